@@ -1,0 +1,1 @@
+//! The token graph of an attention mechanism, matrix-free.

@@ -1,0 +1,102 @@
+//! Everything that can be wrong with a call, as typed data.
+
+/// The result of this crate's fallible functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a mechanism could not be configured or applied.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration is no valid mechanism: not JSON, an unknown id or field, a wrong type.
+    #[error("configuration field `{field}`: {problem}")]
+    Config {
+        /// Dotted path of the offending field (`mechanism`, `gamma`, `landmarks.ratio` ...); `.` for the document.
+        field: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+    /// A field has the right type but a value outside its range.
+    #[error("configuration field `{field}` is {got}, must be {expected}")]
+    OutOfRange {
+        /// Name of the field as in the JSON configuration.
+        field: &'static str,
+        /// The value found.
+        got: String,
+        /// The valid range.
+        expected: &'static str,
+    },
+    /// A tensor does not have the shape that the call gives it.
+    #[error("{op}: `{tensor}` has {got} elements, expected {expected}; {remedy}")]
+    Length {
+        /// The operation.
+        op: &'static str,
+        /// The tensor's name.
+        tensor: &'static str,
+        /// Number of elements received.
+        got: usize,
+        /// Number of elements expected.
+        expected: usize,
+        /// How to mend the call.
+        remedy: &'static str,
+    },
+    /// Two tensors of one call do not fit together.
+    #[error("{op}: {left} {left_shape:?} does not fit {right} {right_shape:?}; {remedy}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// Name of the first tensor.
+        left: &'static str,
+        /// Its shape.
+        left_shape: Vec<usize>,
+        /// Name of the second tensor.
+        right: &'static str,
+        /// Its shape.
+        right_shape: Vec<usize>,
+        /// How to mend the call.
+        remedy: &'static str,
+    },
+    /// A tensor that the call needs is missing, or one is given that it must not have.
+    #[error("{op}: tensor `{tensor}` {problem}")]
+    Tensor {
+        /// The operation.
+        op: &'static str,
+        /// The tensor's name.
+        tensor: &'static str,
+        /// `is missing ...` or `is given although ...`, with the remedy.
+        problem: &'static str,
+    },
+    /// The mechanism is not defined for this request; nothing is ignored silently.
+    #[error("`{mechanism}` does not support {what}: {why}")]
+    Unsupported {
+        /// The mechanism's id.
+        mechanism: &'static str,
+        /// The option, mask or shape asked for.
+        what: &'static str,
+        /// The reason, and the remedy where there is one.
+        why: &'static str,
+    },
+    /// A tensor holds NaN or an infinity.
+    #[error("tensor `{tensor}` holds {value} at flat index {index}; inputs must be finite")]
+    NonFinite {
+        /// The tensor's name.
+        tensor: &'static str,
+        /// Row-major position of the first such element.
+        index: usize,
+        /// The element.
+        value: f64,
+    },
+    /// An iterative solver reached the user's iteration limit before its tolerance.
+    #[error(
+        "`{mechanism}` did not converge in {iterations} iterations: error bound {residual:.3e}, asked for {tol:.1e}; raise `max_iter` or `tol`"
+    )]
+    NotConverged {
+        /// The mechanism's id.
+        mechanism: &'static str,
+        /// Iterations spent.
+        iterations: usize,
+        /// The relative error bound reached.
+        residual: f64,
+        /// The relative error asked for.
+        tol: f64,
+    },
+}

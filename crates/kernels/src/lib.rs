@@ -1,0 +1,28 @@
+//! Attention mechanisms as operators on the graph of tokens, computed on the CPU, on slices, without a framework.
+//!
+//! A mechanism is four choices ([`mechanism::Choices`]): a *score* (how two tokens relate), a *structure* (how the
+//! `N x N` operator is held), a *normalisation* (what makes it an average) and a *series* (how many hops). A score is
+//! written once and serves every structure; a structure is written once and serves every score.
+//!
+//! [`Operator`] is the call surface, [`mod@reference`] the naive f64 form that every fast path must match.
+
+mod element;
+mod error;
+pub mod mechanism;
+mod operator;
+mod plan;
+mod problem;
+pub mod reference;
+mod score;
+mod scratch;
+mod series;
+pub mod simd;
+mod structure;
+
+pub use element::Element;
+pub use error::{Error, Result};
+pub use mechanism::Mechanism;
+pub use operator::Operator;
+pub use plan::{Plan, Strategy, plan};
+pub use problem::{Extras, Gradients, Inputs, Mask, Shape, check_finite};
+pub use scratch::Scratch;

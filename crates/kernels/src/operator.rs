@@ -1,0 +1,326 @@
+//! The one call surface of the CPU kernels: validate once, then apply forward and backward as often as wanted.
+
+use crate::{
+    Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy, mechanism,
+    plan, reference, series, simd::Level, structure,
+};
+
+/// A mechanism bound to sizes: checked, planned, ready to be applied.
+///
+/// ```
+/// use resolvent_kernels::*;
+/// let mechanism = Mechanism::preset("infsa")?;
+/// let op = Operator::new(&mechanism, Shape::square(1, 2, 5, 4), false, Strategy::Auto)?;
+/// let (q, k, v) = (vec![0.5; 40], vec![0.25; 40], vec![1.0; 40]);
+/// let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras: Extras::default() };
+/// let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
+/// op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default())?;
+/// assert!((out[0] - 0.7).abs() < 1e-4); // identical tokens: the decay times the common value
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Operator {
+    mechanism: Mechanism,
+    shape: Shape,
+    causal: bool,
+    plan: Plan,
+    level: Level,
+}
+
+/// One checked f32 call, as the structures see it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub shape: Shape,
+    pub q: &'a [f32],
+    /// The keys; `q` itself when tied.
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub extras: Extras<'a>,
+    /// With the configuration's causality already in `mask.causal`.
+    pub mask: Mask<'a>,
+    pub level: Level,
+}
+
+/// What the forward pass left for the backward pass, and the gradient that comes in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Saved<'a> {
+    pub out: &'a [f32],
+    pub stats: &'a [f32],
+    pub dout: &'a [f32],
+}
+
+impl Operator {
+    /// Checks `mechanism` against `shape` and plans the calls. `causal` is OR-ed with the configuration's.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a combination the mechanism is not defined for, [`Error::OutOfRange`] for an invalid
+    /// field, [`Error::Shape`] for an empty axis.
+    pub fn new(mechanism: &Mechanism, shape: Shape, causal: bool, strategy: Strategy) -> Result<Self> {
+        mechanism.validate()?;
+        let causal = causal || mechanism.causal();
+        mechanism::check_support(mechanism, &shape, causal)?;
+        let plan = plan::plan(mechanism, &shape, causal, strategy)?;
+        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level: Level::selected()? })
+    }
+
+    /// The same operator on another instruction set.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when this processor does not have it.
+    pub fn with_level(mut self, level: Level) -> Result<Self> {
+        if !Level::available().contains(&level) {
+            let why = "this processor does not have it; see `Level::available`";
+            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "this instruction set", why });
+        }
+        self.level = level;
+        Ok(self)
+    }
+
+    /// What will be done and what it needs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The mechanism.
+    pub fn mechanism(&self) -> &Mechanism {
+        &self.mechanism
+    }
+
+    /// The sizes.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Rows of `out` per head: `seq_q`, or 1 where the mechanism returns its pooled value once.
+    pub fn out_seq(&self) -> usize {
+        match &self.mechanism {
+            Mechanism::LinearInfsa(m) if !m.broadcast => 1,
+            _ => self.shape.seq_q,
+        }
+    }
+
+    /// Elements of `out`.
+    pub fn out_len(&self) -> usize {
+        self.shape.slices() * self.out_seq() * self.shape.value_dim
+    }
+
+    /// `out = A(q, k) v`. Writes all of `out` (`[batch, heads, out_seq, value_dim]`) and of `stats` (`plan().stats`
+    /// elements: what [`Operator::backward`] needs beside the inputs).
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Tensor`] for tensors that do not fit; [`Error::NotConverged`] from a solver.
+    pub fn forward<T: Element>(
+        &self,
+        inputs: &Inputs<'_, T>,
+        mask: &Mask<'_>,
+        out: &mut [T],
+        stats: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        self.check_inputs("forward", inputs, mask)?;
+        check_len("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
+        check_len("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
+        let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v), widened(out)];
+        let all = scratch.take(sizes.iter().sum::<usize>() + self.plan.scratch_forward);
+        let ([q, k, v, o], work) = cut(all, sizes);
+        let (q, v) = (widen(inputs.q, q), widen(inputs.v, v));
+        let k = inputs.k.map_or(q, |x| widen(x, k));
+        let call = self.call(q, k, v, &inputs.extras, mask);
+        match bytemuck::try_cast_slice_mut(out) {
+            Ok(out) if T::NAME == f32::NAME => self.apply(&call, out, stats, work),
+            _ => {
+                self.apply(&call, o, stats, work)?;
+                narrow(o, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// The gradients of `<dout, out>`. `out` and `stats` are what [`Operator::forward`] wrote for the same inputs.
+    ///
+    /// # Errors
+    /// As [`Operator::forward`].
+    #[allow(clippy::too_many_arguments)] // the call's tensors, what forward saved, and where to write
+    pub fn backward<T: Element>(
+        &self,
+        inputs: &Inputs<'_, T>,
+        mask: &Mask<'_>,
+        out: &[T],
+        stats: &[f32],
+        dout: &[T],
+        gradients: &mut Gradients<'_, T>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        self.check_inputs("backward", inputs, mask)?;
+        self.check_backward(out.len(), stats.len(), dout.len(), gradients)?;
+        let k_len = gradients.dk.as_deref().map_or(0, widened);
+        let (q_len, v_len, o_len) = (widened(inputs.q), widened(inputs.v), widened(out));
+        let sizes = [q_len, k_len, v_len, o_len, o_len, q_len, k_len, v_len];
+        let all = scratch.take(sizes.iter().sum::<usize>() + self.plan.scratch_backward);
+        let ([q, k, v, o, g, dq, dk, dv], work) = cut(all, sizes);
+        let (q, v, o, g) = (widen(inputs.q, q), widen(inputs.v, v), widen(out, o), widen(dout, g));
+        let k = inputs.k.map_or(q, |x| widen(x, k));
+        let call = self.call(q, k, v, &inputs.extras, mask);
+        let Gradients { dq: dq_out, dk: dk_out, dv: dv_out, dgamma } = gradients;
+        let dgamma = dgamma.as_deref_mut();
+        if T::NAME == f32::NAME {
+            let dk = dk_out.as_deref_mut().map(bytemuck::cast_slice_mut);
+            let (dq, dv) = (bytemuck::cast_slice_mut(dq_out), bytemuck::cast_slice_mut(dv_out));
+            return self.apply_backward(&call, o, stats, g, Gradients { dq, dk, dv, dgamma }, work);
+        }
+        let has_k = dk_out.is_some();
+        let into = Gradients { dq: &mut *dq, dk: has_k.then_some(&mut *dk), dv: &mut *dv, dgamma };
+        self.apply_backward(&call, o, stats, g, into, work)?;
+        narrow(dq, dq_out);
+        narrow(dv, dv_out);
+        if let Some(dk_out) = dk_out {
+            narrow(dk, dk_out);
+        }
+        Ok(())
+    }
+
+    /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one (`-inf` for a row without
+    /// keys). `stats` is what [`Operator::forward`] wrote.
+    pub fn lse<'s>(&self, stats: &'s [f32]) -> Option<&'s [f32]> {
+        matches!(self.mechanism, Mechanism::Softmax(_)).then_some(stats)
+    }
+}
+
+impl Operator {
+    fn call<'a>(&self, q: &'a [f32], k: &'a [f32], v: &'a [f32], extras: &Extras<'a>, mask: &Mask<'a>) -> Call<'a> {
+        let mask = Mask { causal: self.causal, ..*mask };
+        Call { shape: self.shape, q, k, v, extras: *extras, mask, level: self.level }
+    }
+
+    fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
+        if self.plan.strategy == Strategy::Reference {
+            return reference::forward_f32(&self.mechanism, call, out, stats);
+        }
+        match &self.mechanism {
+            Mechanism::Softmax(m) => structure::dense::softmax_forward(call, m, out, stats, work),
+            Mechanism::Uniform(_) => structure::pooled::uniform_forward(call, out, stats, work),
+            Mechanism::Infsa(m) => structure::dense::infsa_forward(call, m, out, stats, work),
+            Mechanism::InfsaResolvent(m) => series::resolvent::forward(call, m, out, stats, work),
+            Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out, stats, work),
+        }
+    }
+
+    fn apply_backward(
+        &self,
+        call: &Call<'_>,
+        out: &[f32],
+        stats: &[f32],
+        dout: &[f32],
+        gradients: Gradients<'_, f32>,
+        work: &mut [f32],
+    ) -> Result<()> {
+        let saved = Saved { out, stats, dout };
+        if self.plan.strategy == Strategy::Reference {
+            return reference::backward_f32(&self.mechanism, call, dout, gradients);
+        }
+        match &self.mechanism {
+            Mechanism::Softmax(m) => structure::dense::softmax_backward(call, m, &saved, gradients, work),
+            Mechanism::Uniform(_) => structure::pooled::uniform_backward(call, &saved, gradients, work),
+            Mechanism::Infsa(m) => structure::dense::infsa_backward(call, m, &saved, gradients, work),
+            Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, &saved, gradients, work),
+            Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, &saved, gradients, work),
+        }
+    }
+
+    fn check_inputs<T>(&self, op: &'static str, inputs: &Inputs<'_, T>, mask: &Mask<'_>) -> Result<()> {
+        let s = &self.shape;
+        check_len(op, "q", inputs.q.len(), s.q_len(), "expected batch * heads * seq_q * head_dim")?;
+        match inputs.k {
+            Some(_) if self.mechanism.tied() => {
+                let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
+                return Err(Error::Tensor { op, tensor: "k", problem });
+            }
+            None if !self.mechanism.tied() => {
+                return Err(Error::Tensor { op, tensor: "k", problem: "is missing; only a tied mechanism has none" });
+            }
+            Some(k) => check_len(op, "k", k.len(), s.k_len(), "expected batch * heads * seq_kv * head_dim")?,
+            None => {}
+        }
+        check_len(op, "v", inputs.v.len(), s.v_len(), "expected batch * heads * seq_kv * value_dim")?;
+        let masks = [("key_mask", mask.key, s.seq_kv), ("query_mask", mask.query, s.seq_q)];
+        for (tensor, keep, seq) in masks {
+            let len = keep.map_or(s.batch * seq, <[bool]>::len);
+            check_len(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
+        }
+        if mask.causal && !self.causal {
+            let problem = "is causal although the operator was made without; pass `causal` to `Operator::new`";
+            return Err(Error::Tensor { op, tensor: "mask", problem });
+        }
+        self.check_extras(op, &inputs.extras)
+    }
+
+    fn check_extras(&self, op: &'static str, extras: &Extras<'_>) -> Result<()> {
+        let Some(gamma) = extras.gamma else { return Ok(()) };
+        if self.mechanism.gamma().is_none() {
+            let problem = "is given although the mechanism has no decay; leave it out";
+            return Err(Error::Tensor { op, tensor: "gamma", problem });
+        }
+        check_len(op, "gamma", gamma.len(), self.shape.heads, "expected one decay per head")?;
+        let one_allowed = !matches!(self.mechanism, Mechanism::InfsaResolvent(_));
+        gamma.iter().try_for_each(|&x| mechanism::check_gamma(x.into(), one_allowed))
+    }
+
+    fn check_backward<T>(&self, out: usize, stats: usize, dout: usize, gradients: &Gradients<'_, T>) -> Result<()> {
+        const OP: &str = "backward";
+        check_len(OP, "out", out, self.out_len(), "pass what forward wrote")?;
+        check_len(OP, "stats", stats, self.plan.stats, "pass what forward wrote")?;
+        check_len(OP, "dout", dout, self.out_len(), "expected the shape of out")?;
+        check_len(OP, "dq", gradients.dq.len(), self.shape.q_len(), "expected the shape of q")?;
+        check_len(OP, "dv", gradients.dv.len(), self.shape.v_len(), "expected the shape of v")?;
+        match (&gradients.dk, self.mechanism.tied()) {
+            (Some(_), true) => {
+                let problem = "is given although the mechanism is tied; `dq` holds both paths";
+                return Err(Error::Tensor { op: OP, tensor: "dk", problem });
+            }
+            (None, false) => return Err(Error::Tensor { op: OP, tensor: "dk", problem: "is missing" }),
+            (Some(dk), false) => check_len(OP, "dk", dk.len(), self.shape.k_len(), "expected the shape of k")?,
+            (None, true) => {}
+        }
+        let Some(dgamma) = &gradients.dgamma else { return Ok(()) };
+        if self.mechanism.gamma().is_none() {
+            return Err(Error::Tensor {
+                op: OP,
+                tensor: "dgamma",
+                problem: "is asked for but the mechanism has no decay",
+            });
+        }
+        check_len(OP, "dgamma", dgamma.len(), self.shape.heads, "expected one element per head")
+    }
+}
+
+fn check_len(op: &'static str, tensor: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::Length { op, tensor, got, expected, remedy }) }
+}
+
+/// f32 elements of scratch that a tensor of `T` needs: none when it is f32 already.
+fn widened<T: Element>(x: &[T]) -> usize {
+    if T::NAME == f32::NAME { 0 } else { x.len() }
+}
+
+/// `x` as f32: itself, or widened into `room`.
+fn widen<'a, T: Element>(x: &'a [T], room: &'a mut [f32]) -> &'a [f32] {
+    if T::NAME == f32::NAME {
+        return bytemuck::cast_slice(x);
+    }
+    room.iter_mut().zip(x).for_each(|(r, x)| *r = x.widen());
+    room
+}
+
+fn narrow<T: Element>(x: &[f32], out: &mut [T]) {
+    out.iter_mut().zip(x).for_each(|(o, x)| *o = T::narrow(*x));
+}
+
+/// Cuts `N` buffers off the front of `memory`; the rest is the last result.
+fn cut<const N: usize>(mut memory: &mut [f32], sizes: [usize; N]) -> ([&mut [f32]; N], &mut [f32]) {
+    let parts = sizes.map(|len| {
+        let (part, rest) = std::mem::take(&mut memory).split_at_mut(len);
+        memory = rest;
+        part
+    });
+    (parts, memory)
+}

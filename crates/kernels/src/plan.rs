@@ -1,0 +1,62 @@
+//! How a call will be carried out, and what it costs, before it is made.
+
+use crate::{Mechanism, Result, Shape, mechanism, reference, series, structure};
+
+/// How the `N x N` operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Strategy {
+    /// The fused path where there is one, else the reference.
+    #[default]
+    Auto,
+    /// Streamed tiles in f32, O(N) extra memory.
+    Fused,
+    /// The naive full-matrix f64 path of [`crate::reference`]: O(N^2) memory, for checking.
+    Reference,
+}
+
+/// What a call will do and need. Obtained from [`crate::plan`] or [`crate::Operator::plan`].
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Plan {
+    /// What `Auto` became.
+    pub strategy: Strategy,
+    /// Why.
+    pub reason: &'static str,
+    /// Query rows and key columns of one tile.
+    pub tile: (usize, usize),
+    /// Floating-point operations of the forward pass (a multiply-add counts two).
+    pub flops_forward: u64,
+    /// Floating-point operations of the backward pass.
+    pub flops_backward: u64,
+    /// Bytes read and written from and to main memory by the forward pass, at f32.
+    pub bytes_forward: u64,
+    /// Bytes moved by the backward pass, at f32.
+    pub bytes_backward: u64,
+    /// f32 elements of [`crate::Scratch`] that the forward pass uses, all threads together.
+    pub scratch_forward: usize,
+    /// f32 elements of scratch that the backward pass uses.
+    pub scratch_backward: usize,
+    /// f32 elements saved by the forward pass for the backward pass (`stats`).
+    pub stats: usize,
+}
+
+/// What a call of `mechanism` on `shape` would do and need. `causal` is OR-ed with the configuration's.
+///
+/// # Errors
+/// As [`crate::Operator::new`].
+pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
+    mechanism.validate()?;
+    let causal = causal || mechanism.causal();
+    mechanism::check_support(mechanism, shape, causal)?;
+    let fused = match mechanism {
+        Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal),
+        Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
+        Mechanism::Uniform(_) | Mechanism::LinearInfsa(_) => structure::pooled::plan(mechanism, shape, causal),
+    };
+    Ok(match strategy {
+        Strategy::Auto | Strategy::Fused => fused,
+        Strategy::Reference => reference::plan(fused, shape),
+    })
+}

@@ -1,0 +1,131 @@
+//! What one call is applied to: sizes, tensors and masks, as slices.
+
+use crate::{Error, Result};
+
+/// The sizes of one attention call. Every tensor is dense and row-major:
+/// `q [batch, heads, seq_q, head_dim]`, `k [batch, heads, seq_kv, head_dim]`,
+/// `v [batch, heads, seq_kv, value_dim]`, `out [batch, heads, seq_q, value_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Independent sequences.
+    pub batch: usize,
+    /// Independent heads of one sequence.
+    pub heads: usize,
+    /// Query tokens.
+    pub seq_q: usize,
+    /// Key and value tokens.
+    pub seq_kv: usize,
+    /// Channels of a query or key.
+    pub head_dim: usize,
+    /// Channels of a value.
+    pub value_dim: usize,
+}
+
+impl Shape {
+    /// Self-attention of `seq` tokens with as many value as key channels.
+    pub const fn square(batch: usize, heads: usize, seq: usize, dim: usize) -> Self {
+        Self { batch, heads, seq_q: seq, seq_kv: seq, head_dim: dim, value_dim: dim }
+    }
+
+    /// Number of independent problems: `batch * heads`.
+    pub const fn slices(&self) -> usize {
+        self.batch * self.heads
+    }
+
+    /// Elements of `q`.
+    pub const fn q_len(&self) -> usize {
+        self.slices() * self.seq_q * self.head_dim
+    }
+
+    /// Elements of `k`.
+    pub const fn k_len(&self) -> usize {
+        self.slices() * self.seq_kv * self.head_dim
+    }
+
+    /// Elements of `v`.
+    pub const fn v_len(&self) -> usize {
+        self.slices() * self.seq_kv * self.value_dim
+    }
+
+    /// Elements of a full-length `out`.
+    pub const fn out_len(&self) -> usize {
+        self.slices() * self.seq_q * self.value_dim
+    }
+}
+
+/// Boolean masks of one call, `true` = keep. A masked token is absent: it enters no sum, norm or count, its content
+/// changes no output and it gets exactly zero gradient; a masked query's output row is zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Mask<'a> {
+    /// Query `i` sees key `j` iff `j <= i + seq_kv - seq_q` (bottom-right alignment).
+    pub causal: bool,
+    /// `[batch, seq_kv]`; `None` keeps all keys.
+    pub key: Option<&'a [bool]>,
+    /// `[batch, seq_q]`; `None` keeps all queries.
+    pub query: Option<&'a [bool]>,
+}
+
+impl<'a> Mask<'a> {
+    /// Every query sees every key.
+    pub const NONE: Mask<'static> = Mask { causal: false, key: None, query: None };
+
+    /// The padding mask of self-attention: `keep [batch, seq]` applies to keys and to queries.
+    pub const fn padding(keep: &'a [bool]) -> Self {
+        Self { causal: false, key: Some(keep), query: Some(keep) }
+    }
+
+    /// The same mask with causality added.
+    pub const fn with_causal(self) -> Self {
+        Self { causal: true, ..self }
+    }
+}
+
+/// The tensors of a call in their storage type `T` ([`f32`], [`half::f16`] or [`half::bf16`]; the reference takes
+/// [`f64`]). All arithmetic of the fast paths is f32 with f32 or wider accumulation.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a, T> {
+    /// Queries, `[batch, heads, seq_q, head_dim]`.
+    pub q: &'a [T],
+    /// Keys, `[batch, heads, seq_kv, head_dim]`; `None` iff the mechanism is tied (the keys are `q`).
+    pub k: Option<&'a [T]>,
+    /// Values, `[batch, heads, seq_kv, value_dim]`.
+    pub v: &'a [T],
+    /// The mechanism's own tensors.
+    pub extras: Extras<'a>,
+}
+
+/// Tensors that belong to single mechanisms.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Extras<'a> {
+    /// Decay per head, `[heads]`; replaces the configuration's `gamma`. `infsa`, `infsa-resolvent`, `linear-infsa`.
+    pub gamma: Option<&'a [f32]>,
+}
+
+impl<'a> Extras<'a> {
+    /// Extras with a decay per head, `[heads]`.
+    pub const fn gamma(gamma: &'a [f32]) -> Self {
+        Self { gamma: Some(gamma) }
+    }
+}
+
+/// Where [`crate::Operator::backward`] writes. Every slice is overwritten, not added to.
+#[derive(Debug)]
+pub struct Gradients<'a, T> {
+    /// Gradient of `q`, same shape; holds both paths when tied.
+    pub dq: &'a mut [T],
+    /// Gradient of `k`, same shape; `None` iff tied.
+    pub dk: Option<&'a mut [T]>,
+    /// Gradient of `v`, same shape.
+    pub dv: &'a mut [T],
+    /// Gradient of the decay per head, `[heads]`, summed over the batch; wanted or not.
+    pub dgamma: Option<&'a mut [f32]>,
+}
+
+/// First non-finite element of `data`, as an error naming `tensor`.
+pub fn check_finite(tensor: &'static str, data: &[f32]) -> Result<()> {
+    match data.iter().position(|x| !x.is_finite()) {
+        Some(index) => Err(Error::NonFinite { tensor, index, value: data[index].into() }),
+        None => Ok(()),
+    }
+}

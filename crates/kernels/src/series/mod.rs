@@ -1,0 +1,2 @@
+//! How many hops.
+pub(crate) mod resolvent;

@@ -1,0 +1,68 @@
+//! Run-time choice of the instruction set.
+
+use std::sync::OnceLock;
+
+use crate::{Error, Result};
+
+/// An instruction set that the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Level {
+    /// Plain Rust, on every processor.
+    Portable,
+    /// 128-bit NEON (aarch64).
+    Neon,
+    /// 256-bit AVX2 with FMA (x86-64-v3).
+    Avx2,
+    /// 512-bit AVX-512 (x86-64-v4).
+    Avx512,
+}
+
+impl Level {
+    /// Name as in the `RESOLVENT_SIMD` environment variable.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Neon => "neon",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// Every level that this processor runs, slowest first.
+    pub fn available() -> Vec<Level> {
+        let mut levels = vec![Level::Portable];
+        #[cfg(target_arch = "aarch64")]
+        if pulp::aarch64::Neon::try_new().is_some() {
+            levels.push(Level::Neon);
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            if pulp::x86::V3::try_new().is_some() {
+                levels.push(Level::Avx2);
+            }
+            if pulp::x86::V4::try_new().is_some() {
+                levels.push(Level::Avx512);
+            }
+        }
+        levels
+    }
+
+    /// The level used unless a call names another: the one that the environment variable `RESOLVENT_SIMD` (`portable`,
+    /// `neon`, `avx2`, `avx512`) names, else the fastest available. Read once.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when the variable names no level of this processor.
+    pub fn selected() -> Result<Level> {
+        static LEVEL: OnceLock<Option<Level>> = OnceLock::new();
+        let level = LEVEL.get_or_init(|| match std::env::var("RESOLVENT_SIMD") {
+            Ok(wanted) if !wanted.is_empty() => Level::available().into_iter().find(|l| l.name() == wanted),
+            _ => Level::available().last().copied(),
+        });
+        level.ok_or(Error::Unsupported {
+            mechanism: "any",
+            what: "the instruction set named by RESOLVENT_SIMD",
+            why: "this processor runs none of that name; unset it, or use portable, neon, avx2 or avx512",
+        })
+    }
+}

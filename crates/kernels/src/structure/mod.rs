@@ -1,0 +1,4 @@
+//! How the operator is held: each folder streams it without ever storing it.
+
+pub(crate) mod dense;
+pub(crate) mod pooled;

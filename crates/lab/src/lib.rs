@@ -1,0 +1,1 @@
+//! Data sets, training, evaluation and reports for Resolvent.
