@@ -1,5 +1,7 @@
 //! Run-time choice of the instruction set.
 
+mod dispatch;
+
 use std::sync::OnceLock;
 
 use crate::{Error, Result};
