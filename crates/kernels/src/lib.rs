@@ -6,6 +6,7 @@
 //!
 //! [`Operator`] is the call surface, [`mod@reference`] the naive f64 form that every fast path must match.
 
+mod check;
 mod element;
 mod error;
 pub mod mechanism;
@@ -18,6 +19,7 @@ mod scratch;
 mod series;
 pub mod simd;
 mod structure;
+mod tol;
 
 pub use element::Element;
 pub use error::{Error, Result};
@@ -26,3 +28,4 @@ pub use operator::Operator;
 pub use plan::{Plan, Strategy, plan};
 pub use problem::{Extras, Gradients, Inputs, Mask, Shape, check_finite};
 pub use scratch::Scratch;
+pub use tol::{Tol, relative_distance};

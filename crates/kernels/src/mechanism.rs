@@ -419,6 +419,14 @@ impl Mechanism {
         }
     }
 
+    /// Rows of `out` per head: `seq_q`, or 1 where the mechanism returns its pooled value once.
+    pub const fn out_seq(&self, shape: &Shape) -> usize {
+        match self {
+            Self::LinearInfsa(m) if !m.broadcast => 1,
+            _ => shape.seq_q,
+        }
+    }
+
     /// Checks every field against its range.
     ///
     /// # Errors

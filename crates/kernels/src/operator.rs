@@ -1,8 +1,8 @@
 //! The one call surface of the CPU kernels: validate once, then apply forward and backward as often as wanted.
 
 use crate::{
-    Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy, mechanism,
-    plan, reference, series, simd::Level, structure,
+    Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy, check,
+    mechanism, plan, reference, series, simd::Level, structure,
 };
 
 /// A mechanism bound to sizes: checked, planned, ready to be applied.
@@ -93,10 +93,7 @@ impl Operator {
 
     /// Rows of `out` per head: `seq_q`, or 1 where the mechanism returns its pooled value once.
     pub fn out_seq(&self) -> usize {
-        match &self.mechanism {
-            Mechanism::LinearInfsa(m) if !m.broadcast => 1,
-            _ => self.shape.seq_q,
-        }
+        self.mechanism.out_seq(&self.shape)
     }
 
     /// Elements of `out`.
@@ -118,8 +115,8 @@ impl Operator {
         scratch: &mut Scratch,
     ) -> Result<()> {
         self.check_inputs("forward", inputs, mask)?;
-        check_len("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
-        check_len("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
+        check::length("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
+        check::length("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
         let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v), widened(out)];
         let all = scratch.take(sizes.iter().sum::<usize>() + self.plan.scratch_forward);
         let ([q, k, v, o], work) = cut(all, sizes);
@@ -228,57 +225,27 @@ impl Operator {
     }
 
     fn check_inputs<T>(&self, op: &'static str, inputs: &Inputs<'_, T>, mask: &Mask<'_>) -> Result<()> {
-        let s = &self.shape;
-        check_len(op, "q", inputs.q.len(), s.q_len(), "expected batch * heads * seq_q * head_dim")?;
-        match inputs.k {
-            Some(_) if self.mechanism.tied() => {
-                let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
-                return Err(Error::Tensor { op, tensor: "k", problem });
-            }
-            None if !self.mechanism.tied() => {
-                return Err(Error::Tensor { op, tensor: "k", problem: "is missing; only a tied mechanism has none" });
-            }
-            Some(k) => check_len(op, "k", k.len(), s.k_len(), "expected batch * heads * seq_kv * head_dim")?,
-            None => {}
-        }
-        check_len(op, "v", inputs.v.len(), s.v_len(), "expected batch * heads * seq_kv * value_dim")?;
-        let masks = [("key_mask", mask.key, s.seq_kv), ("query_mask", mask.query, s.seq_q)];
-        for (tensor, keep, seq) in masks {
-            let len = keep.map_or(s.batch * seq, <[bool]>::len);
-            check_len(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
-        }
         if mask.causal && !self.causal {
             let problem = "is causal although the operator was made without; pass `causal` to `Operator::new`";
             return Err(Error::Tensor { op, tensor: "mask", problem });
         }
-        self.check_extras(op, &inputs.extras)
-    }
-
-    fn check_extras(&self, op: &'static str, extras: &Extras<'_>) -> Result<()> {
-        let Some(gamma) = extras.gamma else { return Ok(()) };
-        if self.mechanism.gamma().is_none() {
-            let problem = "is given although the mechanism has no decay; leave it out";
-            return Err(Error::Tensor { op, tensor: "gamma", problem });
-        }
-        check_len(op, "gamma", gamma.len(), self.shape.heads, "expected one decay per head")?;
-        let one_allowed = !matches!(self.mechanism, Mechanism::InfsaResolvent(_));
-        gamma.iter().try_for_each(|&x| mechanism::check_gamma(x.into(), one_allowed))
+        check::inputs(op, &self.mechanism, &self.shape, inputs, mask)
     }
 
     fn check_backward<T>(&self, out: usize, stats: usize, dout: usize, gradients: &Gradients<'_, T>) -> Result<()> {
         const OP: &str = "backward";
-        check_len(OP, "out", out, self.out_len(), "pass what forward wrote")?;
-        check_len(OP, "stats", stats, self.plan.stats, "pass what forward wrote")?;
-        check_len(OP, "dout", dout, self.out_len(), "expected the shape of out")?;
-        check_len(OP, "dq", gradients.dq.len(), self.shape.q_len(), "expected the shape of q")?;
-        check_len(OP, "dv", gradients.dv.len(), self.shape.v_len(), "expected the shape of v")?;
+        check::length(OP, "out", out, self.out_len(), "pass what forward wrote")?;
+        check::length(OP, "stats", stats, self.plan.stats, "pass what forward wrote")?;
+        check::length(OP, "dout", dout, self.out_len(), "expected the shape of out")?;
+        check::length(OP, "dq", gradients.dq.len(), self.shape.q_len(), "expected the shape of q")?;
+        check::length(OP, "dv", gradients.dv.len(), self.shape.v_len(), "expected the shape of v")?;
         match (&gradients.dk, self.mechanism.tied()) {
             (Some(_), true) => {
                 let problem = "is given although the mechanism is tied; `dq` holds both paths";
                 return Err(Error::Tensor { op: OP, tensor: "dk", problem });
             }
             (None, false) => return Err(Error::Tensor { op: OP, tensor: "dk", problem: "is missing" }),
-            (Some(dk), false) => check_len(OP, "dk", dk.len(), self.shape.k_len(), "expected the shape of k")?,
+            (Some(dk), false) => check::length(OP, "dk", dk.len(), self.shape.k_len(), "expected the shape of k")?,
             (None, true) => {}
         }
         let Some(dgamma) = &gradients.dgamma else { return Ok(()) };
@@ -289,12 +256,8 @@ impl Operator {
                 problem: "is asked for but the mechanism has no decay",
             });
         }
-        check_len(OP, "dgamma", dgamma.len(), self.shape.heads, "expected one element per head")
+        check::length(OP, "dgamma", dgamma.len(), self.shape.heads, "expected one element per head")
     }
-}
-
-fn check_len(op: &'static str, tensor: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
-    if got == expected { Ok(()) } else { Err(Error::Length { op, tensor, got, expected, remedy }) }
 }
 
 /// f32 elements of scratch that a tensor of `T` needs: none when it is f32 already.

@@ -1,15 +1,228 @@
-//! x
-use crate::{
-    mechanism,
-    operator::{Call, Saved},
-    *,
-};
-pub(crate) fn forward_f32(_m: &Mechanism, _c: &Call<'_>, _out: &mut [f32], _stats: &mut [f32]) -> Result<()> {
-    unimplemented!()
+//! The naive form of every mechanism: full matrices, f64, in the order of the equations.
+//!
+//! Slow on purpose (O(N^2) memory, and O(N^3) time for the resolvent) and meant to be read beside the papers. Every fast
+//! path of this crate agrees with it within [`crate::Tol`]. A mechanism is a matrix here: [`Forward::weights`] maps `v`
+//! to `out`, whatever produced it; each file holds one family's matrix and its hand-derived gradients.
+
+mod head;
+mod infsa;
+mod linear_infsa;
+mod matrix;
+mod softmax;
+
+use head::Head;
+use matrix::Matrix;
+
+use crate::{Gradients, Inputs, Mask, Mechanism, Plan, Result, Shape, Strategy, check, mechanism, operator::Call};
+
+/// What [`forward`] computes.
+#[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
+pub struct Forward {
+    /// `[batch, heads, out_seq, value_dim]`; `out_seq` is `seq_q`, or 1 where the pooled value is returned once.
+    pub out: Vec<f64>,
+    /// Log-sum-exp of every row, `[batch, heads, seq_q]`, `-inf` for a row without keys. `softmax`.
+    pub lse: Option<Vec<f64>>,
+    /// Frobenius norm of the affinities before `eps`: `[batch, heads]`, or, causal, `[batch, heads, seq_q]` (the norm
+    /// of the rows so far). `infsa`, `infsa-resolvent`.
+    pub frob: Option<Vec<f64>>,
+    /// Start weights, `[batch, heads, seq_q]`. `linear-infsa`, "Infinite Self-Attention" eq. 16.
+    pub alpha: Option<Vec<f64>>,
+    /// Token weights before `gamma`, `[batch, heads, seq_kv]`. `linear-infsa`, eq. 19.
+    pub a: Option<Vec<f64>>,
+    weights: Vec<f64>,
 }
-pub(crate) fn backward_f32(_m: &Mechanism, _c: &Call<'_>, _dout: &[f32], _g: Gradients<'_, f32>) -> Result<()> {
-    unimplemented!()
+
+impl Forward {
+    /// The dense matrix that maps `v` to `out`, `[batch, heads, out_seq, seq_kv]`, decay included. For `softmax` the
+    /// attention probabilities, for `infsa-resolvent` `(I - M)^-1 - I`, for `linear-infsa` `gamma 1 a^T`.
+    pub fn weights(&self) -> &[f64] {
+        &self.weights
+    }
 }
-pub(crate) fn plan(_fused: Plan, _s: &Shape) -> Plan {
-    unimplemented!()
+
+/// What [`backward`] computes: the gradients of `<dout, out>`.
+#[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
+pub struct Backward {
+    /// Shape of `q`; holds both paths when tied.
+    pub dq: Vec<f64>,
+    /// Shape of `k`; `None` iff tied.
+    pub dk: Option<Vec<f64>>,
+    /// Shape of `v`.
+    pub dv: Vec<f64>,
+    /// `[heads]`, summed over the batch; `None` where the mechanism has no decay.
+    pub dgamma: Option<Vec<f64>>,
+}
+
+/// One head's share of [`Forward`].
+#[derive(Default)]
+struct HeadForward {
+    weights: Matrix,
+    lse: Option<Vec<f64>>,
+    frob: Option<Vec<f64>>,
+    alpha: Option<Vec<f64>>,
+    a: Option<Vec<f64>>,
+}
+
+/// One head's gradients; that of `v` is common to all mechanisms.
+struct HeadGradients {
+    dq: Matrix,
+    dk: Matrix,
+    dgamma: f64,
+}
+
+/// `out = W(q, k) v`, with everything that the mechanism's equations name on the way.
+///
+/// # Errors
+/// Those of [`crate::Operator::new`] and of [`crate::Operator::forward`], but for solvers: nothing iterates here.
+pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>) -> Result<Forward> {
+    check_call("forward", mechanism, shape, inputs, mask)?;
+    let mut result = Forward::default();
+    for (b, h) in heads(shape) {
+        let head = Head::of(mechanism, shape, inputs, mask, b, h);
+        let part = head_forward(mechanism, &head);
+        result.out.extend(part.weights.times(&head.v).data);
+        result.weights.extend(part.weights.data);
+        append(&mut result.lse, part.lse);
+        append(&mut result.frob, part.frob);
+        append(&mut result.alpha, part.alpha);
+        append(&mut result.a, part.a);
+    }
+    Ok(result)
+}
+
+/// The gradients of `<dout, out>`, `dout` of the shape of [`Forward::out`], in closed form.
+///
+/// # Errors
+/// As [`forward`]; [`crate::Error::Length`] for `dout`.
+pub fn backward(
+    mechanism: &Mechanism,
+    shape: &Shape,
+    inputs: &Inputs<'_, f64>,
+    mask: &Mask<'_>,
+    dout: &[f64],
+) -> Result<Backward> {
+    check_call("backward", mechanism, shape, inputs, mask)?;
+    let out_seq = mechanism.out_seq(shape);
+    let out_len = shape.slices() * out_seq * shape.value_dim;
+    check::length("backward", "dout", dout.len(), out_len, "expected the shape of out")?;
+    let mut result = Backward { dk: (!mechanism.tied()).then(Vec::new), ..Backward::default() };
+    let mut dgamma = vec![0.0; shape.heads];
+    for (b, h) in heads(shape) {
+        let head = Head::of(mechanism, shape, inputs, mask, b, h);
+        let keep = if out_seq == shape.seq_q { head.keep_query.clone() } else { vec![true; out_seq] };
+        let dout = head::gather(dout, b * shape.heads + h, shape.value_dim, &keep);
+        let part = head_forward(mechanism, &head);
+        let gradients = head_backward(mechanism, &head, &part, &dout);
+        result.dv.extend(part.weights.transpose().times(&dout).data);
+        match &mut result.dk {
+            Some(dk) => {
+                result.dq.extend(gradients.dq.data);
+                dk.extend(gradients.dk.data);
+            }
+            None => result.dq.extend(gradients.dq.plus(&gradients.dk).data),
+        }
+        dgamma[h] += gradients.dgamma;
+    }
+    result.dgamma = mechanism.gamma().map(|_| dgamma);
+    Ok(result)
+}
+
+fn check_call(
+    op: &'static str,
+    mechanism: &Mechanism,
+    shape: &Shape,
+    inputs: &Inputs<'_, f64>,
+    mask: &Mask<'_>,
+) -> Result<()> {
+    mechanism.validate()?;
+    mechanism::check_support(mechanism, shape, mask.causal || mechanism.causal())?;
+    check::inputs(op, mechanism, shape, inputs, mask)
+}
+
+fn heads(shape: &Shape) -> impl Iterator<Item = (usize, usize)> {
+    let heads = shape.heads;
+    (0..shape.slices()).map(move |slice| (slice / heads, slice % heads))
+}
+
+fn append(all: &mut Option<Vec<f64>>, part: Option<Vec<f64>>) {
+    if let Some(part) = part {
+        all.get_or_insert_default().extend(part);
+    }
+}
+
+fn head_forward(mechanism: &Mechanism, head: &Head) -> HeadForward {
+    match mechanism {
+        Mechanism::Softmax(m) => softmax::forward(head, m),
+        Mechanism::Uniform(_) => softmax::uniform_forward(head),
+        Mechanism::Infsa(m) => infsa::forward(head, m),
+        Mechanism::InfsaResolvent(m) => infsa::resolvent_forward(head, &m.hop()),
+        Mechanism::LinearInfsa(m) => linear_infsa::forward(head, m),
+    }
+}
+
+fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: &Matrix) -> HeadGradients {
+    match mechanism {
+        Mechanism::Softmax(m) => softmax::backward(head, m, saved, dout),
+        Mechanism::Uniform(_) => softmax::uniform_backward(head),
+        Mechanism::Infsa(m) => infsa::backward(head, m, dout),
+        Mechanism::InfsaResolvent(m) => infsa::resolvent_backward(head, &m.hop(), saved, dout),
+        Mechanism::LinearInfsa(m) => linear_infsa::backward(head, m, saved, dout),
+    }
+}
+
+/// [`forward`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`]. `stats` holds what
+/// [`crate::Operator::lse`] returns; the gradients need nothing saved.
+pub(crate) fn forward_f32(m: &Mechanism, c: &Call<'_>, out: &mut [f32], stats: &mut [f32]) -> Result<()> {
+    let result = wide(m, c, |inputs| forward(m, &c.shape, inputs, &c.mask))?;
+    narrow(&result.out, out);
+    stats.fill(0.0);
+    if let Some(lse) = &result.lse {
+        narrow(lse, stats);
+    }
+    Ok(())
+}
+
+/// [`backward`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`].
+pub(crate) fn backward_f32(m: &Mechanism, c: &Call<'_>, dout: &[f32], g: Gradients<'_, f32>) -> Result<()> {
+    let result = wide(m, c, |inputs| backward(m, &c.shape, inputs, &c.mask, &widened(dout)))?;
+    narrow(&result.dq, g.dq);
+    narrow(&result.dv, g.dv);
+    for (from, to) in [(&result.dk, g.dk), (&result.dgamma, g.dgamma)] {
+        if let (Some(from), Some(to)) = (from, to) {
+            narrow(from, to);
+        }
+    }
+    Ok(())
+}
+
+/// What [`Strategy::Reference`] does in place of the `fused` plan: the same arithmetic, through stored f64 matrices.
+pub(crate) fn plan(fused: Plan, shape: &Shape) -> Plan {
+    let matrix = 2 * size_of::<f64>() as u64 * (shape.slices() * shape.seq_q * shape.seq_kv) as u64;
+    Plan {
+        strategy: Strategy::Reference,
+        reason: "asked for: the naive f64 path, which stores whole matrices",
+        tile: (shape.seq_q, shape.seq_kv),
+        bytes_forward: fused.bytes_forward + matrix,
+        bytes_backward: fused.bytes_backward + 2 * matrix,
+        scratch_forward: 0,
+        scratch_backward: 0,
+        ..fused
+    }
+}
+
+/// Runs `f` on the f64 form of a checked call.
+fn wide<R>(m: &Mechanism, c: &Call<'_>, f: impl FnOnce(&Inputs<'_, f64>) -> R) -> R {
+    let (q, v) = (widened(c.q), widened(c.v));
+    let k = (!m.tied()).then(|| widened(c.k));
+    f(&Inputs { q: &q, k: k.as_deref(), v: &v, extras: c.extras })
+}
+
+fn widened(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| x.into()).collect()
+}
+
+fn narrow(from: &[f64], to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, &from)| *to = from as f32);
 }

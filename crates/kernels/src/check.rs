@@ -1,0 +1,53 @@
+//! Whether the tensors of a call fit its sizes: once, for every way of computing it.
+
+use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape, mechanism};
+
+/// Lengths of all inputs and masks, and which of them the mechanism takes.
+pub(crate) fn inputs<T>(
+    op: &'static str,
+    mechanism: &Mechanism,
+    s: &Shape,
+    inputs: &Inputs<'_, T>,
+    mask: &Mask<'_>,
+) -> Result<()> {
+    length(op, "q", inputs.q.len(), s.q_len(), "expected batch * heads * seq_q * head_dim")?;
+    match inputs.k {
+        Some(_) if mechanism.tied() => {
+            let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
+            return Err(Error::Tensor { op, tensor: "k", problem });
+        }
+        None if !mechanism.tied() => {
+            return Err(Error::Tensor { op, tensor: "k", problem: "is missing; only a tied mechanism has none" });
+        }
+        Some(k) => length(op, "k", k.len(), s.k_len(), "expected batch * heads * seq_kv * head_dim")?,
+        None => {}
+    }
+    length(op, "v", inputs.v.len(), s.v_len(), "expected batch * heads * seq_kv * value_dim")?;
+    for (tensor, keep, seq) in [("key_mask", mask.key, s.seq_kv), ("query_mask", mask.query, s.seq_q)] {
+        let len = keep.map_or(s.batch * seq, <[bool]>::len);
+        length(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
+    }
+    extras(op, mechanism, s, &inputs.extras)
+}
+
+fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
+    let Some(gamma) = extras.gamma else { return Ok(()) };
+    if mechanism.gamma().is_none() {
+        let problem = "is given although the mechanism has no decay; leave it out";
+        return Err(Error::Tensor { op, tensor: "gamma", problem });
+    }
+    length(op, "gamma", gamma.len(), s.heads, "expected one decay per head")?;
+    let one_allowed = !matches!(mechanism, Mechanism::InfsaResolvent(_));
+    gamma.iter().try_for_each(|&x| mechanism::check_gamma(x.into(), one_allowed))
+}
+
+/// [`Error::Length`] unless `got == expected`.
+pub(crate) fn length(
+    op: &'static str,
+    tensor: &'static str,
+    got: usize,
+    expected: usize,
+    remedy: &'static str,
+) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::Length { op, tensor, got, expected, remedy }) }
+}

@@ -1,0 +1,74 @@
+//! One (batch, head) problem of a call, with everything masked already gone.
+
+use super::matrix::{Matrix, inner};
+use crate::{Inputs, Mask, Mechanism, Shape};
+
+/// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
+/// padding cannot enter a sum.
+pub(super) struct Head {
+    /// `[seq_q, head_dim]`
+    pub q: Matrix,
+    /// `[seq_kv, head_dim]`
+    pub k: Matrix,
+    /// `[seq_kv, value_dim]`
+    pub v: Matrix,
+    /// Decay; 1 where the mechanism has none.
+    pub gamma: f64,
+    pub keep_query: Vec<bool>,
+    pub keep_key: Vec<bool>,
+    pub causal: bool,
+}
+
+impl Head {
+    /// The problem of batch entry `b` and head `h`.
+    pub fn of(mechanism: &Mechanism, s: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>, b: usize, h: usize) -> Self {
+        let keep = |mask: Option<&[bool]>, seq: usize| mask.map_or(vec![true; seq], |m| m[b * seq..][..seq].to_vec());
+        let (keep_query, keep_key) = (keep(mask.query, s.seq_q), keep(mask.key, s.seq_kv));
+        let slice = b * s.heads + h;
+        let gamma = inputs.extras.gamma.map(|gamma| f64::from(gamma[h]));
+        Self {
+            q: gather(inputs.q, slice, s.head_dim, &keep_query),
+            k: gather(inputs.k.unwrap_or(inputs.q), slice, s.head_dim, &keep_key),
+            v: gather(inputs.v, slice, s.value_dim, &keep_key),
+            gamma: gamma.or(mechanism.gamma()).unwrap_or(1.0),
+            keep_query,
+            keep_key,
+            causal: mask.causal || mechanism.causal(),
+        }
+    }
+
+    /// Whether query `i` may see key `j`.
+    pub fn allowed(&self, i: usize, j: usize) -> bool {
+        self.keep_query[i] && self.keep_key[j] && (!self.causal || j + self.q.rows <= i + self.k.rows)
+    }
+
+    /// `scale * Q K^T`, before any mask.
+    pub fn logits(&self, scale: Option<f64>) -> Matrix {
+        let scale = self.scale(scale);
+        self.q.times_transposed(&self.k).map(|_, _, x| scale * x)
+    }
+
+    /// The factor on `q.k`: the configured one, or `head_dim^-0.5`.
+    pub fn scale(&self, scale: Option<f64>) -> f64 {
+        scale.unwrap_or_else(|| (self.q.cols as f64).powf(-0.5))
+    }
+
+    /// `(dq, dk)` of the logits: `scale dL K` and `scale dL^T Q`.
+    pub fn logits_backward(&self, scale: Option<f64>, dlogits: &Matrix) -> (Matrix, Matrix) {
+        let scale = self.scale(scale);
+        let dlogits = dlogits.map(|_, _, x| scale * x);
+        (dlogits.times(&self.k), dlogits.transpose().times(&self.q))
+    }
+}
+
+/// Rows of one slice of `x [slices, keep.len(), cols]`, zero where not kept.
+pub(super) fn gather(x: &[f64], slice: usize, cols: usize, keep: &[bool]) -> Matrix {
+    let rows = keep.len();
+    let x = &x[slice * rows * cols..][..rows * cols];
+    Matrix::from_fn(rows, cols, |i, j| if keep[i] { x[i * cols + j] } else { 0.0 })
+}
+
+/// Euclidean norms of the rows.
+pub(super) fn row_norms(x: &Matrix) -> Vec<f64> {
+    (0..x.rows).map(|i| inner(x.row(i), x.row(i)).sqrt()).collect()
+}

@@ -1,0 +1,62 @@
+//! How far two computations of the same thing may lie apart: every tolerance of the project, in one place.
+
+use crate::{Element, Mechanism};
+
+/// Relative tolerances of one storage type and mechanism, as [`relative_distance`] measures.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tol {
+    /// For outputs.
+    pub forward: f64,
+    /// For gradients.
+    pub backward: f64,
+}
+
+impl Tol {
+    /// f64 against f64, in whatever order of summation.
+    pub const F64: Self = Self { forward: 1e-10, backward: 1e-10 };
+
+    /// Half storage with f32 arithmetic: a few units in the last place of bf16 (2^-8), more where gradients cancel.
+    pub const HALF: Self = Self { forward: 2e-2, backward: 5e-2 };
+
+    /// f32 against f64: about thirty times the error of a naive f32 implementation, which is 3e-7, and of a solver
+    /// that stops at its default tolerance of 1e-6.
+    pub const fn f32(mechanism: &Mechanism) -> Self {
+        let rtol = if matches!(mechanism, Mechanism::InfsaResolvent(_)) { 1e-4 } else { 1e-5 };
+        Self { forward: rtol, backward: rtol }
+    }
+
+    /// The tolerance for tensors stored as `T`.
+    pub fn of<T: Element>(mechanism: &Mechanism) -> Self {
+        if T::NAME == f32::NAME { Self::f32(mechanism) } else { Self::HALF }
+    }
+}
+
+/// `|got - expected| / |expected|` in the Euclidean norm: of `got` against a reference that is zero, 0 if it is exactly
+/// zero too and infinite otherwise; NaN anywhere is infinitely far.
+pub fn relative_distance(got: &[f64], expected: &[f64]) -> f64 {
+    let square = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>();
+    // Squares of tiny and huge numbers stay in range when everything is measured in units of the largest.
+    let unit = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+    if unit == 0.0 {
+        return if got.iter().all(|&x| x == 0.0) { 0.0 } else { f64::INFINITY };
+    }
+    let error = square(&mut got.iter().zip(expected).map(|(g, e)| (g - e) / unit)).sqrt();
+    let distance = error / square(&mut expected.iter().map(|e| e / unit)).sqrt();
+    if distance.is_nan() || got.len() != expected.len() { f64::INFINITY } else { distance }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::relative_distance;
+
+    #[test]
+    fn distance_is_relative_and_strict_about_zero_and_nan() {
+        assert!((relative_distance(&[3.0, 4.5], &[3.0, 4.0]) - 0.1).abs() < 1e-15);
+        assert!((relative_distance(&[1.1e-200], &[1e-200]) - 0.1).abs() < 1e-12);
+        assert_eq!(relative_distance(&[0.0, -0.0], &[0.0, 0.0]), 0.0);
+        assert_eq!(relative_distance(&[1e-300], &[0.0]), f64::INFINITY);
+        assert_eq!(relative_distance(&[f64::NAN], &[1.0]), f64::INFINITY);
+        assert_eq!(relative_distance(&[f64::NAN], &[0.0]), f64::INFINITY);
+        assert_eq!(relative_distance(&[1.0], &[1.0, 1.0]), f64::INFINITY);
+    }
+}
