@@ -9,20 +9,29 @@ pub struct Tol {
     pub forward: f64,
     /// For gradients.
     pub backward: f64,
+    /// Root mean square of an error that is accepted even where the reference is smaller still: the rounding of terms
+    /// that cancel. 0 unless set by [`Tol::with_noise`].
+    pub noise: f64,
 }
 
 impl Tol {
     /// f64 against f64, in whatever order of summation.
-    pub const F64: Self = Self { forward: 1e-10, backward: 1e-10 };
+    pub const F64: Self = Self { forward: 1e-10, backward: 1e-10, noise: 0.0 };
 
     /// Half storage with f32 arithmetic: a few units in the last place of bf16 (2^-8), more where gradients cancel.
-    pub const HALF: Self = Self { forward: 2e-2, backward: 5e-2 };
+    pub const HALF: Self = Self { forward: 2e-2, backward: 5e-2, noise: 0.0 };
 
     /// f32 against f64: about thirty times the error of a naive f32 implementation, which is 3e-7, and of a solver
     /// that stops at its default tolerance of 1e-6.
     pub const fn f32(mechanism: &Mechanism) -> Self {
         let rtol = if matches!(mechanism, Mechanism::InfsaResolvent(_)) { 1e-4 } else { 1e-5 };
-        Self { forward: rtol, backward: rtol }
+        Self { forward: rtol, backward: rtol, noise: 0.0 }
+    }
+
+    /// The same for results whose terms, of order `size`, may cancel to nothing (the gradient of a single token's
+    /// weight): accepts 16 units in the last place of f32 per element.
+    pub const fn with_noise(self, size: f64) -> Self {
+        Self { noise: 16.0 * f32::EPSILON as f64 * size, ..self }
     }
 
     /// The tolerance for tensors stored as `T`.

@@ -1,0 +1,131 @@
+//! One attention problem with its incoming gradient, and ways to solve it over fresh, poisoned buffers.
+
+use std::collections::BTreeMap;
+
+use resolvent_kernels::{
+    Element, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy, Tol, reference,
+    simd::Level,
+};
+
+use super::assert_close;
+
+/// Inputs of one call and the gradient of its output, in f64 but exact in f32.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    pub mechanism: Mechanism,
+    pub shape: Shape,
+    pub q: Vec<f64>,
+    pub k: Option<Vec<f64>>,
+    pub v: Vec<f64>,
+    pub gamma: Option<Vec<f32>>,
+    pub key_mask: Option<Vec<bool>>,
+    pub query_mask: Option<Vec<bool>>,
+    pub dout: Vec<f64>,
+}
+
+/// Everything that a solver returns, by the names of the tensors.
+pub type Solution = BTreeMap<&'static str, Vec<f64>>;
+
+impl Problem {
+    pub fn mask(&self) -> Mask<'_> {
+        Mask { causal: false, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
+    }
+
+    pub fn extras(&self) -> Extras<'_> {
+        self.gamma.as_deref().map_or(Extras::default(), Extras::gamma)
+    }
+
+    pub fn inputs(&self) -> Inputs<'_, f64> {
+        Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras: self.extras() }
+    }
+
+    /// The solution by the f64 reference.
+    pub fn reference(&self) -> Solution {
+        let (inputs, mask) = (self.inputs(), self.mask());
+        let forward = reference::forward(&self.mechanism, &self.shape, &inputs, &mask).unwrap();
+        let backward = reference::backward(&self.mechanism, &self.shape, &inputs, &mask, &self.dout).unwrap();
+        let mut solution = Solution::from([("out", forward.out), ("dq", backward.dq), ("dv", backward.dv)]);
+        let optional = [("lse", forward.lse), ("dk", backward.dk), ("dgamma", backward.dgamma)];
+        solution.extend(optional.into_iter().filter_map(|(name, x)| Some((name, x?))));
+        solution
+    }
+
+    /// The solution by the kernels, with all tensors stored as `T`.
+    pub fn solve<T: Element>(&self, strategy: Strategy, level: Option<Level>) -> Result<Solution> {
+        let mut op = Operator::new(&self.mechanism, self.shape, false, strategy)?;
+        if let Some(level) = level {
+            op = op.with_level(level)?;
+        }
+        let (q, k, v) = (stored::<T>(&self.q), self.k.as_deref().map(stored::<T>), stored::<T>(&self.v));
+        let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: self.extras() };
+        let mask = self.mask();
+        let (mut out, mut stats) = (poisoned::<T>(op.out_len()), poisoned::<f32>(op.plan().stats));
+        let mut scratch = Scratch::default();
+        scratch.take(op.plan().scratch_forward.max(op.plan().scratch_backward)).fill(f32::NAN);
+        op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
+        let mut dq = poisoned::<T>(q.len());
+        let (mut dk, mut dv) = (k.as_deref().map(|k| poisoned::<T>(k.len())), poisoned::<T>(v.len()));
+        let mut dgamma = self.mechanism.gamma().map(|_| poisoned::<f32>(self.shape.heads));
+        let (dk_out, dgamma_out) = (dk.as_deref_mut(), dgamma.as_deref_mut());
+        let mut gradients = Gradients { dq: &mut dq, dk: dk_out, dv: &mut dv, dgamma: dgamma_out };
+        let dout = stored::<T>(&self.dout);
+        op.backward(&inputs, &mask, &out, &stats, &dout, &mut gradients, &mut scratch)?;
+        let mut solution = Solution::from([("out", wide(&out)), ("dq", wide(&dq)), ("dv", wide(&dv))]);
+        let optional = [
+            ("dk", dk.as_deref().map(wide)),
+            ("dgamma", dgamma.as_deref().map(wide)),
+            ("lse", op.lse(&stats).map(wide)),
+        ];
+        solution.extend(optional.into_iter().filter_map(|(name, x)| Some((name, x?))));
+        Ok(solution)
+    }
+
+    /// The solution by the fused kernels in f32.
+    pub fn fused(&self) -> Solution {
+        self.solve::<f32>(Strategy::Fused, None).unwrap()
+    }
+
+    /// The same problem with every tensor rounded to `T`, or `None` where `T` cannot hold it.
+    pub fn rounded<T: Element>(&self) -> Option<Self> {
+        let round = |x: &[f64]| {
+            let rounded = wide(&stored::<T>(x));
+            rounded.iter().all(|x| x.is_finite()).then_some(rounded)
+        };
+        let k = match &self.k {
+            Some(k) => Some(round(k)?),
+            None => None,
+        };
+        Some(Self { q: round(&self.q)?, k, v: round(&self.v)?, dout: round(&self.dout)?, ..self.clone() })
+    }
+}
+
+/// Panics unless `got` has the tensors of `expected`, each (batch, head) within the tolerance (`dgamma`: as a whole).
+#[track_caller]
+pub fn assert_solution(what: &str, got: &Solution, expected: &Solution, shape: &Shape, tol: Tol) {
+    let names = |s: &Solution| s.keys().copied().collect::<Vec<_>>();
+    assert_eq!(names(got), names(expected), "{what}");
+    for (name, expected) in expected {
+        let slices = if *name == "dgamma" { 1 } else { shape.slices() };
+        let rtol = if matches!(*name, "out" | "lse") { tol.forward } else { tol.backward };
+        let (got, expected) = (finite(&got[name]), finite(expected));
+        assert_close(&format!("{what}, {name}"), &got, &expected, slices, rtol, tol.noise);
+    }
+}
+
+/// The entries with `-inf`, the log of an empty sum, as a number that no finite logit comes near.
+fn finite(x: &[f64]) -> Vec<f64> {
+    x.iter().map(|&x| if x == f64::NEG_INFINITY { -1e30 } else { x }).collect()
+}
+
+/// A buffer in which an element that is never written stays NaN.
+fn poisoned<T: Element>(len: usize) -> Vec<T> {
+    vec![T::narrow(f32::NAN); len]
+}
+
+fn stored<T: Element>(x: &[f64]) -> Vec<T> {
+    x.iter().map(|&x| T::narrow(x as f32)).collect()
+}
+
+fn wide<T: Element>(x: &[T]) -> Vec<f64> {
+    x.iter().map(|x| x.widen().into()).collect()
+}

@@ -1,0 +1,92 @@
+//! Random problems of any mechanism with any option.
+
+use proptest::prelude::*;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use resolvent_kernels::{Mechanism, Shape};
+
+use super::problem::Problem;
+
+/// Every mechanism with every option. Where a gradient is what a projection leaves over, `eps` is large enough that
+/// something is left even of a single token.
+pub const VARIANTS: &[&str] = &[
+    r#"{"mechanism": "softmax"}"#,
+    r#"{"mechanism": "softmax", "scale": 0.75, "tied": true}"#,
+    r#"{"mechanism": "softmax", "causal": true}"#,
+    r#"{"mechanism": "uniform"}"#,
+    r#"{"mechanism": "uniform", "causal": true}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "tied": true, "gamma": 1}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "activation": "abs", "scale": 0.5}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "activation": "gelu"}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "causal": true}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "causal": true, "tied": true, "activation": "gelu"}"#,
+    r#"{"mechanism": "infsa-resolvent", "eps": 0.125}"#,
+    r#"{"mechanism": "infsa-resolvent", "eps": 0.125, "tied": true, "gamma": 0.9}"#,
+    r#"{"mechanism": "infsa-resolvent", "eps": 0.125, "activation": "gelu", "tied": true}"#,
+    r#"{"mechanism": "infsa-resolvent", "eps": 0.125, "activation": "abs", "gamma": 0.5, "scale": 2}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125, "tied": true, "norm_bias": "auto"}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125, "activation": "gelu", "broadcast": false}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125, "activation": "abs", "operator": "exact", "norm_bias": 0.5}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125, "iterations": 3, "norm_bias": 0.25}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125, "iterations": 3, "operator": "exact", "activation": "gelu"}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125, "iterations": 4, "tied": true, "activation": "abs"}"#,
+];
+
+/// The variants, parsed.
+pub fn mechanisms() -> Vec<Mechanism> {
+    VARIANTS.iter().map(|json| Mechanism::from_json(json).unwrap()).collect()
+}
+
+/// Whether the mechanism takes keys of another length than the queries.
+pub fn takes_cross(mechanism: &Mechanism) -> bool {
+    !mechanism.tied()
+        && match mechanism {
+            Mechanism::Infsa(m) => !m.causal,
+            Mechanism::InfsaResolvent(_) => false,
+            Mechanism::LinearInfsa(m) => m.iterations == 1,
+            _ => true,
+        }
+}
+
+/// A problem with entries of order one and without masks. A `shape` of unequal lengths is made square where the
+/// mechanism asks for it.
+pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
+    let seq_kv = if takes_cross(&mechanism) { shape.seq_kv } else { shape.seq_q };
+    let shape = Shape { seq_kv, ..shape };
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut entries = |len: usize| (0..len).map(|_| rng.random_range(-1.5_f32..2.0).into()).collect::<Vec<f64>>();
+    let out_len = shape.slices() * mechanism.out_seq(&shape) * shape.value_dim;
+    let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
+    let dout = entries(out_len);
+    let k = (!mechanism.tied()).then_some(k);
+    Problem { mechanism, shape, q, k, v, gamma: None, key_mask: None, query_mask: None, dout }
+}
+
+/// Any mechanism on any small shape, unmasked; half of them with a decay per head.
+pub fn any_problem() -> impl Strategy<Value = Problem> {
+    let shape = (1..3_usize, 1..4_usize, 1..24_usize, 1..24_usize, 1..20_usize, 1..20_usize);
+    (0..VARIANTS.len(), shape, any::<u64>(), any::<bool>()).prop_map(|(variant, sizes, seed, per_head)| {
+        let (batch, heads, seq_q, seq_kv, head_dim, value_dim) = sizes;
+        let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
+        let mut problem = problem(mechanisms().swap_remove(variant), shape, seed);
+        if per_head && problem.mechanism.gamma().is_some() {
+            problem.gamma = Some((0..heads).map(|h| 0.3 + 0.2 * h as f32).collect());
+        }
+        problem
+    })
+}
+
+/// As [`any_problem`], with random masks; tokens of self-attention are masked as queries and keys alike.
+pub fn any_masked_problem() -> impl Strategy<Value = Problem> {
+    (any_problem(), any::<u64>()).prop_map(|(mut problem, seed)| {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut keep = |len: usize| (0..len).map(|_| rng.random_bool(0.7)).collect::<Vec<_>>();
+        let Shape { batch, seq_q, seq_kv, .. } = problem.shape;
+        let key_mask = keep(batch * seq_kv);
+        problem.query_mask = Some(if seq_q == seq_kv { key_mask.clone() } else { keep(batch * seq_q) });
+        problem.key_mask = Some(key_mask);
+        problem
+    })
+}

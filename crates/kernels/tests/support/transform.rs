@@ -1,0 +1,90 @@
+//! Parts of problems and of their solutions: some of the tokens, or one of the heads.
+
+use resolvent_kernels::Shape;
+
+use super::problem::{Problem, Solution};
+
+impl Problem {
+    /// The problem over the query tokens `queries` and the key tokens `keys`, in that order.
+    pub fn select(&self, queries: &[usize], keys: &[usize]) -> Self {
+        let Shape { batch, seq_q, seq_kv, .. } = self.shape;
+        let slices = self.shape.slices();
+        Self {
+            mechanism: self.mechanism.clone(),
+            shape: Shape { seq_q: queries.len(), seq_kv: keys.len(), ..self.shape },
+            q: rows(&self.q, slices, seq_q, queries),
+            k: self.k.as_ref().map(|k| rows(k, slices, seq_kv, keys)),
+            v: rows(&self.v, slices, seq_kv, keys),
+            gamma: self.gamma.clone(),
+            key_mask: self.key_mask.as_ref().map(|mask| rows(mask, batch, seq_kv, keys)),
+            query_mask: self.query_mask.as_ref().map(|mask| rows(mask, batch, seq_q, queries)),
+            dout: self.output_rows(&self.dout, queries),
+        }
+    }
+
+    /// The part of this problem's `solution` that is about these tokens.
+    pub fn select_solution(&self, solution: &Solution, queries: &[usize], keys: &[usize]) -> Solution {
+        let Shape { seq_q, seq_kv, .. } = self.shape;
+        let slices = self.shape.slices();
+        let part = |name: &str, x: &Vec<f64>| match name {
+            "out" => self.output_rows(x, queries),
+            "dq" | "lse" => rows(x, slices, seq_q, queries),
+            "dk" | "dv" => rows(x, slices, seq_kv, keys),
+            _ => x.clone(),
+        };
+        solution.iter().map(|(&name, x)| (name, part(name, x))).collect()
+    }
+
+    fn output_rows(&self, x: &[f64], queries: &[usize]) -> Vec<f64> {
+        let out_seq = self.mechanism.out_seq(&self.shape);
+        if out_seq == self.shape.seq_q { rows(x, self.shape.slices(), out_seq, queries) } else { x.to_vec() }
+    }
+
+    /// The problem of batch entry `b` and head `h` alone.
+    pub fn head(&self, b: usize, h: usize) -> Self {
+        let Shape { batch, heads, .. } = self.shape;
+        let slice = [b * heads + h];
+        let (of_head, of_entry) = (|x: &[f64]| rows(x, 1, batch * heads, &slice), |x: &[bool]| rows(x, 1, batch, &[b]));
+        Self {
+            mechanism: self.mechanism.clone(),
+            shape: Shape { batch: 1, heads: 1, ..self.shape },
+            q: of_head(&self.q),
+            k: self.k.as_deref().map(of_head),
+            v: of_head(&self.v),
+            gamma: self.gamma.as_ref().map(|gamma| vec![gamma[h]]),
+            key_mask: self.key_mask.as_deref().map(of_entry),
+            query_mask: self.query_mask.as_deref().map(of_entry),
+            dout: of_head(&self.dout),
+        }
+    }
+
+    /// Writes `junk` over every masked row of `q`, `k`, `v` and of `dout`.
+    pub fn fill_masked(&mut self, junk: &[f64]) {
+        let Shape { batch, heads, .. } = self.shape;
+        let (query, key) = (self.query_mask.clone(), self.key_mask.clone());
+        // A tied token holds both roles: it is gone only where both are masked.
+        let both = |a: &Option<Vec<bool>>, b: &Option<Vec<bool>>| {
+            Some(a.as_ref()?.iter().zip(b.as_ref()?).map(|(a, b)| *a || *b).collect::<Vec<_>>())
+        };
+        let of_q = if self.k.is_none() { both(&query, &key) } else { query.clone() };
+        let full = self.mechanism.out_seq(&self.shape) == self.shape.seq_q;
+        let tensors = [(Some(&mut self.q), of_q), (self.k.as_mut(), key.clone()), (Some(&mut self.v), key)];
+        for (x, keep) in tensors.into_iter().chain([(full.then_some(&mut self.dout), query)]) {
+            let (Some(x), Some(keep)) = (x, keep) else { continue };
+            let (seq, cols) = (keep.len() / batch, x.len() / (keep.len() * heads));
+            for (n, row) in x.chunks_mut(cols).enumerate() {
+                let (slice, token) = (n / seq, n % seq);
+                if !keep[slice / heads * seq + token] {
+                    row.iter_mut().zip(junk.iter().cycle().skip(n)).for_each(|(x, junk)| *x = *junk);
+                }
+            }
+        }
+    }
+}
+
+/// The rows `picks` of each of the `slices` blocks of `seq` rows of `x`.
+fn rows<T: Copy>(x: &[T], slices: usize, seq: usize, picks: &[usize]) -> Vec<T> {
+    let cols = x.len() / (slices * seq);
+    let row = |slice: usize, pick: usize| x[(slice * seq + pick) * cols..][..cols].iter().copied();
+    (0..slices).flat_map(|slice| picks.iter().flat_map(move |&pick| row(slice, pick))).collect()
+}
