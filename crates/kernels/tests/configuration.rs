@@ -1,0 +1,267 @@
+//! Reading a mechanism: every field with its default and range, and an error that names the field.
+
+use resolvent_kernels::{
+    Error, Mechanism,
+    mechanism::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform},
+};
+
+/// The field that reading `json` complains about.
+#[track_caller]
+fn blamed(json: &str) -> String {
+    match Mechanism::from_json(json).expect_err(json) {
+        Error::Config { field, problem } => {
+            assert!(!problem.is_empty());
+            field
+        }
+        Error::OutOfRange { field, .. } => field.into(),
+        other => panic!("{json}: {other}"),
+    }
+}
+
+fn with(id: &str, fields: &str) -> String {
+    format!(r#"{{"mechanism": "{id}", {fields}}}"#)
+}
+
+/// The fields that each mechanism takes, with a value that is not the default.
+const FIELDS: [(&str, &[&str]); 5] = [
+    ("softmax", &[r#""scale": 0.25"#, r#""causal": true"#, r#""tied": true"#]),
+    ("uniform", &[r#""causal": true"#]),
+    (
+        "infsa",
+        &[
+            r#""gamma": 1.0"#,
+            r#""activation": "abs""#,
+            r#""scale": 0.25"#,
+            r#""eps": 0.0"#,
+            r#""tied": true"#,
+            r#""causal": true"#,
+        ],
+    ),
+    (
+        "infsa-resolvent",
+        &[
+            r#""gamma": 0.95"#,
+            r#""activation": "gelu""#,
+            r#""scale": 2.0"#,
+            r#""eps": 0.5"#,
+            r#""tied": true"#,
+            r#""tol": 0.001"#,
+            r#""max_iter": 5"#,
+        ],
+    ),
+    (
+        "linear-infsa",
+        &[
+            r#""gamma": 0.25"#,
+            r#""activation": "abs""#,
+            r#""scale": 2.0"#,
+            r#""eps": 0.5"#,
+            r#""tied": true"#,
+            r#""iterations": 64"#,
+            r#""operator": "exact""#,
+            r#""norm_bias": 0.5"#,
+            r#""norm_bias": "auto""#,
+            r#""broadcast": false"#,
+        ],
+    ),
+];
+
+#[test]
+fn missing_fields_have_their_defaults() {
+    let read = |id: &str| Mechanism::from_json(&format!(r#"{{"mechanism": "{id}"}}"#)).unwrap();
+    let (gamma, activation, scale, eps, tied, causal) = (0.7, Activation::Relu, None, 1e-6, false, false);
+    let expected = [
+        Mechanism::Softmax(Softmax { scale, causal, tied }),
+        Mechanism::Uniform(Uniform { causal }),
+        Mechanism::Infsa(Infsa { gamma, activation, scale, eps, tied, causal }),
+        Mechanism::InfsaResolvent(InfsaResolvent {
+            gamma,
+            activation,
+            scale,
+            eps,
+            tied,
+            causal,
+            tol: 1e-6,
+            max_iter: None,
+        }),
+        Mechanism::LinearInfsa(LinearInfsa {
+            gamma,
+            activation,
+            scale,
+            eps,
+            tied,
+            causal,
+            iterations: 1,
+            operator: PowerOperator::Factored,
+            norm_bias: NormBias::Value(0.0),
+            broadcast: true,
+        }),
+    ];
+    for (id, expected) in Mechanism::IDS.into_iter().zip(expected) {
+        assert_eq!(read(id), expected);
+        assert_eq!(Mechanism::preset(id).unwrap(), expected);
+        assert_eq!(expected.id(), id);
+    }
+}
+
+#[test]
+fn every_field_is_read_and_written_back() {
+    for (id, fields) in FIELDS {
+        let default = Mechanism::preset(id).unwrap();
+        for field in fields {
+            let read = Mechanism::from_json(&with(id, field)).unwrap();
+            assert_ne!(read, default, "{id}: {field} has no effect");
+            let written = serde_json::to_string(&read).unwrap();
+            assert!(written.contains(&field.replace(": ", ":")), "{field} is not in {written}");
+            assert_eq!(Mechanism::from_json(&written).unwrap(), read);
+        }
+    }
+}
+
+#[test]
+fn null_is_allowed_where_the_default_is_null() {
+    let read = Mechanism::from_json(&with("infsa-resolvent", r#""scale": null, "max_iter": null"#)).unwrap();
+    assert_eq!(read, Mechanism::preset("infsa-resolvent").unwrap());
+    for (field, id) in [("gamma", "infsa"), ("eps", "infsa"), ("activation", "infsa"), ("tol", "infsa-resolvent")] {
+        assert_eq!(blamed(&with(id, &format!(r#""{field}": null"#))), field);
+    }
+}
+
+#[test]
+fn tied_is_written_only_when_true() {
+    let untied = serde_json::to_value(Mechanism::preset("infsa").unwrap()).unwrap();
+    assert_eq!(untied.get("tied"), None);
+    assert_eq!(untied["causal"], false);
+}
+
+#[test]
+fn unknown_fields_are_named() {
+    for id in Mechanism::IDS {
+        assert_eq!(blamed(&with(id, r#""gama": 0.5"#)), "gama");
+        assert_eq!(blamed(&with(id, r#""landmarks": {"kind": "pool", "ratio": 2}"#)), "landmarks");
+    }
+    for (id, field) in [
+        ("softmax", r#""gamma": 0.5"#),
+        ("uniform", r#""tied": true"#),
+        ("uniform", r#""scale": 1.0"#),
+        ("infsa", r#""tol": 1e-3"#),
+        ("infsa", r#""iterations": 2"#),
+        ("infsa-resolvent", r#""broadcast": false"#),
+        ("linear-infsa", r#""max_iter": 3"#),
+    ] {
+        let name = field.split('"').nth(1).unwrap();
+        assert_eq!(blamed(&with(id, field)), name, "{id}");
+    }
+}
+
+#[test]
+fn wrong_types_are_named() {
+    for (id, field) in [
+        ("softmax", r#""scale": "big""#),
+        ("softmax", r#""causal": 1"#),
+        ("uniform", r#""causal": null"#),
+        ("infsa", r#""gamma": "0.7""#),
+        ("infsa", r#""gamma": [0.5, 0.7]"#),
+        ("infsa", r#""activation": "softplus""#),
+        ("infsa", r#""activation": 1"#),
+        ("infsa", r#""tied": "yes""#),
+        ("infsa-resolvent", r#""max_iter": 2.5"#),
+        ("infsa-resolvent", r#""max_iter": -1"#),
+        ("linear-infsa", r#""iterations": 1.0"#),
+        ("linear-infsa", r#""operator": "Exact""#),
+        ("linear-infsa", r#""norm_bias": "automatic""#),
+        ("linear-infsa", r#""norm_bias": true"#),
+        ("linear-infsa", r#""broadcast": 0"#),
+    ] {
+        let name = field.split('"').nth(1).unwrap();
+        assert_eq!(blamed(&with(id, field)), name, "{id}: {field}");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_named() {
+    let all_gamma = ["infsa", "infsa-resolvent", "linear-infsa"];
+    for id in all_gamma {
+        for gamma in ["0", "-0.1", "1.0001", "1e300"] {
+            assert_eq!(blamed(&with(id, &format!(r#""gamma": {gamma}"#))), "gamma");
+        }
+        for (field, value) in [("eps", "-1e-9"), ("scale", "0"), ("scale", "-1")] {
+            assert_eq!(blamed(&with(id, &format!(r#""{field}": {value}"#))), field);
+        }
+    }
+    assert_eq!(blamed(&with("infsa-resolvent", r#""gamma": 1"#)), "gamma");
+    for (id, field, value) in [
+        ("softmax", "scale", "0.0"),
+        ("infsa-resolvent", "tol", "0"),
+        ("infsa-resolvent", "tol", "1"),
+        ("infsa-resolvent", "max_iter", "0"),
+        ("linear-infsa", "iterations", "0"),
+        ("linear-infsa", "iterations", "65"),
+        ("linear-infsa", "norm_bias", "-0.5"),
+    ] {
+        let error = Mechanism::from_json(&with(id, &format!(r#""{field}": {value}"#))).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { field: f, .. } if f == field), "{error}");
+    }
+}
+
+#[test]
+fn numbers_that_json_cannot_write_are_caught_too() {
+    for bad in [f64::NAN, f64::INFINITY] {
+        let scale = Mechanism::Softmax(Softmax { scale: Some(bad), ..Softmax::default() });
+        let gamma = Mechanism::Infsa(Infsa { gamma: bad, ..Infsa::default() });
+        let eps = Mechanism::Infsa(Infsa { eps: bad, ..Infsa::default() });
+        let tol = Mechanism::InfsaResolvent(InfsaResolvent { tol: bad, ..InfsaResolvent::default() });
+        let bias = Mechanism::LinearInfsa(LinearInfsa { norm_bias: NormBias::Value(bad), ..LinearInfsa::default() });
+        for (field, mechanism) in [("scale", scale), ("gamma", gamma), ("eps", eps), ("tol", tol), ("norm_bias", bias)]
+        {
+            let error = mechanism.validate().unwrap_err();
+            assert!(matches!(error, Error::OutOfRange { field: f, .. } if f == field), "{error}");
+        }
+    }
+}
+
+#[test]
+fn documents_that_are_no_mechanism() {
+    assert_eq!(blamed(""), ".");
+    assert_eq!(blamed("{\"mechanism\": \"infsa\""), ".");
+    assert_eq!(blamed("[]"), ".");
+    assert_eq!(blamed("\"infsa\""), ".");
+    assert_eq!(blamed("{}"), "mechanism");
+    assert_eq!(blamed(r#"{"mechanism": 3}"#), "mechanism");
+    assert_eq!(blamed(r#"{"mechanism": "Softmax"}"#), "mechanism");
+    let message = Mechanism::preset("linformer").unwrap_err().to_string();
+    assert!(Mechanism::IDS.iter().all(|id| message.contains(id)), "{message}");
+}
+
+/// Recipes embed a mechanism in TOML: through serde, with the same errors.
+#[test]
+fn recipes_embed_a_mechanism() {
+    #[derive(Debug, serde::Deserialize)]
+    struct Recipe {
+        attention: Mechanism,
+    }
+    let read = |text: &str| toml::from_str::<Recipe>(text);
+    let recipe = read("[attention]\nmechanism = \"linear-infsa\"\nnorm_bias = \"auto\"\niterations = 3\ngamma = 1\n");
+    let expected = LinearInfsa { norm_bias: NormBias::Auto, iterations: 3, gamma: 1.0, ..LinearInfsa::default() };
+    assert_eq!(recipe.unwrap().attention, Mechanism::LinearInfsa(expected));
+    let error = read("[attention]\nmechanism = \"infsa\"\ngama = 0.9\n").unwrap_err().to_string();
+    assert!(error.contains("`gama`"), "{error}");
+    let error = read("[attention]\nmechanism = \"infsa\"\ngamma = 1.5\n").unwrap_err().to_string();
+    assert!(error.contains("`gamma`") && error.contains("(0, 1]"), "{error}");
+}
+
+#[test]
+fn automatic_norm_bias_is_the_mean_cosine() {
+    for (head_dim, expected) in [(1, 1.0), (2, 0.636_620), (12, 0.235_2), (16, 0.202_6), (64, 0.100_1)] {
+        let got = NormBias::Auto.value(head_dim);
+        assert!((got - expected).abs() < 5e-5, "{head_dim}: {got}");
+    }
+    assert_eq!(NormBias::Value(0.25).value(64), 0.25);
+}
+
+#[test]
+fn worst_case_iterations_of_the_series() {
+    for (gamma, expected) in [(0.7, 43), (0.95, 328), (0.99, 1833)] {
+        assert_eq!(InfsaResolvent::worst_case_iterations(gamma, 1e-6), expected);
+    }
+}
