@@ -1,0 +1,57 @@
+//! The arguments that every command shares, and the list of commands.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{attend::Attend, completions::Completions};
+
+/// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
+///
+/// Results go to standard output, notes and progress to standard error. Exit code: 0 done, 1 failed (one line says what
+/// and how to mend it), 2 usage error, 130 interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "resolvent", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Arguments of every command.
+    #[command(flatten)]
+    pub global: Global,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent compare                                     all mechanisms on generated pictures, a few minutes
+  resolvent train --data fashion-mnist:DIR --out runs/a  one model on your data
+  resolvent attend --config M.json --input IN.safetensors --output OUT.safetensors --grad
+  resolvent help attend                                 everything about one command";
+
+/// Arguments of every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Global {
+    /// Print the result as one JSON document on standard output
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Number of threads [default: one per core]; results do not depend on it
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Seed of everything random; the same seed gives the same bits [default: the recipe's, else 0]
+    #[arg(long, global = true, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Only errors on standard error
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// More on standard error; twice for everything
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Apply a mechanism to tensors from a file, forward and backward
+    Attend(Attend),
+    /// Print a completion script for a shell
+    Completions(Completions),
+}

@@ -1,0 +1,171 @@
+//! The tensors of one call: which there are, whether they fit, and their elements.
+
+use resolvent_kernels::{self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Shape};
+
+use crate::{
+    Error,
+    error::Result,
+    tensors::{Real, Stored, TensorFile},
+};
+
+/// The sizes of a call, and the rank that its tensors are stored with.
+#[derive(Debug)]
+pub struct Layout {
+    /// With a missing batch or head axis as 1.
+    pub shape: Shape,
+    /// 2 to 4.
+    rank: usize,
+}
+
+impl Layout {
+    /// Checks `q`, `k` and `v` against each other.
+    ///
+    /// # Errors
+    /// A missing or superfluous tensor, a rank other than 2 to 4, an empty axis, or shapes that do not fit.
+    pub fn read(file: &TensorFile, mechanism: &Mechanism) -> Result<Self> {
+        let q = file.require("q", "store the queries under this name")?;
+        let v = file.require("v", "store the values under this name")?;
+        let [batch, heads, seq_q, head_dim] = axes(&q)?;
+        let [.., seq_kv, value_dim] = axes(&v)?;
+        let tied = mechanism.tied();
+        let keys = if tied { seq_q } else { seq_kv };
+        match file.get("k") {
+            Some(_) if tied => {
+                let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
+                let error = kernels::Error::Tensor { op: "attend", tensor: "k", problem };
+                return Err(Error::kernels(file.path())(error));
+            }
+            None if !tied => drop(file.require("k", "only a tied mechanism has none")?),
+            Some(k) => {
+                axes(&k)?;
+                let expected = [batch, heads, keys, head_dim];
+                fit(file, ("k", &k), ("q", &q), &expected, "k needs the batch, heads and head_dim of q, seq_kv of v")?;
+            }
+            None => {}
+        }
+        fit(file, ("v", &v), ("q", &q), &[batch, heads, keys, value_dim], "v needs the batch and heads of q, a row per key")?;
+        let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
+        Ok(Self { shape, rank: q.shape.len() })
+    }
+
+    /// The shape under which `[batch, heads, ...]` is stored: without the axes that the inputs do not have.
+    pub fn stored(&self, shape: &[usize]) -> Vec<usize> {
+        shape[4 - self.rank..].to_vec()
+    }
+}
+
+/// The axes `[batch, heads, sequence, channels]`, none empty.
+fn axes(tensor: &Stored<'_>) -> Result<[usize; 4]> {
+    let shape = tensor.shape;
+    if !(2..=4).contains(&shape.len()) {
+        return Err(tensor.error(format!("has shape {shape:?}; expected [B, H, N, D], [H, N, D] or [N, D]")));
+    }
+    if shape.contains(&0) {
+        return Err(tensor.error(format!("has shape {shape:?}; no axis may be empty")));
+    }
+    let mut axes = [1; 4];
+    axes[4 - shape.len()..].copy_from_slice(shape);
+    Ok(axes)
+}
+
+/// Whether `left` has the axes `expected` and the rank of `right`.
+fn fit(
+    file: &TensorFile,
+    (left, l): (&'static str, &Stored<'_>),
+    (right, r): (&'static str, &Stored<'_>),
+    expected: &[usize; 4],
+    remedy: &'static str,
+) -> Result<()> {
+    let missing = 4 - r.shape.len();
+    if l.shape == &expected[missing..] && expected[..missing].iter().all(|&n| n == 1) {
+        return Ok(());
+    }
+    let (left_shape, right_shape) = (l.shape.to_vec(), r.shape.to_vec());
+    Err(Error::kernels(file.path())(kernels::Error::Shape { op: "attend", left, left_shape, right, right_shape, remedy }))
+}
+
+/// The names of the tensors that the call does not read.
+pub fn unused(file: &TensorFile, mechanism: &Mechanism, grad: bool) -> Vec<String> {
+    let read = |name: &str| match name {
+        "q" | "k" | "v" | "key_mask" | "query_mask" => true,
+        "gamma" => mechanism.gamma().is_some(),
+        "dout" => grad,
+        _ => false,
+    };
+    file.names().into_iter().filter(|name| !read(name)).collect()
+}
+
+/// The elements of a call's tensors.
+#[derive(Debug)]
+pub struct Tensors<R> {
+    q: Vec<R>,
+    k: Option<Vec<R>>,
+    v: Vec<R>,
+    gamma: Option<Vec<f32>>,
+    key_mask: Option<Vec<bool>>,
+    query_mask: Option<Vec<bool>>,
+    /// The gradient that comes in; there iff gradients are asked for.
+    pub dout: Option<Vec<R>>,
+}
+
+impl<R: Real> Tensors<R> {
+    /// Reads everything that `operator` needs.
+    ///
+    /// # Errors
+    /// A missing `dout`, a wrong type or shape, a value that is not finite, a mask with other values than 0 and 1.
+    pub fn load(file: &TensorFile, operator: &Operator, layout: &Layout, grad: bool) -> Result<Self> {
+        let s = &layout.shape;
+        let reals = |name| file.get(name).map(|t| t.reals()).transpose();
+        let gamma = match file.get("gamma") {
+            Some(gamma) if operator.mechanism().gamma().is_some() => {
+                expect(&gamma, &[s.heads], "one decay per head")?;
+                Some(gamma.reals()?)
+            }
+            _ => None,
+        };
+        let dout = if grad {
+            let dout = file.require("dout", "--grad needs the gradient of the output")?;
+            let shape = layout.stored(&[s.batch, s.heads, operator.out_seq(), s.value_dim]);
+            expect(&dout, &shape, "the shape of the output")?;
+            Some(dout.reals()?)
+        } else {
+            None
+        };
+        Ok(Self {
+            q: reals("q")?.unwrap_or_default(),
+            k: reals("k")?,
+            v: reals("v")?.unwrap_or_default(),
+            gamma,
+            key_mask: mask(file, "key_mask", layout, s.seq_kv)?,
+            query_mask: mask(file, "query_mask", layout, s.seq_q)?,
+            dout,
+        })
+    }
+
+    /// The inputs, as the kernels take them.
+    pub fn inputs(&self) -> Inputs<'_, R> {
+        let extras = self.gamma.as_deref().map_or(Extras::default(), Extras::gamma);
+        Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras }
+    }
+
+    /// The masks, as the kernels take them.
+    pub fn mask(&self, causal: bool) -> Mask<'_> {
+        Mask { causal, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
+    }
+}
+
+fn mask(file: &TensorFile, name: &'static str, layout: &Layout, seq: usize) -> Result<Option<Vec<bool>>> {
+    let Some(mask) = file.get(name) else { return Ok(None) };
+    if !(layout.rank == 2 && mask.shape == [seq]) {
+        let what = if layout.rank == 2 { "one value per token" } else { "one row per batch entry" };
+        expect(&mask, &[layout.shape.batch, seq], what)?;
+    }
+    mask.mask().map(Some)
+}
+
+fn expect(tensor: &Stored<'_>, shape: &[usize], what: &str) -> Result<()> {
+    if tensor.shape == shape {
+        return Ok(());
+    }
+    Err(tensor.error(format!("has shape {:?}, expected {shape:?}: {what}", tensor.shape)))
+}

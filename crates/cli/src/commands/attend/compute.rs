@@ -1,0 +1,95 @@
+//! The two ways of computing a call: fused in f32, naively in f64.
+
+use resolvent_kernels::{Gradients, Inputs, Mask, Operator, Result, Scratch, reference};
+
+use super::{
+    Attend,
+    call::{Layout, Tensors},
+};
+use crate::tensors::{Named, Real};
+
+/// The fused path; `weights`, which it never forms, come from the reference.
+pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Attend) -> Result<Vec<Named>> {
+    let (inputs, mask) = (tensors.inputs(), tensors.mask(args.causal));
+    let names = Names { op, layout };
+    let mut scratch = Scratch::default();
+    let mut out = vec![0.0_f32; op.out_len()];
+    let mut stats = vec![0.0; op.plan().stats];
+    op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
+    let mut results = vec![names.out(&out)];
+    results.extend(op.lse(&stats).map(|lse| names.lse(lse)));
+    if args.weights {
+        let weights = dense(op, &inputs, &mask)?;
+        results.push(names.weights(&weights.iter().map(|&x| x as f32).collect::<Vec<_>>()));
+    }
+    let Some(dout) = &tensors.dout else { return Ok(results) };
+    let zeros = |len: usize| vec![0.0_f32; len];
+    let (mut dq, mut dv) = (zeros(inputs.q.len()), zeros(inputs.v.len()));
+    let mut dk = inputs.k.map(|k| zeros(k.len()));
+    let mut dgamma = op.mechanism().gamma().map(|_| zeros(op.shape().heads));
+    let mut gradients = Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, dgamma: dgamma.as_deref_mut() };
+    op.backward(&inputs, &mask, &out, &stats, dout, &mut gradients, &mut scratch)?;
+    results.extend(names.gradients(&dq, dk.as_deref(), &dv, dgamma.as_deref()));
+    Ok(results)
+}
+
+/// The dense matrix that maps `v` to `out`.
+fn dense(op: &Operator, inputs: &Inputs<'_, f32>, mask: &Mask<'_>) -> Result<Vec<f64>> {
+    let wide = |x: &[f32]| x.iter().map(|&x| x.into()).collect::<Vec<f64>>();
+    let (q, k, v) = (wide(inputs.q), inputs.k.map(wide), wide(inputs.v));
+    let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
+    Ok(reference::forward(op.mechanism(), op.shape(), &inputs, mask)?.weights().to_vec())
+}
+
+/// The naive path.
+pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &Attend) -> Result<Vec<Named>> {
+    let (inputs, mask) = (tensors.inputs(), tensors.mask(args.causal));
+    let names = Names { op, layout };
+    let forward = reference::forward(op.mechanism(), op.shape(), &inputs, &mask)?;
+    let mut results = vec![names.out(&forward.out)];
+    results.extend(forward.lse.as_deref().map(|lse| names.lse(lse)));
+    if args.weights {
+        results.push(names.weights(forward.weights()));
+    }
+    if let Some(dout) = &tensors.dout {
+        let g = reference::backward(op.mechanism(), op.shape(), &inputs, &mask, dout)?;
+        results.extend(names.gradients(&g.dq, g.dk.as_deref(), &g.dv, g.dgamma.as_deref()));
+    }
+    Ok(results)
+}
+
+/// What results are called, and their shapes.
+struct Names<'a> {
+    op: &'a Operator,
+    layout: &'a Layout,
+}
+
+impl Names<'_> {
+    fn named<R: Real>(&self, name: &'static str, [rows, cols]: [usize; 2], values: &[R]) -> Named {
+        let s = self.op.shape();
+        Named::new(name, self.layout.stored(&[s.batch, s.heads, rows, cols]), values)
+    }
+
+    fn out<R: Real>(&self, out: &[R]) -> Named {
+        self.named("out", [self.op.out_seq(), self.op.shape().value_dim], out)
+    }
+
+    fn lse<R: Real>(&self, lse: &[R]) -> Named {
+        let mut named = self.named("lse", [self.op.shape().seq_q, 1], lse);
+        named.shape.pop();
+        named
+    }
+
+    fn weights<R: Real>(&self, weights: &[R]) -> Named {
+        self.named("weights", [self.op.out_seq(), self.op.shape().seq_kv], weights)
+    }
+
+    fn gradients<R: Real>(&self, dq: &[R], dk: Option<&[R]>, dv: &[R], dgamma: Option<&[R]>) -> Vec<Named> {
+        let s = self.op.shape();
+        let mut all = vec![self.named("dq", [s.seq_q, s.head_dim], dq)];
+        all.extend(dk.map(|dk| self.named("dk", [s.seq_kv, s.head_dim], dk)));
+        all.push(self.named("dv", [s.seq_kv, s.value_dim], dv));
+        all.extend(dgamma.map(|dgamma| Named::new("dgamma", vec![s.heads], dgamma)));
+        all
+    }
+}

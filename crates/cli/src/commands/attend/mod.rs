@@ -1,0 +1,141 @@
+//! `resolvent attend`: one mechanism, applied to the tensors of a file.
+
+mod call;
+mod compute;
+
+use std::{fs, path::PathBuf};
+
+use clap::Args;
+use resolvent_kernels::{Mechanism, Operator, Strategy};
+use serde_json::{Value, json};
+
+use self::call::{Layout, Tensors};
+use crate::{
+    Error,
+    args::Global,
+    atomic::Destination,
+    error::Result,
+    output,
+    tensors::{self, Named, TensorFile},
+};
+
+/// Apply a mechanism to tensors from a file, forward and backward
+///
+/// INPUT is a safetensors file with `q` [B,H,Nq,D], `k` [B,H,Nk,D] (absent when the mechanism is tied) and
+/// `v` [B,H,Nk,Dv], in f32, f16 or bf16; rank 2 or 3 is read as [N,D] or [H,N,D]. Optional: `key_mask` [B,Nk] and
+/// `query_mask` [B,Nq] (u8 or bool, 1 = keep), `gamma` [H], and with --grad `dout`, shaped like the output.
+///
+/// OUTPUT gets `out`, `lse` where the mechanism has it, and with --grad `dq`, `dk`, `dv` and `dgamma`, all in f32.
+/// It appears whole or not at all; its folder must exist.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Attend {
+    /// The mechanism, for instance {"mechanism": "infsa", "gamma": 0.9}
+    #[arg(long, value_name = "M.json")]
+    pub config: PathBuf,
+    /// The tensors it is applied to
+    #[arg(long, value_name = "IN.safetensors")]
+    pub input: PathBuf,
+    /// Where the result goes
+    #[arg(long, value_name = "OUT.safetensors", required_unless_present = "plan", conflicts_with = "plan")]
+    pub output: Option<PathBuf>,
+    /// Also compute the gradients of <dout, out>
+    #[arg(long)]
+    pub grad: bool,
+    /// Query i sees keys j <= i + Nk - Nq only, as `"causal": true` does
+    #[arg(long)]
+    pub causal: bool,
+    /// Also write the dense matrix `weights` [B,H,Nq,Nk]; takes O(N^2) memory
+    #[arg(long, conflicts_with = "plan")]
+    pub weights: bool,
+    /// Compute naively in f64, and write f64; takes O(N^2) memory
+    #[arg(long)]
+    pub reference: bool,
+    /// Only print what would be done: strategy, operations, bytes, scratch
+    #[arg(long)]
+    pub plan: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  echo '{\"mechanism\": \"infsa\", \"gamma\": 0.9}' > M.json
+  resolvent attend --config M.json --input qkv.safetensors --output out.safetensors
+  resolvent attend --config M.json --input qkv.safetensors --output grads.safetensors --grad --causal
+  resolvent attend --config M.json --input qkv.safetensors --output exact.safetensors --reference --weights
+  resolvent attend --config M.json --input qkv.safetensors --plan --json";
+
+/// Runs the command.
+pub fn run(args: &Attend, global: &Global) -> Result<()> {
+    let mechanism = mechanism(args)?;
+    let file = TensorFile::read(&args.input)?;
+    let layout = Layout::read(&file, &mechanism)?;
+    let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
+    let operator = Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
+    let Some(output) = &args.output else { return print_plan(&operator, global) };
+    let destination = Destination::new(output, &[&args.config, &args.input])?;
+    let unused = call::unused(&file, &mechanism, args.grad);
+    if !unused.is_empty() {
+        tracing::info!("note: {} holds tensors that are not used: {}", args.input.display(), unused.join(", "));
+    }
+    let tensors = if args.reference {
+        let tensors = Tensors::<f64>::load(&file, &operator, &layout, args.grad)?;
+        compute::reference(&operator, &layout, &tensors, args)
+    } else {
+        let tensors = Tensors::<f32>::load(&file, &operator, &layout, args.grad)?;
+        compute::fused(&operator, &layout, &tensors, args)
+    };
+    let tensors = tensors.map_err(Error::kernels(&args.input))?;
+    let about = json!({"version": env!("CARGO_PKG_VERSION"), "mechanism": mechanism, "causal": args.causal});
+    let bytes = tensors::serialise(&tensors, about.to_string()).map_err(|e| Error::file(output, e.to_string()))?;
+    destination.write(&bytes)?;
+    report(&operator, &tensors, &unused, output, global)
+}
+
+fn mechanism(args: &Attend) -> Result<Mechanism> {
+    let text = fs::read_to_string(&args.config)
+        .map_err(|e| Error::file(&args.config, format!("cannot be read as text: {e}")))?;
+    Mechanism::from_json(&text).map_err(Error::kernels(&args.config))
+}
+
+fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
+    let plan = operator.plan();
+    let text = format!(
+        "{} by {:?}: {}\ntile       {} x {}\nforward    {:.3e} operations, {:.3e} bytes, scratch {} f32\n\
+         backward   {:.3e} operations, {:.3e} bytes, scratch {} f32\nsaved      {} f32",
+        operator.mechanism().id(),
+        plan.strategy,
+        plan.reason,
+        plan.tile.0,
+        plan.tile.1,
+        plan.flops_forward as f64,
+        plan.bytes_forward as f64,
+        plan.scratch_forward,
+        plan.flops_backward as f64,
+        plan.bytes_backward as f64,
+        plan.scratch_backward,
+        plan.stats,
+    );
+    output::result(global, &json!({"mechanism": operator.mechanism(), "shape": shape(operator), "plan": plan}), &text)
+}
+
+fn report(op: &Operator, tensors: &[Named], unused: &[String], output: &std::path::Path, global: &Global) -> Result<()> {
+    let shapes = tensors.iter().map(|t| (t.name.to_owned(), json!(t.shape))).collect::<serde_json::Map<_, _>>();
+    let json = json!({
+        "mechanism": op.mechanism(),
+        "shape": shape(op),
+        "strategy": op.plan().strategy,
+        "output": output.display().to_string(),
+        "tensors": shapes,
+        "unused": unused,
+    });
+    let listed: Vec<_> = tensors.iter().map(|t| format!("{} {:?}", t.name, t.shape)).collect();
+    output::result(global, &json, &format!("{}: {}", output.display(), listed.join(", ")))
+}
+
+fn shape(operator: &Operator) -> Value {
+    let s = operator.shape();
+    json!({
+        "batch": s.batch, "heads": s.heads, "seq_q": s.seq_q, "seq_kv": s.seq_kv,
+        "head_dim": s.head_dim, "value_dim": s.value_dim,
+    })
+}

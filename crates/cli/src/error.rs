@@ -1,0 +1,67 @@
+//! Why a command failed, in one line.
+
+use std::path::{Path, PathBuf};
+
+use resolvent_kernels as kernels;
+
+/// Why a command failed. Every message names the file, field, tensor or shape, and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file cannot be read or written, or does not hold what it should.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The kernels refuse what a file asks for.
+    #[error("{}: {source}", path.display())]
+    Kernels {
+        /// The file that holds the configuration or the tensors.
+        path: PathBuf,
+        /// The refusal.
+        source: kernels::Error,
+    },
+    /// The thread pool could not be started.
+    #[error("--threads {threads}: {problem}; ask for fewer")]
+    Threads {
+        /// Number asked for.
+        threads: u16,
+        /// The system's answer.
+        problem: String,
+    },
+    /// The result could not be printed.
+    #[error("standard output: {0}; the result is lost, run again with another destination")]
+    Stdout(std::io::Error),
+    /// Ctrl-C or a request to terminate.
+    #[error("interrupted; {0}")]
+    Interrupted(String),
+}
+
+/// The result of a command.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// A problem with `path`.
+    pub fn file(path: &Path, problem: impl Into<String>) -> Self {
+        Self::File { path: path.to_owned(), problem: problem.into() }
+    }
+
+    /// `source`, caused by what `path` holds.
+    pub fn kernels(path: &Path) -> impl FnOnce(kernels::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Kernels { path, source }
+    }
+
+    /// The exit code of the process: 130 (as a shell reports Ctrl-C) when interrupted, else 1.
+    pub fn exit_code(&self) -> u8 {
+        if matches!(self, Self::Interrupted(_)) { 130 } else { 1 }
+    }
+
+    /// The message on one line (parsers of other crates write several).
+    pub fn one_line(&self) -> String {
+        self.to_string().lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+}

@@ -1,0 +1,55 @@
+//! The command line of Resolvent: it parses, wires and prints; the work is done by `resolvent-kernels` and
+//! `resolvent-lab`.
+//!
+//! Results go to standard output (`--json` makes them machine-readable), notes and progress to standard error. The exit
+//! code is 0 when done, 1 when something failed (one line `error: ...` says what and how to mend it), 2 for a usage
+//! error and 130 when interrupted.
+
+mod args;
+mod atomic;
+mod commands;
+mod error;
+mod interrupt;
+mod log;
+mod output;
+mod tensors;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::Parser;
+
+use args::{Cli, Command};
+pub use error::Error;
+
+/// Runs the program on its command-line arguments (the first is the program's name).
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Nobody is left to tell when not even this can be printed.
+            let _ = usage.print();
+            return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
+        }
+    };
+    match dispatch(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", error.one_line());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn dispatch(cli: &Cli) -> Result<(), Error> {
+    log::init(&cli.global);
+    if let Some(threads) = cli.global.threads {
+        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global().map_err(|e| Error::Threads {
+            threads,
+            problem: e.to_string(),
+        })?;
+    }
+    match &cli.command {
+        Command::Attend(args) => commands::attend::run(args, &cli.global),
+        Command::Completions(args) => commands::completions::run(args),
+    }
+}

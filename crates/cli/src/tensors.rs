@@ -1,0 +1,207 @@
+//! Named tensors in safetensors files.
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use half::{bf16, f16};
+use resolvent_kernels as kernels;
+use safetensors::{
+    Dtype, SafeTensorError, SafeTensors,
+    tensor::{Metadata, TensorView},
+};
+
+use crate::{Error, error::Result};
+
+/// A floating-point type that a file is read to and written from.
+pub trait Real: Copy + From<f32> + Into<f64> {
+    /// Its name in a file.
+    const DTYPE: Dtype;
+    /// `x`, or `None` when the type cannot hold it exactly.
+    fn of_f64(x: f64) -> Option<Self>;
+    /// Appends the little-endian bytes.
+    fn write(self, bytes: &mut Vec<u8>);
+}
+
+impl Real for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+    fn of_f64(_: f64) -> Option<Self> {
+        None
+    }
+    fn write(self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.to_le_bytes());
+    }
+}
+
+impl Real for f64 {
+    const DTYPE: Dtype = Dtype::F64;
+    fn of_f64(x: f64) -> Option<Self> {
+        Some(x)
+    }
+    fn write(self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.to_le_bytes());
+    }
+}
+
+/// A safetensors file, read and checked as a whole.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    /// Where the data begins.
+    data: usize,
+    metadata: Metadata,
+}
+
+impl TensorFile {
+    /// Reads `path`.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read, is cut off or is no safetensors file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes = fs::read(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, problem(&e)))?;
+        Ok(Self { path: path.to_owned(), data: header + size_of::<u64>(), bytes, metadata })
+    }
+
+    /// Where it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of all tensors, in order of their names.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.metadata.tensors().into_keys().collect();
+        names.sort();
+        names
+    }
+
+    /// The tensor `name`, if there is one.
+    pub fn get(&self, name: &'static str) -> Option<Stored<'_>> {
+        let info = self.metadata.info(name)?;
+        let (start, end) = info.data_offsets;
+        let bytes = &self.bytes[self.data + start..self.data + end];
+        Some(Stored { file: self, name, dtype: info.dtype, shape: &info.shape, bytes })
+    }
+
+    /// The tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::File`] when there is none; `why` says what it is needed for.
+    pub fn require(&self, name: &'static str, why: &str) -> Result<Stored<'_>> {
+        self.get(name).ok_or_else(|| {
+            let there = self.names().join(", ");
+            Error::file(&self.path, format!("tensor `{name}` is missing; {why} (the file holds: {there})"))
+        })
+    }
+}
+
+fn problem(error: &SafeTensorError) -> String {
+    match error {
+        SafeTensorError::MetadataIncompleteBuffer | SafeTensorError::InvalidHeaderLength => {
+            format!("is cut off or has something appended ({error}); write the file again")
+        }
+        _ => format!("is no valid safetensors file ({error}); write it again, for instance with safetensors.torch"),
+    }
+}
+
+/// One tensor of a [`TensorFile`].
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    file: &'a TensorFile,
+    name: &'static str,
+    dtype: Dtype,
+    /// Its shape.
+    pub shape: &'a [usize],
+    bytes: &'a [u8],
+}
+
+impl Stored<'_> {
+    /// A problem with this tensor.
+    pub fn error(&self, problem: impl std::fmt::Display) -> Error {
+        Error::file(&self.file.path, format!("tensor `{}` {problem}", self.name))
+    }
+
+    /// The elements of a floating-point tensor.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a type that `R` cannot hold exactly, [`kernels::Error::NonFinite`] for a NaN or an infinity,
+    /// also where a mask would hide it.
+    pub fn reals<R: Real>(&self) -> Result<Vec<R>> {
+        let values: Option<Vec<R>> = match self.dtype {
+            Dtype::F32 => Some(self.elements(|x| R::from(f32::from_le_bytes(x)))),
+            Dtype::F16 => Some(self.elements(|x| R::from(f16::from_le_bytes(x).to_f32()))),
+            Dtype::BF16 => Some(self.elements(|x| R::from(bf16::from_le_bytes(x).to_f32()))),
+            Dtype::F64 => self.elements(|x| R::of_f64(f64::from_le_bytes(x))).into_iter().collect(),
+            _ => None,
+        };
+        let values = values.ok_or_else(|| {
+            let f64s = if R::DTYPE == Dtype::F64 { ", F64" } else { " (or compute in f64 with --reference)" };
+            self.error(format!("has type {}; store it as F32, F16, BF16{f64s}", self.dtype))
+        })?;
+        let found = values.iter().map(|&x| x.into()).enumerate().find(|(_, x): &(usize, f64)| !x.is_finite());
+        match found {
+            Some((index, value)) => {
+                let error = kernels::Error::NonFinite { tensor: self.name, index, value };
+                Err(Error::kernels(&self.file.path)(error))
+            }
+            None => Ok(values),
+        }
+    }
+
+    /// The elements of a mask: true = keep.
+    ///
+    /// # Errors
+    /// [`Error::File`] unless they are of type U8 or BOOL, each 0 or 1.
+    pub fn mask(&self) -> Result<Vec<bool>> {
+        if !matches!(self.dtype, Dtype::U8 | Dtype::BOOL) {
+            return Err(self.error(format!("has type {}; masks are U8 or BOOL, 1 = keep", self.dtype)));
+        }
+        match self.bytes.iter().position(|&x| x > 1) {
+            Some(i) => {
+                let found = self.bytes[i];
+                Err(self.error(format!("holds {found} at flat index {i}; a mask holds 0 (absent) and 1 (keep) only")))
+            }
+            None => Ok(self.bytes.iter().map(|&x| x == 1).collect()),
+        }
+    }
+
+    fn elements<const N: usize, R>(&self, read: impl Fn([u8; N]) -> R) -> Vec<R> {
+        let (elements, _) = self.bytes.as_chunks::<N>();
+        elements.iter().map(|&x| read(x)).collect()
+    }
+}
+
+/// A tensor to be written.
+#[derive(Debug)]
+pub struct Named {
+    /// Its name.
+    pub name: &'static str,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: Vec<u8>,
+}
+
+impl Named {
+    /// `values` under `name`.
+    pub fn new<R: Real>(name: &'static str, shape: Vec<usize>, values: &[R]) -> Self {
+        let mut bytes = Vec::with_capacity(size_of_val(values));
+        values.iter().for_each(|x| x.write(&mut bytes));
+        Self { name, shape, dtype: R::DTYPE, bytes }
+    }
+}
+
+/// The bytes of a safetensors file that holds `tensors`; `about` is its metadata entry `resolvent`.
+///
+/// # Errors
+/// When a tensor's shape does not fit its number of elements.
+pub fn serialise(tensors: &[Named], about: String) -> std::result::Result<Vec<u8>, SafeTensorError> {
+    let views = tensors
+        .iter()
+        .map(|t| Ok((t.name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
+        .collect::<std::result::Result<Vec<_>, SafeTensorError>>()?;
+    safetensors::serialize(views, Some(HashMap::from([("resolvent".to_owned(), about)])))
+}
