@@ -1,7 +1,7 @@
 //! Files that are either whole or not there.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
 };
