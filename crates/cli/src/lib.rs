@@ -43,10 +43,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(cli: &Cli) -> Result<(), Error> {
     log::init(&cli.global);
     if let Some(threads) = cli.global.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global().map_err(|e| Error::Threads {
-            threads,
-            problem: e.to_string(),
-        })?;
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.into())
+            .build_global()
+            .map_err(|e| Error::Threads { threads, problem: e.to_string() })?;
     }
     match &cli.command {
         Command::Attend(args) => commands::attend::run(args, &cli.global),

@@ -34,7 +34,12 @@ fn tensors(edit: fn(&mut Tensors), says: &'static [&'static str]) -> Case {
 }
 
 /// A call that the mechanism does not define.
-fn call(config: &'static str, edit: fn(&mut Tensors), args: &'static [&'static str], says: &'static [&'static str]) -> Case {
+fn call(
+    config: &'static str,
+    edit: fn(&mut Tensors),
+    args: &'static [&'static str],
+    says: &'static [&'static str],
+) -> Case {
     Case { config, edit, args, says }
 }
 
@@ -117,7 +122,14 @@ fn bad_values() -> Vec<Case> {
             &["`v`", "NaN"], // a mask does not hide it
         ),
         tensors(
-            |t| drop(t.raw("q", Dtype::F16, &SHAPE, with(1e30).iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect())),
+            |t| {
+                drop(t.raw(
+                    "q",
+                    Dtype::F16,
+                    &SHAPE,
+                    with(1e30).iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+                ))
+            },
             &["`q`", "inf", "index 7"],
         ),
         tensors(|t| drop(t.f32("gamma", &[3], &[0.5, f32::NAN, 0.5])), &["`gamma`", "NaN", "index 1"]),
@@ -256,7 +268,8 @@ fn a_full_disk_leaves_nothing_behind() {
     let sandbox = ready();
     let disk = sandbox.path("disk");
     std::fs::create_dir(&disk).unwrap();
-    let mount = Outcome::of(std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=4k", "tmpfs"]).arg(&disk));
+    let mount =
+        Outcome::of(std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=4k", "tmpfs"]).arg(&disk));
     if mount.code != Some(0) {
         eprintln!("SKIPPED: only root can mount the small file system that this test fills: {}", mount.stderr);
         return;

@@ -185,9 +185,8 @@ impl Tensors {
     pub fn read(path: &Path) -> Self {
         let bytes = fs::read(path).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
-        let own = |(name, t): (&str, TensorView<'_>)| {
-            (name.to_owned(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))
-        };
+        let own =
+            |(name, t): (&str, TensorView<'_>)| (name.to_owned(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()));
         Self(file.iter().map(own).collect())
     }
 }

@@ -43,7 +43,13 @@ impl Layout {
             }
             None => {}
         }
-        fit(file, ("v", &v), ("q", &q), &[batch, heads, keys, value_dim], "v needs the batch and heads of q, a row per key")?;
+        fit(
+            file,
+            ("v", &v),
+            ("q", &q),
+            &[batch, heads, keys, value_dim],
+            "v needs the batch and heads of q, a row per key",
+        )?;
         let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
         Ok(Self { shape, rank: q.shape.len() })
     }
@@ -81,7 +87,14 @@ fn fit(
         return Ok(());
     }
     let (left_shape, right_shape) = (l.shape.to_vec(), r.shape.to_vec());
-    Err(Error::kernels(file.path())(kernels::Error::Shape { op: "attend", left, left_shape, right, right_shape, remedy }))
+    Err(Error::kernels(file.path())(kernels::Error::Shape {
+        op: "attend",
+        left,
+        left_shape,
+        right,
+        right_shape,
+        remedy,
+    }))
 }
 
 /// The names of the tensors that the call does not read.

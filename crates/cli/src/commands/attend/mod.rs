@@ -70,7 +70,8 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let file = TensorFile::read(&args.input)?;
     let layout = Layout::read(&file, &mechanism)?;
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
-    let operator = Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
+    let operator =
+        Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
     let Some(output) = &args.output else { return print_plan(&operator, global) };
     let destination = Destination::new(output, &[&args.config, &args.input])?;
     let unused = call::unused(&file, &mechanism, args.grad);
@@ -118,7 +119,13 @@ fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
     output::result(global, &json!({"mechanism": operator.mechanism(), "shape": shape(operator), "plan": plan}), &text)
 }
 
-fn report(op: &Operator, tensors: &[Named], unused: &[String], output: &std::path::Path, global: &Global) -> Result<()> {
+fn report(
+    op: &Operator,
+    tensors: &[Named],
+    unused: &[String],
+    output: &std::path::Path,
+    global: &Global,
+) -> Result<()> {
     let shapes = tensors.iter().map(|t| (t.name.to_owned(), json!(t.shape))).collect::<serde_json::Map<_, _>>();
     let json = json!({
         "mechanism": op.mechanism(),
