@@ -1,1 +1,3 @@
 //! Data sets, training, evaluation and reports for Resolvent.
+
+pub mod data;

@@ -1,0 +1,123 @@
+//! What can be wrong with a data set, as typed data.
+
+use std::{io, path::PathBuf};
+
+/// The result of loading or describing a data set.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a data set could not be described, found or read. Every message is one line that names the file and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The text that names a data set is not `KIND:PATH`.
+    #[error("data `{spec}`: {problem}")]
+    Spec {
+        /// The text as given.
+        spec: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+    /// A setting of a data set or of the augmentation is unknown or outside its range.
+    #[error("setting `{field}` is {got}, must be {expected}")]
+    Setting {
+        /// Name of the setting.
+        field: &'static str,
+        /// The value found.
+        got: String,
+        /// The valid range.
+        expected: &'static str,
+    },
+    /// A file or folder that the data set needs is not there.
+    #[error("{}: not found; {remedy}", path.display())]
+    Missing {
+        /// The path looked for.
+        path: PathBuf,
+        /// What belongs there.
+        remedy: String,
+    },
+    /// The operating system refused to read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The file is not of the format that its place or name promises, or is damaged.
+    #[error("{}: {problem}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What was found, what was expected.
+        problem: String,
+    },
+    /// The file ends before, or goes on after, what its header announces.
+    #[error("{}: {expected} bytes of data expected, {got} found; the file is cut off or damaged, fetch it again", path.display())]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Bytes announced.
+        expected: u64,
+        /// Bytes found; where there are too many, one more than announced.
+        got: u64,
+    },
+    /// A label is no class of the data set.
+    #[error("{}: label {label} at index {index} is outside 0..{classes}", path.display())]
+    Label {
+        /// The file.
+        path: PathBuf,
+        /// Position of the label.
+        index: usize,
+        /// The label found.
+        label: u8,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// Pictures and labels of one split do not pair up.
+    #[error("{} has {pictures} pictures but {} has {labels} labels", pictures_path.display(), labels_path.display())]
+    Count {
+        /// The file of pictures.
+        pictures_path: PathBuf,
+        /// Number of pictures.
+        pictures: usize,
+        /// The file of labels.
+        labels_path: PathBuf,
+        /// Number of labels.
+        labels: usize,
+    },
+    /// A picture of a folder or an archive cannot be used.
+    #[error("{}: `{entry}` {problem}", path.display())]
+    Entry {
+        /// The folder or archive.
+        path: PathBuf,
+        /// Name of the picture inside it.
+        entry: String,
+        /// What is wrong with it, and the remedy.
+        problem: String,
+    },
+    /// There is nothing, or too little, to learn from.
+    #[error("{}: {problem}", path.display())]
+    Empty {
+        /// The file, folder or archive.
+        path: PathBuf,
+        /// What is missing.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// Wraps a failure to read `path`; a missing file and a stream that ends early have variants of their own.
+    pub(crate) fn io(path: &std::path::Path, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::NotFound => Error::Missing { path, remedy: "check the path".into() },
+            io::ErrorKind::UnexpectedEof => {
+                Error::Format { path, problem: format!("ends too early ({source}); fetch it again") }
+            }
+            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other => {
+                Error::Format { path, problem: format!("is damaged ({source}); fetch it again") }
+            }
+            _ => Error::Io { path, source },
+        }
+    }
+}

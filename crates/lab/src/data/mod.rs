@@ -1,0 +1,47 @@
+//! Data sets of labelled pictures: generated, or read strictly from files.
+//!
+//! Pictures are bytes in memory, planar (`[picture, channel, row, column]`); the loader turns them
+//! into augmented `f32` batches.
+
+mod cifar;
+mod error;
+mod idx;
+pub mod rng;
+pub mod shapes;
+mod source;
+mod spec;
+mod split;
+
+pub use error::{Error, Result};
+pub use shapes::Shapes;
+pub use spec::DataSpec;
+pub use split::{ChannelStats, ObjectBox, PictureShape, Split};
+
+/// Pictures to learn from and pictures to be tested on, with the names of their classes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dataset {
+    /// The data set's kind, e.g. `fashion-mnist`.
+    pub name: String,
+    /// Names of the classes; a label is an index into them.
+    pub classes: Vec<String>,
+    /// Shape of every picture in both splits.
+    pub shape: PictureShape,
+    /// What is learnt from.
+    pub train: Split,
+    /// What accuracy is reported on.
+    pub test: Split,
+}
+
+impl Dataset {
+    /// Hash of everything that training and testing see: names, shapes, pixels and labels.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        for class in &self.classes {
+            hash.update(class.as_bytes());
+            hash.update(&[0]);
+        }
+        hash.update(&self.train.fingerprint().to_le_bytes());
+        hash.update(&self.test.fingerprint().to_le_bytes());
+        hash.digest()
+    }
+}

@@ -1,0 +1,137 @@
+//! Generated pictures: one object on clutter, with its class, its box and its difficulty.
+//!
+//! The object is small, and the clutter is made of pieces of the very same outlines in the same range of colours. What
+//! tells the classes apart is how a few neighbouring parts fit together, which an average over the picture loses.
+
+mod canvas;
+mod outline;
+mod scene;
+
+use std::fmt;
+
+use rayon::prelude::*;
+
+pub use outline::Outline;
+
+use super::{
+    Dataset, Error, PictureShape, Result, Split,
+    rng::{Purpose, stream},
+};
+
+/// Most bytes of pixels that one data set may take.
+const MAX_BYTES: usize = 16 << 30;
+
+/// Settings of the generated data set. The same settings give the same pictures, whatever the thread count.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shapes {
+    /// Seed of every picture. Default 0.
+    pub seed: u64,
+    /// Side of the square pictures in pixels. Default 32, in 16..=512.
+    pub size: usize,
+    /// Pictures to learn from. Default 4000, at least 1.
+    pub train: usize,
+    /// Pictures to test on. Default 1000, at least 1.
+    pub test: usize,
+    /// How hard: 0 is a large, clean object, 1 a small one in noise under clutter. Default 0.5, in [0, 1]. Each picture
+    /// draws its own difficulty within a quarter of this value.
+    pub difficulty: f64,
+}
+
+impl Default for Shapes {
+    fn default() -> Self {
+        Shapes { seed: 0, size: 32, train: 4000, test: 1000, difficulty: 0.5 }
+    }
+}
+
+impl Shapes {
+    /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0.5`; what is left out has its default.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown setting or a value outside its range.
+    pub fn parse(settings: &str) -> Result<Self> {
+        let mut shapes = Shapes::default();
+        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
+            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+            match name {
+                "seed" => shapes.seed = number("seed", value)?,
+                "size" => shapes.size = number("size", value)?,
+                "train" => shapes.train = number("train", value)?,
+                "test" => shapes.test = number("test", value)?,
+                "difficulty" => shapes.difficulty = number("difficulty", value)?,
+                _ => {
+                    let expected = "one of seed, size, train, test, difficulty, each followed by `=` and a number";
+                    return Err(Error::Setting { field: "shapes", got: format!("`{name}`"), expected });
+                }
+            }
+        }
+        shapes.validate()?;
+        Ok(shapes)
+    }
+
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] naming the first setting outside its range.
+    pub fn validate(&self) -> Result<()> {
+        let fail =
+            |field, got: &dyn fmt::Display, expected| Err(Error::Setting { field, got: got.to_string(), expected });
+        if !(16..=512).contains(&self.size) {
+            return fail("size", &self.size, "in 16..=512");
+        }
+        let most = MAX_BYTES / self.shape().volume();
+        for (field, count) in [("train", self.train), ("test", self.test)] {
+            if count == 0 || count > most {
+                return fail(field, &count, "at least 1 and at most 16 GiB of pixels");
+            }
+        }
+        if !(0.0..=1.0).contains(&self.difficulty) {
+            return fail("difficulty", &self.difficulty, "in [0, 1]");
+        }
+        Ok(())
+    }
+
+    /// Draws both splits.
+    ///
+    /// # Errors
+    /// Those of [`Shapes::validate`].
+    pub fn generate(&self) -> Result<Dataset> {
+        self.validate()?;
+        let classes = Outline::ALL.iter().map(|outline| outline.name().to_string()).collect();
+        let (train, test) = (self.split(0, self.train), self.split(1, self.test));
+        Ok(Dataset { name: "shapes".into(), classes, shape: self.shape(), train, test })
+    }
+
+    fn shape(&self) -> PictureShape {
+        PictureShape { channels: 3, height: self.size, width: self.size }
+    }
+
+    /// `count` pictures with the classes in turn; `part` keeps the random numbers of the splits apart.
+    fn split(&self, part: u64, count: usize) -> Split {
+        let shape = self.shape();
+        let label = |index: usize| index % Outline::ALL.len();
+        let mut pixels = vec![0; count * shape.volume()];
+        let objects: Vec<_> = pixels
+            .par_chunks_mut(shape.volume())
+            .enumerate()
+            .map(|(index, picture)| {
+                let mut rng = stream(Purpose::Shapes, self.seed, part, index as u64);
+                scene::draw(&mut rng, Outline::ALL[label(index)], self.size, self.difficulty as f32, picture)
+            })
+            .collect();
+        let (boxes, difficulty) = objects.into_iter().unzip();
+        Split::new(shape, pixels, (0..count).map(|index| label(index) as u32).collect()).with_objects(boxes, difficulty)
+    }
+}
+
+impl fmt::Display for Shapes {
+    /// The settings as [`Shapes::parse`] reads them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shapes { seed, size, train, test, difficulty } = self;
+        write!(f, "seed={seed},size={size},train={train},test={test},difficulty={difficulty}")
+    }
+}
+
+fn number<T: std::str::FromStr>(field: &'static str, value: &str) -> Result<T> {
+    let fail = |_| Error::Setting { field, got: format!("`{value}`"), expected: "a number in its range" };
+    value.parse().map_err(fail)
+}

@@ -1,0 +1,104 @@
+//! `KIND:PATH`: the text that names a data set.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use super::{Dataset, Error, Result, Shapes, cifar, idx};
+
+/// The kinds of data set, for messages.
+const KINDS: &str = "shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH";
+
+/// Share of every class that is held out for testing where a data set brings no test split.
+const HOLDOUT: f64 = 0.2;
+
+/// Which data set to use.
+///
+/// ```
+/// use resolvent_lab::data::DataSpec;
+/// let spec: DataSpec = "shapes:seed=1,train=64,test=16".parse()?;
+/// assert_eq!(spec.load()?.train.len(), 64);
+/// # Ok::<(), resolvent_lab::data::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub enum DataSpec {
+    /// `shapes` or `shapes:seed=1,size=32,train=4000,test=1000,difficulty=0.5`: generated pictures.
+    Shapes(Shapes),
+    /// `mnist:DIR`: the four idx files, plain or gzipped.
+    Mnist(PathBuf),
+    /// `fashion-mnist:DIR`: the four idx files, plain or gzipped.
+    FashionMnist(PathBuf),
+    /// `idx:IMAGES,LABELS`: one pair of idx files, of which a fifth of every class is held out for testing.
+    Idx {
+        /// The file of pictures.
+        pictures: PathBuf,
+        /// The file of labels.
+        labels: PathBuf,
+    },
+    /// `cifar10:DIR`: the binary form.
+    Cifar10(PathBuf),
+}
+
+impl DataSpec {
+    /// Reads `KIND:PATH`, or `shapes` with optional settings.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] or [`Error::Setting`]; whether the path exists is seen by [`DataSpec::load`].
+    pub fn parse(spec: &str) -> Result<Self> {
+        let fail = |problem: String| Error::Spec { spec: spec.into(), problem };
+        let (kind, rest) = spec.split_once(':').unwrap_or((spec, ""));
+        if kind == "shapes" {
+            return Ok(DataSpec::Shapes(Shapes::parse(rest)?));
+        }
+        if !["mnist", "fashion-mnist", "idx", "cifar10"].contains(&kind) {
+            return Err(fail(format!("unknown kind `{kind}`; give one of {KINDS}")));
+        }
+        if rest.is_empty() {
+            return Err(fail(format!("a path must follow, as in `{kind}:PATH`")));
+        }
+        let path = PathBuf::from(rest);
+        Ok(match kind {
+            "mnist" => DataSpec::Mnist(path),
+            "fashion-mnist" => DataSpec::FashionMnist(path),
+            "idx" => {
+                let pair = rest.split_once(',').filter(|(left, right)| !left.is_empty() && !right.is_empty());
+                let (pictures, labels) = pair.ok_or_else(|| fail("give two files, `idx:IMAGES,LABELS`".into()))?;
+                DataSpec::Idx { pictures: pictures.into(), labels: labels.into() }
+            }
+            _ => DataSpec::Cifar10(path),
+        })
+    }
+
+    /// Generates or reads the data set.
+    ///
+    /// # Errors
+    /// Any [`Error`]: files are read strictly, and the message names the file.
+    pub fn load(&self) -> Result<Dataset> {
+        match self {
+            DataSpec::Shapes(shapes) => shapes.generate(),
+            DataSpec::Mnist(folder) => idx::load("mnist", folder, &idx::DIGITS),
+            DataSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS),
+            DataSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT),
+            DataSpec::Cifar10(folder) => cifar::load(folder),
+        }
+    }
+}
+
+impl FromStr for DataSpec {
+    type Err = Error;
+
+    fn from_str(spec: &str) -> Result<Self> {
+        DataSpec::parse(spec)
+    }
+}
+
+impl fmt::Display for DataSpec {
+    /// The text that parses to this value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DataSpec::Shapes(shapes) => write!(f, "shapes:{shapes}"),
+            DataSpec::Mnist(path) => write!(f, "mnist:{}", path.display()),
+            DataSpec::FashionMnist(path) => write!(f, "fashion-mnist:{}", path.display()),
+            DataSpec::Idx { pictures, labels } => write!(f, "idx:{},{}", pictures.display(), labels.display()),
+            DataSpec::Cifar10(path) => write!(f, "cifar10:{}", path.display()),
+        }
+    }
+}

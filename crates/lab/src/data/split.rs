@@ -1,0 +1,249 @@
+//! One split of a data set, in memory.
+
+use rand::seq::SliceRandom;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::rng::{Purpose, stream};
+
+/// The shape of one picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PictureShape {
+    /// 1 (grey) or 3 (red, green, blue).
+    pub channels: usize,
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+impl PictureShape {
+    /// Values in one plane.
+    pub fn plane(&self) -> usize {
+        self.height * self.width
+    }
+
+    /// Values in one picture.
+    pub fn volume(&self) -> usize {
+        self.channels * self.plane()
+    }
+}
+
+/// Where an object lies: the pixels `left..right` x `top..bottom`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ObjectBox {
+    /// First column.
+    pub left: u32,
+    /// First row.
+    pub top: u32,
+    /// Column after the last.
+    pub right: u32,
+    /// Row after the last.
+    pub bottom: u32,
+}
+
+/// Mean and standard deviation of each channel, of values scaled to [0, 1].
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChannelStats {
+    /// Mean per channel.
+    pub mean: Vec<f32>,
+    /// Standard deviation per channel, at least 1/255 so that a constant channel can be divided by it.
+    pub std: Vec<f32>,
+}
+
+/// Labelled pictures of one shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Split {
+    shape: PictureShape,
+    pixels: Vec<u8>,
+    labels: Vec<u32>,
+    boxes: Option<Vec<ObjectBox>>,
+    difficulty: Option<Vec<f32>>,
+}
+
+impl Split {
+    /// Pictures `pixels [labels.len(), channels, height, width]` and their labels.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together.
+    pub fn new(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
+        assert_eq!(pixels.len(), labels.len() * shape.volume(), "pixels of {} pictures of {shape:?}", labels.len());
+        Split { shape, pixels, labels, boxes: None, difficulty: None }
+    }
+
+    /// Adds what a generator knows about each picture: its object's box, and its difficulty in [0, 1].
+    ///
+    /// # Panics
+    /// If the lengths do not fit the number of pictures.
+    pub fn with_objects(mut self, boxes: Vec<ObjectBox>, difficulty: Vec<f32>) -> Self {
+        assert_eq!((boxes.len(), difficulty.len()), (self.len(), self.len()), "one box and difficulty per picture");
+        self.boxes = Some(boxes);
+        self.difficulty = Some(difficulty);
+        self
+    }
+
+    /// Number of pictures.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no picture.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Shape of every picture.
+    pub fn shape(&self) -> PictureShape {
+        self.shape
+    }
+
+    /// The bytes `[channels, height, width]` of picture `index`.
+    pub fn picture(&self, index: usize) -> &[u8] {
+        let volume = self.shape.volume();
+        &self.pixels[index * volume..][..volume]
+    }
+
+    /// One label per picture.
+    pub fn labels(&self) -> &[u32] {
+        &self.labels
+    }
+
+    /// One object box per picture, where known.
+    pub fn boxes(&self) -> Option<&[ObjectBox]> {
+        self.boxes.as_deref()
+    }
+
+    /// One difficulty in [0, 1] per picture, where known.
+    pub fn difficulty(&self) -> Option<&[f32]> {
+        self.difficulty.as_deref()
+    }
+
+    /// The pictures at `indices`, in that order.
+    pub fn select(&self, indices: &[usize]) -> Split {
+        fn pick<T: Copy>(from: &[T], indices: &[usize]) -> Vec<T> {
+            indices.iter().map(|&index| from[index]).collect()
+        }
+        Split {
+            shape: self.shape,
+            pixels: indices.iter().flat_map(|&index| self.picture(index)).copied().collect(),
+            labels: pick(&self.labels, indices),
+            boxes: self.boxes.as_ref().map(|boxes| pick(boxes, indices)),
+            difficulty: self.difficulty.as_ref().map(|difficulty| pick(difficulty, indices)),
+        }
+    }
+
+    /// Holds `fraction` of every class out: (kept, held out), both in the original order, decided by `seed` alone.
+    ///
+    /// A class of two or more pictures keeps and gives at least one, unless `fraction` is 0.
+    pub fn hold_out(&self, fraction: f64, seed: u64) -> (Split, Split) {
+        let (kept, held) = hold_out(&self.labels, fraction, seed);
+        (self.select(&kept), self.select(&held))
+    }
+
+    /// Mean and standard deviation per channel.
+    pub fn channel_stats(&self) -> ChannelStats {
+        let mut sums = vec![(0_u64, 0_u64); self.shape.channels];
+        if !self.pixels.is_empty() {
+            for (plane, values) in self.pixels.chunks_exact(self.shape.plane()).enumerate() {
+                let (sum, squares) = &mut sums[plane % self.shape.channels];
+                *sum += values.iter().map(|&value| u64::from(value)).sum::<u64>();
+                *squares += values.iter().map(|&value| u64::from(value) * u64::from(value)).sum::<u64>();
+            }
+        }
+        let count = (self.len() * self.shape.plane()).max(1) as f64;
+        let moments = sums.iter().map(|&(sum, squares)| {
+            let mean = sum as f64 / count;
+            (mean / 255.0, (squares as f64 / count - mean * mean).max(1.0).sqrt() / 255.0)
+        });
+        let (mean, std) = moments.map(|(mean, std)| (mean as f32, std as f32)).unzip();
+        ChannelStats { mean, std }
+    }
+
+    /// Hash of shape, pixels and labels.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for extent in [self.shape.channels, self.shape.height, self.shape.width] {
+            hash.update(&(extent as u64).to_le_bytes());
+        }
+        hash.update(&self.pixels);
+        for label in &self.labels {
+            hash.update(&label.to_le_bytes());
+        }
+        hash.digest()
+    }
+}
+
+/// Indices (kept, held out) of [`Split::hold_out`].
+fn hold_out(labels: &[u32], fraction: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
+    let classes = labels.iter().max().map_or(0, |&last| last as usize + 1);
+    let mut members = vec![Vec::new(); classes];
+    for (index, &label) in labels.iter().enumerate() {
+        members[label as usize].push(index);
+    }
+    let mut held = vec![false; labels.len()];
+    for (class, indices) in members.iter_mut().enumerate() {
+        indices.shuffle(&mut stream(Purpose::Holdout, seed, class as u64, 0));
+        let wanted = (indices.len() as f64 * fraction).round() as usize;
+        let count = if fraction > 0.0 && indices.len() > 1 { wanted.clamp(1, indices.len() - 1) } else { 0 };
+        indices[..count].iter().for_each(|&index| held[index] = true);
+    }
+    (0..labels.len()).partition(|&index| !held[index])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbered(labels: Vec<u32>) -> Split {
+        let shape = PictureShape { channels: 1, height: 1, width: 2 };
+        let pixels = (0..labels.len()).flat_map(|index| [index as u8, 255 - index as u8]).collect();
+        Split::new(shape, pixels, labels)
+    }
+
+    #[test]
+    fn holding_out_partitions_every_class_and_follows_the_seed() {
+        let split = numbered((0..100).map(|index| index % 4).collect());
+        let (kept, held) = split.hold_out(0.2, 7);
+        assert_eq!((kept.len(), held.len()), (80, 20));
+        for class in 0..4 {
+            assert_eq!(held.labels().iter().filter(|&&label| label == class).count(), 5);
+        }
+        let mut seen: Vec<u8> =
+            [&kept, &held].iter().flat_map(|part| (0..part.len()).map(|index| part.picture(index)[0])).collect();
+        seen.sort_unstable();
+        assert!(seen.iter().copied().eq(0..100), "each picture lands in exactly one part");
+        assert_eq!(split.hold_out(0.2, 7), (kept, held.clone()));
+        assert_ne!(split.hold_out(0.2, 8).1, held);
+    }
+
+    #[test]
+    fn small_classes_stay_on_both_sides() {
+        let (kept, held) = numbered(vec![0, 0, 1, 2, 2, 2]).hold_out(0.01, 0);
+        assert_eq!((kept.labels(), held.labels()), (&[0, 1, 2, 2][..], &[0, 2][..]));
+        assert_eq!(numbered(vec![0, 0]).hold_out(0.0, 0).1.len(), 0);
+    }
+
+    #[test]
+    fn channel_stats_match_their_definition() {
+        let shape = PictureShape { channels: 2, height: 1, width: 2 };
+        let split = Split::new(shape, vec![0, 255, 7, 7, 255, 0, 7, 7], vec![0, 1]);
+        let ChannelStats { mean, std } = split.channel_stats();
+        assert_eq!(mean, [0.5, 7.0 / 255.0]);
+        assert_eq!(std, [0.5, 1.0 / 255.0], "a constant channel has a floor");
+    }
+
+    #[test]
+    fn the_fingerprint_sees_pixels_labels_and_shape() {
+        let base = numbered(vec![0, 1]);
+        let fingerprints = [
+            base.fingerprint(),
+            numbered(vec![1, 0]).fingerprint(),
+            base.select(&[1, 0]).fingerprint(),
+            Split::new(PictureShape { channels: 1, height: 2, width: 1 }, base.pixels.clone(), vec![0, 1])
+                .fingerprint(),
+        ];
+        for (index, left) in fingerprints.iter().enumerate() {
+            assert!(!fingerprints[..index].contains(left));
+        }
+        assert_eq!(base.fingerprint(), base.clone().fingerprint());
+    }
+}
