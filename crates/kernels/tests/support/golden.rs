@@ -17,7 +17,8 @@ pub struct Golden {
 impl Golden {
     /// Every case of `folder`, in the order of the file names.
     pub fn all(folder: &str) -> Vec<Self> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder);
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/tests/data"); // from any crate of the workspace
+        let folder = Path::new(data).join(folder);
         let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         paths.sort();
         assert!(!paths.is_empty());

@@ -1,0 +1,128 @@
+//! How well token weights stand in for the Perron vector. "Infinite Self-Attention", section 4.5 and table 5.
+
+use resolvent_kernels::{
+    Mechanism, Strategy,
+    mechanism::{Infsa, LinearInfsa},
+};
+
+use crate::{
+    AttentionOperator, LinearOperator, Power, Result, perron, subdominant_ratio,
+    vector::{dot, norm},
+};
+
+/// Agreement of two vectors over the tokens.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Alignment {
+    /// [`cosine`].
+    pub cosine: f64,
+    /// [`spearman`].
+    pub spearman: f64,
+}
+
+impl Alignment {
+    /// The agreement of `x` with `y`.
+    pub fn of(x: &[f64], y: &[f64]) -> Self {
+        Self { cosine: cosine(x, y), spearman: spearman(x, y) }
+    }
+}
+
+/// The cosine of the angle between two vectors; 0 where one is zero.
+pub fn cosine(x: &[f64], y: &[f64]) -> f64 {
+    let size = norm(x) * norm(y);
+    if size == 0.0 { 0.0 } else { dot(x, y) / size }
+}
+
+/// Spearman's rank correlation, ties sharing their average rank; 0 where one vector is constant.
+pub fn spearman(x: &[f64], y: &[f64]) -> f64 {
+    let centred = |x: &[f64]| {
+        let mean = (x.len() as f64 - 1.0) / 2.0;
+        ranks(x).into_iter().map(|rank| rank - mean).collect::<Vec<_>>()
+    };
+    cosine(&centred(x), &centred(y))
+}
+
+/// The rank of every entry, from 0, ties averaged.
+fn ranks(x: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..x.len()).collect();
+    order.sort_by(|&a, &b| x[a].total_cmp(&x[b]));
+    let mut ranks = vec![0.0; x.len()];
+    let mut start = 0;
+    for tied in order.chunk_by(|&a, &b| x[a] == x[b]) {
+        let average = start as f64 + (tied.len() as f64 - 1.0) / 2.0;
+        tied.iter().for_each(|&i| ranks[i] = average);
+        start += tied.len();
+    }
+    ranks
+}
+
+/// The token weights of `linear-infsa` beside the Perron vector of `relu(Q Q^T)` that they stand in for.
+///
+/// The baselines belong to the result: between non-negative vectors a high cosine says little by itself, and the norms
+/// of the queries alone often score higher than the weights.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct PerronReport {
+    /// The weights `a`.
+    pub weights: Alignment,
+    /// The same weight for every token. (Ranks nothing: its rank correlation is 0.)
+    pub uniform: Alignment,
+    /// The norms `|q_i|`.
+    pub energies: Alignment,
+    /// [`subdominant_ratio`] of the affinities: the smaller, the faster hops forget where they started.
+    pub subdominant_ratio: f64,
+    /// By how much the last step still changed the Perron vector.
+    pub change: f64,
+}
+
+impl PerronReport {
+    /// Compares over the kept tokens of one head, queries `q [seq, head_dim]` being the keys too; `linear` says how the
+    /// weights are found (its `tied` is taken for true), `keep [seq]` which tokens are there.
+    ///
+    /// # Errors
+    /// What the mechanism refuses; [`crate::Error::Length`].
+    pub fn new(linear: &LinearInfsa, seq: usize, q: &[f32], keep: Option<&[bool]>) -> Result<Self> {
+        let graph = |mechanism: Mechanism| AttentionOperator::new(&mechanism, seq, q, None, keep, Strategy::Auto);
+        let affinity = graph(Mechanism::Infsa(Infsa { gamma: 1.0, tied: true, ..Infsa::default() }))?;
+        let weights = graph(Mechanism::LinearInfsa(LinearInfsa { gamma: 1.0, tied: true, ..linear.clone() }))?;
+        let kept = |x: Vec<f64>| match keep {
+            Some(keep) => x.into_iter().zip(keep).filter_map(|(x, keep)| keep.then_some(x)).collect(),
+            None => x,
+        };
+        // Every kept row of the graph is the weights: any one of them, transposed, reads them off.
+        let first = keep.map_or(0, |keep| keep.iter().position(|&keep| keep).unwrap_or(0));
+        let unit: Vec<f64> = (0..seq).map(|i| f64::from(u8::from(i == first))).collect();
+        let a = kept(weights.apply_transpose(&unit)?);
+        let power = Power { max_iter: 200, ..Power::default() };
+        let pair = perron(&affinity, &power)?;
+        let reference = kept(pair.vector);
+        let norms = q.chunks(q.len() / seq.max(1)).map(|q| q.iter().map(|&q| f64::from(q).powi(2)).sum::<f64>().sqrt());
+        let energies = kept(norms.collect());
+        Ok(Self {
+            weights: Alignment::of(&a, &reference),
+            uniform: Alignment::of(&vec![1.0; reference.len()], &reference),
+            energies: Alignment::of(&energies, &reference),
+            subdominant_ratio: subdominant_ratio(&affinity, &power, 40)?,
+            change: pair.change,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_share_their_rank() {
+        assert_eq!(ranks(&[3.0, 1.0, 3.0, 2.0, 3.0]), [3.0, 0.0, 3.0, 1.0, 3.0]);
+    }
+
+    #[test]
+    fn rank_correlation_knows_order_only() {
+        let x = [0.1, 0.2, 5.0, 7.0];
+        assert!((spearman(&x, &[1.0, 4.0, 9.0, 16.0]) - 1.0).abs() < 1e-15);
+        assert!((spearman(&x, &[4.0, 3.0, 2.0, 1.0]) + 1.0).abs() < 1e-15);
+        assert_eq!(spearman(&x, &[1.0; 4]), 0.0);
+        // One tie: ranks (0.5, 0.5, 2, 3) against (0, 1, 2, 3), by hand 4.5 / sqrt(4.5 * 5).
+        assert!((spearman(&[1.0, 1.0, 2.0, 3.0], &x) - 4.5 / 22.5_f64.sqrt()).abs() < 1e-15);
+        assert_eq!(cosine(&[0.0, 0.0], &[1.0, 2.0]), 0.0);
+    }
+}

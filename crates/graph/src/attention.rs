@@ -1,0 +1,108 @@
+//! The token graph of one attention head, applied by the mechanism's own kernels.
+
+use std::cell::RefCell;
+
+use resolvent_kernels::{Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy};
+
+use crate::{LinearOperator, Result, error::check_len};
+
+/// The matrix `M(q, k)` that one head of a mechanism multiplies its values with, decay included, known by `M x` and
+/// `M^T x` in O(N) memory.
+///
+/// `M x` is the forward pass with `x` for the values; `M^T x` is the gradient of the values when `x` comes back. So
+/// every mechanism with a forward and a backward pass has its token graph here, in the f32 arithmetic of its kernels:
+/// about six digits. A masked token is an isolated one.
+#[derive(Debug)]
+pub struct AttentionOperator {
+    op: Operator,
+    q: Vec<f32>,
+    k: Option<Vec<f32>>,
+    keep: Option<Vec<bool>>,
+    ones: Vec<f32>,
+    row_sums: Vec<f32>,
+    stats: Vec<f32>,
+    scratch: RefCell<Scratch>,
+}
+
+impl AttentionOperator {
+    /// The graph of `mechanism` over `seq` tokens with queries `q [seq, head_dim]` and keys `k` (`None` iff the mechanism
+    /// is tied). `keep [seq]` masks tokens, as queries and as keys.
+    ///
+    /// # Errors
+    /// What the mechanism refuses; [`crate::Error::Length`] where `q` does not have whole rows.
+    pub fn new(
+        mechanism: &Mechanism,
+        seq: usize,
+        q: &[f32],
+        k: Option<&[f32]>,
+        keep: Option<&[bool]>,
+        strategy: Strategy,
+    ) -> Result<Self> {
+        let head_dim = q.len() / seq.max(1);
+        check_len("q", q.len(), seq * head_dim)?;
+        // The graph has a row per token, also where the mechanism would return a common row once.
+        let mechanism = match mechanism.clone() {
+            Mechanism::LinearInfsa(m) => {
+                Mechanism::LinearInfsa(resolvent_kernels::mechanism::LinearInfsa { broadcast: true, ..m })
+            }
+            other => other,
+        };
+        let shape = Shape { value_dim: 1, ..Shape::square(1, 1, seq, head_dim) };
+        let op = Operator::new(&mechanism, shape, false, strategy)?;
+        let (k, keep) = (k.map(<[f32]>::to_vec), keep.map(<[bool]>::to_vec));
+        let stats = vec![0.0; op.plan().stats];
+        let (ones, row_sums, scratch) = (vec![1.0; seq], vec![0.0; seq], RefCell::default());
+        let mut graph = Self { op, q: q.to_vec(), k, keep, ones, row_sums, stats, scratch };
+        let (mut row_sums, mut stats) = (vec![0.0; seq], vec![0.0; graph.stats.len()]);
+        graph.forward(&graph.ones, &mut row_sums, &mut stats)?;
+        (graph.row_sums, graph.stats) = (row_sums, stats);
+        Ok(graph)
+    }
+
+    /// Which tokens are there.
+    pub fn keep(&self) -> Option<&[bool]> {
+        self.keep.as_deref()
+    }
+
+    fn inputs<'a>(&'a self, v: &'a [f32]) -> (Inputs<'a, f32>, Mask<'a>) {
+        let inputs = Inputs { q: &self.q, k: self.k.as_deref(), v, extras: Extras::default() };
+        (inputs, self.keep.as_deref().map_or(Mask::NONE, Mask::padding))
+    }
+
+    fn forward(&self, v: &[f32], out: &mut [f32], stats: &mut [f32]) -> Result<()> {
+        let (inputs, mask) = self.inputs(v);
+        Ok(self.op.forward(&inputs, &mask, out, stats, &mut self.scratch.borrow_mut())?)
+    }
+}
+
+impl LinearOperator for AttentionOperator {
+    fn len(&self) -> usize {
+        self.ones.len()
+    }
+
+    fn apply(&self, x: &[f64]) -> Result<Vec<f64>> {
+        check_len("x", x.len(), self.len())?;
+        let mut out = vec![0.0; x.len()];
+        self.forward(&narrow(x), &mut out, &mut vec![0.0; self.stats.len()])?;
+        Ok(wide(&out))
+    }
+
+    fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>> {
+        check_len("x", x.len(), self.len())?;
+        let (inputs, mask) = self.inputs(&self.ones);
+        let (mut dq, mut dk) = (vec![0.0; self.q.len()], self.k.as_ref().map(|k| vec![0.0; k.len()]));
+        let mut dv = vec![0.0; x.len()];
+        let mut gradients = Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, dgamma: None };
+        let scratch = &mut self.scratch.borrow_mut();
+        self.op.backward(&inputs, &mask, &self.row_sums, &self.stats, &narrow(x), &mut gradients, scratch)?;
+        Ok(wide(&dv))
+    }
+}
+
+fn narrow(x: &[f64]) -> Vec<f32> {
+    x.iter().map(|&x| x as f32).collect()
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| x.into()).collect()
+}

@@ -1,0 +1,106 @@
+//! Square operators that are known by what they do to a vector.
+
+use crate::{Result, error::check_len, vector::dot};
+
+/// A square linear operator over the tokens.
+pub trait LinearOperator {
+    /// Number of tokens.
+    fn len(&self) -> usize;
+
+    /// Whether there are no tokens.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// `M x`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Length`] where `x` does not have [`LinearOperator::len`] elements; what the operator itself meets.
+    fn apply(&self, x: &[f64]) -> Result<Vec<f64>>;
+
+    /// `M^T x`.
+    ///
+    /// # Errors
+    /// As [`LinearOperator::apply`].
+    fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>>;
+}
+
+/// A stored matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dense {
+    n: usize,
+    entries: Vec<f64>,
+}
+
+impl Dense {
+    /// The row-major `n x n` matrix of `entries`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Length`] unless there are `n * n` entries.
+    pub fn new(n: usize, entries: Vec<f64>) -> Result<Self> {
+        check_len("entries", entries.len(), n * n)?;
+        Ok(Self { n, entries })
+    }
+
+    /// The graph of weighted `edges` `(from, to, weight)` over `n` tokens; parallel edges add up.
+    ///
+    /// # Panics
+    /// Where an edge meets a token that is not there.
+    pub fn from_edges(n: usize, edges: &[(usize, usize, f64)]) -> Self {
+        let mut entries = vec![0.0; n * n];
+        for &(from, to, weight) in edges {
+            assert!(from < n && to < n, "edge {from} -> {to} in a graph of {n} tokens");
+            entries[from * n + to] += weight;
+        }
+        Self { n, entries }
+    }
+
+    /// The same graph with every weight times `factor`.
+    pub fn scaled(mut self, factor: f64) -> Self {
+        self.entries.iter_mut().for_each(|x| *x *= factor);
+        self
+    }
+
+    /// The Frobenius norm.
+    pub fn frobenius(&self) -> f64 {
+        dot(&self.entries, &self.entries).sqrt()
+    }
+}
+
+impl LinearOperator for Dense {
+    fn len(&self) -> usize {
+        self.n
+    }
+
+    fn apply(&self, x: &[f64]) -> Result<Vec<f64>> {
+        check_len("x", x.len(), self.n)?;
+        Ok((0..self.n).map(|i| dot(&self.entries[i * self.n..][..self.n], x)).collect())
+    }
+
+    fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>> {
+        check_len("x", x.len(), self.n)?;
+        let mut y = vec![0.0; self.n];
+        for (i, &x) in x.iter().enumerate() {
+            y.iter_mut().zip(&self.entries[i * self.n..]).for_each(|(y, m)| *y += m * x);
+        }
+        Ok(y)
+    }
+}
+
+/// The transpose of an operator: every edge turned round.
+#[derive(Debug, Clone, Copy)]
+pub struct Transposed<'a, O>(pub &'a O);
+
+impl<O: LinearOperator> LinearOperator for Transposed<'_, O> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn apply(&self, x: &[f64]) -> Result<Vec<f64>> {
+        self.0.apply_transpose(x)
+    }
+
+    fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>> {
+        self.0.apply(x)
+    }
+}
