@@ -1,6 +1,6 @@
 //! Whether the tensors of a call fit its sizes: once, for every way of computing it.
 
-use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape, mechanism};
+use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape};
 
 /// Lengths of all inputs and masks, and which of them the mechanism takes.
 pub(crate) fn inputs<T>(
@@ -37,8 +37,7 @@ fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_
         return Err(Error::Tensor { op, tensor: "gamma", problem });
     }
     length(op, "gamma", gamma.len(), s.heads, "expected one decay per head")?;
-    let one_allowed = !matches!(mechanism, Mechanism::InfsaResolvent(_));
-    gamma.iter().try_for_each(|&x| mechanism::check_gamma(x.into(), one_allowed))
+    mechanism.check_gamma(gamma)
 }
 
 /// [`Error::Length`] unless `got == expected`.

@@ -427,6 +427,24 @@ impl Mechanism {
         }
     }
 
+    /// Whether the mechanism is valid, and defined for these sizes and for causality (OR-ed with its own).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a field, [`Error::Unsupported`] for the combination.
+    pub fn check(&self, shape: &Shape, causal: bool) -> Result<()> {
+        self.validate()?;
+        check_support(self, shape, causal || self.causal())
+    }
+
+    /// Checks decays that replace the configured one, as [`crate::Extras::gamma`] does.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn check_gamma(&self, gamma: &[f32]) -> Result<()> {
+        let one_allowed = !matches!(self, Self::InfsaResolvent(_));
+        gamma.iter().try_for_each(|&x| check_gamma(x.into(), one_allowed))
+    }
+
     /// Checks every field against its range.
     ///
     /// # Errors
@@ -476,7 +494,7 @@ fn check_scale(scale: Option<f64>) -> Result<()> {
 }
 
 /// `gamma` within (0, 1], or (0, 1) where the series of hops has to converge.
-pub(crate) fn check_gamma(gamma: f64, one_allowed: bool) -> Result<()> {
+fn check_gamma(gamma: f64, one_allowed: bool) -> Result<()> {
     let expected = if one_allowed { "in (0, 1]" } else { "in (0, 1)" };
     check("gamma", gamma, gamma > 0.0 && (gamma < 1.0 || one_allowed && gamma == 1.0), expected)
 }

@@ -1,1 +1,27 @@
 //! Attention as an operator on the graph of tokens: differentiable operators, modules and models on Burn.
+//!
+//! [`attend`] applies any [`Mechanism`] to tensors, with gradients; [`attention::MultiHeadAttention`] is the module,
+//! [`models::Vit`] the picture model built from it. On Burn's Flex backend the fused kernels of `resolvent-kernels` run
+//! without a copy and with their own backward pass; every other backend runs the same operator composed of tensor
+//! operations. [`plan`] says which, and [`Strategy`] forces it.
+//!
+//! ```
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use resolvent::{Inputs, Mask, Mechanism, Strategy, attend};
+//! let device = Device::flex();
+//! let x = || Tensor::<4>::random([2, 4, 10, 8], Distribution::Default, &device);
+//! let infsa = Mechanism::from_json(r#"{"mechanism": "infsa", "gamma": 0.9}"#)?;
+//! let output = attend(&Inputs::new(x(), x(), x()), &infsa, &Mask::causal(), Strategy::Auto)?;
+//! assert_eq!(output.out.dims(), [2, 4, 10, 8]);
+//! # Ok::<(), resolvent::Error>(())
+//! ```
+
+pub mod attention;
+pub mod convert;
+mod error;
+pub mod models;
+pub mod ops;
+
+pub use error::{Error, Result};
+pub use ops::{Extras, Inputs, Mask, Output, Plan, Strategy, attend, plan};
+pub use resolvent_kernels::{Mechanism, Shape, mechanism};

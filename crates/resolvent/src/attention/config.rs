@@ -1,0 +1,178 @@
+//! How a [`MultiHeadAttention`] is built.
+
+use burn::{
+    config::Config,
+    module::{Initializer, Param},
+    nn::{DropoutConfig, Linear, LinearConfig},
+    tensor::Device,
+};
+use resolvent_kernels as kernels;
+
+use super::{MultiHeadAttention, gamma};
+use crate::{Error, Mechanism, Shape, Strategy};
+
+/// What the decay of a layer is made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GammaSchedule {
+    /// Every layer uses `gamma`.
+    #[default]
+    Constant,
+    /// Layer `l`, counted from 1, uses `gamma^l`: the residual stream then holds `sum_l gamma^l W_O Z^(l)`. "Infinite
+    /// Self-Attention", eq. 12 and 23.
+    Power,
+}
+
+/// Configuration of [`MultiHeadAttention`].
+#[derive(Config, Debug)]
+pub struct MultiHeadAttentionConfig {
+    /// Channels of a token.
+    pub d_model: usize,
+    /// Heads; they divide `d_model`.
+    pub n_heads: usize,
+    /// The mechanism. Its `tied` is replaced by the module's.
+    pub mechanism: Mechanism,
+    /// One projection for queries and keys. Default `None`: true for `linear-infsa` ("Infinite Self-Attention",
+    /// section 3.4), else as the mechanism says.
+    pub tied: Option<bool>,
+    /// Biases of the input projections. Default true.
+    #[config(default = true)]
+    pub qkv_bias: bool,
+    /// Bias of the output projection. Default true.
+    #[config(default = true)]
+    pub output_bias: bool,
+    /// A further `d_model x d_model` projection after the output projection. Default false. The published parameter
+    /// counts of "Infinite Self-Attention", table 2, need it.
+    #[config(default = false)]
+    pub extra_proj: bool,
+    /// Learn the decay: one logit per head, `gamma = sigmoid(logit)`, which starts at the mechanism's `gamma`. Default
+    /// true; without effect where the mechanism has no decay. Section 3.2.
+    #[config(default = true)]
+    pub gamma_trainable: bool,
+    /// What the decay of this layer is made of. Default constant.
+    #[config(default = "GammaSchedule::Constant")]
+    pub gamma_schedule: GammaSchedule,
+    /// The layer's number, counted from 1; read by the power schedule. Default 1.
+    #[config(default = 1)]
+    pub layer: usize,
+    /// Dropout on the output, after the projections. Default 0.
+    #[config(default = 0.0)]
+    pub dropout: f64,
+    /// Dropout on the attention weights. Must be 0: a fused kernel never holds the weights.
+    #[config(default = 0.0)]
+    pub weight_dropout: f64,
+    /// How the operator is applied. Default auto.
+    #[config(default = "Strategy::Auto")]
+    pub strategy: Strategy,
+    /// Distribution of the initial weights. Default: uniform within `d_model^-0.5`, as in Burn's own module.
+    #[config(default = "Initializer::KaimingUniform { gain: 1.0 / 3f64.sqrt(), fan_out_only: false }")]
+    pub initializer: Initializer,
+}
+
+impl MultiHeadAttentionConfig {
+    /// Checks every field, and that the mechanism is defined for self-attention.
+    ///
+    /// # Errors
+    /// [`Error::Heads`], [`Error::Field`], [`Error::Mechanism`].
+    pub fn validate(&self) -> Result<(), Error> {
+        let Self { d_model, n_heads, dropout, layer, .. } = *self;
+        field("d_model", d_model, d_model >= 1, "at least 1")?;
+        field("n_heads", n_heads, n_heads >= 1, "at least 1")?;
+        if !d_model.is_multiple_of(n_heads) {
+            return Err(Error::Heads { d_model, n_heads });
+        }
+        field("dropout", dropout, (0.0..1.0).contains(&dropout), "in [0, 1)")?;
+        field("layer", layer, layer >= 1, "at least 1: layers are counted from 1")?;
+        if self.weight_dropout != 0.0 {
+            let (what, why) = ("weight_dropout", "a fused kernel never holds the weights; use `dropout` on the output");
+            return Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what, why }.into());
+        }
+        let mechanism = self.operator();
+        mechanism.check(&Shape::square(1, n_heads, 1, d_model / n_heads), false)?;
+        match mechanism.gamma() {
+            Some(gamma) if self.gamma_trainable => {
+                field("gamma", gamma, gamma < 1.0, "below 1 when gamma_trainable, as sigmoid of a finite logit")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Builds the module on `device`.
+    ///
+    /// # Panics
+    /// Where [`MultiHeadAttentionConfig::try_init`] returns an error, with its message.
+    pub fn init(&self, device: &Device) -> MultiHeadAttention {
+        self.try_init(device).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Builds the module on `device`.
+    ///
+    /// # Errors
+    /// As [`MultiHeadAttentionConfig::validate`].
+    pub fn try_init(&self, device: &Device) -> Result<MultiHeadAttention, Error> {
+        self.validate()?;
+        let d_model = self.d_model;
+        let mechanism = self.operator();
+        let linear = |parts: usize, bias: bool| -> Linear {
+            let initializer = self.initializer.clone();
+            LinearConfig::new(d_model, parts * d_model).with_bias(bias).with_initializer(initializer).init(device)
+        };
+        let trainable = mechanism.gamma().filter(|_| self.gamma_trainable);
+        let power = if self.gamma_schedule == GammaSchedule::Power { self.layer } else { 1 };
+        Ok(MultiHeadAttention {
+            projection: linear(projections(&mechanism), self.qkv_bias),
+            output: linear(1, self.output_bias),
+            extra: self.extra_proj.then(|| linear(1, true)),
+            gamma_logit: trainable.map(|gamma| Param::from_tensor(gamma::logits(gamma, self.n_heads, device))),
+            dropout: DropoutConfig::new(self.dropout).init(),
+            n_heads: self.n_heads,
+            gamma_power: power,
+            mechanism: gamma::with_gamma(mechanism, |gamma| gamma.powi(power as i32)),
+            strategy: self.strategy,
+        })
+    }
+
+    /// Parameters of the module, without the logits of the decay.
+    pub fn parameter_count(&self) -> usize {
+        let Self { d_model, qkv_bias, output_bias, extra_proj, .. } = *self;
+        let matrix = d_model * d_model;
+        projections(&self.operator()) * (matrix + if qkv_bias { d_model } else { 0 })
+            + matrix
+            + if output_bias { d_model } else { 0 }
+            + if extra_proj { matrix + d_model } else { 0 }
+    }
+
+    /// The mechanism as this module applies it: tied or not.
+    fn operator(&self) -> Mechanism {
+        let mut mechanism = self.mechanism.clone();
+        let tied = self.tied.unwrap_or(mechanism.tied() || matches!(mechanism, Mechanism::LinearInfsa(_)));
+        match &mut mechanism {
+            Mechanism::Softmax(m) => m.tied = tied,
+            Mechanism::Infsa(m) => m.tied = tied,
+            Mechanism::InfsaResolvent(m) => m.tied = tied,
+            Mechanism::LinearInfsa(m) => m.tied = tied,
+            _ => {}
+        }
+        mechanism
+    }
+}
+
+/// How many input projections the mechanism has: queries, keys, values; queries are keys when tied, and `uniform` reads
+/// neither.
+pub(super) fn projections(mechanism: &Mechanism) -> usize {
+    match mechanism {
+        Mechanism::Uniform(_) => 1,
+        _ if mechanism.tied() => 2,
+        _ => 3,
+    }
+}
+
+/// An error naming `field` unless `ok`.
+pub(crate) fn field(
+    field: &'static str,
+    got: impl std::fmt::Display,
+    ok: bool,
+    expected: &'static str,
+) -> Result<(), Error> {
+    if ok { Ok(()) } else { Err(Error::Field { field, got: got.to_string(), expected }) }
+}

@@ -1,0 +1,59 @@
+//! The learned decay.
+
+use burn::tensor::{Device, Tensor, activation::sigmoid};
+use resolvent_kernels as kernels;
+
+use super::MultiHeadAttention;
+use crate::{Mechanism, Result};
+
+/// One logit per head, `[heads]`, whose sigmoid is `gamma`.
+pub(super) fn logits(gamma: f64, heads: usize, device: &Device) -> Tensor<1> {
+    Tensor::full([heads], (gamma / (1.0 - gamma)).ln(), device)
+}
+
+/// The mechanism with `change` applied to its decay.
+pub(super) fn with_gamma(mut mechanism: Mechanism, change: impl Fn(f64) -> f64) -> Mechanism {
+    match &mut mechanism {
+        Mechanism::Infsa(m) => m.gamma = change(m.gamma),
+        Mechanism::InfsaResolvent(m) => m.gamma = change(m.gamma),
+        Mechanism::LinearInfsa(m) => m.gamma = change(m.gamma),
+        _ => {}
+    }
+    mechanism
+}
+
+impl MultiHeadAttention {
+    /// The learned decay of this layer per head, `[heads]`; `None` where it is fixed or the mechanism has none.
+    pub fn gamma(&self) -> Option<Tensor<1>> {
+        let gamma = sigmoid(self.gamma_logit.as_ref()?.val());
+        Some(if self.gamma_power == 1 { gamma } else { gamma.powi_scalar(self.gamma_power as i64) })
+    }
+
+    /// The same function without a decay: `gamma` becomes a factor on the rows of the output projection, and 1 in the
+    /// mechanism. For export; the decay is no longer learned.
+    ///
+    /// # Errors
+    /// `Unsupported` for `infsa-resolvent`, whose decay is not a factor, and for mechanisms without one.
+    pub fn fold_gamma(mut self) -> Result<Self> {
+        let unsupported = |why| {
+            Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what: "folding gamma", why }.into())
+        };
+        let fixed = match (&self.mechanism, self.mechanism.gamma()) {
+            (Mechanism::InfsaResolvent(_), _) => return unsupported("the decay weighs every hop differently"),
+            (_, None) => return unsupported("it has no decay"),
+            (_, Some(gamma)) => gamma,
+        };
+        let device = self.output.weight.val().device();
+        let gamma = self.gamma().unwrap_or_else(|| Tensor::full([self.n_heads], fixed, &device));
+        self.output.weight = self.output.weight.map(|weight| {
+            let [d_model, width] = weight.dims();
+            let heads = self.n_heads;
+            let factors = gamma.detach().reshape([heads, 1, 1]);
+            let folded = weight.detach().reshape([heads, d_model / heads, width]) * factors;
+            folded.reshape([d_model, width]).require_grad()
+        });
+        self.gamma_logit = None;
+        self.mechanism = with_gamma(self.mechanism, |_| 1.0);
+        Ok(self)
+    }
+}

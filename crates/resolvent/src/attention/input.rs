@@ -1,0 +1,46 @@
+//! What a [`super::MultiHeadAttention`] takes and returns: the shapes of Burn's own module.
+
+use burn::tensor::{Bool, Tensor};
+
+/// Input of [`super::MultiHeadAttention::forward`], built as that of Burn's own module.
+#[derive(Debug, Clone)]
+pub struct MhaInput {
+    pub(super) query: Tensor<3>,
+    /// Keys and values of cross-attention; `None` in self-attention.
+    pub(super) memory: Option<(Tensor<3>, Tensor<3>)>,
+    pub(super) mask_pad: Option<Tensor<2, Bool>>,
+    pub(super) causal: bool,
+}
+
+impl MhaInput {
+    /// Self-attention over `tokens [batch, seq, d_model]`.
+    pub fn self_attn(tokens: Tensor<3>) -> Self {
+        Self { query: tokens, memory: None, mask_pad: None, causal: false }
+    }
+
+    /// Attention of `query [batch, seq_q, d_model]` over `key` and `value`, both `[batch, seq_kv, d_model]`.
+    pub fn new(query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Self {
+        Self { query, memory: Some((key, value)), mask_pad: None, causal: false }
+    }
+
+    /// Marks padding, `[batch, seq_kv]`, true = *padding*, as in Burn's own module (and unlike [`crate::Mask`], where
+    /// true keeps). Padded keys are absent; in self-attention padded tokens are absent as queries too, and their output
+    /// is zero.
+    pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
+        self.mask_pad = Some(mask_pad);
+        self
+    }
+
+    /// No token sees a later one. (Burn's `mask_attn` takes arbitrary masks, which not every mechanism is defined for.)
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+}
+
+/// Output of [`super::MultiHeadAttention::forward`]. The weights that Burn's own module also returns are never formed.
+#[derive(Debug, Clone)]
+pub struct MhaOutput {
+    /// `[batch, seq_q, d_model]`.
+    pub context: Tensor<3>,
+}

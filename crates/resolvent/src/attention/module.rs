@@ -1,0 +1,161 @@
+//! The module.
+
+use burn::{
+    module::{Module, Param},
+    nn::{Dropout, Linear},
+    tensor::{Tensor, module::linear},
+};
+use resolvent_kernels as kernels;
+
+use super::{MhaInput, MhaOutput, config::projections};
+use crate::{Inputs, Mask, Mechanism, Result, Strategy, attend};
+
+/// Multi-head attention with any mechanism: project, attend per head, project back.
+///
+/// It takes the place of `burn::nn::attention::MultiHeadAttention` by a change of the `use` line. Queries, keys and values
+/// come from one fused projection. `uniform` has a value projection only: it reads neither queries nor keys.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use resolvent::{Mechanism, attention::{MhaInput, MultiHeadAttentionConfig}};
+/// let device = Device::flex();
+/// let attention = MultiHeadAttentionConfig::new(32, 4, Mechanism::preset("infsa")?).init(&device);
+/// let tokens = Tensor::<3>::zeros([2, 10, 32], &device);
+/// assert_eq!(attention.forward(MhaInput::self_attn(tokens)).context.dims(), [2, 10, 32]);
+/// # Ok::<(), resolvent::Error>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct MultiHeadAttention {
+    /// Input projections side by side, `[d_model, parts * d_model]`: queries, keys, values; queries, values when tied;
+    /// values for `uniform`.
+    pub projection: Linear,
+    /// Output projection, `[d_model, d_model]`.
+    pub output: Linear,
+    /// The projection after it, if configured.
+    pub extra: Option<Linear>,
+    /// Logit of the decay per head, `[n_heads]`, where it is learned.
+    pub gamma_logit: Option<Param<Tensor<1>>>,
+    /// Dropout on the output.
+    pub dropout: Dropout,
+    /// Number of heads.
+    pub n_heads: usize,
+    /// The decay is `sigmoid(gamma_logit)` to this power.
+    pub gamma_power: usize,
+    /// The mechanism, tied or not as the module is.
+    #[module(skip)]
+    pub mechanism: Mechanism,
+    /// How the operator is applied.
+    #[module(skip)]
+    pub strategy: Strategy,
+}
+
+impl MultiHeadAttention {
+    /// Attention of every query over the keys.
+    ///
+    /// - query: `[batch, seq_q, d_model]`
+    /// - key, value: `[batch, seq_kv, d_model]`
+    /// - context: `[batch, seq_q, d_model]` (`[batch, 1, d_model]` for `linear-infsa` with `broadcast` off)
+    ///
+    /// # Panics
+    /// Where [`MultiHeadAttention::try_forward`] returns an error, with its message.
+    pub fn forward(&self, input: MhaInput) -> MhaOutput {
+        self.try_forward(input).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// As [`MultiHeadAttention::forward`], with errors as values.
+    ///
+    /// # Errors
+    /// Tensors that do not fit, and whatever [`crate::attend`] refuses.
+    pub fn try_forward(&self, input: MhaInput) -> Result<MhaOutput> {
+        self.check(&input)?;
+        let mask = mask(&input);
+        let padding = input.mask_pad.clone().filter(|_| input.memory.is_none());
+        let inputs = self.project(input);
+        let attended = attend(&inputs, &self.mechanism, &mask, self.strategy)?.out;
+        let [batch, heads, seq, head_dim] = attended.dims();
+        let context = self.output.forward(attended.swap_dims(1, 2).reshape([batch, seq, heads * head_dim]));
+        let context = match &self.extra {
+            Some(extra) => extra.forward(context),
+            None => context,
+        };
+        let context = match padding {
+            Some(padding) if seq > 1 => {
+                let shape = context.shape();
+                context.mask_fill(padding.unsqueeze_dim::<3>(2).expand(shape), 0.0)
+            }
+            _ => context,
+        };
+        Ok(MhaOutput { context: self.dropout.forward(context) })
+    }
+
+    /// Projects and splits into heads.
+    fn project(&self, input: MhaInput) -> Inputs {
+        let query = input.query;
+        let parts = projections(&self.mechanism);
+        let [q, k, v] = match input.memory {
+            None => {
+                let all = self.projection.forward(query.clone());
+                let [batch, seq, width] = all.dims();
+                let split = [batch, seq, parts, self.n_heads, width / parts / self.n_heads];
+                let all = all.reshape(split).permute([2, 0, 3, 1, 4]);
+                let part = |i: usize| all.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
+                [part(0), part(parts / 2), part(parts - 1)]
+            }
+            Some((key, value)) => [(query.clone(), 0), (key, parts / 2), (value, parts - 1)]
+                .map(|(x, part)| self.heads(self.project_part(x, part))),
+        };
+        let inputs = match (&self.mechanism, self.mechanism.tied()) {
+            // The sizes alone count.
+            (Mechanism::Uniform(_), _) => Inputs::new(self.heads(query), v.clone(), v),
+            (_, true) => Inputs::tied(q, v),
+            (_, false) => Inputs::new(q, k, v),
+        };
+        match self.gamma() {
+            Some(gamma) => inputs.with_gamma(gamma),
+            None => inputs,
+        }
+    }
+
+    /// One of the projections that lie side by side.
+    fn project_part(&self, x: Tensor<3>, part: usize) -> Tensor<3> {
+        let [_, _, d_model] = x.dims();
+        let columns = part * d_model;
+        let weight = self.projection.weight.val().narrow(1, columns, d_model);
+        let bias = self.projection.bias.as_ref().map(|bias| bias.val().narrow(0, columns, d_model));
+        linear(x, weight, bias)
+    }
+
+    /// `[batch, seq, d_model]` as `[batch, heads, seq, head_dim]`.
+    fn heads(&self, x: Tensor<3>) -> Tensor<4> {
+        let [batch, seq, d_model] = x.dims();
+        x.reshape([batch, seq, self.n_heads, d_model / self.n_heads]).swap_dims(1, 2)
+    }
+
+    fn check(&self, input: &MhaInput) -> Result<()> {
+        let [d_model, width] = self.output.weight.dims();
+        let [batch, _, channels] = input.query.dims();
+        let error = |left, left_shape: &[usize], right, right_shape: &[usize], remedy| {
+            let (left_shape, right_shape) = (left_shape.to_vec(), right_shape.to_vec());
+            let op = "multi-head attention";
+            Err(kernels::Error::Shape { op, left, left_shape, right, right_shape, remedy }.into())
+        };
+        if channels != d_model {
+            let remedy = "the last axis must be d_model";
+            return error("query", &input.query.dims(), "weights", &[d_model, width], remedy);
+        }
+        let Some((key, value)) = &input.memory else { return Ok(()) };
+        if key.dims() != value.dims() || key.dims()[0] != batch {
+            return error("key", &key.dims(), "value", &value.dims(), "both must be [batch, seq_kv, d_model]");
+        }
+        if key.dims()[2] != d_model {
+            return error("key", &key.dims(), "weights", &[d_model, width], "the last axis must be d_model");
+        }
+        Ok(())
+    }
+}
+
+fn mask(input: &MhaInput) -> Mask {
+    let keep = input.mask_pad.clone().map(Tensor::bool_not);
+    let query = keep.clone().filter(|_| input.memory.is_none());
+    Mask { causal: input.causal, key: keep, query }
+}

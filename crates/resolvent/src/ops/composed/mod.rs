@@ -1,0 +1,127 @@
+//! The same operators out of Burn's tensor operations, for devices without kernels: full matrices, O(N^2) memory,
+//! differentiated by Burn.
+//!
+//! Masking is by absence: masked rows of q, k and v are replaced by zeros first, so that their content (NaN included)
+//! reaches nothing and gets exactly zero gradient.
+
+mod affinity;
+mod dense;
+mod pooled;
+mod resolvent;
+
+use burn::tensor::{Bool, DType, FloatDType, Tensor};
+
+use super::{Inputs, Mask, Output};
+use crate::{Mechanism, Result, Shape};
+
+/// A call with its masks applied, in f32 or f64.
+struct Call {
+    shape: Shape,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    causal: bool,
+    /// Keys that do not exist, `[batch, 1, 1, seq_kv]`.
+    no_key: Option<Tensor<4, Bool>>,
+    /// Queries that do not exist, `[batch, 1, seq_q, 1]`.
+    no_query: Option<Tensor<4, Bool>>,
+}
+
+/// Applies the mechanism.
+pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape: &Shape) -> Result<Output> {
+    let dtype = inputs.q.dtype();
+    let call = Call::new(inputs, mechanism, mask, *shape);
+    let decay = match (&inputs.extras.gamma, mechanism.gamma()) {
+        (Some(gamma), _) => {
+            let values: Vec<f32> = gamma.to_data().iter::<f32>().collect();
+            mechanism.check_gamma(&values)?;
+            gamma.clone().cast(FloatDType::from(call.q.dtype())).reshape([1, shape.heads, 1, 1])
+        }
+        (None, gamma) => Tensor::full([1, 1, 1, 1], gamma.unwrap_or(1.0), (&call.q.device(), call.q.dtype())),
+    };
+    let (out, lse) = match mechanism {
+        Mechanism::Softmax(m) => {
+            let (out, lse) = dense::softmax(&call, m);
+            (out, Some(lse))
+        }
+        Mechanism::Uniform(_) => (dense::uniform(&call), None),
+        Mechanism::Infsa(m) => (dense::infsa(&call, m, decay), None),
+        Mechanism::InfsaResolvent(m) => (resolvent::infsa_resolvent(&call, m, decay)?, None),
+        Mechanism::LinearInfsa(m) => (pooled::linear_infsa(&call, m, decay), None),
+        other => unreachable!("`{}` has no composed form", other.id()),
+    };
+    Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
+}
+
+impl Call {
+    fn new(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape: Shape) -> Self {
+        let Shape { batch, seq_q, seq_kv, .. } = shape;
+        let no_key = mask.key.as_ref().map(|keep| keep.clone().bool_not().reshape([batch, 1, 1, seq_kv]));
+        let no_query = mask.query.as_ref().map(|keep| keep.clone().bool_not().reshape([batch, 1, seq_q, 1]));
+        let no_key_row = no_key.clone().map(|mask| mask.swap_dims(2, 3));
+        let k = inputs.k.as_ref().unwrap_or(&inputs.q);
+        Self {
+            shape,
+            q: absent(wide(&inputs.q), &no_query),
+            k: absent(wide(k), &no_key_row),
+            v: absent(wide(&inputs.v), &no_key_row),
+            causal: mask.causal || mechanism.causal(),
+            no_key,
+            no_query,
+        }
+    }
+
+    /// The factor on `q.k`: the configured one, or `head_dim^-0.5`.
+    fn scale(&self, configured: Option<f64>) -> f64 {
+        configured.unwrap_or_else(|| (self.shape.head_dim as f64).powf(-0.5))
+    }
+
+    /// The pairs that causality forbids, `[1, 1, seq_q, seq_kv]`.
+    fn future(&self) -> Option<Tensor<4, Bool>> {
+        let Shape { seq_q, seq_kv, .. } = self.shape;
+        let shift = seq_kv as i64 - seq_q as i64;
+        // Burn's triangle masks are false inside the triangle that they name.
+        let mask = || Tensor::<2, Bool>::tril_mask([seq_q, seq_kv], shift, &self.q.device());
+        self.causal.then(|| mask().reshape([1, 1, seq_q, seq_kv]))
+    }
+
+    /// Every pair that does not exist, `[batch, 1, seq_q, seq_kv]`.
+    fn blocked(&self) -> Option<Tensor<4, Bool>> {
+        let Shape { batch, seq_q, seq_kv, .. } = self.shape;
+        let full = |mask: Tensor<4, Bool>| mask.expand([batch, 1, seq_q, seq_kv]);
+        [self.future(), self.no_key.clone(), self.no_query.clone()]
+            .into_iter()
+            .flatten()
+            .map(full)
+            .reduce(|a, b| a.bool_or(b))
+    }
+}
+
+/// `x` in f32, unless it is wider.
+fn wide(x: &Tensor<4>) -> Tensor<4> {
+    if x.dtype() == DType::F64 { x.clone() } else { x.clone().cast(FloatDType::F32) }
+}
+
+/// `x` with zeros in place of the masked elements.
+fn absent(x: Tensor<4>, mask: &Option<Tensor<4, Bool>>) -> Tensor<4> {
+    match mask {
+        Some(mask) => {
+            let shape = x.shape();
+            x.mask_fill(mask.clone().expand(shape), 0.0)
+        }
+        None => x,
+    }
+}
+
+/// `sqrt(x)` for `x >= 0`, with derivative 0 at 0.
+fn root(x: Tensor<4>) -> Tensor<4> {
+    let zero = x.clone().equal_elem(0.0);
+    x.mask_fill(zero.clone(), 1.0).sqrt().mask_fill(zero, 0.0)
+}
+
+/// The largest magnitude per slice as a constant, `[batch, heads, 1, 1]`; 1 where all is zero.
+fn magnitude(x: &Tensor<4>) -> Tensor<4> {
+    let largest = x.clone().detach().abs().max_dim(3).max_dim(2);
+    let zero = largest.clone().equal_elem(0.0);
+    largest.mask_fill(zero, 1.0)
+}

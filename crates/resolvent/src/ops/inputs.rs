@@ -1,0 +1,103 @@
+//! The tensors of one call.
+
+use burn::tensor::{Bool, Tensor};
+
+/// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (`gamma` may
+/// have another).
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// Queries, `[batch, heads, seq_q, head_dim]`.
+    pub q: Tensor<4>,
+    /// Keys, `[batch, heads, seq_kv, head_dim]`; `None` iff the mechanism is tied (the keys are `q`).
+    pub k: Option<Tensor<4>>,
+    /// Values, `[batch, heads, seq_kv, value_dim]`.
+    pub v: Tensor<4>,
+    /// The mechanism's own tensors.
+    pub extras: Extras,
+}
+
+impl Inputs {
+    /// Queries, keys and values.
+    pub fn new(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Self {
+        Self { q, k: Some(k), v, extras: Extras::default() }
+    }
+
+    /// The inputs of a tied mechanism, whose keys are the queries.
+    pub fn tied(q: Tensor<4>, v: Tensor<4>) -> Self {
+        Self { q, k: None, v, extras: Extras::default() }
+    }
+
+    /// The same inputs with a decay per head, `[heads]`, in place of the configured one.
+    pub fn with_gamma(mut self, gamma: Tensor<1>) -> Self {
+        self.extras.gamma = Some(gamma);
+        self
+    }
+}
+
+/// Tensors that belong to single mechanisms.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Extras {
+    /// Decay per head, `[heads]`; replaces the configuration's `gamma`, and gets a gradient. `infsa`, `infsa-resolvent`,
+    /// `linear-infsa`.
+    pub gamma: Option<Tensor<1>>,
+}
+
+/// What [`crate::attend`] returns.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Output {
+    /// The result, `[batch, heads, seq_q, value_dim]`.
+    pub out: Tensor<4>,
+    /// The logarithm of the sum of exponentials of every row, `[batch, heads, seq_q]`, in f32: `softmax` only. A row
+    /// without keys has `-inf`. It carries no gradient.
+    pub lse: Option<Tensor<3>>,
+}
+
+/// Which tokens take part, `true` = keep. The default keeps all.
+#[derive(Debug, Clone, Default)]
+pub struct Mask {
+    /// Query `i` sees key `j` iff `j <= i + seq_kv - seq_q`.
+    pub causal: bool,
+    /// Keys that exist, `[batch, seq_kv]`.
+    pub key: Option<Tensor<2, Bool>>,
+    /// Queries that exist, `[batch, seq_q]`.
+    pub query: Option<Tensor<2, Bool>>,
+}
+
+impl Mask {
+    /// Every query sees every key.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// No query sees a later key.
+    pub fn causal() -> Self {
+        Self { causal: true, ..Self::default() }
+    }
+
+    /// Only the keys `keep [batch, seq_kv]` exist.
+    pub fn key_mask(keep: Tensor<2, Bool>) -> Self {
+        Self { key: Some(keep), ..Self::default() }
+    }
+
+    /// Only the queries `keep [batch, seq_q]` exist.
+    pub fn query_mask(keep: Tensor<2, Bool>) -> Self {
+        Self { query: Some(keep), ..Self::default() }
+    }
+
+    /// The padding mask of self-attention: only the tokens `keep [batch, seq]` exist, as keys and as queries.
+    pub fn padding(keep: Tensor<2, Bool>) -> Self {
+        Self { causal: false, key: Some(keep.clone()), query: Some(keep) }
+    }
+
+    /// The same mask with causality added.
+    pub fn with_causal(self) -> Self {
+        Self { causal: true, ..self }
+    }
+
+    /// The same mask with `keep [batch, seq_q]` for the queries.
+    pub fn with_query_mask(self, keep: Tensor<2, Bool>) -> Self {
+        Self { query: Some(keep), ..self }
+    }
+}

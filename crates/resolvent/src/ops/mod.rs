@@ -1,0 +1,29 @@
+//! The functional surface: [`attend`] and [`plan`].
+
+mod autodiff;
+mod composed;
+mod fused;
+mod inputs;
+mod plan;
+
+pub use inputs::{Extras, Inputs, Mask, Output};
+pub use plan::{Plan, Strategy, plan};
+
+use crate::{Mechanism, Result};
+
+/// Applies `mechanism` to `inputs`: `out = A(q, k) v`, differentiable in every input.
+///
+/// `out` is `[batch, heads, seq_q, value_dim]` (`[batch, heads, 1, value_dim]` for `linear-infsa` with `broadcast` off),
+/// in the storage type of `q`; arithmetic is f32 or wider. Masked tokens are absent: they change no output and get
+/// exactly zero gradient, and a masked query's row is zero.
+///
+/// # Errors
+/// [`crate::Error`]: tensors that do not fit, a combination the mechanism is not defined for, a strategy that the device
+/// does not have, a solver that reached the user's iteration limit.
+pub fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strategy) -> Result<Output> {
+    let plan = plan(inputs, mechanism, mask, strategy)?;
+    match plan.strategy {
+        Strategy::Composed | Strategy::Auto => composed::attend(inputs, mechanism, mask, &plan.shape),
+        Strategy::Fused | Strategy::Reference => fused::attend(inputs, mechanism, mask, &plan),
+    }
+}

@@ -1,0 +1,158 @@
+//! Which path a call takes, decided before it is made, and all checks of its tensors.
+
+use burn::{
+    backend::DispatchDevice,
+    tensor::{DType, Device, Tensor},
+};
+use resolvent_kernels as kernels;
+
+use super::{Inputs, Mask};
+use crate::{Error, Mechanism, Result, Shape};
+
+/// How the operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Strategy {
+    /// `Fused` where the device has it, else `Composed`.
+    #[default]
+    Auto,
+    /// The kernels of `resolvent-kernels` with their own backward pass: streamed, O(N) extra memory. Flex only.
+    Fused,
+    /// Tensor operations on full matrices, O(N^2) memory, differentiated by Burn: on every device.
+    Composed,
+    /// The naive f64 form that the others are checked against, O(N^2) memory. Flex only.
+    Reference,
+}
+
+impl std::fmt::Display for Strategy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Fused => "fused",
+            Self::Composed => "composed",
+            Self::Reference => "reference",
+        })
+    }
+}
+
+/// What a call will do and need.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Plan {
+    /// What `Auto` became.
+    pub strategy: Strategy,
+    /// Why.
+    pub reason: &'static str,
+    /// The sizes.
+    pub shape: Shape,
+    /// Operations, bytes and scratch of the kernels, where they run.
+    pub kernel: Option<kernels::Plan>,
+}
+
+/// The operation that errors name.
+const OP: &str = "attend";
+
+/// What [`crate::attend`] with the same arguments would do.
+///
+/// # Errors
+/// As [`crate::attend`], but for those that depend on the tensors' content.
+pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strategy) -> Result<Plan> {
+    let shape = check(inputs, mechanism, mask)?;
+    mechanism.check(&shape, mask.causal)?;
+    let (device, dtype) = (inputs.q.device(), inputs.q.dtype());
+    let (strategy, reason) = choose(strategy, &device, dtype)?;
+    let kernel = match strategy {
+        Strategy::Fused => Some(kernels::Strategy::Fused),
+        Strategy::Reference => Some(kernels::Strategy::Reference),
+        Strategy::Auto | Strategy::Composed => None,
+    };
+    let kernel = kernel.map(|s| kernels::plan(mechanism, &shape, mask.causal, s)).transpose()?;
+    Ok(Plan { strategy, reason, shape, kernel })
+}
+
+fn choose(strategy: Strategy, device: &Device, dtype: DType) -> Result<(Strategy, &'static str)> {
+    let fused_dtype = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    match strategy {
+        Strategy::Auto if is_flex(device) && fused_dtype => Ok((Strategy::Fused, "the device runs the fused kernels")),
+        Strategy::Auto if is_flex(device) => Ok((Strategy::Composed, "the fused kernels store f32, f16 or bf16")),
+        Strategy::Auto => Ok((Strategy::Composed, "the device has no fused kernels")),
+        Strategy::Composed => Ok((strategy, "asked for")),
+        Strategy::Fused | Strategy::Reference if !is_flex(device) => {
+            let remedy = "move the tensors to Device::flex(), or use Strategy::Composed";
+            Err(Error::Strategy { op: OP, strategy, what: format!("{device:?}"), remedy })
+        }
+        Strategy::Fused | Strategy::Reference if !fused_dtype => {
+            let remedy = "cast the tensors to f32, or use Strategy::Composed";
+            Err(Error::Strategy { op: OP, strategy, what: format!("{dtype:?}"), remedy })
+        }
+        Strategy::Fused | Strategy::Reference => Ok((strategy, "asked for")),
+    }
+}
+
+fn is_flex(device: &Device) -> bool {
+    matches!(device.clone().without_autodiff().as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// Checks shapes, storage types and devices; returns the sizes.
+fn check(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Result<Shape> {
+    let Inputs { q, k, v, extras } = inputs;
+    let [batch, heads, seq_q, head_dim] = q.dims();
+    let keys = match (k, mechanism.tied()) {
+        (Some(_), true) => {
+            let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
+            return Err(kernels::Error::Tensor { op: OP, tensor: "k", problem }.into());
+        }
+        (None, false) => {
+            let problem = "is missing; only a tied mechanism has none";
+            return Err(kernels::Error::Tensor { op: OP, tensor: "k", problem }.into());
+        }
+        (k, _) => k.as_ref().unwrap_or(q),
+    };
+    let [k_batch, k_heads, seq_kv, k_dim] = keys.dims();
+    let [v_batch, v_heads, v_seq, value_dim] = v.dims();
+    let fits = |ok: bool, left, left_dims: &[usize], right, right_dims: &[usize], remedy| {
+        let (left_shape, right_shape) = (left_dims.to_vec(), right_dims.to_vec());
+        if ok { Ok(()) } else { Err(kernels::Error::Shape { op: OP, left, left_shape, right, right_shape, remedy }) }
+    };
+    let same = "they must agree in batch, heads and channels";
+    fits([k_batch, k_heads, k_dim] == [batch, heads, head_dim], "q", &q.dims(), "k", &keys.dims(), same)?;
+    let same = "they must agree in batch, heads and sequence length";
+    fits([v_batch, v_heads, v_seq] == [batch, heads, seq_kv], "k", &keys.dims(), "v", &v.dims(), same)?;
+    for (name, tensor, seq) in [("key_mask", &mask.key, seq_kv), ("query_mask", &mask.query, seq_q)] {
+        let Some(tensor) = tensor else { continue };
+        let against = if name == "key_mask" { ("k", keys.dims()) } else { ("q", q.dims()) };
+        let remedy = "a mask is [batch, sequence length]";
+        fits(tensor.dims() == [batch, seq], name, &tensor.dims(), against.0, &against.1, remedy)?;
+        check_device(q, name, &tensor.device())?;
+    }
+    for (name, tensor) in [("k", keys), ("v", v)] {
+        check_device(q, name, &tensor.device())?;
+        check_dtype(q, name, tensor.dtype())?;
+    }
+    if let Some(gamma) = &extras.gamma {
+        fits(gamma.dims() == [heads], "gamma", &gamma.dims(), "q", &q.dims(), "gamma is [heads]: one decay per head")?;
+        check_device(q, "gamma", &gamma.device())?;
+        if mechanism.gamma().is_none() {
+            let problem = "is given although the mechanism has no decay; leave it out";
+            return Err(kernels::Error::Tensor { op: OP, tensor: "gamma", problem }.into());
+        }
+    }
+    Ok(Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim })
+}
+
+fn check_device(q: &Tensor<4>, tensor: &'static str, device: &Device) -> Result<()> {
+    if *device == q.device() {
+        return Ok(());
+    }
+    let (got, expected) = (format!("{device:?}"), format!("{:?}", q.device()));
+    Err(Error::Mixed { op: OP, tensor, property: "device", got, expected, remedy: "move them with `to_device`" })
+}
+
+fn check_dtype(q: &Tensor<4>, tensor: &'static str, dtype: DType) -> Result<()> {
+    if dtype == q.dtype() {
+        return Ok(());
+    }
+    let (got, expected) = (format!("{dtype:?}"), format!("{:?}", q.dtype()));
+    Err(Error::Mixed { op: OP, tensor, property: "storage type", got, expected, remedy: "cast one of them" })
+}
