@@ -1,6 +1,7 @@
 //! Run-time choice of the instruction set.
 
 mod dispatch;
+pub(crate) mod rows;
 
 use std::sync::OnceLock;
 

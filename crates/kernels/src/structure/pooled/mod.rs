@@ -1,38 +1,167 @@
-//! x
+//! One weight per token and one pooled value per head: rank one, O(N d). `uniform` gives every token the same weight,
+//! `linear-infsa` the limit of a power iteration.
+//!
+//! A head is streamed in tiles of tokens that all threads share; a masked token is never read.
+
+mod backward;
+mod exact;
+mod forward;
+mod gate;
+mod linear;
+mod plan;
+mod tiles;
+mod uniform;
+
+pub(crate) use plan::plan;
+pub(crate) use uniform::{uniform_backward, uniform_forward};
+
 use crate::{
-    mechanism,
+    Gradients, Result, Shape,
+    mechanism::{LinearInfsa, PowerOperator},
     operator::{Call, Saved},
-    *,
+    simd::rows,
 };
-pub(crate) fn uniform_forward(_c: &Call<'_>, _out: &mut [f32], _stats: &mut [f32], _work: &mut [f32]) -> Result<()> {
-    unimplemented!()
-}
-pub(crate) fn uniform_backward(
-    _c: &Call<'_>,
-    _saved: &Saved<'_>,
-    _g: Gradients<'_, f32>,
-    _work: &mut [f32],
-) -> Result<()> {
-    unimplemented!()
-}
+use backward::HeadGradients;
+use linear::Head;
+use tiles::{Buffers, ONES, TILE, blocks, parallel, runs, sum_tiles};
+
+/// Saves what the backward pass needs of every head (its [`linear::Stats`]) and writes the pooled values.
 pub(crate) fn linear_forward(
-    _c: &Call<'_>,
-    _m: &mechanism::LinearInfsa,
-    _out: &mut [f32],
-    _stats: &mut [f32],
-    _work: &mut [f32],
+    call: &Call<'_>,
+    m: &LinearInfsa,
+    out: &mut [f32],
+    stats: &mut [f32],
+    work: &mut [f32],
 ) -> Result<()> {
-    unimplemented!()
+    let shape = call.shape;
+    let sizes = plan::sizes(m, &shape);
+    let out_len = out_rows(m, &shape) * shape.value_dim;
+    let (narrow, wide) = cut_work(work, shape.slices() * sizes.narrow);
+    let rows = [(out_len, out), (sizes.stats, stats), (sizes.narrow, narrow)];
+    parallel(0..shape.slices(), 1, Buffers { wide: (sizes.wide, wide), rows }, &|slice, part| {
+        let [(_, out), (_, stats), (_, narrow)] = part.rows;
+        let head = Head::of(call, m, slice.start);
+        match m.operator {
+            PowerOperator::Factored => forward::forward(&head, stats, part.wide.1),
+            PowerOperator::Exact => exact::forward(&head, stats, narrow, part.wide.1),
+        }
+        let row = &mut narrow[..shape.value_dim];
+        row.iter_mut().zip(&stats[1..]).for_each(|(row, p)| *row = head.gamma * p);
+        if m.broadcast {
+            broadcast(row, head.query_mask(), out);
+        } else {
+            out.copy_from_slice(row);
+        }
+    });
+    Ok(())
 }
+
+/// The gradients of [`linear_forward`].
 pub(crate) fn linear_backward(
-    _c: &Call<'_>,
-    _m: &mechanism::LinearInfsa,
-    _saved: &Saved<'_>,
-    _g: Gradients<'_, f32>,
-    _work: &mut [f32],
+    call: &Call<'_>,
+    m: &LinearInfsa,
+    saved: &Saved<'_>,
+    gradients: Gradients<'_, f32>,
+    work: &mut [f32],
 ) -> Result<()> {
-    unimplemented!()
+    let shape = call.shape;
+    let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = shape;
+    let sizes = plan::sizes(m, &shape);
+    let (narrow, wide) = cut_work(work, shape.slices() * sizes.narrow);
+    let keys = gradients.dk.unwrap_or_default();
+    let rows = [
+        (seq_q * head_dim, gradients.dq),
+        (seq_kv * head_dim, keys),
+        (seq_kv * value_dim, gradients.dv),
+        (sizes.narrow, &mut *narrow),
+    ];
+    parallel(0..shape.slices(), 1, Buffers { wide: (sizes.wide, wide), rows }, &|slice, buffers| {
+        let [(_, query), (_, key), (_, value), (_, narrow)] = buffers.rows;
+        let head = Head::of(call, m, slice.start);
+        let stats = linear::part(saved.stats, slice.start, sizes.stats);
+        let (dgamma, narrow) = narrow.split_at_mut(1);
+        let (g, narrow) = narrow.split_at_mut(value_dim);
+        pooled_gradient(
+            &head,
+            linear::part(saved.dout, slice.start, out_rows(m, &shape) * value_dim),
+            buffers.wide.1,
+            g,
+        );
+        dgamma[0] = linear::inner(g, &stats[1..1 + value_dim]) as f32;
+        g.iter_mut().for_each(|g| *g *= head.gamma);
+        let into = HeadGradients { query, key, value };
+        match m.operator {
+            PowerOperator::Factored => backward::backward(&head, stats, g, narrow, buffers.wide.1, into),
+            PowerOperator::Exact => exact::backward(&head, stats, g, narrow, buffers.wide.1, into),
+        }
+    });
+    if let Some(dgamma) = gradients.dgamma {
+        for (head, dgamma) in dgamma.iter_mut().enumerate() {
+            *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
+        }
+    }
+    Ok(())
 }
-pub(crate) fn plan(_m: &Mechanism, _s: &Shape, _causal: bool) -> Plan {
-    unimplemented!()
+
+/// Rows per head of `out`.
+const fn out_rows(m: &LinearInfsa, shape: &Shape) -> usize {
+    if m.broadcast { shape.seq_q } else { 1 }
+}
+
+/// The gradient of what is broadcast: the sum of `dout` over the kept queries.
+fn pooled_gradient(head: &Head<'_>, dout: &[f32], partial: &mut [f64], g: &mut [f32]) {
+    if !head.m.broadcast {
+        return g.copy_from_slice(dout);
+    }
+    let dim = g.len();
+    let sums = sum_tiles(head.shape.seq_q, dim, partial, [], &|tile, sums, []| {
+        for block in blocks(tile, dim) {
+            for run in runs(block.clone(), |i| head.keeps_query(i)) {
+                let rows = linear::token_rows(dout, dim, linear::shift(&run, block.start));
+                rows::accumulate(head.level, &ONES[..run.len()], rows, 1.0, sums);
+            }
+        }
+    });
+    g.iter_mut().zip(sums).for_each(|(g, sum)| *g = *sum as f32);
+}
+
+/// The token weights `a [batch, heads, seq_kv]` of `linear-infsa`, before the decay, from what forward saved.
+pub(crate) fn token_weights(call: &Call<'_>, m: &LinearInfsa, stats: &[f32], a: &mut [f32]) {
+    let sizes = plan::sizes(m, &call.shape);
+    let rows = [(call.shape.seq_kv, a)];
+    parallel(0..call.shape.slices(), 1, Buffers { wide: (0, &mut []), rows }, &|slice, part| {
+        let [(_, a)] = part.rows;
+        let head = Head::of(call, m, slice.start);
+        let stats = linear::part(stats, slice.start, sizes.stats);
+        match m.operator {
+            PowerOperator::Factored => forward::token_weights(&head, stats, a),
+            PowerOperator::Exact => exact::token_weights(&head, stats, a),
+        }
+    });
+}
+
+/// `row` for every kept token of `out`, 0 for the others.
+fn broadcast(row: &[f32], keep: Option<&[bool]>, out: &mut [f32]) {
+    let dim = row.len();
+    parallel(0..out.len() / dim, TILE, Buffers { wide: (0, &mut []), rows: [(dim, out)] }, &|tile, part| {
+        let [(_, out)] = part.rows;
+        for (j, out) in tile.zip(out.chunks_exact_mut(dim)) {
+            if keep.is_none_or(|keep| keep[j]) {
+                out.copy_from_slice(row);
+            } else {
+                out.fill(0.0);
+            }
+        }
+    });
+}
+
+/// The first `narrow` f32 of `work`, and the rest as f64.
+fn cut_work(work: &mut [f32], narrow: usize) -> (&mut [f32], &mut [f64]) {
+    let (narrow, rest) = work.split_at_mut(narrow);
+    (narrow, bytemuck::pod_align_to_mut(rest).1)
+}
+
+/// f32 that [`cut_work`] cuts into `narrow` f32 and `wide` f64, wherever they begin.
+const fn work_len(narrow: usize, wide: usize) -> usize {
+    narrow + 2 * wide + 1
 }
