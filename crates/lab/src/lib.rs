@@ -1,3 +1,4 @@
 //! Data sets, training, evaluation and reports for Resolvent.
 
+pub mod augment;
 pub mod data;

@@ -1,11 +1,12 @@
 //! Data sets of labelled pictures: generated, or read strictly from files.
 //!
-//! Pictures are bytes in memory, planar (`[picture, channel, row, column]`); the loader turns them
+//! Pictures are bytes in memory, planar (`[picture, channel, row, column]`); [`Loader`] turns them
 //! into augmented `f32` batches.
 
 mod cifar;
 mod error;
 mod idx;
+mod loader;
 pub mod rng;
 pub mod shapes;
 mod source;
@@ -13,6 +14,7 @@ mod spec;
 mod split;
 
 pub use error::{Error, Result};
+pub use loader::{Batch, BatchPlan, Batches, Loader};
 pub use shapes::Shapes;
 pub use spec::DataSpec;
 pub use split::{ChannelStats, ObjectBox, PictureShape, Split};
