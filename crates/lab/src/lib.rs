@@ -1,4 +1,17 @@
 //! Data sets, training, evaluation and reports for Resolvent.
 
 pub mod augment;
+pub mod checkpoint;
+pub mod compare;
 pub mod data;
+pub mod environment;
+mod error;
+pub mod eval;
+pub mod metrics;
+pub mod progress;
+pub mod recipe;
+pub mod report;
+pub mod train;
+
+pub use error::{Error, Result};
+pub use recipe::Recipe;

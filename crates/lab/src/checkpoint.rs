@@ -1,0 +1,430 @@
+//! Checkpoints: folders that are either whole or not there.
+//!
+//! A checkpoint is written into a temporary folder beside the others, synchronised to the disk and then renamed; older
+//! ones are removed last. A full disk, an interruption or a crash at any moment leaves every earlier checkpoint intact.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use burn::{
+    module::Module,
+    store::{ModuleRecord, RecordError},
+    tensor::Bytes,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Recipe, Result,
+    data::{ChannelStats, Dataset},
+    train::Plan,
+};
+
+/// Version of the format; a change that older programs cannot read raises it.
+const FORMAT: u32 = 1;
+const STATE: &str = "state.json";
+const UNFINISHED: &str = ".saving-";
+
+/// Names of the files that hold tensors.
+pub mod parts {
+    /// The weights.
+    pub const MODEL: &str = "model.bpk";
+    /// The average of the weights, where the recipe asks for one.
+    pub const AVERAGE: &str = "average.bpk";
+    /// The optimiser's moments.
+    pub const OPTIMISER: &str = "optimiser.bpk";
+}
+
+/// Which pictures a run learns from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataIdentity {
+    /// The data set's kind.
+    pub name: String,
+    /// Hash of everything that training and testing see, in hexadecimal.
+    pub fingerprint: String,
+}
+
+impl DataIdentity {
+    /// That of `dataset`.
+    pub fn of(dataset: &Dataset) -> Self {
+        Self { name: dataset.name.clone(), fingerprint: format!("{:016x}", dataset.fingerprint()) }
+    }
+
+    /// Checks that `now` is the same data; `file` is what was made with `self`.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`].
+    pub fn check(&self, now: &Self, file: &Path) -> Result<()> {
+        let (field, saved, now) = if self.name != now.name {
+            ("data", &self.name, &now.name)
+        } else if self.fingerprint != now.fingerprint {
+            ("data fingerprint", &self.fingerprint, &now.fingerprint)
+        } else {
+            return Ok(());
+        };
+        let (field, saved, now) = (field.to_string(), saved.clone(), now.clone());
+        Err(Error::Mismatch { path: file.to_path_buf(), field, saved, now })
+    }
+}
+
+/// What a trained model expects of the pictures it is shown.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Expectation {
+    /// Names of the classes, in the order of the logits.
+    pub classes: Vec<String>,
+    /// Channels, height and width.
+    pub shape: [usize; 3],
+    /// Mean per channel of the pictures that it learned from.
+    pub mean: Vec<f32>,
+    /// Standard deviation per channel of the pictures that it learned from.
+    pub std: Vec<f32>,
+}
+
+impl Expectation {
+    /// That of a model that learns from `dataset`, normalised by `stats`.
+    pub fn new(dataset: &Dataset, stats: &ChannelStats) -> Self {
+        let shape = [dataset.shape.channels, dataset.shape.height, dataset.shape.width];
+        Self { classes: dataset.classes.clone(), shape, mean: stats.mean.clone(), std: stats.std.clone() }
+    }
+
+    /// The statistics that pictures are normalised by.
+    pub fn stats(&self) -> ChannelStats {
+        ChannelStats { mean: self.mean.clone(), std: self.std.clone() }
+    }
+
+    /// Checks that the model can be shown `dataset`.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] naming the difference.
+    pub fn check(&self, dataset: &Dataset) -> Result<()> {
+        let found = Self::new(dataset, &self.stats());
+        let unfit = |problem| Err(Error::Unfit { name: dataset.name.clone(), problem });
+        if found.shape != self.shape {
+            let (found, expected) = (found.shape, self.shape);
+            return unfit(format!(
+                "its pictures are {found:?} (channels, height, width), the model was trained on {expected:?}; evaluate it on the data it was trained on"
+            ));
+        }
+        if found.classes != self.classes {
+            let (found, expected) = (found.classes.join(", "), self.classes.join(", "));
+            return unfit(format!(
+                "its classes are {found}, the model knows {expected}; evaluate it on the data it was trained on"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The best epoch so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Epoch, counted from 1.
+    pub epoch: usize,
+    /// Steps done then.
+    pub step: usize,
+    /// Accuracy on the held-out pictures.
+    pub accuracy: f64,
+}
+
+/// Everything about a run that is not a tensor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Steps done. With the recipe's seed this is the state of every random stream.
+    pub step: usize,
+    /// The steps planned.
+    pub plan: Plan,
+    /// The recipe, seed included.
+    pub recipe: Recipe,
+    /// The data.
+    pub data: DataIdentity,
+    /// What the model expects of pictures.
+    pub expects: Expectation,
+    /// Seconds spent so far.
+    pub seconds: f64,
+    /// Sum and number of the losses of the epoch under way.
+    pub epoch_loss: (f64, usize),
+    /// Sum and number of the losses since the last line of metrics.
+    pub window_loss: (f64, usize),
+    /// The best epoch on the held-out pictures.
+    pub best: Option<Best>,
+    /// Length of the metrics file when the checkpoint was made.
+    pub metrics_bytes: u64,
+}
+
+/// What is on the disk: the state, and what every other file must be.
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    format: u32,
+    files: BTreeMap<String, Fingerprint>,
+    state: State,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Fingerprint {
+    bytes: u64,
+    crc32: u32,
+}
+
+/// A checkpoint read back.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub path: PathBuf,
+    /// What is not a tensor.
+    pub state: State,
+    parts: BTreeMap<String, Vec<u8>>,
+}
+
+impl Checkpoint {
+    /// Reads and verifies the checkpoint in `path`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] naming the file, [`Error::Io`].
+    pub fn load(path: &Path) -> Result<Self> {
+        let again = format!("delete the folder {} to fall back on an earlier checkpoint", path.display());
+        let file = path.join(STATE);
+        let text = fs::read_to_string(&file).map_err(Error::io(&file, "cannot read the checkpoint"))?;
+        let manifest: Manifest = serde_json::from_str(&text)
+            .map_err(|e| Error::damaged(&file, format!("is no checkpoint of this program ({e}); {again}")))?;
+        if manifest.format != FORMAT {
+            let problem =
+                format!("has format {}, this program reads {FORMAT}; use the program that wrote it", manifest.format);
+            return Err(Error::damaged(&file, problem));
+        }
+        let mut parts = BTreeMap::new();
+        for (name, expected) in manifest.files {
+            let file = path.join(&name);
+            let bytes = fs::read(&file).map_err(Error::io(&file, "cannot read the checkpoint"))?;
+            if bytes.len() as u64 != expected.bytes {
+                let problem = format!("is cut off: {} of {} bytes; {again}", bytes.len(), expected.bytes);
+                return Err(Error::damaged(&file, problem));
+            }
+            if crc32fast::hash(&bytes) != expected.crc32 {
+                return Err(Error::damaged(&file, format!("has a wrong checksum; {again}")));
+            }
+            parts.insert(name, bytes);
+        }
+        Ok(Self { path: path.to_path_buf(), state: manifest.state, parts })
+    }
+
+    /// The checkpoint `path` itself, or the one of the run in `path` that counts: the best where the recipe asks for
+    /// early stopping, else the newest.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load`], and [`Error::NoCheckpoint`].
+    pub fn find(path: &Path) -> Result<Self> {
+        if path.join(STATE).is_file() {
+            return Self::load(path);
+        }
+        let store = Store::new(path, 1);
+        let newest = store.newest()?.ok_or_else(|| Error::NoCheckpoint { path: path.to_path_buf() })?;
+        let newest = Self::load(&newest)?;
+        match &newest.state.best {
+            Some(best) if newest.state.recipe.regularisation.patience.is_some() => {
+                Self::load(&store.best_path(best.step))
+            }
+            _ => Ok(newest),
+        }
+    }
+
+    /// Takes the part `name`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] when the checkpoint does not have it.
+    pub fn take(&mut self, name: &str) -> Result<Bytes> {
+        let part = self.parts.remove(name).map(Bytes::from_bytes_vec);
+        part.ok_or_else(|| Error::damaged(&self.path, format!("the checkpoint has no `{name}`; use another")))
+    }
+
+    /// `module` with the weights and parameter ids of the part `name`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] when the part is missing or does not fit the module.
+    pub fn load_module<M: Module>(&mut self, module: M, name: &str) -> Result<M> {
+        let file = self.path.join(name);
+        let damaged = |e: RecordError| {
+            Error::damaged(&file, format!("does not hold this model ({e}); use the recipe it was made with"))
+        };
+        let record = ModuleRecord::from_bytes(self.take(name)?).map_err(&damaged)?;
+        module.try_load_record(record).map_err(damaged)
+    }
+
+    /// `module` with the weights that are evaluated: the average where there is one.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load_module`].
+    pub fn load_weights<M: Module>(&mut self, module: M) -> Result<M> {
+        let part = if self.parts.contains_key(parts::AVERAGE) { parts::AVERAGE } else { parts::MODEL };
+        self.load_module(module, part)
+    }
+
+    /// Checks that the checkpoint belongs to `recipe` and `data`.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] naming the first difference.
+    pub fn check(&self, recipe: &Recipe, data: &DataIdentity) -> Result<()> {
+        match self.state.recipe.difference(recipe) {
+            Some((field, saved, now)) => Err(Error::Mismatch { path: self.path.clone(), field, saved, now }),
+            None => self.state.data.check(data, &self.path),
+        }
+    }
+}
+
+/// The weights of `module` as a part of a checkpoint.
+///
+/// # Errors
+/// [`Error::Io`] when they cannot be serialised.
+pub fn module_bytes<M: Module>(module: M) -> Result<Bytes> {
+    module.into_record().into_bytes().map_err(|e| cannot_serialise(e.into()))
+}
+
+/// Something that cannot be made into bytes.
+pub(crate) fn cannot_serialise(e: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    Error::Io { path: PathBuf::from("memory"), action: "cannot serialise", source: std::io::Error::other(e) }
+}
+
+/// The checkpoints of one run.
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+    keep: usize,
+}
+
+impl Store {
+    /// The store of the run in `run`, which keeps the newest `keep` checkpoints and the best.
+    pub fn new(run: &Path, keep: usize) -> Self {
+        Self { folder: run.join("checkpoints"), keep }
+    }
+
+    /// Where the best weights of step `step` lie.
+    pub fn best_path(&self, step: usize) -> PathBuf {
+        self.folder.join(format!("best-{step:09}"))
+    }
+
+    /// The newest checkpoint's folder.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn newest(&self) -> Result<Option<PathBuf>> {
+        Ok(self.list("step-")?.pop())
+    }
+
+    /// Saves `parts` as the checkpoint of `state`, then removes those that are too many. A checkpoint that is there is
+    /// left as it is: one step of one run has one state.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; earlier checkpoints are then as they were.
+    pub fn save(&self, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
+        self.write(&format!("step-{:09}", state.step), state, parts)?;
+        let mut old = self.list("step-")?;
+        old.truncate(old.len().saturating_sub(self.keep));
+        // A best that a kept checkpoint may still name goes last.
+        let best = state.best.as_ref().map(|best| self.best_path(best.step));
+        let outdone = self.list("best-")?.into_iter().filter(|path| Some(path) != best.as_ref());
+        for folder in old.into_iter().chain(outdone) {
+            fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove an old checkpoint"))?;
+        }
+        Ok(())
+    }
+
+    /// Saves `parts` as the best weights so far; to be followed by [`Store::save`] with a state that names them.
+    ///
+    /// # Errors
+    /// As [`Store::save`].
+    pub fn save_best(&self, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
+        self.write(&format!("best-{:09}", state.step), state, parts)
+    }
+
+    /// Removes what a crash left half-written.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn clean(&self) -> Result<()> {
+        for folder in self.list(UNFINISHED)? {
+            fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove an unfinished checkpoint"))?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, name: &str, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
+        let target = self.folder.join(name);
+        if target.is_dir() {
+            return Ok(());
+        }
+        let failed = || Error::io(&target, "cannot save the checkpoint");
+        fs::create_dir_all(&self.folder).map_err(failed())?;
+        let unfinished = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(&self.folder).map_err(failed())?;
+        let mut files = BTreeMap::new();
+        for (part, bytes) in parts {
+            write_synced(&unfinished.path().join(part), bytes).map_err(failed())?;
+            let fingerprint = Fingerprint { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) };
+            files.insert((*part).to_string(), fingerprint);
+        }
+        let manifest = Manifest { format: FORMAT, files, state: state.clone() };
+        write_synced(&unfinished.path().join(STATE), &to_json(&manifest)?).map_err(failed())?;
+        sync_folder(unfinished.path()).map_err(failed())?;
+        fs::rename(unfinished.path(), &target).map_err(failed())?;
+        // The folder has its final name: there is nothing temporary left to remove.
+        let _ = unfinished.keep();
+        sync_folder(&self.folder).map_err(failed())
+    }
+
+    /// The folders whose name begins with `prefix`, in order.
+    fn list(&self, prefix: &str) -> Result<Vec<PathBuf>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::io(&self.folder, "cannot list the checkpoints")(e)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(Error::io(&self.folder, "cannot list the checkpoints"))?;
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
+                found.push(entry.path());
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// Makes the names in a folder durable, where folders can be synchronised at all.
+fn sync_folder(path: &Path) -> std::io::Result<()> {
+    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+}
+
+/// `value` as JSON for people.
+///
+/// # Errors
+/// [`Error::Io`] when it cannot be serialised.
+pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec_pretty(value).map_err(|e| cannot_serialise(e.into()))
+}
+
+/// Writes a whole file or nothing: a temporary file beside it, renamed.
+///
+/// # Errors
+/// [`Error::Io`]; a file that was there is then as it was.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let failed = || Error::io(path, "cannot write");
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(failed())?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".resolvent-").suffix(".tmp");
+    #[cfg(unix)] // as any new file: what the user's mask leaves of rw-rw-rw-
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder).map_err(failed())?;
+    file.write_all(bytes).map_err(failed())?;
+    file.as_file().sync_all().map_err(failed())?;
+    file.persist(path).map_err(|e| failed()(e.error))?;
+    sync_folder(folder).map_err(failed())
+}

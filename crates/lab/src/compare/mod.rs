@@ -1,0 +1,226 @@
+//! Comparison: the same model, data, recipe and seeds for every mechanism.
+//!
+//! Each run has its folder and is resumed or read back like any other. All runs take the same number of steps: where
+//! the recipe has a time budget, a few steps of every mechanism are timed first, and what the slowest can afford is what
+//! all get. Speed and memory are measured at the end, in turns, on the trained models.
+
+mod memory;
+mod results;
+mod speed;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use resolvent_kernels::Mechanism;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Recipe, Result,
+    checkpoint::{Checkpoint, DataIdentity, to_json, write_atomically},
+    data::Dataset,
+    environment::Environment,
+    metrics,
+    progress::{Event, Observer, Silent},
+    report,
+    train::{self, Outcome, Plan, Resume, TrainOptions, TrainSummary},
+};
+
+pub use memory::MemoryProbe;
+pub use results::{Comparison, Entry, RunResult, Spread};
+pub use speed::{Speed, measure};
+
+/// The file in a comparison's folder that holds its [`Comparison`].
+pub const RESULTS: &str = "results.json";
+/// The file that holds what all runs share.
+const SHARED: &str = "comparison.json";
+
+/// What to compare, and how to run it.
+#[derive(Clone)]
+pub struct CompareOptions {
+    /// The comparison's folder. A comparison that is there is continued: finished runs are read back, an interrupted one
+    /// is resumed.
+    pub out_dir: PathBuf,
+    /// The mechanisms, each id once.
+    pub mechanisms: Vec<Mechanism>,
+    /// The seeds, each once.
+    pub seeds: Vec<u64>,
+    /// Raised by whoever wants to stop.
+    pub stop: Arc<AtomicBool>,
+    /// Who is told of the progress.
+    pub observer: Arc<dyn Observer>,
+    /// Counter of memory, if the program has one.
+    pub memory: Option<Arc<dyn MemoryProbe>>,
+    /// Commands that repeat the comparison, for the report.
+    pub commands: Vec<String>,
+}
+
+impl CompareOptions {
+    /// All mechanisms of [`Mechanism::IDS`] with their defaults, seed 0, into `out_dir`, telling nobody.
+    pub fn new(out_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            out_dir: out_dir.into(),
+            mechanisms: Mechanism::IDS.iter().filter_map(|id| Mechanism::preset(id).ok()).collect(),
+            seeds: vec![0],
+            stop: Arc::default(),
+            observer: Arc::new(Silent),
+            memory: None,
+            commands: Vec::new(),
+        }
+    }
+}
+
+/// What became of a comparison.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CompareOutcome {
+    /// All runs are done.
+    Finished(Box<Comparison>),
+    /// It was asked to stop, and can be continued.
+    Interrupted {
+        /// Runs done.
+        runs: usize,
+        /// Runs in all.
+        of: usize,
+    },
+}
+
+/// What all runs of a folder share.
+#[derive(Debug, Serialize, Deserialize)]
+struct Shared {
+    recipe: Recipe,
+    data: DataIdentity,
+    plan: Plan,
+}
+
+/// Trains `recipe` on `dataset` with every mechanism and seed of `options`, and measures speed and memory. Mechanism and
+/// seed of the recipe do not count.
+///
+/// The folder gets one folder per run under `runs/`, `results.json` and `report.html`.
+///
+/// # Errors
+/// [`Error::Recipe`] for a repeated mechanism or seed or none at all, [`Error::Mismatch`] when the folder holds another
+/// comparison, and those of [`train::run`].
+pub fn run(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<CompareOutcome> {
+    check(recipe, options)?;
+    let shared = shared(recipe, dataset, options)?;
+    let of = options.mechanisms.len() * options.seeds.len();
+    let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
+    // Seed by seed, so that a first answer for all mechanisms comes early.
+    for &seed in &options.seeds {
+        for (mechanism, runs) in options.mechanisms.iter().zip(&mut done) {
+            let folder = format!("runs/{}-seed{seed}", mechanism.id());
+            let settings = TrainOptions {
+                out_dir: options.out_dir.join(&folder),
+                resume: Resume::IfPresent,
+                plan: Some(shared.plan.clone()),
+                stop: options.stop.clone(),
+                observer: options.observer.clone(),
+            };
+            let recipe = Recipe { mechanism: mechanism.clone(), seed, ..recipe.clone() };
+            match train::run(&recipe, dataset, &settings)? {
+                Outcome::Finished(summary) => runs.push((folder, *summary)),
+                Outcome::Interrupted { .. } => {
+                    let runs = done.iter().map(Vec::len).sum();
+                    return Ok(CompareOutcome::Interrupted { runs, of });
+                }
+            }
+        }
+    }
+    finish(shared, dataset, options, &done)
+}
+
+fn finish(
+    shared: Shared,
+    dataset: &Dataset,
+    options: &CompareOptions,
+    done: &[Vec<(String, TrainSummary)>],
+) -> Result<CompareOutcome> {
+    options.observer.on(Event::Note("measuring speed, all mechanisms in turn"));
+    let first = |runs: &Vec<(String, TrainSummary)>| (options.out_dir.join(&runs[0].0), runs[0].1.recipe.clone());
+    let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
+    let trained = folders.iter().map(|folder| Checkpoint::find(folder)).collect::<Result<Vec<_>>>()?;
+    let speeds = measure(&recipes, trained, dataset, options.memory.as_deref())?;
+    let comparison = Comparison {
+        recipe: shared.recipe,
+        data: shared.data,
+        plan: shared.plan,
+        seeds: options.seeds.clone(),
+        entries: done.iter().zip(speeds).map(|(runs, speed)| Entry::new(runs, speed)).collect(),
+        environment: Environment::current(),
+        commands: options.commands.clone(),
+    };
+    let folder = &options.out_dir;
+    write_atomically(&folder.join(RESULTS), &to_json(&comparison)?)?;
+    let curves = folders.iter().map(|folder| metrics::read(folder)).collect::<Result<Vec<_>>>()?;
+    report::write_comparison(folder, &comparison, &curves)?;
+    Ok(CompareOutcome::Finished(Box::new(comparison)))
+}
+
+fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
+    recipe.validate()?;
+    let repeated =
+        |names: Vec<String>| (1..names.len()).find(|&i| names[..i].contains(&names[i])).map(|i| names[i].clone());
+    let mechanisms = options.mechanisms.iter().map(|m| m.id().to_string()).collect::<Vec<_>>();
+    let seeds = options.seeds.iter().map(u64::to_string).collect::<Vec<_>>();
+    for (field, names) in [("mechanisms", mechanisms), ("seeds", seeds)] {
+        let problem = match (names.is_empty(), repeated(names)) {
+            (true, _) => "is empty; name at least one".to_string(),
+            (_, Some(twice)) => format!("names `{twice}` twice; name each once"),
+            _ => continue,
+        };
+        return Err(Error::Recipe { file: "comparison".into(), field: field.into(), problem });
+    }
+    Ok(())
+}
+
+/// What the folder's runs share: read back, or decided now.
+fn shared(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<Shared> {
+    let common =
+        |recipe: &Recipe| Recipe { mechanism: Mechanism::Softmax(Default::default()), seed: 0, ..recipe.clone() };
+    let file = options.out_dir.join(SHARED);
+    let data = DataIdentity::of(dataset);
+    if let Some(saved) = read_shared(&file)? {
+        saved.data.check(&data, &file)?;
+        return match common(&saved.recipe).difference(&common(recipe)) {
+            None => Ok(saved),
+            Some((field, saved, now)) => Err(Error::Mismatch { path: file, field, saved, now }),
+        };
+    }
+    let plan = plan(recipe, dataset, options)?;
+    let shared = Shared { recipe: recipe.clone(), data, plan };
+    write_atomically(&file, &to_json(&shared)?)?;
+    Ok(shared)
+}
+
+fn read_shared(file: &Path) -> Result<Option<Shared>> {
+    match fs::read_to_string(file) {
+        Ok(text) => serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|e| Error::damaged(file, format!("is no comparison of this program ({e}); name another folder"))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io(file, "cannot read the comparison")(e)),
+    }
+}
+
+/// The steps of every run: what the slowest mechanism can afford.
+fn plan(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<Plan> {
+    let full = Plan::full(&recipe.schedule, train::training_pictures(recipe, dataset)?);
+    let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
+    options.observer.on(Event::Note("timing a few steps of every mechanism"));
+    let mut slowest = 0.0_f64;
+    for mechanism in &options.mechanisms {
+        let recipe = Recipe { mechanism: mechanism.clone(), ..recipe.clone() };
+        slowest = slowest.max(train::seconds_per_step(&recipe, dataset)?);
+    }
+    let plan = full.shortened(Plan::affordable(max_minutes, slowest));
+    if plan.steps < plan.full_steps {
+        let note = format!(
+            "{} of {} steps fit in {max_minutes} minutes of the slowest: all runs take as many",
+            plan.steps, plan.full_steps
+        );
+        options.observer.on(Event::Note(&note));
+    }
+    Ok(plan)
+}

@@ -1,0 +1,178 @@
+//! What a comparison found.
+
+use std::fmt::Write;
+
+use resolvent_kernels::Mechanism;
+use serde::{Deserialize, Serialize};
+
+use super::Speed;
+use crate::{
+    Recipe,
+    checkpoint::DataIdentity,
+    environment::Environment,
+    train::{Ended, Plan, TrainSummary},
+};
+
+/// The result of a comparison, as in its `results.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// The recipe that all runs share; mechanism and seed are each run's own.
+    pub recipe: Recipe,
+    /// The data that all runs share.
+    pub data: DataIdentity,
+    /// The steps that all runs share.
+    pub plan: Plan,
+    /// The seeds.
+    pub seeds: Vec<u64>,
+    /// One entry per mechanism.
+    pub entries: Vec<Entry>,
+    /// The machine.
+    pub environment: Environment,
+    /// Commands that repeat the comparison.
+    pub commands: Vec<String>,
+}
+
+/// What a comparison found of one mechanism.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The mechanism with its parameters.
+    pub mechanism: Mechanism,
+    /// Parameters of the model.
+    pub parameters: usize,
+    /// One run per seed.
+    pub runs: Vec<RunResult>,
+    /// Test accuracy over the seeds.
+    pub accuracy: Spread,
+    /// What it costs.
+    pub speed: Speed,
+}
+
+/// One run of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// Its seed.
+    pub seed: u64,
+    /// Its folder, within that of the comparison.
+    pub folder: String,
+    /// Test accuracy.
+    pub accuracy: f64,
+    /// Test loss.
+    pub loss: f64,
+    /// Steps done.
+    pub steps: usize,
+    /// Why it ended there.
+    pub ended: Ended,
+    /// Its seconds.
+    pub seconds: f64,
+    /// Learned gammas per layer.
+    pub gamma: Vec<f64>,
+}
+
+/// Mean and spread of a few values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Their mean.
+    pub mean: f64,
+    /// Their sample standard deviation; absent for a single value.
+    pub std: Option<f64>,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of `values`, which must not be empty.
+    pub fn of(values: &[f64]) -> Self {
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let squares: f64 = values.iter().map(|x| (x - mean).powi(2)).sum();
+        Self {
+            mean,
+            std: (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt()),
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        }
+    }
+
+    /// `87.25 ± 0.31` in percent.
+    pub fn percent(&self) -> String {
+        let spread = self.std.map_or_else(String::new, |std| format!(" ± {:.2}", std * 100.0));
+        format!("{:.2}{spread}", self.mean * 100.0)
+    }
+}
+
+impl Entry {
+    /// Of the runs of one mechanism, which must not be empty.
+    pub fn new(runs: &[(String, TrainSummary)], speed: Speed) -> Self {
+        let results: Vec<_> = runs
+            .iter()
+            .map(|(folder, summary)| RunResult {
+                seed: summary.recipe.seed,
+                folder: folder.clone(),
+                accuracy: summary.test.accuracy,
+                loss: summary.test.loss,
+                steps: summary.steps,
+                ended: summary.ended,
+                seconds: summary.seconds,
+                gamma: summary.gamma.clone(),
+            })
+            .collect();
+        let accuracies: Vec<_> = results.iter().map(|run| run.accuracy).collect();
+        let first = &runs[0].1;
+        Self {
+            mechanism: first.recipe.mechanism.clone(),
+            parameters: first.parameters,
+            accuracy: Spread::of(&accuracies),
+            runs: results,
+            speed,
+        }
+    }
+}
+
+impl Comparison {
+    /// The comparison as a table of plain text.
+    pub fn table(&self) -> String {
+        let memory = self.entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
+        let mut text = format!(
+            "{:<16} {:>15} {:>14} {:>15} {:>12}",
+            "mechanism", "test accuracy %", "train images/s", "infer images/s", "parameters"
+        );
+        text += if memory { "  peak MB\n" } else { "\n" };
+        for entry in &self.entries {
+            let Speed { train_images_per_second: train, infer_images_per_second: infer, peak_bytes, .. } = entry.speed;
+            let (id, accuracy) = (entry.mechanism.id(), entry.accuracy.percent());
+            let _ = write!(text, "{id:<16} {accuracy:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
+            text += &peak_bytes.map_or_else(String::new, |bytes| format!(" {:>8.1}", bytes as f64 / 1e6));
+            text.push('\n');
+        }
+        text
+    }
+
+    /// What a reader must know to read the numbers rightly, a sentence each.
+    pub fn caveats(&self) -> Vec<String> {
+        let mut caveats = Vec::new();
+        if self.plan.steps < self.plan.full_steps {
+            let minutes = self.recipe.schedule.max_minutes.unwrap_or_default();
+            caveats.push(format!(
+                "Every run took {} steps: those that fit in {minutes} minutes of the slowest mechanism, instead of the \
+                 recipe's {}; the learning rate was planned for them.",
+                self.plan.steps, self.plan.full_steps
+            ));
+        }
+        if self.seeds.len() == 1 {
+            caveats.push("One seed: differences of a percent or two may be chance.".into());
+        }
+        let late = self.entries.iter().flat_map(|entry| entry.runs.iter().map(move |run| (entry, run)));
+        for (entry, run) in late.filter(|(_, run)| run.ended == Ended::OutOfTime) {
+            caveats.push(format!(
+                "{}, seed {}, ran out of time after {} of {} steps: its accuracy is understated.",
+                entry.mechanism.id(),
+                run.seed,
+                run.steps,
+                self.plan.steps
+            ));
+        }
+        caveats
+    }
+}

@@ -1,0 +1,81 @@
+//! Speed and memory of the mechanisms, measured in turn so that a disturbance of the machine hits all alike.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::memory::{MemoryProbe, peak_above};
+use crate::{
+    Recipe, Result,
+    checkpoint::Checkpoint,
+    data::Dataset,
+    train::{Bench, median},
+};
+
+/// Rounds over all mechanisms; the median round counts.
+const ROUNDS: usize = 5;
+/// Seconds that one mechanism trains, and infers, in a round; at least one step.
+const SLOT: f64 = 0.25;
+
+/// What one mechanism costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Pictures per batch.
+    pub batch: usize,
+    /// Training pictures per second: forward, backward, optimiser; the batch is at hand.
+    pub train_images_per_second: f64,
+    /// Pictures per second through the forward pass alone.
+    pub infer_images_per_second: f64,
+    /// Most heap that the model, its optimiser and one training step hold together, in bytes; absent without a probe.
+    pub peak_bytes: Option<u64>,
+}
+
+/// Measures the recipes, one per mechanism, with the weights they were trained to.
+///
+/// # Errors
+/// As [`crate::train::run`].
+pub fn measure(
+    recipes: &[Recipe],
+    trained: Vec<Checkpoint>,
+    dataset: &Dataset,
+    probe: Option<&dyn MemoryProbe>,
+) -> Result<Vec<Speed>> {
+    let mut benches = Vec::new();
+    let mut peaks = Vec::new();
+    for (recipe, trained) in recipes.iter().zip(trained) {
+        let before = probe.map(MemoryProbe::held);
+        let mut bench = Bench::new(recipe, dataset, Some(trained))?;
+        // The first step makes the optimiser's state: the second is what every later one is.
+        bench.step()?;
+        peaks.push(match (probe, before) {
+            (Some(probe), Some(before)) => Some(peak_above(probe, before, || bench.step())?),
+            _ => None,
+        });
+        benches.push(bench);
+    }
+    let mut times = vec![(Vec::new(), Vec::new()); benches.len()];
+    for _ in 0..ROUNDS {
+        for (bench, (train, infer)) in benches.iter_mut().zip(&mut times) {
+            train.push(slot(|| bench.step())?);
+            infer.push(slot(|| bench.infer())?);
+        }
+    }
+    let speeds = benches.iter().zip(&mut times).zip(peaks).map(|((bench, (train, infer)), peak_bytes)| Speed {
+        batch: bench.images(),
+        train_images_per_second: bench.images() as f64 / median(train),
+        infer_images_per_second: bench.images() as f64 / median(infer),
+        peak_bytes,
+    });
+    Ok(speeds.collect())
+}
+
+/// Mean seconds of `work`, repeated for one slot.
+fn slot(mut work: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let began = Instant::now();
+    let (mut sum, mut count) = (0.0, 0);
+    while count == 0 || began.elapsed().as_secs_f64() < SLOT {
+        sum += work()?;
+        count += 1;
+    }
+    Ok(sum / f64::from(count))
+}

@@ -1,0 +1,55 @@
+//! The machine and the program that numbers were measured with.
+
+use resolvent_kernels::simd::Level;
+use serde::{Deserialize, Serialize};
+
+/// Where numbers come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// The processor's name, where the system tells it.
+    pub cpu: Option<String>,
+    /// Threads used.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub level: String,
+    /// Operating system and architecture.
+    pub system: String,
+    /// Version of this crate.
+    pub version: String,
+    /// Commit that the program was built from, where it was built in a repository.
+    pub commit: Option<String>,
+}
+
+impl Environment {
+    /// This machine and this program.
+    pub fn current() -> Self {
+        let level = Level::selected().map_or_else(|e| e.to_string(), |level| level.name().into());
+        Self {
+            cpu: cpu(),
+            threads: rayon::current_num_threads(),
+            level,
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            version: env!("CARGO_PKG_VERSION").into(),
+            commit: option_env!("RESOLVENT_COMMIT").map(Into::into),
+        }
+    }
+
+    /// Names and values for a reader.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let mut rows = vec![
+            ("Processor", self.cpu.clone().unwrap_or_else(|| "unknown".into())),
+            ("Threads", self.threads.to_string()),
+            ("Kernels", self.level.clone()),
+            ("System", self.system.clone()),
+            ("Resolvent", self.version.clone()),
+        ];
+        rows.extend(self.commit.clone().map(|commit| ("Commit", commit)));
+        rows
+    }
+}
+
+fn cpu() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(':').map(|(_, name)| name.trim().to_string())
+}

@@ -1,0 +1,116 @@
+//! What can be wrong with a recipe, a run or a checkpoint, as typed data.
+
+use std::{io, path::Path, path::PathBuf};
+
+use crate::data;
+
+/// The result of training, evaluating and comparing.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a run could not be started, continued or read. Every message is one line that names the file and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A recipe does not parse, or a field is outside its range.
+    #[error("{file}: `{field}` {problem}")]
+    Recipe {
+        /// The recipe's file, or `recipe` where it does not come from one.
+        file: String,
+        /// Dotted path of the field (`schedule.epochs`); `.` for the document.
+        field: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+    /// The data set is described wrongly, not found or damaged.
+    #[error(transparent)]
+    Data(#[from] data::Error),
+    /// The model cannot be built or applied.
+    #[error(transparent)]
+    Model(#[from] resolvent::Error),
+    /// The data set does not suit the recipe.
+    #[error("data set `{name}`: {problem}")]
+    Unfit {
+        /// The data set.
+        name: String,
+        /// Why, and the remedy.
+        problem: String,
+    },
+    /// The operating system refused to read or write.
+    #[error("{}: {action}: {source}{}", path.display(), remedy(source))]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done.
+        action: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A file that a run left is damaged or of another program.
+    #[error("{}: {problem}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and the remedy.
+        problem: String,
+    },
+    /// The folder already holds a run.
+    #[error("{} already holds a run ({state}); resume it, or name another folder", path.display())]
+    Occupied {
+        /// The run's folder.
+        path: PathBuf,
+        /// How far that run is.
+        state: String,
+    },
+    /// There is nothing to resume or to evaluate.
+    #[error("{} holds no checkpoint; train into it first, or name a run's folder", path.display())]
+    NoCheckpoint {
+        /// The folder searched.
+        path: PathBuf,
+    },
+    /// A checkpoint belongs to another recipe, data set or seed.
+    #[error("{}: the checkpoint was made with {field} = {saved}, now it is {now}; use the same {field}, or another folder", path.display())]
+    Mismatch {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Dotted path of what differs.
+        field: String,
+        /// Its value in the checkpoint.
+        saved: String,
+        /// Its value in this call.
+        now: String,
+    },
+    /// The loss is no longer a number.
+    #[error(
+        "step {step}: the loss is {loss}; lower `optimiser.lr`, lengthen `schedule.warmup_epochs` or set `optimiser.clip_norm`"
+    )]
+    Diverged {
+        /// The step.
+        step: usize,
+        /// The loss.
+        loss: f32,
+    },
+}
+
+impl Error {
+    /// Wraps a failure of the operating system.
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Error::Io { path, action, source }
+    }
+
+    /// A damaged file.
+    pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> Self {
+        Error::Damaged { path: path.to_path_buf(), problem: problem.into() }
+    }
+}
+
+/// What the user can do about the commonest failures of a file system.
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free some space and resume: what was saved before is intact"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; name a folder that you may write to",
+        _ => "",
+    }
+}

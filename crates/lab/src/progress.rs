@@ -1,0 +1,198 @@
+//! What a run tells while it runs: bars in a terminal, plain lines elsewhere.
+
+use std::{
+    io::{IsTerminal, Write},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::{metrics::EpochRecord, train::Plan};
+
+/// Something that happened.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A run begins or continues.
+    Begin {
+        /// The run, e.g. `infsa, seed 1`.
+        run: &'a str,
+        /// Steps done in earlier sessions.
+        done: usize,
+        /// Its plan.
+        plan: &'a Plan,
+    },
+    /// A step is done.
+    Step {
+        /// Steps done.
+        done: usize,
+        /// Loss of the step.
+        loss: f64,
+        /// Training pictures per second, over the last few steps.
+        images_per_second: f64,
+    },
+    /// An epoch is done.
+    Epoch(&'a EpochRecord),
+    /// Something the user should know.
+    Note(&'a str),
+    /// The run ended: how, in a line.
+    End(&'a str),
+}
+
+/// Whoever wants to know. Called from the thread that trains, between steps: it should return soon.
+pub trait Observer: Send + Sync {
+    /// Called at every [`Event`].
+    fn on(&self, event: Event<'_>);
+}
+
+/// The observer for people: [`Bars`] if standard error is a terminal, else [`Lines`].
+pub fn for_stderr() -> Arc<dyn Observer> {
+    if std::io::stderr().is_terminal() { Arc::new(Bars::default()) } else { Arc::new(Lines::new(std::io::stderr())) }
+}
+
+/// Tells nobody.
+#[derive(Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn on(&self, _event: Event<'_>) {}
+}
+
+/// One bar per run on standard error; each epoch leaves a line above it.
+#[derive(Debug, Default)]
+pub struct Bars {
+    bar: Mutex<Option<ProgressBar>>,
+}
+
+impl Bars {
+    fn bar(run: &str, done: usize, plan: &Plan) -> ProgressBar {
+        let bar = ProgressBar::new(plan.steps as u64);
+        let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} steps, {msg}, {eta} left");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_prefix(run.to_string());
+        bar.set_position(done as u64);
+        bar.reset_eta();
+        bar
+    }
+}
+
+impl Observer for Bars {
+    fn on(&self, event: Event<'_>) {
+        let mut slot = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Event::Begin { run, done, plan } = event {
+            *slot = Some(Self::bar(run, done, plan));
+            return;
+        }
+        let Some(bar) = slot.as_ref() else {
+            if let Event::Note(text) | Event::End(text) = event {
+                eprintln!("{text}");
+            }
+            return;
+        };
+        match event {
+            Event::Step { done, loss, images_per_second } => {
+                bar.set_message(format!("loss {loss:.3}, {images_per_second:.0} images/s"));
+                bar.set_position(done as u64);
+            }
+            Event::Epoch(epoch) => bar.println(epoch_line(epoch)),
+            Event::Note(text) => bar.println(text),
+            Event::End(text) => {
+                bar.finish_and_clear();
+                eprintln!("{text}");
+                *slot = None;
+            }
+            Event::Begin { .. } => {}
+        }
+    }
+}
+
+/// Seconds between two lines about steps.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Plain lines: each epoch, and a step now and then.
+#[derive(Debug)]
+pub struct Lines<W> {
+    inner: Mutex<LinesState<W>>,
+}
+
+#[derive(Debug)]
+struct LinesState<W> {
+    to: W,
+    run: String,
+    steps: usize,
+    last: Instant,
+}
+
+impl<W: Write + Send> Lines<W> {
+    /// Lines written to `to`.
+    pub fn new(to: W) -> Self {
+        Self { inner: Mutex::new(LinesState { to, run: String::new(), steps: 0, last: Instant::now() }) }
+    }
+}
+
+impl<W: Write + Send> Observer for Lines<W> {
+    fn on(&self, event: Event<'_>) {
+        let mut state = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = match event {
+            Event::Begin { run, done, plan } => {
+                state.run = run.to_string();
+                state.steps = plan.steps;
+                state.last = Instant::now();
+                let from = if done > 0 { format!(", continued after step {done}") } else { String::new() };
+                format!("{} steps{from}", plan.steps)
+            }
+            Event::Step { .. } if state.last.elapsed() < PAUSE => return,
+            Event::Step { done, loss, images_per_second } => {
+                state.last = Instant::now();
+                format!("step {done}/{}, loss {loss:.3}, {images_per_second:.0} images/s", state.steps)
+            }
+            Event::Epoch(epoch) => epoch_line(epoch),
+            Event::Note(text) | Event::End(text) => text.to_string(),
+        };
+        let run = state.run.clone();
+        let line = if run.is_empty() { line } else { format!("{run}: {line}") };
+        // Progress that nobody can read must not end a run.
+        let _ = writeln!(state.to, "{line}");
+    }
+}
+
+fn epoch_line(epoch: &EpochRecord) -> String {
+    let EpochRecord { epoch: number, train_loss, split, loss, accuracy, .. } = epoch;
+    format!(
+        "epoch {number}: training loss {train_loss:.3}, {split} loss {loss:.3}, {split} accuracy {:.2} %",
+        accuracy * 100.0
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_tell_the_run_its_epochs_and_its_end() {
+        let lines = Lines::new(Vec::new());
+        let plan = Plan { steps_per_epoch: 5, full_steps: 10, steps: 10, warmup: 0 };
+        lines.on(Event::Begin { run: "infsa, seed 1", done: 5, plan: &plan });
+        lines.on(Event::Step { done: 6, loss: 2.0, images_per_second: 100.0 });
+        let epoch = EpochRecord {
+            epoch: 2,
+            step: 10,
+            train_loss: 1.5,
+            split: "test".into(),
+            loss: 1.25,
+            accuracy: 0.875,
+            gamma: vec![],
+            seconds: 3.0,
+        };
+        lines.on(Event::Epoch(&epoch));
+        lines.on(Event::End("done"));
+        let text = String::from_utf8(lines.inner.into_inner().unwrap().to).unwrap();
+        assert_eq!(
+            text,
+            "infsa, seed 1: 10 steps, continued after step 5\n\
+             infsa, seed 1: epoch 2: training loss 1.500, test loss 1.250, test accuracy 87.50 %\n\
+             infsa, seed 1: done\n"
+        );
+    }
+}

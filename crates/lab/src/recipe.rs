@@ -1,0 +1,445 @@
+//! Recipes: everything that decides what a training run computes, as a TOML file.
+//!
+//! A missing field has its default, an unknown field, a wrong type or a value out of range is an [`Error::Recipe`] that
+//! names file and field. Two runs of one recipe, seed and data set end with the same bits.
+
+use std::path::Path;
+
+use resolvent::{attention::GammaSchedule, models::Pool};
+use resolvent_kernels::Mechanism;
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+
+use crate::{Error, Result, augment::Augment, data};
+
+/// A training recipe.
+///
+/// ```
+/// use resolvent_lab::Recipe;
+/// let recipe = Recipe::from_toml("mechanism = 'infsa'\n[schedule]\nepochs = 3", "example")?;
+/// assert_eq!((recipe.mechanism.id(), recipe.schedule.epochs, recipe.model.dim), ("infsa", 3, 64));
+/// # Ok::<(), resolvent_lab::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Recipe {
+    /// A name for reports. Default `unnamed`.
+    pub name: String,
+    /// What the recipe is for, in a line or two. Default empty.
+    pub about: String,
+    /// The data set to use where the command names none, as `KIND:PATH`. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+    /// Attention: an id, or a table with `mechanism = "id"` and the mechanism's fields. Default `softmax`.
+    #[serde(deserialize_with = "mechanism")]
+    pub mechanism: Mechanism,
+    /// Seed of everything random: initial weights, order, augmentation. Default 0.
+    pub seed: u64,
+    /// The vision transformer.
+    pub model: ModelRecipe,
+    /// AdamW.
+    pub optimiser: OptimiserRecipe,
+    /// How long, how fast.
+    pub schedule: ScheduleRecipe,
+    /// What is done to the training pictures. Default: nothing.
+    pub augment: Augment,
+    /// What keeps the model from learning the training set by heart.
+    pub regularisation: RegularisationRecipe,
+    /// What is written while training.
+    pub log: LogRecipe,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Self {
+            name: "unnamed".into(),
+            about: String::new(),
+            data: None,
+            mechanism: Mechanism::Softmax(Default::default()),
+            seed: 0,
+            model: Default::default(),
+            optimiser: Default::default(),
+            schedule: Default::default(),
+            augment: Augment::default(),
+            regularisation: Default::default(),
+            log: Default::default(),
+        }
+    }
+}
+
+/// A vision transformer: patches, learned positions, pre-norm blocks. Picture size, channels and classes come from the
+/// data set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelRecipe {
+    /// Side of a patch in pixels; divides the picture's sides. Default 4.
+    pub patch: usize,
+    /// Width. Default 64.
+    pub dim: usize,
+    /// Number of blocks. Default 4.
+    pub depth: usize,
+    /// Heads; divides the width. Default 4.
+    pub heads: usize,
+    /// Hidden width of the MLP. Default 128.
+    pub mlp_dim: usize,
+    /// What the head reads: `mean` of the patches or `cls`, a learned token. Default `mean`.
+    pub pool: Pool,
+    /// One projection for queries and keys. Default: as the mechanism is published (`linear-infsa` true, others false).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tied: Option<bool>,
+    /// Biases of the query, key and value projections. Default true.
+    pub qkv_bias: bool,
+    /// Learn gamma, per head and block. Default true.
+    pub gamma_trainable: bool,
+    /// `constant`: every block begins with the mechanism's gamma; `power`: block l with its l-th power. Default `constant`.
+    pub gamma_schedule: GammaSchedule,
+    /// Dropout after the attention and after the MLP. Default 0, in [0, 1).
+    pub dropout: f64,
+    /// Stochastic depth of the last block, rising linearly from 0 at the first. Default 0, in [0, 1).
+    pub drop_path: f64,
+    /// A further square layer after the attention's output projection. Default false.
+    pub extra_proj: bool,
+    /// A square layer with tanh before the head. Default false.
+    pub pre_logits: bool,
+}
+
+impl Default for ModelRecipe {
+    fn default() -> Self {
+        Self {
+            patch: 4,
+            dim: 64,
+            depth: 4,
+            heads: 4,
+            mlp_dim: 128,
+            pool: Pool::Mean,
+            tied: None,
+            qkv_bias: true,
+            gamma_trainable: true,
+            gamma_schedule: GammaSchedule::Constant,
+            dropout: 0.0,
+            drop_path: 0.0,
+            extra_proj: false,
+            pre_logits: false,
+        }
+    }
+}
+
+/// AdamW ("Decoupled Weight Decay Regularization"); biases, norms, the class token, positions and gamma do not decay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimiserRecipe {
+    /// Learning rate at the end of the warm-up. Default 1e-3, > 0.
+    pub lr: f64,
+    /// Decay of the two moments. Default [0.9, 0.999], in [0, 1).
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment. Default 1e-8, > 0.
+    pub eps: f64,
+    /// Weight decay, times the learning rate per step. Default 0.05, >= 0.
+    pub weight_decay: f64,
+    /// Largest norm of the gradient of all parameters together; 0 switches clipping off. Default 1.
+    pub clip_norm: f64,
+}
+
+impl Default for OptimiserRecipe {
+    fn default() -> Self {
+        Self { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.05, clip_norm: 1.0 }
+    }
+}
+
+/// Linear warm-up, then half a cosine, step by step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScheduleRecipe {
+    /// Passes over the training pictures. Default 10, >= 1.
+    pub epochs: usize,
+    /// Pictures per step. Default 128, >= 1.
+    pub batch_size: usize,
+    /// Epochs, also fractions of one, in which the learning rate grows from 0. Default 1, >= 0, < `epochs`.
+    pub warmup_epochs: f64,
+    /// The last learning rate as a share of `optimiser.lr`. Default 0.01, in [0, 1].
+    pub final_lr_share: f64,
+    /// Minutes that the run may take; a few steps are timed first, and where the epochs do not fit, the whole schedule
+    /// is shortened to what does. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_minutes: Option<f64>,
+}
+
+impl Default for ScheduleRecipe {
+    fn default() -> Self {
+        Self { epochs: 10, batch_size: 128, warmup_epochs: 1.0, final_lr_share: 0.01, max_minutes: None }
+    }
+}
+
+/// Soft targets, averaging and stopping.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RegularisationRecipe {
+    /// Share of the target that is spread over all classes. Default 0.1, in [0, 1).
+    pub label_smoothing: f64,
+    /// Decay of the exponential moving average of the weights, which is then what is evaluated; 0 switches it off.
+    /// Default 0, in [0, 1).
+    pub ema_decay: f64,
+    /// Share of every class of the training pictures that is held out; it picks the best epoch and stops early.
+    /// 0: the curves show the test pictures, and nothing is picked. Default 0, in [0, 0.5].
+    pub hold_out: f64,
+    /// Epochs without a better accuracy on the held-out pictures after which the run ends with its best weights.
+    /// Default none; needs `hold_out`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<usize>,
+}
+
+impl Default for RegularisationRecipe {
+    fn default() -> Self {
+        Self { label_smoothing: 0.1, ema_decay: 0.0, hold_out: 0.0, patience: None }
+    }
+}
+
+/// Metrics and checkpoints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogRecipe {
+    /// Steps between two lines of metrics. Default 20, >= 1.
+    pub every: usize,
+    /// Steps between two checkpoints beside those at the end of each epoch; 0 for none. Default 0.
+    pub checkpoint_every: usize,
+    /// Checkpoints kept beside the best. Default 2, >= 1.
+    pub keep: usize,
+}
+
+impl Default for LogRecipe {
+    fn default() -> Self {
+        Self { every: 20, checkpoint_every: 0, keep: 2 }
+    }
+}
+
+/// An id or a table.
+fn mechanism<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Mechanism, D::Error> {
+    match serde_json::Value::deserialize(d)? {
+        serde_json::Value::String(id) => Mechanism::preset(&id),
+        table => Mechanism::from_value(table),
+    }
+    .map_err(D::Error::custom)
+}
+
+impl Recipe {
+    /// Reads and checks the recipe in `file`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] and [`Error::Recipe`].
+    pub fn load(file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file).map_err(Error::io(file, "cannot read the recipe"))?;
+        Self::from_toml(&text, &file.display().to_string())
+    }
+
+    /// Reads and checks a recipe's text; `file` is named in errors.
+    ///
+    /// # Errors
+    /// [`Error::Recipe`].
+    pub fn from_toml(text: &str, file: &str) -> Result<Self> {
+        let fail = |field: String, problem: &str| {
+            let problem = problem.split_whitespace().collect::<Vec<_>>().join(" ");
+            Error::Recipe { file: file.into(), field, problem: format!("is not valid: {problem}") }
+        };
+        let document = toml::Deserializer::parse(text).map_err(|e| {
+            let line = e.span().map_or(0, |span| text[..span.start].lines().count().max(1));
+            fail(format!("line {line}"), e.message())
+        })?;
+        let recipe: Recipe =
+            serde_path_to_error::deserialize(document).map_err(|e| fail(e.path().to_string(), e.inner().message()))?;
+        recipe.validate_as(file)?;
+        Ok(recipe)
+    }
+
+    /// The recipe as TOML, with every field written out.
+    ///
+    /// # Errors
+    /// [`Error::Recipe`] for a number that TOML cannot hold.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string_pretty(self).map_err(|e| Error::Recipe {
+            file: "recipe".into(),
+            field: ".".into(),
+            problem: format!("cannot be written as TOML: {e}"),
+        })
+    }
+
+    /// Checks every field against its range.
+    ///
+    /// # Errors
+    /// [`Error::Recipe`] naming the first field that is out of range.
+    pub fn validate(&self) -> Result<()> {
+        self.validate_as("recipe")
+    }
+
+    fn validate_as(&self, file: &str) -> Result<()> {
+        let fail = |field: &str, problem| Err(Error::Recipe { file: file.into(), field: field.into(), problem });
+        if let Some((field, got, _, expected)) = self.range_checks().iter().find(|(_, _, ok, _)| !ok) {
+            return fail(field, format!("is {got}, must be {expected}"));
+        }
+        match self.augment.validate() {
+            Ok(()) => {}
+            Err(data::Error::Setting { field, got, expected }) => {
+                return fail(&format!("augment.{field}"), format!("is {got}, must be {expected}"));
+            }
+            Err(e) => return fail("augment", format!("is not valid: {e}")),
+        }
+        self.mechanism.validate().or_else(|e| fail("mechanism", format!("is not valid: {e}")))
+    }
+
+    /// Field, value, whether it is in range, the range.
+    fn range_checks(&self) -> Vec<(&'static str, String, bool, &'static str)> {
+        fn check<T: std::fmt::Debug>(
+            field: &'static str,
+            got: T,
+            ok: bool,
+            expected: &'static str,
+        ) -> (&'static str, String, bool, &'static str) {
+            (field, format!("{got:?}"), ok, expected)
+        }
+        let Self { model: m, optimiser: o, schedule: s, regularisation: r, log, .. } = self;
+        let positive = |x: usize| x >= 1;
+        let share = |x: f64| (0.0..1.0).contains(&x);
+        vec![
+            check("model.patch", m.patch, positive(m.patch), "at least 1"),
+            check("model.dim", m.dim, positive(m.dim), "at least 1"),
+            check("model.depth", m.depth, positive(m.depth), "at least 1"),
+            check("model.heads", m.heads, positive(m.heads) && m.dim % m.heads == 0, "a divisor of `model.dim`"),
+            check("model.mlp_dim", m.mlp_dim, positive(m.mlp_dim), "at least 1"),
+            check("model.dropout", m.dropout, share(m.dropout), "in [0, 1)"),
+            check("model.drop_path", m.drop_path, share(m.drop_path), "in [0, 1)"),
+            check("optimiser.lr", o.lr, o.lr.is_finite() && o.lr > 0.0, "finite and > 0"),
+            check("optimiser.betas", o.betas, o.betas.iter().all(|b| (0.0..1.0).contains(b)), "two numbers in [0, 1)"),
+            check("optimiser.eps", o.eps, o.eps.is_finite() && o.eps > 0.0, "finite and > 0"),
+            check(
+                "optimiser.weight_decay",
+                o.weight_decay,
+                o.weight_decay.is_finite() && o.weight_decay >= 0.0,
+                "finite and >= 0",
+            ),
+            check("optimiser.clip_norm", o.clip_norm, o.clip_norm.is_finite() && o.clip_norm >= 0.0, "finite and >= 0"),
+            check("schedule.epochs", s.epochs, positive(s.epochs), "at least 1"),
+            check("schedule.batch_size", s.batch_size, positive(s.batch_size), "at least 1"),
+            check(
+                "schedule.warmup_epochs",
+                s.warmup_epochs,
+                (0.0..s.epochs as f64).contains(&s.warmup_epochs),
+                ">= 0 and less than `schedule.epochs`",
+            ),
+            check("schedule.final_lr_share", s.final_lr_share, (0.0..=1.0).contains(&s.final_lr_share), "in [0, 1]"),
+            check(
+                "schedule.max_minutes",
+                s.max_minutes,
+                s.max_minutes.is_none_or(|x| x.is_finite() && x > 0.0),
+                "absent or > 0",
+            ),
+            check("regularisation.label_smoothing", r.label_smoothing, share(r.label_smoothing), "in [0, 1)"),
+            check("regularisation.ema_decay", r.ema_decay, share(r.ema_decay), "in [0, 1)"),
+            check("regularisation.hold_out", r.hold_out, (0.0..=0.5).contains(&r.hold_out), "in [0, 0.5]"),
+            check(
+                "regularisation.patience",
+                r.patience,
+                r.patience.is_none_or(|x| x >= 1 && r.hold_out > 0.0),
+                "absent, or at least 1 with `regularisation.hold_out` above 0 (the test pictures must not stop the run)",
+            ),
+            check("log.every", log.every, positive(log.every), "at least 1"),
+            check("log.keep", log.keep, positive(log.keep), "at least 1"),
+        ]
+    }
+
+    /// The first field in which two recipes differ: its dotted path, here, there. Names and descriptions do not count,
+    /// nor does what only decides what is written.
+    pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
+        let computed = |recipe: &Self| {
+            let unnamed = Self { name: String::new(), about: String::new(), data: None, ..recipe.clone() };
+            serde_json::to_value(Self { log: Default::default(), ..unnamed }).unwrap_or_default()
+        };
+        first_difference("", &computed(self), &computed(other))
+    }
+}
+
+fn first_difference(
+    path: &str,
+    left: &serde_json::Value,
+    right: &serde_json::Value,
+) -> Option<(String, String, String)> {
+    use serde_json::Value::{Null, Object};
+    match (left, right) {
+        (Object(a), Object(b)) => a.keys().chain(b.keys().filter(|key| !a.contains_key(*key))).find_map(|key| {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            first_difference(&path, a.get(key).unwrap_or(&Null), b.get(key).unwrap_or(&Null))
+        }),
+        _ => (left != right).then(|| (path.into(), left.to_string(), right.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(text: &str) -> String {
+        let message = Recipe::from_toml(text, "r.toml").unwrap_err().to_string();
+        assert!(!message.contains('\n'), "one line: {message}");
+        message
+    }
+
+    #[test]
+    fn the_defaults_are_valid_and_survive_toml() {
+        let recipe = Recipe::from_toml("", "empty").unwrap();
+        assert_eq!(recipe, Recipe::default());
+        assert_eq!(Recipe::from_toml(&recipe.to_toml().unwrap(), "again").unwrap(), recipe);
+    }
+
+    #[test]
+    fn a_mechanism_is_an_id_or_a_table() {
+        let id = Recipe::from_toml("mechanism = 'linear-infsa'", "r").unwrap();
+        assert_eq!(id.mechanism, Mechanism::preset("linear-infsa").unwrap());
+        let table = Recipe::from_toml("[mechanism]\nmechanism = 'infsa'\ngamma = 0.9", "r").unwrap();
+        assert_eq!(table.mechanism.gamma(), Some(0.9));
+    }
+
+    #[test]
+    fn errors_name_file_field_and_remedy() {
+        for (text, expected) in [
+            ("modle = 1", &["r.toml", "modle"][..]),
+            ("[model]\nwidth = 3", &["model", "width", "expected one of"]),
+            ("[schedule]\nepochs = 'x'", &["schedule.epochs", "expected usize"]),
+            ("[schedule]\nepochs = 0", &["schedule.epochs", "is 0", "at least 1"]),
+            ("[schedule]\nepochs = 2\nwarmup_epochs = 2.0", &["schedule.warmup_epochs", "less than"]),
+            ("[model]\ndim = 65", &["model.heads", "divisor"]),
+            ("[optimiser]\nlr = inf", &["optimiser.lr", "finite"]),
+            ("[optimiser]\nbetas = [0.9, 1.0]", &["optimiser.betas", "[0, 1)"]),
+            ("[optimiser]\nweight_decay = -1.0", &["optimiser.weight_decay", ">= 0"]),
+            ("[augment]\nflip = 2.0", &["augment.flip", "[0, 1]"]),
+            ("[augment.mix]\nmixup = -1.0", &["augment.mix.mixup"]),
+            ("[regularisation]\npatience = 3", &["regularisation.patience", "hold_out"]),
+            ("[regularisation]\nlabel_smoothing = nan", &["regularisation.label_smoothing", "NaN"]),
+            ("mechanism = 'softmacs'", &["mechanism", "softmacs", "linear-infsa"]),
+            ("[mechanism]\nmechanism = 'infsa'\ngamma = 2.0", &["mechanism", "gamma", "(0, 1]"]),
+            ("seed = 1\nseed = 2", &["line 2", "duplicate"]),
+            ("[model", &["line 1"]),
+        ] {
+            let message = error_of(text);
+            for part in expected {
+                assert!(message.contains(part), "`{text}` gives `{message}`, which lacks `{part}`");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let message = Recipe::load(Path::new("no/such.toml")).unwrap_err().to_string();
+        assert!(message.contains("no/such.toml"), "{message}");
+    }
+
+    #[test]
+    fn the_difference_is_named_and_labels_do_not_count() {
+        let base = Recipe::default();
+        let renamed =
+            Recipe { name: "other".into(), log: LogRecipe { every: 7, ..Default::default() }, ..base.clone() };
+        assert_eq!(base.difference(&renamed), None);
+        let mut slower = base.clone();
+        slower.optimiser.lr = 5e-4;
+        assert_eq!(base.difference(&slower), Some(("optimiser.lr".into(), "0.001".into(), "0.0005".into())));
+        let mut bounded = base.clone();
+        bounded.schedule.max_minutes = Some(1.0);
+        assert_eq!(base.difference(&bounded).unwrap().0, "schedule.max_minutes");
+    }
+}

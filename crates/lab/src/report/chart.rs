@@ -1,0 +1,251 @@
+//! Charts as inline SVG: lines over an axis, and values of a few things side by side.
+//!
+//! Drawn at 400 units of width with text of 11: readable at the width of a phone, two abreast on a desk. Colours come
+//! from the page's style sheet (`--series-0` ...), so that they follow light and dark; every series also has its own dash
+//! pattern or label, so that nothing depends on colour.
+
+use maud::{Markup, html};
+
+const WIDTH: f64 = 400.0;
+const HEIGHT: f64 = 250.0;
+const LEFT: f64 = 44.0;
+const RIGHT: f64 = 10.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 34.0;
+/// Points drawn per series; more are averaged in groups.
+const MAX_POINTS: usize = 200;
+
+/// One line of a chart.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Series {
+    /// Its name in the legend.
+    pub label: String,
+    /// Which colour and dash pattern.
+    pub style: usize,
+    /// Its points, by ascending x.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// What a chart of lines is about.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Axes<'a> {
+    /// What is shown, for those who do not see it.
+    pub title: &'a str,
+    /// Name of the horizontal axis.
+    pub x: &'a str,
+    /// Name of the vertical axis.
+    pub y: &'a str,
+    /// Values are shares, shown in percent.
+    pub percent: bool,
+}
+
+impl<'a> Axes<'a> {
+    /// Something over the steps of a run.
+    pub fn over_steps(title: &'a str, y: &'a str, percent: bool) -> Self {
+        Self { title, x: "step", y, percent }
+    }
+}
+
+/// About five round numbers that cover `low..=high`.
+pub fn ticks(low: f64, high: f64) -> Vec<f64> {
+    let span = if high > low { high - low } else { low.abs().max(1.0) };
+    let rough = span / 4.0;
+    let power = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|m| m * power).into_iter().find(|&s| s >= rough * 0.999).unwrap_or(rough);
+    let (first, last) = ((low / step).floor() as i64, ((low + span) / step).ceil() as i64);
+    (first..=last).map(|i| i as f64 * step).collect()
+}
+
+/// The shortest text that tells ticks `step` apart.
+fn tick_label(value: f64, step: f64, percent: bool) -> String {
+    let scale = if percent { 100.0 } else { 1.0 };
+    let digits = (-(step * scale).log10()).ceil().clamp(0.0, 4.0) as usize;
+    let text = format!("{:.digits$}", value * scale);
+    // 2.5 apart needs one digit more than its power of ten says.
+    let exact = |text: &str| text.parse::<f64>().is_ok_and(|x| (x - value * scale).abs() < step * scale * 1e-3);
+    let text = if exact(&text) { text } else { format!("{:.*}", digits + 1, value * scale) };
+    if percent { text + " %" } else { text }
+}
+
+/// A line chart with axes, grid and, for more than one series, a legend below.
+pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
+    let points = || series.iter().flat_map(|s| &s.points).filter(|(x, y)| x.is_finite() && y.is_finite());
+    let range = |pick: fn(&(f64, f64)) -> f64| {
+        points().map(pick).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+    };
+    if points().next().is_none() {
+        return html! { p class="quiet" { (axes.title) ": nothing was logged." } };
+    }
+    let (x_ticks, y_ticks) = (ticks(0.0, range(|p| p.0).1), {
+        let (low, high) = range(|p| p.1);
+        ticks(low, high)
+    });
+    let frame = Frame::new(&x_ticks, &y_ticks);
+    html! {
+        figure {
+            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
+                (frame.grid(axes, &x_ticks, &y_ticks))
+                @for s in series {
+                    polyline class=(format!("line s{}", s.style)) points=(frame.path(&s.points)) {
+                        title { (s.label) }
+                    }
+                    @if let [(x, y)] = &s.points[..] {
+                        circle class=(format!("dot s{}", s.style)) cx=(px(frame.x(*x))) cy=(px(frame.y(*y))) r="3" {}
+                    }
+                }
+            }
+            @if series.len() > 1 { (legend(series)) }
+            figcaption { (axes.title) }
+        }
+    }
+}
+
+fn legend(series: &[Series]) -> Markup {
+    html! {
+        ul class="legend" {
+            @for s in series {
+                li {
+                    svg viewBox="0 0 28 8" width="28" height="8" aria-hidden="true" {
+                        line class=(format!("line s{}", s.style)) x1="0" y1="4" x2="28" y2="4" {}
+                    }
+                    (s.label)
+                }
+            }
+        }
+    }
+}
+
+/// Coordinates with a tenth of a unit: enough to see, short to write.
+fn px(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+/// The map from values to the drawing.
+struct Frame {
+    x: (f64, f64),
+    y: (f64, f64),
+}
+
+impl Frame {
+    fn new(x_ticks: &[f64], y_ticks: &[f64]) -> Self {
+        let ends = |ticks: &[f64]| (ticks[0], ticks[ticks.len() - 1]);
+        Self { x: ends(x_ticks), y: ends(y_ticks) }
+    }
+
+    fn x(&self, value: f64) -> f64 {
+        LEFT + (value - self.x.0) / (self.x.1 - self.x.0) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        HEIGHT - BOTTOM - (value - self.y.0) / (self.y.1 - self.y.0) * (HEIGHT - TOP - BOTTOM)
+    }
+
+    fn path(&self, points: &[(f64, f64)]) -> String {
+        let group = points.len().div_ceil(MAX_POINTS).max(1);
+        let mean = |chunk: &[(f64, f64)]| {
+            let n = chunk.len() as f64;
+            (chunk.iter().map(|p| p.0).sum::<f64>() / n, chunk.iter().map(|p| p.1).sum::<f64>() / n)
+        };
+        let shown = points.chunks(group).map(mean).filter(|(x, y)| x.is_finite() && y.is_finite());
+        shown.map(|(x, y)| format!("{},{}", px(self.x(x)), px(self.y(y)))).collect::<Vec<_>>().join(" ")
+    }
+
+    fn grid(&self, axes: Axes<'_>, x_ticks: &[f64], y_ticks: &[f64]) -> Markup {
+        let (x_step, y_step) = (x_ticks[1] - x_ticks[0], y_ticks[1] - y_ticks[0]);
+        let base = HEIGHT - BOTTOM;
+        html! {
+            @for &tick in y_ticks {
+                line class="grid" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(px(self.y(tick))) y2=(px(self.y(tick))) {}
+                text class="tick" text-anchor="end" x=(LEFT - 5.0) y=(px(self.y(tick) + 3.5)) {
+                    (tick_label(tick, y_step, axes.percent))
+                }
+            }
+            @for &tick in x_ticks {
+                line class="axis" x1=(px(self.x(tick))) x2=(px(self.x(tick))) y1=(base) y2=(base + 4.0) {}
+                text class="tick" text-anchor="middle" x=(px(self.x(tick))) y=(base + 15.0) {
+                    (tick_label(tick, x_step, false))
+                }
+            }
+            line class="axis" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(base) y2=(base) {}
+            text class="tick" text-anchor="end" x=(WIDTH - RIGHT) y=(HEIGHT - 4.0) { (axes.x) }
+            text class="tick" x="2" y="9" { (axes.y) }
+        }
+    }
+}
+
+/// One row of a [`bars`] chart.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bar {
+    /// What it is.
+    pub label: String,
+    /// Which colour.
+    pub style: usize,
+    /// How long the bar is.
+    pub value: f64,
+    /// Its value as text.
+    pub text: String,
+    /// Single observations, drawn as dots on the bar's scale.
+    pub dots: Vec<f64>,
+}
+
+/// Horizontal bars from `from` on, longest first as given, each with its value in words.
+pub fn bars(title: &str, from: f64, rows: &[Bar]) -> Markup {
+    const ROW: f64 = 26.0;
+    const NAME: f64 = 112.0;
+    const TEXT: f64 = 76.0;
+    let values = rows.iter().flat_map(|row| row.dots.iter().chain([&row.value]));
+    let most = values.copied().fold(from, f64::max);
+    let scale = |value: f64| (value - from).max(0.0) / (most - from).max(f64::MIN_POSITIVE) * (WIDTH - NAME - TEXT);
+    let height = ROW * rows.len() as f64 + 4.0;
+    html! {
+        figure {
+            svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+                @for (index, row) in rows.iter().enumerate() {
+                    @let middle = 2.0 + ROW * (index as f64 + 0.5);
+                    text class="name" x="0" y=(middle + 4.0) { (row.label) }
+                    rect class=(format!("bar s{}", row.style)) x=(NAME) y=(middle - 8.0) rx="2"
+                        width=(px(scale(row.value).max(1.0))) height="16" {}
+                    @for &dot in &row.dots {
+                        circle class="seed" cx=(px(NAME + scale(dot))) cy=(middle) r="3" {}
+                    }
+                    @let end = row.dots.iter().copied().fold(row.value, f64::max);
+                    text class="value" x=(px(NAME + scale(end) + 6.0)) y=(middle + 4.0) { (row.text) }
+                }
+            }
+            figcaption { (title) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_cover_the_values() {
+        assert_eq!(ticks(0.0, 10.0), [0.0, 2.5, 5.0, 7.5, 10.0]);
+        assert_eq!(ticks(0.0, 937.0), [0.0, 250.0, 500.0, 750.0, 1000.0]);
+        for (low, high) in [(0.1, 2.31), (-3.0, 7.0), (0.86, 0.91), (5.0, 5.0), (0.0, 0.0)] {
+            let ticks = ticks(low, high);
+            assert!((3..=8).contains(&ticks.len()), "{low} {high} {ticks:?}");
+            assert!(ticks[0] <= low && high <= ticks[ticks.len() - 1], "{low} {high} {ticks:?}");
+        }
+        assert_eq!(tick_label(0.875, 0.025, true), "87.5 %");
+        assert_eq!(tick_label(2.5, 2.5, false), "2.5");
+        assert_eq!(tick_label(1000.0, 250.0, false), "1000");
+    }
+
+    #[test]
+    fn a_line_chart_holds_its_series_and_no_broken_number() {
+        let series = [
+            Series { label: "a <b>".into(), style: 0, points: (0..1000).map(|i| (f64::from(i), 1.0)).collect() },
+            Series { label: "c".into(), style: 1, points: vec![(1.0, f64::NAN), (2.0, 3.0)] },
+        ];
+        let page = lines(Axes { title: "Loss", x: "step", y: "loss", percent: false }, &series).into_string();
+        assert!(page.contains("a &lt;b&gt;") && page.contains("Loss"));
+        assert!(!page.contains("NaN") && !page.contains("inf"), "{page}");
+        let longest = page.split('"').map(|part| part.matches(',').count()).max().unwrap();
+        assert_eq!(longest, 200, "points are thinned");
+        assert!(lines(Axes { title: "Loss", x: "", y: "", percent: false }, &[]).into_string().contains("nothing"));
+    }
+}

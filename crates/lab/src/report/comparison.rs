@@ -1,0 +1,168 @@
+//! The report of a comparison.
+
+use maud::{Markup, html};
+
+use super::{
+    chart::{self, Axes, Bar, Series},
+    page,
+    run::{epochs, steps},
+};
+use crate::{
+    Result,
+    compare::{Comparison, Entry},
+    metrics::Record,
+};
+
+/// The page of a comparison; `metrics` are those of each entry's first run.
+///
+/// # Errors
+/// [`crate::Error::Recipe`] for a recipe that cannot be written.
+pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Result<String> {
+    let Comparison { recipe, data, plan, seeds, entries, environment, commands } = comparison;
+    let title = format!("Attention mechanisms on {}", data.name);
+    let body = html! {
+        h1 { (title) }
+        p class="quiet" {
+            "The same model, data, recipe and seeds; only the attention differs. "
+            (entries.len()) " mechanisms, " (seeds.len()) " seed" @if seeds.len() != 1 { "s" } ", "
+            (plan.steps) " steps of " (recipe.schedule.batch_size) " pictures a run."
+        }
+        @for caveat in comparison.caveats() { p { strong { "Note. " } (caveat) } }
+        h2 { "Result" }
+        (table(entries))
+        h2 { "Side by side" }
+        div class="charts" { (side_by_side(comparison)) }
+        h2 { "Curves" }
+        p class="quiet" { "Seed " (seeds[0]) "." }
+        div class="charts" { (curves(entries, metrics)) }
+        h2 { "The mechanisms" }
+        dl {
+            @for entry in entries {
+                dt { (chip(entry)) (entry.mechanism.id()) }
+                dd { (page::about(entry.mechanism.id())) (learned_gamma(entry)) }
+            }
+        }
+        (page::recipe(recipe)?)
+        (page::environment(environment, &format!("{} ({})", data.name, data.fingerprint), commands))
+        p class="quiet" {
+            "Speed: medians of short runs of all mechanisms in turn, at batch size " (entries[0].speed.batch)
+            ", on the trained models; the batch is at hand. "
+            @if entries.iter().any(|entry| entry.speed.peak_bytes.is_some()) {
+                "Peak memory: the most heap that model, optimiser and one training step hold together."
+            }
+        }
+    };
+    Ok(page::shell(&title, &body))
+}
+
+fn chip(entry: &Entry) -> Markup {
+    html! { span class=(format!("chip s{}", page::style_of(entry.mechanism.id()))) {} }
+}
+
+fn table(entries: &[Entry]) -> Markup {
+    let memory = entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
+    let rate = |rate: f64| page::count(rate.round() as usize);
+    html! {
+        table class="wide" {
+            thead { tr {
+                th scope="col" { "Mechanism" }
+                th scope="col" { "Test accuracy, %" }
+                th scope="col" { "Training, images/s" }
+                th scope="col" { "Inference, images/s" }
+                @if memory { th scope="col" { "Peak memory" } }
+                th scope="col" { "Parameters" }
+                th scope="col" { "Time of a run" }
+            } }
+            tbody {
+                @for entry in entries {
+                    @let seconds = entry.runs.iter().map(|run| run.seconds).sum::<f64>() / entry.runs.len() as f64;
+                    tr {
+                        th scope="row" { (chip(entry)) (entry.mechanism.id()) }
+                        td data-label="Test accuracy, %" { strong { (entry.accuracy.percent()) } }
+                        td data-label="Training, images/s" { (rate(entry.speed.train_images_per_second)) }
+                        td data-label="Inference, images/s" { (rate(entry.speed.infer_images_per_second)) }
+                        @if memory {
+                            td data-label="Peak memory" { (entry.speed.peak_bytes.map_or("–".into(), page::megabytes)) }
+                        }
+                        td data-label="Parameters" { (page::count(entry.parameters)) }
+                        td data-label="Time of a run" { (page::duration(seconds)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn side_by_side(comparison: &Comparison) -> Markup {
+    let bars = |value: fn(&Entry) -> f64, text: fn(&Entry) -> String, dots: fn(&Entry) -> Vec<f64>| {
+        let bar = |entry: &Entry| Bar {
+            label: entry.mechanism.id().into(),
+            style: page::style_of(entry.mechanism.id()),
+            value: value(entry),
+            text: text(entry),
+            dots: dots(entry),
+        };
+        comparison.entries.iter().map(bar).collect::<Vec<_>>()
+    };
+    let several = comparison.seeds.len() > 1;
+    let accuracy = bars(
+        |e| e.accuracy.mean,
+        |e| e.accuracy.percent() + " %",
+        |e| if e.runs.len() > 1 { e.runs.iter().map(|run| run.accuracy).collect() } else { vec![] },
+    );
+    let training = bars(
+        |e| e.speed.train_images_per_second,
+        |e| page::count(e.speed.train_images_per_second.round() as usize),
+        |_| vec![],
+    );
+    let inference = bars(
+        |e| e.speed.infer_images_per_second,
+        |e| page::count(e.speed.infer_images_per_second.round() as usize),
+        |_| vec![],
+    );
+    let memory = bars(
+        |e| e.speed.peak_bytes.unwrap_or(0) as f64,
+        |e| e.speed.peak_bytes.map_or("–".into(), page::megabytes),
+        |_| vec![],
+    );
+    let title = if several { "Test accuracy, mean over the seeds; each seed a dot" } else { "Test accuracy" };
+    html! {
+        (chart::bars(title, 0.0, &accuracy))
+        (chart::bars("Training images per second", 0.0, &training))
+        (chart::bars("Inference images per second", 0.0, &inference))
+        @if comparison.entries.iter().any(|e| e.speed.peak_bytes.is_some()) {
+            (chart::bars("Peak memory of a training step", 0.0, &memory))
+        }
+    }
+}
+
+fn curves(entries: &[Entry], metrics: &[Vec<Record>]) -> Markup {
+    let series = |points: &dyn Fn(&[Record]) -> Vec<(f64, f64)>| {
+        let line = |(entry, metrics): (&Entry, &Vec<Record>)| Series {
+            label: entry.mechanism.id().into(),
+            style: page::style_of(entry.mechanism.id()),
+            points: points(metrics),
+        };
+        entries.iter().zip(metrics).map(line).collect::<Vec<_>>()
+    };
+    let accuracy = series(&|metrics| epochs(metrics).map(|e| (e.step as f64, e.accuracy)).collect());
+    let loss = series(&|metrics| steps(metrics).map(|s| (s.step as f64, s.loss)).collect());
+    let watched = metrics.iter().flat_map(|m| epochs(m)).next().map_or("test", |epoch| &epoch.split);
+    let accuracy_of = format!("Accuracy on the {watched} pictures");
+    let axes = Axes::over_steps;
+    html! {
+        (chart::lines(axes(&accuracy_of, "accuracy", true), &accuracy))
+        (chart::lines(axes("Training loss (soft targets)", "loss", false), &loss))
+    }
+}
+
+/// The gammas that the first run learned, if any.
+fn learned_gamma(entry: &Entry) -> Markup {
+    let gamma = &entry.runs[0].gamma;
+    if gamma.is_empty() {
+        return html! {};
+    }
+    let from = entry.mechanism.gamma().map_or_else(String::new, |gamma| format!(" (from {gamma})"));
+    let values = gamma.iter().map(|gamma| format!("{gamma:.3}")).collect::<Vec<_>>().join(", ");
+    html! { " " small { "Gamma learned per block" (from) ": " (values) "." } }
+}

@@ -1,0 +1,32 @@
+//! Reports: one HTML file with everything in it, no network, for screens of any width and for paper.
+
+pub mod chart;
+mod comparison;
+mod page;
+mod run;
+
+use std::path::Path;
+
+use crate::{Result, checkpoint::write_atomically, compare::Comparison, metrics::Record, train::TrainSummary};
+
+pub use comparison::comparison_page;
+pub use run::run_page;
+
+/// The name of a report in its folder.
+pub const REPORT: &str = "report.html";
+
+/// Writes the report of a training run into its folder.
+///
+/// # Errors
+/// [`crate::Error::Io`].
+pub fn write_run(folder: &Path, summary: &TrainSummary, metrics: &[Record]) -> Result<()> {
+    write_atomically(&folder.join(REPORT), run_page(summary, metrics)?.as_bytes())
+}
+
+/// Writes the report of a comparison into its folder.
+///
+/// # Errors
+/// [`crate::Error::Io`].
+pub fn write_comparison(folder: &Path, comparison: &Comparison, metrics: &[Vec<Record>]) -> Result<()> {
+    write_atomically(&folder.join(REPORT), comparison_page(comparison, metrics)?.as_bytes())
+}

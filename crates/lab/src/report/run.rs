@@ -1,0 +1,149 @@
+//! The report of one training run.
+
+use maud::{Markup, html};
+
+use super::{
+    chart::{self, Axes, Bar, Series},
+    page,
+};
+use crate::{
+    Result,
+    environment::Environment,
+    eval::Evaluation,
+    metrics::{EpochRecord, Record, StepRecord},
+    train::TrainSummary,
+};
+
+/// The page of a run.
+///
+/// # Errors
+/// [`crate::Error::Recipe`] for a recipe that cannot be written.
+pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
+    let (recipe, test) = (&summary.recipe, &summary.test);
+    let title = format!("{} on {}: {}", recipe.mechanism.id(), summary.data.name, page::percent(test.accuracy));
+    let body = html! {
+        h1 { (recipe.mechanism.id()) " on " (summary.data.name) }
+        p class="quiet" { (page::about(recipe.mechanism.id())) }
+        p class="verdict" { (summary.line()) "." }
+        (page::tiles(&[
+            ("test accuracy", page::percent(test.accuracy)),
+            ("test loss", format!("{:.3}", test.loss)),
+            ("parameters", page::count(summary.parameters)),
+            ("training images/s", format!("{:.0}", summary.images_per_second)),
+            ("test images/s", format!("{:.0}", test.images_per_second)),
+            ("time", page::duration(summary.seconds)),
+        ]))
+        h2 { "Curves" }
+        div class="charts" { (curves(metrics)) }
+        h2 { "Where a step's time goes" }
+        div class="charts" { (time(summary)) }
+        h2 { "Classes" }
+        div class="charts" { (per_class(test)) (confusion(test)) }
+        (page::recipe(recipe)?)
+        (page::environment(&Environment::current(), &format!("{} ({})", summary.data.name, summary.data.fingerprint), &[]))
+    };
+    Ok(page::shell(&title, &body))
+}
+
+/// The step lines of a run.
+pub(super) fn steps(metrics: &[Record]) -> impl Iterator<Item = &StepRecord> {
+    metrics.iter().filter_map(|record| if let Record::Step(step) = record { Some(step) } else { None })
+}
+
+/// The epoch lines of a run.
+pub(super) fn epochs(metrics: &[Record]) -> impl Iterator<Item = &EpochRecord> {
+    metrics.iter().filter_map(|record| if let Record::Epoch(epoch) = record { Some(epoch) } else { None })
+}
+
+fn curves(metrics: &[Record]) -> Markup {
+    let line = |label: &str, style, points: Vec<(f64, f64)>| Series { label: label.into(), style, points };
+    let of_epochs = |pick: fn(&EpochRecord) -> f64| epochs(metrics).map(|e| (e.step as f64, pick(e))).collect();
+    let of_steps = |pick: fn(&StepRecord) -> f64| steps(metrics).map(|s| (s.step as f64, pick(s))).collect();
+    let watched = epochs(metrics).next().map_or("test", |epoch| &epoch.split);
+    let accuracy_of = format!("Accuracy on the {watched} pictures");
+    let axes = Axes::over_steps;
+    let layers = epochs(metrics).map(|epoch| epoch.gamma.len()).max().unwrap_or(0);
+    let gamma: Vec<_> = (0..layers)
+        .map(|layer| {
+            let points = epochs(metrics).filter_map(|e| Some((e.step as f64, *e.gamma.get(layer)?))).collect();
+            line(&format!("block {}", layer + 1), layer % 6, points)
+        })
+        .collect();
+    html! {
+        (chart::lines(axes("Cross-entropy", "loss", false), &[
+            line("training (soft targets)", 1, of_steps(|s| s.loss)),
+            line(watched, 0, of_epochs(|e| e.loss)),
+        ]))
+        (chart::lines(axes(&accuracy_of, "accuracy", true), &[line(watched, 0, of_epochs(|e| e.accuracy))]))
+        (chart::lines(axes("Learning rate", "rate", false), &[line("rate", 0, of_steps(|s| s.lr))]))
+        (chart::lines(axes("Norm of the gradient before clipping", "norm", false), &[line("norm", 0, of_steps(|s| s.grad_norm))]))
+        @if layers > 0 { (chart::lines(axes("Learned gamma, mean over the heads", "gamma", false), &gamma)) }
+    }
+}
+
+fn time(summary: &TrainSummary) -> Markup {
+    let time = &summary.time;
+    let steps = time.steps.max(1) as f64;
+    let rows: Vec<_> = time
+        .step_parts()
+        .iter()
+        .map(|&(name, seconds)| Bar {
+            label: name.into(),
+            style: 0,
+            value: seconds / steps * 1e3,
+            text: format!("{:.1} ms", seconds / steps * 1e3),
+            dots: vec![],
+        })
+        .collect();
+    html! {
+        (chart::bars("Milliseconds of a step", 0.0, &rows))
+        p class="quiet" { (time.line()) "." }
+    }
+}
+
+fn per_class(test: &Evaluation) -> Markup {
+    let named = test.classes.iter().zip(&test.per_class);
+    let rows: Vec<_> = named
+        .filter_map(|(class, accuracy)| {
+            let accuracy = (*accuracy)?;
+            Some(Bar {
+                label: shortened(class, 16),
+                style: 0,
+                value: accuracy,
+                text: page::percent(accuracy),
+                dots: vec![],
+            })
+        })
+        .collect();
+    chart::bars("Accuracy per class", 0.0, &rows)
+}
+
+fn shortened(name: &str, most: usize) -> String {
+    if name.chars().count() <= most { name.into() } else { name.chars().take(most - 1).chain(['…']).collect() }
+}
+
+/// The confusion matrix, where it is small enough to be read.
+fn confusion(test: &Evaluation) -> Markup {
+    if test.classes.len() > 20 {
+        return html! {};
+    }
+    html! {
+        figure {
+            div class="scroll" {
+                table class="matrix" {
+                    thead { tr { th {} @for class in &test.classes { th scope="col" title=(class) { (shortened(class, 4)) } } } }
+                    tbody {
+                        @for (class, row) in test.classes.iter().zip(&test.confusion) {
+                            @let total = row.iter().sum::<u64>().max(1) as f64;
+                            tr {
+                                th scope="row" { (shortened(class, 10)) }
+                                @for &n in row { td style=(format!("--share:{:.2}", n as f64 / total)) { (n) } }
+                            }
+                        }
+                    }
+                }
+            }
+            figcaption { "Rows: the label; columns: the answer; in pictures." }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Training: one process, one device, exact resume.
+//!
+//! The loop is our own, over Burn's modules, autodiff and AdamW: burn-train restores neither the order of a shuffled
+//! epoch nor the state of the augmentation, clips each parameter's gradient by itself, and knows neither soft targets nor
+//! averaged weights. Here every random number is a function of (seed, epoch, picture) or (seed, step), so that a
+//! checkpoint needs no generator state, and an interrupted and resumed run ends with the bits of an uninterrupted one.
+
+mod bench;
+mod clip;
+mod clock;
+mod ema;
+mod loss;
+mod model;
+mod optimiser;
+mod pictures;
+mod run;
+mod schedule;
+mod session;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Recipe,
+    checkpoint::{Best, DataIdentity},
+    eval::Evaluation,
+    progress::{Observer, Silent},
+};
+
+pub use bench::seconds_per_step;
+pub(crate) use bench::{Bench, median, training_pictures};
+pub use clip::clip_by_global_norm;
+pub use clock::Breakdown;
+pub use ema::{decay_at, update};
+pub use loss::soft_cross_entropy;
+pub use model::{build, gammas};
+pub use optimiser::{adamw, decayed_parameters};
+pub(crate) use pictures::images;
+pub use run::{SUMMARY, run};
+pub use schedule::{LearningRate, Plan};
+
+/// What to do with a run that the folder already holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// Refuse to touch it.
+    #[default]
+    Never,
+    /// Continue it; there must be one.
+    Always,
+    /// Continue it if there is one.
+    IfPresent,
+}
+
+/// How to run, as opposed to what to compute (the [`Recipe`], seed included). Threads are those of rayon's global pool;
+/// results do not depend on their number.
+#[derive(Clone)]
+pub struct TrainOptions {
+    /// The run's folder: recipe, metrics, checkpoints, summary and report. Created if need be.
+    pub out_dir: PathBuf,
+    /// What to do with a run that is there.
+    pub resume: Resume,
+    /// The steps, where they are decided elsewhere (a comparison plans once for all its runs). Default: planned from the
+    /// recipe.
+    pub plan: Option<Plan>,
+    /// Raised by whoever wants the run to stop: at the next step it saves a checkpoint and returns.
+    pub stop: Arc<AtomicBool>,
+    /// Who is told of the progress.
+    pub observer: Arc<dyn Observer>,
+}
+
+impl TrainOptions {
+    /// A new run into `out_dir` that tells nobody.
+    pub fn new(out_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            out_dir: out_dir.into(),
+            resume: Resume::Never,
+            plan: None,
+            stop: Arc::default(),
+            observer: Arc::new(Silent),
+        }
+    }
+}
+
+/// What became of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It ended and was tested.
+    Finished(Box<TrainSummary>),
+    /// It was asked to stop, and can be resumed.
+    Interrupted {
+        /// Steps done.
+        step: usize,
+        /// Steps planned.
+        steps: usize,
+        /// Where it can be resumed.
+        out_dir: PathBuf,
+    },
+}
+
+/// Why a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ended {
+    /// All planned steps are done.
+    Complete,
+    /// No better accuracy on the held-out pictures for `regularisation.patience` epochs.
+    Patience,
+    /// `schedule.max_minutes` were over before the planned steps: the learning rate did not reach its end, and the
+    /// result understates the model.
+    OutOfTime,
+}
+
+/// The result of a run, as in its `summary.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainSummary {
+    /// The recipe, with mechanism and seed.
+    pub recipe: Recipe,
+    /// The data.
+    pub data: DataIdentity,
+    /// Parameters of the model, learned gammas included.
+    pub parameters: usize,
+    /// Steps planned.
+    pub plan: Plan,
+    /// Steps done.
+    pub steps: usize,
+    /// Why it ended there.
+    pub ended: Ended,
+    /// Seconds over all sessions of the run.
+    pub seconds: f64,
+    /// Training pictures per second in the last session, evaluation and writing left out.
+    pub images_per_second: f64,
+    /// Where the time of the last session went.
+    pub time: Breakdown,
+    /// The best epoch on the held-out pictures, where there are some.
+    pub best: Option<Best>,
+    /// The learned gammas, per layer the mean over its heads; empty for mechanisms without.
+    pub gamma: Vec<f64>,
+    /// On the test pictures: the average of the weights where the recipe asks for one, the best epoch's where it stops
+    /// early, else the last.
+    pub test: Evaluation,
+}
+
+impl TrainSummary {
+    /// The result in one line.
+    pub fn line(&self) -> String {
+        let ended = match self.ended {
+            Ended::Complete if self.plan.steps < self.plan.full_steps => {
+                format!(" (planned {} of {} to fit the time)", self.plan.steps, self.plan.full_steps)
+            }
+            Ended::Complete => String::new(),
+            Ended::Patience => " (stopped early: no better epoch)".into(),
+            Ended::OutOfTime => format!(" of {} (out of time, the schedule is unfinished)", self.plan.steps),
+        };
+        format!(
+            "test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} images/s",
+            self.test.accuracy * 100.0,
+            self.test.loss,
+            self.steps,
+            self.seconds,
+            self.images_per_second
+        )
+    }
+}
