@@ -4,11 +4,12 @@
 mod support;
 
 use half::{bf16, f16};
-use resolvent_kernels::{Mechanism, Shape, Strategy, Tol, simd::Level};
+use resolvent_kernels::{Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, reference, simd::Level};
 use support::{
+    assert_close,
     golden::Golden,
     problem::{Problem, Solution, assert_solution},
-    random::{mechanisms, problem},
+    random::{mechanisms, problem, takes_cross},
 };
 
 fn is_pooled(mechanism: &Mechanism) -> bool {
@@ -81,5 +82,115 @@ fn more_tokens_than_a_tile() {
     for mechanism in variants().filter(|m| !format!("{m:?}").contains("Exact")) {
         let p = problem(mechanism.clone(), Shape::square(1, 2, 2500, 4), 1);
         at_every_level(&p, &format!("{mechanism:?}, long"));
+    }
+}
+
+/// `a` by the operator.
+fn token_weights(p: &Problem, strategy: Strategy) -> Vec<f64> {
+    let op = Operator::new(&p.mechanism, p.shape, false, strategy).unwrap();
+    let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let (q, k, v) = (narrow(&p.q), p.k.as_deref().map(narrow), narrow(&p.v));
+    let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: p.extras() };
+    let (mut out, mut stats) = (vec![f32::NAN; op.out_len()], vec![f32::NAN; op.plan().stats]);
+    let mut a = vec![f32::NAN; p.shape.slices() * p.shape.seq_kv];
+    let mut scratch = Scratch::default();
+    op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut scratch).unwrap();
+    op.token_weights(&inputs, &p.mask(), &stats, &mut a, &mut scratch).unwrap();
+    a.into_iter().map(f64::from).collect()
+}
+
+#[test]
+fn token_weights_are_those_of_the_equations() {
+    for case in goldens() {
+        let p = &case.problem;
+        let expected = case.get("a").unwrap();
+        for strategy in [Strategy::Fused, Strategy::Reference] {
+            let what = format!("{}, a, {strategy:?}", case.name);
+            assert_close(&what, &token_weights(p, strategy), expected, p.shape.slices(), 1e-5, 0.0);
+        }
+    }
+    for mechanism in variants().filter(|m| matches!(m, Mechanism::LinearInfsa(_))) {
+        let p = problem(mechanism, Shape::square(2, 2, 70, 6), 3);
+        let expected = reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap().a.unwrap();
+        assert_close(&format!("{:?}", p.mechanism), &token_weights(&p, Strategy::Fused), &expected, 4, 1e-5, 1e-7);
+    }
+}
+
+#[test]
+fn the_same_bits_on_any_number_of_threads() {
+    for mechanism in variants() {
+        let n = if format!("{mechanism:?}").contains("Exact") { 150 } else { 3000 };
+        let p = problem(mechanism, Shape::square(1, 2, n, 12), 5);
+        let on = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| p.fused())
+        };
+        let one = on(1);
+        assert!(on(2) == one && on(3) == one, "{:?}", p.mechanism);
+    }
+}
+
+#[test]
+fn masked_content_is_never_read() {
+    for mechanism in variants() {
+        let mut p = problem(mechanism, Shape::square(2, 2, 75, 6), 7);
+        let keep: Vec<bool> = (0..150).map(|i| i % 75 < 60 && i % 7 != 3 && i != 0).collect();
+        (p.key_mask, p.query_mask) = (Some(keep.clone()), Some(keep.clone()));
+        let expected = p.fused();
+        at_every_level(&p, &format!("{:?}, masked", p.mechanism));
+        let poison = |x: &mut Vec<f64>, dim: usize| {
+            for (n, row) in x.chunks_mut(dim).enumerate() {
+                if !keep[n / 75 / 2 * 75 + n % 75] {
+                    row.fill(f64::NAN);
+                }
+            }
+        };
+        poison(&mut p.q, 6);
+        p.k.as_mut().map(|k| poison(k, 6));
+        poison(&mut p.v, 6);
+        if p.dout.len() == p.v.len() {
+            poison(&mut p.dout, 6);
+        }
+        assert!(p.fused() == expected, "{:?}", p.mechanism);
+    }
+}
+
+#[test]
+fn masks_of_one_side_only_and_of_everything() {
+    for mechanism in variants() {
+        for (seed, (key, query)) in [(true, false), (false, true), (true, true)].into_iter().enumerate() {
+            let mut p = problem(mechanism.clone(), Shape { value_dim: 3, ..Shape::square(2, 1, 40, 9) }, seed as u64);
+            let mask = |step: usize| (0..80).map(|i| i < 40 && i % step != 0).collect::<Vec<_>>(); // none of batch 1
+            p.key_mask = key.then(|| mask(3));
+            p.query_mask = query.then(|| mask(5));
+            at_every_level(&p, &format!("{mechanism:?}, masks {key} {query}"));
+        }
+    }
+}
+
+#[test]
+fn unequal_lengths_align_bottom_right() {
+    for mechanism in variants().filter(takes_cross) {
+        for (seq_q, seq_kv) in [(3, 40), (40, 3), (1, 1200), (1200, 1)] {
+            let shape = Shape { seq_q, seq_kv, ..Shape::square(1, 2, 1, 5) };
+            let mut p = problem(mechanism.clone(), shape, 2);
+            at_every_level(&p, &format!("{mechanism:?}, {seq_q} x {seq_kv}"));
+            p.key_mask = Some((0..seq_kv).map(|j| j % 4 != 1).collect());
+            p.query_mask = Some((0..seq_q).map(|i| i % 3 != 1).collect());
+            at_every_level(&p, &format!("{mechanism:?}, {seq_q} x {seq_kv}, masked"));
+        }
+    }
+}
+
+#[test]
+fn magnitudes_whose_products_leave_f32() {
+    for mechanism in variants() {
+        for (size_q, size_k) in [(1e25, 1e25), (1e-15, 1e25), (1e18, 1e-18), (1e-15, 1e-15), (1e15, 1.0)] {
+            let mut p = problem(mechanism.clone(), Shape::square(1, 2, 33, 8), 11);
+            let resize = |x: &mut Vec<f64>, size: f64| x.iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
+            resize(&mut p.q, size_q);
+            p.k.as_mut().map(|k| resize(k, size_k));
+            at_every_level(&p, &format!("{mechanism:?}, {size_q:e}, {size_k:e}"));
+        }
     }
 }

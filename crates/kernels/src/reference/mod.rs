@@ -184,6 +184,13 @@ pub(crate) fn forward_f32(m: &Mechanism, c: &Call<'_>, out: &mut [f32], stats: &
     Ok(())
 }
 
+/// [`Forward::a`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`].
+pub(crate) fn token_weights_f32(m: &Mechanism, c: &Call<'_>, a: &mut [f32]) -> Result<()> {
+    let result = wide(m, c, |inputs| forward(m, &c.shape, inputs, &c.mask))?;
+    narrow(&result.a.unwrap_or_default(), a);
+    Ok(())
+}
+
 /// [`backward`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`].
 pub(crate) fn backward_f32(m: &Mechanism, c: &Call<'_>, dout: &[f32], g: Gradients<'_, f32>) -> Result<()> {
     let result = wide(m, c, |inputs| backward(m, &c.shape, inputs, &c.mask, &widened(dout)))?;

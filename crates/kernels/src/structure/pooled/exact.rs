@@ -79,6 +79,12 @@ struct Side<'a> {
     down: f32,
 }
 
+impl<'a> Side<'a> {
+    fn row(&self, token: usize) -> &'a [f32] {
+        part(self.x, token, self.x.len() / self.norms.len())
+    }
+}
+
 /// Both sides' norms and scales.
 struct Pair<'a> {
     head: &'a Head<'a>,
@@ -106,20 +112,21 @@ impl<'a> Pair<'a> {
         Self { head, q, k, gain: head.scale * f64::from(q.down) * f64::from(k.down) }
     }
 
-    /// Streams the kept tokens of `others` past token `own`, `z_b` its logits: `sum w_b phi(z_b)`, and with slopes also
+    /// Streams the kept tokens of `others` past `token` of `own`, `z_b` its logits: `sum w_b phi(z_b)`, and with slopes also
     /// `grad = [sum w_b phi'(z_b) |x_b|, sum w_b phi'(z_b) x_b]`. `scaled`: room for one row.
     fn stream(
         &self,
-        (own, norm): (&[f32], f32),
+        own: &Side<'_>,
+        token: usize,
         others: &Side<'_>,
         scaled: &mut [f32],
         mut grad: Option<&mut [f64]>,
     ) -> f64 {
         let head = self.head;
-        let (dim, gain) = (own.len(), finite(self.gain));
-        let down = |x: f32| x / self.q.down / self.k.down;
-        scaled.iter_mut().zip(own).for_each(|(s, x)| *s = down(*x));
-        let bias = down(norm) * head.bias as f32;
+        let (dim, gain) = (scaled.len(), finite(self.gain));
+        let down = |x: f32| x / own.down / others.down;
+        scaled.iter_mut().zip(own.row(token)).for_each(|(s, x)| *s = down(*x));
+        let bias = down(own.norms[token]) * head.bias as f32;
         let (mut scores, mut value) = (Scores::NEW, 0.0);
         for block in blocks(0..others.norms.len(), dim) {
             for run in runs(block.clone(), |b| self.keeps(others, b)) {
@@ -143,11 +150,11 @@ impl<'a> Pair<'a> {
         value
     }
 
-    /// `into = factor (grad of the row, and of its norm along the row)`, or `+=`.
-    fn write_gradient(&self, factor: f32, (own, norm): (&[f32], f32), grad: &[f64], into: &mut [f32], add: bool) {
-        let factor = f64::from(factor) / f64::from(self.q.down) / f64::from(self.k.down);
-        let along = self.head.bias * grad[0] * inverse(norm.into());
-        for ((into, grad), x) in into.iter_mut().zip(&grad[1..]).zip(own) {
+    /// `into = w (grad of the row, and of its norm along the row)`, or `+=`, `w` the weight of the token.
+    fn write_gradient(&self, own: &Side<'_>, token: usize, grad: &[f64], into: &mut [f32], add: bool) {
+        let factor = f64::from(own.weights[token]) / f64::from(self.q.down) / f64::from(self.k.down);
+        let along = self.head.bias * grad[0] * inverse(own.norms[token].into());
+        for ((into, grad), x) in into.iter_mut().zip(&grad[1..]).zip(own.row(token)) {
             let d = (factor * (grad + along * f64::from(*x))) as f32;
             *into = if add { *into + d } else { d };
         }
@@ -187,17 +194,16 @@ impl<'a> Pair<'a> {
             let (grad, scaled) = task.wide.1.split_at_mut(1 + dim);
             let scaled = &mut bytemuck::cast_slice_mut(scaled)[..dim];
             for (n, j) in tokens.enumerate() {
-                let token = (token_rows(own.x, dim, j..j + 1), own.norms[j]);
                 let row = into.chunks_exact_mut(dim).nth(n);
                 let kept = self.keeps(own, j);
                 grad.fill(0.0);
                 let wanted = row.is_some().then_some(&mut *grad);
-                let value = if kept { self.stream(token, others, scaled, wanted) } else { 0.0 };
+                let value = if kept { self.stream(own, j, others, scaled, wanted) } else { 0.0 };
                 if let Some(at) = values.get_mut(n) {
                     *at = value as f32;
                 }
                 match row {
-                    Some(row) if kept => self.write_gradient(own.weights[j], token, grad, row, add),
+                    Some(row) if kept => self.write_gradient(own, j, grad, row, add),
                     Some(row) if !add => row.fill(0.0),
                     _ => {}
                 }

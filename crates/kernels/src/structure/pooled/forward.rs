@@ -58,7 +58,7 @@ fn sum_queries(head: &Head<'_>, tile: Range<usize>, sums: &mut [f64]) {
 fn begin_step(head: &Head<'_>, sums: &[f64], over: f64, saved: &mut [f32]) -> f64 {
     let bias = head.bias * sums[0] * over;
     let most = sums[1..].iter().fold(bias, |most, y| most.max((y * over).abs()));
-    let down = rows::power_of_two(most as f32);
+    let down = rows::power_of_two((most as f32).max(f32::MIN_POSITIVE));
     let dim = head.shape.head_dim;
     saved.iter_mut().zip(&sums[1..]).for_each(|(y, sum)| *y = (sum * over / f64::from(down)) as f32);
     saved[dim] = (bias / f64::from(down)) as f32;
