@@ -146,7 +146,7 @@ fn masked_content_is_never_read() {
             }
         };
         poison(&mut p.q, 6);
-        p.k.as_mut().map(|k| poison(k, 6));
+        p.k.iter_mut().for_each(|k| poison(k, 6));
         poison(&mut p.v, 6);
         if p.dout.len() == p.v.len() {
             poison(&mut p.dout, 6);
@@ -189,7 +189,7 @@ fn magnitudes_whose_products_leave_f32() {
             let mut p = problem(mechanism.clone(), Shape::square(1, 2, 33, 8), 11);
             let resize = |x: &mut Vec<f64>, size: f64| x.iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
             resize(&mut p.q, size_q);
-            p.k.as_mut().map(|k| resize(k, size_k));
+            p.k.iter_mut().for_each(|k| resize(k, size_k));
             at_every_level(&p, &format!("{mechanism:?}, {size_q:e}, {size_k:e}"));
         }
     }

@@ -62,7 +62,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-fn keep_of<'a>(keep: Option<&'a [bool]>, batch: usize, seq: usize) -> Option<&'a [bool]> {
+fn keep_of(keep: Option<&[bool]>, batch: usize, seq: usize) -> Option<&[bool]> {
     keep.map(|keep| part(keep, batch, seq))
 }
 
