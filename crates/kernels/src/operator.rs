@@ -1,8 +1,12 @@
 //! The one call surface of the CPU kernels: validate once, then apply forward and backward as often as wanted.
 
 use crate::{
-    Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy, check,
-    mechanism, plan, reference, series, simd::Level, structure,
+    Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
+    check, mechanism, plan, reference,
+    scratch::{cut, room},
+    series,
+    simd::Level,
+    structure,
 };
 
 /// A mechanism bound to sizes: checked, planned, ready to be applied.
@@ -118,7 +122,7 @@ impl Operator {
         check::length("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
         check::length("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
         let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v), widened(out)];
-        let all = scratch.take(sizes.iter().sum::<usize>() + self.plan.scratch_forward);
+        let all = scratch.take(room(sizes) + self.plan.scratch_forward);
         let ([q, k, v, o], work) = cut(all, sizes);
         let (q, v) = (widen(inputs.q, q), widen(inputs.v, v));
         let k = inputs.k.map_or(q, |x| widen(x, k));
@@ -153,7 +157,7 @@ impl Operator {
         let k_len = gradients.dk.as_deref().map_or(0, widened);
         let (q_len, v_len, o_len) = (widened(inputs.q), widened(inputs.v), widened(out));
         let sizes = [q_len, k_len, v_len, o_len, o_len, q_len, k_len, v_len];
-        let all = scratch.take(sizes.iter().sum::<usize>() + self.plan.scratch_backward);
+        let all = scratch.take(room(sizes) + self.plan.scratch_backward);
         let ([q, k, v, o, g, dq, dk, dv], work) = cut(all, sizes);
         let (q, v, o, g) = (widen(inputs.q, q), widen(inputs.v, v), widen(out, o), widen(dout, g));
         let k = inputs.k.map_or(q, |x| widen(x, k));
@@ -214,6 +218,27 @@ impl Operator {
     /// keys). `stats` is what [`Operator::forward`] wrote.
     pub fn lse<'s>(&self, stats: &'s [f32]) -> Option<&'s [f32]> {
         matches!(self.mechanism, Mechanism::Softmax(_)).then_some(stats)
+    }
+
+    /// The Frobenius norm of the affinities before `eps`, `[batch, heads]`, or, causal, `[batch, heads, seq_q]` (of the
+    /// rows so far), where the mechanism divides by it and the call was fused. f64, as it may not fit f32.
+    pub fn frobenius(&self, stats: &[f32]) -> Option<Vec<f64>> {
+        match &self.mechanism {
+            _ if self.plan.strategy == Strategy::Reference => None,
+            Mechanism::Infsa(m) => Some(structure::dense::frobenius(m, &self.shape, self.causal, stats)),
+            Mechanism::InfsaResolvent(m) => Some(series::resolvent::frobenius(m, &self.shape, stats)),
+            _ => None,
+        }
+    }
+
+    /// How the solver ended, `[batch, heads]`, where the mechanism has one and the call was fused.
+    pub fn convergence(&self, stats: &[f32]) -> Option<Vec<Convergence>> {
+        match &self.mechanism {
+            Mechanism::InfsaResolvent(_) if self.plan.strategy != Strategy::Reference => {
+                Some(series::resolvent::convergence(&self.shape, stats))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -310,14 +335,4 @@ fn widen<'a, T: Element>(x: &'a [T], room: &'a mut [f32]) -> &'a [f32] {
 
 fn narrow<T: Element>(x: &[f32], out: &mut [T]) {
     out.iter_mut().zip(x).for_each(|(o, x)| *o = T::narrow(*x));
-}
-
-/// Cuts `N` buffers off the front of `memory`; the rest is the last result.
-fn cut<const N: usize>(mut memory: &mut [f32], sizes: [usize; N]) -> ([&mut [f32]; N], &mut [f32]) {
-    let parts = sizes.map(|len| {
-        let (part, rest) = std::mem::take(&mut memory).split_at_mut(len);
-        memory = rest;
-        part
-    });
-    (parts, memory)
 }

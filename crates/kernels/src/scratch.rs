@@ -3,7 +3,10 @@
 /// One cache line of f32: buffers cut at multiples of it never share a line between threads.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
-struct Line([f32; 16]);
+struct Line([f32; LINE]);
+
+/// f32 in a cache line.
+const LINE: usize = 16;
 
 /// Reusable working memory. It grows when a call needs more than it holds and never shrinks: after the first call
 /// nothing is allocated. (The first touch of a fresh page can cost more than the arithmetic done on it.)
@@ -15,12 +18,12 @@ pub struct Scratch {
 impl Scratch {
     /// Memory for `len` f32.
     pub fn new(len: usize) -> Self {
-        Self { lines: vec![Line::default(); len.div_ceil(16)] }
+        Self { lines: vec![Line::default(); len.div_ceil(LINE)] }
     }
 
     /// Number of f32 held.
     pub fn len(&self) -> usize {
-        self.lines.len() * 16
+        self.lines.len() * LINE
     }
 
     /// Whether nothing is held.
@@ -30,10 +33,25 @@ impl Scratch {
 
     /// `len` f32 of unspecified content, aligned to a cache line.
     pub fn take(&mut self, len: usize) -> &mut [f32] {
-        let lines = len.div_ceil(16);
+        let lines = len.div_ceil(LINE);
         if self.lines.len() < lines {
             self.lines.resize(lines, Line::default());
         }
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
     }
+}
+
+/// f32 that [`cut`] takes for buffers of `sizes`.
+pub(crate) fn room<const N: usize>(sizes: [usize; N]) -> usize {
+    sizes.iter().map(|len| len.next_multiple_of(LINE)).sum()
+}
+
+/// Cuts `N` buffers off the front of `memory`, each from a fresh cache line; the rest is the last result.
+pub(crate) fn cut<const N: usize>(mut memory: &mut [f32], sizes: [usize; N]) -> ([&mut [f32]; N], &mut [f32]) {
+    let parts = sizes.map(|len| {
+        let (part, rest) = std::mem::take(&mut memory).split_at_mut(len.next_multiple_of(LINE));
+        memory = rest;
+        &mut part[..len]
+    });
+    (parts, memory)
 }

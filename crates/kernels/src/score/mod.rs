@@ -1,1 +1,24 @@
-//! How two tokens relate.
+//! How two tokens relate: each score is written once, as its value and derivative on a vector of logits.
+//!
+//! A structure multiplies queries and keys (already scaled) and hands the products over while they are in registers. To
+//! add a score, implement [`Score`] in a file of its own and name it in the presets that use it.
+
+mod activation;
+mod exp;
+
+pub(crate) use activation::{Abs, Gelu, Relu};
+pub(crate) use exp::Exp;
+
+use pulp::Simd;
+
+/// The affinity of a pair as a function of its logit.
+pub(crate) trait Score: Copy + Send + Sync {
+    /// Whether `value(c x) = c value(x)` for every `c > 0`, so that logits may be rescaled at will.
+    const HOMOGENEOUS: bool;
+
+    /// The affinity at logit `x`. (Base-2 logarithm of it, for a score that a row normalisation exponentiates.)
+    fn value<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s;
+
+    /// `(value, derivative)` at logit `x`.
+    fn value_and_derivative<S: Simd>(self, simd: S, x: S::f32s) -> (S::f32s, S::f32s);
+}

@@ -1,6 +1,8 @@
 //! Run-time choice of the instruction set.
 
 mod dispatch;
+pub(crate) mod math;
+pub(crate) mod product;
 pub(crate) mod rows;
 
 use std::sync::OnceLock;

@@ -1,45 +1,22 @@
-//! x
-use crate::{
-    mechanism,
-    operator::{Call, Saved},
-    *,
+//! Every pair of query and key, streamed in tiles: O(N) extra memory, forward and backward.
+//!
+//! Three parts meet in a tile: the micro-kernel of [`crate::simd::product`], a [`crate::score::Score`], and a
+//! normalisation, which says what a logit becomes, what is carried per query, and what comes back. The streams know
+//! none of them. Decomposition depends on the shape alone, so that results do not depend on the threads.
+
+mod backward;
+mod forward;
+mod head;
+mod infsa;
+mod normalise;
+mod plan;
+mod softmax;
+
+pub(crate) use backward::Targets;
+pub(crate) use forward::work as forward_work;
+pub(crate) use head::dot;
+pub(crate) use infsa::{
+    Unit, exponent, frobenius, gamma, hop_backward, infsa_backward, infsa_forward, saved_exponent, unnormalised,
 };
-pub(crate) fn softmax_forward(
-    _c: &Call<'_>,
-    _m: &mechanism::Softmax,
-    _out: &mut [f32],
-    _stats: &mut [f32],
-    _work: &mut [f32],
-) -> Result<()> {
-    unimplemented!()
-}
-pub(crate) fn softmax_backward(
-    _c: &Call<'_>,
-    _m: &mechanism::Softmax,
-    _saved: &Saved<'_>,
-    _g: Gradients<'_, f32>,
-    _work: &mut [f32],
-) -> Result<()> {
-    unimplemented!()
-}
-pub(crate) fn infsa_forward(
-    _c: &Call<'_>,
-    _m: &mechanism::Infsa,
-    _out: &mut [f32],
-    _stats: &mut [f32],
-    _work: &mut [f32],
-) -> Result<()> {
-    unimplemented!()
-}
-pub(crate) fn infsa_backward(
-    _c: &Call<'_>,
-    _m: &mechanism::Infsa,
-    _saved: &Saved<'_>,
-    _g: Gradients<'_, f32>,
-    _work: &mut [f32],
-) -> Result<()> {
-    unimplemented!()
-}
-pub(crate) fn plan(_m: &Mechanism, _s: &Shape, _causal: bool) -> Plan {
-    unimplemented!()
-}
+pub(crate) use plan::plan;
+pub(crate) use softmax::{softmax_backward, softmax_forward};

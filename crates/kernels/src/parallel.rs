@@ -1,0 +1,56 @@
+//! Tasks over threads. What a task computes depends on its index alone, so that results do not depend on the threads.
+
+use std::{
+    marker::PhantomData,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use rayon::prelude::*;
+
+/// Workers that [`for_each`] can use in the current thread pool for `tasks` tasks.
+pub(crate) fn workers(tasks: usize) -> usize {
+    rayon::current_num_threads().min(tasks).max(1)
+}
+
+/// Runs `task(index, memory)` for every index below `tasks`. Each worker has its own `per_worker` f32 of `work` and takes
+/// the next index when it is free; `work` bounds the number of workers and must serve at least one.
+pub(crate) fn for_each(tasks: usize, work: &mut [f32], per_worker: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+    let per_worker = per_worker.max(1);
+    let workers = workers(tasks).min(work.len() / per_worker).max(1);
+    let next = AtomicUsize::new(0);
+    work[..workers * per_worker].par_chunks_mut(per_worker).with_max_len(1).for_each(|memory| {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= tasks {
+                break;
+            }
+            task(index, memory);
+        }
+    });
+}
+
+/// A buffer whose disjoint parts are written by different tasks.
+pub(crate) struct Parts<'a, T> {
+    data: *mut T,
+    len: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access goes through `Parts::part`, whose contract forbids overlap.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    pub(crate) fn new(buffer: &'a mut [T]) -> Self {
+        Self { data: buffer.as_mut_ptr(), len: buffer.len(), owner: PhantomData }
+    }
+
+    /// # Safety
+    /// No two parts that are alive at the same time may overlap.
+    #[allow(clippy::mut_from_ref)] // the point of the type; see the contract
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: in bounds of a buffer borrowed for 'a; not aliased by this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
+    }
+}

@@ -1,0 +1,185 @@
+//! The product of two tiles: one register-blocked micro-kernel, written once for every instruction set.
+//!
+//! `C[row][col] = sum_depth A[row, depth] * B[depth][col]`. The elements of `A` are broadcast, so that both its strides
+//! are free and a transposed `A` costs nothing; the rows of `B` are read as vectors. With the scores of a tile held as
+//! `[key][query]`, all five products of the backward pass have this form on the tensors as they lie in memory (only the
+//! queries and output gradients are transposed, once per head). This is what a general GEMM cannot do: it repacks
+//! both operands at every call, which for a depth of 64 costs as much time as a fifth of the product.
+
+use std::mem::size_of;
+
+use pulp::Simd;
+
+/// Element `(row, depth)` is `data[row * row_stride + depth * depth_stride]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Left<'a> {
+    pub data: &'a [f32],
+    pub row_stride: usize,
+    pub depth_stride: usize,
+}
+
+/// Element `(depth, col)` is `data[depth * stride + col]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Right<'a> {
+    pub data: &'a [f32],
+    pub stride: usize,
+}
+
+/// What becomes of a block of the product while it is in registers.
+pub(crate) trait Sink<S: Simd> {
+    /// `block[m][n]` is the vector at row `row + m` and column `col + n * lanes`.
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]);
+}
+
+/// Sizes of a product: rows, columns (a multiple of the vector length) and depth.
+#[derive(Clone, Copy)]
+pub(crate) struct Size {
+    pub rows: usize,
+    pub cols: usize,
+    pub depth: usize,
+}
+
+/// Gives every block of `left * right` to `sink`.
+#[inline(always)]
+pub(crate) fn product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, sink: &mut impl Sink<S>) {
+    let Size { rows, cols, depth } = size;
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    debug_assert_eq!(cols % S::F32_LANES, 0);
+    if depth > 0 {
+        assert!((rows - 1) * left.row_stride + (depth - 1) * left.depth_stride < left.data.len());
+        assert!((depth - 1) * right.stride + cols <= right.data.len());
+    }
+    // Six rows of four vectors leave eight of 32 registers for operands; six of two leave four of 16.
+    let mut row = 0;
+    while row + 6 <= rows {
+        band::<S, 6>(simd, size, row, left, right, sink);
+        row += 6;
+    }
+    if row + 4 <= rows {
+        band::<S, 4>(simd, size, row, left, right, sink);
+        row += 4;
+    }
+    if row + 2 <= rows {
+        band::<S, 2>(simd, size, row, left, right, sink);
+        row += 2;
+    }
+    if row < rows {
+        band::<S, 1>(simd, size, row, left, right, sink);
+    }
+}
+
+/// All columns of the `M` rows from `row`.
+#[inline(always)]
+fn band<S: Simd, const M: usize>(
+    simd: S,
+    size: Size,
+    row: usize,
+    left: Left<'_>,
+    right: Right<'_>,
+    sink: &mut impl Sink<S>,
+) {
+    let lanes = S::F32_LANES;
+    let mut col = 0;
+    if S::REGISTER_COUNT >= 32 {
+        while col + 4 * lanes <= size.cols {
+            // SAFETY: row + M <= rows and col + 4 vectors <= cols; `product` checked the bounds of both operands.
+            let block = unsafe { block::<S, M, 4>(simd, size.depth, row, col, left, right) };
+            sink.take(simd, row, col, block);
+            col += 4 * lanes;
+        }
+    }
+    while col + 2 * lanes <= size.cols {
+        // SAFETY: as above, with two vectors.
+        let block = unsafe { block::<S, M, 2>(simd, size.depth, row, col, left, right) };
+        sink.take(simd, row, col, block);
+        col += 2 * lanes;
+    }
+    if col < size.cols {
+        // SAFETY: as above, with one vector.
+        let block = unsafe { block::<S, M, 1>(simd, size.depth, row, col, left, right) };
+        sink.take(simd, row, col, block);
+    }
+}
+
+/// The micro-kernel: `M x N` vectors of the product, in registers.
+///
+/// # Safety
+/// Rows `row..row + M` of `left` and columns `col..col + N * lanes` of `right` must lie in their slices for every
+/// depth below `depth`.
+#[inline(always)]
+unsafe fn block<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    depth: usize,
+    row: usize,
+    col: usize,
+    left: Left<'_>,
+    right: Right<'_>,
+) -> [[S::f32s; N]; M] {
+    let mut sums = [[simd.splat_f32s(0.0); N]; M];
+    let mut a = left.data.as_ptr().wrapping_add(row * left.row_stride);
+    let mut b = right.data.as_ptr().wrapping_add(col);
+    for _ in 0..depth {
+        let mut vectors = [simd.splat_f32s(0.0); N];
+        for (n, vector) in vectors.iter_mut().enumerate() {
+            // SAFETY: in bounds by this function's contract; every bit pattern is a vector of f32.
+            *vector = unsafe { b.add(n * S::F32_LANES).cast::<S::f32s>().read_unaligned() };
+        }
+        for (m, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: in bounds by this function's contract.
+            let x = simd.splat_f32s(unsafe { *a.add(m * left.row_stride) });
+            for (sum, &vector) in sums.iter_mut().zip(&vectors) {
+                *sum = simd.mul_add_e_f32s(x, vector, *sum);
+            }
+        }
+        a = a.wrapping_add(left.depth_stride);
+        b = b.wrapping_add(right.stride);
+    }
+    sums
+}
+
+/// The `N` vectors at `at` of `data`.
+#[inline(always)]
+pub(crate) fn vectors<S: Simd, const N: usize>(data: &[f32], at: usize) -> &[S::f32s] {
+    &S::as_simd_f32s(&data[at..at + N * size_of::<S::f32s>() / size_of::<f32>()]).0[..N]
+}
+
+/// The `N` vectors at `at` of `data`, to be written.
+#[inline(always)]
+pub(crate) fn vectors_mut<S: Simd, const N: usize>(data: &mut [f32], at: usize) -> &mut [S::f32s] {
+    &mut S::as_mut_simd_f32s(&mut data[at..at + N * size_of::<S::f32s>() / size_of::<f32>()]).0[..N]
+}
+
+/// Stores the product as rows of `data`.
+pub(crate) struct Store<'a> {
+    pub data: &'a mut [f32],
+    pub stride: usize,
+}
+
+impl<S: Simd> Sink<S> for Store<'_> {
+    #[inline(always)]
+    fn take<const M: usize, const N: usize>(&mut self, _: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        for (m, block) in block.iter().enumerate() {
+            vectors_mut::<S, N>(self.data, (row + m) * self.stride + col).copy_from_slice(block);
+        }
+    }
+}
+
+/// Adds the product to rows of `data`.
+pub(crate) struct Add<'a> {
+    pub data: &'a mut [f32],
+    pub stride: usize,
+}
+
+impl<S: Simd> Sink<S> for Add<'_> {
+    #[inline(always)]
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        for (m, block) in block.iter().enumerate() {
+            let sums = vectors_mut::<S, N>(self.data, (row + m) * self.stride + col);
+            for (sum, &x) in sums.iter_mut().zip(block) {
+                *sum = simd.add_f32s(*sum, x);
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! One head's tensors, and how their kept rows are laid out for the tile products.
+//!
+//! Masks are settled here: a masked row is never loaded, so that its content can reach nothing, whatever it is.
+
+use std::ops::Range;
+
+use crate::{
+    operator::Call,
+    simd::product::{Left, Right},
+};
+
+/// Channels are padded to this many, the longest vector of any instruction set.
+pub(super) const LANES: usize = 16;
+/// Queries whose scores are computed together: four of the longest vectors.
+pub(super) const PANEL: usize = 64;
+
+/// `n` channels, padded to whole vectors.
+pub(super) const fn padded(n: usize) -> usize {
+    n.next_multiple_of(LANES)
+}
+
+/// The part of a [`Call`] that belongs to one batch element and head.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a> {
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub keep_query: Option<&'a [bool]>,
+    pub keep_key: Option<&'a [bool]>,
+    pub seq_q: usize,
+    pub seq_kv: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
+    slice: usize,
+    causal: bool,
+}
+
+impl<'a> Head<'a> {
+    pub fn of(call: &Call<'a>, slice: usize) -> Self {
+        let s = call.shape;
+        let part = |x: &'a [f32], len: usize| &x[slice * len..][..len];
+        let batch = slice / s.heads;
+        Self {
+            q: part(call.q, s.seq_q * s.head_dim),
+            k: part(call.k, s.seq_kv * s.head_dim),
+            v: part(call.v, s.seq_kv * s.value_dim),
+            keep_query: call.mask.query.map(|keep| &keep[batch * s.seq_q..][..s.seq_q]),
+            keep_key: call.mask.key.map(|keep| &keep[batch * s.seq_kv..][..s.seq_kv]),
+            seq_q: s.seq_q,
+            seq_kv: s.seq_kv,
+            head_dim: s.head_dim,
+            value_dim: s.value_dim,
+            slice,
+            causal: call.mask.causal,
+        }
+    }
+
+    /// `<x_i, y_i>` over the channels of query `i` of two tensors shaped like `out`; 0 where the query is masked.
+    pub fn contraction(&self, i: usize, x: &[f32], y: &[f32]) -> f64 {
+        if self.keep_query.is_some_and(|keep| !keep[i]) {
+            return 0.0;
+        }
+        let row = (self.slice * self.seq_q + i) * self.value_dim;
+        dot(&x[row..][..self.value_dim], &y[row..][..self.value_dim])
+    }
+
+    /// Query `i` sees the keys below this.
+    pub fn limit(&self, i: usize) -> usize {
+        if self.causal { (i + 1 + self.seq_kv).saturating_sub(self.seq_q).min(self.seq_kv) } else { self.seq_kv }
+    }
+}
+
+/// `<x, y>` in f64, in eight interleaved sums.
+pub(crate) fn dot(x: &[f32], y: &[f32]) -> f64 {
+    let mut sums = [0.0; 8];
+    let (x, y) = (x.chunks(8), y.chunks(8));
+    for (x, y) in x.zip(y) {
+        for ((sum, &x), &y) in sums.iter_mut().zip(x).zip(y) {
+            *sum += f64::from(x) * f64::from(y);
+        }
+    }
+    sums.iter().sum()
+}
+
+/// Writes the positions in `range` that are kept; returns them.
+pub(crate) fn positions<'a>(range: Range<usize>, keep: Option<&[bool]>, room: &'a mut [f32]) -> &'a [u32] {
+    let room: &mut [u32] = bytemuck::cast_slice_mut(room);
+    let mut kept = 0;
+    for i in range {
+        if keep.is_none_or(|keep| keep[i]) {
+            room[kept] = i as u32;
+            kept += 1;
+        }
+    }
+    &room[..kept]
+}
+
+/// Rows of a tensor as the products read them: `stride` apart, whole vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub data: &'a [f32],
+    pub stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Its rows are the rows of a product.
+    pub fn as_left(self) -> Left<'a> {
+        Left { data: self.data, row_stride: self.stride, depth_stride: 1 }
+    }
+
+    /// The rows `range` are the depth of a product.
+    pub fn as_right(self, range: Range<usize>) -> Right<'a> {
+        Right { data: &self.data[range.start * self.stride..range.end * self.stride], stride: self.stride }
+    }
+
+    /// The rows `kept` (ascending) of `tensor [.., dim]`: as they lie when they are contiguous whole vectors, else copied
+    /// to `room`, which takes `kept.len() * padded(dim)`.
+    pub fn gather(tensor: &'a [f32], dim: usize, kept: &[u32], room: &'a mut [f32]) -> Self {
+        let stride = padded(dim);
+        let Some((&first, &last)) = kept.first().zip(kept.last()) else { return Self { data: &[], stride } };
+        let (first, last) = (first as usize, last as usize);
+        if stride == dim && last - first + 1 == kept.len() {
+            return Self { data: &tensor[first * dim..(last + 1) * dim], stride };
+        }
+        Self::copy(tensor, dim, kept, |_| 1.0, room)
+    }
+
+    /// The rows `kept`, copied; the `n`-th of them times `factor(n)`.
+    pub fn copy(tensor: &[f32], dim: usize, kept: &[u32], factor: impl Fn(usize) -> f32, room: &'a mut [f32]) -> Self {
+        let stride = padded(dim);
+        for (n, (row, &i)) in room.chunks_exact_mut(stride).zip(kept).enumerate() {
+            let (head, pad) = row.split_at_mut(dim);
+            let factor = factor(n);
+            head.iter_mut().zip(&tensor[i as usize * dim..]).for_each(|(x, &y)| *x = y * factor);
+            pad.fill(0.0);
+        }
+        Self { data: &room[..kept.len() * stride], stride }
+    }
+}
+
+/// Writes the rows `kept` of `tensor [.., dim]`, the `n`-th times `factor(n)`, as panels of [`PANEL`] columns: column
+/// `n % PANEL` of panel `n / PANEL` is row `n`. The last panel is padded with zeros to whole vectors.
+pub(super) fn transpose(tensor: &[f32], dim: usize, kept: &[u32], factor: impl Fn(usize) -> f32, panels: &mut [f32]) {
+    for (p, kept) in kept.chunks(PANEL).enumerate() {
+        let width = padded(kept.len());
+        let panel = &mut panels[p * PANEL * dim..][..width * dim];
+        if width > kept.len() {
+            panel.fill(0.0);
+        }
+        for (n, &i) in kept.iter().enumerate() {
+            let factor = factor(p * PANEL + n);
+            let row = &tensor[i as usize * dim..][..dim];
+            panel[n..].iter_mut().step_by(width).zip(row).for_each(|(x, &y)| *x = y * factor);
+        }
+    }
+}
+
+/// Which pairs of a tile may meet: key `n` and query `m` iff `keys[n] < limits[m]`.
+#[derive(Clone, Copy)]
+pub(super) struct Visible<'a> {
+    pub keys: &'a [u32],
+    pub limits: &'a [u32],
+}

@@ -1,0 +1,259 @@
+//! Pure InfSA: dot + activation, the whole matrix over its Frobenius norm. "Infinite Self-Attention", eq. 11 and 12.
+//!
+//! The norm is proof against overflow: a homogeneous activation lets each head work on logits divided by a power of two
+//! close to `max|q| max|k|` (exact, and without `scale`), with `eps` divided likewise; GELU squares in f64.
+
+use rayon::prelude::*;
+
+use super::{
+    backward::{self, Targets, Terms},
+    forward,
+    head::{Head, positions},
+    normalise::Frobenius,
+};
+use crate::{
+    Gradients, Result, Shape,
+    mechanism::{Activation, Infsa},
+    operator::{Call, Saved},
+    score::{Abs, Gelu, Relu},
+    scratch::{cut, room},
+};
+
+/// What one batch element and head is computed in, and what its norm then means.
+#[derive(Clone, Copy)]
+pub(crate) struct Unit {
+    /// Factor on `q.k`.
+    pub logit: f64,
+    /// `eps` in units of the logits.
+    eps: f64,
+    /// A norm of the logits' activations times this is the norm of the mechanism's affinities.
+    norm: f64,
+    /// A saved norm times this is a norm of the logits' activations.
+    saved: f64,
+    gamma: f64,
+}
+
+impl Unit {
+    /// From the saved exponent: of the logits' unit, or, where they have none, of the saved norms'.
+    pub fn new(m: &Infsa, head_dim: usize, exponent: f32, gamma: f64) -> Self {
+        let scale = m.scale.unwrap_or((head_dim as f64).powf(-0.5));
+        let power = 2f64.powi(exponent as i32);
+        match homogeneous(m) {
+            true => Self { logit: 1.0 / power, eps: m.eps / (scale * power), norm: scale * power, saved: 1.0, gamma },
+            false => Self { logit: scale, eps: m.eps, norm: 1.0, saved: power, gamma },
+        }
+    }
+
+    /// A norm as it is saved.
+    pub fn save(&self, norm: f64) -> f32 {
+        (norm / self.saved) as f32
+    }
+
+    /// A saved norm.
+    pub fn restore(&self, saved: f32) -> f64 {
+        f64::from(saved) * self.saved
+    }
+
+    /// `gamma / (F + eps)`, the factor on activations of logits whose norm is `norm`; 0 where there are none.
+    pub fn factor(&self, norm: f64) -> f64 {
+        if norm == 0.0 { 0.0 } else { self.gamma / (norm + self.eps) }
+    }
+
+    /// The weight of one row's `c = <dout, out>` in the projection: `c / (f F)`; 0 where the norm is 0.
+    pub fn projection(&self, norm: f64, c: f64) -> f64 {
+        if norm == 0.0 { 0.0 } else { c / ((norm + self.eps) * norm) }
+    }
+}
+
+/// The exponent to be saved with the largest norm of a head: `exponent`, or one that makes the norm fit f32.
+pub(crate) fn saved_exponent(m: &Infsa, exponent: f32, norm: f64) -> f32 {
+    if homogeneous(m) || norm < 1e30 { exponent } else { norm.log2().floor() as f32 }
+}
+
+fn homogeneous(m: &Infsa) -> bool {
+    m.activation != Activation::Gelu
+}
+
+/// The decay of a head.
+pub(crate) fn gamma(call: &Call<'_>, m: &Infsa, slice: usize) -> f64 {
+    call.extras.gamma.map_or(m.gamma, |gamma| gamma[slice % call.shape.heads].into())
+}
+
+/// Norms saved per batch element and head: one, or one per row when causal.
+pub(crate) fn norms(shape: &Shape, causal: bool) -> usize {
+    if causal { shape.seq_q } else { 1 }
+}
+
+/// The power of two that brings the logits of a head to order 1; 0 where they cannot be rescaled.
+pub(crate) fn exponent(call: &Call<'_>, m: &Infsa, slice: usize) -> f32 {
+    if !homogeneous(m) {
+        return 0.0;
+    }
+    let head = Head::of(call, slice);
+    let largest = |x: &[f32], keep: Option<&[bool]>| {
+        let rows = x.chunks_exact(head.head_dim).enumerate().filter(|(i, _)| keep.is_none_or(|keep| keep[*i]));
+        rows.flat_map(|(_, row)| row).fold(0f32, |max, x| max.max(x.abs()))
+    };
+    let (q, k) = (largest(head.q, head.keep_query), largest(head.k, head.keep_key));
+    // Only zeros (or no tokens): any unit will do. The bounds keep the unit a normal f32.
+    let power = |x: f32| if x > 0.0 { f64::from(x).log2().floor() } else { 0.0 };
+    (power(q) + power(k)).clamp(-126.0, 126.0) as f32
+}
+
+/// `out` before the division by the norm, and the sum of squares of every row's affinities, of the given `slices`.
+pub(crate) fn unnormalised(
+    call: &Call<'_>,
+    m: &Infsa,
+    logit: &[f32],
+    slices: &[u32],
+    out: &mut [f32],
+    squares: &mut [f64],
+    work: &mut [f32],
+) {
+    match m.activation {
+        Activation::Relu => forward::Stream { call, norm: Frobenius(Relu), logit, slices }.run(out, squares, work),
+        Activation::Abs => forward::Stream { call, norm: Frobenius(Abs), logit, slices }.run(out, squares, work),
+        Activation::Gelu => forward::Stream { call, norm: Frobenius(Gelu), logit, slices }.run(out, squares, work),
+    }
+}
+
+/// Writes `out` and, as `stats`, per batch element and head, the exponent and the norms, in units of the logits.
+pub(crate) fn infsa_forward(
+    call: &Call<'_>,
+    m: &Infsa,
+    out: &mut [f32],
+    stats: &mut [f32],
+    work: &mut [f32],
+) -> Result<()> {
+    let shape = call.shape;
+    let ([logit, squares, slices], work) = cut(work, forward_sizes(&shape));
+    let all = positions(0..shape.slices(), None, slices);
+    let per_slice = 1 + norms(&shape, call.mask.causal);
+    logit.par_iter_mut().zip(stats.par_chunks_mut(per_slice)).enumerate().for_each(|(slice, (logit, stats))| {
+        stats[0] = exponent(call, m, slice);
+        *logit = Unit::new(m, shape.head_dim, stats[0], 1.0).logit as f32;
+    });
+    let squares: &mut [f64] = bytemuck::cast_slice_mut(squares);
+    unnormalised(call, m, logit, all, out, squares, work);
+    let slices = out.par_chunks_mut(shape.seq_q * shape.value_dim).zip(stats.par_chunks_mut(per_slice));
+    slices.zip(squares.par_chunks(shape.seq_q)).enumerate().for_each(|(slice, ((out, stats), squares))| {
+        let (mut sum, total) = (0.0, squares.iter().sum::<f64>());
+        stats[0] = saved_exponent(m, stats[0], total.sqrt());
+        let unit = Unit::new(m, shape.head_dim, stats[0], gamma(call, m, slice));
+        for (i, row) in out.chunks_exact_mut(shape.value_dim).enumerate() {
+            sum += squares[i];
+            let norm = if call.mask.causal { sum.sqrt() } else { total.sqrt() };
+            stats[1 + if call.mask.causal { i } else { 0 }] = unit.save(norm);
+            let factor = unit.factor(norm) as f32;
+            row.iter_mut().for_each(|x| *x *= factor);
+        }
+    });
+    Ok(())
+}
+
+/// Factors on the logits; sums of squares (f64); slices.
+fn forward_sizes(shape: &Shape) -> [usize; 3] {
+    [shape.slices(), 2 * shape.slices() * shape.seq_q, shape.slices()]
+}
+
+/// f32 of working memory of [`infsa_forward`].
+pub(super) fn forward_work(shape: &Shape) -> usize {
+    room(forward_sizes(shape)) + forward::work(shape)
+}
+
+/// `dA = (gamma/f) G V^T - t A`, `t = c / (f F)`, `c = <G, out>`; causal: per row, `t` a reverse cumulative sum.
+pub(crate) fn infsa_backward(
+    call: &Call<'_>,
+    m: &Infsa,
+    saved: &Saved<'_>,
+    gradients: Gradients<'_, f32>,
+    work: &mut [f32],
+) -> Result<()> {
+    let Gradients { dq, dk, dv, dgamma } = gradients;
+    hop_backward(call, m, saved, Targets { dq, dk, dv: Some(dv) }, dgamma, work);
+    Ok(())
+}
+
+/// [`infsa_backward`], with the gradient of the values left out on demand.
+pub(crate) fn hop_backward(
+    call: &Call<'_>,
+    m: &Infsa,
+    saved: &Saved<'_>,
+    targets: Targets<'_>,
+    dgamma: Option<&mut [f32]>,
+    work: &mut [f32],
+) {
+    let shape = call.shape;
+    let ([logit, delta, factor, c], work) = cut(work, backward_sizes(&shape));
+    let c: &mut [f64] = bytemuck::cast_slice_mut(c);
+    let per_slice = 1 + norms(&shape, call.mask.causal);
+    let rows = delta.par_chunks_mut(shape.seq_q).zip(factor.par_chunks_mut(shape.seq_q)).zip(logit.par_iter_mut());
+    let slices = rows.zip(c.par_iter_mut()).zip(saved.stats.par_chunks(per_slice)).enumerate();
+    slices.for_each(|(slice, ((((delta, factor), logit), c), stats))| {
+        let unit = Unit::new(m, shape.head_dim, stats[0], gamma(call, m, slice));
+        *logit = unit.logit as f32;
+        *c = terms(&Head::of(call, slice), call.mask.causal, &unit, &stats[1..], saved, delta, factor);
+    });
+    if let Some(dgamma) = dgamma {
+        for (h, dgamma) in dgamma.iter_mut().enumerate() {
+            let total: f64 = (0..shape.batch).map(|b| c[b * shape.heads + h]).sum();
+            *dgamma = (total / gamma(call, m, h)) as f32;
+        }
+    }
+    let terms = Terms { shift: delta, delta, factor };
+    let dout = saved.dout;
+    match m.activation {
+        Activation::Relu => {
+            backward::Stream { call, norm: Frobenius(Relu), logit, chain: logit, dout, terms }.run(targets, work)
+        }
+        Activation::Abs => {
+            backward::Stream { call, norm: Frobenius(Abs), logit, chain: logit, dout, terms }.run(targets, work)
+        }
+        Activation::Gelu => {
+            backward::Stream { call, norm: Frobenius(Gelu), logit, chain: logit, dout, terms }.run(targets, work)
+        }
+    }
+}
+
+/// Fills one head's rows of [`Terms`]; returns `<dout, out>`.
+fn terms(
+    head: &Head<'_>,
+    causal: bool,
+    unit: &Unit,
+    norms: &[f32],
+    saved: &Saved<'_>,
+    delta: &mut [f32],
+    factor: &mut [f32],
+) -> f64 {
+    let norm = |i: usize| unit.restore(norms[if causal { i } else { 0 }]);
+    let (mut c, mut t) = (0.0, 0.0);
+    for i in (0..head.seq_q).rev() {
+        let row = head.contraction(i, saved.dout, saved.out);
+        c += row;
+        t += unit.projection(norm(i), row);
+        delta[i] = t as f32;
+        factor[i] = unit.factor(norm(i)) as f32;
+    }
+    if !causal {
+        delta.fill(t as f32);
+    }
+    c
+}
+
+/// Factors on the logits; delta and factor per row; contractions (f64).
+fn backward_sizes(shape: &Shape) -> [usize; 4] {
+    let rows = shape.slices() * shape.seq_q;
+    [shape.slices(), rows, rows, 2 * shape.slices()]
+}
+
+/// f32 of working memory of [`infsa_backward`].
+pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
+    room(backward_sizes(shape)) + backward::work(shape, tied)
+}
+
+/// The norms before `eps`, as `stats` holds them, in units of the affinities.
+pub(crate) fn frobenius(m: &Infsa, shape: &Shape, causal: bool, stats: &[f32]) -> Vec<f64> {
+    let slices = stats.chunks_exact(1 + norms(shape, causal));
+    let unit = |exponent| Unit::new(m, shape.head_dim, exponent, 1.0);
+    slices.flat_map(|s| s[1..].iter().map(move |&norm| unit(s[0]).restore(norm) * unit(s[0]).norm)).collect()
+}

@@ -1,0 +1,36 @@
+//! What the dense structure costs.
+
+use super::{forward, infsa, softmax};
+use crate::{Mechanism, Plan, Shape, Strategy};
+
+/// The plan of one hop.
+pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
+    let pairs = pairs(s, causal);
+    let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
+    let (softmax, tied) = (matches!(m, Mechanism::Softmax(_)), m.tied());
+    let rows = s.slices() * s.seq_q;
+    let tensors = (s.q_len() + if tied { 0 } else { s.k_len() } + s.v_len()) as u64;
+    let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
+    let out = s.out_len() as u64;
+    Plan {
+        strategy: Strategy::Fused,
+        reason: "scores are streamed in tiles and never stored",
+        tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
+        // Two products, and some arithmetic on each score: exp and a maximum, or an activation and a square.
+        flops_forward: pairs * (2 * (d + dv) + if softmax { 16 } else { 4 }),
+        flops_backward: pairs * (2 * (3 * d + 2 * dv) + if softmax { 16 } else { 5 }),
+        bytes_forward: 4 * (s.q_len() as u64 + streamed + out),
+        // The panels of one head are read once per tile of keys from the cache that holds them.
+        bytes_backward: 4 * (2 * tensors + 2 * out),
+        scratch_forward: if softmax { softmax::forward_work(s) } else { infsa::forward_work(s) },
+        scratch_backward: if softmax { softmax::backward_work(s, tied) } else { infsa::backward_work(s, tied) },
+        stats: if softmax { rows } else { s.slices() * (1 + infsa::norms(s, causal)) },
+    }
+}
+
+/// Pairs of a query and a key that it may see, without masks.
+fn pairs(s: &Shape, causal: bool) -> u64 {
+    let seen = |i: usize| (i + 1 + s.seq_kv).saturating_sub(s.seq_q).min(s.seq_kv) as u64;
+    let per_slice = if causal { (0..s.seq_q).map(seen).sum() } else { (s.seq_q * s.seq_kv) as u64 };
+    s.slices() as u64 * per_slice
+}

@@ -1,0 +1,87 @@
+//! Softmax attention: dot + exp, rows normalised.
+
+use rayon::prelude::*;
+
+use super::{
+    backward::{self, Targets, Terms},
+    forward,
+    head::{Head, positions},
+    normalise::Row,
+};
+use crate::{
+    Gradients, Result, Shape, mechanism,
+    operator::{Call, Saved},
+    score::Exp,
+    scratch::{cut, room},
+};
+
+fn scale(m: &mechanism::Softmax, shape: &Shape) -> f64 {
+    m.scale.unwrap_or((shape.head_dim as f64).powf(-0.5))
+}
+
+/// Writes `out` and, as `stats`, the log-sum-exp of every row.
+pub(crate) fn softmax_forward(
+    call: &Call<'_>,
+    m: &mechanism::Softmax,
+    out: &mut [f32],
+    stats: &mut [f32],
+    work: &mut [f32],
+) -> Result<()> {
+    let ([logit, lse, slices], work) = cut(work, forward_sizes(&call.shape));
+    let slices = positions(0..call.shape.slices(), None, slices);
+    logit.fill((scale(m, &call.shape) * std::f64::consts::LOG2_E) as f32);
+    let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
+    forward::Stream { call, norm: Row(Exp), logit, slices }.run(out, lse, work);
+    stats.iter_mut().zip(lse).for_each(|(stat, lse)| *stat = *lse as f32);
+    Ok(())
+}
+
+/// Factors on the logits; log-sum-exp (f64); slices.
+fn forward_sizes(shape: &Shape) -> [usize; 3] {
+    [shape.slices(), 2 * shape.slices() * shape.seq_q, shape.slices()]
+}
+
+/// f32 of working memory of [`softmax_forward`].
+pub(super) fn forward_work(shape: &Shape) -> usize {
+    room(forward_sizes(shape)) + forward::work(shape)
+}
+
+/// `dS = P (dP - delta)` with `delta = <dout, out>` per row.
+pub(crate) fn softmax_backward(
+    call: &Call<'_>,
+    m: &mechanism::Softmax,
+    saved: &Saved<'_>,
+    gradients: Gradients<'_, f32>,
+    work: &mut [f32],
+) -> Result<()> {
+    let ([logit, chain, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
+    logit.fill((scale(m, &call.shape) * std::f64::consts::LOG2_E) as f32);
+    chain.fill(scale(m, &call.shape) as f32);
+    factor.fill(1.0);
+    let seq = call.shape.seq_q;
+    let rows = shift.par_chunks_mut(seq).zip(delta.par_chunks_mut(seq)).zip(saved.stats.par_chunks(seq)).enumerate();
+    rows.for_each(|(slice, ((shift, delta), lse))| {
+        let head = Head::of(call, slice);
+        for i in 0..seq {
+            // A row without keys has no pair that its terms could enter.
+            shift[i] = if lse[i].is_finite() { lse[i] * std::f32::consts::LOG2_E } else { 0.0 };
+            delta[i] = head.contraction(i, saved.dout, saved.out) as f32;
+        }
+    });
+    let terms = Terms { shift, delta, factor };
+    let Gradients { dq, dk, dv, .. } = gradients;
+    let stream = backward::Stream { call, norm: Row(Exp), logit, chain, dout: saved.dout, terms };
+    stream.run(Targets { dq, dk, dv: Some(dv) }, work);
+    Ok(())
+}
+
+/// Factors on the logits and on their gradients; shift, delta and factor per row.
+fn backward_sizes(shape: &Shape) -> [usize; 5] {
+    let rows = shape.slices() * shape.seq_q;
+    [shape.slices(), shape.slices(), rows, rows, rows]
+}
+
+/// f32 of working memory of [`softmax_backward`].
+pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
+    room(backward_sizes(shape)) + backward::work(shape, tied)
+}

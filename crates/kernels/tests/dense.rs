@@ -1,0 +1,216 @@
+//! `softmax`, `infsa` and `infsa-resolvent` against the stored cases and the reference: sizes around every block, every
+//! level, masks, causality, and the same bits on any number of threads.
+
+mod support;
+
+use resolvent_kernels::{Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, simd::Level};
+use support::{
+    assert_close,
+    golden::Golden,
+    problem::{Problem, assert_solution},
+    random::{problem, takes_cross},
+};
+
+const DENSE: [&str; 3] = ["softmax", "infsa", "infsa-resolvent"];
+
+/// The preset with some `fields`, and a large `eps` where there is one: where few affinities are positive, the gradients
+/// are what `eps` leaves of terms that cancel.
+fn preset(id: &str, fields: &str) -> Mechanism {
+    let eps = if id == "softmax" { "" } else { r#","eps":0.125"# };
+    Mechanism::from_json(&format!(r#"{{"mechanism":"{id}"{eps}{fields}}}"#)).unwrap()
+}
+
+#[track_caller]
+fn check(p: &Problem, levels: &[Level]) {
+    let expected = p.reference();
+    for &level in levels {
+        let got = p.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
+        let what = format!("{:?} {:?} on {}", p.mechanism, p.shape, level.name());
+        assert_solution(&what, &got, &expected, &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+    }
+}
+
+/// Drops about a third of the keys and of the queries, differently.
+fn masked(mut p: Problem) -> Problem {
+    p.key_mask = Some((0..p.shape.batch * p.shape.seq_kv).map(|i| i * i % 7 < 5).collect());
+    p.query_mask = Some((0..p.shape.batch * p.shape.seq_q).map(|i| i * i % 11 < 6).collect());
+    p
+}
+
+/// The operator of a problem and what its forward pass saved.
+fn saved(p: &Problem) -> Result<(Operator, Vec<f32>), Error> {
+    let op = Operator::new(&p.mechanism, p.shape, false, Strategy::Auto)?;
+    let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let (q, k, v) = (narrow(&p.q), p.k.as_deref().map(narrow), narrow(&p.v));
+    let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: p.extras() };
+    let (mut out, mut stats) = (vec![f32::NAN; op.out_len()], vec![f32::NAN; op.plan().stats]);
+    op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut Scratch::default())?;
+    Ok((op, stats))
+}
+
+#[test]
+fn stored_cases_at_every_level() {
+    let dense = |case: &Golden| DENSE.contains(&case.problem.mechanism.id());
+    for case in Golden::all("infsa").into_iter().filter(dense) {
+        let (p, expected) = (&case.problem, case.solution());
+        for level in Level::available() {
+            let mut got = p.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
+            got.retain(|name, _| expected.contains_key(name)); // most cases store no `dgamma`
+            let what = format!("{}, {}", case.name, level.name());
+            assert_solution(&what, &got, &expected, &p.shape, Tol::f32(&p.mechanism));
+        }
+        if let Some(frob) = case.get("frob") {
+            let (op, stats) = saved(p).unwrap();
+            let got = op.frobenius(&stats).unwrap();
+            assert_close(&case.name, &got, frob, p.shape.slices(), Tol::f32(&p.mechanism).forward, 0.0);
+        }
+    }
+}
+
+#[test]
+fn sizes_around_every_block_at_every_level() {
+    for id in ["softmax", "infsa"] {
+        for n in [1, 2, 7, 8, 9, 63, 64, 65, 257] {
+            for d in [1, 8, 12, 32, 64] {
+                check(&problem(preset(id, ""), Shape::square(1, 2, n, d), 1), &Level::available());
+            }
+        }
+    }
+}
+
+#[test]
+fn masks_causality_cross_attention_and_tying() {
+    for id in DENSE {
+        for fields in ["", r#","tied":true"#, r#","causal":true"#, r#","causal":true,"tied":true"#] {
+            if id == "infsa-resolvent" && fields.contains("causal") {
+                continue;
+            }
+            for n in [5, 64, 150] {
+                let shape = Shape { value_dim: 40, ..Shape::square(2, 2, n, 12) };
+                let p = problem(preset(id, fields), shape, 2);
+                check(&p, &[Level::selected().unwrap()]);
+                check(&masked(p.clone()), &Level::available());
+                if takes_cross(&p.mechanism) {
+                    let cross = Shape { seq_kv: n + 77, ..shape };
+                    check(&masked(problem(p.mechanism, cross, 3)), &[Level::selected().unwrap()]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn causal_softmax_of_unequal_lengths_is_aligned_at_the_end() {
+    for (seq_q, seq_kv) in [(3, 200), (200, 3), (70, 140), (140, 70), (300, 299)] {
+        let shape = Shape { seq_q, seq_kv, ..Shape::square(1, 2, 1, 16) };
+        let p = problem(preset("softmax", r#","causal":true"#), shape, 4);
+        check(&p, &Level::available());
+        check(&masked(p), &Level::available());
+    }
+}
+
+#[test]
+fn activations_and_decays_at_every_level() {
+    for activation in ["relu", "abs", "gelu"] {
+        for id in ["infsa", "infsa-resolvent"] {
+            let fields = format!(r#","activation":"{activation}","scale":0.7"#);
+            let mut p = problem(preset(id, &fields), Shape::square(2, 3, 90, 20), 5);
+            p.gamma = Some(vec![0.2, 0.6, 0.95]);
+            check(&p, &Level::available());
+            check(&masked(p), &Level::available());
+        }
+    }
+}
+
+#[test]
+fn gelu_norms_beyond_f32_are_exact() {
+    let mut p = problem(preset("infsa", r#","activation":"gelu""#), Shape::square(1, 2, 40, 16), 6);
+    p.q.iter_mut().for_each(|x| *x *= 1e19);
+    p.k.as_mut().unwrap().iter_mut().for_each(|x| *x *= 1e17);
+    for x in [&mut p.q, p.k.as_mut().unwrap()] {
+        x.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+    }
+    check(&p, &Level::available());
+}
+
+#[test]
+fn garbage_behind_a_mask_changes_nothing_and_gets_no_gradient() {
+    for (id, fields) in DENSE.map(|id| (id, "")).into_iter().chain([("softmax", r#","causal":true"#)]) {
+        let clean = masked(problem(preset(id, fields), Shape::square(2, 2, 100, 16), 7));
+        let expected = clean.fused();
+        let mut dirty = clean.clone();
+        let dropped = |mask: &Option<Vec<bool>>, i: usize| !mask.as_ref().unwrap()[i / 3200 * 100 + i / 16 % 100];
+        for i in 0..clean.q.len() {
+            let garbage = [f64::NAN, f64::INFINITY, -1e30][i % 3];
+            if dropped(&clean.key_mask, i) {
+                (dirty.k.as_mut().unwrap()[i], dirty.v[i]) = (garbage, garbage);
+                assert_eq!((expected["dk"][i], expected["dv"][i]), (0.0, 0.0));
+            }
+            if dropped(&clean.query_mask, i) {
+                (dirty.q[i], dirty.dout[i]) = (garbage, garbage);
+                assert_eq!((expected["dq"][i], expected["out"][i]), (0.0, 0.0));
+            }
+        }
+        assert_eq!(dirty.fused(), expected, "{id}");
+    }
+}
+
+#[test]
+fn nothing_kept_is_nothing() {
+    for id in DENSE {
+        let mut p = problem(preset(id, ""), Shape::square(1, 2, 70, 16), 8);
+        p.key_mask = Some(vec![false; 70]);
+        for (name, x) in p.fused() {
+            let nothing = if name == "lse" { f64::NEG_INFINITY } else { 0.0 };
+            assert!(x.iter().all(|&x| x == nothing), "{id} {name}");
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_matter() {
+    // Few heads and many keys: the backward pass is split over the keys.
+    let one_head = Shape { seq_q: 700, seq_kv: 1100, ..Shape::square(1, 1, 1, 24) };
+    for id in DENSE {
+        for shape in [Shape::square(2, 3, 300, 16), one_head] {
+            let p = problem(preset(id, ""), shape, 9);
+            let with = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| p.fused())
+            };
+            let one = with(1);
+            assert!(one == with(2) && one == with(3), "{id}");
+            check(&p, &[Level::selected().unwrap()]);
+        }
+    }
+}
+
+#[test]
+fn solver_reports_its_end_and_refuses_to_stop_early() {
+    let shape = Shape::square(1, 3, 60, 16);
+    for (tied, most) in [("", 60), (r#","tied":true"#, 12)] {
+        let p = problem(preset("infsa-resolvent", &format!(r#","gamma":0.95{tied}"#)), shape, 10);
+        let (op, stats) = saved(&p).unwrap();
+        for end in op.convergence(&stats).unwrap() {
+            // With gamma 0.95 the bound on what f32 rounding leaves of a step is some 1e-5.
+            assert!(end.iterations > 2 && end.iterations <= most && end.bound <= 2e-5, "{tied} {end:?}");
+        }
+        let p = problem(preset("infsa-resolvent", &format!(r#","gamma":0.95,"max_iter":3{tied}"#)), shape, 10);
+        let error = saved(&p).unwrap_err();
+        assert!(matches!(error, Error::NotConverged { iterations: 3, residual, .. } if residual > 1e-6), "{error}");
+    }
+}
+
+#[test]
+fn plan_counts_two_products_forward_and_five_backward() {
+    let (shape, pairs) = (Shape { value_dim: 32, ..Shape::square(2, 3, 100, 16) }, 6 * 100 * 100);
+    let plan = resolvent_kernels::plan(&preset("infsa", ""), &shape, false, Strategy::Auto).unwrap();
+    assert_eq!(plan.flops_forward, pairs * (2 * (16 + 32) + 4));
+    assert_eq!(plan.flops_backward, pairs * (2 * (3 * 16 + 2 * 32) + 5));
+    let causal = resolvent_kernels::plan(&preset("infsa", ""), &shape, true, Strategy::Auto).unwrap();
+    assert_eq!(causal.flops_forward, plan.flops_forward * 101 / 200);
+    let long = Shape { seq_q: 100_000, seq_kv: 100_000, ..shape };
+    let plan = resolvent_kernels::plan(&preset("softmax", ""), &long, false, Strategy::Auto).unwrap();
+    let inputs = long.q_len() + long.k_len() + long.v_len();
+    assert!(plan.scratch_forward + plan.scratch_backward < 12 * inputs, "O(N) memory");
+}
