@@ -17,15 +17,20 @@ pub(super) fn warp(picture: &mut Picture, matrix: [[f32; 2]; 2], offset: [f32; 2
             let [x, y] = [column as f32 - middle[0], row as f32 - middle[1]];
             let from_x = matrix[0][0] * x + matrix[0][1] * y + offset[0] + middle[0];
             let from_y = matrix[1][0] * x + matrix[1][1] * y + offset[1] + middle[1];
-            let (left, top) = (from_x.floor(), from_y.floor());
-            let (across, down) = (from_x - left, from_y - top);
-            let (left, top) = (left as isize, top as isize);
+            let (left, top) = (floor(from_x), floor(from_y));
+            let (across, down) = (from_x - left as f32, from_y - top as f32);
             let upper = at(top, left) + across * (at(top, left + 1) - at(top, left));
             let lower = at(top + 1, left) + across * (at(top + 1, left + 1) - at(top + 1, left));
             moved.push(upper + down * (lower - upper));
         }
     }
     picture.values = moved;
+}
+
+/// The whole number at or below `value`; `f32::floor` is a function call on the oldest x86-64 that we build for.
+fn floor(value: f32) -> isize {
+    let towards_zero = value as isize;
+    towards_zero - isize::from(value < towards_zero as f32)
 }
 
 /// Shifts by whole pixels: the new picture at (row, column) shows the old one at (row + down, column + right).

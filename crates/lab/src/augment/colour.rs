@@ -78,7 +78,7 @@ pub(super) fn sharpness(picture: &mut Picture, factor: f32) {
     picture.blend(&smooth, factor);
 }
 
-/// Turns the hue by `turn` of the circle.
+/// Turns the hue by `turn` of the circle, in [-1/2, 1/2].
 pub(super) fn hue(picture: &mut Picture, turn: f32) {
     if picture.shape.channels != 3 || turn == 0.0 {
         return;
@@ -95,7 +95,9 @@ pub(super) fn hue(picture: &mut Picture, turn: f32) {
                 _ => (*red - *green) / chroma + 4.0,
             };
             let channel = |offset: f32| {
-                let at = (offset + sector + 6.0 * turn).rem_euclid(6.0);
+                let at = offset + sector + 6.0 * turn;
+                let at = if at < 0.0 { at + 6.0 } else { at };
+                let at = if at >= 6.0 { at - 6.0 } else { at };
                 most - chroma * at.min(4.0 - at).clamp(0.0, 1.0)
             };
             (*red, *green, *blue) = (channel(5.0), channel(3.0), channel(1.0));

@@ -62,5 +62,5 @@ impl Picture {
 
 /// The byte nearest to a value in [0, 1].
 pub(super) fn byte(value: f32) -> u8 {
-    (value * 255.0).round() as u8
+    (value * 255.0 + 0.5) as u8
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Dataset, Error, PictureShape, Result, Split};
+use super::{Dataset, Error, PictureShape, Result, Split, source::check_folder};
 
 /// Classes in label order, "Learning Multiple Layers of Features from Tiny Images".
 const CLASSES: [&str; 10] = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
@@ -12,6 +12,7 @@ const TRAIN: [&str; 5] =
 
 /// Loads `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` from `folder`.
 pub(super) fn load(folder: &Path) -> Result<Dataset> {
+    check_folder(folder)?;
     let (train, test) = (read(folder, &TRAIN)?, read(folder, &["test_batch.bin"])?);
     let classes = CLASSES.iter().map(ToString::to_string).collect();
     Ok(Dataset { name: "cifar10".into(), classes, shape: SHAPE, train, test })

@@ -4,7 +4,7 @@ use std::{io::Read, path::Path};
 
 use super::{
     Dataset, Error, PictureShape, Result, Split,
-    source::{open, read_exactly},
+    source::{check_folder, open, read_exactly},
 };
 
 /// The ten digits of MNIST.
@@ -16,6 +16,7 @@ pub(super) const GARMENTS: [&str; 10] =
 
 /// Loads the four standard files in `folder`, plain or gzipped.
 pub(super) fn load(name: &str, folder: &Path, classes: &[&str]) -> Result<Dataset> {
+    check_folder(folder)?;
     let split = |prefix: &str| -> Result<Split> {
         let pictures = find(folder, &format!("{prefix}-images"), 3)?;
         let labels = find(folder, &format!("{prefix}-labels"), 1)?;
@@ -23,7 +24,11 @@ pub(super) fn load(name: &str, folder: &Path, classes: &[&str]) -> Result<Datase
     };
     let (train, test) = (split("train")?, split("t10k")?);
     if train.shape() != test.shape() {
-        let problem = format!("test pictures are {:?}, training pictures {:?}", test.shape(), train.shape());
+        let (train, test) = (train.shape(), test.shape());
+        let problem = format!(
+            "training pictures are {} x {}, test pictures {} x {}; the files are of different data sets",
+            train.height, train.width, test.height, test.width
+        );
         return Err(Error::Format { path: folder.into(), problem });
     }
     let classes = classes.iter().map(ToString::to_string).collect();

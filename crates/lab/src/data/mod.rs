@@ -6,6 +6,7 @@
 mod cifar;
 mod error;
 mod idx;
+mod images;
 mod loader;
 pub mod rng;
 pub mod shapes;

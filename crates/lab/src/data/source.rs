@@ -11,6 +11,22 @@ use super::{Error, Result};
 /// Bytes read from disk at a time: large enough that system calls do not show.
 const BUFFER: usize = 1 << 18;
 
+/// Checks that `path` is a folder.
+pub(crate) fn check_folder(path: &Path) -> Result<()> {
+    if path.metadata().map_err(|source| Error::io(path, source))?.is_dir() {
+        return Ok(());
+    }
+    Err(Error::Format { path: path.into(), problem: "is a file, expected a folder".into() })
+}
+
+/// Whether the file starts with `magic`.
+pub(crate) fn starts_with(path: &Path, magic: &[u8]) -> Result<bool> {
+    let mut start = Vec::new();
+    let file = File::open(path).map_err(|source| Error::io(path, source))?;
+    file.take(magic.len() as u64).read_to_end(&mut start).map_err(|source| Error::io(path, source))?;
+    Ok(start == magic)
+}
+
 /// Opens `path` and undoes gzip, xz or zstd compression, told by the first bytes and not by the name.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>> {
     let fail = |source| Error::io(path, source);

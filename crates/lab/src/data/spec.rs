@@ -2,10 +2,11 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use super::{Dataset, Error, Result, Shapes, cifar, idx};
+use super::{Dataset, Error, Result, Shapes, cifar, idx, images};
 
 /// The kinds of data set, for messages.
-const KINDS: &str = "shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH";
+const KINDS: &str =
+    "shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS]";
 
 /// Share of every class that is held out for testing where a data set brings no test split.
 const HOLDOUT: f64 = 0.2;
@@ -35,6 +36,15 @@ pub enum DataSpec {
     },
     /// `cifar10:DIR`: the binary form.
     Cifar10(PathBuf),
+    /// `images:PATH` or `images:PATH?size=64`: PNG and JPEG pictures in a folder or a .tar, .tar.gz, .tar.xz, .tar.zst or
+    /// .zip archive, as `train/CLASS/PICTURE` and `test/CLASS/PICTURE`, or as `CLASS/PICTURE`, of which a fifth of every
+    /// class is held out for testing.
+    Images {
+        /// The folder or archive.
+        path: PathBuf,
+        /// Side to which every picture is resized and cut; without it all must have one size.
+        size: Option<usize>,
+    },
 }
 
 impl DataSpec {
@@ -48,7 +58,7 @@ impl DataSpec {
         if kind == "shapes" {
             return Ok(DataSpec::Shapes(Shapes::parse(rest)?));
         }
-        if !["mnist", "fashion-mnist", "idx", "cifar10"].contains(&kind) {
+        if !["mnist", "fashion-mnist", "idx", "cifar10", "images"].contains(&kind) {
             return Err(fail(format!("unknown kind `{kind}`; give one of {KINDS}")));
         }
         if rest.is_empty() {
@@ -63,7 +73,8 @@ impl DataSpec {
                 let (pictures, labels) = pair.ok_or_else(|| fail("give two files, `idx:IMAGES,LABELS`".into()))?;
                 DataSpec::Idx { pictures: pictures.into(), labels: labels.into() }
             }
-            _ => DataSpec::Cifar10(path),
+            "cifar10" => DataSpec::Cifar10(path),
+            _ => images_spec(rest)?,
         })
     }
 
@@ -78,6 +89,22 @@ impl DataSpec {
             DataSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS),
             DataSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT),
             DataSpec::Cifar10(folder) => cifar::load(folder),
+            DataSpec::Images { path, size } => images::load(path, *size, HOLDOUT),
+        }
+    }
+}
+
+/// Reads `PATH` or `PATH?size=PIXELS`.
+fn images_spec(rest: &str) -> Result<DataSpec> {
+    let Some((path, settings)) = rest.rsplit_once('?') else {
+        return Ok(DataSpec::Images { path: rest.into(), size: None });
+    };
+    let size = settings.strip_prefix("size=").and_then(|size| size.parse().ok());
+    match size.filter(|size| images::SIZES.contains(size)) {
+        Some(size) => Ok(DataSpec::Images { path: path.into(), size: Some(size) }),
+        None => {
+            let expected = "`size=PIXELS` with 1 to 4096 pixels";
+            Err(Error::Setting { field: "images", got: format!("`{settings}`"), expected })
         }
     }
 }
@@ -99,6 +126,8 @@ impl fmt::Display for DataSpec {
             DataSpec::FashionMnist(path) => write!(f, "fashion-mnist:{}", path.display()),
             DataSpec::Idx { pictures, labels } => write!(f, "idx:{},{}", pictures.display(), labels.display()),
             DataSpec::Cifar10(path) => write!(f, "cifar10:{}", path.display()),
+            DataSpec::Images { path, size: None } => write!(f, "images:{}", path.display()),
+            DataSpec::Images { path, size: Some(size) } => write!(f, "images:{}?size={size}", path.display()),
         }
     }
 }

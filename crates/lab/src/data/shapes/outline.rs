@@ -55,11 +55,11 @@ impl Outline {
     /// that all outlines cover about the same area, lest size give the class away.
     pub(super) fn distance(self, point: Point) -> f32 {
         let [x, y] = point;
-        let radius = x.hypot(y);
+        let radius = length(point);
         match self {
             Outline::Disc => radius - 0.78,
             Outline::Ring => (radius - 0.72).abs() - 0.22,
-            Outline::Crescent => (radius - 0.95).max(0.72 - (x - 0.52).hypot(y)),
+            Outline::Crescent => (radius - 0.95).max(0.72 - length([x - 0.52, y])),
             Outline::Triangle => polygon(&TRIANGLE, point),
             Outline::Square => polygon(&SQUARE, point),
             Outline::Cross => polygon(&CROSS, point),
@@ -105,28 +105,37 @@ const STAR: [Point; 10] = [
 const ARROW: [Point; 7] =
     [[0.0, -1.0], [0.8, -0.05], [0.3, -0.05], [0.3, 0.92], [-0.3, 0.92], [-0.3, -0.05], [-0.8, -0.05]];
 
+/// Distance from the origin.
+pub(super) fn length([x, y]: Point) -> f32 {
+    (x * x + y * y).sqrt()
+}
+
 /// Distance to a closed polygon: to its nearest edge, negative where the even-odd rule says inside.
 fn polygon(corners: &[Point], [x, y]: Point) -> f32 {
     let (mut nearest, mut inside) = (f32::INFINITY, false);
     let mut from = corners[corners.len() - 1];
     for &to in corners {
-        nearest = nearest.min(segment(from, to, [x, y]));
+        nearest = nearest.min(square_to_segment(from, to, [x, y]));
         if (from[1] > y) != (to[1] > y) && x < (to[0] - from[0]) * (y - from[1]) / (to[1] - from[1]) + from[0] {
             inside = !inside;
         }
         from = to;
     }
-    if inside { -nearest } else { nearest }
+    if inside { -nearest.sqrt() } else { nearest.sqrt() }
 }
 
 /// Distance of a point to the segment between two others.
-pub(super) fn segment(from: Point, to: Point, [x, y]: Point) -> f32 {
+pub(super) fn segment(from: Point, to: Point, point: Point) -> f32 {
+    square_to_segment(from, to, point).sqrt()
+}
+
+fn square_to_segment(from: Point, to: Point, [x, y]: Point) -> f32 {
     let along = [to[0] - from[0], to[1] - from[1]];
     let offset = [x - from[0], y - from[1]];
     let length = along[0] * along[0] + along[1] * along[1];
     let share = if length > 0.0 { (offset[0] * along[0] + offset[1] * along[1]) / length } else { 0.0 };
     let share = share.clamp(0.0, 1.0);
-    (offset[0] - share * along[0]).hypot(offset[1] - share * along[1])
+    (offset[0] - share * along[0]).powi(2) + (offset[1] - share * along[1]).powi(2)
 }
 
 #[cfg(test)]

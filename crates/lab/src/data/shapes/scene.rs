@@ -8,7 +8,7 @@ use rand_distr::StandardNormal;
 
 use super::{
     canvas::{Canvas, Colour},
-    outline::{Outline, Point, segment},
+    outline::{Outline, Point, length, segment},
 };
 use crate::data::ObjectBox;
 
@@ -104,7 +104,13 @@ impl<'a> Scene<'a> {
             }
             _ => {
                 let radius = self.extent(0.6..1.2);
-                self.canvas.paint(middle, radius + 1.0, colour, |point| length(point, middle) - radius, |_, _| ());
+                self.canvas.paint(
+                    middle,
+                    radius + 1.0,
+                    colour,
+                    |[x, y]| length([x - middle[0], y - middle[1]]) - radius,
+                    |_, _| (),
+                );
             }
         }
     }
@@ -113,7 +119,7 @@ impl<'a> Scene<'a> {
     fn fragment(&mut self, middle: Point, colour: Colour) {
         let outline = Outline::ALL[self.rng.random_range(0..Outline::ALL.len())];
         let radius = self.radius();
-        let pose = Pose { middle, radius, angle: self.rng.random_range(-PI..PI) };
+        let pose = Pose::new(middle, radius, self.rng.random_range(-PI..PI));
         let (sin, cos) = self.rng.random_range(-PI..PI).sin_cos();
         let cut = self.rng.random_range(0.0..0.35) * radius;
         let distance = |point: Point| {
@@ -138,7 +144,7 @@ impl<'a> Scene<'a> {
         let (radius, colour) = (self.radius(), self.colour());
         let middle = [(); 2].map(|()| self.rng.random_range(radius + 0.5..self.size - radius - 0.5));
         let turn = self.between(0.15, PI);
-        let pose = Pose { middle, radius, angle: self.rng.random_range(-turn..turn) };
+        let pose = Pose::new(middle, radius, self.rng.random_range(-turn..turn));
         let mut bounds = ObjectBox { left: u32::MAX, top: u32::MAX, right: 0, bottom: 0 };
         let distance = |point| pose.distance(outline, point);
         self.canvas.paint(middle, radius + 1.0, colour, distance, |column, row| {
@@ -169,13 +175,19 @@ impl<'a> Scene<'a> {
 struct Pose {
     middle: Point,
     radius: f32,
-    angle: f32,
+    sin: f32,
+    cos: f32,
 }
 
 impl Pose {
+    fn new(middle: Point, radius: f32, angle: f32) -> Self {
+        let (sin, cos) = angle.sin_cos();
+        Pose { middle, radius, sin, cos }
+    }
+
     /// Distance in pixels.
     fn distance(&self, outline: Outline, point: Point) -> f32 {
-        let (sin, cos) = self.angle.sin_cos();
+        let Pose { sin, cos, .. } = self;
         let [x, y] = [point[0] - self.middle[0], point[1] - self.middle[1]];
         self.radius * outline.distance([(x * cos + y * sin) / self.radius, (y * cos - x * sin) / self.radius])
     }
@@ -212,10 +224,6 @@ fn lerp(from: f32, to: f32, share: f32) -> f32 {
 
 fn mix(from: Colour, to: Colour, share: f32) -> Colour {
     std::array::from_fn(|channel| lerp(from[channel], to[channel], share))
-}
-
-fn length(point: Point, other: Point) -> f32 {
-    (point[0] - other[0]).hypot(point[1] - other[1])
 }
 
 /// A colour from hue, saturation and value in [0, 1].

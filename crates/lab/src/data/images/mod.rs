@@ -1,0 +1,95 @@
+//! Folders and archives of pictures: `train/CLASS/PICTURE` and `test/CLASS/PICTURE`, or `CLASS/PICTURE`.
+//!
+//! An archive is read as a stream, its pictures are decoded in parallel while they arrive; nothing is written to disk.
+
+mod decode;
+mod entries;
+mod layout;
+
+use std::{collections::BTreeMap, path::Path, sync::mpsc::sync_channel};
+
+use rayon::prelude::*;
+
+use super::{Dataset, Error, PictureShape, Result, Split};
+use decode::Decoded;
+use layout::{Layout, Place};
+
+/// Encoded pictures that wait for decoding: bounds the memory, and is enough to keep every core busy.
+const WAITING: usize = 64;
+
+/// Side of pictures that `size` may ask for.
+pub(super) const SIZES: std::ops::RangeInclusive<usize> = 1..=4096;
+
+/// Loads all pictures of `path`. With a `size`, each is resized (shorter side) and cut (centre) to `size x size`; without,
+/// all must have one size. Where there is no test split, `holdout` of every class becomes one.
+pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64) -> Result<Dataset> {
+    let (pictures, others) = decode_all(path, size)?;
+    let layout = Layout::new(path, pictures.iter().map(|(name, _)| name.as_str()), &others)?;
+    let shape = common_shape(path, &pictures)?;
+    let [train, test] = assemble(&layout, shape, pictures);
+    let (train, test) = if test.is_empty() { train.hold_out(holdout, 0) } else { (train, test) };
+    if test.is_empty() {
+        let problem = "has too few pictures to hold some out for testing; two in a class are needed".into();
+        return Err(Error::Empty { path: path.into(), problem });
+    }
+    Ok(Dataset { name: "images".into(), classes: layout.classes, shape, train, test })
+}
+
+/// Decodes every picture; returns them sorted by name, and the names of all other files.
+fn decode_all(path: &Path, size: Option<usize>) -> Result<(Vec<(String, Decoded)>, Vec<String>)> {
+    let (sender, receiver) = sync_channel(WAITING);
+    let (others, decoded) = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || entries::read(path, &sender));
+        let decoded: Vec<_> = receiver
+            .into_iter()
+            .par_bridge()
+            .map(|(name, bytes): (String, Vec<u8>)| {
+                let decoded = decode::decode(&bytes, size);
+                (name, decoded)
+            })
+            .collect();
+        (reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), decoded)
+    });
+    let (others, mut decoded) = (others?, decoded);
+    decoded.sort_unstable_by(|(left, _), (right, _)| left.cmp(right));
+    let named = decoded.into_iter().map(|(name, picture)| match picture {
+        Ok(picture) => Ok((name, picture)),
+        Err(problem) => Err(Error::Entry { path: path.into(), entry: name, problem }),
+    });
+    Ok((named.collect::<Result<_>>()?, others))
+}
+
+/// The shape of every picture: grey only if all are.
+fn common_shape(path: &Path, pictures: &[(String, Decoded)]) -> Result<PictureShape> {
+    let mut counts = BTreeMap::new();
+    for (_, picture) in pictures {
+        *counts.entry((picture.shape.height, picture.shape.width)).or_insert(0_usize) += 1;
+    }
+    let usual = counts.iter().max_by_key(|&(_, count)| count).map_or((0, 0), |(&extent, _)| extent);
+    let odd = pictures.iter().find(|(_, picture)| (picture.shape.height, picture.shape.width) != usual);
+    if let Some((name, picture)) = odd {
+        let (height, width) = usual;
+        let problem = format!(
+            "has {} rows and {} columns where most have {height} and {width}; add `?size={}` to the path to resize all",
+            picture.shape.height,
+            picture.shape.width,
+            height.min(width),
+        );
+        return Err(Error::Entry { path: path.into(), entry: name.clone(), problem });
+    }
+    let channels = pictures.iter().map(|(_, picture)| picture.shape.channels).max().unwrap_or(1);
+    Ok(PictureShape { channels, height: usual.0, width: usual.1 })
+}
+
+/// Puts the pictures of each split together, in the order of their names.
+fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<(String, Decoded)>) -> [Split; 2] {
+    let mut parts = [const { (Vec::new(), Vec::new()) }; 2];
+    for ((_, picture), &Place { test, label }) in pictures.into_iter().zip(&layout.places) {
+        let (pixels, labels) = &mut parts[usize::from(test)];
+        for _ in 0..shape.channels / picture.shape.channels {
+            pixels.extend_from_slice(&picture.bytes);
+        }
+        labels.push(label);
+    }
+    parts.map(|(pixels, labels)| Split::new(shape, pixels, labels))
+}
