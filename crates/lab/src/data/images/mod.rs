@@ -20,6 +20,9 @@ const WAITING: usize = 64;
 /// Side of pictures that `size` may ask for.
 pub(super) const SIZES: std::ops::RangeInclusive<usize> = 1..=4096;
 
+/// A picture and its name within the folder or archive.
+type Named = (String, Decoded);
+
 /// Loads all pictures of `path`. With a `size`, each is resized (shorter side) and cut (centre) to `size x size`; without,
 /// all must have one size. Where there is no test split, `holdout` of every class becomes one.
 pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64) -> Result<Dataset> {
@@ -36,7 +39,7 @@ pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64) -> Result<Dat
 }
 
 /// Decodes every picture; returns them sorted by name, and the names of all other files.
-fn decode_all(path: &Path, size: Option<usize>) -> Result<(Vec<(String, Decoded)>, Vec<String>)> {
+fn decode_all(path: &Path, size: Option<usize>) -> Result<(Vec<Named>, Vec<String>)> {
     let (sender, receiver) = sync_channel(WAITING);
     let (others, decoded) = std::thread::scope(|scope| {
         let reader = scope.spawn(move || entries::read(path, &sender));
@@ -60,7 +63,7 @@ fn decode_all(path: &Path, size: Option<usize>) -> Result<(Vec<(String, Decoded)
 }
 
 /// The shape of every picture: grey only if all are.
-fn common_shape(path: &Path, pictures: &[(String, Decoded)]) -> Result<PictureShape> {
+fn common_shape(path: &Path, pictures: &[Named]) -> Result<PictureShape> {
     let mut counts = BTreeMap::new();
     for (_, picture) in pictures {
         *counts.entry((picture.shape.height, picture.shape.width)).or_insert(0_usize) += 1;
@@ -82,7 +85,7 @@ fn common_shape(path: &Path, pictures: &[(String, Decoded)]) -> Result<PictureSh
 }
 
 /// Puts the pictures of each split together, in the order of their names.
-fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<(String, Decoded)>) -> [Split; 2] {
+fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Named>) -> [Split; 2] {
     let mut parts = [const { (Vec::new(), Vec::new()) }; 2];
     for ((_, picture), &Place { test, label }) in pictures.into_iter().zip(&layout.places) {
         let (pixels, labels) = &mut parts[usize::from(test)];
