@@ -9,7 +9,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{MultiHeadAttention, gamma};
-use crate::{Error, Mechanism, Shape, Strategy};
+use crate::{Error, Mechanism, Shape, Strategy, ops::projections};
 
 /// What the decay of a layer is made of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -144,27 +144,22 @@ impl MultiHeadAttentionConfig {
 
     /// The mechanism as this module applies it: tied or not.
     fn operator(&self) -> Mechanism {
-        let mut mechanism = self.mechanism.clone();
+        let mechanism = self.mechanism.clone();
         let tied = self.tied.unwrap_or(mechanism.tied() || matches!(mechanism, Mechanism::LinearInfsa(_)));
-        match &mut mechanism {
-            Mechanism::Softmax(m) => m.tied = tied,
-            Mechanism::Infsa(m) => m.tied = tied,
-            Mechanism::InfsaResolvent(m) => m.tied = tied,
-            Mechanism::LinearInfsa(m) => m.tied = tied,
-            _ => {}
-        }
-        mechanism
+        with_tied(mechanism, tied)
     }
 }
 
-/// How many input projections the mechanism has: queries, keys, values; queries are keys when tied, and `uniform` reads
-/// neither.
-pub(super) fn projections(mechanism: &Mechanism) -> usize {
-    match mechanism {
-        Mechanism::Uniform(_) => 1,
-        _ if mechanism.tied() => 2,
-        _ => 3,
+/// The mechanism, tied or not.
+pub(super) fn with_tied(mut mechanism: Mechanism, tied: bool) -> Mechanism {
+    match &mut mechanism {
+        Mechanism::Softmax(m) => m.tied = tied,
+        Mechanism::Infsa(m) => m.tied = tied,
+        Mechanism::InfsaResolvent(m) => m.tied = tied,
+        Mechanism::LinearInfsa(m) => m.tied = tied,
+        _ => {}
     }
+    mechanism
 }
 
 /// An error naming `field` unless `ok`.

@@ -1,6 +1,9 @@
 //! The learned decay.
 
-use burn::tensor::{Device, Tensor, activation::sigmoid};
+use burn::{
+    module::Param,
+    tensor::{Device, Tensor, activation::sigmoid},
+};
 use resolvent_kernels as kernels;
 
 use super::MultiHeadAttention;
@@ -43,15 +46,12 @@ impl MultiHeadAttention {
             (_, None) => return unsupported("it has no decay"),
             (_, Some(gamma)) => gamma,
         };
-        let device = self.output.weight.val().device();
-        let gamma = self.gamma().unwrap_or_else(|| Tensor::full([self.n_heads], fixed, &device));
-        self.output.weight = self.output.weight.map(|weight| {
-            let [d_model, width] = weight.dims();
-            let heads = self.n_heads;
-            let factors = gamma.detach().reshape([heads, 1, 1]);
-            let folded = weight.detach().reshape([heads, d_model / heads, width]) * factors;
-            folded.reshape([d_model, width]).require_grad()
-        });
+        let weight = self.output.weight.val();
+        let gamma = self.gamma().unwrap_or_else(|| Tensor::full([self.n_heads], fixed, &weight.device()));
+        let [d_model, width] = weight.dims();
+        let rows = weight.reshape([self.n_heads, d_model / self.n_heads, width]);
+        let folded = (rows * gamma.reshape([self.n_heads, 1, 1])).reshape([d_model, width]);
+        self.output.weight = Param::from_tensor(folded.detach());
         self.gamma_logit = None;
         self.mechanism = with_gamma(self.mechanism, |_| 1.0);
         Ok(self)

@@ -7,8 +7,11 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{MhaInput, MhaOutput, config::projections};
-use crate::{Inputs, Mask, Mechanism, Result, Strategy, attend};
+use super::{MhaInput, MhaOutput, config::with_tied};
+use crate::{
+    Inputs, Mask, Mechanism, Result, Strategy, attend,
+    ops::{attend_packed, merge_heads, projections},
+};
 
 /// Multi-head attention with any mechanism: project, attend per head, project back.
 ///
@@ -70,16 +73,14 @@ impl MultiHeadAttention {
         self.check(&input)?;
         let mask = mask(&input);
         let padding = input.mask_pad.clone().filter(|_| input.memory.is_none());
-        let inputs = self.project(input);
-        let attended = attend(&inputs, &self.mechanism, &mask, self.strategy)?.out;
-        let [batch, heads, seq, head_dim] = attended.dims();
-        let context = self.output.forward(attended.swap_dims(1, 2).reshape([batch, seq, heads * head_dim]));
+        let attended = self.attend(input, &mask)?;
+        let context = self.output.forward(attended);
         let context = match &self.extra {
             Some(extra) => extra.forward(context),
             None => context,
         };
         let context = match padding {
-            Some(padding) if seq > 1 => {
+            Some(padding) if context.dims()[1] == padding.dims()[1] => {
                 let shape = context.shape();
                 context.mask_fill(padding.unsqueeze_dim::<3>(2).expand(shape), 0.0)
             }
@@ -88,32 +89,25 @@ impl MultiHeadAttention {
         Ok(MhaOutput { context: self.dropout.forward(context) })
     }
 
-    /// Projects and splits into heads.
-    fn project(&self, input: MhaInput) -> Inputs {
-        let query = input.query;
-        let parts = projections(&self.mechanism);
-        let [q, k, v] = match input.memory {
-            None => {
-                let all = self.projection.forward(query.clone());
-                let [batch, seq, width] = all.dims();
-                let split = [batch, seq, parts, self.n_heads, width / parts / self.n_heads];
-                let all = all.reshape(split).permute([2, 0, 3, 1, 4]);
-                let part = |i: usize| all.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
-                [part(0), part(parts / 2), part(parts - 1)]
-            }
-            Some((key, value)) => [(query.clone(), 0), (key, parts / 2), (value, parts - 1)]
-                .map(|(x, part)| self.heads(self.project_part(x, part))),
+    /// Projects and attends: `[batch, seq_q, d_model]`.
+    fn attend(&self, input: MhaInput, mask: &Mask) -> Result<Tensor<3>> {
+        let (mechanism, gamma) = (&self.mechanism, self.gamma());
+        let Some((key, value)) = input.memory else {
+            let packed = self.projection.forward(input.query);
+            return attend_packed(packed, self.n_heads, gamma, mechanism, mask, self.strategy);
         };
-        let inputs = match (&self.mechanism, self.mechanism.tied()) {
+        let parts = projections(mechanism);
+        let project = |x, part| self.heads(self.project_part(x, part));
+        let v = project(value, parts - 1);
+        let mut inputs = match (mechanism, mechanism.tied()) {
             // The sizes alone count.
-            (Mechanism::Uniform(_), _) => Inputs::new(self.heads(query), v.clone(), v),
-            (_, true) => Inputs::tied(q, v),
-            (_, false) => Inputs::new(q, k, v),
+            (Mechanism::Uniform(_), _) => Inputs::new(self.heads(input.query), v.clone(), v),
+            (_, tied) => Inputs::new(project(input.query, 0), project(key, usize::from(!tied)), v),
         };
-        match self.gamma() {
-            Some(gamma) => inputs.with_gamma(gamma),
-            None => inputs,
-        }
+        inputs.extras.gamma = gamma;
+        // Tied, one projection makes queries and keys, but of different tokens.
+        let mechanism = with_tied(mechanism.clone(), false);
+        Ok(merge_heads(attend(&inputs, &mechanism, mask, self.strategy)?.out))
     }
 
     /// One of the projections that lie side by side.

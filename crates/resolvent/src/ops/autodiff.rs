@@ -1,9 +1,9 @@
-//! The gradient of the fused operation, by the kernels' own backward pass.
+//! The gradients of the fused operations, by the kernels' own backward passes.
 
 use std::sync::Arc;
 
 use burn::backend::{
-    Autodiff,
+    Autodiff, AutodiffBackend,
     autodiff::{
         NodeId,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -12,39 +12,92 @@ use burn::backend::{
     },
     tensor::FloatTensor,
 };
+use resolvent_kernels as kernels;
 
-use super::fused::{Call, FusedAttention, FusedKernel, Leaves, Outcome};
+use super::fused::{Call, FusedAttention, FusedKernel, Leaves, Outcome, Saved};
 
 /// Saves the inputs (as checkpoints), `out` and O(N) statistics; recomputes the score tiles.
 #[derive(Debug)]
 struct FusedBackward;
 
-/// What [`FusedBackward`] saves.
+/// [`FusedBackward`] from projections that lie side by side.
+#[derive(Debug)]
+struct PackedBackward;
+
+/// What the forward pass saves; `inputs` are those of the operation in their order.
 #[derive(Debug, Clone)]
-struct Saved<F> {
-    inputs: Leaves<NodeId>,
+struct State<F, const N: usize> {
+    inputs: [NodeId; N],
     out: F,
     stats: Arc<[f32]>,
     call: Call,
 }
 
 impl<B: FusedKernel> Backward<B, 4> for FusedBackward {
-    type State = Saved<FloatTensor<B>>;
+    type State = State<FloatTensor<B>, 4>;
 
     fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dout = grads.consume::<B>(&ops.node);
-        let Saved { inputs: Leaves { q, k, v, gamma }, out, stats, call } = ops.state;
-        let [q, k, v, gamma] = [q, k, v, gamma].map(|id| checkpointer.retrieve_node_output(id));
-        let leaves = Leaves { q, k, v, gamma };
-        // Burn's backward pass returns no errors: like its own operations, this one can only panic.
-        let Leaves { q, k, v, gamma } =
-            B::backward(leaves, out, &stats, dout, &call).unwrap_or_else(|e| panic!("backward of attend: {e}"));
-        for (node, gradient) in ops.parents.into_iter().zip([q, k, v, gamma]) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, gradient);
-            }
+        let State { inputs, out, stats, call } = ops.state;
+        let [q, k, v, gamma] = inputs.map(|id| checkpointer.retrieve_node_output(id));
+        let saved = Saved { out, stats: &stats, dout };
+        let Leaves { q, k, v, gamma } = expect(B::backward(Leaves { q, k, v, gamma }, saved, &call));
+        register::<B, 4>(grads, ops.parents.map(|node| node.map(|node| node.id)), [q, k, v, gamma]);
+    }
+}
+
+impl<B: FusedKernel> Backward<B, 2> for PackedBackward {
+    type State = State<FloatTensor<B>, 2>;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dout = grads.consume::<B>(&ops.node);
+        let State { inputs, out, stats, call } = ops.state;
+        let [qkv, gamma] = inputs.map(|id| checkpointer.retrieve_node_output(id));
+        let saved = Saved { out, stats: &stats, dout };
+        register::<B, 2>(
+            grads,
+            ops.parents.map(|node| node.map(|node| node.id)),
+            expect(B::backward_packed(qkv, gamma, saved, &call)),
+        );
+    }
+}
+
+/// Burn's backward pass returns no errors: like its own operations, ours can only panic.
+fn expect<T>(result: kernels::Result<T>) -> T {
+    result.unwrap_or_else(|e| panic!("backward of attend: {e}"))
+}
+
+fn register<B: FusedKernel, const N: usize>(
+    grads: &mut Gradients,
+    parents: [Option<NodeId>; N],
+    gradients: [Option<FloatTensor<B>>; N],
+) {
+    for (node, gradient) in parents.into_iter().zip(gradients) {
+        if let (Some(node), Some(gradient)) = (node, gradient) {
+            grads.register::<B>(node, gradient);
         }
     }
+}
+
+/// Attaches a backward pass to what its forward pass returned.
+macro_rules! track {
+    ($backward:ident, $strategy:ty, [$($input:ident),+], $outcome:expr, $call:ident) => {{
+        let prepared = $backward.prepare::<$strategy>([$($input.node()),+]).compute_bound();
+        match $outcome {
+            Outcome::Failed(error) => Outcome::Failed(error),
+            Outcome::Done { out, lse, stats } => {
+                let tracked = match prepared.stateful() {
+                    OpsKind::Tracked(mut prepared) => {
+                        let inputs = [$(prepared.checkpoint(&$input)),+];
+                        let state = State { inputs, out: out.clone(), stats: stats.clone(), call: $call };
+                        prepared.finish(state, out)
+                    }
+                    OpsKind::UnTracked(prepared) => prepared.finish(out),
+                };
+                Outcome::Done { out: tracked, lse: Self::from_inner(lse), stats }
+            }
+        }
+    }};
 }
 
 impl<B: FusedAttention + FusedKernel, C: CheckpointStrategy> FusedAttention for Autodiff<B, C> {
@@ -55,26 +108,17 @@ impl<B: FusedAttention + FusedKernel, C: CheckpointStrategy> FusedAttention for 
         gamma: FloatTensor<Self>,
         call: Call,
     ) -> Outcome<Self> {
-        let prepared = FusedBackward.prepare::<C>([q.node(), k.node(), v.node(), gamma.node()]).compute_bound();
         let leaves = Leaves {
             q: q.primitive().clone(),
             k: k.primitive().clone(),
             v: v.primitive().clone(),
             gamma: gamma.primitive().clone(),
         };
-        let (out, lse, stats) = match B::forward(leaves, &call) {
-            Outcome::Done { out, lse, stats } => (out, lse, stats),
-            Outcome::Failed(error) => return Outcome::Failed(error),
-        };
-        let tracked = match prepared.stateful() {
-            OpsKind::Tracked(mut prepared) => {
-                let [q, k, v, gamma] = [&q, &k, &v, &gamma].map(|x| prepared.checkpoint(x));
-                let inputs = Leaves { q, k, v, gamma };
-                let saved = Saved { inputs, out: out.clone(), stats: stats.clone(), call };
-                prepared.finish(saved, out)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        };
-        Outcome::Done { out: tracked, lse: <Self as burn::backend::AutodiffBackend>::from_inner(lse), stats }
+        track!(FusedBackward, C, [q, k, v, gamma], B::forward(leaves, &call), call)
+    }
+
+    fn fused_packed(qkv: FloatTensor<Self>, gamma: FloatTensor<Self>, call: Call) -> Outcome<Self> {
+        let outcome = B::forward_packed(qkv.primitive().clone(), gamma.primitive().clone(), &call);
+        track!(PackedBackward, C, [qkv, gamma], outcome, call)
     }
 }

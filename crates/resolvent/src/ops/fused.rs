@@ -9,29 +9,20 @@ use burn::{
         flex::{Flex, FlexTensor, Layout},
         tensor::FloatTensor,
     },
-    tensor::{Bool, Bytes, Element, Shape, Tensor, bf16, f16},
+    tensor::{Bool, Bytes, Device, Element, FloatDType, Shape, Tensor, bf16, f16},
 };
 use resolvent_kernels as kernels;
 
-use super::{Inputs, Mask, Output, Plan, Strategy};
+use super::{Inputs, Mask, Output, Plan, Strategy, packed};
 use crate::{Mechanism, Result};
 
-/// Applies the mechanism through the kernels, forward or naive as `plan` says.
+/// Applies the mechanism through the kernels, fused or naive as `plan` says.
 pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Output> {
-    let strategy = match plan.strategy {
-        Strategy::Reference => kernels::Strategy::Reference,
-        _ => kernels::Strategy::Fused,
-    };
-    let call = Call {
-        operator: kernels::Operator::new(mechanism, plan.shape, mask.causal, strategy)?,
-        key_mask: mask.key.as_ref().map(host),
-        query_mask: mask.query.as_ref().map(host),
-        has_gamma: inputs.extras.gamma.is_some(),
-    };
+    let call = Call::new(mechanism, mask, plan, inputs.extras.gamma.is_some())?;
     let q = inputs.q.clone();
-    // A tied call has no keys and most calls no decay: any tensor holds the place.
+    // A tied call has no keys: any tensor holds the place.
     let k = inputs.k.as_ref().unwrap_or(&q).clone();
-    let gamma = inputs.extras.gamma.clone().unwrap_or_else(|| Tensor::empty([1], &q.device()));
+    let gamma = gamma_or_any(&inputs.extras.gamma, &q.device());
     let [q, k, v] = [q, k, inputs.v.clone()].map(Tensor::into_dispatch);
     match Dispatch::fused_attention(q, k, v, gamma.into_dispatch(), call) {
         Outcome::Done { out, lse, .. } => {
@@ -42,8 +33,12 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: 
     }
 }
 
-fn host(mask: &Tensor<2, Bool>) -> Arc<[bool]> {
-    mask.to_data().iter::<bool>().collect()
+/// The decay, or any tensor in its place.
+pub(super) fn gamma_or_any(gamma: &Option<Tensor<1>>, device: &Device) -> Tensor<1> {
+    match gamma {
+        Some(gamma) => gamma.clone().cast(FloatDType::F32),
+        None => Tensor::empty([1], device),
+    }
 }
 
 /// Everything about a call but its differentiable tensors.
@@ -75,10 +70,21 @@ pub enum Outcome<B: Backend> {
     Failed(kernels::Error),
 }
 
-/// The operation as Burn dispatches it; `gamma` is `[heads]` and read only if the call says so, `k` is not read when tied.
+/// What the forward pass leaves for the backward pass, and the gradient that comes in.
+#[derive(Debug)]
+pub struct Saved<'a, F> {
+    /// The result.
+    pub out: F,
+    /// Statistics, O(N).
+    pub stats: &'a [f32],
+    /// The gradient of the result.
+    pub dout: F,
+}
+
+/// The operations as Burn dispatches them; `gamma` is `[heads]` and read only if the call says so.
 #[backend_extension(Autodiff, Flex)]
 pub trait FusedAttention: Backend {
-    /// `out = A(q, k) v`.
+    /// `out = A(q, k) v`; `k` is not read when tied.
     fn fused_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -86,6 +92,10 @@ pub trait FusedAttention: Backend {
         gamma: FloatTensor<Self>,
         call: Call,
     ) -> Outcome<Self>;
+
+    /// The same from the projections `qkv [batch, seq, parts * heads * head_dim]` to `[batch, seq, heads * head_dim]`;
+    /// without `lse`.
+    fn fused_packed(qkv: FloatTensor<Self>, gamma: FloatTensor<Self>, call: Call) -> Outcome<Self>;
 }
 
 /// The four differentiable tensors of a call, or their gradients.
@@ -101,54 +111,80 @@ pub struct Leaves<T> {
     pub gamma: T,
 }
 
-/// A backend that has the kernels, forward and backward.
+/// A backend that has the kernels, forward and backward. The gradients are of `<dout, out>`, where the call has them.
 pub trait FusedKernel: Backend {
-    /// The forward pass.
+    /// Forward pass of [`FusedAttention::fused_attention`].
     fn forward(leaves: Leaves<FloatTensor<Self>>, call: &Call) -> Outcome<Self>;
 
-    /// The gradients of `<dout, out>`, where the call has them (no `k` when tied).
+    /// Its backward pass.
     fn backward(
         leaves: Leaves<FloatTensor<Self>>,
-        out: FloatTensor<Self>,
-        stats: &[f32],
-        dout: FloatTensor<Self>,
+        saved: Saved<'_, FloatTensor<Self>>,
         call: &Call,
     ) -> kernels::Result<Leaves<Option<FloatTensor<Self>>>>;
+
+    /// Forward pass of [`FusedAttention::fused_packed`].
+    fn forward_packed(qkv: FloatTensor<Self>, gamma: FloatTensor<Self>, call: &Call) -> Outcome<Self>;
+
+    /// Its backward pass: the gradients of `qkv` and `gamma`.
+    fn backward_packed(
+        qkv: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        saved: Saved<'_, FloatTensor<Self>>,
+        call: &Call,
+    ) -> kernels::Result<[Option<FloatTensor<Self>>; 2]>;
 }
 
 impl FusedAttention for Flex {
     fn fused_attention(q: FlexTensor, k: FlexTensor, v: FlexTensor, gamma: FlexTensor, call: Call) -> Outcome<Self> {
         Self::forward(Leaves { q, k, v, gamma }, &call)
     }
+
+    fn fused_packed(qkv: FlexTensor, gamma: FlexTensor, call: Call) -> Outcome<Self> {
+        Self::forward_packed(qkv, gamma, &call)
+    }
+}
+
+/// Calls a function that is generic over the storage type with that of a tensor, which `plan` has checked.
+macro_rules! by_dtype {
+    ($dtype:expr, $($function:ident)::+, $($argument:expr),+) => {
+        match $dtype {
+            DType::F16 => $($function)::+::<f16>($($argument),+),
+            DType::BF16 => $($function)::+::<bf16>($($argument),+),
+            _ => $($function)::+::<f32>($($argument),+),
+        }
+    };
 }
 
 impl FusedKernel for Flex {
     fn forward(leaves: Leaves<FlexTensor>, call: &Call) -> Outcome<Self> {
-        let done = match leaves.q.dtype() {
-            DType::F16 => forward::<f16>(leaves, call),
-            DType::BF16 => forward::<bf16>(leaves, call),
-            _ => forward::<f32>(leaves, call),
-        };
-        done.unwrap_or_else(Outcome::Failed)
+        by_dtype!(leaves.q.dtype(), forward, leaves, call).unwrap_or_else(Outcome::Failed)
     }
 
     fn backward(
         leaves: Leaves<FlexTensor>,
-        out: FlexTensor,
-        stats: &[f32],
-        dout: FlexTensor,
+        saved: Saved<'_, FlexTensor>,
         call: &Call,
     ) -> kernels::Result<Leaves<Option<FlexTensor>>> {
-        match leaves.q.dtype() {
-            DType::F16 => backward::<f16>(leaves, out, stats, dout, call),
-            DType::BF16 => backward::<bf16>(leaves, out, stats, dout, call),
-            _ => backward::<f32>(leaves, out, stats, dout, call),
-        }
+        by_dtype!(leaves.q.dtype(), backward, leaves, saved, call)
+    }
+
+    fn forward_packed(qkv: FlexTensor, gamma: FlexTensor, call: &Call) -> Outcome<Self> {
+        by_dtype!(qkv.dtype(), packed::forward, qkv, gamma, call).unwrap_or_else(Outcome::Failed)
+    }
+
+    fn backward_packed(
+        qkv: FlexTensor,
+        gamma: FlexTensor,
+        saved: Saved<'_, FlexTensor>,
+        call: &Call,
+    ) -> kernels::Result<[Option<FlexTensor>; 2]> {
+        by_dtype!(qkv.dtype(), packed::backward, qkv, gamma, saved, call)
     }
 }
 
 /// A storage type of both worlds.
-trait Storage: Element + kernels::Element {}
+pub(super) trait Storage: Element + kernels::Element {}
 impl<T: Element + kernels::Element> Storage for T {}
 
 fn forward<T: Storage>(leaves: Leaves<FlexTensor>, call: &Call) -> kernels::Result<Outcome<Flex>> {
@@ -156,36 +192,29 @@ fn forward<T: Storage>(leaves: Leaves<FlexTensor>, call: &Call) -> kernels::Resu
     let shape = *operator.shape();
     let leaves = Contiguous::new(leaves);
     let mut out = vec![T::default(); operator.out_len()];
-    let mut stats = vec![0.0; operator.plan().stats];
-    with_scratch(|scratch| operator.forward(&leaves.inputs::<T>(call), &call.mask(), &mut out, &mut stats, scratch))?;
+    let stats = run_forward(&leaves.inputs::<T>(call), call, &mut out)?;
     let lse = operator.lse(&stats).unwrap_or(&[]).to_vec();
     let lse_shape = if lse.is_empty() { [0, 0, 0] } else { [shape.batch, shape.heads, shape.seq_q] };
     Ok(Outcome::Done {
         out: tensor(out, [shape.batch, shape.heads, operator.out_seq(), shape.value_dim]),
         lse: tensor(lse, lse_shape),
-        stats: stats.into(),
+        stats,
     })
 }
 
 fn backward<T: Storage>(
     leaves: Leaves<FlexTensor>,
-    out: FlexTensor,
-    stats: &[f32],
-    dout: FlexTensor,
+    saved: Saved<'_, FlexTensor>,
     call: &Call,
 ) -> kernels::Result<Leaves<Option<FlexTensor>>> {
-    let operator = &call.operator;
     let leaves = Contiguous::new(leaves);
     let inputs = leaves.inputs::<T>(call);
-    let (out, dout) = (contiguous(out), contiguous(dout));
+    let (out, dout) = (contiguous(saved.out), contiguous(saved.dout));
+    let saved = Saved { out: slice::<T>(&out), stats: saved.stats, dout: slice(&dout) };
     let mut dq = vec![T::default(); inputs.q.len()];
     let mut dk = inputs.k.map(|k| vec![T::default(); k.len()]);
     let mut dv = vec![T::default(); inputs.v.len()];
-    let mut dgamma = call.has_gamma.then(|| vec![0.0; operator.shape().heads]);
-    let mut gradients =
-        kernels::Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, dgamma: dgamma.as_deref_mut() };
-    let (out, dout) = (slice::<T>(&out), slice::<T>(&dout));
-    with_scratch(|scratch| operator.backward(&inputs, &call.mask(), out, stats, dout, &mut gradients, scratch))?;
+    let dgamma = run_backward(&inputs, saved, call, (&mut dq, dk.as_deref_mut(), &mut dv))?;
     let Leaves { q, k, v, gamma } = &leaves.0;
     Ok(Leaves {
         q: Some(tensor(dq, q.shape())),
@@ -195,7 +224,45 @@ fn backward<T: Storage>(
     })
 }
 
+/// Writes `out` and returns what the backward pass needs.
+pub(super) fn run_forward<T: Storage>(
+    inputs: &kernels::Inputs<'_, T>,
+    call: &Call,
+    out: &mut [T],
+) -> kernels::Result<Arc<[f32]>> {
+    let mut stats = vec![0.0; call.operator.plan().stats];
+    with_scratch(|scratch| call.operator.forward(inputs, &call.mask(), out, &mut stats, scratch))?;
+    Ok(stats.into())
+}
+
+/// Writes the gradients of q, k and v, and returns that of gamma where the call has one.
+pub(super) fn run_backward<T: Storage>(
+    inputs: &kernels::Inputs<'_, T>,
+    saved: Saved<'_, &[T]>,
+    call: &Call,
+    (dq, dk, dv): (&mut [T], Option<&mut [T]>, &mut [T]),
+) -> kernels::Result<Option<Vec<f32>>> {
+    let mut dgamma = call.has_gamma.then(|| vec![0.0; call.operator.shape().heads]);
+    let mut gradients = kernels::Gradients { dq, dk, dv, dgamma: dgamma.as_deref_mut() };
+    let Saved { out, stats, dout } = saved;
+    let operator = &call.operator;
+    with_scratch(|scratch| operator.backward(inputs, &call.mask(), out, stats, dout, &mut gradients, scratch))?;
+    Ok(dgamma)
+}
+
 impl Call {
+    /// The call that `plan` decided on.
+    pub(super) fn new(mechanism: &Mechanism, mask: &Mask, plan: &Plan, has_gamma: bool) -> kernels::Result<Self> {
+        let strategy = match plan.strategy {
+            Strategy::Reference => kernels::Strategy::Reference,
+            _ => kernels::Strategy::Fused,
+        };
+        let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, strategy)?;
+        let host = |mask: &Tensor<2, Bool>| mask.to_data().iter::<bool>().collect();
+        let (key_mask, query_mask) = (mask.key.as_ref().map(host), mask.query.as_ref().map(host));
+        Ok(Self { operator, key_mask, query_mask, has_gamma })
+    }
+
     fn mask(&self) -> kernels::Mask<'_> {
         // Causality is part of the operator.
         kernels::Mask { causal: false, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
@@ -220,21 +287,21 @@ impl Contiguous {
 }
 
 /// The same tensor in one piece of memory; a copy only if it is strided.
-fn contiguous(tensor: FlexTensor) -> FlexTensor {
+pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-fn slice<T: Storage>(tensor: &FlexTensor) -> &[T] {
+pub(super) fn slice<T: Storage>(tensor: &FlexTensor) -> &[T] {
     tensor.as_slice().expect("the storage type is checked and the memory contiguous")
 }
 
-fn tensor<T: Storage>(data: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
+pub(super) fn tensor<T: Storage>(data: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(data), Layout::contiguous(shape.into()), T::dtype())
 }
 
 /// Runs `f` on working memory that outlives the call: calls that run at the same time have one each, and after the
 /// first few nothing is allocated.
-fn with_scratch<R>(f: impl FnOnce(&mut kernels::Scratch) -> R) -> R {
+pub(super) fn with_scratch<R>(f: impl FnOnce(&mut kernels::Scratch) -> R) -> R {
     static POOL: Mutex<Vec<kernels::Scratch>> = Mutex::new(Vec::new());
     let pool = || POOL.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut scratch = pool().pop().unwrap_or_default();

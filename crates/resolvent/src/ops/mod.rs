@@ -4,9 +4,11 @@ mod autodiff;
 mod composed;
 mod fused;
 mod inputs;
+mod packed;
 mod plan;
 
 pub use inputs::{Extras, Inputs, Mask, Output};
+pub(crate) use packed::{attend_packed, merge_heads, projections};
 pub use plan::{Plan, Strategy, plan};
 
 use crate::{Mechanism, Result};

@@ -1,0 +1,223 @@
+//! The attention module: what it is made of, what it computes, and that its decay learns.
+
+use burn::{
+    module::Module,
+    nn::attention as burn_attention,
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Bool, Device, Distribution, Tensor, TensorData},
+};
+use resolvent::{
+    Error, Mechanism, Strategy,
+    attention::{GammaSchedule, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+};
+
+const D_MODEL: usize = 24;
+const HEADS: usize = 3;
+
+fn preset(id: &str) -> Mechanism {
+    Mechanism::preset(id).unwrap()
+}
+
+fn config(mechanism: Mechanism) -> MultiHeadAttentionConfig {
+    MultiHeadAttentionConfig::new(D_MODEL, HEADS, mechanism)
+}
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+fn values<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().iter::<f32>().collect()
+}
+
+#[track_caller]
+fn assert_close<const D: usize>(got: Tensor<D>, expected: Tensor<D>, rtol: f32) {
+    let (got, expected) = (values(got), values(expected));
+    let unit = expected.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let worst = got.iter().zip(&expected).fold(0.0f32, |m, (g, e)| m.max((g - e).abs()));
+    assert!(got.len() == expected.len() && worst <= rtol * unit, "differs by {worst:e} of {unit:e}");
+}
+
+/// Burn's module with the weights of ours.
+fn burns(ours: &MultiHeadAttention, device: &Device) -> burn_attention::MultiHeadAttention {
+    let config = burn_attention::MultiHeadAttentionConfig::new(D_MODEL, HEADS).with_dropout(0.0);
+    let mut module = config.init(device);
+    let part = |i: usize| {
+        let mut linear = ours.output.clone();
+        linear.weight = linear.weight.map(|_| ours.projection.weight.val().narrow(1, i * D_MODEL, D_MODEL));
+        linear.bias = ours.projection.bias.clone().map(|bias| bias.map(|bias| bias.narrow(0, i * D_MODEL, D_MODEL)));
+        linear
+    };
+    (module.query, module.key, module.value, module.output) = (part(0), part(1), part(2), ours.output.clone());
+    module
+}
+
+#[test]
+fn softmax_is_burns_own_module() {
+    let device = Device::flex();
+    let ours = config(preset("softmax")).init(&device);
+    let theirs = burns(&ours, &device);
+    let tokens = random([2, 7, D_MODEL], &device);
+    let (query, memory) = (random([2, 5, D_MODEL], &device), random([2, 7, D_MODEL], &device));
+    let pad = Tensor::<2, Bool>::from_data(TensorData::new([[false; 5], [true; 5]].concat(), [2, 5]), &device);
+    // Both masks at once: the last two keys of both sequences are padding.
+    let pad = Tensor::cat(vec![pad.clone().narrow(0, 0, 1).repeat_dim(0, 2), pad.narrow(0, 1, 1).repeat_dim(0, 2)], 1);
+    let pad = pad.narrow(1, 0, 7);
+
+    let mine = ours.forward(MhaInput::self_attn(tokens.clone())).context;
+    assert_close(mine, theirs.forward(burn_attention::MhaInput::self_attn(tokens)).context, 1e-5);
+    let mine = ours.forward(MhaInput::new(query.clone(), memory.clone(), memory.clone()).mask_pad(pad.clone())).context;
+    let expected = burn_attention::MhaInput::new(query, memory.clone(), memory).mask_pad(pad);
+    assert_close(mine, theirs.forward(expected).context, 1e-5);
+}
+
+#[test]
+fn self_attention_is_cross_attention_with_itself() {
+    let device = Device::flex();
+    for id in Mechanism::IDS {
+        let module = config(preset(id)).init(&device);
+        let x = random([2, 6, D_MODEL], &device);
+        let cross = module.forward(MhaInput::new(x.clone(), x.clone(), x.clone())).context;
+        assert_close(module.forward(MhaInput::self_attn(x)).context, cross, 1e-5);
+    }
+}
+
+#[test]
+fn padding_changes_nothing_and_comes_out_zero() {
+    let device = Device::flex().autodiff();
+    for id in Mechanism::IDS {
+        let module = config(preset(id)).init(&device);
+        let x = random([1, 5, D_MODEL], &device);
+        let garbage = random([1, 3, D_MODEL], &device) * 1e3;
+        let padded = Tensor::cat(vec![x.clone(), garbage], 1).require_grad();
+        let pad = Tensor::<2, Bool>::from_data([[false, false, false, false, false, true, true, true]], &device);
+        let context = module.forward(MhaInput::self_attn(padded.clone()).mask_pad(pad)).context;
+        let expected = module.forward(MhaInput::self_attn(x)).context;
+        assert_close(context.clone().narrow(1, 0, 5), expected, 1e-5);
+        assert!(values(context.clone().narrow(1, 5, 3)).iter().all(|&x| x == 0.0), "{id}");
+        let gradient = padded.grad(&context.sum().backward()).unwrap().narrow(1, 5, 3);
+        assert!(values(gradient).iter().all(|&x| x == 0.0), "{id}");
+    }
+}
+
+#[test]
+fn parameters_are_counted() {
+    let device = Device::flex();
+    for id in Mechanism::IDS {
+        for (tied, extra, bias) in [(None, false, true), (Some(true), true, false), (Some(false), false, false)] {
+            let config = config(preset(id)).with_tied(tied).with_extra_proj(extra).with_qkv_bias(bias);
+            let module = config.init(&device);
+            let gammas = module.gamma_logit.as_ref().map_or(0, |logit| logit.val().dims()[0]);
+            assert_eq!(module.num_params(), config.parameter_count() + gammas, "{id}");
+        }
+    }
+}
+
+/// The loss whose gradient the tests look at.
+fn loss(module: &MultiHeadAttention, x: &Tensor<3>) -> Tensor<1> {
+    module.forward(MhaInput::self_attn(x.clone())).context.square().sum()
+}
+
+#[test]
+fn gamma_learns() {
+    let device = Device::flex().autodiff();
+    for id in ["infsa", "infsa-resolvent", "linear-infsa"] {
+        for schedule in [GammaSchedule::Constant, GammaSchedule::Power] {
+            let module = config(preset(id)).with_gamma_schedule(schedule).with_layer(2).init(&device);
+            let x = random([2, 6, D_MODEL], &device);
+            let logit = module.gamma_logit.as_ref().unwrap().val();
+            let gradients = loss(&module, &x).backward();
+            let gradient = values(logit.grad(&gradients).unwrap());
+            for head in 0..HEADS {
+                let at = |step: f32| {
+                    let mut bump = vec![0.0; HEADS];
+                    bump[head] = step;
+                    let mut module = module.clone();
+                    let bump = Tensor::<1>::from_data(TensorData::new(bump, [HEADS]), &device);
+                    module.gamma_logit = module.gamma_logit.map(|logit| logit.map(|logit| logit + bump));
+                    loss(&module, &x).into_scalar::<f32>()
+                };
+                let finite = (at(0.02) - at(-0.02)) / 0.04;
+                let error = (finite - gradient[head]).abs();
+                assert!(error <= 1e-2 * gradient[head].abs(), "{id}: {finite} against {}", gradient[head]);
+            }
+            let params = GradientsParams::from_grads(gradients, &module);
+            let stepped = SgdConfig::new().init().step(0.1, module, params);
+            let moved = stepped.gamma_logit.unwrap().val();
+            assert!(values(moved).iter().zip(values(logit)).all(|(after, before)| *after != before), "{id}");
+        }
+    }
+}
+
+#[test]
+fn schedules_set_the_decay_of_a_layer() {
+    let device = Device::flex();
+    for trainable in [true, false] {
+        let config = config(preset("infsa")).with_gamma_trainable(trainable).with_layer(3);
+        let power = config.with_gamma_schedule(GammaSchedule::Power).init(&device);
+        match power.gamma() {
+            Some(gamma) => values(gamma).iter().for_each(|gamma| assert!((gamma - 0.343).abs() < 1e-6)),
+            None => assert!((power.mechanism.gamma().unwrap() - 0.343).abs() < 1e-12),
+        }
+        assert_eq!(power.gamma().is_some(), trainable);
+    }
+}
+
+#[test]
+fn folding_gamma_changes_nothing() {
+    let device = Device::flex();
+    for id in ["infsa", "linear-infsa"] {
+        for trainable in [true, false] {
+            let module = config(preset(id)).with_gamma_trainable(trainable).init(&device);
+            let x = random([2, 6, D_MODEL], &device);
+            let expected = module.forward(MhaInput::self_attn(x.clone())).context;
+            let folded = module.fold_gamma().unwrap();
+            assert!(folded.gamma().is_none() && folded.mechanism.gamma() == Some(1.0));
+            assert_close(folded.forward(MhaInput::self_attn(x)).context, expected, 1e-5);
+        }
+    }
+    for id in ["infsa-resolvent", "softmax"] {
+        assert!(config(preset(id)).init(&device).fold_gamma().is_err());
+    }
+}
+
+#[test]
+fn mistakes_are_errors() {
+    let device = Device::flex();
+    let infsa = || preset("infsa");
+    let error = |config: MultiHeadAttentionConfig| config.try_init(&device).unwrap_err().to_string();
+    assert_eq!(
+        MultiHeadAttentionConfig::new(64, 5, infsa()).try_init(&device).unwrap_err(),
+        Error::Heads { d_model: 64, n_heads: 5 }
+    );
+    assert!(error(config(infsa()).with_weight_dropout(0.1)).contains("weight_dropout"));
+    assert!(error(config(infsa()).with_dropout(1.0)).contains("`dropout`"));
+    assert!(error(config(infsa()).with_layer(0)).contains("`layer`"));
+    let certain = Mechanism::from_json(r#"{"mechanism": "infsa", "gamma": 1.0}"#).unwrap();
+    assert!(error(config(certain.clone())).contains("`gamma`"));
+    assert!(config(certain).with_gamma_trainable(false).try_init(&device).is_ok());
+
+    let module = config(infsa()).init(&device);
+    let narrow = module.try_forward(MhaInput::self_attn(random([1, 4, 8], &device))).unwrap_err();
+    assert!(narrow.to_string().contains("d_model"), "{narrow}");
+    let long = Tensor::<2, Bool>::from_data([[true; 9]], &device);
+    let masked = MhaInput::self_attn(random([1, 4, D_MODEL], &device)).mask_pad(long);
+    assert!(module.try_forward(masked).unwrap_err().to_string().contains("key_mask"));
+    let resolvent = config(preset("infsa-resolvent")).init(&device);
+    let causal = MhaInput::self_attn(random([1, 4, D_MODEL], &device)).causal();
+    assert!(resolvent.try_forward(causal).unwrap_err().to_string().contains("causal"));
+}
+
+#[test]
+fn strategies_agree_and_repeat_themselves() {
+    let device = Device::flex();
+    for id in Mechanism::IDS {
+        let fused = config(preset(id)).init(&device);
+        let mut composed = fused.clone();
+        composed.strategy = Strategy::Composed;
+        let x = random([2, 9, D_MODEL], &device);
+        let run = |module: &MultiHeadAttention| module.forward(MhaInput::self_attn(x.clone())).context;
+        assert_close(run(&fused), run(&composed), 1e-5);
+        assert_eq!(values(run(&fused)), values(run(&fused)), "{id}");
+    }
+}
