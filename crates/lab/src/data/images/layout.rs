@@ -25,7 +25,7 @@ pub(super) struct Layout {
 }
 
 /// A name taken apart: what stands before split and class, the split's folder, the class.
-#[derive(PartialEq)]
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Parts<'a> {
     root: Vec<&'a str>,
     split: Option<&'a str>,
@@ -64,10 +64,9 @@ impl Layout {
             }
             parts.push((name, part));
         }
+        let folders: BTreeSet<&Parts> = parts.iter().map(|(_, part)| part).collect();
         for name in others {
-            if let Some(part) = Parts::new(name)
-                && parts.iter().any(|(_, picture)| *picture == part)
-            {
+            if Parts::new(name).is_some_and(|part| folders.contains(&part)) {
                 return Err(fail(name, "is no PNG or JPEG picture but lies in a class folder; move it away".into()));
             }
         }
