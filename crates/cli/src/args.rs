@@ -21,10 +21,10 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  resolvent compare                                     all mechanisms on generated pictures, a few minutes
-  resolvent train --data fashion-mnist:DIR --out runs/a  one model on your data
-  resolvent attend --config M.json --input IN.safetensors --output OUT.safetensors --grad
-  resolvent help attend                                 everything about one command";
+  resolvent compare                         every mechanism, generated pictures
+  resolvent train --data mnist:DIR          one model on your data
+  resolvent attend --config M.json --input IN.safetensors --output OUT.safetensors
+  resolvent help attend                     everything about one command";
 
 /// Arguments of every command.
 #[derive(Debug, Args)]
@@ -47,11 +47,9 @@ pub struct Global {
     pub verbose: u8,
 }
 
-/// The commands.
+/// The commands; each is described where it is implemented.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Apply a mechanism to tensors from a file, forward and backward
     Attend(Attend),
-    /// Print a completion script for a shell
     Completions(Completions),
 }

@@ -60,20 +60,24 @@ const EXAMPLES: &str = "\
 Examples:
   echo '{\"mechanism\": \"infsa\", \"gamma\": 0.9}' > M.json
   resolvent attend --config M.json --input qkv.safetensors --output out.safetensors
-  resolvent attend --config M.json --input qkv.safetensors --output grads.safetensors --grad --causal
-  resolvent attend --config M.json --input qkv.safetensors --output exact.safetensors --reference --weights
-  resolvent attend --config M.json --input qkv.safetensors --plan --json";
+
+  Gradients too, causal:   ... --output grads.safetensors --grad --causal
+  In f64, with the matrix: ... --output exact.safetensors --reference --weights
+  What it would take:      resolvent attend --config M.json --input qkv.safetensors --plan";
 
 /// Runs the command.
 pub fn run(args: &Attend, global: &Global) -> Result<()> {
+    let destination = match &args.output {
+        Some(output) => Some((output, Destination::new(output, &[&args.config, &args.input])?)),
+        None => None,
+    };
     let mechanism = mechanism(args)?;
     let file = TensorFile::read(&args.input)?;
     let layout = Layout::read(&file, &mechanism)?;
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator =
         Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
-    let Some(output) = &args.output else { return print_plan(&operator, global) };
-    let destination = Destination::new(output, &[&args.config, &args.input])?;
+    let Some((output, destination)) = destination else { return print_plan(&operator, global) };
     let unused = call::unused(&file, &mechanism, args.grad);
     if !unused.is_empty() {
         tracing::info!("note: {} holds tensors that are not used: {}", args.input.display(), unused.join(", "));

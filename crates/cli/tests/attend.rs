@@ -1,0 +1,176 @@
+//! What `resolvent attend` promises beside the numbers: ranks, types, masks, notes, and how files are written.
+
+mod support;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use serde_json::json;
+use support::{Outcome, Sandbox, Tensors};
+
+const SHAPE: [usize; 4] = [1, 1, 5, 4];
+
+fn sandbox(mechanism: serde_json::Value, tensors: &Tensors) -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("m.json", mechanism.to_string());
+    sandbox.write("in.safetensors", tensors.file());
+    sandbox
+}
+
+#[track_caller]
+fn attend(sandbox: &Sandbox, args: &[&str]) -> (Outcome, Tensors) {
+    let fixed = ["attend", "--config", "m.json", "--input", "in.safetensors", "--output", "out.safetensors"];
+    let outcome = sandbox.run(&[&fixed, args].concat()).success();
+    (outcome, Tensors::read(&sandbox.path("out.safetensors")))
+}
+
+#[test]
+fn lower_ranks_are_the_same_call_without_their_axes() {
+    for (mechanism, extra) in [("softmax", "lse"), ("infsa", "dgamma"), ("linear-infsa", "dgamma")] {
+        let (_, full) = attend(&sandbox(json!({"mechanism": mechanism}), &Tensors::call(&SHAPE)), &["--grad"]);
+        for rank in [3, 2] {
+            let mut tensors = Tensors::call(&SHAPE[4 - rank..]);
+            tensors.u8("query_mask", &[1, 5], &[1; 5]);
+            if rank == 2 {
+                tensors.u8("key_mask", &[5], &[1; 5]);
+            }
+            let (_, got) = attend(&sandbox(json!({"mechanism": mechanism}), &tensors), &["--grad"]);
+            assert_eq!(got.names(), full.names());
+            assert!(got.names().contains(&extra));
+            for name in got.names() {
+                assert_eq!(got.values(name), full.values(name), "{mechanism} {name}");
+                let missing = if name == "dgamma" { 0 } else { 4 - rank };
+                assert_eq!(got.shape(name), &full.shape(name)[missing..], "{mechanism} {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pooled_value_is_returned_once() {
+    let mut tensors = Tensors::call(&[2, 3, 5, 4]);
+    tensors.noise("dout", &[2, 3, 1, 4], 7);
+    let config = json!({"mechanism": "linear-infsa", "broadcast": false});
+    let (_, got) = attend(&sandbox(config, &tensors), &["--grad", "--weights"]);
+    assert_eq!((got.shape("out"), got.shape("weights")), (&[2, 3, 1, 4][..], &[2, 3, 1, 5][..]));
+}
+
+#[test]
+fn half_types_are_widened_exactly() {
+    let q = Tensors::call(&SHAPE).values("q");
+    let (h, b) = (|x: &f64| f16::from_f64(*x), |x: &f64| bf16::from_f64(*x));
+    for dtype in [Dtype::F16, Dtype::BF16] {
+        let (mut narrow, mut wide) = (Tensors::call(&SHAPE), Tensors::call(&SHAPE));
+        let (bytes, values): (Vec<[u8; 2]>, Vec<f32>) = match dtype {
+            Dtype::F16 => q.iter().map(|x| (h(x).to_le_bytes(), h(x).to_f32())).unzip(),
+            _ => q.iter().map(|x| (b(x).to_le_bytes(), b(x).to_f32())).unzip(),
+        };
+        narrow.raw("q", dtype, &SHAPE, bytes.concat());
+        wide.f32("q", &SHAPE, &values);
+        let config = json!({"mechanism": "softmax"});
+        let (_, narrow) = attend(&sandbox(config.clone(), &narrow), &["--grad"]);
+        let (_, wide) = attend(&sandbox(config, &wide), &["--grad"]);
+        for name in wide.names() {
+            assert_eq!((narrow.dtype(name), narrow.bytes(name)), (Dtype::F32, wide.bytes(name)), "{dtype} {name}");
+        }
+    }
+}
+
+#[test]
+fn the_reference_reads_and_writes_f64() {
+    let mut tensors = Tensors::call(&SHAPE);
+    let v = tensors.values("v");
+    tensors.raw("v", Dtype::F64, &SHAPE, v.iter().flat_map(|x| (x + 1e-12).to_le_bytes()).collect());
+    let (_, got) = attend(&sandbox(json!({"mechanism": "uniform"}), &tensors), &["--reference"]);
+    let mean = |c: usize| v.iter().skip(c).step_by(4).sum::<f64>() / 5.0 + 1e-12;
+    let error = got.values("out").iter().enumerate().map(|(n, x)| (x - mean(n % 4)).abs()).fold(0.0, f64::max);
+    assert!(got.dtype("out") == Dtype::F64 && error < 1e-15, "{error}");
+}
+
+#[test]
+fn weights_map_the_values_to_the_output() {
+    for (mechanism, flags) in [("softmax", ["--causal"].as_slice()), ("infsa", &["--causal"]), ("infsa-resolvent", &[])]
+    {
+        let (_, got) = attend(
+            &sandbox(json!({"mechanism": mechanism}), &Tensors::call(&SHAPE)),
+            &[&["--weights"], flags].concat(),
+        );
+        let (w, out, v) = (got.values("weights"), got.values("out"), Tensors::call(&SHAPE).values("v"));
+        assert_eq!(got.shape("weights"), [1, 1, 5, 5]);
+        for (i, c) in (0..20).map(|n| (n / 4, n % 4)) {
+            let product: f64 = (0..5).map(|j| w[i * 5 + j] * v[j * 4 + c]).sum();
+            assert!((product - out[i * 4 + c]).abs() < 1e-5, "{mechanism} [{i}, {c}]");
+        }
+        assert_eq!(w[4] != 0.0, flags.is_empty(), "{mechanism}: the first token sees the last unless causal");
+    }
+}
+
+#[test]
+fn causal_is_one_thing_however_it_is_asked_for() {
+    let bytes = |config, args: &[&str]| attend(&sandbox(config, &Tensors::call(&SHAPE)), args).1.bytes("out").to_vec();
+    let plain = bytes(json!({"mechanism": "infsa"}), &[]);
+    let flag = bytes(json!({"mechanism": "infsa"}), &["--causal"]);
+    assert_ne!(plain, flag);
+    assert_eq!(flag, bytes(json!({"mechanism": "infsa", "causal": true}), &[]));
+    assert_eq!(flag, bytes(json!({"mechanism": "infsa", "causal": true}), &["--causal"]));
+}
+
+#[test]
+fn masked_tokens_are_absent() {
+    let (mut masked, mut cut) = (Tensors::call(&SHAPE), Tensors::call(&SHAPE));
+    masked.raw("key_mask", Dtype::BOOL, &[1, 5], vec![1, 1, 1, 0, 0]).u8("query_mask", &[1, 5], &[1, 1, 1, 0, 0]);
+    for name in ["q", "k", "v", "dout"] {
+        let kept: Vec<f32> = cut.values(name)[..12].iter().map(|&x| x as f32).collect();
+        cut.f32(name, &[1, 1, 3, 4], &kept);
+    }
+    for mechanism in ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa"] {
+        let (_, masked) = attend(&sandbox(json!({"mechanism": mechanism}), &masked), &["--grad"]);
+        let (_, cut) = attend(&sandbox(json!({"mechanism": mechanism}), &cut), &["--grad"]);
+        for name in ["out", "dq", "dk", "dv"] {
+            let (masked, cut) = (masked.values(name), cut.values(name));
+            assert!(masked[12..].iter().all(|&x| x == 0.0), "{mechanism} {name}: {masked:?}");
+            let error = masked.iter().zip(&cut).map(|(m, c)| (m - c).abs()).fold(0.0, f64::max);
+            assert!(error < 1e-5, "{mechanism} {name} differs by {error}");
+        }
+    }
+}
+
+#[test]
+fn the_result_is_told_and_what_is_not_used_is_listed() {
+    let mut tensors = Tensors::call(&SHAPE);
+    tensors.noise("bias", &[5, 5], 3).f32("gamma", &[1], &[0.5]);
+    let sandbox = sandbox(json!({"mechanism": "softmax"}), &tensors);
+    let (outcome, _) = attend(&sandbox, &["--json"]);
+    assert!(outcome.stderr.contains("not used: bias, dout, gamma"), "{}", outcome.stderr);
+    let json = outcome.json();
+    assert_eq!(json["unused"], json!(["bias", "dout", "gamma"]));
+    assert_eq!(json["tensors"], json!({"out": [1, 1, 5, 4], "lse": [1, 1, 5]}));
+    assert_eq!(json["strategy"], "fused");
+    assert!(attend(&sandbox, &["--quiet"]).0.stderr.is_empty());
+}
+
+#[test]
+fn a_plan_is_printed_and_nothing_written() {
+    let sandbox = sandbox(json!({"mechanism": "infsa"}), &Tensors::call(&[2, 3, 5, 4]));
+    let before = sandbox.snapshot();
+    let plan = ["attend", "--config", "m.json", "--input", "in.safetensors", "--plan"];
+    let json = sandbox.run(&[&plan[..], &["--json"]].concat()).success().json();
+    assert_eq!(json["shape"]["heads"], 3);
+    assert!(json["plan"]["flops_forward"].as_u64().unwrap() >= 2 * 2 * 3 * 5 * 5 * 8, "{json}");
+    assert!(sandbox.run(&plan).success().stdout.contains("scratch"));
+    assert_eq!(sandbox.snapshot(), before);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_output_replaces_what_was_there_and_keeps_links() {
+    use std::os::unix::fs::PermissionsExt;
+    let sandbox = sandbox(json!({"mechanism": "softmax"}), &Tensors::call(&SHAPE));
+    sandbox.write("real.safetensors", "old");
+    std::os::unix::fs::symlink("real.safetensors", sandbox.path("out.safetensors")).unwrap();
+    let (_, got) = attend(&sandbox, &[]);
+    assert!(std::fs::symlink_metadata(sandbox.path("out.safetensors")).unwrap().is_symlink());
+    assert_eq!(Tensors::read(&sandbox.path("real.safetensors")).bytes("out"), got.bytes("out"));
+    let mode = |name| std::fs::metadata(sandbox.path(name)).unwrap().permissions().mode();
+    assert_eq!(mode("real.safetensors"), mode("m.json"), "as any new file");
+    assert_eq!(sandbox.snapshot().len(), 4, "no temporary file is left");
+}
