@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{attend::Attend, completions::Completions};
+use crate::commands::{attend::Attend, compare::Compare, completions::Completions, eval::Eval, train::Train};
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
 ///
@@ -51,5 +51,8 @@ pub struct Global {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Attend(Attend),
+    Train(Train),
+    Eval(Eval),
+    Compare(Compare),
     Completions(Completions),
 }

@@ -24,6 +24,9 @@ pub enum Error {
         /// The refusal.
         source: kernels::Error,
     },
+    /// Data, recipe, training or evaluation failed.
+    #[error(transparent)]
+    Lab(#[from] resolvent_lab::Error),
     /// The thread pool could not be started.
     #[error("--threads {threads}: {problem}; ask for fewer")]
     Threads {

@@ -11,6 +11,7 @@ mod commands;
 mod error;
 mod interrupt;
 mod log;
+mod memory;
 mod output;
 mod tensors;
 
@@ -41,6 +42,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn dispatch(cli: &Cli) -> Result<(), Error> {
+    memory::keep_freed();
     log::init(&cli.global);
     if let Some(threads) = cli.global.threads {
         rayon::ThreadPoolBuilder::new()
@@ -50,6 +52,9 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
     }
     match &cli.command {
         Command::Attend(args) => commands::attend::run(args, &cli.global),
+        Command::Train(args) => commands::train::run(args, &cli.global),
+        Command::Eval(args) => commands::eval::run(args, &cli.global),
+        Command::Compare(args) => commands::compare::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
 }

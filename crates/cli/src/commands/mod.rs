@@ -1,4 +1,8 @@
 //! One file per command.
 
 pub mod attend;
+pub mod compare;
 pub mod completions;
+pub mod eval;
+pub mod recipe;
+pub mod train;

@@ -1,6 +1,8 @@
 //! What the tests of the program share: a folder of its own, tensors in files, and the built binary.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod tiny;
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -3,13 +3,14 @@
 mod call;
 mod compute;
 
-use std::{fs, path::PathBuf};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use resolvent_kernels::{Mechanism, Operator, Strategy};
+use resolvent_kernels::{Operator, Strategy};
 use serde_json::{Value, json};
 
 use self::call::{Layout, Tensors};
+use super::recipe::read_mechanism;
 use crate::{
     Error,
     args::Global,
@@ -71,7 +72,7 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
         Some(output) => Some((output, Destination::new(output, &[&args.config, &args.input])?)),
         None => None,
     };
-    let mechanism = mechanism(args)?;
+    let mechanism = read_mechanism(&args.config)?;
     let file = TensorFile::read(&args.input)?;
     let layout = Layout::read(&file, &mechanism)?;
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
@@ -94,12 +95,6 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let bytes = tensors::serialise(&tensors, about.to_string()).map_err(|e| Error::file(output, e.to_string()))?;
     destination.write(&bytes)?;
     report(&operator, &tensors, &unused, output, global)
-}
-
-fn mechanism(args: &Attend) -> Result<Mechanism> {
-    let text = fs::read_to_string(&args.config)
-        .map_err(|e| Error::file(&args.config, format!("cannot be read as text: {e}")))?;
-    Mechanism::from_json(&text).map_err(Error::kernels(&args.config))
 }
 
 fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
@@ -127,7 +122,7 @@ fn report(
     op: &Operator,
     tensors: &[Named],
     unused: &[String],
-    output: &std::path::Path,
+    output: &Path,
     global: &Global,
 ) -> Result<()> {
     let shapes = tensors.iter().map(|t| (t.name.to_owned(), json!(t.shape))).collect::<serde_json::Map<_, _>>();

@@ -1,0 +1,94 @@
+//! `resolvent compare`: the same model, data, recipe and seeds for every mechanism.
+
+use std::{path::PathBuf, sync::Arc};
+
+use clap::Args;
+use resolvent_kernels::Mechanism;
+use resolvent_lab::compare::{self, CompareOptions, CompareOutcome, Comparison};
+
+use super::{
+    recipe::{Attention, RecipeArgs, data},
+    train::observer,
+};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+
+/// Compare mechanisms: the same model, data, recipe and seeds for each
+///
+/// Every run takes the same number of steps: where the recipe has a time budget, what the slowest mechanism can afford.
+/// Finished runs in --out are kept and an interrupted one is resumed, so that the same command continues a comparison.
+/// Ends in a table, results.json and report.html. Without arguments: generated pictures, one seed, a few minutes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Compare {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Mechanisms: ids, or files M.json [default: all]
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
+    mechanisms: Vec<Attention>,
+    /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
+    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Recipe")]
+    seeds: Vec<u64>,
+    /// Folder of the comparison
+    #[arg(long, value_name = "DIR", default_value = "runs/compare")]
+    out: PathBuf,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent compare                                generated pictures
+  resolvent compare --data fashion-mnist:DIR --out runs/fashion
+  resolvent compare --data cifar10:DIR --mechanisms softmax,infsa --max-minutes 10
+  resolvent compare --mechanisms uniform,M.json --seeds 1,5,9 --out runs/mine";
+
+/// The recipe for generated pictures, and the one for pictures that the user brings.
+const SHAPES: &str = include_str!("../../../../configs/compare-shapes.toml");
+const PICTURES: &str = include_str!("../../../../configs/compare.toml");
+
+/// Runs the command.
+pub fn run(args: &Compare, global: &Global) -> Result<()> {
+    let built_in = if args.recipe.data.is_none() { SHAPES } else { PICTURES };
+    let recipe = args.recipe.recipe(built_in, global)?;
+    let dataset = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let deferred = Deferred::begin();
+    let mut options = CompareOptions::new(&args.out);
+    if !args.mechanisms.is_empty() {
+        options.mechanisms = args.mechanisms.iter().map(Attention::mechanism).collect::<Result<Vec<Mechanism>>>()?;
+    }
+    options.seeds = seeds(args, recipe.seed);
+    options.stop = deferred.stop();
+    options.observer = observer(global);
+    options.memory = Some(Arc::new(memory::Probe));
+    options.commands = vec![command_line()];
+    match compare::run(&recipe, &dataset, &options)? {
+        CompareOutcome::Finished(comparison) => report(args, &comparison, global),
+        CompareOutcome::Interrupted { runs, of } => {
+            let how = format!("{runs} of {of} runs are done and the rest is saved; the same command continues");
+            Err(Error::Interrupted(how))
+        }
+    }
+}
+
+fn seeds(args: &Compare, first: u64) -> Vec<u64> {
+    let demonstration = args.recipe.data.is_none() && args.recipe.config.is_none();
+    match args.seeds[..] {
+        [] => (first..first + if demonstration { 1 } else { 3 }).collect(),
+        [count] => (first..first.saturating_add(count)).collect(),
+        _ => args.seeds.clone(),
+    }
+}
+
+/// How the program was called, for the report.
+fn command_line() -> String {
+    let words = std::env::args().skip(1).map(|word| {
+        let plain = word.chars().all(|c| c.is_alphanumeric() || "-_./:,=".contains(c));
+        if plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    });
+    std::iter::once("resolvent".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn report(args: &Compare, comparison: &Comparison, global: &Global) -> Result<()> {
+    let page = args.out.join("report.html");
+    let json = serde_json::to_value(comparison).map_err(|e| Error::file(&page, e.to_string()))?;
+    let caveats: String = comparison.caveats().iter().map(|caveat| format!("{caveat}\n")).collect();
+    output::result(global, &json, &format!("{}\n{caveats}report: {}", comparison.table(), page.display()))
+}

@@ -1,0 +1,82 @@
+//! `resolvent eval`: a trained model on test pictures.
+
+use std::{fmt::Write, path::PathBuf};
+
+use clap::Args;
+use resolvent_lab::{
+    checkpoint::Checkpoint,
+    data::DataSpec,
+    eval::{self, Evaluation},
+};
+use serde_json::json;
+
+use super::recipe::data;
+use crate::{args::Global, error::Result, output};
+
+/// Evaluate a trained model on test pictures
+///
+/// Model, mechanism and normalisation are those of the checkpoint; the data set must have the classes and the picture
+/// shape that the model was trained on.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Eval {
+    /// Folder of a run (its best checkpoint where it stopped early, else its newest) or of one checkpoint
+    #[arg(long, value_name = "DIR", default_value = "runs/train")]
+    checkpoint: PathBuf,
+    /// Data set whose test pictures are used [default: the one trained on]
+    #[arg(long, value_name = "KIND:PATH")]
+    data: Option<DataSpec>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent eval                                   the run in runs/train
+  resolvent eval --checkpoint runs/fashion --json
+  resolvent eval --checkpoint runs/fashion/checkpoints/step-000000938
+  resolvent eval --checkpoint runs/mnist --data idx:IMAGES,LABELS";
+
+/// Runs the command.
+pub fn run(args: &Eval, global: &Global) -> Result<()> {
+    let spec = match &args.data {
+        Some(spec) => spec.clone(),
+        None => data(&Checkpoint::find(&args.checkpoint)?.state.recipe)?,
+    };
+    let dataset = spec.load().map_err(resolvent_lab::Error::from)?;
+    let (checkpoint, evaluation) = eval::run(&args.checkpoint, &dataset)?;
+    let mechanism = &checkpoint.state.recipe.mechanism;
+    let json = json!({
+        "checkpoint": checkpoint.path.display().to_string(),
+        "step": checkpoint.state.step,
+        "mechanism": mechanism,
+        "data": spec.to_string(),
+        "evaluation": evaluation,
+    });
+    let heading = format!("{}, {}, step {}", checkpoint.path.display(), mechanism.id(), checkpoint.state.step);
+    output::result(global, &json, &format!("{heading}\n{}", table(&evaluation)))
+}
+
+/// Accuracy, loss and speed, then each class with the class it is most often taken for.
+fn table(e: &Evaluation) -> String {
+    let percent = |share: f64| format!("{:.2} %", share * 100.0);
+    let mut text = format!(
+        "accuracy {}, loss {:.4}, {} pictures, {:.0} images/s\n",
+        percent(e.accuracy),
+        e.loss,
+        e.images,
+        e.images_per_second
+    );
+    if let Some(top5) = e.top5 {
+        let _ = writeln!(text, "among the first five: {}", percent(top5));
+    }
+    let width = e.classes.iter().map(|class| class.chars().count()).max().unwrap_or(0);
+    for (label, class) in e.classes.iter().enumerate() {
+        let accuracy = e.per_class[label].map_or_else(|| "no pictures".into(), percent);
+        let _ = write!(text, "{class:width$}  {accuracy:>11}");
+        let wrong = e.confusion[label].iter().enumerate().filter(|&(answer, &n)| answer != label && n > 0);
+        if let Some((answer, n)) = wrong.max_by_key(|&(_, &n)| n) {
+            let _ = write!(text, "   {n} taken for {}", e.classes[answer]);
+        }
+        text.push('\n');
+    }
+    text
+}

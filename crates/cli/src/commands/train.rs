@@ -1,0 +1,87 @@
+//! `resolvent train`: one model.
+
+use std::{path::PathBuf, sync::Arc};
+
+use clap::Args;
+use resolvent_lab::{
+    Recipe,
+    checkpoint::Checkpoint,
+    progress,
+    train::{self, Outcome, Resume, TrainOptions},
+};
+
+use super::recipe::{Attention, RecipeArgs, data};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
+
+/// Train one model, resumably
+///
+/// The folder --out gets recipe.toml, metrics.jsonl, checkpoints, and at the end summary.json and report.html.
+/// Ctrl-C (or a request to terminate) ends the run at the next step with a checkpoint and exit code 130; --resume
+/// continues it to the same bits as if nothing had happened. A second Ctrl-C ends the program at once.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Train {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Mechanism: an id such as infsa, or a file M.json [default: the recipe's]
+    #[arg(long, value_name = "ID", help_heading = "Recipe")]
+    attention: Option<Attention>,
+    /// Folder of the run
+    #[arg(long, value_name = "DIR", default_value = "runs/train")]
+    out: PathBuf,
+    /// Continue the run in --out; its own recipe is used unless --config names one
+    #[arg(long)]
+    resume: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent train                                  generated pictures, runs/train
+  resolvent train --attention infsa --epochs 3 --out runs/infsa
+  resolvent train --data fashion-mnist:DIR --max-minutes 15 --out runs/fashion
+  resolvent train --out runs/fashion --resume      after an interruption";
+
+/// The recipe used where none is named.
+const BUILT_IN: &str = include_str!("../../../../configs/train.toml");
+
+/// Runs the command.
+pub fn run(args: &Train, global: &Global) -> Result<()> {
+    let recipe = recipe(args, global)?;
+    let dataset = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let deferred = Deferred::begin();
+    let options = TrainOptions {
+        resume: if args.resume { Resume::Always } else { Resume::Never },
+        stop: deferred.stop(),
+        observer: observer(global),
+        ..TrainOptions::new(&args.out)
+    };
+    match train::run(&recipe, &dataset, &options)? {
+        Outcome::Finished(summary) => {
+            let json = serde_json::to_value(&summary).map_err(|e| Error::file(&args.out, e.to_string()))?;
+            output::result(global, &json, &format!("{}: {}", args.out.display(), summary.line()))
+        }
+        Outcome::Interrupted { step, steps, out_dir } => {
+            let folder = out_dir.display();
+            let how = format!("{step} of {steps} steps are saved: resolvent train --out {folder} --resume");
+            Err(Error::Interrupted(how))
+        }
+    }
+}
+
+fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
+    let mut recipe = args.recipe.recipe(BUILT_IN, global)?;
+    if args.resume && args.recipe.config.is_none() {
+        recipe = Checkpoint::find(&args.out)?.state.recipe;
+        args.recipe.change(&mut recipe, global);
+    }
+    if let Some(attention) = &args.attention {
+        recipe.mechanism = attention.mechanism()?;
+    }
+    recipe.validate()?;
+    Ok(recipe)
+}
+
+/// Who is told of the progress of a run.
+pub fn observer(global: &Global) -> Arc<dyn progress::Observer> {
+    if global.quiet { Arc::new(progress::Silent) } else { progress::for_stderr() }
+}

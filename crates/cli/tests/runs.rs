@@ -1,0 +1,95 @@
+//! Training, evaluation and comparison from end to end on a tiny model, and what Ctrl-C does to them.
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Read},
+    process::{Command, Stdio},
+};
+
+use support::{
+    Outcome, Sandbox, resolvent,
+    tiny::{self, DATA, train},
+};
+
+#[test]
+fn a_run_is_trained_evaluated_and_reported() {
+    let sandbox = tiny::sandbox();
+    let trained = sandbox.run(&train("run", &["--attention", "infsa", "--seed", "5", "--json"])).success().json();
+    assert_eq!((&trained["recipe"]["seed"], &trained["recipe"]["mechanism"]["mechanism"]), (&5.into(), &"infsa".into()));
+    for file in ["recipe.toml", "metrics.jsonl", "summary.json", "report.html"] {
+        assert!(sandbox.path("run").join(file).is_file(), "{file}");
+    }
+    let evaluated = sandbox.run(&["eval", "--checkpoint", "run", "--json"]).success().json();
+    assert_eq!(evaluated["evaluation"]["accuracy"], trained["test"]["accuracy"]);
+    assert_eq!(evaluated["evaluation"]["images"], 32);
+    let text = sandbox.run(&["eval", "--checkpoint", "run"]).success().stdout;
+    assert!(text.contains("infsa") && text.contains("accuracy"), "{text}");
+    let again = sandbox.run(&["train", "--out", "run", "--resume", "--json"]).success().json();
+    assert_eq!(again["test"]["accuracy"], trained["test"]["accuracy"], "a finished run is read back");
+}
+
+#[test]
+fn a_comparison_ends_in_a_table_and_continues_where_it_was() {
+    let sandbox = tiny::sandbox();
+    let compare = |more: &[&str]| {
+        let args = ["compare", "--config", "tiny.toml", "--data", DATA, "--out", "all", "--mechanisms"];
+        sandbox.run(&[&args, more].concat()).success()
+    };
+    let json = compare(&["uniform,infsa", "--seeds", "3,8", "--json"]).json();
+    let entries = json["entries"].as_array().unwrap();
+    assert_eq!(entries.len(), 2);
+    assert!(entries.iter().all(|entry| entry["runs"].as_array().unwrap().len() == 2));
+    assert!(entries.iter().all(|entry| entry["speed"]["peak_bytes"].as_u64().unwrap() > 0));
+    assert_eq!(json["seeds"], serde_json::json!([3, 8]));
+    let finished = fs::read(sandbox.path("all/runs/infsa-seed8/summary.json")).unwrap();
+    let table = compare(&["uniform,infsa,softmax", "--seeds", "3,8"]).stdout;
+    for part in ["uniform", "infsa", "softmax", "report.html"] {
+        assert!(table.contains(part), "{table}");
+    }
+    assert_eq!(fs::read(sandbox.path("all/runs/infsa-seed8/summary.json")).unwrap(), finished, "not trained again");
+    assert!(fs::read_to_string(sandbox.path("all/report.html")).unwrap().contains("softmax"));
+}
+
+/// The newest checkpoint of a run but for the times in it.
+fn weights(sandbox: &Sandbox, run: &str) -> BTreeMap<String, Vec<u8>> {
+    let checkpoints = fs::read_dir(sandbox.path(run).join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let newest = checkpoints.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("step-")).max();
+    let files = fs::read_dir(newest.unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    let named = files.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(path).unwrap()));
+    named.filter(|(name, _)| name != "state.json").collect()
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_saves_and_resuming_ends_with_the_same_bits() {
+    let sandbox = tiny::sandbox();
+    let epochs = ["--epochs", "60"];
+    sandbox.run(&train("whole", &epochs)).success();
+
+    let mut command = resolvent();
+    command.current_dir(sandbox.path(".")).args(train("parts", &epochs)).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut stderr = String::new();
+    while !stderr.contains("epoch 2") {
+        assert_ne!(lines.read_line(&mut stderr).unwrap(), 0, "ended before it was interrupted: {stderr}");
+    }
+    let signal = Command::new("kill").arg("-INT").arg(child.id().to_string()).status().unwrap();
+    assert!(signal.success());
+    lines.read_to_string(&mut stderr).unwrap();
+    let outcome = Outcome { code: child.wait().unwrap().code(), stdout: String::new(), stderr };
+    let line = outcome.failure(130);
+    assert!(line.contains("interrupted") && line.contains("--out parts --resume"), "{line}");
+    assert!(!sandbox.path("parts/summary.json").exists());
+
+    sandbox.run(&["eval", "--checkpoint", "parts"]).success();
+    assert_ne!(weights(&sandbox, "parts"), weights(&sandbox, "whole"));
+    sandbox.run(&["train", "--out", "parts", "--resume"]).success();
+    let (parts, whole) = (weights(&sandbox, "parts"), weights(&sandbox, "whole"));
+    assert!(!whole.is_empty());
+    assert_eq!(parts.keys().collect::<Vec<_>>(), whole.keys().collect::<Vec<_>>());
+    assert!(parts == whole, "the weights differ");
+}
