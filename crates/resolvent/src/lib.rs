@@ -25,3 +25,8 @@ pub mod ops;
 pub use error::{Error, Result};
 pub use ops::{Extras, Inputs, Mask, Output, Plan, Strategy, attend, plan};
 pub use resolvent_kernels::{Mechanism, Shape, mechanism};
+
+/// The examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
