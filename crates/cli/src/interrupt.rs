@@ -52,11 +52,6 @@ impl Deferred {
     pub fn stop(&self) -> Arc<AtomicBool> {
         FLAGS.stop.clone()
     }
-
-    /// Whether a signal has come.
-    pub fn interrupted(&self) -> bool {
-        FLAGS.stop.load(Ordering::SeqCst)
-    }
 }
 
 impl Drop for Deferred {

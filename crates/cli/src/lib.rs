@@ -6,8 +6,8 @@
 //! error and 130 when interrupted.
 
 mod args;
-mod atomic;
 mod commands;
+mod destination;
 mod error;
 mod interrupt;
 mod log;

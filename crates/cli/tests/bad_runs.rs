@@ -130,7 +130,9 @@ fn damaged_data_is_named() {
     digits(|s| fs::write(s.path("tiny.toml"), "[model]\npatch = 3").unwrap(), &["8", "3"]);
 
     let sandbox = mnist(|_| {});
-    for data in ["mnist:nowhere", "fashion-mnist:tiny.toml", "cifar10:nowhere", "cifar10:digits", "idx:tiny.toml,tiny.toml"] {
+    for data in
+        ["mnist:nowhere", "fashion-mnist:tiny.toml", "cifar10:nowhere", "cifar10:digits", "idx:tiny.toml,tiny.toml"]
+    {
         let path = data.split([':', ',']).nth(1).unwrap();
         refused(&sandbox, 1, &["train", "--data", data, "--out", "run"], &[path]);
     }
@@ -188,13 +190,17 @@ fn foreign_and_damaged_checkpoints_are_refused() {
     let sandbox = tiny::sandbox();
     sandbox.run(&train("run", &[])).success();
     refused(&sandbox, 1, &train("run", &[]), &["run", "already holds a run"]);
-    let resume = |more: &[&'static str], says: &[&str]| refused(&sandbox, 1, &train("run", &[&["--resume"], more].concat()), says);
+    let resume = |more: &[&'static str], says: &[&str]| {
+        refused(&sandbox, 1, &train("run", &[&["--resume"], more].concat()), says)
+    };
     resume(&["--seed", "7"], &["seed", "7"]);
     resume(&["--attention", "infsa"], &["mechanism", "infsa"]);
     resume(&["--epochs", "9"], &["schedule.epochs", "9"]);
     let other = ["train", "--out", "run", "--resume", "--data", "shapes:seed=2,size=16,train=64,test=32"];
     refused(&sandbox, 1, &other, &["data"]);
-    let eval = |more: &[&'static str], says: &[&str]| refused(&sandbox, 1, &[&["eval", "--checkpoint", "run"], more].concat(), says);
+    let eval = |more: &[&'static str], says: &[&str]| {
+        refused(&sandbox, 1, &[&["eval", "--checkpoint", "run"], more].concat(), says)
+    };
     eval(&["--data", "shapes:seed=1,size=32,train=8,test=8"], &["shapes"]);
 
     for entry in fs::read_dir(newest(&sandbox, "run")).unwrap() {
@@ -223,7 +229,8 @@ fn a_full_disk_ends_a_run_and_keeps_its_checkpoints() {
     let sandbox = tiny::sandbox();
     let disk = sandbox.path("disk");
     fs::create_dir(&disk).unwrap();
-    let mount = Outcome::of(std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&disk));
+    let mount =
+        Outcome::of(std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&disk));
     if mount.code != Some(0) {
         eprintln!("SKIPPED: only root can mount the small file system that this test fills: {}", mount.stderr);
         return;

@@ -18,7 +18,10 @@ use support::{
 fn a_run_is_trained_evaluated_and_reported() {
     let sandbox = tiny::sandbox();
     let trained = sandbox.run(&train("run", &["--attention", "infsa", "--seed", "5", "--json"])).success().json();
-    assert_eq!((&trained["recipe"]["seed"], &trained["recipe"]["mechanism"]["mechanism"]), (&5.into(), &"infsa".into()));
+    assert_eq!(
+        (&trained["recipe"]["seed"], &trained["recipe"]["mechanism"]["mechanism"]),
+        (&5.into(), &"infsa".into())
+    );
     for file in ["recipe.toml", "metrics.jsonl", "summary.json", "report.html"] {
         assert!(sandbox.path("run").join(file).is_file(), "{file}");
     }

@@ -40,14 +40,9 @@ Examples:
   resolvent compare --data cifar10:DIR --mechanisms softmax,infsa --max-minutes 10
   resolvent compare --mechanisms uniform,M.json --seeds 1,5,9 --out runs/mine";
 
-/// The recipe for generated pictures, and the one for pictures that the user brings.
-const SHAPES: &str = include_str!("../../../../configs/compare-shapes.toml");
-const PICTURES: &str = include_str!("../../../../configs/compare.toml");
-
 /// Runs the command.
 pub fn run(args: &Compare, global: &Global) -> Result<()> {
-    let built_in = if args.recipe.data.is_none() { SHAPES } else { PICTURES };
-    let recipe = args.recipe.recipe(built_in, global)?;
+    let recipe = args.recipe.change(args.recipe.base()?, global)?;
     let dataset = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);

@@ -16,7 +16,7 @@ use crate::{Error, args::Global, error::Result};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Recipe")]
 pub struct RecipeArgs {
-    /// Recipe in TOML, as in `configs/` [default: built in]
+    /// Recipe in TOML [default: configs/shapes.toml, or configs/pictures.toml for data from files; both are built in]
     #[arg(long, value_name = "RECIPE.toml")]
     pub config: Option<PathBuf>,
     /// Data set: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH
@@ -31,26 +31,28 @@ pub struct RecipeArgs {
     pub max_minutes: Option<f64>,
 }
 
+/// The recipes that need no file.
+const SHAPES: &str = include_str!("../../../../configs/shapes.toml");
+const PICTURES: &str = include_str!("../../../../configs/pictures.toml");
+
 impl RecipeArgs {
-    /// The recipe: that of `--config`, else `built_in`, with the changes asked for.
-    pub fn recipe(&self, built_in: &str, global: &Global) -> Result<Recipe> {
-        let mut recipe = match &self.config {
-            Some(file) => Recipe::load(file)?,
-            None => Recipe::from_toml(built_in, "the built-in recipe")?,
-        };
-        self.change(&mut recipe, global);
-        recipe.validate()?;
-        Ok(recipe)
+    /// The recipe to begin with: that of `--config`, else a built-in one.
+    pub fn base(&self) -> Result<Recipe> {
+        Ok(match (&self.config, &self.data) {
+            (Some(file), _) => Recipe::load(file)?,
+            (None, None | Some(DataSpec::Shapes(_))) => Recipe::from_toml(SHAPES, "configs/shapes.toml")?,
+            (None, Some(_)) => Recipe::from_toml(PICTURES, "configs/pictures.toml")?,
+        })
     }
 
-    /// Applies what the command line says to `recipe`.
-    pub fn change(&self, recipe: &mut Recipe, global: &Global) {
+    /// `recipe` with the changes asked for.
+    pub fn change(&self, mut recipe: Recipe, global: &Global) -> Result<Recipe> {
         recipe.seed = global.seed.unwrap_or(recipe.seed);
         recipe.schedule.epochs = self.epochs.unwrap_or(recipe.schedule.epochs);
         recipe.schedule.max_minutes = self.max_minutes.or(recipe.schedule.max_minutes);
-        if let Some(data) = &self.data {
-            recipe.data = Some(data.to_string());
-        }
+        recipe.data = self.data.as_ref().map(DataSpec::to_string).or(recipe.data);
+        recipe.validate()?;
+        Ok(recipe)
     }
 }
 
@@ -73,7 +75,11 @@ impl FromStr for Attention {
     type Err = resolvent_kernels::Error;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        if text.ends_with(".json") { Ok(Self::File(text.into())) } else { Ok(Self::Preset(Box::new(Mechanism::preset(text)?))) }
+        if text.ends_with(".json") {
+            Ok(Self::File(text.into()))
+        } else {
+            Ok(Self::Preset(Box::new(Mechanism::preset(text)?)))
+        }
     }
 }
 

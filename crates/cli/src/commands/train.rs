@@ -41,9 +41,6 @@ Examples:
   resolvent train --data fashion-mnist:DIR --max-minutes 15 --out runs/fashion
   resolvent train --out runs/fashion --resume      after an interruption";
 
-/// The recipe used where none is named.
-const BUILT_IN: &str = include_str!("../../../../configs/train.toml");
-
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
     let recipe = recipe(args, global)?;
@@ -69,16 +66,14 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
 }
 
 fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
-    let mut recipe = args.recipe.recipe(BUILT_IN, global)?;
-    if args.resume && args.recipe.config.is_none() {
-        recipe = Checkpoint::find(&args.out)?.state.recipe;
-        args.recipe.change(&mut recipe, global);
-    }
+    let mut recipe = match &args.recipe.config {
+        None if args.resume => Checkpoint::find(&args.out)?.state.recipe,
+        _ => args.recipe.base()?,
+    };
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.mechanism()?;
     }
-    recipe.validate()?;
-    Ok(recipe)
+    args.recipe.change(recipe, global)
 }
 
 /// Who is told of the progress of a run.

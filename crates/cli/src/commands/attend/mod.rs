@@ -14,7 +14,7 @@ use super::recipe::read_mechanism;
 use crate::{
     Error,
     args::Global,
-    atomic::Destination,
+    destination::Destination,
     error::Result,
     output,
     tensors::{self, Named, TensorFile},
@@ -118,13 +118,7 @@ fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
     output::result(global, &json!({"mechanism": operator.mechanism(), "shape": shape(operator), "plan": plan}), &text)
 }
 
-fn report(
-    op: &Operator,
-    tensors: &[Named],
-    unused: &[String],
-    output: &Path,
-    global: &Global,
-) -> Result<()> {
+fn report(op: &Operator, tensors: &[Named], unused: &[String], output: &Path, global: &Global) -> Result<()> {
     let shapes = tensors.iter().map(|t| (t.name.to_owned(), json!(t.shape))).collect::<serde_json::Map<_, _>>();
     let json = json!({
         "mechanism": op.mechanism(),

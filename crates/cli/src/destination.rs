@@ -1,12 +1,11 @@
-//! Files that are either whole or not there.
+//! Where a result goes.
 
 use std::{
-    fs::{self, File},
-    io::Write,
+    fs,
     path::{Path, PathBuf},
 };
 
-use tempfile::Builder;
+use resolvent_lab::checkpoint::write_atomically;
 
 use crate::{Error, error::Result, interrupt::Deferred};
 
@@ -14,7 +13,6 @@ use crate::{Error, error::Result, interrupt::Deferred};
 #[derive(Debug)]
 pub struct Destination {
     path: PathBuf,
-    folder: PathBuf,
 }
 
 impl Destination {
@@ -44,31 +42,15 @@ impl Destination {
         if target.file_name().is_none() || !folder.is_dir() {
             return Err(Error::file(path, format!("there is no folder `{}`; create it first", folder.display())));
         }
-        Ok(Self { path: target, folder })
+        Ok(Self { path: target })
     }
 
-    /// Writes `bytes` to a temporary file beside the destination, then renames it.
+    /// Writes `bytes` to a temporary file beside the destination, then renames it. A signal waits until that is done.
     ///
     /// # Errors
-    /// [`Error::File`]; the destination is then as it was before, and the temporary file is gone.
+    /// The destination is then as it was before, and the temporary file is gone.
     pub fn write(&self, bytes: &[u8]) -> Result<()> {
-        let deferred = Deferred::begin();
-        let failed = |e: std::io::Error| {
-            Error::file(&self.path, format!("cannot be written: {e}; nothing was changed, mend that or name another"))
-        };
-        let mut builder = Builder::new();
-        builder.prefix(".resolvent-").suffix(".tmp");
-        #[cfg(unix)] // as any new file: what the user's mask leaves of rw-rw-rw-
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let mut file = builder.tempfile_in(&self.folder).map_err(failed)?;
-        file.write_all(bytes).map_err(failed)?;
-        file.as_file().sync_all().map_err(failed)?;
-        if deferred.interrupted() {
-            return Err(Error::Interrupted(format!("{} was not written", self.path.display())));
-        }
-        file.persist(&self.path).map_err(|e| failed(e.error))?;
-        #[cfg(unix)] // the new name is on the disk only when its folder is
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        Ok(())
+        let _deferred = Deferred::begin();
+        Ok(write_atomically(&self.path, bytes)?)
     }
 }
