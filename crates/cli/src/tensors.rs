@@ -138,8 +138,8 @@ impl Stored<'_> {
             _ => None,
         };
         let values = values.ok_or_else(|| {
-            let f64s = if R::DTYPE == Dtype::F64 { ", F64" } else { " (or compute in f64 with --reference)" };
-            self.error(format!("has type {}; store it as F32, F16, BF16{f64s}", self.dtype))
+            let remedy = "store it as F32, F16 or BF16 (F64 is for q, k, v and dout with --reference)";
+            self.error(format!("has type {}; {remedy}", self.dtype))
         })?;
         let found = values.iter().map(|&x| x.into()).enumerate().find(|(_, x): &(usize, f64)| !x.is_finite());
         match found {

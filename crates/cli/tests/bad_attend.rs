@@ -6,10 +6,12 @@ use half::f16;
 use safetensors::Dtype;
 use support::{Outcome, Sandbox, Tensors, resolvent};
 
+type Edit = fn(&mut Tensors) -> &mut Tensors;
+
 /// A call that is right but for one thing.
 struct Case {
     config: &'static str,
-    edit: fn(&mut Tensors),
+    edit: Edit,
     args: &'static [&'static str],
     /// What the error line must name.
     says: &'static [&'static str],
@@ -25,21 +27,16 @@ const SHAPE: [usize; 4] = [2, 3, 5, 4];
 
 /// A configuration that is no mechanism.
 fn config(config: &'static str, says: &'static [&'static str]) -> Case {
-    Case { config, edit: |_| {}, args: &[], says }
+    Case { config, edit: |t| t, args: &[], says }
 }
 
 /// Tensors that make no call.
-fn tensors(edit: fn(&mut Tensors), says: &'static [&'static str]) -> Case {
+fn tensors(edit: Edit, says: &'static [&'static str]) -> Case {
     Case { config: INFSA, edit, args: &["--grad"], says }
 }
 
 /// A call that the mechanism does not define.
-fn call(
-    config: &'static str,
-    edit: fn(&mut Tensors),
-    args: &'static [&'static str],
-    says: &'static [&'static str],
-) -> Case {
+fn call(config: &'static str, edit: Edit, args: &'static [&'static str], says: &'static [&'static str]) -> Case {
     Case { config, edit, args, says }
 }
 
@@ -86,79 +83,79 @@ fn configs() -> Vec<Case> {
 
 fn missing_and_misshapen() -> Vec<Case> {
     vec![
-        tensors(|t| drop(t.remove("q")), &["`q`", "missing"]),
-        tensors(|t| drop(t.remove("k")), &["`k`", "missing"]),
-        tensors(|t| drop(t.remove("v")), &["`v`", "missing"]),
-        tensors(|t| drop(t.remove("dout")), &["`dout`", "missing", "--grad"]),
-        tensors(|t| drop(t.noise("q", &[60, 2, 1, 1, 1], 0)), &["`q`", "[60, 2, 1, 1, 1]"]),
-        tensors(|t| drop(t.noise("q", &[120], 0)), &["`q`", "[120]"]),
-        tensors(|t| drop(t.noise("q", &[2, 3, 0, 4], 0)), &["`q`", "[2, 3, 0, 4]", "empty"]),
-        tensors(|t| drop(t.noise("v", &[2, 0, 5, 4], 0)), &["`v`", "[2, 0, 5, 4]", "empty"]),
-        tensors(|t| drop(t.noise("k", &[1, 3, 5, 4], 0)), &["k [1, 3, 5, 4]", "q [2, 3, 5, 4]"]),
-        tensors(|t| drop(t.noise("k", &[2, 1, 5, 4], 0)), &["k [2, 1, 5, 4]", "q [2, 3, 5, 4]"]),
-        tensors(|t| drop(t.noise("k", &[2, 3, 5, 8], 0)), &["k [2, 3, 5, 8]", "head_dim"]),
-        tensors(|t| drop(t.noise("k", &[2, 3, 6, 4], 0)), &["k [2, 3, 6, 4]", "seq_kv"]),
-        tensors(|t| drop(t.noise("k", &[3, 5, 4], 0)), &["k [3, 5, 4]", "q [2, 3, 5, 4]"]),
-        tensors(|t| drop(t.noise("v", &[2, 2, 5, 4], 0)), &["v [2, 2, 5, 4]", "q [2, 3, 5, 4]"]),
-        tensors(|t| drop(t.noise("dout", &[2, 3, 5, 3], 0)), &["`dout`", "[2, 3, 5, 3]", "[2, 3, 5, 4]"]),
-        tensors(|t| drop(t.noise("dout", &[3, 5, 4], 0)), &["`dout`", "[3, 5, 4]"]),
-        tensors(|t| drop(t.f32("gamma", &[2], &[0.5; 2])), &["`gamma`", "[2]", "[3]"]),
-        tensors(|t| drop(t.f32("gamma", &[3, 1], &[0.5; 3])), &["`gamma`", "[3, 1]"]),
-        tensors(|t| drop(t.u8("key_mask", &[2, 4], &[1; 8])), &["`key_mask`", "[2, 4]", "[2, 5]"]),
-        tensors(|t| drop(t.u8("key_mask", &[5], &[1; 5])), &["`key_mask`", "[5]", "[2, 5]"]),
-        tensors(|t| drop(t.u8("query_mask", &[1, 5], &[1; 5])), &["`query_mask`", "[1, 5]", "[2, 5]"]),
-        tensors(|t| drop(t.u8("query_mask", &[2, 5, 1], &[1; 10])), &["`query_mask`", "[2, 5, 1]"]),
+        tensors(|t| t.remove("q"), &["`q`", "missing"]),
+        tensors(|t| t.remove("k"), &["`k`", "missing"]),
+        tensors(|t| t.remove("v"), &["`v`", "missing"]),
+        tensors(|t| t.remove("dout"), &["`dout`", "missing", "--grad"]),
+        tensors(|t| t.noise("q", &[60, 2, 1, 1, 1], 0), &["`q`", "[60, 2, 1, 1, 1]"]),
+        tensors(|t| t.noise("q", &[120], 0), &["`q`", "[120]"]),
+        tensors(|t| t.noise("q", &[2, 3, 0, 4], 0), &["`q`", "[2, 3, 0, 4]", "empty"]),
+        tensors(|t| t.noise("v", &[2, 0, 5, 4], 0), &["`v`", "[2, 0, 5, 4]", "empty"]),
+        tensors(|t| t.noise("k", &[1, 3, 5, 4], 0), &["k [1, 3, 5, 4]", "q [2, 3, 5, 4]"]),
+        tensors(|t| t.noise("k", &[2, 1, 5, 4], 0), &["k [2, 1, 5, 4]", "q [2, 3, 5, 4]"]),
+        tensors(|t| t.noise("k", &[2, 3, 5, 8], 0), &["k [2, 3, 5, 8]", "head_dim"]),
+        tensors(|t| t.noise("k", &[2, 3, 6, 4], 0), &["k [2, 3, 6, 4]", "seq_kv"]),
+        tensors(|t| t.noise("k", &[3, 5, 4], 0), &["k [3, 5, 4]", "q [2, 3, 5, 4]"]),
+        tensors(|t| t.noise("v", &[2, 2, 5, 4], 0), &["v [2, 2, 5, 4]", "q [2, 3, 5, 4]"]),
+        tensors(|t| t.noise("dout", &[2, 3, 5, 3], 0), &["`dout`", "[2, 3, 5, 3]", "[2, 3, 5, 4]"]),
+        tensors(|t| t.noise("dout", &[3, 5, 4], 0), &["`dout`", "[3, 5, 4]"]),
+        tensors(|t| t.f32("gamma", &[2], &[0.5; 2]), &["`gamma`", "[2]", "[3]"]),
+        tensors(|t| t.f32("gamma", &[3, 1], &[0.5; 3]), &["`gamma`", "[3, 1]"]),
+        tensors(|t| t.u8("key_mask", &[2, 4], &[1; 8]), &["`key_mask`", "[2, 4]", "[2, 5]"]),
+        tensors(|t| t.u8("key_mask", &[5], &[1; 5]), &["`key_mask`", "[5]", "[2, 5]"]),
+        tensors(|t| t.u8("query_mask", &[1, 5], &[1; 5]), &["`query_mask`", "[1, 5]", "[2, 5]"]),
+        tensors(|t| t.u8("query_mask", &[2, 5, 1], &[1; 10]), &["`query_mask`", "[2, 5, 1]"]),
     ]
 }
 
 fn bad_values() -> Vec<Case> {
     vec![
-        tensors(|t| drop(t.f32("q", &SHAPE, &with(f32::NAN))), &["`q`", "NaN", "index 7"]),
-        tensors(|t| drop(t.f32("k", &SHAPE, &with(f32::INFINITY))), &["`k`", "inf", "index 7"]),
-        tensors(|t| drop(t.f32("v", &SHAPE, &with(f32::NEG_INFINITY))), &["`v`", "-inf", "index 7"]),
-        tensors(|t| drop(t.f32("dout", &SHAPE, &with(f32::NAN))), &["`dout`", "NaN", "index 7"]),
+        tensors(|t| t.f32("q", &SHAPE, &with(f32::NAN)), &["`q`", "NaN", "index 7"]),
+        tensors(|t| t.f32("k", &SHAPE, &with(f32::INFINITY)), &["`k`", "inf", "index 7"]),
+        tensors(|t| t.f32("v", &SHAPE, &with(f32::NEG_INFINITY)), &["`v`", "-inf", "index 7"]),
+        tensors(|t| t.f32("dout", &SHAPE, &with(f32::NAN)), &["`dout`", "NaN", "index 7"]),
         tensors(
-            |t| drop(t.u8("key_mask", &[2, 5], &[0, 0, 1, 1, 1, 1, 1, 1, 1, 1]).f32("v", &SHAPE, &with(f32::NAN))),
+            |t| t.u8("key_mask", &[2, 5], &[0, 0, 1, 1, 1, 1, 1, 1, 1, 1]).f32("v", &SHAPE, &with(f32::NAN)),
             &["`v`", "NaN"], // a mask does not hide it
         ),
         tensors(
             |t| {
-                drop(t.raw(
+                t.raw(
                     "q",
                     Dtype::F16,
                     &SHAPE,
                     with(1e30).iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
-                ))
+                )
             },
             &["`q`", "inf", "index 7"],
         ),
-        tensors(|t| drop(t.f32("gamma", &[3], &[0.5, f32::NAN, 0.5])), &["`gamma`", "NaN", "index 1"]),
-        tensors(|t| drop(t.f32("gamma", &[3], &[0.5, 1.25, 0.5])), &["`gamma`", "1.25", "(0, 1]"]),
-        tensors(|t| drop(t.f32("gamma", &[3], &[0.0; 3])), &["`gamma`", "(0, 1]"]),
-        tensors(|t| drop(t.u8("key_mask", &[2, 5], &[1, 1, 1, 2, 1, 1, 1, 1, 1, 1])), &["`key_mask`", "2", "index 3"]),
-        tensors(|t| drop(t.u8("query_mask", &[2, 5], &[255; 10])), &["`query_mask`", "255", "index 0"]),
-        tensors(|t| drop(t.f32("key_mask", &[2, 5], &[1.0; 10])), &["`key_mask`", "F32", "U8"]),
-        tensors(|t| drop(t.raw("q", Dtype::F64, &SHAPE, vec![0; 960])), &["`q`", "F64", "--reference"]),
-        tensors(|t| drop(t.raw("k", Dtype::I32, &SHAPE, vec![0; 480])), &["`k`", "I32", "F32"]),
-        tensors(|t| drop(t.raw("gamma", Dtype::F64, &[3], vec![0; 24])), &["`gamma`", "F64"]),
+        tensors(|t| t.f32("gamma", &[3], &[0.5, f32::NAN, 0.5]), &["`gamma`", "NaN", "index 1"]),
+        tensors(|t| t.f32("gamma", &[3], &[0.5, 1.25, 0.5]), &["`gamma`", "1.25", "(0, 1]"]),
+        tensors(|t| t.f32("gamma", &[3], &[0.0; 3]), &["`gamma`", "(0, 1]"]),
+        tensors(|t| t.u8("key_mask", &[2, 5], &[1, 1, 1, 2, 1, 1, 1, 1, 1, 1]), &["`key_mask`", "2", "index 3"]),
+        tensors(|t| t.u8("query_mask", &[2, 5], &[255; 10]), &["`query_mask`", "255", "index 0"]),
+        tensors(|t| t.f32("key_mask", &[2, 5], &[1.0; 10]), &["`key_mask`", "F32", "U8"]),
+        tensors(|t| t.raw("q", Dtype::F64, &SHAPE, vec![0; 960]), &["`q`", "F64", "--reference"]),
+        tensors(|t| t.raw("k", Dtype::I32, &SHAPE, vec![0; 480]), &["`k`", "I32", "F32"]),
+        tensors(|t| t.raw("gamma", Dtype::F64, &[3], vec![0; 24]), &["`gamma`", "F64"]),
     ]
 }
 
 fn undefined_calls() -> Vec<Case> {
-    let cross = |t: &mut Tensors| drop(t.noise("q", &[2, 3, 4, 4], 9).noise("dout", &[2, 3, 4, 4], 9));
+    let cross: Edit = |t| t.noise("q", &[2, 3, 4, 4], 9).noise("dout", &[2, 3, 4, 4], 9);
     vec![
-        call(TIED, |_| {}, &[], &["`k`", "tied"]),
-        call(TIED, |t| drop(t.remove("k").noise("v", &[2, 3, 6, 4], 0)), &[], &["v [2, 3, 6, 4]", "q [2, 3, 5, 4]"]),
-        call(RESOLVENT, |_| {}, &["--causal"], &["`infsa-resolvent`", "causal"]),
-        call(LINEAR, |_| {}, &["--causal"], &["`linear-infsa`", "causal"]),
-        call(r#"{"mechanism": "linear-infsa", "causal": true}"#, |_| {}, &[], &["`linear-infsa`", "causal"]),
+        call(TIED, |t| t, &[], &["`k`", "tied"]),
+        call(TIED, |t| t.remove("k").noise("v", &[2, 3, 6, 4], 0), &[], &["v [2, 3, 6, 4]", "q [2, 3, 5, 4]"]),
+        call(RESOLVENT, |t| t, &["--causal"], &["`infsa-resolvent`", "causal"]),
+        call(LINEAR, |t| t, &["--causal"], &["`linear-infsa`", "causal"]),
+        call(r#"{"mechanism": "linear-infsa", "causal": true}"#, |t| t, &[], &["`linear-infsa`", "causal"]),
         call(RESOLVENT, cross, &[], &["`infsa-resolvent`", "cross-attention"]),
         call(r#"{"mechanism": "linear-infsa", "iterations": 2}"#, cross, &[], &["`linear-infsa`", "iterations"]),
         call(INFSA, cross, &["--causal"], &["`infsa`", "causal", "seq_q != seq_kv"]),
-        call(RESOLVENT, |t| drop(t.f32("gamma", &[3], &[0.5, 1.0, 0.5])), &[], &["`gamma`", "(0, 1)"]),
+        call(RESOLVENT, |t| t.f32("gamma", &[3], &[0.5, 1.0, 0.5]), &[], &["`gamma`", "(0, 1)"]),
         call(
             r#"{"mechanism": "infsa-resolvent", "gamma": 0.99, "max_iter": 1}"#,
-            |_| {},
+            |t| t,
             &[],
             &["`infsa-resolvent`", "did not converge", "max_iter"],
         ),
