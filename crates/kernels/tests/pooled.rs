@@ -85,6 +85,15 @@ fn more_tokens_than_a_tile() {
     }
 }
 
+#[test]
+fn rows_that_are_written_past_the_caches() {
+    for id in ["uniform", "linear-infsa"] {
+        // 2100 rows of 64 f32 are 525 KiB, more than a quarter of a second-level cache.
+        let p = problem(Mechanism::preset(id).unwrap(), Shape { value_dim: 64, ..Shape::square(1, 1, 2100, 2) }, 4);
+        at_every_level(&p, id);
+    }
+}
+
 /// `a` by the operator.
 fn token_weights(p: &Problem, strategy: Strategy) -> Vec<f64> {
     let op = Operator::new(&p.mechanism, p.shape, false, strategy).unwrap();

@@ -4,6 +4,7 @@ mod dispatch;
 pub(crate) mod math;
 pub(crate) mod product;
 pub(crate) mod rows;
+pub(crate) mod stream;
 
 use std::sync::OnceLock;
 

@@ -3,7 +3,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::Level;
+use super::{Level, stream::stream_outer};
 
 /// `out_j = x_j . y` for every row `x_j` of `x [out.len(), y.len()]`.
 pub(crate) fn dots(level: Level, x: &[f32], y: &[f32], out: &mut [f32]) {
@@ -15,6 +15,9 @@ pub(crate) fn dots(level: Level, x: &[f32], y: &[f32], out: &mut [f32]) {
 pub(crate) fn norms(level: Level, x: &[f32], dim: usize, out: &mut [f32]) {
     debug_assert_eq!(x.len(), dim * out.len());
     level.dispatch(SquareNorms { x, dim, out });
+    if level.dispatch(|| out.iter().fold(true, |safe, e| safe & SAFE_SQUARES.contains(e))) {
+        return level.dispatch(|| out.iter_mut().for_each(|e| *e = e.sqrt()));
+    }
     for (e, row) in out.iter_mut().zip(x.chunks_exact(dim)) {
         let wide = || row.iter().map(|&c| f64::from(c) * f64::from(c)).sum::<f64>().sqrt() as f32;
         *e = if SAFE_SQUARES.contains(e) { e.sqrt() } else { wide() };
@@ -30,13 +33,35 @@ pub(crate) fn accumulate(level: Level, w: &[f32], x: &[f32], factor: f64, acc: &
     level.dispatch(Accumulate { w, x, factor, acc });
 }
 
-/// `out_j = w_j y`, or `out_j += w_j y` if `add`, for every row of `out [w.len(), y.len()]`.
-pub(crate) fn outer(level: Level, w: &[f32], y: &[f32], out: &mut [f32], add: bool) {
+/// What becomes of the rows that are written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// They are overwritten.
+    Overwrite,
+    /// They are overwritten past the caches, see [`stream_outer`].
+    Stream,
+    /// They are added to.
+    Add,
+}
+
+impl Store {
+    /// Bytes of one head's tensor beyond which it is written past the caches: a quarter of a 2 MiB second level, which
+    /// also has to hold what is read.
+    const STREAM_BYTES: usize = 512 << 10;
+
+    /// Overwriting of a tensor of `len` f32 that is not read again soon.
+    pub(crate) const fn fresh(len: usize) -> Self {
+        if len * size_of::<f32>() > Self::STREAM_BYTES { Self::Stream } else { Self::Overwrite }
+    }
+}
+
+/// `out_j = w_j y`, or `out_j += w_j y`, for every row of `out [w.len(), y.len()]`.
+pub(crate) fn outer(level: Level, w: &[f32], y: &[f32], out: &mut [f32], store: Store) {
     debug_assert_eq!(out.len(), w.len() * y.len());
-    if add {
-        level.dispatch(Outer::<true> { w, y, out });
-    } else {
-        level.dispatch(Outer::<false> { w, y, out });
+    match store {
+        Store::Overwrite => level.dispatch(Outer::<false> { w, y, out }),
+        Store::Stream => stream_outer(w, y, out),
+        Store::Add => level.dispatch(Outer::<true> { w, y, out }),
     }
 }
 
@@ -319,8 +344,8 @@ mod tests {
             close(*a, 1.0 + 0.5 * (0..n).map(|j| at(j, c) * f64::from(w[j])).sum::<f64>(), "accumulate");
         }
         let mut rows = vec![f32::NAN; n * dim];
-        outer(level, &w, &y, &mut rows, false);
-        outer(level, &w, &y, &mut rows, true);
+        outer(level, &w, &y, &mut rows, Store::Overwrite);
+        outer(level, &w, &y, &mut rows, Store::Add);
         add_scaled(level, &w, &x, dim, &mut rows);
         for (i, r) in rows.iter().enumerate() {
             let (j, c) = (i / dim, i % dim);

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::{
     linear::{Head, Scores, Stats, Step, inner, shift, token_rows_mut},
-    tiles::{BLOCK, Buffers, PerToken, TILE, blocks, parallel, runs, sum_tiles},
+    tiles::{BLOCK, Buffers, PerToken, TILE, blocks, parallel, runs, sum_tiles, write_outer},
 };
-use crate::simd::rows;
+use crate::simd::rows::{self, Store};
 
 /// Where one head's gradients go. When tied, `key` is empty and `query` takes both paths.
 pub(super) struct HeadGradients<'a> {
@@ -37,6 +37,8 @@ pub(super) fn backward(
     let (dim, iterations) = (head.shape.head_dim, head.m.iterations);
     let stats = Stats::load(stats, &head.shape);
     let dy = &mut scratch[..dim];
+    // The rows of the queries are written first by the last step if tied, else by the first pass over the queries.
+    let query_store = |written: bool| if head.m.tied || written { Store::Add } else { Store::Overwrite };
     let mut r = 0.0;
     let mut along = inner(g, stats.pooled) as f32;
     for t in (0..iterations).rev() {
@@ -44,7 +46,14 @@ pub(super) fn backward(
         let sums = if t + 1 == iterations {
             values_step(head, &step, &Incoming { y: g, r, along }, partial, &mut into)
         } else {
-            queries_step(head, &step, &Incoming { y: dy, r, along }, t + 2 < iterations, partial, &mut into)
+            queries_step(
+                head,
+                &step,
+                &Incoming { y: dy, r, along },
+                query_store(t + 2 < iterations),
+                partial,
+                &mut into,
+            )
         };
         let down = f64::from(step.down);
         along = (f64::from(step.bias) * sums[0]
@@ -53,11 +62,11 @@ pub(super) fn backward(
         dy.iter_mut().zip(&sums[1..]).for_each(|(dy, sum)| *dy = (sum / down) as f32);
     }
     let incoming = Incoming { y: dy, r, along };
-    let add = head.m.tied || iterations > 1;
+    let store = query_store(iterations > 1);
     let buffers = Buffers { wide: (0, &mut []), rows: [(dim, into.query)] };
     parallel(0..head.shape.seq_q, TILE, buffers, &|tile, part| {
         let [(_, queries)] = part.rows;
-        start_tile(head, stats.inverse_energy, &incoming, add, tile, queries);
+        start_tile(head, stats.inverse_energy, &incoming, store, tile, queries);
     });
 }
 
@@ -76,6 +85,9 @@ fn values_step<'p>(
 ) -> &'p [f64] {
     let (dim, value_dim) = (head.shape.head_dim, head.shape.value_dim);
     let keys = if head.m.tied { &mut *into.query } else { &mut *into.key };
+    // Tied rows are added to in the pass over the queries, and a norm bias is added in place.
+    let store_key = if head.m.tied || head.bias != 0.0 { Store::Overwrite } else { Store::fresh(keys.len()) };
+    let store_value = Store::fresh(into.value.len());
     let rows = [(dim, keys), (value_dim, &mut *into.value)];
     sum_tiles(head.shape.seq_kv, 1 + dim, partial, rows, &|tile: Range<usize>, sums, [keys, values]| {
         let mut scores = Scores::NEW;
@@ -84,13 +96,13 @@ fn values_step<'p>(
             let local = block.start - tile.start..block.end - tile.start;
             let a = weights(&scores, step);
             let values = token_rows_mut(values, value_dim, local.clone());
-            write_outer(head, &block, |j| head.carries_weight(j), &a, incoming.y, values, false);
+            write_outer(head.level, &block, |j| head.carries_weight(j), &a, incoming.y, values, store_value);
             let mut du = [0.0; BLOCK];
             for run in runs(block.clone(), |j| head.carries_weight(j)) {
                 rows::dots(head.level, head.v_rows(shift(&run, block.start)), incoming.y, &mut du[run]);
             }
             through_scores(head, step, &scores, incoming.along, &mut du);
-            key_block(head, step, block, &scores, &du, token_rows_mut(keys, dim, local), false, sums);
+            key_block(head, step, block, &scores, &du, token_rows_mut(keys, dim, local), store_key, sums);
         }
     })
 }
@@ -100,7 +112,7 @@ fn queries_step<'p>(
     head: &Head<'_>,
     step: &Step<'_>,
     incoming: &Incoming<'_>,
-    add_query: bool,
+    store: Store,
     partial: &'p mut [f64],
     into: &mut HeadGradients<'_>,
 ) -> &'p [f64] {
@@ -113,11 +125,10 @@ fn queries_step<'p>(
             let local = block.start - tile.start..block.end - tile.start;
             let u = weights(&scores, step);
             let into = token_rows_mut(queries, dim, local.clone());
-            let mut du =
-                query_block(head, incoming, &block, &u, |j| head.carries_weight(j), head.m.tied || add_query, into);
+            let mut du = query_block(head, incoming, &block, &u, |j| head.carries_weight(j), store, into);
             through_scores(head, step, &scores, incoming.along, &mut du);
             let keys = if head.m.tied { &mut *queries } else { &mut *keys };
-            key_block(head, step, block, &scores, &du, token_rows_mut(keys, dim, local), true, sums);
+            key_block(head, step, block, &scores, &du, token_rows_mut(keys, dim, local), Store::Add, sums);
         }
     })
 }
@@ -127,7 +138,7 @@ fn start_tile(
     head: &Head<'_>,
     inverse_energy: f32,
     incoming: &Incoming<'_>,
-    add: bool,
+    store: Store,
     tile: Range<usize>,
     queries: &mut [f32],
 ) {
@@ -137,7 +148,7 @@ fn start_tile(
         head.query_norms(block.clone(), &mut norms[..block.len()]);
         let alpha = norms.map(|e| e * inverse_energy);
         let into = token_rows_mut(queries, dim, block.start - tile.start..block.end - tile.start);
-        let du = query_block(head, incoming, &block, &alpha, |i| head.keeps_query(i), add, into);
+        let du = query_block(head, incoming, &block, &alpha, |i| head.keeps_query(i), store, into);
         let mut along_q = [0.0; BLOCK];
         for (c, (du, e)) in along_q.iter_mut().zip(du.iter().zip(norms)) {
             *c = if e > 0.0 { (du - incoming.along) * inverse_energy / e } else { 0.0 };
@@ -156,11 +167,11 @@ fn query_block(
     block: &Range<usize>,
     u: &PerToken,
     keep: impl Fn(usize) -> bool + Copy,
-    add: bool,
+    store: Store,
     into: &mut [f32],
 ) -> PerToken {
     let dim = head.shape.head_dim;
-    write_outer(head, block, keep, u, incoming.y, into, add);
+    write_outer(head.level, block, keep, u, incoming.y, into, store);
     let (mut du, mut norms) = ([0.0; BLOCK], [0.0; BLOCK]);
     for run in runs(block.clone(), keep) {
         let q = head.q_rows(shift(&run, block.start));
@@ -203,11 +214,11 @@ fn key_block(
     scores: &Scores,
     dz: &PerToken,
     into: &mut [f32],
-    add: bool,
+    store: Store,
     sums: &mut [f64],
 ) {
     let dim = head.shape.head_dim;
-    write_outer(head, &block, |j| head.keeps_key(j), dz, step.y, into, add);
+    write_outer(head.level, &block, |j| head.keeps_key(j), dz, step.y, into, store);
     for run in runs(block.clone(), |j| head.keeps_key(j)) {
         let k = head.k_rows(shift(&run, block.start));
         let dz = &dz[run.clone()];
@@ -220,25 +231,5 @@ fn key_block(
             }
             rows::add_scaled(head.level, &along_k[..dz.len()], k, dim, token_rows_mut(into, dim, run));
         }
-    }
-}
-
-/// `into_j = w_j y` (or `+=`) for the tokens of `block` that `keep` keeps; the others' rows become 0 (or stay).
-fn write_outer(
-    head: &Head<'_>,
-    block: &Range<usize>,
-    keep: impl Fn(usize) -> bool + Copy,
-    w: &PerToken,
-    y: &[f32],
-    into: &mut [f32],
-    add: bool,
-) {
-    if !add {
-        for gap in runs(block.clone(), |j| !keep(j)) {
-            token_rows_mut(into, y.len(), gap).fill(0.0);
-        }
-    }
-    for run in runs(block.clone(), keep) {
-        rows::outer(head.level, &w[run.clone()], y, token_rows_mut(into, y.len(), run), add);
     }
 }

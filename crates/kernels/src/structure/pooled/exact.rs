@@ -10,7 +10,10 @@ use super::{
     linear::{Head, Scores, finite, inner, inverse, part, shift, token_rows, token_rows_mut},
     tiles::{Buffers, blocks, parallel, partial_len, runs, sum_tiles},
 };
-use crate::{Shape, simd::rows};
+use crate::{
+    Shape,
+    simd::rows::{self, Store},
+};
 
 /// Tokens that one task streams the others past.
 const OWN: usize = 32;
@@ -292,7 +295,7 @@ fn values_backward(head: &Head<'_>, u: &[f32], g: &[f32], value: &mut [f32], du:
     du.fill(0.0);
     for run in runs(tokens, |j| head.carries_weight(j)) {
         rows::dots(head.level, head.v_rows(run.clone()), g, &mut du[run.clone()]);
-        rows::outer(head.level, &u[run.clone()], g, token_rows_mut(value, g.len(), run), false);
+        rows::outer(head.level, &u[run.clone()], g, token_rows_mut(value, g.len(), run), Store::Overwrite);
     }
 }
 

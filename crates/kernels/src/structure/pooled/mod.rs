@@ -19,7 +19,10 @@ use crate::{
     Gradients, Result, Shape,
     mechanism::{LinearInfsa, PowerOperator},
     operator::{Call, Saved},
-    simd::rows,
+    simd::{
+        Level,
+        rows::{self, Store},
+    },
 };
 use backward::HeadGradients;
 use linear::Head;
@@ -48,7 +51,7 @@ pub(crate) fn linear_forward(
         let row = &mut narrow[..shape.value_dim];
         row.iter_mut().zip(&stats[1..]).for_each(|(row, p)| *row = head.gamma * p);
         if m.broadcast {
-            broadcast(row, head.query_mask(), out);
+            broadcast(head.level, row, head.query_mask(), out);
         } else {
             out.copy_from_slice(row);
         }
@@ -141,16 +144,15 @@ pub(crate) fn token_weights(call: &Call<'_>, m: &LinearInfsa, stats: &[f32], a: 
 }
 
 /// `row` for every kept token of `out`, 0 for the others.
-fn broadcast(row: &[f32], keep: Option<&[bool]>, out: &mut [f32]) {
+fn broadcast(level: Level, row: &[f32], keep: Option<&[bool]>, out: &mut [f32]) {
     let dim = row.len();
+    let store = Store::fresh(out.len());
     parallel(0..out.len() / dim, TILE, Buffers { wide: (0, &mut []), rows: [(dim, out)] }, &|tile, part| {
         let [(_, out)] = part.rows;
-        for (j, out) in tile.zip(out.chunks_exact_mut(dim)) {
-            if keep.is_none_or(|keep| keep[j]) {
-                out.copy_from_slice(row);
-            } else {
-                out.fill(0.0);
-            }
+        for block in blocks(tile.clone(), dim) {
+            let out = linear::token_rows_mut(out, dim, block.start - tile.start..block.end - tile.start);
+            let keeps = |j: usize| keep.is_none_or(|keep| keep[j]);
+            tiles::write_outer(level, &block, keeps, &ONES, row, out, store);
         }
     });
 }

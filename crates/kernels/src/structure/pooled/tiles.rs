@@ -3,6 +3,13 @@
 
 use std::ops::Range;
 
+use super::linear::token_rows_mut;
+use crate::simd::{
+    Level,
+    rows::{self, Store},
+    stream::fence,
+};
+
 /// Tokens of one tile: some microseconds of work, so that handing it to a thread costs little beside it.
 pub(super) const TILE: usize = 1024;
 
@@ -62,7 +69,8 @@ impl<const N: usize> Buffers<'_, N> {
     }
 }
 
-/// Calls `work` for every grain of `items` with its part of the buffers, on all threads of the pool.
+/// Calls `work` for every grain of `items` with its part of the buffers, on all threads of the pool. What `work` streamed
+/// is in order afterwards.
 pub(super) fn parallel<const N: usize>(
     items: Range<usize>,
     grain: usize,
@@ -71,7 +79,8 @@ pub(super) fn parallel<const N: usize>(
 ) {
     let grains = items.len().div_ceil(grain);
     if grains <= 1 {
-        return work(items, buffers);
+        work(items, buffers);
+        return fence();
     }
     let middle = grains / 2;
     let (left, right) = buffers.split(middle, middle * grain);
@@ -104,6 +113,27 @@ pub(super) fn sum_tiles<'p, const N: usize>(
 /// f64 that [`sum_tiles`] needs for `tokens` and `width` sums; without tokens, those of the empty tile.
 pub(super) const fn partial_len(tokens: usize, width: usize) -> usize {
     if tokens == 0 { width } else { tokens.div_ceil(TILE) * width }
+}
+
+/// `into_j = w_j y` for the tokens of `block` that `keep` keeps, as `store` says; the others' rows become 0, or stay
+/// where rows are added to.
+pub(super) fn write_outer(
+    level: Level,
+    block: &Range<usize>,
+    keep: impl Fn(usize) -> bool + Copy,
+    w: &PerToken,
+    y: &[f32],
+    into: &mut [f32],
+    store: Store,
+) {
+    if store != Store::Add {
+        for gap in runs(block.clone(), |j| !keep(j)) {
+            token_rows_mut(into, y.len(), gap).fill(0.0);
+        }
+    }
+    for run in runs(block.clone(), keep) {
+        rows::outer(level, &w[run.clone()], y, token_rows_mut(into, y.len(), run), store);
+    }
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ pub(crate) fn uniform_forward(call: &Call<'_>, out: &mut [f32], _stats: &mut [f3
         let total = values.total(part.wide.1);
         let over = inverse(total[0]);
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
-        broadcast(row, queries, out);
+        broadcast(call.level, row, queries, out);
     });
     Ok(())
 }
@@ -128,7 +128,7 @@ pub(crate) fn uniform_backward(
         let over = inverse(count(keys, 0..seq_kv) as f64);
         let total = dout.total(buffers.wide.1);
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
-        broadcast(row, keys, dv);
+        broadcast(call.level, row, keys, dv);
     });
     Ok(())
 }
@@ -212,7 +212,7 @@ fn running_mean_backward(dout: &Rows<'_>, keys: Option<&[bool]>, dv: &mut [f32],
     }
     row.iter_mut().zip(&after[1..]).for_each(|(row, sum)| *row = *sum as f32);
     let (first, dv) = dv.split_at_mut(shared * dim);
-    broadcast(row, keys.map(|keep| &keep[..shared]), first);
+    broadcast(dout.level, row, keys.map(|keep| &keep[..shared]), first);
     parallel(0..pairs, TILE, Buffers { wide: (1 + dim, partial), rows: [(dim, dv)] }, &|tile, part| {
         let (seen, sums) = part.wide.1.split_at_mut(1);
         let mut seen = seen[0] + count(keys, shift(&tile, shared)) as f64;
