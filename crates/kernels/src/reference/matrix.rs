@@ -10,7 +10,10 @@ pub(super) struct Matrix {
 
 impl Matrix {
     pub fn from_fn(rows: usize, cols: usize, mut entry: impl FnMut(usize, usize) -> f64) -> Self {
-        let data = (0..rows * cols).map(|n| entry(n / cols, n % cols)).collect();
+        let mut data = Vec::with_capacity(rows * cols);
+        for i in 0..rows {
+            data.extend((0..cols).map(|j| entry(i, j)));
+        }
         Self { rows, cols, data }
     }
 
