@@ -29,9 +29,9 @@ impl Tol {
     }
 
     /// The same for results whose terms, of order `size`, may cancel to nothing (the gradient of a single token's
-    /// weight): accepts 16 units in the last place of f32 per element.
+    /// weight): accepts a fifth of the tolerance of one term per element, in f32 16 units in the last place.
     pub const fn with_noise(self, size: f64) -> Self {
-        Self { noise: 16.0 * f32::EPSILON as f64 * size, ..self }
+        Self { noise: 0.2 * self.forward * size, ..self }
     }
 
     /// The tolerance for tensors stored as `T`.

@@ -105,13 +105,15 @@ pub fn backward(
 ) -> Result<Backward> {
     check_call("backward", mechanism, shape, inputs, mask)?;
     let out_seq = mechanism.out_seq(shape);
+    let pooled = matches!(mechanism, Mechanism::LinearInfsa(m) if !m.broadcast);
     let out_len = shape.slices() * out_seq * shape.value_dim;
     check::length("backward", "dout", dout.len(), out_len, "expected the shape of out")?;
     let mut result = Backward { dk: (!mechanism.tied()).then(Vec::new), ..Backward::default() };
     let mut dgamma = vec![0.0; shape.heads];
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
-        let keep = if out_seq == shape.seq_q { head.keep_query.clone() } else { vec![true; out_seq] };
+        // A pooled value is no query's row, and stays whatever queries are masked.
+        let keep = if pooled { vec![true; out_seq] } else { head.keep_query.clone() };
         let dout = head::gather(dout, b * shape.heads + h, shape.value_dim, &keep);
         let part = head_forward(mechanism, &head);
         let gradients = head_backward(mechanism, &head, &part, &dout);

@@ -1,6 +1,6 @@
 //! Parts of problems and of their solutions: some of the tokens, or one of the heads.
 
-use resolvent_kernels::Shape;
+use resolvent_kernels::{Mechanism, Shape};
 
 use super::problem::{Problem, Solution};
 
@@ -36,8 +36,12 @@ impl Problem {
     }
 
     fn output_rows(&self, x: &[f64], queries: &[usize]) -> Vec<f64> {
-        let out_seq = self.mechanism.out_seq(&self.shape);
-        if out_seq == self.shape.seq_q { rows(x, self.shape.slices(), out_seq, queries) } else { x.to_vec() }
+        if self.is_pooled() { x.to_vec() } else { rows(x, self.shape.slices(), self.shape.seq_q, queries) }
+    }
+
+    /// Whether the output is the pooled value, once, and not a row per query.
+    pub fn is_pooled(&self) -> bool {
+        matches!(&self.mechanism, Mechanism::LinearInfsa(m) if !m.broadcast)
     }
 
     /// The problem of batch entry `b` and head `h` alone.
@@ -67,9 +71,9 @@ impl Problem {
             Some(a.as_ref()?.iter().zip(b.as_ref()?).map(|(a, b)| *a || *b).collect::<Vec<_>>())
         };
         let of_q = if self.k.is_none() { both(&query, &key) } else { query.clone() };
-        let full = self.mechanism.out_seq(&self.shape) == self.shape.seq_q;
+        let dout = (!self.is_pooled()).then_some(&mut self.dout);
         let tensors = [(Some(&mut self.q), of_q), (self.k.as_mut(), key.clone()), (Some(&mut self.v), key)];
-        for (x, keep) in tensors.into_iter().chain([(full.then_some(&mut self.dout), query)]) {
+        for (x, keep) in tensors.into_iter().chain([(dout, query)]) {
             let (Some(x), Some(keep)) = (x, keep) else { continue };
             let (seq, cols) = (keep.len() / batch, x.len() / (keep.len() * heads));
             for (n, row) in x.chunks_mut(cols).enumerate() {

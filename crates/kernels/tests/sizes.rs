@@ -1,0 +1,66 @@
+//! The fused kernels against the reference on the sizes at which tiles, vectors and loops end.
+
+mod support;
+
+use resolvent_kernels::{Mechanism, Shape, Tol};
+use support::{
+    problem::{Problem, assert_solution},
+    random::{problem, takes_cross},
+};
+
+/// One preset per kernel; `eps` leaves a single token something of its gradient.
+const KERNELS: &[&str] = &[
+    r#"{"mechanism": "softmax"}"#,
+    r#"{"mechanism": "softmax", "causal": true, "tied": true}"#,
+    r#"{"mechanism": "uniform", "causal": true}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "causal": true}"#,
+    r#"{"mechanism": "infsa-resolvent", "eps": 0.125}"#,
+    r#"{"mechanism": "infsa-resolvent", "eps": 0.125, "tied": true}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125}"#,
+    r#"{"mechanism": "linear-infsa", "eps": 0.125, "operator": "exact", "iterations": 2}"#,
+];
+
+fn each_kernel(check: impl Fn(Mechanism)) {
+    KERNELS.iter().for_each(|json| check(Mechanism::from_json(json).unwrap()));
+}
+
+fn check(p: &Problem, size: f64) {
+    let what = format!("{:?} on {:?}", p.mechanism, p.shape);
+    assert_solution(&what, &p.fused(), &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_noise(size));
+}
+
+#[test]
+fn sequences_and_channels() {
+    for (n, seq) in [1, 2, 7, 8, 9, 63, 64, 65, 257].into_iter().enumerate() {
+        for head_dim in [1, 8, 12, 32, 64] {
+            let shape = Shape { value_dim: head_dim + n % 3, ..Shape::square(1, 1, seq, head_dim) };
+            each_kernel(|mechanism| check(&problem(mechanism, shape, seq as u64), 1.0));
+        }
+    }
+}
+
+#[test]
+fn keys_of_another_length() {
+    for (seq_q, seq_kv) in [(1, 130), (130, 1), (5, 64), (65, 33), (257, 40), (40, 300)] {
+        let shape = Shape { batch: 1, heads: 2, seq_q, seq_kv, head_dim: 12, value_dim: 20 };
+        each_kernel(|mechanism| {
+            if takes_cross(&mechanism) {
+                check(&problem(mechanism, shape, 3), 1.0);
+            }
+        });
+    }
+}
+
+/// Tokens that are zero, and tokens ten thousand times as long as the others.
+#[test]
+fn zero_and_long_tokens() {
+    each_kernel(|mechanism| {
+        let mut p = problem(mechanism, Shape::square(1, 2, 70, 16), 4);
+        for (factor, row) in [(0.0, 3), (1e4, 17), (0.0, 69)] {
+            let tensors = [Some(&mut p.q), p.k.as_mut()];
+            tensors.into_iter().flatten().for_each(|x| x[row * 16..][..16].iter_mut().for_each(|x| *x *= factor));
+        }
+        check(&p, 1e4);
+    });
+}
