@@ -32,35 +32,15 @@ impl RandomErasing {
         if !rng.random_bool(self.probability) {
             return;
         }
-        let Some(Rectangle { top, left, height, width }) = rectangle(shape, self.area, self.ratio, rng) else { return };
+        let Some(Rectangle { top, left, height, width }) = Rectangle::random(shape, self.area, self.ratio, rng) else {
+            return;
+        };
         for plane in values.chunks_exact_mut(shape.plane()) {
             for row in plane.chunks_exact_mut(shape.width).skip(top).take(height) {
                 row[left..left + width].fill_with(|| rng.sample(StandardNormal));
             }
         }
     }
-}
-
-/// A rectangle somewhere in the picture whose share of the area and proportion (height to width) are drawn from the given
-/// ranges, the latter evenly in the logarithm. None if ten draws did not fit.
-pub(super) fn rectangle(
-    shape: PictureShape,
-    area: [f32; 2],
-    ratio: [f32; 2],
-    rng: &mut ChaCha8Rng,
-) -> Option<Rectangle> {
-    (0..10).find_map(|_| {
-        let pixels = shape.plane() as f32 * rng.random_range(area[0]..=area[1]);
-        let ratio = rng.random_range(ratio[0].ln()..=ratio[1].ln()).exp();
-        let (height, width) = ((pixels * ratio).sqrt().round() as usize, (pixels / ratio).sqrt().round() as usize);
-        let fits = (1..=shape.height).contains(&height) && (1..=shape.width).contains(&width);
-        fits.then(|| Rectangle {
-            top: rng.random_range(0..=shape.height - height),
-            left: rng.random_range(0..=shape.width - width),
-            height,
-            width,
-        })
-    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Cutting and resizing.
 
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use super::Picture;
@@ -58,6 +60,23 @@ impl Rectangle {
         let extent = |wanted: usize, most: usize| ((wanted as f32 * scale).round() as usize).clamp(1, most);
         let (height, width) = (extent(height, shape.height), extent(width, shape.width));
         Rectangle { top: (shape.height - height) / 2, left: (shape.width - width) / 2, height, width }
+    }
+
+    /// A rectangle somewhere in the picture whose share of the area and proportion (height to width) are drawn from the
+    /// given ranges, the latter evenly in the logarithm. None if ten draws did not fit.
+    pub(super) fn random(shape: PictureShape, area: [f32; 2], ratio: [f32; 2], rng: &mut ChaCha8Rng) -> Option<Self> {
+        (0..10).find_map(|_| {
+            let pixels = shape.plane() as f32 * rng.random_range(area[0]..=area[1]);
+            let ratio = rng.random_range(ratio[0].ln()..=ratio[1].ln()).exp();
+            let (height, width) = ((pixels * ratio).sqrt().round() as usize, (pixels / ratio).sqrt().round() as usize);
+            let fits = (1..=shape.height).contains(&height) && (1..=shape.width).contains(&width);
+            fits.then(|| Rectangle {
+                top: rng.random_range(0..=shape.height - height),
+                left: rng.random_range(0..=shape.width - width),
+                height,
+                width,
+            })
+        })
     }
 }
 
@@ -172,6 +191,11 @@ mod tests {
             for (height, width) in [(3, 4), (9, 16), (20, 50), (1, 1)] {
                 let out = resample(&flat, whole, height, width, filter);
                 assert!(out.values.iter().all(|value| (value - 0.3).abs() < 1e-6));
+            }
+            for (extent, size) in (1..=9).flat_map(|extent| (1..=12).map(move |size| (extent, size))) {
+                let part = Rectangle { top: 9 - extent, left: 1, height: extent, width: extent };
+                let out = resample(&flat, part, size, size + 1, filter);
+                assert!(out.values.iter().all(|value| (value - 0.3).abs() < 1e-6), "{extent} to {size}");
             }
             let wide = resample(&line, whole, 9, 32, filter);
             for column in 4..28 {

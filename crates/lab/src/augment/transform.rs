@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Augment, Filter, Picture, Rectangle, ResizedCrop, affine, erase, resample};
+use super::{Augment, Filter, Picture, Rectangle, ResizedCrop, affine, resample};
 use crate::data::{ChannelStats, PictureShape, Result};
 
 /// The deterministic size change of evaluation: the shorter side is resized, the centre cut out.
@@ -82,7 +82,7 @@ impl Transform {
         let centre = Rectangle::centred(self.shape, height, width, share);
         let (area, filter) = match self.augment.resized_crop {
             Some(ResizedCrop { area, ratio, filter }) => {
-                (erase::rectangle(self.shape, area, ratio, rng).unwrap_or(centre), filter)
+                (Rectangle::random(self.shape, area, ratio, rng).unwrap_or(centre), filter)
             }
             None => (centre, Filter::Bicubic),
         };
