@@ -240,7 +240,7 @@ impl Recipe {
             Error::Recipe { file: file.into(), field, problem: format!("is not valid: {problem}") }
         };
         let document = toml::Deserializer::parse(text).map_err(|e| {
-            let line = e.span().map_or(0, |span| text[..span.start].lines().count().max(1));
+            let line = e.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
             fail(format!("line {line}"), e.message())
         })?;
         let recipe: Recipe =
@@ -420,6 +420,18 @@ mod tests {
             for part in expected {
                 assert!(message.contains(part), "`{text}` gives `{message}`, which lacks `{part}`");
             }
+        }
+    }
+
+    #[test]
+    fn the_recipes_that_come_along_are_valid() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs"));
+        let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(files.len() >= 4, "{files:?}");
+        for file in files {
+            let recipe = Recipe::load(&file).unwrap_or_else(|e| panic!("{e}"));
+            assert!(!recipe.about.is_empty() && file.ends_with(format!("{}.toml", recipe.name)), "{file:?}");
+            assert_eq!(Recipe::from_toml(&recipe.to_toml().unwrap(), "again").unwrap(), recipe);
         }
     }
 

@@ -9,9 +9,13 @@ use std::{
     },
 };
 
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Device, Tensor},
+};
 use resolvent_lab::{
     Error, Recipe,
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, parts},
     data::{DataSpec, Dataset},
     eval,
     metrics::{self, Record},
@@ -62,10 +66,22 @@ fn finished(outcome: Outcome) -> TrainSummary {
     }
 }
 
-/// The bytes of every tensor in the newest checkpoint, except for the optimiser's container, whose order is free.
-fn weights(run: &Path) -> Vec<Vec<u8>> {
+/// Every weight, and its average, in the newest checkpoint.
+fn weights(run: &Path, recipe: &Recipe, data: &Dataset) -> Vec<Vec<f32>> {
+    #[derive(Default)]
+    struct Values(Vec<Vec<f32>>);
+    impl ModuleVisitor for Values {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.push(param.val().into_data().iter::<f32>().collect());
+        }
+    }
     let mut checkpoint = Checkpoint::load(&newest(run)).unwrap();
-    ["model.bpk", "average.bpk"].map(|part| checkpoint.take(part).unwrap().to_vec()).into()
+    let mut values = Values::default();
+    for part in [parts::MODEL, parts::AVERAGE] {
+        let model = train::build(recipe, data, &Device::flex()).unwrap();
+        checkpoint.load_module(model, part).unwrap().visit(&mut values);
+    }
+    values.0
 }
 
 fn newest(run: &Path) -> std::path::PathBuf {
@@ -83,4 +99,250 @@ fn timeless(run: &Path) -> Vec<Record> {
         }
     }
     records
+}
+
+#[test]
+fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    for mechanism in ["softmax", "linear-infsa"] {
+        let recipe = recipe(mechanism);
+        let whole = folder.path().join(format!("{mechanism}-whole"));
+        let cut = folder.path().join(format!("{mechanism}-cut"));
+        let expected = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
+        assert_eq!((expected.steps, expected.ended), (20, Ended::Complete), "64 pictures, 5 batches an epoch");
+
+        // In the middle of an epoch and of a line of metrics, then at the end of an epoch.
+        for (steps, resume) in [(7, Resume::Never), (15, Resume::Always)] {
+            let outcome = train::run(&recipe, &data, &stopping(&cut, steps, resume)).unwrap();
+            assert!(matches!(outcome, Outcome::Interrupted { step, steps: 20, .. } if step == steps), "{outcome:?}");
+        }
+        let options = TrainOptions { resume: Resume::IfPresent, ..TrainOptions::new(&cut) };
+        let resumed = finished(train::run(&recipe, &data, &options).unwrap());
+
+        assert_eq!(
+            weights(&cut, &recipe, &data),
+            weights(&whole, &recipe, &data),
+            "{mechanism}: every weight, bit for bit"
+        );
+        assert_eq!(timeless(&cut), timeless(&whole), "{mechanism}: every line of metrics");
+        assert_eq!((resumed.test.confusion, resumed.gamma), (expected.test.confusion, expected.gamma));
+    }
+}
+
+#[test]
+fn gamma_and_weights_move_and_the_loss_falls() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let mut recipe = recipe("infsa");
+    recipe.schedule.epochs = 12;
+    recipe.optimiser.lr = 3e-3;
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap());
+    assert_eq!(summary.gamma.len(), 2);
+    assert!(summary.gamma.iter().all(|gamma| (gamma - 0.7).abs() > 1e-4), "{:?}", summary.gamma);
+    let losses: Vec<f64> = metrics::read(folder.path())
+        .unwrap()
+        .iter()
+        .filter_map(|record| if let Record::Epoch(epoch) = record { Some(epoch.train_loss) } else { None })
+        .collect();
+    assert!(losses[11] < losses[0] - 0.1, "{losses:?}");
+    assert_eq!(summary.time.steps, summary.steps);
+}
+
+#[test]
+fn a_finished_run_is_read_back_and_evaluates_to_its_summary() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let recipe = recipe("softmax");
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap());
+    let again = TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path()) };
+    assert_eq!(finished(train::run(&recipe, &data, &again).unwrap()), summary);
+
+    let (_, test) = eval::run(folder.path(), &data).unwrap();
+    assert_eq!((test.confusion, test.loss), (summary.test.confusion.clone(), summary.test.loss));
+
+    let report = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert!(report.contains(&format!("{:.2} %", summary.test.accuracy * 100.0)));
+    assert!(report.contains("<svg") && report.contains("viewport"));
+    for remote in ["http:", "https:", "src=", "@import", "url("] {
+        assert!(!report.contains(remote), "the report must stand alone: {remote}");
+    }
+}
+
+#[test]
+fn folders_that_do_not_fit_are_refused_by_name() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let recipe = recipe("softmax");
+    let nothing = TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path().join("none")) };
+    assert!(matches!(train::run(&recipe, &data, &nothing), Err(Error::NoCheckpoint { .. })));
+    assert!(matches!(eval::run(folder.path(), &data), Err(Error::NoCheckpoint { .. })));
+
+    let run = folder.path().join("run");
+    train::run(&recipe, &data, &stopping(&run, 3, Resume::Never)).unwrap();
+    let message = train::run(&recipe, &data, &TrainOptions::new(&run)).unwrap_err().to_string();
+    assert!(message.contains("3 of 20 steps"), "{message}");
+
+    let resume = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&run) };
+    let mut other = recipe.clone();
+    other.optimiser.lr = 0.5;
+    let message = train::run(&other, &data, &resume).unwrap_err().to_string();
+    assert!(message.contains("optimiser.lr = 0.001") && message.contains("0.5"), "{message}");
+    let others = DataSpec::parse("shapes:seed=4,size=16,train=72,test=24").unwrap().load().unwrap();
+    let message = train::run(&recipe, &others, &resume).unwrap_err().to_string();
+    assert!(message.contains("data fingerprint"), "{message}");
+    let larger = DataSpec::parse("shapes:size=32,train=72,test=24").unwrap().load().unwrap();
+    let message = eval::run(&run, &larger).unwrap_err().to_string();
+    assert!(message.contains("[3, 32, 32]") && message.contains("[3, 16, 16]"), "{message}");
+}
+
+#[test]
+fn damaged_checkpoints_are_named_and_earlier_ones_still_serve() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let (run, recipe) = (folder.path(), recipe("softmax"));
+    train::run(&recipe, &data, &stopping(run, 7, Resume::Never)).unwrap();
+    let resume = TrainOptions { resume: Resume::Always, ..TrainOptions::new(run) };
+    let last = newest(run);
+    assert!(last.ends_with("step-000000007"));
+
+    let damage = |file: &str, change: &dyn Fn(&mut Vec<u8>), expected: &str| {
+        let path = last.join(file);
+        let whole = fs::read(&path).unwrap();
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+        let message = train::run(&recipe, &data, &resume).unwrap_err().to_string();
+        assert!(message.contains(file) && message.contains(expected), "{message}");
+        fs::write(&path, whole).unwrap();
+    };
+    damage("model.bpk", &|bytes| bytes.truncate(100), "cut off");
+    damage("optimiser.bpk", &|bytes| bytes[200] ^= 1, "checksum");
+    damage("state.json", &|bytes| bytes.truncate(40), "no checkpoint");
+    damage("state.json", &|bytes| *bytes = b"{\"format\":99}".to_vec(), "no checkpoint");
+
+    // What a crash may leave: a checkpoint half-written, a line of metrics half-written.
+    fs::create_dir(run.join("checkpoints/.saving-x")).unwrap();
+    let metrics = run.join("metrics.jsonl");
+    let text = fs::read_to_string(&metrics).unwrap();
+    fs::write(&metrics, text + "{\"kind\":\"st").unwrap();
+    fs::remove_dir_all(&last).unwrap();
+    let summary = finished(train::run(&recipe, &data, &resume).unwrap());
+    assert_eq!(summary.steps, 20, "resumed from step 5");
+    assert!(!run.join("checkpoints/.saving-x").exists());
+    metrics::read(run).unwrap();
+}
+
+#[test]
+fn a_run_stops_early_and_tests_its_best_epoch() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let mut recipe = recipe("uniform");
+    recipe.schedule.epochs = 60;
+    recipe.regularisation.patience = Some(1);
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap());
+    assert_eq!(summary.ended, Ended::Patience);
+    let best = summary.best.unwrap();
+    assert_eq!(summary.steps, (best.epoch + 1) * 5, "one epoch of patience");
+    let (checkpoint, test) = eval::run(folder.path(), &data).unwrap();
+    assert_eq!((checkpoint.state.step, test.confusion), (best.step, summary.test.confusion));
+}
+
+#[test]
+fn a_time_budget_shortens_the_plan_or_ends_the_run_and_says_so() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let mut recipe = recipe("uniform");
+    recipe.schedule.epochs = 1_000_000;
+    recipe.schedule.max_minutes = Some(0.005);
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(folder.path().join("a"))).unwrap());
+    assert!(summary.plan.steps < summary.plan.full_steps && summary.plan.warmup <= summary.plan.steps);
+    assert!(summary.steps <= summary.plan.steps);
+
+    // The same time for a plan made elsewhere, which does not fit.
+    let plan = train::Plan::full(&recipe.schedule, 64);
+    let options = TrainOptions { plan: Some(plan), ..TrainOptions::new(folder.path().join("b")) };
+    let summary = finished(train::run(&recipe, &data, &options).unwrap());
+    assert_eq!(summary.ended, Ended::OutOfTime);
+    assert!(summary.line().contains("out of time"), "{}", summary.line());
+}
+
+#[test]
+fn weights_decay_and_everything_else_does_not() {
+    let model = train::build(&recipe("infsa"), &pictures(), &Device::flex()).unwrap();
+    let mut decayed = train::decayed_parameters(&model);
+    decayed.sort();
+    let of_block = ["attention.output", "attention.projection", "mlp_in", "mlp_out"];
+    let blocks = (0..2).flat_map(|block| of_block.map(|layer| format!("blocks.{block}.{layer}.weight")));
+    let expected: Vec<_> = blocks.chain(["head.weight".into(), "patch.weight".into()]).collect();
+    assert_eq!(decayed, expected);
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_with_a_remedy() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let mut recipe = recipe("softmax");
+    (recipe.optimiser.lr, recipe.optimiser.clip_norm) = (1e30, 0.0);
+    let message = train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap_err().to_string();
+    assert!(message.contains("optimiser.lr") && message.contains("step"), "{message}");
+}
+
+#[test]
+fn data_that_does_not_fit_the_recipe_is_refused_before_anything_is_written() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let out = folder.path().join("run");
+    let refused = |change: fn(&mut Recipe)| {
+        let mut recipe = recipe("softmax");
+        change(&mut recipe);
+        let message = train::run(&recipe, &data, &TrainOptions::new(&out)).unwrap_err().to_string();
+        assert!(!out.exists(), "{message}");
+        message
+    };
+    assert!(refused(|recipe| recipe.model.patch = 5).contains("model.patch"));
+    assert!(refused(|recipe| recipe.schedule.batch_size = 100).contains("schedule.batch_size"));
+    assert!(refused(|recipe| recipe.optimiser.lr = -1.0).contains("optimiser.lr"));
+}
+
+#[test]
+fn a_target_that_cannot_be_written_is_named() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let occupied = folder.path().join("file");
+    fs::write(&occupied, "mine").unwrap();
+    let message = train::run(&recipe("softmax"), &data, &TrainOptions::new(&occupied)).unwrap_err().to_string();
+    assert!(message.contains(&occupied.display().to_string()), "{message}");
+    assert_eq!(fs::read_to_string(&occupied).unwrap(), "mine");
+}
+
+/// A file system of a few hundred kilobytes, gone when dropped.
+#[cfg(target_os = "linux")]
+struct Tiny(std::path::PathBuf);
+
+#[cfg(target_os = "linux")]
+impl Tiny {
+    fn mount(at: &Path, size: &str) -> Option<Self> {
+        fs::create_dir(at).unwrap();
+        let options = format!("size={size}");
+        let mount = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
+        mount.is_ok_and(|output| output.status.success()).then(|| Self(at.into()))
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Tiny {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).output();
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_ends_the_run_and_leaves_the_earlier_checkpoints_whole() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let run = folder.path().join("run");
+    let Some(_tiny) = Tiny::mount(&run, "400k") else {
+        eprintln!("SKIPPED: only root can mount the tiny file system that this test fills");
+        return;
+    };
+    let mut recipe = recipe("softmax");
+    recipe.log.keep = 9;
+    let message = train::run(&recipe, &data, &TrainOptions::new(&run)).unwrap_err().to_string();
+    assert!(message.contains("free some space") && message.contains("checkpoints"), "{message}");
+
+    let checkpoint = Checkpoint::load(&newest(&run)).unwrap();
+    assert!(checkpoint.state.step >= 5, "at least one checkpoint fitted");
+    let names = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with('.')), "nothing half-written is left");
 }

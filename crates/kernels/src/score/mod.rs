@@ -5,7 +5,6 @@
 
 mod activation;
 mod exp;
-pub(crate) mod gate;
 
 pub(crate) use activation::{Abs, Gelu, Relu};
 pub(crate) use exp::Exp;

@@ -55,6 +55,8 @@ pub struct CompareOptions {
     pub memory: Option<Arc<dyn MemoryProbe>>,
     /// Commands that repeat the comparison, for the report.
     pub commands: Vec<String>,
+    /// Seconds of each slot of the speed measurement. Default 0.25.
+    pub slot_seconds: f64,
 }
 
 impl CompareOptions {
@@ -68,6 +70,7 @@ impl CompareOptions {
             observer: Arc::new(Silent),
             memory: None,
             commands: Vec::new(),
+            slot_seconds: 0.25,
         }
     }
 }
@@ -141,7 +144,7 @@ fn finish(
     let first = |runs: &Vec<(String, TrainSummary)>| (options.out_dir.join(&runs[0].0), runs[0].1.recipe.clone());
     let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
     let trained = folders.iter().map(|folder| Checkpoint::find(folder)).collect::<Result<Vec<_>>>()?;
-    let speeds = measure(&recipes, trained, dataset, options.memory.as_deref())?;
+    let speeds = measure(&recipes, trained, dataset, options.memory.as_deref(), options.slot_seconds)?;
     let comparison = Comparison {
         recipe: shared.recipe,
         data: shared.data,

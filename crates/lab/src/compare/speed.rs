@@ -14,9 +14,6 @@ use crate::{
 
 /// Rounds over all mechanisms; the median round counts.
 const ROUNDS: usize = 5;
-/// Seconds that one mechanism trains, and infers, in a round; at least one step.
-const SLOT: f64 = 0.25;
-
 /// What one mechanism costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
@@ -30,7 +27,8 @@ pub struct Speed {
     pub peak_bytes: Option<u64>,
 }
 
-/// Measures the recipes, one per mechanism, with the weights they were trained to.
+/// Measures the recipes, one per mechanism, with the weights they were trained to. In each of five rounds each mechanism
+/// trains, and infers, for `slot_seconds`, and at least one step.
 ///
 /// # Errors
 /// As [`crate::train::run`].
@@ -39,6 +37,7 @@ pub fn measure(
     trained: Vec<Checkpoint>,
     dataset: &Dataset,
     probe: Option<&dyn MemoryProbe>,
+    slot_seconds: f64,
 ) -> Result<Vec<Speed>> {
     let mut benches = Vec::new();
     let mut peaks = Vec::new();
@@ -56,8 +55,8 @@ pub fn measure(
     let mut times = vec![(Vec::new(), Vec::new()); benches.len()];
     for _ in 0..ROUNDS {
         for (bench, (train, infer)) in benches.iter_mut().zip(&mut times) {
-            train.push(slot(|| bench.step())?);
-            infer.push(slot(|| bench.infer())?);
+            train.push(slot(slot_seconds, || bench.step())?);
+            infer.push(slot(slot_seconds, || bench.infer())?);
         }
     }
     let speeds = benches.iter().zip(&mut times).zip(peaks).map(|((bench, (train, infer)), peak_bytes)| Speed {
@@ -69,11 +68,11 @@ pub fn measure(
     Ok(speeds.collect())
 }
 
-/// Mean seconds of `work`, repeated for one slot.
-fn slot(mut work: impl FnMut() -> Result<f64>) -> Result<f64> {
+/// Mean seconds of `work`, repeated for `seconds`.
+fn slot(seconds: f64, mut work: impl FnMut() -> Result<f64>) -> Result<f64> {
     let began = Instant::now();
     let (mut sum, mut count) = (0.0, 0);
-    while count == 0 || began.elapsed().as_secs_f64() < SLOT {
+    while count == 0 || began.elapsed().as_secs_f64() < seconds {
         sum += work()?;
         count += 1;
     }

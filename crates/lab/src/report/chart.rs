@@ -9,8 +9,8 @@ use maud::{Markup, html};
 const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 44.0;
-const RIGHT: f64 = 10.0;
-const TOP: f64 = 10.0;
+const RIGHT: f64 = 18.0;
+const TOP: f64 = 20.0;
 const BOTTOM: f64 = 34.0;
 /// Points drawn per series; more are averaged in groups.
 const MAX_POINTS: usize = 200;
@@ -76,13 +76,14 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
     if points().next().is_none() {
         return html! { p class="quiet" { (axes.title) ": nothing was logged." } };
     }
-    let (x_ticks, y_ticks) = (ticks(0.0, range(|p| p.0).1), {
-        let (low, high) = range(|p| p.1);
-        ticks(low, high)
-    });
-    let frame = Frame::new(&x_ticks, &y_ticks);
+    let (last, (low, high)) = (range(|p| p.0).1, range(|p| p.1));
+    let last = if last > 0.0 { last } else { 1.0 };
+    let (mut x_ticks, y_ticks) = (ticks(0.0, last), ticks(low, high));
+    x_ticks.retain(|&tick| tick <= last);
+    let frame = Frame { x: (0.0, last), y: (y_ticks[0], y_ticks[y_ticks.len() - 1]) };
     html! {
         figure {
+            figcaption { (axes.title) }
             svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
                 (frame.grid(axes, &x_ticks, &y_ticks))
                 @for s in series {
@@ -95,7 +96,6 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
                 }
             }
             @if series.len() > 1 { (legend(series)) }
-            figcaption { (axes.title) }
         }
     }
 }
@@ -127,11 +127,6 @@ struct Frame {
 }
 
 impl Frame {
-    fn new(x_ticks: &[f64], y_ticks: &[f64]) -> Self {
-        let ends = |ticks: &[f64]| (ticks[0], ticks[ticks.len() - 1]);
-        Self { x: ends(x_ticks), y: ends(y_ticks) }
-    }
-
     fn x(&self, value: f64) -> f64 {
         LEFT + (value - self.x.0) / (self.x.1 - self.x.0) * (WIDTH - LEFT - RIGHT)
     }
@@ -168,7 +163,7 @@ impl Frame {
             }
             line class="axis" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(base) y2=(base) {}
             text class="tick" text-anchor="end" x=(WIDTH - RIGHT) y=(HEIGHT - 4.0) { (axes.x) }
-            text class="tick" x="2" y="9" { (axes.y) }
+            text class="tick" x="2" y="10" { (axes.y) }
         }
     }
 }
@@ -192,13 +187,15 @@ pub struct Bar {
 pub fn bars(title: &str, from: f64, rows: &[Bar]) -> Markup {
     const ROW: f64 = 26.0;
     const NAME: f64 = 112.0;
-    const TEXT: f64 = 76.0;
+    // Seven units per character are enough for the digits of every system's sans-serif.
+    let text = 12.0 + 7.0 * rows.iter().map(|row| row.text.chars().count()).max().unwrap_or(0) as f64;
     let values = rows.iter().flat_map(|row| row.dots.iter().chain([&row.value]));
     let most = values.copied().fold(from, f64::max);
-    let scale = |value: f64| (value - from).max(0.0) / (most - from).max(f64::MIN_POSITIVE) * (WIDTH - NAME - TEXT);
+    let scale = |value: f64| (value - from).max(0.0) / (most - from).max(f64::MIN_POSITIVE) * (WIDTH - NAME - text);
     let height = ROW * rows.len() as f64 + 4.0;
     html! {
         figure {
+            figcaption { (title) }
             svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
                 @for (index, row) in rows.iter().enumerate() {
                     @let middle = 2.0 + ROW * (index as f64 + 0.5);
@@ -212,7 +209,6 @@ pub fn bars(title: &str, from: f64, rows: &[Bar]) -> Markup {
                     text class="value" x=(px(NAME + scale(end) + 6.0)) y=(middle + 4.0) { (row.text) }
                 }
             }
-            figcaption { (title) }
         }
     }
 }

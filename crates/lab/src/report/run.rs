@@ -129,6 +129,7 @@ fn confusion(test: &Evaluation) -> Markup {
     }
     html! {
         figure {
+            figcaption { "Confusion: a row per label, a column per answer, in pictures" }
             div class="scroll" {
                 table class="matrix" {
                     thead { tr { th {} @for class in &test.classes { th scope="col" title=(class) { (shortened(class, 4)) } } } }
@@ -143,7 +144,6 @@ fn confusion(test: &Evaluation) -> Markup {
                     }
                 }
             }
-            figcaption { "Rows: the label; columns: the answer; in pictures." }
         }
     }
 }

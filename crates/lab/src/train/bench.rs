@@ -36,7 +36,7 @@ impl<'a> Bench<'a> {
         let expects = Expectation::new(dataset, &pictures.stats);
         let mut session = Session::new(recipe, dataset, Identity { data, expects }, plan)?;
         if let Some(mut trained) = trained {
-            session.model = trained.load_weights(session.model)?;
+            session.load_weights(&mut trained)?;
         }
         let batch = pictures.loader(recipe)?.epoch(0, 0).next();
         let empty = || Error::Unfit { name: dataset.name.clone(), problem: "it has no whole batch".into() };

@@ -59,8 +59,8 @@ mod tests {
             grads.register(model.weight.id, weight.clone());
             grads.register(model.bias.as_ref().unwrap().id, bias.clone());
             let norm = clip_by_global_norm(&model, &mut grads, max_norm);
-            let weight = grads.get::<2>(model.weight.id).unwrap().into_data().to_vec::<f32>().unwrap();
-            let bias = grads.get::<1>(model.bias.as_ref().unwrap().id).unwrap().into_data().to_vec::<f32>().unwrap();
+            let weight = grads.get::<2>(model.weight.id).unwrap().try_into_vec_as::<f32>().unwrap();
+            let bias = grads.get::<1>(model.bias.as_ref().unwrap().id).unwrap().try_into_vec_as::<f32>().unwrap();
             (norm, weight[0], bias[1])
         };
         assert_eq!(clipped(0.0), (5.0, 3.0, 4.0), "no limit");

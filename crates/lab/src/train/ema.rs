@@ -76,8 +76,8 @@ mod tests {
             average = update(average, &filled(model.clone(), value), 0.75);
             expected = 0.75 * expected + 0.25 * value;
         }
-        let weights = average.weight.val().into_data().to_vec::<f32>().unwrap();
-        let biases = average.bias.as_ref().unwrap().val().into_data().to_vec::<f32>().unwrap();
+        let weights = average.weight.val().try_into_vec_as::<f32>().unwrap();
+        let biases = average.bias.as_ref().unwrap().val().try_into_vec_as::<f32>().unwrap();
         assert_eq!((weights.len(), biases.len()), (6, 3));
         assert!(weights.iter().chain(&biases).all(|x| (x - expected).abs() < 1e-6), "{weights:?} {expected}");
     }

@@ -151,6 +151,11 @@ impl Run<'_> {
     /// Steps until the run ends, or (`None`) is asked to stop.
     fn train(&mut self) -> Result<Option<Ended>> {
         let plan = self.session.state.plan.clone();
+        // A run that was cut off between its last checkpoint and its summary has nothing left to do.
+        let done = self.session.state.step;
+        if plan.ends_epoch(done) && self.is_exhausted(done / plan.steps_per_epoch) {
+            return Ok(Some(Ended::Patience));
+        }
         let loader = self.pictures.loader(self.recipe)?;
         while self.session.state.step < plan.steps {
             let (epoch, first) =
@@ -230,8 +235,13 @@ impl Run<'_> {
             let weights = [(parts::MODEL, module_bytes(self.session.evaluated())?)];
             self.store.save_best(&self.session.state, &weights)?;
         }
+        Ok(self.is_exhausted(epoch))
+    }
+
+    /// Whether there was no better epoch for as long as the recipe waits.
+    fn is_exhausted(&self, epoch: usize) -> bool {
         let best = self.session.state.best.as_ref().map_or(epoch, |best| best.epoch);
-        Ok(self.recipe.regularisation.patience.is_some_and(|patience| epoch - best >= patience))
+        self.recipe.regularisation.patience.is_some_and(|patience| epoch - best >= patience)
     }
 
     fn save(&mut self) -> Result<()> {
@@ -263,6 +273,7 @@ impl Run<'_> {
         let folder = &self.options.out_dir;
         write_atomically(&folder.join(SUMMARY), &to_json(&summary)?)?;
         report::write_run(folder, &summary, &metrics::read(folder)?)?;
+        self.options.observer.on(Event::Note(&summary.time.line()));
         self.options.observer.on(Event::End(&summary.line()));
         Ok(Outcome::Finished(Box::new(summary)))
     }

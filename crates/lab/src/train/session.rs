@@ -104,6 +104,13 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
+    /// Takes the weights that `trained` is evaluated with.
+    pub fn load_weights(&mut self, trained: &mut Checkpoint) -> Result<()> {
+        self.model = trained.load_weights(self.model.clone())?;
+        self.average = self.average.take().map(|_| self.model.valid());
+        Ok(())
+    }
+
     /// One step of AdamW on `batch`.
     pub fn step(&mut self, mut batch: Batch, clock: &mut Clock) -> Result<Step> {
         let began = Instant::now();

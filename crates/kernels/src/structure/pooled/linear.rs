@@ -7,12 +7,14 @@
 
 use std::ops::Range;
 
-use super::tiles::{PerToken, runs};
+use super::{
+    gate,
+    tiles::{PerToken, runs},
+};
 use crate::{
     Shape,
     mechanism::LinearInfsa,
     operator::Call,
-    score::gate,
     simd::{Level, rows},
 };
 

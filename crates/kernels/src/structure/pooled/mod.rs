@@ -6,6 +6,7 @@
 mod backward;
 mod exact;
 mod forward;
+mod gate;
 mod linear;
 mod plan;
 mod tiles;

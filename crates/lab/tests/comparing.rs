@@ -1,0 +1,152 @@
+//! A comparison end to end on a few generated pictures.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use resolvent_lab::{
+    Error, Recipe,
+    compare::{self, CompareOptions, CompareOutcome, Comparison, MemoryProbe},
+    data::{DataSpec, Dataset},
+    progress::{Event, Observer},
+};
+
+fn pictures() -> Dataset {
+    DataSpec::parse("shapes:seed=3,size=16,train=48,test=16,difficulty=0").unwrap().load().unwrap()
+}
+
+fn recipe() -> Recipe {
+    let text = "name = 'tiny'\n[model]\ndim = 16\ndepth = 1\nheads = 2\nmlp_dim = 16\n\
+                [schedule]\nepochs = 2\nbatch_size = 16\nmax_minutes = 5.0\n[log]\nevery = 2";
+    Recipe::from_toml(text, "test").unwrap()
+}
+
+/// All mechanisms into `out`, with one timed step each.
+fn quick(out: &Path) -> CompareOptions {
+    CompareOptions { slot_seconds: 0.0, ..CompareOptions::new(out) }
+}
+
+fn finished(outcome: CompareOutcome) -> Comparison {
+    match outcome {
+        CompareOutcome::Finished(comparison) => *comparison,
+        CompareOutcome::Interrupted { runs, of } => panic!("{runs} of {of} runs"),
+    }
+}
+
+/// Raises the flag at the n-th step of the whole comparison, and keeps the runs it was told of.
+struct Watch {
+    left: AtomicU64,
+    flag: Arc<AtomicBool>,
+    runs: Mutex<Vec<String>>,
+}
+
+impl Watch {
+    fn new(steps: u64) -> Arc<Self> {
+        Arc::new(Self { left: AtomicU64::new(steps), flag: Arc::default(), runs: Mutex::default() })
+    }
+}
+
+impl Observer for Watch {
+    fn on(&self, event: Event<'_>) {
+        match event {
+            Event::Begin { run, done, .. } => self.runs.lock().unwrap().push(format!("{run} from {done}")),
+            Event::Step { .. } if self.left.fetch_sub(1, Ordering::SeqCst) == 1 => {
+                self.flag.store(true, Ordering::SeqCst)
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Says that every mechanism peaks at 5 MB above what was held.
+struct FixedProbe;
+
+impl MemoryProbe for FixedProbe {
+    fn held(&self) -> u64 {
+        1_000_000
+    }
+    fn reset_peak(&self) {}
+    fn peak(&self) -> u64 {
+        6_000_000
+    }
+}
+
+#[test]
+fn an_interrupted_comparison_goes_on_where_it_stopped_and_ends_the_same() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
+    let expected = finished(compare::run(&recipe(), &data, &quick(&whole)).unwrap());
+    assert_eq!(expected.plan.steps, 6, "five minutes are enough for all of them");
+    assert_eq!(expected.entries.len(), 5);
+
+    // Six steps a run: the ninth is in the middle of the second.
+    let watch = Watch::new(9);
+    let options = CompareOptions { stop: watch.flag.clone(), observer: watch.clone(), ..quick(&cut) };
+    let outcome = compare::run(&recipe(), &data, &options).unwrap();
+    assert_eq!(outcome, CompareOutcome::Interrupted { runs: 1, of: 5 });
+
+    let watch = Watch::new(u64::MAX);
+    let options = CompareOptions { observer: watch.clone(), ..quick(&cut) };
+    let resumed = finished(compare::run(&recipe(), &data, &options).unwrap());
+    let told = watch.runs.lock().unwrap().clone();
+    assert_eq!(told.len(), 4, "the finished run is read back: {told:?}");
+    assert_eq!(told[0], "uniform, seed 0 from 3");
+    for (resumed, expected) in resumed.entries.iter().zip(&expected.entries) {
+        assert_eq!((&resumed.mechanism, &resumed.accuracy), (&expected.mechanism, &expected.accuracy));
+        assert_eq!(resumed.runs[0].loss, expected.runs[0].loss);
+    }
+}
+
+#[test]
+fn results_and_report_hold_the_numbers() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let options = CompareOptions {
+        seeds: vec![1, 2],
+        memory: Some(Arc::new(FixedProbe)),
+        commands: vec!["resolvent compare --seeds 1,2".into()],
+        ..quick(folder.path())
+    };
+    let comparison = finished(compare::run(&recipe(), &data, &options).unwrap());
+    let text = fs::read_to_string(folder.path().join(compare::RESULTS)).unwrap();
+    assert_eq!(text, serde_json::to_string_pretty(&comparison).unwrap());
+    assert_eq!(serde_json::from_str::<Comparison>(&text).unwrap().table(), comparison.table());
+
+    let (table, report) = (comparison.table(), fs::read_to_string(folder.path().join("report.html")).unwrap());
+    for entry in &comparison.entries {
+        assert_eq!(entry.runs.len(), 2);
+        assert_eq!(entry.speed.peak_bytes, Some(5_000_000));
+        let accuracies = [entry.runs[0].accuracy, entry.runs[1].accuracy];
+        assert!((entry.accuracy.mean - (accuracies[0] + accuracies[1]) / 2.0).abs() < 1e-12);
+        assert!((entry.accuracy.std.unwrap() - (accuracies[0] - accuracies[1]).abs() / 2f64.sqrt()).abs() < 1e-12);
+        for page in [&table, &report] {
+            assert!(page.contains(entry.mechanism.id()) && page.contains(&entry.accuracy.percent()), "{page}");
+        }
+    }
+    assert!(report.contains("5.0 MB") && report.contains("resolvent compare --seeds 1,2"));
+    for remote in ["http:", "https:", "src=", "@import", "url("] {
+        assert!(!report.contains(remote), "the report must stand alone: {remote}");
+    }
+}
+
+#[test]
+fn another_comparison_in_the_same_folder_is_refused() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let watch = Watch::new(1);
+    let options = CompareOptions { stop: watch.flag.clone(), observer: watch.clone(), ..quick(folder.path()) };
+    compare::run(&recipe(), &data, &options).unwrap();
+    let mut other = recipe();
+    other.model.dim = 32;
+    let message = compare::run(&other, &data, &options).unwrap_err().to_string();
+    assert!(message.contains("model.dim = 16") && message.contains("comparison.json"), "{message}");
+
+    let twice = CompareOptions { seeds: vec![1, 1], ..quick(&folder.path().join("new")) };
+    let error = compare::run(&recipe(), &data, &twice).unwrap_err();
+    assert!(matches!(&error, Error::Recipe { field, .. } if field == "seeds"), "{error}");
+    let none = CompareOptions { mechanisms: vec![], ..quick(&folder.path().join("new")) };
+    assert!(compare::run(&recipe(), &data, &none).is_err());
+}
