@@ -22,11 +22,11 @@ pub enum Error {
         /// The file that holds the configuration or the tensors.
         path: PathBuf,
         /// The refusal.
-        source: kernels::Error,
+        source: Box<kernels::Error>,
     },
     /// Data, recipe, training or evaluation failed.
     #[error(transparent)]
-    Lab(#[from] resolvent_lab::Error),
+    Lab(Box<resolvent_lab::Error>),
     /// The thread pool could not be started.
     #[error("--threads {threads}: {problem}; ask for fewer")]
     Threads {
@@ -55,7 +55,7 @@ impl Error {
     /// `source`, caused by what `path` holds.
     pub fn kernels(path: &Path) -> impl FnOnce(kernels::Error) -> Self {
         let path = path.to_owned();
-        move |source| Self::Kernels { path, source }
+        move |source| Self::Kernels { path, source: Box::new(source) }
     }
 
     /// The exit code of the process: 130 (as a shell reports Ctrl-C) when interrupted, else 1.
@@ -66,5 +66,11 @@ impl Error {
     /// The message on one line (parsers of other crates write several).
     pub fn one_line(&self) -> String {
         self.to_string().lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+impl From<resolvent_lab::Error> for Error {
+    fn from(error: resolvent_lab::Error) -> Self {
+        Self::Lab(Box::new(error))
     }
 }

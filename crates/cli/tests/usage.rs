@@ -31,10 +31,11 @@ fn every_command_explains_itself_with_examples() {
 fn wrong_usage_exits_with_2() {
     let sandbox = Sandbox::new();
     let attend = ["attend", "--config", "m", "--input", "i", "--output", "o"];
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["predict"], "predict"),
         (&["attend"], "--config"),
         (&["attend", "--config", "m", "--input", "i"], "--output"),
+        (&["attend", "--config", "m", "--input", "i", "--output", ""], "--output"),
         (&[&attend[..], &["--fast"]].concat(), "--fast"),
         (&[&attend[..], &["--plan"]].concat(), "--plan"),
         (&[&attend[..], &["extra"]].concat(), "extra"),

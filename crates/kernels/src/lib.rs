@@ -6,6 +6,7 @@
 //!
 //! [`Operator`] is the call surface, [`mod@reference`] the naive f64 form that every fast path must match.
 
+mod cache;
 mod check;
 mod element;
 mod error;
@@ -22,6 +23,7 @@ pub mod simd;
 mod structure;
 mod tol;
 
+pub use cache::Cache;
 pub use element::Element;
 pub use error::{Error, Result};
 pub use mechanism::Mechanism;

@@ -2,7 +2,7 @@
 
 use crate::{
     Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
-    check, mechanism, plan, reference,
+    check, plan, reference,
     scratch::{cut, room},
     series,
     simd::Level,
@@ -57,12 +57,10 @@ impl Operator {
     /// Checks `mechanism` against `shape` and plans the calls. `causal` is OR-ed with the configuration's.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a combination the mechanism is not defined for, [`Error::OutOfRange`] for an invalid
-    /// field, [`Error::Shape`] for an empty axis.
+    /// [`Error::Unsupported`] for a combination the mechanism is not defined for (an empty axis among them),
+    /// [`Error::OutOfRange`] for an invalid field.
     pub fn new(mechanism: &Mechanism, shape: Shape, causal: bool, strategy: Strategy) -> Result<Self> {
-        mechanism.validate()?;
         let causal = causal || mechanism.causal();
-        mechanism::check_support(mechanism, &shape, causal)?;
         let plan = plan::plan(mechanism, &shape, causal, strategy)?;
         Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level: Level::selected()? })
     }

@@ -1,6 +1,6 @@
 //! How a call will be carried out, and what it costs, before it is made.
 
-use crate::{Mechanism, Result, Shape, mechanism, reference, series, structure};
+use crate::{Mechanism, Result, Shape, reference, series, structure};
 
 /// How the `N x N` operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -47,9 +47,8 @@ pub struct Plan {
 /// # Errors
 /// As [`crate::Operator::new`].
 pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
-    mechanism.validate()?;
+    mechanism.check(shape, causal)?;
     let causal = causal || mechanism.causal();
-    mechanism::check_support(mechanism, shape, causal)?;
     let fused = match mechanism {
         Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal),
         Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),

@@ -252,7 +252,9 @@ fn recipes_embed_a_mechanism() {
 
 #[test]
 fn automatic_norm_bias_is_the_mean_cosine() {
-    for (head_dim, expected) in [(1, 1.0), (2, 0.636_620), (12, 0.235_2), (16, 0.202_6), (64, 0.100_1)] {
+    for (head_dim, expected) in
+        [(1, 1.0), (2, std::f64::consts::FRAC_2_PI), (12, 0.235_2), (16, 0.202_6), (64, 0.100_1)]
+    {
         let got = NormBias::Auto.value(head_dim);
         assert!((got - expected).abs() < 5e-5, "{head_dim}: {got}");
     }

@@ -19,7 +19,7 @@ pub struct RecipeArgs {
     /// Recipe in TOML [default: configs/shapes.toml, or configs/pictures.toml for data from files; both are built in]
     #[arg(long, value_name = "RECIPE.toml")]
     pub config: Option<PathBuf>,
-    /// Data set: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH
+    /// Data set: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS]
     /// [default: the recipe's, else shapes]
     #[arg(long, value_name = "KIND:PATH")]
     pub data: Option<DataSpec>,

@@ -129,8 +129,8 @@ fn tensors_backward(head: &Head, m: &LinearInfsa, trace: &Trace, dalpha: &[f64],
     let (mut dq, mut dk) = head.logits_backward(m.scale, dz);
     let factor = head.scale(m.scale) * m.norm_bias.value(head.q.cols);
     let mean = inner(&trace.alpha, dalpha);
-    for i in 0..dq.rows {
-        let through_alpha = ratio(dalpha[i] - mean, trace.alpha_sum);
+    for (i, dalpha) in dalpha.iter().enumerate() {
+        let through_alpha = ratio(dalpha - mean, trace.alpha_sum);
         let de = through_alpha + factor * inner(dz.row(i), &trace.e.1);
         add_norm_gradient(de, head.q.row(i), trace.e.0[i], dq.row_mut(i));
     }

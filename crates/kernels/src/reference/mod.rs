@@ -13,7 +13,7 @@ mod softmax;
 use head::Head;
 use matrix::Matrix;
 
-use crate::{Gradients, Inputs, Mask, Mechanism, Plan, Result, Shape, Strategy, check, mechanism, operator::Call};
+use crate::{Gradients, Inputs, Mask, Mechanism, Plan, Result, Shape, Strategy, check, operator::Call};
 
 /// What [`forward`] computes.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -138,8 +138,7 @@ fn check_call(
     inputs: &Inputs<'_, f64>,
     mask: &Mask<'_>,
 ) -> Result<()> {
-    mechanism.validate()?;
-    mechanism::check_support(mechanism, shape, mask.causal || mechanism.causal())?;
+    mechanism.check(shape, mask.causal)?;
     check::inputs(op, mechanism, shape, inputs, mask)
 }
 

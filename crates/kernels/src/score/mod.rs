@@ -5,6 +5,7 @@
 
 mod activation;
 mod exp;
+pub(crate) mod gate;
 
 pub(crate) use activation::{Abs, Gelu, Relu};
 pub(crate) use exp::Exp;

@@ -167,7 +167,7 @@ impl<N: Normalisation> WithSimd for Task<'_, N> {
         let dout = &stream.dout[slice * head.seq_q * dv_dim..][..head.seq_q * dv_dim];
         transpose(head.q, d, queries, |_| logit, q_panels);
         transpose(dout, dv_dim, queries, factor, g_panels);
-        let q = Rows::gather(head.q, d, queries, q_room);
+        let q = Rows::gather(head.q, d, queries, true, q_room);
         let g = Rows::copy(dout, dv_dim, queries, factor, g_room);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
@@ -183,8 +183,8 @@ impl<N: Normalisation> WithSimd for Task<'_, N> {
         for from in keys.clone().step_by(KEYS) {
             let tile_keys = from..(from + KEYS).min(keys.end);
             let kept = positions(tile_keys.clone(), head.keep_key, key_at);
-            let k = Rows::gather(head.k, d, kept, k_room);
-            let v = Rows::gather(head.v, dv_dim, kept, v_room);
+            let k = Rows::gather(head.k, d, kept, true, k_room);
+            let v = Rows::gather(head.v, dv_dim, kept, false, v_room);
             dk_sums[..kept.len() * k.stride].fill(0.0);
             dv_sums[..kept.len() * v.stride].fill(0.0);
             for first in (0..queries.len()).step_by(PANEL) {
@@ -275,14 +275,17 @@ struct Pairs<'a, N> {
 impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        let (shift, delta) = (vectors::<S, N>(self.shift, col), vectors::<S, N>(self.delta, col));
+        let mut rows = [[simd.splat_f32s(0.0); 2]; N];
+        for (n, row) in rows.iter_mut().enumerate() {
+            *row = [vectors::<S, N>(self.shift, col)[n], vectors::<S, N>(self.delta, col)[n]];
+        }
         let limits = vectors::<S, N>(bytemuck::cast_slice(self.visible.limits), col);
         let zero = simd.splat_f32s(0.0);
         for (m, products) in block.iter().enumerate() {
             let at = (row + m) * TILE_STRIDE + col;
             let (weights, slopes) = (vectors_mut::<S, N>(self.weights, at), vectors_mut::<S, N>(self.slopes, at));
             for n in 0..N {
-                let (mut weight, mut slope) = self.norm.pair(simd, weights[n], products[n], [shift[n], delta[n]]);
+                let (mut weight, mut slope) = self.norm.pair(simd, weights[n], products[n], rows[n]);
                 if !self.complete {
                     let key = simd.splat_u32s(self.visible.keys[row + m]);
                     let seen = simd.less_than_u32s(key, simd.transmute_u32s_f32s(limits[n]));

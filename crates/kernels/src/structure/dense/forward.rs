@@ -108,8 +108,8 @@ impl<N: Normalisation> WithSimd for Block<'_, N> {
         let last = queries.len().checked_sub(1).map_or(0, |n| limits[n] as usize);
         for from in (0..last).step_by(KEYS) {
             let keys = positions(from..(from + KEYS).min(last), head.keep_key, key_at);
-            let k = Rows::gather(head.k, head.head_dim, keys, k_room);
-            let v = Rows::gather(head.v, head.value_dim, keys, v_room);
+            let k = Rows::gather(head.k, head.head_dim, keys, false, k_room);
+            let v = Rows::gather(head.v, head.value_dim, keys, true, v_room);
             for first in (0..queries.len()).step_by(PANEL) {
                 let count = PANEL.min(queries.len() - first);
                 let width = padded(count);
@@ -203,7 +203,9 @@ struct Entries<'a, 't, N> {
 impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        let part = vectors_mut::<S, N>(self.part, col);
+        // Copied out and back: in memory, the running values would be a chain of stores and loads.
+        let mut part = [simd.splat_f32s(0.0); N];
+        part.copy_from_slice(vectors::<S, N>(self.part, col));
         for (m, logits) in block.iter().enumerate() {
             let entries = vectors_mut::<S, N>(self.tile.data, (row + m) * self.tile.stride + col);
             for n in 0..N {
@@ -218,5 +220,6 @@ impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
                 part[n] = self.norm.gather(simd, part[n], entry);
             }
         }
+        vectors_mut::<S, N>(self.part, col).copy_from_slice(&part);
     }
 }

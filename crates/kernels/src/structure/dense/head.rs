@@ -113,13 +113,15 @@ impl<'a> Rows<'a> {
         Right { data: &self.data[range.start * self.stride..range.end * self.stride], stride: self.stride }
     }
 
-    /// The rows `kept` (ascending) of `tensor [.., dim]`: as they lie when they are contiguous whole vectors, else copied
-    /// to `room`, which takes `kept.len() * padded(dim)`.
-    pub fn gather(tensor: &'a [f32], dim: usize, kept: &[u32], room: &'a mut [f32]) -> Self {
+    /// The rows `kept` (ascending) of `tensor [.., dim]`: as they lie when they are contiguous whole vectors (and, to be
+    /// read as `vectors`, aligned to cache lines: a vector across two lines costs two loads), else copied to `room`, which
+    /// takes `kept.len() * padded(dim)`.
+    pub fn gather(tensor: &'a [f32], dim: usize, kept: &[u32], vectors: bool, room: &'a mut [f32]) -> Self {
         let stride = padded(dim);
         let Some((&first, &last)) = kept.first().zip(kept.last()) else { return Self { data: &[], stride } };
         let (first, last) = (first as usize, last as usize);
-        if stride == dim && last - first + 1 == kept.len() {
+        let aligned = !vectors || tensor[first * dim..].as_ptr().addr().is_multiple_of(LANES * size_of::<f32>());
+        if aligned && stride == dim && last - first + 1 == kept.len() {
             return Self { data: &tensor[first * dim..(last + 1) * dim], stride };
         }
         Self::copy(tensor, dim, kept, |_| 1.0, room)

@@ -6,12 +6,12 @@
 
 use super::{
     backward::HeadGradients,
-    gate,
     linear::{Head, Scores, finite, inner, inverse, part, shift, token_rows, token_rows_mut},
     tiles::{Buffers, blocks, parallel, partial_len, runs, sum_tiles},
 };
 use crate::{
     Shape,
+    score::gate,
     simd::rows::{self, Store},
 };
 

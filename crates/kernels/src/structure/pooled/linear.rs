@@ -7,14 +7,12 @@
 
 use std::ops::Range;
 
-use super::{
-    gate,
-    tiles::{PerToken, runs},
-};
+use super::tiles::{PerToken, runs};
 use crate::{
     Shape,
     mechanism::LinearInfsa,
     operator::Call,
+    score::gate,
     simd::{Level, rows},
 };
 

@@ -6,7 +6,6 @@
 mod backward;
 mod exact;
 mod forward;
-mod gate;
 mod linear;
 mod plan;
 mod tiles;

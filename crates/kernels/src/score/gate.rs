@@ -1,10 +1,10 @@
-//! The activation of token scores. Every one is a gated identity, `phi(x) = x gate(x)`; so `phi(gain z) = gain z
+//! The activation on a vector of scores. Every one is a gated identity, `phi(x) = x gate(x)`; so `phi(gain z) = gain z
 //! gate(gain z)`, and a gain that would overflow never has to be multiplied in.
 
 use crate::{mechanism::Activation, simd::Level};
 
 /// `z gate(gain z)` in place, which is `phi(gain z) / gain`.
-pub(super) fn activate(level: Level, activation: Activation, gain: f32, z: &mut [f32]) {
+pub(crate) fn activate(level: Level, activation: Activation, gain: f32, z: &mut [f32]) {
     match activation {
         // NaN stays NaN: it must not pass for a gated token.
         Activation::Relu => level.dispatch(|| z.iter_mut().for_each(|z| *z = if *z <= 0.0 { 0.0 } else { *z })),
@@ -14,7 +14,7 @@ pub(super) fn activate(level: Level, activation: Activation, gain: f32, z: &mut 
 }
 
 /// The derivative of [`activate`] with respect to `z`, which is `phi'(gain z)`.
-pub(super) fn slopes(level: Level, activation: Activation, gain: f32, z: &[f32], slopes: &mut [f32]) {
+pub(crate) fn slopes(level: Level, activation: Activation, gain: f32, z: &[f32], slopes: &mut [f32]) {
     let pairs = slopes.iter_mut().zip(z);
     match activation {
         Activation::Relu => level.dispatch(|| pairs.for_each(|(s, &z)| *s = if z > 0.0 { 1.0 } else { 0.0 })),

@@ -1,0 +1,118 @@
+//! Time of the dense mechanisms, forward and forward + backward, f32, warm buffers. Runs are interleaved, so that the
+//! machine's moods meet every row alike; medians and the fastest run are printed.
+//!
+//! `cargo bench -p resolvent-kernels --bench dense -- [--shape 1,8,4096,64] [--runs 7] [--threads 2] [--level avx2]
+//! [--causal] [infsa ...]`
+
+use std::time::Instant;
+
+use resolvent_kernels::{Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, simd::Level};
+
+/// One row of the table.
+struct Row {
+    name: String,
+    op: Operator,
+    tensors: Tensors,
+    scratch: Scratch,
+    /// Seconds of each run: forward, forward + backward.
+    times: [Vec<f64>; 2],
+}
+
+struct Tensors {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    dout: Vec<f32>,
+    out: Vec<f32>,
+    stats: Vec<f32>,
+    dq: Vec<f32>,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let value = |name: &str| args.iter().position(|arg| arg == name).map(|at| args[at + 1].as_str());
+    let numbers = |text: &str| text.split(',').map(|n| n.parse().expect("a number")).collect::<Vec<usize>>();
+    let threads = value("--threads").map_or(0, |n| n.parse().expect("a number of threads"));
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().expect("threads");
+    let sizes = numbers(value("--shape").unwrap_or("1,8,4096,64"));
+    let shape = Shape::square(sizes[0], sizes[1], sizes[2], sizes[3]);
+    let levels: Vec<Level> = match value("--level") {
+        Some(name) => Level::available().into_iter().filter(|level| level.name() == name).collect(),
+        None => vec![Level::selected().expect("an instruction set")],
+    };
+    let ids = ["softmax", "infsa"].into_iter().filter(|id| {
+        let named = args.iter().any(|arg| Mechanism::IDS.contains(&arg.as_str()));
+        !named || args.iter().any(|arg| arg == id)
+    });
+    let causal = args.iter().any(|arg| arg == "--causal");
+    let mut rows: Vec<Row> =
+        ids.flat_map(|id| levels.iter().map(move |&level| row(id, shape, causal, level))).collect();
+    let runs: usize = value("--runs").map_or(7, |n| n.parse().expect("a number of runs"));
+    for _ in 0..=runs {
+        rows.iter_mut().for_each(|row| row.run(causal));
+    }
+    println!("{shape:?}, {} threads, causal {causal}", rayon::current_num_threads());
+    println!(
+        "{:24} {:>10} {:>10} {:>8} {:>10} {:>10} {:>8}",
+        "", "forward s", "fastest", "GFLOP/s", "both s", "fastest", "GFLOP/s"
+    );
+    rows.iter_mut().for_each(Row::print);
+}
+
+fn row(id: &str, shape: Shape, causal: bool, level: Level) -> Row {
+    let mechanism = Mechanism::preset(id).expect("a preset");
+    let op = Operator::new(&mechanism, shape, causal, Strategy::Fused).expect("an operator").with_level(level);
+    let op = op.expect("an available level");
+    let noise = |seed: u32, len: usize| {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state as f32 / u32::MAX as f32 * 2.0 - 1.0
+        };
+        (0..len).map(|_| next()).collect::<Vec<_>>()
+    };
+    let zeros = |len: usize| vec![0.0; len];
+    let tensors = Tensors {
+        q: noise(1, shape.q_len()),
+        k: noise(2, shape.k_len()),
+        v: noise(3, shape.v_len()),
+        dout: noise(4, shape.out_len()),
+        out: zeros(op.out_len()),
+        stats: zeros(op.plan().stats),
+        dq: zeros(shape.q_len()),
+        dk: zeros(shape.k_len()),
+        dv: zeros(shape.v_len()),
+    };
+    Row { name: format!("{id} {}", level.name()), op, tensors, scratch: Scratch::default(), times: Default::default() }
+}
+
+impl Row {
+    fn run(&mut self, causal: bool) {
+        let t = &mut self.tensors;
+        let inputs = Inputs { q: &t.q, k: Some(&t.k), v: &t.v, extras: Extras::default() };
+        let mask = Mask { causal, ..Mask::NONE };
+        let start = Instant::now();
+        self.op.forward(&inputs, &mask, &mut t.out, &mut t.stats, &mut self.scratch).expect("forward");
+        self.times[0].push(start.elapsed().as_secs_f64());
+        let mut gradients = Gradients { dq: &mut t.dq, dk: Some(&mut t.dk), dv: &mut t.dv, dgamma: None };
+        self.op
+            .backward(&inputs, &mask, &t.out, &t.stats, &t.dout, &mut gradients, &mut self.scratch)
+            .expect("backward");
+        self.times[1].push(start.elapsed().as_secs_f64());
+    }
+
+    fn print(&mut self) {
+        let plan = self.op.plan();
+        let flops = [plan.flops_forward, plan.flops_forward + plan.flops_backward];
+        print!("{:24}", self.name);
+        for (times, flops) in self.times.iter_mut().zip(flops) {
+            times.remove(0); // the cold run
+            times.sort_by(f64::total_cmp);
+            let median = times[times.len() / 2];
+            print!(" {median:10.4} {:10.4} {:8.0}", times[0], flops as f64 / median / 1e9);
+        }
+        println!();
+    }
+}

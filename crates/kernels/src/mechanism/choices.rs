@@ -1,0 +1,66 @@
+//! The four choices that make a mechanism.
+
+use serde::Serialize;
+
+/// How two tokens relate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Score {
+    /// The same for every pair.
+    Constant,
+    /// `exp(scale * q.k)`.
+    DotExp,
+    /// `phi(scale * q.k)` with an [`Activation`].
+    DotActivation,
+}
+
+/// How the `seq_q x seq_kv` operator is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Structure {
+    /// Every pair, streamed in tiles and never stored.
+    Dense,
+    /// One weight per token and one pooled value: rank one.
+    Pooled,
+}
+
+/// What makes the operator an average.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Normalisation {
+    /// Every row sums to one.
+    Row,
+    /// The whole matrix has Frobenius norm one.
+    Frobenius,
+    /// The token weights have l1 norm one.
+    L1,
+}
+
+/// How many hops over the token graph one layer takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Series {
+    /// One application of the operator.
+    OneHop,
+    /// All of them: `(I - gamma A)^-1 - I`.
+    Resolvent,
+    /// The dominant direction that many hops tend to.
+    Limit,
+}
+
+/// The four choices that a preset makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct Choices {
+    /// How two tokens relate.
+    pub score: Score,
+    /// How the operator is held.
+    pub structure: Structure,
+    /// What makes it an average.
+    pub normalisation: Normalisation,
+    /// How many hops.
+    pub series: Series,
+}

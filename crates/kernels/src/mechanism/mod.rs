@@ -1,0 +1,120 @@
+//! What a mechanism is: four choices (score, structure, normalisation, series), and the published presets of them.
+//!
+//! A preset is read from JSON, `{"mechanism": "infsa", "gamma": 0.9}`: a missing field has its default, an unknown field,
+//! a wrong type or a value out of range is an [`Error`] that names the field.
+
+mod choices;
+mod parse;
+mod presets;
+mod valid;
+
+pub use choices::{Choices, Normalisation, Score, Series, Structure};
+pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
+
+use serde::Serialize;
+
+use crate::{Error, Result, Shape};
+
+/// A preset with its parameters. The serialised form is the JSON configuration.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "mechanism", rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Mechanism {
+    /// Dense softmax.
+    Softmax(Softmax),
+    /// The mean of the values.
+    Uniform(Uniform),
+    /// Pure InfSA.
+    Infsa(Infsa),
+    /// The resolvent of Pure InfSA.
+    InfsaResolvent(InfsaResolvent),
+    /// Linear InfSA.
+    LinearInfsa(LinearInfsa),
+}
+
+impl Mechanism {
+    /// Every id, in the order of the tables.
+    pub const IDS: [&'static str; 5] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa"];
+
+    /// The preset `id` with its defaults.
+    ///
+    /// # Errors
+    /// [`Error::Config`] listing the known ids.
+    pub fn preset(id: &str) -> Result<Self> {
+        Ok(match id {
+            "softmax" => Self::Softmax(Softmax::default()),
+            "uniform" => Self::Uniform(Uniform::default()),
+            "infsa" => Self::Infsa(Infsa::default()),
+            "infsa-resolvent" => Self::InfsaResolvent(InfsaResolvent::default()),
+            "linear-infsa" => Self::LinearInfsa(LinearInfsa::default()),
+            _ => {
+                let problem = format!("unknown mechanism `{id}`, expected one of: {}", Self::IDS.join(", "));
+                return Err(Error::Config { field: "mechanism".into(), problem });
+            }
+        })
+    }
+
+    /// The id, as in the JSON configuration.
+    pub const fn id(&self) -> &'static str {
+        match self {
+            Self::Softmax(_) => "softmax",
+            Self::Uniform(_) => "uniform",
+            Self::Infsa(_) => "infsa",
+            Self::InfsaResolvent(_) => "infsa-resolvent",
+            Self::LinearInfsa(_) => "linear-infsa",
+        }
+    }
+
+    /// The four choices behind the preset.
+    pub const fn choices(&self) -> Choices {
+        use {Normalisation::*, Score::*, Series::*, Structure::*};
+        let (score, structure, normalisation, series) = match self {
+            Self::Softmax(_) => (DotExp, Dense, Row, OneHop),
+            Self::Uniform(_) => (Constant, Pooled, Row, OneHop),
+            Self::Infsa(_) => (DotActivation, Dense, Frobenius, OneHop),
+            Self::InfsaResolvent(_) => (DotActivation, Dense, Frobenius, Resolvent),
+            Self::LinearInfsa(_) => (DotActivation, Pooled, L1, Limit),
+        };
+        Choices { score, structure, normalisation, series }
+    }
+
+    /// Whether the keys are the queries, so that a call has no `k`.
+    pub const fn tied(&self) -> bool {
+        match self {
+            Self::Softmax(m) => m.tied,
+            Self::Uniform(_) => false,
+            Self::Infsa(m) => m.tied,
+            Self::InfsaResolvent(m) => m.tied,
+            Self::LinearInfsa(m) => m.tied,
+        }
+    }
+
+    /// Whether the configuration asks for causality (a call's mask may add it).
+    pub const fn causal(&self) -> bool {
+        match self {
+            Self::Softmax(m) => m.causal,
+            Self::Uniform(m) => m.causal,
+            Self::Infsa(m) => m.causal,
+            Self::InfsaResolvent(m) => m.causal,
+            Self::LinearInfsa(m) => m.causal,
+        }
+    }
+
+    /// The configured decay, where the mechanism has one.
+    pub const fn gamma(&self) -> Option<f64> {
+        match self {
+            Self::Softmax(_) | Self::Uniform(_) => None,
+            Self::Infsa(m) => Some(m.gamma),
+            Self::InfsaResolvent(m) => Some(m.gamma),
+            Self::LinearInfsa(m) => Some(m.gamma),
+        }
+    }
+
+    /// Rows of `out` per head: `seq_q`, or 1 where the mechanism returns its pooled value once.
+    pub const fn out_seq(&self, shape: &Shape) -> usize {
+        match self {
+            Self::LinearInfsa(m) if !m.broadcast => 1,
+            _ => shape.seq_q,
+        }
+    }
+}

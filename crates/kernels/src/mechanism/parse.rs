@@ -1,0 +1,101 @@
+//! Reading a mechanism from JSON, or through serde from a recipe.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Mechanism, NormBias};
+use crate::{Error, Result};
+
+impl Serialize for NormBias {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            NormBias::Value(x) => s.serialize_f64(*x),
+            NormBias::Auto => s.serialize_str("auto"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for NormBias {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = NormBias;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number >= 0 or \"auto\"")
+            }
+            fn visit_f64<E>(self, x: f64) -> std::result::Result<NormBias, E> {
+                Ok(NormBias::Value(x))
+            }
+            fn visit_i64<E>(self, x: i64) -> std::result::Result<NormBias, E> {
+                Ok(NormBias::Value(x as f64))
+            }
+            fn visit_u64<E>(self, x: u64) -> std::result::Result<NormBias, E> {
+                Ok(NormBias::Value(x as f64))
+            }
+            fn visit_str<E: serde::de::Error>(self, x: &str) -> std::result::Result<NormBias, E> {
+                if x == "auto" {
+                    Ok(NormBias::Auto)
+                } else {
+                    Err(E::invalid_value(serde::de::Unexpected::Str(x), &self))
+                }
+            }
+        }
+        d.deserialize_any(Visitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Mechanism {
+    /// From any self-describing format (TOML recipes); the error names the field, as [`Mechanism::from_json`] does.
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        Self::from_value(serde_json::Value::deserialize(d)?).map_err(serde::de::Error::custom)
+    }
+}
+
+impl Mechanism {
+    /// Reads and validates `{"mechanism": "<id>", ...fields}`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::OutOfRange`], naming the field.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let value = serde_json::from_str(text)
+            .map_err(|e| Error::Config { field: ".".into(), problem: format!("not valid JSON: {e}") })?;
+        Self::from_value(value)
+    }
+
+    /// Reads and validates a parsed configuration object.
+    ///
+    /// # Errors
+    /// As [`Mechanism::from_json`].
+    pub fn from_value(value: serde_json::Value) -> Result<Self> {
+        let config = |field: &str, problem: String| Error::Config { field: field.into(), problem };
+        let serde_json::Value::Object(mut fields) = value else {
+            return Err(config(".", "expected an object like {\"mechanism\": \"softmax\"}".into()));
+        };
+        let id = match fields.remove("mechanism") {
+            Some(serde_json::Value::String(id)) => id,
+            Some(other) => return Err(config("mechanism", format!("expected a string, found {other}"))),
+            None => return Err(config("mechanism", format!("missing; one of: {}", Self::IDS.join(", ")))),
+        };
+        let mechanism = match Self::preset(&id)? {
+            Self::Softmax(_) => Self::Softmax(fields_of(fields)?),
+            Self::Uniform(_) => Self::Uniform(fields_of(fields)?),
+            Self::Infsa(_) => Self::Infsa(fields_of(fields)?),
+            Self::InfsaResolvent(_) => Self::InfsaResolvent(fields_of(fields)?),
+            Self::LinearInfsa(_) => Self::LinearInfsa(fields_of(fields)?),
+        };
+        mechanism.validate()?;
+        Ok(mechanism)
+    }
+}
+
+/// Deserialises one preset's fields; the error carries the path of the field.
+fn fields_of<T: serde::de::DeserializeOwned>(fields: serde_json::Map<String, serde_json::Value>) -> Result<T> {
+    serde_path_to_error::deserialize(serde_json::Value::Object(fields)).map_err(|e| {
+        let (mut field, problem) = (e.path().to_string(), e.inner().to_string());
+        // An unknown field is reported at its parent: take its name from the message, which quotes it.
+        let unknown = problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+        if let Some(name) = unknown.filter(|name| !field.ends_with(name)) {
+            field = if field == "." { name.into() } else { format!("{field}.{name}") };
+        }
+        Error::Config { field, problem }
+    })
+}

@@ -1,0 +1,107 @@
+//! The range of every field, and what each mechanism is defined for.
+
+use super::{Mechanism, NormBias};
+use crate::{Error, Result, Shape};
+
+impl Mechanism {
+    /// Whether the mechanism is valid, and defined for these sizes and for causality (OR-ed with its own).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a field, [`Error::Unsupported`] for the combination.
+    pub fn check(&self, shape: &Shape, causal: bool) -> Result<()> {
+        self.validate()?;
+        check_support(self, shape, causal || self.causal())
+    }
+
+    /// Checks decays that replace the configured one, as [`crate::Extras::gamma`] does.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn check_gamma(&self, gamma: &[f32]) -> Result<()> {
+        let one_allowed = !matches!(self, Self::InfsaResolvent(_));
+        gamma.iter().try_for_each(|&x| check_gamma(x.into(), one_allowed))
+    }
+
+    /// Checks every field against its range.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] naming the first field outside its range.
+    pub fn validate(&self) -> Result<()> {
+        match self {
+            Self::Softmax(m) => check_scale(m.scale),
+            Self::Uniform(_) => Ok(()),
+            Self::Infsa(m) => check_affinity(m.gamma, true, m.scale, m.eps),
+            Self::InfsaResolvent(m) => {
+                check_affinity(m.gamma, false, m.scale, m.eps)?;
+                check("tol", m.tol, m.tol > 0.0 && m.tol < 1.0, "in (0, 1)")?;
+                let limit = m.max_iter.unwrap_or(1);
+                check("max_iter", limit, limit >= 1, "null or at least 1")
+            }
+            Self::LinearInfsa(m) => {
+                check_affinity(m.gamma, true, m.scale, m.eps)?;
+                check("iterations", m.iterations, (1..=64).contains(&m.iterations), "1 to 64")?;
+                let bias = if let NormBias::Value(x) = m.norm_bias { x } else { 0.0 };
+                check("norm_bias", bias, bias.is_finite() && bias >= 0.0, "finite and >= 0, or \"auto\"")
+            }
+        }
+    }
+}
+
+fn check(field: &'static str, got: impl std::fmt::Display, ok: bool, expected: &'static str) -> Result<()> {
+    if ok { Ok(()) } else { Err(Error::OutOfRange { field, got: got.to_string(), expected }) }
+}
+
+fn check_scale(scale: Option<f64>) -> Result<()> {
+    let x = scale.unwrap_or(1.0);
+    check("scale", x, x.is_finite() && x > 0.0, "null or finite and > 0")
+}
+
+/// `gamma` within (0, 1], or (0, 1) where the series of hops has to converge.
+fn check_gamma(gamma: f64, one_allowed: bool) -> Result<()> {
+    let expected = if one_allowed { "in (0, 1]" } else { "in (0, 1)" };
+    check("gamma", gamma, gamma > 0.0 && (gamma < 1.0 || one_allowed && gamma == 1.0), expected)
+}
+
+fn check_affinity(gamma: f64, one_allowed: bool, scale: Option<f64>, eps: f64) -> Result<()> {
+    check_gamma(gamma, one_allowed)?;
+    check_scale(scale)?;
+    check("eps", eps, eps.is_finite() && eps >= 0.0, "finite and >= 0")
+}
+
+/// Whether `mechanism` is defined for these sizes and for causality.
+fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<()> {
+    let Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim } = *shape;
+    let axes = [batch, heads, seq_q, seq_kv, head_dim, value_dim];
+    let unsupported = |what, why| Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
+    if axes.contains(&0) {
+        return unsupported("an empty axis", "batch, heads, sequence lengths and channels must all be at least 1");
+    }
+    let cross = seq_q != seq_kv;
+    if cross && mechanism.tied() {
+        return unsupported(
+            "tied = true with seq_q != seq_kv",
+            "tied keys are the queries; pass k and set tied to false",
+        );
+    }
+    match mechanism {
+        Mechanism::Infsa(_) if causal && cross => {
+            unsupported("causal with seq_q != seq_kv", "the prefix norm needs every earlier row; decode with a `Cache`")
+        }
+        Mechanism::InfsaResolvent(_) if causal => unsupported(
+            "causal",
+            "the Frobenius norm and the series are global; use `infsa` with causal, which has a prefix norm",
+        ),
+        Mechanism::InfsaResolvent(_) if cross => {
+            unsupported("cross-attention", "the series repeats a square operator; use `infsa`, which takes one hop")
+        }
+        Mechanism::LinearInfsa(_) if causal => unsupported(
+            "causal",
+            "every position would need the pooled query and all scores anew; use `infsa` with causal",
+        ),
+        Mechanism::LinearInfsa(m) if cross && m.iterations > 1 => unsupported(
+            "cross-attention with iterations > 1",
+            "a further power step needs queries and keys over one token set; set iterations to 1",
+        ),
+        _ => Ok(()),
+    }
+}
