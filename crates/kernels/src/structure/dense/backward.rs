@@ -76,7 +76,7 @@ fn partials(shape: &Shape, tied: bool) -> [usize; 2] {
     [(splits(shape) - 1) * shape.q_len(), if tied { shape.k_len() } else { 0 }]
 }
 
-fn sizes(shape: &Shape) -> [usize; 17] {
+fn sizes(shape: &Shape) -> [usize; 16] {
     let (queries, keys) = (padded(shape.seq_q), shape.seq_kv.min(KEYS));
     let (d, dv) = (padded(shape.head_dim), padded(shape.value_dim));
     let tile = keys * TILE_STRIDE;
@@ -99,7 +99,6 @@ fn sizes(shape: &Shape) -> [usize; 17] {
         keys * dv,
         tile,
         tile,
-        0,
     ]
 }
 
@@ -158,7 +157,7 @@ impl<N: Normalisation> WithSimd for Task<'_, N> {
         let (d, dv_dim) = (head.head_dim, head.value_dim);
         let parts = cut(memory, sizes(&stream.call.shape)).0;
         let [at, limits, shift, delta, q_panels, g_panels, q_room, g_room, dq_sums, parts @ ..] = parts;
-        let [key_at, k_room, v_room, dk_sums, dv_sums, weights, slopes, _] = parts;
+        let [key_at, k_room, v_room, dk_sums, dv_sums, weights, slopes] = parts;
 
         let (logit, chain) = (stream.logit[slice], stream.chain[slice]);
         let queries = positions(0..head.seq_q, head.keep_query, at);
