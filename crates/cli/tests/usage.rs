@@ -40,7 +40,7 @@ fn wrong_usage_exits_with_2() {
         (&[&attend[..], &["--plan"]].concat(), "--plan"),
         (&[&attend[..], &["extra"]].concat(), "extra"),
         (&[&attend[..], &["--threads", "0"]].concat(), "--threads"),
-        (&[&attend[..], &["--threads", "-1"]].concat(), "--threads"),
+        (&[&attend[..], &["--threads", "-1"]].concat(), "-1"),
         (&[&attend[..], &["--threads", "many"]].concat(), "many"),
         (&[&attend[..], &["--seed", "1.5"]].concat(), "1.5"),
         (&[&attend[..], &["--quiet", "--verbose"]].concat(), "--quiet"),
