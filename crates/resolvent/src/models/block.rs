@@ -3,13 +3,14 @@
 use burn::{
     module::Module,
     nn::{Dropout, LayerNorm, Linear},
-    tensor::{Tensor, activation::gelu},
+    tensor::Tensor,
 };
 
 use super::DropPath;
 use crate::{
     Result,
     attention::{MhaInput, MultiHeadAttention},
+    ops::gelu,
 };
 
 /// Pre-norm transformer block: `x += attention(norm(x)); x += mlp(norm(x))`, the MLP with the exact GELU.

@@ -3,10 +3,12 @@
 mod autodiff;
 mod composed;
 mod fused;
+mod gelu;
 mod inputs;
 mod packed;
 mod plan;
 
+pub use gelu::gelu;
 pub use inputs::{Extras, Inputs, Mask, Output};
 pub(crate) use packed::{attend_packed, merge_heads, projections};
 pub use plan::{Plan, Strategy, plan};

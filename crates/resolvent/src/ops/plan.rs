@@ -90,7 +90,7 @@ fn choose(strategy: Strategy, device: &Device, dtype: DType) -> Result<(Strategy
     }
 }
 
-fn is_flex(device: &Device) -> bool {
+pub(super) fn is_flex(device: &Device) -> bool {
     matches!(device.clone().without_autodiff().as_dispatch(), DispatchDevice::Flex(_))
 }
 

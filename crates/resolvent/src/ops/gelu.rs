@@ -1,0 +1,94 @@
+//! The exact GELU, vectorised on Flex.
+
+use burn::{
+    backend::{
+        Autodiff, Backend, DType, Dispatch, TensorMetadata,
+        autodiff::{
+            NodeId,
+            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+            grads::Gradients,
+            ops::{Backward, Ops, OpsKind},
+        },
+        backend_extension,
+        flex::{Flex, FlexTensor},
+        tensor::FloatTensor,
+    },
+    tensor::{Tensor, activation},
+};
+use resolvent_kernels as kernels;
+
+use super::{
+    fused::{contiguous, slice, tensor},
+    plan::is_flex,
+};
+
+/// `x Phi(x)`, element by element. On Flex in f32 by the kernels, elsewhere Burn's own.
+///
+/// # Panics
+/// If the environment asks for an instruction set that the processor lacks.
+pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.dtype() == DType::F32 && is_flex(&x.device()) {
+        return Tensor::from_dispatch(Dispatch::fused_gelu(x.into_dispatch()));
+    }
+    activation::gelu(x)
+}
+
+/// The operation as Burn dispatches it.
+#[backend_extension(Autodiff, Flex)]
+pub trait FusedGelu: Backend {
+    /// `x Phi(x)`.
+    fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// A backend that has the kernel of the gradient too.
+pub trait GeluKernel: FusedGelu {
+    /// `dout (Phi(x) + x Phi'(x))`.
+    fn fused_gelu_backward(x: FloatTensor<Self>, dout: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl FusedGelu for Flex {
+    fn fused_gelu(x: FlexTensor) -> FlexTensor {
+        let x = contiguous(x);
+        let mut out = vec![0.0; x.shape().num_elements()];
+        kernels::gelu(slice(&x), &mut out).unwrap_or_else(|e| panic!("gelu: {e}"));
+        tensor(out, x.shape())
+    }
+}
+
+impl GeluKernel for Flex {
+    fn fused_gelu_backward(x: FlexTensor, dout: FlexTensor) -> FlexTensor {
+        let (x, dout) = (contiguous(x), contiguous(dout));
+        let mut dx = vec![0.0; x.shape().num_elements()];
+        kernels::gelu_backward(slice(&x), slice(&dout), &mut dx).unwrap_or_else(|e| panic!("gelu: {e}"));
+        tensor(dx, x.shape())
+    }
+}
+
+/// Saves the input; recomputes the normal distribution.
+#[derive(Debug)]
+struct GeluBackward;
+
+impl<B: GeluKernel> Backward<B, 1> for GeluBackward {
+    type State = NodeId;
+
+    fn backward(self, ops: Ops<NodeId, 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dout = grads.consume::<B>(&ops.node);
+        let x = checkpointer.retrieve_node_output(ops.state);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::fused_gelu_backward(x, dout));
+        }
+    }
+}
+
+impl<B: GeluKernel, C: CheckpointStrategy> FusedGelu for Autodiff<B, C> {
+    fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let out = B::fused_gelu(x.primitive().clone());
+        match GeluBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prepared) => {
+                let saved = prepared.checkpoint(&x);
+                prepared.finish(saved, out)
+            }
+            OpsKind::UnTracked(prepared) => prepared.finish(out),
+        }
+    }
+}
