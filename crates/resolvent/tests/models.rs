@@ -1,14 +1,17 @@
 //! The models: their sizes, their forward pass, and their weights in files.
 
+mod support;
+
 use burn::{
     module::Module,
-    tensor::{Device, Distribution, Tensor},
+    tensor::{Device, Tensor},
 };
 use resolvent::{
     Error, Mechanism,
     convert::{load_weights, save_weights},
     models::{Pool, VitConfig},
 };
+use support::random;
 
 /// Parameter counts of "Infinite Self-Attention", table 2: clean, and with the projections that the paper counts.
 const COUNTS: [(&str, usize, usize); 6] = [
@@ -23,10 +26,6 @@ const COUNTS: [(&str, usize, usize); 6] = [
 fn small(mechanism: &str) -> VitConfig {
     let base = VitConfig::new([8, 12], 2, 4, 5, Mechanism::preset(mechanism).unwrap());
     VitConfig { dim: 16, depth: 2, heads: 2, mlp_dim: 24, ..base }
-}
-
-fn random(shape: [usize; 4], device: &Device) -> Tensor<4> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! `attend` beyond the stored cases: layouts, storage types, masks, strategies and mistakes.
 
-use burn::tensor::{Bool, Device, Distribution, FloatDType, Tensor, TensorData};
+mod support;
+
+use burn::tensor::{Bool, Device, FloatDType, Tensor, TensorData};
 use resolvent::{Error, Inputs, Mask, Mechanism, Strategy, attend, plan};
 use resolvent_kernels::relative_distance;
+use support::random;
 
 const STRATEGIES: [Strategy; 3] = [Strategy::Fused, Strategy::Composed, Strategy::Reference];
 
@@ -12,10 +15,6 @@ fn preset(id: &str) -> Mechanism {
 
 fn json(text: &str) -> Mechanism {
     Mechanism::from_json(text).unwrap()
-}
-
-fn random(shape: [usize; 4], device: &Device) -> Tensor<4> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
 fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {

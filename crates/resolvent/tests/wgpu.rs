@@ -1,9 +1,12 @@
 //! Every mechanism on a WebGPU device against the CPU: outputs and gradients. Any adapter will do, also a software one;
 //! without one the test says so and passes.
 
-use burn::tensor::{Bool, Device, DeviceType, Distribution, Tensor};
+mod support;
+
+use burn::tensor::{Bool, Device, DeviceType, Tensor};
 use resolvent::{Inputs, Mask, Mechanism, Strategy, attend, plan};
 use resolvent_kernels::{Tol, relative_distance};
+use support::random;
 
 const MECHANISMS: [&str; 10] = [
     r#"{"mechanism": "softmax"}"#,
@@ -49,7 +52,7 @@ fn every_mechanism_agrees_with_the_cpu() {
         return;
     };
     let cpu = Device::flex();
-    let tensors = [(); 4].map(|()| Tensor::<4>::random([2, 2, 7, 8], Distribution::Normal(0.0, 1.0), &cpu));
+    let tensors = [(); 4].map(|()| random([2, 2, 7, 8], &cpu));
     for text in MECHANISMS {
         let mechanism = Mechanism::from_json(text).unwrap();
         let (got, expected) = (run(&mechanism, &tensors, &device), run(&mechanism, &tensors, &cpu));
