@@ -113,7 +113,7 @@ pub(crate) fn logits(model: &Vit, batch: &mut Batch, shape: PictureShape) -> Res
 /// checkpoint's. Pictures are normalised as in training.
 ///
 /// # Errors
-/// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::Unfit`] when the data set has other classes or
+/// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::Unfit`] when the data set has other classes or
 /// another shape than the model was trained on.
 pub fn run(path: &Path, dataset: &Dataset) -> Result<(Checkpoint, Evaluation)> {
     let mut checkpoint = Checkpoint::find(path)?;

@@ -2,10 +2,7 @@
 
 mod support;
 
-use burn::{
-    module::Module,
-    tensor::{Device, Tensor},
-};
+use burn::{module::Module, tensor::Device};
 use resolvent::{
     Error, Mechanism,
     convert::{load_weights, save_weights},

@@ -11,7 +11,7 @@ pub enum Score {
     Constant,
     /// `exp(scale * q.k)`.
     DotExp,
-    /// `phi(scale * q.k)` with an [`Activation`].
+    /// `phi(scale * q.k)` with an [`super::Activation`].
     DotActivation,
 }
 

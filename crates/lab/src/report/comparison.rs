@@ -137,7 +137,8 @@ fn side_by_side(comparison: &Comparison) -> Markup {
 }
 
 fn curves(entries: &[Entry], metrics: &[Vec<Record>]) -> Markup {
-    let series = |points: &dyn Fn(&[Record]) -> Vec<(f64, f64)>| {
+    type Points<'a> = &'a dyn Fn(&[Record]) -> Vec<(f64, f64)>;
+    let series = |points: Points<'_>| {
         let line = |(entry, metrics): (&Entry, &Vec<Record>)| Series {
             label: entry.mechanism.id().into(),
             style: page::style_of(entry.mechanism.id()),

@@ -37,6 +37,7 @@ pub use clip::clip_by_global_norm;
 pub use clock::Breakdown;
 pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
+use model::seed_generator;
 pub use model::{build, gammas};
 pub use optimiser::{adamw, decayed_parameters};
 pub(crate) use pictures::images;

@@ -1,6 +1,6 @@
 //! The model of a recipe.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -10,8 +10,14 @@ use resolvent::models::{Vit, VitConfig};
 
 use crate::{Error, Recipe, Result, data::Dataset};
 
-/// Burn's generator of initial weights is one per process: who seeds it must be alone with it.
-static GENERATOR: Mutex<()> = Mutex::new(());
+/// Seeds Burn's generator, which is one per process: who draws from it must be alone with it, and is for as long as the
+/// guard lives.
+pub(super) fn seed_generator(device: &Device, seed: u64) -> MutexGuard<'static, ()> {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    let alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    device.seed(seed);
+    alone
+}
 
 /// The recipe's model for the pictures and classes of `dataset`, with the initial weights of the recipe's seed.
 ///
@@ -19,8 +25,7 @@ static GENERATOR: Mutex<()> = Mutex::new(());
 /// [`Error::Unfit`] where the patches do not fit the pictures, [`Error::Model`] where the model is impossible.
 pub fn build(recipe: &Recipe, dataset: &Dataset, device: &Device) -> Result<Vit> {
     let config = config(recipe, dataset)?;
-    let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
-    device.seed(recipe.seed);
+    let _alone = seed_generator(device, recipe.seed);
     let model = config.try_init(device)?;
     // Parameters are drawn at their first use: use them now, in the order of the modules.
     model.visit(&mut Touch);

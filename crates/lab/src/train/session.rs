@@ -1,6 +1,9 @@
 //! The state of a run between two steps, and the step itself.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::MutexGuard,
+    time::{Duration, Instant},
+};
 
 use burn::{
     module::Module,
@@ -10,7 +13,7 @@ use burn::{
 use resolvent::models::Vit;
 
 use super::{
-    Breakdown, LearningRate, Plan, adamw, build, clip_by_global_norm, clock::Clock, decay_at, pictures,
+    Breakdown, LearningRate, Plan, adamw, build, clip_by_global_norm, clock::Clock, decay_at, pictures, seed_generator,
     soft_cross_entropy, update,
 };
 use crate::{
@@ -115,12 +118,14 @@ impl<'a> Session<'a> {
     pub fn step(&mut self, mut batch: Batch, clock: &mut Clock) -> Result<Step> {
         let began = Instant::now();
         let step = self.state.step;
-        // Dropout draws from the device: seeded by the step, it needs no state in the checkpoint.
-        self.device.seed(self.recipe.seed ^ (step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let images = pictures::images(&mut batch, self.shape, &self.device);
         let targets = pictures::targets(&mut batch, self.recipe.regularisation.label_smoothing, &self.device);
         clock.lap(&mut self.time.data);
-        let loss = soft_cross_entropy(self.model.try_forward(images)?, targets);
+        let logits = {
+            let _alone = self.seed_dropout();
+            self.model.try_forward(images)?
+        };
+        let loss = soft_cross_entropy(logits, targets);
         let value = loss.clone().inner().into_scalar::<f32>();
         if !value.is_finite() {
             return Err(Error::Diverged { step: step + 1, loss: value });
@@ -139,6 +144,13 @@ impl<'a> Session<'a> {
         self.count(f64::from(value), batch.len(), began.elapsed());
         let images_per_second = self.window.images as f64 / self.window.time.as_secs_f64();
         Ok(Step { loss: f64::from(value), grad_norm, lr, images_per_second })
+    }
+
+    /// Dropout draws from Burn's generator: seeded by the step, it needs no state in the checkpoint.
+    fn seed_dropout(&self) -> Option<MutexGuard<'static, ()>> {
+        let model = &self.recipe.model;
+        let seed = self.recipe.seed ^ (self.state.step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (model.dropout > 0.0 || model.drop_path > 0.0).then(|| seed_generator(&self.device, seed))
     }
 
     fn count(&mut self, loss: f64, images: usize, time: Duration) {
