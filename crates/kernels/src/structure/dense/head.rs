@@ -73,13 +73,14 @@ impl<'a> Head<'a> {
 /// `<x, y>` in f64, in eight interleaved sums.
 pub(crate) fn dot(x: &[f32], y: &[f32]) -> f64 {
     let mut sums = [0.0; 8];
-    let (x, y) = (x.chunks(8), y.chunks(8));
-    for (x, y) in x.zip(y) {
-        for ((sum, &x), &y) in sums.iter_mut().zip(x).zip(y) {
-            *sum += f64::from(x) * f64::from(y);
+    let ((x, x_tail), (y, y_tail)) = (x.as_chunks::<8>(), y.as_chunks::<8>());
+    for (x, y) in x.iter().zip(y) {
+        for n in 0..8 {
+            sums[n] += f64::from(x[n]) * f64::from(y[n]);
         }
     }
-    sums.iter().sum()
+    let tail = x_tail.iter().zip(y_tail).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
+    sums.iter().sum::<f64>() + tail
 }
 
 /// Writes the positions in `range` that are kept; returns them.
