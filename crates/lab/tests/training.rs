@@ -167,6 +167,19 @@ fn a_finished_run_is_read_back_and_evaluates_to_its_summary() {
 }
 
 #[test]
+fn a_summary_without_checkpoints_does_not_finish_the_run_that_follows() {
+    let (run, data) = (tempfile::tempdir().unwrap(), pictures());
+    let out = run.path();
+    finished(train::run(&recipe("uniform"), &data, &TrainOptions::new(out)).unwrap());
+    fs::remove_dir_all(out.join("checkpoints")).unwrap();
+    let other = recipe("softmax");
+    let stopped = train::run(&other, &data, &stopping(out, 2, Resume::Never)).unwrap();
+    assert!(matches!(stopped, Outcome::Interrupted { step: 2, .. }), "{stopped:?}");
+    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(out) };
+    assert_eq!(finished(train::run(&other, &data, &options).unwrap()).recipe, other);
+}
+
+#[test]
 fn folders_that_do_not_fit_are_refused_by_name() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
     let recipe = recipe("softmax");

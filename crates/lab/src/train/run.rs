@@ -71,6 +71,7 @@ pub fn run(recipe: &Recipe, dataset: &Dataset, options: &TrainOptions) -> Result
             let plan = plan(recipe, dataset, &pictures, options)?;
             let expects = Expectation::new(dataset, &pictures.stats);
             let session = Session::new(recipe, dataset, Identity { data, expects }, plan)?;
+            remove_summary(&options.out_dir)?;
             write_atomically(&options.out_dir.join(RECIPE), recipe.to_toml()?.as_bytes())?;
             session
         }
@@ -91,6 +92,15 @@ pub(crate) fn read_summary(folder: &Path) -> Result<Option<TrainSummary>> {
             .map_err(|e| Error::damaged(&file, format!("is no summary of this program ({e}); delete it and resume"))),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io(&file, "cannot read the summary")(e)),
+    }
+}
+
+/// A run that begins anew is not finished, whatever one whose checkpoints were deleted left in its folder.
+fn remove_summary(folder: &Path) -> Result<()> {
+    let file = folder.join(SUMMARY);
+    match fs::remove_file(&file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(&file, "cannot remove the summary")(e)),
+        _ => Ok(()),
     }
 }
 
@@ -271,8 +281,9 @@ impl Run<'_> {
             test,
         };
         let folder = &self.options.out_dir;
-        write_atomically(&folder.join(SUMMARY), &to_json(&summary)?)?;
         report::write_run(folder, &summary, &metrics::read(folder)?)?;
+        // Last: the summary is what says that the run is finished.
+        write_atomically(&folder.join(SUMMARY), &to_json(&summary)?)?;
         self.options.observer.on(Event::Note(&summary.time.line()));
         self.options.observer.on(Event::End(&summary.line()));
         Ok(Outcome::Finished(Box::new(summary)))
