@@ -150,8 +150,10 @@ impl<W: Write + Send> Observer for Lines<W> {
             Event::Epoch(epoch) => epoch_line(epoch),
             Event::Note(text) | Event::End(text) => text.to_string(),
         };
-        let run = state.run.clone();
-        let line = if run.is_empty() { line } else { format!("{run}: {line}") };
+        let line = if state.run.is_empty() { line } else { format!("{}: {line}", state.run) };
+        if matches!(event, Event::End(_)) {
+            state.run.clear();
+        }
         // Progress that nobody can read must not end a run.
         let _ = writeln!(state.to, "{line}");
     }
@@ -187,12 +189,14 @@ mod tests {
         };
         lines.on(Event::Epoch(&epoch));
         lines.on(Event::End("done"));
+        lines.on(Event::Note("of no run"));
         let text = String::from_utf8(lines.inner.into_inner().unwrap().to).unwrap();
         assert_eq!(
             text,
             "infsa, seed 1: 10 steps, continued after step 5\n\
              infsa, seed 1: epoch 2: training loss 1.500, test loss 1.250, test accuracy 87.50 %\n\
-             infsa, seed 1: done\n"
+             infsa, seed 1: done\n\
+             of no run\n"
         );
     }
 }
