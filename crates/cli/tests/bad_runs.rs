@@ -69,6 +69,7 @@ fn malformed_recipes_are_named_with_file_and_field() {
     refused(&sandbox, 1, &["train", "--attention", "m.json"], &["m.json", "`gama`"]);
     refused(&sandbox, 1, &["train", "--attention", "no.json"], &["no.json", "No such file"]);
     refused(&sandbox, 1, &["train", "--epochs", "0"], &["`schedule.epochs`"]);
+    refused(&sandbox, 1, &["train", "--seed", "18446744073709551615"], &["`seed`", "at most"]);
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn folders_that_cannot_take_a_run_are_refused() {
     if cfg!(target_os = "linux") {
         refused(&sandbox, 1, &train("/proc/run", &[]), &["/proc/run"]);
     }
-    for seeds in ["1,1", "0"] {
+    for seeds in ["1,1", "0", "1000000000000", "18446744073709551615"] {
         let args = ["compare", "--config", "tiny.toml", "--data", DATA, "--out", "all", "--seeds", seeds];
         refused(&sandbox, 1, &args, &["seeds"]);
     }

@@ -298,6 +298,7 @@ impl Recipe {
         let positive = |x: usize| x >= 1;
         let share = |x: f64| (0.0..1.0).contains(&x);
         vec![
+            check("seed", self.seed, i64::try_from(self.seed).is_ok(), "at most 2^63 - 1, as TOML holds it"),
             check("model.patch", m.patch, positive(m.patch), "at least 1"),
             check("model.dim", m.dim, positive(m.dim), "at least 1"),
             check("model.depth", m.depth, positive(m.depth), "at least 1"),

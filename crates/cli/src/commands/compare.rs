@@ -49,7 +49,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     if !args.mechanisms.is_empty() {
         options.mechanisms = args.mechanisms.iter().map(Attention::mechanism).collect::<Result<Vec<Mechanism>>>()?;
     }
-    options.seeds = seeds(args, recipe.seed);
+    options.seeds = seeds(args, recipe.seed)?;
     options.stop = deferred.stop();
     options.observer = observer(global);
     options.memory = Some(Arc::new(memory::Probe));
@@ -63,12 +63,26 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     }
 }
 
-fn seeds(args: &Compare, first: u64) -> Vec<u64> {
+/// Most seeds that a count may ask for: more is a seed that was meant, not a number of them.
+const MOST_SEEDS: u64 = 1000;
+
+fn seeds(args: &Compare, first: u64) -> Result<Vec<u64>> {
     let demonstration = args.recipe.data.is_none() && args.recipe.config.is_none();
-    match args.seeds[..] {
-        [] => (first..first + if demonstration { 1 } else { 3 }).collect(),
-        [count] => (first..first.saturating_add(count)).collect(),
-        _ => args.seeds.clone(),
+    let count = match args.seeds[..] {
+        [] if demonstration => 1,
+        [] => 3,
+        [count] => count,
+        _ => return Ok(args.seeds.clone()),
+    };
+    match first.checked_add(count) {
+        Some(end) if count <= MOST_SEEDS => Ok((first..end).collect()),
+        _ => {
+            let problem = format!(
+                "asks for {count} seeds from {first} on, which are too many; give at most {MOST_SEEDS}, or one seed as \
+                 `--seed {count} --seeds 1`"
+            );
+            Err(resolvent_lab::Error::Recipe { file: "comparison".into(), field: "seeds".into(), problem }.into())
+        }
     }
 }
 
