@@ -16,7 +16,7 @@ pub struct Environment {
     pub system: String,
     /// Version of this crate.
     pub version: String,
-    /// Commit that the program was built from, where it was built in a repository.
+    /// Commit that the program was built from, where the build named it in the environment variable `RESOLVENT_COMMIT`.
     pub commit: Option<String>,
 }
 
