@@ -155,7 +155,14 @@ impl Solver<'_> {
             p.iterations += 1.0;
             match self.method {
                 Method::Neumann => self.neumann(slice, p, y, input, next),
-                Method::ConjugateGradients => conjugate_gradients(p, y, input, next, residual, columns),
+                Method::ConjugateGradients => {
+                    conjugate_gradients(p, y, input, next, residual, columns);
+                    if self.done(p) {
+                        // `y + r = M (V + y)`, a step of Neumann's that costs no product: what is small beside `V` is
+                        // then not lost, as where the residual of `y = 0` is within the tolerance already.
+                        y.iter_mut().zip(residual).for_each(|(y, r)| *y += *r);
+                    }
+                }
             }
         });
     }

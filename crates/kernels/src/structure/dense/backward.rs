@@ -56,6 +56,8 @@ pub(super) struct Stream<'a, N> {
     pub logit: &'a [f32],
     /// Factor on the gradients of `q` and `k`, per batch element and head.
     pub chain: &'a [f32],
+    /// Factor on the gradients of `v`, per batch element and head.
+    pub value: &'a [f32],
     pub dout: &'a [f32],
     pub terms: Terms<'a>,
 }
@@ -210,7 +212,7 @@ impl<N: Normalisation> WithSimd for Task<'_, N> {
             let into = |rows: Range<usize>, dim: usize| (rows.start - keys.start) * dim..(rows.end - keys.start) * dim;
             scatter(dk_sums, d, kept, tile_keys.start, chain, &mut dk[into(tile_keys.clone(), d)]);
             if let Some(dv) = &mut dv {
-                scatter(dv_sums, dv_dim, kept, tile_keys.start, 1.0, &mut dv[into(tile_keys, dv_dim)]);
+                scatter(dv_sums, dv_dim, kept, tile_keys.start, stream.value[slice], &mut dv[into(tile_keys, dv_dim)]);
             }
         }
         scatter(dq_sums, d, queries, 0, chain, dq);

@@ -184,15 +184,18 @@ pub(crate) fn hop_backward(
     work: &mut [f32],
 ) {
     let shape = call.shape;
-    let ([logit, delta, factor, c], work) = cut(work, backward_sizes(&shape));
+    let ([logit, chain, value, delta, factor, c], work) = cut(work, backward_sizes(&shape));
     let c: &mut [f64] = bytemuck::cast_slice_mut(c);
     let per_slice = 1 + norms(&shape, call.mask.causal);
-    let rows = delta.par_chunks_mut(shape.seq_q).zip(factor.par_chunks_mut(shape.seq_q)).zip(logit.par_iter_mut());
-    let slices = rows.zip(c.par_iter_mut()).zip(saved.stats.par_chunks(per_slice)).enumerate();
-    slices.for_each(|(slice, ((((delta, factor), logit), c), stats))| {
+    let rows = delta.par_chunks_mut(shape.seq_q).zip(factor.par_chunks_mut(shape.seq_q));
+    let factors = logit.par_iter_mut().zip(chain.par_iter_mut()).zip(value.par_iter_mut());
+    let slices = rows.zip(factors).zip(c.par_iter_mut()).zip(saved.stats.par_chunks(per_slice)).enumerate();
+    slices.for_each(|(slice, ((((delta, factor), ((logit, chain), value)), c), stats))| {
         let unit = Unit::new(m, shape.head_dim, stats[0], gamma(call, m, slice));
-        *logit = unit.logit as f32;
-        *c = terms(&Head::of(call, slice), call.mask.causal, &unit, &stats[1..], saved, delta, factor);
+        let (contraction, peak) =
+            terms(&Head::of(call, slice), call.mask.causal, &unit, &stats[1..], saved, delta, factor);
+        (*logit, *chain, *value) = (unit.logit as f32, (unit.logit * peak) as f32, peak as f32);
+        *c = contraction;
     });
     if let Some(dgamma) = dgamma {
         for (h, dgamma) in dgamma.iter_mut().enumerate() {
@@ -204,18 +207,19 @@ pub(crate) fn hop_backward(
     let dout = saved.dout;
     match m.activation {
         Activation::Relu => {
-            backward::Stream { call, norm: Frobenius(Relu), logit, chain: logit, dout, terms }.run(targets, work)
+            backward::Stream { call, norm: Frobenius(Relu), logit, chain, value, dout, terms }.run(targets, work)
         }
         Activation::Abs => {
-            backward::Stream { call, norm: Frobenius(Abs), logit, chain: logit, dout, terms }.run(targets, work)
+            backward::Stream { call, norm: Frobenius(Abs), logit, chain, value, dout, terms }.run(targets, work)
         }
         Activation::Gelu => {
-            backward::Stream { call, norm: Frobenius(Gelu), logit, chain: logit, dout, terms }.run(targets, work)
+            backward::Stream { call, norm: Frobenius(Gelu), logit, chain, value, dout, terms }.run(targets, work)
         }
     }
 }
 
-/// Fills one head's rows of [`Terms`]; returns `<dout, out>`.
+/// Fills one head's rows of [`Terms`], in units of the largest factor; returns `<dout, out>` and that factor. Where `eps`
+/// dwarfs the norm it is so small that its product with small queries or keys would underflow: it is multiplied in last.
 fn terms(
     head: &Head<'_>,
     causal: bool,
@@ -224,26 +228,31 @@ fn terms(
     saved: &Saved<'_>,
     delta: &mut [f32],
     factor: &mut [f32],
-) -> f64 {
+) -> (f64, f64) {
     let norm = |i: usize| unit.restore(norms[if causal { i } else { 0 }]);
+    let rows = if causal { head.seq_q } else { 1 };
+    let peak = match (0..rows).map(|i| unit.factor(norm(i))).fold(0.0, f64::max) {
+        0.0 => 1.0,
+        peak => peak,
+    };
     let (mut c, mut t) = (0.0, 0.0);
     for i in (0..head.seq_q).rev() {
         let row = head.contraction(i, saved.dout, saved.out);
         c += row;
-        t += unit.projection(norm(i), row);
+        t += unit.projection(norm(i), row) / peak;
         delta[i] = t as f32;
-        factor[i] = unit.factor(norm(i)) as f32;
+        factor[i] = (unit.factor(norm(i)) / peak) as f32;
     }
     if !causal {
         delta.fill(t as f32);
     }
-    c
+    (c, peak)
 }
 
-/// Factors on the logits; delta and factor per row; contractions (f64).
-fn backward_sizes(shape: &Shape) -> [usize; 4] {
-    let rows = shape.slices() * shape.seq_q;
-    [shape.slices(), rows, rows, 2 * shape.slices()]
+/// Factors on the logits, on their gradients and on those of the values; delta and factor per row; contractions (f64).
+fn backward_sizes(shape: &Shape) -> [usize; 6] {
+    let (slices, rows) = (shape.slices(), shape.slices() * shape.seq_q);
+    [slices, slices, slices, rows, rows, 2 * slices]
 }
 
 /// f32 of working memory of [`infsa_backward`].

@@ -54,9 +54,10 @@ pub(crate) fn softmax_backward(
     gradients: Gradients<'_, f32>,
     work: &mut [f32],
 ) -> Result<()> {
-    let ([logit, chain, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
+    let ([logit, chain, value, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
     logit.fill((scale(m, &call.shape) * std::f64::consts::LOG2_E) as f32);
     chain.fill(scale(m, &call.shape) as f32);
+    value.fill(1.0);
     factor.fill(1.0);
     let seq = call.shape.seq_q;
     let rows = shift.par_chunks_mut(seq).zip(delta.par_chunks_mut(seq)).zip(saved.stats.par_chunks(seq)).enumerate();
@@ -70,15 +71,15 @@ pub(crate) fn softmax_backward(
     });
     let terms = Terms { shift, delta, factor };
     let Gradients { dq, dk, dv, .. } = gradients;
-    let stream = backward::Stream { call, norm: Row(Exp), logit, chain, dout: saved.dout, terms };
+    let stream = backward::Stream { call, norm: Row(Exp), logit, chain, value, dout: saved.dout, terms };
     stream.run(Targets { dq, dk, dv: Some(dv) }, work);
     Ok(())
 }
 
-/// Factors on the logits and on their gradients; shift, delta and factor per row.
-fn backward_sizes(shape: &Shape) -> [usize; 5] {
-    let rows = shape.slices() * shape.seq_q;
-    [shape.slices(), shape.slices(), rows, rows, rows]
+/// Factors on the logits, on their gradients and on those of the values; shift, delta and factor per row.
+fn backward_sizes(shape: &Shape) -> [usize; 6] {
+    let (slices, rows) = (shape.slices(), shape.slices() * shape.seq_q);
+    [slices, slices, slices, rows, rows, rows]
 }
 
 /// f32 of working memory of [`softmax_backward`].
