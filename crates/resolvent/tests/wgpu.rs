@@ -1,10 +1,18 @@
-//! Every mechanism on a WebGPU device against the CPU: outputs and gradients. Any adapter will do, also a software one;
-//! without one the test says so and passes.
+//! Every mechanism on a WebGPU device against the CPU: outputs and gradients of the operator, the module and the model.
+//! Any adapter will do, also a software one; without one the tests say so and pass.
 
 mod support;
 
-use burn::tensor::{Bool, Device, DeviceType, Tensor};
-use resolvent::{Inputs, Mask, Mechanism, Strategy, attend, plan};
+use burn::{
+    module::Module,
+    tensor::{Bool, Device, DeviceType, Tensor},
+};
+use resolvent::{
+    Inputs, Mask, Mechanism, Strategy, attend,
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    models::{Vit, VitConfig},
+    plan,
+};
 use resolvent_kernels::{Tol, relative_distance};
 use support::random;
 
@@ -21,21 +29,47 @@ const MECHANISMS: [&str; 10] = [
     r#"{"mechanism": "linear-infsa", "operator": "exact"}"#,
 ];
 
+/// The tokens that take part.
+const KEEP: [[bool; 7]; 2] = [[true, false, true, true, true, true, false], [true; 7]];
+
+/// The first adapter; without one the caller has nothing to test.
+fn adapter() -> Option<Device> {
+    let found = Device::enumerate(DeviceType::Wgpu).into_vec().into_iter().next();
+    match &found {
+        Some(device) => eprintln!("adapter: {}", device.identity().map_or("unknown".into(), |identity| identity.name)),
+        None => eprintln!("SKIPPED: no WebGPU adapter; install a Vulkan driver, for instance Mesa's software one"),
+    }
+    found
+}
+
 fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
+fn keep(device: &Device) -> Tensor<2, Bool> {
+    Tensor::from_data(KEEP, device)
+}
+
+/// Compares what two devices computed, tensor by tensor.
+#[track_caller]
+fn assert_agree(what: &str, mechanism: &Mechanism, got: &[Vec<f64>], expected: &[Vec<f64>]) {
+    let tol = Tol::f32(mechanism).backward;
+    assert_eq!(got.len(), expected.len());
+    for (n, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let distance = relative_distance(got, expected);
+        assert!(distance <= tol, "{what}, tensor {n}: relative distance {distance:.3e} > {tol:.0e}");
+    }
+}
+
 /// Output and gradients, of `gamma` too where there is one.
-fn run(mechanism: &Mechanism, tensors: &[Tensor<4>; 4], device: &Device) -> Vec<Vec<f64>> {
+fn operator(mechanism: &Mechanism, tensors: &[Tensor<4>; 4], device: &Device) -> Vec<Vec<f64>> {
     let device = device.clone().autodiff();
     let [q, k, v, dout] = tensors.clone().map(|x| Tensor::<4>::from_data(x.into_data(), &device));
     let [q, k, v] = [q, k, v].map(Tensor::require_grad);
     let gamma = mechanism.gamma().map(|_| Tensor::<1>::from_floats([0.4, 0.8], &device).require_grad());
     let mut inputs = Inputs { k: (!mechanism.tied()).then(|| k.clone()), ..Inputs::tied(q.clone(), v.clone()) };
     inputs.extras.gamma = gamma.clone();
-    let keep = [[true, false, true, true, true, true, false], [true; 7]];
-    let mask = Mask::padding(Tensor::<2, Bool>::from_data(keep, &device));
-    let out = attend(&inputs, mechanism, &mask, Strategy::Auto).unwrap().out;
+    let out = attend(&inputs, mechanism, &Mask::padding(keep(&device)), Strategy::Auto).unwrap().out;
     let gradients = (out.clone() * dout).sum().backward();
     // Burn leaves out the gradient of what is not read, as q and k by `uniform`.
     let gradient = |x: &Tensor<4>| values(x.grad(&gradients).unwrap_or_else(|| x.clone().inner().zeros_like()));
@@ -47,25 +81,64 @@ fn run(mechanism: &Mechanism, tensors: &[Tensor<4>; 4], device: &Device) -> Vec<
 
 #[test]
 fn every_mechanism_agrees_with_the_cpu() {
-    let Some(device) = Device::enumerate(DeviceType::Wgpu).into_vec().into_iter().next() else {
-        eprintln!("SKIPPED: no WebGPU adapter found; install a Vulkan driver, for instance Mesa's software one");
-        return;
-    };
+    let Some(device) = adapter() else { return };
     let cpu = Device::flex();
-    let tensors = [(); 4].map(|()| random([2, 2, 7, 8], &cpu));
+    let absent = keep(&cpu).bool_not().reshape([2, 1, 7, 1]).expand([2, 2, 7, 8]);
+    let [q, k, v, dout] = [(); 4].map(|()| random([2, 2, 7, 8], &cpu));
+    let [q, k, v] = [q, k, v].map(|x| x.mask_fill(absent.clone(), f32::NAN));
+    let (tensors, absent) = ([q, k, v, dout], values(absent.float()));
     for text in MECHANISMS {
         let mechanism = Mechanism::from_json(text).unwrap();
-        let (got, expected) = (run(&mechanism, &tensors, &device), run(&mechanism, &tensors, &cpu));
-        let tol = Tol::f32(&mechanism).backward;
-        for (n, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            let distance = relative_distance(got, expected);
-            assert!(distance <= tol, "{text}, tensor {n}: relative distance {distance:.3e} > {tol:.0e}");
+        let (got, expected) = (operator(&mechanism, &tensors, &device), operator(&mechanism, &tensors, &cpu));
+        assert_agree(text, &mechanism, &got, &expected);
+        for got in got.iter().filter(|got| got.len() == absent.len()) {
+            assert!(got.iter().zip(&absent).all(|(x, absent)| *absent == 0.0 || *x == 0.0), "{text}: masked content");
         }
     }
+}
+
+/// Self-attention with padding, and attention over a memory.
+fn module(module: &MultiHeadAttention, x: &Tensor<3>, device: &Device) -> Vec<Vec<f64>> {
+    let (module, x) = (module.clone().to_device(device), x.clone().to_device(device));
+    let itself = MhaInput::self_attn(x.clone()).mask_pad(keep(device).bool_not());
+    let memory = MhaInput::new(x.clone().narrow(1, 0, 4), x.clone(), x);
+    [itself, memory].map(|input| values(module.forward(input).context)).to_vec()
+}
+
+/// Logits, and the gradient of the first layer, which everything else has passed through.
+fn model(model: &Vit, images: &Tensor<4>, device: &Device) -> Vec<Vec<f64>> {
+    let device = device.clone().autodiff();
+    let model = model.clone().fork(&device);
+    let logits = model.forward(Tensor::from_data(images.to_data(), &device));
+    let gradients = logits.clone().square().sum().backward();
+    vec![values(logits), values(model.patch.weight.val().grad(&gradients).unwrap())]
+}
+
+#[test]
+fn modules_and_models_agree_with_the_cpu() {
+    let Some(device) = adapter() else { return };
+    let cpu = Device::flex();
+    for id in Mechanism::IDS {
+        let mechanism = Mechanism::preset(id).unwrap();
+        let (attention, x) =
+            (MultiHeadAttentionConfig::new(8, 2, mechanism.clone()).init(&cpu), random([2, 7, 8], &cpu));
+        assert_agree(id, &mechanism, &module(&attention, &x, &device), &module(&attention, &x, &cpu));
+        let config = VitConfig::new([8, 8], 1, 4, 3, mechanism.clone());
+        let vit = VitConfig { dim: 8, depth: 1, heads: 2, mlp_dim: 12, ..config }.init(&cpu);
+        let images = random([2, 1, 8, 8], &cpu);
+        assert_agree(id, &mechanism, &model(&vit, &images, &device), &model(&vit, &images, &cpu));
+    }
+}
+
+#[test]
+fn only_the_composed_form_runs_there() {
+    let Some(device) = adapter() else { return };
     let x = || Tensor::<4>::zeros([1, 1, 2, 2], &device);
     let inputs = Inputs::new(x(), x(), x());
     let softmax = Mechanism::preset("softmax").unwrap();
     let chosen = plan(&inputs, &softmax, &Mask::none(), Strategy::Auto).unwrap();
     assert_eq!((chosen.strategy, chosen.kernel), (Strategy::Composed, None));
-    assert!(attend(&inputs, &softmax, &Mask::none(), Strategy::Fused).is_err());
+    for strategy in [Strategy::Fused, Strategy::Reference] {
+        assert!(attend(&inputs, &softmax, &Mask::none(), strategy).unwrap_err().to_string().contains("Device::flex"));
+    }
 }
