@@ -21,13 +21,16 @@ const MECHANISMS: [&str; 10] = [
     r#"{"mechanism": "softmax", "causal": true}"#,
     r#"{"mechanism": "uniform"}"#,
     r#"{"mechanism": "infsa"}"#,
-    r#"{"mechanism": "infsa", "causal": true, "activation": "gelu"}"#,
+    r#"{"mechanism": "infsa", "causal": true}"#,
     r#"{"mechanism": "infsa-resolvent"}"#,
     r#"{"mechanism": "infsa-resolvent", "tied": true, "activation": "abs"}"#,
     r#"{"mechanism": "linear-infsa"}"#,
     r#"{"mechanism": "linear-infsa", "tied": true, "iterations": 2, "norm_bias": "auto"}"#,
     r#"{"mechanism": "linear-infsa", "operator": "exact"}"#,
 ];
+
+/// Agreement of a whole model: other devices add up in another order, and layer norms over eight channels magnify it.
+const MODEL: f64 = 1e-3;
 
 /// The tokens that take part.
 const KEEP: [[bool; 7]; 2] = [[true, false, true, true, true, true, false], [true; 7]];
@@ -52,8 +55,7 @@ fn keep(device: &Device) -> Tensor<2, Bool> {
 
 /// Compares what two devices computed, tensor by tensor.
 #[track_caller]
-fn assert_agree(what: &str, mechanism: &Mechanism, got: &[Vec<f64>], expected: &[Vec<f64>]) {
-    let tol = Tol::f32(mechanism).backward;
+fn assert_agree(what: &str, tol: f64, got: &[Vec<f64>], expected: &[Vec<f64>]) {
     assert_eq!(got.len(), expected.len());
     for (n, (got, expected)) in got.iter().zip(expected).enumerate() {
         let distance = relative_distance(got, expected);
@@ -90,7 +92,7 @@ fn every_mechanism_agrees_with_the_cpu() {
     for text in MECHANISMS {
         let mechanism = Mechanism::from_json(text).unwrap();
         let (got, expected) = (operator(&mechanism, &tensors, &device), operator(&mechanism, &tensors, &cpu));
-        assert_agree(text, &mechanism, &got, &expected);
+        assert_agree(text, Tol::f32(&mechanism).backward, &got, &expected);
         for got in got.iter().filter(|got| got.len() == absent.len()) {
             assert!(got.iter().zip(&absent).all(|(x, absent)| *absent == 0.0 || *x == 0.0), "{text}: masked content");
         }
@@ -102,7 +104,8 @@ fn module(module: &MultiHeadAttention, x: &Tensor<3>, device: &Device) -> Vec<Ve
     let (module, x) = (module.clone().to_device(device), x.clone().to_device(device));
     let itself = MhaInput::self_attn(x.clone()).mask_pad(keep(device).bool_not());
     let memory = MhaInput::new(x.clone().narrow(1, 0, 4), x.clone(), x);
-    [itself, memory].map(|input| values(module.forward(input).context)).to_vec()
+    // What a mechanism refuses (the resolvent: a memory of another length) is refused on every device alike.
+    [itself, memory].map(|input| module.try_forward(input).map_or_else(|_| vec![], |out| values(out.context))).to_vec()
 }
 
 /// Logits, and the gradient of the first layer, which everything else has passed through.
@@ -122,11 +125,16 @@ fn modules_and_models_agree_with_the_cpu() {
         let mechanism = Mechanism::preset(id).unwrap();
         let (attention, x) =
             (MultiHeadAttentionConfig::new(8, 2, mechanism.clone()).init(&cpu), random([2, 7, 8], &cpu));
-        assert_agree(id, &mechanism, &module(&attention, &x, &device), &module(&attention, &x, &cpu));
+        assert_agree(
+            id,
+            Tol::f32(&mechanism).backward,
+            &module(&attention, &x, &device),
+            &module(&attention, &x, &cpu),
+        );
         let config = VitConfig::new([8, 8], 1, 4, 3, mechanism.clone());
-        let vit = VitConfig { dim: 8, depth: 1, heads: 2, mlp_dim: 12, ..config }.init(&cpu);
+        let vit = VitConfig { dim: 8, depth: 1, heads: 2, mlp_dim: 12, ..config }.init(&cpu.clone().autodiff());
         let images = random([2, 1, 8, 8], &cpu);
-        assert_agree(id, &mechanism, &model(&vit, &images, &device), &model(&vit, &images, &cpu));
+        assert_agree(id, MODEL, &model(&vit, &images, &device), &model(&vit, &images, &cpu));
     }
 }
 
