@@ -136,7 +136,7 @@ impl<N: Normalisation> WithSimd for Block<'_, N> {
 
 /// One tile of keys against one panel of queries.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // one tile's operands
 fn advance<S: Simd, N: Normalisation>(
     simd: S,
     norm: N,
@@ -167,7 +167,7 @@ fn advance<S: Simd, N: Normalisation>(
 }
 
 /// Writes the finished rows back to their positions, zeros to the masked ones.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // what a block carries to its end
 #[inline(always)]
 fn finish<N: Normalisation>(
     norm: N,
