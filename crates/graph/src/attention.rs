@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 
-use resolvent_kernels::{Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy};
+use resolvent_kernels::{
+    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
+};
 
 use crate::{LinearOperator, Result, error::check_len};
 
@@ -92,7 +94,8 @@ impl LinearOperator for AttentionOperator {
         let (inputs, mask) = self.inputs(&self.ones);
         let (mut dq, mut dk) = (vec![0.0; self.q.len()], self.k.as_ref().map(|k| vec![0.0; k.len()]));
         let mut dv = vec![0.0; x.len()];
-        let mut gradients = Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, dgamma: None };
+        let mut gradients =
+            Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, extras: ExtraGradients::default() };
         let scratch = &mut self.scratch.borrow_mut();
         self.op.backward(&inputs, &mask, &self.row_sums, &self.stats, &narrow(x), &mut gradients, scratch)?;
         Ok(wide(&dv))

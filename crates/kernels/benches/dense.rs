@@ -6,7 +6,9 @@
 
 use std::time::Instant;
 
-use resolvent_kernels::{Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, simd::Level};
+use resolvent_kernels::{
+    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, simd::Level,
+};
 
 /// One row of the table.
 struct Row {
@@ -96,7 +98,8 @@ impl Row {
         let start = Instant::now();
         self.op.forward(&inputs, &mask, &mut t.out, &mut t.stats, &mut self.scratch).expect("forward");
         self.times[0].push(start.elapsed().as_secs_f64());
-        let mut gradients = Gradients { dq: &mut t.dq, dk: Some(&mut t.dk), dv: &mut t.dv, dgamma: None };
+        let mut gradients =
+            Gradients { dq: &mut t.dq, dk: Some(&mut t.dk), dv: &mut t.dv, extras: ExtraGradients::default() };
         self.op
             .backward(&inputs, &mask, &t.out, &t.stats, &t.dout, &mut gradients, &mut self.scratch)
             .expect("backward");

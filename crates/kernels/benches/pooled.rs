@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use resolvent_kernels::{Extras, Gradients, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy};
+use resolvent_kernels::{
+    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result, Scratch, Shape, Strategy,
+};
 
 const ROUNDS: usize = 5;
 
@@ -40,7 +42,11 @@ impl Case {
         self.op.forward(&inputs, &Mask::NONE, &mut self.out, &mut self.stats, &mut self.scratch)?;
         let Some([dq, dk, dv, dgamma]) = &mut self.gradients else { return Ok(()) };
         let dk = self.k.is_some().then_some(&mut dk[..]);
-        let mut gradients = Gradients { dq, dk, dv, dgamma: self.op.mechanism().gamma().map(|_| &mut dgamma[..]) };
+        let extras = match self.op.mechanism().parameters() {
+            [] => ExtraGradients::default(),
+            _ => ExtraGradients::default().with(Parameter::Gamma, dgamma),
+        };
+        let mut gradients = Gradients { dq, dk, dv, extras };
         let (out, stats, dout) = (&self.out, &self.stats, &self.v);
         self.op.backward(&inputs, &Mask::NONE, out, stats, dout, &mut gradients, &mut self.scratch)
     }

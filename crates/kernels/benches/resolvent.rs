@@ -7,7 +7,8 @@
 use std::time::Instant;
 
 use resolvent_kernels::{
-    Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, mechanism::InfsaResolvent,
+    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
+    mechanism::InfsaResolvent,
 };
 
 fn main() {
@@ -32,7 +33,7 @@ fn main() {
             op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch).expect("forward");
             forward = forward.min(start.elapsed().as_secs_f64());
             let dk = (!tied).then_some(&mut dk[..]);
-            let mut gradients = Gradients { dq: &mut dq, dk, dv: &mut dv, dgamma: None };
+            let mut gradients = Gradients { dq: &mut dq, dk, dv: &mut dv, extras: ExtraGradients::default() };
             let start = Instant::now();
             op.backward(&inputs, &Mask::NONE, &out, &stats, &dout, &mut gradients, &mut scratch).expect("backward");
             backward = backward.min(start.elapsed().as_secs_f64());

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::{
-    Inputs, Mask, Mechanism, Result, Shape, check, mechanism,
+    Inputs, Mask, Mechanism, Parameter, Result, Shape, check, mechanism,
     score::gate,
     simd::{Level, rows},
 };
@@ -145,7 +145,8 @@ impl Cache {
                     }
                     Mechanism::Infsa(m) => {
                         let (k, v) = (past(n, keys, head_dim), past(n, values, value_dim));
-                        let gamma = inputs.extras.gamma.map_or(m.gamma, |gamma| gamma[slice % heads].into());
+                        let gamma =
+                            inputs.extras.get(Parameter::Gamma).map_or(m.gamma, |gamma| gamma[slice % heads].into());
                         gamma
                             * infsa(
                                 level,

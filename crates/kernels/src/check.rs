@@ -1,6 +1,6 @@
 //! Whether the tensors of a call fit its sizes: once, for every way of computing it.
 
-use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape};
+use crate::{Error, Extras, Inputs, Mask, Mechanism, Parameter, Result, Shape};
 
 /// Lengths of all inputs and masks, and which of them the mechanism takes.
 pub(crate) fn inputs<T>(
@@ -31,13 +31,27 @@ pub(crate) fn inputs<T>(
 }
 
 fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
-    let Some(gamma) = extras.gamma else { return Ok(()) };
-    if mechanism.gamma().is_none() {
-        let problem = "is given although the mechanism has no decay; leave it out";
-        return Err(Error::Tensor { op, tensor: "gamma", problem });
+    for (parameter, values) in extras.iter() {
+        parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
+        mechanism.check_parameter(parameter, values)?;
     }
-    length(op, "gamma", gamma.len(), s.heads, "expected one decay per head")?;
-    mechanism.check_gamma(gamma)
+    Ok(())
+}
+
+/// Whether the mechanism has `parameter`, and whether `tensor` (its values or their gradient) has as many elements.
+pub(crate) fn parameter_length(
+    op: &'static str,
+    mechanism: &Mechanism,
+    s: &Shape,
+    parameter: Parameter,
+    tensor: &'static str,
+    got: usize,
+) -> Result<()> {
+    if !mechanism.parameters().contains(&parameter) {
+        return Err(Error::Tensor { op, tensor, problem: "belongs to another mechanism; leave it out" });
+    }
+    let expected = mechanism.parameter_shape(parameter, s).iter().product();
+    length(op, tensor, got, expected, "see `Mechanism::parameter_shape`")
 }
 
 /// [`Error::Length`] unless `got == expected`.

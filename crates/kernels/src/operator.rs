@@ -160,15 +160,15 @@ impl Operator {
         let (q, v, o, g) = (widen(inputs.q, q), widen(inputs.v, v), widen(out, o), widen(dout, g));
         let k = inputs.k.map_or(q, |x| widen(x, k));
         let call = self.call(q, k, v, &inputs.extras, mask);
-        let Gradients { dq: dq_out, dk: dk_out, dv: dv_out, dgamma } = gradients;
-        let dgamma = dgamma.as_deref_mut();
+        let Gradients { dq: dq_out, dk: dk_out, dv: dv_out, extras } = gradients;
+        let extras = extras.reborrow();
         if T::NAME == f32::NAME {
             let dk = dk_out.as_deref_mut().map(bytemuck::cast_slice_mut);
             let (dq, dv) = (bytemuck::cast_slice_mut(dq_out), bytemuck::cast_slice_mut(dv_out));
-            return self.apply_backward(&call, o, stats, g, Gradients { dq, dk, dv, dgamma }, work);
+            return self.apply_backward(&call, o, stats, g, Gradients { dq, dk, dv, extras }, work);
         }
         let has_k = dk_out.is_some();
-        let into = Gradients { dq: &mut *dq, dk: has_k.then_some(&mut *dk), dv: &mut *dv, dgamma };
+        let into = Gradients { dq: &mut *dq, dk: has_k.then_some(&mut *dk), dv: &mut *dv, extras };
         self.apply_backward(&call, o, stats, g, into, work)?;
         narrow(dq, dq_out);
         narrow(dv, dv_out);
@@ -289,7 +289,7 @@ impl Operator {
         check::inputs(op, &self.mechanism, &self.shape, inputs, mask)
     }
 
-    fn check_backward<T>(&self, out: usize, stats: usize, dout: usize, gradients: &Gradients<'_, T>) -> Result<()> {
+    fn check_backward<T>(&self, out: usize, stats: usize, dout: usize, gradients: &mut Gradients<'_, T>) -> Result<()> {
         const OP: &str = "backward";
         check::length(OP, "out", out, self.out_len(), "pass what forward wrote")?;
         check::length(OP, "stats", stats, self.plan.stats, "pass what forward wrote")?;
@@ -305,15 +305,9 @@ impl Operator {
             (Some(dk), false) => check::length(OP, "dk", dk.len(), self.shape.k_len(), "expected the shape of k")?,
             (None, true) => {}
         }
-        let Some(dgamma) = &gradients.dgamma else { return Ok(()) };
-        if self.mechanism.gamma().is_none() {
-            return Err(Error::Tensor {
-                op: OP,
-                tensor: "dgamma",
-                problem: "is asked for but the mechanism has no decay",
-            });
-        }
-        check::length(OP, "dgamma", dgamma.len(), self.shape.heads, "expected one element per head")
+        gradients.extras.iter().try_for_each(|(parameter, room)| {
+            check::parameter_length(OP, &self.mechanism, &self.shape, parameter, parameter.gradient_name(), room.len())
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! What one call is applied to: sizes, tensors and masks, as slices.
 
-use crate::{Error, Result};
+use crate::{Error, ExtraGradients, Extras, Result};
 
 /// The sizes of one attention call. Every tensor is dense and row-major:
 /// `q [batch, heads, seq_q, head_dim]`, `k [batch, heads, seq_kv, head_dim]`,
@@ -94,21 +94,6 @@ pub struct Inputs<'a, T> {
     pub extras: Extras<'a>,
 }
 
-/// Tensors that belong to single mechanisms.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Extras<'a> {
-    /// Decay per head, `[heads]`; replaces the configuration's `gamma`. `infsa`, `infsa-resolvent`, `linear-infsa`.
-    pub gamma: Option<&'a [f32]>,
-}
-
-impl<'a> Extras<'a> {
-    /// Extras with a decay per head, `[heads]`.
-    pub const fn gamma(gamma: &'a [f32]) -> Self {
-        Self { gamma: Some(gamma) }
-    }
-}
-
 /// Where [`crate::Operator::backward`] writes. Every slice is overwritten, not added to.
 #[derive(Debug)]
 pub struct Gradients<'a, T> {
@@ -118,8 +103,8 @@ pub struct Gradients<'a, T> {
     pub dk: Option<&'a mut [T]>,
     /// Gradient of `v`, same shape.
     pub dv: &'a mut [T],
-    /// Gradient of the decay per head, `[heads]`, summed over the batch; wanted or not.
-    pub dgamma: Option<&'a mut [f32]>,
+    /// Gradients of the mechanism's own tensors: those that are wanted.
+    pub extras: ExtraGradients<'a>,
 }
 
 /// First non-finite element of `data`, as an error naming `tensor`.

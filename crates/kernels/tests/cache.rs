@@ -72,7 +72,7 @@ fn steps_of_any_length_equal_the_whole() {
         let mut p = problem(mechanism, Shape { value_dim: 5, ..Shape::square(2, 3, 61, 12) }, 3);
         check(&p);
         if p.mechanism.gamma().is_some() {
-            p.gamma = Some(vec![0.2, 0.9, 0.5]);
+            p.set_gamma(vec![0.2, 0.9, 0.5]);
             check(&p);
         }
     }

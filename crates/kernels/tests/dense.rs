@@ -109,7 +109,7 @@ fn activations_and_decays_at_every_level() {
         for id in ["infsa", "infsa-resolvent"] {
             let fields = format!(r#","activation":"{activation}","scale":0.7"#);
             let mut p = problem(preset(id, &fields), Shape::square(2, 3, 90, 20), 5);
-            p.gamma = Some(vec![0.2, 0.6, 0.95]);
+            p.set_gamma(vec![0.2, 0.6, 0.95]);
             check(&p, &Level::available());
             check(&masked(p), &Level::available());
         }

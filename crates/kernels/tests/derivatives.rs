@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Mechanism, Shape, reference};
+use resolvent_kernels::{Mechanism, Parameter, Shape, reference};
 use support::{
     problem::Problem,
     random::{VARIANTS, problem, takes_cross},
@@ -62,9 +62,10 @@ fn check_all(p: &Problem, what: &str) {
     if let Some(dk) = b.dk {
         check(p, &format!("{what}: dk"), &dk, |p| p.k.as_mut().unwrap());
     }
-    assert_eq!(b.dgamma.is_none(), p.mechanism.gamma().is_none());
+    assert!(b.parameters.keys().eq(p.mechanism.parameters()), "{what}");
     // One side only where 1 is the end of the range: the loss is smooth in the decay.
-    if let (Some(dgamma), Some(gamma)) = (b.dgamma, p.mechanism.gamma().filter(|&g| g < 1.0)) {
+    if let (Some(dgamma), Some(gamma)) = (b.parameters.get(&Parameter::Gamma), p.mechanism.gamma().filter(|&g| g < 1.0))
+    {
         let measured = slope(p, |p, step| set_gamma(&mut p.mechanism, step));
         let got: f64 = dgamma.iter().sum();
         assert!((measured - got).abs() < RTOL * (1.0 + got.abs()), "{what}: dgamma at {gamma}: {measured}, got {got}");

@@ -7,10 +7,10 @@ use proptest::{
     sample::select,
     test_runner::{RngSeed, TestCaseResult},
 };
-use resolvent_kernels::{Mechanism, Shape, Tol};
+use resolvent_kernels::{Mechanism, Parameter, Shape, Tol};
 use support::{
     assert_close,
-    problem::{Problem, Solution, assert_solution},
+    problem::{Problem, Solution, assert_solution, is_parameter},
     random::{any_masked_problem, any_problem, mechanisms, problem},
 };
 
@@ -100,7 +100,7 @@ proptest! {
         let alone = whole.head(batch - 1, heads - 1);
         let last = |s: Solution, slices: usize| {
             let of = |x: &[f64]| x[x.len() - x.len() / slices..].to_vec();
-            s.iter().filter(|(name, _)| **name != "dgamma").map(|(&name, x)| (name, of(x))).collect::<Solution>()
+            s.iter().filter(|(name, _)| !is_parameter(name)).map(|(&name, x)| (name, of(x))).collect::<Solution>()
         };
         for Solver { name, solve, tol } in SOLVERS {
             let (got, expected) = (last(solve(&whole), whole.shape.slices()), last(solve(&alone), 1));
@@ -120,7 +120,7 @@ proptest! {
             prop_assert!((inner(&s["dv"], &p.v) - expected).abs() < 1e-5 * size, "{name}: dv of {:?}", p.mechanism);
             let Some(gamma) = p.mechanism.gamma() else { continue };
             if !matches!(p.mechanism, Mechanism::InfsaResolvent(_)) {
-                let gamma = |h: usize| p.gamma.as_ref().map_or(gamma, |gamma| gamma[h].into());
+                let gamma = |h: usize| p.parameters.get(&Parameter::Gamma).map_or(gamma, |gamma| gamma[h].into());
                 let got: f64 = s["dgamma"].iter().enumerate().map(|(h, d)| d * gamma(h)).sum();
                 prop_assert!((got - expected).abs() < 1e-5 * size, "{name}: dgamma of {:?}", p.mechanism);
             }
@@ -155,7 +155,7 @@ proptest! {
             for (tensor, x) in &s {
                 let finite = |x: &f64| x.is_finite() || (*tensor == "lse" && *x == f64::NEG_INFINITY);
                 prop_assert!(x.iter().all(finite), "{name}: {tensor} of {:?}", p.mechanism);
-                let masked = if *tensor == "dgamma" { 0 } else { x.len() / batch };
+                let masked = if is_parameter(tensor) { 0 } else { x.len() / batch };
                 let empty = if *tensor == "lse" { f64::NEG_INFINITY } else { 0.0 };
                 prop_assert!(x[..masked].iter().all(|x| *x == empty), "{name}: {tensor} of {:?}", p.mechanism);
             }

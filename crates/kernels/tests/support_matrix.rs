@@ -107,10 +107,10 @@ fn tensors_that_do_not_fit_are_named() {
     assert_eq!(refused(INFSA, |p| p.dout.truncate(1)).0, "dout");
     assert_eq!(refused(INFSA, |p| p.key_mask = Some(vec![true; 6])).0, "key_mask");
     assert_eq!(refused(INFSA, |p| p.query_mask = Some(vec![true; 13])).0, "query_mask");
-    assert_eq!(refused(INFSA, |p| p.gamma = Some(vec![0.5])).0, "gamma");
-    assert_eq!(refused(INFSA, |p| p.gamma = Some(vec![0.5, f32::NAN])).0, "gamma");
-    assert_eq!(refused(r#"{"mechanism": "softmax"}"#, |p| p.gamma = Some(vec![0.5; 2])).0, "gamma");
-    assert_eq!(refused(r#"{"mechanism": "infsa-resolvent"}"#, |p| p.gamma = Some(vec![0.5, 1.0])).0, "gamma");
+    assert_eq!(refused(INFSA, |p| p.set_gamma(vec![0.5])).0, "gamma");
+    assert_eq!(refused(INFSA, |p| p.set_gamma(vec![0.5, f32::NAN])).0, "gamma");
+    assert_eq!(refused(r#"{"mechanism": "softmax"}"#, |p| p.set_gamma(vec![0.5; 2])).0, "gamma");
+    assert_eq!(refused(r#"{"mechanism": "infsa-resolvent"}"#, |p| p.set_gamma(vec![0.5, 1.0])).0, "gamma");
     let (_, message) = refused(INFSA, |p| p.q.truncate(95));
     assert!(message.contains("95") && message.contains("96"), "{message}");
 }

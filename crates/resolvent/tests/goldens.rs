@@ -77,7 +77,9 @@ fn check(case: &Case, strategy: Strategy) {
     let (q, k, v) = (leaf("q").unwrap(), leaf("k"), leaf("v").unwrap());
     let gamma = case.tensor::<1>("gamma", &device).map(Tensor::require_grad);
     let mut inputs = Inputs { k: k.clone(), ..Inputs::tied(q.clone(), v.clone()) };
-    inputs.extras.gamma = gamma.clone();
+    if let Some(gamma) = &gamma {
+        inputs = inputs.with_gamma(gamma.clone());
+    }
     let mask = Mask { causal: false, key: case.mask("key_mask", &device), query: case.mask("query_mask", &device) };
     let out = attend(&inputs, &case.mechanism, &mask, strategy).unwrap().out;
     let gradients = (out.clone() * case.tensor("dout", &device).unwrap()).sum().backward();

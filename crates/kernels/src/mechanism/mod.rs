@@ -13,7 +13,7 @@ pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, Powe
 
 use serde::Serialize;
 
-use crate::{Error, Result, Shape};
+use crate::{Error, Parameter, Result, Shape};
 
 /// A preset with its parameters. The serialised form is the JSON configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -107,6 +107,35 @@ impl Mechanism {
             Self::Infsa(m) => Some(m.gamma),
             Self::InfsaResolvent(m) => Some(m.gamma),
             Self::LinearInfsa(m) => Some(m.gamma),
+        }
+    }
+
+    /// The tensors that a call may carry in [`crate::Extras`], and whose gradients it may ask for.
+    pub const fn parameters(&self) -> &'static [Parameter] {
+        match self {
+            Self::Softmax(_) | Self::Uniform(_) => &[],
+            Self::Infsa(_) | Self::InfsaResolvent(_) | Self::LinearInfsa(_) => &[Parameter::Gamma],
+        }
+    }
+
+    /// The values that stand for one of [`Mechanism::parameters`] where a call does not give it, of
+    /// [`Mechanism::parameter_shape`]; what a module starts from.
+    pub fn parameter_default(&self, parameter: Parameter, shape: &Shape) -> Vec<f32> {
+        let len = self.parameter_shape(parameter, shape).iter().product();
+        let value = match parameter {
+            Parameter::Gamma => self.gamma().unwrap_or(1.0),
+            _ => 0.0,
+        };
+        vec![value as f32; len]
+    }
+
+    /// The shape of one of [`Mechanism::parameters`] in a call of sizes `shape`.
+    pub fn parameter_shape(&self, parameter: Parameter, shape: &Shape) -> Vec<usize> {
+        match parameter {
+            Parameter::Gamma | Parameter::Alpha | Parameter::Kappa | Parameter::Lambda | Parameter::Scale => {
+                vec![shape.heads]
+            }
+            _ => vec![0],
         }
     }
 

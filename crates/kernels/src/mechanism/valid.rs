@@ -1,7 +1,7 @@
 //! The range of every field, and what each mechanism is defined for.
 
 use super::{Mechanism, NormBias};
-use crate::{Error, Result, Shape};
+use crate::{Error, Parameter, Result, Shape};
 
 impl Mechanism {
     /// Whether the mechanism is valid, and defined for these sizes and for causality (OR-ed with its own).
@@ -13,13 +13,16 @@ impl Mechanism {
         check_support(self, shape, causal || self.causal())
     }
 
-    /// Checks decays that replace the configured one, as [`crate::Extras::gamma`] does.
+    /// Checks values that replace a configured one, as those of [`crate::Extras`] do.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
-    pub fn check_gamma(&self, gamma: &[f32]) -> Result<()> {
+    pub fn check_parameter(&self, parameter: Parameter, values: &[f32]) -> Result<()> {
         let one_allowed = !matches!(self, Self::InfsaResolvent(_));
-        gamma.iter().try_for_each(|&x| check_gamma(x.into(), one_allowed))
+        values.iter().try_for_each(|&x| match parameter {
+            Parameter::Gamma => check_gamma(x.into(), one_allowed),
+            _ => Ok(()),
+        })
     }
 
     /// Checks every field against its range.

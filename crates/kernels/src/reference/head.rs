@@ -1,7 +1,7 @@
 //! One (batch, head) problem of a call, with everything masked already gone.
 
 use super::matrix::{Matrix, inner};
-use crate::{Inputs, Mask, Mechanism, Shape};
+use crate::{Inputs, Mask, Mechanism, Parameter, Shape};
 
 /// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
 /// padding cannot enter a sum.
@@ -25,7 +25,7 @@ impl Head {
         let keep = |mask: Option<&[bool]>, seq: usize| mask.map_or(vec![true; seq], |m| m[b * seq..][..seq].to_vec());
         let (keep_query, keep_key) = (keep(mask.query, s.seq_q), keep(mask.key, s.seq_kv));
         let slice = b * s.heads + h;
-        let gamma = inputs.extras.gamma.map(|gamma| f64::from(gamma[h]));
+        let gamma = inputs.extras.get(Parameter::Gamma).map(|gamma| f64::from(gamma[h]));
         Self {
             q: gather(inputs.q, slice, s.head_dim, &keep_query),
             k: gather(inputs.k.unwrap_or(inputs.q), slice, s.head_dim, &keep_key),

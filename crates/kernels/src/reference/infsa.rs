@@ -5,7 +5,10 @@ use super::{
     head::Head,
     matrix::{Matrix, inner, ratio},
 };
-use crate::mechanism::{Activation, Infsa};
+use crate::{
+    Parameter,
+    mechanism::{Activation, Infsa},
+};
 
 /// The affinity of one head, `A = phi(scale Q K^T)` on the allowed pairs, and its norms.
 struct Affinity {
@@ -98,7 +101,8 @@ fn hop_backward(head: &Head, m: &Infsa, dhop: &Matrix) -> HeadGradients {
         if head.allowed(i, j) { m.activation.derivative(x) * da } else { 0.0 }
     };
     let (dq, dk) = head.logits_backward(m.scale, &logits.map(dlogit));
-    HeadGradients { dq, dk, dgamma: c.iter().sum::<f64>() / head.gamma }
+    let dgamma = c.iter().sum::<f64>() / head.gamma;
+    HeadGradients { dq, dk, parameters: vec![(Parameter::Gamma, vec![dgamma])] }
 }
 
 impl Activation {

@@ -5,7 +5,10 @@ use super::{
     head::{Head, row_norms},
     matrix::{Matrix, inner, ratio},
 };
-use crate::mechanism::{LinearInfsa, PowerOperator};
+use crate::{
+    Parameter,
+    mechanism::{LinearInfsa, PowerOperator},
+};
 
 /// Everything that the forward pass meets on its way, all `N x N` products written out.
 struct Trace {
@@ -94,7 +97,7 @@ pub(super) fn backward(head: &Head, m: &LinearInfsa, saved: &HeadForward, dout: 
     }
     let (dq, dk) = tensors_backward(head, m, &trace, &du, &dz);
     let dgamma = dout.inner(&saved.weights.times(&head.v)) / head.gamma;
-    HeadGradients { dq, dk, dgamma }
+    HeadGradients { dq, dk, parameters: vec![(Parameter::Gamma, vec![dgamma])] }
 }
 
 /// `ds_j = (du_j - sign(s_j) sum_l u_l du_l) / (sum |s| + eps)`, 0 at masked keys.

@@ -13,7 +13,9 @@ mod softmax;
 use head::Head;
 use matrix::Matrix;
 
-use crate::{Gradients, Inputs, Mask, Mechanism, Plan, Result, Shape, Strategy, check, operator::Call};
+use std::collections::BTreeMap;
+
+use crate::{Gradients, Inputs, Mask, Mechanism, Parameter, Plan, Result, Shape, Strategy, check, operator::Call};
 
 /// What [`forward`] computes.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -51,8 +53,8 @@ pub struct Backward {
     pub dk: Option<Vec<f64>>,
     /// Shape of `v`.
     pub dv: Vec<f64>,
-    /// `[heads]`, summed over the batch; `None` where the mechanism has no decay.
-    pub dgamma: Option<Vec<f64>>,
+    /// Of each of [`Mechanism::parameters`] that has one in this configuration, in its shape, summed over the batch.
+    pub parameters: BTreeMap<Parameter, Vec<f64>>,
 }
 
 /// One head's share of [`Forward`].
@@ -69,7 +71,8 @@ struct HeadForward {
 struct HeadGradients {
     dq: Matrix,
     dk: Matrix,
-    dgamma: f64,
+    /// One element for a parameter with one per head; else the parameter's whole shape, to be summed over the heads.
+    parameters: Vec<(Parameter, Vec<f64>)>,
 }
 
 /// `out = W(q, k) v`, with everything that the mechanism's equations name on the way.
@@ -109,7 +112,6 @@ pub fn backward(
     let out_len = shape.slices() * out_seq * shape.value_dim;
     check::length("backward", "dout", dout.len(), out_len, "expected the shape of out")?;
     let mut result = Backward { dk: (!mechanism.tied()).then(Vec::new), ..Backward::default() };
-    let mut dgamma = vec![0.0; shape.heads];
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
         // A pooled value is no query's row, and stays whatever queries are masked.
@@ -125,9 +127,13 @@ pub fn backward(
             }
             None => result.dq.extend(gradients.dq.plus(&gradients.dk).data),
         }
-        dgamma[h] += gradients.dgamma;
+        for (parameter, part) in gradients.parameters {
+            let len = mechanism.parameter_shape(parameter, shape).iter().product();
+            let whole = result.parameters.entry(parameter).or_insert_with(|| vec![0.0; len]);
+            let room = if part.len() == len { whole } else { &mut whole[h * part.len()..][..part.len()] };
+            room.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        }
     }
-    result.dgamma = mechanism.gamma().map(|_| dgamma);
     Ok(result)
 }
 
@@ -193,13 +199,17 @@ pub(crate) fn token_weights_f32(m: &Mechanism, c: &Call<'_>, a: &mut [f32]) -> R
 }
 
 /// [`backward`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`].
-pub(crate) fn backward_f32(m: &Mechanism, c: &Call<'_>, dout: &[f32], g: Gradients<'_, f32>) -> Result<()> {
+pub(crate) fn backward_f32(m: &Mechanism, c: &Call<'_>, dout: &[f32], mut g: Gradients<'_, f32>) -> Result<()> {
     let result = wide(m, c, |inputs| backward(m, &c.shape, inputs, &c.mask, &widened(dout)))?;
     narrow(&result.dq, g.dq);
     narrow(&result.dv, g.dv);
-    for (from, to) in [(&result.dk, g.dk), (&result.dgamma, g.dgamma)] {
-        if let (Some(from), Some(to)) = (from, to) {
-            narrow(from, to);
+    if let (Some(from), Some(to)) = (&result.dk, g.dk) {
+        narrow(from, to);
+    }
+    for (parameter, to) in g.extras.iter() {
+        match result.parameters.get(&parameter) {
+            Some(from) => narrow(from, to),
+            None => to.fill(0.0),
         }
     }
     Ok(())

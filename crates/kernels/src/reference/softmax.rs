@@ -28,7 +28,7 @@ pub(super) fn backward(head: &Head, m: &Softmax, saved: &HeadForward, dout: &Mat
     let dp = dout.times_transposed(&head.v);
     let delta: Vec<f64> = (0..p.rows).map(|i| inner(p.row(i), dp.row(i))).collect();
     let (dq, dk) = head.logits_backward(m.scale, &dp.map(|i, j, x| p.at(i, j) * (x - delta[i])));
-    HeadGradients { dq, dk, dgamma: 0.0 }
+    HeadGradients { dq, dk, parameters: Vec::new() }
 }
 
 /// The mean of the allowed values: every allowed key of a row has the same weight.
@@ -42,5 +42,5 @@ pub(super) fn uniform_forward(head: &Head) -> HeadForward {
 /// The weights depend on nothing but the mask.
 pub(super) fn uniform_backward(head: &Head) -> HeadGradients {
     let zeros = |x: &Matrix| Matrix::zeros(x.rows, x.cols);
-    HeadGradients { dq: zeros(&head.q), dk: zeros(&head.k), dgamma: 0.0 }
+    HeadGradients { dq: zeros(&head.q), dk: zeros(&head.k), parameters: Vec::new() }
 }

@@ -6,7 +6,7 @@
 //! The backward pass is an adjoint solve and one backward hop.
 
 use crate::{
-    Convergence, Error, Gradients, Mask, Plan, Result, Shape, mechanism,
+    Convergence, Error, Gradients, Mask, Parameter, Plan, Result, Shape, mechanism,
     operator::{Call, Saved},
     scratch::{cut, room},
     series::solver::{Method, Solver},
@@ -37,7 +37,7 @@ pub(crate) fn backward(
     work: &mut [f32],
 ) -> Result<()> {
     let shape = call.shape;
-    let Gradients { dq, dk, dv, dgamma } = gradients;
+    let Gradients { dq, dk, dv, mut extras } = gradients;
     let ([norms, report, w, x], work) = cut(work, backward_sizes(&shape));
     norms.copy_from_slice(&saved.stats[..norms.len()]);
     let mask = Mask { causal: false, key: call.mask.query, query: call.mask.key };
@@ -50,7 +50,14 @@ pub(crate) fn backward(
     sum(x, call.v, saved.out);
     let hop = Call { v: x, ..*call };
     let saved = Saved { dout: w, stats: norms, ..*saved };
-    dense::hop_backward(&hop, &m.hop(), &saved, dense::Targets { dq, dk, dv: None }, dgamma, work);
+    dense::hop_backward(
+        &hop,
+        &m.hop(),
+        &saved,
+        dense::Targets { dq, dk, dv: None },
+        extras.get(Parameter::Gamma),
+        work,
+    );
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use resolvent_kernels::{Mechanism, Shape};
+use resolvent_kernels::{Mechanism, Parameter, Shape};
 use safetensors::{Dtype, SafeTensors};
 
 use super::problem::{Problem, Solution};
@@ -34,13 +34,18 @@ impl Golden {
         let tensors: BTreeMap<_, _> = file.iter().map(|(name, t)| (name.to_string(), decode(&t))).collect();
         let tensor = |name: &str| tensors.get(name).cloned();
         let mask = |name: &str| Some(tensor(name)?.into_iter().map(|x| x == 1.0).collect());
+        let mechanism = configured(&header.metadata().as_ref().unwrap()["case"]);
         let problem = Problem {
-            mechanism: configured(&header.metadata().as_ref().unwrap()["case"]),
             shape: Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim },
             q: tensor("q").unwrap(),
             k: tensor("k"),
             v: tensor("v").unwrap(),
-            gamma: tensor("gamma").map(|gamma| gamma.iter().map(|&x| x as f32).collect()),
+            parameters: mechanism
+                .parameters()
+                .iter()
+                .filter_map(|&p| Some((p, tensor(p.name())?.iter().map(|&x| x as f32).collect())))
+                .collect(),
+            mechanism,
             key_mask: mask("key_mask"),
             query_mask: mask("query_mask"),
             dout: tensor("dout").unwrap(),
@@ -54,10 +59,14 @@ impl Golden {
         self.tensors.get(name).map(Vec::as_slice)
     }
 
-    /// The outputs and gradients that the case stores: `dgamma` only where the decay is an input.
+    /// The outputs and gradients that the case stores: a parameter's only where it is an input.
     pub fn solution(&self) -> Solution {
-        let names = ["out", "dq", "dk", "dv", "dgamma"];
-        names.into_iter().filter_map(|name| Some((name, self.get(name)?.to_vec()))).collect()
+        let parameters = Parameter::ALL.into_iter().map(Parameter::gradient_name);
+        ["out", "dq", "dk", "dv"]
+            .into_iter()
+            .chain(parameters)
+            .filter_map(|name| Some((name, self.get(name)?.to_vec())))
+            .collect()
     }
 }
 

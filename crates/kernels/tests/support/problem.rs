@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use resolvent_kernels::{
-    Element, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy, Tol, reference,
-    simd::Level,
+    Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result, Scratch, Shape,
+    Strategy, Tol, reference, simd::Level,
 };
 
 use super::assert_close;
@@ -17,7 +17,8 @@ pub struct Problem {
     pub q: Vec<f64>,
     pub k: Option<Vec<f64>>,
     pub v: Vec<f64>,
-    pub gamma: Option<Vec<f32>>,
+    /// The mechanism's own tensors that the call gives.
+    pub parameters: BTreeMap<Parameter, Vec<f32>>,
     pub key_mask: Option<Vec<bool>>,
     pub query_mask: Option<Vec<bool>>,
     pub dout: Vec<f64>,
@@ -31,8 +32,13 @@ impl Problem {
         Mask { causal: false, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
     }
 
+    /// Gives the call a decay per head.
+    pub fn set_gamma(&mut self, gamma: Vec<f32>) {
+        self.parameters.insert(Parameter::Gamma, gamma);
+    }
+
     pub fn extras(&self) -> Extras<'_> {
-        self.gamma.as_deref().map_or(Extras::default(), Extras::gamma)
+        self.parameters.iter().fold(Extras::default(), |extras, (&parameter, x)| extras.with(parameter, x))
     }
 
     pub fn inputs(&self) -> Inputs<'_, f64> {
@@ -45,8 +51,9 @@ impl Problem {
         let forward = reference::forward(&self.mechanism, &self.shape, &inputs, &mask).unwrap();
         let backward = reference::backward(&self.mechanism, &self.shape, &inputs, &mask, &self.dout).unwrap();
         let mut solution = Solution::from([("out", forward.out), ("dq", backward.dq), ("dv", backward.dv)]);
-        let optional = [("lse", forward.lse), ("dk", backward.dk), ("dgamma", backward.dgamma)];
+        let optional = [("lse", forward.lse), ("dk", backward.dk)];
         solution.extend(optional.into_iter().filter_map(|(name, x)| Some((name, x?))));
+        solution.extend(backward.parameters.into_iter().map(|(parameter, x)| (parameter.gradient_name(), x)));
         solution
     }
 
@@ -65,19 +72,25 @@ impl Problem {
         op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
         let mut dq = poisoned::<T>(q.len());
         let (mut dk, mut dv) = (k.as_deref().map(|k| poisoned::<T>(k.len())), poisoned::<T>(v.len()));
-        let mut dgamma = self.mechanism.gamma().map(|_| poisoned::<f32>(self.shape.heads));
-        let (dk_out, dgamma_out) = (dk.as_deref_mut(), dgamma.as_deref_mut());
-        let mut gradients = Gradients { dq: &mut dq, dk: dk_out, dv: &mut dv, dgamma: dgamma_out };
+        let mut parameters = self.parameter_rooms();
+        let extras = parameters.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
+        let mut gradients = Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, extras };
         let dout = stored::<T>(&self.dout);
         op.backward(&inputs, &mask, &out, &stats, &dout, &mut gradients, &mut scratch)?;
         let mut solution = Solution::from([("out", wide(&out)), ("dq", wide(&dq)), ("dv", wide(&dv))]);
-        let optional = [
-            ("dk", dk.as_deref().map(wide)),
-            ("dgamma", dgamma.as_deref().map(wide)),
-            ("lse", op.lse(&stats).map(wide)),
-        ];
+        let optional = [("dk", dk.as_deref().map(wide)), ("lse", op.lse(&stats).map(wide))];
         solution.extend(optional.into_iter().filter_map(|(name, x)| Some((name, x?))));
+        solution.extend(parameters.into_iter().map(|(parameter, x)| (parameter.gradient_name(), wide(&x))));
         Ok(solution)
+    }
+
+    /// Fresh room for the gradient of every parameter that the mechanism has.
+    fn parameter_rooms(&self) -> Vec<(Parameter, Vec<f32>)> {
+        let room = |&parameter| {
+            let len = self.mechanism.parameter_shape(parameter, &self.shape).iter().product();
+            (parameter, poisoned::<f32>(len))
+        };
+        self.mechanism.parameters().iter().map(room).collect()
     }
 
     /// The solution by the fused kernels in f32.
@@ -99,20 +112,25 @@ impl Problem {
     }
 }
 
-/// Panics unless `got` has the tensors of `expected`, each (batch, head) within the tolerance (`dgamma`: as a whole).
+/// Panics unless `got` has the tensors of `expected`, each (batch, head) within the tolerance (a parameter's gradient: as a whole).
 #[track_caller]
 pub fn assert_solution(what: &str, got: &Solution, expected: &Solution, shape: &Shape, tol: Tol) {
     let names = |s: &Solution| s.keys().copied().collect::<Vec<_>>();
     assert_eq!(names(got), names(expected), "{what}");
     for (name, expected) in expected {
-        // The decay's gradient is a sum over all outputs of its head.
+        // A parameter's gradient is a sum over all outputs of its head.
         let terms = (shape.out_len() / shape.heads) as f64;
         let (slices, noise) =
-            if *name == "dgamma" { (1, tol.noise * terms.sqrt()) } else { (shape.slices(), tol.noise) };
+            if is_parameter(name) { (1, tol.noise * terms.sqrt()) } else { (shape.slices(), tol.noise) };
         let rtol = if matches!(*name, "out" | "lse") { tol.forward } else { tol.backward };
         let (got, expected) = (finite(&got[name]), finite(expected));
         assert_close(&format!("{what}, {name}"), &got, &expected, slices, rtol, noise);
     }
+}
+
+/// Whether `name` is the gradient of a mechanism's own tensor.
+pub fn is_parameter(name: &str) -> bool {
+    Parameter::ALL.iter().any(|parameter| parameter.gradient_name() == name)
 }
 
 /// The entries with `-inf`, the log of an empty sum, as a number that no finite logit comes near.

@@ -1,5 +1,7 @@
 //! Random problems of any mechanism with any option.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -61,7 +63,7 @@ pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
     let dout = entries(out_len);
     let k = (!mechanism.tied()).then_some(k);
-    Problem { mechanism, shape, q, k, v, gamma: None, key_mask: None, query_mask: None, dout }
+    Problem { mechanism, shape, q, k, v, parameters: BTreeMap::new(), key_mask: None, query_mask: None, dout }
 }
 
 /// Any mechanism on any small shape, unmasked; half of them with a decay per head.
@@ -72,7 +74,8 @@ pub fn any_problem() -> impl Strategy<Value = Problem> {
         let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
         let mut problem = problem(mechanisms().swap_remove(variant), shape, seed);
         if per_head && problem.mechanism.gamma().is_some() {
-            problem.gamma = Some((0..heads).map(|h| 0.3 + 0.2 * h as f32).collect());
+            let gamma = (0..heads).map(|h| 0.3 + 0.2 * h as f32).collect();
+            problem.set_gamma(gamma);
         }
         problem
     })

@@ -1,6 +1,6 @@
 //! Parts of problems and of their solutions: some of the tokens, or one of the heads.
 
-use resolvent_kernels::{Mechanism, Shape};
+use resolvent_kernels::{Mechanism, Parameter, Shape};
 
 use super::problem::{Problem, Solution};
 
@@ -15,7 +15,7 @@ impl Problem {
             q: rows(&self.q, slices, seq_q, queries),
             k: self.k.as_ref().map(|k| rows(k, slices, seq_kv, keys)),
             v: rows(&self.v, slices, seq_kv, keys),
-            gamma: self.gamma.clone(),
+            parameters: self.parameters.clone(),
             key_mask: self.key_mask.as_ref().map(|mask| rows(mask, batch, seq_kv, keys)),
             query_mask: self.query_mask.as_ref().map(|mask| rows(mask, batch, seq_q, queries)),
             dout: self.output_rows(&self.dout, queries),
@@ -55,11 +55,17 @@ impl Problem {
             q: of_head(&self.q),
             k: self.k.as_deref().map(of_head),
             v: of_head(&self.v),
-            gamma: self.gamma.as_ref().map(|gamma| vec![gamma[h]]),
+            parameters: self.parameters.iter().map(|(&p, x)| (p, self.of_head(p, x, h))).collect(),
             key_mask: self.key_mask.as_deref().map(of_entry),
             query_mask: self.query_mask.as_deref().map(of_entry),
             dout: of_head(&self.dout),
         }
+    }
+
+    /// What head `h` has of a parameter: its element where there is one per head, else all.
+    fn of_head(&self, parameter: Parameter, values: &[f32], h: usize) -> Vec<f32> {
+        let per_head = self.mechanism.parameter_shape(parameter, &self.shape) == [self.shape.heads];
+        if per_head { vec![values[h]] } else { values.to_vec() }
     }
 
     /// Writes `junk` over every masked row of `q`, `k`, `v` and of `dout`.

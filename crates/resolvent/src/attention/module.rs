@@ -91,10 +91,10 @@ impl MultiHeadAttention {
 
     /// Projects and attends: `[batch, seq_q, d_model]`.
     fn attend(&self, input: MhaInput, mask: &Mask) -> Result<Tensor<3>> {
-        let (mechanism, gamma) = (&self.mechanism, self.gamma());
+        let (mechanism, extras) = (&self.mechanism, self.extras());
         let Some((key, value)) = input.memory else {
             let packed = self.projection.forward(input.query);
-            return attend_packed(packed, self.n_heads, gamma, mechanism, mask, self.strategy);
+            return attend_packed(packed, self.n_heads, extras, mechanism, mask, self.strategy);
         };
         let parts = projections(mechanism);
         let project = |x, part| self.heads(self.project_part(x, part));
@@ -104,7 +104,7 @@ impl MultiHeadAttention {
             (Mechanism::Uniform(_), _) => Inputs::new(self.heads(input.query), v.clone(), v),
             (_, tied) => Inputs::new(project(input.query, 0), project(key, usize::from(!tied)), v),
         };
-        inputs.extras.gamma = gamma;
+        inputs.extras = extras;
         // Tied, one projection makes queries and keys, but of different tokens.
         let mechanism = with_tied(mechanism.clone(), false);
         Ok(merge_heads(attend(&inputs, &mechanism, mask, self.strategy)?.out))

@@ -39,10 +39,10 @@ impl<B: FusedKernel> Backward<B, 4> for FusedBackward {
     fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dout = grads.consume::<B>(&ops.node);
         let State { inputs, out, stats, call } = ops.state;
-        let [q, k, v, gamma] = inputs.map(|id| checkpointer.retrieve_node_output(id));
+        let [q, k, v, parameters] = inputs.map(|id| checkpointer.retrieve_node_output(id));
         let saved = Saved { out, stats: &stats, dout };
-        let Leaves { q, k, v, gamma } = expect(B::backward(Leaves { q, k, v, gamma }, saved, &call));
-        register::<B, 4>(grads, ops.parents.map(|node| node.map(|node| node.id)), [q, k, v, gamma]);
+        let Leaves { q, k, v, parameters } = expect(B::backward(Leaves { q, k, v, parameters }, saved, &call));
+        register::<B, 4>(grads, ops.parents.map(|node| node.map(|node| node.id)), [q, k, v, parameters]);
     }
 }
 
@@ -52,12 +52,12 @@ impl<B: FusedKernel> Backward<B, 2> for PackedBackward {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dout = grads.consume::<B>(&ops.node);
         let State { inputs, out, stats, call } = ops.state;
-        let [qkv, gamma] = inputs.map(|id| checkpointer.retrieve_node_output(id));
+        let [qkv, parameters] = inputs.map(|id| checkpointer.retrieve_node_output(id));
         let saved = Saved { out, stats: &stats, dout };
         register::<B, 2>(
             grads,
             ops.parents.map(|node| node.map(|node| node.id)),
-            expect(B::backward_packed(qkv, gamma, saved, &call)),
+            expect(B::backward_packed(qkv, parameters, saved, &call)),
         );
     }
 }
@@ -105,20 +105,20 @@ impl<B: FusedAttention + FusedKernel, C: CheckpointStrategy> FusedAttention for 
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
+        parameters: FloatTensor<Self>,
         call: Call,
     ) -> Outcome<Self> {
         let leaves = Leaves {
             q: q.primitive().clone(),
             k: k.primitive().clone(),
             v: v.primitive().clone(),
-            gamma: gamma.primitive().clone(),
+            parameters: parameters.primitive().clone(),
         };
-        track!(FusedBackward, C, [q, k, v, gamma], B::forward(leaves, &call), call)
+        track!(FusedBackward, C, [q, k, v, parameters], B::forward(leaves, &call), call)
     }
 
-    fn fused_packed(qkv: FloatTensor<Self>, gamma: FloatTensor<Self>, call: Call) -> Outcome<Self> {
-        let outcome = B::forward_packed(qkv.primitive().clone(), gamma.primitive().clone(), &call);
-        track!(PackedBackward, C, [qkv, gamma], outcome, call)
+    fn fused_packed(qkv: FloatTensor<Self>, parameters: FloatTensor<Self>, call: Call) -> Outcome<Self> {
+        let outcome = B::forward_packed(qkv.primitive().clone(), parameters.primitive().clone(), &call);
+        track!(PackedBackward, C, [qkv, parameters], outcome, call)
     }
 }

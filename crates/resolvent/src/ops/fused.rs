@@ -9,22 +9,22 @@ use burn::{
         flex::{Flex, FlexTensor, Layout},
         tensor::FloatTensor,
     },
-    tensor::{Bool, Bytes, Device, Element, FloatDType, Shape, Tensor, bf16, f16},
+    tensor::{Bool, Bytes, Device, Element, Shape, Tensor, bf16, f16},
 };
 use resolvent_kernels as kernels;
 
-use super::{Inputs, Mask, Output, Plan, Strategy, packed};
+use super::{Extras, Inputs, Mask, Output, Plan, Strategy, packed};
 use crate::{Mechanism, Result};
 
 /// Applies the mechanism through the kernels, fused or naive as `plan` says.
 pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Output> {
-    let call = Call::new(mechanism, mask, plan, inputs.extras.gamma.is_some())?;
+    let call = Call::new(mechanism, mask, plan, &inputs.extras)?;
     let q = inputs.q.clone();
     // A tied call has no keys: any tensor holds the place.
     let k = inputs.k.as_ref().unwrap_or(&q).clone();
-    let gamma = gamma_or_any(&inputs.extras.gamma, &q.device());
+    let parameters = flattened(&inputs.extras, &q.device());
     let [q, k, v] = [q, k, inputs.v.clone()].map(Tensor::into_dispatch);
-    match Dispatch::fused_attention(q, k, v, gamma.into_dispatch(), call) {
+    match Dispatch::fused_attention(q, k, v, parameters.into_dispatch(), call) {
         Outcome::Done { out, lse, .. } => {
             let lse = matches!(mechanism, Mechanism::Softmax(_)).then(|| Tensor::from_dispatch(lse));
             Ok(Output { out: Tensor::from_dispatch(out), lse })
@@ -33,11 +33,13 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: 
     }
 }
 
-/// The decay, or any tensor in its place.
-pub(super) fn gamma_or_any(gamma: &Option<Tensor<1>>, device: &Device) -> Tensor<1> {
-    match gamma {
-        Some(gamma) => gamma.clone().cast(FloatDType::F32),
-        None => Tensor::empty([1], device),
+/// The mechanism's own tensors end to end, as [`Call::parameters`] lists them; any tensor where there are none.
+pub(super) fn flattened(extras: &Extras, device: &Device) -> Tensor<1> {
+    let mut tensors: Vec<_> = extras.parameters.values().map(|extra| extra.flat.clone()).collect();
+    match tensors.len() {
+        0 => Tensor::empty([1], device),
+        1 => tensors.remove(0),
+        _ => Tensor::cat(tensors, 0),
     }
 }
 
@@ -50,8 +52,8 @@ pub struct Call {
     pub key_mask: Option<Arc<[bool]>>,
     /// `[batch, seq_q]`.
     pub query_mask: Option<Arc<[bool]>>,
-    /// Whether the call's `gamma` replaces the configured one.
-    pub has_gamma: bool,
+    /// The mechanism's own tensors that the call gives, and their numbers of elements.
+    pub parameters: Arc<[(kernels::Parameter, usize)]>,
 }
 
 /// What the forward pass returns.
@@ -81,7 +83,8 @@ pub struct Saved<'a, F> {
     pub dout: F,
 }
 
-/// The operations as Burn dispatches them; `gamma` is `[heads]` and read only if the call says so.
+/// The operations as Burn dispatches them; `parameters` are the mechanism's own tensors end to end, read
+/// only as far as the call says.
 #[backend_extension(Autodiff, Flex)]
 pub trait FusedAttention: Backend {
     /// `out = A(q, k) v`; `k` is not read when tied.
@@ -89,13 +92,13 @@ pub trait FusedAttention: Backend {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
+        parameters: FloatTensor<Self>,
         call: Call,
     ) -> Outcome<Self>;
 
     /// The same from the projections `qkv [batch, seq, parts * heads * head_dim]` to `[batch, seq, heads * head_dim]`;
     /// without `lse`.
-    fn fused_packed(qkv: FloatTensor<Self>, gamma: FloatTensor<Self>, call: Call) -> Outcome<Self>;
+    fn fused_packed(qkv: FloatTensor<Self>, parameters: FloatTensor<Self>, call: Call) -> Outcome<Self>;
 }
 
 /// The four differentiable tensors of a call, or their gradients.
@@ -107,8 +110,8 @@ pub struct Leaves<T> {
     pub k: T,
     /// Values.
     pub v: T,
-    /// Decay per head.
-    pub gamma: T,
+    /// The mechanism's own tensors, end to end.
+    pub parameters: T,
 }
 
 /// A backend that has the kernels, forward and backward. The gradients are of `<dout, out>`, where the call has them.
@@ -124,24 +127,30 @@ pub trait FusedKernel: Backend {
     ) -> kernels::Result<Leaves<Option<FloatTensor<Self>>>>;
 
     /// Forward pass of [`FusedAttention::fused_packed`].
-    fn forward_packed(qkv: FloatTensor<Self>, gamma: FloatTensor<Self>, call: &Call) -> Outcome<Self>;
+    fn forward_packed(qkv: FloatTensor<Self>, parameters: FloatTensor<Self>, call: &Call) -> Outcome<Self>;
 
-    /// Its backward pass: the gradients of `qkv` and `gamma`.
+    /// Its backward pass: the gradients of `qkv` and `parameters`.
     fn backward_packed(
         qkv: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
+        parameters: FloatTensor<Self>,
         saved: Saved<'_, FloatTensor<Self>>,
         call: &Call,
     ) -> kernels::Result<[Option<FloatTensor<Self>>; 2]>;
 }
 
 impl FusedAttention for Flex {
-    fn fused_attention(q: FlexTensor, k: FlexTensor, v: FlexTensor, gamma: FlexTensor, call: Call) -> Outcome<Self> {
-        Self::forward(Leaves { q, k, v, gamma }, &call)
+    fn fused_attention(
+        q: FlexTensor,
+        k: FlexTensor,
+        v: FlexTensor,
+        parameters: FlexTensor,
+        call: Call,
+    ) -> Outcome<Self> {
+        Self::forward(Leaves { q, k, v, parameters }, &call)
     }
 
-    fn fused_packed(qkv: FlexTensor, gamma: FlexTensor, call: Call) -> Outcome<Self> {
-        Self::forward_packed(qkv, gamma, &call)
+    fn fused_packed(qkv: FlexTensor, parameters: FlexTensor, call: Call) -> Outcome<Self> {
+        Self::forward_packed(qkv, parameters, &call)
     }
 }
 
@@ -169,17 +178,17 @@ impl FusedKernel for Flex {
         by_dtype!(leaves.q.dtype(), backward, leaves, saved, call)
     }
 
-    fn forward_packed(qkv: FlexTensor, gamma: FlexTensor, call: &Call) -> Outcome<Self> {
-        by_dtype!(qkv.dtype(), packed::forward, qkv, gamma, call).unwrap_or_else(Outcome::Failed)
+    fn forward_packed(qkv: FlexTensor, parameters: FlexTensor, call: &Call) -> Outcome<Self> {
+        by_dtype!(qkv.dtype(), packed::forward, qkv, parameters, call).unwrap_or_else(Outcome::Failed)
     }
 
     fn backward_packed(
         qkv: FlexTensor,
-        gamma: FlexTensor,
+        parameters: FlexTensor,
         saved: Saved<'_, FlexTensor>,
         call: &Call,
     ) -> kernels::Result<[Option<FlexTensor>; 2]> {
-        by_dtype!(qkv.dtype(), packed::backward, qkv, gamma, saved, call)
+        by_dtype!(qkv.dtype(), packed::backward, qkv, parameters, saved, call)
     }
 }
 
@@ -214,13 +223,13 @@ fn backward<T: Storage>(
     let mut dq = vec![T::default(); inputs.q.len()];
     let mut dk = inputs.k.map(|k| vec![T::default(); k.len()]);
     let mut dv = vec![T::default(); inputs.v.len()];
-    let dgamma = run_backward(&inputs, saved, call, (&mut dq, dk.as_deref_mut(), &mut dv))?;
-    let Leaves { q, k, v, gamma } = &leaves.0;
+    let dparameters = run_backward(&inputs, saved, call, (&mut dq, dk.as_deref_mut(), &mut dv))?;
+    let Leaves { q, k, v, parameters } = &leaves.0;
     Ok(Leaves {
         q: Some(tensor(dq, q.shape())),
         k: dk.map(|dk| tensor(dk, k.shape())),
         v: Some(tensor(dv, v.shape())),
-        gamma: dgamma.map(|dgamma| tensor(dgamma, gamma.shape())),
+        parameters: dparameters.map(|gradient| tensor(gradient, parameters.shape())),
     })
 }
 
@@ -235,24 +244,30 @@ pub(super) fn run_forward<T: Storage>(
     Ok(stats.into())
 }
 
-/// Writes the gradients of q, k and v, and returns that of gamma where the call has one.
+/// Writes the gradients of q, k and v, and returns those of the mechanism's own
+/// tensors end to end, where the call has them.
 pub(super) fn run_backward<T: Storage>(
     inputs: &kernels::Inputs<'_, T>,
     saved: Saved<'_, &[T]>,
     call: &Call,
     (dq, dk, dv): (&mut [T], Option<&mut [T]>, &mut [T]),
 ) -> kernels::Result<Option<Vec<f32>>> {
-    let mut dgamma = call.has_gamma.then(|| vec![0.0; call.operator.shape().heads]);
-    let mut gradients = kernels::Gradients { dq, dk, dv, dgamma: dgamma.as_deref_mut() };
+    let mut parameters = vec![0.0; call.parameters.iter().map(|(_, len)| len).sum()];
+    let (mut extras, mut rest) = (kernels::ExtraGradients::default(), &mut parameters[..]);
+    for &(parameter, len) in call.parameters.iter() {
+        let (room, tail) = rest.split_at_mut(len);
+        (extras, rest) = (extras.with(parameter, room), tail);
+    }
+    let mut gradients = kernels::Gradients { dq, dk, dv, extras };
     let Saved { out, stats, dout } = saved;
     let operator = &call.operator;
     with_scratch(|scratch| operator.backward(inputs, &call.mask(), out, stats, dout, &mut gradients, scratch))?;
-    Ok(dgamma)
+    Ok((!parameters.is_empty()).then_some(parameters))
 }
 
 impl Call {
     /// The call that `plan` decided on.
-    pub(super) fn new(mechanism: &Mechanism, mask: &Mask, plan: &Plan, has_gamma: bool) -> kernels::Result<Self> {
+    pub(super) fn new(mechanism: &Mechanism, mask: &Mask, plan: &Plan, extras: &Extras) -> kernels::Result<Self> {
         let strategy = match plan.strategy {
             Strategy::Reference => kernels::Strategy::Reference,
             _ => kernels::Strategy::Fused,
@@ -260,7 +275,17 @@ impl Call {
         let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, strategy)?;
         let host = |mask: &Tensor<2, Bool>| mask.to_data().iter::<bool>().collect();
         let (key_mask, query_mask) = (mask.key.as_ref().map(host), mask.query.as_ref().map(host));
-        Ok(Self { operator, key_mask, query_mask, has_gamma })
+        let parameters = extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
+        Ok(Self { operator, key_mask, query_mask, parameters })
+    }
+
+    /// The mechanism's own tensors out of `flat`, where they lie end to end.
+    pub(super) fn extras<'a>(&self, mut flat: &'a [f32]) -> kernels::Extras<'a> {
+        self.parameters.iter().fold(kernels::Extras::default(), |extras, &(parameter, len)| {
+            let (values, rest) = flat.split_at(len);
+            flat = rest;
+            extras.with(parameter, values)
+        })
     }
 
     fn mask(&self) -> kernels::Mask<'_> {
@@ -273,16 +298,15 @@ impl Call {
 struct Contiguous(Leaves<FlexTensor>);
 
 impl Contiguous {
-    fn new(Leaves { q, k, v, gamma }: Leaves<FlexTensor>) -> Self {
-        let [q, k, v, gamma] = [q, k, v, gamma].map(contiguous);
-        Self(Leaves { q, k, v, gamma })
+    fn new(Leaves { q, k, v, parameters }: Leaves<FlexTensor>) -> Self {
+        let [q, k, v, parameters] = [q, k, v, parameters].map(contiguous);
+        Self(Leaves { q, k, v, parameters })
     }
 
     fn inputs<T: Storage>(&self, call: &Call) -> kernels::Inputs<'_, T> {
-        let Leaves { q, k, v, gamma } = &self.0;
+        let Leaves { q, k, v, parameters } = &self.0;
         let k = (!call.operator.mechanism().tied()).then(|| slice(k));
-        let extras = if call.has_gamma { kernels::Extras::gamma(slice(gamma)) } else { kernels::Extras::default() };
-        kernels::Inputs { q: slice(q), k, v: slice(v), extras }
+        kernels::Inputs { q: slice(q), k, v: slice(v), extras: call.extras(slice(parameters)) }
     }
 }
 

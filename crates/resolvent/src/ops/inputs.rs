@@ -1,8 +1,11 @@
 //! The tensors of one call.
 
-use burn::tensor::{Bool, Tensor};
+use std::collections::BTreeMap;
 
-/// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (`gamma` may
+use burn::tensor::{Bool, FloatDType, Tensor};
+use resolvent_kernels::Parameter;
+
+/// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (the extras may
 /// have another).
 #[derive(Debug, Clone)]
 pub struct Inputs {
@@ -27,10 +30,15 @@ impl Inputs {
         Self { q, k: None, v, extras: Extras::default() }
     }
 
-    /// The same inputs with a decay per head, `[heads]`, in place of the configured one.
-    pub fn with_gamma(mut self, gamma: Tensor<1>) -> Self {
-        self.extras.gamma = Some(gamma);
+    /// The same inputs with a tensor of the mechanism's own: see [`Extras::with`].
+    pub fn with<const D: usize>(mut self, parameter: Parameter, values: Tensor<D>) -> Self {
+        self.extras = self.extras.with(parameter, values);
         self
+    }
+
+    /// The same inputs with a decay per head, `[heads]`, in place of the configured one.
+    pub fn with_gamma(self, gamma: Tensor<1>) -> Self {
+        self.with(Parameter::Gamma, gamma)
     }
 }
 
@@ -38,9 +46,32 @@ impl Inputs {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Extras {
-    /// Decay per head, `[heads]`; replaces the configuration's `gamma`, and gets a gradient. `infsa`, `infsa-resolvent`,
-    /// `linear-infsa`.
-    pub gamma: Option<Tensor<1>>,
+    pub(super) parameters: BTreeMap<Parameter, Extra>,
+}
+
+/// One of them, in f32.
+#[derive(Debug, Clone)]
+pub(super) struct Extra {
+    pub shape: Vec<usize>,
+    /// `[elements]`.
+    pub flat: Tensor<1>,
+}
+
+impl Extras {
+    /// The same extras with `parameter`, of [`crate::Mechanism::parameter_shape`], in place of what the configuration
+    /// says. It gets a gradient.
+    pub fn with<const D: usize>(mut self, parameter: Parameter, values: Tensor<D>) -> Self {
+        let shape = values.dims().to_vec();
+        let len = shape.iter().product::<usize>();
+        let flat = values.reshape([len as isize]).cast(FloatDType::F32);
+        self.parameters.insert(parameter, Extra { shape, flat });
+        self
+    }
+
+    /// The elements of `parameter` in row-major order, in f32, if the call has it.
+    pub fn get(&self, parameter: Parameter) -> Option<&Tensor<1>> {
+        Some(&self.parameters.get(&parameter)?.flat)
+    }
 }
 
 /// What [`crate::attend`] returns.

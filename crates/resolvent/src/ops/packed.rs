@@ -5,7 +5,7 @@
 
 use burn::{
     backend::{
-        Dispatch,
+        Dispatch, TensorMetadata,
         flex::{Flex, FlexTensor},
     },
     tensor::Tensor,
@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use resolvent_kernels as kernels;
 
 use super::{
-    Inputs, Mask, Strategy,
+    Extras, Inputs, Mask, Strategy,
     fused::{self, Call, FusedAttention, Outcome, Saved, Storage, contiguous, slice, tensor, with_scratch},
     plan,
 };
@@ -34,24 +34,24 @@ pub(crate) fn projections(mechanism: &Mechanism) -> usize {
 pub(crate) fn attend_packed(
     packed: Tensor<3>,
     heads: usize,
-    gamma: Option<Tensor<1>>,
+    extras: Extras,
     mechanism: &Mechanism,
     mask: &Mask,
     strategy: Strategy,
 ) -> Result<Tensor<3>> {
     let mut views = split_heads(packed.clone().detach(), heads, mechanism);
-    views.extras.gamma = gamma.clone();
+    views.extras = extras.clone();
     let plan = plan(&views, mechanism, mask, strategy)?;
     if plan.kernel.is_some() {
-        let call = Call::new(mechanism, mask, &plan, gamma.is_some())?;
-        let gamma = fused::gamma_or_any(&gamma, &packed.device());
-        return match Dispatch::fused_packed(packed.into_dispatch(), gamma.into_dispatch(), call) {
+        let call = Call::new(mechanism, mask, &plan, &extras)?;
+        let parameters = fused::flattened(&extras, &packed.device());
+        return match Dispatch::fused_packed(packed.into_dispatch(), parameters.into_dispatch(), call) {
             Outcome::Done { out, .. } => Ok(Tensor::from_dispatch(out)),
             Outcome::Failed(error) => Err(error.into()),
         };
     }
     let mut inputs = split_heads(packed, heads, mechanism);
-    inputs.extras.gamma = gamma;
+    inputs.extras = extras;
     Ok(merge_heads(super::attend(&inputs, mechanism, mask, plan.strategy)?.out))
 }
 
@@ -72,14 +72,18 @@ pub(crate) fn merge_heads(x: Tensor<4>) -> Tensor<3> {
 }
 
 /// Forward pass on Flex.
-pub(super) fn forward<T: Storage>(qkv: FlexTensor, gamma: FlexTensor, call: &Call) -> kernels::Result<Outcome<Flex>> {
-    let (qkv, gamma) = (contiguous(qkv), contiguous(gamma));
+pub(super) fn forward<T: Storage>(
+    qkv: FlexTensor,
+    parameters: FlexTensor,
+    call: &Call,
+) -> kernels::Result<Outcome<Flex>> {
+    let (qkv, parameters) = (contiguous(qkv), contiguous(parameters));
     let (shape, out_seq) = (call.operator.shape(), call.operator.out_seq());
     with_scratch(|memory| {
         let sizes = [projections(call.operator.mechanism()) * shape.q_len(), call.operator.out_len()];
         let [heads, out] = cut::<T, 2>(memory, sizes);
         gather(slice(&qkv), shape, shape.seq_q, heads);
-        let stats = fused::run_forward(&inputs(heads, &gamma, call), call, out)?;
+        let stats = fused::run_forward(&inputs(heads, &parameters, call), call, out)?;
         let mut merged = vec![T::default(); out.len()];
         scatter(&[out], shape, out_seq, &mut merged);
         let out = tensor(merged, [shape.batch, out_seq, shape.heads * shape.value_dim]);
@@ -90,11 +94,12 @@ pub(super) fn forward<T: Storage>(qkv: FlexTensor, gamma: FlexTensor, call: &Cal
 /// Backward pass on Flex.
 pub(super) fn backward<T: Storage>(
     qkv: FlexTensor,
-    gamma: FlexTensor,
+    parameters: FlexTensor,
     saved: Saved<'_, FlexTensor>,
     call: &Call,
 ) -> kernels::Result<[Option<FlexTensor>; 2]> {
-    let (qkv, gamma, out, dout) = (contiguous(qkv), contiguous(gamma), contiguous(saved.out), contiguous(saved.dout));
+    let (qkv, parameters, out, dout) =
+        (contiguous(qkv), contiguous(parameters), contiguous(saved.out), contiguous(saved.dout));
     let (shape, mechanism) = (call.operator.shape(), call.operator.mechanism());
     let (part, out_seq, out_len) = (shape.q_len(), call.operator.out_seq(), call.operator.out_len());
     let parts = projections(mechanism);
@@ -105,7 +110,8 @@ pub(super) fn backward<T: Storage>(
         gather(slice(&dout), shape, out_seq, g);
         let saved = Saved { out: &*o, stats: saved.stats, dout: &*g };
         let untied = (!mechanism.tied()).then_some(&mut *dk);
-        let dgamma = fused::run_backward(&inputs(heads, &gamma, call), saved, call, (&mut *dq, untied, &mut *dv))?;
+        let dparameters =
+            fused::run_backward(&inputs(heads, &parameters, call), saved, call, (&mut *dq, untied, &mut *dv))?;
         let gradients: &[&[T]] = match parts {
             1 => &[dv],
             2 => &[dq, dv],
@@ -114,16 +120,16 @@ pub(super) fn backward<T: Storage>(
         let mut merged = vec![T::default(); parts * part];
         scatter(gradients, shape, shape.seq_q, &mut merged);
         let dqkv = tensor(merged, [shape.batch, shape.seq_q, parts * shape.heads * shape.head_dim]);
-        Ok([Some(dqkv), dgamma.map(|dgamma| tensor(dgamma, [shape.heads]))])
+        Ok([Some(dqkv), dparameters.map(|gradient| tensor(gradient, parameters.shape()))])
     })
 }
 
 /// The projections in `heads` as the kernels take them.
-fn inputs<'a, T: Storage>(heads: &'a [T], gamma: &'a FlexTensor, call: &Call) -> kernels::Inputs<'a, T> {
+fn inputs<'a, T: Storage>(heads: &'a [T], parameters: &'a FlexTensor, call: &Call) -> kernels::Inputs<'a, T> {
     let (len, mechanism) = (call.operator.shape().q_len(), call.operator.mechanism());
     let parts = projections(mechanism);
     let part = |i: usize| &heads[i * len..][..len];
-    let extras = if call.has_gamma { kernels::Extras::gamma(slice(gamma)) } else { kernels::Extras::default() };
+    let extras = call.extras(slice(parameters));
     kernels::Inputs { q: part(0), k: (!mechanism.tied()).then(|| part(parts / 2)), v: part(parts - 1), extras }
 }
 

@@ -130,15 +130,18 @@ fn check(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Result<Shape> {
         check_device(q, name, &tensor.device())?;
         check_dtype(q, name, tensor.dtype())?;
     }
-    if let Some(gamma) = &extras.gamma {
-        fits(gamma.dims() == [heads], "gamma", &gamma.dims(), "q", &q.dims(), "gamma is [heads]: one decay per head")?;
-        check_device(q, "gamma", &gamma.device())?;
-        if mechanism.gamma().is_none() {
-            let problem = "is given although the mechanism has no decay; leave it out";
-            return Err(kernels::Error::Tensor { op: OP, tensor: "gamma", problem }.into());
+    let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
+    for (&parameter, extra) in &extras.parameters {
+        let tensor = parameter.name();
+        if !mechanism.parameters().contains(&parameter) {
+            let problem = "belongs to another mechanism; leave it out";
+            return Err(kernels::Error::Tensor { op: OP, tensor, problem }.into());
         }
+        let expected = mechanism.parameter_shape(parameter, &shape);
+        fits(extra.shape == expected, tensor, &extra.shape, "q", &q.dims(), "see `Mechanism::parameter_shape`")?;
+        check_device(q, tensor, &extra.flat.device())?;
     }
-    Ok(Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim })
+    Ok(shape)
 }
 
 fn check_device(q: &Tensor<4>, tensor: &'static str, device: &Device) -> Result<()> {

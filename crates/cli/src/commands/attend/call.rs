@@ -1,6 +1,6 @@
 //! The tensors of one call: which there are, whether they fit, and their elements.
 
-use resolvent_kernels::{self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Shape};
+use resolvent_kernels::{self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape};
 
 use crate::{
     Error,
@@ -101,9 +101,8 @@ fn fit(
 pub fn unused(file: &TensorFile, mechanism: &Mechanism, grad: bool) -> Vec<String> {
     let read = |name: &str| match name {
         "q" | "k" | "v" | "key_mask" | "query_mask" => true,
-        "gamma" => mechanism.gamma().is_some(),
         "dout" => grad,
-        _ => false,
+        _ => mechanism.parameters().iter().any(|parameter| parameter.name() == name),
     };
     file.names().into_iter().filter(|name| !read(name)).collect()
 }
@@ -114,7 +113,7 @@ pub struct Tensors<R> {
     q: Vec<R>,
     k: Option<Vec<R>>,
     v: Vec<R>,
-    gamma: Option<Vec<f32>>,
+    parameters: Vec<(Parameter, Vec<f32>)>,
     key_mask: Option<Vec<bool>>,
     query_mask: Option<Vec<bool>>,
     /// The gradient that comes in; there iff gradients are asked for.
@@ -129,13 +128,6 @@ impl<R: Real> Tensors<R> {
     pub fn load(file: &TensorFile, operator: &Operator, layout: &Layout, grad: bool) -> Result<Self> {
         let s = &layout.shape;
         let reals = |name| file.get(name).map(|t| t.reals()).transpose();
-        let gamma = match file.get("gamma") {
-            Some(gamma) if operator.mechanism().gamma().is_some() => {
-                expect(&gamma, &[s.heads], "one decay per head")?;
-                Some(gamma.reals()?)
-            }
-            _ => None,
-        };
         let dout = if grad {
             let dout = file.require("dout", "--grad needs the gradient of the output")?;
             let shape = layout.stored(&[s.batch, s.heads, operator.out_seq(), s.value_dim]);
@@ -148,7 +140,7 @@ impl<R: Real> Tensors<R> {
             q: reals("q")?.unwrap_or_default(),
             k: reals("k")?,
             v: reals("v")?.unwrap_or_default(),
-            gamma,
+            parameters: parameters(file, operator)?,
             key_mask: mask(file, "key_mask", layout, s.seq_kv)?,
             query_mask: mask(file, "query_mask", layout, s.seq_q)?,
             dout,
@@ -157,7 +149,7 @@ impl<R: Real> Tensors<R> {
 
     /// The inputs, as the kernels take them.
     pub fn inputs(&self) -> Inputs<'_, R> {
-        let extras = self.gamma.as_deref().map_or(Extras::default(), Extras::gamma);
+        let extras = self.parameters.iter().fold(Extras::default(), |extras, (p, values)| extras.with(*p, values));
         Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras }
     }
 
@@ -165,6 +157,19 @@ impl<R: Real> Tensors<R> {
     pub fn mask(&self, causal: bool) -> Mask<'_> {
         Mask { causal, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
     }
+}
+
+/// The mechanism's own tensors that the file has.
+fn parameters(file: &TensorFile, operator: &Operator) -> Result<Vec<(Parameter, Vec<f32>)>> {
+    let mut found = Vec::new();
+    for &parameter in operator.mechanism().parameters() {
+        if let Some(tensor) = file.get(parameter.name()) {
+            let shape = operator.mechanism().parameter_shape(parameter, operator.shape());
+            expect(&tensor, &shape, "what the mechanism needs of it")?;
+            found.push((parameter, tensor.reals()?));
+        }
+    }
+    Ok(found)
 }
 
 fn mask(file: &TensorFile, name: &'static str, layout: &Layout, seq: usize) -> Result<Option<Vec<bool>>> {

@@ -1,6 +1,6 @@
 //! The two ways of computing a call: fused in f32, naively in f64.
 
-use resolvent_kernels::{Gradients, Inputs, Mask, Operator, Result, Scratch, reference};
+use resolvent_kernels::{ExtraGradients, Gradients, Inputs, Mask, Operator, Parameter, Result, Scratch, reference};
 
 use super::{
     Attend,
@@ -26,10 +26,14 @@ pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Atte
     let zeros = |len: usize| vec![0.0_f32; len];
     let (mut dq, mut dv) = (zeros(inputs.q.len()), zeros(inputs.v.len()));
     let mut dk = inputs.k.map(|k| zeros(k.len()));
-    let mut dgamma = op.mechanism().gamma().map(|_| zeros(op.shape().heads));
-    let mut gradients = Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, dgamma: dgamma.as_deref_mut() };
+    let (mechanism, shape) = (op.mechanism(), op.shape());
+    let room = |&p: &Parameter| (p, zeros(mechanism.parameter_shape(p, shape).iter().product()));
+    let mut parameters: Vec<_> = mechanism.parameters().iter().map(room).collect();
+    let extras = parameters.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
+    let mut gradients = Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, extras };
     op.backward(&inputs, &mask, &out, &stats, dout, &mut gradients, &mut scratch)?;
-    results.extend(names.gradients(&dq, dk.as_deref(), &dv, dgamma.as_deref()));
+    results.extend(names.gradients(&dq, dk.as_deref(), &dv));
+    results.extend(parameters.iter().map(|(p, gradient)| names.parameter(*p, gradient)));
     Ok(results)
 }
 
@@ -53,7 +57,8 @@ pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &
     }
     if let Some(dout) = &tensors.dout {
         let g = reference::backward(op.mechanism(), op.shape(), &inputs, &mask, dout)?;
-        results.extend(names.gradients(&g.dq, g.dk.as_deref(), &g.dv, g.dgamma.as_deref()));
+        results.extend(names.gradients(&g.dq, g.dk.as_deref(), &g.dv));
+        results.extend(g.parameters.iter().map(|(p, gradient)| names.parameter(*p, gradient)));
     }
     Ok(results)
 }
@@ -84,12 +89,16 @@ impl Names<'_> {
         self.named("weights", [self.op.out_seq(), self.op.shape().seq_kv], weights)
     }
 
-    fn gradients<R: Real>(&self, dq: &[R], dk: Option<&[R]>, dv: &[R], dgamma: Option<&[R]>) -> Vec<Named> {
+    fn gradients<R: Real>(&self, dq: &[R], dk: Option<&[R]>, dv: &[R]) -> Vec<Named> {
         let s = self.op.shape();
         let mut all = vec![self.named("dq", [s.seq_q, s.head_dim], dq)];
         all.extend(dk.map(|dk| self.named("dk", [s.seq_kv, s.head_dim], dk)));
         all.push(self.named("dv", [s.seq_kv, s.value_dim], dv));
-        all.extend(dgamma.map(|dgamma| Named::new("dgamma", vec![s.heads], dgamma)));
         all
+    }
+
+    fn parameter<R: Real>(&self, parameter: Parameter, gradient: &[R]) -> Named {
+        let shape = self.op.mechanism().parameter_shape(parameter, self.op.shape());
+        Named::new(parameter.gradient_name(), shape, gradient)
     }
 }

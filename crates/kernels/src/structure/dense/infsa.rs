@@ -12,7 +12,7 @@ use super::{
     normalise::Frobenius,
 };
 use crate::{
-    Gradients, Result, Shape,
+    Gradients, Parameter, Result, Shape,
     mechanism::{Activation, Infsa},
     operator::{Call, Saved},
     score::{Abs, Gelu, Relu},
@@ -76,7 +76,7 @@ fn homogeneous(m: &Infsa) -> bool {
 
 /// The decay of a head.
 pub(crate) fn gamma(call: &Call<'_>, m: &Infsa, slice: usize) -> f64 {
-    call.extras.gamma.map_or(m.gamma, |gamma| gamma[slice % call.shape.heads].into())
+    call.extras.get(Parameter::Gamma).map_or(m.gamma, |gamma| gamma[slice % call.shape.heads].into())
 }
 
 /// Norms saved per batch element and head: one, or one per row when causal.
@@ -169,8 +169,8 @@ pub(crate) fn infsa_backward(
     gradients: Gradients<'_, f32>,
     work: &mut [f32],
 ) -> Result<()> {
-    let Gradients { dq, dk, dv, dgamma } = gradients;
-    hop_backward(call, m, saved, Targets { dq, dk, dv: Some(dv) }, dgamma, work);
+    let Gradients { dq, dk, dv, mut extras } = gradients;
+    hop_backward(call, m, saved, Targets { dq, dk, dv: Some(dv) }, extras.get(Parameter::Gamma), work);
     Ok(())
 }
 

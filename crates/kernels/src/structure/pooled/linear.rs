@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::tiles::{PerToken, runs};
 use crate::{
-    Shape,
+    Parameter, Shape,
     mechanism::LinearInfsa,
     operator::Call,
     score::gate,
@@ -44,7 +44,7 @@ impl<'a> Head<'a> {
             v: part(call.v, slice, seq_kv * value_dim),
             key: call.mask.key.map(|keep| part(keep, batch, seq_kv)),
             query: call.mask.query.map(|keep| part(keep, batch, seq_q)),
-            gamma: call.extras.gamma.map_or(m.gamma as f32, |gamma| gamma[head]),
+            gamma: call.extras.get(Parameter::Gamma).map_or(m.gamma as f32, |gamma| gamma[head]),
             scale: m.scale.unwrap_or((head_dim as f64).powf(-0.5)),
             bias: m.norm_bias.value(head_dim),
             level: call.level,

@@ -15,7 +15,7 @@ pub(crate) use plan::plan;
 pub(crate) use uniform::{uniform_backward, uniform_forward};
 
 use crate::{
-    Gradients, Result, Shape,
+    Gradients, Parameter, Result, Shape,
     mechanism::{LinearInfsa, PowerOperator},
     operator::{Call, Saved},
     simd::{
@@ -63,7 +63,7 @@ pub(crate) fn linear_backward(
     call: &Call<'_>,
     m: &LinearInfsa,
     saved: &Saved<'_>,
-    gradients: Gradients<'_, f32>,
+    mut gradients: Gradients<'_, f32>,
     work: &mut [f32],
 ) -> Result<()> {
     let shape = call.shape;
@@ -97,7 +97,7 @@ pub(crate) fn linear_backward(
             PowerOperator::Exact => exact::backward(&head, stats, g, narrow, buffers.wide.1, into),
         }
     });
-    if let Some(dgamma) = gradients.dgamma {
+    if let Some(dgamma) = gradients.extras.get(Parameter::Gamma) {
         for (head, dgamma) in dgamma.iter_mut().enumerate() {
             *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
         }

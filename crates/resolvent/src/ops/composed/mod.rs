@@ -11,6 +11,8 @@ mod resolvent;
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
+use resolvent_kernels::Parameter;
+
 use super::{Inputs, Mask, Output};
 use crate::{Mechanism, Result, Shape};
 
@@ -31,12 +33,12 @@ struct Call {
 pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape: &Shape) -> Result<Output> {
     let dtype = inputs.q.dtype();
     let call = Call::new(inputs, mechanism, mask, *shape);
-    let decay = match (&inputs.extras.gamma, mechanism.gamma()) {
-        (Some(gamma), _) => {
-            let values: Vec<f32> = gamma.to_data().iter::<f32>().collect();
-            mechanism.check_gamma(&values)?;
-            gamma.clone().cast(FloatDType::from(call.q.dtype())).reshape([1, shape.heads, 1, 1])
-        }
+    for (&parameter, extra) in &inputs.extras.parameters {
+        let values: Vec<f32> = extra.flat.to_data().iter::<f32>().collect();
+        mechanism.check_parameter(parameter, &values)?;
+    }
+    let decay = match (inputs.extras.get(Parameter::Gamma), mechanism.gamma()) {
+        (Some(gamma), _) => gamma.clone().cast(FloatDType::from(call.q.dtype())).reshape([1, shape.heads, 1, 1]),
         (None, gamma) => Tensor::full([1, 1, 1, 1], gamma.unwrap_or(1.0), (&call.q.device(), call.q.dtype())),
     };
     let (out, lse) = match mechanism {

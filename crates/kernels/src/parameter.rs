@@ -1,0 +1,143 @@
+//! The differentiable tensors of mechanisms beside q, k and v: their names, and how a call carries them.
+
+/// A differentiable tensor that a mechanism may take beside q, k and v. [`crate::Mechanism::parameters`] lists those of a
+/// mechanism, [`crate::Mechanism::parameter_shape`] their shapes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Parameter {
+    /// Decay per head; replaces the field `gamma`. `infsa`, `infsa-resolvent`, `linear-infsa`.
+    Gamma,
+    /// Order of the Levy kernel per head; replaces the field `alpha`. `fna`.
+    Alpha,
+    /// Bandwidth per head; replaces the field `kappa`. `fna`.
+    Kappa,
+    /// Bandwidth per head; replaces the field `lambda`. `laplacian`, `laplacian-exact`.
+    Lambda,
+    /// Scale of the distances per head; replaces the field `scale`. `soft`, `soft-pp`.
+    Scale,
+    /// Weights of the convolution that makes landmarks. `soft`, `soft-pp`, `laplacian`.
+    LandmarkWeight,
+    /// Gain of the landmarks' layer norm. `soft`, `soft-pp`.
+    LandmarkNormGamma,
+    /// Offset of the landmarks' layer norm. `soft`, `soft-pp`.
+    LandmarkNormBeta,
+    /// Weights of the convolution over the values. `soft`, `soft-pp`.
+    ValueWeight,
+    /// The landmarks themselves. `soft`, `soft-pp`.
+    GivenLandmarks,
+}
+
+impl Parameter {
+    /// Every parameter.
+    pub const ALL: [Self; 10] = [
+        Self::Gamma,
+        Self::Alpha,
+        Self::Kappa,
+        Self::Lambda,
+        Self::Scale,
+        Self::LandmarkWeight,
+        Self::LandmarkNormGamma,
+        Self::LandmarkNormBeta,
+        Self::ValueWeight,
+        Self::GivenLandmarks,
+    ];
+
+    /// The tensor's name in files.
+    pub const fn name(self) -> &'static str {
+        self.gradient_name().split_at(1).1
+    }
+
+    /// The name of its gradient: `d` and the name.
+    pub const fn gradient_name(self) -> &'static str {
+        match self {
+            Self::Gamma => "dgamma",
+            Self::Alpha => "dalpha",
+            Self::Kappa => "dkappa",
+            Self::Lambda => "dlambda",
+            Self::Scale => "dscale",
+            Self::LandmarkWeight => "dlandmark_weight",
+            Self::LandmarkNormGamma => "dlandmark_norm_gamma",
+            Self::LandmarkNormBeta => "dlandmark_norm_beta",
+            Self::ValueWeight => "dvalue_weight",
+            Self::GivenLandmarks => "dgiven_landmarks",
+        }
+    }
+}
+
+/// Tensors that belong to single mechanisms.
+///
+/// ```
+/// use resolvent_kernels::{Extras, Parameter};
+/// let extras = Extras::default().with(Parameter::Gamma, &[0.5, 0.9]);
+/// assert_eq!(extras.get(Parameter::Gamma), Some(&[0.5, 0.9][..]));
+/// assert_eq!(extras.get(Parameter::Kappa), None);
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Extras<'a> {
+    parameters: [Option<&'a [f32]>; Parameter::ALL.len()],
+}
+
+impl<'a> Extras<'a> {
+    /// The same extras with `parameter`, of [`crate::Mechanism::parameter_shape`].
+    #[must_use]
+    pub const fn with(mut self, parameter: Parameter, values: &'a [f32]) -> Self {
+        self.parameters[parameter as usize] = Some(values);
+        self
+    }
+
+    /// The values of `parameter`, if the call has them.
+    pub const fn get(&self, parameter: Parameter) -> Option<&'a [f32]> {
+        self.parameters[parameter as usize]
+    }
+
+    /// The parameters that the call has.
+    pub fn iter(&self) -> impl Iterator<Item = (Parameter, &'a [f32])> {
+        let parameters = self.parameters;
+        Parameter::ALL.into_iter().filter_map(move |p| Some((p, parameters[p as usize]?)))
+    }
+}
+
+/// Where the gradients of [`Extras`] go, each summed over the batch. One may be asked for whether or not the call
+/// gives the parameter's values: it is then the gradient of the configured ones.
+#[derive(Debug, Default)]
+pub struct ExtraGradients<'a> {
+    parameters: [Option<&'a mut [f32]>; Parameter::ALL.len()],
+}
+
+impl<'a> ExtraGradients<'a> {
+    /// The same with room for the gradient of `parameter`, of the parameter's shape.
+    #[must_use]
+    pub fn with(mut self, parameter: Parameter, room: &'a mut [f32]) -> Self {
+        self.parameters[parameter as usize] = Some(room);
+        self
+    }
+
+    /// Where the gradient of `parameter` goes, if it is asked for.
+    pub fn get(&mut self, parameter: Parameter) -> Option<&mut [f32]> {
+        self.parameters[parameter as usize].as_deref_mut()
+    }
+
+    /// The same room for a shorter time.
+    pub fn reborrow(&mut self) -> ExtraGradients<'_> {
+        ExtraGradients { parameters: self.parameters.each_mut().map(Option::as_deref_mut) }
+    }
+
+    /// The gradients that are asked for.
+    pub fn iter(&mut self) -> impl Iterator<Item = (Parameter, &mut [f32])> {
+        Parameter::ALL.into_iter().zip(&mut self.parameters).filter_map(|(p, room)| Some((p, room.as_deref_mut()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_indexed_in_the_order_of_the_list() {
+        for (i, parameter) in Parameter::ALL.into_iter().enumerate() {
+            assert_eq!(parameter as usize, i, "{}", parameter.name());
+            assert_eq!(format!("d{}", parameter.name()), parameter.gradient_name());
+        }
+    }
+}
