@@ -23,6 +23,7 @@ mod scratch;
 mod series;
 pub mod simd;
 mod structure;
+mod token_weights;
 mod tol;
 
 pub use cache::Cache;
@@ -36,4 +37,5 @@ pub use pointwise::{gelu, gelu_backward};
 pub use problem::{Gradients, Inputs, Mask, Shape, check_finite};
 pub use scratch::Scratch;
 pub use series::Convergence;
+pub use token_weights::TokenWeights;
 pub use tol::{Tol, relative_distance};

@@ -178,40 +178,6 @@ impl Operator {
         Ok(())
     }
 
-    /// The token weights `a [batch, heads, seq_kv]` of `linear-infsa` before the decay, 0 at masked tokens: its attention
-    /// map. "Infinite Self-Attention", eq. 19. `stats` is what [`Operator::forward`] wrote for the same inputs.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for mechanisms that weigh pairs rather than tokens; else as [`Operator::forward`].
-    pub fn token_weights<T: Element>(
-        &self,
-        inputs: &Inputs<'_, T>,
-        mask: &Mask<'_>,
-        stats: &[f32],
-        a: &mut [f32],
-        scratch: &mut Scratch,
-    ) -> Result<()> {
-        const OP: &str = "token_weights";
-        let Mechanism::LinearInfsa(m) = &self.mechanism else {
-            let why = "it weighs pairs of tokens; only `linear-infsa` has one weight per token";
-            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "token weights", why });
-        };
-        self.check_inputs(OP, inputs, mask)?;
-        check::length(OP, "stats", stats.len(), self.plan.stats, "pass what forward wrote")?;
-        let expected = self.shape.slices() * self.shape.seq_kv;
-        check::length(OP, "a", a.len(), expected, "expected batch * heads * seq_kv")?;
-        let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v)];
-        let ([q, k, v], _) = cut(scratch.take(sizes.iter().sum()), sizes);
-        let (q, v) = (widen(inputs.q, q), widen(inputs.v, v));
-        let k = inputs.k.map_or(q, |x| widen(x, k));
-        let call = self.call(q, k, v, &inputs.extras, mask);
-        if self.plan.strategy == Strategy::Reference {
-            return reference::token_weights_f32(&self.mechanism, &call, a);
-        }
-        structure::pooled::token_weights(&call, m, stats, a);
-        Ok(())
-    }
-
     /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one (`-inf` for a row without
     /// keys). `stats` is what [`Operator::forward`] wrote.
     pub fn lse<'s>(&self, stats: &'s [f32]) -> Option<&'s [f32]> {
@@ -241,12 +207,19 @@ impl Operator {
 }
 
 impl Operator {
-    fn call<'a>(&self, q: &'a [f32], k: &'a [f32], v: &'a [f32], extras: &Extras<'a>, mask: &Mask<'a>) -> Call<'a> {
+    pub(crate) fn call<'a>(
+        &self,
+        q: &'a [f32],
+        k: &'a [f32],
+        v: &'a [f32],
+        extras: &Extras<'a>,
+        mask: &Mask<'a>,
+    ) -> Call<'a> {
         let mask = Mask { causal: self.causal, ..*mask };
         Call { shape: self.shape, q, k, v, extras: *extras, mask, level: self.level }
     }
 
-    fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
+    pub(crate) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
         if self.plan.strategy == Strategy::Reference {
             return reference::forward_f32(&self.mechanism, call, out, stats);
         }
@@ -259,7 +232,7 @@ impl Operator {
         }
     }
 
-    fn apply_backward(
+    pub(crate) fn apply_backward(
         &self,
         call: &Call<'_>,
         out: &[f32],

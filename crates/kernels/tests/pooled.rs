@@ -3,7 +3,7 @@
 
 mod support;
 
-use resolvent_kernels::{Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, reference, simd::Level};
+use resolvent_kernels::{Mechanism, Scratch, Shape, Strategy, TokenWeights, Tol, simd::Level};
 use support::{
     assert_close,
     golden::Golden,
@@ -65,18 +65,26 @@ fn rows_that_are_written_past_the_caches() {
     }
 }
 
-/// `a` by the operator.
-fn token_weights(p: &Problem, strategy: Strategy) -> Vec<f64> {
-    let op = Operator::new(&p.mechanism, p.shape, false, strategy).unwrap();
+/// `a`, and the gradients of `<da, a>`.
+struct Weighed {
+    a: Vec<f64>,
+    dq: Vec<f64>,
+    dk: Option<Vec<f64>>,
+}
+
+fn token_weights(p: &Problem, da: &[f32], strategy: Strategy) -> Weighed {
+    let Mechanism::LinearInfsa(m) = &p.mechanism else { unreachable!("only `linear-infsa` has token weights") };
+    let weights = TokenWeights::new(m, p.shape, strategy).unwrap();
     let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
-    let (q, k, v) = (narrow(&p.q), p.k.as_deref().map(narrow), narrow(&p.v));
-    let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: p.extras() };
-    let (mut out, mut stats) = (vec![f32::NAN; op.out_len()], vec![f32::NAN; op.plan().stats]);
-    let mut a = vec![f32::NAN; p.shape.slices() * p.shape.seq_kv];
+    let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
+    let (q, k) = (narrow(&p.q), p.k.as_deref().map(narrow));
+    let (mut a, mut stats) = (vec![f32::NAN; weights.len()], vec![f32::NAN; weights.plan().stats]);
     let mut scratch = Scratch::default();
-    op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut scratch).unwrap();
-    op.token_weights(&inputs, &p.mask(), &stats, &mut a, &mut scratch).unwrap();
-    a.into_iter().map(f64::from).collect()
+    weights.forward(&q, k.as_deref(), &p.mask(), &mut a, &mut stats, &mut scratch).unwrap();
+    let (mut dq, mut dk) = (vec![f32::NAN; q.len()], k.as_ref().map(|k| vec![f32::NAN; k.len()]));
+    let into = (&mut dq[..], dk.as_deref_mut());
+    weights.backward((&q, k.as_deref()), &p.mask(), &a, &stats, da, into, &mut scratch).unwrap();
+    Weighed { a: wide(a), dq: wide(dq), dk: dk.map(wide) }
 }
 
 #[test]
@@ -86,14 +94,46 @@ fn token_weights_are_those_of_the_equations() {
         let expected = case.get("a").unwrap();
         for strategy in [Strategy::Fused, Strategy::Reference] {
             let what = format!("{}, a, {strategy:?}", case.name);
-            assert_close(&what, &token_weights(p, strategy), expected, p.shape.slices(), 1e-5, 0.0);
+            let da = vec![0.0; expected.len()];
+            assert_close(&what, &token_weights(p, &da, strategy).a, expected, p.shape.slices(), 1e-5, 0.0);
         }
     }
-    for mechanism in variants().filter(|m| matches!(m, Mechanism::LinearInfsa(_))) {
-        let p = problem(mechanism, Shape::square(2, 2, 70, 6), 3);
-        let expected = reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap().a.unwrap();
-        assert_close(&format!("{:?}", p.mechanism), &token_weights(&p, Strategy::Fused), &expected, 4, 1e-5, 1e-7);
+}
+
+/// Weights and gradients are those of the reference, whatever masked tokens hold; pooling with them is the operator.
+#[test]
+fn token_weights_pool_as_the_operator_does() {
+    for (seed, mechanism) in variants().filter(|m| matches!(m, Mechanism::LinearInfsa(_))).enumerate() {
+        let mut p = problem(mechanism, Shape::square(2, 2, 70, 6), seed as u64);
+        let keep: Vec<bool> = (0..2 * 70).map(|n| n % 7 != 3).collect();
+        (p.key_mask, p.query_mask) = (Some(keep.clone()), Some(keep));
+        let what = format!("{:?}", p.mechanism);
+        let da: Vec<f32> = p.v.iter().step_by(6).map(|&x| x as f32).collect();
+        let expected = token_weights(&p, &da, Strategy::Reference);
+        p.fill_masked(&[f64::NAN]);
+        let got = token_weights(&p, &da, Strategy::Fused);
+        assert_close(&format!("a of {what}"), &got.a, &expected.a, 4, 1e-5, 1e-7);
+        let tol = tolerance(&p);
+        assert_close(&format!("dq of {what}"), &got.dq, &expected.dq, 4, tol.backward, 1e-6);
+        if let (Some(got), Some(expected)) = (&got.dk, &expected.dk) {
+            assert_close(&format!("dk of {what}"), got, expected, 4, tol.backward, 1e-6);
+        }
+        let Mechanism::LinearInfsa(m) = &mut p.mechanism else { unreachable!("filtered") };
+        (m.broadcast, m.gamma) = (false, 1.0);
+        p.dout.truncate(4 * 6);
+        let values = p.v.chunks_exact(70 * 6).zip(got.a.chunks_exact(70));
+        let pooled: Vec<f64> = values.flat_map(|(v, a)| pool(v, a)).collect();
+        assert_close(&format!("pooled by {what}"), &pooled, &p.fused()["out"], 4, 1e-5, 1e-7);
     }
+}
+
+/// `sum_j a_j v_j` over the tokens with a weight.
+fn pool(v: &[f64], a: &[f64]) -> Vec<f64> {
+    let mut sum = vec![0.0; v.len() / a.len()];
+    for (row, a) in v.chunks_exact(sum.len()).zip(a).filter(|(_, a)| **a != 0.0) {
+        sum.iter_mut().zip(row).for_each(|(s, v)| *s += a * v);
+    }
+    sum
 }
 
 #[test]

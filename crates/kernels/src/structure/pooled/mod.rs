@@ -127,6 +127,11 @@ fn pooled_gradient(head: &Head<'_>, dout: &[f32], partial: &mut [f64], g: &mut [
     g.iter_mut().zip(sums).for_each(|(g, sum)| *g = *sum as f32);
 }
 
+/// Replaces the pooled value in what forward saved of one head.
+pub(crate) fn set_pooled(stats: &mut [f32], pooled: &[f32]) {
+    stats[1..=pooled.len()].copy_from_slice(pooled);
+}
+
 /// The token weights `a [batch, heads, seq_kv]` of `linear-infsa`, before the decay, from what forward saved.
 pub(crate) fn token_weights(call: &Call<'_>, m: &LinearInfsa, stats: &[f32], a: &mut [f32]) {
     let sizes = plan::sizes(m, &call.shape);
