@@ -221,3 +221,54 @@ fn strategies_agree_and_repeat_themselves() {
         assert_eq!(values(run(&fused)), values(run(&fused)), "{id}");
     }
 }
+
+/// Pooling the tokens before projecting them is the same function, and so are its gradients.
+#[test]
+fn pooling_first_changes_nothing() {
+    let device = Device::flex().autodiff();
+    let keep = [[true, true, false, true, true, true], [true; 6]];
+    for json in [
+        r#"{"mechanism": "linear-infsa"}"#,
+        r#"{"mechanism": "linear-infsa", "activation": "gelu", "scale": 2.0, "eps": 0.1}"#,
+        r#"{"mechanism": "linear-infsa", "operator": "exact", "iterations": 2, "broadcast": false}"#,
+        r#"{"mechanism": "linear-infsa", "iterations": 3, "norm_bias": "auto"}"#,
+    ] {
+        let mechanism = Mechanism::from_json(json).unwrap();
+        for (tied, bias, trainable, masked, strategy) in [
+            (true, true, true, true, Strategy::Fused),
+            (false, true, false, false, Strategy::Composed),
+            (false, false, true, true, Strategy::Fused),
+        ] {
+            let config = config(mechanism.clone()).with_tied(Some(tied)).with_qkv_bias(bias).with_strategy(strategy);
+            let mut module = config.with_gamma_trainable(trainable).with_extra_proj(bias).init(&device);
+            let x = random([2, 6, D_MODEL], &device).require_grad();
+            let run = |module: &MultiHeadAttention| {
+                let pad = Tensor::<2, Bool>::from_data(keep, &device).bool_not();
+                let input = MhaInput::self_attn(x.clone());
+                let input = if masked { input.mask_pad(pad) } else { input };
+                let context = module.forward(input).context;
+                let weighted = context.clone() * (context.clone().detach() + 1.0);
+                let gradients = weighted.sum().backward();
+                let gradient = |x: Option<Tensor<2>>| x.unwrap();
+                (
+                    context,
+                    x.grad(&gradients).unwrap(),
+                    gradient(module.projection.weight.val().grad(&gradients)),
+                    gradient(module.output.weight.val().grad(&gradients)),
+                    module.gamma_logit.as_ref().map(|logit| logit.val().grad(&gradients).unwrap()),
+                )
+            };
+            assert!(module.pool_first);
+            let got = run(&module);
+            module.pool_first = false;
+            let expected = run(&module);
+            assert_close(got.0, expected.0, 1e-5);
+            assert_close(got.1, expected.1, 1e-4);
+            assert_close(got.2, expected.2, 1e-4);
+            assert_close(got.3, expected.3, 1e-4);
+            if let (Some(got), Some(expected)) = (got.4, expected.4) {
+                assert_close(got, expected, 1e-4);
+            }
+        }
+    }
+}

@@ -55,6 +55,10 @@ pub struct MultiHeadAttentionConfig {
     /// The layer's number, counted from 1; read by the power schedule. Default 1.
     #[config(default = 1)]
     pub layer: usize,
+    /// Self-attention by `linear-infsa` pools the tokens first and projects the pooled row, which is exactly equal and
+    /// needs neither value nor output projections per token. Default true; without effect for other mechanisms.
+    #[config(default = true)]
+    pub pool_first: bool,
     /// Dropout on the output, after the projections. Default 0.
     #[config(default = 0.0)]
     pub dropout: f64,
@@ -127,6 +131,7 @@ impl MultiHeadAttentionConfig {
             dropout: DropoutConfig::new(self.dropout).init(),
             n_heads: self.n_heads,
             gamma_power: power,
+            pool_first: self.pool_first,
             mechanism: gamma::with_gamma(mechanism, |gamma| gamma.powi(power as i32)),
             strategy: self.strategy,
         })

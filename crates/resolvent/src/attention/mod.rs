@@ -4,6 +4,7 @@ mod config;
 mod gamma;
 mod input;
 mod module;
+mod pool_first;
 
 pub use config::{GammaSchedule, MultiHeadAttentionConfig};
 pub use input::{MhaInput, MhaOutput};

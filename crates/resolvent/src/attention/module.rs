@@ -44,6 +44,8 @@ pub struct MultiHeadAttention {
     pub n_heads: usize,
     /// The decay is `sigmoid(gamma_logit)` to this power.
     pub gamma_power: usize,
+    /// Pool tokens before projecting them where the mechanism pools: see [`super::MultiHeadAttentionConfig::pool_first`].
+    pub pool_first: bool,
     /// The mechanism, tied or not as the module is.
     #[module(skip)]
     pub mechanism: Mechanism,
@@ -73,11 +75,12 @@ impl MultiHeadAttention {
         self.check(&input)?;
         let mask = mask(&input);
         let padding = input.mask_pad.clone().filter(|_| input.memory.is_none());
-        let attended = self.attend(input, &mask)?;
-        let context = self.output.forward(attended);
-        let context = match &self.extra {
-            Some(extra) => extra.forward(context),
-            None => context,
+        let context = match self.pooled(&input) {
+            Some(m) => self.pool_first(input.query, m, &mask)?,
+            None => {
+                let attended = self.attend(input, &mask)?;
+                self.output(attended)
+            }
         };
         let context = match padding {
             Some(padding) if context.dims()[1] == padding.dims()[1] => {
@@ -87,6 +90,15 @@ impl MultiHeadAttention {
             _ => context,
         };
         Ok(MhaOutput { context: self.dropout.forward(context) })
+    }
+
+    /// The projections after the operator.
+    pub(super) fn output(&self, attended: Tensor<3>) -> Tensor<3> {
+        let context = self.output.forward(attended);
+        match &self.extra {
+            Some(extra) => extra.forward(context),
+            None => context,
+        }
     }
 
     /// Projects and attends: `[batch, seq_q, d_model]`.
@@ -111,7 +123,7 @@ impl MultiHeadAttention {
     }
 
     /// One of the projections that lie side by side.
-    fn project_part(&self, x: Tensor<3>, part: usize) -> Tensor<3> {
+    pub(super) fn project_part(&self, x: Tensor<3>, part: usize) -> Tensor<3> {
         let [_, _, d_model] = x.dims();
         let columns = part * d_model;
         let weight = self.projection.weight.val().narrow(1, columns, d_model);
@@ -120,7 +132,7 @@ impl MultiHeadAttention {
     }
 
     /// `[batch, seq, d_model]` as `[batch, heads, seq, head_dim]`.
-    fn heads(&self, x: Tensor<3>) -> Tensor<4> {
+    pub(super) fn heads(&self, x: Tensor<3>) -> Tensor<4> {
         let [batch, seq, d_model] = x.dims();
         x.reshape([batch, seq, self.n_heads, d_model / self.n_heads]).swap_dims(1, 2)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::{
-    Autodiff, AutodiffBackend,
+    Autodiff, AutodiffBackend, Backend,
     autodiff::{
         NodeId,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -14,7 +14,10 @@ use burn::backend::{
 };
 use resolvent_kernels as kernels;
 
-use super::fused::{Call, FusedAttention, FusedKernel, Leaves, Outcome, Saved};
+use super::{
+    fused::{Call, FusedAttention, FusedKernel, Leaves, Outcome, Saved},
+    token_weights::{self, TokenWeightsKernel},
+};
 
 /// Saves the inputs (as checkpoints), `out` and O(N) statistics; recomputes the score tiles.
 #[derive(Debug)]
@@ -26,11 +29,11 @@ struct PackedBackward;
 
 /// What the forward pass saves; `inputs` are those of the operation in their order.
 #[derive(Debug, Clone)]
-struct State<F, const N: usize> {
+pub(super) struct State<F, const N: usize, C = Call> {
     inputs: [NodeId; N],
     out: F,
     stats: Arc<[f32]>,
-    call: Call,
+    call: C,
 }
 
 impl<B: FusedKernel> Backward<B, 4> for FusedBackward {
@@ -43,6 +46,25 @@ impl<B: FusedKernel> Backward<B, 4> for FusedBackward {
         let saved = Saved { out, stats: &stats, dout };
         let Leaves { q, k, v, parameters } = expect(B::backward(Leaves { q, k, v, parameters }, saved, &call));
         register::<B, 4>(grads, ops.parents.map(|node| node.map(|node| node.id)), [q, k, v, parameters]);
+    }
+}
+
+/// That of [`super::token_weights`].
+#[derive(Debug)]
+pub(super) struct WeightsBackward;
+
+impl<B: TokenWeightsKernel> Backward<B, 2> for WeightsBackward {
+    type State = State<FloatTensor<B>, 2, token_weights::Call>;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let da = grads.consume::<B>(&ops.node);
+        let State { inputs, out, stats, call } = ops.state;
+        let inputs = inputs.map(|id| checkpointer.retrieve_node_output(id));
+        register::<B, 2>(
+            grads,
+            ops.parents.map(|node| node.map(|node| node.id)),
+            expect(B::weigh_backward(inputs, out, &stats, da, &call)),
+        );
     }
 }
 
@@ -67,7 +89,7 @@ fn expect<T>(result: kernels::Result<T>) -> T {
     result.unwrap_or_else(|e| panic!("backward of attend: {e}"))
 }
 
-fn register<B: FusedKernel, const N: usize>(
+fn register<B: Backend, const N: usize>(
     grads: &mut Gradients,
     parents: [Option<NodeId>; N],
     gradients: [Option<FloatTensor<B>>; N],
@@ -98,6 +120,23 @@ macro_rules! track {
             }
         }
     }};
+}
+
+/// Attaches its backward pass to token weights.
+pub(super) fn track_weights<B: TokenWeightsKernel, C: CheckpointStrategy>(
+    backward: WeightsBackward,
+    [q, k]: [FloatTensor<Autodiff<B, C>>; 2],
+    a: FloatTensor<B>,
+    stats: Arc<[f32]>,
+    call: token_weights::Call,
+) -> FloatTensor<Autodiff<B, C>> {
+    match backward.prepare::<C>([q.node(), k.node()]).compute_bound().stateful() {
+        OpsKind::Tracked(mut prepared) => {
+            let inputs = [prepared.checkpoint(&q), prepared.checkpoint(&k)];
+            prepared.finish(State { inputs, out: a.clone(), stats, call }, a)
+        }
+        OpsKind::UnTracked(prepared) => prepared.finish(a),
+    }
 }
 
 impl<B: FusedAttention + FusedKernel, C: CheckpointStrategy> FusedAttention for Autodiff<B, C> {

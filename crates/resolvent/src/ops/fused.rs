@@ -273,8 +273,7 @@ impl Call {
             _ => kernels::Strategy::Fused,
         };
         let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, strategy)?;
-        let host = |mask: &Tensor<2, Bool>| mask.to_data().iter::<bool>().collect();
-        let (key_mask, query_mask) = (mask.key.as_ref().map(host), mask.query.as_ref().map(host));
+        let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
         let parameters = extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
         Ok(Self { operator, key_mask, query_mask, parameters })
     }
@@ -292,6 +291,11 @@ impl Call {
         // Causality is part of the operator.
         kernels::Mask { causal: false, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
     }
+}
+
+/// A mask in the kernels' form.
+pub(super) fn host_mask(mask: &Tensor<2, Bool>) -> Arc<[bool]> {
+    mask.to_data().iter::<bool>().collect()
 }
 
 /// The tensors of a call, each in one piece of memory.

@@ -7,11 +7,13 @@ mod gelu;
 mod inputs;
 mod packed;
 mod plan;
+mod token_weights;
 
 pub use gelu::gelu;
 pub use inputs::{Extras, Inputs, Mask, Output};
 pub(crate) use packed::{attend_packed, merge_heads, projections};
 pub use plan::{Plan, Strategy, plan};
+pub use token_weights::token_weights;
 
 use crate::{Mechanism, Result};
 

@@ -14,7 +14,7 @@ use burn::tensor::{Bool, DType, FloatDType, Tensor};
 use resolvent_kernels::Parameter;
 
 use super::{Inputs, Mask, Output};
-use crate::{Mechanism, Result, Shape};
+use crate::{Mechanism, Result, Shape, mechanism::LinearInfsa};
 
 /// A call with its masks applied, in f32 or f64.
 struct Call {
@@ -53,6 +53,12 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
         other => unreachable!("`{}` has no composed form", other.id()),
     };
     Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
+}
+
+/// The token weights of `linear-infsa`, `[batch, heads, 1, seq_kv]`.
+pub(super) fn token_weights(inputs: &Inputs, m: &LinearInfsa, mask: &Mask, shape: Shape) -> Tensor<4> {
+    let call = Call::new(inputs, &Mechanism::LinearInfsa(m.clone()), mask, shape);
+    absent(pooled::weights(&call, m), &call.no_key)
 }
 
 impl Call {

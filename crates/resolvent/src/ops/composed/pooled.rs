@@ -23,7 +23,7 @@ pub(super) fn linear_infsa(call: &Call, m: &LinearInfsa, gamma: Tensor<4>) -> Te
 }
 
 /// The token weights `a`, `[batch, heads, 1, seq_kv]`.
-fn weights(call: &Call, m: &LinearInfsa) -> Tensor<4> {
+pub(super) fn weights(call: &Call, m: &LinearInfsa) -> Tensor<4> {
     let scaled = Scaled::new(call, m.activation, m.scale, m.eps);
     let bias = m.norm_bias.value(call.shape.head_dim);
     let q_norms = norms(&scaled.q);

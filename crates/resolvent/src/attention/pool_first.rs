@@ -1,0 +1,49 @@
+//! `linear-infsa` on a sequence's own tokens, in the cheaper order: pool the tokens, then project the pooled row.
+//!
+//! Every token gets the same `h = gamma sum_j a_j v_j`, and `v_j = x_j W_V + b_V`, so that
+//! `h = gamma ((sum_j a_j x_j) W_V + (sum_j a_j) b_V)`: the value and output projections act on one row per sequence
+//! in place of one per token.
+
+use burn::tensor::Tensor;
+
+use super::{MhaInput, MultiHeadAttention};
+use crate::{Mask, Mechanism, Result, mechanism::LinearInfsa, ops::token_weights};
+
+impl MultiHeadAttention {
+    /// The mechanism, where tokens are pooled before they are projected.
+    pub(super) fn pooled(&self, input: &MhaInput) -> Option<&LinearInfsa> {
+        match &self.mechanism {
+            Mechanism::LinearInfsa(m) if self.pool_first && input.memory.is_none() && !input.causal => Some(m),
+            _ => None,
+        }
+    }
+
+    /// What all tokens get, `[batch, seq, d_model]`, or `[batch, 1, d_model]` with `broadcast` off.
+    pub(super) fn pool_first(&self, x: Tensor<3>, m: &LinearInfsa, mask: &Mask) -> Result<Tensor<3>> {
+        let [batch, seq, d_model] = x.dims();
+        let (heads, head_dim) = (self.n_heads, d_model / self.n_heads);
+        let q = self.heads(self.project_part(x.clone(), 0));
+        let k = (!m.tied).then(|| self.heads(self.project_part(x.clone(), 1)));
+        let a = token_weights(q, k, m, mask, self.strategy)?.reshape([batch, heads, seq]);
+        // What masked tokens hold must not meet their zero weights.
+        let x = match &mask.key {
+            Some(keep) => x.clone().mask_fill(keep.clone().bool_not().unsqueeze_dim::<3>(2).expand(x.shape()), 0.0),
+            None => x,
+        };
+        let rows = a.clone().matmul(x).swap_dims(0, 1);
+        let columns = if m.tied { d_model } else { 2 * d_model };
+        let weight = self.projection.weight.val().narrow(1, columns, d_model);
+        let weight = weight.reshape([d_model, heads, head_dim]).swap_dims(0, 1);
+        let mut pooled = rows.matmul(weight);
+        if let Some(bias) = &self.projection.bias {
+            let bias = bias.val().narrow(0, columns, d_model).reshape([heads, 1, head_dim]);
+            pooled = pooled + a.sum_dim(2).swap_dims(0, 1) * bias;
+        }
+        let pooled = match self.gamma() {
+            Some(gamma) => pooled * gamma.reshape([heads, 1, 1]),
+            None => pooled * m.gamma,
+        };
+        let context = self.output(pooled.swap_dims(0, 1).reshape([batch, 1, d_model]));
+        Ok(if m.broadcast { context.expand([batch, seq, d_model]) } else { context })
+    }
+}
