@@ -1,0 +1,61 @@
+//! Memory: a call whose buffers are warm allocates nothing, and what a plan asks for grows with the tokens, not with
+//! their pairs. One test of its own binary, as the allocator counts for the whole process.
+
+mod support;
+
+use peak_alloc::PeakAlloc;
+use resolvent_kernels::{
+    Element, ExtraGradients, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
+};
+use support::random::mechanisms;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// The most bytes that `f` held at any time beyond what was held before.
+fn extra(f: impl FnOnce()) -> usize {
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    f();
+    MEMORY.peak_usage() - before
+}
+
+/// Allocations of a second forward and backward pass over the same buffers, in bytes.
+fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
+    let op = Operator::new(mechanism, shape, false, Strategy::Fused).unwrap();
+    let entries = |len: usize| (0..len).map(|i| T::narrow(((i * 37 % 101) as f32).sin())).collect::<Vec<T>>();
+    let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
+    let (dout, mut out) = (entries(op.out_len()), entries(op.out_len()));
+    let (mut dq, mut dk, mut dv) = (q.clone(), k.clone(), v.clone());
+    let keep: Vec<bool> = (0..shape.batch * shape.seq_q).map(|n| n % 5 != 1).collect();
+    let mask = Mask::padding(&keep);
+    let (mut stats, mut scratch) = (vec![0.0; op.plan().stats], Scratch::default());
+    let inputs = Inputs { q: &q, k: (!mechanism.tied()).then_some(&k), v: &v, extras: Default::default() };
+    let mut call = || {
+        op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch).unwrap();
+        let dk = (!mechanism.tied()).then_some(&mut dk[..]);
+        let mut gradients = Gradients { dq: &mut dq, dk, dv: &mut dv, extras: ExtraGradients::default() };
+        op.backward(&inputs, &mask, &out, &stats, &dout, &mut gradients, &mut scratch).unwrap();
+    };
+    call();
+    extra(call)
+}
+
+#[test]
+fn warm_calls_allocate_nothing_and_plans_are_linear() {
+    // Within the pool: entering it from outside is what may allocate.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let shape = Shape::square(2, 2, 600, 16);
+    for mechanism in mechanisms() {
+        // The threads' own queues grow once.
+        pool.install(|| steady_state::<f32>(&mechanism, shape));
+        assert_eq!(pool.install(|| steady_state::<f32>(&mechanism, shape)), 0, "{mechanism:?}");
+        assert_eq!(pool.install(|| steady_state::<half::bf16>(&mechanism, shape)), 0, "{mechanism:?}, bf16");
+    }
+    for mechanism in mechanisms() {
+        let plan = |n: usize| resolvent_kernels::plan(&mechanism, &Shape::square(1, 1, n, 16), false, Strategy::Fused);
+        let held = |plan: Plan| plan.scratch_forward.max(plan.scratch_backward) + plan.stats;
+        let [short, long] = [1 << 14, 1 << 18].map(|n| held(plan(n).unwrap()));
+        assert!(long <= 17 * short, "{mechanism:?} holds {short} and {long} f32");
+    }
+}
