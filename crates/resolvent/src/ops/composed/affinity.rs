@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, activation};
 
-use super::{Call, magnitude};
+use super::{super::gelu::composed_gelu, Call, magnitude};
 use crate::mechanism::Activation;
 
 /// `phi`, "Infinite Self-Attention", eq. 11.
@@ -10,7 +10,7 @@ pub(super) fn activate(x: Tensor<4>, activation: Activation) -> Tensor<4> {
     match activation {
         Activation::Relu => activation::relu(x),
         Activation::Abs => x.abs(),
-        Activation::Gelu => activation::gelu(x),
+        Activation::Gelu => composed_gelu(x),
     }
 }
 
