@@ -50,6 +50,7 @@ fn with(x: f32) -> Vec<f32> {
 fn configs() -> Vec<Case> {
     vec![
         config("", &["bad.json", "not valid JSON"]),
+        config(r#"{"mechanism": "infsa", "gamma": 0.5, "gamma": 0.9}"#, &["bad.json", "`gamma` is given twice"]),
         config("{\"mechanism\": ", &["bad.json", "not valid JSON"]),
         config("[1, 2]", &["bad.json", "expected an object"]),
         config("{}", &["`mechanism`", "missing"]),

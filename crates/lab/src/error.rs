@@ -108,7 +108,7 @@ impl Error {
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free some space and resume: what was saved before is intact"
+            "; free some space and run the command again: what was there before is intact"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; name a folder that you may write to",
         _ => "",

@@ -16,7 +16,7 @@ use crate::{Error, args::Global, error::Result};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Recipe")]
 pub struct RecipeArgs {
-    /// Recipe in TOML [default: configs/shapes.toml, or configs/pictures.toml for data from files; both are built in]
+    /// Recipe in TOML [default: that of configs/ for the data, or configs/pictures.toml for other files; they are built in]
     #[arg(long, value_name = "RECIPE.toml")]
     pub config: Option<PathBuf>,
     /// Data set: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS]
@@ -34,6 +34,8 @@ pub struct RecipeArgs {
 /// The recipes that need no file.
 const SHAPES: &str = include_str!("../../../../configs/shapes.toml");
 const PICTURES: &str = include_str!("../../../../configs/pictures.toml");
+const FASHION_MNIST: &str = include_str!("../../../../configs/fashion-mnist.toml");
+const CIFAR10: &str = include_str!("../../../../configs/cifar10.toml");
 
 impl RecipeArgs {
     /// The recipe to begin with: that of `--config`, else a built-in one.
@@ -41,6 +43,8 @@ impl RecipeArgs {
         Ok(match (&self.config, &self.data) {
             (Some(file), _) => Recipe::load(file)?,
             (None, None | Some(DataSpec::Shapes(_))) => Recipe::from_toml(SHAPES, "configs/shapes.toml")?,
+            (None, Some(DataSpec::FashionMnist(_))) => Recipe::from_toml(FASHION_MNIST, "configs/fashion-mnist.toml")?,
+            (None, Some(DataSpec::Cifar10(_))) => Recipe::from_toml(CIFAR10, "configs/cifar10.toml")?,
             (None, Some(_)) => Recipe::from_toml(PICTURES, "configs/pictures.toml")?,
         })
     }

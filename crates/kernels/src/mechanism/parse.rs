@@ -50,14 +50,64 @@ impl<'de> Deserialize<'de> for Mechanism {
     }
 }
 
+/// Any JSON whose objects name no field twice.
+struct Distinct;
+
+impl<'de> Deserialize<'de> for Distinct {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        d.deserialize_any(DistinctVisitor)
+    }
+}
+
+struct DistinctVisitor;
+
+macro_rules! scalars {
+    ($($visit:ident: $type:ty),*) => {
+        $(fn $visit<E>(self, _: $type) -> std::result::Result<Distinct, E> {
+            Ok(Distinct)
+        })*
+    };
+}
+
+impl<'de> serde::de::Visitor<'de> for DistinctVisitor {
+    type Value = Distinct;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("any value")
+    }
+
+    scalars!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
+
+    fn visit_unit<E>(self) -> std::result::Result<Distinct, E> {
+        Ok(Distinct)
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Distinct, A::Error> {
+        while seq.next_element::<Distinct>()?.is_some() {}
+        Ok(Distinct)
+    }
+
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> std::result::Result<Distinct, A::Error> {
+        let mut names = std::collections::BTreeSet::new();
+        while let Some((name, Distinct)) = map.next_entry::<String, Distinct>()? {
+            if let Some(name) = names.replace(name) {
+                return Err(serde::de::Error::custom(format!("field `{name}` is given twice")));
+            }
+        }
+        Ok(Distinct)
+    }
+}
+
 impl Mechanism {
     /// Reads and validates `{"mechanism": "<id>", ...fields}`.
     ///
     /// # Errors
     /// [`Error::Config`] or [`Error::OutOfRange`], naming the field.
     pub fn from_json(text: &str) -> Result<Self> {
-        let value = serde_json::from_str(text)
-            .map_err(|e| Error::Config { field: ".".into(), problem: format!("not valid JSON: {e}") })?;
+        let config = |problem| Error::Config { field: ".".into(), problem };
+        let value = serde_json::from_str(text).map_err(|e| config(format!("not valid JSON: {e}")))?;
+        // A parsed object holds the last of two equal names: neither may be dropped in silence.
+        serde_json::from_str::<Distinct>(text).map_err(|e| config(e.to_string()))?;
         Self::from_value(value)
     }
 
