@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::{
-    Inputs, Mask, Mechanism, Parameter, Result, Shape, check, mechanism,
+    Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check, mechanism,
     score::gate,
     simd::{Level, rows},
 };
@@ -58,6 +58,10 @@ impl Cache {
     ) -> Result<Self> {
         let token = Shape { batch, heads, seq_q: 1, seq_kv: 1, head_dim, value_dim };
         mechanism.check(&token, true)?;
+        if let Mechanism::Ssa(_) = mechanism {
+            let why = "its labels follow the whole sequence; call it on the sequence so far";
+            return Err(Error::Unsupported { mechanism: "ssa", what: "decoding token by token", why });
+        }
         let mut cache = Self {
             mechanism: mechanism.clone(),
             token,
@@ -159,7 +163,7 @@ impl Cache {
                                 sum,
                             )
                     }
-                    Mechanism::InfsaResolvent(_) | Mechanism::LinearInfsa(_) => {
+                    Mechanism::InfsaResolvent(_) | Mechanism::LinearInfsa(_) | Mechanism::Ssa(_) => {
                         unreachable!("refused by `Cache::new`")
                     }
                 };

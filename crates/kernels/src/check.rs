@@ -1,6 +1,6 @@
 //! Whether the tensors of a call fit its sizes: once, for every way of computing it.
 
-use crate::{Error, Extras, Inputs, Mask, Mechanism, Parameter, Result, Shape};
+use crate::{Error, Extras, Inputs, Mask, Mechanism, Parameter, Result, Shape, mechanism::Estimator};
 
 /// Lengths of all inputs and masks, and which of them the mechanism takes.
 pub(crate) fn inputs<T>(
@@ -35,7 +35,27 @@ fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_
         parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
         mechanism.check_parameter(parameter, values)?;
     }
-    Ok(())
+    clustered(op, mechanism, s, extras)
+}
+
+/// Codebook and plan of a clustered call.
+fn clustered(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
+    let Mechanism::Ssa(m) = mechanism else {
+        let tensors = [("codebook", extras.codebook.is_some()), ("plan", extras.clusters.is_some())];
+        return match tensors.into_iter().find(|(_, given)| *given) {
+            Some((tensor, _)) => Err(Error::Tensor { op, tensor, problem: "belongs to `ssa`; leave it out" }),
+            None => Ok(()),
+        };
+    };
+    if let Some(codebook) = extras.codebook {
+        if m.jl_dim.is_some() {
+            let why = "the centroids have head_dim channels; leave jl_dim out";
+            return Err(Error::Unsupported { mechanism: "ssa", what: "codebook with jl_dim", why });
+        }
+        let rows = m.clusters.unwrap_or((codebook.len() / (s.heads * s.head_dim)).max(1));
+        length(op, "codebook", codebook.len(), s.heads * rows * s.head_dim, "expected heads * clusters * head_dim")?;
+    }
+    extras.clusters.map_or(Ok(()), |plan| plan.check(op, s, m.estimator != Estimator::Centroid))
 }
 
 /// Whether the mechanism has `parameter`, and whether `tensor` (its values or their gradient) has as many elements.

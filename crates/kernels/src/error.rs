@@ -85,6 +85,18 @@ pub enum Error {
         /// The element.
         value: f64,
     },
+    /// A tensor of indices points beyond what it indexes.
+    #[error("tensor `{tensor}` holds {value} at flat index {index}; expected an index below {limit}")]
+    Index {
+        /// The tensor's name.
+        tensor: &'static str,
+        /// Row-major position of the first such element.
+        index: usize,
+        /// The element.
+        value: i64,
+        /// Number of things that can be indexed.
+        limit: usize,
+    },
     /// An iterative solver reached the user's iteration limit before its tolerance.
     #[error(
         "`{mechanism}` did not converge in {iterations} iterations: error bound {residual:.3e}, asked for {tol:.1e}; raise `max_iter` or `tol`"

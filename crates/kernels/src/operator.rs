@@ -181,7 +181,7 @@ impl Operator {
     /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one (`-inf` for a row without
     /// keys). `stats` is what [`Operator::forward`] wrote.
     pub fn lse<'s>(&self, stats: &'s [f32]) -> Option<&'s [f32]> {
-        matches!(self.mechanism, Mechanism::Softmax(_)).then_some(stats)
+        matches!(self.mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_)).then_some(stats)
     }
 
     /// The Frobenius norm of the affinities before `eps`, `[batch, heads]`, or, causal, `[batch, heads, seq_q]` (of the
@@ -229,6 +229,7 @@ impl Operator {
             Mechanism::Infsa(m) => structure::dense::infsa_forward(call, m, out, stats, work),
             Mechanism::InfsaResolvent(m) => series::resolvent::forward(call, m, out, stats, work),
             Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out, stats, work),
+            Mechanism::Ssa(m) => structure::clustered::forward(call, m, out, stats, work),
         }
     }
 
@@ -251,6 +252,7 @@ impl Operator {
             Mechanism::Infsa(m) => structure::dense::infsa_backward(call, m, &saved, gradients, work),
             Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, &saved, gradients, work),
             Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, &saved, gradients, work),
+            Mechanism::Ssa(m) => structure::clustered::backward(call, m, &saved, gradients, work),
         }
     }
 

@@ -1,4 +1,6 @@
-//! The differentiable tensors of mechanisms beside q, k and v: their names, and how a call carries them.
+//! The tensors of mechanisms beside q, k and v: the differentiable ones by name, and how a call carries all of them.
+
+use crate::ClusterPlan;
 
 /// A differentiable tensor that a mechanism may take beside q, k and v. [`crate::Mechanism::parameters`] lists those of a
 /// mechanism, [`crate::Mechanism::parameter_shape`] their shapes.
@@ -76,6 +78,10 @@ impl Parameter {
 #[non_exhaustive]
 pub struct Extras<'a> {
     parameters: [Option<&'a [f32]>; Parameter::ALL.len()],
+    /// Fixed centroids `[heads, clusters, head_dim]` that replace k-means. `ssa`. Constants of the call.
+    pub codebook: Option<&'a [f32]>,
+    /// A plan that replaces planning. `ssa`. A constant of the call.
+    pub clusters: Option<&'a ClusterPlan>,
 }
 
 impl<'a> Extras<'a> {
@@ -84,6 +90,18 @@ impl<'a> Extras<'a> {
     pub const fn with(mut self, parameter: Parameter, values: &'a [f32]) -> Self {
         self.parameters[parameter as usize] = Some(values);
         self
+    }
+
+    /// The same extras with fixed centroids, `[heads, clusters, head_dim]`.
+    #[must_use]
+    pub const fn with_codebook(self, codebook: &'a [f32]) -> Self {
+        Self { codebook: Some(codebook), ..self }
+    }
+
+    /// The same extras with a plan, which replaces planning.
+    #[must_use]
+    pub const fn with_clusters(self, plan: &'a ClusterPlan) -> Self {
+        Self { clusters: Some(plan), ..self }
     }
 
     /// The values of `parameter`, if the call has them.

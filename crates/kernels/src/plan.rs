@@ -52,6 +52,7 @@ pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strate
     let fused = match mechanism {
         Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal),
         Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
+        Mechanism::Ssa(m) => structure::clustered::plan(m, shape, causal),
         Mechanism::Uniform(_) | Mechanism::LinearInfsa(_) => structure::pooled::plan(mechanism, shape, causal),
     };
     Ok(match strategy {

@@ -1,6 +1,6 @@
 //! What one call is applied to: sizes, tensors and masks, as slices.
 
-use crate::{Error, ExtraGradients, Extras, Result};
+use crate::{ClusterPlan, Error, ExtraGradients, Extras, Result};
 
 /// The sizes of one attention call. Every tensor is dense and row-major:
 /// `q [batch, heads, seq_q, head_dim]`, `k [batch, heads, seq_kv, head_dim]`,
@@ -92,6 +92,13 @@ pub struct Inputs<'a, T> {
     pub v: &'a [T],
     /// The mechanism's own tensors.
     pub extras: Extras<'a>,
+}
+
+impl<'a, T> Inputs<'a, T> {
+    /// The same tensors with a plan of the clusters.
+    pub(crate) fn with_clusters(&self, plan: &'a ClusterPlan) -> Self {
+        Self { extras: self.extras.with_clusters(plan), ..*self }
+    }
 }
 
 /// Where [`crate::Operator::backward`] writes. Every slice is overwritten, not added to.

@@ -22,6 +22,8 @@ pub enum Score {
 pub enum Structure {
     /// Every pair, streamed in tiles and never stored.
     Dense,
+    /// Clusters of tokens: exact within, sampled or averaged beyond.
+    Clustered,
     /// One weight per token and one pooled value: rank one.
     Pooled,
 }

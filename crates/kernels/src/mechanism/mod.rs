@@ -6,10 +6,13 @@
 mod choices;
 mod parse;
 mod presets;
+mod ssa;
 mod valid;
 
 pub use choices::{Choices, Normalisation, Score, Series, Structure};
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
+
+pub use ssa::{CausalClusters, ClusterOn, Estimator, GlobalTokens, Pairs, Sampler, Ssa};
 
 use serde::Serialize;
 
@@ -30,11 +33,13 @@ pub enum Mechanism {
     InfsaResolvent(InfsaResolvent),
     /// Linear InfSA.
     LinearInfsa(LinearInfsa),
+    /// Spectral sparse attention.
+    Ssa(Ssa),
 }
 
 impl Mechanism {
     /// Every id, in the order of the tables.
-    pub const IDS: [&'static str; 5] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa"];
+    pub const IDS: [&'static str; 6] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa", "ssa"];
 
     /// The preset `id` with its defaults.
     ///
@@ -47,6 +52,7 @@ impl Mechanism {
             "infsa" => Self::Infsa(Infsa::default()),
             "infsa-resolvent" => Self::InfsaResolvent(InfsaResolvent::default()),
             "linear-infsa" => Self::LinearInfsa(LinearInfsa::default()),
+            "ssa" => Self::Ssa(Ssa::default()),
             _ => {
                 let problem = format!("unknown mechanism `{id}`, expected one of: {}", Self::IDS.join(", "));
                 return Err(Error::Config { field: "mechanism".into(), problem });
@@ -62,6 +68,7 @@ impl Mechanism {
             Self::Infsa(_) => "infsa",
             Self::InfsaResolvent(_) => "infsa-resolvent",
             Self::LinearInfsa(_) => "linear-infsa",
+            Self::Ssa(_) => "ssa",
         }
     }
 
@@ -74,6 +81,7 @@ impl Mechanism {
             Self::Infsa(_) => (DotActivation, Dense, Frobenius, OneHop),
             Self::InfsaResolvent(_) => (DotActivation, Dense, Frobenius, Resolvent),
             Self::LinearInfsa(_) => (DotActivation, Pooled, L1, Limit),
+            Self::Ssa(_) => (DotExp, Clustered, Row, OneHop),
         };
         Choices { score, structure, normalisation, series }
     }
@@ -82,7 +90,7 @@ impl Mechanism {
     pub const fn tied(&self) -> bool {
         match self {
             Self::Softmax(m) => m.tied,
-            Self::Uniform(_) => false,
+            Self::Uniform(_) | Self::Ssa(_) => false,
             Self::Infsa(m) => m.tied,
             Self::InfsaResolvent(m) => m.tied,
             Self::LinearInfsa(m) => m.tied,
@@ -97,13 +105,14 @@ impl Mechanism {
             Self::Infsa(m) => m.causal,
             Self::InfsaResolvent(m) => m.causal,
             Self::LinearInfsa(m) => m.causal,
+            Self::Ssa(m) => m.causal,
         }
     }
 
     /// The configured decay, where the mechanism has one.
     pub const fn gamma(&self) -> Option<f64> {
         match self {
-            Self::Softmax(_) | Self::Uniform(_) => None,
+            Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) => None,
             Self::Infsa(m) => Some(m.gamma),
             Self::InfsaResolvent(m) => Some(m.gamma),
             Self::LinearInfsa(m) => Some(m.gamma),
@@ -113,7 +122,7 @@ impl Mechanism {
     /// The tensors that a call may carry in [`crate::Extras`], and whose gradients it may ask for.
     pub const fn parameters(&self) -> &'static [Parameter] {
         match self {
-            Self::Softmax(_) | Self::Uniform(_) => &[],
+            Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) => &[],
             Self::Infsa(_) | Self::InfsaResolvent(_) | Self::LinearInfsa(_) => &[Parameter::Gamma],
         }
     }

@@ -131,6 +131,7 @@ impl Mechanism {
             Self::Infsa(_) => Self::Infsa(fields_of(fields)?),
             Self::InfsaResolvent(_) => Self::InfsaResolvent(fields_of(fields)?),
             Self::LinearInfsa(_) => Self::LinearInfsa(fields_of(fields)?),
+            Self::Ssa(_) => Self::Ssa(fields_of(fields)?),
         };
         mechanism.validate()?;
         Ok(mechanism)

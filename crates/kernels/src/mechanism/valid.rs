@@ -46,15 +46,16 @@ impl Mechanism {
                 let bias = if let NormBias::Value(x) = m.norm_bias { x } else { 0.0 };
                 check("norm_bias", bias, bias.is_finite() && bias >= 0.0, "finite and >= 0, or \"auto\"")
             }
+            Self::Ssa(m) => m.validate(),
         }
     }
 }
 
-fn check(field: &'static str, got: impl std::fmt::Display, ok: bool, expected: &'static str) -> Result<()> {
+pub(super) fn check(field: &'static str, got: impl std::fmt::Display, ok: bool, expected: &'static str) -> Result<()> {
     if ok { Ok(()) } else { Err(Error::OutOfRange { field, got: got.to_string(), expected }) }
 }
 
-fn check_scale(scale: Option<f64>) -> Result<()> {
+pub(super) fn check_scale(scale: Option<f64>) -> Result<()> {
     let x = scale.unwrap_or(1.0);
     check("scale", x, x.is_finite() && x > 0.0, "null or finite and > 0")
 }
@@ -105,6 +106,7 @@ fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<(
             "cross-attention with iterations > 1",
             "a further power step needs queries and keys over one token set; set iterations to 1",
         ),
+        Mechanism::Ssa(m) => m.check_support(shape, causal),
         _ => Ok(()),
     }
 }

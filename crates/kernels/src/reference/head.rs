@@ -1,7 +1,7 @@
 //! One (batch, head) problem of a call, with everything masked already gone.
 
 use super::matrix::{Matrix, inner};
-use crate::{Inputs, Mask, Mechanism, Parameter, Shape};
+use crate::{Inputs, Mask, Mechanism, Parameter, Shape, structure::clustered::HeadPlan};
 
 /// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
 /// padding cannot enter a sum.
@@ -17,6 +17,8 @@ pub(super) struct Head {
     pub keep_query: Vec<bool>,
     pub keep_key: Vec<bool>,
     pub causal: bool,
+    /// Of a clustered call.
+    pub clusters: HeadPlan,
 }
 
 impl Head {
@@ -34,6 +36,7 @@ impl Head {
             keep_query,
             keep_key,
             causal: mask.causal || mechanism.causal(),
+            clusters: inputs.extras.clusters.map_or(HeadPlan::default(), |plan| plan.head(slice).clone()),
         }
     }
 

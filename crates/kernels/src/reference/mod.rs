@@ -4,6 +4,7 @@
 //! path of this crate agrees with it within [`crate::Tol`]. A mechanism is a matrix here: [`Forward::weights`] maps `v`
 //! to `out`, whatever produced it; each file holds one family's matrix and its hand-derived gradients.
 
+mod clustered;
 mod head;
 mod infsa;
 mod linear_infsa;
@@ -15,7 +16,9 @@ use matrix::Matrix;
 
 use std::collections::BTreeMap;
 
-use crate::{Gradients, Inputs, Mask, Mechanism, Parameter, Plan, Result, Shape, Strategy, check, operator::Call};
+use crate::{
+    ClusterPlan, Gradients, Inputs, Mask, Mechanism, Parameter, Plan, Result, Shape, Strategy, check, operator::Call,
+};
 
 /// What [`forward`] computes.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -82,6 +85,8 @@ struct HeadGradients {
 pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>) -> Result<Forward> {
     check_call("forward", mechanism, shape, inputs, mask)?;
     let mut result = Forward::default();
+    let made = made_plan(mechanism, shape, inputs, mask)?;
+    let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
         let part = head_forward(mechanism, &head);
@@ -111,6 +116,8 @@ pub fn backward(
     let pooled = matches!(mechanism, Mechanism::LinearInfsa(m) if !m.broadcast);
     let out_len = shape.slices() * out_seq * shape.value_dim;
     check::length("backward", "dout", dout.len(), out_len, "expected the shape of out")?;
+    let made = made_plan(mechanism, shape, inputs, mask)?;
+    let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
     let mut result = Backward { dk: (!mechanism.tied()).then(Vec::new), ..Backward::default() };
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
@@ -148,6 +155,21 @@ fn check_call(
     check::inputs(op, mechanism, shape, inputs, mask)
 }
 
+/// The plan of a clustered call that comes without one: a constant of the call, and made for the f32 that the kernels see.
+fn made_plan(
+    mechanism: &Mechanism,
+    shape: &Shape,
+    inputs: &Inputs<'_, f64>,
+    mask: &Mask<'_>,
+) -> Result<Option<ClusterPlan>> {
+    if !matches!(mechanism, Mechanism::Ssa(_)) || inputs.extras.clusters.is_some() {
+        return Ok(None);
+    }
+    let rounded = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let (q, k) = (rounded(inputs.q), inputs.k.map(rounded));
+    ClusterPlan::new(mechanism, shape, &q, k.as_deref().unwrap_or(&q), inputs.extras.codebook, mask).map(Some)
+}
+
 fn heads(shape: &Shape) -> impl Iterator<Item = (usize, usize)> {
     let heads = shape.heads;
     (0..shape.slices()).map(move |slice| (slice / heads, slice % heads))
@@ -166,6 +188,7 @@ fn head_forward(mechanism: &Mechanism, head: &Head) -> HeadForward {
         Mechanism::Infsa(m) => infsa::forward(head, m),
         Mechanism::InfsaResolvent(m) => infsa::resolvent_forward(head, &m.hop()),
         Mechanism::LinearInfsa(m) => linear_infsa::forward(head, m),
+        Mechanism::Ssa(m) => clustered::forward(head, m, &head.clusters),
     }
 }
 
@@ -176,6 +199,7 @@ fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: 
         Mechanism::Infsa(m) => infsa::backward(head, m, dout),
         Mechanism::InfsaResolvent(m) => infsa::resolvent_backward(head, &m.hop(), saved, dout),
         Mechanism::LinearInfsa(m) => linear_infsa::backward(head, m, saved, dout),
+        Mechanism::Ssa(m) => clustered::backward(head, m, &head.clusters, dout),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Run-time choice of the instruction set.
 
 mod dispatch;
+pub(crate) mod distance;
 pub(crate) mod math;
 pub(crate) mod product;
 pub(crate) mod rows;

@@ -1,4 +1,5 @@
 //! How the operator is held: each folder streams it without ever storing it.
 
+pub(crate) mod clustered;
 pub(crate) mod dense;
 pub(crate) mod pooled;

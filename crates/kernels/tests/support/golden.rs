@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use resolvent_kernels::{Mechanism, Parameter, Shape};
+use resolvent_kernels::{ClusterPlan, Mechanism, Parameter, PlanTensors, Shape};
 use safetensors::{Dtype, SafeTensors};
 
 use super::problem::{Problem, Solution};
@@ -15,28 +15,29 @@ pub struct Golden {
 }
 
 impl Golden {
-    /// Every case of `folder`, in the order of the file names.
+    /// Every case of a mechanism in `folder`, in the order of the file names.
     pub fn all(folder: &str) -> Vec<Self> {
         let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/tests/data"); // from any crate of the workspace
         let folder = Path::new(data).join(folder);
         let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         paths.sort();
         assert!(!paths.is_empty());
-        paths.iter().map(|path| Self::read(path)).collect()
+        paths.iter().filter_map(|path| Self::read(path)).collect()
     }
 
-    fn read(path: &Path) -> Self {
+    fn read(path: &Path) -> Option<Self> {
         let bytes = std::fs::read(path).unwrap();
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let mechanism = configured(&header.metadata().as_ref().unwrap()["case"])?;
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let dims = |name: &str| <[usize; 4]>::try_from(file.tensor(name).unwrap().shape()).unwrap();
         let ([batch, heads, seq_q, head_dim], [_, _, seq_kv, value_dim]) = (dims("q"), dims("v"));
         let tensors: BTreeMap<_, _> = file.iter().map(|(name, t)| (name.to_string(), decode(&t))).collect();
         let tensor = |name: &str| tensors.get(name).cloned();
         let mask = |name: &str| Some(tensor(name)?.into_iter().map(|x| x == 1.0).collect());
-        let mechanism = configured(&header.metadata().as_ref().unwrap()["case"]);
+        let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
         let problem = Problem {
-            shape: Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim },
+            shape,
             q: tensor("q").unwrap(),
             k: tensor("k"),
             v: tensor("v").unwrap(),
@@ -46,12 +47,14 @@ impl Golden {
                 .filter_map(|&p| Some((p, tensor(p.name())?.iter().map(|&x| x as f32).collect())))
                 .collect(),
             mechanism,
+            codebook: tensor("codebook").map(|book| book.iter().map(|&x| x as f32).collect()),
+            clusters: tensors.contains_key("label_q").then(|| plan(&tensors, &shape)),
             key_mask: mask("key_mask"),
             query_mask: mask("query_mask"),
             dout: tensor("dout").unwrap(),
         };
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        Self { name, problem, tensors }
+        Some(Self { name, problem, tensors })
     }
 
     /// A stored tensor.
@@ -62,7 +65,7 @@ impl Golden {
     /// The outputs and gradients that the case stores: a parameter's only where it is an input.
     pub fn solution(&self) -> Solution {
         let parameters = Parameter::ALL.into_iter().map(Parameter::gradient_name);
-        ["out", "dq", "dk", "dv"]
+        ["out", "lse", "dq", "dk", "dv"]
             .into_iter()
             .chain(parameters)
             .filter_map(|name| Some((name, self.get(name)?.to_vec())))
@@ -70,11 +73,29 @@ impl Golden {
     }
 }
 
-fn configured(case: &str) -> Mechanism {
+/// The mechanism of a case; `None` for a case of something else.
+fn configured(case: &str) -> Option<Mechanism> {
     let mut case: serde_json::Value = serde_json::from_str(case).unwrap();
+    if !Mechanism::IDS.contains(&case["mechanism"].as_str().unwrap()) {
+        return None;
+    }
     let mut config = case["args"].take();
     config["mechanism"] = case["mechanism"].take();
-    Mechanism::from_value(config).unwrap()
+    Some(Mechanism::from_value(config).unwrap())
+}
+
+/// The stored plan of a clustered case.
+fn plan(tensors: &BTreeMap<String, Vec<f64>>, shape: &Shape) -> ClusterPlan {
+    let integers = |name: &str| tensors[name].iter().map(|&x| x as i64).collect::<Vec<_>>();
+    let triples = |name: &str| integers(name).as_chunks::<3>().0.to_vec();
+    let tensors = PlanTensors {
+        label_q: integers("label_q"),
+        label_k: integers("label_k"),
+        exact_blocks: triples("exact_blocks"),
+        edges: triples("edges"),
+        edge_log_weight: tensors["edge_log_weight"].clone(),
+    };
+    ClusterPlan::from_tensors(&tensors, shape).unwrap()
 }
 
 fn decode(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use resolvent_kernels::{
-    Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result, Scratch, Shape,
-    Strategy, Tol, reference, simd::Level,
+    ClusterPlan, Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result,
+    Scratch, Shape, Strategy, Tol, reference, simd::Level,
 };
 
 use super::assert_close;
@@ -19,6 +19,10 @@ pub struct Problem {
     pub v: Vec<f64>,
     /// The mechanism's own tensors that the call gives.
     pub parameters: BTreeMap<Parameter, Vec<f32>>,
+    /// Fixed centroids of a clustered call.
+    pub codebook: Option<Vec<f32>>,
+    /// The plan of a clustered call that does not make its own.
+    pub clusters: Option<ClusterPlan>,
     pub key_mask: Option<Vec<bool>>,
     pub query_mask: Option<Vec<bool>>,
     pub dout: Vec<f64>,
@@ -38,7 +42,10 @@ impl Problem {
     }
 
     pub fn extras(&self) -> Extras<'_> {
-        self.parameters.iter().fold(Extras::default(), |extras, (&parameter, x)| extras.with(parameter, x))
+        let extras =
+            self.parameters.iter().fold(Extras::default(), |extras, (&parameter, x)| extras.with(parameter, x));
+        let extras = self.codebook.iter().fold(extras, |extras, codebook| extras.with_codebook(codebook));
+        self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan))
     }
 
     pub fn inputs(&self) -> Inputs<'_, f64> {

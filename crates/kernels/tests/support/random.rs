@@ -63,7 +63,19 @@ pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
     let dout = entries(out_len);
     let k = (!mechanism.tied()).then_some(k);
-    Problem { mechanism, shape, q, k, v, parameters: BTreeMap::new(), key_mask: None, query_mask: None, dout }
+    Problem {
+        mechanism,
+        shape,
+        q,
+        k,
+        v,
+        parameters: BTreeMap::new(),
+        codebook: None,
+        clusters: None,
+        key_mask: None,
+        query_mask: None,
+        dout,
+    }
 }
 
 /// Any mechanism on any small shape, unmasked; half of them with a decay per head.

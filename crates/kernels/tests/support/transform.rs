@@ -16,6 +16,8 @@ impl Problem {
             k: self.k.as_ref().map(|k| rows(k, slices, seq_kv, keys)),
             v: rows(&self.v, slices, seq_kv, keys),
             parameters: self.parameters.clone(),
+            codebook: self.codebook.clone(),
+            clusters: None,
             key_mask: self.key_mask.as_ref().map(|mask| rows(mask, batch, seq_kv, keys)),
             query_mask: self.query_mask.as_ref().map(|mask| rows(mask, batch, seq_q, queries)),
             dout: self.output_rows(&self.dout, queries),
@@ -56,6 +58,11 @@ impl Problem {
             k: self.k.as_deref().map(of_head),
             v: of_head(&self.v),
             parameters: self.parameters.iter().map(|(&p, x)| (p, self.of_head(p, x, h))).collect(),
+            codebook: self
+                .codebook
+                .as_ref()
+                .map(|book| book[h * book.len() / heads..(h + 1) * book.len() / heads].to_vec()),
+            clusters: None,
             key_mask: self.key_mask.as_deref().map(of_entry),
             query_mask: self.query_mask.as_deref().map(of_entry),
             dout: of_head(&self.dout),

@@ -9,6 +9,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{
+    forward::TILE_STRIDE,
     head::{Head, PANEL, Rows, Visible, padded, positions, transpose},
     normalise::Normalisation,
 };
@@ -23,8 +24,6 @@ use crate::{
 /// Keys of one tile: at 64 channels the tile, its gradients and the two tiles of scores (2 x 40 KiB) take 210 KiB of a
 /// 2 MiB L2, while a panel (16 KiB) stays in L1.
 const KEYS: usize = 128;
-/// See [`super::forward::TILE_STRIDE`].
-const TILE_STRIDE: usize = PANEL + 16;
 /// Tasks that a call is split into where batch and heads are fewer: each takes a range of the keys, so that every split
 /// but the first costs one more partial `dq`. A constant, lest results depend on the machine.
 const TASKS: usize = 16;
@@ -262,15 +261,15 @@ fn scatter(sums: &[f32], dim: usize, kept: &[u32], start: usize, factor: f32, ou
 }
 
 /// Makes weights and gradients of the logits, as soon as the product of values and output gradients is in registers.
-struct Pairs<'a, N> {
-    norm: N,
+pub(in crate::structure) struct Pairs<'a, N> {
+    pub norm: N,
     /// Holds the logits, and then the weights.
-    weights: &'a mut [f32],
-    slopes: &'a mut [f32],
-    shift: &'a [f32],
-    delta: &'a [f32],
-    visible: Visible<'a>,
-    complete: bool,
+    pub weights: &'a mut [f32],
+    pub slopes: &'a mut [f32],
+    pub shift: &'a [f32],
+    pub delta: &'a [f32],
+    pub visible: Visible<'a>,
+    pub complete: bool,
 }
 
 impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {

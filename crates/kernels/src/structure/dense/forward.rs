@@ -16,13 +16,13 @@ use crate::{
 
 /// Queries of one task: their outputs (64 KiB at 64 channels) stay in a 2 MiB L2 beside the tiles of keys and values,
 /// which are read `seq_q / QUERIES` times from main memory, a hundredth of its bandwidth.
-pub(super) const QUERIES: usize = 256;
+pub(in crate::structure) const QUERIES: usize = 256;
 /// Keys of one tile: at 64 channels a tile of values (32 KiB) stays in a 48 KiB L1 beside the 8 KiB of weights that the
 /// product with it reads at a time, and a micro-tile is loaded and stored once per 128 multiply-adds.
-pub(super) const KEYS: usize = 128;
+pub(in crate::structure) const KEYS: usize = 128;
 /// Distance of the rows of a tile of scores: one cache line more than a panel, so that the rows do not fall into the
 /// same L1 sets.
-pub(super) const TILE_STRIDE: usize = PANEL + 16;
+pub(in crate::structure) const TILE_STRIDE: usize = PANEL + 16;
 
 /// The operator applied to `call.v`: `out` and one statistic per query.
 pub(super) struct Stream<'a, N> {
@@ -137,7 +137,7 @@ impl<N: Normalisation> WithSimd for Block<'_, N> {
 /// One tile of keys against one panel of queries.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // one tile's operands
-fn advance<S: Simd, N: Normalisation>(
+pub(in crate::structure) fn advance<S: Simd, N: Normalisation>(
     simd: S,
     norm: N,
     (panel, head_dim): (Right<'_>, usize),

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::{
+    Shape,
     operator::Call,
     simd::product::{Left, Right},
 };
@@ -12,16 +13,16 @@ use crate::{
 /// Channels are padded to this many, the longest vector of any instruction set.
 pub(super) const LANES: usize = 16;
 /// Queries whose scores are computed together: four of the longest vectors.
-pub(super) const PANEL: usize = 64;
+pub(in crate::structure) const PANEL: usize = 64;
 
 /// `n` channels, padded to whole vectors.
-pub(super) const fn padded(n: usize) -> usize {
+pub(in crate::structure) const fn padded(n: usize) -> usize {
     n.next_multiple_of(LANES)
 }
 
 /// The part of a [`Call`] that belongs to one batch element and head.
 #[derive(Clone, Copy)]
-pub(super) struct Head<'a> {
+pub(in crate::structure) struct Head<'a> {
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
@@ -53,6 +54,22 @@ impl<'a> Head<'a> {
             slice,
             causal: call.mask.causal,
         }
+    }
+
+    /// The sizes, of one head.
+    pub fn shape(&self) -> Shape {
+        let Self { seq_q, seq_kv, head_dim, value_dim, .. } = *self;
+        Shape { batch: 1, heads: 1, seq_q, seq_kv, head_dim, value_dim }
+    }
+
+    /// This head's part of a tensor shaped like `out`.
+    pub fn outputs<'x>(&self, x: &'x [f32]) -> &'x [f32] {
+        &x[self.slice * self.seq_q * self.value_dim..][..self.seq_q * self.value_dim]
+    }
+
+    /// This head's part of a tensor with one element per query.
+    pub fn rows<'x>(&self, x: &'x [f32]) -> &'x [f32] {
+        &x[self.slice * self.seq_q..][..self.seq_q]
     }
 
     /// `<x_i, y_i>` over the channels of query `i` of two tensors shaped like `out`; 0 where the query is masked.
@@ -98,7 +115,7 @@ pub(crate) fn positions<'a>(range: Range<usize>, keep: Option<&[bool]>, room: &'
 
 /// Rows of a tensor as the products read them: `stride` apart, whole vectors.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
+pub(in crate::structure) struct Rows<'a> {
     pub data: &'a [f32],
     pub stride: usize,
 }
@@ -143,7 +160,13 @@ impl<'a> Rows<'a> {
 
 /// Writes the rows `kept` of `tensor [.., dim]`, the `n`-th times `factor(n)`, as panels of [`PANEL`] columns: column
 /// `n % PANEL` of panel `n / PANEL` is row `n`. The last panel is padded with zeros to whole vectors.
-pub(super) fn transpose(tensor: &[f32], dim: usize, kept: &[u32], factor: impl Fn(usize) -> f32, panels: &mut [f32]) {
+pub(in crate::structure) fn transpose(
+    tensor: &[f32],
+    dim: usize,
+    kept: &[u32],
+    factor: impl Fn(usize) -> f32,
+    panels: &mut [f32],
+) {
     for (p, kept) in kept.chunks(PANEL).enumerate() {
         let width = padded(kept.len());
         let panel = &mut panels[p * PANEL * dim..][..width * dim];
@@ -160,7 +183,7 @@ pub(super) fn transpose(tensor: &[f32], dim: usize, kept: &[u32], factor: impl F
 
 /// Which pairs of a tile may meet: key `n` and query `m` iff `keys[n] < limits[m]`.
 #[derive(Clone, Copy)]
-pub(super) struct Visible<'a> {
+pub(in crate::structure) struct Visible<'a> {
     pub keys: &'a [u32],
     pub limits: &'a [u32],
 }

@@ -12,11 +12,15 @@ mod normalise;
 mod plan;
 mod softmax;
 
+pub(in crate::structure) use backward::Pairs;
 pub(crate) use backward::Targets;
 pub(crate) use forward::work as forward_work;
+pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
 pub(crate) use head::dot;
+pub(in crate::structure) use head::{Head, PANEL, Rows, Visible, padded, transpose};
 pub(crate) use infsa::{
     Unit, exponent, frobenius, gamma, hop_backward, infsa_backward, infsa_forward, saved_exponent, unnormalised,
 };
+pub(in crate::structure) use normalise::{Normalisation, Row, RowState, Tile};
 pub(crate) use plan::plan;
 pub(crate) use softmax::{softmax_backward, softmax_forward};

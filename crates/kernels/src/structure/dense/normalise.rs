@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// What is carried per query from one tile of keys to the next.
-pub(super) struct RowState<'a> {
+pub(in crate::structure) struct RowState<'a> {
     /// Running maximum of the log-affinities.
     pub peak: &'a mut [f32],
     /// What the micro-tiles of the current tile add up to.
@@ -31,7 +31,7 @@ impl RowState<'_> {
 }
 
 /// A tile of scores, then weights: `[key][query]`, rows `stride` apart.
-pub(super) struct Tile<'a> {
+pub(in crate::structure) struct Tile<'a> {
     pub data: &'a mut [f32],
     pub stride: usize,
     pub keys: usize,
@@ -39,7 +39,7 @@ pub(super) struct Tile<'a> {
 }
 
 /// Turns the logits of a tile into weights, keeping the state of its queries.
-pub(super) trait Normalisation: Copy + Send + Sync {
+pub(in crate::structure) trait Normalisation: Copy + Send + Sync {
     /// The entry of a pair that may not meet.
     const ABSENT: f32;
 
@@ -60,7 +60,7 @@ pub(super) trait Normalisation: Copy + Send + Sync {
 
 /// Every row sums to one: `exp2(value)` over its sum, by a running maximum.
 #[derive(Clone, Copy)]
-pub(super) struct Row<F>(pub F);
+pub(in crate::structure) struct Row<F>(pub F);
 
 impl<F: Score> Normalisation for Row<F> {
     const ABSENT: f32 = f32::NEG_INFINITY;

@@ -11,7 +11,7 @@ mod resolvent;
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
-use resolvent_kernels::Parameter;
+use resolvent_kernels::{self as kernels, Parameter};
 
 use super::{Inputs, Mask, Output};
 use crate::{Mechanism, Result, Shape, mechanism::LinearInfsa};
@@ -50,7 +50,10 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
         Mechanism::Infsa(m) => (dense::infsa(&call, m, decay), None),
         Mechanism::InfsaResolvent(m) => (resolvent::infsa_resolvent(&call, m, decay)?, None),
         Mechanism::LinearInfsa(m) => (pooled::linear_infsa(&call, m, decay), None),
-        other => unreachable!("`{}` has no composed form", other.id()),
+        other => {
+            let (what, why) = ("Strategy::Composed", "it has no composed form; move the tensors to Device::flex()");
+            return Err(kernels::Error::Unsupported { mechanism: other.id(), what, why }.into());
+        }
     };
     Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
 }

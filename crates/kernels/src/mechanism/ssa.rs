@@ -1,0 +1,298 @@
+//! Spectral sparse attention: its parameters, their ranges, and what they cannot be combined with.
+
+use serde::{Deserialize, Serialize};
+
+use super::valid::{check, check_scale};
+use crate::{Error, Result, Shape};
+
+/// Softmax attention on a clustered graph: every edge within a cluster, and a few edges, or one mean token, for each
+/// cluster beyond. "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with
+/// Provable Guarantees".
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ssa {
+    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; >= 1, at most one per token is made. Algorithm 1.
+    pub clusters: Option<usize>,
+    /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
+    /// 1, and 0 with the `centroid` estimator. Proposition 4.
+    pub samples: Option<usize>,
+    /// Remote pairs of clusters that are sampled. Default `"all"`; or a number >= 1. Algorithm 1, step 9a.
+    pub pairs: Pairs,
+    /// Seed of the plan. Default 0.
+    pub seed: u64,
+    /// Rounds of Lloyd's algorithm after k-means++. Default 4.
+    pub kmeans_iterations: usize,
+    /// Which tokens are clustered. Default queries. Algorithm 1, step 1; remark 8.
+    pub cluster_on: ClusterOn,
+    /// How the edges of a pair are drawn. Default null = uniform, and row if causal. Remarks 2 and 25.
+    pub sampler: Option<Sampler>,
+    /// Tokens outside the clusters, seen by all and (but for `dual`) seeing all. Default null; a number (the first of the
+    /// sequence) or a list of positions. Remarks 8 and 25.
+    pub global_tokens: Option<GlobalTokens>,
+    /// What stands for the clusters beyond. Default importance. Section 2.3.
+    pub estimator: Estimator,
+    /// Queries see no later key; see `causal_clusters`. Default false. Remark 3.
+    pub causal: bool,
+    /// What a causal query sees. Default prefix; read only when causal. Remark 3.
+    pub causal_clusters: CausalClusters,
+    /// Channels of a random projection before clustering. Default null; >= 1. Section 3.12.
+    pub jl_dim: Option<usize>,
+    /// No cluster has more than `ceil(balance * tokens / clusters)` members. Default 2; null (no limit) or >= 1.
+    pub balance: Option<f64>,
+    /// Key clusters that a query cluster sees exactly. Default 1; >= 1.
+    pub routes: usize,
+    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.
+    pub scale: Option<f64>,
+}
+
+impl Default for Ssa {
+    fn default() -> Self {
+        Self {
+            clusters: None,
+            samples: None,
+            pairs: Pairs::All,
+            seed: 0,
+            kmeans_iterations: 4,
+            cluster_on: ClusterOn::Queries,
+            sampler: None,
+            global_tokens: None,
+            estimator: Estimator::Importance,
+            causal: false,
+            causal_clusters: CausalClusters::Prefix,
+            jl_dim: None,
+            balance: Some(2.0),
+            routes: 1,
+            scale: None,
+        }
+    }
+}
+
+/// How many remote pairs of clusters [`Ssa`] samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "AllOr<usize>", into = "AllOr<usize>")]
+pub enum Pairs {
+    /// Every one; JSON `"all"`.
+    #[default]
+    All,
+    /// So many, drawn by their estimated mass.
+    Count(usize),
+}
+
+/// Which tokens [`Ssa`] clusters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClusterOn {
+    /// The queries; a token's key has the label of its query.
+    #[default]
+    Queries,
+    /// The keys; a token's query has the label of its key.
+    Keys,
+    /// Both, apart; clusters of queries are routed to clusters of keys. The one choice for cross-attention.
+    Dual,
+}
+
+/// How [`Ssa`] draws remote edges.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sampler {
+    /// Distinct edges of a pair of clusters, all equally likely.
+    #[default]
+    Uniform,
+    /// Edges of a pair with a probability of `(D_i C_j)^-1/2`, `D` and `C` the estimated degrees of row and column.
+    DegreeWeighted,
+    /// Every row draws its own: a cluster by its estimated mass, then one of its tokens.
+    Row,
+}
+
+/// What stands for the clusters that [`Ssa`] does not evaluate exactly.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Estimator {
+    /// Sampled edges with the inverse of their probability for weight: the operator before normalisation is unbiased.
+    #[default]
+    Importance,
+    /// Sampled edges as they are.
+    Raw,
+    /// One mean token per cluster, with the weight of all its tokens.
+    Centroid,
+}
+
+/// What a causal query of [`Ssa`] sees.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum CausalClusters {
+    /// No later token.
+    #[default]
+    Prefix,
+    /// No later block of `size` tokens; within a block, every token.
+    Block {
+        /// Tokens of a block, >= 1.
+        size: usize,
+    },
+}
+
+impl CausalClusters {
+    /// Tokens that become visible together.
+    pub const fn block(self) -> usize {
+        match self {
+            Self::Prefix => 1,
+            Self::Block { size } => size,
+        }
+    }
+}
+
+/// Tokens outside the clusters of [`Ssa`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected null, a number of tokens or a list of positions")]
+pub enum GlobalTokens {
+    /// The first so many.
+    First(usize),
+    /// These.
+    At(Vec<usize>),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected \"all\" or a number >= 1")]
+enum AllOr<T> {
+    All(All),
+    Value(T),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum All {
+    All,
+}
+
+impl From<AllOr<usize>> for Pairs {
+    fn from(x: AllOr<usize>) -> Self {
+        match x {
+            AllOr::All(_) => Self::All,
+            AllOr::Value(n) => Self::Count(n),
+        }
+    }
+}
+
+impl From<Pairs> for AllOr<usize> {
+    fn from(x: Pairs) -> Self {
+        match x {
+            Pairs::All => Self::All(All::All),
+            Pairs::Count(n) => Self::Value(n),
+        }
+    }
+}
+
+impl Ssa {
+    /// Clusters asked for, among `seq_kv` keys.
+    pub fn clusters(&self, seq_kv: usize) -> usize {
+        self.clusters.unwrap_or(((seq_kv as f64).sqrt().round() as usize).max(1))
+    }
+
+    /// Edges per remote pair of clusters, or per row.
+    pub fn samples(&self, seq_kv: usize) -> usize {
+        match self.estimator {
+            Estimator::Centroid => 0,
+            _ => self.samples.unwrap_or(((seq_kv as f64).ln().ceil() as usize).max(1)),
+        }
+    }
+
+    /// How edges are drawn.
+    pub fn sampler(&self, causal: bool) -> Sampler {
+        self.sampler.unwrap_or(if causal { Sampler::Row } else { Sampler::Uniform })
+    }
+
+    /// The tokens outside the clusters, among `seq_kv`.
+    pub fn globals(&self, seq_kv: usize) -> Vec<usize> {
+        match &self.global_tokens {
+            None => Vec::new(),
+            Some(GlobalTokens::First(count)) => (0..seq_kv.min(*count)).collect(),
+            Some(GlobalTokens::At(positions)) => positions.clone(),
+        }
+    }
+
+    /// Whether queries and keys are one set of tokens with one label each.
+    pub fn shared(&self) -> bool {
+        self.cluster_on != ClusterOn::Dual
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        let at_least_one = |field, got: Option<usize>, expected| {
+            let got = got.unwrap_or(1);
+            check(field, got, got >= 1, expected)
+        };
+        at_least_one("clusters", self.clusters, "null or at least 1")?;
+        let pairs = if let Pairs::Count(pairs) = self.pairs { pairs } else { 1 };
+        at_least_one("pairs", Some(pairs), "\"all\" or at least 1")?;
+        at_least_one("jl_dim", self.jl_dim, "null or at least 1")?;
+        at_least_one("routes", Some(self.routes), "at least 1")?;
+        at_least_one("causal_clusters.size", Some(self.causal_clusters.block()), "at least 1")?;
+        let balance = self.balance.unwrap_or(1.0);
+        check("balance", balance, balance.is_finite() && balance >= 1.0, "null or finite and at least 1")?;
+        check_scale(self.scale)?;
+        self.check_choices(self.causal)
+    }
+
+    /// Whether the choices go together, causality being OR-ed with the configuration's.
+    fn check_choices(&self, causal: bool) -> Result<()> {
+        let row = self.sampler(causal) == Sampler::Row;
+        if self.estimator == Estimator::Centroid && self.samples.is_some_and(|samples| samples > 0) {
+            return unsupported(
+                "samples > 0 with estimator = centroid",
+                "mean tokens stand for all edges; leave samples out",
+            );
+        }
+        if row && self.pairs != Pairs::All {
+            return unsupported(
+                "pairs with sampler = row",
+                "every row draws from all clusters; leave pairs out or take another sampler",
+            );
+        }
+        if !causal {
+            return Ok(());
+        }
+        if !self.shared() {
+            return unsupported(
+                "causal with cluster_on = dual",
+                "one label per token is needed; cluster on queries or keys",
+            );
+        }
+        if self.routes != 1 {
+            return unsupported("causal with routes > 1", "routes would be chosen by later tokens; set routes to 1");
+        }
+        if self.estimator != Estimator::Centroid && self.samples != Some(0) && !row {
+            return unsupported(
+                "causal with a sampler of cluster pairs",
+                "pairs would be sampled by later tokens; set sampler to row",
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {
+        self.check_choices(causal)?;
+        if let Some(&index) = self.globals(shape.seq_kv).iter().find(|&&index| index >= shape.seq_kv) {
+            let expected = "a list of positions below seq_kv";
+            return Err(Error::OutOfRange { field: "global_tokens", got: index.to_string(), expected });
+        }
+        if shape.seq_q == shape.seq_kv {
+            return Ok(());
+        }
+        if causal {
+            return unsupported(
+                "causal with seq_q != seq_kv",
+                "labels follow the whole sequence; pass all of its queries",
+            );
+        }
+        if self.shared() {
+            return unsupported(
+                "seq_q != seq_kv with cluster_on other than dual",
+                "queries and keys share their labels; set cluster_on to dual",
+            );
+        }
+        Ok(())
+    }
+}
+
+fn unsupported(what: &'static str, why: &'static str) -> Result<()> {
+    Err(Error::Unsupported { mechanism: "ssa", what, why })
+}

@@ -1,0 +1,336 @@
+//! The backward pass: first by runs of queries, which gives `dq` and what mean tokens and edges pass on, then by runs of
+//! keys, which gives `dk` and `dv`. Every sum has one owner and a fixed order: no result depends on the threads.
+
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::{
+    Case,
+    far::Far,
+    forward::{ALWAYS, log2_weight},
+    graph::{Graph, Lists, Run, runs},
+    held::{self, Held, Keys, Sums},
+    prefix,
+    sparse::{axpy, dot},
+};
+use crate::{
+    Gradients, Result, Shape,
+    mechanism::Ssa,
+    operator::{Call, Saved},
+    parallel::{Parts, for_each, workers},
+    scratch::{cut, room},
+    structure::dense::{Head, KEYS, QUERIES, Rows, padded},
+};
+
+/// Parts that the queries of a head are split into, each with sums of its own for the mean tokens. A constant, lest
+/// results depend on the machine.
+const SHARES: usize = 16;
+
+/// `dS = P (dP - delta)` over all entries, with `delta = <dout, out>` per row.
+pub(crate) fn backward(
+    call: &Call<'_>,
+    m: &Ssa,
+    saved: &Saved<'_>,
+    gradients: Gradients<'_, f32>,
+    work: &mut [f32],
+) -> Result<()> {
+    let Gradients { dq, dk, dv, .. } = gradients;
+    let dk = dk.expect("checked: an untied call has keys");
+    let case = Case::new(call, m);
+    if call.mask.query.is_some() {
+        dq.fill(0.0);
+    }
+    if call.mask.key.is_some() {
+        dk.fill(0.0);
+        dv.fill(0.0);
+    }
+    let mut passed = Passed::new(call, &case);
+    by_queries(call, &case, saved, dq, &mut passed, work);
+    passed.settle();
+    by_keys(call, &case, saved, [&mut *dk, &mut *dv], &passed, work);
+    if case.has_prefix_far() {
+        prefix::backward(call, &case, saved, [dq, dk, dv]);
+    }
+    Ok(())
+}
+
+/// f32 of working memory for `shape` in the current thread pool.
+pub(super) fn work(shape: &Shape) -> usize {
+    workers(shape.slices() * shape.seq_q.max(shape.seq_kv)) * memory(shape)
+}
+
+fn memory(shape: &Shape) -> usize {
+    room(sizes(shape)) + room(held::sizes(shape))
+}
+
+/// Rows of keys and of values; sums for queries, keys and values.
+fn sizes(shape: &Shape) -> [usize; 5] {
+    let (queries, keys) = (shape.seq_q.min(QUERIES), shape.seq_kv.min(KEYS));
+    let (d, dv) = (padded(shape.head_dim), padded(shape.value_dim));
+    [keys * d, keys * dv, queries * d, keys * d, keys * dv]
+}
+
+/// What the queries pass on to the keys, but for exact pairs.
+struct Passed {
+    /// The mean tokens of every head.
+    far: Vec<Option<Far>>,
+    /// Gradients of their keys and values, one after the other, for every head and share.
+    far_sums: Vec<f32>,
+    /// Where each head starts in it, and its length.
+    far_at: Vec<Range<usize>>,
+    /// Weight and gradient of the logit of every edge.
+    terms: Vec<[f32; 2]>,
+    /// Where the edges of each head start.
+    edges_at: Vec<usize>,
+}
+
+impl Passed {
+    fn new(call: &Call<'_>, case: &Case) -> Self {
+        let (mut far, mut far_at, mut edges_at) = (Vec::new(), Vec::new(), vec![0]);
+        let mut start = 0;
+        for (slice, graph) in case.graphs.iter().enumerate() {
+            edges_at.push(edges_at[slice] + graph.edges().len());
+            let tokens = case.has_far().then(|| Far::new(graph, &Head::of(call, slice)));
+            let len = tokens.as_ref().map_or(0, |far| SHARES * far.gradient_len(call.shape.head_dim));
+            far_at.push(start..start + len);
+            start += len;
+            far.push(tokens);
+        }
+        let edges = edges_at[case.graphs.len()];
+        Self { far, far_sums: vec![0.0; start], far_at, terms: vec![[0.0; 2]; edges], edges_at }
+    }
+
+    /// Adds the shares up into the first, in order.
+    fn settle(&mut self) {
+        for at in &self.far_at {
+            let (first, rest) = self.far_sums[at.clone()].split_at_mut(at.len() / SHARES);
+            for share in rest.chunks_exact(first.len().max(1)) {
+                first.iter_mut().zip(share).for_each(|(sum, x)| *sum += x);
+            }
+        }
+    }
+
+    /// The settled gradients of the mean key and value number `n` of a head.
+    fn of_mean(&self, slice: usize, n: usize, d: usize) -> [&[f32]; 2] {
+        let Some(far) = &self.far[slice] else { return [&[], &[]] };
+        let all = &self.far_sums[self.far_at[slice].start..];
+        let (keys, values) = all.split_at(far.clusters.len() * d);
+        [&keys[n * d..][..d], &values[n * far.value_stride..][..far.value_stride]]
+    }
+}
+
+fn by_queries(call: &Call<'_>, case: &Case, saved: &Saved<'_>, dq: &mut [f32], passed: &mut Passed, work: &mut [f32]) {
+    let all: Vec<Vec<Run>> = case.graphs.iter().map(|graph| runs(&graph.queries, QUERIES)).collect();
+    let (dq, far_sums) = (Parts::new(dq), Parts::new(&mut passed.far_sums));
+    let terms = Parts::new(&mut passed.terms);
+    for_each(case.graphs.len() * SHARES, work, memory(&call.shape), |task, memory| {
+        let (slice, share) = (task / SHARES, task % SHARES);
+        let runs = &all[slice];
+        let at = &passed.far_at[slice];
+        let len = at.len() / SHARES;
+        let edges = passed.edges_at[slice]..passed.edges_at[slice + 1];
+        let first = slice * call.shape.q_len() / call.shape.slices();
+        // SAFETY: each task has its own head and share.
+        let far_sums = unsafe { far_sums.part(at.start + share * len..at.start + (share + 1) * len) };
+        call.level.dispatch(Queries {
+            head: Head::of(call, slice),
+            graph: &case.graphs[slice],
+            far: passed.far[slice].as_ref(),
+            runs: &runs[share * runs.len() / SHARES..(share + 1) * runs.len() / SHARES],
+            case,
+            saved,
+            dq: (&dq, first),
+            far_sums,
+            terms: (&terms, edges.start),
+            memory,
+        });
+    });
+}
+
+/// A share of the queries of a head.
+struct Queries<'a> {
+    head: Head<'a>,
+    graph: &'a Graph,
+    far: Option<&'a Far>,
+    runs: &'a [Run],
+    case: &'a Case,
+    saved: &'a Saved<'a>,
+    /// The gradients, and where those of the head start.
+    dq: (&'a Parts<'a, f32>, usize),
+    far_sums: &'a mut [f32],
+    /// As [`Passed::terms`], and where those of the head start.
+    terms: (&'a Parts<'a, [f32; 2]>, usize),
+    memory: &'a mut [f32],
+}
+
+impl WithSimd for Queries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { head, graph, far, runs, case, saved, dq, far_sums, terms, memory } = self;
+        let ([k_room, v_room, dq_sums, ..], memory) = cut(memory, sizes(&head.shape()));
+        let (d, stride) = (head.head_dim, padded(head.head_dim));
+        for run in runs {
+            let queries = graph.queries.run(run);
+            let mut held = Held::new(simd, head, saved, graph.window, case.logit, queries, &mut *memory);
+            dq_sums[..queries.len() * stride].fill(0.0);
+            for list in graph.exact_keys(run.group) {
+                for positions in list.chunks(KEYS) {
+                    let k = Rows::gather(head.k, d, positions, true, k_room);
+                    let v = Rows::gather(head.v, head.value_dim, positions, false, v_room);
+                    let keys = Keys { k, v, depth: d, positions };
+                    held.meet(simd, keys, Sums { dq: Some(&mut *dq_sums), dkv: None });
+                }
+            }
+            if let (Some(far), Some(a)) = (far, run.group) {
+                let (dk, dv) = far_sums.split_at_mut(far.clusters.len() * stride);
+                for range in far.seen_by(graph, a) {
+                    for start in range.clone().step_by(KEYS) {
+                        let end = (start + KEYS).min(range.end);
+                        let (k, v) = far.rows(start..end);
+                        let keys = Keys { k, v, depth: d + 1, positions: &ALWAYS[..end - start] };
+                        let dkv = [
+                            &mut dk[start * stride..end * stride],
+                            &mut dv[start * far.value_stride..end * far.value_stride],
+                        ];
+                        held.meet(simd, keys, Sums { dq: Some(&mut *dq_sums), dkv: Some(dkv) });
+                    }
+                }
+            }
+            sampled(simd, &held, &head, graph, case.logit, saved, terms, dq_sums);
+            for (&i, sums) in queries.iter().zip(dq_sums.chunks_exact(stride)) {
+                let start = dq.1 + i as usize * d;
+                // SAFETY: every query is in one run of one head.
+                let dq = unsafe { dq.0.part(start..start + d) };
+                dq.iter_mut().zip(sums).for_each(|(dq, &sum)| *dq = sum * case.scale);
+            }
+        }
+    }
+}
+
+/// The edges of the held queries: adds to the sums of the queries and keeps what the keys will need.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // a call's tensors, and where to write
+fn sampled<S: Simd>(
+    simd: S,
+    held: &Held<'_>,
+    head: &Head<'_>,
+    graph: &Graph,
+    logit: f32,
+    saved: &Saved<'_>,
+    (terms, first): (&Parts<'_, [f32; 2]>, usize),
+    dq_sums: &mut [f32],
+) {
+    let (d, dv) = (head.head_dim, head.value_dim);
+    for (n, &i) in held.queries.iter().enumerate() {
+        let i = i as usize;
+        let range = graph.edge_range(i);
+        // SAFETY: every edge is one query's.
+        let terms = unsafe { terms.part(first + range.start..first + range.end) };
+        let (q, g) = (&head.q[i * d..][..d], &head.outputs(saved.dout)[i * dv..][..dv]);
+        for (edge, term) in graph.edges_of(i).iter().zip(terms) {
+            let (k, v) = (&head.k[edge.key as usize * d..][..d], &head.v[edge.key as usize * dv..][..dv]);
+            let weight = (logit * dot(simd, q, k) + log2_weight(edge.log_weight) - held.shift[n]).exp2();
+            let slope = weight * (dot(simd, g, v) - held.delta[n]);
+            *term = [weight, slope];
+            axpy(simd, slope, k, &mut dq_sums[n * padded(d)..][..d]);
+        }
+    }
+}
+
+fn by_keys(
+    call: &Call<'_>,
+    case: &Case,
+    saved: &Saved<'_>,
+    [dk, dv]: [&mut [f32]; 2],
+    passed: &Passed,
+    work: &mut [f32],
+) {
+    let shape = call.shape;
+    let by_key: Vec<Lists> = case.graphs.par_iter().map(|graph| graph.edges_by_key(shape.seq_kv)).collect();
+    let tasks: Vec<(usize, Run)> = (0..case.graphs.len())
+        .flat_map(|slice| runs(&case.graphs[slice].keys, KEYS).into_iter().map(move |run| (slice, run)))
+        .collect();
+    let (dk, dv) = (Parts::new(dk), Parts::new(dv));
+    for_each(tasks.len(), work, memory(&shape), |task, memory| {
+        let (slice, run) = &tasks[task];
+        call.level.dispatch(KeyRun {
+            slice: *slice,
+            head: Head::of(call, *slice),
+            graph: &case.graphs[*slice],
+            run,
+            edges: &by_key[*slice],
+            case,
+            saved,
+            passed,
+            targets: [&dk, &dv],
+            memory,
+        });
+    });
+}
+
+/// Some keys of one cluster, or of none.
+struct KeyRun<'a> {
+    slice: usize,
+    head: Head<'a>,
+    graph: &'a Graph,
+    run: &'a Run,
+    /// The edges of every key.
+    edges: &'a Lists,
+    case: &'a Case,
+    saved: &'a Saved<'a>,
+    passed: &'a Passed,
+    /// `dk` and `dv` of all heads.
+    targets: [&'a Parts<'a, f32>; 2],
+    memory: &'a mut [f32],
+}
+
+impl WithSimd for KeyRun<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { slice, head, graph, run, edges, case, saved, passed, targets, memory } = self;
+        let ([k_room, v_room, _, dk_sums, dv_sums], memory) = cut(memory, sizes(&head.shape()));
+        let (d, dv) = (head.head_dim, head.value_dim);
+        let positions = graph.keys.run(run);
+        let k = Rows::gather(head.k, d, positions, false, k_room);
+        let v = Rows::gather(head.v, dv, positions, false, v_room);
+        dk_sums[..positions.len() * padded(d)].fill(0.0);
+        dv_sums[..positions.len() * padded(dv)].fill(0.0);
+        for list in graph.exact_queries(run.group) {
+            for queries in list.chunks(QUERIES) {
+                let mut held = Held::new(simd, head, saved, graph.window, case.logit, queries, &mut *memory);
+                let dkv = Some([&mut *dk_sums, &mut *dv_sums]);
+                held.meet(simd, Keys { k, v, depth: d, positions }, Sums { dq: None, dkv });
+            }
+        }
+        let mean = run.group.zip(passed.far[slice].as_ref()).and_then(|(c, far)| {
+            let n = far.clusters.binary_search(&(c as u32)).ok()?;
+            Some((passed.of_mean(slice, n, padded(d)), 1.0 / graph.keys.of(c).len() as f32))
+        });
+        for (n, &j) in positions.iter().enumerate() {
+            let j = j as usize;
+            let (dk_sum, dv_sum) = (&mut dk_sums[n * padded(d)..][..d], &mut dv_sums[n * padded(dv)..][..dv]);
+            for &edge in edges.of(j) {
+                let [weight, slope] = passed.terms[passed.edges_at[slice] + edge as usize];
+                let i = graph.edges()[edge as usize].query as usize;
+                axpy(simd, slope, &head.q[i * d..][..d], dk_sum);
+                axpy(simd, weight, &head.outputs(saved.dout)[i * dv..][..dv], dv_sum);
+            }
+            if let Some(([dk_mean, dv_mean], share)) = mean {
+                axpy(simd, share, &dk_mean[..d], dk_sum);
+                axpy(simd, share, &dv_mean[..dv], dv_sum);
+            }
+            let row = slice * head.seq_kv + j;
+            // SAFETY: every key is in one run of one head.
+            let (dk, dv) =
+                unsafe { (targets[0].part(row * d..(row + 1) * d), targets[1].part(row * dv..(row + 1) * dv)) };
+            dk.iter_mut().zip(dk_sum).for_each(|(dk, sum)| *dk = *sum * case.scale);
+            dv.copy_from_slice(dv_sum);
+        }
+    }
+}

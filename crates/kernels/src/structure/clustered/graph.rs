@@ -1,0 +1,177 @@
+//! A plan as it meets the masks of a call: who attends to whom, by lists.
+
+use std::ops::Range;
+
+use super::{
+    members::{Members, NONE},
+    plans::{Edge, HeadPlan},
+};
+
+/// Which keys a query may see by its position.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    pub seq_kv: usize,
+    /// Positions that become visible together; `None` without causality.
+    pub block: Option<usize>,
+}
+
+impl Window {
+    /// Query `i` sees the keys below this.
+    pub fn limit(self, i: usize) -> usize {
+        let end = |block: usize| (i / block + 1).saturating_mul(block);
+        self.block.map_or(self.seq_kv, |block| end(block).min(self.seq_kv))
+    }
+}
+
+/// The graph of one (batch, head). Masked tokens are in no list.
+pub(super) struct Graph {
+    pub queries: Members,
+    pub keys: Members,
+    pub window: Window,
+    /// Key clusters seen exactly by every query cluster, and query clusters that see every key cluster.
+    routes: [Lists; 2],
+    edges: Vec<Edge>,
+    /// Where the edges of every query start.
+    edge_start: Vec<u32>,
+    /// Clusters of the kept queries and keys.
+    labels: [Vec<i32>; 2],
+}
+
+/// Lists of numbers, one after the other.
+pub(super) struct Lists {
+    items: Vec<u32>,
+    start: Vec<usize>,
+}
+
+impl Lists {
+    /// `pairs` of a list below `lists` and an item, ascending within each list.
+    fn new(pairs: impl Iterator<Item = (u32, u32)> + Clone, lists: usize) -> Self {
+        let mut start = vec![0; lists + 1];
+        pairs.clone().for_each(|(list, _)| start[list as usize + 1] += 1);
+        (1..=lists).for_each(|n| start[n] += start[n - 1]);
+        let (mut items, mut next) = (vec![0; start[lists]], start.clone());
+        for (list, item) in pairs {
+            items[next[list as usize]] = item;
+            next[list as usize] += 1;
+        }
+        Self { items, start }
+    }
+
+    pub fn of(&self, list: usize) -> &[u32] {
+        &self.items[self.start[list]..self.start[list + 1]]
+    }
+}
+
+impl Graph {
+    pub fn new(plan: &HeadPlan, keep_q: Option<&[bool]>, keep_k: Option<&[bool]>, window: Window) -> Self {
+        let [na, nb] = plan.clusters();
+        let kept = |keep: Option<&[bool]>, n: u32| keep.is_none_or(|keep| keep[n as usize]);
+        let present = |e: &&Edge| {
+            kept(keep_q, e.query) && kept(keep_k, e.key) && (e.key as usize) < window.limit(e.query as usize)
+        };
+        let edges: Vec<Edge> = plan.edges.iter().filter(present).copied().collect();
+        let mut edge_start = vec![0; plan.label_q.len() + 1];
+        edges.iter().for_each(|edge| edge_start[edge.query as usize + 1] += 1);
+        (1..edge_start.len()).for_each(|i| edge_start[i] += edge_start[i - 1]);
+        Self {
+            queries: Members::new(&plan.label_q, keep_q, na),
+            keys: Members::new(&plan.label_k, keep_k, nb),
+            window,
+            routes: [
+                Lists::new(plan.exact.iter().map(|&[a, c]| (a, c)), na),
+                Lists::new(plan.exact.iter().map(|&[a, c]| (c, a)), nb),
+            ],
+            edges,
+            edge_start,
+            labels: [kept_labels(&plan.label_q, keep_q), kept_labels(&plan.label_k, keep_k)],
+        }
+    }
+
+    /// Key clusters that query cluster `a` sees exactly.
+    pub fn keys_of(&self, a: usize) -> &[u32] {
+        self.routes[0].of(a)
+    }
+
+    /// Query clusters that see key cluster `c` exactly.
+    pub fn queries_of(&self, c: usize) -> &[u32] {
+        self.routes[1].of(c)
+    }
+
+    /// The sampled edges of query `i`, ascending in the key.
+    pub fn edges_of(&self, i: usize) -> &[Edge] {
+        &self.edges[self.edge_range(i)]
+    }
+
+    /// The numbers of the sampled edges of query `i`.
+    pub fn edge_range(&self, i: usize) -> Range<usize> {
+        self.edge_start[i] as usize..self.edge_start[i + 1] as usize
+    }
+
+    /// All sampled edges, by query.
+    pub fn edges(&self) -> &[Edge] {
+        &self.edges
+    }
+
+    /// The numbers of the sampled edges of every key.
+    pub fn edges_by_key(&self, seq_kv: usize) -> Lists {
+        Lists::new(self.edges.iter().zip(0..).map(|(edge, n)| (edge.key, n)), seq_kv)
+    }
+
+    /// Cluster of query `i`; none if it is masked.
+    pub fn cluster_of_query(&self, i: usize) -> Option<usize> {
+        usize::try_from(self.labels[0][i]).ok()
+    }
+
+    /// Cluster of key `j`; none if it is masked.
+    pub fn cluster_of_key(&self, j: usize) -> Option<usize> {
+        usize::try_from(self.labels[1][j]).ok()
+    }
+
+    /// Lists of keys, ascending in each, that the queries of a group see exactly: of cluster `a`, or of no cluster.
+    pub fn exact_keys(&self, group: Option<usize>) -> impl Iterator<Item = &[u32]> {
+        let clusters = match group {
+            Some(a) => self.keys_of(a).iter().map(|&c| c as usize).collect::<Vec<_>>(),
+            None => (0..self.keys.len()).collect(),
+        };
+        clusters.into_iter().map(|c| self.keys.of(c)).chain([self.keys.unlabelled()]).filter(|keys| !keys.is_empty())
+    }
+
+    /// Lists of queries, ascending in each, that see the keys of a group exactly: of cluster `c`, or of no cluster.
+    pub fn exact_queries(&self, group: Option<usize>) -> impl Iterator<Item = &[u32]> {
+        let clusters = match group {
+            Some(c) => self.queries_of(c).iter().map(|&a| a as usize).collect::<Vec<_>>(),
+            None => (0..self.queries.len()).collect(),
+        };
+        let lists = clusters.into_iter().map(|a| self.queries.of(a)).chain([self.queries.unlabelled()]);
+        lists.filter(|queries| !queries.is_empty())
+    }
+}
+
+fn kept_labels(labels: &[i32], keep: Option<&[bool]>) -> Vec<i32> {
+    let kept = |n: usize| keep.is_none_or(|keep| keep[n]);
+    labels.iter().enumerate().map(|(n, &label)| if kept(n) { label } else { NONE }).collect()
+}
+
+/// Consecutive members of one group: cluster `group`, or no cluster.
+#[derive(Debug, Clone)]
+pub(super) struct Run {
+    pub group: Option<usize>,
+    pub range: Range<usize>,
+}
+
+/// All groups of `members`, cut into runs of at most `most`.
+pub(super) fn runs(members: &Members, most: usize) -> Vec<Run> {
+    let group = |group: Option<usize>, len: usize| {
+        (0..len).step_by(most).map(move |start| Run { group, range: start..(start + most).min(len) })
+    };
+    let clusters = (0..members.len()).flat_map(|c| group(Some(c), members.of(c).len()));
+    clusters.chain(group(None, members.unlabelled().len())).collect()
+}
+
+impl Members {
+    /// The tokens of a run.
+    pub fn run(&self, run: &Run) -> &[u32] {
+        let tokens = run.group.map_or(self.unlabelled(), |c| self.of(c));
+        &tokens[run.range.clone()]
+    }
+}

@@ -1,0 +1,88 @@
+//! Which tokens a cluster has.
+
+/// The label of a token in no cluster.
+pub(super) const NONE: i32 = -1;
+
+/// The tokens of every cluster, ascending within each, and those in none.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Members {
+    tokens: Vec<u32>,
+    /// Where each cluster starts in `tokens`; the last entry is where those in none do.
+    start: Vec<usize>,
+}
+
+impl Members {
+    /// The kept tokens by their `labels`, each below `clusters` or [`NONE`].
+    pub fn new(labels: &[i32], keep: Option<&[bool]>, clusters: usize) -> Self {
+        let slot = |label: i32| usize::try_from(label).unwrap_or(clusters);
+        let kept = || labels.iter().enumerate().filter(|(n, _)| keep.is_none_or(|keep| keep[*n]));
+        let mut start = vec![0; clusters + 2];
+        kept().for_each(|(_, &label)| start[slot(label) + 1] += 1);
+        (1..start.len()).for_each(|c| start[c] += start[c - 1]);
+        let mut tokens = vec![0; start[clusters + 1]];
+        let mut next = start.clone();
+        for (n, &label) in kept() {
+            tokens[next[slot(label)]] = n as u32;
+            next[slot(label)] += 1;
+        }
+        start.pop();
+        Self { tokens, start }
+    }
+
+    /// Number of clusters.
+    pub fn len(&self) -> usize {
+        self.start.len() - 1
+    }
+
+    /// The tokens of cluster `c`.
+    pub fn of(&self, c: usize) -> &[u32] {
+        &self.tokens[self.start[c]..self.start[c + 1]]
+    }
+
+    /// The tokens in no cluster.
+    pub fn unlabelled(&self) -> &[u32] {
+        &self.tokens[self.start[self.len()]..]
+    }
+
+    /// The mean of `x [.., dim]` over every cluster, `[len, dim]`; 0 for a cluster without tokens.
+    pub fn means(&self, x: &[f32], dim: usize) -> Vec<f32> {
+        let mut means = vec![0.0; self.len() * dim];
+        means.chunks_exact_mut(dim).enumerate().for_each(|(c, to)| mean(x, dim, self.of(c).iter(), to));
+        means
+    }
+}
+
+/// Writes the mean of the rows `tokens` of `x [.., dim]` to the first `dim` elements of `to`; 0 where there are none.
+pub(super) fn mean<'t>(x: &[f32], dim: usize, tokens: impl Iterator<Item = &'t u32>, to: &mut [f32]) {
+    let mut sum = vec![0.0_f64; dim];
+    let mut count = 0_usize;
+    for &n in tokens {
+        sum.iter_mut().zip(&x[n as usize * dim..]).for_each(|(sum, &x)| *sum += f64::from(x));
+        count += 1;
+    }
+    to.iter_mut().zip(sum).for_each(|(to, sum)| *to = (sum / count.max(1) as f64) as f32);
+}
+
+/// Number of clusters that `labels` speak of.
+pub(super) fn clusters(labels: &[i32]) -> usize {
+    labels.iter().max().map_or(0, |&label| (label + 1).max(0) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_sorted_into_their_clusters() {
+        let labels = [2, NONE, 0, 2, 2, NONE, 0];
+        let keep = [true, true, true, false, true, true, true];
+        let all = Members::new(&labels, None, clusters(&labels));
+        assert_eq!((all.len(), all.of(0), all.of(1), all.of(2)), (3, &[2, 6][..], &[][..], &[0, 3, 4][..]));
+        assert_eq!(all.unlabelled(), [1, 5]);
+        let kept = Members::new(&labels, Some(&keep), 4);
+        assert_eq!((kept.len(), kept.of(2), kept.of(3)), (4, &[0, 4][..], &[][..]));
+        let x = [1.0, 9.0, 4.0, 9.0, 3.0, 9.0, 8.0];
+        assert_eq!(kept.means(&x, 1), [6.0, 0.0, 2.0, 0.0]);
+        assert_eq!(Members::new(&[NONE; 2], None, 0).unlabelled(), [0, 1]);
+    }
+}

@@ -1,0 +1,85 @@
+//! Clusters of tokens: exact within a cluster and between clusters that are routed to each other; beyond, a few sampled
+//! edges or one mean token per cluster.
+//!
+//! A call has two stages. *Planning* ([`planner`]) says which tokens are clustered, what is exact and which edges are
+//! sampled: a [`ClusterPlan`], a constant. *Attending* is softmax over the entries that the plan gives every query, with
+//! the plan's constant added to the logits of sampled edges; it runs on the tile products of the dense structure, on
+//! gathered rows. What depends on the number of clusters or edges is allocated by the call; tiles come from its scratch.
+
+mod backward;
+mod far;
+mod forward;
+mod graph;
+mod held;
+mod members;
+mod plan;
+mod planner;
+mod plans;
+mod prefix;
+mod sparse;
+
+pub(crate) use backward::backward;
+pub(crate) use forward::forward;
+pub(crate) use plan::plan;
+pub(crate) use plans::HeadPlan;
+pub use plans::{ClusterPlan, PlanTensors};
+
+use rayon::prelude::*;
+
+use self::graph::{Graph, Window};
+use crate::{
+    mechanism::{Estimator, Ssa},
+    operator::Call,
+};
+
+/// What forward and backward pass have in common.
+struct Case {
+    /// Of every (batch, head).
+    graphs: Vec<Graph>,
+    /// Factor on the gradients of `q` and `k`.
+    scale: f32,
+    /// Factor on the products of queries and keys, for base-2 logits.
+    logit: f32,
+    centroid: bool,
+    causal: bool,
+}
+
+impl Case {
+    fn new(call: &Call<'_>, m: &Ssa) -> Self {
+        let made;
+        let plan = match call.extras.clusters {
+            Some(plan) => plan,
+            None => {
+                made = planner::plan(call, m);
+                &made
+            }
+        };
+        let shape = call.shape;
+        let block = call.mask.causal.then(|| m.causal_clusters.block());
+        let window = Window { seq_kv: shape.seq_kv, block };
+        let graph = |(slice, plan): (usize, &HeadPlan)| {
+            let b = slice / shape.heads;
+            let keep_q = call.mask.query.map(|keep| &keep[b * shape.seq_q..][..shape.seq_q]);
+            let keep_k = call.mask.key.map(|keep| &keep[b * shape.seq_kv..][..shape.seq_kv]);
+            Graph::new(plan, keep_q, keep_k, window)
+        };
+        let scale = m.scale.unwrap_or((shape.head_dim as f64).powf(-0.5));
+        Self {
+            graphs: plan.heads.par_iter().enumerate().map(graph).collect(),
+            scale: scale as f32,
+            logit: (scale * std::f64::consts::LOG2_E) as f32,
+            centroid: m.estimator == Estimator::Centroid,
+            causal: call.mask.causal,
+        }
+    }
+
+    /// Whether mean tokens stand for clusters that are complete.
+    fn has_far(&self) -> bool {
+        self.centroid && !self.causal
+    }
+
+    /// Whether mean tokens stand for what a query sees of the clusters so far.
+    fn has_prefix_far(&self) -> bool {
+        self.centroid && self.causal
+    }
+}

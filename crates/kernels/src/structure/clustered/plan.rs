@@ -1,0 +1,52 @@
+//! What the clustered structure costs, clusters being of equal size.
+
+use super::{backward, forward};
+use crate::{
+    Plan, Shape, Strategy,
+    mechanism::{Estimator, Pairs, Sampler, Ssa},
+    structure::dense,
+};
+
+/// The plan of one call, planning included. What is found decides the real number of clusters and edges.
+pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
+    let entries = entries(m, s, causal);
+    let slices = s.slices() as u64;
+    let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
+    let tensors = (s.q_len() + s.k_len() + s.v_len()) as u64;
+    let channels = m.jl_dim.unwrap_or(s.head_dim) as u64;
+    let fits = if m.shared() { s.seq_kv } else { s.seq_kv + s.seq_q } as u64;
+    let passes = if causal { 1 } else { m.kmeans_iterations as u64 + 2 };
+    let planning = slices * 2 * fits * m.clusters(s.seq_kv).min(s.seq_kv) as u64 * channels * passes;
+    Plan {
+        strategy: Strategy::Fused,
+        reason: "exact entries in gathered tiles, the others row by row; no score is stored",
+        tile: (dense::QUERIES.min(s.seq_q), dense::KEYS.min(s.seq_kv)),
+        flops_forward: planning + slices * entries * (2 * (d + dv) + 16),
+        flops_backward: slices * entries * (2 * (4 * d + 3 * dv) + 32),
+        // Every tensor is gathered once; planning reads what it clusters from the caches.
+        bytes_forward: 4 * (2 * tensors + s.out_len() as u64),
+        bytes_backward: 4 * (4 * tensors + 3 * s.out_len() as u64),
+        scratch_forward: forward::work(s),
+        scratch_backward: backward::work(s),
+        stats: s.slices() * s.seq_q,
+    }
+}
+
+/// Entries that all queries of one (batch, head) have together.
+fn entries(m: &Ssa, s: &Shape, causal: bool) -> u64 {
+    let clusters = m.clusters(s.seq_kv).min(s.seq_kv) as u64;
+    let (queries, keys) = (s.seq_q as u64, s.seq_kv as u64);
+    let routes = (m.routes as u64).min(clusters);
+    let globals = m.globals(s.seq_kv).len() as u64 * (queries + if m.shared() { keys } else { 0 });
+    let exact = queries * keys.div_ceil(clusters) * routes / if causal { 2 } else { 1 };
+    let remote_pairs = clusters * (clusters - routes);
+    let beyond = match (m.estimator, m.sampler(causal)) {
+        (Estimator::Centroid, _) => queries * (clusters - routes),
+        (_, Sampler::Row) => queries * m.samples(s.seq_kv) as u64,
+        _ => {
+            let pairs = if let Pairs::Count(count) = m.pairs { (count as u64).min(remote_pairs) } else { remote_pairs };
+            pairs.saturating_mul(m.samples(s.seq_kv) as u64)
+        }
+    };
+    (exact + globals + beyond).min(queries * keys)
+}

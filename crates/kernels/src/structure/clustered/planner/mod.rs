@@ -1,0 +1,277 @@
+//! Making a plan: clusters, what is exact, and sampled edges. Every draw comes from a stream of its own, so that the plan
+//! does not depend on the order of evaluation.
+
+mod by_row;
+mod kmeans;
+mod online;
+mod pairs;
+mod panels;
+mod random;
+
+use rayon::prelude::*;
+
+use self::{
+    kmeans::Points,
+    random::{Stage, Stream},
+};
+use super::{
+    members::{self, Members, NONE, clusters},
+    plans::{ClusterPlan, HeadPlan},
+};
+use crate::{
+    Shape,
+    mechanism::{ClusterOn, Estimator, Sampler, Ssa},
+    operator::Call,
+    simd::{Level, rows},
+};
+
+/// The plan of a checked call.
+pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> ClusterPlan {
+    let Shape { seq_q, seq_kv, .. } = call.shape;
+    let heads = (0..call.shape.slices()).into_par_iter().map(|slice| Head::of(call, m, slice).plan()).collect();
+    ClusterPlan { seq_q, seq_kv, heads }
+}
+
+/// One (batch, head) that is planned for.
+struct Head<'a> {
+    m: &'a Ssa,
+    q: &'a [f32],
+    k: &'a [f32],
+    dim: usize,
+    seq_q: usize,
+    seq_kv: usize,
+    keep_q: Option<&'a [bool]>,
+    keep_k: Option<&'a [bool]>,
+    causal: bool,
+    codebook: Option<&'a [f32]>,
+    level: Level,
+    /// Batch entry and head.
+    index: [u64; 2],
+}
+
+/// Both sides of the graph, between which edges are sampled.
+struct Sides<'a> {
+    head: &'a Head<'a>,
+    label_q: &'a [i32],
+    label_k: &'a [i32],
+    queries: &'a Members,
+    keys: &'a Members,
+    /// The key clusters that are exact for each query cluster.
+    routes: &'a [Vec<u32>],
+    sampler: Sampler,
+}
+
+impl<'a> std::ops::Deref for Sides<'a> {
+    type Target = Head<'a>;
+    fn deref(&self) -> &Head<'a> {
+        self.head
+    }
+}
+
+impl Sides<'_> {
+    fn is_exact(&self, a: u32, c: u32) -> bool {
+        self.routes[a as usize].contains(&c)
+    }
+}
+
+impl<'a> Head<'a> {
+    fn of(call: &Call<'a>, m: &'a Ssa, slice: usize) -> Self {
+        let Shape { heads, seq_q, seq_kv, head_dim: dim, .. } = call.shape;
+        let (b, h) = (slice / heads, slice % heads);
+        let codebook = call.extras.codebook.map(|book| &book[h * book.len() / heads..(h + 1) * book.len() / heads]);
+        Self {
+            m,
+            q: &call.q[slice * seq_q * dim..][..seq_q * dim],
+            k: &call.k[slice * seq_kv * dim..][..seq_kv * dim],
+            dim,
+            seq_q,
+            seq_kv,
+            keep_q: call.mask.query.map(|keep| &keep[b * seq_q..][..seq_q]),
+            keep_k: call.mask.key.map(|keep| &keep[b * seq_kv..][..seq_kv]),
+            causal: call.mask.causal,
+            codebook,
+            level: call.level,
+            index: [b as u64, h as u64],
+        }
+    }
+
+    fn plan(&self) -> HeadPlan {
+        let (label_q, label_k) = self.labels();
+        let [na, nb] = [clusters(&label_q), clusters(&label_k)];
+        let (queries, keys) = (Members::new(&label_q, None, na), Members::new(&label_k, None, nb));
+        let routes = self.routes(&queries, &keys);
+        let mut edges = Vec::new();
+        let samples = self.m.samples(self.seq_kv);
+        if samples > 0 {
+            let sampler = self.m.sampler(self.causal);
+            let sides = Sides {
+                head: self,
+                label_q: &label_q,
+                label_k: &label_k,
+                queries: &queries,
+                keys: &keys,
+                routes: &routes,
+                sampler,
+            };
+            edges = match sampler {
+                Sampler::Row => by_row::edges(&sides, samples),
+                Sampler::Uniform | Sampler::DegreeWeighted => pairs::edges(&sides, samples),
+            };
+            edges.sort_unstable_by_key(|edge| (edge.query, edge.key));
+            if self.m.estimator == Estimator::Raw {
+                edges.iter_mut().for_each(|edge| edge.log_weight = 0.0);
+            }
+        }
+        let of_cluster =
+            |(a, routes): (usize, &Vec<u32>)| routes.iter().map(move |&c| [a as u32, c]).collect::<Vec<_>>();
+        let mut exact: Vec<[u32; 2]> = routes.iter().enumerate().flat_map(of_cluster).collect();
+        exact.sort_unstable();
+        HeadPlan { label_q, label_k, exact, edges }
+    }
+
+    /// The label of every query and key.
+    fn labels(&self) -> (Vec<i32>, Vec<i32>) {
+        let mut fit_k: Vec<bool> = (0..self.seq_kv).map(|j| self.keep_k.is_none_or(|keep| keep[j])).collect();
+        let globals = self.m.globals(self.seq_kv);
+        globals.iter().for_each(|&g| fit_k[g] = false);
+        if !self.m.shared() {
+            let fit_q: Vec<bool> = (0..self.seq_q).map(|i| self.keep_q.is_none_or(|keep| keep[i])).collect();
+            return (self.fit(self.q, &fit_q, Stage::Queries), self.fit(self.k, &fit_k, Stage::Keys));
+        }
+        let base = if self.m.cluster_on == ClusterOn::Queries { self.q } else { self.k };
+        let label_k = self.fit(base, &fit_k, Stage::Queries);
+        let mut label_q = label_k.clone();
+        self.attach(&mut label_q, &globals);
+        (label_q, label_k)
+    }
+
+    /// Labels of the rows of `x` that are in the fit; none for the others.
+    fn fit(&self, x: &[f32], fit: &[bool], stage: Stage) -> Vec<i32> {
+        let tokens: Vec<u32> = (0..fit.len()).filter(|&n| fit[n]).map(|n| n as u32).collect();
+        let mut labels = vec![NONE; fit.len()];
+        if tokens.is_empty() {
+            return labels;
+        }
+        let projected;
+        let points = match self.m.jl_dim {
+            None => Points { x, dim: self.dim, tokens: &tokens },
+            Some(dim) => {
+                projected = self.project(x, dim, &tokens);
+                Points { x: &projected, dim, tokens: &tokens }
+            }
+        };
+        let asked = self.m.clusters(self.seq_kv);
+        let share = |balance: f64| (balance * tokens.len() as f64 / asked.min(tokens.len()) as f64).ceil() as usize;
+        let cap = self.m.balance.map_or(tokens.len(), share);
+        let found = match self.codebook {
+            Some(codebook) => online::by_codebook(points, codebook, cap, self.level),
+            None if self.causal => online::online(points, asked, self.m.causal_clusters.block(), cap, self.level),
+            None => {
+                let stream = self.stream(stage, &[]);
+                let mut found = kmeans::kmeans(points, asked, self.m.kmeans_iterations, stream, self.level);
+                kmeans::split_large(points, &mut found, cap);
+                found
+            }
+        };
+        let compact = compact(&found);
+        tokens.iter().zip(found).for_each(|(&n, label)| labels[n as usize] = compact[label as usize]);
+        labels
+    }
+
+    /// A random projection of the rows `tokens`, which keeps distances; "Spectral Sparse Attention", section 3.12.
+    fn project(&self, x: &[f32], dim: usize, tokens: &[u32]) -> Vec<f32> {
+        let mut stream = Stream::new(self.m.seed, &[Stage::Projection as u64]);
+        let norm = (dim as f64).sqrt();
+        let phi: Vec<f32> = (0..dim * self.dim).map(|_| (stream.normal() / norm) as f32).collect();
+        let mut projected = vec![0.0; x.len() / self.dim * dim];
+        for &n in tokens {
+            let n = n as usize;
+            rows::dots(self.level, &phi, &x[n * self.dim..][..self.dim], &mut projected[n * dim..][..dim]);
+        }
+        projected
+    }
+
+    /// Kept queries of masked keys join the nearest cluster as queries only: by their queries, as their keys are absent.
+    fn attach(&self, label_q: &mut [i32], globals: &[usize]) {
+        let (Some(keep_k), count) = (self.keep_k, clusters(label_q)) else { return };
+        if count == 0 {
+            return;
+        }
+        let stray = |i: &usize| !keep_k[*i] && self.keep_q.is_none_or(|keep| keep[*i]) && !globals.contains(i);
+        let strays: Vec<usize> = (0..self.seq_q).filter(stray).collect();
+        let means = Members::new(label_q, None, count).means(self.q, self.dim);
+        let mut distances = vec![0.0; count];
+        for i in strays {
+            let query = &self.q[i * self.dim..][..self.dim];
+            label_q[i] = online::nearest(self.level, &means, query, &mut distances) as i32;
+        }
+    }
+
+    /// The key clusters that each query cluster sees exactly.
+    fn routes(&self, queries: &Members, keys: &Members) -> Vec<Vec<u32>> {
+        let (count, shared) = (self.m.routes.min(keys.len()), self.m.shared());
+        if shared && count <= 1 {
+            return (0..queries.len() as u32).map(|a| vec![a]).collect();
+        }
+        let affinity = self.affinity(queries, keys);
+        let of_cluster = |(a, affinity): (usize, &[f64])| {
+            let mut order: Vec<u32> = (0..keys.len() as u32).collect();
+            let own = |c: u32| shared && c as usize == a;
+            order.sort_by(|&c, &e| {
+                let by_affinity = affinity[e as usize].total_cmp(&affinity[c as usize]);
+                own(e).cmp(&own(c)).then(by_affinity)
+            });
+            order.truncate(count);
+            order
+        };
+        affinity.chunks(keys.len().max(1)).enumerate().map(of_cluster).collect()
+    }
+
+    /// `scale q.k` between the means of the clusters, `[queries, keys]`.
+    fn affinity(&self, queries: &Members, keys: &Members) -> Vec<f64> {
+        let (q, k) = (self.query_means(queries), keys.means(self.k, self.dim));
+        let mut products = vec![0.0; keys.len()];
+        let mut affinity = Vec::with_capacity(queries.len() * keys.len());
+        for q in q.chunks_exact(self.dim) {
+            rows::dots(self.level, &k, q, &mut products);
+            affinity.extend(products.iter().map(|&x| self.scale() * f64::from(x)));
+        }
+        affinity
+    }
+
+    /// The mean of the kept queries of every cluster.
+    fn query_means(&self, queries: &Members) -> Vec<f32> {
+        let mut means = vec![0.0; queries.len() * self.dim];
+        for (a, mean) in means.chunks_exact_mut(self.dim).enumerate() {
+            let kept = queries.of(a).iter().filter(|&&i| self.keep_q.is_none_or(|keep| keep[i as usize]));
+            members::mean(self.q, self.dim, kept, mean);
+        }
+        means
+    }
+
+    fn stream(&self, stage: Stage, words: &[u64]) -> Stream {
+        let all: Vec<u64> = self.index.into_iter().chain([stage as u64]).chain(words.iter().copied()).collect();
+        Stream::new(self.m.seed, &all)
+    }
+
+    fn scale(&self) -> f64 {
+        self.m.scale.unwrap_or((self.dim as f64).powf(-0.5))
+    }
+
+    /// Query `i` sees the keys below this.
+    fn limit(&self, i: usize) -> usize {
+        if !self.causal {
+            return self.seq_kv;
+        }
+        let block = self.m.causal_clusters.block();
+        (i / block + 1).saturating_mul(block).min(self.seq_kv)
+    }
+}
+
+/// The labels without those that no point has, in order.
+fn compact(labels: &[u32]) -> Vec<i32> {
+    let mut used = vec![NONE; labels.iter().max().map_or(0, |&most| most as usize + 1)];
+    labels.iter().for_each(|&label| used[label as usize] = 0);
+    used.iter_mut().filter(|slot| **slot == 0).zip(0..).for_each(|(slot, label)| *slot = label);
+    used
+}
