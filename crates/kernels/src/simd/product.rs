@@ -8,7 +8,7 @@
 
 use std::mem::size_of;
 
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 
 /// Element `(row, depth)` is `data[row * row_stride + depth * depth_stride]`.
 #[derive(Clone, Copy)]
@@ -149,6 +149,42 @@ pub(crate) fn vectors<S: Simd, const N: usize>(data: &[f32], at: usize) -> &[S::
 #[inline(always)]
 pub(crate) fn vectors_mut<S: Simd, const N: usize>(data: &mut [f32], at: usize) -> &mut [S::f32s] {
     &mut S::as_mut_simd_f32s(&mut data[at..at + N * size_of::<S::f32s>() / size_of::<f32>()]).0[..N]
+}
+
+/// [`product`] into rows of `data`, as a function that is called: where a kernel has many products, inlining each of them
+/// would take the compiler minutes.
+pub(crate) fn store_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
+    simd.vectorize(Called { size, left, right, into: Into::Store(into) });
+}
+
+/// As [`store_product`], added to what is there.
+pub(crate) fn add_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
+    simd.vectorize(Called { size, left, right, into: Into::Add(into) });
+}
+
+/// A product with its sink.
+struct Called<'a> {
+    size: Size,
+    left: Left<'a>,
+    right: Right<'a>,
+    into: Into<'a>,
+}
+
+enum Into<'a> {
+    Store(Store<'a>),
+    Add(Add<'a>),
+}
+
+impl WithSimd for Called<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        match self.into {
+            Into::Store(mut sink) => product(simd, self.size, self.left, self.right, &mut sink),
+            Into::Add(mut sink) => product(simd, self.size, self.left, self.right, &mut sink),
+        }
+    }
 }
 
 /// Stores the product as rows of `data`.

@@ -176,10 +176,32 @@ pub(super) fn pack(head: &Head<'_>, queries: &[u32], logit: f32, panels: &mut [f
     }
 }
 
+/// [`Held::meet`], compiled once for all its calls.
+struct Meeting<'h, 'a> {
+    held: &'h mut Held<'a>,
+    head: &'h Head<'h>,
+    depth: usize,
+    rows: [Rows<'h>; 2],
+    keys: &'h [u32],
+}
+
+impl WithSimd for Meeting<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.held.advance(simd, self.head, self.depth, self.rows, self.keys);
+    }
+}
+
 impl Held<'_> {
     /// Takes in a tile of `keys`, whose logits have `depth` channels.
-    #[inline(always)]
     fn meet<S: Simd>(&mut self, simd: S, head: &Head<'_>, depth: usize, k: Rows<'_>, v: Rows<'_>, keys: &[u32]) {
+        simd.vectorize(Meeting { held: self, head, depth, rows: [k, v], keys });
+    }
+
+    #[inline(always)]
+    fn advance<S: Simd>(&mut self, simd: S, head: &Head<'_>, depth: usize, [k, v]: [Rows<'_>; 2], keys: &[u32]) {
         let stride = padded(head.value_dim);
         for first in (0..self.queries.len()).step_by(PANEL) {
             let count = PANEL.min(self.queries.len() - first);

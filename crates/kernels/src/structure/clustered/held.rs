@@ -1,6 +1,6 @@
 //! A run of queries as the backward pass holds it, and the products of a tile of keys with it.
 
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 
 use super::{forward::pack, graph::Window};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     operator::Saved,
     score::Exp,
     scratch::cut,
-    simd::product::{Add, Left, Right, Size, Store, product},
+    simd::product::{Add, Left, Right, Size, Store, add_product, product, store_product},
     structure::dense::{Head, KEYS, PANEL, Pairs, QUERIES, Row, Rows, TILE_STRIDE, Visible, padded, transpose},
 };
 
@@ -92,6 +92,22 @@ pub(super) struct Sums<'a> {
     pub dkv: Option<[&'a mut [f32]; 2]>,
 }
 
+/// [`Held::meet`], compiled once for all its calls.
+struct Meeting<'h, 'a, 'k> {
+    held: &'h mut Held<'a>,
+    keys: Keys<'k>,
+    sums: Sums<'k>,
+}
+
+impl WithSimd for Meeting<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.held.products(simd, self.keys, self.sums);
+    }
+}
+
 impl<'a> Held<'a> {
     /// Lays out `queries` in `memory` of [`sizes`].
     #[inline(always)]
@@ -139,8 +155,12 @@ impl<'a> Held<'a> {
     }
 
     /// Adds what the queries and a tile of keys mean to each other.
+    pub fn meet<S: Simd>(&mut self, simd: S, keys: Keys<'_>, sums: Sums<'_>) {
+        simd.vectorize(Meeting { held: self, keys, sums });
+    }
+
     #[inline(always)]
-    pub fn meet<S: Simd>(&mut self, simd: S, keys: Keys<'_>, mut sums: Sums<'_>) {
+    fn products<S: Simd>(&mut self, simd: S, keys: Keys<'_>, mut sums: Sums<'_>) {
         let Head { head_dim, value_dim, .. } = self.head;
         let (d, dv) = (padded(head_dim), padded(value_dim));
         let size = |rows, cols, depth| Size { rows, cols, depth };
@@ -155,8 +175,8 @@ impl<'a> Held<'a> {
             let q_panel =
                 Right { data: &self.q_panels[first * (head_dim + 1)..][..width * (head_dim + 1)], stride: width };
             let g_panel = Right { data: &self.g_panels[first * value_dim..][..width * value_dim], stride: width };
-            let mut logits = Store { data: &mut *self.weights, stride: TILE_STRIDE };
-            product(simd, size(seen, width, keys.depth), keys.k.as_left(), q_panel, &mut logits);
+            let logits = Store { data: &mut *self.weights, stride: TILE_STRIDE };
+            store_product(simd, size(seen, width, keys.depth), keys.k.as_left(), q_panel, logits);
             let mut pairs = Pairs {
                 norm: Row(Exp),
                 weights: &mut *self.weights,
@@ -170,14 +190,14 @@ impl<'a> Held<'a> {
             if let Some([dk, dv_sums]) = &mut sums.dkv {
                 let of_key = |data| Left { data, row_stride: TILE_STRIDE, depth_stride: 1 };
                 let (q, g) = (self.q.as_right(first..first + count), self.g.as_right(first..first + count));
-                let mut add = Add { data: dv_sums, stride: dv };
-                product(simd, size(seen, dv, count), of_key(&*self.weights), g, &mut add);
-                product(simd, size(seen, d, count), of_key(&*self.slopes), q, &mut Add { data: dk, stride: d });
+                let add = Add { data: dv_sums, stride: dv };
+                add_product(simd, size(seen, dv, count), of_key(&*self.weights), g, add);
+                add_product(simd, size(seen, d, count), of_key(&*self.slopes), q, Add { data: dk, stride: d });
             }
             if let Some(dq) = &mut sums.dq {
                 let of_query = Left { data: &*self.slopes, row_stride: 1, depth_stride: TILE_STRIDE };
-                let mut add = Add { data: &mut dq[first * d..(first + count) * d], stride: d };
-                product(simd, size(count, d, seen), of_query, keys.k.as_right(0..seen), &mut add);
+                let add = Add { data: &mut dq[first * d..(first + count) * d], stride: d };
+                add_product(simd, size(count, d, seen), of_query, keys.k.as_right(0..seen), add);
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::{
     parallel::Parts,
     simd::{
         math::exp2,
-        product::{Add, Left, Right, Size, Store, product},
+        product::{Add, Left, Right, Size, Store, add_product, store_product},
     },
     structure::{
         clustered::{Case, graph::Graph, held::deltas},
@@ -223,10 +223,11 @@ fn of_queries<S: Simd>(simd: S, panel: &mut Panel<'_>, d: usize, slopes: &[f32],
     let size = |depth| Size { rows: panel.queries.len(), cols: padded(d), depth };
     let (whole, of_local) = (size(clusters), size(local));
     sums.fill(0.0);
-    let mut add = Add { data: sums, stride: padded(d) };
-    product(simd, whole, Panel::by_query(slopes), panel.keys.as_right(0..clusters), &mut add);
+    let add = Add { data: &mut *sums, stride: padded(d) };
+    add_product(simd, whole, Panel::by_query(slopes), panel.keys.as_right(0..clusters), add);
     panel.spread(slopes);
-    product(simd, of_local, Panel::by_query(panel.products), panel.local_keys.as_right(0..local), &mut add);
+    let add = Add { data: sums, stride: padded(d) };
+    add_product(simd, of_local, Panel::by_query(panel.products), panel.local_keys.as_right(0..local), add);
 }
 
 /// What the queries' `rows` give: to `passed` for each cluster's keys that all of them see, to `local` for local keys.
@@ -244,7 +245,7 @@ fn of_keys<S: Simd>(
     let (whole, of_local) = (size(panel.clusters), size(panel.local.len()));
     let right = rows.as_right(0..panel.queries.len());
     let by_cluster = |data| Left { data, row_stride: TILE_STRIDE, depth_stride: 1 };
-    product(simd, whole, by_cluster(matrix), right, &mut Add { data: passed, stride });
+    add_product(simd, whole, by_cluster(matrix), right, Add { data: passed, stride });
     panel.spread(matrix);
-    product(simd, of_local, by_cluster(&*panel.products), right, &mut Store { data: local, stride });
+    store_product(simd, of_local, by_cluster(&*panel.products), right, Store { data: local, stride });
 }

@@ -11,7 +11,7 @@ use crate::{
     parallel::Parts,
     simd::{
         math::exp2,
-        product::{Add, Size, product},
+        product::{Add, Size, add_product},
     },
     structure::{
         clustered::{Case, graph::Graph},
@@ -103,13 +103,14 @@ fn weighted_values<S: Simd>(simd: S, panel: &mut Panel<'_>, dv: usize, values: &
     let (stride, queries) = (padded(dv), panel.queries.len());
     values[..queries * stride].fill(0.0);
     let size = |depth| Size { rows: queries, cols: stride, depth };
-    let mut add = Add { data: values, stride };
     let clusters = panel.clusters;
-    product(simd, size(clusters), Panel::by_query(panel.logits), panel.values.as_right(0..clusters), &mut add);
+    let add = Add { data: &mut *values, stride };
+    add_product(simd, size(clusters), Panel::by_query(panel.logits), panel.values.as_right(0..clusters), add);
     let weights = std::mem::take(&mut panel.logits);
     panel.spread(weights);
     let local = panel.local.len();
-    product(simd, size(local), Panel::by_query(panel.products), panel.local_values.as_right(0..local), &mut add);
+    let add = Add { data: values, stride };
+    add_product(simd, size(local), Panel::by_query(panel.products), panel.local_values.as_right(0..local), add);
 }
 
 /// Adds entries with weights relative to `2^peak`, which sum to `total`, to a normalised row.

@@ -7,7 +7,7 @@ use pulp::Simd;
 use super::Sums;
 use crate::{
     scratch::{Scratch, cut, room},
-    simd::product::{Left, Right, Size, Store, product},
+    simd::product::{Left, Right, Size, Store, store_product},
     structure::{
         clustered::graph::Graph,
         dense::{Head, PANEL, Rows, TILE_STRIDE, padded, transpose},
@@ -142,9 +142,9 @@ impl<'a> Panel<'a> {
             Matrix::Logits => &mut *self.logits,
             Matrix::Other(matrix) => matrix,
         };
-        product(simd, size(rows), whole.as_left(), right, &mut Store { data: into, stride: TILE_STRIDE });
-        let mut store = Store { data: &mut *self.products, stride: TILE_STRIDE };
-        product(simd, size(self.local.len()), local.as_left(), right, &mut store);
+        store_product(simd, size(rows), whole.as_left(), right, Store { data: into, stride: TILE_STRIDE });
+        let store = Store { data: &mut *self.products, stride: TILE_STRIDE };
+        store_product(simd, size(self.local.len()), local.as_left(), right, store);
         for (n, &(key, c)) in self.local.iter().enumerate() {
             // Queries are in order, so that those who see a key are the last.
             let first = self.limits.partition_point(|&limit| limit <= key);
