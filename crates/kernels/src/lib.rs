@@ -18,6 +18,7 @@ mod plan;
 mod pointwise;
 mod problem;
 pub mod reference;
+mod rescale;
 mod score;
 mod scratch;
 mod series;

@@ -3,6 +3,7 @@
 use crate::{
     Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
     check, plan, reference,
+    rescale::Rescaled,
     scratch::{cut, room},
     series,
     simd::Level,
@@ -43,6 +44,15 @@ pub(crate) struct Call<'a> {
     /// With the configuration's causality already in `mask.causal`.
     pub mask: Mask<'a>,
     pub level: Level,
+    /// Powers of two that queries and keys have been divided by, per slice: see [`crate::rescale`].
+    pub units: Option<&'a [[i32; 2]]>,
+}
+
+impl Call<'_> {
+    /// The powers of two that a slice's queries and keys have been divided by.
+    pub fn units(&self, slice: usize) -> [i32; 2] {
+        self.units.map_or([0; 2], |units| units[slice])
+    }
 }
 
 /// What the forward pass left for the backward pass, and the gradient that comes in.
@@ -216,13 +226,15 @@ impl Operator {
         mask: &Mask<'a>,
     ) -> Call<'a> {
         let mask = Mask { causal: self.causal, ..*mask };
-        Call { shape: self.shape, q, k, v, extras: *extras, mask, level: self.level }
+        Call { shape: self.shape, q, k, v, extras: *extras, mask, level: self.level, units: None }
     }
 
     pub(crate) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
         if self.plan.strategy == Strategy::Reference {
             return reference::forward_f32(&self.mechanism, call, out, stats);
         }
+        let rescaled = Rescaled::of(&self.mechanism, call);
+        let call = &rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
         match &self.mechanism {
             Mechanism::Softmax(m) => structure::dense::softmax_forward(call, m, out, stats, work),
             Mechanism::Uniform(_) => structure::pooled::uniform_forward(call, out, stats, work),
@@ -246,13 +258,31 @@ impl Operator {
         if self.plan.strategy == Strategy::Reference {
             return reference::backward_f32(&self.mechanism, call, dout, gradients);
         }
+        let Gradients { dq, mut dk, dv, extras } = gradients;
+        let rescaled = Rescaled::of(&self.mechanism, call);
+        let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
+        let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv, extras };
+        self.differentiate(&scaled, &saved, into, work)?;
+        if let Some(rescaled) = rescaled {
+            rescaled.restore(dq, dk);
+        }
+        Ok(())
+    }
+
+    fn differentiate(
+        &self,
+        call: &Call<'_>,
+        saved: &Saved<'_>,
+        gradients: Gradients<'_, f32>,
+        work: &mut [f32],
+    ) -> Result<()> {
         match &self.mechanism {
-            Mechanism::Softmax(m) => structure::dense::softmax_backward(call, m, &saved, gradients, work),
-            Mechanism::Uniform(_) => structure::pooled::uniform_backward(call, &saved, gradients, work),
-            Mechanism::Infsa(m) => structure::dense::infsa_backward(call, m, &saved, gradients, work),
-            Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, &saved, gradients, work),
-            Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, &saved, gradients, work),
-            Mechanism::Ssa(m) => structure::clustered::backward(call, m, &saved, gradients, work),
+            Mechanism::Softmax(m) => structure::dense::softmax_backward(call, m, saved, gradients, work),
+            Mechanism::Uniform(_) => structure::pooled::uniform_backward(call, saved, gradients, work),
+            Mechanism::Infsa(m) => structure::dense::infsa_backward(call, m, saved, gradients, work),
+            Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, saved, gradients, work),
+            Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients, work),
+            Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients, work),
         }
     }
 

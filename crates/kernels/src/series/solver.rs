@@ -119,7 +119,7 @@ impl Solver<'_> {
                 hop[0] = dense::exponent(self.call, &infsa, slice);
             }
             let gamma = dense::gamma(self.call, &infsa, slice);
-            let unit = Unit::new(&infsa, shape.head_dim, hop[0], gamma);
+            let unit = Unit::new(&infsa, shape.head_dim, hop[0], self.call.units(slice), gamma);
             *logit = unit.logit as f32;
             let factor = if known { unit.factor(unit.restore(hop[1])) } else { f64::NAN };
             let size = self.shifted(slice, None, input).sqrt();
@@ -131,10 +131,11 @@ impl Solver<'_> {
     fn normalise(&self, buffers: &mut Buffers<'_>, hop: &mut [f32]) {
         let (shape, infsa) = (self.call.shape, self.m.hop());
         let squares = buffers.squares.chunks_exact(shape.seq_q);
-        for ((p, hop), squares) in buffers.progress.iter_mut().zip(hop.chunks_exact_mut(2)).zip(squares) {
+        let heads = buffers.progress.iter_mut().zip(hop.chunks_exact_mut(2)).zip(squares).enumerate();
+        for (slice, ((p, hop), squares)) in heads {
             let norm = squares.iter().sum::<f64>().sqrt();
             hop[0] = dense::saved_exponent(&infsa, hop[0], norm);
-            let unit = Unit::new(&infsa, shape.head_dim, hop[0], p.gamma);
+            let unit = Unit::new(&infsa, shape.head_dim, hop[0], self.call.units(slice), p.gamma);
             hop[1] = unit.save(norm);
             p.factor = unit.factor(norm);
         }

@@ -87,7 +87,7 @@ impl ClusterPlan {
         // A plan does not depend on the values: they have no channels here.
         let shape = Shape { value_dim: 0, ..*shape };
         check::inputs("plan", mechanism, &shape, &Inputs { q, k: Some(k), v: &[], extras }, &mask)?;
-        let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()? };
+        let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
         Ok(planner::plan(&call, m))
     }
 

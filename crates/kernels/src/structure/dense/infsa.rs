@@ -34,12 +34,19 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// From the saved exponent: of the logits' unit, or, where they have none, of the saved norms'.
-    pub fn new(m: &Infsa, head_dim: usize, exponent: f32, gamma: f64) -> Self {
+    /// From the saved exponent: of the logits' unit, or, where they have none, of the saved norms'. `units`: the part of it
+    /// by which queries and keys have been divided already.
+    pub fn new(m: &Infsa, head_dim: usize, exponent: f32, units: [i32; 2], gamma: f64) -> Self {
         let scale = m.scale.unwrap_or((head_dim as f64).powf(-0.5));
         let power = 2f64.powi(exponent as i32);
         match homogeneous(m) {
-            true => Self { logit: 1.0 / power, eps: m.eps / (scale * power), norm: scale * power, saved: 1.0, gamma },
+            true => Self {
+                logit: 2f64.powi(units[0] + units[1]) / power,
+                eps: m.eps / (scale * power),
+                norm: scale * power,
+                saved: 1.0,
+                gamma,
+            },
             false => Self { logit: scale, eps: m.eps, norm: 1.0, saved: power, gamma },
         }
     }
@@ -97,7 +104,8 @@ pub(crate) fn exponent(call: &Call<'_>, m: &Infsa, slice: usize) -> f32 {
     let (q, k) = (largest(head.q, head.keep_query), largest(head.k, head.keep_key));
     // Only zeros (or no tokens): any unit will do. The bounds keep the unit a normal f32.
     let power = |x: f32| if x > 0.0 { f64::from(x).log2().floor() } else { 0.0 };
-    (power(q) + power(k)).clamp(-126.0, 126.0) as f32
+    let units = call.units(slice);
+    (power(q) + power(k)).clamp(-126.0, 126.0) as f32 + (units[0] + units[1]) as f32
 }
 
 /// `out` before the division by the norm, and the sum of squares of every row's affinities, of the given `slices`.
@@ -131,7 +139,7 @@ pub(crate) fn infsa_forward(
     let per_slice = 1 + norms(&shape, call.mask.causal);
     logit.par_iter_mut().zip(stats.par_chunks_mut(per_slice)).enumerate().for_each(|(slice, (logit, stats))| {
         stats[0] = exponent(call, m, slice);
-        *logit = Unit::new(m, shape.head_dim, stats[0], 1.0).logit as f32;
+        *logit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), 1.0).logit as f32;
     });
     let squares: &mut [f64] = bytemuck::cast_slice_mut(squares);
     unnormalised(call, m, logit, all, out, squares, work);
@@ -139,7 +147,7 @@ pub(crate) fn infsa_forward(
     slices.zip(squares.par_chunks(shape.seq_q)).enumerate().for_each(|(slice, ((out, stats), squares))| {
         let (mut sum, total) = (0.0, squares.iter().sum::<f64>());
         stats[0] = saved_exponent(m, stats[0], total.sqrt());
-        let unit = Unit::new(m, shape.head_dim, stats[0], gamma(call, m, slice));
+        let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
         for (i, row) in out.chunks_exact_mut(shape.value_dim).enumerate() {
             sum += squares[i];
             let norm = if call.mask.causal { sum.sqrt() } else { total.sqrt() };
@@ -191,7 +199,7 @@ pub(crate) fn hop_backward(
     let factors = logit.par_iter_mut().zip(chain.par_iter_mut()).zip(value.par_iter_mut());
     let slices = rows.zip(factors).zip(c.par_iter_mut()).zip(saved.stats.par_chunks(per_slice)).enumerate();
     slices.for_each(|(slice, ((((delta, factor), ((logit, chain), value)), c), stats))| {
-        let unit = Unit::new(m, shape.head_dim, stats[0], gamma(call, m, slice));
+        let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
         let (contraction, peak) =
             terms(&Head::of(call, slice), call.mask.causal, &unit, &stats[1..], saved, delta, factor);
         (*logit, *chain, *value) = (unit.logit as f32, (unit.logit * peak) as f32, peak as f32);
@@ -263,6 +271,6 @@ pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
 /// The norms before `eps`, as `stats` holds them, in units of the affinities.
 pub(crate) fn frobenius(m: &Infsa, shape: &Shape, causal: bool, stats: &[f32]) -> Vec<f64> {
     let slices = stats.chunks_exact(1 + norms(shape, causal));
-    let unit = |exponent| Unit::new(m, shape.head_dim, exponent, 1.0);
+    let unit = |exponent| Unit::new(m, shape.head_dim, exponent, [0; 2], 1.0);
     slices.flat_map(|s| s[1..].iter().map(move |&norm| unit(s[0]).restore(norm) * unit(s[0]).norm)).collect()
 }

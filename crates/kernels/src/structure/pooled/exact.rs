@@ -221,7 +221,7 @@ pub(super) fn forward(head: &Head<'_>, stats: &mut [f32], narrow: &mut [f32], wi
     let Room { norms_q, norms_k, u, .. } = Room::cut(narrow, &head.shape);
     let pair = Pair::new(head, norms_q, norms_k);
     let iterations = head.m.iterations;
-    let over = inverse(pair.q.norms.iter().map(|&e| f64::from(e)).sum::<f64>() + head.m.eps);
+    let over = inverse(pair.q.norms.iter().map(|&e| f64::from(e)).sum::<f64>() + head.eps[0]);
     stats[0] = finite(over);
     let alpha = 1 + value_dim + iterations;
     let scores = alpha + seq_q;
@@ -231,7 +231,7 @@ pub(super) fn forward(head: &Head<'_>, stats: &mut [f32], narrow: &mut [f32], wi
         let w = &mut stats[scores + t * seq_kv..scores + (t + 1) * seq_kv];
         pair.sweep(&pair.k, &Side { weights: u, ..pair.q }, false, wide, &mut [], w);
         let sum = w.iter().map(|w| f64::from(w.abs())).sum::<f64>();
-        stats[1 + value_dim + t] = finite(inverse(sum + head.m.eps / pair.gain));
+        stats[1 + value_dim + t] = finite(inverse(sum + head.eps[1] / pair.gain));
     }
     pair.weights(stats, iterations, u);
     let sums = sum_tiles(seq_kv, value_dim, wide, [], &|tile, sums, []| {

@@ -12,10 +12,10 @@ use crate::simd::rows;
 /// Writes the [`Stats`] of one head, the pooled value among them.
 pub(super) fn forward(head: &Head<'_>, stats: &mut [f32], partial: &mut [f64]) {
     let (dim, value_dim) = (head.shape.head_dim, head.shape.value_dim);
-    let (iterations, eps) = (head.m.iterations, head.m.eps);
+    let (iterations, [start_eps, eps]) = (head.m.iterations, head.eps);
     let (first, steps) = stats.split_at_mut(1 + value_dim);
     let mut sums = sum_tiles(head.shape.seq_q, 2 + dim, partial, [], &|tile, sums, []| sum_queries(head, tile, sums));
-    let mut over = inverse(sums[0] + eps);
+    let mut over = inverse(sums[0] + start_eps);
     first[0] = finite(over);
     for (t, saved) in steps.chunks_exact_mut(Step::len(dim)).enumerate() {
         let gain = begin_step(head, &sums[1..], over, saved);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::tiles::{PerToken, runs};
 use crate::{
     Parameter, Shape,
-    mechanism::LinearInfsa,
+    mechanism::{Activation, LinearInfsa},
     operator::Call,
     score::gate,
     simd::{Level, rows},
@@ -27,6 +27,8 @@ pub(super) struct Head<'a> {
     query: Option<&'a [bool]>,
     pub gamma: f32,
     pub scale: f64,
+    /// `eps` of the start weights and of the steps, in units of the queries and of the scores.
+    pub eps: [f64; 2],
     pub bias: f64,
     pub level: Level,
 }
@@ -36,6 +38,13 @@ impl<'a> Head<'a> {
         let shape = call.shape;
         let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = shape;
         let (batch, head) = (slice / heads, slice % heads);
+        let scale = m.scale.unwrap_or((head_dim as f64).powf(-0.5));
+        let [q_unit, k_unit] = call.units(slice).map(|unit| 2f64.powi(unit));
+        // Scores of divided vectors are in another unit, unless the activation has one of its own.
+        let (scale, eps) = match m.activation {
+            Activation::Gelu => (scale * q_unit * k_unit, [m.eps / q_unit, m.eps]),
+            Activation::Relu | Activation::Abs => (scale, [m.eps / q_unit, m.eps / q_unit / k_unit]),
+        };
         Self {
             m,
             shape,
@@ -45,7 +54,8 @@ impl<'a> Head<'a> {
             key: call.mask.key.map(|keep| part(keep, batch, seq_kv)),
             query: call.mask.query.map(|keep| part(keep, batch, seq_q)),
             gamma: call.extras.get(Parameter::Gamma).map_or(m.gamma as f32, |gamma| gamma[head]),
-            scale: m.scale.unwrap_or((head_dim as f64).powf(-0.5)),
+            scale,
+            eps,
             bias: m.norm_bias.value(head_dim),
             level: call.level,
         }

@@ -1,0 +1,46 @@
+//! Queries and keys far from 1: InfSA depends on their lengths only through `eps`, so results stay, and gradients shrink or
+//! grow with the lengths but keep their digits.
+
+mod support;
+
+use resolvent_kernels::{Mechanism, Shape, Strategy, Tol};
+use support::{
+    problem::{Problem, Solution, assert_solution},
+    random::{mechanisms, problem},
+};
+
+/// Lengths of queries and of keys. At the ends even one product of two entries leaves f32.
+const SIZES: [(f64, f64); 8] =
+    [(1e10, 1e10), (1e13, 1e20), (1e22, 1e22), (1e30, 1e30), (1e-15, 1e25), (1e25, 1e-20), (1e-12, 1e-12), (1e30, 1.0)];
+
+/// Whether the activation has no scale of its own.
+fn homogeneous(mechanism: &Mechanism) -> bool {
+    let text = format!("{mechanism:?}");
+    text.contains("Infsa") && !text.contains("Gelu")
+}
+
+/// The gradients of the problem with queries and keys of order 1 that `p` is a multiple of.
+fn in_units(p: &Problem, mut solution: Solution, [q, k]: [f64; 2]) -> Solution {
+    let keys = if p.mechanism.tied() { q } else { k };
+    for (name, by) in [("dq", q), ("dk", keys)] {
+        solution.entry(name).and_modify(|x| x.iter_mut().for_each(|x| *x *= by));
+    }
+    solution
+}
+
+#[test]
+fn results_keep_their_digits() {
+    for mechanism in mechanisms().into_iter().filter(homogeneous) {
+        for sizes @ (size_q, size_k) in SIZES {
+            let mut p = problem(mechanism.clone(), Shape::square(1, 2, 33, 8), 11);
+            let resize = |x: &mut Vec<f64>, size: f64| x.iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
+            resize(&mut p.q, size_q);
+            p.k.iter_mut().for_each(|k| resize(k, size_k));
+            let got = p.solve::<f32>(Strategy::Fused, None).unwrap();
+            let (got, expected) = (in_units(&p, got, sizes.into()), in_units(&p, p.reference(), sizes.into()));
+            // Far above `eps` what is projected out is nearly everything that a decay's gradient sees of the lengths.
+            let tol = Tol::f32(&mechanism).with_noise(1e-5);
+            assert_solution(&format!("{mechanism:?}, {sizes:?}"), &got, &expected, &p.shape, tol);
+        }
+    }
+}
