@@ -2,7 +2,9 @@
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{attend::Attend, compare::Compare, completions::Completions, eval::Eval, train::Train};
+use crate::commands::{
+    attend::Attend, bench::Bench, compare::Compare, completions::Completions, eval::Eval, train::Train,
+};
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
 ///
@@ -54,5 +56,6 @@ pub enum Command {
     Train(Train),
     Eval(Eval),
     Compare(Compare),
+    Bench(Bench),
     Completions(Completions),
 }

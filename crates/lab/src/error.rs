@@ -27,6 +27,9 @@ pub enum Error {
     /// The model cannot be built or applied.
     #[error(transparent)]
     Model(#[from] resolvent::Error),
+    /// The kernels.
+    #[error(transparent)]
+    Kernels(#[from] resolvent_kernels::Error),
     /// The data set does not suit the recipe.
     #[error("data set `{name}`: {problem}")]
     Unfit {

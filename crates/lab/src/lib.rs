@@ -1,6 +1,7 @@
 //! Data sets, training, evaluation and reports for Resolvent.
 
 pub mod augment;
+pub mod bench;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;

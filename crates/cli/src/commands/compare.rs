@@ -87,7 +87,7 @@ fn seeds(args: &Compare, first: u64) -> Result<Vec<u64>> {
 }
 
 /// How the program was called, for the report.
-fn command_line() -> String {
+pub fn command_line() -> String {
     let words = std::env::args().skip(1).map(|word| {
         let plain = word.chars().all(|c| c.is_alphanumeric() || "-_./:,=".contains(c));
         if plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }

@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub mod attend;
+pub mod bench;
 pub mod compare;
 pub mod completions;
 pub mod eval;

@@ -15,7 +15,7 @@ pub trait MemoryProbe: Send + Sync {
 }
 
 /// Peak bytes of `work` above what was held when `before` was read.
-pub(super) fn peak_above<T, E>(
+pub(crate) fn peak_above<T, E>(
     probe: &dyn MemoryProbe,
     before: u64,
     work: impl FnOnce() -> Result<T, E>,

@@ -29,6 +29,7 @@ use crate::{
 };
 
 pub use memory::MemoryProbe;
+pub(crate) use memory::peak_above;
 pub use results::{Comparison, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
 

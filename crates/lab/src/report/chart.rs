@@ -67,6 +67,69 @@ fn tick_label(value: f64, step: f64, percent: bool) -> String {
     if percent { text + " %" } else { text }
 }
 
+/// A line chart whose axes are both logarithmic; points must be positive. Marks show the points, with their values on
+/// hover.
+pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
+    let points = || series.iter().flat_map(|s| &s.points);
+    let range = |pick: fn(&(f64, f64)) -> f64| {
+        points().map(pick).fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)))
+    };
+    if points().next().is_none() {
+        return html! { p class="quiet" { (axes.title) ": nothing was measured." } };
+    }
+    let mut x_ticks: Vec<f64> = points().map(|p| p.0).collect();
+    x_ticks.sort_by(f64::total_cmp);
+    x_ticks.dedup();
+    let (low, high) = range(|p| p.1);
+    let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+    let decades: Vec<_> = (first..=last.max(first + 1)).map(|power| 10f64.powi(power)).collect();
+    let (left, right) = (x_ticks[0].log10(), x_ticks[x_ticks.len() - 1].log10());
+    let frame = Frame { x: (left, right.max(left + 0.3)), y: (decades[0].log10(), decades[decades.len() - 1].log10()) };
+    let label = |x: f64| if x >= 1.0 { compact(x) } else { x.to_string() };
+    let place = |ticks: &[f64]| ticks.iter().map(|&t| (t.log10(), label(t))).collect::<Vec<_>>();
+    html! {
+        figure {
+            figcaption { (axes.title) }
+            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
+                (frame.grid(axes, &place(&thinned(&x_ticks)), &place(&decades)))
+                @for s in series {
+                    @let logs: Vec<_> = s.points.iter().map(|(x, y)| (x.log10(), y.log10())).collect();
+                    polyline class=(format!("line s{}", s.style)) points=(frame.path(&logs)) { title { (s.label) } }
+                    @for ((x, y), at) in s.points.iter().zip(&logs) {
+                        circle class=(format!("dot s{}", s.style)) cx=(px(frame.x(at.0))) cy=(px(frame.y(at.1))) r="3" {
+                            title { (s.label) ", " (x) " " (axes.x) ": " (format!("{y:.3e}")) " " (axes.y) }
+                        }
+                    }
+                }
+            }
+            @if series.len() > 1 { (legend(series)) }
+        }
+    }
+}
+
+/// At most seven of the ticks, the last among them.
+fn thinned(ticks: &[f64]) -> Vec<f64> {
+    let step = ticks.len().div_ceil(7).max(1);
+    let mut kept: Vec<_> = ticks.iter().rev().step_by(step).copied().collect();
+    kept.reverse();
+    kept
+}
+
+/// `65536` as `64k`, `331776` as `332k`: thousands of 1024 where that is exact.
+fn compact(x: f64) -> String {
+    match x {
+        x if x >= 1024.0 && x % 1024.0 == 0.0 => format!("{}k", x / 1024.0),
+        x if x >= 10_000.0 => format!("{:.0}k", x / 1e3),
+        x => x.to_string(),
+    }
+}
+
+/// Evenly spaced ticks with their labels.
+fn labelled(ticks: &[f64], percent: bool) -> Vec<(f64, String)> {
+    let step = ticks[1] - ticks[0];
+    ticks.iter().map(|&tick| (tick, tick_label(tick, step, percent))).collect()
+}
+
 /// A line chart with axes, grid and, for more than one series, a legend below.
 pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
     let points = || series.iter().flat_map(|s| &s.points).filter(|(x, y)| x.is_finite() && y.is_finite());
@@ -85,7 +148,7 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
         figure {
             figcaption { (axes.title) }
             svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
-                (frame.grid(axes, &x_ticks, &y_ticks))
+                (frame.grid(axes, &labelled(&x_ticks, false), &labelled(&y_ticks, axes.percent)))
                 @for s in series {
                     polyline class=(format!("line s{}", s.style)) points=(frame.path(&s.points)) {
                         title { (s.label) }
@@ -145,21 +208,17 @@ impl Frame {
         shown.map(|(x, y)| format!("{},{}", px(self.x(x)), px(self.y(y)))).collect::<Vec<_>>().join(" ")
     }
 
-    fn grid(&self, axes: Axes<'_>, x_ticks: &[f64], y_ticks: &[f64]) -> Markup {
-        let (x_step, y_step) = (x_ticks[1] - x_ticks[0], y_ticks[1] - y_ticks[0]);
+    /// Ticks are places on the axis with their labels.
+    fn grid(&self, axes: Axes<'_>, x_ticks: &[(f64, String)], y_ticks: &[(f64, String)]) -> Markup {
         let base = HEIGHT - BOTTOM;
         html! {
-            @for &tick in y_ticks {
-                line class="grid" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(px(self.y(tick))) y2=(px(self.y(tick))) {}
-                text class="tick" text-anchor="end" x=(LEFT - 5.0) y=(px(self.y(tick) + 3.5)) {
-                    (tick_label(tick, y_step, axes.percent))
-                }
+            @for (tick, label) in y_ticks {
+                line class="grid" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(px(self.y(*tick))) y2=(px(self.y(*tick))) {}
+                text class="tick" text-anchor="end" x=(LEFT - 5.0) y=(px(self.y(*tick) + 3.5)) { (label) }
             }
-            @for &tick in x_ticks {
-                line class="axis" x1=(px(self.x(tick))) x2=(px(self.x(tick))) y1=(base) y2=(base + 4.0) {}
-                text class="tick" text-anchor="middle" x=(px(self.x(tick))) y=(base + 15.0) {
-                    (tick_label(tick, x_step, false))
-                }
+            @for (tick, label) in x_ticks {
+                line class="axis" x1=(px(self.x(*tick))) x2=(px(self.x(*tick))) y1=(base) y2=(base + 4.0) {}
+                text class="tick" text-anchor="middle" x=(px(self.x(*tick))) y=(base + 15.0) { (label) }
             }
             line class="axis" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(base) y2=(base) {}
             text class="tick" text-anchor="end" x=(WIDTH - RIGHT) y=(HEIGHT - 4.0) { (axes.x) }
@@ -229,6 +288,18 @@ mod tests {
         assert_eq!(tick_label(0.875, 0.025, true), "87.5 %");
         assert_eq!(tick_label(2.5, 2.5, false), "2.5");
         assert_eq!(tick_label(1000.0, 250.0, false), "1000");
+    }
+
+    #[test]
+    fn a_logarithmic_chart_places_decades_evenly() {
+        let points = vec![(512.0, 0.001), (1024.0, 0.01), (65_536.0, 0.1)];
+        let axes = Axes { title: "Time", x: "tokens", y: "s", percent: false };
+        let page = log_lines(axes, &[Series { label: "a".into(), style: 0, points }]).into_string();
+        assert!(page.contains(">512<") && page.contains(">1k<") && page.contains(">64k<"), "{page}");
+        assert!(page.contains(">0.001<") && page.contains(">0.1<") && !page.contains("NaN"));
+        let one = log_lines(axes, &[Series { label: "a".into(), style: 0, points: vec![(8.0, 1.0)] }]).into_string();
+        assert!(!one.contains("NaN") && !one.contains("inf"), "{one}");
+        assert!(log_lines(axes, &[]).into_string().contains("nothing"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Reports: one HTML file with everything in it, no network, for screens of any width and for paper.
 
+mod bench;
 pub mod chart;
 mod comparison;
 mod page;
@@ -9,6 +10,7 @@ use std::path::Path;
 
 use crate::{Result, checkpoint::write_atomically, compare::Comparison, metrics::Record, train::TrainSummary};
 
+pub use bench::bench_page;
 pub use comparison::comparison_page;
 pub use run::run_page;
 

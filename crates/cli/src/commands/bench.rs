@@ -1,0 +1,128 @@
+//! `resolvent bench`: time and memory of the operators against the number of tokens.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use clap::Args;
+use resolvent_kernels::Mechanism;
+use resolvent_lab::{
+    bench::{self, BenchOptions, BenchReport},
+    checkpoint::write_atomically,
+    report::bench_page,
+};
+
+use super::{compare::command_line, recipe::Attention};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+
+/// Measure the operators: time and memory of each mechanism against the number of tokens
+///
+/// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. Beside
+/// them runs Burn's own attention, and what this machine reaches in a plain matrix product and in copying memory. Ends in a
+/// table, bench.json and report.html.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Bench {
+    /// Mechanisms: ids, or files M.json [default: all]
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
+    mechanisms: Vec<Attention>,
+    /// Numbers of tokens [default: 512 to 65536]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    tokens: Vec<usize>,
+    /// Sequences of one call
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    batch: usize,
+    /// Heads
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    heads: usize,
+    /// Channels of a head
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    head_dim: usize,
+    /// Runs of every point; their median counts
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+    /// Leave out points whose forward and backward pass would take longer than this
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    max_seconds: f64,
+    /// Leave out Burn's own attention
+    #[arg(long)]
+    no_rivals: bool,
+    /// Folder of the results
+    #[arg(long, value_name = "DIR", default_value = "runs/bench")]
+    out: PathBuf,
+    /// Measure nothing; show what changed from one bench.json to another beyond the noise
+    #[arg(long, value_names = ["BEFORE.json", "AFTER.json"], num_args = 2)]
+    compare: Option<Vec<PathBuf>>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent bench                                      all mechanisms, a few minutes
+  resolvent bench --mechanisms softmax,linear-infsa --tokens 4096,65536,331776 --heads 64 --head-dim 16
+  resolvent bench --mechanisms M.json --tokens 197 --batch 64 --out runs/mine
+  resolvent bench --compare before/bench.json after/bench.json";
+
+/// Runs the command.
+pub fn run(args: &Bench, global: &Global) -> Result<()> {
+    if let Some(files) = &args.compare {
+        return compare(&files[0], &files[1], global);
+    }
+    fs::create_dir_all(&args.out).map_err(|e| Error::file(&args.out, format!("cannot be made: {e}")))?;
+    let deferred = Deferred::begin();
+    let options = options(args, global, &deferred)?;
+    let Some(report) = bench::run(&options)? else {
+        return Err(Error::Interrupted("nothing was written; run the command again".into()));
+    };
+    let (file, page) = (args.out.join(bench::RESULTS), args.out.join("report.html"));
+    let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
+    write_atomically(&file, format!("{json:#}\n").as_bytes())?;
+    write_atomically(&page, bench_page(&report).as_bytes())?;
+    output::result(global, &json, &format!("{}\nreport: {}", report.table(), page.display()))?;
+    match report.checks.iter().find(|check| !check.passed && check.refused.is_none()) {
+        Some(check) => Err(Error::file(&file, format!("{check}; it was not timed"))),
+        None => Ok(()),
+    }
+}
+
+fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOptions> {
+    let mut options = BenchOptions {
+        batch: args.batch,
+        heads: args.heads,
+        head_dim: args.head_dim,
+        rounds: args.rounds,
+        max_seconds: args.max_seconds,
+        rivals: !args.no_rivals,
+        stop: deferred.stop(),
+        memory: Some(Arc::new(memory::Probe)),
+        commands: vec![command_line()],
+        ..BenchOptions::default()
+    };
+    if !args.mechanisms.is_empty() {
+        options.mechanisms = args.mechanisms.iter().map(Attention::mechanism).collect::<Result<Vec<Mechanism>>>()?;
+    }
+    if !args.tokens.is_empty() {
+        options.tokens.clone_from(&args.tokens);
+    }
+    if !global.quiet {
+        options.progress = Arc::new(|line| eprintln!("{line}"));
+    }
+    Ok(options)
+}
+
+fn compare(before: &Path, after: &Path, global: &Global) -> Result<()> {
+    let changes = bench::changes(&read(before)?, &read(after)?);
+    if changes.is_empty() {
+        let problem = format!("has no mechanism and size in common with {}", before.display());
+        return Err(Error::file(after, problem));
+    }
+    let json = serde_json::to_value(&changes).map_err(|e| Error::file(after, e.to_string()))?;
+    let lines: Vec<_> = changes.iter().map(ToString::to_string).collect();
+    output::result(global, &json, &lines.join("\n"))
+}
+
+fn read(path: &Path) -> Result<BenchReport> {
+    let text = fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read as text: {e}")))?;
+    serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no result of `resolvent bench`: {e}")))
+}

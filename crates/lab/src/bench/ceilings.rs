@@ -1,0 +1,67 @@
+//! What this machine can do at best.
+
+use std::{fmt, time::Instant};
+
+use burn::tensor::{Device, Distribution, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::train::median;
+
+/// Rates that no kernel can pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// GFLOP/s of a plain f32 matrix product of two 2048-squared factors, through Burn.
+    pub gemm_gflops: f64,
+    /// GB/s, read and written, of a copy between buffers far larger than the caches, on all threads.
+    pub copy_gbs: f64,
+}
+
+impl Ceilings {
+    /// Medians of `rounds` runs.
+    pub fn measure(rounds: usize) -> Self {
+        const SIDE: usize = 2048;
+        let device = Device::flex();
+        let factor = || Tensor::<2>::random([SIDE, SIDE], Distribution::Normal(0.0, 1.0), &device);
+        let (a, b) = (factor(), factor());
+        let from = vec![1.0_f32; 1 << 26];
+        let mut to = vec![0.0_f32; 1 << 26];
+        let (mut products, mut copies) = (Vec::new(), Vec::new());
+        // The first round touches the memory.
+        for round in 0..=rounds.max(3) {
+            let product = seconds(|| drop(std::hint::black_box(a.clone().matmul(b.clone()))));
+            let copy = seconds(|| copy(&from, &mut to));
+            if round > 0 {
+                products.push(product);
+                copies.push(copy);
+            }
+        }
+        Self {
+            gemm_gflops: 2.0 * (SIDE as f64).powi(3) / median(&mut products) / 1e9,
+            copy_gbs: 8.0 * from.len() as f64 / median(&mut copies) / 1e9,
+        }
+    }
+}
+
+impl fmt::Display for Ceilings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gemm_gflops, copy_gbs } = self;
+        write!(f, "this machine: matrix product {gemm_gflops:.0} GFLOP/s, memory copy {copy_gbs:.1} GB/s")
+    }
+}
+
+fn copy(from: &[f32], to: &mut [f32]) {
+    let part = from.len().div_ceil(rayon::current_num_threads());
+    rayon::scope(|scope| {
+        for (from, to) in from.chunks(part).zip(to.chunks_mut(part)) {
+            scope.spawn(move |_| to.copy_from_slice(from));
+        }
+    });
+    std::hint::black_box(&*to);
+}
+
+/// Seconds that `work` takes.
+pub(super) fn seconds(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}

@@ -1,0 +1,146 @@
+//! The report of a benchmark.
+
+use maud::{Markup, html};
+
+use super::{
+    chart::{self, Axes, Series},
+    page,
+};
+use crate::bench::{BenchReport, PASSES, Point, Timing, milliseconds};
+
+/// The page of a benchmark.
+pub fn bench_page(report: &BenchReport) -> String {
+    let BenchReport { batch, heads, head_dim, rounds, ceilings, .. } = report;
+    let title = "Attention mechanisms against the number of tokens";
+    let body = html! {
+        h1 { (title) }
+        p class="quiet" {
+            "Calls of " (batch) " sequence" @if *batch != 1 { "s" } ", " (heads) " heads of " (head_dim)
+            " channels, f32. Medians of " (rounds) " runs; the mechanisms of one size run in turns."
+        }
+        (page::tiles(&[
+            ("matrix product, GFLOP/s", format!("{:.0}", ceilings.gemm_gflops)),
+            ("memory copy, GB/s", format!("{:.1}", ceilings.copy_gbs)),
+        ]))
+        @for check in report.checks.iter().filter(|check| !check.passed) { p { strong { "Note. " } (check) } }
+        h2 { "Time" }
+        div class="charts" { @for (name, _) in PASSES { (curves(report, name)) } }
+        h2 { "Faster than softmax" }
+        (crossovers(report))
+        @for (name, _) in PASSES {
+            h2 { (capitalised(name)) }
+            div class="scroll" { (table(report, name)) }
+        }
+        h2 { "Against the f64 reference" }
+        ul { @for check in &report.checks { li { (check) } } }
+        (left_out(report))
+        (page::environment(&report.environment, "generated, unit variance", &report.commands))
+        p class="quiet" {
+            "Peak memory is what a call holds beyond its tensors: scratch and statistics of ours, all temporaries of a rival. "
+            "Shares of the matrix product and of the copy are planned operations and bytes over the median time."
+        }
+    };
+    page::shell(title, &body)
+}
+
+fn pass(name: &str) -> fn(&Point) -> Option<&Timing> {
+    PASSES.iter().find(|(known, _)| *known == name).map_or(PASSES[0].1, |(_, pass)| *pass)
+}
+
+fn curves(report: &BenchReport, name: &str) -> Markup {
+    let series: Vec<_> = report
+        .labels()
+        .into_iter()
+        .map(|label| Series {
+            label: label.into(),
+            style: page::style_of(label),
+            points: report.curve(label, pass(name)),
+        })
+        .filter(|series| !series.points.is_empty())
+        .collect();
+    let title = format!("Seconds, {name}");
+    chart::log_lines(Axes { title: &title, x: "tokens", y: "s", percent: false }, &series)
+}
+
+fn crossovers(report: &BenchReport) -> Markup {
+    let from = |tokens: Option<f64>| match tokens {
+        None => "not within these sizes".into(),
+        Some(n) if report.sizes().first().is_some_and(|&least| n <= least as f64) => "at every size".to_owned(),
+        Some(n) => format!("from about {} tokens", page::count(n.round() as usize)),
+    };
+    html! {
+        table {
+            thead { tr { th scope="col" { "Mechanism" } @for (name, _) in PASSES { th scope="col" { (name) } } } }
+            tbody {
+                @for crossover in report.crossovers() {
+                    tr {
+                        th scope="row" { (chip(&crossover.label)) (crossover.label) }
+                        td { (from(crossover.forward)) }
+                        td { (from(crossover.training)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn table(report: &BenchReport, name: &str) -> Markup {
+    let columns = [
+        "Mechanism",
+        "Tokens",
+        "ms",
+        "spread",
+        "tokens/s",
+        "GFLOP/s",
+        "of matrix product",
+        "of copy",
+        "peak memory",
+        "planned",
+    ];
+    html! {
+        table {
+            thead { tr { @for column in columns { th scope="col" { (column) } } } }
+            tbody {
+                @for (point, timing) in report.points.iter().filter_map(|point| Some((point, pass(name)(point)?))) {
+                    tr {
+                        th scope="row" { (chip(&point.label)) (point.label) }
+                        td { (page::count(point.tokens)) }
+                        td { strong { (milliseconds(timing.median)) } }
+                        td { (milliseconds(timing.low)) " – " (milliseconds(timing.high)) }
+                        td { (page::count(timing.tokens_per_second.round() as usize)) }
+                        td { (format!("{:.1}", timing.gflops)) }
+                        td { (format!("{:.0} %", timing.gemm_share * 100.0)) }
+                        td { @if timing.copy_share > 0.0 { (format!("{:.0} %", timing.copy_share * 100.0)) } @else { "–" } }
+                        td { (timing.peak_bytes.map_or("–".into(), page::megabytes)) }
+                        td { (planned(point, name)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn planned(point: &Point, name: &str) -> String {
+    let bytes =
+        point.plan.as_ref().map(|plan| if name == PASSES[0].0 { plan.forward_bytes } else { plan.training_bytes });
+    bytes.map_or("–".into(), page::megabytes)
+}
+
+fn left_out(report: &BenchReport) -> Markup {
+    let skipped: Vec<_> = report.points.iter().filter(|point| point.skipped.is_some()).collect();
+    html! {
+        @if !skipped.is_empty() {
+            h2 { "Left out" }
+            ul { @for point in skipped { li { (point) } } }
+        }
+    }
+}
+
+fn chip(label: &str) -> Markup {
+    html! { span class=(format!("chip s{}", page::style_of(label))) {} }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
