@@ -21,6 +21,9 @@ impl Destination {
     /// # Errors
     /// [`Error::File`] saying which of these does not hold.
     pub fn new(path: &Path, inputs: &[&Path]) -> Result<Self> {
+        if path.is_symlink() && !path.exists() {
+            return Err(Error::file(path, "is a symbolic link to nothing; remove it, or name another file"));
+        }
         // A symbolic link stays one: what it points to is replaced.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if inputs.iter().any(|input| fs::canonicalize(input).is_ok_and(|input| input == target)) {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use half::{bf16, f16};
-use resolvent_kernels as kernels;
+use resolvent_kernels::{self as kernels, mechanism::check_distinct};
 use safetensors::{
     Dtype, SafeTensorError, SafeTensors,
     tensor::{Metadata, TensorView},
@@ -63,6 +63,8 @@ impl TensorFile {
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = fs::read(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, problem(&e)))?;
+        let text = String::from_utf8_lossy(&bytes[size_of::<u64>()..][..header]);
+        check_distinct(&text).map_err(|problem| Error::file(path, format!("has a damaged header: {problem}")))?;
         Ok(Self { path: path.to_owned(), data: header + size_of::<u64>(), bytes, metadata })
     }
 

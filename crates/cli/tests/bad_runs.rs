@@ -26,17 +26,20 @@ fn refused(sandbox: &Sandbox, code: i32, args: &[&str], says: &[&str]) {
 
 #[test]
 fn malformed_recipes_are_named_with_file_and_field() {
-    let cases: [(&str, &[&str]); 26] = [
+    let cases: [(&str, &[&str]); 29] = [
         ("[model", &["line 1"]),
         ("name = 'a'\nname = 'b'", &["duplicate key"]),
         ("modle = 1", &["`modle`"]),
         ("[model]\nwidth = 8", &["width"]),
         ("[model]\ndim = 'wide'", &["`model.dim`"]),
-        ("[model]\npatch = 0", &["`model.patch`", "at least 1"]),
+        ("[model]\npatch = 0", &["`model.patch`", "1 to 65536"]),
         ("[model]\npatch = -4", &["`model.patch`"]),
         ("[model]\npatch = 5\n[schedule]\nbatch_size = 8", &["16", "5"]),
         ("[model]\nheads = 5", &["`model.heads`", "divisor"]),
         ("[model]\ndepth = 0", &["`model.depth`"]),
+        ("[model]\nmlp_dim = 1000000000000", &["`model.mlp_dim`"]),
+        ("[model]\ndim = 65536\ndepth = 4096", &["`model`", "2^33"]),
+        ("[schedule]\nepochs = 9223372036854775807", &["`schedule.epochs`"]),
         ("[model]\npool = 'max'", &["`model.pool`", "max"]),
         ("[model]\ndropout = 1.0", &["`model.dropout`", "[0, 1)"]),
         ("[optimiser]\nlr = 0", &["`optimiser.lr`", "> 0"]),

@@ -25,6 +25,8 @@ use crate::{
 
 /// Version of the format; a change that older programs cannot read raises it.
 const FORMAT: u32 = 1;
+/// The folder in a run's folder that holds its checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
 const UNFINISHED: &str = ".saving-";
 
@@ -296,7 +298,7 @@ pub struct Store {
 impl Store {
     /// The store of the run in `run`, which keeps the newest `keep` checkpoints and the best.
     pub fn new(run: &Path, keep: usize) -> Self {
-        Self { folder: run.join("checkpoints"), keep }
+        Self { folder: run.join(CHECKPOINTS), keep }
     }
 
     /// Where the best weights of step `step` lie.
@@ -336,6 +338,17 @@ impl Store {
     /// As [`Store::save`].
     pub fn save_best(&self, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
         self.write(&format!("best-{:09}", state.step), state, parts)
+    }
+
+    /// Removes the best weights of a run whose checkpoints are gone: they are not those of the run that begins here.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn forget_best(&self) -> Result<()> {
+        for folder in self.list("best-")? {
+            fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove the best of an earlier run"))?;
+        }
+        Ok(())
     }
 
     /// Removes what a crash left half-written.

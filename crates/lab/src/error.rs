@@ -64,6 +64,20 @@ pub enum Error {
         /// How far that run is.
         state: String,
     },
+    /// The folder holds files of someone else's that would be overwritten.
+    #[error("{} holds a {file} that is not of a run of this program; name another folder", path.display())]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// The file.
+        file: &'static str,
+    },
+    /// Another process writes to the folder.
+    #[error("{} is being written to by another process; wait for it, or name another folder", path.display())]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+    },
     /// There is nothing to resume or to evaluate.
     #[error("{} holds no checkpoint; train into it first, or name a run's folder", path.display())]
     NoCheckpoint {
@@ -111,7 +125,7 @@ impl Error {
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free some space and run the command again: what was there before is intact"
+            "; free some space and run the command again (a training run with --resume): what was there before is intact"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; name a folder that you may write to",
         _ => "",

@@ -8,6 +8,7 @@ pub mod data;
 pub mod environment;
 mod error;
 pub mod eval;
+pub mod folder;
 pub mod metrics;
 pub mod progress;
 pub mod recipe;

@@ -7,14 +7,17 @@ use std::{
 };
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
     checkpoint::write_atomically,
-    report::bench_page,
+    folder::Claim,
+    report::{self, bench_page},
 };
 
-use super::{compare::command_line, recipe::Attention};
+use super::{
+    compare::command_line,
+    recipe::{Attention, mechanisms},
+};
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
 
 /// Measure the operators: time and memory of each mechanism against the number of tokens
@@ -69,13 +72,13 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(files) = &args.compare {
         return compare(&files[0], &files[1], global);
     }
-    fs::create_dir_all(&args.out).map_err(|e| Error::file(&args.out, format!("cannot be made: {e}")))?;
+    let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], bench::RESULTS)?;
     let deferred = Deferred::begin();
     let options = options(args, global, &deferred)?;
     let Some(report) = bench::run(&options)? else {
         return Err(Error::Interrupted("nothing was written; run the command again".into()));
     };
-    let (file, page) = (args.out.join(bench::RESULTS), args.out.join("report.html"));
+    let (file, page) = (args.out.join(bench::RESULTS), args.out.join(report::REPORT));
     let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
     write_atomically(&file, format!("{json:#}\n").as_bytes())?;
     write_atomically(&page, bench_page(&report).as_bytes())?;
@@ -100,7 +103,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         ..BenchOptions::default()
     };
     if !args.mechanisms.is_empty() {
-        options.mechanisms = args.mechanisms.iter().map(Attention::mechanism).collect::<Result<Vec<Mechanism>>>()?;
+        options.mechanisms = mechanisms(&args.mechanisms)?;
     }
     if !args.tokens.is_empty() {
         options.tokens.clone_from(&args.tokens);

@@ -3,11 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
 use resolvent_lab::compare::{self, CompareOptions, CompareOutcome, Comparison};
 
 use super::{
-    recipe::{Attention, RecipeArgs, data},
+    recipe::{Attention, RecipeArgs, data, mechanisms},
     train::observer,
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
@@ -22,7 +21,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 pub struct Compare {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Mechanisms: ids, or files M.json [default: all]
+    /// Mechanisms: ids, files M.json, or `all` [default: softmax, infsa, infsa-resolvent, linear-infsa, uniform]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
     mechanisms: Vec<Attention>,
     /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
@@ -47,7 +46,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
     if !args.mechanisms.is_empty() {
-        options.mechanisms = args.mechanisms.iter().map(Attention::mechanism).collect::<Result<Vec<Mechanism>>>()?;
+        options.mechanisms = mechanisms(&args.mechanisms)?;
     }
     options.seeds = seeds(args, recipe.seed)?;
     options.stop = deferred.stop();
@@ -88,7 +87,8 @@ fn seeds(args: &Compare, first: u64) -> Result<Vec<u64>> {
 
 /// How the program was called, for the report.
 pub fn command_line() -> String {
-    let words = std::env::args().skip(1).map(|word| {
+    let words = std::env::args_os().skip(1).map(|word| {
+        let word = word.to_string_lossy().into_owned();
         let plain = word.chars().all(|c| c.is_alphanumeric() || "-_./:,=".contains(c));
         if plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
     });

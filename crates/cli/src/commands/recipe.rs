@@ -52,7 +52,11 @@ impl RecipeArgs {
     /// `recipe` with the changes asked for.
     pub fn change(&self, mut recipe: Recipe, global: &Global) -> Result<Recipe> {
         recipe.seed = global.seed.unwrap_or(recipe.seed);
-        recipe.schedule.epochs = self.epochs.unwrap_or(recipe.schedule.epochs);
+        if let Some(epochs) = self.epochs {
+            recipe.schedule.epochs = epochs;
+            // A recipe's warm-up is meant for its own length.
+            recipe.schedule.warmup_epochs = recipe.schedule.warmup_epochs.min(epochs as f64 / 4.0);
+        }
         recipe.schedule.max_minutes = self.max_minutes.or(recipe.schedule.max_minutes);
         recipe.data = self.data.as_ref().map(DataSpec::to_string).or(recipe.data);
         recipe.validate()?;
@@ -73,13 +77,17 @@ pub enum Attention {
     Preset(Box<Mechanism>),
     /// A configuration file.
     File(PathBuf),
+    /// Every preset.
+    All,
 }
 
 impl FromStr for Attention {
     type Err = resolvent_kernels::Error;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        if text.ends_with(".json") {
+        if text == "all" {
+            Ok(Self::All)
+        } else if text.ends_with(".json") {
             Ok(Self::File(text.into()))
         } else {
             Ok(Self::Preset(Box::new(Mechanism::preset(text)?)))
@@ -93,7 +101,21 @@ impl Attention {
         match self {
             Self::Preset(mechanism) => Ok((**mechanism).clone()),
             Self::File(path) => read_mechanism(path),
+            Self::All => {
+                let problem = "`all` stands alone, and where several mechanisms can be named".into();
+                let error = resolvent_kernels::Error::Config { field: "mechanism".into(), problem };
+                Err(resolvent_lab::Error::from(error).into())
+            }
         }
+    }
+}
+
+/// The mechanisms that are asked for; `all` stands for every preset.
+pub fn mechanisms(asked: &[Attention]) -> Result<Vec<Mechanism>> {
+    let preset = |id: &&str| Ok(Mechanism::preset(id).map_err(resolvent_lab::Error::from)?);
+    match asked {
+        [Attention::All] => Mechanism::IDS.iter().map(preset).collect(),
+        _ => asked.iter().map(Attention::mechanism).collect(),
     }
 }
 

@@ -10,6 +10,7 @@ mod ssa;
 mod valid;
 
 pub use choices::{Choices, Normalisation, Score, Series, Structure};
+pub use parse::check_distinct;
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
 
 pub use ssa::{CausalClusters, ClusterOn, Estimator, GlobalTokens, Pairs, Sampler, Ssa};

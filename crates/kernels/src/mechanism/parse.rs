@@ -50,6 +50,15 @@ impl<'de> Deserialize<'de> for Mechanism {
     }
 }
 
+/// Whether no object of the JSON `text` names a field twice: a parser keeps the last of two and drops the other in
+/// silence.
+///
+/// # Errors
+/// The field and its place, in words.
+pub fn check_distinct(text: &str) -> std::result::Result<(), String> {
+    serde_json::from_str::<Distinct>(text).map(drop).map_err(|e| e.to_string())
+}
+
 /// Any JSON whose objects name no field twice.
 struct Distinct;
 
@@ -106,8 +115,7 @@ impl Mechanism {
     pub fn from_json(text: &str) -> Result<Self> {
         let config = |problem| Error::Config { field: ".".into(), problem };
         let value = serde_json::from_str(text).map_err(|e| config(format!("not valid JSON: {e}")))?;
-        // A parsed object holds the last of two equal names: neither may be dropped in silence.
-        serde_json::from_str::<Distinct>(text).map_err(|e| config(e.to_string()))?;
+        check_distinct(text).map_err(config)?;
         Self::from_value(value)
     }
 

@@ -59,10 +59,10 @@ pub(super) fn resolvent_forward(head: &Head, m: &Infsa) -> HeadForward {
     let affinity = Affinity::of(head, m);
     let hop = affinity.hop(head.gamma);
     let inverse = hop.map(|i, j, x| if i == j { 1.0 - x } else { -x }).inverse();
-    // A path starts at a kept query and ends at a kept key: elsewhere the series is zero, and so that no rounding of
-    // the elimination remains there, it is written as zero.
-    let walks = |i: usize, j: usize, x: f64| if i == j { x - 1.0 } else { x };
-    let weights = inverse.map(|i, j, x| if head.allowed(i, j) { walks(i, j, x) } else { 0.0 });
+    // (I - M)^-1 M rather than (I - M)^-1 - I, which would cancel where M is small. A path starts at a kept query and ends
+    // at a kept key: elsewhere the series is zero, and so that no rounding of the elimination remains there, it is
+    // written as zero.
+    let weights = inverse.times(&hop).map(|i, j, x| if head.allowed(i, j) { x } else { 0.0 });
     HeadForward { weights, frob: Some(affinity.frob(false)), ..HeadForward::default() }
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right
     if rows == 0 || cols == 0 {
         return;
     }
-    debug_assert_eq!(cols % S::F32_LANES, 0);
+    assert_eq!(cols % S::F32_LANES, 0, "panels are padded");
     if depth > 0 {
         assert!((rows - 1) * left.row_stride + (depth - 1) * left.depth_stride < left.data.len());
         assert!((depth - 1) * right.stride + cols <= right.data.len());

@@ -11,7 +11,10 @@ mod speed;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use resolvent_kernels::Mechanism;
@@ -22,6 +25,7 @@ use crate::{
     checkpoint::{Checkpoint, DataIdentity, to_json, write_atomically},
     data::Dataset,
     environment::Environment,
+    folder::Claim,
     metrics,
     progress::{Event, Observer, Silent},
     report,
@@ -37,6 +41,9 @@ pub use speed::{Speed, measure};
 pub const RESULTS: &str = "results.json";
 /// The file that holds what all runs share.
 const SHARED: &str = "comparison.json";
+
+/// What is compared where nothing else is asked for: the baseline, the control, and InfSA.
+pub const DEFAULT: [&str; 5] = ["softmax", "infsa", "infsa-resolvent", "linear-infsa", "uniform"];
 
 /// What to compare, and how to run it.
 #[derive(Clone)]
@@ -61,11 +68,11 @@ pub struct CompareOptions {
 }
 
 impl CompareOptions {
-    /// All mechanisms of [`Mechanism::IDS`] with their defaults, seed 0, into `out_dir`, telling nobody.
+    /// The mechanisms of [`DEFAULT`] with their defaults, seed 0, into `out_dir`, telling nobody.
     pub fn new(out_dir: impl Into<PathBuf>) -> Self {
         Self {
             out_dir: out_dir.into(),
-            mechanisms: Mechanism::IDS.iter().filter_map(|id| Mechanism::preset(id).ok()).collect(),
+            mechanisms: DEFAULT.iter().filter_map(|id| Mechanism::preset(id).ok()).collect(),
             seeds: vec![0],
             stop: Arc::default(),
             observer: Arc::new(Silent),
@@ -108,7 +115,7 @@ struct Shared {
 /// comparison, and those of [`train::run`].
 pub fn run(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<CompareOutcome> {
     check(recipe, options)?;
-    let shared = shared(recipe, dataset, options)?;
+    let (_claim, shared) = shared(recipe, dataset, options)?;
     let of = options.mechanisms.len() * options.seeds.len();
     let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
     // Seed by seed, so that a first answer for all mechanisms comes early.
@@ -145,7 +152,12 @@ fn finish(
     let first = |runs: &Vec<(String, TrainSummary)>| (options.out_dir.join(&runs[0].0), runs[0].1.recipe.clone());
     let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
     let trained = folders.iter().map(|folder| Checkpoint::find(folder)).collect::<Result<Vec<_>>>()?;
-    let speeds = measure(&recipes, trained, dataset, options.memory.as_deref(), options.slot_seconds)?;
+    let stop = || options.stop.load(Ordering::Relaxed);
+    let speeds = measure(&recipes, trained, dataset, options.memory.as_deref(), options.slot_seconds, &stop)?;
+    let Some(speeds) = speeds else {
+        let of = done.iter().map(Vec::len).sum();
+        return Ok(CompareOutcome::Interrupted { runs: of, of });
+    };
     let comparison = Comparison {
         recipe: shared.recipe,
         data: shared.data,
@@ -180,22 +192,24 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
 }
 
 /// What the folder's runs share: read back, or decided now.
-fn shared(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<Shared> {
+fn shared(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<(Claim, Shared)> {
     let common =
         |recipe: &Recipe| Recipe { mechanism: Mechanism::Softmax(Default::default()), seed: 0, ..recipe.clone() };
+    let claim = || Claim::take(&options.out_dir, &[RESULTS, report::REPORT], SHARED);
     let file = options.out_dir.join(SHARED);
     let data = DataIdentity::of(dataset);
     if let Some(saved) = read_shared(&file)? {
         saved.data.check(&data, &file)?;
         return match common(&saved.recipe).difference(&common(recipe)) {
-            None => Ok(saved),
+            None => Ok((claim()?, saved)),
             Some((field, saved, now)) => Err(Error::Mismatch { path: file, field, saved, now }),
         };
     }
     let plan = plan(recipe, dataset, options)?;
     let shared = Shared { recipe: recipe.clone(), data, plan };
+    let claim = claim()?;
     write_atomically(&file, &to_json(&shared)?)?;
-    Ok(shared)
+    Ok((claim, shared))
 }
 
 fn read_shared(file: &Path) -> Result<Option<Shared>> {

@@ -28,7 +28,7 @@ pub struct Speed {
 }
 
 /// Measures the recipes, one per mechanism, with the weights they were trained to. In each of five rounds each mechanism
-/// trains, and infers, for `slot_seconds`, and at least one step.
+/// trains, and infers, for `slot_seconds`, and at least one step. `None` when `stop` says so.
 ///
 /// # Errors
 /// As [`crate::train::run`].
@@ -38,7 +38,8 @@ pub fn measure(
     dataset: &Dataset,
     probe: Option<&dyn MemoryProbe>,
     slot_seconds: f64,
-) -> Result<Vec<Speed>> {
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<Vec<Speed>>> {
     let mut benches = Vec::new();
     let mut peaks = Vec::new();
     for (recipe, trained) in recipes.iter().zip(trained) {
@@ -55,6 +56,9 @@ pub fn measure(
     let mut times = vec![(Vec::new(), Vec::new()); benches.len()];
     for _ in 0..ROUNDS {
         for (bench, (train, infer)) in benches.iter_mut().zip(&mut times) {
+            if stop() {
+                return Ok(None);
+            }
             train.push(slot(slot_seconds, || bench.step())?);
             infer.push(slot(slot_seconds, || bench.infer())?);
         }
@@ -65,7 +69,7 @@ pub fn measure(
         infer_images_per_second: bench.images() as f64 / median(infer),
         peak_bytes,
     });
-    Ok(speeds.collect())
+    Ok(Some(speeds.collect()))
 }
 
 /// Mean seconds of `work`, repeated for `seconds`.

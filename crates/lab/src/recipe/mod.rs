@@ -78,6 +78,12 @@ fn mechanism<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Mechanism, 
     .map_err(D::Error::custom)
 }
 
+/// Bounds that no useful run comes near, and within which no product of sizes overflows.
+const WIDEST: usize = 1 << 16;
+const DEEPEST: usize = 1 << 12;
+const LONGEST: usize = 1_000_000;
+const MOST_WEIGHTS: u64 = 1 << 33;
+
 impl Recipe {
     /// Reads and checks the recipe in `file`.
     ///
@@ -157,11 +163,12 @@ impl Recipe {
         let share = |x: f64| (0.0..1.0).contains(&x);
         vec![
             check("seed", self.seed, i64::try_from(self.seed).is_ok(), "at most 2^63 - 1, as TOML holds it"),
-            check("model.patch", m.patch, positive(m.patch), "at least 1"),
-            check("model.dim", m.dim, positive(m.dim), "at least 1"),
-            check("model.depth", m.depth, positive(m.depth), "at least 1"),
+            check("model.patch", m.patch, (1..=WIDEST).contains(&m.patch), "1 to 65536"),
+            check("model.dim", m.dim, (1..=WIDEST).contains(&m.dim), "1 to 65536"),
+            check("model.depth", m.depth, (1..=DEEPEST).contains(&m.depth), "1 to 4096"),
             check("model.heads", m.heads, positive(m.heads) && m.dim % m.heads == 0, "a divisor of `model.dim`"),
-            check("model.mlp_dim", m.mlp_dim, positive(m.mlp_dim), "at least 1"),
+            check("model.mlp_dim", m.mlp_dim, (1..=WIDEST).contains(&m.mlp_dim), "1 to 65536"),
+            check("model", m.weights(), m.weights() <= MOST_WEIGHTS, "at most 2^33 weights in the blocks (32 GiB)"),
             check("model.dropout", m.dropout, share(m.dropout), "in [0, 1)"),
             check("model.drop_path", m.drop_path, share(m.drop_path), "in [0, 1)"),
             check("optimiser.lr", o.lr, o.lr.is_finite() && o.lr > 0.0, "finite and > 0"),
@@ -174,8 +181,8 @@ impl Recipe {
                 "finite and >= 0",
             ),
             check("optimiser.clip_norm", o.clip_norm, o.clip_norm.is_finite() && o.clip_norm >= 0.0, "finite and >= 0"),
-            check("schedule.epochs", s.epochs, positive(s.epochs), "at least 1"),
-            check("schedule.batch_size", s.batch_size, positive(s.batch_size), "at least 1"),
+            check("schedule.epochs", s.epochs, (1..=LONGEST).contains(&s.epochs), "1 to 1000000"),
+            check("schedule.batch_size", s.batch_size, (1..=LONGEST).contains(&s.batch_size), "1 to 1000000"),
             check(
                 "schedule.warmup_epochs",
                 s.warmup_epochs,

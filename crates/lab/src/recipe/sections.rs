@@ -39,6 +39,14 @@ pub struct ModelRecipe {
     pub pre_logits: bool,
 }
 
+impl ModelRecipe {
+    /// Weights of the projections and of the MLPs of all blocks.
+    pub(super) fn weights(&self) -> u64 {
+        let [dim, depth, mlp] = [self.dim, self.depth, self.mlp_dim].map(|n| n as u64);
+        depth.saturating_mul(dim.saturating_mul(4 * dim).saturating_add(dim.saturating_mul(2 * mlp)))
+    }
+}
+
 impl Default for ModelRecipe {
     fn default() -> Self {
         Self {

@@ -141,6 +141,9 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
     }
     let (last, (low, high)) = (range(|p| p.0).1, range(|p| p.1));
     let last = if last > 0.0 { last } else { 1.0 };
+    // A share that does not change gets a window of a tenth; no axis goes beyond all of it.
+    let (low, high) =
+        if axes.percent && low == high { ((low - 0.05).max(0.0), (high + 0.05).min(1.0)) } else { (low, high) };
     let (mut x_ticks, y_ticks) = (ticks(0.0, last), ticks(low, high));
     x_ticks.retain(|&tick| tick <= last);
     let frame = Frame { x: (0.0, last), y: (y_ticks[0], y_ticks[y_ticks.len() - 1]) };
@@ -247,7 +250,7 @@ pub fn bars(title: &str, from: f64, rows: &[Bar]) -> Markup {
     const ROW: f64 = 26.0;
     const NAME: f64 = 112.0;
     // Seven units per character are enough for the digits of every system's sans-serif.
-    let text = 12.0 + 7.0 * rows.iter().map(|row| row.text.chars().count()).max().unwrap_or(0) as f64;
+    let text = 15.0 + 7.0 * rows.iter().map(|row| row.text.chars().count()).max().unwrap_or(0) as f64;
     let values = rows.iter().flat_map(|row| row.dots.iter().chain([&row.value]));
     let most = values.copied().fold(from, f64::max);
     let scale = |value: f64| (value - from).max(0.0) / (most - from).max(f64::MIN_POSITIVE) * (WIDTH - NAME - text);
@@ -265,7 +268,7 @@ pub fn bars(title: &str, from: f64, rows: &[Bar]) -> Markup {
                         circle class="seed" cx=(px(NAME + scale(dot))) cy=(middle) r="3" {}
                     }
                     @let end = row.dots.iter().copied().fold(row.value, f64::max);
-                    text class="value" x=(px(NAME + scale(end) + 6.0)) y=(middle + 4.0) { (row.text) }
+                    text class="value" x=(px(NAME + scale(end) + 9.0)) y=(middle + 4.0) { (row.text) }
                 }
             }
         }

@@ -20,9 +20,12 @@ use super::{
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Best, Checkpoint, DataIdentity, Expectation, Store, module_bytes, parts, to_json, write_atomically},
+    checkpoint::{
+        Best, CHECKPOINTS, Checkpoint, DataIdentity, Expectation, Store, module_bytes, parts, to_json, write_atomically,
+    },
     data::{Batch, Dataset, Split},
     eval::{self, Evaluation},
+    folder::Claim,
     metrics::{self, EpochRecord, MetricsFile, Record},
     progress::Event,
     report,
@@ -31,6 +34,8 @@ use crate::{
 /// The file in a run's folder that holds its [`TrainSummary`].
 pub const SUMMARY: &str = "summary.json";
 const RECIPE: &str = "recipe.toml";
+/// What a run writes beside its checkpoints.
+const FILES: [&str; 4] = [RECIPE, SUMMARY, MetricsFile::NAME, report::REPORT];
 
 /// Trains the model of `recipe` on `dataset`, or continues the run that `options.out_dir` holds, and tests it.
 ///
@@ -65,15 +70,18 @@ pub fn run(recipe: &Recipe, dataset: &Dataset, options: &TrainOptions) -> Result
         }
     }
     let pictures = Pictures::new(recipe, dataset)?;
-    let session = match checkpoint {
-        Some(checkpoint) => Session::resumed(recipe, dataset, checkpoint)?,
+    let claim = || Claim::take(&options.out_dir, &FILES, CHECKPOINTS);
+    let (_claim, session) = match checkpoint {
+        Some(checkpoint) => (claim()?, Session::resumed(recipe, dataset, checkpoint)?),
         None => {
             let plan = plan(recipe, dataset, &pictures, options)?;
             let expects = Expectation::new(dataset, &pictures.stats);
             let session = Session::new(recipe, dataset, Identity { data, expects }, plan)?;
+            let claim = claim()?;
             remove_summary(&options.out_dir)?;
+            store.forget_best()?;
             write_atomically(&options.out_dir.join(RECIPE), recipe.to_toml()?.as_bytes())?;
-            session
+            (claim, session)
         }
     };
     store.clean()?;
@@ -215,6 +223,10 @@ impl Run<'_> {
         let train_loss = self.session.end_epoch();
         let evaluation = self.evaluate(&self.session.evaluated(), &self.pictures.watched)?;
         clock.lap(&mut self.session.time.evaluation);
+        // The last step of an epoch is judged by what it leads to.
+        if !evaluation.loss.is_finite() {
+            return Err(Error::Diverged { step: self.session.state.step, loss: evaluation.loss as f32 });
+        }
         let record = EpochRecord {
             epoch: self.session.state.step.div_ceil(self.session.state.plan.steps_per_epoch),
             step: self.session.state.step,

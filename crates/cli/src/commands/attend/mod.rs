@@ -84,6 +84,9 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     if !unused.is_empty() {
         tracing::info!("note: {} holds tensors that are not used: {}", args.input.display(), unused.join(", "));
     }
+    if args.reference || args.weights {
+        check_memory(&operator, &args.input)?;
+    }
     let tensors = if args.reference {
         let tensors = Tensors::<f64>::load(&file, &operator, &layout, args.grad)?;
         compute::reference(&operator, &layout, &tensors, args)
@@ -96,6 +99,31 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let bytes = tensors::serialise(&tensors, about.to_string()).map_err(|e| Error::file(output, e.to_string()))?;
     destination.write(&bytes)?;
     report(&operator, &tensors, &unused, output, global)
+}
+
+/// Whole matrices are refused where the machine cannot hold them: an allocation that fails ends the process.
+fn check_memory(operator: &Operator, input: &Path) -> Result<()> {
+    let s = operator.shape();
+    // The weights, the gradient of the affinities, and both on the way.
+    let bytes = 4 * size_of::<f64>() as u128 * s.slices() as u128 * s.seq_q as u128 * s.seq_kv as u128;
+    match available_memory() {
+        Some(available) if bytes > available.into() => {
+            let (needed, free) = (bytes as f64 / 1e9, available as f64 / 1e9);
+            let problem = format!(
+                "its whole matrices would take about {needed:.1} GB of the {free:.1} GB there are; leave out --reference and \
+                 --weights, or pass fewer tokens"
+            );
+            Err(Error::file(input, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that the system could still give, where it tells.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }
 
 fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
