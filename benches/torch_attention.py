@@ -1,13 +1,15 @@
 """Eager PyTorch on the same formulas, for comparison: medians of interleaved runs as JSON on stdout.
 
-    python benches/torch_attention.py [--shape 1,8,4096,64] [--threads 2] [--runs 7] [--causal] [softmax infsa linear-infsa]
+    python benches/torch_attention.py [--shape 1,8,4096,64] [--threads 2] [--runs 7] [--causal] [softmax infsa linear-infsa fna]
 
 `softmax` is `scaled_dot_product_attention`; `infsa` and `linear-infsa` are the equations of "Infinite Self-Attention"
-(11, 12 and 16 to 21) as a PyTorch user would write them.
+(11, 12 and 16 to 21), `fna` that of "Fractional neural attention for efficient multiscale sequence processing" (13, with
+`cdist`), as a PyTorch user would write them.
 """
 
 import argparse
 import json
+import math
 import statistics
 import time
 
@@ -37,7 +39,16 @@ def linear_infsa(q, k, v, causal, gamma=0.7, eps=1e-6):
     return (gamma * (weight.unsqueeze(-2) @ v)).expand(*q.shape[:-1], v.shape[-1])
 
 
-MECHANISMS = {"softmax": softmax, "infsa": infsa, "linear-infsa": linear_infsa}
+def fna(q, k, v, causal, alpha=1.2):
+    dim = q.shape[-1]
+    kappa = dim**0.5 / math.expm1(math.log(2) / dim)
+    scores = -(dim + alpha) * torch.log1p(torch.cdist(q, k) / kappa)
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+MECHANISMS = {"softmax": softmax, "infsa": infsa, "linear-infsa": linear_infsa, "fna": fna}
 
 
 def timed(function, inputs, dout, causal, training):

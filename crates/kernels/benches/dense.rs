@@ -44,7 +44,7 @@ fn main() {
         Some(name) => Level::available().into_iter().filter(|level| level.name() == name).collect(),
         None => vec![Level::selected().expect("an instruction set")],
     };
-    let ids = ["softmax", "infsa"].into_iter().filter(|id| {
+    let ids = ["softmax", "infsa", "fna"].into_iter().filter(|id| {
         let named = args.iter().any(|arg| Mechanism::IDS.contains(&arg.as_str()));
         !named || args.iter().any(|arg| arg == id)
     });

@@ -3,15 +3,16 @@
 use rayon::prelude::*;
 
 use crate::{
-    Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check, mechanism,
+    Error, Extras, Inputs, Mask, Mechanism, Parameter, Result, Shape, check, mechanism,
     score::gate,
     simd::{Level, rows},
+    structure::dense::Decoder,
 };
 
-/// The past of a causal `softmax`, `infsa` or `uniform`, whatever the configuration says of `causal`. Feeding a sequence
-/// in steps of any length gives what one causal call on the whole of it gives.
+/// The past of a causal `softmax`, `fna`, `infsa` or `uniform`, whatever the configuration says of `causal`. Feeding a
+/// sequence in steps of any length gives what one causal call on the whole of it gives.
 ///
-/// Kept per head: for `softmax` all keys and values; for `infsa` those and the squared prefix norm, one f64, whose range
+/// Kept per head: for `softmax` and `fna` all keys and values; for `infsa` those and the squared prefix norm, one f64, whose range
 /// holds the square of any product of two f32; for `uniform` only the sum of the values.
 ///
 /// ```
@@ -61,6 +62,15 @@ impl Cache {
         if let Mechanism::Ssa(_) = mechanism {
             let why = "its labels follow the whole sequence; call it on the sequence so far";
             return Err(Error::Unsupported { mechanism: "ssa", what: "decoding token by token", why });
+        }
+        if matches!(mechanism, Mechanism::Fna(m) if m.norm_exponent != 0.0) {
+            let why =
+                "the degrees of all past rows would be needed; set norm_exponent to 0, or attend to the whole sequence";
+            return Err(Error::Unsupported {
+                mechanism: mechanism.id(),
+                what: "decoding with norm_exponent != 0",
+                why,
+            });
         }
         let mut cache = Self {
             mechanism: mechanism.clone(),
@@ -147,6 +157,11 @@ impl Cache {
                         let (k, v) = (past(n, keys, head_dim), past(n, values, value_dim));
                         softmax(level, m, q, k, v, &mut scores[..len + n + 1], sum)
                     }
+                    Mechanism::Fna(m) => {
+                        let (k, v) = (past(n, keys, head_dim), past(n, values, value_dim));
+                        let decoder = decoder(m, &inputs.extras, head_dim, heads, slice % heads);
+                        decoder.step(level, q, k, v, &mut scores[..len + n + 1], sum)
+                    }
                     Mechanism::Infsa(m) => {
                         let (k, v) = (past(n, keys, head_dim), past(n, values, value_dim));
                         let gamma =
@@ -188,6 +203,14 @@ impl Cache {
         self.room = vec![0.0; slices * (head_dim + capacity)];
         self.capacity = capacity;
     }
+}
+
+/// The kernel of head `h`, as the configuration or the call has it.
+fn decoder<'a>(m: &'a mechanism::Fna, extras: &Extras<'_>, head_dim: usize, heads: usize, h: usize) -> Decoder<'a> {
+    let given = |parameter: Parameter| extras.get(parameter).map(|values| f64::from(values[h]));
+    let resolved = m.resolve(head_dim, heads);
+    let power = resolved.intrinsic_dim + given(Parameter::Alpha).unwrap_or(m.alpha);
+    Decoder { m, kappa: given(Parameter::Kappa).unwrap_or(resolved.kappa), power }
 }
 
 fn part(x: &[f32], start: usize, len: usize) -> &[f32] {

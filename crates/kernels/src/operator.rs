@@ -191,7 +191,8 @@ impl Operator {
     /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one (`-inf` for a row without
     /// keys). `stats` is what [`Operator::forward`] wrote.
     pub fn lse<'s>(&self, stats: &'s [f32]) -> Option<&'s [f32]> {
-        matches!(self.mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_)).then_some(stats)
+        let saved = matches!(self.mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
+        saved.then(|| &stats[..self.shape.slices() * self.shape.seq_q])
     }
 
     /// The Frobenius norm of the affinities before `eps`, `[batch, heads]`, or, causal, `[batch, heads, seq_q]` (of the
@@ -242,6 +243,7 @@ impl Operator {
             Mechanism::InfsaResolvent(m) => series::resolvent::forward(call, m, out, stats, work),
             Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out, stats, work),
             Mechanism::Ssa(m) => structure::clustered::forward(call, m, out, stats, work),
+            Mechanism::Fna(m) => structure::dense::fna_forward(call, m, out, stats, work),
         }
     }
 
@@ -283,6 +285,7 @@ impl Operator {
             Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, saved, gradients, work),
             Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients, work),
             Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients, work),
+            Mechanism::Fna(m) => structure::dense::fna_backward(call, m, saved, gradients, work),
         }
     }
 

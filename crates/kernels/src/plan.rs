@@ -51,6 +51,7 @@ pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strate
     let causal = causal || mechanism.causal();
     let fused = match mechanism {
         Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal),
+        Mechanism::Fna(m) => structure::dense::fna_plan(m, shape, causal),
         Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
         Mechanism::Ssa(m) => structure::clustered::plan(m, shape, causal),
         Mechanism::Uniform(_) | Mechanism::LinearInfsa(_) => structure::pooled::plan(mechanism, shape, causal),

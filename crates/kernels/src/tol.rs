@@ -10,7 +10,7 @@ pub struct Tol {
     /// For gradients.
     pub backward: f64,
     /// Root mean square of an error that is accepted even where the reference is smaller still: the rounding of terms
-    /// that cancel. 0 unless set by [`Tol::with_noise`].
+    /// that cancel. 0 unless set by [`Tol::with_noise`] or [`Tol::with_scores`].
     pub noise: f64,
 }
 
@@ -31,7 +31,12 @@ impl Tol {
     /// The same for results whose terms, of order `size`, may cancel to nothing (the gradient of a single token's
     /// weight): accepts a fifth of the tolerance of one term per element, in f32 16 units in the last place.
     pub const fn with_noise(self, size: f64) -> Self {
-        Self { noise: 0.2 * self.forward * size, ..self }
+        Self { noise: self.noise + 0.2 * self.forward * size, ..self }
+    }
+
+    /// The same for weights that are exponentials of scores up to `largest`: four units in the last place of such a score.
+    pub const fn with_scores(self, largest: f64) -> Self {
+        Self { noise: self.noise + 2.0 * f32::EPSILON as f64 * largest, ..self }
     }
 
     /// The tolerance for tensors stored as `T`.

@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Cache, Error, Inputs, Mechanism, Shape, Tol, reference};
+use resolvent_kernels::{Cache, Error, Inputs, Mechanism, Parameter, Shape, Tol, reference};
 use support::{
     assert_close,
     problem::Problem,
@@ -58,7 +58,10 @@ fn check(p: &Problem) {
 
 fn causal() -> impl Iterator<Item = Mechanism> {
     let json = |m: &Mechanism| serde_json::to_value(m).unwrap();
-    let makes_sense = |m: &Mechanism| matches!(m, Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Uniform(_));
+    let makes_sense = |m: &Mechanism| match m {
+        Mechanism::Fna(m) => m.norm_exponent == 0.0,
+        m => matches!(m, Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Uniform(_)),
+    };
     mechanisms().into_iter().filter(makes_sense).map(move |m| {
         let mut config = json(&m);
         config["causal"] = true.into();
@@ -73,6 +76,10 @@ fn steps_of_any_length_equal_the_whole() {
         check(&p);
         if p.mechanism.gamma().is_some() {
             p.set_gamma(vec![0.2, 0.9, 0.5]);
+            check(&p);
+        }
+        for &parameter in p.mechanism.parameters().iter().filter(|&&parameter| parameter != Parameter::Gamma) {
+            p.parameters.insert(parameter, vec![1.1, 1.9, 1.5]);
             check(&p);
         }
     }
@@ -95,6 +102,9 @@ fn what_cannot_be_decoded_is_refused() {
         let refused = Cache::new(&Mechanism::preset(id).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { mechanism, what: "causal", .. } if mechanism == id));
     }
+    let density = Mechanism::from_json(r#"{"mechanism": "fna", "norm_exponent": 1}"#).unwrap();
+    let refused = Cache::new(&density, 1, 1, 4, 4, 8).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { what: "decoding with norm_exponent != 0", .. }), "{refused}");
     let mut cache = Cache::new(&Mechanism::preset("infsa").unwrap(), 1, 2, 4, 4, 8).unwrap();
     let (x, mut out) = ([0.5; 16], [0.0; 16]);
     for (q, k, v) in [(0, 8, 8), (9, 8, 8), (8, 16, 8), (8, 8, 4)] {

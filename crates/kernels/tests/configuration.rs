@@ -2,7 +2,10 @@
 
 use resolvent_kernels::{
     Error, Mechanism,
-    mechanism::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform},
+    mechanism::{
+        Activation, DistanceKernel, Fna, Infsa, InfsaResolvent, LinearInfsa, Manifold, NormBias, PowerOperator,
+        Softmax, Uniform,
+    },
 };
 
 /// The field that reading `json` complains about.
@@ -23,7 +26,7 @@ fn with(id: &str, fields: &str) -> String {
 }
 
 /// The fields that each mechanism takes, with a value that is not the default.
-const FIELDS: [(&str, &[&str]); 5] = [
+const FIELDS: [(&str, &[&str]); 6] = [
     ("softmax", &[r#""scale": 0.25"#, r#""causal": true"#, r#""tied": true"#]),
     ("uniform", &[r#""causal": true"#]),
     (
@@ -64,6 +67,20 @@ const FIELDS: [(&str, &[&str]); 5] = [
             r#""broadcast": false"#,
         ],
     ),
+    (
+        "fna",
+        &[
+            r#""alpha": 2.0"#,
+            r#""kappa": "vision""#,
+            r#""kappa": 2.5"#,
+            r#""manifold": "sphere""#,
+            r#""intrinsic_dim": 3.0"#,
+            r#""tied": true"#,
+            r#""norm_exponent": 0.5"#,
+            r#""causal": true"#,
+            r#""kernel": "student""#,
+        ],
+    ),
 ];
 
 #[test]
@@ -95,6 +112,16 @@ fn missing_fields_have_their_defaults() {
             operator: PowerOperator::Factored,
             norm_bias: NormBias::Value(0.0),
             broadcast: true,
+        }),
+        Mechanism::Fna(Fna {
+            alpha: 1.2,
+            kappa: None,
+            manifold: Manifold::Euclidean,
+            intrinsic_dim: None,
+            tied,
+            norm_exponent: 0.0,
+            causal,
+            kernel: DistanceKernel::Levy,
         }),
     ];
     for (id, expected) in Mechanism::IDS.into_iter().zip(expected) {
@@ -172,6 +199,10 @@ fn wrong_types_are_named() {
         ("linear-infsa", r#""norm_bias": "automatic""#),
         ("linear-infsa", r#""norm_bias": true"#),
         ("linear-infsa", r#""broadcast": 0"#),
+        ("fna", r#""kappa": "image""#),
+        ("fna", r#""kappa": [1.0]"#),
+        ("fna", r#""manifold": "torus""#),
+        ("fna", r#""kernel": "gaussian""#),
     ] {
         let name = field.split('"').nth(1).unwrap();
         assert_eq!(blamed(&with(id, field)), name, "{id}: {field}");
@@ -198,6 +229,12 @@ fn values_out_of_range_are_named() {
         ("linear-infsa", "iterations", "0"),
         ("linear-infsa", "iterations", "65"),
         ("linear-infsa", "norm_bias", "-0.5"),
+        ("fna", "alpha", "0.99"),
+        ("fna", "alpha", "2.01"),
+        ("fna", "kappa", "0"),
+        ("fna", "kappa", "-3"),
+        ("fna", "kappa", "\"sphere\""),
+        ("fna", "intrinsic_dim", "0"),
     ] {
         let error = Mechanism::from_json(&with(id, &format!(r#""{field}": {value}"#))).unwrap_err();
         assert!(matches!(error, Error::OutOfRange { field: f, .. } if f == field), "{error}");
@@ -217,6 +254,32 @@ fn numbers_that_json_cannot_write_are_caught_too() {
             let error = mechanism.validate().unwrap_err();
             assert!(matches!(error, Error::OutOfRange { field: f, .. } if f == field), "{error}");
         }
+    }
+}
+
+#[test]
+fn rules_for_kappa_belong_to_a_manifold() {
+    for rule in ["text", "vision"] {
+        assert_eq!(blamed(&with("fna", &format!(r#""manifold": "sphere", "kappa": "{rule}""#))), "kappa");
+    }
+    assert!(Mechanism::from_json(&with("fna", r#""manifold": "sphere", "kappa": 0.5"#)).is_ok());
+}
+
+/// Values computed from the rules' formulas with more digits.
+#[test]
+fn rules_for_kappa_know_the_width() {
+    let kappa = |fields: &str, head_dim: usize, heads: usize| {
+        let Mechanism::Fna(m) = Mechanism::from_json(&with("fna", fields)).unwrap() else { unreachable!() };
+        m.resolve(head_dim, heads).kappa
+    };
+    for (head_dim, expected) in [(1, 1.0), (8, 31.2507), (16, 90.3469), (32, 258.3375), (64, 734.6671)] {
+        assert!((kappa(r#""alpha": 1"#, head_dim, 2) - expected).abs() < 5e-5);
+        assert_eq!(kappa(r#""alpha": 2"#, head_dim, 2), (head_dim as f64).sqrt());
+        assert_eq!(kappa(r#""kappa": "vision""#, head_dim, 2), head_dim as f64);
+    }
+    for (head_dim, heads, expected) in [(2, 1, 1.46694), (8, 1, 17.68277), (8, 2, 20.42182), (32, 4, 86.25926)] {
+        assert!((kappa(r#""manifold": "sphere""#, head_dim, heads) - expected).abs() < 5e-6);
+        assert_eq!(kappa(r#""manifold": "sphere", "alpha": 2"#, head_dim, heads), 1.0);
     }
 }
 

@@ -70,6 +70,28 @@ fn check_all(p: &Problem, what: &str) {
         let got: f64 = dgamma.iter().sum();
         assert!((measured - got).abs() < RTOL * (1.0 + got.abs()), "{what}: dgamma at {gamma}: {measured}, got {got}");
     }
+    for parameter in [Parameter::Alpha, Parameter::Kappa] {
+        let Some(gradient) = b.parameters.get(&parameter) else { continue };
+        // Away from the ends of alpha's range, and per head, as a call gives it.
+        let values: Vec<f32> = (0..p.shape.heads).map(|h| 1.25 + 0.375 * h as f32).collect();
+        let mut p = p.clone();
+        p.parameters.insert(parameter, values);
+        let b = reference::backward(&p.mechanism, &p.shape, &p.inputs(), &p.mask(), &p.dout).unwrap();
+        assert_eq!(gradient.len(), p.shape.heads);
+        for (h, got) in b.parameters[&parameter].iter().enumerate() {
+            // A step that f32 holds exactly.
+            let at = |step: f32| {
+                let mut p = p.clone();
+                p.parameters.get_mut(&parameter).unwrap()[h] += step;
+                loss(&p)
+            };
+            let step = 1.0 / 1024.0;
+            let measured =
+                (8.0 * (at(step) - at(-step)) - (at(2.0 * step) - at(-2.0 * step))) / (12.0 * f64::from(step));
+            let what = format!("{what}: {}[{h}]", parameter.gradient_name());
+            assert!((measured - got).abs() < 1e-6 * (1.0 + got.abs()), "{what}: {measured}, got {got}");
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod support;
 
 use half::{bf16, f16};
-use resolvent_kernels::{Element, Strategy, Tol, simd::Level};
+use resolvent_kernels::{Element, Mechanism, Strategy, Tol, simd::Level};
 use support::{
     golden::Golden,
     problem::{Problem, Solution, assert_solution},
@@ -11,8 +11,8 @@ use support::{
 
 #[test]
 fn f32_on_every_level() {
-    for case in Golden::all("infsa") {
-        let tol = Tol::f32(&case.problem.mechanism);
+    for case in Golden::every() {
+        let tol = Tol::f32(&case.problem.mechanism).with_scores(largest_score(&case));
         for level in Level::available() {
             let expected = case.solution();
             let mut got = case.problem.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
@@ -23,15 +23,21 @@ fn f32_on_every_level() {
     }
 }
 
+/// The largest magnitude of the scores' logarithms, where they are stored.
+fn largest_score(case: &Golden) -> f64 {
+    let finite = case.get("lse").into_iter().flatten().filter(|x| x.is_finite());
+    finite.fold(0.0, |most, x| most.max(x.abs()))
+}
+
 #[test]
 fn halves_agree_with_the_reference_on_the_same_bits() {
-    assert!(halves_checked::<f16>() >= 12);
-    assert!(halves_checked::<bf16>() >= 15);
+    assert!(halves_checked::<f16>() >= 25);
+    assert!(halves_checked::<bf16>() >= 28);
 }
 
 /// Checks every case that `T` can hold; returns how many these are.
 fn halves_checked<T: Element>() -> usize {
-    let cases = Golden::all("infsa");
+    let cases = Golden::every();
     let held = cases.iter().filter_map(|case| {
         let problem = case.problem.rounded::<T>()?;
         let expected = problem.reference();
@@ -39,7 +45,10 @@ fn halves_checked<T: Element>() -> usize {
     });
     held.map(|(case, problem, expected): (_, Problem, _)| {
         let got = problem.solve::<T>(Strategy::Fused, None).unwrap();
-        assert_solution(&format!("{} in {}", case.name, T::NAME), &got, &expected, &problem.shape, Tol::HALF);
+        // The gradients of an order and a length scale are sums of terms of order 0.1 that cancel.
+        let terms = if matches!(problem.mechanism, Mechanism::Fna(_)) { 0.1 } else { 0.0 };
+        let tol = Tol::HALF.with_scores(largest_score(case)).with_noise(terms);
+        assert_solution(&format!("{} in {}", case.name, T::NAME), &got, &expected, &problem.shape, tol);
     })
     .count()
 }

@@ -2,12 +2,12 @@
 
 mod support;
 
-use resolvent_kernels::{Tol, reference};
+use resolvent_kernels::{Mechanism, Tol, reference};
 use support::{assert_close, golden::Golden, problem::assert_solution};
 
 #[test]
 fn outputs_and_gradients() {
-    for case in Golden::all("infsa") {
+    for case in Golden::every() {
         let expected = case.solution();
         let mut got = case.problem.reference();
         got.retain(|name, _| expected.contains_key(name));
@@ -28,6 +28,28 @@ fn norms_and_token_weights() {
             assert_close(&what, got, expected, problem.shape.slices(), Tol::F64.forward, 0.0);
         }
     }
+}
+
+#[test]
+fn distances_resolve_weigh_and_sum_as_stored() {
+    let mut densities = 0;
+    for case in Golden::all("fna") {
+        let (p, slices) = (&case.problem, case.problem.shape.slices());
+        let Mechanism::Fna(m) = &p.mechanism else { unreachable!() };
+        let resolved = m.resolve(p.shape.head_dim, p.shape.heads);
+        let got = [resolved.kappa, resolved.intrinsic_dim];
+        assert_close(&case.name, &got, case.get("resolved").unwrap(), 1, Tol::F64.forward, 0.0);
+        let forward = reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap();
+        if let Some(weights) = case.get("weights") {
+            assert_close(&case.name, forward.weights(), weights, slices, Tol::F64.forward, 0.0);
+        }
+        assert_eq!(forward.lse0.is_some(), case.get("lse0").is_some(), "{}", case.name);
+        if let Some((got, lse0)) = forward.lse0.zip(case.get("lse0")) {
+            assert_close(&case.name, &got, lse0, slices, Tol::F64.forward, 0.0);
+            densities += 1;
+        }
+    }
+    assert_eq!(densities, 2);
 }
 
 /// `W v` is the output whatever the mechanism, and `W` is what the case's diagnostics say of it.

@@ -19,6 +19,8 @@ const KERNELS: &[&str] = &[
     r#"{"mechanism": "infsa-resolvent", "eps": 0.125, "tied": true}"#,
     r#"{"mechanism": "linear-infsa", "eps": 0.125}"#,
     r#"{"mechanism": "linear-infsa", "eps": 0.125, "operator": "exact", "iterations": 2}"#,
+    r#"{"mechanism": "fna", "kappa": "vision"}"#,
+    r#"{"mechanism": "fna", "kappa": 3, "tied": true, "norm_exponent": 1}"#,
 ];
 
 fn each_kernel(check: impl Fn(Mechanism)) {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Error, Inputs, Mask, Mechanism, Operator, Shape, Strategy, plan, reference};
+use resolvent_kernels::{Error, Inputs, Mask, Mechanism, Operator, Parameter, Shape, Strategy, plan, reference};
 
 const SELF: Shape = Shape::square(2, 2, 6, 4);
 const CROSS: Shape = Shape { seq_q: 3, seq_kv: 6, ..SELF };
@@ -38,6 +38,8 @@ fn causality() {
         (r#"{"mechanism": "infsa"}"#, true),
         (r#"{"mechanism": "infsa-resolvent"}"#, false),
         (r#"{"mechanism": "linear-infsa"}"#, false),
+        (r#"{"mechanism": "fna"}"#, true),
+        (r#"{"mechanism": "fna", "norm_exponent": 1}"#, true),
     ] {
         assert!(accepted(json, SELF, false), "{json}");
         assert_eq!(accepted(json, SELF, true), yes, "{json}, asked by the mask");
@@ -58,11 +60,23 @@ fn cross_attention() {
         (r#"{"mechanism": "linear-infsa"}"#, true, false),
         (r#"{"mechanism": "linear-infsa", "iterations": 2}"#, false, false),
         (r#"{"mechanism": "linear-infsa", "tied": true}"#, false, false),
+        (r#"{"mechanism": "fna"}"#, true, true),
+        (r#"{"mechanism": "fna", "tied": true}"#, false, false),
+        (r#"{"mechanism": "fna", "norm_exponent": 1}"#, false, false),
     ] {
         assert_eq!(accepted(json, CROSS, false), yes, "{json}");
         assert_eq!(accepted(json, CROSS, true), causal, "{json}, causal");
     }
     assert!(accepted(r#"{"mechanism": "linear-infsa", "iterations": 2}"#, SELF, false));
+    let (fna, more_queries) = (r#"{"mechanism": "fna"}"#, Shape { seq_q: 6, seq_kv: 3, ..SELF });
+    assert!(accepted(fna, more_queries, false) && !accepted(fna, more_queries, true));
+}
+
+#[test]
+fn a_sphere_needs_two_channels() {
+    let line = Shape { head_dim: 1, ..SELF };
+    assert!(accepted(r#"{"mechanism": "fna"}"#, line, false));
+    assert!(!accepted(r#"{"mechanism": "fna", "manifold": "sphere"}"#, line, false));
 }
 
 #[test]
@@ -110,6 +124,16 @@ fn tensors_that_do_not_fit_are_named() {
     assert_eq!(refused(INFSA, |p| p.set_gamma(vec![0.5])).0, "gamma");
     assert_eq!(refused(INFSA, |p| p.set_gamma(vec![0.5, f32::NAN])).0, "gamma");
     assert_eq!(refused(r#"{"mechanism": "softmax"}"#, |p| p.set_gamma(vec![0.5; 2])).0, "gamma");
+    let give = |parameter, values: [f32; 2]| {
+        move |p: &mut support::problem::Problem| {
+            p.parameters.insert(parameter, values.into());
+        }
+    };
+    const FNA: &str = r#"{"mechanism": "fna"}"#;
+    assert_eq!(refused(FNA, give(Parameter::Alpha, [1.5, 2.0])).0, "alpha");
+    assert_eq!(refused(FNA, give(Parameter::Kappa, [1.5, 0.0])).0, "kappa");
+    assert_eq!(refused(FNA, give(Parameter::Kappa, [f32::INFINITY, 1.0])).0, "kappa");
+    assert_eq!(refused(r#"{"mechanism": "fna", "alpha": 2}"#, give(Parameter::Alpha, [1.5; 2])).0, "alpha");
     assert_eq!(refused(r#"{"mechanism": "infsa-resolvent"}"#, |p| p.set_gamma(vec![0.5, 1.0])).0, "gamma");
     let (_, message) = refused(INFSA, |p| p.q.truncate(95));
     assert!(message.contains("95") && message.contains("96"), "{message}");

@@ -58,6 +58,10 @@ fn mechanisms() -> Vec<Mechanism> {
         r#"{"mechanism": "linear-infsa"}"#,
         r#"{"mechanism": "linear-infsa", "tied": true, "iterations": 3, "norm_bias": "auto"}"#,
         r#"{"mechanism": "linear-infsa", "operator": "exact", "activation": "abs"}"#,
+        r#"{"mechanism": "fna", "kappa": 2}"#,
+        r#"{"mechanism": "fna", "kappa": 2, "alpha": 2, "tied": true}"#,
+        r#"{"mechanism": "fna", "kappa": 2, "kernel": "student", "norm_exponent": 0.5}"#,
+        r#"{"mechanism": "fna", "kappa": 0.5, "manifold": "sphere", "norm_exponent": 1, "tied": true}"#,
     ]
     .map(json)
     .into()
@@ -97,7 +101,7 @@ fn strategies_agree_on_every_mask() {
 #[test]
 fn cross_attention_agrees() {
     let device = Device::flex();
-    for id in ["softmax", "uniform", "infsa", "linear-infsa"] {
+    for id in ["softmax", "uniform", "infsa", "linear-infsa", "fna"] {
         let tensors = [random([2, 2, 5, 4], &device), random([2, 2, 9, 4], &device), random([2, 2, 9, 4], &device)];
         let [fused, composed, reference] = STRATEGIES.map(|s| run(&preset(id), tensors.clone(), &Mask::none(), s));
         for (n, expected) in reference.into_iter().enumerate() {

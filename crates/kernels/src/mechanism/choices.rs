@@ -13,6 +13,10 @@ pub enum Score {
     DotExp,
     /// `phi(scale * q.k)` with an [`super::Activation`].
     DotActivation,
+    /// A power of the distance: `(1 + r/kappa)^-p` or `(1 + (r/kappa)^2)^(-p/2)`.
+    PowerLaw,
+    /// `exp(-(r/kappa)^2)` of the distance.
+    Gaussian,
 }
 
 /// How the `seq_q x seq_kv` operator is held.

@@ -4,12 +4,14 @@
 //! a wrong type or a value out of range is an [`Error`] that names the field.
 
 mod choices;
+mod fna;
 mod parse;
 mod presets;
 mod ssa;
 mod valid;
 
 pub use choices::{Choices, Normalisation, Score, Series, Structure};
+pub use fna::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Resolved};
 pub use parse::check_distinct;
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
 
@@ -36,11 +38,13 @@ pub enum Mechanism {
     LinearInfsa(LinearInfsa),
     /// Spectral sparse attention.
     Ssa(Ssa),
+    /// Fractional neural attention.
+    Fna(Fna),
 }
 
 impl Mechanism {
     /// Every id, in the order of the tables.
-    pub const IDS: [&'static str; 6] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa", "ssa"];
+    pub const IDS: [&'static str; 7] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa", "ssa", "fna"];
 
     /// The preset `id` with its defaults.
     ///
@@ -54,6 +58,7 @@ impl Mechanism {
             "infsa-resolvent" => Self::InfsaResolvent(InfsaResolvent::default()),
             "linear-infsa" => Self::LinearInfsa(LinearInfsa::default()),
             "ssa" => Self::Ssa(Ssa::default()),
+            "fna" => Self::Fna(Fna::default()),
             _ => {
                 let problem = format!("unknown mechanism `{id}`, expected one of: {}", Self::IDS.join(", "));
                 return Err(Error::Config { field: "mechanism".into(), problem });
@@ -70,6 +75,7 @@ impl Mechanism {
             Self::InfsaResolvent(_) => "infsa-resolvent",
             Self::LinearInfsa(_) => "linear-infsa",
             Self::Ssa(_) => "ssa",
+            Self::Fna(_) => "fna",
         }
     }
 
@@ -83,6 +89,8 @@ impl Mechanism {
             Self::InfsaResolvent(_) => (DotActivation, Dense, Frobenius, Resolvent),
             Self::LinearInfsa(_) => (DotActivation, Pooled, L1, Limit),
             Self::Ssa(_) => (DotExp, Clustered, Row, OneHop),
+            Self::Fna(m) if m.is_gaussian() => (Gaussian, Dense, Row, OneHop),
+            Self::Fna(_) => (PowerLaw, Dense, Row, OneHop),
         };
         Choices { score, structure, normalisation, series }
     }
@@ -95,6 +103,7 @@ impl Mechanism {
             Self::Infsa(m) => m.tied,
             Self::InfsaResolvent(m) => m.tied,
             Self::LinearInfsa(m) => m.tied,
+            Self::Fna(m) => m.tied,
         }
     }
 
@@ -107,13 +116,14 @@ impl Mechanism {
             Self::InfsaResolvent(m) => m.causal,
             Self::LinearInfsa(m) => m.causal,
             Self::Ssa(m) => m.causal,
+            Self::Fna(m) => m.causal,
         }
     }
 
     /// The configured decay, where the mechanism has one.
     pub const fn gamma(&self) -> Option<f64> {
         match self {
-            Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) => None,
+            Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) | Self::Fna(_) => None,
             Self::Infsa(m) => Some(m.gamma),
             Self::InfsaResolvent(m) => Some(m.gamma),
             Self::LinearInfsa(m) => Some(m.gamma),
@@ -125,6 +135,9 @@ impl Mechanism {
         match self {
             Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) => &[],
             Self::Infsa(_) | Self::InfsaResolvent(_) | Self::LinearInfsa(_) => &[Parameter::Gamma],
+            // At alpha = 2 the kernel jumps: there is no slope in alpha.
+            Self::Fna(m) if m.is_gaussian() => &[Parameter::Kappa],
+            Self::Fna(_) => &[Parameter::Alpha, Parameter::Kappa],
         }
     }
 
@@ -134,7 +147,10 @@ impl Mechanism {
         let len = self.parameter_shape(parameter, shape).iter().product();
         let value = match parameter {
             Parameter::Gamma => self.gamma().unwrap_or(1.0),
-            _ => 0.0,
+            _ => match self {
+                Self::Fna(m) => m.parameter(parameter, shape),
+                _ => 0.0,
+            },
         };
         vec![value as f32; len]
     }

@@ -140,6 +140,7 @@ impl Mechanism {
             Self::InfsaResolvent(_) => Self::InfsaResolvent(fields_of(fields)?),
             Self::LinearInfsa(_) => Self::LinearInfsa(fields_of(fields)?),
             Self::Ssa(_) => Self::Ssa(fields_of(fields)?),
+            Self::Fna(_) => Self::Fna(fields_of(fields)?),
         };
         mechanism.validate()?;
         Ok(mechanism)

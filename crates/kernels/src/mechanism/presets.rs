@@ -172,6 +172,6 @@ impl NormBias {
     }
 }
 
-fn is_false(x: &bool) -> bool {
+pub(super) fn is_false(x: &bool) -> bool {
     !x
 }

@@ -1,6 +1,6 @@
 //! The range of every field, and what each mechanism is defined for.
 
-use super::{Mechanism, NormBias};
+use super::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Mechanism, NormBias};
 use crate::{Error, Parameter, Result, Shape};
 
 impl Mechanism {
@@ -21,6 +21,8 @@ impl Mechanism {
         let one_allowed = !matches!(self, Self::InfsaResolvent(_));
         values.iter().try_for_each(|&x| match parameter {
             Parameter::Gamma => check_gamma(x.into(), one_allowed),
+            Parameter::Alpha => check_alpha(x.into(), matches!(self, Self::Fna(m) if m.kernel != DistanceKernel::Levy)),
+            Parameter::Kappa => check_kappa(x.into()),
             _ => Ok(()),
         })
     }
@@ -47,6 +49,7 @@ impl Mechanism {
                 check("norm_bias", bias, bias.is_finite() && bias >= 0.0, "finite and >= 0, or \"auto\"")
             }
             Self::Ssa(m) => m.validate(),
+            Self::Fna(m) => check_fna(m),
         }
     }
 }
@@ -70,6 +73,35 @@ fn check_affinity(gamma: f64, one_allowed: bool, scale: Option<f64>, eps: f64) -
     check_gamma(gamma, one_allowed)?;
     check_scale(scale)?;
     check("eps", eps, eps.is_finite() && eps >= 0.0, "finite and >= 0")
+}
+
+/// `alpha` within [1, 2], or [1, 2) where it varies per head: at 2 the Levy kernel jumps to the Gaussian.
+fn check_alpha(alpha: f64, two_allowed: bool) -> Result<()> {
+    let expected = if two_allowed { "in [1, 2]" } else { "in [1, 2); set the field to 2 for the Gaussian" };
+    check("alpha", alpha, (1.0..2.0).contains(&alpha) || two_allowed && alpha == 2.0, expected)
+}
+
+fn check_kappa(kappa: f64) -> Result<()> {
+    check("kappa", kappa, kappa.is_finite() && kappa > 0.0, "finite and > 0, or a rule")
+}
+
+fn check_fna(m: &Fna) -> Result<()> {
+    check_alpha(m.alpha, true)?;
+    match (m.kappa, m.manifold) {
+        (Some(Kappa::Value(kappa)), _) => check_kappa(kappa)?,
+        (Some(Kappa::Rule(rule)), manifold) => {
+            let expected = match manifold {
+                Manifold::Euclidean => "text, vision or a number on the euclidean manifold",
+                Manifold::Sphere => "sphere or a number on the sphere",
+            };
+            let fits = (rule == KappaRule::Sphere) == (manifold == Manifold::Sphere);
+            check("kappa", format!("{rule:?}").to_lowercase(), fits, expected)?;
+        }
+        (None, _) => {}
+    }
+    let dim = m.intrinsic_dim.unwrap_or(1.0);
+    check("intrinsic_dim", dim, dim.is_finite() && dim > 0.0, "null or finite and > 0")?;
+    check("norm_exponent", m.norm_exponent, m.norm_exponent.is_finite(), "finite")
 }
 
 /// Whether `mechanism` is defined for these sizes and for causality.
@@ -107,6 +139,16 @@ fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<(
             "a further power step needs queries and keys over one token set; set iterations to 1",
         ),
         Mechanism::Ssa(m) => m.check_support(shape, causal),
+        Mechanism::Fna(m) if m.manifold == Manifold::Sphere && head_dim < 2 => {
+            unsupported("the sphere with head_dim < 2", "two points are no sphere; use more channels or the plane")
+        }
+        Mechanism::Fna(m) if m.norm_exponent != 0.0 && cross => unsupported(
+            "norm_exponent != 0 with seq_q != seq_kv",
+            "it divides by the degrees of the keys as queries; set norm_exponent to 0",
+        ),
+        Mechanism::Fna(_) if causal && seq_q > seq_kv => {
+            unsupported("causal with seq_q > seq_kv", "the first queries would see no key; pass only the last seq_kv")
+        }
         _ => Ok(()),
     }
 }

@@ -14,6 +14,10 @@ pub(super) struct Head {
     pub v: Matrix,
     /// Decay; 1 where the mechanism has none.
     pub gamma: f64,
+    /// Heads of the call.
+    pub heads: usize,
+    /// What the call gives of the parameters that have one value per head.
+    given: Vec<(Parameter, f64)>,
     pub keep_query: Vec<bool>,
     pub keep_key: Vec<bool>,
     pub causal: bool,
@@ -27,17 +31,27 @@ impl Head {
         let keep = |mask: Option<&[bool]>, seq: usize| mask.map_or(vec![true; seq], |m| m[b * seq..][..seq].to_vec());
         let (keep_query, keep_key) = (keep(mask.query, s.seq_q), keep(mask.key, s.seq_kv));
         let slice = b * s.heads + h;
-        let gamma = inputs.extras.get(Parameter::Gamma).map(|gamma| f64::from(gamma[h]));
+        let per_head = |&(parameter, _): &(Parameter, &[f32])| mechanism.parameter_shape(parameter, s) == [s.heads];
+        let given = inputs.extras.iter().filter(per_head).map(|(parameter, values)| (parameter, values[h].into()));
+        let given: Vec<(Parameter, f64)> = given.collect();
+        let gamma = given.iter().find(|(parameter, _)| *parameter == Parameter::Gamma).map(|(_, gamma)| *gamma);
         Self {
             q: gather(inputs.q, slice, s.head_dim, &keep_query),
             k: gather(inputs.k.unwrap_or(inputs.q), slice, s.head_dim, &keep_key),
             v: gather(inputs.v, slice, s.value_dim, &keep_key),
             gamma: gamma.or(mechanism.gamma()).unwrap_or(1.0),
+            heads: s.heads,
+            given,
             keep_query,
             keep_key,
             causal: mask.causal || mechanism.causal(),
             clusters: inputs.extras.clusters.map_or(HeadPlan::default(), |plan| plan.head(slice).clone()),
         }
+    }
+
+    /// The value that the call gives in place of the configured one.
+    pub fn given(&self, parameter: Parameter) -> Option<f64> {
+        self.given.iter().find(|(given, _)| *given == parameter).map(|(_, value)| *value)
     }
 
     /// Whether query `i` may see key `j`.

@@ -5,6 +5,7 @@
 //! to `out`, whatever produced it; each file holds one family's matrix and its hand-derived gradients.
 
 mod clustered;
+mod fna;
 mod head;
 mod infsa;
 mod linear_infsa;
@@ -26,8 +27,10 @@ use crate::{
 pub struct Forward {
     /// `[batch, heads, out_seq, value_dim]`; `out_seq` is `seq_q`, or 1 where the pooled value is returned once.
     pub out: Vec<f64>,
-    /// Log-sum-exp of every row, `[batch, heads, seq_q]`, `-inf` for a row without keys. `softmax`.
+    /// Log-sum-exp of every row, `[batch, heads, seq_q]`, `-inf` for a row without keys. `softmax`, `fna`.
     pub lse: Option<Vec<f64>>,
+    /// The same before the density is divided out, where `norm_exponent` is not 0. `fna`.
+    pub lse0: Option<Vec<f64>>,
     /// Frobenius norm of the affinities before `eps`: `[batch, heads]`, or, causal, `[batch, heads, seq_q]` (the norm
     /// of the rows so far). `infsa`, `infsa-resolvent`.
     pub frob: Option<Vec<f64>>,
@@ -65,6 +68,7 @@ pub struct Backward {
 struct HeadForward {
     weights: Matrix,
     lse: Option<Vec<f64>>,
+    lse0: Option<Vec<f64>>,
     frob: Option<Vec<f64>>,
     alpha: Option<Vec<f64>>,
     a: Option<Vec<f64>>,
@@ -93,6 +97,7 @@ pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, m
         result.out.extend(part.weights.times(&head.v).data);
         result.weights.extend(part.weights.data);
         append(&mut result.lse, part.lse);
+        append(&mut result.lse0, part.lse0);
         append(&mut result.frob, part.frob);
         append(&mut result.alpha, part.alpha);
         append(&mut result.a, part.a);
@@ -189,6 +194,7 @@ fn head_forward(mechanism: &Mechanism, head: &Head) -> HeadForward {
         Mechanism::InfsaResolvent(m) => infsa::resolvent_forward(head, &m.hop()),
         Mechanism::LinearInfsa(m) => linear_infsa::forward(head, m),
         Mechanism::Ssa(m) => clustered::forward(head, m, &head.clusters),
+        Mechanism::Fna(m) => fna::forward(head, m),
     }
 }
 
@@ -200,6 +206,7 @@ fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: 
         Mechanism::InfsaResolvent(m) => infsa::resolvent_backward(head, &m.hop(), saved, dout),
         Mechanism::LinearInfsa(m) => linear_infsa::backward(head, m, saved, dout),
         Mechanism::Ssa(m) => clustered::backward(head, m, &head.clusters, dout),
+        Mechanism::Fna(m) => fna::backward(head, m, dout),
     }
 }
 

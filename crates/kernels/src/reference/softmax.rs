@@ -9,7 +9,12 @@ use crate::mechanism::Softmax;
 
 /// `P_ij = exp(L_ij - lse_i)` with `L = scale Q K^T` and `lse_i = ln sum_j exp(L_ij)` over the allowed keys.
 pub(super) fn forward(head: &Head, m: &Softmax) -> HeadForward {
-    let logits = head.logits(m.scale);
+    let (weights, lse) = normalise(head, &head.logits(m.scale));
+    HeadForward { weights, lse: Some(lse), ..HeadForward::default() }
+}
+
+/// The rows of `exp(logits)` over their sums, and the logarithms of these sums.
+pub(super) fn normalise(head: &Head, logits: &Matrix) -> (Matrix, Vec<f64>) {
     let allowed = |i: usize| (0..logits.cols).filter(move |&j| head.allowed(i, j));
     let lse: Vec<f64> = (0..logits.rows)
         .map(|i| {
@@ -19,7 +24,7 @@ pub(super) fn forward(head: &Head, m: &Softmax) -> HeadForward {
         })
         .collect();
     let weights = logits.map(|i, j, x| if head.allowed(i, j) { (x - lse[i]).exp() } else { 0.0 });
-    HeadForward { weights, lse: Some(lse), ..HeadForward::default() }
+    (weights, lse)
 }
 
 /// `dL_ij = P_ij (dP_ij - <dout_i, out_i>)` with `dP = dout V^T`.

@@ -55,7 +55,7 @@ fn sizes(shape: &Shape) -> [usize; 8] {
 
 /// f32 of working memory of [`Solver::solve`].
 pub(super) fn work(shape: &Shape) -> usize {
-    room(sizes(shape)) + dense::forward_work(shape)
+    room(sizes(shape)) + dense::unnormalised_work(shape)
 }
 
 /// The buffers of a solve, cut from working memory.

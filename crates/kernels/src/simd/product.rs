@@ -39,9 +39,31 @@ pub(crate) struct Size {
     pub depth: usize,
 }
 
+/// What is summed over the depth.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Term {
+    /// `A[row, depth] * B[depth][col]`.
+    Product,
+    /// `(B[depth][col] - A[row, depth])^2`.
+    SquaredDifference,
+}
+
 /// Gives every block of `left * right` to `sink`.
 #[inline(always)]
 pub(crate) fn product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, sink: &mut impl Sink<S>) {
+    combine(simd, Term::Product, size, left, right, sink);
+}
+
+/// [`product`] with another `term` in the sum.
+#[inline(always)]
+pub(crate) fn combine<S: Simd>(
+    simd: S,
+    term: Term,
+    size: Size,
+    left: Left<'_>,
+    right: Right<'_>,
+    sink: &mut impl Sink<S>,
+) {
     let Size { rows, cols, depth } = size;
     if rows == 0 || cols == 0 {
         return;
@@ -54,19 +76,19 @@ pub(crate) fn product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right
     // Six rows of four vectors leave eight of 32 registers for operands; six of two leave four of 16.
     let mut row = 0;
     while row + 6 <= rows {
-        band::<S, 6>(simd, size, row, left, right, sink);
+        band::<S, 6>(simd, term, size, row, left, right, sink);
         row += 6;
     }
     if row + 4 <= rows {
-        band::<S, 4>(simd, size, row, left, right, sink);
+        band::<S, 4>(simd, term, size, row, left, right, sink);
         row += 4;
     }
     if row + 2 <= rows {
-        band::<S, 2>(simd, size, row, left, right, sink);
+        band::<S, 2>(simd, term, size, row, left, right, sink);
         row += 2;
     }
     if row < rows {
-        band::<S, 1>(simd, size, row, left, right, sink);
+        band::<S, 1>(simd, term, size, row, left, right, sink);
     }
 }
 
@@ -74,6 +96,7 @@ pub(crate) fn product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right
 #[inline(always)]
 fn band<S: Simd, const M: usize>(
     simd: S,
+    term: Term,
     size: Size,
     row: usize,
     left: Left<'_>,
@@ -85,21 +108,55 @@ fn band<S: Simd, const M: usize>(
     if S::REGISTER_COUNT >= 32 {
         while col + 4 * lanes <= size.cols {
             // SAFETY: row + M <= rows and col + 4 vectors <= cols; `product` checked the bounds of both operands.
-            let block = unsafe { block::<S, M, 4>(simd, size.depth, row, col, left, right) };
+            let block = unsafe { block::<S, M, 4>(simd, term, size.depth, row, col, left, right) };
             sink.take(simd, row, col, block);
             col += 4 * lanes;
         }
     }
     while col + 2 * lanes <= size.cols {
         // SAFETY: as above, with two vectors.
-        let block = unsafe { block::<S, M, 2>(simd, size.depth, row, col, left, right) };
+        let block = unsafe { block::<S, M, 2>(simd, term, size.depth, row, col, left, right) };
         sink.take(simd, row, col, block);
         col += 2 * lanes;
     }
     if col < size.cols {
         // SAFETY: as above, with one vector.
-        let block = unsafe { block::<S, M, 1>(simd, size.depth, row, col, left, right) };
+        let block = unsafe { block::<S, M, 1>(simd, term, size.depth, row, col, left, right) };
         sink.take(simd, row, col, block);
+    }
+}
+
+/// One term more in a sum, `x` from the left and `y` from the right operand.
+trait Fold {
+    fn fold<S: Simd>(simd: S, x: S::f32s, y: S::f32s, sum: S::f32s) -> S::f32s;
+}
+
+struct Products;
+
+impl Fold for Products {
+    #[inline(always)]
+    fn fold<S: Simd>(simd: S, x: S::f32s, y: S::f32s, sum: S::f32s) -> S::f32s {
+        simd.mul_add_e_f32s(x, y, sum)
+    }
+}
+
+struct SquaredDifferences;
+
+impl Fold for SquaredDifferences {
+    #[inline(always)]
+    fn fold<S: Simd>(simd: S, x: S::f32s, y: S::f32s, sum: S::f32s) -> S::f32s {
+        let base = simd.sub_f32s(y, x);
+        simd.mul_add_e_f32s(base, base, sum)
+    }
+}
+
+struct SquaredSums;
+
+impl Fold for SquaredSums {
+    #[inline(always)]
+    fn fold<S: Simd>(simd: S, x: S::f32s, y: S::f32s, sum: S::f32s) -> S::f32s {
+        let base = simd.add_f32s(y, x);
+        simd.mul_add_e_f32s(base, base, sum)
     }
 }
 
@@ -110,6 +167,29 @@ fn band<S: Simd, const M: usize>(
 /// depth below `depth`.
 #[inline(always)]
 unsafe fn block<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    term: Term,
+    depth: usize,
+    row: usize,
+    col: usize,
+    left: Left<'_>,
+    right: Right<'_>,
+) -> [[S::f32s; N]; M] {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match term {
+            Term::Product => sum::<S, Products, M, N>(simd, depth, row, col, left, right),
+            Term::SquaredDifference => sum::<S, SquaredDifferences, M, N>(simd, depth, row, col, left, right),
+        }
+    }
+}
+
+/// [`block`] of one kind of term.
+///
+/// # Safety
+/// That of [`block`].
+#[inline(always)]
+unsafe fn sum<S: Simd, F: Fold, const M: usize, const N: usize>(
     simd: S,
     depth: usize,
     row: usize,
@@ -130,13 +210,37 @@ unsafe fn block<S: Simd, const M: usize, const N: usize>(
             // SAFETY: in bounds by this function's contract.
             let x = simd.splat_f32s(unsafe { *a.add(m * left.row_stride) });
             for (sum, &vector) in sums.iter_mut().zip(&vectors) {
-                *sum = simd.mul_add_e_f32s(x, vector, *sum);
+                *sum = F::fold(simd, x, vector, *sum);
             }
         }
         a = a.wrapping_add(left.depth_stride);
         b = b.wrapping_add(right.stride);
     }
     sums
+}
+
+/// `N` vectors of a row of squared differences, or of squared sums, of the operands.
+#[inline(always)]
+pub(crate) fn squares<S: Simd, const SUMS: bool, const N: usize>(
+    simd: S,
+    depth: usize,
+    (row, col): (usize, usize),
+    left: Left<'_>,
+    right: Right<'_>,
+) -> [S::f32s; N] {
+    if depth > 0 {
+        assert!(row * left.row_stride + (depth - 1) * left.depth_stride < left.data.len());
+        assert!((depth - 1) * right.stride + col + N * S::F32_LANES <= right.data.len());
+    }
+    // SAFETY: the row and the columns lie in their slices at the last depth, hence at every depth.
+    let [squares] = unsafe {
+        if SUMS {
+            sum::<S, SquaredSums, 1, N>(simd, depth, row, col, left, right)
+        } else {
+            sum::<S, SquaredDifferences, 1, N>(simd, depth, row, col, left, right)
+        }
+    };
+    squares
 }
 
 /// The `N` vectors at `at` of `data`.

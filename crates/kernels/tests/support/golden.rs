@@ -7,6 +7,9 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::problem::{Problem, Solution};
 
+/// The folders whose mechanisms are there.
+const FOLDERS: [&str; 2] = ["infsa", "fna"];
+
 /// One case of `tests/data/<folder>`.
 pub struct Golden {
     pub name: String,
@@ -15,7 +18,12 @@ pub struct Golden {
 }
 
 impl Golden {
-    /// Every case of a mechanism in `folder`, in the order of the file names.
+    /// Every case of every folder of `FOLDERS`.
+    pub fn every() -> Vec<Self> {
+        FOLDERS.into_iter().flat_map(Self::all).collect()
+    }
+
+    /// Every case of `folder` that is a call of a mechanism (others hold diagnostics), in the order of the file names.
     pub fn all(folder: &str) -> Vec<Self> {
         let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/tests/data"); // from any crate of the workspace
         let folder = Path::new(data).join(folder);

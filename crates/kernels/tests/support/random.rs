@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use resolvent_kernels::{Mechanism, Shape};
+use resolvent_kernels::{Mechanism, Parameter, Shape, mechanism::Manifold};
 
 use super::problem::Problem;
 
@@ -34,6 +34,14 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "linear-infsa", "eps": 0.125, "iterations": 3, "norm_bias": 0.25}"#,
     r#"{"mechanism": "linear-infsa", "eps": 0.125, "iterations": 3, "operator": "exact", "activation": "gelu"}"#,
     r#"{"mechanism": "linear-infsa", "eps": 0.125, "iterations": 4, "tied": true, "activation": "abs"}"#,
+    r#"{"mechanism": "fna", "kappa": "vision"}"#,
+    r#"{"mechanism": "fna", "alpha": 2, "causal": true}"#,
+    r#"{"mechanism": "fna", "alpha": 1, "tied": true, "norm_exponent": 1, "kappa": 1.5}"#,
+    r#"{"mechanism": "fna", "alpha": 1.7, "causal": true, "norm_exponent": -0.5, "intrinsic_dim": 2, "kappa": 3}"#,
+    r#"{"mechanism": "fna", "kernel": "student", "alpha": 2, "kappa": 2.5}"#,
+    r#"{"mechanism": "fna", "manifold": "sphere", "intrinsic_dim": 4}"#,
+    r#"{"mechanism": "fna", "manifold": "sphere", "intrinsic_dim": 2.5, "alpha": 2, "kappa": 0.5, "tied": true}"#,
+    r#"{"mechanism": "fna", "manifold": "sphere", "intrinsic_dim": 3, "kernel": "student", "norm_exponent": 0.5}"#,
 ];
 
 /// The variants, parsed.
@@ -48,15 +56,18 @@ pub fn takes_cross(mechanism: &Mechanism) -> bool {
             Mechanism::Infsa(m) => !m.causal,
             Mechanism::InfsaResolvent(_) => false,
             Mechanism::LinearInfsa(m) => m.iterations == 1,
+            Mechanism::Fna(m) => m.norm_exponent == 0.0 && !m.causal,
             _ => true,
         }
 }
 
 /// A problem with entries of order one and without masks. A `shape` of unequal lengths is made square where the
-/// mechanism asks for it.
+/// mechanism asks for it, and a single channel becomes two on a sphere.
 pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     let seq_kv = if takes_cross(&mechanism) { shape.seq_kv } else { shape.seq_q };
-    let shape = Shape { seq_kv, ..shape };
+    let on_sphere = matches!(&mechanism, Mechanism::Fna(m) if m.manifold == Manifold::Sphere);
+    let head_dim = shape.head_dim.max(if on_sphere { 2 } else { 1 });
+    let shape = Shape { seq_kv, head_dim, ..shape };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut entries = |len: usize| (0..len).map(|_| rng.random_range(-1.5_f32..2.0).into()).collect::<Vec<f64>>();
     let out_len = shape.slices() * mechanism.out_seq(&shape) * shape.value_dim;
@@ -88,6 +99,11 @@ pub fn any_problem() -> impl Strategy<Value = Problem> {
         if per_head && problem.mechanism.gamma().is_some() {
             let gamma = (0..heads).map(|h| 0.3 + 0.2 * h as f32).collect();
             problem.set_gamma(gamma);
+        }
+        for (parameter, first) in [(Parameter::Alpha, 1.1), (Parameter::Kappa, 2.0)] {
+            if per_head && problem.mechanism.parameters().contains(&parameter) {
+                problem.parameters.insert(parameter, (0..heads).map(|h| first + 0.3 * h as f32).collect());
+            }
         }
         problem
     })

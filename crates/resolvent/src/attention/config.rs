@@ -8,8 +8,8 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{MultiHeadAttention, gamma};
-use crate::{Error, Mechanism, Shape, Strategy, ops::projections};
+use super::{MultiHeadAttention, OrthogonalMaps, gamma, kernel};
+use crate::{Error, Mechanism, Parameter, Shape, Strategy, ops::projections};
 
 /// What the decay of a layer is made of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -49,6 +49,18 @@ pub struct MultiHeadAttentionConfig {
     /// true; without effect where the mechanism has no decay. Section 3.2.
     #[config(default = true)]
     pub gamma_trainable: bool,
+    /// Learn the order of the Levy kernel per head, from the mechanism's `alpha` on and within (1, 2). Default false; without
+    /// effect where the mechanism has no such order.
+    #[config(default = false)]
+    pub alpha_trainable: bool,
+    /// Learn the length scale of the kernel per head, from the mechanism's `kappa` on. Default false; without effect where
+    /// the mechanism has none.
+    #[config(default = false)]
+    pub kappa_trainable: bool,
+    /// Query and key maps without bias that stay orthogonal all through training, see [`super::OrthogonalMaps`]. Default
+    /// false. "Fractional neural attention for efficient multiscale sequence processing", Assumption 1 and A.3.
+    #[config(default = false)]
+    pub orthogonal: bool,
     /// What the decay of this layer is made of. Default constant.
     #[config(default = "GammaSchedule::Constant")]
     pub gamma_schedule: GammaSchedule,
@@ -93,6 +105,11 @@ impl MultiHeadAttentionConfig {
         }
         let mechanism = self.operator();
         mechanism.check(&Shape::square(1, n_heads, 1, d_model / n_heads), false)?;
+        let with_queries = projections(&mechanism) > 1;
+        field("orthogonal", self.orthogonal, with_queries || !self.orthogonal, "false: there are no queries to map")?;
+        if let Some(alpha) = self.trained(&mechanism, Parameter::Alpha) {
+            field("alpha", alpha, alpha > 1.0 && alpha < 2.0, "inside (1, 2) when alpha_trainable")?;
+        }
         match mechanism.gamma() {
             Some(gamma) if self.gamma_trainable => {
                 field("gamma", gamma, gamma < 1.0, "below 1 when gamma_trainable, as sigmoid of a finite logit")
@@ -122,12 +139,19 @@ impl MultiHeadAttentionConfig {
             LinearConfig::new(d_model, parts * d_model).with_bias(bias).with_initializer(initializer).init(device)
         };
         let trainable = mechanism.gamma().filter(|_| self.gamma_trainable);
+        let (parts, heads, head_dim) = (projections(&mechanism), self.n_heads, d_model / self.n_heads);
+        let alpha = self.trained(&mechanism, Parameter::Alpha);
+        let kappa = self.trained(&mechanism, Parameter::Kappa);
+        let tied = mechanism.tied();
         let power = if self.gamma_schedule == GammaSchedule::Power { self.layer } else { 1 };
         Ok(MultiHeadAttention {
-            projection: linear(projections(&mechanism), self.qkv_bias),
+            projection: linear(if self.orthogonal { 1 } else { parts }, self.qkv_bias),
+            orthogonal: self.orthogonal.then(|| OrthogonalMaps::init(d_model, heads, tied, device)),
             output: linear(1, self.output_bias),
             extra: self.extra_proj.then(|| linear(1, true)),
             gamma_logit: trainable.map(|gamma| Param::from_tensor(gamma::logits(gamma, self.n_heads, device))),
+            alpha_logit: alpha.map(|alpha| kernel::alpha_logits(alpha, heads, device)),
+            kappa_log: kappa.map(|_| kernel::kappa_logs(&mechanism, heads, head_dim, device)),
             dropout: DropoutConfig::new(self.dropout).init(),
             n_heads: self.n_heads,
             gamma_power: power,
@@ -137,7 +161,16 @@ impl MultiHeadAttentionConfig {
         })
     }
 
-    /// Parameters of the module, without the logits of the decay.
+    /// Where a parameter of the kernel starts, if it is to be learned and the mechanism has it.
+    fn trained(&self, mechanism: &Mechanism, parameter: Parameter) -> Option<f64> {
+        let wanted = if parameter == Parameter::Alpha { self.alpha_trainable } else { self.kappa_trainable };
+        let Mechanism::Fna(m) = mechanism else { return None };
+        let heads = self.n_heads;
+        let start = if parameter == Parameter::Alpha { m.alpha } else { m.resolve(self.d_model / heads, heads).kappa };
+        (wanted && mechanism.parameters().contains(&parameter)).then_some(start)
+    }
+
+    /// Parameters of the module with free query and key maps, without those of the decay and of the kernel.
     pub fn parameter_count(&self) -> usize {
         let Self { d_model, qkv_bias, output_bias, extra_proj, .. } = *self;
         let matrix = d_model * d_model;
@@ -162,6 +195,7 @@ pub(super) fn with_tied(mut mechanism: Mechanism, tied: bool) -> Mechanism {
         Mechanism::Infsa(m) => m.tied = tied,
         Mechanism::InfsaResolvent(m) => m.tied = tied,
         Mechanism::LinearInfsa(m) => m.tied = tied,
+        Mechanism::Fna(m) => m.tied = tied,
         _ => {}
     }
     mechanism

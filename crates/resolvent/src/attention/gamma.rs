@@ -34,7 +34,10 @@ impl MultiHeadAttention {
 
     /// The mechanism's own tensors that this layer has learned.
     pub(super) fn extras(&self) -> Extras {
-        self.gamma().map_or_else(Extras::default, |gamma| Extras::default().with(Parameter::Gamma, gamma))
+        let learned =
+            [(Parameter::Gamma, self.gamma()), (Parameter::Alpha, self.alpha()), (Parameter::Kappa, self.kappa())];
+        let given = learned.into_iter().filter_map(|(parameter, values)| Some((parameter, values?)));
+        given.fold(Extras::default(), |extras, (parameter, values)| extras.with(parameter, values))
     }
 
     /// The same function without a decay: `gamma` becomes a factor on the rows of the output projection, and 1 in the

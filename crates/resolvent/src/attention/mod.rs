@@ -3,11 +3,14 @@
 mod config;
 mod gamma;
 mod input;
+mod kernel;
 mod module;
+mod orthogonal;
 mod pool_first;
 
 pub use config::{GammaSchedule, MultiHeadAttentionConfig};
 pub use input::{MhaInput, MhaOutput};
 pub use module::MultiHeadAttention;
+pub use orthogonal::{OrthogonalMap, OrthogonalMaps};
 
 pub(crate) use config::field;

@@ -7,7 +7,7 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{MhaInput, MhaOutput, config::with_tied};
+use super::{MhaInput, MhaOutput, OrthogonalMaps, config::with_tied};
 use crate::{
     Inputs, Mask, Mechanism, Result, Strategy, attend,
     ops::{attend_packed, merge_heads, projections},
@@ -30,14 +30,20 @@ use crate::{
 #[derive(Module, Debug)]
 pub struct MultiHeadAttention {
     /// Input projections side by side, `[d_model, parts * d_model]`: queries, keys, values; queries, values when tied;
-    /// values for `uniform`.
+    /// values for `uniform`, and beside orthogonal maps.
     pub projection: Linear,
+    /// Query and key maps that stay orthogonal, if configured.
+    pub orthogonal: Option<OrthogonalMaps>,
     /// Output projection, `[d_model, d_model]`.
     pub output: Linear,
     /// The projection after it, if configured.
     pub extra: Option<Linear>,
     /// Logit of the decay per head, `[n_heads]`, where it is learned.
     pub gamma_logit: Option<Param<Tensor<1>>>,
+    /// Logit of the order of the Levy kernel per head, `[n_heads]`, where it is learned.
+    pub alpha_logit: Option<Param<Tensor<1>>>,
+    /// Logarithm of the length scale per head, `[n_heads]`, where it is learned.
+    pub kappa_log: Option<Param<Tensor<1>>>,
     /// Dropout on the output.
     pub dropout: Dropout,
     /// Number of heads.
@@ -105,7 +111,8 @@ impl MultiHeadAttention {
     fn attend(&self, input: MhaInput, mask: &Mask) -> Result<Tensor<3>> {
         let (mechanism, extras) = (&self.mechanism, self.extras());
         let Some((key, value)) = input.memory else {
-            let packed = self.projection.forward(input.query);
+            let (weight, bias) = self.input_maps();
+            let packed = linear(input.query, weight, bias);
             return attend_packed(packed, self.n_heads, extras, mechanism, mask, self.strategy);
         };
         let parts = projections(mechanism);
@@ -126,9 +133,18 @@ impl MultiHeadAttention {
     pub(super) fn project_part(&self, x: Tensor<3>, part: usize) -> Tensor<3> {
         let [_, _, d_model] = x.dims();
         let columns = part * d_model;
-        let weight = self.projection.weight.val().narrow(1, columns, d_model);
-        let bias = self.projection.bias.as_ref().map(|bias| bias.val().narrow(0, columns, d_model));
-        linear(x, weight, bias)
+        let (weight, bias) = self.input_maps();
+        linear(x, weight.narrow(1, columns, d_model), bias.map(|bias| bias.narrow(0, columns, d_model)))
+    }
+
+    /// Weights and biases of all input projections side by side.
+    fn input_maps(&self) -> (Tensor<2>, Option<Tensor<1>>) {
+        let (weight, bias) = (self.projection.weight.val(), self.projection.bias.as_ref().map(|bias| bias.val()));
+        let Some(maps) = &self.orthogonal else { return (weight, bias) };
+        let device = weight.device();
+        let maps = maps.weights(&device);
+        let bias = bias.map(|bias| Tensor::cat(vec![Tensor::zeros([maps.dims()[1]], &device), bias], 0));
+        (Tensor::cat(vec![maps, weight], 1), bias)
     }
 
     /// `[batch, seq, d_model]` as `[batch, heads, seq, head_dim]`.

@@ -26,8 +26,8 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: 
     let [q, k, v] = [q, k, inputs.v.clone()].map(Tensor::into_dispatch);
     match Dispatch::fused_attention(q, k, v, parameters.into_dispatch(), call) {
         Outcome::Done { out, lse, .. } => {
-            let lse =
-                matches!(mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_)).then(|| Tensor::from_dispatch(lse));
+            let has_lse = matches!(mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
+            let lse = has_lse.then(|| Tensor::from_dispatch(lse));
             Ok(Output { out: Tensor::from_dispatch(out), lse })
         }
         Outcome::Failed(error) => Err(error.into()),

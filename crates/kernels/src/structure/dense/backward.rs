@@ -11,14 +11,14 @@ use rayon::prelude::*;
 use super::{
     forward::TILE_STRIDE,
     head::{Head, PANEL, Rows, Visible, padded, positions, transpose},
-    normalise::Normalisation,
+    pairing::{Margins, PairTile, Pairing, Pass, Tokens},
 };
 use crate::{
     Shape,
     operator::Call,
     parallel::{Parts, for_each, workers},
     scratch::{cut, room},
-    simd::product::{Add, Left, Right, Sink, Size, Store, product, vectors, vectors_mut},
+    simd::product::{Add, Left, Right, Size, product},
 };
 
 /// Keys of one tile: at 64 channels the tile, its gradients and the two tiles of scores (2 x 40 KiB) take 210 KiB of a
@@ -47,29 +47,35 @@ pub(crate) struct Targets<'a> {
     pub dv: Option<&'a mut [f32]>,
 }
 
+/// What a [`Pairing`] sums up beside the gradients of the tokens.
+#[derive(Default)]
+pub(super) struct Sums<'a> {
+    /// Per key, `[slices, seq_kv]`, over the queries ([`Margins::key`]), in place of `dq` and `dk`.
+    pub columns: Option<&'a mut [f32]>,
+    /// [`Pairing::PARAMETERS`] numbers per task; see [`splits`].
+    pub parameters: &'a mut [f64],
+}
+
 /// The gradients of one hop.
-pub(super) struct Stream<'a, N> {
+pub(super) struct Stream<'a, F> {
     pub call: &'a Call<'a>,
-    pub norm: N,
-    /// Factor on the product of query and key, and on its gradient, per batch element and head.
-    pub logit: &'a [f32],
-    /// Factor on the gradients of `q` and `k`, per batch element and head.
-    pub chain: &'a [f32],
+    /// The [`Pairing`] of a batch element and head.
+    pub pairing: F,
     /// Factor on the gradients of `v`, per batch element and head.
     pub value: &'a [f32],
     pub dout: &'a [f32],
     pub terms: Terms<'a>,
 }
 
-/// Ranges of keys that `shape` is split into.
-fn splits(shape: &Shape) -> usize {
+/// Ranges of keys that `shape` is split into: tasks per batch element and head.
+pub(super) fn splits(shape: &Shape) -> usize {
     TASKS.div_ceil(shape.slices()).min(shape.seq_kv.div_ceil(4 * KEYS)).max(1)
 }
 
 /// f32 of working memory for `shape` in the current thread pool.
-pub(super) fn work(shape: &Shape, tied: bool) -> usize {
+pub(super) fn work<P: Pairing>(shape: &Shape, tied: bool) -> usize {
     let tasks = shape.slices() * splits(shape);
-    room(partials(shape, tied)) + workers(tasks) * room(sizes(shape))
+    room(partials(shape, tied)) + workers(tasks) * room(sizes::<P>(shape))
 }
 
 /// Partial `dq` of all splits but the first, and `dk` when tied.
@@ -77,42 +83,46 @@ fn partials(shape: &Shape, tied: bool) -> [usize; 2] {
     [(splits(shape) - 1) * shape.q_len(), if tied { shape.k_len() } else { 0 }]
 }
 
-fn sizes(shape: &Shape) -> [usize; 16] {
+fn sizes<P: Pairing>(shape: &Shape) -> [usize; 17] {
     let (queries, keys) = (padded(shape.seq_q), shape.seq_kv.min(KEYS));
     let (d, dv) = (padded(shape.head_dim), padded(shape.value_dim));
     let tile = keys * TILE_STRIDE;
+    let [query_margin, key_margin] = if P::MARGINS { [queries, keys] } else { [0; 2] };
     [
-        // positions, limits, shift, delta; panels of q and dout; rows of q, of dout; dq
+        // positions, limits, shift, delta; queries; panels and rows of dout; dq, its margin
         queries,
         queries,
         queries,
         queries,
-        queries * shape.head_dim,
+        P::query_room(queries, shape.head_dim, Pass::Backward),
         queries * shape.value_dim,
-        queries * d,
         queries * dv,
         queries * d,
-        // positions, rows of k, of v; dk, dv; logits then weights, gradients of the logits
+        query_margin,
+        // positions, keys, rows of v; dk, its margin; dv; logits then weights, gradients of the logits
         keys,
-        keys * d,
+        P::key_room(keys, shape.head_dim),
         keys * dv,
         keys * d,
+        key_margin,
         keys * dv,
         tile,
         tile,
     ]
 }
 
-impl<N: Normalisation> Stream<'_, N> {
-    pub fn run(&self, targets: Targets<'_>, work: &mut [f32]) {
+impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
+    pub fn run(&self, targets: Targets<'_>, sums: Sums<'_>, work: &mut [f32]) {
         let shape = self.call.shape;
         let (splits, tied) = (splits(&shape), targets.dk.is_none());
         let ([partial, tied_dk], work) = cut(work, partials(&shape, tied));
+        let with_tokens = sums.columns.is_none();
         {
             let (dq, partial) = (Parts::new(&mut *targets.dq), Parts::new(&mut *partial));
             let dk = Parts::new(targets.dk.unwrap_or(&mut *tied_dk));
-            let dv = targets.dv.map(Parts::new);
-            for_each(shape.slices() * splits, work, room(sizes(&shape)), |task, memory| {
+            let (dv, columns) = (targets.dv.map(Parts::new), sums.columns.map(Parts::new));
+            let parameters = Parts::new(sums.parameters);
+            for_each(shape.slices() * splits, work, room(sizes::<P>(&shape)), |task, memory| {
                 let (slice, split) = (task / splits, task % splits);
                 let share = shape.seq_kv.div_ceil(KEYS).div_ceil(splits) * KEYS;
                 let keys = (split * share).min(shape.seq_kv)..((split + 1) * share).min(shape.seq_kv);
@@ -121,179 +131,216 @@ impl<N: Normalisation> Stream<'_, N> {
                 };
                 let all = rows(0..shape.seq_q, shape.seq_q, shape.head_dim);
                 // SAFETY: tasks differ in slice or split: each split has its own `dq`, and its own range of keys.
-                let (dq, dk, dv) = unsafe {
+                let into = unsafe {
                     let dq = match split.checked_sub(1) {
                         None => dq.part(all),
                         Some(n) => partial.part(n * shape.q_len() + all.start..n * shape.q_len() + all.end),
                     };
-                    let dk = dk.part(rows(keys.clone(), shape.seq_kv, shape.head_dim));
-                    (dq, dk, dv.as_ref().map(|dv| dv.part(rows(keys.clone(), shape.seq_kv, shape.value_dim))))
+                    let of_keys = |dim: usize| rows(keys.clone(), shape.seq_kv, dim);
+                    Outputs {
+                        tokens: with_tokens.then_some((dq, dk.part(of_keys(shape.head_dim)))),
+                        dv: dv.as_ref().map(|dv| dv.part(of_keys(shape.value_dim))),
+                        columns: columns.as_ref().map(|columns| columns.part(of_keys(1))),
+                        parameters: parameters.part(task * P::PARAMETERS..(task + 1) * P::PARAMETERS),
+                    }
                 };
-                self.call.level.dispatch(Task { stream: self, slice, keys, dq, dk, dv, memory });
+                let pairing = (self.pairing)(slice);
+                let (call, value) = (self.call, self.value[slice]);
+                let (dout, terms) = (self.dout, &self.terms);
+                call.level.dispatch(Task { call, pairing, value, dout, terms, slice, keys, into, memory });
             });
         }
-        let extra = partial.chunks_exact(shape.q_len()).chain(tied.then_some(&*tied_dk));
-        extra.for_each(|extra| targets.dq.par_iter_mut().zip(extra).with_min_len(4096).for_each(|(dq, &x)| *dq += x));
+        if with_tokens {
+            let extra = partial.chunks_exact(shape.q_len()).chain(tied.then_some(&*tied_dk));
+            let add = |extra: &[f32]| {
+                targets.dq.par_iter_mut().zip(extra).with_min_len(4096).for_each(|(dq, &x)| *dq += x);
+            };
+            extra.for_each(add);
+        }
     }
 }
 
+/// Where one task writes.
+struct Outputs<'a> {
+    /// `dq`, and the task's range of `dk`.
+    tokens: Option<(&'a mut [f32], &'a mut [f32])>,
+    dv: Option<&'a mut [f32]>,
+    columns: Option<&'a mut [f32]>,
+    parameters: &'a mut [f64],
+}
+
 /// One head and range of keys.
-struct Task<'a, N> {
-    stream: &'a Stream<'a, N>,
+struct Task<'a, P> {
+    call: &'a Call<'a>,
+    pairing: P,
+    value: f32,
+    dout: &'a [f32],
+    terms: &'a Terms<'a>,
     slice: usize,
     keys: Range<usize>,
-    dq: &'a mut [f32],
-    dk: &'a mut [f32],
-    dv: Option<&'a mut [f32]>,
+    into: Outputs<'a>,
     memory: &'a mut [f32],
 }
 
-impl<N: Normalisation> WithSimd for Task<'_, N> {
+impl<P: Pairing> WithSimd for Task<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { stream, slice, keys, dq, dk, mut dv, memory } = self;
-        let head = &Head::of(stream.call, slice);
+        let Self { call, pairing, value, dout, terms, slice, keys, mut into, memory } = self;
+        let head = &Head::of(call, slice);
         let (d, dv_dim) = (head.head_dim, head.value_dim);
-        let parts = cut(memory, sizes(&stream.call.shape)).0;
-        let [at, limits, shift, delta, q_panels, g_panels, q_room, g_room, dq_sums, parts @ ..] = parts;
-        let [key_at, k_room, v_room, dk_sums, dv_sums, weights, slopes] = parts;
+        let parts = cut(memory, sizes::<P>(&call.shape)).0;
+        let [at, limits, shift, delta, q_room, g_panels, g_room, dq_sums, dq_margin, parts @ ..] = parts;
+        let [key_at, k_room, v_room, dk_sums, dk_margin, dv_sums, weights, slopes] = parts;
 
-        let (logit, chain) = (stream.logit[slice], stream.chain[slice]);
         let queries = positions(0..head.seq_q, head.keep_query, at);
         let row = |n: usize| slice * head.seq_q + queries[n] as usize;
-        let factor = |n: usize| stream.terms.factor[row(n)];
-        let dout = &stream.dout[slice * head.seq_q * dv_dim..][..head.seq_q * dv_dim];
-        transpose(head.q, d, queries, |_| logit, q_panels);
+        let factor = |n: usize| terms.factor[row(n)];
+        let dout = &dout[slice * head.seq_q * dv_dim..][..head.seq_q * dv_dim];
+        let q = pairing.queries(head, queries, Pass::Backward, q_room);
         transpose(dout, dv_dim, queries, factor, g_panels);
-        let q = Rows::gather(head.q, d, queries, true, q_room);
         let g = Rows::copy(dout, dv_dim, queries, factor, g_room);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
         for (n, &i) in queries.iter().enumerate() {
             limits[n] = head.limit(i as usize) as u32;
-            shift[n] = stream.terms.shift[row(n)];
-            delta[n] = stream.terms.delta[row(n)];
+            shift[n] = terms.shift[row(n)];
+            delta[n] = terms.delta[row(n)];
         }
         shift[queries.len()..].fill(0.0);
         delta[queries.len()..].fill(0.0);
-        dq_sums[..queries.len() * q.stride].fill(0.0);
+        dq_sums[..queries.len() * padded(d)].fill(0.0);
+        dq_margin.fill(0.0);
+        into.parameters.fill(0.0);
 
         for from in keys.clone().step_by(KEYS) {
             let tile_keys = from..(from + KEYS).min(keys.end);
             let kept = positions(tile_keys.clone(), head.keep_key, key_at);
-            let k = Rows::gather(head.k, d, kept, true, k_room);
+            let k = pairing.keys(head, kept, Pass::Backward, &mut *k_room);
             let v = Rows::gather(head.v, dv_dim, kept, false, v_room);
-            dk_sums[..kept.len() * k.stride].fill(0.0);
+            dk_sums[..kept.len() * padded(d)].fill(0.0);
             dv_sums[..kept.len() * v.stride].fill(0.0);
+            dk_margin.fill(0.0);
             for first in (0..queries.len()).step_by(PANEL) {
                 let count = PANEL.min(queries.len() - first);
-                let width = padded(count);
-                let limits = &limits[first..first + width];
+                let columns = first..first + padded(count);
+                let limits = &limits[columns.clone()];
                 let seen = kept.partition_point(|&key| key < limits[count - 1]);
-                let pairs = Pairs {
-                    norm: stream.norm,
-                    weights: &mut *weights,
-                    slopes: &mut *slopes,
-                    shift: &shift[first..first + width],
-                    delta: &delta[first..first + width],
+                let margin = if P::MARGINS { columns.clone() } else { 0..0 };
+                let rows = first * padded(d)..(first + count) * padded(d);
+                let pairs = PairTile {
+                    head_dim: d,
+                    value_dim: dv_dim,
+                    queries: &q,
+                    keys: &k,
+                    values: v,
+                    gradients: Tokens::panel(g_panels, dv_dim, &columns),
+                    shift: &shift[columns.clone()],
+                    delta: &delta[columns.clone()],
                     visible: Visible { keys: &kept[..seen], limits },
                     complete: kept[..seen].last().is_none_or(|&key| key < limits[0]),
+                    weights: &mut *weights,
+                    slopes: &mut *slopes,
+                    margins: Margins {
+                        query: &mut dq_margin[margin],
+                        key: &mut *dk_margin,
+                        dq: &mut dq_sums[rows.clone()],
+                        dk: &mut *dk_sums,
+                        parameters: &mut *into.parameters,
+                    },
+                    columns,
                 };
-                let panel =
-                    |panels, dim| Right { data: &(panels as &[f32])[first * dim..][..width * dim], stride: width };
-                let panels = [panel(&*q_panels, d), panel(&*g_panels, dv_dim)];
-                let naturals = [q.as_right(first..first + count), g.as_right(first..first + count)];
-                let sums = [&mut *dk_sums, &mut *dv_sums, &mut dq_sums[first * q.stride..(first + count) * q.stride]];
-                tile(simd, [d, dv_dim], count, [k, v], panels, naturals, pairs, sums, dv.is_some());
+                pairing.pull(simd, pairs);
+                let tile = Products { weights: &*weights, slopes: &*slopes, keys: seen, queries: count };
+                if into.dv.is_some() {
+                    tile.values(simd, g.as_right(first..first + count), dv_sums);
+                }
+                if into.tokens.is_some() {
+                    tile.tokens(simd, q.rows.as_right(first..first + count), k.rows, dk_sums, &mut dq_sums[rows]);
+                }
             }
-            let into = |rows: Range<usize>, dim: usize| (rows.start - keys.start) * dim..(rows.end - keys.start) * dim;
-            scatter(dk_sums, d, kept, tile_keys.start, chain, &mut dk[into(tile_keys.clone(), d)]);
-            if let Some(dv) = &mut dv {
-                scatter(dv_sums, dv_dim, kept, tile_keys.start, stream.value[slice], &mut dv[into(tile_keys, dv_dim)]);
+            let at = |dim: usize| (tile_keys.start - keys.start) * dim..(tile_keys.end - keys.start) * dim;
+            let position = |n: usize| kept[n] as usize - tile_keys.start;
+            if let Some((_, dk)) = &mut into.tokens {
+                let finish = Finish { pairing, tokens: &k, margin: dk_margin, sums: dk_sums, dim: d };
+                finish.scatter(kept.len(), position, &mut dk[at(d)]);
+            }
+            if let Some(dv) = &mut into.dv {
+                scatter(dv_sums, dv_dim, kept.len(), position, value, &mut dv[at(dv_dim)]);
+            }
+            if let Some(columns) = &mut into.columns {
+                columns[at(1)].fill(0.0);
+                (0..kept.len()).for_each(|n| columns[at(1)][position(n)] = dk_margin[n]);
             }
         }
-        scatter(dq_sums, d, queries, 0, chain, dq);
+        if let Some((dq, _)) = into.tokens {
+            let finish = Finish { pairing, tokens: &q, margin: dq_margin, sums: dq_sums, dim: d };
+            finish.scatter(queries.len(), |n| queries[n] as usize, dq);
+        }
     }
 }
 
-/// The five products of one tile of keys and one panel of `count` queries.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)] // one tile's operands
-fn tile<S: Simd, N: Normalisation>(
-    simd: S,
-    [head_dim, value_dim]: [usize; 2],
-    count: usize,
-    [k, v]: [Rows<'_>; 2],
-    [q_panel, g_panel]: [Right<'_>; 2],
-    [q, g]: [Right<'_>; 2],
-    mut pairs: Pairs<'_, N>,
-    [dk, dv, dq]: [&mut [f32]; 3],
-    wants_dv: bool,
-) {
-    let keys = pairs.visible.keys.len();
-    let size = |rows, cols, depth| Size { rows, cols, depth };
-    let mut logits = Store { data: &mut *pairs.weights, stride: TILE_STRIDE };
-    product(simd, size(keys, q_panel.stride, head_dim), k.as_left(), q_panel, &mut logits);
-    product(simd, size(keys, g_panel.stride, value_dim), v.as_left(), g_panel, &mut pairs);
-    let Pairs { weights, slopes, .. } = pairs;
-    let of_key = |data| Left { data, row_stride: TILE_STRIDE, depth_stride: 1 };
-    if wants_dv {
-        let mut sums = Add { data: dv, stride: v.stride };
-        product(simd, size(keys, v.stride, count), of_key(&*weights), g, &mut sums);
-    }
-    product(simd, size(keys, k.stride, count), of_key(&*slopes), q, &mut Add { data: dk, stride: k.stride });
-    let of_query = Left { data: &*slopes, row_stride: 1, depth_stride: TILE_STRIDE };
-    product(simd, size(count, k.stride, keys), of_query, k.as_right(0..keys), &mut Add { data: dq, stride: k.stride });
+/// What the scores' gradients of one tile are multiplied with.
+struct Products<'a> {
+    weights: &'a [f32],
+    slopes: &'a [f32],
+    keys: usize,
+    queries: usize,
 }
 
-/// Writes sums times `factor` back to the positions of their rows (the first row of `out` is at `start`), zeros to the
-/// masked ones.
-fn scatter(sums: &[f32], dim: usize, kept: &[u32], start: usize, factor: f32, out: &mut [f32]) {
-    if kept.len() * dim < out.len() {
+impl Products<'_> {
+    /// `dV += P^T G`.
+    #[inline(always)]
+    fn values<S: Simd>(&self, simd: S, g: Right<'_>, dv: &mut [f32]) {
+        let left = Left { data: self.weights, row_stride: TILE_STRIDE, depth_stride: 1 };
+        let size = Size { rows: self.keys, cols: g.stride, depth: self.queries };
+        product(simd, size, left, g, &mut Add { data: dv, stride: g.stride });
+    }
+
+    /// `dK += dS^T Q`, `dQ += dS K`.
+    #[inline(always)]
+    fn tokens<S: Simd>(&self, simd: S, q: Right<'_>, k: Rows<'_>, dk: &mut [f32], dq: &mut [f32]) {
+        let of_key = Left { data: self.slopes, row_stride: TILE_STRIDE, depth_stride: 1 };
+        let size = Size { rows: self.keys, cols: k.stride, depth: self.queries };
+        product(simd, size, of_key, q, &mut Add { data: dk, stride: k.stride });
+        let of_query = Left { data: self.slopes, row_stride: 1, depth_stride: TILE_STRIDE };
+        let size = Size { rows: self.queries, cols: k.stride, depth: self.keys };
+        product(simd, size, of_query, k.as_right(0..self.keys), &mut Add { data: dq, stride: k.stride });
+    }
+}
+
+/// The sums of some tokens' gradients, about to be written.
+struct Finish<'a, P> {
+    pairing: P,
+    tokens: &'a Tokens<'a>,
+    margin: &'a [f32],
+    sums: &'a [f32],
+    dim: usize,
+}
+
+impl<P: Pairing> Finish<'_, P> {
+    /// Writes the gradients of the `kept` tokens to their rows of `out`, zeros to the others.
+    #[inline(always)]
+    fn scatter(&self, kept: usize, position: impl Fn(usize) -> usize, out: &mut [f32]) {
+        if kept * self.dim < out.len() {
+            out.fill(0.0);
+        }
+        for (n, sums) in self.sums.chunks_exact(padded(self.dim)).take(kept).enumerate() {
+            let row = &mut out[position(n) * self.dim..][..self.dim];
+            let margin = if P::MARGINS { self.margin[n] } else { 0.0 };
+            self.pairing.gradient(self.tokens, n, margin, sums, row);
+        }
+    }
+}
+
+/// Writes sums times `factor` to the rows of the `kept` tokens, zeros to the masked ones.
+fn scatter(sums: &[f32], dim: usize, kept: usize, position: impl Fn(usize) -> usize, factor: f32, out: &mut [f32]) {
+    if kept * dim < out.len() {
         out.fill(0.0);
     }
-    for (&i, sums) in kept.iter().zip(sums.chunks_exact(padded(dim))) {
-        let row = &mut out[(i as usize - start) * dim..][..dim];
+    for (n, sums) in sums.chunks_exact(padded(dim)).take(kept).enumerate() {
+        let row = &mut out[position(n) * dim..][..dim];
         row.iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * factor);
-    }
-}
-
-/// Makes weights and gradients of the logits, as soon as the product of values and output gradients is in registers.
-pub(in crate::structure) struct Pairs<'a, N> {
-    pub norm: N,
-    /// Holds the logits, and then the weights.
-    pub weights: &'a mut [f32],
-    pub slopes: &'a mut [f32],
-    pub shift: &'a [f32],
-    pub delta: &'a [f32],
-    pub visible: Visible<'a>,
-    pub complete: bool,
-}
-
-impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
-    #[inline(always)]
-    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        let mut rows = [[simd.splat_f32s(0.0); 2]; N];
-        for (n, row) in rows.iter_mut().enumerate() {
-            *row = [vectors::<S, N>(self.shift, col)[n], vectors::<S, N>(self.delta, col)[n]];
-        }
-        let limits = vectors::<S, N>(bytemuck::cast_slice(self.visible.limits), col);
-        let zero = simd.splat_f32s(0.0);
-        for (m, products) in block.iter().enumerate() {
-            let at = (row + m) * TILE_STRIDE + col;
-            let (weights, slopes) = (vectors_mut::<S, N>(self.weights, at), vectors_mut::<S, N>(self.slopes, at));
-            for n in 0..N {
-                let (mut weight, mut slope) = self.norm.pair(simd, weights[n], products[n], rows[n]);
-                if !self.complete {
-                    let key = simd.splat_u32s(self.visible.keys[row + m]);
-                    let seen = simd.less_than_u32s(key, simd.transmute_u32s_f32s(limits[n]));
-                    weight = simd.select_f32s(seen, weight, zero);
-                    slope = simd.select_f32s(seen, slope, zero);
-                }
-                (weights[n], slopes[n]) = (weight, slope);
-            }
-        }
     }
 }

@@ -121,6 +121,9 @@ pub(in crate::structure) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
+    /// No rows.
+    pub const NONE: Self = Self { data: &[], stride: 0 };
+
     /// Its rows are the rows of a product.
     pub fn as_left(self) -> Left<'a> {
         Left { data: self.data, row_stride: self.stride, depth_stride: 1 }
@@ -136,7 +139,9 @@ impl<'a> Rows<'a> {
     /// takes `kept.len() * padded(dim)`.
     pub fn gather(tensor: &'a [f32], dim: usize, kept: &[u32], vectors: bool, room: &'a mut [f32]) -> Self {
         let stride = padded(dim);
-        let Some((&first, &last)) = kept.first().zip(kept.last()) else { return Self { data: &[], stride } };
+        let Some((&first, &last)) = kept.first().zip(kept.last()).filter(|_| dim > 0) else {
+            return Self { data: &[], stride };
+        };
         let (first, last) = (first as usize, last as usize);
         let aligned = !vectors || tensor[first * dim..].as_ptr().addr().is_multiple_of(LANES * size_of::<f32>());
         if aligned && stride == dim && last - first + 1 == kept.len() {
@@ -158,24 +163,29 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Writes the rows `kept` of `tensor [.., dim]`, the `n`-th times `factor(n)`, as panels of [`PANEL`] columns: column
-/// `n % PANEL` of panel `n / PANEL` is row `n`. The last panel is padded with zeros to whole vectors.
+/// Writes the rows `kept` of `tensor [.., dim]`, the `n`-th times `factor(n)`, as [`panels`].
 pub(in crate::structure) fn transpose(
     tensor: &[f32],
     dim: usize,
     kept: &[u32],
     factor: impl Fn(usize) -> f32,
-    panels: &mut [f32],
+    room: &mut [f32],
 ) {
-    for (p, kept) in kept.chunks(PANEL).enumerate() {
-        let width = padded(kept.len());
-        let panel = &mut panels[p * PANEL * dim..][..width * dim];
-        if width > kept.len() {
+    panels(kept.len(), dim, |n| (&tensor[kept[n] as usize * dim..][..dim], factor(n)), room);
+}
+
+/// Writes `count` rows of `dim` channels, `row(n)` and the factor on it, as panels of [`PANEL`] columns: column `n % PANEL` of
+/// panel `n / PANEL` is row `n`. The last panel is padded with zeros to whole vectors.
+pub(super) fn panels<'r>(count: usize, dim: usize, row: impl Fn(usize) -> (&'r [f32], f32), room: &mut [f32]) {
+    for first in (0..count).step_by(PANEL) {
+        let rows = PANEL.min(count - first);
+        let width = padded(rows);
+        let panel = &mut room[first * dim..][..width * dim];
+        if width > rows {
             panel.fill(0.0);
         }
-        for (n, &i) in kept.iter().enumerate() {
-            let factor = factor(p * PANEL + n);
-            let row = &tensor[i as usize * dim..][..dim];
+        for n in 0..rows {
+            let (row, factor) = row(first + n);
             panel[n..].iter_mut().step_by(width).zip(row).for_each(|(x, &y)| *x = y * factor);
         }
     }

@@ -6,10 +6,11 @@
 use rayon::prelude::*;
 
 use super::{
-    backward::{self, Targets, Terms},
+    backward::{self, Sums, Targets, Terms},
     forward,
     head::{Head, positions},
     normalise::Frobenius,
+    pairing::Dot,
 };
 use crate::{
     Gradients, Parameter, Result, Shape,
@@ -119,10 +120,19 @@ pub(crate) fn unnormalised(
     work: &mut [f32],
 ) {
     match m.activation {
-        Activation::Relu => forward::Stream { call, norm: Frobenius(Relu), logit, slices }.run(out, squares, work),
-        Activation::Abs => forward::Stream { call, norm: Frobenius(Abs), logit, slices }.run(out, squares, work),
-        Activation::Gelu => forward::Stream { call, norm: Frobenius(Gelu), logit, slices }.run(out, squares, work),
+        Activation::Relu => forward::Stream { call, pairing: |n| Dot::scaled(Frobenius(Relu), logit[n]), slices }
+            .run(out, squares, work),
+        Activation::Abs => {
+            forward::Stream { call, pairing: |n| Dot::scaled(Frobenius(Abs), logit[n]), slices }.run(out, squares, work)
+        }
+        Activation::Gelu => forward::Stream { call, pairing: |n| Dot::scaled(Frobenius(Gelu), logit[n]), slices }
+            .run(out, squares, work),
     }
+}
+
+/// f32 of working memory of [`unnormalised`].
+pub(crate) fn unnormalised_work(shape: &Shape) -> usize {
+    forward::work::<Dot<Frobenius<Gelu>>>(shape)
 }
 
 /// Writes `out` and, as `stats`, per batch element and head, the exponent and the norms, in units of the logits.
@@ -166,7 +176,7 @@ fn forward_sizes(shape: &Shape) -> [usize; 3] {
 
 /// f32 of working memory of [`infsa_forward`].
 pub(super) fn forward_work(shape: &Shape) -> usize {
-    room(forward_sizes(shape)) + forward::work(shape)
+    room(forward_sizes(shape)) + unnormalised_work(shape)
 }
 
 /// `dA = (gamma/f) G V^T - t A`, `t = c / (f F)`, `c = <G, out>`; causal: per row, `t` a reverse cumulative sum.
@@ -212,16 +222,20 @@ pub(crate) fn hop_backward(
         }
     }
     let terms = Terms { shift: delta, delta, factor };
-    let dout = saved.dout;
+    let (dout, sums) = (saved.dout, Sums::default());
+    let (logit, chain) = (&*logit, &*chain);
     match m.activation {
         Activation::Relu => {
-            backward::Stream { call, norm: Frobenius(Relu), logit, chain, value, dout, terms }.run(targets, work)
+            let pairing = |n: usize| Dot { norm: Frobenius(Relu), logit: logit[n], chain: chain[n] };
+            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
         }
         Activation::Abs => {
-            backward::Stream { call, norm: Frobenius(Abs), logit, chain, value, dout, terms }.run(targets, work)
+            let pairing = |n: usize| Dot { norm: Frobenius(Abs), logit: logit[n], chain: chain[n] };
+            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
         }
         Activation::Gelu => {
-            backward::Stream { call, norm: Frobenius(Gelu), logit, chain, value, dout, terms }.run(targets, work)
+            let pairing = |n: usize| Dot { norm: Frobenius(Gelu), logit: logit[n], chain: chain[n] };
+            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
         }
     }
 }
@@ -265,7 +279,7 @@ fn backward_sizes(shape: &Shape) -> [usize; 6] {
 
 /// f32 of working memory of [`infsa_backward`].
 pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
-    room(backward_sizes(shape)) + backward::work(shape, tied)
+    room(backward_sizes(shape)) + backward::work::<Dot<Frobenius<Gelu>>>(shape, tied)
 }
 
 /// The norms before `eps`, as `stats` holds them, in units of the affinities.

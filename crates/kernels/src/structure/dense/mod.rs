@@ -5,22 +5,28 @@
 //! none of them. Decomposition depends on the shape alone, so that results do not depend on the threads.
 
 mod backward;
+mod decode;
+mod distance;
+mod fna;
 mod forward;
 mod head;
 mod infsa;
 mod normalise;
+mod pairing;
 mod plan;
 mod softmax;
 
-pub(in crate::structure) use backward::Pairs;
 pub(crate) use backward::Targets;
-pub(crate) use forward::work as forward_work;
+pub(crate) use decode::Decoder;
+pub(crate) use fna::{fna_backward, fna_forward, fna_plan};
 pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
 pub(crate) use head::dot;
 pub(in crate::structure) use head::{Head, PANEL, Rows, Visible, padded, transpose};
 pub(crate) use infsa::{
     Unit, exponent, frobenius, gamma, hop_backward, infsa_backward, infsa_forward, saved_exponent, unnormalised,
+    unnormalised_work,
 };
 pub(in crate::structure) use normalise::{Normalisation, Row, RowState, Tile};
+pub(in crate::structure) use pairing::Pairs;
 pub(crate) use plan::plan;
 pub(crate) use softmax::{softmax_backward, softmax_forward};

@@ -81,26 +81,11 @@ impl<F: Score> Normalisation for Row<F> {
 
     #[inline(always)]
     fn settle<S: Simd>(self, simd: S, tile: &mut Tile<'_>, state: &mut RowState<'_>) {
-        let lanes = S::F32_LANES;
-        let mut col = 0;
-        while col + 4 * lanes <= tile.queries {
-            exponentiate::<S, 4>(simd, tile, col, state);
-            col += 4 * lanes;
-        }
-        while col < tile.queries {
-            exponentiate::<S, 1>(simd, tile, col, state);
-            col += lanes;
-        }
-        for ((total, &rescale), &part) in state.total.iter_mut().zip(&*state.rescale).zip(&*state.part) {
-            *total = *total * f64::from(rescale) + f64::from(part);
-        }
+        settle_rows(simd, tile, state);
     }
 
     fn close(self, peak: f32, total: f64) -> (f32, f64) {
-        if total == 0.0 {
-            return (0.0, f64::NEG_INFINITY);
-        }
-        ((1.0 / total) as f32, (f64::from(peak) + total.log2()) * std::f64::consts::LN_2)
+        close_row(peak, total)
     }
 
     /// `w = exp2(value - shift)`, `w (g - delta) value'`.
@@ -112,7 +97,33 @@ impl<F: Score> Normalisation for Row<F> {
     }
 }
 
-/// `N` columns of vectors of [`Row::settle`].
+/// Turns the base-2 logarithms of a complete tile, whose running maxima are in `state.part`, into weights.
+#[inline(always)]
+pub(super) fn settle_rows<S: Simd>(simd: S, tile: &mut Tile<'_>, state: &mut RowState<'_>) {
+    let lanes = S::F32_LANES;
+    let mut col = 0;
+    while col + 4 * lanes <= tile.queries {
+        exponentiate::<S, 4>(simd, tile, col, state);
+        col += 4 * lanes;
+    }
+    while col < tile.queries {
+        exponentiate::<S, 1>(simd, tile, col, state);
+        col += lanes;
+    }
+    for ((total, &rescale), &part) in state.total.iter_mut().zip(&*state.rescale).zip(&*state.part) {
+        *total = *total * f64::from(rescale) + f64::from(part);
+    }
+}
+
+/// [`Normalisation::close`] of rows that sum to one, from base-2 logarithms.
+pub(super) fn close_row(peak: f32, total: f64) -> (f32, f64) {
+    if total == 0.0 {
+        return (0.0, f64::NEG_INFINITY);
+    }
+    ((1.0 / total) as f32, (f64::from(peak) + total.log2()) * std::f64::consts::LN_2)
+}
+
+/// `N` columns of vectors of [`settle_rows`].
 #[inline(always)]
 fn exponentiate<S: Simd, const N: usize>(simd: S, tile: &mut Tile<'_>, col: usize, state: &mut RowState<'_>) {
     let mut peaks = [simd.splat_f32s(0.0); N];

@@ -29,7 +29,7 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
 }
 
 /// Pairs of a query and a key that it may see, without masks.
-fn pairs(s: &Shape, causal: bool) -> u64 {
+pub(super) fn pairs(s: &Shape, causal: bool) -> u64 {
     let seen = |i: usize| (i + 1 + s.seq_kv).saturating_sub(s.seq_q).min(s.seq_kv) as u64;
     let per_slice = if causal { (0..s.seq_q).map(seen).sum() } else { (s.seq_q * s.seq_kv) as u64 };
     s.slices() as u64 * per_slice

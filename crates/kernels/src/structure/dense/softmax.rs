@@ -3,10 +3,11 @@
 use rayon::prelude::*;
 
 use super::{
-    backward::{self, Targets, Terms},
+    backward::{self, Sums, Targets, Terms},
     forward,
     head::{Head, positions},
     normalise::Row,
+    pairing::Dot,
 };
 use crate::{
     Gradients, Result, Shape, mechanism,
@@ -19,6 +20,11 @@ fn scale(m: &mechanism::Softmax, shape: &Shape) -> f64 {
     m.scale.unwrap_or((shape.head_dim as f64).powf(-0.5))
 }
 
+fn pairing(m: &mechanism::Softmax, shape: &Shape) -> Dot<Row<Exp>> {
+    let scale = scale(m, shape);
+    Dot { norm: Row(Exp), logit: (scale * std::f64::consts::LOG2_E) as f32, chain: scale as f32 }
+}
+
 /// Writes `out` and, as `stats`, the log-sum-exp of every row.
 pub(crate) fn softmax_forward(
     call: &Call<'_>,
@@ -27,23 +33,22 @@ pub(crate) fn softmax_forward(
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
-    let ([logit, lse, slices], work) = cut(work, forward_sizes(&call.shape));
+    let ([lse, slices], work) = cut(work, forward_sizes(&call.shape));
     let slices = positions(0..call.shape.slices(), None, slices);
-    logit.fill((scale(m, &call.shape) * std::f64::consts::LOG2_E) as f32);
     let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
-    forward::Stream { call, norm: Row(Exp), logit, slices }.run(out, lse, work);
+    forward::Stream { call, pairing: |_| pairing(m, &call.shape), slices }.run(out, lse, work);
     stats.iter_mut().zip(lse).for_each(|(stat, lse)| *stat = *lse as f32);
     Ok(())
 }
 
-/// Factors on the logits; log-sum-exp (f64); slices.
-fn forward_sizes(shape: &Shape) -> [usize; 3] {
-    [shape.slices(), 2 * shape.slices() * shape.seq_q, shape.slices()]
+/// Log-sum-exp (f64); slices.
+fn forward_sizes(shape: &Shape) -> [usize; 2] {
+    [2 * shape.slices() * shape.seq_q, shape.slices()]
 }
 
 /// f32 of working memory of [`softmax_forward`].
 pub(super) fn forward_work(shape: &Shape) -> usize {
-    room(forward_sizes(shape)) + forward::work(shape)
+    room(forward_sizes(shape)) + forward::work::<Dot<Row<Exp>>>(shape)
 }
 
 /// `dS = P (dP - delta)` with `delta = <dout, out>` per row.
@@ -54,9 +59,7 @@ pub(crate) fn softmax_backward(
     gradients: Gradients<'_, f32>,
     work: &mut [f32],
 ) -> Result<()> {
-    let ([logit, chain, value, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
-    logit.fill((scale(m, &call.shape) * std::f64::consts::LOG2_E) as f32);
-    chain.fill(scale(m, &call.shape) as f32);
+    let ([value, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
     value.fill(1.0);
     factor.fill(1.0);
     let seq = call.shape.seq_q;
@@ -71,18 +74,18 @@ pub(crate) fn softmax_backward(
     });
     let terms = Terms { shift, delta, factor };
     let Gradients { dq, dk, dv, .. } = gradients;
-    let stream = backward::Stream { call, norm: Row(Exp), logit, chain, value, dout: saved.dout, terms };
-    stream.run(Targets { dq, dk, dv: Some(dv) }, work);
+    let stream = backward::Stream { call, pairing: |_| pairing(m, &call.shape), value, dout: saved.dout, terms };
+    stream.run(Targets { dq, dk, dv: Some(dv) }, Sums::default(), work);
     Ok(())
 }
 
-/// Factors on the logits, on their gradients and on those of the values; shift, delta and factor per row.
-fn backward_sizes(shape: &Shape) -> [usize; 6] {
+/// Factors on the gradients of the values; shift, delta and factor per row.
+fn backward_sizes(shape: &Shape) -> [usize; 4] {
     let (slices, rows) = (shape.slices(), shape.slices() * shape.seq_q);
-    [slices, slices, slices, rows, rows, rows]
+    [slices, rows, rows, rows]
 }
 
 /// f32 of working memory of [`softmax_backward`].
 pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
-    room(backward_sizes(shape)) + backward::work(shape, tied)
+    room(backward_sizes(shape)) + backward::work::<Dot<Row<Exp>>>(shape, tied)
 }

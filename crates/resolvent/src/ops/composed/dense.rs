@@ -58,7 +58,8 @@ pub(super) fn operator(call: &Call, m: &mechanism::Infsa) -> Tensor<4> {
     affinity / norm.mask_fill(zero, 1.0)
 }
 
-fn fill(x: Tensor<4>, mask: &Option<Tensor<4, Bool>>, value: f32) -> Tensor<4> {
+/// `x` with `value` in place of the masked elements.
+pub(super) fn fill(x: Tensor<4>, mask: &Option<Tensor<4, Bool>>, value: f32) -> Tensor<4> {
     match mask {
         Some(mask) => {
             let shape = x.shape();

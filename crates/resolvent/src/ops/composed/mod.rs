@@ -6,6 +6,7 @@
 
 mod affinity;
 mod dense;
+mod distance;
 mod pooled;
 mod resolvent;
 
@@ -50,6 +51,10 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
         Mechanism::Infsa(m) => (dense::infsa(&call, m, decay), None),
         Mechanism::InfsaResolvent(m) => (resolvent::infsa_resolvent(&call, m, decay)?, None),
         Mechanism::LinearInfsa(m) => (pooled::linear_infsa(&call, m, decay), None),
+        Mechanism::Fna(m) => {
+            let (out, lse) = distance::fna(&call, m, &inputs.extras);
+            (out, Some(lse))
+        }
         other => {
             let (what, why) = ("Strategy::Composed", "it has no composed form; move the tensors to Device::flex()");
             return Err(kernels::Error::Unsupported { mechanism: other.id(), what, why }.into());

@@ -1,0 +1,182 @@
+//! Affinities that fall with a distance: what "Fractional neural attention for efficient multiscale sequence processing"
+//! (eq. 9, 10, 13 and A.1) makes of two tokens on the plane or on the sphere.
+//!
+//! A [`Metric`] says how a logit, as the structure makes it, encodes the distance `r`; a [`Decay`] what becomes of it. The
+//! logit is `r^2` on the plane. On the sphere it is `1 - |c|` with the sign of the cosine `c`, so that angles near 0 and near
+//! `pi` have all their digits.
+
+use std::f32::consts::{LN_2, LOG2_E, PI};
+
+use pulp::Simd;
+
+use crate::simd::math::{arc, exp2, log2_1p};
+
+/// A distance and its square.
+#[derive(Clone, Copy)]
+pub(crate) struct Distance<V> {
+    pub r: V,
+    pub square: V,
+}
+
+/// How a logit encodes a distance.
+pub(crate) trait Metric: Copy + Send + Sync {
+    /// The distance at a logit.
+    fn distance<S: Simd>(self, simd: S, logit: S::f32s) -> Distance<S::f32s>;
+    /// `ds/dc` from `g = ds/dr / r`, with `c` the product of the tokens that the structure differentiates: `-|q - k|^2 / 2`
+    /// on the plane and the cosine on the sphere. 0 at a distance of 0 or `pi`.
+    fn chain<S: Simd>(self, simd: S, logit: S::f32s, r: S::f32s, g: S::f32s) -> S::f32s;
+}
+
+/// The plane.
+#[derive(Clone, Copy)]
+pub(crate) struct Plane;
+
+/// The unit sphere.
+#[derive(Clone, Copy)]
+pub(crate) struct Sphere;
+
+/// Squares of distances up to this are those of coinciding tokens: far below a rounding of the tokens themselves.
+const COINCIDING: f32 = 1e-34;
+
+impl Metric for Plane {
+    #[inline(always)]
+    fn distance<S: Simd>(self, simd: S, logit: S::f32s) -> Distance<S::f32s> {
+        Distance { r: simd.sqrt_f32s(logit), square: logit }
+    }
+
+    #[inline(always)]
+    fn chain<S: Simd>(self, simd: S, logit: S::f32s, _: S::f32s, g: S::f32s) -> S::f32s {
+        let (zero, apart) = (simd.splat_f32s(0.0), simd.less_than_f32s(simd.splat_f32s(COINCIDING), logit));
+        simd.select_f32s(apart, simd.sub_f32s(zero, g), zero)
+    }
+}
+
+impl Metric for Sphere {
+    #[inline(always)]
+    fn distance<S: Simd>(self, simd: S, logit: S::f32s) -> Distance<S::f32s> {
+        let (zero, pi) = (simd.splat_f32s(0.0), simd.splat_f32s(PI));
+        let arc = arc(simd, simd.abs_f32s(logit));
+        // -0.0 is the antipode: look at the sign bit, not at the number.
+        let sign = simd.transmute_u32s_f32s(logit);
+        let far = simd.less_than_u32s(simd.splat_u32s(0x7fff_ffff), sign);
+        let r = simd.max_f32s(simd.select_f32s(far, simd.sub_f32s(pi, arc), arc), zero);
+        Distance { r, square: simd.mul_f32s(r, r) }
+    }
+
+    #[inline(always)]
+    fn chain<S: Simd>(self, simd: S, logit: S::f32s, r: S::f32s, g: S::f32s) -> S::f32s {
+        // sin r = sqrt(1 - c^2), and 1 - c^2 = a (2 - a) with a = 1 - |c|.
+        let a = simd.abs_f32s(logit);
+        let square = simd.mul_f32s(a, simd.sub_f32s(simd.splat_f32s(2.0), a));
+        let inside = simd.less_than_f32s(simd.splat_f32s(COINCIDING), square);
+        let slope = simd.div_f32s(simd.mul_f32s(g, r), simd.sqrt_f32s(square));
+        let zero = simd.splat_f32s(0.0);
+        simd.select_f32s(inside, simd.sub_f32s(zero, slope), zero)
+    }
+}
+
+/// The length scale and the exponent of one head.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale {
+    pub kappa: f32,
+    /// `d_M + alpha`.
+    pub power: f32,
+}
+
+/// The derivatives of the logarithm `s` of an affinity.
+pub(crate) struct Slopes<V> {
+    /// Its base-2 logarithm.
+    pub value: V,
+    /// `ds/dr / r`; anything at `r = 0`.
+    pub g: V,
+    /// `r ds/dr`.
+    pub radial: V,
+}
+
+/// How an affinity falls with the distance.
+pub(crate) trait Decay: Copy + Send + Sync {
+    /// The base-2 logarithm of the affinity.
+    fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s;
+    /// The same with its derivatives.
+    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s>;
+    /// `r ds/dr` where the base-2 logarithm of the affinity is `value`.
+    fn radial<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> S::f32s;
+}
+
+/// `(1 + r/kappa)^-p`.
+#[derive(Clone, Copy)]
+pub(crate) struct Levy;
+
+/// `(1 + (r/kappa)^2)^(-p/2)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Student;
+
+/// `exp(-(r/kappa)^2)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Gaussian;
+
+impl Decay for Levy {
+    #[inline(always)]
+    fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s {
+        let z = simd.mul_f32s(at.r, simd.splat_f32s(1.0 / scale.kappa));
+        simd.mul_f32s(simd.splat_f32s(-scale.power), log2_1p(simd, z))
+    }
+
+    #[inline(always)]
+    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
+        // ds/dr = -p / (kappa + r); the bound keeps the quotient finite at r = 0, where it meets a square of 0.
+        let product = simd.mul_f32s(at.r, simd.add_f32s(at.r, simd.splat_f32s(scale.kappa)));
+        let g = simd.div_f32s(simd.splat_f32s(-scale.power), simd.max_f32s(product, simd.splat_f32s(1e-35)));
+        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, at.square) }
+    }
+
+    #[inline(always)]
+    fn radial<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> S::f32s {
+        power_radial(simd, scale, simd.mul_f32s(value, simd.splat_f32s(1.0 / scale.power)))
+    }
+}
+
+impl Decay for Student {
+    #[inline(always)]
+    fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s {
+        let z = simd.mul_f32s(at.square, simd.splat_f32s((1.0 / scale.kappa) / scale.kappa));
+        simd.mul_f32s(simd.splat_f32s(-0.5 * scale.power), log2_1p(simd, z))
+    }
+
+    #[inline(always)]
+    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
+        let sum = simd.add_f32s(at.square, simd.splat_f32s(scale.kappa * scale.kappa));
+        let g = simd.div_f32s(simd.splat_f32s(-scale.power), sum);
+        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, at.square) }
+    }
+
+    #[inline(always)]
+    fn radial<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> S::f32s {
+        power_radial(simd, scale, simd.mul_f32s(value, simd.splat_f32s(2.0 / scale.power)))
+    }
+}
+
+/// `-p (1 - 2^x)`.
+#[inline(always)]
+fn power_radial<S: Simd>(simd: S, scale: Scale, x: S::f32s) -> S::f32s {
+    let power = simd.splat_f32s(scale.power);
+    simd.mul_f32s(power, simd.sub_f32s(exp2(simd, x), simd.splat_f32s(1.0)))
+}
+
+impl Decay for Gaussian {
+    #[inline(always)]
+    fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s {
+        simd.mul_f32s(at.square, simd.splat_f32s((-LOG2_E / scale.kappa) / scale.kappa))
+    }
+
+    #[inline(always)]
+    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
+        let g = simd.splat_f32s((-2.0 / scale.kappa) / scale.kappa);
+        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, at.square) }
+    }
+
+    #[inline(always)]
+    fn radial<S: Simd>(self, simd: S, _: Scale, value: S::f32s) -> S::f32s {
+        simd.mul_f32s(value, simd.splat_f32s(2.0 * LN_2))
+    }
+}

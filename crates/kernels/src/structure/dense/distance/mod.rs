@@ -1,0 +1,143 @@
+//! Pairs by their distance, on the plane or on the sphere.
+//!
+//! Squared distances come from the matrix product, `|q|^2 + |k|^2 - 2 q.k`, which cancels where two tokens are close: in f32
+//! a pair of coinciding tokens would be 1e-2 apart. So tokens are centred first (a distance does not feel a translation),
+//! and a pair closer than an eighth of its tokens' norms is computed again from the differences. The gradient `g (q - k)`
+//! of such a pair cancels too, in `sum g q - sum g k`: it is added by itself.
+
+mod geometry;
+mod layout;
+mod pull;
+mod weigh;
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+pub(super) use geometry::is_direct;
+pub(super) use layout::{Frame, frames};
+
+use super::{
+    forward::TILE_STRIDE,
+    head::{Head, Visible},
+    normalise::{RowState, Tile, close_row, settle_rows},
+    pairing::{PairTile, Pairing, Pass, Tokens},
+};
+use crate::{
+    mechanism::Manifold,
+    score::distance::{Gaussian, Levy, Plane, Scale, Sphere, Student},
+    simd::product::{Size, Store, product},
+};
+
+/// Which [`crate::score::distance::Decay`].
+#[derive(Clone, Copy)]
+pub(super) enum Kernel {
+    Levy,
+    Student,
+    Gaussian,
+}
+
+/// What dividing the density out of the affinities adds to one head. Base-2 logarithms, per token.
+#[derive(Clone, Copy)]
+pub(super) struct Density<'a> {
+    /// Added to the logarithm of a key's affinities.
+    pub bias: &'a [f32],
+    /// Backward: log-sum-exp of the rows without the bias, and its gradient; empty while that is being summed.
+    pub shift: &'a [f32],
+    pub gradient: &'a [f32],
+}
+
+/// One head's tokens paired by their distance.
+#[derive(Clone, Copy)]
+pub(super) struct Distances<'a> {
+    pub manifold: Manifold,
+    pub kernel: Kernel,
+    /// In units of the frame.
+    pub scale: Scale,
+    pub frame: Frame<'a>,
+    pub density: Option<Density<'a>>,
+    /// Backward: sum up the gradients of the log-affinities, and nothing else.
+    pub columns_only: bool,
+}
+
+/// `$run` with the head's metric and decay.
+macro_rules! dispatch {
+    ($of:expr, $metric:ident, $decay:ident, $run:expr) => {
+        match ($of.manifold, $of.kernel) {
+            (Manifold::Euclidean, Kernel::Levy) => dispatch!(@ $metric = Plane, $decay = Levy, $run),
+            (Manifold::Euclidean, Kernel::Student) => dispatch!(@ $metric = Plane, $decay = Student, $run),
+            (Manifold::Euclidean, Kernel::Gaussian) => dispatch!(@ $metric = Plane, $decay = Gaussian, $run),
+            (Manifold::Sphere, Kernel::Levy) => dispatch!(@ $metric = Sphere, $decay = Levy, $run),
+            (Manifold::Sphere, Kernel::Student) => dispatch!(@ $metric = Sphere, $decay = Student, $run),
+            (Manifold::Sphere, Kernel::Gaussian) => dispatch!(@ $metric = Sphere, $decay = Gaussian, $run),
+        }
+    };
+    (@ $metric:ident = $m:ident, $decay:ident = $d:ident, $run:expr) => {{
+        let ($metric, $decay) = ($m, $d);
+        $run
+    }};
+}
+
+impl Pairing for Distances<'_> {
+    /// Sums over all pairs of the gradient of the log-affinity times its radial derivative, and times the log-affinity.
+    const PARAMETERS: usize = 2;
+    const MARGINS: bool = true;
+
+    fn query_room(count: usize, head_dim: usize, _: Pass) -> usize {
+        layout::query_room(count, head_dim)
+    }
+
+    fn key_room(count: usize, head_dim: usize) -> usize {
+        layout::key_room(count, head_dim)
+    }
+
+    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], _: Pass, room: &'t mut [f32]) -> Tokens<'t> {
+        layout::queries(self, head, kept, room)
+    }
+
+    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], _: Pass, room: &'t mut [f32]) -> Tokens<'t> {
+        layout::keys(self, head, kept, room)
+    }
+
+    #[inline(always)]
+    fn weigh<S: Simd>(
+        self,
+        simd: S,
+        head_dim: usize,
+        columns: Range<usize>,
+        [queries, keys]: [&Tokens<'_>; 2],
+        visible: Option<Visible<'_>>,
+        tile: &mut Tile<'_>,
+        state: &mut RowState<'_>,
+    ) {
+        let panel = geometry::Panel { head_dim, columns, queries, keys };
+        panel.products(simd, self.manifold, tile.keys, tile.data);
+        state.part.copy_from_slice(state.peak);
+        let peaks = &mut *state.part;
+        dispatch!(self, metric, decay, {
+            simd.vectorize(weigh::Values { of: self, metric, decay, panel, visible, tile: &mut *tile, peaks })
+        });
+        settle_rows(simd, tile, state);
+    }
+
+    fn close(self, peak: f32, total: f64) -> (f32, f64) {
+        close_row(peak, total)
+    }
+
+    #[inline(always)]
+    fn pull<S: Simd>(self, simd: S, mut pairs: PairTile<'_, '_>) {
+        let PairTile { head_dim, ref columns, queries, keys, .. } = pairs;
+        let panel = geometry::Panel { head_dim, columns: columns.clone(), queries, keys };
+        let rows = pairs.visible.keys.len();
+        panel.products(simd, self.manifold, rows, pairs.weights);
+        let size = Size { rows, cols: columns.len(), depth: pairs.value_dim };
+        let mut store = Store { data: &mut *pairs.slopes, stride: TILE_STRIDE };
+        product(simd, size, pairs.values.as_left(), pairs.gradients, &mut store);
+        let pairs = &mut pairs;
+        dispatch!(self, metric, decay, simd.vectorize(pull::Slopes { of: self, metric, decay, panel, pairs }));
+    }
+
+    fn gradient(self, tokens: &Tokens<'_>, n: usize, margin: f32, sums: &[f32], out: &mut [f32]) {
+        layout::gradient(self, tokens, n, margin, sums, out);
+    }
+}

@@ -1,0 +1,278 @@
+//! Fractional neural attention: a decay with the distance, rows normalised. "Fractional neural attention for efficient
+//! multiscale sequence processing".
+//!
+//! With a density exponent `a` the affinities are divided by the degrees of both tokens (eq. 40 to 42). The query's
+//! cancels in its row; the key's is a bias `-a lse0_j` on its scores, with `lse0` from a first pass that has no values.
+//! Backward, `dlse0_j = -a sum_i dS_ij` has to be known before any score's gradient is complete: the first pass makes it, and
+//! the gradient of the values; the second the rest.
+
+use std::f64::consts::LN_2;
+
+use rayon::prelude::*;
+
+use super::{
+    backward::{self, Sums, Targets, Terms},
+    distance::{Density, Distances, Frame, Kernel, frames, is_direct},
+    forward,
+    head::{Head, positions},
+    pairing::Pairing,
+    plan::pairs,
+};
+use crate::{
+    Gradients, Parameter, Plan, Result, Shape, Strategy,
+    mechanism::{DistanceKernel, Fna, Manifold},
+    operator::{Call, Saved},
+    score::distance::Scale,
+    scratch::{cut, room},
+};
+
+/// One call's heads, before the density is known.
+struct Heads<'a> {
+    call: &'a Call<'a>,
+    m: &'a Fna,
+    centres: &'a [f32],
+    units: &'a [f32],
+}
+
+impl<'a> Heads<'a> {
+    fn new(call: &'a Call<'a>, m: &'a Fna, centres: &'a mut [f32], units: &'a mut [f32]) -> Self {
+        frames(call, centres, units);
+        Self { call, m, centres, units }
+    }
+
+    /// `(kappa, d_M + alpha)` of a batch element and head.
+    fn scale(&self, slice: usize) -> (f64, f64) {
+        let (shape, extras) = (&self.call.shape, &self.call.extras);
+        let given = |p: Parameter| extras.get(p).map(|values| f64::from(values[slice % shape.heads]));
+        let resolved = self.m.resolve(shape.head_dim, shape.heads);
+        let alpha = given(Parameter::Alpha).unwrap_or(self.m.alpha);
+        (given(Parameter::Kappa).unwrap_or(resolved.kappa), resolved.intrinsic_dim + alpha)
+    }
+
+    fn kernel(&self) -> Kernel {
+        match self.m.kernel {
+            _ if self.m.is_gaussian() => Kernel::Gaussian,
+            DistanceKernel::Levy => Kernel::Levy,
+            DistanceKernel::Student => Kernel::Student,
+        }
+    }
+
+    /// A head, with the logarithms of the degrees that its affinities are divided by.
+    fn pairing(&self, slice: usize, density: Option<Density<'a>>) -> Distances<'a> {
+        let dim = self.call.shape.head_dim;
+        let frame = Frame { centre: &self.centres[slice * dim..][..dim], inverse_unit: self.units[slice] };
+        let (kappa, power) = self.scale(slice);
+        let unit = if self.m.manifold == Manifold::Sphere { 1.0 } else { f64::from(frame.inverse_unit) };
+        let scale = Scale { kappa: (kappa * unit).clamp(1e-30, 1e30) as f32, power: power as f32 };
+        Distances { manifold: self.m.manifold, kernel: self.kernel(), scale, frame, density, columns_only: false }
+    }
+}
+
+/// Writes `out` and, as `stats`, the log-sum-exp of every row; with a density exponent, also that without it.
+pub(crate) fn fna_forward(
+    call: &Call<'_>,
+    m: &Fna,
+    out: &mut [f32],
+    stats: &mut [f32],
+    work: &mut [f32],
+) -> Result<()> {
+    let shape = call.shape;
+    let ([centres, units, lse, slices, bias], work) = cut(work, forward_sizes(&shape, m));
+    let slices = positions(0..shape.slices(), None, slices);
+    let heads = Heads::new(call, m, centres, units);
+    let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
+    let (final_lse, plain_lse) = stats.split_at_mut(shape.slices() * shape.seq_q);
+    let narrow = |lse: &[f64], to: &mut [f32]| to.iter_mut().zip(lse).for_each(|(to, lse)| *to = *lse as f32);
+    if m.norm_exponent == 0.0 {
+        forward::Stream { call, pairing: |n| heads.pairing(n, None), slices }.run(out, lse, work);
+    } else {
+        let degrees = Call { shape: Shape { value_dim: 0, ..shape }, v: &[], ..*call };
+        let pairing = |n| heads.pairing(n, None);
+        forward::Stream { call: &degrees, pairing, slices }.run(&mut [], lse, work);
+        narrow(lse, plain_lse);
+        key_bias(m, plain_lse, bias);
+        let density = |n: usize| Density { bias: &bias[n * shape.seq_kv..][..shape.seq_kv], shift: &[], gradient: &[] };
+        let pairing = |n| heads.pairing(n, Some(density(n)));
+        forward::Stream { call, pairing, slices }.run(out, lse, work);
+    }
+    narrow(lse, final_lse);
+    Ok(())
+}
+
+/// `-a lse0`, base 2; a token without keys has no degree.
+fn key_bias(m: &Fna, lse: &[f32], bias: &mut [f32]) {
+    let factor = (-m.norm_exponent * std::f64::consts::LOG2_E) as f32;
+    bias.iter_mut().zip(lse).for_each(|(bias, lse)| *bias = if lse.is_finite() { factor * lse } else { 0.0 });
+}
+
+/// Rows of tokens whose density is divided out.
+fn density_rows(shape: &Shape, m: &Fna) -> usize {
+    if m.norm_exponent == 0.0 { 0 } else { shape.slices() * shape.seq_q }
+}
+
+/// Centres; units; log-sum-exp (f64); slices; biases.
+fn forward_sizes(shape: &Shape, m: &Fna) -> [usize; 5] {
+    let (slices, rows) = (shape.slices(), shape.slices() * shape.seq_q);
+    [slices * shape.head_dim, slices, 2 * rows, slices, density_rows(shape, m)]
+}
+
+/// `dS = P (dP - delta)` with `delta = <dout, out>` per row, then down to the tokens, `alpha` and `kappa`.
+pub(crate) fn fna_backward(
+    call: &Call<'_>,
+    m: &Fna,
+    saved: &Saved<'_>,
+    gradients: Gradients<'_, f32>,
+    work: &mut [f32],
+) -> Result<()> {
+    let shape = call.shape;
+    let (parts, work) = cut(work, backward_sizes(&shape, m));
+    let [centres, units, value, shift, delta, factor, parameters, mut density @ ..] = parts;
+    let heads = Heads::new(call, m, centres, units);
+    let parameters: &mut [f64] = bytemuck::cast_slice_mut(parameters);
+    value.fill(1.0);
+    factor.fill(1.0);
+    row_terms(call, saved, shift, delta);
+    let rows = Rows { value, dout: saved.dout, shift, delta, factor };
+    let Gradients { dq, dk, dv, mut extras } = gradients;
+    let targets = Targets { dq, dk, dv: Some(dv) };
+    if m.norm_exponent == 0.0 {
+        let sums = Sums { columns: None, parameters: &mut *parameters };
+        rows.stream(call, |n| heads.pairing(n, None)).run(targets, sums, work);
+    } else {
+        let plain_lse = &saved.stats[shape.slices() * shape.seq_q..];
+        through_density(&heads, &rows, plain_lse, targets, parameters, &mut density, work);
+    }
+    for h in 0..shape.heads {
+        let [mut radial, mut values] = typical_sums(&heads, &density, h);
+        for slice in parameters.chunks_exact(2 * backward::splits(&shape)).skip(h).step_by(shape.heads) {
+            for sums in slice.chunks_exact(2) {
+                radial += sums[0];
+                values += sums[1];
+            }
+        }
+        let (kappa, power) = heads.scale(h);
+        // s depends on r / kappa, and is proportional to d_M + alpha.
+        for (parameter, sum) in [(Parameter::Kappa, -radial / kappa), (Parameter::Alpha, values * LN_2 / power)] {
+            if let Some(to) = extras.get(parameter) {
+                to[h] = sum as f32;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a typical pair of every row was short of in the sums for the parameters: with a density, the gradients of a row's
+/// log-affinities add up to that of `lse0`.
+fn typical_sums(heads: &Heads<'_>, [_, shift, columns]: &[&mut [f32]; 3], h: usize) -> [f64; 2] {
+    let (shape, (_, power)) = (heads.call.shape, heads.scale(h));
+    let rows = shift.chunks_exact(shape.seq_q).zip(columns.chunks_exact(shape.seq_q));
+    let of_head = rows.skip(h).step_by(shape.heads).flat_map(|(shift, columns)| shift.iter().zip(columns));
+    of_head.fold([0.0; 2], |[radial, values], (&value, &back)| {
+        let (value, back) = (f64::from(value), f64::from(back));
+        let slope = match heads.kernel() {
+            Kernel::Levy => -power * (1.0 - (value / power).exp2()),
+            Kernel::Student => -power * (1.0 - (2.0 * value / power).exp2()),
+            Kernel::Gaussian => 2.0 * LN_2 * value,
+        };
+        [radial + back * slope, values + back * value]
+    })
+}
+
+/// What both passes of the backward pass take per row.
+struct Rows<'a> {
+    value: &'a [f32],
+    dout: &'a [f32],
+    shift: &'a [f32],
+    delta: &'a [f32],
+    factor: &'a [f32],
+}
+
+impl<'a> Rows<'a> {
+    fn stream<F>(&self, call: &'a Call<'a>, pairing: F) -> backward::Stream<'a, F> {
+        let terms = Terms { shift: self.shift, delta: self.delta, factor: self.factor };
+        backward::Stream { call, pairing, value: self.value, dout: self.dout, terms }
+    }
+}
+
+/// Base-2 log-sum-exps and `<dout, out>`.
+fn row_terms(call: &Call<'_>, saved: &Saved<'_>, shift: &mut [f32], delta: &mut [f32]) {
+    let seq = call.shape.seq_q;
+    let rows = shift.par_chunks_mut(seq).zip(delta.par_chunks_mut(seq)).zip(saved.stats.par_chunks(seq)).enumerate();
+    rows.for_each(|(slice, ((shift, delta), lse))| {
+        let head = Head::of(call, slice);
+        for i in 0..seq {
+            shift[i] = base_two(lse[i]);
+            delta[i] = head.contraction(i, saved.dout, saved.out) as f32;
+        }
+    });
+}
+
+/// A row without keys has no pair that its logarithm could enter.
+fn base_two(lse: f32) -> f32 {
+    if lse.is_finite() { lse * std::f32::consts::LOG2_E } else { 0.0 }
+}
+
+/// The two passes of the backward pass with a density exponent.
+fn through_density(
+    heads: &Heads<'_>,
+    rows: &Rows<'_>,
+    plain_lse: &[f32],
+    targets: Targets<'_>,
+    parameters: &mut [f64],
+    [bias, shift, columns]: &mut [&mut [f32]; 3],
+    work: &mut [f32],
+) {
+    let (call, m, seq) = (heads.call, heads.m, heads.call.shape.seq_q);
+    key_bias(m, plain_lse, bias);
+    shift.iter_mut().zip(plain_lse).for_each(|(shift, lse)| *shift = base_two(*lse));
+    let (bias, shift) = (&*bias, &*shift);
+    let density = |n: usize| {
+        let row = n * seq..(n + 1) * seq;
+        Density { bias: &bias[row.clone()], shift: &shift[row], gradient: &[] }
+    };
+    let Targets { dq, mut dk, dv } = targets;
+    let first = Targets { dq: &mut *dq, dk: dk.as_deref_mut(), dv };
+    let sums = Sums { columns: Some(&mut *columns), parameters: &mut *parameters };
+    let pairing = |n| Distances { columns_only: true, ..heads.pairing(n, Some(density(n))) };
+    rows.stream(call, pairing).run(first, sums, work);
+    for (sum, lse) in columns.iter_mut().zip(plain_lse) {
+        *sum *= if lse.is_finite() { -m.norm_exponent as f32 } else { 0.0 };
+    }
+    let columns = &*columns;
+    let pairing = |n| heads.pairing(n, Some(Density { gradient: &columns[n * seq..][..seq], ..density(n) }));
+    rows.stream(call, pairing).run(Targets { dq, dk, dv: None }, Sums { columns: None, parameters }, work);
+}
+
+/// Centres; units; factors on the gradients of the values; shift, delta and factor per row; sums for the parameters (f64);
+/// biases, log-sum-exps and their gradients where a density is divided out.
+fn backward_sizes(shape: &Shape, m: &Fna) -> [usize; 10] {
+    let (slices, rows, dense) = (shape.slices(), shape.slices() * shape.seq_q, density_rows(shape, m));
+    let parameters = 2 * Distances::PARAMETERS * slices * backward::splits(shape);
+    [slices * shape.head_dim, slices, slices, rows, rows, rows, parameters, dense, dense, dense]
+}
+
+/// What a call costs and needs.
+pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
+    let (passes, pairs) = (if m.norm_exponent == 0.0 { 1 } else { 2 }, pairs(s, causal));
+    let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
+    let rows = s.slices() * s.seq_q;
+    // A squared difference takes a subtraction more per channel than a product; then some twenty operations for the
+    // root, thirty for logarithm and exponential, or ten for an exponential alone.
+    let distance = if is_direct(m.manifold, s.head_dim) { 3 * d } else { 2 * d };
+    let decay = if m.is_gaussian() { 16 } else { 50 };
+    let tensors = (s.q_len() + if m.tied { 0 } else { s.k_len() } + s.v_len()) as u64;
+    let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
+    let out = s.out_len() as u64;
+    Plan {
+        strategy: Strategy::Fused,
+        reason: "distances are streamed in tiles and never stored",
+        tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
+        flops_forward: pairs * (passes * (distance + decay) + 2 * dv),
+        flops_backward: pairs * (passes * (distance + 2 * dv + decay) + 4 * d + 2 * dv),
+        bytes_forward: 4 * passes * (s.q_len() as u64 + streamed + out),
+        bytes_backward: 4 * passes * (2 * tensors + 2 * out),
+        scratch_forward: room(forward_sizes(s, m)) + forward::work::<Distances<'_>>(s),
+        scratch_backward: room(backward_sizes(s, m)) + backward::work::<Distances<'_>>(s, m.tied),
+        stats: rows + density_rows(s, m),
+    }
+}

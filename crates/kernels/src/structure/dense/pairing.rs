@@ -1,0 +1,289 @@
+//! How the tokens of one head relate in pairs: what the streams leave open.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::{
+    forward::TILE_STRIDE,
+    head::{Head, Rows, Visible, padded, transpose},
+    normalise::{Normalisation, RowState, Tile},
+};
+use crate::{
+    scratch::cut,
+    simd::product::{Right, Sink, Size, Store, product, vectors, vectors_mut},
+};
+
+/// Which stream the tokens are laid out for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    Forward,
+    Backward,
+}
+
+/// Some tokens of a head as a [`Pairing`] laid them out; what it does not need is empty.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens<'t> {
+    /// Queries for the scores, in panels (see [`transpose`]).
+    pub panels: &'t [f32],
+    /// The same before anything was rounded.
+    pub exact_panels: &'t [f32],
+    /// Keys for the scores; in the backward pass, the right operand of the products with the scores' gradients.
+    pub rows: Rows<'t>,
+    /// The same before anything was rounded.
+    pub exact: Rows<'t>,
+    /// One number per token, and two more.
+    pub norms: &'t [f32],
+    pub terms: [&'t [f32]; 2],
+}
+
+impl<'t> Tokens<'t> {
+    pub const NONE: Self =
+        Self { panels: &[], exact_panels: &[], rows: Rows::NONE, exact: Rows::NONE, norms: &[], terms: [&[]; 2] };
+
+    /// The panel that starts at query `first`, of `width` columns.
+    pub fn panel(panels: &'t [f32], dim: usize, columns: &Range<usize>) -> Right<'t> {
+        Right { data: &panels[columns.start * dim..columns.end * dim], stride: columns.len() }
+    }
+}
+
+/// One tile of the backward pass.
+pub(super) struct PairTile<'a, 't> {
+    pub head_dim: usize,
+    pub value_dim: usize,
+    pub queries: &'a Tokens<'t>,
+    pub keys: &'a Tokens<'t>,
+    /// The queries of the panel, among all that are kept; padded to whole vectors.
+    pub columns: Range<usize>,
+    pub values: Rows<'t>,
+    pub gradients: Right<'t>,
+    /// Per query of the panel.
+    pub shift: &'a [f32],
+    pub delta: &'a [f32],
+    /// Positions of keys and limits of queries.
+    pub visible: Visible<'a>,
+    /// Whether every query of the panel sees every key.
+    pub complete: bool,
+    /// Take the weights and the gradients of the products, `[key][query]`, rows [`TILE_STRIDE`] apart.
+    pub weights: &'a mut [f32],
+    pub slopes: &'a mut [f32],
+    pub margins: Margins<'a>,
+}
+
+/// What a pairing sums up beside the products.
+pub(super) struct Margins<'a> {
+    /// Over the keys, per query of the panel.
+    pub query: &'a mut [f32],
+    /// Over the queries, per key of the tile.
+    pub key: &'a mut [f32],
+    /// Gradients of keys and queries that no product makes: rows of `padded(head_dim)`.
+    pub dk: &'a mut [f32],
+    pub dq: &'a mut [f32],
+    /// Over all pairs, per parameter.
+    pub parameters: &'a mut [f64],
+}
+
+/// How the tokens of one head are laid out, what becomes of a tile of pairs, and how gradients come back.
+pub(super) trait Pairing: Copy + Send + Sync {
+    /// Numbers in [`Margins::parameters`].
+    const PARAMETERS: usize = 0;
+    /// Whether the tokens' gradients take [`Margins::query`] and [`Margins::key`].
+    const MARGINS: bool = false;
+
+    /// f32 that [`Pairing::queries`] takes for `count` queries.
+    fn query_room(count: usize, head_dim: usize, pass: Pass) -> usize;
+    /// f32 that [`Pairing::keys`] takes for `count` keys.
+    fn key_room(count: usize, head_dim: usize) -> usize;
+    /// Lays out the queries at the positions `kept`.
+    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t>;
+    /// Lays out the keys at the positions `kept`.
+    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t>;
+
+    /// Forward: fills `tile` with the weights of `columns` of the queries, keeping their state. `visible` is given where
+    /// not every pair may meet.
+    #[allow(clippy::too_many_arguments)] // one tile's operands
+    fn weigh<S: Simd>(
+        self,
+        simd: S,
+        head_dim: usize,
+        columns: Range<usize>,
+        tokens: [&Tokens<'_>; 2],
+        visible: Option<Visible<'_>>,
+        tile: &mut Tile<'_>,
+        state: &mut RowState<'_>,
+    );
+    /// Forward, after the last tile, from a query's peak and total: the factor on its output, and the statistic to be saved.
+    fn close(self, peak: f32, total: f64) -> (f32, f64);
+
+    /// Backward: fills the weights and the gradients of the scores.
+    fn pull<S: Simd>(self, simd: S, pairs: PairTile<'_, '_>);
+    /// Backward: the gradient of token `n` of `tokens`, from the sums of the products and its margin.
+    fn gradient(self, tokens: &Tokens<'_>, n: usize, margin: f32, sums: &[f32], out: &mut [f32]);
+}
+
+/// Pairs by their inner product.
+#[derive(Clone, Copy)]
+pub(super) struct Dot<N> {
+    pub norm: N,
+    /// Factor on the product of query and key.
+    pub logit: f32,
+    /// Factor on the gradients of queries and keys.
+    pub chain: f32,
+}
+
+impl<N> Dot<N> {
+    /// For the forward pass alone.
+    pub fn scaled(norm: N, logit: f32) -> Self {
+        Self { norm, logit, chain: 1.0 }
+    }
+}
+
+impl<T: Normalisation> Pairing for Dot<T> {
+    fn query_room(count: usize, head_dim: usize, pass: Pass) -> usize {
+        let rows = if pass == Pass::Backward { padded(count * padded(head_dim)) } else { 0 };
+        padded(padded(count) * head_dim) + rows
+    }
+
+    fn key_room(count: usize, head_dim: usize) -> usize {
+        count * padded(head_dim)
+    }
+
+    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t> {
+        let ([panels], room) = cut(room, [padded(kept.len()) * head.head_dim]);
+        transpose(head.q, head.head_dim, kept, |_| self.logit, panels);
+        let rows = match pass {
+            Pass::Forward => Rows::NONE,
+            Pass::Backward => Rows::gather(head.q, head.head_dim, kept, true, room),
+        };
+        Tokens { panels, rows, ..Tokens::NONE }
+    }
+
+    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t> {
+        let rows = Rows::gather(head.k, head.head_dim, kept, pass == Pass::Backward, room);
+        Tokens { rows, ..Tokens::NONE }
+    }
+
+    #[inline(always)]
+    fn weigh<S: Simd>(
+        self,
+        simd: S,
+        head_dim: usize,
+        columns: Range<usize>,
+        [queries, keys]: [&Tokens<'_>; 2],
+        visible: Option<Visible<'_>>,
+        tile: &mut Tile<'_>,
+        state: &mut RowState<'_>,
+    ) {
+        let panel = Tokens::panel(queries.panels, head_dim, &columns);
+        score(simd, self.norm, (panel, head_dim), keys.rows, visible, tile, state);
+    }
+
+    fn close(self, peak: f32, total: f64) -> (f32, f64) {
+        self.norm.close(peak, total)
+    }
+
+    #[inline(always)]
+    fn pull<S: Simd>(self, simd: S, tile: PairTile<'_, '_>) {
+        let PairTile { head_dim, value_dim, ref columns, visible, .. } = tile;
+        let size = |depth| Size { rows: visible.keys.len(), cols: columns.len(), depth };
+        let panel = Tokens::panel(tile.queries.panels, head_dim, columns);
+        let mut logits = Store { data: &mut *tile.weights, stride: TILE_STRIDE };
+        product(simd, size(head_dim), tile.keys.rows.as_left(), panel, &mut logits);
+        let PairTile { weights, slopes, shift, delta, complete, .. } = tile;
+        let mut pairs = Pairs { norm: self.norm, weights, slopes, shift, delta, visible, complete };
+        product(simd, size(value_dim), tile.values.as_left(), tile.gradients, &mut pairs);
+    }
+
+    fn gradient(self, _: &Tokens<'_>, _: usize, _: f32, sums: &[f32], out: &mut [f32]) {
+        out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * self.chain);
+    }
+}
+
+/// Fills `tile` with the weights of a panel of queries and the keys `k`, by their products. `visible` is given where not
+/// every pair may meet.
+#[inline(always)]
+pub(super) fn score<S: Simd, N: Normalisation>(
+    simd: S,
+    norm: N,
+    (panel, depth): (Right<'_>, usize),
+    k: Rows<'_>,
+    visible: Option<Visible<'_>>,
+    tile: &mut Tile<'_>,
+    state: &mut RowState<'_>,
+) {
+    norm.open(state);
+    let size = Size { rows: tile.keys, cols: tile.queries, depth };
+    let mut entries = Entries { norm, tile: &mut *tile, part: state.part, visible };
+    product(simd, size, k.as_left(), panel, &mut entries);
+    norm.settle(simd, tile, state);
+}
+
+/// Makes entries of a product's logits, in registers.
+struct Entries<'a, 't, N> {
+    norm: N,
+    tile: &'a mut Tile<'t>,
+    part: &'a mut [f32],
+    visible: Option<Visible<'a>>,
+}
+
+impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
+    #[inline(always)]
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        // Copied out and back: in memory, the running values would be a chain of stores and loads.
+        let mut part = [simd.splat_f32s(0.0); N];
+        part.copy_from_slice(vectors::<S, N>(self.part, col));
+        for (m, logits) in block.iter().enumerate() {
+            let entries = vectors_mut::<S, N>(self.tile.data, (row + m) * self.tile.stride + col);
+            for n in 0..N {
+                let mut entry = self.norm.entry(simd, logits[n]);
+                if let Some(visible) = self.visible {
+                    let limits: &[f32] = bytemuck::cast_slice(visible.limits);
+                    let limit = simd.transmute_u32s_f32s(vectors::<S, N>(limits, col)[n]);
+                    let seen = simd.less_than_u32s(simd.splat_u32s(visible.keys[row + m]), limit);
+                    entry = simd.select_f32s(seen, entry, simd.splat_f32s(T::ABSENT));
+                }
+                entries[n] = entry;
+                part[n] = self.norm.gather(simd, part[n], entry);
+            }
+        }
+        vectors_mut::<S, N>(self.part, col).copy_from_slice(&part);
+    }
+}
+
+/// Makes weights and gradients of the logits, as soon as the product of values and output gradients is in registers.
+pub(in crate::structure) struct Pairs<'a, N> {
+    pub norm: N,
+    /// Holds the logits, and then the weights.
+    pub weights: &'a mut [f32],
+    pub slopes: &'a mut [f32],
+    pub shift: &'a [f32],
+    pub delta: &'a [f32],
+    pub visible: Visible<'a>,
+    pub complete: bool,
+}
+
+impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
+    #[inline(always)]
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        let mut rows = [[simd.splat_f32s(0.0); 2]; N];
+        for (n, row) in rows.iter_mut().enumerate() {
+            *row = [vectors::<S, N>(self.shift, col)[n], vectors::<S, N>(self.delta, col)[n]];
+        }
+        let limits = vectors::<S, N>(bytemuck::cast_slice(self.visible.limits), col);
+        let zero = simd.splat_f32s(0.0);
+        for (m, products) in block.iter().enumerate() {
+            let at = (row + m) * TILE_STRIDE + col;
+            let (weights, slopes) = (vectors_mut::<S, N>(self.weights, at), vectors_mut::<S, N>(self.slopes, at));
+            for n in 0..N {
+                let (mut weight, mut slope) = self.norm.pair(simd, weights[n], products[n], rows[n]);
+                if !self.complete {
+                    let key = simd.splat_u32s(self.visible.keys[row + m]);
+                    let seen = simd.less_than_u32s(key, simd.transmute_u32s_f32s(limits[n]));
+                    weight = simd.select_f32s(seen, weight, zero);
+                    slope = simd.select_f32s(seen, slope, zero);
+                }
+                (weights[n], slopes[n]) = (weight, slope);
+            }
+        }
+    }
+}

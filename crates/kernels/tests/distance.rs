@@ -1,0 +1,167 @@
+//! `fna` against the reference where distances are hard: far from the origin, close together, coinciding, antipodal, huge and
+//! tiny; and every option at every level.
+
+mod support;
+
+use resolvent_kernels::{Mechanism, Parameter, Shape, Strategy, Tol, simd::Level};
+use support::{
+    problem::{Problem, assert_solution},
+    random::problem,
+};
+
+fn fna(fields: &str) -> Mechanism {
+    Mechanism::from_json(&format!(r#"{{"mechanism": "fna"{fields}}}"#)).unwrap()
+}
+
+/// Every combination of manifold and kernel.
+const KERNELS: [&str; 6] = [
+    r#", "kappa": "vision""#,
+    r#", "alpha": 2"#,
+    r#", "kernel": "student", "kappa": 6"#,
+    r#", "manifold": "sphere", "kappa": 0.5, "intrinsic_dim": 3"#,
+    r#", "manifold": "sphere", "alpha": 2, "intrinsic_dim": 3"#,
+    r#", "manifold": "sphere", "kernel": "student", "kappa": 0.5, "intrinsic_dim": 3"#,
+];
+
+#[track_caller]
+fn check(p: &Problem) {
+    let expected = p.reference();
+    for level in Level::available() {
+        let got = p.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
+        let what = format!("{:?} {:?} on {}", p.mechanism, p.shape, level.name());
+        assert_solution(&what, &got, &expected, &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+    }
+}
+
+/// Every token changed by `change(position, channel, entry)`, to what f32 holds.
+fn change(p: &mut Problem, change: impl Fn(usize, usize, f64) -> f64) {
+    let (seq, dim) = (p.shape.seq_q, p.shape.head_dim);
+    for x in [Some(&mut p.q), p.k.as_mut()].into_iter().flatten() {
+        for (n, x) in x.iter_mut().enumerate() {
+            *x = f64::from(change(n / dim % seq, n % dim, *x) as f32);
+        }
+    }
+}
+
+#[test]
+fn every_kernel_and_option_at_every_level() {
+    for kernel in KERNELS {
+        for options in ["", r#", "tied": true"#, r#", "causal": true"#, r#", "norm_exponent": 0.5, "causal": true"#] {
+            for (n, dim) in [(9, 5), (80, 16), (150, 20)] {
+                let shape = Shape { value_dim: 24, ..Shape::square(2, 2, n, dim) };
+                let mut p = problem(fna(&format!("{kernel}{options}")), shape, 1);
+                check(&p);
+                p.key_mask = Some((0..2 * n).map(|i| i * i % 7 < 5).collect());
+                p.query_mask = Some((0..2 * n).map(|i| i * i % 11 < 8).collect());
+                for &parameter in p.mechanism.parameters() {
+                    let values = if parameter == Parameter::Alpha { [1.875, 1.25] } else { [3.75, 2.5] };
+                    p.parameters.insert(parameter, values.into());
+                }
+                check(&p);
+            }
+        }
+    }
+}
+
+/// The expansion of the square would be off by 0.7 in the distance.
+#[test]
+fn a_common_offset_changes_nothing() {
+    for dim in [8, 24, 64] {
+        for fields in [r#", "kappa": "vision""#, r#", "kappa": "vision", "tied": true"#, r#", "alpha": 2"#] {
+            let mut p = problem(fna(fields), Shape::square(1, 2, 100, dim), 2);
+            change(&mut p, |_, c, x| x + [100.0, -130.0, 0.0][c % 3]);
+            check(&p);
+        }
+    }
+}
+
+#[test]
+fn close_and_coinciding_tokens_keep_their_distances() {
+    for kernel in KERNELS {
+        for tied in ["", r#", "tied": true"#] {
+            for dim in [8, 40] {
+                let mut p = problem(fna(&format!("{kernel}{tied}")), Shape::square(1, 2, 70, dim), 3);
+                let (head, q) = (70 * dim, p.q.clone());
+                // Unit vectors are rounded, so that a direction between two of them has the digits of their distance.
+                let least = if kernel.contains("sphere") { 0.03 } else { 1e-6 };
+                let near = |i: usize, size: f64| f64::from((size * ((i * i) as f64).sin()) as f32);
+                for slice in [0, head] {
+                    let keys = p.k.as_mut().unwrap_or(&mut p.q);
+                    // Some keys are queries, some are close to one, some are opposite.
+                    for (key, query, factor, size) in [
+                        (3, 5, 1.0, 0.0),
+                        (4, 5, 1.0, 0.0),
+                        (20, 9, 1.0, f64::max(least, 1e-3)),
+                        (21, 9, 1.0, least),
+                        (33, 9, -1.0, 0.0),
+                        (34, 8, -1.0, f64::max(least, 1e-4)),
+                    ] {
+                        for c in 0..dim {
+                            let x = factor * q[slice + query * dim + c] + near(c + key, size);
+                            keys[slice + key * dim + c] = f64::from(x as f32);
+                        }
+                    }
+                }
+                check(&p);
+            }
+        }
+    }
+}
+
+/// Tight clusters: most pairs are close, far from the origin.
+#[test]
+fn clusters_are_resolved() {
+    for fields in [r#", "kappa": 0.05, "tied": true, "intrinsic_dim": 2"#, r#", "kappa": 0.05, "intrinsic_dim": 2"#] {
+        let mut p = problem(fna(fields), Shape::square(1, 1, 130, 32), 4);
+        change(&mut p, |i, c, x| 0.01 * x + ((i % 4 * 7 + c) as f64).sin());
+        check(&p);
+    }
+}
+
+#[test]
+fn tokens_whose_squares_leave_the_range_of_f32() {
+    for kernel in &KERNELS[..3] {
+        for size in [1e25, 1e-25] {
+            for dim in [8, 24] {
+                let mut p = problem(fna(kernel), Shape::square(1, 2, 40, dim), 5);
+                change(&mut p, |_, _, x| x * size);
+                p.parameters.insert(Parameter::Kappa, vec![size as f32, 3.0 * size as f32]);
+                check(&p);
+            }
+        }
+    }
+}
+
+/// Tokens without direction are a right angle from all others and get no gradient.
+#[test]
+fn zero_vectors_on_the_sphere() {
+    for kernel in &KERNELS[3..] {
+        let mut p = problem(fna(kernel), Shape::square(1, 1, 40, 12), 6);
+        change(&mut p, |i, _, x| if i % 5 == 2 { 1e-14 * x * (i % 2) as f64 } else { x });
+        check(&p);
+        let (dq, dim) = (&p.fused()["dq"], 12);
+        assert!(dq[2 * dim..3 * dim].iter().all(|&x| x == 0.0));
+    }
+}
+
+/// Weights that would all underflow before the row's maximum is taken out.
+#[test]
+fn scores_far_below_the_range_of_exp() {
+    let mut p = problem(fna(r#", "kappa": "vision""#), Shape::square(1, 1, 60, 64), 7);
+    change(&mut p, |_, _, x| x * 1000.0);
+    let expected = p.reference();
+    assert!(expected["lse"].iter().all(|&lse| lse < -300.0));
+    let tol = Tol::f32(&p.mechanism).with_scores(500.0);
+    assert_solution("far tokens", &p.fused(), &expected, &p.shape, tol);
+}
+
+#[test]
+fn plan_counts_passes() {
+    let shape = Shape::square(2, 3, 100, 32);
+    let plan = |fields: &str| resolvent_kernels::plan(&fna(fields), &shape, false, Strategy::Auto).unwrap();
+    let (one, two) = (plan(""), plan(r#", "norm_exponent": 1"#));
+    assert_eq!(one.flops_forward, 60_000 * (2 * (32 + 32) + 50));
+    assert_eq!(one.stats, 600);
+    assert_eq!((two.stats, two.flops_forward), (1200, one.flops_forward + 60_000 * (2 * 32 + 50)));
+    assert!(plan(r#", "alpha": 2"#).flops_forward < one.flops_forward);
+}
