@@ -44,7 +44,7 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// Every id, in the order of the tables.
-    pub const IDS: [&'static str; 7] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa", "ssa", "fna"];
+    pub const IDS: [&'static str; 7] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa", "fna", "ssa"];
 
     /// The preset `id` with its defaults.
     ///
