@@ -61,7 +61,7 @@ fn mechanisms() -> Vec<Mechanism> {
         r#"{"mechanism": "fna", "kappa": 2}"#,
         r#"{"mechanism": "fna", "kappa": 2, "alpha": 2, "tied": true}"#,
         r#"{"mechanism": "fna", "kappa": 2, "kernel": "student", "norm_exponent": 0.5}"#,
-        r#"{"mechanism": "fna", "kappa": 0.5, "manifold": "sphere", "norm_exponent": 1, "tied": true}"#,
+        r#"{"mechanism": "fna", "kappa": 3, "manifold": "sphere", "tied": true}"#,
     ]
     .map(json)
     .into()
