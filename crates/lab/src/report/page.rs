@@ -76,6 +76,21 @@ pub fn about(id: &str) -> &'static str {
             "One weight per token, a surrogate of the dominant direction of the token graph, and one pooled \
                            value per head for all tokens: linear in their number."
         }
+        "fna" => {
+            "A power law of the distance between tokens (Levy flights), normalised per row: many short steps and a few \
+             long ones."
+        }
+        "ssa" => {
+            "Softmax within clusters of tokens, exact there, and through sampled edges or cluster means elsewhere: a sparse \
+             graph in place of the dense one."
+        }
+        "soft" => "A Gaussian kernel of tied queries and keys, held through landmarks: linear in the tokens.",
+        "soft-pp" => "SOFT with its symmetric degree normalisation, which keeps the operator's norm bounded.",
+        "laplacian" => {
+            "A Laplacian (L1) kernel, centred and whitened, held through pooled landmark keys: linear in the tokens; weights \
+             may be negative."
+        }
+        "laplacian-exact" => "The same kernel, whole: streamed in tiles, no landmarks.",
         _ => "",
     }
 }
