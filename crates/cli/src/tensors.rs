@@ -153,6 +153,18 @@ impl Stored<'_> {
         }
     }
 
+    /// The elements of a tensor of indices.
+    ///
+    /// # Errors
+    /// [`Error::File`] unless they are of type I64 or I32.
+    pub fn integers(&self) -> Result<Vec<i64>> {
+        match self.dtype {
+            Dtype::I64 => Ok(self.elements(i64::from_le_bytes)),
+            Dtype::I32 => Ok(self.elements(|x| i32::from_le_bytes(x).into())),
+            _ => Err(self.error(format!("has type {}; indices are I64 or I32", self.dtype))),
+        }
+    }
+
     /// The elements of a mask: true = keep.
     ///
     /// # Errors
@@ -193,6 +205,11 @@ impl Named {
         let mut bytes = Vec::with_capacity(size_of_val(values));
         values.iter().for_each(|x| x.write(&mut bytes));
         Self { name, shape, dtype: R::DTYPE, bytes }
+    }
+
+    /// Indices under `name`.
+    pub fn integers(name: &'static str, shape: Vec<usize>, values: &[i64]) -> Self {
+        Self { name, shape, dtype: Dtype::I64, bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect() }
     }
 }
 

@@ -38,6 +38,6 @@ pub use pointwise::{gelu, gelu_backward};
 pub use problem::{Gradients, Inputs, Mask, Shape, check_finite};
 pub use scratch::Scratch;
 pub use series::Convergence;
-pub use structure::clustered::{ClusterPlan, PlanTensors};
+pub use structure::clustered::{ClusterPlan, PlanMatrices, PlanTensors};
 pub use token_weights::TokenWeights;
 pub use tol::{Tol, relative_distance};

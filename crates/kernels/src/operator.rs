@@ -1,8 +1,10 @@
 //! The one call surface of the CPU kernels: validate once, then apply forward and backward as often as wanted.
 
+use std::borrow::Cow;
+
 use crate::{
-    Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
-    check, plan, reference,
+    ClusterPlan, Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape,
+    Strategy, check, plan, reference,
     rescale::Rescaled,
     scratch::{cut, room},
     series,
@@ -186,6 +188,26 @@ impl Operator {
             narrow(dk, dk_out);
         }
         Ok(())
+    }
+
+    /// The plan of a clustered call (`ssa`): the one in [`Extras::clusters`], or the one that [`Operator::forward`] and
+    /// [`Operator::backward`] each make where there is none. Made once and passed to both, it spares the second planning.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for mechanisms without clusters; else as [`Operator::forward`].
+    pub fn clusters<'a, T: Element>(&self, inputs: &Inputs<'a, T>, mask: &Mask<'_>) -> Result<Cow<'a, ClusterPlan>> {
+        let Mechanism::Ssa(m) = &self.mechanism else {
+            let why = "only `ssa` attends along clusters";
+            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "a plan of clusters", why });
+        };
+        self.check_inputs("clusters", inputs, mask)?;
+        if let Some(plan) = inputs.extras.clusters {
+            return Ok(Cow::Borrowed(plan));
+        }
+        let wide = |x: &[T]| x.iter().map(|x| x.widen()).collect::<Vec<_>>();
+        let (q, k) = (wide(inputs.q), inputs.k.map(wide));
+        let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
+        Ok(Cow::Owned(structure::clustered::make(&call, m)))
     }
 
     /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one (`-inf` for a row without

@@ -3,7 +3,7 @@
 mod support;
 
 use half::{bf16, f16};
-use resolvent_kernels::{ClusterPlan, Element, Strategy, Tol, simd::Level};
+use resolvent_kernels::{Element, Strategy, Tol, simd::Level};
 use support::{
     golden::Golden,
     problem::{Problem, Solution, assert_solution},
@@ -58,18 +58,12 @@ fn halves_agree_with_the_reference_on_the_same_bits() {
     }
 }
 
-fn planned(p: &Problem) -> ClusterPlan {
-    let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
-    let (q, k) = (narrow(&p.q), narrow(p.k.as_ref().unwrap()));
-    ClusterPlan::new(&p.mechanism, &p.shape, &q, &k, p.codebook.as_deref(), &p.mask()).unwrap()
-}
-
 /// The same labels, blocks and edges as an independent implementation in f64. (Elsewhere the choice between equal
 /// distances could differ; it does not on these tokens.)
 #[test]
 fn plans_are_those_stored() {
     for case in Golden::all("ssa") {
-        let (got, want) = (planned(&case.problem).to_tensors(), case.problem.clusters.as_ref().unwrap().to_tensors());
+        let (got, want) = (case.problem.plan().to_tensors(), case.problem.clusters.as_ref().unwrap().to_tensors());
         assert_eq!(got.label_q, want.label_q, "{}", case.name);
         assert_eq!(got.label_k, want.label_k, "{}", case.name);
         assert_eq!(got.exact_blocks, want.exact_blocks, "{}", case.name);

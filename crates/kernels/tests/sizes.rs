@@ -21,6 +21,11 @@ const KERNELS: &[&str] = &[
     r#"{"mechanism": "linear-infsa", "eps": 0.125, "operator": "exact", "iterations": 2}"#,
     r#"{"mechanism": "fna", "kappa": "vision"}"#,
     r#"{"mechanism": "fna", "kappa": 3, "tied": true, "norm_exponent": 1}"#,
+    r#"{"mechanism": "ssa", "global_tokens": 1}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid"}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid", "clusters": 2, "balance": null}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid", "causal": true}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid", "cluster_on": "dual", "routes": 3}"#,
 ];
 
 fn each_kernel(check: impl Fn(Mechanism)) {

@@ -40,6 +40,8 @@ fn causality() {
         (r#"{"mechanism": "linear-infsa"}"#, false),
         (r#"{"mechanism": "fna"}"#, true),
         (r#"{"mechanism": "fna", "norm_exponent": 1}"#, true),
+        (r#"{"mechanism": "ssa"}"#, true),
+        (r#"{"mechanism": "ssa", "estimator": "centroid"}"#, true),
     ] {
         assert!(accepted(json, SELF, false), "{json}");
         assert_eq!(accepted(json, SELF, true), yes, "{json}, asked by the mask");
@@ -63,6 +65,8 @@ fn cross_attention() {
         (r#"{"mechanism": "fna"}"#, true, true),
         (r#"{"mechanism": "fna", "tied": true}"#, false, false),
         (r#"{"mechanism": "fna", "norm_exponent": 1}"#, false, false),
+        (r#"{"mechanism": "ssa"}"#, false, false),
+        (r#"{"mechanism": "ssa", "cluster_on": "dual"}"#, true, false),
     ] {
         assert_eq!(accepted(json, CROSS, false), yes, "{json}");
         assert_eq!(accepted(json, CROSS, true), causal, "{json}, causal");

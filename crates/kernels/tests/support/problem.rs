@@ -48,6 +48,20 @@ impl Problem {
         self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan))
     }
 
+    /// The plan that a clustered call makes of this problem.
+    pub fn plan(&self) -> ClusterPlan {
+        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+        let (q, k) = (narrow(&self.q), narrow(self.k.as_ref().unwrap()));
+        ClusterPlan::new(&self.mechanism, &self.shape, &q, &k, self.codebook.as_deref(), &self.mask()).unwrap()
+    }
+
+    /// Gives a clustered call its own plan: a constant from here on, also where tokens change, or their order.
+    pub fn fix_plan(&mut self) {
+        if matches!(self.mechanism, Mechanism::Ssa(_)) {
+            self.clusters = Some(self.plan());
+        }
+    }
+
     pub fn inputs(&self) -> Inputs<'_, f64> {
         Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras: self.extras() }
     }

@@ -42,6 +42,15 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "fna", "manifold": "sphere", "intrinsic_dim": 4}"#,
     r#"{"mechanism": "fna", "manifold": "sphere", "intrinsic_dim": 2.5, "alpha": 2, "kappa": 0.5, "tied": true}"#,
     r#"{"mechanism": "fna", "manifold": "sphere", "intrinsic_dim": 3, "kernel": "student", "norm_exponent": 0.5}"#,
+    r#"{"mechanism": "ssa", "clusters": 4, "samples": 3}"#,
+    r#"{"mechanism": "ssa", "clusters": 5, "samples": 2, "sampler": "row", "cluster_on": "keys", "scale": 0.75}"#,
+    r#"{"mechanism": "ssa", "clusters": 5, "samples": 4, "sampler": "degree-weighted", "pairs": 7}"#,
+    r#"{"mechanism": "ssa", "clusters": 3, "samples": 2, "estimator": "raw", "global_tokens": 1}"#,
+    r#"{"mechanism": "ssa", "clusters": 5, "estimator": "centroid", "global_tokens": 1, "routes": 2}"#,
+    r#"{"mechanism": "ssa", "clusters": 4, "estimator": "centroid", "cluster_on": "dual", "routes": 2}"#,
+    r#"{"mechanism": "ssa", "clusters": 3, "samples": 3, "cluster_on": "dual", "balance": null}"#,
+    r#"{"mechanism": "ssa", "clusters": 3, "samples": 2, "causal": true, "balance": null}"#,
+    r#"{"mechanism": "ssa", "clusters": 4, "estimator": "centroid", "causal": true, "balance": null}"#,
 ];
 
 /// The variants, parsed.
@@ -57,6 +66,7 @@ pub fn takes_cross(mechanism: &Mechanism) -> bool {
             Mechanism::InfsaResolvent(_) => false,
             Mechanism::LinearInfsa(m) => m.iterations == 1,
             Mechanism::Fna(m) => m.norm_exponent == 0.0 && !m.causal,
+            Mechanism::Ssa(m) => !m.shared(),
             _ => true,
         }
 }
@@ -105,6 +115,7 @@ pub fn any_problem() -> impl Strategy<Value = Problem> {
                 problem.parameters.insert(parameter, (0..heads).map(|h| first + 0.3 * h as f32).collect());
             }
         }
+        problem.fix_plan();
         problem
     })
 }
@@ -118,6 +129,7 @@ pub fn any_masked_problem() -> impl Strategy<Value = Problem> {
         let key_mask = keep(batch * seq_kv);
         problem.query_mask = Some(if seq_q == seq_kv { key_mask.clone() } else { keep(batch * seq_q) });
         problem.key_mask = Some(key_mask);
+        problem.fix_plan();
         problem
     })
 }

@@ -1,6 +1,6 @@
 //! Parts of problems and of their solutions: some of the tokens, or one of the heads.
 
-use resolvent_kernels::{Mechanism, Parameter, Shape};
+use resolvent_kernels::{ClusterPlan, Mechanism, Parameter, PlanTensors, Shape};
 
 use super::problem::{Problem, Solution};
 
@@ -17,7 +17,7 @@ impl Problem {
             v: rows(&self.v, slices, seq_kv, keys),
             parameters: self.parameters.clone(),
             codebook: self.codebook.clone(),
-            clusters: None,
+            clusters: self.clusters.as_ref().map(|plan| select_plan(plan, &self.shape, queries, keys)),
             key_mask: self.key_mask.as_ref().map(|mask| rows(mask, batch, seq_kv, keys)),
             query_mask: self.query_mask.as_ref().map(|mask| rows(mask, batch, seq_q, queries)),
             dout: self.output_rows(&self.dout, queries),
@@ -62,7 +62,7 @@ impl Problem {
                 .codebook
                 .as_ref()
                 .map(|book| book[h * book.len() / heads..(h + 1) * book.len() / heads].to_vec()),
-            clusters: None,
+            clusters: self.clusters.as_ref().map(|plan| head_plan(plan, &self.shape, slice[0])),
             key_mask: self.key_mask.as_deref().map(of_entry),
             query_mask: self.query_mask.as_deref().map(of_entry),
             dout: of_head(&self.dout),
@@ -97,6 +97,50 @@ impl Problem {
             }
         }
     }
+}
+
+/// The plan of a problem that has the tokens `queries` and `keys` only, in that order.
+fn select_plan(plan: &ClusterPlan, shape: &Shape, queries: &[usize], keys: &[usize]) -> ClusterPlan {
+    let all = plan.to_tensors();
+    let place = |picks: &[usize], token: i64| picks.iter().position(|&pick| pick as i64 == token).map(|n| n as i64);
+    let mut tensors = PlanTensors {
+        label_q: rows(&all.label_q, shape.slices(), shape.seq_q, queries),
+        label_k: rows(&all.label_k, shape.slices(), shape.seq_kv, keys),
+        ..PlanTensors::default()
+    };
+    for (&[slice, query, key], &weight) in all.edges.iter().zip(&all.edge_log_weight) {
+        if let (Some(query), Some(key)) = (place(queries, query), place(keys, key)) {
+            tensors.edges.push([slice, query, key]);
+            tensors.edge_log_weight.push(weight);
+        }
+    }
+    // Clusters whose tokens are gone have no blocks.
+    let has = |labels: &[i64], seq: usize, slice: i64, label: i64| {
+        labels[slice as usize * seq..][..seq].iter().any(|&x| x >= label)
+    };
+    let blocks = all.exact_blocks.iter().filter(|&&[slice, a, c]| {
+        has(&tensors.label_q, queries.len(), slice, a) && has(&tensors.label_k, keys.len(), slice, c)
+    });
+    tensors.exact_blocks = blocks.copied().collect();
+    let shape = Shape { seq_q: queries.len(), seq_kv: keys.len(), ..*shape };
+    ClusterPlan::from_tensors(&tensors, &shape).unwrap()
+}
+
+/// The plan of one (batch, head) alone.
+fn head_plan(plan: &ClusterPlan, shape: &Shape, slice: usize) -> ClusterPlan {
+    let all = plan.to_tensors();
+    let blocks = |blocks: &[[i64; 3]]| {
+        blocks.iter().filter(|block| block[0] == slice as i64).map(|&[_, a, c]| [0, a, c]).collect::<Vec<_>>()
+    };
+    let weights = all.edges.iter().zip(&all.edge_log_weight).filter(|(edge, _)| edge[0] == slice as i64);
+    let tensors = PlanTensors {
+        label_q: all.label_q[slice * shape.seq_q..][..shape.seq_q].to_vec(),
+        label_k: all.label_k[slice * shape.seq_kv..][..shape.seq_kv].to_vec(),
+        exact_blocks: blocks(&all.exact_blocks),
+        edges: blocks(&all.edges),
+        edge_log_weight: weights.map(|(_, &weight)| weight).collect(),
+    };
+    ClusterPlan::from_tensors(&tensors, &Shape { batch: 1, heads: 1, ..*shape }).unwrap()
 }
 
 /// The rows `picks` of each of the `slices` blocks of `seq` rows of `x`.

@@ -13,12 +13,12 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{Extras, Inputs, Mask, Output, Plan, Strategy, packed};
+use super::{Extras, Inputs, Mask, Output, Plan, Strategy, clusters::clusters, packed};
 use crate::{Mechanism, Result};
 
 /// Applies the mechanism through the kernels, fused or naive as `plan` says.
 pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Output> {
-    let call = Call::new(mechanism, mask, plan, &inputs.extras)?;
+    let call = Call::new(inputs, mechanism, mask, plan)?;
     let q = inputs.q.clone();
     // A tied call has no keys: any tensor holds the place.
     let k = inputs.k.as_ref().unwrap_or(&q).clone();
@@ -55,6 +55,8 @@ pub struct Call {
     pub query_mask: Option<Arc<[bool]>>,
     /// The mechanism's own tensors that the call gives, and their numbers of elements.
     pub parameters: Arc<[(kernels::Parameter, usize)]>,
+    /// The plan of a clustered call.
+    pub clusters: Option<Arc<kernels::ClusterPlan>>,
 }
 
 /// What the forward pass returns.
@@ -268,24 +270,26 @@ pub(super) fn run_backward<T: Storage>(
 
 impl Call {
     /// The call that `plan` decided on.
-    pub(super) fn new(mechanism: &Mechanism, mask: &Mask, plan: &Plan, extras: &Extras) -> kernels::Result<Self> {
+    pub(super) fn new(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Self> {
         let strategy = match plan.strategy {
             Strategy::Reference => kernels::Strategy::Reference,
             _ => kernels::Strategy::Fused,
         };
         let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, strategy)?;
         let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
-        let parameters = extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
-        Ok(Self { operator, key_mask, query_mask, parameters })
+        let parameters = inputs.extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
+        let clusters = clusters(inputs, mechanism, mask, &plan.shape)?;
+        Ok(Self { operator, key_mask, query_mask, parameters, clusters })
     }
 
     /// The mechanism's own tensors out of `flat`, where they lie end to end.
-    pub(super) fn extras<'a>(&self, mut flat: &'a [f32]) -> kernels::Extras<'a> {
-        self.parameters.iter().fold(kernels::Extras::default(), |extras, &(parameter, len)| {
+    pub(super) fn extras<'a>(&'a self, mut flat: &'a [f32]) -> kernels::Extras<'a> {
+        let extras = self.parameters.iter().fold(kernels::Extras::default(), |extras, &(parameter, len)| {
             let (values, rest) = flat.split_at(len);
             flat = rest;
             extras.with(parameter, values)
-        })
+        });
+        self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan))
     }
 
     fn mask(&self) -> kernels::Mask<'_> {
@@ -308,7 +312,7 @@ impl Contiguous {
         Self(Leaves { q, k, v, parameters })
     }
 
-    fn inputs<T: Storage>(&self, call: &Call) -> kernels::Inputs<'_, T> {
+    fn inputs<'a, T: Storage>(&'a self, call: &'a Call) -> kernels::Inputs<'a, T> {
         let Leaves { q, k, v, parameters } = &self.0;
         let k = (!call.operator.mechanism().tied()).then(|| slice(k));
         kernels::Inputs { q: slice(q), k, v: slice(v), extras: call.extras(slice(parameters)) }

@@ -1,9 +1,9 @@
 //! The tensors of one call.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use burn::tensor::{Bool, FloatDType, Tensor};
-use resolvent_kernels::Parameter;
+use resolvent_kernels::{ClusterPlan, Parameter};
 
 /// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (the extras may
 /// have another).
@@ -47,6 +47,8 @@ impl Inputs {
 #[non_exhaustive]
 pub struct Extras {
     pub(super) parameters: BTreeMap<Parameter, Extra>,
+    pub(super) codebook: Option<Arc<[f32]>>,
+    pub(super) clusters: Option<Arc<ClusterPlan>>,
 }
 
 /// One of them, in f32.
@@ -66,6 +68,17 @@ impl Extras {
         let flat = values.reshape([len as isize]).cast(FloatDType::F32);
         self.parameters.insert(parameter, Extra { shape, flat });
         self
+    }
+
+    /// The same extras with fixed centroids `[heads, clusters, head_dim]` in row-major order, which replace k-means.
+    /// `ssa`. They get no gradient.
+    pub fn with_codebook(self, codebook: impl Into<Arc<[f32]>>) -> Self {
+        Self { codebook: Some(codebook.into()), ..self }
+    }
+
+    /// The same extras with a plan, which replaces planning: one plan may serve several layers and steps. `ssa`.
+    pub fn with_clusters(self, plan: impl Into<Arc<ClusterPlan>>) -> Self {
+        Self { clusters: Some(plan.into()), ..self }
     }
 
     /// The elements of `parameter` in row-major order, in f32, if the call has it.

@@ -1,6 +1,7 @@
 //! The functional surface: [`attend`] and [`plan`].
 
 mod autodiff;
+mod clusters;
 mod composed;
 mod fused;
 mod gelu;

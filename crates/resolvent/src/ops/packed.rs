@@ -43,7 +43,7 @@ pub(crate) fn attend_packed(
     views.extras = extras.clone();
     let plan = plan(&views, mechanism, mask, strategy)?;
     if plan.kernel.is_some() {
-        let call = Call::new(mechanism, mask, &plan, &extras)?;
+        let call = Call::new(&views, mechanism, mask, &plan)?;
         let parameters = fused::flattened(&extras, &packed.device());
         return match Dispatch::fused_packed(packed.into_dispatch(), parameters.into_dispatch(), call) {
             Outcome::Done { out, .. } => Ok(Tensor::from_dispatch(out)),
@@ -125,7 +125,7 @@ pub(super) fn backward<T: Storage>(
 }
 
 /// The projections in `heads` as the kernels take them.
-fn inputs<'a, T: Storage>(heads: &'a [T], parameters: &'a FlexTensor, call: &Call) -> kernels::Inputs<'a, T> {
+fn inputs<'a, T: Storage>(heads: &'a [T], parameters: &'a FlexTensor, call: &'a Call) -> kernels::Inputs<'a, T> {
     let (len, mechanism) = (call.operator.shape().q_len(), call.operator.mechanism());
     let parts = projections(mechanism);
     let part = |i: usize| &heads[i * len..][..len];

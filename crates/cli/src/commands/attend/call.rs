@@ -2,6 +2,7 @@
 
 use resolvent_kernels::{self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape};
 
+use super::clusters::{Clusters, reads};
 use crate::{
     Error,
     error::Result,
@@ -102,7 +103,7 @@ pub fn unused(file: &TensorFile, mechanism: &Mechanism, grad: bool) -> Vec<Strin
     let read = |name: &str| match name {
         "q" | "k" | "v" | "key_mask" | "query_mask" => true,
         "dout" => grad,
-        _ => mechanism.parameters().iter().any(|parameter| parameter.name() == name),
+        _ => reads(mechanism, name) || mechanism.parameters().iter().any(|parameter| parameter.name() == name),
     };
     file.names().into_iter().filter(|name| !read(name)).collect()
 }
@@ -114,6 +115,7 @@ pub struct Tensors<R> {
     k: Option<Vec<R>>,
     v: Vec<R>,
     parameters: Vec<(Parameter, Vec<f32>)>,
+    clusters: Clusters,
     key_mask: Option<Vec<bool>>,
     query_mask: Option<Vec<bool>>,
     /// The gradient that comes in; there iff gradients are asked for.
@@ -141,6 +143,7 @@ impl<R: Real> Tensors<R> {
             k: reals("k")?,
             v: reals("v")?.unwrap_or_default(),
             parameters: parameters(file, operator)?,
+            clusters: Clusters::load(file, operator.mechanism(), layout)?,
             key_mask: mask(file, "key_mask", layout, s.seq_kv)?,
             query_mask: mask(file, "query_mask", layout, s.seq_q)?,
             dout,
@@ -150,7 +153,7 @@ impl<R: Real> Tensors<R> {
     /// The inputs, as the kernels take them.
     pub fn inputs(&self) -> Inputs<'_, R> {
         let extras = self.parameters.iter().fold(Extras::default(), |extras, (p, values)| extras.with(*p, values));
-        Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras }
+        Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras: self.clusters.extend(extras) }
     }
 
     /// The masks, as the kernels take them.
@@ -181,7 +184,8 @@ fn mask(file: &TensorFile, name: &'static str, layout: &Layout, seq: usize) -> R
     mask.mask().map(Some)
 }
 
-fn expect(tensor: &Stored<'_>, shape: &[usize], what: &str) -> Result<()> {
+/// [`Error::File`] unless the tensor has this shape.
+pub(super) fn expect(tensor: &Stored<'_>, shape: &[usize], what: &str) -> Result<()> {
     if tensor.shape == shape {
         return Ok(());
     }

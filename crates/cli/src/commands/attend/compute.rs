@@ -5,6 +5,7 @@ use resolvent_kernels::{ExtraGradients, Gradients, Inputs, Mask, Operator, Param
 use super::{
     Attend,
     call::{Layout, Tensors},
+    clusters::stored,
 };
 use crate::tensors::{Named, Real};
 
@@ -18,6 +19,9 @@ pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Atte
     op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
     let mut results = vec![names.out(&out)];
     results.extend(op.lse(&stats).map(|lse| names.lse(lse)));
+    if args.clusters {
+        results.extend(stored(op.clusters(&inputs, &mask)?.as_ref(), layout));
+    }
     if args.weights {
         let weights = dense(op, &inputs, &mask)?;
         results.push(names.weights(&weights.iter().map(|&x| x as f32).collect::<Vec<_>>()));
@@ -52,6 +56,12 @@ pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &
     let forward = reference::forward(op.mechanism(), op.shape(), &inputs, &mask)?;
     let mut results = vec![names.out(&forward.out)];
     results.extend(forward.lse.as_deref().map(|lse| names.lse(lse)));
+    if args.clusters {
+        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+        let (q, k) = (narrow(inputs.q), inputs.k.map(narrow));
+        let inputs = Inputs { q: &q, k: k.as_deref(), v: &vec![0.0; inputs.v.len()], extras: inputs.extras };
+        results.extend(stored(op.clusters(&inputs, &mask)?.as_ref(), layout));
+    }
     if args.weights {
         results.push(names.weights(forward.weights()));
     }

@@ -1,6 +1,7 @@
 //! `resolvent attend`: one mechanism, applied to the tensors of a file.
 
 mod call;
+mod clusters;
 mod compute;
 
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ use crate::{
 ///
 /// INPUT is a safetensors file with `q` [B,H,Nq,D], `k` [B,H,Nk,D] (absent when the mechanism is tied) and
 /// `v` [B,H,Nk,Dv], in f32, f16 or bf16; rank 2 or 3 is read as [N,D] or [H,N,D]. Optional: `key_mask` [B,Nk] and
-/// `query_mask` [B,Nq] (u8 or bool, 1 = keep), the mechanism's own tensors (such as `gamma` [H]), and with --grad `dout`, shaped like the output.
+/// `query_mask` [B,Nq] (u8 or bool, 1 = keep), the mechanism's own tensors (such as `gamma` [H]; for `ssa` a `codebook`
+/// [H,clusters,D] or a stored plan, see --clusters), and with --grad `dout`, shaped like the output.
 ///
 /// OUTPUT gets `out`, `lse` where the mechanism has it, and with --grad `dq`, `dk`, `dv` and the gradients of the mechanism's own
 /// tensors (such as `dgamma`), all in f32.
@@ -50,6 +52,10 @@ pub struct Attend {
     /// Also write the dense matrix `weights` [B,H,Nq,Nk]; takes O(N^2) memory
     #[arg(long, conflicts_with = "plan")]
     pub weights: bool,
+    /// Also write the plan of a clustered mechanism: `label_q`, `label_k`, `exact_blocks`, `edges` (i64) and `edge_log_weight`
+    /// (f64). A file that holds them is attended along this plan, whatever made it
+    #[arg(long, conflicts_with = "plan")]
+    pub clusters: bool,
     /// Compute naively in f64, and write f64; takes O(N^2) memory
     #[arg(long)]
     pub reference: bool,

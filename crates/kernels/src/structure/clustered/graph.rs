@@ -171,7 +171,6 @@ pub(super) fn runs(members: &Members, most: usize) -> Vec<Run> {
 impl Members {
     /// The tokens of a run.
     pub fn run(&self, run: &Run) -> &[u32] {
-        let tokens = run.group.map_or(self.unlabelled(), |c| self.of(c));
-        &tokens[run.range.clone()]
+        &self.group(run.group)[run.range.clone()]
     }
 }

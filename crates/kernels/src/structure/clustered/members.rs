@@ -39,6 +39,11 @@ impl Members {
         &self.tokens[self.start[c]..self.start[c + 1]]
     }
 
+    /// The tokens of cluster `group`, or of no cluster.
+    pub fn group(&self, group: Option<usize>) -> &[u32] {
+        group.map_or(self.unlabelled(), |c| self.of(c))
+    }
+
     /// The tokens in no cluster.
     pub fn unlabelled(&self) -> &[u32] {
         &self.tokens[self.start[self.len()]..]

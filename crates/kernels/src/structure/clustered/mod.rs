@@ -11,6 +11,7 @@ mod far;
 mod forward;
 mod graph;
 mod held;
+mod matrices;
 mod members;
 mod plan;
 mod planner;
@@ -20,7 +21,9 @@ mod sparse;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;
+pub use matrices::PlanMatrices;
 pub(crate) use plan::plan;
+pub(crate) use planner::plan as make;
 pub(crate) use plans::HeadPlan;
 pub use plans::{ClusterPlan, PlanTensors};
 

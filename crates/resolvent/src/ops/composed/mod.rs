@@ -5,6 +5,7 @@
 //! reaches nothing and gets exactly zero gradient.
 
 mod affinity;
+mod clustered;
 mod dense;
 mod distance;
 mod pooled;
@@ -12,9 +13,9 @@ mod resolvent;
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
-use resolvent_kernels::{self as kernels, Parameter};
+use resolvent_kernels::Parameter;
 
-use super::{Inputs, Mask, Output};
+use super::{Inputs, Mask, Output, clusters};
 use crate::{Mechanism, Result, Shape, mechanism::LinearInfsa};
 
 /// A call with its masks applied, in f32 or f64.
@@ -55,10 +56,12 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
             let (out, lse) = distance::fna(&call, m, &inputs.extras);
             (out, Some(lse))
         }
-        other => {
-            let (what, why) = ("Strategy::Composed", "it has no composed form; move the tensors to Device::flex()");
-            return Err(kernels::Error::Unsupported { mechanism: other.id(), what, why }.into());
+        Mechanism::Ssa(m) => {
+            let plan = clusters::clusters(inputs, mechanism, mask, shape)?.expect("the mechanism has clusters");
+            let (out, lse) = clustered::ssa(&call, m, &plan, mask)?;
+            (out, Some(lse))
         }
+        other => unreachable!("`{}` has no composed form", other.id()),
     };
     Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
 }

@@ -1,0 +1,102 @@
+//! What a clustered mechanism reads beside q, k and v: fixed centroids, and a plan that replaces planning.
+
+use resolvent_kernels::{ClusterPlan, Extras, Mechanism, PlanTensors};
+
+use super::call::{Layout, expect};
+use crate::{
+    Error,
+    error::Result,
+    tensors::{Named, Stored, TensorFile},
+};
+
+/// The tensors of a stored plan.
+const PLAN: [&str; 5] = ["label_q", "label_k", "exact_blocks", "edges", "edge_log_weight"];
+
+/// Whether a call of `mechanism` reads the tensor `name`.
+pub fn reads(mechanism: &Mechanism, name: &str) -> bool {
+    matches!(mechanism, Mechanism::Ssa(_)) && (name == "codebook" || PLAN.contains(&name))
+}
+
+/// The tensors of a clustered call that the file has.
+#[derive(Debug, Default)]
+pub struct Clusters {
+    codebook: Option<Vec<f32>>,
+    plan: Option<ClusterPlan>,
+}
+
+impl Clusters {
+    /// Reads them, if `mechanism` does.
+    ///
+    /// # Errors
+    /// A plan of which a tensor is missing, a wrong type or shape, an index beyond what it points to.
+    pub fn load(file: &TensorFile, mechanism: &Mechanism, layout: &Layout) -> Result<Self> {
+        if !matches!(mechanism, Mechanism::Ssa(_)) {
+            return Ok(Self::default());
+        }
+        let codebook = file.get("codebook").map(|tensor| codebook(&tensor, layout)).transpose()?;
+        let given = PLAN.iter().any(|name| file.get(name).is_some());
+        let plan = given.then(|| plan(file, layout)).transpose()?;
+        Ok(Self { codebook, plan })
+    }
+
+    /// Adds them to a call.
+    pub fn extend<'a>(&'a self, extras: Extras<'a>) -> Extras<'a> {
+        let extras = self.codebook.iter().fold(extras, |extras, codebook| extras.with_codebook(codebook));
+        self.plan.iter().fold(extras, |extras, plan| extras.with_clusters(plan))
+    }
+}
+
+fn codebook(tensor: &Stored<'_>, layout: &Layout) -> Result<Vec<f32>> {
+    let s = &layout.shape;
+    let clusters = tensor.shape.get(1).copied().unwrap_or(1);
+    expect(tensor, &[s.heads, clusters, s.head_dim], "centroids of every head, [H, clusters, D]")?;
+    tensor.reals()
+}
+
+fn plan(file: &TensorFile, layout: &Layout) -> Result<ClusterPlan> {
+    let s = &layout.shape;
+    let read =
+        |name| file.require(name, "a stored plan has all of label_q, label_k, exact_blocks, edges, edge_log_weight");
+    let labels = |name, seq: usize| {
+        let tensor = read(name)?;
+        let mut shape = layout.stored(&[s.batch, s.heads, seq, 1]);
+        shape.pop();
+        expect(&tensor, &shape, "the cluster of every token")?;
+        tensor.integers()
+    };
+    let triples = |name| {
+        let tensor = read(name)?;
+        let rows = tensor.shape.first().copied().unwrap_or(0);
+        expect(&tensor, &[rows, 3], "rows of three indices")?;
+        Ok::<_, Error>(tensor.integers()?.as_chunks::<3>().0.to_vec())
+    };
+    let tensors = PlanTensors {
+        label_q: labels("label_q", s.seq_q)?,
+        label_k: labels("label_k", s.seq_kv)?,
+        exact_blocks: triples("exact_blocks")?,
+        edges: triples("edges")?,
+        edge_log_weight: read("edge_log_weight")?.reals()?,
+    };
+    let weights = read("edge_log_weight")?;
+    expect(&weights, &[tensors.edges.len()], "one weight per edge")?;
+    ClusterPlan::from_tensors(&tensors, s).map_err(Error::kernels(file.path()))
+}
+
+/// A plan as it is written to a file.
+pub fn stored(plan: &ClusterPlan, layout: &Layout) -> Vec<Named> {
+    let s = &layout.shape;
+    let tensors = plan.to_tensors();
+    let labels = |seq: usize| {
+        let mut shape = layout.stored(&[s.batch, s.heads, seq, 1]);
+        shape.pop();
+        shape
+    };
+    let edges = tensors.edges.len();
+    vec![
+        Named::integers("label_q", labels(s.seq_q), &tensors.label_q),
+        Named::integers("label_k", labels(s.seq_kv), &tensors.label_k),
+        Named::integers("exact_blocks", vec![tensors.exact_blocks.len(), 3], tensors.exact_blocks.as_flattened()),
+        Named::integers("edges", vec![edges, 3], tensors.edges.as_flattened()),
+        Named::new("edge_log_weight", vec![edges], &tensors.edge_log_weight),
+    ]
+}
