@@ -171,6 +171,7 @@ impl Tensors {
         let (dtype, _, bytes) = self.0.get(name).unwrap_or_else(|| panic!("no tensor {name} among {:?}", self.names()));
         match dtype {
             Dtype::F32 => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b).into()).collect(),
+            Dtype::I64 => bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b) as f64).collect(),
             Dtype::F64 => bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b)).collect(),
             other => panic!("{name} is {other}"),
         }

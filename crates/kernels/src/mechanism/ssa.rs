@@ -119,7 +119,7 @@ pub enum Estimator {
 
 /// What a causal query of [`Ssa`] sees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(tag = "kind", rename_all = "kebab-case", try_from = "Tagged")]
 pub enum CausalClusters {
     /// No later token.
     #[default]
@@ -137,6 +137,34 @@ impl CausalClusters {
         match self {
             Self::Prefix => 1,
             Self::Block { size } => size,
+        }
+    }
+}
+
+/// [`CausalClusters`] as it is written: a derived tagged enum would let a superfluous `size` pass.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tagged {
+    kind: Kind,
+    size: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    Prefix,
+    Block,
+}
+
+impl TryFrom<Tagged> for CausalClusters {
+    type Error = &'static str;
+
+    fn try_from(Tagged { kind, size }: Tagged) -> std::result::Result<Self, Self::Error> {
+        match (kind, size) {
+            (Kind::Prefix, None) => Ok(Self::Prefix),
+            (Kind::Prefix, Some(_)) => Err("kind `prefix` has no size"),
+            (Kind::Block, Some(size)) => Ok(Self::Block { size }),
+            (Kind::Block, None) => Err("kind `block` needs a size"),
         }
     }
 }

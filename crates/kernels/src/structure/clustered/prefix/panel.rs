@@ -184,19 +184,18 @@ impl<'a> Panel<'a> {
         let log2 = |count: f32| if count > 0.0 { count.log2() } else { f32::NEG_INFINITY };
         let share = |count: f32| if count > 0.0 { 1.0 / count } else { 0.0 };
         for (c, &count) in counts.iter().enumerate() {
+            let mut logs = [log2(count as f32); PANEL];
+            let shares = &mut self.shares[c * TILE_STRIDE..][..self.width];
             if touched[c] {
-                let row = c * TILE_STRIDE..c * TILE_STRIDE + self.width;
-                for (logit, count) in self.logits[row.clone()].iter_mut().zip(&mut self.shares[row]) {
-                    *logit = *logit * share(*count) + log2(*count);
-                    *count = share(*count);
-                }
-                continue;
+                logs.iter_mut().zip(&*shares).for_each(|(log, &count)| *log = log2(count));
+                shares.iter_mut().for_each(|count| *count = share(*count));
+            } else {
+                shares.fill(share(count as f32));
             }
-            let (share, log2) = (simd.splat_f32s(share(count as f32)), simd.splat_f32s(log2(count as f32)));
-            let logits = row_mut::<S>(self.logits, c, self.width);
-            for (logit, slot) in logits.iter_mut().zip(row_mut::<S>(self.shares, c, self.width)) {
-                *logit = simd.mul_add_e_f32s(*logit, share, log2);
-                *slot = share;
+            // One arithmetic for all: whether a later key of the panel is in the cluster must not show in the rounding.
+            let terms = row::<S>(self.shares, c, self.width).iter().zip(S::as_simd_f32s(&logs).0);
+            for (logit, (share, log)) in row_mut::<S>(self.logits, c, self.width).iter_mut().zip(terms) {
+                *logit = simd.mul_add_e_f32s(*logit, *share, *log);
             }
         }
     }

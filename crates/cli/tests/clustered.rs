@@ -1,0 +1,74 @@
+//! Clustered attention through `resolvent attend`: every stored case along its stored plan, and plans that are written,
+//! read and refused.
+
+mod support;
+
+use std::{fs, path::PathBuf};
+
+use resolvent_kernels::{Mechanism, relative_distance, simd::Level};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use support::{Outcome, Sandbox, Tensors, resolvent};
+
+/// Paths and configurations of the stored cases of `ssa`.
+fn cases() -> Vec<(PathBuf, Value)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels/tests/data/ssa");
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.into_iter().filter_map(|path| Some((path.clone(), config(&path)?))).collect()
+}
+
+fn config(path: &PathBuf) -> Option<Value> {
+    let bytes = fs::read(path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let mut case: Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["case"]).unwrap();
+    let mut config = case["args"].take();
+    config["mechanism"] = case["mechanism"].take();
+    (config["mechanism"] == "ssa").then_some(config)
+}
+
+/// The result of a case, run with `args`.
+fn attend(sandbox: &Sandbox, input: &PathBuf, config: &Value, args: &[&str], level: Option<Level>) -> Tensors {
+    let output = sandbox.path("out.safetensors");
+    let config = sandbox.write("mechanism.json", config.to_string());
+    let mut command = resolvent();
+    command.arg("attend").arg("--config").arg(config).arg("--input").arg(input).arg("--output").arg(&output);
+    Outcome::of(command.args(args).envs(level.map(|level| ("RESOLVENT_SIMD", level.name())))).success();
+    Tensors::read(&output)
+}
+
+#[test]
+fn stored_plans_are_attended_along() {
+    let sandbox = Sandbox::new();
+    assert_eq!(cases().len(), 17);
+    for (path, config) in cases() {
+        assert!(Mechanism::from_value(config.clone()).is_ok());
+        let expected = Tensors::read(&path);
+        let large = path.ends_with("large_norms.safetensors");
+        let check = |what: &str, got: &Tensors, forward: f64, backward: f64| {
+            for (name, tolerance) in
+                [("out", forward), ("lse", forward), ("dq", backward), ("dk", backward), ("dv", backward)]
+            {
+                let distance = relative_distance(&got.values(name), &expected.values(name));
+                assert!(distance <= tolerance, "{path:?} {what}, {name}: {distance:.2e} > {tolerance:.0e}");
+            }
+        };
+        for level in Level::available() {
+            let got = attend(&sandbox, &path, &config, &["--grad"], Some(level));
+            check(level.name(), &got, if large { 5e-5 } else { 1e-5 }, if large { 3e-4 } else { 2e-5 });
+        }
+        check("reference", &attend(&sandbox, &path, &config, &["--grad", "--reference"], None), 1e-10, 1e-10);
+    }
+}
+
+#[test]
+fn written_plans_are_those_stored() {
+    let sandbox = Sandbox::new();
+    for (path, config) in cases() {
+        let got = attend(&sandbox, &path, &config, &["--clusters"], None);
+        for name in ["label_q", "label_k", "exact_blocks", "edges", "edge_log_weight"] {
+            assert_eq!(got.shape(name), Tensors::read(&path).shape(name), "{path:?} {name}");
+            assert_eq!(got.values(name), Tensors::read(&path).values(name), "{path:?} {name}");
+        }
+    }
+}
