@@ -1,5 +1,7 @@
 //! Parts of problems and of their solutions: some of the tokens, or one of the heads.
 
+use std::collections::BTreeSet;
+
 use resolvent_kernels::{ClusterPlan, Mechanism, Parameter, PlanTensors, Shape};
 
 use super::problem::{Problem, Solution};
@@ -114,14 +116,24 @@ fn select_plan(plan: &ClusterPlan, shape: &Shape, queries: &[usize], keys: &[usi
             tensors.edge_log_weight.push(weight);
         }
     }
-    // Clusters whose tokens are gone have no blocks.
-    let has = |labels: &[i64], seq: usize, slice: i64, label: i64| {
-        labels[slice as usize * seq..][..seq].iter().any(|&x| x >= label)
-    };
-    let blocks = all.exact_blocks.iter().filter(|&&[slice, a, c]| {
-        has(&tensors.label_q, queries.len(), slice, a) && has(&tensors.label_k, keys.len(), slice, c)
-    });
-    tensors.exact_blocks = blocks.copied().collect();
+    // Clusters whose tokens are gone have neither numbers nor blocks.
+    let left = |labels: &[i64]| labels.iter().copied().filter(|&label| label >= 0).collect::<BTreeSet<_>>();
+    let of_slices = |labels: &[i64], seq: usize| labels.chunks(seq).map(left).collect::<Vec<_>>();
+    let rank = |left: &BTreeSet<i64>, label: i64| left.range(..label).count() as i64;
+    let (left_q, left_k) = (of_slices(&tensors.label_q, queries.len()), of_slices(&tensors.label_k, keys.len()));
+    for (labels, left, seq) in
+        [(&mut tensors.label_q, &left_q, queries.len()), (&mut tensors.label_k, &left_k, keys.len())]
+    {
+        let labels =
+            labels.chunks_mut(seq).zip(left).flat_map(|(labels, left)| labels.iter_mut().map(move |l| (l, left)));
+        labels.filter(|(label, _)| **label >= 0).for_each(|(label, left)| *label = rank(left, *label));
+    }
+    for &[slice, a, c] in &all.exact_blocks {
+        let (left_q, left_k) = (&left_q[slice as usize], &left_k[slice as usize]);
+        if left_q.contains(&a) && left_k.contains(&c) {
+            tensors.exact_blocks.push([slice, rank(left_q, a), rank(left_k, c)]);
+        }
+    }
     let shape = Shape { seq_q: queries.len(), seq_kv: keys.len(), ..*shape };
     ClusterPlan::from_tensors(&tensors, &shape).unwrap()
 }
