@@ -9,7 +9,11 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{MultiHeadAttention, OrthogonalMaps, gamma, kernel};
-use crate::{Error, Mechanism, Parameter, Shape, Strategy, ops::projections};
+use crate::{
+    Error, Mechanism, Parameter, Shape, Strategy,
+    mechanism::{GlobalTokens, Ssa},
+    ops::projections,
+};
 
 /// What the decay of a layer is made of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -104,7 +108,7 @@ impl MultiHeadAttentionConfig {
             return Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what, why }.into());
         }
         let mechanism = self.operator();
-        mechanism.check(&Shape::square(1, n_heads, 1, d_model / n_heads), false)?;
+        mechanism.check(&Shape::square(1, n_heads, least_tokens(&mechanism), d_model / n_heads), false)?;
         let with_queries = projections(&mechanism) > 1;
         field("orthogonal", self.orthogonal, with_queries || !self.orthogonal, "false: there are no queries to map")?;
         if let Some(alpha) = self.trained(&mechanism, Parameter::Alpha) {
@@ -185,6 +189,16 @@ impl MultiHeadAttentionConfig {
         let mechanism = self.mechanism.clone();
         let tied = self.tied.unwrap_or(mechanism.tied() || matches!(mechanism, Mechanism::LinearInfsa(_)));
         with_tied(mechanism, tied)
+    }
+}
+
+/// Tokens that a sequence needs for the positions that the configuration names.
+fn least_tokens(mechanism: &Mechanism) -> usize {
+    match mechanism {
+        Mechanism::Ssa(Ssa { global_tokens: Some(GlobalTokens::At(positions)), .. }) => {
+            positions.iter().max().map_or(1, |&last| last.saturating_add(1))
+        }
+        _ => 1,
     }
 }
 

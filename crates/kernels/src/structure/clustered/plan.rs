@@ -42,11 +42,11 @@ fn entries(m: &Ssa, s: &Shape, causal: bool) -> u64 {
     let remote_pairs = clusters * (clusters - routes);
     let beyond = match (m.estimator, m.sampler(causal)) {
         (Estimator::Centroid, _) => queries * (clusters - routes),
-        (_, Sampler::Row) => queries * m.samples(s.seq_kv) as u64,
+        (_, Sampler::Row) => queries.saturating_mul(m.samples(s.seq_kv) as u64),
         _ => {
             let pairs = if let Pairs::Count(count) = m.pairs { (count as u64).min(remote_pairs) } else { remote_pairs };
             pairs.saturating_mul(m.samples(s.seq_kv) as u64)
         }
     };
-    (exact + globals + beyond).min(queries * keys)
+    exact.saturating_add(globals).saturating_add(beyond).min(queries * keys)
 }
