@@ -182,6 +182,17 @@ impl Stored<'_> {
         }
     }
 
+    /// The elements of a list of tokens.
+    ///
+    /// # Errors
+    /// [`Error::File`] unless they are of type I64.
+    pub fn indices(&self) -> Result<Vec<i64>> {
+        match self.dtype {
+            Dtype::I64 => Ok(self.elements(i64::from_le_bytes)),
+            other => Err(self.error(format!("has type {other}; indices are I64"))),
+        }
+    }
+
     fn elements<const N: usize, R>(&self, read: impl Fn([u8; N]) -> R) -> Vec<R> {
         let (elements, _) = self.bytes.as_chunks::<N>();
         elements.iter().map(|&x| read(x)).collect()

@@ -5,7 +5,7 @@ mod support;
 
 use std::{fs, path::PathBuf};
 
-use resolvent_kernels::{Mechanism, Tol, relative_distance, simd::Level};
+use resolvent_kernels::{Mechanism, Parameter, Tol, relative_distance, simd::Level};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use support::{Outcome, Sandbox, Tensors, resolvent};
@@ -20,11 +20,11 @@ struct Case {
 
 fn cases() -> Vec<Case> {
     let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels/tests/data");
-    let files = ["infsa", "fna"].map(|folder| fs::read_dir(data.join(folder)).unwrap());
-    let mut paths: Vec<_> = files.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
+    let folders = ["infsa", "fna", "soft", "laplacian"].map(|folder| fs::read_dir(data.join(folder)).unwrap());
+    let mut paths: Vec<_> = folders.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let cases: Vec<_> = paths.into_iter().filter_map(case).collect();
-    assert_eq!(cases.len(), 17 + 15);
+    assert_eq!(cases.len(), 17 + 15 + 16 + 18);
     cases
 }
 
@@ -44,7 +44,7 @@ fn case(path: PathBuf) -> Option<Case> {
 }
 
 /// Runs every case with `args` under `simd` and compares all that the case knows of the result.
-fn check(args: &[&str], simd: Option<Level>, dtype: Dtype, tolerance: impl Fn(&Mechanism) -> Tol) {
+fn check(args: &[&str], simd: Option<Level>, dtype: Dtype, tolerance: impl Fn(&Case) -> Tol) {
     let sandbox = Sandbox::new();
     let output = sandbox.path("out.safetensors");
     for case in cases() {
@@ -54,19 +54,22 @@ fn check(args: &[&str], simd: Option<Level>, dtype: Dtype, tolerance: impl Fn(&M
         command.args(args).envs(simd.map(|level| ("RESOLVENT_SIMD", level.name())));
         Outcome::of(&mut command).success();
         let got = Tensors::read(&output);
-        for name in ["out", "lse", "dq", "dk", "dv", "dgamma", "dalpha", "dkappa"] {
+        let parameters = Parameter::ALL.map(Parameter::gradient_name);
+        for name in ["out", "lse", "dq", "dk", "dv"].into_iter().chain(parameters) {
             let what = format!("{} {name} {simd:?} {args:?}", case.name);
             if !case.expected.names().contains(&name) {
-                // The cases without a gamma tensor do not store the gradient of the configured one.
-                assert!(name == "dgamma" || !got.names().contains(&name), "{what} is not expected");
+                // The cases do not store the gradients of what the configuration says.
+                let configured = ["dgamma", "dscale", "dlambda"].contains(&name);
+                assert!(configured || !got.names().contains(&name), "{what} is not expected");
                 continue;
             }
             assert_eq!((got.dtype(name), got.shape(name)), (dtype, case.expected.shape(name)), "{what}");
-            let heads = if got.shape(name).len() == 1 { 1 } else { got.shape(name)[..2].iter().product() };
-            let tol =
-                tolerance(&case.mechanism).with_scores(if dtype == Dtype::F32 { largest_score(&case) } else { 0.0 });
+            let heads = if parameters.contains(&name) { 1 } else { got.shape(name)[..2].iter().product() };
+            let tol = tolerance(&case).with_scores(if dtype == Dtype::F32 { largest_score(&case) } else { 0.0 });
             let relative = if matches!(name, "out" | "lse") { tol.forward } else { tol.backward };
-            compare(&what, &got.values(name), &case.expected.values(name), heads, (relative, tol.noise));
+            // What f32 cannot hold may vanish: errors are measured against no less than a millionth.
+            let noise = tol.noise.max(1e-6 * relative);
+            compare(&what, &got.values(name), &case.expected.values(name), heads, (relative, noise));
         }
     }
 }
@@ -91,11 +94,21 @@ fn compare(what: &str, got: &[f64], expected: &[f64], heads: usize, (relative, n
     }
 }
 
+/// How near f32 comes: not as near where landmarks almost coincide, or the inverse between them has not converged.
+fn f32_tolerance(case: &Case) -> Tol {
+    let usual = Tol::f32(&case.mechanism);
+    match case.name.as_str() {
+        "03_soft_d1" | "10_softpp_near_singular" => Tol { forward: 2e-4, backward: 5e-3, ..usual },
+        "15_softpp_paper" | "nystrom_bare" => Tol { forward: 1e-4, backward: 1e-2, ..usual },
+        _ => usual,
+    }
+}
+
 #[test]
 fn fused_kernels_reproduce_every_case_on_every_instruction_set() {
-    check(&["--grad"], None, Dtype::F32, Tol::f32);
+    check(&["--grad"], None, Dtype::F32, f32_tolerance);
     for level in Level::available() {
-        check(&["--grad"], Some(level), Dtype::F32, Tol::f32);
+        check(&["--grad"], Some(level), Dtype::F32, f32_tolerance);
     }
 }
 

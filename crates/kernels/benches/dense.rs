@@ -1,8 +1,8 @@
-//! Time of the dense mechanisms, forward and forward + backward, f32, warm buffers. Runs are interleaved, so that the
+//! Time of the dense mechanisms, or of any that are given as JSON, forward and forward + backward, f32, warm buffers. Runs are interleaved, so that the
 //! machine's moods meet every row alike; medians and the fastest run are printed.
 //!
 //! `cargo bench -p resolvent-kernels --bench dense -- [--shape 1,8,4096,64] [--runs 7] [--threads 2] [--level avx2]
-//! [--causal] [infsa ...]`
+//! [--causal] [infsa ...] ['{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 64}}' ...]`
 
 use std::time::Instant;
 
@@ -44,13 +44,12 @@ fn main() {
         Some(name) => Level::available().into_iter().filter(|level| level.name() == name).collect(),
         None => vec![Level::selected().expect("an instruction set")],
     };
-    let ids = ["softmax", "infsa", "fna"].into_iter().filter(|id| {
-        let named = args.iter().any(|arg| Mechanism::IDS.contains(&arg.as_str()));
-        !named || args.iter().any(|arg| arg == id)
-    });
+    let given: Vec<&str> =
+        args.iter().map(String::as_str).filter(|a| a.starts_with('{') || Mechanism::IDS.contains(a)).collect();
+    let names = if given.is_empty() { vec!["softmax", "infsa"] } else { given };
     let causal = args.iter().any(|arg| arg == "--causal");
     let mut rows: Vec<Row> =
-        ids.flat_map(|id| levels.iter().map(move |&level| row(id, shape, causal, level))).collect();
+        names.iter().flat_map(|name| levels.iter().map(move |&level| row(name, shape, causal, level))).collect();
     let runs: usize = value("--runs").map_or(7, |n| n.parse().expect("a number of runs"));
     for _ in 0..=runs {
         rows.iter_mut().for_each(|row| row.run(causal));
@@ -63,8 +62,9 @@ fn main() {
     rows.iter_mut().for_each(Row::print);
 }
 
-fn row(id: &str, shape: Shape, causal: bool, level: Level) -> Row {
-    let mechanism = Mechanism::preset(id).expect("a preset");
+fn row(name: &str, shape: Shape, causal: bool, level: Level) -> Row {
+    let mechanism = if name.starts_with('{') { Mechanism::from_json(name) } else { Mechanism::preset(name) };
+    let mechanism = mechanism.expect("a mechanism");
     let op = Operator::new(&mechanism, shape, causal, Strategy::Fused).expect("an operator").with_level(level);
     let op = op.expect("an available level");
     let noise = |seed: u32, len: usize| {
@@ -87,19 +87,26 @@ fn row(id: &str, shape: Shape, causal: bool, level: Level) -> Row {
         dk: zeros(shape.k_len()),
         dv: zeros(shape.v_len()),
     };
-    Row { name: format!("{id} {}", level.name()), op, tensors, scratch: Scratch::default(), times: Default::default() }
+    Row {
+        name: format!("{} {}", mechanism.id(), level.name()),
+        op,
+        tensors,
+        scratch: Scratch::default(),
+        times: Default::default(),
+    }
 }
 
 impl Row {
     fn run(&mut self, causal: bool) {
         let t = &mut self.tensors;
-        let inputs = Inputs { q: &t.q, k: Some(&t.k), v: &t.v, extras: Extras::default() };
+        let tied = self.op.mechanism().tied();
+        let inputs = Inputs { q: &t.q, k: (!tied).then_some(&t.k), v: &t.v, extras: Extras::default() };
         let mask = Mask { causal, ..Mask::NONE };
         let start = Instant::now();
         self.op.forward(&inputs, &mask, &mut t.out, &mut t.stats, &mut self.scratch).expect("forward");
         self.times[0].push(start.elapsed().as_secs_f64());
-        let mut gradients =
-            Gradients { dq: &mut t.dq, dk: Some(&mut t.dk), dv: &mut t.dv, extras: ExtraGradients::default() };
+        let dk = (!tied).then_some(&mut t.dk[..]);
+        let mut gradients = Gradients { dq: &mut t.dq, dk, dv: &mut t.dv, extras: ExtraGradients::default() };
         self.op
             .backward(&inputs, &mask, &t.out, &t.stats, &t.dout, &mut gradients, &mut self.scratch)
             .expect("backward");

@@ -178,9 +178,7 @@ impl Cache {
                                 sum,
                             )
                     }
-                    Mechanism::InfsaResolvent(_) | Mechanism::LinearInfsa(_) | Mechanism::Ssa(_) => {
-                        unreachable!("refused by `Cache::new`")
-                    }
+                    _ => unreachable!("refused by `Cache::new`"),
                 };
                 out.iter_mut().zip(&*sum).for_each(|(out, sum)| *out = (factor * sum) as f32);
             }

@@ -27,7 +27,19 @@ pub(crate) fn inputs<T>(
         let len = keep.map_or(s.batch * seq, <[bool]>::len);
         length(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
     }
+    one_token_set(mechanism, s, mask)?;
     extras(op, mechanism, s, &inputs.extras)
+}
+
+/// Where queries are keys there is one mask.
+fn one_token_set(mechanism: &Mechanism, s: &Shape, mask: &Mask<'_>) -> Result<()> {
+    let (Mechanism::Soft(_) | Mechanism::SoftPp(_), Some(query)) = (mechanism, mask.query) else { return Ok(()) };
+    let keeps = |n: usize| mask.key.is_none_or(|key| key[n]);
+    if (0..s.batch * s.seq_q).all(|n| query[n] == keeps(n)) {
+        return Ok(());
+    }
+    let why = "queries are keys: one mask is for both; pass the same, or only `key_mask`";
+    Err(Error::Unsupported { mechanism: mechanism.id(), what: "a query_mask that differs from key_mask", why })
 }
 
 fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
@@ -35,6 +47,13 @@ fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_
         parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
         mechanism.check_parameter(parameter, values)?;
     }
+    for &parameter in mechanism.parameters() {
+        if parameter.required() && extras.get(parameter).is_none() {
+            let problem = "is missing; the configuration asks for it";
+            return Err(Error::Tensor { op, tensor: parameter.name(), problem });
+        }
+    }
+    extras.landmark_indices.map_or(Ok(()), |indices| landmark_indices(op, mechanism, s, indices))?;
     clustered(op, mechanism, s, extras)
 }
 
@@ -58,6 +77,23 @@ fn clustered(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras
     extras.clusters.map_or(Ok(()), |plan| plan.check(op, s, m.estimator != Estimator::Centroid))
 }
 
+/// Distinct tokens of every batch element, in ascending order.
+fn landmark_indices(op: &'static str, mechanism: &Mechanism, s: &Shape, indices: &[i64]) -> Result<()> {
+    let tensor = "landmark_indices";
+    let Some(count) = mechanism.drawn_landmarks() else {
+        let problem = "is given although no landmarks are drawn; leave it out, or use landmarks of kind random";
+        return Err(Error::Tensor { op, tensor, problem });
+    };
+    length(op, tensor, indices.len(), s.batch * count, "expected batch * landmarks.count")?;
+    let tokens = 0..s.seq_kv as i64;
+    let ascend = |entry: &[i64]| entry.windows(2).all(|pair| pair[0] < pair[1]);
+    if indices.iter().all(|i| tokens.contains(i)) && indices.chunks_exact(count).all(ascend) {
+        return Ok(());
+    }
+    let problem = "must hold distinct tokens, ascending and below the sequence length, for every batch element";
+    Err(Error::Tensor { op, tensor, problem })
+}
+
 /// Whether the mechanism has `parameter`, and whether `tensor` (its values or their gradient) has as many elements.
 pub(crate) fn parameter_length(
     op: &'static str,
@@ -70,7 +106,7 @@ pub(crate) fn parameter_length(
     if !mechanism.parameters().contains(&parameter) {
         return Err(Error::Tensor { op, tensor, problem: "belongs to another mechanism; leave it out" });
     }
-    let expected = mechanism.parameter_shape(parameter, s).iter().product();
+    let expected = mechanism.parameter_len(parameter, s);
     length(op, tensor, got, expected, "see `Mechanism::parameter_shape`")
 }
 

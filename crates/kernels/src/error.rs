@@ -111,4 +111,12 @@ pub enum Error {
         /// The relative error asked for.
         tol: f64,
     },
+    /// The kernel matrix between the landmarks is not positive definite in f32: landmarks coincide.
+    #[error("`{mechanism}`: the matrix between the landmarks is singular at landmark {landmark}; raise `ridge`")]
+    Singular {
+        /// The mechanism's id.
+        mechanism: &'static str,
+        /// The first kept landmark that depends on those before it.
+        landmark: usize,
+    },
 }

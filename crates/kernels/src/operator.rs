@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use crate::{
     ClusterPlan, Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape,
-    Strategy, check, plan, reference,
+    Strategy, check,
+    mechanism::Landmarks,
+    plan, reference,
     rescale::Rescaled,
     scratch::{cut, room},
     series,
@@ -266,6 +268,14 @@ impl Operator {
             Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out, stats, work),
             Mechanism::Ssa(m) => structure::clustered::forward(call, m, out, stats, work),
             Mechanism::Fna(m) => structure::dense::fna_forward(call, m, out, stats, work),
+            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
+                structure::dense::soft_all_forward(call, m, out, stats, work)
+            }
+            Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
+                structure::nystrom::soft::forward(call, m, self.mechanism.id(), out, stats, work)
+            }
+            Mechanism::Laplacian(m) => structure::nystrom::laplacian::forward(call, m, out, stats, work),
+            Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_forward(call, m, out, stats, work),
         }
     }
 
@@ -308,6 +318,14 @@ impl Operator {
             Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients, work),
             Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients, work),
             Mechanism::Fna(m) => structure::dense::fna_backward(call, m, saved, gradients, work),
+            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
+                structure::dense::soft_all_backward(call, m, saved, gradients, work)
+            }
+            Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
+                structure::nystrom::soft::backward(call, m, self.mechanism.id(), saved, gradients, work)
+            }
+            Mechanism::Laplacian(m) => structure::nystrom::laplacian::backward(call, m, saved, gradients, work),
+            Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_backward(call, m, saved, gradients, work),
         }
     }
 

@@ -2,6 +2,10 @@
 
 use crate::ClusterPlan;
 
+use std::ops::Range;
+
+use crate::Shape;
+
 /// A differentiable tensor that a mechanism may take beside q, k and v. [`crate::Mechanism::parameters`] lists those of a
 /// mechanism, [`crate::Mechanism::parameter_shape`] their shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,6 +68,28 @@ impl Parameter {
             Self::GivenLandmarks => "dgiven_landmarks",
         }
     }
+
+    /// Whether a mechanism that has the parameter cannot do without its values: the configuration has none.
+    pub const fn required(self) -> bool {
+        matches!(
+            self,
+            Self::LandmarkWeight
+                | Self::LandmarkNormGamma
+                | Self::LandmarkNormBeta
+                | Self::ValueWeight
+                | Self::GivenLandmarks
+        )
+    }
+
+    /// Which of the parameter's `len` elements belong to batch element and head `slice`.
+    pub(crate) const fn part(self, len: usize, shape: &Shape, slice: usize) -> Range<usize> {
+        let (parts, part) = match self {
+            Self::LandmarkWeight | Self::LandmarkNormGamma | Self::LandmarkNormBeta => (1, 0),
+            Self::GivenLandmarks => (shape.slices(), slice),
+            _ => (shape.heads, slice % shape.heads),
+        };
+        part * (len / parts)..(part + 1) * (len / parts)
+    }
 }
 
 /// Tensors that belong to single mechanisms.
@@ -82,6 +108,8 @@ pub struct Extras<'a> {
     pub codebook: Option<&'a [f32]>,
     /// A plan that replaces planning. `ssa`. A constant of the call.
     pub clusters: Option<&'a ClusterPlan>,
+    /// Tokens that are the landmarks, `[batch, count]`; replaces the draw of landmarks of kind `random`. `soft`, `soft-pp`.
+    pub landmark_indices: Option<&'a [i64]>,
 }
 
 impl<'a> Extras<'a> {

@@ -55,3 +55,12 @@ pub(crate) fn cut<const N: usize>(mut memory: &mut [f32], sizes: [usize; N]) -> 
     });
     (parts, memory)
 }
+
+/// As [`cut`], to read what was written to its buffers.
+pub(crate) fn parts<const N: usize>(mut memory: &[f32], sizes: [usize; N]) -> [&[f32]; N] {
+    sizes.map(|len| {
+        let (part, rest) = memory.split_at(len.next_multiple_of(LINE));
+        memory = rest;
+        &part[..len]
+    })
+}

@@ -3,8 +3,9 @@
 use resolvent_kernels::{
     Error, Mechanism,
     mechanism::{
-        Activation, DistanceKernel, Fna, Infsa, InfsaResolvent, LinearInfsa, Manifold, NormBias, PowerOperator,
-        Softmax, Uniform,
+        Activation, Centering, Degree, DistanceKernel, Fna, Infsa, InfsaResolvent, Inverse, InverseGradient, Landmarks,
+        Laplacian, LaplacianExact, LinearInfsa, Manifold, NewtonInit, NormBias, PowerOperator, Soft, Softmax, Uniform,
+        WeightScale, Whitening,
     },
 };
 
@@ -26,7 +27,7 @@ fn with(id: &str, fields: &str) -> String {
 }
 
 /// The fields that each mechanism takes, with a value that is not the default.
-const FIELDS: [(&str, &[&str]); 6] = [
+const FIELDS: [(&str, &[&str]); 10] = [
     ("softmax", &[r#""scale": 0.25"#, r#""causal": true"#, r#""tied": true"#]),
     ("uniform", &[r#""causal": true"#]),
     (
@@ -81,12 +82,86 @@ const FIELDS: [(&str, &[&str]); 6] = [
             r#""kernel": "student""#,
         ],
     ),
+    ("soft", SOFT),
+    ("soft-pp", &[r#""degree": "token""#, r#""landmarks": {"kind": "all"}"#, r#""inverse": "cholesky""#]),
+    (
+        "laplacian",
+        &[
+            r#""lambda": 2.5"#,
+            r#""landmarks": {"kind": "conv", "ratio": 2}"#,
+            r#""landmarks": {"kind": "stride", "ratio": 8}"#,
+            r#""grid": [2, 3]"#,
+            r#""inverse": "cg""#,
+            r#""inverse": "cholesky""#,
+            r#""newton_iterations": 64"#,
+            r#""ridge": 0.0"#,
+            r#""centering": "per-query""#,
+            r#""whitening": "none""#,
+            r#""whiten_eps": 0.5"#,
+            r#""weight_scale": "inv-n""#,
+            r#""bias_one_over_n": false"#,
+            r#""causal": true"#,
+            r#""tied": true"#,
+        ],
+    ),
+    (
+        "laplacian-exact",
+        &[
+            r#""lambda": 2.5"#,
+            r#""centering": "none""#,
+            r#""whitening": "full""#,
+            r#""whiten_eps": 0.5"#,
+            r#""weight_scale": "inv-sqrt-n""#,
+            r#""bias_one_over_n": false"#,
+            r#""causal": true"#,
+            r#""tied": true"#,
+        ],
+    ),
+];
+
+const SOFT: &[&str] = &[
+    r#""landmarks": {"kind": "pool", "ratio": 2}"#,
+    r#""landmarks": {"kind": "conv", "ratio": 4}"#,
+    r#""landmarks": {"kind": "random", "count": 3, "seed": 7}"#,
+    r#""landmarks": {"kind": "first", "count": 3}"#,
+    r#""landmarks": {"kind": "given"}"#,
+    r#""landmarks": {"kind": "all"}"#,
+    r#""grid": [4, 6]"#,
+    r#""landmark_act": true"#,
+    r#""scale": 0.25"#,
+    r#""inverse": "eigen""#,
+    r#""newton_iterations": 1"#,
+    r#""newton_init": "paper""#,
+    r#""newton_init": "backtrack""#,
+    r#""newton_init": "official""#,
+    r#""newton_init": "identity""#,
+    r#""ridge": 0.5"#,
+    r#""gradient": "unrolled""#,
+    r#""eigen_cutoff": 0.0"#,
+    r#""value_conv": 9"#,
+    r#""causal": true"#,
 ];
 
 #[test]
 fn missing_fields_have_their_defaults() {
     let read = |id: &str| Mechanism::from_json(&format!(r#"{{"mechanism": "{id}"}}"#)).unwrap();
     let (gamma, activation, scale, eps, tied, causal) = (0.7, Activation::Relu, None, 1e-6, false, false);
+    let (centering, whitening, weight_scale) = (Centering::PerKey, Whitening::Diagonal, WeightScale::Unit);
+    let soft = Soft {
+        landmarks: Landmarks::Pool { ratio: 4 },
+        grid: None,
+        landmark_act: false,
+        scale,
+        inverse: Inverse::NewtonSchulz,
+        newton_iterations: 20,
+        newton_init: NewtonInit::Scaled,
+        ridge: 0.01,
+        gradient: InverseGradient::Implicit,
+        eigen_cutoff: 1e-6,
+        degree: None,
+        value_conv: 0,
+        causal,
+    };
     let expected = [
         Mechanism::Softmax(Softmax { scale, causal, tied }),
         Mechanism::Uniform(Uniform { causal }),
@@ -113,6 +188,8 @@ fn missing_fields_have_their_defaults() {
             norm_bias: NormBias::Value(0.0),
             broadcast: true,
         }),
+        Mechanism::Soft(soft.clone()),
+        Mechanism::SoftPp(Soft { degree: Some(Degree::Landmark), ..soft }),
         Mechanism::Fna(Fna {
             alpha: 1.2,
             kappa: None,
@@ -122,6 +199,31 @@ fn missing_fields_have_their_defaults() {
             norm_exponent: 0.0,
             causal,
             kernel: DistanceKernel::Levy,
+        }),
+        Mechanism::Laplacian(Laplacian {
+            lambda: 4.0,
+            landmarks: Landmarks::Pool { ratio: 8 },
+            grid: None,
+            inverse: Inverse::NewtonSchulz,
+            newton_iterations: 20,
+            ridge: 1e-3,
+            centering,
+            whitening,
+            whiten_eps: 1e-5,
+            weight_scale,
+            bias_one_over_n: true,
+            causal,
+            tied,
+        }),
+        Mechanism::LaplacianExact(LaplacianExact {
+            lambda: 4.0,
+            centering,
+            whitening,
+            whiten_eps: 1e-5,
+            weight_scale,
+            bias_one_over_n: true,
+            causal,
+            tied,
         }),
     ];
     for (id, expected) in Mechanism::IDS.into_iter().zip(expected) {
@@ -139,7 +241,7 @@ fn every_field_is_read_and_written_back() {
             let read = Mechanism::from_json(&with(id, field)).unwrap();
             assert_ne!(read, default, "{id}: {field} has no effect");
             let written = serde_json::to_string(&read).unwrap();
-            assert!(written.contains(&field.replace(": ", ":")), "{field} is not in {written}");
+            assert!(written.contains(&field.replace(": ", ":").replace(", ", ",")), "{field} is not in {written}");
             assert_eq!(Mechanism::from_json(&written).unwrap(), read);
         }
     }
@@ -165,7 +267,7 @@ fn tied_is_written_only_when_true() {
 fn unknown_fields_are_named() {
     for id in Mechanism::IDS {
         assert_eq!(blamed(&with(id, r#""gama": 0.5"#)), "gama");
-        assert_eq!(blamed(&with(id, r#""landmarks": {"kind": "pool", "ratio": 2}"#)), "landmarks");
+        assert_eq!(blamed(&with(id, r#""codebook": {"kind": "pool", "ratio": 2}"#)), "codebook");
     }
     for (id, field) in [
         ("softmax", r#""gamma": 0.5"#),
@@ -328,5 +430,35 @@ fn automatic_norm_bias_is_the_mean_cosine() {
 fn worst_case_iterations_of_the_series() {
     for (gamma, expected) in [(0.7, 43), (0.95, 328), (0.99, 1833)] {
         assert_eq!(InfsaResolvent::worst_case_iterations(gamma, 1e-6), expected);
+    }
+}
+
+#[test]
+fn fields_of_landmarks_out_of_range_are_named() {
+    for (id, fields, field) in [
+        ("soft", r#""landmarks": {"kind": "pool", "ratio": 0}"#, "landmarks.ratio"),
+        ("soft", r#""landmarks": {"kind": "pool"}"#, "landmarks"),
+        ("soft", r#""landmarks": {"kind": "stride", "ratio": 2}"#, "landmarks.kind"),
+        ("soft", r#""landmarks": {"kind": "random", "count": 0, "seed": 1}"#, "landmarks.count"),
+        ("soft", r#""landmarks": {"kind": "all"}, "landmark_act": true"#, "landmark_act"),
+        ("soft", r#""degree": "token""#, "degree"),
+        ("soft", r#""scale": 0"#, "scale"),
+        ("soft", r#""inverse": "cg""#, "inverse"),
+        ("soft", r#""newton_iterations": 65"#, "newton_iterations"),
+        ("soft", r#""newton_init": "identity", "ridge": 0"#, "ridge"),
+        ("soft", r#""ridge": -0.1"#, "ridge"),
+        ("soft", r#""inverse": "cholesky", "gradient": "unrolled""#, "gradient"),
+        ("soft", r#""eigen_cutoff": 1"#, "eigen_cutoff"),
+        ("soft", r#""value_conv": 4"#, "value_conv"),
+        ("soft", r#""tied": true"#, "tied"),
+        ("laplacian", r#""lambda": 0"#, "lambda"),
+        ("laplacian", r#""landmarks": {"kind": "all"}"#, "landmarks.kind"),
+        ("laplacian", r#""inverse": "eigen""#, "inverse"),
+        ("laplacian", r#""newton_iterations": 0"#, "newton_iterations"),
+        ("laplacian", r#""whitening": "full""#, "whitening"),
+        ("laplacian-exact", r#""whiten_eps": 0"#, "whiten_eps"),
+        ("laplacian-exact", r#""ridge": 0.5"#, "ridge"),
+    ] {
+        assert_eq!(blamed(&with(id, fields)), field, "{id}, {fields}");
     }
 }

@@ -12,10 +12,10 @@ use support::{
 #[test]
 fn f32_on_every_level() {
     for case in Golden::every() {
-        let tol = Tol::f32(&case.problem.mechanism).with_scores(largest_score(&case));
+        let tol = case.tol().with_scores(largest_score(&case));
         for level in Level::available() {
             let expected = case.solution();
-            let mut got = case.problem.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
+            let mut got = case.problem.solve::<f32>(Strategy::Auto, Some(level)).unwrap();
             got.retain(|name, _| expected.contains_key(name));
             let what = format!("{} on {}", case.name, level.name());
             assert_solution(&what, &got, &expected, &case.problem.shape, tol);
@@ -31,20 +31,21 @@ fn largest_score(case: &Golden) -> f64 {
 
 #[test]
 fn halves_agree_with_the_reference_on_the_same_bits() {
-    assert!(halves_checked::<f16>() >= 25);
-    assert!(halves_checked::<bf16>() >= 28);
+    assert!(halves_checked::<f16>() >= 45);
+    assert!(halves_checked::<bf16>() >= 50);
 }
 
 /// Checks every case that `T` can hold; returns how many these are.
 fn halves_checked<T: Element>() -> usize {
-    let cases = Golden::every();
+    let mut cases = Golden::every();
+    cases.retain(|case| case.tol().backward < 1e-3);
     let held = cases.iter().filter_map(|case| {
         let problem = case.problem.rounded::<T>()?;
         let expected = problem.reference();
         holds::<T>(&expected).then_some((case, problem, expected))
     });
     held.map(|(case, problem, expected): (_, Problem, _)| {
-        let got = problem.solve::<T>(Strategy::Fused, None).unwrap();
+        let got = problem.solve::<T>(Strategy::Auto, None).unwrap();
         // The gradients of an order and a length scale are sums of terms of order 0.1 that cancel.
         let terms = if matches!(problem.mechanism, Mechanism::Fna(_)) { 0.1 } else { 0.0 };
         let tol = Tol::HALF.with_scores(largest_score(case)).with_noise(terms);

@@ -5,7 +5,8 @@ mod support;
 
 use peak_alloc::PeakAlloc;
 use resolvent_kernels::{
-    Element, ExtraGradients, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
+    Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
+    mechanism::Landmarks,
 };
 use support::random::mechanisms;
 
@@ -22,6 +23,7 @@ fn extra(f: impl FnOnce()) -> usize {
 
 /// Allocations of a second forward and backward pass over the same buffers, in bytes.
 fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
+    let mechanism = &with_few_landmarks(mechanism, shape.seq_q);
     let op = Operator::new(mechanism, shape, false, Strategy::Fused).unwrap();
     let entries = |len: usize| (0..len).map(|i| T::narrow(((i * 37 % 101) as f32).sin())).collect::<Vec<T>>();
     let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
@@ -30,7 +32,10 @@ fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
     let keep: Vec<bool> = (0..shape.batch * shape.seq_q).map(|n| n % 5 != 1).collect();
     let mask = Mask::padding(&keep);
     let (mut stats, mut scratch) = (vec![0.0; op.plan().stats], Scratch::default());
-    let inputs = Inputs { q: &q, k: (!mechanism.tied()).then_some(&k), v: &v, extras: Default::default() };
+    let required = mechanism.parameters().iter().filter(|parameter| parameter.required());
+    let parameters = Vec::from_iter(required.map(|&p| (p, mechanism.parameter_default(p, &shape))));
+    let extras = parameters.iter().fold(Extras::default(), |extras, (p, values)| extras.with(*p, values));
+    let inputs = Inputs { q: &q, k: (!mechanism.tied()).then_some(&k), v: &v, extras };
     let mut call = || {
         op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch).unwrap();
         let dk = (!mechanism.tied()).then_some(&mut dk[..]);
@@ -39,6 +44,20 @@ fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
     };
     call();
     extra(call)
+}
+
+/// The same mechanism with windows so wide that there are sixteen of them, however many tokens.
+fn with_few_landmarks(mechanism: &Mechanism, tokens: usize) -> Mechanism {
+    let mut mechanism = mechanism.clone();
+    let landmarks = match &mut mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => &mut m.landmarks,
+        Mechanism::Laplacian(m) => &mut m.landmarks,
+        _ => return mechanism,
+    };
+    if let Landmarks::Pool { ratio } | Landmarks::Conv { ratio } | Landmarks::Stride { ratio } = landmarks {
+        *ratio = tokens / 16;
+    }
+    mechanism
 }
 
 #[test]
@@ -53,7 +72,10 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
         assert_eq!(pool.install(|| steady_state::<half::bf16>(&mechanism, shape)), 0, "{mechanism:?}, bf16");
     }
     for mechanism in mechanisms() {
-        let plan = |n: usize| resolvent_kernels::plan(&mechanism, &Shape::square(1, 1, n, 16), false, Strategy::Fused);
+        let plan = |n: usize| {
+            let mechanism = with_few_landmarks(&mechanism, n);
+            resolvent_kernels::plan(&mechanism, &Shape::square(1, 1, n, 16), false, Strategy::Fused)
+        };
         let held = |plan: Plan| plan.scratch_forward.max(plan.scratch_backward) + plan.stats;
         let [short, long] = [1 << 14, 1 << 18].map(|n| held(plan(n).unwrap()));
         assert!(long <= 17 * short, "{mechanism:?} holds {short} and {long} f32");

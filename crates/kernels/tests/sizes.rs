@@ -26,6 +26,12 @@ const KERNELS: &[&str] = &[
     r#"{"mechanism": "ssa", "estimator": "centroid", "clusters": 2, "balance": null}"#,
     r#"{"mechanism": "ssa", "estimator": "centroid", "causal": true}"#,
     r#"{"mechanism": "ssa", "estimator": "centroid", "cluster_on": "dual", "routes": 3}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25, "landmarks": {"kind": "pool", "ratio": 9}}"#,
+    r#"{"mechanism": "soft-pp", "ridge": 0.25, "degree": "token", "inverse": "cholesky", "landmarks": {"kind": "pool", "ratio": 15}}"#,
+    r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.25, "whiten_eps": 0.25, "inverse": "cholesky"}"#,
+    r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.25}"#,
+    r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "per-query", "causal": true}"#,
 ];
 
 fn each_kernel(check: impl Fn(Mechanism)) {

@@ -42,6 +42,12 @@ fn causality() {
         (r#"{"mechanism": "fna", "norm_exponent": 1}"#, true),
         (r#"{"mechanism": "ssa"}"#, true),
         (r#"{"mechanism": "ssa", "estimator": "centroid"}"#, true),
+        (r#"{"mechanism": "soft"}"#, false),
+        (r#"{"mechanism": "soft-pp"}"#, false),
+        (r#"{"mechanism": "laplacian"}"#, false),
+        (r#"{"mechanism": "laplacian-exact"}"#, false),
+        (r#"{"mechanism": "laplacian-exact", "whitening": "none"}"#, false),
+        (r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "per-query"}"#, true),
     ] {
         assert!(accepted(json, SELF, false), "{json}");
         assert_eq!(accepted(json, SELF, true), yes, "{json}, asked by the mask");
@@ -67,6 +73,12 @@ fn cross_attention() {
         (r#"{"mechanism": "fna", "norm_exponent": 1}"#, false, false),
         (r#"{"mechanism": "ssa"}"#, false, false),
         (r#"{"mechanism": "ssa", "cluster_on": "dual"}"#, true, false),
+        (r#"{"mechanism": "soft"}"#, false, false),
+        (r#"{"mechanism": "soft-pp"}"#, false, false),
+        (r#"{"mechanism": "laplacian"}"#, true, false),
+        (r#"{"mechanism": "laplacian", "tied": true}"#, false, false),
+        (r#"{"mechanism": "laplacian-exact"}"#, true, false),
+        (r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "none"}"#, true, true),
     ] {
         assert_eq!(accepted(json, CROSS, false), yes, "{json}");
         assert_eq!(accepted(json, CROSS, true), causal, "{json}, causal");
@@ -141,4 +153,71 @@ fn tensors_that_do_not_fit_are_named() {
     assert_eq!(refused(r#"{"mechanism": "infsa-resolvent"}"#, |p| p.set_gamma(vec![0.5, 1.0])).0, "gamma");
     let (_, message) = refused(INFSA, |p| p.q.truncate(95));
     assert!(message.contains("95") && message.contains("96"), "{message}");
+}
+
+#[test]
+fn landmark_tensors_that_do_not_fit_are_named() {
+    let conv = r#"{"mechanism": "soft", "landmarks": {"kind": "conv", "ratio": 2}}"#;
+    let drawn = r#"{"mechanism": "soft", "landmarks": {"kind": "random", "count": 2, "seed": 0}}"#;
+    let depthwise = r#"{"mechanism": "laplacian", "landmarks": {"kind": "conv", "ratio": 2}}"#;
+    for json in [conv, depthwise] {
+        assert_eq!(refused(json, |p| p.parameters.clear()).0, "landmark_weight");
+        let short = |p: &mut support::problem::Problem| p.parameters.values_mut().for_each(|x| x.truncate(1));
+        assert_eq!(refused(json, short).0, "landmark_weight");
+    }
+    for indices in [vec![0, 1, 2], vec![0, 0, 1, 2], vec![1, 0, 1, 2], vec![0, 6, 1, 2], vec![-1, 0, 1, 2]] {
+        assert_eq!(refused(drawn, |p| p.landmark_indices = Some(indices.clone())).0, "landmark_indices");
+    }
+    let undrawn = |p: &mut support::problem::Problem| p.landmark_indices = Some(vec![0, 1, 0, 1]);
+    assert_eq!(refused(r#"{"mechanism": "soft"}"#, undrawn).0, "landmark_indices");
+}
+
+/// What depends on the sizes of a call is refused by name: grids, windows and picks that do not fit.
+#[test]
+fn sizes_that_do_not_fit_are_named() {
+    for (json, field) in [
+        (r#"{"mechanism": "soft", "grid": [2, 2]}"#, "grid"),
+        (r#"{"mechanism": "laplacian", "grid": [4, 2]}"#, "grid"),
+        (r#"{"mechanism": "soft", "landmarks": {"kind": "first", "count": 7}}"#, "landmarks.count"),
+        (r#"{"mechanism": "soft", "landmarks": {"kind": "given"}}"#, "landmarks.count"),
+        (r#"{"mechanism": "soft", "landmarks": {"kind": "conv", "ratio": 7}}"#, "landmarks.ratio"),
+        (r#"{"mechanism": "soft", "grid": [2, 3], "landmarks": {"kind": "conv", "ratio": 3}}"#, "landmarks.ratio"),
+    ] {
+        let error = plan(&Mechanism::from_json(json).unwrap(), &SELF, false, Strategy::Auto).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { field: got, .. } if got == field), "{json}: {error}");
+    }
+    let full = Mechanism::from_json(r#"{"mechanism": "laplacian-exact", "whitening": "full"}"#).unwrap();
+    assert_eq!(plan(&full, &SELF, false, Strategy::Auto).unwrap().strategy, Strategy::Reference);
+    assert!(matches!(plan(&full, &SELF, false, Strategy::Fused), Err(Error::Unsupported { .. })));
+    let long = Shape::square(1, 1, 1025, 4);
+    assert!(matches!(plan(&full, &long, false, Strategy::Auto), Err(Error::Unsupported { .. })));
+}
+
+/// Where queries are keys, one mask is for both.
+#[test]
+fn a_mask_of_queries_alone_is_refused_where_queries_are_keys() {
+    let mut p = support::random::problem(Mechanism::preset("soft").unwrap(), SELF, 2);
+    p.query_mask = Some((0..12).map(|n| n != 3).collect());
+    let refused = |p: &support::problem::Problem| reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask());
+    assert!(matches!(refused(&p), Err(Error::Unsupported { mechanism: "soft", .. })));
+    p.key_mask = p.query_mask.clone();
+    assert!(refused(&p).is_ok());
+}
+
+/// Coinciding landmarks without a ridge have no inverse: said by name, not returned as noise.
+#[test]
+fn singular_matrices_are_refused_by_name() {
+    for id in ["soft", "laplacian"] {
+        let json = format!(
+            r#"{{"mechanism": "{id}", "ridge": 0, "inverse": "cholesky", "landmarks": {{"kind": "pool", "ratio": 2}}}}"#
+        );
+        let mut p = support::random::problem(Mechanism::from_json(&json).unwrap(), SELF, 2);
+        p.q.fill(0.5);
+        p.k.iter_mut().for_each(|k| k.fill(0.5));
+        for strategy in [Strategy::Fused, Strategy::Reference] {
+            let error = p.solve::<f32>(strategy, None).unwrap_err();
+            assert!(matches!(error, Error::Singular { landmark: 1, .. }), "{error}");
+            assert!(error.to_string().contains("ridge"), "{error}");
+        }
+    }
 }

@@ -243,3 +243,34 @@ fn gelu_is_burns_own() {
         assert_close("dx", gradient(ours), gradient(theirs), 1e-5);
     }
 }
+
+/// Kernels of distances, through landmarks and whole, by every strategy, padded or not.
+#[test]
+fn kernels_of_distances_agree() {
+    let device = Device::flex();
+    let keep = [[true, true, false, true, true, true], [false, false, true, true, true, true]];
+    let masks = [Mask::none(), Mask::padding(Tensor::<2, Bool>::from_data(keep, &device))];
+    for text in [
+        r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 2}, "ridge": 0.25}"#,
+        r#"{"mechanism": "soft", "landmarks": {"kind": "first", "count": 3}, "inverse": "cholesky", "ridge": 0.25, "scale": 0.5}"#,
+        r#"{"mechanism": "soft-pp", "landmarks": {"kind": "pool", "ratio": 2}, "grid": [2, 3], "ridge": 0.25}"#,
+        r#"{"mechanism": "soft-pp", "degree": "token", "ridge": 0.25, "newton_iterations": 4, "gradient": "unrolled"}"#,
+        r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}}"#,
+        r#"{"mechanism": "laplacian", "landmarks": {"kind": "pool", "ratio": 2}, "ridge": 0.125, "whiten_eps": 0.125}"#,
+        r#"{"mechanism": "laplacian", "landmarks": {"kind": "stride", "ratio": 3}, "ridge": 0.125, "inverse": "cholesky",
+            "centering": "per-query", "whitening": "none", "weight_scale": "inv-n", "tied": true}"#,
+        r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125}"#,
+        r#"{"mechanism": "laplacian-exact", "centering": "per-query", "whiten_eps": 0.125, "weight_scale": "inv-sqrt-n"}"#,
+    ] {
+        let mechanism = json(text);
+        let tensors = [(); 3].map(|()| random([2, 2, 6, 4], &device));
+        for mask in &masks {
+            let [fused, composed, reference] = STRATEGIES.map(|s| run(&mechanism, tensors.clone(), mask, s));
+            for (n, expected) in reference.into_iter().enumerate() {
+                let what = format!("{text}, {mask:?}, tensor {n}");
+                assert_close(&format!("fused {what}"), fused[n].clone(), expected.clone(), 1e-4);
+                assert_close(&format!("composed {what}"), composed[n].clone(), expected, 1e-4);
+            }
+        }
+    }
+}

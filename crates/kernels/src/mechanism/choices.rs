@@ -15,8 +15,10 @@ pub enum Score {
     DotActivation,
     /// A power of the distance: `(1 + r/kappa)^-p` or `(1 + (r/kappa)^2)^(-p/2)`.
     PowerLaw,
-    /// `exp(-(r/kappa)^2)` of the distance.
+    /// `exp(-(r/kappa)^2)` or `exp(-scale r^2)` of the distance.
     Gaussian,
+    /// `exp(-|q - k|_1 / lambda)`.
+    Laplacian,
 }
 
 /// How the `seq_q x seq_kv` operator is held.
@@ -30,6 +32,8 @@ pub enum Structure {
     Clustered,
     /// One weight per token and one pooled value: rank one.
     Pooled,
+    /// Through landmarks: every token's similarity to them, and the inverse of theirs to each other.
+    Nystrom,
 }
 
 /// What makes the operator an average.
@@ -43,6 +47,12 @@ pub enum Normalisation {
     Frobenius,
     /// The token weights have l1 norm one.
     L1,
+    /// Rows and columns are divided by the square roots of their degrees.
+    Symmetric,
+    /// Columns are centred and divided by their standard deviation, or one of the two.
+    Whitened,
+    /// Nothing: rows do not sum to one.
+    Unnormalised,
 }
 
 /// How many hops over the token graph one layer takes.

@@ -5,15 +5,24 @@
 
 mod choices;
 mod fna;
+mod landmarks;
+mod laplacian;
 mod parse;
 mod presets;
+mod soft;
 mod ssa;
 mod valid;
+mod window;
 
 pub use choices::{Choices, Normalisation, Score, Series, Structure};
 pub use fna::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Resolved};
+pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit};
+use laplacian::normalisation;
+pub use laplacian::{Centering, Laplacian, LaplacianExact, WeightScale, Whitening};
 pub use parse::check_distinct;
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
+pub use soft::{Degree, Soft};
+pub(crate) use window::Windows;
 
 pub use ssa::{CausalClusters, ClusterOn, Estimator, GlobalTokens, Pairs, Sampler, Ssa};
 
@@ -36,6 +45,14 @@ pub enum Mechanism {
     InfsaResolvent(InfsaResolvent),
     /// Linear InfSA.
     LinearInfsa(LinearInfsa),
+    /// SOFT: a Gaussian kernel through landmarks.
+    Soft(Soft),
+    /// SOFT++: the same with symmetric degrees.
+    SoftPp(Soft),
+    /// LaplacianFormer: a whitened Laplacian kernel through landmarks.
+    Laplacian(Laplacian),
+    /// The kernel of LaplacianFormer, every pair of it.
+    LaplacianExact(LaplacianExact),
     /// Spectral sparse attention.
     Ssa(Ssa),
     /// Fractional neural attention.
@@ -44,7 +61,19 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// Every id, in the order of the tables.
-    pub const IDS: [&'static str; 7] = ["softmax", "uniform", "infsa", "infsa-resolvent", "linear-infsa", "fna", "ssa"];
+    pub const IDS: [&'static str; 11] = [
+        "softmax",
+        "uniform",
+        "infsa",
+        "infsa-resolvent",
+        "linear-infsa",
+        "soft",
+        "soft-pp",
+        "fna",
+        "laplacian",
+        "laplacian-exact",
+        "ssa",
+    ];
 
     /// The preset `id` with its defaults.
     ///
@@ -57,6 +86,10 @@ impl Mechanism {
             "infsa" => Self::Infsa(Infsa::default()),
             "infsa-resolvent" => Self::InfsaResolvent(InfsaResolvent::default()),
             "linear-infsa" => Self::LinearInfsa(LinearInfsa::default()),
+            "soft" => Self::Soft(Soft::default()),
+            "soft-pp" => Self::SoftPp(Soft::plus()),
+            "laplacian" => Self::Laplacian(Laplacian::default()),
+            "laplacian-exact" => Self::LaplacianExact(LaplacianExact::default()),
             "ssa" => Self::Ssa(Ssa::default()),
             "fna" => Self::Fna(Fna::default()),
             _ => {
@@ -74,6 +107,10 @@ impl Mechanism {
             Self::Infsa(_) => "infsa",
             Self::InfsaResolvent(_) => "infsa-resolvent",
             Self::LinearInfsa(_) => "linear-infsa",
+            Self::Soft(_) => "soft",
+            Self::SoftPp(_) => "soft-pp",
+            Self::Laplacian(_) => "laplacian",
+            Self::LaplacianExact(_) => "laplacian-exact",
             Self::Ssa(_) => "ssa",
             Self::Fna(_) => "fna",
         }
@@ -88,6 +125,10 @@ impl Mechanism {
             Self::Infsa(_) => (DotActivation, Dense, Frobenius, OneHop),
             Self::InfsaResolvent(_) => (DotActivation, Dense, Frobenius, Resolvent),
             Self::LinearInfsa(_) => (DotActivation, Pooled, L1, Limit),
+            Self::Soft(m) => (Gaussian, m.structure(), Unnormalised, OneHop),
+            Self::SoftPp(m) => (Gaussian, m.structure(), Symmetric, OneHop),
+            Self::Laplacian(m) => (Score::Laplacian, Nystrom, normalisation(m.whitening, m.centering), OneHop),
+            Self::LaplacianExact(m) => (Score::Laplacian, Dense, normalisation(m.whitening, m.centering), OneHop),
             Self::Ssa(_) => (DotExp, Clustered, Row, OneHop),
             Self::Fna(m) if m.is_gaussian() => (Gaussian, Dense, Row, OneHop),
             Self::Fna(_) => (PowerLaw, Dense, Row, OneHop),
@@ -104,6 +145,9 @@ impl Mechanism {
             Self::InfsaResolvent(m) => m.tied,
             Self::LinearInfsa(m) => m.tied,
             Self::Fna(m) => m.tied,
+            Self::Soft(_) | Self::SoftPp(_) => true,
+            Self::Laplacian(m) => m.tied,
+            Self::LaplacianExact(m) => m.tied,
         }
     }
 
@@ -115,6 +159,9 @@ impl Mechanism {
             Self::Infsa(m) => m.causal,
             Self::InfsaResolvent(m) => m.causal,
             Self::LinearInfsa(m) => m.causal,
+            Self::Soft(m) | Self::SoftPp(m) => m.causal,
+            Self::Laplacian(m) => m.causal,
+            Self::LaplacianExact(m) => m.causal,
             Self::Ssa(m) => m.causal,
             Self::Fna(m) => m.causal,
         }
@@ -123,10 +170,10 @@ impl Mechanism {
     /// The configured decay, where the mechanism has one.
     pub const fn gamma(&self) -> Option<f64> {
         match self {
-            Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) | Self::Fna(_) => None,
             Self::Infsa(m) => Some(m.gamma),
             Self::InfsaResolvent(m) => Some(m.gamma),
             Self::LinearInfsa(m) => Some(m.gamma),
+            _ => None,
         }
     }
 
@@ -138,17 +185,26 @@ impl Mechanism {
             // At alpha = 2 the kernel jumps: there is no slope in alpha.
             Self::Fna(m) if m.is_gaussian() => &[Parameter::Kappa],
             Self::Fna(_) => &[Parameter::Alpha, Parameter::Kappa],
+            Self::Soft(m) | Self::SoftPp(m) => m.parameters(),
+            Self::Laplacian(m) => m.parameters(),
+            Self::LaplacianExact(_) => &[Parameter::Lambda],
         }
     }
 
     /// The values that stand for one of [`Mechanism::parameters`] where a call does not give it, of
     /// [`Mechanism::parameter_shape`]; what a module starts from.
     pub fn parameter_default(&self, parameter: Parameter, shape: &Shape) -> Vec<f32> {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => return m.parameter_default(parameter, shape),
+            Self::Laplacian(m) => return m.parameter_default(parameter, shape),
+            _ => {}
+        }
         let len = self.parameter_shape(parameter, shape).iter().product();
         let value = match parameter {
             Parameter::Gamma => self.gamma().unwrap_or(1.0),
             _ => match self {
                 Self::Fna(m) => m.parameter(parameter, shape),
+                Self::LaplacianExact(m) => m.lambda,
                 _ => 0.0,
             },
         };
@@ -157,12 +213,43 @@ impl Mechanism {
 
     /// The shape of one of [`Mechanism::parameters`] in a call of sizes `shape`.
     pub fn parameter_shape(&self, parameter: Parameter, shape: &Shape) -> Vec<usize> {
-        match parameter {
-            Parameter::Gamma | Parameter::Alpha | Parameter::Kappa | Parameter::Lambda | Parameter::Scale => {
-                vec![shape.heads]
-            }
-            _ => vec![0],
+        let (axes, rank) = self.parameter_axes(parameter, shape);
+        axes[..rank].to_vec()
+    }
+
+    /// Elements of one of [`Mechanism::parameters`] in a call of sizes `shape`.
+    pub fn parameter_len(&self, parameter: Parameter, shape: &Shape) -> usize {
+        self.parameter_axes(parameter, shape).0.iter().product()
+    }
+
+    /// The axes of a parameter, and 1s beyond the last; how many there are.
+    fn parameter_axes(&self, parameter: Parameter, shape: &Shape) -> ([usize; 4], usize) {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => m.parameter_axes(parameter, shape),
+            Self::Laplacian(m) => m.parameter_axes(parameter, shape),
+            _ => ([shape.heads, 1, 1, 1], 1),
         }
+    }
+
+    /// How many landmarks are drawn at random, where they are.
+    pub const fn drawn_landmarks(&self) -> Option<usize> {
+        match self {
+            Self::Soft(Soft { landmarks: Landmarks::Random { count, .. }, .. })
+            | Self::SoftPp(Soft { landmarks: Landmarks::Random { count, .. }, .. }) => Some(*count),
+            _ => None,
+        }
+    }
+
+    /// The same mechanism, told how many landmarks a call gives it; others than those with landmarks of kind `given` are
+    /// unchanged.
+    #[must_use]
+    pub fn with_given_landmarks(mut self, number: usize) -> Self {
+        if let Self::Soft(Soft { landmarks: Landmarks::Given { count }, .. })
+        | Self::SoftPp(Soft { landmarks: Landmarks::Given { count }, .. }) = &mut self
+        {
+            *count = Some(number);
+        }
+        self
     }
 
     /// Rows of `out` per head: `seq_q`, or 1 where the mechanism returns its pooled value once.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mechanism, NormBias};
+use super::{Mechanism, NormBias, Soft};
 use crate::{Error, Result};
 
 impl Serialize for NormBias {
@@ -141,6 +141,10 @@ impl Mechanism {
             Self::LinearInfsa(_) => Self::LinearInfsa(fields_of(fields)?),
             Self::Ssa(_) => Self::Ssa(fields_of(fields)?),
             Self::Fna(_) => Self::Fna(fields_of(fields)?),
+            Self::Soft(_) => Self::Soft(fields_of(fields)?),
+            Self::SoftPp(_) => Self::SoftPp(fields_of::<Soft>(fields)?.with_degree()),
+            Self::Laplacian(_) => Self::Laplacian(fields_of(fields)?),
+            Self::LaplacianExact(_) => Self::LaplacianExact(fields_of(fields)?),
         };
         mechanism.validate()?;
         Ok(mechanism)

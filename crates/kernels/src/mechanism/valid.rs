@@ -23,6 +23,8 @@ impl Mechanism {
             Parameter::Gamma => check_gamma(x.into(), one_allowed),
             Parameter::Alpha => check_alpha(x.into(), matches!(self, Self::Fna(m) if m.kernel != DistanceKernel::Levy)),
             Parameter::Kappa => check_kappa(x.into()),
+            Parameter::Scale => check_scale(Some(x.into())),
+            Parameter::Lambda => check("lambda", x, x.is_finite() && x > 0.0, "finite and > 0"),
             _ => Ok(()),
         })
     }
@@ -50,6 +52,10 @@ impl Mechanism {
             }
             Self::Ssa(m) => m.validate(),
             Self::Fna(m) => check_fna(m),
+            Self::Soft(m) => m.validate(false),
+            Self::SoftPp(m) => m.validate(true),
+            Self::Laplacian(m) => m.validate(),
+            Self::LaplacianExact(m) => m.validate(),
         }
     }
 }
@@ -120,6 +126,9 @@ fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<(
         );
     }
     match mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.check_support(mechanism.id(), shape, causal),
+        Mechanism::Laplacian(m) => m.check_support(shape, causal),
+        Mechanism::LaplacianExact(m) => m.check_support(shape, causal),
         Mechanism::Infsa(_) if causal && cross => {
             unsupported("causal with seq_q != seq_kv", "the prefix norm needs every earlier row; decode with a `Cache`")
         }

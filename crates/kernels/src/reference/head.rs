@@ -1,5 +1,7 @@
 //! One (batch, head) problem of a call, with everything masked already gone.
 
+use std::collections::BTreeMap;
+
 use super::matrix::{Matrix, inner};
 use crate::{Inputs, Mask, Mechanism, Parameter, Shape, structure::clustered::HeadPlan};
 
@@ -16,42 +18,62 @@ pub(super) struct Head {
     pub gamma: f64,
     /// Heads of the call.
     pub heads: usize,
-    /// What the call gives of the parameters that have one value per head.
-    given: Vec<(Parameter, f64)>,
     pub keep_query: Vec<bool>,
     pub keep_key: Vec<bool>,
     pub causal: bool,
     /// Of a clustered call.
     pub clusters: HeadPlan,
+    /// Which batch element the head is of.
+    pub batch: usize,
+    parameters: BTreeMap<Parameter, Vec<f64>>,
+    landmark_indices: Option<Vec<usize>>,
 }
 
 impl Head {
     /// The problem of batch entry `b` and head `h`.
     pub fn of(mechanism: &Mechanism, s: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>, b: usize, h: usize) -> Self {
         let keep = |mask: Option<&[bool]>, seq: usize| mask.map_or(vec![true; seq], |m| m[b * seq..][..seq].to_vec());
-        let (keep_query, keep_key) = (keep(mask.query, s.seq_q), keep(mask.key, s.seq_kv));
+        let keep_key = keep(mask.key, s.seq_kv);
+        // Where queries are keys, one mask is for both.
+        let soft = matches!(mechanism, Mechanism::Soft(_) | Mechanism::SoftPp(_));
+        let keep_query = if soft { keep_key.clone() } else { keep(mask.query, s.seq_q) };
         let slice = b * s.heads + h;
-        let per_head = |&(parameter, _): &(Parameter, &[f32])| mechanism.parameter_shape(parameter, s) == [s.heads];
-        let given = inputs.extras.iter().filter(per_head).map(|(parameter, values)| (parameter, values[h].into()));
-        let given: Vec<(Parameter, f64)> = given.collect();
-        let gamma = given.iter().find(|(parameter, _)| *parameter == Parameter::Gamma).map(|(_, gamma)| *gamma);
+        let part = |(p, x): (Parameter, &[f32])| {
+            (p, x[p.part(x.len(), s, slice)].iter().map(|&x| x.into()).collect::<Vec<f64>>())
+        };
+        let parameters: BTreeMap<_, _> = inputs.extras.iter().map(part).collect();
+        let gamma = parameters.get(&Parameter::Gamma).map(|gamma| gamma[0]);
+        let indices =
+            |all: &[i64]| all.chunks(all.len() / s.batch).nth(b).map(|part| part.iter().map(|&i| i as usize).collect());
         Self {
             q: gather(inputs.q, slice, s.head_dim, &keep_query),
             k: gather(inputs.k.unwrap_or(inputs.q), slice, s.head_dim, &keep_key),
             v: gather(inputs.v, slice, s.value_dim, &keep_key),
             gamma: gamma.or(mechanism.gamma()).unwrap_or(1.0),
             heads: s.heads,
-            given,
             keep_query,
             keep_key,
             causal: mask.causal || mechanism.causal(),
             clusters: inputs.extras.clusters.map_or(HeadPlan::default(), |plan| plan.head(slice).clone()),
+            batch: b,
+            parameters,
+            landmark_indices: inputs.extras.landmark_indices.and_then(indices),
         }
     }
 
     /// The value that the call gives in place of the configured one.
     pub fn given(&self, parameter: Parameter) -> Option<f64> {
-        self.given.iter().find(|(given, _)| *given == parameter).map(|(_, value)| *value)
+        self.parameters.get(&parameter).map(|values| values[0])
+    }
+
+    /// What the call gives this head of a parameter.
+    pub fn parameter(&self, parameter: Parameter) -> Option<Vec<f64>> {
+        self.parameters.get(&parameter).cloned()
+    }
+
+    /// The tokens that the call wants for landmarks.
+    pub fn landmark_indices(&self) -> Option<Vec<usize>> {
+        self.landmark_indices.clone()
     }
 
     /// Whether query `i` may see key `j`.

@@ -8,8 +8,12 @@ mod clustered;
 mod fna;
 mod head;
 mod infsa;
+mod inverse;
+mod landmarks;
+mod laplacian;
 mod linear_infsa;
 mod matrix;
+mod soft;
 mod softmax;
 
 use head::Head;
@@ -78,7 +82,7 @@ struct HeadForward {
 struct HeadGradients {
     dq: Matrix,
     dk: Matrix,
-    /// One element for a parameter with one per head; else the parameter's whole shape, to be summed over the heads.
+    /// The head's part of each, where every head has its own; else the whole, to be summed over the heads.
     parameters: Vec<(Parameter, Vec<f64>)>,
 }
 
@@ -93,7 +97,7 @@ pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, m
     let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
-        let part = head_forward(mechanism, &head);
+        let part = head_forward(mechanism, &head)?;
         result.out.extend(part.weights.times(&head.v).data);
         result.weights.extend(part.weights.data);
         append(&mut result.lse, part.lse);
@@ -129,8 +133,8 @@ pub fn backward(
         // A pooled value is no query's row, and stays whatever queries are masked.
         let keep = if pooled { vec![true; out_seq] } else { head.keep_query.clone() };
         let dout = head::gather(dout, b * shape.heads + h, shape.value_dim, &keep);
-        let part = head_forward(mechanism, &head);
-        let gradients = head_backward(mechanism, &head, &part, &dout);
+        let part = head_forward(mechanism, &head)?;
+        let gradients = head_backward(mechanism, &head, &part, &dout)?;
         result.dv.extend(part.weights.transpose().times(&dout).data);
         match &mut result.dk {
             Some(dk) => {
@@ -142,7 +146,7 @@ pub fn backward(
         for (parameter, part) in gradients.parameters {
             let len = mechanism.parameter_shape(parameter, shape).iter().product();
             let whole = result.parameters.entry(parameter).or_insert_with(|| vec![0.0; len]);
-            let room = if part.len() == len { whole } else { &mut whole[h * part.len()..][..part.len()] };
+            let room = &mut whole[parameter.part(len, shape, b * shape.heads + h)];
             room.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
         }
     }
@@ -186,8 +190,8 @@ fn append(all: &mut Option<Vec<f64>>, part: Option<Vec<f64>>) {
     }
 }
 
-fn head_forward(mechanism: &Mechanism, head: &Head) -> HeadForward {
-    match mechanism {
+fn head_forward(mechanism: &Mechanism, head: &Head) -> Result<HeadForward> {
+    Ok(match mechanism {
         Mechanism::Softmax(m) => softmax::forward(head, m),
         Mechanism::Uniform(_) => softmax::uniform_forward(head),
         Mechanism::Infsa(m) => infsa::forward(head, m),
@@ -195,11 +199,14 @@ fn head_forward(mechanism: &Mechanism, head: &Head) -> HeadForward {
         Mechanism::LinearInfsa(m) => linear_infsa::forward(head, m),
         Mechanism::Ssa(m) => clustered::forward(head, m, &head.clusters),
         Mechanism::Fna(m) => fna::forward(head, m),
-    }
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => soft::forward(head, m, mechanism.id())?,
+        Mechanism::Laplacian(m) => laplacian::forward(head, m)?,
+        Mechanism::LaplacianExact(m) => laplacian::exact_forward(head, m),
+    })
 }
 
-fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: &Matrix) -> HeadGradients {
-    match mechanism {
+fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: &Matrix) -> Result<HeadGradients> {
+    Ok(match mechanism {
         Mechanism::Softmax(m) => softmax::backward(head, m, saved, dout),
         Mechanism::Uniform(_) => softmax::uniform_backward(head),
         Mechanism::Infsa(m) => infsa::backward(head, m, dout),
@@ -207,7 +214,10 @@ fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: 
         Mechanism::LinearInfsa(m) => linear_infsa::backward(head, m, saved, dout),
         Mechanism::Ssa(m) => clustered::backward(head, m, &head.clusters, dout),
         Mechanism::Fna(m) => fna::backward(head, m, dout),
-    }
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => soft::backward(head, m, mechanism.id(), dout)?,
+        Mechanism::Laplacian(m) => laplacian::backward(head, m, dout)?,
+        Mechanism::LaplacianExact(m) => laplacian::exact_backward(head, m, dout),
+    })
 }
 
 /// [`forward`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`]. `stats` holds what

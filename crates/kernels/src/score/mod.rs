@@ -7,9 +7,11 @@ mod activation;
 pub(crate) mod distance;
 mod exp;
 pub(crate) mod gate;
+mod metric;
 
 pub(crate) use activation::{Abs, Gelu, Relu};
 pub(crate) use exp::Exp;
+pub(crate) use metric::{Manhattan, Metric, Pairs, Squared, gradients};
 
 use pulp::Simd;
 

@@ -10,6 +10,8 @@ use std::mem::size_of;
 
 use pulp::{Simd, WithSimd};
 
+use super::Level;
+
 /// Element `(row, depth)` is `data[row * row_stride + depth * depth_stride]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Left<'a> {
@@ -46,6 +48,8 @@ pub(crate) enum Term {
     Product,
     /// `(B[depth][col] - A[row, depth])^2`.
     SquaredDifference,
+    /// `|B[depth][col] - A[row, depth]|`.
+    Difference,
 }
 
 /// Gives every block of `left * right` to `sink`.
@@ -150,6 +154,15 @@ impl Fold for SquaredDifferences {
     }
 }
 
+struct Differences;
+
+impl Fold for Differences {
+    #[inline(always)]
+    fn fold<S: Simd>(simd: S, x: S::f32s, y: S::f32s, sum: S::f32s) -> S::f32s {
+        simd.add_f32s(sum, simd.abs_f32s(simd.sub_f32s(x, y)))
+    }
+}
+
 struct SquaredSums;
 
 impl Fold for SquaredSums {
@@ -180,6 +193,7 @@ unsafe fn block<S: Simd, const M: usize, const N: usize>(
         match term {
             Term::Product => sum::<S, Products, M, N>(simd, depth, row, col, left, right),
             Term::SquaredDifference => sum::<S, SquaredDifferences, M, N>(simd, depth, row, col, left, right),
+            Term::Difference => sum::<S, Differences, M, N>(simd, depth, row, col, left, right),
         }
     }
 }
@@ -264,6 +278,16 @@ pub(crate) fn store_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right:
 /// As [`store_product`], added to what is there.
 pub(crate) fn add_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
     simd.vectorize(Called { size, left, right, into: Into::Add(into) });
+}
+
+/// [`store_product`] on the instruction set `level`.
+pub(crate) fn multiply(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
+    level.dispatch(Called { size, left, right, into: Into::Store(into) });
+}
+
+/// [`add_product`] on the instruction set `level`.
+pub(crate) fn multiply_add(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
+    level.dispatch(Called { size, left, right, into: Into::Add(into) });
 }
 
 /// A product with its sink.

@@ -2,4 +2,5 @@
 
 pub(crate) mod clustered;
 pub(crate) mod dense;
+pub(crate) mod nystrom;
 pub(crate) mod pooled;

@@ -23,6 +23,8 @@ pub struct Problem {
     pub codebook: Option<Vec<f32>>,
     /// The plan of a clustered call that does not make its own.
     pub clusters: Option<ClusterPlan>,
+    /// The tokens that are landmarks.
+    pub landmark_indices: Option<Vec<i64>>,
     pub key_mask: Option<Vec<bool>>,
     pub query_mask: Option<Vec<bool>>,
     pub dout: Vec<f64>,
@@ -42,8 +44,9 @@ impl Problem {
     }
 
     pub fn extras(&self) -> Extras<'_> {
-        let extras =
-            self.parameters.iter().fold(Extras::default(), |extras, (&parameter, x)| extras.with(parameter, x));
+        let mut extras = Extras::default();
+        extras.landmark_indices = self.landmark_indices.as_deref();
+        let extras = self.parameters.iter().fold(extras, |extras, (&parameter, x)| extras.with(parameter, x));
         let extras = self.codebook.iter().fold(extras, |extras, codebook| extras.with_codebook(codebook));
         self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan))
     }

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use resolvent_kernels::{Mechanism, Parameter, Shape, mechanism::Manifold};
+use resolvent_kernels::{
+    Mechanism, Parameter, Shape,
+    mechanism::{Landmarks, Manifold},
+};
 
 use super::problem::Problem;
 
@@ -51,6 +54,29 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "ssa", "clusters": 3, "samples": 3, "cluster_on": "dual", "balance": null}"#,
     r#"{"mechanism": "ssa", "clusters": 3, "samples": 2, "causal": true, "balance": null}"#,
     r#"{"mechanism": "ssa", "clusters": 4, "estimator": "centroid", "causal": true, "balance": null}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25, "landmarks": {"kind": "first", "count": 1}, "inverse": "cholesky", "scale": 0.5}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25, "landmarks": {"kind": "pool", "ratio": 3}, "gradient": "unrolled", "newton_iterations": 5}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25, "landmarks": {"kind": "conv", "ratio": 3}}"#,
+    r#"{"mechanism": "soft", "ridge": 0.03125, "landmarks": {"kind": "first", "count": 1}, "newton_init": "official"}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25, "landmarks": {"kind": "random", "count": 1, "seed": 3}, "landmark_act": true}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25, "newton_init": "identity", "gradient": "unrolled", "newton_iterations": 4}"#,
+    r#"{"mechanism": "soft", "ridge": 0.25, "landmarks": {"kind": "given", "count": 3}, "inverse": "eigen", "value_conv": 3}"#,
+    r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#,
+    r#"{"mechanism": "soft-pp", "ridge": 0.25, "inverse": "eigen", "value_conv": 5}"#,
+    r#"{"mechanism": "soft-pp", "ridge": 0.25, "inverse": "cholesky", "degree": "token", "landmarks": {"kind": "pool", "ratio": 2}}"#,
+    r#"{"mechanism": "soft-pp", "ridge": 0.25, "newton_init": "backtrack", "landmarks": {"kind": "conv", "ratio": 2}, "landmark_act": true}"#,
+    r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}, "value_conv": 3}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "tied": true, "landmarks": {"kind": "stride", "ratio": 3}, "inverse": "cg"}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "centering": "per-query", "landmarks": {"kind": "conv", "ratio": 2}, "lambda": 2}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.125, "centering": "per-query", "whitening": "none", "weight_scale": "inv-n", "inverse": "cholesky"}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.125, "centering": "none", "whitening": "none", "weight_scale": "inv-sqrt-n", "bias_one_over_n": false, "newton_iterations": 3}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.125, "centering": "none", "whiten_eps": 0.125, "tied": true}"#,
+    r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125}"#,
+    r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125, "centering": "per-query", "tied": true, "weight_scale": "inv-n"}"#,
+    r#"{"mechanism": "laplacian-exact", "centering": "per-query", "whitening": "none", "causal": true, "lambda": 1.5}"#,
+    r#"{"mechanism": "laplacian-exact", "centering": "none", "whitening": "none", "causal": true, "weight_scale": "inv-n", "bias_one_over_n": false}"#,
 ];
 
 /// The variants, parsed.
@@ -67,8 +93,40 @@ pub fn takes_cross(mechanism: &Mechanism) -> bool {
             Mechanism::LinearInfsa(m) => m.iterations == 1,
             Mechanism::Fna(m) => m.norm_exponent == 0.0 && !m.causal,
             Mechanism::Ssa(m) => !m.shared(),
+            Mechanism::LaplacianExact(m) => !m.causal, // not with more queries than keys
             _ => true,
         }
+}
+
+/// Whether the order of the tokens matters.
+pub fn orders_tokens(mechanism: &Mechanism) -> bool {
+    match mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
+            m.value_conv > 0 || !matches!(m.landmarks, Landmarks::All | Landmarks::Given { .. })
+        }
+        Mechanism::Laplacian(_) => true,
+        _ => mechanism.causal(),
+    }
+}
+
+/// Whether the number of tokens matters beside the kept ones: to a draw, and to a filter that only takes whole windows.
+pub fn counts_masked_tokens(mechanism: &Mechanism) -> bool {
+    match mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
+            matches!(m.landmarks, Landmarks::Random { .. } | Landmarks::Conv { .. })
+        }
+        _ => false,
+    }
+}
+
+/// The mechanism with no wider windows than there are tokens.
+fn fitted(mut mechanism: Mechanism, tokens: usize) -> Mechanism {
+    if let Mechanism::Soft(m) | Mechanism::SoftPp(m) = &mut mechanism
+        && let Landmarks::Conv { ratio } = &mut m.landmarks
+    {
+        *ratio = tokens.min(*ratio);
+    }
+    mechanism
 }
 
 /// A problem with entries of order one and without masks. A `shape` of unequal lengths is made square where the
@@ -78,21 +136,29 @@ pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     let on_sphere = matches!(&mechanism, Mechanism::Fna(m) if m.manifold == Manifold::Sphere);
     let head_dim = shape.head_dim.max(if on_sphere { 2 } else { 1 });
     let shape = Shape { seq_kv, head_dim, ..shape };
+    let mechanism = fitted(mechanism, seq_kv);
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut entries = |len: usize| (0..len).map(|_| rng.random_range(-1.5_f32..2.0).into()).collect::<Vec<f64>>();
     let out_len = shape.slices() * mechanism.out_seq(&shape) * shape.value_dim;
     let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
     let dout = entries(out_len);
     let k = (!mechanism.tied()).then_some(k);
+    let required = mechanism.parameters().iter().copied().filter(|parameter| parameter.required());
+    let parameters = required.map(|parameter| {
+        let len = mechanism.parameter_shape(parameter, &shape).iter().product();
+        (parameter, entries(len).into_iter().map(|x| 0.5 * x as f32).collect())
+    });
+    let parameters = parameters.collect::<BTreeMap<_, _>>();
     Problem {
         mechanism,
         shape,
         q,
         k,
         v,
-        parameters: BTreeMap::new(),
+        parameters,
         codebook: None,
         clusters: None,
+        landmark_indices: None,
         key_mask: None,
         query_mask: None,
         dout,

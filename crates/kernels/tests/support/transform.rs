@@ -20,6 +20,7 @@ impl Problem {
             parameters: self.parameters.clone(),
             codebook: self.codebook.clone(),
             clusters: self.clusters.as_ref().map(|plan| select_plan(plan, &self.shape, queries, keys)),
+            landmark_indices: self.landmark_indices.clone(),
             key_mask: self.key_mask.as_ref().map(|mask| rows(mask, batch, seq_kv, keys)),
             query_mask: self.query_mask.as_ref().map(|mask| rows(mask, batch, seq_q, queries)),
             dout: self.output_rows(&self.dout, queries),
@@ -59,22 +60,28 @@ impl Problem {
             q: of_head(&self.q),
             k: self.k.as_deref().map(of_head),
             v: of_head(&self.v),
-            parameters: self.parameters.iter().map(|(&p, x)| (p, self.of_head(p, x, h))).collect(),
             codebook: self
                 .codebook
                 .as_ref()
                 .map(|book| book[h * book.len() / heads..(h + 1) * book.len() / heads].to_vec()),
             clusters: self.clusters.as_ref().map(|plan| head_plan(plan, &self.shape, slice[0])),
+            parameters: self.parameters.iter().map(|(&p, x)| (p, self.of_head(p, x, b, h))).collect(),
+            landmark_indices: self.landmark_indices.clone(),
             key_mask: self.key_mask.as_deref().map(of_entry),
             query_mask: self.query_mask.as_deref().map(of_entry),
             dout: of_head(&self.dout),
         }
     }
 
-    /// What head `h` has of a parameter: its element where there is one per head, else all.
-    fn of_head(&self, parameter: Parameter, values: &[f32], h: usize) -> Vec<f32> {
-        let per_head = self.mechanism.parameter_shape(parameter, &self.shape) == [self.shape.heads];
-        if per_head { vec![values[h]] } else { values.to_vec() }
+    /// What batch entry `b` and head `h` have of a parameter: their part where there is one for each, else all.
+    fn of_head(&self, parameter: Parameter, values: &[f32], b: usize, h: usize) -> Vec<f32> {
+        let Shape { batch, heads, .. } = self.shape;
+        let part = |parts: usize, part: usize| values.chunks(values.len() / parts).nth(part).unwrap().to_vec();
+        match parameter {
+            Parameter::LandmarkWeight | Parameter::LandmarkNormGamma | Parameter::LandmarkNormBeta => values.to_vec(),
+            Parameter::GivenLandmarks => part(batch * heads, b * heads + h),
+            _ => part(heads, h),
+        }
     }
 
     /// Writes `junk` over every masked row of `q`, `k`, `v` and of `dout`.

@@ -210,6 +210,8 @@ pub(super) fn with_tied(mut mechanism: Mechanism, tied: bool) -> Mechanism {
         Mechanism::InfsaResolvent(m) => m.tied = tied,
         Mechanism::LinearInfsa(m) => m.tied = tied,
         Mechanism::Fna(m) => m.tied = tied,
+        Mechanism::Laplacian(m) => m.tied = tied,
+        Mechanism::LaplacianExact(m) => m.tied = tied,
         _ => {}
     }
     mechanism

@@ -55,6 +55,12 @@ impl Layout {
         Ok(Self { shape, rank: q.shape.len() })
     }
 
+    /// The shape under which a parameter is stored.
+    pub fn parameter(&self, operator: &Operator, parameter: Parameter) -> Vec<usize> {
+        let shape = operator.mechanism().parameter_shape(parameter, operator.shape());
+        if parameter == Parameter::GivenLandmarks { self.stored(&shape) } else { shape }
+    }
+
     /// The shape under which `[batch, heads, ...]` is stored: without the axes that the inputs do not have.
     pub fn stored(&self, shape: &[usize]) -> Vec<usize> {
         shape[4 - self.rank..].to_vec()
@@ -98,11 +104,20 @@ fn fit(
     }))
 }
 
+/// The mechanism, told how many landmarks the file gives it.
+pub fn with_given_landmarks(mechanism: Mechanism, file: &TensorFile) -> Mechanism {
+    match file.get(Parameter::GivenLandmarks.name()).as_ref().map(|landmarks| landmarks.shape) {
+        Some([.., count, _]) => mechanism.with_given_landmarks(*count),
+        _ => mechanism,
+    }
+}
+
 /// The names of the tensors that the call does not read.
 pub fn unused(file: &TensorFile, mechanism: &Mechanism, grad: bool) -> Vec<String> {
     let read = |name: &str| match name {
         "q" | "k" | "v" | "key_mask" | "query_mask" => true,
         "dout" => grad,
+        "landmark_indices" => mechanism.drawn_landmarks().is_some(),
         _ => reads(mechanism, name) || mechanism.parameters().iter().any(|parameter| parameter.name() == name),
     };
     file.names().into_iter().filter(|name| !read(name)).collect()
@@ -116,6 +131,7 @@ pub struct Tensors<R> {
     v: Vec<R>,
     parameters: Vec<(Parameter, Vec<f32>)>,
     clusters: Clusters,
+    landmark_indices: Option<Vec<i64>>,
     key_mask: Option<Vec<bool>>,
     query_mask: Option<Vec<bool>>,
     /// The gradient that comes in; there iff gradients are asked for.
@@ -142,7 +158,8 @@ impl<R: Real> Tensors<R> {
             q: reals("q")?.unwrap_or_default(),
             k: reals("k")?,
             v: reals("v")?.unwrap_or_default(),
-            parameters: parameters(file, operator)?,
+            parameters: parameters(file, operator, layout)?,
+            landmark_indices: landmark_indices(file, operator)?,
             clusters: Clusters::load(file, operator.mechanism(), layout)?,
             key_mask: mask(file, "key_mask", layout, s.seq_kv)?,
             query_mask: mask(file, "query_mask", layout, s.seq_q)?,
@@ -152,7 +169,9 @@ impl<R: Real> Tensors<R> {
 
     /// The inputs, as the kernels take them.
     pub fn inputs(&self) -> Inputs<'_, R> {
-        let extras = self.parameters.iter().fold(Extras::default(), |extras, (p, values)| extras.with(*p, values));
+        let mut extras = Extras::default();
+        extras.landmark_indices = self.landmark_indices.as_deref();
+        let extras = self.parameters.iter().fold(extras, |extras, (p, values)| extras.with(*p, values));
         Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras: self.clusters.extend(extras) }
     }
 
@@ -163,16 +182,25 @@ impl<R: Real> Tensors<R> {
 }
 
 /// The mechanism's own tensors that the file has.
-fn parameters(file: &TensorFile, operator: &Operator) -> Result<Vec<(Parameter, Vec<f32>)>> {
+fn parameters(file: &TensorFile, operator: &Operator, layout: &Layout) -> Result<Vec<(Parameter, Vec<f32>)>> {
     let mut found = Vec::new();
     for &parameter in operator.mechanism().parameters() {
         if let Some(tensor) = file.get(parameter.name()) {
-            let shape = operator.mechanism().parameter_shape(parameter, operator.shape());
+            let shape = layout.parameter(operator, parameter);
             expect(&tensor, &shape, "what the mechanism needs of it")?;
             found.push((parameter, tensor.reals()?));
         }
     }
     Ok(found)
+}
+
+/// The tokens that the file wants for landmarks.
+fn landmark_indices(file: &TensorFile, operator: &Operator) -> Result<Option<Vec<i64>>> {
+    let (Some(count), Some(tensor)) = (operator.mechanism().drawn_landmarks(), file.get("landmark_indices")) else {
+        return Ok(None);
+    };
+    expect(&tensor, &[operator.shape().batch, count], "one row of landmarks.count tokens per batch entry")?;
+    tensor.indices().map(Some)
 }
 
 fn mask(file: &TensorFile, name: &'static str, layout: &Layout, seq: usize) -> Result<Option<Vec<bool>>> {

@@ -108,7 +108,6 @@ impl Names<'_> {
     }
 
     fn parameter<R: Real>(&self, parameter: Parameter, gradient: &[R]) -> Named {
-        let shape = self.op.mechanism().parameter_shape(parameter, self.op.shape());
-        Named::new(parameter.gradient_name(), shape, gradient)
+        Named::new(parameter.gradient_name(), self.layout.parameter(self.op, parameter), gradient)
     }
 }

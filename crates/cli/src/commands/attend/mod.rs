@@ -81,6 +81,7 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     };
     let mechanism = read_mechanism(&args.config)?;
     let file = TensorFile::read(&args.input)?;
+    let mechanism = call::with_given_landmarks(mechanism, &file);
     let layout = Layout::read(&file, &mechanism)?;
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator =

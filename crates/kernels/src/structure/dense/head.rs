@@ -16,7 +16,7 @@ pub(super) const LANES: usize = 16;
 pub(in crate::structure) const PANEL: usize = 64;
 
 /// `n` channels, padded to whole vectors.
-pub(in crate::structure) const fn padded(n: usize) -> usize {
+pub(crate) const fn padded(n: usize) -> usize {
     n.next_multiple_of(LANES)
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn positions<'a>(range: Range<usize>, keep: Option<&[bool]>, room: &'
 
 /// Rows of a tensor as the products read them: `stride` apart, whole vectors.
 #[derive(Clone, Copy)]
-pub(in crate::structure) struct Rows<'a> {
+pub(crate) struct Rows<'a> {
     pub data: &'a [f32],
     pub stride: usize,
 }

@@ -8,8 +8,11 @@ mod affinity;
 mod clustered;
 mod dense;
 mod distance;
+mod landmarks;
+mod laplacian;
 mod pooled;
 mod resolvent;
+mod soft;
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
@@ -56,6 +59,9 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
             let (out, lse) = distance::fna(&call, m, &inputs.extras);
             (out, Some(lse))
         }
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => (soft::soft(&call, m, mechanism.id(), &inputs.extras)?, None),
+        Mechanism::Laplacian(m) => (laplacian::laplacian(&call, m, &inputs.extras)?, None),
+        Mechanism::LaplacianExact(m) => (laplacian::exact(&call, m, &inputs.extras)?, None),
         Mechanism::Ssa(m) => {
             let plan = clusters::clusters(inputs, mechanism, mask, shape)?.expect("the mechanism has clusters");
             let (out, lse) = clustered::ssa(&call, m, &plan, mask)?;

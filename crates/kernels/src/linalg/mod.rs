@@ -1,0 +1,140 @@
+//! Small symmetric matrices: their inverses, and the gradients of those.
+//!
+//! A matrix is a kernel among landmarks with a ridge: `n` rows of f32, `stride` (whole vectors) apart, zeros between.
+//! Iterations are products, in f32; factorisations are those of `faer`, in f64, and rounded once.
+
+mod cg;
+mod factor;
+mod newton;
+
+use crate::{
+    Result,
+    mechanism::{Inverse, InverseGradient, NewtonInit},
+    simd::{
+        Level,
+        product::{Left, Right, Size, Store, multiply},
+    },
+};
+
+/// Pivots below this are rounding: the matrices have diagonals of order one and entries in f32.
+pub(crate) const SMALLEST_PIVOT: f64 = f32::EPSILON as f64;
+
+/// How a matrix `M = A + ridge I` is inverted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Method {
+    /// For errors.
+    pub mechanism: &'static str,
+    pub inverse: Inverse,
+    /// Newton-Schulz steps.
+    pub steps: usize,
+    /// Where Newton-Schulz starts; `None` is `I / |M|_1`.
+    pub init: Option<NewtonInit>,
+    pub ridge: f64,
+    pub gradient: InverseGradient,
+    /// Share of the largest eigenvalue up to which eigenvalues are dropped.
+    pub cutoff: f64,
+}
+
+/// Sizes of a matrix.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Order {
+    pub n: usize,
+    pub stride: usize,
+}
+
+impl Order {
+    pub const fn len(self) -> usize {
+        self.n * self.stride
+    }
+
+    /// The matrix product `left * right`, over all vectors of the rows.
+    pub fn times(self, level: Level, left: &[f32], right: &[f32], out: &mut [f32]) {
+        let Self { n, stride } = self;
+        let left = Left { data: left, row_stride: stride, depth_stride: 1 };
+        let size = Size { rows: n, cols: stride, depth: n };
+        multiply(level, size, left, Right { data: right, stride }, Store { data: out, stride });
+    }
+
+    /// As [`Order::times`], with the transpose of `left`.
+    pub fn transposed_times(self, level: Level, left: &[f32], right: &[f32], out: &mut [f32]) {
+        let Self { n, stride } = self;
+        let left = Left { data: left, row_stride: 1, depth_stride: stride };
+        let size = Size { rows: n, cols: stride, depth: n };
+        multiply(level, size, left, Right { data: right, stride }, Store { data: out, stride });
+    }
+
+    /// `x` becomes `(x + x^T) / 2`.
+    fn symmetrise(self, x: &mut [f32]) {
+        let Self { n, stride } = self;
+        for i in 0..n {
+            for j in 0..i {
+                let mean = 0.5 * (x[i * stride + j] + x[j * stride + i]);
+                (x[i * stride + j], x[j * stride + i]) = (mean, mean);
+            }
+        }
+    }
+
+    /// Writes `a` with `ridge` on its diagonal.
+    pub fn add_ridge(self, a: &[f32], ridge: f64, out: &mut [f32]) {
+        out[..self.len()].copy_from_slice(&a[..self.len()]);
+        (0..self.n).for_each(|i| out[i * (self.stride + 1)] += ridge as f32);
+    }
+
+    /// The largest absolute column sum of the symmetric `a`.
+    fn norm(self, a: &[f32]) -> f64 {
+        let sum = |row: &[f32]| row[..self.n].iter().map(|&x| f64::from(x.abs())).sum();
+        a[..self.len()].chunks_exact(self.stride).map(sum).fold(0.0, f64::max)
+    }
+}
+
+impl Method {
+    /// f32 of working memory for matrices up to `n`.
+    pub fn work(&self, order: Order) -> usize {
+        match self.inverse {
+            Inverse::NewtonSchulz => newton::work(self, order),
+            Inverse::Cholesky => factor::cholesky_work(order.n),
+            Inverse::Eigen => factor::eigen_work(order.n),
+            Inverse::Cg => cg::work(order.n),
+        }
+        .max(2 * order.len())
+    }
+
+    /// Writes the inverse of `a + ridge I` to `y`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Singular`] where the method needs a positive definite matrix and has none.
+    pub fn invert(&self, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) -> Result<()> {
+        if order.n == 0 {
+            return Ok(());
+        }
+        match self.inverse {
+            Inverse::NewtonSchulz => newton::invert(self, level, order, a, y, work),
+            Inverse::Cholesky => return factor::cholesky(self, order, a, y, work),
+            Inverse::Eigen => factor::eigen(self, order, a, y, work),
+            Inverse::Cg => return cg::invert(self, order, a, y, work),
+        }
+        Ok(())
+    }
+
+    /// Whether the gradient is that of the exact inverse, `dA = -Y dY Y`, as far as it can be told beforehand.
+    pub fn is_implicit(&self) -> bool {
+        self.inverse != Inverse::Eigen && self.gradient == InverseGradient::Implicit
+    }
+
+    /// Turns `dy`, the gradient of the inverse `y` of `a + ridge I`, into that of `a`.
+    pub fn gradient(&self, level: Level, order: Order, a: &[f32], y: &[f32], dy: &mut [f32], work: &mut [f32]) {
+        match self.inverse {
+            _ if order.n == 0 => {}
+            Inverse::Eigen => factor::eigen_gradient(self, order, a, dy, work),
+            Inverse::NewtonSchulz if self.gradient == InverseGradient::Unrolled => {
+                newton::unrolled(self, level, order, a, dy, work);
+            }
+            _ => {
+                let (product, rest) = work.split_at_mut(order.len());
+                order.transposed_times(level, y, dy, product);
+                order.times(level, product, y, &mut rest[..order.len()]);
+                dy[..order.len()].iter_mut().zip(&*rest).for_each(|(d, x)| *d = -x);
+            }
+        }
+    }
+}

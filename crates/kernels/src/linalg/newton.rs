@@ -1,0 +1,124 @@
+//! `X <- 2X - X M X`: every step squares the residual `I - M X`. "Softmax-free Linear Transformers", algorithm 2;
+//! "LaplacianFormer", algorithm 2, which starts elsewhere.
+
+use super::{Method, Order};
+use crate::{
+    mechanism::{InverseGradient, NewtonInit},
+    simd::Level,
+};
+
+/// The most halvings of [`NewtonInit::Backtrack`], and the residual that it asks for.
+const HALVINGS: usize = 10;
+const RESIDUAL: f64 = 1.01;
+
+/// f32 of working memory: the matrix, an iterate, a product; for the unrolled gradient every iterate and one product more.
+pub(super) fn work(method: &Method, order: Order) -> usize {
+    let iterates = if method.gradient == InverseGradient::Unrolled { method.steps + 3 } else { 0 };
+    (3 + iterates) * order.len()
+}
+
+pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) {
+    let len = order.len();
+    let (m, rest) = work.split_at_mut(len);
+    let (product, next) = rest.split_at_mut(len);
+    let (y, next) = (&mut y[..len], &mut next[..len]);
+    order.add_ridge(a, method.ridge, m);
+    start(method, level, order, a, m, y, product);
+    for _ in 0..method.steps {
+        step(level, order, m, y, product, next);
+        y.copy_from_slice(next);
+    }
+}
+
+/// Writes the first iterate.
+fn start(method: &Method, level: Level, order: Order, a: &[f32], m: &[f32], x: &mut [f32], product: &mut [f32]) -> f32 {
+    let alpha = alpha(method, level, order, a, m, product) as f32;
+    if from_identity(method) {
+        x.fill(0.0);
+        (0..order.n).for_each(|i| x[i * (order.stride + 1)] = alpha);
+    } else {
+        x.iter_mut().zip(m).for_each(|(x, m)| *x = alpha * m);
+    }
+    alpha
+}
+
+/// Whether the first iterate is a multiple of the identity, not of the matrix.
+fn from_identity(method: &Method) -> bool {
+    matches!(method.init, None | Some(NewtonInit::Identity))
+}
+
+/// The factor on the start.
+fn alpha(method: &Method, level: Level, order: Order, a: &[f32], m: &[f32], product: &mut [f32]) -> f64 {
+    let norm = order.norm(m);
+    match method.init {
+        None => 1.0 / norm,
+        Some(NewtonInit::Identity) => 1.8 / norm,
+        Some(NewtonInit::Scaled) => 1.8 / (norm * norm),
+        Some(NewtonInit::Official) => 1.8 / order.norm(a).powi(2),
+        Some(NewtonInit::Paper) => 2.0 / (norm * norm),
+        Some(NewtonInit::Backtrack) => {
+            order.times(level, m, m, product);
+            let mut alpha = 2.0 / (norm * norm);
+            for _ in 0..HALVINGS {
+                if residual(order, product, alpha) <= RESIDUAL {
+                    break;
+                }
+                alpha *= 0.5;
+            }
+            alpha
+        }
+    }
+}
+
+/// `|I - alpha x|_1` of a symmetric `x`.
+fn residual(order: Order, x: &[f32], alpha: f64) -> f64 {
+    let entry = |i: usize, j: usize| f64::from(u8::from(i == j)) - alpha * f64::from(x[i * order.stride + j]);
+    (0..order.n).map(|i| (0..order.n).map(|j| entry(i, j).abs()).sum()).fold(0.0, f64::max)
+}
+
+/// `next = 2x - x m x`, made symmetric, which it is but for rounding.
+fn step(level: Level, order: Order, m: &[f32], x: &[f32], product: &mut [f32], next: &mut [f32]) {
+    let Order { n, stride } = order;
+    order.times(level, m, x, product);
+    order.times(level, x, product, next);
+    for i in 0..n {
+        for j in 0..=i {
+            let (at, across) = (i * stride + j, j * stride + i);
+            let mean = 2.0 * x[at] - 0.5 * (next[at] + next[across]);
+            (next[at], next[across]) = (mean, mean);
+        }
+    }
+}
+
+/// Back through the steps that were taken; the factor on the start is held constant.
+pub(super) fn unrolled(method: &Method, level: Level, order: Order, a: &[f32], dy: &mut [f32], work: &mut [f32]) {
+    let len = order.len();
+    let dy = &mut dy[..len];
+    let (m, rest) = work.split_at_mut(len);
+    let (product, rest) = rest.split_at_mut(len);
+    let (other, rest) = rest.split_at_mut(len);
+    let (dm, rest) = rest.split_at_mut(len);
+    let (third, iterates) = rest.split_at_mut(len);
+    order.add_ridge(a, method.ridge, m);
+    let alpha = start(method, level, order, a, m, &mut iterates[..len], product);
+    for k in 1..method.steps {
+        let (before, after) = iterates.split_at_mut(k * len);
+        step(level, order, m, &before[(k - 1) * len..], product, &mut after[..len]);
+    }
+    dm.fill(0.0);
+    for x in iterates[..method.steps * len].chunks_exact(len).rev() {
+        // Iterates and matrix are symmetric; the gradient need not be.
+        order.times(level, x, dy, product);
+        order.times(level, product, x, other);
+        dm.iter_mut().zip(&*other).for_each(|(dm, x)| *dm -= x);
+        order.times(level, x, m, product);
+        order.times(level, dy, product, other);
+        order.transposed_times(level, product, dy, third);
+        dy.iter_mut().zip(&*other).zip(&*third).for_each(|((g, l), r)| *g = 2.0 * *g - l - r);
+    }
+    if from_identity(method) {
+        dy.copy_from_slice(dm);
+    } else {
+        dy.iter_mut().zip(&*dm).for_each(|(g, dm)| *g = dm + alpha * *g);
+    }
+}

@@ -1,0 +1,114 @@
+//! Means, and sums of products of what is left without them, merged tile by tile: nothing large cancels.
+
+use crate::{
+    scratch::{cut, room},
+    simd::{
+        Level,
+        product::{Add, Left, Right, Size, multiply_add},
+    },
+};
+
+/// The means of two sets of columns over the same rows, and `sum_i (x_i - mean x)(y_i - mean y)^T`.
+pub(super) struct Moments<'a> {
+    pub count: &'a mut f32,
+    pub x: &'a mut [f32],
+    pub y: &'a mut [f32],
+    /// `[x.len(), y.len()]`
+    pub cross: &'a mut [f32],
+}
+
+/// Sizes of [`Moments`] of `n` and `m` columns.
+pub(super) const fn sizes(n: usize, m: usize) -> [usize; 4] {
+    [1, n, m, n * m]
+}
+
+impl<'a> Moments<'a> {
+    /// Moments in `memory`, as they are there.
+    pub fn new(memory: &'a mut [f32], n: usize, m: usize) -> Self {
+        let ([count, x, y, cross], _) = cut(memory, sizes(n, m));
+        Self { count: &mut count[0], x, y, cross }
+    }
+
+    /// f32 that [`Moments::new`] takes.
+    pub fn len(n: usize, m: usize) -> usize {
+        room(sizes(n, m))
+    }
+
+    /// Of no rows.
+    pub fn clear(&mut self) {
+        *self.count = 0.0;
+        [&mut *self.x, &mut *self.y, &mut *self.cross].into_iter().for_each(|x| x.fill(0.0));
+    }
+
+    /// The moments of the rows of `x` and `y`, which are left without their means.
+    pub fn of_rows(&mut self, level: Level, x: &mut [f32], y: &mut [f32], strides: [usize; 2]) {
+        self.clear();
+        let rows = x.len() / strides[0];
+        *self.count = rows as f32;
+        centre(x, strides[0], self.x);
+        centre(y, strides[1], self.y);
+        let left = Left { data: x, row_stride: 1, depth_stride: strides[0] };
+        let size = Size { rows: self.x.len().min(strides[0]), cols: strides[1], depth: rows };
+        let out = Add { data: &mut *self.cross, stride: self.y.len() };
+        multiply_add(level, size, left, Right { data: y, stride: strides[1] }, out);
+    }
+
+    /// The moments of these rows and the other's.
+    pub fn merge(&mut self, other: &Moments<'_>) {
+        let (n, m) = (*self.count, *other.count);
+        if m == 0.0 {
+            return;
+        }
+        let (share, weight) = (m / (n + m), n * m / (n + m));
+        let stride = self.y.len();
+        for (i, row) in self.cross.chunks_exact_mut(stride).enumerate() {
+            let factor = weight * (other.x[i] - self.x[i]);
+            let others = other.cross[i * stride..].iter().zip(&*other.y).zip(&*self.y);
+            row.iter_mut().zip(others).for_each(|(x, ((o, y), y_mean))| *x += o + factor * (y - y_mean));
+        }
+        self.x.iter_mut().zip(&*other.x).for_each(|(x, o)| *x += share * (o - *x));
+        self.y.iter_mut().zip(&*other.y).for_each(|(y, o)| *y += share * (o - *y));
+        *self.count = n + m;
+    }
+}
+
+/// Takes the mean off the rows, and writes it.
+fn centre(x: &mut [f32], stride: usize, mean: &mut [f32]) {
+    let rows = (x.len() / stride) as f32;
+    for row in x.chunks_exact(stride) {
+        mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x);
+    }
+    mean.iter_mut().for_each(|mean| *mean /= rows.max(1.0));
+    for row in x.chunks_exact_mut(stride) {
+        row.iter_mut().zip(&*mean).for_each(|(x, mean)| *x -= mean);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Moments;
+    use crate::simd::Level;
+
+    #[test]
+    fn merged_moments_are_those_of_all_rows() {
+        let at = |i: usize, c: usize| 10.0 + ((3 * i + 7 * c) as f32 * 0.83).sin();
+        let rows = |r: std::ops::Range<usize>, from: usize| {
+            Vec::from_iter(r.flat_map(|i| (from..from + 16).map(move |c| at(i, c))))
+        };
+        let mut memory = vec![f32::NAN; 2 * Moments::len(16, 16)];
+        let (sum, tile) = memory.split_at_mut(Moments::len(16, 16));
+        let (mut sum, mut tile) = (Moments::new(sum, 16, 16), Moments::new(tile, 16, 16));
+        sum.clear();
+        for r in [0..5, 5..5, 5..40] {
+            tile.of_rows(Level::Portable, &mut rows(r.clone(), 0), &mut rows(r, 16), [16, 16]);
+            sum.merge(&tile);
+        }
+        let mean = |c: usize| (0..40).map(|i| f64::from(at(i, c))).sum::<f64>() / 40.0;
+        for (a, b) in [(0, 0), (3, 9), (15, 1)] {
+            let cross: f64 =
+                (0..40).map(|i| (f64::from(at(i, a)) - mean(a)) * (f64::from(at(i, 16 + b)) - mean(16 + b))).sum();
+            assert!((f64::from(sum.cross[a * 16 + b]) - cross).abs() < 1e-3, "{a}, {b}");
+            assert!((f64::from(sum.x[a]) - mean(a)).abs() < 1e-5 && (f64::from(sum.y[b]) - mean(16 + b)).abs() < 1e-5);
+        }
+    }
+}

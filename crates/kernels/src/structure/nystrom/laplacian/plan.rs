@@ -1,0 +1,35 @@
+//! What a call does and needs.
+
+use super::{Sizes, backward, forward};
+use crate::{
+    Plan, Shape, Strategy,
+    mechanism::{Inverse, Laplacian},
+    structure::nystrom::pass::TOKENS,
+};
+
+pub(crate) fn plan(m: &Laplacian, shape: &Shape) -> Plan {
+    let sizes = Sizes::of(m, shape);
+    let [slices, queries, keys, marks] = [shape.slices(), shape.seq_q, shape.seq_kv, sizes.marks].map(|n| n as u64);
+    let [d, dv] = [shape.head_dim, shape.value_dim].map(|n| n as u64);
+    let inverse = match m.inverse {
+        Inverse::NewtonSchulz => 4 * m.newton_iterations as u64 * marks.pow(3),
+        _ => 2 * marks.pow(3),
+    };
+    // A difference, its magnitude and a sum per channel; then an exponential. Queries pass by twice forward.
+    let kernel = |tokens: u64| tokens * marks * (3 * d + 10);
+    let square = marks * marks;
+    let forward = 2 * kernel(queries) + kernel(keys) + 2 * queries * square + 4 * keys * square;
+    let backward = 2 * kernel(queries) + kernel(keys) + 2 * queries * square + 8 * keys * square;
+    Plan {
+        strategy: Strategy::Fused,
+        reason: "similarities to landmarks, computed tile by tile in every pass: linear in the tokens",
+        tile: (TOKENS.min(shape.seq_q), sizes.marks),
+        flops_forward: slices * (forward + 2 * (queries + keys) * marks * dv + 2 * square * dv + inverse),
+        flops_backward: slices * (backward + (queries + keys) * marks * (4 * dv + 6 * d) + 6 * marks * square),
+        bytes_forward: 4 * slices * (2 * queries * d + keys * (d + dv) + queries * dv),
+        bytes_backward: 4 * slices * (3 * queries * d + 2 * keys * (d + dv) + 2 * queries * dv),
+        scratch_forward: forward::work(m, &sizes),
+        scratch_backward: backward::work(m, &sizes),
+        stats: sizes.heads() + shape.slices() * shape.seq_kv,
+    }
+}

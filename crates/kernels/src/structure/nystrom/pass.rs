@@ -1,0 +1,79 @@
+//! How work is shared out: over batch elements, heads and ranges of their tokens.
+
+use std::ops::Range;
+
+use crate::{
+    parallel::{for_each, workers},
+    scratch::room,
+    simd::Level,
+};
+
+/// Tokens of one tile: with 64 landmarks its similarities (16 KiB) and their gradients fit a 48 KiB L1; with 1024 they
+/// still fit a 2 MiB L2.
+pub(crate) const TOKENS: usize = 64;
+/// Tasks that a call is split into where batch and heads are fewer. A constant, lest results depend on the machine.
+const TASKS: usize = 16;
+
+/// Ranges that `tokens` tokens of each of `slices` batch elements and heads are split into.
+pub(crate) fn splits(slices: usize, tokens: usize) -> usize {
+    TASKS.div_ceil(slices).min(tokens.div_ceil(4 * TOKENS)).max(1)
+}
+
+/// A range of the tokens of one batch element and head.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub slice: usize,
+    /// Which of all ranges.
+    pub index: usize,
+    pub tokens: Range<usize>,
+}
+
+impl Part {
+    /// The range's tiles.
+    pub fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let end = self.tokens.end;
+        self.tokens.clone().step_by(TOKENS).map(move |from| from..(from + TOKENS).min(end))
+    }
+
+    /// Where a tile's rows of `dim` elements lie among the range's.
+    pub fn within(&self, tile: &Range<usize>, dim: usize) -> Range<usize> {
+        (tile.start - self.tokens.start) * dim..(tile.end - self.tokens.start) * dim
+    }
+
+    /// Where the range's rows of `dim` elements lie in a tensor of `seq` tokens.
+    pub fn rows(&self, seq: usize, dim: usize) -> Range<usize> {
+        (self.slice * seq + self.tokens.start) * dim..(self.slice * seq + self.tokens.end) * dim
+    }
+}
+
+/// What is done to every part.
+pub(crate) trait Pass: Sync {
+    /// f32 of memory that a part needs.
+    fn memory(&self) -> usize;
+
+    /// Does the part.
+    fn run(&self, level: Level, part: Part, memory: &mut [f32]);
+}
+
+/// f32 of working memory of a pass with `memory` per part.
+pub(crate) fn work(slices: usize, tokens: usize, memory: usize) -> usize {
+    workers(slices * splits(slices, tokens)) * room([memory])
+}
+
+/// Runs `pass` over every part of `slices` times `tokens`.
+pub(crate) fn run(pass: &impl Pass, level: Level, slices: usize, tokens: usize, work: &mut [f32]) {
+    let splits = splits(slices, tokens);
+    let share = tokens.div_ceil(TOKENS).div_ceil(splits) * TOKENS;
+    for_each(slices * splits, work, room([pass.memory()]), |index, memory| {
+        let (slice, split) = (index / splits, index % splits);
+        let tokens = (split * share).min(tokens)..((split + 1) * share).min(tokens);
+        pass.run(level, Part { slice, index, tokens }, memory);
+    });
+}
+
+/// Runs `pass` once for every slice.
+pub(crate) fn run_slices(pass: &impl Pass, level: Level, slices: usize, work: &mut [f32]) {
+    for_each(slices, work, room([pass.memory()]), |slice, memory| {
+        pass.run(level, Part { slice, index: slice, tokens: 0..0 }, memory);
+    });
+}

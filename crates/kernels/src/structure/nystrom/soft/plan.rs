@@ -1,0 +1,35 @@
+//! What a call does and needs.
+
+use super::{Sizes, backward, forward};
+use crate::{
+    Plan, Shape, Strategy,
+    mechanism::{Inverse, Soft},
+    scratch::room,
+    structure::nystrom::pass::TOKENS,
+};
+
+pub(crate) fn plan(m: &Soft, shape: &Shape) -> Plan {
+    let sizes = Sizes::of(m, shape);
+    let [slices, tokens, marks] = [shape.slices(), shape.seq_q, sizes.marks].map(|n| n as u64);
+    let [d, dv] = [shape.head_dim, shape.value_dim].map(|n| n as u64);
+    let inverse = match m.inverse {
+        Inverse::NewtonSchulz => 4 * m.newton_iterations as u64 * marks.pow(3),
+        Inverse::Cholesky | Inverse::Cg => marks.pow(3),
+        Inverse::Eigen => 9 * marks.pow(3),
+    };
+    // A distance takes a subtraction and a multiply-add per channel; twice forward, twice backward.
+    let kernel = tokens * marks * (3 * d + 10);
+    let rows = tokens * (d + dv);
+    Plan {
+        strategy: Strategy::Fused,
+        reason: "similarities to landmarks, computed tile by tile in every pass: linear in the tokens",
+        tile: (TOKENS.min(shape.seq_q), sizes.marks),
+        flops_forward: slices * (2 * kernel + 4 * tokens * marks * dv + marks * marks * (3 * d + 2 * dv) + inverse),
+        flops_backward: slices * (2 * kernel + tokens * marks * (8 * dv + 4 * d) + marks * marks * (7 * d + 4 * dv)),
+        bytes_forward: 4 * slices * (2 * rows),
+        bytes_backward: 4 * slices * (2 * rows + 2 * tokens * dv + tokens * d),
+        scratch_forward: forward::work(m, &sizes),
+        scratch_backward: backward::work(m, &sizes),
+        stats: shape.slices() * room(sizes.saved()),
+    }
+}

@@ -1,0 +1,127 @@
+//! What is known in closed form about approximations through landmarks.
+
+mod support;
+
+use resolvent_kernels::{Mechanism, Shape, Tol};
+use support::{
+    assert_close,
+    golden::Golden,
+    problem::{Problem, Solution},
+    random::problem,
+};
+
+/// A way to solve a problem.
+type Solve = fn(&Problem) -> Solution;
+
+/// The ways, and how exact they are.
+const SOLVERS: [(Solve, f64); 2] = [(Problem::reference, 1e-8), (Problem::fused, 2e-5)];
+
+fn mechanism(json: &str) -> Mechanism {
+    Mechanism::from_json(json).unwrap()
+}
+
+/// Tokens on a circle: their kernel is circulant, so that waves are its eigenvectors, and one landmark per token makes
+/// the output `x f(x + ridge) x` times the wave, with `f` what the steps make of `1/x`.
+#[test]
+fn newton_schulz_is_a_spectral_filter() {
+    let (n, radius, scale, ridge) = (7, 1.5_f64, 0.5, 0.125);
+    let angle = |i: usize| 2.0 * std::f64::consts::PI * i as f64 / n as f64;
+    let kernel = |i: usize| (-scale * (2.0 * radius * (angle(i) / 2.0).sin()).powi(2)).exp();
+    let norm = (0..n).map(kernel).sum::<f64>() + ridge;
+    for (init, steps) in [("scaled", 3), ("scaled", 20), ("paper", 5), ("identity", 4)] {
+        let json = format!(
+            r#"{{"mechanism": "soft", "scale": {scale}, "ridge": {ridge}, "newton_init": "{init}", "newton_iterations": {steps},
+                "landmarks": {{"kind": "first", "count": {n}}}}}"#
+        );
+        let mut p = problem(mechanism(&json), Shape { value_dim: n, ..Shape::square(1, 1, n, 2) }, 1);
+        p.q = (0..n).flat_map(|i| [radius * angle(i).cos(), radius * angle(i).sin()]).collect();
+        let wave = |i: usize, k: usize| (angle(i) * k as f64 + 0.3).cos();
+        p.v = (0..n * n).map(|at| wave(at / n, at % n)).collect();
+        let expected = (0..n * n).map(|at| {
+            let (i, k) = (at / n, at % n);
+            let eigenvalue: f64 = (0..n).map(|j| kernel(j) * (angle(j) * k as f64).cos()).sum();
+            let x = eigenvalue + ridge;
+            let start = match init {
+                "scaled" => 1.8 / (norm * norm) * x * x,
+                "paper" => 2.0 / (norm * norm) * x * x,
+                _ => 1.8 / norm * x,
+            };
+            let filter = (1.0 - (1.0 - start).powi(1 << steps)) / x;
+            eigenvalue * filter * eigenvalue * wave(i, k)
+        });
+        let expected = Vec::from_iter(expected);
+        for (solve, rtol) in SOLVERS {
+            assert_close(&format!("{init}, {steps} steps"), &solve(&p)["out"], &expected, 1, rtol, 0.0);
+        }
+    }
+}
+
+/// With a landmark at every key, similarities are the kernel's less the ridge, to first order.
+#[test]
+fn landmarks_interpolate_the_kernel() {
+    let (n, ridge) = (24, 1e-3);
+    let plain = r#""centering": "none", "whitening": "none", "bias_one_over_n": false, "lambda": 2"#;
+    let through = format!(
+        r#"{{"mechanism": "laplacian", {plain}, "ridge": {ridge}, "inverse": "cholesky",
+            "landmarks": {{"kind": "pool", "ratio": 1}}}}"#
+    );
+    let whole = format!(r#"{{"mechanism": "laplacian-exact", {plain}}}"#);
+    let mut p = problem(mechanism(&through), Shape { value_dim: n, ..Shape::square(1, 2, n, 5) }, 2);
+    p.k = Some(p.q.clone());
+    p.v = (0..2 * n * n).map(|at| f64::from(u8::from(at % (n * n) / n == at % n))).collect();
+    let exact = Problem { mechanism: mechanism(&whole), ..p.clone() };
+    for (solve, _) in SOLVERS {
+        let (got, expected) = (solve(&p)["out"].clone(), solve(&exact)["out"].clone());
+        let most = got.iter().zip(&expected).map(|(g, e)| (g - e).abs()).fold(0.0, f64::max);
+        assert!(most <= 1.01 * ridge && most > 0.5 * ridge, "{most}");
+    }
+}
+
+/// `0 <= P^T Y P <= S` as quadratic forms, whatever the landmarks.
+#[test]
+fn approximations_lie_below_the_kernel() {
+    let columns = 12;
+    for landmarks in [
+        r#"{"kind": "pool", "ratio": 4}"#,
+        r#"{"kind": "first", "count": 5}"#,
+        r#"{"kind": "random", "count": 9, "seed": 1}"#,
+    ] {
+        for inverse in [r#""cholesky""#, r#""newton-schulz", "newton_iterations": 6"#] {
+            let through =
+                format!(r#"{{"mechanism": "soft", "scale": 0.125, "landmarks": {landmarks}, "inverse": {inverse}}}"#);
+            let whole = r#"{"mechanism": "soft", "scale": 0.125, "landmarks": {"kind": "all"}}"#;
+            let shape = Shape { value_dim: columns, ..Shape::square(1, 1, 40, 4) };
+            let p = problem(mechanism(&through), shape, 3);
+            let whole = Problem { mechanism: mechanism(whole), ..p.clone() };
+            for (solve, rtol) in SOLVERS {
+                let form =
+                    |out: &[f64], c: usize| (0..40).map(|i| p.v[i * columns + c] * out[i * columns + c]).sum::<f64>();
+                let (below, above) = (&solve(&p)["out"], &solve(&whole)["out"]);
+                for c in 0..columns {
+                    let (below, above) = (form(below, c), form(above, c));
+                    assert!(below >= -rtol * above && below <= (1.0 + rtol) * above, "{through}: {below}, {above}");
+                }
+            }
+        }
+    }
+}
+
+/// The gradient through the steps, for the cases that store both.
+#[test]
+fn unrolled_gradients_are_those_of_the_stored_cases() {
+    let mut checked = 0;
+    for case in Golden::all("soft") {
+        let Some(expected) = case.get("dq_unrolled") else { continue };
+        let mut config = serde_json::to_value(&case.problem.mechanism).unwrap();
+        config["gradient"] = "unrolled".into();
+        let p = Problem { mechanism: Mechanism::from_value(config).unwrap(), ..case.problem.clone() };
+        let slices = p.shape.slices();
+        assert_close(&case.name, &p.reference()["dq"], expected, slices, Tol::F64.backward, 0.0);
+        // Without a ridge the null directions' slope is 2^T times the start, and so is the error of f32.
+        if case.tol().backward < 1e-3 {
+            assert_close(&case.name, &p.fused()["dq"], expected, slices, 10.0 * case.tol().backward, 1e-10);
+        }
+        checked += 1;
+    }
+    assert!(checked >= 7, "{checked}");
+}
