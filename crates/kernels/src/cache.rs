@@ -12,8 +12,8 @@ use crate::{
 /// The past of a causal `softmax`, `fna`, `infsa` or `uniform`, whatever the configuration says of `causal`. Feeding a
 /// sequence in steps of any length gives what one causal call on the whole of it gives.
 ///
-/// Kept per head: for `softmax` and `fna` all keys and values; for `infsa` those and the squared prefix norm, one f64, whose range
-/// holds the square of any product of two f32; for `uniform` only the sum of the values.
+/// Kept per head: for `softmax` and `fna` all keys and values; for `infsa` those and the squared prefix norm, one f64,
+/// whose range holds the square of any product of two f32; for `uniform` only the sum of the values.
 ///
 /// ```
 /// use resolvent_kernels::{Cache, Extras, Inputs, Mechanism};

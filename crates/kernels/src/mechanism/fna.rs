@@ -1,5 +1,5 @@
-//! Parameters of fractional neural attention. Equations are those of "Fractional neural attention for efficient multiscale
-//! sequence processing".
+//! Parameters of fractional neural attention. Equations are those of "Fractional neural attention for efficient
+//! multiscale sequence processing".
 
 use serde::{Deserialize, Serialize};
 
@@ -55,9 +55,11 @@ pub enum KappaRule {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fna {
-    /// Order of the diffusion. Default 1.2, in [1, 2]; with the `levy` kernel exactly 2 selects the Gaussian. Eq. 9, 10, 13.
+    /// Order of the diffusion. Default 1.2, in [1, 2]; with the `levy` kernel exactly 2 selects the Gaussian. Eq. 9, 10
+    /// and 13.
     pub alpha: f64,
-    /// Length scale. Default null = `"text"` on the plane and `"sphere"` on the sphere; a rule or a number > 0. Eq. 13, A.1.
+    /// Length scale. Default null = `"text"` on the plane and `"sphere"` on the sphere; a rule or a number > 0. Eq. 13
+    /// and A.1.
     pub kappa: Option<Kappa>,
     /// Default euclidean. A.1 for the sphere.
     pub manifold: Manifold,
@@ -66,8 +68,8 @@ pub struct Fna {
     /// The keys are the queries. Default false. Assumption 2.
     #[serde(skip_serializing_if = "is_false")]
     pub tied: bool,
-    /// `a` in `D^-a C D^-a`, which divides the density of the tokens out of the affinities `C` before the rows are normalised.
-    /// Default 0, finite; anything else needs as many queries as keys. Eq. 40 to 42.
+    /// `a` in `D^-a C D^-a`, which divides the density of the tokens out of the affinities `C` before the rows are
+    /// normalised. Default 0, finite; anything else needs as many queries as keys. Eq. 40 to 42.
     pub norm_exponent: f64,
     /// Query `i` sees keys `j <= i + seq_kv - seq_q`. Default false.
     pub causal: bool,
