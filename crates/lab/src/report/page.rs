@@ -120,3 +120,20 @@ pub fn duration(seconds: f64) -> String {
         s => format!("{:.1} min", s / 60.0),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mechanism_has_its_line_and_its_colour() {
+        let css = include_str!("style.css");
+        // One more for rivals.
+        for style in 0..=Mechanism::IDS.len() {
+            assert!(css.contains(&format!(".s{style} {{")) && css.contains(&format!("--series-{style}:")), "{style}");
+        }
+        for id in Mechanism::IDS {
+            assert!(!about(id).is_empty(), "{id}");
+        }
+    }
+}
