@@ -23,7 +23,9 @@ fn narrow(x: &[f64]) -> Vec<f32> {
 /// The operator of every mechanism does what its stored matrix does, in both directions, with tokens masked.
 #[test]
 fn products_are_those_of_the_stored_matrix() {
-    for mechanism in mechanisms() {
+    // A graph is made of queries and keys: mechanisms that learn their landmarks need more.
+    let learned = |m: &Mechanism| m.parameters().iter().any(|p| p.required());
+    for mechanism in mechanisms().into_iter().filter(|m| !learned(m)) {
         let (n, d) = (23, 6);
         let mut p = problem(mechanism, Shape::square(1, 1, n, d), 5);
         let keep: Vec<bool> = (0..n).map(|i| i % 4 != 1).collect();

@@ -95,7 +95,7 @@ fn an_interrupted_comparison_goes_on_where_it_stopped_and_ends_the_same() {
     let resumed = finished(compare::run(&recipe(), &data, &options).unwrap());
     let told = watch.runs.lock().unwrap().clone();
     assert_eq!(told.len(), 4, "the finished run is read back: {told:?}");
-    assert_eq!(told[0], "uniform, seed 0 from 3");
+    assert_eq!(told[0], "infsa, seed 0 from 3");
     for (resumed, expected) in resumed.entries.iter().zip(&expected.entries) {
         assert_eq!((&resumed.mechanism, &resumed.accuracy), (&expected.mechanism, &expected.accuracy));
         assert_eq!(resumed.runs[0].loss, expected.runs[0].loss);

@@ -37,8 +37,11 @@ fn inputs(mechanism: &Mechanism, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> In
 fn run(mechanism: &Mechanism, [q, k, v]: [Tensor<4>; 3], mask: &Mask, strategy: Strategy) -> Vec<Tensor<4>> {
     let [q, k, v] = [q, k, v].map(|x| x.autodiff().require_grad());
     let out = attend(&inputs(mechanism, q.clone(), k.clone(), v.clone()), mechanism, mask, strategy).unwrap().out;
-    let dout = Tensor::<1>::from_floats([0.3, -1.0, 0.7, 0.2], &out.device()).cast(FloatDType::from(out.dtype()));
-    let gradients = (out.clone() * dout.reshape([1, 1, 1, 4])).sum().backward();
+    // Another one for every token: mechanisms that centre lose what all have in common.
+    let [.., seq, dim] = out.dims();
+    let dout = TensorData::new((0..seq * dim).map(|i| (1.7 * i as f32).sin()).collect::<Vec<_>>(), [1, 1, seq, dim]);
+    let dout = Tensor::<4>::from_data(dout, &out.device()).cast(FloatDType::from(out.dtype()));
+    let gradients = (out.clone() * dout).sum().backward();
     let leaves = if mechanism.tied() { vec![q, v] } else { vec![q, v, k] };
     // Burn leaves out the gradient of what is not read, as q and k by `uniform`.
     let gradient = |x: &Tensor<4>| x.grad(&gradients).unwrap_or_else(|| x.clone().inner().zeros_like());

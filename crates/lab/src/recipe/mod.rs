@@ -267,7 +267,7 @@ mod tests {
             ("modle = 1", &["r.toml", "modle"][..]),
             ("[model]\nwidth = 3", &["model", "width", "expected one of"]),
             ("[schedule]\nepochs = 'x'", &["schedule.epochs", "expected usize"]),
-            ("[schedule]\nepochs = 0", &["schedule.epochs", "is 0", "at least 1"]),
+            ("[schedule]\nepochs = 0", &["schedule.epochs", "is 0", "1 to 1000000"]),
             ("[schedule]\nepochs = 2\nwarmup_epochs = 2.0", &["schedule.warmup_epochs", "less than"]),
             ("[model]\ndim = 65", &["model.heads", "divisor"]),
             ("[optimiser]\nlr = inf", &["optimiser.lr", "finite"]),
