@@ -150,6 +150,7 @@ impl WithSimd for Dots<'_> {
         if let ([y], []) = (y_head, y_tail) {
             // One register per row: no inner loop.
             for (o, x) in out.iter_mut().zip(S::as_simd_f32s(x).0) {
+                prefetch(x);
                 *o = simd.reduce_sum_f32s(simd.mul_f32s(*x, *y));
             }
             return;
@@ -161,6 +162,7 @@ impl WithSimd for Dots<'_> {
                 sum = simd.mul_f32s(simd.partial_load_f32s(tail), last);
             }
             for (x, y) in head.iter().zip(y_head) {
+                prefetch(x);
                 sum = simd.mul_add_e_f32s(*x, *y, sum);
             }
             *o = simd.reduce_sum_f32s(sum);
@@ -181,6 +183,7 @@ impl WithSimd for SquareNorms<'_> {
         let Self { x, dim, out } = self;
         if dim == S::F32_LANES {
             for (o, x) in out.iter_mut().zip(S::as_simd_f32s(x).0) {
+                prefetch(x);
                 *o = simd.reduce_sum_f32s(simd.mul_f32s(*x, *x));
             }
             return;
@@ -193,6 +196,7 @@ impl WithSimd for SquareNorms<'_> {
                 sum = simd.mul_f32s(x, x);
             }
             for x in head {
+                prefetch(x);
                 sum = simd.mul_add_e_f32s(*x, *x, sum);
             }
             *o = simd.reduce_sum_f32s(sum);
@@ -223,6 +227,7 @@ impl WithSimd for Accumulate<'_> {
             for (w, x) in quads.iter().zip(x.chunks_exact(CHAINS * dim)) {
                 for (chain, sum) in sums.iter_mut().enumerate() {
                     let at = chain * dim + column;
+                    prefetch(&x[at]);
                     *sum = simd.mul_add_e_f32s(simd.splat_f32s(w[chain]), load(simd, &x[at..at + width]), *sum);
                 }
             }
@@ -236,6 +241,20 @@ impl WithSimd for Accumulate<'_> {
             acc.iter_mut().zip(lanes).for_each(|(a, x)| *a += factor * f64::from(*x));
         }
     }
+}
+
+/// Asks for the cache line 1 KiB after `x`: rows follow one another, and the processor's own prefetching ends at every page.
+#[inline(always)]
+fn prefetch<T>(x: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        const AHEAD: usize = 1024;
+        // SAFETY: SSE is part of every x86-64, and asking for a line that is not there does nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast::<i8>().wrapping_add(AHEAD)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = x;
 }
 
 /// `x` in one register, the missing lanes zero.
