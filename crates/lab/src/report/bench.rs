@@ -37,7 +37,8 @@ pub fn bench_page(report: &BenchReport) -> String {
         (page::environment(&report.environment, "generated, unit variance", &report.commands))
         p class="quiet" {
             "Peak memory is what a call holds beyond its tensors: scratch and statistics of ours, all temporaries of a rival. "
-            "Shares of the matrix product and of the copy are planned operations and bytes over the median time."
+            "Shares of the matrix product and of the copy are planned operations and bytes over the median time; those of an "
+            "iterative mechanism are planned for the most iterations it could need, so that its share may pass 100 %."
         }
     };
     page::shell(title, &body)

@@ -85,7 +85,11 @@ pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
     let decades: Vec<_> = (first..=last.max(first + 1)).map(|power| 10f64.powi(power)).collect();
     let (left, right) = (x_ticks[0].log10(), x_ticks[x_ticks.len() - 1].log10());
     let frame = Frame { x: (left, right.max(left + 0.3)), y: (decades[0].log10(), decades[decades.len() - 1].log10()) };
-    let label = |x: f64| if x >= 1.0 { compact(x) } else { x.to_string() };
+    let label = |x: f64| match x {
+        x if x >= 1.0 => compact(x),
+        x if x < 1e-3 => format!("{x:e}"),
+        x => x.to_string(),
+    };
     let place = |ticks: &[f64]| ticks.iter().map(|&t| (t.log10(), label(t))).collect::<Vec<_>>();
     html! {
         figure {
