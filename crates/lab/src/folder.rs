@@ -13,7 +13,7 @@ const MARK: &str = ".resolvent";
 
 /// Holds a folder until it is dropped.
 #[derive(Debug)]
-pub struct Claim(#[allow(dead_code)] File);
+pub struct Claim(#[allow(dead_code, reason = "held for its lock")] File);
 
 impl Claim {
     /// Makes `folder` where there is none and takes it. `files` are what would be written to it; `known` is what tells one
