@@ -6,50 +6,62 @@
 
 use rayon::prelude::*;
 
-use crate::{Mechanism, mechanism::Activation, operator::Call};
+use crate::{Mechanism, Shape, mechanism::Activation, operator::Call, simd::rows};
 
 /// Binary orders of magnitude around 1 that need no rescaling: the product of two such numbers, and its reciprocal times
 /// a third, stay far inside f32.
 const COMFORTABLE: i32 = 40;
 
+/// Whether a magnitude needs no rescaling.
+pub(crate) fn is_comfortable(exponent: i32) -> bool {
+    exponent.abs() <= COMFORTABLE
+}
+
 /// A call's queries and keys, divided by powers of two.
 pub(crate) struct Rescaled {
     q: Vec<f32>,
+    /// `None` where queries are keys.
     k: Option<Vec<f32>>,
     units: Vec<[i32; 2]>,
 }
 
 impl Rescaled {
-    /// `None` where the mechanism needs no rescaling, or this call does not.
+    /// `None` where the mechanism needs no rescaling (or sees to it itself), or this call does not.
     pub fn of(mechanism: &Mechanism, call: &Call<'_>) -> Option<Self> {
         let takes = match mechanism {
             Mechanism::Infsa(m) => m.activation != Activation::Gelu,
             Mechanism::InfsaResolvent(m) => m.activation != Activation::Gelu,
-            Mechanism::LinearInfsa(_) => true,
             _ => false,
         };
-        if !takes {
-            return None;
-        }
-        let (shape, tied) = (call.shape, mechanism.tied());
-        let unit = |slice: usize| {
-            let batch = slice / shape.heads;
-            let q = exponent(call.q, call.mask.query, slice, batch, [shape.seq_q, shape.head_dim]);
-            let k = exponent(call.k, call.mask.key, slice, batch, [shape.seq_kv, shape.head_dim]);
-            if tied { [q.max(k); 2] } else { [q, k] }
-        };
-        let slices = || (0..shape.slices()).into_par_iter();
-        if slices().all(|slice| unit(slice).iter().all(|unit| unit.abs() <= COMFORTABLE)) {
-            return None;
-        }
-        let units: Vec<_> = slices().map(unit).collect();
+        if takes { Self::needed(call, mechanism.tied()) } else { None }
+    }
+
+    /// `None` where all magnitudes are comfortable.
+    pub fn needed(call: &Call<'_>, tied: bool) -> Option<Self> {
+        let slices = (0..call.shape.slices()).into_par_iter();
+        let comfortable = slices.all(|slice| unit(call, tied, slice).into_iter().all(is_comfortable));
+        (!comfortable).then(|| Self::measured(call, tied))
+    }
+
+    /// By each slice's largest magnitudes.
+    pub fn measured(call: &Call<'_>, tied: bool) -> Self {
+        Self::by(call, tied, (0..call.shape.slices()).into_par_iter().map(|slice| unit(call, tied, slice)).collect())
+    }
+
+    /// By the exponents `units` of queries and keys, one pair per slice.
+    pub fn by(call: &Call<'_>, tied: bool, units: Vec<[i32; 2]>) -> Self {
         let divided = |x: &[f32], side: usize| {
             let mut x = x.to_vec();
             divide(&mut x, &units, side);
             x
         };
         let (q, k) = (divided(call.q, 0), (!tied).then(|| divided(call.k, 1)));
-        Some(Self { q, k, units })
+        Self { q, k, units }
+    }
+
+    /// The exponents that each slice was divided by.
+    pub fn units(&self) -> &[[i32; 2]] {
+        &self.units
     }
 
     /// The call on the divided queries and keys.
@@ -66,12 +78,23 @@ impl Rescaled {
     }
 }
 
-/// The exponent of the largest magnitude among the kept rows of a slice; 0 for only zeros.
-fn exponent(x: &[f32], keep: Option<&[bool]>, slice: usize, batch: usize, [seq, dim]: [usize; 2]) -> i32 {
-    let rows = x[slice * seq * dim..][..seq * dim].chunks_exact(dim).enumerate();
-    let kept = rows.filter(|(i, _)| keep.is_none_or(|keep| keep[batch * seq + i]));
-    let most = kept.flat_map(|(_, row)| row).fold(0_f32, |most, x| most.max(x.abs()));
-    if most == 0.0 { 0 } else { most.log2().floor() as i32 }
+/// The exponents of one slice's largest query and key entries; one for both where queries are keys.
+fn unit(call: &Call<'_>, tied: bool, slice: usize) -> [i32; 2] {
+    let [q, k] = largest(call, slice).map(|most| if most == 0.0 { 0 } else { most.log2().floor() as i32 });
+    if tied { [q.max(k); 2] } else { [q, k] }
+}
+
+/// The largest magnitudes among one slice's kept queries and kept keys.
+pub(crate) fn largest(call: &Call<'_>, slice: usize) -> [f32; 2] {
+    let Shape { heads, seq_q, seq_kv, head_dim, .. } = call.shape;
+    let sides = [(call.q, call.mask.query, seq_q), (call.k, call.mask.key, seq_kv)];
+    sides.map(|(x, keep, seq)| {
+        let x = &x[slice * seq * head_dim..][..seq * head_dim];
+        let Some(keep) = keep else { return rows::max_abs(call.level, x) };
+        let keep = &keep[slice / heads * seq..][..seq];
+        let kept = x.chunks_exact(head_dim).zip(keep).filter(|(_, keep)| **keep);
+        kept.fold(0.0, |most, (row, _)| most.max(rows::max_abs(call.level, row)))
+    })
 }
 
 /// Divides every slice of `x` by its power of two.

@@ -6,7 +6,6 @@ use crate::{
     mechanism::LinearInfsa,
     operator::Call,
     reference,
-    rescale::Rescaled,
     scratch::{cut, room},
     structure::pooled,
 };
@@ -92,8 +91,6 @@ impl TokenWeights {
         match self.plan().strategy {
             Strategy::Reference => reference::token_weights_f32(self.operator.mechanism(), &call, a),
             _ => {
-                let rescaled = Rescaled::of(self.operator.mechanism(), &call);
-                let call = rescaled.as_ref().map_or(call, |rescaled| rescaled.call(&call));
                 pooled::token_weights(&call, self.mechanism(), stats, a);
                 Ok(())
             }

@@ -10,8 +10,18 @@ use support::{
 };
 
 /// Lengths of queries and of keys. At the ends even one product of two entries leaves f32.
-const SIZES: [(f64, f64); 8] =
-    [(1e10, 1e10), (1e13, 1e20), (1e22, 1e22), (1e30, 1e30), (1e-15, 1e25), (1e25, 1e-20), (1e-12, 1e-12), (1e30, 1.0)];
+const SIZES: [(f64, f64); 10] = [
+    (1e10, 1e10),
+    (1e13, 1e20),
+    (1e22, 1e22),
+    (1e30, 1e30),
+    (1e-15, 1e25),
+    (1e25, 1e-20),
+    (1e-12, 1e-12),
+    (1e30, 1.0),
+    (1e-20, 1.0),
+    (1.0, 1e-20),
+];
 
 /// Whether the activation has no scale of its own.
 fn homogeneous(mechanism: &Mechanism) -> bool {

@@ -83,9 +83,14 @@ pub(crate) struct Normalised {
 /// Divides `w` by a power of two, exactly, so that its largest magnitude lies in [1, 2): products with `w` then
 /// overflow only where the other factor does.
 pub(crate) fn normalise(level: Level, w: &mut [f32]) -> Normalised {
-    let factor = power_of_two(level.dispatch(MaxAbs { w }));
+    let factor = power_of_two(max_abs(level, w));
     let sum = level.dispatch(ScaleAndSum { w, by: 1.0 / factor });
     Normalised { factor: factor.into(), sum: sum.into() }
+}
+
+/// The largest magnitude in `x`; 0 of nothing.
+pub(crate) fn max_abs(level: Level, x: &[f32]) -> f32 {
+    level.dispatch(MaxAbs { w: x })
 }
 
 /// The largest power of two that is at most `x > 0`, kept where it has a reciprocal; 1 for 0.

@@ -16,6 +16,7 @@ use crate::{
     Gradients, Parameter, Result, Shape,
     mechanism::{Activation, Infsa},
     operator::{Call, Saved},
+    rescale::largest,
     score::{Abs, Gelu, Relu},
     scratch::{cut, room},
 };
@@ -97,12 +98,7 @@ pub(crate) fn exponent(call: &Call<'_>, m: &Infsa, slice: usize) -> f32 {
     if !homogeneous(m) {
         return 0.0;
     }
-    let head = Head::of(call, slice);
-    let largest = |x: &[f32], keep: Option<&[bool]>| {
-        let rows = x.chunks_exact(head.head_dim).enumerate().filter(|(i, _)| keep.is_none_or(|keep| keep[*i]));
-        rows.flat_map(|(_, row)| row).fold(0f32, |max, x| max.max(x.abs()))
-    };
-    let (q, k) = (largest(head.q, head.keep_query), largest(head.k, head.keep_key));
+    let [q, k] = largest(call, slice);
     // Only zeros (or no tokens): any unit will do. The bounds keep the unit a normal f32.
     let power = |x: f32| if x > 0.0 { f64::from(x).log2().floor() } else { 0.0 };
     let units = call.units(slice);

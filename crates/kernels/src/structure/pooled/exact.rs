@@ -6,7 +6,7 @@
 
 use super::{
     backward::HeadGradients,
-    linear::{Head, Scores, finite, inner, inverse, part, shift, token_rows, token_rows_mut},
+    linear::{Head, Scores, UNITS, finite, inner, inverse, part, shift, token_rows, token_rows_mut},
     tiles::{Buffers, blocks, parallel, partial_len, runs, sum_tiles},
 };
 use crate::{
@@ -21,7 +21,7 @@ const OWN: usize = 32;
 /// f32 that [`forward`] saves of one head: the inverse energy, the pooled value, for every step `1 / (sum |w| + eps /
 /// gain)`, the start weights `[seq_q]`, and for every step `w [seq_kv]`: the scores over the gain, 0 at masked keys.
 pub(super) const fn stats_len(shape: &Shape, iterations: usize) -> usize {
-    1 + shape.value_dim + iterations + shape.seq_q + iterations * shape.seq_kv
+    1 + shape.value_dim + iterations + shape.seq_q + iterations * shape.seq_kv + UNITS
 }
 
 /// f64 of scratch of one head.

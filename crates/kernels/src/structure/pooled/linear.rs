@@ -12,6 +12,7 @@ use crate::{
     Parameter, Shape,
     mechanism::{Activation, LinearInfsa},
     operator::Call,
+    rescale::is_comfortable,
     score::gate,
     simd::{Level, rows},
 };
@@ -170,6 +171,22 @@ impl<'s> Step<'s> {
     }
 }
 
+/// f32 at the end of what one head saves, whatever the operator: the exponents that its queries and its keys were divided
+/// by.
+pub(super) const UNITS: usize = 2;
+
+/// Saves the exponents that queries and keys were divided by.
+pub(super) fn save_units(saved: &mut [f32], units: [i32; 2]) {
+    let at = saved.len() - UNITS;
+    saved[at..].copy_from_slice(&units.map(|unit| unit as f32));
+}
+
+/// The exponents that queries and keys were divided by.
+pub(super) fn saved_units(saved: &[f32]) -> [i32; 2] {
+    let at = saved.len() - UNITS;
+    [saved[at] as i32, saved[at + 1] as i32]
+}
+
 /// What one head leaves for the backward pass of the factored operator.
 pub(super) struct Stats<'s> {
     /// `1 / (sum |q_i| + eps)`.
@@ -181,11 +198,19 @@ pub(super) struct Stats<'s> {
 
 impl<'s> Stats<'s> {
     pub const fn len(shape: &Shape, iterations: usize) -> usize {
-        1 + shape.value_dim + iterations * Step::len(shape.head_dim)
+        1 + shape.value_dim + iterations * Step::len(shape.head_dim) + UNITS
+    }
+
+    /// Whether the sums of the factored passes say that no magnitude has left f32 or comes near.
+    pub fn is_comfortable(&self, m: &LinearInfsa) -> bool {
+        let dim = self.steps.len() / m.iterations - 3;
+        let in_range = |x: f32| x > 0.0 && is_comfortable(x.log2() as i32);
+        let steps = || (0..m.iterations).map(|t| self.step(t, dim));
+        in_range(self.inverse_energy) && steps().all(|step| in_range(step.down) && in_range(step.inverse))
     }
 
     pub fn load(saved: &'s [f32], shape: &Shape) -> Self {
-        let (head, steps) = saved.split_at(1 + shape.value_dim);
+        let (head, steps) = saved[..saved.len() - UNITS].split_at(1 + shape.value_dim);
         Self { inverse_energy: head[0], pooled: &head[1..], steps }
     }
 

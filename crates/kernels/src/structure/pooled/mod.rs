@@ -18,6 +18,7 @@ use crate::{
     Gradients, Parameter, Result, Shape,
     mechanism::{LinearInfsa, PowerOperator},
     operator::{Call, Saved},
+    rescale::Rescaled,
     simd::{
         Level,
         rows::{self, Store},
@@ -28,6 +29,9 @@ use linear::Head;
 use tiles::{Buffers, ONES, TILE, blocks, parallel, runs, sum_tiles};
 
 /// Saves what the backward pass needs of every head (its [`linear::Stats`]) and writes the pooled values.
+///
+/// Whether queries and keys have to be rescaled is read off what a factored pass saved, as looking for it first would
+/// cost as much as the pass.
 pub(crate) fn linear_forward(
     call: &Call<'_>,
     m: &LinearInfsa,
@@ -35,6 +39,32 @@ pub(crate) fn linear_forward(
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
+    let each = plan::sizes(m, &call.shape).stats;
+    let mut rescaled = match m.operator {
+        PowerOperator::Factored => None,
+        PowerOperator::Exact => Rescaled::needed(call, m.tied),
+    };
+    forward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, out, stats, work);
+    let leaves_f32 =
+        || stats.chunks_exact(each).any(|saved| !linear::Stats::load(saved, &call.shape).is_comfortable(m));
+    if m.operator == PowerOperator::Factored && leaves_f32() {
+        let by = Rescaled::measured(call, m.tied);
+        forward_pass(&by.call(call), m, out, stats, work);
+        rescaled = Some(by);
+    }
+    for (slice, saved) in stats.chunks_exact_mut(each).enumerate() {
+        linear::save_units(saved, rescaled.as_ref().map_or([0; 2], |r| r.units()[slice]));
+    }
+    Ok(())
+}
+
+/// The call as the forward pass that left `stats` computed it, `None` for as it is.
+fn rescaled_as_saved(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Option<Rescaled> {
+    let units = || stats.chunks_exact(plan::sizes(m, &call.shape).stats).map(linear::saved_units);
+    units().any(|units| units != [0; 2]).then(|| Rescaled::by(call, m.tied, units().collect()))
+}
+
+fn forward_pass(call: &Call<'_>, m: &LinearInfsa, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) {
     let shape = call.shape;
     let sizes = plan::sizes(m, &shape);
     let out_len = out_rows(m, &shape) * shape.value_dim;
@@ -55,7 +85,6 @@ pub(crate) fn linear_forward(
             out.copy_from_slice(row);
         }
     });
-    Ok(())
 }
 
 /// The gradients of [`linear_forward`].
@@ -63,9 +92,26 @@ pub(crate) fn linear_backward(
     call: &Call<'_>,
     m: &LinearInfsa,
     saved: &Saved<'_>,
-    mut gradients: Gradients<'_, f32>,
+    gradients: Gradients<'_, f32>,
     work: &mut [f32],
 ) -> Result<()> {
+    let Gradients { dq, mut dk, dv, extras } = gradients;
+    let rescaled = rescaled_as_saved(call, m, saved.stats);
+    let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv, extras };
+    backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
+    if let Some(rescaled) = rescaled {
+        rescaled.restore(dq, dk);
+    }
+    Ok(())
+}
+
+fn backward_pass(
+    call: &Call<'_>,
+    m: &LinearInfsa,
+    saved: &Saved<'_>,
+    mut gradients: Gradients<'_, f32>,
+    work: &mut [f32],
+) {
     let shape = call.shape;
     let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = shape;
     let sizes = plan::sizes(m, &shape);
@@ -102,7 +148,6 @@ pub(crate) fn linear_backward(
             *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
         }
     }
-    Ok(())
 }
 
 /// Rows per head of `out`.
@@ -135,6 +180,8 @@ pub(crate) fn set_pooled(stats: &mut [f32], pooled: &[f32]) {
 /// The token weights `a [batch, heads, seq_kv]` of `linear-infsa`, before the decay, from what forward saved.
 pub(crate) fn token_weights(call: &Call<'_>, m: &LinearInfsa, stats: &[f32], a: &mut [f32]) {
     let sizes = plan::sizes(m, &call.shape);
+    let rescaled = rescaled_as_saved(call, m, stats);
+    let call = &rescaled.as_ref().map_or(*call, |r| r.call(call));
     let rows = [(call.shape.seq_kv, a)];
     parallel(0..call.shape.slices(), 1, Buffers { wide: (0, &mut []), rows }, &|slice, part| {
         let [(_, a)] = part.rows;
