@@ -10,6 +10,8 @@ mod cache;
 mod check;
 mod element;
 mod error;
+#[doc(hidden)]
+pub mod inner;
 mod linalg;
 pub mod mechanism;
 mod operator;

@@ -146,7 +146,7 @@ struct Spread<'a> {
 }
 
 fn spread_memory(sizes: &Sizes) -> usize {
-    room(tile_sizes(sizes)) + room([Moments::len(sizes.mp, sizes.mp), TOKENS * sizes.mp])
+    room(tile_sizes(sizes)) + room([Moments::len(sizes.mp, sizes.mp)])
 }
 
 impl Pass for Spread<'_> {
@@ -159,16 +159,14 @@ impl Pass for Spread<'_> {
         let (mp, len) = (sizes.mp, Moments::len(sizes.mp, sizes.mp));
         // SAFETY: parts are distinct.
         let out = unsafe { self.out.part(part.index * len..(part.index + 1) * len) };
-        let ([of_tile, copy], memory) = cut(memory, [len, TOKENS * mp]);
+        let ([of_tile], memory) = cut(memory, [len]);
         let (mut sum, mut of_tile) = (Moments::new(out, mp, mp), Moments::new(of_tile, mp, mp));
         sum.clear();
         for range in part.tiles() {
             let side = (Side::Query, part.slice);
             let transposed = core.transposed(self.transposed, part.slice);
             let loaded = core.load(level, side, range, transposed, None, memory);
-            let copy = &mut copy[..loaded.c.len()];
-            copy.copy_from_slice(loaded.c);
-            of_tile.of_rows(level, loaded.c, copy, [loaded.stride; 2]);
+            of_tile.of_columns(level, loaded.c, loaded.stride);
             sum.merge(&of_tile);
         }
     }

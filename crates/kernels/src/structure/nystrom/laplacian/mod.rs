@@ -226,9 +226,9 @@ impl<'a> Core<'a> {
         };
         let ([at, token_room, x_room, c], _) = cut(memory, tile_sizes(&self.sizes));
         let kept = positions(range, self.keep(side, slice), at);
-        let tokens = Rows::gather(self.part(tokens, slice, seq, d), d, kept, true, token_room);
+        let tokens = Rows::gather(self.part(tokens, slice, seq, d), d, kept, false, token_room);
         let rows = match x {
-            Some(x) => Rows::gather(self.part(x, slice, seq, dv), dv, kept, true, x_room),
+            Some(x) => Rows::gather(self.part(x, slice, seq, dv), dv, kept, false, x_room),
             None => Rows { data: &[], stride: self.sizes.dvp },
         };
         let (marks, count) = (self.producer.live(slice), kept.len());

@@ -43,10 +43,22 @@ impl<'a> Moments<'a> {
     /// The moments of the rows of `x` and `y`, which are left without their means.
     pub fn of_rows(&mut self, level: Level, x: &mut [f32], y: &mut [f32], strides: [usize; 2]) {
         self.clear();
-        let rows = x.len() / strides[0];
-        *self.count = rows as f32;
         centre(x, strides[0], self.x);
         centre(y, strides[1], self.y);
+        self.add_products(level, x, y, strides);
+    }
+
+    /// The moments of the rows of `x` with themselves; they are left without their mean.
+    pub fn of_columns(&mut self, level: Level, x: &mut [f32], stride: usize) {
+        self.clear();
+        centre(x, stride, self.x);
+        self.y.copy_from_slice(self.x);
+        self.add_products(level, x, x, [stride; 2]);
+    }
+
+    fn add_products(&mut self, level: Level, x: &[f32], y: &[f32], strides: [usize; 2]) {
+        let rows = x.len() / strides[0];
+        *self.count = rows as f32;
         let left = Left { data: x, row_stride: 1, depth_stride: strides[0] };
         let size = Size { rows: self.x.len().min(strides[0]), cols: strides[1], depth: rows };
         let out = Add { data: &mut *self.cross, stride: self.y.len() };
@@ -103,12 +115,18 @@ mod tests {
             tile.of_rows(Level::Portable, &mut rows(r.clone(), 0), &mut rows(r, 16), [16, 16]);
             sum.merge(&tile);
         }
+        let mut own = vec![f32::NAN; Moments::len(16, 16)];
+        let mut own = Moments::new(&mut own, 16, 16);
+        own.of_columns(Level::Portable, &mut rows(0..40, 0), 16);
+        assert_eq!(*own.x, *own.y);
         let mean = |c: usize| (0..40).map(|i| f64::from(at(i, c))).sum::<f64>() / 40.0;
         for (a, b) in [(0, 0), (3, 9), (15, 1)] {
             let cross: f64 =
                 (0..40).map(|i| (f64::from(at(i, a)) - mean(a)) * (f64::from(at(i, 16 + b)) - mean(16 + b))).sum();
             assert!((f64::from(sum.cross[a * 16 + b]) - cross).abs() < 1e-3, "{a}, {b}");
             assert!((f64::from(sum.x[a]) - mean(a)).abs() < 1e-5 && (f64::from(sum.y[b]) - mean(16 + b)).abs() < 1e-5);
+            let of_own: f64 = (0..40).map(|i| (f64::from(at(i, a)) - mean(a)) * (f64::from(at(i, b)) - mean(b))).sum();
+            assert!((f64::from(own.cross[a * 16 + b]) - of_own).abs() < 1e-3, "{a}, {b}");
         }
     }
 }
