@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use resolvent_kernels::{
-    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
+    ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
 };
 
 use crate::{LinearOperator, Result, error::check_len};
@@ -20,6 +20,8 @@ pub struct AttentionOperator {
     q: Vec<f32>,
     k: Option<Vec<f32>>,
     keep: Option<Vec<bool>>,
+    /// Of a clustered mechanism: made once, so that every product has the same graph.
+    clusters: Option<ClusterPlan>,
     ones: Vec<f32>,
     row_sums: Vec<f32>,
     stats: Vec<f32>,
@@ -54,9 +56,13 @@ impl AttentionOperator {
         let (k, keep) = (k.map(<[f32]>::to_vec), keep.map(<[bool]>::to_vec));
         let stats = vec![0.0; op.plan().stats];
         let (ones, row_sums, scratch) = (vec![1.0; seq], vec![0.0; seq], RefCell::default());
-        let mut graph = Self { op, q: q.to_vec(), k, keep, ones, row_sums, stats, scratch };
+        let mut graph = Self { op, q: q.to_vec(), k, keep, clusters: None, ones, row_sums, stats, scratch };
+        if let Mechanism::Ssa(_) = graph.op.mechanism() {
+            let (inputs, mask) = graph.inputs(&graph.ones);
+            graph.clusters = Some(graph.op.clusters(&inputs, &mask)?.into_owned());
+        }
         let (mut row_sums, mut stats) = (vec![0.0; seq], vec![0.0; graph.stats.len()]);
-        graph.forward(&graph.ones, &mut row_sums, &mut stats)?;
+        graph.forward(&graph.op, &graph.ones, &mut row_sums, &mut stats)?;
         (graph.row_sums, graph.stats) = (row_sums, stats);
         Ok(graph)
     }
@@ -66,14 +72,26 @@ impl AttentionOperator {
         self.keep.as_deref()
     }
 
+    /// The mechanism.
+    pub fn mechanism(&self) -> &Mechanism {
+        self.op.mechanism()
+    }
+
+    /// The logarithm of what each row was divided by, where the mechanism keeps it (`softmax`, `fna`, `ssa`): row `i` of
+    /// the unnormalised kernel is `exp(lse_i) M_i`. `-inf` for a row without keys.
+    pub fn lse(&self) -> Option<Vec<f64>> {
+        Some(wide(self.op.lse(&self.stats)?))
+    }
+
     fn inputs<'a>(&'a self, v: &'a [f32]) -> (Inputs<'a, f32>, Mask<'a>) {
-        let inputs = Inputs { q: &self.q, k: self.k.as_deref(), v, extras: Extras::default() };
+        let extras = self.clusters.as_ref().map_or_else(Extras::default, |plan| Extras::default().with_clusters(plan));
+        let inputs = Inputs { q: &self.q, k: self.k.as_deref(), v, extras };
         (inputs, self.keep.as_deref().map_or(Mask::NONE, Mask::padding))
     }
 
-    fn forward(&self, v: &[f32], out: &mut [f32], stats: &mut [f32]) -> Result<()> {
+    fn forward(&self, op: &Operator, v: &[f32], out: &mut [f32], stats: &mut [f32]) -> Result<()> {
         let (inputs, mask) = self.inputs(v);
-        Ok(self.op.forward(&inputs, &mask, out, stats, &mut self.scratch.borrow_mut())?)
+        Ok(op.forward(&inputs, &mask, out, stats, &mut self.scratch.borrow_mut())?)
     }
 }
 
@@ -85,8 +103,21 @@ impl LinearOperator for AttentionOperator {
     fn apply(&self, x: &[f64]) -> Result<Vec<f64>> {
         check_len("x", x.len(), self.len())?;
         let mut out = vec![0.0; x.len()];
-        self.forward(&narrow(x), &mut out, &mut vec![0.0; self.stats.len()])?;
+        self.forward(&self.op, &narrow(x), &mut out, &mut vec![0.0; self.stats.len()])?;
         Ok(wide(&out))
+    }
+
+    fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        let (n, columns) = (self.len(), block.len());
+        block.iter().try_for_each(|x| check_len("x", x.len(), n))?;
+        let shape = Shape { value_dim: columns.max(1), ..*self.op.shape() };
+        let op = Operator::new(self.op.mechanism(), shape, false, self.op.plan().strategy)?;
+        let v: Vec<f32> = (0..n).flat_map(|i| block.iter().map(move |x| x[i] as f32)).collect();
+        let mut out = vec![0.0; v.len()];
+        if columns > 0 {
+            self.forward(&op, &v, &mut out, &mut vec![0.0; op.plan().stats])?;
+        }
+        Ok((0..columns).map(|c| out[c..].iter().step_by(columns).map(|&x| x.into()).collect()).collect())
     }
 
     fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>> {

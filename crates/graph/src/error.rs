@@ -42,6 +42,76 @@ pub enum Error {
         /// The one asked for.
         tol: f64,
     },
+    /// An entry of a stored graph is NaN or infinite.
+    #[error("the weight of {row} -> {column} is {value}; a graph's weights are finite")]
+    NotFinite {
+        /// Token the edge leaves.
+        row: usize,
+        /// Token it goes to.
+        column: usize,
+        /// Its weight.
+        value: f64,
+    },
+    /// Degrees, probabilities and path lengths need weights without sign.
+    #[error(
+        "the weight of {row} -> {column} is {value}; {what} is defined for non-negative weights: use a non-negative score \
+         (relu, abs), or no whitening"
+    )]
+    Negative {
+        /// What was asked for.
+        what: &'static str,
+        /// Token the edge leaves.
+        row: usize,
+        /// Token it goes to.
+        column: usize,
+        /// Its weight.
+        value: f64,
+    },
+    /// A degree that cannot be divided by.
+    #[error("token {index} has degree {degree:e} (the largest is 1); {remedy}")]
+    Degree {
+        /// The token.
+        index: usize,
+        /// Its degree, relative to the largest by size.
+        degree: f64,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A parameter is out of its range.
+    #[error("`{what}` is {value}, must be {expected}")]
+    Range {
+        /// Its name.
+        what: &'static str,
+        /// What it is.
+        value: f64,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// An eigenvalue iteration used all its products.
+    #[error(
+        "{converged} of {wanted} eigenpairs converged in {products} products; the worst residual is {residual:.1e}, asked \
+         for {tol:.1e}; raise `max_products` or `tol`, or ask for fewer"
+    )]
+    Eigen {
+        /// Pairs that met the tolerance.
+        converged: usize,
+        /// Pairs asked for.
+        wanted: usize,
+        /// Products with the operator spent.
+        products: usize,
+        /// The worst relative residual of the wanted pairs.
+        residual: f64,
+        /// The one asked for.
+        tol: f64,
+    },
+    /// A dense decomposition did not converge.
+    #[error("the {what} of {tokens} tokens did not converge; its entries may span too many magnitudes")]
+    Decomposition {
+        /// Which.
+        what: &'static str,
+        /// Order of the matrix.
+        tokens: usize,
+    },
 }
 
 /// [`Error::Length`] unless `got == expected`.

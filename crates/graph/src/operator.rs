@@ -23,6 +23,33 @@ pub trait LinearOperator {
     /// # Errors
     /// As [`LinearOperator::apply`].
     fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>>;
+
+    /// `M x` for several `x`. The default is one [`LinearOperator::apply`] each; an operator that is streamed overrides it,
+    /// because what a pass costs is making the weights, not using them.
+    ///
+    /// # Errors
+    /// As [`LinearOperator::apply`].
+    fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        block.iter().map(|x| self.apply(x)).collect()
+    }
+}
+
+impl<O: LinearOperator> LinearOperator for &O {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn apply(&self, x: &[f64]) -> Result<Vec<f64>> {
+        (**self).apply(x)
+    }
+
+    fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>> {
+        (**self).apply_transpose(x)
+    }
+
+    fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        (**self).apply_block(block)
+    }
 }
 
 /// A stored matrix.
@@ -42,6 +69,36 @@ impl Dense {
         Ok(Self { n, entries })
     }
 
+    pub(crate) fn from_entries(n: usize, entries: Vec<f64>) -> Self {
+        debug_assert_eq!(entries.len(), n * n);
+        Self { n, entries }
+    }
+
+    /// The matrix of `entry(row, column)`.
+    pub fn from_fn(n: usize, entry: impl Fn(usize, usize) -> f64) -> Self {
+        let entries = (0..n * n).map(|at| entry(at / n, at % n)).collect();
+        Self { n, entries }
+    }
+
+    /// The matrix of any operator, read off column by column.
+    ///
+    /// # Errors
+    /// Those of the operator.
+    pub fn of(operator: &impl LinearOperator) -> Result<Self> {
+        /// Columns read at once: what a pass over the weights makes of them costs little beside the weights.
+        const COLUMNS: usize = 64;
+        let n = operator.len();
+        let mut entries = vec![0.0; n * n];
+        for first in (0..n).step_by(COLUMNS) {
+            let unit = |j: usize| (0..n).map(|i| f64::from(u8::from(i == j))).collect();
+            let block: Vec<Vec<f64>> = (first..n.min(first + COLUMNS)).map(unit).collect();
+            for (j, column) in (first..).zip(operator.apply_block(&block)?) {
+                column.iter().enumerate().for_each(|(i, &x)| entries[i * n + j] = x);
+            }
+        }
+        Ok(Self { n, entries })
+    }
+
     /// The graph of weighted `edges` `(from, to, weight)` over `n` tokens; parallel edges add up.
     ///
     /// # Panics
@@ -53,6 +110,21 @@ impl Dense {
             entries[from * n + to] += weight;
         }
         Self { n, entries }
+    }
+
+    /// All entries, row by row.
+    pub fn entries(&self) -> &[f64] {
+        &self.entries
+    }
+
+    /// Row `i`: the weights of the edges that leave token `i`.
+    pub fn row(&self, i: usize) -> &[f64] {
+        &self.entries[i * self.n..][..self.n]
+    }
+
+    /// The rows, in order.
+    pub fn rows(&self) -> impl Iterator<Item = &[f64]> {
+        (0..self.n).map(|i| self.row(i))
     }
 
     /// The same graph with every weight times `factor`.
@@ -74,7 +146,7 @@ impl LinearOperator for Dense {
 
     fn apply(&self, x: &[f64]) -> Result<Vec<f64>> {
         check_len("x", x.len(), self.n)?;
-        Ok((0..self.n).map(|i| dot(&self.entries[i * self.n..][..self.n], x)).collect())
+        Ok(self.rows().map(|row| dot(row, x)).collect())
     }
 
     fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>> {
