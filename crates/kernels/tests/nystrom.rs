@@ -125,3 +125,21 @@ fn unrolled_gradients_are_those_of_the_stored_cases() {
     }
     assert!(checked >= 7, "{checked}");
 }
+
+/// Tokens that are their own landmarks, all others far away: gradients are what the far ones leave, however large the
+/// token's own share of the sums is.
+#[test]
+fn a_token_at_a_landmark_is_not_pulled_by_it() {
+    for json in [
+        r#"{"mechanism": "soft", "landmarks": {"kind": "first", "count": 12}, "inverse": "cholesky"}"#,
+        r#"{"mechanism": "soft-pp", "landmarks": {"kind": "pool", "ratio": 1}, "inverse": "cholesky"}"#,
+        r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#,
+    ] {
+        let mut p = problem(mechanism(json), Shape::square(1, 2, 12, 8), 5);
+        p.q.iter_mut().for_each(|x| *x = f64::from((8.0 * *x + 5.0) as f32));
+        let (expected, got) = (p.reference(), p.fused());
+        let most = expected["dq"].iter().fold(0.0_f64, |most, x| most.max(x.abs()));
+        assert!(most > 0.0 && most < 0.1, "{json}: the test needs small gradients, found {most}");
+        assert_close(json, &got["dq"], &expected["dq"], 2, 5e-5, 0.0);
+    }
+}

@@ -3,11 +3,13 @@
 //! Distances are sums over channels of a function of the difference: no large terms cancel, so that tokens that nearly
 //! coincide keep their distance, and equal ones have distance 0.
 
+use std::marker::PhantomData;
+
 use pulp::{Simd, WithSimd};
 
 use crate::simd::{
     Level,
-    product::{Add, Left, Right, Size, Store, Term, product, vectors, vectors_mut},
+    product::{Term, vectors, vectors_mut},
 };
 
 /// A distance, the sum over channels of a function of the difference.
@@ -15,9 +17,39 @@ pub(crate) trait Metric: Copy + Send + Sync {
     /// What the distance sums over the channels.
     const TERM: Term;
 
-    /// Writes `dtokens_i = sum_l e_il g_il` and adds `sum_i e_il g_il` to `dmarks_l`, where `g_il` is the gradient of the
-    /// distance in `token_i - mark_l`, of [`Squared`] half of it.
-    fn gradients<S: Simd>(self, simd: S, pairs: Pairs<'_>, dtokens: &mut [f32], dmarks: &mut [f32]);
+    /// Adds `e g` to both `sums`, where `g` is the derivative of the distance in `x - mark`, of [`Squared`] half of it.
+    fn pull<S: Simd>(simd: S, e: S::f32s, x: S::f32s, mark: S::f32s, sums: [S::f32s; 2]) -> [S::f32s; 2];
+}
+
+/// `|x - y|_2^2`.
+#[derive(Clone, Copy)]
+pub(crate) struct Squared;
+
+impl Metric for Squared {
+    const TERM: Term = Term::SquaredDifference;
+
+    /// `g = x - y`.
+    #[inline(always)]
+    fn pull<S: Simd>(simd: S, e: S::f32s, x: S::f32s, mark: S::f32s, [a, b]: [S::f32s; 2]) -> [S::f32s; 2] {
+        let g = simd.sub_f32s(x, mark);
+        [simd.mul_add_e_f32s(e, g, a), simd.mul_add_e_f32s(e, g, b)]
+    }
+}
+
+/// `|x - y|_1`.
+#[derive(Clone, Copy)]
+pub(crate) struct Manhattan;
+
+impl Metric for Manhattan {
+    const TERM: Term = Term::Difference;
+
+    /// `g = sign(x - y)`, 0 at a tie: comparisons choose what is added.
+    #[inline(always)]
+    fn pull<S: Simd>(simd: S, e: S::f32s, x: S::f32s, mark: S::f32s, [a, b]: [S::f32s; 2]) -> [S::f32s; 2] {
+        let below = simd.select_f32s(simd.less_than_f32s(x, mark), simd.neg_f32s(e), simd.splat_f32s(0.0));
+        let signed = simd.select_f32s(simd.less_than_f32s(mark, x), e, below);
+        [simd.add_f32s(a, signed), simd.add_f32s(b, signed)]
+    }
 }
 
 /// A tile of tokens and marks, and the gradient of each pair's distance. Rows are whole vectors.
@@ -29,104 +61,71 @@ pub(crate) struct Pairs<'a> {
     pub marks: &'a [f32],
     /// Channels, padded to whole vectors.
     pub dim: usize,
-    /// `[tokens, stride]`: the gradients, zero beyond the last mark.
+    /// `[tokens, stride]`: the gradients.
     pub e: &'a [f32],
     /// Marks, padded to whole vectors.
     pub stride: usize,
 }
 
-/// `|x - y|_2^2`.
-#[derive(Clone, Copy)]
-pub(crate) struct Squared;
-
-impl Metric for Squared {
-    const TERM: Term = Term::SquaredDifference;
-
-    /// `g = x - y`: two products of matrices. What cancels in them is as large as the tokens, which should be centred.
-    #[inline(always)]
-    fn gradients<S: Simd>(self, simd: S, pairs: Pairs<'_>, dtokens: &mut [f32], dmarks: &mut [f32]) {
-        let Pairs { tokens, marks, dim, e, stride } = pairs;
-        let (n, m, lanes) = (tokens.len() / dim, marks.len() / dim, S::F32_LANES);
-        let of_token = Left { data: e, row_stride: stride, depth_stride: 1 };
-        let size = Size { rows: n, cols: dim, depth: m };
-        product(simd, size, of_token, Right { data: marks, stride: dim }, &mut Store { data: dtokens, stride: dim });
-        for (i, e) in e.chunks_exact(stride).enumerate() {
-            let total = sum(simd, e);
-            let (x, d) = (S::as_simd_f32s(&tokens[i * dim..][..dim]).0, &mut dtokens[i * dim..][..dim]);
-            for (d, &x) in S::as_mut_simd_f32s(d).0.iter_mut().zip(x) {
-                *d = simd.sub_f32s(simd.mul_f32s(total, x), *d);
-            }
-        }
-        let of_mark = Left { data: e, row_stride: 1, depth_stride: stride };
-        let size = Size { rows: m, cols: dim, depth: n };
-        product(simd, size, of_mark, Right { data: tokens, stride: dim }, &mut Add { data: dmarks, stride: dim });
-        for first in (0..m).step_by(lanes) {
-            let mut total = simd.splat_f32s(0.0);
-            for e in e.chunks_exact(stride) {
-                total = simd.add_f32s(total, vectors::<S, 1>(e, first)[0]);
-            }
-            let totals: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&total));
-            for (l, &total) in (first..m).zip(totals) {
-                let (mark, d) = (S::as_simd_f32s(&marks[l * dim..][..dim]).0, &mut dmarks[l * dim..][..dim]);
-                for (d, &mark) in S::as_mut_simd_f32s(d).0.iter_mut().zip(mark) {
-                    *d = simd.sub_f32s(*d, simd.mul_f32s(simd.splat_f32s(total), mark));
-                }
-            }
-        }
-    }
+/// Writes `dtokens_i = sum_l e_il g_il` and adds `sum_i e_il g_il` to `dmarks_l`, where `g_il` is the derivative of the
+/// distance in `token_i - mark_l`, of [`Squared`] half of it.
+///
+/// Differences, not products of matrices: a token at a mark is pulled by exactly nothing, however far both are from zero.
+pub(crate) fn gradients<D: Metric>(level: Level, _: D, pairs: Pairs<'_>, dtokens: &mut [f32], dmarks: &mut [f32]) {
+    level.dispatch(Gradients { metric: PhantomData::<D>, pairs, dtokens, dmarks });
 }
 
-/// The sum of whole vectors, in every lane.
-#[inline(always)]
-fn sum<S: Simd>(simd: S, x: &[f32]) -> S::f32s {
-    let mut total = simd.splat_f32s(0.0);
-    for &x in S::as_simd_f32s(x).0 {
-        total = simd.add_f32s(total, x);
-    }
-    simd.splat_f32s(simd.reduce_sum_f32s(total))
+struct Gradients<'a, D> {
+    metric: PhantomData<D>,
+    pairs: Pairs<'a>,
+    dtokens: &'a mut [f32],
+    dmarks: &'a mut [f32],
 }
 
-/// `|x - y|_1`.
-#[derive(Clone, Copy)]
-pub(crate) struct Manhattan;
+impl<D: Metric> WithSimd for Gradients<'_, D> {
+    type Output = ();
 
-impl Metric for Manhattan {
-    const TERM: Term = Term::Difference;
-
-    /// `g = sign(x - y)`, 0 at a tie. Not a product of matrices: comparisons choose what is added, four tokens and two
-    /// vectors of channels at a time, so that a mark is loaded and its sums are stored once for four tokens.
+    /// Four tokens and two vectors of channels at a time, so that a mark is loaded and its sums are stored once for four
+    /// tokens.
     #[inline(always)]
-    fn gradients<S: Simd>(self, simd: S, pairs: Pairs<'_>, dtokens: &mut [f32], dmarks: &mut [f32]) {
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { pairs, dtokens, dmarks, .. } = self;
         let n = pairs.tokens.len() / pairs.dim;
         let mut token = 0;
         while token + 4 <= n {
-            signs_of::<S, 4>(simd, pairs, token, dtokens, dmarks);
+            pulls_on::<S, D, 4>(simd, pairs, token, dtokens, dmarks);
             token += 4;
         }
         while token < n {
-            signs_of::<S, 1>(simd, pairs, token, dtokens, dmarks);
+            pulls_on::<S, D, 1>(simd, pairs, token, dtokens, dmarks);
             token += 1;
         }
     }
 }
 
-/// The sign products of `T` tokens.
+/// The pulls on `T` tokens.
 #[inline(always)]
-fn signs_of<S: Simd, const T: usize>(simd: S, pairs: Pairs<'_>, token: usize, dtokens: &mut [f32], dmarks: &mut [f32]) {
+fn pulls_on<S: Simd, D: Metric, const T: usize>(
+    simd: S,
+    pairs: Pairs<'_>,
+    token: usize,
+    dtokens: &mut [f32],
+    dmarks: &mut [f32],
+) {
     let lanes = S::F32_LANES;
     let mut col = 0;
     while col + 2 * lanes <= pairs.dim {
-        signs::<S, T, 2>(simd, pairs, token, col, dtokens, dmarks);
+        pulls::<S, D, T, 2>(simd, pairs, token, col, dtokens, dmarks);
         col += 2 * lanes;
     }
     if col < pairs.dim {
-        signs::<S, T, 1>(simd, pairs, token, col, dtokens, dmarks);
+        pulls::<S, D, T, 1>(simd, pairs, token, col, dtokens, dmarks);
     }
 }
 
-/// The sign products of `T` tokens in `N` vectors of channels.
+/// The pulls on `T` tokens in `N` vectors of channels.
 #[inline(always)]
-fn signs<S: Simd, const T: usize, const N: usize>(
+fn pulls<S: Simd, D: Metric, const T: usize, const N: usize>(
     simd: S,
     pairs: Pairs<'_>,
     token: usize,
@@ -146,44 +145,13 @@ fn signs<S: Simd, const T: usize, const N: usize>(
     for (l, (marks, dmarks)) in marks.chunks_exact(dim).zip(dmarks.chunks_exact_mut(dim)).enumerate() {
         let (marks, dmarks) = (vectors::<S, N>(marks, col), vectors_mut::<S, N>(dmarks, col));
         for t in 0..T {
-            let plus = simd.splat_f32s(e_rows[t][l]);
-            let minus = simd.neg_f32s(plus);
+            let e = simd.splat_f32s(e_rows[t][l]);
             for n in 0..N {
-                let below = simd.select_f32s(simd.less_than_f32s(x[t][n], marks[n]), minus, zero);
-                let signed = simd.select_f32s(simd.less_than_f32s(marks[n], x[t][n]), plus, below);
-                sums[t][n] = simd.add_f32s(sums[t][n], signed);
-                dmarks[n] = simd.add_f32s(dmarks[n], signed);
+                [sums[t][n], dmarks[n]] = D::pull(simd, e, x[t][n], marks[n], [sums[t][n], dmarks[n]]);
             }
         }
     }
     for (t, sums) in sums.iter().enumerate() {
         vectors_mut::<S, N>(dtokens, (token + t) * dim + col).copy_from_slice(sums);
-    }
-}
-
-/// [`Metric::gradients`] on the instruction set `level`.
-pub(crate) fn gradients(
-    level: Level,
-    distance: impl Metric,
-    pairs: Pairs<'_>,
-    dtokens: &mut [f32],
-    dmarks: &mut [f32],
-) {
-    level.dispatch(Gradients { distance, pairs, dtokens, dmarks });
-}
-
-struct Gradients<'a, D> {
-    distance: D,
-    pairs: Pairs<'a>,
-    dtokens: &'a mut [f32],
-    dmarks: &'a mut [f32],
-}
-
-impl<D: Metric> WithSimd for Gradients<'_, D> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        self.distance.gradients(simd, self.pairs, self.dtokens, self.dmarks);
     }
 }

@@ -21,7 +21,7 @@ use crate::{
         product::{Add, Right, Size, Store, multiply, multiply_add},
     },
     structure::{
-        dense::{Rows, dot},
+        dense::Rows,
         nystrom::{
             pass::{self, Part, Pass, TOKENS, splits},
             tile::{Zip, scatter, transpose, zip},
@@ -51,7 +51,7 @@ pub(crate) fn backward(
     {
         let (dq, dv) = (Parts::new(&mut *dq), Parts::new(dv));
         let partial = Parts::new(&mut *partial_u);
-        let spread = Spread { core, transposed, dout: saved.dout, slice_parts, dq, dv, partial };
+        let spread = Spread { core, transposed, stats, dout: saved.dout, slice_parts, dq, dv, partial };
         pass::run(&spread, call.level, slices, seq, work);
     }
     let close =
@@ -73,12 +73,12 @@ fn landmark_part(sizes: &Sizes) -> usize {
     room([sizes.marks * sizes.dp, 1])
 }
 
-/// What is kept of a slice: `dZ`, `dZ^T`, `W^T`; the degrees' gradients; landmarks about their mean; the mean; gradients of
-/// the landmarks, of gain and offset, and of the scale.
-pub(super) fn of_slice(sizes: &Sizes) -> [usize; 9] {
+/// What is kept of a slice: `dZ`, `dZ^T`, `W^T`; the degrees' gradients; the landmarks' mean; gradients of the landmarks, of
+/// gain and offset, and of the scale.
+pub(super) fn of_slice(sizes: &Sizes) -> [usize; 8] {
     let (values, channels) = (sizes.marks * sizes.dvp, sizes.marks * sizes.dp);
     let across = sizes.shape.value_dim * sizes.mp;
-    [values, across, across, sizes.mp, channels, sizes.dp, channels, 2 * sizes.dp, 1]
+    [values, across, across, sizes.mp, sizes.dp, channels, 2 * sizes.dp, 1]
 }
 
 /// f32 of working memory of [`backward`].
@@ -115,6 +115,7 @@ impl Pass for Transpose<'_> {
 struct Spread<'a> {
     core: Core<'a>,
     transposed: &'a [f32],
+    stats: &'a [f32],
     dout: &'a [f32],
     slice_parts: &'a [f32],
     dq: Parts<'a, f32>,
@@ -122,10 +123,10 @@ struct Spread<'a> {
     partial: Parts<'a, f32>,
 }
 
-fn spread_sizes(sizes: &Sizes) -> [usize; 6] {
-    // dP then E; rows of dv; of v; centred tokens; dq; the tile's own parts
+fn spread_sizes(sizes: &Sizes) -> [usize; 5] {
+    // dP then E; rows of dv; of v; dq; the tile's own parts
     let (values, channels) = (TOKENS * sizes.dvp, TOKENS * sizes.dp);
-    [TOKENS * sizes.mp, values, values, channels, channels, room(tile_sizes(sizes))]
+    [TOKENS * sizes.mp, values, values, channels, room(tile_sizes(sizes))]
 }
 
 fn spread_memory(sizes: &Sizes) -> usize {
@@ -151,11 +152,11 @@ impl Pass for Spread<'_> {
         };
         let ([sums, dscale], _) = cut(sums, [sizes.marks * sizes.dp, 1]);
         sums.fill(0.0);
-        let [dz, dz_across, w_across, ddegrees, centred, centre, ..] =
+        let [dz, dz_across, w_across, ddegrees, centre, ..] =
             parts(&self.slice_parts[slice * len..][..len], of_slice(sizes));
-        let ([e, dv_rows, v_room, x, dx, tile_memory], _) = cut(memory, spread_sizes(sizes));
+        let ([e, dv_rows, v_room, dx, tile_memory], _) = cut(memory, spread_sizes(sizes));
         let (transposed, v) = (core.transposed(self.transposed, slice), core.part(core.call.v, slice, dv));
-        let slope = (-2.0 * core.scale(slice)) as f32;
+        let (u, slope) = (SavedSlice::of(sizes, self.stats, slice).u, (-2.0 * core.scale(slice)) as f32);
         let mut contraction = 0.0;
         for range in part.tiles() {
             let Loaded { kept, q, x: g, tile } =
@@ -173,20 +174,30 @@ impl Pass for Spread<'_> {
                 zip(level, e, &ddegrees[..tile.stride], Zip::Add);
             }
             zip(level, e, &tile.data[..tokens * tile.stride], Zip::Multiply);
-            let x = &mut x[..tokens * sizes.dp];
-            for (x, q) in x.chunks_exact_mut(sizes.dp).zip(q.data.chunks_exact(q.stride)) {
-                x.iter_mut().zip(q).zip(centre).for_each(|((x, q), centre)| *x = q - centre);
-            }
             let dx = &mut dx[..tokens * sizes.dp];
-            let pairs = Pairs { tokens: x, marks: &centred[..marks * sizes.dp], dim: sizes.dp, e, stride: tile.stride };
+            let pairs = Pairs { tokens: q.data, marks: &u[..marks * sizes.dp], dim: sizes.dp, e, stride: tile.stride };
             gradients(level, Squared, pairs, dx, sums);
-            contraction += dot(x, dx);
+            contraction += about(centre, q.data, dx);
             dx.iter_mut().for_each(|dx| *dx *= slope);
             scatter(dx, sizes.dp, kept, range.start, &mut dq_out[part.within(&range, d)], d);
         }
         dscale[0] = contraction as f32;
         values::add(core, &part, self.dout, true, dv_out);
     }
+}
+
+/// `<x_i - centre, dx_i>`, summed over the rows, which are whole vectors: where the `dx` sum to nothing the centre is free,
+/// and near the `x` little cancels.
+fn about(centre: &[f32], x: &[f32], dx: &[f32]) -> f64 {
+    let mut sums = [0.0; 8];
+    for (x, dx) in x.chunks_exact(centre.len()).zip(dx.chunks_exact(centre.len())) {
+        for ((x, centre), dx) in x.as_chunks::<8>().0.iter().zip(centre.as_chunks::<8>().0).zip(dx.as_chunks::<8>().0) {
+            for n in 0..8 {
+                sums[n] += f64::from(x[n] - centre[n]) * f64::from(dx[n]);
+            }
+        }
+    }
+    sums.iter().sum()
 }
 
 /// The landmarks' gradients, from them to the tokens, and the scale's.
@@ -216,7 +227,7 @@ impl Pass for Close<'_> {
         let (kept, dq) = unsafe {
             (self.slice_parts.part(slice * len..(slice + 1) * len), self.dq.part(slice * rows..(slice + 1) * rows))
         };
-        let ([.., centred, _, du, norm, dscale], _) = cut(kept, of_slice(sizes));
+        let ([.., centre, du, norm, dscale], _) = cut(kept, of_slice(sizes));
         let mut contraction = 0.0;
         for sums in self.partial[slice * splits * sums_len..][..splits * sums_len].chunks_exact(sums_len) {
             let [sums, tokens] = parts(sums, [sizes.marks * sizes.dp, 1]);
@@ -225,9 +236,9 @@ impl Pass for Close<'_> {
             contraction += f64::from(tokens[0]);
         }
         // The exponent is homogeneous of degree two in the differences.
-        contraction += dot(centred, du);
-        dscale[0] = -contraction as f32;
         let (slope, live) = ((-2.0 * core.scale(slice)) as f32, n * sizes.dp);
+        contraction += about(centre, &SavedSlice::of(sizes, self.stats, slice).u[..live], &du[..live]);
+        dscale[0] = -contraction as f32;
         du.iter_mut().for_each(|du| *du *= slope);
         if let Some(activation) = core.norm() {
             let raw = SavedSlice::of(sizes, self.stats, slice).raw;
@@ -264,7 +275,7 @@ fn parameters(
             filter_gradient(core, slice_parts, out, work);
             continue;
         }
-        for (slice, [_, _, _, _, _, _, du, norm, dscale]) in of_slices() {
+        for (slice, [_, _, _, _, _, du, norm, dscale]) in of_slices() {
             let range = parameter.part(out.len(), shape, slice);
             let out = &mut out[range];
             match parameter {
@@ -310,7 +321,7 @@ impl Pass for Filter<'_> {
         let ([sums, rows], _) = cut(memory, [d * sizes.dp, sizes.marks * sizes.dp]);
         sums.fill(0.0);
         for (slice, kept) in self.slice_parts.chunks_exact(room(of_slice(sizes))).enumerate() {
-            let du = parts(kept, of_slice(sizes))[6];
+            let du = parts(kept, of_slice(sizes))[5];
             core.producer.filter_gradient(level, core.producer.tokens(slice, core.call.q), slot, du, sums, rows);
         }
         for (n, sum) in sums.chunks_exact(sizes.dp).flat_map(|row| &row[..d]).enumerate() {

@@ -57,16 +57,18 @@ impl Pass for Middle<'_> {
         // SAFETY: slices are distinct.
         let kept = unsafe { self.slice_parts.part(slice * len..(slice + 1) * len) };
         kept.fill(0.0);
-        let ([dz, dz_across, w_across, ddegrees, centred, centre, du, ..], _) = cut(kept, of_slice(sizes));
+        let ([dz, dz_across, w_across, ddegrees, centre, du, ..], _) = cut(kept, of_slice(sizes));
         let ([dw, scaled, da, a, e, unused, ..], work) = cut(memory, middle_sizes(sizes));
         let values = order.n * sizes.dvp;
         total(core, slice, self.partial, dw, &mut e[..sizes.mp]);
         between(core, level, slice, saved.y, saved.c, dw, scaled, dz);
         transpose(&dz[..values], sizes.dvp, sizes.shape.value_dim, dz_across, sizes.mp);
         transpose(&saved.w[..values], sizes.dvp, sizes.shape.value_dim, w_across, sizes.mp);
-        centre_rows(saved.u, order.n, sizes.dp, centred, centre);
-
         let u = &saved.u[..order.n * sizes.dp];
+        for row in u.chunks_exact(sizes.dp) {
+            centre.iter_mut().zip(row).for_each(|(mean, x)| *mean += x / order.n as f32);
+        }
+
         among(core, level, slice, u, core.transposed(self.transposed, slice), a);
         inverse_gradient(core, level, order, &saved, [dw, dz, w_across], a, da, [scaled, &mut *e], work);
         if core.m.degree.is_some() {
@@ -83,23 +85,11 @@ impl Pass for Middle<'_> {
                 e[i * sizes.mp + j] = da[i * sizes.mp + j] + da[j * sizes.mp + i];
             }
         }
-        let marks = &centred[..u.len()];
-        let pairs = Pairs { tokens: marks, marks, dim: sizes.dp, e: &e[..order.len()], stride: sizes.mp };
+        let pairs = Pairs { tokens: u, marks: u, dim: sizes.dp, e: &e[..order.len()], stride: sizes.mp };
         gradients(level, Squared, pairs, &mut du[..u.len()], unused);
         if !core.takes_token_degrees() {
             ddegrees.fill(0.0);
         }
-    }
-}
-
-/// Writes the rows less their mean, and the mean.
-fn centre_rows(x: &[f32], rows: usize, stride: usize, centred: &mut [f32], mean: &mut [f32]) {
-    let x = &x[..rows * stride];
-    for row in x.chunks_exact(stride) {
-        mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x / rows as f32);
-    }
-    for (row, centred) in x.chunks_exact(stride).zip(centred.chunks_exact_mut(stride)) {
-        centred.iter_mut().zip(row).zip(&*mean).for_each(|((out, x), mean)| *out = x - mean);
     }
 }
 
