@@ -26,7 +26,7 @@ pub fn adamw<M: Module>(recipe: &OptimiserRecipe, model: &M) -> ModuleOptimizer 
     )
 }
 
-/// Paths of the parameters that decay: those called `weight` with at least two axes.
+/// Paths of the parameters that decay: those called a `weight` (of a layer, of a filter) with at least two axes.
 pub fn decayed_parameters<M: Module>(model: &M) -> Vec<String> {
     #[derive(Default)]
     struct Paths {
@@ -41,7 +41,7 @@ pub fn decayed_parameters<M: Module>(model: &M) -> Vec<String> {
             self.path.pop();
         }
         fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
-            if D >= 2 && self.path.last().is_some_and(|name| name == "weight") {
+            if D >= 2 && self.path.last().is_some_and(|name| name.ends_with("weight")) {
                 self.decayed.push(self.path.join("."));
             }
         }

@@ -122,7 +122,7 @@ impl<'a> Session<'a> {
         let targets = pictures::targets(&mut batch, self.recipe.regularisation.label_smoothing, &self.device);
         clock.lap(&mut self.time.data);
         let logits = {
-            let _alone = self.seed_dropout();
+            let _alone = self.seed_draws();
             self.model.try_forward(images)?
         };
         let loss = soft_cross_entropy(logits, targets);
@@ -146,11 +146,13 @@ impl<'a> Session<'a> {
         Ok(Step { loss: f64::from(value), grad_norm, lr, images_per_second })
     }
 
-    /// Dropout draws from Burn's generator: seeded by the step, it needs no state in the checkpoint.
-    fn seed_dropout(&self) -> Option<MutexGuard<'static, ()>> {
+    /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step, it needs no state in the
+    /// checkpoint.
+    fn seed_draws(&self) -> Option<MutexGuard<'static, ()>> {
         let model = &self.recipe.model;
         let seed = self.recipe.seed ^ (self.state.step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (model.dropout > 0.0 || model.drop_path > 0.0).then(|| seed_generator(&self.device, seed))
+        let draws = model.dropout > 0.0 || model.drop_path > 0.0 || self.recipe.mechanism.drawn_landmarks().is_some();
+        draws.then(|| seed_generator(&self.device, seed))
     }
 
     fn count(&mut self, loss: f64, images: usize, time: Duration) {

@@ -8,10 +8,10 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{MultiHeadAttention, OrthogonalMaps, gamma, kernel};
+use super::{LandmarkParameters, MultiHeadAttention, OrthogonalMaps, gamma, kernel};
 use crate::{
     Error, Mechanism, Parameter, Shape, Strategy,
-    mechanism::{GlobalTokens, Ssa},
+    mechanism::{GlobalTokens, Landmarks, Ssa},
     ops::projections,
 };
 
@@ -61,6 +61,14 @@ pub struct MultiHeadAttentionConfig {
     /// the mechanism has none.
     #[config(default = false)]
     pub kappa_trainable: bool,
+    /// Learn the bandwidth of the Laplacian kernel per head, from the mechanism's `lambda` on. Default false; without effect
+    /// where the mechanism has none.
+    #[config(default = false)]
+    pub lambda_trainable: bool,
+    /// Learn the Gaussian kernel's factor on squared distances per head, from the mechanism's `scale` on. Default false;
+    /// without effect where the mechanism has none.
+    #[config(default = false)]
+    pub scale_trainable: bool,
     /// Query and key maps without bias that stay orthogonal all through training, see [`super::OrthogonalMaps`]. Default
     /// false. "Fractional neural attention for efficient multiscale sequence processing", Assumption 1 and A.3.
     #[config(default = false)]
@@ -108,10 +116,14 @@ impl MultiHeadAttentionConfig {
             return Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what, why }.into());
         }
         let mechanism = self.operator();
+        if mechanism.parameters().contains(&Parameter::GivenLandmarks) {
+            let (what, why) = ("given landmarks in a module", "they come with a call; use `attend`");
+            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
+        }
         mechanism.check(&Shape::square(1, n_heads, least_tokens(&mechanism), d_model / n_heads), false)?;
         let with_queries = projections(&mechanism) > 1;
         field("orthogonal", self.orthogonal, with_queries || !self.orthogonal, "false: there are no queries to map")?;
-        if let Some(alpha) = self.trained(&mechanism, Parameter::Alpha) {
+        if let Some(&[alpha, ..]) = self.trained(&mechanism, Parameter::Alpha).as_deref() {
             field("alpha", alpha, alpha > 1.0 && alpha < 2.0, "inside (1, 2) when alpha_trainable")?;
         }
         match mechanism.gamma() {
@@ -144,8 +156,7 @@ impl MultiHeadAttentionConfig {
         };
         let trainable = mechanism.gamma().filter(|_| self.gamma_trainable);
         let (parts, heads, head_dim) = (projections(&mechanism), self.n_heads, d_model / self.n_heads);
-        let alpha = self.trained(&mechanism, Parameter::Alpha);
-        let kappa = self.trained(&mechanism, Parameter::Kappa);
+        let logs = |parameter| Some(kernel::logs(&self.trained(&mechanism, parameter)?, device));
         let tied = mechanism.tied();
         let power = if self.gamma_schedule == GammaSchedule::Power { self.layer } else { 1 };
         Ok(MultiHeadAttention {
@@ -154,8 +165,11 @@ impl MultiHeadAttentionConfig {
             output: linear(1, self.output_bias),
             extra: self.extra_proj.then(|| linear(1, true)),
             gamma_logit: trainable.map(|gamma| Param::from_tensor(gamma::logits(gamma, self.n_heads, device))),
-            alpha_logit: alpha.map(|alpha| kernel::alpha_logits(alpha, heads, device)),
-            kappa_log: kappa.map(|_| kernel::kappa_logs(&mechanism, heads, head_dim, device)),
+            alpha_logit: self.trained(&mechanism, Parameter::Alpha).map(|alpha| kernel::alpha_logits(&alpha, device)),
+            kappa_log: logs(Parameter::Kappa),
+            lambda_log: logs(Parameter::Lambda),
+            scale_log: logs(Parameter::Scale),
+            landmarks: LandmarkParameters::init(&mechanism, heads, head_dim, device),
             dropout: DropoutConfig::new(self.dropout).init(),
             n_heads: self.n_heads,
             gamma_power: power,
@@ -165,23 +179,29 @@ impl MultiHeadAttentionConfig {
         })
     }
 
-    /// Where a parameter of the kernel starts, if it is to be learned and the mechanism has it.
-    fn trained(&self, mechanism: &Mechanism, parameter: Parameter) -> Option<f64> {
-        let wanted = if parameter == Parameter::Alpha { self.alpha_trainable } else { self.kappa_trainable };
-        let Mechanism::Fna(m) = mechanism else { return None };
-        let heads = self.n_heads;
-        let start = if parameter == Parameter::Alpha { m.alpha } else { m.resolve(self.d_model / heads, heads).kappa };
-        (wanted && mechanism.parameters().contains(&parameter)).then_some(start)
+    /// Where a parameter of the kernel starts per head, if it is to be learned and the mechanism has it.
+    fn trained(&self, mechanism: &Mechanism, parameter: Parameter) -> Option<Vec<f32>> {
+        let wanted = match parameter {
+            Parameter::Alpha => self.alpha_trainable,
+            Parameter::Kappa => self.kappa_trainable,
+            Parameter::Lambda => self.lambda_trainable,
+            Parameter::Scale => self.scale_trainable,
+            _ => false,
+        };
+        let shape = Shape::square(1, self.n_heads, 1, self.d_model / self.n_heads);
+        let has = wanted && mechanism.parameters().contains(&parameter);
+        has.then(|| mechanism.parameter_default(parameter, &shape))
     }
 
-    /// Parameters of the module with free query and key maps, without those of the decay and of the kernel.
+    /// Parameters of the module with free query and key maps, without those of the decay and of the kernel's width.
     pub fn parameter_count(&self) -> usize {
         let Self { d_model, qkv_bias, output_bias, extra_proj, .. } = *self;
-        let matrix = d_model * d_model;
-        projections(&self.operator()) * (matrix + if qkv_bias { d_model } else { 0 })
+        let (matrix, mechanism) = (d_model * d_model, self.operator());
+        projections(&mechanism) * (matrix + if qkv_bias { d_model } else { 0 })
             + matrix
             + if output_bias { d_model } else { 0 }
             + if extra_proj { matrix + d_model } else { 0 }
+            + LandmarkParameters::count(&mechanism, self.n_heads, d_model / self.n_heads)
     }
 
     /// The mechanism as this module applies it: tied or not.
@@ -192,9 +212,16 @@ impl MultiHeadAttentionConfig {
     }
 }
 
-/// Tokens that a sequence needs for the positions that the configuration names.
+/// Tokens that a sequence needs for the positions, grids and landmarks that the configuration names.
 fn least_tokens(mechanism: &Mechanism) -> usize {
     match mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => match (m.grid, m.landmarks) {
+            (Some([height, width]), _) => height.saturating_mul(width),
+            (None, Landmarks::Random { count, .. } | Landmarks::First { count }) => count,
+            (None, Landmarks::Conv { ratio }) => ratio,
+            _ => 1,
+        },
+        Mechanism::Laplacian(m) => m.grid.map_or(1, |[height, width]| height.saturating_mul(width)),
         Mechanism::Ssa(Ssa { global_tokens: Some(GlobalTokens::At(positions)), .. }) => {
             positions.iter().max().map_or(1, |&last| last.saturating_add(1))
         }

@@ -7,7 +7,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::MultiHeadAttention;
-use crate::{Extras, Mechanism, Parameter, Result};
+use crate::{Mechanism, Result};
 
 /// One logit per head, `[heads]`, whose sigmoid is `gamma`.
 pub(super) fn logits(gamma: f64, heads: usize, device: &Device) -> Tensor<1> {
@@ -30,14 +30,6 @@ impl MultiHeadAttention {
     pub fn gamma(&self) -> Option<Tensor<1>> {
         let gamma = sigmoid(self.gamma_logit.as_ref()?.val());
         Some(if self.gamma_power == 1 { gamma } else { gamma.powi_scalar(self.gamma_power as i64) })
-    }
-
-    /// The mechanism's own tensors that this layer has learned.
-    pub(super) fn extras(&self) -> Extras {
-        let learned =
-            [(Parameter::Gamma, self.gamma()), (Parameter::Alpha, self.alpha()), (Parameter::Kappa, self.kappa())];
-        let given = learned.into_iter().filter_map(|(parameter, values)| Some((parameter, values?)));
-        given.fold(Extras::default(), |extras, (parameter, values)| extras.with(parameter, values))
     }
 
     /// The same function without a decay: `gamma` becomes a factor on the rows of the output projection, and 1 in the

@@ -10,17 +10,18 @@ pub struct MhaInput {
     pub(super) memory: Option<(Tensor<3>, Tensor<3>)>,
     pub(super) mask_pad: Option<Tensor<2, Bool>>,
     pub(super) causal: bool,
+    pub(super) grid: Option<[usize; 2]>,
 }
 
 impl MhaInput {
     /// Self-attention over `tokens [batch, seq, d_model]`.
     pub fn self_attn(tokens: Tensor<3>) -> Self {
-        Self { query: tokens, memory: None, mask_pad: None, causal: false }
+        Self { query: tokens, memory: None, mask_pad: None, causal: false, grid: None }
     }
 
     /// Attention of `query [batch, seq_q, d_model]` over `key` and `value`, both `[batch, seq_kv, d_model]`.
     pub fn new(query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Self {
-        Self { query, memory: Some((key, value)), mask_pad: None, causal: false }
+        Self { query, memory: Some((key, value)), mask_pad: None, causal: false, grid: None }
     }
 
     /// Marks padding, `[batch, seq_kv]`, true = *padding*, as in Burn's own module (and unlike [`crate::Mask`], where
@@ -28,6 +29,14 @@ impl MhaInput {
     /// is zero.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.mask_pad = Some(mask_pad);
+        self
+    }
+
+    /// Lays the tokens of self-attention on a grid of `[height, width]`, row by row, in place of the grid that the mechanism
+    /// is configured with: one module serves pictures of any size. Whether filters are two-dimensional is decided by the
+    /// configuration.
+    pub fn grid(mut self, grid: [usize; 2]) -> Self {
+        self.grid = Some(grid);
         self
     }
 

@@ -1,4 +1,4 @@
-//! The learned order and length scale of `fna`.
+//! What a kernel of distances learns: the order of `fna`, and every kernel's width.
 
 use burn::{
     module::Param,
@@ -6,17 +6,17 @@ use burn::{
 };
 
 use super::MultiHeadAttention;
-use crate::{Mechanism, Parameter, Shape};
 
-/// One logit per head, `[heads]`: `alpha = 1 + sigmoid(logit)` stays inside (1, 2), where the kernel is one family.
-pub(super) fn alpha_logits(alpha: f64, heads: usize, device: &Device) -> Param<Tensor<1>> {
-    Param::from_tensor(Tensor::full([heads], ((alpha - 1.0) / (2.0 - alpha)).ln(), device))
+/// Logits of what starts at `alpha` per head, `[heads]`: `alpha = 1 + sigmoid(logit)` stays inside (1, 2), where the kernel
+/// is one family.
+pub(super) fn alpha_logits(alpha: &[f32], device: &Device) -> Param<Tensor<1>> {
+    let alpha = Tensor::<1>::from_floats(alpha, device);
+    Param::from_tensor((alpha.clone() - 1.0).div(-alpha + 2.0).log())
 }
 
-/// One logarithm per head, `[heads]`: a step changes `kappa` by a part of itself, whatever its size.
-pub(super) fn kappa_logs(mechanism: &Mechanism, heads: usize, head_dim: usize, device: &Device) -> Param<Tensor<1>> {
-    let start = mechanism.parameter_default(Parameter::Kappa, &Shape::square(1, heads, 1, head_dim));
-    Param::from_tensor(Tensor::<1>::from_floats(start.as_slice(), device).log())
+/// Logarithms of what starts at `width` per head, `[heads]`: a step changes it by a part of itself, whatever its size.
+pub(super) fn logs(width: &[f32], device: &Device) -> Param<Tensor<1>> {
+    Param::from_tensor(Tensor::<1>::from_floats(width, device).log())
 }
 
 impl MultiHeadAttention {
@@ -25,8 +25,22 @@ impl MultiHeadAttention {
         Some(sigmoid(self.alpha_logit.as_ref()?.val()) + 1.0)
     }
 
-    /// The learned length scale per head, `[heads]`; `None` where it is fixed.
+    /// The learned length scale of `fna` per head, `[heads]`; `None` where it is fixed.
     pub fn kappa(&self) -> Option<Tensor<1>> {
-        Some(self.kappa_log.as_ref()?.val().exp())
+        exponential(&self.kappa_log)
     }
+
+    /// The learned bandwidth of the Laplacian kernel per head, `[heads]`; `None` where it is fixed.
+    pub fn lambda(&self) -> Option<Tensor<1>> {
+        exponential(&self.lambda_log)
+    }
+
+    /// The learned factor on squared distances of the Gaussian kernel per head, `[heads]`; `None` where it is fixed.
+    pub fn scale(&self) -> Option<Tensor<1>> {
+        exponential(&self.scale_log)
+    }
+}
+
+fn exponential(log: &Option<Param<Tensor<1>>>) -> Option<Tensor<1>> {
+    Some(log.as_ref()?.val().exp())
 }

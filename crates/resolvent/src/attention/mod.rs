@@ -4,12 +4,14 @@ mod config;
 mod gamma;
 mod input;
 mod kernel;
+mod landmarks;
 mod module;
 mod orthogonal;
 mod pool_first;
 
 pub use config::{GammaSchedule, MultiHeadAttentionConfig};
 pub use input::{MhaInput, MhaOutput};
+pub use landmarks::LandmarkParameters;
 pub use module::MultiHeadAttention;
 pub use orthogonal::{OrthogonalMap, OrthogonalMaps};
 

@@ -7,9 +7,13 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{MhaInput, MhaOutput, OrthogonalMaps, config::with_tied};
+use super::{
+    LandmarkParameters, MhaInput, MhaOutput, OrthogonalMaps,
+    config::with_tied,
+    landmarks::{redrawn, with_grid},
+};
 use crate::{
-    Inputs, Mask, Mechanism, Result, Strategy, attend,
+    Extras, Inputs, Mask, Mechanism, Parameter, Result, Strategy, attend,
     ops::{attend_packed, merge_heads, projections},
 };
 
@@ -42,8 +46,14 @@ pub struct MultiHeadAttention {
     pub gamma_logit: Option<Param<Tensor<1>>>,
     /// Logit of the order of the Levy kernel per head, `[n_heads]`, where it is learned.
     pub alpha_logit: Option<Param<Tensor<1>>>,
-    /// Logarithm of the length scale per head, `[n_heads]`, where it is learned.
+    /// Logarithm of the length scale of `fna` per head, `[n_heads]`, where it is learned.
     pub kappa_log: Option<Param<Tensor<1>>>,
+    /// Logarithm of the bandwidth of the Laplacian kernel per head, `[n_heads]`, where it is learned.
+    pub lambda_log: Option<Param<Tensor<1>>>,
+    /// Logarithm of the Gaussian kernel's factor on squared distances per head, `[n_heads]`, where it is learned.
+    pub scale_log: Option<Param<Tensor<1>>>,
+    /// What makes the landmarks and filters the values, where the mechanism has such tensors.
+    pub landmarks: LandmarkParameters,
     /// Dropout on the output.
     pub dropout: Dropout,
     /// Number of heads.
@@ -109,12 +119,16 @@ impl MultiHeadAttention {
 
     /// Projects and attends: `[batch, seq_q, d_model]`.
     fn attend(&self, input: MhaInput, mask: &Mask) -> Result<Tensor<3>> {
-        let (mechanism, extras) = (&self.mechanism, self.extras());
+        let (mechanism, extras) = (&self.called(&input), self.extras());
         let Some((key, value)) = input.memory else {
             let (weight, bias) = self.input_maps();
             let packed = linear(input.query, weight, bias);
             return attend_packed(packed, self.n_heads, extras, mechanism, mask, self.strategy);
         };
+        if let Mechanism::Soft(_) | Mechanism::SoftPp(_) = mechanism {
+            let why = "queries are keys here: it makes the kernel a Gram matrix";
+            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "cross-attention", why }.into());
+        }
         let parts = projections(mechanism);
         let project = |x, part| self.heads(self.project_part(x, part));
         let v = project(value, parts - 1);
@@ -127,6 +141,29 @@ impl MultiHeadAttention {
         // Tied, one projection makes queries and keys, but of different tokens.
         let mechanism = with_tied(mechanism.clone(), false);
         Ok(merge_heads(attend(&inputs, &mechanism, mask, self.strategy)?.out))
+    }
+
+    /// The mechanism for this call: on the input's grid, and, on a device with autodiff, with landmarks drawn anew.
+    fn called(&self, input: &MhaInput) -> Mechanism {
+        let mechanism = self.mechanism.clone();
+        let mechanism = if input.grid.is_some() { with_grid(mechanism, input.grid) } else { mechanism };
+        let device = input.query.device();
+        if device.is_autodiff() { redrawn(mechanism, &device) } else { mechanism }
+    }
+
+    /// The mechanism's own tensors that this layer has learned.
+    fn extras(&self) -> Extras {
+        let learned = [
+            (Parameter::Gamma, self.gamma()),
+            (Parameter::Alpha, self.alpha()),
+            (Parameter::Kappa, self.kappa()),
+            (Parameter::Lambda, self.lambda()),
+            (Parameter::Scale, self.scale()),
+        ];
+        let given = learned.into_iter().filter_map(|(parameter, values)| Some((parameter, values?)));
+        let extras = given.fold(Extras::default(), |extras, (parameter, values)| extras.with(parameter, values));
+        let [d_model, _] = self.output.weight.dims();
+        self.landmarks.add_to(extras, &self.mechanism, self.n_heads, d_model / self.n_heads)
     }
 
     /// One of the projections that lie side by side.

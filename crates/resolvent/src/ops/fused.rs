@@ -57,6 +57,8 @@ pub struct Call {
     pub parameters: Arc<[(kernels::Parameter, usize)]>,
     /// The plan of a clustered call.
     pub clusters: Option<Arc<kernels::ClusterPlan>>,
+    /// The tokens that are the landmarks, `[batch, count]`.
+    pub landmark_indices: Option<Arc<[i64]>>,
 }
 
 /// What the forward pass returns.
@@ -279,7 +281,8 @@ impl Call {
         let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
         let parameters = inputs.extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
         let clusters = clusters(inputs, mechanism, mask, &plan.shape)?;
-        Ok(Self { operator, key_mask, query_mask, parameters, clusters })
+        let landmark_indices = inputs.extras.landmark_indices.clone();
+        Ok(Self { operator, key_mask, query_mask, parameters, clusters, landmark_indices })
     }
 
     /// The mechanism's own tensors out of `flat`, where they lie end to end.
@@ -289,7 +292,11 @@ impl Call {
             flat = rest;
             extras.with(parameter, values)
         });
-        self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan))
+        let extras = self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan));
+        self.landmark_indices.iter().fold(extras, |mut extras, indices| {
+            extras.landmark_indices = Some(indices);
+            extras
+        })
     }
 
     fn mask(&self) -> kernels::Mask<'_> {

@@ -49,6 +49,7 @@ pub struct Extras {
     pub(super) parameters: BTreeMap<Parameter, Extra>,
     pub(super) codebook: Option<Arc<[f32]>>,
     pub(super) clusters: Option<Arc<ClusterPlan>>,
+    pub(super) landmark_indices: Option<Arc<[i64]>>,
 }
 
 /// One of them, in f32.
@@ -62,10 +63,19 @@ pub(super) struct Extra {
 impl Extras {
     /// The same extras with `parameter`, of [`crate::Mechanism::parameter_shape`], in place of what the configuration
     /// says. It gets a gradient.
-    pub fn with<const D: usize>(mut self, parameter: Parameter, values: Tensor<D>) -> Self {
+    pub fn with<const D: usize>(self, parameter: Parameter, values: Tensor<D>) -> Self {
         let shape = values.dims().to_vec();
-        let len = shape.iter().product::<usize>();
-        let flat = values.reshape([len as isize]).cast(FloatDType::F32);
+        self.with_shape(parameter, shape, values)
+    }
+
+    /// As [`Extras::with`], the elements of `values` taken as a tensor of `shape`.
+    pub(crate) fn with_shape<const D: usize>(
+        mut self,
+        parameter: Parameter,
+        shape: Vec<usize>,
+        values: Tensor<D>,
+    ) -> Self {
+        let flat = values.flatten::<1>(0, D - 1).cast(FloatDType::F32);
         self.parameters.insert(parameter, Extra { shape, flat });
         self
     }
@@ -79,6 +89,12 @@ impl Extras {
     /// The same extras with a plan, which replaces planning: one plan may serve several layers and steps. `ssa`.
     pub fn with_clusters(self, plan: impl Into<Arc<ClusterPlan>>) -> Self {
         Self { clusters: Some(plan.into()), ..self }
+    }
+
+    /// The same extras with the tokens that are the landmarks, `[batch, count]` in row-major order, ascending for every
+    /// batch element: they replace the draw of landmarks of kind `random`. `soft`, `soft-pp`.
+    pub fn with_landmark_indices(self, indices: impl Into<Arc<[i64]>>) -> Self {
+        Self { landmark_indices: Some(indices.into()), ..self }
     }
 
     /// The elements of `parameter` in row-major order, in f32, if the call has it.

@@ -67,6 +67,11 @@ impl Producer<'_> {
             Landmarks::First { count } => {
                 (0..count).map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0)))).collect()
             }
+            Landmarks::Random { count, .. } => {
+                let given = self.extras.landmark_indices.iter().flat_map(|all| &all[b * count..][..count]);
+                let picked = given.map(|&token| token as usize);
+                picked.map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0)))).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -79,8 +84,8 @@ impl Producer<'_> {
             let u = given.clone().reshape([batch, heads, marks, dim]);
             return Ok(Marks { live: Tensor::ones([batch, 1, marks, 1], &x.device()), u });
         }
-        if matches!(self.landmarks, Landmarks::Random { .. }) {
-            let why = "random landmarks are drawn by the fused kernels; move the tensors to Device::flex()";
+        if matches!(self.landmarks, Landmarks::Random { .. }) && self.extras.landmark_indices.is_none() {
+            let why = "random landmarks are drawn by the fused kernels; move the tensors to Device::flex(), or give their indices";
             return Err(Error::Unsupported { mechanism, what: "Strategy::Composed", why });
         }
         let members: Vec<_> = (0..batch).map(|b| self.members(b, seq)).collect();

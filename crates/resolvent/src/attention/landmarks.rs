@@ -1,0 +1,111 @@
+//! What makes landmarks, and filters values, in mechanisms that approximate a kernel by a few tokens.
+
+use burn::{
+    module::{Initializer, Module, Param},
+    tensor::{Device, Distribution, Tensor, TensorData},
+};
+
+use crate::{
+    Extras, Mechanism, Parameter, Shape,
+    mechanism::{Landmarks, Soft},
+};
+
+/// The mechanism's own filters and norms, as far as its configuration has them. Filters lie flat, one row per channel or
+/// head that they make; [`Mechanism::parameter_shape`] says what a row is.
+#[derive(Module, Debug)]
+pub struct LandmarkParameters {
+    /// The filter that makes landmarks: `[head_dim, head_dim * window]` in `soft` and `soft-pp`, `[head_dim, window]` in
+    /// `laplacian`. Starts as the mean of the window.
+    pub landmark_weight: Option<Param<Tensor<2>>>,
+    /// Gain of the layer norm on landmarks, `[head_dim]`.
+    pub norm_gamma: Option<Param<Tensor<1>>>,
+    /// Offset of the layer norm on landmarks, `[head_dim]`.
+    pub norm_beta: Option<Param<Tensor<1>>>,
+    /// The filter over the values, `[heads, taps]`. Starts uniform within `taps^-0.5`, as convolutions do in Burn.
+    pub value_weight: Option<Param<Tensor<2>>>,
+}
+
+impl LandmarkParameters {
+    pub(super) fn init(mechanism: &Mechanism, heads: usize, head_dim: usize, device: &Device) -> Self {
+        let shape = sizes(heads, head_dim);
+        let default = |parameter, rows: usize| {
+            let has = mechanism.parameters().contains(&parameter);
+            has.then(|| {
+                let values = mechanism.parameter_default(parameter, &shape);
+                let columns = values.len() / rows;
+                TensorData::new(values, [rows, columns])
+            })
+        };
+        let matrix = |data| Param::from_tensor(Tensor::from_data(data, device));
+        let vector = |data| Param::from_tensor(Tensor::<2>::from_data(data, device).flatten(0, 1));
+        let value_weight = default(Parameter::ValueWeight, heads).map(|data| value_filter(data.shape().dims(), device));
+        Self {
+            landmark_weight: default(Parameter::LandmarkWeight, head_dim).map(matrix),
+            norm_gamma: default(Parameter::LandmarkNormGamma, 1).map(vector),
+            norm_beta: default(Parameter::LandmarkNormBeta, 1).map(vector),
+            value_weight,
+        }
+    }
+
+    /// `extras` with these tensors as the mechanism takes them.
+    pub(super) fn add_to(&self, extras: Extras, mechanism: &Mechanism, heads: usize, head_dim: usize) -> Extras {
+        let filters =
+            [(Parameter::LandmarkWeight, &self.landmark_weight), (Parameter::ValueWeight, &self.value_weight)];
+        let norms = [(Parameter::LandmarkNormGamma, &self.norm_gamma), (Parameter::LandmarkNormBeta, &self.norm_beta)];
+        let shape = sizes(heads, head_dim);
+        let extras = filters.into_iter().fold(extras, |extras, (parameter, weight)| match weight {
+            Some(weight) => extras.with_shape(parameter, mechanism.parameter_shape(parameter, &shape), weight.val()),
+            None => extras,
+        });
+        norms.into_iter().fold(extras, |extras, (parameter, values)| match values {
+            Some(values) => extras.with(parameter, values.val()),
+            None => extras,
+        })
+    }
+
+    /// Elements of all tensors.
+    pub(super) fn count(mechanism: &Mechanism, heads: usize, head_dim: usize) -> usize {
+        let own = [
+            Parameter::LandmarkWeight,
+            Parameter::LandmarkNormGamma,
+            Parameter::LandmarkNormBeta,
+            Parameter::ValueWeight,
+        ];
+        let has = own.into_iter().filter(|parameter| mechanism.parameters().contains(parameter));
+        has.map(|parameter| mechanism.parameter_len(parameter, &sizes(heads, head_dim))).sum()
+    }
+}
+
+/// The shapes of parameters do not depend on batch and length.
+fn sizes(heads: usize, head_dim: usize) -> Shape {
+    Shape::square(1, heads, 1, head_dim)
+}
+
+/// `rows` filters of `taps` weights each.
+pub(super) fn value_filter([rows, taps]: [usize; 2], device: &Device) -> Param<Tensor<2>> {
+    let bound = (taps as f64).powf(-0.5);
+    Initializer::Uniform { min: -bound, max: bound }.init([rows, taps], device)
+}
+
+/// The mechanism with its tokens on `grid`; one that knows no grid as it is.
+pub(super) fn with_grid(mut mechanism: Mechanism, grid: Option<[usize; 2]>) -> Mechanism {
+    match &mut mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid = grid,
+        Mechanism::Laplacian(m) => m.grid = grid,
+        _ => {}
+    }
+    mechanism
+}
+
+/// The mechanism with another draw of its random landmarks, from the device's generator.
+pub(super) fn redrawn(mut mechanism: Mechanism, device: &Device) -> Mechanism {
+    if let Mechanism::Soft(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
+    | Mechanism::SoftPp(Soft { landmarks: Landmarks::Random { seed, .. }, .. }) = &mut mechanism
+    {
+        // An f32 counts to 2^24.
+        let draw = Tensor::<1>::random([2], Distribution::Uniform(0.0, 16_777_216.0), device);
+        let draw: Vec<f32> = draw.into_data().iter().collect();
+        *seed ^= draw.iter().fold(0, |bits, &x| bits << 24 | x as u64);
+    }
+    mechanism
+}
