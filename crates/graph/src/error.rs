@@ -77,6 +77,14 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// A kernel matrix has no inverse.
+    #[error("the matrix has the eigenvalue {value:e}, with {ridge} on its diagonal no inverse; raise the ridge")]
+    Singular {
+        /// Its eigenvalue.
+        value: f64,
+        /// What is added to it.
+        ridge: f64,
+    },
     /// A parameter is out of its range.
     #[error("`{what}` is {value}, must be {expected}")]
     Range {

@@ -14,7 +14,8 @@
 //! - [`PerronReport`]: how well the token weights of `linear-infsa` stand in for the dominant direction;
 //! - [`Reversible`]: the symmetrised graph, its Laplacian's [`Spectrum`], [`mixing_time`], [`sweep_cut`],
 //!   [`diffusion_map`]; [`StreamedReversible`] is the same without the matrix;
-//! - [`shortest_paths`], [`row_perplexity`], [`ClusterFit`], [`sin_theta`]: hops, sharpness, clusters, subspaces.
+//! - [`shortest_paths`], [`row_perplexity`], [`ClusterFit`], [`sin_theta`]: hops, sharpness, clusters, subspaces;
+//! - [`nystrom`]: the matrices among landmarks, their inverses, and what is lost by going through them.
 //!
 //! A graph may be disconnected, have rows of zeros, negative weights or NaN: what a diagnostic then is, or which [`Error`]
 //! it returns, stands at each of them.
@@ -36,6 +37,7 @@ mod eigen;
 mod error;
 mod katz;
 mod markov;
+pub mod nystrom;
 mod operator;
 mod paths;
 mod rank;
