@@ -18,9 +18,12 @@ use resolvent_kernels::{Mechanism, Strategy};
 
 const DIM: usize = 32;
 
+/// A table's name, and what prints it.
+type Table = (&'static str, fn() -> Result<()>);
+
 fn main() -> Result<()> {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
-    let tables: [(&str, fn() -> Result<()>); 5] = [
+    let tables: [Table; 5] = [
         ("iterations", iterations),
         ("norms", norms),
         ("lengths", lengths),

@@ -18,10 +18,12 @@ use resolvent_kernels::{
 
 const DIM: usize = 64;
 
+/// A part's name, and what prints it.
+type Part = (&'static str, fn() -> Result<()>);
+
 fn main() -> Result<()> {
     let chosen: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
-    let parts: [(&str, fn() -> Result<()>); 4] =
-        [("kernel", kernel), ("inverse", inverse), ("crossover", crossover), ("growth", growth)];
+    let parts: [Part; 4] = [("kernel", kernel), ("inverse", inverse), ("crossover", crossover), ("growth", growth)];
     for (name, part) in parts {
         if chosen.is_empty() || chosen.iter().any(|c| c == name) {
             println!("\n{name}");
