@@ -3,7 +3,8 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    attend::Attend, bench::Bench, compare::Compare, completions::Completions, eval::Eval, train::Train,
+    attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions, eval::Eval,
+    train::Train,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -55,6 +56,7 @@ pub enum Command {
     Attend(Attend),
     Train(Train),
     Eval(Eval),
+    Classify(Classify),
     Compare(Compare),
     Bench(Bench),
     Completions(Completions),

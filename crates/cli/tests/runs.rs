@@ -26,7 +26,7 @@ fn a_run_is_trained_evaluated_and_reported() {
     }
     let evaluated = sandbox.run(&["eval", "--checkpoint", "run", "--json"]).success().json();
     assert_eq!(evaluated["evaluation"]["accuracy"], trained["test"]["accuracy"]);
-    assert_eq!(evaluated["evaluation"]["images"], 32);
+    assert_eq!(evaluated["evaluation"]["examples"], 32);
     let text = sandbox.run(&["eval", "--checkpoint", "run"]).success().stdout;
     assert!(text.contains("infsa") && text.contains("accuracy"), "{text}");
     let again = sandbox.run(&["train", "--out", "run", "--resume", "--json"]).success().json();

@@ -17,14 +17,14 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error, Recipe, Result,
-    data::{ChannelStats, Dataset},
-    train::Plan,
-};
+use crate::{Error, Recipe, Result, data::Vocabulary, train::Plan};
+
+mod expectation;
+
+pub use expectation::{Expectation, PictureExpectation, TextExpectation};
 
 /// Version of the format; a change that older programs cannot read raises it.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// The folder in a run's folder that holds its checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
@@ -38,6 +38,8 @@ pub mod parts {
     pub const AVERAGE: &str = "average.bpk";
     /// The optimiser's moments.
     pub const OPTIMISER: &str = "optimiser.bpk";
+    /// The vocabulary of a model of text, as Hugging Face's tokenizers write it.
+    pub const VOCABULARY: &str = "tokenizer.json";
 }
 
 /// Which pictures a run learns from.
@@ -50,9 +52,9 @@ pub struct DataIdentity {
 }
 
 impl DataIdentity {
-    /// That of `dataset`.
-    pub fn of(dataset: &Dataset) -> Self {
-        Self { name: dataset.name.clone(), fingerprint: format!("{:016x}", dataset.fingerprint()) }
+    /// That of the data set `name` with the hash `fingerprint`.
+    pub fn new(name: &str, fingerprint: u64) -> Self {
+        Self { name: name.into(), fingerprint: format!("{fingerprint:016x}") }
     }
 
     /// Checks that `now` is the same data; `file` is what was made with `self`.
@@ -69,54 +71,6 @@ impl DataIdentity {
         };
         let (field, saved, now) = (field.to_string(), saved.clone(), now.clone());
         Err(Error::Mismatch { path: file.to_path_buf(), field, saved, now })
-    }
-}
-
-/// What a trained model expects of the pictures it is shown.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Expectation {
-    /// Names of the classes, in the order of the logits.
-    pub classes: Vec<String>,
-    /// Channels, height and width.
-    pub shape: [usize; 3],
-    /// Mean per channel of the pictures that it learned from.
-    pub mean: Vec<f32>,
-    /// Standard deviation per channel of the pictures that it learned from.
-    pub std: Vec<f32>,
-}
-
-impl Expectation {
-    /// That of a model that learns from `dataset`, normalised by `stats`.
-    pub fn new(dataset: &Dataset, stats: &ChannelStats) -> Self {
-        let shape = [dataset.shape.channels, dataset.shape.height, dataset.shape.width];
-        Self { classes: dataset.classes.clone(), shape, mean: stats.mean.clone(), std: stats.std.clone() }
-    }
-
-    /// The statistics that pictures are normalised by.
-    pub fn stats(&self) -> ChannelStats {
-        ChannelStats { mean: self.mean.clone(), std: self.std.clone() }
-    }
-
-    /// Checks that the model can be shown `dataset`.
-    ///
-    /// # Errors
-    /// [`Error::Unfit`] naming the difference.
-    pub fn check(&self, dataset: &Dataset) -> Result<()> {
-        let found = Self::new(dataset, &self.stats());
-        let unfit = |problem| Err(Error::Unfit { name: dataset.name.clone(), problem });
-        if found.shape != self.shape {
-            let (found, expected) = (found.shape, self.shape);
-            return unfit(format!(
-                "its pictures are {found:?} (channels, height, width), the model was trained on {expected:?}; evaluate it on the data it was trained on"
-            ));
-        }
-        if found.classes != self.classes {
-            let (found, expected) = (found.classes.join(", "), self.classes.join(", "));
-            return unfit(format!(
-                "its classes are {found}, the model knows {expected}; evaluate it on the data it was trained on"
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -142,7 +96,7 @@ pub struct State {
     pub recipe: Recipe,
     /// The data.
     pub data: DataIdentity,
-    /// What the model expects of pictures.
+    /// What the model expects of the data it is shown.
     pub expects: Expectation,
     /// Seconds spent so far.
     pub seconds: f64,
@@ -252,6 +206,23 @@ impl Checkpoint {
         };
         let record = ModuleRecord::from_bytes(self.take(name)?).map_err(&damaged)?;
         module.try_load_record(record).map_err(damaged)
+    }
+
+    /// The vocabulary that the model was trained with, whose hash is `fingerprint`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] when it is missing or another, [`Error::Data`] when it is none.
+    pub fn vocabulary(&mut self, fingerprint: &str) -> Result<Vocabulary> {
+        let file = self.path.join(parts::VOCABULARY);
+        let vocabulary = Vocabulary::from_bytes(&self.take(parts::VOCABULARY)?, &file)?;
+        let found = format!("{:016x}", vocabulary.fingerprint());
+        if found != fingerprint {
+            let problem = format!(
+                "is not the vocabulary that the model was trained with ({found}, not {fingerprint}); restore it"
+            );
+            return Err(Error::damaged(&file, problem));
+        }
+        Ok(vocabulary)
     }
 
     /// `module` with the weights that are evaluated: the average where there is one.

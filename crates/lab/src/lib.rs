@@ -1,4 +1,4 @@
-//! Data sets, training, evaluation and reports for Resolvent.
+//! Data sets, training, evaluation, prediction and reports for Resolvent.
 
 pub mod augment;
 pub mod bench;
@@ -10,6 +10,7 @@ mod error;
 pub mod eval;
 pub mod folder;
 pub mod metrics;
+pub mod predict;
 pub mod progress;
 pub mod recipe;
 pub mod report;

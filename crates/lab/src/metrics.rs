@@ -36,8 +36,8 @@ pub struct StepRecord {
     pub lr: f64,
     /// Norm of the last step's gradient, before clipping.
     pub grad_norm: f64,
-    /// Training pictures per second.
-    pub images_per_second: f64,
+    /// Training examples per second.
+    pub examples_per_second: f64,
 }
 
 /// Evaluation.
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     fn record(step: usize) -> Record {
-        Record::Step(StepRecord { step, epoch: 0.5, loss: 1.25, lr: 1e-3, grad_norm: 2.0, images_per_second: 9.0 })
+        Record::Step(StepRecord { step, epoch: 0.5, loss: 1.25, lr: 1e-3, grad_norm: 2.0, examples_per_second: 9.0 })
     }
 
     #[test]

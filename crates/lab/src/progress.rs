@@ -29,8 +29,8 @@ pub enum Event<'a> {
         done: usize,
         /// Loss of the step.
         loss: f64,
-        /// Training pictures per second, over the last few steps.
-        images_per_second: f64,
+        /// Training examples per second, over the last few steps.
+        examples_per_second: f64,
     },
     /// An epoch is done.
     Epoch(&'a EpochRecord),
@@ -91,8 +91,8 @@ impl Observer for Bars {
             return;
         };
         match event {
-            Event::Step { done, loss, images_per_second } => {
-                bar.set_message(format!("loss {loss:.3}, {images_per_second:.0} images/s"));
+            Event::Step { done, loss, examples_per_second } => {
+                bar.set_message(format!("loss {loss:.3}, {examples_per_second:.0} examples/s"));
                 bar.set_position(done as u64);
             }
             Event::Epoch(epoch) => bar.println(epoch_line(epoch)),
@@ -143,9 +143,9 @@ impl<W: Write + Send> Observer for Lines<W> {
                 format!("{} steps{from}", plan.steps)
             }
             Event::Step { .. } if state.last.elapsed() < PAUSE => return,
-            Event::Step { done, loss, images_per_second } => {
+            Event::Step { done, loss, examples_per_second } => {
                 state.last = Instant::now();
-                format!("step {done}/{}, loss {loss:.3}, {images_per_second:.0} images/s", state.steps)
+                format!("step {done}/{}, loss {loss:.3}, {examples_per_second:.0} examples/s", state.steps)
             }
             Event::Epoch(epoch) => epoch_line(epoch),
             Event::Note(text) | Event::End(text) => text.to_string(),
@@ -176,7 +176,7 @@ mod tests {
         let lines = Lines::new(Vec::new());
         let plan = Plan { steps_per_epoch: 5, full_steps: 10, steps: 10, warmup: 0 };
         lines.on(Event::Begin { run: "infsa, seed 1", done: 5, plan: &plan });
-        lines.on(Event::Step { done: 6, loss: 2.0, images_per_second: 100.0 });
+        lines.on(Event::Step { done: 6, loss: 2.0, examples_per_second: 100.0 });
         let epoch = EpochRecord {
             epoch: 2,
             step: 10,

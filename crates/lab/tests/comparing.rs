@@ -14,6 +14,7 @@ use resolvent_lab::{
     compare::{self, CompareOptions, CompareOutcome, Comparison, MemoryProbe},
     data::{DataSpec, Dataset},
     progress::{Event, Observer},
+    recipe::ModelRecipe,
 };
 
 fn pictures() -> Dataset {
@@ -140,7 +141,8 @@ fn another_comparison_in_the_same_folder_is_refused() {
     let options = CompareOptions { stop: watch.flag.clone(), observer: watch.clone(), ..quick(folder.path()) };
     compare::run(&recipe(), &data, &options).unwrap();
     let mut other = recipe();
-    other.model.dim = 32;
+    let ModelRecipe::Vit(model) = &mut other.model else { panic!("a vision transformer") };
+    model.dim = 32;
     let message = compare::run(&other, &data, &options).unwrap_err().to_string();
     assert!(message.contains("model.dim = 16") && message.contains("comparison.json"), "{message}");
 

@@ -20,6 +20,7 @@ use resolvent_lab::{
     eval,
     metrics::{self, Record},
     progress::{Event, Observer},
+    recipe::{ModelRecipe, VitRecipe},
     train::{self, Ended, Outcome, Resume, TrainOptions, TrainSummary},
 };
 
@@ -94,7 +95,7 @@ fn timeless(run: &Path) -> Vec<Record> {
     let mut records = metrics::read(run).unwrap();
     for record in &mut records {
         match record {
-            Record::Step(step) => step.images_per_second = 0.0,
+            Record::Step(step) => step.examples_per_second = 0.0,
             Record::Epoch(epoch) => epoch.seconds = 0.0,
         }
     }
@@ -304,7 +305,10 @@ fn data_that_does_not_fit_the_recipe_is_refused_before_anything_is_written() {
         assert!(!out.exists(), "{message}");
         message
     };
-    assert!(refused(|recipe| recipe.model.patch = 5).contains("model.patch"));
+    assert!(
+        refused(|recipe| recipe.model = ModelRecipe::Vit(VitRecipe { patch: 5, ..Default::default() }))
+            .contains("model.patch")
+    );
     assert!(refused(|recipe| recipe.schedule.batch_size = 100).contains("schedule.batch_size"));
     assert!(refused(|recipe| recipe.optimiser.lr = -1.0).contains("optimiser.lr"));
 }

@@ -3,7 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use resolvent_lab::compare::{self, CompareOptions, CompareOutcome, Comparison};
+use resolvent_lab::{
+    compare::{self, CompareOptions, CompareOutcome, Comparison},
+    data::Data,
+};
 
 use super::{
     recipe::{Attention, RecipeArgs, data, mechanisms},
@@ -42,7 +45,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let recipe = args.recipe.change(args.recipe.base()?, global)?;
-    let dataset = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
     if !args.mechanisms.is_empty() {
@@ -53,7 +56,11 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     options.observer = observer(global);
     options.memory = Some(Arc::new(memory::Probe));
     options.commands = vec![command_line()];
-    match compare::run(&recipe, &dataset, &options)? {
+    let outcome = match &data {
+        Data::Pictures(pictures) => compare::run(&recipe, pictures, &options),
+        Data::Texts(texts) => compare::run(&recipe, texts, &options),
+    };
+    match outcome? {
         CompareOutcome::Finished(comparison) => report(args, &comparison, global),
         CompareOutcome::Interrupted { runs, of } => {
             let how = format!("{runs} of {of} runs are done and the rest is saved; the same command continues");

@@ -1,11 +1,11 @@
-//! `resolvent eval`: a trained model on test pictures.
+//! `resolvent eval`: a trained model on test examples.
 
 use std::{fmt::Write, path::PathBuf};
 
 use clap::Args;
 use resolvent_lab::{
     checkpoint::Checkpoint,
-    data::DataSpec,
+    data::{Data, Source},
     eval::{self, Evaluation},
 };
 use serde_json::json;
@@ -13,19 +13,19 @@ use serde_json::json;
 use super::recipe::data;
 use crate::{args::Global, error::Result, output};
 
-/// Evaluate a trained model on test pictures
+/// Evaluate a trained model on test examples
 ///
-/// Model, mechanism and normalisation are those of the checkpoint; the data set must have the classes and the picture
-/// shape that the model was trained on.
+/// Model, mechanism, normalisation and vocabulary are those of the checkpoint; the data set must have the classes, and the
+/// picture shape or kind of texts, that the model was trained on.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Eval {
     /// Folder of a run (its best checkpoint where it stopped early, else its newest) or of one checkpoint
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
     checkpoint: PathBuf,
-    /// Data set whose test pictures are used [default: the one trained on]
+    /// Data set whose test part is used [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH")]
-    data: Option<DataSpec>,
+    data: Option<Source>,
 }
 
 const EXAMPLES: &str = "\
@@ -41,8 +41,10 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         Some(spec) => spec.clone(),
         None => data(&Checkpoint::find(&args.checkpoint)?.state.recipe)?,
     };
-    let dataset = spec.load().map_err(resolvent_lab::Error::from)?;
-    let (checkpoint, evaluation) = eval::run(&args.checkpoint, &dataset)?;
+    let (checkpoint, evaluation) = match spec.load().map_err(resolvent_lab::Error::from)? {
+        Data::Pictures(pictures) => eval::run(&args.checkpoint, &pictures)?,
+        Data::Texts(texts) => eval::run(&args.checkpoint, &texts)?,
+    };
     let mechanism = &checkpoint.state.recipe.mechanism;
     let json = json!({
         "checkpoint": checkpoint.path.display().to_string(),
@@ -59,18 +61,18 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
 fn table(e: &Evaluation) -> String {
     let percent = |share: f64| format!("{:.2} %", share * 100.0);
     let mut text = format!(
-        "accuracy {}, loss {:.4}, {} pictures, {:.0} images/s\n",
+        "accuracy {}, loss {:.4}, {} examples, {:.0} examples/s\n",
         percent(e.accuracy),
         e.loss,
-        e.images,
-        e.images_per_second
+        e.examples,
+        e.examples_per_second
     );
     if let Some(top5) = e.top5 {
         let _ = writeln!(text, "among the first five: {}", percent(top5));
     }
     let width = e.classes.iter().map(|class| class.chars().count()).max().unwrap_or(0);
     for (label, class) in e.classes.iter().enumerate() {
-        let accuracy = e.per_class[label].map_or_else(|| "no pictures".into(), percent);
+        let accuracy = e.per_class[label].map_or_else(|| "no examples".into(), percent);
         let _ = write!(text, "{class:width$}  {accuracy:>11}");
         let wrong = e.confusion[label].iter().enumerate().filter(|&(answer, &n)| answer != label && n > 0);
         if let Some((answer, n)) = wrong.max_by_key(|&(_, &n)| n) {

@@ -2,6 +2,7 @@
 
 pub mod attend;
 pub mod bench;
+pub mod classify;
 pub mod compare;
 pub mod completions;
 pub mod eval;

@@ -8,7 +8,10 @@ use std::{
 
 use clap::Args;
 use resolvent_kernels::Mechanism;
-use resolvent_lab::{Recipe, data::DataSpec};
+use resolvent_lab::{
+    Recipe,
+    data::{DataSpec, Source, TextSpec},
+};
 
 use crate::{Error, args::Global, error::Result};
 
@@ -16,14 +19,15 @@ use crate::{Error, args::Global, error::Result};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Recipe")]
 pub struct RecipeArgs {
-    /// Recipe in TOML [default: that of configs/ for the data, or configs/pictures.toml for other files; they are built in]
+    /// Recipe in TOML [default: that of configs/ for the data, or configs/pictures.toml or text.toml for other files; they are built in]
     #[arg(long, value_name = "RECIPE.toml")]
     pub config: Option<PathBuf>,
-    /// Data set: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS]
+    /// Data set. Pictures: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
+    /// images:PATH[?size=PIXELS]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN]
     /// [default: the recipe's, else shapes]
     #[arg(long, value_name = "KIND:PATH")]
-    pub data: Option<DataSpec>,
-    /// Passes over the training pictures
+    pub data: Option<Source>,
+    /// Passes over the training examples
     #[arg(long, value_name = "N")]
     pub epochs: Option<usize>,
     /// Most minutes per run; a schedule that does not fit is shortened as a whole
@@ -36,17 +40,26 @@ const SHAPES: &str = include_str!("../../../../configs/shapes.toml");
 const PICTURES: &str = include_str!("../../../../configs/pictures.toml");
 const FASHION_MNIST: &str = include_str!("../../../../configs/fashion-mnist.toml");
 const CIFAR10: &str = include_str!("../../../../configs/cifar10.toml");
+const LISTOPS: &str = include_str!("../../../../configs/listops.toml");
+const IMDB: &str = include_str!("../../../../configs/imdb.toml");
+const TEXT: &str = include_str!("../../../../configs/text.toml");
 
 impl RecipeArgs {
     /// The recipe to begin with: that of `--config`, else a built-in one.
     pub fn base(&self) -> Result<Recipe> {
-        Ok(match (&self.config, &self.data) {
-            (Some(file), _) => Recipe::load(file)?,
-            (None, None | Some(DataSpec::Shapes(_))) => Recipe::from_toml(SHAPES, "configs/shapes.toml")?,
-            (None, Some(DataSpec::FashionMnist(_))) => Recipe::from_toml(FASHION_MNIST, "configs/fashion-mnist.toml")?,
-            (None, Some(DataSpec::Cifar10(_))) => Recipe::from_toml(CIFAR10, "configs/cifar10.toml")?,
-            (None, Some(_)) => Recipe::from_toml(PICTURES, "configs/pictures.toml")?,
-        })
+        if let Some(file) = &self.config {
+            return Ok(Recipe::load(file)?);
+        }
+        let (text, name) = match &self.data {
+            None | Some(Source::Pictures(DataSpec::Shapes(_))) => (SHAPES, "shapes"),
+            Some(Source::Pictures(DataSpec::FashionMnist(_))) => (FASHION_MNIST, "fashion-mnist"),
+            Some(Source::Pictures(DataSpec::Cifar10(_))) => (CIFAR10, "cifar10"),
+            Some(Source::Pictures(_)) => (PICTURES, "pictures"),
+            Some(Source::Texts(TextSpec::Listops(_))) => (LISTOPS, "listops"),
+            Some(Source::Texts(TextSpec::Imdb(_))) => (IMDB, "imdb"),
+            Some(Source::Texts(_)) => (TEXT, "text"),
+        };
+        Ok(Recipe::from_toml(text, &format!("configs/{name}.toml"))?)
     }
 
     /// `recipe` with the changes asked for.
@@ -58,14 +71,14 @@ impl RecipeArgs {
             recipe.schedule.warmup_epochs = recipe.schedule.warmup_epochs.min(epochs as f64 / 4.0);
         }
         recipe.schedule.max_minutes = self.max_minutes.or(recipe.schedule.max_minutes);
-        recipe.data = self.data.as_ref().map(DataSpec::to_string).or(recipe.data);
+        recipe.data = self.data.as_ref().map(Source::to_string).or(recipe.data);
         recipe.validate()?;
         Ok(recipe)
     }
 }
 
 /// The data set that `recipe` names.
-pub fn data(recipe: &Recipe) -> Result<DataSpec> {
+pub fn data(recipe: &Recipe) -> Result<Source> {
     let spec = recipe.data.as_deref().unwrap_or("shapes");
     Ok(spec.parse().map_err(resolvent_lab::Error::from)?)
 }

@@ -6,6 +6,7 @@ use clap::Args;
 use resolvent_lab::{
     Recipe,
     checkpoint::Checkpoint,
+    data::Data,
     progress,
     train::{self, Outcome, Resume, TrainOptions},
 };
@@ -38,13 +39,14 @@ const EXAMPLES: &str = "\
 Examples:
   resolvent train                                  generated pictures, runs/train
   resolvent train --attention infsa --epochs 3 --out runs/infsa
+  resolvent train --data imdb:DIR --out runs/imdb
   resolvent train --data fashion-mnist:DIR --max-minutes 15 --out runs/fashion
   resolvent train --out runs/fashion --resume      after an interruption";
 
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
     let recipe = recipe(args, global)?;
-    let dataset = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let options = TrainOptions {
         resume: if args.resume { Resume::Always } else { Resume::Never },
@@ -52,7 +54,11 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
         observer: observer(global),
         ..TrainOptions::new(&args.out)
     };
-    match train::run(&recipe, &dataset, &options)? {
+    let outcome = match &data {
+        Data::Pictures(pictures) => train::run(&recipe, pictures, &options),
+        Data::Texts(texts) => train::run(&recipe, texts, &options),
+    };
+    match outcome? {
         Outcome::Finished(summary) => {
             let json = serde_json::to_value(&summary).map_err(|e| Error::file(&args.out, e.to_string()))?;
             output::result(global, &json, &format!("{}: {}", args.out.display(), summary.line()))

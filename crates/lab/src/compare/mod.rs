@@ -23,13 +23,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, to_json, write_atomically},
-    data::Dataset,
     environment::Environment,
     folder::Claim,
     metrics,
     progress::{Event, Observer, Silent},
     report,
-    train::{self, Outcome, Plan, Resume, TrainOptions, TrainSummary},
+    train::{self, Outcome, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary},
 };
 
 pub use memory::MemoryProbe;
@@ -105,7 +104,7 @@ struct Shared {
     plan: Plan,
 }
 
-/// Trains `recipe` on `dataset` with every mechanism and seed of `options`, and measures speed and memory. Mechanism and
+/// Trains `recipe` on `data` with every mechanism and seed of `options`, and measures speed and memory. Mechanism and
 /// seed of the recipe do not count.
 ///
 /// The folder gets one folder per run under `runs/`, `results.json` and `report.html`.
@@ -113,9 +112,9 @@ struct Shared {
 /// # Errors
 /// [`Error::Recipe`] for a repeated mechanism or seed or none at all, [`Error::Mismatch`] when the folder holds another
 /// comparison, and those of [`train::run`].
-pub fn run(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<CompareOutcome> {
+pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<CompareOutcome> {
     check(recipe, options)?;
-    let (_claim, shared) = shared(recipe, dataset, options)?;
+    let (_claim, shared) = shared(recipe, data, options)?;
     let of = options.mechanisms.len() * options.seeds.len();
     let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
     // Seed by seed, so that a first answer for all mechanisms comes early.
@@ -130,7 +129,7 @@ pub fn run(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Resu
                 observer: options.observer.clone(),
             };
             let recipe = Recipe { mechanism: mechanism.clone(), seed, ..recipe.clone() };
-            match train::run(&recipe, dataset, &settings)? {
+            match train::run(&recipe, data, &settings)? {
                 Outcome::Finished(summary) => runs.push((folder, *summary)),
                 Outcome::Interrupted { .. } => {
                     let runs = done.iter().map(Vec::len).sum();
@@ -139,12 +138,12 @@ pub fn run(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Resu
             }
         }
     }
-    finish(shared, dataset, options, &done)
+    finish(shared, data, options, &done)
 }
 
-fn finish(
+fn finish<D: TaskData>(
     shared: Shared,
-    dataset: &Dataset,
+    data: &D,
     options: &CompareOptions,
     done: &[Vec<(String, TrainSummary)>],
 ) -> Result<CompareOutcome> {
@@ -153,7 +152,7 @@ fn finish(
     let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
     let trained = folders.iter().map(|folder| Checkpoint::find(folder)).collect::<Result<Vec<_>>>()?;
     let stop = || options.stop.load(Ordering::Relaxed);
-    let speeds = measure(&recipes, trained, dataset, options.memory.as_deref(), options.slot_seconds, &stop)?;
+    let speeds = measure(&recipes, trained, data, options.memory.as_deref(), options.slot_seconds, &stop)?;
     let Some(speeds) = speeds else {
         let of = done.iter().map(Vec::len).sum();
         return Ok(CompareOutcome::Interrupted { runs: of, of });
@@ -192,21 +191,21 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
 }
 
 /// What the folder's runs share: read back, or decided now.
-fn shared(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<(Claim, Shared)> {
+fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<(Claim, Shared)> {
     let common =
         |recipe: &Recipe| Recipe { mechanism: Mechanism::Softmax(Default::default()), seed: 0, ..recipe.clone() };
     let claim = || Claim::take(&options.out_dir, &[RESULTS, report::REPORT], SHARED);
     let file = options.out_dir.join(SHARED);
-    let data = DataIdentity::of(dataset);
+    let identity = data.identity();
     if let Some(saved) = read_shared(&file)? {
-        saved.data.check(&data, &file)?;
+        saved.data.check(&identity, &file)?;
         return match common(&saved.recipe).difference(&common(recipe)) {
             None => Ok((claim()?, saved)),
             Some((field, saved, now)) => Err(Error::Mismatch { path: file, field, saved, now }),
         };
     }
-    let plan = plan(recipe, dataset, options)?;
-    let shared = Shared { recipe: recipe.clone(), data, plan };
+    let plan = plan(recipe, &data.task(recipe)?, &identity.name, options)?;
+    let shared = Shared { recipe: recipe.clone(), data: identity, plan };
     let claim = claim()?;
     write_atomically(&file, &to_json(&shared)?)?;
     Ok((claim, shared))
@@ -223,14 +222,15 @@ fn read_shared(file: &Path) -> Result<Option<Shared>> {
 }
 
 /// The steps of every run: what the slowest mechanism can afford.
-fn plan(recipe: &Recipe, dataset: &Dataset, options: &CompareOptions) -> Result<Plan> {
-    let full = Plan::full(&recipe.schedule, train::training_pictures(recipe, dataset)?);
+fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions) -> Result<Plan> {
+    train::check_batch(recipe, task, name)?;
+    let full = Plan::full(&recipe.schedule, task.train_len());
     let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
     options.observer.on(Event::Note("timing a few steps of every mechanism"));
     let mut slowest = 0.0_f64;
     for mechanism in &options.mechanisms {
         let recipe = Recipe { mechanism: mechanism.clone(), ..recipe.clone() };
-        slowest = slowest.max(train::seconds_per_step(&recipe, dataset)?);
+        slowest = slowest.max(train::time_steps(&recipe, task)?);
     }
     let plan = full.shortened(Plan::affordable(max_minutes, slowest));
     if plan.steps < plan.full_steps {

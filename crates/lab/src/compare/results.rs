@@ -136,11 +136,12 @@ impl Comparison {
         let memory = self.entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
         let mut text = format!(
             "{:<16} {:>15} {:>14} {:>15} {:>12}",
-            "mechanism", "test accuracy %", "train images/s", "infer images/s", "parameters"
+            "mechanism", "test accuracy %", "train examples/s", "infer examples/s", "parameters"
         );
         text += if memory { "  peak MB\n" } else { "\n" };
         for entry in &self.entries {
-            let Speed { train_images_per_second: train, infer_images_per_second: infer, peak_bytes, .. } = entry.speed;
+            let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
+                entry.speed;
             let (id, accuracy) = (entry.mechanism.id(), entry.accuracy.percent());
             let _ = write!(text, "{id:<16} {accuracy:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
             text += &peak_bytes.map_or_else(String::new, |bytes| format!(" {:>8.1}", bytes as f64 / 1e6));

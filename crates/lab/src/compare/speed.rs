@@ -8,8 +8,7 @@ use super::memory::{MemoryProbe, peak_above};
 use crate::{
     Recipe, Result,
     checkpoint::Checkpoint,
-    data::Dataset,
-    train::{Bench, median},
+    train::{Bench, TaskData, median},
 };
 
 /// Rounds over all mechanisms; the median round counts.
@@ -17,12 +16,12 @@ const ROUNDS: usize = 5;
 /// What one mechanism costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
-    /// Pictures per batch.
+    /// Examples per batch.
     pub batch: usize,
-    /// Training pictures per second: forward, backward, optimiser; the batch is at hand.
-    pub train_images_per_second: f64,
-    /// Pictures per second through the forward pass alone.
-    pub infer_images_per_second: f64,
+    /// Training examples per second: forward, backward, optimiser; the batch is at hand.
+    pub train_examples_per_second: f64,
+    /// Examples per second through the forward pass alone.
+    pub infer_examples_per_second: f64,
     /// Most heap that the model, its optimiser and one training step hold together, in bytes; absent without a probe.
     pub peak_bytes: Option<u64>,
 }
@@ -32,19 +31,20 @@ pub struct Speed {
 ///
 /// # Errors
 /// As [`crate::train::run`].
-pub fn measure(
+pub fn measure<D: TaskData>(
     recipes: &[Recipe],
-    trained: Vec<Checkpoint>,
-    dataset: &Dataset,
+    mut trained: Vec<Checkpoint>,
+    data: &D,
     probe: Option<&dyn MemoryProbe>,
     slot_seconds: f64,
     stop: &dyn Fn() -> bool,
 ) -> Result<Option<Vec<Speed>>> {
+    let tasks = trained.iter_mut().map(|checkpoint| data.restored(checkpoint)).collect::<Result<Vec<_>>>()?;
     let mut benches = Vec::new();
     let mut peaks = Vec::new();
-    for (recipe, trained) in recipes.iter().zip(trained) {
+    for ((recipe, task), trained) in recipes.iter().zip(&tasks).zip(trained) {
         let before = probe.map(MemoryProbe::held);
-        let mut bench = Bench::new(recipe, dataset, Some(trained))?;
+        let mut bench = Bench::new(recipe, task, Some(trained))?;
         // The first step makes the optimiser's state: the second is what every later one is.
         bench.step()?;
         peaks.push(match (probe, before) {
@@ -64,9 +64,9 @@ pub fn measure(
         }
     }
     let speeds = benches.iter().zip(&mut times).zip(peaks).map(|((bench, (train, infer)), peak_bytes)| Speed {
-        batch: bench.images(),
-        train_images_per_second: bench.images() as f64 / median(train),
-        infer_images_per_second: bench.images() as f64 / median(infer),
+        batch: bench.examples(),
+        train_examples_per_second: bench.examples() as f64 / median(train),
+        infer_examples_per_second: bench.examples() as f64 / median(infer),
         peak_bytes,
     });
     Ok(Some(speeds.collect()))

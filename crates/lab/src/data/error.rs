@@ -95,6 +95,40 @@ pub enum Error {
         /// What is wrong with it, and the remedy.
         problem: String,
     },
+    /// A line of a file of text cannot be used.
+    #[error("{}: line {line} {problem}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+        /// What is wrong with it, and the remedy.
+        problem: String,
+    },
+    /// A label of the test part is none that is learnt.
+    #[error("{}: line {line} has the label `{label}`, which is none of those in the training part: {classes}", path.display())]
+    UnknownLabel {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+        /// The label found.
+        label: String,
+        /// The labels of the training part.
+        classes: String,
+    },
+    /// Two files of parallel text do not have the same number of lines.
+    #[error("{} has {lines} lines but {} has {others}; each line must have its translation on the same line", path.display(), other.display())]
+    OneSided {
+        /// One file.
+        path: PathBuf,
+        /// Its lines.
+        lines: usize,
+        /// The other file.
+        other: PathBuf,
+        /// Its lines.
+        others: usize,
+    },
     /// There is nothing, or too little, to learn from.
     #[error("{}: {problem}", path.display())]
     Empty {

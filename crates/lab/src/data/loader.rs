@@ -1,6 +1,7 @@
 //! Batches in a reproducible order, prepared ahead of time.
 
 use std::{
+    ops::Range,
     panic::resume_unwind,
     sync::{
         Arc,
@@ -139,14 +140,31 @@ impl Loader {
 
     /// The batches of `epoch` from `first` on, prepared by a thread of their own. The content depends on plan, epoch and
     /// position alone, so that a resumed epoch continues as if it had never stopped.
-    pub fn epoch(&self, epoch: u64, first: usize) -> Batches {
+    pub fn epoch(&self, epoch: u64, first: usize) -> Batches<Batch> {
         let loader = self.clone();
+        let order = self.plan.order(self.split.len(), epoch);
+        Batches::ahead(first..self.batches(), move |position| {
+            let batch = loader.plan.batch_size;
+            let end = order.len().min((position + 1) * batch);
+            loader.batch(epoch, position, &order[position * batch..end])
+        })
+    }
+}
+
+/// The batches of an epoch, in order; dropping it ends the work.
+#[derive(Debug)]
+pub struct Batches<B> {
+    receiver: Option<Receiver<B>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl<B: Send + 'static> Batches<B> {
+    /// The batches at `positions`, made by a thread of their own a little ahead of their use.
+    pub(crate) fn ahead(positions: Range<usize>, make: impl Fn(usize) -> B + Send + 'static) -> Self {
         let (sender, receiver) = sync_channel(AHEAD);
         let worker = std::thread::spawn(move || {
-            let order = loader.plan.order(loader.split.len(), epoch);
-            let positions = order.chunks(loader.plan.batch_size).take(loader.batches()).enumerate().skip(first);
-            for (position, indices) in positions {
-                if sender.send(loader.batch(epoch, position, indices)).is_err() {
+            for position in positions {
+                if sender.send(make(position)).is_err() {
                     return;
                 }
             }
@@ -155,17 +173,10 @@ impl Loader {
     }
 }
 
-/// The batches of an epoch, in order; dropping it ends the work.
-#[derive(Debug)]
-pub struct Batches {
-    receiver: Option<Receiver<Batch>>,
-    worker: Option<JoinHandle<()>>,
-}
+impl<B> Iterator for Batches<B> {
+    type Item = B;
 
-impl Iterator for Batches {
-    type Item = Batch;
-
-    fn next(&mut self) -> Option<Batch> {
+    fn next(&mut self) -> Option<B> {
         let batch = self.receiver.as_ref()?.recv().ok();
         if batch.is_none()
             && let Some(Err(panic)) = self.worker.take().map(JoinHandle::join)
@@ -176,7 +187,7 @@ impl Iterator for Batches {
     }
 }
 
-impl Drop for Batches {
+impl<B> Drop for Batches<B> {
     fn drop(&mut self) {
         self.receiver = None;
         if let Some(worker) = self.worker.take() {

@@ -1,24 +1,31 @@
-//! Data sets of labelled pictures: generated, or read strictly from files.
+//! Data sets of labelled pictures and labelled texts: generated, or read strictly from files.
 //!
 //! Pictures are bytes in memory, planar (`[picture, channel, row, column]`); [`Loader`] turns them
-//! into augmented `f32` batches.
+//! into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
 
 mod cifar;
+mod encoded;
 mod error;
 mod idx;
 mod images;
+pub(crate) mod lines;
 mod loader;
 pub mod rng;
 pub mod shapes;
 mod source;
 mod spec;
 mod split;
+pub mod text;
+mod vocabulary;
 
+pub use encoded::{Encoded, Padded, by_budget, by_length};
 pub use error::{Error, Result};
 pub use loader::{Batch, BatchPlan, Batches, Loader};
 pub use shapes::Shapes;
-pub use spec::DataSpec;
+pub use spec::{Data, DataSpec, Source};
 pub use split::{ChannelStats, ObjectBox, PictureShape, Split};
+pub use text::{Listops, TextDataset, TextSpec, TextSplit};
+pub use vocabulary::{TextRecipe, Tokens, Vocabulary};
 
 /// Pictures to learn from and pictures to be tested on, with the names of their classes.
 #[derive(Debug, Clone, PartialEq)]

@@ -17,6 +17,10 @@ pub enum Purpose {
     Augment,
     /// Mixing the pictures of one batch.
     Mix,
+    /// Drawing a generated expression.
+    Listops,
+    /// Which tokens an ablation leaves out.
+    Ablation,
 }
 
 /// The stream of `purpose` at the coordinates (`seed`, `major`, `minor`), e.g. (seed, epoch, picture).

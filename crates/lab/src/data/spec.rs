@@ -2,16 +2,19 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use super::{Dataset, Error, Result, Shapes, cifar, idx, images};
+use super::{Dataset, Error, Result, Shapes, TextDataset, TextSpec, cifar, idx, images};
 
-/// The kinds of data set, for messages.
+/// The kinds of pictures, for messages.
 const KINDS: &str =
     "shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS]";
 
-/// Share of every class that is held out for testing where a data set brings no test split.
-const HOLDOUT: f64 = 0.2;
+/// Names of the kinds of pictures.
+const PICTURES: [&str; 6] = ["shapes", "mnist", "fashion-mnist", "idx", "cifar10", "images"];
 
-/// Which data set to use.
+/// Share of every class that is held out for testing where a data set brings no test split.
+pub(super) const HOLDOUT: f64 = 0.2;
+
+/// Which pictures to use.
 ///
 /// ```
 /// use resolvent_lab::data::DataSpec;
@@ -58,11 +61,11 @@ impl DataSpec {
         if kind == "shapes" {
             return Ok(DataSpec::Shapes(Shapes::parse(rest)?));
         }
-        if !["mnist", "fashion-mnist", "idx", "cifar10", "images"].contains(&kind) {
+        if !PICTURES.contains(&kind) {
             return Err(fail(format!("unknown kind `{kind}`; give one of {KINDS}")));
         }
         if rest.is_empty() {
-            return Err(fail(format!("a path must follow, as in `{kind}:PATH`")));
+            return Err(fail(no_path(kind)));
         }
         let path = PathBuf::from(rest);
         Ok(match kind {
@@ -92,6 +95,79 @@ impl DataSpec {
             DataSpec::Images { path, size } => images::load(path, *size, HOLDOUT),
         }
     }
+}
+
+/// Which data set to use, of any kind.
+///
+/// ```
+/// use resolvent_lab::data::{Data, Source};
+/// let source: Source = "listops:train=10,test=5,min=3,max=20".parse()?;
+/// assert!(matches!(source.load()?, Data::Texts(texts) if texts.train.len() == 10));
+/// # Ok::<(), resolvent_lab::data::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub enum Source {
+    /// Pictures.
+    Pictures(DataSpec),
+    /// Labelled texts.
+    Texts(TextSpec),
+}
+
+/// A data set of any kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Data {
+    /// Pictures.
+    Pictures(Dataset),
+    /// Labelled texts.
+    Texts(TextDataset),
+}
+
+impl Source {
+    /// Generates or reads the data set.
+    ///
+    /// # Errors
+    /// Any [`Error`]: files are read strictly, and the message names the file.
+    pub fn load(&self) -> Result<Data> {
+        Ok(match self {
+            Source::Pictures(spec) => Data::Pictures(spec.load()?),
+            Source::Texts(spec) => Data::Texts(spec.load()?),
+        })
+    }
+}
+
+impl FromStr for Source {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::Spec`] or [`Error::Setting`].
+    fn from_str(spec: &str) -> Result<Self> {
+        let (kind, rest) = spec.split_once(':').unwrap_or((spec, ""));
+        let fail = |problem: String| Err(Error::Spec { spec: spec.into(), problem });
+        if let Some(texts) = TextSpec::parse(kind, rest) {
+            return match texts? {
+                TextSpec::Imdb(_) | TextSpec::Files { .. } if rest.is_empty() => fail(no_path(kind)),
+                texts => Ok(Source::Texts(texts)),
+            };
+        }
+        match PICTURES.contains(&kind) {
+            true => Ok(Source::Pictures(DataSpec::parse(spec)?)),
+            false => fail(format!("unknown kind `{kind}`; give one of {KINDS}, {}", TextSpec::KINDS)),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    /// The text that parses to this value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Pictures(spec) => spec.fmt(f),
+            Source::Texts(spec) => spec.fmt(f),
+        }
+    }
+}
+
+fn no_path(kind: &str) -> String {
+    format!("a path must follow, as in `{kind}:PATH`")
 }
 
 /// Reads `PATH` or `PATH?size=PIXELS`.

@@ -173,7 +173,7 @@ impl Split {
 }
 
 /// Indices (kept, held out) of [`Split::hold_out`].
-fn hold_out(labels: &[u32], fraction: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
+pub(super) fn hold_out(labels: &[u32], fraction: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
     let classes = labels.iter().max().map_or(0, |&last| last as usize + 1);
     let mut members = vec![Vec::new(); classes];
     for (index, &label) in labels.iter().enumerate() {

@@ -3,6 +3,7 @@
 //! A missing field has its default, an unknown field, a wrong type or a value out of range is an [`Error::Recipe`] that
 //! names file and field. Two runs of one recipe, seed and data set end with the same bits.
 
+mod model;
 mod sections;
 
 use std::path::Path;
@@ -10,16 +11,17 @@ use std::path::Path;
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
-use crate::{Error, Result, augment::Augment, data};
+use crate::{Error, Result, augment::Augment, data, data::TextRecipe};
 
-pub use sections::{LogRecipe, ModelRecipe, OptimiserRecipe, RegularisationRecipe, ScheduleRecipe};
+pub use model::{ModelRecipe, TextModelRecipe, VitRecipe};
+pub use sections::{LogRecipe, OptimiserRecipe, RegularisationRecipe, ScheduleRecipe};
 
 /// A training recipe.
 ///
 /// ```
 /// use resolvent_lab::Recipe;
 /// let recipe = Recipe::from_toml("mechanism = 'infsa'\n[schedule]\nepochs = 3", "example")?;
-/// assert_eq!((recipe.mechanism.id(), recipe.schedule.epochs, recipe.model.dim), ("infsa", 3, 64));
+/// assert_eq!((recipe.mechanism.id(), recipe.schedule.epochs), ("infsa", 3));
 /// # Ok::<(), resolvent_lab::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,7 +39,7 @@ pub struct Recipe {
     pub mechanism: Mechanism,
     /// Seed of everything random: initial weights, order, augmentation. Default 0.
     pub seed: u64,
-    /// The vision transformer.
+    /// The model, by default a vision transformer.
     pub model: ModelRecipe,
     /// AdamW.
     pub optimiser: OptimiserRecipe,
@@ -45,6 +47,8 @@ pub struct Recipe {
     pub schedule: ScheduleRecipe,
     /// What is done to the training pictures. Default: nothing.
     pub augment: Augment,
+    /// How texts become tokens; without effect for pictures.
+    pub text: TextRecipe,
     /// What keeps the model from learning the training set by heart.
     pub regularisation: RegularisationRecipe,
     /// What is written while training.
@@ -63,6 +67,7 @@ impl Default for Recipe {
             optimiser: Default::default(),
             schedule: Default::default(),
             augment: Augment::default(),
+            text: TextRecipe::default(),
             regularisation: Default::default(),
             log: Default::default(),
         }
@@ -83,6 +88,17 @@ const WIDEST: usize = 1 << 16;
 const DEEPEST: usize = 1 << 12;
 const LONGEST: usize = 1_000_000;
 const MOST_WEIGHTS: u64 = 1 << 33;
+
+/// Field, value, whether it is in range, the range.
+type Check = (&'static str, String, bool, &'static str);
+
+fn check<T: std::fmt::Debug>(field: &'static str, got: T, ok: bool, expected: &'static str) -> Check {
+    (field, format!("{got:?}"), ok, expected)
+}
+
+fn share(x: f64) -> bool {
+    (0.0..1.0).contains(&x)
+}
 
 impl Recipe {
     /// Reads and checks the recipe in `file`.
@@ -148,29 +164,13 @@ impl Recipe {
         self.mechanism.validate().or_else(|e| fail("mechanism", format!("is not valid: {e}")))
     }
 
-    /// Field, value, whether it is in range, the range.
-    fn range_checks(&self) -> Vec<(&'static str, String, bool, &'static str)> {
-        fn check<T: std::fmt::Debug>(
-            field: &'static str,
-            got: T,
-            ok: bool,
-            expected: &'static str,
-        ) -> (&'static str, String, bool, &'static str) {
-            (field, format!("{got:?}"), ok, expected)
-        }
-        let Self { model: m, optimiser: o, schedule: s, regularisation: r, log, .. } = self;
+    /// What must hold of every field.
+    fn range_checks(&self) -> Vec<Check> {
+        let Self { model, optimiser: o, schedule: s, text: t, regularisation: r, log, .. } = self;
         let positive = |x: usize| x >= 1;
-        let share = |x: f64| (0.0..1.0).contains(&x);
-        vec![
+        let mut checks = model.checks();
+        checks.extend([
             check("seed", self.seed, i64::try_from(self.seed).is_ok(), "at most 2^63 - 1, as TOML holds it"),
-            check("model.patch", m.patch, (1..=WIDEST).contains(&m.patch), "1 to 65536"),
-            check("model.dim", m.dim, (1..=WIDEST).contains(&m.dim), "1 to 65536"),
-            check("model.depth", m.depth, (1..=DEEPEST).contains(&m.depth), "1 to 4096"),
-            check("model.heads", m.heads, positive(m.heads) && m.dim % m.heads == 0, "a divisor of `model.dim`"),
-            check("model.mlp_dim", m.mlp_dim, (1..=WIDEST).contains(&m.mlp_dim), "1 to 65536"),
-            check("model", m.weights(), m.weights() <= MOST_WEIGHTS, "at most 2^33 weights in the blocks (32 GiB)"),
-            check("model.dropout", m.dropout, share(m.dropout), "in [0, 1)"),
-            check("model.drop_path", m.drop_path, share(m.drop_path), "in [0, 1)"),
             check("optimiser.lr", o.lr, o.lr.is_finite() && o.lr > 0.0, "finite and > 0"),
             check("optimiser.betas", o.betas, o.betas.iter().all(|b| (0.0..1.0).contains(b)), "two numbers in [0, 1)"),
             check("optimiser.eps", o.eps, o.eps.is_finite() && o.eps > 0.0, "finite and > 0"),
@@ -196,6 +196,9 @@ impl Recipe {
                 s.max_minutes.is_none_or(|x| x.is_finite() && x > 0.0),
                 "absent or > 0",
             ),
+            check("text.vocabulary", t.vocabulary, (1..=65_000).contains(&t.vocabulary), "1 to 65000"),
+            check("text.min_count", t.min_count, positive(t.min_count), "at least 1"),
+            check("text.max_tokens", t.max_tokens, (1..=LONGEST).contains(&t.max_tokens), "1 to 1000000"),
             check("regularisation.label_smoothing", r.label_smoothing, share(r.label_smoothing), "in [0, 1)"),
             check("regularisation.ema_decay", r.ema_decay, share(r.ema_decay), "in [0, 1)"),
             check("regularisation.hold_out", r.hold_out, (0.0..=0.5).contains(&r.hold_out), "in [0, 0.5]"),
@@ -207,7 +210,8 @@ impl Recipe {
             ),
             check("log.every", log.every, positive(log.every), "at least 1"),
             check("log.keep", log.keep, positive(log.keep), "at least 1"),
-        ]
+        ]);
+        checks
     }
 
     /// The first field in which two recipes differ: its dotted path, here, there. Names and descriptions do not count,
@@ -266,6 +270,10 @@ mod tests {
         for (text, expected) in [
             ("modle = 1", &["r.toml", "modle"][..]),
             ("[model]\nwidth = 3", &["model", "width", "expected one of"]),
+            ("[model]\ndim = 'x'", &["model", "dim", "expected usize"]),
+            ("[model]\nkind = 'text'\npatch = 4", &["model", "patch", "expected one of"]),
+            ("[model]\nkind = 'cnn'", &["model", "cnn", "vit, text"]),
+            ("[text]\nvocabulary = 70000", &["text.vocabulary", "65000"]),
             ("[schedule]\nepochs = 'x'", &["schedule.epochs", "expected usize"]),
             ("[schedule]\nepochs = 0", &["schedule.epochs", "is 0", "1 to 1000000"]),
             ("[schedule]\nepochs = 2\nwarmup_epochs = 2.0", &["schedule.warmup_epochs", "less than"]),

@@ -25,7 +25,7 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
         p class="quiet" {
             "The same model, data, recipe and seeds; only the attention differs. "
             (entries.len()) " mechanisms, " (seeds.len()) " seed" @if seeds.len() != 1 { "s" } ", "
-            (plan.steps) " steps of " (recipe.schedule.batch_size) " pictures a run."
+            (plan.steps) " steps of " (recipe.schedule.batch_size) " examples a run."
         }
         @for caveat in comparison.caveats() { p { strong { "Note. " } (caveat) } }
         h2 { "Result" }
@@ -67,8 +67,8 @@ fn table(entries: &[Entry]) -> Markup {
             thead { tr {
                 th scope="col" { "Mechanism" }
                 th scope="col" { "Test accuracy, %" }
-                th scope="col" { "Training, images/s" }
-                th scope="col" { "Inference, images/s" }
+                th scope="col" { "Training, examples/s" }
+                th scope="col" { "Inference, examples/s" }
                 @if memory { th scope="col" { "Peak memory" } }
                 th scope="col" { "Parameters" }
                 th scope="col" { "Time of a run" }
@@ -79,8 +79,8 @@ fn table(entries: &[Entry]) -> Markup {
                     tr {
                         th scope="row" { (chip(entry)) (entry.mechanism.id()) }
                         td data-label="Test accuracy, %" { strong { (entry.accuracy.percent()) } }
-                        td data-label="Training, images/s" { (rate(entry.speed.train_images_per_second)) }
-                        td data-label="Inference, images/s" { (rate(entry.speed.infer_images_per_second)) }
+                        td data-label="Training, examples/s" { (rate(entry.speed.train_examples_per_second)) }
+                        td data-label="Inference, examples/s" { (rate(entry.speed.infer_examples_per_second)) }
                         @if memory {
                             td data-label="Peak memory" { (entry.speed.peak_bytes.map_or("–".into(), page::megabytes)) }
                         }
@@ -111,13 +111,13 @@ fn side_by_side(comparison: &Comparison) -> Markup {
         |e| if e.runs.len() > 1 { e.runs.iter().map(|run| run.accuracy).collect() } else { vec![] },
     );
     let training = bars(
-        |e| e.speed.train_images_per_second,
-        |e| page::count(e.speed.train_images_per_second.round() as usize),
+        |e| e.speed.train_examples_per_second,
+        |e| page::count(e.speed.train_examples_per_second.round() as usize),
         |_| vec![],
     );
     let inference = bars(
-        |e| e.speed.infer_images_per_second,
-        |e| page::count(e.speed.infer_images_per_second.round() as usize),
+        |e| e.speed.infer_examples_per_second,
+        |e| page::count(e.speed.infer_examples_per_second.round() as usize),
         |_| vec![],
     );
     let memory = bars(
@@ -128,8 +128,8 @@ fn side_by_side(comparison: &Comparison) -> Markup {
     let title = if several { "Test accuracy, mean over the seeds; each seed a dot" } else { "Test accuracy" };
     html! {
         (chart::bars(title, 0.0, &accuracy))
-        (chart::bars("Training images per second", 0.0, &training))
-        (chart::bars("Inference images per second", 0.0, &inference))
+        (chart::bars("Training examples per second", 0.0, &training))
+        (chart::bars("Inference examples per second", 0.0, &inference))
         @if comparison.entries.iter().any(|e| e.speed.peak_bytes.is_some()) {
             (chart::bars("Peak memory of a training step", 0.0, &memory))
         }
@@ -149,7 +149,7 @@ fn curves(entries: &[Entry], metrics: &[Vec<Record>]) -> Markup {
     let accuracy = series(&|metrics| epochs(metrics).map(|e| (e.step as f64, e.accuracy)).collect());
     let loss = series(&|metrics| steps(metrics).map(|s| (s.step as f64, s.loss)).collect());
     let watched = metrics.iter().flat_map(|m| epochs(m)).next().map_or("test", |epoch| &epoch.split);
-    let accuracy_of = format!("Accuracy on the {watched} pictures");
+    let accuracy_of = format!("Accuracy on the {watched} part");
     let axes = Axes::over_steps;
     html! {
         (chart::lines(axes(&accuracy_of, "accuracy", true), &accuracy))

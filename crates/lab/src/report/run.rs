@@ -29,8 +29,8 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
             ("test accuracy", page::percent(test.accuracy)),
             ("test loss", format!("{:.3}", test.loss)),
             ("parameters", page::count(summary.parameters)),
-            ("training images/s", format!("{:.0}", summary.images_per_second)),
-            ("test images/s", format!("{:.0}", test.images_per_second)),
+            ("training examples/s", format!("{:.0}", summary.examples_per_second)),
+            ("test examples/s", format!("{:.0}", test.examples_per_second)),
             ("time", page::duration(summary.seconds)),
         ]))
         h2 { "Curves" }
@@ -60,7 +60,7 @@ fn curves(metrics: &[Record]) -> Markup {
     let of_epochs = |pick: fn(&EpochRecord) -> f64| epochs(metrics).map(|e| (e.step as f64, pick(e))).collect();
     let of_steps = |pick: fn(&StepRecord) -> f64| steps(metrics).map(|s| (s.step as f64, pick(s))).collect();
     let watched = epochs(metrics).next().map_or("test", |epoch| &epoch.split);
-    let accuracy_of = format!("Accuracy on the {watched} pictures");
+    let accuracy_of = format!("Accuracy on the {watched} part");
     let axes = Axes::over_steps;
     let layers = epochs(metrics).map(|epoch| epoch.gamma.len()).max().unwrap_or(0);
     let gamma: Vec<_> = (0..layers)
@@ -129,7 +129,7 @@ fn confusion(test: &Evaluation) -> Markup {
     }
     html! {
         figure {
-            figcaption { "Confusion: a row per label, a column per answer, in pictures" }
+            figcaption { "Confusion: a row per label, a column per answer, in examples" }
             div class="scroll" {
                 table class="matrix" {
                     thead { tr { th {} @for class in &test.classes { th scope="col" title=(class) { (shortened(class, 4)) } } } }

@@ -2,17 +2,12 @@
 
 use std::time::Instant;
 
-use super::{
-    Plan,
-    clock::Clock,
-    pictures::Pictures,
-    session::{Identity, Session},
-};
+use burn::tensor::Device;
+
+use super::{Plan, Task, TaskData, clock::Clock, session::Session};
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, Expectation},
-    data::{Batch, Dataset, PictureShape},
-    eval,
+    checkpoint::{Checkpoint, DataIdentity},
 };
 
 /// Steps that warm caches and memory up before any is timed.
@@ -21,32 +16,30 @@ const WARM_UP: usize = 2;
 const TIMED: usize = 5;
 
 /// A model that can take steps on one batch, over and over.
-pub(crate) struct Bench<'a> {
-    session: Session<'a>,
-    shape: PictureShape,
-    batch: Batch,
+pub(crate) struct Bench<'a, T: Task> {
+    session: Session<'a, T>,
+    recipe: &'a Recipe,
+    task: &'a T,
+    batch: T::Batch,
 }
 
-impl<'a> Bench<'a> {
+impl<'a, T: Task> Bench<'a, T> {
     /// The recipe's model, with the weights of `trained` if given, and the first batch of its first epoch.
-    pub fn new(recipe: &'a Recipe, dataset: &Dataset, trained: Option<Checkpoint>) -> Result<Self> {
-        let pictures = Pictures::new(recipe, dataset)?;
-        let plan = Plan::full(&recipe.schedule, pictures.train.len());
-        let data = DataIdentity { name: dataset.name.clone(), fingerprint: String::new() };
-        let expects = Expectation::new(dataset, &pictures.stats);
-        let mut session = Session::new(recipe, dataset, Identity { data, expects }, plan)?;
+    pub fn new(recipe: &'a Recipe, task: &'a T, trained: Option<Checkpoint>) -> Result<Self> {
+        let plan = Plan::full(&recipe.schedule, task.train_len());
+        let data = DataIdentity { name: String::new(), fingerprint: String::new() };
+        let mut session = Session::new(recipe, task, data, plan)?;
         if let Some(mut trained) = trained {
             session.load_weights(&mut trained)?;
         }
-        let batch = pictures.loader(recipe)?.epoch(0, 0).next();
-        let empty = || Error::Unfit { name: dataset.name.clone(), problem: "it has no whole batch".into() };
-        let batch = batch.ok_or_else(empty)?;
-        Ok(Self { session, shape: dataset.shape, batch })
+        let empty = || Error::Unfit { name: recipe.name.clone(), problem: "it has no whole batch".into() };
+        let batch = task.epoch(recipe, 0, 0)?.next().ok_or_else(empty)?;
+        Ok(Self { session, recipe, task, batch })
     }
 
-    /// Pictures in the batch.
-    pub fn images(&self) -> usize {
-        self.batch.len()
+    /// Examples in the batch.
+    pub fn examples(&self) -> usize {
+        T::len_of(&self.batch)
     }
 
     /// Seconds of one training step.
@@ -57,11 +50,12 @@ impl<'a> Bench<'a> {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Seconds of the logits of the batch.
+    /// Seconds of the forward pass of the batch.
     pub fn infer(&self) -> Result<f64> {
-        let (model, mut batch) = (self.session.evaluated(), self.batch.clone());
+        let (model, batch) = (self.session.evaluated(), self.batch.clone());
         let began = Instant::now();
-        eval::logits(&model, &mut batch, self.shape)?;
+        let inputs = self.task.inputs(self.recipe, batch, &Device::flex());
+        self.task.predict(&model, inputs)?;
         Ok(began.elapsed().as_secs_f64())
     }
 }
@@ -70,21 +64,18 @@ impl<'a> Bench<'a> {
 ///
 /// # Errors
 /// As [`super::run`].
-pub fn seconds_per_step(recipe: &Recipe, dataset: &Dataset) -> Result<f64> {
-    let mut bench = Bench::new(recipe, dataset, None)?;
+pub fn seconds_per_step<D: TaskData>(recipe: &Recipe, data: &D) -> Result<f64> {
+    time_steps(recipe, &data.task(recipe)?)
+}
+
+/// As [`seconds_per_step`], of a task.
+pub(crate) fn time_steps<T: Task>(recipe: &Recipe, task: &T) -> Result<f64> {
+    let mut bench = Bench::new(recipe, task, None)?;
     for _ in 0..WARM_UP {
         bench.step()?;
     }
     let mut times = (0..TIMED).map(|_| bench.step()).collect::<Result<Vec<_>>>()?;
     Ok(median(&mut times))
-}
-
-/// Pictures that `recipe` learns from.
-///
-/// # Errors
-/// [`Error::Unfit`] when they do not fill a batch.
-pub(crate) fn training_pictures(recipe: &Recipe, dataset: &Dataset) -> Result<usize> {
-    Ok(Pictures::new(recipe, dataset)?.train.len())
 }
 
 /// The middle of `values`, which must not be empty; they are sorted.

@@ -16,6 +16,8 @@ mod pictures;
 mod run;
 mod schedule;
 mod session;
+mod task;
+mod texts;
 
 use std::{
     path::PathBuf,
@@ -32,17 +34,21 @@ use crate::{
 };
 
 pub use bench::seconds_per_step;
-pub(crate) use bench::{Bench, median, training_pictures};
+pub(crate) use bench::{Bench, median, time_steps};
 pub use clip::clip_by_global_norm;
 pub use clock::Breakdown;
 pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
-use model::seed_generator;
-pub use model::{build, gammas};
+pub use model::build;
+pub(crate) use model::{build_for, drawn};
 pub use optimiser::{adamw, decayed_parameters};
-pub(crate) use pictures::images;
+pub use pictures::Pictures;
+pub(crate) use run::check_batch;
 pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};
+pub use task::{Part, Task, TaskData};
+pub(crate) use texts::{BATCH_TOKENS, text_config, token_inputs};
+pub use texts::{TextBatch, Texts, TokenInputs};
 
 /// What to do with a run that the folder already holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -132,8 +138,8 @@ pub struct TrainSummary {
     pub ended: Ended,
     /// Seconds over all sessions of the run.
     pub seconds: f64,
-    /// Training pictures per second in the last session, evaluation and writing left out.
-    pub images_per_second: f64,
+    /// Training examples per second in the last session, evaluation and writing left out.
+    pub examples_per_second: f64,
     /// Where the time of the last session went.
     pub time: Breakdown,
     /// The best epoch on the held-out pictures, where there are some.
@@ -157,12 +163,12 @@ impl TrainSummary {
             Ended::OutOfTime => format!(" of {} (out of time, the schedule is unfinished)", self.plan.steps),
         };
         format!(
-            "test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} images/s",
+            "test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s",
             self.test.accuracy * 100.0,
             self.test.loss,
             self.steps,
             self.seconds,
-            self.images_per_second
+            self.examples_per_second
         )
     }
 }

@@ -6,9 +6,10 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor},
 };
-use resolvent::models::{Vit, VitConfig};
+use resolvent::attention::MultiHeadAttention;
 
-use crate::{Error, Recipe, Result, data::Dataset};
+use super::{Task, TaskData};
+use crate::{Recipe, Result};
 
 /// Seeds Burn's generator, which is one per process: who draws from it must be alone with it, and is for as long as the
 /// guard lives.
@@ -19,45 +20,26 @@ pub(super) fn seed_generator(device: &Device, seed: u64) -> MutexGuard<'static, 
     alone
 }
 
-/// The recipe's model for the pictures and classes of `dataset`, with the initial weights of the recipe's seed.
+/// The recipe's model for `data`, with the initial weights of the recipe's seed.
 ///
 /// # Errors
-/// [`Error::Unfit`] where the patches do not fit the pictures, [`Error::Model`] where the model is impossible.
-pub fn build(recipe: &Recipe, dataset: &Dataset, device: &Device) -> Result<Vit> {
-    let config = config(recipe, dataset)?;
-    let _alone = seed_generator(device, recipe.seed);
-    let model = config.try_init(device)?;
+/// [`crate::Error::Unfit`] where the model does not fit the data, [`crate::Error::Model`] where it is impossible.
+pub fn build<D: TaskData>(recipe: &Recipe, data: &D, device: &Device) -> Result<<D::Task as Task>::Model> {
+    build_for(&data.task(recipe)?, recipe, device)
+}
+
+/// The recipe's model for `task`, with the initial weights of the recipe's seed.
+pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> Result<T::Model> {
+    drawn(recipe.seed, device, || task.model(recipe, device))
+}
+
+/// A model whose initial weights are those of `seed`.
+pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce() -> Result<M>) -> Result<M> {
+    let _alone = seed_generator(device, seed);
+    let model = init()?;
     // Parameters are drawn at their first use: use them now, in the order of the modules.
     model.visit(&mut Touch);
     Ok(model)
-}
-
-fn config(recipe: &Recipe, dataset: &Dataset) -> Result<VitConfig> {
-    let (m, shape) = (&recipe.model, dataset.shape);
-    if !shape.height.is_multiple_of(m.patch) || !shape.width.is_multiple_of(m.patch) {
-        let (height, width, patch) = (shape.height, shape.width, m.patch);
-        let problem = format!(
-            "its pictures are {height} x {width}, which patches of {patch} do not divide; change `model.patch`"
-        );
-        return Err(Error::Unfit { name: dataset.name.clone(), problem });
-    }
-    let (image, classes) = ([shape.height, shape.width], dataset.classes.len());
-    Ok(VitConfig {
-        dim: m.dim,
-        depth: m.depth,
-        heads: m.heads,
-        mlp_dim: m.mlp_dim,
-        pool: m.pool,
-        tied: m.tied,
-        qkv_bias: m.qkv_bias,
-        gamma_trainable: m.gamma_trainable,
-        gamma_schedule: m.gamma_schedule,
-        extra_proj: m.extra_proj,
-        pre_logits: m.pre_logits,
-        dropout: m.dropout,
-        drop_path: m.drop_path,
-        ..VitConfig::new(image, shape.channels, m.patch, classes, recipe.mechanism.clone())
-    })
 }
 
 struct Touch;
@@ -68,8 +50,8 @@ impl ModuleVisitor for Touch {
     }
 }
 
-/// The decay of each block, as the mean over its heads; empty where it is not learned.
-pub fn gammas(model: &Vit) -> Vec<f64> {
-    let learned = model.blocks.iter().filter_map(|block| block.attention.gamma());
+/// The decay of each of `blocks`, as the mean over its heads; empty where it is not learned.
+pub(crate) fn mean_gammas<'a>(blocks: impl Iterator<Item = &'a MultiHeadAttention>) -> Vec<f64> {
+    let learned = blocks.filter_map(MultiHeadAttention::gamma);
     learned.map(|gamma| f64::from(gamma.mean().into_scalar::<f32>())).collect()
 }

@@ -1,71 +1,180 @@
-//! What a run learns from and what it watches, as batches and tensors.
+//! Pictures as a task: batches and tensors, the vision transformer, its loss and judgement.
 
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
+use resolvent::models::{Vit, VitConfig};
 
+use super::{Part, Task, TaskData, model::mean_gammas, soft_cross_entropy};
 use crate::{
     Error, Recipe, Result,
-    augment::Transform,
-    data::{Batch, BatchPlan, ChannelStats, Dataset, Loader, PictureShape, Split},
+    augment::{Augment, Transform},
+    checkpoint::{Checkpoint, DataIdentity, Expectation, PictureExpectation},
+    data::{Batch, BatchPlan, Batches, ChannelStats, Dataset, Loader, PictureShape, Split},
+    eval::{BATCH, Evaluation, Tally},
+    recipe::ModelRecipe,
 };
 
 /// The pictures of a run.
-pub(crate) struct Pictures {
-    /// What is learnt from.
-    pub train: Arc<Split>,
-    /// What is evaluated after each epoch.
-    pub watched: Arc<Split>,
-    /// Its name: `test`, or `held-out`.
-    pub watched_name: &'static str,
-    /// What pictures are normalised by: the statistics of those learnt from.
-    pub stats: ChannelStats,
-    classes: usize,
+#[derive(Debug, Clone)]
+pub struct Pictures {
+    name: String,
+    train: Arc<Split>,
+    watched: Arc<Split>,
+    test: Arc<Split>,
+    expects: PictureExpectation,
+}
+
+impl TaskData for Dataset {
+    type Task = Pictures;
+
+    fn identity(&self) -> DataIdentity {
+        DataIdentity::new(&self.name, self.fingerprint())
+    }
+
+    fn task(&self, recipe: &Recipe) -> Result<Pictures> {
+        let share = recipe.regularisation.hold_out;
+        let test = Arc::new(self.test.clone());
+        let (train, watched) = if share > 0.0 {
+            let (train, watched) = self.train.hold_out(share, recipe.seed);
+            (train, Arc::new(watched))
+        } else {
+            (self.train.clone(), test.clone())
+        };
+        let expects = PictureExpectation::new(self, &train.channel_stats());
+        Ok(Pictures { name: self.name.clone(), train: Arc::new(train), watched, test, expects })
+    }
+
+    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Pictures> {
+        let Expectation::Pictures(expects) = &checkpoint.state.expects else {
+            return Err(checkpoint.state.expects.refuses(&self.name, "pictures"));
+        };
+        expects.check(self)?;
+        Ok(Pictures { expects: expects.clone(), ..self.task(&checkpoint.state.recipe)? })
+    }
 }
 
 impl Pictures {
-    /// Divides `dataset` as the recipe says.
-    pub fn new(recipe: &Recipe, dataset: &Dataset) -> Result<Self> {
-        let share = recipe.regularisation.hold_out;
-        let (train, watched, watched_name) = if share > 0.0 {
-            let (train, watched) = dataset.train.hold_out(share, recipe.seed);
-            (train, watched, "held-out")
-        } else {
-            (dataset.train.clone(), dataset.test.clone(), "test")
-        };
-        let batch = recipe.schedule.batch_size;
-        if train.len() < batch {
-            let problem = format!(
-                "{} pictures to learn from do not fill a batch of {batch}; lower `schedule.batch_size`",
-                train.len()
-            );
-            return Err(Error::Unfit { name: dataset.name.clone(), problem });
-        }
-        let (stats, classes) = (train.channel_stats(), dataset.classes.len());
-        Ok(Self { train: Arc::new(train), watched: Arc::new(watched), watched_name, stats, classes })
+    fn stats(&self) -> ChannelStats {
+        self.expects.stats()
     }
 
-    /// The training batches.
-    pub fn loader(&self, recipe: &Recipe) -> Result<Loader> {
-        let transform = Transform::new(self.train.shape(), self.stats.clone(), recipe.augment.clone())?;
-        let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
-        Ok(Loader::new(self.train.clone(), transform, plan, self.classes))
+    fn loader(&self, split: &Arc<Split>, augment: Augment, plan: BatchPlan) -> Result<Loader> {
+        let transform = Transform::new(split.shape(), self.stats(), augment)?;
+        Ok(Loader::new(split.clone(), transform, plan, self.expects.classes.len()))
+    }
+
+    fn shape(&self) -> PictureShape {
+        self.train.shape()
+    }
+
+    fn config(&self, recipe: &Recipe) -> Result<VitConfig> {
+        let ModelRecipe::Vit(m) = &recipe.model else {
+            return Err(wrong_kind(&self.name, "pictures", "vit"));
+        };
+        let shape = self.shape();
+        if !shape.height.is_multiple_of(m.patch) || !shape.width.is_multiple_of(m.patch) {
+            let (height, width, patch) = (shape.height, shape.width, m.patch);
+            let problem = format!(
+                "its pictures are {height} x {width}, which patches of {patch} do not divide; change `model.patch`"
+            );
+            return Err(Error::Unfit { name: self.name.clone(), problem });
+        }
+        let (image, classes) = ([shape.height, shape.width], self.expects.classes.len());
+        Ok(VitConfig {
+            dim: m.dim,
+            depth: m.depth,
+            heads: m.heads,
+            mlp_dim: m.mlp_dim,
+            pool: m.pool,
+            tied: m.tied,
+            qkv_bias: m.qkv_bias,
+            gamma_trainable: m.gamma_trainable,
+            gamma_schedule: m.gamma_schedule,
+            extra_proj: m.extra_proj,
+            pre_logits: m.pre_logits,
+            dropout: m.dropout,
+            drop_path: m.drop_path,
+            ..VitConfig::new(image, shape.channels, m.patch, classes, recipe.mechanism.clone())
+        })
     }
 }
 
+impl Task for Pictures {
+    type Model = Vit;
+    type Batch = Batch;
+    type Inputs = (Tensor<4>, Tensor<2>);
+
+    fn train_len(&self) -> usize {
+        self.train.len()
+    }
+
+    fn expects(&self) -> Expectation {
+        Expectation::Pictures(self.expects.clone())
+    }
+
+    fn model(&self, recipe: &Recipe, device: &Device) -> Result<Vit> {
+        Ok(self.config(recipe)?.try_init(device)?)
+    }
+
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Batch>> {
+        let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
+        Ok(self.loader(&self.train, recipe.augment.clone(), plan)?.epoch(epoch, first))
+    }
+
+    fn len_of(batch: &Batch) -> usize {
+        batch.len()
+    }
+
+    fn inputs(&self, recipe: &Recipe, mut batch: Batch, device: &Device) -> Self::Inputs {
+        let pictures = images(&mut batch, self.shape(), device);
+        let (classes, smoothing) = (self.expects.classes.len(), recipe.regularisation.label_smoothing);
+        (pictures, smoothed(batch.targets, classes, smoothing, device))
+    }
+
+    fn loss(&self, model: &Vit, (pictures, targets): Self::Inputs) -> Result<Tensor<1>> {
+        Ok(soft_cross_entropy(model.try_forward(pictures)?, targets))
+    }
+
+    fn predict(&self, model: &Vit, (pictures, _): Self::Inputs) -> Result<()> {
+        model.try_forward(pictures)?.into_data();
+        Ok(())
+    }
+
+    fn evaluate(&self, model: &Vit, part: Part) -> Result<Evaluation> {
+        let split = if part == Part::Test { &self.test } else { &self.watched };
+        let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
+        let mut tally = Tally::new(&self.expects.classes);
+        for mut batch in loader.epoch(0, 0) {
+            let logits = model.try_forward(images(&mut batch, self.shape(), &Device::flex()))?;
+            tally.add_batch(logits, &batch.labels);
+        }
+        Ok(tally.finish())
+    }
+
+    fn gammas(model: &Vit) -> Vec<f64> {
+        mean_gammas(model.blocks.iter().map(|block| &block.attention))
+    }
+}
+
+/// The error of a recipe whose model is not for what the data set `name` holds.
+pub(super) fn wrong_kind(name: &str, holds: &str, kind: &str) -> Error {
+    let problem = format!("it holds {holds}, for which the recipe's model is not made; set `model.kind` to `{kind}`");
+    Error::Unfit { name: name.into(), problem }
+}
+
 /// The values of `batch` as `[batch, channels, height, width]`.
-pub(crate) fn images(batch: &mut Batch, shape: PictureShape, device: &Device) -> Tensor<4> {
+fn images(batch: &mut Batch, shape: PictureShape, device: &Device) -> Tensor<4> {
     let dims = [batch.len(), shape.channels, shape.height, shape.width];
     Tensor::from_data(TensorData::new(std::mem::take(&mut batch.pixels), dims), device)
 }
 
-/// The targets of `batch` as `[batch, classes]`, with the share `smoothing` spread over all classes.
-pub(crate) fn targets(batch: &mut Batch, smoothing: f64, device: &Device) -> Tensor<2> {
-    let classes = batch.targets.len() / batch.labels.len();
-    let mut targets = std::mem::take(&mut batch.targets);
+/// `targets [batch, classes]`, with the share `smoothing` spread over all classes.
+pub(super) fn smoothed(mut targets: Vec<f32>, classes: usize, smoothing: f64, device: &Device) -> Tensor<2> {
     let (kept, floor) = (1.0 - smoothing as f32, smoothing as f32 / classes as f32);
     targets.iter_mut().for_each(|target| *target = kept * *target + floor);
-    Tensor::from_data(TensorData::new(targets, [batch.labels.len(), classes]), device)
+    let batch = targets.len() / classes;
+    Tensor::from_data(TensorData::new(targets, [batch, classes]), device)
 }
 
 #[cfg(test)]
@@ -74,14 +183,8 @@ mod tests {
 
     #[test]
     fn smoothing_spreads_a_share_over_all_classes() {
-        let mut batch = Batch {
-            position: 0,
-            pixels: vec![],
-            targets: vec![1.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.0],
-            labels: vec![0, 1],
-            indices: vec![0, 1],
-        };
-        let smoothed = targets(&mut batch, 0.2, &Device::flex()).into_data();
+        let targets = vec![1.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.0];
+        let smoothed = smoothed(targets, 4, 0.2, &Device::flex()).into_data();
         let expected = [[0.85, 0.05, 0.05, 0.05], [0.45, 0.45, 0.05, 0.05]];
         smoothed.assert_approx_eq::<f32>(&TensorData::from(expected), burn::tensor::Tolerance::absolute(1e-6));
     }

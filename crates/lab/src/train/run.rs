@@ -1,30 +1,17 @@
 //! A run from its folder to its summary.
 
-use std::{
-    fs,
-    path::Path,
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{fs, path::Path, sync::atomic::Ordering, time::Instant};
 
 use burn::module::Module;
-use resolvent::models::Vit;
 
 use super::{
-    Ended, Outcome, Plan, Resume, TrainOptions, TrainSummary,
-    clock::Clock,
-    gammas,
-    pictures::Pictures,
-    seconds_per_step,
-    session::{Identity, Session},
+    Ended, Outcome, Part, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, bench::time_steps, clock::Clock,
+    session::Session,
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{
-        Best, CHECKPOINTS, Checkpoint, DataIdentity, Expectation, Store, module_bytes, parts, to_json, write_atomically,
-    },
-    data::{Batch, Dataset, Split},
-    eval::{self, Evaluation},
+    checkpoint::{Best, CHECKPOINTS, Checkpoint, Store, module_bytes, parts, to_json, write_atomically},
+    eval::Evaluation,
     folder::Claim,
     metrics::{self, EpochRecord, MetricsFile, Record},
     progress::Event,
@@ -37,7 +24,7 @@ const RECIPE: &str = "recipe.toml";
 /// What a run writes beside its checkpoints.
 const FILES: [&str; 4] = [RECIPE, SUMMARY, MetricsFile::NAME, report::REPORT];
 
-/// Trains the model of `recipe` on `dataset`, or continues the run that `options.out_dir` holds, and tests it.
+/// Trains the model of `recipe` on `data`, or continues the run that `options.out_dir` holds, and tests it.
 ///
 /// The folder gets `recipe.toml`, `metrics.jsonl`, `checkpoints/`, and at the end `summary.json` and `report.html`. A
 /// finished run is read back, not repeated.
@@ -46,11 +33,11 @@ const FILES: [&str; 4] = [RECIPE, SUMMARY, MetricsFile::NAME, report::REPORT];
 /// [`Error::Recipe`], [`Error::Unfit`] and [`Error::Model`] before anything is written; [`Error::Occupied`],
 /// [`Error::NoCheckpoint`], [`Error::Mismatch`], [`Error::Damaged`] for a folder that cannot be used;
 /// [`Error::Diverged`]; [`Error::Io`], which leaves every checkpoint as it was.
-pub fn run(recipe: &Recipe, dataset: &Dataset, options: &TrainOptions) -> Result<Outcome> {
+pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Result<Outcome> {
     recipe.validate()?;
-    let data = DataIdentity::of(dataset);
+    let identity = data.identity();
     let store = Store::new(&options.out_dir, recipe.log.keep);
-    let checkpoint = match store.newest()? {
+    let mut checkpoint = match store.newest()? {
         Some(newest) if options.resume != Resume::Never => Some(Checkpoint::load(&newest)?),
         None if options.resume == Resume::Always => {
             return Err(Error::NoCheckpoint { path: options.out_dir.clone() });
@@ -63,20 +50,24 @@ pub fn run(recipe: &Recipe, dataset: &Dataset, options: &TrainOptions) -> Result
         None => None,
     };
     if let Some(checkpoint) = &checkpoint {
-        checkpoint.check(recipe, &data)?;
+        checkpoint.check(recipe, &identity)?;
         if let Some(summary) = read_summary(&options.out_dir)? {
             options.observer.on(Event::Note("the run is finished: its results are read back"));
             return Ok(Outcome::Finished(Box::new(summary)));
         }
     }
-    let pictures = Pictures::new(recipe, dataset)?;
+    let task = &match &mut checkpoint {
+        Some(checkpoint) => data.restored(checkpoint)?,
+        None => data.task(recipe)?,
+    };
+    check_batch(recipe, task, &identity.name)?;
+    task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
     let claim = || Claim::take(&options.out_dir, &FILES, CHECKPOINTS);
     let (_claim, session) = match checkpoint {
-        Some(checkpoint) => (claim()?, Session::resumed(recipe, dataset, checkpoint)?),
+        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint)?),
         None => {
-            let plan = plan(recipe, dataset, &pictures, options)?;
-            let expects = Expectation::new(dataset, &pictures.stats);
-            let session = Session::new(recipe, dataset, Identity { data, expects }, plan)?;
+            let plan = plan(recipe, task, options)?;
+            let session = Session::new(recipe, task, identity, plan)?;
             let claim = claim()?;
             remove_summary(&options.out_dir)?;
             store.forget_best()?;
@@ -87,8 +78,8 @@ pub fn run(recipe: &Recipe, dataset: &Dataset, options: &TrainOptions) -> Result
     store.clean()?;
     let metrics = MetricsFile::open(&options.out_dir, session.state.metrics_bytes)?;
     let before = session.state.seconds;
-    let (began, pictures) = (Instant::now(), &pictures);
-    Run { recipe, dataset, pictures, options, store, session, metrics, began, before, latest: None }.run()
+    let began = Instant::now();
+    Run { recipe, task, options, store, session, metrics, began, before, latest: None }.run()
 }
 
 /// The summary of the run in `folder`, if it is finished.
@@ -112,14 +103,25 @@ fn remove_summary(folder: &Path) -> Result<()> {
     }
 }
 
+/// Checks that there is a whole batch to learn from.
+pub(crate) fn check_batch<T: Task>(recipe: &Recipe, task: &T, name: &str) -> Result<()> {
+    let (examples, batch) = (task.train_len(), recipe.schedule.batch_size);
+    if examples >= batch {
+        return Ok(());
+    }
+    let problem =
+        format!("{examples} examples to learn from do not fill a batch of {batch}; lower `schedule.batch_size`");
+    Err(Error::Unfit { name: name.into(), problem })
+}
+
 /// The steps of a new run.
-fn plan(recipe: &Recipe, dataset: &Dataset, pictures: &Pictures, options: &TrainOptions) -> Result<Plan> {
+fn plan<T: Task>(recipe: &Recipe, task: &T, options: &TrainOptions) -> Result<Plan> {
     if let Some(plan) = &options.plan {
         return Ok(plan.clone());
     }
-    let full = Plan::full(&recipe.schedule, pictures.train.len());
+    let full = Plan::full(&recipe.schedule, task.train_len());
     let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
-    let affordable = Plan::affordable(max_minutes, seconds_per_step(recipe, dataset)?);
+    let affordable = Plan::affordable(max_minutes, time_steps(recipe, task)?);
     let plan = full.shortened(affordable);
     if plan.steps < plan.full_steps {
         let note = format!(
@@ -132,13 +134,12 @@ fn plan(recipe: &Recipe, dataset: &Dataset, pictures: &Pictures, options: &Train
 }
 
 /// A run under way.
-struct Run<'a> {
+struct Run<'a, T: Task> {
     recipe: &'a Recipe,
-    dataset: &'a Dataset,
-    pictures: &'a Pictures,
+    task: &'a T,
     options: &'a TrainOptions,
     store: Store,
-    session: Session<'a>,
+    session: Session<'a, T>,
     metrics: MetricsFile,
     began: Instant,
     /// Seconds of earlier sessions.
@@ -147,7 +148,7 @@ struct Run<'a> {
     latest: Option<Evaluation>,
 }
 
-impl Run<'_> {
+impl<T: Task> Run<'_, T> {
     fn run(mut self) -> Result<Outcome> {
         let name = format!("{}, seed {}", self.recipe.mechanism.id(), self.recipe.seed);
         let (done, plan) = (self.session.state.step, self.session.state.plan.clone());
@@ -174,12 +175,11 @@ impl Run<'_> {
         if plan.ends_epoch(done) && self.is_exhausted(done / plan.steps_per_epoch) {
             return Ok(Some(Ended::Patience));
         }
-        let loader = self.pictures.loader(self.recipe)?;
         while self.session.state.step < plan.steps {
             let (epoch, first) =
                 (self.session.state.step / plan.steps_per_epoch, self.session.state.step % plan.steps_per_epoch);
             let mut clock = Clock::start();
-            for batch in loader.epoch(epoch as u64, first) {
+            for batch in self.task.epoch(self.recipe, epoch as u64, first)? {
                 self.step(batch, &mut clock)?;
                 let done = self.session.state.step;
                 let late = self.is_late();
@@ -200,7 +200,7 @@ impl Run<'_> {
         Ok(Some(Ended::Complete))
     }
 
-    fn step(&mut self, batch: Batch, clock: &mut Clock) -> Result<()> {
+    fn step(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<()> {
         let step = self.session.step(batch, clock)?;
         let done = self.session.state.step;
         let log = &self.recipe.log;
@@ -213,7 +213,7 @@ impl Run<'_> {
         {
             self.save()?;
         }
-        self.options.observer.on(Event::Step { done, loss: step.loss, images_per_second: step.images_per_second });
+        self.options.observer.on(Event::Step { done, loss: step.loss, examples_per_second: step.examples_per_second });
         clock.lap(&mut self.session.time.writing);
         Ok(())
     }
@@ -221,7 +221,7 @@ impl Run<'_> {
     /// Evaluates, logs and saves. Whether the run should stop for want of progress.
     fn end_epoch(&mut self, clock: &mut Clock) -> Result<bool> {
         let train_loss = self.session.end_epoch();
-        let evaluation = self.evaluate(&self.session.evaluated(), &self.pictures.watched)?;
+        let evaluation = self.task.evaluate(&self.session.evaluated(), Part::Watched)?;
         clock.lap(&mut self.session.time.evaluation);
         // The last step of an epoch is judged by what it leads to.
         if !evaluation.loss.is_finite() {
@@ -231,10 +231,10 @@ impl Run<'_> {
             epoch: self.session.state.step.div_ceil(self.session.state.plan.steps_per_epoch),
             step: self.session.state.step,
             train_loss,
-            split: self.pictures.watched_name.into(),
+            split: if self.holds_out() { "held-out" } else { "test" }.into(),
             loss: evaluation.loss,
             accuracy: evaluation.accuracy,
-            gamma: gammas(&self.session.model),
+            gamma: T::gammas(&self.session.model),
             seconds: self.seconds(),
         };
         self.metrics.append(&Record::Epoch(record.clone()))?;
@@ -248,14 +248,15 @@ impl Run<'_> {
 
     /// Keeps the best weights on the held-out pictures; true when there were none for too long.
     fn compare_with_best(&mut self, record: &EpochRecord) -> Result<bool> {
-        if self.recipe.regularisation.hold_out == 0.0 {
+        if !self.holds_out() {
             return Ok(false);
         }
         let EpochRecord { epoch, step, accuracy, .. } = *record;
         if self.session.state.best.as_ref().is_none_or(|best| accuracy > best.accuracy) {
             self.session.state.best = Some(Best { epoch, step, accuracy });
-            let weights = [(parts::MODEL, module_bytes(self.session.evaluated())?)];
-            self.store.save_best(&self.session.state, &weights)?;
+            let mut saved = vec![(parts::MODEL, module_bytes(self.session.evaluated())?)];
+            saved.extend(self.task.extras()?);
+            self.store.save_best(&self.session.state, &saved)?;
         }
         Ok(self.is_exhausted(epoch))
     }
@@ -274,8 +275,8 @@ impl Run<'_> {
 
     fn finish(self, ended: Ended) -> Result<Outcome> {
         let test = match &self.latest {
-            Some(latest) if self.recipe.regularisation.hold_out == 0.0 => latest.clone(),
-            _ => self.evaluate(&self.chosen()?, &Arc::new(self.dataset.test.clone()))?,
+            Some(latest) if !self.holds_out() => latest.clone(),
+            _ => self.task.evaluate(&self.chosen()?, Part::Test)?,
         };
         let (seconds, session) = (self.seconds(), self.session);
         let summary = TrainSummary {
@@ -283,8 +284,8 @@ impl Run<'_> {
             steps: session.state.step,
             ended,
             seconds,
-            images_per_second: self.recipe.schedule.batch_size as f64 / session.time.seconds_per_step(),
-            gamma: gammas(&session.model),
+            examples_per_second: self.recipe.schedule.batch_size as f64 / session.time.seconds_per_step(),
+            gamma: T::gammas(&session.model),
             recipe: session.state.recipe,
             data: session.state.data,
             plan: session.state.plan,
@@ -302,7 +303,7 @@ impl Run<'_> {
     }
 
     /// The weights that are tested.
-    fn chosen(&self) -> Result<Vit> {
+    fn chosen(&self) -> Result<T::Model> {
         match &self.session.state.best {
             Some(best) if self.recipe.regularisation.patience.is_some() => {
                 Checkpoint::load(&self.store.best_path(best.step))?.load_weights(self.session.model.valid())
@@ -311,8 +312,8 @@ impl Run<'_> {
         }
     }
 
-    fn evaluate(&self, model: &Vit, split: &Arc<Split>) -> Result<Evaluation> {
-        eval::evaluate(model, split, &self.pictures.stats, &self.dataset.classes)
+    fn holds_out(&self) -> bool {
+        self.recipe.regularisation.hold_out > 0.0
     }
 
     fn seconds(&self) -> f64 {

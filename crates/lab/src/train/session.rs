@@ -10,26 +10,27 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::{Bytes, Device},
 };
-use resolvent::models::Vit;
 
 use super::{
-    Breakdown, LearningRate, Plan, adamw, build, clip_by_global_norm, clock::Clock, decay_at, pictures, seed_generator,
-    soft_cross_entropy, update,
+    Breakdown, LearningRate, Plan, Task, adamw, clip_by_global_norm,
+    clock::Clock,
+    decay_at,
+    model::{build_for, seed_generator},
+    update,
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, Expectation, State, cannot_serialise, module_bytes, parts},
-    data::{Batch, Dataset, PictureShape},
+    checkpoint::{Checkpoint, DataIdentity, State, cannot_serialise, module_bytes, parts},
     metrics::StepRecord,
 };
 
 /// Model, average, optimiser and counters of a run.
-pub(crate) struct Session<'a> {
+pub(crate) struct Session<'a, T: Task> {
     recipe: &'a Recipe,
+    task: &'a T,
     device: Device,
-    shape: PictureShape,
-    pub model: Vit,
-    average: Option<Vit>,
+    pub model: T::Model,
+    average: Option<T::Model>,
     optimiser: ModuleOptimizer,
     rate: LearningRate,
     pub state: State,
@@ -37,16 +38,10 @@ pub(crate) struct Session<'a> {
     window: Window,
 }
 
-/// What a run learns from.
-pub(crate) struct Identity {
-    pub data: DataIdentity,
-    pub expects: Expectation,
-}
-
 /// Speed since the last line of metrics.
 #[derive(Default)]
 struct Window {
-    images: usize,
+    examples: usize,
     time: Duration,
 }
 
@@ -55,15 +50,15 @@ pub(crate) struct Step {
     pub loss: f64,
     grad_norm: f64,
     lr: f64,
-    /// Training pictures per second since the last line of metrics.
-    pub images_per_second: f64,
+    /// Training examples per second since the last line of metrics.
+    pub examples_per_second: f64,
 }
 
-impl<'a> Session<'a> {
+impl<'a, T: Task> Session<'a, T> {
     /// A run that has done nothing yet.
-    pub fn new(recipe: &'a Recipe, dataset: &Dataset, identity: Identity, plan: Plan) -> Result<Self> {
+    pub fn new(recipe: &'a Recipe, task: &'a T, data: DataIdentity, plan: Plan) -> Result<Self> {
         let device = Device::flex().autodiff();
-        let model = build(recipe, dataset, &device)?;
+        let model = build_for(task, recipe, &device)?;
         let average = (recipe.regularisation.ema_decay > 0.0).then(|| model.valid());
         Ok(Self {
             optimiser: adamw(&recipe.optimiser, &model),
@@ -72,8 +67,8 @@ impl<'a> Session<'a> {
                 step: 0,
                 plan,
                 recipe: recipe.clone(),
-                data: identity.data,
-                expects: identity.expects,
+                data,
+                expects: task.expects(),
                 seconds: 0.0,
                 epoch_loss: (0.0, 0),
                 window_loss: (0.0, 0),
@@ -81,7 +76,7 @@ impl<'a> Session<'a> {
                 metrics_bytes: 0,
             },
             recipe,
-            shape: dataset.shape,
+            task,
             device,
             model,
             average,
@@ -91,10 +86,9 @@ impl<'a> Session<'a> {
     }
 
     /// A run as `checkpoint` left it.
-    pub fn resumed(recipe: &'a Recipe, dataset: &Dataset, mut checkpoint: Checkpoint) -> Result<Self> {
+    pub fn resumed(recipe: &'a Recipe, task: &'a T, mut checkpoint: Checkpoint) -> Result<Self> {
         let saved = checkpoint.state.clone();
-        let identity = Identity { data: saved.data.clone(), expects: saved.expects.clone() };
-        let mut session = Self::new(recipe, dataset, identity, saved.plan.clone())?;
+        let mut session = Self::new(recipe, task, saved.data.clone(), saved.plan.clone())?;
         session.model = checkpoint.load_module(session.model, parts::MODEL)?;
         if let Some(average) = session.average.take() {
             session.average = Some(checkpoint.load_module(average, parts::AVERAGE)?);
@@ -115,17 +109,16 @@ impl<'a> Session<'a> {
     }
 
     /// One step of AdamW on `batch`.
-    pub fn step(&mut self, mut batch: Batch, clock: &mut Clock) -> Result<Step> {
+    pub fn step(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
         let began = Instant::now();
         let step = self.state.step;
-        let images = pictures::images(&mut batch, self.shape, &self.device);
-        let targets = pictures::targets(&mut batch, self.recipe.regularisation.label_smoothing, &self.device);
+        let examples = T::len_of(&batch);
+        let inputs = self.task.inputs(self.recipe, batch, &self.device);
         clock.lap(&mut self.time.data);
-        let logits = {
+        let loss = {
             let _alone = self.seed_draws();
-            self.model.try_forward(images)?
+            self.task.loss(&self.model, inputs)?
         };
-        let loss = soft_cross_entropy(logits, targets);
         let value = loss.clone().inner().into_scalar::<f32>();
         if !value.is_finite() {
             return Err(Error::Diverged { step: step + 1, loss: value });
@@ -141,9 +134,9 @@ impl<'a> Session<'a> {
             self.average = Some(update(average, &self.model, decay));
         }
         clock.lap(&mut self.time.optimiser);
-        self.count(f64::from(value), batch.len(), began.elapsed());
-        let images_per_second = self.window.images as f64 / self.window.time.as_secs_f64();
-        Ok(Step { loss: f64::from(value), grad_norm, lr, images_per_second })
+        self.count(f64::from(value), examples, began.elapsed());
+        let examples_per_second = self.window.examples as f64 / self.window.time.as_secs_f64();
+        Ok(Step { loss: f64::from(value), grad_norm, lr, examples_per_second })
     }
 
     /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step, it needs no state in the
@@ -151,18 +144,19 @@ impl<'a> Session<'a> {
     fn seed_draws(&self) -> Option<MutexGuard<'static, ()>> {
         let model = &self.recipe.model;
         let seed = self.recipe.seed ^ (self.state.step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let draws = model.dropout > 0.0 || model.drop_path > 0.0 || self.recipe.mechanism.drawn_landmarks().is_some();
+        let draws =
+            model.dropout() > 0.0 || model.drop_path() > 0.0 || self.recipe.mechanism.drawn_landmarks().is_some();
         draws.then(|| seed_generator(&self.device, seed))
     }
 
-    fn count(&mut self, loss: f64, images: usize, time: Duration) {
+    fn count(&mut self, loss: f64, examples: usize, time: Duration) {
         self.state.step += 1;
         self.time.steps += 1;
         for (sum, count) in [&mut self.state.epoch_loss, &mut self.state.window_loss] {
             *sum += loss;
             *count += 1;
         }
-        self.window.images += images;
+        self.window.examples += examples;
         self.window.time += time;
     }
 
@@ -175,7 +169,7 @@ impl<'a> Session<'a> {
             loss: mean(&mut self.state.window_loss),
             lr: last.lr,
             grad_norm: last.grad_norm,
-            images_per_second: last.images_per_second,
+            examples_per_second: last.examples_per_second,
         }
     }
 
@@ -185,7 +179,7 @@ impl<'a> Session<'a> {
     }
 
     /// The weights that are evaluated: the average where there is one. Without autodiff.
-    pub fn evaluated(&self) -> Vit {
+    pub fn evaluated(&self) -> T::Model {
         self.average.clone().unwrap_or_else(|| self.model.valid())
     }
 
@@ -196,6 +190,7 @@ impl<'a> Session<'a> {
             saved.push((parts::AVERAGE, module_bytes(average.clone())?));
         }
         saved.push((parts::OPTIMISER, self.optimiser.into_bytes().map_err(|e| cannot_serialise(e.into()))?));
+        saved.extend(self.task.extras()?);
         Ok(saved)
     }
 }

@@ -2,25 +2,57 @@
 
 use burn::{
     module::Module,
-    nn::{Dropout, LayerNorm, Linear},
-    tensor::Tensor,
+    nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    tensor::{Bool, Device, Tensor, activation::relu},
 };
+use serde::{Deserialize, Serialize};
 
 use super::DropPath;
 use crate::{
     Result,
-    attention::{MhaInput, MultiHeadAttention},
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     ops::gelu,
 };
 
-/// Pre-norm transformer block: `x += attention(norm(x)); x += mlp(norm(x))`, the MLP with the exact GELU.
+/// Where a block normalises.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NormOrder {
+    /// What a branch reads: `x += branch(norm(x))`.
+    #[default]
+    Pre,
+    /// What the residual stream becomes: `x = norm(x + branch(x))`. "Attention Is All You Need".
+    Post,
+}
+
+/// The function between the two layers of an MLP.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// The exact GELU.
+    #[default]
+    Gelu,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+/// Which tokens a block's self-attention sees.
+#[derive(Debug, Clone, Default)]
+pub struct Visible {
+    /// `[batch, seq]`, true = padding: absent as keys and as queries.
+    pub padding: Option<Tensor<2, Bool>>,
+    /// No token sees a later one.
+    pub causal: bool,
+}
+
+/// Transformer block: attention and MLP, each around a residual connection and with a layer norm.
 #[derive(Module, Debug)]
 pub struct Block {
-    /// Before the attention.
+    /// Before the attention, or after it.
     pub attention_norm: LayerNorm,
     /// The attention.
     pub attention: MultiHeadAttention,
-    /// Before the MLP.
+    /// Before the MLP, or after it.
     pub mlp_norm: LayerNorm,
     /// `[dim, mlp_dim]`.
     pub mlp_in: Linear,
@@ -30,19 +62,89 @@ pub struct Block {
     pub dropout: Dropout,
     /// Stochastic depth of both branches.
     pub drop_path: DropPath,
+    /// Where it normalises.
+    #[module(skip)]
+    pub order: NormOrder,
+    /// Inside the MLP.
+    #[module(skip)]
+    pub activation: Activation,
+}
+
+/// What a [`Block`] is made of beside its attention.
+pub(crate) struct BlockConfig {
+    pub mlp_dim: usize,
+    pub order: NormOrder,
+    pub activation: Activation,
+    /// Of the layer norms.
+    pub epsilon: f64,
+    pub drop_path: f64,
+}
+
+impl BlockConfig {
+    pub fn try_init(&self, attention: &MultiHeadAttentionConfig, device: &Device) -> Result<Block> {
+        let dim = attention.d_model;
+        let norm = LayerNormConfig::new(dim).with_epsilon(self.epsilon);
+        Ok(Block {
+            attention_norm: norm.init(device),
+            attention: attention.try_init(device)?,
+            mlp_norm: norm.init(device),
+            mlp_in: LinearConfig::new(dim, self.mlp_dim).init(device),
+            mlp_out: LinearConfig::new(self.mlp_dim, dim).init(device),
+            dropout: DropoutConfig::new(attention.dropout).init(),
+            drop_path: DropPath { prob: self.drop_path },
+            order: self.order,
+            activation: self.activation,
+        })
+    }
 }
 
 impl Block {
-    /// `tokens [batch, seq, dim]` to the same shape.
+    /// `tokens [batch, seq, dim]` to the same shape, every token seeing every other.
     ///
     /// # Errors
     /// As [`MultiHeadAttention::try_forward`].
     pub fn forward(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
-        let normed = self.attention_norm.forward(tokens.clone());
-        let attended = self.attention.try_forward(MhaInput::self_attn(normed))?.context;
-        let tokens = tokens + self.drop_path.forward(attended);
-        let hidden = gelu(self.mlp_in.forward(self.mlp_norm.forward(tokens.clone())));
-        let changed = self.dropout.forward(self.mlp_out.forward(hidden));
-        Ok(tokens + self.drop_path.forward(changed))
+        self.forward_visible(tokens, &Visible::default())
+    }
+
+    /// As [`Block::forward`], with some tokens hidden from others.
+    ///
+    /// # Errors
+    /// As [`MultiHeadAttention::try_forward`].
+    pub fn forward_visible(&self, tokens: Tensor<3>, visible: &Visible) -> Result<Tensor<3>> {
+        let attended = residual(self.order, &self.attention_norm, tokens, |tokens| {
+            let mut input = MhaInput::self_attn(tokens);
+            if let Some(padding) = &visible.padding {
+                input = input.mask_pad(padding.clone());
+            }
+            let input = if visible.causal { input.causal() } else { input };
+            Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))
+        })?;
+        self.mlp(attended)
+    }
+
+    /// The MLP and its residual connection.
+    pub(super) fn mlp(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
+        residual(self.order, &self.mlp_norm, tokens, |tokens| {
+            let hidden = self.mlp_in.forward(tokens);
+            let hidden = match self.activation {
+                Activation::Gelu => gelu(hidden),
+                Activation::Relu => relu(hidden),
+            };
+            Ok(self.drop_path.forward(self.dropout.forward(self.mlp_out.forward(hidden))))
+        })
+    }
+}
+
+/// `tokens` with what `branch` adds to them, normalised before or after.
+pub(super) fn residual(
+    order: NormOrder,
+    norm: &LayerNorm,
+    tokens: Tensor<3>,
+    branch: impl FnOnce(Tensor<3>) -> Result<Tensor<3>>,
+) -> Result<Tensor<3>> {
+    match order {
+        NormOrder::Pre => Ok(tokens.clone() + branch(norm.forward(tokens))?),
+        NormOrder::Post => Ok(norm.forward(tokens.clone() + branch(tokens)?)),
     }
 }

@@ -7,11 +7,14 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Block, DropPath, Vit};
+use super::{Activation, Block, NormOrder, Vit, block::BlockConfig};
 use crate::{
     Error, Mechanism, Result, Strategy,
     attention::{GammaSchedule, MultiHeadAttentionConfig, field},
 };
+
+/// Of the layer norms of vision transformers.
+const NORM_EPSILON: f64 = 1e-6;
 
 /// What the head reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,7 +220,7 @@ impl VitConfig {
             cls: (self.pool == Pool::Cls).then(|| normal.init([1, 1, dim], device)),
             positions: normal.init([1, self.tokens(), dim], device),
             blocks: (1..=depth).map(|layer| self.block(layer, device)).collect::<Result<_>>()?,
-            norm: self.norm().init(device),
+            norm: LayerNormConfig::new(dim).with_epsilon(NORM_EPSILON).init(device),
             pre_logits: self.pre_logits.then(|| LinearConfig::new(dim, dim).init(device)),
             head: LinearConfig::new(dim, self.classes).init(device),
             dropout: DropoutConfig::new(self.dropout).init(),
@@ -229,15 +232,14 @@ impl VitConfig {
 
     fn block(&self, layer: usize, device: &Device) -> Result<Block> {
         let last = (self.depth - 1).max(1);
-        Ok(Block {
-            attention_norm: self.norm().init(device),
-            attention: self.attention(layer).try_init(device)?,
-            mlp_norm: self.norm().init(device),
-            mlp_in: LinearConfig::new(self.dim, self.mlp_dim).init(device),
-            mlp_out: LinearConfig::new(self.mlp_dim, self.dim).init(device),
-            dropout: DropoutConfig::new(self.dropout).init(),
-            drop_path: DropPath { prob: self.drop_path * (layer - 1) as f64 / last as f64 },
-        })
+        let block = BlockConfig {
+            mlp_dim: self.mlp_dim,
+            order: NormOrder::Pre,
+            activation: Activation::Gelu,
+            epsilon: NORM_EPSILON,
+            drop_path: self.drop_path * (layer - 1) as f64 / last as f64,
+        };
+        block.try_init(&self.attention(layer), device)
     }
 
     fn attention(&self, layer: usize) -> MultiHeadAttentionConfig {
@@ -250,11 +252,6 @@ impl VitConfig {
             .with_layer(layer)
             .with_dropout(self.dropout)
             .with_strategy(self.strategy)
-    }
-
-    /// Layer norm with the epsilon of the vision transformer.
-    fn norm(&self) -> LayerNormConfig {
-        LayerNormConfig::new(self.dim).with_epsilon(1e-6)
     }
 
     fn patch_len(&self) -> usize {

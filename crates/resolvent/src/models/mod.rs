@@ -3,9 +3,11 @@
 mod block;
 mod config;
 mod drop_path;
+mod text;
 mod vit;
 
-pub use block::Block;
+pub use block::{Activation, Block, NormOrder, Visible};
 pub use config::{Pool, VitConfig};
 pub use drop_path::DropPath;
+pub use text::{TextClassifier, TextConfig, TextEncoder};
 pub use vit::Vit;

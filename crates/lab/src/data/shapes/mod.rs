@@ -131,7 +131,8 @@ impl fmt::Display for Shapes {
     }
 }
 
-fn number<T: std::str::FromStr>(field: &'static str, value: &str) -> Result<T> {
+/// The number that a setting has.
+pub(super) fn number<T: std::str::FromStr>(field: &'static str, value: &str) -> Result<T> {
     let fail = |_| Error::Setting { field, got: format!("`{value}`"), expected: "a number in its range" };
     value.parse().map_err(fail)
 }

@@ -1,0 +1,127 @@
+//! Texts from end to end: training on a small table, evaluation, comparison and answers.
+
+mod support;
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use support::{Outcome, Sandbox, resolvent};
+
+const RECIPE: &str = "
+name = 'tiny-text'
+mechanism = 'fna'
+[model]
+kind = 'text'
+mlp_dim = 16
+[text]
+max_tokens = 12
+[optimiser]
+lr = 0.03
+[schedule]
+epochs = 8
+batch_size = 8
+[regularisation]
+label_smoothing = 0.0
+";
+
+/// A folder with a recipe and reviews that a mean of words tells apart, some of them too long to be read whole.
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", RECIPE);
+    for (part, count) in [("train", 64), ("test", 24)] {
+        let row = |i: usize| {
+            let word = ["awful", "lovely"][i % 2];
+            format!("\"A {word} film, number {i}{}\",{}\n", " on and on".repeat(i % 4), ["bad", "good"][i % 2])
+        };
+        let rows: String = (0..count).map(row).collect();
+        sandbox.write(&format!("{part}.csv"), format!("review,mood\n{rows}"));
+    }
+    sandbox
+}
+
+const DATA: &str = "text:.?text=review&label=mood";
+
+fn train(sandbox: &Sandbox, out: &str) -> Outcome {
+    sandbox.run(&["train", "--config", "tiny.toml", "--data", DATA, "--out", out, "--json"]).success()
+}
+
+/// `classify` with `input` on standard input.
+fn piped(sandbox: &Sandbox, args: &[&str], input: &[u8]) -> Outcome {
+    let mut command: Command = resolvent();
+    command
+        .current_dir(sandbox.path("."))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap().into()
+}
+
+#[test]
+fn a_classifier_is_trained_evaluated_and_asked() {
+    let sandbox = sandbox();
+    let trained = train(&sandbox, "run");
+    assert!(trained.stderr.contains("cut to their first 12 tokens"), "{}", trained.stderr);
+    let trained = trained.json();
+    assert_eq!(trained["test"]["accuracy"], 1.0, "{trained}");
+    let evaluated = sandbox.run(&["eval", "--checkpoint", "run", "--json"]).success().json();
+    assert_eq!(evaluated["evaluation"]["confusion"], trained["test"]["confusion"]);
+    assert!(std::fs::read_to_string(sandbox.path("run/report.html")).unwrap().contains("good"));
+
+    let texts = ["--text", "a lovely day", "--text", "an awful, awful day"];
+    let asked = [&["classify", "run"], &texts[..]].concat();
+    let lines = sandbox.run(&asked).success().stdout;
+    let labels: Vec<_> = lines.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(labels, ["good", "bad"], "{lines}");
+    let json = piped(&sandbox, &["classify", "run", "--json"], "lovely\r\nAwful\n".as_bytes()).success().json();
+    assert_eq!((&json[0]["label"], &json[1]["label"]), (&"good".into(), &"bad".into()));
+    let sum: f64 = ["good", "bad"].iter().map(|class| json[0]["probabilities"][class].as_f64().unwrap()).sum();
+    assert!((sum - 1.0).abs() < 1e-5);
+    sandbox.write("in.txt", "lovely\n");
+    let from_file = sandbox.run(&["classify", "run", "--input", "in.txt", "--json"]).success().json();
+    assert_eq!(from_file[0]["probabilities"], json[0]["probabilities"], "padding changes nothing");
+}
+
+#[test]
+fn mechanisms_are_compared_on_generated_expressions() {
+    let sandbox = sandbox();
+    let data = "listops:train=32,test=16,min=3,max=30";
+    let args = ["compare", "--config", "tiny.toml", "--data", data, "--epochs", "1", "--seeds", "1", "--out", "all"];
+    let json = sandbox.run(&[&args[..], &["--mechanisms", "fna,softmax,uniform", "--json"]].concat()).success().json();
+    assert_eq!(json["entries"].as_array().unwrap().len(), 3);
+    assert_eq!(json["data"]["name"], "listops");
+    assert!(std::fs::read_to_string(sandbox.path("all/report.html")).unwrap().contains("fna"));
+}
+
+#[test]
+fn bad_texts_end_in_one_line() {
+    let sandbox = sandbox();
+    train(&sandbox, "run");
+    let fails = |args: &[&str], parts: &[&str]| {
+        let outcome = sandbox.run(args);
+        let line = outcome.failure(1);
+        parts.iter().for_each(|part| assert!(line.contains(part), "`{line}` lacks `{part}`"));
+    };
+    sandbox.write("bad.txt", b"fine\n\xff\xfe\n");
+    sandbox.write("gap.txt", "fine\n\nfine\n");
+    sandbox.write("none.txt", "");
+    fails(&["classify", "run", "--input", "bad.txt"], &["bad.txt", "line 2", "UTF-8"]);
+    fails(&["classify", "run", "--input", "gap.txt"], &["gap.txt", "line 2", "empty"]);
+    fails(&["classify", "run", "--input", "none.txt"], &["none.txt", "no text"]);
+    fails(&["classify", "run", "--input", "no.txt"], &["no.txt"]);
+    fails(&["classify", "nowhere", "--text", "x"], &["nowhere", "no checkpoint"]);
+    fails(
+        &["train", "--config", "tiny.toml", "--data", "text:.", "--out", "other"],
+        &["train.csv", "`text`", "`review`"],
+    );
+    fails(
+        &["train", "--config", "tiny.toml", "--data", "shapes:train=8,test=4,size=16", "--out", "other"],
+        &["pictures", "model.kind"],
+    );
+    fails(&["eval", "--checkpoint", "run", "--data", "listops:train=8,test=4,min=3,max=30"], &["classes"]);
+    fails(&["train", "--data", "imdb:nowhere", "--out", "other"], &["nowhere"]);
+}

@@ -1,0 +1,107 @@
+//! What a trained model expects of the data it is shown.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Result,
+    data::{ChannelStats, Dataset},
+};
+
+/// What a trained model expects of the data it is shown, by the kind of data.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "examples", rename_all = "kebab-case")]
+pub enum Expectation {
+    /// Of pictures.
+    Pictures(PictureExpectation),
+    /// Of texts.
+    Texts(TextExpectation),
+}
+
+impl Expectation {
+    /// The error of a model that is shown `found` of the data set `name` and expects something else.
+    pub(crate) fn refuses(&self, name: &str, found: &str) -> Error {
+        let expected = match self {
+            Expectation::Pictures(_) => "pictures",
+            Expectation::Texts(_) => "texts",
+        };
+        let problem =
+            format!("it holds {found}, the model was trained on {expected}; evaluate it on the data it was trained on");
+        Error::Unfit { name: name.into(), problem }
+    }
+}
+
+/// What a trained model expects of texts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TextExpectation {
+    /// Names of the classes, in the order of the logits.
+    pub classes: Vec<String>,
+    /// Tokens kept of a text.
+    pub max_tokens: usize,
+    /// Tokens in the vocabulary.
+    pub vocabulary: usize,
+    /// Hash of the vocabulary, in hexadecimal.
+    pub fingerprint: String,
+}
+
+impl TextExpectation {
+    /// Checks that the model can be shown a data set of `classes`.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] naming the difference.
+    pub fn check(&self, name: &str, classes: &[String]) -> Result<()> {
+        check_classes(name, classes, &self.classes)
+    }
+}
+
+/// What a trained model expects of pictures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PictureExpectation {
+    /// Names of the classes, in the order of the logits.
+    pub classes: Vec<String>,
+    /// Channels, height and width.
+    pub shape: [usize; 3],
+    /// Mean per channel of the pictures that it learned from.
+    pub mean: Vec<f32>,
+    /// Standard deviation per channel of the pictures that it learned from.
+    pub std: Vec<f32>,
+}
+
+impl PictureExpectation {
+    /// That of a model that learns from `dataset`, normalised by `stats`.
+    pub fn new(dataset: &Dataset, stats: &ChannelStats) -> Self {
+        let shape = [dataset.shape.channels, dataset.shape.height, dataset.shape.width];
+        Self { classes: dataset.classes.clone(), shape, mean: stats.mean.clone(), std: stats.std.clone() }
+    }
+
+    /// The statistics that pictures are normalised by.
+    pub fn stats(&self) -> ChannelStats {
+        ChannelStats { mean: self.mean.clone(), std: self.std.clone() }
+    }
+
+    /// Checks that the model can be shown `dataset`.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] naming the difference.
+    pub fn check(&self, dataset: &Dataset) -> Result<()> {
+        let found = Self::new(dataset, &self.stats());
+        if found.shape != self.shape {
+            let (found, expected) = (found.shape, self.shape);
+            let problem = format!(
+                "its pictures are {found:?} (channels, height, width), the model was trained on {expected:?}; evaluate it on the data it was trained on"
+            );
+            return Err(Error::Unfit { name: dataset.name.clone(), problem });
+        }
+        check_classes(&dataset.name, &dataset.classes, &self.classes)
+    }
+}
+
+/// Checks that the classes of the data set `name` are those that the model knows.
+pub(crate) fn check_classes(name: &str, found: &[String], expected: &[String]) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let (found, expected) = (found.join(", "), expected.join(", "));
+    let problem =
+        format!("its classes are {found}, the model knows {expected}; evaluate it on the data it was trained on");
+    Err(Error::Unfit { name: name.into(), problem })
+}

@@ -1,0 +1,185 @@
+//! Texts as token ids, and batches of texts of nearly the same length.
+
+use rand::seq::SliceRandom;
+
+use super::{
+    BatchPlan, Vocabulary,
+    rng::{Purpose, stream},
+};
+
+/// Texts as token ids, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    ids: Vec<u16>,
+    /// Where each text ends in `ids`.
+    ends: Vec<usize>,
+    /// Which texts were longer than what was kept of them.
+    cut: Vec<bool>,
+}
+
+impl Encoded {
+    /// Of each text the ids that are kept and the number of tokens that it had.
+    pub(super) fn new(texts: Vec<(Vec<u16>, usize)>) -> Self {
+        let cut = texts.iter().map(|(kept, whole)| kept.len() < *whole).collect();
+        let mut encoded = Self { ids: Vec::new(), ends: Vec::with_capacity(texts.len()), cut };
+        for (ids, _) in texts {
+            encoded.ids.extend(ids);
+            encoded.ends.push(encoded.ids.len());
+        }
+        encoded
+    }
+
+    /// Number of texts.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no text.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The ids of text `index`.
+    pub fn ids(&self, index: usize) -> &[u16] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.ids[start..self.ends[index]]
+    }
+
+    /// Tokens of text `index`.
+    pub fn tokens(&self, index: usize) -> usize {
+        self.ids(index).len()
+    }
+
+    /// Whether text `index` was longer than what was kept of it.
+    pub fn is_cut(&self, index: usize) -> bool {
+        self.cut[index]
+    }
+
+    /// Share of all tokens that were not in the vocabulary.
+    pub fn unknown(&self) -> f64 {
+        let unknown = self.ids.iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();
+        unknown as f64 / self.ids.len().max(1) as f64
+    }
+
+    /// What a reader should know of how the texts `what` were read; `None` if nothing.
+    pub fn note(&self, what: &str, max_tokens: usize) -> Option<String> {
+        let cut = self.cut.iter().filter(|&&cut| cut).count();
+        (cut > 0).then(|| format!("{cut} of {} {what} were cut to their first {max_tokens} tokens", self.len()))
+    }
+}
+
+/// A rectangle of token ids: shorter texts are padded to the longest of the batch, and to no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Padded {
+    /// `[texts, width]`.
+    pub ids: Vec<i32>,
+    /// Tokens of each text.
+    pub lengths: Vec<usize>,
+    /// Tokens of the longest.
+    pub width: usize,
+}
+
+impl Padded {
+    /// `texts`, none of them empty.
+    pub fn new(texts: &[impl AsRef<[u16]>]) -> Self {
+        let lengths: Vec<usize> = texts.iter().map(|text| text.as_ref().len()).collect();
+        let width = lengths.iter().copied().max().unwrap_or(0);
+        let mut ids = vec![Vocabulary::PAD.into(); texts.len() * width];
+        for (row, text) in ids.chunks_exact_mut(width.max(1)).zip(texts) {
+            row.iter_mut().zip(text.as_ref()).for_each(|(id, &token)| *id = token.into());
+        }
+        Self { ids, lengths, width }
+    }
+
+    /// Which places are padding, `[texts, width]`; `None` if none is.
+    pub fn padding(&self) -> Option<Vec<bool>> {
+        let padded = self.lengths.iter().any(|&length| length < self.width);
+        padded.then(|| self.lengths.iter().flat_map(|&length| (0..self.width).map(move |at| at >= length)).collect())
+    }
+}
+
+/// Batches that are sorted by length together.
+const POOL: usize = 50;
+
+/// The batches of an epoch over texts of `lengths`: texts of nearly the same length together, so that little is padded. Which
+/// texts meet and in what order is random still: the shuffled texts are sorted in pools of 50 batches, and the batches shuffled.
+/// Depends on the plan and the epoch alone.
+pub fn by_length(lengths: &[usize], plan: &BatchPlan, epoch: u64) -> Vec<Vec<usize>> {
+    let mut order = plan.order(lengths.len(), epoch);
+    if plan.drop_last {
+        order.truncate(plan.batches(lengths.len()) * plan.batch_size);
+    }
+    for pool in order.chunks_mut(POOL * plan.batch_size) {
+        pool.sort_by_key(|&index| lengths[index]);
+    }
+    let mut batches: Vec<_> = order.chunks(plan.batch_size).map(<[usize]>::to_vec).collect();
+    batches.shuffle(&mut stream(Purpose::Order, plan.seed, epoch, 1));
+    batches
+}
+
+/// All texts of `lengths`, the longest first, in batches of at most `tokens` tokens, padding included, and at least one text.
+pub fn by_budget(lengths: &[usize], tokens: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(lengths[index]));
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    for index in order {
+        match batches.last_mut() {
+            Some(batch) if (batch.len() + 1) * lengths[batch[0]] <= tokens => batch.push(index),
+            _ => batches.push(vec![index]),
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths() -> Vec<usize> {
+        (0..1003).map(|index| 1 + index * 37 % 211).collect()
+    }
+
+    #[test]
+    fn every_text_comes_once_with_others_of_its_length() {
+        let (lengths, plan) = (lengths(), BatchPlan { drop_last: false, ..BatchPlan::training(10, 3) });
+        let batches = by_length(&lengths, &plan, 2);
+        let mut seen = batches.concat();
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq(0..1003));
+        let padded = |batches: &[Vec<usize>]| -> usize {
+            batches.iter().map(|batch| batch.len() * batch.iter().map(|&i| lengths[i]).max().unwrap()).sum()
+        };
+        let (tokens, unsorted) = (lengths.iter().sum::<usize>(), plan.order(1003, 2));
+        let unsorted: Vec<_> = unsorted.chunks(10).map(<[usize]>::to_vec).collect();
+        assert!(padded(&batches) < tokens * 11 / 10 && padded(&unsorted) > tokens * 3 / 2);
+        assert_eq!(batches, by_length(&lengths, &plan, 2));
+        assert_ne!(batches, by_length(&lengths, &plan, 3));
+        let first: Vec<_> = batches.iter().map(|batch| lengths[batch[0]]).collect();
+        assert!(!first.is_sorted(), "batches come in random order");
+    }
+
+    #[test]
+    fn whole_batches_only_where_the_plan_says_so() {
+        let batches = by_length(&lengths(), &BatchPlan::training(10, 3), 0);
+        assert!(batches.len() == 100 && batches.iter().all(|batch| batch.len() == 10));
+    }
+
+    #[test]
+    fn a_budget_of_tokens_holds_and_nothing_is_left_out() {
+        let lengths = lengths();
+        let batches = by_budget(&lengths, 500);
+        assert!(batches.iter().all(|batch| batch.len() * lengths[batch[0]] <= 500));
+        let mut seen = batches.concat();
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq(0..1003));
+        assert!(by_budget(&lengths, 1).iter().all(|batch| batch.len() == 1));
+    }
+
+    #[test]
+    fn texts_are_padded_to_the_longest() {
+        let padded = Padded::new(&[vec![5, 6, 7], vec![8]]);
+        assert_eq!((padded.width, &padded.ids[..]), (3, &[5, 6, 7, 8, 0, 0][..]));
+        assert_eq!(padded.padding().unwrap(), [false, false, false, false, true, true]);
+        assert_eq!(Padded::new(&[vec![1], vec![2]]).padding(), None);
+    }
+}

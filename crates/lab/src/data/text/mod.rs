@@ -1,0 +1,176 @@
+//! Labelled texts: generated, or read strictly from files.
+
+mod documents;
+mod listops;
+
+use std::{fmt, path::PathBuf};
+
+use rayon::prelude::*;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{Error, Result, spec::HOLDOUT, split::hold_out};
+
+pub use documents::Columns;
+pub use listops::Listops;
+
+/// Texts to learn from and texts to be tested on, with the names of their classes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextDataset {
+    /// The data set's kind, e.g. `imdb`.
+    pub name: String,
+    /// Names of the classes; a label is an index into them.
+    pub classes: Vec<String>,
+    /// What is learnt from.
+    pub train: TextSplit,
+    /// What accuracy is reported on.
+    pub test: TextSplit,
+    /// Every word there is, where the data set is generated; otherwise the vocabulary is learnt from the training texts.
+    pub words: Option<Vec<String>>,
+}
+
+/// Labelled texts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextSplit {
+    /// The texts.
+    pub texts: Vec<String>,
+    /// One label per text.
+    pub labels: Vec<u32>,
+}
+
+impl TextSplit {
+    /// Number of texts.
+    pub fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Whether there is no text.
+    pub fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// Holds `fraction` of every class out: (kept, held out), both in the original order, decided by `seed` alone.
+    pub fn hold_out(&self, fraction: f64, seed: u64) -> (Self, Self) {
+        let (kept, held) = hold_out(&self.labels, fraction, seed);
+        let select = |indices: &[usize]| TextSplit {
+            texts: indices.iter().map(|&index| self.texts[index].clone()).collect(),
+            labels: indices.iter().map(|&index| self.labels[index]).collect(),
+        };
+        (select(&kept), select(&held))
+    }
+}
+
+impl TextDataset {
+    /// Hash of everything that training and testing see: names, texts and labels.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        hash_texts(&mut hash, &self.classes);
+        for split in [&self.train, &self.test] {
+            hash_texts(&mut hash, &split.texts);
+            split.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
+        }
+        hash.digest()
+    }
+}
+
+/// Adds `texts` with their ends.
+pub(super) fn hash_texts(hash: &mut Xxh3, texts: &[String]) {
+    hash.update(&(texts.len() as u64).to_le_bytes());
+    for text in texts {
+        hash.update(&(text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    }
+}
+
+/// Which texts to use.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TextSpec {
+    /// `listops` or `listops:seed=0,train=96000,test=2000,min=500,max=2000`: generated expressions.
+    Listops(Listops),
+    /// `imdb:PATH`: reviews in CSV or JSON lines, with the labels 0 (negative) and 1 (positive). Their line breaks,
+    /// `<br />`, become spaces.
+    Imdb(PathBuf),
+    /// `text:PATH` or `text:PATH?text=COLUMN&label=COLUMN`: CSV, TSV or JSON lines in `train.*` and `test.*` of a folder,
+    /// or in one file, of which a fifth of every class is held out for testing.
+    Files {
+        /// The folder or file.
+        path: PathBuf,
+        /// Which columns to read.
+        columns: Columns,
+    },
+}
+
+impl TextSpec {
+    /// The kinds, for messages.
+    pub(super) const KINDS: &str = "listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN]";
+
+    /// Reads what follows the kind; `None` where `kind` is none of texts.
+    pub(super) fn parse(kind: &str, rest: &str) -> Option<Result<Self>> {
+        Some(match kind {
+            "listops" => Listops::parse(rest).map(TextSpec::Listops),
+            "imdb" => Ok(TextSpec::Imdb(rest.into())),
+            "text" => files(rest),
+            _ => return None,
+        })
+    }
+
+    /// Generates or reads the texts.
+    ///
+    /// # Errors
+    /// Any [`Error`]: files are read strictly, and the message names the file and the line.
+    pub fn load(&self) -> Result<TextDataset> {
+        match self {
+            TextSpec::Listops(listops) => listops.generate(),
+            TextSpec::Imdb(path) => imdb(path),
+            TextSpec::Files { path, columns } => documents::load("text", path, columns, HOLDOUT),
+        }
+    }
+}
+
+fn imdb(path: &std::path::Path) -> Result<TextDataset> {
+    let mut data = documents::load("imdb", path, &Columns::default(), HOLDOUT)?;
+    if data.classes != ["0", "1"] {
+        let problem = format!("has the labels {}, expected 0 and 1; read it as `text:PATH`", data.classes.join(", "));
+        return Err(Error::Format { path: path.into(), problem });
+    }
+    data.classes = vec!["negative".into(), "positive".into()];
+    let texts = data.train.texts.par_iter_mut().chain(&mut data.test.texts);
+    texts.for_each(|text| *text = without_breaks(text));
+    Ok(data)
+}
+
+/// Line breaks of the reviews' mark-up are spaces between words.
+fn without_breaks(text: &str) -> String {
+    text.replace("<br />", " ")
+}
+
+/// Reads `PATH` or `PATH?text=COLUMN&label=COLUMN`.
+fn files(rest: &str) -> Result<TextSpec> {
+    let mut columns = Columns::default();
+    let Some((path, settings)) = rest.rsplit_once('?') else {
+        return Ok(TextSpec::Files { path: rest.into(), columns });
+    };
+    for setting in settings.split('&') {
+        match setting.split_once('=') {
+            Some(("text", name)) if !name.is_empty() => columns.text = name.into(),
+            Some(("label", name)) if !name.is_empty() => columns.label = name.into(),
+            _ => {
+                let expected = "`text=COLUMN` and `label=COLUMN`, joined by `&`";
+                return Err(Error::Setting { field: "text", got: format!("`{settings}`"), expected });
+            }
+        }
+    }
+    Ok(TextSpec::Files { path: path.into(), columns })
+}
+
+impl fmt::Display for TextSpec {
+    /// The text that parses to this value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TextSpec::Listops(listops) => write!(f, "listops:{listops}"),
+            TextSpec::Imdb(path) => write!(f, "imdb:{}", path.display()),
+            TextSpec::Files { path, columns: Columns { text, label } } => {
+                write!(f, "text:{}?text={text}&label={label}", path.display())
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! From texts to token ids and back, by Hugging Face's tokenizers: whole words, or pieces of words by byte-pair encoding.
+
+use std::path::Path;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use tokenizers::{
+    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer,
+    models::{
+        TrainerWrapper,
+        bpe::{BPE, BpeTrainer},
+        wordlevel::{WordLevel, WordLevelTrainer},
+    },
+    normalizers::utils::Lowercase,
+    pre_tokenizers::{
+        bert::BertPreTokenizer,
+        metaspace::{Metaspace, PrependScheme},
+        whitespace::WhitespaceSplit,
+    },
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Encoded, Error, Result};
+
+/// What a text is cut into.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tokens {
+    /// Words, and punctuation marks one by one. A word that was not learnt is unknown.
+    #[default]
+    Words,
+    /// The pieces that occur most, by byte-pair encoding ("Neural Machine Translation of Rare Words with Subword
+    /// Units"). Decoding gives the text back.
+    Bpe,
+}
+
+/// How texts become tokens, and how many of them are kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TextRecipe {
+    /// What a text is cut into: `words` or `bpe`. Default `words`.
+    pub tokens: Tokens,
+    /// Most tokens in the vocabulary, which is learnt from the training texts; the four special ones come on top. Default
+    /// 20000, in 1..=65000.
+    pub vocabulary: usize,
+    /// Times that a word, or a pair of pieces, must occur. Default 1, >= 1.
+    pub min_count: usize,
+    /// Lower-case everything. Default true.
+    pub lowercase: bool,
+    /// Tokens kept of a text; what is longer is cut, and how many were is reported. Default 512, >= 1.
+    pub max_tokens: usize,
+}
+
+impl Default for TextRecipe {
+    fn default() -> Self {
+        Self { tokens: Tokens::Words, vocabulary: 20_000, min_count: 1, lowercase: true, max_tokens: 512 }
+    }
+}
+
+/// The special tokens, in the order of their ids.
+const SPECIAL: [&str; 4] = ["[PAD]", "[UNK]", "[BOS]", "[EOS]"];
+
+/// A vocabulary and the rules that apply it.
+#[derive(Debug, Clone)]
+pub struct Vocabulary {
+    tokenizer: Tokenizer,
+}
+
+impl Vocabulary {
+    /// The id of padding.
+    pub const PAD: u16 = 0;
+    /// The id of whatever was not learnt.
+    pub const UNKNOWN: u16 = 1;
+    /// The id of a sentence's beginning.
+    pub const BEGIN: u16 = 2;
+    /// The id of a sentence's end.
+    pub const END: u16 = 3;
+
+    /// Learns the vocabulary of `texts`. The same texts give the same vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where nothing can be learnt: `min_count` is more than any token occurs.
+    pub fn learn<'a>(texts: impl Iterator<Item = &'a str> + Send, recipe: &TextRecipe) -> Result<Self> {
+        let (size, min_count) = (recipe.vocabulary + SPECIAL.len(), recipe.min_count as u64);
+        let special = SPECIAL.map(|token| AddedToken::from(token, true)).to_vec();
+        let (model, pre_tokenizer, mut trainer): (ModelWrapper, PreTokenizerWrapper, TrainerWrapper) =
+            match recipe.tokens {
+                Tokens::Words => {
+                    let trainer = WordLevelTrainer::builder()
+                        .vocab_size(size)
+                        .min_frequency(min_count)
+                        .show_progress(false)
+                        .special_tokens(special)
+                        .build();
+                    (word_level(std::iter::empty())?.into(), BertPreTokenizer.into(), trainer.map_err(failed)?.into())
+                }
+                Tokens::Bpe => {
+                    let model = BPE::builder().unk_token(SPECIAL[1].into()).fuse_unk(true).build().map_err(failed)?;
+                    let trainer = BpeTrainer::builder()
+                        .vocab_size(size)
+                        .min_frequency(min_count)
+                        .show_progress(false)
+                        .special_tokens(special)
+                        .build();
+                    (model.into(), metaspace().into(), trainer.into())
+                }
+            };
+        let mut tokenizer = assembled(model, pre_tokenizer, recipe.lowercase)?;
+        if recipe.tokens == Tokens::Bpe {
+            tokenizer.with_decoder(Some(DecoderWrapper::from(metaspace())));
+        }
+        tokenizer.train(&mut trainer, texts).map_err(failed)?;
+        let vocabulary = Self { tokenizer };
+        if vocabulary.len() <= SPECIAL.len() {
+            let got = recipe.min_count.to_string();
+            return Err(Error::Setting { field: "text.min_count", got, expected: "at most the count of some token" });
+        }
+        Ok(vocabulary)
+    }
+
+    /// The vocabulary of `words`, which are separated by spaces.
+    ///
+    /// # Errors
+    /// [`Error::Format`] for an impossible list of words.
+    pub fn of_words(words: &[String]) -> Result<Self> {
+        let all = SPECIAL.iter().map(|&token| token.to_owned()).chain(words.iter().cloned());
+        let model = word_level(all)?;
+        Ok(Self { tokenizer: assembled(model.into(), WhitespaceSplit.into(), false)? })
+    }
+
+    /// Reads what [`Vocabulary::to_bytes`] wrote to `file`.
+    ///
+    /// # Errors
+    /// [`Error::Format`] naming the file.
+    pub fn from_bytes(bytes: &[u8], file: &Path) -> Result<Self> {
+        let tokenizer = Tokenizer::from_bytes(bytes)
+            .map_err(|e| Error::Format { path: file.into(), problem: format!("is no tokenizer ({e})") })?;
+        let mut vocabulary = Self { tokenizer };
+        vocabulary.tokenizer.set_encode_special_tokens(true);
+        Ok(vocabulary)
+    }
+
+    /// The JSON of Hugging Face's tokenizers.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when it cannot be written.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        Ok(self.tokenizer.to_string(false).map_err(failed)?.into_bytes())
+    }
+
+    /// Number of tokens, special ones included.
+    pub fn len(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Hash of all tokens in the order of their ids.
+    pub fn fingerprint(&self) -> u64 {
+        let mut words: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();
+        words.sort_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
+        let lines: String = words.into_iter().map(|(word, _)| word + "\n").collect();
+        xxh3_64(lines.as_bytes())
+    }
+
+    /// The first `max_tokens` tokens of each text. A text without any, such as one of spaces, is a single unknown token.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when the tokenizer fails.
+    pub fn encode(&self, texts: &[String], max_tokens: usize) -> Result<Encoded> {
+        let ids = texts.par_iter().map(|text| {
+            let encoding = self.tokenizer.encode_fast(text.as_str(), false).map_err(failed)?;
+            // Ids are below the number of tokens, which fits.
+            let ids: Vec<u16> = encoding.get_ids().iter().take(max_tokens).map(|&id| id as u16).collect();
+            Ok((if ids.is_empty() { vec![Self::UNKNOWN] } else { ids }, encoding.len()))
+        });
+        Ok(Encoded::new(ids.collect::<Result<Vec<_>>>()?))
+    }
+
+    /// The text of `ids`, special tokens left out. Words are joined by spaces, punctuation marks set as is usual.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when the tokenizer fails.
+    pub fn decode(&self, ids: &[u16]) -> Result<String> {
+        let ids: Vec<u32> = ids.iter().map(|&id| id.into()).collect();
+        let text = self.tokenizer.decode(&ids, true).map_err(failed)?;
+        Ok(if self.tokenizer.get_decoder().is_some() { text } else { set_punctuation(&text) })
+    }
+}
+
+fn metaspace() -> Metaspace {
+    Metaspace::new('▁', PrependScheme::Always, true)
+}
+
+/// `words` with their places as ids.
+fn word_level(words: impl Iterator<Item = String>) -> Result<WordLevel> {
+    let vocabulary = words.enumerate().map(|(id, word)| (word, id as u32)).collect();
+    WordLevel::builder().vocab(vocabulary).unk_token(SPECIAL[1].into()).build().map_err(failed)
+}
+
+fn assembled(model: ModelWrapper, pre_tokenizer: PreTokenizerWrapper, lowercase: bool) -> Result<Tokenizer> {
+    let mut tokenizer = Tokenizer::new(model);
+    tokenizer.with_normalizer(lowercase.then(|| NormalizerWrapper::from(Lowercase))).map_err(failed)?;
+    tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
+    tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(failed)?;
+    // A text that spells a special token does not contain it.
+    tokenizer.set_encode_special_tokens(true);
+    Ok(tokenizer)
+}
+
+/// Closes the gaps that cutting at punctuation left: `a dog , black .` becomes `a dog, black.`
+fn set_punctuation(text: &str) -> String {
+    let mut set = text.to_owned();
+    for mark in [".", ",", "!", "?", ";", ":", ")", "'"] {
+        set = set.replace(&format!(" {mark}"), mark);
+    }
+    for mark in ["(", "'"] {
+        set = set.replace(&format!("{mark} "), mark);
+    }
+    set.replace(" - ", "-")
+}
+
+fn failed(e: impl std::fmt::Display) -> Error {
+    Error::Format { path: "vocabulary".into(), problem: format!("cannot be made or applied: {e}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXTS: [&str; 4] = ["A dog runs.", "A black dog, a white dog!", "Two dogs (small) run", "a cat"];
+
+    fn learn(recipe: TextRecipe) -> Vocabulary {
+        Vocabulary::learn(TEXTS.into_iter(), &recipe).unwrap()
+    }
+
+    fn ids(vocabulary: &Vocabulary, text: &str) -> Vec<u16> {
+        vocabulary.encode(&[text.to_owned()], 100).unwrap().ids(0).to_vec()
+    }
+
+    #[test]
+    fn words_are_learnt_by_count_and_others_are_unknown() {
+        let vocabulary = learn(TextRecipe { vocabulary: 2, ..Default::default() });
+        assert_eq!(vocabulary.len(), 6, "four special tokens");
+        // `a` occurs four times, `dog` three times.
+        assert_eq!(ids(&vocabulary, "a DOG cat"), [4, 5, Vocabulary::UNKNOWN]);
+        assert_eq!(ids(&vocabulary, "  "), [Vocabulary::UNKNOWN], "no text is without tokens");
+        let all = learn(TextRecipe::default());
+        assert_eq!(all.decode(&ids(&all, "a black dog, (small).")).unwrap(), "a black dog, (small).");
+        assert!(!ids(&all, "[PAD] [EOS]").iter().any(|&id| id == Vocabulary::PAD || id == Vocabulary::END));
+    }
+
+    #[test]
+    fn pieces_give_the_text_back() {
+        let vocabulary =
+            learn(TextRecipe { tokens: Tokens::Bpe, vocabulary: 60, lowercase: false, ..Default::default() });
+        for text in TEXTS {
+            let ids = ids(&vocabulary, text);
+            assert!(!ids.contains(&Vocabulary::UNKNOWN));
+            assert_eq!(vocabulary.decode(&ids).unwrap(), text);
+        }
+        assert!(ids(&vocabulary, "dog").len() < 4, "pieces, not letters");
+        assert!(ids(&vocabulary, "dög").contains(&Vocabulary::UNKNOWN));
+    }
+
+    #[test]
+    fn it_survives_being_written_and_learns_the_same_again() {
+        for tokens in [Tokens::Words, Tokens::Bpe] {
+            let recipe = TextRecipe { tokens, vocabulary: 50, ..Default::default() };
+            let vocabulary = learn(recipe.clone());
+            let again = Vocabulary::from_bytes(&vocabulary.to_bytes().unwrap(), Path::new("f")).unwrap();
+            assert_eq!(again.fingerprint(), vocabulary.fingerprint());
+            assert_eq!(learn(recipe).fingerprint(), vocabulary.fingerprint());
+            let text = "Two [PAD] black cats.";
+            assert_eq!(ids(&again, text), ids(&vocabulary, text));
+        }
+        assert!(Vocabulary::from_bytes(b"{}", Path::new("f.json")).unwrap_err().to_string().contains("f.json"));
+    }
+
+    #[test]
+    fn a_count_that_nothing_reaches_is_an_error() {
+        let recipe = TextRecipe { min_count: 50, ..Default::default() };
+        assert!(Vocabulary::learn(TEXTS.into_iter(), &recipe).unwrap_err().to_string().contains("min_count"));
+    }
+}

@@ -1,0 +1,88 @@
+//! Trained models on texts of one's own.
+
+use std::{collections::BTreeMap, path::Path};
+
+use burn::tensor::{Device, activation::softmax};
+use resolvent::models::TextClassifier;
+use serde::Serialize;
+
+use crate::{
+    Result,
+    checkpoint::{Checkpoint, Expectation, TextExpectation},
+    data::{Padded, Vocabulary, by_budget},
+    train::{self, BATCH_TOKENS},
+};
+
+/// A trained classifier of texts.
+#[derive(Debug)]
+pub struct Classifier {
+    model: TextClassifier,
+    vocabulary: Vocabulary,
+    expects: TextExpectation,
+}
+
+/// The answer of a [`Classifier`] to one text.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Classified {
+    /// The class with the highest probability.
+    pub label: String,
+    /// The probability of each class.
+    pub probabilities: BTreeMap<String, f64>,
+    /// Tokens that were read.
+    pub tokens: usize,
+    /// Tokens among them that the vocabulary does not have.
+    pub unknown: usize,
+    /// Whether the text was longer than what is read of it.
+    pub cut: bool,
+}
+
+impl Classifier {
+    /// The classifier of the run or the checkpoint in `path`.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::Unfit`] when it was not trained on texts.
+    pub fn load(path: &Path) -> Result<Self> {
+        let mut checkpoint = Checkpoint::find(path)?;
+        let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&path.display().to_string(), "texts"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
+        let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
+        let classes = expects.classes.len();
+        let model = train::drawn(recipe.seed, &device, || Ok(config.try_init_classifier(classes, &device)?))?;
+        Ok(Self { model: checkpoint.load_weights(model)?, vocabulary, expects })
+    }
+
+    /// The answer to each of `texts`, in their order.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`] when a text cannot be read, [`crate::Error::Model`].
+    pub fn classify(&self, texts: &[String]) -> Result<Vec<Classified>> {
+        let encoded = self.vocabulary.encode(texts, self.expects.max_tokens)?;
+        let lengths: Vec<usize> = (0..texts.len()).map(|index| encoded.tokens(index)).collect();
+        let mut answers = vec![None; texts.len()];
+        for indices in by_budget(&lengths, BATCH_TOKENS) {
+            let rows: Vec<_> = indices.iter().map(|&index| encoded.ids(index)).collect();
+            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &Device::flex());
+            let probabilities = softmax(self.model.try_forward(tokens, padding)?, 1).into_data();
+            let probabilities: Vec<f32> = probabilities.iter().collect();
+            for (&index, row) in indices.iter().zip(probabilities.chunks_exact(self.expects.classes.len())) {
+                answers[index] = Some(self.answer(encoded.ids(index), encoded.is_cut(index), row));
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    fn answer(&self, ids: &[u16], cut: bool, probabilities: &[f32]) -> Classified {
+        let named = || self.expects.classes.iter().zip(probabilities);
+        let label = named().max_by(|a, b| a.1.total_cmp(b.1)).map_or_else(String::new, |(class, _)| class.clone());
+        Classified {
+            label,
+            probabilities: named().map(|(class, &p)| (class.clone(), f64::from(p))).collect(),
+            tokens: ids.len(),
+            unknown: ids.iter().filter(|&&id| id == Vocabulary::UNKNOWN).count(),
+            cut,
+        }
+    }
+}

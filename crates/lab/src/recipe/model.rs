@@ -1,0 +1,217 @@
+//! The model of a recipe: which one, and its sizes.
+
+use resolvent::{
+    attention::GammaSchedule,
+    models::{Activation, NormOrder, Pool},
+};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde_json::Value;
+
+use super::{Check, DEEPEST, MOST_WEIGHTS, WIDEST, check, share};
+
+/// The model, by `kind`. What is trained on decides which kinds are possible: pictures, or texts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum ModelRecipe {
+    /// `vit`, the default: a vision transformer.
+    Vit(VitRecipe),
+    /// `text`: a transformer over tokens, which classifies texts or translates them.
+    Text(TextModelRecipe),
+}
+
+impl ModelRecipe {
+    /// Share of activations that are dropped while training.
+    pub fn dropout(&self) -> f64 {
+        match self {
+            Self::Vit(m) => m.dropout,
+            Self::Text(m) => m.dropout,
+        }
+    }
+
+    /// Share of residual branches of the last block that are left out while training.
+    pub fn drop_path(&self) -> f64 {
+        match self {
+            Self::Vit(m) => m.drop_path,
+            Self::Text(_) => 0.0,
+        }
+    }
+
+    pub(super) fn checks(&self) -> Vec<Check> {
+        match self {
+            Self::Vit(m) => m.checks(),
+            Self::Text(m) => m.checks(),
+        }
+    }
+}
+
+impl Default for ModelRecipe {
+    fn default() -> Self {
+        Self::Vit(VitRecipe::default())
+    }
+}
+
+/// By `kind`, and with the field named in errors; a tagged enum would be read without knowing where it stands.
+impl<'de> Deserialize<'de> for ModelRecipe {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        fn read<T: serde::de::DeserializeOwned, E: serde::de::Error>(fields: Value) -> Result<T, E> {
+            serde_path_to_error::deserialize(fields).map_err(|e| match e.path().to_string() {
+                path if path == "." => E::custom(e.inner()),
+                path => E::custom(format!("`{path}`: {}", e.inner())),
+            })
+        }
+        let mut fields = Value::deserialize(d)?;
+        let kind = fields.as_object_mut().and_then(|fields| fields.remove("kind"));
+        match kind.as_ref().map_or(Some("vit"), Value::as_str) {
+            Some("vit") => Ok(Self::Vit(read(fields)?)),
+            Some("text") => Ok(Self::Text(read(fields)?)),
+            _ => Err(D::Error::custom(format!("unknown kind {}; give one of vit, text", kind.unwrap_or_default()))),
+        }
+    }
+}
+
+/// A vision transformer: patches, learned positions, pre-norm blocks. Picture size, channels and classes come from the
+/// data set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VitRecipe {
+    /// Side of a patch in pixels; divides the picture's sides. Default 4.
+    pub patch: usize,
+    /// Width. Default 64.
+    pub dim: usize,
+    /// Number of blocks. Default 4.
+    pub depth: usize,
+    /// Heads; divides the width. Default 4.
+    pub heads: usize,
+    /// Hidden width of the MLP. Default 128.
+    pub mlp_dim: usize,
+    /// What the head reads: `mean` of the patches or `cls`, a learned token. Default `mean`.
+    pub pool: Pool,
+    /// One projection for queries and keys. Default: as the mechanism is published (`linear-infsa` true, others false).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tied: Option<bool>,
+    /// Biases of the query, key and value projections. Default true.
+    pub qkv_bias: bool,
+    /// Learn gamma, per head and block. Default true.
+    pub gamma_trainable: bool,
+    /// `constant`: every block begins with the mechanism's gamma; `power`: block l with its l-th power. Default `constant`.
+    pub gamma_schedule: GammaSchedule,
+    /// Dropout after the attention and after the MLP. Default 0, in [0, 1).
+    pub dropout: f64,
+    /// Stochastic depth of the last block, rising linearly from 0 at the first. Default 0, in [0, 1).
+    pub drop_path: f64,
+    /// A further square layer after the attention's output projection. Default false.
+    pub extra_proj: bool,
+    /// A square layer with tanh before the head. Default false.
+    pub pre_logits: bool,
+}
+
+impl VitRecipe {
+    fn checks(&self) -> Vec<Check> {
+        let mut checks = sizes(self.dim, self.depth, self.heads, self.mlp_dim);
+        checks.extend([
+            check("model.patch", self.patch, (1..=WIDEST).contains(&self.patch), "1 to 65536"),
+            check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
+            check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
+        ]);
+        checks
+    }
+}
+
+impl Default for VitRecipe {
+    fn default() -> Self {
+        Self {
+            patch: 4,
+            dim: 64,
+            depth: 4,
+            heads: 4,
+            mlp_dim: 128,
+            pool: Pool::Mean,
+            tied: None,
+            qkv_bias: true,
+            gamma_trainable: true,
+            gamma_schedule: GammaSchedule::Constant,
+            dropout: 0.0,
+            drop_path: 0.0,
+            extra_proj: false,
+            pre_logits: false,
+        }
+    }
+}
+
+/// A transformer over tokens: embeddings, sinusoidal positions, blocks. Vocabulary and classes come from the data set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TextModelRecipe {
+    /// Width. Default 8.
+    pub dim: usize,
+    /// Number of blocks; of a translator, in the encoder and in the decoder. Default 1.
+    pub depth: usize,
+    /// Heads; divides the width. Default 1.
+    pub heads: usize,
+    /// Hidden width of the MLP. Default 256.
+    pub mlp_dim: usize,
+    /// One projection for queries and keys. Default: as the mechanism is published (`linear-infsa` true, others false).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tied: Option<bool>,
+    /// Biases of the query, key and value projections. Default false.
+    pub qkv_bias: bool,
+    /// Query and key maps that stay orthogonal all through training. Default false.
+    pub orthogonal: bool,
+    /// Learn gamma, per head and block, where the mechanism has one. Default true.
+    pub gamma_trainable: bool,
+    /// `constant`: every block begins with the mechanism's gamma; `power`: block l with its l-th power. Default `constant`.
+    pub gamma_schedule: GammaSchedule,
+    /// Learn the order of the Levy kernel per head, where the mechanism is `fna` with `alpha` below 2. Default false.
+    pub alpha_trainable: bool,
+    /// Learn the length scale per head, where the mechanism is `fna`. Default false.
+    pub kappa_trainable: bool,
+    /// Where blocks normalise: `post` or `pre`. Default `post`.
+    pub norm: NormOrder,
+    /// Inside the MLP: `relu` or `gelu`. Default `relu`.
+    pub activation: Activation,
+    /// Dropout on the embedded tokens, after the attention and after the MLP. Default 0, in [0, 1).
+    pub dropout: f64,
+}
+
+impl TextModelRecipe {
+    fn checks(&self) -> Vec<Check> {
+        let mut checks = sizes(self.dim, self.depth, self.heads, self.mlp_dim);
+        checks.push(check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"));
+        checks
+    }
+}
+
+impl Default for TextModelRecipe {
+    fn default() -> Self {
+        Self {
+            dim: 8,
+            depth: 1,
+            heads: 1,
+            mlp_dim: 256,
+            tied: None,
+            qkv_bias: false,
+            orthogonal: false,
+            gamma_trainable: true,
+            gamma_schedule: GammaSchedule::Constant,
+            alpha_trainable: false,
+            kappa_trainable: false,
+            norm: NormOrder::Post,
+            activation: Activation::Relu,
+            dropout: 0.0,
+        }
+    }
+}
+
+/// What every transformer's sizes must be.
+fn sizes(dim: usize, depth: usize, heads: usize, mlp_dim: usize) -> Vec<Check> {
+    let [width, blocks, hidden] = [dim, depth, mlp_dim].map(|n| n as u64);
+    let block = width.saturating_mul(4 * width).saturating_add(width.saturating_mul(2 * hidden));
+    let weights = blocks.saturating_mul(block);
+    vec![
+        check("model.dim", dim, (1..=WIDEST).contains(&dim), "1 to 65536"),
+        check("model.depth", depth, (1..=DEEPEST).contains(&depth), "1 to 4096"),
+        check("model.heads", heads, heads >= 1 && dim % heads == 0, "a divisor of `model.dim`"),
+        check("model.mlp_dim", mlp_dim, (1..=WIDEST).contains(&mlp_dim), "1 to 65536"),
+        check("model", weights, weights <= MOST_WEIGHTS, "at most 2^33 weights in the blocks (32 GiB)"),
+    ]
+}

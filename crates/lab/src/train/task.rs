@@ -1,0 +1,112 @@
+//! What is learnt: the seam between the training loop, which is one, and pictures, texts and pairs of texts.
+
+use burn::{
+    module::{Module, ModuleDisplay},
+    tensor::{Bytes, Device, Tensor},
+};
+
+use crate::{
+    Recipe, Result,
+    checkpoint::{Checkpoint, DataIdentity, Expectation},
+    data::Batches,
+    eval::Evaluation,
+};
+
+/// A data set that models are trained on.
+pub trait TaskData {
+    /// What is learnt from it.
+    type Task: Task;
+
+    /// What the data set is.
+    fn identity(&self) -> DataIdentity;
+
+    /// The task of a new run: the data divided, and whatever has to be learnt from the training part beforehand (statistics,
+    /// a vocabulary), as the recipe says.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unfit`] when the data does not suit the recipe.
+    fn task(&self, recipe: &Recipe) -> Result<Self::Task>;
+
+    /// The task that `checkpoint` was trained on, on this data.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unfit`] when the trained model cannot be shown this data, [`crate::Error::Damaged`].
+    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Self::Task>;
+}
+
+/// Which examples a model is judged on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Those looked at after each epoch: held out of the training part where the recipe says so, else the test part.
+    Watched,
+    /// The test part.
+    Test,
+}
+
+/// Batches, a model, a loss, and how the model is judged. All that the training loop knows of what it trains.
+pub trait Task: Send + Sync {
+    /// The model.
+    type Model: Module + ModuleDisplay + Send + Sync;
+    /// Examples as they are prepared ahead of time.
+    type Batch: Clone + Send + 'static;
+    /// A batch as tensors.
+    type Inputs;
+
+    /// Examples learnt from.
+    fn train_len(&self) -> usize;
+
+    /// What the user should know of how the data was read, a line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// What a trained model will expect of the data it is shown.
+    fn expects(&self) -> Expectation;
+
+    /// Files that a checkpoint needs beside weights and state.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`] when they cannot be made.
+    fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
+        Ok(Vec::new())
+    }
+
+    /// The recipe's model, its weights not yet drawn.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unfit`] where the model does not fit the data, [`crate::Error::Model`] where it is impossible.
+    fn model(&self, recipe: &Recipe, device: &Device) -> Result<Self::Model>;
+
+    /// The training batches of `epoch` from `first` on. Their content depends on the recipe's seed, epoch and position alone.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`] for an impossible augmentation.
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Self::Batch>>;
+
+    /// Examples in a batch.
+    fn len_of(batch: &Self::Batch) -> usize;
+
+    /// The tensors of a batch.
+    fn inputs(&self, recipe: &Recipe, batch: Self::Batch, device: &Device) -> Self::Inputs;
+
+    /// What training makes small, `[1]`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] where the model refuses the batch.
+    fn loss(&self, model: &Self::Model, inputs: Self::Inputs) -> Result<Tensor<1>>;
+
+    /// The forward pass alone, as for a prediction; for measuring its speed.
+    ///
+    /// # Errors
+    /// As [`Task::loss`].
+    fn predict(&self, model: &Self::Model, inputs: Self::Inputs) -> Result<()>;
+
+    /// The judgement of `model` on a part of the data.
+    ///
+    /// # Errors
+    /// As [`Task::loss`].
+    fn evaluate(&self, model: &Self::Model, part: Part) -> Result<Evaluation>;
+
+    /// The learned decay of each block, as the mean over its heads; empty where none is learned.
+    fn gammas(model: &Self::Model) -> Vec<f64>;
+}

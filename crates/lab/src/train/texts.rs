@@ -1,0 +1,242 @@
+//! Labelled texts as a task: tokens, the classifier, its loss and judgement.
+
+use std::sync::Arc;
+
+use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
+use resolvent::{
+    Strategy,
+    models::{TextClassifier, TextConfig},
+};
+
+use super::{
+    Part, Task, TaskData,
+    model::mean_gammas,
+    pictures::{smoothed, wrong_kind},
+    soft_cross_entropy,
+};
+use crate::{
+    Error, Recipe, Result,
+    checkpoint::{Checkpoint, DataIdentity, Expectation, TextExpectation, parts},
+    data::{BatchPlan, Batches, Encoded, Padded, TextDataset, TextSplit, Vocabulary, by_budget, by_length},
+    eval::{Evaluation, Tally},
+    recipe::ModelRecipe,
+};
+
+/// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it.
+pub(crate) const BATCH_TOKENS: usize = 16_384;
+
+/// Share of unknown tokens above which a data set is not one that the vocabulary was made for.
+const MOST_UNKNOWN: f64 = 0.5;
+
+/// The texts of a run, as tokens.
+#[derive(Debug, Clone)]
+pub struct Texts {
+    name: String,
+    vocabulary: Arc<Vocabulary>,
+    train: Arc<Labelled>,
+    watched: Arc<Labelled>,
+    test: Arc<Labelled>,
+    expects: TextExpectation,
+}
+
+/// Texts as tokens, with their labels.
+#[derive(Debug)]
+struct Labelled {
+    texts: Encoded,
+    lengths: Vec<usize>,
+    labels: Vec<u32>,
+}
+
+/// Texts of nearly the same length.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextBatch {
+    /// The tokens.
+    pub tokens: Padded,
+    /// The class of each text.
+    pub labels: Vec<u32>,
+}
+
+/// Token ids `[batch, seq]`, and where there is padding, if anywhere.
+pub type TokenInputs = (Tensor<2, Int>, Option<Tensor<2, Bool>>);
+
+impl Labelled {
+    fn new(split: &TextSplit, vocabulary: &Vocabulary, max_tokens: usize) -> Result<Arc<Self>> {
+        let texts = vocabulary.encode(&split.texts, max_tokens)?;
+        let lengths = (0..texts.len()).map(|index| texts.tokens(index)).collect();
+        Ok(Arc::new(Self { texts, lengths, labels: split.labels.clone() }))
+    }
+
+    fn batch(&self, indices: &[usize]) -> TextBatch {
+        let texts: Vec<_> = indices.iter().map(|&index| self.texts.ids(index)).collect();
+        TextBatch { tokens: Padded::new(&texts), labels: indices.iter().map(|&index| self.labels[index]).collect() }
+    }
+}
+
+impl TaskData for TextDataset {
+    type Task = Texts;
+
+    fn identity(&self) -> DataIdentity {
+        DataIdentity::new(&self.name, self.fingerprint())
+    }
+
+    fn task(&self, recipe: &Recipe) -> Result<Texts> {
+        let (train, watched) = self.divided(recipe);
+        let vocabulary = match &self.words {
+            Some(words) => Vocabulary::of_words(words)?,
+            None => Vocabulary::learn(train.texts.iter().map(String::as_str), &recipe.text)?,
+        };
+        let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
+        let fingerprint = format!("{:016x}", vocabulary.fingerprint());
+        let expects = TextExpectation { classes, max_tokens, vocabulary: vocabulary.len(), fingerprint };
+        Texts::new(&self.name, vocabulary, [&train, &watched, &self.test], expects)
+    }
+
+    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Texts> {
+        let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&self.name, "texts"));
+        };
+        expects.check(&self.name, &self.classes)?;
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        let (train, watched) = self.divided(&checkpoint.state.recipe);
+        let task = Texts::new(&self.name, vocabulary, [&train, &watched, &self.test], expects)?;
+        let unknown = task.test.texts.unknown();
+        if unknown > MOST_UNKNOWN {
+            let problem = format!(
+                "{:.0} % of its tokens are not in the model's vocabulary; evaluate it on texts like those it was trained on",
+                unknown * 100.0
+            );
+            return Err(Error::Unfit { name: self.name.clone(), problem });
+        }
+        Ok(task)
+    }
+}
+
+impl TextDataset {
+    /// What is learnt from, and what is watched.
+    fn divided(&self, recipe: &Recipe) -> (TextSplit, TextSplit) {
+        match recipe.regularisation.hold_out {
+            share if share > 0.0 => self.train.hold_out(share, recipe.seed),
+            _ => (self.train.clone(), self.test.clone()),
+        }
+    }
+}
+
+impl Texts {
+    fn new(name: &str, vocabulary: Vocabulary, splits: [&TextSplit; 3], expects: TextExpectation) -> Result<Self> {
+        let encode = |split| Labelled::new(split, &vocabulary, expects.max_tokens);
+        let [train, watched, test] = splits;
+        let test_texts = encode(test)?;
+        let watched = if watched == test { test_texts.clone() } else { encode(watched)? };
+        let (name, train) = (name.to_owned(), encode(train)?);
+        Ok(Self { name, train, watched, test: test_texts, vocabulary: Arc::new(vocabulary), expects })
+    }
+
+    fn split(&self, part: Part) -> &Labelled {
+        if part == Part::Test { &self.test } else { &self.watched }
+    }
+}
+
+impl Task for Texts {
+    type Model = TextClassifier;
+    type Batch = TextBatch;
+    type Inputs = (TokenInputs, Tensor<2>);
+
+    fn train_len(&self) -> usize {
+        self.train.texts.len()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let splits = [(&self.train, "training texts"), (&self.test, "test texts")];
+        splits.iter().filter_map(|(split, what)| split.texts.note(what, self.expects.max_tokens)).collect()
+    }
+
+    fn expects(&self) -> Expectation {
+        Expectation::Texts(self.expects.clone())
+    }
+
+    fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
+        Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+    }
+
+    fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextClassifier> {
+        let classes = self.expects.classes.len();
+        Ok(text_config(recipe, &self.name, self.vocabulary.len())?.try_init_classifier(classes, device)?)
+    }
+
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<TextBatch>> {
+        let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
+        let (texts, batches) = (self.train.clone(), by_length(&self.train.lengths, &plan, epoch));
+        Ok(Batches::ahead(first..batches.len(), move |position| texts.batch(&batches[position])))
+    }
+
+    fn len_of(batch: &TextBatch) -> usize {
+        batch.labels.len()
+    }
+
+    fn inputs(&self, recipe: &Recipe, batch: TextBatch, device: &Device) -> Self::Inputs {
+        let classes = self.expects.classes.len();
+        let mut targets = vec![0.0; batch.labels.len() * classes];
+        for (row, &label) in targets.chunks_exact_mut(classes).zip(&batch.labels) {
+            row[label as usize] = 1.0;
+        }
+        let targets = smoothed(targets, classes, recipe.regularisation.label_smoothing, device);
+        (token_inputs(batch.tokens, device), targets)
+    }
+
+    fn loss(&self, model: &TextClassifier, ((tokens, padding), targets): Self::Inputs) -> Result<Tensor<1>> {
+        Ok(soft_cross_entropy(model.try_forward(tokens, padding)?, targets))
+    }
+
+    fn predict(&self, model: &TextClassifier, ((tokens, padding), _): Self::Inputs) -> Result<()> {
+        model.try_forward(tokens, padding)?.into_data();
+        Ok(())
+    }
+
+    fn evaluate(&self, model: &TextClassifier, part: Part) -> Result<Evaluation> {
+        let split = self.split(part);
+        let mut tally = Tally::new(&self.expects.classes);
+        for indices in by_budget(&split.lengths, BATCH_TOKENS) {
+            let TextBatch { tokens, labels } = split.batch(&indices);
+            let (tokens, padding) = token_inputs(tokens, &Device::flex());
+            tally.add_batch(model.try_forward(tokens, padding)?, &labels);
+        }
+        Ok(tally.finish())
+    }
+
+    fn gammas(model: &TextClassifier) -> Vec<f64> {
+        mean_gammas(model.encoder.blocks.iter().map(|block| &block.attention))
+    }
+}
+
+/// A batch of texts as tensors.
+pub(crate) fn token_inputs(tokens: Padded, device: &Device) -> TokenInputs {
+    let shape = [tokens.lengths.len(), tokens.width];
+    let padding = tokens.padding().map(|padding| Tensor::from_data(TensorData::new(padding, shape), device));
+    (Tensor::from_data(TensorData::new(tokens.ids, shape), device), padding)
+}
+
+/// The recipe's model of text for so many tokens; `name` is the data set.
+pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize) -> Result<TextConfig> {
+    let ModelRecipe::Text(m) = &recipe.model else {
+        return Err(wrong_kind(name, "texts", "text"));
+    };
+    Ok(TextConfig {
+        vocabulary,
+        dim: m.dim,
+        depth: m.depth,
+        heads: m.heads,
+        mlp_dim: m.mlp_dim,
+        mechanism: recipe.mechanism.clone(),
+        tied: m.tied,
+        qkv_bias: m.qkv_bias,
+        orthogonal: m.orthogonal,
+        gamma_trainable: m.gamma_trainable,
+        gamma_schedule: m.gamma_schedule,
+        alpha_trainable: m.alpha_trainable,
+        kappa_trainable: m.kappa_trainable,
+        norm: m.norm,
+        activation: m.activation,
+        dropout: m.dropout,
+        strategy: Strategy::Auto,
+    })
+}

@@ -1,0 +1,113 @@
+//! Labelled texts from files, and what is said of files that cannot be used.
+
+use std::{fs, io::Write, path::Path};
+
+use resolvent_lab::data::{Data, Error, Result, Source, TextDataset};
+
+fn load(spec: &str) -> Result<TextDataset> {
+    match spec.parse::<Source>()?.load()? {
+        Data::Texts(texts) => Ok(texts),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    folder
+}
+
+fn at(kind: &str, path: &Path, settings: &str) -> String {
+    format!("{kind}:{}{settings}", path.display())
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+const CSV: &str = "label,text\nspam,\"Buy, now\"\nham,See you\nspam,\"two\nlines\"\n";
+const JSONL: &str = "{\"text\": \"a\\u2028b\", \"label\": 10}\n{\"label\": 9, \"text\": \"c\", \"id\": [1]}\n{\"text\": \"d\", \"label\": 10}\n";
+
+#[test]
+fn formats_compression_and_classes() {
+    let files = folder(&[("train.csv", CSV.as_bytes()), ("test.csv.gz", &gzip(b"text,label\nhello,ham\n"))]);
+    let data = load(&at("text", files.path(), "")).unwrap();
+    assert_eq!(data.classes, ["ham", "spam"]);
+    assert_eq!(data.train.texts, ["Buy, now", "See you", "two\nlines"]);
+    assert_eq!((data.train.labels, data.test.texts, data.test.labels), (vec![1, 0, 1], vec!["hello".into()], vec![0]));
+
+    let files = folder(&[("all.jsonl", JSONL.as_bytes()), ("t.tsv", b"y\tx\n1\tp\tq\n")]);
+    let data = load(&at("text", &files.path().join("all.jsonl"), "")).unwrap();
+    assert_eq!(data.classes, ["9", "10"], "numbers in their order");
+    let texts: Vec<_> = data.train.texts.iter().chain(&data.test.texts).collect();
+    assert!(texts.len() == 3 && texts.iter().any(|text| *text == "a\u{2028}b"), "{texts:?}");
+    assert_eq!(data.test.len(), 1, "a fifth of every class of two or more");
+
+    let columns = "?text=x&label=y";
+    let error = load(&at("text", &files.path().join("t.tsv"), columns)).unwrap_err();
+    assert!(matches!(error, Error::Line { line: 2, .. }), "{error}");
+    let spec = at("text", files.path(), columns);
+    assert_eq!(spec.parse::<Source>().unwrap().to_string(), spec);
+}
+
+#[test]
+fn reviews_have_named_classes_and_no_mark_up() {
+    let train = "{\"label\": 1, \"text\": \"good<br /><br />film\"}\n{\"label\": 0, \"text\": \"bad\"}\n";
+    let files = folder(&[("train.jsonl", train.as_bytes()), ("test.jsonl", train.as_bytes())]);
+    let data = load(&at("imdb", files.path(), "")).unwrap();
+    assert_eq!(data.classes, ["negative", "positive"]);
+    assert_eq!((&data.train.texts[0][..], data.train.labels[0]), ("good  film", 1));
+    assert_eq!(data.train, data.test);
+    let other = folder(&[("train.jsonl", JSONL.as_bytes())]);
+    let message = load(&at("imdb", other.path(), "")).unwrap_err().to_string();
+    assert!(message.contains("9, 10") && message.contains("text:PATH"), "{message}");
+}
+
+#[test]
+fn what_cannot_be_used_is_named_with_file_and_line() {
+    let line = |text: &str| format!("{{\"text\": \"{text}\", \"label\": 1}}\n");
+    let good = line("a") + &line("b").replace('1', "0");
+    let cases: Vec<(&str, Vec<u8>, &[&str])> = vec![
+        ("bad.jsonl", [good.as_bytes(), b"\xff\xfe\n"].concat(), &["bad.jsonl", "line 3", "UTF-8"]),
+        ("bad.jsonl", (good.clone() + "\n" + &good).into(), &["line 3", "empty"]),
+        ("bad.jsonl", (good.clone() + &line("  ")).into(), &["line 3", "empty"]),
+        ("bad.jsonl", (good.clone() + "{\"text\": \"x\"}\n").into(), &["line 3", "`label`"]),
+        ("bad.jsonl", (good.clone() + "no\n").into(), &["line 3", "JSON"]),
+        ("bad.jsonl", line("a").into(), &["1 class"]),
+        ("bad.jsonl", vec![], &["bad.jsonl", "no text"]),
+        ("bad.csv", b"a,b\n1,2\n".to_vec(), &["`text`", "`a`, `b`"]),
+        ("bad.csv", b"text,label\nx,1\ny\n".to_vec(), &["bad.csv", "line 3"]),
+        ("bad.txt", b"x".to_vec(), &["bad.txt", ".jsonl"]),
+    ];
+    for (name, bytes, expected) in cases {
+        let files = folder(&[(name, &bytes)]);
+        let message = load(&at("text", &files.path().join(name), "")).unwrap_err().to_string();
+        for part in expected {
+            assert!(message.contains(part) && !message.contains('\n'), "`{message}` lacks `{part}`");
+        }
+    }
+}
+
+#[test]
+fn labels_of_the_test_part_must_have_been_learnt() {
+    let files = folder(&[("train.csv", CSV.as_bytes()), ("test.csv", b"text,label\nhello,eggs\n")]);
+    let error = load(&at("text", files.path(), "")).unwrap_err();
+    assert!(matches!(&error, Error::UnknownLabel { line: 2, label, .. } if label == "eggs"), "{error}");
+    assert!(error.to_string().contains("ham, spam"));
+}
+
+#[test]
+fn folders_hold_one_training_part() {
+    let missing = load(&at("text", folder(&[]).path(), "")).unwrap_err().to_string();
+    assert!(missing.contains("train.jsonl"), "{missing}");
+    let both = folder(&[("train.csv", CSV.as_bytes()), ("train.jsonl", JSONL.as_bytes())]);
+    let message = load(&at("text", both.path(), "")).unwrap_err().to_string();
+    assert!(message.contains("train.csv") && message.contains("train.jsonl"), "{message}");
+    for spec in ["text", "imdb:", "text:x?words=y", "novel:x"] {
+        assert!(load(spec).is_err(), "{spec}");
+    }
+}

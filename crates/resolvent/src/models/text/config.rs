@@ -1,0 +1,150 @@
+//! Configuration of the models of text.
+
+use burn::{
+    module::Initializer,
+    nn::{DropoutConfig, EmbeddingConfig, LayerNormConfig, LinearConfig},
+    tensor::Device,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{TextClassifier, TextEncoder};
+use crate::{
+    Mechanism, Result, Strategy,
+    attention::{GammaSchedule, MultiHeadAttentionConfig, field},
+    models::{Activation, Block, NormOrder, block::BlockConfig},
+};
+
+/// Of the layer norms of models of text.
+const NORM_EPSILON: f64 = 1e-5;
+
+/// Configuration of [`TextEncoder`] and of what is built on it. The defaults are those of the small classifiers of "Fractional
+/// neural attention for efficient multiscale sequence processing": one block of one head, post-norm, ReLU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextConfig {
+    /// Tokens in the vocabulary.
+    pub vocabulary: usize,
+    /// Channels of a token. Default 8.
+    pub dim: usize,
+    /// Number of blocks. Default 1.
+    pub depth: usize,
+    /// Heads; they divide `dim`. Default 1.
+    pub heads: usize,
+    /// Hidden channels of the MLP. Default 256.
+    pub mlp_dim: usize,
+    /// The attention mechanism.
+    pub mechanism: Mechanism,
+    /// One projection for queries and keys; null as in [`MultiHeadAttentionConfig::tied`]. Default null.
+    pub tied: Option<bool>,
+    /// Biases of the query, key and value projections. Default false.
+    pub qkv_bias: bool,
+    /// Query and key maps that stay orthogonal. Default false.
+    pub orthogonal: bool,
+    /// Learn the decay per head and block, where the mechanism has one. Default true.
+    pub gamma_trainable: bool,
+    /// What the decay of a block is made of. Default constant.
+    pub gamma_schedule: GammaSchedule,
+    /// Learn the order of the Levy kernel, where the mechanism has one. Default false.
+    pub alpha_trainable: bool,
+    /// Learn the length scale of the kernel, where the mechanism has one. Default false.
+    pub kappa_trainable: bool,
+    /// Where blocks normalise. Default post.
+    pub norm: NormOrder,
+    /// Inside the MLP. Default ReLU.
+    pub activation: Activation,
+    /// Dropout on the embedded tokens, after the attention and after the MLP. Default 0.
+    pub dropout: f64,
+    /// How the operator is applied. Default auto.
+    pub strategy: Strategy,
+}
+
+impl TextConfig {
+    /// The defaults.
+    pub fn new(vocabulary: usize, mechanism: Mechanism) -> Self {
+        Self {
+            vocabulary,
+            dim: 8,
+            depth: 1,
+            heads: 1,
+            mlp_dim: 256,
+            mechanism,
+            tied: None,
+            qkv_bias: false,
+            orthogonal: false,
+            gamma_trainable: true,
+            gamma_schedule: GammaSchedule::Constant,
+            alpha_trainable: false,
+            kappa_trainable: false,
+            norm: NormOrder::Post,
+            activation: Activation::Relu,
+            dropout: 0.0,
+            strategy: Strategy::Auto,
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`crate::Error::Field`], [`crate::Error::Heads`] or [`crate::Error::Mechanism`], naming the field.
+    pub fn validate(&self) -> Result<()> {
+        field("vocabulary", self.vocabulary, self.vocabulary >= 1, "at least 1")?;
+        field("depth", self.depth, self.depth >= 1, "at least 1")?;
+        field("mlp_dim", self.mlp_dim, self.mlp_dim >= 1, "at least 1")?;
+        self.attention(&self.mechanism, 1).validate()
+    }
+
+    /// Builds the encoder on `device`.
+    ///
+    /// # Errors
+    /// As [`TextConfig::validate`]; a causal mechanism, or one without an output per token.
+    pub fn try_init(&self, device: &Device) -> Result<TextEncoder> {
+        self.validate()?;
+        field("mechanism.causal", true, !self.mechanism.causal(), "false: an encoder reads whole texts")?;
+        let embedding = EmbeddingConfig::new(self.vocabulary, self.dim);
+        Ok(TextEncoder {
+            embedding: embedding.with_initializer(Initializer::Normal { mean: 0.0, std: 1.0 }).init(device),
+            blocks: (1..=self.depth).map(|layer| self.block(&self.mechanism, layer, device)).collect::<Result<_>>()?,
+            norm: (self.norm == NormOrder::Pre).then(|| self.layer_norm().init(device)),
+            dropout: DropoutConfig::new(self.dropout).init(),
+        })
+    }
+
+    /// Builds a classifier of `classes` classes on `device`.
+    ///
+    /// # Errors
+    /// As [`TextConfig::try_init`].
+    pub fn try_init_classifier(&self, classes: usize, device: &Device) -> Result<TextClassifier> {
+        field("classes", classes, classes >= 1, "at least 1")?;
+        let encoder = self.try_init(device)?;
+        Ok(TextClassifier { encoder, head: LinearConfig::new(self.dim, classes).init(device) })
+    }
+
+    pub(super) fn block(&self, mechanism: &Mechanism, layer: usize, device: &Device) -> Result<Block> {
+        let block = BlockConfig {
+            mlp_dim: self.mlp_dim,
+            order: self.norm,
+            activation: self.activation,
+            epsilon: NORM_EPSILON,
+            drop_path: 0.0,
+        };
+        block.try_init(&self.attention(mechanism, layer), device)
+    }
+
+    pub(super) fn layer_norm(&self) -> LayerNormConfig {
+        LayerNormConfig::new(self.dim).with_epsilon(NORM_EPSILON)
+    }
+
+    pub(super) fn attention(&self, mechanism: &Mechanism, layer: usize) -> MultiHeadAttentionConfig {
+        MultiHeadAttentionConfig::new(self.dim, self.heads, mechanism.clone())
+            .with_tied(self.tied)
+            .with_qkv_bias(self.qkv_bias)
+            .with_orthogonal(self.orthogonal)
+            .with_gamma_trainable(self.gamma_trainable)
+            .with_gamma_schedule(self.gamma_schedule)
+            .with_alpha_trainable(self.alpha_trainable)
+            .with_kappa_trainable(self.kappa_trainable)
+            .with_layer(layer)
+            .with_dropout(self.dropout)
+            .with_strategy(self.strategy)
+    }
+}

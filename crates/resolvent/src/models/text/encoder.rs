@@ -1,0 +1,117 @@
+//! The encoder of texts, and the classifier on it.
+
+use burn::{
+    module::Module,
+    nn::{Dropout, Embedding, LayerNorm, Linear},
+    tensor::{Bool, Int, Tensor},
+};
+
+use super::positions::sinusoids;
+use crate::{
+    Result,
+    models::{Block, Visible},
+};
+
+/// Token embeddings, sinusoidal positions, blocks. Built by [`super::TextConfig`].
+#[derive(Module, Debug)]
+pub struct TextEncoder {
+    /// `[vocabulary, dim]`.
+    pub embedding: Embedding,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+    /// After the last block, where blocks normalise what they read.
+    pub norm: Option<LayerNorm>,
+    /// Dropout on the embedded tokens.
+    pub dropout: Dropout,
+}
+
+impl TextEncoder {
+    /// `tokens [batch, seq]` as `[batch, seq, dim]`. `padding [batch, seq]` is true where there is no token: what stands there
+    /// changes nothing, and what comes out there means nothing.
+    ///
+    /// # Errors
+    /// Whatever the attention refuses.
+    pub fn forward(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Result<Tensor<3>> {
+        self.forward_scaled(tokens, padding, 1.0)
+    }
+
+    /// As [`TextEncoder::forward`], with the embeddings times `scale`.
+    pub(super) fn forward_scaled(
+        &self,
+        tokens: Tensor<2, Int>,
+        padding: Option<Tensor<2, Bool>>,
+        scale: f64,
+    ) -> Result<Tensor<3>> {
+        let visible = Visible { padding, causal: false };
+        let mut x = embed(&self.embedding, &self.dropout, tokens, 0, scale);
+        for block in &self.blocks {
+            x = block.forward_visible(x, &visible)?;
+        }
+        Ok(self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(x)))
+    }
+}
+
+/// `tokens [batch, seq]`, of which the first is number `first` of its text, with their positions: `[batch, seq, dim]`.
+pub(super) fn embed(
+    embedding: &Embedding,
+    dropout: &Dropout,
+    tokens: Tensor<2, Int>,
+    first: usize,
+    scale: f64,
+) -> Tensor<3> {
+    let [_, seq] = tokens.dims();
+    let x = embedding.forward(tokens);
+    let x = if scale == 1.0 { x } else { x * scale };
+    let [_, _, dim] = x.dims();
+    let positions = sinusoids(first, seq, dim, &x.device());
+    dropout.forward(x + positions)
+}
+
+/// Class logits of a text: an encoder, the mean over the text's tokens, a linear layer. Built by
+/// [`super::TextConfig::try_init_classifier`].
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use resolvent::{Mechanism, models::TextConfig};
+/// let device = Device::flex();
+/// let model = TextConfig::new(100, Mechanism::preset("fna")?).try_init_classifier(2, &device)?;
+/// let tokens = Tensor::<2, Int>::from_ints([[5, 7, 9], [3, 0, 0]], &device);
+/// let padding = tokens.clone().equal_scalar(0);
+/// assert_eq!(model.forward(tokens, Some(padding)).dims(), [2, 2]);
+/// # Ok::<(), resolvent::Error>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct TextClassifier {
+    /// Reads the text.
+    pub encoder: TextEncoder,
+    /// `[dim, classes]`.
+    pub head: Linear,
+}
+
+impl TextClassifier {
+    /// Class logits `[batch, classes]` of `tokens [batch, seq]`; `padding [batch, seq]` is true where there is no token.
+    ///
+    /// # Panics
+    /// Where [`TextClassifier::try_forward`] returns an error, with its message.
+    pub fn forward(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Tensor<2> {
+        self.try_forward(tokens, padding).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// As [`TextClassifier::forward`], with errors as values.
+    ///
+    /// # Errors
+    /// Whatever the attention refuses.
+    pub fn try_forward(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Result<Tensor<2>> {
+        let encoded = self.encoder.forward(tokens, padding.clone())?;
+        Ok(self.head.forward(mean_of_tokens(encoded, padding)))
+    }
+}
+
+/// The mean of `x [batch, seq, dim]` over the tokens that are no padding, `[batch, dim]`.
+fn mean_of_tokens(x: Tensor<3>, padding: Option<Tensor<2, Bool>>) -> Tensor<2> {
+    let Some(padding) = padding else { return x.mean_dim(1).squeeze_dim(1) };
+    let count = padding.clone().bool_not().float().sum_dim(1).clamp_min(1.0);
+    let shape = x.shape();
+    let kept = x.mask_fill(padding.unsqueeze_dim::<3>(2).expand(shape), 0.0);
+    kept.sum_dim(1).squeeze_dim::<2>(1) / count
+}

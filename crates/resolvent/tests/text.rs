@@ -1,0 +1,93 @@
+//! The models of text: padding, normalisation, and every mechanism.
+
+use burn::{
+    module::Module,
+    tensor::{Bool, Device, Int, Tensor, Tolerance},
+};
+use resolvent::{
+    Error, Mechanism,
+    models::{NormOrder, TextConfig},
+};
+
+fn config(mechanism: &str) -> TextConfig {
+    let base = TextConfig::new(30, Mechanism::preset(mechanism).unwrap());
+    TextConfig { dim: 16, depth: 2, heads: 2, mlp_dim: 24, ..base }
+}
+
+fn tokens(rows: [[i32; 6]; 2], device: &Device) -> Tensor<2, Int> {
+    Tensor::from_ints(rows, device)
+}
+
+/// The last two places of the second text are padding.
+fn padding(device: &Device) -> Tensor<2, Bool> {
+    tokens([[0; 6], [0, 0, 0, 0, 1, 1]], device).equal_scalar(1)
+}
+
+#[test]
+fn padding_changes_no_answer_and_gets_no_gradient() {
+    let device = Device::flex().autodiff();
+    for id in Mechanism::IDS {
+        let model = config(id).try_init_classifier(3, &device).unwrap();
+        let logits = |last: i32| {
+            let rows = tokens([[3, 9, 4, 4, 8, 20], [7, 5, 9, 1, last, last]], &device);
+            model.forward(rows, Some(padding(&device)))
+        };
+        let shown = logits(28);
+        assert_eq!(shown.clone().into_data(), logits(2).into_data(), "{id}");
+        let alone = model.forward(Tensor::<2, Int>::from_ints([[7, 5, 9, 1]], &device), None);
+        let second = shown.clone().slice([1..2]);
+        second.into_data().assert_approx_eq::<f32>(&alone.into_data(), Tolerance::absolute(1e-4));
+
+        let grads = shown.powi_scalar(2).sum().backward();
+        let embedding: Vec<f32> = model.encoder.embedding.weight.grad(&grads).unwrap().into_data().iter().collect();
+        let row = |token: usize| &embedding[token * 16..][..16];
+        assert!(row(28).iter().all(|&g| g == 0.0), "{id}: padding learns");
+        assert!(row(7).iter().any(|&g| g != 0.0) && embedding.iter().all(|g| g.is_finite()), "{id}");
+    }
+}
+
+#[test]
+fn post_norm_leaves_normalised_tokens_and_pre_norm_ends_in_a_norm() {
+    let device = Device::flex();
+    for norm in [NormOrder::Post, NormOrder::Pre] {
+        let encoder = TextConfig { norm, ..config("softmax") }.try_init(&device).unwrap();
+        assert_eq!(encoder.norm.is_some(), norm == NormOrder::Pre);
+        let encoded = encoder.forward(tokens([[3, 9, 4, 4, 8, 20], [7, 5, 9, 1, 2, 2]], &device), None).unwrap();
+        let values: Vec<f32> = encoded.into_data().iter().collect();
+        for token in values.chunks_exact(16) {
+            let mean = token.iter().sum::<f32>() / 16.0;
+            let variance = token.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / 16.0;
+            assert!(mean.abs() < 1e-5 && (variance - 1.0).abs() < 1e-3, "{norm:?}: {mean} {variance}");
+        }
+    }
+}
+
+#[test]
+fn tokens_have_an_order() {
+    let device = Device::flex();
+    let model = config("uniform").try_init_classifier(2, &device).unwrap();
+    let logits = |row: [i32; 3]| model.forward(Tensor::<2, Int>::from_ints([row], &device), None).into_data();
+    assert_ne!(logits([4, 9, 9]), logits([9, 9, 4]), "positions");
+}
+
+#[test]
+fn options_of_the_mechanism_reach_it() {
+    let device = Device::flex();
+    let base = config("fna");
+    let params = |config: &TextConfig| config.try_init(&device).unwrap().num_params();
+    let learned = TextConfig { alpha_trainable: true, kappa_trainable: true, ..base.clone() };
+    assert_eq!(params(&learned), params(&base) + 2 * 2 * 2, "per head and block");
+    let orthogonal = TextConfig { orthogonal: true, ..base.clone() }.try_init(&device).unwrap();
+    assert!(orthogonal.blocks.iter().all(|block| block.attention.orthogonal.is_some()));
+}
+
+#[test]
+fn impossible_models_are_refused() {
+    let device = Device::flex();
+    let refused = |config: TextConfig| config.try_init(&device).err().expect("refused");
+    assert!(matches!(refused(TextConfig { heads: 3, ..config("softmax") }), Error::Heads { .. }));
+    assert!(matches!(refused(TextConfig { depth: 0, ..config("softmax") }), Error::Field { field: "depth", .. }));
+    let causal = Mechanism::from_json(r#"{"mechanism": "softmax", "causal": true}"#).unwrap();
+    assert!(refused(TextConfig { mechanism: causal, ..config("softmax") }).to_string().contains("causal"));
+    assert!(config("softmax").try_init_classifier(0, &device).is_err());
+}
