@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions, eval::Eval,
-    train::Train,
+    train::Train, translate::Translate,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -57,6 +57,7 @@ pub enum Command {
     Train(Train),
     Eval(Eval),
     Classify(Classify),
+    Translate(Translate),
     Compare(Compare),
     Bench(Bench),
     Completions(Completions),

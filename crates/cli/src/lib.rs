@@ -55,6 +55,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Train(args) => commands::train::run(args, &cli.global),
         Command::Eval(args) => commands::eval::run(args, &cli.global),
         Command::Classify(args) => commands::classify::run(args, &cli.global),
+        Command::Translate(args) => commands::translate::run(args, &cli.global),
         Command::Compare(args) => commands::compare::run(args, &cli.global),
         Command::Bench(args) => commands::bench::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),

@@ -125,3 +125,47 @@ fn bad_texts_end_in_one_line() {
     fails(&["eval", "--checkpoint", "run", "--data", "listops:train=8,test=4,min=3,max=30"], &["classes"]);
     fails(&["train", "--data", "imdb:nowhere", "--out", "other"], &["nowhere"]);
 }
+
+/// Every word has one translation.
+fn parallel(sandbox: &Sandbox) {
+    let words = [("red", "rot"), ("old", "alt"), ("dog", "Hund"), ("cat", "Katze")];
+    for (part, count) in [("train", 96), ("test", 8)] {
+        let lines = |pick: fn(&(&str, &str)) -> String| -> String {
+            (0..count).map(|i| format!("{} {}\n", pick(&words[i % 2]), pick(&words[2 + i / 2 % 2]))).collect()
+        };
+        sandbox.write(&format!("{part}.en"), lines(|word| word.0.into()));
+        sandbox.write(&format!("{part}.de"), lines(|word| word.1.into()));
+    }
+    let recipe = RECIPE.replace("mlp_dim = 16", "dim = 16\nheads = 2\nmlp_dim = 32\nnorm = 'pre'\ncross = 'softmax'");
+    sandbox
+        .write("pairs.toml", recipe.replace("lr = 0.03", "lr = 0.02").replace("[text]", "[text]\nlowercase = false"));
+}
+
+#[test]
+fn a_translator_is_trained_and_translates() {
+    let sandbox = Sandbox::new();
+    parallel(&sandbox);
+    let args = ["train", "--config", "pairs.toml", "--data", "pairs:.?from=en&to=de", "--out", "run", "--json"];
+    let trained = sandbox.run(&args).success().json();
+    assert!(trained["test"]["accuracy"].as_f64().unwrap() > 0.9, "{trained}");
+    let evaluated = sandbox.run(&["eval", "--checkpoint", "run"]).success().stdout;
+    assert!(evaluated.contains("BLEU"), "{evaluated}");
+
+    let ask = ["translate", "run", "--input", "test.en", "--reference", "test.de"];
+    let outcome = sandbox.run(&ask).success();
+    assert_eq!(outcome.stdout, std::fs::read_to_string(sandbox.path("test.de")).unwrap());
+    assert!(outcome.stderr.contains("BLEU"), "{}", outcome.stderr);
+    let json = sandbox.run(&["translate", "run", "--text", "old dog", "--beams", "3", "--json"]).success().json();
+    assert_eq!(json["translations"][0]["translation"], "alt Hund");
+
+    let line = sandbox.run(&["translate", "run", "--text", "old dog", "--reference", "test.de"]).failure(1).to_owned();
+    assert!(line.contains("test.de") && line.contains("8 lines") && line.contains("1 sentence"), "{line}");
+    let line = sandbox.run(&["classify", "run", "--text", "old dog"]).failure(1).to_owned();
+    assert!(line.contains("translations"), "{line}");
+    sandbox.write("train.de", "nur eine\n");
+    let line = sandbox
+        .run(&["train", "--config", "pairs.toml", "--data", "pairs:.?from=en&to=de", "--out", "x"])
+        .failure(1)
+        .to_owned();
+    assert!(line.contains("train.de has 1 lines") || line.contains("train.en has 96 lines"), "{line}");
+}

@@ -21,7 +21,7 @@ use crate::{Error, Recipe, Result, data::Vocabulary, train::Plan};
 
 mod expectation;
 
-pub use expectation::{Expectation, PictureExpectation, TextExpectation};
+pub use expectation::{Expectation, PairExpectation, PictureExpectation, TextExpectation};
 
 /// Version of the format; a change that older programs cannot read raises it.
 const FORMAT: u32 = 2;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Result,
+    bleu::Bleu,
     checkpoint::Checkpoint,
     train::{self, Part, Task, TaskData},
 };
@@ -31,6 +32,10 @@ pub struct Evaluation {
     pub per_class: Vec<Option<f64>>,
     /// `confusion[label][answer]`, in examples.
     pub confusion: Vec<Vec<u64>>,
+    /// Agreement of translations with their references; absent for classifiers. A translator's `accuracy` is the share of its tokens
+    /// that are right given what should stand before them, its `loss` is per token, and it has no classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bleu: Option<Bleu>,
     /// Examples per second, reading of the batch included.
     pub examples_per_second: f64,
 }
@@ -89,6 +94,7 @@ impl<'a> Tally<'a> {
             classes: classes.to_vec(),
             per_class: right.iter().zip(&of_class).map(|(&r, &n)| (n > 0).then(|| share(r, n))).collect(),
             confusion: self.confusion,
+            bleu: None,
             examples_per_second: examples as f64 / seconds.max(f64::MIN_POSITIVE),
         }
     }

@@ -2,6 +2,7 @@
 
 pub mod augment;
 pub mod bench;
+pub mod bleu;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;

@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, path::Path};
 
 use burn::tensor::{Device, activation::softmax};
-use resolvent::models::TextClassifier;
+use resolvent::models::{TextClassifier, Translator};
 use serde::Serialize;
 
 use crate::{
     Result,
-    checkpoint::{Checkpoint, Expectation, TextExpectation},
+    checkpoint::{Checkpoint, Expectation, PairExpectation, TextExpectation},
     data::{Padded, Vocabulary, by_budget},
     train::{self, BATCH_TOKENS},
 };
@@ -84,5 +84,72 @@ impl Classifier {
             unknown: ids.iter().filter(|&&id| id == Vocabulary::UNKNOWN).count(),
             cut,
         }
+    }
+}
+
+/// A trained translator.
+#[derive(Debug)]
+pub struct TextTranslator {
+    model: Translator,
+    vocabulary: Vocabulary,
+    expects: PairExpectation,
+    lowercase: bool,
+}
+
+/// A translation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Translated {
+    /// The translation.
+    pub text: String,
+    /// Tokens of the source that the vocabulary does not have.
+    pub unknown: usize,
+    /// Whether the source was longer than what is read of it.
+    pub cut: bool,
+}
+
+impl TextTranslator {
+    /// The translator of the run or the checkpoint in `path`.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::Unfit`] when it was not trained on
+    /// parallel texts.
+    pub fn load(path: &Path) -> Result<Self> {
+        let mut checkpoint = Checkpoint::find(path)?;
+        let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&path.display().to_string(), "translations"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        let (state, device) = (&checkpoint.state, Device::flex());
+        let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowercase);
+        let init = || train::translator(recipe, &state.data.name, vocabulary.len(), &device);
+        let model = train::drawn(recipe.seed, &device, init)?;
+        Ok(Self { model: checkpoint.load_weights(model)?, vocabulary, expects, lowercase })
+    }
+
+    /// Whether it writes in lower case, so that case does not count against it.
+    pub fn lowercase(&self) -> bool {
+        self.lowercase
+    }
+
+    /// The translation of each of `sentences`, in their order, following `beams` hypotheses.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`] when a sentence cannot be read, [`crate::Error::Model`].
+    pub fn translate(&self, sentences: &[String], beams: usize) -> Result<Vec<Translated>> {
+        let encoded = self.vocabulary.encode(sentences, self.expects.max_tokens)?;
+        let lengths: Vec<usize> = (0..sentences.len()).map(|index| encoded.tokens(index)).collect();
+        let search = train::search(self.expects.max_tokens, beams);
+        let mut answers = vec![None; sentences.len()];
+        for indices in by_budget(&lengths, BATCH_TOKENS / (4 * beams)) {
+            let rows: Vec<_> = indices.iter().map(|&index| encoded.ids(index)).collect();
+            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &Device::flex());
+            let found = self.model.search(tokens, padding, &search)?;
+            for (&index, ids) in indices.iter().zip(found) {
+                let unknown = encoded.ids(index).iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();
+                let text = train::decoded(&self.vocabulary, &ids)?;
+                answers[index] = Some(Translated { text, unknown, cut: encoded.is_cut(index) });
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
     }
 }

@@ -59,6 +59,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let outcome = match &data {
         Data::Pictures(pictures) => compare::run(&recipe, pictures, &options),
         Data::Texts(texts) => compare::run(&recipe, texts, &options),
+        Data::Pairs(pairs) => compare::run(&recipe, pairs, &options),
     };
     match outcome? {
         CompareOutcome::Finished(comparison) => report(args, &comparison, global),

@@ -44,6 +44,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
     let (checkpoint, evaluation) = match spec.load().map_err(resolvent_lab::Error::from)? {
         Data::Pictures(pictures) => eval::run(&args.checkpoint, &pictures)?,
         Data::Texts(texts) => eval::run(&args.checkpoint, &texts)?,
+        Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs)?,
     };
     let mechanism = &checkpoint.state.recipe.mechanism;
     let json = json!({
@@ -67,6 +68,14 @@ fn table(e: &Evaluation) -> String {
         e.examples,
         e.examples_per_second
     );
+    if let Some(bleu) = &e.bleu {
+        let [one, two, three, four] = bleu.precisions;
+        let _ = writeln!(
+            text,
+            "BLEU {:.2} ({one:.1}/{two:.1}/{three:.1}/{four:.1}, brevity penalty {:.3})",
+            bleu.score, bleu.brevity_penalty
+        );
+    }
     if let Some(top5) = e.top5 {
         let _ = writeln!(text, "among the first five: {}", percent(top5));
     }

@@ -8,3 +8,4 @@ pub mod completions;
 pub mod eval;
 pub mod recipe;
 pub mod train;
+pub mod translate;

@@ -57,6 +57,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
     let outcome = match &data {
         Data::Pictures(pictures) => train::run(&recipe, pictures, &options),
         Data::Texts(texts) => train::run(&recipe, texts, &options),
+        Data::Pairs(pairs) => train::run(&recipe, pairs, &options),
     };
     match outcome? {
         Outcome::Finished(summary) => {

@@ -15,6 +15,8 @@ pub enum Expectation {
     Pictures(PictureExpectation),
     /// Of texts.
     Texts(TextExpectation),
+    /// Of texts to be translated.
+    Pairs(PairExpectation),
 }
 
 impl Expectation {
@@ -23,6 +25,7 @@ impl Expectation {
         let expected = match self {
             Expectation::Pictures(_) => "pictures",
             Expectation::Texts(_) => "texts",
+            Expectation::Pairs(_) => "translations",
         };
         let problem =
             format!("it holds {found}, the model was trained on {expected}; evaluate it on the data it was trained on");
@@ -92,6 +95,36 @@ impl PictureExpectation {
             return Err(Error::Unfit { name: dataset.name.clone(), problem });
         }
         check_classes(&dataset.name, &dataset.classes, &self.classes)
+    }
+}
+
+/// What a trained translator expects of texts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PairExpectation {
+    /// What it translates, and into what.
+    pub languages: [String; 2],
+    /// Tokens kept of a text.
+    pub max_tokens: usize,
+    /// Tokens in the vocabulary.
+    pub vocabulary: usize,
+    /// Hash of the vocabulary, in hexadecimal.
+    pub fingerprint: String,
+}
+
+impl PairExpectation {
+    /// Checks that the model can be shown texts of `languages`.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] naming the difference.
+    pub fn check(&self, name: &str, languages: &[String; 2]) -> Result<()> {
+        if *languages == self.languages {
+            return Ok(());
+        }
+        let (found, expected) = (languages.join(" to "), self.languages.join(" to "));
+        let problem = format!(
+            "it goes from {found}, the model was trained from {expected}; evaluate it on the data it was trained on"
+        );
+        Err(Error::Unfit { name: name.into(), problem })
     }
 }
 

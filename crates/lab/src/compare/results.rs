@@ -58,6 +58,9 @@ pub struct RunResult {
     pub accuracy: f64,
     /// Test loss.
     pub loss: f64,
+    /// BLEU on the test part, of translators.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bleu: Option<f64>,
     /// Steps done.
     pub steps: usize,
     /// Why it ended there.
@@ -97,8 +100,15 @@ impl Spread {
 
     /// `87.25 ± 0.31` in percent.
     pub fn percent(&self) -> String {
-        let spread = self.std.map_or_else(String::new, |std| format!(" ± {:.2}", std * 100.0));
-        format!("{:.2}{spread}", self.mean * 100.0)
+        let hundred = |x: f64| x * 100.0;
+        let Self { mean, std, min, max } = self;
+        Self { mean: hundred(*mean), std: std.map(hundred), min: hundred(*min), max: hundred(*max) }.points()
+    }
+
+    /// `34.25 ± 0.31`.
+    pub fn points(&self) -> String {
+        let spread = self.std.map_or_else(String::new, |std| format!(" ± {std:.2}"));
+        format!("{:.2}{spread}", self.mean)
     }
 }
 
@@ -112,6 +122,7 @@ impl Entry {
                 folder: folder.clone(),
                 accuracy: summary.test.accuracy,
                 loss: summary.test.loss,
+                bleu: summary.test.bleu.as_ref().map(|bleu| bleu.score),
                 steps: summary.steps,
                 ended: summary.ended,
                 seconds: summary.seconds,
@@ -130,21 +141,32 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// BLEU over the seeds, of translators.
+    pub fn bleu(&self) -> Option<Spread> {
+        let scores = self.runs.iter().map(|run| run.bleu).collect::<Option<Vec<_>>>()?;
+        Some(Spread::of(&scores))
+    }
+}
+
 impl Comparison {
     /// The comparison as a table of plain text.
     pub fn table(&self) -> String {
         let memory = self.entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
+        let bleu = self.entries.iter().any(|entry| entry.bleu().is_some());
         let mut text = format!(
             "{:<16} {:>15} {:>14} {:>15} {:>12}",
             "mechanism", "test accuracy %", "train examples/s", "infer examples/s", "parameters"
         );
-        text += if memory { "  peak MB\n" } else { "\n" };
+        text += if memory { "  peak MB" } else { "" };
+        text += if bleu { "          BLEU\n" } else { "\n" };
         for entry in &self.entries {
             let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
                 entry.speed;
             let (id, accuracy) = (entry.mechanism.id(), entry.accuracy.percent());
             let _ = write!(text, "{id:<16} {accuracy:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
             text += &peak_bytes.map_or_else(String::new, |bytes| format!(" {:>8.1}", bytes as f64 / 1e6));
+            text += &entry.bleu().map_or_else(String::new, |bleu| format!(" {:>13}", bleu.points()));
             text.push('\n');
         }
         text

@@ -1,4 +1,4 @@
-//! Data sets of labelled pictures and labelled texts: generated, or read strictly from files.
+//! Data sets of labelled pictures, labelled texts and pairs of texts: generated, or read strictly from files.
 //!
 //! Pictures are bytes in memory, planar (`[picture, channel, row, column]`); [`Loader`] turns them
 //! into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
@@ -10,6 +10,7 @@ mod idx;
 mod images;
 pub(crate) mod lines;
 mod loader;
+mod pairs;
 pub mod rng;
 pub mod shapes;
 mod source;
@@ -21,6 +22,7 @@ mod vocabulary;
 pub use encoded::{Encoded, Padded, by_budget, by_length};
 pub use error::{Error, Result};
 pub use loader::{Batch, BatchPlan, Batches, Loader};
+pub use pairs::{PairDataset, PairSpec, PairSplit};
 pub use shapes::Shapes;
 pub use spec::{Data, DataSpec, Source};
 pub use split::{ChannelStats, ObjectBox, PictureShape, Split};

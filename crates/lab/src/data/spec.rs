@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use super::{Dataset, Error, Result, Shapes, TextDataset, TextSpec, cifar, idx, images};
+use super::{Dataset, Error, PairDataset, PairSpec, Result, Shapes, TextDataset, TextSpec, cifar, idx, images};
 
 /// The kinds of pictures, for messages.
 const KINDS: &str =
@@ -111,6 +111,8 @@ pub enum Source {
     Pictures(DataSpec),
     /// Labelled texts.
     Texts(TextSpec),
+    /// Texts and their translations.
+    Pairs(PairSpec),
 }
 
 /// A data set of any kind.
@@ -120,6 +122,8 @@ pub enum Data {
     Pictures(Dataset),
     /// Labelled texts.
     Texts(TextDataset),
+    /// Texts and their translations.
+    Pairs(PairDataset),
 }
 
 impl Source {
@@ -131,6 +135,7 @@ impl Source {
         Ok(match self {
             Source::Pictures(spec) => Data::Pictures(spec.load()?),
             Source::Texts(spec) => Data::Texts(spec.load()?),
+            Source::Pairs(spec) => Data::Pairs(spec.load()?),
         })
     }
 }
@@ -149,9 +154,14 @@ impl FromStr for Source {
                 texts => Ok(Source::Texts(texts)),
             };
         }
-        match PICTURES.contains(&kind) {
-            true => Ok(Source::Pictures(DataSpec::parse(spec)?)),
-            false => fail(format!("unknown kind `{kind}`; give one of {KINDS}, {}", TextSpec::KINDS)),
+        match PairSpec::parse(kind, rest) {
+            Some(_) if rest.is_empty() => fail(no_path(kind)),
+            Some(pairs) => Ok(Source::Pairs(pairs?)),
+            None if PICTURES.contains(&kind) => Ok(Source::Pictures(DataSpec::parse(spec)?)),
+            None => {
+                let (texts, pairs) = (TextSpec::KINDS, PairSpec::KINDS);
+                fail(format!("unknown kind `{kind}`; give one of {KINDS}, {texts}, {pairs}"))
+            }
         }
     }
 }
@@ -162,6 +172,7 @@ impl fmt::Display for Source {
         match self {
             Source::Pictures(spec) => spec.fmt(f),
             Source::Texts(spec) => spec.fmt(f),
+            Source::Pairs(spec) => spec.fmt(f),
         }
     }
 }

@@ -4,10 +4,11 @@ use resolvent::{
     attention::GammaSchedule,
     models::{Activation, NormOrder, Pool},
 };
+use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
-use super::{Check, DEEPEST, MOST_WEIGHTS, WIDEST, check, share};
+use super::{Check, DEEPEST, MOST_WEIGHTS, WIDEST, check, mechanism, share};
 
 /// The model, by `kind`. What is trained on decides which kinds are possible: pictures, or texts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -165,6 +166,12 @@ pub struct TextModelRecipe {
     pub alpha_trainable: bool,
     /// Learn the length scale per head, where the mechanism is `fna`. Default false.
     pub kappa_trainable: bool,
+    /// Attention within a translation, as `mechanism` is given. Default: the recipe's mechanism.
+    #[serde(deserialize_with = "optional_mechanism", skip_serializing_if = "Option::is_none")]
+    pub decoder: Option<Box<Mechanism>>,
+    /// Attention from a translation to its source, as `mechanism` is given. Default: the recipe's mechanism.
+    #[serde(deserialize_with = "optional_mechanism", skip_serializing_if = "Option::is_none")]
+    pub cross: Option<Box<Mechanism>>,
     /// Where blocks normalise: `post` or `pre`. Default `post`.
     pub norm: NormOrder,
     /// Inside the MLP: `relu` or `gelu`. Default `relu`.
@@ -195,11 +202,17 @@ impl Default for TextModelRecipe {
             gamma_schedule: GammaSchedule::Constant,
             alpha_trainable: false,
             kappa_trainable: false,
+            decoder: None,
+            cross: None,
             norm: NormOrder::Post,
             activation: Activation::Relu,
             dropout: 0.0,
         }
     }
+}
+
+fn optional_mechanism<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Box<Mechanism>>, D::Error> {
+    mechanism(d).map(|mechanism| Some(Box::new(mechanism)))
 }
 
 /// What every transformer's sizes must be.
@@ -210,7 +223,7 @@ fn sizes(dim: usize, depth: usize, heads: usize, mlp_dim: usize) -> Vec<Check> {
     vec![
         check("model.dim", dim, (1..=WIDEST).contains(&dim), "1 to 65536"),
         check("model.depth", depth, (1..=DEEPEST).contains(&depth), "1 to 4096"),
-        check("model.heads", heads, heads >= 1 && dim % heads == 0, "a divisor of `model.dim`"),
+        check("model.heads", heads, heads >= 1 && dim.is_multiple_of(heads), "a divisor of `model.dim`"),
         check("model.mlp_dim", mlp_dim, (1..=WIDEST).contains(&mlp_dim), "1 to 65536"),
         check("model", weights, weights <= MOST_WEIGHTS, "at most 2^33 weights in the blocks (32 GiB)"),
     ]

@@ -61,12 +61,14 @@ fn chip(entry: &Entry) -> Markup {
 
 fn table(entries: &[Entry]) -> Markup {
     let memory = entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
+    let bleu = entries.iter().any(|entry| entry.bleu().is_some());
     let rate = |rate: f64| page::count(rate.round() as usize);
     html! {
         table class="wide" {
             thead { tr {
                 th scope="col" { "Mechanism" }
                 th scope="col" { "Test accuracy, %" }
+                @if bleu { th scope="col" { "Test BLEU" } }
                 th scope="col" { "Training, examples/s" }
                 th scope="col" { "Inference, examples/s" }
                 @if memory { th scope="col" { "Peak memory" } }
@@ -79,6 +81,9 @@ fn table(entries: &[Entry]) -> Markup {
                     tr {
                         th scope="row" { (chip(entry)) (entry.mechanism.id()) }
                         td data-label="Test accuracy, %" { strong { (entry.accuracy.percent()) } }
+                        @if bleu {
+                            td data-label="Test BLEU" { (entry.bleu().map_or("–".into(), |bleu| bleu.points())) }
+                        }
                         td data-label="Training, examples/s" { (rate(entry.speed.train_examples_per_second)) }
                         td data-label="Inference, examples/s" { (rate(entry.speed.infer_examples_per_second)) }
                         @if memory {

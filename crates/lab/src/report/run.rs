@@ -25,6 +25,7 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
         h1 { (recipe.mechanism.id()) " on " (summary.data.name) }
         p class="quiet" { (page::about(recipe.mechanism.id())) }
         p class="verdict" { (summary.line()) "." }
+        @if let Some(bleu) = &test.bleu { (page::tiles(&[("test BLEU", format!("{:.2}", bleu.score))])) }
         (page::tiles(&[
             ("test accuracy", page::percent(test.accuracy)),
             ("test loss", format!("{:.3}", test.loss)),
@@ -37,8 +38,10 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
         div class="charts" { (curves(metrics)) }
         h2 { "Where a step's time goes" }
         div class="charts" { (time(summary)) }
-        h2 { "Classes" }
-        div class="charts" { (per_class(test)) (confusion(test)) }
+        @if !test.classes.is_empty() {
+            h2 { "Classes" }
+            div class="charts" { (per_class(test)) (confusion(test)) }
+        }
         (page::recipe(recipe)?)
         (page::environment(&Environment::current(), &format!("{} ({})", summary.data.name, summary.data.fingerprint), &[]))
     };

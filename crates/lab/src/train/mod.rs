@@ -12,6 +12,7 @@ mod ema;
 mod loss;
 mod model;
 mod optimiser;
+mod pairs;
 mod pictures;
 mod run;
 mod schedule;
@@ -42,6 +43,8 @@ pub use loss::soft_cross_entropy;
 pub use model::build;
 pub(crate) use model::{build_for, drawn};
 pub use optimiser::{adamw, decayed_parameters};
+pub use pairs::{PairBatch, PairInputs, Pairs};
+pub(crate) use pairs::{decoded, search, translator};
 pub use pictures::Pictures;
 pub(crate) use run::check_batch;
 pub use run::{SUMMARY, run};
@@ -162,8 +165,9 @@ impl TrainSummary {
             Ended::Patience => " (stopped early: no better epoch)".into(),
             Ended::OutOfTime => format!(" of {} (out of time, the schedule is unfinished)", self.plan.steps),
         };
+        let bleu = self.test.bleu.as_ref().map_or_else(String::new, |bleu| format!("BLEU {:.2}, ", bleu.score));
         format!(
-            "test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s",
+            "{bleu}test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s",
             self.test.accuracy * 100.0,
             self.test.loss,
             self.steps,

@@ -313,7 +313,7 @@ impl<T: Task> Run<'_, T> {
     }
 
     fn holds_out(&self) -> bool {
-        self.recipe.regularisation.hold_out > 0.0
+        self.task.holds_out(self.recipe)
     }
 
     fn seconds(&self) -> f64 {

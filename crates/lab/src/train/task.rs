@@ -60,6 +60,11 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
+    /// Whether the examples that are watched are others than those of the test part, so that they may pick the best epoch.
+    fn holds_out(&self, recipe: &Recipe) -> bool {
+        recipe.regularisation.hold_out > 0.0
+    }
+
     /// What a trained model will expect of the data it is shown.
     fn expects(&self) -> Expectation;
 

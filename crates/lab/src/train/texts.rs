@@ -19,7 +19,7 @@ use crate::{
     checkpoint::{Checkpoint, DataIdentity, Expectation, TextExpectation, parts},
     data::{BatchPlan, Batches, Encoded, Padded, TextDataset, TextSplit, Vocabulary, by_budget, by_length},
     eval::{Evaluation, Tally},
-    recipe::ModelRecipe,
+    recipe::{ModelRecipe, TextModelRecipe},
 };
 
 /// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it.
@@ -159,6 +159,13 @@ impl Task for Texts {
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextClassifier> {
+        if let ModelRecipe::Text(TextModelRecipe { decoder: Some(_), .. } | TextModelRecipe { cross: Some(_), .. }) =
+            recipe.model
+        {
+            let problem =
+                "its texts have labels, not translations: `model.decoder` and `model.cross` are for translators".into();
+            return Err(Error::Unfit { name: self.name.clone(), problem });
+        }
         let classes = self.expects.classes.len();
         Ok(text_config(recipe, &self.name, self.vocabulary.len())?.try_init_classifier(classes, device)?)
     }

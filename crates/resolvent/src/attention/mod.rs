@@ -1,6 +1,7 @@
 //! Multi-head attention over any mechanism.
 
 mod config;
+mod decoding;
 mod gamma;
 mod input;
 mod kernel;
@@ -10,6 +11,7 @@ mod orthogonal;
 mod pool_first;
 
 pub use config::{GammaSchedule, MultiHeadAttentionConfig};
+pub use decoding::{KeyValues, check_row_local};
 pub use input::{MhaInput, MhaOutput};
 pub use landmarks::LandmarkParameters;
 pub use module::MultiHeadAttention;

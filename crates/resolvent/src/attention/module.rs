@@ -152,7 +152,7 @@ impl MultiHeadAttention {
     }
 
     /// The mechanism's own tensors that this layer has learned.
-    fn extras(&self) -> Extras {
+    pub(super) fn extras(&self) -> Extras {
         let learned = [
             (Parameter::Gamma, self.gamma()),
             (Parameter::Alpha, self.alpha()),

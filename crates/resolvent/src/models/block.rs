@@ -112,15 +112,19 @@ impl Block {
     /// # Errors
     /// As [`MultiHeadAttention::try_forward`].
     pub fn forward_visible(&self, tokens: Tensor<3>, visible: &Visible) -> Result<Tensor<3>> {
-        let attended = residual(self.order, &self.attention_norm, tokens, |tokens| {
+        self.mlp(self.attend(tokens, visible)?)
+    }
+
+    /// The attention and its residual connection.
+    pub(super) fn attend(&self, tokens: Tensor<3>, visible: &Visible) -> Result<Tensor<3>> {
+        residual(self.order, &self.attention_norm, tokens, |tokens| {
             let mut input = MhaInput::self_attn(tokens);
             if let Some(padding) = &visible.padding {
                 input = input.mask_pad(padding.clone());
             }
             let input = if visible.causal { input.causal() } else { input };
             Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))
-        })?;
-        self.mlp(attended)
+        })
     }
 
     /// The MLP and its residual connection.

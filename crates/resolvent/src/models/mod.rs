@@ -9,5 +9,5 @@ mod vit;
 pub use block::{Activation, Block, NormOrder, Visible};
 pub use config::{Pool, VitConfig};
 pub use drop_path::DropPath;
-pub use text::{TextClassifier, TextConfig, TextEncoder};
+pub use text::{DecoderBlock, DecoderState, Search, TextClassifier, TextConfig, TextEncoder, Translator};
 pub use vit::Vit;

@@ -1,0 +1,70 @@
+//! `resolvent translate`: a trained translator on texts of one's own.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use resolvent_lab::{
+    bleu::bleu,
+    predict::{TextTranslator, Translated},
+};
+use serde_json::json;
+
+use super::classify::texts;
+use crate::{Error, args::Global, error::Result, output};
+
+/// Translate texts with a trained translator
+///
+/// One sentence a line, from --input or standard input, or given as --text; the translations come one a line, in their
+/// order. With --reference they are also scored by BLEU (tokenisation 13a, exponential smoothing, as sacreBLEU's).
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Translate {
+    /// Folder of a run on parallel texts (its best checkpoint where it stopped early, else its newest) or of one checkpoint
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// A sentence; may be given several times
+    #[arg(long, value_name = "TEXT", conflicts_with = "input")]
+    text: Vec<String>,
+    /// File of sentences, one a line [default: standard input]
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// File of reference translations, one a line: adds the BLEU score
+    #[arg(long, value_name = "FILE")]
+    reference: Option<PathBuf>,
+    /// Hypotheses that are followed at once; 1 takes the most probable token each time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    beams: u16,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent translate runs/multi30k --text 'Two dogs run across the grass.'
+  resolvent translate runs/multi30k --input test.en --reference test.de --beams 4 > test.out";
+
+/// Runs the command.
+pub fn run(args: &Translate, global: &Global) -> Result<()> {
+    let sentences = texts(&args.text, args.input.as_deref())?;
+    let references = args.reference.as_deref().map(|file| texts(&[], Some(file))).transpose()?;
+    if let (Some(references), Some(file)) = (&references, &args.reference)
+        && references.len() != sentences.len()
+    {
+        let problem = format!(
+            "has {} lines, but there are {} sentences; each needs its reference on the same line",
+            references.len(),
+            sentences.len()
+        );
+        return Err(Error::file(file, problem));
+    }
+    let translator = TextTranslator::load(&args.run)?;
+    let found = translator.translate(&sentences, args.beams.into())?;
+    let lines: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
+    let score = references.map(|references| bleu(&lines, &references, translator.lowercase()));
+    let pairs = sentences.iter().zip(&found).map(|(source, Translated { text, unknown, cut })| {
+        json!({"source": source, "translation": text, "unknown": unknown, "cut": cut})
+    });
+    let json = json!({"translations": pairs.collect::<Vec<_>>(), "bleu": score});
+    if let Some(score) = score.as_ref().filter(|_| !global.json && !global.quiet) {
+        eprintln!("BLEU {:.2} on {} sentences", score.score, lines.len());
+    }
+    output::result(global, &json, &lines.join("\n"))
+}

@@ -1,0 +1,315 @@
+//! Translation as a task: pairs of token sequences, the encoder-decoder, its loss and judgement.
+
+use std::{sync::Arc, time::Instant};
+
+use burn::tensor::{Bytes, Device, Int, Tensor, activation::log_softmax};
+use resolvent::models::{Search, Translator};
+
+use super::{
+    Part, Task, TaskData, TokenInputs,
+    model::mean_gammas,
+    texts::{BATCH_TOKENS, text_config, token_inputs},
+};
+use crate::{
+    Error, Recipe, Result,
+    bleu::bleu,
+    checkpoint::{Checkpoint, DataIdentity, Expectation, PairExpectation, parts},
+    data::{BatchPlan, Batches, Encoded, Padded, PairDataset, PairSplit, Vocabulary, by_budget, by_length},
+    eval::Evaluation,
+    recipe::ModelRecipe,
+};
+
+/// The pairs of a run, as tokens of one vocabulary.
+#[derive(Debug, Clone)]
+pub struct Pairs {
+    name: String,
+    vocabulary: Arc<Vocabulary>,
+    train: Arc<Translated>,
+    watched: Arc<Translated>,
+    test: Arc<Translated>,
+    brings_validation: bool,
+    lowercase: bool,
+    expects: PairExpectation,
+}
+
+/// Sentences and their translations as tokens.
+#[derive(Debug)]
+struct Translated {
+    source: Encoded,
+    target: Encoded,
+    /// Of the longer side of each pair.
+    lengths: Vec<usize>,
+    references: Vec<String>,
+}
+
+/// Pairs of nearly the same length.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PairBatch {
+    /// The sentences.
+    pub source: Padded,
+    /// Their translations behind a beginning: what the decoder reads.
+    pub target: Padded,
+    /// Their translations before an end: what it should write.
+    pub answers: Padded,
+}
+
+/// A batch as tensors.
+#[derive(Debug, Clone)]
+pub struct PairInputs {
+    source: TokenInputs,
+    target: TokenInputs,
+    answers: Tensor<2, Int>,
+    smoothing: f64,
+}
+
+impl Translated {
+    fn new(split: &PairSplit, vocabulary: &Vocabulary, max_tokens: usize) -> Result<Arc<Self>> {
+        let [source, target] = [&split.source, &split.target].map(|texts| vocabulary.encode(texts, max_tokens));
+        let (source, target) = (source?, target?);
+        let lengths = (0..source.len()).map(|index| source.tokens(index).max(target.tokens(index))).collect();
+        Ok(Arc::new(Self { source, target, lengths, references: split.target.clone() }))
+    }
+
+    fn batch(&self, indices: &[usize]) -> PairBatch {
+        let source: Vec<_> = indices.iter().map(|&index| self.source.ids(index)).collect();
+        let target: Vec<_> = indices.iter().map(|&index| self.target.ids(index)).collect();
+        let begun: Vec<_> = target.iter().map(|ids| [&[Vocabulary::BEGIN], *ids].concat()).collect();
+        let ended: Vec<_> = target.iter().map(|ids| [*ids, &[Vocabulary::END]].concat()).collect();
+        PairBatch { source: Padded::new(&source), target: Padded::new(&begun), answers: Padded::new(&ended) }
+    }
+}
+
+impl TaskData for PairDataset {
+    type Task = Pairs;
+
+    fn identity(&self) -> DataIdentity {
+        DataIdentity::new(&self.name, self.fingerprint())
+    }
+
+    fn task(&self, recipe: &Recipe) -> Result<Pairs> {
+        let (train, _) = self.divided(recipe);
+        let texts = train.source.iter().chain(&train.target).map(String::as_str);
+        let vocabulary = Vocabulary::learn(texts, &recipe.text)?;
+        let expects = PairExpectation {
+            languages: self.languages.clone(),
+            max_tokens: recipe.text.max_tokens,
+            vocabulary: vocabulary.len(),
+            fingerprint: format!("{:016x}", vocabulary.fingerprint()),
+        };
+        Pairs::new(self, recipe, vocabulary, expects)
+    }
+
+    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Pairs> {
+        let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&self.name, "translations"));
+        };
+        expects.check(&self.name, &self.languages)?;
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        Pairs::new(self, &checkpoint.state.recipe, vocabulary, expects)
+    }
+}
+
+impl PairDataset {
+    /// What is learnt from, and what is watched: the validation part, else what the recipe holds out, else the test part.
+    fn divided(&self, recipe: &Recipe) -> (PairSplit, PairSplit) {
+        match (&self.validation, recipe.regularisation.hold_out) {
+            (Some(validation), _) => (self.train.clone(), validation.clone()),
+            (None, share) if share > 0.0 => self.train.hold_out(share, recipe.seed),
+            _ => (self.train.clone(), self.test.clone()),
+        }
+    }
+}
+
+impl Pairs {
+    fn new(data: &PairDataset, recipe: &Recipe, vocabulary: Vocabulary, expects: PairExpectation) -> Result<Self> {
+        let encode = |split| Translated::new(split, &vocabulary, expects.max_tokens);
+        let (train, watched) = data.divided(recipe);
+        let brings_validation = data.validation.is_some() || recipe.regularisation.hold_out > 0.0;
+        Ok(Self {
+            name: data.name.clone(),
+            train: encode(&train)?,
+            watched: encode(&watched)?,
+            test: encode(&data.test)?,
+            brings_validation,
+            lowercase: recipe.text.lowercase,
+            vocabulary: Arc::new(vocabulary),
+            expects,
+        })
+    }
+
+    /// Greedy translations of `split`, in its order.
+    fn translations(&self, model: &Translator, split: &Translated) -> Result<Vec<String>> {
+        let search = search(self.expects.max_tokens, 1);
+        let mut texts = vec![String::new(); split.source.len()];
+        for indices in by_budget(&split.lengths, BATCH_TOKENS / 4) {
+            let (source, padding) = token_inputs(split.batch(&indices).source, &Device::flex());
+            let found = model.search(source, padding, &search)?;
+            for (index, ids) in indices.into_iter().zip(found) {
+                texts[index] = decoded(&self.vocabulary, &ids)?;
+            }
+        }
+        Ok(texts)
+    }
+}
+
+/// The search with the vocabulary's beginning and end.
+pub(crate) fn search(max_tokens: usize, beams: usize) -> Search {
+    let (begin, end) = (Vocabulary::BEGIN.into(), Vocabulary::END.into());
+    Search { begin, end, max_tokens, beams, length_penalty: 1.0 }
+}
+
+/// The text of ids of `vocabulary`, all of which are its own.
+pub(crate) fn decoded(vocabulary: &Vocabulary, ids: &[u32]) -> Result<String> {
+    let ids: Vec<u16> = ids.iter().map(|&id| id as u16).collect();
+    Ok(vocabulary.decode(&ids)?)
+}
+
+/// The recipe's translator.
+pub(crate) fn translator(recipe: &Recipe, name: &str, vocabulary: usize, device: &Device) -> Result<Translator> {
+    let config = text_config(recipe, name, vocabulary)?;
+    let ModelRecipe::Text(m) = &recipe.model else {
+        return Err(Error::Unfit { name: name.into(), problem: "the recipe has no model of text".into() });
+    };
+    let of = |own: &Option<Box<_>>| own.as_deref().unwrap_or(&recipe.mechanism).clone();
+    Ok(config.try_init_translator(&of(&m.decoder), &of(&m.cross), device)?)
+}
+
+impl Task for Pairs {
+    type Model = Translator;
+    type Batch = PairBatch;
+    type Inputs = PairInputs;
+
+    fn train_len(&self) -> usize {
+        self.train.source.len()
+    }
+
+    fn holds_out(&self, _recipe: &Recipe) -> bool {
+        self.brings_validation
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let sides = [
+            (&self.train.source, "training sentences"),
+            (&self.train.target, "training translations"),
+            (&self.test.source, "test sentences"),
+        ];
+        sides.iter().filter_map(|(texts, what)| texts.note(what, self.expects.max_tokens)).collect()
+    }
+
+    fn expects(&self) -> Expectation {
+        Expectation::Pairs(self.expects.clone())
+    }
+
+    fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
+        Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+    }
+
+    fn model(&self, recipe: &Recipe, device: &Device) -> Result<Translator> {
+        translator(recipe, &self.name, self.vocabulary.len(), device)
+    }
+
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<PairBatch>> {
+        let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
+        let (pairs, batches) = (self.train.clone(), by_length(&self.train.lengths, &plan, epoch));
+        Ok(Batches::ahead(first..batches.len(), move |position| pairs.batch(&batches[position])))
+    }
+
+    fn len_of(batch: &PairBatch) -> usize {
+        batch.source.lengths.len()
+    }
+
+    fn inputs(&self, recipe: &Recipe, batch: PairBatch, device: &Device) -> PairInputs {
+        PairInputs {
+            source: token_inputs(batch.source, device),
+            target: token_inputs(batch.target, device),
+            answers: token_inputs(batch.answers, device).0,
+            smoothing: recipe.regularisation.label_smoothing,
+        }
+    }
+
+    fn loss(&self, model: &Translator, inputs: PairInputs) -> Result<Tensor<1>> {
+        Ok(Judged::new(model, inputs)?.loss())
+    }
+
+    fn predict(&self, model: &Translator, inputs: PairInputs) -> Result<()> {
+        let ((source, padding), (target, target_padding)) = (inputs.source, inputs.target);
+        model.try_forward(source, padding, target, target_padding)?.into_data();
+        Ok(())
+    }
+
+    fn evaluate(&self, model: &Translator, part: Part) -> Result<Evaluation> {
+        let split = if part == Part::Test { &self.test } else { &self.watched };
+        let began = Instant::now();
+        let (mut loss, mut right, mut tokens) = (0.0, 0.0, 0.0);
+        for indices in by_budget(&split.lengths, BATCH_TOKENS / 8) {
+            let batch = split.batch(&indices);
+            let count = batch.answers.lengths.iter().sum::<usize>() as f64;
+            let answers = token_inputs(batch.answers, &Device::flex()).0;
+            let (source, target) =
+                (token_inputs(batch.source, &Device::flex()), token_inputs(batch.target, &Device::flex()));
+            let judged = Judged::new(model, PairInputs { source, target, answers, smoothing: 0.0 })?;
+            right += judged.right();
+            loss += f64::from(judged.loss().into_scalar::<f32>()) * count;
+            tokens += count;
+        }
+        let bleu = bleu(&self.translations(model, split)?, &split.references, self.lowercase);
+        let examples = split.source.len();
+        Ok(Evaluation {
+            examples,
+            accuracy: right / tokens,
+            top5: None,
+            loss: loss / tokens,
+            classes: vec![],
+            per_class: vec![],
+            confusion: vec![],
+            bleu: Some(bleu),
+            examples_per_second: examples as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
+        })
+    }
+
+    fn gammas(model: &Translator) -> Vec<f64> {
+        mean_gammas(model.encoder.blocks.iter().map(|block| &block.attention))
+    }
+}
+
+/// Log-probabilities of a batch under teacher forcing, with what should have been said.
+struct Judged {
+    /// `[tokens, vocabulary]`.
+    log_probabilities: Tensor<2>,
+    /// `[tokens]`.
+    answers: Tensor<1, Int>,
+    /// `[tokens]`: 1 for a token, 0 for padding.
+    weights: Tensor<1>,
+    smoothing: f64,
+}
+
+impl Judged {
+    fn new(model: &Translator, inputs: PairInputs) -> Result<Self> {
+        let PairInputs { source: (source, source_padding), target: (target, padding), answers, smoothing } = inputs;
+        let logits = model.try_forward(source, source_padding, target, padding.clone())?;
+        let [batch, seq, vocabulary] = logits.dims();
+        let (rows, device) = (batch * seq, logits.device());
+        let weights = padding.map_or_else(|| Tensor::ones([rows], &device), |p| p.bool_not().float().reshape([rows]));
+        let log_probabilities = log_softmax(logits.reshape([rows, vocabulary]), 1);
+        Ok(Self { log_probabilities, answers: answers.reshape([rows]), weights, smoothing })
+    }
+
+    /// Mean cross-entropy over the tokens, with the share `smoothing` of the target spread over the vocabulary. `[1]`.
+    fn loss(self) -> Tensor<1> {
+        let kept = 1.0 - self.smoothing;
+        let said = self.log_probabilities.clone().gather(1, self.answers.unsqueeze_dim(1)).squeeze_dim::<1>(1) * kept;
+        let score = if self.smoothing > 0.0 {
+            said + self.log_probabilities.mean_dim(1).squeeze_dim::<1>(1) * self.smoothing
+        } else {
+            said
+        };
+        -(score * self.weights.clone()).sum() / self.weights.sum()
+    }
+
+    /// Tokens whose probability is the highest.
+    fn right(&self) -> f64 {
+        let likeliest = self.log_probabilities.clone().argmax(1).squeeze_dim::<1>(1);
+        let hits = likeliest.equal(self.answers.clone()).float() * self.weights.clone();
+        f64::from(hits.sum().into_scalar::<f32>())
+    }
+}

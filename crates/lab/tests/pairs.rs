@@ -1,0 +1,144 @@
+//! Parallel text from files, and a translator trained on a little of it.
+
+use std::{fs, path::Path};
+
+use resolvent_lab::{
+    Error, Recipe,
+    bleu::bleu,
+    data::{self, Data, PairDataset, PairSplit, Source},
+    eval,
+    predict::TextTranslator,
+    train::{self, Outcome, TrainOptions, TrainSummary},
+};
+
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+fn load(kind: &str, path: &Path, settings: &str) -> data::Result<PairDataset> {
+    match format!("{kind}:{}{settings}", path.display()).parse::<Source>()?.load()? {
+        Data::Pairs(pairs) => Ok(pairs),
+        other => panic!("{other:?}"),
+    }
+}
+
+const FILES: [(&str, &str); 4] = [
+    ("train.en", "a dog\na cat\n"),
+    ("train.de", "ein Hund\neine Katze\n"),
+    ("test_2016.en", "dogs\n"),
+    ("test_2016.de", "Hunde"),
+];
+
+#[test]
+fn sides_are_found_by_their_names() {
+    let files = folder(&FILES);
+    let data = load("multi30k", files.path(), "").unwrap();
+    assert_eq!(
+        (&data.train.source[1][..], &data.train.target[1][..], &data.test.target[0][..]),
+        ("a cat", "eine Katze", "Hunde")
+    );
+    assert_eq!((data.validation.is_none(), data.languages.join("-")), (true, "en-de".into()));
+    let back = load("pairs", files.path(), "?from=de&to=en").unwrap();
+    assert_eq!(back.train.source, data.train.target);
+    assert_ne!(back.fingerprint(), data.fingerprint());
+    let two = format!("pairs:{0}/train.en,{0}/train.de", files.path().display());
+    let Data::Pairs(two) = two.parse::<Source>().unwrap().load().unwrap() else { panic!() };
+    assert_eq!((two.train.len(), two.test.len()), (1, 1), "a part is held out");
+    for spec in ["multi30k:x?from=en&to=de", "pairs:a,b"] {
+        assert_eq!(spec.parse::<Source>().unwrap().to_string(), spec);
+    }
+    assert!("pairs:x".parse::<Source>().is_err() && "pairs:x?to=de".parse::<Source>().is_err());
+}
+
+#[test]
+fn one_sided_files_are_named() {
+    let error = |change: &[(&str, &str)], gone: &str| {
+        let files = folder(&FILES);
+        change.iter().for_each(|(name, text)| fs::write(files.path().join(name), text).unwrap());
+        if !gone.is_empty() {
+            fs::remove_file(files.path().join(gone)).unwrap();
+        }
+        load("multi30k", files.path(), "").unwrap_err()
+    };
+    let longer = error(&[("train.de", "ein Hund\neine Katze\nein Pferd\n")], "");
+    assert!(matches!(longer, data::Error::OneSided { lines: 2, others: 3, .. }), "{longer}");
+    let gap = error(&[("train.de", "ein Hund\n\n")], "").to_string();
+    assert!(gap.contains("train.de") && gap.contains("line 2 is empty"), "{gap}");
+    let missing = error(&[], "train.de").to_string();
+    assert!(missing.contains("train.de") && missing.contains("train.en"), "{missing}");
+    assert!(error(&[("train.en", ""), ("train.de", "")], "").to_string().contains("no text"));
+    let half = error(&[], "test_2016.de").to_string();
+    assert!(half.contains("test_2016"), "{half}");
+}
+
+/// Every word has one translation, but the last two words of a sentence change places.
+fn swaps() -> PairDataset {
+    let words = [("red", "rot"), ("big", "gross"), ("old", "alt"), ("dog", "Hund"), ("cat", "Katze"), ("tree", "Baum")];
+    let sentence = |i: usize| {
+        let [a, b, c] = [i % 3, 3 + i / 3 % 3, i / 9 % 3].map(|word| words[word]);
+        (format!("{} {} {}", c.0, a.0, b.0), format!("{} {} {}", c.1, b.1, a.1))
+    };
+    let split = |range: std::ops::Range<usize>| {
+        let (source, target) = range.map(sentence).unzip();
+        PairSplit { source, target }
+    };
+    PairDataset {
+        name: "swaps".into(),
+        languages: ["en".into(), "de".into()],
+        train: split(0..216),
+        validation: None,
+        test: split(0..27),
+    }
+}
+
+fn recipe(more: &str) -> Recipe {
+    let text = format!(
+        "mechanism = 'fna'\nseed = 3\n[model]\nkind = 'text'\ndim = 32\nheads = 2\nmlp_dim = 32\nnorm = 'pre'\n{more}\n\
+         [text]\nlowercase = false\n[optimiser]\nlr = 0.01\n[schedule]\nepochs = 12\nbatch_size = 24\n\
+         [regularisation]\nlabel_smoothing = 0.05"
+    );
+    Recipe::from_toml(&text, "test").unwrap()
+}
+
+fn finished(outcome: Outcome) -> TrainSummary {
+    match outcome {
+        Outcome::Finished(summary) => *summary,
+        Outcome::Interrupted { step, .. } => panic!("interrupted at {step}"),
+    }
+}
+
+#[test]
+fn a_translator_learns_words_and_their_order() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), swaps());
+    let summary = finished(train::run(&recipe(""), &data, &TrainOptions::new(folder.path())).unwrap());
+    let score = summary.test.bleu.as_ref().unwrap();
+    assert!(summary.test.accuracy > 0.95 && score.precisions[2] > 90.0, "{}", summary.line());
+    assert!(summary.line().contains("BLEU"));
+    assert_eq!(eval::run(folder.path(), &data).unwrap().1.bleu.as_ref(), Some(score));
+
+    let translator = TextTranslator::load(folder.path()).unwrap();
+    let found = translator.translate(&data.test.source, 1).unwrap();
+    let texts: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
+    assert_eq!(&bleu(&texts, &data.test.target, false), score, "as the evaluation says");
+    let beams = translator.translate(&["red old tree".to_owned()], 4).unwrap();
+    assert_eq!((&beams[0].text[..], beams[0].unknown), ("rot Baum alt", 0));
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), swaps());
+    let options = TrainOptions::new(folder.path().join("run"));
+    let message = train::run(&recipe("decoder = 'infsa'"), &data, &options).unwrap_err().to_string();
+    assert!(message.contains("infsa") && message.contains("decoder"), "{message}");
+    let short = Recipe {
+        schedule: resolvent_lab::recipe::ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() },
+        ..recipe("")
+    };
+    finished(train::run(&short, &data, &options).unwrap());
+    let other = PairDataset { languages: ["en".into(), "fr".into()], ..swaps() };
+    assert!(matches!(eval::run(&folder.path().join("run"), &other), Err(Error::Unfit { .. })));
+}
