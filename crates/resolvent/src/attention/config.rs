@@ -8,7 +8,10 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{LandmarkParameters, MultiHeadAttention, OrthogonalMaps, gamma, kernel};
+use super::{
+    LandmarkParameters, MultiHeadAttention, OrthogonalMaps, ValueConv, ValueFilter, gamma, kernel,
+    landmarks::{grid_of, with_grid},
+};
 use crate::{
     Error, Mechanism, Parameter, Shape, Strategy,
     mechanism::{GlobalTokens, Landmarks, Ssa},
@@ -83,6 +86,16 @@ pub struct MultiHeadAttentionConfig {
     /// needs neither value nor output projections per token. Default true; without effect for other mechanisms.
     #[config(default = true)]
     pub pool_first: bool,
+    /// `[height, width]` of the tokens, row by row: windows, filters and rotations are two-dimensional, and a call may give
+    /// another grid. Default null: the mechanism's own grid, else a sequence.
+    pub grid: Option<[usize; 2]>,
+    /// Turn queries and keys by their positions, by row and column on a grid ("RoFormer: Enhanced Transformer with Rotary
+    /// Position Embedding"). Default false; without effect where there are neither.
+    #[config(default = false)]
+    pub rotary: bool,
+    /// The filter over the values that is added to the heads' output. Default none.
+    #[config(default = "ValueConv::None")]
+    pub value_conv: ValueConv,
     /// Dropout on the output, after the projections. Default 0.
     #[config(default = 0.0)]
     pub dropout: f64,
@@ -121,6 +134,12 @@ impl MultiHeadAttentionConfig {
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
         }
         mechanism.check(&Shape::square(1, n_heads, least_tokens(&mechanism), d_model / n_heads), false)?;
+        let (planar, head_dim) = (grid_of(&mechanism).or(self.grid).is_some(), d_model / n_heads);
+        let whole = head_dim.is_multiple_of(if planar { 4 } else { 2 });
+        let expected = "a multiple of 4 with `rotary` on a grid, even with `rotary` in a sequence";
+        field("head_dim", head_dim, whole || !self.rotary, expected)?;
+        let side = self.value_conv.side();
+        field("value_conv.side", side.unwrap_or(0), side.is_none_or(|side| side % 2 == 1), "odd")?;
         let with_queries = projections(&mechanism) > 1;
         field("orthogonal", self.orthogonal, with_queries || !self.orthogonal, "false: there are no queries to map")?;
         if let Some(&[alpha, ..]) = self.trained(&mechanism, Parameter::Alpha).as_deref() {
@@ -157,7 +176,7 @@ impl MultiHeadAttentionConfig {
         let trainable = mechanism.gamma().filter(|_| self.gamma_trainable);
         let (parts, heads, head_dim) = (projections(&mechanism), self.n_heads, d_model / self.n_heads);
         let logs = |parameter| Some(kernel::logs(&self.trained(&mechanism, parameter)?, device));
-        let tied = mechanism.tied();
+        let (tied, grid) = (mechanism.tied(), self.grid.or(grid_of(&mechanism)));
         let power = if self.gamma_schedule == GammaSchedule::Power { self.layer } else { 1 };
         Ok(MultiHeadAttention {
             projection: linear(if self.orthogonal { 1 } else { parts }, self.qkv_bias),
@@ -170,10 +189,13 @@ impl MultiHeadAttentionConfig {
             lambda_log: logs(Parameter::Lambda),
             scale_log: logs(Parameter::Scale),
             landmarks: LandmarkParameters::init(&mechanism, heads, head_dim, device),
+            value_filter: ValueFilter::init(self.value_conv, heads, d_model, grid.is_some(), device),
             dropout: DropoutConfig::new(self.dropout).init(),
             n_heads: self.n_heads,
             gamma_power: power,
             pool_first: self.pool_first,
+            rotary: self.rotary,
+            grid,
             mechanism: gamma::with_gamma(mechanism, |gamma| gamma.powi(power as i32)),
             strategy: self.strategy,
         })
@@ -202,11 +224,12 @@ impl MultiHeadAttentionConfig {
             + if output_bias { d_model } else { 0 }
             + if extra_proj { matrix + d_model } else { 0 }
             + LandmarkParameters::count(&mechanism, self.n_heads, d_model / self.n_heads)
+            + self.value_conv.count(self.n_heads, d_model, self.grid.or(grid_of(&mechanism)).is_some())
     }
 
-    /// The mechanism as this module applies it: tied or not.
-    fn operator(&self) -> Mechanism {
-        let mechanism = self.mechanism.clone();
+    /// The mechanism as this module applies it: tied or not, on the module's grid.
+    pub(crate) fn operator(&self) -> Mechanism {
+        let mechanism = with_grid(self.mechanism.clone(), self.grid);
         let tied = self.tied.unwrap_or(mechanism.tied() || matches!(mechanism, Mechanism::LinearInfsa(_)));
         with_tied(mechanism, tied)
     }

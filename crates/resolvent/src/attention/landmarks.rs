@@ -87,14 +87,23 @@ pub(super) fn value_filter([rows, taps]: [usize; 2], device: &Device) -> Param<T
     Initializer::Uniform { min: -bound, max: bound }.init([rows, taps], device)
 }
 
-/// The mechanism with its tokens on `grid`; one that knows no grid as it is.
+/// The mechanism with its tokens on `grid`, if there is one; a mechanism that knows no grid as it is.
 pub(super) fn with_grid(mut mechanism: Mechanism, grid: Option<[usize; 2]>) -> Mechanism {
     match &mut mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid = grid,
-        Mechanism::Laplacian(m) => m.grid = grid,
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid = grid.or(m.grid),
+        Mechanism::Laplacian(m) => m.grid = grid.or(m.grid),
         _ => {}
     }
     mechanism
+}
+
+/// The grid that the mechanism is configured with.
+pub(super) fn grid_of(mechanism: &Mechanism) -> Option<[usize; 2]> {
+    match mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid,
+        Mechanism::Laplacian(m) => m.grid,
+        _ => None,
+    }
 }
 
 /// The mechanism with another draw of its random landmarks, from the device's generator.

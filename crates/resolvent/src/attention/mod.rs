@@ -9,6 +9,8 @@ mod landmarks;
 mod module;
 mod orthogonal;
 mod pool_first;
+mod rotary;
+mod value_filter;
 
 pub use config::{GammaSchedule, MultiHeadAttentionConfig};
 pub use decoding::{KeyValues, check_row_local};
@@ -16,5 +18,6 @@ pub use input::{MhaInput, MhaOutput};
 pub use landmarks::LandmarkParameters;
 pub use module::MultiHeadAttention;
 pub use orthogonal::{OrthogonalMap, OrthogonalMaps};
+pub use value_filter::{ValueConv, ValueFilter};
 
 pub(crate) use config::field;

@@ -8,9 +8,10 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{
-    LandmarkParameters, MhaInput, MhaOutput, OrthogonalMaps,
-    config::with_tied,
+    LandmarkParameters, MhaInput, MhaOutput, OrthogonalMaps, ValueFilter,
+    config::{field, with_tied},
     landmarks::{redrawn, with_grid},
+    rotary::rotate,
 };
 use crate::{
     Extras, Inputs, Mask, Mechanism, Parameter, Result, Strategy, attend,
@@ -54,6 +55,8 @@ pub struct MultiHeadAttention {
     pub scale_log: Option<Param<Tensor<1>>>,
     /// What makes the landmarks and filters the values, where the mechanism has such tensors.
     pub landmarks: LandmarkParameters,
+    /// The filter over the values, if configured.
+    pub value_filter: Option<ValueFilter>,
     /// Dropout on the output.
     pub dropout: Dropout,
     /// Number of heads.
@@ -62,6 +65,11 @@ pub struct MultiHeadAttention {
     pub gamma_power: usize,
     /// Pool tokens before projecting them where the mechanism pools: see [`super::MultiHeadAttentionConfig::pool_first`].
     pub pool_first: bool,
+    /// Turn queries and keys by their positions.
+    pub rotary: bool,
+    /// Height and width of the tokens' grid, where a call gives no other; `None`: a sequence.
+    #[module(skip)]
+    pub grid: Option<[usize; 2]>,
     /// The mechanism, tied or not as the module is.
     #[module(skip)]
     pub mechanism: Mechanism,
@@ -123,12 +131,9 @@ impl MultiHeadAttention {
         let Some((key, value)) = input.memory else {
             let (weight, bias) = self.input_maps();
             let packed = linear(input.query, weight, bias);
-            return attend_packed(packed, self.n_heads, extras, mechanism, mask, self.strategy);
+            return self.attend_self(packed, input.grid.or(self.grid), mechanism, extras, mask);
         };
-        if let Mechanism::Soft(_) | Mechanism::SoftPp(_) = mechanism {
-            let why = "queries are keys here: it makes the kernel a Gram matrix";
-            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "cross-attention", why }.into());
-        }
+        self.check_cross(mechanism)?;
         let parts = projections(mechanism);
         let project = |x, part| self.heads(self.project_part(x, part));
         let v = project(value, parts - 1);
@@ -143,10 +148,54 @@ impl MultiHeadAttention {
         Ok(merge_heads(attend(&inputs, &mechanism, mask, self.strategy)?.out))
     }
 
+    /// Self-attention from projections side by side.
+    fn attend_self(
+        &self,
+        packed: Tensor<3>,
+        grid: Option<[usize; 2]>,
+        mechanism: &Mechanism,
+        extras: Extras,
+        mask: &Mask,
+    ) -> Result<Tensor<3>> {
+        let [_, seq, width] = packed.dims();
+        let d_model = width / projections(mechanism);
+        let fits = grid.is_none_or(|[height, width]| height.checked_mul(width) == Some(seq));
+        field(
+            "grid",
+            format_args!("{grid:?} for {seq} tokens"),
+            fits,
+            "[height, width] with as many places as tokens",
+        )?;
+        let first = width - d_model;
+        let packed = if self.rotary && first > 0 {
+            let turned = rotate(packed.clone().narrow(2, 0, first), d_model / self.n_heads, grid);
+            Tensor::cat(vec![turned, packed.narrow(2, first, d_model)], 2)
+        } else {
+            packed
+        };
+        let v = self.value_filter.as_ref().map(|filter| (filter, packed.clone().narrow(2, first, d_model)));
+        let attended = attend_packed(packed, self.n_heads, extras, mechanism, mask, self.strategy)?;
+        match v {
+            Some((filter, v)) => Ok(attended + filter.forward(v, grid, mask.key.as_ref())?),
+            None => Ok(attended),
+        }
+    }
+
+    /// What is defined on a sequence's own tokens alone.
+    fn check_cross(&self, mechanism: &Mechanism) -> Result<()> {
+        let why = match mechanism {
+            Mechanism::Soft(_) | Mechanism::SoftPp(_) => "queries are keys here: it makes the kernel a Gram matrix",
+            _ if self.rotary => "rotary positions are those of one sequence",
+            _ if self.value_filter.is_some() => "the filter over the values adds them to the tokens that they are of",
+            _ => return Ok(()),
+        };
+        Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "cross-attention", why }.into())
+    }
+
     /// The mechanism for this call: on the input's grid, and, on a device with autodiff, with landmarks drawn anew.
     fn called(&self, input: &MhaInput) -> Mechanism {
         let mechanism = self.mechanism.clone();
-        let mechanism = if input.grid.is_some() { with_grid(mechanism, input.grid) } else { mechanism };
+        let mechanism = with_grid(mechanism, input.grid);
         let device = input.query.device();
         if device.is_autodiff() { redrawn(mechanism, &device) } else { mechanism }
     }

@@ -13,7 +13,10 @@ impl MultiHeadAttention {
     /// The mechanism, where tokens are pooled before they are projected.
     pub(super) fn pooled(&self, input: &MhaInput) -> Option<&LinearInfsa> {
         match &self.mechanism {
-            Mechanism::LinearInfsa(m) if self.pool_first && input.memory.is_none() && !input.causal => Some(m),
+            Mechanism::LinearInfsa(m) if self.pool_first && input.memory.is_none() && !input.causal => {
+                // These need what pooling first leaves out: projections of every token.
+                (!self.rotary && self.value_filter.is_none()).then_some(m)
+            }
             _ => None,
         }
     }

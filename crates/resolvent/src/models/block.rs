@@ -36,13 +36,15 @@ pub enum Activation {
     Relu,
 }
 
-/// Which tokens a block's self-attention sees.
+/// Which tokens a block's self-attention sees, and how they lie.
 #[derive(Debug, Clone, Default)]
 pub struct Visible {
     /// `[batch, seq]`, true = padding: absent as keys and as queries.
     pub padding: Option<Tensor<2, Bool>>,
     /// No token sees a later one.
     pub causal: bool,
+    /// Height and width of the tokens' grid, see [`MhaInput::grid`].
+    pub grid: Option<[usize; 2]>,
 }
 
 /// Transformer block: attention and MLP, each around a residual connection and with a layer norm.
@@ -81,21 +83,36 @@ pub(crate) struct BlockConfig {
 }
 
 impl BlockConfig {
+    /// The block around `attention`, whose dropout and distribution of weights it shares.
     pub fn try_init(&self, attention: &MultiHeadAttentionConfig, device: &Device) -> Result<Block> {
         let dim = attention.d_model;
+        let linear = |from: usize, to: usize| {
+            LinearConfig::new(from, to).with_initializer(attention.initializer.clone()).init(device)
+        };
         let norm = LayerNormConfig::new(dim).with_epsilon(self.epsilon);
         Ok(Block {
             attention_norm: norm.init(device),
             attention: attention.try_init(device)?,
             mlp_norm: norm.init(device),
-            mlp_in: LinearConfig::new(dim, self.mlp_dim).init(device),
-            mlp_out: LinearConfig::new(self.mlp_dim, dim).init(device),
+            mlp_in: linear(dim, self.mlp_dim),
+            mlp_out: linear(self.mlp_dim, dim),
             dropout: DropoutConfig::new(attention.dropout).init(),
             drop_path: DropPath { prob: self.drop_path },
             order: self.order,
             activation: self.activation,
         })
     }
+
+    /// Parameters of the block, without those of the decay and of the kernel's width.
+    pub fn parameter_count(&self, attention: &MultiHeadAttentionConfig) -> usize {
+        let (dim, hidden) = (attention.d_model, self.mlp_dim);
+        attention.parameter_count() + 2 * dim * hidden + hidden + dim + 4 * dim
+    }
+}
+
+/// Stochastic depth of block `index` of `depth`, counted from 0: it rises linearly from 0 to `last`.
+pub(super) fn drop_path_at(last: f64, index: usize, depth: usize) -> f64 {
+    last * index as f64 / (depth - 1).max(1) as f64
 }
 
 impl Block {
@@ -121,6 +138,9 @@ impl Block {
             let mut input = MhaInput::self_attn(tokens);
             if let Some(padding) = &visible.padding {
                 input = input.mask_pad(padding.clone());
+            }
+            if let Some(grid) = visible.grid {
+                input = input.grid(grid);
             }
             let input = if visible.causal { input.causal() } else { input };
             Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))

@@ -7,14 +7,17 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Activation, Block, NormOrder, Vit, block::BlockConfig};
+use super::{
+    Activation, Block, NormOrder, Vit,
+    block::{BlockConfig, drop_path_at},
+};
 use crate::{
     Error, Mechanism, Result, Strategy,
     attention::{GammaSchedule, MultiHeadAttentionConfig, field},
 };
 
 /// Of the layer norms of vision transformers.
-const NORM_EPSILON: f64 = 1e-6;
+pub(super) const NORM_EPSILON: f64 = 1e-6;
 
 /// What the head reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,17 +187,16 @@ impl VitConfig {
 
     /// Parameters of the model, without the logits of the decays (`depth * heads`, where they are learned).
     pub fn parameter_count(&self) -> usize {
-        let Self { dim, depth, mlp_dim, classes, .. } = *self;
+        let Self { dim, depth, classes, .. } = *self;
         let linear = |from: usize, to: usize| from * to + to;
-        let norm = 2 * dim;
-        let block = self.attention(1).parameter_count() + linear(dim, mlp_dim) + linear(mlp_dim, dim) + 2 * norm;
+        let block = self.block(1).parameter_count(&self.attention(1));
         let cls = if self.pool == Pool::Cls { dim } else { 0 };
         let pre_logits = if self.pre_logits { linear(dim, dim) } else { 0 };
         linear(self.patch_len(), dim)
             + cls
             + self.tokens() * dim
             + depth * block
-            + norm
+            + 2 * dim
             + pre_logits
             + linear(dim, classes)
     }
@@ -215,11 +217,12 @@ impl VitConfig {
         self.validate()?;
         let Self { dim, depth, .. } = *self;
         let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let blocks = (1..=depth).map(|layer| self.block(layer).try_init(&self.attention(layer), device));
         Ok(Vit {
             patch: LinearConfig::new(self.patch_len(), dim).init(device),
             cls: (self.pool == Pool::Cls).then(|| normal.init([1, 1, dim], device)),
             positions: normal.init([1, self.tokens(), dim], device),
-            blocks: (1..=depth).map(|layer| self.block(layer, device)).collect::<Result<_>>()?,
+            blocks: blocks.collect::<Result<_>>()?,
             norm: LayerNormConfig::new(dim).with_epsilon(NORM_EPSILON).init(device),
             pre_logits: self.pre_logits.then(|| LinearConfig::new(dim, dim).init(device)),
             head: LinearConfig::new(dim, self.classes).init(device),
@@ -230,16 +233,14 @@ impl VitConfig {
         })
     }
 
-    fn block(&self, layer: usize, device: &Device) -> Result<Block> {
-        let last = (self.depth - 1).max(1);
-        let block = BlockConfig {
+    fn block(&self, layer: usize) -> BlockConfig {
+        BlockConfig {
             mlp_dim: self.mlp_dim,
             order: NormOrder::Pre,
             activation: Activation::Gelu,
             epsilon: NORM_EPSILON,
-            drop_path: self.drop_path * (layer - 1) as f64 / last as f64,
-        };
-        block.try_init(&self.attention(layer), device)
+            drop_path: drop_path_at(self.drop_path, layer - 1, self.depth),
+        }
     }
 
     fn attention(&self, layer: usize) -> MultiHeadAttentionConfig {

@@ -3,11 +3,14 @@
 mod block;
 mod config;
 mod drop_path;
+mod positions;
+pub mod pyramid;
 mod text;
 mod vit;
 
 pub use block::{Activation, Block, NormOrder, Visible};
 pub use config::{Pool, VitConfig};
 pub use drop_path::DropPath;
+pub use pyramid::{Pyramid, PyramidConfig};
 pub use text::{DecoderBlock, DecoderState, Search, TextClassifier, TextConfig, TextEncoder, Translator};
 pub use vit::Vit;

@@ -3,15 +3,11 @@
 use burn::{
     module::{Module, Param},
     nn::{Dropout, LayerNorm, Linear},
-    tensor::{
-        Tensor,
-        module::interpolate,
-        ops::{InterpolateMode, InterpolateOptions},
-    },
+    tensor::{Tensor, ops::InterpolateMode},
 };
 use resolvent_kernels as kernels;
 
-use super::Block;
+use super::{Block, positions::positions_at};
 use crate::Result;
 
 /// Vision transformer with any attention mechanism: patches, learned positions, pre-norm blocks, a linear head. Built by
@@ -124,18 +120,7 @@ impl Vit {
 
     /// The positions for a grid of patches, `[1, tokens, dim]`.
     fn positions_at(&self, grid: [usize; 2]) -> Tensor<3> {
-        let positions = self.positions.val();
         let learned = self.image.map(|side| side / self.patch_side);
-        if grid == learned {
-            return positions;
-        }
-        let [_, tokens, dim] = positions.dims();
-        let patches = learned[0] * learned[1];
-        let first = tokens - patches;
-        let picture = positions.clone().narrow(1, first, patches).reshape([1, learned[0], learned[1], dim]);
-        let options = InterpolateOptions::new(InterpolateMode::Bicubic).with_align_corners(false);
-        let picture = interpolate(picture.permute([0, 3, 1, 2]), options.with_output_size(grid));
-        let picture = picture.permute([0, 2, 3, 1]).reshape([1, grid[0] * grid[1], dim]);
-        if first == 0 { picture } else { Tensor::cat(vec![positions.narrow(1, 0, first), picture], 1) }
+        positions_at(self.positions.val(), learned, grid, InterpolateMode::Bicubic)
     }
 }

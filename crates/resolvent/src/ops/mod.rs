@@ -3,6 +3,7 @@
 mod autodiff;
 mod clusters;
 mod composed;
+mod depthwise;
 mod fused;
 mod gelu;
 mod inputs;
@@ -10,6 +11,7 @@ mod packed;
 mod plan;
 mod token_weights;
 
+pub use depthwise::depthwise;
 pub use gelu::gelu;
 pub use inputs::{Extras, Inputs, Mask, Output};
 pub(crate) use packed::{attend_packed, merge_heads, projections};

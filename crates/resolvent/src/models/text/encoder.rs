@@ -42,7 +42,7 @@ impl TextEncoder {
         padding: Option<Tensor<2, Bool>>,
         scale: f64,
     ) -> Result<Tensor<3>> {
-        let visible = Visible { padding, causal: false };
+        let visible = Visible { padding, ..Visible::default() };
         let mut x = embed(&self.embedding, &self.dropout, tokens, 0, scale);
         for block in &self.blocks {
             x = block.forward_visible(x, &visible)?;

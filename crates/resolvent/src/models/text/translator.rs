@@ -145,7 +145,7 @@ impl Translator {
         target_padding: Option<Tensor<2, Bool>>,
     ) -> Result<Tensor<3>> {
         let source = self.encode(source, source_padding.clone())?;
-        let visible = Visible { padding: target_padding, causal: true };
+        let visible = Visible { padding: target_padding, causal: true, ..Visible::default() };
         let mut x = embed(&self.encoder.embedding, &self.dropout, target, 0, self.scale());
         for block in &self.blocks {
             x = block.forward(x, &visible, &source, &source_padding)?;

@@ -1,0 +1,256 @@
+//! Configuration of [`Pyramid`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Mechanism, Result, Strategy,
+    attention::{MultiHeadAttentionConfig, ValueConv, field},
+    mechanism::Landmarks,
+    models::{
+        Activation, NormOrder, Pool,
+        block::{BlockConfig, drop_path_at},
+        config::NORM_EPSILON,
+    },
+};
+
+/// How pixels and tokens become the tokens of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum EmbeddingKind {
+    /// Overlapping: 3 x 3 convolutions without bias, each with batch norm and ReLU; three into the first stage, of which the
+    /// first two have `stem` channels, then one between stages. "Softmax-free Linear Transformers", section 4.1.
+    Convolutions {
+        /// Channels inside the stem.
+        stem: usize,
+    },
+    /// Patches side by side, projected and normalised by a layer norm. "LaplacianFormer", section 5.1, after "Pyramid Vision
+    /// Transformer". A picture that they do not divide is padded with zeros on the right and below.
+    Patches,
+}
+
+/// How tokens know where they are, beside what filters and windows tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Positions {
+    /// A learned vector per place and stage, interpolated bilinearly at other sizes.
+    Learned,
+    /// Queries and keys are turned by row and column.
+    Rotary,
+    /// Not at all.
+    None,
+}
+
+/// One of the four stages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageConfig {
+    /// Channels of a token.
+    pub dim: usize,
+    /// Heads; they divide `dim`.
+    pub heads: usize,
+    /// Number of blocks.
+    pub depth: usize,
+    /// Hidden channels of the MLP as a multiple of `dim`. Default 4.
+    #[serde(default = "four")]
+    pub mlp_ratio: usize,
+    /// Side of the windows that landmarks are made of; it takes the place of the mechanism's own. 1, the default: none, the
+    /// kernel itself.
+    #[serde(default = "one")]
+    pub ratio: usize,
+    /// The filter over the values. Default none.
+    #[serde(default)]
+    pub value_conv: ValueConv,
+    /// Where the norms stand. Default pre.
+    #[serde(default)]
+    pub norm: NormOrder,
+    /// Attention of this stage in place of the model's. Default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mechanism: Option<Mechanism>,
+}
+
+/// Configuration of [`super::Pyramid`]: four stages, each on a grid half as high and wide as the one before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PyramidConfig {
+    /// Height and width of the pictures that positions are learned for.
+    pub image: [usize; 2],
+    /// Colour channels.
+    pub channels: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Attention of every stage that names no other. A mechanism with landmarks takes the stage's grid and `ratio`, and where
+    /// the ratio is 1 the kernel whose approximation it is.
+    pub mechanism: Mechanism,
+    /// How tokens are made.
+    pub embedding: EmbeddingKind,
+    /// Pixels per token of the first stage, in height and width: 1, 2 or 4 with convolutions.
+    pub stride: usize,
+    /// The stages.
+    pub stages: [StageConfig; 4],
+    /// How tokens know where they are.
+    pub positions: Positions,
+    /// What the head reads: the mean of the last stage, or a class token that joins its tokens.
+    pub pool: Pool,
+    /// One projection for queries and keys; null as in [`MultiHeadAttentionConfig::tied`]. Default null.
+    #[serde(default)]
+    pub tied: Option<bool>,
+    /// Learn the decay per head and block, where the mechanism has one. Default true.
+    #[serde(default = "yes")]
+    pub gamma_trainable: bool,
+    /// Learn the bandwidth of the Laplacian kernel per head and block. Default false.
+    #[serde(default)]
+    pub lambda_trainable: bool,
+    /// Learn the scale of the Gaussian kernel per head and block. Default false.
+    #[serde(default)]
+    pub scale_trainable: bool,
+    /// Dropout on embedded tokens, after the attention and after the MLP. Default 0.
+    #[serde(default)]
+    pub dropout: f64,
+    /// Stochastic depth of the last block; it rises linearly from 0 at the first. Default 0.
+    #[serde(default)]
+    pub drop_path: f64,
+    /// How the operators are applied. Default auto.
+    #[serde(default)]
+    pub strategy: Strategy,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn one() -> usize {
+    1
+}
+
+fn four() -> usize {
+    4
+}
+
+impl PyramidConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`crate::Error::Field`], [`crate::Error::Heads`] or [`crate::Error::Mechanism`], naming the field.
+    pub fn validate(&self) -> Result<()> {
+        let Self { image: [height, width], stride, drop_path, .. } = *self;
+        field("image", format!("{height} x {width}"), height >= 1 && width >= 1, "at least 1 x 1")?;
+        field("channels", self.channels, self.channels >= 1, "at least 1")?;
+        field("classes", self.classes, self.classes >= 1, "at least 1")?;
+        field("drop_path", drop_path, (0.0..1.0).contains(&drop_path), "in [0, 1)")?;
+        field("stride", stride, stride >= 1, "at least 1")?;
+        if let EmbeddingKind::Convolutions { stem } = self.embedding {
+            field("embedding.stem", stem, stem >= 1, "at least 1")?;
+            field("stride", stride, [1, 2, 4].contains(&stride), "1, 2 or 4 with convolutions")?;
+        }
+        if self.pool == Pool::Cls {
+            let last = &self.stages[3];
+            let alone = last.ratio == 1 && last.value_conv == ValueConv::None;
+            field("stages.4", "on a grid", alone, "ratio 1 without value_conv: a class token has no place on a grid")?;
+            let turned = self.positions == Positions::Rotary;
+            field("positions", "rotary", !turned, "learned or none with a class token, which has no place to turn by")?;
+        }
+        for (index, stage) in self.stages.iter().enumerate() {
+            field("stages.depth", stage.depth, stage.depth >= 1, "at least 1")?;
+            field("stages.mlp_ratio", stage.mlp_ratio, stage.mlp_ratio >= 1, "at least 1")?;
+            field("stages.ratio", stage.ratio, stage.ratio >= 1, "at least 1")?;
+            let attention = self.attention(index);
+            attention.validate()?;
+            field("mechanism.causal", true, !attention.mechanism.causal(), "false: places of a picture have no order")?;
+        }
+        Ok(())
+    }
+
+    /// The same model for pictures of other sizes, colours and classes.
+    #[must_use]
+    pub fn for_pictures(self, image: [usize; 2], channels: usize, classes: usize) -> Self {
+        Self { image, channels, classes, ..self }
+    }
+
+    /// Height and width of every stage's grid for pictures of `image`: what the strides leave, rounded up.
+    pub fn grids(&self, image: [usize; 2]) -> [[usize; 2]; 4] {
+        let mut grid = image;
+        self.strides().map(|stride| {
+            grid = grid.map(|side| side.div_ceil(stride));
+            grid
+        })
+    }
+
+    /// What each stage divides its input's sides by.
+    pub(super) fn strides(&self) -> [usize; 4] {
+        [self.stride, 2, 2, 2]
+    }
+
+    /// Blocks of all stages.
+    fn depth(&self) -> usize {
+        self.stages.iter().map(|stage| stage.depth).sum()
+    }
+
+    /// Whether stage `index` has the class token.
+    pub(super) fn has_cls(&self, index: usize) -> bool {
+        index == 3 && self.pool == Pool::Cls
+    }
+
+    /// Tokens of stage `index` on `grid`.
+    pub(super) fn tokens(&self, index: usize, [height, width]: [usize; 2]) -> usize {
+        height * width + usize::from(self.has_cls(index))
+    }
+
+    /// Block `i` of stage `index`, but for its attention.
+    pub(super) fn block(&self, index: usize, i: usize) -> BlockConfig {
+        let stage = &self.stages[index];
+        let before: usize = self.stages[..index].iter().map(|stage| stage.depth).sum();
+        BlockConfig {
+            mlp_dim: stage.mlp_ratio * stage.dim,
+            order: stage.norm,
+            activation: Activation::Gelu,
+            epsilon: NORM_EPSILON,
+            drop_path: drop_path_at(self.drop_path, before + i, self.depth()),
+        }
+    }
+
+    /// Attention of stage `index`.
+    pub(super) fn attention(&self, index: usize) -> MultiHeadAttentionConfig {
+        let stage = &self.stages[index];
+        let mechanism = stage.mechanism.as_ref().unwrap_or(&self.mechanism).clone();
+        let grid = (!self.has_cls(index)).then(|| self.grids(self.image)[index]);
+        MultiHeadAttentionConfig::new(stage.dim, stage.heads, with_ratio(mechanism, stage.ratio))
+            .with_tied(self.tied)
+            .with_gamma_trainable(self.gamma_trainable)
+            .with_lambda_trainable(self.lambda_trainable)
+            .with_scale_trainable(self.scale_trainable)
+            .with_grid(grid)
+            .with_rotary(self.positions == Positions::Rotary)
+            .with_value_conv(stage.value_conv)
+            .with_dropout(self.dropout)
+            .with_strategy(self.strategy)
+            .with_initializer(super::build::WEIGHTS)
+    }
+}
+
+/// The mechanism with windows of `ratio`, or, for a ratio of 1, without landmarks.
+fn with_ratio(mechanism: Mechanism, ratio: usize) -> Mechanism {
+    let windows = |landmarks| match landmarks {
+        Landmarks::Pool { .. } => Landmarks::Pool { ratio },
+        Landmarks::Conv { .. } => Landmarks::Conv { ratio },
+        Landmarks::Stride { .. } => Landmarks::Stride { ratio },
+        counted => counted,
+    };
+    match mechanism {
+        Mechanism::Soft(mut m) => {
+            m.landmarks = if ratio == 1 { Landmarks::All } else { windows(m.landmarks) };
+            m.landmark_act &= ratio > 1;
+            Mechanism::Soft(m)
+        }
+        Mechanism::SoftPp(mut m) => {
+            m.landmarks = if ratio == 1 { Landmarks::All } else { windows(m.landmarks) };
+            m.landmark_act &= ratio > 1;
+            Mechanism::SoftPp(m)
+        }
+        Mechanism::Laplacian(m) if ratio == 1 => Mechanism::LaplacianExact(m.exact()),
+        Mechanism::Laplacian(mut m) => {
+            m.landmarks = windows(m.landmarks);
+            Mechanism::Laplacian(m)
+        }
+        other => other,
+    }
+}
