@@ -9,7 +9,8 @@ use crate::{
     Result,
     bleu::Bleu,
     checkpoint::Checkpoint,
-    train::{self, Part, Task, TaskData},
+    data::Dataset,
+    train::{self, Part, Pictures, Task, TaskData},
 };
 
 /// Pictures per batch. Accuracy does not depend on it.
@@ -111,8 +112,22 @@ impl<'a> Tally<'a> {
 pub fn run<D: TaskData>(path: &Path, data: &D) -> Result<(Checkpoint, Evaluation)> {
     let mut checkpoint = Checkpoint::find(path)?;
     let task = data.restored(&mut checkpoint)?;
-    let model = train::build_for(&task, &checkpoint.state.recipe, &Device::flex())?;
-    let model = checkpoint.load_weights(model)?;
-    let evaluation = task.evaluate(&model, Part::Test)?;
+    let evaluation = evaluate(&mut checkpoint, &task)?;
     Ok((checkpoint, evaluation))
+}
+
+/// As [`run`], with every picture resized to `side x side`, whatever size the model was trained on.
+///
+/// # Errors
+/// As [`run`]; [`crate::Error::Model`] for a size that the model cannot be shown.
+pub fn run_at(path: &Path, dataset: &Dataset, side: usize) -> Result<(Checkpoint, Evaluation)> {
+    let mut checkpoint = Checkpoint::find(path)?;
+    let task = Pictures::restored_at_any_size(&dataset.resized(side), &checkpoint)?;
+    let evaluation = evaluate(&mut checkpoint, &task)?;
+    Ok((checkpoint, evaluation))
+}
+
+fn evaluate<T: Task>(checkpoint: &mut Checkpoint, task: &T) -> Result<Evaluation> {
+    let model = train::build_for(task, &checkpoint.state.recipe, &Device::flex())?;
+    task.evaluate(&checkpoint.load_weights(model)?, Part::Test)
 }

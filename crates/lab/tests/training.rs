@@ -13,6 +13,10 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor},
 };
+use resolvent::{
+    Mechanism,
+    mechanism::{Landmarks, Soft},
+};
 use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
@@ -20,7 +24,7 @@ use resolvent_lab::{
     eval,
     metrics::{self, Record},
     progress::{Event, Observer},
-    recipe::{ModelRecipe, VitRecipe},
+    recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
     train::{self, Ended, Outcome, Resume, TrainOptions, TrainSummary},
 };
 
@@ -38,6 +42,15 @@ fn recipe(mechanism: &str) -> Recipe {
          [log]\nevery = 4\ncheckpoint_every = 5"
     );
     Recipe::from_toml(&text, "test").unwrap()
+}
+
+/// The same with a pyramid: batch norms remember, stochastic depth and landmarks are drawn.
+fn pyramid() -> Recipe {
+    let mut recipe = recipe("softmax");
+    let landmarks = Landmarks::Random { count: 3, seed: 1 };
+    recipe.mechanism = Mechanism::SoftPp(Soft { landmarks, ..Soft::plus().robust() });
+    recipe.model = ModelRecipe::Pyramid(PyramidRecipe { drop_path: 0.1, ..Default::default() });
+    recipe
 }
 
 /// Raises the flag after a given number of steps.
@@ -105,10 +118,11 @@ fn timeless(run: &Path) -> Vec<Record> {
 #[test]
 fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
-    for mechanism in ["softmax", "linear-infsa"] {
-        let recipe = recipe(mechanism);
-        let whole = folder.path().join(format!("{mechanism}-whole"));
-        let cut = folder.path().join(format!("{mechanism}-cut"));
+    for (name, recipe) in
+        [("softmax", recipe("softmax")), ("linear-infsa", recipe("linear-infsa")), ("pyramid", pyramid())]
+    {
+        let whole = folder.path().join(format!("{name}-whole"));
+        let cut = folder.path().join(format!("{name}-cut"));
         let expected = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
         assert_eq!((expected.steps, expected.ended), (20, Ended::Complete), "64 pictures, 5 batches an epoch");
 
@@ -120,12 +134,8 @@ fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
         let options = TrainOptions { resume: Resume::IfPresent, ..TrainOptions::new(&cut) };
         let resumed = finished(train::run(&recipe, &data, &options).unwrap());
 
-        assert_eq!(
-            weights(&cut, &recipe, &data),
-            weights(&whole, &recipe, &data),
-            "{mechanism}: every weight, bit for bit"
-        );
-        assert_eq!(timeless(&cut), timeless(&whole), "{mechanism}: every line of metrics");
+        assert_eq!(weights(&cut, &recipe, &data), weights(&whole, &recipe, &data), "{name}: every weight, bit for bit");
+        assert_eq!(timeless(&cut), timeless(&whole), "{name}: every line of metrics");
         assert_eq!((resumed.test.confusion, resumed.gamma), (expected.test.confusion, expected.gamma));
     }
 }
@@ -280,9 +290,28 @@ fn weights_decay_and_everything_else_does_not() {
     let mut decayed = train::decayed_parameters(&model);
     decayed.sort();
     let of_block = ["attention.output", "attention.projection", "mlp_in", "mlp_out"];
-    let blocks = (0..2).flat_map(|block| of_block.map(|layer| format!("blocks.{block}.{layer}.weight")));
-    let expected: Vec<_> = blocks.chain(["head.weight".into(), "patch.weight".into()]).collect();
+    let blocks = (0..2).flat_map(|block| of_block.map(|layer| format!("Vit.blocks.{block}.{layer}.weight")));
+    let expected: Vec<_> = blocks.chain(["Vit.head.weight".into(), "Vit.patch.weight".into()]).collect();
     assert_eq!(decayed, expected);
+    let model = train::build(&pyramid(), &pictures(), &Device::flex()).unwrap();
+    let decayed = train::decayed_parameters(&model);
+    for part in ["convs.0.weight", "value_filter.weight", "head.weight", "mlp_in.weight"] {
+        assert!(decayed.iter().any(|path| path.ends_with(part)), "{part}");
+    }
+    assert!(!decayed.iter().any(|path| path.contains("norm") || path.contains("positions") || path.contains("cls")));
+}
+
+#[test]
+fn a_pyramid_is_shown_pictures_of_other_sizes() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let summary = finished(train::run(&pyramid(), &data, &TrainOptions::new(folder.path())).unwrap());
+    let at = |side: usize| eval::run_at(folder.path(), &data, side).unwrap().1;
+    assert_eq!(at(16).loss, summary.test.loss);
+    assert!(at(24).loss.is_finite() && at(24).loss != summary.test.loss);
+    let larger = data.resized(24);
+    assert_eq!((larger.shape.height, larger.test.len(), larger.test.labels()), (24, 24, data.test.labels()));
+    let refused = eval::run(folder.path(), &larger).unwrap_err().to_string();
+    assert!(refused.contains("24") && refused.contains("16"), "{refused}");
 }
 
 #[test]

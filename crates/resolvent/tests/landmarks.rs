@@ -133,6 +133,7 @@ fn one_module_serves_grids_of_any_size() {
         for grid in [[3, 7], [8, 8]] {
             let tokens = random([1, grid[0] * grid[1], D_MODEL], &device);
             let mut configured = module.clone();
+            configured.grid = Some(grid);
             match &mut configured.mechanism {
                 Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.grid.is_some() => m.grid = Some(grid),
                 Mechanism::Laplacian(m) => m.grid = Some(grid),

@@ -171,6 +171,7 @@ fn filters_are_counted_and_misuse_is_named() {
     let wrong = error(MhaInput::self_attn(tokens()).grid([2, 5]));
     assert!(wrong.contains("grid") && wrong.contains("12 tokens"), "{wrong}");
     assert!(error(MhaInput::new(tokens(), tokens(), tokens())).contains("cross-attention"));
+    assert!(error(MhaInput::self_attn(tokens()).causal()).contains("reads later tokens"));
     let narrow = MultiHeadAttentionConfig::new(6, 1, Mechanism::preset("softmax").unwrap()).with_rotary(true);
     narrow.validate().unwrap();
     let error = narrow.with_grid(Some([2, 2])).validate().unwrap_err().to_string();

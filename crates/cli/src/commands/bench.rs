@@ -103,7 +103,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         ..BenchOptions::default()
     };
     if !args.mechanisms.is_empty() {
-        options.mechanisms = mechanisms(&args.mechanisms)?;
+        options.mechanisms = mechanisms(&args.mechanisms, None)?;
     }
     if !args.tokens.is_empty() {
         options.tokens.clone_from(&args.tokens);

@@ -3,13 +3,14 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
+use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     compare::{self, CompareOptions, CompareOutcome, Comparison},
     data::Data,
 };
 
 use super::{
-    recipe::{Attention, RecipeArgs, data, mechanisms},
+    recipe::{Attention, RecipeArgs, as_in, data, mechanisms},
     train::observer,
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
@@ -24,7 +25,8 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 pub struct Compare {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Mechanisms: ids, files M.json, or `all` [default: softmax, infsa, infsa-resolvent, linear-infsa, uniform]
+    /// Mechanisms: ids, files M.json, or `all`; an id that the recipe uses has the recipe's settings [default: the recipe's,
+    /// softmax, infsa, infsa-resolvent, linear-infsa, uniform]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
     mechanisms: Vec<Attention>,
     /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
@@ -48,9 +50,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
-    if !args.mechanisms.is_empty() {
-        options.mechanisms = mechanisms(&args.mechanisms)?;
-    }
+    options.mechanisms = chosen(args, options.mechanisms, &recipe.mechanism)?;
     options.seeds = seeds(args, recipe.seed)?;
     options.stop = deferred.stop();
     options.observer = observer(global);
@@ -68,6 +68,15 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
             Err(Error::Interrupted(how))
         }
     }
+}
+
+/// The mechanisms that are asked for, else those of `usual` and, if it is none of them, first the recipe's own.
+fn chosen(args: &Compare, usual: Vec<Mechanism>, own: &Mechanism) -> Result<Vec<Mechanism>> {
+    if !args.mechanisms.is_empty() {
+        return mechanisms(&args.mechanisms, Some(own));
+    }
+    let new = usual.iter().all(|mechanism| mechanism.id() != own.id()).then(|| own.clone());
+    Ok(new.into_iter().chain(usual.into_iter().map(|mechanism| as_in(Some(own), mechanism))).collect())
 }
 
 /// Most seeds that a count may ask for: more is a seed that was meant, not a number of them.

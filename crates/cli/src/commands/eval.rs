@@ -26,6 +26,10 @@ pub struct Eval {
     /// Data set whose test part is used [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH")]
     data: Option<Source>,
+    /// Show the model pictures of N x N pixels, whatever size it was trained on: the shorter side is resized, the centre cut
+    /// out [default: the size it was trained on]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    image_size: Option<u16>,
 }
 
 const EXAMPLES: &str = "\
@@ -33,6 +37,7 @@ Examples:
   resolvent eval                                   the run in runs/train
   resolvent eval --checkpoint runs/fashion --json
   resolvent eval --checkpoint runs/fashion/checkpoints/step-000000938
+  resolvent eval --checkpoint runs/cifar --image-size 48    at another size than trained on
   resolvent eval --checkpoint runs/mnist --data idx:IMAGES,LABELS";
 
 /// Runs the command.
@@ -42,7 +47,14 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         None => data(&Checkpoint::find(&args.checkpoint)?.state.recipe)?,
     };
     let (checkpoint, evaluation) = match spec.load().map_err(resolvent_lab::Error::from)? {
-        Data::Pictures(pictures) => eval::run(&args.checkpoint, &pictures)?,
+        Data::Pictures(pictures) => match args.image_size {
+            Some(side) => eval::run_at(&args.checkpoint, &pictures, side.into())?,
+            None => eval::run(&args.checkpoint, &pictures)?,
+        },
+        _ if args.image_size.is_some() => {
+            let problem = "holds texts, which have no --image-size; leave it out".into();
+            return Err(resolvent_lab::Error::Unfit { name: spec.to_string(), problem }.into());
+        }
         Data::Texts(texts) => eval::run(&args.checkpoint, &texts)?,
         Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs)?,
     };
@@ -52,6 +64,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         "step": checkpoint.state.step,
         "mechanism": mechanism,
         "data": spec.to_string(),
+        "image_size": args.image_size,
         "evaluation": evaluation,
     });
     let heading = format!("{}, {}, step {}", checkpoint.path.display(), mechanism.id(), checkpoint.state.step);

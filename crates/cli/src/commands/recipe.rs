@@ -112,10 +112,10 @@ impl FromStr for Attention {
 }
 
 impl Attention {
-    /// The mechanism, read and checked.
-    pub fn mechanism(&self) -> Result<Mechanism> {
+    /// The mechanism, read and checked. The id of `own`, a recipe's mechanism, stands for its settings.
+    pub fn mechanism(&self, own: Option<&Mechanism>) -> Result<Mechanism> {
         match self {
-            Self::Preset(mechanism) => Ok((**mechanism).clone()),
+            Self::Preset(mechanism) => Ok(as_in(own, (**mechanism).clone())),
             Self::File(path) => read_mechanism(path),
             Self::All => {
                 let problem = "`all` stands alone, and where several mechanisms can be named".into();
@@ -126,12 +126,17 @@ impl Attention {
     }
 }
 
-/// The mechanisms that are asked for; `all` stands for every preset.
-pub fn mechanisms(asked: &[Attention]) -> Result<Vec<Mechanism>> {
-    let preset = |id: &&str| Ok(Mechanism::preset(id).map_err(resolvent_lab::Error::from)?);
+/// `own` where it has the id of `mechanism`.
+pub fn as_in(own: Option<&Mechanism>, mechanism: Mechanism) -> Mechanism {
+    own.filter(|own| own.id() == mechanism.id()).cloned().unwrap_or(mechanism)
+}
+
+/// The mechanisms that are asked for; `all` stands for every preset. See [`Attention::mechanism`].
+pub fn mechanisms(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Mechanism>> {
+    let preset = |id: &&str| Ok(as_in(own, Mechanism::preset(id).map_err(resolvent_lab::Error::from)?));
     match asked {
         [Attention::All] => Mechanism::IDS.iter().map(preset).collect(),
-        _ => asked.iter().map(Attention::mechanism).collect(),
+        _ => asked.iter().map(|attention| attention.mechanism(own)).collect(),
     }
 }
 

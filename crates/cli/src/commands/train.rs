@@ -78,7 +78,7 @@ fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
         _ => args.recipe.base()?,
     };
     if let Some(attention) = &args.attention {
-        recipe.mechanism = attention.mechanism()?;
+        recipe.mechanism = attention.mechanism(Some(&recipe.mechanism))?;
     }
     args.recipe.change(recipe, global)
 }

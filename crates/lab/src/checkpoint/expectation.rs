@@ -86,11 +86,26 @@ impl PictureExpectation {
     /// # Errors
     /// [`Error::Unfit`] naming the difference.
     pub fn check(&self, dataset: &Dataset) -> Result<()> {
-        let found = Self::new(dataset, &self.stats());
-        if found.shape != self.shape {
-            let (found, expected) = (found.shape, self.shape);
+        let found = Self::new(dataset, &self.stats()).shape;
+        if found != self.shape && found[0] == self.shape[0] {
+            let expected = self.shape;
             let problem = format!(
-                "its pictures are {found:?} (channels, height, width), the model was trained on {expected:?}; evaluate it on the data it was trained on"
+                "its pictures are {found:?} (channels, height, width), the model was trained on {expected:?}; evaluate it on the data it was trained on, or name a size for all pictures"
+            );
+            return Err(Error::Unfit { name: dataset.name.clone(), problem });
+        }
+        self.check_kind(dataset)
+    }
+
+    /// Checks that the model can be shown `dataset`, whatever the size of its pictures.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] naming the difference.
+    pub fn check_kind(&self, dataset: &Dataset) -> Result<()> {
+        let (found, expected) = (dataset.shape.channels, self.shape[0]);
+        if found != expected {
+            let problem = format!(
+                "its pictures have {found} channels, the model was trained on {expected}; evaluate it on the data it was trained on"
             );
             return Err(Error::Unfit { name: dataset.name.clone(), problem });
         }

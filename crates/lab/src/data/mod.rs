@@ -45,6 +45,14 @@ pub struct Dataset {
 }
 
 impl Dataset {
+    /// The same pictures at `side x side` pixels: the shorter side resized, bicubically, and the centre cut out. What is known
+    /// of where objects lie is lost.
+    #[must_use]
+    pub fn resized(&self, side: usize) -> Self {
+        let (train, test) = (self.train.resized(side), self.test.resized(side));
+        Self { shape: test.shape(), train, test, ..self.clone() }
+    }
+
     /// Hash of everything that training and testing see: names, shapes, pixels and labels.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();

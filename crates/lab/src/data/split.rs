@@ -1,9 +1,11 @@
 //! One split of a data set, in memory.
 
 use rand::seq::SliceRandom;
+use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::rng::{Purpose, stream};
+use crate::augment::{Filter, Picture, Rectangle, resample};
 
 /// The shape of one picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -129,6 +131,19 @@ impl Split {
             boxes: self.boxes.as_ref().map(|boxes| pick(boxes, indices)),
             difficulty: self.difficulty.as_ref().map(|difficulty| pick(difficulty, indices)),
         }
+    }
+
+    /// The same pictures at `side x side` pixels: the shorter side resized, bicubically, and the centre cut out.
+    pub(super) fn resized(&self, side: usize) -> Split {
+        let shape = PictureShape { height: side, width: side, ..self.shape };
+        if shape == self.shape {
+            return self.clone();
+        }
+        let centre = Rectangle::centred(self.shape, side, side, 1.0);
+        let picture = |index: usize| Picture::from_bytes(self.shape, self.picture(index));
+        let resized = (0..self.len()).into_par_iter();
+        let resized = resized.flat_map_iter(|i| resample(&picture(i), centre, side, side, Filter::Bicubic).to_bytes());
+        Split { boxes: None, pixels: resized.collect(), shape, ..self.clone() }
     }
 
     /// Holds `fraction` of every class out: (kept, held out), both in the original order, decided by `seed` alone.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{Error, Result, augment::Augment, data, data::TextRecipe};
 
-pub use model::{ModelRecipe, TextModelRecipe, VitRecipe};
+pub use model::{ModelRecipe, PyramidRecipe, TextModelRecipe, VitRecipe};
 pub use sections::{LogRecipe, OptimiserRecipe, RegularisationRecipe, ScheduleRecipe};
 
 /// A training recipe.
@@ -272,7 +272,9 @@ mod tests {
             ("[model]\nwidth = 3", &["model", "width", "expected one of"]),
             ("[model]\ndim = 'x'", &["model", "dim", "expected usize"]),
             ("[model]\nkind = 'text'\npatch = 4", &["model", "patch", "expected one of"]),
-            ("[model]\nkind = 'cnn'", &["model", "cnn", "vit, text"]),
+            ("[model]\nkind = 'cnn'", &["model", "cnn", "vit, pyramid, text"]),
+            ("[model]\nkind = 'pyramid'\npreset = 'soft-big'", &["model.preset", "soft-big", "soft-code-huge"]),
+            ("[model]\nkind = 'pyramid'\npatch = 4", &["model", "patch", "expected one of"]),
             ("[text]\nvocabulary = 70000", &["text.vocabulary", "65000"]),
             ("[schedule]\nepochs = 'x'", &["schedule.epochs", "expected usize"]),
             ("[schedule]\nepochs = 0", &["schedule.epochs", "is 0", "1 to 1000000"]),

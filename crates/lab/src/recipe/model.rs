@@ -2,7 +2,7 @@
 
 use resolvent::{
     attention::GammaSchedule,
-    models::{Activation, NormOrder, Pool},
+    models::{Activation, NormOrder, Pool, PyramidConfig, pyramid::StageConfig},
 };
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -16,6 +16,8 @@ use super::{Check, DEEPEST, MOST_WEIGHTS, WIDEST, check, mechanism, share};
 pub enum ModelRecipe {
     /// `vit`, the default: a vision transformer.
     Vit(VitRecipe),
+    /// `pyramid`: four stages on ever coarser grids, as SOFT and LaplacianFormer are built.
+    Pyramid(PyramidRecipe),
     /// `text`: a transformer over tokens, which classifies texts or translates them.
     Text(TextModelRecipe),
 }
@@ -25,6 +27,7 @@ impl ModelRecipe {
     pub fn dropout(&self) -> f64 {
         match self {
             Self::Vit(m) => m.dropout,
+            Self::Pyramid(m) => m.dropout,
             Self::Text(m) => m.dropout,
         }
     }
@@ -33,6 +36,7 @@ impl ModelRecipe {
     pub fn drop_path(&self) -> f64 {
         match self {
             Self::Vit(m) => m.drop_path,
+            Self::Pyramid(m) => m.drop_path,
             Self::Text(_) => 0.0,
         }
     }
@@ -40,6 +44,7 @@ impl ModelRecipe {
     pub(super) fn checks(&self) -> Vec<Check> {
         match self {
             Self::Vit(m) => m.checks(),
+            Self::Pyramid(m) => m.checks(),
             Self::Text(m) => m.checks(),
         }
     }
@@ -57,15 +62,19 @@ impl<'de> Deserialize<'de> for ModelRecipe {
         fn read<T: serde::de::DeserializeOwned, E: serde::de::Error>(fields: Value) -> Result<T, E> {
             serde_path_to_error::deserialize(fields).map_err(|e| match e.path().to_string() {
                 path if path == "." => E::custom(e.inner()),
-                path => E::custom(format!("`{path}`: {}", e.inner())),
+                path => E::custom(format!("`model.{path}`: {}", e.inner())),
             })
         }
         let mut fields = Value::deserialize(d)?;
         let kind = fields.as_object_mut().and_then(|fields| fields.remove("kind"));
         match kind.as_ref().map_or(Some("vit"), Value::as_str) {
             Some("vit") => Ok(Self::Vit(read(fields)?)),
+            Some("pyramid") => Ok(Self::Pyramid(read(fields)?)),
             Some("text") => Ok(Self::Text(read(fields)?)),
-            _ => Err(D::Error::custom(format!("unknown kind {}; give one of vit, text", kind.unwrap_or_default()))),
+            _ => Err(D::Error::custom(format!(
+                "unknown kind {}; give one of vit, pyramid, text",
+                kind.unwrap_or_default()
+            ))),
         }
     }
 }
@@ -135,6 +144,87 @@ impl Default for VitRecipe {
             drop_path: 0.0,
             extra_proj: false,
             pre_logits: false,
+        }
+    }
+}
+
+/// A pyramid by name, and changes to it. Picture size, channels and classes come from the data set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PyramidRecipe {
+    /// One of [`PyramidConfig::PRESETS`]. Default `soft-mini`.
+    pub preset: String,
+    /// The four stages, in place of the preset's. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<[StageConfig; 4]>,
+    /// One projection for queries and keys. Default: as the mechanism is published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tied: Option<bool>,
+    /// Learn gamma, per head and block, where the mechanism has one. Default true.
+    pub gamma_trainable: bool,
+    /// Learn the bandwidth of the Laplacian kernel per head and block. Default false.
+    pub lambda_trainable: bool,
+    /// Learn the scale of the Gaussian kernel per head and block. Default false.
+    pub scale_trainable: bool,
+    /// Dropout on embedded tokens, after the attention and after the MLP. Default 0, in [0, 1).
+    pub dropout: f64,
+    /// Stochastic depth of the last block, rising linearly from 0 at the first. Default 0, in [0, 1).
+    pub drop_path: f64,
+}
+
+impl PyramidRecipe {
+    /// The model with `mechanism` for pictures of `image` height and width.
+    ///
+    /// # Errors
+    /// [`resolvent::Error`] for an unknown preset.
+    pub fn config(
+        &self,
+        mechanism: &Mechanism,
+        image: [usize; 2],
+        channels: usize,
+        classes: usize,
+    ) -> resolvent::Result<PyramidConfig> {
+        let preset = PyramidConfig::preset(&self.preset)?.for_pictures(image, channels, classes);
+        Ok(PyramidConfig {
+            mechanism: mechanism.clone(),
+            stages: self.stages.clone().unwrap_or_else(|| preset.stages.clone()),
+            tied: self.tied,
+            gamma_trainable: self.gamma_trainable,
+            lambda_trainable: self.lambda_trainable,
+            scale_trainable: self.scale_trainable,
+            dropout: self.dropout,
+            drop_path: self.drop_path,
+            ..preset
+        })
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        let known = PyramidConfig::PRESETS.contains(&self.preset.as_str());
+        let names = "a preset: soft- or laplacian-, then mini, tiny, small, medium, large or huge; or soft-tiny-t1, \
+                     soft-code-small, soft-code-medium, soft-code-large, soft-code-huge";
+        let mut checks = vec![
+            check("model.preset", &self.preset, known, names),
+            check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
+            check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
+        ];
+        for stage in self.stages.iter().flatten() {
+            checks.extend(sizes(stage.dim, stage.depth, stage.heads, stage.mlp_ratio.saturating_mul(stage.dim)));
+        }
+        checks
+    }
+}
+
+impl Default for PyramidRecipe {
+    fn default() -> Self {
+        Self {
+            preset: "soft-mini".into(),
+            stages: None,
+            tied: None,
+            gamma_trainable: true,
+            lambda_trainable: false,
+            scale_trainable: false,
+            dropout: 0.0,
+            drop_path: 0.0,
         }
     }
 }

@@ -50,6 +50,20 @@ impl ModuleVisitor for Touch {
     }
 }
 
+/// Numbers that `model`, on a device with autodiff, learns: without what norms remember of the batches they saw.
+pub(super) fn learned_parameters<M: Module>(model: &M) -> usize {
+    struct Learned(usize);
+    impl ModuleVisitor for Learned {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let tensor = param.val();
+            self.0 += if tensor.is_require_grad() { tensor.shape().num_elements() } else { 0 };
+        }
+    }
+    let mut learned = Learned(0);
+    model.visit(&mut learned);
+    learned.0
+}
+
 /// The decay of each of `blocks`, as the mean over its heads; empty where it is not learned.
 pub(crate) fn mean_gammas<'a>(blocks: impl Iterator<Item = &'a MultiHeadAttention>) -> Vec<f64> {
     let learned = blocks.filter_map(MultiHeadAttention::gamma);

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use resolvent::models::{Vit, VitConfig};
+use resolvent::{Mechanism, models::VitConfig};
 
-use super::{Part, Task, TaskData, model::mean_gammas, soft_cross_entropy};
+use super::{Part, PictureModel, Task, TaskData, model::mean_gammas, soft_cross_entropy};
 use crate::{
     Error, Recipe, Result,
     augment::{Augment, Transform},
     checkpoint::{Checkpoint, DataIdentity, Expectation, PictureExpectation},
     data::{Batch, BatchPlan, Batches, ChannelStats, Dataset, Loader, PictureShape, Split},
     eval::{BATCH, Evaluation, Tally},
-    recipe::ModelRecipe,
+    recipe::{ModelRecipe, VitRecipe},
 };
 
 /// The pictures of a run.
@@ -50,11 +50,25 @@ impl TaskData for Dataset {
             return Err(checkpoint.state.expects.refuses(&self.name, "pictures"));
         };
         expects.check(self)?;
-        Ok(Pictures { expects: expects.clone(), ..self.task(&checkpoint.state.recipe)? })
+        Pictures::restored(self, expects, &checkpoint.state.recipe)
     }
 }
 
 impl Pictures {
+    /// The task of a model that was trained to expect `expects`, on the pictures of `dataset`.
+    fn restored(dataset: &Dataset, expects: &PictureExpectation, recipe: &Recipe) -> Result<Self> {
+        Ok(Self { expects: expects.clone(), ..dataset.task(recipe)? })
+    }
+
+    /// As [`TaskData::restored`], for pictures of another size than the model was trained on.
+    pub(crate) fn restored_at_any_size(dataset: &Dataset, checkpoint: &Checkpoint) -> Result<Self> {
+        let Expectation::Pictures(expects) = &checkpoint.state.expects else {
+            return Err(checkpoint.state.expects.refuses(&dataset.name, "pictures"));
+        };
+        expects.check_kind(dataset)?;
+        Self::restored(dataset, expects, &checkpoint.state.recipe)
+    }
+
     fn stats(&self) -> ChannelStats {
         self.expects.stats()
     }
@@ -64,14 +78,13 @@ impl Pictures {
         Ok(Loader::new(split.clone(), transform, plan, self.expects.classes.len()))
     }
 
+    /// The shape of the pictures that the model is built for.
     fn shape(&self) -> PictureShape {
-        self.train.shape()
+        let [channels, height, width] = self.expects.shape;
+        PictureShape { channels, height, width }
     }
 
-    fn config(&self, recipe: &Recipe) -> Result<VitConfig> {
-        let ModelRecipe::Vit(m) = &recipe.model else {
-            return Err(wrong_kind(&self.name, "pictures", "vit"));
-        };
+    fn vit(&self, m: &VitRecipe, mechanism: &Mechanism) -> Result<VitConfig> {
         let shape = self.shape();
         if !shape.height.is_multiple_of(m.patch) || !shape.width.is_multiple_of(m.patch) {
             let (height, width, patch) = (shape.height, shape.width, m.patch);
@@ -95,13 +108,13 @@ impl Pictures {
             pre_logits: m.pre_logits,
             dropout: m.dropout,
             drop_path: m.drop_path,
-            ..VitConfig::new(image, shape.channels, m.patch, classes, recipe.mechanism.clone())
+            ..VitConfig::new(image, shape.channels, m.patch, classes, mechanism.clone())
         })
     }
 }
 
 impl Task for Pictures {
-    type Model = Vit;
+    type Model = PictureModel;
     type Batch = Batch;
     type Inputs = (Tensor<4>, Tensor<2>);
 
@@ -113,8 +126,17 @@ impl Task for Pictures {
         Expectation::Pictures(self.expects.clone())
     }
 
-    fn model(&self, recipe: &Recipe, device: &Device) -> Result<Vit> {
-        Ok(self.config(recipe)?.try_init(device)?)
+    fn model(&self, recipe: &Recipe, device: &Device) -> Result<PictureModel> {
+        let (mechanism, shape) = (&recipe.mechanism, self.shape());
+        let (image, classes) = ([shape.height, shape.width], self.expects.classes.len());
+        match &recipe.model {
+            ModelRecipe::Vit(m) => Ok(PictureModel::Vit(self.vit(m, mechanism)?.try_init(device)?)),
+            ModelRecipe::Pyramid(m) => {
+                let config = m.config(mechanism, image, shape.channels, classes)?;
+                Ok(PictureModel::Pyramid(config.try_init(device)?))
+            }
+            _ => Err(wrong_kind(&self.name, "pictures", "vit` or `pyramid")),
+        }
     }
 
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Batch>> {
@@ -132,28 +154,28 @@ impl Task for Pictures {
         (pictures, smoothed(batch.targets, classes, smoothing, device))
     }
 
-    fn loss(&self, model: &Vit, (pictures, targets): Self::Inputs) -> Result<Tensor<1>> {
+    fn loss(&self, model: &PictureModel, (pictures, targets): Self::Inputs) -> Result<Tensor<1>> {
         Ok(soft_cross_entropy(model.try_forward(pictures)?, targets))
     }
 
-    fn predict(&self, model: &Vit, (pictures, _): Self::Inputs) -> Result<()> {
+    fn predict(&self, model: &PictureModel, (pictures, _): Self::Inputs) -> Result<()> {
         model.try_forward(pictures)?.into_data();
         Ok(())
     }
 
-    fn evaluate(&self, model: &Vit, part: Part) -> Result<Evaluation> {
+    fn evaluate(&self, model: &PictureModel, part: Part) -> Result<Evaluation> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
         let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
         let mut tally = Tally::new(&self.expects.classes);
         for mut batch in loader.epoch(0, 0) {
-            let logits = model.try_forward(images(&mut batch, self.shape(), &Device::flex()))?;
+            let logits = model.try_forward(images(&mut batch, split.shape(), &Device::flex()))?;
             tally.add_batch(logits, &batch.labels);
         }
         Ok(tally.finish())
     }
 
-    fn gammas(model: &Vit) -> Vec<f64> {
-        mean_gammas(model.blocks.iter().map(|block| &block.attention))
+    fn gammas(model: &PictureModel) -> Vec<f64> {
+        mean_gammas(model.attentions().into_iter())
     }
 }
 

@@ -6,7 +6,7 @@ use burn::module::Module;
 
 use super::{
     Ended, Outcome, Part, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, bench::time_steps, clock::Clock,
-    session::Session,
+    model::learned_parameters, session::Session,
 };
 use crate::{
     Error, Recipe, Result,
@@ -280,7 +280,7 @@ impl<T: Task> Run<'_, T> {
         };
         let (seconds, session) = (self.seconds(), self.session);
         let summary = TrainSummary {
-            parameters: session.model.num_params(),
+            parameters: learned_parameters(&session.model),
             steps: session.state.step,
             ended,
             seconds,

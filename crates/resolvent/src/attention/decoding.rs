@@ -72,6 +72,7 @@ impl MultiHeadAttention {
         padding: Option<Tensor<2, Bool>>,
     ) -> Result<Tensor<3>> {
         check_row_local(&self.mechanism)?;
+        self.check_cross(&self.mechanism)?;
         let q = match &self.mechanism {
             // The sizes alone count.
             Mechanism::Uniform(_) => self.heads(query),

@@ -166,6 +166,10 @@ impl MultiHeadAttention {
             fits,
             "[height, width] with as many places as tokens",
         )?;
+        if self.value_filter.is_some() && (mask.causal || mechanism.causal()) {
+            let why = "the filter over the values reads later tokens; use value_conv none";
+            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "causal", why }.into());
+        }
         let first = width - d_model;
         let packed = if self.rotary && first > 0 {
             let turned = rotate(packed.clone().narrow(2, 0, first), d_model / self.n_heads, grid);
@@ -182,7 +186,7 @@ impl MultiHeadAttention {
     }
 
     /// What is defined on a sequence's own tokens alone.
-    fn check_cross(&self, mechanism: &Mechanism) -> Result<()> {
+    pub(super) fn check_cross(&self, mechanism: &Mechanism) -> Result<()> {
         let why = match mechanism {
             Mechanism::Soft(_) | Mechanism::SoftPp(_) => "queries are keys here: it makes the kernel a Gram matrix",
             _ if self.rotary => "rotary positions are those of one sequence",

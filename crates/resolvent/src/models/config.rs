@@ -8,7 +8,7 @@ use burn::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Activation, Block, NormOrder, Vit,
+    Activation, NormOrder, Vit,
     block::{BlockConfig, drop_path_at},
 };
 use crate::{

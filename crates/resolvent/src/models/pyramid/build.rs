@@ -56,13 +56,11 @@ impl PyramidConfig {
     /// Channels and strides of the convolutions into stage `index`, the first stage's input first.
     pub(super) fn convolutions(&self, index: usize, stem: usize) -> Vec<([usize; 2], usize)> {
         let dim = self.stages[index].dim;
-        match (index, self.stride) {
-            (0, stride) => {
-                let (first, last) = (stride.min(2), stride.div_ceil(2));
-                vec![([self.channels, stem], first), ([stem, stem], 1), ([stem, dim], last)]
-            }
-            _ => vec![([self.stages[index - 1].dim, dim], 2)],
+        if index > 0 {
+            return vec![([self.channels_into(index), dim], 2)];
         }
+        let [first, last] = [self.stride.min(2), self.stride.div_ceil(2)];
+        vec![([self.channels, stem], first), ([stem, stem], 1), ([stem, dim], last)]
     }
 
     /// Channels that stage `index` reads.

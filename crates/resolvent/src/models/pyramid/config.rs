@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Mechanism, Result, Strategy,
     attention::{MultiHeadAttentionConfig, ValueConv, field},
-    mechanism::Landmarks,
+    mechanism::{Landmarks, Soft},
     models::{
         Activation, NormOrder, Pool,
         block::{BlockConfig, drop_path_at},
@@ -235,17 +235,14 @@ fn with_ratio(mechanism: Mechanism, ratio: usize) -> Mechanism {
         Landmarks::Stride { .. } => Landmarks::Stride { ratio },
         counted => counted,
     };
+    let soft = |m: Soft| Soft {
+        landmarks: if ratio == 1 { Landmarks::All } else { windows(m.landmarks) },
+        landmark_act: m.landmark_act && ratio > 1,
+        ..m
+    };
     match mechanism {
-        Mechanism::Soft(mut m) => {
-            m.landmarks = if ratio == 1 { Landmarks::All } else { windows(m.landmarks) };
-            m.landmark_act &= ratio > 1;
-            Mechanism::Soft(m)
-        }
-        Mechanism::SoftPp(mut m) => {
-            m.landmarks = if ratio == 1 { Landmarks::All } else { windows(m.landmarks) };
-            m.landmark_act &= ratio > 1;
-            Mechanism::SoftPp(m)
-        }
+        Mechanism::Soft(m) => Mechanism::Soft(soft(m)),
+        Mechanism::SoftPp(m) => Mechanism::SoftPp(soft(m)),
         Mechanism::Laplacian(m) if ratio == 1 => Mechanism::LaplacianExact(m.exact()),
         Mechanism::Laplacian(mut m) => {
             m.landmarks = windows(m.landmarks);

@@ -3,10 +3,10 @@
 use burn::{
     module::Module,
     nn::{BatchNorm, LayerNorm, Linear, conv::Conv2d},
-    tensor::{Tensor, activation::relu},
+    tensor::activation::relu,
 };
 
-use super::Map;
+use super::map::Map;
 
 /// Tokens from pixels, or from the tokens of the stage before.
 #[derive(Module, Debug)]
@@ -71,21 +71,5 @@ impl PatchEmbedding {
             .permute([0, 1, 3, 2, 4, 5])
             .reshape([batch, grid[0] * grid[1], side * side * channels]);
         Map { tokens: self.norm.forward(self.projection.forward(patches)), grid }
-    }
-}
-
-impl Map {
-    /// Of `picture [batch, channels, height, width]`.
-    pub(super) fn from_picture(picture: Tensor<4>) -> Self {
-        let [batch, channels, height, width] = picture.dims();
-        let tokens = picture.reshape([batch, channels, height * width]).swap_dims(1, 2);
-        Self { tokens, grid: [height, width] }
-    }
-
-    /// `[batch, channels, height, width]`.
-    pub(super) fn picture(self) -> Tensor<4> {
-        let [batch, _, channels] = self.tokens.dims();
-        let [height, width] = self.grid;
-        self.tokens.swap_dims(1, 2).reshape([batch, channels, height, width])
     }
 }

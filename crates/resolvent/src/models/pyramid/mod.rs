@@ -5,6 +5,7 @@ mod build;
 mod config;
 mod count;
 mod embedding;
+mod map;
 mod presets;
 
 use burn::{
@@ -16,6 +17,8 @@ use resolvent_kernels as kernels;
 
 pub use config::{EmbeddingKind, Positions, PyramidConfig, StageConfig};
 pub use embedding::{ConvEmbedding, Embedding, PatchEmbedding};
+
+use map::Map;
 
 use super::{Block, Visible, positions::positions_at};
 use crate::Result;
@@ -60,14 +63,6 @@ pub struct Stage {
     pub blocks: Vec<Block>,
     /// Height and width of the grid that positions were learned on.
     pub grid: [usize; 2],
-}
-
-/// Tokens on a grid.
-struct Map {
-    /// `[batch, height * width, channels]`, row by row.
-    tokens: Tensor<3>,
-    /// Height and width.
-    grid: [usize; 2],
 }
 
 impl Stage {

@@ -1,0 +1,111 @@
+//! Pyramids from end to end: trained, resumed, compared, and shown pictures of other sizes.
+
+mod support;
+
+use support::{Sandbox, tiny::DATA};
+
+/// A narrow pyramid on pictures of 16 x 16.
+const RECIPE: &str = "
+name = 'pyramid'
+[mechanism]
+mechanism = 'soft-pp'
+landmarks = { kind = 'conv', ratio = 2 }
+inverse = 'cholesky'
+[model]
+kind = 'pyramid'
+preset = 'PRESET'
+scale_trainable = true
+drop_path = 0.1
+[[model.stages]]
+dim = 8
+heads = 2
+depth = 1
+ratio = 2
+value_conv = { kind = 'per-head', side = 3 }
+[[model.stages]]
+dim = 8
+heads = 2
+depth = 1
+ratio = 2
+[[model.stages]]
+dim = 16
+heads = 2
+depth = 1
+norm = 'post'
+[[model.stages]]
+dim = 16
+heads = 2
+depth = 1
+mlp_ratio = 2
+mechanism = { mechanism = 'softmax' }
+[schedule]
+epochs = 2
+batch_size = 16
+warmup_epochs = 0.5
+[regularisation]
+ema_decay = 0.5
+[log]
+every = 2
+";
+
+fn sandbox(preset: &str) -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("pyramid.toml", RECIPE.replace("PRESET", preset));
+    sandbox
+}
+
+fn train<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["train", "--config", "pyramid.toml", "--data", DATA, "--out", out], more].concat()
+}
+
+#[test]
+fn pyramids_are_trained_and_shown_larger_pictures() {
+    for preset in ["soft-mini", "laplacian-mini"] {
+        let sandbox = sandbox(preset);
+        let trained = sandbox.run(&train("run", &["--json"])).success().json();
+        assert_eq!(trained["recipe"]["model"]["preset"], preset);
+        let eval = |more: &[&str]| {
+            sandbox.run(&[&["eval", "--checkpoint", "run", "--json"], more].concat()).success().json()["evaluation"]
+                .take()
+        };
+        assert_eq!(eval(&[])["accuracy"], trained["test"]["accuracy"], "running statistics are in the checkpoint");
+        assert_eq!(eval(&["--image-size", "16"])["loss"], trained["test"]["loss"]);
+        let larger = eval(&["--image-size", "27"]);
+        assert!(larger["examples"] == 32 && larger["loss"] != trained["test"]["loss"], "{larger}");
+        let again = sandbox.run(&train("again", &["--json"])).success().json();
+        assert_eq!(again["test"]["loss"], trained["test"]["loss"], "the same seed, the same bits");
+    }
+}
+
+#[test]
+fn a_pyramid_takes_every_mechanism() {
+    let sandbox = sandbox("laplacian-mini");
+    let args = ["compare", "--config", "pyramid.toml", "--data", DATA, "--out", "all", "--seeds", "1", "--json"];
+    let mechanisms = ["--mechanisms", "soft-pp,laplacian,uniform,linear-infsa"];
+    let json = sandbox.run(&[&args[..], &mechanisms].concat()).success().json();
+    let of = |i: usize| &json["entries"][i]["mechanism"];
+    assert_eq!(of(0)["inverse"], "cholesky", "the recipe's settings for the recipe's mechanism");
+    assert_eq!((&of(1)["mechanism"], &of(1)["inverse"]), (&"laplacian".into(), &"newton-schulz".into()));
+}
+
+#[test]
+fn mistakes_end_in_one_line() {
+    let sandbox = sandbox("soft-mini");
+    let fails = |args: &[&str], parts: &[&str]| {
+        let line = sandbox.run(args).failure(1).to_owned();
+        assert!(parts.iter().all(|part| line.contains(part)), "{args:?}: {line}");
+    };
+    sandbox.write("unknown.toml", "[model]\nkind = 'pyramid'\npreset = 'soft-big'");
+    fails(&["train", "--config", "unknown.toml"], &["model.preset", "soft-big", "mini"]);
+    sandbox.write("patch.toml", "[model]\nkind = 'pyramid'\npatch = 4");
+    fails(&["train", "--config", "patch.toml"], &["model", "patch"]);
+    // A class token has no place on a grid.
+    sandbox.write("cls.toml", RECIPE.replace("PRESET", "soft-mini").replace("mlp_ratio = 2\n", "ratio = 2\n"));
+    fails(&["train", "--config", "cls.toml", "--data", DATA], &["stages.4", "class token"]);
+    sandbox.run(&train("run", &["--epochs", "1"])).success();
+    let colour = "shapes:seed=1,size=24,train=8,test=8";
+    fails(&["eval", "--checkpoint", "run", "--data", colour], &["24", "16"]);
+    sandbox.run(&["eval", "--checkpoint", "run", "--data", colour, "--image-size", "16"]).success();
+    // Landmarks of 2 x 2 windows need as many tokens.
+    fails(&["eval", "--checkpoint", "run", "--image-size", "2"], &["landmarks.ratio"]);
+}

@@ -1,0 +1,41 @@
+//! The models that classify pictures.
+
+use burn::{module::Module, tensor::Tensor};
+use resolvent::{
+    attention::MultiHeadAttention,
+    models::{Pyramid, Vit},
+};
+
+use crate::Result;
+
+/// A model of pictures, by the recipe's `model.kind`.
+#[derive(Module, Debug)]
+pub enum PictureModel {
+    /// A vision transformer.
+    Vit(Vit),
+    /// A pyramid.
+    Pyramid(Pyramid),
+}
+
+impl PictureModel {
+    /// Class logits `[batch, classes]` of `images [batch, channels, height, width]`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] for pictures that the model cannot be shown.
+    pub fn try_forward(&self, images: Tensor<4>) -> Result<Tensor<2>> {
+        Ok(match self {
+            Self::Vit(model) => model.try_forward(images)?,
+            Self::Pyramid(model) => model.try_forward(images)?,
+        })
+    }
+
+    /// The attention of every block, in their order.
+    pub fn attentions(&self) -> Vec<&MultiHeadAttention> {
+        match self {
+            Self::Vit(model) => model.blocks.iter().map(|block| &block.attention).collect(),
+            Self::Pyramid(model) => {
+                model.stages.iter().flat_map(|stage| &stage.blocks).map(|block| &block.attention).collect()
+            }
+        }
+    }
+}
