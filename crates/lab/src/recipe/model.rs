@@ -156,7 +156,7 @@ pub struct PyramidRecipe {
     pub preset: String,
     /// The four stages, in place of the preset's. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub stages: Option<[StageConfig; 4]>,
+    pub stages: Option<Box<[StageConfig; 4]>>,
     /// One projection for queries and keys. Default: as the mechanism is published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tied: Option<bool>,
@@ -187,7 +187,7 @@ impl PyramidRecipe {
         let preset = PyramidConfig::preset(&self.preset)?.for_pictures(image, channels, classes);
         Ok(PyramidConfig {
             mechanism: mechanism.clone(),
-            stages: self.stages.clone().unwrap_or_else(|| preset.stages.clone()),
+            stages: self.stages.as_deref().unwrap_or(&preset.stages).clone(),
             tied: self.tied,
             gamma_trainable: self.gamma_trainable,
             lambda_trainable: self.lambda_trainable,
@@ -207,7 +207,7 @@ impl PyramidRecipe {
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
             check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
         ];
-        for stage in self.stages.iter().flatten() {
+        for stage in self.stages.iter().flat_map(|stages| stages.iter()) {
             checks.extend(sizes(stage.dim, stage.depth, stage.heads, stage.mlp_ratio.saturating_mul(stage.dim)));
         }
         checks

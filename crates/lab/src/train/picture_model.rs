@@ -9,6 +9,7 @@ use resolvent::{
 use crate::Result;
 
 /// A model of pictures, by the recipe's `model.kind`.
+#[expect(clippy::large_enum_variant, reason = "a run has two or three")]
 #[derive(Module, Debug)]
 pub enum PictureModel {
     /// A vision transformer.

@@ -9,6 +9,7 @@ use burn::{
 use super::map::Map;
 
 /// Tokens from pixels, or from the tokens of the stage before.
+#[expect(clippy::large_enum_variant, reason = "a model has four")]
 #[derive(Module, Debug)]
 pub enum Embedding {
     /// Overlapping.
