@@ -3,8 +3,8 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions, eval::Eval,
-    train::Train, translate::Translate,
+    analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,
+    eval::Eval, train::Train, translate::Translate,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -60,5 +60,6 @@ pub enum Command {
     Translate(Translate),
     Compare(Compare),
     Bench(Bench),
+    Analyze(Analyze),
     Completions(Completions),
 }

@@ -58,6 +58,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Translate(args) => commands::translate::run(args, &cli.global),
         Command::Compare(args) => commands::compare::run(args, &cli.global),
         Command::Bench(args) => commands::bench::run(args, &cli.global),
+        Command::Analyze(args) => commands::analyze::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
 }

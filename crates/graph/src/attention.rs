@@ -77,6 +77,11 @@ impl AttentionOperator {
         self.op.mechanism()
     }
 
+    /// The plan of a clustered mechanism.
+    pub fn clusters(&self) -> Option<&ClusterPlan> {
+        self.clusters.as_ref()
+    }
+
     /// The logarithm of what each row was divided by, where the mechanism keeps it (`softmax`, `fna`, `ssa`): row `i` of
     /// the unnormalised kernel is `exp(lse_i) M_i`. `-inf` for a row without keys.
     pub fn lse(&self) -> Option<Vec<f64>> {

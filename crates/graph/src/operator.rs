@@ -86,7 +86,7 @@ impl Dense {
     /// Those of the operator.
     pub fn of(operator: &impl LinearOperator) -> Result<Self> {
         /// Columns read at once: what a pass over the weights makes of them costs little beside the weights.
-        const COLUMNS: usize = 64;
+        const COLUMNS: usize = 256;
         let n = operator.len();
         let mut entries = vec![0.0; n * n];
         for first in (0..n).step_by(COLUMNS) {

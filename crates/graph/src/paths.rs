@@ -1,14 +1,18 @@
 //! Shortest paths along strong edges. "Fractional neural attention for efficient multiscale sequence processing", fig. 5d.
 
+use std::{cmp::Reverse, collections::BinaryHeap};
+
 use crate::{Dense, LinearOperator, Result, reversible::check_non_negative};
 
 /// The number of hops of a pair without a path.
 pub const UNREACHABLE: u32 = u32::MAX;
 
-/// Shortest paths between all pairs of tokens.
+/// Shortest paths from some tokens to all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Paths {
     tokens: usize,
+    /// The tokens they start from; one row each.
+    pub sources: Vec<usize>,
     /// Lengths `[from, to]`; infinite without a path, 0 from a token to itself.
     pub lengths: Vec<f64>,
     /// Numbers of edges `[from, to]`, the fewest among paths of equal length; [`UNREACHABLE`] without a path.
@@ -18,7 +22,7 @@ pub struct Paths {
 /// How many hops it takes from token to token.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct HopSummary {
-    /// Mean over ordered pairs with a path.
+    /// Mean over ordered pairs with a path, from the sources.
     pub mean: f64,
     /// The most.
     pub max: u32,
@@ -31,10 +35,10 @@ pub struct HopSummary {
 impl Paths {
     /// Mean, maximum and distribution of the hops between different tokens.
     pub fn summary(&self) -> HopSummary {
-        let n = self.tokens;
-        let different = (0..n * n).filter(|at| at / n.max(1) != at % n.max(1)).map(|at| self.hops[at]);
+        let rows = self.sources.iter().zip(self.hops.chunks(self.tokens.max(1)));
+        let others = rows.flat_map(|(&from, row)| row.iter().enumerate().filter(move |(to, _)| *to != from));
         let (mut counts, mut unreachable) = (vec![0; 1], 0);
-        for hops in different {
+        for (_, &hops) in others {
             if hops == UNREACHABLE {
                 unreachable += 1;
                 continue;
@@ -59,19 +63,29 @@ impl Paths {
 /// # Errors
 /// [`crate::Error::NotFinite`], [`crate::Error::Negative`].
 pub fn shortest_paths(weights: &Dense) -> Result<Paths> {
+    shortest_paths_from(weights, (0..weights.len()).collect())
+}
+
+/// [`shortest_paths`] from the tokens `sources` alone.
+///
+/// # Errors
+/// As [`shortest_paths`].
+///
+/// # Panics
+/// Where a source is no token.
+pub fn shortest_paths_from(weights: &Dense, sources: Vec<usize>) -> Result<Paths> {
     check_non_negative(weights, "a path length")?;
-    let n = weights.len();
     let mut edges = Edges::new(weights);
-    let mut paths = Paths { tokens: n, lengths: vec![0.0; n * n], hops: vec![0; n * n] };
+    let room = weights.len() * sources.len();
+    let (mut lengths, mut all_hops) = (Vec::with_capacity(room), Vec::with_capacity(room));
     let mut search = Search::default();
-    for source in 0..n {
+    for &source in &sources {
         search.from(source, &mut edges);
-        paths.lengths[source * n..][..n].copy_from_slice(&search.length);
-        let hops = |(hops, length): (&f64, &f64)| if length.is_finite() { *hops as u32 } else { UNREACHABLE };
-        let row = search.hops.iter().zip(&search.length).map(hops);
-        paths.hops[source * n..][..n].iter_mut().zip(row).for_each(|(to, hops)| *to = hops);
+        lengths.extend_from_slice(&search.length);
+        let hops = |(&hops, length): (&u32, &f64)| if length.is_finite() { hops } else { UNREACHABLE };
+        all_hops.extend(search.hops.iter().zip(&search.length).map(hops));
     }
-    Ok(paths)
+    Ok(Paths { tokens: weights.len(), sources, lengths, hops: all_hops })
 }
 
 /// Lengths of the direct edges.
@@ -80,8 +94,10 @@ struct Edges {
     lengths: Vec<f64>,
     /// The shortest edge of all.
     least: f64,
-    /// Per token, once it is needed: its edges with the shortest first.
+    /// Per token, its edges with the shortest first, once it has been passed through often enough to be worth it.
     sorted: Vec<Vec<(f64, u32)>>,
+    /// How often each token was passed through.
+    passes: Vec<u32>,
 }
 
 impl Edges {
@@ -90,95 +106,110 @@ impl Edges {
         let mut lengths: Vec<f64> = weights.entries().iter().map(|w| 1.0 / w).collect();
         (0..n).for_each(|i| lengths[i * (n + 1)] = f64::INFINITY);
         let least = lengths.iter().copied().fold(f64::INFINITY, f64::min);
-        Self { n, lengths, least, sorted: vec![Vec::new(); n] }
+        Self { n, lengths, least, sorted: vec![Vec::new(); n], passes: vec![0; n] }
     }
 
     fn row(&self, i: usize) -> &[f64] {
         &self.lengths[i * self.n..][..self.n]
     }
 
-    /// The edges of token `i` that are no longer than `most`.
-    fn up_to(&mut self, i: usize, most: f64) -> &[(f64, u32)] {
-        if self.sorted[i].is_empty() {
+    /// The edges of token `i` that are no longer than `most`; `None` while looking at all of them is cheaper than sorting.
+    fn up_to(&mut self, i: usize, most: f64) -> Option<&[(f64, u32)]> {
+        /// Sorting a row costs about as much as passing through it this often.
+        const WORTH_SORTING: u32 = 16;
+        self.passes[i] = self.passes[i].saturating_add(1);
+        if self.passes[i] < WORTH_SORTING {
+            return None;
+        }
+        if self.passes[i] == WORTH_SORTING {
             let mut edges: Vec<_> = self.row(i).iter().copied().zip(0..).filter(|e| e.0.is_finite()).collect();
             edges.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
             self.sorted[i] = edges;
         }
         let end = self.sorted[i].partition_point(|edge| edge.0 <= most);
-        &self.sorted[i][..end]
+        Some(&self.sorted[i][..end])
     }
 }
 
-/// One source's tentative paths. Hops are f64, so that comparing paths is one vector operation.
+/// One source's tentative paths.
 #[derive(Default)]
 struct Search {
     length: Vec<f64>,
-    hops: Vec<f64>,
-    /// `length` of the tokens that are not settled, infinite for the others.
-    open: Vec<f64>,
+    hops: Vec<u32>,
+    /// Tentative lengths with their tokens, the shortest first; one that was beaten since stays until it comes up. The
+    /// bits of positive numbers are in the order of the numbers.
+    open: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 impl Search {
     fn from(&mut self, source: usize, edges: &mut Edges) {
+        /// Searches that end early end within these many tokens; after them, what is left to beat is measured seldom.
+        const EARLY: usize = 8;
         self.length.clear();
         self.length.extend_from_slice(edges.row(source));
-        self.open.clone_from(&self.length);
         self.length[source] = 0.0;
         self.hops.clear();
-        self.hops.resize(edges.n, 1.0);
-        self.hops[source] = 0.0;
-        loop {
+        self.hops.resize(edges.n, 1);
+        self.hops[source] = 0;
+        let mut far = largest(&self.length);
+        // Through a token beyond this no path gets shorter; a path as long as the farthest may still have fewer hops.
+        let beyond = |length: f64, far: f64| length + edges.least > far || length == f64::INFINITY;
+        let mut open = std::mem::take(&mut self.open).into_vec();
+        open.clear();
+        let direct = edges.row(source).iter().zip(0..).filter(|&(&length, _)| !beyond(length, far));
+        open.extend(direct.map(|(length, to)| Reverse((length.to_bits(), to))));
+        self.open = BinaryHeap::from(open);
+        let mut settled = 0;
+        while let Some(Reverse((bits, token))) = self.open.pop() {
+            let start = f64::from_bits(bits);
+            if start > self.length[token as usize] {
+                continue;
+            }
             // Settled tokens are nearer than all others: the farthest is not settled.
-            let (near, far) =
-                (extreme(&self.open, f64::INFINITY, |x, y| x < y), extreme(&self.length, 0.0, |x, y| x > y));
-            // A path of the same length as the farthest may still have fewer hops.
-            if near == f64::INFINITY || near + edges.least > far {
+            if settled < EARLY || settled % EARLY == 0 {
+                far = largest(&self.length);
+            }
+            if start + edges.least > far {
                 return;
             }
-            let token = self.open.iter().position(|&x| x == near).expect("the least of them is one of them");
-            self.open[token] = f64::INFINITY;
-            self.relax(token, far, edges);
+            settled += 1;
+            self.relax(token as usize, far, edges);
         }
     }
 
-    /// Tries the paths through `token`, the farthest token being at `far`.
+    /// Tries the paths through `token`, the farthest token being no farther than `far`.
     fn relax(&mut self, token: usize, far: f64, edges: &mut Edges) {
-        /// Beyond this share of a row, one pass over all of it is faster than picking edges.
-        const MANY: usize = 8;
-        let (start, hops, n) = (self.length[token], self.hops[token] + 1.0, edges.n);
-        let short = edges.up_to(token, far - start);
-        if short.len() < n / MANY {
-            for &(edge, to) in short {
-                let to = to as usize;
-                let length = start + edge;
-                if length < self.length[to] {
-                    self.open[to] = length;
-                }
-                if length < self.length[to] || (length == self.length[to] && hops < self.hops[to]) {
-                    (self.length[to], self.hops[to]) = (length, hops);
-                }
-            }
+        let (start, hops) = (self.length[token], self.hops[token] + 1);
+        if let Some(short) = edges.up_to(token, far - start) {
+            short.iter().for_each(|&(edge, to)| self.reach(to, start + edge, hops));
             return;
         }
-        let state = self.length.iter_mut().zip(&mut self.hops).zip(&mut self.open);
-        for (((best, best_hops), open), edge) in state.zip(edges.row(token)) {
-            let length = start + edge;
-            let shorter = length < *best;
-            let better = shorter | ((length == *best) & (hops < *best_hops));
-            *open = if shorter { length } else { *open };
-            *best = if shorter { length } else { *best };
-            *best_hops = if better { hops } else { *best_hops };
+        let row = edges.row(token);
+        // One pass in vectors tells that nothing is gained, as is usual where all weights are alike.
+        let gains = row.iter().zip(&self.length).fold(false, |gains, (edge, length)| gains | (start + edge <= *length));
+        if gains {
+            row.iter().zip(0..).for_each(|(edge, to)| self.reach(to, start + edge, hops));
+        }
+    }
+
+    /// A path to `to`, if it is better than the known one.
+    fn reach(&mut self, to: u32, length: f64, hops: u32) {
+        let (known, known_hops) = (&mut self.length[to as usize], &mut self.hops[to as usize]);
+        if length < *known {
+            (*known, *known_hops) = (length, hops);
+            self.open.push(Reverse((length.to_bits(), to)));
+        } else if length == *known && hops < *known_hops {
+            *known_hops = hops;
         }
     }
 }
 
-/// The extreme of `x` by `before`, `worst` where there is none: eight at once, which the compiler can keep in vectors.
-fn extreme(x: &[f64], worst: f64, before: impl Fn(f64, f64) -> bool + Copy) -> f64 {
-    let first = move |x: f64, y: f64| if before(x, y) { x } else { y };
+/// The largest of non-negative numbers: eight at once, which the compiler can keep in vectors.
+fn largest(x: &[f64]) -> f64 {
     let (chunks, rest) = x.as_chunks::<8>();
-    let mut lanes = [worst; 8];
+    let mut lanes = [0.0_f64; 8];
     for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane = first(x, *lane));
+        lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane = if x > *lane { x } else { *lane });
     }
-    lanes.into_iter().chain(rest.iter().copied()).fold(worst, |most, x| first(x, most))
+    lanes.into_iter().chain(rest.iter().copied()).fold(0.0, f64::max)
 }

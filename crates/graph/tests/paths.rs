@@ -1,7 +1,7 @@
 //! Shortest paths beside the algorithm of Floyd and Warshall.
 
 use proptest::prelude::*;
-use resolvent_graph::{Dense, Error, LinearOperator, UNREACHABLE, shortest_paths};
+use resolvent_graph::{Dense, Error, LinearOperator, UNREACHABLE, shortest_paths, shortest_paths_from};
 
 /// Lengths and hops between all pairs, by trying every token in between.
 fn floyd_warshall(weights: &Dense) -> (Vec<f64>, Vec<f64>) {
@@ -77,6 +77,9 @@ fn a_chain_is_walked() {
     assert_eq!((summary.max, summary.unreachable), (5, 15));
     assert_eq!(summary.counts, [0, 5, 4, 3, 2, 1]);
     assert!((summary.mean - 35.0 / 15.0).abs() < 1e-15);
+    let middle = shortest_paths_from(&chain, vec![3]).unwrap();
+    assert_eq!(middle.hops, [UNREACHABLE, UNREACHABLE, UNREACHABLE, 0, 1, 2]);
+    assert_eq!(middle.summary().counts, [0, 1, 1]);
 }
 
 /// One token that hardly anyone attends to, which keeps every search going to its end.

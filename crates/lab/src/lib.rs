@@ -1,5 +1,6 @@
 //! Data sets, training, evaluation, prediction and reports for Resolvent.
 
+pub mod analyze;
 pub mod augment;
 pub mod bench;
 pub mod bleu;

@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod analyze;
 pub mod attend;
 pub mod bench;
 pub mod classify;

@@ -160,6 +160,7 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
                     polyline class=(format!("line s{}", s.style)) points=(frame.path(&s.points)) {
                         title { (s.label) }
                     }
+                    (frame.hits(axes, s))
                     @if let [(x, y)] = &s.points[..] {
                         circle class=(format!("dot s{}", s.style)) cx=(px(frame.x(*x))) cy=(px(frame.y(*y))) r="3" {}
                     }
@@ -190,6 +191,25 @@ fn px(value: f64) -> String {
     format!("{value:.1}")
 }
 
+/// The points that are drawn: all, or the means of groups of them.
+fn shown(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
+    let group = points.len().div_ceil(MAX_POINTS).max(1);
+    let mean = |chunk: &[(f64, f64)]| {
+        let n = chunk.len() as f64;
+        (chunk.iter().map(|p| p.0).sum::<f64>() / n, chunk.iter().map(|p| p.1).sum::<f64>() / n)
+    };
+    points.chunks(group).map(mean).filter(|(x, y)| x.is_finite() && y.is_finite())
+}
+
+/// A number with four digits that matter, whole numbers as they are.
+fn significant(x: f64) -> String {
+    if x.fract() == 0.0 && x.abs() < 1e6 {
+        return format!("{x}");
+    }
+    let digits = (3.0 - x.abs().log10().floor()).clamp(0.0, 8.0) as usize;
+    format!("{x:.digits$}")
+}
+
 /// The map from values to the drawing.
 struct Frame {
     x: (f64, f64),
@@ -206,13 +226,19 @@ impl Frame {
     }
 
     fn path(&self, points: &[(f64, f64)]) -> String {
-        let group = points.len().div_ceil(MAX_POINTS).max(1);
-        let mean = |chunk: &[(f64, f64)]| {
-            let n = chunk.len() as f64;
-            (chunk.iter().map(|p| p.0).sum::<f64>() / n, chunk.iter().map(|p| p.1).sum::<f64>() / n)
-        };
-        let shown = points.chunks(group).map(mean).filter(|(x, y)| x.is_finite() && y.is_finite());
-        shown.map(|(x, y)| format!("{},{}", px(self.x(x)), px(self.y(y)))).collect::<Vec<_>>().join(" ")
+        shown(points).map(|(x, y)| format!("{},{}", px(self.x(x)), px(self.y(y)))).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Where a pointer finds the values of a line: unseen marks on its points.
+    fn hits(&self, axes: Axes<'_>, series: &Series) -> Markup {
+        let value = |y: f64| if axes.percent { format!("{:.2} %", y * 100.0) } else { significant(y) };
+        html! {
+            @for (x, y) in shown(&series.points) {
+                circle class=(format!("hit s{}", series.style)) cx=(px(self.x(x))) cy=(px(self.y(y))) r="4" {
+                    title { (series.label) ", " (axes.x) " " (significant(x)) ": " (value(y)) }
+                }
+            }
+        }
     }
 
     /// Ticks are places on the axis with their labels.

@@ -1,5 +1,6 @@
 //! Reports: one HTML file with everything in it, no network, for screens of any width and for paper.
 
+mod analysis;
 mod bench;
 pub mod chart;
 mod comparison;
@@ -10,6 +11,7 @@ use std::path::Path;
 
 use crate::{Result, checkpoint::write_atomically, compare::Comparison, metrics::Record, train::TrainSummary};
 
+pub use analysis::analysis_page;
 pub use bench::bench_page;
 pub use comparison::comparison_page;
 pub use run::run_page;

@@ -16,7 +16,10 @@ pub fn shell(title: &str, body: &Markup) -> String {
                 title { (title) }
                 style { (PreEscaped(include_str!("style.css"))) }
             }
-            body { main { (body) } }
+            body {
+                main { (body) }
+                script { (PreEscaped(include_str!("script.js"))) }
+            }
         }
     }
     .into_string()

@@ -1,0 +1,137 @@
+//! `resolvent analyze` on small dumps: what it finds and writes, and what it refuses. No time is asserted.
+
+mod support;
+
+use safetensors::Dtype;
+use serde_json::Value;
+use support::{Outcome, Sandbox, Tensors, resolvent};
+
+/// Two layers of two heads, 24 tokens: one whole, one without keys and values.
+fn dump(sandbox: &Sandbox) -> std::path::PathBuf {
+    let mut tensors = Tensors::default();
+    for (seed, name) in ["layers.0.q", "layers.0.k", "layers.0.v", "layers.1.q"].into_iter().enumerate() {
+        tensors.noise(name, &[2, 2, 24, 8], seed as u32);
+    }
+    tensors.u8("mask", &[1], &[1]);
+    sandbox.write("dump.safetensors", tensors.file())
+}
+
+fn analyze(sandbox: &Sandbox, input: &std::path::Path, args: &[&str]) -> Outcome {
+    let mut command = resolvent();
+    command.args(["analyze", "--json", "--input"]).arg(input).arg("--out").arg(sandbox.path("out")).args(args);
+    Outcome::of(&mut command)
+}
+
+fn verdict<'a>(json: &'a Value, id: &str) -> &'a Value {
+    let verdicts = json["verdicts"].as_array().unwrap();
+    verdicts.iter().find(|verdict| verdict["mechanism"] == id).unwrap_or_else(|| panic!("no verdict on {id}"))
+}
+
+#[test]
+fn every_mechanism_is_tried_on_every_head() {
+    let sandbox = Sandbox::new();
+    let outcome = analyze(&sandbox, &dump(&sandbox), &[]).success();
+    let json = outcome.json();
+    let results = std::fs::read_to_string(sandbox.path("out").join("results.json")).unwrap();
+    assert_eq!(results.trim(), outcome.stdout.trim());
+    assert_eq!(json["unread"], serde_json::json!(["mask"]));
+    let verdicts = json["verdicts"].as_array().unwrap();
+    let heads = json["heads"].as_array().unwrap();
+    assert_eq!((verdicts.len(), heads.len()), (11, 11 * 8));
+    assert_eq!((&verdicts[0]["mechanism"], &verdicts[0]["finding"]), (&"softmax".into(), &"baseline".into()));
+    for verdict in verdicts {
+        assert!(verdict["numbers"]["time_ratio"].as_f64().unwrap() > 0.0, "{verdict}");
+        assert!(verdict["numbers"]["peak_bytes"].is_f64(), "{verdict}");
+        assert!(verdict["sentence"].as_str().unwrap().len() > 40, "{verdict}");
+    }
+    for head in heads.iter().filter(|head| head["mechanism"] == "softmax") {
+        assert_eq!(head["output"]["relative"], 0.0);
+        let graph = &head["graph"];
+        let (gap, rows) = (graph["gap"].as_f64().unwrap(), graph["perplexity"].as_f64().unwrap());
+        assert!(gap > 0.0 && gap <= 2.0 && rows > 1.0 && rows <= 24.0, "{graph}");
+        assert!((graph["eigenvalues"][0].as_f64().unwrap() - 1.0).abs() < 1e-5);
+        assert_eq!((graph["negative"].as_f64(), graph["notes"].as_array().unwrap().len()), (Some(0.0), 0));
+    }
+    let uniform = heads.iter().find(|head| head["mechanism"] == "uniform").unwrap();
+    assert!((uniform["graph"]["perplexity"].as_f64().unwrap() - 24.0).abs() < 1e-4);
+    assert!((uniform["graph"]["gap"].as_f64().unwrap() - 1.0).abs() < 1e-5);
+    let laplacian = heads.iter().find(|head| head["mechanism"] == "laplacian-exact").unwrap();
+    assert!(laplacian["graph"]["gap"].is_null() && !laplacian["graph"]["notes"].as_array().unwrap().is_empty());
+    let page = std::fs::read_to_string(sandbox.path("out").join("report.html")).unwrap();
+    assert!(page.contains("class=\"sortable\"") && page.contains("<script>") && page.contains("linear-infsa"));
+    assert!(!page.contains("NaN") && !page.contains("http"));
+}
+
+/// Clusters that are all one are dense softmax: it replaces itself. Causality refuses who has none.
+#[test]
+fn verdicts_follow_the_tensors() {
+    let sandbox = Sandbox::new();
+    let input = dump(&sandbox);
+    let one = sandbox.write("one.json", r#"{"mechanism": "ssa", "clusters": 1}"#);
+    let json =
+        analyze(&sandbox, &input, &["--mechanisms", &format!("{},uniform", one.display()), "--full"]).success().json();
+    assert_eq!(verdict(&json, "ssa")["finding"], "replaces");
+    assert!(verdict(&json, "ssa")["numbers"]["error_worst"].as_f64().unwrap() < 1e-4);
+    assert_ne!(verdict(&json, "uniform")["finding"], "replaces");
+    let full = &json["heads"][0]["graph"]["full"];
+    assert_eq!(full["singular_values"].as_array().unwrap().len(), 24);
+    assert!((full["moduli"][0].as_f64().unwrap() - 1.0).abs() < 1e-5 && full["mixing_time"].is_u64());
+    let chosen = ["--mechanisms", "infsa-resolvent,fna", "--causal", "--layers", "layers.0", "--sequences", "1"];
+    let json = analyze(&sandbox, &input, &chosen).success().json();
+    assert_eq!(json["heads"].as_array().unwrap().len(), 2 * 2);
+    assert_eq!(verdict(&json, "infsa-resolvent")["finding"], "refused");
+    assert!(verdict(&json, "infsa-resolvent")["sentence"].as_str().unwrap().contains("causal"));
+    assert!(verdict(&json, "fna")["numbers"]["heads"] == 2);
+}
+
+/// Cross-attention has outputs to compare and no graph; a few tokens have little of one.
+#[test]
+fn odd_shapes() {
+    let sandbox = Sandbox::new();
+    let mut cross = Tensors::default();
+    cross.noise("q", &[5, 4], 0).noise("k", &[9, 4], 1).noise("v", &[9, 3], 2);
+    let path = sandbox.write("cross.safetensors", cross.file());
+    let json = analyze(&sandbox, &path, &["--mechanisms", "fna,soft"]).success().json();
+    assert_eq!(json["heads"].as_array().unwrap().len(), 2);
+    assert!(json["heads"][1]["graph"].is_null() && json["heads"][1]["output"]["scaled"].is_f64());
+    assert_eq!(verdict(&json, "soft")["finding"], "refused");
+    let mut one = Tensors::default();
+    one.noise("q", &[1, 4], 0);
+    let path = sandbox.write("one.safetensors", one.file());
+    let json = analyze(&sandbox, &path, &[]).success().json();
+    assert_eq!(verdict(&json, "fna")["finding"], "replaces");
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let sandbox = Sandbox::new();
+    let refused = |tensors: &Tensors, args: &[&str], named: &[&str]| {
+        let path = sandbox.write("bad.safetensors", tensors.file());
+        let outcome = analyze(&sandbox, &path, args);
+        let error = outcome.failure(1);
+        assert!(named.iter().all(|named| error.contains(named)), "{error}");
+        assert!(!sandbox.path("out").join("results.json").exists());
+    };
+    let mut nan = Tensors::default();
+    let mut values = vec![0.5; 24];
+    values[17] = f32::NAN;
+    nan.noise("l.q", &[1, 2, 3, 4], 0).f32("l.k", &[1, 2, 3, 4], &values);
+    refused(&nan, &[], &["`l.k` is NaN at [0, 1, 1, 1]"]);
+    let mut good = Tensors::default();
+    good.noise("q", &[6, 4], 0);
+    refused(&good, &["--layers", "other"], &["`other`", "layer"]);
+    refused(&good, &["--sequences", "0"], &["sequences", "at least 1"]);
+    refused(&good, &["--mechanisms", "fna,fna"], &["`fna` twice"]);
+    refused(good.clone().u8("q", &[6, 4], &[0; 24]), &[], &["`q` has type U8"]);
+    refused(good.clone().raw("v", Dtype::F32, &[0, 4], Vec::new()), &[], &["`v` has shape [0, 4]"]);
+    let whole = std::fs::read(sandbox.path("bad.safetensors")).unwrap();
+    for (name, bytes) in
+        [("cut", &whole[..whole.len() - 5]), ("short", &whole[..6]), ("text", b"not a dump at all" as &[u8])]
+    {
+        let path = sandbox.write(name, bytes);
+        let outcome = analyze(&sandbox, &path, &[]);
+        assert!(outcome.failure(1).contains(name), "{name}");
+    }
+    let outcome = analyze(&sandbox, &sandbox.path("nowhere"), &[]);
+    assert!(outcome.failure(1).contains("nowhere"));
+}

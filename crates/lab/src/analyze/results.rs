@@ -1,0 +1,204 @@
+//! What an analysis found.
+
+use std::fmt::Write;
+
+use resolvent_kernels::{Mechanism, Shape};
+use serde::Serialize;
+
+use super::{GraphReport, verdict::Verdict};
+use crate::environment::Environment;
+
+/// The result of an analysis, as in its `results.json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Analysis {
+    /// The file analysed.
+    pub input: String,
+    /// Its layers.
+    pub layers: Vec<LayerSummary>,
+    /// Names of tensors that belong to no layer.
+    pub unread: Vec<String>,
+    /// Whether tokens saw earlier ones only.
+    pub causal: bool,
+    /// Whether the dense diagnostics that take long are there.
+    pub full: bool,
+    /// One per mechanism, softmax first.
+    pub verdicts: Vec<Verdict>,
+    /// One per layer, sequence and mechanism.
+    pub calls: Vec<CallResult>,
+    /// One per layer, sequence, head and mechanism.
+    pub heads: Vec<HeadResult>,
+    /// The machine.
+    pub environment: Environment,
+    /// Commands that repeat it.
+    pub commands: Vec<String>,
+}
+
+/// A layer of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LayerSummary {
+    /// Its name.
+    pub name: String,
+    /// Sequences analysed.
+    pub sequences: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Query tokens.
+    pub tokens: usize,
+    /// Key tokens.
+    pub keys: usize,
+    /// Channels of a query or key.
+    pub head_dim: usize,
+    /// Whether the keys are the queries.
+    pub tied: bool,
+    /// Whether the file has values; else they are white noise.
+    pub values: bool,
+}
+
+impl LayerSummary {
+    pub(super) fn new(layer: &super::dump::Layer, sequences: usize) -> Self {
+        let Shape { heads, seq_q: tokens, seq_kv: keys, head_dim, .. } = layer.shape;
+        let (tied, values) = (layer.tied(), layer.has_values());
+        Self { name: layer.name.clone(), sequences, heads, tokens, keys, head_dim, tied, values }
+    }
+}
+
+/// One mechanism on all heads of one sequence of one layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CallResult {
+    /// The layer's name.
+    pub layer: String,
+    /// The sequence.
+    pub sequence: usize,
+    /// The mechanism, with all its fields.
+    pub mechanism: Mechanism,
+    /// Why it cannot be applied here.
+    pub refused: Option<String>,
+    /// Seconds of a forward pass.
+    pub seconds: Option<f64>,
+    /// Most bytes that the pass held beside its tensors.
+    pub peak_bytes: Option<u64>,
+}
+
+/// One mechanism on one head.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct HeadResult {
+    /// The layer's name.
+    pub layer: String,
+    /// The sequence.
+    pub sequence: usize,
+    /// The head.
+    pub head: usize,
+    /// The mechanism's id.
+    pub mechanism: &'static str,
+    /// Its output beside dense softmax's.
+    pub output: OutputError,
+    /// Its token graph; absent in cross-attention.
+    pub graph: Option<GraphReport>,
+}
+
+/// How far an output is from dense softmax's, `|out - softmax| / |softmax|` over a head.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct OutputError {
+    /// As it is.
+    pub relative: f64,
+    /// After the best single factor for the head, which an output projection can absorb.
+    pub scaled: f64,
+    /// Mean over the tokens of the cosine with softmax's output.
+    pub cosine: f64,
+}
+
+impl OutputError {
+    /// Of `out` beside `reference`, rows of `channels`.
+    pub fn new(out: &[f32], reference: &[f32], channels: usize) -> Self {
+        let sums = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
+        let (own, both, wanted) = (sums(out, out), sums(out, reference), sums(reference, reference));
+        let difference = out.iter().zip(reference).map(|(&x, &y)| (f64::from(x) - f64::from(y)).powi(2)).sum::<f64>();
+        let share = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
+        let factor = share(both, own);
+        let left: f64 = out.iter().zip(reference).map(|(&x, &y)| (factor * f64::from(x) - f64::from(y)).powi(2)).sum();
+        let rows = || out.chunks(channels.max(1)).zip(reference.chunks(channels.max(1)));
+        let cosines = rows().map(|(x, y)| share(sums(x, y), (sums(x, x) * sums(y, y)).sqrt()));
+        Self {
+            relative: share(difference, wanted).sqrt(),
+            scaled: share(left, wanted).sqrt(),
+            cosine: cosines.sum::<f64>() / rows().count().max(1) as f64,
+        }
+    }
+}
+
+impl Analysis {
+    /// The results of one mechanism.
+    pub fn of<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a HeadResult> {
+        self.heads.iter().filter(move |head| head.mechanism == id)
+    }
+
+    /// The verdicts as text.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>7}  {}\n",
+            "mechanism", "error", "worst", "cosine", "ms", "x softmax", "MB", "rows", "verdict"
+        );
+        let dash = || "-".to_owned();
+        for verdict in &self.verdicts {
+            let n = &verdict.numbers;
+            let of = |x: Option<f64>, digits: usize| x.map_or_else(dash, |x| format!("{x:.digits$}"));
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>7}  {}",
+                verdict.mechanism,
+                of(n.error_median.map(|x| 100.0 * x), 1),
+                of(n.error_worst.map(|x| 100.0 * x), 1),
+                of(n.cosine, 3),
+                of(n.seconds.map(|x| 1e3 * x), 2),
+                of(n.time_ratio, 2),
+                of(n.peak_bytes.map(|x| x / 1e6), 2),
+                of(n.perplexity, 1),
+                verdict.finding.label(),
+            );
+        }
+        text.push_str(
+            "error: percent of softmax's output, after one factor per head; rows: tokens that a row attends to\n",
+        );
+        for verdict in &self.verdicts {
+            let _ = writeln!(text, "\n{}", verdict.sentence);
+        }
+        text
+    }
+}
+
+/// The middle of some numbers, those that are not finite left out.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().filter(|x| x.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some(0.5 * (values[middle - 1] + values[middle])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_with_and_without_a_factor() {
+        let reference = [1.0, 2.0, 0.0, 2.0];
+        let half = OutputError::new(&[0.5, 1.0, 0.0, 1.0], &reference, 2);
+        assert!((half.relative - 0.5).abs() < 1e-12 && half.scaled < 1e-12 && (half.cosine - 1.0).abs() < 1e-12);
+        let none = OutputError::new(&[0.0; 4], &reference, 2);
+        assert_eq!((none.relative, none.scaled, none.cosine), (1.0, 1.0, 0.0));
+        let across = OutputError::new(&[2.0, -1.0, 2.0, 0.0], &reference, 2);
+        assert!((across.scaled - 1.0).abs() < 1e-12 && across.cosine.abs() < 1e-12);
+        assert_eq!(OutputError::new(&[0.0; 2], &[0.0; 2], 2).relative, 0.0);
+    }
+
+    #[test]
+    fn the_middle() {
+        assert_eq!(median([3.0, 1.0, f64::NAN, 2.0]), Some(2.0));
+        assert_eq!(median([4.0, 1.0]), Some(2.5));
+        assert_eq!(median([]), None);
+    }
+}

@@ -1,0 +1,71 @@
+"use strict";
+// Tables of class "sortable": a click, or Enter on the focused heading, sorts by its column; again turns the order round.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0];
+  [...table.tHead.rows[0].cells].forEach((heading, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...heading.childNodes);
+    heading.append(button);
+    const value = (row) => {
+      const cell = row.cells[column], text = cell.dataset.value ?? cell.textContent.trim();
+      const number = Number.parseFloat(text.replace(/\u2009/g, ""));
+      return Number.isNaN(number) ? text : number;
+    };
+    const compare = (a, b) => {
+      if (typeof a === "number" && typeof b === "number") return a - b;
+      if (typeof a === "number" || typeof b === "number") return typeof a === "number" ? -1 : 1;
+      return a.localeCompare(b);
+    };
+    button.addEventListener("click", () => {
+      const down = heading.getAttribute("aria-sort") === "ascending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...body.rows].map((row) => [value(row), row]);
+      rows.sort((a, b) => (down ? compare(b[0], a[0]) : compare(a[0], b[0])));
+      body.append(...rows.map(([, row]) => row));
+    });
+  });
+}
+
+// Charts: the value of the point under the pointer, or, with the chart focused, of the one that the arrow keys reach.
+const tip = document.createElement("div");
+tip.className = "tip";
+tip.setAttribute("role", "status");
+tip.hidden = true;
+document.body.append(tip);
+const show = (point) => {
+  tip.textContent = point.querySelector("title").textContent;
+  tip.hidden = false;
+  const box = point.getBoundingClientRect(), own = tip.getBoundingClientRect();
+  const left = Math.min(box.left + 12, document.documentElement.clientWidth - own.width - 4);
+  tip.style.left = `${Math.max(4, left) + window.scrollX}px`;
+  tip.style.top = `${box.top - own.height - 6 + window.scrollY}px`;
+};
+for (const chart of document.querySelectorAll("figure > svg")) {
+  const points = [...chart.querySelectorAll(".hit, .dot")].filter((point) => point.querySelector("title"));
+  if (points.length === 0) continue;
+  let at = -1;
+  const move = (to) => {
+    if (points[at]) points[at].classList.remove("here");
+    at = Math.max(0, Math.min(points.length - 1, to));
+    points[at].classList.add("here");
+    show(points[at]);
+  };
+  const leave = () => {
+    if (points[at]) points[at].classList.remove("here");
+    tip.hidden = true;
+  };
+  chart.tabIndex = 0;
+  chart.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -points.length, End: points.length }[event.key];
+    if (step !== undefined) { event.preventDefault(); move(at + step); }
+    if (event.key === "Escape") leave();
+  });
+  chart.addEventListener("blur", leave);
+  chart.addEventListener("pointerover", (event) => {
+    const point = points.indexOf(event.target);
+    if (point >= 0) move(point);
+  });
+  chart.addEventListener("pointerleave", leave);
+}
