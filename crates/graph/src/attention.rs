@@ -112,30 +112,64 @@ impl LinearOperator for AttentionOperator {
         Ok(wide(&out))
     }
 
-    fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
-        let (n, columns) = (self.len(), block.len());
-        block.iter().try_for_each(|x| check_len("x", x.len(), n))?;
-        let shape = Shape { value_dim: columns.max(1), ..*self.op.shape() };
-        let op = Operator::new(self.op.mechanism(), shape, false, self.op.plan().strategy)?;
-        let v: Vec<f32> = (0..n).flat_map(|i| block.iter().map(move |x| x[i] as f32)).collect();
-        let mut out = vec![0.0; v.len()];
-        if columns > 0 {
-            self.forward(&op, &v, &mut out, &mut vec![0.0; op.plan().stats])?;
-        }
-        Ok((0..columns).map(|c| out[c..].iter().step_by(columns).map(|&x| x.into()).collect()).collect())
-    }
-
     fn apply_transpose(&self, x: &[f64]) -> Result<Vec<f64>> {
         check_len("x", x.len(), self.len())?;
-        let (inputs, mask) = self.inputs(&self.ones);
+        self.adjoint(&self.op, &self.ones, (&self.row_sums, &self.stats), &narrow(x))
+    }
+
+    fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        if block.is_empty() {
+            return Ok(Vec::new());
+        }
+        let op = self.wider(block)?;
+        let v = interleaved(block);
+        let mut out = vec![0.0; v.len()];
+        self.forward(&op, &v, &mut out, &mut vec![0.0; op.plan().stats])?;
+        Ok(apart(&wide(&out), block.len()))
+    }
+
+    fn apply_transpose_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        if block.is_empty() {
+            return Ok(Vec::new());
+        }
+        let op = self.wider(block)?;
+        let dout = interleaved(block);
+        // What forward saved for one channel is not what it saves for several.
+        let ones = vec![1.0; dout.len()];
+        let (mut out, mut stats) = (vec![0.0; dout.len()], vec![0.0; op.plan().stats]);
+        self.forward(&op, &ones, &mut out, &mut stats)?;
+        Ok(apart(&self.adjoint(&op, &ones, (&out, &stats), &dout)?, block.len()))
+    }
+}
+
+impl AttentionOperator {
+    /// The operator on as many channels as there are vectors in `block`.
+    fn wider(&self, block: &[Vec<f64>]) -> Result<Operator> {
+        block.iter().try_for_each(|x| check_len("x", x.len(), self.len()))?;
+        let shape = Shape { value_dim: block.len(), ..*self.op.shape() };
+        Ok(Operator::new(self.op.mechanism(), shape, false, self.op.plan().strategy)?)
+    }
+
+    /// The gradient of the values `v`, of which forward `saved` output and statistics, when `dout` comes back.
+    fn adjoint(&self, op: &Operator, v: &[f32], saved: (&[f32], &[f32]), dout: &[f32]) -> Result<Vec<f64>> {
+        let (inputs, mask) = self.inputs(v);
         let (mut dq, mut dk) = (vec![0.0; self.q.len()], self.k.as_ref().map(|k| vec![0.0; k.len()]));
-        let mut dv = vec![0.0; x.len()];
+        let mut dv = vec![0.0; v.len()];
         let mut gradients =
             Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, extras: ExtraGradients::default() };
-        let scratch = &mut self.scratch.borrow_mut();
-        self.op.backward(&inputs, &mask, &self.row_sums, &self.stats, &narrow(x), &mut gradients, scratch)?;
+        op.backward(&inputs, &mask, saved.0, saved.1, dout, &mut gradients, &mut self.scratch.borrow_mut())?;
         Ok(wide(&dv))
     }
+}
+
+/// Several vectors as the channels of one tensor, `[tokens, vectors]`.
+fn interleaved(block: &[Vec<f64>]) -> Vec<f32> {
+    (0..block[0].len()).flat_map(|i| block.iter().map(move |x| x[i] as f32)).collect()
+}
+
+/// The channels of a tensor as vectors.
+fn apart(x: &[f64], channels: usize) -> Vec<Vec<f64>> {
+    (0..channels).map(|c| x[c..].iter().step_by(channels).copied().collect()).collect()
 }
 
 fn narrow(x: &[f64]) -> Vec<f32> {

@@ -32,6 +32,14 @@ pub trait LinearOperator {
     fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
         block.iter().map(|x| self.apply(x)).collect()
     }
+
+    /// `M^T x` for several `x`, as [`LinearOperator::apply_block`].
+    ///
+    /// # Errors
+    /// As [`LinearOperator::apply`].
+    fn apply_transpose_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        block.iter().map(|x| self.apply_transpose(x)).collect()
+    }
 }
 
 impl<O: LinearOperator> LinearOperator for &O {
@@ -49,6 +57,10 @@ impl<O: LinearOperator> LinearOperator for &O {
 
     fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
         (**self).apply_block(block)
+    }
+
+    fn apply_transpose_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        (**self).apply_transpose_block(block)
     }
 }
 

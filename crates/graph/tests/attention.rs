@@ -43,6 +43,12 @@ fn products_are_those_of_the_stored_matrix() {
         assert_close(&what, &graph.apply(&x).unwrap(), &stored.apply(&x).unwrap(), 1, rtol, 1e-7);
         let transposed = (graph.apply_transpose(&x).unwrap(), stored.apply_transpose(&x).unwrap());
         assert_close(&what, &transposed.0, &transposed.1, 1, rtol, 1e-7);
+        let block = [x.clone(), x.iter().map(|x| 1.0 - x * x).collect()];
+        let (there, back) = (graph.apply_block(&block).unwrap(), graph.apply_transpose_block(&block).unwrap());
+        for (c, x) in block.iter().enumerate() {
+            assert_close(&what, &there[c], &stored.apply(x).unwrap(), 1, rtol, 1e-7);
+            assert_close(&what, &back[c], &stored.apply_transpose(x).unwrap(), 1, rtol, 1e-7);
+        }
     }
 }
 

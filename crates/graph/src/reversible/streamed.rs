@@ -134,7 +134,7 @@ impl LinearOperator for StreamedReversible {
             Back::Exchanged(exchanged, log_rows) => {
                 exchanged.apply_block(&inward)?.into_iter().map(|y| outward(y, log_rows)).collect()
             }
-            Back::Adjoint => block.iter().map(|x| self.adjoint(x)).collect::<Result<_>>()?,
+            Back::Adjoint => self.adjoint(block)?,
         };
         Ok(there.zip(back).map(|(a, b)| a.iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect()).collect())
     }
@@ -142,11 +142,12 @@ impl LinearOperator for StreamedReversible {
 
 impl StreamedReversible {
     /// `D^-1/2 W^T D^-1/2 x` by the gradient of the values.
-    fn adjoint(&self, x: &[f64]) -> Result<Vec<f64>> {
+    fn adjoint(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
         let logs: Vec<f64> = self.log_rows.iter().zip(&self.log_degree).map(|(row, d)| row - 0.5 * d).collect();
         let unit = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let inward: Vec<f64> = x.iter().zip(&logs).map(|(x, log)| x * (log - unit).exp()).collect();
-        let y = self.forward.apply_transpose(&inward)?;
-        Ok(y.iter().zip(&self.log_degree).map(|(y, d)| y * (unit - 0.5 * d).exp()).collect())
+        let inward = |x: &Vec<f64>| x.iter().zip(&logs).map(|(x, log)| x * (log - unit).exp()).collect();
+        let outward = |y: Vec<f64>| y.iter().zip(&self.log_degree).map(|(y, d)| y * (unit - 0.5 * d).exp()).collect();
+        let transposed = self.forward.apply_transpose_block(&block.iter().map(inward).collect::<Vec<_>>())?;
+        Ok(transposed.into_iter().map(outward).collect())
     }
 }

@@ -158,7 +158,7 @@ impl Stored {
     fn report(&self, report: &mut GraphReport, baseline: Option<&Baseline>, full: bool) -> Option<Baseline> {
         let entries = self.weights.entries();
         let size: f64 = entries.iter().map(|w| w.abs()).sum();
-        let below: f64 = entries.iter().filter(|w| **w < 0.0).map(|w| -w).sum();
+        let below = entries.iter().fold(0.0, |below, w| below - w.min(0.0));
         report.negative = Some(if size > 0.0 { below / size } else { 0.0 });
         let mut notes = std::mem::take(&mut report.notes);
         let perplexity = note(&mut notes, row_perplexity(&self.weights));

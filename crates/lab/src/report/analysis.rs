@@ -1,7 +1,6 @@
 //! The report of an analysis.
 
 use maud::{Markup, html};
-use resolvent_kernels::Mechanism;
 
 use super::{
     chart::{self, Axes, Series},
@@ -257,7 +256,7 @@ fn remarks(analysis: &Analysis) -> Markup {
             }
             @if !analysis.unread.is_empty() { li { "Not read: " (analysis.unread.join(", ")) "." } }
             @for (id, heads, note) in notes { li { (id) ", " (heads) " remarks, such as: " (note) } }
-            li { "Mechanisms had the configuration in results.json; " (Mechanism::IDS.len()) " are known." }
+            li { "The configuration of every mechanism is in results.json." }
         }
     }
 }

@@ -10,7 +10,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const value = (row) => {
       const cell = row.cells[column], text = cell.dataset.value ?? cell.textContent.trim();
       const number = Number.parseFloat(text.replace(/\u2009/g, ""));
-      return Number.isNaN(number) ? text : number;
+      return Number.isFinite(number) ? number : text;
     };
     const compare = (a, b) => {
       if (typeof a === "number" && typeof b === "number") return a - b;
