@@ -71,6 +71,11 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     let evaluated = sandbox.run(&["eval", "--checkpoint", "run", "--json"]).success().json();
     assert_eq!(evaluated["evaluation"]["confusion"], trained["test"]["confusion"]);
     assert!(std::fs::read_to_string(sandbox.path("run/report.html")).unwrap().contains("good"));
+    let curve = sandbox.run(&["eval", "--checkpoint", "run", "--ablate", "0,0.5,1", "--json"]).success().json();
+    assert_eq!(curve["ablation"][0]["evaluation"]["loss"], evaluated["evaluation"]["loss"], "nothing lost");
+    assert_ne!(curve["ablation"][1]["evaluation"]["loss"], curve["ablation"][2]["evaluation"]["loss"]);
+    let line = sandbox.run(&["eval", "--checkpoint", "run", "--ablate", "1.5"]).failure(1).to_owned();
+    assert!(line.contains("1.5") && line.contains("[0, 1]"), "{line}");
 
     let texts = ["--text", "a lovely day", "--text", "an awful, awful day"];
     let asked = [&["classify", "run"], &texts[..]].concat();

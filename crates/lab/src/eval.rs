@@ -9,8 +9,8 @@ use crate::{
     Result,
     bleu::Bleu,
     checkpoint::Checkpoint,
-    data::Dataset,
-    train::{self, Part, Pictures, Task, TaskData},
+    data::{Dataset, TextDataset},
+    train::{self, Ablation, Part, Pictures, Task, TaskData},
 };
 
 /// Pictures per batch. Accuracy does not depend on it.
@@ -99,6 +99,37 @@ impl<'a> Tally<'a> {
             examples_per_second: examples as f64 / seconds.max(f64::MIN_POSITIVE),
         }
     }
+}
+
+/// What a classifier of texts does when its attention loses tokens.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ablated {
+    /// The probability with which each token is lost as a key, for all queries of its text.
+    pub share: f64,
+    /// What is left: the tokens themselves still reach the head.
+    pub evaluation: Evaluation,
+}
+
+/// Evaluates the classifier in `path` on the test texts of `data` with its attention losing each of `shares`. Which tokens are
+/// lost depends on `seed` and the text alone, and what one share loses a larger one loses too.
+///
+/// # Errors
+/// As [`run`]; [`crate::Error::Recipe`] for a share outside [0, 1]; [`crate::Error::Model`] for a mechanism whose queries and keys cannot be
+/// masked apart.
+pub fn ablation(path: &Path, data: &TextDataset, shares: &[f64], seed: u64) -> Result<Vec<Ablated>> {
+    if let Some(share) = shares.iter().find(|share| !(0.0..=1.0).contains(*share)) {
+        let problem = format!("is {share}, must be in [0, 1]");
+        return Err(crate::Error::Recipe { file: "ablation".into(), field: "share".into(), problem });
+    }
+    let mut checkpoint = Checkpoint::find(path)?;
+    let task = data.restored(&mut checkpoint)?;
+    let model = train::build_for(&task, &checkpoint.state.recipe, &Device::flex())?;
+    let model = checkpoint.load_weights(model)?;
+    let ablated = |&share: &f64| {
+        let evaluation = task.ablated(&model, Ablation { share, seed })?;
+        Ok(Ablated { share, evaluation })
+    };
+    shares.iter().map(ablated).collect()
 }
 
 /// Evaluates the run or the checkpoint in `path` on the test examples of `data`.

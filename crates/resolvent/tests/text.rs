@@ -6,6 +6,7 @@ use burn::{
 };
 use resolvent::{
     Error, Mechanism,
+    attention::MhaInput,
     models::{NormOrder, TextConfig},
 };
 
@@ -69,6 +70,34 @@ fn tokens_have_an_order() {
     let model = config("uniform").try_init_classifier(2, &device).unwrap();
     let logits = |row: [i32; 3]| model.forward(Tensor::<2, Int>::from_ints([row], &device), None).into_data();
     assert_ne!(logits([4, 9, 9]), logits([9, 9, 4]), "positions");
+}
+
+#[test]
+fn hidden_tokens_are_no_keys_but_still_ask() {
+    let device = Device::flex();
+    for id in ["softmax", "fna", "infsa", "uniform"] {
+        let model = TextConfig { depth: 1, ..config(id) }.try_init(&device).unwrap();
+        let attention = &model.blocks[0].attention;
+        let x = model.forward(tokens([[3, 9, 4, 4, 8, 20], [7, 5, 9, 1, 2, 2]], &device), None).unwrap();
+        let hidden = tokens([[0, 1, 0, 0, 1, 0]; 2], &device).equal_scalar(1);
+        let input = |x: Tensor<3>| MhaInput::self_attn(x).hide_keys(hidden.clone());
+        let context = |x: Tensor<3>| attention.forward(input(x)).context;
+        let (shown, other) = (
+            context(x.clone()),
+            context(x.clone().mask_fill(hidden.clone().unsqueeze_dim::<3>(2).expand([2, 6, 16]), 3.0)),
+        );
+        let token = |x: &Tensor<3>, place: usize| x.clone().narrow(1, place, 1).into_data();
+        if id != "infsa" {
+            assert_eq!(token(&shown, 0), token(&other, 0), "{id}: a hidden key is seen");
+        }
+        if id != "uniform" {
+            assert_ne!(token(&shown, 1), token(&other, 1), "{id}: a hidden token asks");
+        }
+        let all = MhaInput::self_attn(x).hide_keys(tokens([[1; 6]; 2], &device).equal_scalar(1));
+        let nothing = attention.forward(all).context - attention.output.bias.as_ref().unwrap().val().unsqueeze();
+        let most: f32 = nothing.abs().max().into_scalar();
+        assert!(most < 1e-6, "{id}: {most}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use resolvent_lab::{
 use serde_json::json;
 
 use super::recipe::data;
-use crate::{args::Global, error::Result, output};
+use crate::{Error, args::Global, error::Result, output};
 
 /// Evaluate a trained model on test examples
 ///
@@ -30,6 +30,10 @@ pub struct Eval {
     /// out [default: the size it was trained on]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     image_size: Option<u16>,
+    /// Evaluate a classifier of texts with its attention losing each token with these probabilities (the same tokens for all
+    /// queries of a text)
+    #[arg(long, value_name = "SHARE,SHARE", value_delimiter = ',')]
+    ablate: Vec<f64>,
 }
 
 const EXAMPLES: &str = "\
@@ -38,6 +42,7 @@ Examples:
   resolvent eval --checkpoint runs/fashion --json
   resolvent eval --checkpoint runs/fashion/checkpoints/step-000000938
   resolvent eval --checkpoint runs/cifar --image-size 48    at another size than trained on
+  resolvent eval --checkpoint runs/imdb --ablate 0,0.25,0.5,0.75,1
   resolvent eval --checkpoint runs/mnist --data idx:IMAGES,LABELS";
 
 /// Runs the command.
@@ -46,7 +51,11 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         Some(spec) => spec.clone(),
         None => data(&Checkpoint::find(&args.checkpoint)?.state.recipe)?,
     };
-    let (checkpoint, evaluation) = match spec.load().map_err(resolvent_lab::Error::from)? {
+    let data = spec.load().map_err(resolvent_lab::Error::from)?;
+    if !args.ablate.is_empty() {
+        return ablate(args, &data, global);
+    }
+    let (checkpoint, evaluation) = match data {
         Data::Pictures(pictures) => match args.image_size {
             Some(side) => eval::run_at(&args.checkpoint, &pictures, side.into())?,
             None => eval::run(&args.checkpoint, &pictures)?,
@@ -69,6 +78,21 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
     });
     let heading = format!("{}, {}, step {}", checkpoint.path.display(), mechanism.id(), checkpoint.state.step);
     output::result(global, &json, &format!("{heading}\n{}", table(&evaluation)))
+}
+
+/// Accuracy against the share of tokens that the attention loses.
+fn ablate(args: &Eval, data: &Data, global: &Global) -> Result<()> {
+    let Data::Texts(texts) = data else {
+        return Err(Error::file(&args.checkpoint, "--ablate is for classifiers of texts; leave it out"));
+    };
+    let seed = global.seed.unwrap_or(0);
+    let curve = eval::ablation(&args.checkpoint, texts, &args.ablate, seed)?;
+    let json = json!({"checkpoint": args.checkpoint.display().to_string(), "seed": seed, "ablation": curve});
+    let lines = curve.iter().map(|ablated| {
+        let Evaluation { accuracy, loss, .. } = &ablated.evaluation;
+        format!("{:>5.1} % lost   accuracy {:.2} %, loss {loss:.4}\n", ablated.share * 100.0, accuracy * 100.0)
+    });
+    output::result(global, &json, &lines.collect::<String>())
 }
 
 /// Accuracy, loss and speed, then each class with the class it is most often taken for.

@@ -52,7 +52,7 @@ pub(crate) use run::check_batch;
 pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};
 pub use task::{Part, Task, TaskData};
-pub(crate) use texts::{BATCH_TOKENS, text_config, token_inputs};
+pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
 pub use texts::{TextBatch, Texts, TokenInputs};
 
 /// What to do with a run that the folder already holds.

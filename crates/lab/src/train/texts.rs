@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
+use rand::RngExt;
 use resolvent::{
     Strategy,
-    models::{TextClassifier, TextConfig},
+    models::{TextClassifier, TextConfig, Visible},
 };
 
 use super::{
@@ -17,7 +18,10 @@ use super::{
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Expectation, TextExpectation, parts},
-    data::{BatchPlan, Batches, Encoded, Padded, TextDataset, TextSplit, Vocabulary, by_budget, by_length},
+    data::{
+        BatchPlan, Batches, Encoded, Padded, TextDataset, TextSplit, Vocabulary, by_budget, by_length,
+        rng::{Purpose, stream},
+    },
     eval::{Evaluation, Tally},
     recipe::{ModelRecipe, TextModelRecipe},
 };
@@ -131,8 +135,41 @@ impl Texts {
         Ok(Self { name, train, watched, test: test_texts, vocabulary: Arc::new(vocabulary), expects })
     }
 
-    fn split(&self, part: Part) -> &Labelled {
-        if part == Part::Test { &self.test } else { &self.watched }
+    /// The judgement of `model` on the test part, with tokens left out of its attention.
+    pub(crate) fn ablated(&self, model: &TextClassifier, ablation: Ablation) -> Result<Evaluation> {
+        self.judge(model, &self.test, Some(ablation))
+    }
+
+    fn judge(&self, model: &TextClassifier, split: &Labelled, ablation: Option<Ablation>) -> Result<Evaluation> {
+        let (mut tally, device) = (Tally::new(&self.expects.classes), Device::flex());
+        for indices in by_budget(&split.lengths, BATCH_TOKENS) {
+            let TextBatch { tokens, labels } = split.batch(&indices);
+            let hidden = ablation.map(|ablation| ablation.hidden(&indices, &tokens, &device));
+            let (tokens, padding) = token_inputs(tokens, &device);
+            let logits = model.forward_visible(tokens, &Visible { padding, hidden, ..Visible::default() })?;
+            tally.add_batch(logits, &labels);
+        }
+        Ok(tally.finish())
+    }
+}
+
+/// Which keys an attention loses: each with the probability `share`, once per text and for all of its queries ("Fractional neural
+/// attention for efficient multiscale sequence processing", figure 4).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ablation {
+    pub share: f64,
+    pub seed: u64,
+}
+
+impl Ablation {
+    /// `[batch, seq]`, true = lost, of the `texts` with these numbers.
+    fn hidden(self, texts: &[usize], tokens: &Padded, device: &Device) -> Tensor<2, Bool> {
+        let mut hidden = Vec::with_capacity(tokens.ids.len());
+        for &text in texts {
+            let mut rng = stream(Purpose::Ablation, self.seed, text as u64, 0);
+            hidden.extend((0..tokens.width).map(|_| rng.random_bool(self.share)));
+        }
+        Tensor::from_data(TensorData::new(hidden, [texts.len(), tokens.width]), device)
     }
 }
 
@@ -200,14 +237,7 @@ impl Task for Texts {
     }
 
     fn evaluate(&self, model: &TextClassifier, part: Part) -> Result<Evaluation> {
-        let split = self.split(part);
-        let mut tally = Tally::new(&self.expects.classes);
-        for indices in by_budget(&split.lengths, BATCH_TOKENS) {
-            let TextBatch { tokens, labels } = split.batch(&indices);
-            let (tokens, padding) = token_inputs(tokens, &Device::flex());
-            tally.add_batch(model.try_forward(tokens, padding)?, &labels);
-        }
-        Ok(tally.finish())
+        self.judge(model, if part == Part::Test { &self.test } else { &self.watched }, None)
     }
 
     fn gammas(model: &TextClassifier) -> Vec<f64> {

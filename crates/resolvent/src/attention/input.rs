@@ -9,6 +9,7 @@ pub struct MhaInput {
     /// Keys and values of cross-attention; `None` in self-attention.
     pub(super) memory: Option<(Tensor<3>, Tensor<3>)>,
     pub(super) mask_pad: Option<Tensor<2, Bool>>,
+    pub(super) hidden: Option<Tensor<2, Bool>>,
     pub(super) causal: bool,
     pub(super) grid: Option<[usize; 2]>,
 }
@@ -16,12 +17,12 @@ pub struct MhaInput {
 impl MhaInput {
     /// Self-attention over `tokens [batch, seq, d_model]`.
     pub fn self_attn(tokens: Tensor<3>) -> Self {
-        Self { query: tokens, memory: None, mask_pad: None, causal: false, grid: None }
+        Self { query: tokens, memory: None, mask_pad: None, hidden: None, causal: false, grid: None }
     }
 
     /// Attention of `query [batch, seq_q, d_model]` over `key` and `value`, both `[batch, seq_kv, d_model]`.
     pub fn new(query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Self {
-        Self { query, memory: Some((key, value)), mask_pad: None, causal: false, grid: None }
+        Self { query, memory: Some((key, value)), mask_pad: None, hidden: None, causal: false, grid: None }
     }
 
     /// Marks padding, `[batch, seq_kv]`, true = *padding*, as in Burn's own module (and unlike [`crate::Mask`], where
@@ -29,6 +30,12 @@ impl MhaInput {
     /// is zero.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.mask_pad = Some(mask_pad);
+        self
+    }
+
+    /// Hides keys from every query, `[batch, seq_kv]`, true = hidden. Unlike padding, hidden tokens of self-attention still ask.
+    pub fn hide_keys(mut self, hidden: Tensor<2, Bool>) -> Self {
+        self.hidden = Some(hidden);
         self
     }
 

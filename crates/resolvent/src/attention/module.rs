@@ -267,7 +267,10 @@ impl MultiHeadAttention {
 }
 
 fn mask(input: &MhaInput) -> Mask {
-    let keep = input.mask_pad.clone().map(Tensor::bool_not);
-    let query = keep.clone().filter(|_| input.memory.is_none());
-    Mask { causal: input.causal, key: keep, query }
+    let query = input.mask_pad.clone().filter(|_| input.memory.is_none());
+    let absent = match (input.mask_pad.clone(), input.hidden.clone()) {
+        (Some(padding), Some(hidden)) => Some(padding.bool_or(hidden)),
+        (padding, hidden) => padding.or(hidden),
+    };
+    Mask { causal: input.causal, key: absent.map(Tensor::bool_not), query: query.map(Tensor::bool_not) }
 }

@@ -41,6 +41,8 @@ pub enum Activation {
 pub struct Visible {
     /// `[batch, seq]`, true = padding: absent as keys and as queries.
     pub padding: Option<Tensor<2, Bool>>,
+    /// `[batch, seq]`, true = hidden: absent as keys, but they still ask.
+    pub hidden: Option<Tensor<2, Bool>>,
     /// No token sees a later one.
     pub causal: bool,
     /// Height and width of the tokens' grid, see [`MhaInput::grid`].
@@ -141,6 +143,9 @@ impl Block {
             }
             if let Some(grid) = visible.grid {
                 input = input.grid(grid);
+            }
+            if let Some(hidden) = &visible.hidden {
+                input = input.hide_keys(hidden.clone());
             }
             let input = if visible.causal { input.causal() } else { input };
             Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))

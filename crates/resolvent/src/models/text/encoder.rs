@@ -32,20 +32,14 @@ impl TextEncoder {
     /// # Errors
     /// Whatever the attention refuses.
     pub fn forward(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Result<Tensor<3>> {
-        self.forward_scaled(tokens, padding, 1.0)
+        self.forward_scaled(tokens, &Visible { padding, ..Default::default() }, 1.0)
     }
 
     /// As [`TextEncoder::forward`], with the embeddings times `scale`.
-    pub(super) fn forward_scaled(
-        &self,
-        tokens: Tensor<2, Int>,
-        padding: Option<Tensor<2, Bool>>,
-        scale: f64,
-    ) -> Result<Tensor<3>> {
-        let visible = Visible { padding, ..Visible::default() };
+    pub(super) fn forward_scaled(&self, tokens: Tensor<2, Int>, visible: &Visible, scale: f64) -> Result<Tensor<3>> {
         let mut x = embed(&self.embedding, &self.dropout, tokens, 0, scale);
         for block in &self.blocks {
-            x = block.forward_visible(x, &visible)?;
+            x = block.forward_visible(x, visible)?;
         }
         Ok(self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(x)))
     }
@@ -102,8 +96,16 @@ impl TextClassifier {
     /// # Errors
     /// Whatever the attention refuses.
     pub fn try_forward(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Result<Tensor<2>> {
-        let encoded = self.encoder.forward(tokens, padding.clone())?;
-        Ok(self.head.forward(mean_of_tokens(encoded, padding)))
+        self.forward_visible(tokens, &Visible { padding, ..Default::default() })
+    }
+
+    /// As [`TextClassifier::try_forward`], with tokens hidden from the attention of others; the head still reads the mean of all.
+    ///
+    /// # Errors
+    /// Whatever the attention refuses.
+    pub fn forward_visible(&self, tokens: Tensor<2, Int>, visible: &Visible) -> Result<Tensor<2>> {
+        let encoded = self.encoder.forward_scaled(tokens, visible, 1.0)?;
+        Ok(self.head.forward(mean_of_tokens(encoded, visible.padding.clone())))
     }
 }
 

@@ -179,7 +179,7 @@ impl Translator {
     }
 
     fn encode(&self, source: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Result<Tensor<3>> {
-        self.encoder.forward_scaled(source, padding, self.scale())
+        self.encoder.forward_scaled(source, &Visible { padding, ..Default::default() }, self.scale())
     }
 
     fn logits(&self, x: Tensor<3>) -> Tensor<3> {
