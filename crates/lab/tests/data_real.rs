@@ -2,16 +2,20 @@
 
 use std::{env, path::PathBuf};
 
-use resolvent_lab::data::{DataSpec, Dataset, PictureShape};
+use resolvent_lab::data::{Data, DataSpec, Dataset, PictureShape, Source};
 
-/// The data set at `path` below the folder, or None, said loudly.
-fn load(kind: &str, path: &str) -> Option<Dataset> {
+/// `KIND:PATH` of what lies at `path` below the folder, or None, said loudly.
+fn spec(kind: &str, path: &str) -> Option<String> {
     let found = env::var_os("RESOLVENT_DATA").map(|root| PathBuf::from(root).join(path)).filter(|path| path.exists());
-    let Some(found) = found else {
+    if found.is_none() {
         eprintln!("SKIPPED: set RESOLVENT_DATA to a folder that holds {path}");
-        return None;
-    };
-    Some(DataSpec::parse(&format!("{kind}:{}", found.display())).unwrap().load().unwrap())
+    }
+    Some(format!("{kind}:{}", found?.display()))
+}
+
+/// The pictures at `path` below the folder.
+fn load(kind: &str, path: &str) -> Option<Dataset> {
+    Some(DataSpec::parse(&spec(kind, path)?).unwrap().load().unwrap())
 }
 
 fn counts(data: &Dataset) -> Vec<usize> {
@@ -49,4 +53,25 @@ fn cifar10_as_a_compressed_archive_of_pictures() {
     for (mean, expected) in stats.mean.iter().zip([0.4914, 0.4822, 0.4465]) {
         assert!((mean - expected).abs() < 2e-3, "{stats:?}, JPEG may shift the known means a little");
     }
+}
+
+#[test]
+fn imdb() {
+    let Some(spec) = spec("imdb", "imdb") else { return };
+    let Data::Texts(data) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!("texts") };
+    assert_eq!(data.classes, ["negative", "positive"]);
+    for split in [&data.train, &data.test] {
+        assert_eq!((split.len(), split.labels.iter().sum::<u32>()), (25_000, 12_500));
+        assert!(!split.texts.iter().any(|text| text.contains("<br />")));
+    }
+    assert!(data.train.texts.iter().any(|text| text.contains('\u{85}')), "only line feeds end a line");
+}
+
+#[test]
+fn multi30k() {
+    let Some(spec) = spec("multi30k", "multi30k") else { return };
+    let Data::Pairs(data) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!("pairs") };
+    assert_eq!((data.train.len(), data.validation.unwrap().len(), data.test.len()), (29_000, 1_014, 1_000));
+    assert_eq!(data.test.source[0], "A man in an orange hat starring at something.");
+    assert_eq!(data.test.target[0], "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.");
 }
