@@ -16,6 +16,11 @@ pub(crate) fn workers(tasks: usize) -> usize {
 /// Runs `task(index, memory)` for every index below `tasks`. Each worker has its own `per_worker` f32 of `work` and takes
 /// the next index when it is free; `work` bounds the number of workers and must serve at least one.
 pub(crate) fn for_each(tasks: usize, work: &mut [f32], per_worker: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+    share(tasks, work, per_worker, &task);
+}
+
+/// [`for_each`], compiled once for all tasks.
+fn share(tasks: usize, work: &mut [f32], per_worker: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
     let per_worker = per_worker.max(1);
     let workers = workers(tasks).min(work.len() / per_worker).max(1);
     let next = AtomicUsize::new(0);
