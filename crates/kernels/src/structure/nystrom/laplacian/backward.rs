@@ -19,7 +19,7 @@ use crate::{
         nystrom::{
             marks::Producer,
             pass::{self, Part, Pass, splits},
-            tile::{Zip, transpose, zip},
+            tile::{Zip, transpose_all, zip},
         },
     },
 };
@@ -41,7 +41,8 @@ pub(crate) fn backward(
     let (stats, dout) = (saved.stats, saved.dout);
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let dk = dk.unwrap_or(&mut *tied);
-    pass::run_slices(&Transpose { core, stats, out: Parts::new(&mut *transposed) }, level, slices, work);
+    let live = |slice: usize| &SavedSlice::of(sizes, stats, slice).u[..core.producer.live(slice) * sizes.dp];
+    transpose_all(live, shape.head_dim, sizes.mp, transposed, work);
     let transposed = &*transposed;
     {
         let gather = GatherQueries { core, transposed, stats, dout, partial: Parts::new(&mut *partial) };
@@ -122,28 +123,6 @@ pub(super) fn work(m: &Laplacian, sizes: &Sizes) -> usize {
         filter_memory(sizes),
     ];
     room(shared(sizes, m.tied)) + parts.into_iter().max().unwrap_or(0)
-}
-
-/// The transposed landmarks of every slice.
-struct Transpose<'a> {
-    core: Core<'a>,
-    stats: &'a [f32],
-    out: Parts<'a, f32>,
-}
-
-impl Pass for Transpose<'_> {
-    fn memory(&self) -> usize {
-        0
-    }
-
-    fn run(&self, _: Level, part: Part, _: &mut [f32]) {
-        let (sizes, slice) = (&self.core.sizes, part.slice);
-        let u = SavedSlice::of(sizes, self.stats, slice).u;
-        let live = self.core.producer.live(slice) * sizes.dp;
-        // SAFETY: slices are distinct.
-        let out = unsafe { self.out.part(slice * sizes.transposed()..(slice + 1) * sizes.transposed()) };
-        transpose(&u[..live], sizes.dp, sizes.shape.head_dim, out, sizes.mp);
-    }
 }
 
 /// Turns `dc`, the gradient of a tile of kernels, into that of the distances; writes the tokens' and adds the marks', both but

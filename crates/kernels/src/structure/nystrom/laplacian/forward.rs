@@ -118,7 +118,7 @@ impl Pass for Prepare<'_> {
         let u = &mut u[..order.n * sizes.dp];
         core.producer.make(level, core.producer.tokens(slice, core.call.k), u, sizes.dp, work);
         transpose(u, sizes.dp, sizes.shape.head_dim, transposed, sizes.mp);
-        among(core, level, slice, u, transposed, w);
+        core.marks(transposed, slice).among(level, u, w);
         if let Err(error) = method(core.m, InverseGradient::Implicit).invert(level, order, w, x, work)
             && let Ok(mut failure) = self.failure.lock()
             && failure.as_ref().is_none_or(|(first, _)| slice < *first)
@@ -126,16 +126,6 @@ impl Pass for Prepare<'_> {
             *failure = Some((slice, error));
         }
     }
-}
-
-/// Writes the kernel among the landmarks `u`, zeros beyond the last.
-pub(super) fn among(core: &Core<'_>, level: Level, slice: usize, u: &[f32], transposed: &[f32], w: &mut [f32]) {
-    let sizes = &core.sizes;
-    let live = u.len() / sizes.dp;
-    w.fill(0.0);
-    let rows = Left { data: u, row_stride: sizes.dp, depth_stride: 1 };
-    core.kernel(level, slice, rows, [live, live], transposed, Store { data: &mut *w, stride: sizes.mp });
-    w.chunks_exact_mut(sizes.mp).take(live).for_each(|row| row[live..].fill(0.0));
 }
 
 /// Moments of the rows of `Cq`.
@@ -164,8 +154,7 @@ impl Pass for Spread<'_> {
         sum.clear();
         for range in part.tiles() {
             let side = (Side::Query, part.slice);
-            let transposed = core.transposed(self.transposed, part.slice);
-            let loaded = core.load(level, side, range, transposed, None, memory);
+            let loaded = core.load(level, side, range, self.transposed, None, memory);
             of_tile.of_columns(level, loaded.c, loaded.stride);
             sum.merge(&of_tile);
         }
@@ -246,8 +235,7 @@ impl Pass for Gather<'_> {
         factors.fill(0.0);
         let scale = core.weight_scale(slice) as f32;
         for range in part.tiles() {
-            let transposed = core.transposed(self.transposed, slice);
-            let loaded = core.load(level, (Side::Key, slice), range, transposed, Some(core.call.v), memory);
+            let loaded = core.load(level, (Side::Key, slice), range, self.transposed, Some(core.call.v), memory);
             let whitened = &mut whitened[..loaded.count * dvp];
             if core.whitens() {
                 variances(core, level, &loaded, x, s, a, b);
@@ -370,8 +358,7 @@ impl Pass for Apply<'_> {
         let saved = SavedSlice::of(sizes, self.stats, slice);
         let any = core.kept(Side::Key, slice) > 0;
         for range in part.tiles() {
-            let transposed = core.transposed(self.transposed, slice);
-            let loaded = core.load(level, (Side::Query, slice), range.clone(), transposed, None, memory);
+            let loaded = core.load(level, (Side::Query, slice), range.clone(), self.transposed, None, memory);
             centre_queries(core, level, &saved, loaded.c, loaded.stride);
             loaded.tile().spread(level, saved.t, sizes.dvp, rows);
             zip(level, &mut rows[..loaded.count * sizes.dvp], saved.bias, Zip::Add);

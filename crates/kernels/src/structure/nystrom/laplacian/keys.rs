@@ -3,7 +3,7 @@
 use super::{
     Core, Loaded, SavedSlice, Side, Sizes,
     backward::{CONVERGED, distances, kept_of, of_keys, of_slice},
-    forward::{among, whiten},
+    forward::whiten,
     method, tile_sizes,
 };
 use crate::{
@@ -69,8 +69,8 @@ impl Pass for Keys<'_> {
         let bias = if core.m.bias_one_over_n { 1.0 / core.kept(Side::Key, slice).max(1) as f32 } else { 0.0 };
         let scale = core.weight_scale(slice);
         for range in part.tiles() {
-            let transposed = core.transposed(self.transposed, slice);
-            let mut loaded = core.load(level, (Side::Key, slice), range.clone(), transposed, Some(core.call.v), memory);
+            let mut loaded =
+                core.load(level, (Side::Key, slice), range.clone(), self.transposed, Some(core.call.v), memory);
             let (count, stride) = (loaded.count, loaded.stride);
             // dVt = (Ck - mean) dB, then dV and gamma.
             if core.centres(Centering::PerQuery) {
@@ -179,7 +179,7 @@ impl Pass for CloseKeys<'_> {
             let share = 2.0 / core.kept(Side::Query, slice).max(1) as f32;
             gxx.iter_mut().for_each(|x| *x *= share);
         }
-        among(core, level, slice, u, core.transposed(self.transposed, slice), w);
+        core.marks(core.transposed(self.transposed, slice), slice).among(level, u, w);
         let method = gradient_method(core, level, order, w, saved.x, first, second);
         method.gradient(level, order, w, saved.x, dx, work);
         e.fill(0.0);

@@ -21,7 +21,7 @@ use std::ops::Range;
 use super::{
     marks::Producer,
     pass::TOKENS,
-    tile::{Tile, kernel, width},
+    tile::{Marks, Tile, width},
 };
 use crate::{
     Parameter, Shape,
@@ -30,10 +30,7 @@ use crate::{
     operator::Call,
     score::Manhattan,
     scratch::{cut, parts, room},
-    simd::{
-        Level,
-        product::{Left, Right, Size, Store},
-    },
+    simd::{Level, product::Store},
     structure::dense::{Rows, padded, positions},
 };
 
@@ -185,27 +182,24 @@ impl<'a> Core<'a> {
         &x[slice * seq * dim..][..seq * dim]
     }
 
-    /// One slice's landmarks, transposed.
+    /// One slice's part of the landmarks of all, transposed.
     fn transposed<'x>(&self, all: &'x [f32], slice: usize) -> &'x [f32] {
         &all[slice * self.sizes.transposed()..][..self.sizes.transposed()]
     }
 
-    /// The kernel between `rows` and the landmarks.
-    fn kernel(
-        &self,
-        level: Level,
-        slice: usize,
-        rows: Left<'_>,
-        [tokens, marks]: [usize; 2],
-        transposed: &[f32],
-        out: Store<'_>,
-    ) {
-        let rate = (std::f64::consts::LOG2_E / self.lambda(slice)) as f32;
-        let size = Size { rows: tokens, cols: width(marks), depth: self.call.shape.head_dim };
-        kernel(level, (Manhattan, rate), rows, size, Right { data: transposed, stride: self.sizes.mp }, out);
+    /// One slice's landmarks; `transposed` has its alone.
+    fn marks<'x>(&self, transposed: &'x [f32], slice: usize) -> Marks<'x, Manhattan> {
+        Marks {
+            metric: Manhattan,
+            rate: (std::f64::consts::LOG2_E / self.lambda(slice)) as f32,
+            transposed,
+            dim: self.call.shape.head_dim,
+            stride: self.sizes.mp,
+            count: self.producer.live(slice),
+        }
     }
 
-    /// Loads the kept tokens of `range`, their rows of `x` (`[seq, value_dim]` per slice), and their kernel.
+    /// Loads the kept tokens of `range`, their rows of `x` (`[seq, value_dim]` per slice), and their kernel; `transposed` has the landmarks of all slices.
     fn load<'t>(
         &self,
         level: Level,
@@ -231,10 +225,10 @@ impl<'a> Core<'a> {
             Some(x) => Rows::gather(self.part(x, slice, seq, dv), dv, kept, false, x_room),
             None => Rows { data: &[], stride: self.sizes.dvp },
         };
-        let (marks, count) = (self.producer.live(slice), kept.len());
-        let stride = width(marks);
-        self.kernel(level, slice, tokens.as_left(), [count, marks], transposed, Store { data: &mut *c, stride });
-        Loaded { kept, tokens, rows, count, c: &mut c[..count * stride], stride, marks }
+        let (marks, count) = (self.marks(self.transposed(transposed, slice), slice), kept.len());
+        let stride = width(marks.count);
+        marks.kernel(level, tokens.as_left(), count, Store { data: &mut *c, stride });
+        Loaded { kept, tokens, rows, count, c: &mut c[..count * stride], stride, marks: marks.count }
     }
 }
 

@@ -43,12 +43,11 @@ impl Pass for GatherQueries<'_> {
         partial.fill(0.0);
         let ([dt, g_sum], _) = cut(partial, of_queries(sizes));
         let saved = SavedSlice::of(sizes, self.stats, slice);
-        let transposed = core.transposed(self.transposed, slice);
         if core.kept(Side::Key, slice) == 0 {
             return;
         }
         for range in part.tiles() {
-            let loaded = core.load(level, (Side::Query, slice), range, transposed, Some(self.dout), memory);
+            let loaded = core.load(level, (Side::Query, slice), range, self.transposed, Some(self.dout), memory);
             centre_queries(core, level, &saved, loaded.c, loaded.stride);
             loaded.tile().gather(level, loaded.rows, dt);
             for g in loaded.rows.data.chunks_exact(sizes.dvp) {
@@ -144,8 +143,8 @@ impl Pass for Queries<'_> {
         let share =
             if core.centres(Centering::PerKey) { 1.0 / core.kept(Side::Query, slice).max(1) as f32 } else { 0.0 };
         for range in part.tiles() {
-            let transposed = core.transposed(self.transposed, slice);
-            let loaded = core.load(level, (Side::Query, slice), range.clone(), transposed, Some(self.dout), memory);
+            let loaded =
+                core.load(level, (Side::Query, slice), range.clone(), self.transposed, Some(self.dout), memory);
             let (count, stride) = (loaded.count, loaded.stride);
             for (row, g) in rows.chunks_exact_mut(dvp).zip(loaded.rows.data.chunks_exact(dvp)).take(count) {
                 row.iter_mut().zip(g).zip(g_sum).for_each(|((x, g), sum)| *x = g - share * sum);

@@ -24,7 +24,7 @@ use crate::{
         dense::Rows,
         nystrom::{
             pass::{self, Part, Pass, TOKENS, splits},
-            tile::{Zip, scatter, transpose, zip},
+            tile::{Zip, scatter, transpose_all, zip},
         },
     },
 };
@@ -42,7 +42,8 @@ pub(crate) fn backward(
     let (sizes, slices, seq) = (&core.sizes, call.shape.slices(), call.shape.seq_q);
     let ([transposed, slice_parts, partial_w, partial_u], work) = cut(work, shared(sizes));
     let stats = saved.stats;
-    pass::run_slices(&Transpose { core, stats, out: Parts::new(&mut *transposed) }, call.level, slices, work);
+    let live = |slice: usize| &SavedSlice::of(sizes, stats, slice).u[..core.producer.live(slice) * sizes.dp];
+    transpose_all(live, call.shape.head_dim, sizes.mp, transposed, work);
     let gather = Gather { core, transposed, x: saved.dout, degrees: false, partial: Parts::new(&mut *partial_w) };
     pass::run(&gather, call.level, slices, seq, work);
     let middle = Middle { core, transposed, stats, partial: partial_w, slice_parts: Parts::new(&mut *slice_parts) };
@@ -89,28 +90,6 @@ pub(super) fn work(m: &Soft, sizes: &Sizes) -> usize {
         + pass::work(slices, 1, of_slices).max(pass::work(slices, seq, spread_memory(sizes))).max(filter_memory(sizes))
 }
 
-/// The transposed landmarks of every slice, for the first gathering.
-struct Transpose<'a> {
-    core: Core<'a>,
-    stats: &'a [f32],
-    out: Parts<'a, f32>,
-}
-
-impl Pass for Transpose<'_> {
-    fn memory(&self) -> usize {
-        0
-    }
-
-    fn run(&self, _: Level, part: Part, _: &mut [f32]) {
-        let (sizes, slice) = (&self.core.sizes, part.slice);
-        let u = SavedSlice::of(sizes, self.stats, slice).u;
-        let live = self.core.producer.live(slice) * sizes.dp;
-        // SAFETY: slices are distinct.
-        let out = unsafe { self.out.part(slice * sizes.transposed()..(slice + 1) * sizes.transposed()) };
-        transpose(&u[..live], sizes.dp, sizes.shape.head_dim, out, sizes.mp);
-    }
-}
-
 /// Gradients of tokens and values, and sums for the landmarks.
 struct Spread<'a> {
     core: Core<'a>,
@@ -155,12 +134,12 @@ impl Pass for Spread<'_> {
         let [dz, dz_across, w_across, ddegrees, centre, ..] =
             parts(&self.slice_parts[slice * len..][..len], of_slice(sizes));
         let ([e, dv_rows, v_room, dx, tile_memory], _) = cut(memory, spread_sizes(sizes));
-        let (transposed, v) = (core.transposed(self.transposed, slice), core.part(core.call.v, slice, dv));
+        let v = core.part(core.call.v, slice, dv);
         let (u, slope) = (SavedSlice::of(sizes, self.stats, slice).u, (-2.0 * core.scale(slice)) as f32);
         let mut contraction = 0.0;
         for range in part.tiles() {
             let Loaded { kept, q, x: g, tile } =
-                core.load(level, slice, range.clone(), transposed, self.dout, tile_memory);
+                core.load(level, slice, range.clone(), self.transposed, self.dout, tile_memory);
             let (tokens, marks) = (tile.tokens, tile.marks);
             let v = Rows::gather(v, dv, kept, false, v_room);
             tile.spread(level, dz, sizes.dvp, dv_rows);

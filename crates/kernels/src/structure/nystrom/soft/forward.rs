@@ -124,7 +124,7 @@ impl Pass for Prepare<'_> {
             None => core.producer.make(level, tokens, &mut u[..live], sizes.dp, work),
         }
         transpose(&u[..live], sizes.dp, core.call.shape.head_dim, transposed, sizes.mp);
-        among(core, level, slice, &u[..live], transposed, a);
+        core.marks(transposed, slice).among(level, &u[..live], a);
         if core.m.degree == Some(Degree::Landmark) {
             for (c, row) in c.iter_mut().zip(a.chunks_exact(sizes.mp)).take(order.n) {
                 *c = row[..order.n].iter().map(|&x| f64::from(x)).sum::<f64>().powf(-0.5) as f32;
@@ -139,16 +139,6 @@ impl Pass for Prepare<'_> {
             *failure = Some((slice, error));
         }
     }
-}
-
-/// Writes the kernel among the landmarks `u`, zeros beyond the last.
-pub(super) fn among(core: &Core<'_>, level: Level, slice: usize, u: &[f32], transposed: &[f32], a: &mut [f32]) {
-    let sizes = &core.sizes;
-    let live = u.len() / sizes.dp;
-    a.fill(0.0);
-    let rows = Left { data: u, row_stride: sizes.dp, depth_stride: 1 };
-    core.kernel(level, slice, rows, [live, live], transposed, Store { data: &mut *a, stride: sizes.mp });
-    a.chunks_exact_mut(sizes.mp).take(live).for_each(|row| row[live..].fill(0.0));
 }
 
 /// `P x` of every part, and the sums of the rows of `P`.
@@ -173,9 +163,8 @@ impl Pass for Gather<'_> {
         let ([sums, degrees], _) = cut(sums, [sizes.marks * sizes.dvp, sizes.mp]);
         sums.fill(0.0);
         degrees.fill(0.0);
-        let transposed = self.core.transposed(self.transposed, part.slice);
         for range in part.tiles() {
-            let Loaded { tile, x, .. } = self.core.load(level, part.slice, range, transposed, self.x, memory);
+            let Loaded { tile, x, .. } = self.core.load(level, part.slice, range, self.transposed, self.x, memory);
             tile.gather(level, x, sums);
             if self.degrees {
                 tile.add_columns(level, degrees);
@@ -274,10 +263,9 @@ impl Pass for Spread<'_> {
         let out = unsafe { self.out.part(part.rows(seq, dv)) };
         let ([rows], memory) = cut(memory, [pass::TOKENS * sizes.dvp]);
         let w = SavedSlice::of(sizes, self.stats, part.slice).w;
-        let transposed = core.transposed(self.transposed, part.slice);
         for range in part.tiles() {
             let Loaded { tile, kept, .. } =
-                core.load(level, part.slice, range.clone(), transposed, core.call.v, memory);
+                core.load(level, part.slice, range.clone(), self.transposed, core.call.v, memory);
             tile.spread(level, w, sizes.dvp, rows);
             scatter(rows, sizes.dvp, kept, range.start, &mut out[part.within(&range, dv)], dv);
         }

@@ -3,7 +3,7 @@
 use super::{
     Core, SavedSlice, Sizes,
     backward::of_slice,
-    forward::{among, between, scale_rows, total},
+    forward::{between, scale_rows, total},
 };
 use crate::{
     linalg::Order,
@@ -69,7 +69,7 @@ impl Pass for Middle<'_> {
             centre.iter_mut().zip(row).for_each(|(mean, x)| *mean += x / order.n as f32);
         }
 
-        among(core, level, slice, u, core.transposed(self.transposed, slice), a);
+        core.marks(core.transposed(self.transposed, slice), slice).among(level, u, a);
         inverse_gradient(core, level, order, &saved, [dw, dz, w_across], a, da, [scaled, &mut *e], work);
         if core.m.degree.is_some() {
             degree_gradient(core, order, &saved, [dw, dz], ddegrees);

@@ -20,7 +20,7 @@ use super::{
     activation::Norm,
     marks::Producer,
     pass::TOKENS,
-    tile::{Tile, kernel, width},
+    tile::{Marks, Tile, width},
 };
 use crate::{
     Parameter, Shape,
@@ -29,10 +29,7 @@ use crate::{
     operator::Call,
     score::Squared,
     scratch::{cut, parts, room},
-    simd::{
-        Level,
-        product::{Left, Right, Size, Store},
-    },
+    simd::{Level, product::Store},
     structure::dense::{Rows, padded, positions},
 };
 
@@ -132,19 +129,21 @@ impl<'a> Core<'a> {
         &x[slice * len..][..len]
     }
 
-    /// The kernel between `rows` and `marks` landmarks, given transposed.
-    fn kernel(
-        &self,
-        level: Level,
-        slice: usize,
-        rows: Left<'_>,
-        [tokens, marks]: [usize; 2],
-        transposed: &[f32],
-        out: Store<'_>,
-    ) {
-        let rate = (self.scale(slice) * std::f64::consts::LOG2_E) as f32;
-        let size = Size { rows: tokens, cols: width(marks), depth: self.call.shape.head_dim };
-        kernel(level, (Squared, rate), rows, size, Right { data: transposed, stride: self.sizes.mp }, out);
+    /// One slice's part of the landmarks of all, transposed.
+    fn transposed<'x>(&self, all: &'x [f32], slice: usize) -> &'x [f32] {
+        &all[slice * self.sizes.transposed()..][..self.sizes.transposed()]
+    }
+
+    /// One slice's landmarks; `transposed` has its alone.
+    fn marks<'x>(&self, transposed: &'x [f32], slice: usize) -> Marks<'x, Squared> {
+        Marks {
+            metric: Squared,
+            rate: (self.scale(slice) * std::f64::consts::LOG2_E) as f32,
+            transposed,
+            dim: self.call.shape.head_dim,
+            stride: self.sizes.mp,
+            count: self.producer.live(slice),
+        }
     }
 
     /// Sizes of a tile's positions, tokens, values and kernel.
@@ -152,7 +151,7 @@ impl<'a> Core<'a> {
         tile_sizes(&self.sizes)
     }
 
-    /// Loads the kept tokens of `range`, their rows of `x` (shaped as the values), and their kernel.
+    /// Loads the kept tokens of `range`, their rows of `x` (shaped as the values), and their kernel; `transposed` has the landmarks of all slices.
     fn load<'t>(
         &self,
         level: Level,
@@ -170,15 +169,10 @@ impl<'a> Core<'a> {
         let kept = positions(range, self.keep(slice), at);
         let q = Rows::gather(self.part(self.call.q, slice, d), d, kept, false, q_room);
         let x = Rows::gather(self.part(x, slice, dv), dv, kept, true, x_room);
-        let marks = self.producer.live(slice);
-        let stride = width(marks);
-        self.kernel(level, slice, q.as_left(), [kept.len(), marks], transposed, Store { data: tile, stride });
-        Loaded { kept, q, x, tile: Tile { data: tile, stride, tokens: kept.len(), marks } }
-    }
-
-    /// One slice's landmarks, transposed.
-    fn transposed<'x>(&self, all: &'x [f32], slice: usize) -> &'x [f32] {
-        &all[slice * self.sizes.transposed()..][..self.sizes.transposed()]
+        let marks = self.marks(self.transposed(transposed, slice), slice);
+        let stride = width(marks.count);
+        marks.kernel(level, q.as_left(), kept.len(), Store { data: tile, stride });
+        Loaded { kept, q, x, tile: Tile { data: tile, stride, tokens: kept.len(), marks: marks.count } }
     }
 }
 
