@@ -119,4 +119,13 @@ pub enum Error {
         /// The first kept landmark that depends on those before it.
         landmark: usize,
     },
+    /// The inverse between the landmarks has entries that are not numbers.
+    #[error(
+        "`{mechanism}`: the inverse between the landmarks is not finite: Newton-Schulz diverges from this start, or tokens \
+         are not finite; use newton_init = scaled, or inverse = cholesky"
+    )]
+    Diverged {
+        /// The mechanism's id.
+        mechanism: &'static str,
+    },
 }

@@ -438,6 +438,8 @@ fn fields_of_landmarks_out_of_range_are_named() {
     for (id, fields, field) in [
         ("soft", r#""landmarks": {"kind": "pool", "ratio": 0}"#, "landmarks.ratio"),
         ("soft", r#""landmarks": {"kind": "pool"}"#, "landmarks"),
+        ("soft", r#""landmarks": {"kind": "all", "ratio": 2}"#, "landmarks.ratio"),
+        ("laplacian", r#""landmarks": {"kind": "conv", "ratio": 4294967296}"#, "landmarks.ratio"),
         ("soft", r#""landmarks": {"kind": "stride", "ratio": 2}"#, "landmarks.kind"),
         ("soft", r#""landmarks": {"kind": "random", "count": 0, "seed": 1}"#, "landmarks.count"),
         ("soft", r#""landmarks": {"kind": "all"}, "landmark_act": true"#, "landmark_act"),

@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Mechanism, Shape, Tol};
+use resolvent_kernels::{Error, Mask, Mechanism, Operator, Scratch, Shape, Strategy, Tol};
 use support::{
     assert_close,
     golden::Golden,
@@ -141,5 +141,22 @@ fn a_token_at_a_landmark_is_not_pulled_by_it() {
         let most = expected["dq"].iter().fold(0.0_f64, |most, x| most.max(x.abs()));
         assert!(most > 0.0 && most < 0.1, "{json}: the test needs small gradients, found {most}");
         assert_close(json, &got["dq"], &expected["dq"], 2, 5e-5, 0.0);
+    }
+}
+
+/// A start from which Newton-Schulz diverges is an error, not an output that is no number.
+#[test]
+fn an_inverse_that_is_not_finite_is_an_error() {
+    let json =
+        r#"{"mechanism": "soft", "newton_init": "official", "ridge": 0.1, "landmarks": {"kind": "first", "count": 8}}"#;
+    let shape = Shape::square(1, 1, 8, 4);
+    // So far apart that the kernel among the landmarks is the identity.
+    let q: Vec<f32> = (0..shape.q_len()).map(|i| (100 * i) as f32).collect();
+    for strategy in [Strategy::Fused, Strategy::Reference] {
+        let op = Operator::new(&mechanism(json), shape, false, strategy).unwrap();
+        let (mut out, mut stats) = (vec![f32::NAN; op.out_len()], vec![f32::NAN; op.plan().stats]);
+        let inputs = resolvent_kernels::Inputs { q: &q, k: None, v: &q, extras: Default::default() };
+        let refused = op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default());
+        assert!(matches!(refused, Err(Error::Diverged { mechanism: "soft" })), "{strategy:?}: {refused:?}");
     }
 }

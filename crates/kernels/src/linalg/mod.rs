@@ -8,7 +8,7 @@ mod factor;
 mod newton;
 
 use crate::{
-    Result,
+    Error, Result,
     mechanism::{Inverse, InverseGradient, NewtonInit},
     simd::{
         Level,
@@ -102,18 +102,19 @@ impl Method {
     /// Writes the inverse of `a + ridge I` to `y`.
     ///
     /// # Errors
-    /// [`crate::Error::Singular`] where the method needs a positive definite matrix and has none.
+    /// [`Error::Singular`] where the method needs a positive definite matrix and has none; [`Error::Diverged`].
     pub fn invert(&self, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) -> Result<()> {
         if order.n == 0 {
             return Ok(());
         }
         match self.inverse {
             Inverse::NewtonSchulz => newton::invert(self, level, order, a, y, work),
-            Inverse::Cholesky => return factor::cholesky(self, order, a, y, work),
+            Inverse::Cholesky => factor::cholesky(self, order, a, y, work)?,
             Inverse::Eigen => factor::eigen(self, order, a, y, work),
-            Inverse::Cg => return cg::invert(self, order, a, y, work),
+            Inverse::Cg => cg::invert(self, order, a, y, work)?,
         }
-        Ok(())
+        let finite = y[..order.len()].iter().all(|y| y.is_finite());
+        if finite { Ok(()) } else { Err(Error::Diverged { mechanism: self.mechanism }) }
     }
 
     /// Whether the gradient is that of the exact inverse, `dA = -Y dY Y`, as far as it can be told beforehand.

@@ -46,6 +46,21 @@ pub enum Landmarks {
     All,
 }
 
+impl Landmarks {
+    /// The `kind` of the configuration.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Pool { .. } => "pool",
+            Self::Conv { .. } => "conv",
+            Self::Stride { .. } => "stride",
+            Self::Random { .. } => "random",
+            Self::First { .. } => "first",
+            Self::Given { .. } => "given",
+            Self::All => "all",
+        }
+    }
+}
+
 /// How the matrix between the landmarks is inverted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -174,7 +174,7 @@ impl Laplacian {
         check_landmarks(self.landmarks)?;
         let windows =
             matches!(self.landmarks, Landmarks::Pool { .. } | Landmarks::Conv { .. } | Landmarks::Stride { .. });
-        check("landmarks.kind", format_args!("{:?}", self.landmarks), windows, "pool, conv or stride")?;
+        check("landmarks.kind", self.landmarks.kind(), windows, "pool, conv or stride")?;
         check("inverse", "eigen", self.inverse != Inverse::Eigen, "newton-schulz, cholesky or cg")?;
         check_steps(self.newton_iterations)?;
         check_ridge(self.ridge)?;

@@ -133,6 +133,13 @@ impl Mechanism {
             Some(other) => return Err(config("mechanism", format!("expected a string, found {other}"))),
             None => return Err(config("mechanism", format!("missing; one of: {}", Self::IDS.join(", ")))),
         };
+        // Serde looks for unknown fields only where a kind has fields.
+        if let Some(serde_json::Value::Object(landmarks)) = fields.get("landmarks")
+            && landmarks.get("kind").is_some_and(|kind| kind == "all")
+            && let Some(name) = landmarks.keys().find(|name| *name != "kind")
+        {
+            return Err(config(&format!("landmarks.{name}"), "unknown field; landmarks of kind all have none".into()));
+        }
         let mechanism = match Self::preset(&id)? {
             Self::Softmax(_) => Self::Softmax(fields_of(fields)?),
             Self::Uniform(_) => Self::Uniform(fields_of(fields)?),

@@ -119,7 +119,11 @@ impl Soft {
     }
 
     pub(super) fn validate(&self, plus: bool) -> Result<()> {
-        let degree = self.degree.map_or("null", |_| "a degree");
+        let degree = match self.degree {
+            None => "null",
+            Some(Degree::Landmark) => "landmark",
+            Some(Degree::Token) => "token",
+        };
         let expected = if plus { "landmark or token in `soft-pp`" } else { "absent from `soft`, which has no degrees" };
         check("degree", degree, self.degree.is_some() == plus, expected)?;
         check_landmarks(self.landmarks)?;
@@ -162,7 +166,9 @@ impl Soft {
                 check("landmarks.ratio", ratio, ratio <= smallest, expected)
             }
             Landmarks::Given { count } => {
-                check("landmarks.count", "null", count.is_some(), "known; see `Mechanism::with_given_landmarks`")
+                let expected =
+                    "the number of `given_landmarks`: that tensor is missing, or see `Mechanism::with_given_landmarks`";
+                check("landmarks.count", "null", count.is_some(), expected)
             }
             _ => Ok(()),
         }
@@ -220,10 +226,13 @@ impl Soft {
     }
 }
 
+/// Sides of windows beyond this are a mistake, and their squares might not fit a number.
+const LARGEST_RATIO: usize = 1 << 16;
+
 pub(super) fn check_landmarks(landmarks: Landmarks) -> Result<()> {
     match landmarks {
         Landmarks::Pool { ratio } | Landmarks::Conv { ratio } | Landmarks::Stride { ratio } => {
-            check("landmarks.ratio", ratio, ratio >= 1, "at least 1")
+            check("landmarks.ratio", ratio, (1..=LARGEST_RATIO).contains(&ratio), "1 to 65536")
         }
         Landmarks::Random { count, .. } | Landmarks::First { count } => {
             check("landmarks.count", count, count >= 1, "at least 1")

@@ -73,7 +73,9 @@ impl Inverted {
                 vec![scaled.times_transposed(&vectors)]
             }
         };
-        Ok(Self { method, m, iterates, alpha })
+        let inverted = Self { method, m, iterates, alpha };
+        let finite = inverted.result().data.iter().all(|x| x.is_finite());
+        if finite { Ok(inverted) } else { Err(Error::Diverged { mechanism: method.mechanism }) }
     }
 
     pub fn result(&self) -> &Matrix {
