@@ -181,3 +181,14 @@ fn parameters_are_counted() {
         assert_eq!(config.init(&Device::flex()).num_params(), config.parameter_count(), "{json}");
     }
 }
+
+/// The one mechanism that has no fused path finds its own.
+#[test]
+fn full_whitening_runs_where_nothing_is_asked_for() {
+    let config = config(r#"{"mechanism": "laplacian-exact", "whitening": "full"}"#);
+    let module = config.init(&Device::flex().autodiff());
+    let tokens = random([1, 6, D_MODEL], &Device::flex().autodiff()).require_grad();
+    let gradients = module.forward(MhaInput::self_attn(tokens.clone())).context.sum().backward();
+    let dx: Vec<f32> = tokens.grad(&gradients).unwrap().into_data().iter().collect();
+    assert!(dx.iter().all(|x| x.is_finite()) && dx.iter().any(|&x| x != 0.0));
+}

@@ -17,6 +17,10 @@ use resolvent::{
 };
 use support::random;
 
+fn mechanism(json: &str) -> Mechanism {
+    Mechanism::from_json(json).unwrap()
+}
+
 fn preset(name: &str) -> PyramidConfig {
     PyramidConfig::preset(name).unwrap()
 }
@@ -252,6 +256,9 @@ fn configurations_survive_the_file_and_mistakes_are_named() {
         (error(|c| c.stages[0].heads = 5), "n_heads = 5"),
         (error(|c| c.stages[1].value_conv = ValueConv::PerHead { side: 4 }), "`value_conv.side` is 4"),
         (error(|c| c.channels = 0), "`channels`"),
+        (error(|c| c.mechanism = mechanism(r#"{"mechanism": "soft", "grid": [4, 4]}"#)), "`mechanism.grid`"),
+        (error(|c| c.mechanism = mechanism(r#"{"mechanism": "laplacian", "grid": [4, 4]}"#)), "`mechanism.grid`"),
+        (error(|c| c.mechanism = mechanism(r#"{"mechanism": "soft-pp", "value_conv": 3}"#)), "`mechanism.value_conv`"),
         (error(|c| c.drop_path = 1.0), "`drop_path`"),
         (error(|c| (c.pool, c.stages[2].heads, c.positions) = (Pool::Mean, 48, Positions::Rotary)), "`head_dim` is 2"),
     ] {

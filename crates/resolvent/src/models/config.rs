@@ -170,7 +170,8 @@ impl VitConfig {
         field("classes", self.classes, self.classes >= 1, "at least 1")?;
         field("drop_path", drop_path, (0.0..1.0).contains(&drop_path), "in [0, 1)")?;
         self.attention(1).validate()?;
-        self.mechanism.check(&crate::Shape::square(1, 1, 2, 1), false)?;
+        let sizes = crate::Shape::square(1, self.heads, self.tokens(), self.dim / self.heads);
+        self.attention(1).mechanism.check(&sizes, false)?;
         field("mechanism.causal", true, !self.mechanism.causal(), "false: patches have no order")
     }
 

@@ -7,14 +7,14 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{Inputs, Mask};
-use crate::{Error, Mechanism, Result, Shape};
+use crate::{Error, Mechanism, Result, Shape, mechanism::Whitening};
 
 /// How the operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strategy {
-    /// `Fused` where the device has it, else `Composed`.
+    /// `Fused` where the device and the mechanism have it, else `Composed`; `Reference` for full whitening on Flex.
     #[default]
     Auto,
     /// The kernels of `resolvent-kernels` with their own backward pass: streamed, O(N) extra memory. Flex only.
@@ -61,7 +61,7 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
     let shape = check(inputs, mechanism, mask)?;
     mechanism.check(&shape, mask.causal)?;
     let (device, dtype) = (inputs.q.device(), inputs.q.dtype());
-    let (strategy, reason) = choose(strategy, &device, dtype)?;
+    let (strategy, reason) = choose(strategy, &device, dtype, mechanism)?;
     let kernel = match strategy {
         Strategy::Fused => Some(kernels::Strategy::Fused),
         Strategy::Reference => Some(kernels::Strategy::Reference),
@@ -71,9 +71,18 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
     Ok(Plan { strategy, reason, shape, kernel })
 }
 
-fn choose(strategy: Strategy, device: &Device, dtype: DType) -> Result<(Strategy, &'static str)> {
+fn choose(
+    strategy: Strategy,
+    device: &Device,
+    dtype: DType,
+    mechanism: &Mechanism,
+) -> Result<(Strategy, &'static str)> {
     let fused_dtype = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let whole = matches!(mechanism, Mechanism::LaplacianExact(m) if m.whitening == Whitening::Full);
     match strategy {
+        Strategy::Auto if is_flex(device) && fused_dtype && whole => {
+            Ok((Strategy::Reference, "full whitening stores its matrix whatever one does"))
+        }
         Strategy::Auto if is_flex(device) && fused_dtype => Ok((Strategy::Fused, "the device runs the fused kernels")),
         Strategy::Auto if is_flex(device) => Ok((Strategy::Composed, "the fused kernels store f32, f16 or bf16")),
         Strategy::Auto => Ok((Strategy::Composed, "the device has no fused kernels")),

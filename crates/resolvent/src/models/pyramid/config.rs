@@ -154,6 +154,19 @@ impl PyramidConfig {
             field("stages.mlp_ratio", stage.mlp_ratio, stage.mlp_ratio >= 1, "at least 1")?;
             field("stages.ratio", stage.ratio, stage.ratio >= 1, "at least 1")?;
             let attention = self.attention(index);
+            if let Mechanism::Soft(Soft { grid, value_conv, .. }) | Mechanism::SoftPp(Soft { grid, value_conv, .. }) =
+                attention.mechanism
+            {
+                field(
+                    "mechanism.value_conv",
+                    value_conv,
+                    value_conv == 0,
+                    "0: a stage's `value_conv` filters the values",
+                )?;
+                field("mechanism.grid", "given", grid.is_none(), "absent: every stage has its own grid")?;
+            }
+            let grid = matches!(&attention.mechanism, Mechanism::Laplacian(m) if m.grid.is_some());
+            field("mechanism.grid", "given", !grid, "absent: every stage has its own grid")?;
             attention.validate()?;
             field("mechanism.causal", true, !attention.mechanism.causal(), "false: places of a picture have no order")?;
         }
