@@ -314,6 +314,17 @@ fn a_pyramid_is_shown_pictures_of_other_sizes() {
     assert!(refused.contains("24") && refused.contains("16"), "{refused}");
 }
 
+/// The authors' SOFT has softmax in its last stage; a control in its place has it nowhere.
+#[test]
+fn another_mechanism_goes_into_every_stage_of_a_pyramid() {
+    let recipe = PyramidRecipe { preset: "soft-tiny".into(), ..Default::default() };
+    let last = |id: &str| {
+        let config = recipe.config(&Mechanism::preset(id).unwrap(), [224, 224], 3, 1000).unwrap();
+        config.stages[3].mechanism.as_ref().map(Mechanism::id)
+    };
+    assert_eq!(["soft", "soft-pp", "uniform", "laplacian"].map(last), [Some("softmax"), Some("softmax"), None, None]);
+}
+
 #[test]
 fn a_loss_that_is_no_number_ends_the_run_with_a_remedy() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());

@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
+use resolvent_kernels::{Mechanism, mechanism::Soft};
 use resolvent_lab::{
     Recipe,
     data::{DataSpec, Source, TextSpec},
@@ -126,9 +126,18 @@ impl Attention {
     }
 }
 
-/// `own` where it has the id of `mechanism`.
+/// `own` where it has the id of `mechanism`, and `mechanism` with the settings of `own` where both are of one paper: a comparison
+/// of the two should compare nothing else.
 pub fn as_in(own: Option<&Mechanism>, mechanism: Mechanism) -> Mechanism {
-    own.filter(|own| own.id() == mechanism.id()).cloned().unwrap_or(mechanism)
+    match (own, &mechanism) {
+        (Some(Mechanism::Soft(own)), Mechanism::SoftPp(preset)) => {
+            Mechanism::SoftPp(Soft { degree: preset.degree, ..own.clone() })
+        }
+        (Some(Mechanism::SoftPp(own)), Mechanism::Soft(_)) => Mechanism::Soft(Soft { degree: None, ..own.clone() }),
+        (Some(Mechanism::Laplacian(own)), Mechanism::LaplacianExact(_)) => Mechanism::LaplacianExact(own.exact()),
+        (Some(own), _) if own.id() == mechanism.id() => own.clone(),
+        _ => mechanism,
+    }
 }
 
 /// The mechanisms that are asked for; `all` stands for every preset. See [`Attention::mechanism`].

@@ -148,6 +148,16 @@ impl Default for VitRecipe {
     }
 }
 
+/// Whether two mechanisms are of one paper.
+fn related(a: &Mechanism, b: &Mechanism) -> bool {
+    let family = |m: &Mechanism| match m.id() {
+        "soft-pp" => "soft",
+        "laplacian-exact" => "laplacian",
+        id => id,
+    };
+    family(a) == family(b)
+}
+
 /// A pyramid by name, and changes to it. Picture size, channels and classes come from the data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -184,7 +194,11 @@ impl PyramidRecipe {
         channels: usize,
         classes: usize,
     ) -> resolvent::Result<PyramidConfig> {
-        let preset = PyramidConfig::preset(&self.preset)?.for_pictures(image, channels, classes);
+        let mut preset = PyramidConfig::preset(&self.preset)?.for_pictures(image, channels, classes);
+        // A preset's own mechanism in some stage belongs to its family; another mechanism goes into all of them.
+        if !related(&preset.mechanism, mechanism) {
+            preset.stages.iter_mut().for_each(|stage| stage.mechanism = None);
+        }
         Ok(PyramidConfig {
             mechanism: mechanism.clone(),
             stages: self.stages.as_deref().unwrap_or(&preset.stages).clone(),
