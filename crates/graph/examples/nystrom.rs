@@ -125,7 +125,7 @@ fn lengths() -> Result<()> {
 fn solvers() -> Result<()> {
     const N: usize = 49;
     println!(
-        "| condition | from W / s^2 | from I / s | conjugate gradients | products of n^3: from I, conjugate gradients |"
+        "| condition | from W / s^2 | from I / s | conjugate gradients | operations in n^3: from I, conjugate gradients |"
     );
     println!("|---|---|---|---|---|");
     let below = |errors: Vec<f64>| errors.iter().position(|&e| e < 1e-6);

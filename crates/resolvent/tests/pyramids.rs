@@ -100,6 +100,11 @@ fn pyramids_cost_the_published_operations() {
         ("laplacian-large", 11.2, 0.04),
         ("laplacian-huge", 15.5, 0.04),
         ("soft-tiny", 1.9, 0.01),
+        ("soft-tiny-t1", 2.94, 0.01), // 1.9 are claimed
+        ("soft-code-small", 3.3, 0.01),
+        ("soft-code-medium", 7.2, 0.02),
+        ("soft-code-large", 11.0, 0.02),
+        ("soft-code-huge", 16.3, 0.04),
         ("soft-small", 4.5, 0.08),
         ("soft-medium", 8.7, 0.08),
         ("soft-large", 15.4, 0.08),
