@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use resolvent_lab::checkpoint::write_atomically;
+use resolvent_lab::disk::write_atomically;
 
 use crate::{Error, error::Result, interrupt::Deferred};
 

@@ -5,8 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::Write,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -17,7 +16,12 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Recipe, Result, data::Vocabulary, train::Plan};
+use crate::{
+    Error, Recipe, Result,
+    data::Vocabulary,
+    disk::{sync_folder, write_synced},
+    train::Plan,
+};
 
 mod expectation;
 
@@ -375,40 +379,10 @@ impl Store {
     }
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-/// Makes the names in a folder durable, where folders can be synchronised at all.
-fn sync_folder(path: &Path) -> std::io::Result<()> {
-    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
-}
-
 /// `value` as JSON for people.
 ///
 /// # Errors
 /// [`Error::Io`] when it cannot be serialised.
 pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     serde_json::to_vec_pretty(value).map_err(|e| cannot_serialise(e.into()))
-}
-
-/// Writes a whole file or nothing: a temporary file beside it, renamed.
-///
-/// # Errors
-/// [`Error::Io`]; a file that was there is then as it was.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let failed = || Error::io(path, "cannot write");
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(folder).map_err(failed())?;
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".resolvent-").suffix(".tmp");
-    #[cfg(unix)] // as any new file: what the user's mask leaves of rw-rw-rw-
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder).map_err(failed())?;
-    file.write_all(bytes).map_err(failed())?;
-    file.as_file().sync_all().map_err(failed())?;
-    file.persist(path).map_err(|e| failed()(e.error))?;
-    sync_folder(folder).map_err(failed())
 }

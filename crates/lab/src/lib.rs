@@ -7,6 +7,7 @@ pub mod bleu;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;
+pub mod disk;
 pub mod environment;
 mod error;
 pub mod eval;

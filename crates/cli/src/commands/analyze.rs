@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use resolvent_lab::{
     analyze::{self, AnalyzeOptions},
-    checkpoint::write_atomically,
+    disk::write_atomically,
     folder::Claim,
     report::{self, analysis_page},
 };

@@ -9,7 +9,7 @@ use std::{
 use clap::Args;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
-    checkpoint::write_atomically,
+    disk::write_atomically,
     folder::Claim,
     report::{self, bench_page},
 };

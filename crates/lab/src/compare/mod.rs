@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, to_json, write_atomically},
+    checkpoint::{Checkpoint, DataIdentity, to_json},
+    disk::write_atomically,
     environment::Environment,
     folder::Claim,
     metrics,

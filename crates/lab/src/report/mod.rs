@@ -9,7 +9,7 @@ mod run;
 
 use std::path::Path;
 
-use crate::{Result, checkpoint::write_atomically, compare::Comparison, metrics::Record, train::TrainSummary};
+use crate::{Result, compare::Comparison, disk::write_atomically, metrics::Record, train::TrainSummary};
 
 pub use analysis::analysis_page;
 pub use bench::bench_page;

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Best, CHECKPOINTS, Checkpoint, Store, module_bytes, parts, to_json, write_atomically},
+    checkpoint::{Best, CHECKPOINTS, Checkpoint, Store, module_bytes, parts, to_json},
+    disk::write_atomically,
     eval::Evaluation,
     folder::Claim,
     metrics::{self, EpochRecord, MetricsFile, Record},
