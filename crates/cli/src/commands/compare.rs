@@ -7,10 +7,11 @@ use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     compare::{self, CompareOptions, CompareOutcome, Comparison},
     data::Data,
+    recipe::with_settings_of,
 };
 
 use super::{
-    recipe::{Attention, RecipeArgs, as_in, data, mechanisms},
+    recipe::{Attention, RecipeArgs, data, mechanisms},
     train::observer,
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
@@ -76,7 +77,7 @@ fn chosen(args: &Compare, usual: Vec<Mechanism>, own: &Mechanism) -> Result<Vec<
         return mechanisms(&args.mechanisms, Some(own));
     }
     let new = usual.iter().all(|mechanism| mechanism.id() != own.id()).then(|| own.clone());
-    Ok(new.into_iter().chain(usual.into_iter().map(|mechanism| as_in(Some(own), mechanism))).collect())
+    Ok(new.into_iter().chain(usual.into_iter().map(|mechanism| with_settings_of(Some(own), mechanism))).collect())
 }
 
 /// Most seeds that a count may ask for: more is a seed that was meant, not a number of them.

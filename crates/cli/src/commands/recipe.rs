@@ -7,10 +7,11 @@ use std::{
 };
 
 use clap::Args;
-use resolvent_kernels::{Mechanism, mechanism::Soft};
+use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
     data::{DataSpec, Source, TextSpec},
+    recipe::with_settings_of,
 };
 
 use crate::{Error, args::Global, error::Result};
@@ -115,7 +116,7 @@ impl Attention {
     /// The mechanism, read and checked. The id of `own`, a recipe's mechanism, stands for its settings.
     pub fn mechanism(&self, own: Option<&Mechanism>) -> Result<Mechanism> {
         match self {
-            Self::Preset(mechanism) => Ok(as_in(own, (**mechanism).clone())),
+            Self::Preset(mechanism) => Ok(with_settings_of(own, (**mechanism).clone())),
             Self::File(path) => read_mechanism(path),
             Self::All => {
                 let problem = "`all` stands alone, and where several mechanisms can be named".into();
@@ -126,23 +127,9 @@ impl Attention {
     }
 }
 
-/// `own` where it has the id of `mechanism`, and `mechanism` with the settings of `own` where both are of one paper: a comparison
-/// of the two should compare nothing else.
-pub fn as_in(own: Option<&Mechanism>, mechanism: Mechanism) -> Mechanism {
-    match (own, &mechanism) {
-        (Some(Mechanism::Soft(own)), Mechanism::SoftPp(preset)) => {
-            Mechanism::SoftPp(Soft { degree: preset.degree, ..own.clone() })
-        }
-        (Some(Mechanism::SoftPp(own)), Mechanism::Soft(_)) => Mechanism::Soft(Soft { degree: None, ..own.clone() }),
-        (Some(Mechanism::Laplacian(own)), Mechanism::LaplacianExact(_)) => Mechanism::LaplacianExact(own.exact()),
-        (Some(own), _) if own.id() == mechanism.id() => own.clone(),
-        _ => mechanism,
-    }
-}
-
 /// The mechanisms that are asked for; `all` stands for every preset. See [`Attention::mechanism`].
 pub fn mechanisms(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Mechanism>> {
-    let preset = |id: &&str| Ok(as_in(own, Mechanism::preset(id).map_err(resolvent_lab::Error::from)?));
+    let preset = |id: &&str| Ok(with_settings_of(own, Mechanism::preset(id).map_err(resolvent_lab::Error::from)?));
     match asked {
         [Attention::All] => Mechanism::IDS.iter().map(preset).collect(),
         _ => asked.iter().map(|attention| attention.mechanism(own)).collect(),

@@ -4,6 +4,7 @@
 //! names file and field. Two runs of one recipe, seed and data set end with the same bits.
 
 mod model;
+mod relatives;
 mod sections;
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use crate::{Error, Result, augment::Augment, data, data::TextRecipe};
 
 pub use model::{ModelRecipe, PyramidRecipe, TextModelRecipe, VitRecipe};
+pub use relatives::with_settings_of;
 pub use sections::{LogRecipe, OptimiserRecipe, RegularisationRecipe, ScheduleRecipe};
 
 /// A training recipe.

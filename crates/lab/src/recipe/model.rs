@@ -8,7 +8,7 @@ use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
-use super::{Check, DEEPEST, MOST_WEIGHTS, WIDEST, check, mechanism, share};
+use super::{Check, DEEPEST, MOST_WEIGHTS, WIDEST, check, mechanism, relatives::related, share};
 
 /// The model, by `kind`. What is trained on decides which kinds are possible: pictures, or texts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -146,16 +146,6 @@ impl Default for VitRecipe {
             pre_logits: false,
         }
     }
-}
-
-/// Whether two mechanisms are of one paper.
-fn related(a: &Mechanism, b: &Mechanism) -> bool {
-    let family = |m: &Mechanism| match m.id() {
-        "soft-pp" => "soft",
-        "laplacian-exact" => "laplacian",
-        id => id,
-    };
-    family(a) == family(b)
 }
 
 /// A pyramid by name, and changes to it. Picture size, channels and classes come from the data set.

@@ -1,0 +1,50 @@
+//! Mechanisms of one paper, which share their settings.
+
+use resolvent_kernels::{Mechanism, mechanism::Soft};
+
+/// Whether two mechanisms are of one family: the same, or `soft` and `soft-pp`, or `laplacian` and `laplacian-exact`.
+pub(super) fn related(a: &Mechanism, b: &Mechanism) -> bool {
+    let family = |m: &Mechanism| match m.id() {
+        "soft-pp" => "soft",
+        "laplacian-exact" => "laplacian",
+        id => id,
+    };
+    family(a) == family(b)
+}
+
+/// `own` where it has the id of `mechanism`, and `mechanism` with the settings of `own` where it is a relative: a comparison of
+/// the two should compare nothing else.
+pub fn with_settings_of(own: Option<&Mechanism>, mechanism: Mechanism) -> Mechanism {
+    match (own, &mechanism) {
+        (Some(Mechanism::Soft(own)), Mechanism::SoftPp(preset)) => {
+            Mechanism::SoftPp(Soft { degree: preset.degree, ..own.clone() })
+        }
+        (Some(Mechanism::SoftPp(own)), Mechanism::Soft(_)) => Mechanism::Soft(Soft { degree: None, ..own.clone() }),
+        (Some(Mechanism::Laplacian(own)), Mechanism::LaplacianExact(_)) => Mechanism::LaplacianExact(own.exact()),
+        (Some(own), _) if own.id() == mechanism.id() => own.clone(),
+        _ => mechanism,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relatives_take_the_settings_and_keep_what_makes_them() {
+        let read = |json: &str| Mechanism::from_json(json).unwrap();
+        let taken = |own: &str, id: &str| with_settings_of(Some(&read(own)), Mechanism::preset(id).unwrap());
+        let plus = r#"{"mechanism": "soft-pp", "inverse": "cholesky", "degree": "token"}"#;
+        assert_eq!(taken(plus, "soft-pp"), read(plus));
+        assert_eq!(taken(plus, "soft"), read(r#"{"mechanism": "soft", "inverse": "cholesky"}"#));
+        assert_eq!(
+            taken(r#"{"mechanism": "soft", "ridge": 0.5}"#, "soft-pp"),
+            read(r#"{"mechanism": "soft-pp", "ridge": 0.5}"#)
+        );
+        assert_eq!(
+            taken(r#"{"mechanism": "laplacian", "weight_scale": "inv-n", "ridge": 0.5}"#, "laplacian-exact"),
+            read(r#"{"mechanism": "laplacian-exact", "weight_scale": "inv-n"}"#)
+        );
+        assert_eq!(taken(plus, "uniform"), Mechanism::preset("uniform").unwrap());
+    }
+}
