@@ -1,15 +1,13 @@
 //! `resolvent classify`: a trained model on texts of one's own.
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use clap::Args;
 use resolvent_lab::predict::{Classified, Classifier};
 use serde_json::json;
 
-use crate::{Error, args::Global, error::Result, output};
+use super::texts::Texts;
+use crate::{args::Global, error::Result, output};
 
 /// Classify texts with a trained model
 ///
@@ -21,12 +19,8 @@ pub struct Classify {
     /// Folder of a run on texts (its best checkpoint where it stopped early, else its newest) or of one checkpoint
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// A text; may be given several times
-    #[arg(long, value_name = "TEXT", conflicts_with = "input")]
-    text: Vec<String>,
-    /// File of texts, one a line [default: standard input]
-    #[arg(long, value_name = "FILE")]
-    input: Option<PathBuf>,
+    #[command(flatten)]
+    texts: Texts,
 }
 
 const EXAMPLES: &str = "\
@@ -37,7 +31,7 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &Classify, global: &Global) -> Result<()> {
-    let texts = texts(&args.text, args.input.as_deref())?;
+    let texts = args.texts.read()?;
     let answers = Classifier::load(&args.run)?.classify(&texts)?;
     let both = || texts.iter().zip(&answers);
     let json = both().map(|(text, answer)| {
@@ -46,39 +40,6 @@ pub fn run(args: &Classify, global: &Global) -> Result<()> {
     });
     let lines: Vec<String> = both().map(|(text, answer)| line(text, answer)).collect();
     output::result(global, &json.collect(), &lines.join("\n"))
-}
-
-/// The texts of the command line, of the file, or of standard input.
-pub fn texts(given: &[String], input: Option<&Path>) -> Result<Vec<String>> {
-    let name = input.unwrap_or(Path::new("standard input"));
-    let texts = match input {
-        _ if !given.is_empty() => given.to_vec(),
-        Some(file) => {
-            lines(&std::fs::read(file).map_err(|e| Error::file(file, format!("cannot be read: {e}")))?, name)?
-        }
-        None => {
-            let mut bytes = Vec::new();
-            std::io::stdin().read_to_end(&mut bytes).map_err(|e| Error::file(name, format!("cannot be read: {e}")))?;
-            lines(&bytes, name)?
-        }
-    };
-    if texts.is_empty() {
-        return Err(Error::file(name, "holds no text; give one text a line"));
-    }
-    match texts.iter().position(|text| text.trim().is_empty()) {
-        Some(empty) => Err(Error::file(name, format!("line {} is empty; give one text a line", empty + 1))),
-        None => Ok(texts),
-    }
-}
-
-fn lines(bytes: &[u8], name: &Path) -> Result<Vec<String>> {
-    let text = std::str::from_utf8(bytes).map_err(|e| {
-        let line = bytes[..e.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
-        Error::file(name, format!("line {line} is not UTF-8; convert the text"))
-    })?;
-    let text = text.strip_suffix('\n').unwrap_or(text);
-    let lines = (!text.is_empty()).then(|| text.split('\n')).into_iter().flatten();
-    Ok(lines.map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned()).collect())
 }
 
 /// `positive  97.3 %   A film that I would …`, and what had to be left out.

@@ -8,5 +8,6 @@ pub mod compare;
 pub mod completions;
 pub mod eval;
 pub mod recipe;
+mod texts;
 pub mod train;
 pub mod translate;

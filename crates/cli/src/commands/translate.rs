@@ -9,7 +9,7 @@ use resolvent_lab::{
 };
 use serde_json::json;
 
-use super::classify::texts;
+use super::texts::{Texts, read_lines};
 use crate::{Error, args::Global, error::Result, output};
 
 /// Translate texts with a trained translator
@@ -22,12 +22,8 @@ pub struct Translate {
     /// Folder of a run on parallel texts (its best checkpoint where it stopped early, else its newest) or of one checkpoint
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// A sentence; may be given several times
-    #[arg(long, value_name = "TEXT", conflicts_with = "input")]
-    text: Vec<String>,
-    /// File of sentences, one a line [default: standard input]
-    #[arg(long, value_name = "FILE")]
-    input: Option<PathBuf>,
+    #[command(flatten)]
+    texts: Texts,
     /// File of reference translations, one a line: adds the BLEU score
     #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
@@ -43,8 +39,8 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &Translate, global: &Global) -> Result<()> {
-    let sentences = texts(&args.text, args.input.as_deref())?;
-    let references = args.reference.as_deref().map(|file| texts(&[], Some(file))).transpose()?;
+    let sentences = args.texts.read()?;
+    let references = args.reference.as_deref().map(read_lines).transpose()?;
     if let (Some(references), Some(file)) = (&references, &args.reference)
         && references.len() != sentences.len()
     {

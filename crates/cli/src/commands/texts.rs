@@ -1,0 +1,66 @@
+//! Texts that a command takes: one a line, or one by one.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+
+use crate::{Error, error::Result};
+
+/// Where the texts come from.
+#[derive(Debug, Args)]
+pub struct Texts {
+    /// A text; may be given several times
+    #[arg(long, value_name = "TEXT", conflicts_with = "input")]
+    text: Vec<String>,
+    /// File of texts, one a line [default: standard input]
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+}
+
+const STANDARD_INPUT: &str = "standard input";
+
+impl Texts {
+    /// The texts of the command line, of the file, or of standard input.
+    pub fn read(&self) -> Result<Vec<String>> {
+        match &self.input {
+            _ if !self.text.is_empty() => filled(self.text.clone(), Path::new(STANDARD_INPUT)),
+            Some(file) => read_lines(file),
+            None => {
+                let (name, mut bytes) = (Path::new(STANDARD_INPUT), Vec::new());
+                let failed = |e| Error::file(name, format!("cannot be read: {e}"));
+                std::io::stdin().read_to_end(&mut bytes).map_err(failed)?;
+                filled(lines(&bytes, name)?, name)
+            }
+        }
+    }
+}
+
+/// The texts of a file, one a line.
+pub fn read_lines(file: &Path) -> Result<Vec<String>> {
+    let bytes = std::fs::read(file).map_err(|e| Error::file(file, format!("cannot be read: {e}")))?;
+    filled(lines(&bytes, file)?, file)
+}
+
+/// `texts`, of which there must be some, and none empty.
+fn filled(texts: Vec<String>, name: &Path) -> Result<Vec<String>> {
+    if texts.is_empty() {
+        return Err(Error::file(name, "holds no text; give one text a line"));
+    }
+    match texts.iter().position(|text| text.trim().is_empty()) {
+        Some(empty) => Err(Error::file(name, format!("line {} is empty; give one text a line", empty + 1))),
+        None => Ok(texts),
+    }
+}
+
+fn lines(bytes: &[u8], name: &Path) -> Result<Vec<String>> {
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        let line = bytes[..e.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
+        Error::file(name, format!("line {line} is not UTF-8; convert the text"))
+    })?;
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    let lines = (!text.is_empty()).then(|| text.split('\n')).into_iter().flatten();
+    Ok(lines.map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned()).collect())
+}
