@@ -1,0 +1,179 @@
+//! Reading a mechanism that is none: an error that names the field.
+
+use resolvent_kernels::{
+    Error, Mechanism,
+    mechanism::{Infsa, InfsaResolvent, LinearInfsa, NormBias, Softmax},
+};
+
+/// The field that reading `json` complains about.
+#[track_caller]
+fn blamed(json: &str) -> String {
+    match Mechanism::from_json(json).expect_err(json) {
+        Error::Config { field, problem } => {
+            assert!(!problem.is_empty());
+            field
+        }
+        Error::OutOfRange { field, .. } => field.into(),
+        other => panic!("{json}: {other}"),
+    }
+}
+
+fn with(id: &str, fields: &str) -> String {
+    format!(r#"{{"mechanism": "{id}", {fields}}}"#)
+}
+
+#[test]
+fn unknown_fields_are_named() {
+    for id in Mechanism::IDS {
+        assert_eq!(blamed(&with(id, r#""gama": 0.5"#)), "gama");
+        assert_eq!(blamed(&with(id, r#""codebook": {"kind": "pool", "ratio": 2}"#)), "codebook");
+    }
+    for (id, field) in [
+        ("softmax", r#""gamma": 0.5"#),
+        ("uniform", r#""tied": true"#),
+        ("uniform", r#""scale": 1.0"#),
+        ("infsa", r#""tol": 1e-3"#),
+        ("infsa", r#""iterations": 2"#),
+        ("infsa-resolvent", r#""broadcast": false"#),
+        ("linear-infsa", r#""max_iter": 3"#),
+    ] {
+        let name = field.split('"').nth(1).unwrap();
+        assert_eq!(blamed(&with(id, field)), name, "{id}");
+    }
+}
+
+#[test]
+fn wrong_types_are_named() {
+    for (id, field) in [
+        ("softmax", r#""scale": "big""#),
+        ("softmax", r#""causal": 1"#),
+        ("uniform", r#""causal": null"#),
+        ("infsa", r#""gamma": "0.7""#),
+        ("infsa", r#""gamma": [0.5, 0.7]"#),
+        ("infsa", r#""activation": "softplus""#),
+        ("infsa", r#""activation": 1"#),
+        ("infsa", r#""tied": "yes""#),
+        ("infsa-resolvent", r#""max_iter": 2.5"#),
+        ("infsa-resolvent", r#""max_iter": -1"#),
+        ("linear-infsa", r#""iterations": 1.0"#),
+        ("linear-infsa", r#""operator": "Exact""#),
+        ("linear-infsa", r#""norm_bias": "automatic""#),
+        ("linear-infsa", r#""norm_bias": true"#),
+        ("linear-infsa", r#""broadcast": 0"#),
+        ("fna", r#""kappa": "image""#),
+        ("fna", r#""kappa": [1.0]"#),
+        ("fna", r#""manifold": "torus""#),
+        ("fna", r#""kernel": "gaussian""#),
+    ] {
+        let name = field.split('"').nth(1).unwrap();
+        assert_eq!(blamed(&with(id, field)), name, "{id}: {field}");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_named() {
+    let all_gamma = ["infsa", "infsa-resolvent", "linear-infsa"];
+    for id in all_gamma {
+        for gamma in ["0", "-0.1", "1.0001", "1e300"] {
+            assert_eq!(blamed(&with(id, &format!(r#""gamma": {gamma}"#))), "gamma");
+        }
+        for (field, value) in [("eps", "-1e-9"), ("scale", "0"), ("scale", "-1")] {
+            assert_eq!(blamed(&with(id, &format!(r#""{field}": {value}"#))), field);
+        }
+    }
+    assert_eq!(blamed(&with("infsa-resolvent", r#""gamma": 1"#)), "gamma");
+    for (id, field, value) in [
+        ("softmax", "scale", "0.0"),
+        ("infsa-resolvent", "tol", "0"),
+        ("infsa-resolvent", "tol", "1"),
+        ("infsa-resolvent", "max_iter", "0"),
+        ("linear-infsa", "iterations", "0"),
+        ("linear-infsa", "iterations", "65"),
+        ("linear-infsa", "norm_bias", "-0.5"),
+        ("fna", "alpha", "0.99"),
+        ("fna", "alpha", "2.01"),
+        ("fna", "kappa", "0"),
+        ("fna", "kappa", "-3"),
+        ("fna", "kappa", "\"sphere\""),
+        ("fna", "intrinsic_dim", "0"),
+    ] {
+        let error = Mechanism::from_json(&with(id, &format!(r#""{field}": {value}"#))).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { field: f, .. } if f == field), "{error}");
+    }
+}
+
+#[test]
+fn numbers_that_json_cannot_write_are_caught_too() {
+    for bad in [f64::NAN, f64::INFINITY] {
+        let scale = Mechanism::Softmax(Softmax { scale: Some(bad), ..Softmax::default() });
+        let gamma = Mechanism::Infsa(Infsa { gamma: bad, ..Infsa::default() });
+        let eps = Mechanism::Infsa(Infsa { eps: bad, ..Infsa::default() });
+        let tol = Mechanism::InfsaResolvent(InfsaResolvent { tol: bad, ..InfsaResolvent::default() });
+        let bias = Mechanism::LinearInfsa(LinearInfsa { norm_bias: NormBias::Value(bad), ..LinearInfsa::default() });
+        for (field, mechanism) in [("scale", scale), ("gamma", gamma), ("eps", eps), ("tol", tol), ("norm_bias", bias)]
+        {
+            let error = mechanism.validate().unwrap_err();
+            assert!(matches!(error, Error::OutOfRange { field: f, .. } if f == field), "{error}");
+        }
+    }
+}
+
+#[test]
+fn documents_that_are_no_mechanism() {
+    assert_eq!(blamed(""), ".");
+    assert_eq!(blamed("{\"mechanism\": \"infsa\""), ".");
+    assert_eq!(blamed("[]"), ".");
+    assert_eq!(blamed("\"infsa\""), ".");
+    assert_eq!(blamed("{}"), "mechanism");
+    assert_eq!(blamed(r#"{"mechanism": 3}"#), "mechanism");
+    assert_eq!(blamed(r#"{"mechanism": "Softmax"}"#), "mechanism");
+    let message = Mechanism::preset("linformer").unwrap_err().to_string();
+    assert!(Mechanism::IDS.iter().all(|id| message.contains(id)), "{message}");
+}
+
+#[test]
+fn rules_for_kappa_belong_to_a_manifold() {
+    for rule in ["text", "vision"] {
+        assert_eq!(blamed(&with("fna", &format!(r#""manifold": "sphere", "kappa": "{rule}""#))), "kappa");
+    }
+    assert!(Mechanism::from_json(&with("fna", r#""manifold": "sphere", "kappa": 0.5"#)).is_ok());
+}
+
+#[test]
+fn fields_of_landmarks_out_of_range_are_named() {
+    for (id, fields, field) in [
+        ("soft", r#""landmarks": {"kind": "pool", "ratio": 0}"#, "landmarks.ratio"),
+        ("soft", r#""landmarks": {"kind": "pool"}"#, "landmarks"),
+        ("soft", r#""landmarks": {"kind": "all", "ratio": 2}"#, "landmarks.ratio"),
+        ("laplacian", r#""landmarks": {"kind": "conv", "ratio": 4294967296}"#, "landmarks.ratio"),
+        ("soft", r#""landmarks": {"kind": "stride", "ratio": 2}"#, "landmarks.kind"),
+        ("soft", r#""landmarks": {"kind": "random", "count": 0, "seed": 1}"#, "landmarks.count"),
+        ("soft", r#""landmarks": {"kind": "all"}, "landmark_act": true"#, "landmark_act"),
+        ("soft", r#""degree": "token""#, "degree"),
+        ("soft", r#""scale": 0"#, "scale"),
+        ("soft", r#""inverse": "cg""#, "inverse"),
+        ("soft", r#""newton_iterations": 65"#, "newton_iterations"),
+        ("soft", r#""newton_init": "identity", "ridge": 0"#, "ridge"),
+        ("soft", r#""ridge": -0.1"#, "ridge"),
+        ("soft", r#""inverse": "cholesky", "gradient": "unrolled""#, "gradient"),
+        ("soft", r#""eigen_cutoff": 1"#, "eigen_cutoff"),
+        ("soft", r#""value_conv": 4"#, "value_conv"),
+        ("soft", r#""tied": true"#, "tied"),
+        ("laplacian", r#""lambda": 0"#, "lambda"),
+        ("laplacian", r#""landmarks": {"kind": "all"}"#, "landmarks.kind"),
+        ("laplacian", r#""inverse": "eigen""#, "inverse"),
+        ("laplacian", r#""newton_iterations": 0"#, "newton_iterations"),
+        ("laplacian", r#""whitening": "full""#, "whitening"),
+        ("laplacian-exact", r#""whiten_eps": 0"#, "whiten_eps"),
+        ("laplacian-exact", r#""ridge": 0.5"#, "ridge"),
+    ] {
+        assert_eq!(blamed(&with(id, fields)), field, "{id}, {fields}");
+    }
+}
+
+#[test]
+fn null_is_refused_where_there_is_no_such_default() {
+    for (field, id) in [("gamma", "infsa"), ("eps", "infsa"), ("activation", "infsa"), ("tol", "infsa-resolvent")] {
+        assert_eq!(blamed(&with(id, &format!(r#""{field}": null"#))), field);
+    }
+}
