@@ -98,17 +98,7 @@ impl Pass for Keys<'_> {
             let right = Right { data: db_across, stride: sizes.mp };
             multiply(level, size, whitened, right, Store { data: &mut *dc, stride });
             if core.whitens() {
-                whiten(core, level, &loaded, saved.x, saved.s, a, b);
-                let both = gamma.iter().zip(b.chunks_exact_mut(stride)).take(count);
-                both.for_each(|(gamma, b)| b.iter_mut().for_each(|x| *x *= 2.0 * gamma));
-                let left = Left { data: &*b, row_stride: stride, depth_stride: 1 };
-                let size = Size { rows: count, cols: stride, depth: loaded.marks };
-                let right = Right { data: saved.x, stride: sizes.mp };
-                multiply_add(level, size, left, right, Add { data: &mut *dc, stride });
-                let both = gamma.iter().zip(a.chunks_exact_mut(stride).zip(loaded.c.chunks_exact(stride)));
-                both.for_each(|(gamma, (a, c))| a.iter_mut().zip(c).for_each(|(a, c)| *a = gamma * c));
-                let rows = Rows { data: &a[..count * stride], stride };
-                gather_square(level, &mut loaded, rows, gamma_sum, sizes.mp);
+                add_variances(core, level, &mut loaded, &saved, gamma, [&mut *a, &mut *b], dc, gamma_sum);
             }
             let marks = (&saved.u[..loaded.marks * sizes.dp], &mut *dmarks);
             contraction[0] += distances(core, level, &loaded, dc, marks, dx);
@@ -117,6 +107,31 @@ impl Pass for Keys<'_> {
             scatter(dx, sizes.dp, loaded.kept, range.start, &mut dk_out[part.within(&range, d)], d);
         }
     }
+}
+
+/// The share of the columns' variances: adds `2 gamma C X S X` to `dc`, and `C^T diag(gamma) C` to `gamma_sum`. `a` and `b` are
+/// working memory of a tile each.
+#[allow(clippy::too_many_arguments)] // the matrices of one formula
+fn add_variances(
+    core: &Core<'_>,
+    level: Level,
+    loaded: &mut Loaded<'_>,
+    saved: &SavedSlice<'_>,
+    gamma: &[f32],
+    [a, b]: [&mut [f32]; 2],
+    dc: &mut [f32],
+    gamma_sum: &mut [f32],
+) {
+    let (count, stride, mp) = (loaded.count, loaded.stride, core.sizes.mp);
+    whiten(core, level, loaded, saved.x, saved.s, a, b);
+    let both = gamma.iter().zip(b.chunks_exact_mut(stride)).take(count);
+    both.for_each(|(gamma, b)| b.iter_mut().for_each(|x| *x *= 2.0 * gamma));
+    let left = Left { data: &*b, row_stride: stride, depth_stride: 1 };
+    let size = Size { rows: count, cols: stride, depth: loaded.marks };
+    multiply_add(level, size, left, Right { data: saved.x, stride: mp }, Add { data: &mut *dc, stride });
+    let both = gamma.iter().zip(a.chunks_exact_mut(stride).zip(loaded.c.chunks_exact(stride)));
+    both.for_each(|(gamma, (a, c))| a.iter_mut().zip(c).for_each(|(a, c)| *a = gamma * c));
+    gather_square(level, loaded, Rows { data: &a[..count * stride], stride }, gamma_sum, mp);
 }
 
 /// Adds `C^T x` to the square `sums`, whose rows are `stride` apart.
