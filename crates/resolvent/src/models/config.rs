@@ -84,7 +84,8 @@ pub struct VitConfig {
     pub strategy: Strategy,
 }
 
-fn yes() -> bool {
+/// The default of a field that is on.
+pub(super) fn yes() -> bool {
     true
 }
 

@@ -9,7 +9,7 @@ use crate::{
     models::{
         Activation, NormOrder, Pool,
         block::{BlockConfig, drop_path_at},
-        config::NORM_EPSILON,
+        config::{NORM_EPSILON, yes},
     },
 };
 
@@ -114,10 +114,6 @@ pub struct PyramidConfig {
     pub strategy: Strategy,
 }
 
-fn yes() -> bool {
-    true
-}
-
 fn one() -> usize {
     1
 }
@@ -154,19 +150,13 @@ impl PyramidConfig {
             field("stages.mlp_ratio", stage.mlp_ratio, stage.mlp_ratio >= 1, "at least 1")?;
             field("stages.ratio", stage.ratio, stage.ratio >= 1, "at least 1")?;
             let attention = self.attention(index);
-            if let Mechanism::Soft(Soft { grid, value_conv, .. }) | Mechanism::SoftPp(Soft { grid, value_conv, .. }) =
-                attention.mechanism
-            {
-                field(
-                    "mechanism.value_conv",
-                    value_conv,
-                    value_conv == 0,
-                    "0: a stage's `value_conv` filters the values",
-                )?;
-                field("mechanism.grid", "given", grid.is_none(), "absent: every stage has its own grid")?;
-            }
-            let grid = matches!(&attention.mechanism, Mechanism::Laplacian(m) if m.grid.is_some());
-            field("mechanism.grid", "given", !grid, "absent: every stage has its own grid")?;
+            let (grid, filter) = match &attention.mechanism {
+                Mechanism::Soft(m) | Mechanism::SoftPp(m) => (m.grid, m.value_conv),
+                Mechanism::Laplacian(m) => (m.grid, 0),
+                _ => (None, 0),
+            };
+            field("mechanism.grid", "given", grid.is_none(), "absent: every stage has its own grid")?;
+            field("mechanism.value_conv", filter, filter == 0, "0: a stage's `value_conv` filters the values")?;
             attention.validate()?;
             field("mechanism.causal", true, !attention.mechanism.causal(), "false: places of a picture have no order")?;
         }
