@@ -39,6 +39,10 @@ pub struct MultiHeadAttentionConfig {
     pub n_heads: usize,
     /// The mechanism. Its `tied` is replaced by the module's.
     pub mechanism: Mechanism,
+    /// Heads of keys and values, each shared by `n_heads / kv_heads` neighbouring heads of queries ("GQA: Training Generalized
+    /// Multi-Query Transformer Models from Multi-Head Checkpoints"). Default `None`: as many as `n_heads`. Refused where
+    /// queries are keys.
+    pub kv_heads: Option<usize>,
     /// One projection for queries and keys. Default `None`: true for `linear-infsa` ("Infinite Self-Attention",
     /// section 3.4), else as the mechanism says.
     pub tied: Option<bool>,
@@ -93,6 +97,10 @@ pub struct MultiHeadAttentionConfig {
     /// Position Embedding"). Default false; without effect where there are neither.
     #[config(default = false)]
     pub rotary: bool,
+    /// Tokens over which a causal `ssa` makes its clusters: their number and size follow from it and no longer from the
+    /// length of the call, which may not be more, so that a token's output is the same however many follow. Default `None`:
+    /// the length of the call. Without effect elsewhere.
+    pub causal_span: Option<usize>,
     /// The filter over the values that is added to the heads' output. Default none.
     #[config(default = "ValueConv::None")]
     pub value_conv: ValueConv,
@@ -133,6 +141,8 @@ impl MultiHeadAttentionConfig {
             let (what, why) = ("given landmarks in a module", "they come with a call; use `attend`");
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
         }
+        self.check_groups(&mechanism)?;
+        field("causal_span", self.causal_span.unwrap_or(1), self.causal_span != Some(0), "null or at least 1")?;
         mechanism.check(&Shape::square(1, n_heads, least_tokens(&mechanism), d_model / n_heads), false)?;
         let (planar, head_dim) = (grid_of(&mechanism).or(self.grid).is_some(), d_model / n_heads);
         let whole = head_dim.is_multiple_of(if planar { 4 } else { 2 });
@@ -169,20 +179,20 @@ impl MultiHeadAttentionConfig {
         self.validate()?;
         let d_model = self.d_model;
         let mechanism = self.operator();
-        let linear = |parts: usize, bias: bool| -> Linear {
+        let linear = |width: usize, bias: bool| -> Linear {
             let initializer = self.initializer.clone();
-            LinearConfig::new(d_model, parts * d_model).with_bias(bias).with_initializer(initializer).init(device)
+            LinearConfig::new(d_model, width).with_bias(bias).with_initializer(initializer).init(device)
         };
         let trainable = mechanism.gamma().filter(|_| self.gamma_trainable);
-        let (parts, heads, head_dim) = (projections(&mechanism), self.n_heads, d_model / self.n_heads);
+        let (heads, head_dim) = (self.n_heads, d_model / self.n_heads);
         let logs = |parameter| Some(kernel::logs(&self.trained(&mechanism, parameter)?, device));
         let (tied, grid) = (mechanism.tied(), self.grid.or(grid_of(&mechanism)));
         let power = if self.gamma_schedule == GammaSchedule::Power { self.layer } else { 1 };
         Ok(MultiHeadAttention {
-            projection: linear(if self.orthogonal { 1 } else { parts }, self.qkv_bias),
+            projection: linear(if self.orthogonal { d_model } else { self.input_width(&mechanism) }, self.qkv_bias),
             orthogonal: self.orthogonal.then(|| OrthogonalMaps::init(d_model, heads, tied, device)),
-            output: linear(1, self.output_bias),
-            extra: self.extra_proj.then(|| linear(1, true)),
+            output: linear(d_model, self.output_bias),
+            extra: self.extra_proj.then(|| linear(d_model, true)),
             gamma_logit: trainable.map(|gamma| Param::from_tensor(gamma::logits(gamma, self.n_heads, device))),
             alpha_logit: self.trained(&mechanism, Parameter::Alpha).map(|alpha| kernel::alpha_logits(&alpha, device)),
             kappa_log: logs(Parameter::Kappa),
@@ -192,9 +202,11 @@ impl MultiHeadAttentionConfig {
             value_filter: ValueFilter::init(self.value_conv, heads, d_model, grid.is_some(), device),
             dropout: DropoutConfig::new(self.dropout).init(),
             n_heads: self.n_heads,
+            kv_heads: self.key_heads(),
             gamma_power: power,
             pool_first: self.pool_first,
             rotary: self.rotary,
+            causal_span: self.causal_span,
             grid,
             mechanism: gamma::with_gamma(mechanism, |gamma| gamma.powi(power as i32)),
             strategy: self.strategy,
@@ -219,12 +231,43 @@ impl MultiHeadAttentionConfig {
     pub fn parameter_count(&self) -> usize {
         let Self { d_model, qkv_bias, output_bias, extra_proj, .. } = *self;
         let (matrix, mechanism) = (d_model * d_model, self.operator());
-        projections(&mechanism) * (matrix + if qkv_bias { d_model } else { 0 })
+        self.input_width(&mechanism) * (d_model + usize::from(qkv_bias))
             + matrix
             + if output_bias { d_model } else { 0 }
             + if extra_proj { matrix + d_model } else { 0 }
             + LandmarkParameters::count(&mechanism, self.n_heads, d_model / self.n_heads)
             + self.value_conv.count(self.n_heads, d_model, self.grid.or(grid_of(&mechanism)).is_some())
+    }
+
+    /// Heads of keys and values.
+    fn key_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.n_heads)
+    }
+
+    /// Columns of all input projections together.
+    fn input_width(&self, mechanism: &Mechanism) -> usize {
+        let keys = self.key_heads() * (self.d_model / self.n_heads);
+        match projections(mechanism) {
+            1 => keys,
+            parts => self.d_model + (parts - 1) * keys,
+        }
+    }
+
+    /// Whether queries can share keys and values as configured.
+    fn check_groups(&self, mechanism: &Mechanism) -> Result<(), Error> {
+        let heads = self.key_heads();
+        field("kv_heads", heads, heads >= 1 && self.n_heads.is_multiple_of(heads), "a divisor of `n_heads`")?;
+        if heads == self.n_heads {
+            return Ok(());
+        }
+        if mechanism.tied() {
+            let (what, why) = (
+                "kv_heads below n_heads",
+                "queries are keys here, so that there are as many; set tied to false where it can be",
+            );
+            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
+        }
+        field("orthogonal", self.orthogonal, !self.orthogonal, "false with grouped keys, whose map is no square")
     }
 
     /// The mechanism as this module applies it: tied or not, on the module's grid.

@@ -1,4 +1,4 @@
-//! Attention of a few new queries over keys and values that are kept, for decoding token by token.
+//! Attention of a few new queries over what is kept of earlier tokens, for decoding token by token.
 
 use burn::tensor::{Bool, Int, Tensor};
 use resolvent_kernels as kernels;
@@ -9,27 +9,44 @@ use crate::{
     ops::{merge_heads, projections},
 };
 
-/// Projected keys and values of the tokens so far, or of another sequence.
+/// Projected keys and values of another sequence.
 #[derive(Debug, Clone)]
 pub struct KeyValues {
-    /// `[batch, heads, seq_kv, head_dim]`; the values again for `uniform`, whose keys are not read.
-    keys: Tensor<4>,
-    /// `[batch, heads, seq_kv, head_dim]`.
-    values: Tensor<4>,
+    /// `[batch, seq_kv, kv_heads * head_dim]`; the values again for `uniform`, whose keys are not read.
+    keys: Tensor<3>,
+    /// `[batch, seq_kv, kv_heads * head_dim]`.
+    values: Tensor<3>,
 }
 
 impl KeyValues {
-    /// These, followed by `later`.
-    pub fn followed_by(self, later: Self) -> Self {
-        Self {
-            keys: Tensor::cat(vec![self.keys, later.keys], 2),
-            values: Tensor::cat(vec![self.values, later.values], 2),
-        }
+    /// The sequences at `rows` of the batch, which may repeat.
+    pub fn select(self, rows: Tensor<1, Int>) -> Self {
+        Self { keys: self.keys.select(0, rows.clone()), values: self.values.select(0, rows) }
+    }
+}
+
+/// What a layer keeps of the tokens so far: their keys and values, turned by their positions; their queries too where rows
+/// depend on those of other tokens.
+#[derive(Debug, Clone)]
+pub struct Past {
+    /// `[batch, seq, columns]`.
+    kept: Tensor<3>,
+}
+
+impl Past {
+    /// Tokens so far.
+    pub fn len(&self) -> usize {
+        self.kept.dims()[1]
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// The sequences at `rows` of the batch, which may repeat.
     pub fn select(self, rows: Tensor<1, Int>) -> Self {
-        Self { keys: self.keys.select(0, rows.clone()), values: self.values.select(0, rows) }
+        Self { kept: self.kept.select(0, rows) }
     }
 }
 
@@ -49,26 +66,72 @@ pub fn check_row_local(mechanism: &Mechanism) -> Result<()> {
 }
 
 impl MultiHeadAttention {
+    /// Causal self-attention of the next `tokens [batch, seq, d_model]`, which are added to `past` (`None` before the first): the
+    /// rows that [`MultiHeadAttention::forward`] gives them in the whole sequence.
+    ///
+    /// Where each row depends on its own query alone ([`check_row_local`]), a token costs O(N) for N tokens so far. Elsewhere the operator is
+    /// applied to all projections so far, and the new rows are taken: as much as a forward pass of the operator, but no past
+    /// token is projected again.
+    ///
+    /// # Errors
+    /// A mechanism without a causal form, and whatever else [`crate::attend`] refuses.
+    pub fn attend_next(&self, tokens: Tensor<3>, past: &mut Option<Past>) -> Result<Tensor<3>> {
+        let [_, seq, _] = tokens.dims();
+        if self.grid.is_some() {
+            let why = "tokens on a grid do not come one after the other";
+            return Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what: "decoding", why }.into());
+        }
+        let first = past.as_ref().map_or(0, Past::len);
+        let packed = self.project(tokens, first, None)?;
+        let attended = if self.value_filter.is_none() && check_row_local(&self.mechanism).is_ok() {
+            self.attend_rows(packed, past)?
+        } else {
+            let whole = add(past, packed);
+            let attended = self.attend_projected(whole, None, &self.mechanism, self.extras(), &Mask::causal())?;
+            attended.narrow(1, first, seq)
+        };
+        Ok(self.dropout.forward(self.output(attended)))
+    }
+
+    /// The rows of new projections, each of which depends on its own query and all keys up to it.
+    fn attend_rows(&self, packed: Tensor<3>, past: &mut Option<Past>) -> Result<Tensor<3>> {
+        let ([_, _, width], keys) = (packed.dims(), self.key_width());
+        let (parts, d_model) = (projections(&self.mechanism), self.n_heads * self.head_dim());
+        // Tied, the queries are the keys.
+        let first = if parts == 3 { d_model } else { 0 };
+        let kept = add(past, packed.clone().narrow(2, first, width - first));
+        let part = |part: usize| self.heads(self.shared(kept.clone().narrow(2, part * keys, keys)));
+        let mut inputs = match parts {
+            // The sizes alone count.
+            1 => Inputs::new(self.heads(self.shared(packed)), part(0), part(0)),
+            _ => Inputs::new(self.heads(packed.narrow(2, 0, d_model)), part(0), part(1)),
+        };
+        inputs.extras = self.extras();
+        // Tied, one projection makes queries and keys, but of different tokens.
+        let mechanism = with_tied(self.mechanism.clone(), false);
+        Ok(merge_heads(attend(&inputs, &mechanism, &Mask::causal(), self.strategy)?.out))
+    }
+
     /// Keys and values of `tokens [batch, seq_kv, d_model]`.
     pub fn key_values(&self, tokens: Tensor<3>) -> KeyValues {
         let parts = projections(&self.mechanism);
-        let values = self.heads(self.project_part(tokens.clone(), parts - 1));
+        let values = self.project_part(tokens.clone(), parts - 1);
         let keys = match &self.mechanism {
             Mechanism::Uniform(_) => values.clone(),
-            mechanism => self.heads(self.project_part(tokens, usize::from(!mechanism.tied()))),
+            mechanism => self.project_part(tokens, usize::from(!mechanism.tied())),
         };
         KeyValues { keys, values }
     }
 
-    /// Every query of `query [batch, seq_q, d_model]` over all keys: the rows that [`MultiHeadAttention::forward`] gives for tokens
-    /// that see exactly these keys. `padding [batch, seq_kv]` is true where there is no key.
+    /// Every query of `query [batch, seq_q, d_model]` over all keys of `source`: what [`MultiHeadAttention::forward`] gives in
+    /// cross-attention. `padding [batch, seq_kv]` is true where there is no key.
     ///
     /// # Errors
     /// As [`check_row_local`] and [`crate::attend`].
     pub fn attend_over(
         &self,
         query: Tensor<3>,
-        past: &KeyValues,
+        source: &KeyValues,
         padding: Option<Tensor<2, Bool>>,
     ) -> Result<Tensor<3>> {
         check_row_local(&self.mechanism)?;
@@ -78,7 +141,8 @@ impl MultiHeadAttention {
             Mechanism::Uniform(_) => self.heads(query),
             _ => self.heads(self.project_part(query, 0)),
         };
-        let mut inputs = Inputs::new(q, past.keys.clone(), past.values.clone());
+        let whole = |x: &Tensor<3>| self.heads(self.shared(x.clone()));
+        let mut inputs = Inputs::new(q, whole(&source.keys), whole(&source.values));
         inputs.extras = self.extras();
         let mask = Mask { causal: false, key: padding.map(Tensor::bool_not), query: None };
         // Tied, one projection makes queries and keys, but of different tokens.
@@ -86,4 +150,14 @@ impl MultiHeadAttention {
         let attended = merge_heads(attend(&inputs, &mechanism, &mask, self.strategy)?.out);
         Ok(self.dropout.forward(self.output(attended)))
     }
+}
+
+/// All projections so far, the new ones last.
+fn add(past: &mut Option<Past>, new: Tensor<3>) -> Tensor<3> {
+    let kept = match past.take() {
+        Some(past) => Tensor::cat(vec![past.kept, new], 1),
+        None => new,
+    };
+    *past = Some(Past { kept: kept.clone() });
+    kept
 }

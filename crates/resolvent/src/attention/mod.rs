@@ -10,10 +10,11 @@ mod module;
 mod orthogonal;
 mod pool_first;
 mod rotary;
+mod sharing;
 mod value_filter;
 
 pub use config::{GammaSchedule, MultiHeadAttentionConfig};
-pub use decoding::{KeyValues, check_row_local};
+pub use decoding::{KeyValues, Past, check_row_local};
 pub use input::{MhaInput, MhaOutput};
 pub use landmarks::LandmarkParameters;
 pub use module::MultiHeadAttention;

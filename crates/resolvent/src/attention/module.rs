@@ -12,6 +12,7 @@ use super::{
     config::{field, with_tied},
     landmarks::{redrawn, with_grid},
     rotary::rotate,
+    sharing::{lengthened, lengthened_mask},
 };
 use crate::{
     Extras, Inputs, Mask, Mechanism, Parameter, Result, Strategy, attend,
@@ -34,8 +35,8 @@ use crate::{
 /// ```
 #[derive(Module, Debug)]
 pub struct MultiHeadAttention {
-    /// Input projections side by side, `[d_model, parts * d_model]`: queries, keys, values; queries, values when tied;
-    /// values for `uniform`, and beside orthogonal maps.
+    /// Input projections side by side, `[d_model, widths]`: queries (`d_model` wide), keys, values (`kv_heads * head_dim`
+    /// wide); queries, values when tied; values for `uniform`, and beside orthogonal maps.
     pub projection: Linear,
     /// Query and key maps that stay orthogonal, if configured.
     pub orthogonal: Option<OrthogonalMaps>,
@@ -61,12 +62,16 @@ pub struct MultiHeadAttention {
     pub dropout: Dropout,
     /// Number of heads.
     pub n_heads: usize,
+    /// Heads of keys and values; they divide `n_heads`.
+    pub kv_heads: usize,
     /// The decay is `sigmoid(gamma_logit)` to this power.
     pub gamma_power: usize,
     /// Pool tokens before projecting them where the mechanism pools: see [`super::MultiHeadAttentionConfig::pool_first`].
     pub pool_first: bool,
     /// Turn queries and keys by their positions.
     pub rotary: bool,
+    /// Tokens over which a causal `ssa` makes its clusters: see [`super::MultiHeadAttentionConfig::causal_span`].
+    pub causal_span: Option<usize>,
     /// Height and width of the tokens' grid, where a call gives no other; `None`: a sequence.
     #[module(skip)]
     pub grid: Option<[usize; 2]>,
@@ -129,18 +134,20 @@ impl MultiHeadAttention {
     fn attend(&self, input: MhaInput, mask: &Mask) -> Result<Tensor<3>> {
         let (mechanism, extras) = (&self.called(&input), self.extras());
         let Some((key, value)) = input.memory else {
-            let (weight, bias) = self.input_maps();
-            let packed = linear(input.query, weight, bias);
-            return self.attend_self(packed, input.grid.or(self.grid), mechanism, extras, mask);
+            let grid = input.grid.or(self.grid);
+            let packed = self.project(input.query, 0, grid)?;
+            return self.attend_projected(packed, grid, mechanism, extras, mask);
         };
         self.check_cross(mechanism)?;
         let parts = projections(mechanism);
-        let project = |x, part| self.heads(self.project_part(x, part));
+        let project = |x, part| self.heads(self.shared(self.project_part(x, part)));
         let v = project(value, parts - 1);
         let mut inputs = match (mechanism, mechanism.tied()) {
             // The sizes alone count.
             (Mechanism::Uniform(_), _) => Inputs::new(self.heads(input.query), v.clone(), v),
-            (_, tied) => Inputs::new(project(input.query, 0), project(key, usize::from(!tied)), v),
+            (_, tied) => {
+                Inputs::new(self.heads(self.project_part(input.query, 0)), project(key, usize::from(!tied)), v)
+            }
         };
         inputs.extras = extras;
         // Tied, one projection makes queries and keys, but of different tokens.
@@ -148,17 +155,10 @@ impl MultiHeadAttention {
         Ok(merge_heads(attend(&inputs, &mechanism, mask, self.strategy)?.out))
     }
 
-    /// Self-attention from projections side by side.
-    fn attend_self(
-        &self,
-        packed: Tensor<3>,
-        grid: Option<[usize; 2]>,
-        mechanism: &Mechanism,
-        extras: Extras,
-        mask: &Mask,
-    ) -> Result<Tensor<3>> {
-        let [_, seq, width] = packed.dims();
-        let d_model = width / projections(mechanism);
+    /// The projections of a sequence's own tokens, of which the first is number `first`, side by side and turned by their
+    /// positions.
+    pub(super) fn project(&self, tokens: Tensor<3>, first: usize, grid: Option<[usize; 2]>) -> Result<Tensor<3>> {
+        let [_, seq, _] = tokens.dims();
         let fits = grid.is_none_or(|[height, width]| height.checked_mul(width) == Some(seq));
         field(
             "grid",
@@ -166,18 +166,41 @@ impl MultiHeadAttention {
             fits,
             "[height, width] with as many places as tokens",
         )?;
-        if self.value_filter.is_some() && (mask.causal || mechanism.causal()) {
+        let (weight, bias) = self.input_maps();
+        let packed = linear(tokens, weight, bias);
+        let [_, _, width] = packed.dims();
+        let values = self.key_width();
+        if !self.rotary || width == values {
+            return Ok(packed);
+        }
+        let turned = rotate(packed.clone().narrow(2, 0, width - values), self.head_dim(), first, grid);
+        Ok(Tensor::cat(vec![turned, packed.narrow(2, width - values, values)], 2))
+    }
+
+    /// Self-attention from projections side by side.
+    pub(super) fn attend_projected(
+        &self,
+        packed: Tensor<3>,
+        grid: Option<[usize; 2]>,
+        mechanism: &Mechanism,
+        extras: Extras,
+        mask: &Mask,
+    ) -> Result<Tensor<3>> {
+        let causal = mask.causal || mechanism.causal();
+        if self.value_filter.is_some() && causal {
             let why = "the filter over the values reads later tokens; use value_conv none";
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "causal", why }.into());
         }
-        let first = width - d_model;
-        let packed = if self.rotary && first > 0 {
-            let turned = rotate(packed.clone().narrow(2, 0, first), d_model / self.n_heads, grid);
-            Tensor::cat(vec![turned, packed.narrow(2, first, d_model)], 2)
-        } else {
-            packed
-        };
-        let v = self.value_filter.as_ref().map(|filter| (filter, packed.clone().narrow(2, first, d_model)));
+        let packed = self.shared_packed(packed);
+        let [_, seq, width] = packed.dims();
+        if let (Some(span), Mechanism::Ssa(_), true) = (self.causal_span, mechanism, causal) {
+            field("seq", seq, seq <= span, "at most `causal_span`")?;
+            let (packed, mask) = (lengthened(packed, span), lengthened_mask(mask, span));
+            let attended = attend_packed(packed, self.n_heads, extras, mechanism, &mask, self.strategy)?;
+            return Ok(attended.narrow(1, 0, seq));
+        }
+        let d_model = width / projections(mechanism);
+        let v = self.value_filter.as_ref().map(|filter| (filter, packed.clone().narrow(2, width - d_model, d_model)));
         let attended = attend_packed(packed, self.n_heads, extras, mechanism, mask, self.strategy)?;
         match v {
             Some((filter, v)) => Ok(attended + filter.forward(v, grid, mask.key.as_ref())?),
@@ -222,9 +245,14 @@ impl MultiHeadAttention {
     /// One of the projections that lie side by side.
     pub(super) fn project_part(&self, x: Tensor<3>, part: usize) -> Tensor<3> {
         let [_, _, d_model] = x.dims();
-        let columns = part * d_model;
+        let keys = self.key_width();
+        let (first, width) = match part {
+            0 if projections(&self.mechanism) > 1 => (0, d_model),
+            0 => (0, keys),
+            _ => (d_model + (part - 1) * keys, keys),
+        };
         let (weight, bias) = self.input_maps();
-        linear(x, weight.narrow(1, columns, d_model), bias.map(|bias| bias.narrow(0, columns, d_model)))
+        linear(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width)))
     }
 
     /// Weights and biases of all input projections side by side.
@@ -237,10 +265,10 @@ impl MultiHeadAttention {
         (Tensor::cat(vec![maps, weight], 1), bias)
     }
 
-    /// `[batch, seq, d_model]` as `[batch, heads, seq, head_dim]`.
+    /// `[batch, seq, heads * head_dim]` as `[batch, heads, seq, head_dim]`.
     pub(super) fn heads(&self, x: Tensor<3>) -> Tensor<4> {
-        let [batch, seq, d_model] = x.dims();
-        x.reshape([batch, seq, self.n_heads, d_model / self.n_heads]).swap_dims(1, 2)
+        let [batch, seq, width] = x.dims();
+        x.reshape([batch, seq, width / self.head_dim(), self.head_dim()]).swap_dims(1, 2)
     }
 
     fn check(&self, input: &MhaInput) -> Result<()> {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::DropPath;
 use crate::{
     Result,
-    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
     ops::gelu,
 };
 
@@ -149,6 +149,21 @@ impl Block {
             }
             let input = if visible.causal { input.causal() } else { input };
             Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))
+        })
+    }
+
+    /// The next `tokens [batch, seq, dim]`, no token seeing a later one, and those so far in `past` (`None` before the first).
+    ///
+    /// # Errors
+    /// As [`MultiHeadAttention::attend_next`].
+    pub fn forward_next(&self, tokens: Tensor<3>, past: &mut Option<Past>) -> Result<Tensor<3>> {
+        self.mlp(self.attend_next(tokens, past)?)
+    }
+
+    /// The attention of the next tokens and its residual connection.
+    pub(super) fn attend_next(&self, tokens: Tensor<3>, past: &mut Option<Past>) -> Result<Tensor<3>> {
+        residual(self.order, &self.attention_norm, tokens, |tokens| {
+            Ok(self.drop_path.forward(self.attention.attend_next(tokens, past)?))
         })
     }
 

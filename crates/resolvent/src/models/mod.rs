@@ -12,5 +12,8 @@ pub use block::{Activation, Block, NormOrder, Visible};
 pub use config::{Pool, VitConfig};
 pub use drop_path::DropPath;
 pub use pyramid::{Pyramid, PyramidConfig};
-pub use text::{DecoderBlock, DecoderState, Search, TextClassifier, TextConfig, TextEncoder, Translator};
+pub use text::{
+    DecoderBlock, DecoderState, LanguageConfig, LanguageModel, LanguageState, Positions, Sampling, Search,
+    TextClassifier, TextConfig, TextEncoder, Translator,
+};
 pub use vit::Vit;

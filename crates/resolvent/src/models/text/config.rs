@@ -120,14 +120,17 @@ impl TextConfig {
     }
 
     pub(super) fn block(&self, mechanism: &Mechanism, layer: usize, device: &Device) -> Result<Block> {
-        let block = BlockConfig {
+        self.block_config().try_init(&self.attention(mechanism, layer), device)
+    }
+
+    pub(super) fn block_config(&self) -> BlockConfig {
+        BlockConfig {
             mlp_dim: self.mlp_dim,
             order: self.norm,
             activation: self.activation,
             epsilon: NORM_EPSILON,
             drop_path: 0.0,
-        };
-        block.try_init(&self.attention(mechanism, layer), device)
+        }
     }
 
     pub(super) fn layer_norm(&self) -> LayerNormConfig {

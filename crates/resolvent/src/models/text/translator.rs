@@ -9,7 +9,7 @@ use burn::{
 use super::{TextConfig, TextEncoder, encoder::embed};
 use crate::{
     Mechanism, Result,
-    attention::{KeyValues, MhaInput, MultiHeadAttention, check_row_local, field},
+    attention::{KeyValues, MhaInput, MultiHeadAttention, Past, check_row_local, field},
     models::{Block, NormOrder, Visible, block::residual},
 };
 
@@ -27,7 +27,7 @@ pub struct DecoderBlock {
 /// What a block keeps of the tokens so far, and of the source.
 #[derive(Debug, Clone)]
 struct BlockState {
-    past: Option<KeyValues>,
+    past: Option<Past>,
     source: KeyValues,
 }
 
@@ -86,16 +86,7 @@ impl DecoderBlock {
 
     /// One further token of each sentence, `[batch, 1, dim]`.
     fn step(&self, token: Tensor<3>, state: &mut BlockState, padding: &Option<Tensor<2, Bool>>) -> Result<Tensor<3>> {
-        let token = residual(self.block.order, &self.block.attention_norm, token, |token| {
-            let new = self.block.attention.key_values(token.clone());
-            let past = match state.past.take() {
-                Some(past) => past.followed_by(new),
-                None => new,
-            };
-            let attended = self.block.attention.attend_over(token, &past, None);
-            state.past = Some(past);
-            attended
-        })?;
+        let token = self.block.attend_next(token, &mut state.past)?;
         let token = residual(self.block.order, &self.cross_norm, token, |token| {
             self.cross.attend_over(token, &state.source, padding.clone())
         })?;

@@ -1,0 +1,187 @@
+//! Heads of queries that share keys and values, and causal attention token by token.
+
+mod support;
+
+use burn::{
+    module::{Module, Param},
+    tensor::{Device, Tensor},
+};
+use resolvent::{
+    Error, Mechanism,
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+};
+use support::random;
+
+const D_MODEL: usize = 24;
+const HEADS: usize = 6;
+const HEAD_DIM: usize = D_MODEL / HEADS;
+
+fn config(mechanism: Mechanism) -> MultiHeadAttentionConfig {
+    MultiHeadAttentionConfig::new(D_MODEL, HEADS, mechanism).with_tied(Some(false))
+}
+
+fn values<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().iter::<f32>().collect()
+}
+
+#[track_caller]
+fn assert_close<const D: usize>(got: Tensor<D>, expected: Tensor<D>, what: &str) {
+    assert_eq!(got.dims(), expected.dims(), "{what}");
+    let (got, expected) = (values(got), values(expected));
+    let unit = expected.iter().fold(1.0_f32, |most, x| most.max(x.abs()));
+    let worst = got.iter().zip(&expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(worst < 2e-5 * unit, "{what}: off by {worst} of {unit}");
+}
+
+/// `x`, whose last axis holds the heads of keys or values side by side, with every head three times.
+fn thrice<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let heads = x.dims()[D - 1] / HEAD_DIM;
+    let each = (0..heads).flat_map(|head| [head; 3]);
+    Tensor::cat(each.map(|head| x.clone().narrow(D - 1, head * HEAD_DIM, HEAD_DIM)).collect(), D - 1)
+}
+
+/// The module with a head of keys and values of its own for every head of queries, which computes the same as `grouped`.
+fn spread(grouped: &MultiHeadAttention, config: &MultiHeadAttentionConfig, device: &Device) -> MultiHeadAttention {
+    fn wide<const D: usize>(packed: Tensor<D>) -> Tensor<D> {
+        let width = packed.dims()[D - 1];
+        let parts: Vec<_> = match width == 2 * HEAD_DIM {
+            true => vec![thrice(packed)],
+            false => {
+                let part = |first| thrice(packed.clone().narrow(D - 1, first, 2 * HEAD_DIM));
+                vec![packed.clone().narrow(D - 1, 0, D_MODEL), part(D_MODEL), part(D_MODEL + 2 * HEAD_DIM)]
+            }
+        };
+        Tensor::cat(parts, D - 1)
+    }
+    let mut whole = MultiHeadAttentionConfig { kv_heads: None, ..config.clone() }.init(device);
+    whole.projection.weight = Param::from_tensor(wide(grouped.projection.weight.val()).detach());
+    whole.projection.bias = grouped.projection.bias.as_ref().map(|bias| Param::from_tensor(wide(bias.val()).detach()));
+    (whole.output, whole.landmarks) = (grouped.output.clone(), grouped.landmarks.clone());
+    whole
+}
+
+#[test]
+fn heads_that_share_keys_are_heads_with_equal_keys() {
+    let device = Device::flex();
+    for id in Mechanism::IDS.into_iter().filter(|id| !id.starts_with("soft-") && *id != "soft") {
+        let rotary = id != "laplacian";
+        let config = config(Mechanism::preset(id).unwrap()).with_kv_heads(Some(2)).with_rotary(rotary);
+        let grouped = config.init(&device);
+        let learned = grouped.gamma_logit.as_ref().map_or(0, |_| HEADS);
+        assert_eq!(grouped.num_params(), config.parameter_count() + learned, "{id}");
+        let whole = spread(&grouped, &config, &device);
+        let tokens = random([2, 9, D_MODEL], &device);
+        let input = || MhaInput::self_attn(tokens.clone());
+        assert_close(grouped.forward(input()).context, whole.forward(input()).context, id);
+        if !rotary {
+            let input = || MhaInput::new(tokens.clone(), tokens.clone(), tokens.clone());
+            assert_close(grouped.forward(input()).context, whole.forward(input()).context, &format!("{id}, cross"));
+        }
+    }
+}
+
+#[test]
+fn a_shared_key_learns_from_all_that_share_it() {
+    let device = Device::flex().autodiff();
+    let config = config(Mechanism::preset("softmax").unwrap()).with_kv_heads(Some(2)).with_rotary(true);
+    let grouped = config.init(&device);
+    let whole = spread(&grouped, &config, &device);
+    let (tokens, dout) = (random([2, 7, D_MODEL], &device), random([2, 7, D_MODEL], &device));
+    let gradient = |module: &MultiHeadAttention| {
+        let context = module.forward(MhaInput::self_attn(tokens.clone()).causal()).context;
+        module.projection.weight.val().grad(&(context * dout.clone()).sum().backward()).unwrap()
+    };
+    let (of_grouped, of_whole) = (gradient(&grouped), gradient(&whole));
+    let keys = of_whole.clone().narrow(1, D_MODEL, D_MODEL).reshape([D_MODEL, 2, 3, HEAD_DIM]).sum_dim(2);
+    assert_close(of_grouped.clone().narrow(1, D_MODEL, 2 * HEAD_DIM), keys.reshape([D_MODEL, 2 * HEAD_DIM]), "keys");
+    assert_close(of_grouped.narrow(1, 0, D_MODEL), of_whole.narrow(1, 0, D_MODEL), "queries");
+}
+
+#[test]
+fn groups_are_refused_where_queries_are_keys() {
+    for id in ["soft", "soft-pp", "linear-infsa"] {
+        let config = MultiHeadAttentionConfig::new(D_MODEL, HEADS, Mechanism::preset(id).unwrap());
+        let error = config.with_kv_heads(Some(2)).validate().unwrap_err();
+        let message = error.to_string();
+        assert!(
+            matches!(error, Error::Mechanism(_)) && message.contains(id) && message.contains("kv_heads"),
+            "{message}"
+        );
+    }
+    for heads in [0, 4, 12] {
+        let message = config(Mechanism::preset("softmax").unwrap()).with_kv_heads(Some(heads)).validate();
+        let message = message.unwrap_err().to_string();
+        assert!(message.contains("kv_heads") && message.contains(&heads.to_string()), "{message}");
+    }
+    let message = config(Mechanism::preset("fna").unwrap()).with_kv_heads(Some(3)).with_orthogonal(true).validate();
+    assert!(message.unwrap_err().to_string().contains("orthogonal"));
+}
+
+/// Every mechanism with a causal form, and options that change how it is decoded.
+const CAUSAL: [&str; 8] = [
+    r#"{"mechanism": "softmax"}"#,
+    r#"{"mechanism": "uniform"}"#,
+    r#"{"mechanism": "infsa"}"#,
+    r#"{"mechanism": "fna"}"#,
+    r#"{"mechanism": "fna", "norm_exponent": 0.5}"#,
+    r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "none"}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid"}"#,
+    r#"{"mechanism": "ssa"}"#,
+];
+
+#[test]
+fn tokens_one_by_one_are_as_the_whole() {
+    let device = Device::flex();
+    for json in CAUSAL {
+        for (tied, kv_heads) in [(false, None), (false, Some(2)), (true, None)] {
+            let config = MultiHeadAttentionConfig::new(D_MODEL, HEADS, Mechanism::from_json(json).unwrap());
+            let config = config.with_tied(Some(tied)).with_kv_heads(kv_heads).with_causal_span(Some(40));
+            let module = config.with_rotary(true).init(&device);
+            let tokens = random([2, 23, D_MODEL], &device);
+            let whole = module.forward(MhaInput::self_attn(tokens.clone()).causal()).context;
+            for steps in [&[1; 23][..], &[7, 1, 1, 14], &[23]] {
+                let (mut past, mut rows, mut first) = (None, vec![], 0);
+                for &step in steps {
+                    rows.push(module.attend_next(tokens.clone().narrow(1, first, step), &mut past).unwrap());
+                    first += step;
+                }
+                assert_eq!(past.unwrap().len(), 23);
+                assert_close(
+                    Tensor::cat(rows, 1),
+                    whole.clone(),
+                    &format!("{json} tied {tied} {kv_heads:?} {steps:?}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_span_makes_clusters_independent_of_the_length() {
+    let device = Device::flex();
+    let ssa = Mechanism::from_json(r#"{"mechanism": "ssa", "estimator": "centroid"}"#).unwrap();
+    let module = config(ssa.clone()).with_causal_span(Some(64)).init(&device);
+    let tokens = random([1, 64, D_MODEL], &device);
+    let rows = |module: &MultiHeadAttention, seq: usize| {
+        let input = MhaInput::self_attn(tokens.clone().narrow(1, 0, seq)).causal();
+        values(module.forward(input).context.narrow(1, 0, 20))
+    };
+    assert_eq!(rows(&module, 20), rows(&module, 64));
+    let module = config(ssa).init(&device);
+    assert_ne!(rows(&module, 20), rows(&module, 64), "without one the length counts");
+
+    let module = config(Mechanism::preset("ssa").unwrap()).with_causal_span(Some(10)).init(&device);
+    let error = module.try_forward(MhaInput::self_attn(tokens.clone()).causal()).unwrap_err().to_string();
+    assert!(error.contains("64") && error.contains("causal_span"), "{error}");
+    module.try_forward(MhaInput::self_attn(tokens)).unwrap();
+}
+
+#[test]
+fn what_has_no_causal_form_is_not_decoded() {
+    let device = Device::flex();
+    for id in ["linear-infsa", "infsa-resolvent", "soft", "laplacian"] {
+        let module = MultiHeadAttentionConfig::new(D_MODEL, HEADS, Mechanism::preset(id).unwrap()).init(&device);
+        let error = module.attend_next(random([1, 3, D_MODEL], &device), &mut None).unwrap_err().to_string();
+        assert!(error.contains(id) && error.contains("causal"), "{error}");
+    }
+}
