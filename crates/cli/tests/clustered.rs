@@ -72,3 +72,29 @@ fn written_plans_are_those_stored() {
         }
     }
 }
+
+/// Bounds on what a row misses come beside the output, one per row, and know dense attention when they see it.
+#[test]
+fn certificates_bound_every_row() {
+    let sandbox = Sandbox::new();
+    let names = ["missed_mass", "total_variation", "output_error"];
+    for (path, config) in cases() {
+        let stored = Tensors::read(&path);
+        for args in [&["--certificate"][..], &["--certificate", "--reference"]] {
+            let got = attend(&sandbox, &path, &config, args, None);
+            for name in names {
+                assert_eq!(got.shape(name), stored.shape("lse"), "{path:?} {name}");
+                let most = if name == "output_error" { f64::INFINITY } else { 1.0 };
+                assert!(got.values(name).iter().all(|x| (0.0..=most).contains(x)), "{path:?} {name}");
+            }
+            let exact = path.ends_with("one_token.safetensors");
+            assert!(!exact || names.iter().all(|name| got.values(name).iter().all(|&x| x == 0.0)), "{path:?}");
+        }
+    }
+    let (input, softmax) = (cases()[0].0.clone(), sandbox.write("softmax.json", r#"{"mechanism": "softmax"}"#));
+    let output = sandbox.path("none.safetensors");
+    let mut command = resolvent();
+    command.arg("attend").arg("--config").arg(softmax).arg("--input").arg(input).arg("--output").arg(&output);
+    let refused = Outcome::of(command.arg("--certificate"));
+    assert!(refused.failure(1).contains("only `ssa` attends along clusters"));
+}

@@ -28,6 +28,7 @@ mod scratch;
 mod series;
 pub mod simd;
 mod structure;
+mod ternary;
 mod token_weights;
 mod tol;
 
@@ -42,6 +43,7 @@ pub use pointwise::{gelu, gelu_backward};
 pub use problem::{Gradients, Inputs, Mask, Shape, check_finite};
 pub use scratch::Scratch;
 pub use series::Convergence;
-pub use structure::clustered::{ClusterPlan, PlanMatrices, PlanTensors};
+pub use structure::clustered::{Certificate, ClusterPlan, PlanMatrices, PlanTensors};
+pub use ternary::TernaryMatrix;
 pub use token_weights::TokenWeights;
 pub use tol::{Tol, relative_distance};

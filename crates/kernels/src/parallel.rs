@@ -13,6 +13,12 @@ pub(crate) fn workers(tasks: usize) -> usize {
     rayon::current_num_threads().min(tasks).max(1)
 }
 
+/// The least number of items that a task of short ones is worth a thread for: `least`, or all of them where there is but one
+/// thread, which a caller outside the pool would have to wake and wait for.
+pub(crate) fn grain(least: usize) -> usize {
+    if rayon::current_num_threads() == 1 { usize::MAX } else { least }
+}
+
 /// Runs `task(index, memory)` for every index below `tasks`. Each worker has its own `per_worker` f32 of `work` and takes
 /// the next index when it is free; `work` bounds the number of workers and must serve at least one.
 pub(crate) fn for_each(tasks: usize, work: &mut [f32], per_worker: usize, task: impl Fn(usize, &mut [f32]) + Sync) {

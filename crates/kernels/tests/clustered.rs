@@ -207,7 +207,7 @@ fn importance_weights_are_unbiased() {
 #[test]
 fn threads_change_no_plan() {
     for fields in PLANNERS {
-        let p = problem(ssa(fields), Shape::square(1, 2, 1500, 8), 5);
+        let p = problem(ssa(fields), Shape::square(1, 2, 9000, 8), 5);
         let plan = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| p.plan())

@@ -41,6 +41,12 @@ pub struct Ssa {
     pub balance: Option<f64>,
     /// Key clusters that a query cluster sees exactly. Default 1; >= 1.
     pub routes: usize,
+    /// So many keys, the farthest from the means of their clusters, leave these and are seen by every query, as no mean
+    /// speaks for them. Default 0; not if causal. Ours.
+    pub outlier_globals: usize,
+    /// So many queries, the farthest from the means of their clusters, also see exactly the `routes` clusters whose mean
+    /// keys have the largest product with them, not with the mean of their cluster. Default 0; not if causal. Ours.
+    pub outlier_queries: usize,
     /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.
     pub scale: Option<f64>,
 }
@@ -62,6 +68,8 @@ impl Default for Ssa {
             jl_dim: None,
             balance: Some(2.0),
             routes: 1,
+            outlier_globals: 0,
+            outlier_queries: 0,
             scale: None,
         }
     }
@@ -286,6 +294,12 @@ impl Ssa {
         }
         if self.routes != 1 {
             return unsupported("causal with routes > 1", "routes would be chosen by later tokens; set routes to 1");
+        }
+        if self.outlier_globals > 0 || self.outlier_queries > 0 {
+            return unsupported(
+                "causal with outlier_globals or outlier_queries",
+                "outliers would be chosen by later tokens; set both to 0",
+            );
         }
         if self.estimator != Estimator::Centroid && self.samples != Some(0) && !row {
             return unsupported(

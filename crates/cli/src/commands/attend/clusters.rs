@@ -1,6 +1,6 @@
 //! What a clustered mechanism reads beside q, k and v: fixed centroids, and a plan that replaces planning.
 
-use resolvent_kernels::{ClusterPlan, Extras, Mechanism, PlanTensors};
+use resolvent_kernels::{Certificate, ClusterPlan, Extras, Mechanism, PlanTensors};
 
 use super::call::{Layout, expect};
 use crate::{
@@ -59,9 +59,7 @@ fn plan(file: &TensorFile, layout: &Layout) -> Result<ClusterPlan> {
         |name| file.require(name, "a stored plan has all of label_q, label_k, exact_blocks, edges, edge_log_weight");
     let labels = |name, seq: usize| {
         let tensor = read(name)?;
-        let mut shape = layout.stored(&[s.batch, s.heads, seq, 1]);
-        shape.pop();
-        expect(&tensor, &shape, "the cluster of every token")?;
+        expect(&tensor, &per_token(layout, seq), "the cluster of every token")?;
         tensor.integers()
     };
     let triples = |name| {
@@ -82,19 +80,32 @@ fn plan(file: &TensorFile, layout: &Layout) -> Result<ClusterPlan> {
     ClusterPlan::from_tensors(&tensors, s).map_err(Error::kernels(file.path()))
 }
 
+/// The bounds of a certificate as they are written to a file.
+pub fn certificate(bounds: &Certificate, layout: &Layout) -> Vec<Named> {
+    let shape = per_token(layout, layout.shape.seq_q);
+    let Certificate { missed_mass, total_variation, output_error } = bounds;
+    vec![
+        Named::new("missed_mass", shape.clone(), missed_mass),
+        Named::new("total_variation", shape.clone(), total_variation),
+        Named::new("output_error", shape, output_error),
+    ]
+}
+
+/// The shape of one value for each of `seq` tokens of every head.
+fn per_token(layout: &Layout, seq: usize) -> Vec<usize> {
+    let mut shape = layout.stored(&[layout.shape.batch, layout.shape.heads, seq, 1]);
+    shape.pop();
+    shape
+}
+
 /// A plan as it is written to a file.
 pub fn stored(plan: &ClusterPlan, layout: &Layout) -> Vec<Named> {
     let s = &layout.shape;
     let tensors = plan.to_tensors();
-    let labels = |seq: usize| {
-        let mut shape = layout.stored(&[s.batch, s.heads, seq, 1]);
-        shape.pop();
-        shape
-    };
     let edges = tensors.edges.len();
     vec![
-        Named::integers("label_q", labels(s.seq_q), &tensors.label_q),
-        Named::integers("label_k", labels(s.seq_kv), &tensors.label_k),
+        Named::integers("label_q", per_token(layout, s.seq_q), &tensors.label_q),
+        Named::integers("label_k", per_token(layout, s.seq_kv), &tensors.label_k),
         Named::integers("exact_blocks", vec![tensors.exact_blocks.len(), 3], tensors.exact_blocks.as_flattened()),
         Named::integers("edges", vec![edges, 3], tensors.edges.as_flattened()),
         Named::new("edge_log_weight", vec![edges], &tensors.edge_log_weight),

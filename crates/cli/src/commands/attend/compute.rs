@@ -5,7 +5,7 @@ use resolvent_kernels::{ExtraGradients, Gradients, Inputs, Mask, Operator, Param
 use super::{
     Attend,
     call::{Layout, Tensors},
-    clusters::stored,
+    clusters::{certificate, stored},
 };
 use crate::tensors::{Named, Real};
 
@@ -19,9 +19,7 @@ pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Atte
     op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
     let mut results = vec![names.out(&out)];
     results.extend(op.lse(&stats).map(|lse| names.lse(lse)));
-    if args.clusters {
-        results.extend(stored(op.clusters(&inputs, &mask)?.as_ref(), layout));
-    }
+    results.extend(clusters(op, layout, &inputs, &mask, args)?);
     if args.weights {
         let weights = dense(op, &inputs, &mask)?;
         results.push(names.weights(&weights.iter().map(|&x| x as f32).collect::<Vec<_>>()));
@@ -56,11 +54,11 @@ pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &
     let forward = reference::forward(op.mechanism(), op.shape(), &inputs, &mask)?;
     let mut results = vec![names.out(&forward.out)];
     results.extend(forward.lse.as_deref().map(|lse| names.lse(lse)));
-    if args.clusters {
+    if args.clusters || args.certificate {
         let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
-        let (q, k) = (narrow(inputs.q), inputs.k.map(narrow));
-        let inputs = Inputs { q: &q, k: k.as_deref(), v: &vec![0.0; inputs.v.len()], extras: inputs.extras };
-        results.extend(stored(op.clusters(&inputs, &mask)?.as_ref(), layout));
+        let (q, k, v) = (narrow(inputs.q), inputs.k.map(narrow), narrow(inputs.v));
+        let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
+        results.extend(clusters(op, layout, &inputs, &mask, args)?);
     }
     if args.weights {
         results.push(names.weights(forward.weights()));
@@ -69,6 +67,26 @@ pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &
         let g = reference::backward(op.mechanism(), op.shape(), &inputs, &mask, dout)?;
         results.extend(names.gradients(&g.dq, g.dk.as_deref(), &g.dv));
         results.extend(g.parameters.iter().map(|(p, gradient)| names.parameter(*p, gradient)));
+    }
+    Ok(results)
+}
+
+/// The plan of a clustered mechanism and its certificate, where they are asked for.
+fn clusters(
+    op: &Operator,
+    layout: &Layout,
+    inputs: &Inputs<'_, f32>,
+    mask: &Mask<'_>,
+    args: &Attend,
+) -> Result<Vec<Named>> {
+    if !args.clusters && !args.certificate {
+        return Ok(Vec::new());
+    }
+    let plan = op.clusters(inputs, mask)?;
+    let mut results = if args.clusters { stored(&plan, layout) } else { Vec::new() };
+    if args.certificate {
+        let bounds = plan.certificate(op.mechanism(), op.shape(), inputs, mask)?;
+        results.extend(certificate(&bounds, layout));
     }
     Ok(results)
 }

@@ -56,6 +56,10 @@ pub struct Attend {
     /// (f64). A file that holds them is attended along this plan, whatever made it
     #[arg(long, conflicts_with = "plan")]
     pub clusters: bool,
+    /// Also write how far, at most, a clustered mechanism is from dense softmax in every row: `missed_mass`,
+    /// `total_variation` and `output_error` [B,H,Nq], f64
+    #[arg(long, conflicts_with = "plan")]
+    pub certificate: bool,
     /// Compute naively in f64, and write f64; takes O(N^2) memory
     #[arg(long)]
     pub reference: bool,

@@ -7,6 +7,7 @@
 //! gathered rows. What depends on the number of clusters or edges is allocated by the call; tiles come from its scratch.
 
 mod backward;
+mod certificate;
 mod far;
 mod forward;
 mod graph;
@@ -20,6 +21,7 @@ mod prefix;
 mod sparse;
 
 pub(crate) use backward::backward;
+pub use certificate::Certificate;
 pub(crate) use forward::forward;
 pub use matrices::PlanMatrices;
 pub(crate) use plan::plan;

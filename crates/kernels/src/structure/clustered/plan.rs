@@ -37,8 +37,10 @@ fn entries(m: &Ssa, s: &Shape, causal: bool) -> u64 {
     let clusters = m.clusters(s.seq_kv).min(s.seq_kv) as u64;
     let (queries, keys) = (s.seq_q as u64, s.seq_kv as u64);
     let routes = (m.routes as u64).min(clusters);
-    let globals = m.globals(s.seq_kv).len() as u64 * (queries + if m.shared() { keys } else { 0 });
-    let exact = queries * keys.div_ceil(clusters) * routes / if causal { 2 } else { 1 };
+    let outliers = (m.outlier_globals as u64).min(keys) * queries;
+    let globals = m.globals(s.seq_kv).len() as u64 * (queries + if m.shared() { keys } else { 0 }) + outliers;
+    let chosen = (m.outlier_queries as u64).min(queries) * routes;
+    let exact = keys.div_ceil(clusters) * (queries * routes + chosen) / if causal { 2 } else { 1 };
     let remote_pairs = clusters * (clusters - routes);
     let beyond = match (m.estimator, m.sampler(causal)) {
         (Estimator::Centroid, _) => queries * (clusters - routes),

@@ -9,7 +9,7 @@ use super::{
     Sides,
     random::{Stage, pick},
 };
-use crate::simd::rows;
+use crate::{parallel::grain, simd::rows};
 
 /// Tasks of a head: each takes in the keys before its own anew.
 const TASKS: usize = 16;
@@ -29,7 +29,7 @@ pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
         }
         edges
     };
-    rows.par_chunks(rows.len().div_ceil(TASKS)).flat_map_iter(of_rows).collect()
+    rows.par_chunks(rows.len().div_ceil(TASKS)).with_min_len(grain(1)).flat_map_iter(of_rows).collect()
 }
 
 /// The clusters of keys as far as a query sees them.

@@ -4,6 +4,7 @@
 mod by_row;
 mod kmeans;
 mod online;
+mod outliers;
 mod pairs;
 mod panels;
 mod random;
@@ -28,7 +29,11 @@ use crate::{
 /// The plan of a checked call.
 pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> ClusterPlan {
     let Shape { seq_q, seq_kv, .. } = call.shape;
-    let heads = (0..call.shape.slices()).into_par_iter().map(|slice| Head::of(call, m, slice).plan()).collect();
+    let slices = (0..call.shape.slices()).into_par_iter();
+    let make = || slices.map(|slice| Head::of(call, m, slice).plan()).collect();
+    // Each of the hundreds of short parallel steps of k-means would wait for a thread to wake, were it started from
+    // outside the pool.
+    let heads = if panels::is_shared(seq_q.max(seq_kv)) { rayon::scope(|_| make()) } else { make() };
     ClusterPlan { seq_q, seq_kv, heads }
 }
 
@@ -96,10 +101,16 @@ impl<'a> Head<'a> {
     }
 
     fn plan(&self) -> HeadPlan {
-        let (label_q, label_k) = self.labels();
-        let [na, nb] = [clusters(&label_q), clusters(&label_k)];
-        let (queries, keys) = (Members::new(&label_q, None, na), Members::new(&label_k, None, nb));
-        let routes = self.routes(&queries, &keys);
+        let (mut label_q, mut label_k) = self.labels();
+        self.free_outliers(&mut label_k);
+        let of_labels = |labels: &[i32]| Members::new(labels, None, clusters(labels));
+        let keys = of_labels(&label_k);
+        let mut queries = of_labels(&label_q);
+        let mut routes = self.routes(&queries, &keys);
+        if self.m.outlier_queries > 0 {
+            (label_q, routes) = self.route_outliers(&label_q, &queries, &keys, routes);
+            queries = of_labels(&label_q);
+        }
         let mut edges = Vec::new();
         let samples = self.m.samples(self.seq_kv);
         if samples > 0 {
@@ -210,12 +221,16 @@ impl<'a> Head<'a> {
     /// The key clusters that each query cluster sees exactly.
     fn routes(&self, queries: &Members, keys: &Members) -> Vec<Vec<u32>> {
         let (count, shared) = (self.m.routes.min(keys.len()), self.m.shared());
+        // Outliers may have left a cluster without keys.
+        let present = |c: &u32| !keys.of(*c as usize).is_empty();
         if shared && count <= 1 {
-            return (0..queries.len() as u32).map(|a| vec![a]).collect();
+            let own = |a| (0..keys.len() as u32).contains(&a).then_some(a).filter(present);
+            return (0..queries.len() as u32).map(|a| own(a).into_iter().collect()).collect();
         }
         let affinity = self.affinity(queries, keys);
-        let of_cluster = |(a, affinity): (usize, &[f64])| {
-            let mut order: Vec<u32> = (0..keys.len() as u32).collect();
+        let of_cluster = |a: usize| {
+            let affinity = &affinity[a * keys.len()..][..keys.len()];
+            let mut order: Vec<u32> = (0..keys.len() as u32).filter(present).collect();
             let own = |c: u32| shared && c as usize == a;
             order.sort_by(|&c, &e| {
                 let by_affinity = affinity[e as usize].total_cmp(&affinity[c as usize]);
@@ -224,7 +239,7 @@ impl<'a> Head<'a> {
             order.truncate(count);
             order
         };
-        affinity.chunks(keys.len().max(1)).enumerate().map(of_cluster).collect()
+        (0..queries.len()).map(of_cluster).collect()
     }
 
     /// `scale q.k` between the means of the clusters, `[queries, keys]`.

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     mechanism::{Pairs, Sampler},
+    parallel::grain,
     simd::rows,
 };
 
@@ -19,7 +20,8 @@ pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
     let [queries, keys] = [sides.queries.len(), sides.keys.len()];
     let remote: Vec<[u32; 2]> = (0..queries as u32)
         .flat_map(|a| (0..keys as u32).map(move |c| [a, c]))
-        .filter(|&[a, c]| !sides.queries.of(a as usize).is_empty() && !sides.is_exact(a, c))
+        .filter(|&[a, c]| !sides.queries.of(a as usize).is_empty() && !sides.keys.of(c as usize).is_empty())
+        .filter(|&[a, c]| !sides.is_exact(a, c))
         .collect();
     let degrees = (sides.sampler == Sampler::DegreeWeighted).then(|| Degrees::new(sides));
     let chosen = choose(sides, &remote, degrees.as_ref());
@@ -32,7 +34,7 @@ pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
         }
     };
     let kept = |edge: &Edge| sides.keep_q.is_none_or(|keep| keep[edge.query as usize]);
-    chosen.par_iter().with_min_len(64).flat_map_iter(of_pair).filter(kept).collect()
+    chosen.par_iter().with_min_len(grain(64)).flat_map_iter(of_pair).filter(kept).collect()
 }
 
 /// The sampled pairs with their inclusion probabilities.

@@ -4,6 +4,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::{
+    parallel::grain,
     simd::{
         Level,
         product::{Left, Right, Sink, Size, product, vectors, vectors_mut},
@@ -14,12 +15,20 @@ use crate::{
 /// Panels of one task: 1024 tokens of 64 channels (256 KiB) stay in a 2 MiB second level from one centre to the next.
 const GROUP: usize = 16 * PANEL;
 
+/// Groups that a task has at least. One centre takes 5 us for each: fewer are not worth waking a thread for.
+const GROUPS: usize = 4;
+
 /// Tokens `x [n, dim]` as panels of [`PANEL`] columns.
 pub(super) struct Panels<'a> {
     data: &'a [f32],
     n: usize,
     dim: usize,
     level: Level,
+}
+
+/// Whether what is done with the panels of `n` tokens is shared by several threads.
+pub(super) fn is_shared(n: usize) -> bool {
+    n.div_ceil(GROUP) >= grain(GROUPS).saturating_mul(2)
 }
 
 /// f32 that the panels of `n` tokens take.
@@ -31,7 +40,7 @@ impl<'a> Panels<'a> {
     /// The rows `tokens` of `x [.., dim]`, written to `room`.
     pub fn new(x: &[f32], dim: usize, tokens: &[u32], level: Level, room: &'a mut [f32]) -> Self {
         let groups = room.par_chunks_mut(GROUP * dim).zip(tokens.par_chunks(GROUP));
-        groups.for_each(|(room, tokens)| transpose(x, dim, tokens, |_| 1.0, room));
+        groups.with_min_len(grain(GROUPS)).for_each(|(room, tokens)| transpose(x, dim, tokens, |_| 1.0, room));
         Self { data: room, n: tokens.len(), dim, level }
     }
 
@@ -41,6 +50,7 @@ impl<'a> Panels<'a> {
         let groups = self.data.par_chunks(GROUP * self.dim).zip(nearest.par_chunks_mut(GROUP));
         groups
             .zip(labels.par_chunks_mut(GROUP))
+            .with_min_len(grain(GROUPS))
             .map(|((panels, nearest), labels)| {
                 self.level.dispatch(Nearer { panels, centre, label, nearest, labels });
                 nearest.iter().map(|&x| f64::from(x)).sum()
@@ -57,7 +67,7 @@ impl<'a> Panels<'a> {
     /// `half_squares`: half the squared norms of the centres, by which products become distances.
     pub fn assign(&self, centres: &[f32], half_squares: &[f32], labels: &mut [u32]) {
         let groups = self.data.par_chunks(GROUP * self.dim).zip(labels.par_chunks_mut(GROUP));
-        groups.for_each(|(panels, labels)| {
+        groups.with_min_len(grain(GROUPS)).for_each(|(panels, labels)| {
             self.level.dispatch(Assign { panels, dim: self.dim, centres, half_squares, labels });
         });
     }
