@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod compare;
 pub mod data;
 pub mod disk;
+pub mod energy;
 pub mod environment;
 mod error;
 pub mod eval;

@@ -6,6 +6,7 @@
 mod cifar;
 mod encoded;
 mod error;
+pub mod heads;
 mod idx;
 mod images;
 pub(crate) mod lines;

@@ -21,6 +21,10 @@ pub enum Purpose {
     Listops,
     /// Which tokens an ablation leaves out.
     Ablation,
+    /// Drawing a head with a needle.
+    Needle,
+    /// Drawing a head whose tokens form clusters.
+    Clusters,
 }
 
 /// The stream of `purpose` at the coordinates (`seed`, `major`, `minor`), e.g. (seed, epoch, picture).

@@ -1,0 +1,56 @@
+//! "Spectral Sparse Attention", table 6: how close outputs come to dense attention's, by estimator.
+
+use resolvent_kernels::{Mechanism, Result};
+use resolvent_lab::data::heads::{ClusterKind, Clusters, Head};
+
+use super::{attend, drawn, entries, mean, mean_cosine, plan, ssa};
+
+const TOKENS: usize = 1024;
+const SEEDS: u64 = 3;
+
+/// Cosines by estimator at equal density (`tokens^1.5` sampled edges in all), over the number of clusters, then over data.
+pub fn table() -> Result<()> {
+    println!("| data | clusters | density | no edges beyond | `raw` | `importance` | `row` | `centroid` |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for clusters in [2, 4, 8, 16, 32] {
+        row("near, d = 32", ClusterKind::Near, 32, clusters, "")?;
+    }
+    for (name, kind, dim, fields) in [
+        ("planted, d = 32", ClusterKind::Planted, 32, ""),
+        ("independent, d = 64", ClusterKind::Independent, 64, ""),
+        ("projected, d = 64", ClusterKind::Projected, 64, ""),
+        ("projected, keys clustered", ClusterKind::Projected, 64, r#", "cluster_on": "keys""#),
+        ("projected, `dual`", ClusterKind::Projected, 64, r#", "cluster_on": "dual""#),
+        ("projected, `dual`, 4 routes", ClusterKind::Projected, 64, r#", "cluster_on": "dual", "routes": 4"#),
+    ] {
+        row(name, kind, dim, 32, fields)?;
+    }
+    Ok(())
+}
+
+fn row(name: &str, kind: ClusterKind, dim: usize, clusters: usize, fields: &str) -> Result<()> {
+    let heads: Vec<Head> =
+        (0..SEEDS).map(|seed| drawn(Clusters { seed, tokens: TOKENS, dim, kind }.generate())).collect::<Result<_>>()?;
+    let edges = (TOKENS as f64).powf(1.5);
+    let samples = (edges / (clusters * (clusters - 1)) as f64).round();
+    let per_row = (edges / TOKENS as f64).round();
+    let with = |more: String| ssa(&format!(r#""clusters": {clusters}{fields}, {more}"#));
+    let estimators = [
+        with(r#""samples": 0"#.into())?,
+        with(format!(r#""estimator": "raw", "samples": {samples}"#))?,
+        with(format!(r#""samples": {samples}"#))?,
+        with(format!(r#""sampler": "row", "samples": {per_row}"#))?,
+        with(r#""estimator": "centroid""#.into())?,
+    ];
+    let softmax = Mechanism::preset("softmax")?;
+    let dense: Vec<Vec<f32>> = heads.iter().map(|head| attend(&softmax, head)).collect::<Result<_>>()?;
+    let cosine = |m: &Mechanism| -> Result<f64> {
+        let of_heads = heads.iter().zip(&dense).map(|(head, dense)| Ok(mean_cosine(&attend(m, head)?, dense, dim)));
+        Ok(mean(&of_heads.collect::<Result<Vec<_>>>()?))
+    };
+    let cosines = estimators.iter().map(|m| Ok(format!("{:.3}", cosine(m)?))).collect::<Result<Vec<_>>>()?;
+    let [exact, sampled, _] = entries(&plan(&estimators[1], &heads[0])?, &heads[0].shape());
+    let density = (exact + sampled) as f64 / (TOKENS * TOKENS) as f64;
+    println!("| {name} | {clusters} | {density:.2} | {} |", cosines.join(" | "));
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Queries, keys and values of single heads, generated: what sparse attention is tried on without a model.
+
+mod clusters;
+mod needle;
+
+use rand::{Rng, RngExt};
+use rand_distr::StandardNormal;
+use resolvent_kernels::Shape;
+
+use super::{Error, Result};
+
+pub use clusters::{ClusterKind, Clusters};
+pub use needle::{Needle, NeedleHead, NeedleKind};
+
+/// One head's tensors, row by row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Head {
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Channels of queries and keys.
+    pub dim: usize,
+    /// Queries, `[tokens, dim]`.
+    pub q: Vec<f32>,
+    /// Keys, `[tokens, dim]`.
+    pub k: Vec<f32>,
+    /// Values, `[tokens, dim]`.
+    pub v: Vec<f32>,
+}
+
+impl Head {
+    /// The sizes of a call with this head alone.
+    pub fn shape(&self) -> Shape {
+        Shape::square(1, 1, self.tokens, self.dim)
+    }
+}
+
+/// `len` independent standard normal numbers.
+fn normal(rng: &mut impl Rng, len: usize) -> Vec<f32> {
+    (0..len).map(|_| rng.sample(StandardNormal)).collect()
+}
+
+/// [`Error::Setting`] unless a head can have so many tokens.
+fn check_tokens(tokens: usize, least: usize) -> Result<()> {
+    if (least..=1 << 20).contains(&tokens) {
+        return Ok(());
+    }
+    Err(Error::Setting { field: "tokens", got: tokens.to_string(), expected: "16 (clusters: 2) to 1048576" })
+}
