@@ -39,7 +39,7 @@ pub struct Global {
     /// Number of threads [default: one per core]; results do not depend on it
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Seed of everything random; the same seed gives the same bits [default: the recipe's, else 0]
+    /// Seed of everything random; the same seed gives the same bits [default: the recipe's or the mechanism's, else 0]
     #[arg(long, global = true, value_name = "N")]
     pub seed: Option<u64>,
     /// Only errors on standard error

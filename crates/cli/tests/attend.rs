@@ -149,6 +149,28 @@ fn the_result_is_told_and_what_is_not_used_is_listed() {
 }
 
 #[test]
+fn a_seed_draws_other_landmarks() {
+    let mut tensors = Tensors::default();
+    let shape = [1, 1, 12, 4];
+    tensors.noise("q", &shape, 1).noise("v", &shape, 2);
+    let random = json!({"mechanism": "soft", "landmarks": {"kind": "random", "count": 3, "seed": 0}});
+    let sandbox = sandbox(random, &tensors);
+    let out = |args: &[&str]| attend(&sandbox, args).1.values("out").to_vec();
+    assert_eq!(out(&[]), out(&["--seed", "0"]));
+    assert_ne!(out(&[]), out(&["--seed", "5"]));
+}
+
+#[test]
+fn a_likely_mistake_is_told() {
+    let steps =
+        json!({"mechanism": "soft", "newton_iterations": 40, "ridge": 0.0, "landmarks": {"kind": "first", "count": 1}});
+    let mut tensors = Tensors::default();
+    tensors.noise("q", &SHAPE, 1).noise("v", &SHAPE, 2);
+    let (outcome, _) = attend(&sandbox(steps, &tensors), &[]);
+    assert!(outcome.stderr.contains("warning: soft: more than 24"), "{}", outcome.stderr);
+}
+
+#[test]
 fn a_plan_is_printed_and_nothing_written() {
     let sandbox = sandbox(json!({"mechanism": "infsa"}), &Tensors::call(&[2, 3, 5, 4]));
     let before = sandbox.snapshot();

@@ -116,6 +116,10 @@ impl Cache {
         check::length(OP, "q", inputs.q.len(), new.max(1) * one, remedy)?;
         let shape = Shape { seq_q: new, seq_kv: new, ..self.token };
         check::inputs(OP, &self.mechanism, &shape, inputs, &Mask::NONE)?;
+        if inputs.extras.dropout.is_some() {
+            let (what, why) = ("dropout in a cache", "tokens are decoded with the whole operator");
+            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what, why });
+        }
         check::length(OP, "out", out.len(), shape.out_len(), "expected batch * heads * n * value_dim")?;
         if self.keeps_tokens() {
             if self.len + new > self.capacity {

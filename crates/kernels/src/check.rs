@@ -53,6 +53,7 @@ fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_
             return Err(Error::Tensor { op, tensor: parameter.name(), problem });
         }
     }
+    extras.dropout.map_or(Ok(()), |dropout| dropout.check(mechanism))?;
     extras.landmark_indices.map_or(Ok(()), |indices| landmark_indices(op, mechanism, s, indices))?;
     clustered(op, mechanism, s, extras)
 }

@@ -8,6 +8,7 @@
 
 mod cache;
 mod check;
+mod dropout;
 mod element;
 mod error;
 #[doc(hidden)]
@@ -33,6 +34,7 @@ mod token_weights;
 mod tol;
 
 pub use cache::Cache;
+pub use dropout::{Dropout, Dropped};
 pub use element::Element;
 pub use error::{Error, Result};
 pub use mechanism::Mechanism;

@@ -1,10 +1,8 @@
 //! The tensors of mechanisms beside q, k and v: the differentiable ones by name, and how a call carries all of them.
 
-use crate::ClusterPlan;
-
 use std::ops::Range;
 
-use crate::Shape;
+use crate::{ClusterPlan, Dropout, Shape};
 
 /// A differentiable tensor that a mechanism may take beside q, k and v. [`crate::Mechanism::parameters`] lists those of a
 /// mechanism, [`crate::Mechanism::parameter_shape`] their shapes.
@@ -110,6 +108,8 @@ pub struct Extras<'a> {
     pub clusters: Option<&'a ClusterPlan>,
     /// Tokens that are the landmarks, `[batch, count]`; replaces the draw of landmarks of kind `random`. `soft`, `soft-pp`.
     pub landmark_indices: Option<&'a [i64]>,
+    /// Pairs to be left out at random. `softmax`, `fna`. A constant of the call: give the backward pass the same.
+    pub dropout: Option<Dropout>,
 }
 
 impl<'a> Extras<'a> {
@@ -130,6 +130,12 @@ impl<'a> Extras<'a> {
     #[must_use]
     pub const fn with_clusters(self, plan: &'a ClusterPlan) -> Self {
         Self { clusters: Some(plan), ..self }
+    }
+
+    /// The same extras with pairs left out at random.
+    #[must_use]
+    pub const fn with_dropout(self, dropout: Dropout) -> Self {
+        Self { dropout: Some(dropout), ..self }
     }
 
     /// The values of `parameter`, if the call has them.

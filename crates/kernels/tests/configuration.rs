@@ -299,3 +299,36 @@ fn worst_case_iterations_of_the_series() {
         assert_eq!(InfsaResolvent::worst_case_iterations(gamma, 1e-6), expected);
     }
 }
+
+#[test]
+fn seeds_reach_what_is_drawn() {
+    for json in [
+        r#"{"mechanism": "soft", "landmarks": {"kind": "random", "count": 3, "seed": 7}}"#,
+        r#"{"mechanism": "soft-pp", "landmarks": {"kind": "random", "count": 3, "seed": 7}}"#,
+        r#"{"mechanism": "ssa", "seed": 7}"#,
+    ] {
+        let seeded =
+            |seed: &str| Mechanism::from_json(&json.replace("\"seed\": 7", &format!("\"seed\": {seed}"))).unwrap();
+        assert_eq!(seeded("7").with_seed(9), seeded("9"));
+    }
+    let pooled = Mechanism::preset("soft").unwrap();
+    assert_eq!(pooled.clone().with_seed(9), pooled);
+}
+
+#[test]
+fn a_configured_number_of_landmarks_stays() {
+    let given = |count: &str| {
+        Mechanism::from_json(&format!(r#"{{"mechanism": "soft", "landmarks": {{"kind": "given"{count}}}}}"#)).unwrap()
+    };
+    assert_eq!(given("").with_given_landmarks(5), given(r#", "count": 5"#));
+    assert_eq!(given(r#", "count": 3"#).with_given_landmarks(5), given(r#", "count": 3"#));
+}
+
+#[test]
+fn many_steps_without_a_ridge_are_a_caution() {
+    let caution = |fields: &str| Mechanism::from_json(&with("soft", fields)).unwrap().caution();
+    assert!(caution(r#""newton_iterations": 25, "ridge": 0.0"#).unwrap().contains("ridge"));
+    assert_eq!(caution(r#""newton_iterations": 24, "ridge": 0.0"#), None);
+    assert_eq!(caution(r#""newton_iterations": 25, "ridge": 0.01"#), None);
+    assert_eq!(caution(r#""newton_iterations": 25, "ridge": 0.0, "inverse": "cholesky""#), None);
+}

@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Error, Mask, Mechanism, Operator, Scratch, Shape, Strategy, Tol};
+use resolvent_kernels::{Error, Mask, Mechanism, Operator, Parameter, Scratch, Shape, Strategy, Tol};
 use support::{
     assert_close,
     golden::Golden,
@@ -141,6 +141,32 @@ fn a_token_at_a_landmark_is_not_pulled_by_it() {
         let most = expected["dq"].iter().fold(0.0_f64, |most, x| most.max(x.abs()));
         assert!(most > 0.0 && most < 0.1, "{json}: the test needs small gradients, found {most}");
         assert_close(json, &got["dq"], &expected["dq"], 2, 5e-5, 0.0);
+    }
+}
+
+/// Distances do not know where the origin is, and neither may the gradient of their scale.
+#[test]
+fn a_shared_offset_takes_no_digits_from_the_kernels_width() {
+    for (json, width) in [
+        (
+            r#"{"mechanism": "laplacian", "landmarks": {"kind": "stride", "ratio": 4}, "inverse": "cholesky"}"#,
+            "dlambda",
+        ),
+        (r#"{"mechanism": "laplacian-exact"}"#, "dlambda"),
+        (r#"{"mechanism": "soft", "landmarks": {"kind": "first", "count": 24}, "inverse": "cholesky"}"#, "dscale"),
+        (r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}}"#, "dscale"),
+    ] {
+        let mut p = problem(mechanism(json), Shape::square(1, 2, 96, 8), 5);
+        let parameter = if width == "dscale" { Parameter::Scale } else { Parameter::Lambda };
+        let value = if width == "dscale" { 0.1 } else { 4.0 };
+        p.parameters.insert(parameter, vec![value; 2]);
+        // Multiples of 2^-10 keep their digits with the offset, and so do landmarks that are tokens.
+        let exact = |x: &mut f64, offset: f64| *x = (*x * 1024.0).round() / 1024.0 + offset;
+        p.q.iter_mut().chain(p.k.iter_mut().flatten()).for_each(|x| exact(x, 1000.0));
+        let (expected, got) = (p.reference(), p.fused());
+        for (got, expected) in got[width].iter().zip(&expected[width]) {
+            assert!((got - expected).abs() < 2e-5 * expected.abs(), "{json}: {got}, should be {expected}");
+        }
     }
 }
 

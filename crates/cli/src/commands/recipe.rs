@@ -77,6 +77,7 @@ impl RecipeArgs {
         recipe.schedule.max_minutes = self.max_minutes.or(recipe.schedule.max_minutes);
         recipe.data = self.data.as_ref().map(Source::to_string).or(recipe.data);
         recipe.validate()?;
+        caution(&recipe.mechanism);
         Ok(recipe)
     }
 }
@@ -139,5 +140,14 @@ pub fn mechanisms(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Me
 /// Reads a mechanism's configuration.
 pub fn read_mechanism(path: &Path) -> Result<Mechanism> {
     let text = fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read as text: {e}")))?;
-    Mechanism::from_json(&text).map_err(Error::kernels(path))
+    let mechanism = Mechanism::from_json(&text).map_err(Error::kernels(path))?;
+    caution(&mechanism);
+    Ok(mechanism)
+}
+
+/// Says what is likely a mistake.
+fn caution(mechanism: &Mechanism) {
+    if let Some(caution) = mechanism.caution() {
+        tracing::warn!("{}: {caution}", mechanism.id());
+    }
 }

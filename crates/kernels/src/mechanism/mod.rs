@@ -240,16 +240,36 @@ impl Mechanism {
         }
     }
 
-    /// The same mechanism, told how many landmarks a call gives it; others than those with landmarks of kind `given` are
-    /// unchanged.
+    /// The same mechanism, told how many landmarks a call gives it; one whose configuration says how many, or has landmarks of
+    /// another kind than `given`, is unchanged.
     #[must_use]
     pub fn with_given_landmarks(mut self, number: usize) -> Self {
         if let Self::Soft(Soft { landmarks: Landmarks::Given { count }, .. })
         | Self::SoftPp(Soft { landmarks: Landmarks::Given { count }, .. }) = &mut self
         {
-            *count = Some(number);
+            count.get_or_insert(number);
         }
         self
+    }
+
+    /// The same mechanism with another seed for what it draws: landmarks, clusters and sampled edges.
+    #[must_use]
+    pub fn with_seed(mut self, number: u64) -> Self {
+        match &mut self {
+            Self::Soft(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
+            | Self::SoftPp(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
+            | Self::Ssa(Ssa { seed, .. }) => *seed = number,
+            _ => {}
+        }
+        self
+    }
+
+    /// What is allowed and likely a mistake, with the remedy.
+    pub fn caution(&self) -> Option<&'static str> {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => m.caution(),
+            _ => None,
+        }
     }
 
     /// Rows of `out` per head: `seq_q`, or 1 where the mechanism returns its pooled value once.

@@ -114,6 +114,15 @@ impl Soft {
         self.scale.unwrap_or(0.5 / (head_dim as f64).sqrt())
     }
 
+    /// Every step doubles what rounding has put into directions without an eigenvalue; in f32 some 24 of them are harmless.
+    pub(super) fn caution(&self) -> Option<&'static str> {
+        let newton = self.inverse == Inverse::NewtonSchulz && self.landmarks != Landmarks::All;
+        (newton && self.ridge == 0.0 && self.newton_iterations > 24).then_some(
+            "more than 24 Newton-Schulz steps without a ridge diverge in f32 where landmarks nearly coincide; set `ridge` to \
+             0.01, or `inverse` to `cholesky`",
+        )
+    }
+
     pub(super) const fn structure(&self) -> Structure {
         if matches!(self.landmarks, Landmarks::All) { Structure::Dense } else { Structure::Nystrom }
     }

@@ -120,7 +120,7 @@ fn units(x: &Matrix) -> Matrix {
 pub(super) fn forward(head: &Head, m: &Fna) -> HeadForward {
     let Pass { weights, lse, lse0, .. } = Pass::of(head, m);
     let lse0 = (m.norm_exponent != 0.0).then_some(lse0);
-    HeadForward { weights, lse: Some(lse), lse0, ..HeadForward::default() }
+    HeadForward { weights: head.thinned(&weights), lse: Some(lse), lse0, ..HeadForward::default() }
 }
 
 /// `dS_ij = P_ij (dP_ij - <dout_i, out_i>)`, to which `norm_exponent` adds what flows back through `lse0`; then through
@@ -128,7 +128,7 @@ pub(super) fn forward(head: &Head, m: &Fna) -> HeadForward {
 pub(super) fn backward(head: &Head, m: &Fna, dout: &Matrix) -> HeadGradients {
     let (pass, kernel) = (Pass::of(head, m), Kernel::of(head, m));
     let (p, r) = (&pass.weights, &pass.r);
-    let dp = dout.times_transposed(&head.v);
+    let dp = head.thinned(&dout.times_transposed(&head.v));
     let delta: Vec<f64> = (0..p.rows).map(|i| inner(p.row(i), dp.row(i))).collect();
     let mut ds = dp.map(|i, j, x| p.at(i, j) * (x - delta[i]));
     if m.norm_exponent != 0.0 {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::matrix::{Matrix, inner};
-use crate::{Inputs, Mask, Mechanism, Parameter, Shape, structure::clustered::HeadPlan};
+use crate::{Dropout, Dropped, Inputs, Mask, Mechanism, Parameter, Shape, structure::clustered::HeadPlan};
 
 /// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
 /// padding cannot enter a sum.
@@ -27,6 +27,8 @@ pub(super) struct Head {
     pub batch: usize,
     parameters: BTreeMap<Parameter, Vec<f64>>,
     landmark_indices: Option<Vec<usize>>,
+    dropout: Option<Dropout>,
+    slice: usize,
 }
 
 impl Head {
@@ -58,6 +60,8 @@ impl Head {
             batch: b,
             parameters,
             landmark_indices: inputs.extras.landmark_indices.and_then(indices),
+            dropout: inputs.extras.dropout,
+            slice,
         }
     }
 
@@ -78,7 +82,16 @@ impl Head {
 
     /// Whether query `i` may see key `j`.
     pub fn allowed(&self, i: usize, j: usize) -> bool {
-        self.keep_query[i] && self.keep_key[j] && (!self.causal || j + self.q.rows <= i + self.k.rows)
+        let drawn = self.dropout.is_none_or(|d| d.dropped() == Dropped::Weights || d.keeps(self.slice, i, j));
+        drawn && self.keep_query[i] && self.keep_key[j] && (!self.causal || j + self.q.rows <= i + self.k.rows)
+    }
+
+    /// `weights`, or their gradients, times the draws' factors where weights are dropped.
+    pub fn thinned(&self, weights: &Matrix) -> Matrix {
+        match self.dropout.filter(|d| d.dropped() == Dropped::Weights) {
+            Some(d) => weights.map(|i, j, x| if d.keeps(self.slice, i, j) { d.factor() * x } else { 0.0 }),
+            None => weights.clone(),
+        }
     }
 
     /// `scale * Q K^T`, before any mask.

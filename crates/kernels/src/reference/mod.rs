@@ -207,7 +207,7 @@ fn head_forward(mechanism: &Mechanism, head: &Head) -> Result<HeadForward> {
 
 fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: &Matrix) -> Result<HeadGradients> {
     Ok(match mechanism {
-        Mechanism::Softmax(m) => softmax::backward(head, m, saved, dout),
+        Mechanism::Softmax(m) => softmax::backward(head, m, dout),
         Mechanism::Uniform(_) => softmax::uniform_backward(head),
         Mechanism::Infsa(m) => infsa::backward(head, m, dout),
         Mechanism::InfsaResolvent(m) => infsa::resolvent_backward(head, &m.hop(), saved, dout),

@@ -10,7 +10,7 @@ use crate::mechanism::Softmax;
 /// `P_ij = exp(L_ij - lse_i)` with `L = scale Q K^T` and `lse_i = ln sum_j exp(L_ij)` over the allowed keys.
 pub(super) fn forward(head: &Head, m: &Softmax) -> HeadForward {
     let (weights, lse) = normalise(head, &head.logits(m.scale));
-    HeadForward { weights, lse: Some(lse), ..HeadForward::default() }
+    HeadForward { weights: head.thinned(&weights), lse: Some(lse), ..HeadForward::default() }
 }
 
 /// The rows of `exp(logits)` over their sums, and the logarithms of these sums.
@@ -27,10 +27,10 @@ pub(super) fn normalise(head: &Head, logits: &Matrix) -> (Matrix, Vec<f64>) {
     (weights, lse)
 }
 
-/// `dL_ij = P_ij (dP_ij - <dout_i, out_i>)` with `dP = dout V^T`.
-pub(super) fn backward(head: &Head, m: &Softmax, saved: &HeadForward, dout: &Matrix) -> HeadGradients {
-    let p = &saved.weights;
-    let dp = dout.times_transposed(&head.v);
+/// `dL_ij = P_ij (dP_ij - <dout_i, out_i>)` with `dP = dout V^T`, times the factors of weights that are dropped.
+pub(super) fn backward(head: &Head, m: &Softmax, dout: &Matrix) -> HeadGradients {
+    let (p, _) = normalise(head, &head.logits(m.scale));
+    let dp = head.thinned(&dout.times_transposed(&head.v));
     let delta: Vec<f64> = (0..p.rows).map(|i| inner(p.row(i), dp.row(i))).collect();
     let (dq, dk) = head.logits_backward(m.scale, &dp.map(|i, j, x| p.at(i, j) * (x - delta[i])));
     HeadGradients { dq, dk, parameters: Vec::new() }

@@ -58,6 +58,7 @@ impl Golden {
                 .filter_map(|&p| Some((p, tensor(p.name())?.iter().map(|&x| x as f32).collect())))
                 .collect(),
             landmark_indices: tensor("landmark_indices").map(|x| x.iter().map(|&x| x as i64).collect()),
+            dropout: None,
             mechanism,
             codebook: tensor("codebook").map(|book| book.iter().map(|&x| x as f32).collect()),
             clusters: tensors.contains_key("label_q").then(|| plan(&tensors, &shape)),

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use resolvent_kernels::{
-    ClusterPlan, Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result,
-    Scratch, Shape, Strategy, Tol, reference, simd::Level,
+    ClusterPlan, Dropout, Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter,
+    Result, Scratch, Shape, Strategy, Tol, reference, simd::Level,
 };
 
 use super::assert_close;
@@ -25,6 +25,7 @@ pub struct Problem {
     pub clusters: Option<ClusterPlan>,
     /// The tokens that are landmarks.
     pub landmark_indices: Option<Vec<i64>>,
+    pub dropout: Option<Dropout>,
     pub key_mask: Option<Vec<bool>>,
     pub query_mask: Option<Vec<bool>>,
     pub dout: Vec<f64>,
@@ -46,6 +47,7 @@ impl Problem {
     pub fn extras(&self) -> Extras<'_> {
         let mut extras = Extras::default();
         extras.landmark_indices = self.landmark_indices.as_deref();
+        extras.dropout = self.dropout;
         let extras = self.parameters.iter().fold(extras, |extras, (&parameter, x)| extras.with(parameter, x));
         let extras = self.codebook.iter().fold(extras, |extras, codebook| extras.with_codebook(codebook));
         self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan))

@@ -159,6 +159,7 @@ pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
         codebook: None,
         clusters: None,
         landmark_indices: None,
+        dropout: None,
         key_mask: None,
         query_mask: None,
         dout,

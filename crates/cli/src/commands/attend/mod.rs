@@ -84,6 +84,10 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
         None => None,
     };
     let mechanism = read_mechanism(&args.config)?;
+    let mechanism = match global.seed {
+        Some(seed) => mechanism.with_seed(seed),
+        None => mechanism,
+    };
     let file = TensorFile::read(&args.input)?;
     let mechanism = call::with_given_landmarks(mechanism, &file);
     let layout = Layout::read(&file, &mechanism)?;

@@ -222,7 +222,7 @@ impl Held<'_> {
             let panel = &self.panels[first * (head.head_dim + 1)..][..width * (head.head_dim + 1)];
             let panel = (Right { data: panel, stride: width }, depth);
             let sums = &mut self.sums[first * stride..(first + count) * stride];
-            let visible = Visible { keys: &keys[..seen], limits };
+            let visible = Visible { keys: &keys[..seen], limits, drawn: None };
             advance(simd, Row(Exp), panel, (k, v), visible, tile, &mut state, count, sums);
         }
     }

@@ -183,8 +183,9 @@ impl<'a> Held<'a> {
                 slopes: &mut *self.slopes,
                 shift: &self.shift[first..first + width],
                 delta: &self.delta[first..first + width],
-                visible: Visible { keys: &keys.positions[..seen], limits },
+                visible: Visible { keys: &keys.positions[..seen], limits, drawn: None },
                 complete: keys.positions[seen - 1] < limits[0],
+                thin: None,
             };
             product(simd, size(seen, width, value_dim), keys.v.as_left(), g_panel, &mut pairs);
             if let Some([dk, dv_sums]) = &mut sums.dkv {

@@ -14,7 +14,7 @@ use super::{
     pairing::{Margins, PairTile, Pairing, Pass, Tokens},
 };
 use crate::{
-    Shape,
+    Dropped, Shape,
     operator::Call,
     parallel::{Parts, for_each, workers},
     scratch::{cut, room},
@@ -83,13 +83,14 @@ fn partials(shape: &Shape, tied: bool) -> [usize; 2] {
     [(splits(shape) - 1) * shape.q_len(), if tied { shape.k_len() } else { 0 }]
 }
 
-fn sizes<P: Pairing>(shape: &Shape) -> [usize; 17] {
+fn sizes<P: Pairing>(shape: &Shape) -> [usize; 18] {
     let (queries, keys) = (padded(shape.seq_q), shape.seq_kv.min(KEYS));
     let (d, dv) = (padded(shape.head_dim), padded(shape.value_dim));
     let tile = keys * TILE_STRIDE;
     let [query_margin, key_margin] = if P::MARGINS { [queries, keys] } else { [0; 2] };
     [
-        // positions, limits, shift, delta; queries; panels and rows of dout; dq, its margin
+        // positions, limits, draws, shift, delta; queries; panels and rows of dout; dq, its margin
+        queries,
         queries,
         queries,
         queries,
@@ -191,7 +192,7 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
         let head = &Head::of(call, slice);
         let (d, dv_dim) = (head.head_dim, head.value_dim);
         let parts = cut(memory, sizes::<P>(&call.shape)).0;
-        let [at, limits, shift, delta, q_room, g_panels, g_room, dq_sums, dq_margin, parts @ ..] = parts;
+        let [at, limits, draws, shift, delta, q_room, g_panels, g_room, dq_sums, dq_margin, parts @ ..] = parts;
         let [key_at, k_room, v_room, dk_sums, dk_margin, dv_sums, weights, slopes] = parts;
 
         let queries = positions(0..head.seq_q, head.keep_query, at);
@@ -201,6 +202,7 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
         let q = pairing.queries(head, queries, Pass::Backward, q_room);
         transpose(dout, dv_dim, queries, factor, g_panels);
         let g = Rows::copy(dout, dv_dim, queries, factor, g_room);
+        let thin = head.thin(queries, draws);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
         for (n, &i) in queries.iter().enumerate() {
@@ -229,6 +231,9 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
                 let seen = kept.partition_point(|&key| key < limits[count - 1]);
                 let margin = if P::MARGINS { columns.clone() } else { 0..0 };
                 let rows = first * padded(d)..(first + count) * padded(d);
+                let thin = thin.map(|thin| thin.panel(columns.clone()));
+                let drawn = thin.filter(|thin| thin.dropped == Dropped::Pairs);
+                let visible = Visible { keys: &kept[..seen], limits, drawn };
                 let pairs = PairTile {
                     head_dim: d,
                     value_dim: dv_dim,
@@ -238,8 +243,9 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
                     gradients: Tokens::panel(g_panels, dv_dim, &columns),
                     shift: &shift[columns.clone()],
                     delta: &delta[columns.clone()],
-                    visible: Visible { keys: &kept[..seen], limits },
-                    complete: kept[..seen].last().is_none_or(|&key| key < limits[0]),
+                    visible,
+                    complete: visible.complete(),
+                    thin: thin.filter(|thin| thin.dropped == Dropped::Weights),
                     weights: &mut *weights,
                     slopes: &mut *slopes,
                     margins: Margins {

@@ -8,7 +8,7 @@ use super::{
     pairing::{Pairing, Pass, score},
 };
 use crate::{
-    Shape,
+    Dropped, Shape,
     operator::Call,
     parallel::{Parts, for_each, workers},
     scratch::{cut, room},
@@ -67,12 +67,12 @@ fn memory<P: Pairing>(shape: &Shape) -> usize {
     room(sizes::<P>(shape.seq_q, shape.seq_kv, shape.head_dim, shape.value_dim))
 }
 
-fn sizes<P: Pairing>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: usize) -> [usize; 12] {
+fn sizes<P: Pairing>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: usize) -> [usize; 13] {
     let (queries, keys, dv) = (padded(seq_q.min(QUERIES)), seq_kv.min(KEYS), padded(value_dim));
     let (q, k) = (P::query_room(queries, head_dim, Pass::Forward), P::key_room(keys, head_dim));
-    // positions, queries, outputs; peak, part, rescale, total (f64); limits; positions, keys, values; scores
+    // positions, queries, outputs; peak, part, rescale, total (f64); limits, draws; positions, keys, values; scores
     let [row, total] = [queries, 2 * queries];
-    [row, q, queries * dv, row, row, row, total, row, keys, k, keys * dv, keys * TILE_STRIDE]
+    [row, q, queries * dv, row, row, row, total, row, row, keys, k, keys * dv, keys * TILE_STRIDE]
 }
 
 /// One task.
@@ -92,13 +92,14 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { head, pairing, start, end, out, stats, memory } = self;
-        let ([at, q_room, sums, peak, part, rescale, total, limits, key_at, k_room, v_room, tile], _) =
+        let ([at, q_room, sums, peak, part, rescale, total, limits, draws, key_at, k_room, v_room, tile], _) =
             cut(memory, sizes::<P>(head.seq_q, head.seq_kv, head.head_dim, head.value_dim));
         let queries = positions(start..end, head.keep_query, at);
         let q = pairing.queries(&head, queries, Pass::Forward, q_room);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
         limits.iter_mut().zip(queries).for_each(|(limit, &i)| *limit = head.limit(i as usize) as u32);
+        let thin = head.thin(queries, draws);
         let mut state = RowState { peak, part, rescale, total: bytemuck::cast_slice_mut(total) };
         state.clear();
         let stride = padded(head.value_dim);
@@ -115,7 +116,9 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
                 let limits = &limits[columns.clone()];
                 // Keys beyond the last query of the panel are absent for all of it.
                 let seen = keys.partition_point(|&key| key < limits[count - 1]);
-                let visible = Visible { keys: &keys[..seen], limits };
+                let thin = thin.map(|thin| thin.panel(columns.clone()));
+                let drawn = thin.filter(|thin| thin.dropped == Dropped::Pairs);
+                let visible = Visible { keys: &keys[..seen], limits, drawn };
                 let mut state = RowState {
                     peak: &mut state.peak[columns.clone()],
                     part: &mut state.part[columns.clone()],
@@ -123,9 +126,11 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
                     total: &mut state.total[columns],
                 };
                 let mut tile = Tile { data: &mut *tile, stride: TILE_STRIDE, keys: seen, queries: width };
-                let complete = visible.keys.last().is_none_or(|&key| key < visible.limits[0]);
-                let visible = (!complete).then_some(visible);
+                let visible = (!visible.complete()).then_some(visible);
                 pairing.weigh(simd, head.head_dim, first..first + width, [&q, &k], visible, &mut tile, &mut state);
+                if let Some(thin) = thin.filter(|thin| thin.dropped == Dropped::Weights) {
+                    thin.scale(simd, &keys[..seen], &mut tile);
+                }
                 accumulate(simd, &tile, v, state.rescale, count, &mut sums[first * stride..(first + count) * stride]);
             }
         }
@@ -147,8 +152,7 @@ pub(in crate::structure) fn advance<S: Simd, N: Normalisation>(
     count: usize,
     sums: &mut [f32],
 ) {
-    let complete = visible.keys.last().is_none_or(|&key| key < visible.limits[0]);
-    score(simd, norm, panel, k, (!complete).then_some(visible), &mut tile, state);
+    score(simd, norm, panel, k, (!visible.complete()).then_some(visible), &mut tile, state);
     accumulate(simd, &tile, v, state.rescale, count, sums);
 }
 

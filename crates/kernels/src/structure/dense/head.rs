@@ -4,10 +4,13 @@
 
 use std::ops::Range;
 
+use pulp::Simd;
+
+use super::thin::Thin;
 use crate::{
-    Shape,
+    Dropout, Shape,
     operator::Call,
-    simd::product::{Left, Right},
+    simd::product::{Left, Right, vectors},
 };
 
 /// Channels are padded to this many, the longest vector of any instruction set.
@@ -34,6 +37,7 @@ pub(in crate::structure) struct Head<'a> {
     pub value_dim: usize,
     slice: usize,
     causal: bool,
+    dropout: Option<Dropout>,
 }
 
 impl<'a> Head<'a> {
@@ -53,6 +57,7 @@ impl<'a> Head<'a> {
             value_dim: s.value_dim,
             slice,
             causal: call.mask.causal,
+            dropout: call.extras.dropout,
         }
     }
 
@@ -81,6 +86,11 @@ impl<'a> Head<'a> {
         dot(&x[row..][..self.value_dim], &y[row..][..self.value_dim])
     }
 
+    /// The random pairs of the queries at the positions `kept`, if any are drawn; `room` takes a number per query.
+    pub fn thin<'t>(&self, kept: &[u32], room: &'t mut [f32]) -> Option<Thin<'t>> {
+        self.dropout.map(|dropout| Thin::new(&dropout, self.slice, kept, room))
+    }
+
     /// Query `i` sees the keys below this.
     pub fn limit(&self, i: usize) -> usize {
         if self.causal { (i + 1 + self.seq_kv).saturating_sub(self.seq_q).min(self.seq_kv) } else { self.seq_kv }
@@ -98,6 +108,20 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f64 {
     }
     let tail = x_tail.iter().zip(y_tail).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
     sums.iter().sum::<f64>() + tail
+}
+
+/// `<x_i - centre, dx_i>`, summed over the rows, which are whole vectors: where the `dx` sum to nothing the centre is free,
+/// and near the `x` little cancels.
+pub(crate) fn about(centre: &[f32], x: &[f32], dx: &[f32]) -> f64 {
+    let mut sums = [0.0; 8];
+    for (x, dx) in x.chunks_exact(centre.len()).zip(dx.chunks_exact(centre.len())) {
+        for ((x, centre), dx) in x.as_chunks::<8>().0.iter().zip(centre.as_chunks::<8>().0).zip(dx.as_chunks::<8>().0) {
+            for n in 0..8 {
+                sums[n] += f64::from(x[n] - centre[n]) * f64::from(dx[n]);
+            }
+        }
+    }
+    sums.iter().sum()
 }
 
 /// Writes the positions in `range` that are kept; returns them.
@@ -191,9 +215,42 @@ pub(super) fn panels<'r>(count: usize, dim: usize, row: impl Fn(usize) -> (&'r [
     }
 }
 
-/// Which pairs of a tile may meet: key `n` and query `m` iff `keys[n] < limits[m]`.
+/// Which pairs of a tile may meet: key `n` and query `m` iff `keys[n] < limits[m]`, and the draw keeps them where there is one.
 #[derive(Clone, Copy)]
 pub(in crate::structure) struct Visible<'a> {
     pub keys: &'a [u32],
     pub limits: &'a [u32],
+    pub drawn: Option<Thin<'a>>,
+}
+
+impl Visible<'_> {
+    /// Whether all may meet.
+    pub fn complete(&self) -> bool {
+        self.drawn.is_none() && self.keys.last().is_none_or(|&key| key < self.limits[0])
+    }
+
+    /// `entries` of key `row` and the queries from `col` on, and `absent` for those that may not meet.
+    #[inline(always)]
+    pub fn show<S: Simd, const N: usize>(
+        &self,
+        simd: S,
+        [row, col]: [usize; 2],
+        mut entries: [S::f32s; N],
+        absent: f32,
+    ) -> [S::f32s; N] {
+        let (limits, absent) = (vectors::<S, N>(bytemuck::cast_slice(self.limits), col), simd.splat_f32s(absent));
+        let key = simd.splat_u32s(self.keys[row]);
+        for n in 0..N {
+            let seen = simd.less_than_u32s(key, simd.transmute_u32s_f32s(limits[n]));
+            entries[n] = simd.select_f32s(seen, entries[n], absent);
+        }
+        if let Some(drawn) = &self.drawn {
+            let factors = drawn.factors::<S, N>(simd, self.keys[row], col);
+            for n in 0..N {
+                let kept = simd.less_than_f32s(simd.splat_f32s(0.0), factors[n]);
+                entries[n] = simd.select_f32s(kept, entries[n], absent);
+            }
+        }
+        entries
+    }
 }

@@ -8,6 +8,7 @@ use super::{
     forward::TILE_STRIDE,
     head::{Head, Rows, Visible, padded, transpose},
     normalise::{Normalisation, RowState, Tile},
+    thin::Thin,
 };
 use crate::{
     scratch::cut,
@@ -64,10 +65,23 @@ pub(super) struct PairTile<'a, 't> {
     pub visible: Visible<'a>,
     /// Whether every query of the panel sees every key.
     pub complete: bool,
+    /// Factors on the weights.
+    pub thin: Option<Thin<'a>>,
     /// Take the weights and the gradients of the products, `[key][query]`, rows [`TILE_STRIDE`] apart.
     pub weights: &'a mut [f32],
     pub slopes: &'a mut [f32],
     pub margins: Margins<'a>,
+}
+
+impl PairTile<'_, '_> {
+    /// Multiplies weights or slopes by the draws' factors, if there are any.
+    #[inline(always)]
+    pub fn thin<S: Simd>(&mut self, simd: S, tile: fn(&mut Self) -> &mut [f32]) {
+        if let Some(thin) = self.thin {
+            let (keys, queries) = (self.visible.keys, self.columns.len());
+            thin.scale(simd, keys, &mut Tile { data: tile(self), stride: TILE_STRIDE, keys: keys.len(), queries });
+        }
+    }
 }
 
 /// What a pairing sums up beside the products.
@@ -189,8 +203,8 @@ impl<T: Normalisation> Pairing for Dot<T> {
         let panel = Tokens::panel(tile.queries.panels, head_dim, columns);
         let mut logits = Store { data: &mut *tile.weights, stride: TILE_STRIDE };
         product(simd, size(head_dim), tile.keys.rows.as_left(), panel, &mut logits);
-        let PairTile { weights, slopes, shift, delta, complete, .. } = tile;
-        let mut pairs = Pairs { norm: self.norm, weights, slopes, shift, delta, visible, complete };
+        let PairTile { weights, slopes, shift, delta, complete, thin, .. } = tile;
+        let mut pairs = Pairs { norm: self.norm, weights, slopes, shift, delta, visible, complete, thin };
         product(simd, size(value_dim), tile.values.as_left(), tile.gradients, &mut pairs);
     }
 
@@ -235,15 +249,15 @@ impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {
         for (m, logits) in block.iter().enumerate() {
             let entries = vectors_mut::<S, N>(self.tile.data, (row + m) * self.tile.stride + col);
             for n in 0..N {
-                let mut entry = self.norm.entry(simd, logits[n]);
-                if let Some(visible) = self.visible {
-                    let limits: &[f32] = bytemuck::cast_slice(visible.limits);
-                    let limit = simd.transmute_u32s_f32s(vectors::<S, N>(limits, col)[n]);
-                    let seen = simd.less_than_u32s(simd.splat_u32s(visible.keys[row + m]), limit);
-                    entry = simd.select_f32s(seen, entry, simd.splat_f32s(T::ABSENT));
-                }
-                entries[n] = entry;
-                part[n] = self.norm.gather(simd, part[n], entry);
+                entries[n] = self.norm.entry(simd, logits[n]);
+            }
+            if let Some(visible) = &self.visible {
+                let mut seen = [simd.splat_f32s(0.0); N];
+                seen.copy_from_slice(entries);
+                entries.copy_from_slice(&visible.show(simd, [row + m, col], seen, T::ABSENT));
+            }
+            for n in 0..N {
+                part[n] = self.norm.gather(simd, part[n], entries[n]);
             }
         }
         vectors_mut::<S, N>(self.part, col).copy_from_slice(&part);
@@ -260,6 +274,8 @@ pub(in crate::structure) struct Pairs<'a, N> {
     pub delta: &'a [f32],
     pub visible: Visible<'a>,
     pub complete: bool,
+    /// Factors on the weights.
+    pub thin: Option<Thin<'a>>,
 }
 
 impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
@@ -269,21 +285,27 @@ impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
         for (n, row) in rows.iter_mut().enumerate() {
             *row = [vectors::<S, N>(self.shift, col)[n], vectors::<S, N>(self.delta, col)[n]];
         }
-        let limits = vectors::<S, N>(bytemuck::cast_slice(self.visible.limits), col);
-        let zero = simd.splat_f32s(0.0);
         for (m, products) in block.iter().enumerate() {
             let at = (row + m) * TILE_STRIDE + col;
             let (weights, slopes) = (vectors_mut::<S, N>(self.weights, at), vectors_mut::<S, N>(self.slopes, at));
-            for n in 0..N {
-                let (mut weight, mut slope) = self.norm.pair(simd, weights[n], products[n], rows[n]);
-                if !self.complete {
-                    let key = simd.splat_u32s(self.visible.keys[row + m]);
-                    let seen = simd.less_than_u32s(key, simd.transmute_u32s_f32s(limits[n]));
-                    weight = simd.select_f32s(seen, weight, zero);
-                    slope = simd.select_f32s(seen, slope, zero);
+            let mut pairs = [[simd.splat_f32s(0.0); N]; 2];
+            if let Some(thin) = &self.thin {
+                let factors = thin.factors::<S, N>(simd, self.visible.keys[row + m], col);
+                for n in 0..N {
+                    let product = simd.mul_f32s(products[n], factors[n]);
+                    (pairs[0][n], pairs[1][n]) = self.norm.pair(simd, weights[n], product, rows[n]);
+                    pairs[0][n] = simd.mul_f32s(pairs[0][n], factors[n]);
                 }
-                (weights[n], slopes[n]) = (weight, slope);
+            } else {
+                for n in 0..N {
+                    (pairs[0][n], pairs[1][n]) = self.norm.pair(simd, weights[n], products[n], rows[n]);
+                }
             }
+            if !self.complete {
+                pairs = pairs.map(|entries| self.visible.show(simd, [row + m, col], entries, 0.0));
+            }
+            weights.copy_from_slice(&pairs[0]);
+            slopes.copy_from_slice(&pairs[1]);
         }
     }
 }

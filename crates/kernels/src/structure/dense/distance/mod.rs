@@ -133,8 +133,12 @@ impl Pairing for Distances<'_> {
         let size = Size { rows, cols: columns.len(), depth: pairs.value_dim };
         let mut store = Store { data: &mut *pairs.slopes, stride: TILE_STRIDE };
         product(simd, size, pairs.values.as_left(), pairs.gradients, &mut store);
-        let pairs = &mut pairs;
-        dispatch!(self, metric, decay, simd.vectorize(pull::Slopes { of: self, metric, decay, panel, pairs }));
+        pairs.thin(simd, |pairs| &mut *pairs.slopes);
+        {
+            let pairs = &mut pairs;
+            dispatch!(self, metric, decay, simd.vectorize(pull::Slopes { of: self, metric, decay, panel, pairs }));
+        }
+        pairs.thin(simd, |pairs| &mut *pairs.weights);
     }
 
     fn gradient(self, tokens: &Tokens<'_>, n: usize, margin: f32, sums: &[f32], out: &mut [f32]) {

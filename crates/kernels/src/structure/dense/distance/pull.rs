@@ -52,7 +52,6 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
     fn columns<S: Simd, const N: usize>(&mut self, simd: S, col: usize) {
         let zero = simd.splat_f32s(0.0);
         let (shift, delta) = (vectors::<S, N>(self.pairs.shift, col), vectors::<S, N>(self.pairs.delta, col));
-        let limits = vectors::<S, N>(bytemuck::cast_slice(self.pairs.visible.limits), col);
         let (mut margins, mut radials, mut values) = ([zero; N], [zero; N], [zero; N]);
         // The gradients of a row's log-affinities cancel (but for what the density adds), so that any number may be taken from
         // all their factors: with that of a typical pair, their rounding does little harm.
@@ -73,6 +72,10 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
                 (vectors_mut::<S, N>(self.pairs.weights, at), vectors_mut::<S, N>(self.pairs.slopes, at));
             let (mut in_row, mut close) = (zero, zero);
             let mut close_slopes = [zero; N];
+            let mut seen = [simd.splat_f32s(1.0); N];
+            if !self.pairs.complete {
+                seen = self.pairs.visible.show(simd, [key, col], seen, 0.0);
+            }
             for n in 0..N {
                 let distance = self.metric.distance(simd, logits[n]);
                 let slopes = self.decay.slopes(simd, self.of.scale, distance);
@@ -88,8 +91,7 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
                     [shift[n], delta[n]],
                 );
                 if !self.pairs.complete {
-                    let seen = simd.splat_u32s(self.pairs.visible.keys[key]);
-                    let seen = simd.less_than_u32s(seen, simd.transmute_u32s_f32s(limits[n]));
+                    let seen = simd.less_than_f32s(zero, seen[n]);
                     weight = simd.select_f32s(seen, weight, zero);
                     ds = simd.select_f32s(seen, ds, zero);
                 }

@@ -54,17 +54,16 @@ impl<M: Geometry, D: Decay> Values<'_, '_, M, D> {
             products.copy_from_slice(row);
             let logits = M::logits::<S, N>(simd, panel, key, col, products);
             let bias = simd.splat_f32s(if of.density.is_some() { panel.keys.terms[0][key] } else { 0.0 });
+            let mut values = [simd.splat_f32s(0.0); N];
             for n in 0..N {
-                let value = decay.value(simd, of.scale, metric.distance(simd, logits[n]));
-                let mut value = simd.add_f32s(value, bias);
-                if let Some(visible) = visible {
-                    let limit = vectors::<S, N>(bytemuck::cast_slice(visible.limits), col)[n];
-                    let key = simd.splat_u32s(visible.keys[key]);
-                    let seen = simd.less_than_u32s(key, simd.transmute_u32s_f32s(limit));
-                    value = simd.select_f32s(seen, value, simd.splat_f32s(f32::NEG_INFINITY));
-                }
-                row[n] = value;
-                most[n] = simd.max_f32s(most[n], value);
+                values[n] = simd.add_f32s(decay.value(simd, of.scale, metric.distance(simd, logits[n])), bias);
+            }
+            if let Some(visible) = &visible {
+                values = visible.show(simd, [key, col], values, f32::NEG_INFINITY);
+            }
+            for n in 0..N {
+                row[n] = values[n];
+                most[n] = simd.max_f32s(most[n], values[n]);
             }
         }
         vectors_mut::<S, N>(self.peaks, col).copy_from_slice(&most);

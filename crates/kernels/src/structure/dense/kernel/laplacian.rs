@@ -71,6 +71,11 @@ impl Kernel<'_> {
         (std::f64::consts::LOG2_E / self.lambda(slice)) as f32
     }
 
+    /// A point among the tokens of a slice, from which they may be measured.
+    pub fn first_key(&self, slice: usize) -> &[f32] {
+        self.k.part(slice, 0..1).data
+    }
+
     /// The tile of some queries by a block of keys.
     pub fn tile(&self, level: Level, slice: usize, rows: Range<usize>, cols: &Range<usize>, out: &mut [f32]) {
         let columns = (self.k.block(slice, cols.start), cols.len());

@@ -15,7 +15,7 @@ use crate::{
     scratch::{cut, parts, room},
     simd::Level,
     structure::{
-        dense::dot,
+        dense::about,
         nystrom::{
             marks::Producer,
             pass::{self, Part, Pass, splits},
@@ -126,7 +126,7 @@ pub(super) fn work(m: &Laplacian, sizes: &Sizes) -> usize {
 }
 
 /// Turns `dc`, the gradient of a tile of kernels, into that of the distances; writes the tokens' and adds the marks', both but
-/// for the factor `-1 / lambda`. Returns `<tokens, their gradients>`.
+/// for the factor `-1 / lambda`. Returns the tokens' share of [`contraction`].
 pub(super) fn distances(
     core: &Core<'_>,
     level: Level,
@@ -143,7 +143,13 @@ pub(super) fn distances(
     let pairs = Pairs { tokens, marks: marks.0, dim: dp, e, stride: loaded.stride };
     let dx = &mut dx[..count * dp];
     gradients(level, Manhattan, pairs, dx, marks.1);
-    dot(tokens, dx) as f32
+    contraction(marks.0, tokens, dx, dp) as f32
+}
+
+/// What rows and their gradients contribute to that of the bandwidth. All gradients sum to nothing, so that rows may be
+/// taken from any point: the first landmark lies among them, however far all are from the origin.
+fn contraction(marks: &[f32], rows: &[f32], gradients: &[f32], dp: usize) -> f64 {
+    marks.get(..dp).map_or(0.0, |centre| about(centre, rows, gradients))
 }
 
 /// The parts that are kept of a slice.
@@ -186,7 +192,7 @@ impl Pass for Close<'_> {
         let u = SavedSlice::of(sizes, self.stats, slice).u;
         // The distance is homogeneous of degree one in the tokens and landmarks.
         let lambda = core.lambda(slice);
-        let contraction = f64::from(dlambda[0]) + dot(&u[..live], &du[..live]);
+        let contraction = f64::from(dlambda[0]) + contraction(&u[..live], &u[..live], &du[..live], sizes.dp);
         dlambda[0] = (contraction / (lambda * lambda)) as f32;
         du.iter_mut().for_each(|du| *du *= (-1.0 / lambda) as f32);
         core.producer.backward(level, slice, &du[..live], sizes.dp, dk, memory);

@@ -21,7 +21,7 @@ use crate::{
         product::{Add, Right, Size, Store, multiply, multiply_add},
     },
     structure::{
-        dense::Rows,
+        dense::{Rows, about},
         nystrom::{
             pass::{self, Part, Pass, TOKENS, splits},
             tile::{Zip, scatter, transpose_all, zip},
@@ -163,20 +163,6 @@ impl Pass for Spread<'_> {
         dscale[0] = contraction as f32;
         values::add(core, &part, self.dout, true, dv_out);
     }
-}
-
-/// `<x_i - centre, dx_i>`, summed over the rows, which are whole vectors: where the `dx` sum to nothing the centre is free,
-/// and near the `x` little cancels.
-fn about(centre: &[f32], x: &[f32], dx: &[f32]) -> f64 {
-    let mut sums = [0.0; 8];
-    for (x, dx) in x.chunks_exact(centre.len()).zip(dx.chunks_exact(centre.len())) {
-        for ((x, centre), dx) in x.as_chunks::<8>().0.iter().zip(centre.as_chunks::<8>().0).zip(dx.as_chunks::<8>().0) {
-            for n in 0..8 {
-                sums[n] += f64::from(x[n] - centre[n]) * f64::from(dx[n]);
-            }
-        }
-    }
-    sums.iter().sum()
 }
 
 /// The landmarks' gradients, from them to the tokens, and the scale's.
