@@ -60,6 +60,14 @@ pub enum Error {
         /// The valid range.
         expected: &'static str,
     },
+    /// A stage of a pyramid cannot be built.
+    #[error("stage {stage}: {error}")]
+    Stage {
+        /// Which, counted from 1.
+        stage: usize,
+        /// Why.
+        error: Box<Error>,
+    },
     /// Weights could not be read or written.
     #[error("{path}: {problem}", path = path.display())]
     Weights {

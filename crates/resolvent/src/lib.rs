@@ -24,7 +24,7 @@ pub mod ops;
 
 pub use error::{Error, Result};
 pub use ops::{Extras, Inputs, Mask, Output, Plan, Strategy, attend, plan};
-pub use resolvent_kernels::{ClusterPlan, Mechanism, Parameter, Shape, mechanism};
+pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Shape, mechanism};
 
 /// The examples of the README compile and run.
 #[cfg(doctest)]

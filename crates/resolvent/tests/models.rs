@@ -2,7 +2,10 @@
 
 mod support;
 
-use burn::{module::Module, tensor::Device};
+use burn::{
+    module::Module,
+    tensor::{Device, Tensor},
+};
 use resolvent::{
     Error, Mechanism,
     convert::{load_weights, save_weights},
@@ -83,6 +86,23 @@ fn positions_are_interpolated_to_other_sizes() {
     assert!(error.contains("[1, 2, 9, 12]") && error.contains("multiples of the patch"), "{error}");
 }
 
+/// The grid of 2 x 3 patches is one window of 4 x 4; six tokens in a row would be two of 4.
+#[test]
+fn windows_lie_on_the_grid_of_patches() {
+    let device = Device::flex();
+    let pooled = r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 4}}"#;
+    let first = |pool: Pool| {
+        let mechanism = Mechanism::from_json(pooled).unwrap();
+        VitConfig { mechanism, pool, ..small("soft") }.init(&device).blocks.remove(0).attention
+    };
+    assert_eq!(first(Pool::Mean).grid, Some([2, 3]));
+    assert_eq!(first(Pool::Cls).grid, None);
+    let mechanism = Mechanism::from_json(pooled).unwrap();
+    let model = VitConfig { mechanism, ..small("soft") }.init(&device);
+    // Another picture size is another grid.
+    assert_eq!(model.forward(Tensor::ones([1, 2, 12, 12], &device)).dims(), [1, 5]);
+}
+
 #[test]
 fn configurations_survive_the_file_and_mistakes_are_named() {
     let config = VitConfig { drop_path: 0.1, tied: Some(true), ..small("infsa") };
@@ -101,6 +121,11 @@ fn configurations_survive_the_file_and_mistakes_are_named() {
     );
     let causal = Mechanism::from_json(r#"{"mechanism": "infsa", "causal": true}"#).unwrap();
     assert!(error(VitConfig { mechanism: causal, ..small("infsa") }).contains("causal"));
+    let elsewhere = Mechanism::from_json(r#"{"mechanism": "soft", "grid": [3, 2]}"#).unwrap();
+    assert!(error(VitConfig { mechanism: elsewhere, ..small("soft") }).contains("`mechanism.grid`"));
+    assert!(error(VitConfig { tied: Some(false), ..small("soft") }).contains("`tied` is false"));
+    assert!(error(VitConfig { tied: Some(true), ..small("ssa") }).contains("`tied` is true"));
+    VitConfig { tied: Some(true), ..small("uniform") }.validate().unwrap();
     assert!(VitConfig::preset("vit").unwrap_err().to_string().contains("vit-tiny-28"));
     for name in VitConfig::PRESETS {
         VitConfig::preset(name).unwrap().validate().unwrap();

@@ -258,7 +258,7 @@ fn configurations_survive_the_file_and_mistakes_are_named() {
         (error(|c| c.stride = 3), "`stride` is 3"),
         (error(|c| c.stages[3].ratio = 2), "class token"),
         (error(|c| c.positions = Positions::Rotary), "class token"),
-        (error(|c| c.stages[0].heads = 5), "n_heads = 5"),
+        (error(|c| c.stages[2].heads = 5), "stage 3: d_model = 96 is not a multiple of n_heads = 5"),
         (error(|c| c.stages[1].value_conv = ValueConv::PerHead { side: 4 }), "`value_conv.side` is 4"),
         (error(|c| c.channels = 0), "`channels`"),
         (error(|c| c.mechanism = mechanism(r#"{"mechanism": "soft", "grid": [4, 4]}"#)), "`mechanism.grid`"),

@@ -6,7 +6,7 @@ use burn::{
     nn::{DropoutConfig, Linear, LinearConfig},
     tensor::Device,
 };
-use resolvent_kernels as kernels;
+use resolvent_kernels::{self as kernels, Dropout};
 
 use super::{
     LandmarkParameters, MultiHeadAttention, OrthogonalMaps, ValueConv, ValueFilter, gamma, kernel,
@@ -107,7 +107,8 @@ pub struct MultiHeadAttentionConfig {
     /// Dropout on the output, after the projections. Default 0.
     #[config(default = 0.0)]
     pub dropout: f64,
-    /// Dropout on the attention weights. Must be 0: a fused kernel never holds the weights.
+    /// Probability with which a weight is dropped in training, the others divided by the share that stays. `softmax`, and `fna`
+    /// without a density exponent.
     #[config(default = 0.0)]
     pub weight_dropout: f64,
     /// How the operator is applied. Default auto.
@@ -132,11 +133,13 @@ impl MultiHeadAttentionConfig {
         }
         field("dropout", dropout, (0.0..1.0).contains(&dropout), "in [0, 1)")?;
         field("layer", layer, layer >= 1, "at least 1: layers are counted from 1")?;
-        if self.weight_dropout != 0.0 {
-            let (what, why) = ("weight_dropout", "a fused kernel never holds the weights; use `dropout` on the output");
-            return Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what, why }.into());
+        let thins = self.weight_dropout;
+        field("weight_dropout", thins, (0.0..1.0).contains(&thins), "in [0, 1)")?;
+        if thins > 0.0 {
+            Dropout::weights(thins, 0)?.check(&self.mechanism)?;
         }
         let mechanism = self.operator();
+        self.check_tied(&mechanism)?;
         if mechanism.parameters().contains(&Parameter::GivenLandmarks) {
             let (what, why) = ("given landmarks in a module", "they come with a call; use `attend`");
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
@@ -161,6 +164,14 @@ impl MultiHeadAttentionConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    /// `tied` must be what the mechanism is; without queries and keys it says nothing, so that a control may have any.
+    fn check_tied(&self, mechanism: &Mechanism) -> Result<(), Error> {
+        let (is, control) = (mechanism.tied(), matches!(mechanism, Mechanism::Uniform(_)));
+        let expected =
+            if is { "true or absent: keys are queries here" } else { "false or absent: keys are not queries here" };
+        field("tied", !is, control || self.tied.is_none_or(|tied| tied == is), expected)
     }
 
     /// Builds the module on `device`.
@@ -201,6 +212,7 @@ impl MultiHeadAttentionConfig {
             landmarks: LandmarkParameters::init(&mechanism, heads, head_dim, device),
             value_filter: ValueFilter::init(self.value_conv, heads, d_model, grid.is_some(), device),
             dropout: DropoutConfig::new(self.dropout).init(),
+            weight_dropout: self.weight_dropout,
             n_heads: self.n_heads,
             kv_heads: self.key_heads(),
             gamma_power: power,

@@ -1,6 +1,7 @@
 //! What a [`super::MultiHeadAttention`] takes and returns: the shapes of Burn's own module.
 
 use burn::tensor::{Bool, Tensor};
+use resolvent_kernels::Dropout;
 
 /// Input of [`super::MultiHeadAttention::forward`], built as that of Burn's own module.
 #[derive(Debug, Clone)]
@@ -12,17 +13,18 @@ pub struct MhaInput {
     pub(super) hidden: Option<Tensor<2, Bool>>,
     pub(super) causal: bool,
     pub(super) grid: Option<[usize; 2]>,
+    pub(super) dropout: Option<Dropout>,
 }
 
 impl MhaInput {
     /// Self-attention over `tokens [batch, seq, d_model]`.
     pub fn self_attn(tokens: Tensor<3>) -> Self {
-        Self { query: tokens, memory: None, mask_pad: None, hidden: None, causal: false, grid: None }
+        Self { query: tokens, memory: None, mask_pad: None, hidden: None, causal: false, grid: None, dropout: None }
     }
 
     /// Attention of `query [batch, seq_q, d_model]` over `key` and `value`, both `[batch, seq_kv, d_model]`.
     pub fn new(query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Self {
-        Self { query, memory: Some((key, value)), mask_pad: None, hidden: None, causal: false, grid: None }
+        Self { memory: Some((key, value)), ..Self::self_attn(query) }
     }
 
     /// Marks padding, `[batch, seq_kv]`, true = *padding*, as in Burn's own module (and unlike [`crate::Mask`], where
@@ -44,6 +46,12 @@ impl MhaInput {
     /// configuration.
     pub fn grid(mut self, grid: [usize; 2]) -> Self {
         self.grid = Some(grid);
+        self
+    }
+
+    /// Leaves pairs of query and key out at random, in place of the module's own dropout of weights. `softmax`, `fna`.
+    pub fn dropout(mut self, dropout: Dropout) -> Self {
+        self.dropout = Some(dropout);
         self
     }
 

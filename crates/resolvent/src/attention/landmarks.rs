@@ -98,7 +98,7 @@ pub(super) fn with_grid(mut mechanism: Mechanism, grid: Option<[usize; 2]>) -> M
 }
 
 /// The grid that the mechanism is configured with.
-pub(super) fn grid_of(mechanism: &Mechanism) -> Option<[usize; 2]> {
+pub(crate) fn grid_of(mechanism: &Mechanism) -> Option<[usize; 2]> {
     match mechanism {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid,
         Mechanism::Laplacian(m) => m.grid,
@@ -111,10 +111,15 @@ pub(super) fn redrawn(mut mechanism: Mechanism, device: &Device) -> Mechanism {
     if let Mechanism::Soft(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
     | Mechanism::SoftPp(Soft { landmarks: Landmarks::Random { seed, .. }, .. }) = &mut mechanism
     {
-        // An f32 counts to 2^24.
-        let draw = Tensor::<1>::random([2], Distribution::Uniform(0.0, 16_777_216.0), device);
-        let draw: Vec<f32> = draw.into_data().iter().collect();
-        *seed ^= draw.iter().fold(0, |bits, &x| bits << 24 | x as u64);
+        *seed ^= drawn_seed(device);
     }
     mechanism
+}
+
+/// 48 bits from the device's generator.
+pub(super) fn drawn_seed(device: &Device) -> u64 {
+    // An f32 counts to 2^24.
+    let draw = Tensor::<1>::random([2], Distribution::Uniform(0.0, 16_777_216.0), device);
+    let draw: Vec<f32> = draw.into_data().iter().collect();
+    draw.iter().fold(0, |bits, &x| bits << 24 | x as u64)
 }

@@ -22,3 +22,4 @@ pub use orthogonal::{OrthogonalMap, OrthogonalMaps};
 pub use value_filter::{ValueConv, ValueFilter};
 
 pub(crate) use config::field;
+pub(crate) use landmarks::grid_of;

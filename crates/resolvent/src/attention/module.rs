@@ -2,15 +2,15 @@
 
 use burn::{
     module::{Module, Param},
-    nn::{Dropout, Linear},
+    nn::{self, Linear},
     tensor::{Tensor, module::linear},
 };
-use resolvent_kernels as kernels;
+use resolvent_kernels::{self as kernels, Dropout};
 
 use super::{
     LandmarkParameters, MhaInput, MhaOutput, OrthogonalMaps, ValueFilter,
     config::{field, with_tied},
-    landmarks::{redrawn, with_grid},
+    landmarks::{drawn_seed, redrawn, with_grid},
     rotary::rotate,
     sharing::{lengthened, lengthened_mask},
 };
@@ -59,7 +59,9 @@ pub struct MultiHeadAttention {
     /// The filter over the values, if configured.
     pub value_filter: Option<ValueFilter>,
     /// Dropout on the output.
-    pub dropout: Dropout,
+    pub dropout: nn::Dropout,
+    /// Probability with which a weight is dropped in training.
+    pub weight_dropout: f64,
     /// Number of heads.
     pub n_heads: usize,
     /// Heads of keys and values; they divide `n_heads`.
@@ -132,7 +134,7 @@ impl MultiHeadAttention {
 
     /// Projects and attends: `[batch, seq_q, d_model]`.
     fn attend(&self, input: MhaInput, mask: &Mask) -> Result<Tensor<3>> {
-        let (mechanism, extras) = (&self.called(&input), self.extras());
+        let (mechanism, extras) = (&self.called(&input), self.dropped(&input, self.extras())?);
         let Some((key, value)) = input.memory else {
             let grid = input.grid.or(self.grid);
             let packed = self.project(input.query, 0, grid)?;
@@ -225,6 +227,18 @@ impl MultiHeadAttention {
         let mechanism = with_grid(mechanism, input.grid);
         let device = input.query.device();
         if device.is_autodiff() { redrawn(mechanism, &device) } else { mechanism }
+    }
+
+    /// `extras` with the pairs that this call leaves out: the input's, or on a device with autodiff a new draw of the weights.
+    fn dropped(&self, input: &MhaInput, extras: Extras) -> Result<Extras> {
+        let device = input.query.device();
+        Ok(match input.dropout {
+            Some(dropout) => extras.with_dropout(dropout),
+            None if self.weight_dropout > 0.0 && device.is_autodiff() => {
+                extras.with_dropout(Dropout::weights(self.weight_dropout, drawn_seed(&device))?)
+            }
+            None => extras,
+        })
     }
 
     /// The mechanism's own tensors that this layer has learned.

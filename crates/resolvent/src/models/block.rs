@@ -2,14 +2,14 @@
 
 use burn::{
     module::Module,
-    nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    nn::{self, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig},
     tensor::{Bool, Device, Tensor, activation::relu},
 };
 use serde::{Deserialize, Serialize};
 
 use super::DropPath;
 use crate::{
-    Result,
+    Dropout, Result,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
     ops::gelu,
 };
@@ -47,6 +47,8 @@ pub struct Visible {
     pub causal: bool,
     /// Height and width of the tokens' grid, see [`MhaInput::grid`].
     pub grid: Option<[usize; 2]>,
+    /// Pairs left out at random, see [`MhaInput::dropout`].
+    pub dropout: Option<Dropout>,
 }
 
 /// Transformer block: attention and MLP, each around a residual connection and with a layer norm.
@@ -63,7 +65,7 @@ pub struct Block {
     /// `[mlp_dim, dim]`.
     pub mlp_out: Linear,
     /// Dropout after the MLP.
-    pub dropout: Dropout,
+    pub dropout: nn::Dropout,
     /// Stochastic depth of both branches.
     pub drop_path: DropPath,
     /// Where it normalises.
@@ -146,6 +148,9 @@ impl Block {
             }
             if let Some(hidden) = &visible.hidden {
                 input = input.hide_keys(hidden.clone());
+            }
+            if let Some(dropout) = visible.dropout {
+                input = input.dropout(dropout);
             }
             let input = if visible.causal { input.causal() } else { input };
             Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Error, Mechanism, Result, Strategy,
-    attention::{GammaSchedule, MultiHeadAttentionConfig, field},
+    attention::{GammaSchedule, MultiHeadAttentionConfig, field, grid_of},
 };
 
 /// Of the layer norms of vision transformers.
@@ -76,6 +76,9 @@ pub struct VitConfig {
     /// Dropout after the attention and after the MLP. Default 0.
     #[serde(default)]
     pub dropout: f64,
+    /// Dropout on the attention weights, for mechanisms that have them. Default 0.
+    #[serde(default)]
+    pub weight_dropout: f64,
     /// Stochastic depth of the last block; it rises linearly from 0 at the first. Default 0.
     #[serde(default)]
     pub drop_path: f64,
@@ -123,6 +126,7 @@ impl VitConfig {
             extra_proj: false,
             pre_logits: false,
             dropout: 0.0,
+            weight_dropout: 0.0,
             drop_path: 0.0,
             strategy: Strategy::Auto,
         }
@@ -173,6 +177,9 @@ impl VitConfig {
         self.attention(1).validate()?;
         let sizes = crate::Shape::square(1, self.heads, self.tokens(), self.dim / self.heads);
         self.attention(1).mechanism.check(&sizes, false)?;
+        let (grid, own) = (grid_of(&self.mechanism), self.grid());
+        let expected = "absent: the patches are the grid";
+        field("mechanism.grid", format!("{grid:?}"), own.is_none() || grid.is_none() || grid == own, expected)?;
         field("mechanism.causal", true, !self.mechanism.causal(), "false: patches have no order")
     }
 
@@ -180,6 +187,12 @@ impl VitConfig {
     pub fn patches(&self) -> usize {
         let [height, width] = self.image;
         (height / self.patch) * (width / self.patch)
+    }
+
+    /// Height and width of the patches' grid, on which landmarks are windows; with a class token, which has no place on it, the
+    /// tokens are a sequence.
+    fn grid(&self) -> Option<[usize; 2]> {
+        (self.pool == Pool::Mean).then(|| self.image.map(|side| side / self.patch))
     }
 
     /// Tokens of a picture: its patches, and the class token where there is one.
@@ -254,6 +267,8 @@ impl VitConfig {
             .with_gamma_schedule(self.gamma_schedule)
             .with_layer(layer)
             .with_dropout(self.dropout)
+            .with_weight_dropout(self.weight_dropout)
+            .with_grid(self.grid())
             .with_strategy(self.strategy)
     }
 

@@ -7,7 +7,7 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{Block, positions::positions_at};
+use super::{Block, Visible, positions::positions_at};
 use crate::Result;
 
 /// Vision transformer with any attention mechanism: patches, learned positions, pre-norm blocks, a linear head. Built by
@@ -75,9 +75,12 @@ impl Vit {
     /// # Errors
     /// As [`Vit::try_forward`].
     pub fn features(&self, images: Tensor<4>) -> Result<Tensor<2>> {
+        let [.., height, width] = images.dims();
         let mut tokens = self.embed(images)?;
+        let grid = self.cls.is_none().then(|| [height, width].map(|side| side / self.patch_side));
+        let visible = Visible { grid, ..Visible::default() };
         for block in &self.blocks {
-            tokens = block.forward(tokens)?;
+            tokens = block.forward_visible(tokens, &visible)?;
         }
         Ok(match self.cls {
             // The norm acts on tokens one by one: only the one that is read needs it.

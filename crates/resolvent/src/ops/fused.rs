@@ -59,6 +59,8 @@ pub struct Call {
     pub clusters: Option<Arc<kernels::ClusterPlan>>,
     /// The tokens that are the landmarks, `[batch, count]`.
     pub landmark_indices: Option<Arc<[i64]>>,
+    /// Pairs left out at random.
+    pub dropout: Option<kernels::Dropout>,
 }
 
 /// What the forward pass returns.
@@ -281,8 +283,8 @@ impl Call {
         let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
         let parameters = inputs.extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
         let clusters = clusters(inputs, mechanism, mask, &plan.shape)?;
-        let landmark_indices = inputs.extras.landmark_indices.clone();
-        Ok(Self { operator, key_mask, query_mask, parameters, clusters, landmark_indices })
+        let Extras { landmark_indices, dropout, .. } = inputs.extras.clone();
+        Ok(Self { operator, key_mask, query_mask, parameters, clusters, landmark_indices, dropout })
     }
 
     /// The mechanism's own tensors out of `flat`, where they lie end to end.
@@ -293,6 +295,7 @@ impl Call {
             extras.with(parameter, values)
         });
         let extras = self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan));
+        let extras = self.dropout.iter().fold(extras, |extras, dropout| extras.with_dropout(*dropout));
         self.landmark_indices.iter().fold(extras, |mut extras, indices| {
             extras.landmark_indices = Some(indices);
             extras

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use burn::tensor::{Bool, FloatDType, Tensor};
-use resolvent_kernels::{ClusterPlan, Parameter};
+use resolvent_kernels::{ClusterPlan, Dropout, Parameter};
 
 /// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (the extras may
 /// have another).
@@ -50,6 +50,7 @@ pub struct Extras {
     pub(super) codebook: Option<Arc<[f32]>>,
     pub(super) clusters: Option<Arc<ClusterPlan>>,
     pub(super) landmark_indices: Option<Arc<[i64]>>,
+    pub(super) dropout: Option<Dropout>,
 }
 
 /// One of them, in f32.
@@ -95,6 +96,11 @@ impl Extras {
     /// batch element: they replace the draw of landmarks of kind `random`. `soft`, `soft-pp`.
     pub fn with_landmark_indices(self, indices: impl Into<Arc<[i64]>>) -> Self {
         Self { landmark_indices: Some(indices.into()), ..self }
+    }
+
+    /// The same extras with pairs of query and key left out at random. `softmax`, `fna`.
+    pub fn with_dropout(self, dropout: Dropout) -> Self {
+        Self { dropout: Some(dropout), ..self }
     }
 
     /// The elements of `parameter` in row-major order, in f32, if the call has it.

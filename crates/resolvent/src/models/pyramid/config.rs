@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Mechanism, Result, Strategy,
-    attention::{MultiHeadAttentionConfig, ValueConv, field},
+    Error, Mechanism, Result, Strategy,
+    attention::{MultiHeadAttentionConfig, ValueConv, field, grid_of},
     mechanism::{Landmarks, Soft},
     models::{
         Activation, NormOrder, Pool,
@@ -106,6 +106,9 @@ pub struct PyramidConfig {
     /// Dropout on embedded tokens, after the attention and after the MLP. Default 0.
     #[serde(default)]
     pub dropout: f64,
+    /// Dropout on the attention weights, for mechanisms that have them. Default 0.
+    #[serde(default)]
+    pub weight_dropout: f64,
     /// Stochastic depth of the last block; it rises linearly from 0 at the first. Default 0.
     #[serde(default)]
     pub drop_path: f64,
@@ -126,7 +129,7 @@ impl PyramidConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`crate::Error::Field`], [`crate::Error::Heads`] or [`crate::Error::Mechanism`], naming the field.
+    /// [`Error::Field`], naming the field; [`Error::Stage`], with the stage.
     pub fn validate(&self) -> Result<()> {
         let Self { image: [height, width], stride, drop_path, .. } = *self;
         field("image", format!("{height} x {width}"), height >= 1 && width >= 1, "at least 1 x 1")?;
@@ -145,22 +148,26 @@ impl PyramidConfig {
             let turned = self.positions == Positions::Rotary;
             field("positions", "rotary", !turned, "learned or none with a class token, which has no place to turn by")?;
         }
-        for (index, stage) in self.stages.iter().enumerate() {
-            field("stages.depth", stage.depth, stage.depth >= 1, "at least 1")?;
-            field("stages.mlp_ratio", stage.mlp_ratio, stage.mlp_ratio >= 1, "at least 1")?;
-            field("stages.ratio", stage.ratio, stage.ratio >= 1, "at least 1")?;
-            let attention = self.attention(index);
-            let (grid, filter) = match &attention.mechanism {
-                Mechanism::Soft(m) | Mechanism::SoftPp(m) => (m.grid, m.value_conv),
-                Mechanism::Laplacian(m) => (m.grid, 0),
-                _ => (None, 0),
-            };
-            field("mechanism.grid", "given", grid.is_none(), "absent: every stage has its own grid")?;
-            field("mechanism.value_conv", filter, filter == 0, "0: a stage's `value_conv` filters the values")?;
-            attention.validate()?;
-            field("mechanism.causal", true, !attention.mechanism.causal(), "false: places of a picture have no order")?;
-        }
-        Ok(())
+        (0..self.stages.len()).try_for_each(|index| {
+            self.validate_stage(index).map_err(|error| Error::Stage { stage: index + 1, error: error.into() })
+        })
+    }
+
+    fn validate_stage(&self, index: usize) -> Result<()> {
+        let stage = &self.stages[index];
+        field("depth", stage.depth, stage.depth >= 1, "at least 1")?;
+        field("mlp_ratio", stage.mlp_ratio, stage.mlp_ratio >= 1, "at least 1")?;
+        field("ratio", stage.ratio, stage.ratio >= 1, "at least 1")?;
+        let attention = self.attention(index);
+        let filter = match &attention.mechanism {
+            Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.value_conv,
+            _ => 0,
+        };
+        let grid = grid_of(&attention.mechanism);
+        field("mechanism.grid", format!("{grid:?}"), grid.is_none(), "absent: every stage has its own grid")?;
+        field("mechanism.value_conv", filter, filter == 0, "0: a stage's `value_conv` filters the values")?;
+        attention.validate()?;
+        field("mechanism.causal", true, !attention.mechanism.causal(), "false: places of a picture have no order")
     }
 
     /// The same model for pictures of other sizes, colours and classes.
@@ -225,6 +232,7 @@ impl PyramidConfig {
             .with_rotary(self.positions == Positions::Rotary)
             .with_value_conv(stage.value_conv)
             .with_dropout(self.dropout)
+            .with_weight_dropout(self.weight_dropout)
             .with_strategy(self.strategy)
             .with_initializer(super::build::WEIGHTS)
     }

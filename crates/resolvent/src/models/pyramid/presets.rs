@@ -91,6 +91,7 @@ fn pyramid(mechanism: Mechanism, embedding: EmbeddingKind, stages: [StageConfig;
         lambda_trainable: false,
         scale_trainable: false,
         dropout: 0.0,
+        weight_dropout: 0.0,
         drop_path: 0.0,
         strategy: Strategy::Auto,
     }

@@ -54,6 +54,8 @@ pub struct TextConfig {
     pub activation: Activation,
     /// Dropout on the embedded tokens, after the attention and after the MLP. Default 0.
     pub dropout: f64,
+    /// Dropout on the attention weights, for mechanisms that have them. Default 0.
+    pub weight_dropout: f64,
     /// How the operator is applied. Default auto.
     pub strategy: Strategy,
 }
@@ -78,6 +80,7 @@ impl TextConfig {
             norm: NormOrder::Post,
             activation: Activation::Relu,
             dropout: 0.0,
+            weight_dropout: 0.0,
             strategy: Strategy::Auto,
         }
     }
@@ -148,6 +151,7 @@ impl TextConfig {
             .with_kappa_trainable(self.kappa_trainable)
             .with_layer(layer)
             .with_dropout(self.dropout)
+            .with_weight_dropout(self.weight_dropout)
             .with_strategy(self.strategy)
     }
 }

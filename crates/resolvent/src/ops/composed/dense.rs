@@ -19,7 +19,7 @@ pub(super) fn softmax(call: &Call, m: &mechanism::Softmax) -> (Tensor<4>, Tensor
     let sums = powers.clone().sum_dim(3);
     let empty = sums.clone().equal_elem(0.0);
     let lse = (highest + sums.clone().detach().log()).mask_fill(empty.clone(), f32::NEG_INFINITY);
-    let out = powers.matmul(call.v.clone()) / sums.mask_fill(empty, 1.0);
+    let out = call.thinned(powers).matmul(call.v.clone()) / sums.mask_fill(empty, 1.0);
     (out, lse.cast(FloatDType::F32).reshape([batch, heads, seq_q]))
 }
 

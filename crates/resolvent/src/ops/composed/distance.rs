@@ -38,7 +38,7 @@ pub(super) fn fna(call: &Call, m: &Fna, extras: &Extras) -> (Tensor<4>, Tensor<3
         rows = Rows::of(scores - degrees * m.norm_exponent, &blocked);
     }
     let lse = rows.lse().detach().mask_fill(rows.empty(), f32::NEG_INFINITY);
-    let out = rows.powers.clone().matmul(call.v.clone()) / rows.sums.clone().mask_fill(rows.empty(), 1.0);
+    let out = call.thinned(rows.powers.clone()).matmul(call.v.clone()) / rows.sums.clone().mask_fill(rows.empty(), 1.0);
     (out, lse.cast(FloatDType::F32).reshape([batch, heads, seq_q]))
 }
 

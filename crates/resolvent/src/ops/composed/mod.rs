@@ -14,9 +14,9 @@ mod pooled;
 mod resolvent;
 mod soft;
 
-use burn::tensor::{Bool, DType, FloatDType, Tensor};
+use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
-use resolvent_kernels::Parameter;
+use resolvent_kernels::{Dropout, Dropped, Parameter};
 
 use super::{Inputs, Mask, Output, clusters};
 use crate::{Mechanism, Result, Shape, mechanism::LinearInfsa};
@@ -32,11 +32,13 @@ struct Call {
     no_key: Option<Tensor<4, Bool>>,
     /// Queries that do not exist, `[batch, 1, seq_q, 1]`.
     no_query: Option<Tensor<4, Bool>>,
+    dropout: Option<Dropout>,
 }
 
 /// Applies the mechanism.
 pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape: &Shape) -> Result<Output> {
     let dtype = inputs.q.dtype();
+    inputs.extras.dropout.map_or(Ok(()), |dropout| dropout.check(mechanism))?;
     let call = Call::new(inputs, mechanism, mask, *shape);
     for (&parameter, extra) in &inputs.extras.parameters {
         let values: Vec<f32> = extra.flat.to_data().iter::<f32>().collect();
@@ -93,6 +95,7 @@ impl Call {
             causal: mask.causal || mechanism.causal(),
             no_key,
             no_query,
+            dropout: inputs.extras.dropout,
         }
     }
 
@@ -110,11 +113,30 @@ impl Call {
         self.causal.then(|| mask().reshape([1, 1, seq_q, seq_kv]))
     }
 
-    /// Every pair that does not exist, `[batch, 1, seq_q, seq_kv]`.
+    /// The pairs that are left out at random, `[batch, heads, seq_q, seq_kv]`, if they are those of `dropped`.
+    fn drawn(&self, dropped: Dropped) -> Option<Tensor<4, Bool>> {
+        let dropout = self.dropout.filter(|dropout| dropout.dropped() == dropped)?;
+        let Shape { batch, heads, seq_q, seq_kv, .. } = self.shape;
+        let row = |n: usize| (0..seq_kv).map(move |key| !dropout.keeps(n / seq_q, n % seq_q, key));
+        let left_out: Vec<bool> = (0..batch * heads * seq_q).flat_map(row).collect();
+        Some(Tensor::from_data(TensorData::new(left_out, [batch, heads, seq_q, seq_kv]), &self.q.device()))
+    }
+
+    /// Weights, or what becomes weights divided by the sums of rows, thinned out where weights are dropped.
+    fn thinned(&self, weights: Tensor<4>) -> Tensor<4> {
+        match (self.drawn(Dropped::Weights), self.dropout) {
+            (Some(left_out), Some(dropout)) => weights.mask_fill(left_out, 0.0) * dropout.factor(),
+            _ => weights,
+        }
+    }
+
+    /// Every pair that does not exist, `[batch, 1 or heads, seq_q, seq_kv]`.
     fn blocked(&self) -> Option<Tensor<4, Bool>> {
         let Shape { batch, seq_q, seq_kv, .. } = self.shape;
-        let full = |mask: Tensor<4, Bool>| mask.expand([batch, 1, seq_q, seq_kv]);
-        [self.future(), self.no_key.clone(), self.no_query.clone()]
+        let drawn = self.drawn(Dropped::Pairs);
+        let heads = if drawn.is_some() { self.shape.heads } else { 1 };
+        let full = |mask: Tensor<4, Bool>| mask.expand([batch, heads, seq_q, seq_kv]);
+        [self.future(), self.no_key.clone(), self.no_query.clone(), drawn]
             .into_iter()
             .flatten()
             .map(full)
