@@ -89,6 +89,30 @@ fn a_pyramid_takes_every_mechanism() {
 }
 
 #[test]
+fn another_attention_can_stand_in_on_the_trained_weights() {
+    let sandbox = sandbox("soft-mini");
+    sandbox.run(&train("run", &["--epochs", "1"])).success();
+    let mechanism = r#"{"mechanism": "soft-pp", "landmarks": {"kind": "conv", "ratio": 2}, "ridge": RIDGE,
+        "inverse": "newton-schulz", "newton_iterations": 30}"#;
+    sandbox.write("newton.json", mechanism.replace("RIDGE", "0.0"));
+    sandbox.write("ridge.json", mechanism.replace("RIDGE", "3.0"));
+    let exchange = |attention: &str| {
+        let args = ["eval", "--checkpoint", "run", "--attention", attention, "--json"];
+        sandbox.run(&args).success().json()["exchange"].take()
+    };
+    let same = exchange("soft-pp");
+    assert_eq!((&same["largest_difference"], &same["answers_changed"]), (&0.0.into(), &0.into()), "{same}");
+    let change = |attention: &str| {
+        let e = exchange(attention);
+        e["largest_difference"].as_f64().unwrap() / e["largest_logit"].as_f64().unwrap()
+    };
+    let (newton, ridge) = (change("newton.json"), change("ridge.json"));
+    assert!(newton > 0.0 && newton < 0.01 && ridge > 2.0 * newton, "{newton} {ridge}");
+    let refused = sandbox.run(&["eval", "--checkpoint", "run", "--attention", "uniform"]).failure(1).to_owned();
+    assert!(refused.contains("`uniform` cannot stand in for `soft-pp`"), "{refused}");
+}
+
+#[test]
 fn mistakes_end_in_one_line() {
     let sandbox = sandbox("soft-mini");
     let fails = |args: &[&str], parts: &[&str]| {

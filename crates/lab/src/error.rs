@@ -38,6 +38,18 @@ pub enum Error {
         /// Why, and the remedy.
         problem: String,
     },
+    /// The weights of a trained model are not those of the same model with another attention.
+    #[error("{}: `{exchanged}` cannot stand in for `{trained}`, for their weights differ: {problem}", path.display())]
+    Exchange {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What it was trained with.
+        trained: &'static str,
+        /// What was to stand in.
+        exchanged: &'static str,
+        /// What does not fit.
+        problem: String,
+    },
     /// The operating system refused to read or write.
     #[error("{}: {action}: {source}{}", path.display(), remedy(source))]
     Io {

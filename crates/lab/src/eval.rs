@@ -10,7 +10,7 @@ use crate::{
     bleu::Bleu,
     checkpoint::Checkpoint,
     data::{Dataset, TextDataset},
-    train::{self, Ablation, Part, Pictures, Task, TaskData},
+    train::{self, Ablation, Lost, Part, Pictures, Task, TaskData},
 };
 
 /// Pictures per batch. Accuracy does not depend on it.
@@ -49,13 +49,15 @@ pub(crate) struct Tally<'a> {
     confusion: Vec<Vec<u64>>,
     in_top5: u64,
     loss: f64,
+    /// `[examples, classes]`.
+    pub logits: Vec<f32>,
 }
 
 impl<'a> Tally<'a> {
     /// Nothing counted yet; the clock runs.
     pub fn new(classes: &'a [String]) -> Self {
         let confusion = vec![vec![0; classes.len()]; classes.len()];
-        Self { classes, began: Instant::now(), confusion, in_top5: 0, loss: 0.0 }
+        Self { classes, began: Instant::now(), confusion, in_top5: 0, loss: 0.0, logits: Vec::new() }
     }
 
     /// `logits [batch, classes]` of examples with `labels`.
@@ -64,15 +66,13 @@ impl<'a> Tally<'a> {
         for (row, &label) in logits.chunks_exact(self.classes.len()).zip(labels) {
             self.add(row, label as usize);
         }
+        self.logits.extend(logits);
     }
 
-    /// One example: its logits and its label. Ties go to the lower class; NaN is never the answer.
+    /// One example: its logits and its label.
     fn add(&mut self, logits: &[f32], label: usize) {
         let above = |x: f32| logits.iter().filter(|&&other| other > x).count();
-        let (answer, highest) = logits
-            .iter()
-            .enumerate()
-            .fold((0, f32::NEG_INFINITY), |best, (class, &logit)| if logit > best.1 { (class, logit) } else { best });
+        let (answer, highest) = answer(logits);
         self.confusion[label][answer] += 1;
         self.in_top5 += u64::from(above(logits[label]) < 5);
         let highest = f64::from(highest);
@@ -101,22 +101,29 @@ impl<'a> Tally<'a> {
     }
 }
 
-/// What a classifier of texts does when its attention loses tokens.
+/// The class with the highest logit, and that logit. Ties go to the lower class; NaN is never the answer.
+pub(crate) fn answer(logits: &[f32]) -> (usize, f32) {
+    let first = (0, f32::NEG_INFINITY);
+    logits.iter().enumerate().fold(first, |best, (class, &logit)| if logit > best.1 { (class, logit) } else { best })
+}
+
+/// What a classifier of texts does when its attention loses tokens, or pairs of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ablated {
-    /// The probability with which each token is lost as a key, for all queries of its text.
+    /// The probability with which each token or pair is lost.
     pub share: f64,
     /// What is left: the tokens themselves still reach the head.
     pub evaluation: Evaluation,
 }
 
 /// Evaluates the classifier in `path` on the test texts of `data` with its attention losing each of `shares`. Which tokens are
-/// lost depends on `seed` and the text alone, and what one share loses a larger one loses too.
+/// lost depends on `seed` and the text alone, which pairs on the other texts of the test part too; what one share loses a
+/// larger one loses too.
 ///
 /// # Errors
 /// As [`run`]; [`crate::Error::Recipe`] for a share outside [0, 1]; [`crate::Error::Model`] for a mechanism whose queries and keys cannot be
-/// masked apart.
-pub fn ablation(path: &Path, data: &TextDataset, shares: &[f64], seed: u64) -> Result<Vec<Ablated>> {
+/// masked apart, or that does not weigh pairs.
+pub fn ablation(path: &Path, data: &TextDataset, lost: Lost, shares: &[f64], seed: u64) -> Result<Vec<Ablated>> {
     if let Some(share) = shares.iter().find(|share| !(0.0..=1.0).contains(*share)) {
         let problem = format!("is {share}, must be in [0, 1]");
         return Err(crate::Error::Recipe { file: "ablation".into(), field: "share".into(), problem });
@@ -126,7 +133,7 @@ pub fn ablation(path: &Path, data: &TextDataset, shares: &[f64], seed: u64) -> R
     let model = train::build_for(&task, &checkpoint.state.recipe, &Device::flex())?;
     let model = checkpoint.load_weights(model)?;
     let ablated = |&share: &f64| {
-        let evaluation = task.ablated(&model, Ablation { share, seed })?;
+        let evaluation = task.ablated(&model, Ablation { lost, share, seed })?;
         Ok(Ablated { share, evaluation })
     };
     shares.iter().map(ablated).collect()

@@ -12,6 +12,7 @@ pub mod energy;
 pub mod environment;
 mod error;
 pub mod eval;
+pub mod exchange;
 pub mod folder;
 pub mod metrics;
 pub mod predict;

@@ -3,14 +3,17 @@
 use std::{fmt::Write, path::PathBuf};
 
 use clap::Args;
+use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     checkpoint::Checkpoint,
     data::{Data, Source},
     eval::{self, Evaluation},
+    exchange,
+    train::Lost,
 };
 use serde_json::json;
 
-use super::recipe::data;
+use super::recipe::{Attention, data};
 use crate::{Error, args::Global, error::Result, output};
 
 /// Evaluate a trained model on test examples
@@ -34,6 +37,13 @@ pub struct Eval {
     /// queries of a text)
     #[arg(long, value_name = "SHARE,SHARE", value_delimiter = ',')]
     ablate: Vec<f64>,
+    /// With --ablate: lose pairs of a query and a key, each by itself, in place of tokens. For softmax and fna
+    #[arg(long, requires = "ablate")]
+    ablate_pairs: bool,
+    /// Put another attention onto the trained weights, an id or a file M.json, and tell what it changes. An id that the
+    /// checkpoint's recipe uses, or a relative of it, has the recipe's settings
+    #[arg(long, value_name = "ID", conflicts_with_all = ["image_size", "ablate"])]
+    attention: Option<Attention>,
 }
 
 const EXAMPLES: &str = "\
@@ -43,6 +53,7 @@ Examples:
   resolvent eval --checkpoint runs/fashion/checkpoints/step-000000938
   resolvent eval --checkpoint runs/cifar --image-size 48    at another size than trained on
   resolvent eval --checkpoint runs/imdb --ablate 0,0.25,0.5,0.75,1
+  resolvent eval --checkpoint runs/soft --attention M.json  the same weights with another inverse, say
   resolvent eval --checkpoint runs/mnist --data idx:IMAGES,LABELS";
 
 /// Runs the command.
@@ -54,6 +65,9 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
     let data = spec.load().map_err(resolvent_lab::Error::from)?;
     if !args.ablate.is_empty() {
         return ablate(args, &data, global);
+    }
+    if let Some(attention) = &args.attention {
+        return exchange(args, attention, &data, global);
     }
     let (checkpoint, evaluation) = match data {
         Data::Pictures(pictures) => match args.image_size {
@@ -86,13 +100,39 @@ fn ablate(args: &Eval, data: &Data, global: &Global) -> Result<()> {
         return Err(Error::file(&args.checkpoint, "--ablate is for classifiers of texts; leave it out"));
     };
     let seed = global.seed.unwrap_or(0);
-    let curve = eval::ablation(&args.checkpoint, texts, &args.ablate, seed)?;
-    let json = json!({"checkpoint": args.checkpoint.display().to_string(), "seed": seed, "ablation": curve});
+    let lost = if args.ablate_pairs { Lost::Pairs } else { Lost::Tokens };
+    let curve = eval::ablation(&args.checkpoint, texts, lost, &args.ablate, seed)?;
+    let checkpoint = args.checkpoint.display().to_string();
+    let json = json!({"checkpoint": checkpoint, "seed": seed, "lost": lost, "ablation": curve});
     let lines = curve.iter().map(|ablated| {
         let Evaluation { accuracy, loss, .. } = &ablated.evaluation;
         format!("{:>5.1} % lost   accuracy {:.2} %, loss {loss:.4}\n", ablated.share * 100.0, accuracy * 100.0)
     });
     output::result(global, &json, &lines.collect::<String>())
+}
+
+/// The same weights with another attention.
+fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) -> Result<()> {
+    let own = Checkpoint::find(&args.checkpoint)?.state.recipe.mechanism;
+    let mechanism = attention.mechanism(Some(&own))?;
+    let (checkpoint, e) = exchange::run(&args.checkpoint, data, &mechanism)?;
+    let line = |mechanism: &Mechanism, e: &Evaluation| {
+        format!("{:<16} accuracy {:.2} %, loss {:.4}\n", mechanism.id(), e.accuracy * 100.0, e.loss)
+    };
+    let text = format!(
+        "{}, step {}\n{}{}{} of {} answers differ; logits, of at most {:.3e}, by at most {:.1e}\n",
+        checkpoint.path.display(),
+        checkpoint.state.step,
+        line(&e.trained, &e.own),
+        line(&e.exchanged, &e.other),
+        e.answers_changed,
+        e.own.examples,
+        e.largest_logit,
+        e.largest_difference,
+    );
+    let json =
+        json!({"checkpoint": checkpoint.path.display().to_string(), "step": checkpoint.state.step, "exchange": e});
+    output::result(global, &json, &text)
 }
 
 /// Accuracy, loss and speed, then each class with the class it is most often taken for.

@@ -23,12 +23,12 @@ pub enum ModelRecipe {
 }
 
 impl ModelRecipe {
-    /// Share of activations that are dropped while training.
-    pub fn dropout(&self) -> f64 {
+    /// Shares of activations and of attention weights that are dropped while training.
+    pub fn dropout(&self) -> [f64; 2] {
         match self {
-            Self::Vit(m) => m.dropout,
-            Self::Pyramid(m) => m.dropout,
-            Self::Text(m) => m.dropout,
+            Self::Vit(m) => [m.dropout, m.weight_dropout],
+            Self::Pyramid(m) => [m.dropout, m.weight_dropout],
+            Self::Text(m) => [m.dropout, m.weight_dropout],
         }
     }
 
@@ -107,6 +107,8 @@ pub struct VitRecipe {
     pub gamma_schedule: GammaSchedule,
     /// Dropout after the attention and after the MLP. Default 0, in [0, 1).
     pub dropout: f64,
+    /// Dropout on the attention weights, for mechanisms that have them. Default 0, in [0, 1).
+    pub weight_dropout: f64,
     /// Stochastic depth of the last block, rising linearly from 0 at the first. Default 0, in [0, 1).
     pub drop_path: f64,
     /// A further square layer after the attention's output projection. Default false.
@@ -121,6 +123,7 @@ impl VitRecipe {
         checks.extend([
             check("model.patch", self.patch, (1..=WIDEST).contains(&self.patch), "1 to 65536"),
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
+            check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
             check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
         ]);
         checks
@@ -141,6 +144,7 @@ impl Default for VitRecipe {
             gamma_trainable: true,
             gamma_schedule: GammaSchedule::Constant,
             dropout: 0.0,
+            weight_dropout: 0.0,
             drop_path: 0.0,
             extra_proj: false,
             pre_logits: false,
@@ -168,6 +172,8 @@ pub struct PyramidRecipe {
     pub scale_trainable: bool,
     /// Dropout on embedded tokens, after the attention and after the MLP. Default 0, in [0, 1).
     pub dropout: f64,
+    /// Dropout on the attention weights, for mechanisms that have them. Default 0, in [0, 1).
+    pub weight_dropout: f64,
     /// Stochastic depth of the last block, rising linearly from 0 at the first. Default 0, in [0, 1).
     pub drop_path: f64,
 }
@@ -197,6 +203,7 @@ impl PyramidRecipe {
             lambda_trainable: self.lambda_trainable,
             scale_trainable: self.scale_trainable,
             dropout: self.dropout,
+            weight_dropout: self.weight_dropout,
             drop_path: self.drop_path,
             ..preset
         })
@@ -209,6 +216,7 @@ impl PyramidRecipe {
         let mut checks = vec![
             check("model.preset", &self.preset, known, names),
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
+            check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
             check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
         ];
         for stage in self.stages.iter().flat_map(|stages| stages.iter()) {
@@ -228,6 +236,7 @@ impl Default for PyramidRecipe {
             lambda_trainable: false,
             scale_trainable: false,
             dropout: 0.0,
+            weight_dropout: 0.0,
             drop_path: 0.0,
         }
     }
@@ -272,12 +281,17 @@ pub struct TextModelRecipe {
     pub activation: Activation,
     /// Dropout on the embedded tokens, after the attention and after the MLP. Default 0, in [0, 1).
     pub dropout: f64,
+    /// Dropout on the attention weights, for mechanisms that have them. Default 0, in [0, 1).
+    pub weight_dropout: f64,
 }
 
 impl TextModelRecipe {
     fn checks(&self) -> Vec<Check> {
         let mut checks = sizes(self.dim, self.depth, self.heads, self.mlp_dim);
-        checks.push(check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"));
+        checks.extend([
+            check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
+            check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
+        ]);
         checks
     }
 }
@@ -301,6 +315,7 @@ impl Default for TextModelRecipe {
             norm: NormOrder::Post,
             activation: Activation::Relu,
             dropout: 0.0,
+            weight_dropout: 0.0,
         }
     }
 }

@@ -53,7 +53,7 @@ pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};
 pub use task::{Part, Task, TaskData};
 pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
-pub use texts::{TextBatch, Texts, TokenInputs};
+pub use texts::{Lost, TextBatch, Texts, TokenInputs};
 
 /// What to do with a run that the folder already holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -78,6 +78,18 @@ impl Pictures {
         Ok(Loader::new(split.clone(), transform, plan, self.expects.classes.len()))
     }
 
+    /// The answers of `model` on a part of the data.
+    pub(crate) fn judge(&self, model: &PictureModel, part: Part) -> Result<Tally<'_>> {
+        let split = if part == Part::Test { &self.test } else { &self.watched };
+        let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
+        let mut tally = Tally::new(&self.expects.classes);
+        for mut batch in loader.epoch(0, 0) {
+            let logits = model.try_forward(images(&mut batch, split.shape(), &Device::flex()))?;
+            tally.add_batch(logits, &batch.labels);
+        }
+        Ok(tally)
+    }
+
     /// The shape of the pictures that the model is built for.
     fn shape(&self) -> PictureShape {
         let [channels, height, width] = self.expects.shape;
@@ -107,6 +119,7 @@ impl Pictures {
             extra_proj: m.extra_proj,
             pre_logits: m.pre_logits,
             dropout: m.dropout,
+            weight_dropout: m.weight_dropout,
             drop_path: m.drop_path,
             ..VitConfig::new(image, shape.channels, m.patch, classes, mechanism.clone())
         })
@@ -164,14 +177,7 @@ impl Task for Pictures {
     }
 
     fn evaluate(&self, model: &PictureModel, part: Part) -> Result<Evaluation> {
-        let split = if part == Part::Test { &self.test } else { &self.watched };
-        let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
-        let mut tally = Tally::new(&self.expects.classes);
-        for mut batch in loader.epoch(0, 0) {
-            let logits = model.try_forward(images(&mut batch, split.shape(), &Device::flex()))?;
-            tally.add_batch(logits, &batch.labels);
-        }
-        Ok(tally.finish())
+        Ok(self.judge(model, part)?.finish())
     }
 
     fn gammas(model: &PictureModel) -> Vec<f64> {

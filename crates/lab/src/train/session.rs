@@ -144,8 +144,9 @@ impl<'a, T: Task> Session<'a, T> {
     fn seed_draws(&self) -> Option<MutexGuard<'static, ()>> {
         let model = &self.recipe.model;
         let seed = self.recipe.seed ^ (self.state.step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let draws =
-            model.dropout() > 0.0 || model.drop_path() > 0.0 || self.recipe.mechanism.drawn_landmarks().is_some();
+        let draws = model.dropout().iter().any(|share| *share > 0.0)
+            || model.drop_path() > 0.0
+            || self.recipe.mechanism.drawn_landmarks().is_some();
         draws.then(|| seed_generator(&self.device, seed))
     }
 

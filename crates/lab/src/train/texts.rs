@@ -5,9 +5,10 @@ use std::sync::Arc;
 use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
-    Strategy,
+    Dropout, Strategy,
     models::{TextClassifier, TextConfig, Visible},
 };
+use serde::{Deserialize, Serialize};
 
 use super::{
     Part, Task, TaskData,
@@ -137,32 +138,61 @@ impl Texts {
 
     /// The judgement of `model` on the test part, with tokens left out of its attention.
     pub(crate) fn ablated(&self, model: &TextClassifier, ablation: Ablation) -> Result<Evaluation> {
-        self.judge(model, &self.test, Some(ablation))
+        Ok(self.judge(model, Part::Test, Some(ablation))?.finish())
     }
 
-    fn judge(&self, model: &TextClassifier, split: &Labelled, ablation: Option<Ablation>) -> Result<Evaluation> {
+    /// The answers of `model` on a part of the data, perhaps with its attention losing tokens.
+    pub(crate) fn judge(&self, model: &TextClassifier, part: Part, ablation: Option<Ablation>) -> Result<Tally<'_>> {
+        let split = if part == Part::Test { &self.test } else { &self.watched };
         let (mut tally, device) = (Tally::new(&self.expects.classes), Device::flex());
         for indices in by_budget(&split.lengths, BATCH_TOKENS) {
             let TextBatch { tokens, labels } = split.batch(&indices);
-            let hidden = ablation.map(|ablation| ablation.hidden(&indices, &tokens, &device));
+            let mut visible = Visible::default();
+            if let Some(ablation) = ablation {
+                ablation.hide(&indices, &tokens, &mut visible, &device)?;
+            }
             let (tokens, padding) = token_inputs(tokens, &device);
-            let logits = model.forward_visible(tokens, &Visible { padding, hidden, ..Visible::default() })?;
+            let logits = model.forward_visible(tokens, &Visible { padding, ..visible })?;
             tally.add_batch(logits, &labels);
         }
-        Ok(tally.finish())
+        Ok(tally)
     }
 }
 
-/// Which keys an attention loses: each with the probability `share`, once per text and for all of its queries ("Fractional neural
-/// attention for efficient multiscale sequence processing", figure 4).
+/// What an attention loses at random. "Fractional neural attention for efficient multiscale sequence processing", figure 4,
+/// whose caption says tokens where its text says pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lost {
+    /// Keys, each once per text and for all of its queries.
+    Tokens,
+    /// Pairs of a query and a key, each by itself in every head.
+    Pairs,
+}
+
+/// An attention that loses each token or pair with the probability `share`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ablation {
+    pub lost: Lost,
     pub share: f64,
     pub seed: u64,
 }
 
 impl Ablation {
-    /// `[batch, seq]`, true = lost, of the `texts` with these numbers.
+    /// Hides what the `texts` with these numbers lose.
+    fn hide(self, texts: &[usize], tokens: &Padded, visible: &mut Visible, device: &Device) -> Result<()> {
+        match self.lost {
+            Lost::Tokens => visible.hidden = Some(self.hidden(texts, tokens, device)),
+            // A batch draws by the places of its texts: the first of them makes it another draw than the next batch's.
+            Lost::Pairs => {
+                let seed = stream(Purpose::Ablation, self.seed, texts[0] as u64, 1).random();
+                visible.dropout = Some(Dropout::pairs(self.share, seed)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// `[batch, seq]`, true = lost.
     fn hidden(self, texts: &[usize], tokens: &Padded, device: &Device) -> Tensor<2, Bool> {
         let mut hidden = Vec::with_capacity(tokens.ids.len());
         for &text in texts {
@@ -237,7 +267,7 @@ impl Task for Texts {
     }
 
     fn evaluate(&self, model: &TextClassifier, part: Part) -> Result<Evaluation> {
-        self.judge(model, if part == Part::Test { &self.test } else { &self.watched }, None)
+        Ok(self.judge(model, part, None)?.finish())
     }
 
     fn gammas(model: &TextClassifier) -> Vec<f64> {
@@ -274,6 +304,7 @@ pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize) -> Res
         norm: m.norm,
         activation: m.activation,
         dropout: m.dropout,
+        weight_dropout: m.weight_dropout,
         strategy: Strategy::Auto,
     })
 }
