@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,
-    eval::Eval, train::Train, translate::Translate,
+    eval::Eval, generate::Generate, train::Train, translate::Translate,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -58,6 +58,7 @@ pub enum Command {
     Eval(Eval),
     Classify(Classify),
     Translate(Translate),
+    Generate(Generate),
     Compare(Compare),
     Bench(Bench),
     Analyze(Analyze),

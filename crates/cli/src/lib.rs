@@ -56,6 +56,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Eval(args) => commands::eval::run(args, &cli.global),
         Command::Classify(args) => commands::classify::run(args, &cli.global),
         Command::Translate(args) => commands::translate::run(args, &cli.global),
+        Command::Generate(args) => commands::generate::run(args, &cli.global),
         Command::Compare(args) => commands::compare::run(args, &cli.global),
         Command::Bench(args) => commands::bench::run(args, &cli.global),
         Command::Analyze(args) => commands::analyze::run(args, &cli.global),

@@ -25,7 +25,7 @@ use crate::{
 
 mod expectation;
 
-pub use expectation::{Expectation, PairExpectation, PictureExpectation, TextExpectation};
+pub use expectation::{CorpusExpectation, Expectation, PairExpectation, PictureExpectation, TextExpectation};
 
 /// Version of the format; a change that older programs cannot read raises it.
 const FORMAT: u32 = 2;

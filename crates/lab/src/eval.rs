@@ -37,8 +37,39 @@ pub struct Evaluation {
     /// that are right given what should stand before them, its `loss` is per token, and it has no classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bleu: Option<Bleu>,
+    /// How well a text is predicted, by language models alone. Their examples are windows, their `accuracy` and `loss` are per
+    /// token, and they have no classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<Prediction>,
     /// Examples per second, reading of the batch included.
     pub examples_per_second: f64,
+}
+
+/// How well a language model predicts a text, cut into windows of its context side by side: every token but the first, given those before
+/// it in its window.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Tokens predicted.
+    pub tokens: usize,
+    /// Bytes that they stand for.
+    pub bytes: usize,
+    /// The exponential of the mean cross-entropy per token; depends on what a token is.
+    pub perplexity: f64,
+    /// Cross-entropy in bits per byte of the text, which compares models of different tokens.
+    pub bits_per_byte: f64,
+}
+
+impl Prediction {
+    /// Of `nats` of cross-entropy over all tokens.
+    pub fn new(nats: f64, tokens: usize, bytes: usize) -> Self {
+        let bits_per_byte = nats / std::f64::consts::LN_2 / bytes as f64;
+        Self { tokens, bytes, perplexity: (nats / tokens as f64).exp(), bits_per_byte }
+    }
+
+    /// `perplexity 12.34, 1.234 bits per byte`.
+    pub fn line(&self) -> String {
+        format!("perplexity {:.2}, {:.4} bits per byte", self.perplexity, self.bits_per_byte)
+    }
 }
 
 /// Counts while the examples go by.
@@ -96,6 +127,7 @@ impl<'a> Tally<'a> {
             per_class: right.iter().zip(&of_class).map(|(&r, &n)| (n > 0).then(|| share(r, n))).collect(),
             confusion: self.confusion,
             bleu: None,
+            prediction: None,
             examples_per_second: examples as f64 / seconds.max(f64::MIN_POSITIVE),
         }
     }

@@ -14,6 +14,7 @@ mod error;
 pub mod eval;
 pub mod exchange;
 pub mod folder;
+pub mod generate;
 pub mod metrics;
 pub mod predict;
 pub mod progress;

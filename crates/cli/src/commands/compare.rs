@@ -3,11 +3,11 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
+use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
     compare::{self, CompareOptions, CompareOutcome, Comparison},
     data::Data,
-    recipe::with_settings_of,
+    recipe::{ModelRecipe, with_settings_of},
 };
 
 use super::{
@@ -27,7 +27,7 @@ pub struct Compare {
     #[command(flatten)]
     recipe: RecipeArgs,
     /// Mechanisms: ids, files M.json, or `all`; an id that the recipe uses has the recipe's settings [default: the recipe's,
-    /// softmax, infsa, infsa-resolvent, linear-infsa, uniform]
+    /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
     mechanisms: Vec<Attention>,
     /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
@@ -51,7 +51,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
-    options.mechanisms = chosen(args, options.mechanisms, &recipe.mechanism)?;
+    options.mechanisms = chosen(args, usual(options.mechanisms, &recipe.model), &recipe.mechanism)?;
     options.seeds = seeds(args, recipe.seed)?;
     options.stop = deferred.stop();
     options.observer = observer(global);
@@ -61,6 +61,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
         Data::Pictures(pictures) => compare::run(&recipe, pictures, &options),
         Data::Texts(texts) => compare::run(&recipe, texts, &options),
         Data::Pairs(pairs) => compare::run(&recipe, pairs, &options),
+        Data::Corpus(corpus) => compare::run(&recipe, corpus, &options),
     };
     match outcome? {
         CompareOutcome::Finished(comparison) => report(args, &comparison, global),
@@ -69,6 +70,14 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
             Err(Error::Interrupted(how))
         }
     }
+}
+
+/// Those of `mechanisms` that the model takes.
+fn usual(mut mechanisms: Vec<Mechanism>, model: &ModelRecipe) -> Vec<Mechanism> {
+    if let ModelRecipe::Language(_) = model {
+        mechanisms.retain(|mechanism| mechanism.check(&Shape::square(1, 1, 1, 1), true).is_ok());
+    }
+    mechanisms
 }
 
 /// The mechanisms that are asked for, else those of `usual` and, if it is none of them, first the recipe's own.

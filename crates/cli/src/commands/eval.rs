@@ -80,6 +80,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         }
         Data::Texts(texts) => eval::run(&args.checkpoint, &texts)?,
         Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs)?,
+        Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus)?,
     };
     let mechanism = &checkpoint.state.recipe.mechanism;
     let json = json!({
@@ -145,6 +146,9 @@ fn table(e: &Evaluation) -> String {
         e.examples,
         e.examples_per_second
     );
+    if let Some(prediction) = &e.prediction {
+        let _ = writeln!(text, "{}, {} tokens, {} bytes", prediction.line(), prediction.tokens, prediction.bytes);
+    }
     if let Some(bleu) = &e.bleu {
         let [one, two, three, four] = bleu.precisions;
         let _ = writeln!(

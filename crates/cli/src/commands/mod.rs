@@ -7,6 +7,7 @@ pub mod classify;
 pub mod compare;
 pub mod completions;
 pub mod eval;
+pub mod generate;
 pub mod recipe;
 mod texts;
 pub mod train;

@@ -25,7 +25,8 @@ pub struct RecipeArgs {
     pub config: Option<PathBuf>,
     /// Data set. Pictures: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
     /// images:PATH[?size=PIXELS]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
-    /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET
+    /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET;
+    /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST
     /// [default: the recipe's, else shapes]
     #[arg(long, value_name = "KIND:PATH")]
     pub data: Option<Source>,
@@ -45,6 +46,7 @@ const CIFAR10: &str = include_str!("../../../../configs/cifar10.toml");
 const LISTOPS: &str = include_str!("../../../../configs/listops.toml");
 const IMDB: &str = include_str!("../../../../configs/imdb.toml");
 const MULTI30K: &str = include_str!("../../../../configs/multi30k-small.toml");
+const LANGUAGE: &str = include_str!("../../../../configs/language.toml");
 const TEXT: &str = include_str!("../../../../configs/text.toml");
 
 impl RecipeArgs {
@@ -62,6 +64,7 @@ impl RecipeArgs {
             Some(Source::Texts(TextSpec::Imdb(_))) => (IMDB, "imdb"),
             Some(Source::Texts(_)) => (TEXT, "text"),
             Some(Source::Pairs(_)) => (MULTI30K, "multi30k-small"),
+            Some(Source::Corpus(_)) => (LANGUAGE, "language"),
         };
         Ok(Recipe::from_toml(text, &format!("configs/{name}.toml"))?)
     }

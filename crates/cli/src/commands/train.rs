@@ -40,6 +40,7 @@ Examples:
   resolvent train                                  generated pictures, runs/train
   resolvent train --attention infsa --epochs 3 --out runs/infsa
   resolvent train --data imdb:DIR --out runs/imdb
+  resolvent train --data corpus:books.txt --out runs/books      a language model
   resolvent train --data fashion-mnist:DIR --max-minutes 15 --out runs/fashion
   resolvent train --out runs/fashion --resume      after an interruption";
 
@@ -58,6 +59,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
         Data::Pictures(pictures) => train::run(&recipe, pictures, &options),
         Data::Texts(texts) => train::run(&recipe, texts, &options),
         Data::Pairs(pairs) => train::run(&recipe, pairs, &options),
+        Data::Corpus(corpus) => train::run(&recipe, corpus, &options),
     };
     match outcome? {
         Outcome::Finished(summary) => {

@@ -17,6 +17,8 @@ pub enum Expectation {
     Texts(TextExpectation),
     /// Of texts to be translated.
     Pairs(PairExpectation),
+    /// Of plain text.
+    Corpus(CorpusExpectation),
 }
 
 impl Expectation {
@@ -26,6 +28,7 @@ impl Expectation {
             Expectation::Pictures(_) => "pictures",
             Expectation::Texts(_) => "texts",
             Expectation::Pairs(_) => "translations",
+            Expectation::Corpus(_) => "plain text",
         };
         let problem =
             format!("it holds {found}, the model was trained on {expected}; evaluate it on the data it was trained on");
@@ -141,6 +144,17 @@ impl PairExpectation {
         );
         Err(Error::Unfit { name: name.into(), problem })
     }
+}
+
+/// What a trained language model expects of text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CorpusExpectation {
+    /// Tokens that are read at once.
+    pub context: usize,
+    /// Tokens in the vocabulary.
+    pub vocabulary: usize,
+    /// Hash of the vocabulary, in hexadecimal.
+    pub fingerprint: String,
 }
 
 /// Checks that the classes of the data set `name` are those that the model knows.

@@ -10,6 +10,7 @@ use crate::{
     Recipe,
     checkpoint::DataIdentity,
     environment::Environment,
+    eval::Prediction,
     train::{Ended, Plan, TrainSummary},
 };
 
@@ -61,6 +62,9 @@ pub struct RunResult {
     /// BLEU on the test part, of translators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bleu: Option<f64>,
+    /// How well the test part is predicted, by language models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<Prediction>,
     /// Steps done.
     pub steps: usize,
     /// Why it ended there.
@@ -107,8 +111,13 @@ impl Spread {
 
     /// `34.25 ± 0.31`.
     pub fn points(&self) -> String {
-        let spread = self.std.map_or_else(String::new, |std| format!(" ± {std:.2}"));
-        format!("{:.2}{spread}", self.mean)
+        self.digits(2)
+    }
+
+    /// `34.2500 ± 0.3100` with so many digits behind the point.
+    pub fn digits(&self, digits: usize) -> String {
+        let spread = self.std.map_or_else(String::new, |std| format!(" ± {std:.digits$}"));
+        format!("{:.digits$}{spread}", self.mean)
     }
 }
 
@@ -123,6 +132,7 @@ impl Entry {
                 accuracy: summary.test.accuracy,
                 loss: summary.test.loss,
                 bleu: summary.test.bleu.as_ref().map(|bleu| bleu.score),
+                prediction: summary.test.prediction.clone(),
                 steps: summary.steps,
                 ended: summary.ended,
                 seconds: summary.seconds,
@@ -144,8 +154,21 @@ impl Entry {
 impl Entry {
     /// BLEU over the seeds, of translators.
     pub fn bleu(&self) -> Option<Spread> {
-        let scores = self.runs.iter().map(|run| run.bleu).collect::<Option<Vec<_>>>()?;
-        Some(Spread::of(&scores))
+        self.spread(|run| run.bleu)
+    }
+
+    /// Perplexity over the seeds, of language models.
+    pub fn perplexity(&self) -> Option<Spread> {
+        self.spread(|run| Some(run.prediction.as_ref()?.perplexity))
+    }
+
+    /// Bits per byte over the seeds, of language models.
+    pub fn bits_per_byte(&self) -> Option<Spread> {
+        self.spread(|run| Some(run.prediction.as_ref()?.bits_per_byte))
+    }
+
+    fn spread(&self, of: impl Fn(&RunResult) -> Option<f64>) -> Option<Spread> {
+        Some(Spread::of(&self.runs.iter().map(of).collect::<Option<Vec<_>>>()?))
     }
 }
 
@@ -159,7 +182,9 @@ impl Comparison {
             "mechanism", "test accuracy %", "train examples/s", "infer examples/s", "parameters"
         );
         text += if memory { "  peak MB" } else { "" };
-        text += if bleu { "          BLEU\n" } else { "\n" };
+        text += if bleu { "          BLEU" } else { "" };
+        let predicts = self.entries.iter().any(|entry| entry.perplexity().is_some());
+        text += if predicts { "    perplexity      bits/byte\n" } else { "\n" };
         for entry in &self.entries {
             let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
                 entry.speed;
@@ -167,6 +192,9 @@ impl Comparison {
             let _ = write!(text, "{id:<16} {accuracy:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
             text += &peak_bytes.map_or_else(String::new, |bytes| format!(" {:>8.1}", bytes as f64 / 1e6));
             text += &entry.bleu().map_or_else(String::new, |bleu| format!(" {:>13}", bleu.points()));
+            if let (Some(perplexity), Some(bits)) = (entry.perplexity(), entry.bits_per_byte()) {
+                let _ = write!(text, " {:>13} {:>14}", perplexity.points(), bits.digits(4));
+            }
             text.push('\n');
         }
         text

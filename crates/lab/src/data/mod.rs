@@ -1,9 +1,10 @@
-//! Data sets of labelled pictures, labelled texts and pairs of texts: generated, or read strictly from files.
+//! Data sets of labelled pictures, labelled texts, pairs of texts and plain text: generated, or read strictly from files.
 //!
 //! Pictures are bytes in memory, planar (`[picture, channel, row, column]`); [`Loader`] turns them
 //! into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
 
 mod cifar;
+mod corpus;
 mod encoded;
 mod error;
 pub mod heads;
@@ -20,6 +21,7 @@ mod split;
 pub mod text;
 mod vocabulary;
 
+pub use corpus::{CorpusDataset, CorpusSpec};
 pub use encoded::{Encoded, Padded, by_budget, by_length};
 pub use error::{Error, Result};
 pub use loader::{Batch, BatchPlan, Batches, Loader};

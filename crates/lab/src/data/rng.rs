@@ -25,6 +25,10 @@ pub enum Purpose {
     Needle,
     /// Drawing a head whose tokens form clusters.
     Clusters,
+    /// Where the windows of an epoch over plain text begin.
+    Windows,
+    /// Choosing the tokens of a generated text.
+    Generation,
 }
 
 /// The stream of `purpose` at the coordinates (`seed`, `major`, `minor`), e.g. (seed, epoch, picture).

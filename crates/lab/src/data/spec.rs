@@ -2,7 +2,10 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use super::{Dataset, Error, PairDataset, PairSpec, Result, Shapes, TextDataset, TextSpec, cifar, idx, images};
+use super::{
+    CorpusDataset, CorpusSpec, Dataset, Error, PairDataset, PairSpec, Result, Shapes, TextDataset, TextSpec, cifar,
+    idx, images,
+};
 
 /// The kinds of pictures, for messages.
 const KINDS: &str =
@@ -113,6 +116,8 @@ pub enum Source {
     Texts(TextSpec),
     /// Texts and their translations.
     Pairs(PairSpec),
+    /// Plain text.
+    Corpus(CorpusSpec),
 }
 
 /// A data set of any kind.
@@ -124,6 +129,8 @@ pub enum Data {
     Texts(TextDataset),
     /// Texts and their translations.
     Pairs(PairDataset),
+    /// Plain text.
+    Corpus(CorpusDataset),
 }
 
 impl Source {
@@ -136,6 +143,7 @@ impl Source {
             Source::Pictures(spec) => Data::Pictures(spec.load()?),
             Source::Texts(spec) => Data::Texts(spec.load()?),
             Source::Pairs(spec) => Data::Pairs(spec.load()?),
+            Source::Corpus(spec) => Data::Corpus(spec.load()?),
         })
     }
 }
@@ -154,13 +162,18 @@ impl FromStr for Source {
                 texts => Ok(Source::Texts(texts)),
             };
         }
+        match CorpusSpec::parse(kind, rest) {
+            Some(_) if rest.is_empty() => return fail(no_path(kind)),
+            Some(corpus) => return Ok(Source::Corpus(corpus?)),
+            None => {}
+        }
         match PairSpec::parse(kind, rest) {
             Some(_) if rest.is_empty() => fail(no_path(kind)),
             Some(pairs) => Ok(Source::Pairs(pairs?)),
             None if PICTURES.contains(&kind) => Ok(Source::Pictures(DataSpec::parse(spec)?)),
             None => {
-                let (texts, pairs) = (TextSpec::KINDS, PairSpec::KINDS);
-                fail(format!("unknown kind `{kind}`; give one of {KINDS}, {texts}, {pairs}"))
+                let (texts, pairs, corpora) = (TextSpec::KINDS, PairSpec::KINDS, CorpusSpec::KINDS);
+                fail(format!("unknown kind `{kind}`; give one of {KINDS}, {texts}, {pairs}, {corpora}"))
             }
         }
     }
@@ -173,6 +186,7 @@ impl fmt::Display for Source {
             Source::Pictures(spec) => spec.fmt(f),
             Source::Texts(spec) => spec.fmt(f),
             Source::Pairs(spec) => spec.fmt(f),
+            Source::Corpus(spec) => spec.fmt(f),
         }
     }
 }

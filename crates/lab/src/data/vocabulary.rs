@@ -1,4 +1,4 @@
-//! From texts to token ids and back, by Hugging Face's tokenizers: whole words, or pieces of words by byte-pair encoding.
+//! From texts to token ids and back, by Hugging Face's tokenizers: whole words, pieces of words by byte-pair encoding, or bytes.
 
 use std::path::Path;
 
@@ -8,12 +8,13 @@ use tokenizers::{
     AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer,
     models::{
         TrainerWrapper,
-        bpe::{BPE, BpeTrainer},
+        bpe::{BPE, BpeTrainer, Vocab},
         wordlevel::{WordLevel, WordLevelTrainer},
     },
     normalizers::utils::Lowercase,
     pre_tokenizers::{
         bert::BertPreTokenizer,
+        byte_level::ByteLevel,
         metaspace::{Metaspace, PrependScheme},
         whitespace::WhitespaceSplit,
     },
@@ -32,13 +33,18 @@ pub enum Tokens {
     /// The pieces that occur most, by byte-pair encoding ("Neural Machine Translation of Rare Words with Subword
     /// Units"). Decoding gives the text back.
     Bpe,
+    /// As `bpe`, of bytes: nothing is unknown, and every text comes back to the byte ("Language Models are Unsupervised
+    /// Multitask Learners", section 2.2).
+    ByteBpe,
+    /// The 256 bytes; nothing is learnt.
+    Bytes,
 }
 
 /// How texts become tokens, and how many of them are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TextRecipe {
-    /// What a text is cut into: `words` or `bpe`. Default `words`.
+    /// What a text is cut into: `words`, `bpe`, `byte-bpe` or `bytes`. Default `words`.
     pub tokens: Tokens,
     /// Most tokens in the vocabulary, which is learnt from the training texts; the four special ones come on top. Default
     /// 20000, in 1..=65000.
@@ -104,11 +110,24 @@ impl Vocabulary {
                         .build();
                     (model.into(), metaspace().into(), trainer.into())
                 }
+                Tokens::ByteBpe => {
+                    let trainer = BpeTrainer::builder()
+                        .vocab_size(size.max(SPECIAL.len() + 256))
+                        .min_frequency(min_count)
+                        .show_progress(false)
+                        .special_tokens(special)
+                        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+                        .build();
+                    (BPE::default().into(), byte_level(true).into(), trainer.into())
+                }
+                Tokens::Bytes => return Self::of_bytes(recipe.lowercase),
             };
         let mut tokenizer = assembled(model, pre_tokenizer, recipe.lowercase)?;
-        if recipe.tokens == Tokens::Bpe {
-            tokenizer.with_decoder(Some(DecoderWrapper::from(metaspace())));
-        }
+        match recipe.tokens {
+            Tokens::Bpe => tokenizer.with_decoder(Some(DecoderWrapper::from(metaspace()))),
+            Tokens::ByteBpe => tokenizer.with_decoder(Some(DecoderWrapper::from(byte_level(true)))),
+            Tokens::Words | Tokens::Bytes => &mut tokenizer,
+        };
         tokenizer.train(&mut trainer, texts).map_err(failed)?;
         let vocabulary = Self { tokenizer };
         if vocabulary.len() <= SPECIAL.len() {
@@ -116,6 +135,17 @@ impl Vocabulary {
             return Err(Error::Setting { field: "text.min_count", got, expected: "at most the count of some token" });
         }
         Ok(vocabulary)
+    }
+
+    /// The 256 bytes.
+    fn of_bytes(lowercase: bool) -> Result<Self> {
+        let mut alphabet: Vec<String> = ByteLevel::alphabet().into_iter().map(String::from).collect();
+        alphabet.sort();
+        let tokens = SPECIAL.iter().map(|&token| token.to_owned()).chain(alphabet);
+        let model = BPE::builder().vocab_and_merges(tokens.zip(0..).collect::<Vocab>(), vec![]);
+        let mut tokenizer = assembled(model.build().map_err(failed)?.into(), byte_level(false).into(), lowercase)?;
+        tokenizer.with_decoder(Some(DecoderWrapper::from(byte_level(false))));
+        Ok(Self { tokenizer })
     }
 
     /// The vocabulary of `words`, which are separated by spaces.
@@ -180,6 +210,33 @@ impl Vocabulary {
         Ok(Encoded::new(ids.collect::<Result<Vec<_>>>()?))
     }
 
+    /// All of `text` as it stands, line breaks included. Lines are cut into tokens each by itself.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when the tokenizer fails.
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u16>> {
+        let lines: Vec<&str> = text.split_inclusive('\n').flat_map(pieces).collect();
+        let ids = lines.par_iter().map(|line| {
+            let encoding = self.tokenizer.encode_fast(*line, false).map_err(failed)?;
+            Ok(encoding.get_ids().iter().map(|&id| id as u16).collect::<Vec<u16>>())
+        });
+        Ok(ids.collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    /// Bytes of every token, in the order of the ids, where tokens are made of bytes, so that every text comes back; `None` elsewhere.
+    pub fn bytes_of_tokens(&self) -> Option<Vec<usize>> {
+        let of_bytes = matches!(self.tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+        // A byte is written as one character.
+        let bytes = |id| self.tokenizer.id_to_token(id).map_or(0, |token| token.chars().count());
+        let special = SPECIAL.len() as u32;
+        of_bytes.then(|| (0..self.len() as u32).map(|id| if id < special { 0 } else { bytes(id) }).collect())
+    }
+
+    /// Number of special tokens, whose ids come first.
+    pub const fn special() -> usize {
+        SPECIAL.len()
+    }
+
     /// The text of `ids`, special tokens left out. Words are joined by spaces, punctuation marks set as is usual.
     ///
     /// # Errors
@@ -193,6 +250,27 @@ impl Vocabulary {
 
 fn metaspace() -> Metaspace {
     Metaspace::new('▁', PrependScheme::Always, true)
+}
+
+/// Texts as bytes, cut into words before pieces are looked for or not.
+fn byte_level(words: bool) -> ByteLevel {
+    ByteLevel::new(false, false, words)
+}
+
+/// Bytes that are cut into tokens at once, at most: a text may be a single line.
+const PIECE: usize = 1 << 16;
+
+/// `line` in pieces of whole characters.
+fn pieces(line: &str) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut rest = line;
+    while rest.len() > PIECE {
+        let (piece, tail) = rest.split_at(rest.floor_char_boundary(PIECE));
+        pieces.push(piece);
+        rest = tail;
+    }
+    pieces.push(rest);
+    pieces
 }
 
 /// `words` with their places as ids.

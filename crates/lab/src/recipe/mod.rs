@@ -3,6 +3,7 @@
 //! A missing field has its default, an unknown field, a wrong type or a value out of range is an [`Error::Recipe`] that
 //! names file and field. Two runs of one recipe, seed and data set end with the same bits.
 
+mod language;
 mod model;
 mod relatives;
 mod sections;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{Error, Result, augment::Augment, data, data::TextRecipe};
 
+pub use language::{LanguageRecipe, Layer};
 pub use model::{ModelRecipe, PyramidRecipe, TextModelRecipe, VitRecipe};
 pub use relatives::with_settings_of;
 pub use sections::{LogRecipe, OptimiserRecipe, RegularisationRecipe, ScheduleRecipe};
@@ -78,11 +80,15 @@ impl Default for Recipe {
 
 /// An id or a table.
 fn mechanism<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Mechanism, D::Error> {
-    match serde_json::Value::deserialize(d)? {
+    read_mechanism(serde_json::Value::deserialize(d)?).map_err(D::Error::custom)
+}
+
+/// An id or a table.
+fn read_mechanism(value: serde_json::Value) -> resolvent_kernels::Result<Mechanism> {
+    match value {
         serde_json::Value::String(id) => Mechanism::preset(&id),
         table => Mechanism::from_value(table),
     }
-    .map_err(D::Error::custom)
 }
 
 /// Bounds that no useful run comes near, and within which no product of sizes overflows.
@@ -274,7 +280,7 @@ mod tests {
             ("[model]\nwidth = 3", &["model", "width", "expected one of"]),
             ("[model]\ndim = 'x'", &["model", "dim", "expected usize"]),
             ("[model]\nkind = 'text'\npatch = 4", &["model", "patch", "expected one of"]),
-            ("[model]\nkind = 'cnn'", &["model", "cnn", "vit, pyramid, text"]),
+            ("[model]\nkind = 'cnn'", &["model", "cnn", "vit, pyramid, text, language"]),
             ("[model]\nkind = 'pyramid'\npreset = 'soft-big'", &["model.preset", "soft-big", "soft-code-huge"]),
             ("[model]\nkind = 'pyramid'\npatch = 4", &["model", "patch", "expected one of"]),
             ("[text]\nvocabulary = 70000", &["text.vocabulary", "65000"]),

@@ -8,7 +8,7 @@ use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
-use super::{Check, DEEPEST, MOST_WEIGHTS, WIDEST, check, mechanism, relatives::related, share};
+use super::{Check, DEEPEST, LanguageRecipe, MOST_WEIGHTS, WIDEST, check, mechanism, relatives::related, share};
 
 /// The model, by `kind`. What is trained on decides which kinds are possible: pictures, or texts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -20,6 +20,8 @@ pub enum ModelRecipe {
     Pyramid(PyramidRecipe),
     /// `text`: a transformer over tokens, which classifies texts or translates them.
     Text(TextModelRecipe),
+    /// `language`: a decoder over tokens, which continues text.
+    Language(LanguageRecipe),
 }
 
 impl ModelRecipe {
@@ -29,6 +31,7 @@ impl ModelRecipe {
             Self::Vit(m) => [m.dropout, m.weight_dropout],
             Self::Pyramid(m) => [m.dropout, m.weight_dropout],
             Self::Text(m) => [m.dropout, m.weight_dropout],
+            Self::Language(m) => [m.dropout, m.weight_dropout],
         }
     }
 
@@ -37,7 +40,7 @@ impl ModelRecipe {
         match self {
             Self::Vit(m) => m.drop_path,
             Self::Pyramid(m) => m.drop_path,
-            Self::Text(_) => 0.0,
+            Self::Text(_) | Self::Language(_) => 0.0,
         }
     }
 
@@ -46,6 +49,7 @@ impl ModelRecipe {
             Self::Vit(m) => m.checks(),
             Self::Pyramid(m) => m.checks(),
             Self::Text(m) => m.checks(),
+            Self::Language(m) => m.checks(),
         }
     }
 }
@@ -71,8 +75,9 @@ impl<'de> Deserialize<'de> for ModelRecipe {
             Some("vit") => Ok(Self::Vit(read(fields)?)),
             Some("pyramid") => Ok(Self::Pyramid(read(fields)?)),
             Some("text") => Ok(Self::Text(read(fields)?)),
+            Some("language") => Ok(Self::Language(read(fields)?)),
             _ => Err(D::Error::custom(format!(
-                "unknown kind {}; give one of vit, pyramid, text",
+                "unknown kind {}; give one of vit, pyramid, text, language",
                 kind.unwrap_or_default()
             ))),
         }
@@ -325,7 +330,7 @@ fn optional_mechanism<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Box<Mech
 }
 
 /// What every transformer's sizes must be.
-fn sizes(dim: usize, depth: usize, heads: usize, mlp_dim: usize) -> Vec<Check> {
+pub(super) fn sizes(dim: usize, depth: usize, heads: usize, mlp_dim: usize) -> Vec<Check> {
     let [width, blocks, hidden] = [dim, depth, mlp_dim].map(|n| n as u64);
     let block = width.saturating_mul(4 * width).saturating_add(width.saturating_mul(2 * hidden));
     let weights = blocks.saturating_mul(block);

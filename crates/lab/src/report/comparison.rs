@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Result,
-    compare::{Comparison, Entry},
+    compare::{Comparison, Entry, Spread},
     metrics::Record,
 };
 
@@ -62,6 +62,8 @@ fn chip(entry: &Entry) -> Markup {
 fn table(entries: &[Entry]) -> Markup {
     let memory = entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
     let bleu = entries.iter().any(|entry| entry.bleu().is_some());
+    let predicts = entries.iter().any(|entry| entry.perplexity().is_some());
+    let shown = |spread: Option<Spread>, digits| spread.map_or("–".into(), |spread| spread.digits(digits));
     let rate = |rate: f64| page::count(rate.round() as usize);
     html! {
         table class="wide" {
@@ -69,6 +71,7 @@ fn table(entries: &[Entry]) -> Markup {
                 th scope="col" { "Mechanism" }
                 th scope="col" { "Test accuracy, %" }
                 @if bleu { th scope="col" { "Test BLEU" } }
+                @if predicts { th scope="col" { "Test perplexity" } th scope="col" { "Bits per byte" } }
                 th scope="col" { "Training, examples/s" }
                 th scope="col" { "Inference, examples/s" }
                 @if memory { th scope="col" { "Peak memory" } }
@@ -83,6 +86,10 @@ fn table(entries: &[Entry]) -> Markup {
                         td data-label="Test accuracy, %" { strong { (entry.accuracy.percent()) } }
                         @if bleu {
                             td data-label="Test BLEU" { (entry.bleu().map_or("–".into(), |bleu| bleu.points())) }
+                        }
+                        @if predicts {
+                            td data-label="Test perplexity" { (shown(entry.perplexity(), 2)) }
+                            td data-label="Bits per byte" { (shown(entry.bits_per_byte(), 4)) }
                         }
                         td data-label="Training, examples/s" { (rate(entry.speed.train_examples_per_second)) }
                         td data-label="Inference, examples/s" { (rate(entry.speed.infer_examples_per_second)) }

@@ -26,6 +26,12 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
         p class="quiet" { (page::about(recipe.mechanism.id())) }
         p class="verdict" { (summary.line()) "." }
         @if let Some(bleu) = &test.bleu { (page::tiles(&[("test BLEU", format!("{:.2}", bleu.score))])) }
+        @if let Some(prediction) = &test.prediction {
+            (page::tiles(&[
+                ("test perplexity", format!("{:.2}", prediction.perplexity)),
+                ("bits per byte", format!("{:.4}", prediction.bits_per_byte)),
+            ]))
+        }
         (page::tiles(&[
             ("test accuracy", page::percent(test.accuracy)),
             ("test loss", format!("{:.3}", test.loss)),

@@ -8,7 +8,9 @@
 mod bench;
 mod clip;
 mod clock;
+mod corpus;
 mod ema;
+mod judged;
 mod loss;
 mod model;
 mod optimiser;
@@ -39,6 +41,8 @@ pub use bench::seconds_per_step;
 pub(crate) use bench::{Bench, median, time_steps};
 pub use clip::clip_by_global_norm;
 pub use clock::Breakdown;
+pub(crate) use corpus::language_config;
+pub use corpus::{Corpus, WindowBatch, WindowInputs};
 pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
 pub use model::build;
@@ -168,8 +172,9 @@ impl TrainSummary {
             Ended::OutOfTime => format!(" of {} (out of time, the schedule is unfinished)", self.plan.steps),
         };
         let bleu = self.test.bleu.as_ref().map_or_else(String::new, |bleu| format!("BLEU {:.2}, ", bleu.score));
+        let prediction = self.test.prediction.as_ref().map_or_else(String::new, |p| format!("{}, ", p.line()));
         format!(
-            "{bleu}test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s",
+            "{prediction}{bleu}test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s",
             self.test.accuracy * 100.0,
             self.test.loss,
             self.steps,

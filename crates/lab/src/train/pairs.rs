@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Instant};
 
-use burn::tensor::{Bytes, Device, Int, Tensor, activation::log_softmax};
+use burn::tensor::{Bytes, Device, Int, Tensor};
 use resolvent::models::{Search, Translator};
 
 use super::{
     Part, Task, TaskData, TokenInputs,
+    judged::Judged,
     model::mean_gammas,
     texts::{BATCH_TOKENS, text_config, token_inputs},
 };
@@ -228,7 +229,7 @@ impl Task for Pairs {
     }
 
     fn loss(&self, model: &Translator, inputs: PairInputs) -> Result<Tensor<1>> {
-        Ok(Judged::new(model, inputs)?.loss())
+        Ok(judged(model, inputs)?.loss())
     }
 
     fn predict(&self, model: &Translator, inputs: PairInputs) -> Result<()> {
@@ -247,7 +248,7 @@ impl Task for Pairs {
             let answers = token_inputs(batch.answers, &Device::flex()).0;
             let (source, target) =
                 (token_inputs(batch.source, &Device::flex()), token_inputs(batch.target, &Device::flex()));
-            let judged = Judged::new(model, PairInputs { source, target, answers, smoothing: 0.0 })?;
+            let judged = judged(model, PairInputs { source, target, answers, smoothing: 0.0 })?;
             right += judged.right();
             loss += f64::from(judged.loss().into_scalar::<f32>()) * count;
             tokens += count;
@@ -263,6 +264,7 @@ impl Task for Pairs {
             per_class: vec![],
             confusion: vec![],
             bleu: Some(bleu),
+            prediction: None,
             examples_per_second: examples as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
         })
     }
@@ -272,44 +274,9 @@ impl Task for Pairs {
     }
 }
 
-/// Log-probabilities of a batch under teacher forcing, with what should have been said.
-struct Judged {
-    /// `[tokens, vocabulary]`.
-    log_probabilities: Tensor<2>,
-    /// `[tokens]`.
-    answers: Tensor<1, Int>,
-    /// `[tokens]`: 1 for a token, 0 for padding.
-    weights: Tensor<1>,
-    smoothing: f64,
-}
-
-impl Judged {
-    fn new(model: &Translator, inputs: PairInputs) -> Result<Self> {
-        let PairInputs { source: (source, source_padding), target: (target, padding), answers, smoothing } = inputs;
-        let logits = model.try_forward(source, source_padding, target, padding.clone())?;
-        let [batch, seq, vocabulary] = logits.dims();
-        let (rows, device) = (batch * seq, logits.device());
-        let weights = padding.map_or_else(|| Tensor::ones([rows], &device), |p| p.bool_not().float().reshape([rows]));
-        let log_probabilities = log_softmax(logits.reshape([rows, vocabulary]), 1);
-        Ok(Self { log_probabilities, answers: answers.reshape([rows]), weights, smoothing })
-    }
-
-    /// Mean cross-entropy over the tokens, with the share `smoothing` of the target spread over the vocabulary. `[1]`.
-    fn loss(self) -> Tensor<1> {
-        let kept = 1.0 - self.smoothing;
-        let said = self.log_probabilities.clone().gather(1, self.answers.unsqueeze_dim(1)).squeeze_dim::<1>(1) * kept;
-        let score = if self.smoothing > 0.0 {
-            said + self.log_probabilities.mean_dim(1).squeeze_dim::<1>(1) * self.smoothing
-        } else {
-            said
-        };
-        -(score * self.weights.clone()).sum() / self.weights.sum()
-    }
-
-    /// Tokens whose probability is the highest.
-    fn right(&self) -> f64 {
-        let likeliest = self.log_probabilities.clone().argmax(1).squeeze_dim::<1>(1);
-        let hits = likeliest.equal(self.answers.clone()).float() * self.weights.clone();
-        f64::from(hits.sum().into_scalar::<f32>())
-    }
+/// What `model` says of a batch under teacher forcing.
+fn judged(model: &Translator, inputs: PairInputs) -> Result<Judged> {
+    let PairInputs { source: (source, source_padding), target: (target, padding), answers, smoothing } = inputs;
+    let logits = model.try_forward(source, source_padding, target, padding.clone())?;
+    Ok(Judged::new(logits, answers, padding, smoothing))
 }

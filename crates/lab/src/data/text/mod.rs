@@ -73,7 +73,11 @@ impl TextDataset {
 }
 
 /// Adds `texts` with their ends.
-pub(super) fn hash_texts(hash: &mut Xxh3, texts: &[String]) {
+pub(super) fn hash_texts<'a>(
+    hash: &mut Xxh3,
+    texts: impl IntoIterator<Item = &'a String, IntoIter: ExactSizeIterator>,
+) {
+    let texts = texts.into_iter();
     hash.update(&(texts.len() as u64).to_le_bytes());
     for text in texts {
         hash.update(&(text.len() as u64).to_le_bytes());

@@ -1,0 +1,115 @@
+//! `resolvent generate`: text continued by a trained language model.
+
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use resolvent::models::Sampling;
+use resolvent_lab::generate::{Generated, Generator};
+use serde_json::json;
+
+use crate::{Error, args::Global, error::Result, output};
+
+/// Continue text with a trained language model
+///
+/// The prompt is given as --prompt, or read from standard input to its end. What follows it goes to standard output as
+/// it is written. The same --seed gives the same text.
+///
+/// A model reads no more tokens than its context: of a longer prompt the last are read, and how many were not is said.
+/// When the context is full, its second half is read anew and the text goes on.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Generate {
+    /// Folder of a run on plain text (its best checkpoint where it stopped early, else its newest) or of one checkpoint
+    #[arg(long, value_name = "DIR", default_value = "runs/train")]
+    checkpoint: PathBuf,
+    /// Text to continue [default: standard input]
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Tokens to write
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    tokens: u32,
+    /// Logits are divided by it: below 1 likelier tokens, above 1 less likely ones; 0 as --greedy
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    temperature: f64,
+    /// Choose among the K likeliest tokens only
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Choose among the likeliest tokens that together first reach this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f64,
+    /// Take the likeliest token each time
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
+    greedy: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent generate --checkpoint runs/reviews --prompt 'This film' --tokens 100
+  resolvent generate --checkpoint runs/reviews --prompt 'I' --temperature 0.8 --top-k 50 --seed 3
+  cat beginning.txt | resolvent generate --checkpoint runs/reviews --greedy --json";
+
+/// Runs the command.
+pub fn run(args: &Generate, global: &Global) -> Result<()> {
+    let sampling = match args.greedy {
+        true => Sampling::greedy(),
+        false => Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p },
+    };
+    sampling.validate().map_err(resolvent_lab::Error::from)?;
+    let generator = Generator::load(&args.checkpoint)?;
+    let prompt = prompt(args)?;
+    let (seed, mut failed) = (global.seed.unwrap_or(0), None);
+    let mut said = |text: &str| match show(text, global) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(e) => {
+            failed = Some(e);
+            ControlFlow::Break(())
+        }
+    };
+    let generated = generator.generate(&prompt, args.tokens as usize, &sampling, seed, &mut said)?;
+    match failed {
+        // The reader has gone away, as `head` does.
+        Some(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
+        Some(e) => return Err(Error::Stdout(e)),
+        None => {}
+    }
+    if !global.quiet {
+        eprintln!("{}", note(&generated, generator.context()));
+    }
+    let json = json!({"checkpoint": args.checkpoint.display().to_string(), "seed": seed, "prompt": prompt, "generated": generated});
+    output::result(global, &json, "")
+}
+
+/// Writes a piece of the text, unless a document is asked for.
+fn show(text: &str, global: &Global) -> io::Result<()> {
+    if global.json {
+        return Ok(());
+    }
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+fn prompt(args: &Generate) -> Result<String> {
+    if let Some(prompt) = &args.prompt {
+        return Ok(prompt.clone());
+    }
+    let (name, mut bytes) = (Path::new("standard input"), Vec::new());
+    io::stdin().read_to_end(&mut bytes).map_err(|e| Error::file(name, format!("cannot be read: {e}")))?;
+    String::from_utf8(bytes).map_err(|_| Error::file(name, "is not UTF-8; convert the text"))
+}
+
+fn note(generated: &Generated, context: usize) -> String {
+    let Generated { tokens, prompt_tokens, dropped, slides, tokens_per_second, .. } = generated;
+    let mut note = format!("{tokens} tokens after {prompt_tokens} of the prompt, {tokens_per_second:.0} a second");
+    if *dropped > 0 {
+        note += &format!("; the first {dropped} tokens of the prompt were not read, since the context is {context}");
+    }
+    if *slides > 0 {
+        note += &format!("; the context of {context} was full {slides} times, and its second half read anew");
+    }
+    note
+}

@@ -1,0 +1,116 @@
+//! Language models from end to end: training on plain text, evaluation, comparison, and text that goes on.
+
+mod support;
+
+use std::{io::Write, process::Stdio};
+
+use support::{Outcome, Sandbox, resolvent};
+
+const RECIPE: &str = "
+name = 'tiny-language'
+mechanism = {mechanism = 'ssa', estimator = 'centroid'}
+[model]
+kind = 'language'
+context = 12
+dim = 16
+depth = 2
+heads = 2
+kv_heads = 1
+mlp_dim = 32
+layers = ['own', 'softmax']
+[text]
+tokens = 'bytes'
+lowercase = false
+[optimiser]
+lr = 0.02
+[schedule]
+epochs = 10
+batch_size = 8
+[regularisation]
+label_smoothing = 0.0
+";
+
+/// A folder with a recipe and a text that repeats itself.
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", RECIPE);
+    sandbox.write("text.txt", "Round and round.\n".repeat(90));
+    sandbox
+}
+
+fn train(sandbox: &Sandbox) -> Outcome {
+    sandbox.run(&["train", "--config", "tiny.toml", "--data", "corpus:text.txt", "--out", "run", "--json"]).success()
+}
+
+#[test]
+fn a_language_model_is_trained_evaluated_and_goes_on() {
+    let sandbox = sandbox();
+    let trained = train(&sandbox);
+    assert!(trained.stderr.contains("tokens to learn from"), "{}", trained.stderr);
+    let trained = trained.json();
+    assert!(trained["test"]["prediction"]["perplexity"].as_f64().unwrap() < 1.5, "{trained}");
+    let evaluated = sandbox.run(&["eval", "--checkpoint", "run", "--json"]).success().json();
+    assert_eq!(evaluated["evaluation"]["prediction"], trained["test"]["prediction"]);
+    let table = sandbox.run(&["eval", "--checkpoint", "run"]).success().stdout;
+    assert!(table.contains("perplexity") && table.contains("bits per byte"), "{table}");
+
+    let ask = ["generate", "--checkpoint", "run", "--greedy", "--tokens", "18"];
+    let said = sandbox.run(&[&ask[..], &["--prompt", "Round a"]].concat()).success();
+    assert_eq!(said.stdout, "nd round.\nRound an\n");
+    assert!(said.stderr.contains("18 tokens") && said.stderr.contains("context"), "{}", said.stderr);
+    let mut child = resolvent()
+        .current_dir(sandbox.path("."))
+        .args([&ask[..], &["--json"]].concat())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all("Round and round.\nRound a".as_bytes()).unwrap();
+    let json = Outcome::from(child.wait_with_output().unwrap()).success().json();
+    assert_eq!(json["generated"]["text"], "nd round.\nRound an");
+    assert_eq!((&json["generated"]["prompt_tokens"], &json["generated"]["dropped"]), (&24.into(), &12.into()));
+    let sampled = |seed: &str| {
+        let args = ["generate", "--checkpoint", "run", "--prompt", "R", "--temperature", "4", "--top-k", "9"];
+        sandbox.run(&[&args[..], &["--top-p", "0.9", "--seed", seed]].concat()).success().stdout
+    };
+    assert!(sampled("1") == sampled("1") && sampled("1") != sampled("2"));
+}
+
+#[test]
+fn causal_mechanisms_are_compared() {
+    let sandbox = sandbox();
+    let args = ["compare", "--config", "tiny.toml", "--data", "corpus:text.txt", "--epochs", "1", "--seeds", "1"];
+    let json = sandbox.run(&[&args[..], &["--out", "all", "--json"]].concat()).success().json();
+    let ids: Vec<_> =
+        json["entries"].as_array().unwrap().iter().map(|entry| &entry["mechanism"]["mechanism"]).collect();
+    assert_eq!(ids, ["ssa", "softmax", "infsa", "uniform"], "those with a causal form");
+    assert!(json["entries"][0]["runs"][0]["prediction"]["bits_per_byte"].as_f64().unwrap() > 0.0);
+    let table = sandbox.run(&[&args[..], &["--out", "all"]].concat()).success().stdout;
+    assert!(table.contains("bits/byte"), "{table}");
+    assert!(std::fs::read_to_string(sandbox.path("all/report.html")).unwrap().contains("Bits per byte"));
+}
+
+#[test]
+fn bad_requests_end_in_one_line() {
+    let sandbox = sandbox();
+    train(&sandbox);
+    let fails = |args: &[&str], parts: &[&str]| {
+        let outcome = sandbox.run(args);
+        let line = outcome.failure(1);
+        parts.iter().for_each(|part| assert!(line.contains(part), "`{line}` lacks `{part}`"));
+    };
+    let generate = |more: &[&'static str]| [&["generate", "--checkpoint", "run"], more].concat();
+    fails(&generate(&["--prompt", ""]), &["prompt", "empty"]);
+    fails(&generate(&["--prompt", "a", "--temperature=-1"]), &["temperature", "-1"]);
+    fails(&generate(&["--prompt", "a", "--top-p", "0"]), &["top_p"]);
+    fails(&generate(&["--prompt", "a", "--top-k", "0"]), &["top_k"]);
+    sandbox.run(&generate(&["--prompt", "a", "--greedy", "--top-k", "3"])).failure(2);
+    sandbox.run(&generate(&["--prompt", "a", "--tokens", "0"])).failure(2);
+    fails(&["generate", "--checkpoint", "nowhere", "--prompt", "a"], &["nowhere", "no checkpoint"]);
+    let block = RECIPE.replace("estimator = 'centroid'", "causal_clusters = {kind = 'block', size = 4}");
+    sandbox.write("block.toml", block);
+    fails(&["train", "--config", "block.toml", "--data", "corpus:text.txt", "--out", "x"], &["ssa", "block"]);
+    fails(&["train", "--config", "tiny.toml", "--data", "corpus:no.txt", "--out", "x"], &["no.txt"]);
+    fails(&["classify", "run", "--text", "a"], &["plain text"]);
+}

@@ -1,0 +1,285 @@
+//! Plain text as a task: windows of tokens, the language model, its loss and judgement.
+
+use std::{sync::Arc, time::Instant};
+
+use burn::tensor::{Bytes, Device, Int, Tensor, TensorData};
+use rand::RngExt;
+use resolvent::{
+    Strategy,
+    models::{LanguageConfig, LanguageModel, TextConfig},
+};
+
+use super::{Part, Task, TaskData, judged::Judged, model::mean_gammas, pictures::wrong_kind, texts::BATCH_TOKENS};
+use crate::{
+    Error, Recipe, Result,
+    checkpoint::{Checkpoint, CorpusExpectation, DataIdentity, Expectation, parts},
+    data::{
+        BatchPlan, Batches, CorpusDataset, Vocabulary,
+        rng::{Purpose, stream},
+    },
+    eval::{Evaluation, Prediction},
+    recipe::ModelRecipe,
+};
+
+/// The text of a run, as tokens.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    name: String,
+    vocabulary: Arc<Vocabulary>,
+    /// Bytes of each token of the vocabulary.
+    bytes: Arc<Vec<usize>>,
+    train: Arc<Vec<u16>>,
+    validation: Arc<Vec<u16>>,
+    test: Arc<Vec<u16>>,
+    expects: CorpusExpectation,
+}
+
+/// Neighbouring tokens of a text, from several places.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowBatch {
+    /// `[windows, width + 1]`: what is read, and one token more.
+    ids: Vec<i32>,
+    windows: usize,
+}
+
+/// A batch as tensors.
+#[derive(Debug, Clone)]
+pub struct WindowInputs {
+    /// `[windows, width]`.
+    read: Tensor<2, Int>,
+    /// `[windows, width]`: what follows each.
+    answers: Tensor<2, Int>,
+    smoothing: f64,
+}
+
+impl WindowBatch {
+    /// The windows of `width` tokens that begin at `starts` of `text`.
+    fn new(text: &[u16], starts: &[usize], width: usize) -> Self {
+        let ids = starts.iter().flat_map(|&start| &text[start..=start + width]).map(|&id| id.into()).collect();
+        Self { ids, windows: starts.len() }
+    }
+
+    fn inputs(self, smoothing: f64, device: &Device) -> WindowInputs {
+        let width = self.ids.len() / self.windows - 1;
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(self.ids, [self.windows, width + 1]), device);
+        WindowInputs { read: ids.clone().narrow(1, 0, width), answers: ids.narrow(1, 1, width), smoothing }
+    }
+}
+
+/// Windows of `width` tokens, and what follows each, in a text of `tokens` tokens, wherever below `width` the first begins.
+fn windows(tokens: usize, width: usize) -> usize {
+    (tokens / width).saturating_sub(1)
+}
+
+impl TaskData for CorpusDataset {
+    type Task = Corpus;
+
+    fn identity(&self) -> DataIdentity {
+        DataIdentity::new(&self.name, self.fingerprint())
+    }
+
+    fn task(&self, recipe: &Recipe) -> Result<Corpus> {
+        let vocabulary = Vocabulary::learn(self.train.split_inclusive('\n'), &recipe.text)?;
+        let ModelRecipe::Language(model) = &recipe.model else {
+            return Err(wrong_kind(&self.name, "plain text", "language"));
+        };
+        let fingerprint = format!("{:016x}", vocabulary.fingerprint());
+        let expects = CorpusExpectation { context: model.context, vocabulary: vocabulary.len(), fingerprint };
+        Corpus::new(self, vocabulary, expects)
+    }
+
+    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Corpus> {
+        let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&self.name, "plain text"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        Corpus::new(self, vocabulary, expects)
+    }
+}
+
+impl Corpus {
+    fn new(data: &CorpusDataset, vocabulary: Vocabulary, expects: CorpusExpectation) -> Result<Self> {
+        let unfit = |problem: String| Error::Unfit { name: data.name.clone(), problem };
+        let bytes = vocabulary.bytes_of_tokens().ok_or_else(|| {
+            unfit("its text could not be given back from words and pieces that leave some out; set `text.tokens` to bytes or byte-bpe".into())
+        })?;
+        let encode = |text: &str, part: &str| {
+            let ids = vocabulary.encode_whole(text)?;
+            match ids.len() {
+                0 | 1 => Err(unfit(format!("its {part} part has fewer than two tokens; give more text"))),
+                _ => Ok(Arc::new(ids)),
+            }
+        };
+        Ok(Self {
+            name: data.name.clone(),
+            train: encode(&data.train, "training")?,
+            validation: encode(&data.validation, "validation")?,
+            test: encode(&data.test, "test")?,
+            vocabulary: Arc::new(vocabulary),
+            bytes: Arc::new(bytes),
+            expects,
+        })
+    }
+
+    /// Windows side by side that together predict every token of `text` but the first, with the number of tokens of each batch.
+    fn whole<'a>(&'a self, text: &'a [u16]) -> impl Iterator<Item = WindowBatch> + 'a {
+        let (width, predicted) = (self.expects.context, text.len() - 1);
+        let starts: Vec<usize> = (0..predicted / width).map(|window| window * width).collect();
+        let rest = predicted % width;
+        let last = (rest > 0).then(|| WindowBatch::new(text, &[predicted - rest], rest));
+        let side_by_side = (BATCH_TOKENS / 4 / width).max(1);
+        let batches: Vec<Vec<usize>> = starts.chunks(side_by_side).map(<[usize]>::to_vec).collect();
+        batches.into_iter().map(move |starts| WindowBatch::new(text, &starts, width)).chain(last)
+    }
+}
+
+impl Task for Corpus {
+    type Model = LanguageModel;
+    type Batch = WindowBatch;
+    type Inputs = WindowInputs;
+
+    fn train_len(&self) -> usize {
+        windows(self.train.len(), self.expects.context)
+    }
+
+    fn holds_out(&self, _recipe: &Recipe) -> bool {
+        true
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let [train, validation, test] = [&self.train, &self.validation, &self.test].map(|ids| ids.len());
+        let bytes = self.train.iter().map(|&id| self.bytes[usize::from(id)]).sum::<usize>() as f64;
+        vec![format!(
+            "{train} tokens to learn from ({:.2} bytes each, a vocabulary of {}), {validation} to validate on, {test} to test on; \
+             an epoch has {} windows of {}",
+            bytes / train as f64,
+            self.vocabulary.len(),
+            self.train_len(),
+            self.expects.context
+        )]
+    }
+
+    fn expects(&self) -> Expectation {
+        Expectation::Corpus(self.expects.clone())
+    }
+
+    fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
+        Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+    }
+
+    fn model(&self, recipe: &Recipe, device: &Device) -> Result<LanguageModel> {
+        Ok(language_config(recipe, &self.name, self.vocabulary.len())?.try_init(device)?)
+    }
+
+    /// Windows without overlap, in random order; where the first begins is another place in every epoch.
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<WindowBatch>> {
+        let (plan, width) = (BatchPlan::training(recipe.schedule.batch_size, recipe.seed), self.expects.context);
+        let shift = stream(Purpose::Windows, recipe.seed, epoch, 0).random_range(0..width);
+        let order = plan.order(self.train_len(), epoch);
+        let (text, batches) = (self.train.clone(), plan.batches(order.len()));
+        Ok(Batches::ahead(first..batches, move |position| {
+            let windows = &order[position * plan.batch_size..][..plan.batch_size];
+            let starts: Vec<usize> = windows.iter().map(|window| shift + window * width).collect();
+            WindowBatch::new(&text, &starts, width)
+        }))
+    }
+
+    fn len_of(batch: &WindowBatch) -> usize {
+        batch.windows
+    }
+
+    fn inputs(&self, recipe: &Recipe, batch: WindowBatch, device: &Device) -> WindowInputs {
+        batch.inputs(recipe.regularisation.label_smoothing, device)
+    }
+
+    fn loss(&self, model: &LanguageModel, inputs: WindowInputs) -> Result<Tensor<1>> {
+        Ok(judged(model, inputs)?.loss())
+    }
+
+    fn predict(&self, model: &LanguageModel, inputs: WindowInputs) -> Result<()> {
+        model.try_forward(inputs.read)?.into_data();
+        Ok(())
+    }
+
+    fn evaluate(&self, model: &LanguageModel, part: Part) -> Result<Evaluation> {
+        let text = if part == Part::Test { &self.test } else { &self.validation };
+        let began = Instant::now();
+        let (mut loss, mut right, mut windows) = (0.0, 0.0, 0);
+        for batch in self.whole(text) {
+            windows += batch.windows;
+            let count = (batch.ids.len() - batch.windows) as f64;
+            let judged = judged(model, batch.inputs(0.0, &Device::flex()))?;
+            right += judged.right();
+            loss += f64::from(judged.loss().into_scalar::<f32>()) * count;
+        }
+        let tokens = text.len() - 1;
+        let bytes = text[1..].iter().map(|&id| self.bytes[usize::from(id)]).sum();
+        Ok(Evaluation {
+            examples: windows,
+            accuracy: right / tokens as f64,
+            top5: None,
+            loss: loss / tokens as f64,
+            classes: vec![],
+            per_class: vec![],
+            confusion: vec![],
+            bleu: None,
+            prediction: Some(Prediction::new(loss, tokens, bytes)),
+            examples_per_second: windows as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
+        })
+    }
+
+    fn gammas(model: &LanguageModel) -> Vec<f64> {
+        mean_gammas(model.blocks.iter().map(|block| &block.attention))
+    }
+}
+
+fn judged(model: &LanguageModel, inputs: WindowInputs) -> Result<Judged> {
+    Ok(Judged::new(model.try_forward(inputs.read)?, inputs.answers, None, inputs.smoothing))
+}
+
+/// The recipe's language model for so many tokens; `name` is the data set.
+pub(crate) fn language_config(recipe: &Recipe, name: &str, vocabulary: usize) -> Result<LanguageConfig> {
+    let ModelRecipe::Language(m) = &recipe.model else {
+        return Err(wrong_kind(name, "plain text", "language"));
+    };
+    let text = TextConfig {
+        vocabulary,
+        dim: m.dim,
+        depth: m.depth,
+        heads: m.heads,
+        mlp_dim: m.mlp_dim,
+        mechanism: recipe.mechanism.clone(),
+        tied: m.tied,
+        qkv_bias: m.qkv_bias,
+        orthogonal: false,
+        gamma_trainable: m.gamma_trainable,
+        gamma_schedule: m.gamma_schedule,
+        alpha_trainable: m.alpha_trainable,
+        kappa_trainable: m.kappa_trainable,
+        norm: m.norm,
+        activation: m.activation,
+        dropout: m.dropout,
+        strategy: Strategy::Auto,
+    };
+    let layers = m.mechanisms(&recipe.mechanism);
+    Ok(LanguageConfig { text, context: m.context, kv_heads: m.kv_heads, positions: m.positions, layers })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_fit_wherever_the_first_begins() {
+        for (tokens, width) in [(8, 4), (9, 4), (11, 4), (12, 4), (100, 7), (5, 1), (3, 8)] {
+            let count = windows(tokens, width);
+            let text: Vec<u16> = (0..tokens as u16).collect();
+            for shift in 0..width {
+                let starts: Vec<usize> = (0..count).map(|window| shift + window * width).collect();
+                let batch = WindowBatch::new(&text, &starts, width);
+                assert_eq!(batch.ids.len(), count * (width + 1));
+            }
+            assert!(tokens < (count + 2) * width, "as many as fit");
+        }
+    }
+}
