@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::{
     Error, Recipe, Result,
     checkpoint::Checkpoint,
-    data::Data,
+    data::{CorpusDataset, Data, PairDataset},
     eval::{Evaluation, Tally, answer},
     train::{self, Part, Task, TaskData},
 };
@@ -37,15 +37,15 @@ pub struct Exchange {
 /// recipe's on the same weights. A pyramid's stages with a mechanism of their own keep it.
 ///
 /// # Errors
-/// As [`crate::eval::run`]; [`Error::Unfit`] for translators; [`Error::Exchange`] where the weights are not those of a model with
+/// As [`crate::eval::run`]; [`Error::Unfit`] for translators and language models; [`Error::Exchange`] where the weights are not those of a model with
 /// `mechanism`.
 pub fn run(path: &Path, data: &Data, mechanism: &Mechanism) -> Result<(Checkpoint, Exchange)> {
     match data {
         Data::Pictures(pictures) => exchange(path, pictures, mechanism, |task, model| task.judge(model, Part::Test)),
         Data::Texts(texts) => exchange(path, texts, mechanism, |task, model| task.judge(model, Part::Test, None)),
-        Data::Pairs(pairs) => {
-            let problem = "holds translations; attention is exchanged in classifiers".into();
-            Err(Error::Unfit { name: pairs.identity().name, problem })
+        Data::Pairs(PairDataset { name, .. }) | Data::Corpus(CorpusDataset { name, .. }) => {
+            let problem = "holds no labelled examples; attention is exchanged in classifiers".into();
+            Err(Error::Unfit { name: name.clone(), problem })
         }
     }
 }

@@ -52,6 +52,9 @@ pub struct LanguageRecipe {
     pub activation: Activation,
     /// Dropout on the embedded tokens, after the attention and after the MLP. Default 0, in [0, 1).
     pub dropout: f64,
+    /// Probability with which an attention weight is dropped while training, where the mechanism has such weights. Default 0, in
+    /// [0, 1).
+    pub weight_dropout: f64,
 }
 
 /// The mechanism of a block.
@@ -106,6 +109,7 @@ impl LanguageRecipe {
                 "1 to `model.depth` mechanisms",
             ),
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
+            check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
         ]);
         checks
     }
@@ -131,6 +135,7 @@ impl Default for LanguageRecipe {
             norm: NormOrder::Pre,
             activation: Activation::Gelu,
             dropout: 0.0,
+            weight_dropout: 0.0,
         }
     }
 }

@@ -259,6 +259,7 @@ pub(crate) fn language_config(recipe: &Recipe, name: &str, vocabulary: usize) ->
         norm: m.norm,
         activation: m.activation,
         dropout: m.dropout,
+        weight_dropout: m.weight_dropout,
         strategy: Strategy::Auto,
     };
     let layers = m.mechanisms(&recipe.mechanism);
