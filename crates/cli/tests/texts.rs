@@ -74,6 +74,11 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     let curve = sandbox.run(&["eval", "--checkpoint", "run", "--ablate", "0,0.5,1", "--json"]).success().json();
     assert_eq!(curve["ablation"][0]["evaluation"]["loss"], evaluated["evaluation"]["loss"], "nothing lost");
     assert_ne!(curve["ablation"][1]["evaluation"]["loss"], curve["ablation"][2]["evaluation"]["loss"]);
+    let pairs = ["eval", "--checkpoint", "run", "--ablate", "0,0.5,1", "--ablate-pairs", "--json"];
+    let pairs = sandbox.run(&pairs).success().json();
+    let loss = |curve: &serde_json::Value, n: usize| curve["ablation"][n]["evaluation"]["loss"].clone();
+    assert_eq!([loss(&pairs, 0), loss(&pairs, 2)], [loss(&curve, 0), loss(&curve, 2)], "nothing, or everything");
+    assert_ne!(loss(&pairs, 1), loss(&curve, 1));
     let line = sandbox.run(&["eval", "--checkpoint", "run", "--ablate", "1.5"]).failure(1).to_owned();
     assert!(line.contains("1.5") && line.contains("[0, 1]"), "{line}");
 
@@ -89,6 +94,22 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     sandbox.write("in.txt", "lovely\n");
     let from_file = sandbox.run(&["classify", "run", "--input", "in.txt", "--json"]).success().json();
     assert_eq!(from_file[0]["probabilities"], json[0]["probabilities"], "padding changes nothing");
+}
+
+#[test]
+fn dropped_weights_are_drawn_by_the_seed() {
+    let sandbox = sandbox();
+    let loss = |share: f64, out: &str| {
+        sandbox.write("tiny.toml", RECIPE.replace("mlp_dim", &format!("weight_dropout = {share:?}\nmlp_dim")));
+        train(&sandbox, out).json()["test"]["loss"].clone()
+    };
+    let dropped = loss(0.3, "a");
+    assert_eq!(loss(0.3, "b"), dropped);
+    assert_ne!(loss(0.0, "c"), dropped);
+    sandbox.write("tiny.toml", RECIPE.replace("mlp_dim", "weight_dropout = 0.3\nmlp_dim"));
+    let train = ["train", "--config", "tiny.toml", "--data", DATA, "--attention", "uniform", "--out", "d"];
+    let line = sandbox.run(&train).failure(1).to_owned();
+    assert!(line.contains("dropout") && line.contains("softmax and fna"), "{line}");
 }
 
 #[test]

@@ -61,6 +61,11 @@ impl Dropout {
         self.dropped
     }
 
+    /// The same with another draw for each `number`.
+    pub fn reseeded(self, number: u64) -> Self {
+        Self { seed: mix(self.seed ^ mix(number)), ..self }
+    }
+
     /// Whether query and key, by their positions, stay a pair in a head of a batch element, `slice = batch * heads + head`.
     pub fn keeps(&self, slice: usize, query: usize, key: usize) -> bool {
         keeps(self.threshold(), self.row(slice, query) ^ (key as u32).wrapping_mul(KEY))

@@ -23,7 +23,7 @@ pub mod models;
 pub mod ops;
 
 pub use error::{Error, Result};
-pub use ops::{Extras, Inputs, Mask, Output, Plan, Strategy, attend, plan};
+pub use ops::{Extras, Inputs, Mask, Output, Plan, Sequences, Strategy, attend, attend_sequences, plan};
 pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Shape, mechanism};
 
 /// The examples of the README compile and run.

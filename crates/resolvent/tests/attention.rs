@@ -9,7 +9,7 @@ use burn::{
     tensor::{Bool, Device, Tensor, TensorData},
 };
 use resolvent::{
-    Error, Mechanism, Strategy,
+    Dropout, Error, Mechanism, Strategy,
     attention::{GammaSchedule, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
 };
 use support::random;
@@ -187,6 +187,27 @@ fn folding_gamma_changes_nothing() {
 }
 
 #[test]
+fn weights_are_dropped_in_training_alone() {
+    let (device, learns) = (Device::flex(), Device::flex().autodiff());
+    for id in ["softmax", "fna"] {
+        let dropped = config(preset(id)).with_weight_dropout(0.3).init(&device);
+        let x = random([2, 9, D_MODEL], &device);
+        let out = |module: &MultiHeadAttention, x: Tensor<3>| values(module.forward(MhaInput::self_attn(x)).context);
+        let whole = MultiHeadAttention { weight_dropout: 0.0, ..dropped.clone() };
+        assert_eq!(out(&dropped, x.clone()), out(&whole, x.clone()), "{id}");
+        let module = dropped.to_device(&learns);
+        let train = || out(&module, Tensor::from_data(x.clone().into_data(), &learns));
+        assert_ne!(train(), train(), "{id}: a new draw in each call");
+        let fixed = || {
+            let input = MhaInput::self_attn(x.clone()).dropout(Dropout::pairs(0.5, 7).unwrap());
+            values(whole.forward(input).context)
+        };
+        assert_eq!(fixed(), fixed());
+        assert_ne!(fixed(), out(&whole, x.clone()));
+    }
+}
+
+#[test]
 fn mistakes_are_errors() {
     let device = Device::flex();
     let infsa = || preset("infsa");
@@ -195,7 +216,8 @@ fn mistakes_are_errors() {
         MultiHeadAttentionConfig::new(64, 5, infsa()).try_init(&device).unwrap_err(),
         Error::Heads { d_model: 64, n_heads: 5 }
     );
-    assert!(error(config(infsa()).with_weight_dropout(0.1)).contains("weight_dropout"));
+    assert!(error(config(infsa()).with_weight_dropout(0.1)).contains("dropout"));
+    assert!(error(config(preset("softmax")).with_weight_dropout(1.0)).contains("`weight_dropout`"));
     assert!(error(config(infsa()).with_dropout(1.0)).contains("`dropout`"));
     assert!(error(config(infsa()).with_layer(0)).contains("`layer`"));
     let certain = Mechanism::from_json(r#"{"mechanism": "infsa", "gamma": 1.0}"#).unwrap();

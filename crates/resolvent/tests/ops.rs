@@ -3,7 +3,7 @@
 mod support;
 
 use burn::tensor::{Bool, Device, FloatDType, Tensor, TensorData};
-use resolvent::{Error, Inputs, Mask, Mechanism, Strategy, attend, plan};
+use resolvent::{Dropout, Error, Extras, Inputs, Mask, Mechanism, Strategy, attend, plan};
 use resolvent_kernels::relative_distance;
 use support::random;
 
@@ -34,9 +34,20 @@ fn inputs(mechanism: &Mechanism, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> In
 }
 
 /// `out` and the gradients of `sum(out * dout)` in the order q, v, k.
-fn run(mechanism: &Mechanism, [q, k, v]: [Tensor<4>; 3], mask: &Mask, strategy: Strategy) -> Vec<Tensor<4>> {
+fn run(mechanism: &Mechanism, tensors: [Tensor<4>; 3], mask: &Mask, strategy: Strategy) -> Vec<Tensor<4>> {
+    run_with(Extras::default(), mechanism, tensors, mask, strategy)
+}
+
+fn run_with(
+    extras: Extras,
+    mechanism: &Mechanism,
+    [q, k, v]: [Tensor<4>; 3],
+    mask: &Mask,
+    strategy: Strategy,
+) -> Vec<Tensor<4>> {
     let [q, k, v] = [q, k, v].map(|x| x.autodiff().require_grad());
-    let out = attend(&inputs(mechanism, q.clone(), k.clone(), v.clone()), mechanism, mask, strategy).unwrap().out;
+    let inputs = Inputs { extras, ..inputs(mechanism, q.clone(), k.clone(), v.clone()) };
+    let out = attend(&inputs, mechanism, mask, strategy).unwrap().out;
     // Another one for every token: mechanisms that centre lose what all have in common.
     let [.., seq, dim] = out.dims();
     let dout = TensorData::new((0..seq * dim).map(|i| (1.7 * i as f32).sin()).collect::<Vec<_>>(), [1, 1, seq, dim]);
@@ -98,6 +109,38 @@ fn strategies_agree_on_every_mask() {
                 assert_close(&format!("composed {what}"), composed[n].clone(), expected, 1e-4);
             }
         }
+    }
+}
+
+#[test]
+fn all_strategies_leave_out_the_same_pairs() {
+    let device = Device::flex();
+    let keep = Tensor::<2, Bool>::from_data([[true, false, true, true, true, true], [true; 6]], &device);
+    for mechanism in
+        [preset("softmax"), preset("fna"), json(r#"{"mechanism": "fna", "manifold": "sphere", "tied": true}"#)]
+    {
+        for dropout in [Dropout::weights(0.4, 3).unwrap(), Dropout::pairs(0.4, 3).unwrap()] {
+            for mask in [Mask::none(), Mask::causal(), Mask::padding(keep.clone())] {
+                let tensors = [(); 3].map(|()| random([2, 2, 6, 4], &device));
+                let extras = || Extras::default().with_dropout(dropout);
+                let [fused, composed, reference] =
+                    STRATEGIES.map(|s| run_with(extras(), &mechanism, tensors.clone(), &mask, s));
+                let whole = run(&mechanism, tensors, &mask, Strategy::Reference);
+                assert!(relative_distance(&values(whole[0].clone()), &values(reference[0].clone())) > 0.1);
+                for (n, expected) in reference.into_iter().enumerate() {
+                    let what = format!("{mechanism:?}, {dropout:?}, {mask:?}, tensor {n}");
+                    assert_close(&format!("fused {what}"), fused[n].clone(), expected.clone(), 1e-4);
+                    assert_close(&format!("composed {what}"), composed[n].clone(), expected, 1e-4);
+                }
+            }
+        }
+    }
+    let tensors = [(); 3].map(|()| random([1, 1, 4, 4], &device));
+    for strategy in [Strategy::Fused, Strategy::Composed] {
+        let [q, k, v] = tensors.clone();
+        let extras = Extras::default().with_dropout(Dropout::weights(0.4, 3).unwrap());
+        let refused = attend(&Inputs { extras, ..Inputs::new(q, k, v) }, &preset("infsa"), &Mask::none(), strategy);
+        assert!(refused.unwrap_err().to_string().contains("dropout"));
     }
 }
 

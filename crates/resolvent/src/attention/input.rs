@@ -3,6 +3,8 @@
 use burn::tensor::{Bool, Tensor};
 use resolvent_kernels::Dropout;
 
+use crate::Sequences;
+
 /// Input of [`super::MultiHeadAttention::forward`], built as that of Burn's own module.
 #[derive(Debug, Clone)]
 pub struct MhaInput {
@@ -14,12 +16,22 @@ pub struct MhaInput {
     pub(super) causal: bool,
     pub(super) grid: Option<[usize; 2]>,
     pub(super) dropout: Option<Dropout>,
+    pub(super) sequences: Option<Sequences>,
 }
 
 impl MhaInput {
     /// Self-attention over `tokens [batch, seq, d_model]`.
     pub fn self_attn(tokens: Tensor<3>) -> Self {
-        Self { query: tokens, memory: None, mask_pad: None, hidden: None, causal: false, grid: None, dropout: None }
+        Self {
+            query: tokens,
+            memory: None,
+            mask_pad: None,
+            hidden: None,
+            causal: false,
+            grid: None,
+            dropout: None,
+            sequences: None,
+        }
     }
 
     /// Attention of `query [batch, seq_q, d_model]` over `key` and `value`, both `[batch, seq_kv, d_model]`.
@@ -46,6 +58,13 @@ impl MhaInput {
     /// configuration.
     pub fn grid(mut self, grid: [usize; 2]) -> Self {
         self.grid = Some(grid);
+        self
+    }
+
+    /// Says that `tokens [1, seq, d_model]` of self-attention are several sequences end to end, each of which attends to itself
+    /// alone: no padding.
+    pub fn sequences(mut self, sequences: Sequences) -> Self {
+        self.sequences = Some(sequences);
         self
     }
 

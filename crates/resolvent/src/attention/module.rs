@@ -15,7 +15,7 @@ use super::{
     sharing::{lengthened, lengthened_mask},
 };
 use crate::{
-    Extras, Inputs, Mask, Mechanism, Parameter, Result, Strategy, attend,
+    Extras, Inputs, Mask, Mechanism, Parameter, Result, Sequences, Strategy, attend,
     ops::{attend_packed, merge_heads, projections},
 };
 
@@ -102,8 +102,11 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Tensors that do not fit, and whatever [`crate::attend`] refuses.
-    pub fn try_forward(&self, input: MhaInput) -> Result<MhaOutput> {
+    pub fn try_forward(&self, mut input: MhaInput) -> Result<MhaOutput> {
         self.check(&input)?;
+        if let Some(sequences) = input.sequences.take() {
+            return self.attend_each(input, &sequences);
+        }
         let mask = mask(&input);
         let padding = input.mask_pad.clone().filter(|_| input.memory.is_none());
         let context = match self.pooled(&input) {
@@ -121,6 +124,22 @@ impl MultiHeadAttention {
             _ => context,
         };
         Ok(MhaOutput { context: self.dropout.forward(context) })
+    }
+
+    /// Self-attention within each of several sequences that lie end to end.
+    fn attend_each(&self, input: MhaInput, sequences: &Sequences) -> Result<MhaOutput> {
+        let [batch, seq, _] = input.query.dims();
+        let alone =
+            input.memory.is_none() && input.mask_pad.is_none() && input.hidden.is_none() && input.grid.is_none();
+        field("sequences", "beside keys, masks or a grid", alone, "on their own, in self-attention without padding")?;
+        let fits = batch == 1 && seq == sequences.tokens();
+        let got = format!("{} tokens for a query of [{batch}, {seq}, ..]", sequences.tokens());
+        field("sequences", got, fits, "as many tokens as the query, whose batch is 1")?;
+        let context = sequences.map(input.query.clone().squeeze_dim(0), |number, query| {
+            let dropout = input.dropout.map(|dropout| dropout.reseeded(number as u64));
+            Ok(self.try_forward(MhaInput { query, dropout, ..input.clone() })?.context)
+        })?;
+        Ok(MhaOutput { context: context.unsqueeze_dim(0) })
     }
 
     /// The projections after the operator.

@@ -9,6 +9,7 @@ mod gelu;
 mod inputs;
 mod packed;
 mod plan;
+mod sequences;
 mod token_weights;
 
 pub use depthwise::depthwise;
@@ -16,6 +17,7 @@ pub use gelu::gelu;
 pub use inputs::{Extras, Inputs, Mask, Output};
 pub(crate) use packed::{attend_packed, merge_heads, projections};
 pub use plan::{Plan, Strategy, plan};
+pub use sequences::{Sequences, attend_sequences};
 pub use token_weights::token_weights;
 
 use crate::{Mechanism, Result};
