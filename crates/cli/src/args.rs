@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,
-    eval::Eval, generate::Generate, train::Train, translate::Translate,
+    eval::Eval, explain::Explain, generate::Generate, train::Train, translate::Translate,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -62,5 +62,6 @@ pub enum Command {
     Compare(Compare),
     Bench(Bench),
     Analyze(Analyze),
+    Explain(Explain),
     Completions(Completions),
 }

@@ -60,6 +60,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Compare(args) => commands::compare::run(args, &cli.global),
         Command::Bench(args) => commands::bench::run(args, &cli.global),
         Command::Analyze(args) => commands::analyze::run(args, &cli.global),
+        Command::Explain(args) => commands::explain::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
 }

@@ -13,6 +13,7 @@ pub mod environment;
 mod error;
 pub mod eval;
 pub mod exchange;
+pub mod explain;
 pub mod folder;
 pub mod generate;
 pub mod metrics;
@@ -20,6 +21,7 @@ pub mod predict;
 pub mod progress;
 pub mod recipe;
 pub mod report;
+pub mod subject;
 pub mod train;
 
 pub use error::{Error, Result};

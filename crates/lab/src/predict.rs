@@ -42,16 +42,8 @@ impl Classifier {
     /// # Errors
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::Unfit`] when it was not trained on texts.
     pub fn load(path: &Path) -> Result<Self> {
-        let mut checkpoint = Checkpoint::find(path)?;
-        let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.refuses(&path.display().to_string(), "texts"));
-        };
-        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
-        let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
-        let classes = expects.classes.len();
-        let model = train::drawn(recipe.seed, &device, || Ok(config.try_init_classifier(classes, &device)?))?;
-        Ok(Self { model: checkpoint.load_weights(model)?, vocabulary, expects })
+        let (model, vocabulary, expects) = text_classifier(&mut Checkpoint::find(path)?, path)?;
+        Ok(Self { model, vocabulary, expects })
     }
 
     /// The answer to each of `texts`, in their order.
@@ -85,6 +77,22 @@ impl Classifier {
             cut,
         }
     }
+}
+
+/// The trained classifier of texts in the checkpoint that was found in `path`, its vocabulary, and what it expects.
+pub(crate) fn text_classifier(
+    checkpoint: &mut Checkpoint,
+    path: &Path,
+) -> Result<(TextClassifier, Vocabulary, TextExpectation)> {
+    let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
+        return Err(checkpoint.state.expects.refuses(&path.display().to_string(), "texts"));
+    };
+    let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+    let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
+    let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
+    let classes = expects.classes.len();
+    let model = train::drawn(recipe.seed, &device, || Ok(config.try_init_classifier(classes, &device)?))?;
+    Ok((checkpoint.load_weights(model)?, vocabulary, expects))
 }
 
 /// A trained translator.

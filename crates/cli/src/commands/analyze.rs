@@ -1,41 +1,58 @@
 //! `resolvent analyze`: the token graphs of a model's queries and keys, and what could take softmax's place.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
+use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     analyze::{self, AnalyzeOptions},
+    data::Source,
     disk::write_atomically,
     folder::Claim,
     report::{self, analysis_page},
+    subject::Subject,
 };
+use tempfile::TempPath;
 
 use super::{
     compare::command_line,
+    material::Given,
     recipe::{Attention, mechanisms},
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
 
 /// Analyse a model's queries and keys: their token graphs, and which mechanism could replace softmax on them
 ///
-/// The input is a safetensors file with tensors q, k and v, [B, H, N, D], [H, N, D] or [N, D]; layers are told by a prefix,
-/// as in `layers.3.q`. Without k, keys are the queries; without v, errors are those of the weights. Every mechanism is
-/// applied as it is: the error of its output against dense softmax, its time and memory here, and the diagnostics of its
-/// graph. The file is read one sequence at a time. Ends in a table, results.json and report.html.
+/// The input is a dump with tensors q, k and v, [B, H, N, D], [H, N, D] or [N, D], from any framework: a safetensors file, a
+/// NumPy archive (.npz), a folder of .npy files or one of them; layers are told by a prefix, as in `layers.3.q`. Without k, keys
+/// are the queries; without v, errors are those of the weights. Or, with --checkpoint, a model trained here is shown examples.
+/// Every mechanism is applied as it is: the error of its output against dense softmax, its time and memory here, and the
+/// diagnostics of its graph. A dump is read one sequence at a time. Ends in a table, results.json and report.html.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Analyze {
-    /// The queries, keys and values
-    #[arg(long, value_name = "DUMP.safetensors")]
-    input: PathBuf,
+    /// The queries, keys and values; with --checkpoint, a picture, a folder of pictures, or a file of texts, one a line
+    #[arg(long, value_name = "PATH", required_unless_present = "checkpoint", conflicts_with_all = ["data", "text"])]
+    input: Option<PathBuf>,
+    /// Folder of a run or of one checkpoint, whose model is shown the examples
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Data set whose test part the model is shown [default: the one trained on]
+    #[arg(long, value_name = "KIND:PATH", requires = "checkpoint", conflicts_with = "text")]
+    data: Option<Source>,
+    /// A text that the model is shown; may be given several times
+    #[arg(long, value_name = "TEXT", requires = "checkpoint")]
+    text: Vec<String>,
+    /// Keep the model's queries, keys and values in a file, for --input
+    #[arg(long, value_name = "DUMP.safetensors", requires = "checkpoint")]
+    save_dump: Option<PathBuf>,
     /// Mechanisms: ids, or files M.json [default: all]; softmax is always there
     #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
     mechanisms: Vec<Attention>,
     /// Layers, by the prefix of their tensors [default: all]
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
     layers: Vec<String>,
-    /// Analyse the first N sequences of each layer [default: all]
+    /// Analyse the first N sequences of each layer [default: all]; with --checkpoint, N examples, evenly spread [default: 4]
     #[arg(long, value_name = "N")]
     sequences: Option<usize>,
     /// Tokens see themselves and earlier ones only, as in a language model
@@ -53,15 +70,22 @@ const EXAMPLES: &str = "\
 Examples:
   resolvent analyze --input dump.safetensors
   resolvent analyze --input dump.safetensors --causal --layers layers.0,layers.11 --sequences 2
-  resolvent analyze --input dump.safetensors --mechanisms ssa,fna,M.json --full --out runs/mine
+  resolvent analyze --checkpoint runs/imdb --sequences 8 --save-dump imdb.safetensors
+  resolvent analyze --checkpoint runs/shapes --input photographs
+  resolvent analyze --input dump.npz --mechanisms ssa,fna,M.json --full --out runs/mine
 
 docs/analyze.md shows how to write such a file from PyTorch.";
+
+/// Examples that a model is shown where no number is asked for.
+const EXAMPLES_SHOWN: usize = 4;
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], analyze::RESULTS)?;
     let deferred = Deferred::begin();
+    let dump = dump(args)?;
     let mut options = AnalyzeOptions {
+        name: dump.name.clone(),
         layers: args.layers.clone(),
         sequences: args.sequences,
         causal: args.causal,
@@ -70,10 +94,11 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
         stop: deferred.stop(),
         memory: Some(Arc::new(memory::Probe)),
         commands: vec![command_line()],
-        ..AnalyzeOptions::new(&args.input)
+        ..AnalyzeOptions::new(&dump.path)
     };
-    if !args.mechanisms.is_empty() {
-        options.mechanisms = mechanisms(&args.mechanisms, None)?;
+    if !args.mechanisms.is_empty() || dump.own.is_some() {
+        let asked = if args.mechanisms.is_empty() { &[Attention::All] } else { &args.mechanisms[..] };
+        options.mechanisms = mechanisms(asked, dump.own.as_ref())?;
     }
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
@@ -86,4 +111,38 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     write_atomically(&file, format!("{json:#}\n").as_bytes())?;
     write_atomically(&page, analysis_page(&analysis).as_bytes())?;
     output::result(global, &json, &format!("{}\nreport: {}", analysis.table(), page.display()))
+}
+
+/// What is analysed.
+struct Input {
+    path: PathBuf,
+    /// What it is of, where it is a model's.
+    name: Option<String>,
+    /// The model's mechanism, whose settings count for its id.
+    own: Option<Mechanism>,
+    /// A dump that nobody asked to keep is removed with it.
+    _temporary: Option<TempPath>,
+}
+
+/// The dump given, or that of the model given.
+fn dump(args: &Analyze) -> Result<Input> {
+    let Some(checkpoint) = &args.checkpoint else {
+        let path = args.input.clone().unwrap_or_default();
+        return Ok(Input { path, name: None, own: None, _temporary: None });
+    };
+    let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
+    let (material, name) = given.material(checkpoint)?;
+    let subject = Subject::load(checkpoint)?;
+    let examples = subject.examples(&material, args.sequences.unwrap_or(EXAMPLES_SHOWN))?;
+    let (path, temporary) = match &args.save_dump {
+        Some(file) => (file.clone(), None),
+        None => {
+            let failed = |e: std::io::Error| Error::file(&args.out, format!("cannot hold a temporary file: {e}"));
+            let file = tempfile::NamedTempFile::new_in(&args.out).map_err(failed)?.into_temp_path();
+            (file.to_path_buf(), Some(file))
+        }
+    };
+    analyze::capture(&subject, &examples, &path)?;
+    let (name, own) = (format!("{} on {name}", subject.path), subject.recipe.mechanism.clone());
+    Ok(Input { path, name: Some(name), own: Some(own), _temporary: temporary })
 }

@@ -1,9 +1,9 @@
 //! One head's token graph, under one mechanism.
 
 use resolvent_graph::{
-    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Dense, HopSummary, Lanczos, LinearOperator, Rank, Reversible,
-    Spectrum, StreamedReversible, Walk, asymmetry, degree_ratio, eigenvalues, markov, mixing_bounds, mixing_time,
-    row_perplexity, shortest_paths_from, sin_theta, singular_values, sweep_cut,
+    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Dense, HopSummary, Lanczos, LinearOperator, PerronReport,
+    Rank, Reversible, Spectrum, StreamedReversible, Walk, asymmetry, degree_ratio, eigenvalues, markov, mixing_bounds,
+    mixing_time, row_perplexity, shortest_paths_from, sin_theta, singular_values, sweep_cut,
 };
 use resolvent_kernels::{Mechanism, Strategy};
 use serde::Serialize;
@@ -54,6 +54,8 @@ pub struct GraphReport {
     pub subspace: Option<f64>,
     /// How well the mechanism's clusters fit the softmax graph.
     pub clusters: Option<ClusterFit>,
+    /// How well the token weights of `linear-infsa` stand in for the dominant direction of the queries' affinities.
+    pub dominant: Option<PerronReport>,
     /// What `--full` adds.
     pub full: Option<FullReport>,
     /// Why something is absent.
@@ -105,6 +107,10 @@ pub fn diagnose(
     let keys = if mechanism.tied() { None } else { Some(head.k.unwrap_or(head.q)) };
     let operator = AttentionOperator::new(mechanism, head.tokens, head.q, keys, None, Strategy::Auto)?;
     let mut report = GraphReport::default();
+    if let (Mechanism::LinearInfsa(linear), true) = (mechanism, head.tokens <= DENSE_MAX) {
+        let found = PerronReport::new(linear, head.tokens, head.q, None);
+        report.dominant = note(&mut report.notes, found);
+    }
     let sums = markov(&operator)?.row_sums;
     let fold = |f: fn(f64, f64) -> f64| sums.iter().copied().reduce(f).unwrap_or(0.0);
     report.row_sums = [fold(f64::min), sums.iter().sum::<f64>() / sums.len().max(1) as f64, fold(f64::max)];

@@ -3,6 +3,8 @@
 //!
 //! The file is read one sequence of one layer at a time, so that a dump may be larger than memory.
 
+mod capture;
+mod distances;
 mod dump;
 mod graph;
 mod results;
@@ -30,6 +32,8 @@ use crate::{
 };
 use graph::{Baseline, Head, diagnose};
 
+pub use capture::capture;
+pub use distances::{DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
 pub use graph::{FullReport, GraphReport};
 pub(crate) use results::median;
@@ -44,6 +48,8 @@ pub const RESULTS: &str = "results.json";
 pub struct AnalyzeOptions {
     /// The dump.
     pub input: PathBuf,
+    /// What the results call it. Default: the path.
+    pub name: Option<String>,
     /// The mechanisms. Default: all presets. Softmax is there whether named or not.
     pub mechanisms: Vec<Mechanism>,
     /// Layers by name. Default: all.
@@ -74,6 +80,7 @@ impl AnalyzeOptions {
         let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets");
         Self {
             input: input.into(),
+            name: None,
             mechanisms: Mechanism::IDS.iter().map(preset).collect(),
             layers: Vec::new(),
             sequences: None,
@@ -99,7 +106,7 @@ pub fn run(options: &AnalyzeOptions) -> Result<Option<Analysis>> {
     let chosen = chosen(options, dump.layers())?;
     let mechanisms = mechanisms(options)?;
     let mut analysis = Analysis {
-        input: options.input.display().to_string(),
+        input: options.name.clone().unwrap_or_else(|| options.input.display().to_string()),
         layers: Vec::new(),
         unread: dump.unread().to_vec(),
         causal: options.causal,
@@ -107,6 +114,7 @@ pub fn run(options: &AnalyzeOptions) -> Result<Option<Analysis>> {
         verdicts: Vec::new(),
         calls: Vec::new(),
         heads: Vec::new(),
+        distances: Vec::new(),
         environment: Environment::current(),
         commands: options.commands.clone(),
     };
@@ -117,6 +125,7 @@ pub fn run(options: &AnalyzeOptions) -> Result<Option<Analysis>> {
         for number in 0..sequences {
             let begun = Instant::now();
             let sequence = dump.sequence(index, number)?;
+            analysis.distances.extend(distances::distances(&layer.name, number, &sequence));
             let place = Place { layer: &layer.name, sequence: number };
             if !analyze(options, &mechanisms, place, &sequence, &mut analysis)? {
                 return Ok(None);

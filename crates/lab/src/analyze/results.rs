@@ -5,7 +5,7 @@ use std::fmt::Write;
 use resolvent_kernels::{Mechanism, Shape};
 use serde::Serialize;
 
-use super::{GraphReport, verdict::Verdict};
+use super::{GraphReport, HeadDistances, verdict::Verdict};
 use crate::environment::Environment;
 
 /// The result of an analysis, as in its `results.json`.
@@ -27,6 +27,8 @@ pub struct Analysis {
     pub calls: Vec<CallResult>,
     /// One per layer, sequence, head and mechanism.
     pub heads: Vec<HeadResult>,
+    /// One per layer, sequence and head.
+    pub distances: Vec<HeadDistances>,
     /// The machine.
     pub environment: Environment,
     /// Commands that repeat it.

@@ -9,7 +9,7 @@ mod encoded;
 mod error;
 pub mod heads;
 mod idx;
-mod images;
+pub(crate) mod images;
 pub(crate) mod lines;
 mod loader;
 mod pairs;
@@ -30,7 +30,7 @@ pub use shapes::Shapes;
 pub use spec::{Data, DataSpec, Source};
 pub use split::{ChannelStats, ObjectBox, PictureShape, Split};
 pub use text::{Listops, TextDataset, TextSpec, TextSplit};
-pub use vocabulary::{TextRecipe, Tokens, Vocabulary};
+pub use vocabulary::{Span, TextRecipe, Tokens, Vocabulary};
 
 /// Pictures to learn from and pictures to be tested on, with the names of their classes.
 #[derive(Debug, Clone, PartialEq)]

@@ -29,6 +29,8 @@ pub enum Purpose {
     Windows,
     /// Choosing the tokens of a generated text.
     Generation,
+    /// Maps without meaning, and the order of what maps do not order.
+    Deletion,
 }
 
 /// The stream of `purpose` at the coordinates (`seed`, `major`, `minor`), e.g. (seed, epoch, picture).

@@ -72,6 +72,9 @@ pub struct Vocabulary {
     tokenizer: Tokenizer,
 }
 
+/// Which bytes of a text a token is: the first, and the one after the last.
+pub type Span = (usize, usize);
+
 impl Vocabulary {
     /// The id of padding.
     pub const PAD: u16 = 0;
@@ -237,6 +240,17 @@ impl Vocabulary {
         SPECIAL.len()
     }
 
+    /// The first `max_tokens` tokens of a text, as [`Vocabulary::encode`] finds them, and which bytes of it each is.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when the tokenizer fails.
+    pub fn spans(&self, text: &str, max_tokens: usize) -> Result<(Vec<u16>, Vec<Span>)> {
+        let encoding = self.tokenizer.encode(text, false).map_err(failed)?;
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).take(max_tokens);
+        let found: (Vec<u16>, Vec<_>) = tokens.map(|(&id, &span)| (id as u16, span)).unzip();
+        Ok(if found.0.is_empty() { (vec![Self::UNKNOWN], vec![(0, text.len())]) } else { found })
+    }
+
     /// The text of `ids`, special tokens left out. Words are joined by spaces, punctuation marks set as is usual.
     ///
     /// # Errors
@@ -329,6 +343,20 @@ mod tests {
         let all = learn(TextRecipe::default());
         assert_eq!(all.decode(&ids(&all, "a black dog, (small).")).unwrap(), "a black dog, (small).");
         assert!(!ids(&all, "[PAD] [EOS]").iter().any(|&id| id == Vocabulary::PAD || id == Vocabulary::END));
+    }
+
+    #[test]
+    fn spans_are_the_text_of_the_tokens() {
+        for tokens in [Tokens::Words, Tokens::Bpe] {
+            let vocabulary = learn(TextRecipe { tokens, vocabulary: 60, ..Default::default() });
+            let text = "A  Ünknown white DOG!";
+            let (found, spans) = vocabulary.spans(text, 100).unwrap();
+            assert_eq!(found, ids(&vocabulary, text));
+            let parts: String = spans.iter().map(|&(from, to)| text[from..to].trim()).collect();
+            assert_eq!(parts, "AÜnknownwhiteDOG!");
+            assert_eq!(vocabulary.spans(text, 2).unwrap().1.len(), 2);
+            assert_eq!(vocabulary.spans(" ", 2).unwrap(), (ids(&vocabulary, " "), vec![(0, 1)]));
+        }
     }
 
     #[test]

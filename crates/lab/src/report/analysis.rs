@@ -1,12 +1,15 @@
 //! The report of an analysis.
 
 use maud::{Markup, html};
+use resolvent_graph::{Alignment, PerronReport};
 
 use super::{
     chart::{self, Axes, Series},
     page,
 };
-use crate::analyze::{Analysis, CLOSE, Finding, GraphReport, HeadResult, LayerSummary, Numbers, median};
+use crate::analyze::{
+    Analysis, CLOSE, DistanceStats, Finding, GraphReport, HeadDistances, HeadResult, LayerSummary, Numbers, median,
+};
 
 /// The page of an analysis.
 pub fn analysis_page(analysis: &Analysis) -> String {
@@ -38,7 +41,17 @@ pub fn analysis_page(analysis: &Analysis) -> String {
             (by_layer(analysis, "Mean hops along strong edges", "hops", false, |head| Some(head.graph.as_ref()?.hops.as_ref()?.mean)))
             (spectra(analysis))
             (hop_counts(analysis))
+            (distance_chart(analysis))
         }
+        @if !analysis.distances.is_empty() {
+            h2 { "How far queries are from keys" }
+            div class="scroll" { (distance_table(analysis)) }
+            p class="quiet" {
+                "Medians over heads, of sums of absolute and of squared differences. Variation: standard deviation over mean, beside that of independent "
+                "normal channels. Kurtosis: 3 for normal distances. Tail: what one pair in a thousand exceeds, over the median. What varies more is told apart better by a kernel of the distance."
+            }
+        }
+        (dominant(analysis))
         h2 { "Head by head" }
         div class="scroll" { (heads_table(analysis)) }
         h2 { "Layers" }
@@ -162,6 +175,88 @@ fn hop_counts(analysis: &Analysis) -> Markup {
     };
     let title = "Hops between tokens, share of pairs";
     chart::lines(Axes { title, x: "hops", y: "pairs", percent: true }, &series(analysis, points))
+}
+
+/// The token weights of `linear-infsa` beside the Perron vector that they stand in for.
+fn dominant(analysis: &Analysis) -> Markup {
+    type Row = (&'static str, fn(&PerronReport) -> Alignment);
+    const ROWS: [Row; 3] = [
+        ("the weights of linear-infsa", |found| found.weights),
+        ("the same weight for every token", |found| found.uniform),
+        ("norms of the queries", |found| found.energies),
+    ];
+    let found: Vec<_> = graphs(analysis, "linear-infsa").filter_map(|graph| graph.dominant.as_ref()).collect();
+    let cell = |values: Vec<f64>| {
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        html! { td { (format!("{mean:.3}")) " " small { "± " (format!("{:.3}", variance.sqrt())) } } }
+    };
+    html! {
+        @if !found.is_empty() {
+            h2 { "Do token weights stand for the dominant direction?" }
+            div class="scroll" {
+                table class="sortable" {
+                    thead { tr { @for heading in ["Agreement with the Perron vector of relu(Q Qᵀ)", "Cosine", "Rank correlation"] { th scope="col" { (heading) } } } }
+                    tbody {
+                        @for (name, pick) in ROWS {
+                            tr {
+                                th scope="row" { (name) }
+                                (cell(found.iter().map(|found| pick(found).cosine).collect()))
+                                (cell(found.iter().map(|found| pick(found).spearman).collect()))
+                            }
+                        }
+                    }
+                }
+            }
+            p class="quiet" { "Mean and deviation over " (found.len()) " heads. Between vectors without negative entries a high cosine is the rule: the weights say something where they beat the other two." }
+        }
+    }
+}
+
+/// The mean histogram over all heads.
+fn distance_chart(analysis: &Analysis) -> Markup {
+    let series = |label: &str, style: usize, pick: fn(&HeadDistances) -> &DistanceStats| {
+        let mut points: Vec<(f64, f64)> = Vec::new();
+        for head in &analysis.distances {
+            let density = pick(head).density();
+            points.resize(density.len(), (0.0, 0.0));
+            let heads = analysis.distances.len() as f64;
+            points.iter_mut().zip(density).for_each(|(sum, (x, share))| *sum = (x, sum.1 + share / heads));
+        }
+        Series { label: label.into(), style, points }
+    };
+    let title = "Distances between queries and keys, share of pairs";
+    let both = [series("absolute", 9, |d| &d.absolute), series("squared", 2, |d| &d.squared)];
+    chart::lines(Axes { title, x: "distance, in medians", y: "pairs", percent: true }, &both)
+}
+
+fn distance_table(analysis: &Analysis) -> Markup {
+    type Column = (&'static str, fn(&HeadDistances) -> f64);
+    const COLUMNS: [Column; 8] = [
+        ("Absolute: variation", |d| d.absolute.variation),
+        ("of normal ones", |d| 0.756 / (d.channels as f64).sqrt()),
+        ("kurtosis", |d| d.absolute.kurtosis),
+        ("tail", |d| d.absolute.tail),
+        ("Squared: variation", |d| d.squared.variation),
+        ("of normal ones", |d| 1.414 / (d.channels as f64).sqrt()),
+        ("kurtosis", |d| d.squared.kurtosis),
+        ("tail", |d| d.squared.tail),
+    ];
+    html! {
+        table class="sortable" {
+            thead { tr { th scope="col" { "Layer" } @for (heading, _) in COLUMNS { th scope="col" { (heading) } } } }
+            tbody {
+                @for layer in &analysis.layers {
+                    tr {
+                        th scope="row" { (layer.name) }
+                        @for (_, pick) in COLUMNS {
+                            td { (number(median(analysis.distances.iter().filter(|d| d.layer == layer.name).map(pick)), 3)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// A column of the heads' table.

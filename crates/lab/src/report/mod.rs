@@ -4,6 +4,7 @@ mod analysis;
 mod bench;
 pub mod chart;
 mod comparison;
+mod explanation;
 mod page;
 mod run;
 
@@ -14,6 +15,7 @@ use crate::{Result, compare::Comparison, disk::write_atomically, metrics::Record
 pub use analysis::analysis_page;
 pub use bench::bench_page;
 pub use comparison::comparison_page;
+pub use explanation::explanation_page;
 pub use run::run_page;
 
 /// The name of a report in its folder.

@@ -52,6 +52,7 @@ pub use pairs::{PairBatch, PairInputs, Pairs};
 pub(crate) use pairs::{decoded, search, translator};
 pub use picture_model::PictureModel;
 pub use pictures::Pictures;
+pub(crate) use pictures::picture_model;
 pub(crate) use run::check_batch;
 pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};

@@ -39,4 +39,14 @@ impl PictureModel {
             }
         }
     }
+
+    /// As [`PictureModel::attentions`], to be changed.
+    pub fn attentions_mut(&mut self) -> Vec<&mut MultiHeadAttention> {
+        match self {
+            Self::Vit(model) => model.blocks.iter_mut().map(|block| &mut block.attention).collect(),
+            Self::Pyramid(model) => {
+                model.stages.iter_mut().flat_map(|stage| &mut stage.blocks).map(|block| &mut block.attention).collect()
+            }
+        }
+    }
 }

@@ -89,41 +89,52 @@ impl Pictures {
         }
         Ok(tally)
     }
+}
 
-    /// The shape of the pictures that the model is built for.
-    fn shape(&self) -> PictureShape {
-        let [channels, height, width] = self.expects.shape;
-        PictureShape { channels, height, width }
-    }
-
-    fn vit(&self, m: &VitRecipe, mechanism: &Mechanism) -> Result<VitConfig> {
-        let shape = self.shape();
-        if !shape.height.is_multiple_of(m.patch) || !shape.width.is_multiple_of(m.patch) {
-            let (height, width, patch) = (shape.height, shape.width, m.patch);
-            let problem = format!(
-                "its pictures are {height} x {width}, which patches of {patch} do not divide; change `model.patch`"
-            );
-            return Err(Error::Unfit { name: self.name.clone(), problem });
+/// The recipe's model, its weights not yet drawn, for pictures as it is to `expect` them; `name` is the data set.
+pub(crate) fn picture_model(
+    expects: &PictureExpectation,
+    recipe: &Recipe,
+    name: &str,
+    device: &Device,
+) -> Result<PictureModel> {
+    let (mechanism, [channels, height, width]) = (&recipe.mechanism, expects.shape);
+    match &recipe.model {
+        ModelRecipe::Vit(m) => Ok(PictureModel::Vit(vit(expects, m, mechanism, name)?.try_init(device)?)),
+        ModelRecipe::Pyramid(m) => {
+            let config = m.config(mechanism, [height, width], channels, expects.classes.len())?;
+            Ok(PictureModel::Pyramid(config.try_init(device)?))
         }
-        let (image, classes) = ([shape.height, shape.width], self.expects.classes.len());
-        Ok(VitConfig {
-            dim: m.dim,
-            depth: m.depth,
-            heads: m.heads,
-            mlp_dim: m.mlp_dim,
-            pool: m.pool,
-            tied: m.tied,
-            qkv_bias: m.qkv_bias,
-            gamma_trainable: m.gamma_trainable,
-            gamma_schedule: m.gamma_schedule,
-            extra_proj: m.extra_proj,
-            pre_logits: m.pre_logits,
-            dropout: m.dropout,
-            weight_dropout: m.weight_dropout,
-            drop_path: m.drop_path,
-            ..VitConfig::new(image, shape.channels, m.patch, classes, mechanism.clone())
-        })
+        _ => Err(wrong_kind(name, "pictures", "vit` or `pyramid")),
     }
+}
+
+fn vit(expects: &PictureExpectation, m: &VitRecipe, mechanism: &Mechanism, name: &str) -> Result<VitConfig> {
+    let [channels, height, width] = expects.shape;
+    if !height.is_multiple_of(m.patch) || !width.is_multiple_of(m.patch) {
+        let patch = m.patch;
+        let problem = format!(
+            "its pictures are {height} x {width}, which patches of {patch} do not divide; change `model.patch`"
+        );
+        return Err(Error::Unfit { name: name.into(), problem });
+    }
+    Ok(VitConfig {
+        dim: m.dim,
+        depth: m.depth,
+        heads: m.heads,
+        mlp_dim: m.mlp_dim,
+        pool: m.pool,
+        tied: m.tied,
+        qkv_bias: m.qkv_bias,
+        gamma_trainable: m.gamma_trainable,
+        gamma_schedule: m.gamma_schedule,
+        extra_proj: m.extra_proj,
+        pre_logits: m.pre_logits,
+        dropout: m.dropout,
+        weight_dropout: m.weight_dropout,
+        drop_path: m.drop_path,
+        ..VitConfig::new([height, width], channels, m.patch, expects.classes.len(), mechanism.clone())
+    })
 }
 
 impl Task for Pictures {
@@ -140,16 +151,7 @@ impl Task for Pictures {
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<PictureModel> {
-        let (mechanism, shape) = (&recipe.mechanism, self.shape());
-        let (image, classes) = ([shape.height, shape.width], self.expects.classes.len());
-        match &recipe.model {
-            ModelRecipe::Vit(m) => Ok(PictureModel::Vit(self.vit(m, mechanism)?.try_init(device)?)),
-            ModelRecipe::Pyramid(m) => {
-                let config = m.config(mechanism, image, shape.channels, classes)?;
-                Ok(PictureModel::Pyramid(config.try_init(device)?))
-            }
-            _ => Err(wrong_kind(&self.name, "pictures", "vit` or `pyramid")),
-        }
+        picture_model(&self.expects, recipe, &self.name, device)
     }
 
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Batch>> {
@@ -162,7 +164,7 @@ impl Task for Pictures {
     }
 
     fn inputs(&self, recipe: &Recipe, mut batch: Batch, device: &Device) -> Self::Inputs {
-        let pictures = images(&mut batch, self.shape(), device);
+        let pictures = images(&mut batch, self.train.shape(), device);
         let (classes, smoothing) = (self.expects.classes.len(), recipe.regularisation.label_smoothing);
         (pictures, smoothed(batch.targets, classes, smoothing, device))
     }

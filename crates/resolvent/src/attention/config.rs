@@ -222,6 +222,7 @@ impl MultiHeadAttentionConfig {
             grid,
             mechanism: gamma::with_gamma(mechanism, |gamma| gamma.powi(power as i32)),
             strategy: self.strategy,
+            observer: None,
         })
     }
 

@@ -7,6 +7,7 @@ mod input;
 mod kernel;
 mod landmarks;
 mod module;
+mod observer;
 mod orthogonal;
 mod pool_first;
 mod rotary;
@@ -18,6 +19,7 @@ pub use decoding::{KeyValues, Past, check_row_local};
 pub use input::{MhaInput, MhaOutput};
 pub use landmarks::LandmarkParameters;
 pub use module::MultiHeadAttention;
+pub use observer::{Observed, Observer};
 pub use orthogonal::{OrthogonalMap, OrthogonalMaps};
 pub use value_filter::{ValueConv, ValueFilter};
 

@@ -8,7 +8,7 @@ use burn::{
 use resolvent_kernels::{self as kernels, Dropout};
 
 use super::{
-    LandmarkParameters, MhaInput, MhaOutput, OrthogonalMaps, ValueFilter,
+    LandmarkParameters, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps, ValueFilter,
     config::{field, with_tied},
     landmarks::{drawn_seed, redrawn, with_grid},
     rotary::rotate,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Extras, Inputs, Mask, Mechanism, Parameter, Result, Sequences, Strategy, attend,
-    ops::{attend_packed, merge_heads, projections},
+    ops::{attend_packed, merge_heads, projections, split_heads},
 };
 
 /// Multi-head attention with any mechanism: project, attend per head, project back.
@@ -83,6 +83,9 @@ pub struct MultiHeadAttention {
     /// How the operator is applied.
     #[module(skip)]
     pub strategy: Strategy,
+    /// Who is shown what self-attention is made of. Default: nobody.
+    #[module(skip)]
+    pub observer: Option<Observer>,
 }
 
 impl MultiHeadAttention {
@@ -213,6 +216,11 @@ impl MultiHeadAttention {
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "causal", why }.into());
         }
         let packed = self.shared_packed(packed);
+        if let Some(observer) = &self.observer {
+            let mut inputs = split_heads(packed.clone(), self.n_heads, mechanism);
+            inputs.extras = extras.clone();
+            observer.show(Observed { inputs, mechanism: mechanism.clone(), mask: mask.clone(), grid });
+        }
         let [_, seq, width] = packed.dims();
         if let (Some(span), Mechanism::Ssa(_), true) = (self.causal_span, mechanism, causal) {
             field("seq", seq, seq <= span, "at most `causal_span`")?;

@@ -15,7 +15,7 @@ mod token_weights;
 pub use depthwise::depthwise;
 pub use gelu::gelu;
 pub use inputs::{Extras, Inputs, Mask, Output};
-pub(crate) use packed::{attend_packed, merge_heads, projections};
+pub(crate) use packed::{attend_packed, merge_heads, projections, split_heads};
 pub use plan::{Plan, Strategy, plan};
 pub use sequences::{Sequences, attend_sequences};
 pub use token_weights::token_weights;

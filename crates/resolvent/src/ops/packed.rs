@@ -56,7 +56,7 @@ pub(crate) fn attend_packed(
 }
 
 /// The projections as views of their heads.
-fn split_heads(packed: Tensor<3>, heads: usize, mechanism: &Mechanism) -> Inputs {
+pub(crate) fn split_heads(packed: Tensor<3>, heads: usize, mechanism: &Mechanism) -> Inputs {
     let [batch, seq, width] = packed.dims();
     let parts = projections(mechanism);
     let packed = packed.reshape([batch, seq, parts, heads, width / parts / heads]).permute([2, 0, 3, 1, 4]);

@@ -11,6 +11,7 @@ use std::{collections::BTreeMap, path::Path, sync::mpsc::sync_channel};
 use rayon::prelude::*;
 
 use super::{Dataset, Error, PictureShape, Result, Split};
+use crate::augment::Picture;
 use decode::Decoded;
 use layout::{Layout, Place};
 
@@ -36,6 +37,14 @@ pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64) -> Result<Dat
         return Err(Error::Empty { path: path.into(), problem });
     }
     Ok(Dataset { name: "images".into(), classes: layout.classes, shape, train, test })
+}
+
+/// Decodes the picture in a file of its own.
+pub(crate) fn decode_file(path: &Path) -> Result<Picture> {
+    let bytes = std::fs::read(path).map_err(|source| Error::io(path, source))?;
+    let Decoded { shape, bytes } =
+        decode::decode(&bytes, None).map_err(|problem| Error::Format { path: path.into(), problem })?;
+    Ok(Picture::from_bytes(shape, &bytes))
 }
 
 /// Decodes every picture; returns them sorted by name, and the names of all other files.

@@ -1,5 +1,8 @@
 //! Queries, keys and values of a model's layers, in a file that may be larger than memory.
 
+mod header;
+mod numpy;
+
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -8,24 +11,46 @@ use std::{
 };
 
 use half::{bf16, f16};
-use resolvent_kernels::{Shape, mechanism::check_distinct};
-use safetensors::{Dtype, tensor::Metadata};
+use resolvent_kernels::Shape;
+use safetensors::Dtype;
 
 use crate::{Error, Result};
 
-/// Headers longer than this are damage: one has about 100 bytes per tensor.
-const LONGEST_HEADER: u64 = 100_000_000;
-
-/// A safetensors file with tensors `q`, `k` and `v`, or several layers of them as `NAME.q`, `NAME.k`, `NAME.v`. Only its
-/// header is held.
+/// Tensors `q`, `k` and `v`, or several layers of them as `NAME.q`, `NAME.k`, `NAME.v`, in a safetensors file, a NumPy
+/// archive (.npz), a NumPy file (.npy: `q` alone) or a folder of NumPy files, one per tensor. Where sequences have different
+/// lengths, `NAME.key_mask [batch, tokens]` says which tokens there are. Only headers are held.
 #[derive(Debug)]
 pub struct Dump {
-    path: PathBuf,
-    file: File,
-    /// Where the data begins.
-    data: u64,
+    files: Vec<Part>,
     layers: Vec<Layer>,
     unread: Vec<String>,
+}
+
+/// A file that tensors lie in.
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    file: File,
+}
+
+/// What the headers say, before anything is made of it.
+#[derive(Debug, Default)]
+struct Contents {
+    files: Vec<Part>,
+    tensors: Vec<Entry>,
+}
+
+/// One tensor of a header.
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    /// Its type, or the name of one that is not read.
+    dtype: std::result::Result<Dtype, String>,
+    shape: Vec<usize>,
+    /// Which of the files holds it.
+    file: usize,
+    /// Where its elements begin.
+    start: u64,
 }
 
 /// The tensors of one layer.
@@ -39,6 +64,8 @@ pub struct Layer {
     /// Absent where the keys are the queries.
     k: Option<Stored>,
     v: Option<Stored>,
+    /// Which tokens there are; absent where all are.
+    key_mask: Option<Stored>,
 }
 
 impl Layer {
@@ -60,6 +87,7 @@ struct Stored {
     dtype: Dtype,
     /// With missing batch and head axes as 1.
     axes: [usize; 4],
+    file: usize,
     start: u64,
 }
 
@@ -77,33 +105,15 @@ pub struct Sequence {
 }
 
 impl Dump {
-    /// Reads the header of `path` and checks every layer's shapes.
+    /// Reads the headers of `path` and checks every layer's shapes.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Damaged`] naming the tensor, for a file that is none, is cut off, has no `q`, or tensors
     /// that do not fit together.
     pub fn open(path: &Path) -> Result<Self> {
-        let mut file = File::open(path).map_err(Error::io(path, "cannot open the dump"))?;
-        let length = file.metadata().map_err(Error::io(path, "cannot open the dump"))?.len();
-        let damaged = |problem: String| Error::damaged(path, problem);
-        let advice = "write it with safetensors.torch.save_file";
-        let mut size = [0; 8];
-        file.read_exact(&mut size).map_err(|_| damaged(format!("is no safetensors file (too short); {advice}")))?;
-        let header = u64::from_le_bytes(size);
-        if header > LONGEST_HEADER || header + 8 > length {
-            return Err(damaged(format!("is no safetensors file, or cut off; {advice}")));
-        }
-        let mut text = vec![0; header as usize];
-        file.read_exact(&mut text).map_err(Error::io(path, "cannot read the dump"))?;
-        check_distinct(&String::from_utf8_lossy(&text)).map_err(|e| damaged(format!("has a damaged header: {e}")))?;
-        let metadata: Metadata =
-            serde_json::from_slice(&text).map_err(|e| damaged(format!("has no safetensors header ({e}); {advice}")))?;
-        let expected = 8 + header + metadata.data_len() as u64;
-        if length != expected {
-            return Err(damaged(format!("has {length} bytes, its header says {expected}; write it again")));
-        }
-        let (layers, unread) = layers(path, &metadata)?;
-        Ok(Self { path: path.into(), file, data: 8 + header, layers, unread })
+        let Contents { files, tensors } = header::read(path)?;
+        let (layers, unread) = layers(path, tensors)?;
+        Ok(Self { files, layers, unread })
     }
 
     /// The layers, `layers.2` before `layers.10`.
@@ -116,31 +126,59 @@ impl Dump {
         &self.unread
     }
 
-    /// Reads sequence `batch` of layer `layer`. Where keys and values have fewer heads than queries, each serves as many
-    /// queries in a row.
+    /// Reads sequence `batch` of layer `layer`, without the tokens that its mask leaves out. Where keys and values have fewer
+    /// heads than queries, each serves as many queries in a row.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Damaged`] for a value that is not finite, naming tensor and index.
+    /// [`Error::Io`]; [`Error::Damaged`] for a value that is not finite, naming tensor and index, and for a mask that keeps
+    /// nothing or is none.
     pub fn sequence(&mut self, layer: usize, batch: usize) -> Result<Sequence> {
-        let Layer { shape, q, k, v, .. } = self.layers[layer].clone();
-        let mut read = |tensor: &Stored| -> Result<Vec<f32>> {
-            let one = self.slice(tensor, batch)?;
-            let per_head = one.len() / tensor.axes[1];
-            let shared = shape.heads / tensor.axes[1];
-            Ok((0..shape.heads).flat_map(|head| &one[head / shared * per_head..][..per_head]).copied().collect())
+        let Layer { shape, q, k, v, key_mask, .. } = self.layers[layer].clone();
+        let kept = key_mask.map(|mask| self.kept(&mask, batch)).transpose()?;
+        // Queries are the same tokens as keys, or those of another sequence.
+        let own = shape.seq_q == shape.seq_kv;
+        let mut read = |tensor: &Stored, masked: bool| -> Result<Vec<f32>> {
+            let one = self.reals(tensor, batch)?;
+            let [_, heads, tokens, channels] = tensor.axes;
+            let shared = shape.heads / heads;
+            let rows = |head: usize| {
+                let rows = one[head / shared * tokens * channels..][..tokens * channels].chunks_exact(channels);
+                rows.enumerate().filter(|(token, _)| !masked || kept.as_ref().is_none_or(|kept| kept[*token]))
+            };
+            Ok((0..shape.heads).flat_map(|head| rows(head).flat_map(|(_, row)| row)).copied().collect())
         };
-        let (q, k) = (read(&q)?, k.as_ref().map(&mut read).transpose()?);
-        Ok(Sequence { shape: Shape { batch: 1, ..shape }, q, k, v: v.as_ref().map(&mut read).transpose()? })
+        let (q, k) = (read(&q, own)?, k.as_ref().map(|k| read(k, true)).transpose()?);
+        let v = v.as_ref().map(|v| read(v, true)).transpose()?;
+        let seq_kv = kept.map_or(shape.seq_kv, |kept| kept.iter().filter(|&&kept| kept).count());
+        let seq_q = if own { seq_kv } else { shape.seq_q };
+        Ok(Sequence { shape: Shape { batch: 1, seq_q, seq_kv, ..shape }, q, k, v })
+    }
+
+    /// Which tokens of a sequence there are.
+    fn kept(&mut self, mask: &Stored, batch: usize) -> Result<Vec<bool>> {
+        let bytes = self.slice(mask, batch)?;
+        let problem = match bytes.iter().find(|&&byte| byte > 1) {
+            Some(other) => format!("holds {other}; a mask holds 0 (absent) and 1 (there) only"),
+            None if bytes.iter().all(|&byte| byte == 0) => format!("leaves no token of sequence {batch}"),
+            None => return Ok(bytes.iter().map(|&byte| byte == 1).collect()),
+        };
+        Err(Error::damaged(&self.files[mask.file].path, format!("tensor `{}` {problem}", mask.name)))
+    }
+
+    /// The bytes of one sequence of a tensor.
+    fn slice(&mut self, tensor: &Stored, batch: usize) -> Result<Vec<u8>> {
+        let length = tensor.axes[1..].iter().product::<usize>() * tensor.dtype.bitsize() / 8;
+        let Part { path, file } = &mut self.files[tensor.file];
+        let mut bytes = vec![0; length];
+        let start = SeekFrom::Start(tensor.start + (batch * length) as u64);
+        let read = file.seek(start).and_then(|_| file.read_exact(&mut bytes));
+        read.map_err(Error::io(path, "cannot read the dump"))?;
+        Ok(bytes)
     }
 
     /// The elements of one sequence of a tensor.
-    fn slice(&mut self, tensor: &Stored, batch: usize) -> Result<Vec<f32>> {
-        let elements: usize = tensor.axes[1..].iter().product();
-        let width = tensor.dtype.bitsize() / 8;
-        let start = self.data + tensor.start + (batch * elements * width) as u64;
-        let mut bytes = vec![0; elements * width];
-        let read = self.file.seek(SeekFrom::Start(start)).and_then(|_| self.file.read_exact(&mut bytes));
-        read.map_err(Error::io(&self.path, "cannot read the dump"))?;
+    fn reals(&mut self, tensor: &Stored, batch: usize) -> Result<Vec<f32>> {
+        let bytes = self.slice(tensor, batch)?;
         let values: Vec<f32> = match tensor.dtype {
             Dtype::F16 => bytes.as_chunks().0.iter().map(|&x| f16::from_le_bytes(x).to_f32()).collect(),
             Dtype::BF16 => bytes.as_chunks().0.iter().map(|&x| bf16::from_le_bytes(x).to_f32()).collect(),
@@ -152,28 +190,28 @@ impl Dump {
                 let [_, heads, tokens, channels] = tensor.axes;
                 let index = [batch, at / (tokens * channels) % heads, at / channels % tokens, at % channels];
                 let problem = format!(
-                    "tensor `{}` is {} at {index:?} ([batch, head, token, channel]); dump finite numbers, without padding",
+                    "tensor `{}` is {} at {index:?} ([batch, head, token, channel]); dump finite numbers, and zeros where there is no token",
                     tensor.name, values[at]
                 );
-                Err(Error::damaged(&self.path, problem))
+                Err(Error::damaged(&self.files[tensor.file].path, problem))
             }
             None => Ok(values),
         }
     }
 }
 
-/// The layers that the file's names tell, and the names that tell none.
-fn layers(path: &Path, metadata: &Metadata) -> Result<(Vec<Layer>, Vec<String>)> {
-    let mut groups: BTreeMap<Vec<Part>, [Option<Stored>; 3]> = BTreeMap::new();
+/// What a layer's tensors are called.
+const NAMES: [&str; 4] = ["q", "k", "v", "key_mask"];
+
+/// The layers that the names tell, and the names that tell none.
+fn layers(path: &Path, tensors: Vec<Entry>) -> Result<(Vec<Layer>, Vec<String>)> {
+    let mut groups: BTreeMap<Vec<Piece>, [Option<Stored>; NAMES.len()]> = BTreeMap::new();
     let mut unread = Vec::new();
-    for (name, info) in metadata.tensors() {
-        let (prefix, last) = name.rsplit_once(['.', '/']).unwrap_or(("", &name));
-        match ["q", "k", "v"].iter().position(|known| *known == last) {
-            Some(which) => {
-                let stored = stored(path, &name, info)?;
-                groups.entry(parts(prefix)).or_default()[which] = Some(stored);
-            }
-            None => unread.push(name),
+    for entry in tensors {
+        let (prefix, last) = entry.name.rsplit_once(['.', '/']).unwrap_or(("", &entry.name));
+        match NAMES.iter().position(|known| *known == last) {
+            Some(which) => groups.entry(pieces(prefix)).or_default()[which] = Some(stored(path, which, &entry)?),
+            None => unread.push(entry.name),
         }
     }
     unread.sort();
@@ -190,34 +228,48 @@ fn layers(path: &Path, metadata: &Metadata) -> Result<(Vec<Layer>, Vec<String>)>
 
 /// A piece of a name: numbers compare as numbers.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum Piece {
     Number(u64),
     Text(String),
 }
 
-fn parts(name: &str) -> Vec<Part> {
+fn pieces(name: &str) -> Vec<Piece> {
     let digit = |c: char| c.is_ascii_digit();
     let chars: Vec<char> = name.chars().collect();
     let pieces = chars.chunk_by(|&a, &b| digit(a) == digit(b)).map(|piece| piece.iter().collect::<String>());
-    pieces.map(|piece| piece.parse().map_or(Part::Text(piece), Part::Number)).collect()
+    pieces.map(|piece| piece.parse().map_or(Piece::Text(piece), Piece::Number)).collect()
 }
 
-fn stored(path: &Path, name: &str, info: &safetensors::tensor::TensorInfo) -> Result<Stored> {
-    let problem = |problem: String| Err(Error::damaged(path, format!("tensor `{name}` {problem}")));
-    if !matches!(info.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64) {
-        return problem(format!("has type {}; store it as F32, F16, BF16 or F64", info.dtype));
-    }
-    if !(2..=4).contains(&info.shape.len()) || info.shape.contains(&0) {
-        return problem(format!("has shape {:?}; expected [B, H, N, D], [H, N, D] or [N, D], none empty", info.shape));
+/// The tensor of `entry`, the one called `NAMES[which]`.
+fn stored(path: &Path, which: usize, entry: &Entry) -> Result<Stored> {
+    let problem = |problem: String| Err(Error::damaged(path, format!("tensor `{}` {problem}", entry.name)));
+    let (is_mask, shape) = (NAMES[which] == "key_mask", &entry.shape);
+    let dtype = match (&entry.dtype, is_mask) {
+        (Ok(dtype @ (Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)), false)
+        | (Ok(dtype @ (Dtype::U8 | Dtype::BOOL)), true) => *dtype,
+        (found, _) => {
+            let found = found.as_ref().map_or_else(Clone::clone, Dtype::to_string);
+            let expected = if is_mask { "U8 or BOOL" } else { "F32, F16, BF16 or F64" };
+            return problem(format!("has type {found}; store it as {expected}"));
+        }
+    };
+    let (ranks, expected) =
+        if is_mask { (1..=2, "[B, N] or [N]") } else { (2..=4, "[B, H, N, D], [H, N, D] or [N, D]") };
+    if !ranks.contains(&shape.len()) || shape.contains(&0) {
+        return problem(format!("has shape {shape:?}; expected {expected}, none empty"));
     }
     let mut axes = [1; 4];
-    axes[4 - info.shape.len()..].copy_from_slice(&info.shape);
-    Ok(Stored { name: name.into(), dtype: info.dtype, axes, start: info.data_offsets.0 as u64 })
+    match (is_mask, &shape[..]) {
+        (true, &[batch, tokens]) => axes = [batch, 1, tokens, 1],
+        (true, &[tokens]) => axes[2] = tokens,
+        _ => axes[4 - shape.len()..].copy_from_slice(shape),
+    }
+    Ok(Stored { name: entry.name.clone(), dtype, axes, file: entry.file, start: entry.start })
 }
 
-fn layer(path: &Path, [q, k, v]: [Option<Stored>; 3]) -> Result<Layer> {
+fn layer(path: &Path, [q, k, v, key_mask]: [Option<Stored>; NAMES.len()]) -> Result<Layer> {
     let Some(q) = q else {
-        let orphan = k.or(v).map_or_else(String::new, |tensor| tensor.name);
+        let orphan = k.or(v).or(key_mask).map_or_else(String::new, |tensor| tensor.name);
         return Err(Error::damaged(
             path,
             format!("tensor `{orphan}` has no queries beside it; store them under the same name with `q`"),
@@ -226,7 +278,7 @@ fn layer(path: &Path, [q, k, v]: [Option<Stored>; 3]) -> Result<Layer> {
     let [batch, heads, seq_q, head_dim] = q.axes;
     let keys = k.as_ref().unwrap_or(&q);
     let seq_kv = keys.axes[2];
-    for other in k.iter().chain(&v) {
+    for other in k.iter().chain(&v).chain(&key_mask) {
         let [b, h, n, d] = other.axes;
         let channels = if std::ptr::eq(other, keys) { head_dim } else { d };
         if b != batch || heads % h != 0 || n != seq_kv || d != channels {
@@ -240,7 +292,7 @@ fn layer(path: &Path, [q, k, v]: [Option<Stored>; 3]) -> Result<Layer> {
     let value_dim = v.as_ref().map_or(head_dim, |v| v.axes[3]);
     let name = q.name.strip_suffix('q').unwrap_or_default().trim_end_matches(['.', '/']);
     let name = if name.is_empty() { "layer" } else { name }.to_owned();
-    Ok(Layer { name, shape: Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim }, q, k, v })
+    Ok(Layer { name, shape: Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim }, q, k, v, key_mask })
 }
 
 #[cfg(test)]

@@ -1,0 +1,94 @@
+//! `resolvent explain`: what a trained classifier looks at.
+
+use std::{path::PathBuf, sync::Arc};
+
+use clap::Args;
+use resolvent_lab::{
+    data::Source,
+    explain::{self, ExplainOptions},
+    folder::Claim,
+    report,
+};
+
+use super::{compare::command_line, material::Given};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
+
+/// Show what a trained classifier looks at, and whether its answers rest on it
+///
+/// Draws the attention of every layer and head over pictures or texts, for every mechanism. Takes away what the maps find
+/// important, most or least first, and watches the answer (MoRF, LeRF); where boxes of objects are known, tells how well the
+/// maps find them (ROC, average precision). Random maps and equal weights stand beside. Ends in a table, results.json,
+/// report.html and overlays/.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Explain {
+    /// Folder of a run (its best checkpoint where it stopped early, else its newest) or of one checkpoint
+    #[arg(long, value_name = "DIR", default_value = "runs/train")]
+    checkpoint: PathBuf,
+    /// Data set whose test part is shown [default: the one trained on]
+    #[arg(long, value_name = "KIND:PATH", conflicts_with_all = ["input", "text"])]
+    data: Option<Source>,
+    /// PNG or JPEG picture, folder of pictures, or, for a model of texts, file of texts, one a line
+    #[arg(long, value_name = "PATH", conflicts_with = "text")]
+    input: Option<PathBuf>,
+    /// A text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<String>,
+    /// Boxes of objects in Pascal VOC's XML: the picture's file, or a folder with NAME.xml for each NAME.jpg
+    #[arg(long, value_name = "PATH", requires = "input")]
+    boxes: Option<PathBuf>,
+    /// Examples at most, evenly spread over what there is [default: 100 pictures, 20 texts]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    examples: Option<u32>,
+    /// Examples whose maps are drawn
+    #[arg(long, value_name = "N", default_value_t = 6)]
+    show: usize,
+    /// Layer whose map is scored, such as `blocks.3` [default: the last with at least 16 places]
+    #[arg(long, value_name = "NAME")]
+    layer: Option<String>,
+    /// Score the map through all layers too (attention rollout)
+    #[arg(long)]
+    rollout: bool,
+    /// Folder of the results
+    #[arg(long, value_name = "DIR", default_value = "runs/explain")]
+    out: PathBuf,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent explain                                           the run in runs/train on its test part
+  resolvent explain --checkpoint runs/shapes --examples 200 --rollout
+  resolvent explain --checkpoint runs/cars --input photos/images --boxes photos/annotations
+  resolvent explain --checkpoint runs/imdb --text 'A film that I would see again.'";
+
+/// Runs the command.
+pub fn run(args: &Explain, global: &Global) -> Result<()> {
+    let given = Given {
+        data: args.data.as_ref(),
+        input: args.input.as_deref(),
+        texts: &args.text,
+        boxes: args.boxes.as_deref(),
+    };
+    let (material, data) = given.material(&args.checkpoint)?;
+    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT], explain::RESULTS)?;
+    let deferred = Deferred::begin();
+    let mut options = ExplainOptions {
+        examples: args.examples.map(|n| n as usize),
+        shown: args.show,
+        layer: args.layer.clone(),
+        rollout: args.rollout,
+        seed: global.seed.unwrap_or(0),
+        stop: deferred.stop(),
+        commands: vec![command_line()],
+        ..ExplainOptions::new(&args.checkpoint, material, data)
+    };
+    if !global.quiet {
+        options.progress = Arc::new(|line| eprintln!("{line}"));
+    }
+    let Some(explanation) = explain::run(&options)? else {
+        return Err(Error::Interrupted("nothing was written; run the command again".into()));
+    };
+    let page = explain::write(&args.out, &explanation)?;
+    let json = serde_json::to_value(&explanation).map_err(|e| Error::file(&page, e.to_string()))?;
+    output::result(global, &json, &format!("{}report: {}", explanation.table(), page.display()))
+}

@@ -1,0 +1,44 @@
+//! What a trained model is shown by the commands that watch it.
+
+use std::path::Path;
+
+use resolvent_lab::{
+    checkpoint::{Checkpoint, Expectation},
+    data::Source,
+    subject::Material,
+};
+
+use super::{recipe, texts::read_lines};
+use crate::error::Result;
+
+/// Where examples may come from; of data, input and texts at most one is given.
+#[derive(Debug, Clone, Copy)]
+pub struct Given<'a> {
+    /// A data set.
+    pub data: Option<&'a Source>,
+    /// Pictures, or a file of texts: the model decides.
+    pub input: Option<&'a Path>,
+    /// Texts.
+    pub texts: &'a [String],
+    /// Annotations of the pictures.
+    pub boxes: Option<&'a Path>,
+}
+
+impl Given<'_> {
+    /// What is shown to the model in `checkpoint`, and the same in words. Without anything given, the data that it was trained on.
+    pub fn material(&self, checkpoint: &Path) -> Result<(Material, String)> {
+        if !self.texts.is_empty() {
+            return Ok((Material::Texts(self.texts.to_vec()), "the texts given".into()));
+        }
+        let state = Checkpoint::find(checkpoint)?.state;
+        if let Some(input) = self.input {
+            let material = match state.expects {
+                Expectation::Texts(_) => Material::Texts(read_lines(input)?),
+                _ => Material::Pictures { input: input.into(), boxes: self.boxes.map(Into::into) },
+            };
+            return Ok((material, input.display().to_string()));
+        }
+        let source = self.data.map_or_else(|| recipe::data(&state.recipe), |source| Ok(source.clone()))?;
+        Ok((Material::Data(source.load().map_err(resolvent_lab::Error::from)?), source.to_string()))
+    }
+}

@@ -1,0 +1,224 @@
+//! `resolvent explain` and `analyze --checkpoint` on tiny trained models: pictures, pyramids, texts, boxes, and what is refused.
+
+mod support;
+
+use std::path::Path;
+
+use image::{ImageFormat, RgbImage};
+use serde_json::Value;
+use support::{Sandbox, tiny};
+
+/// A folder with a run of a tiny vision transformer in `run`.
+fn trained(attention: &str) -> Sandbox {
+    let sandbox = tiny::sandbox();
+    sandbox.run(&tiny::train("run", &["--attention", attention, "--epochs", "1", "--quiet"])).success();
+    sandbox
+}
+
+/// `explain` on that run.
+fn explain<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["explain", "--checkpoint", "run", "--out", "out", "--json"], more].concat()
+}
+
+fn maps(json: &Value) -> Vec<&str> {
+    json["maps"].as_array().unwrap().iter().map(|map| map["map"].as_str().unwrap()).collect()
+}
+
+/// Two pictures of 40 x 24 pixels with an annotation each.
+fn photographs(sandbox: &Sandbox) {
+    std::fs::create_dir_all(sandbox.path("photos")).unwrap();
+    for (name, shift) in [("a", 0), ("b", 90)] {
+        let picture = RgbImage::from_fn(40, 24, |x, y| [(x * 5) as u8, (y * 7) as u8, shift].into());
+        picture.save_with_format(sandbox.path(&format!("photos/{name}.png")), ImageFormat::Png).unwrap();
+        sandbox.write(&format!("photos/{name}.xml"), annotation(10, 24));
+    }
+}
+
+fn annotation(left: i32, bottom: i32) -> String {
+    format!(
+        "<annotation><size><width>40</width><height>24</height></size><object><name>thing</name><bndbox><xmin>{left}</xmin>\
+         <ymin>12</ymin><xmax>20.5</xmax><ymax>{bottom}</ymax></bndbox></object></annotation>"
+    )
+}
+
+#[test]
+fn pictures_are_explained() {
+    let sandbox = trained("softmax");
+    let outcome = sandbox.run(&explain(&["--examples", "6", "--show", "2", "--rollout"])).success();
+    let json = outcome.json();
+    assert_eq!(maps(&json), ["attention", "rollout", "random", "uniform"]);
+    assert_eq!((&json["examples"], &json["layer"]), (&6.into(), &"blocks.0".into()));
+    let scores = &json["maps"][0];
+    let share = |value: &Value| (0.0..=1.0).contains(&value.as_f64().unwrap());
+    assert!(share(&scores["roc_auc"]["mean"]) && share(&scores["average_precision"]["mean"]), "{scores}");
+    assert_eq!((&scores["morf"][0], scores["morf"].as_array().unwrap().len()), (&serde_json::json!([1.0, 0.0]), 21));
+    assert_eq!(scores["morf"][20], scores["lerf"][20], "nothing is left, in whatever order");
+    let uniform = &json["maps"][3];
+    assert_eq!(uniform["roc_auc"]["mean"], 0.5);
+    assert_eq!(uniform["average_precision"]["mean"], uniform["prevalence"]["mean"]);
+    let shown = &json["shown"][1];
+    assert_eq!(
+        (shown["layers"][0]["mean"].as_array().unwrap().len(), shown["boxes"].as_array().unwrap().len()),
+        (16, 1)
+    );
+    assert_eq!(shown["layers"][0]["heads"].as_array().unwrap().len(), 2);
+    let overlay = image::open(sandbox.path("out/overlays/2.png")).unwrap();
+    assert_eq!((overlay.width(), overlay.height()), (256, 256));
+    assert!(!sandbox.path("out/overlays/3.png").exists());
+    let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+    assert!(
+        page.contains("data:image/png;base64,") && page.contains("MoRF-AOC") && page.contains("class=\"sortable\"")
+    );
+    assert!(!page.contains("NaN") && !page.contains("http"));
+    let again = sandbox.run(&explain(&["--examples", "6", "--show", "2", "--rollout"])).success().json();
+    assert_eq!((&again["maps"], &again["answers"]), (&json["maps"], &json["answers"]), "the same bits");
+}
+
+#[test]
+fn every_mechanism_has_maps() {
+    for (id, flat) in
+        [("uniform", true), ("linear-infsa", false), ("ssa", false), ("soft-pp", false), ("laplacian", false)]
+    {
+        let sandbox = trained(id);
+        let json = sandbox.run(&explain(&["--examples", "2", "--show", "1"])).success().json();
+        let mean: Vec<f64> =
+            json["shown"][0]["layers"][0]["mean"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        assert_eq!(mean.iter().all(|&weight| weight == mean[0]), flat, "{id}: {mean:?}");
+        assert!(mean.iter().all(|&weight| weight >= 0.0) && mean.iter().sum::<f64>() > 0.0, "{id}: {mean:?}");
+        let breadth = json["layers"][0]["breadth"]["mean"].as_f64().unwrap();
+        assert!(breadth > 0.0 && ((breadth - 1.0).abs() < 1e-6) == flat, "{id}: {breadth}");
+    }
+}
+
+#[test]
+fn pictures_of_ones_own_with_boxes() {
+    let sandbox = trained("fna");
+    photographs(&sandbox);
+    let json = sandbox.run(&explain(&["--input", "photos", "--boxes", "photos"])).success().json();
+    assert_eq!((&json["examples"], &json["shown"][0]["name"]), (&2.into(), &"a.png".into()));
+    // Of 40 x 24 the middle 24 columns are seen, at 16 x 16: 10..20.5 across is 4/3..8.33, 12..24 down is 8..16.
+    let region = &json["shown"][0]["boxes"][0];
+    let at = |edge: &str| region[edge].as_f64().unwrap();
+    assert!((at("left") - 4.0 / 3.0).abs() < 1e-9 && (at("right") - 25.0 / 3.0).abs() < 1e-9, "{region}");
+    assert_eq!((at("top"), at("bottom")), (8.0, 16.0));
+    assert!(json["answers"][0]["label"].is_null() && json["answers"][0]["localisation"]["prevalence"] == 0.25);
+    let one = ["--input", "photos/b.png", "--boxes", "photos/b.xml"];
+    assert_eq!(sandbox.run(&explain(&one)).success().json()["examples"], 1);
+
+    let refused = |args: &[&str], named: &[&str]| {
+        let before = sandbox.snapshot();
+        let outcome = sandbox.run(&[&["explain", "--checkpoint", "run", "--out", "out"], args].concat());
+        let error = outcome.failure(1);
+        assert!(named.iter().all(|named| error.contains(named)), "{error}");
+        assert_eq!(sandbox.snapshot(), before, "nothing is half-written");
+    };
+    refused(&["--input", "photos/b.xml"], &["b.xml", "neither PNG nor JPEG"]);
+    refused(&["--input", "run"], &["run", "holds no picture"]);
+    refused(&["--input", "nowhere.png"], &["nowhere.png"]);
+    refused(&["--layer", "blocks.7"], &["`blocks.7`", "blocks.0"]);
+    refused(&["--text", "a cat"], &["trained on pictures"]);
+    refused(&["--data", "listops:train=4,test=4"], &["trained on pictures"]);
+    sandbox.write("photos/a.xml", annotation(-1, 24));
+    refused(&["--input", "photos", "--boxes", "photos"], &["a.xml", "leaves the picture of 40 x 24"]);
+    std::fs::remove_file(sandbox.path("photos/a.xml")).unwrap();
+    refused(&["--input", "photos", "--boxes", "photos"], &["a.xml"]);
+    let cut = std::fs::read(sandbox.path("photos/a.png")).unwrap();
+    sandbox.write("photos/a.png", &cut[..cut.len() / 2]);
+    refused(&["--input", "photos"], &["a.png", "cannot be decoded"]);
+    assert_eq!(sandbox.run(&["explain", "--boxes", "photos"]).code, Some(2), "boxes of no pictures");
+}
+
+const PYRAMID: &str = "
+name = 'tiny'
+mechanism = 'soft'
+[model]
+kind = 'pyramid'
+preset = 'soft-mini'
+[schedule]
+epochs = 1
+warmup_epochs = 0.0
+batch_size = 16
+";
+
+#[test]
+fn pyramids_have_a_grid_per_stage() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", PYRAMID);
+    let data = "shapes:seed=1,size=32,train=32,test=16";
+    sandbox.run(&["train", "--config", "tiny.toml", "--data", data, "--out", "run", "--quiet"]).success();
+    let json = sandbox.run(&explain(&["--examples", "2"])).success().json();
+    let layers = json["layers"].as_array().unwrap();
+    let first = &layers[0];
+    assert_eq!((&first["layer"], &first["grid"]), (&"stages.0.blocks.0".into(), &serde_json::json!([16, 16])));
+    assert_eq!(layers.last().unwrap()["grid"], serde_json::json!([2, 2]));
+    let scored = layers.iter().find(|layer| layer["layer"] == json["layer"]).unwrap();
+    assert_eq!(scored["grid"], serde_json::json!([4, 4]), "the last with sixteen places");
+    assert!(sandbox.run(&explain(&["--rollout"])).failure(1).contains("pyramid"));
+    let analyzed =
+        ["analyze", "--checkpoint", "run", "--sequences", "1", "--mechanisms", "softmax,fna", "--out", "a", "--json"];
+    let json = sandbox.run(&analyzed).success().json();
+    let tokens: Vec<_> =
+        json["layers"].as_array().unwrap().iter().map(|layer| layer["tokens"].as_u64().unwrap()).collect();
+    assert!(tokens.contains(&256) && tokens.contains(&16), "{tokens:?}");
+}
+
+const TEXT: &str = "
+name = 'tiny-text'
+[model]
+kind = 'text'
+mlp_dim = 16
+[text]
+max_tokens = 12
+[schedule]
+epochs = 1
+warmup_epochs = 0.0
+batch_size = 8
+";
+
+#[test]
+fn texts_are_explained_and_analysed() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TEXT);
+    let row =
+        |i: usize| format!("\"A {} <film>, number {i}\",{}\n", ["awful", "lovely"][i % 2], ["bad", "good"][i % 2]);
+    for part in ["train", "test"] {
+        sandbox.write(&format!("{part}.csv"), format!("review,mood\n{}", (0..16).map(row).collect::<String>()));
+    }
+    let data = "text:.?text=review&label=mood";
+    sandbox.run(&["train", "--config", "tiny.toml", "--data", data, "--out", "run", "--quiet"]).success();
+    let texts = ["--text", "A lovely film", "--text", "An awful, awful <film> & more of that"];
+    let json = sandbox.run(&explain(&[&texts[..], &["--rollout"]].concat())).success().json();
+    assert_eq!(json["shown"][0]["tokens"], serde_json::json!(["A", "lovely", "film"]));
+    assert_eq!(
+        json["shown"][1]["layers"][0]["mean"].as_array().unwrap().len(),
+        json["shown"][1]["tokens"].as_array().unwrap().len()
+    );
+    assert!(json["maps"][0]["roc_auc"].is_null() && json["maps"][0]["morf"][20] == serde_json::json!([0.0, 0.0]));
+    let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+    assert!(page.contains("&lt;") && !page.contains("<film>") && !page.contains("NaN"));
+    assert!(!Path::new(&sandbox.path("out/overlays")).exists());
+    assert_eq!(sandbox.run(&explain(&["--examples", "3"])).success().json()["examples"], 3);
+    assert!(sandbox.run(&explain(&["--data", tiny::DATA])).failure(1).contains("trained on texts"));
+
+    // Texts of different lengths: what was kept of the model is analysed alike with and without the file.
+    let analyze = ["analyze", "--json", "--mechanisms", "softmax,fna,soft"];
+    let watched =
+        [&analyze[..], &["--checkpoint", "run", "--out", "a", "--save-dump", "kept.safetensors"], &texts].concat();
+    let watched = sandbox.run(&watched).success().json();
+    let kept = sandbox.run(&[&analyze[..], &["--input", "kept.safetensors", "--out", "b"]].concat()).success().json();
+    let graphs =
+        |json: &Value| json["heads"].as_array().unwrap().iter().map(|head| head["graph"].clone()).collect::<Vec<_>>();
+    assert_eq!(graphs(&watched), graphs(&kept));
+    assert!(watched["input"].as_str().unwrap().contains("the texts given"));
+    assert_eq!((&kept["layers"][0]["name"], kept["unread"].as_array().unwrap().len()), (&"blocks.0".into(), 0));
+    assert_eq!(kept["layers"][0]["sequences"], 2);
+    assert_eq!(sandbox.run(&["analyze"]).code, Some(2));
+    assert_eq!(sandbox.run(&["analyze", "--input", "kept.safetensors", "--save-dump", "x"]).code, Some(2));
+    assert!(
+        !std::fs::read_dir(sandbox.path("a")).unwrap().any(|file| file
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .starts_with(".tmp"))
+    );
+}

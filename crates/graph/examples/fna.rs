@@ -1,0 +1,189 @@
+//! The tables on spectra and paths in `docs/evidence.md`, as Markdown:
+//!
+//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [sharpness] [lengths]`
+//!
+//! "Fractional neural attention for efficient multiscale sequence processing", figures 2a, 5a, 5d and 5e, on drawn tokens: the
+//! same comparisons at equal sharpness beside those at the kernels' own widths.
+
+use std::f64::consts::PI;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use resolvent_graph::{
+    Dense, LinearOperator, Result, Reversible, generator, matched_bandwidth, row_perplexity, shortest_paths,
+    spectral_gap,
+};
+
+/// A table's name, and what prints it.
+type Table = (&'static str, fn() -> Result<()>);
+
+fn main() -> Result<()> {
+    let chosen: Vec<String> = std::env::args().skip(1).collect();
+    let tables: [Table; 3] = [("spectrum", spectrum), ("sharpness", sharpness), ("lengths", lengths)];
+    for (name, table) in tables {
+        if chosen.is_empty() || chosen.iter().any(|c| c == name) {
+            println!("\n## {name}\n");
+            table()?;
+        }
+    }
+    Ok(())
+}
+
+/// How two tokens relate.
+#[derive(Debug, Clone, Copy)]
+enum Score {
+    /// `(1 + r / width)^-(d + alpha)`.
+    Levy(f64),
+    /// `exp(-(r / width)^2)`.
+    Gaussian,
+    /// `exp(q . k / width)`.
+    Dot,
+}
+
+impl Score {
+    /// The logarithm of the weight at a distance `r` in `d` dimensions.
+    fn of_distance(self, r: f64, width: f64, d: f64) -> f64 {
+        match self {
+            Self::Levy(alpha) => -(d + alpha) * (r / width).ln_1p(),
+            _ => -(r / width).powi(2),
+        }
+    }
+
+    /// The rows of the weights among tokens `x [n, d]`, each with a sum of one.
+    fn weights(self, x: &[f64], d: usize, width: f64) -> Dense {
+        let n = x.len() / d;
+        let row = |i: usize| &x[i * d..][..d];
+        let score = |i: usize, j: usize| match self {
+            Self::Dot => row(i).iter().zip(row(j)).map(|(a, b)| a * b).sum::<f64>() / width,
+            _ => {
+                let square: f64 = row(i).iter().zip(row(j)).map(|(a, b)| (a - b).powi(2)).sum();
+                self.of_distance(square.sqrt(), width, d as f64)
+            }
+        };
+        let rows: Vec<f64> = (0..n).flat_map(|i| normalised((0..n).map(|j| score(i, j)).collect())).collect();
+        Dense::from_fn(n, |i, j| rows[i * n + j])
+    }
+}
+
+/// `exp` of the scores, over their sum.
+fn normalised(mut scores: Vec<f64>) -> Vec<f64> {
+    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    scores.iter_mut().for_each(|s| *s = (*s - most).exp());
+    let sum: f64 = scores.iter().sum();
+    scores.iter_mut().for_each(|s| *s /= sum);
+    scores
+}
+
+/// Fig. 2a: eigenvalues of the generator on a circle of 500 points, bandwidth `1e-4`, geodesic distances; the slope of their
+/// logarithm against that of the frequency.
+fn spectrum() -> Result<()> {
+    const POINTS: usize = 500;
+    const TIME: f64 = 1e-4;
+    let windows = [(1, 10), (1, 25), (5, 50), (10, 100), (100, 249)];
+    println!("| alpha | lambda_1 | k 1-10 | 1-25 | 5-50 | 10-100 | 100-249 |\n|---|---|---|---|---|---|---|");
+    for alpha in [1.2, 2.0] {
+        let score = if alpha < 2.0 { Score::Levy(alpha) } else { Score::Gaussian };
+        let width = TIME.powf(1.0 / alpha);
+        let log = |i: usize, j: usize| {
+            let steps = i.abs_diff(j).min(POINTS - i.abs_diff(j));
+            score.of_distance(steps as f64 * 2.0 * PI / POINTS as f64, width, 1.0)
+        };
+        let logs: Vec<f64> = (0..POINTS * POINTS).map(|at| log(at / POINTS, at % POINTS)).collect();
+        let mut lambda = generator(&Reversible::from_log_weights(POINTS, &logs)?.spectrum()?, TIME);
+        lambda.sort_by(f64::total_cmp);
+        // Both directions of a frequency have one eigenvalue.
+        let of = |k: usize| ((k as f64).ln(), lambda[2 * k - 1].ln());
+        let slopes = windows.map(|(from, to)| format!("{:.3}", slope(&(from..=to).map(of).collect::<Vec<_>>())));
+        println!("| {alpha} | {:.4} | {} |", lambda[1], slopes.join(" | "));
+    }
+    Ok(())
+}
+
+/// The slope of the line of least squares.
+fn slope(points: &[(f64, f64)]) -> f64 {
+    let n = points.len() as f64;
+    let (x, y) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
+    let above: f64 = points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum();
+    above / points.iter().map(|p| (p.0 - x).powi(2)).sum::<f64>()
+}
+
+/// What is compared: a name, the score, its own width in `d` dimensions, and its range of widths.
+fn kernels(d: usize) -> [(&'static str, Score, f64, (f64, f64)); 3] {
+    let root = (d as f64).sqrt();
+    let text = root / (std::f64::consts::LN_2 / d as f64).exp_m1();
+    [
+        ("levy 1.2", Score::Levy(1.2), text, (1e-4, 1e4)),
+        ("gaussian", Score::Gaussian, root, (1e-2, 1e3)),
+        ("dot product", Score::Dot, root, (1e-3, 1e4)),
+    ]
+}
+
+fn mean_perplexity(weights: &Dense) -> Result<f64> {
+    Ok(row_perplexity(weights)?.iter().sum::<f64>() / weights.len() as f64)
+}
+
+/// Figs. 5a and 5d: spectral gap and hops on 200 tokens of 8 channels, at the kernels' own widths and at one perplexity.
+fn sharpness() -> Result<()> {
+    const N: usize = 200;
+    const D: usize = 8;
+    println!("| tokens | perplexity | kernel | width | gap | mean hops | most |\n|---|---|---|---|---|---|---|");
+    for (name, size) in [("unit normal", 1.0), ("3 times that", 3.0)] {
+        let x: Vec<f64> = normal(N * D, 5).into_iter().map(|x| size * x).collect();
+        let row = |target: Option<f64>| -> Result<()> {
+            for (kernel, score, own, range) in kernels(D) {
+                let perplexity = |width: f64| mean_perplexity(&score.weights(&x, D, width));
+                let width = match target {
+                    Some(target) => matched_bandwidth(target, range, perplexity)?,
+                    None => own,
+                };
+                let weights = score.weights(&x, D, width);
+                let (hops, gap) = (shortest_paths(&weights)?.summary(), spectral_gap(&weights)?);
+                let rows = mean_perplexity(&weights)?;
+                let how = if target.is_some() { "matched" } else { "own width" };
+                println!(
+                    "| {name} | {rows:.1}, {how} | {kernel} | {width:.2} | {gap:.4} | {:.2} | {} |",
+                    hops.mean, hops.max
+                );
+            }
+            Ok(())
+        };
+        row(None)?;
+        for target in [150.0, 20.0, 2.6] {
+            row(Some(target))?;
+        }
+    }
+    Ok(())
+}
+
+/// Fig. 5e: hops against the number of tokens, of 8 channels and twice unit variance.
+fn lengths() -> Result<()> {
+    const D: usize = 8;
+    println!("| tokens | kernel | own width: perplexity | mean hops | most | matched (n / 20): mean hops | most |");
+    println!("|---|---|---|---|---|---|---|");
+    for n in [100, 200, 300, 400, 500] {
+        let x: Vec<f64> = normal(n * D, n as u64).into_iter().map(|x| 2.0 * x).collect();
+        for (kernel, score, own, range) in kernels(D) {
+            let perplexity = |width: f64| mean_perplexity(&score.weights(&x, D, width));
+            let weights = score.weights(&x, D, own);
+            let hops = shortest_paths(&weights)?.summary();
+            let matched = matched_bandwidth(n as f64 / 20.0, range, perplexity)?;
+            let sharp = shortest_paths(&score.weights(&x, D, matched))?.summary();
+            println!(
+                "| {n} | {kernel} | {:.0} | {:.2} | {} | {:.2} | {} |",
+                mean_perplexity(&weights)?,
+                hops.mean,
+                hops.max,
+                sharp.mean,
+                sharp.max
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Standard normal numbers, by Box and Muller.
+fn normal(count: usize, seed: u64) -> Vec<f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut draw = || (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (2.0 * PI * rng.random::<f64>()).cos();
+    (0..count).map(|_| draw()).collect()
+}

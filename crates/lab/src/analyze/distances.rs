@@ -1,0 +1,143 @@
+//! How far queries are from keys. "LaplacianFormer: Rethinking Linear Attention with Laplacian Kernel", Fig. 1.
+
+use serde::Serialize;
+
+use super::Sequence;
+
+/// Queries and keys that are taken, evenly spread: enough for a tail of one in a thousand.
+const TOKENS: usize = 384;
+/// Bins of a histogram.
+const BINS: usize = 60;
+/// Where it ends, in medians.
+const END: f64 = 3.0;
+
+/// The distances between the queries and keys of one head.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct HeadDistances {
+    /// The layer's name.
+    pub layer: String,
+    /// The sequence.
+    pub sequence: usize,
+    /// The head.
+    pub head: usize,
+    /// Channels: independent normal ones have a variation of `0.756 / sqrt(channels)` (sums of differences) and
+    /// `1.414 / sqrt(channels)` (squares).
+    pub channels: usize,
+    /// Sums of absolute differences.
+    pub absolute: DistanceStats,
+    /// Sums of squared differences.
+    pub squared: DistanceStats,
+}
+
+/// How some distances are distributed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DistanceStats {
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation.
+    pub std: f64,
+    /// The deviation as a share of the mean.
+    pub variation: f64,
+    /// Fourth moment over the squared variance: 3 for normal ones.
+    pub kurtosis: f64,
+    /// The distance that one in a thousand exceeds, over the median.
+    pub tail: f64,
+    /// Shares of the pairs in 60 bins from 0 to three medians; what is beyond is missing.
+    pub histogram: Vec<f64>,
+}
+
+impl DistanceStats {
+    /// Of some distances; `None` of none.
+    fn new(mut distances: Vec<f64>) -> Option<Self> {
+        distances.sort_by(f64::total_cmp);
+        let count = distances.len() as f64;
+        let median = *distances.get(distances.len() / 2)?;
+        let mean = distances.iter().sum::<f64>() / count;
+        let moment = |power: i32| distances.iter().map(|x| (x - mean).powi(power)).sum::<f64>() / count;
+        let (variance, fourth) = (moment(2), moment(4));
+        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        let mut histogram = vec![0.0; BINS];
+        for x in &distances {
+            let bin = share(*x, median) / END * BINS as f64;
+            if let Some(bin) = histogram.get_mut(bin as usize) {
+                *bin += 1.0 / count;
+            }
+        }
+        Some(Self {
+            mean,
+            std: variance.sqrt(),
+            variation: share(variance.sqrt(), mean),
+            kurtosis: share(fourth, variance * variance),
+            tail: share(distances[(0.999 * (count - 1.0)).round() as usize], median),
+            histogram,
+        })
+    }
+
+    /// The middle of each bin, in medians, and its share.
+    pub fn density(&self) -> Vec<(f64, f64)> {
+        let middle = |bin: usize| (bin as f64 + 0.5) * END / BINS as f64;
+        self.histogram.iter().enumerate().map(|(bin, &share)| (middle(bin), share)).collect()
+    }
+}
+
+/// The distances of every head of a sequence; a token's own key, where it is its query, is left out.
+pub(super) fn distances(layer: &str, number: usize, sequence: &Sequence) -> Vec<HeadDistances> {
+    let s = sequence.shape;
+    let spread = |tokens: usize| (0..tokens.min(TOKENS)).map(move |i| i * tokens / tokens.min(TOKENS));
+    let keys = sequence.k.as_deref().unwrap_or(&sequence.q);
+    let of_head = |head: usize| {
+        let row = |tokens: usize, token: usize| (head * tokens + token) * s.head_dim..;
+        let (mut absolute, mut squared) = (Vec::new(), Vec::new());
+        for i in spread(s.seq_q) {
+            let q = &sequence.q[row(s.seq_q, i)][..s.head_dim];
+            for j in spread(s.seq_kv).filter(|&j| sequence.k.is_some() || j != i) {
+                let k = &keys[row(s.seq_kv, j)][..s.head_dim];
+                let differences = || q.iter().zip(k).map(|(q, k)| f64::from(q - k));
+                absolute.push(differences().map(f64::abs).sum::<f64>());
+                squared.push(differences().map(|x| x * x).sum::<f64>());
+            }
+        }
+        let (layer, channels) = (layer.to_owned(), s.head_dim);
+        let (absolute, squared) = (DistanceStats::new(absolute)?, DistanceStats::new(squared)?);
+        Some(HeadDistances { layer, sequence: number, head, channels, absolute, squared })
+    };
+    (0..s.heads).filter_map(of_head).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+    use rand_distr::{Distribution, StandardNormal};
+    use resolvent_kernels::Shape;
+
+    use super::*;
+
+    #[test]
+    fn normal_tokens_have_the_variation_of_theory() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let shape = Shape::square(1, 1, 300, 64);
+        let mut draw = || (0..shape.q_len()).map(|_| StandardNormal.sample(&mut rng)).collect::<Vec<f32>>();
+        let sequence = Sequence { shape, q: draw(), k: Some(draw()), v: None };
+        let [found] = &distances("l", 0, &sequence)[..] else { panic!("one head") };
+        assert!((found.absolute.variation * 8.0 - 0.756).abs() < 0.05, "{found:?}");
+        assert!((found.squared.variation * 8.0 - 1.414).abs() < 0.1, "{found:?}");
+        assert!((found.squared.mean - 128.0).abs() < 4.0 && (found.absolute.kurtosis - 3.0).abs() < 0.3);
+        assert!((found.absolute.histogram.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_tied_token_is_not_far_from_itself() {
+        let shape = Shape::square(1, 1, 3, 1);
+        let sequence = Sequence { shape, q: vec![0.0, 1.0, 3.0], k: None, v: None };
+        let found = &distances("l", 0, &sequence)[0];
+        assert_eq!((found.absolute.mean, found.squared.mean), (2.0, 14.0 / 3.0));
+        let same = Sequence { shape: Shape::square(1, 1, 1, 1), q: vec![1.0], k: None, v: None };
+        assert!(distances("l", 0, &same).is_empty());
+        let flat = Sequence { q: vec![1.0; 3], shape, k: None, v: None };
+        assert_eq!(
+            (distances("l", 0, &flat)[0].absolute.variation, distances("l", 0, &flat)[0].squared.tail),
+            (0.0, 0.0)
+        );
+    }
+}

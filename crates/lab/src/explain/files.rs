@@ -1,0 +1,44 @@
+//! The files of an explanation.
+
+use std::path::{Path, PathBuf};
+
+use super::{Explanation, RESULTS, overlay};
+use crate::{
+    Error, Result,
+    disk::write_atomically,
+    report::{REPORT, explanation_page},
+    subject::Example,
+};
+
+/// The folder, within that of an explanation, of maps laid over pictures.
+pub const OVERLAYS: &str = "overlays";
+
+/// Writes `results.json`, the report, and for each picture shown `overlays/NUMBER.png` with the map that is scored; what an earlier
+/// explanation left there is removed. Returns where the report is.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write(folder: &Path, explanation: &Explanation) -> Result<PathBuf> {
+    let overlays = folder.join(OVERLAYS);
+    match std::fs::remove_dir_all(&overlays) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::io(&overlays, "cannot be replaced")(e));
+        }
+        _ => {}
+    }
+    for (index, shown) in explanation.shown.iter().enumerate() {
+        let maps = shown.layers.iter().find(|maps| maps.layer == explanation.layer);
+        if let (Example::Picture(picture), Some(maps)) = (&shown.example, maps)
+            && let Some(grid) = maps.grid
+        {
+            std::fs::create_dir_all(&overlays).map_err(Error::io(&overlays, "cannot make the folder"))?;
+            let png = overlay::overlay(picture, &maps.mean, grid);
+            write_atomically(&overlays.join(format!("{}.png", index + 1)), &png)?;
+        }
+    }
+    let (file, report) = (folder.join(RESULTS), folder.join(REPORT));
+    let json = serde_json::to_string_pretty(explanation).map_err(|e| Error::damaged(&file, e.to_string()))?;
+    write_atomically(&file, format!("{json}\n").as_bytes())?;
+    write_atomically(&report, explanation_page(explanation).as_bytes())?;
+    Ok(report)
+}

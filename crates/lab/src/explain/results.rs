@@ -1,0 +1,271 @@
+//! What an explanation found.
+
+use std::fmt::Write;
+
+use resolvent_kernels::Mechanism;
+use serde::Serialize;
+
+use super::{deletion::Deletion, localisation::Localisation, maps::breadth};
+use crate::{
+    environment::Environment,
+    subject::{Example, Region},
+};
+
+/// Shares of the places taken away at which curves are averaged.
+const SHARES: usize = 20;
+
+/// The result of an explanation, as in its `results.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Explanation {
+    /// The checkpoint.
+    pub checkpoint: String,
+    /// Steps that it was trained for.
+    pub step: usize,
+    /// Its mechanism.
+    pub mechanism: Mechanism,
+    /// What it was shown.
+    pub data: String,
+    /// Examples it was shown.
+    pub examples: usize,
+    /// The layer that `attention` is the map of.
+    pub layer: String,
+    /// Who asks: what a map is a row of, or the mean of.
+    pub rule: String,
+    /// The model's maps and those without meaning, attention first.
+    pub maps: Vec<MapScores>,
+    /// Every layer's map by itself.
+    pub layers: Vec<LayerScores>,
+    /// Some examples with their maps.
+    pub shown: Vec<Shown>,
+    /// One per example.
+    pub answers: Vec<ExampleScores>,
+    /// The machine.
+    pub environment: Environment,
+    /// Commands that repeat it.
+    pub commands: Vec<String>,
+}
+
+/// Mean and standard deviation over examples.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation (of a sample); 0 for one example.
+    pub std: f64,
+    /// Examples.
+    pub examples: usize,
+}
+
+impl Spread {
+    /// Of some values; `None` of none.
+    pub fn new(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let values: Vec<f64> = values.into_iter().collect();
+        let (examples, count) = (values.len(), values.len() as f64);
+        let mean = values.iter().sum::<f64>() / count;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        (examples > 0).then_some(Self { mean, std: (squares / (count - 1.0).max(1.0)).sqrt(), examples })
+    }
+}
+
+/// How well one kind of map explains the answers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MapScores {
+    /// `attention`, `rollout`, or a baseline: `random`, `uniform`.
+    pub map: &'static str,
+    /// One minus the area under the curve that takes the most important places first: larger is better.
+    pub morf_aoc: Spread,
+    /// The area under the curve that takes the least important places first: larger is better.
+    pub lerf_auc: Spread,
+    /// Shares of the places taken away.
+    pub removed: Vec<f64>,
+    /// Mean and deviation of what is left of the answer's probability at each, most important first.
+    pub morf: Vec<[f64; 2]>,
+    /// The same, least important first.
+    pub lerf: Vec<[f64; 2]>,
+    /// Area under the ROC curve of the places in boxes; absent without boxes.
+    pub roc_auc: Option<Spread>,
+    /// Average precision of them.
+    pub average_precision: Option<Spread>,
+    /// Share of the weight in boxes.
+    pub mass: Option<Spread>,
+    /// Share of the places in boxes: the average precision of chance.
+    pub prevalence: Option<Spread>,
+}
+
+impl MapScores {
+    /// Of one kind of map over all examples.
+    pub(super) fn new(map: &'static str, deletions: &[Deletion], found: &[Localisation]) -> Option<Self> {
+        let curve = |pick: fn(&Deletion) -> &Vec<f64>| {
+            let at = |step: usize| {
+                let share = step as f64 / SHARES as f64;
+                let spread = Spread::new(deletions.iter().map(|d| interpolated(&d.removed, pick(d), share)))?;
+                Some([spread.mean, spread.std])
+            };
+            (0..=SHARES).filter_map(at).collect()
+        };
+        let over = |pick: fn(&Localisation) -> f64| Spread::new(found.iter().map(pick));
+        Some(Self {
+            map,
+            morf_aoc: Spread::new(deletions.iter().map(Deletion::morf_aoc))?,
+            lerf_auc: Spread::new(deletions.iter().map(Deletion::lerf_auc))?,
+            removed: (0..=SHARES).map(|step| step as f64 / SHARES as f64).collect(),
+            morf: curve(|d| &d.morf),
+            lerf: curve(|d| &d.lerf),
+            roc_auc: over(|l| l.roc_auc),
+            average_precision: over(|l| l.average_precision),
+            mass: over(|l| l.mass),
+            prevalence: over(|l| l.prevalence),
+        })
+    }
+}
+
+/// The value of a curve between its points.
+fn interpolated(x: &[f64], y: &[f64], at: f64) -> f64 {
+    let after = x.partition_point(|&x| x < at).clamp(1, x.len() - 1);
+    let share = ((at - x[after - 1]) / (x[after] - x[after - 1])).clamp(0.0, 1.0);
+    y[after - 1] * (1.0 - share) + y[after] * share
+}
+
+/// The map of one layer over all examples.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerScores {
+    /// The layer.
+    pub layer: String,
+    /// Height and width of its grid; absent for texts.
+    pub grid: Option<[usize; 2]>,
+    /// Places that the map lies on, as a share of all: the exponential of its entropy.
+    pub breadth: Spread,
+    /// Area under the ROC curve of the mean over heads; absent without boxes.
+    pub roc_auc: Option<Spread>,
+    /// Average precision of it.
+    pub average_precision: Option<Spread>,
+    /// Area under the ROC curve of each head.
+    pub heads: Vec<Option<Spread>>,
+}
+
+/// One layer's maps of one example.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerMaps {
+    /// The layer.
+    pub layer: String,
+    /// Height and width of its grid; absent for texts.
+    pub grid: Option<[usize; 2]>,
+    /// The mean over heads: a weight per place, row by row.
+    pub mean: Vec<f32>,
+    /// Each head.
+    pub heads: Vec<Vec<f32>>,
+}
+
+impl LayerMaps {
+    /// Places that the map lies on, as a share of all.
+    pub(super) fn breadth(&self) -> f64 {
+        breadth(&self.mean) / self.mean.len().max(1) as f64
+    }
+}
+
+/// An example with its maps.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Shown {
+    /// Its file, or its number in the data set.
+    pub name: String,
+    /// Its class, where known.
+    pub label: Option<String>,
+    /// The model's answer.
+    pub answer: String,
+    /// The probability of it.
+    pub probability: f64,
+    /// Where its objects lie, in pixels of what the model sees.
+    pub boxes: Option<Vec<Region>>,
+    /// The tokens of a text.
+    pub tokens: Option<Vec<String>>,
+    /// The maps, first layer first.
+    pub layers: Vec<LayerMaps>,
+    /// The map through all layers, where asked for.
+    pub rollout: Option<Vec<f32>>,
+    /// What the model was shown.
+    #[serde(skip)]
+    pub example: Example,
+}
+
+/// What one example adds to the scores.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ExampleScores {
+    /// Its file, or its number in the data set.
+    pub name: String,
+    /// Its class, where known.
+    pub label: Option<String>,
+    /// The model's answer.
+    pub answer: String,
+    /// The probability of it.
+    pub probability: f64,
+    /// See [`MapScores::morf_aoc`]; of the attention.
+    pub morf_aoc: f64,
+    /// See [`MapScores::lerf_auc`]; of the attention.
+    pub lerf_auc: f64,
+    /// How the attention finds the boxes; absent without boxes, and where all places are in one, or none.
+    pub localisation: Option<Localisation>,
+}
+
+impl Explanation {
+    /// Examples whose places are partly in boxes.
+    pub fn located(&self) -> usize {
+        self.maps[0].roc_auc.map_or(0, |spread| spread.examples)
+    }
+
+    /// The scores as text.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "{:<10} {:>14} {:>14} {:>14} {:>14} {:>14}\n",
+            "map", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "in boxes"
+        );
+        let cell = |spread: Option<Spread>| {
+            spread.map_or_else(|| "-".into(), |s| format!("{:.1} ({:.1})", 100.0 * s.mean, 100.0 * s.std))
+        };
+        for m in &self.maps {
+            let columns = [Some(m.morf_aoc), Some(m.lerf_auc), m.roc_auc, m.average_precision, m.mass].map(cell);
+            let [morf, lerf, roc, precision, mass] = columns;
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{:<10} {morf:>14} {lerf:>14} {roc:>14} {precision:>14} {mass:>14}", m.map);
+        }
+        let _ = writeln!(
+            text,
+            "percent, mean (deviation) over {} examples, {} of them with boxes; {} of {}, {}",
+            self.examples,
+            self.located(),
+            self.rule,
+            self.layer,
+            self.mechanism.id()
+        );
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        let spread = Spread::new([1.0, 3.0]).unwrap();
+        assert_eq!((spread.mean, spread.examples), (2.0, 2));
+        assert!((spread.std - 2f64.sqrt()).abs() < 1e-12);
+        assert_eq!(Spread::new([4.0]).unwrap().std, 0.0);
+        assert_eq!(Spread::new([]), None);
+    }
+
+    #[test]
+    fn curves_of_different_lengths_meet() {
+        let curve = |y: [f64; 3]| Deletion { removed: vec![0.0, 0.5, 1.0], morf: y.to_vec(), lerf: y.to_vec() };
+        let long = Deletion {
+            removed: (0..=7).map(|i| f64::from(i) / 7.0).collect(),
+            morf: (0..=7).map(|i| 1.0 - f64::from(i) / 7.0).collect(),
+            lerf: vec![1.0; 8],
+        };
+        let scores = MapScores::new("random", &[curve([1.0, 0.5, 0.0]), long], &[]).unwrap();
+        for (removed, [mean, std]) in scores.removed.iter().zip(&scores.morf) {
+            assert!((mean - (1.0 - removed)).abs() < 1e-9 && *std < 1e-9, "{removed} {mean} {std}");
+        }
+        assert!((scores.morf_aoc.mean - 0.5).abs() < 1e-12 && scores.roc_auc.is_none());
+        assert_eq!(MapScores::new("random", &[], &[]), None);
+    }
+}

@@ -1,0 +1,242 @@
+//! One example after the other.
+
+use rand::RngExt;
+
+use super::{
+    Deletion, ExampleScores, ExplainOptions, Explanation, LayerAttention, LayerMaps, LayerScores, Localisation,
+    MapScores, Shown, Spread, deletion, localisation::inside, mean_of_heads, rollout,
+};
+use crate::{
+    Error, Result,
+    data::rng::{Purpose, stream},
+    environment::Environment,
+    subject::{Example, LayerCall, Region, Subject},
+};
+
+/// Fewest places of a layer whose map is taken where none is named: fewer say little of where something is.
+const PLACES: usize = 16;
+
+/// What is gathered while the examples go by.
+pub(super) struct Run<'a> {
+    options: &'a ExplainOptions,
+    subject: &'a Subject,
+    /// The layer that is scored, and what its map is.
+    layer: String,
+    rule: &'static str,
+    /// One per kind of map.
+    tallies: Vec<Tally>,
+    /// One per layer.
+    layers: Vec<LayerTally>,
+    found: Vec<ExampleScores>,
+    shown: Vec<Shown>,
+}
+
+/// The scores of one kind of map.
+struct Tally {
+    map: &'static str,
+    deletions: Vec<Deletion>,
+    found: Vec<Localisation>,
+}
+
+/// The scores of one layer.
+struct LayerTally {
+    layer: String,
+    grid: Option<[usize; 2]>,
+    breadth: Vec<f64>,
+    mean: Vec<Localisation>,
+    heads: Vec<Vec<f64>>,
+}
+
+/// Maps by their names.
+type Maps = Vec<(&'static str, Vec<f32>)>;
+
+impl<'a> Run<'a> {
+    pub(super) fn new(options: &'a ExplainOptions, subject: &'a Subject) -> Self {
+        let (tallies, layers, found, shown) = Default::default();
+        Self { options, subject, layer: String::new(), rule: "", tallies, layers, found, shown }
+    }
+
+    /// Adds example number `index`.
+    pub(super) fn explain(&mut self, index: usize, example: &Example) -> Result<()> {
+        let calls = self.subject.trace(example)?;
+        let attention = calls.iter().map(LayerAttention::new).collect::<Result<Vec<_>>>()?;
+        let layers = calls.iter().zip(&attention).map(layer_maps).collect::<Result<Vec<_>>>()?;
+        let at = self.chosen(&layers)?;
+        let chosen = &layers[at];
+        self.layer.clone_from(&chosen.layer);
+        self.rule = if calls[at].place.class_token { "the class token's row" } else { "the mean of all rows" };
+        let rolled = if self.options.rollout { Some(self.rolled(&attention)?) } else { None };
+        let answers = self.subject.answers(example, chosen.grid, &[vec![false; chosen.mean.len()]])?;
+        let most = answers[0].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let (answer, probability) = most.map_or((0, 0.0), |(class, &probability)| (class, probability));
+        let maps = self.maps(index, &chosen.mean, rolled.as_deref());
+        let scores = maps.iter().map(|(_, weights)| self.score(index, example, chosen.grid, answer, weights));
+        let scores = scores.collect::<Result<Vec<_>>>()?;
+        let class = |class: usize| self.subject.classes()[class].clone();
+        let found = ExampleScores {
+            name: example.name().to_owned(),
+            label: example.label().map(class),
+            answer: class(answer),
+            probability,
+            morf_aoc: scores[0].0.morf_aoc(),
+            lerf_auc: scores[0].0.lerf_auc(),
+            localisation: scores[0].1,
+        };
+        self.count(&maps, scores, &layers, example);
+        if self.shown.len() < self.options.shown {
+            self.shown.push(shown(&found, example, layers, rolled));
+        }
+        self.found.push(found);
+        Ok(())
+    }
+
+    /// Which of the layers is scored.
+    fn chosen(&self, layers: &[LayerMaps]) -> Result<usize> {
+        let found = match &self.options.layer {
+            Some(name) => layers.iter().position(|layer| layer.layer == *name),
+            None => {
+                let large = layers.iter().rposition(|layer| layer.grid.is_none() || layer.mean.len() >= PLACES);
+                large.or_else(|| (0..layers.len()).max_by_key(|&layer| layers[layer].mean.len()))
+            }
+        };
+        found.ok_or_else(|| {
+            let there = layers.iter().map(|layer| layer.layer.as_str()).collect::<Vec<_>>().join(", ");
+            let name = self.options.layer.as_deref().unwrap_or_default();
+            let problem = format!("names `{name}`, which the model does not have; it has {there}");
+            Error::Recipe { file: self.subject.path.clone(), field: "layer".into(), problem }
+        })
+    }
+
+    fn rolled(&self, attention: &[LayerAttention<'_>]) -> Result<Vec<f32>> {
+        rollout(attention)?.ok_or_else(|| {
+            let problem = "needs layers over the same tokens, which a pyramid's are not; leave it out".into();
+            Error::Recipe { file: self.subject.path.clone(), field: "rollout".into(), problem }
+        })
+    }
+
+    /// The model's maps, then those without meaning: one of random weights, one of equal ones, whose order is drawn.
+    fn maps(&self, index: usize, attention: &[f32], rolled: Option<&[f32]>) -> Maps {
+        let mut rng = stream(Purpose::Deletion, self.options.seed, index as u64, 1);
+        let random: Vec<f32> = attention.iter().map(|_| rng.random()).collect();
+        let mut maps = vec![("attention", attention.to_vec())];
+        maps.extend(rolled.map(|rolled| ("rollout", rolled.to_vec())));
+        maps.extend([("random", random), ("uniform", vec![1.0; attention.len()])]);
+        maps
+    }
+
+    /// One map of one example.
+    fn score(
+        &self,
+        index: usize,
+        example: &Example,
+        grid: Option<[usize; 2]>,
+        answer: usize,
+        weights: &[f32],
+    ) -> Result<(Deletion, Option<Localisation>)> {
+        let ordered = deletion::order(weights, self.options.seed, index);
+        let deletion = deletion::delete(self.subject, example, grid, answer, &ordered)?;
+        Ok((deletion, located(example, grid).and_then(|inside| Localisation::new(weights, &inside))))
+    }
+
+    /// Adds one example to all scores.
+    fn count(
+        &mut self,
+        maps: &Maps,
+        scores: Vec<(Deletion, Option<Localisation>)>,
+        layers: &[LayerMaps],
+        example: &Example,
+    ) {
+        if self.tallies.is_empty() {
+            let tally = |&(map, _): &(_, _)| Tally { map, deletions: Vec::new(), found: Vec::new() };
+            self.tallies = maps.iter().map(tally).collect();
+            self.layers = layers.iter().map(LayerTally::new).collect();
+        }
+        for (tally, (deletion, found)) in self.tallies.iter_mut().zip(scores) {
+            tally.deletions.push(deletion);
+            tally.found.extend(found);
+        }
+        for (tally, maps) in self.layers.iter_mut().zip(layers) {
+            tally.add(maps, located(example, maps.grid));
+        }
+    }
+
+    pub(super) fn finish(self) -> Explanation {
+        let Run { options, subject, .. } = self;
+        let maps = self.tallies.iter().filter_map(|tally| MapScores::new(tally.map, &tally.deletions, &tally.found));
+        Explanation {
+            checkpoint: subject.path.clone(),
+            step: subject.step,
+            mechanism: subject.recipe.mechanism.clone(),
+            data: options.data.clone(),
+            examples: self.found.len(),
+            layer: self.layer,
+            rule: self.rule.into(),
+            maps: maps.collect(),
+            layers: self.layers.into_iter().filter_map(LayerTally::finish).collect(),
+            shown: self.shown,
+            answers: self.found,
+            environment: Environment::current(),
+            commands: options.commands.clone(),
+        }
+    }
+}
+
+impl LayerTally {
+    fn new(maps: &LayerMaps) -> Self {
+        let (layer, heads) = (maps.layer.clone(), vec![Vec::new(); maps.heads.len()]);
+        Self { layer, grid: maps.grid, breadth: Vec::new(), mean: Vec::new(), heads }
+    }
+
+    /// Adds one example, of which the places `inside` boxes are known or not.
+    fn add(&mut self, maps: &LayerMaps, inside: Option<Vec<bool>>) {
+        self.breadth.push(maps.breadth());
+        let Some(inside) = inside else { return };
+        self.mean.extend(Localisation::new(&maps.mean, &inside));
+        for (found, weights) in self.heads.iter_mut().zip(&maps.heads) {
+            found.extend(Localisation::new(weights, &inside).map(|found| found.roc_auc));
+        }
+    }
+
+    fn finish(self) -> Option<LayerScores> {
+        Some(LayerScores {
+            layer: self.layer,
+            grid: self.grid,
+            breadth: Spread::new(self.breadth)?,
+            roc_auc: Spread::new(self.mean.iter().map(|found| found.roc_auc)),
+            average_precision: Spread::new(self.mean.iter().map(|found| found.average_precision)),
+            heads: self.heads.into_iter().map(Spread::new).collect(),
+        })
+    }
+}
+
+fn layer_maps((call, layer): (&LayerCall, &LayerAttention<'_>)) -> Result<LayerMaps> {
+    let heads = layer.heads()?;
+    let (layer, grid) = (call.place.name.clone(), call.place.grid);
+    Ok(LayerMaps { layer, grid, mean: mean_of_heads(&heads), heads })
+}
+
+/// The boxes of a picture, where known.
+fn boxes(example: &Example) -> Option<&[Region]> {
+    match example {
+        Example::Picture(picture) => picture.boxes.as_deref(),
+        Example::Text(_) => None,
+    }
+}
+
+/// Which places of the grid are in boxes, where boxes are known.
+fn located(example: &Example, grid: Option<[usize; 2]>) -> Option<Vec<bool>> {
+    match example {
+        Example::Picture(picture) => Some(inside(picture, picture.boxes.as_deref()?, grid?)),
+        Example::Text(_) => None,
+    }
+}
+
+fn shown(found: &ExampleScores, example: &Example, layers: Vec<LayerMaps>, rollout: Option<Vec<f32>>) -> Shown {
+    let tokens = match example {
+        Example::Text(text) => Some(text.spans.iter().map(|&(from, to)| text.text[from..to].to_owned()).collect()),
+        Example::Picture(_) => None,
+    };
+    let ExampleScores { name, label, answer, probability, .. } = found.clone();
+    let (boxes, example) = (boxes(example).map(<[_]>::to_vec), example.clone());
+    Shown { name, label, answer, probability, boxes, tokens, layers, rollout, example }
+}

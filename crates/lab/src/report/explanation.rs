@@ -1,0 +1,279 @@
+//! The report of an explanation.
+
+use std::fmt::Write;
+
+use maud::{Markup, PreEscaped, html};
+
+use super::{
+    chart::{self, Axes, Bar, Series},
+    page,
+};
+use crate::{
+    explain::{Explanation, LayerMaps, MapScores, Shown, Spread, overlay, scaled},
+    subject::{Example, PictureExample, TextExample},
+};
+
+/// The page of an explanation.
+pub fn explanation_page(e: &Explanation) -> String {
+    let body = html! {
+        h1 { "What this model looks at" }
+        p class="quiet" {
+            (e.checkpoint) ", step " (page::count(e.step)) ", shown " (page::count(e.examples)) " examples of " (e.data) ". "
+            "A map is " (e.rule) " of the matrix that " (e.mechanism.id()) " multiplies its values with"
+            ": what the answer is read from looks at each place with that weight. Negative weights count as 0."
+        }
+        (page::tiles(&tiles(e)))
+        @if !e.shown.is_empty() {
+            h2 { "Maps" }
+            style { (PreEscaped(backgrounds(&e.shown))) }
+            p class="quiet" {
+                "Each map runs from its least to its largest weight, " (if e.shown.iter().any(|shown| shown.tokens.is_some()) { "pale to strong" } else { "dark to bright" })
+                ". Of a layer, first comes the mean of its heads, then each head."
+            }
+            div class="examples" { @for (index, shown) in e.shown.iter().enumerate() { (example(index, shown, &e.layer)) } }
+        }
+        h2 { "Do the answers rest on what the maps find?" }
+        div class="scroll" { (scores(&e.maps)) }
+        p class="quiet" {
+            "Percent, mean and standard deviation over the examples, of " (e.layer) ". MoRF-AOC: the area above the curve of the answer's probability, as a share of what it was, "
+            "while places are taken away, most important first. LeRF-AUC: the area under it, least important first. Both are large for a map that "
+            "tells what matters. A picture's places are filled with its mean colour, a text's tokens are absent. "
+            @if e.located() > 0 {
+                "ROC-AUC and average precision (AP): how well weights tell the places in boxes from others, over " (e.located()) " pictures; chance is 50 % and the share of places in boxes. "
+            }
+            "Random maps and equal weights (taken away in a random order) say what no map is needed for."
+        }
+        div class="charts" {
+            (curves(e, "Most important places first", |m| &m.morf))
+            (curves(e, "Least important places first", |m| &m.lerf))
+            @if e.located() > 0 { (rocs(e)) (precisions(e)) }
+        }
+        h2 { "Layer by layer" }
+        div class="scroll" { (layers(e)) }
+        h2 { "Example by example" }
+        div class="scroll" { (examples(e)) }
+        (page::environment(&e.environment, &e.data, &e.commands))
+    };
+    page::shell(&format!("What {} looks at", e.checkpoint), &body)
+}
+
+fn tiles(e: &Explanation) -> Vec<(&'static str, String)> {
+    let right = e.answers.iter().filter(|found| found.label.as_ref() == Some(&found.answer)).count();
+    let known = e.answers.iter().filter(|found| found.label.is_some()).count();
+    let (own, chance) = (&e.maps[0], e.maps.iter().find(|m| m.map == "random"));
+    let mut tiles = vec![("mechanism", e.mechanism.id().to_owned())];
+    if known > 0 {
+        tiles.push(("answers right", page::percent(right as f64 / known as f64)));
+    }
+    tiles.push(("MoRF-AOC", cell(Some(own.morf_aoc))));
+    if let Some(chance) = chance {
+        tiles.push(("MoRF-AOC of random maps", cell(Some(chance.morf_aoc))));
+    }
+    if let Some(roc) = own.roc_auc {
+        tiles.push(("ROC-AUC of the boxes", cell(Some(roc))));
+    }
+    tiles
+}
+
+fn cell(spread: Option<Spread>) -> String {
+    spread.map_or_else(|| "–".into(), |s| format!("{:.1} %", 100.0 * s.mean))
+}
+
+/// A table's cell of mean and deviation.
+fn spread(spread: Option<Spread>) -> Markup {
+    html! { td { @match spread { Some(s) => { (format!("{:.1}", 100.0 * s.mean)) " " small { "± " (format!("{:.1}", 100.0 * s.std)) } } None => "–" } } }
+}
+
+/// The pictures shown, each once.
+fn backgrounds(shown: &[Shown]) -> String {
+    let mut css = String::new();
+    for (index, shown) in shown.iter().enumerate() {
+        if let Example::Picture(picture) = &shown.example {
+            let address = overlay::address(&overlay::picture(picture));
+            // Writing to a string cannot fail.
+            let _ = write!(css, ".picture{index} {{ background-image: url({address}); }}");
+        }
+    }
+    css
+}
+
+fn example(index: usize, shown: &Shown, scored: &str) -> Markup {
+    html! {
+        section {
+            h3 {
+                (shown.name) ": " (shown.answer) " " small { (page::percent(shown.probability)) }
+                @if let Some(label) = shown.label.as_ref().filter(|label| **label != shown.answer) { small { " (is " (label) ")" } }
+            }
+            @match &shown.example {
+                Example::Picture(picture) => {
+                    div class="maps" {
+                        figure { (framed(index, picture, None, "the picture")) figcaption { "picture" } }
+                        @for maps in shown.layers.iter().filter(|maps| maps.layer == scored) {
+                            figure { (framed(index, picture, maps.grid.map(|grid| (&maps.mean[..], grid)), &maps.layer)) figcaption { (maps.layer) } }
+                        }
+                        @if let Some((rollout, grid)) = shown.rollout.as_ref().zip(shown.layers.first().and_then(|maps| maps.grid)) {
+                            figure { (framed(index, picture, Some((rollout, grid)), "through all layers")) figcaption { "all layers" } }
+                        }
+                    }
+                    details {
+                        summary { "Every layer and head" }
+                        @for maps in &shown.layers {
+                            p class="quiet" { (maps.layer) }
+                            div class="maps small" {
+                                @for (name, weights) in rows(maps) {
+                                    (framed(index, picture, maps.grid.map(|grid| (weights, grid)), &format!("{}, {name}", maps.layer)))
+                                }
+                            }
+                        }
+                    }
+                }
+                Example::Text(text) => {
+                    @for maps in shown.layers.iter().filter(|maps| maps.layer == scored) { (tokens(text, &maps.mean)) }
+                    details {
+                        summary { "Every layer and head" }
+                        @for maps in &shown.layers {
+                            @for (name, weights) in rows(maps) { p class="quiet" { (maps.layer) ", " (name) } (tokens(text, weights)) }
+                        }
+                        @if let Some(rollout) = &shown.rollout { p class="quiet" { "through all layers" } (tokens(text, rollout)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The mean of the heads and the heads, by name.
+fn rows(maps: &LayerMaps) -> impl Iterator<Item = (String, &[f32])> {
+    let heads = maps.heads.iter().enumerate().map(|(head, weights)| (format!("head {head}"), &weights[..]));
+    std::iter::once(("mean of the heads".to_owned(), &maps.mean[..])).chain(heads)
+}
+
+/// A picture with a map over it, and its boxes.
+fn framed(index: usize, picture: &PictureExample, map: Option<(&[f32], [usize; 2])>, what: &str) -> Markup {
+    let (width, height) = (picture.shape.width as f64, picture.shape.height as f64);
+    let class = format!("picture picture{index}{}", if map.is_some() { " under" } else { "" });
+    html! {
+        span class="frame" role="img" aria-label=(what) title=(what) style=(format!("aspect-ratio: {width} / {height}")) {
+            span class=(class) {}
+            @if let Some((weights, grid)) = map { img class="heat" alt="" src=(overlay::address(&overlay::heat(weights, grid))); }
+            @for region in picture.boxes.iter().flatten() {
+                @let share = |at: f64, extent: f64| format!("{:.2}%", 100.0 * at / extent);
+                span class="box" style=(format!(
+                    "left:{};top:{};width:{};height:{}",
+                    share(region.left, width), share(region.top, height),
+                    share(region.right - region.left, width), share(region.bottom - region.top, height)
+                )) {}
+            }
+        }
+    }
+}
+
+/// A text whose tokens are as dark as their weights.
+fn tokens(text: &TextExample, weights: &[f32]) -> Markup {
+    let ends = std::iter::once(0).chain(text.spans.iter().map(|&(_, to)| to));
+    let parts = text.spans.iter().zip(ends).zip(scaled(weights).into_iter().zip(weights));
+    html! {
+        p class="tokens" {
+            @for ((&(from, to), end), (share, weight)) in parts {
+                (text.text.get(end..from).unwrap_or_default())
+                span style=(format!("--share:{share:.3}")) title=(format!("{weight:.3e}")) { (text.text[from..to]) }
+            }
+            @if let Some(rest) = text.spans.last().and_then(|&(_, to)| text.text.get(to..)).filter(|rest| !rest.is_empty()) {
+                span class="quiet" { (rest) }
+            }
+        }
+    }
+}
+
+fn scores(maps: &[MapScores]) -> Markup {
+    html! {
+        table class="sortable" {
+            thead { tr { @for heading in ["Map", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "Weight in boxes", "Places in boxes"] { th scope="col" { (heading) } } } }
+            tbody {
+                @for m in maps {
+                    tr {
+                        th scope="row" { (m.map) }
+                        @for value in [Some(m.morf_aoc), Some(m.lerf_auc), m.roc_auc, m.average_precision, m.mass, m.prevalence] { (spread(value)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn curves(e: &Explanation, title: &str, pick: fn(&MapScores) -> &Vec<[f64; 2]>) -> Markup {
+    let series = e.maps.iter().enumerate().map(|(index, m)| Series {
+        label: m.map.into(),
+        style: style(e, index),
+        points: m.removed.iter().zip(pick(m)).map(|(&x, [mean, _])| (x, *mean)).collect(),
+    });
+    let axes = Axes { title, x: "share of places taken away", y: "probability left", percent: true };
+    chart::lines(axes, &series.collect::<Vec<_>>())
+}
+
+/// The colour of a kind of map: the model's own has its mechanism's.
+fn style(e: &Explanation, index: usize) -> usize {
+    let own = page::style_of(e.mechanism.id());
+    if index == 0 { own } else { [1, 5, 11, 3].into_iter().filter(|&style| style != own).nth(index - 1).unwrap_or(1) }
+}
+
+fn bars(e: &Explanation, title: &str, pick: fn(&MapScores) -> Option<Spread>) -> Markup {
+    let bar = |(index, m): (usize, &MapScores)| {
+        let value = pick(m)?.mean;
+        let (label, text) = (m.map.into(), page::percent(value));
+        Some(Bar { label, style: style(e, index), value, text, dots: Vec::new() })
+    };
+    chart::bars(title, 0.0, &e.maps.iter().enumerate().filter_map(bar).collect::<Vec<_>>())
+}
+
+fn rocs(e: &Explanation) -> Markup {
+    bars(e, "ROC-AUC of the places in boxes", |m| m.roc_auc)
+}
+
+fn precisions(e: &Explanation) -> Markup {
+    bars(e, "Average precision of the places in boxes", |m| m.average_precision)
+}
+
+fn layers(e: &Explanation) -> Markup {
+    html! {
+        table class="sortable" {
+            thead { tr { @for heading in ["Layer", "Grid", "Places looked at", "ROC-AUC", "AP", "ROC-AUC of the heads"] { th scope="col" { (heading) } } } }
+            tbody {
+                @for layer in &e.layers {
+                    tr {
+                        th scope="row" { (layer.layer) @if layer.layer == e.layer { small { " scored above" } } }
+                        td { @match layer.grid { Some([rows, columns]) => { (rows) " × " (columns) } None => "–" } }
+                        (spread(Some(layer.breadth)))
+                        (spread(layer.roc_auc))
+                        (spread(layer.average_precision))
+                        td { (layer.heads.iter().map(|head| head.map_or_else(|| "–".into(), |s| format!("{:.1}", 100.0 * s.mean))).collect::<Vec<_>>().join(", ")) }
+                    }
+                }
+            }
+        }
+        p class="quiet" { "Places looked at: the exponential of the map's entropy, as a share of all places; 100 % is flat." }
+    }
+}
+
+fn examples(e: &Explanation) -> Markup {
+    let percent = |share: f64| format!("{:.1}", 100.0 * share);
+    html! {
+        table class="sortable" {
+            thead { tr { @for heading in ["Example", "Is", "Answer", "Probability", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "Weight in boxes"] { th scope="col" { (heading) } } } }
+            tbody {
+                @for found in &e.answers {
+                    tr {
+                        th scope="row" { (found.name) }
+                        td { (found.label.as_deref().unwrap_or("–")) }
+                        td { (found.answer) }
+                        @for share in [found.probability, found.morf_aoc, found.lerf_auc] { td { (percent(share)) } }
+                        @match &found.localisation {
+                            Some(l) => { @for share in [l.roc_auc, l.average_precision, l.mass] { td { (percent(share)) } } }
+                            None => { @for _ in 0..3 { td { "–" } } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What a model is shown: test examples of a data set, or pictures and texts of one's own.
+
+use std::path::{Path, PathBuf};
+
+use super::voc::{self, Region};
+use crate::{
+    Error, Result,
+    augment::{Filter, Rectangle, resample},
+    checkpoint::{PictureExpectation, TextExpectation},
+    data::{self, Data, Dataset, PictureShape, Span, TextDataset, Vocabulary, images::decode_file},
+};
+
+/// Where examples come from.
+#[expect(clippy::large_enum_variant, reason = "a command has one")]
+#[derive(Debug, Clone)]
+pub enum Material {
+    /// The test part of a data set.
+    Data(Data),
+    /// A PNG or JPEG picture, or a folder of them, each resized (shorter side) and cut (centre) to what the model sees.
+    Pictures {
+        /// The file or folder.
+        input: PathBuf,
+        /// Pascal VOC annotations: the file, or a folder with `NAME.xml` for each `NAME.jpg`.
+        boxes: Option<PathBuf>,
+    },
+    /// Texts.
+    Texts(Vec<String>),
+}
+
+/// One example as a model is shown it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Example {
+    /// A picture.
+    Picture(PictureExample),
+    /// A text.
+    Text(TextExample),
+}
+
+impl Example {
+    /// Its file, or its number in the data set.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Picture(picture) => &picture.name,
+            Self::Text(text) => &text.name,
+        }
+    }
+
+    /// Its class, where known.
+    pub fn label(&self) -> Option<usize> {
+        match self {
+            Self::Picture(picture) => picture.label,
+            Self::Text(text) => text.label,
+        }
+    }
+}
+
+/// A picture at the size that the model sees.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PictureExample {
+    /// Its file, or its number in the data set.
+    pub name: String,
+    /// Its shape.
+    pub shape: PictureShape,
+    /// `[channels, height, width]`.
+    pub bytes: Vec<u8>,
+    /// Its class, where known.
+    pub label: Option<usize>,
+    /// Where its objects lie; `None` where nobody knows.
+    pub boxes: Option<Vec<Region>>,
+}
+
+/// A text as tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextExample {
+    /// Its number.
+    pub name: String,
+    /// The text.
+    pub text: String,
+    /// Its tokens.
+    pub ids: Vec<u16>,
+    /// Which bytes of the text each token is.
+    pub spans: Vec<Span>,
+    /// Its class, where known.
+    pub label: Option<usize>,
+}
+
+/// `count` of `len` places, evenly spread: files are often sorted by class.
+fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
+    let count = count.min(len);
+    (0..count).map(move |i| i * len / count)
+}
+
+/// Examples for a model of pictures.
+pub(super) fn pictures(expects: &PictureExpectation, material: &Material, count: usize) -> Result<Vec<Example>> {
+    match material {
+        Material::Data(Data::Pictures(dataset)) => of_dataset(expects, dataset, count),
+        Material::Pictures { input, boxes } => {
+            let files = if input.is_dir() { picture_files(input)? } else { vec![input.clone()] };
+            let chosen = spread(files.len(), count);
+            chosen.map(|index| file(expects, &files[index], boxes.as_deref())).collect()
+        }
+        other => Err(unfit(other, "pictures")),
+    }
+}
+
+fn of_dataset(expects: &PictureExpectation, dataset: &Dataset, count: usize) -> Result<Vec<Example>> {
+    expects.check(dataset)?;
+    let split = &dataset.test;
+    let region = |index: usize| {
+        let b = split.boxes()?[index];
+        let [left, top, right, bottom] = [b.left, b.top, b.right, b.bottom].map(f64::from);
+        Some(vec![Region { left, top, right, bottom }])
+    };
+    let one = |index: usize| {
+        Example::Picture(PictureExample {
+            name: format!("{} {index}", dataset.name),
+            shape: split.shape(),
+            bytes: split.picture(index).to_vec(),
+            label: Some(split.labels()[index] as usize),
+            boxes: region(index),
+        })
+    };
+    Ok(spread(split.len(), count).map(one).collect())
+}
+
+/// The pictures of a folder, by name.
+fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let list = || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut files = list().map_err(Error::io(folder, "cannot list the folder"))?;
+    let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
+    files.retain(|file| ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
+    files.sort();
+    if files.is_empty() {
+        let problem = "holds no picture that ends in .png, .jpg or .jpeg; name a file, or a folder of them".into();
+        return Err(data::Error::Empty { path: folder.into(), problem }.into());
+    }
+    Ok(files)
+}
+
+/// One picture file with its boxes.
+fn file(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Result<Example> {
+    let decoded = decode_file(path)?;
+    let [channels, height, width] = expects.shape;
+    let shape = decoded.shape;
+    let boxes = boxes.map(|boxes| voc::read(&annotation(boxes, path), shape.width, shape.height)).transpose()?;
+    if shape.channels > channels {
+        let problem = "is in colour, the model was trained on grey pictures; convert it".into();
+        return Err(data::Error::Format { path: path.into(), problem }.into());
+    }
+    let area = Rectangle::centred(shape, height, width, 1.0);
+    let seen = resample(&decoded, area, height, width, Filter::Bicubic).to_bytes();
+    Ok(Example::Picture(PictureExample {
+        name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        shape: PictureShape { channels, height, width },
+        bytes: seen.repeat(channels / shape.channels),
+        label: None,
+        boxes: boxes.map(|boxes| boxes.iter().filter_map(|region| cut(region, area, height, width)).collect()),
+    }))
+}
+
+fn annotation(boxes: &Path, picture: &Path) -> PathBuf {
+    match boxes.is_dir() {
+        true => boxes.join(picture.file_stem().unwrap_or_default()).with_added_extension("xml"),
+        false => boxes.into(),
+    }
+}
+
+/// What is left of a region in `area` at its new size; `None` where it lies outside.
+fn cut(region: &Region, area: Rectangle, height: usize, width: usize) -> Option<Region> {
+    let (down, across) = (height as f64 / area.height as f64, width as f64 / area.width as f64);
+    let x = |at: f64| ((at - area.left as f64) * across).clamp(0.0, width as f64);
+    let y = |at: f64| ((at - area.top as f64) * down).clamp(0.0, height as f64);
+    let cut = Region { left: x(region.left), top: y(region.top), right: x(region.right), bottom: y(region.bottom) };
+    (cut.left < cut.right && cut.top < cut.bottom).then_some(cut)
+}
+
+/// Examples for a model of texts.
+pub(super) fn texts(
+    expects: &TextExpectation,
+    vocabulary: &Vocabulary,
+    material: &Material,
+    count: usize,
+) -> Result<Vec<Example>> {
+    let one = |name: String, text: &str, label| {
+        let (ids, spans) = vocabulary.spans(text, expects.max_tokens)?;
+        Ok(Example::Text(TextExample { name, text: text.into(), ids, spans, label }))
+    };
+    match material {
+        Material::Data(Data::Texts(TextDataset { name, classes, test, .. })) => {
+            expects.check(name, classes)?;
+            let chosen = spread(test.texts.len(), count);
+            chosen.map(|i| one(format!("{name} {i}"), &test.texts[i], Some(test.labels[i] as usize))).collect()
+        }
+        Material::Texts(texts) => {
+            let numbered = texts.iter().take(count).enumerate();
+            numbered.map(|(i, text)| one(format!("text {}", i + 1), text, None)).collect()
+        }
+        other => Err(unfit(other, "texts")),
+    }
+}
+
+/// The error of a model that was trained on `expected` and is shown something else.
+fn unfit(material: &Material, expected: &str) -> Error {
+    let (name, found) = match material {
+        Material::Data(Data::Pictures(data)) => (data.name.clone(), "pictures"),
+        Material::Data(Data::Texts(data)) => (data.name.clone(), "texts"),
+        Material::Data(Data::Pairs(data)) => (data.name.clone(), "translations"),
+        Material::Data(Data::Corpus(data)) => (data.name.clone(), "plain text"),
+        Material::Pictures { input, .. } => (input.display().to_string(), "pictures"),
+        Material::Texts(_) => ("the texts".into(), "texts"),
+    };
+    let problem = format!("it holds {found}, the model was trained on {expected}; show it {expected}");
+    Error::Unfit { name, problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_follow_the_cut() {
+        let area = Rectangle { top: 0, left: 10, height: 20, width: 20 };
+        let region = Region { left: 5.0, top: 10.0, right: 20.0, bottom: 15.0 };
+        let expected = Region { left: 0.0, top: 5.0, right: 5.0, bottom: 7.5 };
+        assert_eq!(cut(&region, area, 10, 10), Some(expected));
+        assert_eq!(cut(&Region { right: 10.0, ..region }, area, 10, 10), None, "outside of what is seen");
+    }
+
+    #[test]
+    fn examples_are_evenly_spread() {
+        assert_eq!(spread(10, 4).collect::<Vec<_>>(), [0, 2, 5, 7]);
+        assert_eq!(spread(3, 9).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(spread(0, 9).count(), 0);
+    }
+}

@@ -1,0 +1,223 @@
+//! A trained classifier under observation: its answers, also to inputs that lack a part, and what its attention is made of, one
+//! example at a time.
+//!
+//! Examples are shown alone, so that no text is padded.
+
+mod examples;
+mod trace;
+mod voc;
+
+use std::path::Path;
+
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use resolvent::models::TextClassifier;
+
+pub use examples::{Example, Material, PictureExample, TextExample};
+pub use trace::{LayerCall, Place};
+pub use voc::{Region, read as read_boxes};
+
+use crate::{
+    Error, Recipe, Result,
+    checkpoint::{Checkpoint, Expectation, PictureExpectation, TextExpectation},
+    data::Vocabulary,
+    predict::text_classifier,
+    train::{self, PictureModel},
+};
+use trace::Watched;
+
+/// A trained classifier of pictures or texts.
+#[derive(Debug)]
+pub struct Subject {
+    /// The checkpoint's folder.
+    pub path: String,
+    /// Steps that it was trained for.
+    pub step: usize,
+    /// What it was trained with.
+    pub recipe: Recipe,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Pictures(Box<Watched<PictureModel>>, PictureExpectation),
+    Texts(Box<Watched<TextClassifier>>, Box<Vocabulary>, TextExpectation),
+}
+
+impl Subject {
+    /// The model of the run or the checkpoint in `path`.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::Unfit`] for a translator, which has no answer to explain.
+    pub fn load(path: &Path) -> Result<Self> {
+        let mut checkpoint = Checkpoint::find(path)?;
+        let kind = match checkpoint.state.expects.clone() {
+            Expectation::Pictures(expects) => {
+                let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
+                let init = || train::picture_model(&expects, recipe, &checkpoint.state.data.name, &device);
+                let model = train::drawn(recipe.seed, &device, init)?;
+                let model = checkpoint.load_weights(model)?;
+                let places = places(&model);
+                Kind::Pictures(Box::new(Watched::new(model, places, PictureModel::attentions_mut)), expects)
+            }
+            Expectation::Texts(_) => {
+                let (model, vocabulary, expects) = text_classifier(&mut checkpoint, path)?;
+                let place = |index| Place { name: format!("blocks.{index}"), class_token: false, grid: None };
+                let places = (0..model.encoder.blocks.len()).map(place).collect();
+                let watched = Watched::new(model, places, |model| {
+                    model.encoder.blocks.iter_mut().map(|block| &mut block.attention).collect()
+                });
+                Kind::Texts(Box::new(watched), Box::new(vocabulary), expects)
+            }
+            other => return Err(other.refuses(&path.display().to_string(), "a classifier's examples")),
+        };
+        let (path, step) = (checkpoint.path.display().to_string(), checkpoint.state.step);
+        Ok(Self { path, step, recipe: checkpoint.state.recipe.clone(), kind })
+    }
+
+    /// Names of the classes.
+    pub fn classes(&self) -> &[String] {
+        match &self.kind {
+            Kind::Pictures(_, expects) => &expects.classes,
+            Kind::Texts(_, _, expects) => &expects.classes,
+        }
+    }
+
+    /// Whether it was trained on pictures.
+    pub fn sees_pictures(&self) -> bool {
+        matches!(self.kind, Kind::Pictures(..))
+    }
+
+    /// At most `count` examples of `material`, evenly spread over it.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] for what the model was not trained on, [`Error::Data`] for what cannot be read.
+    pub fn examples(&self, material: &Material, count: usize) -> Result<Vec<Example>> {
+        match &self.kind {
+            Kind::Pictures(_, expects) => examples::pictures(expects, material, count),
+            Kind::Texts(_, vocabulary, expects) => examples::texts(expects, vocabulary, material, count),
+        }
+    }
+
+    /// What every layer's attention is given for `example`, first layer first.
+    ///
+    /// # Errors
+    /// [`Error::Model`], [`Error::Unfit`] for an example of another kind or a model that has diverged.
+    pub fn trace(&self, example: &Example) -> Result<Vec<LayerCall>> {
+        match (&self.kind, example) {
+            (Kind::Pictures(model, expects), Example::Picture(picture)) => {
+                let images = images(expects, picture, std::slice::from_ref(&picture.bytes));
+                model.trace(|model| model.try_forward(images))
+            }
+            (Kind::Texts(model, ..), Example::Text(text)) => {
+                let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]]);
+                model.trace(|model| Ok(model.try_forward(tokens, None)?))
+            }
+            _ => Err(self.wrong(example)),
+        }
+    }
+
+    /// The probability of each class, once for each of `removed`: which places of `grid` (row by row; for a text, which tokens)
+    /// the example lacks. A picture's places are filled with its mean colour; a text's tokens are absent, and the others keep
+    /// their positions.
+    ///
+    /// # Errors
+    /// As [`Subject::trace`].
+    pub fn answers(&self, example: &Example, grid: Option<[usize; 2]>, removed: &[Vec<bool>]) -> Result<Vec<Vec<f64>>> {
+        let logits = match (&self.kind, example) {
+            (Kind::Pictures(model, expects), Example::Picture(picture)) => {
+                let pictures: Vec<_> = removed.iter().map(|removed| without(picture, grid, removed)).collect();
+                model.plain.try_forward(images(expects, picture, &pictures))?
+            }
+            (Kind::Texts(model, ..), Example::Text(text)) => {
+                let (tokens, padding) = tokens(text, removed);
+                model.plain.try_forward(tokens, Some(padding))?
+            }
+            _ => return Err(self.wrong(example)),
+        };
+        let logits: Vec<f32> = logits.into_data().iter().collect();
+        Ok(logits.chunks_exact(self.classes().len()).map(probabilities).collect())
+    }
+
+    fn wrong(&self, example: &Example) -> Error {
+        let problem = "is not of the kind that the model was trained on".into();
+        Error::Unfit { name: example.name().into(), problem }
+    }
+}
+
+/// Where the attention of a model of pictures is.
+fn places(model: &PictureModel) -> Vec<Place> {
+    match model {
+        PictureModel::Vit(model) => {
+            let (class_token, grid) = (model.cls.is_some(), model.image.map(|side| side / model.patch_side));
+            let place = |index| Place { name: format!("blocks.{index}"), class_token, grid: Some(grid) };
+            (0..model.blocks.len()).map(place).collect()
+        }
+        PictureModel::Pyramid(model) => {
+            let stages = model.stages.iter().enumerate();
+            let of_stage = |(index, stage): (usize, &resolvent::models::pyramid::Stage)| {
+                let (class_token, grid) = (stage.cls.is_some(), Some(stage.grid));
+                let name = move |block| format!("stages.{index}.blocks.{block}");
+                (0..stage.blocks.len()).map(move |block| Place { name: name(block), class_token, grid })
+            };
+            stages.flat_map(of_stage).collect()
+        }
+    }
+}
+
+/// Pictures of one example's shape as the model is shown them.
+fn images(expects: &PictureExpectation, example: &PictureExample, pictures: &[Vec<u8>]) -> Tensor<4> {
+    let (shape, plane) = (example.shape, example.shape.plane());
+    let normalised = |(at, byte): (usize, &u8)| {
+        let channel = at / plane % shape.channels;
+        (f32::from(*byte) / 255.0 - expects.mean[channel]) / expects.std[channel]
+    };
+    let values: Vec<f32> = pictures.iter().flat_map(|picture| picture.iter().enumerate().map(normalised)).collect();
+    let dims = [pictures.len(), shape.channels, shape.height, shape.width];
+    Tensor::from_data(TensorData::new(values, dims), &Device::flex())
+}
+
+/// The picture with the places of `grid` that are `removed` filled with the mean of its channels.
+fn without(picture: &PictureExample, grid: Option<[usize; 2]>, removed: &[bool]) -> Vec<u8> {
+    let (shape, [rows, columns]) = (picture.shape, grid.unwrap_or([1, removed.len()]));
+    let mut bytes = picture.bytes.clone();
+    for plane in bytes.chunks_exact_mut(shape.plane()) {
+        let mean = plane.iter().map(|&byte| f64::from(byte)).sum::<f64>() / plane.len() as f64;
+        for (at, byte) in plane.iter_mut().enumerate() {
+            let (row, column) = (at / shape.width * rows / shape.height, at % shape.width * columns / shape.width);
+            if removed[row * columns + column] {
+                *byte = mean.round() as u8;
+            }
+        }
+    }
+    bytes
+}
+
+/// A text once for each of `removed`, which are no tokens.
+fn tokens(text: &TextExample, removed: &[Vec<bool>]) -> (Tensor<2, Int>, Tensor<2, Bool>) {
+    let (dims, device) = ([removed.len(), text.ids.len()], Device::flex());
+    let ids: Vec<i32> = text.ids.iter().map(|&id| id.into()).collect();
+    let ids = Tensor::from_data(TensorData::new(ids.repeat(removed.len()), dims), &device);
+    (ids, Tensor::from_data(TensorData::new(removed.concat(), dims), &device))
+}
+
+fn probabilities(logits: &[f32]) -> Vec<f64> {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - highest).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|power| power / sum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::PictureShape;
+
+    #[test]
+    fn removed_places_are_the_mean_colour() {
+        let shape = PictureShape { channels: 1, height: 2, width: 4 };
+        let bytes = vec![0, 0, 8, 8, 0, 0, 8, 16];
+        let picture = PictureExample { name: String::new(), shape, bytes, label: None, boxes: None };
+        assert_eq!(without(&picture, Some([1, 2]), &[false, true]), [0, 0, 5, 5, 0, 0, 5, 5]);
+        assert_eq!(without(&picture, Some([1, 2]), &[false, false]), picture.bytes);
+    }
+}
