@@ -202,9 +202,9 @@ fn scores(maps: &[MapScores]) -> Markup {
 }
 
 fn curves(e: &Explanation, title: &str, pick: fn(&MapScores) -> &Vec<[f64; 2]>) -> Markup {
-    let series = e.maps.iter().enumerate().map(|(index, m)| Series {
+    let series = e.maps.iter().map(|m| Series {
         label: m.map.into(),
-        style: style(e, index),
+        style: style(e, m.map),
         points: m.removed.iter().zip(pick(m)).map(|(&x, [mean, _])| (x, *mean)).collect(),
     });
     let axes = Axes { title, x: "share of places taken away", y: "probability left", percent: true };
@@ -212,18 +212,24 @@ fn curves(e: &Explanation, title: &str, pick: fn(&MapScores) -> &Vec<[f64; 2]>) 
 }
 
 /// The colour of a kind of map: the model's own has its mechanism's.
-fn style(e: &Explanation, index: usize) -> usize {
+fn style(e: &Explanation, map: &str) -> usize {
     let own = page::style_of(e.mechanism.id());
-    if index == 0 { own } else { [1, 5, 11, 3].into_iter().filter(|&style| style != own).nth(index - 1).unwrap_or(1) }
+    let free: Vec<usize> = [3, 5, 1, 11].into_iter().filter(|&style| style != own).collect();
+    match map {
+        "rollout" => free[0],
+        "random" => free[1],
+        "uniform" => free[2],
+        _ => own,
+    }
 }
 
 fn bars(e: &Explanation, title: &str, pick: fn(&MapScores) -> Option<Spread>) -> Markup {
-    let bar = |(index, m): (usize, &MapScores)| {
+    let bar = |m: &MapScores| {
         let value = pick(m)?.mean;
         let (label, text) = (m.map.into(), page::percent(value));
-        Some(Bar { label, style: style(e, index), value, text, dots: Vec::new() })
+        Some(Bar { label, style: style(e, m.map), value, text, dots: Vec::new() })
     };
-    chart::bars(title, 0.0, &e.maps.iter().enumerate().filter_map(bar).collect::<Vec<_>>())
+    chart::bars(title, 0.0, &e.maps.iter().filter_map(bar).collect::<Vec<_>>())
 }
 
 fn rocs(e: &Explanation) -> Markup {
