@@ -33,6 +33,9 @@ pub struct RecipeArgs {
     /// Passes over the training examples
     #[arg(long, value_name = "N")]
     pub epochs: Option<usize>,
+    /// Most steps per run, whatever the number of epochs; the warm-up shrinks with them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_steps: Option<u32>,
     /// Most minutes per run; a schedule that does not fit is shortened as a whole
     #[arg(long, value_name = "MINUTES")]
     pub max_minutes: Option<f64>,
@@ -77,6 +80,7 @@ impl RecipeArgs {
             // A recipe's warm-up is meant for its own length.
             recipe.schedule.warmup_epochs = recipe.schedule.warmup_epochs.min(epochs as f64 / 4.0);
         }
+        recipe.schedule.max_steps = self.max_steps.map(|steps| steps as usize).or(recipe.schedule.max_steps);
         recipe.schedule.max_minutes = self.max_minutes.or(recipe.schedule.max_minutes);
         recipe.data = self.data.as_ref().map(Source::to_string).or(recipe.data);
         recipe.validate()?;

@@ -198,6 +198,7 @@ impl Recipe {
                 ">= 0 and less than `schedule.epochs`",
             ),
             check("schedule.final_lr_share", s.final_lr_share, (0.0..=1.0).contains(&s.final_lr_share), "in [0, 1]"),
+            check("schedule.max_steps", s.max_steps, s.max_steps != Some(0), "absent or at least 1"),
             check(
                 "schedule.max_minutes",
                 s.max_minutes,

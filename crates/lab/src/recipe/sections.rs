@@ -36,6 +36,9 @@ pub struct ScheduleRecipe {
     pub warmup_epochs: f64,
     /// The last learning rate as a share of `optimiser.lr`. Default 0.01, in [0, 1].
     pub final_lr_share: f64,
+    /// Most steps of the run, whatever `epochs` says; the warm-up shrinks with them. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<usize>,
     /// Minutes that the run may take; a few steps are timed first, and where the epochs do not fit, the whole schedule
     /// is shortened to what does. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +47,14 @@ pub struct ScheduleRecipe {
 
 impl Default for ScheduleRecipe {
     fn default() -> Self {
-        Self { epochs: 10, batch_size: 128, warmup_epochs: 1.0, final_lr_share: 0.01, max_minutes: None }
+        Self {
+            epochs: 10,
+            batch_size: 128,
+            warmup_epochs: 1.0,
+            final_lr_share: 0.01,
+            max_steps: None,
+            max_minutes: None,
+        }
     }
 }
 

@@ -28,8 +28,10 @@ impl Plan {
     /// The plan of a recipe without regard to time.
     pub fn full(recipe: &ScheduleRecipe, pictures: usize) -> Self {
         let steps_per_epoch = (pictures / recipe.batch_size).max(1);
-        let full_steps = steps_per_epoch * recipe.epochs;
-        let warmup = (recipe.warmup_epochs * steps_per_epoch as f64).round() as usize;
+        let all = steps_per_epoch * recipe.epochs;
+        let full_steps = recipe.max_steps.map_or(all, |most| most.clamp(1, all));
+        let warmup = recipe.warmup_epochs * steps_per_epoch as f64 * full_steps as f64 / all as f64;
+        let warmup = warmup.round() as usize;
         Self { steps_per_epoch, full_steps, steps: full_steps, warmup: warmup.min(full_steps - 1) }
     }
 
@@ -89,7 +91,14 @@ mod tests {
     use super::*;
 
     fn schedule(epochs: usize, warmup_epochs: f64) -> ScheduleRecipe {
-        ScheduleRecipe { epochs, batch_size: 10, warmup_epochs, final_lr_share: 0.1, max_minutes: None }
+        ScheduleRecipe {
+            epochs,
+            batch_size: 10,
+            warmup_epochs,
+            final_lr_share: 0.1,
+            max_steps: None,
+            max_minutes: None,
+        }
     }
 
     #[test]
@@ -105,6 +114,15 @@ mod tests {
             assert!((rate.at(step) - expected(step)).abs() < 1e-12);
         }
         assert!((rate.at(49) - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_number_of_steps_cuts_the_schedule() {
+        let plan = |most| Plan::full(&ScheduleRecipe { max_steps: Some(most), ..schedule(5, 1.0) }, 100);
+        let cut = plan(20);
+        assert_eq!((cut.steps, cut.full_steps, cut.warmup, cut.epochs()), (20, 20, 4, 2));
+        assert_eq!(plan(1_000), Plan::full(&schedule(5, 1.0), 100));
+        assert_eq!(cut.shortened(10).warmup, 2);
     }
 
     #[test]
