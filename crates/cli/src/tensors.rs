@@ -8,6 +8,7 @@ use std::{
 
 use half::{bf16, f16};
 use resolvent_kernels::{self as kernels, mechanism::check_distinct};
+use resolvent_lab::data::heads::{self, Head};
 use safetensors::{
     Dtype, SafeTensorError, SafeTensors,
     tensor::{Metadata, TensorView},
@@ -56,12 +57,15 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads `path`.
+    /// Reads `path`; `needle:SETTINGS` and `clusters:SETTINGS` are heads that are generated.
     ///
     /// # Errors
-    /// [`Error::File`] when it cannot be read, is cut off or is no safetensors file.
+    /// [`Error::File`] when it cannot be read, is cut off or is no safetensors file, or for settings outside their range.
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = fs::read(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        let bytes = match path.to_str().and_then(heads::named) {
+            Some(head) => generated(&head.map_err(|e| Error::file(path, e.to_string()))?),
+            None => fs::read(path).map_err(|e| Error::file(path, format!("cannot be read: {e}"))),
+        }?;
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, problem(&e)))?;
         let text = String::from_utf8_lossy(&bytes[size_of::<u64>()..][..header]);
         check_distinct(&text).map_err(|problem| Error::file(path, format!("has a damaged header: {problem}")))?;
@@ -98,6 +102,13 @@ impl TensorFile {
             Error::file(&self.path, format!("tensor `{name}` is missing; {why} (the file holds: {there})"))
         })
     }
+}
+
+/// A head as the bytes of a file.
+fn generated(head: &Head) -> Result<Vec<u8>> {
+    let named = |name, values: &[f32]| Named::new(name, vec![1, 1, head.tokens, head.dim], values);
+    let tensors = [named("q", &head.q), named("k", &head.k), named("v", &head.v)];
+    serialise(&tensors, String::new()).map_err(|e| Error::file(Path::new("."), e.to_string()))
 }
 
 fn problem(error: &SafeTensorError) -> String {

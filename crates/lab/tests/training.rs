@@ -15,6 +15,7 @@ use burn::{
 };
 use resolvent::{
     Mechanism,
+    attention::CodebookConfig,
     mechanism::{Landmarks, Soft},
 };
 use resolvent_lab::{
@@ -50,6 +51,16 @@ fn pyramid() -> Recipe {
     let landmarks = Landmarks::Random { count: 3, seed: 1 };
     recipe.mechanism = Mechanism::SoftPp(Soft { landmarks, ..Soft::plus().robust() });
     recipe.model = ModelRecipe::Pyramid(PyramidRecipe { drop_path: 0.1, ..Default::default() });
+    recipe
+}
+
+/// The same with clusters whose centroids remember, one plan for both blocks, and ternary weights.
+fn clustered() -> Recipe {
+    let mut recipe = recipe("softmax");
+    recipe.mechanism = Mechanism::from_json(r#"{"mechanism": "ssa", "clusters": 3, "estimator": "centroid"}"#).unwrap();
+    let ModelRecipe::Vit(model) = &mut recipe.model else { unreachable!() };
+    model.codebook = Some(CodebookConfig { every: 3, decay: 0.5 });
+    (model.plan_layers, model.ternary) = (2, true);
     recipe
 }
 
@@ -118,9 +129,12 @@ fn timeless(run: &Path) -> Vec<Record> {
 #[test]
 fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
-    for (name, recipe) in
-        [("softmax", recipe("softmax")), ("linear-infsa", recipe("linear-infsa")), ("pyramid", pyramid())]
-    {
+    for (name, recipe) in [
+        ("softmax", recipe("softmax")),
+        ("linear-infsa", recipe("linear-infsa")),
+        ("pyramid", pyramid()),
+        ("clustered", clustered()),
+    ] {
         let whole = folder.path().join(format!("{name}-whole"));
         let cut = folder.path().join(format!("{name}-cut"));
         let expected = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
@@ -138,6 +152,27 @@ fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
         assert_eq!(timeless(&cut), timeless(&whole), "{name}: every line of metrics");
         assert_eq!((resumed.test.confusion, resumed.gamma), (expected.test.confusion, expected.gamma));
     }
+}
+
+/// Ternary weights learn too, and the summary says what they take: 2 blocks of 16 x 16 projections and 16 x 32 layers.
+#[test]
+fn ternary_weights_learn_and_are_reported() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let mut recipe = clustered();
+    recipe.schedule.epochs = 12;
+    recipe.optimiser.lr = 3e-3;
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap());
+    let packed = summary.ternary.unwrap();
+    assert_eq!(packed.weights, 2 * (4 * 16 * 16 + 2 * 16 * 32));
+    // Rows of 16 take 4 bytes, of 32 take 7, and each of 6 matrices a block has a scale.
+    assert_eq!(packed.bytes, 2 * (4 * 16 * 4 + 32 * 4 + 16 * 7 + 6 * 4));
+    assert!(summary.line().contains("4096 ternary weights: 1.0 kB packed, 16.4 kB as f32"), "{}", summary.line());
+    let losses: Vec<f64> = metrics::read(folder.path())
+        .unwrap()
+        .into_iter()
+        .filter_map(|record| if let Record::Epoch(epoch) = record { Some(epoch.train_loss) } else { None })
+        .collect();
+    assert!(losses[11] < losses[0] - 0.1, "{losses:?}");
 }
 
 #[test]

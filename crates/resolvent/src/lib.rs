@@ -21,9 +21,12 @@ pub mod convert;
 mod error;
 pub mod models;
 pub mod ops;
+pub mod ternary;
 
 pub use error::{Error, Result};
-pub use ops::{Extras, Inputs, Mask, Output, Plan, Sequences, Strategy, attend, attend_sequences, plan};
+pub use ops::{
+    Extras, Inputs, Mask, Output, Plan, Sequences, SharedClusters, Strategy, attend, attend_sequences, plan,
+};
 pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Shape, mechanism};
 
 /// The examples of the README compile and run.

@@ -1,7 +1,7 @@
 //! The language model of a recipe.
 
 use resolvent::{
-    attention::GammaSchedule,
+    attention::{CodebookConfig, GammaSchedule},
     models::{Activation, NormOrder, Positions},
 };
 use resolvent_kernels::Mechanism;
@@ -55,6 +55,11 @@ pub struct LanguageRecipe {
     /// Probability with which an attention weight is dropped while training, where the mechanism has such weights. Default 0, in
     /// [0, 1).
     pub weight_dropout: f64,
+    /// Centroids for `ssa` that follow the tokens while training: `{ every = 100, decay = 0.9 }`. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub codebook: Option<CodebookConfig>,
+    /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
+    pub ternary: bool,
 }
 
 /// The mechanism of a block.
@@ -136,6 +141,8 @@ impl Default for LanguageRecipe {
             activation: Activation::Gelu,
             dropout: 0.0,
             weight_dropout: 0.0,
+            codebook: None,
+            ternary: false,
         }
     }
 }

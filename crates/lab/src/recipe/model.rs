@@ -1,7 +1,7 @@
 //! The model of a recipe: which one, and its sizes.
 
 use resolvent::{
-    attention::GammaSchedule,
+    attention::{CodebookConfig, GammaSchedule},
     models::{Activation, NormOrder, Pool, PyramidConfig, pyramid::StageConfig},
 };
 use resolvent_kernels::Mechanism;
@@ -120,6 +120,13 @@ pub struct VitRecipe {
     pub extra_proj: bool,
     /// A square layer with tanh before the head. Default false.
     pub pre_logits: bool,
+    /// Centroids for `ssa` that follow the tokens while training: `{ every = 100, decay = 0.9 }`. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub codebook: Option<CodebookConfig>,
+    /// Blocks in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, at least 1.
+    pub plan_layers: usize,
+    /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
+    pub ternary: bool,
 }
 
 impl VitRecipe {
@@ -130,6 +137,7 @@ impl VitRecipe {
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
             check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
             check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
+            check("model.plan_layers", self.plan_layers, self.plan_layers >= 1, "at least 1"),
         ]);
         checks
     }
@@ -153,6 +161,9 @@ impl Default for VitRecipe {
             drop_path: 0.0,
             extra_proj: false,
             pre_logits: false,
+            codebook: None,
+            plan_layers: 1,
+            ternary: false,
         }
     }
 }
@@ -288,6 +299,13 @@ pub struct TextModelRecipe {
     pub dropout: f64,
     /// Dropout on the attention weights, for mechanisms that have them. Default 0, in [0, 1).
     pub weight_dropout: f64,
+    /// Centroids for `ssa` that follow the tokens while training: `{ every = 100, decay = 0.9 }`. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub codebook: Option<CodebookConfig>,
+    /// Blocks of an encoder in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, at least 1.
+    pub plan_layers: usize,
+    /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
+    pub ternary: bool,
 }
 
 impl TextModelRecipe {
@@ -296,6 +314,7 @@ impl TextModelRecipe {
         checks.extend([
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
             check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
+            check("model.plan_layers", self.plan_layers, self.plan_layers >= 1, "at least 1"),
         ]);
         checks
     }
@@ -321,6 +340,9 @@ impl Default for TextModelRecipe {
             activation: Activation::Relu,
             dropout: 0.0,
             weight_dropout: 0.0,
+            codebook: None,
+            plan_layers: 1,
+            ternary: false,
         }
     }
 }

@@ -8,8 +8,12 @@ use resolvent::{
     Strategy,
     models::{LanguageConfig, LanguageModel, TextConfig},
 };
+use resolvent_kernels::TernaryMatrix;
 
-use super::{Part, Task, TaskData, judged::Judged, model::mean_gammas, pictures::wrong_kind, texts::BATCH_TOKENS};
+use super::{
+    Part, Task, TaskData, judged::Judged, model::mean_gammas, packed::of_blocks, pictures::wrong_kind,
+    texts::BATCH_TOKENS,
+};
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, CorpusExpectation, DataIdentity, Expectation, parts},
@@ -231,6 +235,10 @@ impl Task for Corpus {
     fn gammas(model: &LanguageModel) -> Vec<f64> {
         mean_gammas(model.blocks.iter().map(|block| &block.attention))
     }
+
+    fn ternary_matrices(model: &LanguageModel) -> Result<Vec<TernaryMatrix>> {
+        of_blocks(&model.blocks)
+    }
 }
 
 fn judged(model: &LanguageModel, inputs: WindowInputs) -> Result<Judged> {
@@ -260,6 +268,9 @@ pub(crate) fn language_config(recipe: &Recipe, name: &str, vocabulary: usize) ->
         activation: m.activation,
         dropout: m.dropout,
         weight_dropout: m.weight_dropout,
+        codebook: m.codebook,
+        plan_layers: 1,
+        ternary: m.ternary,
         strategy: Strategy::Auto,
     };
     let layers = m.mechanisms(&recipe.mechanism);

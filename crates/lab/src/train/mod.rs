@@ -14,6 +14,7 @@ mod judged;
 mod loss;
 mod model;
 mod optimiser;
+mod packed;
 mod pairs;
 mod picture_model;
 mod pictures;
@@ -48,6 +49,7 @@ pub use loss::soft_cross_entropy;
 pub use model::build;
 pub(crate) use model::{build_for, drawn};
 pub use optimiser::{adamw, decayed_parameters};
+pub use packed::PackedWeights;
 pub use pairs::{PairBatch, PairInputs, Pairs};
 pub(crate) use pairs::{decoded, search, translator};
 pub use picture_model::PictureModel;
@@ -156,6 +158,9 @@ pub struct TrainSummary {
     pub best: Option<Best>,
     /// The learned gammas, per layer the mean over its heads; empty for mechanisms without.
     pub gamma: Vec<f64>,
+    /// The ternary weights, where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ternary: Option<PackedWeights>,
     /// On the test pictures: the average of the weights where the recipe asks for one, the best epoch's where it stops
     /// early, else the last.
     pub test: Evaluation,
@@ -174,8 +179,9 @@ impl TrainSummary {
         };
         let bleu = self.test.bleu.as_ref().map_or_else(String::new, |bleu| format!("BLEU {:.2}, ", bleu.score));
         let prediction = self.test.prediction.as_ref().map_or_else(String::new, |p| format!("{}, ", p.line()));
+        let ternary = self.ternary.map_or_else(String::new, |packed| format!("; {}", packed.line()));
         format!(
-            "{prediction}{bleu}test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s",
+            "{prediction}{bleu}test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s{ternary}",
             self.test.accuracy * 100.0,
             self.test.loss,
             self.steps,

@@ -4,11 +4,13 @@ use std::{sync::Arc, time::Instant};
 
 use burn::tensor::{Bytes, Device, Int, Tensor};
 use resolvent::models::{Search, Translator};
+use resolvent_kernels::TernaryMatrix;
 
 use super::{
     Part, Task, TaskData, TokenInputs,
     judged::Judged,
     model::mean_gammas,
+    packed::of_blocks,
     texts::{BATCH_TOKENS, text_config, token_inputs},
 };
 use crate::{
@@ -271,6 +273,15 @@ impl Task for Pairs {
 
     fn gammas(model: &Translator) -> Vec<f64> {
         mean_gammas(model.encoder.blocks.iter().map(|block| &block.attention))
+    }
+
+    fn ternary_matrices(model: &Translator) -> Result<Vec<TernaryMatrix>> {
+        let own = model.encoder.blocks.iter().chain(model.blocks.iter().map(|block| &block.block));
+        let mut all = of_blocks(own)?;
+        for block in &model.blocks {
+            all.extend(block.cross.ternary_matrices()?);
+        }
+        Ok(all)
     }
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use resolvent::{Mechanism, models::VitConfig};
+use resolvent_kernels::TernaryMatrix;
 
-use super::{Part, PictureModel, Task, TaskData, model::mean_gammas, soft_cross_entropy};
+use super::{Part, PictureModel, Task, TaskData, model::mean_gammas, packed::of_blocks, soft_cross_entropy};
 use crate::{
     Error, Recipe, Result,
     augment::{Augment, Transform},
@@ -130,6 +131,9 @@ fn vit(expects: &PictureExpectation, m: &VitRecipe, mechanism: &Mechanism, name:
         gamma_schedule: m.gamma_schedule,
         extra_proj: m.extra_proj,
         pre_logits: m.pre_logits,
+        codebook: m.codebook,
+        plan_layers: m.plan_layers,
+        ternary: m.ternary,
         dropout: m.dropout,
         weight_dropout: m.weight_dropout,
         drop_path: m.drop_path,
@@ -184,6 +188,13 @@ impl Task for Pictures {
 
     fn gammas(model: &PictureModel) -> Vec<f64> {
         mean_gammas(model.attentions().into_iter())
+    }
+
+    fn ternary_matrices(model: &PictureModel) -> Result<Vec<TernaryMatrix>> {
+        match model {
+            PictureModel::Vit(model) => of_blocks(&model.blocks),
+            PictureModel::Pyramid(model) => of_blocks(model.stages.iter().flat_map(|stage| &stage.blocks)),
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::{fs, path::Path, sync::atomic::Ordering, time::Instant};
 use burn::module::Module;
 
 use super::{
-    Ended, Outcome, Part, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, bench::time_steps, clock::Clock,
-    model::learned_parameters, session::Session,
+    Ended, Outcome, PackedWeights, Part, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, bench::time_steps,
+    clock::Clock, model::learned_parameters, session::Session,
 };
 use crate::{
     Error, Recipe, Result,
@@ -287,6 +287,7 @@ impl<T: Task> Run<'_, T> {
             seconds,
             examples_per_second: self.recipe.schedule.batch_size as f64 / session.time.seconds_per_step(),
             gamma: T::gammas(&session.model),
+            ternary: PackedWeights::of(&T::ternary_matrices(&session.model)?),
             recipe: session.state.recipe,
             data: session.state.data,
             plan: session.state.plan,

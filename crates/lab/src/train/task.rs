@@ -4,6 +4,7 @@ use burn::{
     module::{Module, ModuleDisplay},
     tensor::{Bytes, Device, Tensor},
 };
+use resolvent_kernels::TernaryMatrix;
 
 use crate::{
     Recipe, Result,
@@ -114,4 +115,10 @@ pub trait Task: Send + Sync {
 
     /// The learned decay of each block, as the mean over its heads; empty where none is learned.
     fn gammas(model: &Self::Model) -> Vec<f64>;
+
+    /// The ternary matrices of the model; none where its weights are real.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] for weights that are not finite.
+    fn ternary_matrices(model: &Self::Model) -> Result<Vec<TernaryMatrix>>;
 }

@@ -8,11 +8,13 @@ use resolvent::{
     Dropout, Strategy,
     models::{TextClassifier, TextConfig, Visible},
 };
+use resolvent_kernels::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Part, Task, TaskData,
     model::mean_gammas,
+    packed::of_blocks,
     pictures::{smoothed, wrong_kind},
     soft_cross_entropy,
 };
@@ -273,6 +275,10 @@ impl Task for Texts {
     fn gammas(model: &TextClassifier) -> Vec<f64> {
         mean_gammas(model.encoder.blocks.iter().map(|block| &block.attention))
     }
+
+    fn ternary_matrices(model: &TextClassifier) -> Result<Vec<TernaryMatrix>> {
+        of_blocks(&model.encoder.blocks)
+    }
 }
 
 /// A batch of texts as tensors.
@@ -305,6 +311,9 @@ pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize) -> Res
         activation: m.activation,
         dropout: m.dropout,
         weight_dropout: m.weight_dropout,
+        codebook: m.codebook,
+        plan_layers: m.plan_layers,
+        ternary: m.ternary,
         strategy: Strategy::Auto,
     })
 }

@@ -9,7 +9,8 @@ use burn::{
 use resolvent_kernels::{self as kernels, Dropout};
 
 use super::{
-    LandmarkParameters, MultiHeadAttention, OrthogonalMaps, ValueConv, ValueFilter, gamma, kernel,
+    Codebook, CodebookConfig, LandmarkParameters, MultiHeadAttention, OrthogonalMaps, ValueConv, ValueFilter, gamma,
+    kernel,
     landmarks::{grid_of, with_grid},
 };
 use crate::{
@@ -101,6 +102,13 @@ pub struct MultiHeadAttentionConfig {
     /// length of the call, which may not be more, so that a token's output is the same however many follow. Default `None`:
     /// the length of the call. Without effect elsewhere.
     pub causal_span: Option<usize>,
+    /// Centroids that `ssa` clusters by, which follow the tokens of the training passes. Default `None`: every call makes its own
+    /// clusters. Self-attention alone; without effect for other mechanisms.
+    pub codebook: Option<CodebookConfig>,
+    /// Weights of all projections in {-1, 0, 1} times a scale, activations in eight bits, see [`crate::ternary`]. Default
+    /// false.
+    #[config(default = false)]
+    pub ternary: bool,
     /// The filter over the values that is added to the heads' output. Default none.
     #[config(default = "ValueConv::None")]
     pub value_conv: ValueConv,
@@ -146,6 +154,8 @@ impl MultiHeadAttentionConfig {
         }
         self.check_groups(&mechanism)?;
         field("causal_span", self.causal_span.unwrap_or(1), self.causal_span != Some(0), "null or at least 1")?;
+        self.codebook.map_or(Ok(None), |codebook| codebook.validate(&mechanism))?;
+        field("orthogonal", self.orthogonal, !(self.orthogonal && self.ternary), "false with ternary weights")?;
         mechanism.check(&Shape::square(1, n_heads, least_tokens(&mechanism), d_model / n_heads), false)?;
         let (planar, head_dim) = (grid_of(&mechanism).or(self.grid).is_some(), d_model / n_heads);
         let whole = head_dim.is_multiple_of(if planar { 4 } else { 2 });
@@ -198,6 +208,7 @@ impl MultiHeadAttentionConfig {
         let (heads, head_dim) = (self.n_heads, d_model / self.n_heads);
         let logs = |parameter| Some(kernel::logs(&self.trained(&mechanism, parameter)?, device));
         let (tied, grid) = (mechanism.tied(), self.grid.or(grid_of(&mechanism)));
+        let codebook = self.codebook.map_or(Ok(None), |codebook| codebook.validate(&mechanism))?;
         let power = if self.gamma_schedule == GammaSchedule::Power { self.layer } else { 1 };
         Ok(MultiHeadAttention {
             projection: linear(if self.orthogonal { d_model } else { self.input_width(&mechanism) }, self.qkv_bias),
@@ -210,6 +221,11 @@ impl MultiHeadAttentionConfig {
             lambda_log: logs(Parameter::Lambda),
             scale_log: logs(Parameter::Scale),
             landmarks: LandmarkParameters::init(&mechanism, heads, head_dim, device),
+            codebook: self
+                .codebook
+                .zip(codebook)
+                .map(|(config, clusters)| Codebook::init(config, [heads, clusters, head_dim], device)),
+            ternary: self.ternary,
             value_filter: ValueFilter::init(self.value_conv, heads, d_model, grid.is_some(), device),
             dropout: DropoutConfig::new(self.dropout).init(),
             weight_dropout: self.weight_dropout,

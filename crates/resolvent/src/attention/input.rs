@@ -3,7 +3,7 @@
 use burn::tensor::{Bool, Tensor};
 use resolvent_kernels::Dropout;
 
-use crate::Sequences;
+use crate::{Sequences, ops::SharedClusters};
 
 /// Input of [`super::MultiHeadAttention::forward`], built as that of Burn's own module.
 #[derive(Debug, Clone)]
@@ -17,6 +17,7 @@ pub struct MhaInput {
     pub(super) grid: Option<[usize; 2]>,
     pub(super) dropout: Option<Dropout>,
     pub(super) sequences: Option<Sequences>,
+    pub(super) clusters: Option<SharedClusters>,
 }
 
 impl MhaInput {
@@ -31,6 +32,7 @@ impl MhaInput {
             grid: None,
             dropout: None,
             sequences: None,
+            clusters: None,
         }
     }
 
@@ -71,6 +73,12 @@ impl MhaInput {
     /// Leaves pairs of query and key out at random, in place of the module's own dropout of weights. `softmax`, `fna`.
     pub fn dropout(mut self, dropout: Dropout) -> Self {
         self.dropout = Some(dropout);
+        self
+    }
+
+    /// Uses one plan of clusters with the other layers that are given the same `clusters`, for self-attention by `ssa`.
+    pub fn share_clusters(mut self, clusters: SharedClusters) -> Self {
+        self.clusters = Some(clusters);
         self
     }
 

@@ -1,5 +1,6 @@
 //! Multi-head attention over any mechanism.
 
+mod codebook;
 mod config;
 mod decoding;
 mod gamma;
@@ -14,6 +15,7 @@ mod rotary;
 mod sharing;
 mod value_filter;
 
+pub use codebook::{Codebook, CodebookConfig};
 pub use config::{GammaSchedule, MultiHeadAttentionConfig};
 pub use decoding::{KeyValues, Past, check_row_local};
 pub use input::{MhaInput, MhaOutput};

@@ -5,10 +5,10 @@ use burn::{
     nn::{self, Linear},
     tensor::{Tensor, module::linear},
 };
-use resolvent_kernels::{self as kernels, Dropout};
+use resolvent_kernels::{self as kernels, Dropout, TernaryMatrix};
 
 use super::{
-    LandmarkParameters, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps, ValueFilter,
+    Codebook, LandmarkParameters, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps, ValueFilter,
     config::{field, with_tied},
     landmarks::{drawn_seed, redrawn, with_grid},
     rotary::rotate,
@@ -17,6 +17,7 @@ use super::{
 use crate::{
     Extras, Inputs, Mask, Mechanism, Parameter, Result, Sequences, Strategy, attend,
     ops::{attend_packed, merge_heads, projections, split_heads},
+    ternary,
 };
 
 /// Multi-head attention with any mechanism: project, attend per head, project back.
@@ -56,6 +57,8 @@ pub struct MultiHeadAttention {
     pub scale_log: Option<Param<Tensor<1>>>,
     /// What makes the landmarks and filters the values, where the mechanism has such tensors.
     pub landmarks: LandmarkParameters,
+    /// The centroids of the clusters, where they are kept.
+    pub codebook: Option<Codebook>,
     /// The filter over the values, if configured.
     pub value_filter: Option<ValueFilter>,
     /// Dropout on the output.
@@ -72,6 +75,8 @@ pub struct MultiHeadAttention {
     pub pool_first: bool,
     /// Turn queries and keys by their positions.
     pub rotary: bool,
+    /// Round the weights of the projections to three values, and what they are applied to to eight bits.
+    pub ternary: bool,
     /// Tokens over which a causal `ssa` makes its clusters: see [`super::MultiHeadAttentionConfig::causal_span`].
     pub causal_span: Option<usize>,
     /// Height and width of the tokens' grid, where a call gives no other; `None`: a sequence.
@@ -132,9 +137,10 @@ impl MultiHeadAttention {
     /// Self-attention within each of several sequences that lie end to end.
     fn attend_each(&self, input: MhaInput, sequences: &Sequences) -> Result<MhaOutput> {
         let [batch, seq, _] = input.query.dims();
-        let alone =
-            input.memory.is_none() && input.mask_pad.is_none() && input.hidden.is_none() && input.grid.is_none();
-        field("sequences", "beside keys, masks or a grid", alone, "on their own, in self-attention without padding")?;
+        let masked = input.mask_pad.is_some() || input.hidden.is_some();
+        let alone = input.memory.is_none() && !masked && input.grid.is_none() && input.clusters.is_none();
+        let expected = "on their own, in self-attention without padding";
+        field("sequences", "beside keys, masks, a grid or a shared plan", alone, expected)?;
         let fits = batch == 1 && seq == sequences.tokens();
         let got = format!("{} tokens for a query of [{batch}, {seq}, ..]", sequences.tokens());
         field("sequences", got, fits, "as many tokens as the query, whose batch is 1")?;
@@ -147,9 +153,9 @@ impl MultiHeadAttention {
 
     /// The projections after the operator.
     pub(super) fn output(&self, attended: Tensor<3>) -> Tensor<3> {
-        let context = self.output.forward(attended);
+        let context = ternary::layer(&self.output, attended, self.ternary);
         match &self.extra {
-            Some(extra) => extra.forward(context),
+            Some(extra) => ternary::layer(extra, context, self.ternary),
             None => context,
         }
     }
@@ -159,6 +165,7 @@ impl MultiHeadAttention {
         let (mechanism, extras) = (&self.called(&input), self.dropped(&input, self.extras())?);
         let Some((key, value)) = input.memory else {
             let grid = input.grid.or(self.grid);
+            let extras = input.clusters.into_iter().fold(extras, Extras::with_shared_clusters);
             let packed = self.project(input.query, 0, grid)?;
             return self.attend_projected(packed, grid, mechanism, extras, mask);
         };
@@ -191,7 +198,7 @@ impl MultiHeadAttention {
             "[height, width] with as many places as tokens",
         )?;
         let (weight, bias) = self.input_maps();
-        let packed = linear(tokens, weight, bias);
+        let packed = self.map(tokens, weight, bias, &self.input_widths());
         let [_, _, width] = packed.dims();
         let values = self.key_width();
         if !self.rotary || width == values {
@@ -216,6 +223,7 @@ impl MultiHeadAttention {
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "causal", why }.into());
         }
         let packed = self.shared_packed(packed);
+        let extras = self.with_codebook(extras, &packed, mechanism, mask);
         if let Some(observer) = &self.observer {
             let mut inputs = split_heads(packed.clone(), self.n_heads, mechanism);
             inputs.extras = extras.clone();
@@ -293,7 +301,37 @@ impl MultiHeadAttention {
             _ => (d_model + (part - 1) * keys, keys),
         };
         let (weight, bias) = self.input_maps();
-        linear(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width)))
+        self.map(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width)), &[width])
+    }
+
+    /// Layers of `widths` side by side, as the module rounds weights.
+    fn map(&self, x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>, widths: &[usize]) -> Tensor<3> {
+        if self.ternary { ternary::linear(x, weight, bias, widths) } else { linear(x, weight, bias) }
+    }
+
+    /// Columns of each input projection.
+    fn input_widths(&self) -> Vec<usize> {
+        let keys = self.key_width();
+        match projections(&self.mechanism) {
+            1 => vec![keys],
+            parts => [self.n_heads * self.head_dim()].into_iter().chain(vec![keys; parts - 1]).collect(),
+        }
+    }
+
+    /// The ternary matrices of all projections; none where weights are real.
+    ///
+    /// # Errors
+    /// [`crate::Error::Mechanism`] for weights that are not finite.
+    pub fn ternary_matrices(&self) -> Result<Vec<TernaryMatrix>> {
+        if !self.ternary {
+            return Ok(Vec::new());
+        }
+        let mut matrices = ternary::matrices(self.projection.weight.val(), &self.input_widths())?;
+        for layer in [Some(&self.output), self.extra.as_ref()].into_iter().flatten() {
+            let [_, width] = layer.weight.dims();
+            matrices.extend(ternary::matrices(layer.weight.val(), &[width])?);
+        }
+        Ok(matrices)
     }
 
     /// Weights and biases of all input projections side by side.

@@ -15,8 +15,8 @@ impl MultiHeadAttention {
         match &self.mechanism {
             Mechanism::LinearInfsa(m) if self.pool_first && input.memory.is_none() && !input.causal => {
                 // These need what pooling first leaves out: projections of every token.
-                let plain = !self.rotary && self.value_filter.is_none() && self.kv_heads == self.n_heads;
-                (plain && self.observer.is_none()).then_some(m)
+                let plain = !self.rotary && !self.ternary && self.value_filter.is_none();
+                (plain && self.kv_heads == self.n_heads && self.observer.is_none()).then_some(m)
             }
             _ => None,
         }

@@ -5,13 +5,15 @@ use burn::{
     nn::{self, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig},
     tensor::{Bool, Device, Tensor, activation::relu},
 };
+use resolvent_kernels::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::DropPath;
 use crate::{
     Dropout, Result,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
-    ops::gelu,
+    ops::{SharedClusters, gelu},
+    ternary,
 };
 
 /// Where a block normalises.
@@ -49,6 +51,18 @@ pub struct Visible {
     pub grid: Option<[usize; 2]>,
     /// Pairs left out at random, see [`MhaInput::dropout`].
     pub dropout: Option<Dropout>,
+    /// A plan of clusters that several blocks use, see [`MhaInput::share_clusters`].
+    pub clusters: Option<SharedClusters>,
+}
+
+impl Visible {
+    /// What block number `index`, from 0, sees, where every `layers` blocks in turn use one plan of clusters.
+    pub(super) fn sharing(mut self, index: usize, layers: usize) -> Self {
+        if layers > 1 && index.is_multiple_of(layers) {
+            self.clusters = Some(SharedClusters::default());
+        }
+        self
+    }
 }
 
 /// Transformer block: attention and MLP, each around a residual connection and with a layer norm.
@@ -152,9 +166,25 @@ impl Block {
             if let Some(dropout) = visible.dropout {
                 input = input.dropout(dropout);
             }
+            if let Some(clusters) = &visible.clusters {
+                input = input.share_clusters(clusters.clone());
+            }
             let input = if visible.causal { input.causal() } else { input };
             Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))
         })
+    }
+
+    /// The ternary matrices of attention and MLP; none where weights are real.
+    ///
+    /// # Errors
+    /// [`crate::Error::Mechanism`] for weights that are not finite.
+    pub fn ternary_matrices(&self) -> Result<Vec<TernaryMatrix>> {
+        let mut matrices = self.attention.ternary_matrices()?;
+        for layer in [&self.mlp_in, &self.mlp_out].into_iter().filter(|_| self.attention.ternary) {
+            let [_, width] = layer.weight.dims();
+            matrices.extend(ternary::matrices(layer.weight.val(), &[width])?);
+        }
+        Ok(matrices)
     }
 
     /// The next `tokens [batch, seq, dim]`, no token seeing a later one, and those so far in `past` (`None` before the first).
@@ -175,12 +205,13 @@ impl Block {
     /// The MLP and its residual connection.
     pub(super) fn mlp(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
         residual(self.order, &self.mlp_norm, tokens, |tokens| {
-            let hidden = self.mlp_in.forward(tokens);
+            let ternary = self.attention.ternary;
+            let hidden = ternary::layer(&self.mlp_in, tokens, ternary);
             let hidden = match self.activation {
                 Activation::Gelu => gelu(hidden),
                 Activation::Relu => relu(hidden),
             };
-            Ok(self.drop_path.forward(self.dropout.forward(self.mlp_out.forward(hidden))))
+            Ok(self.drop_path.forward(self.dropout.forward(ternary::layer(&self.mlp_out, hidden, ternary))))
         })
     }
 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Error, Mechanism, Result, Strategy,
-    attention::{GammaSchedule, MultiHeadAttentionConfig, field, grid_of},
+    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, field, grid_of},
 };
 
 /// Of the layer norms of vision transformers.
@@ -82,9 +82,23 @@ pub struct VitConfig {
     /// Stochastic depth of the last block; it rises linearly from 0 at the first. Default 0.
     #[serde(default)]
     pub drop_path: f64,
+    /// Centroids for `ssa` that follow the tokens. Default null.
+    #[serde(default)]
+    pub codebook: Option<CodebookConfig>,
+    /// Blocks in turn that use one plan of clusters, that of the first of them. Default 1.
+    #[serde(default = "one")]
+    pub plan_layers: usize,
+    /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
+    #[serde(default)]
+    pub ternary: bool,
     /// How the operator is applied. Default auto.
     #[serde(default)]
     pub strategy: Strategy,
+}
+
+/// The default of a number that changes nothing.
+fn one() -> usize {
+    1
 }
 
 /// The default of a field that is on.
@@ -128,6 +142,9 @@ impl VitConfig {
             dropout: 0.0,
             weight_dropout: 0.0,
             drop_path: 0.0,
+            codebook: None,
+            plan_layers: 1,
+            ternary: false,
             strategy: Strategy::Auto,
         }
     }
@@ -173,6 +190,7 @@ impl VitConfig {
         field("depth", self.depth, self.depth >= 1, "at least 1")?;
         field("mlp_dim", self.mlp_dim, self.mlp_dim >= 1, "at least 1")?;
         field("classes", self.classes, self.classes >= 1, "at least 1")?;
+        field("plan_layers", self.plan_layers, self.plan_layers >= 1, "at least 1")?;
         field("drop_path", drop_path, (0.0..1.0).contains(&drop_path), "in [0, 1)")?;
         self.attention(1).validate()?;
         let sizes = crate::Shape::square(1, self.heads, self.tokens(), self.dim / self.heads);
@@ -245,6 +263,7 @@ impl VitConfig {
             patch_side: self.patch,
             image: self.image,
             channels: self.channels,
+            plan_layers: self.plan_layers,
         })
     }
 
@@ -266,6 +285,8 @@ impl VitConfig {
             .with_gamma_trainable(self.gamma_trainable)
             .with_gamma_schedule(self.gamma_schedule)
             .with_layer(layer)
+            .with_codebook(self.codebook)
+            .with_ternary(self.ternary)
             .with_dropout(self.dropout)
             .with_weight_dropout(self.weight_dropout)
             .with_grid(self.grid())

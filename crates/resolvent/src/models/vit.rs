@@ -46,6 +46,8 @@ pub struct Vit {
     pub image: [usize; 2],
     /// Colour channels.
     pub channels: usize,
+    /// Blocks in turn that use one plan of clusters.
+    pub plan_layers: usize,
 }
 
 impl Vit {
@@ -78,8 +80,9 @@ impl Vit {
         let [.., height, width] = images.dims();
         let mut tokens = self.embed(images)?;
         let grid = self.cls.is_none().then(|| [height, width].map(|side| side / self.patch_side));
-        let visible = Visible { grid, ..Visible::default() };
-        for block in &self.blocks {
+        let mut visible = Visible { grid, ..Visible::default() };
+        for (index, block) in self.blocks.iter().enumerate() {
+            visible = visible.sharing(index, self.plan_layers);
             tokens = block.forward_visible(tokens, &visible)?;
         }
         Ok(match self.cls {

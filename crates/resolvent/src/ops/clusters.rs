@@ -1,12 +1,24 @@
 //! The plan of a clustered call.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Tensor;
 use resolvent_kernels::{self as kernels, ClusterPlan};
 
 use super::{Inputs, Mask, fused::host_mask};
 use crate::{Mechanism, Result, Shape};
+
+/// A place for a plan that several calls use, layers of a model for instance: the first of them makes it. The calls must have
+/// the same sizes and masks; others are refused.
+#[derive(Debug, Clone, Default)]
+pub struct SharedClusters(Arc<OnceLock<Arc<ClusterPlan>>>);
+
+impl SharedClusters {
+    /// The plan, if it has been made.
+    pub fn plan(&self) -> Option<&Arc<ClusterPlan>> {
+        self.0.get()
+    }
+}
 
 /// The plan that the call brings, or one that is made for its queries and keys; `None` for mechanisms without clusters.
 /// Made once, for forward and backward pass.
@@ -19,9 +31,14 @@ pub(super) fn clusters(
     let (Mechanism::Ssa(_), Some(k), None) = (mechanism, &inputs.k, &inputs.extras.clusters) else {
         return Ok(inputs.extras.clusters.clone());
     };
+    if let Some(made) = inputs.extras.shared_clusters.as_ref().and_then(SharedClusters::plan) {
+        return Ok(Some(made.clone()));
+    }
     let host = |x: &Tensor<4>| x.to_data().iter::<f32>().collect::<Vec<_>>();
     let codebook = inputs.extras.codebook.as_deref();
     let (key, query) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
     let mask = kernels::Mask { causal: mask.causal, key: key.as_deref(), query: query.as_deref() };
-    Ok(Some(Arc::new(ClusterPlan::new(mechanism, shape, &host(&inputs.q), &host(k), codebook, &mask)?)))
+    let plan = Arc::new(ClusterPlan::new(mechanism, shape, &host(&inputs.q), &host(k), codebook, &mask)?);
+    let shared = inputs.extras.shared_clusters.as_ref();
+    Ok(Some(shared.map_or(plan.clone(), |shared| shared.0.get_or_init(|| plan).clone())))
 }

@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use burn::tensor::{Bool, FloatDType, Tensor};
 use resolvent_kernels::{ClusterPlan, Dropout, Parameter};
 
+use super::SharedClusters;
+
 /// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (the extras may
 /// have another).
 #[derive(Debug, Clone)]
@@ -49,6 +51,7 @@ pub struct Extras {
     pub(super) parameters: BTreeMap<Parameter, Extra>,
     pub(super) codebook: Option<Arc<[f32]>>,
     pub(super) clusters: Option<Arc<ClusterPlan>>,
+    pub(super) shared_clusters: Option<SharedClusters>,
     pub(super) landmark_indices: Option<Arc<[i64]>>,
     pub(super) dropout: Option<Dropout>,
 }
@@ -90,6 +93,12 @@ impl Extras {
     /// The same extras with a plan, which replaces planning: one plan may serve several layers and steps. `ssa`.
     pub fn with_clusters(self, plan: impl Into<Arc<ClusterPlan>>) -> Self {
         Self { clusters: Some(plan.into()), ..self }
+    }
+
+    /// The same extras with a place for a plan that several calls share: the first of them makes it. `ssa`; a plan of
+    /// [`Extras::with_clusters`] goes before.
+    pub fn with_shared_clusters(self, shared: SharedClusters) -> Self {
+        Self { shared_clusters: Some(shared), ..self }
     }
 
     /// The same extras with the tokens that are the landmarks, `[batch, count]` in row-major order, ascending for every

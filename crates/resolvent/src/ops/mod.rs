@@ -12,10 +12,12 @@ mod plan;
 mod sequences;
 mod token_weights;
 
+pub use clusters::SharedClusters;
 pub use depthwise::depthwise;
 pub use gelu::gelu;
 pub use inputs::{Extras, Inputs, Mask, Output};
 pub(crate) use packed::{attend_packed, merge_heads, projections, split_heads};
+pub(crate) use plan::is_flex;
 pub use plan::{Plan, Strategy, plan};
 pub use sequences::{Sequences, attend_sequences};
 pub use token_weights::token_weights;

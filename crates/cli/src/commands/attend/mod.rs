@@ -37,7 +37,8 @@ pub struct Attend {
     /// The mechanism, for instance {"mechanism": "infsa", "gamma": 0.9}
     #[arg(long, value_name = "M.json")]
     pub config: PathBuf,
-    /// The tensors it is applied to
+    /// The tensors it is applied to; or a generated head, needle:seed=0,tokens=1024,kind=tied (or kind=key, kind=query) or
+    /// clusters:seed=0,tokens=1024,dim=32,kind=near (or planted, independent, projected)
     #[arg(long, value_name = "IN.safetensors")]
     pub input: PathBuf,
     /// Where the result goes
@@ -75,6 +76,7 @@ Examples:
 
   Gradients too, causal:   ... --output grads.safetensors --grad --causal
   In f64, with the matrix: ... --output exact.safetensors --reference --weights
+  A generated head:        ... --input needle:tokens=4096,kind=key --output out.safetensors --certificate
   What it would take:      resolvent attend --config M.json --input qkv.safetensors --plan";
 
 /// Runs the command.

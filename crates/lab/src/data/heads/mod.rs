@@ -34,6 +34,23 @@ impl Head {
     }
 }
 
+/// The head that `needle:SETTINGS` or `clusters:SETTINGS` names, the settings as [`Needle::parse`] and [`Clusters::parse`] read
+/// them; `None` for any other text.
+///
+/// ```
+/// let head = resolvent_lab::data::heads::named("needle:tokens=64").unwrap()?;
+/// assert_eq!((head.tokens, head.q.len()), (64, 64 * 64));
+/// assert!(resolvent_lab::data::heads::named("needle.safetensors").is_none());
+/// # Ok::<(), resolvent_lab::data::Error>(())
+/// ```
+pub fn named(spec: &str) -> Option<Result<Head>> {
+    match spec.split_once(':')? {
+        ("needle", settings) => Some(Needle::parse(settings).and_then(|needle| Ok(needle.generate()?.head))),
+        ("clusters", settings) => Some(Clusters::parse(settings).and_then(|clusters| clusters.generate())),
+        _ => None,
+    }
+}
+
 /// `len` independent standard normal numbers.
 fn normal(rng: &mut impl Rng, len: usize) -> Vec<f32> {
     (0..len).map(|_| rng.sample(StandardNormal)).collect()

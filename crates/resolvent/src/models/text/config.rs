@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{TextClassifier, TextEncoder};
 use crate::{
     Mechanism, Result, Strategy,
-    attention::{GammaSchedule, MultiHeadAttentionConfig, field},
+    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, field},
     models::{Activation, Block, NormOrder, block::BlockConfig},
 };
 
@@ -56,6 +56,12 @@ pub struct TextConfig {
     pub dropout: f64,
     /// Dropout on the attention weights, for mechanisms that have them. Default 0.
     pub weight_dropout: f64,
+    /// Centroids for `ssa` that follow the tokens. Default null.
+    pub codebook: Option<CodebookConfig>,
+    /// Blocks of an encoder in turn that use one plan of clusters, that of the first of them. Default 1.
+    pub plan_layers: usize,
+    /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
+    pub ternary: bool,
     /// How the operator is applied. Default auto.
     pub strategy: Strategy,
 }
@@ -81,6 +87,9 @@ impl TextConfig {
             activation: Activation::Relu,
             dropout: 0.0,
             weight_dropout: 0.0,
+            codebook: None,
+            plan_layers: 1,
+            ternary: false,
             strategy: Strategy::Auto,
         }
     }
@@ -93,6 +102,7 @@ impl TextConfig {
         field("vocabulary", self.vocabulary, self.vocabulary >= 1, "at least 1")?;
         field("depth", self.depth, self.depth >= 1, "at least 1")?;
         field("mlp_dim", self.mlp_dim, self.mlp_dim >= 1, "at least 1")?;
+        field("plan_layers", self.plan_layers, self.plan_layers >= 1, "at least 1")?;
         self.attention(&self.mechanism, 1).validate()
     }
 
@@ -109,6 +119,7 @@ impl TextConfig {
             blocks: (1..=self.depth).map(|layer| self.block(&self.mechanism, layer, device)).collect::<Result<_>>()?,
             norm: (self.norm == NormOrder::Pre).then(|| self.layer_norm().init(device)),
             dropout: DropoutConfig::new(self.dropout).init(),
+            plan_layers: self.plan_layers,
         })
     }
 
@@ -150,6 +161,8 @@ impl TextConfig {
             .with_alpha_trainable(self.alpha_trainable)
             .with_kappa_trainable(self.kappa_trainable)
             .with_layer(layer)
+            .with_codebook(self.codebook)
+            .with_ternary(self.ternary)
             .with_dropout(self.dropout)
             .with_weight_dropout(self.weight_dropout)
             .with_strategy(self.strategy)

@@ -23,6 +23,8 @@ pub struct TextEncoder {
     pub norm: Option<LayerNorm>,
     /// Dropout on the embedded tokens.
     pub dropout: Dropout,
+    /// Blocks in turn that use one plan of clusters.
+    pub plan_layers: usize,
 }
 
 impl TextEncoder {
@@ -38,8 +40,10 @@ impl TextEncoder {
     /// As [`TextEncoder::forward`], with the embeddings times `scale`.
     pub(super) fn forward_scaled(&self, tokens: Tensor<2, Int>, visible: &Visible, scale: f64) -> Result<Tensor<3>> {
         let mut x = embed(&self.embedding, &self.dropout, tokens, 0, scale);
-        for block in &self.blocks {
-            x = block.forward_visible(x, visible)?;
+        let mut visible = visible.clone();
+        for (index, block) in self.blocks.iter().enumerate() {
+            visible = visible.sharing(index, self.plan_layers);
+            x = block.forward_visible(x, &visible)?;
         }
         Ok(self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(x)))
     }

@@ -94,6 +94,8 @@ impl LanguageConfig {
     pub fn validate(&self) -> Result<()> {
         field("context", self.context, self.context >= 1, "at least 1")?;
         self.text.validate()?;
+        let expected = "1: decoding makes the plan of every block anew";
+        field("plan_layers", self.text.plan_layers, self.text.plan_layers == 1, expected)?;
         for layer in 1..=self.text.depth.min(self.layers.len().max(1)) {
             let attention = self.attention(layer);
             attention.validate()?;

@@ -1,0 +1,138 @@
+//! Ternary layers: the stored case with its gradients, and modules and models built of them.
+
+use burn::{
+    module::Module,
+    tensor::{Device, Distribution, Tensor, TensorData},
+};
+use resolvent::{
+    Mechanism,
+    attention::{MhaInput, MultiHeadAttentionConfig},
+    models::{TextConfig, VitConfig},
+    ternary,
+};
+use resolvent_kernels::TernaryMatrix;
+use safetensors::{Dtype, SafeTensors};
+
+fn stored(name: &str) -> (Vec<usize>, Vec<f32>) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/tests/data/ssa/ternary_linear.safetensors");
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = file.tensor(name).unwrap();
+    let values = match tensor.dtype() {
+        Dtype::F32 => tensor.data().as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+        _ => tensor.data().as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x) as f32).collect(),
+    };
+    (tensor.shape().to_vec(), values)
+}
+
+fn tensor(name: &str, device: &Device) -> Tensor<2> {
+    let (shape, values) = stored(name);
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+#[track_caller]
+fn assert_close<const D: usize>(what: &str, got: Tensor<D>, want: Tensor<D>, tol: f32) {
+    assert_eq!(got.dims(), want.dims(), "{what}");
+    let values = |x: Tensor<D>| x.into_data().iter::<f32>().collect::<Vec<_>>();
+    for (n, (got, want)) in values(got).into_iter().zip(values(want)).enumerate() {
+        assert!((got - want).abs() <= tol * (1.0 + want.abs()), "{what}[{n}]: {got} instead of {want}");
+    }
+}
+
+/// Both ways of computing the layer give the stored output, and its gradients pass the rounding.
+#[test]
+fn the_stored_case() {
+    let plain = Device::flex();
+    let out = tensor("out", &plain);
+    let integers = ternary::linear(
+        tensor("x", &plain).unsqueeze(),
+        tensor("w", &plain).transpose(),
+        None,
+        &[tensor("w", &plain).dims()[0]],
+    );
+    assert_close("integers", integers.squeeze_dim(0), out.clone(), 2e-6);
+    let device = Device::flex().autodiff();
+    let (x, w) = (tensor("x", &device).require_grad(), tensor("w", &device).require_grad());
+    let rounded = ternary::linear(x.clone().unsqueeze(), w.clone().transpose(), None, &[w.dims()[0]]);
+    assert_close("rounded", rounded.clone().squeeze_dim::<2>(0).inner(), out, 2e-6);
+    let gradients = (rounded.squeeze_dim::<2>(0) * tensor("dout", &device)).sum().backward();
+    assert_close("dx", x.grad(&gradients).unwrap(), tensor("dx", &plain), 2e-6);
+    assert_close("dw", w.grad(&gradients).unwrap(), tensor("dw", &plain), 2e-6);
+}
+
+/// Layers side by side have a scale each; a bias is added as it is.
+#[test]
+fn layers_side_by_side_are_apart() {
+    let device = Device::flex();
+    let random = |shape: [usize; 2], scale: f64| Tensor::<2>::random(shape, Distribution::Normal(0.0, scale), &device);
+    let (left, right) = (random([20, 7], 0.1), random([20, 5], 3.0));
+    let (x, bias) = (random([6, 20], 1.0).unsqueeze::<3>(), random([1, 12], 1.0).squeeze_dim::<1>(0));
+    let both = Tensor::cat(vec![left.clone(), right.clone()], 1);
+    let one = |w: Tensor<2>, first: usize, width: usize| {
+        ternary::linear(x.clone(), w, Some(bias.clone().narrow(0, first, width)), &[width])
+    };
+    let apart = Tensor::cat(vec![one(left, 0, 7), one(right, 7, 5)], 2);
+    assert_close("side by side", ternary::linear(x, both, Some(bias), &[7, 5]), apart, 1e-6);
+}
+
+/// What is not finite shows in the output, and nowhere else.
+#[test]
+fn values_that_are_not_finite_show() {
+    let device = Device::flex();
+    let x = Tensor::<3>::from_floats([[[1.0, f32::NAN], [1.0, -1.0]]], &device);
+    let out = ternary::linear(x, Tensor::from_floats([[0.5], [1.0]], &device), None, &[1]);
+    let out: Vec<f32> = out.into_data().iter::<f32>().collect();
+    assert!(out[0].is_nan() && out[1].is_finite(), "{out:?}");
+}
+
+/// With and without autodiff a module gives the same rows, for every way of projecting.
+#[test]
+fn modules_agree_with_and_without_autodiff() {
+    let device = Device::flex();
+    for (mechanism, tied, kv_heads) in [
+        ("softmax", false, Some(2)),
+        ("softmax", true, None),
+        ("uniform", false, None),
+        ("linear-infsa", false, None),
+        ("fna", false, None),
+    ] {
+        let config = MultiHeadAttentionConfig::new(16, 4, Mechanism::preset(mechanism).unwrap());
+        let config = config.with_tied(Some(tied)).with_kv_heads(kv_heads).with_extra_proj(true).with_ternary(true);
+        let module = config.init(&device.clone().autodiff());
+        let x = Tensor::<3>::random([2, 9, 16], Distribution::Normal(0.0, 1.0), &device);
+        let rounded = module.forward(MhaInput::self_attn(Tensor::from_inner(x.clone()))).context.inner();
+        let plain = module.valid();
+        let integers = plain.forward(MhaInput::self_attn(x.clone())).context;
+        // A value at the middle between two of 255 may be rounded either way.
+        assert_close(mechanism, integers, rounded, 0.02);
+        let real = config.with_ternary(false).init(&device).load_record(plain.clone().into_record());
+        let real = real.forward(MhaInput::self_attn(x)).context;
+        let distance =
+            (real.clone() - plain.forward(MhaInput::self_attn(Tensor::zeros([2, 9, 16], &device))).context).abs();
+        assert!(distance.max().into_scalar::<f32>() > 1e-3, "{mechanism}: the rounding shows nothing");
+    }
+}
+
+/// Every projection of a block is counted, each weight once.
+#[test]
+fn matrices_are_those_of_the_blocks() {
+    let device = Device::flex();
+    let base = VitConfig::new([8, 8], 1, 4, 3, Mechanism::preset("softmax").unwrap());
+    let config = VitConfig { dim: 16, depth: 2, heads: 2, mlp_dim: 24, ternary: true, ..base };
+    let model = config.init(&device);
+    let matrices: Vec<TernaryMatrix> =
+        model.blocks.iter().flat_map(|block| block.ternary_matrices().unwrap()).collect();
+    let weights: usize = matrices.iter().map(|matrix| matrix.shape().iter().product::<usize>()).sum();
+    assert_eq!(weights, 2 * (4 * 16 * 16 + 2 * 16 * 24));
+    let real = VitConfig { ternary: false, ..config }.init(&device);
+    assert!(real.blocks.iter().all(|block| block.ternary_matrices().unwrap().is_empty()));
+    assert_eq!(model.forward(Tensor::zeros([2, 1, 8, 8], &device)).dims(), [2, 3]);
+}
+
+#[test]
+fn what_cannot_be_ternary_is_refused() {
+    let config =
+        TextConfig { orthogonal: true, ternary: true, ..TextConfig::new(10, Mechanism::preset("fna").unwrap()) };
+    let error = config.validate().unwrap_err().to_string();
+    assert!(error.contains("orthogonal") && error.contains("ternary"), "{error}");
+}
