@@ -1,10 +1,11 @@
 //! The tables on spectral sparse attention in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-lab --example sparse -- [needle] [clusters] [edges] [spectra] [certificates]`
+//! `cargo run --release -p resolvent-lab --example sparse -- [needle] [clusters] [edges] [spectra] [certificates] [energy]`
 
 mod certificates;
 mod clusters;
 mod edges;
+mod energy;
 mod needle;
 mod spectra;
 
@@ -18,12 +19,13 @@ type Table = (&'static str, fn() -> Result<()>);
 
 fn main() -> Result<()> {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
-    let tables: [Table; 5] = [
+    let tables: [Table; 6] = [
         ("needle", needle::table),
         ("clusters", clusters::table),
         ("edges", edges::table),
         ("spectra", spectra::table),
         ("certificates", certificates::table),
+        ("energy", energy::table),
     ];
     for (name, table) in tables {
         if chosen.is_empty() || chosen.iter().any(|c| c == name) {
