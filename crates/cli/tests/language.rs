@@ -30,11 +30,11 @@ batch_size = 8
 label_smoothing = 0.0
 ";
 
-/// A folder with a recipe and a text that repeats itself.
+/// A folder with a recipe and a text that repeats itself, each character saying which comes next.
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.write("tiny.toml", RECIPE);
-    sandbox.write("text.txt", "Round and round.\n".repeat(90));
+    sandbox.write("text.txt", "abcdefghijklmnop\n".repeat(90));
     sandbox
 }
 
@@ -55,8 +55,8 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
     assert!(table.contains("perplexity") && table.contains("bits per byte"), "{table}");
 
     let ask = ["generate", "--checkpoint", "run", "--greedy", "--tokens", "18"];
-    let said = sandbox.run(&[&ask[..], &["--prompt", "Round a"]].concat()).success();
-    assert_eq!(said.stdout, "nd round.\nRound an\n");
+    let said = sandbox.run(&[&ask[..], &["--prompt", "abcdefg"]].concat()).success();
+    assert_eq!(said.stdout, "hijklmnop\nabcdefgh\n");
     assert!(said.stderr.contains("18 tokens") && said.stderr.contains("context"), "{}", said.stderr);
     let mut child = resolvent()
         .current_dir(sandbox.path("."))
@@ -66,12 +66,12 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all("Round and round.\nRound a".as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all("abcdefghijklmnop\nabcdefg".as_bytes()).unwrap();
     let json = Outcome::from(child.wait_with_output().unwrap()).success().json();
-    assert_eq!(json["generated"]["text"], "nd round.\nRound an");
+    assert_eq!(json["generated"]["text"], "hijklmnop\nabcdefgh");
     assert_eq!((&json["generated"]["prompt_tokens"], &json["generated"]["dropped"]), (&24.into(), &12.into()));
     let sampled = |seed: &str| {
-        let args = ["generate", "--checkpoint", "run", "--prompt", "R", "--temperature", "4", "--top-k", "9"];
+        let args = ["generate", "--checkpoint", "run", "--prompt", "a", "--temperature", "4", "--top-k", "9"];
         sandbox.run(&[&args[..], &["--top-p", "0.9", "--seed", seed]].concat()).success().stdout
     };
     assert!(sampled("1") == sampled("1") && sampled("1") != sampled("2"));

@@ -13,7 +13,7 @@ const VOCABULARY: usize = 11;
 const CONTEXT: usize = 40;
 
 /// The blocks' mechanisms, in turn.
-const PATTERNS: [&[&str]; 9] = [
+const PATTERNS: [&[&str]; 11] = [
     &[r#"{"mechanism": "softmax"}"#],
     &[r#"{"mechanism": "uniform"}"#],
     &[r#"{"mechanism": "infsa"}"#],
@@ -23,6 +23,8 @@ const PATTERNS: [&[&str]; 9] = [
     &[r#"{"mechanism": "ssa", "estimator": "centroid"}"#],
     &[r#"{"mechanism": "ssa"}"#],
     &[r#"{"mechanism": "ssa", "estimator": "centroid"}"#, r#"{"mechanism": "softmax"}"#],
+    &[r#"{"mechanism": "ssa", "estimator": "centroid", "global_tokens": 2}"#],
+    &[r#"{"mechanism": "ssa", "estimator": "raw", "cluster_on": "keys", "balance": null}"#],
 ];
 
 fn config(layers: &[&str]) -> LanguageConfig {
@@ -144,6 +146,7 @@ fn what_is_not_strictly_causal_is_refused() {
         r#"{"mechanism": "laplacian"}"#,
         r#"{"mechanism": "ssa", "causal_clusters": {"kind": "block", "size": 8}}"#,
         r#"{"mechanism": "ssa", "cluster_on": "dual"}"#,
+        r#"{"mechanism": "ssa", "outlier_globals": 2}"#,
     ] {
         let id = Mechanism::from_json(json).unwrap().id();
         for layers in [&[json][..], &[PATTERNS[0][0], json]] {

@@ -83,10 +83,10 @@ impl TaskData for CorpusDataset {
     }
 
     fn task(&self, recipe: &Recipe) -> Result<Corpus> {
-        let vocabulary = Vocabulary::learn(self.train.split_inclusive('\n'), &recipe.text)?;
         let ModelRecipe::Language(model) = &recipe.model else {
             return Err(wrong_kind(&self.name, "plain text", "language"));
         };
+        let vocabulary = Vocabulary::learn(self.train.split_inclusive('\n'), &recipe.text)?;
         let fingerprint = format!("{:016x}", vocabulary.fingerprint());
         let expects = CorpusExpectation { context: model.context, vocabulary: vocabulary.len(), fingerprint };
         Corpus::new(self, vocabulary, expects)
