@@ -93,7 +93,14 @@ proptest! {
 
             let (old_q, new_q) = (part(&plain.label_q), part(&t.label_q));
             prop_assert!((0..seq).all(|n| (old_q[n] < 0) == (new_q[n] < 0)));
-            let far = distances(&rows(&p.q), &old_q, 4, kept);
+            let mut far = distances(&rows(&p.q), &old_q, 4, kept);
+            for i in 0..seq {
+                match (0..seq).filter(|&n| kept(n) && old_q[n] == old_q[i] && old_q[i] >= 0).count() {
+                    0 => {}
+                    1 if kept(i) => far[i] = f64::INFINITY,
+                    n => far[i] *= (n as f64 / (n.max(2) - 1) as f64).powi(2),
+                }
+            }
             let least = threshold(&far, m.outlier_queries).max(NOISE);
             let present: BTreeSet<i64> = new_k.iter().copied().filter(|&c| c >= 0).collect();
             for i in (0..seq).filter(|&i| new_q[i] >= 0) {
@@ -102,9 +109,9 @@ proptest! {
                 if m.shared() && present.contains(&old_q[i]) {
                     prop_assert!(seen.contains(&old_q[i]));
                 }
-                let limit = m.routes * if far[i] < least - NOISE { 1 } else { 2 };
+                let limit = m.routes * if far[i] < least * (1.0 - 1e-6) { 1 } else { 2 };
                 prop_assert!(seen.len() <= limit, "query {i} sees {seen:?}");
-                if far[i] > least + NOISE {
+                if far[i] > least * (1.0 + 1e-6) {
                     let best = best_cluster(&p, &new_k, slice, i);
                     prop_assert!(best.is_none_or(|best| seen.contains(&best)), "query {i} sees {seen:?}, not {best:?}");
                 }
@@ -193,6 +200,15 @@ fn outliers_are_found() {
     };
     assert!(!close(&with(r#""seed": 0"#)), "the needle was found without outliers: the test shows nothing");
     assert!(close(&with(r#""outlier_globals": 1"#)));
+    assert!(close(&with(r#""outlier_queries": 1"#)));
+    // A query so far from all others that it is alone in its cluster.
+    base.q[asker * d + 3] = 80.0;
+    base.k.as_mut().unwrap()[needle * d + 3] = 2.0;
+    let with = |fields: &str| Problem {
+        mechanism: ssa(&format!(r#""clusters": 4, "estimator": "centroid", {fields}"#)),
+        ..base.clone()
+    };
+    assert!(!close(&with(r#""outlier_globals": 1"#)), "the needle does not hide: the test shows nothing");
     assert!(close(&with(r#""outlier_queries": 1"#)));
 }
 

@@ -44,7 +44,7 @@ pub struct Ssa {
     /// So many keys, the farthest from the means of their clusters, leave these and are seen by every query, as no mean
     /// speaks for them. Default 0; not if causal. Ours.
     pub outlier_globals: usize,
-    /// So many queries, the farthest from the means of their clusters, also see exactly the `routes` clusters whose mean
+    /// So many queries, the farthest from the mean of the others of their clusters (alone in one: the farthest), also see exactly the `routes` clusters whose mean
     /// keys have the largest product with them, not with the mean of their cluster. Default 0; not if causal. Ours.
     pub outlier_queries: usize,
     /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.

@@ -6,7 +6,7 @@ use resolvent_lab::data::heads::{ClusterKind, Clusters, Head};
 use super::{attend, drawn, entries, mean, mean_cosine, plan, ssa};
 
 const TOKENS: usize = 1024;
-const SEEDS: u64 = 3;
+const SEEDS: u64 = 5;
 
 /// Cosines by estimator at equal density (`tokens^1.5` sampled edges in all), over the number of clusters, then over data.
 pub fn table() -> Result<()> {
@@ -16,6 +16,8 @@ pub fn table() -> Result<()> {
         row("near, d = 32", ClusterKind::Near, 32, clusters, "")?;
     }
     for (name, kind, dim, fields) in [
+        ("near, 2 routes", ClusterKind::Near, 32, r#", "routes": 2"#),
+        ("near, 32 free keys", ClusterKind::Near, 32, r#", "outlier_globals": 32"#),
         ("planted, d = 32", ClusterKind::Planted, 32, ""),
         ("independent, d = 64", ClusterKind::Independent, 64, ""),
         ("projected, d = 64", ClusterKind::Projected, 64, ""),

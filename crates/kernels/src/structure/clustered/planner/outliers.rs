@@ -17,13 +17,16 @@ impl Head<'_> {
         }
         let keys = Members::new(label_k, None, clusters(label_k));
         let means = keys.means(self.k, self.dim);
-        for j in farthest(label_k, self.k, &means, self.dim, None, self.m.outlier_globals) {
+        let distance = |j: usize| square(&self.k[j * self.dim..][..self.dim], &means, label_k[j]);
+        let members = (0..label_k.len()).filter(|&j| label_k[j] != NONE);
+        for j in farthest(members.map(|j| (distance(j), j)), self.m.outlier_globals) {
             label_k[j] = NONE;
         }
     }
 
-    /// Lets the queries that are farthest from the means of their clusters see more than these: those that then see the
-    /// same become a cluster. Returns the labels of all queries, and what each cluster of them sees.
+    /// Lets the queries that are farthest from the mean of the other queries of their clusters see more than these; a query
+    /// alone in its cluster is farther than any. Those that then see the same become a cluster. Returns the labels of all
+    /// queries, and what each cluster of them sees.
     pub(super) fn route_outliers(
         &self,
         label_q: &[i32],
@@ -32,7 +35,16 @@ impl Head<'_> {
         mut routes: Vec<Vec<u32>>,
     ) -> (Vec<i32>, Vec<Vec<u32>>) {
         let means = self.query_means(queries);
-        let outliers = farthest(label_q, self.q, &means, self.dim, self.keep_q, self.m.outlier_queries);
+        let kept = |i: usize| label_q[i] != NONE && self.keep_q.is_none_or(|keep| keep[i]);
+        let mut sizes = vec![0_usize; queries.len()];
+        (0..label_q.len()).filter(|&i| kept(i)).for_each(|i| sizes[label_q[i] as usize] += 1);
+        let distance = |i: usize| match sizes[label_q[i] as usize] {
+            1 => f64::INFINITY,
+            // From the mean of the others it is n / (n - 1) times as far as from the mean of all.
+            n => square(&self.q[i * self.dim..][..self.dim], &means, label_q[i]) * (n as f64 / (n - 1) as f64).powi(2),
+        };
+        let members = (0..label_q.len()).filter(|&i| kept(i));
+        let outliers = farthest(members.map(|i| (distance(i), i)), self.m.outlier_queries);
         let key_means = keys.means(self.k, self.dim);
         let mut labels: Vec<u32> = label_q.iter().map(|&label| label.max(0) as u32).collect();
         let mut parted = BTreeMap::new();
@@ -75,16 +87,15 @@ fn settle(label_q: &[i32], labels: &[u32], routes: Vec<Vec<u32>>) -> (Vec<i32>, 
     (numbered, kept.collect())
 }
 
-/// The `count` kept tokens that are farthest from the `means` of their clusters, ascending; tokens at the mean are none of
-/// them.
-fn farthest(labels: &[i32], x: &[f32], means: &[f32], dim: usize, keep: Option<&[bool]>, count: usize) -> Vec<usize> {
-    let square = |n: usize| {
-        let mean = &means[labels[n] as usize * dim..][..dim];
-        x[n * dim..][..dim].iter().zip(mean).map(|(&x, &mean)| (f64::from(x) - f64::from(mean)).powi(2)).sum::<f64>()
-    };
-    let member = |n: &usize| labels[*n] != NONE && keep.is_none_or(|keep| keep[*n]);
-    let mut all: Vec<(f64, usize)> = (0..labels.len()).filter(member).map(|n| (square(n), n)).collect();
-    all.retain(|&(square, _)| square > 0.0);
+/// The squared distance of a token from the mean of cluster `label`.
+fn square(x: &[f32], means: &[f32], label: i32) -> f64 {
+    let mean = &means[label as usize * x.len()..][..x.len()];
+    x.iter().zip(mean).map(|(&x, &mean)| (f64::from(x) - f64::from(mean)).powi(2)).sum()
+}
+
+/// The `count` tokens with the largest distances, ascending; those without any distance are none of them.
+fn farthest(distances: impl Iterator<Item = (f64, usize)>, count: usize) -> Vec<usize> {
+    let mut all: Vec<(f64, usize)> = distances.filter(|&(distance, _)| distance > 0.0).collect();
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
     all.truncate(count);
     let mut tokens: Vec<usize> = all.into_iter().map(|(_, n)| n).collect();
