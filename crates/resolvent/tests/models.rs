@@ -86,6 +86,20 @@ fn positions_are_interpolated_to_other_sizes() {
     assert!(error.contains("[1, 2, 9, 12]") && error.contains("multiples of the patch"), "{error}");
 }
 
+/// 150 x 150 tokens: without autodiff the MLP takes them in two parts.
+#[test]
+fn long_sequences_in_parts_are_the_same() {
+    let device = Device::flex();
+    let base = VitConfig::new([150, 150], 1, 1, 3, Mechanism::preset("linear-infsa").unwrap());
+    let model = VitConfig { dim: 8, depth: 2, heads: 2, mlp_dim: 16, ..base }.init(&device);
+    let picture: Tensor<4> = random([1, 1, 150, 150], &device);
+    let values = |x: Tensor<2>| x.into_data().iter::<f32>().collect::<Vec<_>>();
+    let parts = values(model.forward(picture.clone()));
+    let learns = device.autodiff();
+    let whole = values(model.to_device(&learns).forward(Tensor::from_data(picture.into_data(), &learns)));
+    assert!(parts.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-5), "{parts:?} {whole:?}");
+}
+
 /// The grid of 2 x 3 patches is one window of 4 x 4; six tokens in a row would be two of 4.
 #[test]
 fn windows_lie_on_the_grid_of_patches() {

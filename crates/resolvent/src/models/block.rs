@@ -65,6 +65,9 @@ impl Visible {
     }
 }
 
+/// Tokens of a sequence whose hidden layer is held at once without autodiff: 256 MiB at 4096 channels.
+const HELD_TOKENS: usize = 16_384;
+
 /// Transformer block: attention and MLP, each around a residual connection and with a layer norm.
 #[derive(Module, Debug)]
 pub struct Block {
@@ -202,8 +205,19 @@ impl Block {
         })
     }
 
-    /// The MLP and its residual connection.
+    /// The MLP and its residual connection. It acts on tokens one by one: where nothing is learned, the hidden layer of a long
+    /// sequence is never held as a whole.
     pub(super) fn mlp(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
+        let [_, seq, _] = tokens.dims();
+        if seq <= HELD_TOKENS || tokens.device().is_autodiff() {
+            return self.mlp_of(tokens);
+        }
+        let part = |from| self.mlp_of(tokens.clone().narrow(1, from, HELD_TOKENS.min(seq - from)));
+        let parts: Result<Vec<_>> = (0..seq).step_by(HELD_TOKENS).map(part).collect();
+        Ok(Tensor::cat(parts?, 1))
+    }
+
+    fn mlp_of(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
         residual(self.order, &self.mlp_norm, tokens, |tokens| {
             let ternary = self.attention.ternary;
             let hidden = ternary::layer(&self.mlp_in, tokens, ternary);
