@@ -74,22 +74,21 @@ fn normalised(mut scores: Vec<f64>) -> Vec<f64> {
     scores
 }
 
-/// Fig. 2a: eigenvalues of the generator on a circle of 500 points, bandwidth `1e-4`, geodesic distances; the slope of their
+/// Fig. 2a: eigenvalues of the generator on a circle of 500 points, length scale 0.01, geodesic distances; the slope of their
 /// logarithm against that of the frequency.
 fn spectrum() -> Result<()> {
     const POINTS: usize = 500;
-    const TIME: f64 = 1e-4;
+    const WIDTH: f64 = 0.01;
     let windows = [(1, 10), (1, 25), (5, 50), (10, 100), (100, 249)];
     println!("| alpha | lambda_1 | k 1-10 | 1-25 | 5-50 | 10-100 | 100-249 |\n|---|---|---|---|---|---|---|");
     for alpha in [1.2, 2.0] {
         let score = if alpha < 2.0 { Score::Levy(alpha) } else { Score::Gaussian };
-        let width = TIME.powf(1.0 / alpha);
         let log = |i: usize, j: usize| {
             let steps = i.abs_diff(j).min(POINTS - i.abs_diff(j));
-            score.of_distance(steps as f64 * 2.0 * PI / POINTS as f64, width, 1.0)
+            score.of_distance(steps as f64 * 2.0 * PI / POINTS as f64, WIDTH, 1.0)
         };
         let logs: Vec<f64> = (0..POINTS * POINTS).map(|at| log(at / POINTS, at % POINTS)).collect();
-        let mut lambda = generator(&Reversible::from_log_weights(POINTS, &logs)?.spectrum()?, TIME);
+        let mut lambda = generator(&Reversible::from_log_weights(POINTS, &logs)?.spectrum()?, WIDTH.powf(alpha));
         lambda.sort_by(f64::total_cmp);
         // Both directions of a frequency have one eigenvalue.
         let of = |k: usize| ((k as f64).ln(), lambda[2 * k - 1].ln());
@@ -122,12 +121,13 @@ fn mean_perplexity(weights: &Dense) -> Result<f64> {
     Ok(row_perplexity(weights)?.iter().sum::<f64>() / weights.len() as f64)
 }
 
-/// Figs. 5a and 5d: spectral gap and hops on 200 tokens of 8 channels, at the kernels' own widths and at one perplexity.
+/// Figs. 5a and 5d: spectral gap and hops on 200 tokens of 8 channels, at the kernels' own widths and at one perplexity (for
+/// which the tokens' scale does not matter).
 fn sharpness() -> Result<()> {
     const N: usize = 200;
     const D: usize = 8;
     println!("| tokens | perplexity | kernel | width | gap | mean hops | most |\n|---|---|---|---|---|---|---|");
-    for (name, size) in [("unit normal", 1.0), ("3 times that", 3.0)] {
+    for (name, size, targets) in [("unit normal", 1.0, &[150.0, 20.0, 2.6][..]), ("3 times that", 3.0, &[])] {
         let x: Vec<f64> = normal(N * D, 5).into_iter().map(|x| size * x).collect();
         let row = |target: Option<f64>| -> Result<()> {
             for (kernel, score, own, range) in kernels(D) {
@@ -148,7 +148,7 @@ fn sharpness() -> Result<()> {
             Ok(())
         };
         row(None)?;
-        for target in [150.0, 20.0, 2.6] {
+        for &target in targets {
             row(Some(target))?;
         }
     }

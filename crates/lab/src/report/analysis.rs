@@ -15,6 +15,7 @@ use crate::analyze::{
 pub fn analysis_page(analysis: &Analysis) -> String {
     let heads: usize = analysis.layers.iter().map(|layer| layer.heads * layer.sequences).sum();
     let title = format!("The token graphs of {}", analysis.input);
+    let several = analysis.layers.len() > 1;
     let body = html! {
         h1 { "What these queries and keys attend to" }
         p class="quiet" {
@@ -33,12 +34,14 @@ pub fn analysis_page(analysis: &Analysis) -> String {
         }
         h2 { "In words" }
         @for verdict in &analysis.verdicts { p { (chip(verdict.mechanism)) (verdict.sentence) } }
-        h2 { "Layer by layer" }
+        h2 { @if several { "Layer by layer" } @else { "Spectra, hops and distances" } }
         div class="charts" {
-            (by_layer(analysis, "Output error, median over heads", "error", true, |head| Some(head.output.scaled)))
-            (by_layer(analysis, "Tokens that a row attends to", "tokens", false, |head| head.graph.as_ref()?.perplexity))
-            (by_layer(analysis, "Spectral gap", "gap", false, |head| head.graph.as_ref()?.gap))
-            (by_layer(analysis, "Mean hops along strong edges", "hops", false, |head| Some(head.graph.as_ref()?.hops.as_ref()?.mean)))
+            @if several {
+                (by_layer(analysis, "Output error, median over heads", "error", true, |head| Some(head.output.scaled)))
+                (by_layer(analysis, "Tokens that a row attends to", "tokens", false, |head| head.graph.as_ref()?.perplexity))
+                (by_layer(analysis, "Spectral gap", "gap", false, |head| head.graph.as_ref()?.gap))
+                (by_layer(analysis, "Mean hops along strong edges", "hops", false, |head| Some(head.graph.as_ref()?.hops.as_ref()?.mean)))
+            }
             (spectra(analysis))
             (hop_counts(analysis))
             (distance_chart(analysis))

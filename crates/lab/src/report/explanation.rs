@@ -33,7 +33,7 @@ pub fn explanation_page(e: &Explanation) -> String {
             div class="examples" { @for (index, shown) in e.shown.iter().enumerate() { (example(index, shown, &e.layer)) } }
         }
         h2 { "Do the answers rest on what the maps find?" }
-        div class="scroll" { (scores(&e.maps)) }
+        div class="scroll" { (scores(&e.maps, e.located() > 0)) }
         p class="quiet" {
             "Percent, mean and standard deviation over the examples, of " (e.layer) ". MoRF-AOC: the area above the curve of the answer's probability, as a share of what it was, "
             "while places are taken away, most important first. LeRF-AUC: the area under it, least important first. Both are large for a map that "
@@ -142,9 +142,11 @@ fn example(index: usize, shown: &Shown, scored: &str) -> Markup {
     }
 }
 
-/// The mean of the heads and the heads, by name.
+/// The mean of the heads and, where there are several, the heads, by name.
 fn rows(maps: &LayerMaps) -> impl Iterator<Item = (String, &[f32])> {
-    let heads = maps.heads.iter().enumerate().map(|(head, weights)| (format!("head {head}"), &weights[..]));
+    let several = if maps.heads.len() > 1 { maps.heads.len() } else { 0 };
+    let heads =
+        maps.heads.iter().enumerate().map(|(head, weights)| (format!("head {head}"), &weights[..])).take(several);
     std::iter::once(("mean of the heads".to_owned(), &maps.mean[..])).chain(heads)
 }
 
@@ -185,17 +187,24 @@ fn tokens(text: &TextExample, weights: &[f32]) -> Markup {
     }
 }
 
-fn scores(maps: &[MapScores]) -> Markup {
+/// A column of the scores.
+type Column = (&'static str, fn(&MapScores) -> Option<Spread>);
+
+fn scores(maps: &[MapScores], boxes: bool) -> Markup {
+    const COLUMNS: [Column; 6] = [
+        ("MoRF-AOC", |m| Some(m.morf_aoc)),
+        ("LeRF-AUC", |m| Some(m.lerf_auc)),
+        ("ROC-AUC", |m| m.roc_auc),
+        ("AP", |m| m.average_precision),
+        ("Weight in boxes", |m| m.mass),
+        ("Places in boxes", |m| m.prevalence),
+    ];
+    let columns = if boxes { &COLUMNS[..] } else { &COLUMNS[..2] };
     html! {
         table class="sortable" {
-            thead { tr { @for heading in ["Map", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "Weight in boxes", "Places in boxes"] { th scope="col" { (heading) } } } }
+            thead { tr { th scope="col" { "Map" } @for (heading, _) in columns { th scope="col" { (heading) } } } }
             tbody {
-                @for m in maps {
-                    tr {
-                        th scope="row" { (m.map) }
-                        @for value in [Some(m.morf_aoc), Some(m.lerf_auc), m.roc_auc, m.average_precision, m.mass, m.prevalence] { (spread(value)) }
-                    }
-                }
+                @for m in maps { tr { th scope="row" { (m.map) } @for (_, pick) in columns { (spread(pick(m))) } } }
             }
         }
     }
