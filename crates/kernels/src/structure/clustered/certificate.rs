@@ -4,7 +4,9 @@
 //! deviations `t_j = scale q.(k_j - m)` have mean 0 and lie within `x = scale |q| r` of it. The chord of a convex
 //! function bounds its mean, hence
 //!
-//!     M <= sum_j w_j <= M cosh(x),    sum_j |w_j - M/n| <= M sinh(x),    where M = n exp(scale q.m)
+//! ```text
+//! M <= sum_j w_j <= M cosh(x),    sum_j |w_j - M/n| <= M sinh(x),    where M = n exp(scale q.m)
+//! ```
 //!
 //! (Jensen on the left; `cosh(x) <= exp(min(x, x^2 / 2))`, Hoeffding's bound). Everything follows from these two.
 
