@@ -2,9 +2,7 @@
 
 mod support;
 
-use std::{io::Write, process::Stdio};
-
-use support::{Outcome, Sandbox, resolvent};
+use support::{Outcome, Sandbox};
 
 const RECIPE: &str = "
 name = 'tiny-language'
@@ -58,16 +56,8 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
     let said = sandbox.run(&[&ask[..], &["--prompt", "abcdefg"]].concat()).success();
     assert_eq!(said.stdout, "hijklmnop\nabcdefgh\n");
     assert!(said.stderr.contains("18 tokens") && said.stderr.contains("context"), "{}", said.stderr);
-    let mut child = resolvent()
-        .current_dir(sandbox.path("."))
-        .args([&ask[..], &["--json"]].concat())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all("abcdefghijklmnop\nabcdefg".as_bytes()).unwrap();
-    let json = Outcome::from(child.wait_with_output().unwrap()).success().json();
+    let args = [&ask[..], &["--json"]].concat();
+    let json = sandbox.pipe(&args, "abcdefghijklmnop\nabcdefg".as_bytes()).success().json();
     assert_eq!(json["generated"]["text"], "hijklmnop\nabcdefgh");
     assert_eq!((&json["generated"]["prompt_tokens"], &json["generated"]["dropped"]), (&24.into(), &12.into()));
     let sampled = |seed: &str| {

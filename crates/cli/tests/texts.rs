@@ -2,12 +2,7 @@
 
 mod support;
 
-use std::{
-    io::Write,
-    process::{Command, Stdio},
-};
-
-use support::{Outcome, Sandbox, resolvent};
+use support::{Outcome, Sandbox};
 
 const RECIPE: &str = "
 name = 'tiny-text'
@@ -47,20 +42,6 @@ fn train(sandbox: &Sandbox, out: &str) -> Outcome {
     sandbox.run(&["train", "--config", "tiny.toml", "--data", DATA, "--out", out, "--json"]).success()
 }
 
-/// `classify` with `input` on standard input.
-fn piped(sandbox: &Sandbox, args: &[&str], input: &[u8]) -> Outcome {
-    let mut command: Command = resolvent();
-    command
-        .current_dir(sandbox.path("."))
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input).unwrap();
-    child.wait_with_output().unwrap().into()
-}
-
 #[test]
 fn a_classifier_is_trained_evaluated_and_asked() {
     let sandbox = sandbox();
@@ -87,7 +68,7 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     let lines = sandbox.run(&asked).success().stdout;
     let labels: Vec<_> = lines.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(labels, ["good", "bad"], "{lines}");
-    let json = piped(&sandbox, &["classify", "run", "--json"], "lovely\r\nAwful\n".as_bytes()).success().json();
+    let json = sandbox.pipe(&["classify", "run", "--json"], "lovely\r\nAwful\n".as_bytes()).success().json();
     assert_eq!((&json[0]["label"], &json[1]["label"]), (&"good".into(), &"bad".into()));
     let sum: f64 = ["good", "bad"].iter().map(|class| json[0]["probabilities"][class].as_f64().unwrap()).sum();
     assert!((sum - 1.0).abs() < 1e-5);

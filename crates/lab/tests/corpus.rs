@@ -1,14 +1,8 @@
 //! Plain text from files, and language models trained on a little of it.
 
-use std::{
-    fs,
-    ops::ControlFlow,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+mod support;
+
+use std::{fs, ops::ControlFlow, path::Path};
 
 use resolvent::models::Sampling;
 use resolvent_lab::{
@@ -17,9 +11,9 @@ use resolvent_lab::{
     data::{CorpusDataset, Data, Source, TextRecipe, Tokens, Vocabulary},
     eval,
     generate::Generator,
-    progress::{Event, Observer},
-    train::{self, Outcome, Resume, Task, TaskData, TrainOptions, TrainSummary},
+    train::{self, Outcome, Resume, Task, TaskData, TrainOptions},
 };
+use support::{finished, stopping};
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -123,23 +117,6 @@ fn recipe(mechanism: &str, more: &str) -> Recipe {
 
 const SSA: &str = "{mechanism = 'ssa', estimator = 'centroid'}";
 
-fn finished(outcome: Outcome) -> TrainSummary {
-    match outcome {
-        Outcome::Finished(summary) => *summary,
-        Outcome::Interrupted { step, .. } => panic!("interrupted at {step}"),
-    }
-}
-
-struct StopAfter(usize, Arc<AtomicBool>);
-
-impl Observer for StopAfter {
-    fn on(&self, event: Event<'_>) {
-        if matches!(event, Event::Step { done, .. } if done == self.0) {
-            self.1.store(true, Ordering::SeqCst);
-        }
-    }
-}
-
 fn weights(run: &Path, data: &CorpusDataset) -> Vec<f32> {
     let mut checkpoint = Checkpoint::find(run).unwrap();
     let model = train::build(&checkpoint.state.recipe, data, &burn::tensor::Device::flex()).unwrap();
@@ -163,9 +140,7 @@ fn a_language_model_learns_and_resumes_to_the_same_bits() {
     assert!(summary.line().contains("bits per byte") && summary.best.is_some());
     assert!(fs::read_to_string(whole.join("report.html")).unwrap().contains("perplexity"));
 
-    let stop = Arc::new(AtomicBool::new(false));
-    let options =
-        TrainOptions { stop: stop.clone(), observer: Arc::new(StopAfter(17, stop)), ..TrainOptions::new(&cut) };
+    let options = stopping(&cut, 17, Resume::Never);
     assert!(matches!(train::run(&recipe, &data, &options).unwrap(), Outcome::Interrupted { step: 17, .. }));
     let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&cut) };
     let resumed = finished(train::run(&recipe, &data, &options).unwrap());

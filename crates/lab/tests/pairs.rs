@@ -1,5 +1,7 @@
 //! Parallel text from files, and a translator trained on a little of it.
 
+mod support;
+
 use std::{fs, path::Path};
 
 use resolvent_lab::{
@@ -8,8 +10,9 @@ use resolvent_lab::{
     data::{self, Data, PairDataset, PairSplit, Source},
     eval,
     predict::TextTranslator,
-    train::{self, Outcome, TrainOptions, TrainSummary},
+    train::{self, TrainOptions},
 };
+use support::finished;
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -102,13 +105,6 @@ fn recipe(more: &str) -> Recipe {
          [regularisation]\nlabel_smoothing = 0.05"
     );
     Recipe::from_toml(&text, "test").unwrap()
-}
-
-fn finished(outcome: Outcome) -> TrainSummary {
-    match outcome {
-        Outcome::Finished(summary) => *summary,
-        Outcome::Interrupted { step, .. } => panic!("interrupted at {step}"),
-    }
 }
 
 #[test]

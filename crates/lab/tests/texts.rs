@@ -1,13 +1,8 @@
 //! Training on texts end to end: a few generated expressions.
 
-use std::{
-    fs,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+mod support;
+
+use std::{fs, path::Path};
 
 use resolvent_lab::{
     Error, Recipe,
@@ -15,9 +10,9 @@ use resolvent_lab::{
     data::{Listops, TextDataset, TextSplit},
     eval,
     predict::Classifier,
-    progress::{Event, Observer},
-    train::{self, Outcome, Resume, Task, TaskData, TrainOptions, TrainSummary},
+    train::{self, Outcome, Resume, Task, TaskData, TrainOptions},
 };
+use support::{finished, stopping};
 
 /// Which of two words stands in the text, among others: something that a mean of embeddings learns at once.
 fn animals() -> TextDataset {
@@ -39,24 +34,6 @@ fn recipe(more: &str) -> Recipe {
     Recipe::from_toml(&text, "test").unwrap()
 }
 
-fn finished(outcome: Outcome) -> TrainSummary {
-    match outcome {
-        Outcome::Finished(summary) => *summary,
-        Outcome::Interrupted { step, .. } => panic!("interrupted at {step}"),
-    }
-}
-
-/// Raises the flag after a given number of steps.
-struct StopAfter(usize, Arc<AtomicBool>);
-
-impl Observer for StopAfter {
-    fn on(&self, event: Event<'_>) {
-        if matches!(event, Event::Step { done, .. } if done == self.0) {
-            self.1.store(true, Ordering::SeqCst);
-        }
-    }
-}
-
 fn weights(run: &Path, data: &TextDataset) -> Vec<f32> {
     let mut checkpoint = Checkpoint::find(run).unwrap();
     let model = train::build(&checkpoint.state.recipe, data, &burn::tensor::Device::flex()).unwrap();
@@ -75,9 +52,7 @@ fn a_classifier_learns_resumes_to_the_same_bits_and_answers() {
     let summary = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
     assert!(summary.test.accuracy > 0.95, "{}", summary.line());
 
-    let stop = Arc::new(AtomicBool::new(false));
-    let options =
-        TrainOptions { stop: stop.clone(), observer: Arc::new(StopAfter(8, stop)), ..TrainOptions::new(&cut) };
+    let options = stopping(&cut, 8, Resume::Never);
     assert!(matches!(train::run(&recipe, &data, &options).unwrap(), Outcome::Interrupted { step: 8, .. }));
     let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&cut) };
     let resumed = finished(train::run(&recipe, &data, &options).unwrap());

@@ -1,13 +1,8 @@
 //! Training end to end on a few generated pictures.
 
-use std::{
-    fs,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+mod support;
+
+use std::{fs, path::Path};
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -24,10 +19,10 @@ use resolvent_lab::{
     data::{DataSpec, Dataset},
     eval,
     metrics::{self, Record},
-    progress::{Event, Observer},
     recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
-    train::{self, Ended, Outcome, Resume, TrainOptions, TrainSummary},
+    train::{self, Ended, Outcome, Resume, TrainOptions},
 };
+use support::{finished, stopping};
 
 fn pictures() -> Dataset {
     DataSpec::parse("shapes:seed=3,size=16,train=72,test=24,difficulty=0").unwrap().load().unwrap()
@@ -62,33 +57,6 @@ fn clustered() -> Recipe {
     model.codebook = Some(CodebookConfig { every: 3, decay: 0.5 });
     (model.plan_layers, model.ternary) = (2, true);
     recipe
-}
-
-/// Raises the flag after a given number of steps.
-struct StopAfter {
-    steps: usize,
-    flag: Arc<AtomicBool>,
-}
-
-impl Observer for StopAfter {
-    fn on(&self, event: Event<'_>) {
-        if matches!(event, Event::Step { done, .. } if done == self.steps) {
-            self.flag.store(true, Ordering::SeqCst);
-        }
-    }
-}
-
-fn stopping(out: &Path, steps: usize, resume: Resume) -> TrainOptions {
-    let flag = Arc::new(AtomicBool::new(false));
-    let observer = Arc::new(StopAfter { steps, flag: flag.clone() });
-    TrainOptions { resume, stop: flag, observer, ..TrainOptions::new(out) }
-}
-
-fn finished(outcome: Outcome) -> TrainSummary {
-    match outcome {
-        Outcome::Finished(summary) => *summary,
-        Outcome::Interrupted { step, .. } => panic!("interrupted at {step}"),
-    }
 }
 
 /// Every weight, and its average, in the newest checkpoint.

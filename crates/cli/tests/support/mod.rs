@@ -6,8 +6,9 @@ pub mod tiny;
 use std::{
     collections::BTreeMap,
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -39,6 +40,16 @@ impl Sandbox {
     /// Runs the program in this folder.
     pub fn run(&self, args: &[&str]) -> Outcome {
         Outcome::of(resolvent().current_dir(self.0.path()).args(args))
+    }
+
+    /// Runs the program in this folder with `input` on its standard input.
+    pub fn pipe(&self, args: &[&str], input: &[u8]) -> Outcome {
+        let mut command = resolvent();
+        command.current_dir(self.0.path()).args(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap().into()
     }
 
     /// Every file below this folder with its content.
