@@ -59,6 +59,7 @@ fn exchange<D: TaskData>(
     let (mut checkpoint, device) = (Checkpoint::find(path)?, Device::flex());
     let task = data.restored(&mut checkpoint)?;
     let recipe = checkpoint.state.recipe.clone();
+    let own = checkpoint.load_weights(train::build_for(&task, &recipe, &device)?)?;
     let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, &device)?;
     // Weights are taken out of a checkpoint: the other model has them from its own reading.
     let other = Checkpoint::find(path)?.load_weights(other).map_err(|error| Error::Exchange {
@@ -67,7 +68,6 @@ fn exchange<D: TaskData>(
         exchanged: mechanism.id(),
         problem: error.to_string(),
     })?;
-    let own = checkpoint.load_weights(train::build_for(&task, &recipe, &device)?)?;
     let (mut own, mut other) = (judge(&task, &own)?, judge(&task, &other)?);
     let (before, after) = (std::mem::take(&mut own.logits), std::mem::take(&mut other.logits));
     let size = |x: f32| if x.is_nan() { f64::INFINITY } else { f64::from(x.abs()) };
