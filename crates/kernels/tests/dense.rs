@@ -2,6 +2,8 @@
 //! causality, norms, the solver's end, and the same bits on any number of threads.
 
 mod support;
+#[path = "support/threads.rs"]
+mod threads;
 
 use resolvent_kernels::{Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, simd::Level};
 use support::{
@@ -10,6 +12,7 @@ use support::{
     problem::{Problem, assert_solution},
     random::{problem, takes_cross},
 };
+use threads::on_threads;
 
 const DENSE: [&str; 3] = ["softmax", "infsa", "infsa-resolvent"];
 
@@ -190,10 +193,7 @@ fn threads_do_not_matter() {
     for id in DENSE {
         for shape in [Shape::square(2, 3, 300, 16), one_head] {
             let p = problem(preset(id, ""), shape, 9);
-            let with = |threads| {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| p.fused())
-            };
+            let with = |threads| on_threads(threads, || p.fused());
             let one = with(1);
             assert!(one == with(2) && one == with(3), "{id}");
             check(&p, &[Level::selected().unwrap()]);

@@ -1,6 +1,8 @@
 //! Pairs left out at random: the same everywhere, with their gradients.
 
 mod support;
+#[path = "support/threads.rs"]
+mod threads;
 
 use resolvent_kernels::{
     Cache, Dropout, Error, Extras, Inputs, Mask, Mechanism, Operator, Shape, Strategy, Tol, simd::Level,
@@ -9,6 +11,7 @@ use support::{
     problem::{Problem, assert_solution},
     random::problem,
 };
+use threads::on_threads;
 
 const MECHANISMS: [&str; 6] = [
     r#"{"mechanism": "softmax"}"#,
@@ -137,8 +140,7 @@ fn the_mean_over_draws_is_the_operator() {
 #[test]
 fn threads_and_halves_draw_the_same() {
     let p = with(Dropout::weights(0.3, 2).unwrap(), MECHANISMS[2], Shape::square(2, 2, 300, 16));
-    let on = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| p.fused());
-    assert_eq!(on(1), on(3));
+    assert_eq!(on_threads(1, || p.fused()), on_threads(3, || p.fused()));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! extreme magnitudes, and the same bits on any number of threads.
 
 mod support;
+#[path = "support/threads.rs"]
+mod threads;
 
 use resolvent_kernels::{Mechanism, Scratch, Shape, Strategy, TokenWeights, Tol, simd::Level};
 use support::{
@@ -10,6 +12,7 @@ use support::{
     problem::{Problem, assert_solution},
     random::{mechanisms, problem, takes_cross},
 };
+use threads::on_threads;
 
 fn is_pooled(mechanism: &Mechanism) -> bool {
     matches!(mechanism, Mechanism::Uniform(_) | Mechanism::LinearInfsa(_))
@@ -141,10 +144,7 @@ fn the_same_bits_on_any_number_of_threads() {
     for mechanism in variants() {
         let n = if format!("{mechanism:?}").contains("Exact") { 150 } else { 3000 };
         let p = problem(mechanism, Shape::square(1, 2, n, 12), 5);
-        let on = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| p.fused())
-        };
+        let on = |threads| on_threads(threads, || p.fused());
         let one = on(1);
         assert!(on(2) == one && on(3) == one, "{:?}", p.mechanism);
     }

@@ -1,6 +1,8 @@
 //! What holds for every mechanism on any input, of the reference and of the fused kernels alike.
 
 mod support;
+#[path = "support/threads.rs"]
+mod threads;
 
 use proptest::{
     prelude::*,
@@ -13,6 +15,7 @@ use support::{
     problem::{Problem, Solution, assert_solution, is_parameter},
     random::{any_masked_problem, any_problem, counts_masked_tokens, mechanisms, orders_tokens, problem},
 };
+use threads::on_threads;
 
 /// A way to solve a problem, and how exactly it does.
 struct Solver {
@@ -180,10 +183,7 @@ proptest! {
     #[test]
     fn threads_change_no_bit(mechanism in select(mechanisms()), seq in 60..300_usize, seed in any::<u64>()) {
         let p = problem(mechanism, Shape { batch: 1, heads: 2, seq_q: seq, seq_kv: seq + 7, head_dim: 8, value_dim: 5 }, seed);
-        let solve = |threads: usize| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| p.fused())
-        };
+        let solve = |threads: usize| on_threads(threads, || p.fused());
         let one = solve(1);
         for threads in [2, 3] {
             prop_assert_eq!(bits(&one), bits(&solve(threads)), "{} threads, {:?}", threads, p.mechanism);

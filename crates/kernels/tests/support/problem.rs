@@ -53,12 +53,6 @@ impl Problem {
         self.clusters.iter().fold(extras, |extras, plan| extras.with_clusters(plan))
     }
 
-    /// [`Problem::plan`] in a pool of so many threads.
-    pub fn plan_on(&self, threads: usize) -> ClusterPlan {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| self.plan())
-    }
-
     /// The plan that a clustered call makes of this problem.
     pub fn plan(&self) -> ClusterPlan {
         let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
