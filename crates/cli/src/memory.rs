@@ -3,14 +3,24 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    cell::Cell,
+    sync::atomic::{AtomicIsize, Ordering::Relaxed},
 };
 
 use mimalloc::MiMalloc;
 use resolvent_lab::compare::MemoryProbe;
 
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
+/// Signed: a thread may give back what another one has not yet counted.
+static HELD: AtomicIsize = AtomicIsize::new(0);
+static PEAK: AtomicIsize = AtomicIsize::new(0);
+
+/// A thread's bytes that the common count does not know yet stay below this: threads that ask for many small pieces, as
+/// those do that split texts into words, would otherwise spend their time waiting for the count.
+const GRAIN: usize = 4096;
+
+thread_local! {
+    static PENDING: Cell<isize> = const { Cell::new(0) };
+}
 
 /// mimalloc, with the bytes counted that the program asked for and has not given back.
 struct Counting;
@@ -18,12 +28,25 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+fn count(by: isize) {
+    let due = PENDING.try_with(|pending| {
+        let sum = pending.get() + by;
+        let due = if sum.unsigned_abs() < GRAIN { 0 } else { sum };
+        pending.set(sum - due);
+        due
+    });
+    let due = due.unwrap_or(by);
+    if due != 0 {
+        PEAK.fetch_max(HELD.fetch_add(due, Relaxed) + due, Relaxed);
+    }
+}
+
 fn grown(by: usize) {
-    PEAK.fetch_max(HELD.fetch_add(by, Relaxed) + by, Relaxed);
+    count(by.cast_signed());
 }
 
 fn shrunk(by: usize) {
-    HELD.fetch_sub(by, Relaxed);
+    count(-by.cast_signed());
 }
 
 // SAFETY: every call is handed on unchanged to an allocator that keeps the contract; counting touches no memory of it.
@@ -75,13 +98,13 @@ pub fn keep_freed() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, NEVER) };
 }
 
-/// The count, for those who measure.
+/// The count, for those who measure; off by at most [`GRAIN`] for every thread.
 #[derive(Debug)]
 pub struct Probe;
 
 impl MemoryProbe for Probe {
     fn held(&self) -> u64 {
-        HELD.load(Relaxed) as u64
+        HELD.load(Relaxed).max(0).cast_unsigned() as u64
     }
 
     fn reset_peak(&self) {
@@ -89,7 +112,7 @@ impl MemoryProbe for Probe {
     }
 
     fn peak(&self) -> u64 {
-        PEAK.load(Relaxed) as u64
+        PEAK.load(Relaxed).max(0).cast_unsigned() as u64
     }
 }
 

@@ -14,7 +14,9 @@ fn load(spec: &str) -> Result<TextDataset> {
 fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
-        fs::write(folder.path().join(name), bytes).unwrap();
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
     }
     folder
 }
@@ -110,4 +112,43 @@ fn folders_hold_one_training_part() {
     for spec in ["text", "imdb:", "text:x?words=y", "novel:x"] {
         assert!(load(spec).is_err(), "{spec}");
     }
+}
+
+const REVIEWS: [(&str, &[u8]); 7] = [
+    ("train/pos/1_9.txt", b"good<br />film"),
+    ("train/pos/0_10.txt", b"best"),
+    ("train/neg/0_1.txt", b"bad"),
+    ("train/unsup/0_0.txt", b"unknown"),
+    ("train/urls_pos.txt", b"http"),
+    ("test/neg/0_2.txt", b"worse\n"),
+    ("test/pos/.hidden", b""),
+];
+
+#[test]
+fn folders_of_classes_hold_one_text_a_file() {
+    let files = folder(&REVIEWS);
+    let data = load(&at("text", files.path(), "")).unwrap();
+    assert_eq!(data.classes, ["neg", "pos"]);
+    assert_eq!(
+        (data.train.texts, data.train.labels),
+        (vec!["bad".into(), "best".into(), "good<br />film".into()], vec![0, 1, 1])
+    );
+    assert_eq!((data.test.texts, data.test.labels), (vec!["worse\n".into()], vec![0]));
+
+    let reviews = load(&at("imdb", files.path(), "")).unwrap();
+    assert_eq!((reviews.classes[0].as_str(), reviews.train.texts[2].as_str()), ("negative", "good film"));
+}
+
+#[test]
+fn what_is_no_text_in_a_folder_of_classes_is_named() {
+    let error = |extra: (&str, &[u8]), settings: &str| {
+        let files = folder(&[&REVIEWS[..], &[extra]].concat());
+        load(&at("text", files.path(), settings)).unwrap_err().to_string()
+    };
+    assert!(error(("train/pos/a.png", b"x"), "").contains("pos: `a.png` is no text"));
+    assert!(error(("train/pos/a.txt", b" \n"), "").contains("a.txt: line 1 is empty"));
+    assert!(error(("train/pos/a.txt", b"a\n\xff"), "").contains("a.txt: line 2 is not UTF-8"));
+    assert!(error(("test/odd/a.txt", b"x"), "").contains("a.txt: line 1 has the label `odd`"));
+    assert!(error(("train.csv", b"x"), "").contains("`train.csv` and the folder `train` are both there"));
+    assert!(error(("test/pos/a.txt", b"x"), "?text=a").contains("has no columns"));
 }

@@ -1,11 +1,14 @@
-//! Labelled texts in CSV, TSV and JSON lines.
+//! Labelled texts in CSV, TSV and JSON lines, or in one folder per class.
 
-use std::path::Path;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::{TextDataset, TextSplit};
+use super::{TextDataset, TextSplit, folders};
 use crate::data::{Error, Result, lines};
 
 const FORMATS: [&str; 4] = ["csv", "tsv", "jsonl", "ndjson"];
@@ -26,14 +29,15 @@ impl Default for Columns {
 }
 
 /// One text with its label, and where it stands.
-struct Document {
-    line: usize,
-    text: String,
-    label: String,
+pub(super) struct Document {
+    pub path: Arc<Path>,
+    pub line: usize,
+    pub text: String,
+    pub label: String,
 }
 
-/// The texts of `path`: a folder with `train.*` and `test.*` (where `test.*` is missing, or `path` is a file, the share
-/// `holdout` of every class is held out for testing). Classes are the labels of the training part, sorted.
+/// The texts of `path`: a folder with `train.*` and `test.*`, each a file, or a folder with one folder per class (where
+/// `test.*` is missing, or `path` is a file, the share `holdout` of every class is held out for testing). Classes are the labels of the training part, sorted.
 ///
 /// # Errors
 /// Any [`Error`]: files are read strictly, and the message names the line.
@@ -50,38 +54,56 @@ pub(super) fn load(name: &str, path: &Path, columns: &Columns, holdout: f64) -> 
         let problem = format!("has {} class, at least two are needed", classes.len());
         return Err(Error::Empty { path: train, problem });
     }
-    let learnt = split(&train, documents, &classes)?;
+    let learnt = split(documents, &classes)?;
     let (train, test) = match test {
-        Some(test) => (learnt, split(&test, read(&test, columns)?, &classes)?),
+        Some(test) => (learnt, split(read(&test, columns)?, &classes)?),
         None => learnt.hold_out(holdout, 0),
     };
     Ok(TextDataset { name: name.into(), classes, train, test, words: None })
 }
 
-/// The files of the training and of the test part in a folder.
-fn parts(folder: &Path) -> Result<(std::path::PathBuf, Option<std::path::PathBuf>)> {
-    let train = lines::find(folder, &["train"], &FORMATS)?.ok_or_else(|| Error::Missing {
+/// The training and the test part in a folder.
+fn parts(folder: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
+    let part = |name: &str| {
+        let (file, classes) = (lines::find(folder, &[name], &FORMATS)?, folder.join(name));
+        match file {
+            Some(file) if classes.is_dir() => {
+                let entry = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let problem = format!("and the folder `{name}` are both there; keep one of them");
+                Err(Error::Entry { path: folder.into(), entry, problem })
+            }
+            file => Ok(file.or_else(|| classes.is_dir().then_some(classes))),
+        }
+    };
+    let train = part("train")?.ok_or_else(|| Error::Missing {
         path: folder.join("train.jsonl"),
-        remedy: "the folder must hold train.csv, .tsv or .jsonl (also .gz, .zst, .xz), and may hold test.*".into(),
+        remedy: "the folder must hold train.csv, .tsv or .jsonl (also .gz, .zst, .xz), or a folder `train` with one \
+                 folder of .txt files per class; and it may hold the same for `test`"
+            .into(),
     })?;
-    Ok((train, lines::find(folder, &["test"], &FORMATS)?))
+    Ok((train, part("test")?))
 }
 
-fn split(path: &Path, documents: Vec<Document>, classes: &[String]) -> Result<TextSplit> {
-    let labelled = documents.into_iter().map(|Document { line, text, label }| {
+fn split(documents: Vec<Document>, classes: &[String]) -> Result<TextSplit> {
+    let labelled = documents.into_iter().map(|Document { path, line, text, label }| {
         match classes.iter().position(|class| *class == label) {
             Some(class) => Ok((text, class as u32)),
-            None => Err(Error::UnknownLabel { path: path.into(), line, label, classes: classes.join(", ") }),
+            None => Err(Error::UnknownLabel { path: path.to_path_buf(), line, label, classes: classes.join(", ") }),
         }
     });
     let (texts, labels) = labelled.collect::<Result<(Vec<_>, Vec<_>)>>()?;
     Ok(TextSplit { texts, labels })
 }
 
-/// Every document of a file.
+/// Every document of a file, or of a folder with one folder per class.
 fn read(path: &Path, columns: &Columns) -> Result<Vec<Document>> {
     let format = lines::format_of(path);
     let documents = match format.as_str() {
+        _ if path.is_dir() && *columns != Columns::default() => {
+            let problem = "is a folder with one folder per class, which has no columns; name none".into();
+            return Err(Error::Format { path: path.into(), problem });
+        }
+        _ if path.is_dir() => folders::read(path)?,
         "csv" => table(path, &lines::read(path)?, b',', columns)?,
         "tsv" => table(path, &lines::read(path)?, b'\t', columns)?,
         "jsonl" | "ndjson" => objects(path, &lines::read(path)?, columns)?,
@@ -92,7 +114,7 @@ fn read(path: &Path, columns: &Columns) -> Result<Vec<Document>> {
     };
     match documents.iter().find(|document| document.text.trim().is_empty()) {
         _ if documents.is_empty() => Err(Error::Empty { path: path.into(), problem: "holds no text".into() }),
-        Some(document) => Err(lines::empty(path, document.line)),
+        Some(document) => Err(lines::empty(&document.path, document.line)),
         None => Ok(documents),
     }
 }
@@ -115,16 +137,18 @@ fn table(path: &Path, text: &str, delimiter: u8, columns: &Columns) -> Result<Ve
         })
     };
     let (text, label) = (column(&columns.text)?, column(&columns.label)?);
+    let file: Arc<Path> = path.into();
     let documents = reader.records().map(|record| {
         let record = record.map_err(failed)?;
         let line = record.position().map_or(0, |position| position.line() as usize);
-        Ok(Document { line, text: record[text].into(), label: record[label].into() })
+        Ok(Document { path: file.clone(), line, text: record[text].into(), label: record[label].into() })
     });
     documents.collect()
 }
 
 fn objects(path: &Path, text: &str, columns: &Columns) -> Result<Vec<Document>> {
     let lines = lines::numbered(path, text).collect::<Result<Vec<_>>>()?;
+    let file: Arc<Path> = path.into();
     let document = |&(line, json): &(usize, &str)| {
         let failed = |problem: String| Error::Line { path: path.into(), line, problem };
         let object: Value = serde_json::from_str(json).map_err(|e| failed(format!("is not JSON: {e}")))?;
@@ -135,7 +159,7 @@ fn objects(path: &Path, text: &str, columns: &Columns) -> Result<Vec<Document>> 
                 "has no text or number `{name}`; name the fields as in `text:PATH?text=FIELD&label=FIELD`"
             ))),
         };
-        Ok(Document { line, text: field(&columns.text)?, label: field(&columns.label)? })
+        Ok(Document { path: file.clone(), line, text: field(&columns.text)?, label: field(&columns.label)? })
     };
     lines.par_iter().map(document).collect()
 }

@@ -1,6 +1,7 @@
 //! Labelled texts: generated, or read strictly from files.
 
 mod documents;
+mod folders;
 mod listops;
 
 use std::{fmt, path::PathBuf};
@@ -90,11 +91,11 @@ pub(super) fn hash_texts<'a>(
 pub enum TextSpec {
     /// `listops` or `listops:seed=0,train=96000,test=2000,min=500,max=2000`: generated expressions.
     Listops(Listops),
-    /// `imdb:PATH`: reviews in CSV or JSON lines, with the labels 0 (negative) and 1 (positive). Their line breaks,
-    /// `<br />`, become spaces.
+    /// `imdb:PATH`: reviews, as the folder `aclImdb` or in CSV or JSON lines with the labels 0 (negative) and 1
+    /// (positive). Their line breaks, `<br />`, become spaces.
     Imdb(PathBuf),
     /// `text:PATH` or `text:PATH?text=COLUMN&label=COLUMN`: CSV, TSV or JSON lines in `train.*` and `test.*` of a folder,
-    /// or in one file, of which a fifth of every class is held out for testing.
+    /// `train/CLASS/*.txt` and `test/CLASS/*.txt` of a folder, or one file, of which a fifth of every class is held out for testing.
     Files {
         /// The folder or file.
         path: PathBuf,
@@ -132,8 +133,9 @@ impl TextSpec {
 
 fn imdb(path: &std::path::Path) -> Result<TextDataset> {
     let mut data = documents::load("imdb", path, &Columns::default(), HOLDOUT)?;
-    if data.classes != ["0", "1"] {
-        let problem = format!("has the labels {}, expected 0 and 1; read it as `text:PATH`", data.classes.join(", "));
+    if data.classes != ["0", "1"] && data.classes != ["neg", "pos"] {
+        let labels = data.classes.join(", ");
+        let problem = format!("has the labels {labels}, expected 0 and 1, or neg and pos; read it as `text:PATH`");
         return Err(Error::Format { path: path.into(), problem });
     }
     data.classes = vec!["negative".into(), "positive".into()];
