@@ -65,3 +65,14 @@ pub enum Command {
     Explain(Explain),
     Completions(Completions),
 }
+
+impl Command {
+    /// Whether modules compute in it, whose strategy may be measured.
+    pub fn applies_modules(&self) -> bool {
+        match self {
+            Self::Attend(_) | Self::Completions(_) => false,
+            Self::Bench(bench) => bench.measures(),
+            _ => true,
+        }
+    }
+}

@@ -18,6 +18,10 @@ mod tensors;
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
+use resolvent_lab::{
+    calibration::{Place, calibration},
+    environment::built_from,
+};
 
 use args::{Cli, Command};
 pub use error::Error;
@@ -43,12 +47,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn dispatch(cli: &Cli) -> Result<(), Error> {
     memory::keep_freed();
+    if let Some(commit) = option_env!("RESOLVENT_COMMIT") {
+        built_from(commit);
+    }
     log::init(&cli.global);
     if let Some(threads) = cli.global.threads {
         rayon::ThreadPoolBuilder::new()
             .num_threads(threads.into())
             .build_global()
             .map_err(|e| Error::Threads { threads, problem: e.to_string() })?;
+    }
+    if cli.command.applies_modules() {
+        calibrate()?;
     }
     match &cli.command {
         Command::Attend(args) => commands::attend::run(args, &cli.global),
@@ -63,4 +73,12 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Explain(args) => commands::explain::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
+}
+
+/// Makes modules follow what is faster on this machine, measured at the first time.
+fn calibrate() -> Result<(), Error> {
+    if let Some(calibration) = calibration(&Place::of_environment(), &|note| tracing::info!("{note}"))? {
+        calibration.install();
+    }
+    Ok(())
 }

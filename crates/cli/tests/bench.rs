@@ -19,12 +19,14 @@ fn measures_every_mechanism_and_compares_two_runs() {
     };
     let (first, json) = run("first");
     let (second, _) = run("second");
-    for check in json["checks"].as_array().unwrap() {
+    for check in json["checks"].as_array().unwrap().iter().chain(json["rivals"].as_array().unwrap()) {
         assert_eq!(check["passed"], true, "{check}");
     }
     let points = json["points"].as_array().unwrap();
-    let rival = points.iter().filter(|point| point["label"] == "burn softmax").count();
-    assert_eq!((rival, points.len()), (2, 2 * (json["checks"].as_array().unwrap().len() + 1)));
+    let rivals = points.iter().filter(|point| point["rival_of"] == "softmax" && point["label"] == "burn softmax");
+    assert_eq!(rivals.count(), 2);
+    let all = ["checks", "rivals"].map(|kind| json[kind].as_array().unwrap().len()).iter().sum::<usize>();
+    assert_eq!(points.len(), 2 * all);
     for point in points {
         assert!(point["training"]["median"].as_f64().unwrap() > 0.0, "{point}");
         assert!(point["forward"]["peak_bytes"].is_u64(), "{point}");
@@ -36,6 +38,95 @@ fn measures_every_mechanism_and_compares_two_runs() {
     compare.args(["bench", "--compare"]).arg(first.join("bench.json")).arg(second.join("bench.json"));
     let text = Outcome::of(&mut compare).success().stdout;
     assert!(text.contains("softmax at 16 tokens, forward + backward: "), "{text}");
+}
+
+/// A stand-in for an interpreter, which answers as told.
+#[cfg(unix)]
+fn peer(sandbox: &Sandbox, name: &str, script: &str) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = sandbox.write(name, format!("#!/bin/sh\n{script}\n"));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// A benchmark of softmax beside a peer: its result, and what it said.
+#[cfg(unix)]
+fn beside(sandbox: &Sandbox, python: &std::path::Path) -> (Value, String) {
+    let mut command = resolvent();
+    command.args([
+        "bench",
+        "--tokens",
+        "8",
+        "--heads",
+        "1",
+        "--head-dim",
+        "4",
+        "--rounds",
+        "1",
+        "--no-rivals",
+        "--json",
+    ]);
+    command.args(["--mechanisms", "softmax", "--peer-timeout", "1"]).arg("--peers").arg(python);
+    let outcome = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success();
+    (outcome.json(), outcome.stderr)
+}
+
+#[cfg(unix)]
+#[test]
+fn a_peer_that_fails_is_told_of_and_ours_is_measured() {
+    let sandbox = Sandbox::new();
+    let hello = r#"read x; echo '{"version": "9", "ways": {"softmax": ["eager"]}}'"#;
+    let cases = [
+        (sandbox.path("nowhere"), "cannot be started"),
+        (peer(&sandbox, "lacks", "echo 'ModuleNotFoundError: torch' >&2; exit 1"), "ModuleNotFoundError: torch"),
+        (peer(&sandbox, "silent", "exec sleep 100"), "did not answer within 1 s"),
+        (peer(&sandbox, "other", "while read x; do echo hello; done"), "not JSON"),
+        (peer(&sandbox, "echo", "exec cat"), "not as expected"),
+        (peer(&sandbox, "crash", &format!("{hello}; read x; kill -9 $$")), "ended (signal: 9"),
+        (
+            peer(&sandbox, "refuses", &format!("{hello}; while read x; do echo '{{\"error\": \"no formula\"}}'; done")),
+            "no formula",
+        ),
+        (
+            peer(
+                &sandbox,
+                "wrong",
+                &format!("{hello}; while read x; do echo '{{\"out\": \"\", \"dq\": \"\", \"dv\": \"\"}}'; done"),
+            ),
+            "DIFFERS",
+        ),
+    ];
+    for (python, expected) in cases {
+        let (json, said) = beside(&sandbox, &python);
+        assert!(said.contains(expected) && !said.contains("panicked"), "{}: {said}", python.display());
+        assert_eq!((json["rivals"].as_array().unwrap().len(), json["rivals"][0]["passed"].as_bool()), (1, Some(false)));
+        assert!(json["points"][0]["training"]["median"].as_f64().unwrap() > 0.0);
+        assert_eq!(json["points"].as_array().unwrap().len(), 1, "what differs is not timed");
+    }
+    // Refused checks have no distances; what was written can be read again.
+    let file = sandbox.path("out").join("bench.json");
+    Outcome::of(resolvent().args(["bench", "--compare"]).arg(&file).arg(&file)).success();
+}
+
+#[test]
+fn the_calibration_is_kept_and_told() {
+    let sandbox = Sandbox::new();
+    let run = |cache: &std::path::Path| {
+        let mut command = resolvent();
+        command.args(["bench", "--tokens", "8", "--heads", "1", "--head-dim", "4", "--rounds", "1", "--json"]);
+        command.args(["--mechanisms", "uniform"]).env_remove("RESOLVENT_CALIBRATION").env("XDG_CACHE_HOME", cache);
+        let outcome = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success();
+        (outcome.json()["calibration"].clone(), outcome.stderr)
+    };
+    let (first, said) = run(&sandbox.path("cache"));
+    assert!(said.contains("calibration: ") && said.contains("auto: "), "{said}");
+    assert!(first["crossings"]["infsa-resolvent"]["sizes"][0]["fused"][0].as_f64().unwrap() > 0.0);
+    let (second, said) = run(&sandbox.path("cache"));
+    assert!(first == second && !said.contains("calibration: "), "{said}");
+    assert!(sandbox.path("cache/resolvent/calibration.json").is_file());
+    let file = sandbox.write("file", "");
+    let (measured, said) = run(&file);
+    assert!(measured["crossings"].is_object() && said.contains("not kept"), "{said}");
 }
 
 #[test]

@@ -1,7 +1,16 @@
 //! The machine and the program that numbers were measured with.
 
+use std::sync::OnceLock;
+
 use resolvent_kernels::simd::Level;
 use serde::{Deserialize, Serialize};
+
+static COMMIT: OnceLock<&str> = OnceLock::new();
+
+/// Names the commit that the program was built from; the first name stays.
+pub fn built_from(commit: &'static str) {
+    COMMIT.get_or_init(|| commit);
+}
 
 /// Where numbers come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +25,7 @@ pub struct Environment {
     pub system: String,
     /// Version of this crate.
     pub version: String,
-    /// Commit that the program was built from, where the build named it in the environment variable `RESOLVENT_COMMIT`.
+    /// Commit that the program was built from, where it has [named](built_from) it.
     pub commit: Option<String>,
 }
 
@@ -30,7 +39,7 @@ impl Environment {
             level,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             version: env!("CARGO_PKG_VERSION").into(),
-            commit: option_env!("RESOLVENT_COMMIT").map(Into::into),
+            commit: COMMIT.get().map(|&commit| commit.into()),
         }
     }
 

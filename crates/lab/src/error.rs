@@ -50,6 +50,14 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// Another framework, which was to be measured beside ours, cannot be asked or failed.
+    #[error("{name}: {problem}")]
+    Rival {
+        /// The framework, or the program that runs it.
+        name: String,
+        /// Why, and the remedy.
+        problem: String,
+    },
     /// The operating system refused to read or write.
     #[error("{}: {action}: {source}{}", path.display(), remedy(source))]
     Io {

@@ -4,6 +4,7 @@ pub mod analyze;
 pub mod augment;
 pub mod bench;
 pub mod bleu;
+pub mod calibration;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;

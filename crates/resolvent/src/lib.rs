@@ -3,7 +3,7 @@
 //! [`attend`] applies any [`Mechanism`] to tensors, with gradients; [`attention::MultiHeadAttention`] is the module,
 //! [`models::Vit`] the picture model built from it. On Burn's Flex backend the fused kernels of `resolvent-kernels` run
 //! without a copy and with their own backward pass; every other backend runs the same operator composed of tensor
-//! operations. [`plan`] says which, and [`Strategy`] forces it.
+//! operations. [`plan`] says which, [`Strategy`] forces it, and a [`Calibration`] tells it what this machine does faster.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
@@ -25,7 +25,8 @@ pub mod ternary;
 
 pub use error::{Error, Result};
 pub use ops::{
-    Extras, Inputs, Mask, Output, Plan, Sequences, SharedClusters, Strategy, attend, attend_sequences, plan,
+    Calibration, Extras, Inputs, Mask, Output, Plan, Sequences, SharedClusters, Strategy, attend, attend_sequences,
+    plan,
 };
 pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Shape, mechanism};
 

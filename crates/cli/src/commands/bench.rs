@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use clap::Args;
@@ -22,9 +23,10 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 
 /// Measure the operators: time and memory of each mechanism against the number of tokens
 ///
-/// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. Beside
-/// them runs Burn's own attention, and what this machine reaches in a plain matrix product and in copying memory. Ends in a
-/// table, bench.json and report.html.
+/// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. In turns
+/// with them run others' ways to the same results, likewise compared: Burn's own attention, candle's (if built with the feature
+/// `candle`), and PyTorch (--peers). Beside them stands what this machine reaches in a plain matrix product and in copying
+/// memory. Ends in a table, bench.json and report.html.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
@@ -49,9 +51,18 @@ pub struct Bench {
     /// Leave out points whose forward and backward pass would take longer than this
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     max_seconds: f64,
-    /// Leave out Burn's own attention
+    /// Leave out Burn's own attention, and candle's
     #[arg(long)]
     no_rivals: bool,
+    /// A Python interpreter with PyTorch, to be measured in turns with ours: eager formulas, and its own softmax attention
+    #[arg(long, value_name = "PYTHON")]
+    peers: Option<PathBuf>,
+    /// With --peers: the formulas through torch.compile too, which takes up to minutes each at every size
+    #[arg(long, requires = "peers")]
+    compiled: bool,
+    /// With --peers: give a peer up that has not answered for so long
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "peers")]
+    peer_timeout: u32,
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/bench")]
     out: PathBuf,
@@ -65,7 +76,15 @@ Examples:
   resolvent bench                                      all mechanisms, a few minutes
   resolvent bench --mechanisms softmax,linear-infsa --tokens 4096,65536,331776 --heads 64 --head-dim 16
   resolvent bench --mechanisms M.json --tokens 197 --batch 64 --out runs/mine
+  resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
   resolvent bench --compare before/bench.json after/bench.json";
+
+impl Bench {
+    /// Whether it measures, or only compares results.
+    pub fn measures(&self) -> bool {
+        self.compare.is_none()
+    }
+}
 
 /// Runs the command.
 pub fn run(args: &Bench, global: &Global) -> Result<()> {
@@ -97,6 +116,9 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         rounds: args.rounds,
         max_seconds: args.max_seconds,
         rivals: !args.no_rivals,
+        peers: args.peers.clone(),
+        compiled: args.compiled,
+        patience: Duration::from_secs(args.peer_timeout.into()),
         stop: deferred.stop(),
         memory: Some(Arc::new(memory::Probe)),
         commands: vec![command_line()],

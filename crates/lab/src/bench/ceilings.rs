@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::train::median;
 
 /// Rates that no kernel can pass.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
     /// GFLOP/s of a plain f32 matrix product of two 2048-squared factors, through Burn.
     pub gemm_gflops: f64,

@@ -1,26 +1,42 @@
 //! The operators themselves, measured: time and memory of every mechanism against the number of tokens, beside what this
-//! machine can do at best and beside Burn's own attention.
+//! machine can do at best and beside what people use otherwise: Burn's own attention, candle's (feature `candle`), and PyTorch.
 //!
-//! Nothing is timed that has not been compared with the f64 reference first. All mechanisms of one size run in turns, so
-//! that a disturbance of the machine hits all alike.
+//! Nothing is timed that has not been compared with the f64 reference first. All mechanisms and rivals of one size run in turns,
+//! so that a disturbance of the machine hits all alike.
 
 mod case;
 mod ceilings;
+mod changes;
+mod check;
+mod contender;
+mod ratios;
 mod results;
+mod rivals;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
+use resolvent::Calibration;
 use resolvent_kernels::{Mechanism, Shape};
 
 use crate::{Error, Result, compare::MemoryProbe, environment::Environment};
-use case::{Buffers, Case, check};
+use case::Case;
+use check::check;
+use contender::Buffers;
+use rivals::{Rival, Rivals};
 
 pub use ceilings::Ceilings;
-pub use results::{BenchReport, Change, Check, Crossover, PlanSummary, Point, Timing, changes};
-pub(crate) use results::{PASSES, milliseconds};
+pub use changes::{Change, changes};
+pub use check::Check;
+pub use ratios::Crossover;
+pub use results::{BenchReport, PlanSummary, Point, Timing};
+pub(crate) use results::{PASSES, Pass, milliseconds, three_digits};
 
 /// The file in a benchmark's folder that holds its [`BenchReport`].
 pub const RESULTS: &str = "bench.json";
@@ -42,8 +58,14 @@ pub struct BenchOptions {
     pub rounds: usize,
     /// A point whose forward and backward pass would take longer, in seconds, is left out and says so. Default 5.
     pub max_seconds: f64,
-    /// Whether Burn's own attention runs beside ours. Default true.
+    /// Whether Burn's own attention, and with the feature `candle` candle's, run beside our softmax. Default true.
     pub rivals: bool,
+    /// A Python interpreter with PyTorch, which then runs beside ours. Default none.
+    pub peers: Option<PathBuf>,
+    /// Whether PyTorch also compiles its formulas (`torch.compile`), which takes a while for each. Default false.
+    pub compiled: bool,
+    /// How long an answer of a peer may take. Default five minutes.
+    pub patience: Duration,
     /// Raised by whoever wants to stop.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -66,6 +88,9 @@ impl Default for BenchOptions {
             rounds: 5,
             max_seconds: 5.0,
             rivals: true,
+            peers: None,
+            compiled: false,
+            patience: Duration::from_secs(300),
             stop: Arc::default(),
             progress: Arc::new(|_| {}),
             memory: None,
@@ -74,47 +99,139 @@ impl Default for BenchOptions {
     }
 }
 
+/// A mechanism, and the rivals that compute it.
+type Contest<'a> = (&'a Mechanism, Vec<Rival>);
+
 /// Runs the benchmark. `None` when it was stopped.
+///
+/// A rival that cannot be asked, differs from the reference, or fails is told of in the report; ours are measured all the same.
 ///
 /// # Errors
 /// [`Error::Recipe`] for an option out of range, [`Error::Kernels`] for a mechanism that is not valid.
 pub fn run(options: &BenchOptions) -> Result<Option<BenchReport>> {
     validate(options)?;
-    let checks = options.mechanisms.iter().map(|m| check(m, options)).collect::<Result<Vec<_>>>()?;
-    for check in &checks {
-        (options.progress)(&check.to_string());
-    }
-    let sound: Vec<_> = options.mechanisms.iter().zip(&checks).filter(|(_, c)| c.passed).map(|(m, _)| m).collect();
-    let mut report = BenchReport {
-        batch: options.batch,
-        heads: options.heads,
-        head_dim: options.head_dim,
-        rounds: options.rounds,
-        ceilings: Ceilings::measure(options.rounds),
-        checks,
-        points: Vec::new(),
-        environment: Environment::current(),
-        commands: options.commands.clone(),
-    };
+    let (rivals, missing) = Rivals::find(options);
+    let mut report = empty(options);
+    report.peer = rivals.peer();
+    report.rivals.extend(missing.map(|why| Check::refused("torch", why)));
+    report.rivals.iter().for_each(|check| (options.progress)(&check.to_string()));
+    let contests = checked(options, &rivals, &mut report)?;
+    report.ceilings = Ceilings::measure(options.rounds);
     (options.progress)(&report.ceilings.to_string());
+    (options.progress)(&report.auto());
     let mut tokens = options.tokens.clone();
     tokens.sort_unstable();
     tokens.dedup();
     for n in tokens {
         let shape = Shape::square(options.batch, options.heads, n, options.head_dim);
-        if !size(options, &sound, shape, &mut report)? {
+        if !size(options, &rivals, &contests, shape, &mut report)? {
             return Ok(None);
         }
     }
     Ok(Some(report))
 }
 
-/// Measures all mechanisms at one size; false when stopped.
-fn size(options: &BenchOptions, mechanisms: &[&Mechanism], shape: Shape, report: &mut BenchReport) -> Result<bool> {
+fn empty(options: &BenchOptions) -> BenchReport {
+    BenchReport {
+        batch: options.batch,
+        heads: options.heads,
+        head_dim: options.head_dim,
+        rounds: options.rounds,
+        ceilings: Ceilings::default(),
+        checks: Vec::new(),
+        rivals: Vec::new(),
+        peer: None,
+        calibration: Calibration::installed().cloned(),
+        points: Vec::new(),
+        environment: Environment::current(),
+        commands: options.commands.clone(),
+    }
+}
+
+/// Compares everything with the reference; what agrees is measured.
+fn checked<'a>(options: &'a BenchOptions, rivals: &Rivals, report: &mut BenchReport) -> Result<Vec<Contest<'a>>> {
+    let mut contests = Vec::new();
+    for mechanism in &options.mechanisms {
+        let (ours, theirs) = check(mechanism, rivals, options)?;
+        let checks = [&ours].into_iter().chain(theirs.iter().map(|(_, check)| check));
+        checks.for_each(|check| (options.progress)(&check.to_string()));
+        report.rivals.extend(theirs.iter().map(|(_, check)| check.clone()));
+        if ours.passed {
+            let agree = theirs.into_iter().filter(|(_, check)| check.passed).map(|(rival, _)| rival);
+            contests.push((mechanism, agree.collect()));
+        }
+        report.checks.push(ours);
+    }
+    Ok(contests)
+}
+
+/// Measures everything at one size; false when stopped.
+fn size(
+    options: &BenchOptions,
+    rivals: &Rivals,
+    contests: &[Contest<'_>],
+    shape: Shape,
+    report: &mut BenchReport,
+) -> Result<bool> {
+    let planned = cases_of(options, rivals, contests, shape, report);
+    if planned.is_empty() {
+        return Ok(true);
+    }
+    let mut buffers = Buffers::new(shape);
     let mut cases = Vec::new();
-    let rivals = if options.rivals { vec![Case::burn(shape)] } else { Vec::new() };
-    let ours = mechanisms.iter().map(|mechanism| Case::ours(mechanism, shape));
-    for case in ours.chain(rivals) {
+    for case in planned {
+        let probe = options.memory.as_deref();
+        cases.extend(attempt(case, report, |case| case.warm(&mut buffers, probe))?);
+    }
+    for _ in 0..options.rounds {
+        let mut left = Vec::new();
+        for case in cases {
+            if options.stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            left.extend(attempt(case, report, |case| case.round(&mut buffers))?);
+        }
+        cases = left;
+    }
+    for case in cases {
+        let point = case.finish(&report.ceilings);
+        (options.progress)(&point.to_string());
+        report.points.push(point);
+    }
+    // A peer that is lost has nothing left to give back, and its points say why.
+    let _ = rivals.clear();
+    Ok(!options.stop.load(Ordering::Relaxed))
+}
+
+/// The case, unless it is a rival's and failed, which is a point that says why.
+fn attempt(
+    mut case: Case,
+    report: &mut BenchReport,
+    step: impl FnOnce(&mut Case) -> Result<()>,
+) -> Result<Option<Case>> {
+    match step(&mut case) {
+        Ok(()) => Ok(Some(case)),
+        Err(why) if case.is_rival() => {
+            report.points.push(case.skipped(why.to_string()));
+            Ok(None)
+        }
+        Err(why) => Err(why),
+    }
+}
+
+/// What is to be measured at one size; the rest are points that say why not.
+fn cases_of(
+    options: &BenchOptions,
+    rivals: &Rivals,
+    contests: &[Contest<'_>],
+    shape: Shape,
+    report: &mut BenchReport,
+) -> Vec<Case> {
+    let ours = contests.iter().map(|(mechanism, _)| Case::ours(mechanism, shape));
+    let theirs = contests.iter().flat_map(|(mechanism, of)| of.iter().map(|rival| (*mechanism, rival)));
+    let theirs = theirs.map(|(mechanism, rival)| Case::rival(rivals, rival, mechanism, shape));
+    let mut cases = Vec::new();
+    for case in ours.chain(theirs) {
         let case = match case {
             Ok(case) => case,
             Err(refused) => {
@@ -123,38 +240,17 @@ fn size(options: &BenchOptions, mechanisms: &[&Mechanism], shape: Shape, report:
             }
         };
         let seconds = case.predicted_seconds(report);
-        if seconds > options.max_seconds {
-            let why = format!(
-                "forward and backward would take about {seconds:.0} s; the limit is {} s (--max-seconds)",
-                options.max_seconds
-            );
-            report.points.push(case.skipped(why));
-        } else {
+        if seconds <= options.max_seconds {
             cases.push(case);
+            continue;
         }
+        let why = format!(
+            "forward and backward would take about {seconds:.0} s; the limit is {} s (--max-seconds)",
+            options.max_seconds
+        );
+        report.points.push(case.skipped(why));
     }
-    if cases.is_empty() {
-        return Ok(true);
-    }
-    let mut buffers = Buffers::new(shape);
-    let probe = options.memory.as_deref();
-    for case in &mut cases {
-        case.warm(&mut buffers, probe)?;
-    }
-    for _ in 0..options.rounds {
-        for case in &mut cases {
-            if options.stop.load(Ordering::Relaxed) {
-                return Ok(false);
-            }
-            case.round(&mut buffers)?;
-        }
-    }
-    for case in cases {
-        let point = case.finish(&report.ceilings);
-        (options.progress)(&point.to_string());
-        report.points.push(point);
-    }
-    Ok(true)
+    cases
 }
 
 fn validate(options: &BenchOptions) -> Result<()> {
@@ -176,6 +272,9 @@ fn validate(options: &BenchOptions) -> Result<()> {
         if widest.and_then(|w| w.checked_mul(n)).is_none_or(|elements| elements > 1 << 36) {
             return fail("tokens", format!("{n}, which makes tensors of more than 2^36 elements"));
         }
+    }
+    if options.patience.is_zero() {
+        return fail("peer-timeout", "0, must be above 0".into());
     }
     if options.max_seconds.is_nan() || options.max_seconds <= 0.0 {
         return fail("max-seconds", format!("{}, must be above 0", options.max_seconds));

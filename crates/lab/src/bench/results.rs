@@ -2,10 +2,11 @@
 
 use std::fmt::{self, Write};
 
-use resolvent_kernels::{Mechanism, Plan, Shape, Tol};
+use resolvent::Calibration;
+use resolvent_kernels::{Mechanism, Plan, Shape};
 use serde::{Deserialize, Serialize};
 
-use super::Ceilings;
+use super::{Ceilings, Check};
 use crate::environment::Environment;
 
 /// The result of a benchmark, as in its `bench.json`.
@@ -23,56 +24,21 @@ pub struct BenchReport {
     pub ceilings: Ceilings,
     /// Each mechanism against the reference; one that failed has no points.
     pub checks: Vec<Check>,
+    /// Each rival against the reference, likewise; and why one could not be asked.
+    #[serde(default)]
+    pub rivals: Vec<Check>,
+    /// Name and version of the framework that ran in a process of its own.
+    #[serde(default)]
+    pub peer: Option<String>,
+    /// What `Strategy::Auto` of the modules follows on this machine, if anything.
+    #[serde(default)]
+    pub calibration: Option<Calibration>,
     /// What was measured, and what was left out and why.
     pub points: Vec<Point>,
     /// The machine.
     pub environment: Environment,
     /// Commands that repeat it.
     pub commands: Vec<String>,
-}
-
-/// One mechanism against the f64 reference.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Check {
-    /// Its id.
-    pub label: String,
-    /// Tokens compared.
-    pub tokens: usize,
-    /// Relative distance of the output.
-    pub forward: f64,
-    /// The largest relative distance of a gradient.
-    pub backward: f64,
-    /// Whether both are within tolerance.
-    pub passed: bool,
-    /// Why there was nothing to compare.
-    pub refused: Option<String>,
-}
-
-impl Check {
-    pub(super) fn new(mechanism: &Mechanism, tokens: usize, forward: f64, backward: f64, tol: Tol) -> Self {
-        let passed = forward <= tol.forward && backward <= tol.backward;
-        Self { label: mechanism.id().into(), tokens, forward, backward, passed, refused: None }
-    }
-
-    pub(super) fn refused(mechanism: &Mechanism, why: String) -> Self {
-        Self { refused: Some(why), ..Self::new(mechanism, 0, f64::NAN, f64::NAN, Tol::f32(mechanism)) }
-    }
-}
-
-impl fmt::Display for Check {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { label, tokens, forward, backward, passed, refused } = self;
-        match refused {
-            Some(why) => write!(f, "{label}: not compared with the reference: {why}"),
-            None => {
-                let verdict = if *passed { "agrees with" } else { "DIFFERS from" };
-                write!(
-                    f,
-                    "{label}: {verdict} the reference on {tokens} tokens (output {forward:.0e}, gradients {backward:.0e})"
-                )
-            }
-        }
-    }
 }
 
 /// What the kernels planned for a point.
@@ -108,6 +74,9 @@ pub struct Point {
     pub label: String,
     /// The mechanism with its parameters; absent for a rival.
     pub mechanism: Option<Mechanism>,
+    /// For a rival, the id of the mechanism that it computes.
+    #[serde(default)]
+    pub rival_of: Option<String>,
     /// Sequences.
     pub batch: usize,
     /// Heads.
@@ -132,12 +101,8 @@ impl Point {
     pub(super) fn new(label: &str, mechanism: Option<Mechanism>, shape: Shape) -> Self {
         let Shape { batch, heads, seq_q: tokens, head_dim, .. } = shape;
         let label = label.into();
-        let (plan, flops, forward, training, skipped) = (None, [0; 2], None, None, None);
-        Self { label, mechanism, batch, heads, tokens, head_dim, plan, flops, forward, training, skipped }
-    }
-
-    pub(super) fn shape(&self) -> Shape {
-        Shape::square(self.batch, self.heads, self.tokens, self.head_dim)
+        let (rival_of, plan, flops, forward, training, skipped) = (None, None, [0; 2], None, None, None);
+        Self { label, mechanism, rival_of, batch, heads, tokens, head_dim, plan, flops, forward, training, skipped }
     }
 }
 
@@ -199,30 +164,19 @@ impl Timing {
     }
 
     /// The middle half of the runs over the median.
-    fn noise(&self) -> f64 {
+    pub(super) fn noise(&self) -> f64 {
         (self.high - self.low) / self.median
     }
 }
 
-/// From how many tokens on a mechanism is faster than softmax.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Crossover {
-    /// The mechanism's id.
-    pub label: String,
-    /// Tokens, forward, by interpolation between the sizes; `None` where it never stays faster.
-    pub forward: Option<f64>,
-    /// Tokens, forward and backward.
-    pub training: Option<f64>,
-}
-
-type Pass = fn(&Point) -> Option<&Timing>;
+pub(crate) type Pass = fn(&Point) -> Option<&Timing>;
 
 /// Both passes, by name.
 pub(crate) const PASSES: [(&str, Pass); 2] =
     [("forward", |p| p.forward.as_ref()), ("forward + backward", |p| p.training.as_ref())];
 
 impl BenchReport {
-    /// Whether every mechanism agreed with the reference.
+    /// Whether every mechanism of ours agreed with the reference.
     pub fn sound(&self) -> bool {
         self.checks.iter().all(|check| check.passed || check.refused.is_some())
     }
@@ -257,133 +211,59 @@ impl BenchReport {
         self.sizes().into_iter().filter_map(timed).collect()
     }
 
-    /// Where each mechanism overtakes softmax for good.
-    pub fn crossovers(&self) -> Vec<Crossover> {
-        let others = self.labels().into_iter().filter(|&label| label != "softmax");
-        let of = |label: &str, pass| crossover(&self.curve("softmax", pass), &self.curve(label, pass));
-        others
-            .map(|label| Crossover {
-                label: label.into(),
-                forward: of(label, PASSES[0].1),
-                training: of(label, PASSES[1].1),
-            })
-            .collect()
-    }
-
-    /// Milliseconds of every point as text, one table per pass.
+    /// Milliseconds of every point as text, one table per pass, and how many times as fast as each rival we are.
     pub fn table(&self) -> String {
-        let (labels, sizes) = (self.labels(), self.sizes());
-        let width = labels.iter().map(|label| label.len()).max().unwrap_or(0);
-        let mut text = format!("{}\n", self.ceilings);
+        let mut text = format!("{}\n{}\n", self.ceilings, self.auto());
+        let labels: Vec<_> = self.labels().into_iter().map(|label| (label.to_owned(), label)).collect();
         for (name, pass) in PASSES {
-            let _ = write!(text, "\n{name}, ms\n{:width$}", "tokens");
-            for n in &sizes {
-                let _ = write!(text, " {n:>9}");
-            }
-            for label in &labels {
-                let _ = write!(text, "\n{label:width$}");
-                for &n in &sizes {
-                    let time = self.point(label, n).and_then(pass).map_or("–".into(), |t| milliseconds(t.median));
-                    let _ = write!(text, " {time:>9}");
-                }
-            }
-            text.push('\n');
+            let milliseconds = |label: &str, n| Some(milliseconds(pass(self.point(label, n)?)?.median));
+            text += &self.rows(&format!("{name}, ms"), &labels, milliseconds);
+        }
+        let rivals: Vec<_> = self.rivals().map(|(rival, ours)| (format!("{ours} over {rival}"), rival)).collect();
+        for (name, pass) in PASSES.iter().filter(|_| !rivals.is_empty()) {
+            let speed = |rival: &str, n| Some(three_digits(self.ratio(rival, n, |p| Some(pass(p)?.median))?) + "x");
+            text += &self.rows(&format!("{name}, times as fast"), &rivals, speed);
         }
         text
     }
-}
 
-/// Where `other` falls below `base` and stays there, both in ascending tokens, between sizes in log-log coordinates.
-fn crossover(base: &[(f64, f64)], other: &[(f64, f64)]) -> Option<f64> {
-    let at = |n: f64| base.iter().find(|p| p.0 == n).map(|p| p.1);
-    let ratios: Vec<_> = other.iter().filter_map(|&(n, t)| Some((n.ln(), (t / at(n)?).ln()))).collect();
-    let last_slower = ratios.iter().rposition(|r| r.1 >= 0.0);
-    match last_slower {
-        None => ratios.first().map(|r| r.0.exp()),
-        Some(i) => {
-            let (a, b) = (ratios[i], *ratios.get(i + 1)?);
-            Some((a.0 + (b.0 - a.0) * a.1 / (a.1 - b.1)).exp())
+    /// What `Strategy::Auto` of the modules does on this machine, and why.
+    pub fn auto(&self) -> String {
+        let fused = "auto: the fused kernels at every size (not measured on this machine)";
+        self.calibration.as_ref().map_or_else(|| fused.into(), ToString::to_string)
+    }
+
+    /// A table as text: a row per name and label, a column per number of tokens.
+    fn rows(&self, title: &str, rows: &[(String, &str)], cell: impl Fn(&str, usize) -> Option<String>) -> String {
+        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let mut text = format!("\n{title}\n{:width$}", "tokens");
+        for n in self.sizes() {
+            let _ = write!(text, " {n:>9}");
         }
+        for (name, label) in rows {
+            let _ = write!(text, "\n{name:width$}");
+            for n in self.sizes() {
+                let _ = write!(text, " {:>9}", cell(label, n).unwrap_or("–".into()));
+            }
+        }
+        text + "\n"
     }
 }
 
 /// A time in milliseconds with three digits.
 pub(crate) fn milliseconds(seconds: f64) -> String {
-    let ms = seconds * 1e3;
-    let digits = (2.0 - ms.log10().floor()).clamp(0.0, 4.0) as usize;
-    format!("{ms:.digits$}")
+    three_digits(seconds * 1e3)
 }
 
-/// A point that two benchmarks have.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Change {
-    /// What it is.
-    pub label: String,
-    /// Tokens.
-    pub tokens: usize,
-    /// Which pass.
-    pub pass: String,
-    /// Seconds before.
-    pub before: f64,
-    /// Seconds after.
-    pub after: f64,
-    /// How far either's middle half of runs spreads over its median.
-    pub noise: f64,
-    /// Whether the change is larger than the noise of both.
-    pub significant: bool,
-}
-
-impl fmt::Display for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { label, tokens, pass, before, after, noise, significant } = self;
-        let percent = 100.0 * (after / before - 1.0);
-        let verdict = match (significant, percent < 0.0) {
-            (false, _) => "within the noise",
-            (true, true) => "faster",
-            (true, false) => "SLOWER",
-        };
-        let (before, after) = (milliseconds(*before), milliseconds(*after));
-        let noise = noise * 100.0;
-        write!(
-            f,
-            "{label} at {tokens} tokens, {pass}: {before} -> {after} ms, {percent:+.1} % (noise {noise:.1} %): {verdict}"
-        )
-    }
-}
-
-/// The points of two benchmarks that are of the same mechanism and size, and how they differ.
-pub fn changes(before: &BenchReport, after: &BenchReport) -> Vec<Change> {
-    let same = |a: &Point, b: &Point| {
-        let key = |p: &Point| (p.label.clone(), p.mechanism.clone(), p.batch, p.heads, p.tokens, p.head_dim);
-        key(a) == key(b)
-    };
-    let mut changes = Vec::new();
-    for new in &after.points {
-        let Some(old) = before.points.iter().find(|old| same(old, new)) else { continue };
-        for (name, pass) in PASSES {
-            let (Some(a), Some(b)) = (pass(old), pass(new)) else { continue };
-            let noise = a.noise().max(b.noise());
-            let significant = (b.median / a.median - 1.0).abs() > noise.max(0.02);
-            let (label, tokens, pass) = (new.label.clone(), new.tokens, name.into());
-            changes.push(Change { label, tokens, pass, before: a.median, after: b.median, noise, significant });
-        }
-    }
-    changes
+/// A positive number with three digits, and no more than four after the point.
+pub(crate) fn three_digits(x: f64) -> String {
+    let digits = (2.0 - x.log10().floor()).clamp(0.0, 4.0) as usize;
+    format!("{x:.digits$}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_crossover_is_where_a_curve_stays_below() {
-        let base = [(512.0, 1.0), (1024.0, 4.0), (2048.0, 16.0)];
-        let linear = [(512.0, 2.0), (1024.0, 4.0), (2048.0, 8.0)];
-        assert!((crossover(&base, &linear).unwrap() - 1024.0).abs() < 1e-6);
-        assert_eq!(crossover(&base, &base.map(|(n, t)| (n, t / 2.0))), Some(512.0_f64.ln().exp()));
-        assert_eq!(crossover(&base, &base.map(|(n, t)| (n, t * 2.0))), None);
-        assert_eq!(crossover(&base, &[]), None);
-    }
 
     #[test]
     fn milliseconds_have_three_digits() {

@@ -6,7 +6,7 @@ use super::{
     chart::{self, Axes, Series},
     page,
 };
-use crate::bench::{BenchReport, PASSES, Point, Timing, milliseconds};
+use crate::bench::{BenchReport, PASSES, Point, Timing, milliseconds, three_digits};
 
 /// The page of a benchmark.
 pub fn bench_page(report: &BenchReport) -> String {
@@ -22,19 +22,23 @@ pub fn bench_page(report: &BenchReport) -> String {
             ("matrix product, GFLOP/s", format!("{:.0}", ceilings.gemm_gflops)),
             ("memory copy, GB/s", format!("{:.1}", ceilings.copy_gbs)),
         ]))
-        @for check in report.checks.iter().filter(|check| !check.passed) { p { strong { "Note. " } (check) } }
+        @for check in report.checks.iter().chain(&report.rivals).filter(|check| !check.passed) {
+            p { strong { "Note. " } (check) }
+        }
         h2 { "Time" }
         div class="charts" { @for (name, _) in PASSES { (curves(report, name)) } }
         h2 { "Faster than softmax" }
         (crossovers(report))
+        (against_rivals(report))
         @for (name, _) in PASSES {
             h2 { (capitalised(name)) }
             div class="scroll" { (table(report, name)) }
         }
         h2 { "Against the f64 reference" }
-        ul { @for check in &report.checks { li { (check) } } }
+        ul { @for check in report.checks.iter().chain(&report.rivals) { li { (check) } } }
         (left_out(report))
         (page::environment(&report.environment, "generated, unit variance", &report.commands))
+        p class="quiet" { "Timed are the fused kernels. In modules: " (report.auto()) "." }
         p class="quiet" {
             "Peak memory is what a call holds beyond its tensors: scratch and statistics of ours, all temporaries of a rival. "
             "Shares of the matrix product and of the copy are planned operations and bytes over the median time; those of an "
@@ -49,9 +53,12 @@ fn pass(name: &str) -> fn(&Point) -> Option<&Timing> {
 }
 
 fn curves(report: &BenchReport, name: &str) -> Markup {
+    // Rivals of the others are in the tables: twenty lines are no picture.
+    let drawn = |label: &&str| report.rivals().all(|(rival, of)| rival != *label || of == "softmax");
     let series: Vec<_> = report
         .labels()
         .into_iter()
+        .filter(drawn)
         .map(|label| Series {
             label: label.into(),
             style: page::style_of(label),
@@ -78,6 +85,47 @@ fn crossovers(report: &BenchReport) -> Markup {
                         th scope="row" { (chip(&crossover.label)) (crossover.label) }
                         td { (from(crossover.forward)) }
                         td { (from(crossover.training)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Something measured of a point.
+type Quantity = fn(&Point) -> Option<f64>;
+
+/// How many times as fast as each rival, and how many times its memory over ours.
+fn against_rivals(report: &BenchReport) -> Markup {
+    let sizes = report.sizes();
+    let cells = |rival: &str, quantity: Quantity| {
+        let ratio = |&n: &usize| report.ratio(rival, n, quantity);
+        sizes.iter().map(ratio).map(|ratio| ratio.map_or("–".into(), three_digits)).collect::<Vec<_>>()
+    };
+    let tables: [(&str, Quantity); 4] = [
+        ("Time, forward", |p| Some(p.forward.as_ref()?.median)),
+        ("Time, forward + backward", |p| Some(p.training.as_ref()?.median)),
+        ("Peak memory, forward", |p| Some(p.forward.as_ref()?.peak_bytes? as f64)),
+        ("Peak memory, forward + backward", |p| Some(p.training.as_ref()?.peak_bytes? as f64)),
+    ];
+    html! {
+        @if report.rivals().next().is_some() {
+            h2 { "Rivals over ours" }
+            p class="quiet" { "How many times our time, and our memory, a rival takes: above 1, ours is better." @if let Some(peer) = &report.peer { " PyTorch is " (peer) "." } }
+            @for (title, quantity) in tables {
+                h3 { (title) }
+                div class="scroll" {
+                    table {
+                        thead { tr { th scope="col" { "Rival" } th scope="col" { "of" } @for n in &sizes { th scope="col" { (page::count(*n)) } } } }
+                        tbody {
+                            @for (rival, of) in report.rivals() {
+                                tr {
+                                    th scope="row" { (chip(rival)) (rival) }
+                                    td { (of) }
+                                    @for cell in cells(rival, quantity) { td { (cell) } }
+                                }
+                            }
+                        }
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! The functional surface: [`attend`] and [`plan`].
 
 mod autodiff;
+mod calibration;
 mod clusters;
 mod composed;
 mod depthwise;
@@ -12,6 +13,7 @@ mod plan;
 mod sequences;
 mod token_weights;
 
+pub use calibration::{Calibration, Crossing, Timed};
 pub use clusters::SharedClusters;
 pub use depthwise::depthwise;
 pub use gelu::gelu;

@@ -6,7 +6,7 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{Inputs, Mask};
+use super::{Calibration, Inputs, Mask};
 use crate::{Error, Mechanism, Result, Shape, mechanism::Whitening};
 
 /// How the operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
@@ -14,7 +14,8 @@ use crate::{Error, Mechanism, Result, Shape, mechanism::Whitening};
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strategy {
-    /// `Fused` where the device and the mechanism have it, else `Composed`; `Reference` for full whitening on Flex.
+    /// `Fused` where the device and the mechanism have it, else `Composed`; `Reference` for full whitening on Flex. For few
+    /// tokens in f32, `Composed` too where an installed [`Calibration`] has measured that it is faster.
     #[default]
     Auto,
     /// The kernels of `resolvent-kernels` with their own backward pass: streamed, O(N) extra memory. Flex only.
@@ -61,7 +62,10 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
     let shape = check(inputs, mechanism, mask)?;
     mechanism.check(&shape, mask.causal)?;
     let (device, dtype) = (inputs.q.device(), inputs.q.dtype());
-    let (strategy, reason) = choose(strategy, &device, dtype, mechanism)?;
+    // Drawing pairs for the full matrix is what the calibration has not timed.
+    let calibration = Calibration::installed().filter(|_| dtype == DType::F32 && inputs.extras.dropout.is_none());
+    let few = calibration.is_some_and(|c| shape.seq_q.max(shape.seq_kv) <= c.composed_up_to(mechanism));
+    let (strategy, reason) = choose(strategy, &device, dtype, mechanism, few)?;
     let kernel = match strategy {
         Strategy::Fused => Some(kernels::Strategy::Fused),
         Strategy::Reference => Some(kernels::Strategy::Reference),
@@ -76,12 +80,16 @@ fn choose(
     device: &Device,
     dtype: DType,
     mechanism: &Mechanism,
+    few: bool,
 ) -> Result<(Strategy, &'static str)> {
     let fused_dtype = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let whole = matches!(mechanism, Mechanism::LaplacianExact(m) if m.whitening == Whitening::Full);
     match strategy {
         Strategy::Auto if is_flex(device) && fused_dtype && whole => {
             Ok((Strategy::Reference, "full whitening stores its matrix whatever one does"))
+        }
+        Strategy::Auto if is_flex(device) && few => {
+            Ok((Strategy::Composed, "measured here: tensor operations are faster for so few tokens"))
         }
         Strategy::Auto if is_flex(device) && fused_dtype => Ok((Strategy::Fused, "the device runs the fused kernels")),
         Strategy::Auto if is_flex(device) => Ok((Strategy::Composed, "the fused kernels store f32, f16 or bf16")),

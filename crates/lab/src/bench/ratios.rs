@@ -1,0 +1,74 @@
+//! What the times of a benchmark say side by side: where mechanisms overtake softmax, and how we stand against rivals.
+
+use serde::{Deserialize, Serialize};
+
+use super::{BenchReport, PASSES, Pass, Point};
+
+/// From how many tokens on a mechanism is faster than softmax.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Crossover {
+    /// The mechanism's id.
+    pub label: String,
+    /// Tokens, forward, by interpolation between the sizes; `None` where it never stays faster.
+    pub forward: Option<f64>,
+    /// Tokens, forward and backward.
+    pub training: Option<f64>,
+}
+
+impl BenchReport {
+    /// Where each mechanism overtakes softmax for good.
+    pub fn crossovers(&self) -> Vec<Crossover> {
+        let rivals: Vec<_> = self.rivals().map(|(rival, _)| rival).collect();
+        let others = self.labels().into_iter().filter(|label| *label != "softmax" && !rivals.contains(label));
+        let of = |label: &str, pass: Pass| crossover(&self.curve("softmax", pass), &self.curve(label, pass));
+        others
+            .map(|label| Crossover {
+                label: label.into(),
+                forward: of(label, PASSES[0].1),
+                training: of(label, PASSES[1].1),
+            })
+            .collect()
+    }
+
+    /// The rivals that were measured, and the mechanisms that they compute.
+    pub fn rivals(&self) -> impl Iterator<Item = (&str, &str)> {
+        let of = |label| self.points.iter().find(|p| p.label == label && p.forward.is_some())?.rival_of.as_deref();
+        self.labels().into_iter().filter_map(move |label| Some((label, of(label)?)))
+    }
+
+    /// A rival's `quantity` over ours at the same size; `None` where either is unknown or ours is 0.
+    pub fn ratio(&self, rival: &str, tokens: usize, quantity: impl Fn(&Point) -> Option<f64>) -> Option<f64> {
+        let theirs = self.point(rival, tokens)?;
+        let ours = quantity(self.point(theirs.rival_of.as_deref()?, tokens)?)?;
+        Some(quantity(theirs)? / ours).filter(|ratio| ratio.is_finite())
+    }
+}
+
+/// Where `other` falls below `base` and stays there, both in ascending tokens, between sizes in log-log coordinates.
+fn crossover(base: &[(f64, f64)], other: &[(f64, f64)]) -> Option<f64> {
+    let at = |n: f64| base.iter().find(|p| p.0 == n).map(|p| p.1);
+    let ratios: Vec<_> = other.iter().filter_map(|&(n, t)| Some((n.ln(), (t / at(n)?).ln()))).collect();
+    let last_slower = ratios.iter().rposition(|r| r.1 >= 0.0);
+    match last_slower {
+        None => ratios.first().map(|r| r.0.exp()),
+        Some(i) => {
+            let (a, b) = (ratios[i], *ratios.get(i + 1)?);
+            Some((a.0 + (b.0 - a.0) * a.1 / (a.1 - b.1)).exp())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crossover_is_where_a_curve_stays_below() {
+        let base = [(512.0, 1.0), (1024.0, 4.0), (2048.0, 16.0)];
+        let linear = [(512.0, 2.0), (1024.0, 4.0), (2048.0, 8.0)];
+        assert!((crossover(&base, &linear).unwrap() - 1024.0).abs() < 1e-6);
+        assert_eq!(crossover(&base, &base.map(|(n, t)| (n, t / 2.0))), Some(512.0_f64.ln().exp()));
+        assert_eq!(crossover(&base, &base.map(|(n, t)| (n, t * 2.0))), None);
+        assert_eq!(crossover(&base, &[]), None);
+    }
+}
