@@ -2,7 +2,7 @@
 
 use crate::{
     Result,
-    linalg::{Method, Order},
+    linalg::{Entries, Method, Order},
     mechanism::{Inverse, InverseGradient},
     score::{Manhattan, Squared},
     simd::{
@@ -68,6 +68,7 @@ impl Inverter {
     /// # Errors
     /// [`crate::Error::Singular`] where a factorisation needs a positive definite matrix and has none.
     pub fn run(&mut self, level: Level) -> Result<()> {
-        self.method.invert(level, self.order, &self.a, &mut self.y, &mut self.work)
+        let y = Entries { high: &mut self.y, low: &mut [] };
+        self.method.invert(level, self.order, &self.a, y, &mut self.work)
     }
 }

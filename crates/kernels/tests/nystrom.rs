@@ -144,6 +144,28 @@ fn a_token_at_a_landmark_is_not_pulled_by_it() {
     }
 }
 
+/// Landmarks that coincide, or nearly, leave the ridge as the smallest eigenvalue: the inverse has entries of 100, whose sums are
+/// as small as one over the number of landmarks.
+#[test]
+fn landmarks_that_coincide_take_no_digits_from_the_output() {
+    for (id, inverse) in [("soft", "cholesky"), ("soft-pp", "cholesky"), ("soft", "eigen"), ("soft-pp", "eigen")] {
+        let json = format!(r#"{{"mechanism": "{id}", "inverse": "{inverse}"}}"#);
+        let mut p = problem(mechanism(&json), Shape::square(1, 2, 256, 2), 6);
+        let tol = Tol::f32(&p.mechanism);
+        for step in [0.0, 1.0 / 128.0] {
+            p.q = (0..2 * 512).map(|at| (at / 2 % 256) as f64 * step).collect();
+            let (expected, got) = (p.reference(), p.fused());
+            for name in ["out", "dv"] {
+                assert_close(&format!("{json}, {step}: {name}"), &got[name], &expected[name], 2, tol.forward, 0.0);
+            }
+            // What `eigen` adds for dropped directions is rounded like any product of landmark matrices.
+            if inverse == "cholesky" {
+                assert_close(&format!("{json}, {step}: dq"), &got["dq"], &expected["dq"], 2, tol.backward, 1e-6);
+            }
+        }
+    }
+}
+
 /// Distances do not know where the origin is, and neither may the gradient of their scale.
 #[test]
 fn a_shared_offset_takes_no_digits_from_the_kernels_width() {

@@ -261,7 +261,7 @@ fn configurations_survive_the_file_and_mistakes_are_named() {
         (error(|c| c.stages[2].heads = 5), "stage 3: d_model = 96 is not a multiple of n_heads = 5"),
         (error(|c| c.stages[1].value_conv = ValueConv::PerHead { side: 4 }), "`value_conv.side` is 4"),
         (error(|c| c.channels = 0), "`channels`"),
-        (error(|c| c.mechanism = mechanism(r#"{"mechanism": "soft", "grid": [4, 4]}"#)), "`mechanism.grid`"),
+        (error(|c| c.mechanism = mechanism(r#"{"mechanism": "soft", "grid": [4, 4]}"#)), "`mechanism.grid` is [4, 4]"),
         (error(|c| c.mechanism = mechanism(r#"{"mechanism": "laplacian", "grid": [4, 4]}"#)), "`mechanism.grid`"),
         (error(|c| c.mechanism = mechanism(r#"{"mechanism": "soft-pp", "value_conv": 3}"#)), "`mechanism.value_conv`"),
         (error(|c| c.drop_path = 1.0), "`drop_path`"),
@@ -269,8 +269,12 @@ fn configurations_survive_the_file_and_mistakes_are_named() {
     ] {
         assert!(message.contains(parts), "{message} lacks {parts}");
     }
-    // A filter needs a whole window.
-    let mut filtered = with_landmarks(preset("soft-mini"), Landmarks::Conv { ratio: 4 });
-    filtered = filtered.for_pictures([4, 4], 3, 10);
-    assert!(filtered.validate().unwrap_err().to_string().contains("landmarks.ratio"));
+    // A filter needs a whole window: in the pictures that a model is made for, and in those that it is shown.
+    let filtered = with_landmarks(preset("soft-mini"), Landmarks::Conv { ratio: 4 });
+    let refused = filtered.clone().for_pictures([4, 4], 3, 10).validate().unwrap_err();
+    let device = Device::flex();
+    let shown = filtered.init(&device).try_forward(random([1, 3, 4, 4], &device)).unwrap_err();
+    for error in [refused, shown].map(|error| error.to_string()) {
+        assert!(error.starts_with("stage 1: ") && error.contains("landmarks.ratio"), "{error}");
+    }
 }

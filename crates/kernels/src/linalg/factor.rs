@@ -9,19 +9,24 @@ use faer::{
     linalg::{cholesky::llt, evd},
 };
 
-use super::{Method, Order, SMALLEST_PIVOT};
+use super::{Entries, Method, Order, SMALLEST_PIVOT, wide};
 use crate::{
     Error, Result,
     scratch::{cut, room},
+    simd::Level,
 };
 
-/// f32 that hold `n` f64.
-const WIDE: usize = size_of::<f64>() / size_of::<f32>();
+/// f32 that hold one f64.
+const WIDE: usize = wide::WIDE;
+
+/// Up to this order rows are made of rows: `faer` splits triangles in halves down to 2 x 2, which then takes most of the time.
+const BY_ROWS: usize = 96;
 
 /// f32 of working memory of [`cholesky`].
 pub(super) fn cholesky_work(n: usize) -> usize {
     let factor = llt::factor::cholesky_in_place_scratch::<f64>(n, Par::Seq, Default::default());
-    room([WIDE * n * n, WIDE * n * n]) + floats(factor.or(llt::inverse::inverse_scratch::<f64>(n, Par::Seq)))
+    let inverse = llt::inverse::inverse_scratch::<f64>(n, Par::Seq);
+    room([WIDE * n * n, WIDE * n * n]) + floats(factor.or(inverse)).max(wide::inverse_work(n))
 }
 
 /// f32 of working memory of [`eigen`] and [`eigen_gradient`].
@@ -54,7 +59,14 @@ fn widen(order: Order, a: &[f32], ridge: f64, out: &mut [f64]) {
 }
 
 /// The inverse by the Cholesky factor.
-pub(super) fn cholesky(method: &Method, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) -> Result<()> {
+pub(super) fn cholesky(
+    method: &Method,
+    level: Level,
+    order: Order,
+    a: &[f32],
+    y: &mut Entries<'_>,
+    work: &mut [f32],
+) -> Result<()> {
     let Order { n, stride } = order;
     let ([factor, inverse], rest) = cut(work, [WIDE * n * n, WIDE * n * n]);
     let (factor, inverse): (&mut [f64], &mut [f64]) =
@@ -71,14 +83,17 @@ pub(super) fn cholesky(method: &Method, order: Order, a: &[f32], y: &mut [f32], 
     if let Some(landmark) = (0..n).find(|&i| l[(i, i)] * l[(i, i)] < SMALLEST_PIVOT) {
         return Err(singular(landmark));
     }
-    // Written below the diagonal of columns, which is above the diagonal of rows.
-    let out = MatMut::from_column_major_slice_mut(inverse, n, n);
-    llt::inverse::inverse(out, l.as_ref(), Par::Seq, stack(rest));
+    if n <= BY_ROWS {
+        wide::invert_factor(level, n, factor, inverse, rest);
+    } else {
+        // Written below the diagonal of columns, which is above the diagonal of rows.
+        let out = MatMut::from_column_major_slice_mut(inverse, n, n);
+        llt::inverse::inverse(out, l.as_ref(), Par::Seq, stack(rest));
+    }
     for i in 0..n {
-        y[i * stride + n..(i + 1) * stride].fill(0.0);
         for j in i..n {
-            let x = inverse[i * n + j] as f32;
-            (y[i * stride + j], y[j * stride + i]) = (x, x);
+            y.set(i * stride + j, inverse[i * n + j]);
+            y.set(j * stride + i, inverse[i * n + j]);
         }
     }
     Ok(())
@@ -122,16 +137,16 @@ impl Spectrum<'_> {
 }
 
 /// The pseudo-inverse by eigenvalues.
-pub(super) fn eigen(method: &Method, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) {
+pub(super) fn eigen(method: &Method, order: Order, a: &[f32], y: &mut Entries<'_>, work: &mut [f32]) {
     let Order { n, stride } = order;
     let spectrum = spectrum(method, order, a, work);
-    y[..order.len()].fill(0.0);
     let u = &*spectrum.vectors;
     for i in 0..n {
         for j in 0..=i {
             let term = |k: usize| u[k * n + i] * spectrum.inverse(method, k) * u[k * n + j];
-            let x = (0..n).map(term).sum::<f64>() as f32;
-            (y[i * stride + j], y[j * stride + i]) = (x, x);
+            let x = (0..n).map(term).sum::<f64>();
+            y.set(i * stride + j, x);
+            y.set(j * stride + i, x);
         }
     }
 }

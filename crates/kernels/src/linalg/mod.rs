@@ -6,6 +6,7 @@
 mod cg;
 mod factor;
 mod newton;
+pub(crate) mod wide;
 
 use crate::{
     Error, Result,
@@ -33,6 +34,21 @@ pub(crate) struct Method {
     pub gradient: InverseGradient,
     /// Share of the largest eigenvalue up to which eigenvalues are dropped.
     pub cutoff: f64,
+}
+
+/// Where an inverse is written to: each entry as an f32, and what that leaves off as another, unless there is no room for it.
+pub(crate) struct Entries<'a> {
+    pub high: &'a mut [f32],
+    pub low: &'a mut [f32],
+}
+
+impl Entries<'_> {
+    fn set(&mut self, at: usize, x: f64) {
+        self.high[at] = x as f32;
+        if let Some(low) = self.low.get_mut(at) {
+            *low = (x - f64::from(self.high[at])) as f32;
+        }
+    }
 }
 
 /// Sizes of a matrix.
@@ -99,21 +115,21 @@ impl Method {
         .max(2 * order.len())
     }
 
-    /// Writes the inverse of `a + ridge I` to `y`.
+    /// Writes the inverse of `a + ridge I` to `y`, which is all zeros. Iterations are f32: they leave nothing off.
     ///
     /// # Errors
     /// [`Error::Singular`] where the method needs a positive definite matrix and has none; [`Error::Diverged`].
-    pub fn invert(&self, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) -> Result<()> {
+    pub fn invert(&self, level: Level, order: Order, a: &[f32], mut y: Entries<'_>, work: &mut [f32]) -> Result<()> {
         if order.n == 0 {
             return Ok(());
         }
         match self.inverse {
-            Inverse::NewtonSchulz => newton::invert(self, level, order, a, y, work),
-            Inverse::Cholesky => factor::cholesky(self, order, a, y, work)?,
-            Inverse::Eigen => factor::eigen(self, order, a, y, work),
-            Inverse::Cg => cg::invert(self, order, a, y, work)?,
+            Inverse::NewtonSchulz => newton::invert(self, level, order, a, y.high, work),
+            Inverse::Cholesky => factor::cholesky(self, level, order, a, &mut y, work)?,
+            Inverse::Eigen => factor::eigen(self, order, a, &mut y, work),
+            Inverse::Cg => cg::invert(self, order, a, y.high, work)?,
         }
-        let finite = y[..order.len()].iter().all(|y| y.is_finite());
+        let finite = y.high[..order.len()].iter().all(|y| y.is_finite());
         if finite { Ok(()) } else { Err(Error::Diverged { mechanism: self.mechanism }) }
     }
 

@@ -160,10 +160,13 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
                     polyline class=(format!("line s{}", s.style)) points=(frame.path(&s.points)) {
                         title { (s.label) }
                     }
-                    (frame.hits(axes, s))
                     @if let [(x, y)] = &s.points[..] {
                         circle class=(format!("dot s{}", s.style)) cx=(px(frame.x(*x))) cy=(px(frame.y(*y))) r="3" {}
                     }
+                }
+                // Above everything that is seen, lest it keeps the pointer from them.
+                @for s in series {
+                    (frame.hits(axes, s))
                 }
             }
             @if series.len() > 1 { (legend(series)) }
@@ -347,5 +350,16 @@ mod tests {
         let longest = page.split('"').map(|part| part.matches(',').count()).max().unwrap();
         assert_eq!(longest, 200, "points are thinned");
         assert!(lines(Axes { title: "Loss", x: "", y: "", percent: false }, &[]).into_string().contains("nothing"));
+    }
+
+    /// What is drawn later has the pointer: a point must not lie under its own dot, or another's line.
+    #[test]
+    fn values_lie_above_everything_that_is_seen() {
+        let series = [(0, vec![(1.0, 2.0)]), (1, vec![(0.0, 1.0), (2.0, 3.0)])];
+        let series = series.map(|(style, points)| Series { label: "a".into(), style, points });
+        let page = lines(Axes { title: "Loss", x: "step", y: "loss", percent: false }, &series).into_string();
+        let first = page.find("\"hit ").unwrap();
+        let seen = ["\"dot ", "\"line s1"].map(|class| page[..page.find("legend").unwrap()].rfind(class).unwrap());
+        assert!(seen.iter().all(|&at| at < first), "{page}");
     }
 }

@@ -15,7 +15,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const compare = (a, b) => {
       if (typeof a === "number" && typeof b === "number") return a - b;
       if (typeof a === "number" || typeof b === "number") return typeof a === "number" ? -1 : 1;
-      return a.localeCompare(b);
+      return a.localeCompare(b, undefined, { numeric: true });
     };
     button.addEventListener("click", () => {
       const down = heading.getAttribute("aria-sort") === "ascending";

@@ -163,8 +163,9 @@ impl PyramidConfig {
             Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.value_conv,
             _ => 0,
         };
-        let grid = grid_of(&attention.mechanism);
-        field("mechanism.grid", format!("{grid:?}"), grid.is_none(), "absent: every stage has its own grid")?;
+        if let Some(grid) = grid_of(&attention.mechanism) {
+            field("mechanism.grid", format!("{grid:?}"), false, "absent: every stage has its own grid")?;
+        }
         field("mechanism.value_conv", filter, filter == 0, "0: a stage's `value_conv` filters the values")?;
         attention.validate()?;
         field("mechanism.causal", true, !attention.mechanism.causal(), "false: places of a picture have no order")

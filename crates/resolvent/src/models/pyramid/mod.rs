@@ -21,7 +21,7 @@ pub use embedding::{ConvEmbedding, Embedding, PatchEmbedding};
 use map::Map;
 
 use super::{Block, Visible, positions::positions_at};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Pyramid of attention blocks. Built by [`PyramidConfig`].
 ///
@@ -148,8 +148,9 @@ impl Pyramid {
             .into());
         }
         let mut map = Map::from_picture(images);
-        for stage in &self.stages {
-            let (cls, next) = stage.forward(map)?;
+        for (index, stage) in self.stages.iter().enumerate() {
+            let (cls, next) =
+                stage.forward(map).map_err(|error| Error::Stage { stage: index + 1, error: error.into() })?;
             visit(cls, &next);
             map = next;
         }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::{Core, Loaded, SavedSlice, Side, Sizes, method, moments::Moments, tile_sizes};
 use crate::{
     Error, Result,
-    linalg::Order,
+    linalg::{Entries, Order},
     mechanism::{Centering, InverseGradient, Laplacian},
     operator::Call,
     parallel::Parts,
@@ -119,6 +119,7 @@ impl Pass for Prepare<'_> {
         core.producer.make(level, core.producer.tokens(slice, core.call.k), u, sizes.dp, work);
         transpose(u, sizes.dp, sizes.shape.head_dim, transposed, sizes.mp);
         core.marks(transposed, slice).among(level, u, w);
+        let x = Entries { high: x, low: &mut [] };
         if let Err(error) = method(core.m, InverseGradient::Implicit).invert(level, order, w, x, work)
             && let Ok(mut failure) = self.failure.lock()
             && failure.as_ref().is_none_or(|(first, _)| slice < *first)

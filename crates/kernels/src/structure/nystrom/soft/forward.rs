@@ -5,15 +5,12 @@ use std::sync::Mutex;
 use super::{Core, Loaded, SavedSlice, Sizes, producer_work, tile_sizes, values};
 use crate::{
     Error, Result,
-    linalg::Order,
+    linalg::{Entries, Order, wide},
     mechanism::{Degree, Soft},
     operator::Call,
     parallel::Parts,
     scratch::{cut, room},
-    simd::{
-        Level,
-        product::{Left, Right, Size, Store, multiply},
-    },
+    simd::Level,
     structure::nystrom::{
         pass::{self, Part, Pass, splits},
         tile::{scatter, transpose},
@@ -64,7 +61,7 @@ pub(super) fn partial(sizes: &Sizes) -> usize {
 /// f32 of working memory of [`forward`].
 pub(super) fn work(m: &Soft, sizes: &Sizes) -> usize {
     let (slices, seq) = (sizes.shape.slices(), sizes.shape.seq_q);
-    let of_slices = prepare_memory(m, sizes).max(sizes.mp + sizes.marks * sizes.dvp);
+    let of_slices = prepare_memory(m, sizes).max(middle_memory(sizes));
     let of_parts = room(tile_sizes(sizes)) + spread_memory(sizes);
     room(shared(sizes)) + pass::work(slices, 1, of_slices).max(pass::work(slices, seq, of_parts))
 }
@@ -73,6 +70,10 @@ fn prepare_memory(m: &Soft, sizes: &Sizes) -> usize {
     let order = Order { n: sizes.marks, stride: sizes.mp };
     let work = super::method(m, "").work(order).max(producer_work(m, sizes));
     room([order.len()]) + work
+}
+
+fn middle_memory(sizes: &Sizes) -> usize {
+    room([sizes.mp]) + wide::product_work(sizes.marks, sizes.dvp)
 }
 
 fn spread_memory(sizes: &Sizes) -> usize {
@@ -111,7 +112,7 @@ impl Pass for Prepare<'_> {
             )
         };
         stats.fill(0.0);
-        let ([u, raw, y, c, ..], _) = cut(stats, sizes.saved());
+        let ([u, raw, high, low, c, ..], _) = cut(stats, sizes.saved());
         let ([a], work) = cut(memory, [sizes.marks * sizes.mp]);
         let order = core.order(slice);
         let live = order.n * sizes.dp;
@@ -132,7 +133,7 @@ impl Pass for Prepare<'_> {
         } else {
             c.fill(1.0);
         }
-        if let Err(error) = core.method().invert(level, order, a, y, work)
+        if let Err(error) = core.method().invert(level, order, a, Entries { high, low }, work)
             && let Ok(mut failure) = self.failure.lock()
             && failure.as_ref().is_none_or(|(first, _)| slice < *first)
         {
@@ -182,22 +183,22 @@ struct Middle<'a> {
 
 impl Pass for Middle<'_> {
     fn memory(&self) -> usize {
-        self.core.sizes.mp + self.core.sizes.marks * self.core.sizes.dvp
+        middle_memory(&self.core.sizes)
     }
 
-    fn run(&self, level: Level, part: Part, memory: &mut [f32]) {
+    fn run(&self, _: Level, part: Part, memory: &mut [f32]) {
         let (core, slice) = (&self.core, part.slice);
         let sizes = &core.sizes;
         let saved = room(sizes.saved());
         // SAFETY: slices are distinct.
         let stats = unsafe { self.stats.part(slice * saved..(slice + 1) * saved) };
-        let ([_, _, y, c, z, w], _) = cut(stats, sizes.saved());
-        let (degrees, scaled) = memory.split_at_mut(sizes.mp);
+        let ([_, _, high, low, c, z, w], _) = cut(stats, sizes.saved());
+        let ([degrees], work) = cut(memory, [sizes.mp]);
         total(core, slice, self.partial, z, degrees);
         if core.takes_token_degrees() {
             c.iter_mut().zip(&*degrees).for_each(|(c, &degree)| *c = degree.max(1e-30).powf(-0.5));
         }
-        between(core, level, slice, y, c, z, &mut scaled[..sizes.marks * sizes.dvp], w);
+        wide::scaled_product(core.order(slice), [high, low], c, z, sizes.dvp, w, work);
     }
 }
 
@@ -211,35 +212,6 @@ pub(super) fn total(core: &Core<'_>, slice: usize, partial: &[f32], z: &mut [f32
         let [sums, degree] = crate::scratch::parts(part, [sizes.marks * sizes.dvp, sizes.mp]);
         z.iter_mut().zip(sums).for_each(|(z, x)| *z += x);
         degrees.iter_mut().zip(degree).for_each(|(d, x)| *d += x);
-    }
-}
-
-/// `out = c Y c x` for rows by landmark.
-#[allow(clippy::too_many_arguments)] // the matrices of one product
-pub(super) fn between(
-    core: &Core<'_>,
-    level: Level,
-    slice: usize,
-    y: &[f32],
-    c: &[f32],
-    x: &[f32],
-    scaled: &mut [f32],
-    out: &mut [f32],
-) {
-    let (Order { n, stride }, width) = (core.order(slice), core.sizes.dvp);
-    scale_rows(c, x, width, scaled);
-    let left = Left { data: y, row_stride: stride, depth_stride: 1 };
-    let right = Right { data: scaled, stride: width };
-    multiply(level, Size { rows: n, cols: width, depth: n }, left, right, Store { data: out, stride: width });
-    for (row, c) in out.chunks_exact_mut(width).zip(c).take(n) {
-        row.iter_mut().for_each(|x| *x *= c);
-    }
-}
-
-/// `out_i = c_i x_i` for rows of `width`.
-pub(super) fn scale_rows(c: &[f32], x: &[f32], width: usize, out: &mut [f32]) {
-    for ((x, out), c) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).zip(c) {
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = c * x);
     }
 }
 

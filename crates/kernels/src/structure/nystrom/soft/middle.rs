@@ -1,12 +1,8 @@
 //! From the gradient of `W` to those of `Z`, of the degrees and of the landmarks among each other.
 
-use super::{
-    Core, SavedSlice, Sizes,
-    backward::of_slice,
-    forward::{between, scale_rows, total},
-};
+use super::{Core, SavedSlice, Sizes, backward::of_slice, forward::total};
 use crate::{
-    linalg::Order,
+    linalg::{Order, wide},
     mechanism::{Degree, Soft},
     parallel::Parts,
     score::{Pairs, Squared, gradients},
@@ -41,7 +37,8 @@ fn middle_sizes(sizes: &Sizes) -> [usize; 8] {
 
 pub(super) fn middle_memory(m: &Soft, sizes: &Sizes) -> usize {
     let order = Order { n: sizes.marks, stride: sizes.mp };
-    room(middle_sizes(sizes)) + sizes.shape.value_dim * sizes.mp + super::method(m, "").work(order)
+    let gradient = sizes.shape.value_dim * sizes.mp + super::method(m, "").work(order);
+    room(middle_sizes(sizes)) + gradient.max(wide::product_work(sizes.marks, sizes.dvp))
 }
 
 impl Pass for Middle<'_> {
@@ -61,7 +58,7 @@ impl Pass for Middle<'_> {
         let ([dw, scaled, da, a, e, unused, ..], work) = cut(memory, middle_sizes(sizes));
         let values = order.n * sizes.dvp;
         total(core, slice, self.partial, dw, &mut e[..sizes.mp]);
-        between(core, level, slice, saved.y, saved.c, dw, scaled, dz);
+        wide::scaled_product(order, saved.y, saved.c, dw, sizes.dvp, dz, work);
         transpose(&dz[..values], sizes.dvp, sizes.shape.value_dim, dz_across, sizes.mp);
         transpose(&saved.w[..values], sizes.dvp, sizes.shape.value_dim, w_across, sizes.mp);
         let u = &saved.u[..order.n * sizes.dp];
@@ -137,8 +134,15 @@ fn inverse_gradient(
         Right { data: across, stride: sizes.mp },
         Store { data: room, stride: sizes.mp },
     );
-    method.gradient(level, order, a, saved.y, room, rest);
+    method.gradient(level, order, a, saved.y[0], room, rest);
     da.copy_from_slice(room);
+}
+
+/// `out_i = c_i x_i` for rows of `width`.
+fn scale_rows(c: &[f32], x: &[f32], width: usize, out: &mut [f32]) {
+    for ((x, out), c) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).zip(c) {
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = c * x);
+    }
 }
 
 /// `dd_i = -1/2 c_i^2 (<dW_i, W_i> + <Z_i, dZ_i>)`.

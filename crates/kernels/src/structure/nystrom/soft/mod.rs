@@ -25,7 +25,7 @@ use super::{
 use crate::{
     Parameter, Shape,
     linalg::{Method, Order},
-    mechanism::{Landmarks, Soft},
+    mechanism::{Inverse, Landmarks, Soft},
     operator::Call,
     score::Squared,
     scratch::{cut, parts, room},
@@ -53,19 +53,23 @@ struct Sizes {
     mp: usize,
     marks: usize,
     activated: bool,
+    /// Whether the inverse is kept to more than f32.
+    exact: bool,
 }
 
 impl Sizes {
     fn of(m: &Soft, shape: &Shape) -> Self {
         let marks = m.landmarks.count(shape.seq_kv, m.grid, false);
         let (dp, dvp, mp) = (padded(shape.head_dim), padded(shape.value_dim), padded(marks));
-        Self { shape: *shape, dp, dvp, mp, marks, activated: m.landmark_act }
+        let exact = matches!(m.inverse, Inverse::Cholesky | Inverse::Eigen);
+        Self { shape: *shape, dp, dvp, mp, marks, activated: m.landmark_act, exact }
     }
 
-    /// What a slice saves: landmarks, before they were activated too; `Y`; `c`; `Z`; `W`.
-    fn saved(&self) -> [usize; 6] {
-        let (rows, values) = (self.marks * self.dp, self.marks * self.dvp);
-        [rows, if self.activated { rows } else { 0 }, self.marks * self.mp, self.mp, values, values]
+    /// What a slice saves: landmarks, before they were activated too; `Y`, and what f32 leaves off; `c`; `Z`; `W`.
+    fn saved(&self) -> [usize; 7] {
+        let (rows, square, values) = (self.marks * self.dp, self.marks * self.mp, self.marks * self.dvp);
+        let [raw, low] = [(self.activated, rows), (self.exact, square)].map(|(kept, len)| if kept { len } else { 0 });
+        [rows, raw, square, low, self.mp, values, values]
     }
 
     /// Landmarks of a slice, transposed.
@@ -79,7 +83,7 @@ impl Sizes {
 struct SavedSlice<'a> {
     u: &'a [f32],
     raw: &'a [f32],
-    y: &'a [f32],
+    y: [&'a [f32]; 2],
     c: &'a [f32],
     z: &'a [f32],
     w: &'a [f32],
@@ -88,8 +92,8 @@ struct SavedSlice<'a> {
 impl<'a> SavedSlice<'a> {
     fn of(sizes: &Sizes, stats: &'a [f32], slice: usize) -> Self {
         let len = room(sizes.saved());
-        let [u, raw, y, c, z, w] = parts(&stats[slice * len..][..len], sizes.saved());
-        Self { u, raw, y, c, z, w }
+        let [u, raw, high, low, c, z, w] = parts(&stats[slice * len..][..len], sizes.saved());
+        Self { u, raw, y: [high, low], c, z, w }
     }
 }
 
