@@ -24,8 +24,9 @@ const PLANNERS: &[&str] = &[
     r#""clusters": 3, "samples": 0"#,
 ];
 
-/// Tokens of several kinds: as they come, in tight groups, in far ones, many on one spot with a few far off.
-const DATA: &[&str] = &["random", "planted", "large", "duplicates"];
+/// Tokens of several kinds: as they come, in tight groups, in far ones, many on one spot with a few far off, and so far
+/// apart that the exponentials of their products leave the range of f64.
+const DATA: &[&str] = &["random", "planted", "large", "duplicates", "sharp"];
 
 fn spoil(p: &mut Problem, kind: &str) {
     let d = p.shape.head_dim;
@@ -36,6 +37,7 @@ fn spoil(p: &mut Problem, kind: &str) {
             *x = match kind {
                 "planted" => 2.0 * ((token % 5 * 31 + channel * 17) as f64).sin() + 0.05 * *x,
                 "large" => 9.0 * *x,
+                "sharp" => 40.0 * *x,
                 "duplicates" if token % 7 != 3 + which => 0.5,
                 "duplicates" => 6.0 * *x,
                 _ => *x,

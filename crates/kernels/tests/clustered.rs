@@ -318,6 +318,7 @@ fn what_cannot_be_combined_is_refused() {
         (r#""pairs": 0"#, "pairs"),
         (r#""routes": 0"#, "routes"),
         (r#""jl_dim": 0"#, "jl_dim"),
+        (r#""jl_dim": 4611686018427387904"#, "jl_dim"),
         (r#""balance": 0.5"#, "balance"),
         (r#""scale": 0"#, "scale"),
         (r#""causal_clusters": {"kind": "block", "size": 0}"#, "causal_clusters.size"),

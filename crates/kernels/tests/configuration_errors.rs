@@ -94,6 +94,10 @@ fn values_out_of_range_are_named() {
         ("fna", "alpha", "2.01"),
         ("fna", "kappa", "0"),
         ("fna", "kappa", "-3"),
+        ("fna", "kappa", "1e-31"),
+        ("fna", "kappa", "1e31"),
+        ("fna", "intrinsic_dim", "1e300"),
+        ("fna", "norm_exponent", "1e300"),
         ("fna", "kappa", "\"sphere\""),
         ("fna", "intrinsic_dim", "0"),
     ] {

@@ -21,7 +21,7 @@ fn extra(f: impl FnOnce()) -> usize {
     MEMORY.peak_usage() - before
 }
 
-/// Allocations of a second forward and backward pass over the same buffers, in bytes.
+/// Allocations of a later forward and backward pass over the same buffers, in bytes: 0 if one of several has none.
 fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
     let mechanism = &with_few_landmarks(mechanism, shape.seq_q);
     let op = Operator::new(mechanism, shape, false, Strategy::Fused).unwrap();
@@ -43,7 +43,8 @@ fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
         op.backward(&inputs, &mask, &out, &stats, &dout, &mut gradients, &mut scratch).unwrap();
     };
     call();
-    extra(call)
+    // Now and then the pool's own queues grow: what the kernels allocate, they allocate every time.
+    (0..8).map(|_| extra(&mut call)).find(|&bytes| bytes == 0).unwrap_or_else(|| extra(&mut call))
 }
 
 /// The same mechanism with windows so wide that there are sixteen of them, however many tokens.

@@ -58,18 +58,19 @@ pub struct Fna {
     /// Order of the diffusion. Default 1.2, in [1, 2]; with the `levy` kernel exactly 2 selects the Gaussian. Eq. 9, 10
     /// and 13.
     pub alpha: f64,
-    /// Length scale. Default null = `"text"` on the plane and `"sphere"` on the sphere; a rule or a number > 0. Eq. 13
-    /// and A.1.
+    /// Length scale. Default null = `"text"` on the plane and `"sphere"` on the sphere; a rule or a number in
+    /// [1e-30, 1e30]. Eq. 13 and A.1.
     pub kappa: Option<Kappa>,
     /// Default euclidean. A.1 for the sphere.
     pub manifold: Manifold,
-    /// `d_M`. Default null = `head_dim`, and on the sphere with a single head `head_dim - 1`; > 0. Eq. 14, A.1.
+    /// `d_M`. Default null = `head_dim`, and on the sphere with a single head `head_dim - 1`; in (0, 1e6]. Eq. 14,
+    /// A.1.
     pub intrinsic_dim: Option<f64>,
     /// The keys are the queries. Default false. Assumption 2.
     #[serde(skip_serializing_if = "is_false")]
     pub tied: bool,
     /// `a` in `D^-a C D^-a`, which divides the density of the tokens out of the affinities `C` before the rows are
-    /// normalised. Default 0, finite; anything else needs as many queries as keys. Eq. 40 to 42.
+    /// normalised. Default 0, in [-1000, 1000]; anything else needs as many queries as keys. Eq. 40 to 42.
     pub norm_exponent: f64,
     /// Query `i` sees keys `j <= i + seq_kv - seq_q`. Default false.
     pub causal: bool,

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::valid::{check, check_scale};
 use crate::{Error, Result, Shape};
 
+/// Most channels of a random projection: far beyond those of any head, and a matrix that any machine holds.
+const MAX_JL_DIM: usize = 4096;
+
 /// Softmax attention on a clustered graph: every edge within a cluster, and a few edges, or one mean token, for each
 /// cluster beyond. "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with
 /// Provable Guarantees".
@@ -35,7 +38,7 @@ pub struct Ssa {
     pub causal: bool,
     /// What a causal query sees. Default prefix; read only when causal. Remark 3.
     pub causal_clusters: CausalClusters,
-    /// Channels of a random projection before clustering. Default null; >= 1. Section 3.12.
+    /// Channels of a random projection before clustering. Default null; in [1, 4096]. Section 3.12.
     pub jl_dim: Option<usize>,
     /// No cluster has more than `ceil(balance * tokens / clusters)` members. Default 2; null (no limit) or >= 1.
     pub balance: Option<f64>,
@@ -259,7 +262,8 @@ impl Ssa {
         at_least_one("clusters", self.clusters, "null or at least 1")?;
         let pairs = if let Pairs::Count(pairs) = self.pairs { pairs } else { 1 };
         at_least_one("pairs", Some(pairs), "\"all\" or at least 1")?;
-        at_least_one("jl_dim", self.jl_dim, "null or at least 1")?;
+        let jl_dim = self.jl_dim.unwrap_or(1);
+        check("jl_dim", jl_dim, (1..=MAX_JL_DIM).contains(&jl_dim), "null or in [1, 4096]")?;
         at_least_one("routes", Some(self.routes), "at least 1")?;
         at_least_one("causal_clusters.size", Some(self.causal_clusters.block()), "at least 1")?;
         let balance = self.balance.unwrap_or(1.0);

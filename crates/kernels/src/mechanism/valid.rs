@@ -88,7 +88,7 @@ fn check_alpha(alpha: f64, two_allowed: bool) -> Result<()> {
 }
 
 fn check_kappa(kappa: f64) -> Result<()> {
-    check("kappa", kappa, kappa.is_finite() && kappa > 0.0, "finite and > 0, or a rule")
+    check("kappa", kappa, (1e-30..=1e30).contains(&kappa), "in [1e-30, 1e30], or a rule")
 }
 
 fn check_fna(m: &Fna) -> Result<()> {
@@ -106,8 +106,8 @@ fn check_fna(m: &Fna) -> Result<()> {
         (None, _) => {}
     }
     let dim = m.intrinsic_dim.unwrap_or(1.0);
-    check("intrinsic_dim", dim, dim.is_finite() && dim > 0.0, "null or finite and > 0")?;
-    check("norm_exponent", m.norm_exponent, m.norm_exponent.is_finite(), "finite")
+    check("intrinsic_dim", dim, dim > 0.0 && dim <= 1e6, "null or in (0, 1e6]")?;
+    check("norm_exponent", m.norm_exponent, m.norm_exponent.abs() <= 1e3, "in [-1000, 1000]")
 }
 
 /// Whether `mechanism` is defined for these sizes and for causality.

@@ -89,7 +89,8 @@ pub(crate) struct Slopes<V> {
     pub value: V,
     /// `ds/dr / r`; anything at `r = 0`.
     pub g: V,
-    /// `r ds/dr`.
+    /// `r ds/dr`, less its limit far away: what remains is small where tokens are far in units of `kappa`, and has all its
+    /// digits. A constant costs nothing: the gradients that this is summed up with add up to zero.
     pub radial: V,
 }
 
@@ -99,7 +100,7 @@ pub(crate) trait Decay: Copy + Send + Sync {
     fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s;
     /// The same with its derivatives.
     fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s>;
-    /// `r ds/dr` where the base-2 logarithm of the affinity is `value`.
+    /// [`Slopes::radial`] where the base-2 logarithm of the affinity is `value`.
     fn radial<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> S::f32s;
 }
 
@@ -115,6 +116,10 @@ pub(crate) struct Student;
 #[derive(Clone, Copy)]
 pub(crate) struct Gaussian;
 
+/// The base-2 logarithm of a Gaussian from some 1e18 length scales on, where the square leaves the range of f32: all that is
+/// farther is as far.
+const FARTHEST: f32 = -1e36;
+
 impl Decay for Levy {
     #[inline(always)]
     fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s {
@@ -124,10 +129,12 @@ impl Decay for Levy {
 
     #[inline(always)]
     fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
-        // ds/dr = -p / (kappa + r); the bound keeps the quotient finite at r = 0, where it meets a square of 0.
-        let product = simd.mul_f32s(at.r, simd.add_f32s(at.r, simd.splat_f32s(scale.kappa)));
+        // ds/dr = -p / (kappa + r), and p + r ds/dr = p kappa / (kappa + r). The bounds keep the quotient finite at r = 0.
+        let r = simd.max_f32s(at.r, simd.splat_f32s(1e-17));
+        let product = simd.mul_f32s(r, simd.add_f32s(at.r, simd.splat_f32s(scale.kappa)));
         let g = simd.div_f32s(simd.splat_f32s(-scale.power), simd.max_f32s(product, simd.splat_f32s(1e-35)));
-        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, at.square) }
+        let radial = simd.mul_f32s(simd.mul_f32s(g, r), simd.splat_f32s(-scale.kappa));
+        Slopes { value: self.value(simd, scale, at), g, radial }
     }
 
     #[inline(always)]
@@ -139,15 +146,22 @@ impl Decay for Levy {
 impl Decay for Student {
     #[inline(always)]
     fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s {
-        let z = simd.mul_f32s(at.square, simd.splat_f32s((1.0 / scale.kappa) / scale.kappa));
-        simd.mul_f32s(simd.splat_f32s(-0.5 * scale.power), log2_1p(simd, z))
+        let z = simd.mul_f32s(at.r, simd.splat_f32s(1.0 / scale.kappa));
+        let square = simd.mul_f32s(z, z);
+        // Beyond 2^40 the one is lost, and the square may leave the range of f32: twice the logarithm of z + 1 is the same.
+        let far = simd.less_than_f32s(simd.splat_f32s(1.1e12), z);
+        let log = log2_1p(simd, simd.select_f32s(far, z, square));
+        let log = simd.select_f32s(far, simd.add_f32s(log, log), log);
+        simd.mul_f32s(simd.splat_f32s(-0.5 * scale.power), log)
     }
 
     #[inline(always)]
     fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
-        let sum = simd.add_f32s(at.square, simd.splat_f32s(scale.kappa * scale.kappa));
+        // p + r ds/dr = p kappa^2 / (kappa^2 + r^2). The bounds keep quotient and product numbers.
+        let square = (scale.kappa * scale.kappa).clamp(1e-35, 1e37);
+        let sum = simd.add_f32s(at.square, simd.splat_f32s(square));
         let g = simd.div_f32s(simd.splat_f32s(-scale.power), sum);
-        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, at.square) }
+        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, simd.splat_f32s(-square)) }
     }
 
     #[inline(always)]
@@ -156,23 +170,24 @@ impl Decay for Student {
     }
 }
 
-/// `-p (1 - 2^x)`.
+/// `p 2^x`.
 #[inline(always)]
 fn power_radial<S: Simd>(simd: S, scale: Scale, x: S::f32s) -> S::f32s {
-    let power = simd.splat_f32s(scale.power);
-    simd.mul_f32s(power, simd.sub_f32s(exp2(simd, x), simd.splat_f32s(1.0)))
+    simd.mul_f32s(simd.splat_f32s(scale.power), exp2(simd, x))
 }
 
 impl Decay for Gaussian {
     #[inline(always)]
     fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s {
-        simd.mul_f32s(at.square, simd.splat_f32s((-LOG2_E / scale.kappa) / scale.kappa))
+        let value = simd.mul_f32s(at.square, simd.splat_f32s(((-LOG2_E / scale.kappa) / scale.kappa).max(f32::MIN)));
+        simd.max_f32s(value, simd.splat_f32s(FARTHEST))
     }
 
     #[inline(always)]
     fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
-        let g = simd.splat_f32s((-2.0 / scale.kappa) / scale.kappa);
-        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, at.square) }
+        let value = self.value(simd, scale, at);
+        let g = simd.splat_f32s(((-2.0 / scale.kappa) / scale.kappa).max(FARTHEST));
+        Slopes { value, g, radial: self.radial(simd, scale, value) }
     }
 
     #[inline(always)]

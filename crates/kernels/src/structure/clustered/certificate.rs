@@ -204,6 +204,26 @@ impl FarCluster {
     }
 }
 
+/// The sampled edges of a query into one cluster.
+fn into_cluster(sampled: &[Sample], cluster: usize) -> impl Iterator<Item = &Sample> {
+    sampled.iter().filter(move |edge| edge.cluster == Some(cluster))
+}
+
+/// Whether every key of a cluster has its edge.
+fn is_complete(sampled: &[Sample], far: &FarCluster) -> bool {
+    into_cluster(sampled, far.cluster).count() == far.count
+}
+
+/// What part of all a part is at most; 1 where masses beyond the range of f64 do not tell.
+fn share(part: f64, all: f64) -> f64 {
+    let share = part / all;
+    match part {
+        0.0 => 0.0,
+        _ if share < 1.0 => share,
+        _ => 1.0,
+    }
+}
+
 /// All masses of a query relative to `exp(unit)`.
 struct Row<'r> {
     unit: f64,
@@ -214,7 +234,9 @@ struct Row<'r> {
 impl<'r> Row<'r> {
     fn new(exact: &'r [f64], sampled: &'r [Sample], far: &[FarCluster]) -> Self {
         let sampled_logs = sampled.iter().flat_map(|e| [e.logit, e.logit + e.log_weight]);
-        let logs = exact.iter().copied().chain(sampled_logs).chain(far.iter().map(FarCluster::log_most));
+        // What is known of a cluster replaces its bound, which may be so far above that nothing else is left beside it.
+        let bounds = far.iter().filter(|c| !is_complete(sampled, c)).map(FarCluster::log_most);
+        let logs = exact.iter().copied().chain(sampled_logs).chain(bounds);
         Self { unit: logs.fold(f64::NEG_INFINITY, f64::max), exact, sampled }
     }
 
@@ -242,22 +264,19 @@ impl<'r> Row<'r> {
         // sum_j max(w_j - M/n, 0) is half of sinh(x) + cosh(x) - 1 of M
         let log_excess = |c: &FarCluster| c.log_mass + (0.5 * c.spread.exp_m1()).ln().min(c.spread);
         let excess: f64 = far.iter().filter(|c| c.spread > 0.0).map(|c| self.mass(log_excess(c))).sum();
-        let share = |part: f64, all: f64| if part > 0.0 { (part / all).min(1.0) } else { 0.0 };
         // Only keys beyond can have more weight in dense attention, and all of theirs is a bound too.
         let variation = share(excess, exact + least).min(share(most, exact + most));
-        (share(most - least, exact + most), variation)
+        (share((most - least).max(0.0), exact + most), variation)
     }
 
     /// The same where sampled edges do.
     fn of_samples(&self, far: &[FarCluster]) -> (f64, f64) {
         let exact = self.exact_mass();
-        let of_cluster = |c: usize| self.sampled.iter().filter(move |e| e.cluster == Some(c));
         let rest = |c: &FarCluster| {
-            let sampled: f64 = of_cluster(c.cluster).map(|e| self.mass(e.logit)).sum();
-            let complete = of_cluster(c.cluster).count() == c.count;
-            if complete { 0.0 } else { (self.mass(c.log_most()) - sampled).max(0.0) }
+            let sampled: f64 = into_cluster(self.sampled, c.cluster).map(|e| self.mass(e.logit)).sum();
+            (self.mass(c.log_most()) - sampled).max(0.0)
         };
-        let rest: f64 = far.iter().map(rest).sum();
+        let rest: f64 = far.iter().filter(|c| !is_complete(self.sampled, c)).map(rest).sum();
         let known = exact + self.sampled.iter().map(|e| self.mass(e.logit)).sum::<f64>();
         if rest == 0.0 && self.sampled.iter().all(|e| e.log_weight == 0.0) {
             return (0.0, 0.0);
@@ -267,10 +286,14 @@ impl<'r> Row<'r> {
         }
         let most = known + rest;
         let total = exact + self.sampled.iter().map(|e| self.mass(e.logit + e.log_weight)).sum::<f64>();
+        // A mass that vanishes beside the largest bound, or has an infinite weight, says nothing of its parts.
+        if total == 0.0 || !total.is_finite() {
+            return (1.0, 1.0);
+        }
         let gain = |log: f64, log_weight: f64| (self.mass(log + log_weight) / total - self.mass(log) / most).max(0.0);
         let variation = self.exact.iter().map(|&z| gain(z, 0.0)).sum::<f64>()
             + self.sampled.iter().map(|e| gain(e.logit, e.log_weight)).sum::<f64>();
-        (rest / most, variation.min(1.0))
+        (share(rest, most), if variation < 1.0 { variation } else { 1.0 })
     }
 }
 

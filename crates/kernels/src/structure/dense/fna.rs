@@ -8,13 +8,12 @@
 
 use std::f64::consts::LN_2;
 
-use rayon::prelude::*;
-
 use super::{
     backward::{self, Sums, Targets, Terms},
     distance::{Density, Distances, Frame, Kernel, frames, is_direct},
     forward,
-    head::{Head, positions},
+    head::positions,
+    log_sum::{self, LogSums, row_terms},
     pairing::Pairing,
     plan::pairs,
 };
@@ -68,7 +67,7 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// Writes `out` and, as `stats`, the log-sum-exp of every row; with a density exponent, also that without it.
+/// Writes `out` and, as `stats`, [`log_sum::SAVED`] numbers per row; with a density exponent, also those without it.
 pub(crate) fn fna_forward(
     call: &Call<'_>,
     m: &Fna,
@@ -81,28 +80,28 @@ pub(crate) fn fna_forward(
     let slices = positions(0..shape.slices(), None, slices);
     let heads = Heads::new(call, m, centres, units);
     let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
-    let (final_lse, plain_lse) = stats.split_at_mut(shape.slices() * shape.seq_q);
-    let narrow = |lse: &[f64], to: &mut [f32]| to.iter_mut().zip(lse).for_each(|(to, lse)| *to = *lse as f32);
+    let (final_sums, plain_sums) = stats.split_at_mut(log_sum::SAVED * shape.slices() * shape.seq_q);
     if m.norm_exponent == 0.0 {
         forward::Stream { call, pairing: |n| heads.pairing(n, None), slices }.run(out, lse, work);
     } else {
         let degrees = Call { shape: Shape { value_dim: 0, ..shape }, v: &[], ..*call };
         let pairing = |n| heads.pairing(n, None);
         forward::Stream { call: &degrees, pairing, slices }.run(&mut [], lse, work);
-        narrow(lse, plain_lse);
-        key_bias(m, plain_lse, bias);
+        log_sum::save(lse, plain_sums);
+        key_bias(m, LogSums::of(plain_sums), bias);
         let density = |n: usize| Density { bias: &bias[n * shape.seq_kv..][..shape.seq_kv], shift: &[], gradient: &[] };
         let pairing = |n| heads.pairing(n, Some(density(n)));
         forward::Stream { call, pairing, slices }.run(out, lse, work);
     }
-    narrow(lse, final_lse);
+    log_sum::save(lse, final_sums);
     Ok(())
 }
 
 /// `-a lse0`, base 2; a token without keys has no degree.
-fn key_bias(m: &Fna, lse: &[f32], bias: &mut [f32]) {
-    let factor = (-m.norm_exponent * std::f64::consts::LOG2_E) as f32;
-    bias.iter_mut().zip(lse).for_each(|(bias, lse)| *bias = if lse.is_finite() { factor * lse } else { 0.0 });
+fn key_bias(m: &Fna, logs: LogSums<'_>, bias: &mut [f32]) {
+    for (row, bias) in bias.iter_mut().enumerate() {
+        *bias = logs.base_two(row).map_or(0.0, |log| (-m.norm_exponent * log) as f32);
+    }
 }
 
 /// Rows of tokens whose density is divided out.
@@ -130,8 +129,8 @@ pub(crate) fn fna_backward(
     let heads = Heads::new(call, m, centres, units);
     let parameters: &mut [f64] = bytemuck::cast_slice_mut(parameters);
     value.fill(1.0);
-    factor.fill(1.0);
-    row_terms(call, saved, shift, delta);
+    let (sums, plain_sums) = saved.stats.split_at(log_sum::SAVED * shape.slices() * shape.seq_q);
+    row_terms(call, saved, LogSums::of(sums), [&mut *shift, &mut *delta, &mut *factor]);
     let rows = Rows { value, dout: saved.dout, shift, delta, factor };
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let targets = Targets { dq, dk, dv: Some(dv) };
@@ -139,11 +138,13 @@ pub(crate) fn fna_backward(
         let sums = Sums { columns: None, parameters: &mut *parameters };
         rows.stream(call, |n| heads.pairing(n, None)).run(targets, sums, work);
     } else {
-        let plain_lse = &saved.stats[shape.slices() * shape.seq_q..];
-        through_density(&heads, &rows, plain_lse, targets, parameters, &mut density, work);
+        through_density(&heads, &rows, LogSums::of(plain_sums), targets, parameters, &mut density, work);
     }
     for h in 0..shape.heads {
-        let [mut radial, mut values] = typical_sums(&heads, &density, h);
+        let [mut radial, mut values] = [0.0; 2];
+        if m.norm_exponent != 0.0 {
+            [radial, values] = typical_sums(&heads, LogSums::of(plain_sums), density[2], h);
+        }
         for slice in parameters.chunks_exact(2 * backward::splits(&shape)).skip(h).step_by(shape.heads) {
             for sums in slice.chunks_exact(2) {
                 radial += sums[0];
@@ -162,20 +163,34 @@ pub(crate) fn fna_backward(
 }
 
 /// What a typical pair of every row was short of in the sums for the parameters: with a density, the gradients of a row's
-/// log-affinities add up to that of `lse0`.
-fn typical_sums(heads: &Heads<'_>, [_, shift, columns]: &[&mut [f32]; 3], h: usize) -> [f64; 2] {
+/// log-affinities add up to that of `lse0`, `-a` times the token's column. The columns of a head add up to 0, so the mean
+/// of what they are multiplied with is taken out: it would multiply nothing but their rounding.
+fn typical_sums(heads: &Heads<'_>, logs: LogSums<'_>, columns: &[f32], h: usize) -> [f64; 2] {
     let (shape, (_, power)) = (heads.call.shape, heads.scale(h));
-    let rows = shift.chunks_exact(shape.seq_q).zip(columns.chunks_exact(shape.seq_q));
-    let of_head = rows.skip(h).step_by(shape.heads).flat_map(|(shift, columns)| shift.iter().zip(columns));
-    of_head.fold([0.0; 2], |[radial, values], (&value, &back)| {
-        let (value, back) = (f64::from(value), f64::from(back));
+    let factors = |row: usize| {
+        let value = logs.base_two(row).map(|_| f64::from(logs.split(row).0).min(0.0))?;
         let slope = match heads.kernel() {
             Kernel::Levy => -power * (1.0 - (value / power).exp2()),
             Kernel::Student => -power * (1.0 - (2.0 * value / power).exp2()),
             Kernel::Gaussian => 2.0 * LN_2 * value,
         };
-        [radial + back * slope, values + back * value]
-    })
+        Some([slope, value])
+    };
+    let mut sums = [0.0; 2];
+    for slice in (h..shape.slices()).step_by(shape.heads) {
+        let rows = slice * shape.seq_q..(slice + 1) * shape.seq_q;
+        let count = rows.clone().filter_map(factors).count().max(1) as f64;
+        let total =
+            rows.clone().filter_map(factors).fold([0.0; 2], |sum, [slope, value]| [sum[0] + slope, sum[1] + value]);
+        let mean = total.map(|total| total / count);
+        for row in rows {
+            let back = -heads.m.norm_exponent * f64::from(columns[row]);
+            // A token without a degree keeps its column from the others.
+            let [slope, value] = factors(row).map_or(mean.map(|mean| -mean), |of| [of[0] - mean[0], of[1] - mean[1]]);
+            sums = [sums[0] + back * slope, sums[1] + back * value];
+        }
+    }
+    sums
 }
 
 /// What both passes of the backward pass take per row.
@@ -194,37 +209,19 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Base-2 log-sum-exps and `<dout, out>`.
-fn row_terms(call: &Call<'_>, saved: &Saved<'_>, shift: &mut [f32], delta: &mut [f32]) {
-    let seq = call.shape.seq_q;
-    let rows = shift.par_chunks_mut(seq).zip(delta.par_chunks_mut(seq)).zip(saved.stats.par_chunks(seq)).enumerate();
-    rows.for_each(|(slice, ((shift, delta), lse))| {
-        let head = Head::of(call, slice);
-        for i in 0..seq {
-            shift[i] = base_two(lse[i]);
-            delta[i] = head.contraction(i, saved.dout, saved.out) as f32;
-        }
-    });
-}
-
-/// A row without keys has no pair that its logarithm could enter.
-fn base_two(lse: f32) -> f32 {
-    if lse.is_finite() { lse * std::f32::consts::LOG2_E } else { 0.0 }
-}
-
 /// The two passes of the backward pass with a density exponent.
 fn through_density(
     heads: &Heads<'_>,
     rows: &Rows<'_>,
-    plain_lse: &[f32],
+    logs: LogSums<'_>,
     targets: Targets<'_>,
     parameters: &mut [f64],
-    [bias, shift, columns]: &mut [&mut [f32]; 3],
+    [bias, shift, columns, gradient]: &mut [&mut [f32]; 4],
     work: &mut [f32],
 ) {
     let (call, m, seq) = (heads.call, heads.m, heads.call.shape.seq_q);
-    key_bias(m, plain_lse, bias);
-    shift.iter_mut().zip(plain_lse).for_each(|(shift, lse)| *shift = base_two(*lse));
+    key_bias(m, logs, bias);
+    shift.iter_mut().enumerate().for_each(|(row, shift)| *shift = logs.split(row).0);
     let (bias, shift) = (&*bias, &*shift);
     let density = |n: usize| {
         let row = n * seq..(n + 1) * seq;
@@ -235,20 +232,21 @@ fn through_density(
     let sums = Sums { columns: Some(&mut *columns), parameters: &mut *parameters };
     let pairing = |n| Distances { columns_only: true, ..heads.pairing(n, Some(density(n))) };
     rows.stream(call, pairing).run(first, sums, work);
-    for (sum, lse) in columns.iter_mut().zip(plain_lse) {
-        *sum *= if lse.is_finite() { -m.norm_exponent as f32 } else { 0.0 };
+    for (row, (gradient, &column)) in gradient.iter_mut().zip(&**columns).enumerate() {
+        let factor = logs.base_two(row).map_or(0.0, |_| logs.split(row).1);
+        *gradient = -m.norm_exponent as f32 * column * factor;
     }
-    let columns = &*columns;
-    let pairing = |n| heads.pairing(n, Some(Density { gradient: &columns[n * seq..][..seq], ..density(n) }));
+    let gradient = &*gradient;
+    let pairing = |n| heads.pairing(n, Some(Density { gradient: &gradient[n * seq..][..seq], ..density(n) }));
     rows.stream(call, pairing).run(Targets { dq, dk, dv: None }, Sums { columns: None, parameters }, work);
 }
 
 /// Centres; units; factors on the gradients of the values; shift, delta and factor per row; sums for the parameters (f64);
-/// biases, log-sum-exps and their gradients where a density is divided out.
-fn backward_sizes(shape: &Shape, m: &Fna) -> [usize; 10] {
+/// biases, log-sum-exps, sums of columns and gradients of the log-sum-exps where a density is divided out.
+fn backward_sizes(shape: &Shape, m: &Fna) -> [usize; 11] {
     let (slices, rows, dense) = (shape.slices(), shape.slices() * shape.seq_q, density_rows(shape, m));
     let parameters = 2 * Distances::PARAMETERS * slices * backward::splits(shape);
-    [slices * shape.head_dim, slices, slices, rows, rows, rows, parameters, dense, dense, dense]
+    [slices * shape.head_dim, slices, slices, rows, rows, rows, parameters, dense, dense, dense, dense]
 }
 
 /// What a call costs and needs.
@@ -273,6 +271,6 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
         bytes_backward: 4 * passes * (2 * tensors + 2 * out),
         scratch_forward: room(forward_sizes(s, m)) + forward::work::<Distances<'_>>(s),
         scratch_backward: room(backward_sizes(s, m)) + backward::work::<Distances<'_>>(s, m.tied),
-        stats: rows + density_rows(s, m),
+        stats: log_sum::SAVED * (rows + density_rows(s, m)),
     }
 }

@@ -12,6 +12,7 @@ mod forward;
 mod head;
 mod infsa;
 mod kernel;
+mod log_sum;
 mod normalise;
 mod pairing;
 mod plan;

@@ -1,6 +1,6 @@
 //! What the dense structure costs.
 
-use super::{forward, infsa, softmax};
+use super::{forward, infsa, log_sum, softmax};
 use crate::{Mechanism, Plan, Shape, Strategy};
 
 /// The plan of one hop.
@@ -24,7 +24,7 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
         bytes_backward: 4 * (2 * tensors + 2 * out),
         scratch_forward: if softmax { softmax::forward_work(s) } else { infsa::forward_work(s) },
         scratch_backward: if softmax { softmax::backward_work(s, tied) } else { infsa::backward_work(s, tied) },
-        stats: if softmax { rows } else { s.slices() * (1 + infsa::norms(s, causal)) },
+        stats: if softmax { log_sum::SAVED * rows } else { s.slices() * (1 + infsa::norms(s, causal)) },
     }
 }
 

@@ -1,11 +1,10 @@
 //! Softmax attention: dot + exp, rows normalised.
 
-use rayon::prelude::*;
-
 use super::{
     backward::{self, Sums, Targets, Terms},
     forward,
-    head::{Head, positions},
+    head::positions,
+    log_sum::{self, LogSums, row_terms},
     normalise::Row,
     pairing::Dot,
 };
@@ -25,7 +24,7 @@ fn pairing(m: &mechanism::Softmax, shape: &Shape) -> Dot<Row<Exp>> {
     Dot { norm: Row(Exp), logit: (scale * std::f64::consts::LOG2_E) as f32, chain: scale as f32 }
 }
 
-/// Writes `out` and, as `stats`, the log-sum-exp of every row.
+/// Writes `out` and, as `stats`, [`log_sum::SAVED`] numbers per row.
 pub(crate) fn softmax_forward(
     call: &Call<'_>,
     m: &mechanism::Softmax,
@@ -37,7 +36,7 @@ pub(crate) fn softmax_forward(
     let slices = positions(0..call.shape.slices(), None, slices);
     let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
     forward::Stream { call, pairing: |_| pairing(m, &call.shape), slices }.run(out, lse, work);
-    stats.iter_mut().zip(lse).for_each(|(stat, lse)| *stat = *lse as f32);
+    log_sum::save(lse, stats);
     Ok(())
 }
 
@@ -61,17 +60,7 @@ pub(crate) fn softmax_backward(
 ) -> Result<()> {
     let ([value, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
     value.fill(1.0);
-    factor.fill(1.0);
-    let seq = call.shape.seq_q;
-    let rows = shift.par_chunks_mut(seq).zip(delta.par_chunks_mut(seq)).zip(saved.stats.par_chunks(seq)).enumerate();
-    rows.for_each(|(slice, ((shift, delta), lse))| {
-        let head = Head::of(call, slice);
-        for i in 0..seq {
-            // A row without keys has no pair that its terms could enter.
-            shift[i] = if lse[i].is_finite() { lse[i] * std::f32::consts::LOG2_E } else { 0.0 };
-            delta[i] = head.contraction(i, saved.dout, saved.out) as f32;
-        }
-    });
+    row_terms(call, saved, LogSums::of(saved.stats), [&mut *shift, &mut *delta, &mut *factor]);
     let terms = Terms { shift, delta, factor };
     let Gradients { dq, dk, dv, .. } = gradients;
     let stream = backward::Stream { call, pairing: |_| pairing(m, &call.shape), value, dout: saved.dout, terms };

@@ -54,13 +54,16 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
         let (shift, delta) = (vectors::<S, N>(self.pairs.shift, col), vectors::<S, N>(self.pairs.delta, col));
         let (mut margins, mut radials, mut values) = ([zero; N], [zero; N], [zero; N]);
         // The gradients of a row's log-affinities cancel (but for what the density adds), so that any number may be taken from
-        // all their factors: with that of a typical pair, their rounding does little harm.
-        let typical = match self.of.density {
+        // all their factors: with that of a typical pair, their rounding does little harm. No affinity is above one, but
+        // the sum of many is.
+        let mut typical = [zero; N];
+        typical.copy_from_slice(match self.of.density {
             Some(_) => self.panel.of_queries::<S, N>(self.panel.queries.terms[0], col),
             None => shift,
-        };
+        });
         let mut typical_radial = [zero; N];
         for n in 0..N {
+            typical[n] = simd.min_f32s(typical[n], zero);
             typical_radial[n] = self.decay.radial(simd, self.of.scale, typical[n]);
         }
         for key in 0..self.pairs.visible.keys.len() {
