@@ -1,8 +1,12 @@
-//! Whole vision transformers on the CPU: pictures per second and peak memory of every mechanism against the picture's size,
-//! and one forward pass at an extreme resolution.
+//! Whole models on the CPU: time and peak memory of every mechanism against the picture's size, and one forward pass at an
+//! extreme resolution.
 //!
-//! `cargo bench -p resolvent --bench models -- sizes [PIXELS,PIXELS]`: width 192, 12 blocks, 3 heads, patch 16; inference and a
-//! training pass (forward, backward; no optimiser) of one picture; default 224,512,1024. Runs are interleaved, medians of three.
+//! `cargo bench -p resolvent --bench models -- sizes [PIXELS,PIXELS]`: a vision transformer of width 192, 12 blocks, 3 heads, patch
+//! 16; inference and a training pass (forward, backward; no optimiser) of one picture; default 224,512,1024. Runs are interleaved,
+//! medians of three. What would take longer than a minute, going by the size before, is left out.
+//!
+//! `cargo bench -p resolvent --bench models -- pyramids [PIXELS,PIXELS]`: the same for the pyramids `soft-tiny` and `laplacian-tiny`,
+//! each with its own mechanism, with softmax and with linear InfSA in its place.
 //!
 //! `cargo bench -p resolvent --bench models -- extreme [PRESET] [PIXELS]`: one forward pass of a published model; default
 //! infvit-linear-4 and 9216, that is 331,776 tokens.
@@ -13,7 +17,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use peak_alloc::PeakAlloc;
 use resolvent::{
     Mechanism,
-    models::{Pool, Vit, VitConfig},
+    models::{Pool, Pyramid, PyramidConfig, Vit, VitConfig},
 };
 
 #[global_allocator]
@@ -21,6 +25,25 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 const MIB: f64 = 1024.0 * 1024.0;
 const REPEATS: usize = 3;
+/// Seconds of a training pass.
+const LIMIT: f64 = 60.0;
+
+enum Model {
+    Vit(Box<Vit>),
+    Pyramid(Box<Pyramid>),
+}
+
+impl Model {
+    fn forward(&self, picture: Tensor<4>) -> Tensor<2> {
+        match self {
+            Self::Vit(model) => model.forward(picture),
+            Self::Pyramid(model) => model.forward(picture),
+        }
+    }
+}
+
+/// A model by name, made for a size and a device.
+type Maker = (String, Box<dyn Fn(usize, &Device) -> Model>);
 
 /// The mechanisms for a grid of `side` patches, with about 64 landmarks where there are any.
 fn mechanisms(side: usize) -> Vec<Mechanism> {
@@ -55,16 +78,13 @@ fn measure<R>(f: impl FnOnce() -> R) -> (f64, usize) {
     (start.elapsed().as_secs_f64(), MEMORY.peak_usage().saturating_sub(before))
 }
 
-fn infer(model: &Vit, picture: &Tensor<4>) -> (f64, usize) {
+fn infer(model: &Model, picture: &Tensor<4>) -> (f64, usize) {
     measure(|| model.forward(picture.clone()).into_data())
 }
 
-fn train(model: &Vit, picture: &Tensor<4>) -> (f64, usize) {
+fn train(model: &Model, picture: &Tensor<4>) -> (f64, usize) {
     let picture = picture.clone().autodiff();
-    measure(|| {
-        let gradients = model.forward(picture.clone()).square().sum().backward();
-        model.head.weight.val().grad(&gradients).expect("a gradient").into_data()
-    })
+    measure(|| model.forward(picture.clone()).square().sum().backward())
 }
 
 fn median(runs: &[(f64, usize)]) -> (f64, f64) {
@@ -73,22 +93,53 @@ fn median(runs: &[(f64, usize)]) -> (f64, f64) {
     (seconds[seconds.len() / 2], runs.iter().map(|run| run.1).max().unwrap_or(0) as f64 / MIB)
 }
 
-fn sizes(pixels: &[usize]) {
-    println!("width 192, 12 blocks, 3 heads, patch 16; one picture");
+fn transformers() -> Vec<Maker> {
+    let make = |mechanism: usize| {
+        move |pixels: usize, device: &Device| {
+            let mechanism = mechanisms(pixels / 16).swap_remove(mechanism);
+            let base = VitConfig::new([pixels; 2], 3, 16, 1000, mechanism);
+            let config = VitConfig { dim: 192, depth: 12, heads: 3, mlp_dim: 768, pool: Pool::Mean, ..base };
+            Model::Vit(Box::new(config.init(device)))
+        }
+    };
+    let maker = |(i, mechanism): (usize, Mechanism)| (mechanism.id().to_owned(), Box::new(make(i)) as Box<_>);
+    mechanisms(14).into_iter().enumerate().map(maker).collect()
+}
+
+fn pyramids() -> Vec<Maker> {
+    let presets = ["soft-tiny", "laplacian-tiny"].into_iter();
+    let pairs = presets.flat_map(|preset| [None, Some("softmax"), Some("linear-infsa")].map(|other| (preset, other)));
+    pairs
+        .map(|(preset, other)| {
+            let make = move |pixels: usize, device: &Device| {
+                let config = PyramidConfig::preset(preset).expect("a preset").for_pictures([pixels; 2], 3, 1000);
+                let mechanism = other.map_or(config.mechanism.clone(), |id| Mechanism::preset(id).expect("an id"));
+                Model::Pyramid(Box::new(PyramidConfig { mechanism, ..config }.init(device)))
+            };
+            let name = other.map_or(preset.to_owned(), |other| format!("{preset}, {other}"));
+            (name, Box::new(make) as Box<_>)
+        })
+        .collect()
+}
+
+fn sizes(makers: &[Maker], pixels: &[usize]) {
     println!(
-        "{:>6} {:>7}  {:<13} {:>12} {:>9} {:>12} {:>9}",
-        "pixels", "tokens", "mechanism", "inference", "MiB", "training", "MiB"
+        "one picture\n{:>6}  {:<28} {:>12} {:>9} {:>12} {:>9}",
+        "pixels", "model", "inference", "MiB", "training", "MiB"
     );
+    // Seconds of the training pass at the size before; work grows with the square of the tokens at most.
+    let mut before: Vec<Option<(usize, f64)>> = vec![None; makers.len()];
     for &pixels in pixels {
-        let side = pixels / 16;
         let device = Device::flex();
-        let models: Vec<_> = mechanisms(side)
-            .into_iter()
-            .map(|mechanism| {
-                let base = VitConfig::new([pixels; 2], 3, 16, 1000, mechanism);
-                let config = VitConfig { dim: 192, depth: 12, heads: 3, mlp_dim: 768, pool: Pool::Mean, ..base };
-                (config.init(&device), config.init(&device.clone().autodiff()))
-            })
+        let takes = |(was, seconds): (usize, f64)| seconds * (pixels as f64 / was as f64).powi(4);
+        let (run, left): (Vec<_>, Vec<_>) =
+            (0..makers.len()).partition(|&i| before[i].map(takes).is_none_or(|seconds| seconds <= LIMIT));
+        for i in left {
+            println!("{pixels:6}  {:<28} left out: more than {LIMIT} s, going by the size before", makers[i].0);
+        }
+        let models: Vec<_> = run
+            .iter()
+            .map(|&i| (makers[i].1(pixels, &device), makers[i].1(pixels, &device.clone().autodiff())))
             .collect();
         let picture = picture(pixels, &device);
         let mut runs = vec![[const { Vec::new() }; 2]; models.len()];
@@ -101,15 +152,11 @@ fn sizes(pixels: &[usize]) {
                 }
             }
         }
-        for (runs, mechanism) in runs.iter().zip(mechanisms(side)) {
+        for (runs, &i) in runs.iter().zip(&run) {
             let [(forward, inference), (both, training)] = [median(&runs[0]), median(&runs[1])];
-            println!(
-                "{pixels:6} {:7}  {:<13} {:9.1} ms {inference:9.0} {:9.1} ms {training:9.0}",
-                side * side,
-                mechanism.id(),
-                forward * 1e3,
-                both * 1e3
-            );
+            before[i] = Some((pixels, both));
+            let (name, forward, both) = (&makers[i].0, forward * 1e3, both * 1e3);
+            println!("{pixels:6}  {name:<28} {forward:9.1} ms {inference:9.0} {both:9.1} ms {training:9.0}");
         }
     }
 }
@@ -119,7 +166,7 @@ fn extreme(preset: &str, pixels: usize) {
     let config = VitConfig { image: [pixels; 2], ..config };
     let device = Device::flex();
     let before = MEMORY.current_usage();
-    let model = config.init(&device);
+    let model = Model::Vit(Box::new(config.init(&device)));
     // Weights are drawn at their first use.
     model.forward(Tensor::zeros([1, 3, config.patch, config.patch], &device));
     let weights = MEMORY.current_usage() - before;
@@ -138,9 +185,11 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let arg = |n: usize, otherwise: &str| args.get(n).cloned().unwrap_or_else(|| otherwise.to_owned());
     let number = |text: String| text.parse::<usize>().expect("a number of pixels");
+    let list = || arg(1, "224,512,1024").split(',').map(|n| number(n.to_owned())).collect::<Vec<_>>();
     match arg(0, "sizes").as_str() {
-        "sizes" => sizes(&arg(1, "224,512,1024").split(',').map(|n| number(n.to_owned())).collect::<Vec<_>>()),
+        "sizes" => sizes(&transformers(), &list()),
+        "pyramids" => sizes(&pyramids(), &list()),
         "extreme" => extreme(&arg(1, "infvit-linear-4"), number(arg(2, "9216"))),
-        other => println!("`{other}` is neither `sizes` nor `extreme`"),
+        other => println!("`{other}` is none of `sizes`, `pyramids` and `extreme`"),
     }
 }
