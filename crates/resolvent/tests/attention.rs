@@ -228,6 +228,13 @@ fn mistakes_are_errors() {
     assert!(error(config(infsa()).with_weight_dropout(0.1)).contains("dropout"));
     assert!(error(config(preset("softmax")).with_weight_dropout(1.0)).contains("`weight_dropout`"));
     assert!(error(config(infsa()).with_dropout(1.0)).contains("`dropout`"));
+    // Also where the tokens are pooled before they are projected, which has no pairs to leave out.
+    for pool_first in [true, false] {
+        let module = config(preset("linear-infsa")).with_pool_first(pool_first).init(&device);
+        let input = MhaInput::self_attn(random([2, 5, D_MODEL], &device)).dropout(Dropout::pairs(0.5, 7).unwrap());
+        let refused = module.try_forward(input).unwrap_err().to_string();
+        assert!(refused.contains("dropout") && refused.contains("linear-infsa"), "{refused}");
+    }
     assert!(error(config(infsa()).with_layer(0)).contains("`layer`"));
     let certain = Mechanism::from_json(r#"{"mechanism": "infsa", "gamma": 1.0}"#).unwrap();
     assert!(error(config(certain.clone())).contains("`gamma`"));

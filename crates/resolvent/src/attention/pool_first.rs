@@ -13,7 +13,9 @@ impl MultiHeadAttention {
     /// The mechanism, where tokens are pooled before they are projected.
     pub(super) fn pooled(&self, input: &MhaInput) -> Option<&LinearInfsa> {
         match &self.mechanism {
-            Mechanism::LinearInfsa(m) if self.pool_first && input.memory.is_none() && !input.causal => {
+            Mechanism::LinearInfsa(m)
+                if self.pool_first && input.memory.is_none() && !input.causal && input.dropout.is_none() =>
+            {
                 // These need what pooling first leaves out: projections of every token.
                 let plain = !self.rotary && !self.ternary && self.value_filter.is_none();
                 (plain && self.kv_heads == self.n_heads && self.observer.is_none()).then_some(m)
