@@ -73,6 +73,30 @@ fn written_plans_are_those_stored() {
     }
 }
 
+/// A stored plan leaves nothing to centroids, which is told.
+#[test]
+fn centroids_beside_a_plan_are_not_used() {
+    let sandbox = Sandbox::new();
+    let (path, config) = cases().swap_remove(0);
+    let mut tensors = Tensors::read(&path);
+    let shape = tensors.shape("q").to_vec();
+    let [heads, dim] = [shape[shape.len() - 3], shape[shape.len() - 1]];
+    tensors.noise("codebook", &[heads, 2, dim], 1);
+    let input = sandbox.write("in.safetensors", tensors.file());
+    let config = sandbox.write("m.json", config.to_string());
+    let mut command = resolvent();
+    command
+        .arg("attend")
+        .arg("--config")
+        .arg(config)
+        .arg("--input")
+        .arg(&input)
+        .arg("--output")
+        .arg(sandbox.path("out"));
+    let stderr = Outcome::of(&mut command).success().stderr;
+    assert!(stderr.contains("not used") && stderr.contains("codebook"), "{stderr}");
+}
+
 /// Generated heads stand in for files; settings out of range are named.
 #[test]
 fn heads_are_generated() {

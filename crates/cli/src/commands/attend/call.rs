@@ -118,7 +118,7 @@ pub fn unused(file: &TensorFile, mechanism: &Mechanism, grad: bool) -> Vec<Strin
         "q" | "k" | "v" | "key_mask" | "query_mask" => true,
         "dout" => grad,
         "landmark_indices" => mechanism.drawn_landmarks().is_some(),
-        _ => reads(mechanism, name) || mechanism.parameters().iter().any(|parameter| parameter.name() == name),
+        _ => reads(file, mechanism, name) || mechanism.parameters().iter().any(|parameter| parameter.name() == name),
     };
     file.names().into_iter().filter(|name| !read(name)).collect()
 }

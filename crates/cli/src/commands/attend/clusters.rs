@@ -12,9 +12,15 @@ use crate::{
 /// The tensors of a stored plan.
 const PLAN: [&str; 5] = ["label_q", "label_k", "exact_blocks", "edges", "edge_log_weight"];
 
-/// Whether a call of `mechanism` reads the tensor `name`.
-pub fn reads(mechanism: &Mechanism, name: &str) -> bool {
-    matches!(mechanism, Mechanism::Ssa(_)) && (name == "codebook" || PLAN.contains(&name))
+/// Whether a call of `mechanism` reads the tensor `name` of `file`: a stored plan makes centroids needless.
+pub fn reads(file: &TensorFile, mechanism: &Mechanism, name: &str) -> bool {
+    let ssa = matches!(mechanism, Mechanism::Ssa(_));
+    ssa && (PLAN.contains(&name) || name == "codebook" && !holds_plan(file))
+}
+
+/// Whether the file has a stored plan, or a part of one.
+fn holds_plan(file: &TensorFile) -> bool {
+    PLAN.iter().any(|name| file.get(name).is_some())
 }
 
 /// The tensors of a clustered call that the file has.
@@ -33,9 +39,9 @@ impl Clusters {
         if !matches!(mechanism, Mechanism::Ssa(_)) {
             return Ok(Self::default());
         }
-        let codebook = file.get("codebook").map(|tensor| codebook(&tensor, layout)).transpose()?;
-        let given = PLAN.iter().any(|name| file.get(name).is_some());
-        let plan = given.then(|| plan(file, layout)).transpose()?;
+        let plan = holds_plan(file).then(|| plan(file, layout)).transpose()?;
+        let centroids = file.get("codebook").filter(|_| plan.is_none());
+        let codebook = centroids.map(|tensor| codebook(&tensor, layout)).transpose()?;
         Ok(Self { codebook, plan })
     }
 
