@@ -91,7 +91,9 @@ fn tokenize(text: &str, lowercase: bool) -> Vec<String> {
     let text = text.trim_end().replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
     let text = text.replace("&quot;", "\"").replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
     let spaced = RULES.iter().fold(format!(" {text} "), |text, (rule, to)| rule.replace_all(&text, *to).into_owned());
-    spaced.split_whitespace().map(str::to_owned).collect()
+    // Python's white space, which has the separators of ASCII beside Unicode's.
+    let space = |c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c);
+    spaced.split(space).filter(|token| !token.is_empty()).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -153,6 +155,7 @@ mod tests {
             ("<skipped>&lt;b&gt; &amp;quot; it's", "< b > & quot ; it's"),
             ("Preis: 3,50€ – „ja“", "Preis : 3,50€ – „ja“"),
             (".5 and 5. ,", ". 5 and 5 . ,"),
+            ("a\x1cb\x1fc\u{a0}d", "a b c d"),
         ] {
             assert_eq!(tokenize(text, false).join(" "), expected);
         }
