@@ -76,13 +76,23 @@ fn what_cannot_be_used_is_named_with_file_and_line() {
     let cases: Vec<(&str, Vec<u8>, &[&str])> = vec![
         ("bad.jsonl", [good.as_bytes(), b"\xff\xfe\n"].concat(), &["bad.jsonl", "line 3", "UTF-8"]),
         ("bad.jsonl", (good.clone() + "\n" + &good).into(), &["line 3", "empty"]),
-        ("bad.jsonl", (good.clone() + &line("  ")).into(), &["line 3", "empty"]),
+        ("bad.jsonl", (good.clone() + &line("  ")).into(), &["line 3 has an empty text"]),
         ("bad.jsonl", (good.clone() + "{\"text\": \"x\"}\n").into(), &["line 3", "`label`"]),
         ("bad.jsonl", (good.clone() + "no\n").into(), &["line 3", "JSON"]),
         ("bad.jsonl", line("a").into(), &["1 class"]),
         ("bad.jsonl", vec![], &["bad.jsonl", "no text"]),
         ("bad.csv", b"a,b\n1,2\n".to_vec(), &["`text`", "`a`, `b`"]),
         ("bad.csv", b"text,label\nx,1\ny\n".to_vec(), &["bad.csv", "line 3"]),
+        ("bad.csv", b"text,label\r\nx,1\r\ny\r\n".to_vec(), &["bad.csv: line 3 has 1 columns"]),
+        ("bad.csv", b"text,label\nx,1\n\ny,2\n".to_vec(), &["bad.csv", "line 3 is empty"]),
+        ("bad.csv", b"text,label\r\nx,1\r\n\r\ny,2\r\n".to_vec(), &["bad.csv", "line 3 is empty"]),
+        ("bad.csv", b"text,label\n\"x\n\n\",1\ny,2\n\n".to_vec(), &["bad.csv", "line 6 is empty"]),
+        ("bad.csv", b"\ntext,label\nx,1\ny,2\n".to_vec(), &["bad.csv", "line 1 is empty"]),
+        ("bad.tsv", b"text\tlabel\n\nx\t1\ny\t2\n".to_vec(), &["bad.tsv", "line 2 is empty"]),
+        ("bad.csv", b"text,label\nx,1\r\n,2\n".to_vec(), &["line 3 has an empty text"]),
+        ("bad.csv", b"text,label\nx,1\ny,2\nz,\n".to_vec(), &["line 4 has no label"]),
+        ("bad.csv", b"text,label\nx,1\ny,2\nz,1 \n".to_vec(), &["line 4 has the label `1 `", "spaces"]),
+        ("bad.jsonl", (good.clone() + &line("c").replace('1', "\"\"")).into(), &["line 3 has no label"]),
         ("bad.txt", b"x".to_vec(), &["bad.txt", ".jsonl"]),
     ];
     for (name, bytes, expected) in cases {
@@ -92,6 +102,42 @@ fn what_cannot_be_used_is_named_with_file_and_line() {
             assert!(message.contains(part) && !message.contains('\n'), "`{message}` lacks `{part}`");
         }
     }
+}
+
+#[test]
+fn classes_are_sorted_and_each_is_one() {
+    for (labels, sorted) in [
+        (&["1", "01", "2", "1", "01", "10"][..], &["01", "1", "2", "10"][..]),
+        (&["-0", "0", "+1", "1", "-0", "0"], &["-0", "0", "+1", "1"]),
+        (&["9", "1a", "10", "9"], &["10", "1a", "9"]),
+        (&["b", "a", "B"], &["B", "a", "b"]),
+    ] {
+        let rows: String = labels.iter().map(|label| format!("text,{label}\n")).collect();
+        let files =
+            folder(&[("train.csv", format!("text,label\n{rows}").as_bytes()), ("test.csv", b"text,label\nx,1\n")]);
+        let found = match load(&at("text", files.path(), "")) {
+            Ok(data) => data.classes.join(", "),
+            Err(Error::UnknownLabel { classes, .. }) => classes,
+            Err(other) => panic!("{other}"),
+        };
+        assert_eq!(found, sorted.join(", "));
+    }
+}
+
+#[test]
+fn a_validation_part_is_found_by_its_name() {
+    let (csv, part) = (CSV.as_bytes(), b"text,label\nmaybe,spam\n".as_slice());
+    for name in ["val.csv", "valid.csv", "validation.csv", "dev.csv", "val/spam/a.txt", "validation/spam/a.txt"] {
+        let part = if name.ends_with(".txt") { b"maybe".as_slice() } else { part };
+        let data =
+            load(&at("text", folder(&[("train.csv", csv), ("test.csv", csv), (name, part)]).path(), "")).unwrap();
+        let validation = data.validation.clone().unwrap();
+        assert_eq!((validation.texts, validation.labels), (vec!["maybe".to_owned()], vec![1]), "{name}");
+        assert_eq!((data.train.len(), data.test.len()), (3, 3));
+        assert_ne!(TextDataset { validation: None, ..data.clone() }.fingerprint(), data.fingerprint());
+    }
+    let unknown = folder(&[("train.csv", csv), ("test.csv", csv), ("val.csv", b"text,label\nx,eggs\n")]);
+    assert!(load(&at("text", unknown.path(), "")).unwrap_err().to_string().contains("`eggs`"));
 }
 
 #[test]
@@ -106,10 +152,13 @@ fn labels_of_the_test_part_must_have_been_learnt() {
 fn folders_hold_one_training_part() {
     let missing = load(&at("text", folder(&[]).path(), "")).unwrap_err().to_string();
     assert!(missing.contains("train.jsonl"), "{missing}");
+    let both = folder(&[("val.csv", CSV.as_bytes()), ("valid/ham/a.txt", b"x")]);
+    let message = load(&at("text", both.path(), "")).unwrap_err().to_string();
+    assert!(message.contains("`val.csv` and `valid` are both there"), "{message}");
     let both = folder(&[("train.csv", CSV.as_bytes()), ("train.jsonl", JSONL.as_bytes())]);
     let message = load(&at("text", both.path(), "")).unwrap_err().to_string();
     assert!(message.contains("train.csv") && message.contains("train.jsonl"), "{message}");
-    for spec in ["text", "imdb:", "text:x?words=y", "novel:x"] {
+    for spec in ["text", "imdb:", "text:x?words=y", "text:x?text=a&text=b", "novel:x"] {
         assert!(load(spec).is_err(), "{spec}");
     }
 }
@@ -146,9 +195,9 @@ fn what_is_no_text_in_a_folder_of_classes_is_named() {
         load(&at("text", files.path(), settings)).unwrap_err().to_string()
     };
     assert!(error(("train/pos/a.png", b"x"), "").contains("pos: `a.png` is no text"));
-    assert!(error(("train/pos/a.txt", b" \n"), "").contains("a.txt: line 1 is empty"));
+    assert!(error(("train/pos/a.txt", b" \n"), "").contains("a.txt: line 1 has an empty text"));
     assert!(error(("train/pos/a.txt", b"a\n\xff"), "").contains("a.txt: line 2 is not UTF-8"));
     assert!(error(("test/odd/a.txt", b"x"), "").contains("a.txt: line 1 has the label `odd`"));
-    assert!(error(("train.csv", b"x"), "").contains("`train.csv` and the folder `train` are both there"));
+    assert!(error(("train.csv", b"x"), "").contains("`train.csv` and `train` are both there"));
     assert!(error(("test/pos/a.txt", b"x"), "?text=a").contains("has no columns"));
 }

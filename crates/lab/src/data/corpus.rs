@@ -13,9 +13,6 @@ use super::{Error, Result, lines, text::hash_texts};
 const VALIDATION: f64 = 0.05;
 const TEST: f64 = 0.05;
 
-/// Names of the files of the validation part.
-const VALIDATION_STEMS: [&str; 4] = ["val", "valid", "validation", "dev"];
-
 /// A text to learn from, one that is watched, and one that is tested on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorpusDataset {
@@ -109,7 +106,7 @@ fn of_files(train: &Path, validation: Option<&Path>, test: &Path) -> Result<Corp
 fn load_folder(folder: &Path) -> Result<CorpusDataset> {
     let find = |stems: &[&str]| lines::find(folder, stems, &["txt"]);
     if let (Some(train), Some(test)) = (find(&["train"])?, find(&["test"])?) {
-        return of_files(&train, find(&VALIDATION_STEMS)?.as_deref(), &test);
+        return of_files(&train, find(&lines::VALIDATION)?.as_deref(), &test);
     }
     let entries = fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
     let paths = entries.map(|entry| Ok(entry.map_err(|e| Error::io(folder, e))?.path()));

@@ -55,6 +55,11 @@ impl Encoded {
         self.cut[index]
     }
 
+    /// Number of texts that were longer than what was kept of them.
+    pub fn cut(&self) -> usize {
+        self.cut.iter().filter(|&&cut| cut).count()
+    }
+
     /// Share of all tokens that were not in the vocabulary.
     pub fn unknown(&self) -> f64 {
         let unknown = self.ids.iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();
@@ -63,7 +68,7 @@ impl Encoded {
 
     /// What a reader should know of how the texts `what` were read; `None` if nothing.
     pub fn note(&self, what: &str, max_tokens: usize) -> Option<String> {
-        let cut = self.cut.iter().filter(|&&cut| cut).count();
+        let cut = self.cut();
         (cut > 0).then(|| format!("{cut} of {} {what} were cut to their first {max_tokens} tokens", self.len()))
     }
 }

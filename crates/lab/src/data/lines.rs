@@ -10,6 +10,9 @@ use super::{Error, Result, source};
 /// What a name may end in beside its format: compression, which is told by content.
 const COMPRESSED: [&str; 3] = ["gz", "zst", "xz"];
 
+/// Names of what holds a validation part, without endings.
+pub(crate) const VALIDATION: [&str; 4] = ["val", "valid", "validation", "dev"];
+
 /// The content of `path`, decompressed, which must be UTF-8; a byte order mark is left out.
 pub(crate) fn read(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
@@ -81,7 +84,8 @@ pub(crate) fn find(folder: &Path, stems: &[&str], formats: &[&str]) -> Result<Op
     }
 }
 
-fn name_of(path: &Path) -> String {
+/// A file's or folder's own name.
+pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 

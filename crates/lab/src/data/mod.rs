@@ -14,6 +14,7 @@ pub(crate) mod lines;
 mod loader;
 mod pairs;
 pub mod rng;
+mod settings;
 pub mod shapes;
 mod source;
 mod spec;

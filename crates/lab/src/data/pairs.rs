@@ -7,10 +7,7 @@ use std::{
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Error, Result, lines, spec::HOLDOUT, split::hold_out, text::hash_texts};
-
-/// Names of the files of the validation part.
-const VALIDATION: [&str; 4] = ["val", "valid", "validation", "dev"];
+use super::{Error, Result, lines, settings::settings, spec::HOLDOUT, split::hold_out, text::hash_texts};
 
 /// Sentences to learn from and sentences to be tested on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -166,7 +163,7 @@ fn load_folder(name: &str, folder: &Path, languages: &[String; 2]) -> Result<Pai
         ),
     };
     let train = part(&["train"])?.ok_or_else(|| missing("train"))?;
-    let validation = part(&VALIDATION)?;
+    let validation = part(&lines::VALIDATION)?;
     let test = part(&tests)?.ok_or_else(|| missing("test"))?;
     Ok(PairDataset { name: name.into(), languages: languages.clone(), train, validation, test })
 }
@@ -187,16 +184,16 @@ fn test_stems(folder: &Path) -> Result<Vec<String>> {
 
 /// Reads `DIR` or `DIR?from=en&to=de`.
 fn folder(name: &'static str, rest: &str, default: Option<[String; 2]>) -> Result<PairSpec> {
-    let (path, settings) = rest.rsplit_once('?').unwrap_or((rest, ""));
+    let (path, named) = rest.rsplit_once('?').unwrap_or((rest, ""));
     let [mut from, mut to] = default.map_or([None, None], |languages| languages.map(Some));
     let fail = || {
         let expected = "`pairs:DIR?from=LANGUAGE&to=LANGUAGE`, or two files `pairs:SOURCE,TARGET`";
         Error::Setting { field: "pairs", got: format!("`{rest}`"), expected }
     };
-    for setting in settings.split('&').filter(|setting| !setting.is_empty()) {
-        match setting.split_once('=') {
-            Some(("from", language)) if !language.is_empty() => from = Some(language.into()),
-            Some(("to", language)) if !language.is_empty() => to = Some(language.into()),
+    for setting in settings("pairs", named, '&')? {
+        match setting {
+            ("from", language) if !language.is_empty() => from = Some(language.into()),
+            ("to", language) if !language.is_empty() => to = Some(language.into()),
             _ => return Err(fail()),
         }
     }

@@ -47,7 +47,7 @@ pub struct TextRecipe {
     /// What a text is cut into: `words`, `bpe`, `byte-bpe` or `bytes`. Default `words`.
     pub tokens: Tokens,
     /// Most tokens in the vocabulary, which is learnt from the training texts; the four special ones come on top. Default
-    /// 20000, in 1..=65000.
+    /// 20000, in 1..=65000, for `byte-bpe` at least 256; of no account for `bytes`.
     pub vocabulary: usize,
     /// Times that a word, or a pair of pieces, must occur. Default 1, >= 1.
     pub min_count: usize,
@@ -107,6 +107,7 @@ impl Vocabulary {
                     let model = BPE::builder().unk_token(SPECIAL[1].into()).fuse_unk(true).build().map_err(failed)?;
                     let trainer = BpeTrainer::builder()
                         .vocab_size(size)
+                        .limit_alphabet(recipe.vocabulary)
                         .min_frequency(min_count)
                         .show_progress(false)
                         .special_tokens(special)
@@ -115,7 +116,7 @@ impl Vocabulary {
                 }
                 Tokens::ByteBpe => {
                     let trainer = BpeTrainer::builder()
-                        .vocab_size(size.max(SPECIAL.len() + 256))
+                        .vocab_size(size)
                         .min_frequency(min_count)
                         .show_progress(false)
                         .special_tokens(special)
@@ -370,6 +371,10 @@ mod tests {
         }
         assert!(ids(&vocabulary, "dog").len() < 4, "pieces, not letters");
         assert!(ids(&vocabulary, "dög").contains(&Vocabulary::UNKNOWN));
+        for size in [1, 5, 60] {
+            let pieces = learn(TextRecipe { tokens: Tokens::Bpe, vocabulary: size, ..Default::default() }).len();
+            assert!(pieces <= size + Vocabulary::special(), "{pieces} for {size}");
+        }
     }
 
     #[test]

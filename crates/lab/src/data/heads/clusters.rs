@@ -7,7 +7,7 @@ use super::{Head, normal};
 use crate::data::{
     Error, Result,
     rng::{Purpose, stream},
-    shapes::number,
+    settings::{number, settings},
 };
 
 /// Settings of the generated head. The same settings give the same head.
@@ -53,11 +53,10 @@ impl Clusters {
     /// Reads `seed=0,tokens=1024,dim=32,kind=near`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting or a value outside its range.
-    pub fn parse(settings: &str) -> Result<Self> {
+    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    pub fn parse(text: &str) -> Result<Self> {
         let mut clusters = Self::default();
-        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
-            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        for (name, value) in settings("clusters", text, ',')? {
             match name {
                 "seed" => clusters.seed = number("seed", value)?,
                 "tokens" => clusters.tokens = number("tokens", value)?,
@@ -187,9 +186,13 @@ mod tests {
             assert_eq!(settings.generate().unwrap(), settings.generate().unwrap());
             assert_ne!(settings.generate().unwrap(), Clusters { seed: 4, ..settings }.generate().unwrap());
         }
-        for (settings, field) in
-            [("tokens=1", "tokens"), ("kind=odd", "kind"), ("size=3", "clusters"), ("dim=0", "dim")]
-        {
+        for (settings, field) in [
+            ("tokens=1", "tokens"),
+            ("kind=odd", "kind"),
+            ("size=3", "clusters"),
+            ("dim=0", "dim"),
+            ("dim=3,tokens=4,dim=5", "clusters"),
+        ] {
             let message = Clusters::parse(settings).unwrap_err().to_string();
             assert!(message.contains(&format!("`{field}`")), "{message}");
         }

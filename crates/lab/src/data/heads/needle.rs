@@ -9,7 +9,7 @@ use super::{Head, normal};
 use crate::data::{
     Error, Result,
     rng::{Purpose, stream},
-    shapes::number,
+    settings::{number, settings},
 };
 
 /// Channels of every token.
@@ -77,11 +77,10 @@ impl Needle {
     /// Reads `seed=0,tokens=1024,kind=tied`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting or a value outside its range.
-    pub fn parse(settings: &str) -> Result<Self> {
+    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    pub fn parse(text: &str) -> Result<Self> {
         let mut needle = Self::default();
-        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
-            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        for (name, value) in settings("needle", text, ',')? {
             match name {
                 "seed" => needle.seed = number("seed", value)?,
                 "tokens" => needle.tokens = number("tokens", value)?,

@@ -16,6 +16,7 @@ pub use outline::Outline;
 use super::{
     Dataset, Error, PictureShape, Result, Split,
     rng::{Purpose, stream},
+    settings::{number, settings},
 };
 
 /// Most bytes of pixels that one data set may take.
@@ -47,11 +48,10 @@ impl Shapes {
     /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0.5`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting or a value outside its range.
-    pub fn parse(settings: &str) -> Result<Self> {
+    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    pub fn parse(text: &str) -> Result<Self> {
         let mut shapes = Shapes::default();
-        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
-            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        for (name, value) in settings("shapes", text, ',')? {
             match name {
                 "seed" => shapes.seed = number("seed", value)?,
                 "size" => shapes.size = number("size", value)?,
@@ -129,10 +129,4 @@ impl fmt::Display for Shapes {
         let Shapes { seed, size, train, test, difficulty } = self;
         write!(f, "seed={seed},size={size},train={train},test={test},difficulty={difficulty}")
     }
-}
-
-/// The number that a setting has.
-pub(super) fn number<T: std::str::FromStr>(field: &'static str, value: &str) -> Result<T> {
-    let fail = |_| Error::Setting { field, got: format!("`{value}`"), expected: "a number in its range" };
-    value.parse().map_err(fail)
 }

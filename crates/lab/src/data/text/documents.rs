@@ -1,6 +1,7 @@
 //! Labelled texts in CSV, TSV and JSON lines, or in one folder per class.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -36,52 +37,77 @@ pub(super) struct Document {
     pub label: String,
 }
 
-/// The texts of `path`: a folder with `train.*` and `test.*`, each a file, or a folder with one folder per class (where
-/// `test.*` is missing, or `path` is a file, the share `holdout` of every class is held out for testing). Classes are the labels of the training part, sorted.
+impl Document {
+    /// Refuses what must be a mistake: no text, no label, or a label that looks like another.
+    fn check(&self) -> Result<()> {
+        let problem = match self.label.trim() {
+            _ if self.text.trim().is_empty() => "has an empty text; remove it".into(),
+            "" => "has no label; give it one, or remove it".into(),
+            label if label != self.label => format!("has the label `{}`; remove the spaces around it", self.label),
+            _ => return Ok(()),
+        };
+        Err(Error::Line { path: self.path.to_path_buf(), line: self.line, problem })
+    }
+}
+
+/// The texts of `path`: a folder with `train.*`, perhaps `val.*`, and `test.*`, each a file, or a folder with one folder per
+/// class (where `test.*` is missing, or `path` is a file, the share `holdout` of every class is held out for testing).
+/// Classes are the labels of the training part, sorted.
 ///
 /// # Errors
 /// Any [`Error`]: files are read strictly, and the message names the line.
 pub(super) fn load(name: &str, path: &Path, columns: &Columns, holdout: f64) -> Result<TextDataset> {
-    let (train, test) = if path.is_dir() { parts(path)? } else { (path.to_path_buf(), None) };
+    let [train, validation, test] = if path.is_dir() { parts(path)? } else { [Some(path.to_path_buf()), None, None] };
+    let train = train.ok_or_else(|| no_training_part(path))?;
     let documents = read(&train, columns)?;
-    let mut classes: Vec<String> = documents.iter().map(|document| document.label.clone()).collect();
-    classes.sort_by(|a, b| match (a.parse::<i64>(), b.parse::<i64>()) {
-        (Ok(a), Ok(b)) => a.cmp(&b),
-        _ => a.cmp(b),
-    });
-    classes.dedup();
+    let classes = classes(&documents);
     if classes.len() < 2 {
         let problem = format!("has {} class, at least two are needed", classes.len());
         return Err(Error::Empty { path: train, problem });
     }
     let learnt = split(documents, &classes)?;
-    let (train, test) = match test {
-        Some(test) => (learnt, split(read(&test, columns)?, &classes)?),
+    let other = |part: Option<PathBuf>| part.map(|part| split(read(&part, columns)?, &classes)).transpose();
+    let validation = other(validation)?;
+    let (train, test) = match other(test)? {
+        Some(test) => (learnt, test),
         None => learnt.hold_out(holdout, 0),
     };
-    Ok(TextDataset { name: name.into(), classes, train, test, words: None })
+    Ok(TextDataset { name: name.into(), classes, train, validation, test, words: None })
 }
 
-/// The training and the test part in a folder.
-fn parts(folder: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
-    let part = |name: &str| {
-        let (file, classes) = (lines::find(folder, &[name], &FORMATS)?, folder.join(name));
-        match file {
-            Some(file) if classes.is_dir() => {
-                let entry = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let problem = format!("and the folder `{name}` are both there; keep one of them");
-                Err(Error::Entry { path: folder.into(), entry, problem })
-            }
-            file => Ok(file.or_else(|| classes.is_dir().then_some(classes))),
+/// The labels, each once: in the order of their values if all are integers, else as texts.
+fn classes(documents: &[Document]) -> Vec<String> {
+    let labels: BTreeSet<&str> = documents.iter().map(|document| document.label.as_str()).collect();
+    let mut classes: Vec<String> = labels.into_iter().map(str::to_owned).collect();
+    if classes.iter().all(|class| class.parse::<i64>().is_ok()) {
+        classes.sort_by_key(|class| class.parse::<i64>().ok());
+    }
+    classes
+}
+
+/// Where the parts for training, validation and testing are in a folder.
+fn parts(folder: &Path) -> Result<[Option<PathBuf>; 3]> {
+    let part = |names: &[&str]| {
+        let file = lines::find(folder, names, &FORMATS)?;
+        let classes = names.iter().map(|name| folder.join(name)).filter(|path| path.is_dir());
+        let mut found = file.into_iter().chain(classes);
+        let (first, second) = (found.next(), found.next());
+        if let (Some(first), Some(second)) = (&first, &second) {
+            let problem = format!("and `{}` are both there; keep one of them", lines::name_of(second));
+            return Err(Error::Entry { path: folder.into(), entry: lines::name_of(first), problem });
         }
+        Ok(first)
     };
-    let train = part("train")?.ok_or_else(|| Error::Missing {
+    Ok([part(&["train"])?, part(&lines::VALIDATION)?, part(&["test"])?])
+}
+
+fn no_training_part(folder: &Path) -> Error {
+    Error::Missing {
         path: folder.join("train.jsonl"),
         remedy: "the folder must hold train.csv, .tsv or .jsonl (also .gz, .zst, .xz), or a folder `train` with one \
-                 folder of .txt files per class; and it may hold the same for `test`"
+                 folder of .txt files per class; and it may hold the same for `val` and `test`"
             .into(),
-    })?;
-    Ok((train, part("test")?))
+    }
 }
 
 fn split(documents: Vec<Document>, classes: &[String]) -> Result<TextSplit> {
@@ -112,19 +138,28 @@ fn read(path: &Path, columns: &Columns) -> Result<Vec<Document>> {
             return Err(Error::Format { path: path.into(), problem });
         }
     };
-    match documents.iter().find(|document| document.text.trim().is_empty()) {
-        _ if documents.is_empty() => Err(Error::Empty { path: path.into(), problem: "holds no text".into() }),
-        Some(document) => Err(lines::empty(&document.path, document.line)),
-        None => Ok(documents),
+    if documents.is_empty() {
+        return Err(Error::Empty { path: path.into(), problem: "holds no text".into() });
     }
+    documents.iter().try_for_each(Document::check)?;
+    Ok(documents)
 }
 
-fn table(path: &Path, text: &str, delimiter: u8, columns: &Columns) -> Result<Vec<Document>> {
+fn table(path: &Path, content: &str, delimiter: u8, columns: &Columns) -> Result<Vec<Document>> {
     let failed = |e: csv::Error| {
-        let line = e.position().map_or(1, |position| position.line() as usize);
-        Error::Line { path: path.into(), line, problem: format!("cannot be read: {e}") }
+        let line = e.position().map_or(1, |at| line_start(content, at).1);
+        let problem = match e.kind() {
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!("has {len} columns, the first line has {expected_len}")
+            }
+            _ => format!("cannot be read: {e}"),
+        };
+        Error::Line { path: path.into(), line, problem }
     };
-    let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(text.as_bytes());
+    let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(content.as_bytes());
+    if content.starts_with(['\n', '\r']) {
+        return Err(lines::empty(path, 1));
+    }
     let header = reader.headers().map_err(failed)?.clone();
     let column = |name: &str| {
         header.iter().position(|found| found == name).ok_or_else(|| Error::Line {
@@ -138,12 +173,26 @@ fn table(path: &Path, text: &str, delimiter: u8, columns: &Columns) -> Result<Ve
     };
     let (text, label) = (column(&columns.text)?, column(&columns.label)?);
     let file: Arc<Path> = path.into();
-    let documents = reader.records().map(|record| {
-        let record = record.map_err(failed)?;
-        let line = record.position().map_or(0, |position| position.line() as usize);
-        Ok(Document { path: file.clone(), line, text: record[text].into(), label: record[label].into() })
-    });
-    documents.collect()
+    let (mut documents, mut record) = (Vec::new(), csv::StringRecord::new());
+    loop {
+        let another = reader.read_record(&mut record).map_err(failed)?;
+        let (at, line) = record.position().map_or((0, 0), |at| line_start(content, at));
+        if content[at..].starts_with(['\n', '\r']) {
+            return Err(lines::empty(path, line));
+        }
+        if !another {
+            return Ok(documents);
+        }
+        documents.push(Document { path: file.clone(), line, text: record[text].into(), label: record[label].into() });
+    }
+}
+
+/// The first byte, and the number, of the line that a record begins with, blank lines before it included: the reader stops
+/// between a carriage return and its line feed.
+fn line_start(content: &str, at: &csv::Position) -> (usize, usize) {
+    let (byte, line) = (at.byte() as usize, at.line() as usize);
+    let between = content[..byte].ends_with('\r') && content[byte..].starts_with('\n');
+    if between { (byte + 1, line + 1) } else { (byte, line) }
 }
 
 fn objects(path: &Path, text: &str, columns: &Columns) -> Result<Vec<Document>> {

@@ -18,14 +18,14 @@ const UNLABELLED: &str = "unsup";
 pub(super) fn read(path: &Path) -> Result<Vec<Document>> {
     let mut files = Vec::new();
     for class in entries(path)?.into_iter().filter(|entry| entry.is_dir()) {
-        let label = name(&class);
+        let label = lines::name_of(&class);
         if label == UNLABELLED {
             continue;
         }
         for file in entries(&class)? {
             if lines::format_of(&file) != "txt" {
                 let problem = "is no text (.txt, also .gz, .zst, .xz); take it out of the folder of a class".into();
-                return Err(Error::Entry { path: class, entry: name(&file), problem });
+                return Err(Error::Entry { path: class, entry: lines::name_of(&file), problem });
             }
             files.push((file, label.clone()));
         }
@@ -42,11 +42,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e| Error::io(folder, e);
     let entries = fs::read_dir(folder).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path()));
     let mut entries = entries.collect::<Result<Vec<_>>>()?;
-    entries.retain(|entry| !name(entry).starts_with('.'));
+    entries.retain(|entry| !lines::name_of(entry).starts_with('.'));
     entries.sort();
     Ok(entries)
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

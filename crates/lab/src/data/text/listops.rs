@@ -15,7 +15,7 @@ use super::{TextDataset, TextSplit};
 use crate::data::{
     Error, Result,
     rng::{Purpose, stream},
-    shapes::number,
+    settings::{number, settings},
 };
 
 /// Every token, digits first.
@@ -27,6 +27,7 @@ const CLOSE: u8 = 14;
 const LIST_SHARE: f64 = 0.25;
 const MOST_DEPTH: usize = 10;
 const MOST_ITEMS: usize = 10;
+const MOST_EXPRESSIONS: usize = 10_000_000;
 
 /// Settings of the generated data set. The same settings give the same expressions, whatever the thread count, and a longer
 /// set begins with the shorter one.
@@ -36,6 +37,8 @@ pub struct Listops {
     pub seed: u64,
     /// Expressions to learn from. Default 96000, at least 1.
     pub train: usize,
+    /// Expressions to watch while learning. Default 2000, in [`Listops::parse`] as many as `test`; 0 for none.
+    pub val: usize,
     /// Expressions to test on. Default 2000, at least 1.
     pub test: usize,
     /// Expressions have more tokens than this. Default 500.
@@ -46,31 +49,32 @@ pub struct Listops {
 
 impl Default for Listops {
     fn default() -> Self {
-        Listops { seed: 0, train: 96_000, test: 2_000, min: 500, max: 2_000 }
+        Listops { seed: 0, train: 96_000, val: 2_000, test: 2_000, min: 500, max: 2_000 }
     }
 }
 
 impl Listops {
-    /// Reads `seed=0,train=96000,test=2000,min=500,max=2000`; what is left out has its default.
+    /// Reads `seed=0,train=96000,val=2000,test=2000,min=500,max=2000`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting or a value outside its range.
-    pub fn parse(settings: &str) -> Result<Self> {
-        let mut listops = Listops::default();
-        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
-            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (mut listops, mut val) = (Listops::default(), None);
+        for (name, value) in settings("listops", text, ',')? {
             match name {
                 "seed" => listops.seed = number("seed", value)?,
                 "train" => listops.train = number("train", value)?,
+                "val" => val = Some(number("val", value)?),
                 "test" => listops.test = number("test", value)?,
                 "min" => listops.min = number("min", value)?,
                 "max" => listops.max = number("max", value)?,
                 _ => {
-                    let expected = "one of seed, train, test, min, max, each followed by `=` and a number";
+                    let expected = "one of seed, train, val, test, min, max, each followed by `=` and a number";
                     return Err(Error::Setting { field: "listops", got: format!("`{name}`"), expected });
                 }
             }
         }
+        listops.val = val.unwrap_or(listops.test);
         listops.validate()?;
         Ok(listops)
     }
@@ -82,9 +86,12 @@ impl Listops {
     pub fn validate(&self) -> Result<()> {
         let fail = |field, got: usize, expected| Err(Error::Setting { field, got: got.to_string(), expected });
         for (field, count) in [("train", self.train), ("test", self.test)] {
-            if count == 0 || count > 10_000_000 {
+            if count == 0 || count > MOST_EXPRESSIONS {
                 return fail(field, count, "1 to 10000000");
             }
+        }
+        if self.val > MOST_EXPRESSIONS {
+            return fail("val", self.val, "at most 10000000");
         }
         // Longer expressions are so rare that finding one would take for ever.
         if self.min > 5_000 {
@@ -96,7 +103,7 @@ impl Listops {
         Ok(())
     }
 
-    /// Draws both splits.
+    /// Draws all parts.
     ///
     /// # Errors
     /// Those of [`Listops::validate`].
@@ -106,6 +113,7 @@ impl Listops {
             name: "listops".into(),
             classes: WORDS[..DIGITS].iter().map(|&word| word.into()).collect(),
             train: self.split(0, self.train),
+            validation: (self.val > 0).then(|| self.split(2, self.val)),
             test: self.split(1, self.test),
             words: Some(WORDS.iter().map(|&word| word.into()).collect()),
         })
@@ -175,8 +183,8 @@ fn apply(operator: usize, mut values: Vec<u32>) -> u32 {
 impl fmt::Display for Listops {
     /// The settings as [`Listops::parse`] reads them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Listops { seed, train, test, min, max } = self;
-        write!(f, "seed={seed},train={train},test={test},min={min},max={max}")
+        let Listops { seed, train, val, test, min, max } = self;
+        write!(f, "seed={seed},train={train},val={val},test={test},min={min},max={max}")
     }
 }
 
@@ -212,8 +220,8 @@ mod tests {
 
     #[test]
     fn expressions_have_their_length_and_their_value() {
-        let data = Listops { train: 40, test: 10, ..Default::default() }.generate().unwrap();
-        for split in [&data.train, &data.test] {
+        let data = Listops { train: 40, val: 10, test: 10, ..Default::default() }.generate().unwrap();
+        for split in [&data.train, data.validation.as_ref().unwrap(), &data.test] {
             for (text, &label) in split.texts.iter().zip(&split.labels) {
                 let count = text.split(' ').count();
                 assert!((501..2000).contains(&count), "{count}");
@@ -236,16 +244,27 @@ mod tests {
         let longer = Listops { train: 30, ..settings.clone() }.generate().unwrap();
         assert_eq!(data.train.texts, longer.train.texts[..20]);
         assert_eq!(data.test, longer.test);
+        let validation = data.validation.as_ref().unwrap();
+        assert_eq!(validation.len(), 4, "as many as there are to test on");
         assert_ne!(data.train.texts[..4], data.test.texts[..]);
+        assert_ne!(validation.texts, data.test.texts);
+        assert_ne!(data.train.texts[..4], validation.texts[..]);
+        let alone = Listops { val: 0, ..settings.clone() }.generate().unwrap();
+        assert_eq!((&alone.train, &alone.validation, &alone.test), (&data.train, &None, &data.test));
         assert_ne!(Listops { seed: 4, ..settings.clone() }.generate().unwrap().train, data.train);
         assert_eq!(Listops::parse(&settings.to_string()).unwrap(), settings);
     }
 
     #[test]
     fn settings_outside_their_range_are_named() {
-        for (settings, field) in
-            [("min=9000", "min"), ("min=10,max=12", "max"), ("train=0", "train"), ("size=3", "listops")]
-        {
+        for (settings, field) in [
+            ("min=9000", "min"),
+            ("min=10,max=12", "max"),
+            ("train=0", "train"),
+            ("val=99999999", "val"),
+            ("size=3", "listops"),
+            ("seed=1,seed=2", "listops"),
+        ] {
             let message = Listops::parse(settings).unwrap_err().to_string();
             assert!(message.contains(&format!("`{field}`")), "{message}");
         }

@@ -9,7 +9,7 @@ use std::{fmt, path::PathBuf};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Error, Result, spec::HOLDOUT, split::hold_out};
+use super::{Error, Result, settings::settings, spec::HOLDOUT, split::hold_out};
 
 pub use documents::Columns;
 pub use listops::Listops;
@@ -23,6 +23,8 @@ pub struct TextDataset {
     pub classes: Vec<String>,
     /// What is learnt from.
     pub train: TextSplit,
+    /// What is looked at after each epoch, where the data set brings it.
+    pub validation: Option<TextSplit>,
     /// What accuracy is reported on.
     pub test: TextSplit,
     /// Every word there is, where the data set is generated; otherwise the vocabulary is learnt from the training texts.
@@ -65,7 +67,7 @@ impl TextDataset {
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash_texts(&mut hash, &self.classes);
-        for split in [&self.train, &self.test] {
+        for split in [Some(&self.train), self.validation.as_ref(), Some(&self.test)].into_iter().flatten() {
             hash_texts(&mut hash, &split.texts);
             split.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
         }
@@ -89,13 +91,14 @@ pub(super) fn hash_texts<'a>(
 /// Which texts to use.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TextSpec {
-    /// `listops` or `listops:seed=0,train=96000,test=2000,min=500,max=2000`: generated expressions.
+    /// `listops` or `listops:seed=0,train=96000,val=2000,test=2000,min=500,max=2000`: generated expressions.
     Listops(Listops),
     /// `imdb:PATH`: reviews, as the folder `aclImdb` or in CSV or JSON lines with the labels 0 (negative) and 1
     /// (positive). Their line breaks, `<br />`, become spaces.
     Imdb(PathBuf),
-    /// `text:PATH` or `text:PATH?text=COLUMN&label=COLUMN`: CSV, TSV or JSON lines in `train.*` and `test.*` of a folder,
-    /// `train/CLASS/*.txt` and `test/CLASS/*.txt` of a folder, or one file, of which a fifth of every class is held out for testing.
+    /// `text:PATH` or `text:PATH?text=COLUMN&label=COLUMN`: CSV, TSV or JSON lines in `train.*`, perhaps `val.*`, and
+    /// `test.*` of a folder; there also `train/CLASS/*.txt` and so on; or one file, of which a fifth of every class is held
+    /// out for testing.
     Files {
         /// The folder or file.
         path: PathBuf,
@@ -139,8 +142,9 @@ fn imdb(path: &std::path::Path) -> Result<TextDataset> {
         return Err(Error::Format { path: path.into(), problem });
     }
     data.classes = vec!["negative".into(), "positive".into()];
-    let texts = data.train.texts.par_iter_mut().chain(&mut data.test.texts);
-    texts.for_each(|text| *text = without_breaks(text));
+    for split in [Some(&mut data.train), data.validation.as_mut(), Some(&mut data.test)].into_iter().flatten() {
+        split.texts.par_iter_mut().for_each(|text| *text = without_breaks(text));
+    }
     Ok(data)
 }
 
@@ -152,16 +156,16 @@ fn without_breaks(text: &str) -> String {
 /// Reads `PATH` or `PATH?text=COLUMN&label=COLUMN`.
 fn files(rest: &str) -> Result<TextSpec> {
     let mut columns = Columns::default();
-    let Some((path, settings)) = rest.rsplit_once('?') else {
+    let Some((path, named)) = rest.rsplit_once('?') else {
         return Ok(TextSpec::Files { path: rest.into(), columns });
     };
-    for setting in settings.split('&') {
-        match setting.split_once('=') {
-            Some(("text", name)) if !name.is_empty() => columns.text = name.into(),
-            Some(("label", name)) if !name.is_empty() => columns.label = name.into(),
+    for setting in settings("text", named, '&')? {
+        match setting {
+            ("text", name) if !name.is_empty() => columns.text = name.into(),
+            ("label", name) if !name.is_empty() => columns.label = name.into(),
             _ => {
                 let expected = "`text=COLUMN` and `label=COLUMN`, joined by `&`";
-                return Err(Error::Setting { field: "text", got: format!("`{settings}`"), expected });
+                return Err(Error::Setting { field: "text", got: format!("`{named}`"), expected });
             }
         }
     }
