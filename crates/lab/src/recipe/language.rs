@@ -31,7 +31,7 @@ pub struct LanguageRecipe {
     /// `learned`: an embedding per place; `rotary`: queries and keys are turned. Default `learned`.
     pub positions: Positions,
     /// The blocks' mechanisms, in turn and again from the first: `own` is the recipe's, others are given as `mechanism` is.
-    /// `["own", "softmax"]` alternates. Default `["own"]`.
+    /// `["own", "softmax"]` alternates. Default `["own"]`; `own` must be there.
     pub layers: Vec<Layer>,
     /// One projection for queries and keys. Default: as the mechanism is published.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,12 +106,23 @@ impl LanguageRecipe {
         let groups = self.kv_heads.is_none_or(|heads| heads >= 1 && self.heads.is_multiple_of(heads));
         checks.extend([
             check("model.context", self.context, (1..=LONGEST).contains(&self.context), "1 to 1000000"),
-            check("model.kv_heads", self.kv_heads, groups, "absent or a divisor of `model.heads`"),
+            check(
+                "model.kv_heads",
+                self.kv_heads.unwrap_or(self.heads),
+                groups,
+                "absent or a divisor of `model.heads`",
+            ),
             check(
                 "model.layers",
                 self.layers.len(),
                 (1..=self.depth).contains(&self.layers.len()),
                 "1 to `model.depth` mechanisms",
+            ),
+            check(
+                "model.layers",
+                format_args!("without `own`"),
+                self.layers.contains(&Layer::Own),
+                "a list that names `own`, the recipe's mechanism",
             ),
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
             check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
@@ -163,6 +174,7 @@ mod tests {
         for (text, part) in [
             ("layers = []", "model.layers"),
             ("layers = ['softmacs']", "softmacs"),
+            ("layers = ['softmax']", "`own`"),
             ("layers = ['own', 'own', 'own']\ndepth = 2", "model.layers"),
             ("kv_heads = 3", "model.kv_heads"),
             ("context = 0", "model.context"),

@@ -13,7 +13,11 @@ use std::path::Path;
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
-use crate::{Error, Result, augment::Augment, data, data::TextRecipe};
+use crate::{
+    Error, Result,
+    augment::Augment,
+    data::{self, TextRecipe, Tokens},
+};
 
 pub use language::{LanguageRecipe, Layer};
 pub use model::{ModelRecipe, PyramidRecipe, TextModelRecipe, VitRecipe};
@@ -49,7 +53,7 @@ pub struct Recipe {
     pub optimiser: OptimiserRecipe,
     /// How long, how fast.
     pub schedule: ScheduleRecipe,
-    /// What is done to the training pictures. Default: nothing.
+    /// What is done to the training pictures; an error in a recipe of text. Default: nothing.
     pub augment: Augment,
     /// How texts become tokens; without effect for pictures.
     pub text: TextRecipe,
@@ -162,8 +166,10 @@ impl Recipe {
         if let Some((field, got, _, expected)) = self.range_checks().iter().find(|(_, _, ok, _)| !ok) {
             return fail(field, format!("is {got}, must be {expected}"));
         }
+        let pictures = matches!(self.model, ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_));
         match self.augment.validate() {
-            Ok(()) => {}
+            Ok(()) if pictures || self.augment == Augment::default() => {}
+            Ok(()) => return fail("augment", "changes pictures, and the model reads text; leave it out".into()),
             Err(data::Error::Setting { field, got, expected }) => {
                 return fail(&format!("augment.{field}"), format!("is {got}, must be {expected}"));
             }
@@ -198,29 +204,40 @@ impl Recipe {
                 ">= 0 and less than `schedule.epochs`",
             ),
             check("schedule.final_lr_share", s.final_lr_share, (0.0..=1.0).contains(&s.final_lr_share), "in [0, 1]"),
-            check("schedule.max_steps", s.max_steps, s.max_steps != Some(0), "absent or at least 1"),
+            check("schedule.max_steps", s.max_steps.unwrap_or(1), s.max_steps != Some(0), "absent or at least 1"),
             check(
                 "schedule.max_minutes",
-                s.max_minutes,
+                s.max_minutes.unwrap_or(1.0),
                 s.max_minutes.is_none_or(|x| x.is_finite() && x > 0.0),
                 "absent or > 0",
             ),
             check("text.vocabulary", t.vocabulary, (1..=65_000).contains(&t.vocabulary), "1 to 65000"),
+            check(
+                "text.vocabulary",
+                t.vocabulary,
+                t.tokens != Tokens::ByteBpe || t.vocabulary >= 256,
+                "at least 256 for byte-bpe, which begins with every byte",
+            ),
             check("text.min_count", t.min_count, positive(t.min_count), "at least 1"),
             check("text.max_tokens", t.max_tokens, (1..=LONGEST).contains(&t.max_tokens), "1 to 1000000"),
             check("regularisation.label_smoothing", r.label_smoothing, share(r.label_smoothing), "in [0, 1)"),
             check("regularisation.ema_decay", r.ema_decay, share(r.ema_decay), "in [0, 1)"),
             check("regularisation.hold_out", r.hold_out, (0.0..=0.5).contains(&r.hold_out), "in [0, 0.5]"),
-            check(
-                "regularisation.patience",
-                r.patience,
-                r.patience.is_none_or(|x| x >= 1 && r.hold_out > 0.0),
-                "absent, or at least 1 with `regularisation.hold_out` above 0 (the test pictures must not stop the run)",
-            ),
+            check("regularisation.patience", r.patience.unwrap_or(1), r.patience != Some(0), "absent or at least 1"),
             check("log.every", log.every, positive(log.every), "at least 1"),
             check("log.keep", log.keep, positive(log.keep), "at least 1"),
         ]);
         checks
+    }
+
+    /// Every mechanism of the model: the recipe's, and those that parts of a model of text have in its place.
+    pub fn mechanisms(&self) -> impl Iterator<Item = Mechanism> {
+        let others = match &self.model {
+            ModelRecipe::Language(m) => m.mechanisms(&self.mechanism),
+            ModelRecipe::Text(m) => m.decoder.iter().chain(&m.cross).map(|mechanism| (**mechanism).clone()).collect(),
+            ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) => Vec::new(),
+        };
+        others.into_iter().chain([self.mechanism.clone()])
     }
 
     /// The first field in which two recipes differ: its dotted path, here, there. Names and descriptions do not count,
@@ -294,7 +311,15 @@ mod tests {
             ("[optimiser]\nweight_decay = -1.0", &["optimiser.weight_decay", ">= 0"]),
             ("[augment]\nflip = 2.0", &["augment.flip", "[0, 1]"]),
             ("[augment.mix]\nmixup = -1.0", &["augment.mix.mixup"]),
-            ("[regularisation]\npatience = 3", &["regularisation.patience", "hold_out"]),
+            ("[regularisation]\npatience = 0", &["regularisation.patience", "is 0,", "at least 1"]),
+            ("[schedule]\nmax_steps = 0", &["schedule.max_steps", "is 0,"]),
+            ("[schedule]\nmax_minutes = -1.0", &["schedule.max_minutes", "is -1.0,"]),
+            ("[model]\nkind = 'language'\nkv_heads = 3", &["model.kv_heads", "is 3,"]),
+            ("[model]\nplan_layers = 5", &["model.plan_layers", "1 to `model.depth`"]),
+            ("[model]\nkind = 'text'\nplan_layers = 2", &["model.plan_layers", "1 to `model.depth`"]),
+            ("[model]\nkind = 'text'\n[augment]\nflip = 0.5", &["augment", "pictures"]),
+            ("[model]\nkind = 'language'\n[augment]\npadding = 4", &["augment", "pictures"]),
+            ("[text]\ntokens = 'byte-bpe'\nvocabulary = 255", &["text.vocabulary", "is 255", "256"]),
             ("[regularisation]\nlabel_smoothing = nan", &["regularisation.label_smoothing", "NaN"]),
             ("mechanism = 'softmacs'", &["mechanism", "softmacs", "linear-infsa"]),
             ("[mechanism]\nmechanism = 'infsa'\ngamma = 2.0", &["mechanism", "gamma", "(0, 1]"]),

@@ -44,6 +44,18 @@ impl ModelRecipe {
         }
     }
 
+    /// The first field that changes how `ssa` clusters, which other mechanisms make no use of, if it is set.
+    pub fn clustering(&self) -> Option<&'static str> {
+        let (codebook, layers) = match self {
+            Self::Vit(m) => (m.codebook.is_some(), m.plan_layers),
+            Self::Text(m) => (m.codebook.is_some(), m.plan_layers),
+            Self::Language(m) => (m.codebook.is_some(), 1),
+            Self::Pyramid(_) => (false, 1),
+        };
+        let plans = (layers > 1).then_some("model.plan_layers");
+        codebook.then_some("model.codebook").or(plans)
+    }
+
     pub(super) fn checks(&self) -> Vec<Check> {
         match self {
             Self::Vit(m) => m.checks(),
@@ -123,7 +135,7 @@ pub struct VitRecipe {
     /// Centroids for `ssa` that follow the tokens while training: `{ every = 100, decay = 0.9 }`. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub codebook: Option<CodebookConfig>,
-    /// Blocks in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, at least 1.
+    /// Blocks in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, in 1..=depth.
     pub plan_layers: usize,
     /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
     pub ternary: bool,
@@ -137,7 +149,7 @@ impl VitRecipe {
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
             check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
             check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
-            check("model.plan_layers", self.plan_layers, self.plan_layers >= 1, "at least 1"),
+            plan_layers(self.plan_layers, self.depth),
         ]);
         checks
     }
@@ -302,7 +314,7 @@ pub struct TextModelRecipe {
     /// Centroids for `ssa` that follow the tokens while training: `{ every = 100, decay = 0.9 }`. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub codebook: Option<CodebookConfig>,
-    /// Blocks of an encoder in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, at least 1.
+    /// Blocks of an encoder in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, in 1..=depth.
     pub plan_layers: usize,
     /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
     pub ternary: bool,
@@ -314,7 +326,7 @@ impl TextModelRecipe {
         checks.extend([
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
             check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
-            check("model.plan_layers", self.plan_layers, self.plan_layers >= 1, "at least 1"),
+            plan_layers(self.plan_layers, self.depth),
         ]);
         checks
     }
@@ -349,6 +361,11 @@ impl Default for TextModelRecipe {
 
 fn optional_mechanism<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Box<Mechanism>>, D::Error> {
     mechanism(d).map(|mechanism| Some(Box::new(mechanism)))
+}
+
+/// Plans are shared by blocks that there are.
+fn plan_layers(layers: usize, depth: usize) -> Check {
+    check("model.plan_layers", layers, (1..=depth).contains(&layers), "1 to `model.depth`")
 }
 
 /// What every transformer's sizes must be.

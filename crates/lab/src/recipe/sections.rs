@@ -67,11 +67,12 @@ pub struct RegularisationRecipe {
     /// Decay of the exponential moving average of the weights, which is then what is evaluated; 0 switches it off.
     /// Default 0, in [0, 1).
     pub ema_decay: f64,
-    /// Share of every class of the training pictures that is held out; it picks the best epoch and stops early.
-    /// 0: the curves show the test pictures, and nothing is picked. Default 0, in [0, 0.5].
+    /// Share of every class of the training examples that is held out; it picks the best epoch and stops early.
+    /// 0: the curves show the test examples, and nothing is picked. Default 0, in [0, 0.5]; an error where the data set has a
+    /// validation part of its own.
     pub hold_out: f64,
-    /// Epochs without a better accuracy on the held-out pictures after which the run ends with its best weights.
-    /// Default none; needs `hold_out`.
+    /// Epochs without a better accuracy on the examples that are held out or for validation, after which the run ends with its
+    /// best weights. Default none; needs such examples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience: Option<usize>,
 }

@@ -28,7 +28,7 @@ impl PackedWeights {
     pub(super) fn line(&self) -> String {
         let kilobytes = |bytes: usize| bytes as f64 / 1e3;
         format!(
-            "{} ternary weights: {:.1} kB packed, {:.1} kB as f32",
+            "{} ternary weights: {:.1} kB if packed, {:.1} kB as f32",
             self.weights,
             kilobytes(self.bytes),
             kilobytes(4 * self.weights)
