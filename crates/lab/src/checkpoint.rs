@@ -159,7 +159,11 @@ impl Checkpoint {
             let file = path.join(&name);
             let bytes = fs::read(&file).map_err(Error::io(&file, "cannot read the checkpoint"))?;
             if bytes.len() as u64 != expected.bytes {
-                let problem = format!("is cut off: {} of {} bytes; {again}", bytes.len(), expected.bytes);
+                let problem = format!(
+                    "has {} bytes, {} were written: it is cut off or another; {again}",
+                    bytes.len(),
+                    expected.bytes
+                );
                 return Err(Error::damaged(&file, problem));
             }
             if crc32fast::hash(&bytes) != expected.crc32 {

@@ -38,6 +38,16 @@ pub enum Error {
         /// Why, and the remedy.
         problem: String,
     },
+    /// A command is given a model that was trained on another kind of data than it asks for.
+    #[error("{}: the model was trained on {trained}, not on {wanted}; name a run on {wanted}", path.display())]
+    OtherModel {
+        /// The run or checkpoint.
+        path: PathBuf,
+        /// What it was trained on.
+        trained: &'static str,
+        /// What it should have been trained on.
+        wanted: &'static str,
+    },
     /// The weights of a trained model are not those of the same model with another attention.
     #[error("{}: `{exchanged}` cannot stand in for `{trained}`, for their weights differ: {problem}", path.display())]
     Exchange {

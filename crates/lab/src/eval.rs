@@ -41,8 +41,15 @@ pub struct Evaluation {
     /// token, and they have no classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<Prediction>,
+    /// Texts that were longer than what the model reads of them; of translations, sources and references.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cut: usize,
     /// Examples per second, reading of the batch included.
     pub examples_per_second: f64,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// How well a language model predicts a text, cut into windows of its context side by side: every token but the first, given those before
@@ -80,6 +87,8 @@ pub(crate) struct Tally<'a> {
     confusion: Vec<Vec<u64>>,
     in_top5: u64,
     loss: f64,
+    /// Examples that the model was shown a part of.
+    pub cut: usize,
     /// `[examples, classes]`.
     pub logits: Vec<f32>,
 }
@@ -88,7 +97,7 @@ impl<'a> Tally<'a> {
     /// Nothing counted yet; the clock runs.
     pub fn new(classes: &'a [String]) -> Self {
         let confusion = vec![vec![0; classes.len()]; classes.len()];
-        Self { classes, began: Instant::now(), confusion, in_top5: 0, loss: 0.0, logits: Vec::new() }
+        Self { classes, began: Instant::now(), confusion, in_top5: 0, loss: 0.0, cut: 0, logits: Vec::new() }
     }
 
     /// `logits [batch, classes]` of examples with `labels`.
@@ -128,6 +137,7 @@ impl<'a> Tally<'a> {
             confusion: self.confusion,
             bleu: None,
             prediction: None,
+            cut: self.cut,
             examples_per_second: examples as f64 / seconds.max(f64::MIN_POSITIVE),
         }
     }

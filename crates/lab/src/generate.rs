@@ -50,12 +50,11 @@ impl Generator {
     /// The language model of the run or the checkpoint in `path`.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::Unfit`] when it was not trained on plain text.
+    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] when it was not trained on plain text.
     pub fn load(path: &Path) -> Result<Self> {
         let mut checkpoint = Checkpoint::find(path)?;
         let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
-            let problem = "its model does not continue text; train one with `--data corpus:PATH`".into();
-            return Err(Error::Unfit { name: path.display().to_string(), problem });
+            return Err(checkpoint.state.expects.unasked(path, "plain text"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let (recipe, device) = (&checkpoint.state.recipe, Device::flex());

@@ -40,10 +40,15 @@ impl Classifier {
     /// The classifier of the run or the checkpoint in `path`.
     ///
     /// # Errors
-    /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::Unfit`] when it was not trained on texts.
+    /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on texts.
     pub fn load(path: &Path) -> Result<Self> {
         let (model, vocabulary, expects) = text_classifier(&mut Checkpoint::find(path)?, path)?;
         Ok(Self { model, vocabulary, expects })
+    }
+
+    /// Most tokens that are read of a text.
+    pub fn max_tokens(&self) -> usize {
+        self.expects.max_tokens
     }
 
     /// The answer to each of `texts`, in their order.
@@ -85,7 +90,7 @@ pub(crate) fn text_classifier(
     path: &Path,
 ) -> Result<(TextClassifier, Vocabulary, TextExpectation)> {
     let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
-        return Err(checkpoint.state.expects.refuses(&path.display().to_string(), "texts"));
+        return Err(checkpoint.state.expects.unasked(path, "texts"));
     };
     let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
     let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
@@ -113,18 +118,20 @@ pub struct Translated {
     pub unknown: usize,
     /// Whether the source was longer than what is read of it.
     pub cut: bool,
+    /// Whether the translation came to its end, rather than to the most tokens that are written.
+    pub ended: bool,
 }
 
 impl TextTranslator {
     /// The translator of the run or the checkpoint in `path`.
     ///
     /// # Errors
-    /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::Unfit`] when it was not trained on
+    /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on
     /// parallel texts.
     pub fn load(path: &Path) -> Result<Self> {
         let mut checkpoint = Checkpoint::find(path)?;
         let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.refuses(&path.display().to_string(), "translations"));
+            return Err(checkpoint.state.expects.unasked(path, "translations"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let (state, device) = (&checkpoint.state, Device::flex());
@@ -132,6 +139,11 @@ impl TextTranslator {
         let init = || train::translator(recipe, &state.data.name, vocabulary.len(), &device);
         let model = train::drawn(recipe.seed, &device, init)?;
         Ok(Self { model: checkpoint.load_weights(model)?, vocabulary, expects, lowercase })
+    }
+
+    /// Most tokens that are read of a sentence, and written.
+    pub fn max_tokens(&self) -> usize {
+        self.expects.max_tokens
     }
 
     /// Whether it writes in lower case, so that case does not count against it.
@@ -155,7 +167,8 @@ impl TextTranslator {
             for (&index, ids) in indices.iter().zip(found) {
                 let unknown = encoded.ids(index).iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();
                 let text = train::decoded(&self.vocabulary, &ids)?;
-                answers[index] = Some(Translated { text, unknown, cut: encoded.is_cut(index) });
+                let (cut, ended) = (encoded.is_cut(index), ids.len() < self.expects.max_tokens);
+                answers[index] = Some(Translated { text, unknown, cut, ended });
             }
         }
         Ok(answers.into_iter().flatten().collect())

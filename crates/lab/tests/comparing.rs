@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
     compare::{self, CompareOptions, CompareOutcome, Comparison, MemoryProbe},
@@ -151,4 +152,18 @@ fn another_comparison_in_the_same_folder_is_refused() {
     assert!(matches!(&error, Error::Recipe { field, .. } if field == "seeds"), "{error}");
     let none = CompareOptions { mechanisms: vec![], ..quick(&folder.path().join("new")) };
     assert!(compare::run(&recipe(), &data, &none).is_err());
+}
+
+#[test]
+fn an_impossible_model_is_told_before_the_first_is_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let watch = Watch::new(1);
+    let mechanisms = ["softmax", "infsa"].map(|id| Mechanism::preset(id).unwrap()).to_vec();
+    let mut recipe = recipe();
+    let ModelRecipe::Vit(model) = &mut recipe.model else { panic!() };
+    model.weight_dropout = 0.1;
+    let options = CompareOptions { mechanisms, observer: watch.clone(), ..quick(folder.path()) };
+    let message = compare::run(&recipe, &pictures(), &options).unwrap_err().to_string();
+    assert!(message.contains("infsa") && message.contains("dropout"), "{message}");
+    assert!(watch.runs.lock().unwrap().is_empty());
 }

@@ -251,6 +251,6 @@ fn what_does_not_fit_is_refused() {
     let mut recipe = Recipe::from_toml("[model]\nkind = 'text'\n[schedule]\nbatch_size = 8", "r").unwrap();
     recipe.schedule = resolvent_lab::recipe::ScheduleRecipe { epochs: 2, batch_size: 8, ..Default::default() };
     finished(train::run(&recipe, &texts, &options).unwrap());
-    assert!(matches!(Generator::load(&out), Err(Error::Unfit { .. })));
+    assert!(matches!(Generator::load(&out), Err(Error::OtherModel { trained: "texts", .. })));
     assert!(eval::run(&out, &data).unwrap_err().to_string().contains("plain text"));
 }

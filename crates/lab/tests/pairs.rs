@@ -7,10 +7,11 @@ use std::{fs, path::Path};
 use resolvent_lab::{
     Error, Recipe,
     bleu::bleu,
-    data::{self, Data, PairDataset, PairSplit, Source},
+    data::{self, Data, PairDataset, PairSplit, Source, Vocabulary},
     eval,
     predict::TextTranslator,
-    train::{self, TrainOptions},
+    recipe::ScheduleRecipe,
+    train::{self, Task, TaskData, TrainOptions},
 };
 use support::finished;
 
@@ -54,7 +55,9 @@ fn sides_are_found_by_their_names() {
     for spec in ["multi30k:x?from=en&to=de", "pairs:a,b"] {
         assert_eq!(spec.parse::<Source>().unwrap().to_string(), spec);
     }
-    assert!("pairs:x".parse::<Source>().is_err() && "pairs:x?to=de".parse::<Source>().is_err());
+    for spec in ["pairs:x", "pairs:x?to=de", "pairs:x?from=en&to=de&to=fr"] {
+        assert!(spec.parse::<Source>().is_err(), "{spec}");
+    }
 }
 
 #[test]
@@ -130,11 +133,62 @@ fn what_does_not_fit_is_refused() {
     let options = TrainOptions::new(folder.path().join("run"));
     let message = train::run(&recipe("decoder = 'infsa'"), &data, &options).unwrap_err().to_string();
     assert!(message.contains("infsa") && message.contains("decoder"), "{message}");
-    let short = Recipe {
-        schedule: resolvent_lab::recipe::ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() },
-        ..recipe("")
-    };
+    let short = Recipe { schedule: ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() }, ..recipe("") };
     finished(train::run(&short, &data, &options).unwrap());
     let other = PairDataset { languages: ["en".into(), "fr".into()], ..swaps() };
     assert!(matches!(eval::run(&folder.path().join("run"), &other), Err(Error::Unfit { .. })));
+    let strange = |texts: &[String]| texts.iter().map(|_| "nichts davon".to_owned()).collect();
+    for test in [
+        PairSplit { source: strange(&data.test.source), ..data.test.clone() },
+        PairSplit { target: strange(&data.test.target), ..data.test.clone() },
+    ] {
+        let foreign = PairDataset { test, ..swaps() };
+        let message = eval::run(&folder.path().join("run"), &foreign).unwrap_err().to_string();
+        assert!(message.contains("100 %") && message.contains("vocabulary"), "{message}");
+    }
+}
+
+#[test]
+fn what_is_cut_is_counted_and_is_no_end() {
+    let mut data = swaps();
+    data.train.target.iter_mut().take(200).for_each(|text| *text = "rot Hund".into());
+    let short = Recipe { text: data::TextRecipe { max_tokens: 2, ..recipe("").text }, ..recipe("") };
+    let task = data.task(&short).unwrap();
+    let count = |n: usize, of: usize, what: &str| format!("{n} of {of} {what} were cut to their first 2 tokens");
+    assert_eq!(
+        task.notes(),
+        [
+            count(216, 216, "training sentences"),
+            count(16, 216, "training translations"),
+            count(27, 27, "test sentences"),
+            count(27, 27, "test translations")
+        ]
+    );
+    let mut endless = 0;
+    for batch in task.epoch(&short, 0, 0).unwrap() {
+        let rows = |padded: &data::Padded| -> Vec<Vec<i32>> {
+            let rows = padded.ids.chunks_exact(padded.width).zip(&padded.lengths);
+            rows.map(|(row, &length)| row[..length].to_vec()).collect()
+        };
+        for (read, written) in rows(&batch.target).into_iter().zip(rows(&batch.answers)) {
+            assert_eq!((read[0], &read[1..]), (i32::from(Vocabulary::BEGIN), &written[..written.len() - 1]));
+            let ends = written.last() == Some(&Vocabulary::END.into());
+            assert_eq!(written.len(), if ends { 3 } else { 2 });
+            endless += usize::from(!ends);
+        }
+    }
+    assert_eq!(endless, 16, "those that were cut");
+    let folder = tempfile::tempdir().unwrap();
+    let brief = Recipe { schedule: ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() }, ..short };
+    finished(train::run(&brief, &data, &TrainOptions::new(folder.path())).unwrap());
+    assert_eq!(eval::run(folder.path(), &data).unwrap().1.cut, 54);
+}
+
+#[test]
+fn a_validation_part_leaves_nothing_to_hold_out() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), PairDataset { validation: Some(swaps().test), ..swaps() });
+    let mut held = recipe("");
+    held.regularisation.hold_out = 0.1;
+    let message = train::run(&held, &data, &TrainOptions::new(folder.path())).unwrap_err().to_string();
+    assert!(message.contains("validation part") && message.contains("`regularisation.hold_out`"), "{message}");
 }

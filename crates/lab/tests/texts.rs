@@ -8,9 +8,9 @@ use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
     data::{Listops, TextDataset, TextSplit},
-    eval,
+    eval, metrics,
     predict::Classifier,
-    train::{self, Outcome, Resume, Task, TaskData, TrainOptions},
+    train::{self, Ended, Outcome, Resume, Task, TaskData, TrainOptions},
 };
 use support::{finished, stopping};
 
@@ -22,7 +22,14 @@ fn animals() -> TextDataset {
         TextSplit { texts, labels: (from..from + count).map(|i| i as u32 % 2).collect() }
     };
     let classes = vec!["cat".into(), "dog".into()];
-    TextDataset { name: "animals".into(), classes, train: split(96, 0), test: split(32, 200), words: None }
+    TextDataset {
+        name: "animals".into(),
+        classes,
+        train: split(96, 0),
+        validation: None,
+        test: split(32, 200),
+        words: None,
+    }
 }
 
 fn recipe(more: &str) -> Recipe {
@@ -81,6 +88,44 @@ fn long_texts_are_cut_and_counted() {
     let cut = data.train.texts.iter().filter(|text| text.split(' ').count() > 6).count();
     assert_eq!(task.notes()[0], format!("{cut} of 96 training texts were cut to their first 6 tokens"));
     assert!(data.task(&recipe("")).unwrap().notes().is_empty());
+    let (folder, short) = (tempfile::tempdir().unwrap(), recipe("[text]\nmax_tokens = 6"));
+    let summary = finished(train::run(&short, &data, &TrainOptions::new(folder.path())).unwrap());
+    let cut = data.test.texts.iter().filter(|text| text.split(' ').count() > 6).count();
+    assert!(cut > 0 && summary.test.cut == cut && eval::run(folder.path(), &data).unwrap().1.cut == cut);
+}
+
+#[test]
+fn a_validation_part_is_watched_and_picks_the_best_epoch() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = animals();
+    let odd = TextSplit { texts: data.test.texts[..7].to_vec(), labels: data.test.labels[..7].to_vec() };
+    let data = TextDataset { validation: Some(odd), ..data };
+    let mut recipe = recipe("patience = 2");
+    recipe.schedule.epochs = 30;
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap());
+    assert_eq!((summary.ended, summary.test.examples), (Ended::Patience, 32));
+    let epochs: Vec<_> = metrics::read(folder.path())
+        .unwrap()
+        .into_iter()
+        .filter_map(|record| match record {
+            metrics::Record::Epoch(epoch) => Some(epoch),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        epochs.iter().all(|epoch| epoch.split == "held-out" && (epoch.accuracy * 7.0).fract() < 1e-9),
+        "{epochs:?}"
+    );
+    assert_eq!(eval::run(folder.path(), &data).unwrap().0.state.step, summary.best.unwrap().step);
+
+    let out = folder.path().join("other");
+    let error = |recipe: &Recipe, data: &TextDataset| {
+        train::run(recipe, data, &TrainOptions::new(&out)).unwrap_err().to_string()
+    };
+    assert!(error(&recipe, &animals()).contains("`regularisation.hold_out` above 0"));
+    recipe.regularisation.hold_out = 0.2;
+    assert!(error(&recipe, &data).contains("leave out `regularisation.hold_out`"));
+    assert!(!out.exists());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What a trained model expects of the data it is shown.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -24,15 +26,25 @@ pub enum Expectation {
 impl Expectation {
     /// The error of a model that is shown `found` of the data set `name` and expects something else.
     pub(crate) fn refuses(&self, name: &str, found: &str) -> Error {
-        let expected = match self {
+        let expected = self.examples();
+        let problem =
+            format!("it holds {found}, the model was trained on {expected}; evaluate it on the data it was trained on");
+        Error::Unfit { name: name.into(), problem }
+    }
+
+    /// The error of a command for models of `wanted` that is given the run in `path`.
+    pub(crate) fn unasked(&self, path: &Path, wanted: &'static str) -> Error {
+        Error::OtherModel { path: path.into(), trained: self.examples(), wanted }
+    }
+
+    /// What such a model is shown.
+    fn examples(&self) -> &'static str {
+        match self {
             Expectation::Pictures(_) => "pictures",
             Expectation::Texts(_) => "texts",
             Expectation::Pairs(_) => "translations",
             Expectation::Corpus(_) => "plain text",
-        };
-        let problem =
-            format!("it holds {found}, the model was trained on {expected}; evaluate it on the data it was trained on");
-        Error::Unfit { name: name.into(), problem }
+        }
     }
 }
 

@@ -112,7 +112,7 @@ struct Shared {
 ///
 /// # Errors
 /// [`Error::Recipe`] for a repeated mechanism or seed or none at all, [`Error::Mismatch`] when the folder holds another
-/// comparison, and those of [`train::run`].
+/// comparison, and those of [`train::run`]; a model that is impossible with one of the mechanisms before any is trained.
 pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<CompareOutcome> {
     check(recipe, options)?;
     let (_claim, shared) = shared(recipe, data, options)?;
@@ -197,7 +197,11 @@ fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> R
         |recipe: &Recipe| Recipe { mechanism: Mechanism::Softmax(Default::default()), seed: 0, ..recipe.clone() };
     let claim = || Claim::take(&options.out_dir, &[RESULTS, report::REPORT], SHARED);
     let file = options.out_dir.join(SHARED);
-    let identity = data.identity();
+    let (identity, task) = (data.identity(), data.task(recipe)?);
+    // An impossible model at the end of the list is told before the first is trained.
+    for mechanism in &options.mechanisms {
+        train::check_model(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() })?;
+    }
     if let Some(saved) = read_shared(&file)? {
         saved.data.check(&identity, &file)?;
         return match common(&saved.recipe).difference(&common(recipe)) {
@@ -205,7 +209,7 @@ fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> R
             Some((field, saved, now)) => Err(Error::Mismatch { path: file, field, saved, now }),
         };
     }
-    let plan = plan(recipe, &data.task(recipe)?, &identity.name, options)?;
+    let plan = plan(recipe, &task, &identity.name, options)?;
     let shared = Shared { recipe: recipe.clone(), data: identity, plan };
     let claim = claim()?;
     write_atomically(&file, &to_json(&shared)?)?;
@@ -224,7 +228,7 @@ fn read_shared(file: &Path) -> Result<Option<Shared>> {
 
 /// The steps of every run: what the slowest mechanism can afford.
 fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions) -> Result<Plan> {
-    train::check_batch(recipe, task, name)?;
+    train::check_fit(recipe, task, name)?;
     let full = Plan::full(&recipe.schedule, task.train_len());
     let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
     options.observer.on(Event::Note("timing a few steps of every mechanism"));

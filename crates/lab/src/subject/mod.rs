@@ -68,7 +68,7 @@ impl Subject {
                 });
                 Kind::Texts(Box::new(watched), Box::new(vocabulary), expects)
             }
-            other => return Err(other.refuses(&path.display().to_string(), "a classifier's examples")),
+            other => return Err(other.unasked(path, "pictures or texts")),
         };
         let (path, step) = (checkpoint.path.display().to_string(), checkpoint.state.step);
         Ok(Self { path, step, recipe: checkpoint.state.recipe.clone(), kind })

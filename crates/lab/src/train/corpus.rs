@@ -146,7 +146,7 @@ impl Task for Corpus {
         windows(self.train.len(), self.expects.context)
     }
 
-    fn holds_out(&self, _recipe: &Recipe) -> bool {
+    fn brings_validation(&self) -> bool {
         true
     }
 
@@ -228,6 +228,7 @@ impl Task for Corpus {
             confusion: vec![],
             bleu: None,
             prediction: Some(Prediction::new(loss, tokens, bytes)),
+            cut: 0,
             examples_per_second: windows as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
         })
     }

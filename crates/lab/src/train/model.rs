@@ -33,6 +33,16 @@ pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> 
     drawn(recipe.seed, device, || task.model(recipe, device))
 }
 
+/// Checks that the recipe's model for `task` can be built, without drawing its weights.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn check_model<T: Task>(task: &T, recipe: &Recipe) -> Result<()> {
+    let device = Device::flex();
+    let _alone = seed_generator(&device, recipe.seed);
+    task.model(recipe, &device).map(|_| ())
+}
+
 /// A model whose initial weights are those of `seed`.
 pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce() -> Result<M>) -> Result<M> {
     let _alone = seed_generator(device, seed);

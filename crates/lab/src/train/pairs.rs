@@ -11,7 +11,7 @@ use super::{
     judged::Judged,
     model::mean_gammas,
     packed::of_blocks,
-    texts::{BATCH_TOKENS, text_config, token_inputs},
+    texts::{BATCH_TOKENS, check_known, text_config, token_inputs},
 };
 use crate::{
     Error, Recipe, Result,
@@ -52,7 +52,7 @@ pub struct PairBatch {
     pub source: Padded,
     /// Their translations behind a beginning: what the decoder reads.
     pub target: Padded,
-    /// Their translations before an end: what it should write.
+    /// Their translations before an end, which those that were cut lack: what it should write.
     pub answers: Padded,
 }
 
@@ -73,11 +73,16 @@ impl Translated {
         Ok(Arc::new(Self { source, target, lengths, references: split.target.clone() }))
     }
 
+    /// What should be written for pair `index`. A translation that was cut goes on: where it was cut is no end to learn.
+    fn answer(&self, index: usize) -> Vec<u16> {
+        let end = if self.target.is_cut(index) { &[][..] } else { &[Vocabulary::END] };
+        [self.target.ids(index), end].concat()
+    }
+
     fn batch(&self, indices: &[usize]) -> PairBatch {
         let source: Vec<_> = indices.iter().map(|&index| self.source.ids(index)).collect();
-        let target: Vec<_> = indices.iter().map(|&index| self.target.ids(index)).collect();
-        let begun: Vec<_> = target.iter().map(|ids| [&[Vocabulary::BEGIN], *ids].concat()).collect();
-        let ended: Vec<_> = target.iter().map(|ids| [*ids, &[Vocabulary::END]].concat()).collect();
+        let ended: Vec<_> = indices.iter().map(|&index| self.answer(index)).collect();
+        let begun: Vec<_> = ended.iter().map(|ids| [&[Vocabulary::BEGIN], &ids[..ids.len() - 1]].concat()).collect();
         PairBatch { source: Padded::new(&source), target: Padded::new(&begun), answers: Padded::new(&ended) }
     }
 }
@@ -108,7 +113,9 @@ impl TaskData for PairDataset {
         };
         expects.check(&self.name, &self.languages)?;
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        Pairs::new(self, &checkpoint.state.recipe, vocabulary, expects)
+        let pairs = Pairs::new(self, &checkpoint.state.recipe, vocabulary, expects)?;
+        check_known(checkpoint, &self.identity(), [&pairs.test.source, &pairs.test.target])?;
+        Ok(pairs)
     }
 }
 
@@ -127,13 +134,12 @@ impl Pairs {
     fn new(data: &PairDataset, recipe: &Recipe, vocabulary: Vocabulary, expects: PairExpectation) -> Result<Self> {
         let encode = |split| Translated::new(split, &vocabulary, expects.max_tokens);
         let (train, watched) = data.divided(recipe);
-        let brings_validation = data.validation.is_some() || recipe.regularisation.hold_out > 0.0;
         Ok(Self {
             name: data.name.clone(),
             train: encode(&train)?,
             watched: encode(&watched)?,
             test: encode(&data.test)?,
-            brings_validation,
+            brings_validation: data.validation.is_some(),
             lowercase: recipe.text.lowercase,
             vocabulary: Arc::new(vocabulary),
             expects,
@@ -186,7 +192,7 @@ impl Task for Pairs {
         self.train.source.len()
     }
 
-    fn holds_out(&self, _recipe: &Recipe) -> bool {
+    fn brings_validation(&self) -> bool {
         self.brings_validation
     }
 
@@ -195,6 +201,7 @@ impl Task for Pairs {
             (&self.train.source, "training sentences"),
             (&self.train.target, "training translations"),
             (&self.test.source, "test sentences"),
+            (&self.test.target, "test translations"),
         ];
         sides.iter().filter_map(|(texts, what)| texts.note(what, self.expects.max_tokens)).collect()
     }
@@ -267,6 +274,7 @@ impl Task for Pairs {
             confusion: vec![],
             bleu: Some(bleu),
             prediction: None,
+            cut: split.source.cut() + split.target.cut(),
             examples_per_second: examples as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
         })
     }

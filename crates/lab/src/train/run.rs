@@ -61,7 +61,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
         Some(checkpoint) => data.restored(checkpoint)?,
         None => data.task(recipe)?,
     };
-    check_batch(recipe, task, &identity.name)?;
+    check_fit(recipe, task, &identity.name)?;
     task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
     let claim = || Claim::take(&options.out_dir, &FILES, CHECKPOINTS);
     let (_claim, session) = match checkpoint {
@@ -104,14 +104,21 @@ fn remove_summary(folder: &Path) -> Result<()> {
     }
 }
 
-/// Checks that there is a whole batch to learn from.
-pub(crate) fn check_batch<T: Task>(recipe: &Recipe, task: &T, name: &str) -> Result<()> {
+/// Checks that there is a whole batch to learn from, and that the recipe watches what can be watched.
+pub(crate) fn check_fit<T: Task>(recipe: &Recipe, task: &T, name: &str) -> Result<()> {
     let (examples, batch) = (task.train_len(), recipe.schedule.batch_size);
-    if examples >= batch {
+    let regularisation = &recipe.regularisation;
+    let problem = if task.brings_validation() && regularisation.hold_out > 0.0 {
+        "it has a validation part of its own, so nothing is held out; leave out `regularisation.hold_out`".into()
+    } else if regularisation.patience.is_some() && !task.holds_out(recipe) {
+        "it has no validation part, and its test part must not stop the run; `regularisation.patience` needs \
+         `regularisation.hold_out` above 0"
+            .into()
+    } else if examples < batch {
+        format!("{examples} examples to learn from do not fill a batch of {batch}; lower `schedule.batch_size`")
+    } else {
         return Ok(());
-    }
-    let problem =
-        format!("{examples} examples to learn from do not fill a batch of {batch}; lower `schedule.batch_size`");
+    };
     Err(Error::Unfit { name: name.into(), problem })
 }
 

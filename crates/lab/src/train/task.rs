@@ -38,7 +38,8 @@ pub trait TaskData {
 /// Which examples a model is judged on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Those looked at after each epoch: held out of the training part where the recipe says so, else the test part.
+    /// Those looked at after each epoch: the data set's own for it, or held out of the training part where the recipe says so,
+    /// else the test part.
     Watched,
     /// The test part.
     Test,
@@ -61,9 +62,14 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
+    /// Whether the data set has a part of its own for watching.
+    fn brings_validation(&self) -> bool {
+        false
+    }
+
     /// Whether the examples that are watched are others than those of the test part, so that they may pick the best epoch.
     fn holds_out(&self, recipe: &Recipe) -> bool {
-        recipe.regularisation.hold_out > 0.0
+        self.brings_validation() || recipe.regularisation.hold_out > 0.0
     }
 
     /// What a trained model will expect of the data it is shown.

@@ -43,6 +43,7 @@ pub struct Texts {
     train: Arc<Labelled>,
     watched: Arc<Labelled>,
     test: Arc<Labelled>,
+    brings_validation: bool,
     expects: TextExpectation,
 }
 
@@ -87,15 +88,14 @@ impl TaskData for TextDataset {
     }
 
     fn task(&self, recipe: &Recipe) -> Result<Texts> {
-        let (train, watched) = self.divided(recipe);
         let vocabulary = match &self.words {
             Some(words) => Vocabulary::of_words(words)?,
-            None => Vocabulary::learn(train.texts.iter().map(String::as_str), &recipe.text)?,
+            None => Vocabulary::learn(self.divided(recipe).0.texts.iter().map(String::as_str), &recipe.text)?,
         };
         let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
         let fingerprint = format!("{:016x}", vocabulary.fingerprint());
         let expects = TextExpectation { classes, max_tokens, vocabulary: vocabulary.len(), fingerprint };
-        Texts::new(&self.name, vocabulary, [&train, &watched, &self.test], expects)
+        Texts::new(self, recipe, vocabulary, expects)
     }
 
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Texts> {
@@ -104,38 +104,37 @@ impl TaskData for TextDataset {
         };
         expects.check(&self.name, &self.classes)?;
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        let (train, watched) = self.divided(&checkpoint.state.recipe);
-        let task = Texts::new(&self.name, vocabulary, [&train, &watched, &self.test], expects)?;
-        let unknown = task.test.texts.unknown();
-        if unknown > MOST_UNKNOWN {
-            let problem = format!(
-                "{:.0} % of its tokens are not in the model's vocabulary; evaluate it on texts like those it was trained on",
-                unknown * 100.0
-            );
-            return Err(Error::Unfit { name: self.name.clone(), problem });
-        }
+        let task = Texts::new(self, &checkpoint.state.recipe, vocabulary, expects)?;
+        check_known(checkpoint, &self.identity(), [&task.test.texts])?;
         Ok(task)
     }
 }
 
 impl TextDataset {
-    /// What is learnt from, and what is watched.
+    /// What is learnt from, and what is watched: the validation part, else what the recipe holds out, else the test part.
     fn divided(&self, recipe: &Recipe) -> (TextSplit, TextSplit) {
-        match recipe.regularisation.hold_out {
-            share if share > 0.0 => self.train.hold_out(share, recipe.seed),
+        match (&self.validation, recipe.regularisation.hold_out) {
+            (Some(validation), _) => (self.train.clone(), validation.clone()),
+            (None, share) if share > 0.0 => self.train.hold_out(share, recipe.seed),
             _ => (self.train.clone(), self.test.clone()),
         }
     }
 }
 
 impl Texts {
-    fn new(name: &str, vocabulary: Vocabulary, splits: [&TextSplit; 3], expects: TextExpectation) -> Result<Self> {
+    fn new(data: &TextDataset, recipe: &Recipe, vocabulary: Vocabulary, expects: TextExpectation) -> Result<Self> {
         let encode = |split| Labelled::new(split, &vocabulary, expects.max_tokens);
-        let [train, watched, test] = splits;
-        let test_texts = encode(test)?;
-        let watched = if watched == test { test_texts.clone() } else { encode(watched)? };
-        let (name, train) = (name.to_owned(), encode(train)?);
-        Ok(Self { name, train, watched, test: test_texts, vocabulary: Arc::new(vocabulary), expects })
+        let (train, watched) = data.divided(recipe);
+        let test = encode(&data.test)?;
+        Ok(Self {
+            name: data.name.clone(),
+            train: encode(&train)?,
+            watched: if watched == data.test { test.clone() } else { encode(&watched)? },
+            test,
+            brings_validation: data.validation.is_some(),
+            vocabulary: Arc::new(vocabulary),
+            expects,
+        })
     }
 
     /// The judgement of `model` on the test part, with tokens left out of its attention.
@@ -147,6 +146,7 @@ impl Texts {
     pub(crate) fn judge(&self, model: &TextClassifier, part: Part, ablation: Option<Ablation>) -> Result<Tally<'_>> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
         let (mut tally, device) = (Tally::new(&self.expects.classes), Device::flex());
+        tally.cut = split.texts.cut();
         for indices in by_budget(&split.lengths, BATCH_TOKENS) {
             let TextBatch { tokens, labels } = split.batch(&indices);
             let mut visible = Visible::default();
@@ -214,6 +214,10 @@ impl Task for Texts {
         self.train.texts.len()
     }
 
+    fn brings_validation(&self) -> bool {
+        self.brings_validation
+    }
+
     fn notes(&self) -> Vec<String> {
         let splits = [(&self.train, "training texts"), (&self.test, "test texts")];
         splits.iter().filter_map(|(split, what)| split.texts.note(what, self.expects.max_tokens)).collect()
@@ -279,6 +283,26 @@ impl Task for Texts {
     fn ternary_matrices(model: &TextClassifier) -> Result<Vec<TernaryMatrix>> {
         of_blocks(&model.encoder.blocks)
     }
+}
+
+/// Checks that the vocabulary of `checkpoint` knows most of the `texts` of `data`, unless it was learnt from that very data.
+///
+/// # Errors
+/// [`Error::Unfit`].
+pub(super) fn check_known<'a>(
+    checkpoint: &Checkpoint,
+    data: &DataIdentity,
+    texts: impl IntoIterator<Item = &'a Encoded>,
+) -> Result<()> {
+    let unknown = texts.into_iter().map(Encoded::unknown).fold(0.0, f64::max);
+    if unknown <= MOST_UNKNOWN || checkpoint.state.data == *data {
+        return Ok(());
+    }
+    let problem = format!(
+        "{:.0} % of its tokens are not in the model's vocabulary; evaluate it on texts like those it was trained on",
+        unknown * 100.0
+    );
+    Err(Error::Unfit { name: data.name.clone(), problem })
 }
 
 /// A batch of texts as tensors.
