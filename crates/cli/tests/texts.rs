@@ -52,6 +52,13 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     let evaluated = sandbox.run(&["eval", "--checkpoint", "run", "--json"]).success().json();
     assert_eq!(evaluated["evaluation"]["confusion"], trained["test"]["confusion"]);
     assert!(std::fs::read_to_string(sandbox.path("run/report.html")).unwrap().contains("good"));
+    let cut = "6 of 24 test texts were cut to their first 12 tokens";
+    assert_eq!(evaluated["evaluation"]["cut"], 6);
+    let asked: [&[&str]; 3] = [&[], &["--ablate", "0"], &["--attention", "softmax"]];
+    for more in asked {
+        let plain = sandbox.run(&[&["eval", "--checkpoint", "run"], more].concat()).success().stdout;
+        assert!(plain.contains(cut), "{plain}");
+    }
     let curve = sandbox.run(&["eval", "--checkpoint", "run", "--ablate", "0,0.5,1", "--json"]).success().json();
     assert_eq!(curve["ablation"][0]["evaluation"]["loss"], evaluated["evaluation"]["loss"], "nothing lost");
     assert_ne!(curve["ablation"][1]["evaluation"]["loss"], curve["ablation"][2]["evaluation"]["loss"]);
@@ -72,6 +79,8 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     assert_eq!((&json[0]["label"], &json[1]["label"]), (&"good".into(), &"bad".into()));
     let sum: f64 = ["good", "bad"].iter().map(|class| json[0]["probabilities"][class].as_f64().unwrap()).sum();
     assert!((sum - 1.0).abs() < 1e-5);
+    let long = sandbox.run(&["classify", "run", "--text", &"lovely ".repeat(99), "--text", "awful"]).success();
+    assert!(long.stderr.contains("1 of 2 texts were cut to their first 12 tokens"), "{}", long.stderr);
     sandbox.write("in.txt", "lovely\n");
     let from_file = sandbox.run(&["classify", "run", "--input", "in.txt", "--json"]).success().json();
     assert_eq!(from_file[0]["probabilities"], json[0]["probabilities"], "padding changes nothing");
@@ -105,6 +114,20 @@ fn mechanisms_are_compared_on_generated_expressions() {
 }
 
 #[test]
+fn fields_that_only_ssa_reads_are_told() {
+    let sandbox = sandbox();
+    let told = |model: &str, attention: &str, out: &str| {
+        sandbox.write("tiny.toml", RECIPE.replace("mlp_dim", &format!("{model}\nmlp_dim")));
+        let args = ["train", "--config", "tiny.toml", "--data", DATA, "--max-steps", "1", "--attention", attention];
+        sandbox.run(&[&args[..], &["--out", out]].concat()).success().stderr.contains("is for ssa")
+    };
+    assert!(told("codebook = { every = 1, decay = 0.9 }", "softmax", "a"));
+    assert!(told("plan_layers = 2\ndepth = 2", "softmax", "b"));
+    assert!(!told("plan_layers = 2\ndepth = 2", "ssa", "c"));
+    assert!(!told("", "softmax", "d"));
+}
+
+#[test]
 fn bad_texts_end_in_one_line() {
     let sandbox = sandbox();
     train(&sandbox, "run");
@@ -121,6 +144,12 @@ fn bad_texts_end_in_one_line() {
     fails(&["classify", "run", "--input", "none.txt"], &["none.txt", "no text"]);
     fails(&["classify", "run", "--input", "no.txt"], &["no.txt"]);
     fails(&["classify", "nowhere", "--text", "x"], &["nowhere", "no checkpoint"]);
+    fails(&["classify", "run", "--text", "fine", "--text", " "], &["--text: text 2 is empty"]);
+    let others: [&[&str]; 2] =
+        [&["translate", "run", "--text", "x"], &["generate", "--checkpoint", "run", "--prompt", "x"]];
+    for command in others {
+        fails(command, &["run: the model was trained on texts, not on"]);
+    }
     fails(
         &["train", "--config", "tiny.toml", "--data", "text:.", "--out", "other"],
         &["train.csv", "`text`", "`review`"],
@@ -164,11 +193,27 @@ fn a_translator_is_trained_and_translates() {
     assert!(outcome.stderr.contains("BLEU"), "{}", outcome.stderr);
     let json = sandbox.run(&["translate", "run", "--text", "old dog", "--beams", "3", "--json"]).success().json();
     assert_eq!(json["translations"][0]["translation"], "alt Hund");
+    assert_eq!((&json["translations"][0]["cut"], &json["translations"][0]["ended"]), (&false.into(), &true.into()));
+    let long = sandbox.run(&["translate", "run", "--text", &"old dog ".repeat(9), "--text", "old dog"]).success();
+    assert!(long.stderr.contains("1 of 2 sentences were cut to their first 12 tokens"), "{}", long.stderr);
 
     let line = sandbox.run(&["translate", "run", "--text", "old dog", "--reference", "test.de"]).failure(1).to_owned();
     assert!(line.contains("test.de") && line.contains("8 lines") && line.contains("1 sentence"), "{line}");
     let line = sandbox.run(&["classify", "run", "--text", "old dog"]).failure(1).to_owned();
     assert!(line.contains("translations"), "{line}");
+    sandbox.write(
+        "free.toml",
+        std::fs::read_to_string(sandbox.path("pairs.toml")).unwrap().replace("cross = 'softmax'", ""),
+    );
+    let compare =
+        ["compare", "--config", "free.toml", "--data", "pairs:.?from=en&to=de", "--seeds", "1", "--max-steps"];
+    let usual = sandbox.run(&[&compare[..], &["1", "--out", "usual", "--json"]].concat()).success().json();
+    let ids: Vec<_> =
+        usual["entries"].as_array().unwrap().iter().map(|entry| entry["mechanism"]["mechanism"].clone()).collect();
+    assert_eq!(ids, ["fna", "softmax", "uniform"]);
+    let named = [&compare[..], &["1", "--out", "named", "--mechanisms", "fna,infsa"]].concat();
+    assert!(sandbox.run(&named).failure(1).contains("`infsa`"));
+    assert!(!sandbox.path("named").exists(), "nothing is trained first");
     sandbox.write("train.de", "nur eine\n");
     let line = sandbox
         .run(&["train", "--config", "pairs.toml", "--data", "pairs:.?from=en&to=de", "--out", "x"])

@@ -6,7 +6,7 @@ use clap::Args;
 use resolvent_lab::predict::{Classified, Classifier};
 use serde_json::json;
 
-use super::texts::Texts;
+use super::texts::{Texts, cut_note};
 use crate::{args::Global, error::Result, output};
 
 /// Classify texts with a trained model
@@ -32,7 +32,15 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Classify, global: &Global) -> Result<()> {
     let texts = args.texts.read()?;
-    let answers = Classifier::load(&args.run)?.classify(&texts)?;
+    let classifier = Classifier::load(&args.run)?;
+    let answers = classifier.classify(&texts)?;
+    let cut = answers.iter().filter(|answer| answer.cut).count();
+    if let Some(note) = cut_note(cut, texts.len(), "texts", classifier.max_tokens())
+        && !global.json
+        && !global.quiet
+    {
+        eprintln!("{note}");
+    }
     let both = || texts.iter().zip(&answers);
     let json = both().map(|(text, answer)| {
         let Classified { label, probabilities, tokens, unknown, cut } = answer;

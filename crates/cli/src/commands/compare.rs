@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
+use resolvent::attention::check_row_local;
 use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
     compare::{self, CompareOptions, CompareOutcome, Comparison},
@@ -27,7 +28,8 @@ pub struct Compare {
     #[command(flatten)]
     recipe: RecipeArgs,
     /// Mechanisms: ids, files M.json, or `all`; an id that the recipe uses has the recipe's settings [default: the recipe's,
-    /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones]
+    /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones, and for
+    /// translators those that can write token by token]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
     mechanisms: Vec<Attention>,
     /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
@@ -51,7 +53,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
-    options.mechanisms = chosen(args, usual(options.mechanisms, &recipe.model), &recipe.mechanism)?;
+    options.mechanisms = chosen(args, usual(options.mechanisms, &recipe.model, &data), &recipe.mechanism)?;
     options.seeds = seeds(args, recipe.seed)?;
     options.stop = deferred.stop();
     options.observer = observer(global);
@@ -73,9 +75,16 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
 }
 
 /// Those of `mechanisms` that the model takes.
-fn usual(mut mechanisms: Vec<Mechanism>, model: &ModelRecipe) -> Vec<Mechanism> {
-    if let ModelRecipe::Language(_) = model {
-        mechanisms.retain(|mechanism| mechanism.check(&Shape::square(1, 1, 1, 1), true).is_ok());
+fn usual(mut mechanisms: Vec<Mechanism>, model: &ModelRecipe, data: &Data) -> Vec<Mechanism> {
+    match (model, data) {
+        (ModelRecipe::Language(_), _) => {
+            mechanisms.retain(|mechanism| mechanism.check(&Shape::square(1, 1, 1, 1), true).is_ok());
+        }
+        // What the recipe does not name for a translator's decoder is the compared mechanism there too.
+        (ModelRecipe::Text(m), Data::Pairs(_)) if m.decoder.is_none() || m.cross.is_none() => {
+            mechanisms.retain(|mechanism| check_row_local(mechanism).is_ok());
+        }
+        _ => {}
     }
     mechanisms
 }

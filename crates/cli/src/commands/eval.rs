@@ -13,7 +13,10 @@ use resolvent_lab::{
 };
 use serde_json::json;
 
-use super::recipe::{Attention, data};
+use super::{
+    recipe::{Attention, data},
+    texts::cut_note,
+};
 use crate::{Error, args::Global, error::Result, output};
 
 /// Evaluate a trained model on test examples
@@ -92,7 +95,15 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         "evaluation": evaluation,
     });
     let heading = format!("{}, {}, step {}", checkpoint.path.display(), mechanism.id(), checkpoint.state.step);
-    output::result(global, &json, &format!("{heading}\n{}", table(&evaluation)))
+    output::result(global, &json, &format!("{heading}\n{}{}", table(&evaluation), cut(&checkpoint, &evaluation)))
+}
+
+/// What the model did not read, as a line.
+fn cut(checkpoint: &Checkpoint, evaluation: &Evaluation) -> String {
+    // A translator reads two texts of each example.
+    let texts = evaluation.examples * if evaluation.bleu.is_some() { 2 } else { 1 };
+    let note = cut_note(evaluation.cut, texts, "test texts", checkpoint.state.recipe.text.max_tokens);
+    note.map_or_else(String::new, |note| note + "\n")
 }
 
 /// Accuracy against the share of tokens that the attention loses.
@@ -103,13 +114,14 @@ fn ablate(args: &Eval, data: &Data, global: &Global) -> Result<()> {
     let seed = global.seed.unwrap_or(0);
     let lost = if args.ablate_pairs { Lost::Pairs } else { Lost::Tokens };
     let curve = eval::ablation(&args.checkpoint, texts, lost, &args.ablate, seed)?;
+    let note = cut(&Checkpoint::find(&args.checkpoint)?, &curve[0].evaluation);
     let checkpoint = args.checkpoint.display().to_string();
     let json = json!({"checkpoint": checkpoint, "seed": seed, "lost": lost, "ablation": curve});
     let lines = curve.iter().map(|ablated| {
         let Evaluation { accuracy, loss, .. } = &ablated.evaluation;
         format!("{:>5.1} % lost   accuracy {:.2} %, loss {loss:.4}\n", ablated.share * 100.0, accuracy * 100.0)
     });
-    output::result(global, &json, &lines.collect::<String>())
+    output::result(global, &json, &(lines.collect::<String>() + &note))
 }
 
 /// The same weights with another attention.
@@ -121,7 +133,7 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) ->
         format!("{:<16} accuracy {:.2} %, loss {:.4}\n", mechanism.id(), e.accuracy * 100.0, e.loss)
     };
     let text = format!(
-        "{}, step {}\n{}{}{} of {} answers differ; logits, of at most {:.3e}, by at most {:.1e}\n",
+        "{}, step {}\n{}{}{} of {} answers differ; logits, of at most {:.3e}, by at most {:.1e}\n{}",
         checkpoint.path.display(),
         checkpoint.state.step,
         line(&e.trained, &e.own),
@@ -130,6 +142,7 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) ->
         e.own.examples,
         e.largest_logit,
         e.largest_difference,
+        cut(&checkpoint, &e.own),
     );
     let json =
         json!({"checkpoint": checkpoint.path.display().to_string(), "step": checkpoint.state.step, "exchange": e});

@@ -26,31 +26,36 @@ impl Texts {
     /// The texts of the command line, of the file, or of standard input.
     pub fn read(&self) -> Result<Vec<String>> {
         match &self.input {
-            _ if !self.text.is_empty() => filled(self.text.clone(), Path::new(STANDARD_INPUT)),
+            _ if !self.text.is_empty() => filled(self.text.clone(), Path::new("--text"), "text"),
             Some(file) => read_lines(file),
             None => {
                 let (name, mut bytes) = (Path::new(STANDARD_INPUT), Vec::new());
                 let failed = |e| Error::file(name, format!("cannot be read: {e}"));
                 std::io::stdin().read_to_end(&mut bytes).map_err(failed)?;
-                filled(lines(&bytes, name)?, name)
+                filled(lines(&bytes, name)?, name, "line")
             }
         }
     }
 }
 
+/// `3 of 7 texts were cut to their first 512 tokens`; `None` for none of them.
+pub fn cut_note(cut: usize, of: usize, what: &str, max_tokens: usize) -> Option<String> {
+    (cut > 0).then(|| format!("{cut} of {of} {what} were cut to their first {max_tokens} tokens"))
+}
+
 /// The texts of a file, one a line.
 pub fn read_lines(file: &Path) -> Result<Vec<String>> {
     let bytes = std::fs::read(file).map_err(|e| Error::file(file, format!("cannot be read: {e}")))?;
-    filled(lines(&bytes, file)?, file)
+    filled(lines(&bytes, file)?, file, "line")
 }
 
-/// `texts`, of which there must be some, and none empty.
-fn filled(texts: Vec<String>, name: &Path) -> Result<Vec<String>> {
+/// `texts`, of which there must be some, and none empty; each is a `what`.
+fn filled(texts: Vec<String>, name: &Path, what: &str) -> Result<Vec<String>> {
     if texts.is_empty() {
         return Err(Error::file(name, "holds no text; give one text a line"));
     }
     match texts.iter().position(|text| text.trim().is_empty()) {
-        Some(empty) => Err(Error::file(name, format!("line {} is empty; give one text a line", empty + 1))),
+        Some(empty) => Err(Error::file(name, format!("{what} {} is empty; leave it out", empty + 1))),
         None => Ok(texts),
     }
 }

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
+use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
     checkpoint::Checkpoint,
@@ -82,7 +83,13 @@ fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.mechanism(Some(&recipe.mechanism))?;
     }
-    args.recipe.change(recipe, global)
+    let recipe = args.recipe.change(recipe, global)?;
+    if let Some(field) = recipe.model.clustering()
+        && !recipe.mechanisms().any(|mechanism| matches!(mechanism, Mechanism::Ssa(_)))
+    {
+        tracing::warn!("`{field}` is for ssa: {} makes no use of it", recipe.mechanism.id());
+    }
+    Ok(recipe)
 }
 
 /// Who is told of the progress of a run.

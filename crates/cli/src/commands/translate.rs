@@ -9,7 +9,7 @@ use resolvent_lab::{
 };
 use serde_json::json;
 
-use super::texts::{Texts, read_lines};
+use super::texts::{Texts, cut_note, read_lines};
 use crate::{Error, args::Global, error::Result, output};
 
 /// Translate texts with a trained translator
@@ -55,12 +55,24 @@ pub fn run(args: &Translate, global: &Global) -> Result<()> {
     let found = translator.translate(&sentences, args.beams.into())?;
     let lines: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
     let score = references.map(|references| bleu(&lines, &references, translator.lowercase()));
-    let pairs = sentences.iter().zip(&found).map(|(source, Translated { text, unknown, cut })| {
-        json!({"source": source, "translation": text, "unknown": unknown, "cut": cut})
+    let pairs = sentences.iter().zip(&found).map(|(source, Translated { text, unknown, cut, ended })| {
+        json!({"source": source, "translation": text, "unknown": unknown, "cut": cut, "ended": ended})
     });
     let json = json!({"translations": pairs.collect::<Vec<_>>(), "bleu": score});
-    if let Some(score) = score.as_ref().filter(|_| !global.json && !global.quiet) {
-        eprintln!("BLEU {:.2} on {} sentences", score.score, lines.len());
+    if !global.json && !global.quiet {
+        notes(&found, translator.max_tokens()).iter().for_each(|note| eprintln!("{note}"));
+        if let Some(score) = &score {
+            eprintln!("BLEU {:.2} on {} sentences", score.score, lines.len());
+        }
     }
     output::result(global, &json, &lines.join("\n"))
+}
+
+/// What of the sentences was not read, and what of the translations not written.
+fn notes(found: &[Translated], most: usize) -> Vec<String> {
+    let of = found.len();
+    let cut = found.iter().filter(|translated| translated.cut).count();
+    let endless = found.iter().filter(|translated| !translated.ended).count();
+    let stopped = (endless > 0).then(|| format!("{endless} of {of} translations were stopped at {most} tokens"));
+    cut_note(cut, of, "sentences", most).into_iter().chain(stopped).collect()
 }
