@@ -64,6 +64,11 @@ pub(super) trait Contender {
 
 /// A contender that computes in this process.
 pub(super) trait Local {
+    /// Makes the call's tensors in its own form, which are not counted as memory of a pass.
+    fn prepare(&mut self, _: &Buffers) -> Result<()> {
+        Ok(())
+    }
+
     fn forward(&mut self, buffers: &mut Buffers) -> Result<()>;
 
     /// A forward and a backward pass.
@@ -82,6 +87,7 @@ impl<T: Local> Contender for T {
     }
 
     fn warm(&mut self, buffers: &mut Buffers, probe: Option<&dyn MemoryProbe>) -> Result<[Option<u64>; 2]> {
+        self.prepare(buffers)?;
         let forward = counted(probe, || self.forward(buffers))?;
         self.forget();
         Ok([forward, counted(probe, || self.training(buffers))?])

@@ -32,6 +32,11 @@ impl Burn {
 }
 
 impl Local for Burn {
+    fn prepare(&mut self, b: &Buffers) -> Result<()> {
+        drop(self.at_hand(b));
+        Ok(())
+    }
+
     fn forward(&mut self, b: &mut Buffers) -> Result<()> {
         let [q, k, v, _] = self.at_hand(b);
         drop(std::hint::black_box(attention(q, k, v, None, None, AttentionModuleOptions::default())));

@@ -60,6 +60,10 @@ fn failed(error: CandleError) -> Error {
 }
 
 impl Local for Candle {
+    fn prepare(&mut self, b: &Buffers) -> Result<()> {
+        self.at_hand(b).map(drop).map_err(failed)
+    }
+
     fn forward(&mut self, b: &mut Buffers) -> Result<()> {
         self.attended(b).map(|out| drop(std::hint::black_box(out))).map_err(failed)
     }
