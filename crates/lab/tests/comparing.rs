@@ -12,7 +12,7 @@ use std::{
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
-    compare::{self, CompareOptions, CompareOutcome, Comparison, MemoryProbe},
+    compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison, MemoryProbe},
     data::{DataSpec, Dataset},
     progress::{Event, Observer},
     recipe::ModelRecipe,
@@ -152,13 +152,36 @@ fn another_comparison_in_the_same_folder_is_refused() {
     assert!(matches!(&error, Error::Recipe { field, .. } if field == "seeds"), "{error}");
     let none = CompareOptions { mechanisms: vec![], ..quick(&folder.path().join("new")) };
     assert!(compare::run(&recipe(), &data, &none).is_err());
+    for name in ["", "../softmax"] {
+        let mechanism = Mechanism::preset("softmax").unwrap();
+        let mechanisms = vec![Candidate { name: name.into(), mechanism }];
+        let error = compare::run(&recipe(), &data, &CompareOptions { mechanisms, ..quick(&folder.path().join("new")) });
+        assert!(error.unwrap_err().to_string().contains("part of a folder's name"), "{name}");
+    }
+}
+
+#[test]
+fn settings_of_one_mechanism_are_told_apart_by_name() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let fna = |fields: &str| Mechanism::from_json(&format!(r#"{{"mechanism": "fna"{fields}}}"#)).unwrap();
+    let local = Candidate { name: "local".into(), mechanism: fna(r#", "alpha": 2"#) };
+    let mechanisms = vec![fna("").into(), local, Mechanism::preset("uniform").unwrap().into()];
+    let comparison =
+        finished(compare::run(&recipe(), &data, &CompareOptions { mechanisms, ..quick(folder.path()) }).unwrap());
+    let runs: Vec<_> = comparison.entries.iter().map(|entry| entry.runs[0].folder.as_str()).collect();
+    assert_eq!(runs, ["runs/fna-seed0", "runs/local-seed0", "runs/uniform-seed0"]);
+    assert_ne!(comparison.entries[0].runs[0].loss, comparison.entries[1].runs[0].loss);
+    let report = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    let chips: Vec<_> = report.match_indices("class=\"chip ").map(|(at, _)| &report[at + 12..at + 16]).collect();
+    assert!(chips[0] != chips[1] && chips[0] != chips[2] && chips[1] != chips[2], "{chips:?}");
+    assert!(comparison.table().contains("local ") && report.contains("&quot;alpha&quot;:2.0"), "{report}");
 }
 
 #[test]
 fn an_impossible_model_is_told_before_the_first_is_trained() {
     let folder = tempfile::tempdir().unwrap();
     let watch = Watch::new(1);
-    let mechanisms = ["softmax", "infsa"].map(|id| Mechanism::preset(id).unwrap()).to_vec();
+    let mechanisms = ["softmax", "infsa"].map(|id| Mechanism::preset(id).unwrap().into()).to_vec();
     let mut recipe = recipe();
     let ModelRecipe::Vit(model) = &mut recipe.model else { panic!() };
     model.weight_dropout = 0.1;

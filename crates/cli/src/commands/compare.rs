@@ -6,13 +6,13 @@ use clap::Args;
 use resolvent::attention::check_row_local;
 use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
-    compare::{self, CompareOptions, CompareOutcome, Comparison},
+    compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison},
     data::Data,
     recipe::{ModelRecipe, with_settings_of},
 };
 
 use super::{
-    recipe::{Attention, RecipeArgs, data, mechanisms},
+    recipe::{Attention, RecipeArgs, candidates, data},
     train::observer,
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
@@ -27,7 +27,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 pub struct Compare {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Mechanisms: ids, files M.json, or `all`; an id that the recipe uses has the recipe's settings [default: the recipe's,
+    /// Mechanisms: ids, files M.json (called M), or `all`; an id that the recipe uses has the recipe's settings [default: the recipe's,
     /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones, and for
     /// translators those that can write token by token]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
@@ -75,14 +75,14 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
 }
 
 /// Those of `mechanisms` that the model takes.
-fn usual(mut mechanisms: Vec<Mechanism>, model: &ModelRecipe, data: &Data) -> Vec<Mechanism> {
+fn usual(mut mechanisms: Vec<Candidate>, model: &ModelRecipe, data: &Data) -> Vec<Candidate> {
     match (model, data) {
         (ModelRecipe::Language(_), _) => {
-            mechanisms.retain(|mechanism| mechanism.check(&Shape::square(1, 1, 1, 1), true).is_ok());
+            mechanisms.retain(|Candidate { mechanism, .. }| mechanism.check(&Shape::square(1, 1, 1, 1), true).is_ok());
         }
         // What the recipe does not name for a translator's decoder is the compared mechanism there too.
         (ModelRecipe::Text(m), Data::Pairs(_)) if m.decoder.is_none() || m.cross.is_none() => {
-            mechanisms.retain(|mechanism| check_row_local(mechanism).is_ok());
+            mechanisms.retain(|Candidate { mechanism, .. }| check_row_local(mechanism).is_ok());
         }
         _ => {}
     }
@@ -90,12 +90,13 @@ fn usual(mut mechanisms: Vec<Mechanism>, model: &ModelRecipe, data: &Data) -> Ve
 }
 
 /// The mechanisms that are asked for, else those of `usual` and, if it is none of them, first the recipe's own.
-fn chosen(args: &Compare, usual: Vec<Mechanism>, own: &Mechanism) -> Result<Vec<Mechanism>> {
+fn chosen(args: &Compare, usual: Vec<Candidate>, own: &Mechanism) -> Result<Vec<Candidate>> {
     if !args.mechanisms.is_empty() {
-        return mechanisms(&args.mechanisms, Some(own));
+        return candidates(&args.mechanisms, Some(own));
     }
-    let new = usual.iter().all(|mechanism| mechanism.id() != own.id()).then(|| own.clone());
-    Ok(new.into_iter().chain(usual.into_iter().map(|mechanism| with_settings_of(Some(own), mechanism))).collect())
+    let new = usual.iter().all(|candidate| candidate.mechanism.id() != own.id()).then(|| own.clone());
+    let usual = usual.into_iter().map(|candidate| with_settings_of(Some(own), candidate.mechanism));
+    Ok(new.into_iter().chain(usual).map(Candidate::from).collect())
 }
 
 /// Most seeds that a count may ask for: more is a seed that was meant, not a number of them.

@@ -10,6 +10,7 @@ use clap::Args;
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
+    compare::Candidate,
     data::{DataSpec, Source, TextSpec},
     recipe::with_settings_of,
 };
@@ -142,6 +143,17 @@ pub fn mechanisms(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Me
         [Attention::All] => Mechanism::IDS.iter().map(preset).collect(),
         _ => asked.iter().map(|attention| attention.mechanism(own)).collect(),
     }
+}
+
+/// [`mechanisms`] with their names: ids, and those of files without their ending.
+pub fn candidates(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Candidate>> {
+    let candidate = |(n, mechanism): (usize, Mechanism)| match asked.get(n) {
+        Some(Attention::File(path)) => {
+            Candidate { name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), mechanism }
+        }
+        _ => Candidate::from(mechanism),
+    };
+    Ok(mechanisms(asked, own)?.into_iter().enumerate().map(candidate).collect())
 }
 
 /// Reads a mechanism's configuration.

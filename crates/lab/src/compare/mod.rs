@@ -45,14 +45,30 @@ const SHARED: &str = "comparison.json";
 /// What is compared where nothing else is asked for: the baseline, the control, and InfSA.
 pub const DEFAULT: [&str; 5] = ["softmax", "infsa", "infsa-resolvent", "linear-infsa", "uniform"];
 
+/// A mechanism with the name that it has in folders, tables and pictures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Part of a folder's name.
+    pub name: String,
+    /// The mechanism.
+    pub mechanism: Mechanism,
+}
+
+impl From<Mechanism> for Candidate {
+    /// Named by its id.
+    fn from(mechanism: Mechanism) -> Self {
+        Self { name: mechanism.id().into(), mechanism }
+    }
+}
+
 /// What to compare, and how to run it.
 #[derive(Clone)]
 pub struct CompareOptions {
     /// The comparison's folder. A comparison that is there is continued: finished runs are read back, an interrupted one
     /// is resumed.
     pub out_dir: PathBuf,
-    /// The mechanisms, each id once.
-    pub mechanisms: Vec<Mechanism>,
+    /// What is compared, each name once.
+    pub mechanisms: Vec<Candidate>,
     /// The seeds, each once.
     pub seeds: Vec<u64>,
     /// Raised by whoever wants to stop.
@@ -72,7 +88,7 @@ impl CompareOptions {
     pub fn new(out_dir: impl Into<PathBuf>) -> Self {
         Self {
             out_dir: out_dir.into(),
-            mechanisms: DEFAULT.iter().filter_map(|id| Mechanism::preset(id).ok()).collect(),
+            mechanisms: DEFAULT.iter().filter_map(|id| Mechanism::preset(id).ok()).map(Candidate::from).collect(),
             seeds: vec![0],
             stop: Arc::default(),
             observer: Arc::new(Silent),
@@ -111,7 +127,7 @@ struct Shared {
 /// The folder gets one folder per run under `runs/`, `results.json` and `report.html`.
 ///
 /// # Errors
-/// [`Error::Recipe`] for a repeated mechanism or seed or none at all, [`Error::Mismatch`] when the folder holds another
+/// [`Error::Recipe`] for a repeated name or seed, none at all, or a name that no folder can have, [`Error::Mismatch`] when the folder holds another
 /// comparison, and those of [`train::run`]; a model that is impossible with one of the mechanisms before any is trained.
 pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<CompareOutcome> {
     check(recipe, options)?;
@@ -120,8 +136,8 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
     let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
     // Seed by seed, so that a first answer for all mechanisms comes early.
     for &seed in &options.seeds {
-        for (mechanism, runs) in options.mechanisms.iter().zip(&mut done) {
-            let folder = format!("runs/{}-seed{seed}", mechanism.id());
+        for (Candidate { name, mechanism }, runs) in options.mechanisms.iter().zip(&mut done) {
+            let folder = format!("runs/{name}-seed{seed}");
             let settings = TrainOptions {
                 out_dir: options.out_dir.join(&folder),
                 resume: Resume::IfPresent,
@@ -158,12 +174,13 @@ fn finish<D: TaskData>(
         let of = done.iter().map(Vec::len).sum();
         return Ok(CompareOutcome::Interrupted { runs: of, of });
     };
+    let named = options.mechanisms.iter().zip(done).zip(speeds);
     let comparison = Comparison {
         recipe: shared.recipe,
         data: shared.data,
         plan: shared.plan,
         seeds: options.seeds.clone(),
-        entries: done.iter().zip(speeds).map(|(runs, speed)| Entry::new(runs, speed)).collect(),
+        entries: named.map(|((candidate, runs), speed)| Entry::new(&candidate.name, runs, speed)).collect(),
         environment: Environment::current(),
         commands: options.commands.clone(),
     };
@@ -178,13 +195,17 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
     recipe.validate()?;
     let repeated =
         |names: Vec<String>| (1..names.len()).find(|&i| names[..i].contains(&names[i])).map(|i| names[i].clone());
-    let mechanisms = options.mechanisms.iter().map(|m| m.id().to_string()).collect::<Vec<_>>();
+    let mechanisms = options.mechanisms.iter().map(|candidate| candidate.name.clone()).collect::<Vec<_>>();
+    let nameless = mechanisms.iter().find(|name| name.is_empty() || name.contains(['/', '\\', '\0'])).cloned();
     let seeds = options.seeds.iter().map(u64::to_string).collect::<Vec<_>>();
     for (field, names) in [("mechanisms", mechanisms), ("seeds", seeds)] {
         let problem = match (names.is_empty(), repeated(names)) {
             (true, _) => "is empty; name at least one".to_string(),
             (_, Some(twice)) => format!("names `{twice}` twice; name each once"),
-            _ => continue,
+            _ => match &nameless {
+                Some(name) => format!("names `{name}`, which cannot be part of a folder's name"),
+                None => continue,
+            },
         };
         return Err(Error::Recipe { file: "comparison".into(), field: field.into(), problem });
     }
@@ -199,7 +220,7 @@ fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> R
     let file = options.out_dir.join(SHARED);
     let (identity, task) = (data.identity(), data.task(recipe)?);
     // An impossible model at the end of the list is told before the first is trained.
-    for mechanism in &options.mechanisms {
+    for Candidate { mechanism, .. } in &options.mechanisms {
         train::check_model(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() })?;
     }
     if let Some(saved) = read_shared(&file)? {
@@ -233,7 +254,7 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions
     let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
     options.observer.on(Event::Note("timing a few steps of every mechanism"));
     let mut slowest = 0.0_f64;
-    for mechanism in &options.mechanisms {
+    for Candidate { mechanism, .. } in &options.mechanisms {
         let recipe = Recipe { mechanism: mechanism.clone(), ..recipe.clone() };
         slowest = slowest.max(train::time_steps(&recipe, task)?);
     }

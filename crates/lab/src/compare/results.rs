@@ -25,7 +25,7 @@ pub struct Comparison {
     pub plan: Plan,
     /// The seeds.
     pub seeds: Vec<u64>,
-    /// One entry per mechanism.
+    /// One entry per compared mechanism.
     pub entries: Vec<Entry>,
     /// The machine.
     pub environment: Environment,
@@ -36,6 +36,8 @@ pub struct Comparison {
 /// What a comparison found of one mechanism.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
+    /// What it is called: a mechanism's id, or the name of the file with its configuration.
+    pub name: String,
     /// The mechanism with its parameters.
     pub mechanism: Mechanism,
     /// Parameters of the model.
@@ -123,7 +125,7 @@ impl Spread {
 
 impl Entry {
     /// Of the runs of one mechanism, which must not be empty.
-    pub fn new(runs: &[(String, TrainSummary)], speed: Speed) -> Self {
+    pub fn new(name: &str, runs: &[(String, TrainSummary)], speed: Speed) -> Self {
         let results: Vec<_> = runs
             .iter()
             .map(|(folder, summary)| RunResult {
@@ -142,6 +144,7 @@ impl Entry {
         let accuracies: Vec<_> = results.iter().map(|run| run.accuracy).collect();
         let first = &runs[0].1;
         Self {
+            name: name.into(),
             mechanism: first.recipe.mechanism.clone(),
             parameters: first.parameters,
             accuracy: Spread::of(&accuracies),
@@ -188,8 +191,8 @@ impl Comparison {
         for entry in &self.entries {
             let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
                 entry.speed;
-            let (id, accuracy) = (entry.mechanism.id(), entry.accuracy.percent());
-            let _ = write!(text, "{id:<16} {accuracy:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
+            let (name, accuracy) = (&entry.name, entry.accuracy.percent());
+            let _ = write!(text, "{name:<16} {accuracy:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
             text += &peak_bytes.map_or_else(String::new, |bytes| format!(" {:>8.1}", bytes as f64 / 1e6));
             text += &entry.bleu().map_or_else(String::new, |bleu| format!(" {:>13}", bleu.points()));
             if let (Some(perplexity), Some(bits)) = (entry.perplexity(), entry.bits_per_byte()) {
@@ -218,10 +221,7 @@ impl Comparison {
         for (entry, run) in late.filter(|(_, run)| run.ended == Ended::OutOfTime) {
             caveats.push(format!(
                 "{}, seed {}, ran out of time after {} of {} steps: its accuracy is understated.",
-                entry.mechanism.id(),
-                run.seed,
-                run.steps,
-                self.plan.steps
+                entry.name, run.seed, run.steps, self.plan.steps
             ));
         }
         caveats

@@ -38,8 +38,11 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
         h2 { "The mechanisms" }
         dl {
             @for entry in entries {
-                dt { (chip(entry)) (entry.mechanism.id()) }
-                dd { (page::about(entry.mechanism.id())) (learned_gamma(entry)) }
+                dt { (chip(entries, entry)) (entry.name) }
+                dd {
+                    (page::about(entry.mechanism.id())) (learned_gamma(entry))
+                    @if entry.name != entry.mechanism.id() { br; code { (serde_json::to_string(&entry.mechanism).unwrap_or_default()) } }
+                }
             }
         }
         (page::recipe(recipe)?)
@@ -55,8 +58,23 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
     Ok(page::shell(&title, &body))
 }
 
-fn chip(entry: &Entry) -> Markup {
-    html! { span class=(format!("chip s{}", page::style_of(entry.mechanism.id()))) {} }
+/// The style of `entry`: its mechanism's, and where several have the same mechanism, one that no other has.
+fn style_of(entries: &[Entry], entry: &Entry) -> usize {
+    let own = |entry: &Entry| page::style_of(entry.mechanism.id());
+    let mut taken: Vec<usize> = entries.iter().map(own).collect();
+    for (n, other) in entries.iter().enumerate() {
+        let first = entries[..n].iter().all(|earlier| own(earlier) != own(other));
+        let style = if first { own(other) } else { (0..).find(|style| !taken.contains(style)).unwrap_or_default() };
+        if other.name == entry.name {
+            return style;
+        }
+        taken.push(style);
+    }
+    own(entry)
+}
+
+fn chip(entries: &[Entry], entry: &Entry) -> Markup {
+    html! { span class=(format!("chip s{}", style_of(entries, entry))) {} }
 }
 
 fn table(entries: &[Entry]) -> Markup {
@@ -82,7 +100,7 @@ fn table(entries: &[Entry]) -> Markup {
                 @for entry in entries {
                     @let seconds = entry.runs.iter().map(|run| run.seconds).sum::<f64>() / entry.runs.len() as f64;
                     tr {
-                        th scope="row" { (chip(entry)) (entry.mechanism.id()) }
+                        th scope="row" { (chip(entries, entry)) (entry.name) }
                         td data-label="Test accuracy, %" { strong { (entry.accuracy.percent()) } }
                         @if bleu {
                             td data-label="Test BLEU" { (entry.bleu().map_or("–".into(), |bleu| bleu.points())) }
@@ -108,8 +126,8 @@ fn table(entries: &[Entry]) -> Markup {
 fn side_by_side(comparison: &Comparison) -> Markup {
     let bars = |value: fn(&Entry) -> f64, text: fn(&Entry) -> String, dots: fn(&Entry) -> Vec<f64>| {
         let bar = |entry: &Entry| Bar {
-            label: entry.mechanism.id().into(),
-            style: page::style_of(entry.mechanism.id()),
+            label: entry.name.clone(),
+            style: style_of(&comparison.entries, entry),
             value: value(entry),
             text: text(entry),
             dots: dots(entry),
@@ -152,8 +170,8 @@ fn curves(entries: &[Entry], metrics: &[Vec<Record>]) -> Markup {
     type Points<'a> = &'a dyn Fn(&[Record]) -> Vec<(f64, f64)>;
     let series = |points: Points<'_>| {
         let line = |(entry, metrics): (&Entry, &Vec<Record>)| Series {
-            label: entry.mechanism.id().into(),
-            style: page::style_of(entry.mechanism.id()),
+            label: entry.name.clone(),
+            style: style_of(entries, entry),
             points: points(metrics),
         };
         entries.iter().zip(metrics).map(line).collect::<Vec<_>>()
