@@ -122,7 +122,7 @@ pub enum Error {
     /// The inverse between the landmarks has entries that are not numbers.
     #[error(
         "`{mechanism}`: the inverse between the landmarks is not finite: Newton-Schulz diverges from this start, or tokens \
-         are not finite; use newton_init = scaled, or inverse = cholesky"
+         are not finite; use inverse = cholesky with a ridge, or in `soft` newton_init = scaled"
     )]
     Diverged {
         /// The mechanism's id.
