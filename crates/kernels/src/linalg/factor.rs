@@ -9,15 +9,15 @@ use faer::{
     linalg::{cholesky::llt, evd},
 };
 
-use super::{Entries, Method, Order, SMALLEST_PIVOT, wide};
+use super::{
+    Entries, Method, Order, SMALLEST_PIVOT,
+    wide::{self, WIDE},
+};
 use crate::{
     Error, Result,
     scratch::{cut, room},
     simd::Level,
 };
-
-/// f32 that hold one f64.
-const WIDE: usize = wide::WIDE;
 
 /// Up to this order rows are made of rows: `faer` splits triangles in halves down to 2 x 2, which then takes most of the time.
 const BY_ROWS: usize = 96;

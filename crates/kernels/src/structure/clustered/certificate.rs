@@ -293,7 +293,7 @@ impl<'r> Row<'r> {
         let gain = |log: f64, log_weight: f64| (self.mass(log + log_weight) / total - self.mass(log) / most).max(0.0);
         let variation = self.exact.iter().map(|&z| gain(z, 0.0)).sum::<f64>()
             + self.sampled.iter().map(|e| gain(e.logit, e.log_weight)).sum::<f64>();
-        (share(rest, most), if variation < 1.0 { variation } else { 1.0 })
+        (share(rest, most), share(variation, 1.0))
     }
 }
 

@@ -163,12 +163,13 @@ pub(crate) fn fna_backward(
 }
 
 /// What a typical pair of every row was short of in the sums for the parameters: with a density, the gradients of a row's
-/// log-affinities add up to that of `lse0`, `-a` times the token's column. The columns of a head add up to 0, so the mean
-/// of what they are multiplied with is taken out: it would multiply nothing but their rounding.
+/// log-affinities add up to that of `lse0`, `-a` times the sum of the token's column. The columns of a batch element and head
+/// add up to 0, so the mean of what they are multiplied with is taken out: it would multiply nothing but their rounding.
+/// Columns of tokens without a degree add nothing themselves, and leave the mean times what the others then add up to.
 fn typical_sums(heads: &Heads<'_>, logs: LogSums<'_>, columns: &[f32], h: usize) -> [f64; 2] {
     let (shape, (_, power)) = (heads.call.shape, heads.scale(h));
     let factors = |row: usize| {
-        let value = logs.base_two(row).map(|_| f64::from(logs.split(row).0).min(0.0))?;
+        let value = f64::from(logs.split(row)?.0).min(0.0);
         let slope = match heads.kernel() {
             Kernel::Levy => -power * (1.0 - (value / power).exp2()),
             Kernel::Student => -power * (1.0 - (2.0 * value / power).exp2()),
@@ -179,13 +180,11 @@ fn typical_sums(heads: &Heads<'_>, logs: LogSums<'_>, columns: &[f32], h: usize)
     let mut sums = [0.0; 2];
     for slice in (h..shape.slices()).step_by(shape.heads) {
         let rows = slice * shape.seq_q..(slice + 1) * shape.seq_q;
-        let count = rows.clone().filter_map(factors).count().max(1) as f64;
-        let total =
-            rows.clone().filter_map(factors).fold([0.0; 2], |sum, [slope, value]| [sum[0] + slope, sum[1] + value]);
-        let mean = total.map(|total| total / count);
+        let with_degree = rows.clone().filter_map(factors);
+        let (count, total) = with_degree.fold((0, [0.0; 2]), |(n, sum), of| (n + 1, [sum[0] + of[0], sum[1] + of[1]]));
+        let mean = total.map(|total| total / f64::from(count.max(1)));
         for row in rows {
             let back = -heads.m.norm_exponent * f64::from(columns[row]);
-            // A token without a degree keeps its column from the others.
             let [slope, value] = factors(row).map_or(mean.map(|mean| -mean), |of| [of[0] - mean[0], of[1] - mean[1]]);
             sums = [sums[0] + back * slope, sums[1] + back * value];
         }
@@ -221,7 +220,7 @@ fn through_density(
 ) {
     let (call, m, seq) = (heads.call, heads.m, heads.call.shape.seq_q);
     key_bias(m, logs, bias);
-    shift.iter_mut().enumerate().for_each(|(row, shift)| *shift = logs.split(row).0);
+    shift.iter_mut().enumerate().for_each(|(row, shift)| *shift = logs.split(row).map_or(0.0, |(shift, _)| shift));
     let (bias, shift) = (&*bias, &*shift);
     let density = |n: usize| {
         let row = n * seq..(n + 1) * seq;
@@ -233,8 +232,7 @@ fn through_density(
     let pairing = |n| Distances { columns_only: true, ..heads.pairing(n, Some(density(n))) };
     rows.stream(call, pairing).run(first, sums, work);
     for (row, (gradient, &column)) in gradient.iter_mut().zip(&**columns).enumerate() {
-        let factor = logs.base_two(row).map_or(0.0, |_| logs.split(row).1);
-        *gradient = -m.norm_exponent as f32 * column * factor;
+        *gradient = logs.split(row).map_or(0.0, |(_, factor)| -m.norm_exponent as f32 * column * factor);
     }
     let gradient = &*gradient;
     let pairing = |n| heads.pairing(n, Some(Density { gradient: &gradient[n * seq..][..seq], ..density(n) }));

@@ -40,13 +40,12 @@ impl<'a> LogSums<'a> {
         sum.is_finite().then(|| (sum + f64::from(self.rests[row])) * std::f64::consts::LOG2_E)
     }
 
-    /// What to take out of the base-2 logarithms of a row's pairs, and the factor on what `exp2` then gives. A row without
-    /// keys has no pair that they could enter.
-    pub fn split(&self, row: usize) -> (f32, f32) {
-        self.base_two(row).map_or((0.0, 1.0), |log| {
-            let shift = log as f32;
-            (shift, (f64::from(shift) - log).exp2() as f32)
-        })
+    /// What to take out of the base-2 logarithms of a row's pairs, and the factor on what `exp2` then gives; `None` for a row
+    /// without keys.
+    pub fn split(&self, row: usize) -> Option<(f32, f32)> {
+        let log = self.base_two(row)?;
+        let shift = log as f32;
+        Some((shift, (f64::from(shift) - log).exp2() as f32))
     }
 }
 
@@ -57,7 +56,8 @@ pub(super) fn row_terms(call: &Call<'_>, saved: &Saved<'_>, logs: LogSums<'_>, t
     shift.zip(delta).zip(factor).enumerate().for_each(|(slice, ((shift, delta), factor))| {
         let head = Head::of(call, slice);
         for i in 0..seq {
-            (shift[i], factor[i]) = logs.split(slice * seq + i);
+            // A row without keys has no pair that its terms could enter.
+            (shift[i], factor[i]) = logs.split(slice * seq + i).unwrap_or((0.0, 1.0));
             delta[i] = (head.contraction(i, saved.dout, saved.out) * f64::from(factor[i])) as f32;
         }
     });
@@ -74,9 +74,8 @@ mod tests {
         save(&logs, &mut stats);
         let saved = LogSums::of(&stats);
         for (row, log) in logs.into_iter().enumerate() {
-            let (shift, factor) = saved.split(row);
-            let Some(found) = saved.base_two(row) else {
-                assert_eq!((log, shift, factor), (f64::NEG_INFINITY, 0.0, 1.0));
+            let Some(((shift, factor), found)) = saved.split(row).zip(saved.base_two(row)) else {
+                assert_eq!(log, f64::NEG_INFINITY);
                 continue;
             };
             assert!((found - log * std::f64::consts::LOG2_E).abs() <= 1e-13 * log.abs(), "{found}");
