@@ -37,6 +37,21 @@ const PLANNERS: &[&str] = &[
     r#""clusters": 3, "estimator": "centroid", "causal": true, "causal_clusters": {"kind": "block", "size": 7}"#,
 ];
 
+/// k-means ends where it has converged, however many rounds are allowed, with empty clusters and doubles too.
+#[test]
+fn kmeans_stops_when_no_label_changes() {
+    for (seq, dim) in [(300, 4), (40, 1), (7, 2)] {
+        let plan = |iterations: u64| {
+            let fields = format!(r#""clusters": 20, "samples": 2, "kmeans_iterations": {iterations}"#);
+            let mut p = problem(ssa(&fields), Shape::square(1, 2, seq, dim), 3);
+            p.q.iter_mut().for_each(|x| *x = (*x * 4.0).round());
+            p.plan().to_tensors()
+        };
+        assert!(seq < 300 || plan(0) != plan(300), "nothing moves");
+        assert!(plan(300) == plan(u64::from(u32::MAX) << 20), "{seq} tokens");
+    }
+}
+
 proptest! {
     #![proptest_config(few(200))]
 

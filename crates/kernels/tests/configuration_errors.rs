@@ -42,6 +42,18 @@ fn unknown_fields_are_named() {
     }
 }
 
+/// What would have been right is said in words of the configuration.
+#[test]
+fn objects_are_asked_for_by_example() {
+    for (id, field, example) in [
+        ("ssa", r#""causal_clusters": "prefix""#, r#"{"kind": "prefix"}"#),
+        ("soft", r#""landmarks": "pool""#, r#"{"kind": "pool", "ratio": 8}"#),
+    ] {
+        let message = Mechanism::from_json(&with(id, field)).unwrap_err().to_string();
+        assert!(message.contains(field.split('"').nth(1).unwrap()) && message.contains(example), "{message}");
+    }
+}
+
 #[test]
 fn wrong_types_are_named() {
     for (id, field) in [

@@ -68,6 +68,27 @@ proptest! {
     }
 }
 
+/// Matrices side by side round the tokens once, and give the bits that they give one by one; so do few tokens and many.
+#[test]
+fn matrices_side_by_side_and_tokens_one_by_one() {
+    let (inputs, tokens, widths) = (333, 71, [9, 300, 1]);
+    let matrix = |outputs: usize| TernaryMatrix::quantise(&noise(outputs * inputs, outputs as u32), [outputs, inputs]);
+    let matrices = widths.map(|width| matrix(width).unwrap());
+    let (x, bias) = (noise(tokens * inputs, 1), noise(310, 2));
+    let mut all = vec![f32::NAN; tokens * 310];
+    TernaryMatrix::forward_all(&matrices, &x, Some(&bias), &mut all).unwrap();
+    let mut first = 0;
+    for matrix in &matrices {
+        let [width, _] = matrix.shape();
+        for (x, all) in x.chunks_exact(inputs).zip(all.chunks_exact(310)) {
+            let mut one = vec![f32::NAN; width];
+            matrix.forward(x, Some(&bias[first..first + width]), &mut one).unwrap();
+            assert_eq!(one, all[first..first + width]);
+        }
+        first += width;
+    }
+}
+
 /// The sums of the longest rows fit their integers, at the largest activations of either sign.
 #[test]
 fn long_rows_do_not_overflow() {
@@ -103,6 +124,10 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(tensor(matrix.forward(&[1.0; 3], None, &mut out[..1]).unwrap_err()), "out");
     assert_eq!(tensor(matrix.forward(&[1.0; 3], Some(&[0.0]), &mut out).unwrap_err()), "bias");
     assert_eq!(tensor(matrix.forward(&[1.0, f32::NAN, 1.0], None, &mut out).unwrap_err()), "x");
+    let other = TernaryMatrix::quantise(&[1.0; 4], [2, 2]).unwrap();
+    let all = |matrices: &[TernaryMatrix]| TernaryMatrix::forward_all(matrices, &[1.0; 3], None, &mut [0.0; 4]);
+    assert_eq!(tensor(all(&[matrix.clone(), other]).unwrap_err()), "matrices");
+    assert_eq!(tensor(all(&[]).unwrap_err()), "matrices");
     assert_eq!(tensor(TernaryMatrix::quantise(&[1.0; 5], [2, 3]).unwrap_err()), "weight");
     assert_eq!(tensor(TernaryMatrix::quantise(&[f32::INFINITY], [1, 1]).unwrap_err()), "weight");
     assert_eq!(tensor(TernaryMatrix::quantise(&[], [0, 3]).unwrap_err()), "outputs");

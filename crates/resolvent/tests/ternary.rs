@@ -2,13 +2,14 @@
 
 use burn::{
     module::Module,
+    optim::{GradientsParams, SgdConfig},
     tensor::{Device, Distribution, Tensor, TensorData},
 };
 use resolvent::{
     Mechanism,
-    attention::{MhaInput, MultiHeadAttentionConfig},
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     models::{TextConfig, VitConfig},
-    ternary,
+    ternary::{Layers, Packed, matrices},
 };
 use resolvent_kernels::TernaryMatrix;
 use safetensors::{Dtype, SafeTensors};
@@ -39,12 +40,24 @@ fn assert_close<const D: usize>(what: &str, got: Tensor<D>, want: Tensor<D>, tol
     }
 }
 
+fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>, widths: &[usize]) -> Tensor<3> {
+    Layers { weight, bias, widths, packed: &Packed::default() }.forward(x)
+}
+
+fn normal<const D: usize>(shape: [usize; D], scale: f64) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, scale), &Device::flex())
+}
+
+fn values<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().iter().collect()
+}
+
 /// Both ways of computing the layer give the stored output, and its gradients pass the rounding.
 #[test]
 fn the_stored_case() {
     let plain = Device::flex();
     let out = tensor("out", &plain);
-    let integers = ternary::linear(
+    let integers = linear(
         tensor("x", &plain).unsqueeze(),
         tensor("w", &plain).transpose(),
         None,
@@ -53,7 +66,7 @@ fn the_stored_case() {
     assert_close("integers", integers.squeeze_dim(0), out.clone(), 2e-6);
     let device = Device::flex().autodiff();
     let (x, w) = (tensor("x", &device).require_grad(), tensor("w", &device).require_grad());
-    let rounded = ternary::linear(x.clone().unsqueeze(), w.clone().transpose(), None, &[w.dims()[0]]);
+    let rounded = linear(x.clone().unsqueeze(), w.clone().transpose(), None, &[w.dims()[0]]);
     assert_close("rounded", rounded.clone().squeeze_dim::<2>(0).inner(), out, 2e-6);
     let gradients = (rounded.squeeze_dim::<2>(0) * tensor("dout", &device)).sum().backward();
     assert_close("dx", x.grad(&gradients).unwrap(), tensor("dx", &plain), 2e-6);
@@ -63,16 +76,94 @@ fn the_stored_case() {
 /// Layers side by side have a scale each; a bias is added as it is.
 #[test]
 fn layers_side_by_side_are_apart() {
-    let device = Device::flex();
-    let random = |shape: [usize; 2], scale: f64| Tensor::<2>::random(shape, Distribution::Normal(0.0, scale), &device);
-    let (left, right) = (random([20, 7], 0.1), random([20, 5], 3.0));
-    let (x, bias) = (random([6, 20], 1.0).unsqueeze::<3>(), random([1, 12], 1.0).squeeze_dim::<1>(0));
+    let (left, right) = (normal([20, 7], 0.1), normal([20, 5], 3.0));
+    let (x, bias) = (normal([1, 6, 20], 1.0), normal([12], 1.0));
     let both = Tensor::cat(vec![left.clone(), right.clone()], 1);
     let one = |w: Tensor<2>, first: usize, width: usize| {
-        ternary::linear(x.clone(), w, Some(bias.clone().narrow(0, first, width)), &[width])
+        linear(x.clone(), w, Some(bias.clone().narrow(0, first, width)), &[width])
     };
     let apart = Tensor::cat(vec![one(left, 0, 7), one(right, 7, 5)], 2);
-    assert_close("side by side", ternary::linear(x, both, Some(bias), &[7, 5]), apart, 1e-6);
+    let packed = Packed::default();
+    let both = Layers { weight: both, bias: Some(bias), widths: &[7, 5], packed: &packed };
+    assert_close("side by side", both.forward(x.clone()), apart.clone(), 1e-6);
+    assert_eq!(values(both.forward_some(x.clone(), 1..2)), values(apart.narrow(2, 7, 5)));
+    let learning = x.clone().autodiff();
+    let bias = both.bias.clone().map(Tensor::autodiff);
+    let rounded = Layers { weight: both.weight.clone().autodiff(), bias, ..both };
+    assert_close(
+        "learning",
+        rounded.forward_some(learning, 1..2).inner(),
+        rounded.forward(x.autodiff()).inner().narrow(2, 7, 5),
+        1e-6,
+    );
+}
+
+/// Weights are packed at the first call, and again when they are others, wherever they were put.
+#[test]
+fn packed_weights_are_never_stale() {
+    let (x, packed) = (normal([1, 3, 20], 1.0), Packed::default());
+    let check = |weight: &Tensor<2>, what: &str| {
+        let [_, width] = weight.dims();
+        let layers = Layers { weight: weight.clone(), bias: None, widths: &[width], packed: &packed };
+        assert_eq!(
+            values(layers.forward(x.clone())),
+            values(linear(x.clone(), weight.clone(), None, &[width])),
+            "{what}"
+        );
+    };
+    let mut weight = normal([20, 20], 1.0);
+    check(&weight, "first");
+    let bytes = TernaryMatrix::bytes([20, 20]);
+    assert_eq!(packed.bytes(), bytes);
+    let of = |weight: &Tensor<2>| packed.matrices(weight, &[20]).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&of(&weight), &of(&weight.clone())), "packed twice");
+    check(&weight.clone().transpose(), "the same memory, turned");
+    for step in 0..5 {
+        // Operations on the only tensor of some memory write to it in place.
+        weight = weight.mul_scalar(-1.5).add_scalar(0.1 * f64::from(step));
+        check(&weight, "changed");
+        assert_eq!(packed.bytes(), bytes, "weights that are no more are still packed");
+    }
+    for _ in 0..5 {
+        // New tensors like to lie where old ones were.
+        drop(weight);
+        weight = normal([20, 20], 1.0);
+        check(&weight, "new");
+    }
+    assert_eq!(packed.clone().bytes(), bytes, "copies share what is packed");
+    let halves = packed.matrices(&weight, &[8, 12]).unwrap();
+    assert_eq!(halves.to_vec(), matrices(weight, &[8, 12]).unwrap(), "other layers in the same memory");
+}
+
+/// Learning, stored weights and copies: a module's result without autodiff is that of a new one with its weights.
+#[test]
+fn modules_forget_old_weights() {
+    let device = Device::flex();
+    let config = MultiHeadAttentionConfig::new(16, 4, Mechanism::preset("softmax").unwrap()).with_ternary(true);
+    let x = normal([2, 5, 16], 1.0);
+    let context = |module: &MultiHeadAttention| values(module.forward(MhaInput::self_attn(x.clone())).context);
+    let fresh = |module: &MultiHeadAttention| {
+        let module = config.init(&device).load_record(module.clone().into_record());
+        assert_eq!(module.packed.bytes(), 0);
+        context(&module)
+    };
+    let mut learning = config.init(&device.clone().autodiff());
+    let mut optimiser = SgdConfig::new().init();
+    let mut seen = vec![];
+    for _ in 0..3 {
+        let plain = learning.valid();
+        assert_eq!(context(&plain), fresh(&plain));
+        assert_eq!(context(&plain.clone()), context(&plain));
+        assert!(!seen.contains(&context(&plain)), "nothing was learned");
+        seen.push(context(&plain));
+        assert_eq!(plain.packed.bytes(), 4 * TernaryMatrix::bytes([16, 16]));
+        let loss = learning.forward(MhaInput::self_attn(Tensor::from_inner(x.clone()))).context.powi_scalar(2).sum();
+        let gradients = GradientsParams::from_grads(loss.backward(), &learning);
+        learning = optimiser.step(0.1, learning, gradients);
+    }
+    let other = config.init(&device);
+    let loaded = learning.valid().load_record(other.clone().into_record());
+    assert_eq!(context(&loaded), context(&other));
 }
 
 /// What is not finite shows in the output, and nowhere else.
@@ -80,7 +171,7 @@ fn layers_side_by_side_are_apart() {
 fn values_that_are_not_finite_show() {
     let device = Device::flex();
     let x = Tensor::<3>::from_floats([[[1.0, f32::NAN], [1.0, -1.0]]], &device);
-    let out = ternary::linear(x, Tensor::from_floats([[0.5], [1.0]], &device), None, &[1]);
+    let out = linear(x, Tensor::from_floats([[0.5], [1.0]], &device), None, &[1]);
     let out: Vec<f32> = out.into_data().iter::<f32>().collect();
     assert!(out[0].is_nan() && out[1].is_finite(), "{out:?}");
 }

@@ -5,7 +5,12 @@ use serde::{Deserialize, Serialize};
 /// Where the landmarks come from; tagged by `kind` in JSON: `{"kind": "pool", "ratio": 4}`. A window is `ratio` tokens of
 /// a sequence, or `ratio x ratio` of a grid. A window without kept tokens, or a masked pick, is no landmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(
+    tag = "kind",
+    rename_all = "kebab-case",
+    deny_unknown_fields,
+    expecting = r#"an object like `{"kind": "pool", "ratio": 8}`"#
+)]
 pub enum Landmarks {
     /// The mean of the kept tokens of a window; the last window of an axis may be smaller.
     Pool {

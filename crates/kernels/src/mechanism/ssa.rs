@@ -154,7 +154,7 @@ impl CausalClusters {
 
 /// [`CausalClusters`] as it is written: a derived tagged enum would let a superfluous `size` pass.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = r#"`{"kind": "prefix"}` or `{"kind": "block", "size": 64}`"#)]
 struct Tagged {
     kind: Kind,
     size: Option<usize>,

@@ -7,6 +7,7 @@ mod clusters;
 mod edges;
 mod energy;
 mod needle;
+mod rivals;
 mod spectra;
 
 use resolvent_kernels::{

@@ -3,7 +3,7 @@
 use resolvent_kernels::{Mechanism, Result};
 use resolvent_lab::data::heads::{Needle, NeedleHead, NeedleKind};
 
-use super::{attend, drawn, mean, ssa};
+use super::{attend, drawn, mean, rivals, ssa};
 
 const TOKENS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
 const SEEDS: u64 = 5;
@@ -21,20 +21,25 @@ pub fn table() -> Result<()> {
     println!("| needle | mechanism | {} |", TOKENS.map(|n| n.to_string()).join(" | "));
     println!("|---|---|{}", "---|".repeat(TOKENS.len()));
     for kind in [NeedleKind::Tied, NeedleKind::Key, NeedleKind::Query] {
-        row(kind, "softmax", |head| Ok(last_row(head, 0)))?;
-        row(kind, "the last 256 keys", |head| Ok(last_row(head, head.head.tokens.saturating_sub(LOCAL))))?;
+        row(kind, "softmax", |head, _| Ok(last_row(head, 0..head.head.tokens)))?;
+        row(kind, "the last 256 keys", |head, _| {
+            Ok(last_row(head, head.head.tokens.saturating_sub(LOCAL)..head.head.tokens))
+        })?;
+        row(kind, "a tenth of the keys at random", |head, seed| Ok(last_row(head, rivals::random(&head.head, seed))))?;
+        row(kind, "Routing Transformer", |head, seed| Ok(last_row(head, rivals::routing(&head.head, seed))))?;
+        row(kind, "Reformer", |head, seed| Ok(last_row(head, rivals::reformer(&head.head, seed))))?;
         for (name, fields) in configurations {
             let mechanism = ssa(fields)?;
-            row(kind, name, |head| found(&mechanism, head))?;
+            row(kind, name, |head, _| found(&mechanism, head))?;
         }
     }
     Ok(())
 }
 
-fn row(kind: NeedleKind, name: &str, cosine: impl Fn(&NeedleHead) -> Result<f64>) -> Result<()> {
+fn row(kind: NeedleKind, name: &str, cosine: impl Fn(&NeedleHead, u64) -> Result<f64>) -> Result<()> {
     let cell = |tokens: usize| {
         let cosines = (0..SEEDS)
-            .map(|seed| cosine(&drawn(Needle { seed, tokens, kind }.generate())?))
+            .map(|seed| cosine(&drawn(Needle { seed, tokens, kind }.generate())?, seed))
             .collect::<Result<Vec<_>>>()?;
         let least = cosines.iter().copied().fold(f64::INFINITY, f64::min);
         Ok(format!("{:.3} ({least:.3})", mean(&cosines)))
@@ -49,17 +54,17 @@ fn found(mechanism: &Mechanism, head: &NeedleHead) -> Result<f64> {
     Ok(head.cosine(&out[out.len() - head.head.dim..]))
 }
 
-/// The cosine that softmax over the keys from `first` on finds for the last query.
-fn last_row(needle: &NeedleHead, first: usize) -> f64 {
+/// The cosine that softmax over some keys finds for the last query.
+fn last_row(needle: &NeedleHead, keys: impl IntoIterator<Item = usize>) -> f64 {
     let head = &needle.head;
     let (n, d) = (head.tokens, head.dim);
     let q = &head.q[(n - 1) * d..];
     let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum::<f64>() / (d as f64).sqrt();
-    let logits: Vec<f64> = head.k.chunks_exact(d).skip(first).map(dot).collect();
-    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let logits: Vec<(usize, f64)> = keys.into_iter().map(|j| (j, dot(&head.k[j * d..][..d]))).collect();
+    let most = logits.iter().fold(f64::NEG_INFINITY, |most, (_, z)| most.max(*z));
     let mut out = vec![0.0_f64; d];
-    for (z, v) in logits.iter().zip(head.v.chunks_exact(d).skip(first)) {
-        out.iter_mut().zip(v).for_each(|(out, &v)| *out += (z - most).exp() * f64::from(v));
+    for (j, z) in logits {
+        out.iter_mut().zip(&head.v[j * d..]).for_each(|(out, &v)| *out += (z - most).exp() * f64::from(v));
     }
     needle.cosine(&out.iter().map(|&x| x as f32).collect::<Vec<_>>())
 }

@@ -17,6 +17,7 @@ use crate::{
     Error, Mechanism, Parameter, Shape, Strategy,
     mechanism::{GlobalTokens, Landmarks, Ssa},
     ops::projections,
+    ternary::Packed,
 };
 
 /// What the decay of a layer is made of.
@@ -226,6 +227,7 @@ impl MultiHeadAttentionConfig {
                 .zip(codebook)
                 .map(|(config, clusters)| Codebook::init(config, [heads, clusters, head_dim], device)),
             ternary: self.ternary,
+            packed: Packed::default(),
             value_filter: ValueFilter::init(self.value_conv, heads, d_model, grid.is_some(), device),
             dropout: DropoutConfig::new(self.dropout).init(),
             weight_dropout: self.weight_dropout,

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Extras, Inputs, Mask, Mechanism, Parameter, Result, Sequences, Strategy, attend,
     ops::{attend_packed, merge_heads, projections, split_heads},
-    ternary,
+    ternary::{self, Layers, Packed},
 };
 
 /// Multi-head attention with any mechanism: project, attend per head, project back.
@@ -77,6 +77,9 @@ pub struct MultiHeadAttention {
     pub rotary: bool,
     /// Round the weights of the projections to three values, and what they are applied to to eight bits.
     pub ternary: bool,
+    /// Where the rounded weights are kept between calls that do not learn: those of this module, and of the MLP beside it.
+    #[module(skip)]
+    pub packed: Packed,
     /// Tokens over which a causal `ssa` makes its clusters: see [`super::MultiHeadAttentionConfig::causal_span`].
     pub causal_span: Option<usize>,
     /// Height and width of the tokens' grid, where a call gives no other; `None`: a sequence.
@@ -153,9 +156,9 @@ impl MultiHeadAttention {
 
     /// The projections after the operator.
     pub(super) fn output(&self, attended: Tensor<3>) -> Tensor<3> {
-        let context = ternary::layer(&self.output, attended, self.ternary);
+        let context = ternary::layer(&self.output, attended, self.packed());
         match &self.extra {
-            Some(extra) => ternary::layer(extra, context, self.ternary),
+            Some(extra) => ternary::layer(extra, context, self.packed()),
             None => context,
         }
     }
@@ -197,8 +200,13 @@ impl MultiHeadAttention {
             fits,
             "[height, width] with as many places as tokens",
         )?;
-        let (weight, bias) = self.input_maps();
-        let packed = self.map(tokens, weight, bias, &self.input_widths());
+        let packed = match self.packed() {
+            Some(packed) => self.ternary_inputs(packed, &self.input_widths()).forward(tokens),
+            None => {
+                let (weight, bias) = self.input_maps();
+                linear(tokens, weight, bias)
+            }
+        };
         let [_, _, width] = packed.dims();
         let values = self.key_width();
         if !self.rotary || width == values {
@@ -293,20 +301,24 @@ impl MultiHeadAttention {
 
     /// One of the projections that lie side by side.
     pub(super) fn project_part(&self, x: Tensor<3>, part: usize) -> Tensor<3> {
-        let [_, _, d_model] = x.dims();
-        let keys = self.key_width();
-        let (first, width) = match part {
-            0 if projections(&self.mechanism) > 1 => (0, d_model),
-            0 => (0, keys),
-            _ => (d_model + (part - 1) * keys, keys),
-        };
+        let widths = self.input_widths();
+        if let Some(packed) = self.packed() {
+            return self.ternary_inputs(packed, &widths).forward_some(x, part..part + 1);
+        }
+        let (first, width) = (widths[..part].iter().sum(), widths[part]);
         let (weight, bias) = self.input_maps();
-        self.map(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width)), &[width])
+        linear(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width)))
     }
 
-    /// Layers of `widths` side by side, as the module rounds weights.
-    fn map(&self, x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>, widths: &[usize]) -> Tensor<3> {
-        if self.ternary { ternary::linear(x, weight, bias, widths) } else { linear(x, weight, bias) }
+    /// The input projections, of `widths`, rounded.
+    fn ternary_inputs<'a>(&self, packed: &'a Packed, widths: &'a [usize]) -> Layers<'a> {
+        let (weight, bias) = self.input_maps();
+        Layers { weight, bias, widths, packed }
+    }
+
+    /// Where rounded weights are kept, if weights are rounded.
+    pub(crate) fn packed(&self) -> Option<&Packed> {
+        self.ternary.then_some(&self.packed)
     }
 
     /// Columns of each input projection.

@@ -219,13 +219,13 @@ impl Block {
 
     fn mlp_of(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
         residual(self.order, &self.mlp_norm, tokens, |tokens| {
-            let ternary = self.attention.ternary;
-            let hidden = ternary::layer(&self.mlp_in, tokens, ternary);
+            let packed = self.attention.packed();
+            let hidden = ternary::layer(&self.mlp_in, tokens, packed);
             let hidden = match self.activation {
                 Activation::Gelu => gelu(hidden),
                 Activation::Relu => relu(hidden),
             };
-            Ok(self.drop_path.forward(self.dropout.forward(ternary::layer(&self.mlp_out, hidden, ternary))))
+            Ok(self.drop_path.forward(self.dropout.forward(ternary::layer(&self.mlp_out, hidden, packed))))
         })
     }
 }

@@ -35,7 +35,8 @@ impl<'a> Points<'a> {
     }
 }
 
-/// Labels of the points, at most `clusters` different ones: k-means++ and `iterations` rounds of Lloyd's algorithm.
+/// Labels of the points, at most `clusters` different ones: k-means++ and at most `iterations` rounds of Lloyd's algorithm. A
+/// round that changes no label is the last: the next would start from the same means.
 pub(super) fn kmeans(
     points: Points<'_>,
     clusters: usize,
@@ -48,9 +49,13 @@ pub(super) fn kmeans(
     let panels = Panels::new(points.x, points.dim, points.tokens, level, room);
     let (mut labels, mut centres) = first_centres(&panels, points, clusters, &mut stream);
     for _ in 0..iterations {
+        let before = labels.clone();
         move_to_means(points, &labels, &mut centres);
         assign(&panels, points.dim, &centres, &mut labels);
         refill(points, &mut labels, &mut centres);
+        if labels == before {
+            break;
+        }
     }
     labels
 }

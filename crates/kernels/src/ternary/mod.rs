@@ -1,20 +1,24 @@
 //! Linear layers with weights of -1, 0 and 1 times one scale, and activations of eight bits: "Spectral Sparse Attention",
 //! appendix C, by the rule of BitNet b1.58. Products are sums of integers.
 
-use pulp::{Simd, WithSimd};
+mod products;
+
 use rayon::prelude::*;
 
-use crate::{Error, Result, simd::Level};
+use self::products::Tokens;
+use crate::{Error, Result, parallel::grain, simd::Level};
 
 /// Weights in one byte: `3^5 = 243` fits.
 const PER_BYTE: usize = 5;
 const POWERS: [u8; PER_BYTE] = [1, 3, 9, 27, 81];
 /// Scales are at least this (activations': 127 of it), so that a row of zeros has one.
 const LEAST: f32 = 1e-5;
-/// Tokens of one task: their codes stay in a first-level cache while all rows of weights pass.
-const TOKENS: usize = 16;
-/// Products of 128 with so many inputs fit 31 bits.
-const MOST_INPUTS: usize = (i32::MAX / 128) as usize;
+/// Tokens of one task: their codes stay in a cache of the first or second level while all rows of weights pass.
+const TOKENS: usize = 32;
+/// Products that are worth a thread: about 50 us, which waking one takes.
+const PRODUCTS: usize = 1 << 20;
+/// Products of 128 with digits of at most 2, of so many inputs, fit 31 bits.
+const MOST_INPUTS: usize = (i32::MAX / 256) as usize;
 
 /// The weights of every byte.
 static WEIGHTS: [[i8; PER_BYTE]; 243] = weights();
@@ -122,63 +126,62 @@ impl TernaryMatrix {
     /// # Errors
     /// [`Error::Length`]; [`Error::NonFinite`], as no integer stands for such a value.
     pub fn forward(&self, x: &[f32], bias: Option<&[f32]>, out: &mut [f32]) -> Result<()> {
-        let tokens = x.len() / self.inputs;
-        length("x", x.len(), tokens * self.inputs)?;
-        length("out", out.len(), tokens * self.outputs)?;
-        length("bias", bias.map_or(self.outputs, <[f32]>::len), self.outputs)?;
+        Self::forward_all(std::slice::from_ref(self), x, bias, out)
+    }
+
+    /// As [`TernaryMatrix::forward`] of several matrices of the same inputs, at least one, whose outputs lie side by side in
+    /// `bias` and in the rows of `out`. Tokens are rounded once.
+    ///
+    /// # Errors
+    /// As [`TernaryMatrix::forward`]; [`Error::Length`] for no matrix, or different inputs.
+    pub fn forward_all(matrices: &[Self], x: &[f32], bias: Option<&[f32]>, out: &mut [f32]) -> Result<()> {
+        let inputs = matrices.first().map_or(0, |matrix| matrix.inputs);
+        let width = matrices.iter().map(|matrix| matrix.outputs).sum::<usize>();
+        let alike = matrices.iter().filter(|matrix| matrix.inputs == inputs).count();
+        length("matrices", alike, matrices.len().max(1))?;
+        let tokens = x.len() / inputs;
+        length("x", x.len(), tokens * inputs)?;
+        length("out", out.len(), tokens * width)?;
+        length("bias", bias.map_or(width, <[f32]>::len), width)?;
         finite("x", x)?;
         let level = Level::selected()?;
-        let tasks = x.par_chunks(TOKENS * self.inputs).zip(out.par_chunks_mut(TOKENS * self.outputs));
-        tasks.for_each(|(x, out)| {
-            let (codes, scales) = int8(x, self.inputs);
-            let mut row = vec![0; self.inputs];
-            let mut sums = [0; TOKENS];
-            for o in 0..self.outputs {
-                self.unpack(o, &mut row);
-                level.dispatch(Products { codes: &codes, row: &row, sums: &mut sums });
-                for ((out, &sum), scale) in out.chunks_exact_mut(self.outputs).zip(&sums).zip(&scales) {
-                    out[o] = scale * self.scale * sum as f32 + bias.map_or(0.0, |bias| bias[o]);
-                }
+        x.par_chunks(TOKENS * inputs).zip(out.par_chunks_mut(TOKENS * width)).for_each(|(x, out)| {
+            let tokens = Tokens::round(level, x, inputs);
+            let mut first = 0;
+            for matrix in matrices {
+                let columns = first..first + matrix.outputs;
+                matrix.multiply(level, &tokens, bias.map(|bias| &bias[columns.clone()]), |t, o, value| {
+                    out[t * width + columns.start + o] = value;
+                });
+                first = columns.end;
             }
         });
         Ok(())
     }
 
-    /// Writes the codes of one row.
-    fn unpack(&self, o: usize, row: &mut [i8]) {
-        let bytes = self.inputs.div_ceil(PER_BYTE);
-        for (codes, &byte) in row.chunks_mut(PER_BYTE).zip(&self.packed[o * bytes..]) {
-            codes.copy_from_slice(&WEIGHTS[usize::from(byte)][..codes.len()]);
+    /// Shows `write` every `(token, output, value)`.
+    fn multiply(&self, level: Level, tokens: &Tokens, bias: Option<&[f32]>, mut write: impl FnMut(usize, usize, f32)) {
+        let count = tokens.count();
+        let rows = grain(PRODUCTS.div_ceil(count * self.inputs)).min(self.outputs);
+        let mut sums = vec![0; count * self.outputs];
+        let tasks = self.packed.par_chunks(rows * self.row_bytes()).zip(sums.par_chunks_mut(rows * count));
+        tasks.for_each(|(packed, sums)| tokens.multiply(level, packed, sums));
+        for (t, (scale, total)) in tokens.scales.iter().zip(&tokens.totals).enumerate() {
+            let factor = scale * self.scale;
+            for (o, sums) in sums.chunks_exact(count).enumerate() {
+                write(t, o, factor * (sums[t] - total) as f32 + bias.map_or(0.0, |bias| bias[o]));
+            }
         }
     }
-}
 
-/// Every token as integers of eight bits, and the scale of each.
-fn int8(x: &[f32], inputs: usize) -> (Vec<i8>, Vec<f32>) {
-    let scale = |token: &[f32]| token.iter().fold(LEAST, |most, x| most.max(x.abs())) / 127.0;
-    let scales: Vec<f32> = x.chunks_exact(inputs).map(scale).collect();
-    let code = |(n, x): (usize, &f32)| (x / scales[n / inputs]).round_ties_even().clamp(-128.0, 127.0) as i8;
-    (x.iter().enumerate().map(code).collect(), scales)
-}
+    fn row_bytes(&self) -> usize {
+        self.inputs.div_ceil(PER_BYTE)
+    }
 
-/// The products of one row of weights with several tokens.
-struct Products<'a> {
-    codes: &'a [i8],
-    row: &'a [i8],
-    sums: &'a mut [i32; TOKENS],
-}
-
-impl WithSimd for Products<'_> {
-    type Output = ();
-
-    /// Left to the compiler, which knows the instruction set here.
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        for (sum, token) in self.sums.iter_mut().zip(self.codes.chunks_exact(self.row.len())) {
-            *sum = 0;
-            for (&x, &w) in token.iter().zip(self.row) {
-                *sum += i32::from(x) * i32::from(w);
-            }
+    /// Writes the codes of one row.
+    fn unpack(&self, o: usize, row: &mut [i8]) {
+        for (codes, &byte) in row.chunks_mut(PER_BYTE).zip(&self.packed[o * self.row_bytes()..]) {
+            codes.copy_from_slice(&WEIGHTS[usize::from(byte)][..codes.len()]);
         }
     }
 }
@@ -186,7 +189,7 @@ impl WithSimd for Products<'_> {
 fn check_sizes(outputs: usize, inputs: usize) -> Result<()> {
     for (field, got, most) in [("outputs", outputs, usize::MAX), ("inputs", inputs, MOST_INPUTS)] {
         if got == 0 || got > most {
-            let expected = "at least 1, and at most 16777215 inputs, as products are summed in 32 bits";
+            let expected = "at least 1, and at most 8388607 inputs, as products are summed in 32 bits";
             return Err(Error::OutOfRange { field, got: got.to_string(), expected });
         }
     }
