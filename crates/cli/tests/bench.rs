@@ -133,7 +133,8 @@ fn the_calibration_is_kept_and_told() {
 fn refuses_what_it_cannot_measure() {
     let sandbox = Sandbox::new();
     let not_ours = sandbox.write("other.json", "{}");
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
+        (&["--mechanisms", "fna,softmax,fna"], "`fna` twice"),
         (&["--tokens", "0"], "tokens"),
         (&["--heads", "0"], "heads"),
         (&["--rounds", "0"], "rounds"),

@@ -30,7 +30,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
-    /// Mechanisms: ids, or files M.json [default: all]
+    /// Mechanisms, one configuration of each: ids, or files M.json [default: all]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
     mechanisms: Vec<Attention>,
     /// Numbers of tokens [default: 512 to 65536]

@@ -6,7 +6,11 @@ mod products;
 use rayon::prelude::*;
 
 use self::products::Tokens;
-use crate::{Error, Result, parallel::grain, simd::Level};
+use crate::{
+    Error, Result,
+    parallel::{Parts, grain},
+    simd::Level,
+};
 
 /// Weights in one byte: `3^5 = 243` fits.
 const PER_BYTE: usize = 5;
@@ -17,6 +21,8 @@ const LEAST: f32 = 1e-5;
 const TOKENS: usize = 32;
 /// Products that are worth a thread: about 50 us, which waking one takes.
 const PRODUCTS: usize = 1 << 20;
+/// Rows whose sums are held at once, which a cache of the first level does.
+const HELD: usize = 64;
 /// Products of 128 with digits of at most 2, of so many inputs, fit 31 bits.
 const MOST_INPUTS: usize = (i32::MAX / 256) as usize;
 
@@ -146,32 +152,44 @@ impl TernaryMatrix {
         finite("x", x)?;
         let level = Level::selected()?;
         x.par_chunks(TOKENS * inputs).zip(out.par_chunks_mut(TOKENS * width)).for_each(|(x, out)| {
-            let tokens = Tokens::round(level, x, inputs);
+            let (tokens, out) = (Tokens::round(level, x, inputs), Parts::new(out));
             let mut first = 0;
             for matrix in matrices {
                 let columns = first..first + matrix.outputs;
-                matrix.multiply(level, &tokens, bias.map(|bias| &bias[columns.clone()]), |t, o, value| {
-                    out[t * width + columns.start + o] = value;
-                });
+                matrix.multiply(level, &tokens, bias.map(|bias| &bias[columns.clone()]), (&out, first, width));
                 first = columns.end;
             }
         });
         Ok(())
     }
 
-    /// Shows `write` every `(token, output, value)`.
-    fn multiply(&self, level: Level, tokens: &Tokens, bias: Option<&[f32]>, mut write: impl FnMut(usize, usize, f32)) {
-        let count = tokens.count();
+    /// Writes the columns from `first` on of `out [tokens, width]`.
+    fn multiply(
+        &self,
+        level: Level,
+        tokens: &Tokens,
+        bias: Option<&[f32]>,
+        (out, first, width): (&Parts<'_, f32>, usize, usize),
+    ) {
+        let (bytes, count) = (self.row_bytes(), tokens.count());
         let rows = grain(PRODUCTS.div_ceil(count * self.inputs)).min(self.outputs);
-        let mut sums = vec![0; count * self.outputs];
-        let tasks = self.packed.par_chunks(rows * self.row_bytes()).zip(sums.par_chunks_mut(rows * count));
-        tasks.for_each(|(packed, sums)| tokens.multiply(level, packed, sums));
-        for (t, (scale, total)) in tokens.scales.iter().zip(&tokens.totals).enumerate() {
-            let factor = scale * self.scale;
-            for (o, sums) in sums.chunks_exact(count).enumerate() {
-                write(t, o, factor * (sums[t] - total) as f32 + bias.map_or(0.0, |bias| bias[o]));
+        self.packed.par_chunks(rows * bytes).enumerate().for_each(|(task, packed)| {
+            let mut sums = vec![0; HELD.min(rows) * count];
+            for (n, packed) in packed.chunks(HELD * bytes).enumerate() {
+                let (start, len) = (task * rows + n * HELD, packed.len() / bytes);
+                let sums = &mut sums[..len * count];
+                tokens.multiply(level, packed, sums);
+                for (t, (scale, total)) in tokens.scales.iter().zip(&tokens.totals).enumerate() {
+                    let place = t * width + first + start;
+                    // SAFETY: a token's columns are each of one matrix, and its rows each of one task.
+                    let out = unsafe { out.part(place..place + len) };
+                    let factor = scale * self.scale;
+                    for (o, (out, sums)) in out.iter_mut().zip(sums.chunks_exact(count)).enumerate() {
+                        *out = factor * (sums[t] - total) as f32 + bias.map_or(0.0, |bias| bias[start + o]);
+                    }
+                }
             }
-        }
+        });
     }
 
     fn row_bytes(&self) -> usize {

@@ -1,9 +1,8 @@
 //! Products of ternary matrices with tokens of eight bits.
 //!
 //! A byte `p` holds five digits `d_n = w_n + 1` to base 3, which are `d_n = q_n - 3 q_(n+1)` with `q_n = floor(p / 3^n)`: a few
-//! operations on many bytes at once make five *planes* of a row, plane `n` holding every fifth digit from the `n`-th. Tokens
-//! are laid out in the same planes, so that a row times a token is a product of two contiguous runs, and `sum_i w_i x_i =
-//! sum_i d_i x_i - sum_i x_i`.
+//! operations on 32 bytes at once give all first digits, all second ones and so on. Tokens are laid out alike, so that a row
+//! times a token is a product of two contiguous runs, and `sum_i w_i x_i = sum_i d_i x_i - sum_i x_i`.
 
 use pulp::{Simd, WithSimd};
 
@@ -23,29 +22,16 @@ const NARROW: usize = 32;
 
 type Block = [i8; BLOCK];
 
-/// Where the digits of a row, and the codes of a token, lie.
-#[derive(Clone, Copy)]
-struct Layout {
-    /// Bytes of a packed row.
-    bytes: usize,
-    /// Bytes of one plane, of which the last may be for padding.
-    plane: usize,
-    /// Blocks of all planes.
-    blocks: usize,
-}
-
-impl Layout {
-    fn new(inputs: usize) -> Self {
-        let bytes = inputs.div_ceil(PER_BYTE);
-        let plane = bytes.next_multiple_of(2);
-        Self { bytes, plane, blocks: (PER_BYTE * plane).div_ceil(BLOCK) }
-    }
-}
+/// What makes the last bits of an f32 those of an integer, the nearest, halves to even.
+const SHIFT: f32 = 1.5 * (1 << 23) as f32;
+/// Inputs of a *chunk*: those of 32 bytes of a packed row, as five blocks.
+const CHUNK: usize = PER_BYTE * BLOCK;
+type Chunk = [Block; PER_BYTE];
 
 /// Tokens in eight bits.
 pub(super) struct Tokens {
-    layout: Layout,
-    codes: Vec<Block>,
+    inputs: usize,
+    codes: Vec<Chunk>,
     /// Of each token.
     pub scales: Vec<f32>,
     /// Sums of the codes of each token.
@@ -55,10 +41,10 @@ pub(super) struct Tokens {
 impl Tokens {
     /// `x [tokens, inputs]`, finite: `a = max(max |x|, 1e-5) / 127`, codes `clip(round(x / a), -128, 127)`.
     pub fn round(level: Level, x: &[f32], inputs: usize) -> Self {
-        let (layout, tokens) = (Layout::new(inputs), x.len() / inputs);
-        let codes = vec![[0; BLOCK]; tokens * layout.blocks];
-        let mut all = Self { layout, codes, scales: vec![0.0; tokens], totals: vec![0; tokens] };
-        level.dispatch(Round { x, inputs, tokens: &mut all });
+        let (tokens, chunks) = (x.len() / inputs, inputs.div_ceil(CHUNK));
+        let codes = vec![[[0; BLOCK]; PER_BYTE]; tokens * chunks];
+        let mut all = Self { inputs, codes, scales: vec![0.0; tokens], totals: vec![0; tokens] };
+        level.dispatch(Round { x, tokens: &mut all });
         all
     }
 
@@ -67,13 +53,14 @@ impl Tokens {
     }
 
     fn token(&self, t: usize) -> &[Block] {
-        &self.codes[t * self.layout.blocks..][..self.layout.blocks]
+        let chunks = self.inputs.div_ceil(CHUNK);
+        self.codes[t * chunks..][..chunks].as_flattened()
     }
 
     /// `sums [rows, tokens]`: the digits of every packed row with the codes of every token.
     pub fn multiply(&self, level: Level, packed: &[u8], sums: &mut [i32]) {
         match level {
-            // Products of integers have no wider instructions in the part of AVX-512 that the kernels ask for.
+            // 512 bits at a time were no faster.
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 | Level::Avx2 => match pulp::x86::V3::try_new() {
                 Some(simd) => simd.vectorize(
@@ -89,7 +76,6 @@ impl Tokens {
 
 struct Round<'a> {
     x: &'a [f32],
-    inputs: usize,
     tokens: &'a mut Tokens,
 }
 
@@ -99,36 +85,42 @@ impl WithSimd for Round<'_> {
     /// Left to the compiler, which knows the instruction set here.
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Layout { bytes, plane, blocks } = self.tokens.layout;
-        let mut row = vec![0_i8; bytes * PER_BYTE];
-        for (t, x) in self.x.chunks_exact(self.inputs).enumerate() {
+        let Tokens { inputs, codes, scales, totals } = self.tokens;
+        let tokens = self.x.chunks_exact(*inputs).zip(codes.chunks_exact_mut(inputs.div_ceil(CHUNK)));
+        for ((x, chunks), (scale, total)) in tokens.zip(scales.iter_mut().zip(totals)) {
             // Sizes of finite numbers are ordered as their bits.
             let most = x.iter().fold(0, |most, x| x.abs().to_bits().max(most));
-            let scale = f32::from_bits(most).max(LEAST) / 127.0;
-            for (code, x) in row.iter_mut().zip(x) {
-                *code = (x / scale).round_ties_even().clamp(-128.0, 127.0) as i32 as i8;
+            *scale = f32::from_bits(most).max(LEAST) / 127.0;
+            for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
+                let mut row = [0; CHUNK];
+                for (code, x) in row.iter_mut().zip(x) {
+                    // No quotient is beyond 127 by more than its rounding: nothing is left to clip.
+                    *code = (x / *scale + SHIFT).to_bits() as i8;
+                }
+                *total += row.iter().map(|&code| i32::from(code)).sum::<i32>();
+                for (i, codes) in row.as_chunks::<PER_BYTE>().0.iter().enumerate() {
+                    (0..PER_BYTE).for_each(|n| chunk[n][i] = codes[n]);
+                }
             }
-            let planes = self.tokens.codes[t * blocks..][..blocks].as_flattened_mut();
-            for (i, codes) in row.as_chunks::<PER_BYTE>().0.iter().enumerate() {
-                codes.iter().enumerate().for_each(|(n, &code)| planes[n * plane + i] = code);
-            }
-            self.tokens.scales[t] = scale;
-            self.tokens.totals[t] = row.iter().map(|&code| i32::from(code)).sum();
         }
     }
 }
 
 #[inline(always)]
 fn multiply<D: Dots>(simd: D, tokens: &Tokens, packed: &[u8], sums: &mut [i32]) {
-    let (layout, count) = (tokens.layout, tokens.count());
-    let mut staged = vec![0; layout.plane.div_ceil(BLOCK) * PAIRS];
-    let mut planes: [Vec<u16>; ROWS] = std::array::from_fn(|_| vec![0; (layout.blocks + 1) * PAIRS]);
-    for (rows, sums) in packed.chunks(ROWS * layout.bytes).zip(sums.chunks_mut(ROWS * count)) {
-        for (row, planes) in rows.chunks_exact(layout.bytes).zip(&mut planes) {
-            bytemuck::cast_slice_mut::<_, u8>(&mut staged)[..layout.bytes].copy_from_slice(row);
-            unpack(&staged, layout.plane / 2, planes);
+    let (bytes, count) = (tokens.inputs.div_ceil(PER_BYTE), tokens.count());
+    let mut rows = [(); ROWS].map(|()| vec![[[0; BLOCK]; PER_BYTE]; tokens.inputs.div_ceil(CHUNK)]);
+    for (packed, sums) in packed.chunks(ROWS * bytes).zip(sums.chunks_mut(ROWS * count)) {
+        for (packed, row) in packed.chunks_exact(bytes).zip(&mut rows) {
+            let (whole, rest) = packed.as_chunks();
+            whole.iter().zip(&mut *row).for_each(|(bytes, chunk)| unpack(bytes, chunk));
+            if let Some(last) = row.get_mut(whole.len()) {
+                let mut bytes = [0; BLOCK];
+                bytes[..rest.len()].copy_from_slice(rest);
+                unpack(&bytes, last);
+            }
         }
-        let digits = planes.each_ref().map(|row| &bytemuck::cast_slice(row).as_chunks().0[..layout.blocks]);
+        let digits = rows.each_ref().map(|row| row.as_flattened());
         let tiled = count - count % COLUMNS;
         for t in (0..tiled).step_by(COLUMNS) {
             let found = simd.dots(digits, std::array::from_fn::<_, COLUMNS, _>(|n| tokens.token(t + n)));
@@ -145,26 +137,24 @@ fn multiply<D: Dots>(simd: D, tokens: &Tokens, packed: &[u8], sums: &mut [i32]) 
     }
 }
 
-/// The planes of a packed row, `plane` pairs of bytes each. Whole blocks are written from the last to the first, each plane
-/// before the next: what is written past the end of a plane is the beginning of a later one, which is written after it.
+/// The digits of 32 bytes, in pairs of bytes.
 #[inline(always)]
-fn unpack(packed: &[u16], plane: usize, planes: &mut [u16]) {
-    for (n, packed) in packed.as_chunks::<PAIRS>().0.iter().enumerate().rev() {
-        let mut quotients = *packed;
-        // `ceil(2^16 / 3^n)`: the upper half of the product is `floor(p / 3^n)` for every byte.
-        for (digit, reciprocal) in [21_846_u32, 7282, 2428, 810].into_iter().enumerate() {
-            let divided = |byte: u16| ((u32::from(byte) * reciprocal) >> 16) as u16;
-            let mut digits = [0; PAIRS];
-            for i in 0..PAIRS {
-                let next = divided(packed[i] & 0xff) | divided(packed[i] >> 8) << 8;
-                // No byte of the difference is negative, so that none borrows from its neighbour.
-                digits[i] = quotients[i] - 3 * next;
-                quotients[i] = next;
-            }
-            planes[digit * plane + n * PAIRS..][..PAIRS].copy_from_slice(&digits);
+fn unpack(bytes: &[u8; BLOCK], digits: &mut Chunk) {
+    let packed: [u16; PAIRS] = pulp::cast(*bytes);
+    let mut quotients = packed;
+    // `ceil(2^16 / 3^n)`: the upper half of the product is `floor(p / 3^n)` for every byte.
+    for (n, reciprocal) in [21_846_u32, 7282, 2428, 810].into_iter().enumerate() {
+        let divided = |byte: u16| ((u32::from(byte) * reciprocal) >> 16) as u16;
+        let mut of_pairs = [0_u16; PAIRS];
+        for i in 0..PAIRS {
+            let next = divided(packed[i] & 0xff) | divided(packed[i] >> 8) << 8;
+            // No byte of the difference is negative, so that none borrows from its neighbour.
+            of_pairs[i] = quotients[i] - 3 * next;
+            quotients[i] = next;
         }
-        planes[(PER_BYTE - 1) * plane + n * PAIRS..][..PAIRS].copy_from_slice(&quotients);
+        digits[n] = pulp::cast(of_pairs);
     }
+    digits[PER_BYTE - 1] = pulp::cast(quotients);
 }
 
 /// How an instruction set multiplies digits of 0 to 2 with codes of eight bits.

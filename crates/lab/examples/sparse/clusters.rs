@@ -12,27 +12,37 @@ const SEEDS: u64 = 5;
 pub fn table() -> Result<()> {
     println!("| data | clusters | density | no edges beyond | `raw` | `importance` | `row` | `centroid` |");
     println!("|---|---|---|---|---|---|---|---|");
+    let heads = |kind, dim| {
+        let head = |seed| drawn(Clusters { seed, tokens: TOKENS, dim, kind }.generate());
+        (0..SEEDS).map(head).collect::<Result<Vec<Head>>>()
+    };
+    let near = heads(ClusterKind::Near, 32)?;
     for clusters in [2, 4, 8, 16, 32] {
-        row("near, d = 32", ClusterKind::Near, 32, clusters, "")?;
+        row("near, d = 32", &near, clusters, "")?;
     }
+    row("near, 2 routes", &near, 32, r#", "routes": 2"#)?;
+    row("near, 32 free keys", &near, 32, r#", "outlier_globals": 32"#)?;
+    let mut planted = heads(ClusterKind::Planted, 32)?;
+    row("planted, d = 32", &planted, 32, "")?;
+    // Tokens of one cluster have like values, as they would in a layer: 32 centres, over and over, and what each token had.
+    for (head, centres) in planted.iter_mut().zip(heads(ClusterKind::Independent, 32)?) {
+        head.v.iter_mut().zip(centres.q[..32 * 32].iter().cycle()).for_each(|(v, centre)| *v += centre);
+    }
+    row("planted, values too", &planted, 32, "")?;
     for (name, kind, dim, fields) in [
-        ("near, 2 routes", ClusterKind::Near, 32, r#", "routes": 2"#),
-        ("near, 32 free keys", ClusterKind::Near, 32, r#", "outlier_globals": 32"#),
-        ("planted, d = 32", ClusterKind::Planted, 32, ""),
         ("independent, d = 64", ClusterKind::Independent, 64, ""),
         ("projected, d = 64", ClusterKind::Projected, 64, ""),
         ("projected, keys clustered", ClusterKind::Projected, 64, r#", "cluster_on": "keys""#),
         ("projected, `dual`", ClusterKind::Projected, 64, r#", "cluster_on": "dual""#),
         ("projected, `dual`, 4 routes", ClusterKind::Projected, 64, r#", "cluster_on": "dual", "routes": 4"#),
     ] {
-        row(name, kind, dim, 32, fields)?;
+        row(name, &heads(kind, dim)?, 32, fields)?;
     }
     Ok(())
 }
 
-fn row(name: &str, kind: ClusterKind, dim: usize, clusters: usize, fields: &str) -> Result<()> {
-    let heads: Vec<Head> =
-        (0..SEEDS).map(|seed| drawn(Clusters { seed, tokens: TOKENS, dim, kind }.generate())).collect::<Result<_>>()?;
+fn row(name: &str, heads: &[Head], clusters: usize, fields: &str) -> Result<()> {
+    let dim = heads[0].dim;
     let edges = (TOKENS as f64).powf(1.5);
     let samples = (edges / (clusters * (clusters - 1)) as f64).round();
     let per_row = (edges / TOKENS as f64).round();

@@ -273,6 +273,13 @@ fn validate(options: &BenchOptions) -> Result<()> {
             return fail("tokens", format!("{n}, which makes tensors of more than 2^36 elements"));
         }
     }
+    for (n, mechanism) in options.mechanisms.iter().enumerate() {
+        if options.mechanisms[..n].iter().any(|known| known.id() == mechanism.id()) {
+            // Points, curves and rivals go by the id.
+            let problem = format!("`{}` twice; measure one configuration of a mechanism at a time", mechanism.id());
+            return fail("mechanisms", problem);
+        }
+    }
     if options.patience.is_zero() {
         return fail("peer-timeout", "0, must be above 0".into());
     }

@@ -9,6 +9,7 @@ mod packed;
 use std::ops::Range;
 
 use burn::{
+    backend::flex::Flex,
     nn::Linear,
     tensor::{Tensor, TensorData, module::linear as real_linear},
 };
@@ -55,7 +56,7 @@ impl Layers<'_> {
         if is_flex(&device)
             && !device.is_autodiff()
             && let Ok(matrices) = self.packed.matrices(&self.weight, self.widths)
-            && let Ok(out) = integers(x.clone(), &matrices[layers.clone()], bias.clone())
+            && let Ok(out) = integers(&x, &matrices[layers.clone()], bias.clone())
         {
             return out;
         }
@@ -93,13 +94,18 @@ fn host(data: TensorData) -> Vec<f32> {
     data.convert::<f32>().try_into_vec().expect("they were made of f32")
 }
 
-/// `x` times all matrices, in integers.
-fn integers(x: Tensor<3>, matrices: &[TernaryMatrix], bias: Option<Tensor<1>>) -> Result<Tensor<3>> {
+/// `x`, on Flex, times all matrices, in integers.
+fn integers(x: &Tensor<3>, matrices: &[TernaryMatrix], bias: Option<Tensor<1>>) -> Result<Tensor<3>> {
     let ([batch, seq, _], dtype, device) = (x.dims(), x.dtype(), x.device());
     let bias = bias.map(|bias| host(bias.into_data()));
     let width = matrices.iter().map(|matrix| matrix.shape()[0]).sum::<usize>();
     let mut out = vec![0.0; batch * seq * width];
-    TernaryMatrix::forward_all(matrices, &host(x.into_data()), bias.as_deref(), &mut out)?;
+    let forward = |x: &[f32], out: &mut [f32]| TernaryMatrix::forward_all(matrices, x, bias.as_deref(), out);
+    let plain = x.clone().try_into_primitive::<Flex>().ok();
+    match plain.as_ref().and_then(|x| x.as_slice()) {
+        Some(values) => forward(values, &mut out)?,
+        None => forward(&host(x.to_data()), &mut out)?,
+    }
     Ok(Tensor::<3>::from_data(TensorData::new(out, [batch, seq, width]), &device).cast(dtype))
 }
 

@@ -23,7 +23,7 @@ pub struct Clusters {
     pub kind: ClusterKind,
 }
 
-/// How queries and keys are related. `g` are independent standard normal vectors; values are always such.
+/// How queries, keys and values are related. `g` are independent standard normal vectors; values are such unless said otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ClusterKind {
     /// `q = 0.7 g`, `k = q + 0.35 g'`: no clusters, but a key for every query.
@@ -33,7 +33,7 @@ pub enum ClusterKind {
     Planted,
     /// `q = g`, `k = g'`.
     Independent,
-    /// `q = W x`, `k = W' x` of one token `x` by two random matrices of unit variance.
+    /// `q = W x`, `k = W' x`, `v = W'' x` of one token `x`, as in a layer, by three random matrices of unit variance.
     Projected,
 }
 
@@ -95,22 +95,19 @@ impl Clusters {
         let [first, second, v] = [(); 3].map(|()| normal(&mut rng, tokens * dim));
         let mix =
             |x: &[f32], a: f32, y: &[f32], b: f32| x.iter().zip(y).map(|(x, y)| a * x + b * y).collect::<Vec<_>>();
-        let (q, k) = match self.kind {
+        let (q, k, v) = match self.kind {
             ClusterKind::Near => {
                 let q: Vec<f32> = first.iter().map(|x| 0.7 * x).collect();
                 let k = mix(&q, 1.0, &second, 0.35);
-                (q, k)
+                (q, k, v)
             }
             ClusterKind::Planted => {
                 let centres = normal(&mut rng, CENTRES * dim);
                 let centre: Vec<f32> = (0..tokens * dim).map(|at| centres[at % (CENTRES * dim)]).collect();
-                (mix(&centre, 0.5, &first, 0.1), mix(&centre, 0.5, &second, 0.1))
+                (mix(&centre, 0.5, &first, 0.1), mix(&centre, 0.5, &second, 0.1), v)
             }
-            ClusterKind::Independent => (first, second),
-            ClusterKind::Projected => {
-                let [left, right] = [(); 2].map(|()| normal(&mut rng, dim * dim));
-                (project(&left, &first, dim), project(&right, &first, dim))
-            }
+            ClusterKind::Independent => (first, second, v),
+            ClusterKind::Projected => [(); 3].map(|()| project(&normal(&mut rng, dim * dim), &first, dim)).into(),
         };
         Ok(Head { tokens, dim, q, k, v })
     }
@@ -161,7 +158,7 @@ mod tests {
         for (kind, expected) in KINDS.into_iter().zip([[0.49, 0.6125], [0.26, 0.26], [1.0, 1.0], [1.0, 1.0]]) {
             let head = Clusters { tokens: 4000, kind, ..Clusters::default() }.generate().unwrap();
             for (x, expected) in [&head.q, &head.k, &head.v].into_iter().zip([expected[0], expected[1], 1.0]) {
-                // Planted tokens share 32 centres, projected ones two matrices.
+                // Planted tokens share 32 centres, projected ones three matrices.
                 let got = mean_square(x);
                 assert!((got / expected - 1.0).abs() < 0.12, "{kind}: {got} instead of {expected}");
             }
