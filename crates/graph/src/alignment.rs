@@ -6,7 +6,7 @@ use resolvent_kernels::{
 };
 
 use crate::{
-    AttentionOperator, LinearOperator, Power, Result, perron, subdominant_ratio,
+    AttentionOperator, LinearOperator, Power, Result, subdominant_ratio,
     vector::{dot, norm},
 };
 
@@ -58,7 +58,8 @@ fn ranks(x: &[f64]) -> Vec<f64> {
 /// The token weights of `linear-infsa` beside the Perron vector of `relu(Q Q^T)` that they stand in for.
 ///
 /// The baselines belong to the result: between non-negative vectors a high cosine says little by itself, and the norms
-/// of the queries alone often score higher than the weights.
+/// of the queries alone often score higher than the weights. The vector is that of at most 200 steps of power iteration
+/// from the uniform one, as in the paper: [`PerronReport::change`] tells how far it still is from standing.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct PerronReport {
     /// The weights `a`.
@@ -92,7 +93,7 @@ impl PerronReport {
         let unit: Vec<f64> = (0..seq).map(|i| f64::from(u8::from(i == first))).collect();
         let a = kept(weights.apply_transpose(&unit)?);
         let power = Power { max_iter: 200, ..Power::default() };
-        let pair = perron(&affinity, &power)?;
+        let pair = power.iterate(vec![1.0; seq], 0.0, |x| affinity.apply(x))?;
         let reference = kept(pair.vector);
         let norms = q.chunks(q.len() / seq.max(1)).map(|q| q.iter().map(|&q| f64::from(q).powi(2)).sum::<f64>().sqrt());
         let energies = kept(norms.collect());

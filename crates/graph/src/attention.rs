@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 
 use resolvent_kernels::{
-    ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
+    ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, PlanTensors, Scratch, Shape,
+    Strategy,
 };
 
-use crate::{LinearOperator, Result, error::check_len};
+use crate::{Error, LinearOperator, Result, error::check_len, vector::dot};
 
 /// The matrix `M(q, k)` that one head of a mechanism multiplies its values with, decay included, known by `M x` and
 /// `M^T x` in O(N) memory.
@@ -61,10 +62,60 @@ impl AttentionOperator {
             let (inputs, mask) = graph.inputs(&graph.ones);
             graph.clusters = Some(graph.op.clusters(&inputs, &mask)?.into_owned());
         }
-        let (mut row_sums, mut stats) = (vec![0.0; seq], vec![0.0; graph.stats.len()]);
-        graph.forward(&graph.op, &graph.ones, &mut row_sums, &mut stats)?;
-        (graph.row_sums, graph.stats) = (row_sums, stats);
-        Ok(graph)
+        graph.saved()
+    }
+
+    /// The graph of the same tokens under the plan that slice `slice` (batch entry times heads plus head) of a larger call
+    /// has: what a clustered mechanism draws depends on where in a call a head is.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where the plan has no such slice; what the mechanism refuses.
+    pub fn with_clusters(mut self, plan: &ClusterPlan, slice: usize) -> Result<Self> {
+        if slice >= plan.slices() {
+            return Err(Error::Range { what: "slice", value: slice as f64, expected: "one that the plan has" });
+        }
+        let (all, seq) = (plan.to_tensors(), self.len());
+        let own = |triple: &[i64; 3]| triple[0] == slice as i64;
+        let first = |triple: [i64; 3]| [0, triple[1], triple[2]];
+        let edges = || all.edges.iter().zip(&all.edge_log_weight).filter(|(edge, _)| own(edge));
+        let labels = |all: &[i64]| all.get(slice * seq..(slice + 1) * seq).unwrap_or_default().to_vec();
+        let tensors = PlanTensors {
+            label_q: labels(&all.label_q),
+            label_k: labels(&all.label_k),
+            exact_blocks: all.exact_blocks.iter().copied().filter(own).map(first).collect(),
+            edges: edges().map(|(&edge, _)| first(edge)).collect(),
+            edge_log_weight: edges().map(|(_, &weight)| weight).collect(),
+        };
+        self.clusters = Some(ClusterPlan::from_tensors(&tensors, self.op.shape())?);
+        self.saved()
+    }
+
+    /// With what forward saves for the backward pass of one channel of ones.
+    fn saved(mut self) -> Result<Self> {
+        let (mut row_sums, mut stats) = (vec![0.0; self.len()], vec![0.0; self.stats.len()]);
+        self.forward(&self.op, &self.ones, &mut row_sums, &mut stats)?;
+        (self.row_sums, self.stats) = (row_sums, stats);
+        Ok(self)
+    }
+
+    /// The tokens' queries `[seq, head_dim]`, and keys where the mechanism is not tied.
+    pub(crate) fn tokens(&self) -> (&[f32], Option<&[f32]>) {
+        (&self.q, self.k.as_deref())
+    }
+
+    /// The scores `scale q_i.k_j` of `softmax` `[seq, seq]` in f64, `-inf` where a token is not seen: the logarithms of its
+    /// kernel before rows are normalised, which no weight is too small for. `None` for other mechanisms.
+    pub fn logits(&self) -> Option<Vec<f64>> {
+        let Mechanism::Softmax(m) = self.op.mechanism() else { return None };
+        let (n, dim) = (self.len(), self.op.shape().head_dim);
+        let scale = m.scale.unwrap_or(1.0 / (dim as f64).sqrt());
+        let (q, k) = (wide(&self.q), wide(self.k.as_deref().unwrap_or(&self.q)));
+        let there = |token: usize| self.keep.as_ref().is_none_or(|keep| keep[token]);
+        let logit = |at: usize| match (at / n, at % n) {
+            (i, j) if (m.causal && j > i) || !there(i) || !there(j) => f64::NEG_INFINITY,
+            (i, j) => scale * dot(&q[i * dim..][..dim], &k[j * dim..][..dim]),
+        };
+        Some((0..n * n).map(logit).collect())
     }
 
     /// Which tokens are there.

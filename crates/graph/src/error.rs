@@ -52,6 +52,22 @@ pub enum Error {
         /// Its weight.
         value: f64,
     },
+    /// A product with an operator is NaN or infinite.
+    #[error("the product with the operator is {value} at token {index}; its weights are not all finite, or overflow")]
+    Product {
+        /// The first such token.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+    /// Walks of all lengths have no finite weight.
+    #[error(
+        "the weights of longer walks grow: the spectral radius is {radius:.4}; lower the decay until it is below 1"
+    )]
+    Diverges {
+        /// The spectral radius.
+        radius: f64,
+    },
     /// Degrees, probabilities and path lengths need weights without sign.
     #[error(
         "the weight of {row} -> {column} is {value}; {what} is defined for non-negative weights: use a non-negative score \

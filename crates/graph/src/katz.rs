@@ -1,6 +1,6 @@
 //! Katz centralities: how many discounted walks start and end at a token. "Infinite Self-Attention", section 3.3.
 
-use crate::{LinearOperator, Result, Solver, Transposed};
+use crate::{Arnoldi, Error, LinearOperator, Result, Solver, Transposed};
 
 /// Walk counts over all lengths, the empty walk included.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -21,8 +21,17 @@ impl Katz {
 /// The Katz centralities of `m` (decay included) by two solves.
 ///
 /// # Errors
-/// [`crate::Error::NotConverged`]; those of the operator.
+/// [`Error::NotConverged`]; [`Error::Diverges`] where the spectral radius is one or more, so that the solutions count
+/// nothing; those of the operator.
 pub fn katz(m: &impl LinearOperator, solver: &Solver) -> Result<Katz> {
     let ones = vec![1.0; m.len()];
-    Ok(Katz { c_out: solver.resolvent(m, &ones)?, c_in: solver.resolvent(&Transposed(m), &ones)? })
+    let found = Katz { c_out: solver.resolvent(m, &ones)?, c_in: solver.resolvent(&Transposed(m), &ones)? };
+    // Counts without sign solve c = 1 + M c only where the radius of a non-negative M is below one.
+    if found.c_out.iter().chain(&found.c_in).any(|&count| count < 0.0) {
+        let largest = Arnoldi { wanted: 1, tol: 1e-4, ..Arnoldi::default() }.eigenvalues(m)?;
+        if let Some(radius) = largest.first().map(|found| found.value.modulus()).filter(|&radius| radius >= 1.0) {
+            return Err(Error::Diverges { radius });
+        }
+    }
+    Ok(found)
 }

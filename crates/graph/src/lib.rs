@@ -60,7 +60,7 @@ pub use error::{Error, Result};
 pub use katz::{Katz, katz};
 pub use markov::{HTransform, Markov, markov};
 pub use operator::{Dense, LinearOperator, Transposed};
-pub use paths::{HopSummary, Paths, UNREACHABLE, shortest_paths, shortest_paths_from};
+pub use paths::{HopSummary, Paths, UNREACHABLE, shortest_paths, shortest_paths_from, shortest_paths_from_logs};
 pub use rank::{Rank, sin_theta};
 pub use reversible::{
     Reversible, Spectrum, StreamedReversible, Sweep, diffusion_distances, diffusion_map, generator, mixing_bounds,

@@ -13,7 +13,7 @@ pub struct Markov {
     /// Whether no absorption is negative: for non-negative scores, whether `M` is the transition matrix of an absorbing
     /// chain.
     pub substochastic: bool,
-    /// The smallest absorption; 1 without tokens.
+    /// The smallest absorption; 1 without tokens, NaN where one is (and the chain then is not substochastic).
     pub min_absorption: f64,
     /// Number of tokens with negative absorption.
     pub negative: usize,
@@ -27,8 +27,12 @@ pub fn markov(m: &impl LinearOperator) -> Result<Markov> {
     let row_sums = m.apply(&vec![1.0; m.len()])?;
     let absorption: Vec<f64> = row_sums.iter().map(|s| 1.0 - s).collect();
     let negative = absorption.iter().filter(|&&r| r < 0.0).count();
-    let min_absorption = absorption.iter().copied().fold(1.0, f64::min);
-    Ok(Markov { row_sums, absorption, substochastic: negative == 0, min_absorption, negative })
+    let substochastic = absorption.iter().all(|&r| r >= 0.0);
+    let min_absorption = absorption.iter().copied().fold(1.0, |least: f64, r| match r.is_nan() || least.is_nan() {
+        true => f64::NAN,
+        false => least.min(r),
+    });
+    Ok(Markov { row_sums, absorption, substochastic, min_absorption, negative })
 }
 
 /// The h-transformed chain `D^-1 M D`, `D = diag(u)` with the walk counts `u = (I - M)^-1 1` ([`crate::Katz::c_out`]).

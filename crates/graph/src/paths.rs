@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use crate::{Dense, LinearOperator, Result, reversible::check_non_negative};
+use crate::{Dense, Error, LinearOperator, Result, error::check_len, reversible::check_non_negative};
 
 /// The number of hops of a pair without a path.
 pub const UNREACHABLE: u32 = u32::MAX;
@@ -13,7 +13,7 @@ pub struct Paths {
     tokens: usize,
     /// The tokens they start from; one row each.
     pub sources: Vec<usize>,
-    /// Lengths `[from, to]`; infinite without a path, 0 from a token to itself.
+    /// Lengths `[from, to]`; infinite without a path (and where no number holds them), 0 from a token to itself.
     pub lengths: Vec<f64>,
     /// Numbers of edges `[from, to]`, the fewest among paths of equal length; [`UNREACHABLE`] without a path.
     pub hops: Vec<u32>,
@@ -75,17 +75,49 @@ pub fn shortest_paths(weights: &Dense) -> Result<Paths> {
 /// Where a source is no token.
 pub fn shortest_paths_from(weights: &Dense, sources: Vec<usize>) -> Result<Paths> {
     check_non_negative(weights, "a path length")?;
-    let mut edges = Edges::new(weights);
-    let room = weights.len() * sources.len();
+    // What is left of a weight below this is in units that leave its inverse within f64.
+    const SMALL: f64 = 1e-300;
+    let small = weights.entries().iter().any(|&w| w > 0.0 && w < SMALL);
+    let unit = if small { 1e20 } else { 1.0 };
+    let length = |&w: &f64| if w > 0.0 { 1.0 / (w * unit) } else { f64::INFINITY };
+    Ok(search(weights.len(), weights.entries().iter().map(length).collect(), sources, unit))
+}
+
+/// [`shortest_paths_from`] for the logarithms of the weights `[n, n]`, `-inf` for no edge: edges that no number could
+/// hold the length of are there all the same. An edge `e^1400` times as long as the shortest counts as long as that.
+///
+/// # Errors
+/// [`Error::NotFinite`] for NaN and `+inf`; [`Error::Length`].
+///
+/// # Panics
+/// Where a source is no token.
+pub fn shortest_paths_from_logs(n: usize, log_weights: &[f64], sources: Vec<usize>) -> Result<Paths> {
+    /// What an exponential holds, with room for sums.
+    const ROOM: f64 = 700.0;
+    check_len("log_weights", log_weights.len(), n * n)?;
+    if let Some(at) = log_weights.iter().position(|x| x.is_nan() || *x == f64::INFINITY) {
+        return Err(Error::NotFinite { row: at / n, column: at % n, value: log_weights[at] });
+    }
+    let edges = || log_weights.iter().filter(|x| x.is_finite()).map(|x| -x);
+    let (least, most) = edges().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, m), x| (l.min(x), m.max(x)));
+    let unit = if least > most { 0.0 } else { (most - ROOM).max(0.0).min(least + ROOM) };
+    let length = |&x: &f64| if x.is_finite() { (-x - unit).min(ROOM).exp() } else { f64::INFINITY };
+    Ok(search(n, log_weights.iter().map(length).collect(), sources, unit.exp()))
+}
+
+/// Paths over edges of `lengths`, which are in multiples of `unit`.
+fn search(n: usize, lengths: Vec<f64>, sources: Vec<usize>, unit: f64) -> Paths {
+    let mut edges = Edges::new(n, lengths);
+    let room = n * sources.len();
     let (mut lengths, mut all_hops) = (Vec::with_capacity(room), Vec::with_capacity(room));
     let mut search = Search::default();
     for &source in &sources {
         search.from(source, &mut edges);
-        lengths.extend_from_slice(&search.length);
+        lengths.extend(search.length.iter().map(|&length| if length > 0.0 { length * unit } else { 0.0 }));
         let hops = |(&hops, length): (&u32, &f64)| if length.is_finite() { hops } else { UNREACHABLE };
         all_hops.extend(search.hops.iter().zip(&search.length).map(hops));
     }
-    Ok(Paths { tokens: weights.len(), sources, lengths, hops: all_hops })
+    Paths { tokens: n, sources, lengths, hops: all_hops }
 }
 
 /// Lengths of the direct edges.
@@ -101,9 +133,7 @@ struct Edges {
 }
 
 impl Edges {
-    fn new(weights: &Dense) -> Self {
-        let n = weights.len();
-        let mut lengths: Vec<f64> = weights.entries().iter().map(|w| 1.0 / w).collect();
+    fn new(n: usize, mut lengths: Vec<f64>) -> Self {
         (0..n).for_each(|i| lengths[i * (n + 1)] = f64::INFINITY);
         let least = lengths.iter().copied().fold(f64::INFINITY, f64::min);
         Self { n, lengths, least, sorted: vec![Vec::new(); n], passes: vec![0; n] }

@@ -14,8 +14,12 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Of non-negative `values` in any order (what is below 0 by rounding counts as 0); zeros for a zero operator.
+    /// Of non-negative `values` in any order (what is below 0 by rounding counts as 0); zeros for a zero operator. Where a
+    /// value is not finite, neither are the measures, and none is counted.
     pub fn of(values: &[f64]) -> Self {
+        if values.iter().any(|x| !x.is_finite()) {
+            return Self { effective: f64::NAN, stable: f64::NAN, numerical: 0 };
+        }
         let most = values.iter().copied().fold(0.0, f64::max);
         if most == 0.0 {
             return Self { effective: 0.0, stable: 0.0, numerical: 0 };

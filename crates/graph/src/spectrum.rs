@@ -1,7 +1,7 @@
 //! Power iteration: the dominant direction, the spectral radius and the 2-norm.
 
 use crate::{
-    LinearOperator, Result, Transposed,
+    Error, LinearOperator, Result, Transposed,
     vector::{axpy, dot, norm, scaled},
 };
 
@@ -36,7 +36,7 @@ pub struct Eigenpair {
 
 impl Power {
     /// Iterates `step` from `start`, shifted by `shift` (`step + shift I`), which tells an eigenvalue from its negative.
-    fn iterate(
+    pub(crate) fn iterate(
         &self,
         start: Vec<f64>,
         shift: f64,
@@ -50,6 +50,9 @@ impl Power {
             axpy(shift, &x, &mut y);
             iterations += 1;
             let length = norm(&y);
+            if let Some(index) = y.iter().position(|y| !y.is_finite()) {
+                return Err(Error::Product { index, value: y[index] });
+            }
             value = length - shift;
             if length == 0.0 {
                 (x, change) = (y, 0.0);
@@ -72,7 +75,7 @@ impl Power {
 /// halves that only see each other converges too. The vector is unique and positive where the graph is connected.
 ///
 /// # Errors
-/// Those of the operator.
+/// [`Error::Product`]; those of the operator.
 pub fn perron(m: &impl LinearOperator, power: &Power) -> Result<Eigenpair> {
     let start = vec![1.0; m.len()];
     let shift = 0.5 * m.apply(&start)?.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
@@ -82,7 +85,7 @@ pub fn perron(m: &impl LinearOperator, power: &Power) -> Result<Eigenpair> {
 /// The spectral radius of a non-negative operator, the value of its [`perron`] pair.
 ///
 /// # Errors
-/// Those of the operator.
+/// [`Error::Product`]; those of the operator.
 pub fn spectral_radius(m: &impl LinearOperator, power: &Power) -> Result<f64> {
     Ok(perron(m, power)?.value)
 }
@@ -90,7 +93,7 @@ pub fn spectral_radius(m: &impl LinearOperator, power: &Power) -> Result<f64> {
 /// The 2-norm of any operator: the root of the dominant eigenvalue of `M^T M`.
 ///
 /// # Errors
-/// Those of the operator.
+/// [`Error::Product`]; those of the operator.
 pub fn spectral_norm(m: &impl LinearOperator, power: &Power) -> Result<f64> {
     // A start without symmetry: the uniform vector may be orthogonal to the dominant direction of a signed operator.
     let start = (0..m.len()).map(|i| 1.0 + (i as f64).sin()).collect();
@@ -101,7 +104,7 @@ pub fn spectral_norm(m: &impl LinearOperator, power: &Power) -> Result<f64> {
 /// the growth rate of what is left when that direction is taken out on both sides, over `steps` steps.
 ///
 /// # Errors
-/// Those of the operator.
+/// [`Error::Product`]; those of the operator.
 pub fn subdominant_ratio(m: &impl LinearOperator, power: &Power, steps: usize) -> Result<f64> {
     let (right, left) = (perron(m, power)?, perron(&Transposed(m), power)?);
     let overlap = dot(&left.vector, &right.vector);

@@ -7,8 +7,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use resolvent_graph::{AttentionOperator, Dense, LinearOperator, PerronReport, Solver, katz, markov, spectral_norm};
 use resolvent_kernels::{
-    Mechanism, Shape, Strategy,
-    mechanism::{Infsa, LinearInfsa, NormBias, PowerOperator},
+    Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
+    mechanism::{Infsa, LinearInfsa, NormBias, PowerOperator, Softmax, Ssa},
     reference,
 };
 use support::{
@@ -75,6 +75,71 @@ fn long_queries_break_absorption() {
     assert!(spectral_norm(&long, &Default::default()).unwrap() < 0.7);
     let scores = katz(&long, &Solver::default()).unwrap();
     assert!(scores.c_out[0] > 2.0 && scores.c_in.iter().all(|c| *c >= 1.0));
+}
+
+/// A head of a larger call has its own plan: the graph under it is that of the call, which the head alone would not make.
+#[test]
+fn a_plan_of_a_larger_call() {
+    let (heads, n, d) = (3, 40, 4);
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    let (q, k) = (gaussian(&mut rng, heads * n * d), gaussian(&mut rng, heads * n * d));
+    let mechanism = Mechanism::Ssa(Ssa { clusters: Some(4), ..Ssa::default() });
+    let shape = Shape { value_dim: n, ..Shape::square(1, heads, n, d) };
+    let identity: Vec<f32> = (0..heads * n * n).map(|at| f32::from(u8::from(at / n % n == at % n))).collect();
+    let op = Operator::new(&mechanism, shape, false, Strategy::Auto).unwrap();
+    let inputs = Inputs { q: &q, k: Some(&k), v: &identity, extras: Extras::default() };
+    let (mut out, mut stats) = (vec![f32::NAN; op.out_len()], vec![0.0; op.plan().stats]);
+    op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default()).unwrap();
+    let plan = op.clusters(&inputs, &Mask::NONE).unwrap();
+    let mut other = 0;
+    for head in 0..heads {
+        let own = |x: &[f32]| x[head * n * d..][..n * d].to_vec();
+        let alone = AttentionOperator::new(&mechanism, n, &own(&q), Some(&own(&k)), None, Strategy::Auto).unwrap();
+        let far = |graph: &AttentionOperator| {
+            let matrix = Dense::of(graph).unwrap();
+            let entries = matrix.entries().iter().zip(&out[head * n * n..]);
+            entries.map(|(m, &w)| (m - f64::from(w)).abs()).fold(0.0, f64::max)
+        };
+        other += usize::from(far(&alone) > 1e-3);
+        let graph = alone.with_clusters(&plan, head).unwrap();
+        assert!(far(&graph) < 1e-6, "head {head}: {}", far(&graph));
+        assert!(markov(&graph).unwrap().row_sums.iter().all(|sum| (sum - 1.0).abs() < 1e-5));
+        assert!(graph.with_clusters(&plan, heads).is_err());
+    }
+    assert!(other >= 1, "plans depend on the place of the head");
+}
+
+/// The scores in f64 have the kernel's weights, and no row underflows.
+#[test]
+fn logits_of_softmax() {
+    let (n, d) = (12, 4);
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    let (q, k) = (gaussian(&mut rng, n * d), gaussian(&mut rng, n * d));
+    let causal = Mechanism::Softmax(Softmax { causal: true, ..Softmax::default() });
+    let graph = AttentionOperator::new(&causal, n, &q, Some(&k), None, Strategy::Auto).unwrap();
+    let (logits, weights) = (graph.logits().unwrap(), Dense::of(&graph).unwrap());
+    for i in 0..n {
+        let row = &logits[i * n..][..n];
+        let total: f64 = row.iter().map(|x| x.exp()).sum();
+        (0..n).for_each(|j| assert!((row[j].exp() / total - weights.row(i)[j]).abs() < 1e-6, "{i} {j}"));
+        assert!(row[i + 1..].iter().all(|&x| x == f64::NEG_INFINITY));
+    }
+    let fna = AttentionOperator::new(&Mechanism::preset("fna").unwrap(), n, &q, Some(&k), None, Strategy::Auto);
+    assert_eq!(fna.unwrap().logits(), None);
+}
+
+/// Two hundred plain steps, as the paper's: where the second direction is almost as strong, the vector is not there yet,
+/// and says so.
+#[test]
+fn steps_that_do_not_settle() {
+    // Two groups that do not see each other, one a hair stronger.
+    let q: Vec<f32> = (0..16).flat_map(|i| if i < 8 { [1.0, 0.0] } else { [0.0, 1.0005] }).collect();
+    let found = PerronReport::new(&LinearInfsa::default(), 16, &q, None).unwrap();
+    // The halves have grown apart by (1.0005)^(2 * 200) only.
+    let ratio = 1.0005_f64.powi(400);
+    let expected = (1.0 + ratio) / (2.0 * (1.0 + ratio * ratio)).sqrt();
+    assert!((found.uniform.cosine - expected).abs() < 1e-4, "{found:?} {expected}");
+    assert!(found.change > 1e-5);
 }
 
 /// Means of the alignment over random heads of 197 tokens and 12 channels around a shared mean of `shift * sqrt(12)`.

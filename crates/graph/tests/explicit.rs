@@ -4,7 +4,7 @@
 mod support;
 
 use resolvent_graph::{
-    Dense, Error, HTransform, LinearOperator, Power, Solver, Transposed, katz, markov, perron, spectral_norm,
+    Dense, Error, HTransform, LinearOperator, Power, Rank, Solver, Transposed, katz, markov, perron, spectral_norm,
     spectral_radius, subdominant_ratio,
 };
 use resolvent_kernels::{Mechanism, reference};
@@ -139,4 +139,28 @@ fn vectors_of_another_length_are_refused() {
     assert!(Dense::new(2, vec![0.0; 3]).is_err());
     assert!(EXACT.resolvent(&m, &[1.0; 2]).is_err());
     assert!(HTransform::new(&m, &[1.0; 2]).is_err());
+}
+
+/// What is not a number is not an answer either.
+#[test]
+fn operators_with_nan() {
+    let broken = Dense::new(2, vec![1.0, f64::NAN, 0.0, 1.0]).unwrap();
+    assert!(matches!(spectral_norm(&broken, &POWER), Err(Error::Product { .. })));
+    assert!(matches!(perron(&broken, &POWER), Err(Error::Product { index: 0, .. })));
+    assert!(matches!(subdominant_ratio(&broken, &POWER, 4), Err(Error::Product { .. })));
+    let chain = markov(&broken).unwrap();
+    assert!(!chain.substochastic && chain.min_absorption.is_nan());
+    let rank = Rank::of(&[1.0, f64::NAN]);
+    assert!(rank.effective.is_nan() && rank.stable.is_nan());
+}
+
+/// Walks that grow with their length have no count, though the equations have a solution.
+#[test]
+fn walks_without_an_end() {
+    let grows = |entries: Vec<f64>, n: usize| katz(&Dense::new(n, entries).unwrap(), &EXACT);
+    assert!(matches!(grows(vec![2.0], 1), Err(Error::Diverges { radius }) if (radius - 2.0).abs() < 1e-9));
+    assert!(matches!(grows(vec![0.5, 1.0, 1.0, 0.5], 2), Err(Error::Diverges { .. })));
+    // A signed operator of radius below one has what counts below zero.
+    let signed = grows(vec![0.0, -3.0, 0.0, 0.0], 2).unwrap();
+    assert_near(&signed.c_out, &[-2.0, 1.0], 1e-12);
 }

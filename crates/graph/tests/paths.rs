@@ -1,7 +1,9 @@
 //! Shortest paths beside the algorithm of Floyd and Warshall.
 
 use proptest::prelude::*;
-use resolvent_graph::{Dense, Error, LinearOperator, UNREACHABLE, shortest_paths, shortest_paths_from};
+use resolvent_graph::{
+    Dense, Error, LinearOperator, UNREACHABLE, shortest_paths, shortest_paths_from, shortest_paths_from_logs,
+};
 
 /// Lengths and hops between all pairs, by trying every token in between.
 fn floyd_warshall(weights: &Dense) -> (Vec<f64>, Vec<f64>) {
@@ -93,4 +95,34 @@ fn weights_that_have_no_length() {
     let with = |w: f64| Dense::from_fn(3, |i, j| if (i, j) == (1, 2) { w } else { 1.0 });
     assert!(matches!(shortest_paths(&with(-1.0)), Err(Error::Negative { row: 1, column: 2, .. })));
     assert!(matches!(shortest_paths(&with(f64::NAN)), Err(Error::NotFinite { .. })));
+}
+
+/// No weight is a weight of zero, whatever its sign; one too small for its inverse is an edge all the same.
+#[test]
+fn the_ends_of_the_numbers() {
+    let edges = Dense::new(3, vec![0.0, 1.0, 5e-324, -0.0, 0.0, 2.0, -0.0, 0.0, 0.0]).unwrap();
+    let found = shortest_paths(&edges).unwrap();
+    assert_eq!(found.hops, [0, 1, 2, UNREACHABLE, 0, 1, UNREACHABLE, UNREACHABLE, 0]);
+    assert!((found.lengths[1] - 1.0).abs() < 1e-12 && (found.lengths[2] - 1.5).abs() < 1e-12);
+    let weak = Dense::new(2, vec![0.0, 5e-324, 0.0, 0.0]).unwrap();
+    assert_eq!(shortest_paths(&weak).unwrap().hops, [0, 1, UNREACHABLE, 0]);
+}
+
+/// From logarithms the paths are those of the weights, and edges of scores far apart are there.
+#[test]
+fn paths_of_logarithms() {
+    let logs: Vec<f64> = (0..49).map(|at| 6.0 * (1.7 * at as f64).sin()).collect();
+    let weights = Dense::new(7, logs.iter().map(|x| x.exp()).collect()).unwrap();
+    let (found, expected) =
+        (shortest_paths_from_logs(7, &logs, (0..7).collect()).unwrap(), shortest_paths(&weights).unwrap());
+    assert_eq!(found.hops, expected.hops);
+    for (length, expected) in found.lengths.iter().zip(&expected.lengths) {
+        assert!((length - expected).abs() <= 1e-12 * expected);
+    }
+    // 0 -> 1 -> 2 with lengths e^900 each, and e^902 directly: shorter by way of 1.
+    let none = f64::NEG_INFINITY;
+    let far = [none, -900.0, -902.0, none, none, -900.0, none, -1.0, none];
+    assert_eq!(shortest_paths_from_logs(3, &far, vec![0]).unwrap().hops, [0, 1, 2]);
+    assert!(matches!(shortest_paths_from_logs(1, &[f64::NAN], vec![0]), Err(Error::NotFinite { .. })));
+    assert!(matches!(shortest_paths_from_logs(2, &[0.0], vec![0]), Err(Error::Length { .. })));
 }

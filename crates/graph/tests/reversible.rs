@@ -67,6 +67,36 @@ proptest! {
         prop_assert!((fit.coupling - cut.conductance).abs() < 1e-10);
         prop_assert!(fit.eps_cluster <= fit.row_leak && fit.row_leak <= 1.0);
     }
+
+    /// Tokens without edges change no cut, wherever they stand among the others.
+    #[test]
+    fn lonely_tokens_are_not_cut_off(logs in proptest::collection::vec(-3.0_f64..3.0, 49), places in 0_usize..512) {
+        let whole = Reversible::from_log_weights(7, &logs).unwrap();
+        let expected = sweep_cut(&whole, &whole.spectrum().unwrap()).unwrap();
+        // Seven of the nine bits say where the tokens with edges are.
+        let mut there: Vec<usize> = (0..9).filter(|bit| places >> bit & 1 == 1).take(7).collect();
+        (0..9).for_each(|i| if there.len() < 7 && !there.contains(&i) { there.push(i) });
+        there.sort_unstable();
+        let mut wide = vec![f64::NEG_INFINITY; 81];
+        for (i, &row) in there.iter().enumerate() {
+            there.iter().enumerate().for_each(|(j, &column)| wide[row * 9 + column] = logs[i * 7 + j]);
+        }
+        let graph = Reversible::from_log_weights(9, &wide).unwrap();
+        let cut = sweep_cut(&graph, &graph.spectrum().unwrap()).unwrap();
+        prop_assert!((cut.conductance - expected.conductance).abs() < 1e-9, "{} {}", cut.conductance, expected.conductance);
+        prop_assert!((0..9).all(|i| there.contains(&i) || !cut.side[i]));
+    }
+}
+
+/// Two parts whose tokens take turns, and one without edges: the cut between the parts is free.
+#[test]
+fn parts_are_cut_apart() {
+    let joined = |i: usize, j: usize| i != 4 && j != 4 && i % 2 == j % 2;
+    let weights = Dense::from_fn(9, |i, j| if joined(i, j) { 1.0 + (i + j) as f64 } else { 0.0 });
+    let graph = Reversible::from_weights(&weights).unwrap();
+    let cut = sweep_cut(&graph, &graph.spectrum().unwrap()).unwrap();
+    assert_eq!(cut.conductance, 0.0);
+    assert_eq!(cut.side, [true, false, true, false, false, false, true, false, true]);
 }
 
 #[test]

@@ -25,6 +25,14 @@ pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
 /// # Errors
 /// [`Error::Io`]; a file that was there is then as it was.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_atomically_with(path, |file| file.write_all(bytes))
+}
+
+/// [`write_atomically`] for what is written piece by piece.
+///
+/// # Errors
+/// As [`write_atomically`]; those of `write`.
+pub fn write_atomically_with(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let failed = || Error::io(path, "cannot write");
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(failed())?;
@@ -33,7 +41,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     #[cfg(unix)] // as any new file: what the user's mask leaves of rw-rw-rw-
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let mut file = builder.tempfile_in(folder).map_err(failed())?;
-    file.write_all(bytes).map_err(failed())?;
+    write(file.as_file_mut()).map_err(failed())?;
     file.as_file().sync_all().map_err(failed())?;
     file.persist(path).map_err(|e| failed()(e.error))?;
     sync_folder(folder).map_err(failed())

@@ -90,7 +90,7 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
         sequences: args.sequences,
         causal: args.causal,
         full: args.full,
-        seed: global.seed.unwrap_or(0),
+        seed: global.seed,
         stop: deferred.stop(),
         memory: Some(Arc::new(memory::Probe)),
         commands: vec![command_line()],
@@ -103,14 +103,15 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
     }
-    let Some(analysis) = analyze::run(&options)? else {
+    let Some(analysis) = analyze::run(&options, &args.out)? else {
         return Err(Error::Interrupted("nothing was written; run the command again".into()));
     };
-    let (file, page) = (args.out.join(analyze::RESULTS), args.out.join(report::REPORT));
-    let json = serde_json::to_value(&analysis).map_err(|e| Error::file(&file, e.to_string()))?;
-    write_atomically(&file, format!("{json:#}\n").as_bytes())?;
+    let page = args.out.join(report::REPORT);
     write_atomically(&page, analysis_page(&analysis).as_bytes())?;
-    output::result(global, &json, &format!("{}\nreport: {}", analysis.table(), page.display()))
+    match global.json {
+        true => output::file(&args.out.join(analyze::RESULTS)),
+        false => output::print(&format!("{}\nreport: {}", analysis.table(), page.display())),
+    }
 }
 
 /// What is analysed.

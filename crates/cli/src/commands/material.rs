@@ -8,8 +8,11 @@ use resolvent_lab::{
     subject::Material,
 };
 
-use super::{recipe, texts::read_lines};
-use crate::error::Result;
+use super::{
+    recipe,
+    texts::{filled, read_lines},
+};
+use crate::{Error, error::Result};
 
 /// Where examples may come from; of data, input and texts at most one is given.
 #[derive(Debug, Clone, Copy)]
@@ -28,12 +31,17 @@ impl Given<'_> {
     /// What is shown to the model in `checkpoint`, and the same in words. Without anything given, the data that it was trained on.
     pub fn material(&self, checkpoint: &Path) -> Result<(Material, String)> {
         if !self.texts.is_empty() {
-            return Ok((Material::Texts(self.texts.to_vec()), "the texts given".into()));
+            let texts = filled(self.texts.to_vec(), Path::new("--text"), "text")?;
+            return Ok((Material::Texts(texts), "the texts given".into()));
         }
         let state = Checkpoint::find(checkpoint)?.state;
         if let Some(input) = self.input {
-            let material = match state.expects {
-                Expectation::Texts(_) => Material::Texts(read_lines(input)?),
+            let material = match (&state.expects, self.boxes) {
+                (Expectation::Texts(_), Some(boxes)) => {
+                    let problem = "boxes are of pictures, and the model was trained on texts; leave --boxes out";
+                    return Err(Error::file(boxes, problem));
+                }
+                (Expectation::Texts(_), None) => Material::Texts(read_lines(input)?),
                 _ => Material::Pictures { input: input.into(), boxes: self.boxes.map(Into::into) },
             };
             return Ok((material, input.display().to_string()));

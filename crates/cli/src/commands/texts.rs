@@ -50,7 +50,7 @@ pub fn read_lines(file: &Path) -> Result<Vec<String>> {
 }
 
 /// `texts`, of which there must be some, and none empty; each is a `what`.
-fn filled(texts: Vec<String>, name: &Path, what: &str) -> Result<Vec<String>> {
+pub fn filled(texts: Vec<String>, name: &Path, what: &str) -> Result<Vec<String>> {
     if texts.is_empty() {
         return Err(Error::file(name, "holds no text; give one text a line"));
     }

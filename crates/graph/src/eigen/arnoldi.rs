@@ -2,7 +2,7 @@
 
 use faer::Mat;
 
-use super::dense::Complex;
+use super::{dense::Complex, lanczos::combined};
 use crate::{
     Error, LinearOperator, Result,
     vector::{axpy, dot, norm, scaled},
@@ -31,7 +31,7 @@ impl Default for Arnoldi {
 pub struct RitzValue {
     /// The eigenvalue.
     pub value: Complex,
-    /// `|A x - theta x|` of its unit vector, relative to the largest modulus.
+    /// `|A x - theta x|` of its unit vector, measured, relative to the largest modulus.
     pub residual: f64,
 }
 
@@ -67,10 +67,15 @@ impl Arnoldi {
             let products = columns.len();
             // An invariant space (or all of it) holds exact eigenvalues.
             let closed = outside <= 1e-14 * size || products == n;
-            let values = ritz(&columns, if closed { 0.0 } else { outside })?;
+            let (values, coordinates) = ritz(&columns, if closed { 0.0 } else { outside })?;
             let wanted = &values[..self.wanted.min(values.len())];
             if closed || (values.len() >= self.wanted && wanted.iter().all(|v| v.residual <= self.tol)) {
-                return Ok(wanted.to_vec());
+                let size = values[0].value.modulus().max(f64::MIN_POSITIVE);
+                let pairs = wanted.iter().zip(&coordinates);
+                let measured = pairs.map(|(found, x)| {
+                    Ok(RitzValue { residual: residual(operator, found.value, &basis, x)? / size, ..*found })
+                });
+                return measured.collect();
             }
             if products >= self.max_products || !outside.is_finite() {
                 let converged = wanted.iter().filter(|v| v.residual <= self.tol).count();
@@ -82,23 +87,38 @@ impl Arnoldi {
     }
 }
 
-/// The eigenvalues of the Hessenberg matrix of `columns`, with the residuals that `outside`, its last subdiagonal, leaves.
-fn ritz(columns: &[Vec<f64>], outside: f64) -> Result<Vec<RitzValue>> {
+/// Coordinates of a vector in a basis, real and imaginary parts.
+type Coordinates = [Vec<f64>; 2];
+
+/// The eigenvalues of the Hessenberg matrix of `columns`, with the residuals that `outside`, its last subdiagonal, leaves,
+/// and their unit vectors.
+fn ritz(columns: &[Vec<f64>], outside: f64) -> Result<(Vec<RitzValue>, Vec<Coordinates>)> {
     let m = columns.len();
     let h = Mat::from_fn(m, m, |i, j| columns[j].get(i).copied().unwrap_or(0.0));
     let failed = |_| Error::Decomposition { what: "eigenvalues of a Krylov space", tokens: m };
     let found = h.eigen().map_err(failed)?;
     let (vectors, values) = (found.U(), found.S().column_vector());
-    let mut values: Vec<_> = (0..m)
-        .map(|j| {
-            let length = (0..m).map(|i| vectors[(i, j)].re.powi(2) + vectors[(i, j)].im.powi(2)).sum::<f64>().sqrt();
-            let last = vectors[(m - 1, j)].re.hypot(vectors[(m - 1, j)].im);
-            let value = Complex { re: values[j].re, im: values[j].im };
-            RitzValue { value, residual: outside * last / length }
-        })
-        .collect();
-    values.sort_by(|a, b| b.value.modulus().total_cmp(&a.value.modulus()));
-    let size = values[0].value.modulus().max(f64::MIN_POSITIVE);
-    values.iter_mut().for_each(|v| v.residual /= size);
-    Ok(values)
+    let pair = |j: usize| {
+        let length = (0..m).map(|i| vectors[(i, j)].re.powi(2) + vectors[(i, j)].im.powi(2)).sum::<f64>().sqrt();
+        let re: Vec<f64> = (0..m).map(|i| vectors[(i, j)].re / length).collect();
+        let im: Vec<f64> = (0..m).map(|i| vectors[(i, j)].im / length).collect();
+        let residual = outside * re[m - 1].hypot(im[m - 1]);
+        (RitzValue { value: Complex { re: values[j].re, im: values[j].im }, residual }, [re, im])
+    };
+    let mut pairs: Vec<_> = (0..m).map(pair).collect();
+    pairs.sort_by(|a, b| b.0.value.modulus().total_cmp(&a.0.value.modulus()));
+    let size = pairs[0].0.value.modulus().max(f64::MIN_POSITIVE);
+    pairs.iter_mut().for_each(|(v, _)| v.residual /= size);
+    Ok(pairs.into_iter().unzip())
+}
+
+/// `|A x - theta x|`, by two products.
+fn residual(operator: &impl LinearOperator, theta: Complex, basis: &[Vec<f64>], x: &Coordinates) -> Result<f64> {
+    let [re, im] = x.each_ref().map(|x| combined(basis, x));
+    let (mut rest_re, mut rest_im) = (operator.apply(&re)?, operator.apply(&im)?);
+    axpy(-theta.re, &re, &mut rest_re);
+    axpy(theta.im, &im, &mut rest_re);
+    axpy(-theta.re, &im, &mut rest_im);
+    axpy(-theta.im, &re, &mut rest_im);
+    Ok(norm(&rest_re).hypot(norm(&rest_im)))
 }

@@ -217,7 +217,7 @@ impl Space {
 }
 
 /// `sum_i weights_i vectors_i`.
-fn combined(vectors: &[Vec<f64>], weights: &[f64]) -> Vec<f64> {
+pub(super) fn combined(vectors: &[Vec<f64>], weights: &[f64]) -> Vec<f64> {
     let mut sum = vec![0.0; vectors.first().map_or(0, Vec::len)];
     vectors.iter().zip(weights).for_each(|(x, &weight)| axpy(weight, x, &mut sum));
     sum

@@ -10,7 +10,8 @@ use crate::{AttentionOperator, Error, LinearOperator, Result, error::check_len};
 ///
 /// `W` is the kernel before its rows are normalised, where the mechanism keeps what it divided by (`softmax`, `fna`,
 /// `ssa`), else the operator itself. A product costs one forward pass where `W` is symmetric by itself, a second one with
-/// queries and keys exchanged where that transposes it, else a backward pass.
+/// queries and keys exchanged where that transposes it, else a backward pass. Degrees must be positive; single negative
+/// weights are not looked for.
 #[derive(Debug)]
 pub struct StreamedReversible {
     forward: AttentionOperator,
@@ -37,13 +38,21 @@ impl StreamedReversible {
     /// # Errors
     /// What the mechanism refuses; [`Error::Degree`] where a degree is not positive or below e^-80 of the largest.
     pub fn new(mechanism: &Mechanism, seq: usize, q: &[f32], k: Option<&[f32]>) -> Result<Self> {
-        let graph = |q, k| AttentionOperator::new(mechanism, seq, q, k, None, Strategy::Auto);
-        let forward = graph(q, k)?;
+        Self::of(AttentionOperator::new(mechanism, seq, q, k, None, Strategy::Auto)?)
+    }
+
+    /// The symmetrised graph of an operator that is there, plan and all.
+    ///
+    /// # Errors
+    /// As [`StreamedReversible::new`]; a masked token has no degree.
+    pub fn of(forward: AttentionOperator) -> Result<Self> {
+        let seq = forward.len();
         let log_rows = forward.lse().unwrap_or_else(|| vec![0.0; seq]);
-        let (back, log_degree) = match (kernel_transposes(mechanism), k) {
-            (true, None) => (Back::Symmetric, log_sums(&forward, &log_rows)?),
-            (true, Some(k)) => {
-                let exchanged = graph(k, Some(q))?;
+        let (back, log_degree) = match (kernel_transposes(forward.mechanism()), forward.tokens()) {
+            (true, (_, None)) => (Back::Symmetric, log_sums(&forward, &log_rows)?),
+            (true, (q, Some(k))) => {
+                let (mechanism, keep) = (forward.mechanism(), forward.keep());
+                let exchanged = AttentionOperator::new(mechanism, seq, k, Some(q), keep, Strategy::Auto)?;
                 let columns = exchanged.lse().unwrap_or_else(|| vec![0.0; seq]);
                 let sums = log_sums(&exchanged, &columns)?;
                 let both = log_sums(&forward, &log_rows)?.into_iter().zip(sums);

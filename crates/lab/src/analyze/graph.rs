@@ -1,19 +1,25 @@
 //! One head's token graph, under one mechanism.
 
 use resolvent_graph::{
-    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Dense, HopSummary, Lanczos, LinearOperator, PerronReport,
-    Rank, Reversible, Spectrum, StreamedReversible, Walk, asymmetry, degree_ratio, eigenvalues, markov, mixing_bounds,
-    mixing_time, row_perplexity, shortest_paths_from, sin_theta, singular_values, sweep_cut,
+    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Dense, Error, HopSummary, Lanczos, LinearOperator,
+    PerronReport, Rank, Reversible, Spectrum, StreamedReversible, Walk, degree_ratio, eigenvalues, markov,
+    mixing_bounds, mixing_time, row_perplexity, sin_theta, singular_values, sweep_cut,
 };
-use resolvent_kernels::{Mechanism, Strategy};
+use resolvent_kernels::{ClusterPlan, Mechanism, Strategy};
 use serde::Serialize;
+
+use super::stored::{Stored, negative};
 
 /// Eigenvalues of the walk that are reported.
 const SHOWN: usize = 16;
-/// Leading eigenvectors whose span is compared with softmax's.
+/// Most leading eigenvectors whose span is compared with softmax's.
 const SPAN: usize = 8;
 /// Tokens that paths start from, unless all are asked for.
 const SOURCES: usize = 48;
+/// Between eigenvalues, what tells the span of those before from rounding.
+const CLEAR: f64 = 1e-3;
+/// Why a graph with NaN has nothing else.
+const NOT_FINITE: &str = "its weights are not all finite: the scores leave f32";
 /// Most central tokens named.
 const TOP: usize = 5;
 /// The distance from the stationary distribution that counts as mixed.
@@ -28,6 +34,8 @@ pub struct GraphReport {
     pub substochastic: bool,
     /// The share of the weight, by size, that is negative.
     pub negative: Option<f64>,
+    /// How many rows that share and the perplexity are of, where not of all.
+    pub negative_rows: Option<usize>,
     /// Mean over the rows of the number of tokens attended to, `exp` of the entropy.
     pub perplexity: Option<f64>,
     /// Eigenvalues of the walk on the symmetrised graph, descending, the first of them.
@@ -50,8 +58,8 @@ pub struct GraphReport {
     pub central: Vec<(usize, f64)>,
     /// How well the shares of time agree with those on the softmax graph.
     pub centrality: Option<Alignment>,
-    /// Distance of the leading eight eigenvectors' span from softmax's: 0 the same, 1 orthogonal.
-    pub subspace: Option<f64>,
+    /// How far the span of the leading eigenvectors is from softmax's.
+    pub subspace: Option<Subspace>,
     /// How well the mechanism's clusters fit the softmax graph.
     pub clusters: Option<ClusterFit>,
     /// How well the token weights of `linear-infsa` stand in for the dominant direction of the queries' affinities.
@@ -60,6 +68,15 @@ pub struct GraphReport {
     pub full: Option<FullReport>,
     /// Why something is absent.
     pub notes: Vec<String>,
+}
+
+/// Two spans of leading eigenvectors.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Subspace {
+    /// How many vectors: the most up to eight whose eigenvalues are clear of the next in both graphs.
+    pub directions: usize,
+    /// Root mean square of the sines of the angles between them: 0 the same, 1 orthogonal.
+    pub sine: f64,
 }
 
 /// Dense diagnostics that take long.
@@ -84,14 +101,17 @@ pub struct Head<'a> {
     pub q: &'a [f32],
     /// Keys; `None` where they are the queries.
     pub k: Option<&'a [f32]>,
+    /// Of a clustered mechanism: the plan of the call that the head is one of, and which.
+    pub plan: Option<(&'a ClusterPlan, usize)>,
 }
 
 /// What is kept of the softmax graph to compare the others with.
 #[derive(Debug)]
 pub struct Baseline {
-    weights: Dense,
+    /// Its kernel, before rows are normalised.
+    kernel: Dense,
     shares: Vec<f64>,
-    span: Vec<Vec<f64>>,
+    spectrum: Spectrum,
 }
 
 /// Diagnoses `mechanism` on `head`; `baseline` is softmax's, which comes back where there is none yet.
@@ -105,48 +125,81 @@ pub fn diagnose(
     full: bool,
 ) -> resolvent_graph::Result<(GraphReport, Option<Baseline>)> {
     let keys = if mechanism.tied() { None } else { Some(head.k.unwrap_or(head.q)) };
-    let operator = AttentionOperator::new(mechanism, head.tokens, head.q, keys, None, Strategy::Auto)?;
+    let mut operator = AttentionOperator::new(mechanism, head.tokens, head.q, keys, None, Strategy::Auto)?;
+    if let Some((plan, index)) = head.plan {
+        operator = operator.with_clusters(plan, index)?;
+    }
     let mut report = GraphReport::default();
     if let (Mechanism::LinearInfsa(linear), true) = (mechanism, head.tokens <= DENSE_MAX) {
         let found = PerronReport::new(linear, head.tokens, head.q, None);
         report.dominant = note(&mut report.notes, found);
+        if let Some(change) = report.dominant.as_ref().map(|found| found.change).filter(|&change| change > 1e-4) {
+            report.notes.push(format!("the dominant direction still changed by {change:.0e} in its last step of 200"));
+        }
     }
-    let sums = markov(&operator)?.row_sums;
-    let fold = |f: fn(f64, f64) -> f64| sums.iter().copied().reduce(f).unwrap_or(0.0);
-    report.row_sums = [fold(f64::min), sums.iter().sum::<f64>() / sums.len().max(1) as f64, fold(f64::max)];
-    report.substochastic = report.row_sums[2] <= 1.0 + 1e-4;
+    sums(&operator, &mut report)?;
     if head.tokens > DENSE_MAX {
         report.notes.push(format!("more than {DENSE_MAX} tokens: only what needs no stored matrix"));
-        streamed(mechanism, head, keys, &mut report);
+        streamed(operator, &mut report);
         return Ok((report, None));
     }
-    let stored = Stored { weights: Dense::of(&operator)?, rows: operator.lse() };
-    let made = stored.report(&mut report, baseline, full);
+    let stored = Stored::new(&operator)?;
+    let made = diagnose_stored(&stored, &mut report, baseline, full);
     if let (Some(plan), Some(baseline)) = (operator.clusters(), baseline) {
         // A token in no cluster is one of its own.
         let labels = plan.to_tensors().label_q;
         let alone = |(i, &label): (usize, &i64)| if label < 0 { labels.len() + i } else { label as usize };
         let labels: Vec<usize> = labels.iter().enumerate().map(alone).collect();
-        report.clusters = note(&mut report.notes, ClusterFit::new(&baseline.weights, &labels));
+        report.clusters = note(&mut report.notes, ClusterFit::new(&baseline.kernel, &labels));
     }
     Ok((report, made))
 }
 
-/// The value, or a note that says why there is none.
-fn note<T>(notes: &mut Vec<String>, found: resolvent_graph::Result<T>) -> Option<T> {
-    found
-        .map_err(|e| {
-            if !notes.contains(&e.to_string()) {
-                notes.push(e.to_string())
-            }
-        })
-        .ok()
+/// Row sums: all NaN where one is.
+fn sums(operator: &AttentionOperator, report: &mut GraphReport) -> resolvent_graph::Result<()> {
+    let chain = markov(operator)?;
+    let sums = &chain.row_sums;
+    let fold = |f: fn(f64, f64) -> f64| sums.iter().copied().reduce(f).unwrap_or(0.0);
+    let mean = sums.iter().sum::<f64>() / sums.len().max(1) as f64;
+    let whole = sums.iter().all(|sum| sum.is_finite());
+    report.row_sums = if whole { [fold(f64::min), mean, fold(f64::max)] } else { [f64::NAN; 3] };
+    report.substochastic = whole && report.row_sums[2] <= 1.0 + 1e-4;
+    if !whole {
+        report.notes.push(NOT_FINITE.into());
+    }
+    Ok(())
 }
 
-/// The leading eigenvalues, by products alone.
-fn streamed(mechanism: &Mechanism, head: Head<'_>, keys: Option<&[f32]>, report: &mut GraphReport) {
+/// The value, or a note that says why there is none.
+fn note<T>(notes: &mut Vec<String>, found: resolvent_graph::Result<T>) -> Option<T> {
+    let told = |error: Error| match error {
+        Error::NotFinite { .. } | Error::Product { .. } => NOT_FINITE.into(),
+        Error::Degree { degree, .. } if !degree.is_finite() => NOT_FINITE.into(),
+        other => other.to_string(),
+    };
+    found.map_err(|error| remark(notes, told(error))).ok()
+}
+
+/// Adds a note that is not there yet.
+fn remark(notes: &mut Vec<String>, note: String) {
+    if !notes.contains(&note) {
+        notes.push(note);
+    }
+}
+
+/// What a few rows tell, and the leading eigenvalues, by products alone.
+fn streamed(operator: AttentionOperator, report: &mut GraphReport) {
+    let Some(rows) = note(&mut report.notes, some_rows(&operator)) else { return };
+    let below = negative(&rows.concat());
+    (report.negative, report.negative_rows) = (Some(below), Some(rows.len()));
+    if below > 0.0 {
+        let problem = "weights below zero: a graph with them has no entropy, walk or path";
+        return remark(&mut report.notes, format!("{problem} ({:.1} % of {} rows)", 100.0 * below, rows.len()));
+    }
+    let perplexity = rows.iter().map(|row| row_entropy(row).exp()).sum::<f64>() / rows.len().max(1) as f64;
+    report.perplexity = Some(perplexity).filter(|x| x.is_finite());
     let lanczos = Lanczos { largest: SPAN, tol: 1e-5, max_products: 800, ..Lanczos::default() };
-    let graph = StreamedReversible::new(mechanism, head.tokens, head.q, keys);
+    let graph = StreamedReversible::of(operator);
     let found = graph.and_then(|graph| Ok((lanczos.eigenpairs(&graph)?, degree_ratio(graph.log_degree()))));
     if let Some((pairs, ratio)) = note(&mut report.notes, found) {
         report.gap = pairs.values.get(1).map(|eta| 1.0 - eta);
@@ -154,80 +207,93 @@ fn streamed(mechanism: &Mechanism, head: Head<'_>, keys: Option<&[f32]>, report:
     }
 }
 
-/// A stored graph, with the logarithms of what its rows were divided by.
-struct Stored {
-    weights: Dense,
-    rows: Option<Vec<f64>>,
+/// Evenly spread rows of the weights.
+fn some_rows(operator: &AttentionOperator) -> resolvent_graph::Result<Vec<Vec<f64>>> {
+    let n = operator.len();
+    let unit = |row: usize| (0..n).map(|i| f64::from(u8::from(i == row))).collect();
+    let rows = (0..n).step_by(n.div_ceil(SOURCES).max(1)).map(unit).collect::<Vec<Vec<f64>>>();
+    operator.apply_transpose_block(&rows)
 }
 
-impl Stored {
-    fn report(&self, report: &mut GraphReport, baseline: Option<&Baseline>, full: bool) -> Option<Baseline> {
-        let entries = self.weights.entries();
-        let size: f64 = entries.iter().map(|w| w.abs()).sum();
-        let below = entries.iter().fold(0.0, |below, w| below - w.min(0.0));
-        report.negative = Some(if size > 0.0 { below / size } else { 0.0 });
-        let mut notes = std::mem::take(&mut report.notes);
-        let perplexity = note(&mut notes, row_perplexity(&self.weights));
-        report.perplexity = perplexity.map(|rows| rows.iter().sum::<f64>() / rows.len().max(1) as f64);
-        report.asymmetry = note(&mut notes, asymmetry(&self.kernel()));
-        let step = if full { 1 } else { self.weights.len().div_ceil(SOURCES).max(1) };
-        let sources = (0..self.weights.len()).step_by(step).collect();
-        report.hops = note(&mut notes, shortest_paths_from(&self.weights, sources)).map(|paths| paths.summary());
-        let shares = note(&mut notes, Walk::default().distribution(&self.weights)).map(|found| found.shares);
-        if let (Some(shares), true) = (&shares, report.negative == Some(0.0)) {
-            report.central = largest(shares);
-            report.centrality = baseline.map(|baseline| Alignment::of(shares, &baseline.shares));
-        }
-        let graph = note(&mut notes, self.reversible());
-        let spectrum = graph.as_ref().and_then(|graph| note(&mut notes, graph.spectrum()));
-        if let (Some(graph), Some(spectrum)) = (&graph, &spectrum) {
-            spectral(graph, spectrum, report);
-            let span = baseline.map(|baseline| sin_theta(&baseline.span, spectrum.subspace(SPAN)));
-            let sines = span.and_then(|span| note(&mut notes, span));
-            report.subspace = sines.map(|sines| sines / (SPAN.min(graph.len()) as f64).sqrt());
-        }
-        if full {
-            report.full = note(&mut notes, self.full(graph.as_ref()));
-        }
-        report.notes = notes;
-        let span = spectrum?.subspace(SPAN).to_vec();
-        baseline.is_none().then_some(Baseline { weights: self.weights.clone(), shares: shares?, span })
-    }
-
-    /// The weights before their rows were divided, up to one factor.
-    fn kernel(&self) -> Dense {
-        let Some(rows) = &self.rows else { return self.weights.clone() };
-        let most = rows.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        Dense::from_fn(rows.len(), |i, j| self.weights.row(i)[j] * (rows[i] - most).exp())
-    }
-
-    fn reversible(&self) -> resolvent_graph::Result<Reversible> {
-        let Some(rows) = &self.rows else { return Reversible::from_weights(&self.weights) };
-        let n = rows.len();
-        let logs: Vec<f64> = self.weights.entries().iter().enumerate().map(|(at, w)| w.ln() + rows[at / n]).collect();
-        Reversible::from_log_weights(n, &logs)
-    }
-
-    fn full(&self, graph: Option<&Reversible>) -> resolvent_graph::Result<FullReport> {
-        let singular_values = singular_values(&self.weights)?;
-        Ok(FullReport {
-            moduli: eigenvalues(&self.weights)?.into_iter().map(|value| value.modulus()).collect(),
-            effective_rank: Rank::of(&singular_values).effective,
-            singular_values,
-            mixing_time: graph.map(|graph| mixing_time(graph, MIXED)).transpose()?.flatten(),
-        })
-    }
+/// The entropy of a row of weights as shares of their sum.
+fn row_entropy(row: &[f64]) -> f64 {
+    let total: f64 = row.iter().sum();
+    row.iter().filter(|&&w| w > 0.0).map(|w| -(w / total) * (w / total).ln()).sum()
 }
 
-fn spectral(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport) {
+fn diagnose_stored(
+    stored: &Stored,
+    report: &mut GraphReport,
+    baseline: Option<&Baseline>,
+    full: bool,
+) -> Option<Baseline> {
+    let n = stored.weights.len();
+    report.negative = Some(stored.negative()).filter(|share| share.is_finite());
+    let mut notes = std::mem::take(&mut report.notes);
+    let perplexity = note(&mut notes, row_perplexity(&stored.weights));
+    report.perplexity = perplexity.map(|rows| rows.iter().sum::<f64>() / rows.len().max(1) as f64);
+    report.asymmetry = note(&mut notes, stored.asymmetry());
+    let step = if full { 1 } else { n.div_ceil(SOURCES).max(1) };
+    report.hops = note(&mut notes, stored.paths(step)).map(|paths| paths.summary());
+    let shares = note(&mut notes, Walk::default().distribution(&stored.weights)).map(|found| found.shares);
+    if let (Some(shares), true) = (&shares, report.negative == Some(0.0)) {
+        report.central = largest(shares);
+        report.centrality = baseline.map(|baseline| Alignment::of(shares, &baseline.shares));
+    }
+    let graph = note(&mut notes, stored.reversible());
+    let spectrum = graph.as_ref().and_then(|graph| note(&mut notes, graph.spectrum()));
+    if let (Some(graph), Some(spectrum)) = (&graph, &spectrum) {
+        spectral(graph, spectrum, report, &mut notes);
+        if let Some(baseline) = baseline {
+            report.subspace = subspace(&baseline.spectrum, spectrum, &mut notes);
+        }
+    }
+    if full {
+        report.full = note(&mut notes, full_report(stored, graph.as_ref()));
+    }
+    report.notes = notes;
+    baseline.is_none().then_some(Baseline { kernel: stored.kernel(), shares: shares?, spectrum: spectrum? })
+}
+
+fn full_report(stored: &Stored, graph: Option<&Reversible>) -> resolvent_graph::Result<FullReport> {
+    let singular_values = singular_values(&stored.weights)?;
+    Ok(FullReport {
+        moduli: eigenvalues(&stored.weights)?.into_iter().map(|value| value.modulus()).collect(),
+        effective_rank: Rank::of(&singular_values).effective,
+        singular_values,
+        mixing_time: graph.map(|graph| mixing_time(graph, MIXED)).transpose()?.flatten(),
+    })
+}
+
+fn spectral(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, notes: &mut Vec<String>) {
     let walk = spectrum.walk();
     report.gap = Some(spectrum.gap());
     report.effective_rank = Some(Rank::of(&walk.iter().map(|eta| eta.abs()).collect::<Vec<_>>()).effective);
     report.eigenvalues = walk.into_iter().take(SHOWN).collect();
     report.cheeger = sweep_cut(graph, spectrum).map(|cut| cut.conductance);
     report.degree_ratio = Some(degree_ratio(graph.log_degree())).filter(|ratio| ratio.is_finite());
+    if report.degree_ratio.is_none() {
+        remark(notes, "the degrees are further apart than f64 holds: no ratio of them".into());
+    }
     report.mixing = mixing_bounds(graph, spectrum, MIXED).ok().map(|(low, high)| [low, high]);
     report.mixing = report.mixing.filter(|bounds| bounds.iter().all(|bound| bound.is_finite()));
+    if report.mixing.is_none() {
+        remark(notes, "the graph is in parts, or has tokens that no walker comes to: it never mixes".into());
+    }
+}
+
+/// How far the leading eigenvectors' spans are apart: of as many as both graphs tell clearly from the next.
+fn subspace(softmax: &Spectrum, own: &Spectrum, notes: &mut Vec<String>) -> Option<Subspace> {
+    let clear = |spectrum: &Spectrum, r: usize| spectrum.gap_at(r).is_some_and(|gap| gap > CLEAR);
+    let Some(directions) = (2..=SPAN).rev().find(|&r| clear(softmax, r) && clear(own, r)) else {
+        remark(
+            notes,
+            "none of the leading eigenvalues is clear of the next here and in softmax's graph: no span".into(),
+        );
+        return None;
+    };
+    let sines = note(notes, sin_theta(softmax.subspace(directions), own.subspace(directions)))?;
+    Some(Subspace { directions, sine: sines / (directions as f64).sqrt() })
 }
 
 /// The tokens with the largest shares.

@@ -1,17 +1,23 @@
 //! Attention as it happened in a model: queries, keys and values from a file, read as token graphs, and every mechanism
 //! tried on them in place of softmax.
 //!
-//! The file is read one sequence of one layer at a time, so that a dump may be larger than memory.
+//! The file is read one sequence of one layer at a time, and what is found in it is written as it comes, so that a dump
+//! may be larger than memory.
 
 mod capture;
 mod distances;
 mod dump;
 mod graph;
+mod outputs;
+mod quantities;
 mod results;
+mod spool;
+mod stored;
+mod tally;
 mod verdict;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,21 +29,20 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
-use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Operator, Scratch, Strategy};
+use resolvent_kernels::Mechanism;
 
-use crate::{
-    Error, Result,
-    compare::{MemoryProbe, peak_above},
-    environment::Environment,
-};
+use crate::{Error, Result, compare::MemoryProbe, environment::Environment};
 use graph::{Baseline, Head, diagnose};
+use outputs::{Applied, Reference};
+use spool::Spools;
 
 pub use capture::capture;
 pub use distances::{DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
-pub use graph::{FullReport, GraphReport};
-pub(crate) use results::median;
+pub use graph::{FullReport, GraphReport, Subspace};
+pub use quantities::{Format, QUANTITIES, Quantity};
 pub use results::{Analysis, CallResult, HeadResult, LayerSummary, OutputError};
+pub use tally::{Curve, DistanceTally, LISTED, LayerTally, Remarks, Sample, Tally};
 pub use verdict::{CLOSE, Finding, Numbers, Verdict};
 
 /// The file in an analysis' folder that holds its [`Analysis`].
@@ -62,8 +67,9 @@ pub struct AnalyzeOptions {
     pub full: bool,
     /// Runs of every call; their median counts. Default 3, >= 1.
     pub rounds: usize,
-    /// Seed of the values where the dump has none. Default 0.
-    pub seed: u64,
+    /// Seed of the values where the dump has none, and of what mechanisms draw. Default: 0 for the values, the mechanisms'
+    /// own.
+    pub seed: Option<u64>,
     /// Raised by whoever wants to stop.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -87,7 +93,7 @@ impl AnalyzeOptions {
             causal: false,
             full: false,
             rounds: 3,
-            seed: 0,
+            seed: None,
             stop: Arc::default(),
             progress: Arc::new(|_| {}),
             memory: None,
@@ -96,15 +102,17 @@ impl AnalyzeOptions {
     }
 }
 
-/// Runs the analysis. `None` when it was stopped.
+/// Runs the analysis and writes [`RESULTS`] into `folder`, which is there. `None` when it was stopped; then nothing is
+/// written.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Damaged`] for a file that cannot be read, naming the tensor; [`Error::Recipe`] for an option
 /// that names nothing. A mechanism that refuses a call is part of the result.
-pub fn run(options: &AnalyzeOptions) -> Result<Option<Analysis>> {
+pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> {
     let mut dump = Dump::open(&options.input)?;
     let chosen = chosen(options, dump.layers())?;
     let mechanisms = mechanisms(options)?;
+    let mut spools = Spools::new(folder)?;
     let mut analysis = Analysis {
         input: options.name.clone().unwrap_or_else(|| options.input.display().to_string()),
         layers: Vec::new(),
@@ -112,11 +120,12 @@ pub fn run(options: &AnalyzeOptions) -> Result<Option<Analysis>> {
         causal: options.causal,
         full: options.full,
         verdicts: Vec::new(),
-        calls: Vec::new(),
-        heads: Vec::new(),
-        distances: Vec::new(),
         environment: Environment::current(),
         commands: options.commands.clone(),
+        tallies: vec![Tally::default(); mechanisms.len()],
+        distances: vec![DistanceTally::default(); chosen.len()],
+        listed: Vec::new(),
+        heads: 0,
     };
     for &index in &chosen {
         let layer = dump.layers()[index].clone();
@@ -125,17 +134,24 @@ pub fn run(options: &AnalyzeOptions) -> Result<Option<Analysis>> {
         for number in 0..sequences {
             let begun = Instant::now();
             let sequence = dump.sequence(index, number)?;
-            analysis.distances.extend(distances::distances(&layer.name, number, &sequence));
-            let place = Place { layer: &layer.name, sequence: number };
-            if !analyze(options, &mechanisms, place, &sequence, &mut analysis)? {
-                return Ok(None);
+            let place = Place { layer: &layer.name, index: analysis.layers.len() - 1, sequence: number };
+            for head in distances::distances(&layer.name, number, &sequence) {
+                analysis.distances[place.index].add(&head);
+                spools.distances.add(&head).map_err(spooled(folder))?;
             }
+            let Some(found) = analyze(options, &mechanisms, place, &sequence) else { return Ok(None) };
+            record(&mut analysis, &mut spools, place.index, found).map_err(spooled(folder))?;
             let done = format!("{}, sequence {} of {sequences}", layer.name, number + 1);
             (options.progress)(&format!("{done}: {:.1} s", begun.elapsed().as_secs_f64()));
         }
     }
-    analysis.verdicts = verdict::verdicts(&mechanisms, &analysis.heads, &analysis.calls);
+    analysis.verdicts = verdict::verdicts(&mechanisms, &analysis.tallies, options.causal);
+    spools.write(folder, &analysis)?;
     Ok(Some(analysis))
+}
+
+fn spooled(folder: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    Error::io(folder, "cannot hold the results")
 }
 
 fn chosen(options: &AnalyzeOptions, layers: &[Layer]) -> Result<Vec<usize>> {
@@ -173,7 +189,11 @@ fn mechanisms(options: &AnalyzeOptions) -> Result<Vec<Mechanism>> {
                 format!("name `{}` twice; analyse one configuration of a mechanism at a time", mechanism.id());
             return Err(Error::Recipe { file: "analysis".into(), field: "mechanisms".into(), problem });
         }
-        all.push(if options.causal { with(&mechanism, "causal") } else { mechanism });
+        let mechanism = if options.causal { with(&mechanism, "causal") } else { mechanism };
+        all.push(match options.seed {
+            Some(seed) => mechanism.with_seed(seed),
+            None => mechanism,
+        });
     }
     Ok(all)
 }
@@ -189,99 +209,58 @@ fn with(mechanism: &Mechanism, field: &str) -> Mechanism {
 #[derive(Clone, Copy)]
 struct Place<'a> {
     layer: &'a str,
+    /// Its number among those analysed.
+    index: usize,
     sequence: usize,
 }
 
-/// All mechanisms on one sequence; false when stopped.
+/// A mechanism on one sequence: its call, and its heads where it was not refused.
+type Found = (CallResult, Vec<HeadResult>);
+
+/// All mechanisms on one sequence, softmax first; `None` when stopped.
 fn analyze(
     options: &AnalyzeOptions,
     mechanisms: &[Mechanism],
     place: Place<'_>,
     sequence: &Sequence,
-    analysis: &mut Analysis,
-) -> Result<bool> {
+) -> Option<Vec<Found>> {
     let noise = || {
-        let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
+        let mut rng = ChaCha8Rng::seed_from_u64(options.seed.unwrap_or(0));
         (0..sequence.shape.v_len()).map(|_| StandardNormal.sample(&mut rng)).collect::<Vec<f32>>()
     };
     let values = sequence.v.clone().unwrap_or_else(noise);
-    let mut softmax: Option<Vec<f32>> = None;
+    let mut reference: Option<Reference> = None;
     let mut baselines: Vec<Option<Baseline>> = Vec::new();
+    let mut found = Vec::new();
     for mechanism in mechanisms {
         if options.stop.load(Ordering::Relaxed) {
-            return Ok(false);
+            return None;
         }
         let mechanism = &if sequence.k.is_none() { with(mechanism, "tied") } else { mechanism.clone() };
-        let (call, out) = apply(options, mechanism, place, sequence, &values);
-        analysis.calls.push(call);
-        let Some(out) = out else { continue };
-        let reference = softmax.get_or_insert_with(|| out.clone());
-        let (heads, made) = heads(options, mechanism, place, sequence, (&out, reference), &baselines);
-        analysis.heads.extend(heads);
-        if baselines.is_empty() {
-            baselines = made;
-        }
+        let mut call = CallResult::new(place.layer, place.sequence, mechanism);
+        let made = outputs::apply(options, mechanism, sequence, &values, &mut call).and_then(|applied| {
+            if reference.is_none() {
+                reference = Some(Reference::new(options, mechanism, sequence, &values, &applied.out)?);
+            }
+            Ok(applied)
+        });
+        let heads = match (made, &reference) {
+            (Ok(applied), Some(reference)) => {
+                let (heads, made) = heads(options, mechanism, place, sequence, &applied, reference, &baselines);
+                if baselines.is_empty() {
+                    baselines = made;
+                }
+                heads
+            }
+            (Err(why), _) => {
+                call.refused = Some(why.to_string());
+                Vec::new()
+            }
+            (Ok(_), None) => Vec::new(),
+        };
+        found.push((call, heads));
     }
-    Ok(true)
-}
-
-/// One mechanism on all heads: what it costs, and its output, `[heads, tokens, value_dim]`.
-fn apply(
-    options: &AnalyzeOptions,
-    mechanism: &Mechanism,
-    place: Place<'_>,
-    sequence: &Sequence,
-    values: &[f32],
-) -> (CallResult, Option<Vec<f32>>) {
-    let mut call = CallResult {
-        layer: place.layer.into(),
-        sequence: place.sequence,
-        mechanism: mechanism.clone(),
-        refused: None,
-        seconds: None,
-        peak_bytes: None,
-    };
-    match measure(options, mechanism, sequence, values, &mut call) {
-        Ok(out) => (call, Some(out)),
-        Err(why) => (CallResult { refused: Some(why.to_string()), ..call }, None),
-    }
-}
-
-fn measure(
-    options: &AnalyzeOptions,
-    mechanism: &Mechanism,
-    sequence: &Sequence,
-    values: &[f32],
-    call: &mut CallResult,
-) -> resolvent_kernels::Result<Vec<f32>> {
-    let operator = Operator::new(mechanism, sequence.shape, options.causal, Strategy::Auto)?;
-    let k = (!mechanism.tied()).then(|| sequence.k.as_deref().unwrap_or(&sequence.q));
-    let inputs = Inputs { q: &sequence.q, k, v: values, extras: Extras::default() };
-    let mut out = vec![0.0; operator.out_len()];
-    let mut pass = || {
-        let (mut stats, mut scratch) = (vec![0.0; operator.plan().stats], Scratch::default());
-        operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch)
-    };
-    match options.memory.as_deref() {
-        Some(probe) => call.peak_bytes = Some(peak_above(probe, probe.held(), &mut pass)?),
-        None => pass()?,
-    }
-    let mut times = Vec::new();
-    for _ in 0..options.rounds {
-        let start = Instant::now();
-        pass()?;
-        times.push(start.elapsed().as_secs_f64());
-    }
-    call.seconds = median(times);
-    Ok(match operator.out_seq() {
-        1 if sequence.shape.seq_q > 1 => repeated(&out, &sequence.shape),
-        _ => out,
-    })
-}
-
-/// A common row per head, once for every token.
-fn repeated(rows: &[f32], shape: &resolvent_kernels::Shape) -> Vec<f32> {
-    rows.chunks(shape.value_dim).flat_map(|row| row.repeat(shape.seq_q)).collect()
+    Some(found)
 }
 
 /// Every head's output beside softmax's, and its graph; where the mechanism is softmax, what the others need of it.
@@ -290,26 +269,57 @@ fn heads(
     mechanism: &Mechanism,
     place: Place<'_>,
     sequence: &Sequence,
-    (out, reference): (&[f32], &[f32]),
+    applied: &Applied,
+    reference: &Reference,
     baselines: &[Option<Baseline>],
 ) -> (Vec<HeadResult>, Vec<Option<Baseline>>) {
     let s = sequence.shape;
     let one = |head: usize| {
-        let rows = head * s.seq_q * s.value_dim..(head + 1) * s.seq_q * s.value_dim;
-        let output = OutputError::new(&out[rows.clone()], &reference[rows], s.value_dim);
-        let keys = |k: &'_ [f32]| head * s.seq_kv * s.head_dim..(head + 1) * k.len() / s.heads;
+        let (output, mean_of_values) = reference.errors(head, &applied.out);
+        let comparable = reference.wrong(head).is_none();
+        let mut notes: Vec<String> = Vec::new();
+        match reference.wrong(head) {
+            Some(wrong) if mechanism.id() == "softmax" => notes.push(wrong.into()),
+            None if output.is_none() => notes.push("its output is not finite".into()),
+            _ => {}
+        }
         let q = &sequence.q[head * s.seq_q * s.head_dim..][..s.seq_q * s.head_dim];
-        let k = sequence.k.as_deref().map(|k| &k[keys(k)]);
+        let k = sequence.k.as_deref().map(|k| &k[head * s.seq_kv * s.head_dim..][..s.seq_kv * s.head_dim]);
+        let plan = applied.plan.as_ref().map(|plan| (plan, head));
         let baseline = baselines.get(head).and_then(Option::as_ref);
         let square = s.seq_q == s.seq_kv;
-        let found = square.then(|| diagnose(mechanism, Head { tokens: s.seq_q, q, k }, baseline, options.full));
-        let (graph, made) = match found {
+        let own = Head { tokens: s.seq_q, q, k, plan };
+        let (graph, made) = match square.then(|| diagnose(mechanism, own, baseline, options.full)) {
             Some(Ok((report, made))) => (Some(report), made),
             Some(Err(why)) => (Some(GraphReport { notes: vec![why.to_string()], ..GraphReport::default() }), None),
-            None => (None, None),
+            None => {
+                notes.push("queries and keys are different tokens, which are no graph".into());
+                (None, None)
+            }
         };
-        let layer = place.layer.to_owned();
-        (HeadResult { layer, sequence: place.sequence, head, mechanism: mechanism.id(), output, graph }, made)
+        let (layer, sequence, mechanism) = (place.layer.to_owned(), place.sequence, mechanism.id());
+        (HeadResult { layer, sequence, head, mechanism, output, comparable, mean_of_values, notes, graph }, made)
     };
     (0..s.heads).into_par_iter().map(one).unzip()
+}
+
+/// Writes what was found on one sequence, and keeps its numbers.
+fn record(analysis: &mut Analysis, spools: &mut Spools, layer: usize, found: Vec<Found>) -> std::io::Result<()> {
+    let softmax = found.first().map_or_else(Vec::new, |(_, heads)| heads.clone());
+    for ((call, heads), tally) in found.into_iter().zip(&mut analysis.tallies) {
+        spools.calls.add(&call)?;
+        tally.call(&call);
+        for (mut head, softmax) in heads.into_iter().zip(&softmax) {
+            spools.heads.add(&head)?;
+            tally.add(layer, &head, softmax);
+            analysis.heads += 1;
+            if analysis.listed.len() < LISTED {
+                if let Some(full) = head.graph.as_mut().and_then(|graph| graph.full.as_mut()) {
+                    (full.moduli, full.singular_values) = Default::default();
+                }
+                analysis.listed.push(head);
+            }
+        }
+    }
+    Ok(())
 }

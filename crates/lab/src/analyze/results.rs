@@ -5,10 +5,14 @@ use std::fmt::Write;
 use resolvent_kernels::{Mechanism, Shape};
 use serde::Serialize;
 
-use super::{GraphReport, HeadDistances, verdict::Verdict};
+use super::{
+    GraphReport,
+    tally::{DistanceTally, Tally},
+    verdict::Verdict,
+};
 use crate::environment::Environment;
 
-/// The result of an analysis, as in its `results.json`.
+/// The result of an analysis.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Analysis {
     /// The file analysed.
@@ -23,16 +27,23 @@ pub struct Analysis {
     pub full: bool,
     /// One per mechanism, softmax first.
     pub verdicts: Vec<Verdict>,
-    /// One per layer, sequence and mechanism.
-    pub calls: Vec<CallResult>,
-    /// One per layer, sequence, head and mechanism.
-    pub heads: Vec<HeadResult>,
-    /// One per layer, sequence and head.
-    pub distances: Vec<HeadDistances>,
     /// The machine.
     pub environment: Environment,
     /// Commands that repeat it.
     pub commands: Vec<String>,
+    /// One per mechanism, softmax first: what of all heads is left in memory. The heads one by one, the calls and the
+    /// distances stand behind these fields in `results.json`, where they were written as they came.
+    #[serde(skip)]
+    pub tallies: Vec<Tally>,
+    /// One per layer.
+    #[serde(skip)]
+    pub distances: Vec<DistanceTally>,
+    /// The first [`LISTED`] heads, without the lists of `--full`.
+    #[serde(skip)]
+    pub listed: Vec<HeadResult>,
+    /// How many heads there are, each once per mechanism.
+    #[serde(skip)]
+    pub heads: usize,
 }
 
 /// A layer of the file.
@@ -81,6 +92,13 @@ pub struct CallResult {
     pub peak_bytes: Option<u64>,
 }
 
+impl CallResult {
+    pub(super) fn new(layer: &str, sequence: usize, mechanism: &Mechanism) -> Self {
+        let (layer, mechanism) = (layer.to_owned(), mechanism.clone());
+        Self { layer, sequence, mechanism, refused: None, seconds: None, peak_bytes: None }
+    }
+}
+
 /// One mechanism on one head.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HeadResult {
@@ -92,8 +110,14 @@ pub struct HeadResult {
     pub head: usize,
     /// The mechanism's id.
     pub mechanism: &'static str,
-    /// Its output beside dense softmax's.
-    pub output: OutputError,
+    /// Its output beside dense softmax's; absent where one of them is not finite, or softmax's is zero.
+    pub output: Option<OutputError>,
+    /// Whether softmax has an output that others can be compared with.
+    pub comparable: bool,
+    /// The error after one factor of the mean of all values (causal: of those so far), which no attention is needed for.
+    pub mean_of_values: Option<f64>,
+    /// What there is to say of the outputs.
+    pub notes: Vec<String>,
     /// Its token graph; absent in cross-attention.
     pub graph: Option<GraphReport>,
 }
@@ -110,30 +134,30 @@ pub struct OutputError {
 }
 
 impl OutputError {
-    /// Of `out` beside `reference`, rows of `channels`.
-    pub fn new(out: &[f32], reference: &[f32], channels: usize) -> Self {
+    /// Of `out` beside `reference`, rows of `channels`. `None` where `out` is not finite, or `reference` has no norm that
+    /// an error could be a share of.
+    pub fn new(out: &[f32], reference: &[f32], channels: usize) -> Option<Self> {
         let sums = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
         let (own, both, wanted) = (sums(out, out), sums(out, reference), sums(reference, reference));
-        let difference = out.iter().zip(reference).map(|(&x, &y)| (f64::from(x) - f64::from(y)).powi(2)).sum::<f64>();
+        if !own.is_finite() || !wanted.is_finite() || wanted <= 0.0 {
+            return None;
+        }
         let share = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
-        let factor = share(both, own);
-        let left: f64 = out.iter().zip(reference).map(|(&x, &y)| (factor * f64::from(x) - f64::from(y)).powi(2)).sum();
+        let error = |factor: f64| {
+            let difference = |(&x, &y): (&f32, &f32)| (factor * f64::from(x) - f64::from(y)).powi(2);
+            (out.iter().zip(reference).map(difference).sum::<f64>() / wanted).sqrt()
+        };
         let rows = || out.chunks(channels.max(1)).zip(reference.chunks(channels.max(1)));
         let cosines = rows().map(|(x, y)| share(sums(x, y), (sums(x, x) * sums(y, y)).sqrt()));
-        Self {
-            relative: share(difference, wanted).sqrt(),
-            scaled: share(left, wanted).sqrt(),
+        Some(Self {
+            relative: error(1.0),
+            scaled: error(share(both, own)),
             cosine: cosines.sum::<f64>() / rows().count().max(1) as f64,
-        }
+        })
     }
 }
 
 impl Analysis {
-    /// The results of one mechanism.
-    pub fn of<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a HeadResult> {
-        self.heads.iter().filter(move |head| head.mechanism == id)
-    }
-
     /// The verdicts as text.
     pub fn table(&self) -> String {
         let mut text = format!(
@@ -152,7 +176,7 @@ impl Analysis {
                 of(n.error_median.map(|x| 100.0 * x), 1),
                 of(n.error_worst.map(|x| 100.0 * x), 1),
                 of(n.cosine, 3),
-                of(n.seconds.map(|x| 1e3 * x), 2),
+                of(n.seconds.map(|x| 1e3 * x), 3),
                 of(n.time_ratio, 2),
                 of(n.peak_bytes.map(|x| x / 1e6), 2),
                 of(n.perplexity, 1),
@@ -169,18 +193,6 @@ impl Analysis {
     }
 }
 
-/// The middle of some numbers, those that are not finite left out.
-pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.into_iter().filter(|x| x.is_finite()).collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some(0.5 * (values[middle - 1] + values[middle])),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,19 +200,19 @@ mod tests {
     #[test]
     fn errors_with_and_without_a_factor() {
         let reference = [1.0, 2.0, 0.0, 2.0];
-        let half = OutputError::new(&[0.5, 1.0, 0.0, 1.0], &reference, 2);
+        let half = OutputError::new(&[0.5, 1.0, 0.0, 1.0], &reference, 2).unwrap();
         assert!((half.relative - 0.5).abs() < 1e-12 && half.scaled < 1e-12 && (half.cosine - 1.0).abs() < 1e-12);
-        let none = OutputError::new(&[0.0; 4], &reference, 2);
+        let none = OutputError::new(&[0.0; 4], &reference, 2).unwrap();
         assert_eq!((none.relative, none.scaled, none.cosine), (1.0, 1.0, 0.0));
-        let across = OutputError::new(&[2.0, -1.0, 2.0, 0.0], &reference, 2);
+        let across = OutputError::new(&[2.0, -1.0, 2.0, 0.0], &reference, 2).unwrap();
         assert!((across.scaled - 1.0).abs() < 1e-12 && across.cosine.abs() < 1e-12);
-        assert_eq!(OutputError::new(&[0.0; 2], &[0.0; 2], 2).relative, 0.0);
     }
 
+    /// Nothing is a share of zero, and no error is that of a number that is none.
     #[test]
-    fn the_middle() {
-        assert_eq!(median([3.0, 1.0, f64::NAN, 2.0]), Some(2.0));
-        assert_eq!(median([4.0, 1.0]), Some(2.5));
-        assert_eq!(median([]), None);
+    fn what_has_no_error() {
+        assert_eq!(OutputError::new(&[0.0; 2], &[0.0; 2], 2), None);
+        assert_eq!(OutputError::new(&[1.0, f32::NAN], &[1.0; 2], 2), None);
+        assert_eq!(OutputError::new(&[1.0; 2], &[1.0, f32::INFINITY], 2), None);
     }
 }

@@ -3,10 +3,7 @@
 use resolvent_kernels::{Mechanism, mechanism::Structure};
 use serde::Serialize;
 
-use super::{
-    GraphReport,
-    results::{CallResult, HeadResult, median},
-};
+use super::{Sample, Tally};
 
 /// Up to this share of softmax's output (after one factor per head) an error is one that a model hardly notices: about
 /// that of storing it in eight bits with outliers, and an order below what dropping a head does.
@@ -26,6 +23,10 @@ pub enum Finding {
     NeedsTraining,
     /// No nearer than the mean of all values.
     NotHere,
+    /// Its outputs are not finite.
+    NotFinite,
+    /// Softmax has no output to compare with.
+    Incomparable,
     /// It cannot be applied to these tensors.
     Refused,
 }
@@ -39,6 +40,8 @@ impl Finding {
             Self::SomeHeads => "in some heads",
             Self::NeedsTraining => "only with training",
             Self::NotHere => "not on these tokens",
+            Self::NotFinite => "not finite here",
+            Self::Incomparable => "nothing to compare with",
             Self::Refused => "cannot be applied",
         }
     }
@@ -62,6 +65,10 @@ pub struct Verdict {
 pub struct Numbers {
     /// Heads compared, sequences apart.
     pub heads: usize,
+    /// Heads not compared: softmax's output is zero there, or none.
+    pub incomparable: usize,
+    /// Of those compared, heads on which the output is not finite.
+    pub broken: usize,
     /// Of those, heads with an error of at most a tenth.
     pub close: usize,
     /// Error after one factor per head.
@@ -88,112 +95,153 @@ pub struct Numbers {
     pub hops: Option<f64>,
     /// Share of negative weight.
     pub negative: Option<f64>,
-    /// Distance of the leading eigenvectors' span from softmax's.
+    /// Root mean square of the sines between the leading eigenvectors' span and softmax's.
     pub subspace: Option<f64>,
     /// Rank correlation of the tokens' importance with softmax's.
     pub centrality: Option<f64>,
+    /// Error of the mean of all values on the same heads.
+    pub mean_of_values: Option<f64>,
+    /// Heads that the subspace is of.
+    pub subspace_heads: usize,
+    /// Heads that the importance is of.
+    pub centrality_heads: usize,
+    /// The heads on which the rows of both have an entropy: how many, and the tokens attended to here and by softmax.
+    pub rows_beside: Option<(usize, f64, f64)>,
 }
 
 impl Numbers {
-    fn new(heads: &[&HeadResult], calls: &[&CallResult], softmax_seconds: Option<f64>) -> Self {
-        let errors = || heads.iter().map(|head| head.output.scaled);
-        let graphs =
-            |pick: fn(&GraphReport) -> Option<f64>| median(heads.iter().filter_map(|head| pick(head.graph.as_ref()?)));
-        let seconds = median(calls.iter().filter_map(|call| call.seconds));
+    fn new(tally: &Tally, softmax_seconds: Option<f64>) -> Self {
+        let graph = |name: &str| tally.quantity(name).and_then(Sample::median);
+        let seconds = tally.seconds.median();
+        let [own, theirs] = &tally.rows_beside;
         Self {
-            heads: heads.len(),
-            close: errors().filter(|&error| error <= CLOSE).count(),
-            error_median: median(errors()),
-            error_worst: errors().reduce(f64::max),
-            error_relative: median(heads.iter().map(|head| head.output.relative)),
-            cosine: median(heads.iter().map(|head| head.output.cosine)),
+            heads: tally.heads,
+            incomparable: tally.incomparable,
+            broken: tally.broken,
+            close: tally.close,
+            error_median: tally.error.median(),
+            error_worst: tally.error.largest(),
+            error_relative: tally.relative.median(),
+            cosine: tally.cosine.median(),
             seconds,
             time_ratio: seconds.zip(softmax_seconds).map(|(own, softmax)| own / softmax),
-            peak_bytes: median(calls.iter().filter_map(|call| Some(call.peak_bytes? as f64))),
-            perplexity: graphs(|g| g.perplexity),
-            gap: graphs(|g| g.gap),
-            effective_rank: graphs(|g| g.effective_rank),
-            hops: graphs(|g| Some(g.hops.as_ref()?.mean)),
-            negative: graphs(|g| g.negative),
-            subspace: graphs(|g| g.subspace),
-            centrality: graphs(|g| Some(g.centrality?.spearman)),
+            peak_bytes: tally.peak_bytes.median(),
+            perplexity: graph("Rows"),
+            gap: graph("Gap"),
+            effective_rank: graph("Directions"),
+            hops: graph("Hops"),
+            negative: graph("Negative"),
+            subspace: graph("Subspace, sine"),
+            centrality: graph("Importance"),
+            mean_of_values: tally.mean_of_values.median(),
+            subspace_heads: tally.quantity("Subspace, sine").map_or(0, Sample::count),
+            centrality_heads: tally.quantity("Importance").map_or(0, Sample::count),
+            rows_beside: own.median().zip(theirs.median()).map(|(x, y)| (own.count(), x, y)),
         }
     }
 }
 
 /// The verdicts on `mechanisms`, of which the first is softmax.
-pub(super) fn verdicts(mechanisms: &[Mechanism], heads: &[HeadResult], calls: &[CallResult]) -> Vec<Verdict> {
-    let numbers: Vec<Numbers> = mechanisms
-        .iter()
-        .scan(None, |softmax, mechanism| {
-            let own: Vec<_> = heads.iter().filter(|head| head.mechanism == mechanism.id()).collect();
-            let calls: Vec<_> = calls.iter().filter(|call| call.mechanism.id() == mechanism.id()).collect();
-            let numbers = Numbers::new(&own, &calls, *softmax);
-            *softmax = softmax.or(numbers.seconds);
-            Some(Numbers { time_ratio: numbers.seconds.zip(*softmax).map(|(own, all)| own / all), ..numbers })
-        })
-        .collect();
-    let uniform = mechanisms.iter().position(|m| m.id() == "uniform").and_then(|at| numbers[at].error_median);
-    let of = |(mechanism, n): (&Mechanism, &Numbers)| {
-        let refused = calls.iter().find(|c| c.mechanism.id() == mechanism.id()).and_then(|c| c.refused.clone());
-        let finding = finding(mechanism, n, uniform);
-        let sentence = match refused {
-            Some(why) if n.heads == 0 => format!("{} cannot be applied to these tensors: {why}.", mechanism.id()),
-            _ => sentence(mechanism, finding, n, &numbers[0], uniform),
+pub(super) fn verdicts(mechanisms: &[Mechanism], tallies: &[Tally], causal: bool) -> Vec<Verdict> {
+    let softmax = tallies.first().and_then(|tally| tally.seconds.median());
+    let numbers: Vec<Numbers> = tallies.iter().map(|tally| Numbers::new(tally, softmax)).collect();
+    let of = |((mechanism, n), tally): ((&Mechanism, &Numbers), &Tally)| {
+        let finding = finding(mechanism, n);
+        let sentence = match (finding, &tally.refused) {
+            (Finding::Refused, why) => {
+                let why = why.as_deref().unwrap_or("softmax refused the call");
+                format!("{} cannot be applied to these tensors: {why}.", mechanism.id())
+            }
+            (Finding::Incomparable, _) => {
+                let why = tallies[0].remarks.first.first().map_or("softmax has no output here", String::as_str);
+                format!("Of {} nothing can be said on these tokens: {why}.", mechanism.id())
+            }
+            _ => sentence(mechanism, finding, n, &numbers[0], causal),
         };
         Verdict { mechanism: mechanism.id(), finding, sentence, numbers: n.clone() }
     };
-    mechanisms.iter().zip(&numbers).map(of).collect()
+    mechanisms.iter().zip(&numbers).zip(tallies).map(of).collect()
 }
 
-fn finding(mechanism: &Mechanism, n: &Numbers, uniform: Option<f64>) -> Finding {
+fn finding(mechanism: &Mechanism, n: &Numbers) -> Finding {
     match (mechanism.id(), n.error_median) {
-        (_, None) => Finding::Refused,
+        _ if n.heads + n.incomparable == 0 => Finding::Refused,
         ("softmax", _) => Finding::Baseline,
+        _ if n.heads == 0 => Finding::Incomparable,
+        (_, None) => Finding::NotFinite,
         _ if 10 * n.close >= 9 * n.heads => Finding::Replaces,
         _ if n.close > 0 => Finding::SomeHeads,
         ("uniform", _) => Finding::NeedsTraining,
-        (_, Some(error)) if uniform.is_some_and(|uniform| error >= uniform) => Finding::NotHere,
+        (_, Some(error)) if n.mean_of_values.is_some_and(|mean| error >= mean) => Finding::NotHere,
         _ => Finding::NeedsTraining,
     }
 }
 
-fn sentence(mechanism: &Mechanism, finding: Finding, n: &Numbers, softmax: &Numbers, uniform: Option<f64>) -> String {
+fn sentence(mechanism: &Mechanism, finding: Finding, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
     let id = mechanism.id();
     if finding == Finding::Baseline {
         let graph = shape_of(n).map_or_else(String::new, |shape| format!(" {shape}."));
-        return format!("{id} is what the others are compared with: {}.{graph}", cost(n));
+        let left = match n.incomparable {
+            0 => String::new(),
+            left => format!(" On {} it has no output to compare with.", heads(left)),
+        };
+        return format!("{id} is what the others are compared with: {}.{graph}{left}", cost(n));
     }
-    let percent = |x: Option<f64>| x.map_or_else(|| "?".into(), |x| format!("{:.1} %", 100.0 * x));
-    let error = format!(
-        "its output is {} off (median over {} heads; worst {}; {} with its own scale)",
-        percent(n.error_median),
-        n.heads,
-        percent(n.error_worst),
-        percent(n.error_relative)
-    );
+    if finding == Finding::NotFinite {
+        return format!("{id} breaks down here: its output is not finite on any of {}.", heads(n.heads));
+    }
+    let mean = if causal { "the mean of the values so far" } else { "the mean of all values" };
     let told = match finding {
-        Finding::Replaces => format!("{id} can replace softmax here: {error}"),
-        Finding::SomeHeads => format!("{id} can replace softmax in {} of {} heads: {error}", n.close, n.heads),
+        Finding::Replaces => format!("{id} can replace softmax here: {}", error(n)),
+        Finding::SomeHeads => format!("{id} can replace softmax in {} of {}: {}", n.close, heads(n.heads), error(n)),
         Finding::NotHere => {
             format!(
-                "{id} cannot replace softmax here: {error}, no nearer than the mean of all values ({})",
-                percent(uniform)
+                "{id} cannot replace softmax here: {}, no nearer than {mean} ({})",
+                error(n),
+                percent(n.mean_of_values)
             )
         }
-        _ => format!("{id} is another operator, to be trained with rather than swapped in: {error}"),
+        _ => format!("{id} is another operator, to be trained with rather than swapped in: {}", error(n)),
     };
-    format!("{told}, at {}. {}", cost(n), reason(mechanism, n, softmax))
+    format!("{told}, at {}. {}", cost(n), reason(mechanism, n, softmax, causal))
+}
+
+/// How far the output is off.
+fn error(n: &Numbers) -> String {
+    let of = heads(n.heads - n.broken);
+    let broken = match n.broken {
+        0 => String::new(),
+        broken => format!("; on {} more it is not finite", heads(broken)),
+    };
+    format!(
+        "its output is {} off (median over {of}; worst {}; {} with its own scale{broken})",
+        percent(n.error_median),
+        percent(n.error_worst),
+        percent(n.error_relative)
+    )
+}
+
+fn percent(x: Option<f64>) -> String {
+    x.map_or_else(|| "?".into(), |x| format!("{:.1} %", 100.0 * x))
+}
+
+/// `1 head`, `12 heads`.
+fn heads(count: usize) -> String {
+    format!("{count} head{}", if count == 1 { "" } else { "s" })
 }
 
 /// Time and memory.
 fn cost(n: &Numbers) -> String {
-    let time = n.seconds.map_or_else(|| "no time measured".into(), |s| format!("{:.2} ms a layer", s * 1e3));
+    let time = n.seconds.map_or_else(|| "no time measured".into(), |s| format!("{} a layer", duration(s)));
     let ratio = n.time_ratio.filter(|ratio| (ratio - 1.0).abs() > 1e-9);
     let ratio = ratio.map_or_else(String::new, |ratio| format!(" ({ratio:.2} times softmax's)"));
     let memory =
         n.peak_bytes.map_or_else(String::new, |bytes| format!(" and {:.2} MB beside the tensors", bytes / 1e6));
     format!("{time}{ratio}{memory}")
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 1e-4 { format!("{:.1} µs", seconds * 1e6) } else { format!("{:.2} ms", seconds * 1e3) }
 }
 
 /// What the graph is like.
@@ -205,33 +253,38 @@ fn shape_of(n: &Numbers) -> Option<String> {
 }
 
 /// Why the outputs are as near or as far as they are.
-fn reason(mechanism: &Mechanism, n: &Numbers, softmax: &Numbers) -> String {
+fn reason(mechanism: &Mechanism, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
     let mut reasons = Vec::new();
     if mechanism.choices().structure == Structure::Pooled {
         let directions = softmax
             .effective_rank
             .map_or_else(String::new, |rank| format!(", where softmax's graph has {rank:.1} directions"));
-        reasons.push(format!("it gives every token the same value{directions}"));
+        let pooled = if causal { "one pooled value of the tokens so far" } else { "the same value" };
+        reasons.push(format!("it gives every token {pooled}{directions}"));
     }
     if let Some(negative) = n.negative.filter(|&share| share > 0.01) {
         reasons.push(format!("{:.0} % of its weight is negative, which no softmax has", 100.0 * negative));
     }
-    if let Some((own, theirs)) = n.perplexity.zip(softmax.perplexity) {
+    let all = n.heads + n.incomparable;
+    let among = |count: usize| if count < all { format!(", on {count} of {}", heads(all)) } else { String::new() };
+    if let Some((count, own, theirs)) = n.rows_beside {
         let how = match own / theirs {
             ratio if ratio > 1.25 => "are wider than softmax's",
             ratio if ratio < 0.8 => "are narrower than softmax's",
             _ => "are as wide as softmax's",
         };
-        reasons.push(format!("its rows {how} ({own:.1} tokens against {theirs:.1})"));
+        reasons.push(format!("its rows {how} ({own:.1} tokens against {theirs:.1}{})", among(count)));
     }
     if let Some(centrality) = n.centrality {
-        reasons.push(format!("the rank correlation of what it and softmax find important is {centrality:.2}"));
+        let heads = among(n.centrality_heads);
+        reasons.push(format!("the rank correlation of what it and softmax find important is {centrality:.2}{heads}"));
     }
     if let Some(subspace) = n.subspace {
-        reasons.push(format!("their leading eigenvectors are {:.0} % of a right angle apart", 100.0 * subspace));
+        let heads = among(n.subspace_heads);
+        reasons.push(format!("the sines of the angles between their leading eigenvectors are {subspace:.2}{heads}"));
     }
     match reasons.is_empty() {
-        true => "Its graph could not be compared.".into(),
+        true => "Its graph could not be compared: the remarks say why.".into(),
         false => format!("Why: {}.", reasons.join("; ")),
     }
 }

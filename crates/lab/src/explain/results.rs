@@ -229,7 +229,7 @@ impl Explanation {
         }
         let _ = writeln!(
             text,
-            "percent, mean (deviation) over {} examples, {} of them with boxes; {} of {}, {}",
+            "percent, mean (deviation) over {} examples, {} of them with places in boxes and out; {} of {}, {}",
             self.examples,
             self.located(),
             self.rule,

@@ -1,14 +1,14 @@
 //! The report of an analysis.
 
 use maud::{Markup, html};
-use resolvent_graph::{Alignment, PerronReport};
 
 use super::{
     chart::{self, Axes, Series},
     page,
 };
 use crate::analyze::{
-    Analysis, CLOSE, DistanceStats, Finding, GraphReport, HeadDistances, HeadResult, LayerSummary, Numbers, median,
+    Analysis, CLOSE, Curve, DistanceStats, Finding, Format, GraphReport, HeadResult, LayerSummary, LayerTally, Numbers,
+    QUANTITIES, Sample, Tally,
 };
 
 /// The page of an analysis.
@@ -37,16 +37,23 @@ pub fn analysis_page(analysis: &Analysis) -> String {
         h2 { @if several { "Layer by layer" } @else { "Spectra, hops and distances" } }
         div class="charts" {
             @if several {
-                (by_layer(analysis, "Output error, median over heads", "error", true, |head| Some(head.output.scaled)))
-                (by_layer(analysis, "Tokens that a row attends to", "tokens", false, |head| head.graph.as_ref()?.perplexity))
-                (by_layer(analysis, "Spectral gap", "gap", false, |head| head.graph.as_ref()?.gap))
-                (by_layer(analysis, "Mean hops along strong edges", "hops", false, |head| Some(head.graph.as_ref()?.hops.as_ref()?.mean)))
+                (by_layer(analysis, "Output error, median over heads", "error", true, |layer| &layer.error))
+                (by_layer(analysis, "Tokens that a row attends to", "tokens", false, |layer| &layer.perplexity))
+                (by_layer(analysis, "Spectral gap", "gap", false, |layer| &layer.gap))
+                (by_layer(analysis, "Mean hops along strong edges", "hops", false, |layer| &layer.hops))
             }
-            (spectra(analysis))
+            (curves(analysis, "Leading eigenvalues of the walk, mean over heads", "eigenvalue", |tally| &tally.eigenvalues))
+            @if analysis.full {
+                (curves(analysis, "Singular values, mean over heads", "singular value", |tally| &tally.singular_values))
+                (curves(analysis, "Moduli of the eigenvalues, mean over heads", "modulus", |tally| &tally.moduli))
+            }
             (hop_counts(analysis))
             (distance_chart(analysis))
         }
-        @if !analysis.distances.is_empty() {
+        h2 { "The graphs in numbers" }
+        div class="scroll" { (quantities(analysis)) }
+        p class="quiet" { "Medians over the heads that have the number; the remarks say why others have none." }
+        @if analysis.distances.iter().any(|layer| layer.channels > 0) {
             h2 { "How far queries are from keys" }
             div class="scroll" { (distance_table(analysis)) }
             p class="quiet" {
@@ -57,6 +64,9 @@ pub fn analysis_page(analysis: &Analysis) -> String {
         (dominant(analysis))
         h2 { "Head by head" }
         div class="scroll" { (heads_table(analysis)) }
+        @if analysis.heads > analysis.listed.len() {
+            p class="quiet" { "The first " (page::count(analysis.listed.len())) " of " (page::count(analysis.heads)) "; all are in results.json." }
+        }
         h2 { "Layers" }
         div class="scroll" { (layers(&analysis.layers)) }
         (remarks(analysis))
@@ -131,50 +141,41 @@ fn summary(analysis: &Analysis) -> Markup {
     }
 }
 
-/// A line per mechanism: the median over a layer's heads of what `pick` takes from each.
-fn by_layer(analysis: &Analysis, title: &str, y: &str, percent: bool, pick: fn(&HeadResult) -> Option<f64>) -> Markup {
-    let points = |id: &str| -> Vec<(f64, f64)> {
-        let layer = |(index, layer): (usize, &LayerSummary)| {
-            let own = analysis.of(id).filter(|head| head.layer == layer.name);
-            Some((index as f64, median(own.filter_map(pick))?))
-        };
-        analysis.layers.iter().enumerate().filter_map(layer).collect()
+/// A line per mechanism: the median over a layer's heads of what `pick` takes of them.
+fn by_layer(analysis: &Analysis, title: &str, y: &str, percent: bool, pick: fn(&LayerTally) -> &Sample) -> Markup {
+    let points = |tally: &Tally| -> Vec<(f64, f64)> {
+        let layers = tally.layers.iter().enumerate();
+        layers.filter_map(|(index, layer)| Some((index as f64, pick(layer).median()?))).collect()
     };
     let axes = Axes { title, x: "layer", y, percent };
-    chart::lines(axes, &series(analysis, |id| if percent && id == "softmax" { Vec::new() } else { points(id) }))
+    let mut series = series(analysis, points);
+    // Its own error is zero, which is no news.
+    series.retain(|series| !percent || series.label != "softmax");
+    chart::lines(axes, &series)
 }
 
-fn series(analysis: &Analysis, points: impl Fn(&str) -> Vec<(f64, f64)>) -> Vec<Series> {
-    let ids = analysis.verdicts.iter().map(|verdict| verdict.mechanism);
-    ids.map(|id| Series { label: id.into(), style: page::style_of(id), points: points(id) })
+/// Every mechanism with its tally.
+fn tallies(analysis: &Analysis) -> impl Iterator<Item = (&'static str, &Tally)> {
+    analysis.verdicts.iter().map(|verdict| verdict.mechanism).zip(&analysis.tallies)
+}
+
+fn series(analysis: &Analysis, points: impl Fn(&Tally) -> Vec<(f64, f64)>) -> Vec<Series> {
+    tallies(analysis)
+        .map(|(id, tally)| Series { label: id.into(), style: page::style_of(id), points: points(tally) })
         .filter(|series| !series.points.is_empty())
         .collect()
 }
 
-/// The graphs of a mechanism.
-fn graphs<'a>(analysis: &'a Analysis, id: &'a str) -> impl Iterator<Item = &'a GraphReport> {
-    analysis.of(id).filter_map(|head| head.graph.as_ref())
-}
-
-fn spectra(analysis: &Analysis) -> Markup {
-    let points = |id: &str| -> Vec<(f64, f64)> {
-        let longest = graphs(analysis, id).map(|graph| graph.eigenvalues.len()).max().unwrap_or(0);
-        let value = |rank: usize| median(graphs(analysis, id).filter_map(|graph| graph.eigenvalues.get(rank).copied()));
-        (0..longest).filter_map(|rank| Some((rank as f64 + 1.0, value(rank)?))).collect()
-    };
-    let title = "Leading eigenvalues of the walk, median over heads";
-    chart::lines(Axes { title, x: "rank", y: "eigenvalue", percent: false }, &series(analysis, points))
+/// Spectra over their ranks.
+fn curves(analysis: &Analysis, title: &str, y: &str, pick: fn(&Tally) -> &Curve) -> Markup {
+    let points = |tally: &Tally| pick(tally).means().enumerate().map(|(rank, x)| (rank as f64 + 1.0, x)).collect();
+    chart::lines(Axes { title, x: "rank", y, percent: false }, &series(analysis, points))
 }
 
 fn hop_counts(analysis: &Analysis) -> Markup {
-    let points = |id: &str| -> Vec<(f64, f64)> {
-        let mut counts: Vec<usize> = Vec::new();
-        for hops in graphs(analysis, id).filter_map(|graph| graph.hops.as_ref()) {
-            counts.resize(counts.len().max(hops.counts.len()), 0);
-            counts.iter_mut().zip(&hops.counts).for_each(|(all, count)| *all += count);
-        }
-        let pairs = counts.iter().sum::<usize>().max(1) as f64;
-        counts.iter().enumerate().skip(1).map(|(hops, &count)| (hops as f64, count as f64 / pairs)).collect()
+    let points = |tally: &Tally| -> Vec<(f64, f64)> {
+        let pairs = tally.hops.iter().sum::<usize>().max(1) as f64;
+        tally.hops.iter().enumerate().skip(1).map(|(hops, &count)| (hops as f64, count as f64 / pairs)).collect()
     };
     let title = "Hops between tokens, share of pairs";
     chart::lines(Axes { title, x: "hops", y: "pairs", percent: true }, &series(analysis, points))
@@ -182,78 +183,68 @@ fn hop_counts(analysis: &Analysis) -> Markup {
 
 /// The token weights of `linear-infsa` beside the Perron vector that they stand in for.
 fn dominant(analysis: &Analysis) -> Markup {
-    type Row = (&'static str, fn(&PerronReport) -> Alignment);
-    const ROWS: [Row; 3] = [
-        ("the weights of linear-infsa", |found| found.weights),
-        ("the same weight for every token", |found| found.uniform),
-        ("norms of the queries", |found| found.energies),
-    ];
-    let found: Vec<_> = graphs(analysis, "linear-infsa").filter_map(|graph| graph.dominant.as_ref()).collect();
-    let cell = |values: Vec<f64>| {
-        let mean = values.iter().sum::<f64>() / values.len() as f64;
-        let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / values.len() as f64;
-        html! { td { (format!("{mean:.3}")) " " small { "± " (format!("{:.3}", variance.sqrt())) } } }
+    const ROWS: [&str; 3] = ["the weights of linear-infsa", "the same weight for every token", "norms of the queries"];
+    let found = tallies(analysis).find(|(id, _)| *id == "linear-infsa").map(|(_, tally)| &tally.dominant);
+    let cell = |sample: &Sample| {
+        let [mean, deviation] = sample.spread().unwrap_or([f64::NAN; 2]);
+        html! { td { (number(Some(mean), 3)) " " small { "± " (number(Some(deviation), 3)) } } }
     };
     html! {
-        @if !found.is_empty() {
+        @if let Some(found) = found.filter(|found| found[0][0].count() > 0) {
             h2 { "Do token weights stand for the dominant direction?" }
             div class="scroll" {
                 table class="sortable" {
                     thead { tr { @for heading in ["Agreement with the Perron vector of relu(Q Qᵀ)", "Cosine", "Rank correlation"] { th scope="col" { (heading) } } } }
                     tbody {
-                        @for (name, pick) in ROWS {
-                            tr {
-                                th scope="row" { (name) }
-                                (cell(found.iter().map(|found| pick(found).cosine).collect()))
-                                (cell(found.iter().map(|found| pick(found).spearman).collect()))
-                            }
+                        @for (name, [cosine, rank]) in ROWS.iter().zip(found) {
+                            tr { th scope="row" { (name) } (cell(cosine)) (cell(rank)) }
                         }
                     }
                 }
             }
-            p class="quiet" { "Mean and deviation over " (found.len()) " heads. Between vectors without negative entries a high cosine is the rule: the weights say something where they beat the other two." }
+            p class="quiet" { "Mean and deviation over " (found[0][0].count()) " heads. Between vectors without negative entries a high cosine is the rule: the weights say something where they beat the other two." }
         }
     }
 }
 
 /// The mean histogram over all heads.
 fn distance_chart(analysis: &Analysis) -> Markup {
-    let series = |label: &str, style: usize, pick: fn(&HeadDistances) -> &DistanceStats| {
-        let mut points: Vec<(f64, f64)> = Vec::new();
-        for head in &analysis.distances {
-            let density = pick(head).density();
-            points.resize(density.len(), (0.0, 0.0));
-            let heads = analysis.distances.len() as f64;
-            points.iter_mut().zip(density).for_each(|(sum, (x, share))| *sum = (x, sum.1 + share / heads));
+    let series = |(kind, label, style): (usize, &str, usize)| {
+        let mut mean = Curve::default();
+        for layer in &analysis.distances {
+            mean.add(&layer.density[kind].means().collect::<Vec<_>>());
         }
+        let points = mean.means().enumerate().map(|(bin, share)| (DistanceStats::place(bin), share)).collect();
         Series { label: label.into(), style, points }
     };
     let title = "Distances between queries and keys, share of pairs";
-    let both = [series("absolute", 9, |d| &d.absolute), series("squared", 2, |d| &d.squared)];
+    let both = [(0, "absolute", 9), (1, "squared", 2)].map(series);
     chart::lines(Axes { title, x: "distance, in medians", y: "pairs", percent: true }, &both)
 }
 
 fn distance_table(analysis: &Analysis) -> Markup {
-    type Column = (&'static str, fn(&HeadDistances) -> f64);
-    const COLUMNS: [Column; 8] = [
-        ("Absolute: variation", |d| d.absolute.variation),
-        ("of normal ones", |d| 0.756 / (d.channels as f64).sqrt()),
-        ("kurtosis", |d| d.absolute.kurtosis),
-        ("tail", |d| d.absolute.tail),
-        ("Squared: variation", |d| d.squared.variation),
-        ("of normal ones", |d| 1.414 / (d.channels as f64).sqrt()),
-        ("kurtosis", |d| d.squared.kurtosis),
-        ("tail", |d| d.squared.tail),
-    ];
+    /// What the variation of independent normal tokens is, times the root of the channels.
+    const KINDS: [(&str, f64); 2] = [("Absolute", 0.756), ("Squared", 1.414)];
     html! {
         table class="sortable" {
-            thead { tr { th scope="col" { "Layer" } @for (heading, _) in COLUMNS { th scope="col" { (heading) } } } }
+            thead {
+                tr {
+                    th scope="col" { "Layer" }
+                    @for (kind, _) in KINDS {
+                        th scope="col" { (kind) ": variation" }
+                        @for heading in ["of normal ones", "kurtosis", "tail"] { th scope="col" { (heading) } }
+                    }
+                }
+            }
             tbody {
-                @for layer in &analysis.layers {
+                @for (layer, found) in analysis.layers.iter().zip(&analysis.distances) {
                     tr {
                         th scope="row" { (layer.name) }
-                        @for (_, pick) in COLUMNS {
-                            td { (number(median(analysis.distances.iter().filter(|d| d.layer == layer.name).map(pick)), 3)) }
+                        @for ((_, normal), [variation, kurtosis, tail]) in KINDS.iter().zip(&found.stats) {
+                            td { (number(variation.median(), 3)) }
+                            td { (number(Some(normal / (found.channels as f64).sqrt()), 3)) }
+                            td { (number(kurtosis.median(), 3)) }
+                            td { (number(tail.median(), 3)) }
                         }
                     }
                 }
@@ -262,39 +253,73 @@ fn distance_table(analysis: &Analysis) -> Markup {
     }
 }
 
-/// A column of the heads' table.
-type HeadColumn = (&'static str, fn(&HeadResult) -> String);
+/// A number of a graph as text.
+fn shown(x: Option<f64>, format: Format) -> String {
+    match format {
+        Format::Decimals(digits) => number(x, digits),
+        Format::Percent => percent(x),
+        Format::Digits => x.filter(|x| x.is_finite()).map_or_else(|| "–".into(), digits),
+    }
+}
+
+/// Three digits that matter.
+fn digits(x: f64) -> String {
+    match x.abs() {
+        0.0 => "0".into(),
+        size if (1e-3..1e5).contains(&size) => format!("{x:.*}", (2.0 - size.log10().floor()).max(0.0) as usize),
+        _ => format!("{x:.2e}"),
+    }
+}
+
+/// The medians of all that the graphs have.
+fn quantities(analysis: &Analysis) -> Markup {
+    let there: Vec<usize> = (0..QUANTITIES.len())
+        .filter(|&at| analysis.tallies.iter().any(|tally| tally.graph.get(at).is_some_and(|own| own.count() > 0)))
+        .collect();
+    html! {
+        table class="sortable" {
+            thead {
+                tr { th scope="col" { "Mechanism" } @for &at in &there { th scope="col" { (QUANTITIES[at].name) } } }
+            }
+            tbody {
+                @for (id, tally) in tallies(analysis) {
+                    tr {
+                        th scope="row" { (chip(id)) (id) }
+                        @for &at in &there {
+                            td { (shown(tally.graph.get(at).and_then(Sample::median), QUANTITIES[at].format)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
 
 fn heads_table(analysis: &Analysis) -> Markup {
-    const COLUMNS: [HeadColumn; 11] = [
-        ("Error", |h| percent(Some(h.output.scaled))),
-        ("Cosine", |h| number(Some(h.output.cosine), 3)),
-        ("Rows", |h| number(graph(h).and_then(|g| g.perplexity), 1)),
-        ("Directions", |h| number(graph(h).and_then(|g| g.effective_rank), 1)),
-        ("Gap", |h| number(graph(h).and_then(|g| g.gap), 4)),
-        ("Cut", |h| number(graph(h).and_then(|g| g.cheeger), 4)),
-        ("Hops", |h| number(graph(h).and_then(|g| Some(g.hops.as_ref()?.mean)), 2)),
-        ("Most", |h| graph(h).and_then(|g| g.hops.as_ref()).map_or_else(|| "–".into(), |hops| hops.max.to_string())),
-        ("Asymmetry", |h| number(graph(h).and_then(|g| g.asymmetry), 2)),
-        ("Row sums", |h| {
-            graph(h).map_or_else(|| "–".into(), |g| format!("{:.2} to {:.2}", g.row_sums[0], g.row_sums[2]))
-        }),
-        ("Most important tokens", |h| graph(h).map_or_else(String::new, central)),
-    ];
+    let value = |head: &HeadResult, at: usize| graph(head).and_then(QUANTITIES[at].of).filter(|x| x.is_finite());
+    let there: Vec<usize> =
+        (0..QUANTITIES.len()).filter(|&at| analysis.listed.iter().any(|head| value(head, at).is_some())).collect();
     html! {
         table class="sortable" {
             thead {
                 tr {
-                    th scope="col" { "Mechanism" } th scope="col" { "Layer" } th scope="col" { "Sequence" } th scope="col" { "Head" }
-                    @for (heading, _) in COLUMNS { th scope="col" { (heading) } }
+                    @for heading in ["Mechanism", "Layer", "Sequence", "Head", "Error", "Own scale", "Cosine"] {
+                        th scope="col" { (heading) }
+                    }
+                    @for &at in &there { th scope="col" { (QUANTITIES[at].name) } }
+                    th scope="col" { "Most important tokens" }
                 }
             }
             tbody {
-                @for head in &analysis.heads {
+                @for head in &analysis.listed {
                     tr {
                         th scope="row" { (chip(head.mechanism)) (head.mechanism) }
                         td { (head.layer) } td { (head.sequence) } td { (head.head) }
-                        @for (_, show) in COLUMNS { td { (show(head)) } }
+                        td { (percent(head.output.map(|output| output.scaled))) }
+                        td { (percent(head.output.map(|output| output.relative))) }
+                        td { (number(head.output.map(|output| output.cosine), 3)) }
+                        @for &at in &there { td { (shown(value(head, at), QUANTITIES[at].format)) } }
+                        td { (graph(head).map_or_else(String::new, central)) }
                     }
                 }
             }
@@ -336,14 +361,8 @@ fn layers(layers: &[LayerSummary]) -> Markup {
 
 /// What was left out, and why.
 fn remarks(analysis: &Analysis) -> Markup {
-    let ids = analysis.verdicts.iter().map(|verdict| verdict.mechanism);
-    let notes = ids.filter_map(|id| {
-        let mut notes: Vec<&String> = graphs(analysis, id).flat_map(|graph| &graph.notes).collect();
-        let heads = notes.len();
-        notes.sort();
-        Some((id, heads, *notes.first()?))
-    });
-    let tied: Vec<_> = ["soft", "soft-pp"].into_iter().filter(|id| analysis.of(id).next().is_some()).collect();
+    let there = |id: &&str| tallies(analysis).any(|(own, tally)| own == *id && tally.heads > 0);
+    let tied: Vec<_> = ["soft", "soft-pp"].into_iter().filter(there).collect();
     let untied = analysis.layers.iter().any(|layer| !layer.tied);
     html! {
         h2 { "Remarks" }
@@ -353,7 +372,10 @@ fn remarks(analysis: &Analysis) -> Markup {
                 li { "Without values in the file, outputs are of white noise: errors are those of the weights." }
             }
             @if !analysis.unread.is_empty() { li { "Not read: " (analysis.unread.join(", ")) "." } }
-            @for (id, heads, note) in notes { li { (id) ", " (heads) " remarks, such as: " (note) } }
+            @for (id, tally) in tallies(analysis).filter(|(_, tally)| tally.remarks.count > 0) {
+                @let remarks = &tally.remarks;
+                li { (id) ", " (remarks.count) " remarks, such as: " (remarks.first.join("; ")) "." }
+            }
             li { "The configuration of every mechanism is in results.json." }
         }
     }

@@ -1,0 +1,138 @@
+//! What every mechanism makes of the values of one sequence, and what that is compared with.
+
+use std::time::Instant;
+
+use resolvent_kernels::{
+    ClusterPlan, Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, mechanism::Uniform,
+};
+
+use super::{AnalyzeOptions, CallResult, OutputError, Sequence, tally::median};
+use crate::compare::peak_above;
+
+/// Softmax's rows are shares to within this.
+const WHOLE: f32 = 1e-3;
+
+/// One mechanism's call on all heads.
+pub(super) struct Applied {
+    /// Its output, `[heads, tokens, value_dim]`.
+    pub out: Vec<f32>,
+    /// The plan of a clustered mechanism.
+    pub plan: Option<ClusterPlan>,
+}
+
+/// Applies `mechanism` and writes into `call` what it costs.
+pub(super) fn apply(
+    options: &AnalyzeOptions,
+    mechanism: &Mechanism,
+    sequence: &Sequence,
+    values: &[f32],
+    call: &mut CallResult,
+) -> resolvent_kernels::Result<Applied> {
+    let operator = Operator::new(mechanism, sequence.shape, options.causal, Strategy::Auto)?;
+    let inputs = inputs(mechanism, sequence, values);
+    let mut out = vec![0.0; operator.out_len()];
+    let mut pass = || {
+        let (mut stats, mut scratch) = (vec![0.0; operator.plan().stats], Scratch::default());
+        operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch)
+    };
+    match options.memory.as_deref() {
+        Some(probe) => call.peak_bytes = Some(peak_above(probe, probe.held(), &mut pass)?),
+        None => pass()?,
+    }
+    let mut times = Vec::new();
+    for _ in 0..options.rounds {
+        let start = Instant::now();
+        pass()?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    call.seconds = median(times);
+    let clustered = matches!(mechanism, Mechanism::Ssa(_));
+    let plan = clustered.then(|| operator.clusters(&inputs, &Mask::NONE)).transpose()?;
+    Ok(Applied { out: whole(&operator, out), plan: plan.map(|plan| plan.into_owned()) })
+}
+
+fn inputs<'a>(mechanism: &Mechanism, sequence: &'a Sequence, values: &'a [f32]) -> Inputs<'a, f32> {
+    let k = (!mechanism.tied()).then(|| sequence.k.as_deref().unwrap_or(&sequence.q));
+    Inputs { q: &sequence.q, k, v: values, extras: Extras::default() }
+}
+
+/// The output with a common row per head repeated for every token.
+fn whole(operator: &Operator, out: Vec<f32>) -> Vec<f32> {
+    let shape = operator.shape();
+    match operator.out_seq() {
+        1 if shape.seq_q > 1 => out.chunks(shape.value_dim).flat_map(|row| row.repeat(shape.seq_q)).collect(),
+        _ => out,
+    }
+}
+
+/// Softmax's output on one sequence, what is wrong with it, and the mean of all values.
+pub(super) struct Reference {
+    pub softmax: Vec<f32>,
+    mean: Vec<f32>,
+    /// One per head.
+    wrong: Vec<Option<String>>,
+    shape: Shape,
+}
+
+impl Reference {
+    /// Of softmax's output `out` on `sequence`.
+    pub(super) fn new(
+        options: &AnalyzeOptions,
+        mechanism: &Mechanism,
+        sequence: &Sequence,
+        values: &[f32],
+        out: &[f32],
+    ) -> resolvent_kernels::Result<Self> {
+        let forward = |mechanism: &Mechanism, shape: Shape, values: &[f32]| {
+            let operator = Operator::new(mechanism, shape, options.causal, Strategy::Auto)?;
+            let (mut out, mut stats) = (vec![0.0; operator.out_len()], vec![0.0; operator.plan().stats]);
+            let inputs = inputs(mechanism, sequence, values);
+            operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default())?;
+            Ok::<_, resolvent_kernels::Error>(whole(&operator, out))
+        };
+        let shape = sequence.shape;
+        let uniform = Mechanism::Uniform(Uniform::default());
+        let mean = forward(&uniform, shape, values)?;
+        let ones = vec![1.0; shape.heads * shape.seq_kv];
+        let sums = forward(mechanism, Shape { value_dim: 1, ..shape }, &ones)?;
+        let rows = shape.seq_q * shape.value_dim;
+        let wrong = (0..shape.heads)
+            .map(|head| wrong(&sums[head * shape.seq_q..][..shape.seq_q], &out[head * rows..][..rows]))
+            .collect();
+        Ok(Self { softmax: out.to_vec(), mean, wrong, shape })
+    }
+
+    /// Why nothing can be compared with softmax on a head, where so.
+    pub(super) fn wrong(&self, head: usize) -> Option<&str> {
+        self.wrong[head].as_deref()
+    }
+
+    /// The error of `out`, and that of the mean of all values.
+    pub(super) fn errors(&self, head: usize, out: &[f32]) -> (Option<OutputError>, Option<f64>) {
+        if self.wrong[head].is_some() {
+            return (None, None);
+        }
+        let rows = self.shape.seq_q * self.shape.value_dim;
+        let of = |x: &[f32]| {
+            let own = |x: &[f32]| x[head * rows..][..rows].to_vec();
+            OutputError::new(&own(x), &own(&self.softmax), self.shape.value_dim)
+        };
+        (of(out), of(&self.mean).map(|error| error.scaled))
+    }
+}
+
+/// What is wrong with softmax on a head, from the sums of its rows and its output.
+fn wrong(sums: &[f32], out: &[f32]) -> Option<String> {
+    if let Some(row) = sums.iter().position(|sum| (sum - 1.0).abs() > WHOLE || sum.is_nan()) {
+        let sum = sums[row];
+        return Some(format!(
+            "row {row} of softmax sums to {sum}: the scores leave f32, and nothing can be compared with it"
+        ));
+    }
+    if out.iter().any(|x| !x.is_finite()) {
+        return Some(
+            "softmax's output is not finite: the values leave f32, and nothing can be compared with it".into(),
+        );
+    }
+    (out.iter().all(|&x| x == 0.0)).then(|| "softmax's output is zero, and no error is a share of that".into())
+}

@@ -1,0 +1,63 @@
+//! The numbers of a graph, each with its name.
+
+use super::GraphReport;
+
+/// How a number is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// With so many decimals.
+    Decimals(usize),
+    /// As a share of a hundred.
+    Percent,
+    /// With three digits that matter.
+    Digits,
+}
+
+/// One number of a graph.
+#[derive(Debug, Clone, Copy)]
+pub struct Quantity {
+    /// Its name, as the heading of a column.
+    pub name: &'static str,
+    /// How it is shown.
+    pub format: Format,
+    /// Where it stands.
+    pub of: fn(&GraphReport) -> Option<f64>,
+}
+
+const fn quantity(name: &'static str, format: Format, of: fn(&GraphReport) -> Option<f64>) -> Quantity {
+    Quantity { name, format, of }
+}
+
+/// All numbers of a graph, in the order of the report's columns.
+pub const QUANTITIES: [Quantity; 27] = {
+    use Format::{Decimals, Digits, Percent};
+    [
+        quantity("Rows", Decimals(1), |g| g.perplexity),
+        quantity("Directions", Decimals(1), |g| g.effective_rank),
+        quantity("Gap", Decimals(4), |g| g.gap),
+        quantity("Cut", Decimals(4), |g| g.cheeger),
+        quantity("Hops", Decimals(2), |g| Some(g.hops.as_ref()?.mean)),
+        quantity("Most hops", Decimals(0), |g| Some(f64::from(g.hops.as_ref()?.max))),
+        quantity("Unreachable pairs", Decimals(0), |g| Some(g.hops.as_ref()?.unreachable as f64)),
+        quantity("Least row sum", Digits, |g| Some(g.row_sums[0])),
+        quantity("Mean row sum", Digits, |g| Some(g.row_sums[1])),
+        quantity("Largest row sum", Digits, |g| Some(g.row_sums[2])),
+        quantity("Negative", Percent, |g| g.negative),
+        quantity("Asymmetry", Decimals(3), |g| g.asymmetry),
+        quantity("Degree ratio", Digits, |g| g.degree_ratio),
+        quantity("Mixing, at least", Digits, |g| Some(g.mixing?[0])),
+        quantity("Mixing, at most", Digits, |g| Some(g.mixing?[1])),
+        quantity("Mixing time", Decimals(0), |g| Some(g.full.as_ref()?.mixing_time? as f64)),
+        quantity("Importance", Decimals(2), |g| Some(g.centrality?.spearman)),
+        quantity("Importance, cosine", Decimals(3), |g| Some(g.centrality?.cosine)),
+        quantity("Subspace, sine", Decimals(3), |g| Some(g.subspace?.sine)),
+        quantity("of directions", Decimals(0), |g| Some(g.subspace?.directions as f64)),
+        quantity("Singular directions", Decimals(1), |g| Some(g.full.as_ref()?.effective_rank)),
+        quantity("Clusters", Decimals(0), |g| Some(g.clusters.as_ref()?.clusters as f64)),
+        quantity("Leaves clusters", Percent, |g| Some(g.clusters.as_ref()?.eps_cluster)),
+        quantity("Worst row leaves", Percent, |g| Some(g.clusters.as_ref()?.row_leak)),
+        quantity("Coupling", Decimals(3), |g| Some(g.clusters.as_ref()?.coupling)),
+        quantity("Dominant, cosine", Decimals(3), |g| Some(g.dominant.as_ref()?.weights.cosine)),
+        quantity("Dominant, last change", Digits, |g| Some(g.dominant.as_ref()?.change)),
+    ]
+};
