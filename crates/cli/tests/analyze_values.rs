@@ -55,9 +55,9 @@ fn spectrum(mut a: Vec<Vec<f64>>) -> Vec<f64> {
             for row in a.iter_mut() {
                 (row[p], row[q]) = (c * row[p] - s * row[q], s * row[p] + c * row[q]);
             }
-            for j in 0..n {
-                (a[p][j], a[q][j]) = (c * a[p][j] - s * a[q][j], s * a[p][j] + c * a[q][j]);
-            }
+            let [first, second] = [p, q].map(|row| a[row].clone());
+            let turned = |c: f64, s: f64| first.iter().zip(&second).map(|(x, y)| c * x + s * y).collect();
+            (a[p], a[q]) = (turned(c, -s), turned(s, c));
         }
     }
     let mut values: Vec<f64> = (0..n).map(|i| a[i][i]).collect();
