@@ -38,7 +38,7 @@ pub struct Analysis {
     /// One per layer.
     #[serde(skip)]
     pub distances: Vec<DistanceTally>,
-    /// The first [`LISTED`] heads, without the lists of `--full`.
+    /// The first [`super::LISTED`] heads, without the lists of `--full`.
     #[serde(skip)]
     pub listed: Vec<HeadResult>,
     /// How many heads there are, each once per mechanism.
