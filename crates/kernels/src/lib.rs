@@ -13,13 +13,13 @@ mod element;
 mod error;
 #[doc(hidden)]
 pub mod inner;
+mod layers;
 mod linalg;
 pub mod mechanism;
 mod operator;
 mod parallel;
 mod parameter;
 mod plan;
-mod pointwise;
 mod problem;
 mod random;
 pub mod reference;
@@ -37,11 +37,13 @@ pub use cache::Cache;
 pub use dropout::{Dropout, Dropped};
 pub use element::Element;
 pub use error::{Error, Result};
+pub use layers::{
+    LayerNormGradients, LinearGradients, gelu, gelu_backward, layer_norm, layer_norm_backward, linear, linear_backward,
+};
 pub use mechanism::Mechanism;
 pub use operator::Operator;
 pub use parameter::{ExtraGradients, Extras, Parameter};
 pub use plan::{Plan, Strategy, plan};
-pub use pointwise::{gelu, gelu_backward};
 pub use problem::{Gradients, Inputs, Mask, Shape, check_finite};
 pub use scratch::Scratch;
 pub use series::Convergence;

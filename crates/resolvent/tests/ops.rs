@@ -278,18 +278,6 @@ fn mistakes_are_errors() {
     fails(good(), &limited, Mask::none(), "did not converge");
 }
 
-#[test]
-fn gelu_is_burns_own() {
-    let device = Device::flex().autodiff();
-    for x in [random([2, 3, 5, 7], &device), random([2, 7, 5, 3], &device).swap_dims(1, 3)] {
-        let x = x.require_grad();
-        let gradient = |y: Tensor<4>| x.grad(&(y.clone() * y).sum().backward()).unwrap();
-        let (ours, theirs) = (resolvent::ops::gelu(x.clone()), burn::tensor::activation::gelu(x.clone()));
-        assert_close("gelu", ours.clone(), theirs.clone(), 1e-5);
-        assert_close("dx", gradient(ours), gradient(theirs), 1e-5);
-    }
-}
-
 /// Kernels of distances, through landmarks and whole, by every strategy, padded or not.
 #[test]
 fn kernels_of_distances_agree() {

@@ -3,7 +3,7 @@
 use burn::{
     module::{Module, Param},
     nn::{self, Linear},
-    tensor::{Tensor, module::linear},
+    tensor::Tensor,
 };
 use resolvent_kernels::{self as kernels, Dropout, TernaryMatrix};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Extras, Inputs, Mask, Mechanism, Parameter, Result, Sequences, Strategy, attend,
-    ops::{attend_packed, merge_heads, projections, split_heads},
+    ops::{attend_packed, linear, merge_heads, projections, split_heads},
     ternary::{self, Layers, Packed},
 };
 

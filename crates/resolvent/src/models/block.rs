@@ -2,13 +2,13 @@
 
 use burn::{
     module::Module,
-    nn::{self, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    nn::{self, DropoutConfig, Linear, LinearConfig},
     tensor::{Bool, Device, Tensor, activation::relu},
 };
 use resolvent_kernels::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
-use super::DropPath;
+use super::{DropPath, LayerNorm};
 use crate::{
     Dropout, Result,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
@@ -110,11 +110,11 @@ impl BlockConfig {
         let linear = |from: usize, to: usize| {
             LinearConfig::new(from, to).with_initializer(attention.initializer.clone()).init(device)
         };
-        let norm = LayerNormConfig::new(dim).with_epsilon(self.epsilon);
+        let norm = || LayerNorm::new(dim, self.epsilon, device);
         Ok(Block {
-            attention_norm: norm.init(device),
+            attention_norm: norm(),
             attention: attention.try_init(device)?,
-            mlp_norm: norm.init(device),
+            mlp_norm: norm(),
             mlp_in: linear(dim, self.mlp_dim),
             mlp_out: linear(self.mlp_dim, dim),
             dropout: DropoutConfig::new(attention.dropout).init(),

@@ -2,13 +2,13 @@
 
 use burn::{
     module::Initializer,
-    nn::{DropoutConfig, LayerNormConfig, LinearConfig},
+    nn::{DropoutConfig, LinearConfig},
     tensor::Device,
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Activation, NormOrder, Vit,
+    Activation, LayerNorm, NormOrder, Vit,
     block::{BlockConfig, drop_path_at},
 };
 use crate::{
@@ -256,7 +256,7 @@ impl VitConfig {
             cls: (self.pool == Pool::Cls).then(|| normal.init([1, 1, dim], device)),
             positions: normal.init([1, self.tokens(), dim], device),
             blocks: blocks.collect::<Result<_>>()?,
-            norm: LayerNormConfig::new(dim).with_epsilon(NORM_EPSILON).init(device),
+            norm: LayerNorm::new(dim, NORM_EPSILON, device),
             pre_logits: self.pre_logits.then(|| LinearConfig::new(dim, dim).init(device)),
             head: LinearConfig::new(dim, self.classes).init(device),
             dropout: DropoutConfig::new(self.dropout).init(),

@@ -3,6 +3,7 @@
 mod block;
 mod config;
 mod drop_path;
+mod layer_norm;
 mod positions;
 pub mod pyramid;
 mod text;
@@ -11,6 +12,7 @@ mod vit;
 pub use block::{Activation, Block, NormOrder, Visible};
 pub use config::{Pool, VitConfig};
 pub use drop_path::DropPath;
+pub use layer_norm::LayerNorm;
 pub use pyramid::{Pyramid, PyramidConfig};
 pub use text::{
     DecoderBlock, DecoderState, LanguageConfig, LanguageModel, LanguageState, Positions, Sampling, Search,

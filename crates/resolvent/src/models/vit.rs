@@ -2,13 +2,13 @@
 
 use burn::{
     module::{Module, Param},
-    nn::{Dropout, LayerNorm, Linear},
+    nn::{Dropout, Linear},
     tensor::{Tensor, ops::InterpolateMode},
 };
 use resolvent_kernels as kernels;
 
-use super::{Block, Visible, positions::positions_at};
-use crate::Result;
+use super::{Block, LayerNorm, Visible, positions::positions_at};
+use crate::{Result, ops::apply};
 
 /// Vision transformer with any attention mechanism: patches, learned positions, pre-norm blocks, a linear head. Built by
 /// [`super::VitConfig`].
@@ -113,7 +113,7 @@ impl Vit {
             .reshape([batch, channels, rows, side, columns, side])
             .permute([0, 2, 4, 1, 3, 5])
             .reshape([batch, rows * columns, channels * side * side]);
-        let tokens = self.patch.forward(patches);
+        let tokens = apply(&self.patch, patches);
         let tokens = match &self.cls {
             Some(cls) => {
                 let [_, _, dim] = tokens.dims();

@@ -89,7 +89,8 @@ fn expect<T>(result: kernels::Result<T>) -> T {
     result.unwrap_or_else(|e| panic!("backward of attend: {e}"))
 }
 
-fn register<B: Backend, const N: usize>(
+/// Adds what there is to the gradients of the tracked among an operation's inputs.
+pub(super) fn register<B: Backend, const N: usize>(
     grads: &mut Gradients,
     parents: [Option<NodeId>; N],
     gradients: [Option<FloatTensor<B>>; N],

@@ -59,17 +59,14 @@ pub trait GeluKernel: FusedGelu {
 impl FusedGelu for Flex {
     fn fused_gelu(x: FlexTensor) -> FlexTensor {
         let x = contiguous(x);
-        let mut out = vec![0.0; x.shape().num_elements()];
-        kernels::gelu(slice(&x), &mut out).unwrap_or_else(|e| panic!("gelu: {e}"));
-        tensor(out, x.shape())
+        tensor(kernels::gelu(slice(&x)).unwrap_or_else(|e| panic!("gelu: {e}")), x.shape())
     }
 }
 
 impl GeluKernel for Flex {
     fn fused_gelu_backward(x: FlexTensor, dout: FlexTensor) -> FlexTensor {
         let (x, dout) = (contiguous(x), contiguous(dout));
-        let mut dx = vec![0.0; x.shape().num_elements()];
-        kernels::gelu_backward(slice(&x), slice(&dout), &mut dx).unwrap_or_else(|e| panic!("gelu: {e}"));
+        let dx = kernels::gelu_backward(slice(&x), slice(&dout)).unwrap_or_else(|e| panic!("gelu: {e}"));
         tensor(dx, x.shape())
     }
 }

@@ -84,7 +84,7 @@ pub(super) fn forward<T: Storage>(
         let [heads, out] = cut::<T, 2>(memory, sizes);
         gather(slice(&qkv), shape, shape.seq_q, heads);
         let stats = fused::run_forward(&inputs(heads, &parameters, call), call, out)?;
-        let mut merged = vec![T::default(); out.len()];
+        let mut merged = zeros(out.len());
         scatter(&[out], shape, out_seq, &mut merged);
         let out = tensor(merged, [shape.batch, out_seq, shape.heads * shape.value_dim]);
         Ok(Outcome::Done { out, lse: tensor(Vec::<f32>::new(), [0, 0, 0]), stats })
@@ -117,7 +117,7 @@ pub(super) fn backward<T: Storage>(
             2 => &[dq, dv],
             _ => &[dq, dk, dv],
         };
-        let mut merged = vec![T::default(); parts * part];
+        let mut merged = zeros(parts * part);
         scatter(gradients, shape, shape.seq_q, &mut merged);
         let dqkv = tensor(merged, [shape.batch, shape.seq_q, parts * shape.heads * shape.head_dim]);
         Ok([Some(dqkv), dparameters.map(|gradient| tensor(gradient, parameters.shape()))])
@@ -142,6 +142,14 @@ fn cut<T: Storage, const N: usize>(memory: &mut kernels::Scratch, sizes: [usize;
         rest = tail;
         part
     })
+}
+
+/// Zeros, written by all threads.
+fn zeros<T: Storage>(len: usize) -> Vec<T> {
+    const PART: usize = 1 << 16;
+    let mut zeros = Vec::new();
+    (0..len).into_par_iter().with_min_len(PART).map(|_| T::default()).collect_into_vec(&mut zeros);
+    zeros
 }
 
 /// `[batch, seq, parts, heads, dim]` to as many blocks of `[batch, heads, seq, dim]` as fill `into`.

@@ -11,12 +11,15 @@ use std::ops::Range;
 use burn::{
     backend::flex::Flex,
     nn::Linear,
-    tensor::{Tensor, TensorData, module::linear as real_linear},
+    tensor::{Tensor, TensorData},
 };
 use resolvent_kernels::TernaryMatrix;
 
 pub use self::packed::Packed;
-use crate::{Result, ops::is_flex};
+use crate::{
+    Result,
+    ops::{apply, is_flex, linear},
+};
 
 /// The least scale of weights, and 127 times that of activations.
 const LEAST: f64 = 1e-5;
@@ -61,13 +64,13 @@ impl Layers<'_> {
             return out;
         }
         let weights = layers.map(|n| ternary(self.weight.clone().narrow(1, first(n), self.widths[n]))).collect();
-        real_linear(int8(x), Tensor::cat(weights, 1), bias)
+        linear(int8(x), Tensor::cat(weights, 1), bias)
     }
 }
 
 /// A layer, its weights rounded to three values where there is a place for them when packed.
 pub(crate) fn layer(layer: &Linear, x: Tensor<3>, packed: Option<&Packed>) -> Tensor<3> {
-    let Some(packed) = packed else { return layer.forward(x) };
+    let Some(packed) = packed else { return apply(layer, x) };
     let [_, width] = layer.weight.dims();
     let bias = layer.bias.as_ref().map(|bias| bias.val());
     Layers { weight: layer.weight.val(), bias, widths: &[width], packed }.forward(x)

@@ -2,14 +2,15 @@
 
 use burn::{
     module::Initializer,
-    nn::{
-        BatchNormConfig, DropoutConfig, LayerNorm, LayerNormConfig, LinearConfig, PaddingConfig2d, conv::Conv2dConfig,
-    },
+    nn::{BatchNormConfig, DropoutConfig, LinearConfig, PaddingConfig2d, conv::Conv2dConfig},
     tensor::Device,
 };
 
 use super::{ConvEmbedding, Embedding, EmbeddingKind, PatchEmbedding, Positions, Pyramid, PyramidConfig, Stage};
-use crate::{Result, models::config::NORM_EPSILON};
+use crate::{
+    Result,
+    models::{LayerNorm, config::NORM_EPSILON},
+};
 
 /// Weights of linear layers, positions and the class token.
 pub(super) const WEIGHTS: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
@@ -101,5 +102,5 @@ impl PyramidConfig {
 }
 
 fn norm(dim: usize, device: &Device) -> LayerNorm {
-    LayerNormConfig::new(dim).with_epsilon(NORM_EPSILON).init(device)
+    LayerNorm::new(dim, NORM_EPSILON, device)
 }

@@ -10,7 +10,7 @@ mod presets;
 
 use burn::{
     module::{Module, Param},
-    nn::{Dropout, LayerNorm, Linear},
+    nn::{Dropout, Linear},
     tensor::{Tensor, ops::InterpolateMode},
 };
 use resolvent_kernels as kernels;
@@ -20,7 +20,7 @@ pub use embedding::{ConvEmbedding, Embedding, PatchEmbedding};
 
 use map::Map;
 
-use super::{Block, Visible, positions::positions_at};
+use super::{Block, LayerNorm, Visible, positions::positions_at};
 use crate::{Error, Result};
 
 /// Pyramid of attention blocks. Built by [`PyramidConfig`].

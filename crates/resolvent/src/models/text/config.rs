@@ -2,7 +2,7 @@
 
 use burn::{
     module::Initializer,
-    nn::{DropoutConfig, EmbeddingConfig, LayerNormConfig, LinearConfig},
+    nn::{DropoutConfig, EmbeddingConfig, LinearConfig},
     tensor::Device,
 };
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use super::{TextClassifier, TextEncoder};
 use crate::{
     Mechanism, Result, Strategy,
     attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, field},
-    models::{Activation, Block, NormOrder, block::BlockConfig},
+    models::{Activation, Block, LayerNorm, NormOrder, block::BlockConfig},
 };
 
 /// Of the layer norms of models of text.
@@ -117,7 +117,7 @@ impl TextConfig {
         Ok(TextEncoder {
             embedding: embedding.with_initializer(Initializer::Normal { mean: 0.0, std: 1.0 }).init(device),
             blocks: (1..=self.depth).map(|layer| self.block(&self.mechanism, layer, device)).collect::<Result<_>>()?,
-            norm: (self.norm == NormOrder::Pre).then(|| self.layer_norm().init(device)),
+            norm: (self.norm == NormOrder::Pre).then(|| self.layer_norm(device)),
             dropout: DropoutConfig::new(self.dropout).init(),
             plan_layers: self.plan_layers,
         })
@@ -147,8 +147,8 @@ impl TextConfig {
         }
     }
 
-    pub(super) fn layer_norm(&self) -> LayerNormConfig {
-        LayerNormConfig::new(self.dim).with_epsilon(NORM_EPSILON)
+    pub(super) fn layer_norm(&self, device: &Device) -> LayerNorm {
+        LayerNorm::new(self.dim, NORM_EPSILON, device)
     }
 
     pub(super) fn attention(&self, mechanism: &Mechanism, layer: usize) -> MultiHeadAttentionConfig {

@@ -2,14 +2,14 @@
 
 use burn::{
     module::Module,
-    nn::{Dropout, Embedding, LayerNorm, Linear},
+    nn::{Dropout, Embedding, Linear},
     tensor::{Bool, Int, Tensor},
 };
 
 use super::positions::sinusoids;
 use crate::{
     Result,
-    models::{Block, Visible},
+    models::{Block, LayerNorm, Visible},
 };
 
 /// Token embeddings, sinusoidal positions, blocks. Built by [`super::TextConfig`].

@@ -2,14 +2,14 @@
 
 use burn::{
     module::{Module, Param},
-    nn::{Dropout, Embedding, LayerNorm},
+    nn::{Dropout, Embedding},
     tensor::{Int, Tensor},
 };
 
 use crate::{
     Result,
     attention::{Past, field},
-    models::{Block, Visible},
+    models::{Block, LayerNorm, Visible},
 };
 
 /// Decoder-only transformer over tokens, in the shape of GPT-2 ("Language Models are Unsupervised Multitask Learners"): learned

@@ -130,7 +130,7 @@ impl LanguageConfig {
             embedding: embedding.with_initializer(normal()).init(device),
             positions: learned.then(|| normal().init([self.context, text.dim], device)),
             blocks: (1..=text.depth).map(|layer| self.block(layer, device)).collect::<Result<_>>()?,
-            norm: (text.norm == NormOrder::Pre).then(|| text.layer_norm().init(device)),
+            norm: (text.norm == NormOrder::Pre).then(|| text.layer_norm(device)),
             dropout: DropoutConfig::new(text.dropout).init(),
             context: self.context,
         })

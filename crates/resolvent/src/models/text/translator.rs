@@ -2,7 +2,7 @@
 
 use burn::{
     module::{Initializer, Module},
-    nn::{Dropout, DropoutConfig, EmbeddingConfig, LayerNorm, Linear, LinearConfig},
+    nn::{Dropout, DropoutConfig, EmbeddingConfig, Linear, LinearConfig},
     tensor::{Bool, Device, Int, Tensor},
 };
 
@@ -10,7 +10,7 @@ use super::{TextConfig, TextEncoder, encoder::embed};
 use crate::{
     Mechanism, Result,
     attention::{KeyValues, MhaInput, MultiHeadAttention, Past, check_row_local, field},
-    models::{Block, NormOrder, Visible, block::residual},
+    models::{Block, LayerNorm, NormOrder, Visible, block::residual},
 };
 
 /// A block of the decoder: causal self-attention, attention over the encoder's tokens, MLP.
@@ -201,7 +201,7 @@ impl TextConfig {
         let blocks = (1..=self.depth).map(|layer| {
             Ok(DecoderBlock {
                 block: self.block(decoder, layer, device)?,
-                cross_norm: self.layer_norm().init(device),
+                cross_norm: self.layer_norm(device),
                 cross: self.attention(cross, layer).try_init(device)?,
             })
         });
@@ -212,7 +212,7 @@ impl TextConfig {
         Ok(Translator {
             encoder: TextEncoder { embedding, ..encoder },
             blocks,
-            norm: (self.norm == NormOrder::Pre).then(|| self.layer_norm().init(device)),
+            norm: (self.norm == NormOrder::Pre).then(|| self.layer_norm(device)),
             head: LinearConfig::new(dim, vocabulary).init(device),
             dropout: DropoutConfig::new(self.dropout).init(),
         })

@@ -2,8 +2,8 @@
 //! function costs a transformer block more than its attention.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
+use super::written;
 use crate::{
     Result,
     score::{Gelu, Score},
@@ -16,22 +16,20 @@ const CHUNK: usize = 4096;
 /// `out = x Phi(x)`, element by element.
 ///
 /// ```
-/// let mut out = [f32::NAN; 3];
-/// resolvent_kernels::gelu(&[-30.0, 0.0, 1.0], &mut out)?;
+/// let out = resolvent_kernels::gelu(&[-30.0, 0.0, 1.0])?;
 /// assert!(out[0] == 0.0 && out[1] == 0.0 && (out[2] - 0.841_344_7).abs() < 1e-6);
 /// # Ok::<(), resolvent_kernels::Error>(())
 /// ```
 ///
 /// # Errors
 /// As [`Level::selected`].
-///
-/// # Panics
-/// If the lengths differ.
-pub fn gelu(x: &[f32], out: &mut [f32]) -> Result<()> {
-    assert_eq!(x.len(), out.len(), "gelu: x and out differ in length");
+pub fn gelu(x: &[f32]) -> Result<Vec<f32>> {
     let level = Level::selected()?;
-    x.par_chunks(CHUNK).zip(out.par_chunks_mut(CHUNK)).for_each(|(x, out)| level.dispatch(Forward { x, out }));
-    Ok(())
+    let part = |index: usize, out: &mut [f32]| {
+        let x = &x[index * CHUNK..][..out.len()];
+        level.dispatch(Forward { x, out });
+    };
+    Ok(written(x.len(), CHUNK, &[0.0; CHUNK], part).0)
 }
 
 /// `dx = dout (Phi(x) + x Phi'(x))`, the gradient of [`gelu`].
@@ -41,14 +39,14 @@ pub fn gelu(x: &[f32], out: &mut [f32]) -> Result<()> {
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn gelu_backward(x: &[f32], dout: &[f32], dx: &mut [f32]) -> Result<()> {
-    assert!(x.len() == dout.len() && x.len() == dx.len(), "gelu_backward: x, dout and dx differ in length");
+pub fn gelu_backward(x: &[f32], dout: &[f32]) -> Result<Vec<f32>> {
+    assert_eq!(x.len(), dout.len(), "gelu_backward: x and dout differ in length");
     let level = Level::selected()?;
-    x.par_chunks(CHUNK)
-        .zip(dout.par_chunks(CHUNK))
-        .zip(dx.par_chunks_mut(CHUNK))
-        .for_each(|((x, dout), dx)| level.dispatch(Backward { x, dout, dx }));
-    Ok(())
+    let part = |index: usize, dx: &mut [f32]| {
+        let [x, dout] = [x, dout].map(|all| &all[index * CHUNK..][..dx.len()]);
+        level.dispatch(Backward { x, dout, dx });
+    };
+    Ok(written(x.len(), CHUNK, &[0.0; CHUNK], part).0)
 }
 
 struct Forward<'a> {
@@ -107,9 +105,7 @@ mod tests {
         for len in [0, 1, 7, 16, 33, CHUNK + 5] {
             let x: Vec<f32> = (0..len).map(|i| (i as f32 - len as f32 / 2.0) * 24.0 / len as f32).collect();
             let dout: Vec<f32> = (0..len).map(|i| 1.0 - (i % 5) as f32).collect();
-            let (mut out, mut dx) = (vec![f32::NAN; len], vec![f32::NAN; len]);
-            gelu(&x, &mut out).unwrap();
-            gelu_backward(&x, &dout, &mut dx).unwrap();
+            let (out, dx) = (gelu(&x).unwrap(), gelu_backward(&x, &dout).unwrap());
             for i in 0..len {
                 let wide = f64::from(x[i]);
                 let cdf = 0.5 * libm::erfc(-wide / std::f64::consts::SQRT_2);

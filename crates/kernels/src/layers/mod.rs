@@ -1,0 +1,46 @@
+//! What stands around the attention in a transformer block: linear layers, layer norms and the GELU between the layers of
+//! an MLP, with their gradients. Composed of a framework's operations they cost a training step more than its products.
+
+mod gelu;
+mod layer_norm;
+mod linear;
+
+pub use gelu::{gelu, gelu_backward};
+pub use layer_norm::{LayerNormGradients, layer_norm, layer_norm_backward};
+pub use linear::{LinearGradients, linear, linear_backward};
+
+use std::mem::MaybeUninit;
+
+use rayon::prelude::*;
+
+/// Writes `len` values in parts of `part`, in parallel, and collects what `task` returns for each. A part begins as
+/// repetitions of `pattern`, which divides it, and `task` completes it while it lies in the cache: memory that is zeroed
+/// beforehand passes through the caches twice.
+fn written<R: Send>(
+    len: usize,
+    part: usize,
+    pattern: &[f32],
+    task: impl Fn(usize, &mut [f32]) -> R + Sync,
+) -> (Vec<f32>, Vec<R>) {
+    let mut out = Vec::with_capacity(len);
+    if len == 0 {
+        return (out, Vec::new());
+    }
+    assert!(!pattern.is_empty(), "values are written by repeating a pattern");
+    let complete = |(index, part): (usize, &mut [MaybeUninit<f32>])| {
+        for row in part.chunks_mut(pattern.len()) {
+            row.iter_mut().zip(pattern).for_each(|(out, &value)| _ = out.write(value));
+        }
+        // SAFETY: the loop above has written every element of the part, `chunks_mut` leaves none out.
+        task(index, unsafe { std::slice::from_raw_parts_mut(part.as_mut_ptr().cast::<f32>(), part.len()) })
+    };
+    let returned = out.spare_capacity_mut()[..len].par_chunks_mut(part).enumerate().map(complete).collect();
+    // SAFETY: the parts are the first `len` elements of the capacity, all of them written.
+    unsafe { out.set_len(len) };
+    (out, returned)
+}
+
+/// The sums of rows of `width`, in f64 and in their order.
+fn sums(rows: &[Vec<f32>], width: usize) -> Vec<f32> {
+    (0..width).map(|column| rows.iter().map(|row| f64::from(row[column])).sum::<f64>() as f32).collect()
+}
