@@ -92,6 +92,10 @@ fn softmax_and_the_mean_are_those_of_the_definitions() {
         let values = spectrum(walk);
         near(&graph["gap"], 1.0 - values[1], 1e-9);
         (0..16).for_each(|rank| near(&graph["eigenvalues"][rank], values[rank], 1e-9));
+        let spread = (2.0 * values[1..].iter().map(|eta| eta * eta).sum::<f64>()).sqrt();
+        near(&graph["diffusion"][0], spread, 1e-9);
+        // Rows of one: every token starts as many walks, and keeps what the decay leaves.
+        (0..3).for_each(|at| near(&graph["walks"]["absorption"][at], 0.15, 1e-5));
         let (low, high) = degree.iter().fold((f64::MAX, 0.0_f64), |(l, h), &d| (l.min(d), h.max(d)));
         near(&graph["degree_ratio"], high / low, 1e-9);
         let size = |f: &dyn Fn(usize, usize) -> f64| (0..N * N).map(|at| f(at / N, at % N).powi(2)).sum::<f64>().sqrt();
@@ -217,4 +221,40 @@ fn a_long_dump_has_a_short_report() {
     assert_eq!(verdict(&json, "uniform")["numbers"]["heads"], 1001);
     let page = std::fs::read_to_string(sandbox.path("out").join("report.html")).unwrap();
     assert!(page.contains("results.json") && page.contains("of 2\u{2009}002"));
+}
+
+/// What landmarks lose is how far the operator is from its kernel; at the matched length scale the match is one.
+#[test]
+fn landmarks_and_matched_kernels() {
+    let sandbox = Sandbox::new();
+    let mut tensors = Tensors::default();
+    tensors.noise("q", &[1, N, D], 3).noise("v", &[1, N, D], 4);
+    sandbox.write("soft.json", r#"{"mechanism": "soft", "inverse": "cholesky"}"#);
+    sandbox.write("in.safetensors", tensors.file());
+    let args =
+        ["attend", "--config", "soft.json", "--input", "in.safetensors", "--output", "out.safetensors", "--weights"];
+    sandbox.run(&args).success();
+    let weights = Tensors::read(&sandbox.path("out.safetensors")).values("weights");
+    let q = tensors.values("q");
+    let exact: Vec<f64> = (0..N * N)
+        .map(|at| {
+            let square: f64 = (0..D).map(|c| (q[at / N * D + c] - q[at % N * D + c]).powi(2)).sum();
+            (-0.5 * square / (D as f64).sqrt()).exp()
+        })
+        .collect();
+    let config = sandbox.path("soft.json").display().to_string();
+    let json = analyze(&sandbox, &tensors, &["--mechanisms", &config]);
+    let found = &head(&json, "soft", 0)["graph"]["landmarks"];
+    near(&found["error"], errors(&weights, &exact).1, 1e-5);
+    assert_eq!(found["landmarks"], 5);
+    assert!(found["condition"].as_f64().unwrap() > 1.0 && found["effective_rank"].as_f64().unwrap() < 5.0, "{found}");
+
+    let mut scale = 3.0;
+    for round in 0..2 {
+        let config = sandbox.write("fna.json", format!(r#"{{"mechanism": "fna", "kappa": {scale}}}"#));
+        let json = analyze(&sandbox, &tensors, &["--mechanisms", &config.display().to_string()]);
+        let matched = head(&json, "fna", 0)["graph"]["matched_kappa"].as_f64().unwrap();
+        assert_eq!((matched - 1.0).abs() < 1e-4, round == 1, "{matched}");
+        scale *= matched;
+    }
 }

@@ -8,7 +8,12 @@ use resolvent_graph::{
 use resolvent_kernels::{ClusterPlan, Mechanism, Strategy};
 use serde::Serialize;
 
-use super::stored::{Stored, negative};
+use super::{
+    landmarks::{LandmarkReport, landmarks},
+    matched::matched_kappa,
+    stored::{Stored, negative, perplexity},
+    walks::{WalkReport, diffusion, walks},
+};
 
 /// Eigenvalues of the walk that are reported.
 const SHOWN: usize = 16;
@@ -64,6 +69,14 @@ pub struct GraphReport {
     pub clusters: Option<ClusterFit>,
     /// How well the token weights of `linear-infsa` stand in for the dominant direction of the queries' affinities.
     pub dominant: Option<PerronReport>,
+    /// Discounted walks of all lengths.
+    pub walks: Option<WalkReport>,
+    /// Root mean square diffusion distances after 1, 2 and 4 steps.
+    pub diffusion: Option<[f64; 3]>,
+    /// Of `soft`, `soft-pp` and `laplacian` with pooled landmarks: the matrix among them.
+    pub landmarks: Option<LandmarkReport>,
+    /// Of `fna`: the length scale at which its rows attend to as many tokens as softmax's, over its own.
+    pub matched_kappa: Option<f64>,
     /// What `--full` adds.
     pub full: Option<FullReport>,
     /// Why something is absent.
@@ -108,7 +121,8 @@ pub struct Head<'a> {
 /// What is kept of the softmax graph to compare the others with.
 #[derive(Debug)]
 pub struct Baseline {
-    /// Its kernel, before rows are normalised.
+    weights: Dense,
+    /// The same before rows are normalised.
     kernel: Dense,
     shares: Vec<f64>,
     spectrum: Spectrum,
@@ -151,6 +165,12 @@ pub fn diagnose(
         let alone = |(i, &label): (usize, &i64)| if label < 0 { labels.len() + i } else { label as usize };
         let labels: Vec<usize> = labels.iter().enumerate().map(alone).collect();
         report.clusters = note(&mut report.notes, ClusterFit::new(&baseline.kernel, &labels));
+    }
+    let found = landmarks(mechanism, head, full);
+    report.landmarks = note(&mut report.notes, found).flatten();
+    if let (Mechanism::Fna(fna), Some(baseline)) = (mechanism, baseline) {
+        let found = matched_kappa(fna, head, &baseline.weights);
+        report.matched_kappa = note(&mut report.notes, found).flatten();
     }
     Ok((report, made))
 }
@@ -196,8 +216,7 @@ fn streamed(operator: AttentionOperator, report: &mut GraphReport) {
         let problem = "weights below zero: a graph with them has no entropy, walk or path";
         return remark(&mut report.notes, format!("{problem} ({:.1} % of {} rows)", 100.0 * below, rows.len()));
     }
-    let perplexity = rows.iter().map(|row| row_entropy(row).exp()).sum::<f64>() / rows.len().max(1) as f64;
-    report.perplexity = Some(perplexity).filter(|x| x.is_finite());
+    report.perplexity = Some(perplexity(rows.iter().map(Vec::as_slice))).filter(|x| x.is_finite());
     let lanczos = Lanczos { largest: SPAN, tol: 1e-5, max_products: 800, ..Lanczos::default() };
     let graph = StreamedReversible::of(operator);
     let found = graph.and_then(|graph| Ok((lanczos.eigenpairs(&graph)?, degree_ratio(graph.log_degree()))));
@@ -213,12 +232,6 @@ fn some_rows(operator: &AttentionOperator) -> resolvent_graph::Result<Vec<Vec<f6
     let unit = |row: usize| (0..n).map(|i| f64::from(u8::from(i == row))).collect();
     let rows = (0..n).step_by(n.div_ceil(SOURCES).max(1)).map(unit).collect::<Vec<Vec<f64>>>();
     operator.apply_transpose_block(&rows)
-}
-
-/// The entropy of a row of weights as shares of their sum.
-fn row_entropy(row: &[f64]) -> f64 {
-    let total: f64 = row.iter().sum();
-    row.iter().filter(|&&w| w > 0.0).map(|w| -(w / total) * (w / total).ln()).sum()
 }
 
 fn diagnose_stored(
@@ -239,6 +252,8 @@ fn diagnose_stored(
     if let (Some(shares), true) = (&shares, report.negative == Some(0.0)) {
         report.central = largest(shares);
         report.centrality = baseline.map(|baseline| Alignment::of(shares, &baseline.shares));
+        let softmax = baseline.map(|baseline| &baseline.shares[..]);
+        report.walks = note(&mut notes, walks(&stored.weights, report.row_sums[2], softmax));
     }
     let graph = note(&mut notes, stored.reversible());
     let spectrum = graph.as_ref().and_then(|graph| note(&mut notes, graph.spectrum()));
@@ -252,7 +267,8 @@ fn diagnose_stored(
         report.full = note(&mut notes, full_report(stored, graph.as_ref()));
     }
     report.notes = notes;
-    baseline.is_none().then_some(Baseline { kernel: stored.kernel(), shares: shares?, spectrum: spectrum? })
+    let weights = stored.weights.clone();
+    baseline.is_none().then_some(Baseline { weights, kernel: stored.kernel(), shares: shares?, spectrum: spectrum? })
 }
 
 fn full_report(stored: &Stored, graph: Option<&Reversible>) -> resolvent_graph::Result<FullReport> {
@@ -270,6 +286,7 @@ fn spectral(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, n
     report.gap = Some(spectrum.gap());
     report.effective_rank = Some(Rank::of(&walk.iter().map(|eta| eta.abs()).collect::<Vec<_>>()).effective);
     report.eigenvalues = walk.into_iter().take(SHOWN).collect();
+    report.diffusion = diffusion(graph, spectrum);
     report.cheeger = sweep_cut(graph, spectrum).map(|cut| cut.conductance);
     report.degree_ratio = Some(degree_ratio(graph.log_degree())).filter(|ratio| ratio.is_finite());
     if report.degree_ratio.is_none() {

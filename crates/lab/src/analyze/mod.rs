@@ -8,6 +8,8 @@ mod capture;
 mod distances;
 mod dump;
 mod graph;
+mod landmarks;
+mod matched;
 mod outputs;
 mod quantities;
 mod results;
@@ -15,6 +17,7 @@ mod spool;
 mod stored;
 mod tally;
 mod verdict;
+mod walks;
 
 use std::{
     path::{Path, PathBuf},
@@ -40,10 +43,12 @@ pub use capture::capture;
 pub use distances::{DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
 pub use graph::{FullReport, GraphReport, Subspace};
+pub use landmarks::LandmarkReport;
 pub use quantities::{Format, QUANTITIES, Quantity};
 pub use results::{Analysis, CallResult, HeadResult, LayerSummary, OutputError};
 pub use tally::{Curve, DistanceTally, LISTED, LayerTally, Remarks, Sample, Tally};
 pub use verdict::{CLOSE, Finding, Numbers, Verdict};
+pub use walks::WalkReport;
 
 /// The file in an analysis' folder that holds its [`Analysis`].
 pub const RESULTS: &str = "results.json";

@@ -29,7 +29,7 @@ const fn quantity(name: &'static str, format: Format, of: fn(&GraphReport) -> Op
 }
 
 /// All numbers of a graph, in the order of the report's columns.
-pub const QUANTITIES: [Quantity; 27] = {
+pub const QUANTITIES: [Quantity; 40] = {
     use Format::{Decimals, Digits, Percent};
     [
         quantity("Rows", Decimals(1), |g| g.perplexity),
@@ -58,6 +58,19 @@ pub const QUANTITIES: [Quantity; 27] = {
         quantity("Worst row leaves", Percent, |g| Some(g.clusters.as_ref()?.row_leak)),
         quantity("Coupling", Decimals(3), |g| Some(g.clusters.as_ref()?.coupling)),
         quantity("Dominant, cosine", Decimals(3), |g| Some(g.dominant.as_ref()?.weights.cosine)),
+        quantity("Katz, in and out", Decimals(2), |g| Some(g.walks.as_ref()?.katz_in_out.spearman)),
+        quantity("Katz, softmax's importance", Decimals(2), |g| Some(g.walks.as_ref()?.katz_softmax?.spearman)),
+        quantity("Walks' decay", Digits, |g| Some(g.walks.as_ref()?.decay)),
+        quantity("Least absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[0])),
+        quantity("Largest absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[2])),
+        quantity("Diffusion, 1 step", Digits, |g| Some(g.diffusion?[0])),
+        quantity("Diffusion, 4 steps", Digits, |g| Some(g.diffusion?[2])),
+        quantity("Landmarks", Decimals(0), |g| Some(g.landmarks.as_ref()?.landmarks as f64)),
+        quantity("Condition", Digits, |g| Some(g.landmarks.as_ref()?.condition)),
+        quantity("Nyström error", Percent, |g| Some(g.landmarks.as_ref()?.error)),
+        quantity("Landmarks that count", Decimals(1), |g| Some(g.landmarks.as_ref()?.effective_rank)),
+        quantity("Newton residual", Digits, |g| g.landmarks.as_ref()?.newton_residual),
+        quantity("Matched kappa", Digits, |g| g.matched_kappa),
         quantity("Dominant, last change", Digits, |g| Some(g.dominant.as_ref()?.change)),
     ]
 };

@@ -86,6 +86,16 @@ pub(super) fn negative(weights: &[f64]) -> f64 {
     if size > 0.0 { below / size } else { 0.0 }
 }
 
+/// Mean over rows of weights of `exp` of their entropy as shares of their sums.
+pub(super) fn perplexity<'a>(rows: impl ExactSizeIterator<Item = &'a [f64]>) -> f64 {
+    let count = rows.len().max(1) as f64;
+    let entropy = |row: &[f64]| {
+        let total: f64 = row.iter().sum();
+        row.iter().filter(|&&w| w > 0.0).map(|w| -(w / total) * (w / total).ln()).sum::<f64>()
+    };
+    rows.map(|row| entropy(row).exp()).sum::<f64>() / count
+}
+
 fn log_sum(row: &[f64]) -> f64 {
     let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if most == f64::NEG_INFINITY { most } else { most + row.iter().map(|x| (x - most).exp()).sum::<f64>().ln() }

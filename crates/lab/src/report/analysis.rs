@@ -124,16 +124,16 @@ fn summary(analysis: &Analysis) -> Markup {
             thead {
                 tr {
                     th scope="col" { "Mechanism" }
-                    @for (heading, _) in COLUMNS { th scope="col" { (heading) } }
                     th scope="col" { "Verdict" }
+                    @for (heading, _) in COLUMNS { th scope="col" { (heading) } }
                 }
             }
             tbody {
                 @for verdict in &analysis.verdicts {
                     tr {
                         th scope="row" title=(page::about(verdict.mechanism)) { (chip(verdict.mechanism)) (verdict.mechanism) }
-                        @for (_, show) in COLUMNS { td { (show(&verdict.numbers)) } }
                         td { (verdict.finding.label()) }
+                        @for (_, show) in COLUMNS { td { (show(&verdict.numbers)) } }
                     }
                 }
             }

@@ -77,7 +77,7 @@ fn crossovers(report: &BenchReport) -> Markup {
         Some(n) => format!("from about {} tokens", page::count(n.round() as usize)),
     };
     html! {
-        table {
+        table class="sortable" {
             thead { tr { th scope="col" { "Mechanism" } @for (name, _) in PASSES { th scope="col" { (name) } } } }
             tbody {
                 @for crossover in report.crossovers() {
@@ -115,7 +115,7 @@ fn against_rivals(report: &BenchReport) -> Markup {
             @for (title, quantity) in tables {
                 h3 { (title) }
                 div class="scroll" {
-                    table {
+                    table class="sortable" {
                         thead { tr { th scope="col" { "Rival" } th scope="col" { "of" } @for n in &sizes { th scope="col" { (page::count(*n)) } } } }
                         tbody {
                             @for (rival, of) in report.rivals() {
@@ -147,7 +147,7 @@ fn table(report: &BenchReport, name: &str) -> Markup {
         "planned",
     ];
     html! {
-        table {
+        table class="sortable" {
             thead { tr { @for column in columns { th scope="col" { (column) } } } }
             tbody {
                 @for (point, timing) in report.points.iter().filter_map(|point| Some((point, pass(name)(point)?))) {

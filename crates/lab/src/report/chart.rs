@@ -8,7 +8,7 @@ use maud::{Markup, html};
 
 const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 250.0;
-const LEFT: f64 = 44.0;
+const LEFT: f64 = 52.0;
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 34.0;

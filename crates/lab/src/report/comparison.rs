@@ -84,7 +84,7 @@ fn table(entries: &[Entry]) -> Markup {
     let shown = |spread: Option<Spread>, digits| spread.map_or("–".into(), |spread| spread.digits(digits));
     let rate = |rate: f64| page::count(rate.round() as usize);
     html! {
-        table class="wide" {
+        table class="wide sortable" {
             thead { tr {
                 th scope="col" { "Mechanism" }
                 th scope="col" { "Test accuracy, %" }

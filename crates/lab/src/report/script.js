@@ -14,7 +14,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
     };
     const compare = (a, b) => {
       if (typeof a === "number" && typeof b === "number") return a - b;
-      if (typeof a === "number" || typeof b === "number") return typeof a === "number" ? -1 : 1;
       return a.localeCompare(b, undefined, { numeric: true });
     };
     button.addEventListener("click", () => {
@@ -22,7 +21,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       heading.setAttribute("aria-sort", down ? "descending" : "ascending");
       const rows = [...body.rows].map((row) => [value(row), row]);
-      rows.sort((a, b) => (down ? compare(b[0], a[0]) : compare(a[0], b[0])));
+      // What is no number stays below the numbers, whichever way they go.
+      const kind = ([key]) => (typeof key === "number" ? 0 : 1);
+      rows.sort((a, b) => kind(a) - kind(b) || (down ? compare(b[0], a[0]) : compare(a[0], b[0])));
       body.append(...rows.map(([, row]) => row));
     });
   });

@@ -1,0 +1,128 @@
+//! Every report in a real browser: nothing goes wrong, tables sort, and charts tell their values to pointer and keys.
+//! Without a browser the test says so and passes.
+
+mod support;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use support::{Sandbox, Tensors, tiny};
+
+const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+
+/// What is done to a page once its own script has run; the outcome is left in the page.
+const SELF_TEST: &str = r##"<script>
+"use strict"; {
+const number = (cell) => Number.parseFloat((cell.dataset.value ?? cell.textContent).replace(/\u2009/g, ""));
+const outcome = { headings: 0, unsorted: [], charts: 0, silent: [] };
+for (const table of document.querySelectorAll("table.sortable")) {
+  [...table.tHead.rows[0].cells].forEach((heading, column) => {
+    outcome.headings += 1;
+    for (const order of ["ascending", "descending"]) {
+      heading.querySelector("button").click();
+      const all = [...table.tBodies[0].rows].map((row) => number(row.cells[column]));
+      const numbers = all.filter(Number.isFinite), sign = order === "ascending" ? 1 : -1;
+      const sorted = numbers.every((x, at) => at === 0 || sign * (x - numbers[at - 1]) >= 0);
+      const last = all.slice(0, numbers.length).every(Number.isFinite);
+      if (heading.getAttribute("aria-sort") !== order || !sorted || !last) outcome.unsorted.push(heading.textContent);
+    }
+  });
+}
+const tip = document.querySelector(".tip");
+for (const chart of document.querySelectorAll("figure > svg")) {
+  const points = [...chart.querySelectorAll(".hit, .dot")].filter((point) => point.querySelector("title"));
+  if (points.length === 0) continue;
+  outcome.charts += 1;
+  const told = (point) => !tip.hidden && tip.textContent === point.querySelector("title").textContent;
+  const press = (key) => chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  points[0].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+  const hovered = told(points[0]);
+  press("End");
+  const reached = told(points[points.length - 1]);
+  press("Escape");
+  if (!hovered || !reached || !tip.hidden) outcome.silent.push(chart.getAttribute("aria-label"));
+}
+const left = document.createElement("pre");
+left.id = "outcome";
+left.textContent = JSON.stringify(outcome);
+document.body.append(left);
+}
+</script></body>"##;
+
+fn browser() -> Option<PathBuf> {
+    let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
+    BROWSERS.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name))).find(|path| path.is_file())
+}
+
+/// The page as the browser has it in the end, and what it logged. `None` where the browser itself does not come up.
+fn open(browser: &Path, page: &Path, sandbox: &Sandbox) -> Option<(String, String)> {
+    let [dom, log] = ["dom", "log"].map(|name| sandbox.path(name));
+    let mut command = Command::new(browser);
+    command
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"])
+        .args(["--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"])
+        .arg(format!("--user-data-dir={}", sandbox.path("profile").display()))
+        .args(["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("file://{}", page.display()))
+        .stdout(std::fs::File::create(&dom).unwrap())
+        .stderr(std::fs::File::create(&log).unwrap());
+    let mut child = command.spawn().ok()?;
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(120) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let [dom, log] = [dom, log].map(|file| String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned());
+    dom.contains("<html").then_some((dom, log))
+}
+
+/// A copy of the report that tests itself, opened: its outcome. `None` where the browser does not come up.
+fn outcome(browser: &Path, report: &Path, sandbox: &Sandbox) -> Option<Value> {
+    let page = std::fs::read_to_string(report).unwrap();
+    let copy = sandbox.write("copy.html", page.replace("</body>", SELF_TEST));
+    let (dom, log) = open(browser, &copy, sandbox)?;
+    let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert!(errors.is_empty(), "{}: {errors:?}", report.display());
+    let (_, rest) =
+        dom.split_once("<pre id=\"outcome\">").unwrap_or_else(|| panic!("{} did not run", report.display()));
+    let text = rest.split("</pre>").next().unwrap();
+    Some(serde_json::from_str(&text.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")).unwrap())
+}
+
+#[test]
+fn reports_work_in_a_browser() {
+    let Some(browser) = browser() else {
+        println!("SKIPPED: no browser (any of {}) on the path", BROWSERS.join(", "));
+        return;
+    };
+    let sandbox = tiny::sandbox();
+    sandbox.write("dump.safetensors", Tensors::call(&[2, 2, 24, 8]).file());
+    sandbox.run(&["analyze", "--input", "dump.safetensors", "--full", "--out", "analysis", "--quiet"]).success();
+    sandbox.run(&tiny::train("run", &["--attention", "infsa", "--quiet"])).success();
+    sandbox.run(&["explain", "--checkpoint", "run", "--examples", "4", "--out", "maps", "--quiet"]).success();
+    let compare = ["compare", "--config", "tiny.toml", "--data", tiny::DATA, "--out", "all", "--quiet"];
+    sandbox.run(&[&compare[..], &["--mechanisms", "softmax,uniform"]].concat()).success();
+    let sizes = ["--tokens", "16,24", "--heads", "1", "--head-dim", "4", "--rounds", "1", "--out", "bench", "--quiet"];
+    sandbox.run(&[&["bench"][..], &sizes].concat()).success();
+    // How many headings and charts each has at least.
+    for (folder, headings, charts) in
+        [("analysis", 60, 4), ("run", 0, 2), ("maps", 9, 1), ("all", 5, 1), ("bench", 5, 1)]
+    {
+        let report = sandbox.path(folder).join("report.html");
+        let Some(found) = outcome(&browser, &report, &sandbox) else {
+            println!("SKIPPED: {} does not come up here", browser.display());
+            return;
+        };
+        assert_eq!((&found["unsorted"], &found["silent"]), (&Value::Array(vec![]), &Value::Array(vec![])), "{folder}");
+        let count = |name: &str| found[name].as_u64().unwrap();
+        assert!(count("headings") >= headings && count("charts") >= charts, "{folder}: {found}");
+    }
+}
