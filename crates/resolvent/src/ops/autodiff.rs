@@ -102,6 +102,24 @@ pub(super) fn register<B: Backend, const N: usize>(
     }
 }
 
+/// Attaches its backward pass to the result `out` of an operation. The pass starts from what `state` makes of the tensors
+/// that it `reads`, which are checkpointed.
+pub(super) fn attach<B: Backend, C: CheckpointStrategy, P: Backward<B, N>, const N: usize, const M: usize>(
+    pass: P,
+    inputs: [&FloatTensor<Autodiff<B, C>>; N],
+    reads: [&FloatTensor<Autodiff<B, C>>; M],
+    out: FloatTensor<B>,
+    state: impl FnOnce([NodeId; M]) -> P::State,
+) -> FloatTensor<Autodiff<B, C>> {
+    match pass.prepare::<C>(inputs.map(|x| x.node())).compute_bound().stateful() {
+        OpsKind::Tracked(mut prepared) => {
+            let reads = reads.map(|x| prepared.checkpoint(x));
+            prepared.finish(state(reads), out)
+        }
+        OpsKind::UnTracked(prepared) => prepared.finish(out),
+    }
+}
+
 /// Attaches a backward pass to what its forward pass returned.
 macro_rules! track {
     ($backward:ident, $strategy:ty, [$($input:ident),+], $outcome:expr, $call:ident) => {{
@@ -131,13 +149,8 @@ pub(super) fn track_weights<B: TokenWeightsKernel, C: CheckpointStrategy>(
     stats: Arc<[f32]>,
     call: token_weights::Call,
 ) -> FloatTensor<Autodiff<B, C>> {
-    match backward.prepare::<C>([q.node(), k.node()]).compute_bound().stateful() {
-        OpsKind::Tracked(mut prepared) => {
-            let inputs = [prepared.checkpoint(&q), prepared.checkpoint(&k)];
-            prepared.finish(State { inputs, out: a.clone(), stats, call }, a)
-        }
-        OpsKind::UnTracked(prepared) => prepared.finish(a),
-    }
+    let out = a.clone();
+    attach::<B, C, _, 2, 2>(backward, [&q, &k], [&q, &k], a, |inputs| State { inputs, out, stats, call })
 }
 
 impl<B: FusedAttention + FusedKernel, C: CheckpointStrategy> FusedAttention for Autodiff<B, C> {

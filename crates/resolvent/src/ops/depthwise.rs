@@ -8,7 +8,7 @@ use burn::{
             NodeId,
             checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
             grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
+            ops::{Backward, Ops},
         },
         backend_extension,
         flex::{Flex, FlexTensor},
@@ -20,6 +20,7 @@ use rayon::prelude::*;
 use resolvent_kernels::Error;
 
 use super::{
+    autodiff::{attach, register},
     fused::{contiguous, slice, tensor},
     plan::is_flex,
 };
@@ -193,24 +194,14 @@ impl<B: DepthwiseKernel> Backward<B, 2> for DepthwiseBackward {
         let dout = grads.consume::<B>(&ops.node);
         let (inputs, window) = ops.state;
         let inputs = inputs.map(|id| checkpointer.retrieve_node_output(id));
-        let gradients = B::fused_depthwise_backward(inputs, dout, window);
-        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+        let gradients = B::fused_depthwise_backward(inputs, dout, window).map(Some);
+        register::<B, 2>(grads, ops.parents.map(|node| node.map(|node| node.id)), gradients);
     }
 }
 
 impl<B: DepthwiseKernel, C: CheckpointStrategy> FusedDepthwise for Autodiff<B, C> {
     fn fused_depthwise(x: FloatTensor<Self>, weight: FloatTensor<Self>, window: Window) -> FloatTensor<Self> {
         let out = B::fused_depthwise(x.primitive().clone(), weight.primitive().clone(), window);
-        match DepthwiseBackward.prepare::<C>([x.node(), weight.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prepared) => {
-                let inputs = [prepared.checkpoint(&x), prepared.checkpoint(&weight)];
-                prepared.finish((inputs, window), out)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        attach::<B, C, _, 2, 2>(DepthwiseBackward, [&x, &weight], [&x, &weight], out, |inputs| (inputs, window))
     }
 }

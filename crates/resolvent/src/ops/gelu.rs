@@ -9,7 +9,7 @@ use burn::{
             NodeId,
             checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
             grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
+            ops::{Backward, Ops},
         },
         backend_extension,
         flex::{Flex, FlexTensor},
@@ -20,6 +20,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{
+    autodiff::attach,
     fused::{contiguous, slice, tensor},
     plan::is_flex,
 };
@@ -90,12 +91,6 @@ impl<B: GeluKernel> Backward<B, 1> for GeluBackward {
 impl<B: GeluKernel, C: CheckpointStrategy> FusedGelu for Autodiff<B, C> {
     fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let out = B::fused_gelu(x.primitive().clone());
-        match GeluBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prepared) => {
-                let saved = prepared.checkpoint(&x);
-                prepared.finish(saved, out)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        attach::<B, C, _, 1, 1>(GeluBackward, [&x], [&x], out, |[x]| x)
     }
 }

@@ -7,7 +7,7 @@ use burn::{
             NodeId,
             checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
             grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
+            ops::{Backward, Ops},
         },
         backend_extension,
         flex::{Flex, FlexTensor},
@@ -18,7 +18,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{
-    autodiff::register,
+    autodiff::{attach, register},
     fused::{contiguous, slice, tensor},
     plan::is_flex,
 };
@@ -109,15 +109,8 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> FusedLayerNorm for Autodiff<B, C
         bias: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        let inner = [&x, &gain, &bias].map(|x| x.primitive().clone());
-        let [inner_x, inner_gain, inner_bias] = inner;
-        let out = B::fused_layer_norm(inner_x, inner_gain, inner_bias, epsilon);
-        match LayerNormBackward.prepare::<C>([x.node(), gain.node(), bias.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prepared) => {
-                let saved = [prepared.checkpoint(&x), prepared.checkpoint(&gain)];
-                prepared.finish((saved, epsilon), out)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        let [own_x, own_gain, own_bias] = [&x, &gain, &bias].map(|x| x.primitive().clone());
+        let out = B::fused_layer_norm(own_x, own_gain, own_bias, epsilon);
+        attach::<B, C, _, 3, 2>(LayerNormBackward, [&x, &gain, &bias], [&x, &gain], out, |saved| (saved, epsilon))
     }
 }

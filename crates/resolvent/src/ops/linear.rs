@@ -7,7 +7,7 @@ use burn::{
             NodeId,
             checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
             grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
+            ops::{Backward, Ops},
         },
         backend_extension,
         flex::{Flex, FlexTensor},
@@ -19,7 +19,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{
-    autodiff::register,
+    autodiff::{attach, register},
     fused::{contiguous, slice, tensor},
     plan::is_flex,
 };
@@ -43,7 +43,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
 ///
 /// # Panics
 /// As [`linear`].
-pub(crate) fn apply<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
+pub(crate) fn linear_layer<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     linear(x, layer.weight.val(), layer.bias.as_ref().map(|bias| bias.val()))
 }
 
@@ -123,12 +123,6 @@ impl<B: LinearKernel> Backward<B, 3> for LinearBackward {
 impl<B: LinearKernel, C: CheckpointStrategy> FusedLinear for Autodiff<B, C> {
     fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
         let out = B::fused_linear(x.primitive().clone(), weight.primitive().clone(), bias.primitive().clone());
-        match LinearBackward.prepare::<C>([x.node(), weight.node(), bias.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prepared) => {
-                let saved = [prepared.checkpoint(&x), prepared.checkpoint(&weight)];
-                prepared.finish(saved, out)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        attach::<B, C, _, 3, 2>(LinearBackward, [&x, &weight, &bias], [&x, &weight], out, |saved| saved)
     }
 }

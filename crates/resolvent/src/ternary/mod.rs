@@ -18,7 +18,7 @@ use resolvent_kernels::TernaryMatrix;
 pub use self::packed::Packed;
 use crate::{
     Result,
-    ops::{apply, is_flex, linear},
+    ops::{is_flex, linear, linear_layer},
 };
 
 /// The least scale of weights, and 127 times that of activations.
@@ -70,7 +70,7 @@ impl Layers<'_> {
 
 /// A layer, its weights rounded to three values where there is a place for them when packed.
 pub(crate) fn layer(layer: &Linear, x: Tensor<3>, packed: Option<&Packed>) -> Tensor<3> {
-    let Some(packed) = packed else { return apply(layer, x) };
+    let Some(packed) = packed else { return linear_layer(layer, x) };
     let [_, width] = layer.weight.dims();
     let bias = layer.bias.as_ref().map(|bias| bias.val());
     Layers { weight: layer.weight.val(), bias, widths: &[width], packed }.forward(x)
