@@ -24,7 +24,8 @@ pub struct LandmarkReport {
     pub error: f64,
     /// `sum x / (x + ridge)` over its eigenvalues: how many landmarks count.
     pub effective_rank: f64,
-    /// `|A X A - A|_2 / |A|_2` after the mechanism's Newton-Schulz steps, with `--full`.
+    /// `|A X A - A|_2 / |A|_2` after as many steps of Newton-Schulz as the mechanism takes, from `1.8 A / |A|_1^2` and without
+    /// its ridge: "Softmax-free Linear Transformers", Fig. 5. With `--full`.
     pub newton_residual: Option<f64>,
 }
 
