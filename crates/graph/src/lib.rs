@@ -66,6 +66,6 @@ pub use reversible::{
     Reversible, Spectrum, StreamedReversible, Sweep, diffusion_distances, diffusion_map, generator, mixing_bounds,
     mixing_time, sweep_cut,
 };
-pub use sharpness::{matched_bandwidth, neighbour_dimension, row_perplexity};
+pub use sharpness::{matched_bandwidth, neighbour_dimension, perplexity, row_perplexity};
 pub use solver::Solver;
 pub use spectrum::{Eigenpair, Power, perron, spectral_norm, spectral_radius, subdominant_ratio};

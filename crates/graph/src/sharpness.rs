@@ -9,15 +9,17 @@ use crate::{Dense, Error, Result, reversible::check_non_negative};
 /// [`Error::NotFinite`], [`Error::Negative`].
 pub fn row_perplexity(weights: &Dense) -> Result<Vec<f64>> {
     check_non_negative(weights, "the perplexity of a row")?;
-    let of = |row: &[f64]| {
-        let total: f64 = row.iter().sum();
-        if total == 0.0 {
-            return 0.0;
-        }
-        let entropy = |w: &f64| if *w > 0.0 { -(w / total) * (w / total).ln() } else { 0.0 };
-        row.iter().map(entropy).sum::<f64>().exp()
-    };
-    Ok(weights.rows().map(of).collect())
+    Ok(weights.rows().map(perplexity).collect())
+}
+
+/// That of one row of weights that are not negative.
+pub fn perplexity(row: &[f64]) -> f64 {
+    let total: f64 = row.iter().sum();
+    if total == 0.0 {
+        return 0.0;
+    }
+    let entropy = |w: &f64| if *w > 0.0 { -(w / total) * (w / total).ln() } else { 0.0 };
+    row.iter().map(entropy).sum::<f64>().exp()
 }
 
 /// The bandwidth at which `perplexity`, which grows with it, meets `target`: bisection of its logarithm over `range`, to

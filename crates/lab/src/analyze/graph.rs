@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{
     landmarks::{LandmarkReport, landmarks},
     matched::matched_kappa,
-    stored::{Stored, negative, perplexity},
+    stored::{Stored, mean_perplexity, negative},
     walks::{WalkReport, diffusion, walks},
 };
 
@@ -216,7 +216,7 @@ fn streamed(operator: AttentionOperator, report: &mut GraphReport) {
         let problem = "weights below zero: a graph with them has no entropy, walk or path";
         return remark(&mut report.notes, format!("{problem} ({:.1} % of {} rows)", 100.0 * below, rows.len()));
     }
-    report.perplexity = Some(perplexity(rows.iter().map(Vec::as_slice))).filter(|x| x.is_finite());
+    report.perplexity = Some(mean_perplexity(rows.iter().map(Vec::as_slice))).filter(|x| x.is_finite());
     let lanczos = Lanczos { largest: SPAN, tol: 1e-5, max_products: 800, ..Lanczos::default() };
     let graph = StreamedReversible::of(operator);
     let found = graph.and_then(|graph| Ok((lanczos.eigenpairs(&graph)?, degree_ratio(graph.log_degree()))));

@@ -8,7 +8,7 @@ use resolvent_kernels::{
     reference,
 };
 
-use super::{Head, stored::perplexity};
+use super::{Head, stored::mean_perplexity};
 
 /// Queries that are looked at.
 const QUERIES: usize = 16;
@@ -26,7 +26,7 @@ pub(super) fn matched_kappa(fna: &Fna, head: Head<'_>, softmax: &Dense) -> Resul
         return Ok(None);
     }
     let rows: Vec<usize> = (0..n).step_by(n.div_ceil(QUERIES).max(1)).collect();
-    let target = perplexity(rows.iter().map(|&row| softmax.row(row)));
+    let target = mean_perplexity(rows.iter().map(|&row| softmax.row(row)));
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
     let q: Vec<f64> = rows.iter().flat_map(|&row| wide(&head.q[row * dim..][..dim])).collect();
     let k = wide(head.k.unwrap_or(head.q));
@@ -36,7 +36,7 @@ pub(super) fn matched_kappa(fna: &Fna, head: Head<'_>, softmax: &Dense) -> Resul
         let mechanism = Mechanism::Fna(Fna { kappa: Some(Kappa::Value(kappa)), tied: false, ..fna.clone() });
         let inputs = Inputs { q: &q, k: Some(&k), v: &values, extras: Default::default() };
         let found = reference::forward(&mechanism, &shape, &inputs, &Mask::NONE)?;
-        Ok(perplexity(found.weights().chunks(n)))
+        Ok(mean_perplexity(found.weights().chunks(n)))
     };
     let own = fna.resolve(dim, 1).kappa;
     let kappa = matched_bandwidth(target, (own / RANGE, own * RANGE), sharpness)?;

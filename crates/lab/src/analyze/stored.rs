@@ -1,7 +1,7 @@
 //! A head's token graph that is small enough to be stored.
 
 use resolvent_graph::{
-    AttentionOperator, Dense, LinearOperator, Paths, Result, Reversible, asymmetry, shortest_paths_from,
+    AttentionOperator, Dense, LinearOperator, Paths, Result, Reversible, asymmetry, perplexity, shortest_paths_from,
     shortest_paths_from_logs,
 };
 
@@ -12,20 +12,17 @@ pub(super) struct Stored {
     /// The logarithms of the kernel before rows are normalised, where the mechanism keeps what it divided by; `softmax`'s in
     /// f64 from queries and keys, so that none is too small to be there.
     logs: Option<Vec<f64>>,
-    /// Whether the weights are exactly the kernel's shares.
-    exact: bool,
+    /// The logarithms of the sums of the kernel's rows, where the weights are exactly its shares.
+    log_sums: Option<Vec<f64>>,
 }
 
 impl Stored {
     pub(super) fn new(operator: &AttentionOperator) -> Result<Self> {
         let n = operator.len();
         if let Some(logits) = operator.logits() {
-            let rows: Vec<f64> = logits.chunks(n.max(1)).map(log_sum).collect();
-            let share = |i: usize, j: usize| match rows[i] {
-                f64::NEG_INFINITY => 0.0,
-                row => (logits[i * n + j] - row).exp(),
-            };
-            return Ok(Self { weights: Dense::from_fn(n, share), logs: Some(logits), exact: true });
+            let sums: Vec<f64> = logits.chunks(n.max(1)).map(log_sum).collect();
+            let weights = Dense::from_fn(n, |i, j| log_share(logits[i * n + j], sums[i]).exp());
+            return Ok(Self { weights, logs: Some(logits), log_sums: Some(sums) });
         }
         let weights = Dense::of(operator)?;
         let log = |rows: Vec<f64>| {
@@ -33,7 +30,7 @@ impl Stored {
             entries.map(|(at, &w)| if w == 0.0 { f64::NEG_INFINITY } else { w.ln() + rows[at / n] }).collect()
         };
         let logs = operator.lse().map(log);
-        Ok(Self { weights, logs, exact: false })
+        Ok(Self { weights, logs, log_sums: None })
     }
 
     /// The share of the weight, by size, that is negative.
@@ -67,12 +64,10 @@ impl Stored {
     pub(super) fn paths(&self, step: usize) -> Result<Paths> {
         let n = self.weights.len();
         let sources = (0..n).step_by(step).collect();
-        match &self.logs {
-            Some(logits) if self.exact => {
-                let rows: Vec<f64> = logits.chunks(n.max(1)).map(log_sum).collect();
-                let share =
-                    |(at, log): (usize, &f64)| if *log == f64::NEG_INFINITY { *log } else { log - rows[at / n] };
-                shortest_paths_from_logs(n, &logits.iter().enumerate().map(share).collect::<Vec<_>>(), sources)
+        match (&self.logs, &self.log_sums) {
+            (Some(logs), Some(sums)) => {
+                let shares: Vec<f64> = logs.iter().enumerate().map(|(at, &log)| log_share(log, sums[at / n])).collect();
+                shortest_paths_from_logs(n, &shares, sources)
             }
             _ => shortest_paths_from(&self.weights, sources),
         }
@@ -86,14 +81,15 @@ pub(super) fn negative(weights: &[f64]) -> f64 {
     if size > 0.0 { below / size } else { 0.0 }
 }
 
-/// Mean over rows of weights of `exp` of their entropy as shares of their sums.
-pub(super) fn perplexity<'a>(rows: impl ExactSizeIterator<Item = &'a [f64]>) -> f64 {
+/// The mean perplexity of some rows of weights.
+pub(super) fn mean_perplexity<'a>(rows: impl ExactSizeIterator<Item = &'a [f64]>) -> f64 {
     let count = rows.len().max(1) as f64;
-    let entropy = |row: &[f64]| {
-        let total: f64 = row.iter().sum();
-        row.iter().filter(|&&w| w > 0.0).map(|w| -(w / total) * (w / total).ln()).sum::<f64>()
-    };
-    rows.map(|row| entropy(row).exp()).sum::<f64>() / count
+    rows.map(perplexity).sum::<f64>() / count
+}
+
+/// The logarithm of a weight's share of a row, both given by their logarithms; rows without weights have no shares.
+fn log_share(log: f64, row: f64) -> f64 {
+    if log == f64::NEG_INFINITY { log } else { log - row }
 }
 
 fn log_sum(row: &[f64]) -> f64 {
