@@ -1,6 +1,6 @@
 //! Ten leading eigenpairs of graphs whose matrix is never stored.
 //!
-//! `cargo bench -p resolvent-graph --bench lanczos -- [TOKENS]`
+//! `cargo bench -p resolvent-graph --bench lanczos -- [TOKENS] [MECHANISM]`
 
 use std::time::Instant;
 
@@ -33,7 +33,8 @@ fn main() {
         ("ssa", Some(&q[..]), Mechanism::Ssa(Ssa::default())),
     ];
     println!("{n} tokens of {HEAD_DIM} channels, 10 pairs to a residual of 1e-6");
-    for (id, k, mechanism) in cases {
+    let chosen = |id: &str| !std::env::args().any(|arg| ["softmax", "fna", "ssa"].contains(&arg.as_str()) && arg != id);
+    for (id, k, mechanism) in cases.into_iter().filter(|(id, ..)| chosen(id)) {
         let start = Instant::now();
         let graph = StreamedReversible::new(&mechanism, n, &q, k).expect("positive weights");
         let found = Lanczos { tol: 1e-6, ..Lanczos::default() }.eigenpairs(&graph);

@@ -10,6 +10,7 @@ use resolvent_kernels::{
     Mechanism, Strategy,
     mechanism::{Fna, Infsa, Softmax, Ssa},
 };
+use serde_json::json;
 
 /// Tokens in a row, each joined to the next.
 fn path(n: usize) -> Dense {
@@ -149,6 +150,11 @@ fn tokens(n: usize, d: usize, seed: u64) -> Vec<f32> {
     (0..n * d).map(|at| centres[at / d % 4 * d + at % d] + 0.7 * rng.random_range(-1.0..1.0)).collect()
 }
 
+fn ssa(mut config: serde_json::Value) -> Mechanism {
+    config["mechanism"] = "ssa".into();
+    Mechanism::from_value(config).unwrap()
+}
+
 /// The graph that is never stored has the spectrum of the one that is, by each way to a transposed product.
 #[test]
 fn streamed_graphs_have_the_spectra_of_stored_ones() {
@@ -161,7 +167,12 @@ fn streamed_graphs_have_the_spectra_of_stored_ones() {
         Mechanism::Fna(Fna { tied: true, ..Fna::default() }),
         Mechanism::Infsa(Infsa::default()),
         Mechanism::preset("soft").unwrap(),
+        // Entries held, with what a plan may have beside equal clusters; then what is streamed: means, and causality.
         Mechanism::Ssa(Ssa::default()),
+        ssa(json!({"cluster_on": "dual", "routes": 2, "estimator": "raw", "scale": 0.5})),
+        ssa(json!({"global_tokens": [3, 70], "outlier_globals": 2, "outlier_queries": 3})),
+        ssa(json!({"estimator": "centroid"})),
+        ssa(json!({"causal": true})),
     ];
     for mechanism in cases {
         let k = tied(mechanism.tied());
@@ -179,6 +190,8 @@ fn streamed_graphs_have_the_spectra_of_stored_ones() {
         let expected: Vec<f64> = dense.values.iter().rev().take(5).copied().collect();
         assert_near(&found.values, &expected, 2e-5);
         assert_near(&found.values[..1], &[1.0], 1e-5);
+        let x: Vec<f64> = (0..n).map(|i| (i as f64).sin()).collect();
+        assert_near(&streamed.apply(&x).unwrap(), &normalised.apply(&x).unwrap(), 1e-5);
         let total: f64 = degree.iter().sum();
         let shares: Vec<f64> = degree.iter().map(|d| d / total).collect();
         assert_near(&streamed.stationary(), &shares, 1e-5);

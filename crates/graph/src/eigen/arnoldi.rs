@@ -2,7 +2,7 @@
 
 use faer::Mat;
 
-use super::{dense::Complex, lanczos::combined};
+use super::dense::Complex;
 use crate::{
     Error, LinearOperator, Result,
     vector::{axpy, dot, norm, scaled},
@@ -121,4 +121,11 @@ fn residual(operator: &impl LinearOperator, theta: Complex, basis: &[Vec<f64>], 
     axpy(-theta.re, &im, &mut rest_im);
     axpy(-theta.im, &re, &mut rest_im);
     Ok(norm(&rest_re).hypot(norm(&rest_im)))
+}
+
+/// `sum_i weights_i vectors_i`.
+fn combined(vectors: &[Vec<f64>], weights: &[f64]) -> Vec<f64> {
+    let mut sum = vec![0.0; vectors.first().map_or(0, Vec::len)];
+    vectors.iter().zip(weights).for_each(|(x, &weight)| axpy(weight, x, &mut sum));
+    sum
 }

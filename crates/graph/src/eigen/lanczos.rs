@@ -1,9 +1,10 @@
 //! The outermost eigenpairs of a symmetric operator: block Lanczos with thick restarts.
 
+use faer::Mat;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::dense::symmetric_eigen;
+use super::{dense::symmetric_eigen, tall::Tall};
 use crate::{
     Dense, Error, LinearOperator, Result,
     vector::{axpy, dot, norm, scaled},
@@ -66,21 +67,21 @@ impl Lanczos {
         let keep = wanted[0] + wanted[1];
         let block = self.block.clamp(1, n.max(1));
         let room = self.basis.max(keep + 3 * block).min(n);
-        let mut space = Space::new(n, self.seed);
-        let mut next = space.fresh(block.min(room));
+        let mut space = Space::new(n, room, self.seed);
+        let mut next = space.outside(Vec::new(), block.min(room));
         let mut products = 0;
         loop {
             products += next.len();
             space.grow(next, operator)?;
             let ritz = space.ritz(wanted)?;
-            if ritz.residuals.iter().all(|&r| r <= self.tol) || space.basis.len() == n {
+            if ritz.residuals.iter().all(|&r| r <= self.tol) || space.basis.columns() == n {
                 return Ok(Eigenpairs { products, ..ritz });
             }
             if products >= self.max_products || ritz.residuals.iter().any(|r| !r.is_finite()) {
                 return Err(self.failure(&ritz, products));
             }
             next = space.next(block);
-            if space.basis.len() + next.len() > room {
+            if space.basis.columns() + next.len() > room {
                 // More than the wanted ones, so that little of what the space knows is lost.
                 let spare = (room - keep - block) / 2;
                 space.compress(match wanted {
@@ -102,8 +103,10 @@ impl Lanczos {
 /// An orthonormal basis with its products.
 struct Space {
     n: usize,
-    basis: Vec<Vec<f64>>,
-    images: Vec<Vec<f64>>,
+    /// Vectors that there is room for.
+    room: usize,
+    basis: Tall,
+    images: Tall,
     /// The operator within the space: the lower triangle of `basis^T images`, row by row.
     projection: Vec<Vec<f64>>,
     /// Where the vectors of the last block begin.
@@ -112,65 +115,62 @@ struct Space {
 }
 
 impl Space {
-    fn new(n: usize, seed: u64) -> Self {
-        Self {
-            n,
-            basis: Vec::new(),
-            images: Vec::new(),
-            projection: Vec::new(),
-            last: 0,
-            rng: ChaCha8Rng::seed_from_u64(seed),
-        }
+    fn new(n: usize, room: usize, seed: u64) -> Self {
+        let none = || Tall::with_capacity(n, room);
+        let (basis, images, rng) = (none(), none(), ChaCha8Rng::seed_from_u64(seed));
+        Self { n, room, basis, images, projection: Vec::new(), last: 0, rng }
     }
 
-    /// `count` random orthonormal vectors outside the space.
-    fn fresh(&mut self, count: usize) -> Vec<Vec<f64>> {
-        let mut block = Vec::new();
+    /// `count` orthonormal vectors outside the space: what `block` adds to it, filled up at random.
+    fn outside(&mut self, block: Vec<Vec<f64>>, count: usize) -> Vec<Vec<f64>> {
+        let mut block = self.orthonormal(block);
         while block.len() < count {
-            let x = (0..self.n).map(|_| self.rng.random_range(-1.0..1.0)).collect();
-            block.extend(self.outside(x, &block));
+            let random = |_| (0..self.n).map(|_| self.rng.random_range(-1.0..1.0)).collect();
+            let missing: Vec<Vec<f64>> = (block.len()..count).map(random).collect();
+            block.extend(missing);
+            block = self.orthonormal(block);
         }
         block
     }
 
-    /// The unit vector of what `x` adds to the space and `block`; `None` where that is rounding.
-    fn outside(&self, mut x: Vec<f64>, block: &[Vec<f64>]) -> Option<Vec<f64>> {
-        let size = norm(&x);
+    /// An orthonormal basis of what `block` adds to the space, less what is rounding.
+    fn orthonormal(&self, mut block: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
         // Twice is enough: the second pass removes what rounding left of the first.
         for _ in 0..2 {
-            for direction in self.basis.iter().chain(block) {
-                axpy(-dot(direction, &x), direction, &mut x);
+            let sizes: Vec<f64> = block.iter().map(|x| norm(x)).collect();
+            let mut rest = Tall::with_capacity(self.n, block.len());
+            rest.extend(&block);
+            rest.subtract(&self.basis, self.basis.inner(&rest, 0..block.len()).as_ref());
+            block = Vec::with_capacity(block.len());
+            for (mut x, size) in rest.vectors(0..sizes.len()).into_iter().zip(sizes) {
+                block.iter().for_each(|direction: &Vec<f64>| axpy(-dot(direction, &x), direction, &mut x));
+                let rest = norm(&x);
+                if rest > 1e-12 * size {
+                    block.push(scaled(&x, 1.0 / rest));
+                }
             }
         }
-        let rest = norm(&x);
-        (rest > 1e-12 * size).then(|| scaled(&x, 1.0 / rest))
+        block
     }
 
     fn grow(&mut self, block: Vec<Vec<f64>>, operator: &impl LinearOperator) -> Result<()> {
-        self.last = self.basis.len();
-        self.images.extend(operator.apply_block(&block)?);
-        self.basis.extend(block);
-        let (v, w) = (&self.basis, &self.images);
-        for i in self.last..v.len() {
-            self.projection.push((0..=i).map(|j| 0.5 * (dot(&v[i], &w[j]) + dot(&v[j], &w[i]))).collect());
+        self.last = self.basis.columns();
+        self.images.extend(&operator.apply_block(&block)?);
+        self.basis.extend(&block);
+        let all = self.basis.columns();
+        // Twice what is meant, as rounding makes of it from either side.
+        let both = self.basis.inner(&self.images, self.last..all) + self.images.inner(&self.basis, self.last..all);
+        for i in self.last..all {
+            self.projection.push((0..=i).map(|j| 0.5 * both[(j, i - self.last)]).collect());
         }
         Ok(())
     }
 
     /// The next block: what the products of the last one add to the space, filled up at random where they add nothing.
     fn next(&mut self, count: usize) -> Vec<Vec<f64>> {
-        let count = count.min(self.n - self.basis.len());
-        let mut block: Vec<Vec<f64>> = Vec::new();
-        for image in self.images[self.last..].iter().take(count) {
-            let outside = self.outside(image.clone(), &block);
-            block.extend(outside);
-        }
-        while block.len() < count {
-            let x = (0..self.n).map(|_| self.rng.random_range(-1.0..1.0)).collect();
-            let outside = self.outside(x, &block);
-            block.extend(outside);
-        }
-        block
+        let count = count.min(self.n - self.basis.columns());
+        let end = self.images.columns().min(self.last + count);
+        self.outside(self.images.vectors(self.last..end), count)
     }
 
     /// Eigenvalues of the operator within the space, ascending, and their coordinates.
@@ -188,17 +188,17 @@ impl Space {
         let lower = wanted[1].min(m);
         let upper = (m - wanted[0].min(m)).max(lower);
         let chosen: Vec<_> = (upper..m).rev().chain((0..lower).rev()).collect();
-        let vectors: Vec<_> = chosen.iter().map(|&i| combined(&self.basis, &coordinates[i])).collect();
-        let residual = |(&i, x): (&usize, &Vec<f64>)| {
-            let mut rest = combined(&self.images, &coordinates[i]);
-            axpy(-values[i], x, &mut rest);
-            norm(&rest) / size
-        };
-        let mut residuals: Vec<_> = chosen.iter().zip(&vectors).map(residual).collect();
+        let weights = columns(&coordinates, &chosen);
+        let vectors = self.basis.times(weights.as_ref(), chosen.len());
+        let mut rest = self.images.times(weights.as_ref(), chosen.len());
+        let scale = Mat::from_fn(chosen.len(), chosen.len(), |i, j| if i == j { values[chosen[i]] } else { 0.0 });
+        rest.subtract(&vectors, scale.as_ref());
+        let mut residuals: Vec<_> = rest.norms().into_iter().map(|rest| rest / size).collect();
         if m < wanted[0] + wanted[1] {
             residuals.push(f64::MAX); // the space is still smaller than what is wanted of it
         }
-        Ok(Eigenpairs { values: chosen.iter().map(|&i| values[i]).collect(), vectors, residuals, products: 0 })
+        let values = chosen.iter().map(|&i| values[i]).collect();
+        Ok(Eigenpairs { values, vectors: vectors.vectors(0..chosen.len()), residuals, products: 0 })
     }
 
     /// Keeps the Ritz vectors of the `upper` largest and `lower` smallest values.
@@ -206,19 +206,18 @@ impl Space {
         let (values, coordinates) = self.projected()?;
         let m = values.len();
         let kept: Vec<_> = (0..lower).chain(m - upper..m).collect();
-        let basis = kept.iter().map(|&i| combined(&self.basis, &coordinates[i])).collect();
-        self.images = kept.iter().map(|&i| combined(&self.images, &coordinates[i])).collect();
+        let weights = columns(&coordinates, &kept);
+        for vectors in [&mut self.basis, &mut self.images] {
+            *vectors = vectors.times(weights.as_ref(), self.room);
+        }
         let diagonal =
             |row: usize| (0..=row).map(|column| if column == row { values[kept[row]] } else { 0.0 }).collect();
         self.projection = (0..kept.len()).map(diagonal).collect();
-        self.basis = basis;
         Ok(())
     }
 }
 
-/// `sum_i weights_i vectors_i`.
-pub(super) fn combined(vectors: &[Vec<f64>], weights: &[f64]) -> Vec<f64> {
-    let mut sum = vec![0.0; vectors.first().map_or(0, Vec::len)];
-    vectors.iter().zip(weights).for_each(|(x, &weight)| axpy(weight, x, &mut sum));
-    sum
+/// The `chosen` ones of some vectors, as the columns of a matrix.
+fn columns(vectors: &[Vec<f64>], chosen: &[usize]) -> Mat<f64> {
+    Mat::from_fn(vectors.len(), chosen.len(), |i, j| vectors[chosen[j]][i])
 }

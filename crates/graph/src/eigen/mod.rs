@@ -3,6 +3,7 @@
 mod arnoldi;
 pub(crate) mod dense;
 mod lanczos;
+mod tall;
 
 pub use arnoldi::{Arnoldi, RitzValue};
 pub use dense::{Complex, SymmetricEigen, eigenvalues, singular_values, spectral_gap, symmetric_eigen};

@@ -3,6 +3,7 @@
 
 mod cheeger;
 mod diffusion;
+mod entries;
 mod mixing;
 mod streamed;
 

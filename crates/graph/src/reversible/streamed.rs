@@ -1,8 +1,10 @@
 //! The symmetrised graph of a mechanism, without its matrix.
 
+use std::sync::Arc;
+
 use resolvent_kernels::{Mechanism, Strategy};
 
-use super::{log_add, shares};
+use super::{entries::Entries, log_add, shares};
 use crate::{AttentionOperator, Error, LinearOperator, Result, error::check_len};
 
 /// `N = D^-1/2 W D^-1/2` of a mechanism's symmetrised weights `W`, by streamed products: for [`crate::Lanczos`] on graphs
@@ -10,26 +12,33 @@ use crate::{AttentionOperator, Error, LinearOperator, Result, error::check_len};
 ///
 /// `W` is the kernel before its rows are normalised, where the mechanism keeps what it divided by (`softmax`, `fna`,
 /// `ssa`), else the operator itself. A product costs one forward pass where `W` is symmetric by itself, a second one with
-/// queries and keys exchanged where that transposes it, else a backward pass. Degrees must be positive; single negative
-/// weights are not looked for.
+/// queries and keys exchanged where that transposes it, else a backward pass. Of a sparse `W` (`ssa` with edges, not
+/// causal) the entries are computed once and held in f32, where they are at most 2^28. Degrees must be positive; single
+/// negative weights are not looked for.
 #[derive(Debug)]
 pub struct StreamedReversible {
-    forward: AttentionOperator,
-    back: Back,
     log_degree: Vec<f64>,
-    /// `log` of what a row of the operator is a share of.
-    log_rows: Vec<f64>,
+    products: Products,
 }
 
-/// Where products with the transposed kernel come from.
+/// Where products with the halves `W` and `W^T` come from.
 #[derive(Debug)]
-enum Back {
+enum Products {
     /// The kernel is its own transpose.
-    Symmetric,
-    /// Queries and keys exchanged, with the logarithms of its rows.
-    Exchanged(Box<AttentionOperator>, Vec<f64>),
-    /// The gradient of the values.
-    Adjoint,
+    Symmetric(Half),
+    /// Both halves; the second with queries and keys exchanged, or as the gradient of the values.
+    Both(Half, Half),
+    /// Both at once.
+    Stored(Entries),
+}
+
+/// `D^-1/2 W D^-1/2` or its transpose: an operator between two diagonal factors.
+#[derive(Debug)]
+struct Half {
+    operator: Arc<AttentionOperator>,
+    transposed: bool,
+    inward: Vec<f64>,
+    outward: Vec<f64>,
 }
 
 impl StreamedReversible {
@@ -45,44 +54,45 @@ impl StreamedReversible {
     ///
     /// # Errors
     /// As [`StreamedReversible::new`]; a masked token has no degree.
-    pub fn of(forward: AttentionOperator) -> Result<Self> {
-        let seq = forward.len();
-        let log_rows = forward.lse().unwrap_or_else(|| vec![0.0; seq]);
-        let (back, log_degree) = match (kernel_transposes(forward.mechanism()), forward.tokens()) {
-            (true, (_, None)) => (Back::Symmetric, log_sums(&forward, &log_rows)?),
+    pub fn of(operator: AttentionOperator) -> Result<Self> {
+        let (seq, operator) = (operator.len(), Arc::new(operator));
+        let log_rows = operator.lse().unwrap_or_else(|| vec![0.0; seq]);
+        match (kernel_transposes(operator.mechanism()), operator.tokens()) {
+            (true, (_, None)) => {
+                let log_degree = checked(log_sums(&operator, &log_rows)?)?;
+                let products = Products::Symmetric(Half::forward(operator, &log_rows, &log_degree));
+                Ok(Self { log_degree, products })
+            }
             (true, (q, Some(k))) => {
-                let (mechanism, keep) = (forward.mechanism(), forward.keep());
-                let exchanged = AttentionOperator::new(mechanism, seq, k, Some(q), keep, Strategy::Auto)?;
+                let (mechanism, keep) = (operator.mechanism(), operator.keep());
+                let exchanged = Arc::new(AttentionOperator::new(mechanism, seq, k, Some(q), keep, Strategy::Auto)?);
                 let columns = exchanged.lse().unwrap_or_else(|| vec![0.0; seq]);
                 let sums = log_sums(&exchanged, &columns)?;
-                let both = log_sums(&forward, &log_rows)?.into_iter().zip(sums);
-                let log_degree = both.map(|(a, b)| log_add(a, b) - std::f64::consts::LN_2).collect();
-                (Back::Exchanged(Box::new(exchanged), columns), log_degree)
+                let both = log_sums(&operator, &log_rows)?.into_iter().zip(sums);
+                let log_degree = checked(both.map(|(a, b)| log_add(a, b) - std::f64::consts::LN_2).collect())?;
+                let back = Half::forward(exchanged, &columns, &log_degree);
+                let products = Products::Both(Half::forward(operator, &log_rows, &log_degree), back);
+                Ok(Self { log_degree, products })
             }
-            (false, _) => {
-                let most = log_rows.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let scale: Vec<f64> = log_rows.iter().map(|x| (x - most).exp()).collect();
-                let rows = forward.apply(&vec![1.0; seq])?;
-                let columns = forward.apply_transpose(&scale)?;
-                let degree = rows.iter().zip(&scale).zip(&columns).map(|((r, s), c)| (0.5 * (r * s + c)).ln() + most);
-                (Back::Adjoint, degree.collect())
-            }
-        };
-        let graph = Self { forward, back, log_degree, log_rows };
-        graph.check()?;
-        Ok(graph)
+            (false, _) => Self::sparse_or_adjoint(operator, &log_rows),
+        }
     }
 
-    fn check(&self) -> Result<()> {
-        let most = self.log_degree.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        match self.log_degree.iter().position(|x| x.is_nan() || x - most <= -80.0) {
-            Some(index) => {
-                let remedy = "f32 products need positive degrees within e^80 of each other: store the graph (up to 2048 \
-                              tokens), use a non-negative score, or leave the token out";
-                Err(Error::Degree { index, degree: (self.log_degree[index] - most).exp(), remedy })
+    fn sparse_or_adjoint(operator: Arc<AttentionOperator>, log_rows: &[f64]) -> Result<Self> {
+        let most = log_rows.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let scale: Vec<f64> = log_rows.iter().map(|x| (x - most).exp()).collect();
+        let rows = operator.apply(&vec![1.0; log_rows.len()])?;
+        let columns = operator.apply_transpose(&scale)?;
+        let degree = rows.iter().zip(&scale).zip(&columns).map(|((r, s), c)| (0.5 * (r * s + c)).ln() + most);
+        let log_degree = checked(degree.collect())?;
+        let products = match Entries::of(&operator, &log_degree) {
+            Some(entries) => Products::Stored(entries),
+            None => {
+                let back = Half::adjoint(operator.clone(), log_rows, &log_degree);
+                Products::Both(Half::forward(operator, log_rows, &log_degree), back)
             }
-            None => Ok(()),
-        }
+        };
+        Ok(Self { log_degree, products })
     }
 
     /// The logarithms of the degrees.
@@ -93,6 +103,19 @@ impl StreamedReversible {
     /// The stationary distribution.
     pub fn stationary(&self) -> Vec<f64> {
         shares(&self.log_degree)
+    }
+}
+
+/// The degrees, where a graph can be made of them.
+fn checked(log_degree: Vec<f64>) -> Result<Vec<f64>> {
+    let most = log_degree.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    match log_degree.iter().position(|x| x.is_nan() || x - most <= -80.0) {
+        Some(index) => {
+            let remedy = "f32 products need positive degrees within e^80 of each other: store the graph (up to 2048 \
+                          tokens), use a non-negative score, or leave the token out";
+            Err(Error::Degree { index, degree: (log_degree[index] - most).exp(), remedy })
+        }
+        None => Ok(log_degree),
     }
 }
 
@@ -113,6 +136,36 @@ fn log_sums(graph: &AttentionOperator, log_rows: &[f64]) -> Result<Vec<f64>> {
     Ok(sums.iter().zip(log_rows).map(|(sum, log)| sum.ln() + log).collect())
 }
 
+impl Half {
+    /// By forward passes; `log_rows` is the logarithm of what a row of the operator is a share of.
+    fn forward(operator: Arc<AttentionOperator>, log_rows: &[f64], log_degree: &[f64]) -> Self {
+        // The least degree is the unit, so that no factor on the way in exceeds one: f32 holds the rest.
+        let unit = log_degree.iter().copied().fold(f64::INFINITY, f64::min);
+        let inward = log_degree.iter().map(|d| (0.5 * (unit - d)).exp()).collect();
+        let outward = log_rows.iter().zip(log_degree).map(|(row, d)| (row - 0.5 * (d + unit)).exp()).collect();
+        Self { operator, transposed: false, inward, outward }
+    }
+
+    /// The transpose, by gradients of the values.
+    fn adjoint(operator: Arc<AttentionOperator>, log_rows: &[f64], log_degree: &[f64]) -> Self {
+        let logs = || log_rows.iter().zip(log_degree).map(|(row, d)| row - 0.5 * d);
+        let unit = logs().fold(f64::NEG_INFINITY, f64::max);
+        let inward = logs().map(|log| (log - unit).exp()).collect();
+        let outward = log_degree.iter().map(|d| (unit - 0.5 * d).exp()).collect();
+        Self { operator, transposed: true, inward, outward }
+    }
+
+    fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+        let times = |x: &Vec<f64>, factors: &[f64]| x.iter().zip(factors).map(|(x, factor)| x * factor).collect();
+        let weighed: Vec<Vec<f64>> = block.iter().map(|x| times(x, &self.inward)).collect();
+        let product = match self.transposed {
+            true => self.operator.apply_transpose_block(&weighed)?,
+            false => self.operator.apply_block(&weighed)?,
+        };
+        Ok(product.iter().map(|y| times(y, &self.outward)).collect())
+    }
+}
+
 impl LinearOperator for StreamedReversible {
     fn len(&self) -> usize {
         self.log_degree.len()
@@ -128,35 +181,13 @@ impl LinearOperator for StreamedReversible {
 
     fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
         block.iter().try_for_each(|x| check_len("x", x.len(), self.len()))?;
-        // The least degree is the unit, so that no factor on the way in exceeds one: f32 holds the rest.
-        let unit = self.log_degree.iter().copied().fold(f64::INFINITY, f64::min);
-        let weighed =
-            |x: &Vec<f64>| x.iter().zip(&self.log_degree).map(|(x, d)| x * (0.5 * (unit - d)).exp()).collect();
-        let inward: Vec<Vec<f64>> = block.iter().map(weighed).collect();
-        let outward = |y: Vec<f64>, log_rows: &[f64]| -> Vec<f64> {
-            let logs = log_rows.iter().zip(&self.log_degree);
-            y.iter().zip(logs).map(|(y, (row, d))| y * (row - 0.5 * (d + unit)).exp()).collect()
-        };
-        let there = self.forward.apply_block(&inward)?.into_iter().map(|y| outward(y, &self.log_rows));
-        let back: Vec<Vec<f64>> = match &self.back {
-            Back::Symmetric => return Ok(there.collect()),
-            Back::Exchanged(exchanged, log_rows) => {
-                exchanged.apply_block(&inward)?.into_iter().map(|y| outward(y, log_rows)).collect()
+        match &self.products {
+            Products::Symmetric(half) => half.apply_block(block),
+            Products::Both(there, back) => {
+                let both = there.apply_block(block)?.into_iter().zip(back.apply_block(block)?);
+                Ok(both.map(|(a, b)| a.iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect()).collect())
             }
-            Back::Adjoint => self.adjoint(block)?,
-        };
-        Ok(there.zip(back).map(|(a, b)| a.iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect()).collect())
-    }
-}
-
-impl StreamedReversible {
-    /// `D^-1/2 W^T D^-1/2 x` by the gradient of the values.
-    fn adjoint(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
-        let logs: Vec<f64> = self.log_rows.iter().zip(&self.log_degree).map(|(row, d)| row - 0.5 * d).collect();
-        let unit = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let inward = |x: &Vec<f64>| x.iter().zip(&logs).map(|(x, log)| x * (log - unit).exp()).collect();
-        let outward = |y: Vec<f64>| y.iter().zip(&self.log_degree).map(|(y, d)| y * (unit - 0.5 * d).exp()).collect();
-        let transposed = self.forward.apply_transpose_block(&block.iter().map(inward).collect::<Vec<_>>())?;
-        Ok(transposed.into_iter().map(outward).collect())
+            Products::Stored(entries) => Ok(entries.apply_block(block)),
+        }
     }
 }
