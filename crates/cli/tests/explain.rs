@@ -53,6 +53,7 @@ fn pictures_are_explained() {
     assert!(share(&scores["roc_auc"]["mean"]) && share(&scores["average_precision"]["mean"]), "{scores}");
     assert_eq!((&scores["morf"][0], scores["morf"].as_array().unwrap().len()), (&serde_json::json!([1.0, 0.0]), 21));
     assert_eq!(scores["morf"][20], scores["lerf"][20], "nothing is left, in whatever order");
+    let ours = |what: &str| json["shown"][0]["name"].as_str().unwrap().to_owned() + what;
     let uniform = &json["maps"][3];
     assert_eq!(uniform["roc_auc"]["mean"], 0.5);
     assert_eq!(uniform["average_precision"]["mean"], uniform["prevalence"]["mean"]);
@@ -65,13 +66,38 @@ fn pictures_are_explained() {
     let overlay = image::open(sandbox.path("out/overlays/2.png")).unwrap();
     assert_eq!((overlay.width(), overlay.height()), (256, 256));
     assert!(!sandbox.path("out/overlays/3.png").exists());
+    let mine = sandbox.write("out/overlays/mine.txt", "mine");
     let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
     assert!(
         page.contains("data:image/png;base64,") && page.contains("MoRF-AOC") && page.contains("class=\"sortable\"")
     );
     assert!(!page.contains("NaN") && !page.contains("http"));
+    // Every picture says what it is, and where its map is strongest.
+    let strongest = shown_maximum(&json["shown"][0]["layers"][0]["mean"], 4);
+    assert!(
+        page.contains(&ours(&format!(": blocks.0, mean of the heads; strongest in {strongest} of 4"))),
+        "{strongest}"
+    );
+    assert_eq!(page.matches("role=\"img\" aria-label=\"\"").count(), 0);
     let again = sandbox.run(&explain(&["--examples", "6", "--show", "2", "--rollout"])).success().json();
     assert_eq!((&again["maps"], &again["answers"]), (&json["maps"], &json["answers"]), "the same bits");
+    sandbox.run(&explain(&["--examples", "2", "--show", "1"])).success();
+    assert!(mine.exists() && !sandbox.path("out/overlays/2.png").exists(), "old pictures go, others stay");
+    for file in ["results.json", "report.html", "overlays/1.png"] {
+        let theirs = sandbox.path("theirs").join(file);
+        std::fs::create_dir_all(theirs.parent().unwrap()).unwrap();
+        std::fs::write(&theirs, "theirs").unwrap();
+        let outcome = sandbox.run(&["explain", "--checkpoint", "run", "--out", "theirs"]);
+        assert!(outcome.failure(1).contains("not of a run of this program"), "{file}");
+        std::fs::remove_dir_all(sandbox.path("theirs")).unwrap();
+    }
+}
+
+/// The place of the largest weight on a square grid, in words.
+fn shown_maximum(weights: &Value, columns: usize) -> String {
+    let weights: Vec<f64> = weights.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    let most = (0..weights.len()).max_by(|&a, &b| weights[a].total_cmp(&weights[b])).unwrap();
+    format!("row {} of 4, column {}", most / columns + 1, most % columns + 1)
 }
 
 #[test]
@@ -125,7 +151,22 @@ fn pictures_of_ones_own_with_boxes() {
     let cut = std::fs::read(sandbox.path("photos/a.png")).unwrap();
     sandbox.write("photos/a.png", &cut[..cut.len() / 2]);
     refused(&["--input", "photos"], &["a.png", "cannot be decoded"]);
-    assert_eq!(sandbox.run(&["explain", "--boxes", "photos"]).code, Some(2), "boxes of no pictures");
+    let colours = RgbImage::from_fn(64, 64, |x, y| [(x * 4) as u8, (y * 4) as u8, (x * y) as u8].into());
+    std::fs::remove_dir_all(sandbox.path("photos")).unwrap();
+    std::fs::create_dir_all(sandbox.path("photos/folder.jpg")).unwrap();
+    colours.save_with_format(sandbox.path("photos/c.jpg"), ImageFormat::Jpeg).unwrap();
+    assert_eq!(sandbox.run(&explain(&["--input", "photos"])).success().json()["examples"], 1);
+    let whole = std::fs::read(sandbox.path("photos/c.jpg")).unwrap();
+    sandbox.write("photos/c.jpg", &whole[..whole.len() / 2]);
+    refused(&["--input", "photos"], &["c.jpg", "ends in the middle"]);
+    // The boxes of one picture are not those of all.
+    photographs(&sandbox);
+    sandbox.write("photos/c.jpg", &whole);
+    refused(&["--input", "photos", "--boxes", "photos/b.xml"], &["b.xml", "of one picture, and there are 3"]);
+    for other in [&["--text", "a"][..], &["--data", "shapes"], &[]] {
+        let outcome = sandbox.run(&[&["explain", "--boxes", "photos"], other].concat());
+        assert_eq!(outcome.code, Some(2), "boxes of no pictures: {other:?}");
+    }
 }
 
 const PYRAMID: &str = "
@@ -194,8 +235,28 @@ fn texts_are_explained_and_analysed() {
         json["shown"][1]["tokens"].as_array().unwrap().len()
     );
     assert!(json["maps"][0]["roc_auc"].is_null() && json["maps"][0]["morf"][20] == serde_json::json!([0.0, 0.0]));
+    assert_eq!(
+        json,
+        serde_json::from_slice::<Value>(&std::fs::read(sandbox.path("out/results.json")).unwrap()).unwrap()
+    );
     let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
     assert!(page.contains("&lt;") && !page.contains("<film>") && !page.contains("NaN"));
+    // All texts given are shown; of a file as many as asked for, evenly spread. What is not read of them is told.
+    let many: Vec<&str> = (0..21).flat_map(|_| ["--text", "A film"]).collect();
+    assert_eq!(sandbox.run(&explain(&many)).success().json()["examples"], 21);
+    sandbox.write("eight.txt", format!("{}{}\n", "A lovely film\n".repeat(7), "awful ".repeat(40)));
+    let spread = sandbox.run(&explain(&["--input", "eight.txt", "--examples", "4"])).success().json();
+    let names: Vec<_> = spread["answers"].as_array().unwrap().iter().map(|found| found["name"].clone()).collect();
+    assert_eq!(
+        (names, &spread["cut"]),
+        (["text 1", "text 4", "text 5", "text 8"].map(Value::from).to_vec(), &1.into())
+    );
+    let few = sandbox.run(&explain(&["--input", "eight.txt", "--examples", "2"])).success().json();
+    assert_eq!((&few["examples"], &few["cut"]), (&2.into(), &0.into()));
+    let analyzed =
+        ["analyze", "--checkpoint", "run", "--input", "eight.txt", "--sequences", "8", "--mechanisms", "uniform"];
+    let outcome = sandbox.run(&[&analyzed[..], &["--out", "cut"]].concat()).success();
+    assert!(outcome.stdout.contains("1 of the texts were cut"), "{}", outcome.stdout);
     assert!(!Path::new(&sandbox.path("out/overlays")).exists());
     assert_eq!(sandbox.run(&explain(&["--examples", "3"])).success().json()["examples"], 3);
     assert!(sandbox.run(&explain(&["--data", tiny::DATA])).failure(1).contains("trained on texts"));

@@ -54,10 +54,10 @@ fn alignment() -> Result<()> {
             let found = PerronReport::new(&LinearInfsa::default(), TOKENS, &q, None)?;
             let numbers = [
                 found.weights.cosine,
-                found.weights.spearman,
+                found.weights.spearman.unwrap_or(f64::NAN),
                 found.uniform.cosine,
                 found.energies.cosine,
-                found.energies.spearman,
+                found.energies.spearman.unwrap_or(f64::NAN),
             ];
             sums.iter_mut().zip(numbers).for_each(|(sum, x)| *sum += x / DRAWS as f64);
         }

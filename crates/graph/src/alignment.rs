@@ -10,13 +10,16 @@ use crate::{
     vector::{dot, norm},
 };
 
+/// Entries this close, as a share of the largest by size, differ by rounding: weights are products in f32.
+const FLAT: f64 = 1e-5;
+
 /// Agreement of two vectors over the tokens.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Alignment {
     /// [`cosine`].
     pub cosine: f64,
     /// [`spearman`].
-    pub spearman: f64,
+    pub spearman: Option<f64>,
 }
 
 impl Alignment {
@@ -32,13 +35,23 @@ pub fn cosine(x: &[f64], y: &[f64]) -> f64 {
     if size == 0.0 { 0.0 } else { dot(x, y) / size }
 }
 
-/// Spearman's rank correlation, ties sharing their average rank; 0 where one vector is constant.
-pub fn spearman(x: &[f64], y: &[f64]) -> f64 {
+/// Spearman's rank correlation, ties sharing their average rank. `None` where one vector ranks nothing: its entries are
+/// equal up to 1e-5 of the largest by size.
+pub fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
+    if flat(x) || flat(y) {
+        return None;
+    }
     let centred = |x: &[f64]| {
         let mean = (x.len() as f64 - 1.0) / 2.0;
         ranks(x).into_iter().map(|rank| rank - mean).collect::<Vec<_>>()
     };
-    cosine(&centred(x), &centred(y))
+    Some(cosine(&centred(x), &centred(y)))
+}
+
+fn flat(x: &[f64]) -> bool {
+    let (low, high) = x.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)));
+    // Also of nothing.
+    high - low <= FLAT * high.abs().max(low.abs())
 }
 
 /// The rank of every entry, from 0, ties averaged.
@@ -64,7 +77,7 @@ fn ranks(x: &[f64]) -> Vec<f64> {
 pub struct PerronReport {
     /// The weights `a`.
     pub weights: Alignment,
-    /// The same weight for every token. (Ranks nothing: its rank correlation is 0.)
+    /// The same weight for every token, which ranks nothing.
     pub uniform: Alignment,
     /// The norms `|q_i|`.
     pub energies: Alignment,
@@ -119,11 +132,22 @@ mod tests {
     #[test]
     fn rank_correlation_knows_order_only() {
         let x = [0.1, 0.2, 5.0, 7.0];
-        assert!((spearman(&x, &[1.0, 4.0, 9.0, 16.0]) - 1.0).abs() < 1e-15);
-        assert!((spearman(&x, &[4.0, 3.0, 2.0, 1.0]) + 1.0).abs() < 1e-15);
-        assert_eq!(spearman(&x, &[1.0; 4]), 0.0);
+        let of = |y: &[f64]| spearman(&x, y).unwrap();
+        assert!((of(&[1.0, 4.0, 9.0, 16.0]) - 1.0).abs() < 1e-15);
+        assert!((of(&[4.0, 3.0, 2.0, 1.0]) + 1.0).abs() < 1e-15);
         // One tie: ranks (0.5, 0.5, 2, 3) against (0, 1, 2, 3), by hand 4.5 / sqrt(4.5 * 5).
-        assert!((spearman(&[1.0, 1.0, 2.0, 3.0], &x) - 4.5 / 22.5_f64.sqrt()).abs() < 1e-15);
+        assert!((of(&[1.0, 1.0, 2.0, 3.0]) - 4.5 / 22.5_f64.sqrt()).abs() < 1e-15);
         assert_eq!(cosine(&[0.0, 0.0], &[1.0, 2.0]), 0.0);
+    }
+
+    /// Equal entries rank nothing, and neither does what rounding makes of them.
+    #[test]
+    fn no_rank_correlation_with_a_constant() {
+        let x = [0.1, 0.2, 5.0, 7.0];
+        for flat in [[1.0; 4], [0.0; 4], [1.0, 1.0 + 1e-7, 1.0 - 1e-7, 1.0], [-3.0, -3.0, -3.000_01, -3.0]] {
+            assert_eq!((spearman(&x, &flat), spearman(&flat, &x)), (None, None), "{flat:?}");
+        }
+        assert!(spearman(&x, &[1.0, 1.0001, 1.0002, 1.0003]).is_some());
+        assert_eq!(spearman(&[], &[]), None);
     }
 }

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 
 use resolvent_kernels::{
     ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, PlanTensors, Scratch, Shape,
-    Strategy,
+    Strategy, reference,
 };
 
-use crate::{Error, LinearOperator, Result, error::check_len, vector::dot};
+use crate::{Dense, Error, LinearOperator, Result, error::check_len, vector::dot};
 
 /// The matrix `M(q, k)` that one head of a mechanism multiplies its values with, decay included, known by `M x` and
 /// `M^T x` in O(N) memory.
@@ -116,6 +116,20 @@ impl AttentionOperator {
             (i, j) => scale * dot(&q[i * dim..][..dim], &k[j * dim..][..dim]),
         };
         Some((0..n * n).map(logit).collect())
+    }
+
+    /// The weights `M` of `fna` in f64, and the logarithms of what its rows were divided by: by the reference, in O(N^2)
+    /// memory. `None` for other mechanisms.
+    ///
+    /// # Errors
+    /// What the mechanism refuses.
+    pub fn exact(&self) -> Result<Option<(Dense, Option<Vec<f64>>)>> {
+        let mechanism @ Mechanism::Fna(_) = self.op.mechanism() else { return Ok(None) };
+        let (q, k, v) = (wide(&self.q), self.k.as_deref().map(wide), vec![0.0; self.len()]);
+        let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: Extras::default() };
+        let mask = self.keep.as_deref().map_or(Mask::NONE, Mask::padding);
+        let found = reference::forward(mechanism, self.op.shape(), &inputs, &mask)?;
+        Ok(Some((Dense::new(self.len(), found.weights().to_vec())?, found.lse)))
     }
 
     /// Which tokens are there.

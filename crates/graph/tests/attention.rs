@@ -155,7 +155,7 @@ fn mean_alignment(linear: &LinearInfsa, shift: f64) -> [f64; 4] {
         let mut q = gaussian(&mut rng, n * d);
         q.iter_mut().enumerate().for_each(|(i, q)| *q += factor * direction[i % d]);
         let r = PerronReport::new(linear, n, &q, None).unwrap();
-        let values = [r.weights.cosine, r.weights.spearman, r.uniform.cosine, r.energies.cosine];
+        let values = [r.weights.cosine, r.weights.spearman.unwrap(), r.uniform.cosine, r.energies.cosine];
         mean.iter_mut().zip(values).for_each(|(mean, x)| *mean += x / HEADS as f64);
     }
     mean

@@ -9,15 +9,15 @@ use std::{
 use crate::{Error, Result};
 
 /// The file that marks a folder as one of this program's; whoever writes to the folder holds its lock.
-const MARK: &str = ".resolvent";
+pub const MARK: &str = ".resolvent";
 
 /// Holds a folder until it is dropped.
 #[derive(Debug)]
 pub struct Claim(#[allow(dead_code, reason = "held for its lock")] File);
 
 impl Claim {
-    /// Makes `folder` where there is none and takes it. `files` are what would be written to it; `known` is what tells one
-    /// that an earlier version filled.
+    /// Makes `folder` where there is none and takes it. `files` are what would be written to it; `known`, beside
+    /// [`MARK`], is what tells one of ours.
     ///
     /// # Errors
     /// [`Error::Foreign`] where one of `files` is there but the folder is not one of this program's, [`Error::Busy`] while

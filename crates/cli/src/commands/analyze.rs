@@ -8,7 +8,7 @@ use resolvent_lab::{
     analyze::{self, AnalyzeOptions},
     data::Source,
     disk::write_atomically,
-    folder::Claim,
+    folder::{Claim, MARK},
     report::{self, analysis_page},
     subject::Subject,
 };
@@ -52,7 +52,7 @@ pub struct Analyze {
     /// Layers, by the prefix of their tensors [default: all]
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
     layers: Vec<String>,
-    /// Analyse the first N sequences of each layer [default: all]; with --checkpoint, N examples, evenly spread [default: 4]
+    /// Analyse the first N sequences of each layer [default: all]; with --checkpoint, N examples, evenly spread [default: 4, of --text all]
     #[arg(long, value_name = "N")]
     sequences: Option<usize>,
     /// Tokens see themselves and earlier ones only, as in a language model
@@ -81,11 +81,12 @@ const EXAMPLES_SHOWN: usize = 4;
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
-    let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], analyze::RESULTS)?;
+    let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], MARK)?;
     let deferred = Deferred::begin();
     let dump = dump(args)?;
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
+        cut: dump.cut,
         layers: args.layers.clone(),
         sequences: args.sequences,
         causal: args.causal,
@@ -110,8 +111,12 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     write_atomically(&page, analysis_page(&analysis).as_bytes())?;
     match global.json {
         true => output::file(&args.out.join(analyze::RESULTS)),
-        false => output::print(&format!("{}\nreport: {}", analysis.table(), page.display())),
+        false => output::print(&format!("{}{}\nreport: {}", analysis.table(), cut_line(dump.cut), page.display())),
     }
+}
+
+fn cut_line(cut: usize) -> String {
+    if cut > 0 { format!("{cut} of the texts were cut to what the model reads\n") } else { String::new() }
 }
 
 /// What is analysed.
@@ -121,6 +126,8 @@ struct Input {
     name: Option<String>,
     /// The model's mechanism, whose settings count for its id.
     own: Option<Mechanism>,
+    /// Texts that were cut to what the model reads.
+    cut: usize,
     /// A dump that nobody asked to keep is removed with it.
     _temporary: Option<TempPath>,
 }
@@ -129,12 +136,13 @@ struct Input {
 fn dump(args: &Analyze) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
-        return Ok(Input { path, name: None, own: None, _temporary: None });
+        return Ok(Input { path, name: None, own: None, cut: 0, _temporary: None });
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
     let (material, name) = given.material(checkpoint)?;
     let subject = Subject::load(checkpoint)?;
-    let examples = subject.examples(&material, args.sequences.unwrap_or(EXAMPLES_SHOWN))?;
+    let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
+    let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;
     let (path, temporary) = match &args.save_dump {
         Some(file) => (file.clone(), None),
         None => {
@@ -143,7 +151,8 @@ fn dump(args: &Analyze) -> Result<Input> {
             (file.to_path_buf(), Some(file))
         }
     };
-    analyze::capture(&subject, &examples, &path)?;
-    let (name, own) = (format!("{} on {name}", subject.path), subject.recipe.mechanism.clone());
-    Ok(Input { path, name: Some(name), own: Some(own), _temporary: temporary })
+    let shared = analyze::capture(&subject, &examples, &path)?;
+    let own = shared.unwrap_or_else(|| subject.recipe.mechanism.clone());
+    let cut = examples.iter().filter(|example| example.is_cut()).count();
+    Ok(Input { path, name: Some(format!("{} on {name}", subject.path)), own: Some(own), cut, _temporary: temporary })
 }

@@ -11,7 +11,7 @@ use clap::Args;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
     disk::write_atomically,
-    folder::Claim,
+    folder::{Claim, MARK},
     report::{self, bench_page},
 };
 
@@ -91,7 +91,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(files) = &args.compare {
         return compare(&files[0], &files[1], global);
     }
-    let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], bench::RESULTS)?;
+    let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], MARK)?;
     let deferred = Deferred::begin();
     let options = options(args, global, &deferred)?;
     let Some(report) = bench::run(&options)? else {

@@ -6,7 +6,7 @@ use clap::Args;
 use resolvent_lab::{
     data::Source,
     explain::{self, ExplainOptions},
-    folder::Claim,
+    folder::{Claim, MARK},
     report,
 };
 
@@ -35,9 +35,9 @@ pub struct Explain {
     #[arg(long, value_name = "TEXT")]
     text: Vec<String>,
     /// Boxes of objects in Pascal VOC's XML: the picture's file, or a folder with NAME.xml for each NAME.jpg
-    #[arg(long, value_name = "PATH", requires = "input")]
+    #[arg(long, value_name = "PATH", requires = "input", conflicts_with_all = ["data", "text"])]
     boxes: Option<PathBuf>,
-    /// Examples at most, evenly spread over what there is [default: 100 pictures, 20 texts]
+    /// Examples at most, evenly spread over what there is [default: 100 pictures, 20 texts, of --text all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     examples: Option<u32>,
     /// Examples whose maps are drawn
@@ -70,10 +70,10 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         boxes: args.boxes.as_deref(),
     };
     let (material, data) = given.material(&args.checkpoint)?;
-    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT], explain::RESULTS)?;
+    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], MARK)?;
     let deferred = Deferred::begin();
     let mut options = ExplainOptions {
-        examples: args.examples.map(|n| n as usize),
+        examples: args.examples.map(|n| n as usize).or((!args.text.is_empty()).then_some(args.text.len())),
         shown: args.show,
         layer: args.layer.clone(),
         rollout: args.rollout,
@@ -89,6 +89,8 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         return Err(Error::Interrupted("nothing was written; run the command again".into()));
     };
     let page = explain::write(&args.out, &explanation)?;
-    let json = serde_json::to_value(&explanation).map_err(|e| Error::file(&page, e.to_string()))?;
-    output::result(global, &json, &format!("{}report: {}", explanation.table(), page.display()))
+    match global.json {
+        true => output::file(&args.out.join(explain::RESULTS)),
+        false => output::print(&format!("{}report: {}", explanation.table(), page.display())),
+    }
 }

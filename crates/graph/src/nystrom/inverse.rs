@@ -143,9 +143,9 @@ fn largest(a: &Dense) -> Result<f64> {
 
 fn inverse(a: &Dense) -> Result<Dense> {
     let eigen = symmetric_eigen(a)?;
-    match eigen.values.iter().find(|x| **x == 0.0) {
-        Some(&value) => Err(Error::Singular { value, ridge: 0.0 }),
-        None => Ok(from_spectrum(&eigen)),
+    match eigen.values.contains(&0.0) {
+        true => Err(Error::Singular { value: 0.0, ridge: 0.0 }),
+        false => Ok(from_spectrum(&eigen)),
     }
 }
 

@@ -1,7 +1,5 @@
 //! The symmetrised graph of a mechanism, without its matrix.
 
-use std::sync::Arc;
-
 use resolvent_kernels::{Mechanism, Strategy};
 
 use super::{entries::Entries, log_add, shares};
@@ -21,22 +19,22 @@ pub struct StreamedReversible {
     products: Products,
 }
 
-/// Where products with the halves `W` and `W^T` come from.
+/// Where products with the halves `W` and `W^T` come from, each operator with its factors.
 #[derive(Debug)]
 enum Products {
     /// The kernel is its own transpose.
-    Symmetric(Half),
-    /// Both halves; the second with queries and keys exchanged, or as the gradient of the values.
-    Both(Half, Half),
+    Symmetric(Box<AttentionOperator>, Factors),
+    /// Queries and keys exchanged.
+    Exchanged(Box<[AttentionOperator; 2]>, [Factors; 2]),
+    /// The gradient of the values.
+    Adjoint(Box<AttentionOperator>, [Factors; 2]),
     /// Both at once.
     Stored(Entries),
 }
 
-/// `D^-1/2 W D^-1/2` or its transpose: an operator between two diagonal factors.
+/// The diagonal matrices around an operator that make `D^-1/2 W D^-1/2`, or its transpose, of it.
 #[derive(Debug)]
-struct Half {
-    operator: Arc<AttentionOperator>,
-    transposed: bool,
+struct Factors {
     inward: Vec<f64>,
     outward: Vec<f64>,
 }
@@ -55,30 +53,31 @@ impl StreamedReversible {
     /// # Errors
     /// As [`StreamedReversible::new`]; a masked token has no degree.
     pub fn of(operator: AttentionOperator) -> Result<Self> {
-        let (seq, operator) = (operator.len(), Arc::new(operator));
+        let seq = operator.len();
         let log_rows = operator.lse().unwrap_or_else(|| vec![0.0; seq]);
         match (kernel_transposes(operator.mechanism()), operator.tokens()) {
             (true, (_, None)) => {
                 let log_degree = checked(log_sums(&operator, &log_rows)?)?;
-                let products = Products::Symmetric(Half::forward(operator, &log_rows, &log_degree));
+                let factors = Factors::forward(&log_rows, &log_degree);
+                let products = Products::Symmetric(Box::new(operator), factors);
                 Ok(Self { log_degree, products })
             }
             (true, (q, Some(k))) => {
                 let (mechanism, keep) = (operator.mechanism(), operator.keep());
-                let exchanged = Arc::new(AttentionOperator::new(mechanism, seq, k, Some(q), keep, Strategy::Auto)?);
+                let exchanged = AttentionOperator::new(mechanism, seq, k, Some(q), keep, Strategy::Auto)?;
                 let columns = exchanged.lse().unwrap_or_else(|| vec![0.0; seq]);
                 let sums = log_sums(&exchanged, &columns)?;
                 let both = log_sums(&operator, &log_rows)?.into_iter().zip(sums);
                 let log_degree = checked(both.map(|(a, b)| log_add(a, b) - std::f64::consts::LN_2).collect())?;
-                let back = Half::forward(exchanged, &columns, &log_degree);
-                let products = Products::Both(Half::forward(operator, &log_rows, &log_degree), back);
+                let factors = [&log_rows, &columns].map(|rows| Factors::forward(rows, &log_degree));
+                let products = Products::Exchanged(Box::new([operator, exchanged]), factors);
                 Ok(Self { log_degree, products })
             }
             (false, _) => Self::sparse_or_adjoint(operator, &log_rows),
         }
     }
 
-    fn sparse_or_adjoint(operator: Arc<AttentionOperator>, log_rows: &[f64]) -> Result<Self> {
+    fn sparse_or_adjoint(operator: AttentionOperator, log_rows: &[f64]) -> Result<Self> {
         let most = log_rows.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let scale: Vec<f64> = log_rows.iter().map(|x| (x - most).exp()).collect();
         let rows = operator.apply(&vec![1.0; log_rows.len()])?;
@@ -88,8 +87,8 @@ impl StreamedReversible {
         let products = match Entries::of(&operator, &log_degree) {
             Some(entries) => Products::Stored(entries),
             None => {
-                let back = Half::adjoint(operator.clone(), log_rows, &log_degree);
-                Products::Both(Half::forward(operator, log_rows, &log_degree), back)
+                let factors = [Factors::forward(log_rows, &log_degree), Factors::adjoint(log_rows, &log_degree)];
+                Products::Adjoint(Box::new(operator), factors)
             }
         };
         Ok(Self { log_degree, products })
@@ -136,34 +135,39 @@ fn log_sums(graph: &AttentionOperator, log_rows: &[f64]) -> Result<Vec<f64>> {
     Ok(sums.iter().zip(log_rows).map(|(sum, log)| sum.ln() + log).collect())
 }
 
-impl Half {
-    /// By forward passes; `log_rows` is the logarithm of what a row of the operator is a share of.
-    fn forward(operator: Arc<AttentionOperator>, log_rows: &[f64], log_degree: &[f64]) -> Self {
+impl Factors {
+    /// Of forward passes; `log_rows` is the logarithm of what a row of the operator is a share of.
+    fn forward(log_rows: &[f64], log_degree: &[f64]) -> Self {
         // The least degree is the unit, so that no factor on the way in exceeds one: f32 holds the rest.
         let unit = log_degree.iter().copied().fold(f64::INFINITY, f64::min);
         let inward = log_degree.iter().map(|d| (0.5 * (unit - d)).exp()).collect();
         let outward = log_rows.iter().zip(log_degree).map(|(row, d)| (row - 0.5 * (d + unit)).exp()).collect();
-        Self { operator, transposed: false, inward, outward }
+        Self { inward, outward }
     }
 
-    /// The transpose, by gradients of the values.
-    fn adjoint(operator: Arc<AttentionOperator>, log_rows: &[f64], log_degree: &[f64]) -> Self {
+    /// Of gradients of the values, which are the transpose.
+    fn adjoint(log_rows: &[f64], log_degree: &[f64]) -> Self {
         let logs = || log_rows.iter().zip(log_degree).map(|(row, d)| row - 0.5 * d);
         let unit = logs().fold(f64::NEG_INFINITY, f64::max);
         let inward = logs().map(|log| (log - unit).exp()).collect();
-        let outward = log_degree.iter().map(|d| (unit - 0.5 * d).exp()).collect();
-        Self { operator, transposed: true, inward, outward }
+        Self { inward, outward: log_degree.iter().map(|d| (unit - 0.5 * d).exp()).collect() }
     }
 
-    fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
+    /// The factors around `product`.
+    fn around(
+        &self,
+        block: &[Vec<f64>],
+        product: impl FnOnce(&[Vec<f64>]) -> Result<Vec<Vec<f64>>>,
+    ) -> Result<Vec<Vec<f64>>> {
         let times = |x: &Vec<f64>, factors: &[f64]| x.iter().zip(factors).map(|(x, factor)| x * factor).collect();
         let weighed: Vec<Vec<f64>> = block.iter().map(|x| times(x, &self.inward)).collect();
-        let product = match self.transposed {
-            true => self.operator.apply_transpose_block(&weighed)?,
-            false => self.operator.apply_block(&weighed)?,
-        };
-        Ok(product.iter().map(|y| times(y, &self.outward)).collect())
+        Ok(product(&weighed)?.iter().map(|y| times(y, &self.outward)).collect())
     }
+}
+
+/// The mean of two blocks.
+fn mean(a: Vec<Vec<f64>>, b: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
+    a.into_iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect()).collect()
 }
 
 impl LinearOperator for StreamedReversible {
@@ -182,10 +186,14 @@ impl LinearOperator for StreamedReversible {
     fn apply_block(&self, block: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
         block.iter().try_for_each(|x| check_len("x", x.len(), self.len()))?;
         match &self.products {
-            Products::Symmetric(half) => half.apply_block(block),
-            Products::Both(there, back) => {
-                let both = there.apply_block(block)?.into_iter().zip(back.apply_block(block)?);
-                Ok(both.map(|(a, b)| a.iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect()).collect())
+            Products::Symmetric(operator, factors) => factors.around(block, |x| operator.apply_block(x)),
+            Products::Exchanged(operators, factors) => {
+                let half = |at: usize| factors[at].around(block, |x| operators[at].apply_block(x));
+                Ok(mean(half(0)?, half(1)?))
+            }
+            Products::Adjoint(operator, [there, back]) => {
+                let there = there.around(block, |x| operator.apply_block(x))?;
+                Ok(mean(there, back.around(block, |x| operator.apply_transpose_block(x))?))
             }
             Products::Stored(entries) => Ok(entries.apply_block(block)),
         }

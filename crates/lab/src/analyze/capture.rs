@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use resolvent_kernels::Mechanism;
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::{
@@ -15,10 +16,11 @@ type Named = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// Writes queries, keys and values of every layer of `subject` on `examples` to `path`, a file that [`super::Dump`] reads: as the
 /// operator sees them, after norms, projections and rotary positions. Shorter texts end in zeros, and `key_mask` says where.
+/// Returns the mechanism that all layers have, on their grid; `None` where they differ.
 ///
 /// # Errors
 /// Those of [`Subject::trace`], [`Error::Io`]; [`Error::Unfit`] where there is no example.
-pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<()> {
+pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<Option<Mechanism>> {
     let traces = examples.iter().map(|example| subject.trace(example)).collect::<Result<Vec<_>>>()?;
     let Some(first) = traces.first() else {
         let problem = "there is nothing to show the model; give at least one example".into();
@@ -31,7 +33,10 @@ pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<(
     });
     let views = views.collect::<std::result::Result<Vec<_>, _>>();
     let file = views.and_then(|views| safetensors::serialize(views, None));
-    write_atomically(path, &file.map_err(|e| Error::damaged(path, e.to_string()))?)
+    write_atomically(path, &file.map_err(|e| Error::damaged(path, e.to_string()))?)?;
+    let mut mechanisms = traces.iter().flatten().map(|call| &call.mechanism);
+    let own = mechanisms.next().cloned();
+    Ok(own.filter(|own| mechanisms.all(|other| other == own)))
 }
 
 /// The tensors of one layer, of which there is a call per example.

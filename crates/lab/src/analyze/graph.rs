@@ -1,16 +1,16 @@
 //! One head's token graph, under one mechanism.
 
 use resolvent_graph::{
-    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Dense, Error, HopSummary, Lanczos, LinearOperator,
-    PerronReport, Rank, Reversible, Spectrum, StreamedReversible, Walk, degree_ratio, eigenvalues, markov,
-    mixing_bounds, mixing_time, row_perplexity, sin_theta, singular_values, sweep_cut,
+    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Error, HopSummary, Lanczos, LinearOperator, PerronReport,
+    Rank, Reversible, Spectrum, StreamedReversible, Walk, degree_ratio, diffusion_map, eigenvalues, markov,
+    mixing_bounds, mixing_time, row_perplexity, sin_theta, singular_values, sweep_cut, two_stage_distortion,
 };
-use resolvent_kernels::{ClusterPlan, Mechanism, Strategy};
+use resolvent_kernels::{ClusterPlan, Mechanism, Strategy, mechanism::Ssa};
 use serde::Serialize;
 
 use super::{
     landmarks::{LandmarkReport, landmarks},
-    matched::matched_kappa,
+    matched::{matched_kappa, sampled},
     stored::{Stored, mean_perplexity, negative},
     walks::{WalkReport, diffusion, walks},
 };
@@ -23,6 +23,8 @@ const SPAN: usize = 8;
 const SOURCES: usize = 48;
 /// Between eigenvalues, what tells the span of those before from rounding.
 const CLEAR: f64 = 1e-3;
+/// Below this, differences of numbers of about one are rounding.
+const ROUNDING: f64 = 1e-9;
 /// Why a graph with NaN has nothing else.
 const NOT_FINITE: &str = "its weights are not all finite: the scores leave f32";
 /// Most central tokens named.
@@ -67,12 +69,18 @@ pub struct GraphReport {
     pub subspace: Option<Subspace>,
     /// How well the mechanism's clusters fit the softmax graph.
     pub clusters: Option<ClusterFit>,
+    /// Of `ssa`: by how much drawing edges in two stages, clusters by their means and then tokens of them, misses an edge's
+    /// share, as the largest factor.
+    pub distortion: Option<f64>,
     /// How well the token weights of `linear-infsa` stand in for the dominant direction of the queries' affinities.
     pub dominant: Option<PerronReport>,
     /// Discounted walks of all lengths.
     pub walks: Option<WalkReport>,
     /// Root mean square diffusion distances after 1, 2 and 4 steps.
     pub diffusion: Option<[f64; 3]>,
+    /// The tokens on the first two coordinates of the diffusion map after one step, of the heads that are drawn.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub diffusion_map: Vec<[f64; 2]>,
     /// Of `soft`, `soft-pp` and `laplacian` with pooled landmarks: the matrix among them.
     pub landmarks: Option<LandmarkReport>,
     /// Of `fna`: the length scale at which its rows attend to as many tokens as softmax's, over its own.
@@ -116,15 +124,18 @@ pub struct Head<'a> {
     pub k: Option<&'a [f32]>,
     /// Of a clustered mechanism: the plan of the call that the head is one of, and which.
     pub plan: Option<(&'a ClusterPlan, usize)>,
+    /// Whether its diffusion map is wanted.
+    pub mapped: bool,
 }
 
 /// What is kept of the softmax graph to compare the others with.
 #[derive(Debug)]
 pub struct Baseline {
-    weights: Dense,
-    /// The same before rows are normalised.
-    kernel: Dense,
+    mechanism: Mechanism,
+    /// Tokens that its rows attend to, of those that [`matched_kappa`] looks at.
+    sharpness: f64,
     shares: Vec<f64>,
+    /// With the vectors of the smallest eigenvalues alone.
     spectrum: Spectrum,
 }
 
@@ -153,26 +164,46 @@ pub fn diagnose(
     }
     sums(&operator, &mut report)?;
     if head.tokens > DENSE_MAX {
-        report.notes.push(format!("more than {DENSE_MAX} tokens: only what needs no stored matrix"));
+        report.notes.push(format!("more than {DENSE_MAX} tokens: no matrix is stored, only what a few products tell"));
         streamed(operator, &mut report);
         return Ok((report, None));
     }
     let stored = Stored::new(&operator)?;
-    let made = diagnose_stored(&stored, &mut report, baseline, full);
-    if let (Some(plan), Some(baseline)) = (operator.clusters(), baseline) {
-        // A token in no cluster is one of its own.
-        let labels = plan.to_tensors().label_q;
-        let alone = |(i, &label): (usize, &i64)| if label < 0 { labels.len() + i } else { label as usize };
-        let labels: Vec<usize> = labels.iter().enumerate().map(alone).collect();
-        report.clusters = note(&mut report.notes, ClusterFit::new(&baseline.kernel, &labels));
+    let made = diagnose_stored(mechanism, &stored, &mut report, baseline, head.mapped, full);
+    if let (Mechanism::Ssa(ssa), Some(plan), Some(baseline)) = (mechanism, operator.clusters(), baseline) {
+        clusters(ssa, head, plan, baseline, &mut report);
     }
     let found = landmarks(mechanism, head, full);
     report.landmarks = note(&mut report.notes, found).flatten();
     if let (Mechanism::Fna(fna), Some(baseline)) = (mechanism, baseline) {
-        let found = matched_kappa(fna, head, &baseline.weights);
-        report.matched_kappa = note(&mut report.notes, found).flatten();
+        match note(&mut report.notes, matched_kappa(fna, head, baseline.sharpness)) {
+            Some(Ok(kappa)) => report.matched_kappa = Some(kappa),
+            Some(Err(why)) => remark(&mut report.notes, why.into()),
+            None => {}
+        }
     }
     Ok((report, made))
+}
+
+/// How well a plan's clusters fit softmax's kernel.
+fn clusters(ssa: &Ssa, head: Head<'_>, plan: &ClusterPlan, baseline: &Baseline, report: &mut GraphReport) {
+    // A token in no cluster is one of its own.
+    let labels = plan.to_tensors().label_q;
+    let alone = |(i, &label): (usize, &i64)| if label < 0 { labels.len() + i } else { label as usize };
+    let labels: Vec<usize> = labels.iter().enumerate().map(alone).collect();
+    // Made again rather than kept: the kernels of all heads of a layer would take much memory.
+    let keys = if baseline.mechanism.tied() { None } else { Some(head.k.unwrap_or(head.q)) };
+    let softmax = AttentionOperator::new(&baseline.mechanism, head.tokens, head.q, keys, None, Strategy::Auto);
+    let fit = softmax.and_then(|softmax| ClusterFit::new(&Stored::new(&softmax)?.kernel(), &labels));
+    report.clusters = note(&mut report.notes, fit);
+    let [q, k] = [head.q, head.k.unwrap_or(head.q)].map(|x| x.iter().map(|&x| x.into()).collect::<Vec<f64>>());
+    let dim = q.len() / head.tokens.max(1);
+    let scale = ssa.scale.unwrap_or((dim as f64).powf(-0.5));
+    let found = note(&mut report.notes, two_stage_distortion(dim, &q, &k, scale, &labels));
+    report.distortion = found.filter(|factor| factor.is_finite());
+    if found.is_some() && report.distortion.is_none() {
+        remark(&mut report.notes, "the two-stage distortion is beyond f64".into());
+    }
 }
 
 /// Row sums: all NaN where one is.
@@ -214,7 +245,8 @@ fn streamed(operator: AttentionOperator, report: &mut GraphReport) {
     (report.negative, report.negative_rows) = (Some(below), Some(rows.len()));
     if below > 0.0 {
         let problem = "weights below zero: a graph with them has no entropy, walk or path";
-        return remark(&mut report.notes, format!("{problem} ({:.1} % of {} rows)", 100.0 * below, rows.len()));
+        let share = format!("{:.1e} of the weight of {} rows", below, rows.len());
+        return remark(&mut report.notes, format!("{problem} ({share})"));
     }
     report.perplexity = Some(mean_perplexity(rows.iter().map(Vec::as_slice))).filter(|x| x.is_finite());
     let lanczos = Lanczos { largest: SPAN, tol: 1e-5, max_products: 800, ..Lanczos::default() };
@@ -235,9 +267,11 @@ fn some_rows(operator: &AttentionOperator) -> resolvent_graph::Result<Vec<Vec<f6
 }
 
 fn diagnose_stored(
+    mechanism: &Mechanism,
     stored: &Stored,
     report: &mut GraphReport,
     baseline: Option<&Baseline>,
+    mapped: bool,
     full: bool,
 ) -> Option<Baseline> {
     let n = stored.weights.len();
@@ -254,21 +288,38 @@ fn diagnose_stored(
         report.centrality = baseline.map(|baseline| Alignment::of(shares, &baseline.shares));
         let softmax = baseline.map(|baseline| &baseline.shares[..]);
         report.walks = note(&mut notes, walks(&stored.weights, report.row_sums[2], softmax));
+        if report.centrality.is_some_and(|found| found.spearman.is_none()) {
+            let why = "all tokens are equally important, here or in softmax's graph: no rank correlation";
+            remark(&mut notes, why.into());
+        }
     }
     let graph = note(&mut notes, stored.reversible());
     let spectrum = graph.as_ref().and_then(|graph| note(&mut notes, graph.spectrum()));
     if let (Some(graph), Some(spectrum)) = (&graph, &spectrum) {
         spectral(graph, spectrum, report, &mut notes);
+        if mapped {
+            let places = diffusion_map(graph, spectrum, 2, 1.0).into_iter();
+            let places: Vec<[f64; 2]> = places.filter_map(|at| <[f64; 2]>::try_from(at).ok()).collect();
+            report.diffusion_map = if places.iter().flatten().all(|x| x.is_finite()) { places } else { Vec::new() };
+        }
         if let Some(baseline) = baseline {
             report.subspace = subspace(&baseline.spectrum, spectrum, &mut notes);
         }
     }
     if full {
         report.full = note(&mut notes, full_report(stored, graph.as_ref()));
+        if graph.is_some() && report.full.as_ref().is_some_and(|full| full.mixing_time.is_none()) {
+            remark(&mut notes, "walkers have not forgotten where they started after 2^20 steps: no mixing time".into());
+        }
     }
     report.notes = notes;
-    let weights = stored.weights.clone();
-    baseline.is_none().then_some(Baseline { weights, kernel: stored.kernel(), shares: shares?, spectrum: spectrum? })
+    if baseline.is_some() {
+        return None;
+    }
+    let mut spectrum = spectrum?;
+    spectrum.vectors.truncate(SPAN);
+    let sharpness = mean_perplexity(sampled(n).map(|row| stored.weights.row(row)));
+    Some(Baseline { mechanism: mechanism.clone(), sharpness, shares: shares?, spectrum })
 }
 
 fn full_report(stored: &Stored, graph: Option<&Reversible>) -> resolvent_graph::Result<FullReport> {
@@ -288,11 +339,22 @@ fn spectral(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, n
     report.eigenvalues = walk.into_iter().take(SHOWN).collect();
     report.diffusion = diffusion(graph, spectrum);
     report.cheeger = sweep_cut(graph, spectrum).map(|cut| cut.conductance);
+    if spectrum.gap_at(2).is_some_and(|clear| clear < ROUNDING) && report.cheeger.is_some_and(|cut| cut > 0.0) {
+        remark(
+            notes,
+            "the second eigenvalue is as large as the third: the cut is along one of several directions".into(),
+        );
+    }
+    if report.cheeger.is_none() {
+        remark(notes, "fewer than two tokens have edges: nothing to cut".into());
+    }
     report.degree_ratio = Some(degree_ratio(graph.log_degree())).filter(|ratio| ratio.is_finite());
     if report.degree_ratio.is_none() {
         remark(notes, "the degrees are further apart than f64 holds: no ratio of them".into());
     }
-    report.mixing = mixing_bounds(graph, spectrum, MIXED).ok().map(|(low, high)| [low, high]);
+    let above_rounding = |x: f64| if x.abs() < ROUNDING { 0.0 } else { x };
+    report.diffusion = report.diffusion.map(|distances| distances.map(above_rounding));
+    report.mixing = mixing_bounds(graph, spectrum, MIXED).ok().map(|(low, high)| [above_rounding(low), high]);
     report.mixing = report.mixing.filter(|bounds| bounds.iter().all(|bound| bound.is_finite()));
     if report.mixing.is_none() {
         remark(notes, "the graph is in parts, or has tokens that no walker comes to: it never mixes".into());

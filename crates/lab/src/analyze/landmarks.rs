@@ -1,13 +1,13 @@
 //! What a mechanism that goes through landmarks loses on a head, and how well its matrix among them can be inverted.
 
 use resolvent_graph::{
-    Result,
+    Dense, LinearOperator, Result,
     nystrom::{Kernel, Start, newton_curve, nystrom_error, one_norm},
     symmetric_eigen,
 };
 use resolvent_kernels::{
     Mechanism,
-    mechanism::{Inverse, Landmarks},
+    mechanism::{Inverse, Landmarks, NewtonInit},
 };
 use serde::Serialize;
 
@@ -24,36 +24,96 @@ pub struct LandmarkReport {
     pub error: f64,
     /// `sum x / (x + ridge)` over its eigenvalues: how many landmarks count.
     pub effective_rank: f64,
-    /// `|A X A - A|_2 / |A|_2` after as many steps of Newton-Schulz as the mechanism takes, from `1.8 A / |A|_1^2` and without
-    /// its ridge: "Softmax-free Linear Transformers", Fig. 5. With `--full`.
+    /// `|M X M - M|_2 / |M|_2` where the mechanism's Newton-Schulz stops, on the matrix `M` that it inverts, ridge included, from
+    /// where it starts: the metric of "Softmax-free Linear Transformers", Fig. 5. With `--full`.
     pub newton_residual: Option<f64>,
 }
 
-/// A mechanism's kernel, where its landmarks are means over windows of a sequence.
+/// A mechanism's kernel, where its landmarks are means over windows of a sequence or grid.
 struct Pooled {
     kernel: Kernel,
     ratio: usize,
+    grid: Option<[usize; 2]>,
     ridge: f64,
-    newton: Option<usize>,
+    newton: Option<Newton>,
+}
+
+/// How the mechanism inverts.
+struct Newton {
+    steps: usize,
+    /// `None` is `I / |M|_1`, where `laplacian` starts.
+    init: Option<NewtonInit>,
 }
 
 impl Pooled {
     fn of(mechanism: &Mechanism, head_dim: usize) -> Option<Self> {
-        let steps = |inverse: Inverse, steps: usize| (inverse == Inverse::NewtonSchulz).then_some(steps);
+        let newton = |inverse: Inverse, steps: usize, init: Option<NewtonInit>| {
+            (inverse == Inverse::NewtonSchulz).then_some(Newton { steps, init })
+        };
         let (kernel, landmarks, grid, ridge, newton) = match mechanism {
             Mechanism::Soft(m) | Mechanism::SoftPp(m) if !m.landmark_act => {
                 let kernel = Kernel::Gaussian { scale: m.scale_for(head_dim) };
-                (kernel, m.landmarks, m.grid, m.ridge, steps(m.inverse, m.newton_iterations))
+                (kernel, m.landmarks, m.grid, m.ridge, newton(m.inverse, m.newton_iterations, Some(m.newton_init)))
             }
             Mechanism::Laplacian(m) => {
                 let kernel = Kernel::Laplacian { lambda: m.lambda };
-                (kernel, m.landmarks, m.grid, m.ridge, steps(m.inverse, m.newton_iterations))
+                (kernel, m.landmarks, m.grid, m.ridge, newton(m.inverse, m.newton_iterations, None))
             }
             _ => return None,
         };
-        match (landmarks, grid) {
-            (Landmarks::Pool { ratio }, None) => Some(Self { kernel, ratio, ridge, newton }),
+        match landmarks {
+            Landmarks::Pool { ratio } => Some(Self { kernel, ratio, grid, ridge, newton }),
             _ => None,
+        }
+    }
+
+    /// The landmarks of `keys [tokens, dim]`: means over windows, smaller ones at the far edges.
+    fn landmarks(&self, keys: &[f64], dim: usize) -> Vec<f64> {
+        let tokens = keys.len() / dim;
+        let [height, width] = self.grid.unwrap_or([1, tokens]);
+        let columns = width.div_ceil(self.ratio);
+        let rows = if self.grid.is_some() { height.div_ceil(self.ratio) } else { 1 };
+        let window = |token: usize| match self.grid {
+            Some(_) => token / width / self.ratio * columns + token % width / self.ratio,
+            None => token / self.ratio,
+        };
+        let (mut sums, mut counts) = (vec![0.0; rows * columns * dim], vec![0.0; rows * columns]);
+        for (token, key) in keys.chunks_exact(dim).enumerate() {
+            let window = window(token);
+            counts[window] += 1.0;
+            sums[window * dim..][..dim].iter_mut().zip(key).for_each(|(sum, x)| *sum += x);
+        }
+        sums.iter().enumerate().map(|(at, sum)| sum / counts[at / dim]).collect()
+    }
+}
+
+impl Newton {
+    /// The residual of its last step on the matrix `a`.
+    fn residual(&self, a: &Dense, ridge: f64) -> Result<f64> {
+        let m = Dense::from_fn(a.len(), |i, j| a.row(i)[j] + if i == j { ridge } else { 0.0 });
+        let curve = newton_curve(&m, self.start(a, &m), self.steps)?;
+        Ok(curve[self.steps].residual)
+    }
+
+    /// Where the mechanism starts: as its kernels do.
+    fn start(&self, a: &Dense, m: &Dense) -> Start {
+        let norm = one_norm(m);
+        match self.init {
+            None => Start::Identity(1.0 / norm),
+            Some(NewtonInit::Identity) => Start::Identity(1.8 / norm),
+            Some(NewtonInit::Scaled) => Start::Matrix(1.8 / (norm * norm)),
+            Some(NewtonInit::Official) => Start::Matrix(1.8 / one_norm(a).powi(2)),
+            Some(NewtonInit::Paper) => Start::Matrix(2.0 / (norm * norm)),
+            Some(NewtonInit::Backtrack) => {
+                let square = Dense::from_fn(m.len(), |i, j| m.row(i).iter().zip(m.row(j)).map(|(x, y)| x * y).sum());
+                let rest = |alpha: f64| {
+                    let entry = |i: usize, j: usize| f64::from(u8::from(i == j)) - alpha * square.row(i)[j];
+                    one_norm(&Dense::from_fn(m.len(), entry))
+                };
+                let halved = |times: i32| 2.0 / (norm * norm) * 0.5_f64.powi(times);
+                let times = (0..10).find(|&times| rest(halved(times)) <= 1.01).unwrap_or(10);
+                Start::Matrix(halved(times))
+            }
         }
     }
 }
@@ -68,20 +128,13 @@ pub(super) fn landmarks(mechanism: &Mechanism, head: Head<'_>, full: bool) -> Re
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
     let q = wide(head.q);
     let k = if mechanism.tied() { q.clone() } else { wide(head.k.unwrap_or(head.q)) };
-    let mean = |window: &[f64]| {
-        let rows = (window.len() / dim.max(1)) as f64;
-        (0..dim).map(|c| window.iter().skip(c).step_by(dim).sum::<f64>() / rows).collect::<Vec<_>>()
-    };
-    let marks: Vec<f64> = k.chunks(pooled.ratio * dim).flat_map(mean).collect();
+    let marks = pooled.landmarks(&k, dim);
     let gram = pooled.kernel.gram(&marks, dim)?;
     let values = symmetric_eigen(&gram)?.values;
     let ends = |at: Option<&f64>| at.map_or(1.0, |x| x + pooled.ridge);
     let lost = nystrom_error(pooled.kernel, &q, &k, &marks, dim, pooled.ridge)?;
     let newton_residual = match (full, pooled.newton) {
-        (true, Some(steps)) => {
-            let one = one_norm(&gram);
-            newton_curve(&gram, Start::Matrix(1.8 / (one * one)), steps)?.last().map(|last| last.residual)
-        }
+        (true, Some(newton)) => Some(newton.residual(&gram, pooled.ridge)?),
         _ => None,
     };
     Ok(Some(LandmarkReport {
@@ -91,4 +144,39 @@ pub(super) fn landmarks(mechanism: &Mechanism, head: Head<'_>, full: bool) -> Re
         effective_rank: lost.effective_rank,
         newton_residual,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Newton-Schulz in closed form: what is left of an eigenvalue `x` is `(1 - alpha x)^(2^k)` from a multiple of the
+    /// identity, `(1 - alpha x^2)^(2^k)` from one of the matrix.
+    #[test]
+    fn the_residual_is_that_of_the_mechanisms_own_start() {
+        let marks: Vec<f64> = (0..12).map(|i| (i as f64 * 0.7).sin()).collect();
+        let a = Kernel::Gaussian { scale: 0.5 }.gram(&marks, 2).unwrap();
+        let (ridge, steps) = (0.01, 9);
+        let m = Dense::from_fn(6, |i, j| a.row(i)[j] + if i == j { ridge } else { 0.0 });
+        let (values, norm) = (symmetric_eigen(&m).unwrap().values, one_norm(&m));
+        let left = |alpha: f64, power: i32| {
+            let of = |x: &f64| x * (1.0 - alpha * x.powi(power)).powi(1 << steps).abs();
+            values.iter().map(of).fold(0.0, f64::max) / values[5]
+        };
+        let found = |init| Newton { steps, init }.residual(&a, ridge).unwrap();
+        for (init, alpha, power) in [
+            (None, 1.0 / norm, 1),
+            (Some(NewtonInit::Identity), 1.8 / norm, 1),
+            (Some(NewtonInit::Scaled), 1.8 / (norm * norm), 2),
+            (Some(NewtonInit::Official), 1.8 / one_norm(&a).powi(2), 2),
+            (Some(NewtonInit::Paper), 2.0 / (norm * norm), 2),
+        ] {
+            let (found, expected) = (found(init), left(alpha, power));
+            assert!((found - expected).abs() < 1e-9, "{init:?}: {found} is not {expected}");
+        }
+        // Halved until |I - alpha M^2|_1 is at most 1.01, or ten times.
+        let backtracked = found(Some(NewtonInit::Backtrack));
+        let halvings = (0..=10).find(|&n| (backtracked - left(2.0 / (norm * norm) * 0.5_f64.powi(n), 2)).abs() < 1e-9);
+        assert!(halvings.is_some_and(|n| n > 0), "{backtracked}");
+    }
 }

@@ -32,7 +32,10 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
-use resolvent_kernels::Mechanism;
+use resolvent_kernels::{
+    Mechanism, Shape,
+    mechanism::{Fna, Kappa},
+};
 
 use crate::{Error, Result, compare::MemoryProbe, environment::Environment};
 use graph::{Baseline, Head, diagnose};
@@ -44,8 +47,10 @@ pub use distances::{DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
 pub use graph::{FullReport, GraphReport, Subspace};
 pub use landmarks::LandmarkReport;
-pub use quantities::{Format, QUANTITIES, Quantity};
-pub use results::{Analysis, CallResult, HeadResult, LayerSummary, OutputError};
+pub use quantities::{
+    DIRECTIONS, Format, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, QUANTITIES, Quantity, ROWS, SUBSPACE,
+};
+pub use results::{Analysis, CallResult, DiffusionMap, HeadResult, LayerSummary, OutputError};
 pub use tally::{Curve, DistanceTally, LISTED, LayerTally, Remarks, Sample, Tally};
 pub use verdict::{CLOSE, Finding, Numbers, Verdict};
 pub use walks::WalkReport;
@@ -79,6 +84,8 @@ pub struct AnalyzeOptions {
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
     pub progress: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Texts of the dump that were cut to what a model reads, for the report. Default 0.
+    pub cut: usize,
     /// Counter of memory, if the program has one.
     pub memory: Option<Arc<dyn MemoryProbe>>,
     /// Commands that repeat the analysis, for the report.
@@ -99,6 +106,7 @@ impl AnalyzeOptions {
             full: false,
             rounds: 3,
             seed: None,
+            cut: 0,
             stop: Arc::default(),
             progress: Arc::new(|_| {}),
             memory: None,
@@ -122,6 +130,7 @@ pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> 
         input: options.name.clone().unwrap_or_else(|| options.input.display().to_string()),
         layers: Vec::new(),
         unread: dump.unread().to_vec(),
+        cut: options.cut,
         causal: options.causal,
         full: options.full,
         verdicts: Vec::new(),
@@ -130,6 +139,7 @@ pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> 
         tallies: vec![Tally::default(); mechanisms.len()],
         distances: vec![DistanceTally::default(); chosen.len()],
         listed: Vec::new(),
+        maps: Vec::new(),
         heads: 0,
     };
     for &index in &chosen {
@@ -139,7 +149,9 @@ pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> 
         for number in 0..sequences {
             let begun = Instant::now();
             let sequence = dump.sequence(index, number)?;
-            let place = Place { layer: &layer.name, index: analysis.layers.len() - 1, sequence: number };
+            let nth = analysis.layers.len() - 1;
+            let mapped = number == 0 && (nth == 0 || nth + 1 == chosen.len());
+            let place = Place { layer: &layer.name, index: nth, sequence: number, mapped };
             for head in distances::distances(&layer.name, number, &sequence) {
                 analysis.distances[place.index].add(&head);
                 spools.distances.add(&head).map_err(spooled(folder))?;
@@ -172,6 +184,9 @@ fn chosen(options: &AnalyzeOptions, layers: &[Layer]) -> Result<Vec<usize>> {
     if options.layers.is_empty() {
         return Ok((0..layers.len()).collect());
     }
+    if let Some(name) = options.layers.iter().enumerate().find(|(at, name)| options.layers[..*at].contains(name)) {
+        return Err(refuse("layers", format!("names `{}` twice", name.1)));
+    }
     let place = |name: &String| {
         let there = || layers.iter().map(|layer| layer.name.as_str()).collect::<Vec<_>>().join(", ");
         let found = layers.iter().position(|layer| layer.name == *name);
@@ -194,7 +209,13 @@ fn mechanisms(options: &AnalyzeOptions) -> Result<Vec<Mechanism>> {
                 format!("name `{}` twice; analyse one configuration of a mechanism at a time", mechanism.id());
             return Err(Error::Recipe { file: "analysis".into(), field: "mechanisms".into(), problem });
         }
-        let mechanism = if options.causal { with(&mechanism, "causal") } else { mechanism };
+        let causal = with(&mechanism, "causal");
+        if mechanism.id() == "softmax" && mechanism == causal && !options.causal {
+            let problem =
+                "hold a causal softmax, which no other mechanism would be compared with on equal terms; say --causal";
+            return Err(Error::Recipe { file: "analysis".into(), field: "mechanisms".into(), problem: problem.into() });
+        }
+        let mechanism = if options.causal { causal } else { mechanism };
         all.push(match options.seed {
             Some(seed) => mechanism.with_seed(seed),
             None => mechanism,
@@ -217,6 +238,8 @@ struct Place<'a> {
     /// Its number among those analysed.
     index: usize,
     sequence: usize,
+    /// Whether the diffusion map of its first head is drawn.
+    mapped: bool,
 }
 
 /// A mechanism on one sequence: its call, and its heads where it was not refused.
@@ -279,6 +302,7 @@ fn heads(
     baselines: &[Option<Baseline>],
 ) -> (Vec<HeadResult>, Vec<Option<Baseline>>) {
     let s = sequence.shape;
+    let alone = &alone(mechanism, &s);
     let one = |head: usize| {
         let (output, mean_of_values) = reference.errors(head, &applied.out);
         let comparable = reference.wrong(head).is_none();
@@ -292,9 +316,8 @@ fn heads(
         let k = sequence.k.as_deref().map(|k| &k[head * s.seq_kv * s.head_dim..][..s.seq_kv * s.head_dim]);
         let plan = applied.plan.as_ref().map(|plan| (plan, head));
         let baseline = baselines.get(head).and_then(Option::as_ref);
-        let square = s.seq_q == s.seq_kv;
-        let own = Head { tokens: s.seq_q, q, k, plan };
-        let (graph, made) = match square.then(|| diagnose(mechanism, own, baseline, options.full)) {
+        let own = Head { tokens: s.seq_q, q, k, plan, mapped: place.mapped && head == 0 };
+        let (graph, made) = match sequence.same_tokens.then(|| diagnose(alone, own, baseline, options.full)) {
             Some(Ok((report, made))) => (Some(report), made),
             Some(Err(why)) => (Some(GraphReport { notes: vec![why.to_string()], ..GraphReport::default() }), None),
             None => {
@@ -308,16 +331,28 @@ fn heads(
     (0..s.heads).into_par_iter().map(one).unzip()
 }
 
+/// The mechanism for one head by itself, which is what it is among the heads of `shape`.
+fn alone(mechanism: &Mechanism, shape: &Shape) -> Mechanism {
+    let Mechanism::Fna(fna) = mechanism else { return mechanism.clone() };
+    let among = fna.resolve(shape.head_dim, shape.heads);
+    let (kappa, intrinsic_dim) = (Some(Kappa::Value(among.kappa)), Some(among.intrinsic_dim));
+    Mechanism::Fna(Fna { kappa, intrinsic_dim, ..fna.clone() })
+}
+
 /// Writes what was found on one sequence, and keeps its numbers.
 fn record(analysis: &mut Analysis, spools: &mut Spools, layer: usize, found: Vec<Found>) -> std::io::Result<()> {
     let softmax = found.first().map_or_else(Vec::new, |(_, heads)| heads.clone());
+    let seconds = found.first().and_then(|(call, _)| call.seconds);
     for ((call, heads), tally) in found.into_iter().zip(&mut analysis.tallies) {
         spools.calls.add(&call)?;
-        tally.call(&call);
+        tally.call(&call, seconds);
+        tally.refused_heads += if heads.is_empty() { softmax.len() } else { 0 };
+        tally.tied |= call.mechanism.tied() && !analysis.layers[layer].tied;
         for (mut head, softmax) in heads.into_iter().zip(&softmax) {
             spools.heads.add(&head)?;
             tally.add(layer, &head, softmax);
             analysis.heads += 1;
+            analysis.maps.extend(DiffusionMap::taken(&mut head));
             if analysis.listed.len() < LISTED {
                 if let Some(full) = head.graph.as_mut().and_then(|graph| graph.full.as_mut()) {
                     (full.moduli, full.singular_values) = Default::default();

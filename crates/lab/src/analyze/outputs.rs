@@ -28,6 +28,11 @@ pub(super) fn apply(
     values: &[f32],
     call: &mut CallResult,
 ) -> resolvent_kernels::Result<Applied> {
+    if !sequence.same_tokens {
+        // As many keys as queries are still other tokens: what cannot do with another number cannot do with these.
+        let other = Shape { seq_kv: sequence.shape.seq_q + 1, ..sequence.shape };
+        Operator::new(mechanism, other, options.causal, Strategy::Auto)?;
+    }
     let operator = Operator::new(mechanism, sequence.shape, options.causal, Strategy::Auto)?;
     let inputs = inputs(mechanism, sequence, values);
     let mut out = vec![0.0; operator.out_len()];

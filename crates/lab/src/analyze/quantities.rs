@@ -28,42 +28,62 @@ const fn quantity(name: &'static str, format: Format, of: fn(&GraphReport) -> Op
     Quantity { name, format, of }
 }
 
+/// Tokens that a row attends to.
+pub const ROWS: Quantity = quantity("Rows", Format::Decimals(1), |g| g.perplexity);
+/// How many directions the graph has.
+pub const DIRECTIONS: Quantity = quantity("Directions", Format::Decimals(1), |g| g.effective_rank);
+/// The spectral gap.
+pub const GAP: Quantity = quantity("Gap", Format::Decimals(4), |g| g.gap);
+/// Mean hops along strong edges.
+pub const HOPS: Quantity = quantity("Hops", Format::Decimals(2), |g| Some(g.hops.as_ref()?.mean));
+/// The largest row sum.
+pub const LARGEST_ROW: Quantity = quantity("Largest row sum", Format::Digits, |g| Some(g.row_sums[2]));
+/// The share of negative weight.
+pub const NEGATIVE: Quantity = quantity("Negative", Format::Percent, |g| g.negative);
+/// Rank correlation of the tokens' importance with softmax's.
+pub const IMPORTANCE: Quantity = quantity("Importance", Format::Decimals(2), |g| g.centrality?.spearman);
+/// Sines between the leading eigenvectors' span and softmax's.
+pub const SUBSPACE: Quantity = quantity("Subspace, sine", Format::Decimals(3), |g| Some(g.subspace?.sine));
+
 /// All numbers of a graph, in the order of the report's columns.
-pub const QUANTITIES: [Quantity; 40] = {
+pub const QUANTITIES: [Quantity; 44] = {
     use Format::{Decimals, Digits, Percent};
     [
-        quantity("Rows", Decimals(1), |g| g.perplexity),
-        quantity("Directions", Decimals(1), |g| g.effective_rank),
-        quantity("Gap", Decimals(4), |g| g.gap),
+        ROWS,
+        DIRECTIONS,
+        GAP,
         quantity("Cut", Decimals(4), |g| g.cheeger),
-        quantity("Hops", Decimals(2), |g| Some(g.hops.as_ref()?.mean)),
+        HOPS,
         quantity("Most hops", Decimals(0), |g| Some(f64::from(g.hops.as_ref()?.max))),
         quantity("Unreachable pairs", Decimals(0), |g| Some(g.hops.as_ref()?.unreachable as f64)),
         quantity("Least row sum", Digits, |g| Some(g.row_sums[0])),
         quantity("Mean row sum", Digits, |g| Some(g.row_sums[1])),
-        quantity("Largest row sum", Digits, |g| Some(g.row_sums[2])),
-        quantity("Negative", Percent, |g| g.negative),
+        LARGEST_ROW,
+        NEGATIVE,
         quantity("Asymmetry", Decimals(3), |g| g.asymmetry),
         quantity("Degree ratio", Digits, |g| g.degree_ratio),
         quantity("Mixing, at least", Digits, |g| Some(g.mixing?[0])),
         quantity("Mixing, at most", Digits, |g| Some(g.mixing?[1])),
         quantity("Mixing time", Decimals(0), |g| Some(g.full.as_ref()?.mixing_time? as f64)),
-        quantity("Importance", Decimals(2), |g| Some(g.centrality?.spearman)),
+        IMPORTANCE,
         quantity("Importance, cosine", Decimals(3), |g| Some(g.centrality?.cosine)),
-        quantity("Subspace, sine", Decimals(3), |g| Some(g.subspace?.sine)),
+        SUBSPACE,
         quantity("of directions", Decimals(0), |g| Some(g.subspace?.directions as f64)),
         quantity("Singular directions", Decimals(1), |g| Some(g.full.as_ref()?.effective_rank)),
         quantity("Clusters", Decimals(0), |g| Some(g.clusters.as_ref()?.clusters as f64)),
         quantity("Leaves clusters", Percent, |g| Some(g.clusters.as_ref()?.eps_cluster)),
         quantity("Worst row leaves", Percent, |g| Some(g.clusters.as_ref()?.row_leak)),
+        quantity("Two-stage distortion", Digits, |g| g.distortion),
         quantity("Coupling", Decimals(3), |g| Some(g.clusters.as_ref()?.coupling)),
         quantity("Dominant, cosine", Decimals(3), |g| Some(g.dominant.as_ref()?.weights.cosine)),
-        quantity("Katz, in and out", Decimals(2), |g| Some(g.walks.as_ref()?.katz_in_out.spearman)),
-        quantity("Katz, softmax's importance", Decimals(2), |g| Some(g.walks.as_ref()?.katz_softmax?.spearman)),
+        quantity("Katz, in and out", Decimals(2), |g| g.walks.as_ref()?.katz_in_out.spearman),
+        quantity("Katz, softmax's importance", Decimals(2), |g| g.walks.as_ref()?.katz_softmax?.spearman),
         quantity("Walks' decay", Digits, |g| Some(g.walks.as_ref()?.decay)),
         quantity("Least absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[0])),
+        quantity("Mean absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[1])),
         quantity("Largest absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[2])),
         quantity("Diffusion, 1 step", Digits, |g| Some(g.diffusion?[0])),
+        quantity("Diffusion, 2 steps", Digits, |g| Some(g.diffusion?[1])),
         quantity("Diffusion, 4 steps", Digits, |g| Some(g.diffusion?[2])),
         quantity("Landmarks", Decimals(0), |g| Some(g.landmarks.as_ref()?.landmarks as f64)),
         quantity("Condition", Digits, |g| Some(g.landmarks.as_ref()?.condition)),
@@ -71,6 +91,7 @@ pub const QUANTITIES: [Quantity; 40] = {
         quantity("Landmarks that count", Decimals(1), |g| Some(g.landmarks.as_ref()?.effective_rank)),
         quantity("Newton residual", Digits, |g| g.landmarks.as_ref()?.newton_residual),
         quantity("Matched kappa", Digits, |g| g.matched_kappa),
+        quantity("Dominant, next over first", Decimals(3), |g| Some(g.dominant.as_ref()?.subdominant_ratio)),
         quantity("Dominant, last change", Digits, |g| Some(g.dominant.as_ref()?.change)),
     ]
 };

@@ -21,6 +21,8 @@ pub struct Analysis {
     pub layers: Vec<LayerSummary>,
     /// Names of tensors that belong to no layer.
     pub unread: Vec<String>,
+    /// Texts that were cut to what the model reads.
+    pub cut: usize,
     /// Whether tokens saw earlier ones only.
     pub causal: bool,
     /// Whether the dense diagnostics that take long are there.
@@ -41,6 +43,9 @@ pub struct Analysis {
     /// The first [`super::LISTED`] heads, without the lists of `--full`.
     #[serde(skip)]
     pub listed: Vec<HeadResult>,
+    /// The diffusion maps that are drawn: of the first head of the first and the last layer's first sequence.
+    #[serde(skip)]
+    pub maps: Vec<DiffusionMap>,
     /// How many heads there are, each once per mechanism.
     #[serde(skip)]
     pub heads: usize,
@@ -59,6 +64,8 @@ pub struct LayerSummary {
     pub tokens: usize,
     /// Key tokens.
     pub keys: usize,
+    /// Whether these are the most of a sequence, and a mask says which there are.
+    pub masked: bool,
     /// Channels of a query or key.
     pub head_dim: usize,
     /// Whether the keys are the queries.
@@ -70,8 +77,8 @@ pub struct LayerSummary {
 impl LayerSummary {
     pub(super) fn new(layer: &super::dump::Layer, sequences: usize) -> Self {
         let Shape { heads, seq_q: tokens, seq_kv: keys, head_dim, .. } = layer.shape;
-        let (tied, values) = (layer.tied(), layer.has_values());
-        Self { name: layer.name.clone(), sequences, heads, tokens, keys, head_dim, tied, values }
+        let (tied, values, masked) = (layer.tied(), layer.has_values(), layer.masked());
+        Self { name: layer.name.clone(), sequences, heads, tokens, keys, masked, head_dim, tied, values }
     }
 }
 
@@ -122,6 +129,26 @@ pub struct HeadResult {
     pub graph: Option<GraphReport>,
 }
 
+/// The tokens of one head's graph, placed by diffusion.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DiffusionMap {
+    /// The layer's name.
+    pub layer: String,
+    /// The mechanism's id.
+    pub mechanism: &'static str,
+    /// Where each token is, on the first two coordinates.
+    pub places: Vec<[f64; 2]>,
+}
+
+impl DiffusionMap {
+    /// Takes the map out of a head's graph; `None` where it has none.
+    pub(super) fn taken(head: &mut HeadResult) -> Option<Self> {
+        let places = std::mem::take(&mut head.graph.as_mut()?.diffusion_map);
+        let (layer, mechanism) = (head.layer.clone(), head.mechanism);
+        (!places.is_empty()).then_some(Self { layer, mechanism, places })
+    }
+}
+
 /// How far an output is from dense softmax's, `|out - softmax| / |softmax|` over a head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct OutputError {
@@ -161,17 +188,21 @@ impl Analysis {
     /// The verdicts as text.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>7}  {}\n",
+            "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>12}  {}\n",
             "mechanism", "error", "worst", "cosine", "ms", "x softmax", "MB", "rows", "verdict"
         );
         let dash = || "-".to_owned();
         for verdict in &self.verdicts {
             let n = &verdict.numbers;
+            let among = |some: usize, all: usize| match (1..all).contains(&some) {
+                true => format!(" of {some}"),
+                false => String::new(),
+            };
             let of = |x: Option<f64>, digits: usize| x.map_or_else(dash, |x| format!("{x:.digits$}"));
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>7}  {}",
+                "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>12}  {}",
                 verdict.mechanism,
                 of(n.error_median.map(|x| 100.0 * x), 1),
                 of(n.error_worst.map(|x| 100.0 * x), 1),
@@ -179,12 +210,12 @@ impl Analysis {
                 of(n.seconds.map(|x| 1e3 * x), 3),
                 of(n.time_ratio, 2),
                 of(n.peak_bytes.map(|x| x / 1e6), 2),
-                of(n.perplexity, 1),
+                of(n.perplexity, 1) + &among(n.perplexity_heads, n.heads + n.incomparable),
                 verdict.finding.label(),
             );
         }
         text.push_str(
-            "error: percent of softmax's output, after one factor per head; rows: tokens that a row attends to\n",
+            "error: percent of softmax's output, after one factor per head; rows: tokens that a row attends to, of so many heads where not of all\n",
         );
         for verdict in &self.verdicts {
             let _ = writeln!(text, "\n{}", verdict.sentence);

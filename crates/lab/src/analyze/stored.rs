@@ -7,7 +7,7 @@ use resolvent_graph::{
 
 /// The weights of a head, and the kernel that they are shares of.
 pub(super) struct Stored {
-    /// `M`, its rows normalised where the mechanism does so.
+    /// `M`, its rows normalised where the mechanism does so; of `softmax` and `fna` in f64, of others as their kernels have it.
     pub weights: Dense,
     /// The logarithms of the kernel before rows are normalised, where the mechanism keeps what it divided by; `softmax`'s in
     /// f64 from queries and keys, so that none is too small to be there.
@@ -24,12 +24,15 @@ impl Stored {
             let weights = Dense::from_fn(n, |i, j| log_share(logits[i * n + j], sums[i]).exp());
             return Ok(Self { weights, logs: Some(logits), log_sums: Some(sums) });
         }
-        let weights = Dense::of(operator)?;
+        let (weights, rows) = match operator.exact()? {
+            Some(exact) => exact,
+            None => (Dense::of(operator)?, operator.lse()),
+        };
         let log = |rows: Vec<f64>| {
             let entries = weights.entries().iter().enumerate();
             entries.map(|(at, &w)| if w == 0.0 { f64::NEG_INFINITY } else { w.ln() + rows[at / n] }).collect()
         };
-        let logs = operator.lse().map(log);
+        let logs = rows.map(log);
         Ok(Self { weights, logs, log_sums: None })
     }
 

@@ -1,13 +1,13 @@
 //! What verdicts and reports say of all heads, in memory that does not grow with their number.
 
-use super::{CLOSE, CallResult, DistanceStats, GraphReport, HeadDistances, HeadResult, QUANTITIES};
+use super::{CLOSE, CallResult, DistanceStats, GraphReport, HeadDistances, HeadResult, QUANTITIES, Quantity};
 
 /// Values kept of a quantity, an even number; of more, every second one is, then every fourth ...
 const ROOM: usize = 4096;
 /// Heads listed one by one in a report.
 pub const LISTED: usize = 2000;
-/// Different remarks kept of a mechanism.
-const REMARKS: usize = 3;
+/// Kinds of remarks kept of a mechanism.
+const REMARKS: usize = 12;
 
 /// Values of one quantity, evenly thinned beyond 4096 of them; what is not finite is left out.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,27 +88,42 @@ impl Curve {
         }
     }
 
+    /// How many curves there were.
+    pub fn count(&self) -> usize {
+        self.0.first().map_or(0, |first| first.1)
+    }
+
     /// The means.
     pub fn means(&self) -> impl Iterator<Item = f64> {
         self.0.iter().map(|&(sum, count)| sum / count.max(1) as f64)
     }
 }
 
-/// Remarks on a mechanism: how many, and the first that differ.
+/// Remarks on a mechanism, by their kinds: those that differ in numbers alone are of one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Remarks {
-    /// How many there were.
-    pub count: usize,
-    /// Up to three different ones.
-    pub first: Vec<String>,
+    /// The first of each kind, up to twelve, with how many there were of it.
+    pub kinds: Vec<(String, usize)>,
 }
 
 impl Remarks {
-    fn add(&mut self, remark: &String) {
-        self.count += 1;
-        if self.first.len() < REMARKS && !self.first.contains(remark) {
-            self.first.push(remark.clone());
+    fn add(&mut self, remark: &str) {
+        // Words with a digit are numbers and places.
+        let words = |text: &str| {
+            let told = text.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+            told.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let own = words(remark);
+        match self.kinds.iter().position(|(known, _)| words(known) == own) {
+            Some(at) => self.kinds[at].1 += 1,
+            None if self.kinds.len() < REMARKS => self.kinds.push((remark.to_owned(), 1)),
+            None => {}
         }
+    }
+
+    /// The first of all.
+    pub fn first(&self) -> Option<&str> {
+        self.kinds.first().map(|(remark, _)| remark.as_str())
     }
 }
 
@@ -160,12 +175,18 @@ pub struct Tally {
     pub dominant: [[Sample; 2]; 3],
     /// Seconds of a layer's forward pass.
     pub seconds: Sample,
+    /// Over softmax's of the same call.
+    pub time_ratio: Sample,
     /// Bytes held beside the tensors.
     pub peak_bytes: Sample,
+    /// Heads of the calls that it was refused in.
+    pub refused_heads: usize,
     /// Why it was refused, the first time.
     pub refused: Option<String>,
     /// What was left out.
     pub remarks: Remarks,
+    /// Whether queries served as keys where there are keys.
+    pub tied: bool,
     /// Layer by layer.
     pub layers: Vec<LayerTally>,
 }
@@ -211,7 +232,7 @@ impl Tally {
         if let Some(found) = &graph.dominant {
             for (samples, own) in self.dominant.iter_mut().zip([found.weights, found.uniform, found.energies]) {
                 samples[0].add(Some(own.cosine));
-                samples[1].add(Some(own.spearman));
+                samples[1].add(own.spearman);
             }
         }
         let own = &mut self.layers[layer];
@@ -221,18 +242,19 @@ impl Tally {
         graph.notes.iter().for_each(|note| self.remarks.add(note));
     }
 
-    /// Adds a call.
-    pub(super) fn call(&mut self, call: &CallResult) {
+    /// Adds a call, beside softmax's on the same sequence.
+    pub(super) fn call(&mut self, call: &CallResult, softmax: Option<f64>) {
         self.seconds.add(call.seconds);
+        self.time_ratio.add(call.seconds.zip(softmax).map(|(own, softmax)| own / softmax));
         self.peak_bytes.add(call.peak_bytes.map(|bytes| bytes as f64));
         if self.refused.is_none() {
             self.refused.clone_from(&call.refused);
         }
     }
 
-    /// The values of the quantity of [`QUANTITIES`] with that name; none of another.
-    pub fn quantity(&self, name: &str) -> Option<&Sample> {
-        self.graph.get(QUANTITIES.iter().position(|quantity| quantity.name == name)?)
+    /// The values of one of [`QUANTITIES`].
+    pub fn quantity(&self, quantity: &Quantity) -> Option<&Sample> {
+        self.graph.get(QUANTITIES.iter().position(|own| own.name == quantity.name)?)
     }
 }
 
@@ -286,6 +308,17 @@ mod tests {
         let mut exact = Sample::default();
         few.iter().for_each(|&x| exact.add(Some(x)));
         assert_eq!(exact.median(), median(few));
+    }
+
+    /// A remark of every head does not hide what was said of one.
+    #[test]
+    fn remarks_are_told_by_their_kind() {
+        let mut remarks = Remarks::default();
+        (0..40).for_each(|at| remarks.add(&format!("the weight of {at} -> 3 is -{at}.5e-7; use relu")));
+        remarks.add("never mixes");
+        assert_eq!(remarks.first(), Some("the weight of 0 -> 3 is -0.5e-7; use relu"));
+        let counts: Vec<usize> = remarks.kinds.iter().map(|kind| kind.1).collect();
+        assert_eq!((counts, remarks.kinds[1].0.as_str()), (vec![40, 1], "never mixes"));
     }
 
     #[test]

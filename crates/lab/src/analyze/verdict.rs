@@ -3,7 +3,7 @@
 use resolvent_kernels::{Mechanism, mechanism::Structure};
 use serde::Serialize;
 
-use super::{Sample, Tally};
+use super::{DIRECTIONS, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, Quantity, ROWS, SUBSPACE, Sample, Tally};
 
 /// Up to this share of softmax's output (after one factor per head) an error is one that a model hardly notices: about
 /// that of storing it in eight bits with outliers, and an order below what dropping a head does.
@@ -67,6 +67,8 @@ pub struct Numbers {
     pub heads: usize,
     /// Heads not compared: softmax's output is zero there, or none.
     pub incomparable: usize,
+    /// Heads of softmax's that it cannot be applied to.
+    pub refused: usize,
     /// Of those compared, heads on which the output is not finite.
     pub broken: usize,
     /// Of those, heads with an error of at most a tenth.
@@ -81,12 +83,16 @@ pub struct Numbers {
     pub cosine: Option<f64>,
     /// Seconds of a layer's forward pass.
     pub seconds: Option<f64>,
-    /// Times softmax's seconds.
+    /// Times softmax's seconds in the same calls.
     pub time_ratio: Option<f64>,
     /// Bytes held beside the tensors.
     pub peak_bytes: Option<f64>,
     /// Tokens attended to by a row.
     pub perplexity: Option<f64>,
+    /// Heads that they are of.
+    pub perplexity_heads: usize,
+    /// The largest row sum.
+    pub largest_row: Option<f64>,
     /// Spectral gap.
     pub gap: Option<f64>,
     /// Effective rank of the symmetrised graph.
@@ -110,32 +116,35 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    fn new(tally: &Tally, softmax_seconds: Option<f64>) -> Self {
-        let graph = |name: &str| tally.quantity(name).and_then(Sample::median);
-        let seconds = tally.seconds.median();
+    fn new(tally: &Tally) -> Self {
+        let graph = |quantity: Quantity| tally.quantity(&quantity).and_then(Sample::median);
+        let count = |quantity: Quantity| tally.quantity(&quantity).map_or(0, Sample::count);
         let [own, theirs] = &tally.rows_beside;
         Self {
             heads: tally.heads,
             incomparable: tally.incomparable,
+            refused: tally.refused_heads,
             broken: tally.broken,
             close: tally.close,
             error_median: tally.error.median(),
             error_worst: tally.error.largest(),
             error_relative: tally.relative.median(),
             cosine: tally.cosine.median(),
-            seconds,
-            time_ratio: seconds.zip(softmax_seconds).map(|(own, softmax)| own / softmax),
+            seconds: tally.seconds.median(),
+            time_ratio: tally.time_ratio.median(),
             peak_bytes: tally.peak_bytes.median(),
-            perplexity: graph("Rows"),
-            gap: graph("Gap"),
-            effective_rank: graph("Directions"),
-            hops: graph("Hops"),
-            negative: graph("Negative"),
-            subspace: graph("Subspace, sine"),
-            centrality: graph("Importance"),
+            perplexity: graph(ROWS),
+            perplexity_heads: count(ROWS),
+            largest_row: graph(LARGEST_ROW),
+            gap: graph(GAP),
+            effective_rank: graph(DIRECTIONS),
+            hops: graph(HOPS),
+            negative: graph(NEGATIVE),
+            subspace: graph(SUBSPACE),
+            centrality: graph(IMPORTANCE),
             mean_of_values: tally.mean_of_values.median(),
-            subspace_heads: tally.quantity("Subspace, sine").map_or(0, Sample::count),
-            centrality_heads: tally.quantity("Importance").map_or(0, Sample::count),
+            subspace_heads: count(SUBSPACE),
+            centrality_heads: count(IMPORTANCE),
             rows_beside: own.median().zip(theirs.median()).map(|(x, y)| (own.count(), x, y)),
         }
     }
@@ -143,8 +152,7 @@ impl Numbers {
 
 /// The verdicts on `mechanisms`, of which the first is softmax.
 pub(super) fn verdicts(mechanisms: &[Mechanism], tallies: &[Tally], causal: bool) -> Vec<Verdict> {
-    let softmax = tallies.first().and_then(|tally| tally.seconds.median());
-    let numbers: Vec<Numbers> = tallies.iter().map(|tally| Numbers::new(tally, softmax)).collect();
+    let numbers: Vec<Numbers> = tallies.iter().map(Numbers::new).collect();
     let of = |((mechanism, n), tally): ((&Mechanism, &Numbers), &Tally)| {
         let finding = finding(mechanism, n);
         let sentence = match (finding, &tally.refused) {
@@ -153,7 +161,7 @@ pub(super) fn verdicts(mechanisms: &[Mechanism], tallies: &[Tally], causal: bool
                 format!("{} cannot be applied to these tensors: {why}.", mechanism.id())
             }
             (Finding::Incomparable, _) => {
-                let why = tallies[0].remarks.first.first().map_or("softmax has no output here", String::as_str);
+                let why = tallies[0].remarks.first().unwrap_or("softmax has no output here");
                 format!("Of {} nothing can be said on these tokens: {why}.", mechanism.id())
             }
             _ => sentence(mechanism, finding, n, &numbers[0], causal),
@@ -169,7 +177,7 @@ fn finding(mechanism: &Mechanism, n: &Numbers) -> Finding {
         ("softmax", _) => Finding::Baseline,
         _ if n.heads == 0 => Finding::Incomparable,
         (_, None) => Finding::NotFinite,
-        _ if 10 * n.close >= 9 * n.heads => Finding::Replaces,
+        _ if 10 * n.close >= 9 * (n.heads + n.refused) => Finding::Replaces,
         _ if n.close > 0 => Finding::SomeHeads,
         ("uniform", _) => Finding::NeedsTraining,
         (_, Some(error)) if n.mean_of_values.is_some_and(|mean| error >= mean) => Finding::NotHere,
@@ -193,7 +201,9 @@ fn sentence(mechanism: &Mechanism, finding: Finding, n: &Numbers, softmax: &Numb
     let mean = if causal { "the mean of the values so far" } else { "the mean of all values" };
     let told = match finding {
         Finding::Replaces => format!("{id} can replace softmax here: {}", error(n)),
-        Finding::SomeHeads => format!("{id} can replace softmax in {} of {}: {}", n.close, heads(n.heads), error(n)),
+        Finding::SomeHeads => {
+            format!("{id} can replace softmax in {} of {}: {}", n.close, heads(n.heads + n.refused), error(n))
+        }
         Finding::NotHere => {
             format!(
                 "{id} cannot replace softmax here: {}, no nearer than {mean} ({})",
@@ -203,7 +213,11 @@ fn sentence(mechanism: &Mechanism, finding: Finding, n: &Numbers, softmax: &Numb
         }
         _ => format!("{id} is another operator, to be trained with rather than swapped in: {}", error(n)),
     };
-    format!("{told}, at {}. {}", cost(n), reason(mechanism, n, softmax, causal))
+    let refused = match n.refused {
+        0 => String::new(),
+        refused => format!(" To {} it cannot be applied: the remarks say why.", heads(refused)),
+    };
+    format!("{told}, at {}.{refused} {}", cost(n), reason(mechanism, n, softmax, causal))
 }
 
 /// How far the output is off.
@@ -234,10 +248,16 @@ fn heads(count: usize) -> String {
 fn cost(n: &Numbers) -> String {
     let time = n.seconds.map_or_else(|| "no time measured".into(), |s| format!("{} a layer", duration(s)));
     let ratio = n.time_ratio.filter(|ratio| (ratio - 1.0).abs() > 1e-9);
-    let ratio = ratio.map_or_else(String::new, |ratio| format!(" ({ratio:.2} times softmax's)"));
+    let ratio = ratio.map_or_else(String::new, |ratio| format!(" ({} times softmax's)", two_digits(ratio)));
     let memory =
         n.peak_bytes.map_or_else(String::new, |bytes| format!(" and {:.2} MB beside the tensors", bytes / 1e6));
     format!("{time}{ratio}{memory}")
+}
+
+/// With two decimals, or two digits that matter.
+fn two_digits(x: f64) -> String {
+    let decimals = if x > 0.0 { (1.0 - x.log10().floor()).clamp(2.0, 9.0) } else { 2.0 };
+    format!("{x:.*}", decimals as usize)
 }
 
 fn duration(seconds: f64) -> String {
@@ -254,6 +274,9 @@ fn shape_of(n: &Numbers) -> Option<String> {
 
 /// Why the outputs are as near or as far as they are.
 fn reason(mechanism: &Mechanism, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
+    if n.largest_row == Some(0.0) {
+        return "It gives these tokens no weight at all: its output is zero.".into();
+    }
     let mut reasons = Vec::new();
     if mechanism.choices().structure == Structure::Pooled {
         let directions = softmax

@@ -58,8 +58,8 @@ mod tests {
         let found = walks(&star, 1.0, Some(&[0.7, 0.1, 0.1, 0.1])).unwrap();
         // c_out = (1, 1.85, ...), c_in = (1 + 3 * 0.85, 1, ...).
         assert!((found.absorption[0] - 1.0 / 1.85).abs() < 1e-6 && (found.absorption[2] - 1.0).abs() < 1e-6);
-        assert!((found.katz_in_out.spearman + 1.0).abs() < 1e-9);
-        assert!((found.katz_softmax.unwrap().spearman - 1.0).abs() < 1e-9);
+        assert!((found.katz_in_out.spearman.unwrap() + 1.0).abs() < 1e-9);
+        assert!((found.katz_softmax.unwrap().spearman.unwrap() - 1.0).abs() < 1e-9);
         let stronger = walks(&star.scaled(4.0), 4.0, None).unwrap();
         assert!((stronger.decay - 0.85 / 4.0).abs() < 1e-12 && (stronger.absorption[0] - 1.0 / 1.85).abs() < 1e-6);
     }

@@ -20,12 +20,7 @@ pub const OVERLAYS: &str = "overlays";
 /// [`Error::Io`].
 pub fn write(folder: &Path, explanation: &Explanation) -> Result<PathBuf> {
     let overlays = folder.join(OVERLAYS);
-    match std::fs::remove_dir_all(&overlays) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::io(&overlays, "cannot be replaced")(e));
-        }
-        _ => {}
-    }
+    remove(&overlays).map_err(Error::io(&overlays, "cannot be replaced"))?;
     for (index, shown) in explanation.shown.iter().enumerate() {
         let maps = shown.layers.iter().find(|maps| maps.layer == explanation.layer);
         if let (Example::Picture(picture), Some(maps)) = (&shown.example, maps)
@@ -41,4 +36,20 @@ pub fn write(folder: &Path, explanation: &Explanation) -> Result<PathBuf> {
     write_atomically(&file, format!("{json}\n").as_bytes())?;
     write_atomically(&report, explanation_page(explanation).as_bytes())?;
     Ok(report)
+}
+
+/// Removes what an earlier explanation left in `overlays`: pictures with numbers for names, and nothing else.
+fn remove(overlays: &Path) -> std::io::Result<()> {
+    let files = match std::fs::read_dir(overlays) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        files => files?.collect::<std::io::Result<Vec<_>>>()?,
+    };
+    let ours = |path: &Path| {
+        let number = path.file_stem().is_some_and(|stem| stem.to_string_lossy().parse::<usize>().is_ok());
+        number && path.extension().is_some_and(|extension| extension == "png")
+    };
+    let (old, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        files.iter().map(std::fs::DirEntry::path).partition(|path| ours(path));
+    old.iter().try_for_each(std::fs::remove_file)?;
+    if others.is_empty() { std::fs::remove_dir(overlays) } else { Ok(()) }
 }

@@ -93,6 +93,16 @@ impl<'a> LayerAttention<'a> {
         Ok(weights.chunks_exact(tokens).map(|head| self.places(head)).collect())
     }
 
+    /// What the map of the heads is, in words.
+    pub fn rule(&self) -> &'static str {
+        match (self.call.place.class_token, signed(&self.call.mechanism)) {
+            (true, false) => "the class token's row",
+            (true, true) => "the positive part of the class token's row",
+            (false, false) => "the mean of all rows",
+            (false, true) => "the mean of the positive parts of all rows",
+        }
+    }
+
     /// The mean over the rows of what is positive in them, `[heads, tokens]`: the matrix, some columns at a time.
     fn mean_of_positive(&self) -> Result<Vec<f32>> {
         /// What a pass over the weights makes of so many columns costs little beside the weights.

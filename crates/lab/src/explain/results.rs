@@ -27,6 +27,8 @@ pub struct Explanation {
     pub data: String,
     /// Examples it was shown.
     pub examples: usize,
+    /// Texts among them that were cut to what the model reads.
+    pub cut: usize,
     /// The layer that `attention` is the map of.
     pub layer: String,
     /// Who asks: what a map is a row of, or the mean of.
@@ -227,11 +229,16 @@ impl Explanation {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{:<10} {morf:>14} {lerf:>14} {roc:>14} {precision:>14} {mass:>14}", m.map);
         }
+        let located = match self.located() {
+            0 => String::new(),
+            located => format!(", {located} of them with places in boxes and out"),
+        };
+        let cut =
+            if self.cut > 0 { format!("; {} texts were cut to what the model reads", self.cut) } else { String::new() };
         let _ = writeln!(
             text,
-            "percent, mean (deviation) over {} examples, {} of them with places in boxes and out; {} of {}, {}",
+            "percent, mean (deviation) over {} examples{located}; {} of {}, {}{cut}",
             self.examples,
-            self.located(),
             self.rule,
             self.layer,
             self.mechanism.id()

@@ -29,6 +29,8 @@ pub(super) struct Run<'a> {
     layers: Vec<LayerTally>,
     found: Vec<ExampleScores>,
     shown: Vec<Shown>,
+    /// Texts that were cut.
+    cut: usize,
 }
 
 /// The scores of one kind of map.
@@ -53,7 +55,7 @@ type Maps = Vec<(&'static str, Vec<f32>)>;
 impl<'a> Run<'a> {
     pub(super) fn new(options: &'a ExplainOptions, subject: &'a Subject) -> Self {
         let (tallies, layers, found, shown) = Default::default();
-        Self { options, subject, layer: String::new(), rule: "", tallies, layers, found, shown }
+        Self { options, subject, layer: String::new(), rule: "", tallies, layers, found, shown, cut: 0 }
     }
 
     /// Adds example number `index`.
@@ -64,7 +66,7 @@ impl<'a> Run<'a> {
         let at = self.chosen(&layers)?;
         let chosen = &layers[at];
         self.layer.clone_from(&chosen.layer);
-        self.rule = if calls[at].place.class_token { "the class token's row" } else { "the mean of all rows" };
+        self.rule = attention[at].rule();
         let rolled = if self.options.rollout { Some(self.rolled(&attention)?) } else { None };
         let answers = self.subject.answers(example, chosen.grid, &[vec![false; chosen.mean.len()]])?;
         let most = answers[0].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
@@ -87,6 +89,7 @@ impl<'a> Run<'a> {
             self.shown.push(shown(&found, example, layers, rolled));
         }
         self.found.push(found);
+        self.cut += usize::from(example.is_cut());
         Ok(())
     }
 
@@ -169,6 +172,7 @@ impl<'a> Run<'a> {
             mechanism: subject.recipe.mechanism.clone(),
             data: options.data.clone(),
             examples: self.found.len(),
+            cut: self.cut,
             layer: self.layer,
             rule: self.rule.into(),
             maps: maps.collect(),

@@ -4,11 +4,11 @@ use maud::{Markup, html};
 
 use super::{
     chart::{self, Axes, Series},
-    page,
+    diffusion, distances, page,
 };
 use crate::analyze::{
-    Analysis, CLOSE, Curve, DistanceStats, Finding, Format, GraphReport, HeadResult, LayerSummary, LayerTally, Numbers,
-    QUANTITIES, Sample, Tally,
+    Analysis, CLOSE, Curve, DIRECTIONS, Finding, Format, GAP, GraphReport, HOPS, HeadResult, IMPORTANCE, LayerSummary,
+    LayerTally, NEGATIVE, QUANTITIES, Quantity, ROWS, Sample, Tally, Verdict,
 };
 
 /// The page of an analysis.
@@ -19,15 +19,15 @@ pub fn analysis_page(analysis: &Analysis) -> String {
     let body = html! {
         h1 { "What these queries and keys attend to" }
         p class="quiet" {
-            (analysis.input) ": " (heads) " heads of " (analysis.layers.len()) " layers"
+            (analysis.input) ": " (plural(heads, "head")) " of " (plural(analysis.layers.len(), "layer"))
             @if analysis.causal { ", causal" } ". Every mechanism was applied to them as they are, without training, in place of softmax."
         }
         (page::tiles(&tiles(analysis, heads)))
         h2 { "Which of these can replace softmax here" }
         div class="scroll" { (summary(analysis)) }
         p class="quiet" {
-            "Medians over heads and calls. Error: distance from dense softmax's output as a share of it, after the one factor per head "
-            "that an output projection can absorb; close is at most " (percent(Some(CLOSE))) ". Memory: held beside the tensors of a layer's call. "
+            "Medians over heads and calls, \"of\" so many heads where not all have the number. Error: distance from dense softmax's output as a share of it, after the one factor per head "
+            "that an output projection can absorb; close is at most " (percent(Some(CLOSE))) ". Mean of values: the error of what no attention is needed for. Memory: held beside the tensors of a layer's call. "
             "Rows: tokens that a row attends to, the exponential of its entropy. Directions: the same of the spectrum of the symmetrised "
             "graph. Gap: of its normalised Laplacian. Hops: along shortest paths with an edge's length one over its weight. "
             "Importance: rank correlation of the tokens' shares of a random walker's time with those on softmax's graph."
@@ -48,19 +48,20 @@ pub fn analysis_page(analysis: &Analysis) -> String {
                 (curves(analysis, "Moduli of the eigenvalues, mean over heads", "modulus", |tally| &tally.moduli))
             }
             (hop_counts(analysis))
-            (distance_chart(analysis))
+            (distances::histogram(analysis))
         }
         h2 { "The graphs in numbers" }
         div class="scroll" { (quantities(analysis)) }
-        p class="quiet" { "Medians over the heads that have the number; the remarks say why others have none." }
+        p class="quiet" { "Medians over the heads that have the number, \"of\" so many where not all have; the remarks say why." }
         @if analysis.distances.iter().any(|layer| layer.channels > 0) {
             h2 { "How far queries are from keys" }
-            div class="scroll" { (distance_table(analysis)) }
+            div class="scroll" { (distances::table(analysis)) }
             p class="quiet" {
                 "Medians over heads, of sums of absolute and of squared differences. Variation: standard deviation over mean, beside that of independent "
                 "normal channels. Kurtosis: 3 for normal distances. Tail: what one pair in a thousand exceeds, over the median. What varies more is told apart better by a kernel of the distance."
             }
         }
+        (diffusion::section(analysis))
         (dominant(analysis))
         h2 { "Head by head" }
         div class="scroll" { (heads_table(analysis)) }
@@ -75,11 +76,15 @@ pub fn analysis_page(analysis: &Analysis) -> String {
     page::shell(&title, &body)
 }
 
+fn plural(count: usize, what: &str) -> String {
+    format!("{} {what}{}", page::count(count), if count == 1 { "" } else { "s" })
+}
+
 fn chip(id: &str) -> Markup {
     html! { span class=(format!("chip s{}", page::style_of(id))) {} }
 }
 
-fn number(x: Option<f64>, digits: usize) -> String {
+pub(super) fn number(x: Option<f64>, digits: usize) -> String {
     x.filter(|x| x.is_finite()).map_or_else(|| "–".into(), |x| format!("{x:.digits$}"))
 }
 
@@ -99,25 +104,31 @@ fn tiles(analysis: &Analysis, heads: usize) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A column of the summary: its heading, and what it shows of the numbers.
-type Column = (&'static str, fn(&Numbers) -> String);
+/// What a column of the summary shows of a verdict.
+enum Shows {
+    Numbers(fn(&Verdict) -> String),
+    /// The median of a quantity.
+    Median(Quantity),
+}
 
 fn summary(analysis: &Analysis) -> Markup {
-    const COLUMNS: [Column; 14] = [
-        ("Error", |n| percent(n.error_median)),
-        ("Worst", |n| percent(n.error_worst)),
-        ("Own scale", |n| percent(n.error_relative)),
-        ("Cosine", |n| number(n.cosine, 3)),
-        ("Heads close", |n| format!("{} of {}", n.close, n.heads)),
-        ("ms", |n| number(n.seconds.map(|s| s * 1e3), 2)),
-        ("× softmax", |n| number(n.time_ratio, 2)),
-        ("MB", |n| number(n.peak_bytes.map(|b| b / 1e6), 2)),
-        ("Rows", |n| number(n.perplexity, 1)),
-        ("Directions", |n| number(n.effective_rank, 1)),
-        ("Gap", |n| number(n.gap, 3)),
-        ("Hops", |n| number(n.hops, 2)),
-        ("Negative", |n| percent(n.negative)),
-        ("Importance", |n| number(n.centrality, 2)),
+    use Shows::{Median, Numbers};
+    const COLUMNS: [(&str, Shows); 15] = [
+        ("Error", Numbers(|v| percent(v.numbers.error_median))),
+        ("Worst", Numbers(|v| percent(v.numbers.error_worst))),
+        ("Own scale", Numbers(|v| percent(v.numbers.error_relative))),
+        ("Cosine", Numbers(|v| number(v.numbers.cosine, 3))),
+        ("Mean of values", Numbers(|v| percent(v.numbers.mean_of_values))),
+        ("Heads close", Numbers(|v| format!("{} of {}", v.numbers.close, v.numbers.heads + v.numbers.refused))),
+        ("ms", Numbers(|v| shown(v.numbers.seconds.map(|s| s * 1e3), Format::Digits))),
+        ("× softmax", Numbers(|v| shown(v.numbers.time_ratio, Format::Digits))),
+        ("MB", Numbers(|v| number(v.numbers.peak_bytes.map(|b| b / 1e6), 2))),
+        ("Rows", Median(ROWS)),
+        ("Directions", Median(DIRECTIONS)),
+        ("Gap", Median(GAP)),
+        ("Hops", Median(HOPS)),
+        ("Negative", Median(NEGATIVE)),
+        ("Importance", Median(IMPORTANCE)),
     ];
     html! {
         table class="sortable" {
@@ -129,14 +140,28 @@ fn summary(analysis: &Analysis) -> Markup {
                 }
             }
             tbody {
-                @for verdict in &analysis.verdicts {
+                @for (verdict, tally) in analysis.verdicts.iter().zip(&analysis.tallies) {
                     tr {
                         th scope="row" title=(page::about(verdict.mechanism)) { (chip(verdict.mechanism)) (verdict.mechanism) }
                         td { (verdict.finding.label()) }
-                        @for (_, show) in COLUMNS { td { (show(&verdict.numbers)) } }
+                        @for (_, shows) in COLUMNS {
+                            @match shows { Numbers(show) => { td { (show(verdict)) } } Median(quantity) => (median(tally, &quantity)) }
+                        }
                     }
                 }
             }
+        }
+    }
+}
+
+/// A cell with the median of a quantity, and of how many heads it is where not of all.
+fn median(tally: &Tally, quantity: &Quantity) -> Markup {
+    let sample = tally.quantity(quantity);
+    let (count, all) = (sample.map_or(0, Sample::count), tally.heads + tally.incomparable);
+    html! {
+        td {
+            (shown(sample.and_then(Sample::median), quantity.format))
+            @if count > 0 && count < all { " " small { "of " (count) } }
         }
     }
 }
@@ -147,11 +172,13 @@ fn by_layer(analysis: &Analysis, title: &str, y: &str, percent: bool, pick: fn(&
         let layers = tally.layers.iter().enumerate();
         layers.filter_map(|(index, layer)| Some((index as f64, pick(layer).median()?))).collect()
     };
+    let count = |tally: &Tally| tally.layers.iter().map(|layer| pick(layer).count()).sum();
     let axes = Axes { title, x: "layer", y, percent };
-    let mut series = series(analysis, points);
+    let mut series = series(analysis, count, points);
     // Its own error is zero, which is no news.
     series.retain(|series| !percent || series.label != "softmax");
-    chart::lines(axes, &series)
+    let names: Vec<&str> = analysis.layers.iter().map(|layer| layer.name.as_str()).collect();
+    chart::lines_over(axes, &names, &series)
 }
 
 /// Every mechanism with its tally.
@@ -159,26 +186,38 @@ fn tallies(analysis: &Analysis) -> impl Iterator<Item = (&'static str, &Tally)> 
     analysis.verdicts.iter().map(|verdict| verdict.mechanism).zip(&analysis.tallies)
 }
 
-fn series(analysis: &Analysis, points: impl Fn(&Tally) -> Vec<(f64, f64)>) -> Vec<Series> {
-    tallies(analysis)
-        .map(|(id, tally)| Series { label: id.into(), style: page::style_of(id), points: points(tally) })
-        .filter(|series| !series.points.is_empty())
-        .collect()
+/// A line per mechanism that has points, which tells of how many heads it is where not of all.
+fn series(
+    analysis: &Analysis,
+    count: impl Fn(&Tally) -> usize,
+    points: impl Fn(&Tally) -> Vec<(f64, f64)>,
+) -> Vec<Series> {
+    let one = |(id, tally): (&str, &Tally)| {
+        let (of, all) = (count(tally), tally.heads + tally.incomparable);
+        let label = if of < all { format!("{id} ({of} of {all} heads)") } else { id.to_owned() };
+        Series { label, style: page::style_of(id), points: points(tally) }
+    };
+    tallies(analysis).map(one).filter(|series| !series.points.is_empty()).collect()
 }
 
 /// Spectra over their ranks.
 fn curves(analysis: &Analysis, title: &str, y: &str, pick: fn(&Tally) -> &Curve) -> Markup {
     let points = |tally: &Tally| pick(tally).means().enumerate().map(|(rank, x)| (rank as f64 + 1.0, x)).collect();
-    chart::lines(Axes { title, x: "rank", y, percent: false }, &series(analysis, points))
+    let series = series(analysis, |tally| pick(tally).count(), points);
+    chart::lines(Axes { title, x: "rank", y, percent: false }, &series)
 }
 
 fn hop_counts(analysis: &Analysis) -> Markup {
     let points = |tally: &Tally| -> Vec<(f64, f64)> {
         let pairs = tally.hops.iter().sum::<usize>().max(1) as f64;
-        tally.hops.iter().enumerate().skip(1).map(|(hops, &count)| (hops as f64, count as f64 / pairs)).collect()
+        let beyond = |hops: usize| tally.hops[hops..].iter().sum::<usize>() as f64;
+        // A few long paths would leave no room for all others.
+        let most = (1..tally.hops.len()).take_while(|&hops| beyond(hops) > 1e-3 * pairs).count();
+        (1..=most).map(|hops| (hops as f64, tally.hops[hops] as f64 / pairs)).collect()
     };
-    let title = "Hops between tokens, share of pairs";
-    chart::lines(Axes { title, x: "hops", y: "pairs", percent: true }, &series(analysis, points))
+    let title = "Hops between tokens, share of pairs, without the longest of a thousand";
+    let count = |tally: &Tally| tally.quantity(&HOPS).map_or(0, Sample::count);
+    chart::lines(Axes { title, x: "hops", y: "pairs", percent: true }, &series(analysis, count, points))
 }
 
 /// The token weights of `linear-infsa` beside the Perron vector that they stand in for.
@@ -203,52 +242,6 @@ fn dominant(analysis: &Analysis) -> Markup {
                 }
             }
             p class="quiet" { "Mean and deviation over " (found[0][0].count()) " heads. Between vectors without negative entries a high cosine is the rule: the weights say something where they beat the other two." }
-        }
-    }
-}
-
-/// The mean histogram over all heads.
-fn distance_chart(analysis: &Analysis) -> Markup {
-    let series = |(kind, label, style): (usize, &str, usize)| {
-        let mut mean = Curve::default();
-        for layer in &analysis.distances {
-            mean.add(&layer.density[kind].means().collect::<Vec<_>>());
-        }
-        let points = mean.means().enumerate().map(|(bin, share)| (DistanceStats::place(bin), share)).collect();
-        Series { label: label.into(), style, points }
-    };
-    let title = "Distances between queries and keys, share of pairs";
-    let both = [(0, "absolute", 9), (1, "squared", 2)].map(series);
-    chart::lines(Axes { title, x: "distance, in medians", y: "pairs", percent: true }, &both)
-}
-
-fn distance_table(analysis: &Analysis) -> Markup {
-    /// What the variation of independent normal tokens is, times the root of the channels.
-    const KINDS: [(&str, f64); 2] = [("Absolute", 0.756), ("Squared", 1.414)];
-    html! {
-        table class="sortable" {
-            thead {
-                tr {
-                    th scope="col" { "Layer" }
-                    @for (kind, _) in KINDS {
-                        th scope="col" { (kind) ": variation" }
-                        @for heading in ["of normal ones", "kurtosis", "tail"] { th scope="col" { (heading) } }
-                    }
-                }
-            }
-            tbody {
-                @for (layer, found) in analysis.layers.iter().zip(&analysis.distances) {
-                    tr {
-                        th scope="row" { (layer.name) }
-                        @for ((_, normal), [variation, kurtosis, tail]) in KINDS.iter().zip(&found.stats) {
-                            td { (number(variation.median(), 3)) }
-                            td { (number(Some(normal / (found.channels as f64).sqrt()), 3)) }
-                            td { (number(kurtosis.median(), 3)) }
-                            td { (number(tail.median(), 3)) }
-                        }
-                    }
-                }
-            }
         }
     }
 }
@@ -285,9 +278,7 @@ fn quantities(analysis: &Analysis) -> Markup {
                 @for (id, tally) in tallies(analysis) {
                     tr {
                         th scope="row" { (chip(id)) (id) }
-                        @for &at in &there {
-                            td { (shown(tally.graph.get(at).and_then(Sample::median), QUANTITIES[at].format)) }
-                        }
+                        @for &at in &there { (median(tally, &QUANTITIES[at])) }
                     }
                 }
             }
@@ -349,7 +340,9 @@ fn layers(layers: &[LayerSummary]) -> Markup {
                 @for layer in layers {
                     tr {
                         th scope="row" { (layer.name) }
-                        @for n in [layer.sequences, layer.heads, layer.tokens, layer.keys, layer.head_dim] { td { (n) } }
+                        @for n in [layer.sequences, layer.heads] { td { (n) } }
+                        @for n in [layer.tokens, layer.keys] { td { (n) @if layer.masked { " " small { "at most" } } } }
+                        td { (layer.head_dim) }
                         td { @if layer.tied { "the queries" } @else { "given" } }
                         td { @if layer.values { "given" } @else { "white noise" } }
                     }
@@ -361,20 +354,23 @@ fn layers(layers: &[LayerSummary]) -> Markup {
 
 /// What was left out, and why.
 fn remarks(analysis: &Analysis) -> Markup {
-    let there = |id: &&str| tallies(analysis).any(|(own, tally)| own == *id && tally.heads > 0);
-    let tied: Vec<_> = ["soft", "soft-pp"].into_iter().filter(there).collect();
-    let untied = analysis.layers.iter().any(|layer| !layer.tied);
+    let tied: Vec<_> = tallies(analysis).filter(|(_, tally)| tally.tied).map(|(id, _)| id).collect();
     html! {
         h2 { "Remarks" }
         ul {
-            @if untied && !tied.is_empty() { li { (tied.join(" and ")) " have tied queries and keys: the queries served as both." } }
+            @if !tied.is_empty() { li { "Tied queries and keys, so that the queries served as both: " (tied.join(", ")) "." } }
             @if analysis.layers.iter().any(|layer| !layer.values) {
                 li { "Without values in the file, outputs are of white noise: errors are those of the weights." }
             }
             @if !analysis.unread.is_empty() { li { "Not read: " (analysis.unread.join(", ")) "." } }
-            @for (id, tally) in tallies(analysis).filter(|(_, tally)| tally.remarks.count > 0) {
-                @let remarks = &tally.remarks;
-                li { (id) ", " (remarks.count) " remarks, such as: " (remarks.first.join("; ")) "." }
+            @if analysis.cut > 0 { li { (analysis.cut) " of the texts were cut to what the model reads." } }
+            @for (id, tally) in tallies(analysis) {
+                @if let (Some(why), true) = (&tally.refused, tally.heads > 0) {
+                    li { (id) ": cannot be applied to " (plural(tally.refused_heads, "head")) ": " (why) "." }
+                }
+                @for (remark, count) in &tally.remarks.kinds {
+                    li { (id) ": " (remark) @if *count > 1 { " (and " (count - 1) " like it)" } "." }
+                }
             }
             li { "The configuration of every mechanism is in results.json." }
         }

@@ -6,8 +6,10 @@
 
 use maud::{Markup, html};
 
-const WIDTH: f64 = 400.0;
-const HEIGHT: f64 = 250.0;
+use super::ticks::{compact, labelled, named, thinned, ticks};
+
+pub(super) const WIDTH: f64 = 400.0;
+pub(super) const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 52.0;
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 20.0;
@@ -46,27 +48,6 @@ impl<'a> Axes<'a> {
     }
 }
 
-/// About five round numbers that cover `low..=high`.
-pub fn ticks(low: f64, high: f64) -> Vec<f64> {
-    let span = if high > low { high - low } else { low.abs().max(1.0) };
-    let rough = span / 4.0;
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|m| m * power).into_iter().find(|&s| s >= rough * 0.999).unwrap_or(rough);
-    let (first, last) = ((low / step).floor() as i64, ((low + span) / step).ceil() as i64);
-    (first..=last).map(|i| i as f64 * step).collect()
-}
-
-/// The shortest text that tells ticks `step` apart.
-fn tick_label(value: f64, step: f64, percent: bool) -> String {
-    let scale = if percent { 100.0 } else { 1.0 };
-    let digits = (-(step * scale).log10()).ceil().clamp(0.0, 4.0) as usize;
-    let text = format!("{:.digits$}", value * scale);
-    // 2.5 apart needs one digit more than its power of ten says.
-    let exact = |text: &str| text.parse::<f64>().is_ok_and(|x| (x - value * scale).abs() < step * scale * 1e-3);
-    let text = if exact(&text) { text } else { format!("{:.*}", digits + 1, value * scale) };
-    if percent { text + " %" } else { text }
-}
-
 /// A line chart whose axes are both logarithmic; points must be positive. Marks show the points, with their values on
 /// hover.
 pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
@@ -95,7 +76,7 @@ pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
         figure {
             figcaption { (axes.title) }
             svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
-                (frame.grid(axes, &place(&thinned(&x_ticks)), &place(&decades)))
+                (frame.grid(axes, &place(&thinned(&x_ticks, 7)), &place(&decades)))
                 @for s in series {
                     @let logs: Vec<_> = s.points.iter().map(|(x, y)| (x.log10(), y.log10())).collect();
                     polyline class=(format!("line s{}", s.style)) points=(frame.path(&logs)) { title { (s.label) } }
@@ -111,31 +92,17 @@ pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
     }
 }
 
-/// At most seven of the ticks, the last among them.
-fn thinned(ticks: &[f64]) -> Vec<f64> {
-    let step = ticks.len().div_ceil(7).max(1);
-    let mut kept: Vec<_> = ticks.iter().rev().step_by(step).copied().collect();
-    kept.reverse();
-    kept
-}
-
-/// `65536` as `64k`, `331776` as `332k`: thousands of 1024 where that is exact.
-fn compact(x: f64) -> String {
-    match x {
-        x if x >= 1024.0 && x % 1024.0 == 0.0 => format!("{}k", x / 1024.0),
-        x if x >= 10_000.0 => format!("{:.0}k", x / 1e3),
-        x => x.to_string(),
-    }
-}
-
-/// Evenly spaced ticks with their labels.
-fn labelled(ticks: &[f64], percent: bool) -> Vec<(f64, String)> {
-    let step = ticks[1] - ticks[0];
-    ticks.iter().map(|&tick| (tick, tick_label(tick, step, percent))).collect()
-}
-
 /// A line chart with axes, grid and, for more than one series, a legend below.
 pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
+    drawn(axes, &[], series)
+}
+
+/// The same over things that have `names` in place of numbers, in their order: `x` is the number of one.
+pub fn lines_over(axes: Axes<'_>, names: &[&str], series: &[Series]) -> Markup {
+    drawn(axes, names, series)
+}
+
+fn drawn(axes: Axes<'_>, names: &[&str], series: &[Series]) -> Markup {
     let points = || series.iter().flat_map(|s| &s.points).filter(|(x, y)| x.is_finite() && y.is_finite());
     let range = |pick: fn(&(f64, f64)) -> f64| {
         points().map(pick).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
@@ -151,11 +118,12 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
     let (mut x_ticks, y_ticks) = (ticks(0.0, last), ticks(low, high));
     x_ticks.retain(|&tick| tick <= last);
     let frame = Frame { x: (0.0, last), y: (y_ticks[0], y_ticks[y_ticks.len() - 1]) };
+    let x_ticks = if names.is_empty() { labelled(&x_ticks, false) } else { named(names) };
     html! {
         figure {
             figcaption { (axes.title) }
             svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
-                (frame.grid(axes, &labelled(&x_ticks, false), &labelled(&y_ticks, axes.percent)))
+                (frame.grid(axes, &x_ticks, &labelled(&y_ticks, axes.percent)))
                 @for s in series {
                     polyline class=(format!("line s{}", s.style)) points=(frame.path(&s.points)) {
                         title { (s.label) }
@@ -166,7 +134,7 @@ pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
                 }
                 // Above everything that is seen, lest it keeps the pointer from them.
                 @for s in series {
-                    (frame.hits(axes, s))
+                    (frame.hits(axes, names, s))
                 }
             }
             @if series.len() > 1 { (legend(series)) }
@@ -190,7 +158,7 @@ fn legend(series: &[Series]) -> Markup {
 }
 
 /// Coordinates with a tenth of a unit: enough to see, short to write.
-fn px(value: f64) -> String {
+pub(super) fn px(value: f64) -> String {
     format!("{value:.1}")
 }
 
@@ -205,7 +173,7 @@ fn shown(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
 }
 
 /// A number with four digits that matter, whole numbers as they are.
-fn significant(x: f64) -> String {
+pub(super) fn significant(x: f64) -> String {
     if x.fract() == 0.0 && x.abs() < 1e6 {
         return format!("{x}");
     }
@@ -214,17 +182,17 @@ fn significant(x: f64) -> String {
 }
 
 /// The map from values to the drawing.
-struct Frame {
-    x: (f64, f64),
-    y: (f64, f64),
+pub(super) struct Frame {
+    pub x: (f64, f64),
+    pub y: (f64, f64),
 }
 
 impl Frame {
-    fn x(&self, value: f64) -> f64 {
+    pub fn x(&self, value: f64) -> f64 {
         LEFT + (value - self.x.0) / (self.x.1 - self.x.0) * (WIDTH - LEFT - RIGHT)
     }
 
-    fn y(&self, value: f64) -> f64 {
+    pub fn y(&self, value: f64) -> f64 {
         HEIGHT - BOTTOM - (value - self.y.0) / (self.y.1 - self.y.0) * (HEIGHT - TOP - BOTTOM)
     }
 
@@ -233,19 +201,23 @@ impl Frame {
     }
 
     /// Where a pointer finds the values of a line: unseen marks on its points.
-    fn hits(&self, axes: Axes<'_>, series: &Series) -> Markup {
+    fn hits(&self, axes: Axes<'_>, names: &[&str], series: &Series) -> Markup {
         let value = |y: f64| if axes.percent { format!("{:.2} %", y * 100.0) } else { significant(y) };
+        let place = |x: f64| match names.get(x as usize) {
+            Some(name) => (*name).to_owned(),
+            None => format!("{} {}", axes.x, significant(x)),
+        };
         html! {
             @for (x, y) in shown(&series.points) {
                 circle class=(format!("hit s{}", series.style)) cx=(px(self.x(x))) cy=(px(self.y(y))) r="4" {
-                    title { (series.label) ", " (axes.x) " " (significant(x)) ": " (value(y)) }
+                    title { (series.label) ", " (place(x)) ": " (value(y)) }
                 }
             }
         }
     }
 
     /// Ticks are places on the axis with their labels.
-    fn grid(&self, axes: Axes<'_>, x_ticks: &[(f64, String)], y_ticks: &[(f64, String)]) -> Markup {
+    pub fn grid(&self, axes: Axes<'_>, x_ticks: &[(f64, String)], y_ticks: &[(f64, String)]) -> Markup {
         let base = HEIGHT - BOTTOM;
         html! {
             @for (tick, label) in y_ticks {
@@ -313,20 +285,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_cover_the_values() {
-        assert_eq!(ticks(0.0, 10.0), [0.0, 2.5, 5.0, 7.5, 10.0]);
-        assert_eq!(ticks(0.0, 937.0), [0.0, 250.0, 500.0, 750.0, 1000.0]);
-        for (low, high) in [(0.1, 2.31), (-3.0, 7.0), (0.86, 0.91), (5.0, 5.0), (0.0, 0.0)] {
-            let ticks = ticks(low, high);
-            assert!((3..=8).contains(&ticks.len()), "{low} {high} {ticks:?}");
-            assert!(ticks[0] <= low && high <= ticks[ticks.len() - 1], "{low} {high} {ticks:?}");
-        }
-        assert_eq!(tick_label(0.875, 0.025, true), "87.5 %");
-        assert_eq!(tick_label(2.5, 2.5, false), "2.5");
-        assert_eq!(tick_label(1000.0, 250.0, false), "1000");
-    }
-
-    #[test]
     fn a_logarithmic_chart_places_decades_evenly() {
         let points = vec![(512.0, 0.001), (1024.0, 0.01), (65_536.0, 0.1)];
         let axes = Axes { title: "Time", x: "tokens", y: "s", percent: false };
@@ -336,6 +294,17 @@ mod tests {
         let one = log_lines(axes, &[Series { label: "a".into(), style: 0, points: vec![(8.0, 1.0)] }]).into_string();
         assert!(!one.contains("NaN") && !one.contains("inf"), "{one}");
         assert!(log_lines(axes, &[]).into_string().contains("nothing"));
+    }
+
+    /// Where things have names, these stand at the axis and are told, in the order given.
+    #[test]
+    fn a_chart_over_names_tells_them() {
+        let points = vec![(0.0, 1.0), (1.0, 2.0)];
+        let axes = Axes { title: "Gap", x: "layer", y: "gap", percent: false };
+        let series = [Series { label: "infsa".into(), style: 0, points }];
+        let page = lines_over(axes, &["layers.10", "layers.2"], &series).into_string();
+        assert!(page.contains("infsa, layers.10: 1<") && page.contains("infsa, layers.2: 2<"), "{page}");
+        assert!(page.contains(">10<") && page.contains(">2<") && !page.contains("layer 0"), "{page}");
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub fn explanation_page(e: &Explanation) -> String {
         p class="quiet" {
             (e.checkpoint) ", step " (page::count(e.step)) ", shown " (page::count(e.examples)) " examples of " (e.data) ". "
             "A map is " (e.rule) " of the matrix that " (e.mechanism.id()) " multiplies its values with"
-            ": what the answer is read from looks at each place with that weight. Negative weights count as 0."
+            ": what the answer is read from looks at each place with that weight."
+            @if e.cut > 0 { " " (e.cut) " of the texts were cut to what the model reads; the rest of them is grey." }
         }
         (page::tiles(&tiles(e)))
         @if !e.shown.is_empty() {
@@ -39,7 +40,7 @@ pub fn explanation_page(e: &Explanation) -> String {
             "while places are taken away, most important first. LeRF-AUC: the area under it, least important first. Both are large for a map that "
             "tells what matters. A picture's places are filled with its mean colour, a text's tokens are absent. "
             @if e.located() > 0 {
-                "ROC-AUC and average precision (AP): how well weights tell the places in boxes from others, over " (e.located()) " pictures; chance is 50 % and the share of places in boxes. "
+                "ROC-AUC and average precision (AP): how well weights tell the places in boxes from others, over " (e.located()) " pictures; chance of ROC-AUC is 50 %, of AP what random weights have, which over few places is above the share of places in boxes. "
             }
             "Random maps and equal weights (taken away in a random order) say what no map is needed for."
         }
@@ -107,12 +108,12 @@ fn example(index: usize, shown: &Shown, scored: &str) -> Markup {
             @match &shown.example {
                 Example::Picture(picture) => {
                     div class="maps" {
-                        figure { (framed(index, picture, None, "the picture")) figcaption { "picture" } }
+                        figure { (framed(index, picture, None, &format!("{}, as the model sees it", shown.name))) figcaption { "picture" } }
                         @for maps in shown.layers.iter().filter(|maps| maps.layer == scored) {
-                            figure { (framed(index, picture, maps.grid.map(|grid| (&maps.mean[..], grid)), &maps.layer)) figcaption { (maps.layer) } }
+                            figure { (framed(index, picture, maps.grid.map(|grid| (&maps.mean[..], grid)), &format!("{}: {}, mean of the heads", shown.name, maps.layer))) figcaption { (maps.layer) } }
                         }
                         @if let Some((rollout, grid)) = shown.rollout.as_ref().zip(shown.layers.first().and_then(|maps| maps.grid)) {
-                            figure { (framed(index, picture, Some((rollout, grid)), "through all layers")) figcaption { "all layers" } }
+                            figure { (framed(index, picture, Some((rollout, grid)), &format!("{}: through all layers", shown.name))) figcaption { "all layers" } }
                         }
                     }
                     details {
@@ -121,7 +122,7 @@ fn example(index: usize, shown: &Shown, scored: &str) -> Markup {
                             p class="quiet" { (maps.layer) }
                             div class="maps small" {
                                 @for (name, weights) in rows(maps) {
-                                    (framed(index, picture, maps.grid.map(|grid| (weights, grid)), &format!("{}, {name}", maps.layer)))
+                                    (framed(index, picture, maps.grid.map(|grid| (weights, grid)), &format!("{}: {}, {name}", shown.name, maps.layer)))
                                 }
                             }
                         }
@@ -154,6 +155,10 @@ fn rows(maps: &LayerMaps) -> impl Iterator<Item = (String, &[f32])> {
 fn framed(index: usize, picture: &PictureExample, map: Option<(&[f32], [usize; 2])>, what: &str) -> Markup {
     let (width, height) = (picture.shape.width as f64, picture.shape.height as f64);
     let class = format!("picture picture{index}{}", if map.is_some() { " under" } else { "" });
+    let what = match map {
+        Some((weights, grid)) => format!("{what}; {}", strongest(weights, grid)),
+        None => what.to_owned(),
+    };
     html! {
         span class="frame" role="img" aria-label=(what) title=(what) style=(format!("aspect-ratio: {width} / {height}")) {
             span class=(class) {}
@@ -168,6 +173,15 @@ fn framed(index: usize, picture: &PictureExample, map: Option<(&[f32], [usize; 2
             }
         }
     }
+}
+
+/// Where a map is strongest, for those who do not see it.
+fn strongest(weights: &[f32], [rows, columns]: [usize; 2]) -> String {
+    let most = weights.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(at, _)| at);
+    if scaled(weights).iter().all(|&share| share == 0.0) {
+        return "the same everywhere".into();
+    }
+    format!("strongest in row {} of {rows}, column {} of {columns}", most / columns + 1, most % columns + 1)
 }
 
 /// A text whose tokens are as dark as their weights.

@@ -4,9 +4,12 @@ mod analysis;
 mod bench;
 pub mod chart;
 mod comparison;
+mod diffusion;
+mod distances;
 mod explanation;
 mod page;
 mod run;
+mod ticks;
 
 use std::path::Path;
 

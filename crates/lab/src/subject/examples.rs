@@ -27,6 +27,14 @@ pub enum Material {
     Texts(Vec<String>),
 }
 
+impl TextExample {
+    /// Whether the text goes on after the tokens that the model reads.
+    pub fn is_cut(&self) -> bool {
+        let end = self.spans.last().map_or(0, |&(_, to)| to);
+        !self.text[end..].trim().is_empty()
+    }
+}
+
 /// One example as a model is shown it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Example {
@@ -43,6 +51,11 @@ impl Example {
             Self::Picture(picture) => &picture.name,
             Self::Text(text) => &text.name,
         }
+    }
+
+    /// Whether it is a text that goes on after the tokens that the model reads.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Text(text) if text.is_cut())
     }
 
     /// Its class, where known.
@@ -84,10 +97,12 @@ pub struct TextExample {
     pub label: Option<usize>,
 }
 
-/// `count` of `len` places, evenly spread: files are often sorted by class.
+/// `count` of `len` places, evenly spread, as files are often sorted by class; one somewhere in each of as many equal parts,
+/// as classes often take turns. By the golden ratio, whose multiples take turns with nothing.
 fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
     let count = count.min(len);
-    (0..count).map(move |i| i * len / count)
+    let within = |i: usize| (i as f64 * 0.618_033_988_749_895).fract();
+    (0..count).map(move |i| (((i as f64 + within(i)) * len as f64 / count as f64) as usize).min(len - 1))
 }
 
 /// Examples for a model of pictures.
@@ -96,6 +111,13 @@ pub(super) fn pictures(expects: &PictureExpectation, material: &Material, count:
         Material::Data(Data::Pictures(dataset)) => of_dataset(expects, dataset, count),
         Material::Pictures { input, boxes } => {
             let files = if input.is_dir() { picture_files(input)? } else { vec![input.clone()] };
+            if let Some(boxes) = boxes.as_deref().filter(|boxes| files.len() > 1 && !boxes.is_dir()) {
+                let problem = format!(
+                    "is of one picture, and there are {}; name a folder with NAME.xml for each NAME.jpg",
+                    files.len()
+                );
+                return Err(data::Error::Format { path: boxes.into(), problem }.into());
+            }
             let chosen = spread(files.len(), count);
             chosen.map(|index| file(expects, &files[index], boxes.as_deref())).collect()
         }
@@ -128,7 +150,8 @@ fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let list = || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
     let mut files = list().map_err(Error::io(folder, "cannot list the folder"))?;
     let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
-    files.retain(|file| ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
+    files
+        .retain(|file| !file.is_dir() && ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
     files.sort();
     if files.is_empty() {
         let problem = "holds no picture that ends in .png, .jpg or .jpeg; name a file, or a folder of them".into();
@@ -192,8 +215,7 @@ pub(super) fn texts(
             chosen.map(|i| one(format!("{name} {i}"), &test.texts[i], Some(test.labels[i] as usize))).collect()
         }
         Material::Texts(texts) => {
-            let numbered = texts.iter().take(count).enumerate();
-            numbered.map(|(i, text)| one(format!("text {}", i + 1), text, None)).collect()
+            spread(texts.len(), count).map(|i| one(format!("text {}", i + 1), &texts[i], None)).collect()
         }
         other => Err(unfit(other, "texts")),
     }
@@ -228,8 +250,22 @@ mod tests {
 
     #[test]
     fn examples_are_evenly_spread() {
-        assert_eq!(spread(10, 4).collect::<Vec<_>>(), [0, 2, 5, 7]);
+        let all: Vec<_> = spread(1000, 100).collect();
+        assert!(all.iter().enumerate().all(|(i, place)| place / 10 == i), "one of every ten: {all:?}");
         assert_eq!(spread(3, 9).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(spread(0, 9).count(), 0);
+    }
+
+    /// Classes that take turns are all met, about equally often, whatever the share of the examples.
+    #[test]
+    fn examples_do_not_take_turns_with_classes() {
+        for (len, count, classes) in
+            [(25_000, 20, 2), (25_000, 4, 2), (1000, 100, 8), (1000, 200, 8), (10_000, 100, 10)]
+        {
+            let met = |class: usize| spread(len, count).filter(|place| place % classes == class).count();
+            let counts: Vec<usize> = (0..classes).map(met).collect();
+            let fair = count / classes;
+            assert!(counts.iter().all(|&met| 2 * met >= fair && met <= 2 * fair), "{len} {count}: {counts:?}");
+        }
     }
 }

@@ -74,6 +74,11 @@ impl Layer {
         self.k.is_none()
     }
 
+    /// Whether sequences may have fewer tokens than the shape says.
+    pub const fn masked(&self) -> bool {
+        self.key_mask.is_some()
+    }
+
     /// Whether there are values.
     pub const fn has_values(&self) -> bool {
         self.v.is_some()
@@ -96,6 +101,8 @@ struct Stored {
 pub struct Sequence {
     /// Its sizes; `batch` is 1.
     pub shape: Shape,
+    /// Whether queries and keys are of the same tokens, which a mask may make look so.
+    pub same_tokens: bool,
     /// Queries.
     pub q: Vec<f32>,
     /// Keys; `None` where they are the queries.
@@ -151,7 +158,7 @@ impl Dump {
         let v = v.as_ref().map(|v| read(v, true)).transpose()?;
         let seq_kv = kept.map_or(shape.seq_kv, |kept| kept.iter().filter(|&&kept| kept).count());
         let seq_q = if own { seq_kv } else { shape.seq_q };
-        Ok(Sequence { shape: Shape { batch: 1, seq_q, seq_kv, ..shape }, q, k, v })
+        Ok(Sequence { shape: Shape { batch: 1, seq_q, seq_kv, ..shape }, same_tokens: own, q, k, v })
     }
 
     /// Which tokens of a sequence there are.
@@ -205,12 +212,19 @@ const NAMES: [&str; 4] = ["q", "k", "v", "key_mask"];
 
 /// The layers that the names tell, and the names that tell none.
 fn layers(path: &Path, tensors: Vec<Entry>) -> Result<(Vec<Layer>, Vec<String>)> {
-    let mut groups: BTreeMap<Vec<Piece>, [Option<Stored>; NAMES.len()]> = BTreeMap::new();
+    // By the numbers in their names; `03` is not `3`.
+    let mut groups: BTreeMap<(Vec<Piece>, String), [Option<Stored>; NAMES.len()]> = BTreeMap::new();
     let mut unread = Vec::new();
     for entry in tensors {
         let (prefix, last) = entry.name.rsplit_once(['.', '/']).unwrap_or(("", &entry.name));
         match NAMES.iter().position(|known| *known == last) {
-            Some(which) => groups.entry(pieces(prefix)).or_default()[which] = Some(stored(path, which, &entry)?),
+            Some(which) => {
+                let own = stored(path, which, &entry)?;
+                let group = groups.entry((pieces(prefix), prefix.to_owned())).or_default();
+                if let Some(other) = group[which].replace(own) {
+                    return Err(two_of_a_kind(path, &other.name, &entry.name));
+                }
+            }
             None => unread.push(entry.name),
         }
     }
@@ -223,7 +237,18 @@ fn layers(path: &Path, tensors: Vec<Entry>) -> Result<(Vec<Layer>, Vec<String>)>
         );
         return Err(Error::damaged(path, problem));
     }
+    let mut known: BTreeMap<&str, &str> = BTreeMap::new();
+    for layer in &found {
+        if let Some(other) = known.insert(&layer.name, &layer.q.name) {
+            return Err(two_of_a_kind(path, other, &layer.q.name));
+        }
+    }
     Ok((found, unread))
+}
+
+/// The error of two tensors that one name stands for.
+fn two_of_a_kind(path: &Path, one: &str, other: &str) -> Error {
+    Error::damaged(path, format!("tensors `{one}` and `{other}` are of the same layer; give them different names"))
 }
 
 /// A piece of a name: numbers compare as numbers.
@@ -282,9 +307,13 @@ fn layer(path: &Path, [q, k, v, key_mask]: [Option<Stored>; NAMES.len()]) -> Res
         let [b, h, n, d] = other.axes;
         let channels = if std::ptr::eq(other, keys) { head_dim } else { d };
         if b != batch || heads % h != 0 || n != seq_kv || d != channels {
+            let (shape, expected) = match key_mask.as_ref().is_some_and(|mask| std::ptr::eq(other, mask)) {
+                true => (vec![b, n], format!("[{batch}, {seq_kv}]")),
+                false => (other.axes.to_vec(), format!("[{batch}, {heads} or a divisor, {seq_kv}, {channels}]")),
+            };
             let problem = format!(
-                "tensor `{}` has shape {:?}, which does not fit `{}` {:?}; expected [{batch}, {heads} or a divisor, {seq_kv}, {channels}]",
-                other.name, other.axes, q.name, q.axes
+                "tensor `{}` has shape {shape:?}, which does not fit `{}` {:?}; expected {expected}",
+                other.name, q.name, q.axes
             );
             return Err(Error::damaged(path, problem));
         }
@@ -325,6 +354,20 @@ mod tests {
         let names: Vec<_> = dump.layers().iter().map(|layer| (layer.name.as_str(), layer.tied())).collect();
         assert_eq!(names, [("l.2", true), ("l.9", false), ("l.10", true)]);
         assert_eq!(dump.unread(), ["l.9.mask"]);
+    }
+
+    /// Names that only compare alike are two layers, names that say the same are an error: no tensor takes another's place.
+    #[test]
+    fn no_tensor_hides_another() {
+        let shape: &[usize] = &[3, 2];
+        let (_folder, both) = dump(&[("l.3.q", shape), ("l.3.k", shape), ("l.03.q", shape)]);
+        let both = both.unwrap();
+        let names: Vec<_> = both.layers().iter().map(|layer| (layer.name.as_str(), layer.tied())).collect();
+        assert_eq!(names, [("l.03", true), ("l.3", false)]);
+        for pair in [["a.q", "a/q"], ["layer.q", "q"]] {
+            let refused = dump(&pair.map(|name| (name, shape))).1.unwrap_err().to_string();
+            assert!(pair.iter().all(|name| refused.contains(&format!("`{name}`"))), "{refused}");
+        }
     }
 
     #[test]

@@ -29,11 +29,29 @@ pub(super) fn decode(file: &[u8], size: Option<usize>) -> Result<Decoded, String
     if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
         return Err("is neither PNG nor JPEG inside; convert or remove it".into());
     }
+    if reader.format() == Some(ImageFormat::Jpeg) && !has_end(file) {
+        return Err(damaged(&"it ends in the middle of the picture"));
+    }
     let picture = planar(&reader.decode().map_err(|problem| damaged(&problem))?);
     Ok(match size {
         Some(size) => resize(picture, size),
         None => picture,
     })
+}
+
+/// Whether a JPEG file has its end marker, without which the decoder fills up with grey. Segments before the first scan are
+/// left out: they may hold a smaller picture with an end of its own.
+fn has_end(file: &[u8]) -> bool {
+    const SCAN: u8 = 0xda;
+    let mut at = 2;
+    while let Some(&[0xff, marker, high, low]) = file.get(at..at + 4) {
+        if marker == SCAN {
+            return file[at..].windows(2).any(|pair| pair == [0xff, 0xd9]);
+        }
+        // Bytes of 0xff before a marker are padding.
+        at += if marker == 0xff { 1 } else { 2 + usize::from(u16::from_be_bytes([high, low])) };
+    }
+    false
 }
 
 fn planar(picture: &DynamicImage) -> Decoded {
