@@ -246,6 +246,9 @@ fn the_report_names_layers_and_counts_heads() {
         let outcome = command(&sandbox, &tensors, &args);
         assert!(outcome.failure(1).contains(why), "{}", outcome.failure(1));
     }
+    let mut wide = Tensors::default();
+    wide.raw("q", safetensors::Dtype::F64, &[1, 2], [1.0, 1e300_f64].iter().flat_map(|x| x.to_le_bytes()).collect());
+    assert!(command(&sandbox, &wide, &[]).failure(1).contains("`q` is 1e300, beyond f32, at [0, 0, 0, 1]"));
     let mut masked = Tensors::call(&[2, 1, 3, D]);
     masked.u8("key_mask", &[3], &[1, 1, 0]);
     let outcome = command(&sandbox, &masked, &[]);

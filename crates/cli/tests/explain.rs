@@ -159,6 +159,9 @@ fn pictures_of_ones_own_with_boxes() {
     let whole = std::fs::read(sandbox.path("photos/c.jpg")).unwrap();
     sandbox.write("photos/c.jpg", &whole[..whole.len() / 2]);
     refused(&["--input", "photos"], &["c.jpg", "ends in the middle"]);
+    sandbox.write("photos/d.webp", "RIFF");
+    refused(&["--input", "photos"], &["d.webp", "neither PNG nor JPEG"]);
+    std::fs::remove_file(sandbox.path("photos/d.webp")).unwrap();
     // The boxes of one picture are not those of all.
     photographs(&sandbox);
     sandbox.write("photos/c.jpg", &whole);

@@ -27,7 +27,11 @@ pub fn analysis_page(analysis: &Analysis) -> String {
         div class="scroll" { (summary(analysis)) }
         p class="quiet" {
             "Medians over heads and calls, \"of\" so many heads where not all have the number. Error: distance from dense softmax's output as a share of it, after the one factor per head "
-            "that an output projection can absorb; close is at most " (percent(Some(CLOSE))) ". Mean of values: the error of what no attention is needed for. Memory: held beside the tensors of a layer's call. "
+            "that an output projection can absorb; close is at most " (percent(Some(CLOSE)))
+            @if let Some(mean) = analysis.verdicts[0].numbers.mean_of_values {
+                ", and the mean of " @if analysis.causal { "the values so far" } @else { "all values" } ", which no attention is needed for, is " (percent(Some(mean))) " off"
+            }
+            ". Memory: held beside the tensors of a layer's call. "
             "Rows: tokens that a row attends to, the exponential of its entropy. Directions: the same of the spectrum of the symmetrised "
             "graph. Gap: of its normalised Laplacian. Hops: along shortest paths with an edge's length one over its weight. "
             "Importance: rank correlation of the tokens' shares of a random walker's time with those on softmax's graph."
@@ -113,12 +117,11 @@ enum Shows {
 
 fn summary(analysis: &Analysis) -> Markup {
     use Shows::{Median, Numbers};
-    const COLUMNS: [(&str, Shows); 15] = [
+    const COLUMNS: [(&str, Shows); 14] = [
         ("Error", Numbers(|v| percent(v.numbers.error_median))),
         ("Worst", Numbers(|v| percent(v.numbers.error_worst))),
         ("Own scale", Numbers(|v| percent(v.numbers.error_relative))),
         ("Cosine", Numbers(|v| number(v.numbers.cosine, 3))),
-        ("Mean of values", Numbers(|v| percent(v.numbers.mean_of_values))),
         ("Heads close", Numbers(|v| format!("{} of {}", v.numbers.close, v.numbers.heads + v.numbers.refused))),
         ("ms", Numbers(|v| shown(v.numbers.seconds.map(|s| s * 1e3), Format::Digits))),
         ("× softmax", Numbers(|v| shown(v.numbers.time_ratio, Format::Digits))),
@@ -257,6 +260,8 @@ fn shown(x: Option<f64>, format: Format) -> String {
 
 /// Three digits that matter.
 fn digits(x: f64) -> String {
+    // Rounded first: what rounds to one is one.
+    let x: f64 = format!("{x:.2e}").parse().unwrap_or(x);
     match x.abs() {
         0.0 => "0".into(),
         size if (1e-3..1e5).contains(&size) => format!("{x:.*}", (2.0 - size.log10().floor()).max(0.0) as usize),
@@ -374,5 +379,16 @@ fn remarks(analysis: &Analysis) -> Markup {
             }
             li { "The configuration of every mechanism is in results.json." }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_matter() {
+        let told = [0.9999997, 1.0, 1.0004, 0.01234, 12345.6, 1e-9, 0.0, -0.5].map(digits);
+        assert_eq!(told, ["1.00", "1.00", "1.00", "0.0123", "12300", "1.00e-9", "0", "-0.500"]);
     }
 }

@@ -145,11 +145,18 @@ fn of_dataset(expects: &PictureExpectation, dataset: &Dataset, count: usize) -> 
     Ok(spread(split.len(), count).map(one).collect())
 }
 
+/// Pictures that cannot be read, by their endings: among others nobody would miss them.
+const UNREAD: [&str; 9] = ["webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
+
 /// The pictures of a folder, by name.
 fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let list = || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
     let mut files = list().map_err(Error::io(folder, "cannot list the folder"))?;
     let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
+    if let Some(file) = files.iter().find(|file| ending(file).is_some_and(|ending| UNREAD.contains(&&*ending))) {
+        let problem = "is neither PNG nor JPEG; convert it, or take it out of the folder".into();
+        return Err(data::Error::Format { path: file.clone(), problem }.into());
+    }
     files
         .retain(|file| !file.is_dir() && ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
     files.sort();

@@ -196,9 +196,17 @@ impl Dump {
             Some(at) => {
                 let [_, heads, tokens, channels] = tensor.axes;
                 let index = [batch, at / (tokens * channels) % heads, at / channels % tokens, at % channels];
+                let value = match tensor.dtype {
+                    Dtype::F64 => f64::from_le_bytes(bytes.as_chunks().0[at]),
+                    _ => values[at].into(),
+                };
+                let (value, remedy) = match value.is_finite() {
+                    true => (format!("{value:e}, beyond f32,"), "scale the tensor"),
+                    false => (value.to_string(), "dump finite numbers, and zeros where there is no token"),
+                };
                 let problem = format!(
-                    "tensor `{}` is {} at {index:?} ([batch, head, token, channel]); dump finite numbers, and zeros where there is no token",
-                    tensor.name, values[at]
+                    "tensor `{}` is {value} at {index:?} ([batch, head, token, channel]); {remedy}",
+                    tensor.name
                 );
                 Err(Error::damaged(&self.files[tensor.file].path, problem))
             }
