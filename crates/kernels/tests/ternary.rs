@@ -132,7 +132,10 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(tensor(TernaryMatrix::quantise(&[f32::INFINITY], [1, 1]).unwrap_err()), "weight");
     assert_eq!(tensor(TernaryMatrix::quantise(&[], [0, 3]).unwrap_err()), "outputs");
     assert_eq!(tensor(TernaryMatrix::quantise(&[], [3, 0]).unwrap_err()), "inputs");
-    assert_eq!(tensor(TernaryMatrix::from_packed(vec![0], [2, 3], 1.0).unwrap_err()), "packed");
-    assert_eq!(tensor(TernaryMatrix::from_packed(vec![0, 243], [2, 3], 1.0).unwrap_err()), "packed");
-    assert_eq!(tensor(TernaryMatrix::from_packed(vec![0, 0], [2, 3], f32::NAN).unwrap_err()), "scale");
+    assert_eq!(tensor(TernaryMatrix::from_packed(vec![0; 63], [2, 3], 1.0).unwrap_err()), "packed");
+    assert_eq!(
+        tensor(TernaryMatrix::from_packed([vec![0; 63], vec![243]].concat(), [2, 3], 1.0).unwrap_err()),
+        "packed"
+    );
+    assert_eq!(tensor(TernaryMatrix::from_packed(vec![0; 64], [2, 3], f32::NAN).unwrap_err()), "scale");
 }

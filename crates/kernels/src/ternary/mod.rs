@@ -5,7 +5,7 @@ mod products;
 
 use rayon::prelude::*;
 
-use self::products::Tokens;
+use self::products::{Columns, Tokens};
 use crate::{
     Error, Result,
     parallel::{Parts, grain},
@@ -15,33 +15,21 @@ use crate::{
 /// Weights in one byte: `3^5 = 243` fits.
 const PER_BYTE: usize = 5;
 const POWERS: [u8; PER_BYTE] = [1, 3, 9, 27, 81];
+/// Values of a byte.
+const BYTES: usize = 243;
+/// Rows of a *panel*, whose weights lie together: 16 sums of 32 bits are 512.
+const ROWS: usize = 16;
+/// Inputs of a *group* of a panel: four bytes of each row.
+const GROUP: usize = 4 * PER_BYTE;
 /// Scales are at least this (activations': 127 of it), so that a row of zeros has one.
 const LEAST: f32 = 1e-5;
-/// Tokens of one task: their codes stay in a cache of the first or second level while all rows of weights pass.
-const TOKENS: usize = 32;
+/// Tokens of one task: their codes stay in a cache of the second level while all rows of weights pass, and there are enough to
+/// make unpacking a row little beside its products.
+const TOKENS: usize = 256;
 /// Products that are worth a thread: about 50 us, which waking one takes.
-const PRODUCTS: usize = 1 << 20;
-/// Rows whose sums are held at once, which a cache of the first level does.
-const HELD: usize = 64;
+const PRODUCTS: usize = 1 << 22;
 /// Products of 128 with digits of at most 2, of so many inputs, fit 31 bits.
 const MOST_INPUTS: usize = (i32::MAX / 256) as usize;
-
-/// The weights of every byte.
-static WEIGHTS: [[i8; PER_BYTE]; 243] = weights();
-
-const fn weights() -> [[i8; PER_BYTE]; 243] {
-    let mut all = [[0; PER_BYTE]; 243];
-    let mut byte = 0;
-    while byte < 243 {
-        let mut n = 0;
-        while n < PER_BYTE {
-            all[byte][n] = (byte as u8 / POWERS[n] % 3) as i8 - 1;
-            n += 1;
-        }
-        byte += 1;
-    }
-    all
-}
 
 /// A matrix `[outputs, inputs]` of weights in {-1, 0, 1} times one scale, five to a byte.
 ///
@@ -59,7 +47,7 @@ pub struct TernaryMatrix {
     outputs: usize,
     inputs: usize,
     scale: f32,
-    /// Every row starts with a byte of its own; weights that fill its last byte up are 0.
+    /// See [`TernaryMatrix::packed`].
     packed: Vec<u8>,
 }
 
@@ -75,12 +63,16 @@ impl TernaryMatrix {
         finite("weight", weight)?;
         let sum: f64 = weight.iter().map(|&w| f64::from(w.abs())).sum();
         let scale = ((sum / weight.len() as f64) as f32).max(LEAST);
-        let code = |w: &f32| (w / scale).round_ties_even().clamp(-1.0, 1.0) as i8;
-        let byte = |weights: &[f32]| {
-            let digits = POWERS.iter().enumerate();
-            digits.map(|(n, power)| (weights.get(n).map_or(0, code) + 1) as u8 * power).sum::<u8>()
+        let code = |w: f32| (w / scale).round_ties_even().clamp(-1.0, 1.0) as i8;
+        let code_at = |row: usize, input: usize| match row < outputs && input < inputs {
+            true => code(weight[row * inputs + input]),
+            false => 0,
         };
-        let packed = weight.chunks_exact(inputs).flat_map(|row| row.chunks(PER_BYTE).map(byte)).collect();
+        let byte = |at: usize| {
+            let digits = places([outputs, inputs], at).zip(POWERS);
+            digits.map(|((row, input), power)| (code_at(row, input) + 1) as u8 * power).sum::<u8>()
+        };
+        let packed = (0..packed_len([outputs, inputs])).map(byte).collect();
         Ok(Self { outputs, inputs, scale, packed })
     }
 
@@ -90,11 +82,10 @@ impl TernaryMatrix {
     /// [`Error::Length`]; [`Error::Index`] for a byte that no five weights have; [`Error::NonFinite`].
     pub fn from_packed(packed: Vec<u8>, [outputs, inputs]: [usize; 2], scale: f32) -> Result<Self> {
         check_sizes(outputs, inputs)?;
-        length("packed", packed.len(), outputs * inputs.div_ceil(PER_BYTE))?;
+        length("packed", packed.len(), packed_len([outputs, inputs]))?;
         finite("scale", &[scale])?;
-        let limit = WEIGHTS.len();
-        if let Some(index) = packed.iter().position(|&byte| usize::from(byte) >= limit) {
-            return Err(Error::Index { tensor: "packed", index, value: packed[index].into(), limit });
+        if let Some(index) = packed.iter().position(|&byte| usize::from(byte) >= BYTES) {
+            return Err(Error::Index { tensor: "packed", index, value: packed[index].into(), limit: BYTES });
         }
         Ok(Self { outputs, inputs, scale, packed })
     }
@@ -102,7 +93,13 @@ impl TernaryMatrix {
     /// The weights without their scale, `[outputs, inputs]`.
     pub fn codes(&self) -> Vec<i8> {
         let mut codes = vec![0; self.outputs * self.inputs];
-        codes.chunks_exact_mut(self.inputs).enumerate().for_each(|(o, row)| self.unpack(o, row));
+        for (at, &byte) in self.packed.iter().enumerate() {
+            for ((row, input), power) in places(self.shape(), at).zip(POWERS) {
+                if row < self.outputs && input < self.inputs {
+                    codes[row * self.inputs + input] = (byte / power % 3) as i8 - 1;
+                }
+            }
+        }
         codes
     }
 
@@ -111,7 +108,9 @@ impl TernaryMatrix {
         self.scale
     }
 
-    /// The codes, five to a byte, every row from a byte of its own: the digits of the byte to base 3, lowest first, less 1.
+    /// The codes, five to a byte: its digits to base 3, lowest first, less 1. Panels of 16 rows follow one another, in each its
+    /// groups of 20 inputs, in each four bytes per row; byte `b` of a row holds the inputs `b, b + 4, .. b + 16` of the group.
+    /// Weights that fill up the last panel and the last groups are 0.
     pub fn packed(&self) -> &[u8] {
         &self.packed
     }
@@ -122,15 +121,15 @@ impl TernaryMatrix {
     }
 
     /// Bytes that a matrix of `[outputs, inputs]` takes, with its scale.
-    pub fn bytes([outputs, inputs]: [usize; 2]) -> usize {
-        outputs * inputs.div_ceil(PER_BYTE) + size_of::<f32>()
+    pub fn bytes(shape: [usize; 2]) -> usize {
+        packed_len(shape) + size_of::<f32>()
     }
 
     /// `out = x W^T + bias`: `x [tokens, inputs]`, `bias [outputs]`, `out [tokens, outputs]`. Every token is rounded to eight
     /// bits, `a = max(max |x|, 1e-5) / 127`, codes `clip(round(x / a), -128, 127)`; products are summed in 32-bit integers.
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::NonFinite`], as no integer stands for such a value.
+    /// [`Error::Length`]; [`Error::NonFinite`], as no integer stands for such a value; parts of `out` are then written.
     pub fn forward(&self, x: &[f32], bias: Option<&[f32]>, out: &mut [f32]) -> Result<()> {
         Self::forward_all(std::slice::from_ref(self), x, bias, out)
     }
@@ -149,18 +148,19 @@ impl TernaryMatrix {
         length("x", x.len(), tokens * inputs)?;
         length("out", out.len(), tokens * width)?;
         length("bias", bias.map_or(width, <[f32]>::len), width)?;
-        finite("x", x)?;
         let level = Level::selected()?;
-        x.par_chunks(TOKENS * inputs).zip(out.par_chunks_mut(TOKENS * width)).for_each(|(x, out)| {
-            let (tokens, out) = (Tokens::round(level, x, inputs), Parts::new(out));
+        let parts = x.par_chunks(TOKENS * inputs).zip(out.par_chunks_mut(TOKENS * width));
+        let written = parts.try_for_each(|(x, out)| {
+            let (tokens, out) = (Tokens::round(level, x, inputs)?, Parts::new(out));
             let mut first = 0;
             for matrix in matrices {
                 let columns = first..first + matrix.outputs;
                 matrix.multiply(level, &tokens, bias.map(|bias| &bias[columns.clone()]), (&out, first, width));
                 first = columns.end;
             }
+            Some(())
         });
-        Ok(())
+        written.map_or_else(|| finite("x", x), Ok)
     }
 
     /// Writes the columns from `first` on of `out [tokens, width]`.
@@ -171,37 +171,30 @@ impl TernaryMatrix {
         bias: Option<&[f32]>,
         (out, first, width): (&Parts<'_, f32>, usize, usize),
     ) {
-        let (bytes, count) = (self.row_bytes(), tokens.count());
-        let rows = grain(PRODUCTS.div_ceil(count * self.inputs)).min(self.outputs);
-        self.packed.par_chunks(rows * bytes).enumerate().for_each(|(task, packed)| {
-            let mut sums = vec![0; HELD.min(rows) * count];
-            for (n, packed) in packed.chunks(HELD * bytes).enumerate() {
-                let (start, len) = (task * rows + n * HELD, packed.len() / bytes);
-                let sums = &mut sums[..len * count];
-                tokens.multiply(level, packed, sums);
-                for (t, (scale, total)) in tokens.scales.iter().zip(&tokens.totals).enumerate() {
-                    let place = t * width + first + start;
-                    // SAFETY: a token's columns are each of one matrix, and its rows each of one task.
-                    let out = unsafe { out.part(place..place + len) };
-                    let factor = scale * self.scale;
-                    for (o, (out, sums)) in out.iter_mut().zip(sums.chunks_exact(count)).enumerate() {
-                        *out = factor * (sums[t] - total) as f32 + bias.map_or(0.0, |bias| bias[start + o]);
-                    }
-                }
-            }
+        let bytes = packed_len([ROWS, self.inputs]);
+        let least = PRODUCTS.div_ceil(ROWS * tokens.count() * self.inputs);
+        self.packed.par_chunks_exact(bytes).enumerate().with_min_len(grain(least)).for_each(|(panel, packed)| {
+            let rows = panel * ROWS..self.outputs.min((panel + 1) * ROWS);
+            let mut offsets = [0.0; ROWS];
+            offsets.iter_mut().zip(bias.map_or(&[][..], |bias| &bias[rows.clone()])).for_each(|(to, &bias)| *to = bias);
+            let columns = first + rows.start..first + rows.end;
+            tokens.multiply(level, packed, Columns { out, width, columns, scale: self.scale, offsets });
         });
     }
+}
 
-    fn row_bytes(&self) -> usize {
-        self.inputs.div_ceil(PER_BYTE)
-    }
+/// Bytes of the packed weights.
+fn packed_len([outputs, inputs]: [usize; 2]) -> usize {
+    outputs.next_multiple_of(ROWS) * inputs.div_ceil(GROUP) * (GROUP / PER_BYTE)
+}
 
-    /// Writes the codes of one row.
-    fn unpack(&self, o: usize, row: &mut [i8]) {
-        for (codes, &byte) in row.chunks_mut(PER_BYTE).zip(&self.packed[o * self.row_bytes()..]) {
-            codes.copy_from_slice(&WEIGHTS[usize::from(byte)][..codes.len()]);
-        }
-    }
+/// The rows and inputs whose weights byte `at` holds, some of them perhaps beyond the matrix.
+fn places([_, inputs]: [usize; 2], at: usize) -> impl Iterator<Item = (usize, usize)> {
+    let bytes = GROUP / PER_BYTE;
+    let (group, row, byte) = (at / (ROWS * bytes), at / bytes % ROWS, at % bytes);
+    let groups = inputs.div_ceil(GROUP);
+    let (panel, group) = (group / groups, group % groups);
+    (0..PER_BYTE).map(move |n| (panel * ROWS + row, group * GROUP + n * bytes + byte))
 }
 
 fn check_sizes(outputs: usize, inputs: usize) -> Result<()> {
