@@ -59,6 +59,7 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
     let args = [&ask[..], &["--json"]].concat();
     let json = sandbox.pipe(&args, "abcdefghijklmnop\nabcdefg".as_bytes()).success().json();
     assert_eq!(json["generated"]["text"], "hijklmnop\nabcdefgh");
+    assert!(json["weights"]["real_bytes"].as_u64().unwrap() > 0 && json["weights"]["packed"].is_null(), "{json}");
     assert_eq!((&json["generated"]["prompt_tokens"], &json["generated"]["dropped"]), (&24.into(), &12.into()));
     let sampled = |seed: &str| {
         let args = ["generate", "--checkpoint", "run", "--prompt", "a", "--temperature", "4", "--top-k", "9"];

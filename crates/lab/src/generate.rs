@@ -2,7 +2,10 @@
 
 use std::{ops::ControlFlow, path::Path, time::Instant};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::{
+    module::Module,
+    tensor::{Device, Int, Tensor, TensorData},
+};
 use rand::RngExt;
 use resolvent::models::{LanguageModel, Sampling};
 use serde::Serialize;
@@ -14,7 +17,7 @@ use crate::{
         Vocabulary,
         rng::{Purpose, stream},
     },
-    train,
+    train::{self, PackedWeights},
 };
 
 /// A trained language model with its vocabulary.
@@ -22,6 +25,15 @@ use crate::{
 pub struct Generator {
     model: LanguageModel,
     vocabulary: Vocabulary,
+}
+
+/// Memory of a model's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Weights {
+    /// Of those in f32.
+    pub real_bytes: usize,
+    /// The ternary ones, if there are any.
+    pub packed: Option<PackedWeights>,
 }
 
 /// A text that was continued.
@@ -60,7 +72,18 @@ impl Generator {
         let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
         let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
         let model = train::drawn(recipe.seed, &device, || Ok(config.try_init(&device)?))?;
-        Ok(Self { model: checkpoint.load_weights(model)?, vocabulary })
+        Ok(Self { model: checkpoint.load_weights(model)?.into_packed()?, vocabulary })
+    }
+
+    /// What the weights take while the model writes: ternary ones are packed, and their real values, which a checkpoint holds, are
+    /// not kept.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for weights that are not finite.
+    pub fn weights(&self) -> Result<Weights> {
+        let packed = train::packed_weights(&self.model.blocks)?;
+        let real = self.model.num_params() - packed.map_or(0, |packed| packed.weights);
+        Ok(Weights { real_bytes: size_of::<f32>() * real, packed })
     }
 
     /// Most tokens that the model reads at once.

@@ -97,7 +97,7 @@ pub(crate) fn text_classifier(
     let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
     let classes = expects.classes.len();
     let model = train::drawn(recipe.seed, &device, || Ok(config.try_init_classifier(classes, &device)?))?;
-    Ok((checkpoint.load_weights(model)?, vocabulary, expects))
+    Ok((checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects))
 }
 
 /// A trained translator.
@@ -138,7 +138,7 @@ impl TextTranslator {
         let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowercase);
         let init = || train::translator(recipe, &state.data.name, vocabulary.len(), &device);
         let model = train::drawn(recipe.seed, &device, init)?;
-        Ok(Self { model: checkpoint.load_weights(model)?, vocabulary, expects, lowercase })
+        Ok(Self { model: checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects, lowercase })
     }
 
     /// Most tokens that are read of a sentence, and written.

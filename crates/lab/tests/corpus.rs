@@ -221,6 +221,27 @@ fn a_trained_model_goes_on_with_a_text() {
     assert!(error("a", &Sampling { top_p: 2.0, ..few }).contains("top_p"));
 }
 
+/// A model that writes has its ternary weights packed and no others of them; what it takes is said.
+#[test]
+fn ternary_weights_are_packed_to_write() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), cycle());
+    finished(train::run(&recipe(SSA, "ternary = true"), &data, &TrainOptions::new(folder.path())).unwrap());
+    let generator = Generator::load(folder.path()).unwrap();
+    let weights = generator.weights().unwrap();
+    let packed = weights.packed.unwrap();
+    assert!(packed.bytes * 8 < 3 * packed.weights && weights.real_bytes > 0, "{weights:?}");
+    let written = |prompt: &str| {
+        let said = &mut |_: &str| ControlFlow::Continue(());
+        generator.generate(prompt, 30, &Sampling::greedy(), 0, said).unwrap().text
+    };
+    assert_eq!(written("abcd").len(), 30);
+    assert_eq!(written("abcd"), written("abcd"));
+    let real = tempfile::tempdir().unwrap();
+    finished(train::run(&recipe(SSA, ""), &data, &TrainOptions::new(real.path())).unwrap());
+    let whole = Generator::load(real.path()).unwrap().weights().unwrap();
+    assert_eq!((whole.real_bytes, whole.packed), (weights.real_bytes + 4 * packed.weights, None));
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let (folder, data) = (tempfile::tempdir().unwrap(), cycle());

@@ -1,14 +1,15 @@
 //! Ternary layers: the stored case with its gradients, and modules and models built of them.
 
 use burn::{
+    backend::flex::Flex,
     module::Module,
     optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Distribution, Tensor, TensorData},
+    tensor::{Device, Distribution, Int, Tensor, TensorData},
 };
 use resolvent::{
     Mechanism,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
-    models::{TextConfig, VitConfig},
+    models::{LanguageConfig, TextConfig, VitConfig},
     ternary::{Layers, Packed, matrices},
 };
 use resolvent_kernels::TernaryMatrix;
@@ -164,6 +165,45 @@ fn modules_forget_old_weights() {
     let other = config.init(&device);
     let loaded = learning.valid().load_record(other.clone().into_record());
     assert_eq!(context(&loaded), context(&other));
+}
+
+/// A model that only runs has the same bits without its real weights, which nothing keeps in memory; where they would be needed
+/// it says so by NaN.
+#[test]
+fn packed_models_need_no_real_weights() {
+    let device = Device::flex();
+    let config = MultiHeadAttentionConfig::new(16, 4, Mechanism::preset("softmax").unwrap());
+    let x = normal([2, 5, 16], 1.0);
+    let context = |module: &MultiHeadAttention| values(module.forward(MhaInput::self_attn(x.clone())).context);
+    for config in [config.clone().with_extra_proj(true), config.clone().with_kv_heads(Some(2))] {
+        let module = config.clone().with_ternary(true).init(&device);
+        let (expected, matrices) = (context(&module), module.ternary_matrices().unwrap());
+        let weight = module.output.weight.val();
+        let memory = std::sync::Arc::downgrade(&weight.clone().try_into_primitive::<Flex>().unwrap().data_arc());
+        let packed = module.into_packed().unwrap();
+        drop(weight);
+        assert_eq!(memory.strong_count(), 0, "the real weights are still there");
+        assert_eq!(context(&packed), expected);
+        assert_eq!(context(&packed.clone()), expected);
+        assert_eq!(packed.ternary_matrices().unwrap(), matrices);
+        let bytes = |matrix: &TernaryMatrix| TernaryMatrix::bytes(matrix.shape());
+        assert_eq!(packed.packed.bytes(), matrices.iter().map(bytes).sum::<usize>());
+        assert_eq!(context(&packed.clone().into_packed().unwrap()), expected, "twice");
+        let stored = config.clone().with_ternary(true).init(&device).load_record(packed.into_record());
+        assert!(context(&stored).iter().all(|x| x.is_nan()), "what was dropped cannot be stored");
+    }
+    let real = config.init(&device);
+    assert_eq!(context(&real.clone().into_packed().unwrap()), context(&real));
+    let softmax = Mechanism::preset("softmax").unwrap();
+    let language = LanguageConfig { context: 8, ..LanguageConfig::new(20, 8, vec![softmax.clone()]) };
+    let text = TextConfig { dim: 16, heads: 2, mlp_dim: 24, depth: 2, ternary: true, ..language.text.clone() };
+    let model = LanguageConfig { text: text.clone(), ..language }.try_init(&device).unwrap();
+    let tokens = Tensor::<2, Int>::from_ints([[1, 2, 3, 4]], &device);
+    let expected = values(model.try_forward(tokens.clone()).unwrap());
+    assert_eq!(values(model.into_packed().unwrap().try_forward(tokens.clone()).unwrap()), expected);
+    let classifier = text.try_init_classifier(3, &device).unwrap();
+    let expected = values(classifier.try_forward(tokens.clone(), None).unwrap());
+    assert_eq!(values(classifier.into_packed().unwrap().try_forward(tokens, None).unwrap()), expected);
 }
 
 /// What is not finite shows in the output, and nowhere else.

@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 use resolvent::models::Sampling;
-use resolvent_lab::generate::{Generated, Generator};
+use resolvent_lab::generate::{Generated, Generator, Weights};
 use serde_json::json;
 
 use crate::{Error, args::Global, error::Result, output};
@@ -76,10 +76,17 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
         Some(e) => return Err(Error::Stdout(e)),
         None => {}
     }
+    let weights = generator.weights()?;
     if !global.quiet {
-        eprintln!("{}", note(&generated, generator.context()));
+        eprintln!("{}", note(&generated, &weights, generator.context()));
     }
-    let json = json!({"checkpoint": args.checkpoint.display().to_string(), "seed": seed, "prompt": prompt, "generated": generated});
+    let json = json!({
+        "checkpoint": args.checkpoint.display().to_string(),
+        "seed": seed,
+        "prompt": prompt,
+        "generated": generated,
+        "weights": weights,
+    });
     output::result(global, &json, "")
 }
 
@@ -102,7 +109,7 @@ fn prompt(args: &Generate) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| Error::file(name, "is not UTF-8; convert the text"))
 }
 
-fn note(generated: &Generated, context: usize) -> String {
+fn note(generated: &Generated, weights: &Weights, context: usize) -> String {
     let Generated { tokens, prompt_tokens, dropped, slides, tokens_per_second, .. } = generated;
     let mut note = format!("{tokens} tokens after {prompt_tokens} of the prompt, {tokens_per_second:.0} a second");
     if *dropped > 0 {
@@ -110,6 +117,11 @@ fn note(generated: &Generated, context: usize) -> String {
     }
     if *slides > 0 {
         note += &format!("; the context of {context} was full {slides} times, and its second half read anew");
+    }
+    let megabytes = |bytes: usize| bytes as f64 / 1e6;
+    note += &format!("; weights: {:.2} MB as f32", megabytes(weights.real_bytes));
+    if let Some(packed) = weights.packed {
+        note += &format!(", {:.2} MB packed for {} ternary ones", megabytes(packed.bytes), packed.weights);
     }
     note
 }

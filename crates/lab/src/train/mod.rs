@@ -50,6 +50,7 @@ pub use model::build;
 pub(crate) use model::{build_for, check_model, drawn};
 pub use optimiser::{adamw, decayed_parameters};
 pub use packed::PackedWeights;
+pub(crate) use packed::packed_weights;
 pub use pairs::{PairBatch, PairInputs, Pairs};
 pub(crate) use pairs::{decoded, search, translator};
 pub use picture_model::PictureModel;

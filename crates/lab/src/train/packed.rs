@@ -36,6 +36,14 @@ impl PackedWeights {
     }
 }
 
+/// The ternary weights of some blocks; `None` where there are none.
+///
+/// # Errors
+/// [`crate::Error::Model`] for weights that are not finite.
+pub(crate) fn packed_weights(blocks: &[Block]) -> Result<Option<PackedWeights>> {
+    Ok(PackedWeights::of(&of_blocks(blocks)?))
+}
+
 /// The ternary matrices of some blocks.
 pub(super) fn of_blocks<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> Result<Vec<TernaryMatrix>> {
     let mut all = Vec::new();

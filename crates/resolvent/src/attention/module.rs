@@ -338,12 +338,31 @@ impl MultiHeadAttention {
         if !self.ternary {
             return Ok(Vec::new());
         }
-        let mut matrices = ternary::matrices(self.projection.weight.val(), &self.input_widths())?;
+        let mut matrices = self.packed.matrices(&self.projection.weight.val(), &self.input_widths())?.to_vec();
         for layer in [Some(&self.output), self.extra.as_ref()].into_iter().flatten() {
             let [_, width] = layer.weight.dims();
-            matrices.extend(ternary::matrices(layer.weight.val(), &[width])?);
+            matrices.extend(self.packed.matrices(&layer.weight.val(), &[width])?.to_vec());
         }
         Ok(matrices)
+    }
+
+    /// The module for running alone: on Flex its ternary weights are packed, and the real ones, from which it would learn or be
+    /// stored, are no more. It is as it was where weights are real.
+    ///
+    /// # Errors
+    /// [`crate::Error::Mechanism`] for weights that are not finite.
+    pub fn into_packed(mut self) -> Result<Self> {
+        if self.ternary {
+            let widths = self.input_widths();
+            self.projection = ternary::only_packed(self.projection, &widths, &self.packed)?;
+            let alone = |layer: Linear| {
+                let [_, width] = layer.weight.dims();
+                ternary::only_packed(layer, &[width], &self.packed)
+            };
+            self.output = alone(self.output)?;
+            self.extra = self.extra.map(alone).transpose()?;
+        }
+        Ok(self)
     }
 
     /// Weights and biases of all input projections side by side.

@@ -185,9 +185,25 @@ impl Block {
         let mut matrices = self.attention.ternary_matrices()?;
         for layer in [&self.mlp_in, &self.mlp_out].into_iter().filter(|_| self.attention.ternary) {
             let [_, width] = layer.weight.dims();
-            matrices.extend(ternary::matrices(layer.weight.val(), &[width])?);
+            matrices.extend(self.attention.packed.matrices(&layer.weight.val(), &[width])?.to_vec());
         }
         Ok(matrices)
+    }
+
+    /// The block for running alone, without the real values of ternary weights: see [`MultiHeadAttention::into_packed`].
+    ///
+    /// # Errors
+    /// As [`MultiHeadAttention::into_packed`].
+    pub fn into_packed(mut self) -> Result<Self> {
+        self.attention = self.attention.into_packed()?;
+        if let Some(packed) = self.attention.packed() {
+            let alone = |layer: Linear| {
+                let [_, width] = layer.weight.dims();
+                ternary::only_packed(layer, &[width], packed)
+            };
+            (self.mlp_in, self.mlp_out) = (alone(self.mlp_in)?, alone(self.mlp_out)?);
+        }
+        Ok(self)
     }
 
     /// The next `tokens [batch, seq, dim]`, no token seeing a later one, and those so far in `past` (`None` before the first).

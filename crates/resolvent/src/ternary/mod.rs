@@ -76,6 +76,13 @@ pub(crate) fn layer(layer: &Linear, x: Tensor<3>, packed: Option<&Packed>) -> Te
     Layers { weight: layer.weight.val(), bias, widths: &[width], packed }.forward(x)
 }
 
+/// A layer with nothing but its packed weights, those of `widths` side by side: see [`Packed::only`].
+pub(crate) fn only_packed(mut layer: Linear, widths: &[usize], packed: &Packed) -> Result<Linear> {
+    let stand_in = packed.only(layer.weight.val(), widths)?;
+    layer.weight = layer.weight.map(|_| stand_in);
+    Ok(layer)
+}
+
 /// The matrices that [`Layers`] multiply with, one for each of `widths`: `weight [inputs, outputs]`.
 ///
 /// # Errors
@@ -93,7 +100,7 @@ pub fn matrices(weight: Tensor<2>, widths: &[usize]) -> Result<Vec<TernaryMatrix
 }
 
 /// Values as f32.
-fn host(data: TensorData) -> Vec<f32> {
+pub(crate) fn host(data: TensorData) -> Vec<f32> {
     data.convert::<f32>().try_into_vec().expect("they were made of f32")
 }
 

@@ -28,6 +28,12 @@ pub struct TextEncoder {
 }
 
 impl TextEncoder {
+    /// The encoder for running alone: see [`TextClassifier::into_packed`].
+    pub(super) fn into_packed(mut self) -> Result<Self> {
+        self.blocks = self.blocks.into_iter().map(Block::into_packed).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
     /// `tokens [batch, seq]` as `[batch, seq, dim]`. `padding [batch, seq]` is true where there is no token: what stands there
     /// changes nothing, and what comes out there means nothing.
     ///
@@ -87,6 +93,16 @@ pub struct TextClassifier {
 }
 
 impl TextClassifier {
+    /// The model for running alone, without the real values of ternary weights: see
+    /// [`MultiHeadAttention::into_packed`](crate::attention::MultiHeadAttention::into_packed).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn into_packed(mut self) -> Result<Self> {
+        self.encoder = self.encoder.into_packed()?;
+        Ok(self)
+    }
+
     /// Class logits `[batch, classes]` of `tokens [batch, seq]`; `padding [batch, seq]` is true where there is no token.
     ///
     /// # Panics

@@ -100,6 +100,16 @@ impl LanguageModel {
         Ok(self.logits(x.narrow(1, seq - 1, 1)).squeeze_dim(1))
     }
 
+    /// The model for running alone, without the real values of ternary weights: see
+    /// [`MultiHeadAttention::into_packed`](crate::attention::MultiHeadAttention::into_packed).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn into_packed(mut self) -> Result<Self> {
+        self.blocks = self.blocks.into_iter().map(Block::into_packed).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
     fn embed(&self, tokens: Tensor<2, Int>, first: usize) -> Result<Tensor<3>> {
         let [_, seq] = tokens.dims();
         field("tokens", first + seq, first + seq <= self.context, "at most the model's context")?;

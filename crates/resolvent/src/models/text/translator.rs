@@ -123,6 +123,19 @@ pub struct Translator {
 }
 
 impl Translator {
+    /// The model for running alone, without the real values of ternary weights: see
+    /// [`MultiHeadAttention::into_packed`](crate::attention::MultiHeadAttention::into_packed).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn into_packed(mut self) -> Result<Self> {
+        self.encoder = self.encoder.into_packed()?;
+        for block in &mut self.blocks {
+            (block.block, block.cross) = (block.block.clone().into_packed()?, block.cross.clone().into_packed()?);
+        }
+        Ok(self)
+    }
+
     /// The logits of the token after each of `target [batch, seq_q]`, given what stands before it: `[batch, seq_q, vocabulary]`. The
     /// paddings, `[batch, seq]`, are true where there is no token.
     ///
