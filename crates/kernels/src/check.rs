@@ -10,7 +10,23 @@ pub(crate) fn inputs<T>(
     inputs: &Inputs<'_, T>,
     mask: &Mask<'_>,
 ) -> Result<()> {
-    length(op, "q", inputs.q.len(), s.q_len(), "expected batch * heads * seq_q * head_dim")?;
+    tensors(op, mechanism, inputs, [s.q_len(), s.k_len(), s.v_len()])?;
+    for (tensor, keep, seq) in [("key_mask", mask.key, s.seq_kv), ("query_mask", mask.query, s.seq_q)] {
+        let len = keep.map_or(s.batch * seq, <[bool]>::len);
+        length(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
+    }
+    one_token_set(mechanism, s, mask)?;
+    extras(op, mechanism, s, &inputs.extras)
+}
+
+/// Whether queries, keys and values are there, and of these lengths.
+pub(crate) fn tensors<T>(
+    op: &'static str,
+    mechanism: &Mechanism,
+    inputs: &Inputs<'_, T>,
+    [q, k, v]: [usize; 3],
+) -> Result<()> {
+    length(op, "q", inputs.q.len(), q, "expected batch * heads * seq_q * head_dim")?;
     match inputs.k {
         Some(_) if mechanism.tied() => {
             let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
@@ -19,16 +35,10 @@ pub(crate) fn inputs<T>(
         None if !mechanism.tied() => {
             return Err(Error::Tensor { op, tensor: "k", problem: "is missing; only a tied mechanism has none" });
         }
-        Some(k) => length(op, "k", k.len(), s.k_len(), "expected batch * heads * seq_kv * head_dim")?,
+        Some(given) => length(op, "k", given.len(), k, "expected batch * heads * seq_kv * head_dim")?,
         None => {}
     }
-    length(op, "v", inputs.v.len(), s.v_len(), "expected batch * heads * seq_kv * value_dim")?;
-    for (tensor, keep, seq) in [("key_mask", mask.key, s.seq_kv), ("query_mask", mask.query, s.seq_q)] {
-        let len = keep.map_or(s.batch * seq, <[bool]>::len);
-        length(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
-    }
-    one_token_set(mechanism, s, mask)?;
-    extras(op, mechanism, s, &inputs.extras)
+    length(op, "v", inputs.v.len(), v, "expected batch * heads * seq_kv * value_dim")
 }
 
 /// Where queries are keys there is one mask.
@@ -42,7 +52,8 @@ fn one_token_set(mechanism: &Mechanism, s: &Shape, mask: &Mask<'_>) -> Result<()
     Err(Error::Unsupported { mechanism: mechanism.id(), what: "a query_mask that differs from key_mask", why })
 }
 
-fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
+/// Whether the mechanism's own tensors fit.
+pub(crate) fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
     for (parameter, values) in extras.iter() {
         parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
         mechanism.check_parameter(parameter, values)?;

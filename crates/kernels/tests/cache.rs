@@ -47,6 +47,8 @@ fn cache_of(p: &Problem, capacity: usize) -> Cache {
 fn check(p: &Problem) {
     let expected = reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap().out;
     for (steps, capacity) in [(&[1][..], 1), (&[5, 1, 7], 4), (&[1000], 0), (&[40, 3], 100)] {
+        // The clusters of a call are made for its length.
+        let capacity = if matches!(p.mechanism, Mechanism::Ssa(_)) { p.shape.seq_q } else { capacity };
         let mut cache = cache_of(p, capacity);
         let first = stepwise(p, &mut cache, steps);
         let rtol = Tol::f32(&p.mechanism).forward;
@@ -62,11 +64,98 @@ fn causal() -> impl Iterator<Item = Mechanism> {
         Mechanism::Fna(m) => m.norm_exponent == 0.0,
         m => matches!(m, Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Uniform(_)),
     };
-    mechanisms().into_iter().filter(makes_sense).map(move |m| {
+    let clustered = CLUSTERED.iter().map(|json| Mechanism::from_json(json).unwrap());
+    let rows = mechanisms().into_iter().filter(makes_sense).map(move |m| {
         let mut config = json(&m);
         config["causal"] = true.into();
         Mechanism::from_value(config).unwrap()
-    })
+    });
+    rows.chain(clustered)
+}
+
+/// Causal clusters: every estimator, with the options that change a plan.
+const CLUSTERED: [&str; 9] = [
+    r#"{"mechanism": "ssa", "causal": true}"#,
+    r#"{"mechanism": "ssa", "causal": true, "samples": 0, "clusters": 5}"#,
+    r#"{"mechanism": "ssa", "causal": true, "samples": 100, "clusters": 4, "scale": 0.7}"#,
+    r#"{"mechanism": "ssa", "causal": true, "estimator": "raw", "samples": 3, "cluster_on": "keys", "seed": 5}"#,
+    r#"{"mechanism": "ssa", "causal": true, "estimator": "centroid"}"#,
+    r#"{"mechanism": "ssa", "causal": true, "estimator": "centroid", "cluster_on": "keys", "balance": 1}"#,
+    r#"{"mechanism": "ssa", "causal": true, "estimator": "centroid", "global_tokens": [7, 0, 30, 7], "jl_dim": 4}"#,
+    r#"{"mechanism": "ssa", "causal": true, "global_tokens": 2, "clusters": 6, "balance": null}"#,
+    r#"{"mechanism": "ssa", "causal": true, "estimator": "centroid", "clusters": 100}"#,
+];
+
+fn inputs<'a>(q: &'a [f32], k: &'a [f32], v: &'a [f32]) -> Inputs<'a, f32> {
+    Inputs { q, k: Some(k), v, extras: Default::default() }
+}
+
+/// Centroids that the call gives label as in a call.
+#[test]
+fn a_codebook_serves_every_step() {
+    let mechanism = Mechanism::from_json(
+        r#"{"mechanism": "ssa", "causal": true, "clusters": 5, "estimator": "centroid", "balance": 1.5}"#,
+    );
+    let (shape, book) = (Shape::square(2, 2, 40, 8), (0..80).map(|n| (n as f32 * 0.9).sin()).collect::<Vec<_>>());
+    let p = problem(mechanism.unwrap(), shape, 5);
+    let whole = Inputs { extras: resolvent_kernels::Extras::default().with_codebook(&book), ..p.inputs() };
+    let expected = reference::forward(&p.mechanism, &p.shape, &whole, &p.mask()).unwrap().out;
+    let mut cache = cache_of(&p, 40);
+    for n in 0..40 {
+        let [q, k, v] = [&p.q, p.k.as_ref().unwrap(), &p.v].map(|x| tokens(x, 40, 8, n, n + 1));
+        let mut out = vec![f32::NAN; 2 * 2 * 8];
+        let extras = resolvent_kernels::Extras::default().with_codebook(&book);
+        cache.step(&Inputs { extras, ..inputs(&q, &k, &v) }, &mut out).unwrap();
+        let want = tokens(&expected, 40, 8, n, n + 1);
+        assert!(out.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-5), "token {n}");
+    }
+}
+
+/// Heads of keys and values that heads of queries share are those heads repeated; tokens of a prompt need no rows; a cache
+/// of chosen sequences goes on with these.
+#[test]
+fn shared_heads_prompts_and_choices() {
+    let (batch, heads, kv_heads, dim, seq) = (2, 4, 2, 6, 40);
+    for mechanism in causal().filter(|m| !m.tied()) {
+        let noise = |slices: usize, seed: usize| -> Vec<f64> {
+            (0..slices * seq * dim).map(|n| ((n * 37 + seed * 101) as f64 * 0.61).sin()).collect()
+        };
+        let [q, k, v] =
+            [(batch * heads, 1), (batch * kv_heads, 2), (batch * kv_heads, 3)].map(|(n, seed)| noise(n, seed));
+        let repeated = |x: &[f64]| -> Vec<f64> { x.chunks(seq * dim).flat_map(|slice| [slice; 2].concat()).collect() };
+        let (all_k, all_v) = (repeated(&k), repeated(&v));
+        let new = || Cache::new(&mechanism, batch, heads, dim, dim, seq).unwrap();
+        let (mut whole, mut shared) = (new(), new().with_kv_heads(kv_heads).unwrap());
+        let part = |x: &[f64], from, to| tokens(x, seq, dim, from, to);
+        let rows = |cache: &mut Cache, k: &[f64], v: &[f64], from, to| {
+            let (q, k, v) = (part(&q, from, to), part(k, from, to), part(v, from, to));
+            let mut out = vec![f32::NAN; q.len()];
+            cache.step(&inputs(&q, &k, &v), &mut out).unwrap();
+            out
+        };
+        let first = rows(&mut whole, &all_k, &all_v, 0, 20);
+        assert_eq!(rows(&mut shared, &k, &v, 0, 20), first, "{mechanism:?}");
+        let mut read = new().with_kv_heads(kv_heads).unwrap();
+        read.append(&inputs(&part(&q, 0, 20), &part(&k, 0, 20), &part(&v, 0, 20))).unwrap();
+        let next = rows(&mut whole, &all_k, &all_v, 20, 21);
+        assert_eq!(rows(&mut read, &k, &v, 20, 21), next, "{mechanism:?}: appended");
+        // The second sequence twice, then the first.
+        let chosen = |x: &[f64]| -> Vec<f64> {
+            let half = x.len() / 2;
+            [&x[half..], &x[half..], &x[..half]].concat()
+        };
+        let mut others = shared.select(&[1, 1, 0]);
+        let [q, k, v] = [&q, &k, &v].map(|x| part(&chosen(x), 20, 21));
+        let mut out = vec![f32::NAN; q.len()];
+        others.step(&inputs(&q, &k, &v), &mut out).unwrap();
+        let half = next.len() / 2;
+        assert_eq!(out, [&next[half..], &next[half..], &next[..half]].concat(), "{mechanism:?}: chosen");
+        assert_eq!((others.len(), shared.len(), read.len()), (21, 20, 21));
+    }
+    let cache = || Cache::new(&Mechanism::preset("softmax").unwrap(), 1, 4, 2, 2, 8).unwrap();
+    for kv_heads in [0, 3, 8] {
+        assert!(matches!(cache().with_kv_heads(kv_heads), Err(Error::OutOfRange { field: "kv_heads", .. })));
+    }
 }
 
 #[test]
@@ -98,6 +187,9 @@ fn the_running_norm_survives_products_out_of_range() {
 
 #[test]
 fn what_cannot_be_decoded_is_refused() {
+    let kernel = r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "none"}"#;
+    let refused = Cache::new(&Mechanism::from_json(kernel).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { mechanism: "laplacian-exact", .. }), "{refused}");
     for id in ["infsa-resolvent", "linear-infsa"] {
         let refused = Cache::new(&Mechanism::preset(id).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { mechanism, what: "causal", .. } if mechanism == id));
@@ -105,6 +197,13 @@ fn what_cannot_be_decoded_is_refused() {
     let density = Mechanism::from_json(r#"{"mechanism": "fna", "norm_exponent": 1}"#).unwrap();
     let refused = Cache::new(&density, 1, 1, 4, 4, 8).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { what: "decoding with norm_exponent != 0", .. }), "{refused}");
+    let block = r#"{"mechanism": "ssa", "causal": true, "causal_clusters": {"kind": "block", "size": 4}, "estimator": "centroid"}"#;
+    let refused = Cache::new(&Mechanism::from_json(block).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { mechanism: "ssa", .. }), "{refused}");
+    let mut full = Cache::new(&Mechanism::preset("ssa").unwrap(), 1, 1, 2, 2, 1).unwrap();
+    full.step(&inputs(&[1.0; 2], &[1.0; 2], &[1.0; 2]), &mut [0.0; 2]).unwrap();
+    let refused = full.step(&inputs(&[1.0; 2], &[1.0; 2], &[1.0; 2]), &mut [0.0; 2]).unwrap_err();
+    assert!(matches!(refused, Error::OutOfRange { field: "tokens", .. }), "{refused}");
     let mut cache = Cache::new(&Mechanism::preset("infsa").unwrap(), 1, 2, 4, 4, 8).unwrap();
     let (x, mut out) = ([0.5; 16], [0.0; 16]);
     for (q, k, v) in [(0, 8, 8), (9, 8, 8), (8, 16, 8), (8, 8, 4)] {

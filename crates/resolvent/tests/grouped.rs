@@ -118,7 +118,7 @@ fn groups_are_refused_where_queries_are_keys() {
 }
 
 /// Every mechanism with a causal form, and options that change how it is decoded.
-const CAUSAL: [&str; 8] = [
+const CAUSAL: [&str; 9] = [
     r#"{"mechanism": "softmax"}"#,
     r#"{"mechanism": "uniform"}"#,
     r#"{"mechanism": "infsa"}"#,
@@ -126,6 +126,7 @@ const CAUSAL: [&str; 8] = [
     r#"{"mechanism": "fna", "norm_exponent": 0.5}"#,
     r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "none"}"#,
     r#"{"mechanism": "ssa", "estimator": "centroid"}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid", "cluster_on": "keys", "clusters": 5, "global_tokens": [0, 9]}"#,
     r#"{"mechanism": "ssa"}"#,
 ];
 

@@ -227,6 +227,12 @@ impl Ssa {
         self.clusters.unwrap_or(((seq_kv as f64).sqrt().round() as usize).max(1))
     }
 
+    /// Most members of a cluster, of `tokens` that are clustered among `seq_kv`.
+    pub(crate) fn cap(&self, seq_kv: usize, tokens: usize) -> usize {
+        let asked = self.clusters(seq_kv).min(tokens).max(1);
+        self.balance.map_or(tokens, |balance| (balance * tokens as f64 / asked as f64).ceil() as usize)
+    }
+
     /// Edges per remote pair of clusters, or per row.
     pub fn samples(&self, seq_kv: usize) -> usize {
         match self.estimator {

@@ -1,12 +1,13 @@
 //! Attention of a few new queries over what is kept of earlier tokens, for decoding token by token.
 
-use burn::tensor::{Bool, Int, Tensor};
-use resolvent_kernels as kernels;
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use resolvent_kernels::{self as kernels, Cache, Parameter};
 
 use super::{MultiHeadAttention, config::with_tied};
 use crate::{
-    Error, Inputs, Mask, Mechanism, Result, attend,
-    ops::{merge_heads, projections},
+    Error, Inputs, Mask, Mechanism, Result, Strategy, attend,
+    ops::{is_flex, merge_heads, projections},
+    ternary::host,
 };
 
 /// Projected keys and values of another sequence.
@@ -25,18 +26,28 @@ impl KeyValues {
     }
 }
 
-/// What a layer keeps of the tokens so far: their keys and values, turned by their positions; their queries too where rows
-/// depend on those of other tokens.
+/// What a layer keeps of the tokens so far.
 #[derive(Debug, Clone)]
 pub struct Past {
-    /// `[batch, seq, columns]`.
-    kept: Tensor<3>,
+    kept: Kept,
+}
+
+#[derive(Debug, Clone)]
+enum Kept {
+    /// What the kernels need for the next row.
+    Cache(Cache),
+    /// `[batch, seq, columns]`: keys and values, turned by their positions; queries too where rows depend on those of other
+    /// tokens.
+    Projections(Tensor<3>),
 }
 
 impl Past {
     /// Tokens so far.
     pub fn len(&self) -> usize {
-        self.kept.dims()[1]
+        match &self.kept {
+            Kept::Cache(cache) => cache.len(),
+            Kept::Projections(kept) => kept.dims()[1],
+        }
     }
 
     /// Whether there is none.
@@ -46,7 +57,14 @@ impl Past {
 
     /// The sequences at `rows` of the batch, which may repeat.
     pub fn select(self, rows: Tensor<1, Int>) -> Self {
-        Self { kept: self.kept.select(0, rows) }
+        let kept = match self.kept {
+            Kept::Cache(cache) => {
+                let rows: Vec<usize> = rows.into_data().iter::<i64>().map(|row| row as usize).collect();
+                Kept::Cache(cache.select(&rows))
+            }
+            Kept::Projections(kept) => Kept::Projections(kept.select(0, rows)),
+        };
+        Self { kept }
     }
 }
 
@@ -69,9 +87,11 @@ impl MultiHeadAttention {
     /// Causal self-attention of the next `tokens [batch, seq, d_model]`, which are added to `past` (`None` before the first): the
     /// rows that [`MultiHeadAttention::forward`] gives them in the whole sequence.
     ///
-    /// Where each row depends on its own query alone ([`check_row_local`]), a token costs O(N) for N tokens so far. Elsewhere the operator is
-    /// applied to all projections so far, and the new rows are taken: as much as a forward pass of the operator, but no past
-    /// token is projected again.
+    /// On Flex in f32 the kernels keep what the next row needs ([`Cache`]): a token costs O(N) for N tokens so far with `softmax`,
+    /// `fna` and `infsa`, about `sqrt(N)` with `ssa` and a [`causal_span`](MultiHeadAttention::causal_span), the same however
+    /// many there are with `uniform`. Elsewhere it costs O(N), and a copy of what is kept, where each row depends on its
+    /// own query alone ([`check_row_local`]); else the operator is applied to all projections so far, and the new rows are taken: as
+    /// much as a forward pass of the operator, but no past token is projected again.
     ///
     /// # Errors
     /// A mechanism without a causal form, and whatever else [`crate::attend`] refuses.
@@ -83,7 +103,19 @@ impl MultiHeadAttention {
         }
         let first = past.as_ref().map_or(0, Past::len);
         let packed = self.project(tokens, first, None)?;
-        let attended = if self.value_filter.is_none() && check_row_local(&self.mechanism).is_ok() {
+        let cache = match past.take() {
+            None => self.cache(&packed),
+            Some(Past { kept: Kept::Cache(cache) }) => Some(cache),
+            other => {
+                *past = other;
+                None
+            }
+        };
+        let attended = if let Some(mut cache) = cache {
+            let attended = self.attend_cached(packed, &mut cache)?;
+            *past = Some(Past { kept: Kept::Cache(cache) });
+            attended
+        } else if self.value_filter.is_none() && check_row_local(&self.mechanism).is_ok() {
             self.attend_rows(packed, past)?
         } else {
             let whole = add(past, packed);
@@ -91,6 +123,61 @@ impl MultiHeadAttention {
             attended.narrow(1, first, seq)
         };
         Ok(self.dropout.forward(self.output(attended)))
+    }
+
+    /// An empty cache, where the kernels have one for these projections.
+    fn cache(&self, packed: &Tensor<3>) -> Option<Cache> {
+        let ([batch, seq, _], device) = (packed.dims(), packed.device());
+        let here = is_flex(&device) && !device.is_autodiff() && packed.dtype() == DType::F32;
+        let free = matches!(self.strategy, Strategy::Auto | Strategy::Fused);
+        if !here || !free || self.value_filter.is_some() || self.observer.is_some() {
+            return None;
+        }
+        let capacity = match (&self.mechanism, self.causal_span) {
+            // How many clusters there are must not depend on how many tokens there are so far.
+            (Mechanism::Ssa(_), span) => span?,
+            (_, span) => span.unwrap_or(seq),
+        };
+        let dim = self.head_dim();
+        let cache = Cache::new(&self.mechanism, batch, self.n_heads, dim, dim, capacity);
+        // What has no cache is refused, or done in another way, by those that say why.
+        cache.and_then(|cache| cache.with_kv_heads(self.kv_heads)).ok()
+    }
+
+    /// The rows of new projections, which `cache` takes in.
+    fn attend_cached(&self, packed: Tensor<3>, cache: &mut Cache) -> Result<Tensor<3>> {
+        let ([batch, seq, width], device) = (packed.dims(), packed.device());
+        let (keys, queries) = (self.key_width(), self.n_heads * self.head_dim());
+        let heads = |x: Tensor<3>| host(self.heads(x).into_data());
+        let part = |first: usize, width: usize| heads(packed.clone().narrow(2, first, width));
+        let v = part(width - keys, keys);
+        let (q, k) = match projections(&self.mechanism) {
+            // The sizes alone count.
+            1 => (heads(self.shared(packed.clone())), Some(v.clone())),
+            2 => (part(0, queries), None),
+            _ => (part(0, queries), Some(part(queries, keys))),
+        };
+        let learned = self.extras();
+        let learned: Vec<(Parameter, Vec<f32>)> = self
+            .mechanism
+            .parameters()
+            .iter()
+            .filter_map(|&parameter| Some((parameter, host(learned.get(parameter)?.to_data()))))
+            .collect();
+        let codebook = self.codebook.as_ref().map(|codebook| codebook.values());
+        let extras = learned.iter().fold(kernels::Extras::default(), |extras, (p, values)| extras.with(*p, values));
+        let extras = codebook.iter().fold(extras, |extras, codebook| extras.with_codebook(codebook));
+        let inputs = kernels::Inputs { q: &q, k: k.as_deref(), v: &v, extras };
+        let prompt = cache.is_empty() && seq > 1;
+        // The norm of `infsa` is a sum over rows, which the cache has to go through anyway.
+        if prompt && !matches!(self.mechanism, Mechanism::Infsa(_)) {
+            cache.append(&inputs)?;
+            return self.attend_projected(packed, None, &self.mechanism, self.extras(), &Mask::causal());
+        }
+        let mut out = vec![0.0; q.len()];
+        cache.step(&inputs, &mut out)?;
+        let shape = [batch, self.n_heads, seq, self.head_dim()];
+        Ok(merge_heads(Tensor::from_data(TensorData::new(out, shape), &device)))
     }
 
     /// The rows of new projections, each of which depends on its own query and all keys up to it.
@@ -155,9 +242,9 @@ impl MultiHeadAttention {
 /// All projections so far, the new ones last.
 fn add(past: &mut Option<Past>, new: Tensor<3>) -> Tensor<3> {
     let kept = match past.take() {
-        Some(past) => Tensor::cat(vec![past.kept, new], 1),
-        None => new,
+        Some(Past { kept: Kept::Projections(kept) }) => Tensor::cat(vec![kept, new], 1),
+        _ => new,
     };
-    *past = Some(Past { kept: kept.clone() });
+    *past = Some(Past { kept: Kept::Projections(kept.clone()) });
     kept
 }

@@ -8,6 +8,7 @@
 
 mod backward;
 mod certificate;
+mod decoding;
 mod far;
 mod forward;
 mod graph;
@@ -22,6 +23,7 @@ mod sparse;
 
 pub(crate) use backward::backward;
 pub use certificate::Certificate;
+pub(crate) use decoding::{Past, Setting, Token};
 pub(crate) use forward::forward;
 pub use matrices::PlanMatrices;
 pub(crate) use plan::plan;

@@ -3,7 +3,7 @@
 
 mod by_row;
 mod kmeans;
-mod online;
+pub(super) mod online;
 mod outliers;
 mod pairs;
 mod panels;
@@ -11,10 +11,8 @@ mod random;
 
 use rayon::prelude::*;
 
-use self::{
-    kmeans::Points,
-    random::{Stage, Stream},
-};
+pub(super) use self::random::{Stage, Stream, pick};
+use self::{kmeans::Points, online::Running};
 use super::{
     members::{self, Members, NONE, clusters},
     plans::{ClusterPlan, HeadPlan},
@@ -171,12 +169,14 @@ impl<'a> Head<'a> {
                 Points { x: &projected, dim, tokens: &tokens }
             }
         };
-        let asked = self.m.clusters(self.seq_kv);
-        let share = |balance: f64| (balance * tokens.len() as f64 / asked.min(tokens.len()) as f64).ceil() as usize;
-        let cap = self.m.balance.map_or(tokens.len(), share);
+        let (asked, cap) = (self.m.clusters(self.seq_kv), self.m.cap(self.seq_kv, tokens.len()));
+        let block = self.m.causal_clusters.block();
         let found = match self.codebook {
-            Some(codebook) => online::by_codebook(points, codebook, cap, self.level),
-            None if self.causal => online::online(points, asked, self.m.causal_clusters.block(), cap, self.level),
+            Some(codebook) => online::online(points, Running::fixed(codebook, self.dim, cap), block, self.level),
+            None if self.causal => {
+                let running = Running::new(asked.min(tokens.len()), points.dim, cap);
+                online::online(points, running, block, self.level)
+            }
             None => {
                 let stream = self.stream(stage, &[]);
                 let mut found = kmeans::kmeans(points, asked, self.m.kmeans_iterations, stream, self.level);
@@ -191,9 +191,7 @@ impl<'a> Head<'a> {
 
     /// A random projection of the rows `tokens`, which keeps distances; "Spectral Sparse Attention", section 3.12.
     fn project(&self, x: &[f32], dim: usize, tokens: &[u32]) -> Vec<f32> {
-        let mut stream = Stream::new(self.m.seed, &[Stage::Projection as u64]);
-        let norm = (dim as f64).sqrt();
-        let phi: Vec<f32> = (0..dim * self.dim).map(|_| (stream.normal() / norm) as f32).collect();
+        let phi = projection(self.m.seed, dim, self.dim);
         let mut projected = vec![0.0; x.len() / self.dim * dim];
         for &n in tokens {
             let n = n as usize;
@@ -281,6 +279,13 @@ impl<'a> Head<'a> {
         let block = self.m.causal_clusters.block();
         (i / block + 1).saturating_mul(block).min(self.seq_kv)
     }
+}
+
+/// The matrix `[to, from]` of a random projection.
+pub(super) fn projection(seed: u64, to: usize, from: usize) -> Vec<f32> {
+    let mut stream = Stream::new(seed, &[Stage::Projection as u64]);
+    let norm = (to as f64).sqrt();
+    (0..to * from).map(|_| (stream.normal() / norm) as f32).collect()
 }
 
 /// The labels without those that no point has, in order.

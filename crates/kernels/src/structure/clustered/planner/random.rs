@@ -6,7 +6,7 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// What a stream is drawn for: its last words after the batch entry and the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(in super::super) enum Stage {
     /// First centres of the queries, also of the one set that queries and keys share.
     Queries = 1,
     /// First centres of the keys, where they are clustered apart.
@@ -30,7 +30,7 @@ fn mix(mut z: u64) -> u64 {
 
 /// SplitMix64, started at a state folded from a seed and words that say what it is for.
 #[derive(Debug, Clone)]
-pub(super) struct Stream(u64);
+pub(in super::super) struct Stream(u64);
 
 impl Stream {
     pub fn new(seed: u64, words: &[u64]) -> Self {
@@ -62,7 +62,7 @@ impl Stream {
 
 /// The first index with a positive weight whose running sum exceeds `u` times the sum of all; the last with a positive
 /// weight where rounding leaves none.
-pub(super) fn pick(weights: impl Iterator<Item = f64>, total: f64, u: f64) -> usize {
+pub(in super::super) fn pick(weights: impl Iterator<Item = f64>, total: f64, u: f64) -> usize {
     let (mut run, mut last) = (0.0, 0);
     for (index, weight) in weights.enumerate() {
         if weight > 0.0 {

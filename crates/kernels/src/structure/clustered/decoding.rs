@@ -1,0 +1,232 @@
+//! Causal clusters token by token: what a plan says of a token depends on none after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::planner::{Stage, Stream, online::Running, pick, projection};
+use crate::{
+    mechanism::{ClusterOn, Estimator, Ssa},
+    simd::{Level, rows},
+};
+
+/// A call's constants.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setting<'a> {
+    pub m: &'a Ssa,
+    pub level: Level,
+    /// Most tokens that there will be: clusters are made for so many.
+    pub span: usize,
+}
+
+/// What one head keeps of the tokens so far.
+#[derive(Debug, Clone)]
+pub(crate) struct Past {
+    /// Batch entry and head, which draws depend on.
+    index: [u64; 2],
+    dim: usize,
+    value_dim: usize,
+    len: usize,
+    labels: Running,
+    /// Of the projection before clustering, `[jl_dim, dim]`.
+    projection: Option<Vec<f32>>,
+    /// Tokens in no cluster, which all see.
+    globals: BTreeSet<usize>,
+    /// Of every cluster, by its label; at last the tokens in none.
+    clusters: Vec<Kept>,
+    free: Kept,
+    /// The mean key and value of every cluster.
+    mean_keys: Vec<f32>,
+    mean_values: Vec<f32>,
+    room: Vec<f32>,
+}
+
+/// Tokens that are seen or passed over together.
+#[derive(Debug, Clone, Default)]
+struct Kept {
+    count: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    sum_keys: Vec<f64>,
+    sum_values: Vec<f64>,
+}
+
+impl Kept {
+    fn push(&mut self, k: &[f32], v: &[f32]) {
+        self.count += 1;
+        self.keys.extend_from_slice(k);
+        self.values.extend_from_slice(v);
+        for (sums, x) in [(&mut self.sum_keys, k), (&mut self.sum_values, v)] {
+            sums.resize(x.len(), 0.0);
+            sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x));
+        }
+    }
+}
+
+/// A token of one head.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Token<'a> {
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+}
+
+impl Past {
+    /// Before the first token. `codebook [clusters, dim]`, if the call has one.
+    pub fn new(at: &Setting<'_>, index: [u64; 2], codebook: Option<&[f32]>, [dim, value_dim]: [usize; 2]) -> Self {
+        let m = at.m;
+        let globals: BTreeSet<usize> = m.globals(at.span).into_iter().collect();
+        let clustered = at.span - globals.len();
+        let asked = m.clusters(at.span).min(clustered);
+        let cap = m.cap(at.span, clustered);
+        let points = m.jl_dim.unwrap_or(dim);
+        let labels = match codebook {
+            Some(codebook) => Running::fixed(codebook, dim, cap),
+            None => Running::new(asked, points, cap),
+        };
+        Self {
+            index,
+            dim,
+            value_dim,
+            len: 0,
+            labels,
+            projection: m.jl_dim.map(|to| projection(m.seed, to, dim)),
+            globals,
+            clusters: Vec::new(),
+            free: Kept::default(),
+            mean_keys: Vec::new(),
+            mean_values: Vec::new(),
+            room: Vec::new(),
+        }
+    }
+
+    /// Takes a token in. Returns its cluster.
+    pub fn push(&mut self, at: &Setting<'_>, token: Token<'_>) -> Option<usize> {
+        let position = self.len;
+        self.len += 1;
+        if self.globals.contains(&position) {
+            self.free.push(token.k, token.v);
+            return None;
+        }
+        let x = if at.m.cluster_on == ClusterOn::Keys { token.k } else { token.q };
+        let label = match &self.projection {
+            None => self.labels.next(at.level, x),
+            Some(phi) => {
+                let mut point = vec![0.0; phi.len() / self.dim];
+                rows::dots(at.level, phi, x, &mut point);
+                self.labels.next(at.level, &point)
+            }
+        };
+        if self.clusters.len() <= label {
+            self.clusters.resize_with(label + 1, Kept::default);
+            self.mean_keys.resize((label + 1) * self.dim, 0.0);
+            self.mean_values.resize((label + 1) * self.value_dim, 0.0);
+        }
+        let cluster = &mut self.clusters[label];
+        cluster.push(token.k, token.v);
+        let count = cluster.count as f64;
+        for (means, sums) in [(&mut self.mean_keys, &cluster.sum_keys), (&mut self.mean_values, &cluster.sum_values)] {
+            let means = &mut means[label * sums.len()..][..sums.len()];
+            means.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = (sum / count) as f32);
+        }
+        Some(label)
+    }
+
+    /// `sum = sum_e exp(z_e - max z) v_e` over the entries of the newest token, which is in cluster `own`; returns what it has
+    /// to be multiplied by.
+    pub fn row(&mut self, at: &Setting<'_>, own: Option<usize>, q: &[f32], sum: &mut [f64]) -> f64 {
+        let scale = at.m.scale.unwrap_or((self.dim as f64).powf(-0.5));
+        let Self { clusters, free, mean_keys, mean_values, room, value_dim, .. } = self;
+        let exact: Vec<&Kept> = match own {
+            Some(own) => vec![&clusters[own], &*free],
+            // A token in no cluster sees all.
+            None => clusters.iter().chain([&*free]).collect(),
+        };
+        let remote = own.map_or(0, |_| clusters.len());
+        room.resize(exact.iter().map(|kept| kept.count).sum::<usize>() + remote, 0.0);
+        let (means, mut rest) = room.split_at_mut(remote);
+        rows::dots(at.level, &mean_keys[..remote * q.len()], q, means);
+        let mass = |c: usize, product: f32| match clusters[c].count {
+            0 => f64::NEG_INFINITY,
+            _ if Some(c) == own => f64::NEG_INFINITY,
+            n => scale * f64::from(product) + (n as f64).ln(),
+        };
+        let masses: Vec<f64> = means.iter().enumerate().map(|(c, &product)| mass(c, product)).collect();
+        for kept in &exact {
+            let (z, after) = rest.split_at_mut(kept.count);
+            rows::dots(at.level, &kept.keys, q, z);
+            z.iter_mut().for_each(|z| *z *= scale as f32);
+            rest = after;
+        }
+        let far = |mass: f64| if at.m.estimator == Estimator::Centroid { mass as f32 } else { f32::NEG_INFINITY };
+        means.iter_mut().zip(&masses).for_each(|(z, &mass)| *z = far(mass));
+        let place = (self.index, self.len - 1);
+        let mut edges = sampled(at, place, clusters, own, &masses);
+        for edge in &mut edges {
+            let mut product = [0.0];
+            rows::dots(at.level, edge.key, q, &mut product);
+            edge.logit += (scale * f64::from(product[0])) as f32;
+        }
+        let sampled = edges.iter().map(|edge| edge.logit);
+        let most = room.iter().copied().chain(sampled).fold(f32::NEG_INFINITY, f32::max);
+        room.iter_mut().for_each(|z| *z = (*z - most).exp());
+        sum.fill(0.0);
+        let (means, mut rest) = room.split_at(remote);
+        rows::accumulate(at.level, means, &mean_values[..remote * *value_dim], 1.0, sum);
+        for kept in exact {
+            let (weights, after) = rest.split_at(kept.count);
+            rows::accumulate(at.level, weights, &kept.values, 1.0, sum);
+            rest = after;
+        }
+        let mut total: f64 = room.iter().map(|&w| f64::from(w)).sum();
+        for edge in edges {
+            let weight = (edge.logit - most).exp();
+            rows::accumulate(at.level, &[weight], edge.value, 1.0, sum);
+            total += f64::from(weight);
+        }
+        1.0 / total
+    }
+}
+
+/// An edge to a token of another cluster.
+struct Edge<'a> {
+    key: &'a [f32],
+    value: &'a [f32],
+    logit: f32,
+}
+
+/// What the `row` sampler draws for a token, as the plan of the whole sequence has it; the logits are yet to be added to.
+fn sampled<'a>(
+    at: &Setting<'_>,
+    (index, row): ([u64; 2], usize),
+    clusters: &'a [Kept],
+    own: Option<usize>,
+    masses: &[f64],
+) -> Vec<Edge<'a>> {
+    let samples = at.m.samples(at.span);
+    if samples == 0 || own.is_none() {
+        return Vec::new();
+    }
+    let edge = |(c, n): (usize, usize), logit: f64| {
+        let Kept { count, keys, values, .. } = &clusters[c];
+        let [dim, value_dim] = [keys.len() / count, values.len() / count];
+        Edge { key: &keys[n * dim..][..dim], value: &values[n * value_dim..][..value_dim], logit: logit as f32 }
+    };
+    let remote = (0..clusters.len()).filter(|&c| Some(c) != own);
+    if remote.clone().map(|c| clusters[c].count).sum::<usize>() <= samples {
+        return remote.flat_map(|c| (0..clusters[c].count).map(move |n| (c, n))).map(|at| edge(at, 0.0)).collect();
+    }
+    let most = masses.iter().fold(f64::NEG_INFINITY, |most, &x| most.max(x));
+    let shares: Vec<f64> = masses.iter().map(|mass| (mass - most).exp()).collect();
+    let sum: f64 = shares.iter().sum();
+    let mut stream = Stream::new(at.m.seed, &[index[0], index[1], Stage::Rows as u64, row as u64]);
+    let mut drawn = BTreeMap::new();
+    for _ in 0..samples {
+        let c = pick(shares.iter().copied(), sum, stream.uniform());
+        *drawn.entry((c, stream.below(clusters[c].count))).or_insert(0_u32) += 1;
+    }
+    let weighted = |((c, n), times): ((usize, usize), u32)| {
+        let log_count = (clusters[c].count as f64).ln();
+        let weight = f64::from(times).ln() - (samples as f64).ln() - (shares[c].ln() - sum.ln()) + log_count;
+        edge((c, n), if at.m.estimator == Estimator::Raw { 0.0 } else { weight })
+    };
+    drawn.into_iter().map(weighted).collect()
+}
