@@ -6,9 +6,10 @@ use resolvent_lab::data::heads::{ClusterKind, Clusters, Head};
 use super::{attend, drawn, entries, mean, mean_cosine, plan, ssa};
 
 const TOKENS: usize = 1024;
-const SEEDS: u64 = 5;
+const SEEDS: u64 = 20;
 
-/// Cosines by estimator at equal density (`tokens^1.5` sampled edges in all), over the number of clusters, then over data.
+/// Cosines by estimator at equal density (`tokens^1.5` sampled edges in all), over the number of clusters, then over data: mean
+/// and standard deviation over the draws.
 pub fn table() -> Result<()> {
     println!("| data | clusters | density | no edges beyond | `raw` | `importance` | `row` | `centroid` |");
     println!("|---|---|---|---|---|---|---|---|");
@@ -56,11 +57,14 @@ fn row(name: &str, heads: &[Head], clusters: usize, fields: &str) -> Result<()> 
     ];
     let softmax = Mechanism::preset("softmax")?;
     let dense: Vec<Vec<f32>> = heads.iter().map(|head| attend(&softmax, head)).collect::<Result<_>>()?;
-    let cosine = |m: &Mechanism| -> Result<f64> {
+    let cosine = |m: &Mechanism| -> Result<String> {
         let of_heads = heads.iter().zip(&dense).map(|(head, dense)| Ok(mean_cosine(&attend(m, head)?, dense, dim)));
-        Ok(mean(&of_heads.collect::<Result<Vec<_>>>()?))
+        let cosines = of_heads.collect::<Result<Vec<_>>>()?;
+        let mean = mean(&cosines);
+        let squares: f64 = cosines.iter().map(|cosine| (cosine - mean).powi(2)).sum();
+        Ok(format!("{mean:.3} ± {:.3}", (squares / (cosines.len() - 1) as f64).sqrt()))
     };
-    let cosines = estimators.iter().map(|m| Ok(format!("{:.3}", cosine(m)?))).collect::<Result<Vec<_>>>()?;
+    let cosines = estimators.iter().map(cosine).collect::<Result<Vec<_>>>()?;
     let [exact, sampled, _] = entries(&plan(&estimators[1], &heads[0])?, &heads[0].shape());
     let density = (exact + sampled) as f64 / (TOKENS * TOKENS) as f64;
     println!("| {name} | {clusters} | {density:.2} | {} |", cosines.join(" | "));

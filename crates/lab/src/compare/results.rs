@@ -11,6 +11,7 @@ use crate::{
     checkpoint::DataIdentity,
     environment::Environment,
     eval::Prediction,
+    recipe::ModelRecipe,
     train::{Ended, Plan, TrainSummary},
 };
 
@@ -203,6 +204,18 @@ impl Comparison {
         text
     }
 
+    /// The speeds of language models in tokens, of which an example has as many as the context.
+    fn tokens_per_second(&self) -> Option<String> {
+        let ModelRecipe::Language(model) = &self.recipe.model else { return None };
+        let tokens = |examples: f64| (examples * model.context as f64).round();
+        let of_entry = |entry: &Entry| {
+            let Speed { train_examples_per_second: train, infer_examples_per_second: infer, .. } = entry.speed;
+            format!("{} {} in training and {} in inference", entry.name, tokens(train), tokens(infer))
+        };
+        let entries: Vec<_> = self.entries.iter().map(of_entry).collect();
+        Some(format!("An example is {} tokens; tokens per second: {}.", model.context, entries.join(", ")))
+    }
+
     /// What a reader must know to read the numbers rightly, a sentence each.
     pub fn caveats(&self) -> Vec<String> {
         let mut caveats = Vec::new();
@@ -214,6 +227,7 @@ impl Comparison {
                 self.plan.steps, self.plan.full_steps
             ));
         }
+        caveats.extend(self.tokens_per_second());
         if self.seeds.len() == 1 {
             caveats.push("One seed: differences of a percent or two may be chance.".into());
         }
