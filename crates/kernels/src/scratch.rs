@@ -35,7 +35,9 @@ impl Scratch {
     pub fn take(&mut self, len: usize) -> &mut [f32] {
         let lines = len.div_ceil(LINE);
         if self.lines.len() < lines {
-            self.lines.resize(lines, Line::default());
+            // What is too small goes first: nothing of it is kept, and both together would be more than was planned.
+            self.lines = Vec::new();
+            self.lines = vec![Line::default(); lines];
         }
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
     }
