@@ -55,7 +55,7 @@ pub(super) fn invert(method: &Method, order: Order, a: &[f32], y: &mut [f32], wo
         }
         (0..n).for_each(|i| y[i * stride + column] = x[i] as f32);
     }
-    order.symmetrise(y);
+    order.symmetrise(y, |_, mean| mean);
     Ok(())
 }
 

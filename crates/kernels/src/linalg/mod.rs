@@ -36,6 +36,9 @@ pub(crate) struct Method {
     pub cutoff: f64,
 }
 
+/// Side of the squares that a matrix and its transpose are worked through in.
+const BLOCK: usize = 64;
+
 /// Where an inverse is written to: each entry as an f32, and what that leaves off as another, unless there is no room for it.
 pub(crate) struct Entries<'a> {
     pub high: &'a mut [f32],
@@ -79,13 +82,19 @@ impl Order {
         multiply(level, size, left, Right { data: right, stride }, Store { data: out, stride });
     }
 
-    /// `x` becomes `(x + x^T) / 2`.
-    fn symmetrise(self, x: &mut [f32]) {
+    /// Every entry of `x` becomes `f` of its place and of the mean of `x` and its transpose, which makes `x` symmetric if `f` is.
+    fn symmetrise(self, x: &mut [f32], f: impl Fn(usize, f32) -> f32) {
         let Self { n, stride } = self;
-        for i in 0..n {
-            for j in 0..i {
-                let mean = 0.5 * (x[i * stride + j] + x[j * stride + i]);
-                (x[i * stride + j], x[j * stride + i]) = (mean, mean);
+        // In squares: columns across lie in another line of the cache each.
+        for rows in (0..n).step_by(BLOCK) {
+            for columns in (0..=rows).step_by(BLOCK) {
+                for i in rows..n.min(rows + BLOCK) {
+                    for j in columns..(i + 1).min(columns + BLOCK) {
+                        let (at, across) = (i * stride + j, j * stride + i);
+                        let value = f(at, 0.5 * (x[at] + x[across]));
+                        (x[at], x[across]) = (value, value);
+                    }
+                }
             }
         }
     }

@@ -21,12 +21,16 @@ pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: 
     let len = order.len();
     let (m, rest) = work.split_at_mut(len);
     let (product, next) = rest.split_at_mut(len);
-    let (y, next) = (&mut y[..len], &mut next[..len]);
+    let (mut x, mut next) = (&mut y[..len], &mut next[..len]);
     order.add_ridge(a, method.ridge, m);
-    start(method, level, order, a, m, y, product);
+    start(method, level, order, a, m, x, product);
     for _ in 0..method.steps {
-        step(level, order, m, y, product, next);
-        y.copy_from_slice(next);
+        step(level, order, m, x, product, next);
+        std::mem::swap(&mut x, &mut next);
+    }
+    if method.steps % 2 == 1 {
+        // Then `next` is what belongs to the caller.
+        next.copy_from_slice(x);
     }
 }
 
@@ -78,16 +82,9 @@ fn residual(order: Order, x: &[f32], alpha: f64) -> f64 {
 
 /// `next = 2x - x m x`, made symmetric, which it is but for rounding.
 fn step(level: Level, order: Order, m: &[f32], x: &[f32], product: &mut [f32], next: &mut [f32]) {
-    let Order { n, stride } = order;
     order.times(level, m, x, product);
     order.times(level, x, product, next);
-    for i in 0..n {
-        for j in 0..=i {
-            let (at, across) = (i * stride + j, j * stride + i);
-            let mean = 2.0 * x[at] - 0.5 * (next[at] + next[across]);
-            (next[at], next[across]) = (mean, mean);
-        }
-    }
+    order.symmetrise(next, |at, xmx| 2.0 * x[at] - xmx);
 }
 
 /// Back through the steps that were taken; the factor on the start is held constant.

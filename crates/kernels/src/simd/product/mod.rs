@@ -6,11 +6,13 @@
 //! queries and output gradients are transposed, once per head). This is what a general GEMM cannot do: it repacks
 //! both operands at every call, which for a depth of 64 costs as much time as a fifth of the product.
 
+mod panels;
+
 use std::mem::size_of;
 
-use pulp::{Simd, WithSimd};
+use pulp::Simd;
 
-use super::Level;
+pub(crate) use panels::{add_product, multiply, multiply_add, store_product};
 
 /// Element `(row, depth)` is `data[row * row_stride + depth * depth_stride]`.
 #[derive(Clone, Copy)]
@@ -267,52 +269,6 @@ pub(crate) fn vectors<S: Simd, const N: usize>(data: &[f32], at: usize) -> &[S::
 #[inline(always)]
 pub(crate) fn vectors_mut<S: Simd, const N: usize>(data: &mut [f32], at: usize) -> &mut [S::f32s] {
     &mut S::as_mut_simd_f32s(&mut data[at..at + N * size_of::<S::f32s>() / size_of::<f32>()]).0[..N]
-}
-
-/// [`product`] into rows of `data`, as a function that is called: where a kernel has many products, inlining each of them
-/// would take the compiler minutes.
-pub(crate) fn store_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
-    simd.vectorize(Called { size, left, right, into: Into::Store(into) });
-}
-
-/// As [`store_product`], added to what is there.
-pub(crate) fn add_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
-    simd.vectorize(Called { size, left, right, into: Into::Add(into) });
-}
-
-/// [`store_product`] on the instruction set `level`.
-pub(crate) fn multiply(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
-    level.dispatch(Called { size, left, right, into: Into::Store(into) });
-}
-
-/// [`add_product`] on the instruction set `level`.
-pub(crate) fn multiply_add(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
-    level.dispatch(Called { size, left, right, into: Into::Add(into) });
-}
-
-/// A product with its sink.
-struct Called<'a> {
-    size: Size,
-    left: Left<'a>,
-    right: Right<'a>,
-    into: Into<'a>,
-}
-
-enum Into<'a> {
-    Store(Store<'a>),
-    Add(Add<'a>),
-}
-
-impl WithSimd for Called<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        match self.into {
-            Into::Store(mut sink) => product(simd, self.size, self.left, self.right, &mut sink),
-            Into::Add(mut sink) => product(simd, self.size, self.left, self.right, &mut sink),
-        }
-    }
 }
 
 /// Stores the product as rows of `data`.

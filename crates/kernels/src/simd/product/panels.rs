@@ -1,0 +1,137 @@
+//! Products that are called, panel by panel where the operands are larger than the first-level cache.
+
+use pulp::{Simd, WithSimd};
+
+use super::{Add, Left, Right, Sink, Size, Store, product};
+use crate::simd::Level;
+
+/// [`product`] into rows of `data`, as a function that is called: where a kernel has many products, inlining each of them
+/// would take the compiler minutes.
+pub(crate) fn store_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
+    simd.vectorize(Called { size, left, right, into: Into::Store(into) });
+}
+
+/// As [`store_product`], added to what is there.
+pub(crate) fn add_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
+    simd.vectorize(Called { size, left, right, into: Into::Add(into) });
+}
+
+/// [`store_product`] on the instruction set `level`.
+pub(crate) fn multiply(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
+    level.dispatch(Called { size, left, right, into: Into::Store(into) });
+}
+
+/// [`add_product`] on the instruction set `level`.
+pub(crate) fn multiply_add(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
+    level.dispatch(Called { size, left, right, into: Into::Add(into) });
+}
+
+/// Depth and columns of a panel of the right operand, which stays in the first-level cache while all rows pass by.
+const PANEL: [usize; 2] = [128, 64];
+/// Rows from which on packing panels is worth it.
+const PANEL_ROWS: usize = 24;
+
+/// A product with its sink.
+struct Called<'a> {
+    size: Size,
+    left: Left<'a>,
+    right: Right<'a>,
+    into: Into<'a>,
+}
+
+impl WithSimd for Called<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        if self.size.depth > PANEL[0] && self.size.rows >= PANEL_ROWS {
+            self.by_panels(simd);
+        } else {
+            product(simd, self.size, self.left, self.right, &mut self.into);
+        }
+    }
+}
+
+impl Called<'_> {
+    /// Panel after panel. Read in place, a right operand that is larger than the first-level cache would come from the second
+    /// for every few rows, and from few of its sets where its rows are a power of two apart.
+    #[inline(always)]
+    fn by_panels<S: Simd>(&mut self, simd: S) {
+        let Self { size, left, right, into } = self;
+        let mut panel = [0.0; PANEL[0] * PANEL[1]];
+        for col in (0..size.cols).step_by(PANEL[1]) {
+            let cols = PANEL[1].min(size.cols - col);
+            for depth in (0..size.depth).step_by(PANEL[0]) {
+                let size = Size { rows: size.rows, cols, depth: PANEL[0].min(size.depth - depth) };
+                for (n, row) in panel.chunks_exact_mut(PANEL[1]).enumerate().take(size.depth) {
+                    row[..cols].copy_from_slice(&right.data[(depth + n) * right.stride + col..][..cols]);
+                }
+                let left = Left { data: &left.data[depth * left.depth_stride..], ..*left };
+                product(simd, size, left, Right { data: &panel, stride: PANEL[1] }, &mut into.panel(col, depth == 0));
+            }
+        }
+    }
+}
+
+enum Into<'a> {
+    Store(Store<'a>),
+    Add(Add<'a>),
+}
+
+impl Into<'_> {
+    /// What the product of a panel from column `col` on goes to: all panels but the `first` of a column are added.
+    #[inline(always)]
+    fn panel(&mut self, col: usize, first: bool) -> Into<'_> {
+        let stores = first && matches!(self, Self::Store(_));
+        let (Self::Store(Store { data, stride }) | Self::Add(Add { data, stride })) = self;
+        let (data, stride) = (&mut data[col..], *stride);
+        if stores { Into::Store(Store { data, stride }) } else { Into::Add(Add { data, stride }) }
+    }
+}
+
+impl<S: Simd> Sink<S> for Into<'_> {
+    #[inline(always)]
+    fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
+        match self {
+            Self::Store(store) => store.take(simd, row, col, block),
+            Self::Add(add) => add.take(simd, row, col, block),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows, columns and depth on both sides of a panel's, stored and added.
+    #[test]
+    fn panels_are_the_product() {
+        for [rows, cols, depth] in [[5, 32, 300], [24, 16, 129], [31, 80, 128], [50, 144, 257], [64, 256, 640]] {
+            let numbers = |len: usize, step: usize| (0..len).map(move |i| ((i * step % 97) as f32 - 48.0) / 64.0);
+            let (a, b) = (numbers(rows * depth, 31).collect::<Vec<_>>(), numbers(depth * cols, 57).collect::<Vec<_>>());
+            let expected = |i: usize, j: usize| -> f64 {
+                (0..depth).map(|d| f64::from(a[i * depth + d]) * f64::from(b[d * cols + j])).sum()
+            };
+            for level in Level::available() {
+                let size = Size { rows, cols, depth };
+                let [left, right] = [Left { data: &a, row_stride: depth, depth_stride: 1 }; 2];
+                let mut out = vec![f32::NAN; rows * cols];
+                multiply(level, size, left, Right { data: &b, stride: cols }, Store { data: &mut out, stride: cols });
+                multiply_add(
+                    level,
+                    size,
+                    right,
+                    Right { data: &b, stride: cols },
+                    Add { data: &mut out, stride: cols },
+                );
+                for (at, got) in out.iter().enumerate() {
+                    let expected = 2.0 * expected(at / cols, at % cols);
+                    assert!(
+                        (f64::from(*got) - expected).abs() < 1e-3,
+                        "{rows}x{cols}x{depth} at {at}: {got}, not {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
