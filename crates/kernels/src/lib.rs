@@ -38,7 +38,8 @@ pub use dropout::{Dropout, Dropped};
 pub use element::Element;
 pub use error::{Error, Result};
 pub use layers::{
-    LayerNormGradients, LinearGradients, gelu, gelu_backward, layer_norm, layer_norm_backward, linear, linear_backward,
+    LayerNormGradients, LinearGradients, MlpGradients, MlpWeights, gelu, gelu_backward, layer_norm,
+    layer_norm_backward, linear, linear_backward, mlp, mlp_backward,
 };
 pub use mechanism::Mechanism;
 pub use operator::Operator;

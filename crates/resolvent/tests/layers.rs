@@ -3,11 +3,16 @@
 mod support;
 
 use burn::{
-    module::Param,
+    module::{Module, Param},
     nn::LayerNormConfig,
     tensor::{DType, Device, Gradients, Tensor, activation, module},
 };
-use resolvent::{models::LayerNorm, ops};
+use resolvent::{
+    Mechanism,
+    attention::MhaInput,
+    models::{Block, LayerNorm, Pool, VitConfig},
+    ops,
+};
 use resolvent_kernels::relative_distance;
 use support::random;
 
@@ -107,6 +112,49 @@ fn layer_norm_is_burns_own() {
         assert_close("dx", x.grad(&ours).unwrap(), x.grad(&theirs).unwrap(), 1e-4);
         assert_close("dgain", gain.grad(&ours).unwrap(), gain.grad(&theirs).unwrap(), 1e-5);
         assert_close("dbias", bias.grad(&ours).unwrap(), bias.grad(&theirs).unwrap(), 1e-5);
+    }
+}
+
+/// A block of a model without a grid.
+fn block([dim, heads, mlp_dim]: [usize; 3], mechanism: &str, device: &Device) -> Block {
+    let base = VitConfig::new([8; 2], 1, 4, 3, Mechanism::preset(mechanism).unwrap());
+    let config = VitConfig { dim, heads, mlp_dim, depth: 1, pool: Pool::Cls, ..base };
+    config.init(device).blocks.remove(0)
+}
+
+/// So few tokens that the products are shared, and some blocks of them.
+#[test]
+fn a_blocks_mlp_is_its_layers_one_after_the_other() {
+    let device = Device::flex().autodiff();
+    let block = block([12, 2, 40], "uniform", &device);
+    for [batch, seq] in [[2, 3], [4, 700]] {
+        let x = leaf([batch, seq, 12], &device);
+        let ours = block.forward(x.clone()).unwrap();
+        let normed = block.attention_norm.forward(x.clone());
+        let attended = x.clone() + block.attention.try_forward(MhaInput::self_attn(normed)).unwrap().context;
+        let hidden = block.mlp_in.forward(block.mlp_norm.forward(attended.clone()));
+        let theirs = attended + block.mlp_out.forward(activation::gelu(hidden));
+        assert_close("y", ours.clone(), theirs.clone(), 1e-5);
+        let (ours, theirs) = (backward(ours), backward(theirs));
+        assert_close("dx", x.grad(&ours).unwrap(), x.grad(&theirs).unwrap(), 1e-5);
+        for (name, layer) in [("in", &block.mlp_in), ("out", &block.mlp_out)] {
+            let (weight, bias) = (layer.weight.val(), layer.bias.as_ref().unwrap().val());
+            assert_close(name, weight.grad(&ours).unwrap(), weight.grad(&theirs).unwrap(), 1e-5);
+            assert_close(name, bias.grad(&ours).unwrap(), bias.grad(&theirs).unwrap(), 1e-5);
+        }
+    }
+}
+
+/// Where nothing is learned, tokens and heads of a long sequence are worked on in parts.
+#[test]
+fn parts_of_a_long_sequence_are_the_whole() {
+    let (device, learning) = (Device::flex(), Device::flex().autodiff());
+    for mechanism in ["uniform", "linear-infsa"] {
+        let block = block([6, 3, 8], mechanism, &device);
+        let x = random([1, 33_000, 6], &device);
+        let parts = block.forward(x.clone()).unwrap();
+        let whole = block.to_device(&learning).forward(x.to_device(&learning)).unwrap();
+        assert_close(mechanism, parts, whole.inner(), 1e-6);
     }
 }
 

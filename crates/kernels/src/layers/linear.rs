@@ -10,7 +10,7 @@ use super::sums;
 
 /// Tokens of a block: few enough for its results to lie in the second-level cache when the bias is added, enough to make the
 /// packing of the weights a small part of the work.
-const ROWS: usize = 512;
+pub(super) const ROWS: usize = 512;
 /// Multiplications that are worth waking a second thread for.
 const WORTH_A_THREAD: usize = 1 << 22;
 
@@ -39,7 +39,7 @@ pub fn linear(rows: usize, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> 
     let inputs = inputs(rows, x, weight, outputs);
     // Of few rows one block, whose product is shared among the threads instead.
     let one = rows < 2 * ROWS;
-    let block = if one { rows } else { ROWS };
+    let block = if one { rows } else { block(rows) };
     let weight = MatRef::from_row_major_slice(weight, inputs, outputs);
     let mut out = Vec::with_capacity(rows * outputs);
     let parts = out.spare_capacity_mut()[..rows * outputs].par_chunks_mut((block * outputs).max(1));
@@ -53,6 +53,11 @@ pub fn linear(rows: usize, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> 
     // SAFETY: the parts are the first `rows * outputs` elements of the capacity, all of them written by `product`.
     unsafe { out.set_len(rows * outputs) };
     out
+}
+
+/// Rows of a block: up to [`ROWS`], and a multiple of four blocks, for two or four threads to have as many each.
+pub(super) fn block(rows: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(ROWS).next_multiple_of(4).max(1))
 }
 
 /// The gradients of [`linear`], of x, weight and bias as `wanted` says: `dx = dout W^T`, `dW = x^T dout`, `db` the sum of
@@ -110,41 +115,68 @@ fn whole(left: MatRef<'_, f32>, right: MatRef<'_, f32>) -> Vec<f32> {
 
 /// Writes `left right` to `out`, row-major, and returns it. The order of summation does not depend on the threads, among which
 /// the work is `shared`.
-fn product<'a>(
+pub(super) fn product<'a>(
     out: &'a mut [MaybeUninit<f32>],
     left: MatRef<'_, f32>,
     right: MatRef<'_, f32>,
     shared: bool,
 ) -> &'a mut [f32] {
+    let (to, len) = (out.as_mut_ptr().cast::<f32>(), out.len());
+    assert!(len == left.nrows() * right.ncols(), "the result of a product must fit");
+    // SAFETY: `to` points at as many elements as the product has, borrowed mutably, and with `Sum::Alone` all of them are written
+    // and none is read.
+    unsafe {
+        multiply(to, Sum::Alone, left, right, shared);
+        std::slice::from_raw_parts_mut(to, len)
+    }
+}
+
+/// Adds `left right` to `out`, otherwise as [`product`].
+pub(super) fn add_product(out: &mut [f32], left: MatRef<'_, f32>, right: MatRef<'_, f32>, shared: bool) {
+    assert!(out.len() == left.nrows() * right.ncols(), "the result of a product must fit");
+    // SAFETY: `out` has as many elements as the product, and they are initialised.
+    unsafe { multiply(out.as_mut_ptr(), Sum::Added, left, right, shared) };
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sum {
+    /// It is written.
+    Alone,
+    /// It is added to what is there.
+    Added,
+}
+
+/// # Safety
+/// `to` must point at `left.nrows() * right.ncols()` elements that nobody else uses, initialised if they are to be added to.
+unsafe fn multiply(to: *mut f32, sum: Sum, left: MatRef<'_, f32>, right: MatRef<'_, f32>, shared: bool) {
     let (m, n, k) = (left.nrows(), right.ncols(), left.ncols());
-    assert!(out.len() == m * n && right.nrows() == k, "the matrices of a product must fit");
+    assert!(right.nrows() == k, "the matrices of a product must fit");
     let shared = shared && m * n * k >= WORTH_A_THREAD;
     let parallelism = if shared { Parallelism::Rayon(0) } else { Parallelism::None };
-    // SAFETY: pointers, sizes and strides are those of views that borrow their memory, and of `out`, which holds the `m` rows of
-    // `n`. With `read_dst` off each of its elements is written and none is read.
+    // SAFETY: pointers, sizes and strides are those of views that borrow their memory, and of the result, `m` rows of `n`.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            out.as_mut_ptr().cast::<f32>(),
+            to,
             1,
             n.cast_signed(),
-            false,
+            sum == Sum::Added,
             left.as_ptr(),
             left.col_stride(),
             left.row_stride(),
             right.as_ptr(),
             right.col_stride(),
             right.row_stride(),
-            0.0,
+            if sum == Sum::Added { 1.0 } else { 0.0 },
             1.0,
             false,
             false,
             false,
             parallelism,
         );
-        std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<f32>(), out.len())
     }
 }
 

@@ -4,10 +4,12 @@
 mod gelu;
 mod layer_norm;
 mod linear;
+mod mlp;
 
 pub use gelu::{gelu, gelu_backward};
 pub use layer_norm::{LayerNormGradients, layer_norm, layer_norm_backward};
 pub use linear::{LinearGradients, linear, linear_backward};
+pub use mlp::{MlpGradients, MlpWeights, mlp, mlp_backward};
 
 use std::mem::MaybeUninit;
 

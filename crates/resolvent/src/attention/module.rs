@@ -366,7 +366,7 @@ impl MultiHeadAttention {
     }
 
     /// Weights and biases of all input projections side by side.
-    fn input_maps(&self) -> (Tensor<2>, Option<Tensor<1>>) {
+    pub(super) fn input_maps(&self) -> (Tensor<2>, Option<Tensor<1>>) {
         let (weight, bias) = (self.projection.weight.val(), self.projection.bias.as_ref().map(|bias| bias.val()));
         let Some(maps) = &self.orthogonal else { return (weight, bias) };
         let device = weight.device();

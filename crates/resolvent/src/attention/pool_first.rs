@@ -4,10 +4,16 @@
 //! `h = gamma ((sum_j a_j x_j) W_V + (sum_j a_j) b_V)`: the value and output projections act on one row per sequence
 //! in place of one per token.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 
-use super::{MhaInput, MultiHeadAttention};
-use crate::{Mask, Mechanism, Result, mechanism::LinearInfsa, ops::token_weights};
+use super::{HELD_TOKENS, MhaInput, MultiHeadAttention};
+use crate::{
+    Mask, Mechanism, Result,
+    mechanism::LinearInfsa,
+    ops::{linear, token_weights},
+};
 
 impl MultiHeadAttention {
     /// The mechanism, where tokens are pooled before they are projected.
@@ -28,9 +34,16 @@ impl MultiHeadAttention {
     pub(super) fn pool_first(&self, x: Tensor<3>, m: &LinearInfsa, mask: &Mask) -> Result<Tensor<3>> {
         let [batch, seq, d_model] = x.dims();
         let (heads, head_dim) = (self.n_heads, d_model / self.n_heads);
-        let q = self.heads(self.project_part(x.clone(), 0));
-        let k = (!m.tied).then(|| self.heads(self.project_part(x.clone(), 1)));
-        let a = token_weights(q, k, m, mask, self.strategy)?.reshape([batch, heads, seq]);
+        // Heads do not meet: where nothing is learned, queries and keys of a long sequence are held for some of them at a time.
+        let whole = seq <= HELD_TOKENS || x.device().is_autodiff();
+        let at_once = if whole { heads } else { (heads * HELD_TOKENS / seq).max(1) };
+        let weights = |first: usize| {
+            let some = first..heads.min(first + at_once);
+            let q = self.project_heads(x.clone(), 0, some.clone());
+            let k = (!m.tied).then(|| self.project_heads(x.clone(), 1, some.clone()));
+            Ok(token_weights(q, k, m, mask, self.strategy)?.reshape([batch, some.len(), seq]))
+        };
+        let a = Tensor::cat((0..heads).step_by(at_once).map(weights).collect::<Result<_>>()?, 1);
         // What masked tokens hold must not meet their zero weights.
         let x = match &mask.key {
             Some(keep) => x.clone().mask_fill(keep.clone().bool_not().unsqueeze_dim::<3>(2).expand(x.shape()), 0.0),
@@ -51,5 +64,14 @@ impl MultiHeadAttention {
         };
         let context = self.output(pooled.swap_dims(0, 1).reshape([batch, 1, d_model]));
         Ok(if m.broadcast { context.expand([batch, seq, d_model]) } else { context })
+    }
+
+    /// `[batch, heads, seq, head_dim]` of some heads of the queries (`part` 0) or keys (1).
+    fn project_heads(&self, x: Tensor<3>, part: usize, heads: Range<usize>) -> Tensor<4> {
+        let [.., d_model] = x.dims();
+        let head_dim = d_model / self.n_heads;
+        let (first, width) = (part * d_model + heads.start * head_dim, heads.len() * head_dim);
+        let (weight, bias) = self.input_maps();
+        self.heads(linear(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width))))
     }
 }

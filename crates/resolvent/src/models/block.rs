@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::{DropPath, LayerNorm};
 use crate::{
     Dropout, Result,
-    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
-    ops::{SharedClusters, gelu},
+    attention::{HELD_TOKENS, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
+    ops::{SharedClusters, gelu, mlp},
     ternary,
 };
 
@@ -36,6 +36,15 @@ pub enum Activation {
     Gelu,
     /// `max(x, 0)`.
     Relu,
+}
+
+impl Activation {
+    fn of<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Gelu => gelu(x),
+            Self::Relu => relu(x),
+        }
+    }
 }
 
 /// Which tokens a block's self-attention sees, and how they lie.
@@ -64,9 +73,6 @@ impl Visible {
         self
     }
 }
-
-/// Tokens of a sequence whose hidden layer is held at once without autodiff: 256 MiB at 4096 channels.
-const HELD_TOKENS: usize = 16_384;
 
 /// Transformer block: attention and MLP, each around a residual connection and with a layer norm.
 #[derive(Module, Debug)]
@@ -224,24 +230,28 @@ impl Block {
     /// The MLP and its residual connection. It acts on tokens one by one: where nothing is learned, the hidden layer of a long
     /// sequence is never held as a whole.
     pub(super) fn mlp(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
-        let [_, seq, _] = tokens.dims();
+        let [batch, seq, dim] = tokens.dims();
         if seq <= HELD_TOKENS || tokens.device().is_autodiff() {
             return self.mlp_of(tokens);
         }
-        let part = |from| self.mlp_of(tokens.clone().narrow(1, from, HELD_TOKENS.min(seq - from)));
-        let parts: Result<Vec<_>> = (0..seq).step_by(HELD_TOKENS).map(part).collect();
-        Ok(Tensor::cat(parts?, 1))
+        // Into the same memory: the tokens are the largest tensor there is.
+        (0..seq).step_by(HELD_TOKENS).try_fold(tokens, |tokens, from| {
+            let to = seq.min(from + HELD_TOKENS);
+            let part = self.mlp_of(tokens.clone().narrow(1, from, to - from))?;
+            Ok(tokens.slice_assign([0..batch, from..to, 0..dim], part))
+        })
     }
 
     fn mlp_of(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
         residual(self.order, &self.mlp_norm, tokens, |tokens| {
-            let packed = self.attention.packed();
-            let hidden = ternary::layer(&self.mlp_in, tokens, packed);
-            let hidden = match self.activation {
-                Activation::Gelu => gelu(hidden),
-                Activation::Relu => relu(hidden),
+            let mapped = match (self.activation, self.attention.packed()) {
+                (Activation::Gelu, None) => mlp(tokens, [&self.mlp_in, &self.mlp_out]),
+                (activation, packed) => {
+                    let hidden = activation.of(ternary::layer(&self.mlp_in, tokens, packed));
+                    ternary::layer(&self.mlp_out, hidden, packed)
+                }
             };
-            Ok(self.drop_path.forward(self.dropout.forward(ternary::layer(&self.mlp_out, hidden, packed))))
+            Ok(self.drop_path.forward(self.dropout.forward(mapped)))
         })
     }
 }

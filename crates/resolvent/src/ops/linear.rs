@@ -66,7 +66,7 @@ pub trait LinearKernel: FusedLinear {
 }
 
 /// Rows of `x [.., inputs]`.
-fn rows(x: &FlexTensor, [inputs, _]: [usize; 2]) -> usize {
+pub(super) fn rows(x: &FlexTensor, [inputs, _]: [usize; 2]) -> usize {
     let shape = x.shape();
     let [last] = shape.as_slice()[shape.num_dims() - 1..] else { unreachable!("a tensor has an axis") };
     assert_eq!(last, inputs, "linear: the last axis of x must be the inputs of the weight");
