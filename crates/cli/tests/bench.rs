@@ -11,7 +11,20 @@ fn measures_every_mechanism_and_compares_two_runs() {
     let run = |name: &str| {
         let out = sandbox.path(name);
         let mut command = resolvent();
-        command.args(["bench", "--tokens", "16,24", "--heads", "2", "--head-dim", "8", "--rounds", "2", "--json"]);
+        command.args([
+            "bench",
+            "--tokens",
+            "16,24",
+            "--heads",
+            "2",
+            "--head-dim",
+            "8",
+            "--rounds",
+            "2",
+            "--turn",
+            "0",
+            "--json",
+        ]);
         let text = Outcome::of(command.arg("--out").arg(&out)).success();
         let json: Value = serde_json::from_str(&text.stdout).unwrap();
         assert_eq!(std::fs::read_to_string(out.join("bench.json")).unwrap().trim(), text.stdout.trim());

@@ -1,5 +1,7 @@
 //! Innermost loops on their own, for the benches that compare them; no part of the interface.
 
+use pulp::{Simd, WithSimd};
+
 use crate::{
     Result,
     linalg::{Entries, Method, Order},
@@ -7,6 +9,7 @@ use crate::{
     score::{Manhattan, Squared},
     simd::{
         Level,
+        math::exp2,
         product::{Left, Right, Size, Store, multiply},
     },
     structure::{dense::padded, nystrom::tile},
@@ -37,6 +40,26 @@ pub fn pairs(level: Level, pair: Pair, x: &[f32], marks: &[f32], dim: usize, out
             Pair::Laplacian => tile::kernel(level, (Manhattan, rate), x, size, marks, out),
             Pair::Gaussian => tile::kernel(level, (Squared, rate), x, size, marks, out),
         }
+    }
+}
+
+/// Writes `2^x` for every `x`: what softmax does most beside products. Both lengths are the same multiple of 16.
+pub fn exponentials(level: Level, x: &[f32], out: &mut [f32]) {
+    level.dispatch(Exponentials { x, out });
+}
+
+struct Exponentials<'a> {
+    x: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for Exponentials<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (x, out) = (S::as_simd_f32s(self.x).0, S::as_mut_simd_f32s(self.out).0);
+        out.iter_mut().zip(x).for_each(|(out, &x)| *out = exp2(simd, x));
     }
 }
 

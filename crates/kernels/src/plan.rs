@@ -34,6 +34,10 @@ pub struct Plan {
     pub flops_forward: u64,
     /// Floating-point operations of the backward pass.
     pub flops_backward: u64,
+    /// Exponentials of the forward pass; a logarithm or a root counts as one. Their arithmetic is in `flops_forward` too.
+    pub exps_forward: u64,
+    /// Exponentials of the backward pass.
+    pub exps_backward: u64,
     /// Bytes read and written from and to main memory by the forward pass, at f32.
     pub bytes_forward: u64,
     /// Bytes moved by the backward pass, at f32.

@@ -45,9 +45,12 @@ pub struct Bench {
     /// Channels of a head
     #[arg(long, value_name = "N", default_value_t = 64)]
     head_dim: usize,
-    /// Runs of every point; their median counts
+    /// Turns of every point; the median of their times counts
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
+    /// How long a turn lasts at least; what takes less is run several times, and the later half counts
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 300)]
+    turn: u32,
     /// Leave out points whose forward and backward pass would take longer than this
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     max_seconds: f64,
@@ -94,14 +97,19 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], MARK)?;
     let deferred = Deferred::begin();
     let options = options(args, global, &deferred)?;
-    let Some(report) = bench::run(&options)? else {
-        return Err(Error::Interrupted("nothing was written; run the command again".into()));
-    };
+    let report = bench::run(&options)?;
+    if report.interrupted && report.points.is_empty() {
+        return Err(Error::Interrupted("nothing was measured; run the command again".into()));
+    }
     let (file, page) = (args.out.join(bench::RESULTS), args.out.join(report::REPORT));
     let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
     write_atomically(&file, format!("{json:#}\n").as_bytes())?;
     write_atomically(&page, bench_page(&report).as_bytes())?;
     output::result(global, &json, &format!("{}\nreport: {}", report.table(), page.display()))?;
+    if report.interrupted {
+        let sizes = report.sizes().len();
+        return Err(Error::Interrupted(format!("{} has the first {sizes} of the sizes asked for", file.display())));
+    }
     match report.checks.iter().find(|check| !check.passed && check.refused.is_none()) {
         Some(check) => Err(Error::file(&file, format!("{check}; it was not timed"))),
         None => Ok(()),
@@ -114,6 +122,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         heads: args.heads,
         head_dim: args.head_dim,
         rounds: args.rounds,
+        turn: Duration::from_millis(args.turn.into()),
         max_seconds: args.max_seconds,
         rivals: !args.no_rivals,
         peers: args.peers.clone(),

@@ -1,13 +1,15 @@
 //! One contender at one size: its runs, and what they come to.
 
-use resolvent_kernels::{self as kernels, Mechanism, Plan, Shape, Strategy};
+use std::time::{Duration, Instant};
+
+use resolvent_kernels::{self as kernels, Mechanism, Shape, Strategy};
 
 use super::{
-    BenchReport, Ceilings, PlanSummary, Point, Timing,
+    BenchReport, Ceilings, PlanSummary, Point, Timing, Work,
     contender::{Buffers, Contender, Ours},
     rivals::{Rival, Rivals},
 };
-use crate::{Result, compare::MemoryProbe};
+use crate::{Result, compare::MemoryProbe, train::median};
 
 /// A case, or the point that says why there is none.
 type Planned = std::result::Result<Case, Box<Point>>;
@@ -16,8 +18,7 @@ type Planned = std::result::Result<Case, Box<Point>>;
 pub(super) struct Case {
     contender: Box<dyn Contender>,
     point: Point,
-    flops: [u64; 2],
-    bytes: [u64; 2],
+    work: [Work; 2],
     forward: Vec<f64>,
     training: Vec<f64>,
     peaks: [Option<u64>; 2],
@@ -31,7 +32,7 @@ impl Case {
             Ok(ours) => {
                 let plan = *ours.plan();
                 point.plan = Some(PlanSummary::of(&plan));
-                Ok(Self::new(Box::new(ours), point, &plan, [plan.bytes_forward, plan.bytes_backward]))
+                Ok(Self::new(Box::new(ours), point, Work::of(&plan)))
             }
             Err(why) => Err(Box::new(Point { skipped: Some(why.to_string()), ..point })),
         }
@@ -42,14 +43,17 @@ impl Case {
         let point = Point { rival_of: Some(mechanism.id().into()), ..Point::new(&rival.label, None, shape) };
         match kernels::plan(mechanism, &shape, false, Strategy::Auto) {
             // The least operations; its bytes are its own affair.
-            Ok(plan) => Ok(Self::new(rivals.contender(rival, mechanism, shape), point, &plan, [0, 0])),
+            Ok(plan) => {
+                let work = Work::of(&plan).map(|work| Work { bytes: 0, ..work });
+                Ok(Self::new(rivals.contender(rival, mechanism, shape), point, work))
+            }
             Err(why) => Err(Box::new(Point { skipped: Some(why.to_string()), ..point })),
         }
     }
 
-    fn new(contender: Box<dyn Contender>, point: Point, plan: &Plan, bytes: [u64; 2]) -> Self {
-        let flops = [plan.flops_forward, plan.flops_backward];
-        Self { contender, point, flops, bytes, forward: Vec::new(), training: Vec::new(), peaks: [None; 2] }
+    fn new(contender: Box<dyn Contender>, mut point: Point, work: [Work; 2]) -> Self {
+        point.flops = work.map(|work| work.flops);
+        Self { contender, point, work, forward: Vec::new(), training: Vec::new(), peaks: [None; 2] }
     }
 
     pub fn is_rival(&self) -> bool {
@@ -66,9 +70,9 @@ impl Case {
         let smaller = report.points.iter().rev().find(|p| p.label == self.point.label && p.forward.is_some());
         match smaller {
             Some(Point { forward: Some(forward), training: Some(training), flops, .. }) => {
-                (forward.median + training.median) * work(self.flops) / work(*flops).max(1.0)
+                (forward.median + training.median) * work(self.point.flops) / work(*flops).max(1.0)
             }
-            _ => work(self.flops) / (0.2e9 * report.ceilings.gemm_gflops),
+            _ => work(self.point.flops) / (0.2e9 * report.ceilings.gemm_gflops),
         }
     }
 
@@ -78,25 +82,27 @@ impl Case {
         Ok(())
     }
 
-    /// One timed forward pass, and one forward and backward pass.
-    pub fn round(&mut self, buffers: &mut Buffers) -> Result<()> {
-        let [forward, training] = self.contender.round(buffers)?;
-        self.forward.push(forward);
-        self.training.push(training);
+    /// A turn: forward passes, and forward and backward passes, until it has lasted `turn`, at least one of each. The medians of
+    /// the later half of them count: what the one before left running or in the caches is gone by then.
+    pub fn turn(&mut self, buffers: &mut Buffers, turn: Duration) -> Result<()> {
+        let (start, mut runs) = (Instant::now(), Vec::new());
+        while runs.is_empty() || start.elapsed() < turn {
+            runs.push(self.contender.round(buffers)?);
+        }
+        let late = &runs[runs.len() / 2..];
+        let typical = |pass: usize| median(&mut late.iter().map(|run| run[pass]).collect::<Vec<_>>());
+        self.forward.push(typical(0));
+        self.training.push(typical(1));
         Ok(())
     }
 
     /// What was measured.
     pub fn finish(mut self, ceilings: &Ceilings) -> Point {
         let tokens = self.point.batch * self.point.tokens;
-        let [forward, backward] = self.flops;
-        let bytes = [self.bytes[0], self.bytes[0] + self.bytes[1]];
-        let timing = |times: &mut Vec<f64>, flops: u64, bytes: u64, peak| {
-            Timing::of(times, tokens, flops, bytes, peak, ceilings)
-        };
-        self.point.forward = Some(timing(&mut self.forward, forward, bytes[0], self.peaks[0]));
-        self.point.training = Some(timing(&mut self.training, forward + backward, bytes[1], self.peaks[1]));
-        self.point.flops = self.flops;
+        let [forward, backward] = self.work;
+        let timing = |times: &mut Vec<f64>, work, peak| Timing::of(times, tokens, work, peak, ceilings);
+        self.point.forward = Some(timing(&mut self.forward, forward, self.peaks[0]));
+        self.point.training = Some(timing(&mut self.training, forward + backward, self.peaks[1]));
         self.point
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Instant};
 
+use resolvent_kernels::{inner::exponentials, simd::Level};
+
 use burn::tensor::{Device, Distribution, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +14,9 @@ use crate::train::median;
 pub struct Ceilings {
     /// GFLOP/s of a plain f32 matrix product of two 2048-squared factors, through Burn.
     pub gemm_gflops: f64,
+    /// Exponentials per second in f32, in 10^9, of vectors in the first-level cache, on all threads.
+    #[serde(default)]
+    pub exp_giga: f64,
     /// GB/s, read and written, of a copy between buffers far larger than the caches, on all threads.
     pub copy_gbs: f64,
 }
@@ -25,28 +30,45 @@ impl Ceilings {
         let (a, b) = (factor(), factor());
         let from = vec![1.0_f32; 1 << 26];
         let mut to = vec![0.0_f32; 1 << 26];
-        let (mut products, mut copies) = (Vec::new(), Vec::new());
+        let mut times = [const { Vec::new() }; 3];
         // The first round touches the memory.
         for round in 0..=rounds.max(3) {
             let product = seconds(|| drop(std::hint::black_box(a.clone().matmul(b.clone()))));
             let copy = seconds(|| copy(&from, &mut to));
+            let exp = seconds(exponentiate);
             if round > 0 {
-                products.push(product);
-                copies.push(copy);
+                times.iter_mut().zip([product, copy, exp]).for_each(|(times, time)| times.push(time));
             }
         }
+        let [product, copy, exp] = times.map(|mut times| median(&mut times));
         Self {
-            gemm_gflops: 2.0 * (SIDE as f64).powi(3) / median(&mut products) / 1e9,
-            copy_gbs: 8.0 * from.len() as f64 / median(&mut copies) / 1e9,
+            gemm_gflops: 2.0 * (SIDE as f64).powi(3) / product / 1e9,
+            exp_giga: (EXPONENTIALS * rayon::current_num_threads()) as f64 / exp / 1e9,
+            copy_gbs: 8.0 * from.len() as f64 / copy / 1e9,
         }
     }
 }
 
 impl fmt::Display for Ceilings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gemm_gflops, copy_gbs } = self;
-        write!(f, "this machine: matrix product {gemm_gflops:.0} GFLOP/s, memory copy {copy_gbs:.1} GB/s")
+        let Self { gemm_gflops, exp_giga, copy_gbs } = self;
+        write!(f, "this machine: matrix product {gemm_gflops:.0} GFLOP/s, ")?;
+        write!(f, "{exp_giga:.1} * 10^9 exponentials/s, memory copy {copy_gbs:.1} GB/s")
     }
+}
+
+/// Exponentials of every thread in one run.
+const EXPONENTIALS: usize = 1 << 24;
+
+fn exponentiate() {
+    rayon::broadcast(|_| {
+        let x: Vec<f32> = (0..2048).map(|n| n as f32 / -128.0).collect();
+        let (mut out, level) = (vec![0.0; x.len()], Level::selected().unwrap_or(Level::Portable));
+        for _ in 0..EXPONENTIALS / x.len() {
+            exponentials(level, std::hint::black_box(&x), &mut out);
+            std::hint::black_box(&out);
+        }
+    });
 }
 
 fn copy(from: &[f32], to: &mut [f32]) {

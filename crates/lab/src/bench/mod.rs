@@ -35,6 +35,7 @@ pub use ceilings::Ceilings;
 pub use changes::{Change, changes};
 pub use check::Check;
 pub use ratios::Crossover;
+use results::Work;
 pub use results::{BenchReport, PlanSummary, Point, Timing};
 pub(crate) use results::{PASSES, Pass, milliseconds, three_digits};
 
@@ -54,8 +55,11 @@ pub struct BenchOptions {
     pub heads: usize,
     /// Channels of a head. Default 64.
     pub head_dim: usize,
-    /// Runs of every point; their median counts. Default 5, >= 1.
+    /// Turns of every point; the median of their times counts. Default 5, >= 1.
     pub rounds: usize,
+    /// How long a turn lasts at least: what takes less is run several times. Default 0.3 s, longer than the threads of others
+    /// look for work before they sleep.
+    pub turn: Duration,
     /// A point whose forward and backward pass would take longer, in seconds, is left out and says so. Default 5.
     pub max_seconds: f64,
     /// Whether Burn's own attention, and with the feature `candle` candle's, run beside our softmax. Default true.
@@ -86,6 +90,7 @@ impl Default for BenchOptions {
             heads: 8,
             head_dim: 64,
             rounds: 5,
+            turn: Duration::from_millis(300),
             max_seconds: 5.0,
             rivals: true,
             peers: None,
@@ -102,13 +107,13 @@ impl Default for BenchOptions {
 /// A mechanism, and the rivals that compute it.
 type Contest<'a> = (&'a Mechanism, Vec<Rival>);
 
-/// Runs the benchmark. `None` when it was stopped.
+/// Runs the benchmark. What was measured until it was stopped is in the report, size by size.
 ///
 /// A rival that cannot be asked, differs from the reference, or fails is told of in the report; ours are measured all the same.
 ///
 /// # Errors
 /// [`Error::Recipe`] for an option out of range, [`Error::Kernels`] for a mechanism that is not valid.
-pub fn run(options: &BenchOptions) -> Result<Option<BenchReport>> {
+pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     validate(options)?;
     let (rivals, missing) = Rivals::find(options);
     let mut report = empty(options);
@@ -125,10 +130,11 @@ pub fn run(options: &BenchOptions) -> Result<Option<BenchReport>> {
     for n in tokens {
         let shape = Shape::square(options.batch, options.heads, n, options.head_dim);
         if !size(options, &rivals, &contests, shape, &mut report)? {
-            return Ok(None);
+            report.interrupted = true;
+            break;
         }
     }
-    Ok(Some(report))
+    Ok(report)
 }
 
 fn empty(options: &BenchOptions) -> BenchReport {
@@ -141,6 +147,7 @@ fn empty(options: &BenchOptions) -> BenchReport {
         checks: Vec::new(),
         rivals: Vec::new(),
         peer: None,
+        interrupted: false,
         calibration: Calibration::installed().cloned(),
         points: Vec::new(),
         environment: Environment::current(),
@@ -165,7 +172,7 @@ fn checked<'a>(options: &'a BenchOptions, rivals: &Rivals, report: &mut BenchRep
     Ok(contests)
 }
 
-/// Measures everything at one size; false when stopped.
+/// Measures everything at one size; false when stopped before, and then nothing of it is in the report.
 fn size(
     options: &BenchOptions,
     rivals: &Rivals,
@@ -173,6 +180,7 @@ fn size(
     shape: Shape,
     report: &mut BenchReport,
 ) -> Result<bool> {
+    let known = report.points.len();
     let planned = cases_of(options, rivals, contests, shape, report);
     if planned.is_empty() {
         return Ok(true);
@@ -187,9 +195,10 @@ fn size(
         let mut left = Vec::new();
         for case in cases {
             if options.stop.load(Ordering::Relaxed) {
+                report.points.truncate(known);
                 return Ok(false);
             }
-            left.extend(attempt(case, report, |case| case.round(&mut buffers))?);
+            left.extend(attempt(case, report, |case| case.turn(&mut buffers, options.turn))?);
         }
         cases = left;
     }
@@ -200,7 +209,7 @@ fn size(
     }
     // A peer that is lost has nothing left to give back, and its points say why.
     let _ = rivals.clear();
-    Ok(!options.stop.load(Ordering::Relaxed))
+    Ok(true)
 }
 
 /// The case, unless it is a rival's and failed, which is a point that says why.

@@ -1,6 +1,9 @@
 //! What a benchmark found.
 
-use std::fmt::{self, Write};
+use std::{
+    fmt::{self, Write},
+    ops::Add,
+};
 
 use resolvent::Calibration;
 use resolvent_kernels::{Mechanism, Plan, Shape};
@@ -33,6 +36,9 @@ pub struct BenchReport {
     /// What `Strategy::Auto` of the modules follows on this machine, if anything.
     #[serde(default)]
     pub calibration: Option<Calibration>,
+    /// Whether it was stopped before all sizes were measured.
+    #[serde(default)]
+    pub interrupted: bool,
     /// What was measured, and what was left out and why.
     pub points: Vec<Point>,
     /// The machine.
@@ -117,6 +123,33 @@ impl fmt::Display for Point {
     }
 }
 
+/// What a pass has to do, as planned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work {
+    pub flops: u64,
+    pub exps: u64,
+    /// 0 where unknown.
+    pub bytes: u64,
+}
+
+impl Work {
+    /// The forward and the backward pass.
+    pub fn of(plan: &Plan) -> [Self; 2] {
+        [
+            Self { flops: plan.flops_forward, exps: plan.exps_forward, bytes: plan.bytes_forward },
+            Self { flops: plan.flops_backward, exps: plan.exps_backward, bytes: plan.bytes_backward },
+        ]
+    }
+}
+
+impl Add for Work {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { flops: self.flops + other.flops, exps: self.exps + other.exps, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// Seconds of some runs, and what they mean.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
@@ -132,6 +165,9 @@ pub struct Timing {
     pub gflops: f64,
     /// That, over the rate of a plain matrix product.
     pub gemm_share: f64,
+    /// Planned exponentials over the median, over the machine's rate of them; 0 where there are none.
+    #[serde(default)]
+    pub exp_share: f64,
     /// Planned bytes over the median, over the rate of a copy; 0 where unknown.
     pub copy_share: f64,
     /// Most bytes held beyond the call's tensors; absent without a counter.
@@ -142,15 +178,15 @@ impl Timing {
     pub(super) fn of(
         seconds: &mut [f64],
         tokens: usize,
-        flops: u64,
-        bytes: u64,
+        work: Work,
         peak_bytes: Option<u64>,
         ceilings: &Ceilings,
     ) -> Self {
         seconds.sort_by(f64::total_cmp);
         let at = |share: f64| seconds[((seconds.len() - 1) as f64 * share).round() as usize];
         let median = at(0.5);
-        let gflops = flops as f64 / median / 1e9;
+        let giga = |count: u64| count as f64 / median / 1e9;
+        let gflops = giga(work.flops);
         Self {
             median,
             low: at(0.25),
@@ -158,7 +194,8 @@ impl Timing {
             tokens_per_second: tokens as f64 / median,
             gflops,
             gemm_share: gflops / ceilings.gemm_gflops,
-            copy_share: bytes as f64 / median / 1e9 / ceilings.copy_gbs,
+            exp_share: giga(work.exps) / ceilings.exp_giga,
+            copy_share: giga(work.bytes) / ceilings.copy_gbs,
             peak_bytes,
         }
     }

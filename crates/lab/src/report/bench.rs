@@ -16,10 +16,12 @@ pub fn bench_page(report: &BenchReport) -> String {
         h1 { (title) }
         p class="quiet" {
             "Calls of " (batch) " sequence" @if *batch != 1 { "s" } ", " (heads) " heads of " (head_dim)
-            " channels, f32. Medians of " (rounds) " runs; the mechanisms of one size run in turns."
+            " channels, f32. Medians of " (rounds) " turns; the mechanisms of one size take turns."
         }
+        @if report.interrupted { p { strong { "Note. " } "Stopped before all sizes were measured." } }
         (page::tiles(&[
             ("matrix product, GFLOP/s", format!("{:.0}", ceilings.gemm_gflops)),
+            ("exponentials, 10^9/s", format!("{:.1}", ceilings.exp_giga)),
             ("memory copy, GB/s", format!("{:.1}", ceilings.copy_gbs)),
         ]))
         @for check in report.checks.iter().chain(&report.rivals).filter(|check| !check.passed) {
@@ -41,7 +43,8 @@ pub fn bench_page(report: &BenchReport) -> String {
         p class="quiet" { "Timed are the fused kernels. In modules: " (report.auto()) "." }
         p class="quiet" {
             "Peak memory is what a call holds beyond its tensors: scratch and statistics of ours, all temporaries of a rival. "
-            "Shares of the matrix product and of the copy are planned operations and bytes over the median time; those of an "
+            "Shares of the matrix product, of exponentials and of the copy are planned operations, exponentials (a logarithm or a "
+            "root counts as one) and bytes over the median time: what a kernel has of several adds up to its bound. Those of an "
             "iterative mechanism are planned for the most iterations it could need, so that its share may pass 100 %."
         }
     };
@@ -142,6 +145,7 @@ fn table(report: &BenchReport, name: &str) -> Markup {
         "tokens/s",
         "GFLOP/s",
         "of matrix product",
+        "of exponentials",
         "of copy",
         "peak memory",
         "planned",
@@ -159,7 +163,8 @@ fn table(report: &BenchReport, name: &str) -> Markup {
                         td { (page::count(timing.tokens_per_second.round() as usize)) }
                         td { (format!("{:.1}", timing.gflops)) }
                         td { (format!("{:.0} %", timing.gemm_share * 100.0)) }
-                        td { @if timing.copy_share > 0.0 { (format!("{:.0} %", timing.copy_share * 100.0)) } @else { "–" } }
+                        td { (share(timing.exp_share)) }
+                        td { (share(timing.copy_share)) }
                         td { (timing.peak_bytes.map_or("–".into(), page::megabytes)) }
                         td { (planned(point, name)) }
                     }
@@ -167,6 +172,11 @@ fn table(report: &BenchReport, name: &str) -> Markup {
             }
         }
     }
+}
+
+/// A share in per cent; a dash where there is none.
+fn share(share: f64) -> String {
+    if share > 0.0 { format!("{:.0} %", share * 100.0) } else { "–".into() }
 }
 
 fn planned(point: &Point, name: &str) -> String {

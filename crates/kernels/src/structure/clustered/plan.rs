@@ -23,6 +23,8 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
         tile: (dense::QUERIES.min(s.seq_q), dense::KEYS.min(s.seq_kv)),
         flops_forward: planning + slices * entries * (2 * (d + dv) + 16),
         flops_backward: slices * entries * (2 * (4 * d + 3 * dv) + 32),
+        exps_forward: slices * entries,
+        exps_backward: slices * entries,
         // Every tensor is gathered once; planning reads what it clusters from the caches.
         bytes_forward: 4 * (2 * tensors + s.out_len() as u64),
         bytes_backward: 4 * (4 * tensors + 3 * s.out_len() as u64),

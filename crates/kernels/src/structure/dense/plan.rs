@@ -19,6 +19,8 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
         // Two products, and some arithmetic on each score: exp and a maximum, or an activation and a square.
         flops_forward: pairs * (2 * (d + dv) + if softmax { 16 } else { 4 }),
         flops_backward: pairs * (2 * (3 * d + 2 * dv) + if softmax { 16 } else { 5 }),
+        exps_forward: if softmax { pairs } else { 0 },
+        exps_backward: if softmax { pairs } else { 0 },
         bytes_forward: 4 * (s.q_len() as u64 + streamed + out),
         // The panels of one head are read once per tile of keys from the cache that holds them.
         bytes_backward: 4 * (2 * tensors + 2 * out),

@@ -346,6 +346,8 @@ pub(crate) fn laplacian_exact_plan(m: &LaplacianExact, s: &Shape) -> Plan {
         tile: (TOKENS.min(s.seq_q), BLOCK.min(s.seq_kv)),
         flops_forward: pairs * (sweeps * kernel + 2 * dv),
         flops_backward: pairs * (2 * kernel + 4 * dv + 6 * d),
+        exps_forward: pairs * sweeps,
+        exps_backward: pairs * 2,
         bytes_forward: 4 * (4 * rows + s.out_len() as u64),
         bytes_backward: 4 * (6 * rows + 3 * s.out_len() as u64),
         scratch_forward: room(forward_sizes(s)) + work(TOKENS * BLOCK),

@@ -329,6 +329,8 @@ pub(crate) fn soft_all_plan(m: &Soft, s: &Shape) -> Plan {
         tile: (TOKENS.min(s.seq_q), BLOCK.min(s.seq_q)),
         flops_forward: pairs * ((1 + degrees) * kernel + 2 * dv),
         flops_backward: pairs * (2 * kernel + 6 * dv + 4 * d),
+        exps_forward: pairs * (1 + degrees),
+        exps_backward: pairs * 2,
         bytes_forward: 4 * (4 * rows + s.v_len() as u64),
         bytes_backward: 4 * (5 * rows + 3 * s.v_len() as u64),
         scratch_forward: room(forward_sizes(s)) + work_of_pass(s, TOKENS * BLOCK),

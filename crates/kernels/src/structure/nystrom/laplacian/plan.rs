@@ -26,6 +26,8 @@ pub(crate) fn plan(m: &Laplacian, shape: &Shape) -> Plan {
         tile: (TOKENS.min(shape.seq_q), sizes.marks),
         flops_forward: slices * (forward + 2 * (queries + keys) * marks * dv + 2 * square * dv + inverse),
         flops_backward: slices * (backward + (queries + keys) * marks * (4 * dv + 6 * d) + 6 * marks * square),
+        exps_forward: slices * (2 * queries + keys + marks) * marks,
+        exps_backward: slices * (2 * queries + keys + marks) * marks,
         bytes_forward: 4 * slices * (2 * queries * d + keys * (d + dv) + queries * dv),
         bytes_backward: 4 * slices * (3 * queries * d + 2 * keys * (d + dv) + 2 * queries * dv),
         scratch_forward: forward::work(m, &sizes),

@@ -26,6 +26,8 @@ pub(crate) fn plan(m: &Soft, shape: &Shape) -> Plan {
         tile: (TOKENS.min(shape.seq_q), sizes.marks),
         flops_forward: slices * (2 * kernel + 4 * tokens * marks * dv + marks * marks * (3 * d + 2 * dv) + inverse),
         flops_backward: slices * (2 * kernel + tokens * marks * (8 * dv + 4 * d) + marks * marks * (7 * d + 4 * dv)),
+        exps_forward: slices * (2 * tokens + marks) * marks,
+        exps_backward: slices * (2 * tokens + marks) * marks,
         bytes_forward: 4 * slices * (2 * rows),
         bytes_backward: 4 * slices * (2 * rows + 2 * tokens * dv + tokens * d),
         scratch_forward: forward::work(m, &sizes),
