@@ -2,6 +2,12 @@
 
 mod support;
 
+#[cfg(unix)]
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Command, Stdio},
+};
+
 use serde_json::Value;
 use support::{Outcome, Sandbox, resolvent};
 
@@ -51,6 +57,29 @@ fn measures_every_mechanism_and_compares_two_runs() {
     compare.args(["bench", "--compare"]).arg(first.join("bench.json")).arg(second.join("bench.json"));
     let text = Outcome::of(&mut compare).success().stdout;
     assert!(text.contains("softmax at 16 tokens, forward + backward: "), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_keeps_the_sizes_that_were_measured() {
+    let sandbox = Sandbox::new();
+    let mut command = resolvent();
+    command.args(["bench", "--tokens", "8,12,16,20,24,28,32", "--heads", "1", "--head-dim", "4", "--turn", "100"]);
+    command.args(["--mechanisms", "uniform", "--no-rivals", "--out"]).arg(sandbox.path("out"));
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut lines, mut stderr) = (BufReader::new(child.stderr.take().unwrap()), String::new());
+    while !stderr.contains("uniform at 12 tokens") {
+        assert_ne!(lines.read_line(&mut stderr).unwrap(), 0, "ended before it was interrupted: {stderr}");
+    }
+    assert!(Command::new("kill").arg("-INT").arg(child.id().to_string()).status().unwrap().success());
+    lines.read_to_string(&mut stderr).unwrap();
+    let outcome = Outcome { code: child.wait().unwrap().code(), stdout: String::new(), stderr };
+    let line = outcome.failure(130);
+    assert!(line.contains("bench.json has the first"), "{line}");
+    let json: Value = serde_json::from_slice(&std::fs::read(sandbox.path("out/bench.json")).unwrap()).unwrap();
+    let measured = json["points"].as_array().unwrap().len();
+    assert!(json["interrupted"] == true && (2..7).contains(&measured), "{json}");
+    assert!(std::fs::read_to_string(sandbox.path("out/report.html")).unwrap().contains("Stopped before"));
 }
 
 /// A stand-in for an interpreter, which answers as told.
