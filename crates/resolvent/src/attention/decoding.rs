@@ -32,13 +32,14 @@ pub struct Past {
     kept: Kept,
 }
 
+/// Boxed, so that a layer of either kind is moved as one pointer: a tensor that can lie on any of several backends is large.
 #[derive(Debug, Clone)]
 enum Kept {
     /// What the kernels need for the next row.
-    Cache(Cache),
+    Cache(Box<Cache>),
     /// `[batch, seq, columns]`: keys and values, turned by their positions; queries too where rows depend on those of other
     /// tokens.
-    Projections(Tensor<3>),
+    Projections(Box<Tensor<3>>),
 }
 
 impl Past {
@@ -60,9 +61,9 @@ impl Past {
         let kept = match self.kept {
             Kept::Cache(cache) => {
                 let rows: Vec<usize> = rows.into_data().iter::<i64>().map(|row| row as usize).collect();
-                Kept::Cache(cache.select(&rows))
+                Kept::Cache(Box::new(cache.select(&rows)))
             }
-            Kept::Projections(kept) => Kept::Projections(kept.select(0, rows)),
+            Kept::Projections(kept) => Kept::Projections(Box::new(kept.select(0, rows))),
         };
         Self { kept }
     }
@@ -104,7 +105,7 @@ impl MultiHeadAttention {
         let first = past.as_ref().map_or(0, Past::len);
         let packed = self.project(tokens, first, None)?;
         let cache = match past.take() {
-            None => self.cache(&packed),
+            None => self.cache(&packed).map(Box::new),
             Some(Past { kept: Kept::Cache(cache) }) => Some(cache),
             other => {
                 *past = other;
@@ -242,9 +243,9 @@ impl MultiHeadAttention {
 /// All projections so far, the new ones last.
 fn add(past: &mut Option<Past>, new: Tensor<3>) -> Tensor<3> {
     let kept = match past.take() {
-        Some(Past { kept: Kept::Projections(kept) }) => Tensor::cat(vec![kept, new], 1),
+        Some(Past { kept: Kept::Projections(kept) }) => Tensor::cat(vec![*kept, new], 1),
         _ => new,
     };
-    *past = Some(Past { kept: Kept::Projections(kept.clone()) });
+    *past = Some(Past { kept: Kept::Projections(Box::new(kept.clone())) });
     kept
 }
