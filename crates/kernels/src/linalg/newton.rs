@@ -11,6 +11,10 @@ use crate::{
 const HALVINGS: usize = 10;
 const RESIDUAL: f64 = 1.01;
 
+/// The residual `|I - M X|_F` from which on one step is the last: it leaves `2^-26`, less than half a unit of rounding, and
+/// further steps would do nothing but round.
+const CONVERGED: f32 = 1.0 / (1 << 13) as f32;
+
 /// f32 of working memory: the matrix, an iterate, a product; for the unrolled gradient every iterate and one product more.
 pub(super) fn work(method: &Method, order: Order) -> usize {
     let iterates = if method.gradient == InverseGradient::Unrolled { method.steps + 3 } else { 0 };
@@ -24,11 +28,16 @@ pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: 
     let (mut x, mut next) = (&mut y[..len], &mut next[..len]);
     order.add_ridge(a, method.ridge, m);
     start(method, level, order, a, m, x, product);
-    for _ in 0..method.steps {
+    let mut taken = 0;
+    while taken < method.steps {
         step(level, order, m, x, product, next);
         std::mem::swap(&mut x, &mut next);
+        taken += 1;
+        if is_near_identity(order, product) {
+            break;
+        }
     }
-    if method.steps % 2 == 1 {
+    if taken % 2 == 1 {
         // Then `next` is what belongs to the caller.
         next.copy_from_slice(x);
     }
@@ -85,6 +94,17 @@ fn step(level: Level, order: Order, m: &[f32], x: &[f32], product: &mut [f32], n
     order.times(level, m, x, product);
     order.times(level, x, product, next);
     order.symmetrise(next, |at, xmx| 2.0 * x[at] - xmx);
+}
+
+/// Whether `|I - x|_F` is at most [`CONVERGED`].
+fn is_near_identity(order: Order, x: &[f32]) -> bool {
+    let rows = || x[..order.len()].chunks_exact(order.stride).enumerate();
+    // The diagonal first: mostly it tells.
+    let near = rows().all(|(i, row)| (1.0 - row[i]).abs() <= CONVERGED);
+    let squares = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>();
+    let of_row =
+        |(i, row): (usize, &[f32])| squares(&row[..i]) + (1.0 - row[i]).powi(2) + squares(&row[i + 1..order.n]);
+    near && rows().map(of_row).sum::<f32>() <= CONVERGED * CONVERGED
 }
 
 /// Back through the steps that were taken; the factor on the start is held constant.

@@ -26,8 +26,10 @@ pub(crate) fn multiply_add(level: Level, size: Size, left: Left<'_>, right: Righ
     level.dispatch(Called { size, left, right, into: Into::Add(into) });
 }
 
-/// Depth and columns of a panel of the right operand, which stays in the first-level cache while all rows pass by.
+/// Depth and columns of a panel of the right operand, which stays in the first-level cache while rows pass by.
 const PANEL: [usize; 2] = [128, 64];
+/// Panels side by side, and rows that pass by all of them: with what becomes of these, they stay in the second-level cache.
+const BLOCK: [usize; 2] = [4, 252];
 /// Rows from which on packing panels is worth it.
 const PANEL_ROWS: usize = 24;
 
@@ -58,16 +60,23 @@ impl Called<'_> {
     #[inline(always)]
     fn by_panels<S: Simd>(&mut self, simd: S) {
         let Self { size, left, right, into } = self;
-        let mut panel = [0.0; PANEL[0] * PANEL[1]];
-        for col in (0..size.cols).step_by(PANEL[1]) {
-            let cols = PANEL[1].min(size.cols - col);
-            for depth in (0..size.depth).step_by(PANEL[0]) {
-                let size = Size { rows: size.rows, cols, depth: PANEL[0].min(size.depth - depth) };
-                for (n, row) in panel.chunks_exact_mut(PANEL[1]).enumerate().take(size.depth) {
-                    row[..cols].copy_from_slice(&right.data[(depth + n) * right.stride + col..][..cols]);
+        let mut panels = [[0.0; PANEL[0] * PANEL[1]]; BLOCK[0]];
+        let starts = |from: usize, to: usize, step: usize| (from..to).step_by(step).map(move |n| (n, step.min(to - n)));
+        for (first, cols) in starts(0, size.cols, BLOCK[0] * PANEL[1]) {
+            for (deep, depth) in starts(0, size.depth, PANEL[0]) {
+                for (panel, (col, cols)) in panels.iter_mut().zip(starts(first, first + cols, PANEL[1])) {
+                    for (n, row) in panel.chunks_exact_mut(PANEL[1]).enumerate().take(depth) {
+                        row[..cols].copy_from_slice(&right.data[(deep + n) * right.stride + col..][..cols]);
+                    }
                 }
-                let left = Left { data: &left.data[depth * left.depth_stride..], ..*left };
-                product(simd, size, left, Right { data: &panel, stride: PANEL[1] }, &mut into.panel(col, depth == 0));
+                for (row, rows) in starts(0, size.rows, BLOCK[1]) {
+                    let data = &left.data[row * left.row_stride + deep * left.depth_stride..];
+                    let left = Left { data, ..*left };
+                    for (panel, (col, cols)) in panels.iter().zip(starts(first, first + cols, PANEL[1])) {
+                        let right = Right { data: panel, stride: PANEL[1] };
+                        product(simd, Size { rows, cols, depth }, left, right, &mut into.part(row, col, deep == 0));
+                    }
+                }
             }
         }
     }
@@ -79,12 +88,12 @@ enum Into<'a> {
 }
 
 impl Into<'_> {
-    /// What the product of a panel from column `col` on goes to: all panels but the `first` of a column are added.
+    /// What the product of a panel goes to, from `row` and `col` on: all panels but the `first` of a column are added.
     #[inline(always)]
-    fn panel(&mut self, col: usize, first: bool) -> Into<'_> {
+    fn part(&mut self, row: usize, col: usize, first: bool) -> Into<'_> {
         let stores = first && matches!(self, Self::Store(_));
         let (Self::Store(Store { data, stride }) | Self::Add(Add { data, stride })) = self;
-        let (data, stride) = (&mut data[col..], *stride);
+        let (data, stride) = (&mut data[row * *stride + col..], *stride);
         if stores { Into::Store(Store { data, stride }) } else { Into::Add(Add { data, stride }) }
     }
 }
