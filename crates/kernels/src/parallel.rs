@@ -25,6 +25,12 @@ pub(crate) fn for_each(tasks: usize, work: &mut [f32], per_worker: usize, task: 
     share(tasks, work, per_worker, &task);
 }
 
+/// Runs `task(index)` for every index below `tasks`, no more of them at once than there are threads: a thread that waits for
+/// parts of its own task takes on parts of others, but begins no other.
+pub(crate) fn one_per_thread(tasks: usize, task: impl Fn(usize) + Sync) {
+    share(tasks, &mut vec![0.0; workers(tasks)], 1, &|index, _| task(index));
+}
+
 /// [`for_each`], compiled once for all tasks.
 fn share(tasks: usize, work: &mut [f32], per_worker: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
     let per_worker = per_worker.max(1);

@@ -48,6 +48,12 @@ pub struct Plan {
     pub scratch_backward: usize,
     /// f32 elements saved by the forward pass for the backward pass (`stats`).
     pub stats: usize,
+    /// Bytes that the forward pass allocates itself beside scratch and `stats`, and gives back: those of `ssa`, whose clusters and
+    /// edges are found in the call, as they are for as many clusters of equal size as are asked for. 0 for other mechanisms, and
+    /// for the reference, whose matrices are not counted.
+    pub allocated_forward: usize,
+    /// Bytes that the backward pass allocates, likewise.
+    pub allocated_backward: usize,
 }
 
 /// What a call of `mechanism` on `shape` would do and need. `causal` is OR-ed with the configuration's.

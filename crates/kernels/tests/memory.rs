@@ -4,6 +4,8 @@
 mod support;
 
 use peak_alloc::PeakAlloc;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use resolvent_kernels::{
     Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
     mechanism::Landmarks,
@@ -20,6 +22,15 @@ fn extra(f: impl FnOnce()) -> usize {
     f();
     MEMORY.peak_usage() - before
 }
+
+/// Estimators and samplers, whose calls allocate different things. Without a limit on their size there are as many causal
+/// clusters as are asked for; with one, those that fill up are followed by others.
+const CLUSTERED: &[&str] = &[
+    r#"{"mechanism": "ssa"}"#,
+    r#"{"mechanism": "ssa", "sampler": "row"}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid", "balance": null}"#,
+    r#"{"mechanism": "ssa", "estimator": "centroid", "cluster_on": "keys", "balance": null, "jl_dim": 16}"#,
+];
 
 /// Allocations of a later forward and backward pass over the same buffers, in bytes: 0 if one of several has none.
 fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
@@ -47,6 +58,26 @@ fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
     (0..8).map(|_| extra(&mut call)).find(|&bytes| bytes == 0).unwrap_or_else(|| extra(&mut call))
 }
 
+/// The most that a warm forward and a warm backward pass of an `ssa` hold, over what is planned for.
+fn held_over_planned(json: &str, causal: bool, shape: Shape) -> [f64; 2] {
+    let op = Operator::new(&Mechanism::from_json(json).unwrap(), shape, causal, Strategy::Fused).unwrap();
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    let mut entries = |len: usize| Vec::from_iter((0..len).map(|_| random.random_range(-1.0..1.0_f32)));
+    let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
+    let (mut out, mut stats, mut scratch) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats], Scratch::default());
+    let (mut dq, mut dk, mut dv) = (q.clone(), k.clone(), v.clone());
+    let (inputs, mask) = (Inputs { q: &q, k: Some(&k), v: &v, extras: Extras::default() }, Mask::default());
+    let plan = *op.plan();
+    scratch.take(plan.scratch_forward.max(plan.scratch_backward));
+    let forward = extra(|| op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch).unwrap());
+    let backward = extra(|| {
+        let mut gradients =
+            Gradients { dq: &mut dq, dk: Some(&mut dk), dv: &mut dv, extras: ExtraGradients::default() };
+        op.backward(&inputs, &mask, &out, &stats, &v, &mut gradients, &mut scratch).unwrap();
+    });
+    [forward as f64 / plan.allocated_forward as f64, backward as f64 / plan.allocated_backward as f64]
+}
+
 /// The same mechanism with windows so wide that there are sixteen of them, however many tokens.
 fn with_few_landmarks(mechanism: &Mechanism, tokens: usize) -> Mechanism {
     let mut mechanism = mechanism.clone();
@@ -66,13 +97,17 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
     // Within the pool: entering it from outside is what may allocate.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let shape = Shape::square(2, 2, 600, 16);
-    // What clusters need depends on the clusters that the call finds: it is allocated in the call.
+    // What clusters need depends on the clusters that the call finds: it is allocated in the call, as planned.
     let clustered = |m: &Mechanism| matches!(m, Mechanism::Ssa(_));
     for mechanism in mechanisms().into_iter().filter(|m| !clustered(m)) {
         // The threads' own queues grow once.
         pool.install(|| steady_state::<f32>(&mechanism, shape));
         assert_eq!(pool.install(|| steady_state::<f32>(&mechanism, shape)), 0, "{mechanism:?}");
         assert_eq!(pool.install(|| steady_state::<half::bf16>(&mechanism, shape)), 0, "{mechanism:?}, bf16");
+    }
+    for (json, causal) in CLUSTERED.iter().flat_map(|json| [(json, false), (json, true)]) {
+        let held = pool.install(|| held_over_planned(json, causal, Shape::square(2, 2, 2048, 64)));
+        assert!(held.iter().all(|share| (0.8..1.1).contains(share)), "{json}, causal {causal}: {held:?} of the plan");
     }
     for mechanism in mechanisms() {
         let plan = |n: usize| {

@@ -267,6 +267,8 @@ pub(crate) fn plan(fused: Plan, shape: &Shape) -> Plan {
         bytes_backward: fused.bytes_backward + 2 * matrix,
         scratch_forward: 0,
         scratch_backward: 0,
+        allocated_forward: 0,
+        allocated_backward: 0,
         ..fused
     }
 }

@@ -54,7 +54,7 @@ pub struct PlanSummary {
     pub strategy: String,
     /// Why.
     pub reason: String,
-    /// Bytes of scratch and statistics of the forward pass.
+    /// Bytes that the forward pass holds beside its tensors.
     pub forward_bytes: u64,
     /// Those of forward and backward pass.
     pub training_bytes: u64,
@@ -62,13 +62,14 @@ pub struct PlanSummary {
 
 impl PlanSummary {
     pub(super) fn of(plan: &Plan) -> Self {
-        let bytes = |scratch: usize| 4 * (scratch + plan.stats) as u64;
+        let bytes = |scratch: usize, allocated: usize| (4 * (scratch + plan.stats) + allocated) as u64;
+        let forward = bytes(plan.scratch_forward, plan.allocated_forward);
         let strategy = serde_json::to_value(plan.strategy).ok().and_then(|s| s.as_str().map(Into::into));
         Self {
             strategy: strategy.unwrap_or_default(),
             reason: plan.reason.into(),
-            forward_bytes: bytes(plan.scratch_forward),
-            training_bytes: bytes(plan.scratch_forward.max(plan.scratch_backward)),
+            forward_bytes: forward,
+            training_bytes: forward.max(bytes(plan.scratch_backward, plan.allocated_backward)),
         }
     }
 }

@@ -146,8 +146,8 @@ fn available_memory() -> Option<u64> {
 fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
     let plan = operator.plan();
     let text = format!(
-        "{} by {:?}: {}\ntile       {} x {}\nforward    {:.3e} operations, {:.3e} bytes, scratch {} f32\n\
-         backward   {:.3e} operations, {:.3e} bytes, scratch {} f32\nsaved      {} f32",
+        "{} by {:?}: {}\ntile       {} x {}\nforward    {:.3e} operations, {:.3e} bytes, scratch {} f32, allocated {} bytes\n\
+         backward   {:.3e} operations, {:.3e} bytes, scratch {} f32, allocated {} bytes\nsaved      {} f32",
         operator.mechanism().id(),
         plan.strategy,
         plan.reason,
@@ -156,9 +156,11 @@ fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
         plan.flops_forward as f64,
         plan.bytes_forward as f64,
         plan.scratch_forward,
+        plan.allocated_forward,
         plan.flops_backward as f64,
         plan.bytes_backward as f64,
         plan.scratch_backward,
+        plan.allocated_backward,
         plan.stats,
     );
     output::result(global, &json!({"mechanism": operator.mechanism(), "shape": shape(operator), "plan": plan}), &text)

@@ -26,7 +26,7 @@ use crate::{
 
 /// Parts that the queries of a head are split into, each with sums of its own for the mean tokens. A constant, lest
 /// results depend on the machine.
-const SHARES: usize = 16;
+pub(super) const SHARES: usize = 16;
 
 /// `dS = P (dP - delta)` over all entries, with `delta = <dout, out>` per row.
 pub(crate) fn backward(

@@ -111,7 +111,7 @@ impl<'a> Rows<'a> {
         let keep_q = mask.query.map(|keep| &keep[b * seq_q..][..seq_q]);
         let keep_k = mask.key.map(|keep| &keep[b * seq_kv..][..seq_kv]);
         let block = (mask.causal || m.causal).then(|| m.causal_clusters.block());
-        let graph = Graph::new(plan.head(slice), keep_q, keep_k, Window { seq_kv, block });
+        let graph = Graph::new(plan.head(slice).clone(), keep_q, keep_k, Window { seq_kv, block });
         let k = &inputs.k.expect("checked: an untied call has keys")[slice * seq_kv * d..][..seq_kv * d];
         let v = &inputs.v[slice * seq_kv * dv..][..seq_kv * dv];
         let anchors = (0..graph.keys.len()).flat_map(|c| mean(k, d, graph.keys.of(c).iter().copied())).collect();

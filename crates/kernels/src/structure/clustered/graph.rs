@@ -40,7 +40,7 @@ pub(super) struct Graph {
 /// Lists of numbers, one after the other.
 pub(super) struct Lists {
     items: Vec<u32>,
-    start: Vec<usize>,
+    start: Vec<u32>,
 }
 
 impl Lists {
@@ -49,41 +49,47 @@ impl Lists {
         let mut start = vec![0; lists + 1];
         pairs.clone().for_each(|(list, _)| start[list as usize + 1] += 1);
         (1..=lists).for_each(|n| start[n] += start[n - 1]);
-        let (mut items, mut next) = (vec![0; start[lists]], start.clone());
+        let (mut items, mut next) = (vec![0; start[lists] as usize], start.clone());
         for (list, item) in pairs {
-            items[next[list as usize]] = item;
+            items[next[list as usize] as usize] = item;
             next[list as usize] += 1;
         }
         Self { items, start }
     }
 
     pub fn of(&self, list: usize) -> &[u32] {
-        &self.items[self.start[list]..self.start[list + 1]]
+        &self.items[self.start[list] as usize..self.start[list + 1] as usize]
     }
 }
 
 impl Graph {
-    pub fn new(plan: &HeadPlan, keep_q: Option<&[bool]>, keep_k: Option<&[bool]>, window: Window) -> Self {
+    /// The plan is taken apart: a head's edges are what most memory goes to.
+    pub fn new(plan: HeadPlan, keep_q: Option<&[bool]>, keep_k: Option<&[bool]>, window: Window) -> Self {
         let [na, nb] = plan.clusters();
+        let HeadPlan { mut label_q, mut label_k, exact, mut edges } = plan;
         let kept = |keep: Option<&[bool]>, n: u32| keep.is_none_or(|keep| keep[n as usize]);
-        let present = |e: &&Edge| {
+        let present = |e: &Edge| {
             kept(keep_q, e.query) && kept(keep_k, e.key) && (e.key as usize) < window.limit(e.query as usize)
         };
-        let edges: Vec<Edge> = plan.edges.iter().filter(present).copied().collect();
-        let mut edge_start = vec![0; plan.label_q.len() + 1];
+        edges.retain(present);
+        let mut edge_start = vec![0; label_q.len() + 1];
         edges.iter().for_each(|edge| edge_start[edge.query as usize + 1] += 1);
         (1..edge_start.len()).for_each(|i| edge_start[i] += edge_start[i - 1]);
+        let queries = Members::new(&label_q, keep_q, na);
+        let keys = Members::new(&label_k, keep_k, nb);
+        unlabel_masked(&mut label_q, keep_q);
+        unlabel_masked(&mut label_k, keep_k);
         Self {
-            queries: Members::new(&plan.label_q, keep_q, na),
-            keys: Members::new(&plan.label_k, keep_k, nb),
+            queries,
+            keys,
             window,
             routes: [
-                Lists::new(plan.exact.iter().map(|&[a, c]| (a, c)), na),
-                Lists::new(plan.exact.iter().map(|&[a, c]| (c, a)), nb),
+                Lists::new(exact.iter().map(|&[a, c]| (a, c)), na),
+                Lists::new(exact.iter().map(|&[a, c]| (c, a)), nb),
             ],
             edges,
             edge_start,
-            labels: [kept_labels(&plan.label_q, keep_q), kept_labels(&plan.label_k, keep_k)],
+            labels: [label_q, label_k],
         }
     }
 
@@ -147,9 +153,9 @@ impl Graph {
     }
 }
 
-fn kept_labels(labels: &[i32], keep: Option<&[bool]>) -> Vec<i32> {
-    let kept = |n: usize| keep.is_none_or(|keep| keep[n]);
-    labels.iter().enumerate().map(|(n, &label)| if kept(n) { label } else { NONE }).collect()
+fn unlabel_masked(labels: &mut [i32], keep: Option<&[bool]>) {
+    let masked = labels.iter_mut().zip(keep.into_iter().flatten()).filter(|(_, keep)| !**keep);
+    masked.for_each(|(label, _)| *label = NONE);
 }
 
 /// Consecutive members of one group: cluster `group`, or no cluster.

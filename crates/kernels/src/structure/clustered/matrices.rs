@@ -50,7 +50,7 @@ impl ClusterPlan {
             let b = slice / heads;
             let keep_q = mask.query.map(|keep| &keep[b * seq_q..][..seq_q]);
             let keep_k = mask.key.map(|keep| &keep[b * seq_kv..][..seq_kv]);
-            let graph = Graph::new(self.head(slice), keep_q, keep_k, Window { seq_kv, block });
+            let graph = Graph::new(self.head(slice).clone(), keep_q, keep_k, Window { seq_kv, block });
             for j in 0..seq_kv {
                 if let Some(c) = graph.cluster_of_key(j) {
                     all.member[(slice * seq_kv + j) * clusters + c] = 1.0;

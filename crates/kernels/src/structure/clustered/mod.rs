@@ -15,6 +15,7 @@ mod graph;
 mod held;
 mod matrices;
 mod members;
+mod memory;
 mod plan;
 mod planner;
 mod plans;
@@ -53,18 +54,11 @@ struct Case {
 
 impl Case {
     fn new(call: &Call<'_>, m: &Ssa) -> Self {
-        let made;
-        let plan = match call.extras.clusters {
-            Some(plan) => plan,
-            None => {
-                made = planner::plan(call, m);
-                &made
-            }
-        };
+        let plan = call.extras.clusters.cloned().unwrap_or_else(|| planner::plan(call, m));
         let shape = call.shape;
         let block = call.mask.causal.then(|| m.causal_clusters.block());
         let window = Window { seq_kv: shape.seq_kv, block };
-        let graph = |(slice, plan): (usize, &HeadPlan)| {
+        let graph = |(slice, plan): (usize, HeadPlan)| {
             let b = slice / shape.heads;
             let keep_q = call.mask.query.map(|keep| &keep[b * shape.seq_q..][..shape.seq_q]);
             let keep_k = call.mask.key.map(|keep| &keep[b * shape.seq_kv..][..shape.seq_kv]);
@@ -72,7 +66,7 @@ impl Case {
         };
         let scale = m.scale.unwrap_or((shape.head_dim as f64).powf(-0.5));
         Self {
-            graphs: plan.heads.par_iter().enumerate().map(graph).collect(),
+            graphs: plan.heads.into_par_iter().enumerate().map(graph).collect(),
             scale: scale as f32,
             logit: (scale * std::f64::consts::LOG2_E) as f32,
             centroid: m.estimator == Estimator::Centroid,

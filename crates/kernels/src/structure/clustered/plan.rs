@@ -1,6 +1,6 @@
 //! What the clustered structure costs, clusters being of equal size.
 
-use super::{backward, forward};
+use super::{backward, forward, memory};
 use crate::{
     Plan, Shape, Strategy,
     mechanism::{Estimator, Pairs, Sampler, Ssa},
@@ -9,14 +9,16 @@ use crate::{
 
 /// The plan of one call, planning included. What is found decides the real number of clusters and edges.
 pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
-    let entries = entries(m, s, causal);
+    let counts = Counts::new(m, s, causal);
+    let entries = counts.entries;
+    let [allocated_forward, allocated_backward] = memory::allocated(m, s, causal, &counts);
     let slices = s.slices() as u64;
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
     let tensors = (s.q_len() + s.k_len() + s.v_len()) as u64;
     let channels = m.jl_dim.unwrap_or(s.head_dim) as u64;
     let fits = if m.shared() { s.seq_kv } else { s.seq_kv + s.seq_q } as u64;
     let passes = if causal { 1 } else { m.kmeans_iterations as u64 + 2 };
-    let planning = slices * 2 * fits * m.clusters(s.seq_kv).min(s.seq_kv) as u64 * channels * passes;
+    let planning = slices * 2 * fits * clusters(m, s) as u64 * channels * passes;
     Plan {
         strategy: Strategy::Fused,
         reason: "exact entries in gathered tiles, the others row by row; no score is stored",
@@ -31,26 +33,46 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
         scratch_forward: forward::work(s),
         scratch_backward: backward::work(s),
         stats: s.slices() * s.seq_q,
+        allocated_forward,
+        allocated_backward,
     }
 }
 
-/// Entries that all queries of one (batch, head) have together.
-fn entries(m: &Ssa, s: &Shape, causal: bool) -> u64 {
-    let clusters = m.clusters(s.seq_kv).min(s.seq_kv) as u64;
-    let (queries, keys) = (s.seq_q as u64, s.seq_kv as u64);
-    let routes = (m.routes as u64).min(clusters);
-    let outliers = (m.outlier_globals as u64).min(keys) * queries;
-    let globals = m.globals(s.seq_kv).len() as u64 * (queries + if m.shared() { keys } else { 0 }) + outliers;
-    let chosen = (m.outlier_queries as u64).min(queries) * routes;
-    let exact = keys.div_ceil(clusters) * (queries * routes + chosen) / if causal { 2 } else { 1 };
-    let remote_pairs = clusters * (clusters - routes);
-    let beyond = match (m.estimator, m.sampler(causal)) {
-        (Estimator::Centroid, _) => queries * (clusters - routes),
-        (_, Sampler::Row) => queries.saturating_mul(m.samples(s.seq_kv) as u64),
-        _ => {
-            let pairs = if let Pairs::Count(count) = m.pairs { (count as u64).min(remote_pairs) } else { remote_pairs };
-            pairs.saturating_mul(m.samples(s.seq_kv) as u64)
-        }
-    };
-    exact.saturating_add(globals).saturating_add(beyond).min(queries * keys)
+/// Clusters that are asked for.
+pub(super) fn clusters(m: &Ssa, s: &Shape) -> usize {
+    m.clusters(s.seq_kv).min(s.seq_kv)
+}
+
+/// What one (batch, head) has.
+pub(super) struct Counts {
+    /// Entries that all queries have together.
+    pub entries: u64,
+    /// Of these, sampled edges.
+    pub edges: usize,
+    /// Pairs of clusters that they are drawn from; 0 where rows draw.
+    pub pairs: usize,
+}
+
+impl Counts {
+    fn new(m: &Ssa, s: &Shape, causal: bool) -> Self {
+        let clusters = clusters(m, s) as u64;
+        let (queries, keys) = (s.seq_q as u64, s.seq_kv as u64);
+        let routes = (m.routes as u64).min(clusters);
+        let outliers = (m.outlier_globals as u64).min(keys) * queries;
+        let globals = m.globals(s.seq_kv).len() as u64 * (queries + if m.shared() { keys } else { 0 }) + outliers;
+        let chosen = (m.outlier_queries as u64).min(queries) * routes;
+        let exact = keys.div_ceil(clusters) * (queries * routes + chosen) / if causal { 2 } else { 1 };
+        let all_pairs = clusters * (clusters - routes);
+        let pairs = if let Pairs::Count(count) = m.pairs { (count as u64).min(all_pairs) } else { all_pairs };
+        let samples = m.samples(s.seq_kv) as u64;
+        let (edges, pairs) = match (m.estimator, m.sampler(causal)) {
+            (Estimator::Centroid, _) => (0, 0),
+            (_, Sampler::Row) => (queries.saturating_mul(samples), 0),
+            _ => (pairs.saturating_mul(samples), pairs),
+        };
+        let edges = edges.min(queries * keys);
+        let means = if m.estimator == Estimator::Centroid { queries * (clusters - routes) } else { 0 };
+        let entries = exact.saturating_add(globals).saturating_add(edges + means).min(queries * keys);
+        Self { entries, edges: edges as usize, pairs: pairs as usize }
+    }
 }

@@ -194,7 +194,7 @@ impl HeadPlan {
         const OP: &str = "plan";
         self.exact.sort_unstable();
         self.exact.dedup();
-        self.edges.sort_by_key(|edge| (edge.query, edge.key));
+        self.edges.sort_unstable_by_key(|edge| (edge.query, edge.key));
         let same = |pair: &[Edge]| (pair[0].query, pair[0].key) == (pair[1].query, pair[1].key);
         if self.edges.windows(2).any(same) {
             return Err(Error::Tensor { op: OP, tensor: "edges", problem: "names an edge twice; add up the weights" });

@@ -272,5 +272,7 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
         scratch_forward: room(forward_sizes(s, m)) + forward::work::<Distances<'_>>(s),
         scratch_backward: room(backward_sizes(s, m)) + backward::work::<Distances<'_>>(s, m.tied),
         stats: log_sum::SAVED * (rows + density_rows(s, m)),
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }

@@ -27,6 +27,8 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
         scratch_forward: if softmax { softmax::forward_work(s) } else { infsa::forward_work(s) },
         scratch_backward: if softmax { softmax::backward_work(s, tied) } else { infsa::backward_work(s, tied) },
         stats: if softmax { log_sum::SAVED * rows } else { s.slices() * (1 + infsa::norms(s, causal)) },
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }
 

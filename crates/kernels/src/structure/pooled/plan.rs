@@ -66,6 +66,8 @@ fn uniform_plan(shape: &Shape, causal: bool) -> Plan {
         scratch_forward: scratch,
         scratch_backward: scratch,
         stats: 0,
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }
 
@@ -110,5 +112,7 @@ fn linear_plan(m: &LinearInfsa, shape: &Shape) -> Plan {
         scratch_forward: scratch,
         scratch_backward: scratch,
         stats: shape.slices() * sizes.stats,
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use rayon::prelude::*;
-
 use super::{
     super::{members::NONE, plans::Edge},
-    Sides,
+    Sides, gather,
     random::{Stage, pick},
 };
 use crate::{parallel::grain, simd::rows};
@@ -17,19 +15,20 @@ const TASKS: usize = 16;
 /// `samples` edges for every query with a cluster, among the keys of the other clusters that it may see; all of these
 /// with weight one where there are no more.
 pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
-    let rows: Vec<usize> = (0..sides.label_q.len()).collect();
-    let of_rows = |rows: &[usize]| {
+    let rows = sides.label_q.len();
+    let of_a_task = rows.div_ceil(TASKS).max(1);
+    let of_a_row = samples.min(sides.label_k.len()).max(1);
+    let starts = (0..rows).step_by(of_a_task);
+    let sizes = starts.map(|start| of_a_task.min(rows - start) * of_a_row);
+    gather(sizes, grain(1), |task, room| {
         let mut seen = Seen::new(sides);
-        let mut edges = Vec::new();
-        for &row in rows {
+        for (row, room) in (task * of_a_task..).zip(room.chunks_exact_mut(of_a_row)) {
             seen.extend(sides.limit(row));
             if sides.label_q[row] != NONE && sides.keep_q.is_none_or(|keep| keep[row]) {
-                seen.draw(row, samples, &mut edges);
+                seen.draw(row, samples, room);
             }
         }
-        edges
-    };
-    rows.par_chunks(rows.len().div_ceil(TASKS)).with_min_len(grain(1)).flat_map_iter(of_rows).collect()
+    })
 }
 
 /// The clusters of keys as far as a query sees them.
@@ -87,17 +86,17 @@ impl<'a> Seen<'a> {
         &self.sides.keys.of(c)[..self.counts[c]]
     }
 
-    fn draw(&mut self, row: usize, samples: usize, edges: &mut Vec<Edge>) {
+    /// Writes the edges of `row` to the front of `room`.
+    fn draw(&mut self, row: usize, samples: usize, room: &mut [Edge]) {
         let sides = self.sides;
         let own = sides.label_q[row] as u32;
         let remote = |c: usize| !sides.is_exact(own, c as u32);
         let total: usize = (0..self.counts.len()).filter(|&c| remote(c)).map(|c| self.counts[c]).sum();
         let query = row as u32;
-        let start = edges.len();
         if total <= samples {
             let keys = (0..self.counts.len()).filter(|&c| remote(c)).flat_map(|c| self.keys(c));
-            edges.extend(keys.map(|&key| Edge { query, key, log_weight: 0.0 }));
-            edges[start..].sort_unstable_by_key(|edge| edge.key);
+            let edges = keys.map(|&key| Edge { query, key, log_weight: 0.0 });
+            room.iter_mut().zip(edges).for_each(|(to, edge)| *to = edge);
             return;
         }
         self.freshen();
@@ -118,11 +117,11 @@ impl<'a> Seen<'a> {
             let keys = self.keys(c);
             drawn.entry(keys[stream.below(keys.len())]).or_insert((c, 0_u32)).1 += 1;
         }
-        edges.extend(drawn.into_iter().map(|(key, (c, times))| {
+        for (to, (key, (c, times))) in room.iter_mut().zip(drawn) {
             let log_share = mass[c].ln() - sum.ln();
             let log_count = (self.counts[c] as f64).ln();
             let log_weight = f64::from(times).ln() - (samples as f64).ln() - log_share + log_count;
-            Edge { query, key, log_weight }
-        }));
+            *to = Edge { query, key, log_weight };
+        }
     }
 }

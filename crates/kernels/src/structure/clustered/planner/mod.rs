@@ -15,23 +15,35 @@ pub(super) use self::random::{Stage, Stream, pick};
 use self::{kmeans::Points, online::Running};
 use super::{
     members::{self, Members, NONE, clusters},
-    plans::{ClusterPlan, HeadPlan},
+    plans::{ClusterPlan, Edge, HeadPlan},
 };
 use crate::{
     Shape,
     mechanism::{ClusterOn, Estimator, Sampler, Ssa},
     operator::Call,
+    parallel::{Parts, one_per_thread},
     simd::{Level, rows},
 };
 
 /// The plan of a checked call.
 pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> ClusterPlan {
     let Shape { seq_q, seq_kv, .. } = call.shape;
-    let slices = (0..call.shape.slices()).into_par_iter();
-    let make = || slices.map(|slice| Head::of(call, m, slice).plan()).collect();
+    let mut heads = vec![HeadPlan::default(); call.shape.slices()];
+    let parts = Parts::new(&mut heads);
+    let make = || {
+        one_per_thread(call.shape.slices(), |slice| {
+            // SAFETY: every slice has a plan of its own.
+            let head = unsafe { parts.part(slice..slice + 1) };
+            head.fill_with(|| Head::of(call, m, slice).plan());
+        });
+    };
     // Each of the hundreds of short parallel steps of k-means would wait for a thread to wake, were it started from
     // outside the pool.
-    let heads = if panels::is_shared(seq_q.max(seq_kv)) { rayon::scope(|_| make()) } else { make() };
+    if panels::is_shared(seq_q.max(seq_kv)) {
+        rayon::scope(|_| make())
+    } else {
+        make()
+    };
     ClusterPlan { seq_q, seq_kv, heads }
 }
 
@@ -279,6 +291,27 @@ impl<'a> Head<'a> {
         let block = self.m.causal_clusters.block();
         (i / block + 1).saturating_mul(block).min(self.seq_kv)
     }
+}
+
+/// The edges that tasks write, in the order of the tasks. Task `n` has room for `sizes[n]` edges and begins at the front;
+/// what it leaves of its room is no edge. (Lists of their own, joined, would take twice the memory.)
+fn gather(
+    sizes: impl Iterator<Item = usize> + Clone,
+    grain: usize,
+    task: impl Fn(usize, &mut [Edge]) + Sync,
+) -> Vec<Edge> {
+    const ABSENT: Edge = Edge { query: u32::MAX, key: u32::MAX, log_weight: 0.0 };
+    let mut edges = vec![ABSENT; sizes.clone().sum()];
+    let mut rest = &mut edges[..];
+    let mut rooms = Vec::with_capacity(sizes.clone().count());
+    for size in sizes {
+        let (room, others) = rest.split_at_mut(size);
+        rooms.push(room);
+        rest = others;
+    }
+    rooms.into_par_iter().enumerate().with_min_len(grain).for_each(|(n, room)| task(n, room));
+    edges.retain(|edge| *edge != ABSENT);
+    edges
 }
 
 /// The matrix `[to, from]` of a random projection.

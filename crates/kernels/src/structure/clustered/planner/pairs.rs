@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use rayon::prelude::*;
-
 use super::{
     super::plans::Edge,
-    Sides,
+    Sides, gather,
     random::{Stage, Stream, floyd, pick},
 };
 use crate::{
@@ -25,16 +23,22 @@ pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
         .collect();
     let degrees = (sides.sampler == Sampler::DegreeWeighted).then(|| Degrees::new(sides));
     let chosen = choose(sides, &remote, degrees.as_ref());
-    let of_pair = |&([a, c], psi): &([u32; 2], f64)| {
+    drop(remote);
+    let of_pair = |n: usize, room: &mut [Edge]| {
+        let ([a, c], psi) = chosen[n];
         let mut stream = sides.stream(Stage::Tokens, &[a.into(), c.into()]);
         let (rows, columns) = (sides.queries.of(a as usize), sides.keys.of(c as usize));
         match &degrees {
-            None => uniform(rows, columns, samples, &mut stream, psi),
-            Some(degrees) => degrees.edges([a, c], rows, columns, samples, &mut stream, psi),
+            None => uniform(rows, columns, &mut stream, psi, room),
+            Some(degrees) => degrees.edges([a, c], [rows, columns], samples, &mut stream, psi, room),
         }
     };
-    let kept = |edge: &Edge| sides.keep_q.is_none_or(|keep| keep[edge.query as usize]);
-    chosen.par_iter().with_min_len(grain(64)).flat_map_iter(of_pair).filter(kept).collect()
+    let sizes = chosen
+        .iter()
+        .map(|([a, c], _)| samples.min(sides.queries.of(*a as usize).len() * sides.keys.of(*c as usize).len()));
+    let mut edges = gather(sizes, grain(64), of_pair);
+    edges.retain(|edge| sides.keep_q.is_none_or(|keep| keep[edge.query as usize]));
+    edges
 }
 
 /// The sampled pairs with their inclusion probabilities.
@@ -90,15 +94,15 @@ fn systematic(psi: &[f64], u: f64) -> Vec<usize> {
     (0..psi.len()).filter(taken).collect()
 }
 
-/// Distinct edges, all equally likely.
-fn uniform(rows: &[u32], columns: &[u32], samples: usize, stream: &mut Stream, psi: f64) -> Vec<Edge> {
+/// As many distinct edges as there is `room` for, all equally likely.
+fn uniform(rows: &[u32], columns: &[u32], stream: &mut Stream, psi: f64, room: &mut [Edge]) {
     let population = rows.len() * columns.len();
-    let count = samples.min(population);
+    let count = room.len();
     let log_weight = (population as f64 / count as f64).ln() - psi.ln();
     let mut flat = Vec::with_capacity(count);
     floyd(population, count, stream, &mut flat);
     let edge = |f: usize| Edge { query: rows[f / columns.len()], key: columns[f % columns.len()], log_weight };
-    flat.into_iter().map(edge).collect()
+    room.iter_mut().zip(flat).for_each(|(to, f)| *to = edge(f));
 }
 
 /// Estimated degrees, by which edges are drawn: "Spectral Sparse Attention", remark 25.
@@ -129,12 +133,12 @@ impl Degrees {
     fn edges(
         &self,
         [a, c]: [u32; 2],
-        rows: &[u32],
-        columns: &[u32],
+        [rows, columns]: [&[u32]; 2],
         samples: usize,
         stream: &mut Stream,
         psi: f64,
-    ) -> Vec<Edge> {
+        room: &mut [Edge],
+    ) {
         let (u, w) = (&self.rows[a as usize].shares, &self.columns[c as usize].shares);
         let mut drawn = BTreeMap::new();
         for _ in 0..samples {
@@ -147,7 +151,7 @@ impl Degrees {
             key: columns[y],
             log_weight: f64::from(times).ln() - (samples as f64 * u[x] * w[y]).ln() - psi.ln(),
         };
-        drawn.into_iter().map(edge).collect()
+        room.iter_mut().zip(drawn.into_iter().map(edge)).for_each(|(to, edge)| *to = edge);
     }
 }
 

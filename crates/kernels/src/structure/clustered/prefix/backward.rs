@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     operator::{Call, Saved},
-    parallel::Parts,
+    parallel::{Parts, one_per_thread},
     simd::{
         math::exp2,
         product::{Add, Left, Right, Size, Store, add_product, store_product},
@@ -31,10 +31,18 @@ pub(in crate::structure::clustered) fn backward(
     [dq, dk, dv]: [&mut [f32]; 3],
 ) {
     let s = call.shape;
-    let slices = dq.par_chunks_mut(s.seq_q * s.head_dim).zip(dk.par_chunks_mut(s.seq_kv * s.head_dim));
-    let slices = slices.zip(dv.par_chunks_mut(s.seq_kv * s.value_dim)).zip(&case.graphs);
-    slices.enumerate().for_each(|(slice, (((dq, dk), dv), graph))| {
-        head_backward(call, case, graph, Head::of(call, slice), saved, [dq, dk, dv]);
+    let (dq, dk, dv) = (Parts::new(dq), Parts::new(dk), Parts::new(dv));
+    one_per_thread(case.graphs.len(), |slice| {
+        let of_head = |len: usize| slice * len..(slice + 1) * len;
+        // SAFETY: every head has parts of its own.
+        let gradients = unsafe {
+            [
+                dq.part(of_head(s.seq_q * s.head_dim)),
+                dk.part(of_head(s.seq_kv * s.head_dim)),
+                dv.part(of_head(s.seq_kv * s.value_dim)),
+            ]
+        };
+        head_backward(call, case, &case.graphs[slice], Head::of(call, slice), saved, gradients);
     });
 }
 

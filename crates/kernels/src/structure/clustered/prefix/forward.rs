@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     operator::Call,
-    parallel::Parts,
+    parallel::{Parts, one_per_thread},
     simd::{
         math::exp2,
         product::{Add, Size, add_product},
@@ -24,13 +24,13 @@ use rayon::prelude::*;
 /// Completes `out` and the log-sum-exps `lse`.
 pub(in crate::structure::clustered) fn forward(call: &Call<'_>, case: &Case, out: &mut [f32], lse: &mut [f32]) {
     let shape = call.shape;
-    let slices = out.par_chunks_mut(shape.seq_q * shape.value_dim).zip(lse.par_chunks_mut(shape.seq_q));
-    slices.zip(&case.graphs).enumerate().for_each(|(slice, ((out, lse), graph))| {
-        let head = Head::of(call, slice);
-        let (out, lse) = (Parts::new(out), Parts::new(lse));
+    let (out, lse) = (Parts::new(out), Parts::new(lse));
+    one_per_thread(case.graphs.len(), |slice| {
+        let (graph, head) = (&case.graphs[slice], Head::of(call, slice));
+        let first = slice * shape.seq_q;
         chunks(graph, &head).into_par_iter().for_each(|chunk| {
-            let rows = chunk.panels[0].start..chunk.panels[chunk.panels.len() - 1].end;
-            // SAFETY: chunks have disjoint positions.
+            let rows = first + chunk.panels[0].start..first + chunk.panels[chunk.panels.len() - 1].end;
+            // SAFETY: heads have rows of their own, and chunks disjoint ones of these.
             let (out, lse) =
                 unsafe { (out.part(rows.start * shape.value_dim..rows.end * shape.value_dim), lse.part(rows.clone())) };
             let room = Room::new(graph, &head);

@@ -14,7 +14,11 @@ pub(super) use backward::backward;
 pub(super) use forward::forward;
 
 use super::graph::{Graph, Window};
-use crate::structure::dense::{Head, PANEL};
+use crate::{
+    Shape,
+    parallel::workers,
+    structure::dense::{Head, PANEL, TILE_STRIDE, padded},
+};
 
 /// Parts of a head's panels that are worked on at once. A constant, lest results depend on the machine.
 const CHUNKS: usize = 32;
@@ -28,6 +32,19 @@ fn panels(seq: usize, window: Window) -> Vec<Range<usize>> {
         (start..end).step_by(PANEL).map(move |start| start..(start + PANEL).min(end))
     };
     (0..seq).step_by(whole).flat_map(cut).collect()
+}
+
+/// Bytes of the sums of the chunks that are worked on at once, and of what is made from them: forward, backward.
+pub(super) fn allocated(shape: &Shape, clusters: usize) -> [usize; 2] {
+    let (d, dv) = (padded(shape.head_dim), padded(shape.value_dim));
+    let sums = clusters * (size_of::<f64>() * (shape.head_dim + shape.value_dim) + size_of::<u32>());
+    let room = size_of::<f32>() * panel::room_for(clusters, shape);
+    let passed = size_of::<f32>() * clusters * (d + dv);
+    let slopes = size_of::<f32>() * (clusters * TILE_STRIDE + PANEL * d.max(dv));
+    let (heads, threads) = (workers(shape.slices()), workers(CHUNKS * shape.slices()));
+    let chunks = heads * CHUNKS * sums;
+    // Chunks are given up as they are worked on, and what they pass on is smaller.
+    [chunks + threads * room, chunks + threads * (room + sums + slopes + passed)]
 }
 
 /// Consecutive panels with the sums over all keys before the limit of their first query.

@@ -6,6 +6,7 @@ use pulp::Simd;
 
 use super::Sums;
 use crate::{
+    Shape,
     scratch::{Scratch, cut, room},
     simd::product::{Left, Right, Size, Store, store_product},
     structure::{
@@ -35,15 +36,20 @@ pub(super) struct Room {
 impl Room {
     pub fn new(graph: &Graph, head: &Head<'_>) -> Self {
         let clusters = graph.keys.len();
-        Self { memory: Scratch::new(room(sizes(clusters, head))), clusters }
+        Self { memory: Scratch::new(room_for(clusters, &head.shape())), clusters }
     }
 }
 
-fn sizes(clusters: usize, head: &Head<'_>) -> [usize; 8] {
-    let (d, dv) = (padded(head.head_dim), padded(head.value_dim));
+/// f32 of a [`Room`].
+pub(super) fn room_for(clusters: usize, shape: &Shape) -> usize {
+    room(sizes(clusters, shape))
+}
+
+fn sizes(clusters: usize, shape: &Shape) -> [usize; 8] {
+    let (d, dv) = (padded(shape.head_dim), padded(shape.value_dim));
     // queries; sums of keys, of values; local keys, values; logits, shares; products with local keys
     [
-        PANEL * head.head_dim,
+        PANEL * shape.head_dim,
         clusters * d,
         clusters * dv,
         PANEL * d,
@@ -91,8 +97,9 @@ impl<'a> Panel<'a> {
         room: &'a mut Room,
     ) -> Self {
         let clusters = room.clusters;
-        let all = room.memory.take(crate::scratch::room(sizes(clusters, head)));
-        let [q_panel, keys, values, local_k, local_v, logits, shares, products] = cut(all, sizes(clusters, head)).0;
+        let all = room.memory.take(room_for(clusters, &head.shape()));
+        let [q_panel, keys, values, local_k, local_v, logits, shares, products] =
+            cut(all, sizes(clusters, &head.shape())).0;
         let (d, dv) = (head.head_dim, head.value_dim);
         let clustered = |i: &usize| graph.cluster_of_query(*i).is_some();
         let queries: Vec<u32> = positions.clone().filter(clustered).map(|i| i as u32).collect();

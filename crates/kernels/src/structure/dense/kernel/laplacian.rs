@@ -353,5 +353,7 @@ pub(crate) fn laplacian_exact_plan(m: &LaplacianExact, s: &Shape) -> Plan {
         scratch_forward: room(forward_sizes(s)) + work(TOKENS * BLOCK),
         scratch_backward: super::laplacian_backward::work(m, s),
         stats: room(stats_sizes(s)),
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }

@@ -336,5 +336,7 @@ pub(crate) fn soft_all_plan(m: &Soft, s: &Shape) -> Plan {
         scratch_forward: room(forward_sizes(s)) + work_of_pass(s, TOKENS * BLOCK),
         scratch_backward: room(backward_sizes(m, s)) + work_of_pass(s, room(distance_sizes(s))),
         stats: s.slices() * s.seq_q,
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }

@@ -33,5 +33,7 @@ pub(crate) fn plan(m: &Laplacian, shape: &Shape) -> Plan {
         scratch_forward: forward::work(m, &sizes),
         scratch_backward: backward::work(m, &sizes),
         stats: sizes.heads() + shape.slices() * shape.seq_kv,
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }

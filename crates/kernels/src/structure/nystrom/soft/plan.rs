@@ -33,5 +33,7 @@ pub(crate) fn plan(m: &Soft, shape: &Shape) -> Plan {
         scratch_forward: forward::work(m, &sizes),
         scratch_backward: backward::work(m, &sizes),
         stats: shape.slices() * room(sizes.saved()),
+        allocated_forward: 0,
+        allocated_backward: 0,
     }
 }
