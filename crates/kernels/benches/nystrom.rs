@@ -101,7 +101,7 @@ fn inverse() -> Result<()> {
             }
         }
         let [cholesky, newton] = times.map(|times| median(times) * 1e6);
-        println!("{n:4} landmarks: Cholesky {cholesky:8.1} us, 20 Newton-Schulz steps {newton:8.1} us");
+        println!("{n:4} landmarks: Cholesky {cholesky:8.1} us, at most 20 Newton-Schulz steps {newton:8.1} us");
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ pub(crate) fn for_each(tasks: usize, work: &mut [f32], per_worker: usize, task: 
 }
 
 /// Runs `task(index)` for every index below `tasks`, no more of them at once than there are threads: a thread that waits for
-/// parts of its own task takes on parts of others, but begins no other.
+/// parts of its own task takes on parts of others, and goes on with theirs only where no other thread has begun.
 pub(crate) fn one_per_thread(tasks: usize, task: impl Fn(usize) + Sync) {
     share(tasks, &mut vec![0.0; workers(tasks)], 1, &|index, _| task(index));
 }

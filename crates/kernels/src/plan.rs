@@ -30,11 +30,12 @@ pub struct Plan {
     pub reason: &'static str,
     /// Query rows and key columns of one tile.
     pub tile: (usize, usize),
-    /// Floating-point operations of the forward pass (a multiply-add counts two).
+    /// Floating-point operations of the forward pass that are products and sums (a multiply-add counts two), those of iterations
+    /// for the most steps that they may take ([`Mechanism::iterates`]). What is done with a score counts in `exps_forward`.
     pub flops_forward: u64,
-    /// Floating-point operations of the backward pass.
+    /// Those of the backward pass.
     pub flops_backward: u64,
-    /// Exponentials of the forward pass; a logarithm or a root counts as one. Their arithmetic is in `flops_forward` too.
+    /// Exponentials of the forward pass; a logarithm or a root counts as one.
     pub exps_forward: u64,
     /// Exponentials of the backward pass.
     pub exps_backward: u64,

@@ -105,9 +105,14 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
         assert_eq!(pool.install(|| steady_state::<f32>(&mechanism, shape)), 0, "{mechanism:?}");
         assert_eq!(pool.install(|| steady_state::<half::bf16>(&mechanism, shape)), 0, "{mechanism:?}, bf16");
     }
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     for (json, causal) in CLUSTERED.iter().flat_map(|json| [(json, false), (json, true)]) {
-        let held = pool.install(|| held_over_planned(json, causal, Shape::square(2, 2, 2048, 64)));
-        assert!(held.iter().all(|share| (0.8..1.1).contains(share)), "{json}, causal {causal}: {held:?} of the plan");
+        let held = || held_over_planned(json, causal, Shape::square(2, 2, 2048, 64));
+        let one = alone.install(held);
+        assert!(one.iter().all(|share| (0.8..1.1).contains(share)), "{json}, causal {causal}: {one:?} of the plan");
+        // Where one of two threads comes late, less is planned at once.
+        let two = pool.install(held);
+        assert!(two.iter().all(|share| (0.3..1.1).contains(share)), "{json}, causal {causal}: {two:?} of the plan");
     }
     for mechanism in mechanisms() {
         let plan = |n: usize| {

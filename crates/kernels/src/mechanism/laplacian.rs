@@ -120,7 +120,7 @@ pub struct Laplacian {
     pub grid: Option<[usize; 2]>,
     /// How the matrix between landmarks is inverted. Default newton-schulz; not eigen. Algorithm 2, table 3.
     pub inverse: Inverse,
-    /// Newton-Schulz steps. Default 20, 1 to 64.
+    /// Newton-Schulz steps, at most: an iterate that has converged stays. Default 20, 1 to 64.
     pub newton_iterations: usize,
     /// Added to the diagonal of the matrix between landmarks. Default 1e-3, finite, >= 0.
     pub ridge: f64,

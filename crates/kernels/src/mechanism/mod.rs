@@ -264,6 +264,17 @@ impl Mechanism {
         self
     }
 
+    /// Whether it ends an iteration early where that has converged: a plan counts operations for the most steps that it may take.
+    pub fn iterates(&self) -> bool {
+        let steps = |inverse: Inverse| matches!(inverse, Inverse::NewtonSchulz | Inverse::Cg);
+        match self {
+            Self::InfsaResolvent(_) => true,
+            Self::Soft(m) | Self::SoftPp(m) => m.landmarks != Landmarks::All && steps(m.inverse),
+            Self::Laplacian(m) => steps(m.inverse),
+            _ => false,
+        }
+    }
+
     /// What is allowed and likely a mistake, with the remedy.
     pub fn caution(&self) -> Option<&'static str> {
         match self {

@@ -36,7 +36,7 @@ pub struct Soft {
     pub scale: Option<f64>,
     /// How the matrix between landmarks is inverted. Default newton-schulz; not cg. Eq. 10, algorithm 2.
     pub inverse: Inverse,
-    /// Newton-Schulz steps. Default 20, 1 to 64. Algorithm 2.
+    /// Newton-Schulz steps, at most: an iterate that has converged stays. Default 20, 1 to 64. Algorithm 2.
     pub newton_iterations: usize,
     /// Where Newton-Schulz starts. Default scaled.
     pub newton_init: NewtonInit,

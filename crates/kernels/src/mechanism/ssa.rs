@@ -7,6 +7,8 @@ use crate::{Error, Result, Shape};
 
 /// Most channels of a random projection: far beyond those of any head, and a matrix that any machine holds.
 const MAX_JL_DIM: usize = 4096;
+/// The most draws: with replacement, as many as are asked for are made.
+const MAX_SAMPLES: usize = 1 << 20;
 
 /// Softmax attention on a clustered graph: every edge within a cluster, and a few edges, or one mean token, for each
 /// cluster beyond. "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with
@@ -270,6 +272,8 @@ impl Ssa {
         at_least_one("pairs", Some(pairs), "\"all\" or at least 1")?;
         let jl_dim = self.jl_dim.unwrap_or(1);
         check("jl_dim", jl_dim, (1..=MAX_JL_DIM).contains(&jl_dim), "null or in [1, 4096]")?;
+        let samples = self.samples.unwrap_or(1);
+        check("samples", samples, samples <= MAX_SAMPLES, "null or at most 1048576")?;
         at_least_one("routes", Some(self.routes), "at least 1")?;
         at_least_one("causal_clusters.size", Some(self.causal_clusters.block()), "at least 1")?;
         let balance = self.balance.unwrap_or(1.0);

@@ -113,7 +113,7 @@ fn band<S: Simd, const M: usize>(
     let mut col = 0;
     if S::REGISTER_COUNT >= 32 {
         while col + 4 * lanes <= size.cols {
-            // SAFETY: row + M <= rows and col + 4 vectors <= cols; `product` checked the bounds of both operands.
+            // SAFETY: row + M <= rows and col + 4 vectors <= cols; `combine` checked the bounds of both operands.
             let block = unsafe { block::<S, M, 4>(simd, term, size.depth, row, col, left, right) };
             sink.take(simd, row, col, block);
             col += 4 * lanes;

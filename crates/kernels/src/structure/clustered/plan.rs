@@ -23,8 +23,8 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
         strategy: Strategy::Fused,
         reason: "exact entries in gathered tiles, the others row by row; no score is stored",
         tile: (dense::QUERIES.min(s.seq_q), dense::KEYS.min(s.seq_kv)),
-        flops_forward: planning + slices * entries * (2 * (d + dv) + 16),
-        flops_backward: slices * entries * (2 * (4 * d + 3 * dv) + 32),
+        flops_forward: planning + slices * entries * 2 * (d + dv),
+        flops_backward: slices * entries * 2 * (4 * d + 3 * dv),
         exps_forward: slices * entries,
         exps_backward: slices * entries,
         // Every tensor is gathered once; planning reads what it clusters from the caches.

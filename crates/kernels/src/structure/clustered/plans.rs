@@ -1,6 +1,7 @@
 //! The plan of a clustered call as a value: made once, inspected, stored, used again.
 
 use super::{
+    forward::log2_weight,
     members::{NONE, clusters},
     planner,
 };
@@ -101,7 +102,8 @@ impl ClusterPlan {
         length("label_q", label_q.len(), slices * shape.seq_q, "expected batch * heads * seq_q")?;
         length("label_k", label_k.len(), slices * shape.seq_kv, "expected batch * heads * seq_kv")?;
         length("edge_log_weight", edge_log_weight.len(), edges.len(), "expected one weight per edge")?;
-        if let Some(index) = edge_log_weight.iter().position(|w| !w.is_finite()) {
+        // Logits are base-2 and f32.
+        if let Some(index) = edge_log_weight.iter().position(|w| !log2_weight(*w).is_finite()) {
             return Err(Error::NonFinite { tensor: "edge_log_weight", index, value: edge_log_weight[index] });
         }
         let mut heads = (0..slices)

@@ -252,10 +252,10 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
     let (passes, pairs) = (if m.norm_exponent == 0.0 { 1 } else { 2 }, pairs(s, causal));
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
     let rows = s.slices() * s.seq_q;
-    // A squared difference takes a subtraction more per channel than a product; then some twenty operations for the
-    // root, thirty for logarithm and exponential, or ten for an exponential alone.
+    // A squared difference takes a subtraction more per channel than a product.
     let distance = if is_direct(m.manifold, s.head_dim) { 3 * d } else { 2 * d };
-    let (decay, exps) = if m.is_gaussian() { (16, 1) } else { (50, 3) };
+    // A root, a logarithm and an exponential.
+    let exps = if m.is_gaussian() { 1 } else { 3 };
     let tensors = (s.q_len() + if m.tied { 0 } else { s.k_len() } + s.v_len()) as u64;
     let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
     let out = s.out_len() as u64;
@@ -263,8 +263,8 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
         strategy: Strategy::Fused,
         reason: "distances are streamed in tiles and never stored",
         tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
-        flops_forward: pairs * (passes * (distance + decay) + 2 * dv),
-        flops_backward: pairs * (passes * (distance + 2 * dv + decay) + 4 * d + 2 * dv),
+        flops_forward: pairs * (passes * distance + 2 * dv),
+        flops_backward: pairs * (passes * (distance + 2 * dv) + 4 * d + 2 * dv),
         exps_forward: pairs * passes * exps,
         exps_backward: pairs * passes * exps,
         bytes_forward: 4 * passes * (s.q_len() as u64 + streamed + out),

@@ -16,9 +16,8 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
         strategy: Strategy::Fused,
         reason: "scores are streamed in tiles and never stored",
         tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
-        // Two products, and some arithmetic on each score: exp and a maximum, or an activation and a square.
-        flops_forward: pairs * (2 * (d + dv) + if softmax { 16 } else { 4 }),
-        flops_backward: pairs * (2 * (3 * d + 2 * dv) + if softmax { 16 } else { 5 }),
+        flops_forward: pairs * 2 * (d + dv),
+        flops_backward: pairs * 2 * (3 * d + 2 * dv),
         exps_forward: if softmax { pairs } else { 0 },
         exps_backward: if softmax { pairs } else { 0 },
         bytes_forward: 4 * (s.q_len() as u64 + streamed + out),

@@ -337,7 +337,7 @@ pub(crate) fn laplacian_exact_plan(m: &LaplacianExact, s: &Shape) -> Plan {
     let [d, dv] = [s.head_dim, s.value_dim].map(|n| n as u64);
     let columns = m.centering == Centering::PerKey || m.whitening == Whitening::Diagonal;
     let sweeps = 1 + u64::from(columns) + u64::from(m.centering == Centering::PerQuery);
-    let kernel = 3 * d + 16;
+    let kernel = 3 * d;
     let rows = (s.q_len() + s.k_len() + s.v_len()) as u64;
     let work = |memory| pass::work(s.slices(), s.seq_q, memory).max(pass::work(s.slices(), s.seq_kv, memory));
     Plan {

@@ -321,7 +321,7 @@ impl Pass for Distances<'_> {
 pub(crate) fn soft_all_plan(m: &Soft, s: &Shape) -> Plan {
     let pairs = (s.slices() * s.seq_q * s.seq_q) as u64;
     let [d, dv] = [s.head_dim, s.value_dim].map(|n| n as u64);
-    let (kernel, degrees) = (3 * d + 10, u64::from(m.degree.is_some()));
+    let (kernel, degrees) = (3 * d, u64::from(m.degree.is_some()));
     let rows = (s.q_len() + s.v_len()) as u64;
     Plan {
         strategy: Strategy::Fused,

@@ -15,8 +15,8 @@ pub(crate) fn plan(m: &Laplacian, shape: &Shape) -> Plan {
         Inverse::NewtonSchulz => 4 * m.newton_iterations as u64 * marks.pow(3),
         _ => 2 * marks.pow(3),
     };
-    // A difference, its magnitude and a sum per channel; then an exponential. Queries pass by twice forward.
-    let kernel = |tokens: u64| tokens * marks * (3 * d + 10);
+    // A difference, its magnitude and a sum per channel. Queries pass by twice forward.
+    let kernel = |tokens: u64| tokens * marks * 3 * d;
     let square = marks * marks;
     let forward = 2 * kernel(queries) + kernel(keys) + 2 * queries * square + 4 * keys * square;
     let backward = 2 * kernel(queries) + kernel(keys) + 2 * queries * square + 8 * keys * square;

@@ -18,7 +18,7 @@ pub(crate) fn plan(m: &Soft, shape: &Shape) -> Plan {
         Inverse::Eigen => 9 * marks.pow(3),
     };
     // A distance takes a subtraction and a multiply-add per channel; twice forward, twice backward.
-    let kernel = tokens * marks * (3 * d + 10);
+    let kernel = tokens * marks * 3 * d;
     let rows = tokens * (d + dv);
     Plan {
         strategy: Strategy::Fused,
