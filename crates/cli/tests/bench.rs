@@ -175,14 +175,13 @@ fn the_calibration_is_kept_and_told() {
 fn refuses_what_it_cannot_measure() {
     let sandbox = Sandbox::new();
     let not_ours = sandbox.write("other.json", "{}");
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["--mechanisms", "fna,softmax,fna"], "`fna` twice"),
         (&["--tokens", "0"], "tokens"),
         (&["--heads", "0"], "heads"),
         (&["--rounds", "0"], "rounds"),
         (&["--max-seconds=-1"], "max-seconds"),
         (&["--tokens", "99999999999"], "tokens"),
-        (&["--compare", not_ours.to_str().unwrap(), not_ours.to_str().unwrap()], "is no result of"),
     ];
     for (args, named) in cases {
         let mut command = resolvent();
@@ -190,4 +189,16 @@ fn refuses_what_it_cannot_measure() {
         let outcome = Outcome::of(&mut command);
         assert!(outcome.failure(1).contains(named), "{args:?}");
     }
+    let compare = |more: &[&str]| {
+        let mut command = resolvent();
+        command.args(["bench", "--compare"]).arg(&not_ours).arg(&not_ours).args(more);
+        Outcome::of(&mut command)
+    };
+    assert!(compare(&[]).failure(1).contains("is no result of"));
+    assert!(compare(&["--tokens", "5"]).failure(2).contains("cannot be used with '--tokens"));
+    let page = sandbox.write("out/report.html", "of a training run");
+    let mut command = resolvent();
+    command.args(["bench", "--tokens", "16", "--out"]).arg(sandbox.path("out"));
+    assert!(Outcome::of(&mut command).failure(1).contains("is the report of another command"));
+    assert_eq!(std::fs::read_to_string(page).unwrap(), "of a training run");
 }

@@ -55,7 +55,7 @@ fn stored_plans_are_attended_along() {
         };
         for level in Level::available() {
             let got = attend(&sandbox, &path, &config, &["--grad"], Some(level));
-            check(level.name(), &got, if large { 5e-5 } else { 1e-5 }, if large { 3e-4 } else { 2e-5 });
+            check(level.name(), &got, if large { 5e-5 } else { 5e-6 }, if large { 3e-4 } else { 2e-5 });
         }
         check("reference", &attend(&sandbox, &path, &config, &["--grad", "--reference"], None), 1e-10, 1e-10);
     }

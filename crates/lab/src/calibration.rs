@@ -16,8 +16,8 @@ pub const VARIABLE: &str = "RESOLVENT_CALIBRATION";
 /// More bytes than a calibration has.
 const LIMIT: u64 = 1 << 20;
 
-/// What the file holds.
-#[derive(Serialize, Deserialize)]
+/// The file holds one for every machine that asked.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
     machine: Machine,
@@ -25,7 +25,7 @@ struct Kept {
 }
 
 /// What the measurement depends on. The number of threads is not part of it: results must not depend on it.
-#[derive(PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Machine {
     cpu: Option<String>,
@@ -88,9 +88,8 @@ pub fn calibration(place: &Place, note: &dyn Fn(&str)) -> Result<Option<Calibrat
         Place::Named(path) => (path, true),
     };
     let found = read(path);
-    if let Ok(Some(Kept { machine, calibration })) = &found
-        && *machine == Machine::this()
-    {
+    let known = found.iter().flatten().find(|kept| kept.machine == Machine::this());
+    if let Some(Kept { calibration, .. }) = known {
         return Ok(Some(calibration.clone()));
     }
     note("calibration: timing fused kernels against tensor operations on this machine, once");
@@ -100,12 +99,17 @@ pub fn calibration(place: &Place, note: &dyn Fn(&str)) -> Result<Option<Calibrat
             let remedy = format!("name another file in {VARIABLE}, or `off`");
             note(&format!("calibration: {} {problem}, and is left as it is; {remedy}", path.display()));
         }
-        _ => keep(path, &kept, note),
+        found => {
+            // Another instruction set or another version has its own, and may come back.
+            let mut all = found.unwrap_or_default();
+            all.push(kept.clone());
+            keep(path, &all, note);
+        }
     }
     Ok(Some(kept.calibration))
 }
 
-fn keep(path: &Path, kept: &Kept, note: &dyn Fn(&str)) {
+fn keep(path: &Path, kept: &[Kept], note: &dyn Fn(&str)) {
     let text = serde_json::to_string_pretty(kept).expect("numbers and strings");
     if let Err(why) = write_atomically(path, format!("{text}\n").as_bytes()) {
         note(&format!(
@@ -114,11 +118,11 @@ fn keep(path: &Path, kept: &Kept, note: &dyn Fn(&str)) {
     }
 }
 
-/// What a file holds: nothing if there is none, else a calibration, or what is wrong with it.
-fn read(path: &Path) -> std::result::Result<Option<Kept>, String> {
+/// What a file holds: calibrations, none if there is no file, or what is wrong with it.
+fn read(path: &Path) -> std::result::Result<Vec<Kept>, String> {
     let unreadable = |e: std::io::Error| format!("cannot be read ({e})");
     match fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(unreadable(e)),
         // A pipe would wait for its writer.
         Ok(found) if !found.is_file() => return Err("is not a file".into()),
@@ -126,5 +130,5 @@ fn read(path: &Path) -> std::result::Result<Option<Kept>, String> {
     }
     let mut text = String::new();
     fs::File::open(path).and_then(|file| file.take(LIMIT).read_to_string(&mut text)).map_err(unreadable)?;
-    serde_json::from_str(&text).map(Some).map_err(|_| "is no calibration".into())
+    serde_json::from_str(&text).map_err(|_| "is no calibration".into())
 }

@@ -171,8 +171,9 @@ fn extreme(preset: &str, pixels: usize) {
     model.forward(Tensor::zeros([1, 3, config.patch, config.patch], &device));
     let weights = MEMORY.current_usage() - before;
     let picture = picture(pixels, &device);
+    let held = MEMORY.current_usage() - before;
     let (seconds, peak) = infer(&model, &picture);
-    let whole = MEMORY.current_usage() - before + peak;
+    let whole = held + peak;
     println!(
         "{preset} at {pixels} x {pixels}, {} tokens: {seconds:.1} s, peak {:.2} GiB with weights and positions ({:.2}) and picture",
         config.tokens(),

@@ -14,6 +14,7 @@ use resolvent_lab::{
     folder::{Claim, MARK},
     report::{self, bench_page},
 };
+use serde_json::json;
 
 use super::{
     compare::command_line,
@@ -25,15 +26,15 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 ///
 /// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. In turns
 /// with them run others' ways to the same results, likewise compared: Burn's own attention, candle's (if built with the feature
-/// `candle`), and PyTorch (--peers). Beside them stands what this machine reaches in a plain matrix product and in copying
-/// memory. Ends in a table, bench.json and report.html.
+/// `candle`), and PyTorch (--peers). Beside them stands what this machine reaches in a plain matrix product, in exponentials
+/// and in copying memory. Ends in a table, bench.json and report.html.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
     /// Mechanisms, one configuration of each: ids, or files M.json [default: all]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
     mechanisms: Vec<Attention>,
-    /// Numbers of tokens [default: 512 to 65536]
+    /// Numbers of tokens [default: 512 to 65536, and 331776]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     tokens: Vec<usize>,
     /// Sequences of one call
@@ -70,9 +71,25 @@ pub struct Bench {
     #[arg(long, value_name = "DIR", default_value = "runs/bench")]
     out: PathBuf,
     /// Measure nothing; show what changed from one bench.json to another beyond the noise
-    #[arg(long, value_names = ["BEFORE.json", "AFTER.json"], num_args = 2)]
+    #[arg(long, value_names = ["BEFORE.json", "AFTER.json"], num_args = 2, conflicts_with_all = MEASURING)]
     compare: Option<Vec<PathBuf>>,
 }
+
+/// The options that a comparison of results makes no use of.
+const MEASURING: [&str; 12] = [
+    "mechanisms",
+    "tokens",
+    "batch",
+    "heads",
+    "head_dim",
+    "rounds",
+    "turn",
+    "max_seconds",
+    "no_rivals",
+    "peers",
+    "compiled",
+    "out",
+];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -94,6 +111,10 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(files) = &args.compare {
         return compare(&files[0], &files[1], global);
     }
+    let (file, page) = (args.out.join(bench::RESULTS), args.out.join(report::REPORT));
+    if page.exists() && !file.exists() {
+        return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
+    }
     let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], MARK)?;
     let deferred = Deferred::begin();
     let options = options(args, global, &deferred)?;
@@ -101,7 +122,6 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if report.interrupted && report.points.is_empty() {
         return Err(Error::Interrupted("nothing was measured; run the command again".into()));
     }
-    let (file, page) = (args.out.join(bench::RESULTS), args.out.join(report::REPORT));
     let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
     write_atomically(&file, format!("{json:#}\n").as_bytes())?;
     write_atomically(&page, bench_page(&report).as_bytes())?;
@@ -110,8 +130,12 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
         let sizes = report.sizes().len();
         return Err(Error::Interrupted(format!("{} has the first {sizes} of the sizes asked for", file.display())));
     }
-    match report.checks.iter().find(|check| !check.passed && check.refused.is_none()) {
-        Some(check) => Err(Error::file(&file, format!("{check}; it was not timed"))),
+    let red = report.checks.iter().find(|check| !check.passed && check.refused.is_none());
+    if let Some(check) = red {
+        return Err(Error::file(&file, format!("{check}; it was not timed")));
+    }
+    match report.checks.iter().all(|check| check.refused.is_some()).then(|| report.checks.first()).flatten() {
+        Some(check) => Err(Error::file(&file, format!("nothing was measured: {check}"))),
         None => Ok(()),
     }
 }
@@ -136,6 +160,9 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
     if !args.mechanisms.is_empty() {
         options.mechanisms = mechanisms(&args.mechanisms, None)?;
     }
+    if let Some(seed) = global.seed {
+        options.mechanisms = options.mechanisms.into_iter().map(|mechanism| mechanism.with_seed(seed)).collect();
+    }
     if !args.tokens.is_empty() {
         options.tokens.clone_from(&args.tokens);
     }
@@ -146,13 +173,16 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
 }
 
 fn compare(before: &Path, after: &Path, global: &Global) -> Result<()> {
-    let changes = bench::changes(&read(before)?, &read(after)?);
+    let (old, new) = (read(before)?, read(after)?);
+    let (notes, changes) = (bench::differences(&old, &new), bench::changes(&old, &new));
     if changes.is_empty() {
-        let problem = format!("has no mechanism and size in common with {}", before.display());
+        let problem = format!("has no mechanism and size in common with {} that both have measured", before.display());
         return Err(Error::file(after, problem));
     }
-    let json = serde_json::to_value(&changes).map_err(|e| Error::file(after, e.to_string()))?;
-    let lines: Vec<_> = changes.iter().map(ToString::to_string).collect();
+    let lines: Vec<_> =
+        notes.iter().map(|note| format!("note: {note}")).chain(changes.iter().map(ToString::to_string)).collect();
+    let changes = serde_json::to_value(&changes).map_err(|e| Error::file(after, e.to_string()))?;
+    let json = json!({"notes": notes, "changes": changes});
     output::result(global, &json, &lines.join("\n"))
 }
 

@@ -77,9 +77,7 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
         None => {}
     }
     let weights = generator.weights()?;
-    if !global.quiet {
-        eprintln!("{}", note(&generated, &weights, generator.context()));
-    }
+    let note = note(&generated, &weights, generator.context());
     let json = json!({
         "checkpoint": args.checkpoint.display().to_string(),
         "seed": seed,
@@ -87,7 +85,12 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
         "generated": generated,
         "weights": weights,
     });
-    output::result(global, &json, "")
+    // The text's line ends before the note begins.
+    output::result(global, &json, "")?;
+    if !global.quiet {
+        eprintln!("{note}");
+    }
+    Ok(())
 }
 
 /// Writes a piece of the text, unless a document is asked for.

@@ -23,6 +23,7 @@ pub fn table() -> Result<()> {
     }
     row("near, 2 routes", &near, 32, r#", "routes": 2"#)?;
     row("near, 32 free keys", &near, 32, r#", "outlier_globals": 32"#)?;
+    row("near, keys clustered", &near, 32, r#", "cluster_on": "keys""#)?;
     let mut planted = heads(ClusterKind::Planted, 32)?;
     row("planted, d = 32", &planted, 32, "")?;
     // Tokens of one cluster have like values, as they would in a layer: 32 centres, over and over, and what each token had.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use resolvent_kernels::{self as kernels, Mechanism, Shape, Strategy};
+use resolvent_kernels::{self as kernels, Mechanism, Plan, Shape, Strategy};
 
 use super::{
     BenchReport, Ceilings, PlanSummary, Point, Timing, Work,
@@ -18,6 +18,7 @@ type Planned = std::result::Result<Case, Box<Point>>;
 pub(super) struct Case {
     contender: Box<dyn Contender>,
     point: Point,
+    tied: bool,
     work: [Work; 2],
     forward: Vec<f64>,
     training: Vec<f64>,
@@ -32,7 +33,7 @@ impl Case {
             Ok(ours) => {
                 let plan = *ours.plan();
                 point.plan = Some(PlanSummary::of(&plan));
-                Ok(Self::new(Box::new(ours), point, Work::of(&plan)))
+                Ok(Self::new(Box::new(ours), point, mechanism, &plan, Work::of(&plan)))
             }
             Err(why) => Err(Box::new(Point { skipped: Some(why.to_string()), ..point })),
         }
@@ -45,19 +46,33 @@ impl Case {
             // The least operations; its bytes are its own affair.
             Ok(plan) => {
                 let work = Work::of(&plan).map(|work| Work { bytes: 0, ..work });
-                Ok(Self::new(rivals.contender(rival, mechanism, shape), point, work))
+                Ok(Self::new(rivals.contender(rival, mechanism, shape), point, mechanism, &plan, work))
             }
             Err(why) => Err(Box::new(Point { skipped: Some(why.to_string()), ..point })),
         }
     }
 
-    fn new(contender: Box<dyn Contender>, mut point: Point, work: [Work; 2]) -> Self {
-        point.flops = work.map(|work| work.flops);
-        Self { contender, point, work, forward: Vec::new(), training: Vec::new(), peaks: [None; 2] }
+    fn new(
+        contender: Box<dyn Contender>,
+        mut point: Point,
+        mechanism: &Mechanism,
+        plan: &Plan,
+        work: [Work; 2],
+    ) -> Self {
+        point.flops = [plan.flops_forward, plan.flops_backward];
+        // Of a time that may have been less work, no rate is known.
+        let work = if mechanism.iterates() { work.map(|work| Work { flops: 0, ..work }) } else { work };
+        let (forward, training, peaks) = (Vec::new(), Vec::new(), [None; 2]);
+        Self { contender, point, tied: mechanism.tied(), work, forward, training, peaks }
     }
 
     pub fn is_rival(&self) -> bool {
         self.point.rival_of.is_some()
+    }
+
+    /// Bytes that a rival in this process is known to hold at its peak.
+    pub fn needs(&self) -> u64 {
+        self.contender.needs(Shape::square(self.point.batch, self.point.heads, self.point.tokens, self.point.head_dim))
     }
 
     pub fn skipped(self, why: String) -> Point {
@@ -79,6 +94,15 @@ impl Case {
     /// A first forward and a first backward pass, which touch all memory; what they hold is counted.
     pub fn warm(&mut self, buffers: &mut Buffers, probe: Option<&dyn MemoryProbe>) -> Result<()> {
         self.peaks = self.contender.warm(buffers, probe)?;
+        if self.is_rival() {
+            // Ours write their results to memory that is there; those of the others are among what they hold.
+            let Point { batch, heads, tokens, head_dim, .. } = self.point;
+            let tensor = (size_of::<f32>() * batch * heads * tokens * head_dim) as u64;
+            let results = [1, if self.tied { 3 } else { 4 }].map(|tensors| tensors * tensor);
+            for (peak, results) in self.peaks.iter_mut().zip(results) {
+                *peak = peak.map(|peak| peak.saturating_sub(results));
+            }
+        }
         Ok(())
     }
 

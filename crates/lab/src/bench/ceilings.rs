@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::train::median;
 
-/// Rates that no kernel can pass.
+/// What plain products, exponentials and copies reach here. They are no bounds: a kernel whose operands lie in the caches may pass
+/// the rate of large matrices by some per cent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
     /// GFLOP/s of a plain f32 matrix product of two 2048-squared factors, through Burn.

@@ -43,19 +43,55 @@ impl fmt::Display for Change {
     }
 }
 
+/// Turns from which on their spread tells something.
+const TELLING: usize = 3;
+
+/// What, beside the code, may have changed the times of two benchmarks, and what only one of them has.
+pub fn differences(before: &BenchReport, after: &BenchReport) -> Vec<String> {
+    let mut notes = Vec::new();
+    let environments = before.environment.rows().into_iter().zip(after.environment.rows());
+    let code = ["Resolvent", "Commit"];
+    for ((name, old), (_, new)) in environments.filter(|((name, old), (_, new))| old != new && !code.contains(name)) {
+        notes.push(format!("{name}: {old} before, {new} after"));
+    }
+    let rate = after.ceilings.gemm_gflops / before.ceilings.gemm_gflops;
+    if !(0.95..=1.05).contains(&rate) {
+        notes.push(format!("the machine's matrix product is {rate:.2} times as fast as before"));
+    }
+    if before.rounds.min(after.rounds) < TELLING {
+        notes.push(format!("fewer than {TELLING} turns: their noise is not known, and no change stands out"));
+    }
+    for (has, lacks, name) in [(before, after, "before"), (after, before, "after")] {
+        let timed = has.points.iter().filter(|p| p.forward.is_some());
+        let alone = timed.filter(|p| !lacks.points.iter().any(|other| same(p, other) && other.forward.is_some()));
+        notes.extend(
+            alone.map(|p| format!("{} at {} tokens is only in the one {name}, as configured there", p.label, p.tokens)),
+        );
+    }
+    notes
+}
+
+/// Whether two points measure the same call, a rival's standing for the mechanism as it was configured.
+fn same(a: &Point, b: &Point) -> bool {
+    let key = |p: &Point| (p.label.clone(), p.mechanism.clone(), p.flops, p.batch, p.heads, p.tokens, p.head_dim);
+    let (mut a, mut b) = (key(a), key(b));
+    if a.1.is_some() {
+        // The same mechanism, counted by another version.
+        (a.2, b.2) = ([0; 2], [0; 2]);
+    }
+    a == b
+}
+
 /// The points of two benchmarks that are of the same mechanism and size, and how they differ.
 pub fn changes(before: &BenchReport, after: &BenchReport) -> Vec<Change> {
-    let same = |a: &Point, b: &Point| {
-        let key = |p: &Point| (p.label.clone(), p.mechanism.clone(), p.batch, p.heads, p.tokens, p.head_dim);
-        key(a) == key(b)
-    };
+    let telling = before.rounds.min(after.rounds) >= TELLING;
     let mut changes = Vec::new();
     for new in &after.points {
         let Some(old) = before.points.iter().find(|old| same(old, new)) else { continue };
         for (name, pass) in PASSES {
             let (Some(a), Some(b)) = (pass(old), pass(new)) else { continue };
             let noise = a.noise().max(b.noise());
-            let significant = (b.median / a.median - 1.0).abs() > noise.max(0.02);
+            let significant = telling && (b.median / a.median - 1.0).abs() > noise.max(0.02);
             let (label, tokens, pass) = (new.label.clone(), new.tokens, name.into());
             changes.push(Change { label, tokens, pass, before: a.median, after: b.median, noise, significant });
         }

@@ -12,8 +12,10 @@ use super::{
 };
 use crate::Result;
 
-/// Tokens of the comparison, and heads of it.
-const CHECKED: (usize, usize) = (192, 2);
+/// Fewest and most tokens of the comparison: of fewer, gradients are differences of nearly equal numbers.
+const TOKENS: [usize; 2] = [16, 192];
+/// Most heads of it.
+const HEADS: usize = 2;
 /// Relative distances that a rival may have: three digits tell that it computes the same thing, and inverses by iteration
 /// lose some in f32.
 const RIVAL: (f64, f64) = (1e-3, 1e-2);
@@ -73,10 +75,12 @@ pub(super) fn check(
     rivals: &Rivals,
     options: &BenchOptions,
 ) -> Result<(Check, Vec<(Rival, Check)>)> {
-    let tokens = CHECKED.0.min(options.tokens.iter().copied().max().unwrap_or(1));
-    let shape = Shape::square(1, CHECKED.1.min(options.heads), tokens, options.head_dim);
-    let mut ours = match Ours::new(mechanism, shape) {
-        Ok(ours) => ours,
+    let shape = |tokens| Shape::square(1, HEADS.min(options.heads), tokens, options.head_dim);
+    let ours = |tokens| Ours::new(mechanism, shape(tokens)).map(|ours| (ours, shape(tokens)));
+    let asked = options.tokens.iter().copied().max().unwrap_or(1);
+    // A mechanism with a grid has but one size.
+    let (mut ours, shape) = match ours(asked.clamp(TOKENS[0], TOKENS[1])).or_else(|_| ours(asked)) {
+        Ok(case) => case,
         Err(why) => return Ok((Check::refused(mechanism.id(), why.to_string()), Vec::new())),
     };
     let mut comparison = Comparison::new(mechanism, shape)?;

@@ -30,6 +30,11 @@ impl Buffers {
         Self { shape, q, k, v, dout, out: zeros(), dq: zeros(), dk: zeros(), dv: zeros() }
     }
 
+    /// What they take at a size.
+    pub fn bytes(shape: Shape) -> u64 {
+        8 * (size_of::<f32>() * shape.q_len()) as u64
+    }
+
     /// Makes results that nobody writes show.
     pub fn poison(&mut self) {
         for results in [&mut self.out, &mut self.dq, &mut self.dk, &mut self.dv] {
@@ -60,6 +65,11 @@ pub(super) trait Contender {
 
     /// Seconds of one forward pass, and of one forward and backward pass.
     fn round(&mut self, buffers: &mut Buffers) -> Result<[f64; 2]>;
+
+    /// Bytes that it holds in this process at its peak, where they are too many to be tried out.
+    fn needs(&self, _: Shape) -> u64 {
+        0
+    }
 }
 
 /// A contender that computes in this process.
@@ -79,11 +89,25 @@ pub(super) trait Local {
 
     /// Gives back the memory that it keeps between calls.
     fn forget(&mut self) {}
+
+    /// As [`Contender::needs`].
+    fn needs(&self, _: Shape) -> u64 {
+        0
+    }
+}
+
+/// Bytes of `matrices` of all scores.
+pub(super) fn scores(shape: Shape, matrices: u64) -> u64 {
+    matrices * (size_of::<f32>() * shape.slices() * shape.seq_q * shape.seq_kv) as u64
 }
 
 impl<T: Local> Contender for T {
     fn solve(&mut self, buffers: &mut Buffers) -> Result<()> {
         Local::solve(self, buffers)
+    }
+
+    fn needs(&self, shape: Shape) -> u64 {
+        Local::needs(self, shape)
     }
 
     fn warm(&mut self, buffers: &mut Buffers, probe: Option<&dyn MemoryProbe>) -> Result<[Option<u64>; 2]> {

@@ -25,14 +25,18 @@ use std::{
 use resolvent::Calibration;
 use resolvent_kernels::{Mechanism, Shape};
 
-use crate::{Error, Result, compare::MemoryProbe, environment::Environment};
+use crate::{
+    Error, Result,
+    compare::MemoryProbe,
+    environment::{Environment, available_memory},
+};
 use case::Case;
 use check::check;
 use contender::Buffers;
 use rivals::{Rival, Rivals};
 
 pub use ceilings::Ceilings;
-pub use changes::{Change, changes};
+pub use changes::{Change, changes, differences};
 pub use check::Check;
 pub use ratios::Crossover;
 use results::Work;
@@ -47,7 +51,7 @@ pub const RESULTS: &str = "bench.json";
 pub struct BenchOptions {
     /// The mechanisms. Default: all presets.
     pub mechanisms: Vec<Mechanism>,
-    /// Numbers of tokens. Default 512 to 65,536.
+    /// Numbers of tokens. Default 512 to 65,536 in powers of two (131,072 aside), and 331,776.
     pub tokens: Vec<usize>,
     /// Sequences of one call. Default 1.
     pub batch: usize,
@@ -85,7 +89,7 @@ impl Default for BenchOptions {
         let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets");
         Self {
             mechanisms: Mechanism::IDS.iter().map(preset).collect(),
-            tokens: vec![512, 1024, 2048, 4096, 8192, 16_384, 65_536],
+            tokens: vec![512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 331_776],
             batch: 1,
             heads: 8,
             head_dim: 64,
@@ -185,11 +189,23 @@ fn size(
     if planned.is_empty() {
         return Ok(true);
     }
-    let mut buffers = Buffers::new(shape);
     let mut cases = Vec::new();
+    let needed = Buffers::bytes(shape);
+    if let Some(free) = available_memory().filter(|&free| needed > free / 4 * 3) {
+        for case in planned {
+            skip(
+                options,
+                report,
+                case,
+                &format!("its tensors take {}, {} are free", gigabytes(needed), gigabytes(free)),
+            );
+        }
+        return Ok(true);
+    }
+    let mut buffers = Buffers::new(shape);
     for case in planned {
         let probe = options.memory.as_deref();
-        cases.extend(attempt(case, report, |case| case.warm(&mut buffers, probe))?);
+        cases.extend(attempt(options, case, report, |case| case.warm(&mut buffers, probe))?);
     }
     for _ in 0..options.rounds {
         let mut left = Vec::new();
@@ -198,9 +214,14 @@ fn size(
                 report.points.truncate(known);
                 return Ok(false);
             }
-            left.extend(attempt(case, report, |case| case.turn(&mut buffers, options.turn))?);
+            left.extend(attempt(options, case, report, |case| case.turn(&mut buffers, options.turn))?);
         }
         cases = left;
+    }
+    if options.stop.load(Ordering::Relaxed) {
+        // What a peer was stopped at is no measurement.
+        report.points.truncate(known);
+        return Ok(false);
     }
     for case in cases {
         let point = case.finish(&report.ceilings);
@@ -212,8 +233,20 @@ fn size(
     Ok(true)
 }
 
+/// Leaves a case out, and says why.
+fn skip(options: &BenchOptions, report: &mut BenchReport, case: Case, why: &str) {
+    let point = case.skipped(why.into());
+    (options.progress)(&point.to_string());
+    report.points.push(point);
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
 /// The case, unless it is a rival's and failed, which is a point that says why.
 fn attempt(
+    options: &BenchOptions,
     mut case: Case,
     report: &mut BenchReport,
     step: impl FnOnce(&mut Case) -> Result<()>,
@@ -221,7 +254,7 @@ fn attempt(
     match step(&mut case) {
         Ok(()) => Ok(Some(case)),
         Err(why) if case.is_rival() => {
-            report.points.push(case.skipped(why.to_string()));
+            skip(options, report, case, &why.to_string());
             Ok(None)
         }
         Err(why) => Err(why),
@@ -244,20 +277,23 @@ fn cases_of(
         let case = match case {
             Ok(case) => case,
             Err(refused) => {
+                (options.progress)(&refused.to_string());
                 report.points.push(*refused);
                 continue;
             }
         };
-        let seconds = case.predicted_seconds(report);
-        if seconds <= options.max_seconds {
+        let (seconds, needed) = (case.predicted_seconds(report), case.needs());
+        if seconds > options.max_seconds {
+            let limit = options.max_seconds;
+            let why =
+                format!("forward and backward would take about {seconds:.0} s; the limit is {limit} s (--max-seconds)");
+            skip(options, report, case, &why);
+        } else if let Some(free) = available_memory().filter(|&free| needed > free / 4 * 3) {
+            let why = format!("it would hold about {}, {} are free", gigabytes(needed), gigabytes(free));
+            skip(options, report, case, &why);
+        } else {
             cases.push(case);
-            continue;
         }
-        let why = format!(
-            "forward and backward would take about {seconds:.0} s; the limit is {} s (--max-seconds)",
-            options.max_seconds
-        );
-        report.points.push(case.skipped(why));
     }
     cases
 }

@@ -10,7 +10,7 @@ use resolvent_kernels::{Mechanism, Plan, Shape};
 use serde::{Deserialize, Serialize};
 
 use super::{Ceilings, Check};
-use crate::environment::Environment;
+use crate::{environment::Environment, train::median};
 
 /// The result of a benchmark, as in its `bench.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +54,9 @@ pub struct PlanSummary {
     pub strategy: String,
     /// Why.
     pub reason: String,
+    /// Query rows and key columns of one tile.
+    #[serde(default)]
+    pub tile: (usize, usize),
     /// Bytes that the forward pass holds beside its tensors.
     pub forward_bytes: u64,
     /// Those of forward and backward pass.
@@ -68,6 +71,7 @@ impl PlanSummary {
         Self {
             strategy: strategy.unwrap_or_default(),
             reason: plan.reason.into(),
+            tile: plan.tile,
             forward_bytes: forward,
             training_bytes: forward.max(bytes(plan.scratch_backward, plan.allocated_backward)),
         }
@@ -127,6 +131,7 @@ impl fmt::Display for Point {
 /// What a pass has to do, as planned.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Work {
+    /// 0 where the least is not known.
     pub flops: u64,
     pub exps: u64,
     /// 0 where unknown.
@@ -156,13 +161,14 @@ impl Add for Work {
 pub struct Timing {
     /// Seconds: the median run.
     pub median: f64,
-    /// Seconds: a quarter of the runs were faster.
+    /// Seconds: at most a quarter of the runs were faster.
     pub low: f64,
-    /// Seconds: a quarter of the runs were slower.
+    /// Seconds: at most a quarter of the runs were slower.
     pub high: f64,
     /// Tokens per second.
     pub tokens_per_second: f64,
-    /// Planned operations over the median, in GFLOP/s.
+    /// Planned operations over the median, in GFLOP/s; 0 for a mechanism that may have ended an iteration early
+    /// ([`Mechanism::iterates`]).
     pub gflops: f64,
     /// That, over the rate of a plain matrix product.
     pub gemm_share: f64,
@@ -171,7 +177,7 @@ pub struct Timing {
     pub exp_share: f64,
     /// Planned bytes over the median, over the rate of a copy; 0 where unknown.
     pub copy_share: f64,
-    /// Most bytes held beyond the call's tensors; absent without a counter.
+    /// Most bytes held beyond the call's tensors, its results among these; absent without a counter.
     pub peak_bytes: Option<u64>,
 }
 
@@ -183,15 +189,16 @@ impl Timing {
         peak_bytes: Option<u64>,
         ceilings: &Ceilings,
     ) -> Self {
-        seconds.sort_by(f64::total_cmp);
-        let at = |share: f64| seconds[((seconds.len() - 1) as f64 * share).round() as usize];
-        let median = at(0.5);
+        let median = median(seconds);
+        // A quarter of the runs lie outside on either side, of few runs none.
+        let outside = seconds.len() / 4;
+        let [low, high] = [outside, seconds.len() - 1 - outside].map(|run| seconds[run]);
         let giga = |count: u64| count as f64 / median / 1e9;
         let gflops = giga(work.flops);
         Self {
             median,
-            low: at(0.25),
-            high: at(0.75),
+            low,
+            high,
             tokens_per_second: tokens as f64 / median,
             gflops,
             gemm_share: gflops / ceilings.gemm_gflops,
@@ -262,13 +269,22 @@ impl BenchReport {
             let speed = |rival: &str, n| Some(three_digits(self.ratio(rival, n, |p| Some(pass(p)?.median))?) + "x");
             text += &self.rows(&format!("{name}, times as fast"), &rivals, speed);
         }
-        text
+        for (label, plan) in self.plans() {
+            let _ = write!(text, "\n{label}: {}, {}", plan.strategy, plan.reason);
+        }
+        text + "\n"
     }
 
     /// What `Strategy::Auto` of the modules does on this machine, and why.
     pub fn auto(&self) -> String {
         let fused = "auto: the fused kernels at every size (not measured on this machine)";
         self.calibration.as_ref().map_or_else(|| fused.into(), ToString::to_string)
+    }
+
+    /// Every mechanism that was measured, with how its calls were carried out and why.
+    pub(crate) fn plans(&self) -> Vec<(&str, &PlanSummary)> {
+        let of = |label| self.points.iter().rev().find(|p| p.label == label && p.forward.is_some())?.plan.as_ref();
+        self.labels().into_iter().filter_map(|label| Some((label, of(label)?))).collect()
     }
 
     /// A table as text: a row per name and label, a column per number of tokens.

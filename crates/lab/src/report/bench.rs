@@ -36,16 +36,18 @@ pub fn bench_page(report: &BenchReport) -> String {
             h2 { (capitalised(name)) }
             div class="scroll" { (table(report, name)) }
         }
+        h2 { "How calls are carried out" }
+        dl { @for (label, plan) in report.plans() { dt { (label) } dd { (plan.strategy) ", tiles of " (plan.tile.0) " x " (plan.tile.1) ": " (plan.reason) } } }
         h2 { "Against the f64 reference" }
         ul { @for check in report.checks.iter().chain(&report.rivals) { li { (check) } } }
         (left_out(report))
         (page::environment(&report.environment, "generated, unit variance", &report.commands))
         p class="quiet" { "Timed are the fused kernels. In modules: " (report.auto()) "." }
         p class="quiet" {
-            "Peak memory is what a call holds beyond its tensors: scratch and statistics of ours, all temporaries of a rival. "
-            "Shares of the matrix product, of exponentials and of the copy are planned operations, exponentials (a logarithm or a "
-            "root counts as one) and bytes over the median time: what a kernel has of several adds up to its bound. Those of an "
-            "iterative mechanism are planned for the most iterations it could need, so that its share may pass 100 %."
+            "Peak memory is what a call holds beyond its tensors and results: scratch, statistics and lists of ours, all temporaries "
+            "of a rival. GFLOP/s are products and sums alone, over the median time; their share is that of the rate at which the "
+            "gemm crate multiplies large matrices here. Exponentials (a logarithm or a root counts as one) and planned bytes have "
+            "shares of their own. Mechanisms that end an iteration when it has converged have no rate."
         }
     };
     page::shell(title, &body)
@@ -64,7 +66,7 @@ fn curves(report: &BenchReport, name: &str) -> Markup {
         .filter(drawn)
         .map(|label| Series {
             label: label.into(),
-            style: page::style_of(label),
+            style: style_of(report, label),
             points: report.curve(label, pass(name)),
         })
         .filter(|series| !series.points.is_empty())
@@ -79,18 +81,21 @@ fn crossovers(report: &BenchReport) -> Markup {
         Some(n) if report.sizes().first().is_some_and(|&least| n <= least as f64) => "at every size".to_owned(),
         Some(n) => format!("from about {} tokens", page::count(n.round() as usize)),
     };
+    let all = report.crossovers();
     html! {
+        @if all.is_empty() { p class="quiet" { "Nothing to compare: softmax, or all others, were not measured." } } @else {
         table class="sortable" {
             thead { tr { th scope="col" { "Mechanism" } @for (name, _) in PASSES { th scope="col" { (name) } } } }
             tbody {
-                @for crossover in report.crossovers() {
+                @for crossover in all {
                     tr {
-                        th scope="row" { (chip(&crossover.label)) (crossover.label) }
+                        th scope="row" { (chip(report, &crossover.label)) (crossover.label) }
                         td { (from(crossover.forward)) }
                         td { (from(crossover.training)) }
                     }
                 }
             }
+        }
         }
     }
 }
@@ -123,7 +128,7 @@ fn against_rivals(report: &BenchReport) -> Markup {
                         tbody {
                             @for (rival, of) in report.rivals() {
                                 tr {
-                                    th scope="row" { (chip(rival)) (rival) }
+                                    th scope="row" { (chip(report, rival)) (rival) }
                                     td { (of) }
                                     @for cell in cells(rival, quantity) { td { (cell) } }
                                 }
@@ -156,13 +161,13 @@ fn table(report: &BenchReport, name: &str) -> Markup {
             tbody {
                 @for (point, timing) in report.points.iter().filter_map(|point| Some((point, pass(name)(point)?))) {
                     tr {
-                        th scope="row" { (chip(&point.label)) (point.label) }
+                        th scope="row" { (chip(report, &point.label)) (point.label) }
                         td { (page::count(point.tokens)) }
                         td { strong { (milliseconds(timing.median)) } }
                         td { (milliseconds(timing.low)) " – " (milliseconds(timing.high)) }
                         td { (page::count(timing.tokens_per_second.round() as usize)) }
-                        td { (format!("{:.1}", timing.gflops)) }
-                        td { (format!("{:.0} %", timing.gemm_share * 100.0)) }
+                        td { @if timing.gflops > 0.0 { (format!("{:.1}", timing.gflops)) } @else { "–" } }
+                        td { (share(timing.gemm_share)) }
                         td { (share(timing.exp_share)) }
                         td { (share(timing.copy_share)) }
                         td { (timing.peak_bytes.map_or("–".into(), page::megabytes)) }
@@ -195,8 +200,15 @@ fn left_out(report: &BenchReport) -> Markup {
     }
 }
 
-fn chip(label: &str) -> Markup {
-    html! { span class=(format!("chip s{}", page::style_of(label))) {} }
+fn chip(report: &BenchReport, label: &str) -> Markup {
+    html! { span class=(format!("chip s{}", style_of(report, label))) {} }
+}
+
+/// As [`page::style_of`]; the rivals of softmax, which are drawn together, are told apart by theirs.
+fn style_of(report: &BenchReport, label: &str) -> usize {
+    const RIVALS: usize = 5;
+    let mut rivals = report.rivals().filter(|(_, of)| *of == "softmax");
+    page::style_of(label) + rivals.position(|(rival, _)| rival == label).unwrap_or(0) % RIVALS
 }
 
 fn capitalised(text: &str) -> String {

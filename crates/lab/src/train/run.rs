@@ -114,6 +114,9 @@ pub(crate) fn check_fit<T: Task>(recipe: &Recipe, task: &T, name: &str) -> Resul
         "it has no validation part, and its test part must not stop the run; `regularisation.patience` needs \
          `regularisation.hold_out` above 0"
             .into()
+    } else if examples == 0 {
+        "it has nothing to learn from; a corpus is cut into windows of `model.context` tokens: give more text, or less context"
+            .into()
     } else if examples < batch {
         format!("{examples} examples to learn from do not fill a batch of {batch}; lower `schedule.batch_size`")
     } else {

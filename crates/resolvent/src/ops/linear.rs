@@ -1,4 +1,4 @@
-//! The linear layer, on Flex with its bias in the product and one pass per gradient.
+//! The linear layer, on Flex with its bias added while the product lies in the cache, and one pass per gradient.
 
 use burn::{
     backend::{
@@ -30,7 +30,8 @@ use super::{
 /// # Panics
 /// If the sizes do not fit, as Burn's own layer does.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
-    if is_flex(&x.device()) && [x.dtype(), weight.dtype()] == [DType::F32; 2] {
+    let wide = bias.as_ref().is_none_or(|bias| bias.dtype() == DType::F32);
+    if is_flex(&x.device()) && [x.dtype(), weight.dtype()] == [DType::F32; 2] && wide {
         let [_, outputs] = weight.dims();
         let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], &weight.device()));
         let [x, weight, bias] = [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()];

@@ -32,7 +32,10 @@ use super::{
 /// # Panics
 /// If the sizes do not fit; if the environment asks for an instruction set that the processor lacks.
 pub(crate) fn mlp<const D: usize>(x: Tensor<D>, [first, second]: [&Linear; 2]) -> Tensor<D> {
-    let plain = is_flex(&x.device()) && [x.dtype(), first.weight.dtype(), second.weight.dtype()] == [DType::F32; 3];
+    let f32s = |layer: &Linear| {
+        layer.weight.dtype() == DType::F32 && layer.bias.as_ref().is_none_or(|bias| bias.dtype() == DType::F32)
+    };
+    let plain = is_flex(&x.device()) && x.dtype() == DType::F32 && f32s(first) && f32s(second);
     let (Some(bias_in), Some(bias_out), true) = (&first.bias, &second.bias, plain) else {
         return linear_layer(second, gelu(linear_layer(first, x)));
     };

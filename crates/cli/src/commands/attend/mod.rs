@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use resolvent_kernels::{Operator, Strategy};
+use resolvent_lab::environment::available_memory;
 use serde_json::{Value, json};
 
 use self::call::{Layout, Tensors};
@@ -134,13 +135,6 @@ fn check_memory(operator: &Operator, input: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Bytes that the system could still give, where it tells.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }
 
 fn print_plan(operator: &Operator, global: &Global) -> Result<()> {

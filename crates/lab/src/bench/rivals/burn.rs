@@ -2,7 +2,9 @@
 
 use burn::tensor::{Device, Tensor, TensorData, module::attention, ops::AttentionModuleOptions};
 
-use super::super::contender::{Buffers, Local};
+use resolvent_kernels::Shape;
+
+use super::super::contender::{Buffers, Local, scores};
 use crate::Result;
 
 /// Burn's attention, tensors at hand.
@@ -41,6 +43,10 @@ impl Local for Burn {
         let [q, k, v, _] = self.at_hand(b);
         drop(std::hint::black_box(attention(q, k, v, None, None, AttentionModuleOptions::default())));
         Ok(())
+    }
+
+    fn needs(&self, shape: Shape) -> u64 {
+        scores(shape, 6)
     }
 
     fn training(&mut self, b: &mut Buffers) -> Result<()> {

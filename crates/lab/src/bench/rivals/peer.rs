@@ -10,7 +10,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -38,7 +38,7 @@ pub(super) struct Peer {
     name: String,
     ways: BTreeMap<String, Vec<String>>,
     child: Child,
-    requests: ChildStdin,
+    requests: Sender<String>,
     answers: Receiver<String>,
     errors: NamedTempFile,
     /// The program, which must be there as long as the process is.
@@ -91,7 +91,7 @@ impl Peer {
         let mut child =
             command.spawn().map_err(|e| failed(format!("cannot be started: {e}; name a Python interpreter")))?;
         let (requests, answers) = (child.stdin.take(), child.stdout.take());
-        let (requests, answers) = (requests.expect("piped"), lines(answers.expect("piped")));
+        let (requests, answers) = (writer(requests.expect("piped")), lines(answers.expect("piped")));
         let (patience, stop) = (options.patience, options.stop.clone());
         let ways = BTreeMap::new();
         let mut peer =
@@ -129,7 +129,7 @@ impl Peer {
 
     fn exchange(&mut self, request: &Value) -> std::result::Result<String, String> {
         // A peer that has ended reads nothing, and why is in its messages.
-        if writeln!(self.requests, "{request}").and_then(|()| self.requests.flush()).is_err() {
+        if self.requests.send(request.to_string()).is_err() {
             return Err(self.ended());
         }
         let start = Instant::now();
@@ -166,12 +166,31 @@ impl Drop for Peer {
     }
 }
 
+/// Where lines for a process go, by a thread of their own: one that reads nothing must not hold up whoever waits for it.
+fn writer(mut to: ChildStdin) -> Sender<String> {
+    let (sender, receiver) = channel::<String>();
+    thread::spawn(move || {
+        for line in receiver {
+            if writeln!(to, "{line}").and_then(|()| to.flush()).is_err() {
+                break;
+            }
+        }
+    });
+    sender
+}
+
+/// The most bytes of an answer: far above those of the tensors that are compared.
+const LONGEST: u64 = 1 << 28;
+
 /// The lines that a process writes. One is read ahead at most.
 fn lines(from: ChildStdout) -> Receiver<String> {
     let (sender, receiver) = sync_channel(1);
     thread::spawn(move || {
-        for line in BufReader::new(from).lines().map_while(std::result::Result::ok) {
-            if sender.send(line).is_err() {
+        let mut from = BufReader::new(from);
+        loop {
+            let mut line = String::new();
+            let whole = from.by_ref().take(LONGEST).read_line(&mut line).is_ok() && line.ends_with('\n');
+            if !whole || sender.send(line).is_err() {
                 break;
             }
         }
@@ -241,6 +260,10 @@ impl Contender for PeerCase {
 
     fn round(&mut self, _: &mut Buffers) -> Result<[f64; 2]> {
         let ran: Ran = self.peer.borrow_mut().ask(json!({"op": "run", "id": self.id}))?;
-        Ok(ran.seconds)
+        if ran.seconds.iter().all(|seconds| seconds.is_finite() && *seconds > 0.0) {
+            return Ok(ran.seconds);
+        }
+        let problem = format!("its runs took {:?} seconds, which cannot be", ran.seconds);
+        Err(Error::Rival { name: self.peer.borrow().name().into(), problem })
     }
 }
