@@ -259,7 +259,7 @@ fn what_does_not_fit_is_refused() {
     let message = error(&text, &data);
     assert!(message.contains("model.kind") && message.contains("language"), "{message}");
     let short = CorpusDataset { train: "abc".into(), ..cycle() };
-    assert!(error(&recipe("'softmax'", ""), &short).contains("do not fill a batch"));
+    assert!(error(&recipe("'softmax'", ""), &short).contains("nothing to learn from"));
     let short = CorpusDataset { test: "a".into(), ..cycle() };
     assert!(error(&recipe("'softmax'", ""), &short).contains("test part"));
     assert!(!out.exists(), "nothing was written");

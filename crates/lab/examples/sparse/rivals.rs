@@ -80,10 +80,11 @@ fn nearest(rows: &[f32], point: &[f32]) -> usize {
 }
 
 fn dot(x: &[f32], y: &[f32]) -> f32 {
-    let (x, y) = (x.as_chunks::<8>().0, y.as_chunks::<8>().0);
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<8>(), y.as_chunks::<8>());
     let mut sums = [0.0; 8];
     for (x, y) in x.iter().zip(y) {
         (0..8).for_each(|n| sums[n] += x[n] * y[n]);
     }
-    sums.iter().sum()
+    let rest: f32 = x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum();
+    sums.iter().sum::<f32>() + rest
 }

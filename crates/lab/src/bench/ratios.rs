@@ -39,11 +39,11 @@ impl BenchReport {
         self.labels().into_iter().filter_map(move |label| Some((label, of(label)?)))
     }
 
-    /// A rival's `quantity` over ours at the same size; `None` where either is unknown or ours is 0.
+    /// A rival's `quantity` over ours at the same size; `None` where either is unknown or 0.
     pub fn ratio(&self, rival: &str, tokens: usize, quantity: impl Fn(&Point) -> Option<f64>) -> Option<f64> {
         let theirs = self.point(rival, tokens)?;
         let ours = quantity(self.point(theirs.rival_of.as_deref()?, tokens)?)?;
-        Some(quantity(theirs)? / ours).filter(|ratio| ratio.is_finite())
+        Some(quantity(theirs)? / ours).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
     }
 }
 
