@@ -204,6 +204,7 @@ impl Multiplier {
 
     /// Those that this processor has, slowest first, and the level that each is part of.
     fn all() -> Vec<(Level, Self)> {
+        // Elsewhere nothing is added.
         #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
         let mut all = vec![(Level::Portable, Self::Portable)];
         #[cfg(target_arch = "x86_64")]
