@@ -85,7 +85,7 @@ fn plain(x: &[f32], marks: &[f32], dim: usize, out: &mut [f32]) {
 /// Microseconds of one inverse on one thread.
 fn inverse() -> Result<()> {
     let level = Level::selected()?;
-    for n in [49, 64, 256] {
+    for n in [49, 64, 256, 384, 512, 1024] {
         let marks = noise(3, n * 32);
         let mark = |i: usize| &marks[i * 32..][..32];
         let distance = |i, j| mark(i).iter().zip(mark(j)).map(|(x, y)| (x - y).abs()).sum::<f32>();
@@ -93,7 +93,7 @@ fn inverse() -> Result<()> {
         let mut methods =
             [Inverse::Cholesky, Inverse::NewtonSchulz].map(|method| Inverter::new(method, 20, 0.01, &a, n));
         let mut times = [const { Vec::new() }; 2];
-        for _ in 0..101 {
+        for _ in 0..(1 << 23 >> (n.ilog2() * 2)).clamp(7, 101) {
             for (method, times) in methods.iter_mut().zip(&mut times) {
                 let start = Instant::now();
                 method.run(level)?;

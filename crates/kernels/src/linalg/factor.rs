@@ -3,10 +3,17 @@
 use std::mem::MaybeUninit;
 
 use faer::{
-    MatMut, MatRef, Par,
+    Accum, MatMut, MatRef, Par,
     diag::DiagMut,
     dyn_stack::{MemStack, StackReq},
-    linalg::{cholesky::llt, evd},
+    linalg::{
+        cholesky::llt,
+        evd,
+        matmul::{
+            matmul,
+            triangular::{self, BlockStructure},
+        },
+    },
 };
 
 use super::{
@@ -22,6 +29,9 @@ use crate::{
 /// Up to this order rows are made of rows: `faer` splits triangles in halves down to 2 x 2, which then takes most of the time.
 const BY_ROWS: usize = 96;
 
+/// Operations of [`eigen`] and [`of_eigenvalues`] over the cube of the order.
+pub(super) const EIGEN_FLOPS: u64 = 9;
+
 /// f32 of working memory of [`cholesky`].
 pub(super) fn cholesky_work(n: usize) -> usize {
     let factor = llt::factor::cholesky_in_place_scratch::<f64>(n, Par::Seq, Default::default());
@@ -29,11 +39,11 @@ pub(super) fn cholesky_work(n: usize) -> usize {
     room([WIDE * n * n, WIDE * n * n]) + floats(factor.or(inverse)).max(wide::inverse_work(n))
 }
 
-/// f32 of working memory of [`eigen`] and [`eigen_gradient`].
+/// f32 of working memory of [`eigen`], [`of_eigenvalues`] and [`eigen_gradient`].
 pub(super) fn eigen_work(n: usize) -> usize {
     let vectors = evd::ComputeEigenvectors::Yes;
     let stack = evd::self_adjoint_evd_scratch::<f64>(n, vectors, Par::Seq, Default::default());
-    room([WIDE * n * n; 4]) + room([WIDE * n]) + floats(stack)
+    room([WIDE * n * n, WIDE * n, WIDE * n * n]) + floats(stack).max(room([WIDE * n * n]))
 }
 
 /// f32 that a stack of `request` takes.
@@ -99,19 +109,19 @@ pub(super) fn cholesky(
     Ok(())
 }
 
-/// `a + ridge I = U diag(x) U^T` and what is kept of `1/x`: the rows of `vectors` are eigenvectors.
+/// `a + ridge I = U^T diag(x) U`: the rows of `vectors` are eigenvectors, `values` ascend. `room` is for two matrices.
 struct Spectrum<'a> {
+    n: usize,
     vectors: &'a mut [f64],
     values: &'a mut [f64],
+    room: [&'a mut [f64]; 2],
 }
 
-fn spectrum<'a>(method: &Method, order: Order, a: &[f32], work: &'a mut [f32]) -> Spectrum<'a> {
+fn spectrum<'a>(order: Order, a: &[f32], ridge: f64, work: &'a mut [f32]) -> Spectrum<'a> {
     let n = order.n;
-    let ([matrix, vectors, values], rest) = cut(work, [WIDE * n * n, WIDE * n * n, WIDE * n]);
-    let matrix: &mut [f64] = bytemuck::cast_slice_mut(matrix);
-    let vectors: &mut [f64] = bytemuck::cast_slice_mut(vectors);
-    let values: &mut [f64] = bytemuck::cast_slice_mut(values);
-    widen(order, a, method.ridge, matrix);
+    let ([vectors, values, matrix], rest) = cut(work, [WIDE * n * n, WIDE * n, WIDE * n * n]);
+    let [vectors, values, matrix]: [&mut [f64]; 3] = [vectors, values, matrix].map(bytemuck::cast_slice_mut);
+    widen(order, a, ridge, matrix);
     let done = evd::self_adjoint_evd(
         MatRef::from_column_major_slice(matrix, n, n),
         DiagMut::from_slice_mut(values),
@@ -124,66 +134,99 @@ fn spectrum<'a>(method: &Method, order: Order, a: &[f32], work: &'a mut [f32]) -
         // Only entries that are not numbers keep it from converging.
         values.fill(f64::NAN);
     }
-    Spectrum { vectors, values }
+    let ([second], _) = cut(rest, [WIDE * n * n]);
+    Spectrum { n, vectors, values, room: [matrix, bytemuck::cast_slice_mut(second)] }
 }
 
 impl Spectrum<'_> {
     /// `1/x_i`, or 0 where it is dropped.
     fn inverse(&self, method: &Method, i: usize) -> f64 {
-        // Ascending.
-        let most = self.values[self.values.len() - 1];
+        let most = self.values[self.n - 1];
         if self.values[i] <= method.cutoff * most { 0.0 } else { 1.0 / self.values[i] }
+    }
+
+    /// Writes `U^T diag(f) U`.
+    fn assemble(self, order: Order, f: impl Fn(&Self, usize) -> f64, y: &mut Entries<'_>) {
+        let n = self.n;
+        for i in 0..n {
+            let factor = f(&self, i);
+            let rows = i * n..(i + 1) * n;
+            let vector = &self.vectors[rows.clone()];
+            self.room[0][rows].iter_mut().zip(vector).for_each(|(scaled, x)| *scaled = factor * x);
+        }
+        let [scaled, product] = self.room;
+        let [left, right] = [&*self.vectors, &*scaled].map(|x| MatRef::from_row_major_slice(x, n, n));
+        triangular::matmul(
+            MatMut::from_row_major_slice_mut(product, n, n),
+            BlockStructure::TriangularLower,
+            Accum::Replace,
+            left.transpose(),
+            BlockStructure::Rectangular,
+            right,
+            BlockStructure::Rectangular,
+            1.0,
+            Par::Seq,
+        );
+        for i in 0..n {
+            for j in 0..=i {
+                y.set(i * order.stride + j, product[i * n + j]);
+                y.set(j * order.stride + i, product[i * n + j]);
+            }
+        }
     }
 }
 
 /// The pseudo-inverse by eigenvalues.
 pub(super) fn eigen(method: &Method, order: Order, a: &[f32], y: &mut Entries<'_>, work: &mut [f32]) {
-    let Order { n, stride } = order;
-    let spectrum = spectrum(method, order, a, work);
-    let u = &*spectrum.vectors;
-    for i in 0..n {
-        for j in 0..=i {
-            let term = |k: usize| u[k * n + i] * spectrum.inverse(method, k) * u[k * n + j];
-            let x = (0..n).map(term).sum::<f64>();
-            y.set(i * stride + j, x);
-            y.set(j * stride + i, x);
-        }
-    }
+    spectrum(order, a, method.ridge, work).assemble(order, |spectrum, i| spectrum.inverse(method, i), y);
+}
+
+/// What `f` of the eigenvalues makes of `a + ridge I`.
+pub(super) fn of_eigenvalues(
+    order: Order,
+    a: &[f32],
+    ridge: f64,
+    f: impl Fn(f64) -> f64,
+    y: &mut Entries<'_>,
+    work: &mut [f32],
+) {
+    spectrum(order, a, ridge, work).assemble(order, |spectrum, i| f(spectrum.values[i]), y);
 }
 
 /// Turns `dy` into `da` by the divided differences of the cut-off `1/x`: the formula of an inverse lacks what passes
 /// between kept and dropped directions.
 pub(super) fn eigen_gradient(method: &Method, order: Order, a: &[f32], dy: &mut [f32], work: &mut [f32]) {
     let Order { n, stride } = order;
-    let ([first, second], work) = cut(work, [WIDE * n * n, WIDE * n * n]);
-    let (first, second): (&mut [f64], &mut [f64]) = (bytemuck::cast_slice_mut(first), bytemuck::cast_slice_mut(second));
-    let spectrum = spectrum(method, order, a, work);
-    let (u, x) = (&*spectrum.vectors, &*spectrum.values);
-    let symmetric = |i: usize, j: usize| 0.5 * f64::from(dy[i * stride + j] + dy[j * stride + i]);
-    multiply(n, |i, k| u[i * n + k], symmetric, first);
-    multiply(n, |i, k| first[i * n + k], |k, j| u[j * n + k], second);
+    let mut spectrum = spectrum(order, a, method.ridge, work);
+    for i in 0..n {
+        let symmetric = |j: usize| 0.5 * f64::from(dy[i * stride + j] + dy[j * stride + i]);
+        (0..n).for_each(|j| spectrum.room[0][i * n + j] = symmetric(j));
+    }
+    let Spectrum { vectors, room: [first, second], .. } = &mut spectrum;
+    let u = MatRef::from_row_major_slice(vectors, n, n);
+    multiply(u, MatRef::from_row_major_slice(first, n, n), second);
+    multiply(MatRef::from_row_major_slice(second, n, n), u.transpose(), first);
     for i in 0..n {
         for j in 0..n {
             let (f, g) = (spectrum.inverse(method, i), spectrum.inverse(method, j));
-            second[i * n + j] *= match (f != 0.0, g != 0.0) {
+            spectrum.room[0][i * n + j] *= match (f != 0.0, g != 0.0) {
                 (true, true) => -f * g,
                 (false, false) => 0.0,
-                _ => (f - g) / (x[i] - x[j]),
+                _ => (f - g) / (spectrum.values[i] - spectrum.values[j]),
             };
         }
     }
-    multiply(n, |i, k| u[k * n + i], |k, j| second[k * n + j], first);
-    multiply(n, |i, k| first[i * n + k], |k, j| u[k * n + j], second);
-    for (dy, second) in dy.chunks_exact_mut(stride).zip(second.chunks_exact(n)) {
-        dy.iter_mut().zip(second).for_each(|(dy, &x)| *dy = x as f32);
+    let Spectrum { vectors, room: [first, second], .. } = spectrum;
+    let u = MatRef::from_row_major_slice(vectors, n, n);
+    multiply(u.transpose(), MatRef::from_row_major_slice(first, n, n), second);
+    multiply(MatRef::from_row_major_slice(second, n, n), u, first);
+    for (dy, first) in dy.chunks_exact_mut(stride).zip(first.chunks_exact(n)) {
+        dy.iter_mut().zip(first).for_each(|(dy, &x)| *dy = x as f32);
     }
 }
 
-/// `out = a b`.
-fn multiply(n: usize, a: impl Fn(usize, usize) -> f64, b: impl Fn(usize, usize) -> f64, out: &mut [f64]) {
-    for i in 0..n {
-        for j in 0..n {
-            out[i * n + j] = (0..n).map(|k| a(i, k) * b(k, j)).sum();
-        }
-    }
+/// `out = a b`, row-major.
+fn multiply(a: MatRef<'_, f64>, b: MatRef<'_, f64>, out: &mut [f64]) {
+    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
+    matmul(out, Accum::Replace, a, b, 1.0, Par::Seq);
 }

@@ -124,6 +124,17 @@ impl Method {
         .max(2 * order.len())
     }
 
+    /// Operations of an inverse of order `n`; where it iterates, of all steps or, for conjugate gradients, of one.
+    pub fn flops(&self, n: usize) -> u64 {
+        let per_cube = match self.inverse {
+            Inverse::NewtonSchulz => newton::flops_per_cube(self, n),
+            Inverse::Cholesky => 1,
+            Inverse::Eigen => factor::EIGEN_FLOPS,
+            Inverse::Cg => 2,
+        };
+        per_cube * (n as u64).pow(3)
+    }
+
     /// Writes the inverse of `a + ridge I` to `y`, which is all zeros. Iterations are f32: they leave nothing off.
     ///
     /// # Errors

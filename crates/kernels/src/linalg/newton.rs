@@ -1,7 +1,7 @@
 //! `X <- 2X - X M X`: every step squares the residual `I - M X`. "Softmax-free Linear Transformers", algorithm 2;
 //! "LaplacianFormer", algorithm 2, which starts elsewhere.
 
-use super::{Method, Order};
+use super::{Entries, Method, Order, factor};
 use crate::{
     mechanism::{InverseGradient, NewtonInit},
     simd::Level,
@@ -15,10 +15,26 @@ const RESIDUAL: f64 = 1.01;
 /// ones would do nothing but round.
 const NEAR: f32 = 1.0 / 64.0;
 
+/// The fewest steps for which eigenvalues may be less work than products.
+const SPECTRAL_STEPS: usize = 8;
+/// The smallest order for which they are, where all steps are needed, and from a start that needs half as many.
+const SPECTRAL_ORDERS: [usize; 2] = [384, 768];
+
+/// Whether the steps are taken on eigenvalues: every iterate is a polynomial of the matrix.
+fn is_spectral(method: &Method, n: usize) -> bool {
+    method.steps >= SPECTRAL_STEPS && n >= SPECTRAL_ORDERS[usize::from(from_identity(method))]
+}
+
+/// Operations of all steps over the cube of the order.
+pub(super) fn flops_per_cube(method: &Method, n: usize) -> u64 {
+    if is_spectral(method, n) { factor::EIGEN_FLOPS } else { 4 * method.steps as u64 }
+}
+
 /// f32 of working memory: the matrix, an iterate, a product; for the unrolled gradient every iterate and one product more.
 pub(super) fn work(method: &Method, order: Order) -> usize {
     let iterates = if method.gradient == InverseGradient::Unrolled { method.steps + 3 } else { 0 };
-    (3 + iterates) * order.len()
+    let spectral = if is_spectral(method, order.n) { factor::eigen_work(order.n) } else { 0 };
+    ((3 + iterates) * order.len()).max(spectral)
 }
 
 pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) {
@@ -27,6 +43,11 @@ pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: 
     let (product, next) = rest.split_at_mut(len);
     let (mut x, mut next) = (&mut y[..len], &mut next[..len]);
     order.add_ridge(a, method.ridge, m);
+    if is_spectral(method, order.n) {
+        let alpha = alpha(method, level, order, a, m, product);
+        let f = |x| on_eigenvalue(method, alpha, x);
+        return factor::of_eigenvalues(order, a, method.ridge, f, &mut Entries { high: y, low: &mut [] }, work);
+    }
     start(method, level, order, a, m, x, product);
     let (mut taken, mut last) = (0, method.steps);
     while taken < last {
@@ -41,6 +62,12 @@ pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: 
         // Then `next` is what belongs to the caller.
         next.copy_from_slice(x);
     }
+}
+
+/// What all steps make of an eigenvalue.
+fn on_eigenvalue(method: &Method, alpha: f64, x: f64) -> f64 {
+    let first = if from_identity(method) { alpha } else { alpha * x };
+    (0..method.steps).fold(first, |y, _| y * (2.0 - x * y))
 }
 
 /// Writes the first iterate.

@@ -1,9 +1,9 @@
 //! What a call does and needs.
 
-use super::{Sizes, backward, forward};
+use super::{Sizes, backward, forward, method};
 use crate::{
     Plan, Shape, Strategy,
-    mechanism::{Inverse, Laplacian},
+    mechanism::{InverseGradient, Laplacian},
     structure::nystrom::pass::TOKENS,
 };
 
@@ -11,10 +11,7 @@ pub(crate) fn plan(m: &Laplacian, shape: &Shape) -> Plan {
     let sizes = Sizes::of(m, shape);
     let [slices, queries, keys, marks] = [shape.slices(), shape.seq_q, shape.seq_kv, sizes.marks].map(|n| n as u64);
     let [d, dv] = [shape.head_dim, shape.value_dim].map(|n| n as u64);
-    let inverse = match m.inverse {
-        Inverse::NewtonSchulz => 4 * m.newton_iterations as u64 * marks.pow(3),
-        _ => 2 * marks.pow(3),
-    };
+    let inverse = method(m, InverseGradient::Implicit).flops(sizes.marks);
     // A difference, its magnitude and a sum per channel. Queries pass by twice forward.
     let kernel = |tokens: u64| tokens * marks * 3 * d;
     let square = marks * marks;

@@ -1,22 +1,13 @@
 //! What a call does and needs.
 
-use super::{Sizes, backward, forward};
-use crate::{
-    Plan, Shape, Strategy,
-    mechanism::{Inverse, Soft},
-    scratch::room,
-    structure::nystrom::pass::TOKENS,
-};
+use super::{Sizes, backward, forward, method};
+use crate::{Plan, Shape, Strategy, mechanism::Soft, scratch::room, structure::nystrom::pass::TOKENS};
 
 pub(crate) fn plan(m: &Soft, shape: &Shape) -> Plan {
     let sizes = Sizes::of(m, shape);
     let [slices, tokens, marks] = [shape.slices(), shape.seq_q, sizes.marks].map(|n| n as u64);
     let [d, dv] = [shape.head_dim, shape.value_dim].map(|n| n as u64);
-    let inverse = match m.inverse {
-        Inverse::NewtonSchulz => 4 * m.newton_iterations as u64 * marks.pow(3),
-        Inverse::Cholesky | Inverse::Cg => marks.pow(3),
-        Inverse::Eigen => 9 * marks.pow(3),
-    };
+    let inverse = method(m, "soft").flops(sizes.marks);
     // A distance takes a subtraction and a multiply-add per channel; twice forward, twice backward.
     let kernel = tokens * marks * 3 * d;
     let rows = tokens * (d + dv);
