@@ -59,9 +59,9 @@ fn measures_every_mechanism_and_compares_two_runs() {
     assert!(text.contains("softmax at 16 tokens, forward + backward: "), "{text}");
 }
 
+/// A benchmark of seven sizes that got a signal when it had measured two: how it ended, its result and its report.
 #[cfg(unix)]
-#[test]
-fn ctrl_c_keeps_the_sizes_that_were_measured() {
+fn stopped(signal: &str) -> (Outcome, Value, String) {
     let sandbox = Sandbox::new();
     let mut command = resolvent();
     command.args(["bench", "--tokens", "8,12,16,20,24,28,32", "--heads", "1", "--head-dim", "4", "--turn", "100"]);
@@ -69,17 +69,29 @@ fn ctrl_c_keeps_the_sizes_that_were_measured() {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (mut lines, mut stderr) = (BufReader::new(child.stderr.take().unwrap()), String::new());
     while !stderr.contains("uniform at 12 tokens") {
-        assert_ne!(lines.read_line(&mut stderr).unwrap(), 0, "ended before it was interrupted: {stderr}");
+        assert_ne!(lines.read_line(&mut stderr).unwrap(), 0, "ended before it was stopped: {stderr}");
     }
-    assert!(Command::new("kill").arg("-INT").arg(child.id().to_string()).status().unwrap().success());
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
     lines.read_to_string(&mut stderr).unwrap();
     let outcome = Outcome { code: child.wait().unwrap().code(), stdout: String::new(), stderr };
+    let json = serde_json::from_slice(&std::fs::read(sandbox.path("out/bench.json")).unwrap()).unwrap();
+    (outcome, json, std::fs::read_to_string(sandbox.path("out/report.html")).unwrap())
+}
+
+#[cfg(unix)]
+#[test]
+fn what_was_measured_before_the_end_is_kept() {
+    let (outcome, json, report) = stopped("-INT");
     let line = outcome.failure(130);
     assert!(line.contains("bench.json has the first"), "{line}");
-    let json: Value = serde_json::from_slice(&std::fs::read(sandbox.path("out/bench.json")).unwrap()).unwrap();
     let measured = json["points"].as_array().unwrap().len();
     assert!(json["interrupted"] == true && (2..7).contains(&measured), "{json}");
-    assert!(std::fs::read_to_string(sandbox.path("out/report.html")).unwrap().contains("Stopped before"));
+    assert!(report.contains("Stopped before"));
+    // Killed, it had no time to write anything: the first size was written when it was measured.
+    let (outcome, json, report) = stopped("-KILL");
+    let measured = json["points"].as_array().unwrap().len();
+    assert!(outcome.code.is_none() && json["interrupted"] == true && (1..7).contains(&measured), "{json}");
+    assert!(report.contains("Stopped before"));
 }
 
 /// A stand-in for an interpreter, which answers as told.

@@ -10,9 +10,8 @@ use std::{
 use clap::Args;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
-    disk::write_atomically,
     folder::{Claim, MARK},
-    report::{self, bench_page},
+    report,
 };
 use serde_json::json;
 
@@ -122,9 +121,8 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if report.interrupted && report.points.is_empty() {
         return Err(Error::Interrupted("nothing was measured; run the command again".into()));
     }
+    (options.keep)(&report)?;
     let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
-    write_atomically(&file, format!("{json:#}\n").as_bytes())?;
-    write_atomically(&page, bench_page(&report).as_bytes())?;
     output::result(global, &json, &format!("{}\nreport: {}", report.table(), page.display()))?;
     if report.interrupted {
         let sizes = report.sizes().len();
@@ -141,6 +139,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
 }
 
 fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOptions> {
+    let folder = args.out.clone();
     let mut options = BenchOptions {
         batch: args.batch,
         heads: args.heads,
@@ -153,6 +152,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         compiled: args.compiled,
         patience: Duration::from_secs(args.peer_timeout.into()),
         stop: deferred.stop(),
+        keep: Arc::new(move |report| report.save(&folder)),
         memory: Some(Arc::new(memory::Probe)),
         commands: vec![command_line()],
         ..BenchOptions::default()

@@ -73,13 +73,12 @@ pub fn differences(before: &BenchReport, after: &BenchReport) -> Vec<String> {
 
 /// Whether two points measure the same call, a rival's standing for the mechanism as it was configured.
 fn same(a: &Point, b: &Point) -> bool {
-    let key = |p: &Point| (p.label.clone(), p.mechanism.clone(), p.flops, p.batch, p.heads, p.tokens, p.head_dim);
-    let (mut a, mut b) = (key(a), key(b));
-    if a.1.is_some() {
-        // The same mechanism, counted by another version.
-        (a.2, b.2) = ([0; 2], [0; 2]);
-    }
-    a == b
+    let key = |p: &Point| (p.batch, p.heads, p.tokens, p.head_dim);
+    // A rival has no configuration of its own: its arithmetic tells. That of ours is counted, and versions may count otherwise.
+    a.label == b.label
+        && a.mechanism == b.mechanism
+        && key(a) == key(b)
+        && (a.mechanism.is_some() || a.flops == b.flops)
 }
 
 /// The points of two benchmarks that are of the same mechanism and size, and how they differ.

@@ -51,7 +51,7 @@ pub const RESULTS: &str = "bench.json";
 pub struct BenchOptions {
     /// The mechanisms. Default: all presets.
     pub mechanisms: Vec<Mechanism>,
-    /// Numbers of tokens. Default 512 to 65,536 in powers of two (131,072 aside), and 331,776.
+    /// Numbers of tokens. Default 512 to 65,536 in powers of two, and 331,776.
     pub tokens: Vec<usize>,
     /// Sequences of one call. Default 1.
     pub batch: usize,
@@ -78,6 +78,8 @@ pub struct BenchOptions {
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
     pub progress: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Who keeps what there is after every size, marked as interrupted: a machine may go down before the last.
+    pub keep: Arc<dyn Fn(&BenchReport) -> Result<()> + Send + Sync>,
     /// Counter of memory, if the program has one.
     pub memory: Option<Arc<dyn MemoryProbe>>,
     /// Commands that repeat the benchmark, for the report.
@@ -102,6 +104,7 @@ impl Default for BenchOptions {
             patience: Duration::from_secs(300),
             stop: Arc::default(),
             progress: Arc::new(|_| {}),
+            keep: Arc::new(|_| Ok(())),
             memory: None,
             commands: Vec::new(),
         }
@@ -116,7 +119,8 @@ type Contest<'a> = (&'a Mechanism, Vec<Rival>);
 /// A rival that cannot be asked, differs from the reference, or fails is told of in the report; ours are measured all the same.
 ///
 /// # Errors
-/// [`Error::Recipe`] for an option out of range, [`Error::Kernels`] for a mechanism that is not valid.
+/// [`Error::Recipe`] for an option out of range, [`Error::Kernels`] for a mechanism that is not valid; what
+/// [`BenchOptions::keep`] fails with.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     validate(options)?;
     let (rivals, missing) = Rivals::find(options);
@@ -134,10 +138,11 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     for n in tokens {
         let shape = Shape::square(options.batch, options.heads, n, options.head_dim);
         if !size(options, &rivals, &contests, shape, &mut report)? {
-            report.interrupted = true;
-            break;
+            return Ok(report);
         }
+        (options.keep)(&report)?;
     }
+    report.interrupted = false;
     Ok(report)
 }
 
@@ -151,7 +156,7 @@ fn empty(options: &BenchOptions) -> BenchReport {
         checks: Vec::new(),
         rivals: Vec::new(),
         peer: None,
-        interrupted: false,
+        interrupted: true,
         calibration: Calibration::installed().cloned(),
         points: Vec::new(),
         environment: Environment::current(),
@@ -189,19 +194,11 @@ fn size(
     if planned.is_empty() {
         return Ok(true);
     }
-    let mut cases = Vec::new();
-    let needed = Buffers::bytes(shape);
-    if let Some(free) = available_memory().filter(|&free| needed > free / 4 * 3) {
-        for case in planned {
-            skip(
-                options,
-                report,
-                case,
-                &format!("its tensors take {}, {} are free", gigabytes(needed), gigabytes(free)),
-            );
-        }
+    if let Some(why) = beyond_memory("its tensors take", Buffers::bytes(shape)) {
+        planned.into_iter().for_each(|case| skip(options, report, case, &why));
         return Ok(true);
     }
+    let mut cases = Vec::new();
     let mut buffers = Buffers::new(shape);
     for case in planned {
         let probe = options.memory.as_deref();
@@ -240,8 +237,11 @@ fn skip(options: &BenchOptions, report: &mut BenchReport, case: Case, why: &str)
     report.points.push(point);
 }
 
-fn gigabytes(bytes: u64) -> String {
-    format!("{:.1} GB", bytes as f64 / 1e9)
+/// Why what takes `needed` bytes cannot be measured: a quarter of the free memory is left alone.
+fn beyond_memory(takes: &str, needed: u64) -> Option<String> {
+    let free = available_memory().filter(|&free| needed > free / 4 * 3)?;
+    let [needed, free] = [needed, free].map(|bytes| format!("{:.1} GB", bytes as f64 / 1e9));
+    Some(format!("{takes} {needed}, {free} are free"))
 }
 
 /// The case, unless it is a rival's and failed, which is a point that says why.
@@ -288,8 +288,7 @@ fn cases_of(
             let why =
                 format!("forward and backward would take about {seconds:.0} s; the limit is {limit} s (--max-seconds)");
             skip(options, report, case, &why);
-        } else if let Some(free) = available_memory().filter(|&free| needed > free / 4 * 3) {
-            let why = format!("it would hold about {}, {} are free", gigabytes(needed), gigabytes(free));
+        } else if let Some(why) = beyond_memory("it would hold about", needed) {
             skip(options, report, case, &why);
         } else {
             cases.push(case);

@@ -3,14 +3,22 @@
 use std::{
     fmt::{self, Write},
     ops::Add,
+    path::Path,
 };
 
 use resolvent::Calibration;
 use resolvent_kernels::{Mechanism, Plan, Shape};
 use serde::{Deserialize, Serialize};
 
-use super::{Ceilings, Check};
-use crate::{environment::Environment, train::median};
+use super::{Ceilings, Check, RESULTS};
+use crate::{
+    Result,
+    checkpoint::to_json,
+    disk::write_atomically,
+    environment::Environment,
+    report::{REPORT, bench_page},
+    train::median,
+};
 
 /// The result of a benchmark, as in its `bench.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -221,6 +229,15 @@ pub(crate) const PASSES: [(&str, Pass); 2] =
     [("forward", |p| p.forward.as_ref()), ("forward + backward", |p| p.training.as_ref())];
 
 impl BenchReport {
+    /// Writes `bench.json` and `report.html` to a folder, each whole or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        write_atomically(&folder.join(RESULTS), &to_json(self)?)?;
+        write_atomically(&folder.join(REPORT), bench_page(self).as_bytes())
+    }
+
     /// Whether every mechanism of ours agreed with the reference.
     pub fn sound(&self) -> bool {
         self.checks.iter().all(|check| check.passed || check.refused.is_some())
