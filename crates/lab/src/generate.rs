@@ -51,8 +51,8 @@ pub struct Generated {
     pub slides: usize,
     /// Seconds until the prompt was read.
     pub prompt_seconds: f64,
-    /// Tokens per second after that.
-    pub tokens_per_second: f64,
+    /// Tokens per second after the first, which the pass over the prompt gives; absent where there are no more.
+    pub tokens_per_second: Option<f64>,
 }
 
 /// The last bytes of a character that is not whole yet; more broken bytes than this will not become one.
@@ -144,7 +144,7 @@ impl Generator {
             dropped: prompt_tokens.saturating_sub(context),
             slides,
             prompt_seconds: read,
-            tokens_per_second: written as f64 / seconds,
+            tokens_per_second: (written > 1).then(|| (written - 1) as f64 / seconds),
         })
     }
 

@@ -114,12 +114,16 @@ fn prompt(args: &Generate) -> Result<String> {
 
 fn note(generated: &Generated, weights: &Weights, context: usize) -> String {
     let Generated { tokens, prompt_tokens, dropped, slides, tokens_per_second, .. } = generated;
-    let mut note = format!("{tokens} tokens after {prompt_tokens} of the prompt, {tokens_per_second:.0} a second");
+    let mut note = format!("{tokens} tokens after {prompt_tokens} of the prompt");
+    if let Some(rate) = tokens_per_second {
+        note += &format!(", {rate:.0} a second");
+    }
     if *dropped > 0 {
         note += &format!("; the first {dropped} tokens of the prompt were not read, since the context is {context}");
     }
     if *slides > 0 {
-        note += &format!("; the context of {context} was full {slides} times, and its second half read anew");
+        let times = if *slides == 1 { "once".to_owned() } else { format!("{slides} times") };
+        note += &format!("; the context of {context} was full {times}, and its second half read anew");
     }
     let megabytes = |bytes: usize| bytes as f64 / 1e6;
     note += &format!("; weights: {:.2} MB as f32", megabytes(weights.real_bytes));
