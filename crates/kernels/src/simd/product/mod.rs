@@ -12,7 +12,7 @@ use std::mem::size_of;
 
 use pulp::Simd;
 
-pub(crate) use panels::{add_product, multiply, multiply_add, store_product};
+pub(crate) use panels::{add_product, multiply, multiply_add, multiply_add_outer, store_product};
 
 /// Element `(row, depth)` is `data[row * row_stride + depth * depth_stride]`.
 #[derive(Clone, Copy)]

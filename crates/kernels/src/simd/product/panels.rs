@@ -2,43 +2,58 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::{Add, Left, Right, Sink, Size, Store, product};
+use super::{Add, Left, Right, Sink, Size, Store, product, vectors, vectors_mut};
 use crate::simd::Level;
 
 /// [`product`] into rows of `data`, as a function that is called: where a kernel has many products, inlining each of them
 /// would take the compiler minutes.
 pub(crate) fn store_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
-    simd.vectorize(Called { size, left, right, into: Into::Store(into) });
+    simd.vectorize(Called { size, left, right, into: into.into() });
 }
 
 /// As [`store_product`], added to what is there.
 pub(crate) fn add_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
-    simd.vectorize(Called { size, left, right, into: Into::Add(into) });
+    simd.vectorize(Called { size, left, right, into: into.into() });
 }
 
 /// [`store_product`] on the instruction set `level`.
 pub(crate) fn multiply(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
-    level.dispatch(Called { size, left, right, into: Into::Store(into) });
+    level.dispatch(Called { size, left, right, into: into.into() });
 }
 
 /// [`add_product`] on the instruction set `level`.
 pub(crate) fn multiply_add(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
-    level.dispatch(Called { size, left, right, into: Into::Add(into) });
+    level.dispatch(Called { size, left, right, into: into.into() });
+}
+
+/// [`multiply_add`] with the outer product of two vectors added to the same memory: of one over the rows and one over
+/// the columns.
+pub(crate) fn multiply_add_outer(
+    level: Level,
+    size: Size,
+    left: Left<'_>,
+    right: Right<'_>,
+    into: Add<'_>,
+    outer: [&[f32]; 2],
+) {
+    let Add { data, stride } = into;
+    level.dispatch(Called { size, left, right, into: Target { data, stride, how: How::AddOuter(outer) } });
 }
 
 /// Depth and columns of a panel of the right operand, which stays in the first-level cache while rows pass by.
 const PANEL: [usize; 2] = [128, 64];
 /// Panels side by side, and rows that pass by all of them: with what becomes of these, they stay in the second-level cache.
 const BLOCK: [usize; 2] = [4, 252];
-/// Rows from which on packing panels is worth it.
+/// Rows from which on packing panels is worth it, and f32 of the right operand.
 const PANEL_ROWS: usize = 24;
+const PANEL_LEN: usize = 1 << 14;
 
 /// A product with its sink.
 struct Called<'a> {
     size: Size,
     left: Left<'a>,
     right: Right<'a>,
-    into: Into<'a>,
+    into: Target<'a>,
 }
 
 impl WithSimd for Called<'_> {
@@ -46,7 +61,8 @@ impl WithSimd for Called<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        if self.size.depth > PANEL[0] && self.size.rows >= PANEL_ROWS {
+        let Size { rows, cols, depth } = self.size;
+        if (depth > PANEL[0] || depth * cols > PANEL_LEN) && rows >= PANEL_ROWS {
             self.by_panels(simd);
         } else {
             product(simd, self.size, self.left, self.right, &mut self.into);
@@ -82,28 +98,64 @@ impl Called<'_> {
     }
 }
 
-enum Into<'a> {
-    Store(Store<'a>),
-    Add(Add<'a>),
+/// Rows that a product goes to, and how.
+struct Target<'a> {
+    data: &'a mut [f32],
+    stride: usize,
+    how: How<'a>,
 }
 
-impl Into<'_> {
-    /// What the product of a panel goes to, from `row` and `col` on: all panels but the `first` of a column are added.
-    #[inline(always)]
-    fn part(&mut self, row: usize, col: usize, first: bool) -> Into<'_> {
-        let stores = first && matches!(self, Self::Store(_));
-        let (Self::Store(Store { data, stride }) | Self::Add(Add { data, stride })) = self;
-        let (data, stride) = (&mut data[row * *stride + col..], *stride);
-        if stores { Into::Store(Store { data, stride }) } else { Into::Add(Add { data, stride }) }
+#[derive(Clone, Copy)]
+enum How<'a> {
+    Store,
+    Add,
+    /// Added, and the outer product of two vectors with it.
+    AddOuter([&'a [f32]; 2]),
+}
+
+impl<'a> From<Store<'a>> for Target<'a> {
+    fn from(Store { data, stride }: Store<'a>) -> Self {
+        Self { data, stride, how: How::Store }
     }
 }
 
-impl<S: Simd> Sink<S> for Into<'_> {
+impl<'a> From<Add<'a>> for Target<'a> {
+    fn from(Add { data, stride }: Add<'a>) -> Self {
+        Self { data, stride, how: How::Add }
+    }
+}
+
+impl Target<'_> {
+    /// What the product of a panel goes to, from `row` and `col` on: all panels but the `first` of a column are added alone.
+    #[inline(always)]
+    fn part(&mut self, row: usize, col: usize, first: bool) -> Target<'_> {
+        let how = match self.how {
+            How::AddOuter([x, y]) if first => How::AddOuter([&x[row..], &y[col..]]),
+            how if first => how,
+            _ => How::Add,
+        };
+        Target { data: &mut self.data[row * self.stride + col..], stride: self.stride, how }
+    }
+}
+
+impl<S: Simd> Sink<S> for Target<'_> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        match self {
-            Self::Store(store) => store.take(simd, row, col, block),
-            Self::Add(add) => add.take(simd, row, col, block),
+        let Self { data, stride, how } = self;
+        let stride = *stride;
+        match how {
+            How::Store => Store { data, stride }.take(simd, row, col, block),
+            How::Add => Add { data, stride }.take(simd, row, col, block),
+            How::AddOuter([x, y]) => {
+                let y = vectors::<S, N>(y, col);
+                for (m, block) in block.iter().enumerate() {
+                    let factor = simd.splat_f32s(x[row + m]);
+                    let sums = vectors_mut::<S, N>(data, (row + m) * stride + col);
+                    for ((sum, &x), &y) in sums.iter_mut().zip(block).zip(y) {
+                        *sum = simd.mul_add_e_f32s(factor, y, simd.add_f32s(*sum, x));
+                    }
+                }
+            }
         }
     }
 }
@@ -115,7 +167,9 @@ mod tests {
     /// Rows, columns and depth on both sides of a panel's, stored and added.
     #[test]
     fn panels_are_the_product() {
-        for [rows, cols, depth] in [[5, 32, 300], [24, 16, 129], [31, 80, 128], [50, 144, 257], [64, 256, 640]] {
+        for [rows, cols, depth] in
+            [[5, 32, 300], [24, 16, 129], [31, 80, 128], [50, 144, 257], [64, 256, 640], [64, 320, 64]]
+        {
             let numbers = |len: usize, step: usize| (0..len).map(move |i| ((i * step % 97) as f32 - 48.0) / 64.0);
             let (a, b) = (numbers(rows * depth, 31).collect::<Vec<_>>(), numbers(depth * cols, 57).collect::<Vec<_>>());
             let expected = |i: usize, j: usize| -> f64 {
@@ -133,8 +187,18 @@ mod tests {
                     Right { data: &b, stride: cols },
                     Add { data: &mut out, stride: cols },
                 );
+                let outer = [&a[..rows], &b[..cols]];
+                multiply_add_outer(
+                    level,
+                    size,
+                    left,
+                    Right { data: &b, stride: cols },
+                    Add { data: &mut out, stride: cols },
+                    outer,
+                );
                 for (at, got) in out.iter().enumerate() {
-                    let expected = 2.0 * expected(at / cols, at % cols);
+                    let (row, col) = (at / cols, at % cols);
+                    let expected = 3.0 * expected(row, col) + f64::from(a[row]) * f64::from(b[col]);
                     assert!(
                         (f64::from(*got) - expected).abs() < 1e-3,
                         "{rows}x{cols}x{depth} at {at}: {got}, not {expected}"

@@ -137,7 +137,7 @@ struct Spread<'a> {
 }
 
 fn spread_memory(sizes: &Sizes) -> usize {
-    room(tile_sizes(sizes)) + room([Moments::len(sizes.mp, sizes.mp)])
+    room(tile_sizes(sizes)) + room([sizes.mp, sizes.mp])
 }
 
 impl Pass for Spread<'_> {
@@ -150,14 +150,13 @@ impl Pass for Spread<'_> {
         let (mp, len) = (sizes.mp, Moments::len(sizes.mp, sizes.mp));
         // SAFETY: parts are distinct.
         let out = unsafe { self.out.part(part.index * len..(part.index + 1) * len) };
-        let ([of_tile], memory) = cut(memory, [len]);
-        let (mut sum, mut of_tile) = (Moments::new(out, mp, mp), Moments::new(of_tile, mp, mp));
+        let (mut sum, (mut means, memory)) = (Moments::new(out, mp, mp), cut(memory, [mp, mp]));
         sum.clear();
         for range in part.tiles() {
             let side = (Side::Query, part.slice);
             let loaded = core.load(level, side, range, self.transposed, None, memory);
-            of_tile.of_columns(level, loaded.c, loaded.stride);
-            sum.merge(&of_tile);
+            let means = means.each_mut().map(|mean| &mut **mean);
+            sum.add_columns(level, loaded.c, loaded.stride, means);
         }
     }
 }
@@ -210,7 +209,7 @@ struct Gather<'a> {
 
 fn gather_memory(sizes: &Sizes) -> usize {
     let tile = TOKENS * sizes.mp;
-    room(tile_sizes(sizes)) + room([Moments::len(sizes.mp, sizes.dvp), tile, tile, TOKENS * sizes.dvp])
+    room(tile_sizes(sizes)) + room([sizes.mp, sizes.dvp, tile, tile, TOKENS * sizes.dvp])
 }
 
 impl Pass for Gather<'_> {
@@ -228,9 +227,8 @@ impl Pass for Gather<'_> {
         let saved = room(sizes.saved());
         let [_, x, s, ..] = parts(&self.heads[slice * saved..][..saved], sizes.saved());
         let ([moments, values], _) = cut(partial, gathered(sizes));
-        let ([of_tile, a, b, whitened], memory) =
-            cut(memory, [Moments::len(mp, dvp), TOKENS * mp, TOKENS * mp, TOKENS * dvp]);
-        let (mut sum, mut of_tile) = (Moments::new(moments, mp, dvp), Moments::new(of_tile, mp, dvp));
+        let ([c_mean, v_mean, a, b, whitened], memory) = cut(memory, [mp, dvp, TOKENS * mp, TOKENS * mp, TOKENS * dvp]);
+        let mut sum = Moments::new(moments, mp, dvp);
         sum.clear();
         values.fill(0.0);
         factors.fill(0.0);
@@ -249,8 +247,7 @@ impl Pass for Gather<'_> {
                 values.iter_mut().zip(v).for_each(|(sum, v)| *sum += v);
             }
             if core.centres(Centering::PerQuery) {
-                of_tile.of_rows(level, loaded.c, whitened, [loaded.stride, dvp]);
-                sum.merge(&of_tile);
+                sum.add_rows(level, [loaded.c, whitened], [loaded.stride, dvp], [&mut *c_mean, &mut *v_mean]);
             } else {
                 let rows = Rows { data: whitened, stride: dvp };
                 loaded.tile().gather(level, rows, sum.cross);

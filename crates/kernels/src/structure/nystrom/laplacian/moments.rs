@@ -4,7 +4,7 @@ use crate::{
     scratch::{cut, room},
     simd::{
         Level,
-        product::{Add, Left, Right, Size, multiply_add},
+        product::{Add, Left, Right, Size, multiply_add_outer},
     },
 };
 
@@ -40,38 +40,66 @@ impl<'a> Moments<'a> {
         [&mut *self.x, &mut *self.y, &mut *self.cross].into_iter().for_each(|x| x.fill(0.0));
     }
 
-    /// The moments of the rows of `x` and `y`, which are left without their means.
-    pub fn of_rows(&mut self, level: Level, x: &mut [f32], y: &mut [f32], strides: [usize; 2]) {
-        self.clear();
-        centre(x, strides[0], self.x);
-        centre(y, strides[1], self.y);
-        self.add_products(level, x, y, strides);
+    /// Takes in the rows of `x` and `y`, which are left without their means; `room` is for these.
+    pub fn add_rows(
+        &mut self,
+        level: Level,
+        [x, y]: [&mut [f32]; 2],
+        strides: [usize; 2],
+        [x_mean, y_mean]: [&mut [f32]; 2],
+    ) {
+        centre(x, strides[0], x_mean);
+        centre(y, strides[1], y_mean);
+        self.add_centred(level, [x, y], strides, [x_mean, y_mean]);
     }
 
-    /// The moments of the rows of `x` with themselves; they are left without their mean.
-    pub fn of_columns(&mut self, level: Level, x: &mut [f32], stride: usize) {
-        self.clear();
-        centre(x, stride, self.x);
-        self.y.copy_from_slice(self.x);
-        self.add_products(level, x, x, [stride; 2]);
+    /// Takes in the rows of `x`, with themselves; they are left without their mean.
+    pub fn add_columns(&mut self, level: Level, x: &mut [f32], stride: usize, [x_mean, y_mean]: [&mut [f32]; 2]) {
+        centre(x, stride, x_mean);
+        y_mean.copy_from_slice(x_mean);
+        self.add_centred(level, [x, x], [stride; 2], [x_mean, y_mean]);
     }
 
-    fn add_products(&mut self, level: Level, x: &[f32], y: &[f32], strides: [usize; 2]) {
+    /// Takes in rows without their means.
+    fn add_centred(
+        &mut self,
+        level: Level,
+        [x, y]: [&[f32]; 2],
+        strides: [usize; 2],
+        [x_mean, y_mean]: [&mut [f32]; 2],
+    ) {
         let rows = x.len() / strides[0];
-        *self.count = rows as f32;
+        if rows == 0 {
+            return;
+        }
+        let [share, weight] = self.shares(rows as f32);
+        // What the means differ by, which the sums of products are to be corrected for.
+        for (mean, new) in [(&mut *self.x, &mut *x_mean), (&mut *self.y, &mut *y_mean)] {
+            for (mean, new) in mean.iter_mut().zip(new) {
+                *new -= *mean;
+                *mean += share * *new;
+            }
+        }
+        x_mean.iter_mut().for_each(|x| *x *= weight);
+        *self.count += rows as f32;
         let left = Left { data: x, row_stride: 1, depth_stride: strides[0] };
         let size = Size { rows: self.x.len().min(strides[0]), cols: strides[1], depth: rows };
         let out = Add { data: &mut *self.cross, stride: self.y.len() };
-        multiply_add(level, size, left, Right { data: y, stride: strides[1] }, out);
+        multiply_add_outer(level, size, left, Right { data: y, stride: strides[1] }, out, [x_mean, y_mean]);
+    }
+
+    /// The share of `rows` more among all, and the weight of the square of what the means differ by.
+    fn shares(&self, rows: f32) -> [f32; 2] {
+        let all = *self.count + rows;
+        [rows / all, *self.count * rows / all]
     }
 
     /// The moments of these rows and the other's.
     pub fn merge(&mut self, other: &Moments<'_>) {
-        let (n, m) = (*self.count, *other.count);
-        if m == 0.0 {
+        if *other.count == 0.0 {
             return;
         }
-        let (share, weight) = (m / (n + m), n * m / (n + m));
+        let [share, weight] = self.shares(*other.count);
         let stride = self.y.len();
         for (i, row) in self.cross.chunks_exact_mut(stride).enumerate() {
             let factor = weight * (other.x[i] - self.x[i]);
@@ -80,12 +108,13 @@ impl<'a> Moments<'a> {
         }
         self.x.iter_mut().zip(&*other.x).for_each(|(x, o)| *x += share * (o - *x));
         self.y.iter_mut().zip(&*other.y).for_each(|(y, o)| *y += share * (o - *y));
-        *self.count = n + m;
+        *self.count += *other.count;
     }
 }
 
 /// Takes the mean off the rows, and writes it.
 fn centre(x: &mut [f32], stride: usize, mean: &mut [f32]) {
+    mean.fill(0.0);
     let rows = (x.len() / stride) as f32;
     for row in x.chunks_exact(stride) {
         mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x);
@@ -107,17 +136,18 @@ mod tests {
         let rows = |r: std::ops::Range<usize>, from: usize| {
             Vec::from_iter(r.flat_map(|i| (from..from + 16).map(move |c| at(i, c))))
         };
-        let mut memory = vec![f32::NAN; 2 * Moments::len(16, 16)];
-        let (sum, tile) = memory.split_at_mut(Moments::len(16, 16));
-        let (mut sum, mut tile) = (Moments::new(sum, 16, 16), Moments::new(tile, 16, 16));
-        sum.clear();
-        for r in [0..5, 5..5, 5..40] {
-            tile.of_rows(Level::Portable, &mut rows(r.clone(), 0), &mut rows(r, 16), [16, 16]);
-            sum.merge(&tile);
+        let mut memory = vec![f32::NAN; 3 * Moments::len(16, 16)];
+        let mut sums = memory.chunks_exact_mut(Moments::len(16, 16)).map(|memory| Moments::new(memory, 16, 16));
+        let [mut sum, mut part, mut own] = [sums.next(), sums.next(), sums.next()].map(Option::unwrap);
+        let [mut first, mut second] = [[f32::NAN; 16]; 2];
+        [&mut sum, &mut part, &mut own].into_iter().for_each(Moments::clear);
+        for r in [0..5, 5..5, 5..21, 21..40] {
+            let (of, [mut x, mut y]) =
+                (if r.start == 0 { &mut sum } else { &mut part }, [0, 16].map(|c| rows(r.clone(), c)));
+            of.add_rows(Level::Portable, [&mut x, &mut y], [16, 16], [&mut first, &mut second]);
+            own.add_columns(Level::Portable, &mut rows(r, 0), 16, [&mut first, &mut second]);
         }
-        let mut own = vec![f32::NAN; Moments::len(16, 16)];
-        let mut own = Moments::new(&mut own, 16, 16);
-        own.of_columns(Level::Portable, &mut rows(0..40, 0), 16);
+        sum.merge(&part);
         assert_eq!(*own.x, *own.y);
         let mean = |c: usize| (0..40).map(|i| f64::from(at(i, c))).sum::<f64>() / 40.0;
         for (a, b) in [(0, 0), (3, 9), (15, 1)] {
