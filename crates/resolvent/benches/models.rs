@@ -3,8 +3,8 @@
 //!
 //! `cargo bench -p resolvent --bench models -- sizes [PIXELS,PIXELS]`: a vision transformer of width 192, 12 blocks, 3 heads, patch
 //! 16; inference and a training pass (forward, backward; no optimiser) of one picture; default 224,512,1024. Runs are interleaved,
-//! medians of three. A pass longer than 20 seconds is not repeated, and what would take longer than ten minutes, going by the
-//! size before, is left out.
+//! medians of three. Where a training pass takes longer than 20 seconds, it and the inference beside it are timed once, and what
+//! would take longer than ten minutes, going by the size before, is left out.
 //!
 //! `cargo bench -p resolvent --bench models -- pyramids [PIXELS,PIXELS]`: the same for the pyramids `soft-tiny` and `laplacian-tiny`,
 //! each with its own mechanism, with softmax and with linear InfSA in its place.

@@ -26,7 +26,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 /// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. In turns
 /// with them run others' ways to the same results, likewise compared: Burn's own attention, candle's (if built with the feature
 /// `candle`), and PyTorch (--peers). Beside them stands what this machine reaches in a plain matrix product, in exponentials
-/// and in copying memory. Ends in a table, bench.json and report.html.
+/// and in copying memory. bench.json and report.html are written after every size; a table ends it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {

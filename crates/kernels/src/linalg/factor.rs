@@ -29,9 +29,6 @@ use crate::{
 /// Up to this order rows are made of rows: `faer` splits triangles in halves down to 2 x 2, which then takes most of the time.
 const BY_ROWS: usize = 96;
 
-/// Operations of [`eigen`] and [`of_eigenvalues`] over the cube of the order.
-pub(super) const EIGEN_FLOPS: u64 = 9;
-
 /// f32 of working memory of [`cholesky`].
 pub(super) fn cholesky_work(n: usize) -> usize {
     let factor = llt::factor::cholesky_in_place_scratch::<f64>(n, Par::Seq, Default::default());
@@ -122,16 +119,19 @@ fn spectrum<'a>(order: Order, a: &[f32], ridge: f64, work: &'a mut [f32]) -> Spe
     let ([vectors, values, matrix], rest) = cut(work, [WIDE * n * n, WIDE * n, WIDE * n * n]);
     let [vectors, values, matrix]: [&mut [f64]; 3] = [vectors, values, matrix].map(bytemuck::cast_slice_mut);
     widen(order, a, ridge, matrix);
-    let done = evd::self_adjoint_evd(
-        MatRef::from_column_major_slice(matrix, n, n),
-        DiagMut::from_slice_mut(values),
-        Some(MatMut::from_column_major_slice_mut(vectors, n, n)),
-        Par::Seq,
-        stack(rest),
-        Default::default(),
-    );
-    if done.is_err() {
-        // Only entries that are not numbers keep it from converging.
+    // With entries that are not numbers it would search for minutes before it gave up.
+    let finite = matrix.iter().all(|x| x.is_finite());
+    let done = finite
+        && evd::self_adjoint_evd(
+            MatRef::from_column_major_slice(matrix, n, n),
+            DiagMut::from_slice_mut(values),
+            Some(MatMut::from_column_major_slice_mut(vectors, n, n)),
+            Par::Seq,
+            stack(rest),
+            Default::default(),
+        )
+        .is_ok();
+    if !done {
         values.fill(f64::NAN);
     }
     let ([second], _) = cut(rest, [WIDE * n * n]);

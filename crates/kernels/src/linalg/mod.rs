@@ -1,7 +1,7 @@
 //! Small symmetric matrices: their inverses, and the gradients of those.
 //!
 //! A matrix is a kernel among landmarks with a ridge: `n` rows of f32, `stride` (whole vectors) apart, zeros between.
-//! Iterations are products, in f32; factorisations are those of `faer`, in f64, and rounded once.
+//! Iterations are products, in f32; factorisations and eigenvalues are those of `faer`, in f64, and rounded once.
 
 mod cg;
 mod factor;
@@ -113,7 +113,7 @@ impl Order {
 }
 
 impl Method {
-    /// f32 of working memory for matrices up to `n`.
+    /// f32 of working memory of [`Method::invert`], for matrices up to `order`.
     pub fn work(&self, order: Order) -> usize {
         match self.inverse {
             Inverse::NewtonSchulz => newton::work(self, order),
@@ -121,21 +121,29 @@ impl Method {
             Inverse::Eigen => factor::eigen_work(order.n),
             Inverse::Cg => cg::work(order.n),
         }
-        .max(2 * order.len())
     }
 
-    /// Operations of an inverse of order `n`; where it iterates, of all steps or, for conjugate gradients, of one.
+    /// f32 of working memory of [`Method::gradient`], for matrices up to `order`.
+    pub fn gradient_work(&self, order: Order) -> usize {
+        match (self.inverse, self.gradient) {
+            (Inverse::Eigen, _) => factor::eigen_work(order.n),
+            (Inverse::NewtonSchulz, InverseGradient::Unrolled) => newton::unrolled_work(self, order),
+            _ => 2 * order.len(),
+        }
+    }
+
+    /// Operations of an inverse of order `n` as it is defined: of Newton-Schulz all steps by products, of conjugate gradients one.
     pub fn flops(&self, n: usize) -> u64 {
         let per_cube = match self.inverse {
-            Inverse::NewtonSchulz => newton::flops_per_cube(self, n),
+            Inverse::NewtonSchulz => 4 * self.steps as u64,
             Inverse::Cholesky => 1,
-            Inverse::Eigen => factor::EIGEN_FLOPS,
+            Inverse::Eigen => 9,
             Inverse::Cg => 2,
         };
         per_cube * (n as u64).pow(3)
     }
 
-    /// Writes the inverse of `a + ridge I` to `y`, which is all zeros. Iterations are f32: they leave nothing off.
+    /// Writes the inverse of `a + ridge I` to `y`, which is all zeros. What iterations give is f32: they leave nothing off.
     ///
     /// # Errors
     /// [`Error::Singular`] where the method needs a positive definite matrix and has none; [`Error::Diverged`].

@@ -1,5 +1,5 @@
 //! `X <- 2X - X M X`: every step squares the residual `I - M X`. "Softmax-free Linear Transformers", algorithm 2;
-//! "LaplacianFormer", algorithm 2, which starts elsewhere.
+//! "LaplacianFormer", algorithm 2, which starts elsewhere. For large matrices the steps are taken on eigenvalues.
 
 use super::{Entries, Method, Order, factor};
 use crate::{
@@ -17,7 +17,8 @@ const NEAR: f32 = 1.0 / 64.0;
 
 /// The fewest steps for which eigenvalues may be less work than products.
 const SPECTRAL_STEPS: usize = 8;
-/// The smallest order for which they are, where all steps are needed, and from a start that needs half as many.
+/// The smallest order for which they are, from a multiple of the matrix and from one of the identity, which needs half as many
+/// steps.
 const SPECTRAL_ORDERS: [usize; 2] = [384, 768];
 
 /// Whether the steps are taken on eigenvalues: every iterate is a polynomial of the matrix.
@@ -25,16 +26,15 @@ fn is_spectral(method: &Method, n: usize) -> bool {
     method.steps >= SPECTRAL_STEPS && n >= SPECTRAL_ORDERS[usize::from(from_identity(method))]
 }
 
-/// Operations of all steps over the cube of the order.
-pub(super) fn flops_per_cube(method: &Method, n: usize) -> u64 {
-    if is_spectral(method, n) { factor::EIGEN_FLOPS } else { 4 * method.steps as u64 }
+/// f32 of working memory of [`invert`]: the matrix, an iterate and a product, or what eigenvalues take.
+pub(super) fn work(method: &Method, order: Order) -> usize {
+    let spectral = if is_spectral(method, order.n) { factor::eigen_work(order.n) } else { 0 };
+    (3 * order.len()).max(spectral)
 }
 
-/// f32 of working memory: the matrix, an iterate, a product; for the unrolled gradient every iterate and one product more.
-pub(super) fn work(method: &Method, order: Order) -> usize {
-    let iterates = if method.gradient == InverseGradient::Unrolled { method.steps + 3 } else { 0 };
-    let spectral = if is_spectral(method, order.n) { factor::eigen_work(order.n) } else { 0 };
-    ((3 + iterates) * order.len()).max(spectral)
+/// f32 of working memory of [`unrolled`]: the matrix, its gradient, three products and every iterate.
+pub(super) fn unrolled_work(method: &Method, order: Order) -> usize {
+    (5 + method.steps) * order.len()
 }
 
 pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) {

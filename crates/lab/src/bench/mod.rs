@@ -78,7 +78,8 @@ pub struct BenchOptions {
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
     pub progress: Arc<dyn Fn(&str) + Send + Sync>,
-    /// Who keeps what there is after every size, marked as interrupted: a machine may go down before the last.
+    /// Who keeps what there is after every size, marked as interrupted: a machine may go down before the last. Progress tells where
+    /// it fails, and measuring goes on.
     pub keep: Arc<dyn Fn(&BenchReport) -> Result<()> + Send + Sync>,
     /// Counter of memory, if the program has one.
     pub memory: Option<Arc<dyn MemoryProbe>>,
@@ -119,8 +120,7 @@ type Contest<'a> = (&'a Mechanism, Vec<Rival>);
 /// A rival that cannot be asked, differs from the reference, or fails is told of in the report; ours are measured all the same.
 ///
 /// # Errors
-/// [`Error::Recipe`] for an option out of range, [`Error::Kernels`] for a mechanism that is not valid; what
-/// [`BenchOptions::keep`] fails with.
+/// [`Error::Recipe`] for an option out of range, [`Error::Kernels`] for a mechanism that is not valid.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     validate(options)?;
     let (rivals, missing) = Rivals::find(options);
@@ -140,7 +140,9 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         if !size(options, &rivals, &contests, shape, &mut report)? {
             return Ok(report);
         }
-        (options.keep)(&report)?;
+        if let Err(why) = (options.keep)(&report) {
+            (options.progress)(&format!("not kept so far: {why}"));
+        }
     }
     report.interrupted = false;
     Ok(report)

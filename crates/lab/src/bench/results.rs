@@ -12,8 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Ceilings, Check, RESULTS};
 use crate::{
-    Result,
-    checkpoint::to_json,
+    Error, Result,
     disk::write_atomically,
     environment::Environment,
     report::{REPORT, bench_page},
@@ -234,7 +233,9 @@ impl BenchReport {
     /// # Errors
     /// [`Error::Io`](crate::Error::Io).
     pub fn save(&self, folder: &Path) -> Result<()> {
-        write_atomically(&folder.join(RESULTS), &to_json(self)?)?;
+        let file = folder.join(RESULTS);
+        let json = serde_json::to_value(self).map_err(|e| Error::damaged(&file, e.to_string()))?;
+        write_atomically(&file, format!("{json:#}\n").as_bytes())?;
         write_atomically(&folder.join(REPORT), bench_page(self).as_bytes())
     }
 

@@ -44,8 +44,9 @@ pub(crate) fn multiply_add_outer(
 const PANEL: [usize; 2] = [128, 64];
 /// Panels side by side, and rows that pass by all of them: with what becomes of these, they stay in the second-level cache.
 const BLOCK: [usize; 2] = [4, 252];
-/// Rows from which on packing panels is worth it, and f32 of the right operand.
+/// Rows from which on packing panels is worth it.
 const PANEL_ROWS: usize = 24;
+/// f32 of the right operand beyond which it is, however shallow the product.
 const PANEL_LEN: usize = 1 << 14;
 
 /// A product with its sink.

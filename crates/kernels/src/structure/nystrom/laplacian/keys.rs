@@ -158,7 +158,7 @@ fn close_keys_sizes(sizes: &Sizes) -> [usize; 7] {
 
 pub(super) fn close_keys_memory(m: &Laplacian, sizes: &Sizes) -> usize {
     let order = Order { n: sizes.marks, stride: sizes.mp };
-    let inverse = method(m, InverseGradient::Unrolled).work(order);
+    let inverse = method(m, InverseGradient::Unrolled).gradient_work(order);
     room(close_keys_sizes(sizes)) + inverse
 }
 

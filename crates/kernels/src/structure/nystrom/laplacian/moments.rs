@@ -40,7 +40,8 @@ impl<'a> Moments<'a> {
         [&mut *self.x, &mut *self.y, &mut *self.cross].into_iter().for_each(|x| x.fill(0.0));
     }
 
-    /// Takes in the rows of `x` and `y`, which are left without their means; `room` is for these.
+    /// Takes in the rows of `x` and `y`, which are left without their means; `x_mean` and `y_mean` are room
+    /// for these.
     pub fn add_rows(
         &mut self,
         level: Level,
@@ -53,7 +54,7 @@ impl<'a> Moments<'a> {
         self.add_centred(level, [x, y], strides, [x_mean, y_mean]);
     }
 
-    /// Takes in the rows of `x`, with themselves; they are left without their mean.
+    /// Takes in the rows of `x`, with themselves; otherwise as [`Moments::add_rows`].
     pub fn add_columns(&mut self, level: Level, x: &mut [f32], stride: usize, [x_mean, y_mean]: [&mut [f32]; 2]) {
         centre(x, stride, x_mean);
         y_mean.copy_from_slice(x_mean);
