@@ -2,10 +2,7 @@
 //! "LaplacianFormer", algorithm 2, which starts elsewhere. For large matrices the steps are taken on eigenvalues.
 
 use super::{Entries, Method, Order, factor};
-use crate::{
-    mechanism::{InverseGradient, NewtonInit},
-    simd::Level,
-};
+use crate::{mechanism::NewtonInit, simd::Level};
 
 /// The most halvings of [`NewtonInit::Backtrack`], and the residual that it asks for.
 const HALVINGS: usize = 10;
