@@ -46,6 +46,9 @@ pub(crate) use results::{PASSES, Pass, milliseconds, three_digits};
 /// The file in a benchmark's folder that holds its [`BenchReport`].
 pub const RESULTS: &str = "bench.json";
 
+/// Keeps a report.
+pub type Keep = dyn Fn(&BenchReport) -> Result<()> + Send + Sync;
+
 /// What to measure, and how.
 #[derive(Clone)]
 pub struct BenchOptions {
@@ -80,7 +83,7 @@ pub struct BenchOptions {
     pub progress: Arc<dyn Fn(&str) + Send + Sync>,
     /// Who keeps what there is after every size, marked as interrupted: a machine may go down before the last. Progress tells where
     /// it fails, and measuring goes on.
-    pub keep: Arc<dyn Fn(&BenchReport) -> Result<()> + Send + Sync>,
+    pub keep: Arc<Keep>,
     /// Counter of memory, if the program has one.
     pub memory: Option<Arc<dyn MemoryProbe>>,
     /// Commands that repeat the benchmark, for the report.
