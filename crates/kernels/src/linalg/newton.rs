@@ -167,7 +167,7 @@ pub(super) fn unrolled(method: &Method, level: Level, order: Order, a: &[f32], d
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mechanism::Inverse;
+    use crate::mechanism::{Inverse, InverseGradient};
 
     #[test]
     fn what_has_converged_is_what_all_steps_give() {
