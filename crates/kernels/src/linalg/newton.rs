@@ -34,6 +34,7 @@ pub(super) fn unrolled_work(method: &Method, order: Order) -> usize {
     (5 + method.steps) * order.len()
 }
 
+/// Writes the last iterate from `a + ridge I` to `y`, on eigenvalues or by products; these end early where they have converged.
 pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) {
     let len = order.len();
     let (m, rest) = work.split_at_mut(len);

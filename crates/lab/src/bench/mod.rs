@@ -46,7 +46,7 @@ pub(crate) use results::{PASSES, Pass, milliseconds, three_digits};
 /// The file in a benchmark's folder that holds its [`BenchReport`].
 pub const RESULTS: &str = "bench.json";
 
-/// Keeps a report.
+/// What [`BenchOptions::keep`] does with a report, such as [`BenchReport::save`].
 pub type Keep = dyn Fn(&BenchReport) -> Result<()> + Send + Sync;
 
 /// What to measure, and how.

@@ -231,7 +231,7 @@ impl BenchReport {
     /// Writes `bench.json` and `report.html` to a folder, each whole or not at all.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Io`] where a file cannot be written, [`Error::Damaged`] where the results cannot be put as JSON.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let file = folder.join(RESULTS);
         let json = serde_json::to_value(self).map_err(|e| Error::damaged(&file, e.to_string()))?;

@@ -8,22 +8,26 @@ use crate::simd::Level;
 /// [`product`] into rows of `data`, as a function that is called: where a kernel has many products, inlining each of them
 /// would take the compiler minutes.
 pub(crate) fn store_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
-    simd.vectorize(Called { size, left, right, into: into.into() });
+    let into = Target { data: into.data, stride: into.stride, how: How::Store };
+    simd.vectorize(Called { size, left, right, into });
 }
 
 /// As [`store_product`], added to what is there.
 pub(crate) fn add_product<S: Simd>(simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
-    simd.vectorize(Called { size, left, right, into: into.into() });
+    let into = Target { data: into.data, stride: into.stride, how: How::Add };
+    simd.vectorize(Called { size, left, right, into });
 }
 
 /// [`store_product`] on the instruction set `level`.
 pub(crate) fn multiply(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Store<'_>) {
-    level.dispatch(Called { size, left, right, into: into.into() });
+    let into = Target { data: into.data, stride: into.stride, how: How::Store };
+    level.dispatch(Called { size, left, right, into });
 }
 
 /// [`add_product`] on the instruction set `level`.
 pub(crate) fn multiply_add(level: Level, size: Size, left: Left<'_>, right: Right<'_>, into: Add<'_>) {
-    level.dispatch(Called { size, left, right, into: into.into() });
+    let into = Target { data: into.data, stride: into.stride, how: How::Add };
+    level.dispatch(Called { size, left, right, into });
 }
 
 /// [`multiply_add`] with the outer product of two vectors added to the same memory: of one over the rows and one over
@@ -36,8 +40,8 @@ pub(crate) fn multiply_add_outer(
     into: Add<'_>,
     outer: [&[f32]; 2],
 ) {
-    let Add { data, stride } = into;
-    level.dispatch(Called { size, left, right, into: Target { data, stride, how: How::AddOuter(outer) } });
+    let into = Target { data: into.data, stride: into.stride, how: How::AddOuter(outer) };
+    level.dispatch(Called { size, left, right, into });
 }
 
 /// Depth and columns of a panel of the right operand, which stays in the first-level cache while rows pass by.
@@ -114,18 +118,6 @@ enum How<'a> {
     AddOuter([&'a [f32]; 2]),
 }
 
-impl<'a> From<Store<'a>> for Target<'a> {
-    fn from(Store { data, stride }: Store<'a>) -> Self {
-        Self { data, stride, how: How::Store }
-    }
-}
-
-impl<'a> From<Add<'a>> for Target<'a> {
-    fn from(Add { data, stride }: Add<'a>) -> Self {
-        Self { data, stride, how: How::Add }
-    }
-}
-
 impl Target<'_> {
     /// What the product of a panel goes to, from `row` and `col` on: all panels but the `first` of a column are added alone.
     #[inline(always)]
@@ -165,7 +157,7 @@ impl<S: Simd> Sink<S> for Target<'_> {
 mod tests {
     use super::*;
 
-    /// Rows, columns and depth on both sides of a panel's, stored and added.
+    /// Rows, columns and depth on both sides of a panel's, stored, added, and added with an outer product.
     #[test]
     fn panels_are_the_product() {
         for [rows, cols, depth] in

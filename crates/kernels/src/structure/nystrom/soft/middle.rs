@@ -38,8 +38,9 @@ fn middle_sizes(sizes: &Sizes) -> [usize; 8] {
 pub(super) fn middle_memory(m: &Soft, sizes: &Sizes) -> usize {
     let order = Order { n: sizes.marks, stride: sizes.mp };
     let method = super::method(m, "");
-    let by_formula = method.is_implicit();
-    let gradient = if by_formula { 0 } else { sizes.shape.value_dim * sizes.mp + method.gradient_work(order) };
+    // The formula of an inverse takes no room of its own.
+    let gradient =
+        if method.is_implicit() { 0 } else { sizes.shape.value_dim * sizes.mp + method.gradient_work(order) };
     room(middle_sizes(sizes)) + gradient.max(wide::product_work(sizes.marks, sizes.dvp))
 }
 
