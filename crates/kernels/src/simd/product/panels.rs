@@ -170,25 +170,13 @@ mod tests {
             };
             for level in Level::available() {
                 let size = Size { rows, cols, depth };
-                let [left, right] = [Left { data: &a, row_stride: depth, depth_stride: 1 }; 2];
+                let left = Left { data: &a, row_stride: depth, depth_stride: 1 };
+                let (right, stride) = (Right { data: &b, stride: cols }, cols);
                 let mut out = vec![f32::NAN; rows * cols];
-                multiply(level, size, left, Right { data: &b, stride: cols }, Store { data: &mut out, stride: cols });
-                multiply_add(
-                    level,
-                    size,
-                    right,
-                    Right { data: &b, stride: cols },
-                    Add { data: &mut out, stride: cols },
-                );
+                multiply(level, size, left, right, Store { data: &mut out, stride });
+                multiply_add(level, size, left, right, Add { data: &mut out, stride });
                 let outer = [&a[..rows], &b[..cols]];
-                multiply_add_outer(
-                    level,
-                    size,
-                    left,
-                    Right { data: &b, stride: cols },
-                    Add { data: &mut out, stride: cols },
-                    outer,
-                );
+                multiply_add_outer(level, size, left, right, Add { data: &mut out, stride }, outer);
                 for (at, got) in out.iter().enumerate() {
                     let (row, col) = (at / cols, at % cols);
                     let expected = 3.0 * expected(row, col) + f64::from(a[row]) * f64::from(b[col]);
