@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use resolvent_kernels::simd::Level;
 use serde::{Deserialize, Serialize};
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 static COMMIT: OnceLock<&str> = OnceLock::new();
 
@@ -57,15 +58,14 @@ impl Environment {
     }
 }
 
-/// Bytes that the system could still give, where it tells.
+/// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take.
 pub fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
+    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()));
+    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    Some(system.available_memory().min(group)).filter(|&bytes| bytes > 0)
 }
 
 fn cpu() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
-    line.split_once(':').map(|(_, name)| name.trim().to_string())
+    let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
+    Some(system.cpus().first()?.brand().trim().to_string()).filter(|name| !name.is_empty())
 }
