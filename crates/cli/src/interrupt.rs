@@ -1,7 +1,8 @@
 //! Ctrl-C and requests to terminate.
 //!
 //! At first a signal ends the process at once. While [`Deferred`] is held (a file is being written, a model is being
-//! trained) the first signal only raises a flag, and the second ends the process.
+//! trained) the first signal only raises a flag, and the second ends the process. On Windows, which knows no request to
+//! terminate, this is about Ctrl-C alone.
 
 use std::sync::{
     Arc, LazyLock,

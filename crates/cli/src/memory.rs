@@ -7,8 +7,12 @@ use std::{
     sync::atomic::{AtomicIsize, Ordering::Relaxed},
 };
 
-use mimalloc::MiMalloc;
 use resolvent_lab::compare::MemoryProbe;
+
+#[cfg(feature = "mimalloc")]
+use mimalloc::MiMalloc as Inner;
+#[cfg(not(feature = "mimalloc"))]
+use std::alloc::System as Inner;
 
 /// Signed: a thread may give back what another one has not yet counted.
 static HELD: AtomicIsize = AtomicIsize::new(0);
@@ -22,7 +26,8 @@ thread_local! {
     static PENDING: Cell<isize> = const { Cell::new(0) };
 }
 
-/// mimalloc, with the bytes counted that the program asked for and has not given back.
+/// mimalloc (without the feature of that name: the system's allocator), with the bytes counted that the program asked
+/// for and has not given back.
 struct Counting;
 
 #[global_allocator]
@@ -53,7 +58,7 @@ fn shrunk(by: usize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are the callee's.
-        let memory = unsafe { MiMalloc.alloc(layout) };
+        let memory = unsafe { Inner.alloc(layout) };
         if !memory.is_null() {
             grown(layout.size());
         }
@@ -62,7 +67,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        let memory = unsafe { MiMalloc.alloc_zeroed(layout) };
+        let memory = unsafe { Inner.alloc_zeroed(layout) };
         if !memory.is_null() {
             grown(layout.size());
         }
@@ -71,13 +76,13 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: as above; the memory came from the same allocator.
-        unsafe { MiMalloc.dealloc(memory, layout) };
+        unsafe { Inner.dealloc(memory, layout) };
         shrunk(layout.size());
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as above.
-        let moved = unsafe { MiMalloc.realloc(memory, layout, size) };
+        let moved = unsafe { Inner.realloc(memory, layout, size) };
         if !moved.is_null() {
             grown(size);
             shrunk(layout.size());
@@ -88,8 +93,14 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Makes the allocator keep freed pages instead of returning them to the system: a training step frees and asks again
 /// for the same buffers, and the first touch of a fresh page costs more than the arithmetic done on it. The environment
-/// variable `MIMALLOC_PURGE_DELAY` still wins.
+/// variable `MIMALLOC_PURGE_DELAY` still wins. Without mimalloc the system's allocator does as it is set.
 pub fn keep_freed() {
+    #[cfg(feature = "mimalloc")]
+    never_purge();
+}
+
+#[cfg(feature = "mimalloc")]
+fn never_purge() {
     /// `mi_option_purge_delay` of mimalloc 2 and 3, which the binding does not name.
     const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
     const NEVER: std::ffi::c_long = -1;
