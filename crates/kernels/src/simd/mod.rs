@@ -38,21 +38,17 @@ impl Level {
 
     /// Every level that this processor runs, slowest first.
     pub fn available() -> Vec<Level> {
-        let mut levels = vec![Level::Portable];
-        #[cfg(target_arch = "aarch64")]
-        if pulp::aarch64::Neon::try_new().is_some() {
-            levels.push(Level::Neon);
-        }
         #[cfg(target_arch = "x86_64")]
-        {
-            if pulp::x86::V3::try_new().is_some() {
-                levels.push(Level::Avx2);
-            }
-            if pulp::x86::V4::try_new().is_some() {
-                levels.push(Level::Avx512);
-            }
-        }
-        levels
+        let wider = [
+            (Level::Avx2, pulp::x86::V3::try_new().is_some()),
+            (Level::Avx512, pulp::x86::V4::try_new().is_some()),
+        ];
+        #[cfg(target_arch = "aarch64")]
+        let wider = [(Level::Neon, pulp::aarch64::Neon::try_new().is_some())];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let wider: [(Level, bool); 0] = [];
+        let runs = wider.into_iter().filter(|&(_, runs)| runs).map(|(level, _)| level);
+        std::iter::once(Level::Portable).chain(runs).collect()
     }
 
     /// The level used unless a call names another: the one that the environment variable `RESOLVENT_SIMD` (`portable`,
