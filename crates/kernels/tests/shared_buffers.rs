@@ -1,0 +1,86 @@
+//! Threads that share a buffer, at the smallest sizes at which they do: small enough for the interpreter Miri, which finds
+//! overlapping parts, reads of memory that nothing wrote and pointers out of bounds (`scripts/miri.sh`).
+
+mod support;
+#[path = "support/threads.rs"]
+mod threads;
+
+use resolvent_kernels::{
+    Mechanism, MlpWeights, Shape, Strategy, TernaryMatrix, Tol, layer_norm, layer_norm_backward, linear,
+    linear_backward, mlp, mlp_backward, simd::Level,
+};
+use support::{
+    problem::assert_solution,
+    random::{VARIANTS, problem},
+};
+use threads::on_threads;
+
+/// Solves on the portable path by two threads, and compares with the reference.
+fn check(json: &str, shape: Shape) {
+    let mut p = problem(Mechanism::from_json(json).unwrap(), shape, 3);
+    p.fix_plan();
+    let got = on_threads(2, || p.solve::<f32>(Strategy::Fused, Some(Level::Portable)).unwrap());
+    assert_solution(json, &got, &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+}
+
+/// Two heads for two threads.
+#[test]
+fn heads() {
+    let shape = Shape { batch: 1, heads: 2, seq_q: 9, seq_kv: 11, head_dim: 3, value_dim: 2 };
+    VARIANTS.iter().for_each(|json| check(json, shape));
+}
+
+/// One head, whose tiles, tasks and partial sums are shared.
+#[test]
+fn tiles() {
+    let shape = |tokens| Shape { batch: 1, heads: 1, seq_q: tokens, seq_kv: tokens, head_dim: 2, value_dim: 2 };
+    for json in [
+        r#"{"mechanism": "softmax"}"#,
+        r#"{"mechanism": "infsa", "eps": 0.125, "causal": true}"#,
+        r#"{"mechanism": "fna", "kappa": "vision"}"#,
+    ] {
+        check(json, shape(260)); // more queries than a tile of the dense structure has
+    }
+    for json in [
+        r#"{"mechanism": "ssa", "clusters": 6, "samples": 3}"#,
+        r#"{"mechanism": "ssa", "clusters": 6, "estimator": "centroid", "causal": true, "balance": null}"#,
+        r#"{"mechanism": "soft-pp", "ridge": 0.25, "landmarks": {"kind": "pool", "ratio": 16}}"#,
+        r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "landmarks": {"kind": "pool", "ratio": 16}}"#,
+        r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125}"#,
+        r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#,
+    ] {
+        check(json, shape(130)); // two tasks of tokens, and a rest
+    }
+    check(r#"{"mechanism": "linear-infsa", "eps": 0.125}"#, shape(1030));
+}
+
+fn numbers(len: usize) -> Vec<f32> {
+    (0..len).map(|i| (i as f32 * 0.7311).sin()).collect()
+}
+
+/// The layers around attention leave no element unwritten.
+#[test]
+fn layers() {
+    let (rows, inputs, hidden, outputs) = (1030, 3, 5, 2); // two blocks of tokens and more
+    let (x, dout) = (numbers(rows * inputs), numbers(rows * outputs));
+    let (weight_in, bias_in, weight_out, bias_out) =
+        (numbers(inputs * hidden), numbers(hidden), numbers(hidden * outputs), numbers(outputs));
+    let weights =
+        MlpWeights { weight_in: &weight_in, bias_in: &bias_in, weight_out: &weight_out, bias_out: &bias_out };
+    on_threads(2, || {
+        let y = linear(rows, &x, &weight_in, &bias_in);
+        let gradients = linear_backward(rows, &x, &weight_in, &y, hidden, [true; 3]);
+        let (whole, kept) = mlp(rows, &x, &weights, true).unwrap();
+        assert_eq!(whole, mlp(rows, &x, &weights, false).unwrap().0);
+        assert_eq!(kept, y, "the hidden layer is the linear layer");
+        let through = mlp_backward(rows, &x, &kept, &weights, &dout).unwrap();
+        let normed = layer_norm(&x, &[1.0; 3], &[0.0; 3], 1e-5).unwrap();
+        let normed_back = layer_norm_backward(&x, &[1.0; 3], &normed, 1e-5).unwrap();
+        let matrix = TernaryMatrix::quantise(&weight_in, [hidden, inputs]).unwrap();
+        let mut ternary = vec![f32::NAN; rows * hidden];
+        matrix.forward(&x, None, &mut ternary).unwrap();
+        for written in [gradients.dx.unwrap(), gradients.dweight.unwrap(), through.dx, normed_back.dx, ternary] {
+            assert!(written.iter().all(|x| x.is_finite()));
+        }
+    });
+}

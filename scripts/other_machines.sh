@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# What can be said here about machines of another kind: the kernels' tests on ARM, emulated, so that NEON computes and is not
+# only compiled; and type checks for WebAssembly, Windows and macOS. A part that cannot run is named and skipped.
+# `--whole` runs every test on ARM instead of a sample.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+skipped() { echo "SKIPPED: $*"; }
+emulates() { command -v qemu-aarch64 && command -v aarch64-linux-gnu-gcc; } >/dev/null
+
+arm=aarch64-unknown-linux-gnu
+# Stored cases through both paths, random problems against the reference, and threads.
+tests=(--test golden_reference --test golden_fused --test shared_buffers --test pooled)
+[ "${1:-}" = --whole ] && tests=(--tests)
+if ! emulates && command -v apt-get >/dev/null; then
+    root=""
+    [ "$(id -u)" = 0 ] || root="sudo -n"
+    { $root apt-get update -q && $root apt-get install -qy --no-install-recommends qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross; } ||
+        skipped "no emulator of ARM processors, and none could be installed"
+fi
+if ! rustup target add "$arm"; then
+    skipped "the target $arm cannot be installed"
+elif ! emulates; then
+    cargo check --release -p resolvent-kernels --target "$arm" --locked
+else
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+    cargo test --release -p resolvent-kernels --target "$arm" --locked "${tests[@]}"
+fi
+
+# WebAssembly has no files and no threads that a program could count on: the kernels alone.
+if rustup target add wasm32-unknown-unknown; then
+    cargo check --release -p resolvent-kernels --target wasm32-unknown-unknown --locked
+else
+    skipped "the target wasm32-unknown-unknown cannot be installed"
+fi
+
+# mimalloc is written in C, for which there is no compiler here.
+for target in x86_64-pc-windows-msvc aarch64-apple-darwin; do
+    if rustup target add "$target"; then
+        cargo check --release -p resolvent-cli --no-default-features --target "$target" --locked
+    else
+        skipped "the target $target cannot be installed"
+    fi
+done
