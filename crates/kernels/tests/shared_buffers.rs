@@ -65,8 +65,7 @@ fn layers() {
     let (x, dout) = (numbers(rows * inputs), numbers(rows * outputs));
     let (weight_in, bias_in, weight_out, bias_out) =
         (numbers(inputs * hidden), numbers(hidden), numbers(hidden * outputs), numbers(outputs));
-    let weights =
-        MlpWeights { weight_in: &weight_in, bias_in: &bias_in, weight_out: &weight_out, bias_out: &bias_out };
+    let weights = MlpWeights { weight_in: &weight_in, bias_in: &bias_in, weight_out: &weight_out, bias_out: &bias_out };
     on_threads(2, || {
         let y = linear(rows, &x, &weight_in, &bias_in);
         let gradients = linear_backward(rows, &x, &weight_in, &y, hidden, [true; 3]);

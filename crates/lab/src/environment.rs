@@ -60,7 +60,8 @@ impl Environment {
 
 /// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take.
 pub fn available_memory() -> Option<u64> {
-    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()));
+    let system =
+        System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()));
     let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
     Some(system.available_memory().min(group)).filter(|&bytes| bytes > 0)
 }

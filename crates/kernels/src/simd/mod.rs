@@ -39,10 +39,8 @@ impl Level {
     /// Every level that this processor runs, slowest first.
     pub fn available() -> Vec<Level> {
         #[cfg(target_arch = "x86_64")]
-        let wider = [
-            (Level::Avx2, pulp::x86::V3::try_new().is_some()),
-            (Level::Avx512, pulp::x86::V4::try_new().is_some()),
-        ];
+        let wider =
+            [(Level::Avx2, pulp::x86::V3::try_new().is_some()), (Level::Avx512, pulp::x86::V4::try_new().is_some())];
         #[cfg(target_arch = "aarch64")]
         let wider = [(Level::Neon, pulp::aarch64::Neon::try_new().is_some())];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
