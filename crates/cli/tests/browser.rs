@@ -1,5 +1,5 @@
 //! Every report in a real browser: nothing goes wrong, tables sort, and charts tell their values to pointer and keys.
-//! Browsers are not everywhere: run it with `cargo test --release -p resolvent-cli --test browser -- --ignored`.
+//! Browsers are not everywhere: run it with `cargo test --release --workspace --test browser -- --ignored`.
 
 mod support;
 

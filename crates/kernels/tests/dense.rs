@@ -5,7 +5,9 @@ mod support;
 #[path = "support/threads.rs"]
 mod threads;
 
-use resolvent_kernels::{Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, reference, simd::Level};
+use resolvent_kernels::{
+    Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, mechanism, reference, simd::Level,
+};
 use support::{
     assert_close,
     golden::Golden,
@@ -239,9 +241,9 @@ fn tied_tokens_under_unequal_masks_are_not_symmetric() {
 fn solvers_end_within_the_bound_that_they_report() {
     for tied in ["", r#","tied":true"#] {
         for tol in [1e-1, 1e-2, 1e-3, 1e-4] {
-            for gamma in [0.5, 0.9] {
+            for (gamma, size) in [(0.5, 1.0), (0.9, 1.0), (0.9, 1e-3)] {
                 let mut p = nearly_parallel(&format!(r#","gamma":{gamma},"tol":{tol}{tied}"#), 50);
-                p.v.iter_mut().for_each(|x| *x = f64::from((0.1 * *x + 1.0) as f32));
+                p.v.iter_mut().for_each(|x| *x = f64::from((size * (0.1 * *x + 1.0)) as f32));
                 let (got, exact) = (p.fused(), p.reference());
                 let (op, stats) = saved(&p).unwrap();
                 let ends = op.convergence(&stats).unwrap();
@@ -273,6 +275,20 @@ fn solvers_end_within_the_bound_that_they_report() {
                 };
                 ["dv", "dq"].map(close);
             }
+        }
+    }
+}
+
+/// A tolerance that f32 cannot reach: a solver ends where its steps are rounding, well before the iterations of the bound.
+#[test]
+fn solvers_end_at_the_rounding_of_f32() {
+    for (tied, size) in [("", 1.0), ("", 1e6), (r#","tied":true"#, 1.0), (r#","tied":true"#, 1e-6)] {
+        let mut p = nearly_parallel(&format!(r#","gamma":0.95,"tol":1e-13{tied}"#), 50);
+        p.v.iter_mut().for_each(|x| *x = f64::from((size * *x) as f32));
+        let limit = mechanism::InfsaResolvent::worst_case_iterations(0.95, 1e-13);
+        let (op, stats) = saved(&p).unwrap();
+        for end in op.convergence(&stats).unwrap() {
+            assert!(2 * end.iterations < limit && end.bound < 1e-3, "{tied}, {size}: {end:?}");
         }
     }
 }

@@ -36,7 +36,10 @@ fn mutate(options: &Options) -> Result<ExitCode, Error> {
         return Err(format!("tools/mutants/equivalent.txt explains what is no mutant (any more): {stale}").into());
     }
     println!("{} mutants in {} files", all.len(), sample::files(&all));
-    let chosen = sample::spread(all, options.sample, options.seed);
+    let chosen = match &options.again {
+        Some(named) => all.into_iter().filter(|mutant| named.contains(&mutant.to_string())).collect(),
+        None => sample::spread(all, options.sample, options.seed),
+    };
     if options.list {
         chosen.iter().for_each(|mutant| println!("{mutant}"));
         return Ok(ExitCode::SUCCESS);

@@ -2,8 +2,7 @@
 
 use crate::Error;
 
-const USAGE: &str =
-    "usage: resolvent-mutants [--sample N] [--seed N] [--min PERCENT] [--jobs N] [--only PART-OF-PATH] [--list]";
+const USAGE: &str = "usage: resolvent-mutants [--sample N] [--seed N] [--min PERCENT] [--jobs N] [--only PART-OF-PATH] [--again FILE] [--list]";
 
 pub struct Options {
     /// Mutants to try. Default 40.
@@ -16,6 +15,8 @@ pub struct Options {
     pub jobs: usize,
     /// Only files whose path contains this.
     pub only: Option<String>,
+    /// Only what this file names: the printed survivors of an earlier run, say.
+    pub again: Option<String>,
     /// Lists the mutants instead of trying them.
     pub list: bool,
 }
@@ -23,7 +24,7 @@ pub struct Options {
 impl Options {
     pub fn from_args() -> Result<Self, Error> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let mut options = Self { sample: 40, seed: 1, min: 0.0, jobs: cores, only: None, list: false };
+        let mut options = Self { sample: 40, seed: 1, min: 0.0, jobs: cores, only: None, again: None, list: false };
         let mut args = std::env::args().skip(1);
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value; {USAGE}"));
@@ -33,6 +34,7 @@ impl Options {
                 "--min" => options.min = value()?.parse()?,
                 "--jobs" => options.jobs = value()?.parse::<usize>()?.max(1),
                 "--only" => options.only = Some(value()?),
+                "--again" => options.again = Some(std::fs::read_to_string(value()?)?),
                 "--list" => options.list = true,
                 _ => return Err(format!("{arg} is not known; {USAGE}").into()),
             }

@@ -67,6 +67,7 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "soft-pp", "ridge": 0.25, "inverse": "cholesky", "degree": "token", "landmarks": {"kind": "pool", "ratio": 2}}"#,
     r#"{"mechanism": "soft-pp", "ridge": 0.25, "newton_init": "backtrack", "newton_iterations": 2, "landmarks": {"kind": "conv", "ratio": 2}, "landmark_act": true}"#,
     r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}, "value_conv": 3}"#,
+    r#"{"mechanism": "soft", "landmarks": {"kind": "all"}, "value_conv": 1}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "tied": true, "landmarks": {"kind": "stride", "ratio": 3}, "inverse": "cg"}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "centering": "per-query", "landmarks": {"kind": "conv", "ratio": 2}, "lambda": 2}"#,
