@@ -87,7 +87,7 @@ pub fn files(folder: &Path) -> Result<Vec<std::path::PathBuf>, Error> {
     Ok(found)
 }
 
-fn in_text(file: &str, text: &str) -> Result<Vec<Mutant>, Error> {
+pub fn in_text(file: &str, text: &str) -> Result<Vec<Mutant>, Error> {
     let tree = syn::parse_file(text).map_err(|e| format!("{file}: {e}"))?;
     let mut finder = Finder { file, text, mutants: Vec::new() };
     finder.visit_file(&tree);

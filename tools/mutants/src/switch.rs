@@ -84,3 +84,61 @@ pub fn around(switched: &str, at: &Range<usize>, ids: &[usize]) -> Option<usize>
     let holding = ids.iter().filter_map(range).filter(|(range, _)| range.start <= at.start && at.end <= range.end);
     holding.min_by_key(|(range, _)| range.len()).map(|(_, id)| id)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::find::in_text;
+
+    const TEXT: &str = "
+        const TILE: usize = 4 * 16;
+        fn nested(a: usize, b: usize) -> bool {
+            let mut x = a + b * 2;
+            x += [0; 8].len();
+            if a.min(b) < 3 { x.push(1) }
+            unsafe { a + b };
+            !(x == b)
+        }
+        #[cfg(test)]
+        mod tests { fn left() -> usize { 1 + 1 } }
+        fn work(n: usize) -> usize { 2 * n }
+    ";
+
+    #[test]
+    fn every_change_is_found_once_and_nothing_is_changed_elsewhere() {
+        let mutants = in_text("f.rs", TEXT).unwrap();
+        let changes = mutants.iter().map(Mutant::change).collect::<Vec<_>>();
+        let expected = [
+            "fn nested -> return true;",
+            "fn nested -> return false;",
+            "a + b * 2 -> a - b * 2",
+            "b * 2 -> b / 2",
+            "2 -> 3",
+            "x += [0; 8].len(); -> (left out)",
+            "x += [0; 8].len() -> x -= [0; 8].len()",
+            "0 -> 1",
+            "a.min(b) < 3 -> a.min(b) <= 3",
+            "a.min(b) -> a.max(b)",
+            "3 -> 4",
+            "1 -> 2",
+            "!(x == b) -> (x == b)",
+            "x == b -> x != b",
+        ];
+        assert_eq!(changes, expected);
+    }
+
+    #[test]
+    fn switched_sources_are_sources_and_tell_where_a_mutant_is() {
+        let mutants = in_text("f.rs", TEXT).unwrap();
+        let numbered = mutants.iter().enumerate().collect::<Vec<_>>();
+        let switched = switched(TEXT, &numbered);
+        syn::parse_file(&switched).unwrap();
+        let ids = Vec::from_iter(0..mutants.len());
+        for &id in &ids {
+            assert_eq!(switched.matches(&format!("mutant::on({id})")).count(), 1, "{}", mutants[id]);
+            let at = switched.find(&format!("on({id})")).unwrap();
+            assert_eq!(around(&switched, &(at..at + 1), &ids), Some(id));
+        }
+        assert_eq!(around(&switched, &(0..1), &ids), None);
+    }
+}
