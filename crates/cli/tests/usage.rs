@@ -58,22 +58,40 @@ fn wrong_usage_exits_with_2() {
 }
 
 #[test]
-fn completions_name_every_command_and_parse() {
+fn completions_name_every_command() {
     for shell in ["bash", "zsh", "fish"] {
-        let sandbox = Sandbox::new();
-        let script = sandbox.run(&["completions", shell]).success().stdout;
+        let script = Sandbox::new().run(&["completions", shell]).success().stdout;
         for command in COMMANDS {
             assert!(script.contains(command), "{shell}: {command}");
         }
         for option in ["reference", "threads", "resume"] {
             assert!(script.contains(option), "{shell}: {option}");
         }
-        let file = sandbox.write("script", &script);
-        match Command::new(shell).arg("-n").arg(file).output() {
-            Ok(parsed) => drop(Outcome::from(parsed).success()),
-            Err(e) => eprintln!("SKIPPED: the {shell} script is not parsed, there is no {shell}: {e}"),
-        }
     }
+}
+
+/// The shell itself reads the script of its completions.
+fn completions_parse(shell: &str) {
+    let sandbox = Sandbox::new();
+    let file = sandbox.write("script", sandbox.run(&["completions", shell]).success().stdout);
+    Outcome::of(Command::new(shell).arg("-n").arg(file)).success();
+}
+
+#[test]
+fn bash_reads_its_completions() {
+    completions_parse("bash");
+}
+
+#[test]
+#[ignore = "needs zsh"]
+fn zsh_reads_its_completions() {
+    completions_parse("zsh");
+}
+
+#[test]
+#[ignore = "needs fish"]
+fn fish_reads_its_completions() {
+    completions_parse("fish");
 }
 
 #[test]

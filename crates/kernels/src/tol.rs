@@ -10,7 +10,7 @@ pub struct Tol {
     /// For gradients.
     pub backward: f64,
     /// Root mean square of an error that is accepted even where the reference is smaller still: the rounding of terms
-    /// that cancel. 0 unless set by [`Tol::with_noise`] or [`Tol::with_scores`].
+    /// that cancel. 0 unless set by [`Tol::with_noise`].
     pub noise: f64,
 }
 
@@ -21,11 +21,12 @@ impl Tol {
     /// Half storage with f32 arithmetic: a few units in the last place of bf16 (2^-8), more where gradients cancel.
     pub const HALF: Self = Self { forward: 2e-2, backward: 5e-2, noise: 0.0 };
 
-    /// f32 against f64: about thirty times the error of a naive f32 implementation, which is 3e-7, and of a solver
-    /// that stops at its default tolerance of 1e-6. Where a matrix of landmarks is inverted, its condition comes on top.
+    /// f32 against f64: about thirty times the error of a naive f32 implementation, which is 3e-7. A solver that stops at its
+    /// tolerance of the values, several times as long as the output, adds that. Where a matrix of landmarks is inverted, its
+    /// condition comes on top.
     pub const fn f32(mechanism: &Mechanism) -> Self {
         let (forward, backward) = match mechanism {
-            Mechanism::InfsaResolvent(_) => (1e-4, 1e-4),
+            Mechanism::InfsaResolvent(m) => (1e-5 + 10.0 * m.tol, 1e-5 + 10.0 * m.tol),
             Mechanism::Soft(_) | Mechanism::SoftPp(_) => (1e-5, 3e-5),
             Mechanism::Laplacian(_) | Mechanism::LaplacianExact(_) => (2e-5, 5e-5),
             _ => (1e-5, 1e-5),
@@ -39,9 +40,11 @@ impl Tol {
         Self { noise: self.noise + 0.2 * self.forward * size, ..self }
     }
 
-    /// The same for weights that are exponentials of scores up to `largest`: four units in the last place of such a score.
+    /// The same for weights that are exponentials of scores up to `largest`: such a score's four units in the last place are
+    /// relative errors of the weights.
     pub const fn with_scores(self, largest: f64) -> Self {
-        Self { noise: self.noise + 2.0 * f32::EPSILON as f64 * largest, ..self }
+        let error = 2.0 * f32::EPSILON as f64 * largest;
+        Self { forward: self.forward + error, backward: self.backward + error, ..self }
     }
 
     /// The tolerance for tensors stored as `T`.

@@ -185,6 +185,17 @@ fn the_running_norm_survives_products_out_of_range() {
     }
 }
 
+/// Products of tokens that f32 has no room for, and a norm that nothing is added to: weights depend on ratios alone.
+#[test]
+fn tiny_tokens_decode_as_others() {
+    for activation in ["relu", "abs"] {
+        let json = format!(r#"{{"mechanism": "infsa", "eps": 0, "causal": true, "activation": "{activation}"}}"#);
+        let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, 20, 8), 9);
+        p.q.iter_mut().chain(p.k.iter_mut().flatten()).for_each(|x| *x = f64::from((*x * 1e-24) as f32));
+        check(&p);
+    }
+}
+
 #[test]
 fn what_cannot_be_decoded_is_refused() {
     let kernel = r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "none"}"#;

@@ -5,7 +5,9 @@ mod support;
 #[path = "support/threads.rs"]
 mod threads;
 
-use resolvent_kernels::{Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, simd::Level};
+use resolvent_kernels::{
+    Error, Inputs, Mechanism, Operator, Scratch, Shape, Strategy, Tol, mechanism, reference, simd::Level,
+};
 use support::{
     assert_close,
     golden::Golden,
@@ -119,15 +121,22 @@ fn activations_and_decays_at_every_level() {
     }
 }
 
+/// Every logit fits f32; the norm over all pairs is saved in units of a power of two.
 #[test]
 fn gelu_norms_beyond_f32_are_exact() {
-    let mut p = problem(preset("infsa", r#","activation":"gelu""#), Shape::square(1, 2, 40, 16), 6);
-    p.q.iter_mut().for_each(|x| *x *= 1e19);
-    p.k.as_mut().unwrap().iter_mut().for_each(|x| *x *= 1e17);
-    for x in [&mut p.q, p.k.as_mut().unwrap()] {
-        x.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+    let fields = r#","activation":"gelu","scale":0.5"#;
+    for (causal, sizes) in [("", [1e18, 1e18]), (r#","causal":true"#, [1e17, 1e19])] {
+        let mut p = problem(preset("infsa", &format!("{fields}{causal}")), Shape::square(1, 2, 600, 4), 6);
+        for (x, size) in [&mut p.q, p.k.as_mut().unwrap()].into_iter().zip(sizes) {
+            x.iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
+        }
+        let norms = reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap().frob.unwrap();
+        let last = if causal.is_empty() { 1 } else { 600 };
+        assert!(norms.chunks(last).all(|norms| norms[last - 1] > f64::from(f32::MAX)), "of {:e}", norms[last - 1]);
+        check(&p, &Level::available());
+        let (op, stats) = saved(&p).unwrap();
+        assert_close("norms", &op.frobenius(&stats).unwrap(), &norms, 2, 1e-6, 0.0);
     }
-    check(&p, &Level::available());
 }
 
 #[test]
@@ -197,6 +206,89 @@ fn threads_do_not_matter() {
             let one = with(1);
             assert!(one == with(2) && one == with(3), "{id}");
             check(&p, &[Level::selected().unwrap()]);
+        }
+    }
+}
+
+/// Tokens that all point nearly the same way: the operator is nearly of rank one, and its norm nearly the decay.
+fn nearly_parallel(fields: &str, tokens: usize) -> Problem {
+    let mut p = problem(preset("infsa-resolvent", fields), Shape::square(1, 2, tokens, 8), 12);
+    for x in [Some(&mut p.q), p.k.as_mut()].into_iter().flatten() {
+        x.iter_mut().for_each(|x| *x = f64::from((0.1 * *x + 1.0) as f32));
+    }
+    p
+}
+
+/// What is kept of one mask alone makes a tied operator asymmetric: conjugate gradients would end elsewhere.
+#[test]
+fn tied_tokens_under_unequal_masks_are_not_symmetric() {
+    for tokens in [6, 40] {
+        let mut p = nearly_parallel(r#","tied":true,"gamma":0.95"#, tokens);
+        p.query_mask = Some((0..tokens).map(|i| i % 3 != 0).collect());
+        check(&p, &Level::available());
+        p.key_mask = Some((0..tokens).map(|i| i % 2 == 0).collect());
+        check(&p, &Level::available());
+        p.query_mask = None;
+        check(&p, &Level::available());
+        p.query_mask = p.key_mask.clone();
+        check(&p, &Level::available());
+    }
+}
+
+/// The error is below the bound that is reported, the bound below the tolerance that is asked for, and neither by far: a
+/// solver that stopped late would be wasteful, one that stopped early wrong.
+#[test]
+fn solvers_end_within_the_bound_that_they_report() {
+    for tied in ["", r#","tied":true"#] {
+        for tol in [1e-1, 1e-2, 1e-3, 1e-4] {
+            for (gamma, size) in [(0.5, 1.0), (0.9, 1.0), (0.9, 1e-3)] {
+                let mut p = nearly_parallel(&format!(r#","gamma":{gamma},"tol":{tol}{tied}"#), 50);
+                p.v.iter_mut().for_each(|x| *x = f64::from((size * (0.1 * *x + 1.0)) as f32));
+                let (got, exact) = (p.fused(), p.reference());
+                let (op, stats) = saved(&p).unwrap();
+                let ends = op.convergence(&stats).unwrap();
+                let parts = p.shape.slices();
+                let heads = got["out"].chunks(400).zip(exact["out"].chunks(400)).zip(p.v.chunks(400));
+                assert_eq!((ends.len(), parts), (2, 2));
+                for (((got, exact), v), end) in heads.zip(&ends) {
+                    let what = format!("{:?}, {end:?}", p.mechanism);
+                    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+                    let error = norm(&mut got.iter().zip(exact).map(|(x, y)| x - y)) / norm(&mut v.iter().copied());
+                    assert!(end.bound <= tol, "{what}");
+                    // What f32 leaves of a solution that is 1 / (1 - gamma) times as long as the values.
+                    let rounding = 1e-6 / (1.0 - gamma);
+                    assert!(error <= end.bound + rounding, "{what}: the error is {error:e}");
+                    // Neumann's steps shrink by the decay, and the bound is sharp where the operator is of rank one.
+                    let sharp = !tied.is_empty() || error > 0.5 * end.bound && end.bound > 0.9 * gamma * tol;
+                    assert!(sharp, "{what}: the error is {error:e}");
+                }
+                // The adjoint solve is the same, for the gradient of the values.
+                let close = |name: &str| {
+                    assert_close(
+                        &format!("{:?} {name}", p.mechanism),
+                        &got[name],
+                        &exact[name],
+                        2,
+                        2.0 * tol / (1.0 - gamma),
+                        0.0,
+                    )
+                };
+                ["dv", "dq"].map(close);
+            }
+        }
+    }
+}
+
+/// A tolerance that f32 cannot reach: a solver ends where its steps are rounding, well before the iterations of the bound.
+#[test]
+fn solvers_end_at_the_rounding_of_f32() {
+    for (tied, size) in [("", 1.0), ("", 1e6), (r#","tied":true"#, 1.0), (r#","tied":true"#, 1e-6)] {
+        let mut p = nearly_parallel(&format!(r#","gamma":0.95,"tol":1e-13{tied}"#), 50);
+        p.v.iter_mut().for_each(|x| *x = f64::from((size * *x) as f32));
+        let limit = mechanism::InfsaResolvent::worst_case_iterations(0.95, 1e-13);
+        let (op, stats) = saved(&p).unwrap();
+        for end in op.convergence(&stats).unwrap() {
+            assert!(2 * end.iterations < limit && end.bound < 1e-3, "{tied}, {size}: {end:?}");
         }
     }
 }

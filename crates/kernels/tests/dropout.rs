@@ -164,3 +164,19 @@ fn what_has_no_pairs_of_its_own_refuses() {
     let refused = cache.step(&inputs, &mut [0.0; 4]);
     assert!(matches!(refused, Err(Error::Unsupported { what: "dropout in a cache", .. })), "{refused:?}");
 }
+
+/// A seed keeps its meaning: the same pairs stay in every version, or runs would not be repeated.
+#[test]
+fn a_seed_means_what_it_meant() {
+    let sum = |dropout: Dropout| {
+        let stays =
+            (0..3_usize).flat_map(|slice| (0..40).flat_map(move |query| (0..40).map(move |key| (slice, query, key))));
+        stays.fold(0u64, |sum, (slice, query, key)| sum.rotate_left(5) ^ u64::from(dropout.keeps(slice, query, key)))
+    };
+    let half = Dropout::pairs(0.5, 3).unwrap();
+    let sums = [sum(half), sum(half.reseeded(1)), sum(half.reseeded(2)), sum(Dropout::weights(0.1, u64::MAX).unwrap())];
+    assert_eq!(
+        sums,
+        [2_885_274_077_311_147_244, 4_338_544_429_950_307_978, 11_255_745_205_597_238_930, 15_175_647_880_918_181_143]
+    );
+}

@@ -15,6 +15,8 @@ const KERNELS: &[&str] = &[
     r#"{"mechanism": "uniform", "causal": true}"#,
     r#"{"mechanism": "infsa", "eps": 0.125}"#,
     r#"{"mechanism": "infsa", "eps": 0.125, "causal": true}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "activation": "abs"}"#,
+    r#"{"mechanism": "infsa", "eps": 0.125, "activation": "gelu"}"#,
     r#"{"mechanism": "infsa-resolvent", "eps": 0.125}"#,
     r#"{"mechanism": "infsa-resolvent", "eps": 0.125, "tied": true}"#,
     r#"{"mechanism": "linear-infsa", "eps": 0.125}"#,
@@ -32,6 +34,8 @@ const KERNELS: &[&str] = &[
     r#"{"mechanism": "laplacian", "ridge": 0.25, "whiten_eps": 0.25, "inverse": "cholesky"}"#,
     r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.25}"#,
     r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "per-query", "causal": true}"#,
+    r#"{"mechanism": "softmax", "causal": true}"#,
+    r#"{"mechanism": "fna", "kappa": 3, "causal": true}"#,
 ];
 
 fn each_kernel(check: impl Fn(Mechanism)) {

@@ -2,7 +2,11 @@
 
 mod support;
 
-use resolvent_kernels::{Error, Inputs, Mask, Mechanism, Operator, Parameter, Shape, Strategy, plan, reference};
+use resolvent_kernels::{
+    Error, Inputs, Mask, Mechanism, Operator, Parameter, Shape, Strategy,
+    mechanism::{self, Inverse, Landmarks, NewtonInit},
+    plan, reference,
+};
 
 const SELF: Shape = Shape::square(2, 2, 6, 4);
 const CROSS: Shape = Shape { seq_q: 3, seq_kv: 6, ..SELF };
@@ -202,6 +206,82 @@ fn a_mask_of_queries_alone_is_refused_where_queries_are_keys() {
     assert!(matches!(refused(&p), Err(Error::Unsupported { mechanism: "soft", .. })));
     p.key_mask = p.query_mask.clone();
     assert!(refused(&p).is_ok());
+}
+
+/// What a plan counts for the most steps that it may take, as `bench` says of it.
+#[test]
+fn iterations_that_end_early() {
+    for (json, yes) in [
+        (r#"{"mechanism": "softmax"}"#, false),
+        (r#"{"mechanism": "linear-infsa", "iterations": 3}"#, false),
+        (r#"{"mechanism": "infsa-resolvent"}"#, true),
+        (r#"{"mechanism": "soft", "inverse": "newton-schulz"}"#, true),
+        (r#"{"mechanism": "soft", "inverse": "newton-schulz", "landmarks": {"kind": "all"}}"#, false),
+        (r#"{"mechanism": "soft-pp", "inverse": "eigen"}"#, false),
+        (r#"{"mechanism": "laplacian", "inverse": "cg"}"#, true),
+        (r#"{"mechanism": "laplacian", "inverse": "newton-schulz"}"#, true),
+        (r#"{"mechanism": "laplacian", "inverse": "cholesky"}"#, false),
+    ] {
+        assert_eq!(Mechanism::from_json(json).unwrap().iterates(), yes, "{json}");
+    }
+}
+
+/// Filters over landmarks begin as the mean of their window, channel by channel; the rest as if it were not there.
+#[test]
+fn parameters_begin_as_means_and_nothing() {
+    let json =
+        r#"{"mechanism": "soft", "landmarks": {"kind": "conv", "ratio": 3}, "landmark_act": true, "value_conv": 3}"#;
+    let mechanism = Mechanism::from_json(json).unwrap();
+    for &parameter in mechanism.parameters() {
+        let got = mechanism.parameter_default(parameter, &SELF);
+        assert_eq!(got.len(), mechanism.parameter_shape(parameter, &SELF).iter().product::<usize>(), "{parameter:?}");
+        let expected: Vec<f32> = match parameter {
+            Parameter::Scale => vec![0.25; got.len()],
+            Parameter::LandmarkNormGamma => vec![1.0; got.len()],
+            // [out, in, window], the identity of 4 channels.
+            Parameter::LandmarkWeight => (0..48).map(|n| if n / 12 == n / 3 % 4 { 1.0 / 3.0 } else { 0.0 }).collect(),
+            _ => vec![0.0; got.len()],
+        };
+        assert_eq!(got, expected, "{parameter:?}");
+    }
+}
+
+/// The named settings of `soft`, field by field.
+#[test]
+fn named_settings() {
+    let soft = mechanism::Soft::default();
+    let printed = soft.clone().as_printed();
+    assert_eq!((printed.inverse, printed.newton_init), (Inverse::NewtonSchulz, NewtonInit::Paper));
+    assert_eq!((printed.newton_iterations, printed.ridge), (20, 0.0));
+    let official = soft.clone().official(7);
+    assert_eq!((official.inverse, official.newton_init), (Inverse::NewtonSchulz, NewtonInit::Official));
+    assert_eq!((official.newton_iterations, official.ridge, official.landmark_act), (20, 0.01, true));
+    assert_eq!(official.landmarks, Landmarks::Conv { ratio: 7 });
+    assert_eq!((soft.clone().robust().inverse, soft.robust().ridge), (Inverse::Cholesky, 0.01));
+}
+
+/// Landmarks that differ by less than f32 tells apart in their similarity, without a ridge: a pivot that is not zero, but noise.
+#[test]
+fn nearly_singular_matrices_are_refused_by_name() {
+    for id in ["soft", "laplacian"] {
+        for inverse in ["cholesky", "cg"] {
+            if (id, inverse) == ("soft", "cg") {
+                continue;
+            }
+            let json = format!(
+                r#"{{"mechanism": "{id}", "ridge": 0, "inverse": "{inverse}", "landmarks": {{"kind": "pool", "ratio": 2}}}}"#
+            );
+            let mut p = support::random::problem(Mechanism::from_json(&json).unwrap(), SELF, 2);
+            let near =
+                |x: &mut Vec<f64>| x.iter_mut().enumerate().for_each(|(n, x)| *x = 0.5 + 2e-8 * (n / 4 % 6) as f64);
+            near(&mut p.q);
+            p.k.iter_mut().for_each(near);
+            for strategy in [Strategy::Fused, Strategy::Reference] {
+                let error = p.solve::<f32>(strategy, None).unwrap_err();
+                assert!(matches!(error, Error::Singular { .. }), "{json}: {error}");
+            }
+        }
+    }
 }
 
 /// Coinciding landmarks without a ridge have no inverse: said by name, not returned as noise.

@@ -1,21 +1,20 @@
-//! The real files, where the environment variable `RESOLVENT_DATA` names a folder that holds them.
+//! The real files, in the folder that the environment variable `RESOLVENT_DATA` names. Without them there is nothing to
+//! test, so that these tests run only when they are asked for, with `--ignored`.
 
 use std::{env, path::PathBuf};
 
 use resolvent_lab::data::{Data, DataSpec, Dataset, PictureShape, Source};
 
-/// `KIND:PATH` of what lies at `path` below the folder, or None, said loudly.
-fn spec(kind: &str, path: &str) -> Option<String> {
+/// `KIND:PATH` of what lies at `path` below the folder.
+fn spec(kind: &str, path: &str) -> String {
     let found = env::var_os("RESOLVENT_DATA").map(|root| PathBuf::from(root).join(path)).filter(|path| path.exists());
-    if found.is_none() {
-        eprintln!("SKIPPED: set RESOLVENT_DATA to a folder that holds {path}");
-    }
-    Some(format!("{kind}:{}", found?.display()))
+    let Some(found) = found else { panic!("set RESOLVENT_DATA to a folder that holds {path}") };
+    format!("{kind}:{}", found.display())
 }
 
 /// The pictures at `path` below the folder.
-fn load(kind: &str, path: &str) -> Option<Dataset> {
-    Some(DataSpec::parse(&spec(kind, path)?).unwrap().load().unwrap())
+fn load(kind: &str, path: &str) -> Dataset {
+    DataSpec::parse(&spec(kind, path)).unwrap().load().unwrap()
 }
 
 fn counts(data: &Dataset) -> Vec<usize> {
@@ -25,8 +24,9 @@ fn counts(data: &Dataset) -> Vec<usize> {
 }
 
 #[test]
+#[ignore = "needs RESOLVENT_DATA, a folder that holds fashion-mnist"]
 fn fashion_mnist() {
-    let Some(data) = load("fashion-mnist", "fashion-mnist") else { return };
+    let data = load("fashion-mnist", "fashion-mnist");
     assert_eq!((data.train.len(), data.test.len()), (60_000, 10_000));
     assert_eq!(data.train.labels()[..10], [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]);
     assert_eq!(counts(&data), [6000; 10]);
@@ -35,8 +35,9 @@ fn fashion_mnist() {
 }
 
 #[test]
+#[ignore = "needs RESOLVENT_DATA, a folder that holds mnist"]
 fn mnist() {
-    let Some(data) = load("mnist", "mnist") else { return };
+    let data = load("mnist", "mnist");
     assert_eq!((data.train.len(), data.test.len()), (60_000, 10_000));
     assert_eq!(counts(&data), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]);
     let stats = data.train.channel_stats();
@@ -44,8 +45,9 @@ fn mnist() {
 }
 
 #[test]
+#[ignore = "needs RESOLVENT_DATA, a folder that holds cifar10"]
 fn cifar10_as_a_compressed_archive_of_pictures() {
-    let Some(data) = load("images", "cifar10/cifar10-jpeg.tar.xz") else { return };
+    let data = load("images", "cifar10/cifar10-jpeg.tar.xz");
     assert_eq!((data.train.len(), data.test.len()), (50_000, 10_000));
     assert_eq!(data.shape, PictureShape { channels: 3, height: 32, width: 32 });
     assert_eq!((data.classes[0].as_str(), counts(&data)), ("airplane", vec![5000; 10]));
@@ -56,8 +58,9 @@ fn cifar10_as_a_compressed_archive_of_pictures() {
 }
 
 #[test]
+#[ignore = "needs RESOLVENT_DATA, a folder that holds imdb"]
 fn imdb() {
-    let Some(spec) = spec("imdb", "imdb") else { return };
+    let spec = spec("imdb", "imdb");
     let Data::Texts(data) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!("texts") };
     assert_eq!(data.classes, ["negative", "positive"]);
     for split in [&data.train, &data.test] {
@@ -68,8 +71,9 @@ fn imdb() {
 }
 
 #[test]
+#[ignore = "needs RESOLVENT_DATA, a folder that holds multi30k"]
 fn multi30k() {
-    let Some(spec) = spec("multi30k", "multi30k") else { return };
+    let spec = spec("multi30k", "multi30k");
     let Data::Pairs(data) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!("pairs") };
     assert_eq!((data.train.len(), data.validation.unwrap().len(), data.test.len()), (29_000, 1_014, 1_000));
     assert_eq!(data.test.source[0], "A man in an orange hat starring at something.");

@@ -1,5 +1,5 @@
 //! Every mechanism on a WebGPU device against the CPU: outputs and gradients of the operator, the module and the model.
-//! Any adapter will do, also a software one; without one the tests say so and pass.
+//! Any adapter will do, also a software one: `cargo test --release -p resolvent --features wgpu --test wgpu -- --ignored`.
 
 mod support;
 
@@ -36,14 +36,14 @@ const MODEL: f64 = 1e-5;
 /// The tokens that take part.
 const KEEP: [[bool; 7]; 2] = [[true, false, true, true, true, true, false], [true; 7]];
 
-/// The first adapter; without one the caller has nothing to test.
-fn adapter() -> Option<Device> {
+/// The first adapter.
+fn adapter() -> Device {
     let found = Device::enumerate(DeviceType::Wgpu).into_vec().into_iter().next();
-    match &found {
-        Some(device) => eprintln!("adapter: {}", device.identity().map_or("unknown".into(), |identity| identity.name)),
-        None => eprintln!("SKIPPED: no WebGPU adapter; install a Vulkan driver, for instance Mesa's software one"),
-    }
-    found
+    let Some(device) = found else {
+        panic!("no WebGPU adapter; install a Vulkan driver, for instance Mesa's software one")
+    };
+    eprintln!("adapter: {}", device.identity().map_or("unknown".into(), |identity| identity.name));
+    device
 }
 
 fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
@@ -85,8 +85,9 @@ fn operator(mechanism: &Mechanism, tensors: &[Tensor<4>; 4], device: &Device) ->
 }
 
 #[test]
+#[ignore = "needs a WebGPU adapter"]
 fn every_mechanism_agrees_with_the_cpu() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let cpu = Device::flex();
     let absent = keep(&cpu).bool_not().reshape([2, 1, 7, 1]).expand([2, 2, 7, 8]);
     let [q, k, v, dout] = [(); 4].map(|()| random([2, 2, 7, 8], &cpu));
@@ -121,8 +122,9 @@ fn model(model: &Vit, images: &Tensor<4>, device: &Device) -> Vec<Vec<f64>> {
 }
 
 #[test]
+#[ignore = "needs a WebGPU adapter"]
 fn modules_and_models_agree_with_the_cpu() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let cpu = Device::flex();
     for id in Mechanism::IDS {
         let mechanism = Mechanism::preset(id).unwrap();
@@ -142,8 +144,9 @@ fn modules_and_models_agree_with_the_cpu() {
 }
 
 #[test]
+#[ignore = "needs a WebGPU adapter"]
 fn only_the_composed_form_runs_there() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let x = || Tensor::<4>::zeros([1, 1, 2, 2], &device);
     let inputs = Inputs::new(x(), x(), x());
     let softmax = Mechanism::preset("softmax").unwrap();

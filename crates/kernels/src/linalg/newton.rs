@@ -170,6 +170,23 @@ mod tests {
     use super::*;
     use crate::mechanism::{Inverse, InverseGradient};
 
+    /// A diagonal of ones tells nothing of what lies beside it, on either side.
+    #[test]
+    fn an_iterate_is_near_in_every_entry() {
+        let order = Order { n: 20, stride: 32 };
+        let mut x = vec![0.0; order.len()];
+        (0..order.n).for_each(|i| x[i * (order.stride + 1)] = 1.0);
+        assert!(is_near_identity(order, &x));
+        for (i, j) in [(0, 19), (19, 0), (7, 8), (12, 12)] {
+            let mut x = x.clone();
+            x[i * order.stride + j] += 2.0 * NEAR;
+            assert!(!is_near_identity(order, &x), "({i}, {j})");
+        }
+        // Entries that are near by themselves are not so together.
+        x.iter_mut().for_each(|x| *x += 0.5 * NEAR);
+        assert!(!is_near_identity(order, &x));
+    }
+
     #[test]
     fn what_has_converged_is_what_all_steps_give() {
         let level = Level::selected().unwrap();

@@ -67,6 +67,7 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "soft-pp", "ridge": 0.25, "inverse": "cholesky", "degree": "token", "landmarks": {"kind": "pool", "ratio": 2}}"#,
     r#"{"mechanism": "soft-pp", "ridge": 0.25, "newton_init": "backtrack", "newton_iterations": 2, "landmarks": {"kind": "conv", "ratio": 2}, "landmark_act": true}"#,
     r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}, "value_conv": 3}"#,
+    r#"{"mechanism": "soft", "landmarks": {"kind": "all"}, "value_conv": 1}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "tied": true, "landmarks": {"kind": "stride", "ratio": 3}, "inverse": "cg"}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "centering": "per-query", "landmarks": {"kind": "conv", "ratio": 2}, "lambda": 2}"#,
@@ -84,18 +85,22 @@ pub fn mechanisms() -> Vec<Mechanism> {
     VARIANTS.iter().map(|json| Mechanism::from_json(json).unwrap()).collect()
 }
 
-/// Whether the mechanism takes keys of another length than the queries.
+/// Whether the mechanism takes keys of another length than the queries, if not always fewer.
 pub fn takes_cross(mechanism: &Mechanism) -> bool {
     !mechanism.tied()
         && match mechanism {
             Mechanism::Infsa(m) => !m.causal,
             Mechanism::InfsaResolvent(_) => false,
             Mechanism::LinearInfsa(m) => m.iterations == 1,
-            Mechanism::Fna(m) => m.norm_exponent == 0.0 && !m.causal,
+            Mechanism::Fna(m) => m.norm_exponent == 0.0,
             Mechanism::Ssa(m) => !m.shared(),
-            Mechanism::LaplacianExact(m) => !m.causal, // not with more queries than keys
             _ => true,
         }
+}
+
+/// Whether every query must see a key, so that causal there are no fewer keys than queries.
+fn needs_a_key_per_query(mechanism: &Mechanism) -> bool {
+    mechanism.causal() && matches!(mechanism, Mechanism::Fna(_) | Mechanism::LaplacianExact(_))
 }
 
 /// Whether the order of the tokens matters.
@@ -129,14 +134,22 @@ fn fitted(mut mechanism: Mechanism, tokens: usize) -> Mechanism {
     mechanism
 }
 
-/// A problem with entries of order one and without masks. A `shape` of unequal lengths is made square where the
-/// mechanism asks for it, and a single channel becomes two on a sphere.
-pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
-    let seq_kv = if takes_cross(&mechanism) { shape.seq_kv } else { shape.seq_q };
+/// The mechanism and the shape changed as little as fits: lengths that differ are made equal where the mechanism asks for it,
+/// or for as many keys as queries, and a single channel becomes two on a sphere.
+pub fn fitting(mechanism: Mechanism, shape: Shape) -> (Mechanism, Shape) {
+    let seq_kv = match takes_cross(&mechanism) {
+        true if needs_a_key_per_query(&mechanism) => shape.seq_kv.max(shape.seq_q),
+        true => shape.seq_kv,
+        false => shape.seq_q,
+    };
     let on_sphere = matches!(&mechanism, Mechanism::Fna(m) if m.manifold == Manifold::Sphere);
     let head_dim = shape.head_dim.max(if on_sphere { 2 } else { 1 });
-    let shape = Shape { seq_kv, head_dim, ..shape };
-    let mechanism = fitted(mechanism, seq_kv);
+    (fitted(mechanism, seq_kv), Shape { seq_kv, head_dim, ..shape })
+}
+
+/// A problem with entries of order one and without masks, of what is [`fitting`].
+pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
+    let (mechanism, shape) = fitting(mechanism, shape);
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut entries = |len: usize| (0..len).map(|_| rng.random_range(-1.5_f32..2.0).into()).collect::<Vec<f64>>();
     let out_len = shape.slices() * mechanism.out_seq(&shape) * shape.value_dim;

@@ -1,0 +1,52 @@
+//! Mutants that change nothing a test could see, each with the reason: `equivalent.txt`.
+//!
+//! Entries are separated by empty lines. The first line names the file below `crates/kernels/src`, the second repeats the
+//! line of source, the third tells the change, as it is printed; the rest is the reason. A `#` begins a comment.
+
+use std::{fs, path::Path};
+
+use crate::{Error, find::Mutant};
+
+pub struct Explained(Vec<Entry>);
+
+struct Entry {
+    file: String,
+    line: String,
+    change: String,
+    reason: String,
+}
+
+impl Entry {
+    fn is(&self, mutant: &Mutant) -> bool {
+        self.file == mutant.file && self.line == mutant.source && self.change == mutant.change()
+    }
+}
+
+impl Explained {
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let text = text.lines().filter(|line| !line.starts_with('#')).map(str::trim).collect::<Vec<_>>();
+        let entries = text.split(|line| line.is_empty()).filter(|entry| !entry.is_empty());
+        let parsed = entries.map(|entry| match entry {
+            [file, line, change, reason @ ..] if !reason.is_empty() => Ok(Entry {
+                file: (*file).into(),
+                line: (*line).into(),
+                change: (*change).into(),
+                reason: reason.join(" "),
+            }),
+            _ => Err(format!("{}: an entry needs file, line, change and reason: {entry:?}", path.display()).into()),
+        });
+        parsed.collect::<Result<_, Error>>().map(Self)
+    }
+
+    /// Why `mutant` cannot be noticed, where that is known.
+    pub fn reason(&self, mutant: &Mutant) -> Option<&str> {
+        self.0.iter().find(|entry| entry.is(mutant)).map(|entry| entry.reason.as_str())
+    }
+
+    /// An entry that is about none of the mutants.
+    pub fn unmatched(&self, mutants: &[Mutant]) -> Option<String> {
+        let stale = self.0.iter().find(|entry| !mutants.iter().any(|mutant| entry.is(mutant)))?;
+        Some(format!("{}: {}: {}", stale.file, stale.line, stale.change))
+    }
+}
