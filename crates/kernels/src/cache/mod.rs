@@ -76,6 +76,7 @@ impl Cache {
         } else {
             mechanism.check(&token, true)?;
         }
+        Shape { seq_kv: capacity, ..token }.check()?;
         if let Mechanism::LaplacianExact(_) = mechanism {
             let (what, why) = ("decoding token by token", "call it on the sequence so far, and take the last row");
             return Err(Error::Unsupported { mechanism: mechanism.id(), what, why });

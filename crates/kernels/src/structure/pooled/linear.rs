@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use super::tiles::{PerToken, runs};
 use crate::{
-    Parameter, Shape,
-    mechanism::{Activation, LinearInfsa},
+    Error, Parameter, Result, Shape,
+    mechanism::{Activation, LinearInfsa, PowerOperator},
     operator::Call,
-    rescale::is_comfortable,
+    range,
+    rescale::{self, is_comfortable},
     score::gate,
     simd::{Level, rows},
 };
@@ -174,6 +175,36 @@ impl<'s> Step<'s> {
 /// f32 at the end of what one head saves, whatever the operator: the exponents that its queries and its keys were divided
 /// by.
 pub(super) const UNITS: usize = 2;
+
+/// Below this, one over a sum that scores are divided by loses its digits in f32.
+const LEAST_INVERSE: f32 = 1e-34;
+
+/// Whether pooled values are numbers, and whether `eps` leaves something of tokens far smaller.
+pub(super) fn check(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Result<()> {
+    let shape = &call.shape;
+    let slices = stats.chunks_exact(stats.len() / shape.slices()).enumerate();
+    for (slice, stats) in slices {
+        let (head, steps) = stats.split_at(1 + shape.value_dim);
+        range::check_results(call, None, [("out", &head[1..])])?;
+        // One over every sum, of which the factored steps save one each, the exact ones all together.
+        let of_steps = match m.operator {
+            PowerOperator::Factored => (shape.head_dim + 1..).step_by(Step::len(shape.head_dim)).take(m.iterations),
+            PowerOperator::Exact => (0..).step_by(1).take(m.iterations),
+        };
+        let mut inverses = of_steps.map(|at| steps[at]).chain([head[0]]);
+        if inverses.all(|x| x >= LEAST_INVERSE) {
+            continue;
+        }
+        let [q, k] = rescale::largest(call, slice).map(f64::from);
+        if q * k > 0.0 && (q * k).is_finite() {
+            let (tensor, largest, other) = if q <= k { ("q", q, k) } else { ("k", k, q) };
+            let limit = m.eps / other * f64::from(LEAST_INVERSE);
+            let remedy = "nothing is left of it beside `eps`: scale the tokens, or set `eps` to 0";
+            return Err(Error::Range { tensor, largest, bound: "from", limit, remedy });
+        }
+    }
+    Ok(())
+}
 
 /// Saves the exponents that queries and keys were divided by.
 pub(super) fn save_units(saved: &mut [f32], units: [i32; 2]) {

@@ -18,7 +18,8 @@ use crate::{
     Gradients, Parameter, Result, Shape,
     mechanism::{LinearInfsa, PowerOperator},
     operator::{Call, Saved},
-    rescale::Rescaled,
+    range,
+    rescale::{self, Rescaled},
     simd::{
         Level,
         rows::{self, Store},
@@ -52,6 +53,7 @@ pub(crate) fn linear_forward(
         forward_pass(&by.call(call), m, out, stats, work);
         rescaled = Some(by);
     }
+    linear::check(call, m, stats)?;
     for (slice, saved) in stats.chunks_exact_mut(each).enumerate() {
         linear::save_units(saved, rescaled.as_ref().map_or([0; 2], |r| r.units()[slice]));
     }
@@ -129,18 +131,18 @@ fn backward_pass(
         let stats = linear::part(saved.stats, slice.start, sizes.stats);
         let (dgamma, narrow) = narrow.split_at_mut(1);
         let (g, narrow) = narrow.split_at_mut(value_dim);
-        pooled_gradient(
-            &head,
-            linear::part(saved.dout, slice.start, out_rows(m, &shape) * value_dim),
-            buffers.wide.1,
-            g,
-        );
-        dgamma[0] = linear::inner(g, &stats[1..1 + value_dim]) as f32;
+        let pooled = &stats[1..1 + value_dim];
+        let dout = linear::part(saved.dout, slice.start, out_rows(m, &shape) * value_dim);
+        let exponent = pooled_gradient(&head, dout, pooled, buffers.wide.1, g);
+        dgamma[0] = (linear::inner(g, pooled) * 2f64.powi(exponent)) as f32;
         g.iter_mut().for_each(|g| *g *= head.gamma);
-        let into = HeadGradients { query, key, value };
+        let into = HeadGradients { query: &mut *query, key: &mut *key, value: &mut *value };
         match m.operator {
             PowerOperator::Factored => backward::backward(&head, stats, g, narrow, buffers.wide.1, into),
             PowerOperator::Exact => exact::backward(&head, stats, g, narrow, buffers.wide.1, into),
+        }
+        if exponent != 0 {
+            [query, key, value].into_iter().for_each(|x| rescale::multiply(x, 1, |_| 2f64.powi(exponent)));
         }
     });
     if let Some(dgamma) = gradients.extras.get(Parameter::Gamma) {
@@ -155,10 +157,17 @@ const fn out_rows(m: &LinearInfsa, shape: &Shape) -> usize {
     if m.broadcast { shape.seq_q } else { 1 }
 }
 
-/// The gradient of what is broadcast: the sum of `dout` over the kept queries.
-fn pooled_gradient(head: &Head<'_>, dout: &[f32], partial: &mut [f64], g: &mut [f32]) {
+/// The gradient of what is broadcast, the sum of `dout` over the kept queries, divided by a power of two, whose exponent is
+/// returned: 0 but where products with values would not fit f32.
+fn pooled_gradient(head: &Head<'_>, dout: &[f32], pooled: &[f32], partial: &mut [f64], g: &mut [f32]) -> i32 {
+    let exponent = |most: f64| {
+        let pooled = pooled.iter().fold(0_f32, |most, x| most.max(x.abs()));
+        range::product_exponent(most, pooled.into())
+    };
     if !head.m.broadcast {
-        return g.copy_from_slice(dout);
+        let exponent = exponent(rows::max_abs(head.level, dout).into());
+        g.iter_mut().zip(dout).for_each(|(g, &x)| *g = (f64::from(x) * 2f64.powi(-exponent)) as f32);
+        return exponent;
     }
     let dim = g.len();
     let sums = sum_tiles(head.shape.seq_q, dim, partial, [], &|tile, sums, []| {
@@ -169,7 +178,9 @@ fn pooled_gradient(head: &Head<'_>, dout: &[f32], partial: &mut [f64], g: &mut [
             }
         }
     });
-    g.iter_mut().zip(sums).for_each(|(g, sum)| *g = *sum as f32);
+    let exponent = exponent(sums.iter().fold(0.0, |most: f64, sum| most.max(sum.abs())));
+    g.iter_mut().zip(sums).for_each(|(g, sum)| *g = (*sum * 2f64.powi(-exponent)) as f32);
+    exponent
 }
 
 /// Replaces the pooled value in what forward saved of one head.
