@@ -210,6 +210,7 @@ impl Operator {
         let wide = |x: &[T]| x.iter().map(|x| x.widen()).collect::<Vec<_>>();
         let (q, k) = (wide(inputs.q), inputs.k.map(wide));
         let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
+        range::check(&self.mechanism, &call)?;
         Ok(Cow::Owned(structure::clustered::make(&call, m)))
     }
 
@@ -263,6 +264,7 @@ impl Operator {
             let rescaled = Rescaled::of(&self.mechanism, call);
             let call = &rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
             self.stream(call, out, stats, work)?;
+            range::check_rows(&self.mechanism, call, stats)?;
         }
         // The one value that all rows repeat is checked where it is made.
         if self.mechanism.is_pooled() { Ok(()) } else { range::check_results(call, None, [("out", &*out)]) }
@@ -302,6 +304,7 @@ impl Operator {
             reference::backward_f32(&self.mechanism, call, dout, gradients.reborrow())?;
         } else {
             range::check(&self.mechanism, call)?;
+            range::check_rows(&self.mechanism, call, stats)?;
             let exponent = range::gradient_exponent(&self.mechanism, call, dout);
             let divided = (exponent != 0).then(|| range::divided(dout, exponent));
             let saved = Saved { out, stats, dout: divided.as_deref().unwrap_or(dout) };

@@ -11,13 +11,16 @@ use crate::{
     mechanism::{Centering, DistanceKernel, Estimator, Fna, Laplacian, LaplacianExact, Manifold},
     operator::Call,
     rescale::{self, homogeneous, largest, largest_of, prefixes},
-    simd::Level,
     structure::dense::fna_scale,
 };
 
 /// Scores of `softmax` and its like. What f32 leaves of a score is then a thousandth part at most of the distance to one that
 /// would have a weight of its own only if keys nearly coincide; and the sums of rows, saved in two parts, keep five digits.
 pub(crate) const MOST_SCORE: f64 = (1_u64 << 34) as f64;
+/// Squared distances of `soft`, times its scale.
+const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
+/// Where no row has a larger score, no product that cancels in one had digits enough to matter either.
+const ORDINARY_SCORE: f32 = 1e4;
 /// Logits that an activation without units squares, and whose squares' inverse f32 has to hold.
 const MOST_LOGIT: f64 = (1_u64 << 60) as f64;
 /// What clusters are made of: squares of it are summed.
@@ -36,7 +39,6 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
     let scale = |scale: Option<f64>| scale.unwrap_or((dim as f64).powf(-0.5));
     let slices = (0..call.shape.slices()).into_par_iter();
     match mechanism {
-        Mechanism::Softmax(m) => slices.map(|slice| products(call, slice, scale(m.scale), MOST_SCORE)).collect(),
         Mechanism::Ssa(m) => slices
             .map(|slice| {
                 products(call, slice, scale(m.scale), MOST_SCORE)?;
@@ -64,6 +66,19 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// What [`check`] is for `softmax`, from its log-sum-exps, which are fewer than the tokens' entries by their width: only where one is
+/// large, or no number though its row counts, the tokens are looked at.
+pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) -> Result<()> {
+    let (Mechanism::Softmax(m), Shape { seq_q, head_dim, heads, .. }) = (mechanism, call.shape) else { return Ok(()) };
+    let scale = m.scale.unwrap_or((head_dim as f64).powf(-0.5));
+    let logs = stats[..call.shape.slices() * seq_q].chunks_exact(seq_q).enumerate();
+    let mut conspicuous = logs.filter(|(slice, logs)| {
+        let counts = |i: usize| call.mask.query.is_none_or(|keep| keep[slice / heads * seq_q + i]);
+        logs.iter().enumerate().any(|(i, log)| !(log.abs() <= ORDINARY_SCORE) && counts(i))
+    });
+    conspicuous.try_for_each(|(slice, _)| products(call, slice, scale, MOST_SCORE))
 }
 
 /// Whether all products of a slice's queries and keys, times `scale`, are at most `most`.
@@ -95,7 +110,8 @@ fn growth(call: &Call<'_>, slice: usize) -> Result<()> {
     for (tensor, [first, last]) in [("q", q), ("k", k)] {
         if last - first > MOST_GROWTH && last < 128 {
             let [largest, limit] = [last, first + MOST_GROWTH].map(|exponent| 2f64.powi(exponent));
-            let remedy = "no row may know of later tokens, so that the first sets the unit; scale or normalise the tokens";
+            let remedy =
+                "no row may know of later tokens, so that the first sets the unit; scale or normalise the tokens";
             return Err(Error::Range { tensor, largest, bound: UP_TO, limit, remedy });
         }
     }
@@ -106,7 +122,7 @@ fn growth(call: &Call<'_>, slice: usize) -> Result<()> {
 /// summed from grows with them.
 fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
     let scale = of_head(call, Parameter::Scale, slice).unwrap_or(scale);
-    let limit = (MOST_SCORE / (4.0 * scale * call.shape.head_dim as f64)).sqrt();
+    let limit = (MOST_SQUARE / (4.0 * scale * call.shape.head_dim as f64)).sqrt();
     let given = call.extras.get(Parameter::GivenLandmarks);
     let given = given.map_or(0.0, |all| {
         largest_of(call.level, &all[Parameter::GivenLandmarks.part(all.len(), &call.shape, slice)], 1, None)
@@ -170,20 +186,19 @@ pub(crate) fn check_results<'x>(
     dout: Option<&[f32]>,
     results: impl IntoIterator<Item = (&'static str, &'x [f32])>,
 ) -> Result<()> {
-    for (tensor, x) in results {
-        if !finite(call.level, x) && inputs_finite(call, dout) {
-            let index = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
-            return Err(Error::Overflow { tensor, index });
-        }
-    }
-    Ok(())
+    results.into_iter().try_for_each(|(tensor, x)| check_finite(tensor, x, || inputs_finite(call, dout)))
 }
 
-/// Whether all of `x` are numbers.
-fn finite(level: Level, x: &[f32]) -> bool {
+/// [`Error::Overflow`] where a result is no number although the inputs are.
+pub(crate) fn check_finite(tensor: &'static str, x: &[f32], inputs_finite: impl Fn() -> bool) -> Result<()> {
     const INFINITE: u32 = 0x7f80_0000;
+    // Of the bits without the sign the largest, which the compiler makes vectors of.
     let most = |x: &[f32]| x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff));
-    x.par_chunks(1 << 15).all(|x| level.dispatch(|| most(x)) < INFINITE)
+    if x.par_chunks(1 << 15).all(|x| most(x) < INFINITE) || !inputs_finite() {
+        return Ok(());
+    }
+    let index = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
+    Err(Error::Overflow { tensor, index })
 }
 
 /// Whether all that counts of a call's tensors are numbers.
@@ -213,7 +228,9 @@ pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: &[
     let Shape { heads, seq_q, seq_kv, value_dim, .. } = call.shape;
     let over_slices = |x: &[f32], keep: Option<&[bool]>, seq: usize| {
         let slices = x.par_chunks(seq * value_dim).enumerate();
-        let largest = slices.map(|(slice, x)| largest_of(call.level, x, value_dim, keep.map(|keep| &keep[slice / heads * seq..][..seq])));
+        let largest = slices.map(|(slice, x)| {
+            largest_of(call.level, x, value_dim, keep.map(|keep| &keep[slice / heads * seq..][..seq]))
+        });
         largest.reduce(|| 0.0, f32::max)
     };
     let [g, v] = [over_slices(dout, call.mask.query, seq_q), over_slices(call.v, call.mask.key, seq_kv)].map(f64::from);

@@ -161,7 +161,7 @@ fn divide(x: &mut [f32], units: &[[i32; 2]], side: usize) {
 
 /// Multiplies every slice of `x` by its factor: in f64, which has room for the powers of every f32 and its reciprocal.
 pub(crate) fn multiply(x: &mut [f32], slices: usize, factor: impl Fn(usize) -> f64 + Sync) {
-    let len = x.len() / slices;
+    let len = (x.len() / slices).max(1);
     x.par_chunks_mut(len).enumerate().for_each(|(slice, x)| {
         let by = factor(slice);
         x.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);

@@ -215,7 +215,7 @@ fn small_tokens_keep_the_gradient_of_the_length_scale() {
             let mut p = problem(fna(fields), Shape::square(1, 2, 60, 64), 12);
             change(&mut p, |_, _, x| x * size);
             let (got, expected) = (p.fused(), p.reference());
-            assert_close(&format!("{fields}, {size}"), &got["dkappa"], &expected["dkappa"], 1, 2e-5, 0.0);
+            assert_close(&format!("{fields}, {size}"), &got["dkappa"], &expected["dkappa"], 1, 1e-4, 0.0);
         }
     }
 }

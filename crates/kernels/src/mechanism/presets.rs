@@ -29,13 +29,14 @@ pub enum PowerOperator {
 /// The weight of the rank-one positivity term of [`LinearInfsa`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum NormBias {
-    /// 0, or a number in [1e-12, 1e6].
+    /// 0, or a number in [1e-12, 1e3].
     Value(f64),
     /// `E|t|`, `t` the cosine of two random directions: `Gamma(d/2) / (sqrt(pi) Gamma((d+1)/2))`; JSON `"auto"`.
     Auto,
 }
 
-/// Softmax attention, the baseline.
+/// Softmax attention, the baseline. A call in which `scale |q|.|k|` could pass 2^34 is refused: its sums of rows have five digits
+/// there, and fewer beyond.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Softmax {
@@ -147,7 +148,7 @@ pub struct LinearInfsa {
     pub iterations: usize,
     /// How a step is taken. Default factored.
     pub operator: PowerOperator,
-    /// Weight of the rank-one term `|q_i| |k_j|` added to `q_i.k_j`. Default 0; else in [1e-12, 1e6] or `"auto"`.
+    /// Weight of the rank-one term `|q_i| |k_j|` added to `q_i.k_j`. Default 0; else in [1e-12, 1e3] or `"auto"`.
     pub norm_bias: NormBias,
     /// Give every query the pooled value; false returns it once, `[batch, heads, 1, value_dim]`. Default true.
     pub broadcast: bool,

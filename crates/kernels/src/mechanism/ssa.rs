@@ -280,8 +280,7 @@ impl Ssa {
         check("kmeans_iterations", rounds, rounds <= MAX_ROUNDS, "at most 1000")?;
         count("routes", Some(self.routes), "1 to 4294967296")?;
         count("causal_clusters.size", Some(self.causal_clusters.block()), "1 to 4294967296")?;
-        for (field, outliers) in
-            [("outlier_globals", self.outlier_globals), ("outlier_queries", self.outlier_queries)]
+        for (field, outliers) in [("outlier_globals", self.outlier_globals), ("outlier_queries", self.outlier_queries)]
         {
             check(field, outliers, outliers <= MAX_COUNT, "at most 4294967296")?;
         }

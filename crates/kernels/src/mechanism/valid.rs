@@ -50,8 +50,8 @@ impl Mechanism {
                 check_affinity(m.gamma, true, m.scale, m.eps)?;
                 check("iterations", m.iterations, (1..=64).contains(&m.iterations), "1 to 64")?;
                 let bias = if let NormBias::Value(x) = m.norm_bias { x } else { 0.0 };
-                let fits = bias == 0.0 || (1e-12..=1e6).contains(&bias);
-                check("norm_bias", bias, fits, "0, in [1e-12, 1e6] or \"auto\"")
+                let fits = bias == 0.0 || (1e-12..=1e3).contains(&bias);
+                check("norm_bias", bias, fits, "0, in [1e-12, 1e3] or \"auto\"")
             }
             Self::Ssa(m) => m.validate(),
             Self::Fna(m) => check_fna(m),

@@ -204,7 +204,8 @@ fn places([_, inputs]: [usize; 2], at: usize) -> impl Iterator<Item = (usize, us
 fn check_sizes(outputs: usize, inputs: usize) -> Result<()> {
     for (field, got, most) in [("outputs", outputs, MOST_OUTPUTS), ("inputs", inputs, MOST_INPUTS)] {
         if got == 0 || got > most {
-            let expected = "at least 1; at most 8388607 inputs, as products are summed in 32 bits, and 16777216 outputs";
+            let expected =
+                "at least 1; at most 8388607 inputs, as products are summed in 32 bits, and 16777216 outputs";
             return Err(Error::OutOfRange { field, got: got.to_string(), expected });
         }
     }

@@ -35,6 +35,7 @@ pub(crate) struct Unit {
     /// A saved norm times this is a norm of the logits' activations.
     saved: f64,
     gamma: f64,
+    homogeneous: bool,
 }
 
 impl Unit {
@@ -50,8 +51,9 @@ impl Unit {
                 norm: scale * power,
                 saved: 1.0,
                 gamma,
+                homogeneous: true,
             },
-            false => Self { logit: scale, eps: m.eps, norm: 1.0, saved: power, gamma },
+            false => Self { logit: scale, eps: m.eps, norm: 1.0, saved: power, gamma, homogeneous: false },
         }
     }
 
@@ -65,9 +67,11 @@ impl Unit {
         f64::from(saved) * self.saved
     }
 
-    /// `gamma / (F + eps)`, the factor on activations of logits whose norm is `norm`; 0 where nothing is divided by.
+    /// `gamma / (F + eps)`, the factor on activations of logits whose norm is `norm`. Where that is 0, so are all activations, and
+    /// all slopes but those of GELU.
     pub fn factor(&self, norm: f64) -> f64 {
-        if norm + self.eps == 0.0 { 0.0 } else { self.gamma / (norm + self.eps) }
+        let nothing = norm == 0.0 && (self.homogeneous || self.eps == 0.0);
+        if nothing { 0.0 } else { self.gamma / (norm + self.eps) }
     }
 
     /// The weight of one row's `c = <dout, out>` in the projection: `c / (f F)`; 0 where the norm is 0.

@@ -176,30 +176,30 @@ impl<'s> Step<'s> {
 /// by.
 pub(super) const UNITS: usize = 2;
 
-/// Below this, one over a sum that scores are divided by loses its digits in f32.
-const LEAST_INVERSE: f32 = 1e-34;
+/// Below this, one over the sum of the queries' lengths, in units of the largest, leaves nothing of their gradients.
+const LEAST_INVERSE: f32 = 1e-20;
 
 /// Whether pooled values are numbers, and whether `eps` leaves something of tokens far smaller.
 pub(super) fn check(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Result<()> {
     let shape = &call.shape;
-    let slices = stats.chunks_exact(stats.len() / shape.slices()).enumerate();
-    for (slice, stats) in slices {
+    for (slice, stats) in stats.chunks_exact(stats.len() / shape.slices()).enumerate() {
         let (head, steps) = stats.split_at(1 + shape.value_dim);
         range::check_results(call, None, [("out", &head[1..])])?;
-        // One over every sum, of which the factored steps save one each, the exact ones all together.
-        let of_steps = match m.operator {
-            PowerOperator::Factored => (shape.head_dim + 1..).step_by(Step::len(shape.head_dim)).take(m.iterations),
-            PowerOperator::Exact => (0..).step_by(1).take(m.iterations),
+        let lost = |t: usize| match m.operator {
+            PowerOperator::Factored => {
+                let step = Step::load(part(steps, t, Step::len(shape.head_dim)));
+                step.inverse < f32::MIN_POSITIVE && step.y.iter().any(|&y| y != 0.0)
+            }
+            PowerOperator::Exact => steps[t] < f32::MIN_POSITIVE,
         };
-        let mut inverses = of_steps.map(|at| steps[at]).chain([head[0]]);
-        if inverses.all(|x| x >= LEAST_INVERSE) {
+        if head[0] >= LEAST_INVERSE && !(0..m.iterations).any(lost) {
             continue;
         }
         let [q, k] = rescale::largest(call, slice).map(f64::from);
         if q * k > 0.0 && (q * k).is_finite() {
             let (tensor, largest, other) = if q <= k { ("q", q, k) } else { ("k", k, q) };
-            let limit = m.eps / other * f64::from(LEAST_INVERSE);
-            let remedy = "nothing is left of it beside `eps`: scale the tokens, or set `eps` to 0";
+            let limit = m.eps * f64::from(LEAST_INVERSE) / other.min(1.0);
+            let remedy = "nothing is left of it beside `eps`: scale the tokens, or set a smaller `eps`";
             return Err(Error::Range { tensor, largest, bound: "from", limit, remedy });
         }
     }

@@ -14,6 +14,8 @@ mod uniform;
 pub(crate) use plan::plan;
 pub(crate) use uniform::{uniform_backward, uniform_forward};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::{
     Gradients, Parameter, Result, Shape,
     mechanism::{LinearInfsa, PowerOperator},
@@ -99,24 +101,29 @@ pub(crate) fn linear_backward(
 ) -> Result<()> {
     let Gradients { dq, mut dk, dv, extras } = gradients;
     let rescaled = rescaled_as_saved(call, m, saved.stats);
-    let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv, extras };
-    backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
-    if let Some(rescaled) = rescaled {
-        rescaled.restore(dq, dk);
+    let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv: &mut *dv, extras };
+    let (dgamma, in_units) = backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
+    if let Some(rescaled) = &rescaled {
+        rescaled.restore(dq, dk.as_deref_mut());
     }
-    Ok(())
+    range::check_results(call, Some(saved.dout), [("dgamma", &dgamma[..])])?;
+    // Gradients are as far from the ends of f32 as what they are made of, unless that was brought there and back.
+    let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];
+    let moved = rescaled.is_some() || in_units;
+    if moved { range::check_results(call, Some(saved.dout), tokens) } else { Ok(()) }
 }
 
+/// The gradient of the decay, and whether a head's gradients were made in a unit of their own.
 fn backward_pass(
     call: &Call<'_>,
     m: &LinearInfsa,
     saved: &Saved<'_>,
     mut gradients: Gradients<'_, f32>,
     work: &mut [f32],
-) {
+) -> (Vec<f32>, bool) {
     let shape = call.shape;
     let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = shape;
-    let sizes = plan::sizes(m, &shape);
+    let (sizes, in_units) = (plan::sizes(m, &shape), AtomicBool::new(false));
     let (narrow, wide) = cut_work(work, shape.slices() * sizes.narrow);
     let keys = gradients.dk.unwrap_or_default();
     let rows = [
@@ -142,14 +149,15 @@ fn backward_pass(
             PowerOperator::Exact => exact::backward(&head, stats, g, narrow, buffers.wide.1, into),
         }
         if exponent != 0 {
+            in_units.store(true, Ordering::Relaxed);
             [query, key, value].into_iter().for_each(|x| rescale::multiply(x, 1, |_| 2f64.powi(exponent)));
         }
     });
-    if let Some(dgamma) = gradients.extras.get(Parameter::Gamma) {
-        for (head, dgamma) in dgamma.iter_mut().enumerate() {
-            *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
-        }
+    let Some(dgamma) = gradients.extras.get(Parameter::Gamma) else { return (Vec::new(), in_units.into_inner()) };
+    for (head, dgamma) in dgamma.iter_mut().enumerate() {
+        *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
     }
+    (dgamma.to_vec(), in_units.into_inner())
 }
 
 /// Rows per head of `out`.
