@@ -8,15 +8,18 @@ use rayon::prelude::*;
 
 use crate::{
     Error, Gradients, Mechanism, Parameter, Result, Shape,
-    mechanism::{Centering, DistanceKernel, Estimator, Fna, Laplacian, LaplacianExact, Manifold},
+    mechanism::{
+        Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
+        Manifold,
+    },
     operator::Call,
-    rescale::{self, homogeneous, largest, largest_of, prefixes},
+    rescale::{self, largest, largest_of, prefixes},
     structure::dense::fna_scale,
 };
 
-/// Scores of `softmax` and its like. What f32 leaves of a score is then a thousandth part at most of the distance to one that
-/// would have a weight of its own only if keys nearly coincide; and the sums of rows, saved in two parts, keep five digits.
-pub(crate) const MOST_SCORE: f64 = (1_u64 << 34) as f64;
+/// Scores of `softmax` and its like: the sums of rows, saved in two parts, keep four digits there. A score itself is rounded by some
+/// 1e-7 of this; weights of keys that lie as near each other are off, those of all others exact.
+const MOST_SCORE: f64 = (1_u64 << 34) as f64;
 /// Squared distances of `soft`, times its scale.
 const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
 /// Where no row has a larger score, no product that cancels in one had digits enough to matter either.
@@ -37,32 +40,29 @@ const MOST_GROWTH: i32 = 60;
 pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
     let dim = call.shape.head_dim;
     let scale = |scale: Option<f64>| scale.unwrap_or((dim as f64).powf(-0.5));
-    let slices = (0..call.shape.slices()).into_par_iter();
+    // The first slice that does not fit is named, whatever the threads.
+    let each = |fits: &(dyn Fn(usize) -> Result<()> + Sync)| {
+        (0..call.shape.slices()).into_par_iter().map(fits).find_first(Result::is_err).unwrap_or(Ok(()))
+    };
     match mechanism {
-        Mechanism::Ssa(m) => slices
-            .map(|slice| {
-                products(call, slice, scale(m.scale), MOST_SCORE)?;
-                // Along a given plan nothing is clustered, and only means of tokens are taken.
-                let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
-                if planned { Ok(()) } else { entries(call, slice, MOST_CLUSTERED) }
-            })
-            .collect(),
-        Mechanism::Infsa(m) if !homogeneous(m.activation) => {
-            slices.map(|slice| products(call, slice, scale(m.scale), MOST_LOGIT)).collect()
+        Mechanism::Ssa(m) => each(&|slice| {
+            products(call, slice, scale(m.scale), MOST_SCORE)?;
+            // Along a given plan nothing is clustered, but means of tokens may be taken.
+            let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
+            if planned { Ok(()) } else { entries(call, slice, MOST_CLUSTERED) }
+        }),
+        Mechanism::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
+        | Mechanism::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
+            each(&|slice| products(call, slice, scale(*factor), MOST_LOGIT))
         }
-        Mechanism::InfsaResolvent(m) if !homogeneous(m.activation) => {
-            slices.map(|slice| products(call, slice, scale(m.scale), MOST_LOGIT)).collect()
-        }
-        Mechanism::Infsa(_) if call.mask.causal => slices.map(|slice| growth(call, slice)).collect(),
-        Mechanism::Fna(m) => slices.map(|slice| distances(m, call, slice)).collect(),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
-            slices.map(|slice| squares(call, slice, m.scale_for(dim))).collect()
-        }
+        Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
+        Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => each(&|slice| squares(call, slice, m.scale_for(dim))),
         Mechanism::Laplacian(Laplacian { lambda, centering, .. })
         | Mechanism::LaplacianExact(LaplacianExact { lambda, centering, .. })
             if *centering != Centering::None =>
         {
-            slices.map(|slice| differences(call, slice, *lambda)).collect()
+            each(&|slice| differences(call, slice, *lambda))
         }
         _ => Ok(()),
     }
