@@ -85,6 +85,28 @@ pub enum Error {
         /// The element.
         value: f64,
     },
+    /// Queries or keys are too large, or too small, for f32 to give right results.
+    #[error("the largest entry of tensor `{tensor}` is {largest:.1e}, f32 is right {bound} {limit:.1e} here; {remedy}")]
+    Range {
+        /// The tensor's name.
+        tensor: &'static str,
+        /// The magnitude of its largest entry.
+        largest: f64,
+        /// `up to` or `from`.
+        bound: &'static str,
+        /// The magnitude that is possible beside the other tensors and the configuration.
+        limit: f64,
+        /// How to mend the call.
+        remedy: &'static str,
+    },
+    /// A result of finite inputs is no number in f32.
+    #[error("result `{tensor}` leaves the range of f32 at flat index {index}; scale the inputs down")]
+    Overflow {
+        /// The result's name.
+        tensor: &'static str,
+        /// Row-major position of the first such element.
+        index: usize,
+    },
     /// A tensor of indices points beyond what it indexes.
     #[error("tensor `{tensor}` holds {value} at flat index {index}; expected an index below {limit}")]
     Index {

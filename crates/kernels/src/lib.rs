@@ -22,6 +22,7 @@ mod parameter;
 mod plan;
 mod problem;
 mod random;
+mod range;
 pub mod reference;
 mod rescale;
 mod score;

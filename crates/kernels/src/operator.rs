@@ -6,7 +6,7 @@ use crate::{
     ClusterPlan, Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape,
     Strategy, check,
     mechanism::Landmarks,
-    plan, reference,
+    plan, range, reference,
     rescale::Rescaled,
     scratch::{cut, room},
     series,
@@ -121,7 +121,8 @@ impl Operator {
     /// elements: what [`Operator::backward`] needs beside the inputs).
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::Tensor`] for tensors that do not fit; [`Error::NotConverged`] from a solver.
+    /// [`Error::Length`], [`Error::Tensor`] for tensors that do not fit; [`Error::Range`], [`Error::Overflow`] where f32 has no
+    /// room for what they hold; [`Error::NotConverged`] from a solver.
     pub fn forward<T: Element>(
         &self,
         inputs: &Inputs<'_, T>,
@@ -152,7 +153,7 @@ impl Operator {
     /// The gradients of `<dout, out>`. `out` and `stats` are what [`Operator::forward`] wrote for the same inputs.
     ///
     /// # Errors
-    /// As [`Operator::forward`].
+    /// As [`Operator::forward`]. On [`Error::Overflow`] all gradients are written, those beyond f32 as infinities or NaN.
     #[allow(clippy::too_many_arguments)] // the call's tensors, what forward saved, and where to write
     pub fn backward<T: Element>(
         &self,
@@ -183,13 +184,13 @@ impl Operator {
         }
         let has_k = dk_out.is_some();
         let into = Gradients { dq: &mut *dq, dk: has_k.then_some(&mut *dk), dv: &mut *dv, extras };
-        self.apply_backward(&call, o, stats, g, into, work)?;
+        let done = self.apply_backward(&call, o, stats, g, into, work);
         narrow(dq, dq_out);
         narrow(dv, dv_out);
         if let Some(dk_out) = dk_out {
             narrow(dk, dk_out);
         }
-        Ok(())
+        done
     }
 
     /// The plan of a clustered call (`ssa`): the one in [`Extras::clusters`], or the one that [`Operator::forward`] and
@@ -209,6 +210,7 @@ impl Operator {
         let wide = |x: &[T]| x.iter().map(|x| x.widen()).collect::<Vec<_>>();
         let (q, k) = (wide(inputs.q), inputs.k.map(wide));
         let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
+        range::check(&self.mechanism, &call)?;
         Ok(Cow::Owned(structure::clustered::make(&call, m)))
     }
 
@@ -256,10 +258,19 @@ impl Operator {
 
     pub(crate) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
         if self.plan.strategy == Strategy::Reference {
-            return reference::forward_f32(&self.mechanism, call, out, stats);
+            reference::forward_f32(&self.mechanism, call, out, stats)?;
+        } else {
+            range::check(&self.mechanism, call)?;
+            let rescaled = Rescaled::of(&self.mechanism, call);
+            let call = &rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
+            self.stream(call, out, stats, work)?;
+            range::check_rows(&self.mechanism, call, stats)?;
         }
-        let rescaled = Rescaled::of(&self.mechanism, call);
-        let call = &rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
+        // The one value that all rows repeat is checked where it is made.
+        if self.mechanism.is_pooled() { Ok(()) } else { range::check_results(call, None, [("out", &*out)]) }
+    }
+
+    fn stream(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
         match &self.mechanism {
             Mechanism::Softmax(m) => structure::dense::softmax_forward(call, m, out, stats, work),
             Mechanism::Uniform(_) => structure::pooled::uniform_forward(call, out, stats, work),
@@ -288,19 +299,29 @@ impl Operator {
         gradients: Gradients<'_, f32>,
         work: &mut [f32],
     ) -> Result<()> {
-        let saved = Saved { out, stats, dout };
+        let mut gradients = gradients;
         if self.plan.strategy == Strategy::Reference {
-            return reference::backward_f32(&self.mechanism, call, dout, gradients);
+            reference::backward_f32(&self.mechanism, call, dout, gradients.reborrow())?;
+        } else {
+            range::check(&self.mechanism, call)?;
+            range::check_rows(&self.mechanism, call, stats)?;
+            let exponent = range::gradient_exponent(&self.mechanism, call, dout);
+            let divided = (exponent != 0).then(|| range::divided(dout, exponent));
+            let saved = Saved { out, stats, dout: divided.as_deref().unwrap_or(dout) };
+            let rescaled = Rescaled::of(&self.mechanism, call);
+            let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
+            self.differentiate(&scaled, &saved, gradients.reborrow(), work)?;
+            if exponent != 0 {
+                range::multiply(&mut gradients, exponent);
+            }
         }
-        let Gradients { dq, mut dk, dv, extras } = gradients;
-        let rescaled = Rescaled::of(&self.mechanism, call);
-        let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
-        let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv, extras };
-        self.differentiate(&scaled, &saved, into, work)?;
-        if let Some(rescaled) = rescaled {
-            rescaled.restore(dq, dk);
+        if self.mechanism.is_pooled() {
+            return Ok(());
         }
-        Ok(())
+        let Gradients { dq, dk, dv, mut extras } = gradients;
+        let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];
+        let parameters = extras.iter().map(|(parameter, x)| (parameter.gradient_name(), &*x));
+        range::check_results(call, Some(dout), tokens.into_iter().chain(parameters))
     }
 
     fn differentiate(

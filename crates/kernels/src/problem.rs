@@ -27,29 +27,45 @@ impl Shape {
         Self { batch, heads, seq_q: seq, seq_kv: seq, head_dim: dim, value_dim: dim }
     }
 
-    /// Number of independent problems: `batch * heads`.
+    /// Number of independent problems: `batch * heads`. This and the lengths below saturate where a product leaves `usize`:
+    /// no slice is as long, and so none fits such a shape.
     pub const fn slices(&self) -> usize {
-        self.batch * self.heads
+        self.batch.saturating_mul(self.heads)
     }
 
     /// Elements of `q`.
     pub const fn q_len(&self) -> usize {
-        self.slices() * self.seq_q * self.head_dim
+        self.slices().saturating_mul(self.seq_q).saturating_mul(self.head_dim)
     }
 
     /// Elements of `k`.
     pub const fn k_len(&self) -> usize {
-        self.slices() * self.seq_kv * self.head_dim
+        self.slices().saturating_mul(self.seq_kv).saturating_mul(self.head_dim)
     }
 
     /// Elements of `v`.
     pub const fn v_len(&self) -> usize {
-        self.slices() * self.seq_kv * self.value_dim
+        self.slices().saturating_mul(self.seq_kv).saturating_mul(self.value_dim)
     }
 
     /// Elements of a full-length `out`.
     pub const fn out_len(&self) -> usize {
-        self.slices() * self.seq_q * self.value_dim
+        self.slices().saturating_mul(self.seq_q).saturating_mul(self.value_dim)
+    }
+
+    /// Whether counts of elements, and of operations on all pairs, stay far from wrapping: more than that no machine attends.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { batch, heads, seq_q, seq_kv, head_dim, value_dim } = *self;
+        let product = |axes: &[usize]| axes.iter().try_fold(1_usize, |all, &axis| all.checked_mul(axis.max(1)));
+        let channels = head_dim.max(value_dim);
+        let fits = |axes: &[usize], most: usize| product(axes).is_some_and(|n| n <= most);
+        if fits(&[batch, heads, seq_q.max(seq_kv), channels], 1 << 40)
+            && fits(&[batch, heads, seq_q, seq_kv, channels], 1 << 52)
+        {
+            return Ok(());
+        }
+        let got = format!("{batch} x {heads} x {seq_q} queries, {seq_kv} keys x {head_dim}, {value_dim} channels");
+        Err(Error::OutOfRange { field: "shape", got, expected: "at most 2^40 elements per tensor and 2^52 per pair" })
     }
 }
 
@@ -112,6 +128,13 @@ pub struct Gradients<'a, T> {
     pub dv: &'a mut [T],
     /// Gradients of the mechanism's own tensors: those that are wanted.
     pub extras: ExtraGradients<'a>,
+}
+
+impl<T> Gradients<'_, T> {
+    /// The same room for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> Gradients<'_, T> {
+        Gradients { dq: self.dq, dk: self.dk.as_deref_mut(), dv: self.dv, extras: self.extras.reborrow() }
+    }
 }
 
 /// First non-finite element of `data`, as an error naming `tensor`.

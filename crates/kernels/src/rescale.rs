@@ -3,10 +3,17 @@
 //! InfSA depends on the lengths of queries and keys only through its `eps`. Where a head's largest entry is far from 1,
 //! queries and keys are divided by powers of two (exact), the mechanism works on them with `eps` divided likewise, and the
 //! gradients are divided at the end. Only such calls, which no trained model makes, pay for it with two copies.
+//!
+//! Of a causal sequence the first tokens set the units: what comes later must change no bit of earlier rows.
 
 use rayon::prelude::*;
 
-use crate::{Mechanism, Shape, mechanism::Activation, operator::Call, simd::rows};
+use crate::{
+    Mechanism, Shape,
+    mechanism::Activation,
+    operator::Call,
+    simd::{Level, rows},
+};
 
 /// Binary orders of magnitude around 1 that need no rescaling: the product of two such numbers, and its reciprocal times
 /// a third, stay far inside f32.
@@ -29,8 +36,8 @@ impl Rescaled {
     /// `None` where the mechanism needs no rescaling (or sees to it itself), or this call does not.
     pub fn of(mechanism: &Mechanism, call: &Call<'_>) -> Option<Self> {
         let takes = match mechanism {
-            Mechanism::Infsa(m) => m.activation != Activation::Gelu,
-            Mechanism::InfsaResolvent(m) => m.activation != Activation::Gelu,
+            Mechanism::Infsa(m) => homogeneous(m.activation),
+            Mechanism::InfsaResolvent(m) => homogeneous(m.activation),
             _ => false,
         };
         if takes { Self::needed(call, mechanism.tied()) } else { None }
@@ -78,31 +85,85 @@ impl Rescaled {
     }
 }
 
-/// The exponents of one slice's largest query and key entries; one for both where queries are keys.
+/// Whether the activation knows no unit: that of a multiple is the multiple.
+pub(crate) fn homogeneous(activation: Activation) -> bool {
+    activation != Activation::Gelu
+}
+
+/// The exponents of one slice's largest query and key entries, causal of its first ones; one for both where queries are keys.
 fn unit(call: &Call<'_>, tied: bool, slice: usize) -> [i32; 2] {
-    let [q, k] = largest(call, slice).map(|most| if most == 0.0 { 0 } else { most.log2().floor() as i32 });
+    let [q, k] = match call.mask.causal {
+        true => prefixes(call, slice).map(|[first, _]| first),
+        false => largest(call, slice).map(exponent_of),
+    };
     if tied { [q.max(k); 2] } else { [q, k] }
+}
+
+/// The power of two that is at most `x`; that of 1 for 0.
+pub(crate) fn exponent_of(x: f32) -> i32 {
+    if x == 0.0 { 0 } else { f64::from(x).log2().floor() as i32 }
+}
+
+/// One side of a slice: its tokens, and which of them count.
+fn side<'a>(call: &Call<'a>, slice: usize, keys: bool) -> (&'a [f32], Option<&'a [bool]>) {
+    let Shape { heads, seq_q, seq_kv, head_dim, .. } = call.shape;
+    let (x, keep, seq) = if keys { (call.k, call.mask.key, seq_kv) } else { (call.q, call.mask.query, seq_q) };
+    (&x[slice * seq * head_dim..][..seq * head_dim], keep.map(|keep| &keep[slice / heads * seq..][..seq]))
 }
 
 /// The largest magnitudes among one slice's kept queries and kept keys.
 pub(crate) fn largest(call: &Call<'_>, slice: usize) -> [f32; 2] {
-    let Shape { heads, seq_q, seq_kv, head_dim, .. } = call.shape;
-    let sides = [(call.q, call.mask.query, seq_q), (call.k, call.mask.key, seq_kv)];
-    sides.map(|(x, keep, seq)| {
-        let x = &x[slice * seq * head_dim..][..seq * head_dim];
-        let Some(keep) = keep else { return rows::max_abs(call.level, x) };
-        let keep = &keep[slice / heads * seq..][..seq];
-        let kept = x.chunks_exact(head_dim).zip(keep).filter(|(_, keep)| **keep);
-        kept.fold(0.0, |most, (row, _)| most.max(rows::max_abs(call.level, row)))
+    [false, true].map(|keys| {
+        let (x, keep) = side(call, slice, keys);
+        largest_of(call.level, x, call.shape.head_dim, keep)
+    })
+}
+
+/// The largest magnitude in the rows that are kept.
+pub(crate) fn largest_of(level: Level, x: &[f32], dim: usize, keep: Option<&[bool]>) -> f32 {
+    let Some(keep) = keep else { return rows::max_abs(level, x) };
+    let kept = x.chunks_exact(dim).zip(keep).filter(|(_, keep)| **keep);
+    kept.fold(0.0, |most, (row, _)| most.max(rows::max_abs(level, row)))
+}
+
+/// The exponents of the first kept token of one slice that is not zero, and of the largest, of queries and of keys.
+pub(crate) fn prefixes(call: &Call<'_>, slice: usize) -> [[i32; 2]; 2] {
+    [false, true].map(|keys| {
+        let ((x, keep), dim) = (side(call, slice, keys), call.shape.head_dim);
+        let kept = x.chunks_exact(dim).enumerate().filter(|(i, _)| keep.is_none_or(|keep| keep[*i]));
+        let first = kept.map(|(_, row)| rows::max_abs(call.level, row)).find(|&most| most > 0.0).unwrap_or(0.0);
+        [first, largest_of(call.level, x, dim, keep)].map(exponent_of)
+    })
+}
+
+/// For every query the exponent of the largest product with a key that it, or one before it, could have, as far as magnitudes
+/// tell: what a causal row is computed in units of.
+pub(crate) fn row_exponents(call: &Call<'_>, slice: usize) -> impl Iterator<Item = i32> {
+    let ([(q, keep_q), (k, keep_k)], dim) = ([false, true].map(|keys| side(call, slice, keys)), call.shape.head_dim);
+    let level = call.level;
+    let kept = |keep: Option<&[bool]>, i: usize| keep.is_none_or(|keep| keep[i]);
+    let rows = q.chunks_exact(dim).zip(k.chunks_exact(dim)).enumerate();
+    rows.scan([0_f32; 2], move |[most_q, most_k], (i, (q, k))| {
+        if kept(keep_q, i) {
+            *most_q = most_q.max(rows::max_abs(level, q));
+        }
+        if kept(keep_k, i) {
+            *most_k = most_k.max(rows::max_abs(level, k));
+        }
+        Some((exponent_of(*most_q) + exponent_of(*most_k)).clamp(-126, 126))
     })
 }
 
 /// Divides every slice of `x` by its power of two.
 fn divide(x: &mut [f32], units: &[[i32; 2]], side: usize) {
-    let len = x.len() / units.len();
-    x.par_chunks_mut(len).zip(units).for_each(|(x, unit)| {
-        // In f64, which has room for the powers of every f32 and its reciprocal.
-        let by = 2f64.powi(-unit[side]);
+    multiply(x, units.len(), |slice| 2f64.powi(-units[slice][side]));
+}
+
+/// Multiplies every slice of `x` by its factor: in f64, which has room for the powers of every f32 and its reciprocal.
+pub(crate) fn multiply(x: &mut [f32], slices: usize, factor: impl Fn(usize) -> f64 + Sync) {
+    let len = (x.len() / slices).max(1);
+    x.par_chunks_mut(len).enumerate().for_each(|(slice, x)| {
+        let by = factor(slice);
         x.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);
     });
 }

@@ -3,7 +3,7 @@
 
 mod support;
 
-use resolvent_kernels::{Mechanism, Parameter, Shape, Strategy, Tol, simd::Level};
+use resolvent_kernels::{Error, Mechanism, Parameter, Shape, Strategy, Tol, simd::Level};
 use support::{
     assert_close, floors,
     problem::{Problem, Solution, assert_solution},
@@ -217,15 +217,27 @@ fn densities_at_small_length_scales_keep_the_gradients_of_the_parameters() {
     }
 }
 
-/// Distances whose squares, in units of the length scale, leave the range of f32.
+/// With the text rule every distance is a small part of the length scale, and so is what its gradient sums up.
+#[test]
+fn small_tokens_keep_the_gradient_of_the_length_scale() {
+    for fields in ["", r#", "kernel": "student", "kappa": 700"#, r#", "alpha": 2, "kappa": 700"#] {
+        for size in [1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6] {
+            let mut p = problem(fna(fields), Shape::square(1, 2, 60, 64), 12);
+            change(&mut p, |_, _, x| x * size);
+            let (got, expected) = (p.fused(), p.reference());
+            assert_close(&format!("{fields}, {size}"), &got["dkappa"], &expected["dkappa"], 1, 1e-4, 0.0);
+        }
+    }
+}
+
+/// Distances whose squares, in units of the length scale, leave the range of f32, or that in which they have digits.
 #[test]
 fn distances_beyond_any_length_scale_stay_numbers() {
     for (fields, factor) in [(r#", "alpha": 2"#, 1e21), (r#", "alpha": 2, "kappa": 1e-20"#, 1.0)] {
         let mut p = problem(fna(fields), Shape::square(1, 1, 30, 6), 11);
         change(&mut p, |_, _, x| x * factor);
-        let got = p.fused();
-        assert!(got.values().flatten().all(|x| x.is_finite()), "{fields}");
-        assert!(got["lse"].iter().all(|&lse| lse < -1e20), "{fields}: far, not absent");
+        let error = p.solve::<f32>(Strategy::Fused, None).unwrap_err();
+        assert!(matches!(error, Error::Range { .. }) && error.to_string().contains("kappa"), "{error}");
     }
     for (fields, factor) in [(r#", "kernel": "student""#, 1e21), (r#", "kernel": "student", "kappa": 1e-20"#, 1.0)] {
         let mut p = problem(fna(fields), Shape::square(1, 1, 30, 6), 11);

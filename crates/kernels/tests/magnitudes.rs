@@ -46,7 +46,8 @@ fn results_keep_their_digits() {
             let resize = |x: &mut Vec<f64>, size: f64| x.iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
             resize(&mut p.q, size_q);
             p.k.iter_mut().for_each(|k| resize(k, size_k));
-            let got = p.solve::<f32>(Strategy::Fused, None).unwrap();
+            let got = p.solve::<f32>(Strategy::Fused, None);
+            let got = got.unwrap_or_else(|error| panic!("{mechanism:?}, {sizes:?}: {error}"));
             let (got, expected) = (in_units(&p, got, sizes.into()), in_units(&p, p.reference(), sizes.into()));
             // Far above `eps` what is projected out is nearly everything that a decay's gradient sees of the lengths.
             let tol = Tol::f32(&mechanism).with_noise(1e-5);

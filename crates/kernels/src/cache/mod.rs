@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use self::rows::{decoder, infsa, scale_down, softmax};
 use crate::{
-    Error, Inputs, Mechanism, Parameter, Result, Shape, check,
+    Error, Inputs, Mechanism, Parameter, Result, Shape, check, range,
     simd::Level,
     structure::clustered::{Past, Setting, Token},
 };
@@ -76,6 +76,7 @@ impl Cache {
         } else {
             mechanism.check(&token, true)?;
         }
+        Shape { seq_kv: capacity, ..token }.check()?;
         if let Mechanism::LaplacianExact(_) = mechanism {
             let (what, why) = ("decoding token by token", "call it on the sequence so far, and take the last row");
             return Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
@@ -172,6 +173,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`crate::Error::Length`], [`crate::Error::Tensor`] for tensors that do not fit; the cache is then as before.
+    /// [`crate::Error::Overflow`] where rows leave f32 although no token does.
     pub fn step(&mut self, inputs: &Inputs<'_, f32>, out: &mut [f32]) -> Result<()> {
         let new = self.take("step", inputs)?;
         let expected = new * self.token.out_len();
@@ -179,7 +181,8 @@ impl Cache {
         self.keep(inputs, new);
         self.attend(inputs, new, out);
         self.len += new;
-        Ok(())
+        let tokens = [inputs.q, inputs.k.unwrap_or_default(), inputs.v, &self.keys, &self.values];
+        range::check_finite("out", out, || tokens.iter().all(|x| x.iter().all(|x| x.is_finite())))
     }
 
     /// As [`Cache::step`], of tokens whose rows are known: those of a prompt, which one causal call gives faster than steps. For

@@ -6,7 +6,7 @@ use faer::MatRef;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-use super::sums;
+use super::{area, sums};
 
 /// Tokens of a block: few enough for its results to lie in the second-level cache when the bias is added, enough to make the
 /// packing of the weights a small part of the work.
@@ -40,9 +40,10 @@ pub fn linear(rows: usize, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> 
     // Of few rows one block, whose product is shared among the threads instead.
     let one = rows < 2 * ROWS;
     let block = if one { rows } else { block(rows) };
+    let len = area(rows, outputs);
     let weight = MatRef::from_row_major_slice(weight, inputs, outputs);
-    let mut out = Vec::with_capacity(rows * outputs);
-    let parts = out.spare_capacity_mut()[..rows * outputs].par_chunks_mut((block * outputs).max(1));
+    let mut out = Vec::with_capacity(len);
+    let parts = out.spare_capacity_mut()[..len].par_chunks_mut((block * outputs).max(1));
     parts.enumerate().for_each(|(index, out)| {
         let rows = out.len() / outputs;
         let x = MatRef::from_row_major_slice(&x[index * block * inputs..][..rows * inputs], rows, inputs);
@@ -50,8 +51,8 @@ pub fn linear(rows: usize, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> 
             out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
         }
     });
-    // SAFETY: the parts are the first `rows * outputs` elements of the capacity, all of them written by `product`.
-    unsafe { out.set_len(rows * outputs) };
+    // SAFETY: the parts are the first `len` elements of the capacity, all of them written by `product`.
+    unsafe { out.set_len(len) };
     out
 }
 
@@ -74,7 +75,7 @@ pub fn linear_backward(
     wanted: [bool; 3],
 ) -> LinearGradients {
     let inputs = inputs(rows, x, weight, outputs);
-    assert_eq!(dout.len(), rows * outputs, "linear_backward: dout must be [rows, outputs]");
+    assert_eq!(dout.len(), area(rows, outputs), "linear_backward: dout must be [rows, outputs]");
     let weight = MatRef::from_row_major_slice(weight, inputs, outputs);
     let [dx, dweight, dbias] = wanted;
     let [left, right] = [(x, inputs), (dout, outputs)].map(|(x, width)| MatRef::from_row_major_slice(x, rows, width));
@@ -98,8 +99,8 @@ fn column_sums(x: &[f32], width: usize) -> Vec<f32> {
 
 fn inputs(rows: usize, x: &[f32], weight: &[f32], outputs: usize) -> usize {
     let inputs = x.len().checked_div(rows).or(weight.len().checked_div(outputs)).unwrap_or(0);
-    assert!(x.len() == rows * inputs, "linear: x must be [rows, inputs]");
-    assert!(weight.len() == inputs * outputs, "linear: weight must be [inputs, outputs]");
+    assert!(x.len() == area(rows, inputs), "linear: x must be [rows, inputs]");
+    assert!(weight.len() == area(inputs, outputs), "linear: weight must be [inputs, outputs]");
     inputs
 }
 

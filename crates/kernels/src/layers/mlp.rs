@@ -8,6 +8,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{
+    area,
     gelu::{gelu, gelu_backward},
     linear::{ROWS, add_product, block, linear, linear_backward, product},
 };
@@ -115,8 +116,8 @@ pub fn mlp_backward(
     dout: &[f32],
 ) -> Result<MlpGradients> {
     let (width, outputs) = (weights.bias_in.len(), weights.bias_out.len());
-    assert!(hidden.len() == rows * width, "mlp_backward: hidden must be [rows, hidden]");
-    assert!(dout.len() == rows * outputs, "mlp_backward: dout must be [rows, outputs]");
+    assert!(hidden.len() == area(rows, width), "mlp_backward: hidden must be [rows, hidden]");
+    assert!(dout.len() == area(rows, outputs), "mlp_backward: dout must be [rows, outputs]");
     let Some(sizes) = Sizes::of(rows, x, weights) else {
         let outer = linear_backward(rows, &gelu(hidden)?, weights.weight_out, dout, outputs, [true; 3]);
         let dhidden = gelu_backward(hidden, &outer.dx.unwrap_or_default())?;
@@ -157,9 +158,9 @@ impl Sizes {
     fn of(rows: usize, x: &[f32], weights: &MlpWeights<'_>) -> Option<Self> {
         let (hidden, outputs) = (weights.bias_in.len(), weights.bias_out.len());
         let inputs = x.len().checked_div(rows).or(weights.weight_in.len().checked_div(hidden)).unwrap_or(0);
-        assert!(x.len() == rows * inputs, "mlp: x must be [rows, inputs]");
-        assert!(weights.weight_in.len() == inputs * hidden, "mlp: weight_in must be [inputs, hidden]");
-        assert!(weights.weight_out.len() == hidden * outputs, "mlp: weight_out must be [hidden, outputs]");
+        assert!(x.len() == area(rows, inputs), "mlp: x must be [rows, inputs]");
+        assert!(weights.weight_in.len() == area(inputs, hidden), "mlp: weight_in must be [inputs, hidden]");
+        assert!(weights.weight_out.len() == area(hidden, outputs), "mlp: weight_out must be [hidden, outputs]");
         let block = block(rows);
         (rows >= 2 * ROWS && inputs * hidden * outputs > 0).then_some(Self { block, inputs, hidden, outputs })
     }

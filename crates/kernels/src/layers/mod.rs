@@ -42,6 +42,14 @@ fn written<R: Send>(
     (out, returned)
 }
 
+/// `rows * width`, the length of a matrix.
+///
+/// # Panics
+/// If there is no such length.
+fn area(rows: usize, width: usize) -> usize {
+    rows.checked_mul(width).expect("a matrix has more elements than can be counted")
+}
+
 /// The sums of rows of `width`, in f64 and in their order.
 fn sums(rows: &[Vec<f32>], width: usize) -> Vec<f32> {
     (0..width).map(|column| rows.iter().map(|row| f64::from(row[column])).sum::<f64>() as f32).collect()

@@ -33,7 +33,7 @@ pub enum DistanceKernel {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number > 0, \"text\", \"vision\" or \"sphere\"")]
 pub enum Kappa {
-    /// A number > 0.
+    /// A number in [1e-30, 1e30].
     Value(f64),
     /// A rule.
     Rule(KappaRule),
@@ -63,14 +63,14 @@ pub struct Fna {
     pub kappa: Option<Kappa>,
     /// Default euclidean. A.1 for the sphere.
     pub manifold: Manifold,
-    /// `d_M`. Default null = `head_dim`, and on the sphere with a single head `head_dim - 1`; in (0, 1e6]. Eq. 14,
-    /// A.1.
+    /// `d_M`. Default null = `head_dim`, and on the sphere with a single head `head_dim - 1`; in
+    /// [0.001, 10000]. Eq. 14, A.1.
     pub intrinsic_dim: Option<f64>,
     /// The keys are the queries. Default false. Assumption 2.
     #[serde(skip_serializing_if = "is_false")]
     pub tied: bool,
     /// `a` in `D^-a C D^-a`, which divides the density of the tokens out of the affinities `C` before the rows are
-    /// normalised. Default 0, in [-1000, 1000]; anything else needs as many queries as keys. Eq. 40 to 42.
+    /// normalised. Default 0, in [-100, 100]; anything else needs as many queries as keys. Eq. 40 to 42.
     pub norm_exponent: f64,
     /// Query `i` sees keys `j <= i + seq_kv - seq_q`. Default false.
     pub causal: bool,

@@ -43,7 +43,7 @@ pub enum Landmarks {
     },
     /// The input `given_landmarks [batch, heads, count, head_dim]`. `soft`.
     Given {
-        /// How many, at least 1; null until the input is known ([`crate::Mechanism::with_given_landmarks`]).
+        /// How many, 1 to the number of tokens, or to 1024 where those are fewer; null until the input is known ([`crate::Mechanism::with_given_landmarks`]).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         count: Option<usize>,
     },

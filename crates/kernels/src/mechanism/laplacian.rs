@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     Inverse, Landmarks, Normalisation,
     presets::is_false,
-    soft::{check_grid, check_landmarks, check_ridge, check_steps},
-    valid::check,
+    soft::{check_grid, check_landmarks, check_steps},
+    valid::{check, check_added, check_lambda},
 };
 use crate::{Error, Parameter, Result, Shape};
 
@@ -73,13 +73,13 @@ pub(super) const fn normalisation(whitening: Whitening, centering: Centering) ->
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LaplacianExact {
-    /// Bandwidth. Default 4, finite, > 0. Section 4.1.
+    /// Bandwidth. Default 4, in [1e-18, 1e18]. Section 4.1.
     pub lambda: f64,
     /// The mean that is taken off. Default per-key.
     pub centering: Centering,
     /// What is divided by. Default diagonal.
     pub whitening: Whitening,
-    /// Added to variances. Default 1e-5; finite, > 0 unless whitening is none. Eq. 6.
+    /// Added to variances. Default 1e-5, in [1e-12, 1e12]; also 0 if whitening is none. Eq. 6.
     pub whiten_eps: f64,
     /// Factor on the weights. Default unit.
     pub weight_scale: WeightScale,
@@ -112,7 +112,7 @@ impl Default for LaplacianExact {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Laplacian {
-    /// Bandwidth. Default 4, finite, > 0. Section 4.1.
+    /// Bandwidth. Default 4, in [1e-18, 1e18]. Section 4.1.
     pub lambda: f64,
     /// Where the landmarks come from: pool (default, ratio 8), conv or stride. Section 4.2.
     pub landmarks: Landmarks,
@@ -122,13 +122,13 @@ pub struct Laplacian {
     pub inverse: Inverse,
     /// Newton-Schulz steps, at most: an iterate that has converged stays. Default 20, 1 to 64.
     pub newton_iterations: usize,
-    /// Added to the diagonal of the matrix between landmarks. Default 1e-3, finite, >= 0.
+    /// Added to the diagonal of the matrix between landmarks. Default 1e-3; 0 or in [1e-12, 1e12].
     pub ridge: f64,
     /// The mean that is taken off. Default per-key.
     pub centering: Centering,
     /// What is divided by. Default diagonal; not full.
     pub whitening: Whitening,
-    /// Added to variances. Default 1e-5; finite, > 0 unless whitening is none. Eq. 6.
+    /// Added to variances. Default 1e-5, in [1e-12, 1e12]; also 0 if whitening is none. Eq. 6.
     pub whiten_eps: f64,
     /// Factor on the weights. Default unit.
     pub weight_scale: WeightScale,
@@ -177,7 +177,7 @@ impl Laplacian {
         check("landmarks.kind", self.landmarks.kind(), windows, "pool, conv or stride")?;
         check("inverse", "eigen", self.inverse != Inverse::Eigen, "newton-schulz, cholesky or cg")?;
         check_steps(self.newton_iterations)?;
-        check_ridge(self.ridge)?;
+        check_added("ridge", self.ridge, true)?;
         let full = self.whitening == Whitening::Full;
         check("whitening", "full", !full, "diagonal or none; only `laplacian-exact` has full")
     }
@@ -223,10 +223,8 @@ impl LaplacianExact {
     pub const FULL_LIMIT: usize = 1024;
 
     pub(super) fn validate(&self) -> Result<()> {
-        check("lambda", self.lambda, self.lambda.is_finite() && self.lambda > 0.0, "finite and > 0")?;
-        let eps = self.whiten_eps;
-        let guarded = eps.is_finite() && (eps > 0.0 || self.whitening == Whitening::None);
-        check("whiten_eps", eps, guarded, "finite, and > 0 unless whitening is none")
+        check_lambda(self.lambda)?;
+        check_added("whiten_eps", self.whiten_eps, self.whitening == Whitening::None)
     }
 
     pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {

@@ -275,6 +275,11 @@ impl Mechanism {
         }
     }
 
+    /// Whether all queries get one pooled value.
+    pub(crate) const fn is_pooled(&self) -> bool {
+        matches!(self, Self::Uniform(_) | Self::LinearInfsa(_))
+    }
+
     /// What is allowed and likely a mistake, with the remedy.
     pub fn caution(&self) -> Option<&'static str> {
         match self {

@@ -29,17 +29,18 @@ pub enum PowerOperator {
 /// The weight of the rank-one positivity term of [`LinearInfsa`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum NormBias {
-    /// A number >= 0.
+    /// 0, or a number in [1e-12, 1e3].
     Value(f64),
     /// `E|t|`, `t` the cosine of two random directions: `Gamma(d/2) / (sqrt(pi) Gamma((d+1)/2))`; JSON `"auto"`.
     Auto,
 }
 
-/// Softmax attention, the baseline.
+/// Softmax attention, the baseline. A call in which `scale |q|.|k|` could pass 2^34 is refused: its sums of rows have five digits
+/// there, and fewer beyond.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Softmax {
-    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.
+    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
     /// Query `i` sees keys `j <= i + seq_kv - seq_q`. Default false.
     pub causal: bool,
@@ -60,13 +61,13 @@ pub struct Uniform {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Infsa {
-    /// Decay. Default 0.7, in (0, 1]. Eq. 6.
+    /// Decay. Default 0.7, in [1e-12, 1]. Eq. 6.
     pub gamma: f64,
     /// Logit to affinity. Default relu. Eq. 11, table 4.
     pub activation: Activation,
-    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.
+    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
-    /// Added to the norm. Default 1e-6, finite, >= 0. Section 3.6.
+    /// Added to the norm. Default 1e-6; 0 or in [1e-30, 1e30]. Section 3.6.
     pub eps: f64,
     /// The keys are the queries. Default false. Section 3.4.
     #[serde(skip_serializing_if = "is_false")]
@@ -86,13 +87,13 @@ impl Default for Infsa {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct InfsaResolvent {
-    /// Decay per hop. Default 0.7, in (0, 1).
+    /// Decay per hop. Default 0.7, in [1e-12, 0.99999].
     pub gamma: f64,
     /// Logit to affinity. Default relu.
     pub activation: Activation,
-    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.
+    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
-    /// Added to the norm. Default 1e-6, finite, >= 0.
+    /// Added to the norm. Default 1e-6; 0 or in [1e-30, 1e30].
     pub eps: f64,
     /// The keys are the queries; the solver is then conjugate gradients. Default false.
     #[serde(skip_serializing_if = "is_false")]
@@ -101,7 +102,7 @@ pub struct InfsaResolvent {
     pub causal: bool,
     /// Relative error bound at which the solver stops. Default 1e-6, in (0, 1).
     pub tol: f64,
-    /// Iterations allowed. Default null = the worst case of the guaranteed bound; >= 1.
+    /// Iterations allowed. Default null = the worst case of the guaranteed bound; 1 to 1000000.
     pub max_iter: Option<usize>,
 }
 
@@ -130,13 +131,13 @@ impl InfsaResolvent {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LinearInfsa {
-    /// Factor on the pooled value. Default 0.7, in (0, 1]. Eq. 21.
+    /// Factor on the pooled value. Default 0.7, in [1e-12, 1]. Eq. 21.
     pub gamma: f64,
     /// Logit to score. Default relu.
     pub activation: Activation,
-    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.
+    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
-    /// Added to both sums that are divided by. Default 1e-6, finite, >= 0.
+    /// Added to both sums that are divided by. Default 1e-6; 0 or in [1e-30, 1e30].
     pub eps: f64,
     /// The keys are the queries. Default false (the module's default is true). Section 3.4.
     #[serde(skip_serializing_if = "is_false")]
@@ -147,7 +148,7 @@ pub struct LinearInfsa {
     pub iterations: usize,
     /// How a step is taken. Default factored.
     pub operator: PowerOperator,
-    /// Weight of the rank-one term `|q_i| |k_j|` added to `q_i.k_j`. Default 0; >= 0 or `"auto"`.
+    /// Weight of the rank-one term `|q_i| |k_j|` added to `q_i.k_j`. Default 0; else in [1e-12, 1e3] or `"auto"`.
     pub norm_bias: NormBias,
     /// Give every query the pooled value; false returns it once, `[batch, heads, 1, value_dim]`. Default true.
     pub broadcast: bool,

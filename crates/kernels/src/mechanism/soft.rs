@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Inverse, InverseGradient, Landmarks, NewtonInit, Structure,
-    valid::{check, check_scale},
+    valid::{check, check_added, check_scale},
 };
 use crate::{Error, Parameter, Result, Shape};
 
@@ -32,7 +32,7 @@ pub struct Soft {
     /// Pass landmarks through a layer norm (inputs `landmark_norm_gamma`, `landmark_norm_beta`, each `[head_dim]`) and GELU,
     /// as the authors' code does. Default false.
     pub landmark_act: bool,
-    /// Factor on the squared distance. Default null = `1 / (2 sqrt(head_dim))`; finite, > 0. Eq. 4.
+    /// Factor on the squared distance. Default null = `1 / (2 sqrt(head_dim))`; in [1e-18, 1e18]. Eq. 4.
     pub scale: Option<f64>,
     /// How the matrix between landmarks is inverted. Default newton-schulz; not cg. Eq. 10, algorithm 2.
     pub inverse: Inverse,
@@ -40,7 +40,7 @@ pub struct Soft {
     pub newton_iterations: usize,
     /// Where Newton-Schulz starts. Default scaled.
     pub newton_init: NewtonInit,
-    /// Added to the diagonal of the matrix between landmarks. Default 0.01, finite, >= 0.
+    /// Added to the diagonal of the matrix between landmarks. Default 0.01; 0 or in [1e-12, 1e12].
     pub ridge: f64,
     /// What is differentiated. Default implicit. Eq. 12.
     pub gradient: InverseGradient,
@@ -50,7 +50,7 @@ pub struct Soft {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub degree: Option<Degree>,
     /// Side of the filter over the values' tokens that is added to the output (input `value_weight`, `[heads, side, side]`
-    /// on a grid, else `[heads, side]`). Default 0: none; else odd.
+    /// on a grid, else `[heads, side]`). Default 0: none; else odd, at most 1023.
     pub value_conv: usize,
     /// Must be false: every landmark mixes past and future.
     pub causal: bool,
@@ -143,7 +143,7 @@ impl Soft {
         check_scale(self.scale)?;
         check("inverse", "cg", self.inverse != Inverse::Cg, "newton-schulz, cholesky or eigen")?;
         check_steps(self.newton_iterations)?;
-        check_ridge(self.ridge)?;
+        check_added("ridge", self.ridge, true)?;
         let start = self.inverse != Inverse::NewtonSchulz || self.newton_init != NewtonInit::Identity;
         let expected = "> 0 with newton_init = identity, whose null directions would grow without end";
         check("ridge", self.ridge, start || self.ridge > 0.0, expected)?;
@@ -151,7 +151,7 @@ impl Soft {
         check("gradient", "unrolled", unrolls, "implicit unless inverse = newton-schulz")?;
         check("eigen_cutoff", self.eigen_cutoff, (0.0..1.0).contains(&self.eigen_cutoff), "in [0, 1)")?;
         let k = self.value_conv;
-        check("value_conv", k, k == 0 || k % 2 == 1, "0 or odd")
+        check("value_conv", k, k == 0 || k % 2 == 1 && k < LARGEST_FILTER, "0, or odd and at most 1023")
     }
 
     pub(super) fn check_support(&self, id: &'static str, shape: &Shape, causal: bool) -> Result<()> {
@@ -177,7 +177,9 @@ impl Soft {
             Landmarks::Given { count } => {
                 let expected =
                     "the number of `given_landmarks`: that tensor is missing, or see `Mechanism::with_given_landmarks`";
-                check("landmarks.count", "null", count.is_some(), expected)
+                check("landmarks.count", "null", count.is_some(), expected)?;
+                let (count, most) = (count.unwrap_or(0), tokens.max(MOST_GIVEN));
+                check("landmarks.count", count, count <= most, "at most the number of tokens, or 1024 for fewer")
             }
             _ => Ok(()),
         }
@@ -237,6 +239,10 @@ impl Soft {
 
 /// Sides of windows beyond this are a mistake, and their squares might not fit a number.
 const LARGEST_RATIO: usize = 1 << 16;
+/// Filters over the values are narrower than this.
+const LARGEST_FILTER: usize = 1 << 10;
+/// So many landmarks may be given for few tokens too.
+const MOST_GIVEN: usize = 1 << 10;
 
 pub(super) fn check_landmarks(landmarks: Landmarks) -> Result<()> {
     match landmarks {
@@ -260,8 +266,4 @@ pub(super) fn check_grid(grid: Option<[usize; 2]>, tokens: usize) -> Result<()> 
 
 pub(super) fn check_steps(steps: usize) -> Result<()> {
     check("newton_iterations", steps, (1..=64).contains(&steps), "1 to 64")
-}
-
-pub(super) fn check_ridge(ridge: f64) -> Result<()> {
-    check("ridge", ridge, ridge.is_finite() && ridge >= 0.0, "finite and >= 0")
 }

@@ -7,8 +7,12 @@ use crate::{Error, Result, Shape};
 
 /// Most channels of a random projection: far beyond those of any head, and a matrix that any machine holds.
 const MAX_JL_DIM: usize = 4096;
-/// The most draws: with replacement, as many as are asked for are made.
-const MAX_SAMPLES: usize = 1 << 20;
+/// More than any call can use of what a count bounds from above.
+const MAX_COUNT: usize = 1 << 32;
+/// So many edges may be drawn with replacement where tokens are fewer too.
+const FEW_SAMPLES: usize = 64;
+/// Lloyd's algorithm has long come to rest.
+const MAX_ROUNDS: usize = 1000;
 
 /// Softmax attention on a clustered graph: every edge within a cluster, and a few edges, or one mean token, for each
 /// cluster beyond. "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with
@@ -16,16 +20,16 @@ const MAX_SAMPLES: usize = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ssa {
-    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; >= 1, at most one per token is made. Algorithm 1.
+    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; 1 to 2^32, at most one per token is made. Algorithm 1.
     pub clusters: Option<usize>,
     /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
-    /// 1, and 0 with the `centroid` estimator. Proposition 4.
+    /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 64 where that is less. Proposition 4.
     pub samples: Option<usize>,
-    /// Remote pairs of clusters that are sampled. Default `"all"`; or a number >= 1. Algorithm 1, step 9a.
+    /// Remote pairs of clusters that are sampled. Default `"all"`; or a number, 1 to 2^32. Algorithm 1, step 9a.
     pub pairs: Pairs,
     /// Seed of the plan. Default 0.
     pub seed: u64,
-    /// Rounds of Lloyd's algorithm after k-means++. Default 4.
+    /// Rounds of Lloyd's algorithm after k-means++. Default 4, at most 1000.
     pub kmeans_iterations: usize,
     /// Which tokens are clustered. Default queries. Algorithm 1, step 1; remark 8.
     pub cluster_on: ClusterOn,
@@ -42,9 +46,9 @@ pub struct Ssa {
     pub causal_clusters: CausalClusters,
     /// Channels of a random projection before clustering. Default null; in [1, 4096]. Section 3.12.
     pub jl_dim: Option<usize>,
-    /// No cluster has more than `ceil(balance * tokens / clusters)` members. Default 2; null (no limit) or >= 1.
+    /// No cluster has more than `ceil(balance * tokens / clusters)` members. Default 2; null (no limit) or in [1, 1e6].
     pub balance: Option<f64>,
-    /// Key clusters that a query cluster sees exactly. Default 1; >= 1.
+    /// Key clusters that a query cluster sees exactly. Default 1; 1 to 2^32.
     pub routes: usize,
     /// So many keys, the farthest from the means of their clusters, leave these and are seen by every query, as no mean
     /// speaks for them. Default 0; not if causal. Ours.
@@ -52,7 +56,7 @@ pub struct Ssa {
     /// So many queries, the farthest from the mean of the others of their clusters (alone in one: the farthest), also see exactly the `routes` clusters whose mean
     /// keys have the largest product with them, not with the mean of their cluster. Default 0; not if causal. Ours.
     pub outlier_queries: usize,
-    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; finite, > 0.
+    /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
 }
 
@@ -139,7 +143,7 @@ pub enum CausalClusters {
     Prefix,
     /// No later block of `size` tokens; within a block, every token.
     Block {
-        /// Tokens of a block, >= 1.
+        /// Tokens of a block, 1 to 2^32.
         size: usize,
     },
 }
@@ -263,21 +267,25 @@ impl Ssa {
     }
 
     pub(super) fn validate(&self) -> Result<()> {
-        let at_least_one = |field, got: Option<usize>, expected| {
+        let count = |field, got: Option<usize>, expected| {
             let got = got.unwrap_or(1);
-            check(field, got, got >= 1, expected)
+            check(field, got, (1..=MAX_COUNT).contains(&got), expected)
         };
-        at_least_one("clusters", self.clusters, "null or at least 1")?;
+        count("clusters", self.clusters, "null or 1 to 4294967296")?;
         let pairs = if let Pairs::Count(pairs) = self.pairs { pairs } else { 1 };
-        at_least_one("pairs", Some(pairs), "\"all\" or at least 1")?;
+        count("pairs", Some(pairs), "\"all\" or 1 to 4294967296")?;
         let jl_dim = self.jl_dim.unwrap_or(1);
         check("jl_dim", jl_dim, (1..=MAX_JL_DIM).contains(&jl_dim), "null or in [1, 4096]")?;
-        let samples = self.samples.unwrap_or(1);
-        check("samples", samples, samples <= MAX_SAMPLES, "null or at most 1048576")?;
-        at_least_one("routes", Some(self.routes), "at least 1")?;
-        at_least_one("causal_clusters.size", Some(self.causal_clusters.block()), "at least 1")?;
+        let rounds = self.kmeans_iterations;
+        check("kmeans_iterations", rounds, rounds <= MAX_ROUNDS, "at most 1000")?;
+        count("routes", Some(self.routes), "1 to 4294967296")?;
+        count("causal_clusters.size", Some(self.causal_clusters.block()), "1 to 4294967296")?;
+        for (field, outliers) in [("outlier_globals", self.outlier_globals), ("outlier_queries", self.outlier_queries)]
+        {
+            check(field, outliers, outliers <= MAX_COUNT, "at most 4294967296")?;
+        }
         let balance = self.balance.unwrap_or(1.0);
-        check("balance", balance, balance.is_finite() && balance >= 1.0, "null or finite and at least 1")?;
+        check("balance", balance, (1.0..=1e6).contains(&balance), "null or in [1, 1e6]")?;
         check_scale(self.scale)?;
         self.check_choices(self.causal)
     }
@@ -326,6 +334,8 @@ impl Ssa {
 
     pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {
         self.check_choices(causal)?;
+        let (samples, most) = (self.samples.unwrap_or(0), shape.seq_kv.max(FEW_SAMPLES));
+        check("samples", samples, samples <= most, "null or at most the number of keys, or 64 for fewer")?;
         if let Some(&index) = self.globals(shape.seq_kv).iter().find(|&&index| index >= shape.seq_kv) {
             let expected = "a list of positions below seq_kv";
             return Err(Error::OutOfRange { field: "global_tokens", got: index.to_string(), expected });

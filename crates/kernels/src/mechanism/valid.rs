@@ -24,8 +24,10 @@ impl Mechanism {
             Parameter::Alpha => check_alpha(x.into(), matches!(self, Self::Fna(m) if m.kernel != DistanceKernel::Levy)),
             Parameter::Kappa => check_kappa(x.into()),
             Parameter::Scale => check_scale(Some(x.into())),
-            Parameter::Lambda => check("lambda", x, x.is_finite() && x > 0.0, "finite and > 0"),
-            _ => Ok(()),
+            Parameter::Lambda => check_lambda(x.into()),
+            // What landmarks and values are filtered by; the landmarks themselves are judged as tokens.
+            Parameter::GivenLandmarks => Ok(()),
+            _ => check(parameter.name(), x, x.is_nan() || x.abs() <= 1e6, "at most 1e6 in magnitude"),
         })
     }
 
@@ -42,13 +44,14 @@ impl Mechanism {
                 check_affinity(m.gamma, false, m.scale, m.eps)?;
                 check("tol", m.tol, m.tol > 0.0 && m.tol < 1.0, "in (0, 1)")?;
                 let limit = m.max_iter.unwrap_or(1);
-                check("max_iter", limit, limit >= 1, "null or at least 1")
+                check("max_iter", limit, (1..=MAX_ITER).contains(&limit), "null or 1 to 1000000")
             }
             Self::LinearInfsa(m) => {
                 check_affinity(m.gamma, true, m.scale, m.eps)?;
                 check("iterations", m.iterations, (1..=64).contains(&m.iterations), "1 to 64")?;
                 let bias = if let NormBias::Value(x) = m.norm_bias { x } else { 0.0 };
-                check("norm_bias", bias, bias.is_finite() && bias >= 0.0, "finite and >= 0, or \"auto\"")
+                let fits = bias == 0.0 || (1e-12..=1e3).contains(&bias);
+                check("norm_bias", bias, fits, "0, in [1e-12, 1e3] or \"auto\"")
             }
             Self::Ssa(m) => m.validate(),
             Self::Fna(m) => check_fna(m),
@@ -60,25 +63,41 @@ impl Mechanism {
     }
 }
 
+/// The largest decay of a series.
+const MOST_DECAY: f64 = 0.99999;
+/// The most iterations of a solver.
+const MAX_ITER: usize = 1_000_000;
+
 pub(super) fn check(field: &'static str, got: impl std::fmt::Display, ok: bool, expected: &'static str) -> Result<()> {
     if ok { Ok(()) } else { Err(Error::OutOfRange { field, got: got.to_string(), expected }) }
 }
 
+/// Beyond these, products with tokens of any size that a call may have leave f32.
 pub(super) fn check_scale(scale: Option<f64>) -> Result<()> {
     let x = scale.unwrap_or(1.0);
-    check("scale", x, x.is_finite() && x > 0.0, "null or finite and > 0")
+    check("scale", x, (1e-18..=1e18).contains(&x), "null or in [1e-18, 1e18]")
 }
 
-/// `gamma` within (0, 1], or (0, 1) where the series of hops has to converge.
+pub(super) fn check_lambda(lambda: f64) -> Result<()> {
+    check("lambda", lambda, (1e-18..=1e18).contains(&lambda), "in [1e-18, 1e18]")
+}
+
+/// `gamma` up to 1, or, where the series of hops has to converge and what rounding leaves grows with `1 / (1 - gamma)`, below.
 fn check_gamma(gamma: f64, one_allowed: bool) -> Result<()> {
-    let expected = if one_allowed { "in (0, 1]" } else { "in (0, 1)" };
-    check("gamma", gamma, gamma > 0.0 && (gamma < 1.0 || one_allowed && gamma == 1.0), expected)
+    let (most, expected) = if one_allowed { (1.0, "in [1e-12, 1]") } else { (MOST_DECAY, "in [1e-12, 0.99999]") };
+    check("gamma", gamma, (1e-12..=most).contains(&gamma), expected)
 }
 
 fn check_affinity(gamma: f64, one_allowed: bool, scale: Option<f64>, eps: f64) -> Result<()> {
     check_gamma(gamma, one_allowed)?;
     check_scale(scale)?;
-    check("eps", eps, eps.is_finite() && eps >= 0.0, "finite and >= 0")
+    check("eps", eps, eps == 0.0 || (1e-30..=1e30).contains(&eps), "0 or in [1e-30, 1e30]")
+}
+
+/// What is added to a diagonal or to a variance, of which more would drown it and less is lost in rounding.
+pub(super) fn check_added(field: &'static str, got: f64, ok_at_zero: bool) -> Result<()> {
+    let expected = if ok_at_zero { "0 or in [1e-12, 1e12]" } else { "in [1e-12, 1e12] unless whitening is none" };
+    check(field, got, ok_at_zero && got == 0.0 || (1e-12..=1e12).contains(&got), expected)
 }
 
 /// `alpha` within [1, 2], or [1, 2) where it varies per head: at 2 the Levy kernel jumps to the Gaussian.
@@ -106,8 +125,8 @@ fn check_fna(m: &Fna) -> Result<()> {
         (None, _) => {}
     }
     let dim = m.intrinsic_dim.unwrap_or(1.0);
-    check("intrinsic_dim", dim, dim > 0.0 && dim <= 1e6, "null or in (0, 1e6]")?;
-    check("norm_exponent", m.norm_exponent, m.norm_exponent.abs() <= 1e3, "in [-1000, 1000]")
+    check("intrinsic_dim", dim, (1e-3..=1e4).contains(&dim), "null or in [0.001, 10000]")?;
+    check("norm_exponent", m.norm_exponent, m.norm_exponent.abs() <= 100.0, "in [-100, 100]")
 }
 
 /// Whether `mechanism` is defined for these sizes and for causality.
@@ -118,6 +137,7 @@ fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<(
     if axes.contains(&0) {
         return unsupported("an empty axis", "batch, heads, sequence lengths and channels must all be at least 1");
     }
+    shape.check()?;
     let cross = seq_q != seq_kv;
     if cross && mechanism.tied() {
         return unsupported(
@@ -158,6 +178,8 @@ fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<(
         Mechanism::Fna(_) if causal && seq_q > seq_kv => {
             unsupported("causal with seq_q > seq_kv", "the first queries would see no key; pass only the last seq_kv")
         }
+        // What a rule makes of the sizes.
+        Mechanism::Fna(m) => check_kappa(m.resolve(head_dim, heads).kappa),
         _ => Ok(()),
     }
 }

@@ -9,7 +9,7 @@ use std::f32::consts::{LN_2, LOG2_E, PI};
 
 use pulp::Simd;
 
-use crate::simd::math::{arc, exp2, log2_1p};
+use crate::simd::math::{arc, exp2_m1, log2_1p};
 
 /// A distance and its square.
 #[derive(Clone, Copy)]
@@ -89,19 +89,36 @@ pub(crate) struct Slopes<V> {
     pub value: V,
     /// `ds/dr / r`; anything at `r = 0`.
     pub g: V,
-    /// `r ds/dr`, less its limit far away: what remains is small where tokens are far in units of `kappa`, and has all its
-    /// digits. A constant costs nothing: the gradients that this is summed up with add up to zero.
+    /// `r ds/dr`, less that of a [`Typical`] pair.
     pub radial: V,
+}
+
+/// A pair that others are compared with.
+#[derive(Clone, Copy)]
+pub(crate) struct Typical<V> {
+    /// Its base-2 logarithm.
+    pub value: V,
+    /// Its distance, or the square of it, as the decay falls with.
+    at: V,
+    /// What the affinity's slope is there in units of its limit near by.
+    share: V,
 }
 
 /// How an affinity falls with the distance.
 pub(crate) trait Decay: Copy + Send + Sync {
     /// The base-2 logarithm of the affinity.
     fn value<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> S::f32s;
-    /// The same with its derivatives.
-    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s>;
-    /// [`Slopes::radial`] where the base-2 logarithm of the affinity is `value`.
-    fn radial<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> S::f32s;
+    /// The same with its derivatives. The difference to the typical pair is taken before anything is rounded: near by as far
+    /// away it has all its digits.
+    fn slopes<S: Simd>(
+        self,
+        simd: S,
+        scale: Scale,
+        at: Distance<S::f32s>,
+        typical: &Typical<S::f32s>,
+    ) -> Slopes<S::f32s>;
+    /// The pair at which the base-2 logarithm of the affinity is `value`, at most 0.
+    fn typical<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> Typical<S::f32s>;
 }
 
 /// `(1 + r/kappa)^-p`.
@@ -128,18 +145,26 @@ impl Decay for Levy {
     }
 
     #[inline(always)]
-    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
-        // ds/dr = -p / (kappa + r), and p + r ds/dr = p kappa / (kappa + r). The bounds keep the quotient finite at r = 0.
+    fn slopes<S: Simd>(
+        self,
+        simd: S,
+        scale: Scale,
+        at: Distance<S::f32s>,
+        typical: &Typical<S::f32s>,
+    ) -> Slopes<S::f32s> {
+        // ds/dr = -p / (kappa + r). The bounds keep the quotient finite at r = 0.
         let r = simd.max_f32s(at.r, simd.splat_f32s(1e-17));
         let product = simd.mul_f32s(r, simd.add_f32s(at.r, simd.splat_f32s(scale.kappa)));
-        let g = simd.div_f32s(simd.splat_f32s(-scale.power), simd.max_f32s(product, simd.splat_f32s(1e-35)));
-        let radial = simd.mul_f32s(simd.mul_f32s(g, r), simd.splat_f32s(-scale.kappa));
+        let g = simd.div_f32s(simd.splat_f32s(-scale.power), simd.max_f32s(product, simd.splat_f32s(1e-32)));
+        // r ds/dr - t ds/dt = -p kappa (r - t) / ((kappa + r) (kappa + t))
+        let radial = simd.mul_f32s(simd.mul_f32s(g, r), typical.ahead(simd, at.r));
         Slopes { value: self.value(simd, scale, at), g, radial }
     }
 
     #[inline(always)]
-    fn radial<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> S::f32s {
-        power_radial(simd, scale, simd.mul_f32s(value, simd.splat_f32s(1.0 / scale.power)))
+    fn typical<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> Typical<S::f32s> {
+        let inverse = -1.0 / scale.power;
+        Typical::of_power(simd, scale.kappa, value, simd.mul_f32s(value, simd.splat_f32s(inverse)))
     }
 }
 
@@ -156,24 +181,48 @@ impl Decay for Student {
     }
 
     #[inline(always)]
-    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
-        // p + r ds/dr = p kappa^2 / (kappa^2 + r^2). The bounds keep quotient and product numbers.
-        let square = (scale.kappa * scale.kappa).clamp(1e-35, 1e37);
-        let sum = simd.add_f32s(at.square, simd.splat_f32s(square));
+    fn slopes<S: Simd>(
+        self,
+        simd: S,
+        scale: Scale,
+        at: Distance<S::f32s>,
+        typical: &Typical<S::f32s>,
+    ) -> Slopes<S::f32s> {
+        // ds/dr / r = -p / (kappa^2 + r^2), and of r ds/dr as for `Levy`, with squares.
+        let sum = simd.add_f32s(at.square, simd.splat_f32s(self.square(scale)));
         let g = simd.div_f32s(simd.splat_f32s(-scale.power), sum);
-        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, simd.splat_f32s(-square)) }
+        Slopes { value: self.value(simd, scale, at), g, radial: simd.mul_f32s(g, typical.ahead(simd, at.square)) }
     }
 
     #[inline(always)]
-    fn radial<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> S::f32s {
-        power_radial(simd, scale, simd.mul_f32s(value, simd.splat_f32s(2.0 / scale.power)))
+    fn typical<S: Simd>(self, simd: S, scale: Scale, value: S::f32s) -> Typical<S::f32s> {
+        let inverse = -2.0 / scale.power;
+        Typical::of_power(simd, self.square(scale), value, simd.mul_f32s(value, simd.splat_f32s(inverse)))
     }
 }
 
-/// `p 2^x`.
-#[inline(always)]
-fn power_radial<S: Simd>(simd: S, scale: Scale, x: S::f32s) -> S::f32s {
-    simd.mul_f32s(simd.splat_f32s(scale.power), exp2(simd, x))
+impl Student {
+    /// `kappa^2`, within bounds that keep quotients and products numbers.
+    fn square(self, scale: Scale) -> f32 {
+        (scale.kappa * scale.kappa).clamp(1e-35, 1e37)
+    }
+}
+
+impl<V: Copy> Typical<V> {
+    /// The pair where an affinity `(1 + x / unit)^-power` has the logarithm `value`, and the sum the logarithm `log`.
+    #[inline(always)]
+    fn of_power<S: Simd<f32s = V>>(simd: S, unit: f32, value: V, log: V) -> Self {
+        let (unit, most) = (simd.splat_f32s(unit), simd.splat_f32s(FARTHEST.abs()));
+        let ratio = exp2_m1(simd, simd.min_f32s(log, simd.splat_f32s(126.0)));
+        let at = simd.min_f32s(simd.mul_f32s(unit, ratio), most);
+        Self { value, at, share: simd.div_f32s(unit, simd.add_f32s(unit, at)) }
+    }
+
+    /// How much farther than this pair another is, times the share.
+    #[inline(always)]
+    fn ahead<S: Simd<f32s = V>>(&self, simd: S, at: V) -> V {
+        simd.mul_f32s(simd.sub_f32s(at, self.at), self.share)
+    }
 }
 
 impl Decay for Gaussian {
@@ -184,14 +233,20 @@ impl Decay for Gaussian {
     }
 
     #[inline(always)]
-    fn slopes<S: Simd>(self, simd: S, scale: Scale, at: Distance<S::f32s>) -> Slopes<S::f32s> {
+    fn slopes<S: Simd>(
+        self,
+        simd: S,
+        scale: Scale,
+        at: Distance<S::f32s>,
+        typical: &Typical<S::f32s>,
+    ) -> Slopes<S::f32s> {
         let value = self.value(simd, scale, at);
         let g = simd.splat_f32s(((-2.0 / scale.kappa) / scale.kappa).max(FARTHEST));
-        Slopes { value, g, radial: self.radial(simd, scale, value) }
+        Slopes { value, g, radial: typical.ahead(simd, value) }
     }
 
     #[inline(always)]
-    fn radial<S: Simd>(self, simd: S, _: Scale, value: S::f32s) -> S::f32s {
-        simd.mul_f32s(value, simd.splat_f32s(2.0 * LN_2))
+    fn typical<S: Simd>(self, simd: S, _: Scale, value: S::f32s) -> Typical<S::f32s> {
+        Typical { value, at: value, share: simd.splat_f32s(2.0 * LN_2) }
     }
 }

@@ -89,10 +89,10 @@ pub(crate) fn plan(m: &mechanism::InfsaResolvent, shape: &Shape) -> Plan {
     let solve = super::solver::work(shape);
     Plan {
         reason: "each hop streams its scores in tiles; costs are for the iterations of the guaranteed bound",
-        flops_forward: iterations * hop.flops_forward,
-        flops_backward: iterations * hop.flops_forward + hop.flops_backward,
-        bytes_forward: iterations * hop.bytes_forward,
-        bytes_backward: iterations * hop.bytes_forward + hop.bytes_backward,
+        flops_forward: iterations.saturating_mul(hop.flops_forward),
+        flops_backward: iterations.saturating_mul(hop.flops_forward).saturating_add(hop.flops_backward),
+        bytes_forward: iterations.saturating_mul(hop.bytes_forward),
+        bytes_backward: iterations.saturating_mul(hop.bytes_forward).saturating_add(hop.bytes_backward),
         scratch_forward: solve,
         scratch_backward: room(backward_sizes(shape)) + solve.max(hop.scratch_backward),
         stats: 2 * SAVED * shape.slices(),

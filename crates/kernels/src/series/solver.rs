@@ -96,7 +96,7 @@ impl Solver<'_> {
         while left > 0 {
             let Buffers { logit, input, next, squares, .. } = &mut buffers;
             let call = Call { v: input, ..*self.call };
-            dense::unnormalised(&call, &infsa, logit, &to_do[..left], next, squares, work);
+            dense::unnormalised(&call, &infsa, (logit, &[]), &to_do[..left], next, squares, work);
             if first && !known {
                 self.normalise(&mut buffers, hop);
             }

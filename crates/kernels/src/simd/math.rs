@@ -18,6 +18,17 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), exponent))
 }
 
+/// `2^x - 1` for `0 <= x <= 127`, within 1e-6 of itself, however small.
+#[inline(always)]
+pub(crate) fn exp2_m1<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let (one, near) = (simd.splat_f32s(1.0), simd.splat_f32s(0.25));
+    // Taylor's series of (2^x - 1) / x.
+    #[allow(clippy::approx_constant)] // its first term is ln 2
+    let series = [0.693_147_2, 0.240_226_5, 0.055_504_11, 0.009_618_129, 0.001_333_355_8, 0.000_154_035_3];
+    let small = simd.mul_f32s(x, polynomial(simd, simd.min_f32s(x, near), series));
+    simd.select_f32s(simd.less_than_f32s(x, near), small, simd.sub_f32s(exp2(simd, x), one))
+}
+
 /// `log2(1 + x)` for `x >= 0` (beyond `2^125`: of `2^125`), within 3e-7 of itself, however small.
 #[inline(always)]
 pub(crate) fn log2_1p<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
@@ -133,6 +144,7 @@ mod tests {
             for x in S::as_mut_simd_f32s(self.1).0 {
                 *x = match self.0 {
                     "exp2" => exp2(simd, *x),
+                    "exp2_m1" => exp2_m1(simd, *x),
                     "log2_1p" => log2_1p(simd, *x),
                     _ => arc(simd, *x),
                 };
@@ -165,6 +177,8 @@ mod tests {
         assert!(error("exp2", &spread(1e-9, 126.9), f64::exp2) < 2.4e-7);
         let falling: Vec<f32> = spread(1e-9, 125.9).iter().map(|x| -x).collect();
         assert!(error("exp2", &falling, f64::exp2) < 2.4e-7);
+        let exp2_m1 = |x: f64| (x * std::f64::consts::LN_2).exp_m1();
+        assert!(error("exp2_m1", &spread(1e-36, 126.9), exp2_m1) < 1e-6);
         let log2_1p = |x: f64| x.ln_1p() * std::f64::consts::LOG2_E;
         assert!(error("log2_1p", &spread(1e-36, 4e37), log2_1p) < 3e-7);
         assert!(error("log2_1p", &spread(1e-6, 8.0), log2_1p) < 3e-7);
@@ -178,6 +192,7 @@ mod tests {
             ("exp2", 0.0, 1.0),
             ("exp2", -127.0, 0.0),
             ("exp2", f32::NEG_INFINITY, 0.0),
+            ("exp2_m1", 0.0, 0.0),
             ("log2_1p", 0.0, 0.0),
             ("log2_1p", f32::INFINITY, 125.0),
             ("arc", 0.0, 0.0),

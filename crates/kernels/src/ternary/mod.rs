@@ -30,6 +30,8 @@ const TOKENS: usize = 256;
 const PRODUCTS: usize = 1 << 22;
 /// Products of 128 with digits of at most 2, of so many inputs, fit 31 bits.
 const MOST_INPUTS: usize = (i32::MAX / 256) as usize;
+/// A matrix of these sizes has more weights than any machine holds, and as many can be counted.
+const MOST_OUTPUTS: usize = 1 << 24;
 
 /// A matrix `[outputs, inputs]` of weights in {-1, 0, 1} times one scale, five to a byte.
 ///
@@ -122,7 +124,7 @@ impl TernaryMatrix {
 
     /// Bytes that a matrix of `[outputs, inputs]` takes, with its scale.
     pub fn bytes(shape: [usize; 2]) -> usize {
-        packed_len(shape) + size_of::<f32>()
+        packed_len(shape).saturating_add(size_of::<f32>())
     }
 
     /// `out = x W^T + bias`: `x [tokens, inputs]`, `bias [outputs]`, `out [tokens, outputs]`. Every token is rounded to eight
@@ -185,7 +187,9 @@ impl TernaryMatrix {
 
 /// Bytes of the packed weights.
 fn packed_len([outputs, inputs]: [usize; 2]) -> usize {
-    outputs.next_multiple_of(ROWS) * inputs.div_ceil(GROUP) * (GROUP / PER_BYTE)
+    // Saturating: no matrix has as many bytes.
+    let rows = outputs.div_ceil(ROWS).saturating_mul(ROWS);
+    rows.saturating_mul(inputs.div_ceil(GROUP)).saturating_mul(GROUP / PER_BYTE)
 }
 
 /// The rows and inputs whose weights byte `at` holds, some of them perhaps beyond the matrix.
@@ -198,9 +202,10 @@ fn places([_, inputs]: [usize; 2], at: usize) -> impl Iterator<Item = (usize, us
 }
 
 fn check_sizes(outputs: usize, inputs: usize) -> Result<()> {
-    for (field, got, most) in [("outputs", outputs, usize::MAX), ("inputs", inputs, MOST_INPUTS)] {
+    for (field, got, most) in [("outputs", outputs, MOST_OUTPUTS), ("inputs", inputs, MOST_INPUTS)] {
         if got == 0 || got > most {
-            let expected = "at least 1, and at most 8388607 inputs, as products are summed in 32 bits";
+            let expected =
+                "at least 1; at most 8388607 inputs, as products are summed in 32 bits, and 16777216 outputs";
             return Err(Error::OutOfRange { field, got: got.to_string(), expected });
         }
     }

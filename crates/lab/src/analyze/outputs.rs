@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use resolvent_kernels::{
-    ClusterPlan, Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, mechanism::Uniform,
+    ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, mechanism::Uniform,
 };
 
 use super::{AnalyzeOptions, CallResult, OutputError, Sequence, tally::median};
@@ -38,7 +38,7 @@ pub(super) fn apply(
     let mut out = vec![0.0; operator.out_len()];
     let mut pass = || {
         let (mut stats, mut scratch) = (vec![0.0; operator.plan().stats], Scratch::default());
-        operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch)
+        told(operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch), &mut out)
     };
     match options.memory.as_deref() {
         Some(probe) => call.peak_bytes = Some(peak_above(probe, probe.held(), &mut pass)?),
@@ -54,6 +54,15 @@ pub(super) fn apply(
     let clustered = matches!(mechanism, Mechanism::Ssa(_));
     let plan = clustered.then(|| operator.clusters(&inputs, &Mask::NONE)).transpose()?;
     Ok(Applied { out: whole(&operator, out), plan: plan.map(|plan| plan.into_owned()) })
+}
+
+/// Where the numbers leave f32 the output is none: that is a finding, not a failure.
+fn told(done: resolvent_kernels::Result<()>, out: &mut [f32]) -> resolvent_kernels::Result<()> {
+    if matches!(done, Err(Error::Range { .. } | Error::Overflow { .. })) {
+        out.fill(f32::NAN);
+        return Ok(());
+    }
+    done
 }
 
 fn inputs<'a>(mechanism: &Mechanism, sequence: &'a Sequence, values: &'a [f32]) -> Inputs<'a, f32> {
@@ -92,7 +101,7 @@ impl Reference {
             let operator = Operator::new(mechanism, shape, options.causal, Strategy::Auto)?;
             let (mut out, mut stats) = (vec![0.0; operator.out_len()], vec![0.0; operator.plan().stats]);
             let inputs = inputs(mechanism, sequence, values);
-            operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default())?;
+            told(operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default()), &mut out)?;
             Ok::<_, resolvent_kernels::Error>(whole(&operator, out))
         };
         let shape = sequence.shape;

@@ -18,12 +18,14 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
     let channels = m.jl_dim.unwrap_or(s.head_dim) as u64;
     let fits = if m.shared() { s.seq_kv } else { s.seq_kv + s.seq_q } as u64;
     let passes = if causal { 1 } else { m.kmeans_iterations as u64 + 2 };
-    let planning = slices * 2 * fits * clusters(m, s) as u64 * channels * passes;
+    // Lengths and counts are bounded one by one, not this product of all of them.
+    let steps = [2, fits, clusters(m, s) as u64, channels, passes];
+    let planning = steps.into_iter().fold(slices, u64::saturating_mul);
     Plan {
         strategy: Strategy::Fused,
         reason: "exact entries in gathered tiles, the others row by row; no score is stored",
         tile: (dense::QUERIES.min(s.seq_q), dense::KEYS.min(s.seq_kv)),
-        flops_forward: planning + slices * entries * 2 * (d + dv),
+        flops_forward: planning.saturating_add(slices * entries * 2 * (d + dv)),
         flops_backward: slices * entries * 2 * (4 * d + 3 * dv),
         exps_forward: slices * entries,
         exps_backward: slices * entries,

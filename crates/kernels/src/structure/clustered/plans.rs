@@ -98,6 +98,7 @@ impl ClusterPlan {
     /// [`Error::Length`] and [`Error::Index`] naming the tensor that does not fit.
     pub fn from_tensors(tensors: &PlanTensors, shape: &Shape) -> Result<Self> {
         let PlanTensors { label_q, label_k, exact_blocks, edges, edge_log_weight } = tensors;
+        shape.check()?;
         let slices = shape.slices();
         length("label_q", label_q.len(), slices * shape.seq_q, "expected batch * heads * seq_q")?;
         length("label_k", label_k.len(), slices * shape.seq_kv, "expected batch * heads * seq_kv")?;

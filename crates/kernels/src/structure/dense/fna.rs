@@ -35,17 +35,14 @@ struct Heads<'a> {
 
 impl<'a> Heads<'a> {
     fn new(call: &'a Call<'a>, m: &'a Fna, centres: &'a mut [f32], units: &'a mut [f32]) -> Self {
-        frames(call, centres, units);
+        // The length scale is measured in the same unit, and squared where the kernel has no kink.
+        let most = if m.kernel == DistanceKernel::Levy && !m.is_gaussian() { 1e30 } else { 1e18 };
+        frames(call, |slice| most / scale(call, m, slice).0, centres, units);
         Self { call, m, centres, units }
     }
 
-    /// `(kappa, d_M + alpha)` of a batch element and head.
     fn scale(&self, slice: usize) -> (f64, f64) {
-        let (shape, extras) = (&self.call.shape, &self.call.extras);
-        let given = |p: Parameter| extras.get(p).map(|values| f64::from(values[slice % shape.heads]));
-        let resolved = self.m.resolve(shape.head_dim, shape.heads);
-        let alpha = given(Parameter::Alpha).unwrap_or(self.m.alpha);
-        (given(Parameter::Kappa).unwrap_or(resolved.kappa), resolved.intrinsic_dim + alpha)
+        scale(self.call, self.m, slice)
     }
 
     fn kernel(&self) -> Kernel {
@@ -65,6 +62,15 @@ impl<'a> Heads<'a> {
         let scale = Scale { kappa: (kappa * unit).clamp(1e-30, 1e30) as f32, power: power as f32 };
         Distances { manifold: self.m.manifold, kernel: self.kernel(), scale, frame, density, columns_only: false }
     }
+}
+
+/// `(kappa, d_M + alpha)` of a batch element and head.
+pub(crate) fn scale(call: &Call<'_>, m: &Fna, slice: usize) -> (f64, f64) {
+    let (shape, extras) = (&call.shape, &call.extras);
+    let given = |p: Parameter| extras.get(p).map(|values| f64::from(values[slice % shape.heads]));
+    let resolved = m.resolve(shape.head_dim, shape.heads);
+    let alpha = given(Parameter::Alpha).unwrap_or(m.alpha);
+    (given(Parameter::Kappa).unwrap_or(resolved.kappa), resolved.intrinsic_dim + alpha)
 }
 
 /// Writes `out` and, as `stats`, [`log_sum::SAVED`] numbers per row; with a density exponent, also those without it.
@@ -171,8 +177,8 @@ fn typical_sums(heads: &Heads<'_>, logs: LogSums<'_>, columns: &[f32], h: usize)
     let factors = |row: usize| {
         let value = f64::from(logs.split(row)?.0).min(0.0);
         let slope = match heads.kernel() {
-            Kernel::Levy => -power * (1.0 - (value / power).exp2()),
-            Kernel::Student => -power * (1.0 - (2.0 * value / power).exp2()),
+            Kernel::Levy => power * (LN_2 * value / power).exp_m1(),
+            Kernel::Student => power * (LN_2 * 2.0 * value / power).exp_m1(),
             Kernel::Gaussian => 2.0 * LN_2 * value,
         };
         Some([slope, value])

@@ -1,7 +1,9 @@
 //! Pure InfSA: dot + activation, the whole matrix over its Frobenius norm. "Infinite Self-Attention", eq. 11 and 12.
 //!
 //! The norm is proof against overflow: a homogeneous activation lets each head work on logits divided by a power of two
-//! close to `max|q| max|k|` (exact, and without `scale`), with `eps` divided likewise; GELU squares in f64.
+//! close to `max|q| max|k|` (exact, and without `scale`), with `eps` divided likewise; GELU squares in f64. A causal row is
+//! worked on in units of its own, by the tokens up to it, so that no later token changes a bit of it; its norm is saved in
+//! units of the whole head.
 
 use rayon::prelude::*;
 
@@ -16,7 +18,7 @@ use crate::{
     Gradients, Parameter, Result, Shape,
     mechanism::{Activation, Infsa},
     operator::{Call, Saved},
-    rescale::largest,
+    rescale,
     score::{Abs, Gelu, Relu},
     scratch::{cut, room},
 };
@@ -33,6 +35,7 @@ pub(crate) struct Unit {
     /// A saved norm times this is a norm of the logits' activations.
     saved: f64,
     gamma: f64,
+    homogeneous: bool,
 }
 
 impl Unit {
@@ -48,8 +51,9 @@ impl Unit {
                 norm: scale * power,
                 saved: 1.0,
                 gamma,
+                homogeneous: true,
             },
-            false => Self { logit: scale, eps: m.eps, norm: 1.0, saved: power, gamma },
+            false => Self { logit: scale, eps: m.eps, norm: 1.0, saved: power, gamma, homogeneous: false },
         }
     }
 
@@ -63,9 +67,11 @@ impl Unit {
         f64::from(saved) * self.saved
     }
 
-    /// `gamma / (F + eps)`, the factor on activations of logits whose norm is `norm`; 0 where there are none.
+    /// `gamma / (F + eps)`, the factor on activations of logits whose norm is `norm`. Where that is 0, so are all activations, and
+    /// all slopes but those of GELU.
     pub fn factor(&self, norm: f64) -> f64 {
-        if norm == 0.0 { 0.0 } else { self.gamma / (norm + self.eps) }
+        let nothing = norm == 0.0 && (self.homogeneous || self.eps == 0.0);
+        if nothing { 0.0 } else { self.gamma / (norm + self.eps) }
     }
 
     /// The weight of one row's `c = <dout, out>` in the projection: `c / (f F)`; 0 where the norm is 0.
@@ -80,7 +86,26 @@ pub(crate) fn saved_exponent(m: &Infsa, exponent: f32, norm: f64) -> f32 {
 }
 
 fn homogeneous(m: &Infsa) -> bool {
-    m.activation != Activation::Gelu
+    rescale::homogeneous(m.activation)
+}
+
+/// Whether every row has a unit of its own.
+fn by_row(call: &Call<'_>, m: &Infsa) -> bool {
+    call.mask.causal && homogeneous(m)
+}
+
+/// Elements of the factors on the queries' products, one per query where every row has a unit of its own.
+fn row_len(shape: &Shape, m: &Infsa, causal: bool) -> usize {
+    if causal && homogeneous(m) { shape.slices() * shape.seq_q } else { 0 }
+}
+
+/// Writes one over the unit of every row of a head, a power of two. Returns the exponent of the last, the largest.
+fn write_units(call: &Call<'_>, slice: usize, rows: &mut [f32]) -> i32 {
+    let mut last = 0;
+    for (row, exponent) in rows.iter_mut().zip(rescale::row_exponents(call, slice)) {
+        (*row, last) = (2f32.powi(-exponent), exponent);
+    }
+    last
 }
 
 /// The decay of a head.
@@ -98,37 +123,44 @@ pub(crate) fn exponent(call: &Call<'_>, m: &Infsa, slice: usize) -> f32 {
     if !homogeneous(m) {
         return 0.0;
     }
-    let [q, k] = largest(call, slice);
     // Only zeros (or no tokens): any unit will do. The bounds keep the unit a normal f32.
-    let power = |x: f32| if x > 0.0 { f64::from(x).log2().floor() } else { 0.0 };
+    let [q, k] = rescale::largest(call, slice).map(rescale::exponent_of);
     let units = call.units(slice);
-    (power(q) + power(k)).clamp(-126.0, 126.0) as f32 + (units[0] + units[1]) as f32
+    ((q + k).clamp(-126, 126) + units[0] + units[1]) as f32
 }
 
 /// `out` before the division by the norm, and the sum of squares of every row's affinities, of the given `slices`.
 pub(crate) fn unnormalised(
     call: &Call<'_>,
     m: &Infsa,
-    logit: &[f32],
+    (logit, rows): (&[f32], &[f32]),
     slices: &[u32],
     out: &mut [f32],
     squares: &mut [f64],
     work: &mut [f32],
 ) {
-    match m.activation {
-        Activation::Relu => forward::Stream { call, pairing: |n| Dot::scaled(Frobenius(Relu), logit[n]), slices }
-            .run(out, squares, work),
-        Activation::Abs => {
-            forward::Stream { call, pairing: |n| Dot::scaled(Frobenius(Abs), logit[n]), slices }.run(out, squares, work)
-        }
-        Activation::Gelu => forward::Stream { call, pairing: |n| Dot::scaled(Frobenius(Gelu), logit[n]), slices }
-            .run(out, squares, work),
+    let rows = |n: usize| rows_of(rows, call.shape.seq_q, n);
+    macro_rules! run {
+        ($score:expr) => {{
+            let pairing = |n: usize| Dot { norm: Frobenius($score), logit: logit[n], rows: rows(n), chain: 1.0 };
+            forward::Stream { call, pairing, slices }.run(out, squares, work)
+        }};
     }
+    match m.activation {
+        Activation::Relu => run!(Relu),
+        Activation::Abs => run!(Abs),
+        Activation::Gelu => run!(Gelu),
+    }
+}
+
+/// A head's part of the factors on its rows, where there are any.
+fn rows_of(rows: &[f32], seq: usize, slice: usize) -> &[f32] {
+    if rows.is_empty() { rows } else { &rows[slice * seq..][..seq] }
 }
 
 /// f32 of working memory of [`unnormalised`].
 pub(crate) fn unnormalised_work(shape: &Shape) -> usize {
-    forward::work::<Dot<Frobenius<Gelu>>>(shape)
+    forward::work::<Dot<'_, Frobenius<Gelu>>>(shape)
 }
 
 /// Writes `out` and, as `stats`, per batch element and head, the exponent and the norms, in units of the logits.
@@ -140,17 +172,24 @@ pub(crate) fn infsa_forward(
     work: &mut [f32],
 ) -> Result<()> {
     let shape = call.shape;
-    let ([logit, squares, slices], work) = cut(work, forward_sizes(&shape));
+    let by_row = by_row(call, m);
+    let ([logit, squares, slices, rows], work) = cut(work, forward_sizes(&shape, m, call.mask.causal));
     let all = positions(0..shape.slices(), None, slices);
     let per_slice = 1 + norms(&shape, call.mask.causal);
     logit.par_iter_mut().zip(stats.par_chunks_mut(per_slice)).enumerate().for_each(|(slice, (logit, stats))| {
         stats[0] = exponent(call, m, slice);
         *logit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), 1.0).logit as f32;
     });
+    if by_row {
+        logit.fill(1.0);
+        rows.par_chunks_mut(shape.seq_q).enumerate().for_each(|(slice, rows)| _ = write_units(call, slice, rows));
+    }
     let squares: &mut [f64] = bytemuck::cast_slice_mut(squares);
-    unnormalised(call, m, logit, all, out, squares, work);
+    unnormalised(call, m, (logit, rows), all, out, squares, work);
     let slices = out.par_chunks_mut(shape.seq_q * shape.value_dim).zip(stats.par_chunks_mut(per_slice));
-    slices.zip(squares.par_chunks(shape.seq_q)).enumerate().for_each(|(slice, ((out, stats), squares))| {
+    slices.zip(squares.par_chunks_mut(shape.seq_q)).enumerate().for_each(|(slice, ((out, stats), squares))| {
+        let shares = Shares::of(rows_of(rows, shape.seq_q, slice));
+        squares.iter_mut().enumerate().for_each(|(i, square)| *square *= shares.at(i).powi(2));
         let (mut sum, total) = (0.0, squares.iter().sum::<f64>());
         stats[0] = saved_exponent(m, stats[0], total.sqrt());
         let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
@@ -158,21 +197,38 @@ pub(crate) fn infsa_forward(
             sum += squares[i];
             let norm = if call.mask.causal { sum.sqrt() } else { total.sqrt() };
             stats[1 + if call.mask.causal { i } else { 0 }] = unit.save(norm);
-            let factor = unit.factor(norm) as f32;
+            let factor = (unit.factor(norm) * shares.at(i)) as f32;
             row.iter_mut().for_each(|x| *x *= factor);
         }
     });
     Ok(())
 }
 
-/// Factors on the logits; sums of squares (f64); slices.
-fn forward_sizes(shape: &Shape) -> [usize; 3] {
-    [shape.slices(), 2 * shape.slices() * shape.seq_q, shape.slices()]
+/// The units of a head's rows in that of the whole head.
+struct Shares<'a> {
+    rows: &'a [f32],
+    whole: f64,
+}
+
+impl<'a> Shares<'a> {
+    /// From one over the units, of which the last row has the head's; none where all rows have it.
+    fn of(rows: &'a [f32]) -> Self {
+        Self { rows, whole: rows.last().map_or(1.0, |&last| last.into()) }
+    }
+
+    fn at(&self, i: usize) -> f64 {
+        self.rows.get(i).map_or(1.0, |&row| self.whole / f64::from(row))
+    }
+}
+
+/// Factors on the logits; sums of squares (f64); slices; factors on the rows.
+fn forward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 4] {
+    [shape.slices(), 2 * shape.slices() * shape.seq_q, shape.slices(), row_len(shape, m, causal)]
 }
 
 /// f32 of working memory of [`infsa_forward`].
-pub(super) fn forward_work(shape: &Shape) -> usize {
-    room(forward_sizes(shape)) + unnormalised_work(shape)
+pub(super) fn forward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
+    room(forward_sizes(shape, m, causal)) + unnormalised_work(shape)
 }
 
 /// `dA = (gamma/f) G V^T - t A`, `t = c / (f F)`, `c = <G, out>`; causal: per row, `t` a reverse cumulative sum.
@@ -198,19 +254,26 @@ pub(crate) fn hop_backward(
     work: &mut [f32],
 ) {
     let shape = call.shape;
-    let ([logit, chain, value, delta, factor, c], work) = cut(work, backward_sizes(&shape));
-    let c: &mut [f64] = bytemuck::cast_slice_mut(c);
+    let by_row = by_row(call, m);
+    let ([logit, chain, value, delta, factor, c, units], work) = cut(work, backward_sizes(&shape, m, call.mask.causal));
+    let [c, chain]: [&mut [f64]; 2] = [c, chain].map(bytemuck::cast_slice_mut);
     let per_slice = 1 + norms(&shape, call.mask.causal);
+    if by_row {
+        units.par_chunks_mut(shape.seq_q).enumerate().for_each(|(slice, units)| _ = write_units(call, slice, units));
+    }
+    let units = &*units;
     let rows = delta.par_chunks_mut(shape.seq_q).zip(factor.par_chunks_mut(shape.seq_q));
     let factors = logit.par_iter_mut().zip(chain.par_iter_mut()).zip(value.par_iter_mut());
     let slices = rows.zip(factors).zip(c.par_iter_mut()).zip(saved.stats.par_chunks(per_slice)).enumerate();
     slices.for_each(|(slice, ((((delta, factor), ((logit, chain), value)), c), stats))| {
         let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
-        let (contraction, peak) =
-            terms(&Head::of(call, slice), call.mask.causal, &unit, &stats[1..], saved, delta, factor);
-        (*logit, *chain, *value) = (unit.logit as f32, (unit.logit * peak) as f32, peak as f32);
-        *c = contraction;
+        let shares = Shares::of(rows_of(units, shape.seq_q, slice));
+        let peak;
+        (*c, peak) = terms(&Head::of(call, slice), (&unit, &shares), &stats[1..], saved, [delta, factor]);
+        let of_logit = if by_row { 1.0 } else { unit.logit };
+        (*logit, *chain, *value) = (of_logit as f32, of_logit * peak, peak as f32);
     });
+    let chain = &*chain;
     if let Some(dgamma) = dgamma {
         for (h, dgamma) in dgamma.iter_mut().enumerate() {
             let total: f64 = (0..shape.batch).map(|b| c[b * shape.heads + h]).sum();
@@ -219,19 +282,28 @@ pub(crate) fn hop_backward(
     }
     let terms = Terms { shift: delta, delta, factor };
     let (dout, sums) = (saved.dout, Sums::default());
-    let (logit, chain) = (&*logit, &*chain);
+    // With the units that queries and keys were divided by, the factor on their gradients may fit f32 where it alone does not.
+    let apart = call.units.is_some();
+    let (logit, rows) = (&*logit, |n: usize| rows_of(units, shape.seq_q, n));
+    let factor_of = |n: usize| if apart { 1.0 } else { chain[n] as f32 };
+    let Targets { dq, mut dk, dv } = targets;
+    let targets = Targets { dq: &mut *dq, dk: dk.as_deref_mut(), dv };
+    macro_rules! run {
+        ($score:expr) => {{
+            let pairing =
+                |n: usize| Dot { norm: Frobenius($score), logit: logit[n], rows: rows(n), chain: factor_of(n) };
+            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
+        }};
+    }
     match m.activation {
-        Activation::Relu => {
-            let pairing = |n: usize| Dot { norm: Frobenius(Relu), logit: logit[n], chain: chain[n] };
-            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
-        }
-        Activation::Abs => {
-            let pairing = |n: usize| Dot { norm: Frobenius(Abs), logit: logit[n], chain: chain[n] };
-            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
-        }
-        Activation::Gelu => {
-            let pairing = |n: usize| Dot { norm: Frobenius(Gelu), logit: logit[n], chain: chain[n] };
-            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
+        Activation::Relu => run!(Relu),
+        Activation::Abs => run!(Abs),
+        Activation::Gelu => run!(Gelu),
+    }
+    if apart {
+        for (side, x) in [(0, Some(dq)), (1, dk)] {
+            let factor = |n: usize| chain[n] * 2f64.powi(-call.units(n)[side]);
+            x.into_iter().for_each(|x| rescale::multiply(x, shape.slices(), factor));
         }
     }
 }
@@ -240,16 +312,15 @@ pub(crate) fn hop_backward(
 /// dwarfs the norm it is so small that its product with small queries or keys would underflow: it is multiplied in last.
 fn terms(
     head: &Head<'_>,
-    causal: bool,
-    unit: &Unit,
+    (unit, shares): (&Unit, &Shares<'_>),
     norms: &[f32],
     saved: &Saved<'_>,
-    delta: &mut [f32],
-    factor: &mut [f32],
+    [delta, factor]: [&mut [f32]; 2],
 ) -> (f64, f64) {
+    let causal = norms.len() > 1;
     let norm = |i: usize| unit.restore(norms[if causal { i } else { 0 }]);
     let rows = if causal { head.seq_q } else { 1 };
-    let peak = match (0..rows).map(|i| unit.factor(norm(i))).fold(0.0, f64::max) {
+    let peak = match (0..rows).map(|i| unit.factor(norm(i)) * shares.at(i)).fold(0.0, f64::max) {
         0.0 => 1.0,
         peak => peak,
     };
@@ -258,8 +329,8 @@ fn terms(
         let row = head.contraction(i, saved.dout, saved.out);
         c += row;
         t += unit.projection(norm(i), row) / peak;
-        delta[i] = t as f32;
-        factor[i] = (unit.factor(norm(i)) / peak) as f32;
+        delta[i] = (t * shares.at(i).powi(2)) as f32;
+        factor[i] = (unit.factor(norm(i)) * shares.at(i) / peak) as f32;
     }
     if !causal {
         delta.fill(t as f32);
@@ -267,15 +338,17 @@ fn terms(
     (c, peak)
 }
 
-/// Factors on the logits, on their gradients and on those of the values; delta and factor per row; contractions (f64).
-fn backward_sizes(shape: &Shape) -> [usize; 6] {
+/// Factors on the logits, on their gradients (f64) and on those of the values; delta and factor per row; contractions (f64);
+/// factors on the rows.
+fn backward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 7] {
     let (slices, rows) = (shape.slices(), shape.slices() * shape.seq_q);
-    [slices, slices, slices, rows, rows, 2 * slices]
+    [slices, 2 * slices, slices, rows, rows, 2 * slices, row_len(shape, m, causal)]
 }
 
 /// f32 of working memory of [`infsa_backward`].
-pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
-    room(backward_sizes(shape)) + backward::work::<Dot<Frobenius<Gelu>>>(shape, tied)
+pub(super) fn backward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
+    let tied = m.tied;
+    room(backward_sizes(shape, m, causal)) + backward::work::<Dot<'_, Frobenius<Gelu>>>(shape, tied)
 }
 
 /// The norms before `eps`, as `stats` holds them, in units of the affinities.

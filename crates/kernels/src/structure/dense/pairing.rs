@@ -137,24 +137,26 @@ pub(super) trait Pairing: Copy + Send + Sync {
 
 /// Pairs by their inner product.
 #[derive(Clone, Copy)]
-pub(super) struct Dot<N> {
+pub(super) struct Dot<'a, N> {
     pub norm: N,
     /// Factor on the product of query and key.
     pub logit: f32,
+    /// One more for every query of the head; empty for none.
+    pub rows: &'a [f32],
     /// Factor on the gradients of queries and keys.
     pub chain: f32,
 }
 
-impl<N> Dot<N> {
-    /// For the forward pass alone.
-    pub fn scaled(norm: N, logit: f32) -> Self {
-        Self { norm, logit, chain: 1.0 }
+impl<N> Dot<'_, N> {
+    /// The factor on the products of the query at position `i`.
+    fn row(&self, i: u32) -> f32 {
+        self.rows.get(i as usize).copied().unwrap_or(1.0)
     }
 }
 
-impl<T: Normalisation> Pairing for Dot<T> {
+impl<T: Normalisation> Pairing for Dot<'_, T> {
     fn query_room(count: usize, head_dim: usize, pass: Pass) -> usize {
-        let rows = if pass == Pass::Backward { padded(count * padded(head_dim)) } else { 0 };
+        let rows = if pass == Pass::Backward { padded(count * padded(head_dim)) + padded(count) } else { 0 };
         padded(padded(count) * head_dim) + rows
     }
 
@@ -164,12 +166,17 @@ impl<T: Normalisation> Pairing for Dot<T> {
 
     fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t> {
         let ([panels], room) = cut(room, [padded(kept.len()) * head.head_dim]);
-        transpose(head.q, head.head_dim, kept, |_| self.logit, panels);
-        let rows = match pass {
-            Pass::Forward => Rows::NONE,
-            Pass::Backward => Rows::gather(head.q, head.head_dim, kept, true, room),
-        };
-        Tokens { panels, rows, ..Tokens::NONE }
+        transpose(head.q, head.head_dim, kept, |n| self.logit * self.row(kept[n]), panels);
+        if pass == Pass::Forward {
+            return Tokens { panels, ..Tokens::NONE };
+        }
+        if self.rows.is_empty() {
+            return Tokens { panels, rows: Rows::gather(head.q, head.head_dim, kept, true, room), ..Tokens::NONE };
+        }
+        let ([norms], room) = cut(room, [kept.len()]);
+        norms.iter_mut().zip(kept).for_each(|(norm, &i)| *norm = self.row(i));
+        let rows = Rows::copy(head.q, head.head_dim, kept, |n| self.row(kept[n]), room);
+        Tokens { panels, rows, norms, ..Tokens::NONE }
     }
 
     fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t> {
@@ -208,8 +215,9 @@ impl<T: Normalisation> Pairing for Dot<T> {
         product(simd, size(value_dim), tile.values.as_left(), tile.gradients, &mut pairs);
     }
 
-    fn gradient(self, _: &Tokens<'_>, _: usize, _: f32, sums: &[f32], out: &mut [f32]) {
-        out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * self.chain);
+    fn gradient(self, tokens: &Tokens<'_>, n: usize, _: f32, sums: &[f32], out: &mut [f32]) {
+        let factor = tokens.norms.get(n).map_or(self.chain, |row| self.chain * row);
+        out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * factor);
     }
 }
 

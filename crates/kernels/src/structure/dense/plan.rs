@@ -7,25 +7,34 @@ use crate::{Mechanism, Plan, Shape, Strategy};
 pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
     let pairs = pairs(s, causal);
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
-    let (softmax, tied) = (matches!(m, Mechanism::Softmax(_)), m.tied());
+    let tied = m.tied();
     let rows = s.slices() * s.seq_q;
     let tensors = (s.q_len() + if tied { 0 } else { s.k_len() } + s.v_len()) as u64;
     let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
     let out = s.out_len() as u64;
+    let exps = if let Mechanism::Softmax(_) = m { pairs } else { 0 };
+    let [scratch_forward, scratch_backward, stats] = match m {
+        Mechanism::Infsa(m) => [
+            infsa::forward_work(s, m, causal),
+            infsa::backward_work(s, m, causal),
+            s.slices() * (1 + infsa::norms(s, causal)),
+        ],
+        _ => [softmax::forward_work(s), softmax::backward_work(s, tied), log_sum::SAVED * rows],
+    };
     Plan {
         strategy: Strategy::Fused,
         reason: "scores are streamed in tiles and never stored",
         tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
         flops_forward: pairs * 2 * (d + dv),
         flops_backward: pairs * 2 * (3 * d + 2 * dv),
-        exps_forward: if softmax { pairs } else { 0 },
-        exps_backward: if softmax { pairs } else { 0 },
+        exps_forward: exps,
+        exps_backward: exps,
         bytes_forward: 4 * (s.q_len() as u64 + streamed + out),
         // The panels of one head are read once per tile of keys from the cache that holds them.
         bytes_backward: 4 * (2 * tensors + 2 * out),
-        scratch_forward: if softmax { softmax::forward_work(s) } else { infsa::forward_work(s) },
-        scratch_backward: if softmax { softmax::backward_work(s, tied) } else { infsa::backward_work(s, tied) },
-        stats: if softmax { log_sum::SAVED * rows } else { s.slices() * (1 + infsa::norms(s, causal)) },
+        scratch_forward,
+        scratch_backward,
+        stats,
         allocated_forward: 0,
         allocated_backward: 0,
     }

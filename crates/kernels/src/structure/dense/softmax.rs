@@ -19,9 +19,9 @@ fn scale(m: &mechanism::Softmax, shape: &Shape) -> f64 {
     m.scale.unwrap_or((shape.head_dim as f64).powf(-0.5))
 }
 
-fn pairing(m: &mechanism::Softmax, shape: &Shape) -> Dot<Row<Exp>> {
+fn pairing(m: &mechanism::Softmax, shape: &Shape) -> Dot<'static, Row<Exp>> {
     let scale = scale(m, shape);
-    Dot { norm: Row(Exp), logit: (scale * std::f64::consts::LOG2_E) as f32, chain: scale as f32 }
+    Dot { norm: Row(Exp), logit: (scale * std::f64::consts::LOG2_E) as f32, rows: &[], chain: scale as f32 }
 }
 
 /// Writes `out` and, as `stats`, [`log_sum::SAVED`] numbers per row.
@@ -47,7 +47,7 @@ fn forward_sizes(shape: &Shape) -> [usize; 2] {
 
 /// f32 of working memory of [`softmax_forward`].
 pub(super) fn forward_work(shape: &Shape) -> usize {
-    room(forward_sizes(shape)) + forward::work::<Dot<Row<Exp>>>(shape)
+    room(forward_sizes(shape)) + forward::work::<Dot<'_, Row<Exp>>>(shape)
 }
 
 /// `dS = P (dP - delta)` with `delta = <dout, out>` per row.
@@ -76,5 +76,5 @@ fn backward_sizes(shape: &Shape) -> [usize; 4] {
 
 /// f32 of working memory of [`softmax_backward`].
 pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
-    room(backward_sizes(shape)) + backward::work::<Dot<Row<Exp>>>(shape, tied)
+    room(backward_sizes(shape)) + backward::work::<Dot<'_, Row<Exp>>>(shape, tied)
 }

@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use super::tiles::{PerToken, runs};
 use crate::{
-    Parameter, Shape,
-    mechanism::{Activation, LinearInfsa},
+    Error, Parameter, Result, Shape,
+    mechanism::{Activation, LinearInfsa, PowerOperator},
     operator::Call,
-    rescale::is_comfortable,
+    range,
+    rescale::{self, is_comfortable},
     score::gate,
     simd::{Level, rows},
 };
@@ -174,6 +175,36 @@ impl<'s> Step<'s> {
 /// f32 at the end of what one head saves, whatever the operator: the exponents that its queries and its keys were divided
 /// by.
 pub(super) const UNITS: usize = 2;
+
+/// Below this, one over the sum of the queries' lengths, in units of the largest, leaves nothing of their gradients.
+const LEAST_INVERSE: f32 = 1e-20;
+
+/// Whether pooled values are numbers, and whether `eps` leaves something of tokens far smaller.
+pub(super) fn check(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Result<()> {
+    let shape = &call.shape;
+    for (slice, stats) in stats.chunks_exact(stats.len() / shape.slices()).enumerate() {
+        let (head, steps) = stats.split_at(1 + shape.value_dim);
+        range::check_results(call, None, [("out", &head[1..])])?;
+        let lost = |t: usize| match m.operator {
+            PowerOperator::Factored => {
+                let step = Step::load(part(steps, t, Step::len(shape.head_dim)));
+                step.inverse < f32::MIN_POSITIVE && step.y.iter().any(|&y| y != 0.0)
+            }
+            PowerOperator::Exact => steps[t] < f32::MIN_POSITIVE,
+        };
+        if head[0] >= LEAST_INVERSE && !(0..m.iterations).any(lost) {
+            continue;
+        }
+        let [q, k] = rescale::largest(call, slice).map(f64::from);
+        if q * k > 0.0 && (q * k).is_finite() {
+            let (tensor, largest, other) = if q <= k { ("q", q, k) } else { ("k", k, q) };
+            let limit = m.eps * f64::from(LEAST_INVERSE) / other.min(1.0);
+            let remedy = "nothing is left of it beside `eps`: scale the tokens, or set a smaller `eps`";
+            return Err(Error::Range { tensor, largest, bound: "from", limit, remedy });
+        }
+    }
+    Ok(())
+}
 
 /// Saves the exponents that queries and keys were divided by.
 pub(super) fn save_units(saved: &mut [f32], units: [i32; 2]) {

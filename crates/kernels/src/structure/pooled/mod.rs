@@ -14,11 +14,14 @@ mod uniform;
 pub(crate) use plan::plan;
 pub(crate) use uniform::{uniform_backward, uniform_forward};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::{
     Gradients, Parameter, Result, Shape,
     mechanism::{LinearInfsa, PowerOperator},
     operator::{Call, Saved},
-    rescale::Rescaled,
+    range,
+    rescale::{self, Rescaled},
     simd::{
         Level,
         rows::{self, Store},
@@ -52,6 +55,7 @@ pub(crate) fn linear_forward(
         forward_pass(&by.call(call), m, out, stats, work);
         rescaled = Some(by);
     }
+    linear::check(call, m, stats)?;
     for (slice, saved) in stats.chunks_exact_mut(each).enumerate() {
         linear::save_units(saved, rescaled.as_ref().map_or([0; 2], |r| r.units()[slice]));
     }
@@ -97,24 +101,29 @@ pub(crate) fn linear_backward(
 ) -> Result<()> {
     let Gradients { dq, mut dk, dv, extras } = gradients;
     let rescaled = rescaled_as_saved(call, m, saved.stats);
-    let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv, extras };
-    backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
-    if let Some(rescaled) = rescaled {
-        rescaled.restore(dq, dk);
+    let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv: &mut *dv, extras };
+    let (dgamma, in_units) = backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
+    if let Some(rescaled) = &rescaled {
+        rescaled.restore(dq, dk.as_deref_mut());
     }
-    Ok(())
+    range::check_results(call, Some(saved.dout), [("dgamma", &dgamma[..])])?;
+    // Gradients are as far from the ends of f32 as what they are made of, unless that was brought there and back.
+    let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];
+    let moved = rescaled.is_some() || in_units;
+    if moved { range::check_results(call, Some(saved.dout), tokens) } else { Ok(()) }
 }
 
+/// The gradient of the decay, and whether a head's gradients were made in a unit of their own.
 fn backward_pass(
     call: &Call<'_>,
     m: &LinearInfsa,
     saved: &Saved<'_>,
     mut gradients: Gradients<'_, f32>,
     work: &mut [f32],
-) {
+) -> (Vec<f32>, bool) {
     let shape = call.shape;
     let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = shape;
-    let sizes = plan::sizes(m, &shape);
+    let (sizes, in_units) = (plan::sizes(m, &shape), AtomicBool::new(false));
     let (narrow, wide) = cut_work(work, shape.slices() * sizes.narrow);
     let keys = gradients.dk.unwrap_or_default();
     let rows = [
@@ -129,25 +138,26 @@ fn backward_pass(
         let stats = linear::part(saved.stats, slice.start, sizes.stats);
         let (dgamma, narrow) = narrow.split_at_mut(1);
         let (g, narrow) = narrow.split_at_mut(value_dim);
-        pooled_gradient(
-            &head,
-            linear::part(saved.dout, slice.start, out_rows(m, &shape) * value_dim),
-            buffers.wide.1,
-            g,
-        );
-        dgamma[0] = linear::inner(g, &stats[1..1 + value_dim]) as f32;
+        let pooled = &stats[1..1 + value_dim];
+        let dout = linear::part(saved.dout, slice.start, out_rows(m, &shape) * value_dim);
+        let exponent = pooled_gradient(&head, dout, pooled, buffers.wide.1, g);
+        dgamma[0] = (linear::inner(g, pooled) * 2f64.powi(exponent)) as f32;
         g.iter_mut().for_each(|g| *g *= head.gamma);
-        let into = HeadGradients { query, key, value };
+        let into = HeadGradients { query: &mut *query, key: &mut *key, value: &mut *value };
         match m.operator {
             PowerOperator::Factored => backward::backward(&head, stats, g, narrow, buffers.wide.1, into),
             PowerOperator::Exact => exact::backward(&head, stats, g, narrow, buffers.wide.1, into),
         }
-    });
-    if let Some(dgamma) = gradients.extras.get(Parameter::Gamma) {
-        for (head, dgamma) in dgamma.iter_mut().enumerate() {
-            *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
+        if exponent != 0 {
+            in_units.store(true, Ordering::Relaxed);
+            [query, key, value].into_iter().for_each(|x| rescale::multiply(x, 1, |_| 2f64.powi(exponent)));
         }
+    });
+    let Some(dgamma) = gradients.extras.get(Parameter::Gamma) else { return (Vec::new(), in_units.into_inner()) };
+    for (head, dgamma) in dgamma.iter_mut().enumerate() {
+        *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
     }
+    (dgamma.to_vec(), in_units.into_inner())
 }
 
 /// Rows per head of `out`.
@@ -155,10 +165,17 @@ const fn out_rows(m: &LinearInfsa, shape: &Shape) -> usize {
     if m.broadcast { shape.seq_q } else { 1 }
 }
 
-/// The gradient of what is broadcast: the sum of `dout` over the kept queries.
-fn pooled_gradient(head: &Head<'_>, dout: &[f32], partial: &mut [f64], g: &mut [f32]) {
+/// The gradient of what is broadcast, the sum of `dout` over the kept queries, divided by a power of two, whose exponent is
+/// returned: 0 but where products with values would not fit f32.
+fn pooled_gradient(head: &Head<'_>, dout: &[f32], pooled: &[f32], partial: &mut [f64], g: &mut [f32]) -> i32 {
+    let exponent = |most: f64| {
+        let pooled = pooled.iter().fold(0_f32, |most, x| most.max(x.abs()));
+        range::product_exponent(most, pooled.into())
+    };
     if !head.m.broadcast {
-        return g.copy_from_slice(dout);
+        let exponent = exponent(rows::max_abs(head.level, dout).into());
+        g.iter_mut().zip(dout).for_each(|(g, &x)| *g = (f64::from(x) * 2f64.powi(-exponent)) as f32);
+        return exponent;
     }
     let dim = g.len();
     let sums = sum_tiles(head.shape.seq_q, dim, partial, [], &|tile, sums, []| {
@@ -169,7 +186,9 @@ fn pooled_gradient(head: &Head<'_>, dout: &[f32], partial: &mut [f64], g: &mut [
             }
         }
     });
-    g.iter_mut().zip(sums).for_each(|(g, sum)| *g = *sum as f32);
+    let exponent = exponent(sums.iter().fold(0.0, |most: f64, sum| most.max(sum.abs())));
+    g.iter_mut().zip(sums).for_each(|(g, sum)| *g = (*sum * 2f64.powi(-exponent)) as f32);
+    exponent
 }
 
 /// Replaces the pooled value in what forward saved of one head.

@@ -31,8 +31,13 @@ const CHANNELS: usize = 8;
 const NO_LENGTH: f64 = 1e-12;
 
 /// Writes the mean kept key of every head to `centres [slices, head_dim]` and one over the unit to `units [slices]`. The
-/// unit is 1 unless squares of tokens would leave the range of f32.
-pub(in super::super) fn frames(call: &Call<'_>, centres: &mut [f32], units: &mut [f32]) {
+/// unit is 1 unless squares of tokens would leave the range of f32; one over it is at most `limit(slice)`.
+pub(in super::super) fn frames(
+    call: &Call<'_>,
+    limit: impl Fn(usize) -> f64 + Sync,
+    centres: &mut [f32],
+    units: &mut [f32],
+) {
     let dim = call.shape.head_dim;
     centres.par_chunks_mut(dim).zip(units).enumerate().for_each(|(slice, (centre, unit))| {
         let head = Head::of(call, slice);
@@ -41,7 +46,7 @@ pub(in super::super) fn frames(call: &Call<'_>, centres: &mut [f32], units: &mut
             rows.flat_map(|(_, row)| row).fold(0_f32, |most, x| most.max(x.abs()))
         };
         let most = kept(head.q, head.keep_query).max(kept(head.k, head.keep_key));
-        *unit = inverse_unit(most);
+        *unit = inverse_unit(most).min(limit(slice).clamp(1e-37, 1e37).log2().floor().exp2() as f32);
         let kept = || (0..head.seq_kv).filter(|&j| head.keep_key.is_none_or(|keep| keep[j]));
         let count = kept().count().max(1) as f64;
         for (n, centre) in centre.chunks_mut(CHANNELS).enumerate() {

@@ -56,15 +56,13 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
         // The gradients of a row's log-affinities cancel (but for what the density adds), so that any number may be taken from
         // all their factors: with that of a typical pair, their rounding does little harm. No affinity is above one, but
         // the sum of many is.
-        let mut typical = [zero; N];
-        typical.copy_from_slice(match self.of.density {
+        let logs = match self.of.density {
             Some(_) => self.panel.of_queries::<S, N>(self.panel.queries.terms[0], col),
             None => shift,
-        });
-        let mut typical_radial = [zero; N];
+        };
+        let mut typical = [self.decay.typical(simd, self.of.scale, zero); N];
         for n in 0..N {
-            typical[n] = simd.min_f32s(typical[n], zero);
-            typical_radial[n] = self.decay.radial(simd, self.of.scale, typical[n]);
+            typical[n] = self.decay.typical(simd, self.of.scale, simd.min_f32s(logs[n], zero));
         }
         for key in 0..self.pairs.visible.keys.len() {
             let at = key * TILE_STRIDE + col;
@@ -81,7 +79,7 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
             }
             for n in 0..N {
                 let distance = self.metric.distance(simd, logits[n]);
-                let slopes = self.decay.slopes(simd, self.of.scale, distance);
+                let slopes = self.decay.slopes(simd, self.of.scale, distance, &typical[n]);
                 let [mut weight, mut ds] = gradient::<S, N>(
                     self.of,
                     simd,
@@ -103,8 +101,8 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
                     in_row = simd.add_f32s(in_row, ds);
                     continue;
                 }
-                radials[n] = simd.mul_add_e_f32s(ds, simd.sub_f32s(slopes.radial, typical_radial[n]), radials[n]);
-                values[n] = simd.mul_add_e_f32s(ds, simd.sub_f32s(slopes.value, typical[n]), values[n]);
+                radials[n] = simd.mul_add_e_f32s(ds, slopes.radial, radials[n]);
+                values[n] = simd.mul_add_e_f32s(ds, simd.sub_f32s(slopes.value, typical[n].value), values[n]);
                 let slope = self.metric.chain(simd, logits[n], distance.r, slopes.g);
                 let slope = simd.mul_f32s(ds, slope);
                 let norms = simd.add_f32s(

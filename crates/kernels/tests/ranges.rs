@@ -1,0 +1,337 @@
+//! Inputs and fields at the ends of f32 and beyond: every call is right, or a typed error says what is too large or too small.
+
+mod support;
+
+use resolvent_kernels::{
+    Error, Mechanism, Shape, Strategy,
+    mechanism::{DistanceKernel, Manifold},
+};
+use support::{
+    problem::{Problem, Solution},
+    random::{VARIANTS, mechanisms, problem},
+};
+
+/// Denormal, tiny, large, and up to the largest numbers.
+const SIZES: [f64; 9] = [1e-40, 1e-30, 1e-20, 1e-10, 1e4, 1e8, 1e15, 1e30, 1e37];
+
+fn resize(x: &mut [f64], size: f64) {
+    x.iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
+}
+
+/// The problem with some of its tensors, or one token, that many times as large.
+fn resized(p: &Problem, what: &str, size: f64) -> Problem {
+    let mut p = p.clone();
+    let (dim, value_dim) = (p.shape.head_dim, p.shape.value_dim);
+    let all = what == "all";
+    let token = |dim: usize| 11 * dim..12 * dim;
+    for (name, x) in [("q", Some(&mut p.q)), ("k", p.k.as_mut()), ("v", Some(&mut p.v)), ("dout", Some(&mut p.dout))] {
+        let Some(x) = x else { continue };
+        if all || what.split(' ').any(|what| what == name) {
+            resize(x, size);
+        }
+        match (what, name) {
+            ("token", "q" | "k") => resize(&mut x[token(dim)], size),
+            ("value", "v") => resize(&mut x[token(value_dim)], size),
+            _ => {}
+        }
+    }
+    p
+}
+
+fn largest(x: &[f64]) -> f64 {
+    x.iter().filter(|x| x.is_finite()).fold(0.0, |most, x| most.max(x.abs()))
+}
+
+/// The size of the terms that cancel in a result, of which f32 leaves a rounding.
+fn terms(p: &Problem, name: &str) -> f64 {
+    let s = &p.shape;
+    let (q, k, v, g) = (largest(&p.q), p.k.as_deref().map_or(0.0, largest), largest(&p.v), largest(&p.dout));
+    let (d, weight) = (s.head_dim as f64, g * v * (s.value_dim * s.seq_q) as f64);
+    let (scale, token) = (|scale: Option<f64>| scale.unwrap_or(d.powf(-0.5)), q.max(k));
+    // What a score changes by with an entry of a token, and with a parameter.
+    let (slope, of_parameter) = match &p.mechanism {
+        Mechanism::Softmax(m) => (scale(m.scale) * token, 0.0),
+        Mechanism::Ssa(m) => (scale(m.scale) * token, 0.0),
+        Mechanism::Fna(m) => {
+            let (resolved, power) = (m.resolve(s.head_dim, s.heads), m.alpha + 64.0);
+            let on_sphere = m.manifold == Manifold::Sphere;
+            let z = if on_sphere { std::f64::consts::PI } else { token * d.sqrt() } / resolved.kappa;
+            let sphere = if on_sphere { 1.0 / token } else { 0.0 };
+            let slope = match m.kernel {
+                _ if m.is_gaussian() => z / resolved.kappa,
+                DistanceKernel::Student => z.min(1.0) / resolved.kappa,
+                _ => 1.0 / resolved.kappa,
+            };
+            (power * slope.max(sphere / resolved.kappa), power * (1.0 + z).ln().min(z) * (1.0 + 1.0 / resolved.kappa))
+        }
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => (m.scale_for(s.head_dim) * token, token.powi(2).min(1e9)),
+        Mechanism::Laplacian(m) => (1.0 / m.lambda, 1.0 / m.lambda),
+        Mechanism::LaplacianExact(m) => (1.0 / m.lambda, 1.0 / m.lambda),
+        _ => (0.0, weight),
+    };
+    match name {
+        "out" => v,
+        "lse" => 1.0,
+        "dv" => g * s.seq_q as f64,
+        "dq" | "dk" => weight * slope,
+        _ => weight * of_parameter,
+    }
+}
+
+/// What is wrong with a solution, if anything.
+fn fault(p: &Problem, got: &Solution, expected: &Solution) -> Option<String> {
+    expected.iter().find_map(|(name, expected)| {
+        // What is as near to nothing as the products on the way may be is nothing to f32.
+        let allowed = (1e-3 * largest(expected)).max(1e-5 * terms(p, name)).max(1e-35);
+        let wrong = |(got, expected): &(&f64, &f64)| got != expected && !((**got - **expected).abs() <= allowed);
+        let (got, expected) = got[name].iter().zip(expected).find(wrong)?;
+        Some(format!("{name} is {got:e}, not {expected:e} (within {allowed:.1e})"))
+    })
+}
+
+/// Counts of what came out of calls.
+#[derive(Debug, Default)]
+struct Tally {
+    right: usize,
+    refused: usize,
+    wrong: Vec<String>,
+}
+
+impl Tally {
+    fn take(&mut self, what: &str, p: &Problem) {
+        match p.solve::<f32>(Strategy::Fused, None) {
+            Ok(got) => match fault(p, &got, &p.reference()) {
+                None => self.right += 1,
+                Some(fault) => self.wrong.push(format!("{what}: {fault}")),
+            },
+            Err(error) => {
+                let message = error.to_string();
+                let typed = matches!(
+                    error,
+                    Error::Range { .. } | Error::Overflow { .. } | Error::OutOfRange { .. } | Error::Unsupported { .. }
+                );
+                let typed = typed || matches!(error, Error::Singular { .. } | Error::Diverged { .. });
+                assert!(typed && !message.contains('\n'), "{what}: {message}");
+                self.refused += 1;
+            }
+        }
+    }
+
+    fn report(self) -> (usize, usize) {
+        println!("{} right, {} refused, {} wrong", self.right, self.refused, self.wrong.len());
+        assert!(self.wrong.is_empty(), "{} of them:\n{}", self.wrong.len(), self.wrong.join("\n"));
+        (self.right, self.refused)
+    }
+}
+
+/// A problem whose plan is no part of the question.
+fn ordinary(mechanism: Mechanism) -> Problem {
+    problem(mechanism, Shape::square(1, 2, 17, 8), 7)
+}
+
+#[test]
+fn tensors_of_any_size_are_right_or_refused() {
+    let mut tally = Tally::default();
+    for (mechanism, json) in mechanisms().into_iter().zip(VARIANTS) {
+        let p = ordinary(mechanism);
+        for what in ["q k", "q", "k", "v", "dout", "v dout", "all", "token", "value"] {
+            for size in SIZES {
+                // A query and a key as near each other count as one place for the distance: its direction is nobody's.
+                if what == "token" && size < 1e-16 && matches!(p.mechanism, Mechanism::Fna(_)) {
+                    continue;
+                }
+                tally.take(&format!("{json}, {what} {size:e}"), &resized(&p, what, size));
+            }
+        }
+    }
+    let (right, refused) = tally.report();
+    assert!(right > 3 * refused, "{right} right, {refused} refused");
+}
+
+/// The mechanism with a field set to `value`, as JSON.
+fn with_field(json: &str, field: &str, value: &str) -> String {
+    let mut fields: serde_json::Value = serde_json::from_str(json).unwrap();
+    fields[field] = serde_json::from_str(value).unwrap();
+    fields.to_string()
+}
+
+#[test]
+fn fields_of_any_size_are_right_or_refused() {
+    let fields = [
+        "scale",
+        "gamma",
+        "eps",
+        "norm_bias",
+        "tol",
+        "alpha",
+        "kappa",
+        "intrinsic_dim",
+        "norm_exponent",
+        "lambda",
+        "whiten_eps",
+        "ridge",
+        "eigen_cutoff",
+        "balance",
+    ];
+    let values = [
+        "0",
+        "-1",
+        "1e-320",
+        "1e-300",
+        "1e-39",
+        "1e-30",
+        "1e-18",
+        "1e-9",
+        "1e-3",
+        "0.999999999",
+        "1e3",
+        "1e6",
+        "1e12",
+        "1e18",
+        "1e30",
+        "1e38",
+        "1e39",
+        "1e300",
+    ];
+    let mut tally = Tally::default();
+    for json in VARIANTS {
+        for field in fields {
+            for value in values {
+                // A loose tolerance is asked for, and given.
+                if field == "tol" && (1e-7..1.0).contains(&value.parse::<f64>().unwrap()) {
+                    continue;
+                }
+                let json = with_field(json, field, value);
+                match Mechanism::from_json(&json) {
+                    // Another mechanism's field, or a value out of its range.
+                    Err(Error::Config { field: named, .. }) => assert_eq!(named, field, "{json}"),
+                    Err(error) => {
+                        assert!(
+                            matches!(error, Error::OutOfRange { .. } | Error::Unsupported { .. }),
+                            "{json}: {error}"
+                        );
+                        tally.refused += 1;
+                    }
+                    Ok(mechanism) => tally.take(&json, &ordinary(mechanism)),
+                }
+            }
+        }
+    }
+    tally.report();
+}
+
+#[test]
+fn counts_are_bounded_before_anything_is_planned() {
+    for (json, field) in [
+        (r#"{"mechanism": "soft", "landmarks": {"kind": "given", "count": COUNT}}"#, "landmarks.count"),
+        (r#"{"mechanism": "soft", "landmarks": {"kind": "first", "count": COUNT}}"#, "landmarks.count"),
+        (r#"{"mechanism": "soft-pp", "landmarks": {"kind": "random", "count": COUNT, "seed": 1}}"#, "landmarks.count"),
+        (r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": COUNT}}"#, "landmarks.ratio"),
+        (r#"{"mechanism": "laplacian", "landmarks": {"kind": "conv", "ratio": COUNT}}"#, "landmarks.ratio"),
+        (r#"{"mechanism": "soft", "value_conv": COUNT}"#, "value_conv"),
+        (r#"{"mechanism": "soft", "newton_iterations": COUNT}"#, "newton_iterations"),
+        (r#"{"mechanism": "linear-infsa", "iterations": COUNT}"#, "iterations"),
+        (r#"{"mechanism": "infsa-resolvent", "max_iter": COUNT}"#, "max_iter"),
+        (r#"{"mechanism": "ssa", "clusters": COUNT}"#, "clusters"),
+        (r#"{"mechanism": "ssa", "samples": COUNT}"#, "samples"),
+        (r#"{"mechanism": "ssa", "pairs": COUNT}"#, "pairs"),
+        (r#"{"mechanism": "ssa", "routes": COUNT}"#, "routes"),
+        (r#"{"mechanism": "ssa", "jl_dim": COUNT}"#, "jl_dim"),
+        (r#"{"mechanism": "ssa", "kmeans_iterations": COUNT}"#, "kmeans_iterations"),
+        (r#"{"mechanism": "ssa", "outlier_globals": COUNT}"#, "outlier_globals"),
+        (r#"{"mechanism": "ssa", "outlier_queries": COUNT}"#, "outlier_queries"),
+        (
+            r#"{"mechanism": "ssa", "causal": true, "causal_clusters": {"kind": "block", "size": COUNT}}"#,
+            "causal_clusters.size",
+        ),
+        (r#"{"mechanism": "ssa", "global_tokens": COUNT}"#, "global_tokens"),
+        (r#"{"mechanism": "ssa", "global_tokens": [COUNT]}"#, "global_tokens"),
+    ] {
+        for count in ["1000001", "2147483648", "4611686018427387904", "18446744073709551615"] {
+            let json = json.replace("COUNT", count);
+            let planned = Mechanism::from_json(&json)
+                .and_then(|m| resolvent_kernels::plan(&m, &Shape::square(2, 2, 19, 8), false, Strategy::Auto));
+            match planned {
+                // What bounds a number from above is bounded by the tokens in turn.
+                Ok(plan) => assert!(plan.allocated_forward < 1 << 30 && plan.scratch_forward < 1 << 30, "{json}"),
+                Err(Error::OutOfRange { field: named, .. }) => assert_eq!(named, field, "{json}"),
+                Err(error) => panic!("{json}: {error}"),
+            }
+        }
+    }
+}
+
+/// Sizes whose products wrap, to something small or to nothing.
+#[test]
+fn shapes_are_counted_before_they_are_multiplied() {
+    let half = 1 << 32;
+    for shape in [
+        Shape::square(half, half, 1, 1),
+        Shape::square(1, 1, half, half),
+        Shape { seq_q: half, ..Shape::square(half, 1, 4, 4) },
+        Shape { value_dim: usize::MAX, ..Shape::square(1, 1, 4, 4) },
+        Shape::square(1 << 20, 1 << 20, 1 << 20, 16),
+    ] {
+        for mechanism in mechanisms() {
+            for strategy in [Strategy::Auto, Strategy::Reference] {
+                let error = resolvent_kernels::plan(&mechanism, &shape, false, strategy).unwrap_err();
+                assert!(matches!(error, Error::OutOfRange { .. } | Error::Unsupported { .. }), "{shape:?}: {error}");
+            }
+        }
+        let lengths = [shape.q_len(), shape.k_len(), shape.v_len(), shape.out_len()];
+        assert!(lengths.into_iter().any(|len| len == usize::MAX || len >= 1 << 40), "{shape:?}: {lengths:?}");
+    }
+    let tensors = resolvent_kernels::PlanTensors::default();
+    let shape = Shape { seq_q: half, seq_kv: half, ..Shape::square(half, 1, 1, 1) };
+    let error = resolvent_kernels::ClusterPlan::from_tensors(&tensors, &shape).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { field: "shape", .. }), "{error}");
+    let error = resolvent_kernels::TernaryMatrix::from_packed(Vec::new(), [1 << 60, 20], 1.0).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { field: "outputs", .. }), "{error}");
+    assert_eq!(resolvent_kernels::TernaryMatrix::bytes([usize::MAX, usize::MAX]), usize::MAX);
+}
+
+/// A later token, however large, changes no bit of earlier rows, or the call as a whole is refused.
+#[test]
+fn the_past_does_not_know_of_larger_tokens() {
+    for mechanism in mechanisms().into_iter().filter(Mechanism::causal) {
+        let mut p = ordinary(mechanism);
+        p.fix_plan();
+        let row = p.shape.value_dim;
+        let earlier = |p: &Problem| p.solve::<f32>(Strategy::Fused, None).map(|s| s["out"][..11 * row].to_vec());
+        let before = earlier(&p).unwrap();
+        for size in [1e-30, 1e-6, 300.0, 3e5, 3e11, 1e14, 1e25] {
+            match earlier(&resized(&p, "token", size)) {
+                Ok(after) => assert_eq!(after, before, "{:?}, {size:e}", p.mechanism),
+                Err(error) => {
+                    assert!(matches!(error, Error::Range { .. }) && size > 1e4, "{:?}, {size:e}: {error}", p.mechanism)
+                }
+            }
+        }
+    }
+}
+
+/// What a masked token holds is no part of the call.
+#[test]
+fn masked_tokens_are_not_judged() {
+    for mechanism in mechanisms() {
+        let mut p = ordinary(mechanism);
+        let keep: Vec<bool> = (0..17).map(|i| i != 11).collect();
+        (p.key_mask, p.query_mask) = (Some(keep.clone()), Some(keep));
+        p.fix_plan();
+        let solve = |p: &Problem| p.solve::<f32>(Strategy::Fused, None).unwrap();
+        let expected = solve(&p);
+        for content in [f64::NAN, f64::INFINITY, 1e30] {
+            let mut p = p.clone();
+            let rows = |x: &mut Vec<f64>, dim: usize| {
+                let seq = 17 * dim;
+                for head in x.chunks_mut(seq) {
+                    head[11 * dim..12 * dim].fill(f64::from(content as f32));
+                }
+            };
+            rows(&mut p.q, 8);
+            p.k.iter_mut().for_each(|k| rows(k, 8));
+            rows(&mut p.v, 8);
+            assert_eq!(solve(&p), expected, "{:?}, {content}", p.mechanism);
+        }
+    }
+}
