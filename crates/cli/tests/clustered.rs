@@ -73,6 +73,31 @@ fn written_plans_are_those_stored() {
     }
 }
 
+/// A file has -1 for every token without a cluster; the configuration tells global tokens from those that found none.
+#[test]
+fn plans_with_strays_are_read_as_they_were_written() {
+    let sandbox = Sandbox::new();
+    let config = serde_json::json!({
+        "mechanism": "ssa", "clusters": 3, "causal": true, "estimator": "centroid", "global_tokens": [3]
+    });
+    // Tokens 0 and 1 have one side and no token before them has both.
+    let keep = |masked: [usize; 2]| (0..20).map(|n| u8::from(!masked.contains(&n))).collect::<Vec<_>>();
+    let mut tensors = Tensors::call(&[1, 1, 20, 4]);
+    tensors.u8("key_mask", &[1, 20], &keep([0, 2])).u8("query_mask", &[1, 20], &keep([1, 2]));
+    let input = sandbox.write("in.safetensors", tensors.file());
+    let made = attend(&sandbox, &input, &config, &["--clusters"], None);
+    for name in ["label_q", "label_k"] {
+        assert_eq!(made.values(name)[..4], [-1.0; 4], "{name}");
+    }
+    for name in ["label_q", "label_k", "exact_blocks", "edges", "edge_log_weight"] {
+        tensors.raw(name, made.dtype(name), made.shape(name), made.bytes(name).to_vec());
+    }
+    let planned = sandbox.write("planned.safetensors", tensors.file());
+    let again = attend(&sandbox, &planned, &config, &[], None);
+    assert!(made.values("lse")[0] == f64::NEG_INFINITY, "the stray sees more than global tokens");
+    assert_eq!((again.bytes("out"), again.bytes("lse")), (made.bytes("out"), made.bytes("lse")));
+}
+
 /// A stored plan leaves nothing to centroids, which is told.
 #[test]
 fn centroids_beside_a_plan_are_not_used() {

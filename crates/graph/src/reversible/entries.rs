@@ -35,6 +35,10 @@ impl Entries {
             return None;
         }
         let (plan, tokens) = (plan.to_tensors(), log_degree.len());
+        // Strays, which only masks leave, are in no group.
+        if plan.label_q.iter().chain(&plan.label_k).any(|&label| label < -1) {
+            return None;
+        }
         let groups = groups(&plan);
         let exact: usize = groups.iter().map(|(queries, keys)| queries.len() * keys.len()).sum();
         if exact + plan.edges.len() > MOST {

@@ -22,7 +22,8 @@ use matrix::Matrix;
 use std::collections::BTreeMap;
 
 use crate::{
-    ClusterPlan, Gradients, Inputs, Mask, Mechanism, Parameter, Plan, Result, Shape, Strategy, check, operator::Call,
+    ClusterPlan, Error, Gradients, Inputs, Mask, Mechanism, Parameter, Plan, Result, Shape, Strategy, check,
+    operator::Call,
 };
 
 /// What [`forward`] computes.
@@ -93,7 +94,7 @@ struct HeadGradients {
 pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>) -> Result<Forward> {
     check_call("forward", mechanism, shape, inputs, mask)?;
     let mut result = Forward::default();
-    let made = made_plan(mechanism, shape, inputs, mask)?;
+    let made = made_plan(mechanism, shape, inputs, mask);
     let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
@@ -125,7 +126,7 @@ pub fn backward(
     let pooled = matches!(mechanism, Mechanism::LinearInfsa(m) if !m.broadcast);
     let out_len = shape.slices() * out_seq * shape.value_dim;
     check::length("backward", "dout", dout.len(), out_len, "expected the shape of out")?;
-    let made = made_plan(mechanism, shape, inputs, mask)?;
+    let made = made_plan(mechanism, shape, inputs, mask);
     let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
     let mut result = Backward { dk: (!mechanism.tied()).then(Vec::new), ..Backward::default() };
     for (b, h) in heads(shape) {
@@ -164,19 +165,32 @@ fn check_call(
     check::inputs(op, mechanism, shape, inputs, mask)
 }
 
-/// The plan of a clustered call that comes without one: a constant of the call, and made for the f32 that the kernels see.
-fn made_plan(
+/// The plan of a clustered call that comes without one: a constant of the call.
+fn made_plan(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>) -> Option<ClusterPlan> {
+    let Mechanism::Ssa(m) = mechanism else { return None };
+    let of_head = |(b, h): (usize, usize)| {
+        let head = Head::of(mechanism, shape, inputs, mask, b, h);
+        let codebook = inputs.extras.codebook.and_then(|book| book.chunks(book.len() / shape.heads).nth(h));
+        clustered::plan(&head, m, h, codebook)
+    };
+    inputs.extras.clusters.is_none().then(|| ClusterPlan::of_heads(shape, heads(shape).map(of_head).collect()))
+}
+
+/// The plan that [`forward`] and [`backward`] follow in a clustered call (`ssa`), for the f32 nearest to its inputs: the one in
+/// [`crate::Extras::clusters`], or one that is made in f64, by the definitions.
+///
+/// # Errors
+/// [`Error::Unsupported`] for mechanisms without clusters; else as [`forward`].
+pub fn clusters(
     mechanism: &Mechanism,
     shape: &Shape,
     inputs: &Inputs<'_, f64>,
     mask: &Mask<'_>,
-) -> Result<Option<ClusterPlan>> {
-    if !matches!(mechanism, Mechanism::Ssa(_)) || inputs.extras.clusters.is_some() {
-        return Ok(None);
-    }
-    let rounded = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
-    let (q, k) = (rounded(inputs.q), inputs.k.map(rounded));
-    ClusterPlan::new(mechanism, shape, &q, k.as_deref().unwrap_or(&q), inputs.extras.codebook, mask).map(Some)
+) -> Result<ClusterPlan> {
+    check_call("clusters", mechanism, shape, inputs, mask)?;
+    let why = "only `ssa` attends along clusters";
+    let refused = Error::Unsupported { mechanism: mechanism.id(), what: "a plan of clusters", why };
+    made_plan(mechanism, shape, inputs, mask).or(inputs.extras.clusters.cloned()).ok_or(refused)
 }
 
 fn heads(shape: &Shape) -> impl Iterator<Item = (usize, usize)> {

@@ -1,6 +1,7 @@
 //! What the tests of the contract share: stored cases, comparison, and running an operator over fresh buffers.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod clusters;
 pub mod floors;
 pub mod golden;
 pub mod problem;

@@ -1,6 +1,6 @@
 //! What a clustered mechanism reads beside q, k and v: fixed centroids, and a plan that replaces planning.
 
-use resolvent_kernels::{Certificate, ClusterPlan, Extras, Mechanism, PlanTensors};
+use resolvent_kernels::{Certificate, ClusterPlan, Extras, Mechanism, PlanTensors, mechanism::Ssa};
 
 use super::call::{Layout, expect};
 use crate::{
@@ -36,10 +36,8 @@ impl Clusters {
     /// # Errors
     /// A plan of which a tensor is missing, a wrong type or shape, an index beyond what it points to.
     pub fn load(file: &TensorFile, mechanism: &Mechanism, layout: &Layout) -> Result<Self> {
-        if !matches!(mechanism, Mechanism::Ssa(_)) {
-            return Ok(Self::default());
-        }
-        let plan = holds_plan(file).then(|| plan(file, layout)).transpose()?;
+        let Mechanism::Ssa(ssa) = mechanism else { return Ok(Self::default()) };
+        let plan = holds_plan(file).then(|| plan(file, ssa, layout)).transpose()?;
         let centroids = file.get("codebook").filter(|_| plan.is_none());
         let codebook = centroids.map(|tensor| codebook(&tensor, layout)).transpose()?;
         Ok(Self { codebook, plan })
@@ -59,7 +57,22 @@ fn codebook(tensor: &Stored<'_>, layout: &Layout) -> Result<Vec<f32>> {
     tensor.reals()
 }
 
-fn plan(file: &TensorFile, layout: &Layout) -> Result<ClusterPlan> {
+/// What a plan in memory says of strays.
+const STRAY: i64 = -2;
+
+/// Tells strays from global tokens: a file has -1 for either, and the configuration says which are global.
+fn mark_strays(tensors: &mut PlanTensors, ssa: &Ssa, seq: usize) {
+    let globals = ssa.globals(seq);
+    for (n, (query, key)) in tensors.label_q.iter_mut().zip(&mut tensors.label_k).enumerate() {
+        if *query == -1 && *key == -1 && !globals.contains(&(n % seq)) {
+            *query = STRAY;
+            // Every query sees the keys that are taken out of their clusters.
+            *key = if ssa.outlier_globals == 0 { STRAY } else { -1 };
+        }
+    }
+}
+
+fn plan(file: &TensorFile, ssa: &Ssa, layout: &Layout) -> Result<ClusterPlan> {
     let s = &layout.shape;
     let read =
         |name| file.require(name, "a stored plan has all of label_q, label_k, exact_blocks, edges, edge_log_weight");
@@ -74,7 +87,7 @@ fn plan(file: &TensorFile, layout: &Layout) -> Result<ClusterPlan> {
         expect(&tensor, &[rows, 3], "rows of three indices")?;
         Ok::<_, Error>(tensor.integers()?.as_chunks::<3>().0.to_vec())
     };
-    let tensors = PlanTensors {
+    let mut tensors = PlanTensors {
         label_q: labels("label_q", s.seq_q)?,
         label_k: labels("label_k", s.seq_kv)?,
         exact_blocks: triples("exact_blocks")?,
@@ -83,6 +96,9 @@ fn plan(file: &TensorFile, layout: &Layout) -> Result<ClusterPlan> {
     };
     let weights = read("edge_log_weight")?;
     expect(&weights, &[tensors.edges.len()], "one weight per edge")?;
+    if ssa.shared() {
+        mark_strays(&mut tensors, ssa, s.seq_kv);
+    }
     ClusterPlan::from_tensors(&tensors, s).map_err(Error::kernels(file.path()))
 }
 
@@ -104,10 +120,12 @@ fn per_token(layout: &Layout, seq: usize) -> Vec<usize> {
     shape
 }
 
-/// A plan as it is written to a file.
+/// A plan as it is written to a file: -1 for every token without a cluster.
 pub fn stored(plan: &ClusterPlan, layout: &Layout) -> Vec<Named> {
     let s = &layout.shape;
-    let tensors = plan.to_tensors();
+    let mut tensors = plan.to_tensors();
+    let strays = tensors.label_q.iter_mut().chain(&mut tensors.label_k).filter(|label| **label == STRAY);
+    strays.for_each(|label| *label = -1);
     let edges = tensors.edges.len();
     vec![
         Named::integers("label_q", per_token(layout, s.seq_q), &tensors.label_q),

@@ -11,7 +11,7 @@ use super::{
     far::Far,
     forward::{ALWAYS, log2_weight},
     graph::{Graph, Lists, Run, runs},
-    held::{self, Held, Keys, Sums},
+    held::{self, Finished, Held, Keys, Sums},
     prefix,
     sparse::{axpy, dot},
 };
@@ -46,19 +46,26 @@ pub(crate) fn backward(
         dk.fill(0.0);
         dv.fill(0.0);
     }
+    let (rows, work) = cut(work, row_sizes(&call.shape));
+    let finished = &Finished::new(saved, rows);
     let mut passed = Passed::new(call, &case);
-    by_queries(call, &case, saved, dq, &mut passed, work);
+    by_queries(call, &case, finished, dq, &mut passed, work);
     passed.settle();
-    by_keys(call, &case, saved, [&mut *dk, &mut *dv], &passed, work);
+    by_keys(call, &case, finished, [&mut *dk, &mut *dv], &passed, work);
     if case.has_prefix_far() {
-        prefix::backward(call, &case, saved, [dq, dk, dv]);
+        prefix::backward(call, &case, finished, [dq, dk, dv]);
     }
     Ok(())
 }
 
 /// f32 of working memory for `shape` in the current thread pool.
 pub(super) fn work(shape: &Shape) -> usize {
-    workers(shape.slices() * shape.seq_q.max(shape.seq_kv)) * memory(shape)
+    room(row_sizes(shape)) + workers(shape.slices() * shape.seq_q.max(shape.seq_kv)) * memory(shape)
+}
+
+/// Shift and factor of every row.
+fn row_sizes(shape: &Shape) -> [usize; 2] {
+    [shape.slices() * shape.seq_q; 2]
 }
 
 fn memory(shape: &Shape) -> usize {
@@ -121,7 +128,14 @@ impl Passed {
     }
 }
 
-fn by_queries(call: &Call<'_>, case: &Case, saved: &Saved<'_>, dq: &mut [f32], passed: &mut Passed, work: &mut [f32]) {
+fn by_queries(
+    call: &Call<'_>,
+    case: &Case,
+    finished: &Finished<'_>,
+    dq: &mut [f32],
+    passed: &mut Passed,
+    work: &mut [f32],
+) {
     let all: Vec<Vec<Run>> = case.graphs.iter().map(|graph| runs(&graph.queries, QUERIES)).collect();
     let (dq, far_sums) = (Parts::new(dq), Parts::new(&mut passed.far_sums));
     let terms = Parts::new(&mut passed.terms);
@@ -140,7 +154,7 @@ fn by_queries(call: &Call<'_>, case: &Case, saved: &Saved<'_>, dq: &mut [f32], p
             far: passed.far[slice].as_ref(),
             runs: &runs[share * runs.len() / SHARES..(share + 1) * runs.len() / SHARES],
             case,
-            saved,
+            finished,
             dq: (&dq, first),
             far_sums,
             terms: (&terms, edges.start),
@@ -156,7 +170,7 @@ struct Queries<'a> {
     far: Option<&'a Far>,
     runs: &'a [Run],
     case: &'a Case,
-    saved: &'a Saved<'a>,
+    finished: &'a Finished<'a>,
     /// The gradients, and where those of the head start.
     dq: (&'a Parts<'a, f32>, usize),
     far_sums: &'a mut [f32],
@@ -170,12 +184,12 @@ impl WithSimd for Queries<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { head, graph, far, runs, case, saved, dq, far_sums, terms, memory } = self;
+        let Self { head, graph, far, runs, case, finished, dq, far_sums, terms, memory } = self;
         let ([k_room, v_room, dq_sums, ..], memory) = cut(memory, sizes(&head.shape()));
         let (d, stride) = (head.head_dim, padded(head.head_dim));
         for run in runs {
             let queries = graph.queries.run(run);
-            let mut held = Held::new(simd, head, saved, graph.window, case.logit, queries, &mut *memory);
+            let mut held = Held::new(simd, head, finished, graph.window, case.logit, queries, &mut *memory);
             dq_sums[..queries.len() * stride].fill(0.0);
             for list in graph.exact_keys(run.group) {
                 for positions in list.chunks(KEYS) {
@@ -200,7 +214,7 @@ impl WithSimd for Queries<'_> {
                     }
                 }
             }
-            sampled(simd, &held, &head, graph, case.logit, saved, terms, dq_sums);
+            sampled(simd, &held, &head, graph, case.logit, finished, terms, dq_sums);
             for (&i, sums) in queries.iter().zip(dq_sums.chunks_exact(stride)) {
                 let start = dq.1 + i as usize * d;
                 // SAFETY: every query is in one run of one head.
@@ -220,7 +234,7 @@ fn sampled<S: Simd>(
     head: &Head<'_>,
     graph: &Graph,
     logit: f32,
-    saved: &Saved<'_>,
+    finished: &Finished<'_>,
     (terms, first): (&Parts<'_, [f32; 2]>, usize),
     dq_sums: &mut [f32],
 ) {
@@ -230,12 +244,13 @@ fn sampled<S: Simd>(
         let range = graph.edge_range(i);
         // SAFETY: every edge is one query's.
         let terms = unsafe { terms.part(first + range.start..first + range.end) };
-        let (q, g) = (&head.q[i * d..][..d], &head.outputs(saved.dout)[i * dv..][..dv]);
+        let (q, g) = (&head.q[i * d..][..d], &held.g.data[n * held.g.stride..][..dv]);
+        let factor = head.rows(finished.factor)[i];
         for (edge, term) in graph.edges_of(i).iter().zip(terms) {
             let (k, v) = (&head.k[edge.key as usize * d..][..d], &head.v[edge.key as usize * dv..][..dv]);
             let weight = (logit * dot(simd, q, k) + log2_weight(edge.log_weight) - held.shift[n]).exp2();
             let slope = weight * (dot(simd, g, v) - held.delta[n]);
-            *term = [weight, slope];
+            *term = [factor * weight, slope];
             axpy(simd, slope, k, &mut dq_sums[n * padded(d)..][..d]);
         }
     }
@@ -244,7 +259,7 @@ fn sampled<S: Simd>(
 fn by_keys(
     call: &Call<'_>,
     case: &Case,
-    saved: &Saved<'_>,
+    finished: &Finished<'_>,
     [dk, dv]: [&mut [f32]; 2],
     passed: &Passed,
     work: &mut [f32],
@@ -264,7 +279,7 @@ fn by_keys(
             run,
             edges: &by_key[*slice],
             case,
-            saved,
+            finished,
             passed,
             targets: [&dk, &dv],
             memory,
@@ -281,7 +296,7 @@ struct KeyRun<'a> {
     /// The edges of every key.
     edges: &'a Lists,
     case: &'a Case,
-    saved: &'a Saved<'a>,
+    finished: &'a Finished<'a>,
     passed: &'a Passed,
     /// `dk` and `dv` of all heads.
     targets: [&'a Parts<'a, f32>; 2],
@@ -293,7 +308,7 @@ impl WithSimd for KeyRun<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { slice, head, graph, run, edges, case, saved, passed, targets, memory } = self;
+        let Self { slice, head, graph, run, edges, case, finished, passed, targets, memory } = self;
         let ([k_room, v_room, _, dk_sums, dv_sums], memory) = cut(memory, sizes(&head.shape()));
         let (d, dv) = (head.head_dim, head.value_dim);
         let positions = graph.keys.run(run);
@@ -303,7 +318,7 @@ impl WithSimd for KeyRun<'_> {
         dv_sums[..positions.len() * padded(dv)].fill(0.0);
         for list in graph.exact_queries(run.group) {
             for queries in list.chunks(QUERIES) {
-                let mut held = Held::new(simd, head, saved, graph.window, case.logit, queries, &mut *memory);
+                let mut held = Held::new(simd, head, finished, graph.window, case.logit, queries, &mut *memory);
                 let dkv = Some([&mut *dk_sums, &mut *dv_sums]);
                 held.meet(simd, Keys { k, v, depth: d, positions }, Sums { dq: None, dkv });
             }
@@ -319,7 +334,7 @@ impl WithSimd for KeyRun<'_> {
                 let [weight, slope] = passed.terms[passed.edges_at[slice] + edge as usize];
                 let i = graph.edges()[edge as usize].query as usize;
                 axpy(simd, slope, &head.q[i * d..][..d], dk_sum);
-                axpy(simd, weight, &head.outputs(saved.dout)[i * dv..][..dv], dv_sum);
+                axpy(simd, weight, &head.outputs(finished.dout)[i * dv..][..dv], dv_sum);
             }
             if let Some(([dk_mean, dv_mean], share)) = mean {
                 axpy(simd, share, &dk_mean[..d], dk_sum);

@@ -14,6 +14,7 @@ use rayon::prelude::*;
 
 use super::{
     graph::{Graph, Window},
+    members::exact_mean,
     plans::ClusterPlan,
 };
 use crate::{
@@ -114,7 +115,7 @@ impl<'a> Rows<'a> {
         let graph = Graph::new(plan.head(slice).clone(), keep_q, keep_k, Window { seq_kv, block });
         let k = &inputs.k.expect("checked: an untied call has keys")[slice * seq_kv * d..][..seq_kv * d];
         let v = &inputs.v[slice * seq_kv * dv..][..seq_kv * dv];
-        let anchors = (0..graph.keys.len()).flat_map(|c| mean(k, d, graph.keys.of(c).iter().copied())).collect();
+        let anchors = (0..graph.keys.len()).flat_map(|c| exact_mean(k, d, graph.keys.of(c).iter().copied())).collect();
         let kept = (0..seq_kv as u32).filter(|&j| keep_k.is_none_or(|keep| keep[j as usize]));
         Self {
             q: &inputs.q[slice * seq_q * d..][..seq_q * d],
@@ -125,7 +126,7 @@ impl<'a> Rows<'a> {
             scale: m.scale.unwrap_or((d as f64).powf(-0.5)),
             centroid: m.estimator == Estimator::Centroid,
             anchors,
-            value_mean: mean(v, dv, kept),
+            value_mean: exact_mean(v, dv, kept),
             graph,
         }
     }
@@ -161,11 +162,11 @@ impl<'a> Rows<'a> {
         let edges = self.graph.edges_of(i).iter();
         let sampled: Vec<Sample> =
             edges.map(|edge| Sample::new(self, edge.key, logit(edge.key), edge.log_weight)).collect();
-        let far = seen.far(i, self.graph.keys_of(a));
+        let far = seen.far(i, a);
         let row = Row::new(&exact, &sampled, &far);
         let (missed, variation) = if self.centroid { row.of_means(&far) } else { row.of_samples(&far) };
         // A row without any entry is 0, which is no mean of values.
-        let absent = !self.centroid && row.is_empty() && !far.is_empty();
+        let absent = row.is_empty() && !far.is_empty() && !far.iter().any(|c| c.has_mean);
         let error = if absent { seen.largest_value } else { 2.0 * variation * seen.value_radius };
         Bounds { missed, variation, error }
     }
@@ -181,7 +182,7 @@ struct Sample {
 
 impl Sample {
     fn new(rows: &Rows<'_>, key: u32, logit: f64, log_weight: f64) -> Self {
-        Self { cluster: rows.graph.cluster_of_key(key as usize), logit, log_weight }
+        Self { cluster: rows.graph.group_of_key(key as usize), logit, log_weight }
     }
 }
 
@@ -194,6 +195,8 @@ struct FarCluster {
     log_mass: f64,
     /// How far the scaled products may be from the mean's.
     spread: f64,
+    /// Whether a mean token stands for it.
+    has_mean: bool,
 }
 
 impl FarCluster {
@@ -259,11 +262,13 @@ impl<'r> Row<'r> {
             return (0.0, 0.0);
         }
         let exact = self.exact_mass();
+        let (far, lost): (Vec<_>, Vec<_>) = far.iter().partition(|c| c.has_mean);
+        let lost: f64 = lost.iter().map(|c| self.mass(c.log_most())).sum();
         let least: f64 = far.iter().map(|c| self.mass(c.log_mass)).sum();
-        let most: f64 = far.iter().map(|c| self.mass(c.log_most())).sum();
+        let most: f64 = far.iter().map(|c| self.mass(c.log_most())).sum::<f64>() + lost;
         // sum_j max(w_j - M/n, 0) is half of sinh(x) + cosh(x) - 1 of M
         let log_excess = |c: &FarCluster| c.log_mass + (0.5 * c.spread.exp_m1()).ln().min(c.spread);
-        let excess: f64 = far.iter().filter(|c| c.spread > 0.0).map(|c| self.mass(log_excess(c))).sum();
+        let excess: f64 = far.iter().filter(|c| c.spread > 0.0).map(|&c| self.mass(log_excess(c))).sum::<f64>() + lost;
         // Only keys beyond can have more weight in dense attention, and all of theirs is a bound too.
         let variation = share(excess, exact + least).min(share(most, exact + most));
         (share((most - least).max(0.0), exact + most), variation)
@@ -343,7 +348,7 @@ impl<'a> Seen<'a> {
                 self.value_radius = self.value_radius.max(distance(value, value_mean));
                 self.largest_value = self.largest_value.max(dot(value, value).sqrt());
             }
-            let Some(c) = graph.cluster_of_key(j) else { continue };
+            let Some(c) = graph.group_of_key(j) else { continue };
             let key = &k[j * d..][..d];
             self.counts[c] += 1;
             self.stale.push(c);
@@ -366,10 +371,12 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// What query `i` sees of the clusters other than `exact`.
-    fn far(&mut self, i: usize, exact: &[u32]) -> Vec<FarCluster> {
+    /// What query `i`, of cluster `a`, sees of the clusters that are not exact for it.
+    fn far(&mut self, i: usize, a: usize) -> Vec<FarCluster> {
         self.freshen();
-        let Rows { shape, scale, q, .. } = *self.rows;
+        let Rows { shape, scale, q, centroid, ref graph, .. } = *self.rows;
+        let (exact, strays) = (graph.keys_of(a), graph.keys.strays());
+        let sees_means = centroid && Some(a) != graph.queries.strays();
         let d = shape.head_dim;
         let q = &q[i * d..][..d];
         let norm = dot(q, q).sqrt();
@@ -378,7 +385,8 @@ impl<'a> Seen<'a> {
             let product: f64 = q.iter().zip(&self.means[c * d..]).map(|(&q, mean)| f64::from(q) * mean).sum();
             let count = self.counts[c];
             let log_mass = scale * product + (count as f64).ln();
-            FarCluster { cluster: c, count, log_mass, spread: scale * norm * self.radii[c] }
+            let has_mean = sees_means && Some(c) != strays;
+            FarCluster { cluster: c, count, log_mass, spread: scale * norm * self.radii[c], has_mean }
         };
         remote.map(far).collect()
     }
@@ -390,15 +398,4 @@ fn dot(x: &[f32], y: &[f32]) -> f64 {
 
 fn distance(x: &[f32], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(&x, y)| (f64::from(x) - y).powi(2)).sum::<f64>().sqrt()
-}
-
-/// The mean of the rows `tokens` of `x [.., dim]`; 0 of none.
-fn mean(x: &[f32], dim: usize, tokens: impl Iterator<Item = u32>) -> Vec<f64> {
-    let (mut sum, mut count) = (vec![0.0; dim], 0.0);
-    for n in tokens {
-        sum.iter_mut().zip(&x[n as usize * dim..]).for_each(|(sum, &x)| *sum += f64::from(x));
-        count += 1.0;
-    }
-    sum.iter_mut().for_each(|sum| *sum /= f64::max(count, 1.0));
-    sum
 }

@@ -22,8 +22,8 @@ pub(super) struct Far {
 impl Far {
     pub fn new(graph: &Graph, head: &Head<'_>) -> Self {
         let (d, dv) = (head.head_dim, head.value_dim);
-        let clusters: Vec<u32> =
-            (0..graph.keys.len() as u32).filter(|&c| !graph.keys.of(c as usize).is_empty()).collect();
+        let has_mean = |&c: &usize| Some(c) != graph.keys.strays() && !graph.keys.of(c).is_empty();
+        let clusters: Vec<u32> = (0..graph.keys.len()).filter(has_mean).map(|c| c as u32).collect();
         let (key_stride, value_stride) = (padded(d + 1), padded(dv));
         let mut keys = vec![0.0; clusters.len() * key_stride];
         let mut values = vec![0.0; clusters.len() * value_stride];
@@ -51,7 +51,7 @@ impl Far {
     /// The mean tokens that the queries of cluster `a` see: runs of them between those seen exactly.
     pub fn seen_by<'s>(&'s self, graph: &'s Graph, a: usize) -> impl Iterator<Item = Range<usize>> + 's {
         let exact = graph.keys_of(a);
-        let mut at = 0;
+        let mut at = if Some(a) == graph.queries.strays() { self.clusters.len() } else { 0 };
         std::iter::from_fn(move || {
             while at < self.clusters.len() && exact.contains(&self.clusters[at]) {
                 at += 1;

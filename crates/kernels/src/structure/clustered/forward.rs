@@ -20,17 +20,19 @@ use crate::{
     scratch::{cut, room},
     simd::product::Right,
     structure::dense::{
-        Head, KEYS, Normalisation, PANEL, QUERIES, Row, RowState, Rows, TILE_STRIDE, Tile, Visible, advance, padded,
-        transpose,
+        Head, KEYS, Normalisation, PANEL, QUERIES, Row, RowState, Rows, TILE_STRIDE, Tile, Visible, advance, log_sum,
+        padded, transpose,
     },
 };
 
-/// Writes `out` and, as `stats`, the log-sum-exp of every row.
+/// Writes `out` and, as `stats`, the log-sum-exps of the rows, [`log_sum::SAVED`] numbers each.
 pub(crate) fn forward(call: &Call<'_>, m: &Ssa, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
     let case = Case::new(call, m);
+    let ([lse], work) = cut(work, row_sizes(&call.shape));
+    let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
     if call.mask.query.is_some() {
         out.fill(0.0);
-        stats.fill(f32::NEG_INFINITY);
+        lse.fill(f64::NEG_INFINITY);
     }
     let far: Vec<Option<Far>> = case
         .graphs
@@ -42,7 +44,7 @@ pub(crate) fn forward(call: &Call<'_>, m: &Ssa, out: &mut [f32], stats: &mut [f3
         .flat_map(|slice| runs(&case.graphs[slice].queries, QUERIES).into_iter().map(move |run| (slice, run)))
         .collect();
     let shape = call.shape;
-    let (out_parts, lse_parts) = (Parts::new(&mut *out), Parts::new(&mut *stats));
+    let (out_parts, lse_parts) = (Parts::new(&mut *out), Parts::new(&mut *lse));
     for_each(tasks.len(), work, memory(&shape), |task, memory| {
         let (slice, run) = &tasks[task];
         let block = Block {
@@ -59,14 +61,20 @@ pub(crate) fn forward(call: &Call<'_>, m: &Ssa, out: &mut [f32], stats: &mut [f3
         call.level.dispatch(block);
     });
     if case.has_prefix_far() {
-        prefix::forward(call, &case, out, stats);
+        prefix::forward(call, &case, out, lse);
     }
+    log_sum::save(lse, stats);
     Ok(())
 }
 
 /// f32 of working memory for `shape` in the current thread pool.
 pub(super) fn work(shape: &Shape) -> usize {
-    workers(shape.slices() * shape.seq_q) * memory(shape)
+    room(row_sizes(shape)) + workers(shape.slices() * shape.seq_q) * memory(shape)
+}
+
+/// Log-sum-exp (f64) of every row.
+fn row_sizes(shape: &Shape) -> [usize; 1] {
+    [2 * shape.slices() * shape.seq_q]
 }
 
 fn memory(shape: &Shape) -> usize {
@@ -103,7 +111,7 @@ struct Block<'a> {
     logit: f32,
     first_row: usize,
     out: &'a Parts<'a, f32>,
-    lse: &'a Parts<'a, f32>,
+    lse: &'a Parts<'a, f64>,
     memory: &'a mut [f32],
 }
 
@@ -159,7 +167,7 @@ impl WithSimd for Block<'_> {
             let out = unsafe { out.part(row * head.value_dim..(row + 1) * head.value_dim) };
             // SAFETY: as above.
             let lse = unsafe { lse.part(row..row + 1) };
-            lse.fill(stat as f32);
+            lse.fill(stat);
             out.iter_mut().zip(&held.sums[n * stride..]).for_each(|(out, &sum)| *out = sum * factor);
         }
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    members::{Members, NONE},
+    members::{Members, NONE, STRAY},
     plans::{Edge, HeadPlan},
 };
 
@@ -33,7 +33,7 @@ pub(super) struct Graph {
     edges: Vec<Edge>,
     /// Where the edges of every query start.
     edge_start: Vec<u32>,
-    /// Clusters of the kept queries and keys.
+    /// Labels of the kept queries and keys.
     labels: [Vec<i32>; 2],
 }
 
@@ -80,13 +80,13 @@ impl Graph {
         unlabel_masked(&mut label_q, keep_q);
         unlabel_masked(&mut label_k, keep_k);
         Self {
-            queries,
-            keys,
             window,
             routes: [
-                Lists::new(exact.iter().map(|&[a, c]| (a, c)), na),
-                Lists::new(exact.iter().map(|&[a, c]| (c, a)), nb),
+                Lists::new(exact.iter().map(|&[a, c]| (a, c)), queries.len()),
+                Lists::new(exact.iter().map(|&[a, c]| (c, a)), keys.len()),
             ],
+            queries,
+            keys,
             edges,
             edge_start,
             labels: [label_q, label_k],
@@ -123,14 +123,19 @@ impl Graph {
         Lists::new(self.edges.iter().zip(0..).map(|(edge, n)| (edge.key, n)), seq_kv)
     }
 
-    /// Cluster of query `i`; none if it is masked.
+    /// Cluster of query `i`; none if it is masked, global or a stray.
     pub fn cluster_of_query(&self, i: usize) -> Option<usize> {
         usize::try_from(self.labels[0][i]).ok()
     }
 
-    /// Cluster of key `j`; none if it is masked.
+    /// Cluster of key `j`; none if it is masked, global or a stray.
     pub fn cluster_of_key(&self, j: usize) -> Option<usize> {
         usize::try_from(self.labels[1][j]).ok()
+    }
+
+    /// Cluster of key `j`, that of the strays included.
+    pub fn group_of_key(&self, j: usize) -> Option<usize> {
+        if self.labels[1][j] == STRAY { self.keys.strays() } else { self.cluster_of_key(j) }
     }
 
     /// Lists of keys, ascending in each, that the queries of a group see exactly: of cluster `a`, or of no cluster.

@@ -1,6 +1,7 @@
 //! A run of queries as the backward pass holds it, and the products of a tile of keys with it.
 
 use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
 
 use super::{forward::pack, graph::Window};
 use crate::{
@@ -9,8 +10,33 @@ use crate::{
     score::Exp,
     scratch::cut,
     simd::product::{Add, Left, Right, Size, Store, add_product, product, store_product},
-    structure::dense::{Head, KEYS, PANEL, Pairs, QUERIES, Row, Rows, TILE_STRIDE, Visible, padded, transpose},
+    structure::dense::{
+        Head, KEYS, PANEL, Pairs, QUERIES, Row, Rows, TILE_STRIDE, Visible, log_sum::LogSums, padded, transpose,
+    },
 };
+
+/// The rows that the forward pass made, and the gradient that comes in.
+#[derive(Clone, Copy)]
+pub(super) struct Finished<'a> {
+    pub out: &'a [f32],
+    pub dout: &'a [f32],
+    /// What to take out of the base-2 logits of every row, and the factor on what `exp2` then gives: see [`LogSums::split`].
+    pub shift: &'a [f32],
+    pub factor: &'a [f32],
+}
+
+impl<'a> Finished<'a> {
+    /// `shift` and `factor` are room for a number per row.
+    pub fn new(saved: &Saved<'a>, [shift, factor]: [&'a mut [f32]; 2]) -> Self {
+        let logs = LogSums::of(saved.stats);
+        let rows = shift.par_iter_mut().zip(&mut *factor).enumerate();
+        // A row without entries has no pair that its terms could enter.
+        rows.with_min_len(QUERIES).for_each(|(row, (shift, factor))| {
+            (*shift, *factor) = logs.split(row).unwrap_or((0.0, 1.0));
+        });
+        Self { out: saved.out, dout: saved.dout, shift, factor }
+    }
+}
 
 /// f32 of the buffers of [`Held`].
 pub(super) fn sizes(shape: &Shape) -> [usize; 10] {
@@ -32,13 +58,13 @@ pub(super) fn sizes(shape: &Shape) -> [usize; 10] {
     ]
 }
 
-/// At most [`QUERIES`] queries with their output gradients.
+/// At most [`QUERIES`] queries with their output gradients, times the factor on the weights of their rows.
 pub(super) struct Held<'a> {
     pub queries: &'a [u32],
     q_panels: &'a [f32],
     g_panels: &'a [f32],
     q: Rows<'a>,
-    g: Rows<'a>,
+    pub g: Rows<'a>,
     pub shift: &'a [f32],
     pub delta: &'a [f32],
     limits: &'a [u32],
@@ -47,13 +73,13 @@ pub(super) struct Held<'a> {
     head: Head<'a>,
 }
 
-/// Lays out the output gradients and outputs of a panel of queries, and writes their products `delta`: summed as the
-/// products with single values are, so that a query with one entry has no gradient at all.
+/// Lays out the output gradients, times the factors of their rows, and outputs of a panel of queries, and writes their
+/// products `delta`: summed as the products with single values are, so that a query with one entry has no gradient at all.
 #[inline(always)]
 pub(super) fn deltas<S: Simd>(
     simd: S,
     head: &Head<'_>,
-    saved: &Saved<'_>,
+    finished: &Finished<'_>,
     queries: &[u32],
     [g_panel, out_panel]: [&mut [f32]; 2],
     delta: &mut [f32],
@@ -62,8 +88,9 @@ pub(super) fn deltas<S: Simd>(
         return;
     }
     let (dv, width) = (head.value_dim, padded(queries.len()));
-    transpose(head.outputs(saved.dout), dv, queries, |_| 1.0, g_panel);
-    transpose(head.outputs(saved.out), dv, queries, |_| 1.0, out_panel);
+    let factor = head.rows(finished.factor);
+    transpose(head.outputs(finished.dout), dv, queries, |n| factor[queries[n] as usize], g_panel);
+    transpose(head.outputs(finished.out), dv, queries, |_| 1.0, out_panel);
     let delta = S::as_mut_simd_f32s(&mut delta[..width]).0;
     delta.fill(simd.splat_f32s(0.0));
     for (g, out) in g_panel.chunks_exact(width).zip(out_panel.chunks_exact(width)).take(dv) {
@@ -114,7 +141,7 @@ impl<'a> Held<'a> {
     pub fn new<S: Simd>(
         simd: S,
         head: Head<'a>,
-        saved: &Saved<'a>,
+        finished: &Finished<'a>,
         window: Window,
         logit: f32,
         queries: &'a [u32],
@@ -123,28 +150,26 @@ impl<'a> Held<'a> {
         let (d, dv) = (head.head_dim, head.value_dim);
         let parts = cut(memory, sizes(&head.shape())).0;
         let [q_panels, g_panels, out_panel, q_room, g_room, shift, delta, limits, weights, slopes] = parts;
-        let dout = head.outputs(saved.dout);
-        let lse = head.rows(saved.stats);
+        let dout = head.outputs(finished.dout);
+        let (shifts, factors) = (head.rows(finished.shift), head.rows(finished.factor));
         pack(&head, queries, logit, q_panels);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
         shift.fill(0.0);
         let panels = g_panels.chunks_mut(PANEL * dv).zip(delta.chunks_mut(PANEL));
         for (queries, (g_panel, delta)) in queries.chunks(PANEL).zip(panels) {
-            deltas(simd, &head, saved, queries, [&mut *g_panel, &mut *out_panel], delta);
+            deltas(simd, &head, finished, queries, [&mut *g_panel, &mut *out_panel], delta);
         }
         for (n, &i) in queries.iter().enumerate() {
-            let i = i as usize;
-            limits[n] = window.limit(i) as u32;
-            // A row without entries has no pair that its terms could enter.
-            shift[n] = if lse[i].is_finite() { lse[i] * std::f32::consts::LOG2_E } else { 0.0 };
+            limits[n] = window.limit(i as usize) as u32;
+            shift[n] = shifts[i as usize];
         }
         Self {
             queries,
             q_panels,
             g_panels,
             q: Rows::copy(head.q, d, queries, |_| 1.0, q_room),
-            g: Rows::copy(dout, dv, queries, |_| 1.0, g_room),
+            g: Rows::copy(dout, dv, queries, |n| factors[queries[n] as usize], g_room),
             shift,
             delta,
             limits,

@@ -59,7 +59,8 @@ impl ClusterPlan {
             let groups = (0..graph.queries.len()).map(Some).chain([None]);
             for (group, i) in groups.flat_map(|group| graph.queries.group(group).iter().map(move |&i| (group, i))) {
                 let row = slice * seq_q + i as usize;
-                let centroid = m.estimator == Estimator::Centroid && group.is_some();
+                let has_cluster = group.is_some() && group != graph.queries.strays();
+                let centroid = m.estimator == Estimator::Centroid && has_cluster;
                 all.fill_row(&graph, group, i as usize, row, centroid);
             }
         }

@@ -1,7 +1,10 @@
 //! Which tokens a cluster has.
 
-/// The label of a token in no cluster.
-pub(super) const NONE: i32 = -1;
+/// The label of a token in no cluster: a global one, which sees all and is seen by all, or a masked one.
+pub(crate) const NONE: i32 = -1;
+
+/// The label of a kept token that found no cluster to join: only global tokens see it, and it sees only these.
+pub(crate) const STRAY: i32 = -2;
 
 /// The tokens of every cluster, ascending within each, and those in none.
 #[derive(Debug, Clone, PartialEq)]
@@ -9,12 +12,19 @@ pub(super) struct Members {
     tokens: Vec<u32>,
     /// Where each cluster starts in `tokens`; the last entry is where those in none do.
     start: Vec<usize>,
+    strays: Option<usize>,
 }
 
 impl Members {
-    /// The kept tokens by their `labels`, each below `clusters` or [`NONE`].
+    /// The kept tokens by their `labels`, each below `clusters`, [`NONE`] or [`STRAY`].
     pub fn new(labels: &[i32], keep: Option<&[bool]>, clusters: usize) -> Self {
-        let slot = |label: i32| usize::try_from(label).unwrap_or(clusters);
+        let strays = labels.contains(&STRAY).then_some(clusters);
+        let clusters = clusters + usize::from(strays.is_some());
+        let slot = |label: i32| match label {
+            NONE => clusters,
+            STRAY => clusters - 1,
+            label => label as usize,
+        };
         let kept = || labels.iter().enumerate().filter(|(n, _)| keep.is_none_or(|keep| keep[*n]));
         let mut start = vec![0; clusters + 2];
         kept().for_each(|(_, &label)| start[slot(label) + 1] += 1);
@@ -26,7 +36,12 @@ impl Members {
             next[slot(label)] += 1;
         }
         start.pop();
-        Self { tokens, start }
+        Self { tokens, start, strays }
+    }
+
+    /// The last cluster, where it is that of the strays: routed to none, and in no mean.
+    pub fn strays(&self) -> Option<usize> {
+        self.strays
     }
 
     /// Number of clusters.
@@ -59,13 +74,19 @@ impl Members {
 
 /// Writes the mean of the rows `tokens` of `x [.., dim]` to the first `dim` elements of `to`; 0 where there are none.
 pub(super) fn mean<'t>(x: &[f32], dim: usize, tokens: impl Iterator<Item = &'t u32>, to: &mut [f32]) {
-    let mut sum = vec![0.0_f64; dim];
+    to.iter_mut().zip(exact_mean(x, dim, tokens.copied())).for_each(|(to, mean)| *to = mean as f32);
+}
+
+/// The mean of the rows `tokens` of `x [.., dim]`; 0 of none.
+pub(super) fn exact_mean(x: &[f32], dim: usize, tokens: impl Iterator<Item = u32>) -> Vec<f64> {
+    let mut sum = vec![0.0; dim];
     let mut count = 0_usize;
-    for &n in tokens {
+    for n in tokens {
         sum.iter_mut().zip(&x[n as usize * dim..]).for_each(|(sum, &x)| *sum += f64::from(x));
         count += 1;
     }
-    to.iter_mut().zip(sum).for_each(|(to, sum)| *to = (sum / count.max(1) as f64) as f32);
+    sum.iter_mut().for_each(|sum| *sum /= count.max(1) as f64);
+    sum
 }
 
 /// Number of clusters that `labels` speak of.
@@ -89,5 +110,8 @@ mod tests {
         let x = [1.0, 9.0, 4.0, 9.0, 3.0, 9.0, 8.0];
         assert_eq!(kept.means(&x, 1), [6.0, 0.0, 2.0, 0.0]);
         assert_eq!(Members::new(&[NONE; 2], None, 0).unlabelled(), [0, 1]);
+        let stray = Members::new(&[0, STRAY, NONE, 0, STRAY], None, 1);
+        assert_eq!((stray.len(), stray.of(0), stray.unlabelled()), (2, &[0, 3][..], &[2][..]));
+        assert_eq!((stray.strays().map(|c| stray.of(c)), all.strays()), (Some(&[1, 4][..]), None));
     }
 }

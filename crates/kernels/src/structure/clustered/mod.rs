@@ -27,10 +27,11 @@ pub use certificate::Certificate;
 pub(crate) use decoding::{Past, Setting, Token};
 pub(crate) use forward::forward;
 pub use matrices::PlanMatrices;
+pub(crate) use members::{NONE, STRAY};
 pub(crate) use plan::plan;
 pub(crate) use planner::plan as make;
-pub(crate) use plans::HeadPlan;
 pub use plans::{ClusterPlan, PlanTensors};
+pub(crate) use plans::{Edge, HeadPlan};
 
 use rayon::prelude::*;
 

@@ -4,7 +4,7 @@ use super::{backward, forward, memory};
 use crate::{
     Plan, Shape, Strategy,
     mechanism::{Estimator, Pairs, Sampler, Ssa},
-    structure::dense,
+    structure::dense::{self, log_sum},
 };
 
 /// The plan of one call, planning included. What is found decides the real number of clusters and edges.
@@ -34,7 +34,7 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
         bytes_backward: 4 * (4 * tensors + 3 * s.out_len() as u64),
         scratch_forward: forward::work(s),
         scratch_backward: backward::work(s),
-        stats: s.slices() * s.seq_q,
+        stats: log_sum::SAVED * s.slices() * s.seq_q,
         allocated_forward,
         allocated_backward,
     }

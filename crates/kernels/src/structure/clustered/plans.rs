@@ -2,7 +2,7 @@
 
 use super::{
     forward::log2_weight,
-    members::{NONE, clusters},
+    members::{NONE, STRAY, clusters},
     planner,
 };
 use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape, check, operator::Call, simd::Level};
@@ -12,7 +12,8 @@ use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape, check, operat
 /// instruction set, whatever the number of threads.
 ///
 /// A query sees exactly the keys of the clusters that its own cluster is routed to; a key without a label is seen by
-/// every query, and a query without a label sees every key.
+/// every query, and a query without a label sees every key. A stray, a query or key that the masks leave no cluster to join,
+/// has neither: it sees only keys without a label, and is seen only by queries without one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterPlan {
     pub(super) seq_q: usize,
@@ -23,9 +24,9 @@ pub struct ClusterPlan {
 /// The plan of one (batch, head).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct HeadPlan {
-    /// Cluster of every query, [`NONE`] for none.
+    /// Cluster of every query, [`NONE`] for none, or [`STRAY`].
     pub label_q: Vec<i32>,
-    /// Cluster of every key, [`NONE`] for none.
+    /// Cluster of every key, [`NONE`] for none, or [`STRAY`].
     pub label_k: Vec<i32>,
     /// Pairs of a query cluster and a key cluster that are evaluated exactly, ascending.
     pub exact: Vec<[u32; 2]>,
@@ -52,9 +53,9 @@ impl HeadPlan {
 /// A [`ClusterPlan`] as flat tensors, as it is stored. `slice` counts batch entry and head: `batch_index * heads + head`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PlanTensors {
-    /// Cluster of every query, `[batch, heads, seq_q]`; -1 for none (global or masked).
+    /// Cluster of every query, `[batch, heads, seq_q]`; -1 for none (global or masked), -2 for a stray, whose key has none.
     pub label_q: Vec<i64>,
-    /// Cluster of every key, `[batch, heads, seq_kv]`; -1 for none.
+    /// Cluster of every key, `[batch, heads, seq_kv]`; -1 for none, -2 for a stray, whose query has none.
     pub label_k: Vec<i64>,
     /// `[n, 3]`: slice, query cluster, key cluster.
     pub exact_blocks: Vec<[i64; 3]>,
@@ -116,6 +117,10 @@ impl ClusterPlan {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
+        for (slice, head) in heads.iter().enumerate() {
+            strays("label_q", slice, &head.label_q, &head.label_k)?;
+            strays("label_k", slice, &head.label_k, &head.label_q)?;
+        }
         for (n, block) in exact_blocks.iter().enumerate() {
             let slice = within("exact_blocks", 3 * n, block[0], slices)?;
             let [queries, keys] = heads[slice].clusters();
@@ -145,6 +150,11 @@ impl ClusterPlan {
             tensors.edge_log_weight.extend(head.edges.iter().map(|edge| edge.log_weight));
         }
         tensors
+    }
+
+    /// The plan of all heads of a call of `shape`.
+    pub(crate) fn of_heads(shape: &Shape, heads: Vec<HeadPlan>) -> Self {
+        Self { seq_q: shape.seq_q, seq_kv: shape.seq_kv, heads }
     }
 
     /// Number of (batch, head) problems planned for.
@@ -219,9 +229,19 @@ impl HeadPlan {
 fn labels(tensor: &'static str, all: &[i64], slice: usize, seq: usize) -> Result<Vec<i32>> {
     let label = |(n, &label): (usize, &i64)| match label {
         -1 => Ok(NONE),
+        -2 => Ok(STRAY),
         _ => within(tensor, slice * seq + n, label, seq).map(|label| label as i32),
     };
     all[slice * seq..][..seq].iter().enumerate().map(label).collect()
+}
+
+/// Refuses strays among the `labels` of one side where the `other` side of the token has a cluster to join.
+fn strays(tensor: &'static str, slice: usize, labels: &[i32], other: &[i32]) -> Result<()> {
+    let alone = |n: usize| labels.len() == other.len() && other[n] < 0;
+    match (0..labels.len()).find(|&n| labels[n] == STRAY && !alone(n)) {
+        Some(n) => within(tensor, slice * labels.len() + n, STRAY.into(), labels.len()).map(|_| ()),
+        None => Ok(()),
+    }
 }
 
 /// `value` as an index below `limit`.

@@ -11,16 +11,16 @@ use crate::operator::{Call, Saved};
 
 /// What is saved of the rows of one pass: [`SAVED`] numbers per row.
 #[derive(Clone, Copy)]
-pub(super) struct LogSums<'a> {
+pub(in crate::structure) struct LogSums<'a> {
     sums: &'a [f32],
     rests: &'a [f32],
 }
 
 /// Numbers that are saved per row: the logarithm, natural, and what is left of it.
-pub(super) const SAVED: usize = 2;
+pub(in crate::structure) const SAVED: usize = 2;
 
 /// Saves natural logarithms in [`SAVED`] times as many numbers.
-pub(super) fn save(logs: &[f64], stats: &mut [f32]) {
+pub(in crate::structure) fn save(logs: &[f64], stats: &mut [f32]) {
     let (sums, rests) = stats.split_at_mut(logs.len());
     for ((&log, sum), rest) in logs.iter().zip(sums).zip(rests) {
         *sum = log as f32;

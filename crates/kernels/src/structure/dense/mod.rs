@@ -12,7 +12,7 @@ mod forward;
 mod head;
 mod infsa;
 mod kernel;
-mod log_sum;
+pub(in crate::structure) mod log_sum;
 mod normalise;
 mod pairing;
 mod plan;

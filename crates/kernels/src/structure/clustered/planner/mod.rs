@@ -8,13 +8,14 @@ mod outliers;
 mod pairs;
 mod panels;
 mod random;
+mod seen;
 
 use rayon::prelude::*;
 
 pub(super) use self::random::{Stage, Stream, pick};
-use self::{kmeans::Points, online::Running};
+use self::{kmeans::Points, online::Running, seen::Seen};
 use super::{
-    members::{self, Members, NONE, clusters},
+    members::{Members, NONE, STRAY, clusters},
     plans::{ClusterPlan, Edge, HeadPlan},
 };
 use crate::{
@@ -147,22 +148,38 @@ impl<'a> Head<'a> {
             |(a, routes): (usize, &Vec<u32>)| routes.iter().map(move |&c| [a as u32, c]).collect::<Vec<_>>();
         let mut exact: Vec<[u32; 2]> = routes.iter().enumerate().flat_map(of_cluster).collect();
         exact.sort_unstable();
+        self.mark_strays(&mut label_q, &mut label_k);
         HeadPlan { label_q, label_k, exact, edges }
     }
 
-    /// The label of every query and key.
+    fn keeps_query(&self, i: usize) -> bool {
+        self.keep_q.is_none_or(|keep| keep[i])
+    }
+
+    fn keeps_key(&self, j: usize) -> bool {
+        self.keep_k.is_none_or(|keep| keep[j])
+    }
+
+    /// The label of every query and key; none for what is masked, global, or has no cluster to join.
+    ///
+    /// Clusters are those of tokens whose clustered side is kept and whose key is. A query or key beyond these, the other
+    /// side of its token being masked, joins one of the clusters by itself.
     fn labels(&self) -> (Vec<i32>, Vec<i32>) {
-        let mut fit_k: Vec<bool> = (0..self.seq_kv).map(|j| self.keep_k.is_none_or(|keep| keep[j])).collect();
+        let mut local_k: Vec<bool> = (0..self.seq_kv).map(|j| self.keeps_key(j)).collect();
         let globals = self.m.globals(self.seq_kv);
-        globals.iter().for_each(|&g| fit_k[g] = false);
+        globals.iter().for_each(|&g| local_k[g] = false);
         if !self.m.shared() {
-            let fit_q: Vec<bool> = (0..self.seq_q).map(|i| self.keep_q.is_none_or(|keep| keep[i])).collect();
-            return (self.fit(self.q, &fit_q, Stage::Queries), self.fit(self.k, &fit_k, Stage::Keys));
+            let fit_q: Vec<bool> = (0..self.seq_q).map(|i| self.keeps_query(i)).collect();
+            return (self.fit(self.q, &fit_q, Stage::Queries), self.fit(self.k, &local_k, Stage::Keys));
         }
-        let base = if self.m.cluster_on == ClusterOn::Queries { self.q } else { self.k };
-        let label_k = self.fit(base, &fit_k, Stage::Queries);
+        let on_queries = self.m.cluster_on == ClusterOn::Queries;
+        let base = if on_queries { self.q } else { self.k };
+        let fit: Vec<bool> = (0..self.seq_kv).map(|n| local_k[n] && (!on_queries || self.keeps_query(n))).collect();
+        let mut label_k = self.fit(base, &fit, Stage::Queries);
         let mut label_q = label_k.clone();
-        self.attach(&mut label_q, &globals);
+        label_q.iter_mut().enumerate().filter(|(i, _)| !self.keeps_query(*i)).for_each(|(_, label)| *label = NONE);
+        self.attach(&mut label_k, self.k, |j| local_k[j] && !fit[j]);
+        self.attach(&mut label_q, self.q, |i| self.keeps_query(i) && !self.keeps_key(i) && !globals.contains(&i));
         (label_q, label_k)
     }
 
@@ -212,19 +229,35 @@ impl<'a> Head<'a> {
         projected
     }
 
-    /// Kept queries of masked keys join the nearest cluster as queries only: by their queries, as their keys are absent.
-    fn attach(&self, label_q: &mut [i32], globals: &[usize]) {
-        let (Some(keep_k), count) = (self.keep_k, clusters(label_q)) else { return };
-        if count == 0 {
+    /// Gives the `joining` rows of `x` the label of the nearest mean of the labelled rows that they see: of earlier ones
+    /// alone in a causal call, lest later tokens move it. Those that see none keep no label.
+    fn attach(&self, labels: &mut [i32], x: &[f32], joining: impl Fn(usize) -> bool) {
+        let joining: Vec<usize> = (0..labels.len()).filter(|&n| joining(n)).collect();
+        if joining.is_empty() {
             return;
         }
-        let stray = |i: &usize| !keep_k[*i] && self.keep_q.is_none_or(|keep| keep[*i]) && !globals.contains(i);
-        let strays: Vec<usize> = (0..self.seq_q).filter(stray).collect();
-        let means = Members::new(label_q, None, count).means(self.q, self.dim);
-        let mut distances = vec![0.0; count];
-        for i in strays {
-            let query = &self.q[i * self.dim..][..self.dim];
-            label_q[i] = online::nearest(self.level, &means, query, &mut distances) as i32;
+        let members = labels.to_vec();
+        let mut seen = Seen::new(x, self.dim, &members);
+        for n in joining {
+            seen.extend(self.limit(n));
+            labels[n] = seen.nearest(self.level, n).map_or(NONE, |c| c as i32);
+        }
+    }
+
+    /// Tells the kept tokens that found no cluster from the global ones, which see all and are seen by all. (Every key is
+    /// seen somewhere where outliers among them are.)
+    fn mark_strays(&self, label_q: &mut [i32], label_k: &mut [i32]) {
+        if !self.m.shared() || self.keep_q.is_none() && self.keep_k.is_none() {
+            return;
+        }
+        let globals = self.m.globals(self.seq_kv);
+        for n in (0..self.seq_kv).filter(|n| !globals.contains(n)) {
+            if label_q[n] == NONE && self.keeps_query(n) {
+                label_q[n] = STRAY;
+            }
+            if label_k[n] == NONE && self.keeps_key(n) && self.m.outlier_globals == 0 {
+                label_k[n] = STRAY;
+            }
         }
     }
 
@@ -254,7 +287,7 @@ impl<'a> Head<'a> {
 
     /// `scale q.k` between the means of the clusters, `[queries, keys]`.
     fn affinity(&self, queries: &Members, keys: &Members) -> Vec<f64> {
-        let (q, k) = (self.query_means(queries), keys.means(self.k, self.dim));
+        let (q, k) = (queries.means(self.q, self.dim), keys.means(self.k, self.dim));
         let mut products = vec![0.0; keys.len()];
         let mut affinity = Vec::with_capacity(queries.len() * keys.len());
         for q in q.chunks_exact(self.dim) {
@@ -262,16 +295,6 @@ impl<'a> Head<'a> {
             affinity.extend(products.iter().map(|&x| self.scale() * f64::from(x)));
         }
         affinity
-    }
-
-    /// The mean of the kept queries of every cluster.
-    fn query_means(&self, queries: &Members) -> Vec<f32> {
-        let mut means = vec![0.0; queries.len() * self.dim];
-        for (a, mean) in means.chunks_exact_mut(self.dim).enumerate() {
-            let kept = queries.of(a).iter().filter(|&&i| self.keep_q.is_none_or(|keep| keep[i as usize]));
-            members::mean(self.q, self.dim, kept, mean);
-        }
-        means
     }
 
     fn stream(&self, stage: Stage, words: &[u64]) -> Stream {

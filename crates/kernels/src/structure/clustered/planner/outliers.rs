@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    super::members::{Members, NONE, clusters},
+    super::members::{Members, NONE, clusters, exact_mean},
     Head, compact,
 };
 use crate::simd::rows;
@@ -16,8 +16,8 @@ impl Head<'_> {
             return;
         }
         let keys = Members::new(label_k, None, clusters(label_k));
-        let means = keys.means(self.k, self.dim);
-        let distance = |j: usize| square(&self.k[j * self.dim..][..self.dim], &means, label_k[j]);
+        let means = self.means(self.k, &keys);
+        let distance = |j: usize| square(&self.k[j * self.dim..][..self.dim], &means[label_k[j] as usize]);
         let members = (0..label_k.len()).filter(|&j| label_k[j] != NONE);
         for j in farthest(members.map(|j| (distance(j), j)), self.m.outlier_globals) {
             label_k[j] = NONE;
@@ -34,16 +34,16 @@ impl Head<'_> {
         keys: &Members,
         mut routes: Vec<Vec<u32>>,
     ) -> (Vec<i32>, Vec<Vec<u32>>) {
-        let means = self.query_means(queries);
-        let kept = |i: usize| label_q[i] != NONE && self.keep_q.is_none_or(|keep| keep[i]);
-        let mut sizes = vec![0_usize; queries.len()];
-        (0..label_q.len()).filter(|&i| kept(i)).for_each(|i| sizes[label_q[i] as usize] += 1);
-        let distance = |i: usize| match sizes[label_q[i] as usize] {
+        let means = self.means(self.q, queries);
+        let distance = |i: usize| match queries.of(label_q[i] as usize).len() {
             1 => f64::INFINITY,
             // From the mean of the others it is n / (n - 1) times as far as from the mean of all.
-            n => square(&self.q[i * self.dim..][..self.dim], &means, label_q[i]) * (n as f64 / (n - 1) as f64).powi(2),
+            n => {
+                let mean = &means[label_q[i] as usize];
+                square(&self.q[i * self.dim..][..self.dim], mean) * (n as f64 / (n - 1) as f64).powi(2)
+            }
         };
-        let members = (0..label_q.len()).filter(|&i| kept(i));
+        let members = (0..label_q.len()).filter(|&i| label_q[i] != NONE);
         let outliers = farthest(members.map(|i| (distance(i), i)), self.m.outlier_queries);
         let key_means = keys.means(self.k, self.dim);
         let mut labels: Vec<u32> = label_q.iter().map(|&label| label.max(0) as u32).collect();
@@ -60,6 +60,11 @@ impl Head<'_> {
             }
         }
         settle(label_q, &labels, routes)
+    }
+
+    /// The mean of `x` over every cluster: not rounded, so that the two tokens of a pair are as far from it as each other.
+    fn means(&self, x: &[f32], members: &Members) -> Vec<Vec<f64>> {
+        (0..members.len()).map(|c| exact_mean(x, self.dim, members.of(c).iter().copied())).collect()
     }
 
     /// The clusters `of_cluster`, and the `routes` best for query `i` alone; ascending.
@@ -87,10 +92,9 @@ fn settle(label_q: &[i32], labels: &[u32], routes: Vec<Vec<u32>>) -> (Vec<i32>, 
     (numbered, kept.collect())
 }
 
-/// The squared distance of a token from the mean of cluster `label`.
-fn square(x: &[f32], means: &[f32], label: i32) -> f64 {
-    let mean = &means[label as usize * x.len()..][..x.len()];
-    x.iter().zip(mean).map(|(&x, &mean)| (f64::from(x) - f64::from(mean)).powi(2)).sum()
+/// The squared distance of a token from a mean.
+fn square(x: &[f32], mean: &[f64]) -> f64 {
+    x.iter().zip(mean).map(|(&x, mean)| (f64::from(x) - mean).powi(2)).sum()
 }
 
 /// The `count` tokens with the largest distances, ascending; those without any distance are none of them.

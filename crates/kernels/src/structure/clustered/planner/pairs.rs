@@ -36,9 +36,7 @@ pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
     let sizes = chosen
         .iter()
         .map(|([a, c], _)| samples.min(sides.queries.of(*a as usize).len() * sides.keys.of(*c as usize).len()));
-    let mut edges = gather(sizes, grain(64), of_pair);
-    edges.retain(|edge| sides.keep_q.is_none_or(|keep| keep[edge.query as usize]));
-    edges
+    gather(sizes, grain(64), of_pair)
 }
 
 /// The sampled pairs with their inclusion probabilities.
@@ -119,7 +117,7 @@ struct Weights {
 
 impl Degrees {
     fn new(sides: &Sides<'_>) -> Self {
-        let (queries, keys) = (sides.query_means(sides.queries), sides.keys.means(sides.k, sides.dim));
+        let (queries, keys) = (sides.queries.means(sides.q, sides.dim), sides.keys.means(sides.k, sides.dim));
         let weights = |members: &super::Members, x: &[f32], means: &[f32], others: &super::Members| {
             (0..members.len()).map(|a| Weights::new(sides, members.of(a), x, means, others)).collect()
         };

@@ -11,14 +11,18 @@ use super::{
     panel::{Matrix, Panel, Room, row, row_mut},
 };
 use crate::{
-    operator::{Call, Saved},
+    operator::Call,
     parallel::{Parts, one_per_thread},
     simd::{
         math::exp2,
         product::{Add, Left, Right, Size, Store, add_product, store_product},
     },
     structure::{
-        clustered::{Case, graph::Graph, held::deltas},
+        clustered::{
+            Case,
+            graph::Graph,
+            held::{Finished, deltas},
+        },
         dense::{Head, PANEL, Rows, TILE_STRIDE, padded},
     },
 };
@@ -27,7 +31,7 @@ use crate::{
 pub(in crate::structure::clustered) fn backward(
     call: &Call<'_>,
     case: &Case,
-    saved: &Saved<'_>,
+    finished: &Finished<'_>,
     [dq, dk, dv]: [&mut [f32]; 3],
 ) {
     let s = call.shape;
@@ -42,7 +46,7 @@ pub(in crate::structure::clustered) fn backward(
                 dv.part(of_head(s.seq_kv * s.value_dim)),
             ]
         };
-        head_backward(call, case, &case.graphs[slice], Head::of(call, slice), saved, gradients);
+        head_backward(call, case, &case.graphs[slice], Head::of(call, slice), finished, gradients);
     });
 }
 
@@ -52,7 +56,7 @@ fn head_backward(
     case: &Case,
     graph: &Graph,
     head: Head<'_>,
-    saved: &Saved<'_>,
+    finished: &Finished<'_>,
     [dq, dk, dv]: [&mut [f32]; 3],
 ) {
     let (d, value_dim) = (head.head_dim, head.value_dim);
@@ -72,7 +76,7 @@ fn head_backward(
                 ]
             };
             let room = Room::new(graph, &head);
-            call.level.dispatch(Pass { chunk, keys, head, graph, case, saved, targets, room })
+            call.level.dispatch(Pass { chunk, keys, head, graph, case, finished, targets, room })
         };
         chunks.into_par_iter().enumerate().map(run).collect()
     };
@@ -123,7 +127,7 @@ struct Pass<'a> {
     head: Head<'a>,
     graph: &'a Graph,
     case: &'a Case,
-    saved: &'a Saved<'a>,
+    finished: &'a Finished<'a>,
     /// `dq` of the chunk's positions, `dk` and `dv` of its keys.
     targets: [&'a mut [f32]; 3],
     room: Room,
@@ -134,7 +138,7 @@ impl WithSimd for Pass<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> [Vec<f32>; 2] {
-        let Self { chunk, keys, head, graph, case, saved, targets: [dq, dk, dv], mut room } = self;
+        let Self { chunk, keys, head, graph, case, finished, targets: [dq, dk, dv], mut room } = self;
         let (d, value_dim) = (head.head_dim, head.value_dim);
         let clusters = graph.keys.len();
         let start = chunk.panels[0].start;
@@ -147,7 +151,7 @@ impl WithSimd for Pass<'_> {
             let mut before = chunk.sums.clone();
             before.extend(graph, &head, limit(n));
             let mut panel = Panel::new(simd, &head, graph, case.logit, positions.clone(), &before, &mut room);
-            let rows = Held::new(simd, &head, saved, &panel.queries);
+            let rows = Held::new(simd, &head, finished, &panel.queries);
             pair(simd, &mut panel, &rows, &mut slopes);
             let to_queries = &mut sums[..panel.queries.len() * padded(d)];
             of_queries(simd, &mut panel, d, &slopes, to_queries);
@@ -177,9 +181,10 @@ impl WithSimd for Pass<'_> {
 
 /// What the backward pass needs of a panel's queries beside their logits.
 struct Held {
-    /// Output gradients as a panel.
+    /// Output gradients, times the factors of their rows, as a panel.
     g_panel: Vec<f32>,
     q: Vec<f32>,
+    /// The same as rows.
     g: Vec<f32>,
     value_dim: usize,
     shift: [f32; PANEL],
@@ -187,20 +192,18 @@ struct Held {
 }
 
 impl Held {
-    fn new<S: Simd>(simd: S, head: &Head<'_>, saved: &Saved<'_>, queries: &[u32]) -> Self {
+    fn new<S: Simd>(simd: S, head: &Head<'_>, finished: &Finished<'_>, queries: &[u32]) -> Self {
         let (d, value_dim, count) = (head.head_dim, head.value_dim, queries.len());
-        let dout = head.outputs(saved.dout);
+        let (shifts, factors) = (head.rows(finished.shift), head.rows(finished.factor));
         let mut g_panel = vec![0.0; padded(count) * value_dim];
         let (mut q, mut g) = (vec![0.0; count * padded(d)], vec![0.0; count * padded(value_dim)]);
         let mut out_panel = g_panel.clone();
         Rows::copy(head.q, d, queries, |_| 1.0, &mut q);
-        Rows::copy(dout, value_dim, queries, |_| 1.0, &mut g);
+        let factor = |n: usize| factors[queries[n] as usize];
+        Rows::copy(head.outputs(finished.dout), value_dim, queries, factor, &mut g);
         let (mut shift, mut delta) = ([0.0; PANEL], [0.0; PANEL]);
-        deltas(simd, head, saved, queries, [&mut g_panel, &mut out_panel], &mut delta);
-        for (n, &i) in queries.iter().enumerate() {
-            let lse = head.rows(saved.stats)[i as usize];
-            shift[n] = if lse.is_finite() { lse * std::f32::consts::LOG2_E } else { 0.0 };
-        }
+        deltas(simd, head, finished, queries, [&mut g_panel, &mut out_panel], &mut delta);
+        shift.iter_mut().zip(queries).for_each(|(shift, &i)| *shift = shifts[i as usize]);
         Self { g_panel, q, g, value_dim, shift, delta }
     }
 }

@@ -22,7 +22,7 @@ use crate::{
 use rayon::prelude::*;
 
 /// Completes `out` and the log-sum-exps `lse`.
-pub(in crate::structure::clustered) fn forward(call: &Call<'_>, case: &Case, out: &mut [f32], lse: &mut [f32]) {
+pub(in crate::structure::clustered) fn forward(call: &Call<'_>, case: &Case, out: &mut [f32], lse: &mut [f64]) {
     let shape = call.shape;
     let (out, lse) = (Parts::new(out), Parts::new(lse));
     one_per_thread(case.graphs.len(), |slice| {
@@ -46,7 +46,7 @@ struct Pass<'a> {
     logit: f32,
     /// Of the positions of the chunk.
     out: &'a mut [f32],
-    lse: &'a mut [f32],
+    lse: &'a mut [f64],
     room: Room,
 }
 
@@ -114,14 +114,14 @@ fn weighted_values<S: Simd>(simd: S, panel: &mut Panel<'_>, dv: usize, values: &
 }
 
 /// Adds entries with weights relative to `2^peak`, which sum to `total`, to a normalised row.
-fn merge(out: &mut [f32], lse: &mut f32, values: &[f32], peak: f32, total: f32) {
+fn merge(out: &mut [f32], lse: &mut f64, values: &[f32], peak: f32, total: f32) {
     if total == 0.0 {
         return;
     }
-    let (near, far) = (f64::from(*lse) * std::f64::consts::LOG2_E, f64::from(peak) + f64::from(total).log2());
+    let (near, far) = (*lse * std::f64::consts::LOG2_E, f64::from(peak) + f64::from(total).log2());
     let most = near.max(far);
     let sum = (near - most).exp2() + (far - most).exp2();
     let (keep, take) = ((near - most).exp2() / sum, (f64::from(peak) - most).exp2() / sum);
     out.iter_mut().zip(values).for_each(|(out, &x)| *out = *out * keep as f32 + x * take as f32);
-    *lse = ((most + sum.log2()) * std::f64::consts::LN_2) as f32;
+    *lse = (most + sum.log2()) * std::f64::consts::LN_2;
 }

@@ -1,13 +1,20 @@
 //! Softmax over the entries that a plan gives every query: single tokens, and mean tokens of clusters.
 
+mod edges;
+mod labels;
+mod planner;
+mod random;
+
+pub(super) use planner::plan;
+
 use super::{
     HeadForward, HeadGradients,
     head::Head,
     matrix::{Matrix, inner},
 };
 use crate::{
-    mechanism::{Estimator, Ssa},
-    structure::clustered::HeadPlan,
+    mechanism::{Estimator, Pairs, Sampler, Ssa},
+    structure::clustered::{HeadPlan, NONE, STRAY},
 };
 
 /// What a query attends to: the mean of some tokens (mostly of one), with a constant added to its logit.
@@ -35,17 +42,22 @@ struct Row {
 }
 
 /// Exact tokens: of the clusters that the query's is routed to, and those of no cluster; all, for a query of no cluster.
-/// Then sampled tokens with their weight, or the mean of what is visible of every other cluster with the weight `n`.
+/// Then sampled tokens with their weight, or the mean of what is visible of every other cluster with the weight `n`. A stray
+/// has no cluster and is in none: exact pairs of it are those with tokens of no cluster.
 fn entries(head: &Head, m: &Ssa, plan: &HeadPlan, i: usize) -> Vec<Entry> {
     let block = m.causal_clusters.block();
     let visible = |j: &usize| head.keep_query[i] && head.keep_key[*j] && (!head.causal || j / block <= i / block);
     let own = plan.label_q[i];
-    let exact = |label: i32| own < 0 || label < 0 || plan.exact.contains(&[own as u32, label as u32]);
+    let exact = |label: i32| match (own, label) {
+        (NONE, _) | (_, NONE) => true,
+        (STRAY, _) | (_, STRAY) => false,
+        (a, c) => plan.exact.contains(&[a as u32, c as u32]),
+    };
     let tokens = (0..head.k.rows).filter(visible).filter(|&j| exact(plan.label_k[j]));
     let mut entries: Vec<Entry> = tokens.map(|j| Entry::token(j, 0.0)).collect();
     let edges = plan.edges.iter().filter(|edge| edge.query as usize == i && visible(&(edge.key as usize)));
     entries.extend(edges.map(|edge| Entry::token(edge.key as usize, edge.log_weight)));
-    if m.estimator == Estimator::Centroid {
+    if m.estimator == Estimator::Centroid && own != STRAY {
         for label in (0..=plan.label_k.iter().copied().max().unwrap_or(-1)).filter(|&label| !exact(label)) {
             let tokens: Vec<usize> = (0..head.k.rows).filter(visible).filter(|&j| plan.label_k[j] == label).collect();
             let log_weight = (tokens.len() as f64).ln();
