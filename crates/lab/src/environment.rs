@@ -59,8 +59,23 @@ impl Environment {
 
 /// Bytes that the system could still give, where it tells.
 pub fn available_memory() -> Option<u64> {
+    meminfo("MemAvailable:")
+}
+
+/// Bytes of memory that this process could have at most, where the system tells: the machine's, or less where a control group
+/// or a limit of the address space says so. Linux tells, others do not.
+pub fn total_memory() -> Option<u64> {
+    let number = |file| std::fs::read_to_string(file).ok()?.trim().parse().ok();
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let address_space = limits.lines().find_map(|line| line.strip_prefix("Max address space"));
+    let soft = address_space.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let groups = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"].map(number);
+    meminfo("MemTotal:").into_iter().chain(groups.into_iter().flatten()).chain(soft).min()
+}
+
+fn meminfo(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }
 
