@@ -1,6 +1,7 @@
 //! The arguments that every command shares, and the list of commands.
 
 use clap::{Args, Parser, Subcommand};
+use resolvent_lab::budget::parse_size;
 
 use crate::commands::{
     analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,
@@ -42,6 +43,10 @@ pub struct Global {
     /// Seed of everything random; the same seed gives the same bits [default: the recipe's or the mechanism's, else 0]
     #[arg(long, global = true, value_name = "N")]
     pub seed: Option<u64>,
+    /// Most memory that files may take when they are decoded, such as 2GiB or 500MB: pictures, archives, compressed texts and
+    /// what is made of them, all threads together [default: half of the memory]
+    #[arg(long, global = true, value_name = "SIZE", env = "RESOLVENT_DECODE_LIMIT", value_parser = parse_size)]
+    pub decode_limit: Option<u64>,
     /// Only errors on standard error
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     pub quiet: bool,

@@ -69,6 +69,12 @@ impl Error {
     }
 }
 
+impl From<resolvent_lab::data::Error> for Error {
+    fn from(error: resolvent_lab::data::Error) -> Self {
+        resolvent_lab::Error::from(error).into()
+    }
+}
+
 impl From<resolvent_lab::Error> for Error {
     fn from(error: resolvent_lab::Error) -> Self {
         Self::Lab(Box::new(error))

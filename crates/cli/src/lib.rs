@@ -19,6 +19,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
 use resolvent_lab::{
+    budget::set_limit,
     calibration::{Place, calibration},
     environment::built_from,
 };
@@ -51,6 +52,9 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         built_from(commit);
     }
     log::init(&cli.global);
+    if let Some(bytes) = cli.global.decode_limit {
+        set_limit(bytes);
+    }
     if let Some(threads) = cli.global.threads {
         rayon::ThreadPoolBuilder::new()
             .num_threads(threads.into())

@@ -2,13 +2,16 @@
 
 use std::{
     collections::HashMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use half::{bf16, f16};
 use resolvent_kernels::{self as kernels, mechanism::check_distinct};
-use resolvent_lab::data::heads::{self, Head};
+use resolvent_lab::{
+    budget::{Held, TREE},
+    data::heads::{self, Head},
+    source,
+};
 use safetensors::{
     Dtype, SafeTensorError, SafeTensors,
     tensor::{Metadata, TensorView},
@@ -54,6 +57,7 @@ pub struct TensorFile {
     /// Where the data begins.
     data: usize,
     metadata: Metadata,
+    _held: Held,
 }
 
 impl TensorFile {
@@ -62,14 +66,17 @@ impl TensorFile {
     /// # Errors
     /// [`Error::File`] when it cannot be read, is cut off or is no safetensors file, or for settings outside their range.
     pub fn read(path: &Path) -> Result<Self> {
+        let held = Held::new();
         let bytes = match path.to_str().and_then(heads::named) {
             Some(head) => generated(&head.map_err(|e| Error::file(path, e.to_string()))?),
-            None => fs::read(path).map_err(|e| Error::file(path, format!("cannot be read: {e}"))),
+            None => source::read(path, &held).map_err(Error::from),
         }?;
+        let tree = Held::new();
+        tree.add(path, TREE.saturating_mul(header_bytes(&bytes)))?;
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, problem(&e)))?;
         let text = String::from_utf8_lossy(&bytes[size_of::<u64>()..][..header]);
         check_distinct(&text).map_err(|problem| Error::file(path, format!("has a damaged header: {problem}")))?;
-        Ok(Self { path: path.to_owned(), data: header + size_of::<u64>(), bytes, metadata })
+        Ok(Self { path: path.to_owned(), data: header + size_of::<u64>(), bytes, metadata, _held: held })
     }
 
     /// Where it was read from.
@@ -102,6 +109,12 @@ impl TensorFile {
             Error::file(&self.path, format!("tensor `{name}` is missing; {why} (the file holds: {there})"))
         })
     }
+}
+
+/// Bytes of the header that a file announces, or of the file where it is shorter.
+fn header_bytes(bytes: &[u8]) -> u64 {
+    let announced = bytes.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
+    announced.min(bytes.len() as u64)
 }
 
 /// A head as the bytes of a file.

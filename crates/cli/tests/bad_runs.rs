@@ -65,12 +65,12 @@ fn malformed_recipes_are_named_with_file_and_field() {
     }
     let sandbox = Sandbox::new();
     sandbox.write("latin1.toml", b"name = '\xe9'");
-    refused(&sandbox, 1, &["train", "--config", "no.toml"], &["no.toml", "No such file"]);
+    refused(&sandbox, 1, &["train", "--config", "no.toml"], &["no.toml", "not found"]);
     refused(&sandbox, 1, &["train", "--config", "latin1.toml"], &["latin1.toml", "UTF-8"]);
     refused(&sandbox, 1, &["compare", "--config", "no.toml"], &["no.toml"]);
     sandbox.write("m.json", r#"{"mechanism": "infsa", "gama": 1}"#);
     refused(&sandbox, 1, &["train", "--attention", "m.json"], &["m.json", "`gama`"]);
-    refused(&sandbox, 1, &["train", "--attention", "no.json"], &["no.json", "No such file"]);
+    refused(&sandbox, 1, &["train", "--attention", "no.json"], &["no.json", "not found"]);
     refused(&sandbox, 1, &["train", "--epochs", "0"], &["`schedule.epochs`"]);
     refused(&sandbox, 1, &["train", "--seed", "18446744073709551615"], &["`seed`", "at most"]);
 }

@@ -18,8 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Recipe, Result,
+    budget::Held,
     data::Vocabulary,
     disk::{sync_folder, write_synced},
+    source::{self, Document},
     train::Plan,
 };
 
@@ -136,6 +138,7 @@ pub struct Checkpoint {
     /// What is not a tensor.
     pub state: State,
     parts: BTreeMap<String, Vec<u8>>,
+    _held: Held,
 }
 
 impl Checkpoint {
@@ -146,7 +149,7 @@ impl Checkpoint {
     pub fn load(path: &Path) -> Result<Self> {
         let again = format!("delete the folder {} to fall back on an earlier checkpoint", path.display());
         let file = path.join(STATE);
-        let text = fs::read_to_string(&file).map_err(Error::io(&file, "cannot read the checkpoint"))?;
+        let text = Document::read(&file)?;
         let manifest: Manifest = serde_json::from_str(&text)
             .map_err(|e| Error::damaged(&file, format!("is no checkpoint of this program ({e}); {again}")))?;
         if manifest.format != FORMAT {
@@ -154,10 +157,14 @@ impl Checkpoint {
                 format!("has format {}, this program reads {FORMAT}; use the program that wrote it", manifest.format);
             return Err(Error::damaged(&file, problem));
         }
-        let mut parts = BTreeMap::new();
+        let (mut parts, held) = (BTreeMap::new(), Held::new());
         for (name, expected) in manifest.files {
             let file = path.join(&name);
-            let bytes = fs::read(&file).map_err(Error::io(&file, "cannot read the checkpoint"))?;
+            if Path::new(&name).file_name() != Some(name.as_ref()) {
+                let problem = format!("names the part `{name}`, which is no file of its folder; {again}");
+                return Err(Error::damaged(&path.join(STATE), problem));
+            }
+            let bytes = source::read(&file, &held)?;
             if bytes.len() as u64 != expected.bytes {
                 let problem = format!(
                     "has {} bytes, {} were written: it is cut off or another; {again}",
@@ -171,7 +178,7 @@ impl Checkpoint {
             }
             parts.insert(name, bytes);
         }
-        Ok(Self { path: path.to_path_buf(), state: manifest.state, parts })
+        Ok(Self { path: path.to_path_buf(), state: manifest.state, parts, _held: held })
     }
 
     /// The checkpoint `path` itself, or the one of the run in `path` that counts: the best where the recipe asks for
@@ -180,7 +187,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::load`], and [`Error::NoCheckpoint`].
     pub fn find(path: &Path) -> Result<Self> {
-        if path.join(STATE).is_file() {
+        if path.join(STATE).exists() {
             return Self::load(path);
         }
         let store = Store::new(path, 1);

@@ -60,10 +60,29 @@ impl Environment {
 
 /// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take.
 pub fn available_memory() -> Option<u64> {
-    let system =
-        System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()));
+    let system = memory();
     let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
     Some(system.available_memory().min(group)).filter(|&bytes| bytes > 0)
+}
+
+/// Bytes of memory that this process could have at most, where the system tells: the machine's, or on Linux less where a
+/// control group or a limit of the address space says so.
+pub fn total_memory() -> Option<u64> {
+    let system = memory();
+    let group = system.cgroup_limits().map(|limits| limits.total_memory);
+    let bytes = [group, address_space()].into_iter().flatten().fold(system.total_memory(), u64::min);
+    Some(bytes).filter(|&bytes| bytes > 0)
+}
+
+fn memory() -> System {
+    System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()))
+}
+
+/// The limit of the address space (`ulimit -v`); there is none but on Linux, or where it is not set.
+fn address_space() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 fn cpu() -> Option<String> {

@@ -4,6 +4,7 @@ pub mod analyze;
 pub mod augment;
 pub mod bench;
 pub mod bleu;
+pub mod budget;
 pub mod calibration;
 pub mod checkpoint;
 pub mod compare;
@@ -22,6 +23,7 @@ pub mod predict;
 pub mod progress;
 pub mod recipe;
 pub mod report;
+pub mod source;
 pub mod subject;
 pub mod train;
 

@@ -4,14 +4,14 @@
 //! checkpoint was made.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{Error, Result, budget::Held, source};
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -122,7 +122,8 @@ impl MetricsFile {
 /// [`Error::Io`], and [`Error::Damaged`] naming the line for any other line that is no record.
 pub fn read(run: &Path) -> Result<Vec<Record>> {
     let path = run.join(MetricsFile::NAME);
-    let text = fs::read(&path).map_err(Error::io(&path, "cannot read the metrics"))?;
+    let held = Held::new();
+    let text = source::read(&path, &held)?;
     let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
     let lines = text[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
     let parse = |(number, line): (usize, &[u8])| {
@@ -134,6 +135,8 @@ pub fn read(run: &Path) -> Result<Vec<Record>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn record(step: usize) -> Record {

@@ -242,6 +242,10 @@ fn damaged_checkpoints_are_named_and_earlier_ones_still_serve() {
     damage("optimiser.bpk", &|bytes| bytes[200] ^= 1, "checksum");
     damage("state.json", &|bytes| bytes.truncate(40), "no checkpoint");
     damage("state.json", &|bytes| *bytes = b"{\"format\":99}".to_vec(), "no checkpoint");
+    let outside = |bytes: &mut Vec<u8>| {
+        *bytes = String::from_utf8_lossy(bytes).replace("\"model.bpk\"", "\"../model.bpk\"").into_bytes();
+    };
+    damage("state.json", &outside, "no file of its folder");
 
     // What a crash may leave: a checkpoint half-written, a line of metrics half-written.
     fs::create_dir(run.join("checkpoints/.saving-x")).unwrap();

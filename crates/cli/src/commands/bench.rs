@@ -1,7 +1,6 @@
 //! `resolvent bench`: time and memory of the operators against the number of tokens.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -12,6 +11,7 @@ use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
     folder::{Claim, MARK},
     report,
+    source::Document,
 };
 use serde_json::json;
 
@@ -187,6 +187,6 @@ fn compare(before: &Path, after: &Path, global: &Global) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<BenchReport> {
-    let text = fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read as text: {e}")))?;
+    let text = Document::read(path)?;
     serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no result of `resolvent bench`: {e}")))
 }

@@ -1,14 +1,18 @@
 //! `resolvent generate`: text continued by a trained language model.
 
 use std::{
-    io::{self, ErrorKind, Read, Write},
+    io::{self, ErrorKind, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
 use clap::Args;
 use resolvent::models::Sampling;
-use resolvent_lab::generate::{Generated, Generator, Weights};
+use resolvent_lab::{
+    budget::Held,
+    generate::{Generated, Generator, Weights},
+    source,
+};
 use serde_json::json;
 
 use crate::{Error, args::Global, error::Result, output};
@@ -107,8 +111,8 @@ fn prompt(args: &Generate) -> Result<String> {
     if let Some(prompt) = &args.prompt {
         return Ok(prompt.clone());
     }
-    let (name, mut bytes) = (Path::new("standard input"), Vec::new());
-    io::stdin().read_to_end(&mut bytes).map_err(|e| Error::file(name, format!("cannot be read: {e}")))?;
+    let name = Path::new("standard input");
+    let bytes = source::read_all(name, io::stdin(), 0, &Held::new())?;
     String::from_utf8(bytes).map_err(|_| Error::file(name, "is not UTF-8; convert the text"))
 }
 

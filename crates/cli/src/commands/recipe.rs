@@ -1,7 +1,6 @@
 //! What `train` and `compare` share: a recipe, and what the command line changes in it.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -13,6 +12,7 @@ use resolvent_lab::{
     compare::Candidate,
     data::{DataSpec, Source, TextSpec},
     recipe::with_settings_of,
+    source::Document,
 };
 
 use crate::{Error, args::Global, error::Result};
@@ -158,7 +158,7 @@ pub fn candidates(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Ca
 
 /// Reads a mechanism's configuration.
 pub fn read_mechanism(path: &Path) -> Result<Mechanism> {
-    let text = fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read as text: {e}")))?;
+    let text = Document::read(path)?;
     let mechanism = Mechanism::from_json(&text).map_err(Error::kernels(path))?;
     caution(&mechanism);
     Ok(mechanism)

@@ -1,11 +1,12 @@
 //! Texts that a command takes: one a line, or one by one.
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use resolvent_lab::{
+    budget::{Held, text_bytes},
+    source,
+};
 
 use crate::{Error, error::Result};
 
@@ -29,10 +30,9 @@ impl Texts {
             _ if !self.text.is_empty() => filled(self.text.clone(), Path::new("--text"), "text"),
             Some(file) => read_lines(file),
             None => {
-                let (name, mut bytes) = (Path::new(STANDARD_INPUT), Vec::new());
-                let failed = |e| Error::file(name, format!("cannot be read: {e}"));
-                std::io::stdin().read_to_end(&mut bytes).map_err(failed)?;
-                filled(lines(&bytes, name)?, name, "line")
+                let (name, held) = (Path::new(STANDARD_INPUT), Held::new());
+                let bytes = source::read_all(name, std::io::stdin(), 0, &held)?;
+                filled(lines(&bytes, name, &held)?, name, "line")
             }
         }
     }
@@ -45,8 +45,9 @@ pub fn cut_note(cut: usize, of: usize, what: &str, max_tokens: usize) -> Option<
 
 /// The texts of a file, one a line.
 pub fn read_lines(file: &Path) -> Result<Vec<String>> {
-    let bytes = std::fs::read(file).map_err(|e| Error::file(file, format!("cannot be read: {e}")))?;
-    filled(lines(&bytes, file)?, file, "line")
+    let held = Held::new();
+    let bytes = source::read(file, &held)?;
+    filled(lines(&bytes, file, &held)?, file, "line")
 }
 
 /// `texts`, of which there must be some, and none empty; each is a `what`.
@@ -60,12 +61,16 @@ pub fn filled(texts: Vec<String>, name: &Path, what: &str) -> Result<Vec<String>
     }
 }
 
-fn lines(bytes: &[u8], name: &Path) -> Result<Vec<String>> {
+fn lines(bytes: &[u8], name: &Path, held: &Held) -> Result<Vec<String>> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         let line = bytes[..e.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
         Error::file(name, format!("line {line} is not UTF-8; convert the text"))
     })?;
     let text = text.strip_suffix('\n').unwrap_or(text);
     let lines = (!text.is_empty()).then(|| text.split('\n')).into_iter().flatten();
-    Ok(lines.map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned()).collect())
+    let line = |line: &str| {
+        held.add(name, text_bytes(line))?;
+        Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
+    };
+    lines.map(line).collect()
 }

@@ -9,7 +9,6 @@ mod results;
 mod speed;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -23,12 +22,14 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, to_json},
+    data,
     disk::write_atomically,
     environment::Environment,
     folder::Claim,
     metrics,
     progress::{Event, Observer, Silent},
     report,
+    source::Document,
     train::{self, Outcome, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary},
 };
 
@@ -238,12 +239,12 @@ fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> R
 }
 
 fn read_shared(file: &Path) -> Result<Option<Shared>> {
-    match fs::read_to_string(file) {
+    match Document::read(file) {
         Ok(text) => serde_json::from_str(&text)
             .map(Some)
             .map_err(|e| Error::damaged(file, format!("is no comparison of this program ({e}); name another folder"))),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(file, "cannot read the comparison")(e)),
+        Err(data::Error::Missing { .. }) => Ok(None),
+        Err(e) => Err(e.into()),
     }
 }
 

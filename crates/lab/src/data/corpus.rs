@@ -1,13 +1,14 @@
 //! Plain text to be continued: one long text per part.
 
 use std::{
-    fmt, fs,
+    fmt,
     path::{Path, PathBuf},
 };
 
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Error, Result, lines, text::hash_texts};
+use crate::{budget::Held, source};
 
 /// Shares of a single text that are validated and tested on, from its end.
 const VALIDATION: f64 = 0.05;
@@ -83,46 +84,47 @@ impl CorpusSpec {
     /// # Errors
     /// Any [`Error`]: bytes that are not UTF-8, a part without text; the message names the file.
     pub fn load(&self) -> Result<CorpusDataset> {
+        let held = &Held::new();
         match self {
-            Self::Path(folder) if folder.is_dir() => load_folder(folder),
-            Self::Path(file) => in_three(file, &lines::read(file)?),
-            Self::Files { train, validation, test } => of_files(train, validation.as_deref(), test),
+            Self::Path(folder) if folder.is_dir() => load_folder(folder, held),
+            Self::Path(file) => in_three(file, &lines::read(file, held)?, held),
+            Self::Files { train, validation, test } => of_files(train, validation.as_deref(), test, held),
         }
     }
 }
 
-fn of_files(train: &Path, validation: Option<&Path>, test: &Path) -> Result<CorpusDataset> {
-    let test_text = filled(test, lines::read(test)?)?;
-    let text = lines::read(train)?;
+fn of_files(train: &Path, validation: Option<&Path>, test: &Path, held: &Held) -> Result<CorpusDataset> {
+    let test_text = filled(test, lines::read(test, held)?)?;
+    let text = lines::read(train, held)?;
     Ok(match validation {
-        Some(path) => CorpusDataset::new(filled(train, text)?, filled(path, lines::read(path)?)?, test_text),
+        Some(path) => CorpusDataset::new(filled(train, text)?, filled(path, lines::read(path, held)?)?, test_text),
         None => {
+            held.add(train, text.len() as u64)?;
             let (kept, watched) = cut(&text, 1.0 - VALIDATION);
             CorpusDataset::new(filled(train, kept.into())?, filled(train, watched.into())?, test_text)
         }
     })
 }
 
-fn load_folder(folder: &Path) -> Result<CorpusDataset> {
+fn load_folder(folder: &Path, held: &Held) -> Result<CorpusDataset> {
     let find = |stems: &[&str]| lines::find(folder, stems, &["txt"]);
     if let (Some(train), Some(test)) = (find(&["train"])?, find(&["test"])?) {
-        return of_files(&train, find(&lines::VALIDATION)?.as_deref(), &test);
+        return of_files(&train, find(&lines::VALIDATION)?.as_deref(), &test, held);
     }
-    let entries = fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
-    let paths = entries.map(|entry| Ok(entry.map_err(|e| Error::io(folder, e))?.path()));
-    let mut files: Vec<PathBuf> = paths.collect::<Result<_>>()?;
-    files.retain(|path| path.is_file() && lines::format_of(path) == "txt");
-    files.sort();
+    let mut files = source::entries(folder)?;
+    files.retain(|path| !path.is_dir() && lines::format_of(path) == "txt");
     if files.is_empty() {
         let remedy = "the folder must hold train.txt and test.txt, or any .txt files (also .gz, .zst, .xz)".into();
         return Err(Error::Missing { path: folder.join("train.txt"), remedy });
     }
-    let texts = files.iter().map(|path| lines::read(path)).collect::<Result<Vec<_>>>()?;
-    in_three(folder, &texts.join("\n"))
+    let texts = files.iter().map(|path| lines::read(path, held)).collect::<Result<Vec<_>>>()?;
+    held.add(folder, texts.iter().map(|text| text.len() as u64 + 1).sum())?;
+    in_three(folder, &texts.join("\n"), held)
 }
 
 /// Contiguous parts of one text.
-fn in_three(path: &Path, text: &str) -> Result<CorpusDataset> {
+fn in_three(path: &Path, text: &str, held: &Held) -> Result<CorpusDataset> {
+    held.add(path, text.len() as u64)?;
     let (train, rest) = cut(text, 1.0 - VALIDATION - TEST);
     let (validation, test) = cut(rest, VALIDATION / (VALIDATION + TEST));
     let [train, validation, test] = [train, validation, test].map(|part| filled(path, part.to_owned()));
@@ -167,7 +169,7 @@ mod tests {
     #[test]
     fn parts_are_contiguous_and_end_with_their_lines() {
         let text: String = (0..1000).map(|i| format!("line {i}\n")).collect();
-        let data = in_three(Path::new("f"), &text).unwrap();
+        let data = in_three(Path::new("f"), &text, &Held::new()).unwrap();
         assert_eq!([&data.train[..], &data.validation, &data.test].concat(), text);
         assert!(data.train.ends_with('\n') && data.validation.ends_with('\n'));
         assert!((0.89..0.91).contains(&(data.train.len() as f64 / text.len() as f64)));
@@ -177,8 +179,8 @@ mod tests {
     #[test]
     fn one_long_line_is_cut_between_characters() {
         let text = "é".repeat(333);
-        let data = in_three(Path::new("f"), &text).unwrap();
+        let data = in_three(Path::new("f"), &text, &Held::new()).unwrap();
         assert_eq!([&data.train[..], &data.validation, &data.test].concat(), text);
-        assert!(in_three(Path::new("f"), "ab").unwrap_err().to_string().contains("f: holds no text"));
+        assert!(in_three(Path::new("f"), "ab", &Held::new()).unwrap_err().to_string().contains("f: holds no text"));
     }
 }

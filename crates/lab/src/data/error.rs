@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use crate::budget::size_text;
+
 /// The result of loading or describing a data set.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -42,6 +44,26 @@ pub enum Error {
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
+    },
+    /// Decoded, it would take more than the budget has left.
+    #[error("{}", over_budget(path, *needed, *used, *limit))]
+    Budget {
+        /// The file, or the name of an entry below that of its archive.
+        path: PathBuf,
+        /// Bytes that were asked for; where their number is not known before, at least as many are needed.
+        needed: u64,
+        /// Bytes that other decoded data takes.
+        used: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// A device, a pipe or a socket stands where a file is expected.
+    #[error("{}: is {kind}, expected an ordinary file; copy what it gives into a file", path.display())]
+    NotAFile {
+        /// Its path.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
     },
     /// The file is not of the format that its place or name promises, or is damaged.
     #[error("{}: {problem}", path.display())]
@@ -137,6 +159,15 @@ pub enum Error {
         /// What is missing.
         problem: String,
     },
+}
+
+fn over_budget(path: &std::path::Path, needed: u64, used: u64, limit: u64) -> String {
+    let [needed, free, limit] = [needed, limit.saturating_sub(used), limit].map(size_text);
+    format!(
+        "{}: takes {needed} more when decoded, and {free} of the {limit} for decoded data are left; if it is what you expect, \
+         allow more with `--decode-limit` or RESOLVENT_DECODE_LIMIT",
+        path.display()
+    )
 }
 
 impl Error {

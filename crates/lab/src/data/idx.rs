@@ -2,8 +2,9 @@
 
 use std::{io::Read, path::Path};
 
-use super::{
-    Dataset, Error, PictureShape, Result, Split,
+use super::{Dataset, Error, PictureShape, Result, Split};
+use crate::{
+    budget::Held,
     source::{check_folder, open, read_exactly},
 };
 
@@ -15,12 +16,12 @@ pub(super) const GARMENTS: [&str; 10] =
     ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"];
 
 /// Loads the four standard files in `folder`, plain or gzipped.
-pub(super) fn load(name: &str, folder: &Path, classes: &[&str]) -> Result<Dataset> {
+pub(super) fn load(name: &str, folder: &Path, classes: &[&str], held: &Held) -> Result<Dataset> {
     check_folder(folder)?;
     let split = |prefix: &str| -> Result<Split> {
         let pictures = find(folder, &format!("{prefix}-images"), 3)?;
         let labels = find(folder, &format!("{prefix}-labels"), 1)?;
-        load_pair(&pictures, &labels, classes.len())
+        load_pair(&pictures, &labels, classes.len(), held)
     };
     let (train, test) = (split("train")?, split("t10k")?);
     if train.shape() != test.shape() {
@@ -37,8 +38,10 @@ pub(super) fn load(name: &str, folder: &Path, classes: &[&str]) -> Result<Datase
 
 /// Loads one pair of files and holds `fraction` of every class out for testing; the classes are the numbers up to the
 /// highest label.
-pub(super) fn load_with_holdout(pictures: &Path, labels: &Path, fraction: f64) -> Result<Dataset> {
-    let all = load_pair(pictures, labels, 256)?;
+pub(super) fn load_with_holdout(pictures: &Path, labels: &Path, fraction: f64, held: &Held) -> Result<Dataset> {
+    let all = load_pair(pictures, labels, 256, held)?;
+    // Both parts are copies.
+    held.add(pictures, (all.len() * all.shape().volume()) as u64)?;
     let classes = all.labels().iter().max().map_or(0, |&last| last + 1);
     let (train, test) = all.hold_out(fraction, 0);
     if test.is_empty() {
@@ -50,9 +53,9 @@ pub(super) fn load_with_holdout(pictures: &Path, labels: &Path, fraction: f64) -
 }
 
 /// Loads one pair of files; labels must be below `classes`.
-fn load_pair(pictures_path: &Path, labels_path: &Path, classes: usize) -> Result<Split> {
-    let ([count, height, width], pixels) = read(pictures_path)?;
-    let ([label_count], labels) = read(labels_path)?;
+fn load_pair(pictures_path: &Path, labels_path: &Path, classes: usize, held: &Held) -> Result<Split> {
+    let ([count, height, width], pixels) = read(pictures_path, held)?;
+    let ([label_count], labels) = read(labels_path, held)?;
     if count != label_count {
         return Err(Error::Count {
             pictures_path: pictures_path.into(),
@@ -77,7 +80,7 @@ fn find(folder: &Path, stem: &str, rank: usize) -> Result<std::path::PathBuf> {
     for separator in ['-', '.'] {
         for suffix in ["", ".gz"] {
             let path = folder.join(format!("{stem}{separator}idx{rank}-ubyte{suffix}"));
-            if path.is_file() {
+            if path.exists() {
                 return Ok(path);
             }
         }
@@ -86,7 +89,7 @@ fn find(folder: &Path, stem: &str, rank: usize) -> Result<std::path::PathBuf> {
 }
 
 /// Reads an idx file of unsigned bytes with `RANK` dimensions.
-fn read<const RANK: usize>(path: &Path) -> Result<([usize; RANK], Vec<u8>)> {
+fn read<const RANK: usize>(path: &Path, held: &Held) -> Result<([usize; RANK], Vec<u8>)> {
     let mut reader = open(path)?;
     let mut word = || -> Result<[u8; 4]> {
         let mut bytes = [0; 4];
@@ -108,5 +111,5 @@ fn read<const RANK: usize>(path: &Path) -> Result<([usize; RANK], Vec<u8>)> {
         path: path.into(),
         problem: format!("announces {extents:?} values, more than any memory holds"),
     })?;
-    Ok((extents, read_exactly(path, reader, volume)?))
+    Ok((extents, read_exactly(path, reader, volume, held)?))
 }

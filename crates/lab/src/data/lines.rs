@@ -1,11 +1,9 @@
 //! Text files as lines.
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use super::{Error, Result, source};
+use super::{Error, Result};
+use crate::{budget::Held, source};
 
 /// What a name may end in beside its format: compression, which is told by content.
 const COMPRESSED: [&str; 3] = ["gz", "zst", "xz"];
@@ -14,16 +12,18 @@ const COMPRESSED: [&str; 3] = ["gz", "zst", "xz"];
 pub(crate) const VALIDATION: [&str; 4] = ["val", "valid", "validation", "dev"];
 
 /// The content of `path`, decompressed, which must be UTF-8; a byte order mark is left out.
-pub(crate) fn read(path: &Path) -> Result<String> {
-    let mut bytes = Vec::new();
-    source::open(path)?.read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
-    let text = String::from_utf8(bytes).map_err(|e| {
+pub(crate) fn read(path: &Path, held: &Held) -> Result<String> {
+    let bytes = source::read_all(path, source::open(path)?, 0, held)?;
+    let mut text = String::from_utf8(bytes).map_err(|e| {
         let valid = &e.as_bytes()[..e.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|&&byte| byte == b'\n').count() + 1;
         let problem = "is not UTF-8; convert the file, or remove the line".to_string();
         Error::Line { path: path.into(), line, problem }
     })?;
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+    if text.starts_with('\u{feff}') {
+        text.remove(0);
+    }
+    Ok(text)
 }
 
 /// The lines of `text` with their numbers, counted from 1. Only a line feed ends a line (other separators occur in texts),
@@ -62,17 +62,14 @@ pub(crate) fn format_of(path: &Path) -> String {
 /// # Errors
 /// [`Error::Entry`] when there are several.
 pub(crate) fn find(folder: &Path, stems: &[&str], formats: &[&str]) -> Result<Option<PathBuf>> {
-    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
     let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|e| Error::io(folder, e))?.path();
+    for path in source::entries(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let stem = name.split('.').next().unwrap_or_default();
         if stems.contains(&stem) && formats.contains(&format_of(&path).as_str()) {
             found.push(path);
         }
     }
-    found.sort();
     match found.as_slice() {
         [] => Ok(None),
         [one] => Ok(Some(one.clone())),

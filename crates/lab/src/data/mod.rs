@@ -16,7 +16,6 @@ mod pairs;
 pub mod rng;
 mod settings;
 pub mod shapes;
-mod source;
 mod spec;
 mod split;
 pub mod text;

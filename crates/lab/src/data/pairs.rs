@@ -8,6 +8,10 @@ use std::{
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Error, Result, lines, settings::settings, spec::HOLDOUT, split::hold_out, text::hash_texts};
+use crate::{
+    budget::{Held, text_bytes},
+    source::entries,
+};
 
 /// Sentences to learn from and sentences to be tested on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,10 +57,16 @@ impl PairSplit {
         (select(&kept), select(&held))
     }
 
-    fn read(source: &Path, target: &Path) -> Result<Self> {
+    fn read(source: &Path, target: &Path, held: &Held) -> Result<Self> {
         let read = |path: &Path| -> Result<Vec<String>> {
-            let text = lines::read(path)?;
-            lines::numbered(path, &text).map(|line| Ok(line?.1.to_owned())).collect()
+            let content = Held::new();
+            let text = lines::read(path, &content)?;
+            let line = |line: Result<(usize, &str)>| {
+                let (_, line) = line?;
+                held.add(path, text_bytes(line))?;
+                Ok(line.to_owned())
+            };
+            lines::numbered(path, &text).map(line).collect()
         };
         let split = PairSplit { source: read(source)?, target: read(target)? };
         let (lines, others) = (split.source.len(), split.target.len());
@@ -128,10 +138,14 @@ impl PairSpec {
     /// # Errors
     /// Any [`Error`]: files are read strictly, and the message names the file and the line.
     pub fn load(&self) -> Result<PairDataset> {
+        let held = &Held::new();
         match self {
-            PairSpec::Folder { name, path, languages } => load_folder(name, path, languages),
+            PairSpec::Folder { name, path, languages } => load_folder(name, path, languages, held),
             PairSpec::Files { source, target } => {
-                let (train, test) = PairSplit::read(source, target)?.hold_out(HOLDOUT, 0);
+                let all = PairSplit::read(source, target, held)?;
+                // Both parts are copies.
+                held.add(source, all.source.iter().chain(&all.target).map(|text| text_bytes(text)).sum())?;
+                let (train, test) = all.hold_out(HOLDOUT, 0);
                 let languages = [source, target].map(|path| lines::format_of(path));
                 Ok(PairDataset { name: "pairs".into(), languages, train, validation: None, test })
             }
@@ -139,11 +153,11 @@ impl PairSpec {
     }
 }
 
-fn load_folder(name: &str, folder: &Path, languages: &[String; 2]) -> Result<PairDataset> {
+fn load_folder(name: &str, folder: &Path, languages: &[String; 2], held: &Held) -> Result<PairDataset> {
     let part = |stems: &[&str]| -> Result<Option<PairSplit>> {
         let [from, to] = languages.each_ref().map(|language| lines::find(folder, stems, &[language]));
         match (from?, to?) {
-            (Some(source), Some(target)) => Ok(Some(PairSplit::read(&source, &target)?)),
+            (Some(source), Some(target)) => Ok(Some(PairSplit::read(&source, &target, held)?)),
             (None, None) => Ok(None),
             (one, other) => {
                 let missing = if one.is_none() { &languages[0] } else { &languages[1] };
@@ -170,10 +184,9 @@ fn load_folder(name: &str, folder: &Path, languages: &[String; 2]) -> Result<Pai
 
 /// Names, without endings, of the files for testing: those that begin with `test`.
 fn test_stems(folder: &Path) -> Result<Vec<String>> {
-    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
     let mut stems = Vec::new();
-    for entry in entries {
-        let name = entry.map_err(|e| Error::io(folder, e))?.file_name().to_string_lossy().to_lowercase();
+    for path in entries(folder)? {
+        let name = lines::name_of(&path).to_lowercase();
         let stem = name.split('.').next().unwrap_or_default();
         if stem.starts_with("test") && !stems.iter().any(|found| found == stem) {
             stems.push(stem.to_owned());

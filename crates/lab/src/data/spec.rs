@@ -6,6 +6,7 @@ use super::{
     CorpusDataset, CorpusSpec, Dataset, Error, PairDataset, PairSpec, Result, Shapes, TextDataset, TextSpec, cifar,
     idx, images,
 };
+use crate::budget::Held;
 
 /// The kinds of pictures, for messages.
 const KINDS: &str =
@@ -89,13 +90,14 @@ impl DataSpec {
     /// # Errors
     /// Any [`Error`]: files are read strictly, and the message names the file.
     pub fn load(&self) -> Result<Dataset> {
+        let held = &Held::new();
         match self {
             DataSpec::Shapes(shapes) => shapes.generate(),
-            DataSpec::Mnist(folder) => idx::load("mnist", folder, &idx::DIGITS),
-            DataSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS),
-            DataSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT),
-            DataSpec::Cifar10(folder) => cifar::load(folder),
-            DataSpec::Images { path, size } => images::load(path, *size, HOLDOUT),
+            DataSpec::Mnist(folder) => idx::load("mnist", folder, &idx::DIGITS, held),
+            DataSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS, held),
+            DataSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT, held),
+            DataSpec::Cifar10(folder) => cifar::load(folder, held),
+            DataSpec::Images { path, size } => images::load(path, *size, HOLDOUT, held),
         }
     }
 }

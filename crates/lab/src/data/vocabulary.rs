@@ -1,6 +1,8 @@
 //! From texts to token ids and back, by Hugging Face's tokenizers: whole words, pieces of words by byte-pair encoding, or bytes.
 
-use std::path::Path;
+mod parts;
+
+use std::{collections::BTreeSet, path::Path};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,7 @@ use tokenizers::{
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Encoded, Error, Result};
+use crate::budget::{Passing, TREE};
 
 /// What a text is cut into.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,11 +168,17 @@ impl Vocabulary {
     /// Reads what [`Vocabulary::to_bytes`] wrote to `file`.
     ///
     /// # Errors
-    /// [`Error::Format`] naming the file.
+    /// [`Error::Format`] naming the file, also for a tokenizer of parts that are never written; [`Error::Budget`].
     pub fn from_bytes(bytes: &[u8], file: &Path) -> Result<Self> {
-        let tokenizer = Tokenizer::from_bytes(bytes)
-            .map_err(|e| Error::Format { path: file.into(), problem: format!("is no tokenizer ({e})") })?;
+        let _tree = Passing::take(file, TREE.saturating_mul(bytes.len() as u64))?;
+        let refuse = |problem: String| Error::Format { path: file.into(), problem };
+        parts::check(bytes).map_err(|problem| refuse(format!("is no tokenizer of this program ({problem})")))?;
+        let tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| refuse(format!("is no tokenizer ({e})")))?;
         let mut vocabulary = Self { tokenizer };
+        let ids: BTreeSet<u32> = vocabulary.tokenizer.get_vocab(true).into_values().collect();
+        if !ids.iter().copied().eq(0..vocabulary.len() as u32) || ids.len() > 1 << 16 {
+            return Err(refuse("has tokens whose ids are not 0, 1, 2 and so on, below 65536; restore it".into()));
+        }
         vocabulary.tokenizer.set_encode_special_tokens(true);
         Ok(vocabulary)
     }

@@ -17,6 +17,7 @@ use crate::{
     Error, Result,
     augment::Augment,
     data::{self, TextRecipe, Tokens},
+    source::Document,
 };
 
 pub use language::{LanguageRecipe, Layer};
@@ -118,7 +119,7 @@ impl Recipe {
     /// # Errors
     /// [`Error::Io`] and [`Error::Recipe`].
     pub fn load(file: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(file).map_err(Error::io(file, "cannot read the recipe"))?;
+        let text = Document::read(file)?;
         Self::from_toml(&text, &file.display().to_string())
     }
 

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use super::voc::{self, Region};
 use crate::{
     Error, Result,
-    augment::{Filter, Rectangle, resample},
+    augment::Rectangle,
     checkpoint::{PictureExpectation, TextExpectation},
     data::{self, Data, Dataset, PictureShape, Span, TextDataset, Vocabulary, images::decode_file},
+    source::entries,
 };
 
 /// Where examples come from.
@@ -150,8 +151,7 @@ const UNREAD: [&str; 9] = ["webp", "gif", "bmp", "tif", "tiff", "avif", "heic", 
 
 /// The pictures of a folder, by name.
 fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let list = || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
-    let mut files = list().map_err(Error::io(folder, "cannot list the folder"))?;
+    let mut files = entries(folder)?;
     let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
     if let Some(file) = files.iter().find(|file| ending(file).is_some_and(|ending| UNREAD.contains(&&*ending))) {
         let problem = "is neither PNG nor JPEG; convert it, or take it out of the folder".into();
@@ -159,7 +159,6 @@ fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     files
         .retain(|file| !file.is_dir() && ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
-    files.sort();
     if files.is_empty() {
         let problem = "holds no picture that ends in .png, .jpg or .jpeg; name a file, or a folder of them".into();
         return Err(data::Error::Empty { path: folder.into(), problem }.into());
@@ -169,20 +168,19 @@ fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 /// One picture file with its boxes.
 fn file(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Result<Example> {
-    let decoded = decode_file(path)?;
     let [channels, height, width] = expects.shape;
-    let shape = decoded.shape;
+    let decoded = decode_file(path, [height, width])?;
+    let shape = decoded.whole;
     let boxes = boxes.map(|boxes| voc::read(&annotation(boxes, path), shape.width, shape.height)).transpose()?;
     if shape.channels > channels {
         let problem = "is in colour, the model was trained on grey pictures; convert it".into();
         return Err(data::Error::Format { path: path.into(), problem }.into());
     }
     let area = Rectangle::centred(shape, height, width, 1.0);
-    let seen = resample(&decoded, area, height, width, Filter::Bicubic).to_bytes();
     Ok(Example::Picture(PictureExample {
         name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         shape: PictureShape { channels, height, width },
-        bytes: seen.repeat(channels / shape.channels),
+        bytes: decoded.bytes.repeat(channels / shape.channels),
         label: None,
         boxes: boxes.map(|boxes| boxes.iter().filter_map(|region| cut(region, area, height, width)).collect()),
     }))

@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
-use roxmltree::{Document, Node};
+use roxmltree::Node;
 
-use crate::data::{Error, Result};
+use crate::{
+    data::{Error, Result},
+    source::Document,
+};
 
 /// The part of a picture that an object takes up, in pixels from its upper left corner.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -32,12 +35,12 @@ impl Region {
 /// [`Error::Io`]; [`Error::Format`] for what is no annotation, is one of a picture of another size, or has a box that is empty
 /// or leaves the picture.
 pub fn read(path: &Path, width: usize, height: usize) -> Result<Vec<Region>> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::io(path, source))?;
+    let text = Document::read(path)?;
     regions(&text, width as f64, height as f64).map_err(|problem| Error::Format { path: path.into(), problem })
 }
 
 fn regions(text: &str, width: f64, height: f64) -> std::result::Result<Vec<Region>, String> {
-    let document = Document::parse(text).map_err(|e| format!("is no XML ({e}); write it again"))?;
+    let document = roxmltree::Document::parse(text).map_err(|e| format!("is no XML ({e}); write it again"))?;
     let root = document.root_element();
     if !root.has_tag_name("annotation") {
         return Err(format!("has a root `{}`, expected `annotation` of Pascal VOC", root.tag_name().name()));

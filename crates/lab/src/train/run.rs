@@ -11,12 +11,14 @@ use super::{
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Best, CHECKPOINTS, Checkpoint, Store, module_bytes, parts, to_json},
+    data,
     disk::write_atomically,
     eval::Evaluation,
     folder::Claim,
     metrics::{self, EpochRecord, MetricsFile, Record},
     progress::Event,
     report,
+    source::Document,
 };
 
 /// The file in a run's folder that holds its [`TrainSummary`].
@@ -86,12 +88,12 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
 /// The summary of the run in `folder`, if it is finished.
 pub(crate) fn read_summary(folder: &Path) -> Result<Option<TrainSummary>> {
     let file = folder.join(SUMMARY);
-    match fs::read_to_string(&file) {
+    match Document::read(&file) {
         Ok(text) => serde_json::from_str(&text)
             .map(Some)
             .map_err(|e| Error::damaged(&file, format!("is no summary of this program ({e}); delete it and resume"))),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(&file, "cannot read the summary")(e)),
+        Err(data::Error::Missing { .. }) => Ok(None),
+        Err(e) => Err(e.into()),
     }
 }
 

@@ -1,22 +1,26 @@
 //! What a file says of its tensors before one of them is read.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{io::Read, path::Path};
 
 use resolvent_kernels::mechanism::check_distinct;
 use safetensors::tensor::Metadata;
 
 use super::{Contents, Entry, Part, numpy};
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    budget::{Held, TREE},
+    source,
+};
 
 /// Headers longer than this are damage: one has about 100 bytes per tensor.
 const LONGEST: u64 = 100_000_000;
 
 /// The tensors of a file or a folder, told by what they begin with.
-pub(super) fn read(path: &Path) -> Result<Contents> {
+pub(super) fn read(path: &Path, held: &Held) -> Result<Contents> {
     if path.is_dir() {
         return numpy::folder(path);
     }
-    let mut file = open(path)?;
+    let mut file = source::file(path)?;
     let mut first = [0; 8];
     let known = file.read(&mut first).map_err(Error::io(path, "cannot read the dump"))?;
     match &first[..known] {
@@ -25,17 +29,13 @@ pub(super) fn read(path: &Path) -> Result<Contents> {
             numpy::array(path, "q", &mut contents)?;
             Ok(contents)
         }
-        start if start.starts_with(b"PK") => numpy::archive(path),
+        start if start.starts_with(b"PK") => numpy::archive(path, held),
         _ => safetensors(path, first),
     }
 }
 
-pub(super) fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(Error::io(path, "cannot open the dump"))
-}
-
 fn safetensors(path: &Path, size: [u8; 8]) -> Result<Contents> {
-    let mut file = open(path)?;
+    let mut file = source::file(path)?;
     let length = file.metadata().map_err(Error::io(path, "cannot open the dump"))?.len();
     let damaged = |problem: String| Error::damaged(path, problem);
     let advice = "write it with safetensors.torch.save_file, numpy.save or numpy.savez";
@@ -46,6 +46,8 @@ fn safetensors(path: &Path, size: [u8; 8]) -> Result<Contents> {
     if header > LONGEST || header + 8 > length {
         return Err(damaged(format!("is no safetensors file, or cut off; {advice}")));
     }
+    let tree = Held::new();
+    tree.add(path, TREE.saturating_mul(header))?;
     let mut text = vec![0; 8 + header as usize];
     file.read_exact(&mut text).map_err(Error::io(path, "cannot read the dump"))?;
     let text = &text[8..];

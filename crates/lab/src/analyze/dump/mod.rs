@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use resolvent_kernels::Shape;
 use safetensors::Dtype;
 
-use crate::{Error, Result};
+use crate::{Error, Result, budget::Held};
 
 /// Tensors `q`, `k` and `v`, or several layers of them as `NAME.q`, `NAME.k`, `NAME.v`, in a safetensors file, a NumPy
 /// archive (.npz), a NumPy file (.npy: `q` alone) or a folder of NumPy files, one per tensor. Where sequences have different
@@ -24,6 +24,8 @@ pub struct Dump {
     files: Vec<Part>,
     layers: Vec<Layer>,
     unread: Vec<String>,
+    /// Of arrays that were unpacked.
+    _held: Held,
 }
 
 /// A file that tensors lie in.
@@ -96,6 +98,20 @@ struct Stored {
     start: u64,
 }
 
+impl Stored {
+    /// Bytes of one sequence.
+    fn bytes(&self) -> usize {
+        self.axes[1..].iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+
+    /// Bytes that reading one sequence takes: as it is stored, as f32, and for each of `heads` that share it.
+    fn reading(&self, heads: usize) -> u64 {
+        let elements = self.axes[1..].iter().product::<usize>() as u64;
+        let shared = (heads / self.axes[1]) as u64 * 4;
+        elements.saturating_mul(shared).saturating_add(4 * elements).saturating_add(self.bytes() as u64)
+    }
+}
+
 /// One sequence of one layer, all heads: `[heads, tokens, channels]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sequence {
@@ -118,9 +134,10 @@ impl Dump {
     /// [`Error::Io`]; [`Error::Damaged`] naming the tensor, for a file that is none, is cut off, has no `q`, or tensors
     /// that do not fit together.
     pub fn open(path: &Path) -> Result<Self> {
-        let Contents { files, tensors } = header::read(path)?;
+        let held = Held::new();
+        let Contents { files, tensors } = header::read(path, &held)?;
         let (layers, unread) = layers(path, tensors)?;
-        Ok(Self { files, layers, unread })
+        Ok(Self { files, layers, unread, _held: held })
     }
 
     /// The layers, `layers.2` before `layers.10`.
@@ -144,7 +161,9 @@ impl Dump {
         let kept = key_mask.map(|mask| self.kept(&mask, batch)).transpose()?;
         // Queries are the same tokens as keys, or those of another sequence.
         let own = shape.seq_q == shape.seq_kv;
+        let held = Held::new();
         let mut read = |tensor: &Stored, masked: bool| -> Result<Vec<f32>> {
+            held.add(&self.files[tensor.file].path, tensor.reading(shape.heads))?;
             let one = self.reals(tensor, batch)?;
             let [_, heads, tokens, channels] = tensor.axes;
             let shared = shape.heads / heads;
@@ -174,7 +193,7 @@ impl Dump {
 
     /// The bytes of one sequence of a tensor.
     fn slice(&mut self, tensor: &Stored, batch: usize) -> Result<Vec<u8>> {
-        let length = tensor.axes[1..].iter().product::<usize>() * tensor.dtype.bitsize() / 8;
+        let length = tensor.bytes();
         let Part { path, file } = &mut self.files[tensor.file];
         let mut bytes = vec![0; length];
         let start = SeekFrom::Start(tensor.start + (batch * length) as u64);

@@ -1,33 +1,31 @@
 //! NumPy's files: one array (.npy), and archives of them (.npz).
 //!
 //! An array is a magic number, a header that is the text of a Python dictionary, and the elements. An archive is a zip of
-//! arrays; where it is compressed, an array is unpacked to a temporary file, so that sequences can be read one by one.
+//! arrays; where it is compressed, an array is unpacked to a temporary
+//! file, so that sequences can be read one by one.
 
 use std::{
-    fs::File,
-    io::{self, Read, Seek, SeekFrom},
+    io::{self, Read},
     path::Path,
 };
 
 use safetensors::Dtype;
 use serde::Deserialize;
-use zip::{CompressionMethod, ZipArchive};
+use zip::CompressionMethod;
 
-use super::{Contents, Entry, Part, header::open};
-use crate::{Error, Result};
+use super::{Contents, Entry, NAMES, Part};
+use crate::{Error, Result, budget::Held, source};
 
 /// What every array begins with.
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 
+/// Longer headers are damage: NumPy itself reads 10,000 bytes.
+const LONGEST: u32 = 1 << 20;
+
 /// The arrays of a folder, `layers.3.q.npy` as `layers.3.q`.
 pub(super) fn folder(path: &Path) -> Result<Contents> {
     let mut contents = Contents::default();
-    let reading = || Error::io(path, "cannot list the folder");
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(reading())? {
-        names.push(entry.map_err(reading())?.path());
-    }
-    names.sort();
+    let names = source::entries(path)?;
     for file in names.iter().filter(|file| file.extension().is_some_and(|e| e == "npy")) {
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         array(file, &name, &mut contents)?;
@@ -43,58 +41,75 @@ pub(super) fn folder(path: &Path) -> Result<Contents> {
 
 /// Adds the array of a file.
 pub(super) fn array(path: &Path, name: &str, contents: &mut Contents) -> Result<()> {
-    let mut file = open(path)?;
+    let mut file = source::file(path)?;
     let length = file.metadata().map_err(Error::io(path, "cannot open the dump"))?.len();
-    let entry = entry(path, name, &mut file, (0, length), contents.files.len())?;
+    let entry = Entry { file: contents.files.len(), ..entry(path, name, &mut file, length)? };
     contents.tensors.push(entry);
     contents.files.push(Part { path: path.into(), file });
     Ok(())
 }
 
-/// The arrays of an archive.
-pub(super) fn archive(path: &Path) -> Result<Contents> {
+/// The arrays of an archive, whose checksums are checked. Those that are compressed are unpacked if they are of a layer;
+/// `held` has their bytes.
+pub(super) fn archive(path: &Path, held: &Held) -> Result<Contents> {
     let damaged = |e: &dyn std::fmt::Display| {
         Error::damaged(path, format!("is no whole NumPy archive ({e}); write it again with numpy.savez"))
     };
-    let mut zip = ZipArchive::new(open(path)?).map_err(|e| damaged(&e))?;
-    let mut contents = Contents { files: vec![Part { path: path.into(), file: open(path)? }], tensors: Vec::new() };
+    let mut zip = source::zip(path, damaged)?;
+    let part = Part { path: path.into(), file: source::file(path)? };
+    let mut contents = Contents { files: vec![part], tensors: Vec::new() };
     for index in 0..zip.len() {
         let mut member = zip.by_index(index).map_err(|e| damaged(&e))?;
         let name = member.name().map_err(|e| damaged(&e))?.into_owned();
         let Some(name) = name.strip_suffix(".npy") else { continue };
         let size = member.size();
-        let stored = member.data_start().filter(|_| member.compression() == CompressionMethod::Stored);
-        let (file, from) = match stored {
-            Some(start) => (0, start),
-            None => {
-                let mut unpacked = tempfile::tempfile().map_err(Error::io(path, "cannot unpack an array"))?;
-                io::copy(&mut member, &mut unpacked).map_err(|e| damaged(&format!("{name}: {e}")))?;
-                contents.files.push(Part { path: path.into(), file: unpacked });
-                (contents.files.len() - 1, 0)
-            }
+        // Before anything is unpacked: a header that its array does not fit costs nothing.
+        let mut entry = entry(path, name, &mut member, size)?;
+        drop(member);
+        let mut member = zip.by_index(index).map_err(|e| damaged(&e))?;
+        let whole = |copied: io::Result<u64>| match copied {
+            Ok(copied) if copied == size => Ok(()),
+            Ok(_) => Err(damaged(&format!("{name} has not the {size} bytes that are announced"))),
+            Err(e) => Err(damaged(&format!("{name}: {e}"))),
         };
-        let entry = entry(path, name, &mut contents.files[file].file, (from, size), file)?;
+        let of_layer = NAMES.contains(&name.rsplit(['.', '/']).next().unwrap_or_default());
+        match member.data_start().filter(|_| member.compression() == CompressionMethod::Stored) {
+            Some(start) => {
+                whole(io::copy(&mut member, &mut io::sink()))?;
+                entry.start += start;
+            }
+            None if of_layer => {
+                held.add(&path.join(format!("{name}.npy")), size)?;
+                let mut unpacked = tempfile::tempfile().map_err(Error::io(path, "cannot unpack an array"))?;
+                whole(io::copy(&mut member.take(size.saturating_add(1)), &mut unpacked))?;
+                entry.file = contents.files.len();
+                contents.files.push(Part { path: path.into(), file: unpacked });
+            }
+            None => {}
+        }
         contents.tensors.push(entry);
     }
     Ok(contents)
 }
 
-/// The array of `length` bytes from `start` of a file on.
-fn entry(path: &Path, name: &str, file: &mut File, (start, length): (u64, u64), index: usize) -> Result<Entry> {
+/// The array `name` of `length` bytes that `bytes` begin with, its elements counted from the first of them.
+fn entry(path: &Path, name: &str, bytes: &mut impl Read, length: u64) -> Result<Entry> {
     let problem = |problem: String| Error::damaged(path, format!("array `{name}` {problem}"));
     let cut = |_| problem("is no whole NumPy array; write it again with numpy.save".into());
-    file.seek(SeekFrom::Start(start)).map_err(cut)?;
     let mut fixed = [0; 8];
-    file.read_exact(&mut fixed).map_err(cut)?;
+    bytes.read_exact(&mut fixed).map_err(cut)?;
     if &fixed[..6] != MAGIC || !(1..=3).contains(&fixed[6]) {
         return Err(problem("is no NumPy array of version 1 to 3; write it again with numpy.save".into()));
     }
     let mut size = [0; 4];
     let digits = if fixed[6] == 1 { 2 } else { 4 };
-    file.read_exact(&mut size[..digits]).map_err(cut)?;
+    bytes.read_exact(&mut size[..digits]).map_err(cut)?;
     let size = u32::from_le_bytes(size);
-    let mut text = Vec::new();
-    file.take(size.into()).read_to_end(&mut text).map_err(cut)?;
+    if size > LONGEST {
+        return Err(problem(format!("has a header of {size} bytes; write it again with numpy.save")));
+    }
+    let mut text = vec![0; size as usize];
+    bytes.read_exact(&mut text).map_err(cut)?;
     let dictionary = dictionary(&text).map_err(|e| problem(format!("has a damaged header ({e}); write it again")))?;
     let Dictionary { descr, fortran_order, shape } = dictionary;
     if fortran_order && shape.len() > 1 {
@@ -104,12 +119,12 @@ fn entry(path: &Path, name: &str, file: &mut File, (start, length): (u64, u64), 
     let dtype = dtype(&descr);
     if let Ok(dtype) = dtype {
         let elements = shape.iter().try_fold(1_u64, |all, &n| all.checked_mul(n as u64));
-        let bytes = elements.and_then(|n| n.checked_mul(dtype.bitsize() as u64 / 8)).and_then(|n| n.checked_add(begin));
-        if bytes != Some(length) {
+        let whole = elements.and_then(|n| n.checked_mul(dtype.bitsize() as u64 / 8)).and_then(|n| n.checked_add(begin));
+        if whole != Some(length) {
             return Err(problem(format!("of shape {shape:?} does not fit the {length} bytes it has; write it again")));
         }
     }
-    Ok(Entry { name: name.into(), dtype, shape, file: index, start: start + begin })
+    Ok(Entry { name: name.into(), dtype, shape, file: 0, start: begin })
 }
 
 /// What an array's header says.

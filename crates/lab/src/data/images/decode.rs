@@ -1,42 +1,96 @@
 //! One PNG or JPEG file to planar bytes.
 
-use std::io::Cursor;
+use std::{io::Cursor, path::Path};
 
-use image::{DynamicImage, ImageFormat, ImageReader};
+use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 
 use crate::{
     augment::{Filter, Picture, Rectangle, resample},
-    data::PictureShape,
+    budget::{Held, Passing},
+    data::{Error, PictureShape},
 };
 
 /// A decoded picture.
-pub(super) struct Decoded {
+pub(crate) struct Decoded {
     /// One channel if the file is grey, else three.
     pub shape: PictureShape,
     /// `[channels, height, width]`.
     pub bytes: Vec<u8>,
+    /// The shape in the file.
+    pub whole: PictureShape,
 }
 
-/// Decodes a file, told by its content. An alpha channel is dropped and 16 bits become 8. The error is a predicate of the
-/// file's name.
-pub(super) fn decode(file: &[u8], size: Option<usize>) -> Result<Decoded, String> {
+/// Why a picture was not decoded.
+pub(super) enum Problem {
+    /// What is wrong with it: a predicate of the file's name.
+    Picture(String),
+    /// [`Error::Budget`].
+    Budget(Error),
+}
+
+impl From<String> for Problem {
+    fn from(problem: String) -> Self {
+        Self::Picture(problem)
+    }
+}
+
+/// Most bytes of a row and of what a file holds beside its pixels, such as a colour profile.
+const BESIDE: u64 = 32 << 20;
+
+/// Decodes a file, told by its content; with an `extent` (height, width), the shorter side is resized and the centre cut out.
+/// An alpha channel is dropped and 16 bits become 8. `held` keeps the bytes of the result.
+pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>, held: &Held) -> Result<Decoded, Problem> {
     let damaged = |problem: &dyn std::fmt::Display| {
         let problem = problem.to_string();
         let one_line: Vec<&str> = problem.split_whitespace().collect();
         format!("cannot be decoded ({}); replace or remove it", one_line.join(" "))
     };
-    let reader = ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|problem| damaged(&problem))?;
+    let mut reader = ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|problem| damaged(&problem))?;
     if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
-        return Err("is neither PNG nor JPEG inside; convert or remove it".into());
+        return Err("is neither PNG nor JPEG inside; convert or remove it".to_owned().into());
     }
-    if reader.format() == Some(ImageFormat::Jpeg) && !has_end(file) {
-        return Err(damaged(&"it ends in the middle of the picture"));
+    let jpeg = reader.format() == Some(ImageFormat::Jpeg);
+    if jpeg && !has_end(file) {
+        return Err(damaged(&"it ends in the middle of the picture").into());
     }
-    let picture = planar(&reader.decode().map_err(|problem| damaged(&problem))?);
-    Ok(match size {
-        Some(size) => resize(picture, size),
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(BESIDE);
+    reader.limits(limits);
+    let decoder = reader.into_decoder().map_err(|problem| damaged(&problem))?;
+    if decoder.total_bytes() == 0 {
+        return Err(damaged(&"it has no pixels").into());
+    }
+    // The decoder keeps a copy of a JPEG file.
+    let needed = needed(&decoder, jpeg, extent).saturating_add(if jpeg { file.len() as u64 } else { 0 });
+    let passing = Passing::take(path, needed).map_err(Problem::Budget)?;
+    let picture = planar(DynamicImage::from_decoder(decoder).map_err(|problem| damaged(&problem))?);
+    let picture = match extent {
+        Some(extent) => resize(picture, extent),
         None => picture,
-    })
+    };
+    passing.keep(picture.bytes.len() as u64, held);
+    Ok(picture)
+}
+
+/// Bytes that decoding takes at its worst moment, known from the header.
+fn needed(decoder: &impl ImageDecoder, jpeg: bool, extent: Option<[usize; 2]>) -> u64 {
+    let (width, height) = decoder.dimensions();
+    let plane = u64::from(width).saturating_mul(height.into());
+    let colour = decoder.color_type();
+    let channels = if colour.has_color() { 3 } else { 1 };
+    let planes = plane.saturating_mul(channels);
+    // A progressive JPEG is held as coefficients of 16 bits, of whole blocks in up to four channels.
+    let blocks = (u64::from(width) + 16).saturating_mul(u64::from(height) + 16);
+    let coefficients = if jpeg { blocks.saturating_mul(8) } else { 0 };
+    // As bytes of the channels that are kept, where the file has others.
+    let converted = if matches!(colour, ColorType::L8 | ColorType::Rgb8) { 0 } else { planes };
+    let decoded = [coefficients, converted, planes].into_iter().fold(decoder.total_bytes(), u64::saturating_add);
+    // One plane at a time as f32, cut to the new width, then to the new height.
+    let resized = extent.map_or(0, |[rows, columns]| {
+        let narrowed = u64::from(height).saturating_mul(columns as u64);
+        plane.saturating_add(narrowed).saturating_add(2 * channels * (rows * columns) as u64).saturating_mul(4)
+    });
+    decoded.max(planes.saturating_add(resized))
 }
 
 /// Whether a JPEG file has its end marker, without which the decoder fills up with grey. Segments before the first scan are
@@ -54,23 +108,34 @@ fn has_end(file: &[u8]) -> bool {
     false
 }
 
-fn planar(picture: &DynamicImage) -> Decoded {
+fn planar(picture: DynamicImage) -> Decoded {
     let (height, width) = (picture.height() as usize, picture.width() as usize);
-    if !picture.color().has_color() {
-        let shape = PictureShape { channels: 1, height, width };
-        return Decoded { shape, bytes: picture.to_luma8().into_raw() };
+    let channels = if picture.color().has_color() { 3 } else { 1 };
+    let shape = PictureShape { channels, height, width };
+    if channels == 1 {
+        return Decoded { shape, bytes: picture.into_luma8().into_raw(), whole: shape };
     }
-    let interleaved = picture.to_rgb8();
-    let bytes = (0..3).flat_map(|channel| interleaved.pixels().map(move |pixel| pixel.0[channel])).collect();
-    Decoded { shape: PictureShape { channels: 3, height, width }, bytes }
+    let interleaved = picture.into_rgb8().into_raw();
+    let mut bytes = Vec::with_capacity(interleaved.len());
+    for channel in 0..channels {
+        bytes.extend(interleaved.iter().skip(channel).step_by(channels));
+    }
+    Decoded { shape, bytes, whole: shape }
 }
 
-/// Resizes the shorter side to `size` and cuts the centre out.
-fn resize(picture: Decoded, size: usize) -> Decoded {
-    if (picture.shape.height, picture.shape.width) == (size, size) {
+/// Resizes the shorter side and cuts the centre out, one channel after the other.
+fn resize(picture: Decoded, [height, width]: [usize; 2]) -> Decoded {
+    let whole = picture.shape;
+    if (whole.height, whole.width) == (height, width) {
         return picture;
     }
-    let centre = Rectangle::centred(picture.shape, size, size, 1.0);
-    let resized = resample(&Picture::from_bytes(picture.shape, &picture.bytes), centre, size, size, Filter::Bicubic);
-    Decoded { shape: resized.shape, bytes: resized.to_bytes() }
+    let plane = PictureShape { channels: 1, ..whole };
+    let centre = Rectangle::centred(whole, height, width, 1.0);
+    let shape = PictureShape { height, width, ..whole };
+    let mut bytes = Vec::with_capacity(shape.volume());
+    for values in picture.bytes.chunks_exact(whole.plane()) {
+        let values = Picture::from_bytes(plane, values);
+        bytes.extend(resample(&values, centre, height, width, Filter::Bicubic).to_bytes());
+    }
+    Decoded { shape, bytes, whole }
 }

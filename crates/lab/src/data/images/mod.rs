@@ -6,13 +6,22 @@ mod decode;
 mod entries;
 mod layout;
 
-use std::{collections::BTreeMap, path::Path, sync::mpsc::sync_channel};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::sync_channel,
+    },
+};
 
 use rayon::prelude::*;
 
-use super::{Dataset, Error, PictureShape, Result, Split};
-use crate::augment::Picture;
-use decode::Decoded;
+use super::{Dataset, Error, PictureShape, Result, Split, split::hold_out};
+use crate::{budget::Held, source};
+
+pub(crate) use decode::Decoded;
+use decode::Problem;
 use layout::{Layout, Place};
 
 /// Encoded pictures that wait for decoding: bounds the memory, and is enough to keep every core busy.
@@ -24,14 +33,25 @@ pub(super) const SIZES: std::ops::RangeInclusive<usize> = 1..=4096;
 /// A picture and its name within the folder or archive.
 type Named = (String, Decoded);
 
+/// A file that waits to be decoded.
+struct Encoded {
+    name: String,
+    bytes: Vec<u8>,
+    held: Held,
+}
+
 /// Loads all pictures of `path`. With a `size`, each is resized (shorter side) and cut (centre) to `size x size`; without,
 /// all must have one size. Where there is no test split, `holdout` of every class becomes one.
-pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64) -> Result<Dataset> {
-    let (pictures, others) = decode_all(path, size)?;
-    let layout = Layout::new(path, pictures.iter().map(|(name, _)| name.as_str()), &others)?;
+pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64, held: &Held) -> Result<Dataset> {
+    let (pictures, others) = decode_all(path, size, held)?;
+    let mut layout = Layout::new(path, pictures.iter().map(|(name, _)| name.as_str()), &others)?;
     let shape = common_shape(path, &pictures)?;
+    if !layout.places.iter().any(|place| place.test) {
+        let labels: Vec<u32> = layout.places.iter().map(|place| place.label).collect();
+        hold_out(&labels, holdout, 0).1.into_iter().for_each(|index| layout.places[index].test = true);
+    }
+    held.add(path, (pictures.len() as u64).saturating_mul(shape.volume() as u64))?;
     let [train, test] = assemble(&layout, shape, pictures);
-    let (train, test) = if test.is_empty() { train.hold_out(holdout, 0) } else { (train, test) };
     if test.is_empty() {
         let problem = "has too few pictures to hold some out for testing; two in a class are needed".into();
         return Err(Error::Empty { path: path.into(), problem });
@@ -39,34 +59,49 @@ pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64) -> Result<Dat
     Ok(Dataset { name: "images".into(), classes: layout.classes, shape, train, test })
 }
 
-/// Decodes the picture in a file of its own.
-pub(crate) fn decode_file(path: &Path) -> Result<Picture> {
-    let bytes = std::fs::read(path).map_err(|source| Error::io(path, source))?;
-    let Decoded { shape, bytes } =
-        decode::decode(&bytes, None).map_err(|problem| Error::Format { path: path.into(), problem })?;
-    Ok(Picture::from_bytes(shape, &bytes))
+/// Decodes the picture in a file of its own: resized (shorter side) and cut (centre) to `[height, width]`.
+pub(crate) fn decode_file(path: &Path, extent: [usize; 2]) -> Result<Decoded> {
+    let held = Held::new();
+    let bytes = source::read(path, &held)?;
+    decode::decode(path, &bytes, Some(extent), &held).map_err(|problem| match problem {
+        Problem::Picture(problem) => Error::Format { path: path.into(), problem },
+        Problem::Budget(error) => error,
+    })
 }
 
 /// Decodes every picture; returns them sorted by name, and the names of all other files.
-fn decode_all(path: &Path, size: Option<usize>) -> Result<(Vec<Named>, Vec<String>)> {
-    let (sender, receiver) = sync_channel(WAITING);
+fn decode_all(path: &Path, size: Option<usize>, held: &Held) -> Result<(Vec<Named>, Vec<String>)> {
+    let (sender, receiver) = sync_channel::<Encoded>(WAITING);
+    let full = AtomicBool::new(false);
+    let decode = |Encoded { name, bytes, held: waiting }: Encoded| {
+        if full.load(Relaxed) {
+            return None;
+        }
+        let extent = size.map(|size| [size, size]);
+        let decoded = decode::decode(&path.join(&name), &bytes, extent, held);
+        drop((bytes, waiting));
+        full.fetch_or(matches!(decoded, Err(Problem::Budget(_))), Relaxed);
+        Some((name, decoded))
+    };
     let (others, decoded) = std::thread::scope(|scope| {
-        let reader = scope.spawn(move || entries::read(path, &sender));
-        let decoded: Vec<_> = receiver
-            .into_iter()
-            .par_bridge()
-            .map(|(name, bytes): (String, Vec<u8>)| {
-                let decoded = decode::decode(&bytes, size);
-                (name, decoded)
-            })
-            .collect();
+        let reader = scope.spawn(|| entries::read(path, sender, held, &full));
+        let decoded: Vec<_> = receiver.into_iter().par_bridge().filter_map(decode).collect();
         (reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), decoded)
     });
-    let (others, mut decoded) = (others?, decoded);
-    decoded.sort_unstable_by(|(left, _), (right, _)| left.cmp(right));
-    let named = decoded.into_iter().map(|(name, picture)| match picture {
+    let mut named = Vec::with_capacity(decoded.len());
+    for (name, picture) in decoded {
+        match picture {
+            // Of what is left undone for lack of memory nothing else can be said.
+            Err(Problem::Budget(error)) => return Err(error),
+            picture => named.push((name, picture)),
+        }
+    }
+    let others = others?;
+    named.sort_unstable_by(|(left, _), (right, _)| left.cmp(right));
+    let named = named.into_iter().map(|(name, picture)| match picture {
         Ok(picture) => Ok((name, picture)),
-        Err(problem) => Err(Error::Entry { path: path.into(), entry: name, problem }),
+        Err(Problem::Budget(error)) => Err(error),
+        Err(Problem::Picture(problem)) => Err(Error::Entry { path: path.into(), entry: name, problem }),
     });
     Ok((named.collect::<Result<_>>()?, others))
 }
@@ -95,7 +130,9 @@ fn common_shape(path: &Path, pictures: &[Named]) -> Result<PictureShape> {
 
 /// Puts the pictures of each split together, in the order of their names.
 fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Named>) -> [Split; 2] {
-    let mut parts = [const { (Vec::new(), Vec::new()) }; 2];
+    let tests = layout.places.iter().filter(|place| place.test).count();
+    let room = |count: usize| (Vec::with_capacity(count * shape.volume()), Vec::with_capacity(count));
+    let mut parts = [room(pictures.len() - tests), room(tests)];
     for ((_, picture), &Place { test, label }) in pictures.into_iter().zip(&layout.places) {
         let (pixels, labels) = &mut parts[usize::from(test)];
         for _ in 0..shape.channels / picture.shape.channels {

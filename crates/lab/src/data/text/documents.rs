@@ -10,7 +10,10 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::{TextDataset, TextSplit, folders};
-use crate::data::{Error, Result, lines};
+use crate::{
+    budget::{Held, Passing, TREE, text_bytes},
+    data::{Error, Result, lines},
+};
 
 const FORMATS: [&str; 4] = ["csv", "tsv", "jsonl", "ndjson"];
 
@@ -38,6 +41,11 @@ pub(super) struct Document {
 }
 
 impl Document {
+    /// What it takes in a list, with room to spare.
+    pub fn bytes(&self) -> u64 {
+        text_bytes(&self.text) + text_bytes(&self.label) + 2 * size_of::<Arc<Path>>() as u64 + 16
+    }
+
     /// Refuses what must be a mistake: no text, no label, or a label that looks like another.
     fn check(&self) -> Result<()> {
         let problem = match self.label.trim() {
@@ -56,21 +64,25 @@ impl Document {
 ///
 /// # Errors
 /// Any [`Error`]: files are read strictly, and the message names the line.
-pub(super) fn load(name: &str, path: &Path, columns: &Columns, holdout: f64) -> Result<TextDataset> {
+pub(super) fn load(name: &str, path: &Path, columns: &Columns, holdout: f64, held: &Held) -> Result<TextDataset> {
     let [train, validation, test] = if path.is_dir() { parts(path)? } else { [Some(path.to_path_buf()), None, None] };
     let train = train.ok_or_else(|| no_training_part(path))?;
-    let documents = read(&train, columns)?;
+    let documents = read(&train, columns, held)?;
     let classes = classes(&documents);
     if classes.len() < 2 {
         let problem = format!("has {} class, at least two are needed", classes.len());
         return Err(Error::Empty { path: train, problem });
     }
     let learnt = split(documents, &classes)?;
-    let other = |part: Option<PathBuf>| part.map(|part| split(read(&part, columns)?, &classes)).transpose();
+    let other = |part: Option<PathBuf>| part.map(|part| split(read(&part, columns, held)?, &classes)).transpose();
     let validation = other(validation)?;
     let (train, test) = match other(test)? {
         Some(test) => (learnt, test),
-        None => learnt.hold_out(holdout, 0),
+        None => {
+            // Both parts are copies.
+            held.add(path, learnt.texts.iter().map(|text| text_bytes(text)).sum())?;
+            learnt.hold_out(holdout, 0)
+        }
     };
     Ok(TextDataset { name: name.into(), classes, train, validation, test, words: None })
 }
@@ -122,17 +134,17 @@ fn split(documents: Vec<Document>, classes: &[String]) -> Result<TextSplit> {
 }
 
 /// Every document of a file, or of a folder with one folder per class.
-fn read(path: &Path, columns: &Columns) -> Result<Vec<Document>> {
-    let format = lines::format_of(path);
+fn read(path: &Path, columns: &Columns, held: &Held) -> Result<Vec<Document>> {
+    let (format, content) = (lines::format_of(path), Held::new());
     let documents = match format.as_str() {
         _ if path.is_dir() && *columns != Columns::default() => {
             let problem = "is a folder with one folder per class, which has no columns; name none".into();
             return Err(Error::Format { path: path.into(), problem });
         }
-        _ if path.is_dir() => folders::read(path)?,
-        "csv" => table(path, &lines::read(path)?, b',', columns)?,
-        "tsv" => table(path, &lines::read(path)?, b'\t', columns)?,
-        "jsonl" | "ndjson" => objects(path, &lines::read(path)?, columns)?,
+        _ if path.is_dir() => folders::read(path, held)?,
+        "csv" => table(path, &lines::read(path, &content)?, b',', columns, held)?,
+        "tsv" => table(path, &lines::read(path, &content)?, b'\t', columns, held)?,
+        "jsonl" | "ndjson" => objects(path, &lines::read(path, &content)?, columns, held)?,
         _ => {
             let problem = "is not named .csv, .tsv or .jsonl (also .gz, .zst, .xz); rename it by its format".into();
             return Err(Error::Format { path: path.into(), problem });
@@ -145,7 +157,7 @@ fn read(path: &Path, columns: &Columns) -> Result<Vec<Document>> {
     Ok(documents)
 }
 
-fn table(path: &Path, content: &str, delimiter: u8, columns: &Columns) -> Result<Vec<Document>> {
+fn table(path: &Path, content: &str, delimiter: u8, columns: &Columns, held: &Held) -> Result<Vec<Document>> {
     let failed = |e: csv::Error| {
         let line = e.position().map_or(1, |at| line_start(content, at).1);
         let problem = match e.kind() {
@@ -183,7 +195,9 @@ fn table(path: &Path, content: &str, delimiter: u8, columns: &Columns) -> Result
         if !another {
             return Ok(documents);
         }
-        documents.push(Document { path: file.clone(), line, text: record[text].into(), label: record[label].into() });
+        let document = Document { path: file.clone(), line, text: record[text].into(), label: record[label].into() };
+        held.add(path, document.bytes())?;
+        documents.push(document);
     }
 }
 
@@ -195,11 +209,17 @@ fn line_start(content: &str, at: &csv::Position) -> (usize, usize) {
     if between { (byte + 1, line + 1) } else { (byte, line) }
 }
 
-fn objects(path: &Path, text: &str, columns: &Columns) -> Result<Vec<Document>> {
-    let lines = lines::numbered(path, text).collect::<Result<Vec<_>>>()?;
+fn objects(path: &Path, text: &str, columns: &Columns, held: &Held) -> Result<Vec<Document>> {
+    let content = Held::new();
+    let lines = lines::numbered(path, text).map(|line| {
+        content.add(path, 2 * size_of::<(usize, &str)>() as u64)?;
+        line
+    });
+    let lines = lines.collect::<Result<Vec<_>>>()?;
     let file: Arc<Path> = path.into();
     let document = |&(line, json): &(usize, &str)| {
         let failed = |problem: String| Error::Line { path: path.into(), line, problem };
+        let tree = Passing::take(path, TREE * json.len() as u64)?;
         let object: Value = serde_json::from_str(json).map_err(|e| failed(format!("is not JSON: {e}")))?;
         let field = |name: &str| match object.get(name) {
             Some(Value::String(text)) => Ok(text.clone()),
@@ -208,7 +228,10 @@ fn objects(path: &Path, text: &str, columns: &Columns) -> Result<Vec<Document>> 
                 "has no text or number `{name}`; name the fields as in `text:PATH?text=FIELD&label=FIELD`"
             ))),
         };
-        Ok(Document { path: file.clone(), line, text: field(&columns.text)?, label: field(&columns.label)? })
+        let document =
+            Document { path: file.clone(), line, text: field(&columns.text)?, label: field(&columns.label)? };
+        tree.keep(document.bytes(), held);
+        Ok(document)
     };
     lines.par_iter().map(document).collect()
 }

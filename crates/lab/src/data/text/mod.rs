@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Error, Result, settings::settings, spec::HOLDOUT, split::hold_out};
+use crate::budget::Held;
 
 pub use documents::Columns;
 pub use listops::Listops;
@@ -126,16 +127,17 @@ impl TextSpec {
     /// # Errors
     /// Any [`Error`]: files are read strictly, and the message names the file and the line.
     pub fn load(&self) -> Result<TextDataset> {
+        let held = &Held::new();
         match self {
             TextSpec::Listops(listops) => listops.generate(),
-            TextSpec::Imdb(path) => imdb(path),
-            TextSpec::Files { path, columns } => documents::load("text", path, columns, HOLDOUT),
+            TextSpec::Imdb(path) => imdb(path, held),
+            TextSpec::Files { path, columns } => documents::load("text", path, columns, HOLDOUT, held),
         }
     }
 }
 
-fn imdb(path: &std::path::Path) -> Result<TextDataset> {
-    let mut data = documents::load("imdb", path, &Columns::default(), HOLDOUT)?;
+fn imdb(path: &std::path::Path, held: &Held) -> Result<TextDataset> {
+    let mut data = documents::load("imdb", path, &Columns::default(), HOLDOUT, held)?;
     if data.classes != ["0", "1"] && data.classes != ["neg", "pos"] {
         let labels = data.classes.join(", ");
         let problem = format!("has the labels {labels}, expected 0 and 1, or neg and pos; read it as `text:PATH`");

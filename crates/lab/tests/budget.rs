@@ -1,0 +1,317 @@
+//! One budget for everything that is decoded: files that would take more are refused by name, and threads share what there is.
+
+use std::{
+    fs,
+    io::{Cursor, Write},
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    time::Duration,
+};
+
+use flate2::{Compression, write::GzEncoder};
+use peak_alloc::PeakAlloc;
+use resolvent_lab::{
+    analyze::Dump,
+    budget,
+    data::{Error, Source},
+};
+use safetensors::{Dtype, tensor::TensorView};
+use tempfile::TempDir;
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+const MIB: usize = 1 << 20;
+
+/// Sets the budget, which is the process's: one test at a time. All of it must be given back.
+struct Limited(#[allow(dead_code, reason = "held for its lock")] MutexGuard<'static, ()>);
+
+impl Limited {
+    fn to(mebibytes: usize) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        budget::set_limit((mebibytes * MIB) as u64);
+        MEMORY.reset_peak_usage();
+        Self(turn)
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(budget::used(), 0, "bytes that nobody gave back");
+        }
+    }
+}
+
+fn load(spec: &str) -> Result<(), Error> {
+    spec.parse::<Source>()?.load().map(drop)
+}
+
+/// Loads `spec` and expects it to be refused for its size, naming `file`.
+#[track_caller]
+fn refuse(spec: &str, file: &Path) {
+    let error = load(spec).expect_err(spec);
+    assert!(matches!(&error, Error::Budget { path, .. } if path.starts_with(file)), "{spec}: {error}");
+    let message = error.to_string();
+    assert!(message.contains("--decode-limit") && !message.contains('\n'), "{message}");
+}
+
+fn png(side: u32) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    image::RgbImage::new(side, side).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn xz(bytes: &[u8]) -> Vec<u8> {
+    let mut options = lzma_rust2::XzOptions::default();
+    options.lzma_options.dict_size = 1 << 16;
+    let mut encoder = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+}
+
+fn npy(shape: &[usize], data: &[u8]) -> Vec<u8> {
+    let shape: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({},), }}", shape.join(", "));
+    header += &" ".repeat(63 - (10 + header.len()) % 64);
+    header.push('\n');
+    [b"\x93NUMPY\x01\0", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), data].concat()
+}
+
+fn npz(method: CompressionMethod, members: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, bytes) in members {
+        archive.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+        archive.write_all(bytes).unwrap();
+    }
+    archive.finish().unwrap().into_inner()
+}
+
+/// A folder of pictures of `side` pixels, `count` in each of two classes.
+fn pictures(side: u32, count: usize) -> TempDir {
+    let (folder, bytes) = (TempDir::new().unwrap(), png(side));
+    for class in ["a", "b"] {
+        fs::create_dir(folder.path().join(class)).unwrap();
+        (0..count).for_each(|i| fs::write(folder.path().join(class).join(format!("{i}.png")), &bytes).unwrap());
+    }
+    folder
+}
+
+/// Each of eight pictures takes 13 MiB when it is decoded and resized: threads that all decode one wait for each other.
+#[test]
+fn threads_share_the_budget_of_pictures() {
+    let limited = Limited::to(30);
+    let folder = pictures(1400, 4);
+    let spec = format!("images:{}?size=8", folder.path().display());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build().unwrap();
+    let before = MEMORY.current_usage();
+    pool.install(|| load(&spec)).unwrap();
+    let peak = MEMORY.peak_usage() - before;
+    assert!(peak < 34 * MIB, "{} MiB", peak / MIB);
+    drop(limited);
+    let _limited = Limited::to(8);
+    refuse(&spec, folder.path());
+}
+
+/// What is decoded stays until the set is whole, and is then there twice.
+#[test]
+fn pictures_that_fit_one_by_one_may_not_fit_together() {
+    let folder = pictures(700, 8);
+    let spec = format!("images:{}", folder.path().display());
+    {
+        let _limited = Limited::to(24);
+        refuse(&spec, folder.path());
+    }
+    let _limited = Limited::to(64);
+    load(&spec).unwrap();
+}
+
+#[test]
+fn a_picture_says_what_it_takes_before_it_is_decoded() {
+    let _limited = Limited::to(256);
+    let folder = pictures(4, 2);
+    // The header of a picture of 2^31 - 1 pixels each way, with its checksum.
+    let mut bytes = png(4);
+    bytes[16..24].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff]);
+    let check = crc32fast::hash(&bytes[12..29]);
+    bytes[29..33].copy_from_slice(&check.to_be_bytes());
+    let before = MEMORY.current_usage();
+    fs::write(folder.path().join("a/9.png"), bytes).unwrap();
+    let message = load(&format!("images:{}", folder.path().display())).unwrap_err().to_string();
+    assert!(message.contains("9.png"), "{message}");
+    assert!(MEMORY.peak_usage() - before < 64 * MIB, "{} MiB", MEMORY.peak_usage() / MIB);
+}
+
+#[test]
+fn compressed_texts_have_a_limit() {
+    let _limited = Limited::to(8);
+    let folder = TempDir::new().unwrap();
+    let text = b"a word and another\n".repeat(1 << 20);
+    for (ending, bytes) in [("gz", gzip(&text)), ("xz", xz(&text)), ("zst", zstd(&text)), ("plain", text)] {
+        let path = folder.path().join(format!("text.{ending}"));
+        fs::write(&path, bytes).unwrap();
+        let before = MEMORY.current_usage();
+        MEMORY.reset_peak_usage();
+        refuse(&format!("corpus:{}", path.display()), &path);
+        assert!(MEMORY.peak_usage() - before < 16 * MIB, "{ending}: {} MiB", MEMORY.peak_usage() / MIB);
+    }
+}
+
+/// A list of short lines takes many times their bytes.
+#[test]
+fn short_lines_count_as_what_they_take() {
+    let _limited = Limited::to(24);
+    let folder = TempDir::new().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        fs::write(folder.path().join(name), bytes).unwrap();
+        folder.path().join(name)
+    };
+    let path = write("a", &b"a\n".repeat(MIB));
+    refuse(&format!("pairs:{0},{0}", path.display()), &path);
+    let path = write("t.csv", &[b"text,label\n".to_vec(), b"a,b\nb,c\n".repeat(MIB / 8)].concat());
+    refuse(&format!("text:{}", path.display()), &path);
+    let path = write("t.jsonl", &b"{\"text\":\"a\",\"label\":1}\n".repeat(MIB / 4));
+    refuse(&format!("text:{}", path.display()), &path);
+    let wide = format!("{{\"text\":\"a\",\"label\":1,\"more\":[{}1]}}\n", "1,".repeat(MIB / 2));
+    let path = write("w.jsonl", wide.as_bytes());
+    refuse(&format!("text:{}", path.display()), &path);
+}
+
+/// A tar archive may say of one file as much as it likes.
+#[test]
+fn long_headers_of_archives_have_a_limit() {
+    let _limited = Limited::to(32);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a.tar.gz");
+    for kind in [tar::EntryType::GNULongName, tar::EntryType::XHeader] {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(48 * MIB as u64);
+        header.set_cksum();
+        let mut archive = tar::Builder::new(Vec::new());
+        archive.append(&header, &vec![b'a'; 48 * MIB][..]).unwrap();
+        fs::write(&path, gzip(&archive.into_inner().unwrap())).unwrap();
+        let before = MEMORY.current_usage();
+        MEMORY.reset_peak_usage();
+        let message = load(&format!("images:{}", path.display())).unwrap_err().to_string();
+        assert!(message.contains("a.tar.gz") && message.contains("1 MiB"), "{message}");
+        assert!(MEMORY.peak_usage() - before < 8 * MIB, "{} MiB", MEMORY.peak_usage() / MIB);
+    }
+}
+
+#[test]
+fn unpacked_arrays_have_a_limit_and_stored_ones_need_none() {
+    let _limited = Limited::to(8);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("d.npz");
+    let members = [("q.npy", npy(&[1 << 16, 64], &vec![0; 16 * MIB]))];
+    fs::write(&path, npz(CompressionMethod::Deflated, &members)).unwrap();
+    let message = Dump::open(&path).unwrap_err().to_string();
+    assert!(["d.npz/q.npy", "16.0 MiB", "--decode-limit"].iter().all(|part| message.contains(part)), "{message}");
+    fs::write(&path, npz(CompressionMethod::Stored, &members)).unwrap();
+    assert_eq!(Dump::open(&path).unwrap().layers().len(), 1);
+    // What is of no layer is not unpacked.
+    let small = npy(&[2, 2], &[0; 16]);
+    let members = [("hidden.npy", members[0].1.clone()), ("q.npy", small)];
+    fs::write(&path, npz(CompressionMethod::Deflated, &members)).unwrap();
+    assert_eq!(Dump::open(&path).unwrap().unread(), ["hidden"]);
+}
+
+#[test]
+fn a_flipped_byte_of_a_stored_array_is_seen() {
+    let _limited = Limited::to(8);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("d.npz");
+    for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+        let whole = npz(method, &[("q.npy", npy(&[8, 8], &(0..=255).collect::<Vec<u8>>()))]);
+        fs::write(&path, &whole).unwrap();
+        Dump::open(&path).unwrap();
+        let mut flipped = whole.clone();
+        flipped[200] ^= 1;
+        fs::write(&path, &flipped).unwrap();
+        let message = Dump::open(&path).unwrap_err().to_string();
+        assert!(message.contains("d.npz") && message.contains("write it again"), "{message}");
+    }
+}
+
+/// Keys that all heads share are read once for each.
+#[test]
+fn shared_keys_count_once_for_each_head() {
+    let _limited = Limited::to(8);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("d.safetensors");
+    let (q, k) = (vec![0; 256 * 4 * 4], vec![0; 4096 * 4 * 4]);
+    let view = |shape: [usize; 4], data| TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap();
+    let tensors = [("q", view([1, 256, 1, 4], &q)), ("k", view([1, 1, 4096, 4], &k))];
+    fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+    let message = Dump::open(&path).unwrap().sequence(0, 0).unwrap_err().to_string();
+    assert!(message.contains("d.safetensors") && message.contains("--decode-limit"), "{message}");
+}
+
+/// Of two frames, as `pzstd` and `cat` write them, the first alone was read.
+#[test]
+fn zstd_files_are_read_to_their_end_and_checked() {
+    let _limited = Limited::to(8);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("text.zst");
+    let spec = format!("corpus:{}", path.display());
+    let (one, other) = (zstd(&b"one line\n".repeat(99)), zstd(&b"another\n".repeat(99)));
+    fs::write(&path, [one, other].concat()).unwrap();
+    let resolvent_lab::data::Data::Corpus(corpus) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!() };
+    assert_eq!(corpus.train.len() + corpus.validation.len() + corpus.test.len(), 99 * 17);
+    let text: Vec<u8> = (0..999).map(|i| b"abcdefgh\n"[i * i % 9]).collect();
+    let mut bytes = zstd(&text);
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert!(load(&spec).unwrap_err().to_string().contains("checksum"));
+}
+
+/// A pipe where a file is expected is refused by name; nothing waits for its writer.
+#[cfg(unix)]
+#[test]
+fn pipes_are_no_files() {
+    let _limited = Limited::to(8);
+    let folder = TempDir::new().unwrap();
+    let pipe = |name: &str| -> PathBuf {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        path
+    };
+    let names =
+        ["p/a/x.png", "m/train-images-idx3-ubyte", "c/data_batch_1.bin", "t/train.csv", "k/x.txt", "v/train/a/x.txt"];
+    let specs = ["images:p", "mnist:m", "cifar10:c", "text:t", "corpus:k", "text:v"];
+    let prefixed = |spec: &str| spec.replace(':', &format!(":{}/", folder.path().display()));
+    let mut cases: Vec<(PathBuf, String)> =
+        names.iter().zip(specs).map(|(name, spec)| (pipe(name), prefixed(spec))).collect();
+    fs::write(folder.path().join("m/train-labels-idx1-ubyte"), []).unwrap();
+    let alone = pipe("alone");
+    let kinds = ["images:", "corpus:", "pairs:PATH,", "idx:PATH,"];
+    cases.extend(kinds.map(|kind| {
+        (alone.clone(), format!("{kind}{0}", alone.display()).replace("PATH", &alone.display().to_string()))
+    }));
+    for (path, spec) in cases {
+        let (sender, receiver) = mpsc::channel();
+        let (file, told) = (path.clone(), spec.clone());
+        std::thread::spawn(move || sender.send(load(&told)));
+        let error = receiver.recv_timeout(Duration::from_secs(20)).expect("it waits for a writer").expect_err(&spec);
+        assert!(matches!(&error, Error::NotAFile { path, kind: "a pipe" } if *path == file), "{spec}: {error}");
+    }
+    let message = Dump::open(&alone).unwrap_err().to_string();
+    assert!(message.contains("alone: is a pipe"), "{message}");
+    let message = resolvent_lab::Recipe::load(&alone).unwrap_err().to_string();
+    assert!(message.contains("alone: is a pipe"), "{message}");
+}
