@@ -161,6 +161,23 @@ fn gradients_survive_where_eps_dwarfs_the_norm() {
     }
 }
 
+/// A query or key of zeros is at the kink of every logit: no slope, by convention.
+#[test]
+fn a_kink_has_no_slope() {
+    for activation in ["relu", "abs"] {
+        for causal in ["", r#","causal":true"#] {
+            let fields = format!(r#","activation":"{activation}"{causal}"#);
+            let mut p = problem(preset("infsa", &fields), Shape::square(1, 2, 20, 8), 13);
+            p.q[3 * 8..4 * 8].fill(0.0);
+            p.k.as_mut().unwrap()[30 * 8..31 * 8].fill(0.0);
+            for solution in [p.reference(), p.fused()] {
+                assert!(solution["dq"][3 * 8..4 * 8].iter().all(|&x| x == 0.0), "{fields}");
+                assert!(solution["dk"][30 * 8..31 * 8].iter().all(|&x| x == 0.0), "{fields}");
+            }
+        }
+    }
+}
+
 #[test]
 fn garbage_behind_a_mask_changes_nothing_and_gets_no_gradient() {
     for (id, fields) in DENSE.map(|id| (id, "")).into_iter().chain([("softmax", r#","causal":true"#)]) {

@@ -26,7 +26,7 @@ fn pairs_are_products_and_kernels_of_two_rows() {
                         Pair::Laplacian => (-both.map(|(x, y)| (x - y).abs()).sum::<f64>()).exp(),
                         Pair::Gaussian => (-both.map(|(x, y)| (x - y).powi(2)).sum::<f64>()).exp(),
                     };
-                    let floor = if pair == Pair::Product { 1e-6 } else { 0.0 };
+                    let floor = if pair == Pair::Product { 1e-6 } else { f32::MIN_POSITIVE.into() };
                     let error = (f64::from(*got) - expected).abs();
                     // Terms of a product cancel; an exponential loses digits with its exponent, up to a hundred here.
                     assert!(
