@@ -5,8 +5,9 @@ mod support;
 
 use resolvent_kernels::{Error, Mechanism, Parameter, Shape, Strategy, Tol, simd::Level};
 use support::{
-    assert_close, floors,
-    problem::{Problem, Solution, assert_solution},
+    assert_close,
+    floors::assert_agrees,
+    problem::{Problem, assert_solution},
     random::problem,
 };
 
@@ -25,23 +26,13 @@ const KERNELS: [&str; 7] = [
     r#", "manifold": "sphere", "kernel": "student", "kappa": 0.5, "intrinsic_dim": 3"#,
 ];
 
-/// Row by row, but for a density's second matrix of weights.
-#[track_caller]
-fn agree(what: &str, got: &Solution, expected: &Solution, p: &Problem) {
-    let tol = Tol::f32(&p.mechanism);
-    match floors::knows(&p.mechanism) {
-        true => floors::assert_rows(what, got, expected, p, tol, floors::F32),
-        false => assert_solution(what, got, expected, &p.shape, tol.with_noise(1.0)),
-    }
-}
-
 #[track_caller]
 fn check(p: &Problem) {
     let expected = p.reference();
     for level in Level::available() {
         let got = p.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
         let what = format!("{:?} {:?} on {}", p.mechanism, p.shape, level.name());
-        agree(&what, &got, &expected, p);
+        assert_agrees(&what, &got, &expected, p);
     }
 }
 
@@ -163,7 +154,7 @@ fn scores_far_below_the_range_of_exp() {
     change(&mut p, |_, _, x| x * 1000.0);
     let expected = p.reference();
     assert!(expected["lse"].iter().all(|&lse| lse < -300.0));
-    agree("far tokens", &p.fused(), &expected, &p);
+    assert_agrees("far tokens", &p.fused(), &expected, &p);
 }
 
 /// Rows of one weight, whose log-sum-exp in f32 is whole units off: the backward pass makes the same weights as the forward

@@ -3,7 +3,7 @@
 mod support;
 
 use resolvent_kernels::{
-    Error, Inputs, Mask, Mechanism, Operator, Parameter, Shape, Strategy,
+    ClusterPlan, Error, Inputs, Mask, Mechanism, Operator, Parameter, PlanTensors, Shape, Strategy,
     mechanism::{self, Inverse, Landmarks, NewtonInit},
     plan, reference,
 };
@@ -223,6 +223,26 @@ fn iterations_that_end_early() {
         (r#"{"mechanism": "laplacian", "inverse": "cholesky"}"#, false),
     ] {
         assert_eq!(Mechanism::from_json(json).unwrap().iterates(), yes, "{json}");
+    }
+}
+
+/// A stored plan that is damaged is refused with the place of the number.
+#[test]
+fn numbers_of_a_plan_are_found() {
+    for at in [3, 4, 5] {
+        let mut blocks = vec![[0, 0, 0], [0, 1, 1]];
+        blocks[1][at % 3] = 7;
+        let tensors = PlanTensors {
+            label_q: vec![0, 1, 1],
+            label_k: vec![0, 1, 1],
+            exact_blocks: blocks,
+            ..PlanTensors::default()
+        };
+        let error = ClusterPlan::from_tensors(&tensors, &Shape::square(1, 1, 3, 2)).unwrap_err();
+        assert!(
+            matches!(error, Error::Index { tensor: "exact_blocks", index, value: 7, .. } if index == at),
+            "{error}"
+        );
     }
 }
 

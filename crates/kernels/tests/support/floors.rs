@@ -6,7 +6,7 @@ use resolvent_kernels::{
     reference,
 };
 
-use super::problem::{Problem, Solution};
+use super::problem::{Problem, Solution, assert_solution};
 
 /// What may remain of each term in f32: some units in the last place.
 pub const F32: f64 = 16.0 * f32::EPSILON as f64;
@@ -45,6 +45,16 @@ pub fn knows(mechanism: &Mechanism) -> bool {
         Mechanism::Softmax(_) => true,
         Mechanism::Fna(m) => m.norm_exponent == 0.0,
         _ => false,
+    }
+}
+
+/// Row by row where the terms are known that may cancel, else head by head with the noise of terms of order one.
+#[track_caller]
+pub fn assert_agrees(what: &str, got: &Solution, expected: &Solution, p: &Problem) {
+    let tol = Tol::f32(&p.mechanism);
+    match knows(&p.mechanism) {
+        true => assert_rows(what, got, expected, p, tol, F32),
+        false => assert_solution(what, got, expected, &p.shape, tol.with_noise(1.0)),
     }
 }
 
