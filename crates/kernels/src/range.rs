@@ -76,7 +76,7 @@ pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) 
     let logs = stats[..call.shape.slices() * seq_q].chunks_exact(seq_q).enumerate();
     let mut conspicuous = logs.filter(|(slice, logs)| {
         let counts = |i: usize| call.mask.query.is_none_or(|keep| keep[slice / heads * seq_q + i]);
-        logs.iter().enumerate().any(|(i, log)| !(log.abs() <= ORDINARY_SCORE) && counts(i))
+        logs.iter().enumerate().any(|(i, log)| (log.is_nan() || log.abs() > ORDINARY_SCORE) && counts(i))
     });
     conspicuous.try_for_each(|(slice, _)| products(call, slice, scale, MOST_SCORE))
 }
