@@ -14,6 +14,7 @@ use crate::{
     },
     operator::Call,
     rescale::{self, largest, largest_of, prefixes},
+    simd::Level,
     structure::dense::fna_scale,
 };
 
@@ -24,8 +25,8 @@ const MOST_SCORE: f64 = (1_u64 << 34) as f64;
 const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
 /// Where no row has a larger score, no product that cancels in one had digits enough to matter either.
 const ORDINARY_SCORE: f32 = 1e4;
-/// Logits that an activation without units squares, and whose squares' inverse f32 has to hold.
-const MOST_LOGIT: f64 = (1_u64 << 60) as f64;
+/// Logits of an activation that has a unit.
+const MOST_LOGIT: f64 = 1e36;
 /// What clusters are made of: squares of it are summed.
 const MOST_CLUSTERED: f64 = 1e15;
 /// Distances in units of kappa whose logarithms are still taken of what f32 holds.
@@ -186,15 +187,20 @@ pub(crate) fn check_results<'x>(
     dout: Option<&[f32]>,
     results: impl IntoIterator<Item = (&'static str, &'x [f32])>,
 ) -> Result<()> {
-    results.into_iter().try_for_each(|(tensor, x)| check_finite(tensor, x, || inputs_finite(call, dout)))
+    results.into_iter().try_for_each(|(tensor, x)| check_finite(call.level, tensor, x, || inputs_finite(call, dout)))
 }
 
 /// [`Error::Overflow`] where a result is no number although the inputs are.
-pub(crate) fn check_finite(tensor: &'static str, x: &[f32], inputs_finite: impl Fn() -> bool) -> Result<()> {
+pub(crate) fn check_finite(
+    level: Level,
+    tensor: &'static str,
+    x: &[f32],
+    inputs_finite: impl Fn() -> bool,
+) -> Result<()> {
     const INFINITE: u32 = 0x7f80_0000;
     // Of the bits without the sign the largest, which the compiler makes vectors of.
     let most = |x: &[f32]| x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff));
-    if x.par_chunks(1 << 15).all(|x| most(x) < INFINITE) || !inputs_finite() {
+    if x.par_chunks(1 << 15).all(|x| level.dispatch(|| most(x)) < INFINITE) || !inputs_finite() {
         return Ok(());
     }
     let index = x.iter().position(|x| !x.is_finite()).unwrap_or(0);

@@ -182,7 +182,7 @@ impl Cache {
         self.attend(inputs, new, out);
         self.len += new;
         let tokens = [inputs.q, inputs.k.unwrap_or_default(), inputs.v, &self.keys, &self.values];
-        range::check_finite("out", out, || tokens.iter().all(|x| x.iter().all(|x| x.is_finite())))
+        range::check_finite(self.level, "out", out, || tokens.iter().all(|x| x.iter().all(|x| x.is_finite())))
     }
 
     /// As [`Cache::step`], of tokens whose rows are known: those of a prompt, which one causal call gives faster than steps. For

@@ -10,7 +10,7 @@ const MAX_JL_DIM: usize = 4096;
 /// More than any call can use of what a count bounds from above.
 const MAX_COUNT: usize = 1 << 32;
 /// So many edges may be drawn with replacement where tokens are fewer too.
-const FEW_SAMPLES: usize = 64;
+const FEW_SAMPLES: usize = 1024;
 /// Lloyd's algorithm has long come to rest.
 const MAX_ROUNDS: usize = 1000;
 
@@ -23,7 +23,7 @@ pub struct Ssa {
     /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; 1 to 2^32, at most one per token is made. Algorithm 1.
     pub clusters: Option<usize>,
     /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
-    /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 64 where that is less. Proposition 4.
+    /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 1024 where that is less. Proposition 4.
     pub samples: Option<usize>,
     /// Remote pairs of clusters that are sampled. Default `"all"`; or a number, 1 to 2^32. Algorithm 1, step 9a.
     pub pairs: Pairs,
@@ -335,7 +335,7 @@ impl Ssa {
     pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {
         self.check_choices(causal)?;
         let (samples, most) = (self.samples.unwrap_or(0), shape.seq_kv.max(FEW_SAMPLES));
-        check("samples", samples, samples <= most, "null or at most the number of keys, or 64 for fewer")?;
+        check("samples", samples, samples <= most, "null or at most the number of keys, or 1024 for fewer")?;
         if let Some(&index) = self.globals(shape.seq_kv).iter().find(|&&index| index >= shape.seq_kv) {
             let expected = "a list of positions below seq_kv";
             return Err(Error::OutOfRange { field: "global_tokens", got: index.to_string(), expected });

@@ -188,9 +188,9 @@ pub(super) fn check(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Result<(
         let lost = |t: usize| match m.operator {
             PowerOperator::Factored => {
                 let step = Step::load(part(steps, t, Step::len(shape.head_dim)));
-                step.inverse < f32::MIN_POSITIVE && step.y.iter().any(|&y| y != 0.0)
+                step.inverse == 0.0 && step.y.iter().any(|&y| y != 0.0)
             }
-            PowerOperator::Exact => steps[t] < f32::MIN_POSITIVE,
+            PowerOperator::Exact => steps[t] == 0.0,
         };
         if head[0] >= LEAST_INVERSE && !(0..m.iterations).any(lost) {
             continue;
