@@ -36,7 +36,7 @@ fn assert_same(got: &PlanTensors, want: &PlanTensors, what: &str) {
 }
 
 fn masked(mut p: Problem, seed: u64) -> Problem {
-    if seed % 4 > 0 {
+    if !seed.is_multiple_of(4) {
         mask_apart(&mut p, seed);
     }
     p
