@@ -77,6 +77,7 @@ mod tests {
         assert!((relative_distance(&[1.1e-200], &[1e-200]) - 0.1).abs() < 1e-12);
         assert_eq!(relative_distance(&[0.0, -0.0], &[0.0, 0.0]), 0.0);
         assert_eq!(relative_distance(&[1e-300], &[0.0]), f64::INFINITY);
+        assert_eq!(relative_distance(&[0.0, 1e-300], &[0.0, 0.0]), f64::INFINITY);
         assert_eq!(relative_distance(&[f64::NAN], &[1.0]), f64::INFINITY);
         assert_eq!(relative_distance(&[f64::NAN], &[0.0]), f64::INFINITY);
         assert_eq!(relative_distance(&[1.0], &[1.0, 1.0]), f64::INFINITY);

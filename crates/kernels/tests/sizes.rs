@@ -69,6 +69,14 @@ fn keys_of_another_length() {
     }
 }
 
+/// So many tokens that a task goes through several panels with the same buffers.
+#[test]
+fn causal_mean_tokens_of_many_panels() {
+    let json = r#"{"mechanism": "ssa", "estimator": "centroid", "causal": true, "clusters": 6, "balance": null}"#;
+    let shape = Shape { value_dim: 3, ..Shape::square(1, 1, 2200, 4) };
+    check(&problem(Mechanism::from_json(json).unwrap(), shape, 5), 1.0);
+}
+
 /// Tokens that are zero, and tokens ten thousand times as long as the others.
 #[test]
 fn zero_and_long_tokens() {
