@@ -27,8 +27,8 @@ const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
 const ORDINARY_SCORE: f32 = 1e4;
 /// Logits of an activation that has a unit.
 const MOST_LOGIT: f64 = 1e36;
-/// What clusters are made of: squares of it are summed.
-const MOST_CLUSTERED: f64 = 1e15;
+/// What clusters are made of: squares of it are summed, and squares of differences compared.
+const CLUSTERED: std::ops::RangeInclusive<f64> = 1e-15..=1e15;
 /// Distances in units of kappa whose logarithms are still taken of what f32 holds.
 const FARTHEST: f64 = 1e30;
 /// The distance, in units of lambda, at which similarities near one differ by a thousand of their roundings.
@@ -50,7 +50,7 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
             products(call, slice, scale(m.scale), MOST_SCORE)?;
             // Along a given plan nothing is clustered, but means of tokens may be taken.
             let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
-            if planned { Ok(()) } else { entries(call, slice, MOST_CLUSTERED) }
+            if planned { Ok(()) } else { entries(call, slice) }
         }),
         Mechanism::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
         | Mechanism::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
@@ -94,13 +94,15 @@ fn products(call: &Call<'_>, slice: usize, scale: f64, most: f64) -> Result<()> 
     Err(Error::Range { tensor, largest, bound: UP_TO, limit: most / of_one / other, remedy })
 }
 
-/// Whether a slice's queries and keys are at most `most`.
-fn entries(call: &Call<'_>, slice: usize, most: f64) -> Result<()> {
+/// Whether squares of the differences between a slice's tokens fit.
+fn entries(call: &Call<'_>, slice: usize) -> Result<()> {
     for (tensor, largest) in ["q", "k"].into_iter().zip(largest(call, slice).map(f64::from)) {
-        if largest > most && largest.is_finite() {
-            let remedy = "scale or normalise queries and keys: squares of what is clustered are summed";
-            return Err(Error::Range { tensor, largest, bound: UP_TO, limit: most, remedy });
+        if largest == 0.0 || !largest.is_finite() || CLUSTERED.contains(&largest) {
+            continue;
         }
+        let (bound, limit) = if largest > 1.0 { (UP_TO, *CLUSTERED.end()) } else { ("from", *CLUSTERED.start()) };
+        let remedy = "scale queries and keys: squares of what is clustered are summed and compared";
+        return Err(Error::Range { tensor, largest, bound, limit, remedy });
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 mod support;
 
-use resolvent_kernels::{Mechanism, Shape, Strategy, Tol};
+use resolvent_kernels::{Error, Mechanism, Shape, Strategy, Tol};
 use support::{
     problem::{Problem, Solution, assert_solution},
     random::{mechanisms, problem},
@@ -47,6 +47,14 @@ fn results_keep_their_digits() {
             resize(&mut p.q, size_q);
             p.k.iter_mut().for_each(|k| resize(k, size_k));
             let got = p.solve::<f32>(Strategy::Fused, None);
+            let size_of_keys = if mechanism.tied() { size_q } else { size_k };
+            // The gradients of such tokens are far below f32 where `eps` is not as small.
+            if matches!(&mechanism, Mechanism::LinearInfsa(m) if m.eps > 0.0) && size_q * size_of_keys < 1e-19 {
+                assert!(matches!(got, Ok(_) | Err(Error::Range { .. })), "{mechanism:?}, {sizes:?}: {got:?}");
+                if got.is_err() {
+                    continue;
+                }
+            }
             let got = got.unwrap_or_else(|error| panic!("{mechanism:?}, {sizes:?}: {error}"));
             let (got, expected) = (in_units(&p, got, sizes.into()), in_units(&p, p.reference(), sizes.into()));
             // Far above `eps` what is projected out is nearly everything that a decay's gradient sees of the lengths.

@@ -86,6 +86,8 @@ fn zero_and_long_tokens() {
             let tensors = [Some(&mut p.q), p.k.as_mut()];
             tensors.into_iter().flatten().for_each(|x| x[row * 16..][..16].iter_mut().for_each(|x| *x *= factor));
         }
+        // Clusters of such tokens hang on the digits of their distances.
+        p.fix_plan();
         check(&p, 1e4);
     });
 }

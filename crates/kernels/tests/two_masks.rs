@@ -9,7 +9,6 @@ use proptest::{
 };
 use resolvent_kernels::{Mechanism, Shape, Tol};
 use support::{
-    assert_close,
     clusters::{any_clustered_problem, mask_apart},
     problem::{Problem, Solution, assert_solution},
     random::{any_problem, mechanisms, problem},
@@ -79,11 +78,7 @@ fn same_past(what: &str, p: &Problem, [a, b]: [&Solution; 2], first: usize) -> T
         let (Some(a), Some(b)) = (a.get(name), b.get(name)) else { continue };
         let past = |x: &[f64]| pick(x, rows, seq, |token| token < first);
         let what = format!("{what}: {name} before {first} of {:?}", p.mechanism);
-        match &p.mechanism {
-            // The origin that the gradients of distances are taken from is a mean of all tokens, which shows in their rounding.
-            Mechanism::Fna(_) if name.starts_with('d') => assert_close(&what, &past(a), &past(b), 1, 1e-6, 1e-6),
-            _ => prop_assert!(past(a) == past(b), "{what}"),
-        }
+        prop_assert!(past(a) == past(b), "{what}");
         if name.starts_with('d') {
             let later = pick(b, rows, seq, |token| token >= first);
             prop_assert!(later.iter().all(|&x| x == 0.0), "{name} from {first} on of {:?}", p.mechanism);

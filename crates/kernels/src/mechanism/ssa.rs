@@ -10,9 +10,9 @@ const MAX_JL_DIM: usize = 4096;
 /// More than any call can use of what a count bounds from above.
 const MAX_COUNT: usize = 1 << 32;
 /// So many edges may be drawn with replacement where tokens are fewer too.
-const FEW_SAMPLES: usize = 1024;
+const FEW_SAMPLES: usize = 1 << 14;
 /// Lloyd's algorithm has long come to rest.
-const MAX_ROUNDS: usize = 1000;
+const MAX_ROUNDS: usize = 1_000_000;
 
 /// Softmax attention on a clustered graph: every edge within a cluster, and a few edges, or one mean token, for each
 /// cluster beyond. "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with
@@ -23,13 +23,13 @@ pub struct Ssa {
     /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; 1 to 2^32, at most one per token is made. Algorithm 1.
     pub clusters: Option<usize>,
     /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
-    /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 1024 where that is less. Proposition 4.
+    /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 16384 where that is less. Proposition 4.
     pub samples: Option<usize>,
     /// Remote pairs of clusters that are sampled. Default `"all"`; or a number, 1 to 2^32. Algorithm 1, step 9a.
     pub pairs: Pairs,
     /// Seed of the plan. Default 0.
     pub seed: u64,
-    /// Rounds of Lloyd's algorithm after k-means++. Default 4, at most 1000.
+    /// Rounds of Lloyd's algorithm after k-means++. Default 4, at most a million: they end when no label changes.
     pub kmeans_iterations: usize,
     /// Which tokens are clustered. Default queries. Algorithm 1, step 1; remark 8.
     pub cluster_on: ClusterOn,
@@ -277,7 +277,7 @@ impl Ssa {
         let jl_dim = self.jl_dim.unwrap_or(1);
         check("jl_dim", jl_dim, (1..=MAX_JL_DIM).contains(&jl_dim), "null or in [1, 4096]")?;
         let rounds = self.kmeans_iterations;
-        check("kmeans_iterations", rounds, rounds <= MAX_ROUNDS, "at most 1000")?;
+        check("kmeans_iterations", rounds, rounds <= MAX_ROUNDS, "at most 1000000")?;
         count("routes", Some(self.routes), "1 to 4294967296")?;
         count("causal_clusters.size", Some(self.causal_clusters.block()), "1 to 4294967296")?;
         for (field, outliers) in [("outlier_globals", self.outlier_globals), ("outlier_queries", self.outlier_queries)]
@@ -335,7 +335,7 @@ impl Ssa {
     pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {
         self.check_choices(causal)?;
         let (samples, most) = (self.samples.unwrap_or(0), shape.seq_kv.max(FEW_SAMPLES));
-        check("samples", samples, samples <= most, "null or at most the number of keys, or 1024 for fewer")?;
+        check("samples", samples, samples <= most, "null or at most the number of keys, or 16384 for fewer")?;
         if let Some(&index) = self.globals(shape.seq_kv).iter().find(|&&index| index >= shape.seq_kv) {
             let expected = "a list of positions below seq_kv";
             return Err(Error::OutOfRange { field: "global_tokens", got: index.to_string(), expected });

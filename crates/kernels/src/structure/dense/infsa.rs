@@ -322,7 +322,8 @@ fn terms(
     let rows = if causal { head.seq_q } else { 1 };
     let peak = match (0..rows).map(|i| unit.factor(norm(i)) * shares.at(i)).fold(0.0, f64::max) {
         0.0 => 1.0,
-        peak => peak,
+        // A power of two, so that a later row, whose factor it may be, changes no bit of an earlier one.
+        peak => 2f64.powf(peak.log2().ceil()),
     };
     let (mut c, mut t) = (0.0, 0.0);
     for i in (0..head.seq_q).rev() {

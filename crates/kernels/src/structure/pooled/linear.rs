@@ -179,12 +179,17 @@ pub(super) const UNITS: usize = 2;
 /// Below this, one over the sum of the queries' lengths, in units of the largest, leaves nothing of their gradients.
 const LEAST_INVERSE: f32 = 1e-20;
 
-/// Whether pooled values are numbers, and whether `eps` leaves something of tokens far smaller.
-pub(super) fn check(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Result<()> {
+/// Whether pooled values are numbers.
+pub(super) fn check_pooled(call: &Call<'_>, stats: &[f32]) -> Result<()> {
+    let slices = stats.chunks_exact(stats.len() / call.shape.slices());
+    range::check_results(call, None, slices.map(|stats| ("out", &stats[1..1 + call.shape.value_dim])))
+}
+
+/// Whether `eps` leaves something of the gradients of tokens far smaller.
+pub(super) fn check_drowned(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Result<()> {
     let shape = &call.shape;
     for (slice, stats) in stats.chunks_exact(stats.len() / shape.slices()).enumerate() {
         let (head, steps) = stats.split_at(1 + shape.value_dim);
-        range::check_results(call, None, [("out", &head[1..])])?;
         let lost = |t: usize| match m.operator {
             PowerOperator::Factored => {
                 let step = Step::load(part(steps, t, Step::len(shape.head_dim)));
@@ -199,7 +204,7 @@ pub(super) fn check(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> Result<(
         if q * k > 0.0 && (q * k).is_finite() {
             let (tensor, largest, other) = if q <= k { ("q", q, k) } else { ("k", k, q) };
             let limit = m.eps * f64::from(LEAST_INVERSE) / other.min(1.0);
-            let remedy = "nothing is left of it beside `eps`: scale the tokens, or set a smaller `eps`";
+            let remedy = "no gradient is left of it beside `eps`: scale the tokens, or set a smaller `eps`";
             return Err(Error::Range { tensor, largest, bound: "from", limit, remedy });
         }
     }

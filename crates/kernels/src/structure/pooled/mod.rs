@@ -55,7 +55,7 @@ pub(crate) fn linear_forward(
         forward_pass(&by.call(call), m, out, stats, work);
         rescaled = Some(by);
     }
-    linear::check(call, m, stats)?;
+    linear::check_pooled(call, stats)?;
     for (slice, saved) in stats.chunks_exact_mut(each).enumerate() {
         linear::save_units(saved, rescaled.as_ref().map_or([0; 2], |r| r.units()[slice]));
     }
@@ -99,12 +99,17 @@ pub(crate) fn linear_backward(
     gradients: Gradients<'_, f32>,
     work: &mut [f32],
 ) -> Result<()> {
+    linear::check_drowned(call, m, saved.stats)?;
     let Gradients { dq, mut dk, dv, extras } = gradients;
     let rescaled = rescaled_as_saved(call, m, saved.stats);
     let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv: &mut *dv, extras };
     let (dgamma, in_units) = backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
     if let Some(rescaled) = &rescaled {
         rescaled.restore(dq, dk.as_deref_mut());
+    }
+    // The gradient of one value that all rows share has no masked rows.
+    if !m.broadcast && !saved.dout.iter().all(|x| x.is_finite()) {
+        return Ok(());
     }
     range::check_results(call, Some(saved.dout), [("dgamma", &dgamma[..])])?;
     // Gradients are as far from the ends of f32 as what they are made of, unless that was brought there and back.

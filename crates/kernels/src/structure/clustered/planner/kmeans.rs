@@ -111,14 +111,15 @@ fn move_to_means(points: Points<'_>, labels: &[u32], centres: &mut [f32]) {
     }
 }
 
-/// Labels every point by its nearest centre. Products are taken with the centres relative to their mean, lest a common
-/// offset of all points swamps the differences.
+/// Labels every point by its nearest centre. Products are taken with the centres relative to their median, lest a common
+/// offset of all points swamps the differences; a mean would itself be offset by a single centre far away.
 fn assign(panels: &Panels<'_>, dim: usize, centres: &[f32], labels: &mut [u32]) {
     let count = centres.len() / dim;
-    let mut origin = vec![0.0_f64; dim];
-    for centre in centres.chunks_exact(dim) {
-        origin.iter_mut().zip(centre).for_each(|(origin, &c)| *origin += f64::from(c) / count as f64);
-    }
+    let median = |channel: usize| {
+        let mut of_centres: Vec<f32> = centres.iter().skip(channel).step_by(dim).copied().collect();
+        f64::from(*of_centres.select_nth_unstable_by(count / 2, f32::total_cmp).1)
+    };
+    let origin: Vec<f64> = (0..dim).map(median).collect();
     let mut relative = Vec::with_capacity(centres.len());
     let mut half_squares = Vec::with_capacity(count);
     for centre in centres.chunks_exact(dim) {

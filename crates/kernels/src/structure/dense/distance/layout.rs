@@ -18,7 +18,7 @@ use crate::{
 /// The origin and the unit in which one head's tokens are measured.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Frame<'a> {
-    /// The mean key, in the frame's unit.
+    /// Near the keys, in the frame's unit.
     pub centre: &'a [f32],
     /// One over the unit, a power of two.
     pub inverse_unit: f32,
@@ -30,7 +30,7 @@ const CHANNELS: usize = 8;
 /// Rows no longer than this have no direction.
 const NO_LENGTH: f64 = 1e-12;
 
-/// Writes the mean kept key of every head to `centres [slices, head_dim]` and one over the unit to `units [slices]`. The
+/// Writes the mean kept key of every head (causal: the first one) to `centres [slices, head_dim]` and one over the unit to `units [slices]`. The
 /// unit is 1 unless squares of tokens would leave the range of f32; one over it is at most `limit(slice)`.
 pub(in super::super) fn frames(
     call: &Call<'_>,
@@ -47,7 +47,9 @@ pub(in super::super) fn frames(
         };
         let most = kept(head.q, head.keep_query).max(kept(head.k, head.keep_key));
         *unit = inverse_unit(most).min(limit(slice).clamp(1e-37, 1e37).log2().floor().exp2() as f32);
-        let kept = || (0..head.seq_kv).filter(|&j| head.keep_key.is_none_or(|keep| keep[j]));
+        // Of a causal sequence the first key, since a mean of later ones would show in the rounding of earlier rows.
+        let most = if call.mask.causal { 1 } else { head.seq_kv };
+        let kept = || (0..head.seq_kv).filter(|&j| head.keep_key.is_none_or(|keep| keep[j])).take(most);
         let count = kept().count().max(1) as f64;
         for (n, centre) in centre.chunks_mut(CHANNELS).enumerate() {
             let mut sums = [0.0; CHANNELS];
