@@ -47,14 +47,15 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
     };
     match mechanism {
         Mechanism::Ssa(m) => each(&|slice| {
-            products(call, slice, scale(m.scale), MOST_SCORE)?;
+            let largest = largest(call, slice);
+            products(largest, dim, scale(m.scale), MOST_SCORE)?;
             // Along a given plan nothing is clustered, but means of tokens may be taken.
             let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
-            if planned { Ok(()) } else { entries(call, slice) }
+            if planned { Ok(()) } else { entries(largest) }
         }),
         Mechanism::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
         | Mechanism::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
-            each(&|slice| products(call, slice, scale(*factor), MOST_LOGIT))
+            each(&|slice| products(largest(call, slice), dim, scale(*factor), MOST_LOGIT))
         }
         Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
         Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
@@ -79,13 +80,13 @@ pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) 
         let counts = |i: usize| call.mask.query.is_none_or(|keep| keep[slice / heads * seq_q + i]);
         logs.iter().enumerate().any(|(i, log)| (log.is_nan() || log.abs() > ORDINARY_SCORE) && counts(i))
     });
-    conspicuous.try_for_each(|(slice, _)| products(call, slice, scale, MOST_SCORE))
+    conspicuous.try_for_each(|(slice, _)| products(largest(call, slice), head_dim, scale, MOST_SCORE))
 }
 
-/// Whether all products of a slice's queries and keys, times `scale`, are at most `most`.
-fn products(call: &Call<'_>, slice: usize, scale: f64, most: f64) -> Result<()> {
-    let [q, k] = largest(call, slice).map(f64::from);
-    let of_one = scale * call.shape.head_dim as f64;
+/// Whether all products of queries and keys of `dim` channels, with entries up to `largest`, times `scale`, are at most `most`.
+fn products(largest: [f32; 2], dim: usize, scale: f64, most: f64) -> Result<()> {
+    let [q, k] = largest.map(f64::from);
+    let of_one = scale * dim as f64;
     if !(of_one * q * k > most && (q * k).is_finite()) {
         return Ok(());
     }
@@ -94,9 +95,9 @@ fn products(call: &Call<'_>, slice: usize, scale: f64, most: f64) -> Result<()> 
     Err(Error::Range { tensor, largest, bound: UP_TO, limit: most / of_one / other, remedy })
 }
 
-/// Whether squares of the differences between a slice's tokens fit.
-fn entries(call: &Call<'_>, slice: usize) -> Result<()> {
-    for (tensor, largest) in ["q", "k"].into_iter().zip(largest(call, slice).map(f64::from)) {
+/// Whether squares of the differences between tokens fit, whose entries are up to `largest`.
+fn entries(largest: [f32; 2]) -> Result<()> {
+    for (tensor, largest) in ["q", "k"].into_iter().zip(largest.map(f64::from)) {
         if largest == 0.0 || !largest.is_finite() || CLUSTERED.contains(&largest) {
             continue;
         }
@@ -143,9 +144,13 @@ fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
 /// Whether similarities of the Laplacian kernel, all near one where tokens are close, still differ when their mean is taken off.
 fn differences(call: &Call<'_>, slice: usize, lambda: f64) -> Result<()> {
     let lambda = of_head(call, Parameter::Lambda, slice).unwrap_or(lambda);
+    let limit = LEAST_DIFFERENCE * lambda / call.shape.head_dim as f64;
+    if rescale::reaches(call, slice, limit) {
+        return Ok(());
+    }
     let [q, k] = largest(call, slice).map(f64::from);
-    let (largest, limit) = (q.max(k), LEAST_DIFFERENCE * lambda / call.shape.head_dim as f64);
-    if largest == 0.0 || largest >= limit || largest.is_nan() {
+    let largest = q.max(k);
+    if largest == 0.0 || largest.is_nan() {
         return Ok(());
     }
     let tensor = if q >= k { "q" } else { "k" };

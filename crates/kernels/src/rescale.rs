@@ -119,6 +119,15 @@ pub(crate) fn largest(call: &Call<'_>, slice: usize) -> [f32; 2] {
     })
 }
 
+/// Whether an entry of one slice's kept queries or keys is as large as `least`: of ordinary tokens one of the first is.
+pub(crate) fn reaches(call: &Call<'_>, slice: usize, least: f64) -> bool {
+    [false, true].into_iter().any(|keys| {
+        let (x, keep) = side(call, slice, keys);
+        let mut rows = x.chunks_exact(call.shape.head_dim).enumerate();
+        rows.any(|(i, row)| keep.is_none_or(|keep| keep[i]) && row.iter().any(|x| f64::from(x.abs()) >= least))
+    })
+}
+
 /// The largest magnitude in the rows that are kept.
 pub(crate) fn largest_of(level: Level, x: &[f32], dim: usize, keep: Option<&[bool]>) -> f32 {
     let Some(keep) = keep else { return rows::max_abs(level, x) };

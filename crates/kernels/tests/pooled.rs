@@ -222,7 +222,7 @@ fn magnitudes_whose_products_leave_f32() {
 #[test]
 fn tokens_drowned_by_eps_pool_and_refuse_gradients() {
     let mut refused = 0;
-    for mechanism in variants().filter(|m| matches!(m, Mechanism::LinearInfsa(m) if m.iterations == 1)) {
+    for mechanism in variants().filter(|m| matches!(m, Mechanism::LinearInfsa(_))) {
         let mut p = problem(mechanism.clone(), Shape::square(1, 2, 33, 8), 11);
         let small = |x: &mut Vec<f64>| x.iter_mut().for_each(|x| *x = f64::from((*x * 1e-15) as f32));
         small(&mut p.q);

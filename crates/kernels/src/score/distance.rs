@@ -89,7 +89,7 @@ pub(crate) struct Slopes<V> {
     pub value: V,
     /// `ds/dr / r`; anything at `r = 0`.
     pub g: V,
-    /// `r ds/dr`, less that of a [`Typical`] pair.
+    /// `r ds/dr`, less that of a [`Typical`] pair, over the pair's share: it multiplies their sum.
     pub radial: V,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct Typical<V> {
     /// Its distance, or the square of it, as the decay falls with.
     at: V,
     /// What the affinity's slope is there in units of its limit near by.
-    share: V,
+    pub share: V,
 }
 
 /// How an affinity falls with the distance.
@@ -218,10 +218,10 @@ impl<V: Copy> Typical<V> {
         Self { value, at, share: simd.div_f32s(unit, simd.add_f32s(unit, at)) }
     }
 
-    /// How much farther than this pair another is, times the share.
+    /// How much farther than this pair another is.
     #[inline(always)]
     fn ahead<S: Simd<f32s = V>>(&self, simd: S, at: V) -> V {
-        simd.mul_f32s(simd.sub_f32s(at, self.at), self.share)
+        simd.sub_f32s(at, self.at)
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     mechanism::Manifold,
     operator::Call,
+    rescale::largest,
     scratch::{cut, room},
 };
 
@@ -41,11 +42,7 @@ pub(in super::super) fn frames(
     let dim = call.shape.head_dim;
     centres.par_chunks_mut(dim).zip(units).enumerate().for_each(|(slice, (centre, unit))| {
         let head = Head::of(call, slice);
-        let kept = |x: &'_ [f32], keep: Option<&[bool]>| {
-            let rows = x.chunks_exact(dim).enumerate().filter(|(i, _)| keep.is_none_or(|keep| keep[*i]));
-            rows.flat_map(|(_, row)| row).fold(0_f32, |most, x| most.max(x.abs()))
-        };
-        let most = kept(head.q, head.keep_query).max(kept(head.k, head.keep_key));
+        let most = largest(call, slice).into_iter().fold(0.0, f32::max);
         *unit = inverse_unit(most).min(limit(slice).clamp(1e-37, 1e37).log2().floor().exp2() as f32);
         // Of a causal sequence the first key, since a mean of later ones would show in the rounding of earlier rows.
         let most = if call.mask.causal { 1 } else { head.seq_kv };

@@ -125,6 +125,9 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
         for (sum, margin) in vectors_mut::<S, N>(self.pairs.margins.query, col).iter_mut().zip(margins) {
             *sum = simd.add_f32s(*sum, margin);
         }
+        for n in 0..N {
+            radials[n] = simd.mul_f32s(radials[n], typical[n].share);
+        }
         for (sum, parts) in self.pairs.margins.parameters.iter_mut().zip([radials, values]) {
             for part in parts {
                 *sum += f64::from(simd.reduce_sum_f32s(part));
