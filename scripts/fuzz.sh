@@ -4,7 +4,7 @@
 # what it has learnt is kept in fuzz/corpus/TARGET for the next time.
 #
 # libFuzzer runs without a sanitizer: the readers are safe Rust, where a panic, a hang, an overflowing sum (checked here) and
-# memory beyond the budget are what can go wrong. Any toolchain builds it; `cargo fuzz run TARGET` works as well.
+# memory beyond the budget are what can go wrong.
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
 seconds="${1:-60}"

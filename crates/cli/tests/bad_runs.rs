@@ -54,7 +54,7 @@ fn malformed_recipes_are_named_with_file_and_field() {
         ("[regularisation]\npatience = 3", &["`regularisation.patience`", "hold_out"]),
         ("[log]\nevery = 0", &["`log.every`"]),
         ("mechanism = 'performer'", &["`performer`", "linear-infsa"]),
-        ("mechanism = { mechanism = 'infsa', gamma = 2.0 }", &["gamma", "(0, 1]"]),
+        ("mechanism = { mechanism = 'infsa', gamma = 2.0 }", &["gamma", "[1e-12, 1]"]),
         ("data = 'imagenet:DIR'", &["imagenet", "cifar10"]),
     ];
     for (recipe, says) in cases {

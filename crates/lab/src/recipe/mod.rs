@@ -323,7 +323,7 @@ mod tests {
             ("[text]\ntokens = 'byte-bpe'\nvocabulary = 255", &["text.vocabulary", "is 255", "256"]),
             ("[regularisation]\nlabel_smoothing = nan", &["regularisation.label_smoothing", "NaN"]),
             ("mechanism = 'softmacs'", &["mechanism", "softmacs", "linear-infsa"]),
-            ("[mechanism]\nmechanism = 'infsa'\ngamma = 2.0", &["mechanism", "gamma", "(0, 1]"]),
+            ("[mechanism]\nmechanism = 'infsa'\ngamma = 2.0", &["mechanism", "gamma", "[1e-12, 1]"]),
             ("seed = 1\nseed = 2", &["line 2", "duplicate"]),
             ("[model", &["line 1"]),
         ] {
