@@ -9,7 +9,7 @@ emulates() { command -v qemu-aarch64 && command -v aarch64-linux-gnu-gcc; } >/de
 
 arm=aarch64-unknown-linux-gnu
 # Stored cases through both paths, random problems against the reference, and threads.
-tests=(--test golden_reference --test golden_fused --test shared_buffers --test pooled)
+tests=(--test golden_reference --test golden_fused --test shared_buffers)
 [ "${1:-}" = --whole ] && tests=(--tests)
 if ! emulates && command -v apt-get >/dev/null; then
     root=""

@@ -56,10 +56,11 @@ impl Shape {
     /// Whether counts of elements, and of operations on all pairs, stay far from wrapping: more than that no machine attends.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { batch, heads, seq_q, seq_kv, head_dim, value_dim } = *self;
-        let product = |axes: &[usize]| axes.iter().try_fold(1_usize, |all, &axis| all.checked_mul(axis.max(1)));
+        let product = |axes: &[usize]| axes.iter().try_fold(1_u64, |all, &axis| all.checked_mul(axis.max(1) as u64));
         let channels = head_dim.max(value_dim);
-        let fits = |axes: &[usize], most: usize| product(axes).is_some_and(|n| n <= most);
-        if fits(&[batch, heads, seq_q.max(seq_kv), channels], 1 << 40)
+        let fits = |axes: &[usize], most: u64| product(axes).is_some_and(|n| n <= most);
+        let most_elements = (1 << 40).min(isize::MAX as u64 / size_of::<f32>() as u64);
+        if fits(&[batch, heads, seq_q.max(seq_kv), channels], most_elements)
             && fits(&[batch, heads, seq_q, seq_kv, channels], 1 << 52)
         {
             return Ok(());

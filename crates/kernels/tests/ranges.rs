@@ -83,8 +83,9 @@ fn fault(p: &Problem, got: &Solution, expected: &Solution) -> Option<String> {
     expected.iter().find_map(|(name, expected)| {
         // What is as near to nothing as the products on the way may be is nothing to f32.
         let allowed = (1e-3 * largest(expected)).max(1e-5 * terms(p, name)).max(1e-35);
-        let wrong = |(got, expected): &(&f64, &f64)| got != expected && !((**got - **expected).abs() <= allowed);
-        let (got, expected) = got[name].iter().zip(expected).find(wrong)?;
+        // An infinity is itself; NaN is near to nothing.
+        let near = |got: f64, expected: f64| got == expected || (got - expected).abs() <= allowed;
+        let (got, expected) = got[name].iter().zip(expected).find(|(got, expected)| !near(**got, **expected))?;
         Some(format!("{name} is {got:e}, not {expected:e} (within {allowed:.1e})"))
     })
 }

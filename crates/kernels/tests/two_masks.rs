@@ -17,7 +17,9 @@ use support::{
 /// What masked tokens hold instead.
 const JUNK: [f64; 4] = [f64::NAN, 1e30, f64::NEG_INFINITY, -1e30];
 
-const SOLVERS: [(&str, fn(&Problem) -> Solution); 2] = [("reference", Problem::reference), ("fused", Problem::fused)];
+type Solver = fn(&Problem) -> Solution;
+
+const SOLVERS: [(&str, Solver); 2] = [("reference", Problem::reference), ("fused", Problem::fused)];
 
 fn few(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, rng_seed: RngSeed::Fixed(3), failure_persistence: None, ..ProptestConfig::default() }

@@ -8,7 +8,7 @@ use crate::{Error, Result, Shape};
 /// Most channels of a random projection: far beyond those of any head, and a matrix that any machine holds.
 const MAX_JL_DIM: usize = 4096;
 /// More than any call can use of what a count bounds from above.
-const MAX_COUNT: usize = 1 << 32;
+const MAX_COUNT: usize = 1 << 31;
 /// So many edges may be drawn with replacement where tokens are fewer too.
 const FEW_SAMPLES: usize = 1 << 14;
 /// Lloyd's algorithm has long come to rest.
@@ -20,12 +20,12 @@ const MAX_ROUNDS: usize = 1_000_000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ssa {
-    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; 1 to 2^32, at most one per token is made. Algorithm 1.
+    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; 1 to 2^31, at most one per token is made. Algorithm 1.
     pub clusters: Option<usize>,
     /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
     /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 16384 where that is less. Proposition 4.
     pub samples: Option<usize>,
-    /// Remote pairs of clusters that are sampled. Default `"all"`; or a number, 1 to 2^32. Algorithm 1, step 9a.
+    /// Remote pairs of clusters that are sampled. Default `"all"`; or a number, 1 to 2^31. Algorithm 1, step 9a.
     pub pairs: Pairs,
     /// Seed of the plan. Default 0.
     pub seed: u64,
@@ -48,7 +48,7 @@ pub struct Ssa {
     pub jl_dim: Option<usize>,
     /// No cluster has more than `ceil(balance * tokens / clusters)` members. Default 2; null (no limit) or in [1, 1e6].
     pub balance: Option<f64>,
-    /// Key clusters that a query cluster sees exactly. Default 1; 1 to 2^32.
+    /// Key clusters that a query cluster sees exactly. Default 1; 1 to 2^31.
     pub routes: usize,
     /// So many keys, the farthest from the means of their clusters, leave these and are seen by every query, as no mean
     /// speaks for them. Default 0; not if causal. Ours.
@@ -143,7 +143,7 @@ pub enum CausalClusters {
     Prefix,
     /// No later block of `size` tokens; within a block, every token.
     Block {
-        /// Tokens of a block, 1 to 2^32.
+        /// Tokens of a block, 1 to 2^31.
         size: usize,
     },
 }
@@ -271,18 +271,18 @@ impl Ssa {
             let got = got.unwrap_or(1);
             check(field, got, (1..=MAX_COUNT).contains(&got), expected)
         };
-        count("clusters", self.clusters, "null or 1 to 4294967296")?;
+        count("clusters", self.clusters, "null or 1 to 2147483648")?;
         let pairs = if let Pairs::Count(pairs) = self.pairs { pairs } else { 1 };
-        count("pairs", Some(pairs), "\"all\" or 1 to 4294967296")?;
+        count("pairs", Some(pairs), "\"all\" or 1 to 2147483648")?;
         let jl_dim = self.jl_dim.unwrap_or(1);
         check("jl_dim", jl_dim, (1..=MAX_JL_DIM).contains(&jl_dim), "null or in [1, 4096]")?;
         let rounds = self.kmeans_iterations;
         check("kmeans_iterations", rounds, rounds <= MAX_ROUNDS, "at most 1000000")?;
-        count("routes", Some(self.routes), "1 to 4294967296")?;
-        count("causal_clusters.size", Some(self.causal_clusters.block()), "1 to 4294967296")?;
+        count("routes", Some(self.routes), "1 to 2147483648")?;
+        count("causal_clusters.size", Some(self.causal_clusters.block()), "1 to 2147483648")?;
         for (field, outliers) in [("outlier_globals", self.outlier_globals), ("outlier_queries", self.outlier_queries)]
         {
-            check(field, outliers, outliers <= MAX_COUNT, "at most 4294967296")?;
+            check(field, outliers, outliers <= MAX_COUNT, "at most 2147483648")?;
         }
         let balance = self.balance.unwrap_or(1.0);
         check("balance", balance, (1.0..=1e6).contains(&balance), "null or in [1, 1e6]")?;
