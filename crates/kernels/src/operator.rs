@@ -304,7 +304,7 @@ impl Operator {
             reference::backward_f32(&self.mechanism, call, dout, gradients.reborrow())?;
         } else {
             // What queries and keys may hold the forward pass has seen to.
-            let exponent = range::gradient_exponent(&self.mechanism, call, dout);
+            let exponent = range::gradient_exponent(&self.mechanism, call, dout)?;
             let divided = (exponent != 0).then(|| range::divided(dout, exponent));
             let saved = Saved { out, stats, dout: divided.as_deref().unwrap_or(dout) };
             let rescaled = Rescaled::of(&self.mechanism, call);

@@ -14,7 +14,7 @@ use crate::{
     },
     operator::Call,
     rescale::{self, largest, largest_of, prefixes},
-    simd::Level,
+    simd::{Level, rows},
     structure::dense::fna_scale,
 };
 
@@ -27,8 +27,12 @@ const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
 const ORDINARY_SCORE: f32 = 1e4;
 /// Logits of an activation that has a unit.
 const MOST_LOGIT: f64 = 1e36;
+/// The same where every row has a norm of its own, and its gradient a sum over the rows behind it.
+const MOST_CAUSAL_LOGIT: f64 = 1e12;
 /// What clusters are made of: squares of it are summed, and squares of differences compared.
 const CLUSTERED: std::ops::RangeInclusive<f64> = 1e-15..=1e15;
+/// The same where means run along the tokens, from which a later one is told in f32.
+const MOST_RUNNING: f64 = 1e5;
 /// Distances in units of kappa whose logarithms are still taken of what f32 holds.
 const FARTHEST: f64 = 1e30;
 /// The distance, in units of lambda, at which similarities near one differ by a thousand of their roundings.
@@ -51,11 +55,12 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
             products(largest, dim, scale(m.scale), MOST_SCORE)?;
             // Along a given plan nothing is clustered, but means of tokens may be taken.
             let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
-            if planned { Ok(()) } else { entries(largest) }
+            if planned { Ok(()) } else { entries(largest, call.mask.causal) }
         }),
         Mechanism::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
         | Mechanism::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
-            each(&|slice| products(largest(call, slice), dim, scale(*factor), MOST_LOGIT))
+            let most = if call.mask.causal { MOST_CAUSAL_LOGIT } else { MOST_LOGIT };
+            each(&|slice| products(largest(call, slice), dim, scale(*factor), most))
         }
         Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
         Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
@@ -96,12 +101,13 @@ fn products(largest: [f32; 2], dim: usize, scale: f64, most: f64) -> Result<()> 
 }
 
 /// Whether squares of the differences between tokens fit, whose entries are up to `largest`.
-fn entries(largest: [f32; 2]) -> Result<()> {
+fn entries(largest: [f32; 2], causal: bool) -> Result<()> {
+    let (least, most) = (*CLUSTERED.start(), if causal { MOST_RUNNING } else { *CLUSTERED.end() });
     for (tensor, largest) in ["q", "k"].into_iter().zip(largest.map(f64::from)) {
-        if largest == 0.0 || !largest.is_finite() || CLUSTERED.contains(&largest) {
+        if largest == 0.0 || !largest.is_finite() || (least..=most).contains(&largest) {
             continue;
         }
-        let (bound, limit) = if largest > 1.0 { (UP_TO, *CLUSTERED.end()) } else { ("from", *CLUSTERED.start()) };
+        let (bound, limit) = if largest > 1.0 { (UP_TO, most) } else { ("from", least) };
         let remedy = "scale queries and keys: squares of what is clustered are summed and compared";
         return Err(Error::Range { tensor, largest, bound, limit, remedy });
     }
@@ -188,6 +194,24 @@ fn distances(m: &Fna, call: &Call<'_>, slice: usize) -> Result<()> {
     Ok(())
 }
 
+/// Whether the squares of a slice's affinities, whose norm is `norm` in units of the largest product that its queries and keys
+/// could have, kept their digits: they lose them where few tokens are far larger than all others, and meet no key.
+pub(crate) fn check_norm(call: &Call<'_>, slice: usize, norm: f64) -> Result<()> {
+    /// What squares of have digits.
+    const LEAST_NORM: f64 = 1e-17;
+    if !(norm < LEAST_NORM) {
+        return Ok(());
+    }
+    let spreads = rescale::spreads(call, slice).map(f64::from);
+    let (tensor, spread) = if spreads[0] >= spreads[1] { ("q", spreads[0]) } else { ("k", spreads[1]) };
+    if norm == 0.0 && spreads[0] * spreads[1] * LEAST_NORM < 1.0 {
+        return Ok(());
+    }
+    let largest = f64::from(largest(call, slice)[usize::from(tensor == "k")]);
+    let remedy = "nothing is left of tokens that are so much smaller: scale or normalise the tokens";
+    Err(Error::Range { tensor, largest, bound: UP_TO, limit: largest / spread * 1e8, remedy })
+}
+
 /// [`Error::Overflow`] where results are no numbers although the call's tensors are.
 pub(crate) fn check_results<'x>(
     call: &Call<'_>,
@@ -214,6 +238,23 @@ pub(crate) fn check_finite(
     Err(Error::Overflow { tensor, index })
 }
 
+/// [`check_results`] of rows of which the first and the last kept one tell of all: copies, or sums that run along the tokens.
+pub(crate) fn check_ends(
+    call: &Call<'_>,
+    dout: Option<&[f32]>,
+    (tensor, x): (&'static str, &[f32]),
+    (keep, seq): (Option<&[bool]>, usize),
+) -> Result<()> {
+    let Shape { heads, value_dim, .. } = call.shape;
+    for (slice, x) in x.chunks_exact(seq * value_dim).enumerate() {
+        let kept = |i: &usize| keep.is_none_or(|keep| keep[slice / heads * seq + i]);
+        let ends = [(0..seq).find(kept), (0..seq).rev().find(kept)];
+        let rows = ends.into_iter().flatten().map(|i| (tensor, &x[i * value_dim..][..value_dim]));
+        check_results(call, dout, rows)?;
+    }
+    Ok(())
+}
+
 /// Whether all that counts of a call's tensors are numbers.
 fn inputs_finite(call: &Call<'_>, dout: Option<&[f32]>) -> bool {
     let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = call.shape;
@@ -232,22 +273,45 @@ fn inputs_finite(call: &Call<'_>, dout: Option<&[f32]>) -> bool {
 
 /// Powers of two between which products of values and output gradients have room on all sides.
 const COMFORTABLE: std::ops::RangeInclusive<f64> = -40.0..=60.0;
+/// The exponent of the least product of a value and an output gradient that leaves digits to what it is multiplied by.
+const LEAST_PRODUCT: f64 = -60.0;
 
-/// The exponent of a power of two by which to divide the output gradients, 0 if they may stay.
-pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: &[f32]) -> i32 {
+/// The exponent of a power of two by which to divide the output gradients, 0 if they may stay. Causal ones are not divided for
+/// the sake of later tokens.
+///
+/// # Errors
+/// [`Error::Range`] where of tokens with smaller products nothing would be left.
+pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: &[f32]) -> Result<i32> {
     if matches!(mechanism, Mechanism::Uniform(_) | Mechanism::LinearInfsa(_)) {
-        return 0;
+        return Ok(0);
     }
     let Shape { heads, seq_q, seq_kv, value_dim, .. } = call.shape;
-    let over_slices = |x: &[f32], keep: Option<&[bool]>, seq: usize| {
+    let sides = [("dout", dout, call.mask.query, seq_q), ("v", call.v, call.mask.key, seq_kv)];
+    let of_slices = |(_, x, keep, seq): (&str, &[f32], Option<&[bool]>, usize)| {
         let slices = x.par_chunks(seq * value_dim).enumerate();
         let largest = slices.map(|(slice, x)| {
-            largest_of(call.level, x, value_dim, keep.map(|keep| &keep[slice / heads * seq..][..seq]))
+            largest_of(call.level, x, value_dim, keep.map(|keep: &[bool]| &keep[slice / heads * seq..][..seq]))
         });
         largest.reduce(|| 0.0, f32::max)
     };
-    let [g, v] = [over_slices(dout, call.mask.query, seq_q), over_slices(call.v, call.mask.key, seq_kv)].map(f64::from);
-    product_exponent(g, v)
+    let [g, v] = sides.map(of_slices).map(f64::from);
+    let exponent = product_exponent(g, v);
+    if exponent <= 0 || call.mask.causal {
+        return Ok(exponent.min(0));
+    }
+    let least = |(_, x, keep, seq): (&str, &[f32], Option<&[bool]>, usize)| {
+        let rows = x.chunks_exact(value_dim).enumerate();
+        let kept = rows.filter(|(row, _)| keep.is_none_or(|keep| keep[row / seq / heads * seq + row % seq]));
+        kept.map(|(_, x)| rows::max_abs(call.level, x)).filter(|&x| x > 0.0).fold(f32::INFINITY, f32::min)
+    };
+    let [least_g, least_v] = sides.map(least).map(f64::from);
+    if (least_g * least_v).log2() - f64::from(exponent) >= LEAST_PRODUCT {
+        return Ok(exponent);
+    }
+    let (tensor, largest) = if g / least_g >= v / least_v { ("dout", g) } else { ("v", v) };
+    let limit = largest * (LEAST_PRODUCT + f64::from(exponent)).exp2().recip() * least_g * least_v;
+    let remedy = "nothing is left of the gradients of tokens with far smaller values: scale them to be more alike";
+    Err(Error::Range { tensor, largest, bound: UP_TO, limit, remedy })
 }
 
 /// The exponent of a power of two by which to divide `g`, for its products with `v` to have room; 0 if they have.

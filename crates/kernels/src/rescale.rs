@@ -135,6 +135,17 @@ pub(crate) fn largest_of(level: Level, x: &[f32], dim: usize, keep: Option<&[boo
     kept.fold(0.0, |most, (row, _)| most.max(rows::max_abs(level, row)))
 }
 
+/// How many times the largest kept row of one slice's queries, and of its keys, is as large as the smallest that is not zero.
+pub(crate) fn spreads(call: &Call<'_>, slice: usize) -> [f32; 2] {
+    [false, true].map(|keys| {
+        let (x, keep) = side(call, slice, keys);
+        let rows = x.chunks_exact(call.shape.head_dim).enumerate().filter(|(i, _)| keep.is_none_or(|keep| keep[*i]));
+        let sizes = rows.map(|(_, row)| rows::max_abs(call.level, row)).filter(|&size| size > 0.0);
+        let [least, most] = sizes.fold([f32::INFINITY, 0.0], |[least, most], x| [least.min(x), most.max(x)]);
+        if most > 0.0 { most / least } else { 1.0 }
+    })
+}
+
 /// The exponents of the first kept token of one slice that is not zero, and of the largest, of queries and of keys.
 pub(crate) fn prefixes(call: &Call<'_>, slice: usize) -> [[i32; 2]; 2] {
     [false, true].map(|keys| {

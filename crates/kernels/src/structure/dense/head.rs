@@ -111,13 +111,17 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f64 {
 }
 
 /// `<x_i - centre, dx_i>`, summed over the rows, which are whole vectors: where the `dx` sum to nothing the centre is free,
-/// and near the `x` little cancels.
-pub(crate) fn about(centre: &[f32], x: &[f32], dx: &[f32]) -> f64 {
-    let mut sums = [0.0; 8];
-    for (x, dx) in x.chunks_exact(centre.len()).zip(dx.chunks_exact(centre.len())) {
-        for ((x, centre), dx) in x.as_chunks::<8>().0.iter().zip(centre.as_chunks::<8>().0).zip(dx.as_chunks::<8>().0) {
+/// and near the `x` little cancels. It is the first of three of them, or, where that lies far away in a channel, nearer to the others.
+pub(crate) fn about(centres: [&[f32]; 3], x: &[f32], dx: &[f32]) -> f64 {
+    let (mut sums, dim) = ([0.0; 8], centres[0].len());
+    let [a, b, c] = centres.map(|centre| centre.as_chunks::<8>().0);
+    for (x, dx) in x.chunks_exact(dim).zip(dx.chunks_exact(dim)) {
+        for (at, (x, dx)) in x.as_chunks::<8>().0.iter().zip(dx.as_chunks::<8>().0).enumerate() {
             for n in 0..8 {
-                sums[n] += f64::from(x[n] - centre[n]) * f64::from(dx[n]);
+                let (low, high) = (b[at][n].min(c[at][n]), b[at][n].max(c[at][n]));
+                let near = 64.0 * (high - low);
+                let centre = a[at][n].max(low - near).min(high + near);
+                sums[n] += f64::from(x[n] - centre) * f64::from(dx[n]);
             }
         }
     }

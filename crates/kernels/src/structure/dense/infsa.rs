@@ -18,7 +18,7 @@ use crate::{
     Gradients, Parameter, Result, Shape,
     mechanism::{Activation, Infsa},
     operator::{Call, Saved},
-    rescale,
+    range, rescale,
     score::{Abs, Gelu, Relu},
     scratch::{cut, room},
 };
@@ -201,7 +201,16 @@ pub(crate) fn infsa_forward(
             row.iter_mut().for_each(|x| *x *= factor);
         }
     });
-    Ok(())
+    check_norms(call, m, stats)
+}
+
+/// Whether norms, as `stats` holds them, are of squares that f32 has.
+pub(crate) fn check_norms(call: &Call<'_>, m: &Infsa, stats: &[f32]) -> Result<()> {
+    if !homogeneous(m) {
+        return Ok(());
+    }
+    let slices = stats.chunks_exact(stats.len() / call.shape.slices()).enumerate();
+    slices.map(|(slice, stats)| range::check_norm(call, slice, stats[stats.len() - 1].into())).collect()
 }
 
 /// The units of a head's rows in that of the whole head.

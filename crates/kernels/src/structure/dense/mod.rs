@@ -26,8 +26,8 @@ pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
 pub(in crate::structure) use head::{Head, PANEL, Visible, transpose};
 pub(crate) use head::{Rows, about, dot, padded, positions};
 pub(crate) use infsa::{
-    Unit, exponent, frobenius, gamma, hop_backward, infsa_backward, infsa_forward, saved_exponent, unnormalised,
-    unnormalised_work,
+    Unit, check_norms, exponent, frobenius, gamma, hop_backward, infsa_backward, infsa_forward, saved_exponent,
+    unnormalised, unnormalised_work,
 };
 pub(crate) use kernel::{
     laplacian_exact_backward, laplacian_exact_forward, laplacian_exact_plan, soft_all_backward, soft_all_forward,

@@ -114,7 +114,7 @@ pub(crate) fn linear_backward(
     range::check_results(call, Some(saved.dout), [("dgamma", &dgamma[..])])?;
     // Gradients are as far from the ends of f32 as what they are made of, unless that was brought there and back.
     let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];
-    let moved = rescaled.is_some() || in_units;
+    let moved = rescaled.is_some() || in_units || m.operator == PowerOperator::Exact;
     if moved { range::check_results(call, Some(saved.dout), tokens) } else { Ok(()) }
 }
 

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     Gradients, Result, Shape,
     operator::{Call, Saved},
+    range,
     simd::{Level, rows},
 };
 
@@ -88,7 +89,7 @@ pub(super) const fn narrow_len(shape: &Shape) -> usize {
 pub(crate) fn uniform_forward(call: &Call<'_>, out: &mut [f32], _stats: &mut [f32], work: &mut [f32]) -> Result<()> {
     let Shape { heads, seq_q, value_dim: dim, .. } = call.shape;
     let (row, wide) = cut_work(work, call.shape.slices() * narrow_len(&call.shape));
-    let buffers = Buffers { wide: (wide_len(&call.shape), wide), rows: [(seq_q * dim, out), (dim, row)] };
+    let buffers = Buffers { wide: (wide_len(&call.shape), wide), rows: [(seq_q * dim, &mut *out), (dim, row)] };
     parallel(0..call.shape.slices(), 1, buffers, &|slice, part| {
         let [(_, out), (_, row)] = part.rows;
         let (values, queries) = (values(call, slice.start), keep_of(call.mask.query, slice.start / heads, seq_q));
@@ -100,7 +101,7 @@ pub(crate) fn uniform_forward(call: &Call<'_>, out: &mut [f32], _stats: &mut [f3
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
         broadcast(call.level, row, queries, out);
     });
-    Ok(())
+    range::check_ends(call, None, ("out", out), (call.mask.query, seq_q))
 }
 
 /// The gradients of [`uniform_forward`]: `q` and `k` have no part in it.
@@ -113,7 +114,8 @@ pub(crate) fn uniform_backward(
     let Shape { heads, seq_q, seq_kv, head_dim, value_dim: dim, .. } = call.shape;
     let (row, wide) = cut_work(work, call.shape.slices() * narrow_len(&call.shape));
     let keys = gradients.dk.unwrap_or_default();
-    let rows = [(seq_q * head_dim, gradients.dq), (seq_kv * head_dim, keys), (seq_kv * dim, gradients.dv), (dim, row)];
+    let dv = gradients.dv;
+    let rows = [(seq_q * head_dim, gradients.dq), (seq_kv * head_dim, keys), (seq_kv * dim, &mut *dv), (dim, row)];
     let buffers = Buffers { wide: (wide_len(&call.shape), wide), rows };
     parallel(0..call.shape.slices(), 1, buffers, &|slice, buffers| {
         let [(_, dq), (_, dk), (_, dv), (_, row)] = buffers.rows;
@@ -130,7 +132,7 @@ pub(crate) fn uniform_backward(
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
         broadcast(call.level, row, keys, dv);
     });
-    Ok(())
+    range::check_ends(call, Some(saved.dout), ("dv", dv), (call.mask.key, seq_kv))
 }
 
 fn count(keep: Option<&[bool]>, tokens: Range<usize>) -> usize {

@@ -71,9 +71,10 @@ impl Kernel<'_> {
         (std::f64::consts::LOG2_E / self.lambda(slice)) as f32
     }
 
-    /// A point among the tokens of a slice, from which they may be measured.
-    pub fn first_key(&self, slice: usize) -> &[f32] {
-        self.k.part(slice, 0..1).data
+    /// Three keys of a slice, among which its tokens lie.
+    pub fn some_keys(&self, slice: usize) -> [&[f32]; 3] {
+        let last = self.k.seq.max(1) - 1;
+        [0, 1, 2].map(|j| self.k.part(slice, last.min(j)..last.min(j) + 1).data)
     }
 
     /// The tile of some queries by a block of keys.

@@ -102,7 +102,7 @@ pub(crate) fn laplacian_exact_backward(
         dlambda.fill(0.0);
         for slice in 0..slices {
             let range = slice * s.seq_kv * k.stride()..(slice + 1) * s.seq_kv * k.stride();
-            let of_keys = about(kernel.first_key(slice), &k.rows[range.clone()], &dk[range]);
+            let of_keys = about(kernel.some_keys(slice), &k.rows[range.clone()], &dk[range]);
             let of_queries: f64 =
                 of_parts(s, partial_room, slice).map(|[_, contraction]| f64::from(contraction[0])).sum();
             // The distance is homogeneous of degree one in queries and keys, wherever these are measured from.
@@ -339,7 +339,7 @@ impl Pass for Similarities<'_> {
                 zip(level, dq, dx, Zip::Add);
             }
             dq.iter_mut().for_each(|x| *x *= slope);
-            contraction[0] += about(kernel.first_key(slice), kernel.q.part(slice, rows.clone()).data, dq) as f32;
+            contraction[0] += about(kernel.some_keys(slice), kernel.q.part(slice, rows.clone()).data, dq) as f32;
         }
         // The sums are of the differences from query to key.
         sums.iter_mut().for_each(|x| *x *= -slope);

@@ -147,9 +147,10 @@ pub(super) fn distances(
 }
 
 /// What rows and their gradients contribute to that of the bandwidth. All gradients sum to nothing, so that rows may be
-/// taken from any point: the first landmark lies among them, however far all are from the origin.
+/// taken from any point: landmarks lie among them, however far all are from the origin.
 fn contraction(marks: &[f32], rows: &[f32], gradients: &[f32], dp: usize) -> f64 {
-    marks.get(..dp).map_or(0.0, |centre| about(centre, rows, gradients))
+    let Some(last) = (marks.len() / dp).checked_sub(1) else { return 0.0 };
+    about([0, 1, 2].map(|mark| &marks[last.min(mark) * dp..][..dp]), rows, gradients)
 }
 
 /// The parts that are kept of a slice.

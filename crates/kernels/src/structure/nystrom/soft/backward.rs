@@ -156,7 +156,7 @@ impl Pass for Spread<'_> {
             let dx = &mut dx[..tokens * sizes.dp];
             let pairs = Pairs { tokens: q.data, marks: &u[..marks * sizes.dp], dim: sizes.dp, e, stride: tile.stride };
             gradients(level, Squared, pairs, dx, sums);
-            contraction += about(centre, q.data, dx);
+            contraction += about([&*centre; 3], q.data, dx);
             dx.iter_mut().for_each(|dx| *dx *= slope);
             scatter(dx, sizes.dp, kept, range.start, &mut dq_out[part.within(&range, d)], d);
         }
@@ -202,7 +202,7 @@ impl Pass for Close<'_> {
         }
         // The exponent is homogeneous of degree two in the differences.
         let (slope, live) = ((-2.0 * core.scale(slice)) as f32, n * sizes.dp);
-        contraction += about(centre, &SavedSlice::of(sizes, self.stats, slice).u[..live], &du[..live]);
+        contraction += about([&*centre; 3], &SavedSlice::of(sizes, self.stats, slice).u[..live], &du[..live]);
         dscale[0] = -contraction as f32;
         du.iter_mut().for_each(|du| *du *= slope);
         if let Some(activation) = core.norm() {
