@@ -178,7 +178,7 @@ fn nothing_replaces_what_is_not_there() {
             };
             assert_eq!(found["finding"], finding, "{found}");
             assert!(found["sentence"].as_str().unwrap().contains(why) && found["numbers"]["error_median"].is_null());
-            assert!(head(&json, id, 0)["output"].is_null());
+            assert!(finding == "refused" || head(&json, id, 0)["output"].is_null());
         }
         let softmax = head(&json, "softmax", 0);
         assert!(softmax["notes"][0].as_str().unwrap().contains(why), "{softmax}");

@@ -20,7 +20,7 @@ impl<'de> Deserialize<'de> for NormBias {
         impl serde::de::Visitor<'_> for Visitor {
             type Value = NormBias;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a number >= 0 or \"auto\"")
+                f.write_str("0, a number in [1e-12, 1e3] or \"auto\"")
             }
             fn visit_f64<E>(self, x: f64) -> std::result::Result<NormBias, E> {
                 Ok(NormBias::Value(x))

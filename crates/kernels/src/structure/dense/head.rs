@@ -119,7 +119,7 @@ pub(crate) fn about(centres: [&[f32]; 3], x: &[f32], dx: &[f32]) -> f64 {
         for (at, (x, dx)) in x.as_chunks::<8>().0.iter().zip(dx.as_chunks::<8>().0).enumerate() {
             for n in 0..8 {
                 let (low, high) = (b[at][n].min(c[at][n]), b[at][n].max(c[at][n]));
-                let near = 64.0 * (high - low);
+                let near = 16.0 * (high - low);
                 let centre = a[at][n].max(low - near).min(high + near);
                 sums[n] += f64::from(x[n] - centre) * f64::from(dx[n]);
             }
