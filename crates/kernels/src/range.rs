@@ -199,7 +199,7 @@ fn distances(m: &Fna, call: &Call<'_>, slice: usize) -> Result<()> {
 pub(crate) fn check_norm(call: &Call<'_>, slice: usize, norm: f64) -> Result<()> {
     /// What squares of have digits.
     const LEAST_NORM: f64 = 1e-17;
-    if !(norm < LEAST_NORM) {
+    if norm.is_nan() || norm >= LEAST_NORM {
         return Ok(());
     }
     let spreads = rescale::spreads(call, slice).map(f64::from);

@@ -209,8 +209,8 @@ pub(crate) fn check_norms(call: &Call<'_>, m: &Infsa, stats: &[f32]) -> Result<(
     if !homogeneous(m) {
         return Ok(());
     }
-    let slices = stats.chunks_exact(stats.len() / call.shape.slices()).enumerate();
-    slices.map(|(slice, stats)| range::check_norm(call, slice, stats[stats.len() - 1].into())).collect()
+    let mut slices = stats.chunks_exact(stats.len() / call.shape.slices()).enumerate();
+    slices.try_for_each(|(slice, stats)| range::check_norm(call, slice, stats[stats.len() - 1].into()))
 }
 
 /// The units of a head's rows in that of the whole head.

@@ -156,7 +156,7 @@ impl Pass for Spread<'_> {
             let dx = &mut dx[..tokens * sizes.dp];
             let pairs = Pairs { tokens: q.data, marks: &u[..marks * sizes.dp], dim: sizes.dp, e, stride: tile.stride };
             gradients(level, Squared, pairs, dx, sums);
-            contraction += about([&*centre; 3], q.data, dx);
+            contraction += about([centre; 3], q.data, dx);
             dx.iter_mut().for_each(|dx| *dx *= slope);
             scatter(dx, sizes.dp, kept, range.start, &mut dq_out[part.within(&range, d)], d);
         }
