@@ -138,10 +138,8 @@ impl Reference {
 /// What is wrong with softmax on a head, from the sums of its rows and its output.
 fn wrong(sums: &[f32], out: &[f32]) -> Option<String> {
     if let Some(row) = sums.iter().position(|sum| (sum - 1.0).abs() > WHOLE || sum.is_nan()) {
-        let sum = sums[row];
-        return Some(format!(
-            "row {row} of softmax sums to {sum}: the scores leave f32, and nothing can be compared with it"
-        ));
+        let sum = if sums[row].is_finite() { format!("sums to {}", sums[row]) } else { "has no sum".into() };
+        return Some(format!("row {row} of softmax {sum}: the scores leave f32, and nothing can be compared with it"));
     }
     if out.iter().any(|x| !x.is_finite()) {
         return Some(
