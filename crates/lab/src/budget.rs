@@ -1,7 +1,7 @@
 //! One budget of memory for everything that is read and decoded, shared by all readers and threads.
 //!
 //! A reader takes bytes before it allocates them. What stays until a file or a data set is read whole is [`Held`]; what is
-//! needed for one step, such as the pixels of a picture that is then resized, is [`Passing`]. Where bytes are short, a thread
+//! needed for one step, such as the pixels of a picture that is then resized, is `Passing`. Where bytes are short, a thread
 //! waits for the passing ones of others, and fails once only held ones are in the way.
 
 use std::{

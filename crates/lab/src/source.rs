@@ -1,4 +1,4 @@
-//! Opening and reading files, compressed or not, within the [budget](crate::budget).
+//! Opening and reading files, compressed or not, within the [budget].
 
 use std::{
     fs::{self, File},
@@ -77,7 +77,7 @@ pub(crate) fn starts_with(path: &Path, magic: &[u8]) -> Result<bool> {
 /// The bytes of a file as it is.
 ///
 /// # Errors
-/// As [`file`], and [`Error::Budget`].
+/// As [`file()`], and [`Error::Budget`].
 pub fn read(path: &Path, held: &Held) -> Result<Vec<u8>> {
     let file = file(path)?;
     let length = file.metadata().map_err(|source| Error::io(path, source))?.len();
