@@ -15,6 +15,7 @@ mod error;
 pub mod inner;
 mod layers;
 mod linalg;
+mod magnitude;
 pub mod mechanism;
 mod operator;
 mod parallel;

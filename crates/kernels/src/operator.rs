@@ -7,7 +7,7 @@ use crate::{
     Strategy, check,
     mechanism::Landmarks,
     plan, range, reference,
-    rescale::Rescaled,
+    rescale::{self, Rescaled},
     scratch::{cut, room},
     series,
     simd::Level,
@@ -304,14 +304,14 @@ impl Operator {
             reference::backward_f32(&self.mechanism, call, dout, gradients.reborrow())?;
         } else {
             // What queries and keys may hold the forward pass has seen to.
-            let exponent = range::gradient_exponent(&self.mechanism, call, dout)?;
-            let divided = (exponent != 0).then(|| range::divided(dout, exponent));
+            let exponent = rescale::gradient_exponent(&self.mechanism, call, dout)?;
+            let divided = (exponent != 0).then(|| rescale::divided(dout, exponent));
             let saved = Saved { out, stats, dout: divided.as_deref().unwrap_or(dout) };
             let rescaled = Rescaled::of(&self.mechanism, call);
             let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
             self.differentiate(&scaled, &saved, gradients.reborrow(), work)?;
             if exponent != 0 {
-                range::multiply(&mut gradients, exponent);
+                rescale::multiply_gradients(&mut gradients, exponent);
             }
         }
         if self.mechanism.is_pooled() {

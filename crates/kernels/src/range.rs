@@ -1,45 +1,45 @@
 //! What f32 has room for: calls whose numbers leave it are refused, in words that name the tensor.
 //!
 //! Before a call, the largest queries and keys bound every score. After it, results have to be finite where the inputs were.
-//! Between the two, output gradients are brought to an order of one where their products with values would be lost: the
-//! gradients are linear in them.
 
 use rayon::prelude::*;
 
 use crate::{
-    Error, Gradients, Mechanism, Parameter, Result, Shape,
+    Error, Mechanism, Parameter, Result, Shape,
+    magnitude::{Masked, largest},
     mechanism::{
         Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
         Manifold,
     },
     operator::Call,
-    rescale::{self, largest, largest_of, prefixes},
     simd::{Level, rows},
     structure::dense::fna_scale,
 };
 
-/// Scores of `softmax` and its like: the sums of rows, saved in two parts, keep four digits there. A score itself is rounded by some
-/// 1e-7 of this; weights of keys that lie as near each other are off, those of all others exact.
+/// Largest score, a scaled product of a query and a key, of `softmax` and `ssa`. f32 rounds a score by up to 6e-8 of it: weights of
+/// keys whose scores are nearer to each other are wrong, all others are exact, and the log-sum-exp, saved in two parts, keeps
+/// four digits.
 const MOST_SCORE: f64 = (1_u64 << 34) as f64;
-/// Squared distances of `soft`, times its scale.
+/// Largest squared distance of `soft`, times its scale.
 const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
-/// Where no row has a larger score, no product that cancels in one had digits enough to matter either.
+/// A row whose log-sum-exp is smaller in magnitude has no larger score (and larger negative ones have no weight).
 const ORDINARY_SCORE: f32 = 1e4;
-/// Logits of an activation that has a unit.
+/// Largest logit of GELU, which cannot be computed in units of the largest as the other activations are.
 const MOST_LOGIT: f64 = 1e36;
-/// The same where every row has a norm of its own, and its gradient a sum over the rows behind it.
+/// The same of causal calls, whose gradients are sums over rows with norms of very different size.
 const MOST_CAUSAL_LOGIT: f64 = 1e12;
-/// What clusters are made of: squares of it are summed, and squares of differences compared.
+/// Magnitudes of tokens that are clustered: f32 holds squares of their differences.
 const CLUSTERED: std::ops::RangeInclusive<f64> = 1e-15..=1e15;
-/// The same where means run along the tokens, from which a later one is told in f32.
+/// Largest magnitude in causal clustering, which compares every token with running means in f32.
 const MOST_RUNNING: f64 = 1e5;
-/// Distances in units of kappa whose logarithms are still taken of what f32 holds.
+/// Largest distance of `fna` in units of `kappa`.
 const FARTHEST: f64 = 1e30;
-/// The distance, in units of lambda, at which similarities near one differ by a thousand of their roundings.
+/// Smallest distance in units of `lambda`: similarities `exp(-r / lambda)` near one then differ by a thousand of their roundings.
 const LEAST_DIFFERENCE: f64 = 1e-4;
-const UP_TO: &str = "up to";
-/// By how many powers of two a causal sequence may grow beyond its first token, on either side.
+/// Powers of two by which the largest token of a causal `infsa` may exceed the first, in whose unit the call is computed.
 const MOST_GROWTH: i32 = 60;
+/// [`Error::Range::bound`] of a limit from above.
+const UP_TO: &str = "up to";
 
 /// Whether f32 has room for what `mechanism` makes of the queries and keys.
 pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
@@ -75,24 +75,23 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
     }
 }
 
-/// What [`check`] is for `softmax`, from its log-sum-exps, which are fewer than the tokens' entries by their width: only where one is
-/// large, or no number though its row counts, the tokens are looked at.
+/// Refuses a call of `softmax` with scores beyond [`MOST_SCORE`]: the log-sum-exps that it saved tell which heads may have one, and
+/// the tokens of these alone are scanned.
 pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) -> Result<()> {
-    let (Mechanism::Softmax(m), Shape { seq_q, head_dim, heads, .. }) = (mechanism, call.shape) else { return Ok(()) };
+    let (Mechanism::Softmax(m), Shape { seq_q, head_dim, .. }) = (mechanism, call.shape) else { return Ok(()) };
     let scale = m.scale.unwrap_or((head_dim as f64).powf(-0.5));
-    let logs = stats[..call.shape.slices() * seq_q].chunks_exact(seq_q).enumerate();
-    let mut conspicuous = logs.filter(|(slice, logs)| {
-        let counts = |i: usize| call.mask.query.is_none_or(|keep| keep[slice / heads * seq_q + i]);
-        logs.iter().enumerate().any(|(i, log)| (log.is_nan() || log.abs() > ORDINARY_SCORE) && counts(i))
-    });
-    conspicuous.try_for_each(|(slice, _)| products(largest(call, slice), head_dim, scale, MOST_SCORE))
+    let logs = Masked::of_queries(call, &stats[..call.shape.slices() * seq_q], 1);
+    let is_conspicuous = |log: &[f32]| log[0].is_nan() || log[0].abs() > ORDINARY_SCORE;
+    let mut conspicuous = (0..logs.slices()).filter(|&slice| logs.rows(slice).any(is_conspicuous));
+    conspicuous.try_for_each(|slice| products(largest(call, slice), head_dim, scale, MOST_SCORE))
 }
 
 /// Whether all products of queries and keys of `dim` channels, with entries up to `largest`, times `scale`, are at most `most`.
 fn products(largest: [f32; 2], dim: usize, scale: f64, most: f64) -> Result<()> {
     let [q, k] = largest.map(f64::from);
     let of_one = scale * dim as f64;
-    if !(of_one * q * k > most && (q * k).is_finite()) {
+    // Infinities and NaN among the inputs come out as they went in.
+    if !(q * k).is_finite() || of_one * q * k <= most {
         return Ok(());
     }
     let (tensor, largest, other) = if q >= k { ("q", q, k) } else { ("k", k, q) };
@@ -116,8 +115,8 @@ fn entries(largest: [f32; 2], causal: bool) -> Result<()> {
 
 /// Whether a causal slice can be computed in units that no token takes from a later one.
 fn growth(call: &Call<'_>, slice: usize) -> Result<()> {
-    let [q, k] = prefixes(call, slice);
-    for (tensor, [first, last]) in [("q", q), ("k", k)] {
+    for (tensor, side) in [("q", Masked::queries(call)), ("k", Masked::keys(call))] {
+        let [first, last] = side.first_and_largest(call.level, slice);
         if last - first > MOST_GROWTH && last < 128 {
             let [largest, limit] = [last, first + MOST_GROWTH].map(|exponent| 2f64.powi(exponent));
             let remedy =
@@ -135,7 +134,7 @@ fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
     let limit = (MOST_SQUARE / (4.0 * scale * call.shape.head_dim as f64)).sqrt();
     let given = call.extras.get(Parameter::GivenLandmarks);
     let given = given.map_or(0.0, |all| {
-        largest_of(call.level, &all[Parameter::GivenLandmarks.part(all.len(), &call.shape, slice)], 1, None)
+        rows::max_abs(call.level, &all[Parameter::GivenLandmarks.part(all.len(), &call.shape, slice)])
     });
     for (tensor, largest) in [("q", largest(call, slice)[0]), (Parameter::GivenLandmarks.name(), given)] {
         let largest = f64::from(largest);
@@ -151,7 +150,7 @@ fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
 fn differences(call: &Call<'_>, slice: usize, lambda: f64) -> Result<()> {
     let lambda = of_head(call, Parameter::Lambda, slice).unwrap_or(lambda);
     let limit = LEAST_DIFFERENCE * lambda / call.shape.head_dim as f64;
-    if rescale::reaches(call, slice, limit) {
+    if [Masked::queries(call), Masked::keys(call)].into_iter().any(|side| side.reaches(slice, limit)) {
         return Ok(());
     }
     let [q, k] = largest(call, slice).map(f64::from);
@@ -197,12 +196,12 @@ fn distances(m: &Fna, call: &Call<'_>, slice: usize) -> Result<()> {
 /// Whether the squares of a slice's affinities, whose norm is `norm` in units of the largest product that its queries and keys
 /// could have, kept their digits: they lose them where few tokens are far larger than all others, and meet no key.
 pub(crate) fn check_norm(call: &Call<'_>, slice: usize, norm: f64) -> Result<()> {
-    /// What squares of have digits.
+    /// Smallest norm whose square f32 holds with all its digits.
     const LEAST_NORM: f64 = 1e-17;
     if norm.is_nan() || norm >= LEAST_NORM {
         return Ok(());
     }
-    let spreads = rescale::spreads(call, slice).map(f64::from);
+    let spreads = [Masked::queries(call), Masked::keys(call)].map(|side| side.spread(call.level, slice));
     let (tensor, spread) = if spreads[0] >= spreads[1] { ("q", spreads[0]) } else { ("k", spreads[1]) };
     if norm == 0.0 && spreads[0] * spreads[1] * LEAST_NORM < 1.0 {
         return Ok(());
@@ -239,101 +238,19 @@ pub(crate) fn check_finite(
 }
 
 /// [`check_results`] of rows of which the first and the last kept one tell of all: copies, or sums that run along the tokens.
-pub(crate) fn check_ends(
-    call: &Call<'_>,
-    dout: Option<&[f32]>,
-    (tensor, x): (&'static str, &[f32]),
-    (keep, seq): (Option<&[bool]>, usize),
-) -> Result<()> {
-    let Shape { heads, value_dim, .. } = call.shape;
-    for (slice, x) in x.chunks_exact(seq * value_dim).enumerate() {
-        let kept = |i: &usize| keep.is_none_or(|keep| keep[slice / heads * seq + i]);
-        let ends = [(0..seq).find(kept), (0..seq).rev().find(kept)];
-        let rows = ends.into_iter().flatten().map(|i| (tensor, &x[i * value_dim..][..value_dim]));
-        check_results(call, dout, rows)?;
-    }
-    Ok(())
+pub(crate) fn check_ends(call: &Call<'_>, dout: Option<&[f32]>, tensor: &'static str, x: Masked<'_>) -> Result<()> {
+    (0..x.slices()).try_for_each(|slice| {
+        let mut rows = x.rows(slice);
+        let ends = [rows.next(), rows.next_back()];
+        check_results(call, dout, ends.into_iter().flatten().map(|row| (tensor, row)))
+    })
 }
 
 /// Whether all that counts of a call's tensors are numbers.
 fn inputs_finite(call: &Call<'_>, dout: Option<&[f32]>) -> bool {
-    let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = call.shape;
-    let sides = [
-        (call.q, call.mask.query, seq_q, head_dim),
-        (call.k, call.mask.key, seq_kv, head_dim),
-        (call.v, call.mask.key, seq_kv, value_dim),
-        (dout.unwrap_or_default(), call.mask.query, seq_q, value_dim),
-    ];
-    let tokens = sides.into_iter().all(|(x, keep, seq, dim)| {
-        let counts = |row: usize| keep.is_none_or(|keep| keep[row / seq / heads * seq + row % seq]);
-        x.chunks(dim.max(1)).enumerate().all(|(row, x)| !counts(row) || x.iter().all(|x| x.is_finite()))
-    });
-    tokens && call.extras.iter().all(|(_, values)| values.iter().all(|x| x.is_finite()))
-}
-
-/// Powers of two between which products of values and output gradients have room on all sides.
-const COMFORTABLE: std::ops::RangeInclusive<f64> = -40.0..=60.0;
-/// The exponent of the least product of a value and an output gradient that leaves digits to what it is multiplied by.
-const LEAST_PRODUCT: f64 = -60.0;
-
-/// The exponent of a power of two by which to divide the output gradients, 0 if they may stay. Causal ones are not divided for
-/// the sake of later tokens.
-///
-/// # Errors
-/// [`Error::Range`] where of tokens with smaller products nothing would be left.
-pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: &[f32]) -> Result<i32> {
-    if matches!(mechanism, Mechanism::Uniform(_) | Mechanism::LinearInfsa(_)) {
-        return Ok(0);
-    }
-    let Shape { heads, seq_q, seq_kv, value_dim, .. } = call.shape;
-    let sides = [("dout", dout, call.mask.query, seq_q), ("v", call.v, call.mask.key, seq_kv)];
-    let of_slices = |(_, x, keep, seq): (&str, &[f32], Option<&[bool]>, usize)| {
-        let slices = x.par_chunks(seq * value_dim).enumerate();
-        let largest = slices.map(|(slice, x)| {
-            largest_of(call.level, x, value_dim, keep.map(|keep: &[bool]| &keep[slice / heads * seq..][..seq]))
-        });
-        largest.reduce(|| 0.0, f32::max)
-    };
-    let [g, v] = sides.map(of_slices).map(f64::from);
-    let exponent = product_exponent(g, v);
-    if exponent <= 0 || call.mask.causal {
-        return Ok(exponent.min(0));
-    }
-    let least = |(_, x, keep, seq): (&str, &[f32], Option<&[bool]>, usize)| {
-        let rows = x.chunks_exact(value_dim).enumerate();
-        let kept = rows.filter(|(row, _)| keep.is_none_or(|keep| keep[row / seq / heads * seq + row % seq]));
-        kept.map(|(_, x)| rows::max_abs(call.level, x)).filter(|&x| x > 0.0).fold(f32::INFINITY, f32::min)
-    };
-    let [least_g, least_v] = sides.map(least).map(f64::from);
-    if (least_g * least_v).log2() - f64::from(exponent) >= LEAST_PRODUCT {
-        return Ok(exponent);
-    }
-    let (tensor, largest) = if g / least_g >= v / least_v { ("dout", g) } else { ("v", v) };
-    let limit = largest * (LEAST_PRODUCT + f64::from(exponent)).exp2().recip() * least_g * least_v;
-    let remedy = "nothing is left of the gradients of tokens with far smaller values: scale them to be more alike";
-    Err(Error::Range { tensor, largest, bound: UP_TO, limit, remedy })
-}
-
-/// The exponent of a power of two by which to divide `g`, for its products with `v` to have room; 0 if they have.
-pub(crate) fn product_exponent(g: f64, v: f64) -> i32 {
-    let product = g.log2() + v.log2();
-    if !product.is_finite() || COMFORTABLE.contains(&product) {
-        return 0;
-    }
-    // What is divided has to stay a number itself, and its sums over tokens, too.
-    (g.log2() - (-v.log2()).clamp(-90.0, 90.0)).floor() as i32
-}
-
-/// `x` divided by a power of two.
-pub(crate) fn divided(x: &[f32], exponent: i32) -> Vec<f32> {
-    let by = 2f64.powi(-exponent);
-    x.iter().map(|&x| (f64::from(x) * by) as f32).collect()
-}
-
-/// Multiplies all gradients by a power of two.
-pub(crate) fn multiply(gradients: &mut Gradients<'_, f32>, exponent: i32) {
-    rescale::multiply(gradients.dq, 1, |_| 2f64.powi(exponent));
-    rescale::multiply(gradients.dv, 1, |_| 2f64.powi(exponent));
-    let parameters = gradients.extras.iter().map(|(_, x)| x);
-    parameters.chain(gradients.dk.as_deref_mut()).for_each(|x| rescale::multiply(x, 1, |_| 2f64.powi(exponent)));
+    let dout = Masked::of_queries(call, dout.unwrap_or_default(), call.shape.value_dim);
+    let sides = [Masked::queries(call), Masked::keys(call), Masked::values(call), dout];
+    let finite = |x: &[f32]| x.iter().all(|x| x.is_finite());
+    let tokens = sides.into_iter().all(|side| (0..side.slices()).all(|slice| side.rows(slice).all(finite)));
+    tokens && call.extras.iter().all(|(_, values)| finite(values))
 }

@@ -5,14 +5,16 @@
 //! gradients are divided at the end. Only such calls, which no trained model makes, pay for it with two copies.
 //!
 //! Of a causal sequence the first tokens set the units: what comes later must change no bit of earlier rows.
+//!
+//! Output gradients are divided likewise where their products with values would leave f32: all gradients are linear in them.
 
 use rayon::prelude::*;
 
 use crate::{
-    Mechanism, Shape,
+    Error, Gradients, Mechanism, Result,
+    magnitude::{Masked, exponent_of, largest},
     mechanism::Activation,
     operator::Call,
-    simd::{Level, rows},
 };
 
 /// Binary orders of magnitude around 1 that need no rescaling: the product of two such numbers, and its reciprocal times
@@ -93,85 +95,10 @@ pub(crate) fn homogeneous(activation: Activation) -> bool {
 /// The exponents of one slice's largest query and key entries, causal of its first ones; one for both where queries are keys.
 fn unit(call: &Call<'_>, tied: bool, slice: usize) -> [i32; 2] {
     let [q, k] = match call.mask.causal {
-        true => prefixes(call, slice).map(|[first, _]| first),
+        true => [Masked::queries(call), Masked::keys(call)].map(|side| side.first_and_largest(call.level, slice)[0]),
         false => largest(call, slice).map(exponent_of),
     };
     if tied { [q.max(k); 2] } else { [q, k] }
-}
-
-/// The power of two that is at most `x`; that of 1 for 0.
-pub(crate) fn exponent_of(x: f32) -> i32 {
-    if x == 0.0 { 0 } else { f64::from(x).log2().floor() as i32 }
-}
-
-/// One side of a slice: its tokens, and which of them count.
-fn side<'a>(call: &Call<'a>, slice: usize, keys: bool) -> (&'a [f32], Option<&'a [bool]>) {
-    let Shape { heads, seq_q, seq_kv, head_dim, .. } = call.shape;
-    let (x, keep, seq) = if keys { (call.k, call.mask.key, seq_kv) } else { (call.q, call.mask.query, seq_q) };
-    (&x[slice * seq * head_dim..][..seq * head_dim], keep.map(|keep| &keep[slice / heads * seq..][..seq]))
-}
-
-/// The largest magnitudes among one slice's kept queries and kept keys.
-pub(crate) fn largest(call: &Call<'_>, slice: usize) -> [f32; 2] {
-    [false, true].map(|keys| {
-        let (x, keep) = side(call, slice, keys);
-        largest_of(call.level, x, call.shape.head_dim, keep)
-    })
-}
-
-/// Whether an entry of one slice's kept queries or keys is as large as `least`: of ordinary tokens one of the first is.
-pub(crate) fn reaches(call: &Call<'_>, slice: usize, least: f64) -> bool {
-    [false, true].into_iter().any(|keys| {
-        let (x, keep) = side(call, slice, keys);
-        let mut rows = x.chunks_exact(call.shape.head_dim).enumerate();
-        rows.any(|(i, row)| keep.is_none_or(|keep| keep[i]) && row.iter().any(|x| f64::from(x.abs()) >= least))
-    })
-}
-
-/// The largest magnitude in the rows that are kept.
-pub(crate) fn largest_of(level: Level, x: &[f32], dim: usize, keep: Option<&[bool]>) -> f32 {
-    let Some(keep) = keep else { return rows::max_abs(level, x) };
-    let kept = x.chunks_exact(dim).zip(keep).filter(|(_, keep)| **keep);
-    kept.fold(0.0, |most, (row, _)| most.max(rows::max_abs(level, row)))
-}
-
-/// How many times the largest kept row of one slice's queries, and of its keys, is as large as the smallest that is not zero.
-pub(crate) fn spreads(call: &Call<'_>, slice: usize) -> [f32; 2] {
-    [false, true].map(|keys| {
-        let (x, keep) = side(call, slice, keys);
-        let rows = x.chunks_exact(call.shape.head_dim).enumerate().filter(|(i, _)| keep.is_none_or(|keep| keep[*i]));
-        let sizes = rows.map(|(_, row)| rows::max_abs(call.level, row)).filter(|&size| size > 0.0);
-        let [least, most] = sizes.fold([f32::INFINITY, 0.0], |[least, most], x| [least.min(x), most.max(x)]);
-        if most > 0.0 { most / least } else { 1.0 }
-    })
-}
-
-/// The exponents of the first kept token of one slice that is not zero, and of the largest, of queries and of keys.
-pub(crate) fn prefixes(call: &Call<'_>, slice: usize) -> [[i32; 2]; 2] {
-    [false, true].map(|keys| {
-        let ((x, keep), dim) = (side(call, slice, keys), call.shape.head_dim);
-        let kept = x.chunks_exact(dim).enumerate().filter(|(i, _)| keep.is_none_or(|keep| keep[*i]));
-        let first = kept.map(|(_, row)| rows::max_abs(call.level, row)).find(|&most| most > 0.0).unwrap_or(0.0);
-        [first, largest_of(call.level, x, dim, keep)].map(exponent_of)
-    })
-}
-
-/// For every query the exponent of the largest product with a key that it, or one before it, could have, as far as magnitudes
-/// tell: what a causal row is computed in units of.
-pub(crate) fn row_exponents(call: &Call<'_>, slice: usize) -> impl Iterator<Item = i32> {
-    let ([(q, keep_q), (k, keep_k)], dim) = ([false, true].map(|keys| side(call, slice, keys)), call.shape.head_dim);
-    let level = call.level;
-    let kept = |keep: Option<&[bool]>, i: usize| keep.is_none_or(|keep| keep[i]);
-    let rows = q.chunks_exact(dim).zip(k.chunks_exact(dim)).enumerate();
-    rows.scan([0_f32; 2], move |[most_q, most_k], (i, (q, k))| {
-        if kept(keep_q, i) {
-            *most_q = most_q.max(rows::max_abs(level, q));
-        }
-        if kept(keep_k, i) {
-            *most_k = most_k.max(rows::max_abs(level, k));
-        }
-        Some((exponent_of(*most_q) + exponent_of(*most_k)).clamp(-126, 126))
-    })
 }
 
 /// Divides every slice of `x` by its power of two.
@@ -186,4 +113,66 @@ pub(crate) fn multiply(x: &mut [f32], slices: usize, factor: impl Fn(usize) -> f
         let by = factor(slice);
         x.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);
     });
+}
+
+/// Powers of two between which products of values and output gradients have room on all sides.
+const ROOM: std::ops::RangeInclusive<f64> = -40.0..=60.0;
+/// The exponent of the least product of a value and an output gradient that leaves digits to what it is multiplied by.
+const LEAST_PRODUCT: f64 = -60.0;
+
+/// The exponent of a power of two by which to divide the output gradients, 0 if they may stay. Causal ones are not divided for
+/// the sake of later tokens.
+///
+/// # Errors
+/// [`Error::Range`] where of tokens with smaller products nothing would be left.
+pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: &[f32]) -> Result<i32> {
+    if matches!(mechanism, Mechanism::Uniform(_) | Mechanism::LinearInfsa(_)) {
+        return Ok(0);
+    }
+    let sides = [Masked::of_queries(call, dout, call.shape.value_dim), Masked::values(call)];
+    let largest = |side: Masked<'_>| {
+        let slices = (0..side.slices()).into_par_iter();
+        f64::from(slices.map(|slice| side.largest(call.level, slice)).reduce(|| 0.0, f32::max))
+    };
+    let [g, v] = sides.map(largest);
+    let exponent = product_exponent(g, v);
+    if exponent <= 0 || call.mask.causal {
+        return Ok(exponent.min(0));
+    }
+    let least = |side: Masked<'_>| {
+        let sizes = (0..side.slices()).flat_map(|slice| side.sizes(call.level, slice));
+        f64::from(sizes.filter(|&size| size > 0.0).fold(f32::INFINITY, f32::min))
+    };
+    let [least_g, least_v] = sides.map(least);
+    if (least_g * least_v).log2() - f64::from(exponent) >= LEAST_PRODUCT {
+        return Ok(exponent);
+    }
+    let (tensor, largest) = if g / least_g >= v / least_v { ("dout", g) } else { ("v", v) };
+    let limit = largest * (LEAST_PRODUCT + f64::from(exponent)).exp2().recip() * least_g * least_v;
+    let remedy = "nothing is left of the gradients of tokens with far smaller values: scale them to be more alike";
+    Err(Error::Range { tensor, largest, bound: "up to", limit, remedy })
+}
+
+/// The exponent of a power of two by which to divide `g`, for its products with `v` to have room; 0 if they have.
+pub(crate) fn product_exponent(g: f64, v: f64) -> i32 {
+    let product = g.log2() + v.log2();
+    if !product.is_finite() || ROOM.contains(&product) {
+        return 0;
+    }
+    // What is divided has to stay a number itself, and its sums over tokens, too.
+    (g.log2() - (-v.log2()).clamp(-90.0, 90.0)).floor() as i32
+}
+
+/// `x` divided by a power of two.
+pub(crate) fn divided(x: &[f32], exponent: i32) -> Vec<f32> {
+    let by = 2f64.powi(-exponent);
+    x.iter().map(|&x| (f64::from(x) * by) as f32).collect()
+}
+
+/// Multiplies all gradients by a power of two.
+pub(crate) fn multiply_gradients(gradients: &mut Gradients<'_, f32>, exponent: i32) {
+    multiply(gradients.dq, 1, |_| 2f64.powi(exponent));
+    multiply(gradients.dv, 1, |_| 2f64.powi(exponent));
+    let parameters = gradients.extras.iter().map(|(_, x)| x);
+    parameters.chain(gradients.dk.as_deref_mut()).for_each(|x| multiply(x, 1, |_| 2f64.powi(exponent)));
 }

@@ -15,7 +15,7 @@ use super::{
     pairing::Dot,
 };
 use crate::{
-    Gradients, Parameter, Result, Shape,
+    Gradients, Parameter, Result, Shape, magnitude,
     mechanism::{Activation, Infsa},
     operator::{Call, Saved},
     range, rescale,
@@ -102,7 +102,7 @@ fn row_len(shape: &Shape, m: &Infsa, causal: bool) -> usize {
 /// Writes one over the unit of every row of a head, a power of two. Returns the exponent of the last, the largest.
 fn write_units(call: &Call<'_>, slice: usize, rows: &mut [f32]) -> i32 {
     let mut last = 0;
-    for (row, exponent) in rows.iter_mut().zip(rescale::row_exponents(call, slice)) {
+    for (row, exponent) in rows.iter_mut().zip(magnitude::row_exponents(call, slice)) {
         (*row, last) = (2f32.powi(-exponent), exponent);
     }
     last
@@ -124,7 +124,7 @@ pub(crate) fn exponent(call: &Call<'_>, m: &Infsa, slice: usize) -> f32 {
         return 0.0;
     }
     // Only zeros (or no tokens): any unit will do. The bounds keep the unit a normal f32.
-    let [q, k] = rescale::largest(call, slice).map(rescale::exponent_of);
+    let [q, k] = magnitude::largest(call, slice).map(magnitude::exponent_of);
     let units = call.units(slice);
     ((q + k).clamp(-126, 126) + units[0] + units[1]) as f32
 }

@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use super::tiles::{PerToken, runs};
 use crate::{
-    Error, Parameter, Result, Shape,
+    Error, Parameter, Result, Shape, magnitude,
     mechanism::{Activation, LinearInfsa, PowerOperator},
     operator::Call,
     range,
-    rescale::{self, is_comfortable},
+    rescale::is_comfortable,
     score::gate,
     simd::{Level, rows},
 };
@@ -200,7 +200,7 @@ pub(super) fn check_drowned(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> 
         if head[0] >= LEAST_INVERSE && !(0..m.iterations).any(lost) {
             continue;
         }
-        let [q, k] = rescale::largest(call, slice).map(f64::from);
+        let [q, k] = magnitude::largest(call, slice).map(f64::from);
         if q * k > 0.0 && (q * k).is_finite() {
             let (tensor, largest, other) = if q <= k { ("q", q, k) } else { ("k", k, q) };
             let limit = m.eps * f64::from(LEAST_INVERSE) / other.min(1.0);

@@ -175,7 +175,7 @@ const fn out_rows(m: &LinearInfsa, shape: &Shape) -> usize {
 fn pooled_gradient(head: &Head<'_>, dout: &[f32], pooled: &[f32], partial: &mut [f64], g: &mut [f32]) -> i32 {
     let exponent = |most: f64| {
         let pooled = pooled.iter().fold(0_f32, |most, x| most.max(x.abs()));
-        range::product_exponent(most, pooled.into())
+        rescale::product_exponent(most, pooled.into())
     };
     if !head.m.broadcast {
         let exponent = exponent(rows::max_abs(head.level, dout).into());

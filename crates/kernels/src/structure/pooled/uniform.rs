@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     Gradients, Result, Shape,
+    magnitude::Masked,
     operator::{Call, Saved},
     range,
     simd::{Level, rows},
@@ -101,7 +102,7 @@ pub(crate) fn uniform_forward(call: &Call<'_>, out: &mut [f32], _stats: &mut [f3
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
         broadcast(call.level, row, queries, out);
     });
-    range::check_ends(call, None, ("out", out), (call.mask.query, seq_q))
+    range::check_ends(call, None, "out", Masked::of_queries(call, out, dim))
 }
 
 /// The gradients of [`uniform_forward`]: `q` and `k` have no part in it.
@@ -132,7 +133,7 @@ pub(crate) fn uniform_backward(
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
         broadcast(call.level, row, keys, dv);
     });
-    range::check_ends(call, Some(saved.dout), ("dv", dv), (call.mask.key, seq_kv))
+    range::check_ends(call, Some(saved.dout), "dv", Masked::of_keys(call, dv, dim))
 }
 
 fn count(keep: Option<&[bool]>, tokens: Range<usize>) -> usize {

@@ -10,9 +10,9 @@ use super::{
     Distances,
 };
 use crate::{
+    magnitude::largest,
     mechanism::Manifold,
     operator::Call,
-    rescale::largest,
     scratch::{cut, room},
 };
 
