@@ -73,6 +73,32 @@ fn written_plans_are_those_stored() {
     }
 }
 
+/// Tokens on a grid, which are as far from several means as f32 can tell: the two paths group them differently, and what
+/// each writes must be what it followed.
+#[test]
+fn the_plan_that_is_written_made_the_output() {
+    let sandbox = Sandbox::new();
+    let config = serde_json::json!({"mechanism": "ssa", "clusters": 12, "balance": null});
+    let (mut tensors, shape) = (Tensors::default(), [1, 2, 40, 3]);
+    for (name, seed) in [("q", 6), ("k", 7), ("v", 8)] {
+        let grid: Vec<f32> =
+            tensors.noise(name, &shape, seed).values(name).iter().map(|x| (1.5 * x).round() as f32 * 0.1).collect();
+        tensors.f32(name, &shape, &grid);
+    }
+    let input = sandbox.write("in.safetensors", tensors.file());
+    let made = [&[][..], &["--reference"]].map(|path| {
+        let made = attend(&sandbox, &input, &config, &[path, &["--clusters", "--weights"]].concat(), None);
+        for name in ["label_q", "label_k", "exact_blocks", "edges", "edge_log_weight"] {
+            tensors.raw(name, made.dtype(name), made.shape(name), made.bytes(name).to_vec());
+        }
+        let planned = sandbox.write("planned.safetensors", tensors.file());
+        let again = attend(&sandbox, &planned, &config, &[path, &["--weights"]].concat(), None);
+        assert_eq!((again.bytes("out"), again.bytes("weights")), (made.bytes("out"), made.bytes("weights")));
+        made
+    });
+    assert_ne!(made[0].bytes("label_q"), made[1].bytes("label_q"), "nothing is told apart");
+}
+
 /// A file has -1 for every token without a cluster; the configuration tells global tokens from those that found none.
 #[test]
 fn plans_with_strays_are_read_as_they_were_written() {

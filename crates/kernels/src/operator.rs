@@ -210,6 +210,11 @@ impl Operator {
         let wide = |x: &[T]| x.iter().map(|x| x.widen()).collect::<Vec<_>>();
         let (q, k) = (wide(inputs.q), inputs.k.map(wide));
         let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
+        if self.plan.strategy == Strategy::Reference
+            && let Some(plan) = reference::clusters_f32(&self.mechanism, &call)
+        {
+            return Ok(Cow::Owned(plan));
+        }
         range::check(&self.mechanism, &call)?;
         Ok(Cow::Owned(structure::clustered::make(&call, m)))
     }

@@ -270,6 +270,11 @@ pub(crate) fn backward_f32(m: &Mechanism, c: &Call<'_>, dout: &[f32], mut g: Gra
     Ok(())
 }
 
+/// [`clusters`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`]; none for mechanisms without clusters.
+pub(crate) fn clusters_f32(m: &Mechanism, c: &Call<'_>) -> Option<ClusterPlan> {
+    wide(m, c, |inputs| made_plan(m, &c.shape, inputs, &c.mask))
+}
+
 /// What [`Strategy::Reference`] does in place of the `fused` plan: the same arithmetic, through stored f64 matrices.
 pub(crate) fn plan(fused: Plan, shape: &Shape) -> Plan {
     let matrix = 2 * size_of::<f64>() as u64 * (shape.slices() * shape.seq_q * shape.seq_kv) as u64;

@@ -1,6 +1,8 @@
 //! The two ways of computing a call: fused in f32, naively in f64.
 
-use resolvent_kernels::{ExtraGradients, Gradients, Inputs, Mask, Operator, Parameter, Result, Scratch, reference};
+use resolvent_kernels::{
+    ClusterPlan, ExtraGradients, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result, Scratch, reference,
+};
 
 use super::{
     Attend,
@@ -11,15 +13,24 @@ use crate::tensors::{Named, Real};
 
 /// The fused path; `weights`, which it never forms, come from the reference.
 pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Attend) -> Result<Vec<Named>> {
-    let (inputs, mask) = (tensors.inputs(), tensors.mask(args.causal));
+    let (mut inputs, mask) = (tensors.inputs(), tensors.mask(args.causal));
     let names = Names { op, layout };
+    let clustered = matches!(op.mechanism(), Mechanism::Ssa(_));
+    // One plan for everything that is written; mechanisms without clusters refuse what is asked of them.
+    let plan;
+    let mut described = Vec::new();
+    if clustered || args.clusters || args.certificate {
+        plan = op.clusters(&inputs, &mask)?;
+        described = describe(&plan, op, layout, &inputs, &mask, args)?;
+        inputs.extras = inputs.extras.with_clusters(&plan);
+    }
     let mut scratch = Scratch::default();
     let mut out = vec![0.0_f32; op.out_len()];
     let mut stats = vec![0.0; op.plan().stats];
     op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
     let mut results = vec![names.out(&out)];
     results.extend(op.lse(&stats).map(|lse| names.lse(lse)));
-    results.extend(clusters(op, layout, &inputs, &mask, args)?);
+    results.extend(described);
     if args.weights {
         let weights = dense(op, &inputs, &mask)?;
         results.push(names.weights(&weights.iter().map(|&x| x as f32).collect::<Vec<_>>()));
@@ -49,17 +60,22 @@ fn dense(op: &Operator, inputs: &Inputs<'_, f32>, mask: &Mask<'_>) -> Result<Vec
 
 /// The naive path.
 pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &Attend) -> Result<Vec<Named>> {
-    let (inputs, mask) = (tensors.inputs(), tensors.mask(args.causal));
+    let (mut inputs, mask) = (tensors.inputs(), tensors.mask(args.causal));
     let names = Names { op, layout };
+    let plan;
+    let mut described = Vec::new();
+    if args.clusters || args.certificate {
+        plan = reference::clusters(op.mechanism(), op.shape(), &inputs, &mask)?;
+        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+        let (q, k, v) = (narrow(inputs.q), inputs.k.map(narrow), narrow(inputs.v));
+        let rounded = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
+        described = describe(&plan, op, layout, &rounded, &mask, args)?;
+        inputs.extras = inputs.extras.with_clusters(&plan);
+    }
     let forward = reference::forward(op.mechanism(), op.shape(), &inputs, &mask)?;
     let mut results = vec![names.out(&forward.out)];
     results.extend(forward.lse.as_deref().map(|lse| names.lse(lse)));
-    if args.clusters || args.certificate {
-        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
-        let (q, k, v) = (narrow(inputs.q), inputs.k.map(narrow), narrow(inputs.v));
-        let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
-        results.extend(clusters(op, layout, &inputs, &mask, args)?);
-    }
+    results.extend(described);
     if args.weights {
         results.push(names.weights(forward.weights()));
     }
@@ -71,19 +87,16 @@ pub fn reference(op: &Operator, layout: &Layout, tensors: &Tensors<f64>, args: &
     Ok(results)
 }
 
-/// The plan of a clustered mechanism and its certificate, where they are asked for.
-fn clusters(
+/// A plan and its certificate, where they are asked for.
+fn describe(
+    plan: &ClusterPlan,
     op: &Operator,
     layout: &Layout,
     inputs: &Inputs<'_, f32>,
     mask: &Mask<'_>,
     args: &Attend,
 ) -> Result<Vec<Named>> {
-    if !args.clusters && !args.certificate {
-        return Ok(Vec::new());
-    }
-    let plan = op.clusters(inputs, mask)?;
-    let mut results = if args.clusters { stored(&plan, layout) } else { Vec::new() };
+    let mut results = if args.clusters { stored(plan, layout) } else { Vec::new() };
     if args.certificate {
         let bounds = plan.certificate(op.mechanism(), op.shape(), inputs, mask)?;
         results.extend(certificate(&bounds, layout));

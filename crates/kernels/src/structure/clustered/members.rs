@@ -89,6 +89,11 @@ pub(super) fn exact_mean(x: &[f32], dim: usize, tokens: impl Iterator<Item = u32
     sum
 }
 
+/// The squared distance of a token from a mean.
+pub(super) fn square_distance(x: &[f32], mean: &[f64]) -> f64 {
+    x.iter().zip(mean).map(|(&x, mean)| (f64::from(x) - mean).powi(2)).sum()
+}
+
 /// Number of clusters that `labels` speak of.
 pub(super) fn clusters(labels: &[i32]) -> usize {
     labels.iter().max().map_or(0, |&label| (label + 1).max(0) as usize)

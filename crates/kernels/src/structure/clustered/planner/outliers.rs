@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    super::members::{Members, NONE, clusters, exact_mean},
+    super::members::{Members, NONE, clusters, exact_mean, square_distance},
     Head, compact,
 };
 use crate::simd::rows;
@@ -17,7 +17,7 @@ impl Head<'_> {
         }
         let keys = Members::new(label_k, None, clusters(label_k));
         let means = self.means(self.k, &keys);
-        let distance = |j: usize| square(&self.k[j * self.dim..][..self.dim], &means[label_k[j] as usize]);
+        let distance = |j: usize| square_distance(&self.k[j * self.dim..][..self.dim], &means[label_k[j] as usize]);
         let members = (0..label_k.len()).filter(|&j| label_k[j] != NONE);
         for j in farthest(members.map(|j| (distance(j), j)), self.m.outlier_globals) {
             label_k[j] = NONE;
@@ -40,7 +40,7 @@ impl Head<'_> {
             // From the mean of the others it is n / (n - 1) times as far as from the mean of all.
             n => {
                 let mean = &means[label_q[i] as usize];
-                square(&self.q[i * self.dim..][..self.dim], mean) * (n as f64 / (n - 1) as f64).powi(2)
+                square_distance(&self.q[i * self.dim..][..self.dim], mean) * (n as f64 / (n - 1) as f64).powi(2)
             }
         };
         let members = (0..label_q.len()).filter(|&i| label_q[i] != NONE);
@@ -90,11 +90,6 @@ fn settle(label_q: &[i32], labels: &[u32], routes: Vec<Vec<u32>>) -> (Vec<i32>, 
         label_q.iter().zip(labels).map(|(&old, &label)| if old == NONE { NONE } else { number(label) }).collect();
     let kept = routes.into_iter().zip(0..).filter(|(_, label)| number(*label) != NONE).map(|(routes, _)| routes);
     (numbered, kept.collect())
-}
-
-/// The squared distance of a token from a mean.
-fn square(x: &[f32], mean: &[f64]) -> f64 {
-    x.iter().zip(mean).map(|(&x, mean)| (f64::from(x) - mean).powi(2)).sum()
 }
 
 /// The `count` tokens with the largest distances, ascending; those without any distance are none of them.

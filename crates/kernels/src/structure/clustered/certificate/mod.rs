@@ -10,8 +10,11 @@
 //!
 //! (Jensen on the left; `cosh(x) <= exp(min(x, x^2 / 2))`, Hoeffding's bound). Everything follows from these two.
 
+mod visible;
+
 use rayon::prelude::*;
 
+use self::visible::Visible;
 use super::{
     graph::{Graph, Window},
     members::exact_mean,
@@ -138,12 +141,12 @@ impl<'a> Rows<'a> {
             self.graph.queries.group(group).iter().for_each(|&i| groups[i as usize] = Some(group));
         }
         let of_rows = |(task, groups): (usize, &[Option<Option<usize>>])| {
-            let mut seen = Seen::new(self);
+            let mut visible = Visible::new(self);
             let first = task * self.shape.seq_q.div_ceil(TASKS);
             let row = |(n, group): (usize, &Option<Option<usize>>)| {
-                seen.extend(self.graph.window.limit(first + n));
+                visible.extend(self.graph.window.limit(first + n));
                 // A masked query has no row, and a query of no cluster sees every key exactly.
-                group.flatten().map_or(Bounds::default(), |a| self.bound(&mut seen, first + n, a))
+                group.flatten().map_or(Bounds::default(), |a| self.bound(&mut visible, first + n, a))
             };
             groups.iter().enumerate().map(row).collect::<Vec<_>>()
         };
@@ -152,7 +155,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The bounds of query `i`, of cluster `a`.
-    fn bound(&self, seen: &mut Seen<'_>, i: usize, a: usize) -> Bounds {
+    fn bound(&self, visible: &mut Visible<'_>, i: usize, a: usize) -> Bounds {
         let d = self.shape.head_dim;
         let q = &self.q[i * d..][..d];
         let limit = self.graph.window.limit(i);
@@ -162,12 +165,12 @@ impl<'a> Rows<'a> {
         let edges = self.graph.edges_of(i).iter();
         let sampled: Vec<Sample> =
             edges.map(|edge| Sample::new(self, edge.key, logit(edge.key), edge.log_weight)).collect();
-        let far = seen.far(i, a);
+        let far = visible.far(i, a);
         let row = Row::new(&exact, &sampled, &far);
         let (missed, variation) = if self.centroid { row.of_means(&far) } else { row.of_samples(&far) };
         // A row without any entry is 0, which is no mean of values.
         let absent = row.is_empty() && !far.is_empty() && !far.iter().any(|c| c.has_mean);
-        let error = if absent { seen.largest_value } else { 2.0 * variation * seen.value_radius };
+        let error = if absent { visible.largest_value } else { 2.0 * variation * visible.value_radius };
         Bounds { missed, variation, error }
     }
 }
@@ -302,100 +305,6 @@ impl<'r> Row<'r> {
     }
 }
 
-/// The clusters of keys and the values, as far as a query sees them.
-struct Seen<'a> {
-    rows: &'a Rows<'a>,
-    /// Keys below this are taken in.
-    limit: usize,
-    counts: Vec<usize>,
-    sums: Vec<f64>,
-    means: Vec<f64>,
-    /// The farthest key of every cluster, from the anchor and from the mean.
-    from_anchor: Vec<f64>,
-    radii: Vec<f64>,
-    /// Clusters whose mean and radius are not those of their sum.
-    stale: Vec<usize>,
-    /// The farthest value from the mean of all, and the largest.
-    value_radius: f64,
-    largest_value: f64,
-}
-
-impl<'a> Seen<'a> {
-    fn new(rows: &'a Rows<'a>) -> Self {
-        let clusters = rows.graph.keys.len();
-        let zeros = |len: usize| vec![0.0; len];
-        Self {
-            rows,
-            limit: 0,
-            counts: vec![0; clusters],
-            sums: zeros(rows.anchors.len()),
-            means: zeros(rows.anchors.len()),
-            from_anchor: zeros(clusters),
-            radii: zeros(clusters),
-            stale: Vec::new(),
-            value_radius: 0.0,
-            largest_value: 0.0,
-        }
-    }
-
-    /// Takes in the keys below `limit`.
-    fn extend(&mut self, limit: usize) {
-        let Rows { shape, graph, anchors, value_mean, k, v, keep_k, .. } = self.rows;
-        let (d, dv) = (shape.head_dim, shape.value_dim);
-        for j in self.limit..limit {
-            if keep_k.is_none_or(|keep| keep[j]) {
-                let value = &v[j * dv..][..dv];
-                self.value_radius = self.value_radius.max(distance(value, value_mean));
-                self.largest_value = self.largest_value.max(dot(value, value).sqrt());
-            }
-            let Some(c) = graph.group_of_key(j) else { continue };
-            let key = &k[j * d..][..d];
-            self.counts[c] += 1;
-            self.stale.push(c);
-            self.sums[c * d..][..d].iter_mut().zip(key).for_each(|(sum, &x)| *sum += f64::from(x));
-            self.from_anchor[c] = self.from_anchor[c].max(distance(key, &anchors[c * d..][..d]));
-        }
-        self.limit = self.limit.max(limit);
-    }
-
-    fn freshen(&mut self) {
-        let d = self.rows.shape.head_dim;
-        self.stale.sort_unstable();
-        self.stale.dedup();
-        for c in self.stale.drain(..) {
-            let (sum, anchor) = (&self.sums[c * d..][..d], &self.rows.anchors[c * d..][..d]);
-            let mean = &mut self.means[c * d..][..d];
-            mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean = sum / self.counts[c] as f64);
-            let moved = mean.iter().zip(anchor).map(|(m, a)| (m - a).powi(2)).sum::<f64>().sqrt();
-            self.radii[c] = self.from_anchor[c] + moved;
-        }
-    }
-
-    /// What query `i`, of cluster `a`, sees of the clusters that are not exact for it.
-    fn far(&mut self, i: usize, a: usize) -> Vec<FarCluster> {
-        self.freshen();
-        let Rows { shape, scale, q, centroid, ref graph, .. } = *self.rows;
-        let (exact, strays) = (graph.keys_of(a), graph.keys.strays());
-        let sees_means = centroid && Some(a) != graph.queries.strays();
-        let d = shape.head_dim;
-        let q = &q[i * d..][..d];
-        let norm = dot(q, q).sqrt();
-        let remote = (0..self.counts.len()).filter(|&c| self.counts[c] > 0 && !exact.contains(&(c as u32)));
-        let far = |c: usize| {
-            let product: f64 = q.iter().zip(&self.means[c * d..]).map(|(&q, mean)| f64::from(q) * mean).sum();
-            let count = self.counts[c];
-            let log_mass = scale * product + (count as f64).ln();
-            let has_mean = sees_means && Some(c) != strays;
-            FarCluster { cluster: c, count, log_mass, spread: scale * norm * self.radii[c], has_mean }
-        };
-        remote.map(far).collect()
-    }
-}
-
 fn dot(x: &[f32], y: &[f32]) -> f64 {
     x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
-}
-
-fn distance(x: &[f32], y: &[f64]) -> f64 {
-    x.iter().zip(y).map(|(&x, y)| (f64::from(x) - y).powi(2)).sum::<f64>().sqrt()
 }
