@@ -99,6 +99,18 @@ pub enum Error {
         /// How to mend the call.
         remedy: &'static str,
     },
+    /// Tokens are too close to each other for f32 to tell what they differ by.
+    #[error("tokens of tensor `{tensor}` are at most {apart:.1e} apart, f32 is right from {limit:.1e} here; {remedy}")]
+    Close {
+        /// The tensor's name.
+        tensor: &'static str,
+        /// The largest difference from the first key in any channel.
+        apart: f64,
+        /// The difference that is needed beside the configuration.
+        limit: f64,
+        /// How to mend the call.
+        remedy: &'static str,
+    },
     /// A result of finite inputs is no number in f32.
     #[error("result `{tensor}` leaves the range of f32 at flat index {index}; scale the inputs down")]
     Overflow {

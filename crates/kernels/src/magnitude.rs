@@ -82,9 +82,19 @@ impl<'a> Masked<'a> {
         if most > 0.0 { f64::from(most) / f64::from(least) } else { 1.0 }
     }
 
-    /// Whether an entry of one slice is as large as `least`: of ordinary tokens one of the first is.
-    pub fn reaches(self, slice: usize, least: f64) -> bool {
-        self.rows(slice).any(|row| row.iter().any(|x| f64::from(x.abs()) >= least))
+    /// Whether a token of one slice is `least` from `origin` in some channel: of ordinary tokens one of the first is.
+    pub fn leaves(self, slice: usize, origin: &'a [f32], least: f64) -> bool {
+        self.differences(slice, origin).any(|x| x >= least)
+    }
+
+    /// The largest difference of the tokens of one slice from `origin` in any channel.
+    pub fn extent(self, slice: usize, origin: &'a [f32]) -> f64 {
+        self.differences(slice, origin).fold(0.0, f64::max)
+    }
+
+    fn differences(self, slice: usize, origin: &'a [f32]) -> impl Iterator<Item = f64> {
+        let pairs = self.rows(slice).flat_map(move |row| row.iter().zip(origin));
+        pairs.map(|(&x, &y)| (f64::from(x) - f64::from(y)).abs())
     }
 
     /// The exponents of the first token of one slice that is not zero, and of the largest.

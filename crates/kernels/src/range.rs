@@ -7,13 +7,10 @@ use rayon::prelude::*;
 use crate::{
     Error, Mechanism, Parameter, Result, Shape,
     magnitude::{Masked, largest},
-    mechanism::{
-        Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
-        Manifold,
-    },
+    mechanism::{Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Manifold},
     operator::Call,
     simd::{Level, rows},
-    structure::dense::fna_scale,
+    structure::{dense::fna_scale, nystrom::laplacian::live_landmarks},
 };
 
 /// Largest score, a scaled product of a query and a key, of `softmax` and `ssa`. f32 rounds a score by up to 6e-8 of it: weights of
@@ -36,6 +33,11 @@ const MOST_RUNNING: f64 = 1e5;
 const FARTHEST: f64 = 1e30;
 /// Smallest distance in units of `lambda`: similarities `exp(-r / lambda)` near one then differ by a thousand of their roundings.
 const LEAST_DIFFERENCE: f64 = 1e-4;
+/// The same of keys that landmarks are made from. Nearer ones leave the kernel among landmarks little but its ridge in all directions
+/// but one, and the gradient of the keys is divided by the square of that.
+const LEAST_BETWEEN_LANDMARKS: f64 = 5e-2;
+/// The ridge from which on it is large enough for keys however near.
+const LARGE_RIDGE: f64 = 1e-2;
 /// Powers of two by which the largest token of a causal `infsa` may exceed the first, in whose unit the call is computed.
 const MOST_GROWTH: i32 = 60;
 /// [`Error::Range::bound`] of a limit from above.
@@ -65,12 +67,13 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
         Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
         Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => each(&|slice| squares(call, slice, m.scale_for(dim))),
-        Mechanism::Laplacian(Laplacian { lambda, centering, .. })
-        | Mechanism::LaplacianExact(LaplacianExact { lambda, centering, .. })
-            if *centering != Centering::None =>
-        {
-            each(&|slice| differences(call, slice, *lambda))
-        }
+        Mechanism::Laplacian(m) => each(&|slice| {
+            if m.ridge < LARGE_RIDGE && live_landmarks(call, m, slice) > 1 {
+                differences(call, slice, m.lambda, LEAST_BETWEEN_LANDMARKS, &[Masked::keys(call)])?;
+            }
+            similarities(call, slice, m.lambda, m.centering)
+        }),
+        Mechanism::LaplacianExact(m) => each(&|slice| similarities(call, slice, m.lambda, m.centering)),
         _ => Ok(()),
     }
 }
@@ -147,20 +150,29 @@ fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
 }
 
 /// Whether similarities of the Laplacian kernel, all near one where tokens are close, still differ when their mean is taken off.
-fn differences(call: &Call<'_>, slice: usize, lambda: f64) -> Result<()> {
+fn similarities(call: &Call<'_>, slice: usize, lambda: f64, centering: Centering) -> Result<()> {
+    if centering == Centering::None {
+        return Ok(());
+    }
+    differences(call, slice, lambda, LEAST_DIFFERENCE, &[Masked::keys(call), Masked::queries(call)])
+}
+
+/// Whether one of the tokens of `sides` is at least `least` times the bandwidth from the first key. Those that coincide with it are
+/// no matter: their differences have no rounding.
+fn differences(call: &Call<'_>, slice: usize, lambda: f64, least: f64, sides: &[Masked<'_>]) -> Result<()> {
+    let Some(origin) = Masked::keys(call).rows(slice).next() else { return Ok(()) };
     let lambda = of_head(call, Parameter::Lambda, slice).unwrap_or(lambda);
-    let limit = LEAST_DIFFERENCE * lambda / call.shape.head_dim as f64;
-    if [Masked::queries(call), Masked::keys(call)].into_iter().any(|side| side.reaches(slice, limit)) {
+    let limit = least * lambda / call.shape.head_dim as f64;
+    if sides.iter().any(|side| side.leaves(slice, origin, limit)) {
         return Ok(());
     }
-    let [q, k] = largest(call, slice).map(f64::from);
-    let largest = q.max(k);
-    if largest == 0.0 || largest.is_nan() {
+    let apart = sides.iter().map(|side| side.extent(slice, origin)).fold(0.0, f64::max);
+    let finite = origin.iter().all(|x| x.is_finite());
+    if apart == 0.0 || !finite {
         return Ok(());
     }
-    let tensor = if q >= k { "q" } else { "k" };
-    let remedy = "similarities differ by less than their rounding: scale the tokens, or set a smaller `lambda`";
-    Err(Error::Range { tensor, largest, bound: "from", limit, remedy })
+    let remedy = "similarities differ by too little of their rounding: scale the tokens, or set a smaller `lambda`";
+    Err(Error::Close { tensor: "k", apart, limit, remedy })
 }
 
 /// What a call gives for the head of a slice.

@@ -111,7 +111,8 @@ impl Tally {
                     error,
                     Error::Range { .. } | Error::Overflow { .. } | Error::OutOfRange { .. } | Error::Unsupported { .. }
                 );
-                let typed = typed || matches!(error, Error::Singular { .. } | Error::Diverged { .. });
+                let typed =
+                    typed || matches!(error, Error::Close { .. } | Error::Singular { .. } | Error::Diverged { .. });
                 assert!(typed && !message.contains('\n'), "{what}: {message}");
                 self.refused += 1;
             }

@@ -292,8 +292,10 @@ fn nearly_singular_matrices_are_refused_by_name() {
                 r#"{{"mechanism": "{id}", "ridge": 0, "inverse": "{inverse}", "landmarks": {{"kind": "pool", "ratio": 2}}}}"#
             );
             let mut p = support::random::problem(Mechanism::from_json(&json).unwrap(), SELF, 2);
+            // The first token is apart: calls in which all are near are refused for that.
+            let at = |token: usize| if token == 0 { 2.0 } else { 0.5 + 2e-8 * (token % 6) as f64 };
             let near =
-                |x: &mut Vec<f64>| x.iter_mut().enumerate().for_each(|(n, x)| *x = 0.5 + 2e-8 * (n / 4 % 6) as f64);
+                |x: &mut Vec<f64>| x.iter_mut().enumerate().for_each(|(n, x)| *x = at(n / SELF.head_dim % SELF.seq_q));
             near(&mut p.q);
             p.k.iter_mut().for_each(near);
             for strategy in [Strategy::Fused, Strategy::Reference] {

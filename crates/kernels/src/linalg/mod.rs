@@ -30,6 +30,8 @@ pub(crate) struct Method {
     pub steps: usize,
     /// Where Newton-Schulz starts; `None` is `I / |M|_1`.
     pub init: Option<NewtonInit>,
+    /// The norm that the start is taken from, where the matrix stands for another; `None` is its own, `|M|_1`.
+    pub norm: Option<f64>,
     pub ridge: f64,
     pub gradient: InverseGradient,
     /// Share of the largest eigenvalue up to which eigenvalues are dropped.
@@ -106,7 +108,7 @@ impl Order {
     }
 
     /// The largest absolute column sum of the symmetric `a`.
-    fn norm(self, a: &[f32]) -> f64 {
+    pub fn norm(self, a: &[f32]) -> f64 {
         let sum = |row: &[f32]| row[..self.n].iter().map(|&x| f64::from(x.abs())).sum();
         a[..self.len()].chunks_exact(self.stride).map(sum).fold(0.0, f64::max)
     }

@@ -87,7 +87,7 @@ fn from_identity(method: &Method) -> bool {
 
 /// The factor on the start.
 fn alpha(method: &Method, level: Level, order: Order, a: &[f32], m: &[f32], product: &mut [f32]) -> f64 {
-    let norm = order.norm(m);
+    let norm = method.norm.unwrap_or_else(|| order.norm(m));
     match method.init {
         None => 1.0 / norm,
         Some(NewtonInit::Identity) => 1.8 / norm,
@@ -203,6 +203,7 @@ mod tests {
                 inverse: Inverse::NewtonSchulz,
                 steps: 20,
                 init: Some(NewtonInit::Scaled),
+                norm: None,
                 ridge: 0.01,
                 gradient: InverseGradient::Implicit,
                 cutoff: 0.0,

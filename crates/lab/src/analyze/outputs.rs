@@ -56,9 +56,9 @@ pub(super) fn apply(
     Ok(Applied { out: whole(&operator, out), plan: plan.map(|plan| plan.into_owned()) })
 }
 
-/// Where the numbers leave f32 the output is none: that is a finding, not a failure.
+/// Where f32 cannot tell the numbers the output is none: that is a finding, not a failure.
 fn told(done: resolvent_kernels::Result<()>, out: &mut [f32]) -> resolvent_kernels::Result<()> {
-    if matches!(done, Err(Error::Range { .. } | Error::Overflow { .. })) {
+    if matches!(done, Err(Error::Range { .. } | Error::Close { .. } | Error::Overflow { .. })) {
         out.fill(f32::NAN);
         return Ok(());
     }

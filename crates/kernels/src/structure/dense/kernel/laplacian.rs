@@ -201,14 +201,21 @@ impl Pass for Columns<'_> {
     }
 }
 
+/// Takes `x` into `mean`, that of `count` numbers. Returns the mean of `x`, and how far it is from the one before. Numbers that are
+/// all equal are their mean to the last bit, of which whitening would make something otherwise.
+fn add_to_mean(mean: &mut f32, count: usize, x: &[f32]) -> [f32; 2] {
+    let (n, old) = (x.len() as f32, count as f32);
+    let of_x = x[0] + x.iter().map(|other| other - x[0]).sum::<f32>() / n;
+    let shift = of_x - *mean;
+    *mean += shift * (n / (n + old));
+    [of_x, shift]
+}
+
 /// The mean of `count` numbers and their squared distance from it, with `x` added to them.
 fn merge(mean: &mut f32, square: &mut f32, count: usize, x: &[f32]) {
     let (n, old) = (x.len() as f32, count as f32);
-    let of_x = x.iter().sum::<f32>() / n;
-    let square_of_x = x.iter().map(|x| (x - of_x) * (x - of_x)).sum::<f32>();
-    let shift = of_x - *mean;
-    *square += square_of_x + shift * shift * n * old / (n + old);
-    *mean += shift * n / (n + old);
+    let [of_x, shift] = add_to_mean(mean, count, x);
+    *square += x.iter().map(|x| (x - of_x) * (x - of_x)).sum::<f32>() + shift * shift * n * old / (n + old);
 }
 
 /// Means of the rows over the keys that each sees.
@@ -236,10 +243,11 @@ impl Pass for RowMeans<'_> {
                 kernel.tile(level, slice, rows.clone(), &cols, memory);
                 for ((out, i), row) in out.iter_mut().zip(rows.clone()).zip(memory.chunks_exact(padded(cols.len()))) {
                     let seen = (limits[i] as usize).clamp(cols.start, cols.end) - cols.start;
-                    *out += row[..seen].iter().sum::<f32>();
+                    if seen > 0 {
+                        add_to_mean(out, cols.start, &row[..seen]);
+                    }
                 }
             }
-            out.iter_mut().zip(rows).for_each(|(out, i)| *out /= limits[i].max(1) as f32);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::{
     Core, Loaded, SavedSlice, Sizes,
+    coinciding::share,
     keys::{CloseKeys, Keys, close_keys_memory, keys_memory},
     queries::{CloseQueries, GatherQueries, Queries, queries_memory},
 };
@@ -10,7 +11,7 @@ use crate::{
     ExtraGradients, Gradients, Parameter, Result,
     mechanism::Laplacian,
     operator::{Call, Saved},
-    parallel::Parts,
+    parallel::{Parts, for_each},
     score::{Manhattan, Pairs, gradients},
     scratch::{cut, parts, room},
     simd::Level,
@@ -19,7 +20,7 @@ use crate::{
         nystrom::{
             marks::Producer,
             pass::{self, Part, Pass, splits},
-            tile::{Zip, transpose_all, zip},
+            tile::{Zip, zip},
         },
     },
 };
@@ -41,8 +42,15 @@ pub(crate) fn backward(
     let (stats, dout) = (saved.stats, saved.dout);
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let dk = dk.unwrap_or(&mut *tied);
-    let live = |slice: usize| &SavedSlice::of(sizes, stats, slice).u[..core.producer.live(slice) * sizes.dp];
-    transpose_all(live, shape.head_dim, sizes.mp, transposed, work);
+    {
+        let transposed = Parts::new(&mut *transposed);
+        for_each(slices, work, 0, |slice, _| {
+            let u = &SavedSlice::of(sizes, stats, slice).u[..core.producer.live(slice) * sizes.dp];
+            let len = sizes.transposed();
+            // SAFETY: slices are distinct.
+            core.lay(u, unsafe { transposed.part(slice * len..(slice + 1) * len) });
+        });
+    }
     let transposed = &*transposed;
     {
         let gather = GatherQueries { core, transposed, stats, dout, partial: Parts::new(&mut *partial) };
@@ -68,8 +76,8 @@ pub(crate) fn backward(
         pass::run(&queries, level, slices, shape.seq_q, work);
     }
     {
-        let close =
-            Close { core, partial, stats, slice_parts: Parts::new(&mut *slice_parts), dk: Parts::new(&mut *dk) };
+        let (slice_parts, dk) = (Parts::new(&mut *slice_parts), Parts::new(&mut *dk));
+        let close = Close { core, transposed, partial, stats, slice_parts, dk };
         pass::run_slices(&close, level, slices, work);
     }
     if m.tied {
@@ -162,6 +170,7 @@ pub(super) fn kept_of<'a>(sizes: &Sizes, slice_parts: &'a [f32], slice: usize) -
 /// The landmarks' gradients, from them to the keys, and the bandwidth's.
 struct Close<'a> {
     core: Core<'a>,
+    transposed: &'a [f32],
     partial: &'a [f32],
     stats: &'a [f32],
     slice_parts: Parts<'a, f32>,
@@ -190,12 +199,15 @@ impl Pass for Close<'_> {
             dlambda[0] += contraction[0];
         }
         let live = core.producer.live(slice) * sizes.dp;
-        let u = SavedSlice::of(sizes, self.stats, slice).u;
+        let u = &SavedSlice::of(sizes, self.stats, slice).u[..live];
         // The distance is homogeneous of degree one in the tokens and landmarks.
         let lambda = core.lambda(slice);
-        let contraction = f64::from(dlambda[0]) + contraction(&u[..live], &u[..live], &du[..live], sizes.dp);
+        let contraction = f64::from(dlambda[0]) + contraction(u, u, &du[..live], sizes.dp);
         dlambda[0] = (contraction / (lambda * lambda)) as f32;
         du.iter_mut().for_each(|du| *du *= (-1.0 / lambda) as f32);
+        if let Some(weights) = core.weights(core.transposed(self.transposed, slice)) {
+            share(u, sizes.dp, weights, du);
+        }
         core.producer.backward(level, slice, &du[..live], sizes.dp, dk, memory);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::{Core, Loaded, SavedSlice, Side, Sizes, method, moments::Moments, tile_sizes};
 use crate::{
     Error, Result,
-    linalg::{Entries, Order},
+    linalg::{Entries, Method, Order},
     mechanism::{Centering, InverseGradient, Laplacian},
     operator::Call,
     parallel::Parts,
@@ -19,7 +19,7 @@ use crate::{
         nystrom::{
             marks::Producer,
             pass::{self, Part, Pass, TOKENS, splits},
-            tile::{Zip, scatter, transpose, zip},
+            tile::{Zip, scatter, zip},
         },
     },
 };
@@ -117,10 +117,11 @@ impl Pass for Prepare<'_> {
         let order = core.order(slice);
         let u = &mut u[..order.n * sizes.dp];
         core.producer.make(level, core.producer.tokens(slice, core.call.k), u, sizes.dp, work);
-        transpose(u, sizes.dp, sizes.shape.head_dim, transposed, sizes.mp);
+        core.lay(u, transposed);
         core.marks(transposed, slice).among(level, u, w);
-        let x = Entries { high: x, low: &mut [] };
-        if let Err(error) = method(core.m, InverseGradient::Implicit).invert(level, order, w, x, work)
+        let norm = core.merge(order, transposed, w);
+        let (method, x) = (method(core.m, InverseGradient::Implicit), Entries { high: x, low: &mut [] });
+        if let Err(error) = (Method { norm, ..method }).invert(level, order, w, x, work)
             && let Ok(mut failure) = self.failure.lock()
             && failure.as_ref().is_none_or(|(first, _)| slice < *first)
         {

@@ -194,9 +194,11 @@ impl Pass for CloseKeys<'_> {
             let share = 2.0 / core.kept(Side::Query, slice).max(1) as f32;
             gxx.iter_mut().for_each(|x| *x *= share);
         }
-        core.marks(core.transposed(self.transposed, slice), slice).among(level, u, w);
+        let transposed = core.transposed(self.transposed, slice);
+        core.marks(transposed, slice).among(level, u, w);
+        let norm = core.merge(order, transposed, w);
         let method = gradient_method(core, level, order, w, saved.x, first, second);
-        method.gradient(level, order, w, saved.x, dx, work);
+        (Method { norm, ..method }).gradient(level, order, w, saved.x, dx, work);
         e.fill(0.0);
         for i in 0..order.n {
             for j in 0..order.n {

@@ -6,6 +6,7 @@
 //! and whitening cost no more than products with matrices of the landmarks.
 
 mod backward;
+mod coinciding;
 mod forward;
 mod keys;
 mod moments;
@@ -21,7 +22,7 @@ use std::ops::Range;
 use super::{
     marks::Producer,
     pass::TOKENS,
-    tile::{Marks, Tile, width},
+    tile::{Marks, Tile, Zip, transpose, width, zip},
 };
 use crate::{
     Parameter, Shape,
@@ -74,9 +75,9 @@ impl Sizes {
         self.shape.slices() * room(self.saved())
     }
 
-    /// Landmarks of a slice, transposed.
+    /// Landmarks of a slice, transposed, and the factors on their columns.
     fn transposed(&self) -> usize {
-        self.shape.head_dim * self.mp
+        (self.shape.head_dim + 1) * self.mp
     }
 }
 
@@ -182,6 +183,14 @@ impl<'a> Core<'a> {
         &x[slice * seq * dim..][..seq * dim]
     }
 
+    /// Writes one slice's landmarks `u` transposed, and the factors on their columns.
+    fn lay(&self, u: &[f32], transposed: &mut [f32]) {
+        let Sizes { shape, dp, mp, .. } = self.sizes;
+        let (marks, weights) = transposed.split_at_mut(shape.head_dim * mp);
+        transpose(u, dp, shape.head_dim, marks, mp);
+        coinciding::weigh(u, dp, weights);
+    }
+
     /// One slice's part of the landmarks of all, transposed.
     fn transposed<'x>(&self, all: &'x [f32], slice: usize) -> &'x [f32] {
         &all[slice * self.sizes.transposed()..][..self.sizes.transposed()]
@@ -225,9 +234,13 @@ impl<'a> Core<'a> {
             Some(x) => Rows::gather(self.part(x, slice, seq, dv), dv, kept, false, x_room),
             None => Rows { data: &[], stride: self.sizes.dvp },
         };
-        let (marks, count) = (self.marks(self.transposed(transposed, slice), slice), kept.len());
+        let transposed = self.transposed(transposed, slice);
+        let (marks, count) = (self.marks(transposed, slice), kept.len());
         let stride = width(marks.count);
         marks.kernel(level, tokens.as_left(), count, Store { data: &mut *c, stride });
+        if let Some(weights) = self.weights(transposed) {
+            zip(level, &mut c[..count * stride], &weights[..stride], Zip::Multiply);
+        }
         Loaded { kept, tokens, rows, count, c: &mut c[..count * stride], stride, marks: marks.count }
     }
 }
@@ -237,7 +250,12 @@ fn tile_sizes(sizes: &Sizes) -> [usize; 4] {
     [TOKENS, TOKENS * sizes.dp, TOKENS * sizes.dvp, TOKENS * sizes.mp]
 }
 
+/// How many landmarks a slice has that a kept key is part of.
+pub(crate) fn live_landmarks(call: &Call<'_>, m: &Laplacian, slice: usize) -> usize {
+    Core::new(call, m).producer.live(slice)
+}
+
 fn method(m: &Laplacian, gradient: InverseGradient) -> Method {
     let (inverse, steps, ridge) = (m.inverse, m.newton_iterations, m.ridge);
-    Method { mechanism: "laplacian", inverse, steps, init: None, ridge, gradient, cutoff: 0.0 }
+    Method { mechanism: "laplacian", inverse, steps, init: None, norm: None, ridge, gradient, cutoff: 0.0 }
 }

@@ -113,16 +113,21 @@ impl<'a> Moments<'a> {
     }
 }
 
-/// Takes the mean off the rows, and writes it.
+/// Takes the mean off the rows, and writes it. Both are those of the differences from the first row: rows that are equal leave
+/// nothing, of which whitening would make something.
 fn centre(x: &mut [f32], stride: usize, mean: &mut [f32]) {
     mean.fill(0.0);
-    let rows = (x.len() / stride) as f32;
-    for row in x.chunks_exact(stride) {
-        mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x);
+    let Some((first, others)) = x.split_at_mut_checked(stride) else { return };
+    let rows = (1 + others.len() / stride) as f32;
+    for row in others.chunks_exact(stride) {
+        mean.iter_mut().zip(row).zip(&*first).for_each(|((mean, x), first)| *mean += x - first);
     }
-    mean.iter_mut().for_each(|mean| *mean /= rows.max(1.0));
-    for row in x.chunks_exact_mut(stride) {
-        row.iter_mut().zip(&*mean).for_each(|(x, mean)| *x -= mean);
+    mean.iter_mut().for_each(|mean| *mean /= rows);
+    for row in others.chunks_exact_mut(stride) {
+        row.iter_mut().zip(&*first).zip(&*mean).for_each(|((x, first), mean)| *x = (*x - first) - mean);
+    }
+    for (first, mean) in first.iter_mut().zip(mean) {
+        (*first, *mean) = (-*mean, *first + *mean);
     }
 }
 

@@ -198,6 +198,7 @@ fn method(m: &Soft, mechanism: &'static str) -> Method {
         inverse: m.inverse,
         steps: m.newton_iterations,
         init: Some(m.newton_init),
+        norm: None,
         ridge: m.ridge,
         gradient: m.gradient,
         cutoff: m.eigen_cutoff,
