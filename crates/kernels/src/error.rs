@@ -8,7 +8,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The configuration is no valid mechanism: not JSON, an unknown id or field, a wrong type.
-    #[error("configuration field `{field}`: {problem}")]
+    #[error("configuration{}: {problem}", if field == "." { String::new() } else { format!(" field `{field}`") })]
     Config {
         /// Dotted path of the offending field (`mechanism`, `gamma`, `landmarks.ratio` ...); `.` for the document.
         field: String,

@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use zip::CompressionMethod;
 
-use super::{Contents, Entry, NAMES, Part};
+use super::{Contents, Entry, Part, layer::NAMES};
 use crate::{Error, Result, budget::Held, source};
 
 /// What every array begins with.
