@@ -3,7 +3,7 @@
 
 use super::{
     Core, Loaded, SavedSlice, Sizes,
-    coinciding::share,
+    coinciding::share_gradient,
     keys::{CloseKeys, Keys, close_keys_memory, keys_memory},
     queries::{CloseQueries, GatherQueries, Queries, queries_memory},
 };
@@ -48,7 +48,7 @@ pub(crate) fn backward(
             let u = &SavedSlice::of(sizes, stats, slice).u[..core.producer.live(slice) * sizes.dp];
             let len = sizes.transposed();
             // SAFETY: slices are distinct.
-            core.lay(u, unsafe { transposed.part(slice * len..(slice + 1) * len) });
+            core.write_transposed(u, unsafe { transposed.part(slice * len..(slice + 1) * len) });
         });
     }
     let transposed = &*transposed;
@@ -206,7 +206,7 @@ impl Pass for Close<'_> {
         dlambda[0] = (contraction / (lambda * lambda)) as f32;
         du.iter_mut().for_each(|du| *du *= (-1.0 / lambda) as f32);
         if let Some(weights) = core.weights(core.transposed(self.transposed, slice)) {
-            share(u, sizes.dp, weights, du);
+            share_gradient(u, sizes.dp, weights, du);
         }
         core.producer.backward(level, slice, &du[..live], sizes.dp, dk, memory);
     }

@@ -6,7 +6,7 @@ use super::Core;
 use crate::linalg::Order;
 
 /// Writes the factor on every landmark's column: `g^1/2` for the first of `g` rows of `u [.., dp]` that are equal, 0 for the others.
-pub(super) fn weigh(u: &[f32], dp: usize, weights: &mut [f32]) {
+pub(super) fn column_factors(u: &[f32], dp: usize, weights: &mut [f32]) {
     let (row, n) = (|i: usize| &u[i * dp..][..dp], u.len() / dp);
     weights.fill(1.0);
     for i in 0..n {
@@ -28,7 +28,7 @@ fn any(weights: &[f32]) -> bool {
 }
 
 /// Gives every landmark its share of `du [.., dp]`, the gradient of those that count for several.
-pub(super) fn share(u: &[f32], dp: usize, weights: &[f32], du: &mut [f32]) {
+pub(super) fn share_gradient(u: &[f32], dp: usize, weights: &[f32], du: &mut [f32]) {
     let n = u.len() / dp;
     for i in (0..n).filter(|&i| weights[i] > 1.0) {
         du[i * dp..][..dp].iter_mut().for_each(|x| *x /= weights[i] * weights[i]);

@@ -117,7 +117,7 @@ impl Pass for Prepare<'_> {
         let order = core.order(slice);
         let u = &mut u[..order.n * sizes.dp];
         core.producer.make(level, core.producer.tokens(slice, core.call.k), u, sizes.dp, work);
-        core.lay(u, transposed);
+        core.write_transposed(u, transposed);
         core.marks(transposed, slice).among(level, u, w);
         let norm = core.merge(order, transposed, w);
         let (method, x) = (method(core.m, InverseGradient::Implicit), Entries { high: x, low: &mut [] });

@@ -184,11 +184,11 @@ impl<'a> Core<'a> {
     }
 
     /// Writes one slice's landmarks `u` transposed, and the factors on their columns.
-    fn lay(&self, u: &[f32], transposed: &mut [f32]) {
+    fn write_transposed(&self, u: &[f32], transposed: &mut [f32]) {
         let Sizes { shape, dp, mp, .. } = self.sizes;
         let (marks, weights) = transposed.split_at_mut(shape.head_dim * mp);
         transpose(u, dp, shape.head_dim, marks, mp);
-        coinciding::weigh(u, dp, weights);
+        coinciding::column_factors(u, dp, weights);
     }
 
     /// One slice's part of the landmarks of all, transposed.
