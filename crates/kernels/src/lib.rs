@@ -7,21 +7,18 @@
 //! [`Operator`] is the call surface, [`mod@reference`] the naive f64 form that every fast path must match.
 
 mod cache;
+mod call;
 mod check;
-mod dropout;
 mod element;
 mod error;
 #[doc(hidden)]
 pub mod inner;
 mod layers;
 mod linalg;
-mod magnitude;
 pub mod mechanism;
 mod operator;
 mod parallel;
-mod parameter;
 mod plan;
-mod problem;
 mod random;
 mod range;
 pub mod reference;
@@ -32,11 +29,13 @@ mod series;
 pub mod simd;
 mod structure;
 mod ternary;
-mod token_weights;
 mod tol;
 
 pub use cache::Cache;
-pub use dropout::{Dropout, Dropped};
+pub use call::{
+    ClusterPlan, Dropout, Dropped, ExtraGradients, Extras, Gradients, Inputs, Mask, Parameter, PlanTensors, Shape,
+    check_finite,
+};
 pub use element::Element;
 pub use error::{Error, Result};
 pub use layers::{
@@ -44,13 +43,10 @@ pub use layers::{
     layer_norm_backward, linear, linear_backward, mlp, mlp_backward,
 };
 pub use mechanism::Mechanism;
-pub use operator::Operator;
-pub use parameter::{ExtraGradients, Extras, Parameter};
-pub use plan::{Plan, Strategy, plan};
-pub use problem::{Gradients, Inputs, Mask, Shape, check_finite};
+pub use operator::{Operator, TokenWeights, plan};
+pub use plan::{Plan, Strategy};
 pub use scratch::Scratch;
 pub use series::Convergence;
-pub use structure::clustered::{Certificate, ClusterPlan, PlanMatrices, PlanTensors};
+pub use structure::clustered::{Certificate, PlanMatrices};
 pub use ternary::TernaryMatrix;
-pub use token_weights::TokenWeights;
 pub use tol::{Tol, relative_distance};

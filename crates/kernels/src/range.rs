@@ -6,11 +6,10 @@ use rayon::prelude::*;
 
 use crate::{
     Error, Mechanism, Parameter, Result, Shape,
-    magnitude::{Masked, largest},
+    call::Call,
+    call::magnitude::{Masked, largest},
     mechanism::{Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Manifold},
-    operator::Call,
     simd::{Level, rows},
-    structure::{dense::fna_scale, nystrom::laplacian::live_landmarks},
 };
 
 /// Largest score, a scaled product of a query and a key, of `softmax` and `ssa`. f32 rounds a score by up to 6e-8 of it: weights of
@@ -67,12 +66,7 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
         Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
         Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => each(&|slice| squares(call, slice, m.scale_for(dim))),
-        Mechanism::Laplacian(m) => each(&|slice| {
-            if m.ridge < LARGE_RIDGE && live_landmarks(call, m, slice) > 1 {
-                differences(call, slice, m.lambda, LEAST_BETWEEN_LANDMARKS, &[Masked::keys(call)])?;
-            }
-            similarities(call, slice, m.lambda, m.centering)
-        }),
+        Mechanism::Laplacian(m) => each(&|slice| similarities(call, slice, m.lambda, m.centering)),
         Mechanism::LaplacianExact(m) => each(&|slice| similarities(call, slice, m.lambda, m.centering)),
         _ => Ok(()),
     }
@@ -157,6 +151,14 @@ fn similarities(call: &Call<'_>, slice: usize, lambda: f64, centering: Centering
     differences(call, slice, lambda, LEAST_DIFFERENCE, &[Masked::keys(call), Masked::queries(call)])
 }
 
+/// Whether the keys of a slice, of which several landmarks are made, are far enough apart for the matrix among these.
+pub(crate) fn check_landmarks(call: &Call<'_>, slice: usize, lambda: f64, ridge: f64) -> Result<()> {
+    if ridge >= LARGE_RIDGE {
+        return Ok(());
+    }
+    differences(call, slice, lambda, LEAST_BETWEEN_LANDMARKS, &[Masked::keys(call)])
+}
+
 /// Whether one of the tokens of `sides` is at least `least` times the bandwidth from the first key. Those that coincide with it are
 /// no matter: their differences have no rounding.
 fn differences(call: &Call<'_>, slice: usize, lambda: f64, least: f64, sides: &[Masked<'_>]) -> Result<()> {
@@ -182,7 +184,8 @@ fn of_head(call: &Call<'_>, parameter: Parameter, slice: usize) -> Option<f64> {
 
 /// Whether the distances in units of kappa, and what the kernel makes of them, fit.
 fn distances(m: &Fna, call: &Call<'_>, slice: usize) -> Result<()> {
-    let kappa = fna_scale(call, m, slice).0;
+    let Shape { head_dim, heads, .. } = call.shape;
+    let [kappa, _] = m.of_head(&call.extras, head_dim, heads, slice % heads);
     let [q, k] = largest(call, slice).map(f64::from);
     let most = q.max(k);
     let plane = m.manifold == Manifold::Euclidean;

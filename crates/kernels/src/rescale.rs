@@ -12,9 +12,9 @@ use rayon::prelude::*;
 
 use crate::{
     Error, Gradients, Mechanism, Result,
-    magnitude::{Masked, exponent_of, largest},
+    call::Call,
+    call::magnitude::{Masked, exponent_of, largest},
     mechanism::Activation,
-    operator::Call,
 };
 
 /// Binary orders of magnitude around 1 that need no rescaling: the product of two such numbers, and its reciprocal times

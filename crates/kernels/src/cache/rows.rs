@@ -1,7 +1,7 @@
 //! The row of a new token over all keys and values that are kept.
 
 use crate::{
-    Extras, Parameter, mechanism,
+    Extras, mechanism,
     score::gate,
     simd::{Level, rows},
     structure::dense::Decoder,
@@ -15,10 +15,8 @@ pub(super) fn decoder<'a>(
     heads: usize,
     h: usize,
 ) -> Decoder<'a> {
-    let given = |parameter: Parameter| extras.get(parameter).map(|values| f64::from(values[h]));
-    let resolved = m.resolve(head_dim, heads);
-    let power = resolved.intrinsic_dim + given(Parameter::Alpha).unwrap_or(m.alpha);
-    Decoder { m, kappa: given(Parameter::Kappa).unwrap_or(resolved.kappa), power }
+    let [kappa, power] = m.of_head(extras, head_dim, heads, h);
+    Decoder { m, kappa, power }
 }
 
 /// `sum = sum_j exp(z_j - max z) v_j` over all keys; returns what it has to be multiplied by.

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::presets::is_false;
-use crate::{Parameter, Shape};
+use crate::{Extras, Parameter, Shape};
 
 /// Where the tokens of [`Fna`] live, and so what their distance is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -125,6 +125,13 @@ impl Fna {
             Kappa::Rule(KappaRule::Vision) => width,
         };
         Resolved { kappa, intrinsic_dim: dim }
+    }
+
+    /// The length scale and the exponent `d_M + alpha` of head `h`, as the call or the configuration has them.
+    pub(crate) fn of_head(&self, extras: &Extras<'_>, head_dim: usize, heads: usize, h: usize) -> [f64; 2] {
+        let given = |parameter: Parameter| extras.get(parameter).map(|values| f64::from(values[h]));
+        let Resolved { kappa, intrinsic_dim } = self.resolve(head_dim, heads);
+        [given(Parameter::Kappa).unwrap_or(kappa), intrinsic_dim + given(Parameter::Alpha).unwrap_or(self.alpha)]
     }
 
     /// What stands for `alpha` or `kappa` where a call does not give it.

@@ -1,7 +1,7 @@
 //! The range of every field, and what each mechanism is defined for.
 
 use super::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Mechanism, NormBias};
-use crate::{Error, Parameter, Result, Shape};
+use crate::{Dropout, Error, Parameter, Result, Shape};
 
 impl Mechanism {
     /// Whether the mechanism is valid, and defined for these sizes and for causality (OR-ed with its own).
@@ -60,6 +60,22 @@ impl Mechanism {
             Self::Laplacian(m) => m.validate(),
             Self::LaplacianExact(m) => m.validate(),
         }
+    }
+}
+
+impl Dropout {
+    /// Whether `mechanism` has weights of single pairs whose rows sum to one.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where it has not.
+    pub fn check(&self, mechanism: &Mechanism) -> Result<()> {
+        let why = match mechanism {
+            Mechanism::Softmax(_) => return Ok(()),
+            Mechanism::Fna(m) if m.norm_exponent == 0.0 => return Ok(()),
+            Mechanism::Fna(_) => "the density of a key is a sum over all pairs; set norm_exponent to 0",
+            _ => "it is for operators that weigh pair by pair in rows that sum to one: softmax and fna",
+        };
+        Err(Error::Unsupported { mechanism: mechanism.id(), what: "dropout", why })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::matrix::{Matrix, inner};
-use crate::{Dropout, Dropped, Inputs, Mask, Mechanism, Parameter, Shape, structure::clustered::HeadPlan};
+use crate::{Dropout, Dropped, Inputs, Mask, Mechanism, Parameter, Shape, call::cluster_plan::HeadPlan};
 
 /// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
 /// padding cannot enter a sum.

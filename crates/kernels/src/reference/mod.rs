@@ -21,10 +21,7 @@ use matrix::Matrix;
 
 use std::collections::BTreeMap;
 
-use crate::{
-    ClusterPlan, Error, Gradients, Inputs, Mask, Mechanism, Parameter, Plan, Result, Shape, Strategy, check,
-    operator::Call,
-};
+use crate::{ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check};
 
 /// What [`forward`] computes.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -166,7 +163,12 @@ fn check_call(
 }
 
 /// The plan of a clustered call that comes without one: a constant of the call.
-fn made_plan(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>) -> Option<ClusterPlan> {
+pub(crate) fn made_plan(
+    mechanism: &Mechanism,
+    shape: &Shape,
+    inputs: &Inputs<'_, f64>,
+    mask: &Mask<'_>,
+) -> Option<ClusterPlan> {
     let Mechanism::Ssa(m) = mechanism else { return None };
     let of_head = |(b, h): (usize, usize)| {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
@@ -232,77 +234,4 @@ fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: 
         Mechanism::Laplacian(m) => laplacian::backward(head, m, dout)?,
         Mechanism::LaplacianExact(m) => laplacian::exact_backward(head, m, dout),
     })
-}
-
-/// [`forward`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`]. `stats` holds what
-/// [`crate::Operator::lse`] returns; the gradients need nothing saved.
-pub(crate) fn forward_f32(m: &Mechanism, c: &Call<'_>, out: &mut [f32], stats: &mut [f32]) -> Result<()> {
-    let result = wide(m, c, |inputs| forward(m, &c.shape, inputs, &c.mask))?;
-    narrow(&result.out, out);
-    stats.fill(0.0);
-    if let Some(lse) = &result.lse {
-        narrow(lse, stats);
-    }
-    Ok(())
-}
-
-/// [`Forward::a`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`].
-pub(crate) fn token_weights_f32(m: &Mechanism, c: &Call<'_>, a: &mut [f32]) -> Result<()> {
-    let result = wide(m, c, |inputs| forward(m, &c.shape, inputs, &c.mask))?;
-    narrow(&result.a.unwrap_or_default(), a);
-    Ok(())
-}
-
-/// [`backward`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`].
-pub(crate) fn backward_f32(m: &Mechanism, c: &Call<'_>, dout: &[f32], mut g: Gradients<'_, f32>) -> Result<()> {
-    let result = wide(m, c, |inputs| backward(m, &c.shape, inputs, &c.mask, &widened(dout)))?;
-    narrow(&result.dq, g.dq);
-    narrow(&result.dv, g.dv);
-    if let (Some(from), Some(to)) = (&result.dk, g.dk) {
-        narrow(from, to);
-    }
-    for (parameter, to) in g.extras.iter() {
-        match result.parameters.get(&parameter) {
-            Some(from) => narrow(from, to),
-            None => to.fill(0.0),
-        }
-    }
-    Ok(())
-}
-
-/// [`clusters`] for an [`crate::Operator`] that was asked for [`Strategy::Reference`]; none for mechanisms without clusters.
-pub(crate) fn clusters_f32(m: &Mechanism, c: &Call<'_>) -> Option<ClusterPlan> {
-    wide(m, c, |inputs| made_plan(m, &c.shape, inputs, &c.mask))
-}
-
-/// What [`Strategy::Reference`] does in place of the `fused` plan: the same arithmetic, through stored f64 matrices.
-pub(crate) fn plan(fused: Plan, shape: &Shape) -> Plan {
-    let matrix = 2 * size_of::<f64>() as u64 * (shape.slices() * shape.seq_q * shape.seq_kv) as u64;
-    Plan {
-        strategy: Strategy::Reference,
-        reason: "asked for: the naive f64 path, which stores whole matrices",
-        tile: (shape.seq_q, shape.seq_kv),
-        bytes_forward: fused.bytes_forward + matrix,
-        bytes_backward: fused.bytes_backward + 2 * matrix,
-        scratch_forward: 0,
-        scratch_backward: 0,
-        allocated_forward: 0,
-        allocated_backward: 0,
-        ..fused
-    }
-}
-
-/// Runs `f` on the f64 form of a checked call.
-fn wide<R>(m: &Mechanism, c: &Call<'_>, f: impl FnOnce(&Inputs<'_, f64>) -> R) -> R {
-    let (q, v) = (widened(c.q), widened(c.v));
-    let k = (!m.tied()).then(|| widened(c.k));
-    f(&Inputs { q: &q, k: k.as_deref(), v: &v, extras: c.extras })
-}
-
-fn widened(x: &[f32]) -> Vec<f64> {
-    x.iter().map(|&x| x.into()).collect()
-}
-
-fn narrow(from: &[f64], to: &mut [f32]) {
-    to.iter_mut().zip(from).for_each(|(to, &from)| *to = from as f32);
 }

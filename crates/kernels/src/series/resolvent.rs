@@ -6,8 +6,9 @@
 //! The backward pass is an adjoint solve and one backward hop.
 
 use crate::{
-    Convergence, Error, Gradients, Mask, Parameter, Plan, Result, Shape, mechanism,
-    operator::{Call, Saved},
+    Convergence, Error, Gradients, Mask, Parameter, Plan, Result, Shape,
+    call::{Call, Saved},
+    mechanism,
     scratch::{cut, room},
     series::solver::{Method, Solver},
     structure::dense,

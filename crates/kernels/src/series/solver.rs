@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::resolvent::{limit, not_converged};
 use crate::{
     Result, Shape,
+    call::Call,
     mechanism::InfsaResolvent,
-    operator::Call,
     scratch::{cut, room},
     structure::dense::{self, Unit},
 };

@@ -13,8 +13,8 @@ use super::{
     matrix::{Matrix, inner},
 };
 use crate::{
+    call::cluster_plan::{HeadPlan, NONE, STRAY},
     mechanism::{Estimator, Pairs, Sampler, Ssa},
-    structure::clustered::{HeadPlan, NONE, STRAY},
 };
 
 /// What a query attends to: the mean of some tokens (mostly of one), with a constant added to its logit.

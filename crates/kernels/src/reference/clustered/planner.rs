@@ -13,8 +13,8 @@ use super::{
     random::Stream,
 };
 use crate::{
+    call::cluster_plan::{Edge, HeadPlan, NONE, STRAY},
     mechanism::ClusterOn,
-    structure::clustered::{Edge, HeadPlan, NONE, STRAY},
 };
 
 /// Stages of the random numbers: first centres of the queries (or of the one set of tokens), of the keys; the projection.

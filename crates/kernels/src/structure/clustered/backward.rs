@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::{
     Case,
     far::Far,
-    forward::{ALWAYS, log2_weight},
+    forward::ALWAYS,
     graph::{Graph, Lists, Run, runs},
     held::{self, Finished, Held, Keys, Sums},
     prefix,
@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{
     Gradients, Result, Shape,
+    call::{Call, Saved, cluster_plan::log2_weight},
     mechanism::Ssa,
-    operator::{Call, Saved},
     parallel::{Parts, for_each, workers},
     scratch::{cut, room},
     structure::dense::{Head, KEYS, QUERIES, Rows, padded},

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     Result, Shape,
+    call::{Call, cluster_plan::log2_weight},
     mechanism::Ssa,
-    operator::Call,
     parallel::{Parts, for_each, workers},
     score::Exp,
     scratch::{cut, room},
@@ -261,9 +261,4 @@ impl Held<'_> {
             }
         }
     }
-}
-
-/// The constant of an edge, as its base-2 logarithm.
-pub(super) fn log2_weight(log_weight: f64) -> f32 {
-    (log_weight * std::f64::consts::LOG2_E) as f32
 }

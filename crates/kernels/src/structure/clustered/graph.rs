@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use super::{
-    members::{Members, NONE, STRAY},
-    plans::{Edge, HeadPlan},
-};
+use super::members::Members;
+use crate::call::cluster_plan::{Edge, HeadPlan, NONE, STRAY};
 
 /// Which keys a query may see by its position.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::{forward::pack, graph::Window};
 use crate::{
     Shape,
-    operator::Saved,
+    call::Saved,
     score::Exp,
     scratch::cut,
     simd::product::{Add, Left, Right, Size, Store, add_product, product, store_product},

@@ -1,10 +1,7 @@
 //! A plan as dense matrices, for implementations out of tensor operations.
 
-use super::{
-    graph::{Graph, Window},
-    plans::ClusterPlan,
-};
-use crate::{Error, Mask, Mechanism, Result, Shape, mechanism::Estimator};
+use super::graph::{Graph, Window};
+use crate::{ClusterPlan, Error, Mask, Mechanism, Result, Shape, mechanism::Estimator};
 
 /// What a [`ClusterPlan`] makes of a call, as matrices of `[batch, heads, ..]`, row-major. With the scaled scores `S`:
 /// the logits of single tokens are `S + log_weight`, those of mean tokens `(S * far) member / count + ln count`; one

@@ -1,10 +1,6 @@
 //! Which tokens a cluster has.
 
-/// The label of a token in no cluster: a global one, which sees all and is seen by all, or a masked one.
-pub(crate) const NONE: i32 = -1;
-
-/// The label of a kept token that found no cluster to join: only global tokens see it, and it sees only these.
-pub(crate) const STRAY: i32 = -2;
+use crate::call::cluster_plan::{NONE, STRAY};
 
 /// The tokens of every cluster, ascending within each, and those in none.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,14 +90,10 @@ pub(super) fn square_distance(x: &[f32], mean: &[f64]) -> f64 {
     x.iter().zip(mean).map(|(&x, mean)| (f64::from(x) - mean).powi(2)).sum()
 }
 
-/// Number of clusters that `labels` speak of.
-pub(super) fn clusters(labels: &[i32]) -> usize {
-    labels.iter().max().map_or(0, |&label| (label + 1).max(0) as usize)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::cluster_plan::clusters;
 
     #[test]
     fn tokens_are_sorted_into_their_clusters() {

@@ -3,11 +3,11 @@
 use super::{
     backward::SHARES,
     plan::{Counts, clusters},
-    plans::Edge,
     prefix,
 };
 use crate::{
     Shape,
+    call::cluster_plan::Edge,
     mechanism::{Estimator, Ssa},
     parallel::workers,
     structure::dense::{QUERIES, padded},

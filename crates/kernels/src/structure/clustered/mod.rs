@@ -18,7 +18,6 @@ mod members;
 mod memory;
 mod plan;
 mod planner;
-mod plans;
 mod prefix;
 mod sparse;
 
@@ -27,18 +26,15 @@ pub use certificate::Certificate;
 pub(crate) use decoding::{Past, Setting, Token};
 pub(crate) use forward::forward;
 pub use matrices::PlanMatrices;
-pub(crate) use members::{NONE, STRAY};
 pub(crate) use plan::plan;
 pub(crate) use planner::plan as make;
-pub use plans::{ClusterPlan, PlanTensors};
-pub(crate) use plans::{Edge, HeadPlan};
 
 use rayon::prelude::*;
 
 use self::graph::{Graph, Window};
 use crate::{
+    call::{Call, cluster_plan::HeadPlan},
     mechanism::{Estimator, Ssa},
-    operator::Call,
 };
 
 /// What forward and backward pass have in common.

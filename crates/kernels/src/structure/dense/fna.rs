@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     Gradients, Parameter, Plan, Result, Shape, Strategy,
+    call::{Call, Saved},
     mechanism::{DistanceKernel, Fna, Manifold},
-    operator::{Call, Saved},
     score::distance::Scale,
     scratch::{cut, room},
 };
@@ -37,12 +37,16 @@ impl<'a> Heads<'a> {
     fn new(call: &'a Call<'a>, m: &'a Fna, centres: &'a mut [f32], units: &'a mut [f32]) -> Self {
         // The length scale is measured in the same unit, and squared where the kernel has no kink.
         let most = if m.kernel == DistanceKernel::Levy && !m.is_gaussian() { 1e30 } else { 1e18 };
-        frames(call, |slice| most / scale(call, m, slice).0, centres, units);
+        let Shape { head_dim, heads, .. } = call.shape;
+        let kappa = |slice: usize| m.of_head(&call.extras, head_dim, heads, slice % heads)[0];
+        frames(call, |slice| most / kappa(slice), centres, units);
         Self { call, m, centres, units }
     }
 
-    fn scale(&self, slice: usize) -> (f64, f64) {
-        scale(self.call, self.m, slice)
+    /// The length scale and the exponent of a slice.
+    fn scale(&self, slice: usize) -> [f64; 2] {
+        let Shape { head_dim, heads, .. } = self.call.shape;
+        self.m.of_head(&self.call.extras, head_dim, heads, slice % heads)
     }
 
     fn kernel(&self) -> Kernel {
@@ -57,20 +61,11 @@ impl<'a> Heads<'a> {
     fn pairing(&self, slice: usize, density: Option<Density<'a>>) -> Distances<'a> {
         let dim = self.call.shape.head_dim;
         let frame = Frame { centre: &self.centres[slice * dim..][..dim], inverse_unit: self.units[slice] };
-        let (kappa, power) = self.scale(slice);
+        let [kappa, power] = self.scale(slice);
         let unit = if self.m.manifold == Manifold::Sphere { 1.0 } else { f64::from(frame.inverse_unit) };
         let scale = Scale { kappa: (kappa * unit).clamp(1e-30, 1e30) as f32, power: power as f32 };
         Distances { manifold: self.m.manifold, kernel: self.kernel(), scale, frame, density, columns_only: false }
     }
-}
-
-/// `(kappa, d_M + alpha)` of a batch element and head.
-pub(crate) fn scale(call: &Call<'_>, m: &Fna, slice: usize) -> (f64, f64) {
-    let (shape, extras) = (&call.shape, &call.extras);
-    let given = |p: Parameter| extras.get(p).map(|values| f64::from(values[slice % shape.heads]));
-    let resolved = m.resolve(shape.head_dim, shape.heads);
-    let alpha = given(Parameter::Alpha).unwrap_or(m.alpha);
-    (given(Parameter::Kappa).unwrap_or(resolved.kappa), resolved.intrinsic_dim + alpha)
 }
 
 /// Writes `out` and, as `stats`, [`log_sum::SAVED`] numbers per row; with a density exponent, also those without it.
@@ -157,7 +152,7 @@ pub(crate) fn fna_backward(
                 values += sums[1];
             }
         }
-        let (kappa, power) = heads.scale(h);
+        let [kappa, power] = heads.scale(h);
         // s depends on r / kappa, and is proportional to d_M + alpha.
         for (parameter, sum) in [(Parameter::Kappa, -radial / kappa), (Parameter::Alpha, values * LN_2 / power)] {
             if let Some(to) = extras.get(parameter) {
@@ -173,7 +168,7 @@ pub(crate) fn fna_backward(
 /// add up to 0, so the mean of what they are multiplied with is taken out: it would multiply nothing but their rounding.
 /// Columns of tokens without a degree add nothing themselves, and leave the mean times what the others then add up to.
 fn typical_sums(heads: &Heads<'_>, logs: LogSums<'_>, columns: &[f32], h: usize) -> [f64; 2] {
-    let (shape, (_, power)) = (heads.call.shape, heads.scale(h));
+    let (shape, [_, power]) = (heads.call.shape, heads.scale(h));
     let factors = |row: usize| {
         let value = f64::from(logs.split(row)?.0).min(0.0);
         let slope = match heads.kernel() {

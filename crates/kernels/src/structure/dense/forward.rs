@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Dropped, Shape,
-    operator::Call,
+    call::Call,
     parallel::{Parts, for_each, workers},
     scratch::{cut, room},
     simd::product::{Add, Left, Right, Size, product},

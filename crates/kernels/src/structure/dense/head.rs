@@ -9,7 +9,7 @@ use pulp::Simd;
 use super::thin::Thin;
 use crate::{
     Dropout, Shape,
-    operator::Call,
+    call::Call,
     simd::product::{Left, Right, vectors},
 };
 

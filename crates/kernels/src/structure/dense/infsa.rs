@@ -15,9 +15,10 @@ use super::{
     pairing::Dot,
 };
 use crate::{
-    Gradients, Parameter, Result, Shape, magnitude,
+    Gradients, Parameter, Result, Shape,
+    call::magnitude,
+    call::{Call, Saved},
     mechanism::{Activation, Infsa},
-    operator::{Call, Saved},
     range, rescale,
     score::{Abs, Gelu, Relu},
     scratch::{cut, room},

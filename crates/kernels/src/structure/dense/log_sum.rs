@@ -7,7 +7,7 @@
 use rayon::prelude::*;
 
 use super::head::Head;
-use crate::operator::{Call, Saved};
+use crate::call::{Call, Saved};
 
 /// What is saved of the rows of one pass: [`SAVED`] numbers per row.
 #[derive(Clone, Copy)]

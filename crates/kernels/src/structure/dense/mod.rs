@@ -21,7 +21,7 @@ mod thin;
 
 pub(crate) use backward::Targets;
 pub(crate) use decode::Decoder;
-pub(crate) use fna::{fna_backward, fna_forward, fna_plan, scale as fna_scale};
+pub(crate) use fna::{fna_backward, fna_forward, fna_plan};
 pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
 pub(in crate::structure) use head::{Head, PANEL, Visible, transpose};
 pub(crate) use head::{Rows, about, dot, padded, positions};

@@ -9,8 +9,9 @@ use super::{
     pairing::Dot,
 };
 use crate::{
-    Gradients, Result, Shape, mechanism,
-    operator::{Call, Saved},
+    Gradients, Result, Shape,
+    call::{Call, Saved},
+    mechanism,
     score::Exp,
     scratch::{cut, room},
 };

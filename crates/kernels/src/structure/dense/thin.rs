@@ -7,7 +7,7 @@ use pulp::Simd;
 use super::normalise::Tile;
 use crate::{
     Dropout,
-    dropout::{Dropped, KEY, MULTIPLIERS},
+    call::dropout::{Dropped, KEY, MULTIPLIERS},
     simd::product::{vectors, vectors_mut},
 };
 

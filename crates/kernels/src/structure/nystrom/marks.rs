@@ -3,8 +3,8 @@
 
 use crate::{
     Extras, Parameter, Shape,
+    call::Call,
     mechanism::{Landmarks, Windows},
-    operator::Call,
     random,
     simd::{
         Level,

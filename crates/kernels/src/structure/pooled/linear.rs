@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use super::tiles::{PerToken, runs};
 use crate::{
-    Error, Parameter, Result, Shape, magnitude,
+    Error, Parameter, Result, Shape,
+    call::Call,
+    call::magnitude,
     mechanism::{Activation, LinearInfsa, PowerOperator},
-    operator::Call,
     range,
     rescale::is_comfortable,
     score::gate,

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{
     Gradients, Parameter, Result, Shape,
+    call::{Call, Saved},
     mechanism::{LinearInfsa, PowerOperator},
-    operator::{Call, Saved},
     range,
     rescale::{self, Rescaled},
     simd::{

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     Gradients, Result, Shape,
-    magnitude::Masked,
-    operator::{Call, Saved},
+    call::magnitude::Masked,
+    call::{Call, Saved},
     range,
     simd::{Level, rows},
 };

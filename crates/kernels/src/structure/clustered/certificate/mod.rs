@@ -18,10 +18,9 @@ use self::visible::Visible;
 use super::{
     graph::{Graph, Window},
     members::exact_mean,
-    plans::ClusterPlan,
 };
 use crate::{
-    Error, Inputs, Mask, Mechanism, Result, Shape, check,
+    ClusterPlan, Error, Inputs, Mask, Mechanism, Result, Shape, check,
     mechanism::{Estimator, Ssa},
 };
 

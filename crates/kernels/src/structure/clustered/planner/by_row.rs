@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::{
-    super::{members::NONE, plans::Edge},
     Sides, gather,
     random::{Stage, pick},
     seen::Seen,
 };
-use crate::{parallel::grain, simd::rows};
+use crate::{
+    call::cluster_plan::{Edge, NONE},
+    parallel::grain,
+    simd::rows,
+};
 
 /// Tasks of a head: each takes in the keys before its own anew.
 const TASKS: usize = 16;

@@ -14,14 +14,15 @@ use rayon::prelude::*;
 
 pub(super) use self::random::{Stage, Stream, pick};
 use self::{kmeans::Points, online::Running, seen::Seen};
-use super::{
-    members::{Members, NONE, STRAY, clusters},
-    plans::{ClusterPlan, Edge, HeadPlan},
-};
+use super::members::Members;
 use crate::{
-    Shape,
+    ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Result, Shape,
+    call::{
+        Call,
+        cluster_plan::{Edge, HeadPlan, NONE, STRAY, clusters},
+    },
+    check,
     mechanism::{ClusterOn, Estimator, Sampler, Ssa},
-    operator::Call,
     parallel::{Parts, one_per_thread},
     simd::{Level, rows},
 };
@@ -45,7 +46,36 @@ pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> ClusterPlan {
     } else {
         make()
     };
-    ClusterPlan { seq_q, seq_kv, heads }
+    ClusterPlan::of_heads(&call.shape, heads)
+}
+
+impl ClusterPlan {
+    /// Plans a call of `mechanism` (an `ssa`), which then takes the plan in [`crate::Extras::clusters`]: `q` and `k` as in
+    /// [`crate::Inputs`], `codebook [heads, clusters, head_dim]` or none.
+    ///
+    /// # Errors
+    /// Those of [`crate::Operator::new`] and [`crate::Operator::forward`]; [`Error::Unsupported`] for another mechanism.
+    pub fn new(
+        mechanism: &Mechanism,
+        shape: &Shape,
+        q: &[f32],
+        k: &[f32],
+        codebook: Option<&[f32]>,
+        mask: &Mask<'_>,
+    ) -> Result<Self> {
+        let Mechanism::Ssa(m) = mechanism else {
+            let why = "only `ssa` attends along clusters";
+            return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a plan of clusters", why });
+        };
+        mechanism.check(shape, mask.causal)?;
+        let mask = Mask { causal: mask.causal || m.causal, ..*mask };
+        let extras = codebook.map_or(Extras::default(), |codebook| Extras::default().with_codebook(codebook));
+        // A plan does not depend on the values: they have no channels here.
+        let shape = Shape { value_dim: 0, ..*shape };
+        check::inputs("plan", mechanism, &shape, &Inputs { q, k: Some(k), v: &[], extras }, &mask)?;
+        let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
+        Ok(plan(&call, m))
+    }
 }
 
 /// One (batch, head) that is planned for.

@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 
 use super::{
-    super::members::{Members, NONE, clusters, exact_mean, square_distance},
+    super::members::{Members, exact_mean, square_distance},
     Head, compact,
 };
-use crate::simd::rows;
+use crate::{
+    call::cluster_plan::{NONE, clusters},
+    simd::rows,
+};
 
 impl Head<'_> {
     /// Takes the keys that are farthest from the means of their clusters out of these.

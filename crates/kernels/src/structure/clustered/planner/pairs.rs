@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::{
-    super::plans::Edge,
     Sides, gather,
     random::{Stage, Stream, floyd, pick},
 };
 use crate::{
+    call::cluster_plan::Edge,
     mechanism::{Pairs, Sampler},
     parallel::grain,
     simd::rows,

@@ -1,7 +1,9 @@
 //! Means of clusters over the tokens that a row sees.
 
-use super::super::members::clusters;
-use crate::simd::{Level, distance};
+use crate::{
+    call::cluster_plan::clusters,
+    simd::{Level, distance},
+};
 
 /// The members of every cluster below a limit that only grows, and their means.
 pub(super) struct Seen<'a> {

@@ -11,7 +11,7 @@ use super::{
     panel::{Matrix, Panel, Room, row, row_mut},
 };
 use crate::{
-    operator::Call,
+    call::Call,
     parallel::{Parts, one_per_thread},
     simd::{
         math::exp2,

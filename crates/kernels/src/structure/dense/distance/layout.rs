@@ -10,9 +10,9 @@ use super::{
     Distances,
 };
 use crate::{
-    magnitude::largest,
+    call::Call,
+    call::magnitude::largest,
     mechanism::Manifold,
-    operator::Call,
     scratch::{cut, room},
 };
 

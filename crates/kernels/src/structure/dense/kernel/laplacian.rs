@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     Parameter, Plan, Result, Shape, Strategy,
+    call::Call,
     mechanism::{Centering, LaplacianExact, Whitening},
-    operator::Call,
     parallel::Parts,
     score::Manhattan,
     scratch::{cut, room},

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     Gradients, Parameter, Result, Shape,
+    call::{Call, Saved},
     mechanism::{Centering, LaplacianExact, Whitening},
-    operator::{Call, Saved},
     parallel::Parts,
     score::{Manhattan, Pairs, gradients},
     scratch::{cut, parts, room},

@@ -3,8 +3,8 @@
 use super::compact::{BLOCK, Compact, Kept, blocks, means, sizes, tile};
 use crate::{
     Gradients, Parameter, Plan, Result, Shape, Strategy,
+    call::{Call, Saved},
     mechanism::Soft,
-    operator::{Call, Saved},
     parallel::Parts,
     score::{Pairs, Squared, gradients},
     scratch::{cut, room},

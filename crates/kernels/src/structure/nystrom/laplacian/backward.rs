@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     ExtraGradients, Gradients, Parameter, Result,
+    call::{Call, Saved},
     mechanism::Laplacian,
-    operator::{Call, Saved},
     parallel::{Parts, for_each},
     score::{Manhattan, Pairs, gradients},
     scratch::{cut, parts, room},

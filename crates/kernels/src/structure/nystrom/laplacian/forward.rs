@@ -5,10 +5,11 @@ use std::sync::Mutex;
 use super::{Core, Loaded, SavedSlice, Side, Sizes, method, moments::Moments, tile_sizes};
 use crate::{
     Error, Result,
+    call::Call,
     linalg::{Entries, Method, Order},
     mechanism::{Centering, InverseGradient, Laplacian},
-    operator::Call,
     parallel::Parts,
+    range,
     scratch::{cut, parts, room},
     simd::{
         Level,
@@ -34,6 +35,9 @@ pub(crate) fn forward(
 ) -> Result<()> {
     let core = Core::new(call, m);
     let (level, slices, shape) = (call.level, call.shape.slices(), &call.shape);
+    let has_several = |slice: &usize| core.producer.live(*slice) > 1;
+    let mut several = (0..slices).filter(has_several);
+    several.try_for_each(|slice| range::check_landmarks(call, slice, m.lambda, m.ridge))?;
     let ([transposed, partial], work) = cut(work, shared(&core.sizes));
     {
         let (stats, transposed) = (Parts::new(&mut *stats), Parts::new(&mut *transposed));

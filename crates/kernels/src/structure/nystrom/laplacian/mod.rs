@@ -26,9 +26,9 @@ use super::{
 };
 use crate::{
     Parameter, Shape,
+    call::Call,
     linalg::{Method, Order},
     mechanism::{Centering, InverseGradient, Laplacian, Whitening},
-    operator::Call,
     score::Manhattan,
     scratch::{cut, parts, room},
     simd::{Level, product::Store},
@@ -248,11 +248,6 @@ impl<'a> Core<'a> {
 /// Sizes of a tile's positions, tokens, rows of another tensor, and kernel.
 fn tile_sizes(sizes: &Sizes) -> [usize; 4] {
     [TOKENS, TOKENS * sizes.dp, TOKENS * sizes.dvp, TOKENS * sizes.mp]
-}
-
-/// How many landmarks a slice has that a kept key is part of.
-pub(crate) fn live_landmarks(call: &Call<'_>, m: &Laplacian, slice: usize) -> usize {
-    Core::new(call, m).producer.live(slice)
 }
 
 fn method(m: &Laplacian, gradient: InverseGradient) -> Method {

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     ExtraGradients, Gradients, Parameter, Result,
+    call::{Call, Saved},
     mechanism::{Landmarks, Soft},
-    operator::{Call, Saved},
     parallel::Parts,
     score::{Pairs, Squared, gradients},
     scratch::{cut, parts, room},

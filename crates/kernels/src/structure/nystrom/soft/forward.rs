@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use super::{Core, Loaded, SavedSlice, Sizes, producer_work, tile_sizes, values};
 use crate::{
     Error, Result,
+    call::Call,
     linalg::{Entries, Order, wide},
     mechanism::{Degree, Soft},
-    operator::Call,
     parallel::Parts,
     scratch::{cut, room},
     simd::Level,

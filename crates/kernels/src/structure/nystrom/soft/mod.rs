@@ -24,9 +24,9 @@ use super::{
 };
 use crate::{
     Parameter, Shape,
+    call::Call,
     linalg::{Method, Order},
     mechanism::{Inverse, Landmarks, Soft},
-    operator::Call,
     score::Squared,
     scratch::{cut, parts, room},
     simd::{Level, product::Store},

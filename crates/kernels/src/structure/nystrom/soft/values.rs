@@ -3,8 +3,8 @@
 use super::Core;
 use crate::{
     Parameter,
+    call::Call,
     mechanism::Soft,
-    operator::Call,
     parallel::Parts,
     simd::Level,
     structure::nystrom::pass::{self, Part, Pass},

@@ -1,11 +1,11 @@
 //! The token weights of `linear-infsa` without values: what pooling before projecting needs.
 
+use super::naive;
 use crate::{
     ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Result, Scratch, Shape, Strategy,
+    call::Call,
     check,
     mechanism::LinearInfsa,
-    operator::Call,
-    reference,
     scratch::{cut, room},
     structure::pooled,
 };
@@ -89,7 +89,7 @@ impl TokenWeights {
         let call = self.call(OP, q, k, ones, mask)?;
         self.operator.apply(&call, sums, stats, work)?;
         match self.plan().strategy {
-            Strategy::Reference => reference::token_weights_f32(self.operator.mechanism(), &call, a),
+            Strategy::Reference => naive::token_weights(self.operator.mechanism(), &call, a),
             _ => {
                 pooled::token_weights(&call, self.mechanism(), stats, a);
                 Ok(())

@@ -1,6 +1,6 @@
 //! Pairs of a query and a key that a call leaves out at random.
 
-use crate::{Error, Mechanism, Result};
+use crate::{Error, Result};
 
 /// What is left out of the pairs that are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,20 +88,6 @@ impl Dropout {
     /// Draws below this are left out; `None` where all are.
     pub(crate) fn threshold(&self) -> Option<u32> {
         u32::try_from((self.probability * 2_f64.powi(32)).round() as u64).ok()
-    }
-
-    /// Whether `mechanism` has weights of single pairs whose rows sum to one.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] where it has not.
-    pub fn check(&self, mechanism: &Mechanism) -> Result<()> {
-        let why = match mechanism {
-            Mechanism::Softmax(_) => return Ok(()),
-            Mechanism::Fna(m) if m.norm_exponent == 0.0 => return Ok(()),
-            Mechanism::Fna(_) => "the density of a key is a sum over all pairs; set norm_exponent to 0",
-            _ => "it is for operators that weigh pair by pair in rows that sum to one: softmax and fna",
-        };
-        Err(Error::Unsupported { mechanism: mechanism.id(), what: "dropout", why })
     }
 }
 

@@ -1,12 +1,21 @@
 //! The one call surface of the CPU kernels: validate once, then apply forward and backward as often as wanted.
 
+mod naive;
+mod planning;
+mod token_weights;
+
+pub use planning::plan;
+pub use token_weights::TokenWeights;
+
 use std::borrow::Cow;
 
 use crate::{
     ClusterPlan, Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape,
-    Strategy, check,
+    Strategy,
+    call::{Call, Saved},
+    check,
     mechanism::Landmarks,
-    plan, range, reference,
+    range,
     rescale::{self, Rescaled},
     scratch::{cut, room},
     series,
@@ -36,37 +45,6 @@ pub struct Operator {
     level: Level,
 }
 
-/// One checked f32 call, as the structures see it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Call<'a> {
-    pub shape: Shape,
-    pub q: &'a [f32],
-    /// The keys; `q` itself when tied.
-    pub k: &'a [f32],
-    pub v: &'a [f32],
-    pub extras: Extras<'a>,
-    /// With the configuration's causality already in `mask.causal`.
-    pub mask: Mask<'a>,
-    pub level: Level,
-    /// Powers of two that queries and keys have been divided by, per slice: see [`crate::rescale`].
-    pub units: Option<&'a [[i32; 2]]>,
-}
-
-impl Call<'_> {
-    /// The powers of two that a slice's queries and keys have been divided by.
-    pub fn units(&self, slice: usize) -> [i32; 2] {
-        self.units.map_or([0; 2], |units| units[slice])
-    }
-}
-
-/// What the forward pass left for the backward pass, and the gradient that comes in.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Saved<'a> {
-    pub out: &'a [f32],
-    pub stats: &'a [f32],
-    pub dout: &'a [f32],
-}
-
 impl Operator {
     /// Checks `mechanism` against `shape` and plans the calls. `causal` is OR-ed with the configuration's.
     ///
@@ -75,7 +53,7 @@ impl Operator {
     /// [`Error::OutOfRange`] for an invalid field.
     pub fn new(mechanism: &Mechanism, shape: Shape, causal: bool, strategy: Strategy) -> Result<Self> {
         let causal = causal || mechanism.causal();
-        let plan = plan::plan(mechanism, &shape, causal, strategy)?;
+        let plan = plan(mechanism, &shape, causal, strategy)?;
         Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level: Level::selected()? })
     }
 
@@ -211,7 +189,7 @@ impl Operator {
         let (q, k) = (wide(inputs.q), inputs.k.map(wide));
         let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
         if self.plan.strategy == Strategy::Reference
-            && let Some(plan) = reference::clusters_f32(&self.mechanism, &call)
+            && let Some(plan) = naive::clusters(&self.mechanism, &call)
         {
             return Ok(Cow::Owned(plan));
         }
@@ -263,7 +241,7 @@ impl Operator {
 
     pub(crate) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
         if self.plan.strategy == Strategy::Reference {
-            reference::forward_f32(&self.mechanism, call, out, stats)?;
+            naive::forward(&self.mechanism, call, out, stats)?;
         } else {
             range::check(&self.mechanism, call)?;
             let rescaled = Rescaled::of(&self.mechanism, call);
@@ -306,7 +284,7 @@ impl Operator {
     ) -> Result<()> {
         let mut gradients = gradients;
         if self.plan.strategy == Strategy::Reference {
-            reference::backward_f32(&self.mechanism, call, dout, gradients.reborrow())?;
+            naive::backward(&self.mechanism, call, dout, gradients.reborrow())?;
         } else {
             // What queries and keys may hold the forward pass has seen to.
             let exponent = rescale::gradient_exponent(&self.mechanism, call, dout)?;

@@ -1,11 +1,13 @@
 //! The plan of a clustered call as a value: made once, inspected, stored, used again.
 
-use super::{
-    forward::log2_weight,
-    members::{NONE, STRAY, clusters},
-    planner,
-};
-use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape, check, operator::Call, simd::Level};
+use super::Shape;
+use crate::{Error, Result};
+
+/// The label of a token in no cluster: a global one, which sees all and is seen by all, or a masked one.
+pub(crate) const NONE: i32 = -1;
+
+/// The label of a kept token that found no cluster to join: only global tokens see it, and it sees only these.
+pub(crate) const STRAY: i32 = -2;
 
 /// Which tokens are clustered with which, what is evaluated exactly, and which edges are sampled, for every (batch, head)
 /// of a call. A plan is a constant of the call: no gradient goes through it, and the same plan gives the same bits on one
@@ -16,9 +18,9 @@ use crate::{Error, Extras, Inputs, Mask, Mechanism, Result, Shape, check, operat
 /// has neither: it sees only keys without a label, and is seen only by queries without one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterPlan {
-    pub(super) seq_q: usize,
-    pub(super) seq_kv: usize,
-    pub(super) heads: Vec<HeadPlan>,
+    seq_q: usize,
+    seq_kv: usize,
+    pub(crate) heads: Vec<HeadPlan>,
 }
 
 /// The plan of one (batch, head).
@@ -66,33 +68,6 @@ pub struct PlanTensors {
 }
 
 impl ClusterPlan {
-    /// Plans a call of `mechanism` (an `ssa`), which then takes the plan in [`crate::Extras::clusters`]: `q` and `k` as in
-    /// [`crate::Inputs`], `codebook [heads, clusters, head_dim]` or none.
-    ///
-    /// # Errors
-    /// Those of [`crate::Operator::new`] and [`crate::Operator::forward`]; [`Error::Unsupported`] for another mechanism.
-    pub fn new(
-        mechanism: &Mechanism,
-        shape: &Shape,
-        q: &[f32],
-        k: &[f32],
-        codebook: Option<&[f32]>,
-        mask: &Mask<'_>,
-    ) -> Result<Self> {
-        let Mechanism::Ssa(m) = mechanism else {
-            let why = "only `ssa` attends along clusters";
-            return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a plan of clusters", why });
-        };
-        mechanism.check(shape, mask.causal)?;
-        let mask = Mask { causal: mask.causal || m.causal, ..*mask };
-        let extras = codebook.map_or(Extras::default(), |codebook| Extras::default().with_codebook(codebook));
-        // A plan does not depend on the values: they have no channels here.
-        let shape = Shape { value_dim: 0, ..*shape };
-        check::inputs("plan", mechanism, &shape, &Inputs { q, k: Some(k), v: &[], extras }, &mask)?;
-        let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
-        Ok(planner::plan(&call, m))
-    }
-
     /// Reads a stored plan for calls of `shape`.
     ///
     /// # Errors
@@ -203,7 +178,7 @@ impl ClusterPlan {
 
 impl HeadPlan {
     /// Sorts blocks and edges, and refuses pairs that are given twice.
-    pub(super) fn settle(&mut self) -> Result<()> {
+    fn settle(&mut self) -> Result<()> {
         const OP: &str = "plan";
         self.exact.sort_unstable();
         self.exact.dedup();
@@ -224,6 +199,16 @@ impl HeadPlan {
         let [a, c] = [self.label_q[edge.query as usize], self.label_k[edge.key as usize]];
         a == NONE || c == NONE || self.exact.binary_search(&[a as u32, c as u32]).is_ok()
     }
+}
+
+/// Number of clusters that `labels` speak of.
+pub(crate) fn clusters(labels: &[i32]) -> usize {
+    labels.iter().max().map_or(0, |&label| (label + 1).max(0) as usize)
+}
+
+/// The constant of an edge, as its base-2 logarithm.
+pub(crate) fn log2_weight(log_weight: f64) -> f32 {
+    (log_weight * std::f64::consts::LOG2_E) as f32
 }
 
 fn labels(tensor: &'static str, all: &[i64], slice: usize, seq: usize) -> Result<Vec<i32>> {
@@ -253,5 +238,5 @@ fn within(tensor: &'static str, index: usize, value: i64, limit: usize) -> Resul
 }
 
 fn length(tensor: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
-    crate::check::length("plan", tensor, got, expected, remedy)
+    if got == expected { Ok(()) } else { Err(Error::Length { op: "plan", tensor, got, expected, remedy }) }
 }

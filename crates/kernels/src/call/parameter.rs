@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{ClusterPlan, Dropout, Shape};
+use super::{ClusterPlan, Dropout, Shape};
 
 /// A differentiable tensor that a mechanism may take beside q, k and v. [`crate::Mechanism::parameters`] lists those of a
 /// mechanism, [`crate::Mechanism::parameter_shape`] their shapes.

@@ -1,10 +1,7 @@
 //! How large the tokens of a call are, those alone that its masks keep.
 
-use crate::{
-    Shape,
-    operator::Call,
-    simd::{Level, rows},
-};
+use super::{Call, Shape};
+use crate::simd::{Level, rows};
 
 /// Tokens `[batch, heads, seq, dim]` and their mask: which of them count.
 #[derive(Clone, Copy)]

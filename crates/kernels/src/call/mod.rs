@@ -1,0 +1,47 @@
+//! One call: sizes, tensors, masks, and what a mechanism takes beside them. Knows of no mechanism.
+
+pub(crate) mod cluster_plan;
+pub(crate) mod dropout;
+pub(crate) mod magnitude;
+mod parameter;
+mod shape;
+mod tensors;
+
+pub use cluster_plan::{ClusterPlan, PlanTensors};
+pub use dropout::{Dropout, Dropped};
+pub use parameter::{ExtraGradients, Extras, Parameter};
+pub use shape::Shape;
+pub use tensors::{Gradients, Inputs, Mask, check_finite};
+
+use crate::simd::Level;
+
+/// One checked f32 call, as the structures see it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub shape: Shape,
+    pub q: &'a [f32],
+    /// The keys; `q` itself when tied.
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub extras: Extras<'a>,
+    /// With the configuration's causality already in `mask.causal`.
+    pub mask: Mask<'a>,
+    pub level: Level,
+    /// Powers of two that queries and keys have been divided by, per slice: see [`crate::rescale`].
+    pub units: Option<&'a [[i32; 2]]>,
+}
+
+impl Call<'_> {
+    /// The powers of two that a slice's queries and keys have been divided by.
+    pub fn units(&self, slice: usize) -> [i32; 2] {
+        self.units.map_or([0; 2], |units| units[slice])
+    }
+}
+
+/// What the forward pass left for the backward pass, and the gradient that comes in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Saved<'a> {
+    pub out: &'a [f32],
+    pub stats: &'a [f32],
+    pub dout: &'a [f32],
+}
