@@ -100,11 +100,11 @@ pub enum Error {
         remedy: &'static str,
     },
     /// Tokens are too close to each other for f32 to tell what they differ by.
-    #[error("tokens of tensor `{tensor}` are at most {apart:.1e} apart, f32 is right from {limit:.1e} here; {remedy}")]
+    #[error("tokens of tensor `{tensor}` are {apart:.1e} apart, f32 is right from {limit:.1e} here; {remedy}")]
     Close {
         /// The tensor's name.
         tensor: &'static str,
-        /// The largest difference from the first key in any channel.
+        /// The largest difference from the first in any channel; of landmarks, by how much the largest similarity is below one.
         apart: f64,
         /// The difference that is needed beside the configuration.
         limit: f64,

@@ -8,7 +8,10 @@ use crate::{
     Error, Mechanism, Parameter, Result, Shape,
     call::Call,
     call::magnitude::{Masked, largest},
-    mechanism::{Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Manifold},
+    mechanism::{
+        Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
+        Manifold, Whitening,
+    },
     simd::{Level, rows},
 };
 
@@ -32,11 +35,10 @@ const MOST_RUNNING: f64 = 1e5;
 const FARTHEST: f64 = 1e30;
 /// Smallest distance in units of `lambda`: similarities `exp(-r / lambda)` near one then differ by a thousand of their roundings.
 const LEAST_DIFFERENCE: f64 = 1e-4;
-/// The same of keys that landmarks are made from. Nearer ones leave the kernel among landmarks little but its ridge in all directions
-/// but one, and the gradient of the keys is divided by the square of that.
-const LEAST_BETWEEN_LANDMARKS: f64 = 5e-2;
-/// The ridge from which on it is large enough for keys however near.
-const LARGE_RIDGE: f64 = 1e-2;
+/// The same where what is added to a variance is too little to stand in for it: the gradient is divided by that.
+const LEAST_WHITENED: f64 = 1e-2;
+/// The variance from which on it is not.
+const LARGE_VARIANCE: f64 = 1e-8;
 /// Powers of two by which the largest token of a causal `infsa` may exceed the first, in whose unit the call is computed.
 const MOST_GROWTH: i32 = 60;
 /// [`Error::Range::bound`] of a limit from above.
@@ -66,8 +68,11 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
         Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
         Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => each(&|slice| squares(call, slice, m.scale_for(dim))),
-        Mechanism::Laplacian(m) => each(&|slice| similarities(call, slice, m.lambda, m.centering)),
-        Mechanism::LaplacianExact(m) => each(&|slice| similarities(call, slice, m.lambda, m.centering)),
+        Mechanism::Laplacian(Laplacian { lambda, centering, whitening, whiten_eps, .. })
+        | Mechanism::LaplacianExact(LaplacianExact { lambda, centering, whitening, whiten_eps, .. }) => {
+            let variance = if *whitening == Whitening::None { 1.0 } else { *whiten_eps };
+            each(&|slice| similarities(call, slice, *lambda, *centering, variance))
+        }
         _ => Ok(()),
     }
 }
@@ -143,38 +148,34 @@ fn squares(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
     Ok(())
 }
 
-/// Whether similarities of the Laplacian kernel, all near one where tokens are close, still differ when their mean is taken off.
-fn similarities(call: &Call<'_>, slice: usize, lambda: f64, centering: Centering) -> Result<()> {
-    if centering == Centering::None {
-        return Ok(());
-    }
-    differences(call, slice, lambda, LEAST_DIFFERENCE, &[Masked::keys(call), Masked::queries(call)])
+/// Whether similarities of the Laplacian kernel, all near one where tokens are close, still differ when their mean is taken off: that
+/// over the queries of each key, or over the keys of each query. `added` is added to variances.
+fn similarities(call: &Call<'_>, slice: usize, lambda: f64, centering: Centering, added: f64) -> Result<()> {
+    let (tensor, side) = match centering {
+        Centering::PerKey => ("q", Masked::queries(call)),
+        Centering::PerQuery => ("k", Masked::keys(call)),
+        Centering::None => return Ok(()),
+    };
+    let least = if added < LARGE_VARIANCE { LEAST_WHITENED } else { LEAST_DIFFERENCE };
+    differences(call, slice, lambda, least, (tensor, side))
 }
 
-/// Whether the keys of a slice, of which several landmarks are made, are far enough apart for the matrix among these.
-pub(crate) fn check_landmarks(call: &Call<'_>, slice: usize, lambda: f64, ridge: f64) -> Result<()> {
-    if ridge >= LARGE_RIDGE {
-        return Ok(());
-    }
-    differences(call, slice, lambda, LEAST_BETWEEN_LANDMARKS, &[Masked::keys(call)])
-}
-
-/// Whether one of the tokens of `sides` is at least `least` times the bandwidth from the first key. Those that coincide with it are
+/// Whether one of the tokens of a side is at least `least` times the bandwidth from the first. Those that coincide with it are
 /// no matter: their differences have no rounding.
-fn differences(call: &Call<'_>, slice: usize, lambda: f64, least: f64, sides: &[Masked<'_>]) -> Result<()> {
-    let Some(origin) = Masked::keys(call).rows(slice).next() else { return Ok(()) };
+fn differences(call: &Call<'_>, slice: usize, lambda: f64, least: f64, side: (&'static str, Masked<'_>)) -> Result<()> {
+    let (tensor, side) = side;
+    let Some(origin) = side.rows(slice).next() else { return Ok(()) };
     let lambda = of_head(call, Parameter::Lambda, slice).unwrap_or(lambda);
     let limit = least * lambda / call.shape.head_dim as f64;
-    if sides.iter().any(|side| side.leaves(slice, origin, limit)) {
+    if side.leaves(slice, origin, limit) {
         return Ok(());
     }
-    let apart = sides.iter().map(|side| side.extent(slice, origin)).fold(0.0, f64::max);
-    let finite = origin.iter().all(|x| x.is_finite());
-    if apart == 0.0 || !finite {
+    let apart = side.extent(slice, origin);
+    if apart == 0.0 || !origin.iter().all(|x| x.is_finite()) {
         return Ok(());
     }
     let remedy = "similarities differ by too little of their rounding: scale the tokens, or set a smaller `lambda`";
-    Err(Error::Close { tensor: "k", apart, limit, remedy })
+    Err(Error::Close { tensor, apart, limit, remedy })
 }
 
 /// What a call gives for the head of a slice.

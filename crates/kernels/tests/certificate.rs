@@ -10,6 +10,23 @@ fn ssa(fields: &str) -> Mechanism {
     Mechanism::from_json(&format!(r#"{{"mechanism": "ssa", {fields}}}"#)).unwrap()
 }
 
+/// A row that the masks leave no cluster to join is zero, however far all values are from that.
+#[test]
+fn rows_without_an_entry_miss_everything() {
+    for fields in [r#""estimator": "centroid""#, r#""samples": 2"#] {
+        let shape = Shape::square(1, 1, 20, 4);
+        let mut p = problem(ssa(&format!(r#""clusters": 3, "causal": true, {fields}"#)), shape, 4);
+        p.v.iter_mut().for_each(|v| *v += 100.0);
+        // Token 1 has no kept key, and no token before it has both sides.
+        p.key_mask = Some((0..20).map(|n| n != 1).collect());
+        p.query_mask = Some((0..20).map(|n| n != 0).collect());
+        p.fix_plan();
+        let bounds = certificate(&p);
+        assert_eq!([bounds.missed_mass[1], bounds.total_variation[1]], [1.0, 1.0], "{fields}");
+        assert!(bounds.output_error[1] > 150.0, "{fields}: {}", bounds.output_error[1]);
+    }
+}
+
 const PLANNERS: &[&str] = &[
     r#""clusters": 5, "estimator": "centroid""#,
     r#""clusters": 6, "estimator": "centroid", "cluster_on": "keys", "outlier_globals": 3, "outlier_queries": 4"#,

@@ -82,6 +82,36 @@ fn wrong_types_are_named() {
     }
 }
 
+/// The ends of every range are in it, and the next numbers beyond are not.
+#[test]
+fn ranges_end_where_they_say() {
+    let ends = [
+        ("softmax", "scale", 1e-18, 1e18),
+        ("infsa", "gamma", 1e-12, 1.0),
+        ("infsa-resolvent", "gamma", 1e-12, 0.99999),
+        ("infsa", "eps", 1e-30, 1e30),
+        ("linear-infsa", "norm_bias", 1e-12, 1e3),
+        ("fna", "kappa", 1e-30, 1e30),
+        ("fna", "intrinsic_dim", 1e-3, 1e4),
+        ("fna", "norm_exponent", -100.0, 100.0),
+        ("fna", "alpha", 1.0, 2.0),
+        ("soft", "ridge", 1e-12, 1e12),
+        ("laplacian", "ridge", 1e-12, 1e12),
+        ("laplacian", "lambda", 1e-18, 1e18),
+        ("laplacian-exact", "whiten_eps", 1e-12, 1e12),
+    ];
+    for (id, field, least, most) in ends {
+        let read = |value: f64| Mechanism::from_json(&with(id, &format!(r#""{field}": {value:e}"#)));
+        for end in [least, most] {
+            assert!(read(end).is_ok(), "{id}, {field}: {end:e}");
+        }
+        for beyond in [f64::next_down(least), f64::next_up(most)] {
+            let error = read(beyond).unwrap_err();
+            assert!(matches!(error, Error::OutOfRange { field: f, .. } if f == field), "{id}, {field}: {error}");
+        }
+    }
+}
+
 #[test]
 fn values_out_of_range_are_named() {
     let all_gamma = ["infsa", "infsa-resolvent", "linear-infsa"];

@@ -60,6 +60,16 @@ fn costs_are_those_stored() {
 }
 
 /// Twice the work is twice the cost: heads are alike.
+/// A tile is no larger than what it is a part of.
+#[test]
+fn tiles_lie_within_the_call() {
+    for id in ["softmax", "infsa", "fna", "laplacian-exact"] {
+        let (mechanism, shape) = (Mechanism::preset(id).unwrap(), Shape::square(1, 1, 12, 4));
+        let (rows, columns) = plan(&mechanism, &shape, false, Strategy::Fused).unwrap().tile;
+        assert!((1..=12).contains(&rows) && (1..=12).contains(&columns), "{id}: {rows} x {columns}");
+    }
+}
+
 #[test]
 fn costs_grow_with_the_heads() {
     for json in VARIANTS {

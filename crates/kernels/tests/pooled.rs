@@ -78,6 +78,7 @@ struct Weighed {
 fn token_weights(p: &Problem, da: &[f32], strategy: Strategy) -> Weighed {
     let Mechanism::LinearInfsa(m) = &p.mechanism else { unreachable!("only `linear-infsa` has token weights") };
     let weights = TokenWeights::new(m, p.shape, strategy).unwrap();
+    assert_eq!((weights.len(), weights.is_empty()), (p.shape.slices() * p.shape.seq_kv, false));
     let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
     let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
     let (q, k) = (narrow(&p.q), p.k.as_deref().map(narrow));

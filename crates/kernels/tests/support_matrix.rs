@@ -3,7 +3,8 @@
 mod support;
 
 use resolvent_kernels::{
-    ClusterPlan, Error, Inputs, Mask, Mechanism, Operator, Parameter, PlanTensors, Shape, Strategy,
+    ClusterPlan, Error, Inputs, Mask, Mechanism, Operator, Parameter, PlanTensors, Scratch, Shape, Strategy,
+    check_finite,
     mechanism::{self, Inverse, Landmarks, NewtonInit},
     plan, reference,
 };
@@ -201,9 +202,11 @@ fn sizes_that_do_not_fit_are_named() {
 #[test]
 fn a_mask_of_queries_alone_is_refused_where_queries_are_keys() {
     let mut p = support::random::problem(Mechanism::preset("soft").unwrap(), SELF, 2);
-    p.query_mask = Some((0..12).map(|n| n != 3).collect());
     let refused = |p: &support::problem::Problem| reference::forward(&p.mechanism, &p.shape, &p.inputs(), &p.mask());
-    assert!(matches!(refused(&p), Err(Error::Unsupported { mechanism: "soft", .. })));
+    for masked in [0, 3, 11] {
+        p.query_mask = Some((0..12).map(|n| n != masked).collect());
+        assert!(matches!(refused(&p), Err(Error::Unsupported { mechanism: "soft", .. })), "{masked}");
+    }
     p.key_mask = p.query_mask.clone();
     assert!(refused(&p).is_ok());
 }
@@ -243,6 +246,64 @@ fn numbers_of_a_plan_are_found() {
             matches!(error, Error::Index { tensor: "exact_blocks", index, value: 7, .. } if index == at),
             "{error}"
         );
+    }
+}
+
+/// The same of its edges.
+#[test]
+fn numbers_of_edges_are_found() {
+    for at in 0..6 {
+        let mut edges = vec![[0, 0, 2], [0, 1, 0]];
+        edges[at / 3][at % 3] = 7;
+        let tensors = PlanTensors {
+            label_q: vec![0, 1, 1],
+            label_k: vec![0, 1, 1],
+            edges,
+            edge_log_weight: vec![0.5; 2],
+            ..PlanTensors::default()
+        };
+        let error = ClusterPlan::from_tensors(&tensors, &Shape::square(1, 1, 3, 2)).unwrap_err();
+        assert!(matches!(error, Error::Index { tensor: "edges", index, value: 7, .. } if index == at), "{at}: {error}");
+    }
+}
+
+/// What is learned per head has one number for each.
+#[test]
+fn parameters_of_heads_have_one_axis() {
+    for (id, parameter) in [
+        ("infsa", Parameter::Gamma),
+        ("fna", Parameter::Alpha),
+        ("fna", Parameter::Kappa),
+        ("laplacian", Parameter::Lambda),
+        ("laplacian-exact", Parameter::Lambda),
+        ("soft", Parameter::Scale),
+    ] {
+        assert_eq!(Mechanism::preset(id).unwrap().parameter_shape(parameter, &SELF), [SELF.heads], "{id}");
+    }
+}
+
+/// The first number that is none is found, with its place.
+#[test]
+fn numbers_that_are_none_are_found() {
+    assert!(check_finite("q", &[0.0, f32::MAX]).is_ok());
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let error = check_finite("q", &[0.0, value, value]).unwrap_err();
+        assert!(matches!(error, Error::NonFinite { tensor: "q", index: 1, .. }), "{error}");
+    }
+}
+
+/// The naive path writes all of `stats`, whatever they held.
+#[test]
+fn the_naive_path_leaves_no_statistics_unwritten() {
+    for id in Mechanism::IDS {
+        let p = support::random::problem(Mechanism::preset(id).unwrap(), SELF, 2);
+        let op = Operator::new(&p.mechanism, p.shape, false, Strategy::Reference).unwrap();
+        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+        let (q, k, v) = (narrow(&p.q), p.k.as_deref().map(narrow), narrow(&p.v));
+        let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: p.extras() };
+        let (mut out, mut stats) = (vec![f32::NAN; op.out_len()], vec![f32::NAN; op.plan().stats]);
+        op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut Scratch::default()).unwrap();
+        assert!(stats.iter().chain(&out).all(|x| x.is_finite()), "{id}");
     }
 }
 

@@ -111,6 +111,28 @@ fn a_far_key_leaves_the_gradient_of_the_width() {
     }
 }
 
+/// Keys of very unequal size that no query has anything in common with leave nothing, which is right.
+#[test]
+fn keys_that_meet_nothing_leave_nothing() {
+    let mut p = call(r#"{"mechanism": "infsa"}"#);
+    p.q.fill(1.0);
+    p.k.as_mut().unwrap().fill(-1.0);
+    scale(p.k.as_mut().unwrap(), 1e12, |n| n % (24 * 8) < 8);
+    let got = solved(&p).unwrap();
+    assert!(got["out"].iter().all(|&x| x == 0.0));
+}
+
+/// A token so small that a factor on it leaves f32 is told.
+#[test]
+fn factors_beyond_f32_are_told() {
+    let mut p = call(r#"{"mechanism": "linear-infsa", "tied": true, "norm_bias": 1}"#);
+    scale(&mut p.q, 1e-40, |n| n / 8 % 24 == 5);
+    match solved(&p) {
+        Ok(got) => assert!(got["dq"].iter().all(|x| x.is_finite())),
+        got => refused_for("a subnormal token", got, &["dq"]),
+    }
+}
+
 /// Sums that leave f32 are told by every mechanism.
 #[test]
 fn sums_beyond_f32_are_told() {

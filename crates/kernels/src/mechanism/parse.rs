@@ -160,13 +160,6 @@ impl Mechanism {
 
 /// Deserialises one preset's fields; the error carries the path of the field.
 fn fields_of<T: serde::de::DeserializeOwned>(fields: serde_json::Map<String, serde_json::Value>) -> Result<T> {
-    serde_path_to_error::deserialize(serde_json::Value::Object(fields)).map_err(|e| {
-        let (mut field, problem) = (e.path().to_string(), e.inner().to_string());
-        // An unknown field is reported at its parent: take its name from the message, which quotes it.
-        let unknown = problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
-        if let Some(name) = unknown.filter(|name| !field.ends_with(name)) {
-            field = if field == "." { name.into() } else { format!("{field}.{name}") };
-        }
-        Error::Config { field, problem }
-    })
+    serde_path_to_error::deserialize(serde_json::Value::Object(fields))
+        .map_err(|e| Error::Config { field: e.path().to_string(), problem: e.inner().to_string() })
 }

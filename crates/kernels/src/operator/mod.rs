@@ -99,8 +99,8 @@ impl Operator {
     /// elements: what [`Operator::backward`] needs beside the inputs).
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::Tensor`] for tensors that do not fit; [`Error::Range`], [`Error::Overflow`] where f32 has no
-    /// room for what they hold; [`Error::NotConverged`] from a solver.
+    /// [`Error::Length`], [`Error::Tensor`] for tensors that do not fit; [`Error::Range`], [`Error::Close`], [`Error::Overflow`] where f32
+    /// has no room or no digits for what they hold; [`Error::NotConverged`] from a solver.
     pub fn forward<T: Element>(
         &self,
         inputs: &Inputs<'_, T>,

@@ -57,10 +57,14 @@ impl Producer {
     /// The landmarks `[len, channels]`; those without members are zero.
     pub fn apply(&self, x: &Matrix) -> Matrix {
         let mut u = Matrix::zeros(self.members.len(), x.cols);
+        // A mean is divided at the end: that of equal tokens is then that token.
+        let is_mean = matches!(self.filter, Filter::Mean);
         self.each(x.cols, |w, o, i, token, factor, _| {
-            let share = factor * x.at(token, i);
-            u.row_mut(w)[o] += share;
+            u.row_mut(w)[o] += if is_mean { x.at(token, i) } else { factor * x.at(token, i) };
         });
+        for (w, members) in self.members.iter().enumerate().filter(|_| is_mean) {
+            u.row_mut(w).iter_mut().for_each(|x| *x /= members.len().max(1) as f64);
+        }
         u
     }
 

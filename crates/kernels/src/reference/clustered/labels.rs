@@ -83,7 +83,8 @@ pub(super) fn split_large(x: &Matrix, labels: &mut [usize], cap: usize) {
         let axis = centred(tokens[farthest]);
         let along = |n: usize| centred(n).iter().zip(&axis).map(|(x, axis)| x * axis).sum::<f64>();
         let mut order = tokens.clone();
-        order.sort_by(|&a, &b| along(a).total_cmp(&along(b)));
+        // A zero is a zero, whatever its sign.
+        order.sort_by(|&a, &b| (along(a) + 0.0).total_cmp(&(along(b) + 0.0)));
         let parts = order.len().div_ceil(cap);
         for part in 1..parts {
             let run = part * order.len() / parts..(part + 1) * order.len() / parts;

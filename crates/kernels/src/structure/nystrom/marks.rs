@@ -159,12 +159,14 @@ impl<'a> Producer<'a> {
                     }
                 }
                 _ => {
-                    let mut count = 0.0;
+                    // From the first of them, so that the mean of equal tokens is that token to the last bit.
+                    let Some((first, _)) = self.members(slice, windows, w).next() else { return };
+                    let (first, mut count) = (row(first), 0.0);
                     for (token, _) in self.members(slice, windows, w) {
-                        out.iter_mut().zip(row(token)).for_each(|(out, x)| *out += x);
+                        out.iter_mut().zip(row(token)).zip(first).for_each(|((out, x), first)| *out += x - first);
                         count += 1.0;
                     }
-                    out.iter_mut().for_each(|out| *out /= count);
+                    out.iter_mut().zip(first).for_each(|(out, first)| *out = first + *out / count);
                 }
             }
         });

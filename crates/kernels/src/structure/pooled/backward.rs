@@ -58,8 +58,9 @@ pub(super) fn backward(
         let down = f64::from(step.down);
         along = (f64::from(step.bias) * sums[0]
             + step.y.iter().zip(&sums[1..]).map(|(y, dy)| f64::from(*y) * dy).sum::<f64>()) as f32;
-        r = (head.bias * sums[0] / down) as f32;
-        dy.iter_mut().zip(&sums[1..]).for_each(|(dy, sum)| *dy = (sum / down) as f32);
+        r = head.factor((head.bias * sums[0] / down) as f32);
+        head.factor(along);
+        dy.iter_mut().zip(&sums[1..]).for_each(|(dy, sum)| *dy = head.factor((sum / down) as f32));
     }
     let incoming = Incoming { y: dy, r, along };
     let store = query_store(iterations > 1);
@@ -151,7 +152,7 @@ fn start_tile(
         let du = query_block(head, incoming, &block, &alpha, |i| head.keeps_query(i), store, into);
         let mut along_q = [0.0; BLOCK];
         for (c, (du, e)) in along_q.iter_mut().zip(du.iter().zip(norms)) {
-            *c = if e > 0.0 { (du - incoming.along) * inverse_energy / e } else { 0.0 };
+            *c = if e > 0.0 { head.factor((du - incoming.along) * inverse_energy / e) } else { 0.0 };
         }
         for run in runs(block.clone(), |i| head.keeps_query(i)) {
             let q = head.q_rows(shift(&run, block.start));
@@ -182,7 +183,7 @@ fn query_block(
             rows::norms(head.level, q, dim, norms);
             for ((du, e), u) in du.iter_mut().zip(norms.iter_mut()).zip(&u[run.clone()]) {
                 *du += incoming.r * *e;
-                *e = if *e > 0.0 { u * incoming.r / *e } else { 0.0 };
+                *e = if *e > 0.0 { head.factor(u * incoming.r / *e) } else { 0.0 };
             }
             rows::add_scaled(head.level, norms, q, dim, token_rows_mut(into, dim, run));
         }
@@ -227,7 +228,7 @@ fn key_block(
             let mut along_k = [0.0; BLOCK];
             for (c, (dz, e)) in along_k.iter_mut().zip(dz.iter().zip(&scores.norms[run.clone()])) {
                 sums[0] += f64::from(*dz) * f64::from(*e);
-                *c = if *e > 0.0 { dz * step.bias / e } else { 0.0 };
+                *c = if *e > 0.0 { head.factor(dz * step.bias / e) } else { 0.0 };
             }
             rows::add_scaled(head.level, &along_k[..dz.len()], k, dim, token_rows_mut(into, dim, run));
         }

@@ -5,7 +5,10 @@
 //! of `gain = scale down`: `s_j = gain w_j` with `w_j = z'_j gate(gain z'_j)`. The weights `u_j = s_j / (sum |s| + eps)`
 //! are then `w_j / (sum |w| + eps / gain)`, and no product of a query and a key norm is ever formed.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use super::tiles::{PerToken, runs};
 use crate::{
@@ -34,6 +37,8 @@ pub(super) struct Head<'a> {
     pub eps: [f64; 2],
     pub bias: f64,
     pub level: Level,
+    /// Whether a factor on a row left f32: then the row is to be looked at.
+    overflowed: AtomicBool,
 }
 
 impl<'a> Head<'a> {
@@ -61,7 +66,21 @@ impl<'a> Head<'a> {
             eps,
             bias: m.norm_bias.value(head_dim),
             level: call.level,
+            overflowed: AtomicBool::new(false),
         }
+    }
+
+    /// `x`, a factor on a row of a gradient.
+    pub fn factor(&self, x: f32) -> f32 {
+        if !x.is_finite() {
+            self.overflowed.store(true, Ordering::Relaxed);
+        }
+        x
+    }
+
+    /// Whether a factor has been no number.
+    pub fn overflowed(&self) -> bool {
+        self.overflowed.load(Ordering::Relaxed)
     }
 
     pub fn keeps_key(&self, j: usize) -> bool {

@@ -103,7 +103,7 @@ pub(crate) fn linear_backward(
     let Gradients { dq, mut dk, dv, extras } = gradients;
     let rescaled = rescaled_as_saved(call, m, saved.stats);
     let into = Gradients { dq: &mut *dq, dk: dk.as_deref_mut(), dv: &mut *dv, extras };
-    let (dgamma, in_units) = backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
+    let (dgamma, to_check) = backward_pass(&rescaled.as_ref().map_or(*call, |r| r.call(call)), m, saved, into, work);
     if let Some(rescaled) = &rescaled {
         rescaled.restore(dq, dk.as_deref_mut());
     }
@@ -114,11 +114,12 @@ pub(crate) fn linear_backward(
     range::check_results(call, Some(saved.dout), [("dgamma", &dgamma[..])])?;
     // Gradients are as far from the ends of f32 as what they are made of, unless that was brought there and back.
     let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];
-    let moved = rescaled.is_some() || in_units || m.operator == PowerOperator::Exact;
+    let moved = rescaled.is_some() || to_check || m.operator == PowerOperator::Exact;
     if moved { range::check_results(call, Some(saved.dout), tokens) } else { Ok(()) }
 }
 
-/// The gradient of the decay, and whether a head's gradients were made in a unit of their own.
+/// The gradient of the decay, and whether gradients of tokens may have left f32: those of a head that were made in a unit of their
+/// own, or of which a factor did.
 fn backward_pass(
     call: &Call<'_>,
     m: &LinearInfsa,
@@ -128,7 +129,7 @@ fn backward_pass(
 ) -> (Vec<f32>, bool) {
     let shape = call.shape;
     let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = shape;
-    let (sizes, in_units) = (plan::sizes(m, &shape), AtomicBool::new(false));
+    let (sizes, to_check) = (plan::sizes(m, &shape), AtomicBool::new(false));
     let (narrow, wide) = cut_work(work, shape.slices() * sizes.narrow);
     let keys = gradients.dk.unwrap_or_default();
     let rows = [
@@ -153,16 +154,19 @@ fn backward_pass(
             PowerOperator::Factored => backward::backward(&head, stats, g, narrow, buffers.wide.1, into),
             PowerOperator::Exact => exact::backward(&head, stats, g, narrow, buffers.wide.1, into),
         }
+        if head.overflowed() {
+            to_check.store(true, Ordering::Relaxed);
+        }
         if exponent != 0 {
-            in_units.store(true, Ordering::Relaxed);
+            to_check.store(true, Ordering::Relaxed);
             [query, key, value].into_iter().for_each(|x| rescale::multiply(x, 1, |_| 2f64.powi(exponent)));
         }
     });
-    let Some(dgamma) = gradients.extras.get(Parameter::Gamma) else { return (Vec::new(), in_units.into_inner()) };
+    let Some(dgamma) = gradients.extras.get(Parameter::Gamma) else { return (Vec::new(), to_check.into_inner()) };
     for (head, dgamma) in dgamma.iter_mut().enumerate() {
         *dgamma = narrow.chunks_exact(sizes.narrow).skip(head).step_by(heads).map(|slice| slice[0]).sum();
     }
-    (dgamma.to_vec(), in_units.into_inner())
+    (dgamma.to_vec(), to_check.into_inner())
 }
 
 /// Rows per head of `out`.

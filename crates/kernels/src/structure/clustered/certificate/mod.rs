@@ -221,10 +221,9 @@ fn is_complete(sampled: &[Sample], far: &FarCluster) -> bool {
 
 /// What part of all a part is at most; 1 where masses beyond the range of f64 do not tell.
 fn share(part: f64, all: f64) -> f64 {
-    let share = part / all;
     match part {
         0.0 => 0.0,
-        _ if share < 1.0 => share,
+        _ if part < all => part / all,
         _ => 1.0,
     }
 }

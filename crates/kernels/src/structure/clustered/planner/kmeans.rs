@@ -183,6 +183,32 @@ fn along_longest_radius(points: Points<'_>, members: &[usize]) -> Vec<usize> {
     let axis: Vec<f64> = centred(farthest).collect();
     let mut keyed: Vec<(f64, usize)> =
         members.iter().map(|&n| (centred(n).zip(&axis).map(|(x, axis)| x * axis).sum(), n)).collect();
-    keyed.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // A zero is a zero, whatever its sign.
+    keyed.sort_by(|a, b| (a.0 + 0.0).total_cmp(&(b.0 + 0.0)));
     keyed.into_iter().map(|(_, n)| n).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clusters that lost all points take the farthest of those that are not alone, as long as there are some.
+    #[test]
+    fn empty_clusters_take_the_farthest_points() {
+        let x = [0.0, 1.0, 5.0, 9.0];
+        let points = Points { x: &x, dim: 1, tokens: &[0, 1, 2, 3] };
+        let (mut labels, mut centres) = ([0, 0, 0, 1], [0.0, 20.0, 100.0, 200.0, 300.0]);
+        refill(points, &mut labels, &mut centres);
+        assert_eq!((labels, centres), ([0, 3, 2, 1], [0.0, 20.0, 5.0, 1.0, 300.0]));
+    }
+
+    /// Runs along the longest radius, the first of which keeps the label.
+    #[test]
+    fn large_clusters_are_cut_in_equal_runs() {
+        let x = [3.0, 0.0, 10.0, 1.0, 2.0, 50.0];
+        let points = Points { x: &x, dim: 1, tokens: &[0, 1, 2, 3, 4, 5] };
+        let mut labels = [0, 0, 0, 0, 0, 1];
+        split_large(points, &mut labels, 2);
+        assert_eq!(labels, [3, 0, 3, 2, 2, 1]);
+    }
 }

@@ -3,7 +3,6 @@
 
 use super::{
     Core, Loaded, SavedSlice, Sizes,
-    coinciding::share_gradient,
     keys::{CloseKeys, Keys, close_keys_memory, keys_memory},
     queries::{CloseQueries, GatherQueries, Queries, queries_memory},
 };
@@ -20,7 +19,7 @@ use crate::{
         nystrom::{
             marks::Producer,
             pass::{self, Part, Pass, splits},
-            tile::{Zip, zip},
+            tile::{Zip, transpose, zip},
         },
     },
 };
@@ -40,15 +39,19 @@ pub(crate) fn backward(
     let (sizes, level, slices, shape) = (&core.sizes, call.level, call.shape.slices(), &call.shape);
     let ([transposed, slice_parts, partial, tied], work) = cut(work, shared(sizes, m.tied));
     let (stats, dout) = (saved.stats, saved.dout);
+    let mut saved_slices = (0..slices).map(|slice| SavedSlice::of(sizes, stats, slice));
+    saved_slices.try_for_each(|saved| core.check_apart(saved.nearest, true))?;
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let dk = dk.unwrap_or(&mut *tied);
     {
         let transposed = Parts::new(&mut *transposed);
         for_each(slices, work, 0, |slice, _| {
-            let u = &SavedSlice::of(sizes, stats, slice).u[..core.producer.live(slice) * sizes.dp];
-            let len = sizes.transposed();
+            let (saved, len) = (SavedSlice::of(sizes, stats, slice), sizes.transposed());
             // SAFETY: slices are distinct.
-            core.write_transposed(u, unsafe { transposed.part(slice * len..(slice + 1) * len) });
+            let transposed = unsafe { transposed.part(slice * len..(slice + 1) * len) };
+            let u = &saved.u[..core.producer.live(slice) * sizes.dp];
+            transpose(u, sizes.dp, shape.head_dim, transposed, sizes.mp);
+            transposed[shape.head_dim * sizes.mp..].copy_from_slice(saved.column_factors);
         });
     }
     let transposed = &*transposed;
@@ -77,7 +80,7 @@ pub(crate) fn backward(
     }
     {
         let (slice_parts, dk) = (Parts::new(&mut *slice_parts), Parts::new(&mut *dk));
-        let close = Close { core, transposed, partial, stats, slice_parts, dk };
+        let close = Close { core, partial, stats, slice_parts, dk };
         pass::run_slices(&close, level, slices, work);
     }
     if m.tied {
@@ -170,7 +173,6 @@ pub(super) fn kept_of<'a>(sizes: &Sizes, slice_parts: &'a [f32], slice: usize) -
 /// The landmarks' gradients, from them to the keys, and the bandwidth's.
 struct Close<'a> {
     core: Core<'a>,
-    transposed: &'a [f32],
     partial: &'a [f32],
     stats: &'a [f32],
     slice_parts: Parts<'a, f32>,
@@ -199,15 +201,14 @@ impl Pass for Close<'_> {
             dlambda[0] += contraction[0];
         }
         let live = core.producer.live(slice) * sizes.dp;
-        let u = &SavedSlice::of(sizes, self.stats, slice).u[..live];
+        let saved = SavedSlice::of(sizes, self.stats, slice);
+        let u = &saved.u[..live];
         // The distance is homogeneous of degree one in the tokens and landmarks.
         let lambda = core.lambda(slice);
         let contraction = f64::from(dlambda[0]) + contraction(u, u, &du[..live], sizes.dp);
         dlambda[0] = (contraction / (lambda * lambda)) as f32;
         du.iter_mut().for_each(|du| *du *= (-1.0 / lambda) as f32);
-        if let Some(weights) = core.weights(core.transposed(self.transposed, slice)) {
-            share_gradient(u, sizes.dp, weights, du);
-        }
+        core.share_gradient(&saved, live / sizes.dp, du);
         core.producer.backward(level, slice, &du[..live], sizes.dp, dk, memory);
     }
 }

@@ -2,14 +2,13 @@
 
 use std::sync::Mutex;
 
-use super::{Core, Loaded, SavedSlice, Side, Sizes, method, moments::Moments, tile_sizes};
+use super::{Core, Loaded, SavedSlice, Side, Sizes, coinciding::Counted, method, moments::Moments, tile_sizes};
 use crate::{
     Error, Result,
     call::Call,
     linalg::{Entries, Method, Order},
     mechanism::{Centering, InverseGradient, Laplacian},
     parallel::Parts,
-    range,
     scratch::{cut, parts, room},
     simd::{
         Level,
@@ -20,7 +19,7 @@ use crate::{
         nystrom::{
             marks::Producer,
             pass::{self, Part, Pass, TOKENS, splits},
-            tile::{Zip, scatter, zip},
+            tile::{Zip, scatter, transpose, zip},
         },
     },
 };
@@ -35,9 +34,6 @@ pub(crate) fn forward(
 ) -> Result<()> {
     let core = Core::new(call, m);
     let (level, slices, shape) = (call.level, call.shape.slices(), &call.shape);
-    let has_several = |slice: &usize| core.producer.live(*slice) > 1;
-    let mut several = (0..slices).filter(has_several);
-    several.try_for_each(|slice| range::check_landmarks(call, slice, m.lambda, m.ridge))?;
     let ([transposed, partial], work) = cut(work, shared(&core.sizes));
     {
         let (stats, transposed) = (Parts::new(&mut *stats), Parts::new(&mut *transposed));
@@ -116,16 +112,22 @@ impl Pass for Prepare<'_> {
         // SAFETY: as above.
         let transposed = unsafe { self.transposed.part(slice * sizes.transposed()..(slice + 1) * sizes.transposed()) };
         stats.fill(0.0);
-        let ([u, x, ..], _) = cut(stats, sizes.saved());
+        let ([u, x, .., factors, first, nearest], _) = cut(stats, sizes.saved());
         let ([w], work) = cut(memory, [sizes.marks * sizes.mp]);
         let order = core.order(slice);
         let u = &mut u[..order.n * sizes.dp];
         core.producer.make(level, core.producer.tokens(slice, core.call.k), u, sizes.dp, work);
-        core.write_transposed(u, transposed);
+        transpose(u, sizes.dp, sizes.shape.head_dim, transposed, sizes.mp);
         core.marks(transposed, slice).among(level, u, w);
-        let norm = core.merge(order, transposed, w);
+        let counted = Counted { factors: &mut *factors, first, nearest: &mut nearest[0] };
+        counted.write(order, w, u, sizes.dp);
+        transposed[sizes.shape.head_dim * sizes.mp..].copy_from_slice(factors);
+        let norm = core.merge(order, factors, w);
         let (method, x) = (method(core.m, InverseGradient::Implicit), Entries { high: x, low: &mut [] });
-        if let Err(error) = (Method { norm, ..method }).invert(level, order, w, x, work)
+        let inverted = core
+            .check_apart(nearest[0], false)
+            .and_then(|()| Method { norm, ..method }.invert(level, order, w, x, work));
+        if let Err(error) = inverted
             && let Ok(mut failure) = self.failure.lock()
             && failure.as_ref().is_none_or(|(first, _)| slice < *first)
         {
@@ -309,7 +311,7 @@ impl Pass for CloseGather<'_> {
         let stats = unsafe { self.stats.part(slice * saved..(slice + 1) * saved) };
         // SAFETY: as above.
         let partial = unsafe { self.partial.part(slice * splits * len..(slice + 1) * splits * len) };
-        let ([_, x, _, _, key_mean, b, t, value_mean, bias], _) = cut(stats, sizes.saved());
+        let ([_, x, _, _, key_mean, b, t, value_mean, bias, ..], _) = cut(stats, sizes.saved());
         let keys = core.kept(Side::Key, slice).max(1) as f32;
         if core.m.bias_one_over_n {
             for part in partial.chunks_exact(len) {

@@ -196,7 +196,7 @@ impl Pass for CloseKeys<'_> {
         }
         let transposed = core.transposed(self.transposed, slice);
         core.marks(transposed, slice).among(level, u, w);
-        let norm = core.merge(order, transposed, w);
+        let norm = core.merge(order, saved.column_factors, w);
         let method = gradient_method(core, level, order, w, saved.x, first, second);
         (Method { norm, ..method }).gradient(level, order, w, saved.x, dx, work);
         e.fill(0.0);

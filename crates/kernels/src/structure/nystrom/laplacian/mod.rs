@@ -22,7 +22,7 @@ use std::ops::Range;
 use super::{
     marks::Producer,
     pass::TOKENS,
-    tile::{Marks, Tile, Zip, transpose, width, zip},
+    tile::{Marks, Tile, Zip, width, zip},
 };
 use crate::{
     Parameter, Shape,
@@ -63,11 +63,12 @@ impl Sizes {
     }
 
     /// What a slice saves: landmarks, `X`, `S`, the means of the rows of `Cq` and of `Ck`, `B`, `T = X B`, the mean of the
-    /// whitened values and the bias. Behind those of all slices come the factors on the values, `[slices, seq_kv]`.
-    fn saved(&self) -> [usize; 9] {
+    /// whitened values and the bias; of landmarks that coincide the factors on their columns, the first of each, and how near others
+    /// are. Behind those of all slices come the factors on the values, `[slices, seq_kv]`.
+    fn saved(&self) -> [usize; 12] {
         let (square, values) = (self.marks * self.mp, self.marks * self.dvp);
         let rows = self.marks * self.dp;
-        [rows, square, square, self.mp, self.mp, values, values, self.dvp, self.dvp]
+        [rows, square, square, self.mp, self.mp, values, values, self.dvp, self.dvp, self.mp, self.mp, 1]
     }
 
     /// f32 that all slices save, but for the factors.
@@ -93,16 +94,23 @@ struct SavedSlice<'a> {
     t: &'a [f32],
     value_mean: &'a [f32],
     bias: &'a [f32],
+    /// On the columns of landmarks, of which several may count as one.
+    column_factors: &'a [f32],
+    /// The first of those that a landmark coincides with.
+    first: &'a [f32],
+    /// By how much the largest similarity of two landmarks is below one.
+    nearest: f32,
     factors: &'a [f32],
 }
 
 impl<'a> SavedSlice<'a> {
     fn of(sizes: &Sizes, stats: &'a [f32], slice: usize) -> Self {
         let (len, seq) = (room(sizes.saved()), sizes.shape.seq_kv);
-        let [u, x, s, query_mean, key_mean, b, t, value_mean, bias] =
+        let [u, x, s, query_mean, key_mean, b, t, value_mean, bias, column_factors, first, nearest] =
             parts(&stats[slice * len..][..len], sizes.saved());
+        let nearest = nearest[0];
         let factors = &stats[sizes.heads() + slice * seq..][..seq];
-        Self { u, x, s, query_mean, key_mean, b, t, value_mean, bias, factors }
+        Self { u, x, s, query_mean, key_mean, b, t, value_mean, bias, column_factors, first, nearest, factors }
     }
 }
 
@@ -183,14 +191,6 @@ impl<'a> Core<'a> {
         &x[slice * seq * dim..][..seq * dim]
     }
 
-    /// Writes one slice's landmarks `u` transposed, and the factors on their columns.
-    fn write_transposed(&self, u: &[f32], transposed: &mut [f32]) {
-        let Sizes { shape, dp, mp, .. } = self.sizes;
-        let (marks, weights) = transposed.split_at_mut(shape.head_dim * mp);
-        transpose(u, dp, shape.head_dim, marks, mp);
-        coinciding::column_factors(u, dp, weights);
-    }
-
     /// One slice's part of the landmarks of all, transposed.
     fn transposed<'x>(&self, all: &'x [f32], slice: usize) -> &'x [f32] {
         &all[slice * self.sizes.transposed()..][..self.sizes.transposed()]
@@ -238,8 +238,8 @@ impl<'a> Core<'a> {
         let (marks, count) = (self.marks(transposed, slice), kept.len());
         let stride = width(marks.count);
         marks.kernel(level, tokens.as_left(), count, Store { data: &mut *c, stride });
-        if let Some(weights) = self.weights(transposed) {
-            zip(level, &mut c[..count * stride], &weights[..stride], Zip::Multiply);
+        if let Some(factors) = self.factors(transposed) {
+            zip(level, &mut c[..count * stride], &factors[..stride], Zip::Multiply);
         }
         Loaded { kept, tokens, rows, count, c: &mut c[..count * stride], stride, marks: marks.count }
     }

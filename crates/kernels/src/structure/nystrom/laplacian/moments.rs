@@ -154,6 +154,7 @@ mod tests {
             own.add_columns(Level::Portable, &mut rows(r, 0), 16, [&mut first, &mut second]);
         }
         sum.merge(&part);
+        assert_eq!([*sum.count, *part.count, *own.count], [40.0, 35.0, 40.0]);
         assert_eq!(*own.x, *own.y);
         let mean = |c: usize| (0..40).map(|i| f64::from(at(i, c))).sum::<f64>() / 40.0;
         for (a, b) in [(0, 0), (3, 9), (15, 1)] {
