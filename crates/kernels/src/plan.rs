@@ -25,7 +25,7 @@ pub struct Plan {
     /// Query rows and key columns of one tile.
     pub tile: (usize, usize),
     /// Floating-point operations of the forward pass that are products and sums (a multiply-add counts two), those of iterations
-    /// for the most steps that they may take ([`Mechanism::iterates`]). What is done with a score counts in `exps_forward`.
+    /// for the most steps that they may take ([`crate::Mechanism::iterates`]). What is done with a score counts in `exps_forward`.
     pub flops_forward: u64,
     /// Those of the backward pass.
     pub flops_backward: u64,
