@@ -30,28 +30,51 @@ fn heads() {
     VARIANTS.iter().for_each(|json| check(json, shape));
 }
 
-/// One head, whose tiles, tasks and partial sums are shared.
+/// One head of so many tokens.
+fn alone(tokens: usize) -> Shape {
+    Shape { batch: 1, heads: 1, seq_q: tokens, seq_kv: tokens, head_dim: 2, value_dim: 2 }
+}
+
+/// More queries than a tile of the dense structure has, whose partial sums are shared.
 #[test]
-fn tiles() {
-    let shape = |tokens| Shape { batch: 1, heads: 1, seq_q: tokens, seq_kv: tokens, head_dim: 2, value_dim: 2 };
+fn tiles_of_pairs() {
     for json in [
         r#"{"mechanism": "softmax"}"#,
         r#"{"mechanism": "infsa", "eps": 0.125, "causal": true}"#,
         r#"{"mechanism": "fna", "kappa": "vision"}"#,
     ] {
-        check(json, shape(260)); // more queries than a tile of the dense structure has
+        check(json, alone(260));
     }
+}
+
+/// Two tasks of tokens, and a rest.
+#[test]
+fn tasks_of_clusters() {
     for json in [
         r#"{"mechanism": "ssa", "clusters": 6, "samples": 3}"#,
         r#"{"mechanism": "ssa", "clusters": 6, "estimator": "centroid", "causal": true, "balance": null}"#,
+    ] {
+        check(json, alone(130));
+    }
+}
+
+/// The same of landmarks, and of pairs whose columns have statistics.
+#[test]
+fn tasks_of_landmarks() {
+    for json in [
         r#"{"mechanism": "soft-pp", "ridge": 0.25, "landmarks": {"kind": "pool", "ratio": 16}}"#,
         r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "landmarks": {"kind": "pool", "ratio": 16}}"#,
         r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125}"#,
         r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#,
     ] {
-        check(json, shape(130)); // two tasks of tokens, and a rest
+        check(json, alone(130));
     }
-    check(r#"{"mechanism": "linear-infsa", "eps": 0.125}"#, shape(1030));
+}
+
+/// More tokens than a task of pooling has.
+#[test]
+fn tasks_of_pooling() {
+    check(r#"{"mechanism": "linear-infsa", "eps": 0.125}"#, alone(1030));
 }
 
 fn numbers(len: usize) -> Vec<f32> {

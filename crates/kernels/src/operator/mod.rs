@@ -131,7 +131,8 @@ impl Operator {
     /// The gradients of `<dout, out>`. `out` and `stats` are what [`Operator::forward`] wrote for the same inputs.
     ///
     /// # Errors
-    /// As [`Operator::forward`]. On [`Error::Overflow`] all gradients are written, those beyond f32 as infinities or NaN.
+    /// As [`Operator::forward`]. On [`Error::Overflow`] and [`Error::Close`] all gradients are written, those beyond f32 as infinities
+    /// or NaN.
     #[allow(clippy::too_many_arguments)] // the call's tensors, what forward saved, and where to write
     pub fn backward<T: Element>(
         &self,
@@ -282,7 +283,7 @@ impl Operator {
         gradients: Gradients<'_, f32>,
         work: &mut [f32],
     ) -> Result<()> {
-        let mut gradients = gradients;
+        let (mut gradients, mut done) = (gradients, Ok(()));
         if self.plan.strategy == Strategy::Reference {
             naive::backward(&self.mechanism, call, dout, gradients.reborrow())?;
         } else {
@@ -292,13 +293,13 @@ impl Operator {
             let saved = Saved { out, stats, dout: divided.as_deref().unwrap_or(dout) };
             let rescaled = Rescaled::of(&self.mechanism, call);
             let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
-            self.differentiate(&scaled, &saved, gradients.reborrow(), work)?;
+            done = self.differentiate(&scaled, &saved, gradients.reborrow(), work);
             if exponent != 0 {
                 rescale::multiply_gradients(&mut gradients, exponent);
             }
         }
-        if self.mechanism.is_pooled() {
-            return Ok(());
+        if self.mechanism.is_pooled() || done.is_err() {
+            return done;
         }
         let Gradients { dq, dk, dv, mut extras } = gradients;
         let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];

@@ -270,8 +270,9 @@ pub(super) fn run_backward<T: Storage>(
     let operator = &call.operator;
     let done =
         with_scratch(|scratch| operator.backward(inputs, &call.mask(), out, stats, dout, &mut gradients, scratch));
-    // A training that scales its loss looks for gradients beyond f32, and leaves out the step: they stay as they are.
-    if !matches!(done, Err(kernels::Error::Overflow { .. })) {
+    // A training that scales its loss looks for gradients beyond f32, and leaves out the step: they stay as they are. So do those
+    // of landmarks that lie too close together to be exact, of which a step of training has others.
+    if !matches!(done, Err(kernels::Error::Overflow { .. } | kernels::Error::Close { .. })) {
         done?;
     }
     Ok((!parameters.is_empty()).then_some(parameters))

@@ -39,8 +39,6 @@ pub(crate) fn backward(
     let (sizes, level, slices, shape) = (&core.sizes, call.level, call.shape.slices(), &call.shape);
     let ([transposed, slice_parts, partial, tied], work) = cut(work, shared(sizes, m.tied));
     let (stats, dout) = (saved.stats, saved.dout);
-    let mut saved_slices = (0..slices).map(|slice| SavedSlice::of(sizes, stats, slice));
-    saved_slices.try_for_each(|saved| core.check_apart(saved.nearest, true))?;
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let dk = dk.unwrap_or(&mut *tied);
     {
@@ -87,7 +85,9 @@ pub(crate) fn backward(
         dq.iter_mut().zip(&*dk).for_each(|(dq, dk)| *dq += dk);
     }
     parameters(&core, slice_parts, &mut extras, work);
-    Ok(())
+    // Told at the end: whoever trains goes on with what there is.
+    let mut saved_slices = (0..slices).map(|slice| SavedSlice::of(sizes, stats, slice));
+    saved_slices.try_for_each(|saved| core.check_apart(saved.nearest, true))
 }
 
 /// All slices' transposed landmarks, and what is kept of each; all parts' sums; room for `dk` when tied.
