@@ -10,7 +10,7 @@ use crate::{
     call::magnitude::{Masked, largest},
     mechanism::{
         Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
-        Manifold, Whitening,
+        Manifold, Ssa, Whitening,
     },
     simd::{Level, rows},
 };
@@ -53,13 +53,8 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
         (0..call.shape.slices()).into_par_iter().map(fits).find_first(Result::is_err).unwrap_or(Ok(()))
     };
     match mechanism {
-        Mechanism::Ssa(m) => each(&|slice| {
-            let largest = largest(call, slice);
-            products(largest, dim, scale(m.scale), MOST_SCORE)?;
-            // Along a given plan nothing is clustered, but means of tokens may be taken.
-            let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
-            if planned { Ok(()) } else { entries(largest, call.mask.causal) }
-        }),
+        // Without a plan each head is looked at where it is planned, while it is in the caches.
+        Mechanism::Ssa(m) if call.extras.clusters.is_some() => each(&|slice| check_clustered(call, m, slice)),
         Mechanism::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
         | Mechanism::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
             let most = if call.mask.causal { MOST_CAUSAL_LOGIT } else { MOST_LOGIT };
@@ -75,6 +70,15 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether f32 has room for the scores of a slice of `ssa`, and for what is clustered.
+pub(crate) fn check_clustered(call: &Call<'_>, m: &Ssa, slice: usize) -> Result<()> {
+    let (largest, dim) = (largest(call, slice), call.shape.head_dim);
+    products(largest, dim, m.scale.unwrap_or((dim as f64).powf(-0.5)), MOST_SCORE)?;
+    // Along a given plan nothing is clustered, but means of tokens may be taken.
+    let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
+    if planned { Ok(()) } else { entries(largest, call.mask.causal) }
 }
 
 /// Refuses a call of `softmax` with scores beyond [`MOST_SCORE`]: the log-sum-exps that it saved tell which heads may have one, and

@@ -123,6 +123,12 @@ impl Copy {
     /// Writes the sources with `mutants`; returns them by their paths below the folder of sources.
     fn write(&self, mutants: &[Mutant]) -> Result<Vec<(String, String)>, Error> {
         let target = self.folder.join("kernels/src");
+        // Files that have been moved since the last time would be modules twice.
+        for path in find::files(&target)? {
+            if !self.sources.join(path.strip_prefix(&target)?).exists() {
+                fs::remove_file(path)?;
+            }
+        }
         let mut switched = Vec::new();
         for path in find::files(&self.sources)? {
             let name = path.strip_prefix(&self.sources)?.to_string_lossy().into_owned();

@@ -194,8 +194,7 @@ impl Operator {
         {
             return Ok(Cow::Owned(plan));
         }
-        range::check(&self.mechanism, &call)?;
-        Ok(Cow::Owned(structure::clustered::make(&call, m)))
+        structure::clustered::make(&call, m).map(Cow::Owned)
     }
 
     /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one (`-inf` for a row without

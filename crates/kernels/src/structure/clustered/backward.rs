@@ -38,7 +38,7 @@ pub(crate) fn backward(
 ) -> Result<()> {
     let Gradients { dq, dk, dv, .. } = gradients;
     let dk = dk.expect("checked: an untied call has keys");
-    let case = Case::new(call, m);
+    let case = Case::new(call, m)?;
     if call.mask.query.is_some() {
         dq.fill(0.0);
     }

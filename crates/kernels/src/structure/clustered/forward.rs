@@ -27,7 +27,7 @@ use crate::{
 
 /// Writes `out` and, as `stats`, the log-sum-exps of the rows, [`log_sum::SAVED`] numbers each.
 pub(crate) fn forward(call: &Call<'_>, m: &Ssa, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
-    let case = Case::new(call, m);
+    let case = Case::new(call, m)?;
     let ([lse], work) = cut(work, row_sizes(&call.shape));
     let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
     if call.mask.query.is_some() {

@@ -33,6 +33,7 @@ use rayon::prelude::*;
 
 use self::graph::{Graph, Window};
 use crate::{
+    Result,
     call::{Call, cluster_plan::HeadPlan},
     mechanism::{Estimator, Ssa},
 };
@@ -50,8 +51,8 @@ struct Case {
 }
 
 impl Case {
-    fn new(call: &Call<'_>, m: &Ssa) -> Self {
-        let plan = call.extras.clusters.cloned().unwrap_or_else(|| planner::plan(call, m));
+    fn new(call: &Call<'_>, m: &Ssa) -> Result<Self> {
+        let plan = call.extras.clusters.cloned().map_or_else(|| planner::plan(call, m), Ok)?;
         let shape = call.shape;
         let block = call.mask.causal.then(|| m.causal_clusters.block());
         let window = Window { seq_kv: shape.seq_kv, block };
@@ -62,13 +63,13 @@ impl Case {
             Graph::new(plan, keep_q, keep_k, window)
         };
         let scale = m.scale.unwrap_or((shape.head_dim as f64).powf(-0.5));
-        Self {
+        Ok(Self {
             graphs: plan.heads.into_par_iter().enumerate().map(graph).collect(),
             scale: scale as f32,
             logit: (scale * std::f64::consts::LOG2_E) as f32,
             centroid: m.estimator == Estimator::Centroid,
             causal: call.mask.causal,
-        }
+        })
     }
 
     /// Whether mean tokens stand for clusters that are complete.

@@ -24,19 +24,23 @@ use crate::{
     check,
     mechanism::{ClusterOn, Estimator, Sampler, Ssa},
     parallel::{Parts, one_per_thread},
+    range,
     simd::{Level, rows},
 };
 
 /// The plan of a checked call.
-pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> ClusterPlan {
+///
+/// # Errors
+/// [`Error::Range`] naming the first head whose tokens f32 has no room for.
+pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> Result<ClusterPlan> {
     let Shape { seq_q, seq_kv, .. } = call.shape;
-    let mut heads = vec![HeadPlan::default(); call.shape.slices()];
+    let mut heads: Vec<Result<HeadPlan>> = vec![Ok(HeadPlan::default()); call.shape.slices()];
     let parts = Parts::new(&mut heads);
     let make = || {
         one_per_thread(call.shape.slices(), |slice| {
             // SAFETY: every slice has a plan of its own.
             let head = unsafe { parts.part(slice..slice + 1) };
-            head.fill_with(|| Head::of(call, m, slice).plan());
+            head.fill_with(|| range::check_clustered(call, m, slice).map(|()| Head::of(call, m, slice).plan()));
         });
     };
     // Each of the hundreds of short parallel steps of k-means would wait for a thread to wake, were it started from
@@ -46,7 +50,7 @@ pub(crate) fn plan(call: &Call<'_>, m: &Ssa) -> ClusterPlan {
     } else {
         make()
     };
-    ClusterPlan::of_heads(&call.shape, heads)
+    Ok(ClusterPlan::of_heads(&call.shape, heads.into_iter().collect::<Result<_>>()?))
 }
 
 impl ClusterPlan {
@@ -74,7 +78,7 @@ impl ClusterPlan {
         let shape = Shape { value_dim: 0, ..*shape };
         check::inputs("plan", mechanism, &shape, &Inputs { q, k: Some(k), v: &[], extras }, &mask)?;
         let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
-        Ok(plan(&call, m))
+        plan(&call, m)
     }
 }
 
