@@ -4,7 +4,7 @@
 /// what is overwritten and without displacing what is cached: right for an `out` that the caches would not hold anyway.
 pub(crate) fn stream_outer(w: &[f32], y: &[f32], out: &mut [f32]) {
     debug_assert_eq!(out.len(), w.len() * y.len());
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     if y.len().is_multiple_of(4) && out.as_ptr().addr().is_multiple_of(16) {
         return stream_aligned(w, y, out);
     }
@@ -14,7 +14,7 @@ pub(crate) fn stream_outer(w: &[f32], y: &[f32], out: &mut [f32]) {
 }
 
 /// [`stream_outer`] for rows of whole 16-byte lanes, `out` aligned to them.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 fn stream_aligned(w: &[f32], y: &[f32], out: &mut [f32]) {
     use std::arch::x86_64::{_mm_loadu_ps, _mm_mul_ps, _mm_set1_ps, _mm_stream_ps};
     let (lanes, _) = y.as_chunks::<4>();
