@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the portable path of the kernels in Miri, the interpreter that finds undefined behaviour: data races between threads,
-# overlapping parts of a buffer, reads of memory that nothing wrote, pointers out of bounds. About an hour on one core.
+# overlapping parts of a buffer, reads of memory that nothing wrote, pointers out of bounds. Hours on one core.
 # Needs a nightly toolchain with the components miri and rust-src. Arguments go to the test binary: `scripts/miri.sh heads`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
