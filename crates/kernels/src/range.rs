@@ -6,8 +6,10 @@ use rayon::prelude::*;
 
 use crate::{
     Error, Mechanism, Parameter, Result, Shape,
-    call::Call,
-    call::magnitude::{Masked, largest},
+    call::{
+        Call,
+        magnitude::{Masked, largest},
+    },
     mechanism::{
         Activation, Centering, DistanceKernel, Estimator, Fna, Infsa, InfsaResolvent, Laplacian, LaplacianExact,
         Manifold, Ssa, Whitening,
@@ -47,7 +49,6 @@ const UP_TO: &str = "up to";
 /// Whether f32 has room for what `mechanism` makes of the queries and keys.
 pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
     let dim = call.shape.head_dim;
-    let scale = |scale: Option<f64>| scale.unwrap_or((dim as f64).powf(-0.5));
     // The first slice that does not fit is named, whatever the threads.
     let each = |fits: &(dyn Fn(usize) -> Result<()> + Sync)| {
         (0..call.shape.slices()).into_par_iter().map(fits).find_first(Result::is_err).unwrap_or(Ok(()))
@@ -58,7 +59,7 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
         Mechanism::Infsa(Infsa { activation: Activation::Gelu, scale: factor, .. })
         | Mechanism::InfsaResolvent(InfsaResolvent { activation: Activation::Gelu, scale: factor, .. }) => {
             let most = if call.mask.causal { MOST_CAUSAL_LOGIT } else { MOST_LOGIT };
-            each(&|slice| products(largest(call, slice), dim, scale(*factor), most))
+            each(&|slice| products(largest(call, slice), dim, *factor, most))
         }
         Mechanism::Infsa(_) if call.mask.causal => each(&|slice| growth(call, slice)),
         Mechanism::Fna(m) => each(&|slice| distances(m, call, slice)),
@@ -75,7 +76,7 @@ pub(crate) fn check(mechanism: &Mechanism, call: &Call<'_>) -> Result<()> {
 /// Whether f32 has room for the scores of a slice of `ssa`, and for what is clustered.
 pub(crate) fn check_clustered(call: &Call<'_>, m: &Ssa, slice: usize) -> Result<()> {
     let (largest, dim) = (largest(call, slice), call.shape.head_dim);
-    products(largest, dim, m.scale.unwrap_or((dim as f64).powf(-0.5)), MOST_SCORE)?;
+    products(largest, dim, m.scale, MOST_SCORE)?;
     // Along a given plan nothing is clustered, but means of tokens may be taken.
     let planned = call.extras.clusters.is_some() && m.estimator != Estimator::Centroid;
     if planned { Ok(()) } else { entries(largest, call.mask.causal) }
@@ -85,15 +86,16 @@ pub(crate) fn check_clustered(call: &Call<'_>, m: &Ssa, slice: usize) -> Result<
 /// the tokens of these alone are scanned.
 pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) -> Result<()> {
     let (Mechanism::Softmax(m), Shape { seq_q, head_dim, .. }) = (mechanism, call.shape) else { return Ok(()) };
-    let scale = m.scale.unwrap_or((head_dim as f64).powf(-0.5));
     let logs = Masked::of_queries(call, &stats[..call.shape.slices() * seq_q], 1);
     let is_conspicuous = |log: &[f32]| log[0].is_nan() || log[0].abs() > ORDINARY_SCORE;
     let mut conspicuous = (0..logs.slices()).filter(|&slice| logs.rows(slice).any(is_conspicuous));
-    conspicuous.try_for_each(|slice| products(largest(call, slice), head_dim, scale, MOST_SCORE))
+    conspicuous.try_for_each(|slice| products(largest(call, slice), head_dim, m.scale, MOST_SCORE))
 }
 
-/// Whether all products of queries and keys of `dim` channels, with entries up to `largest`, times `scale`, are at most `most`.
-fn products(largest: [f32; 2], dim: usize, scale: f64, most: f64) -> Result<()> {
+/// Whether all products of queries and keys of `dim` channels, with entries up to `largest`, times `scale` (`dim^-1/2` unless it is given),
+/// are at most `most`.
+fn products(largest: [f32; 2], dim: usize, scale: Option<f64>, most: f64) -> Result<()> {
+    let scale = scale.unwrap_or((dim as f64).powf(-0.5));
     let [q, k] = largest.map(f64::from);
     let of_one = scale * dim as f64;
     // Infinities and NaN among the inputs come out as they went in.

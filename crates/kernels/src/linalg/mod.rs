@@ -196,17 +196,14 @@ mod tests {
         for n in [1, BLOCK, BLOCK + 1, 2 * BLOCK + 7] {
             let order = Order { n, stride: n.next_multiple_of(16) };
             let mut x: Vec<f32> = (0..order.len()).map(|at| (at as f32 * 0.7).sin()).collect();
-            let (before, mut visited) = (x.clone(), vec![0; order.len()]);
+            let before = x.clone();
             order.symmetrise(&mut x, |_, x| x);
             for i in 0..n {
                 for j in 0..n {
                     let (at, across) = (i * order.stride + j, j * order.stride + i);
                     assert_eq!(x[at], 0.5 * (before[at] + before[across]), "{n}: {i}, {j}");
-                    visited[at] += 1;
                 }
             }
-            let untouched = (0..order.len()).filter(|&at| visited[at] == 0);
-            assert!(untouched.into_iter().all(|at| x[at] == before[at]));
         }
     }
 }

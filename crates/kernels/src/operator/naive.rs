@@ -2,8 +2,7 @@
 
 use crate::{ClusterPlan, Gradients, Inputs, Mechanism, Plan, Result, Shape, Strategy, call::Call, reference};
 
-/// [`reference::forward`]. `stats` holds what
-/// [`crate::Operator::lse`] returns; the gradients need nothing saved.
+/// [`reference::forward`]. `stats` holds what [`crate::Operator::lse`] returns; the gradients need nothing saved.
 pub(crate) fn forward(m: &Mechanism, c: &Call<'_>, out: &mut [f32], stats: &mut [f32]) -> Result<()> {
     let result = wide(m, c, |inputs| reference::forward(m, &c.shape, inputs, &c.mask))?;
     narrow(&result.out, out);

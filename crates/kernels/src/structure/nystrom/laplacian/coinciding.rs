@@ -31,11 +31,11 @@ impl Counted<'_> {
                 continue;
             }
             let mut count = 1.0;
-            for j in (i + 1..order.n).filter(|&j| w[i * order.stride + j] > 0.5) {
-                let apart = 1.0 - w[i * order.stride + j];
+            for j in i + 1..order.n {
                 if self.factors[j] == 0.0 {
                     continue;
                 }
+                let apart = 1.0 - w[i * order.stride + j];
                 if apart == 0.0 && row(i) == row(j) {
                     (self.factors[j], self.first[j]) = (0.0, i as f32);
                     count += 1.0;
