@@ -125,7 +125,7 @@ impl Composed {
     }
 
     /// The scale of the products by which a planner ranks clusters and draws edges: the score's where it has one, else the default.
-    pub(super) const fn planned_scale(&self) -> Option<f64> {
+    pub(crate) const fn planned_scale(&self) -> Option<f64> {
         match &self.score {
             Score::DotExp(m) => m.scale,
             Score::DotSigmoid(m) => m.scale,
