@@ -95,11 +95,12 @@ impl<'a> Graph<'a> {
         Sweep { head: &self.heads[slice], score, level: self.call.level }
     }
 
-    /// `ln sum |g|^p` of the rows of `sweep`'s head.
-    fn row_logs(sweep: Sweep<'_>, power: f32) -> Vec<f64> {
-        let blocks: Vec<Vec<f64>> = sweep.head.blocks.par_iter().map(|block| sweep.row_logs(block, power)).collect();
+    /// `ln sum |g|^p` of the rows of `sweep`'s head, and the terms of their largest values.
+    fn row_logs(sweep: Sweep<'_>, power: f32) -> (Vec<f64>, Vec<f32>) {
+        let blocks: Vec<Vec<(f64, f32)>> =
+            sweep.head.blocks.par_iter().map(|block| sweep.row_logs(block, power)).collect();
         // Blocks are in the order of the rows.
-        blocks.concat()
+        blocks.into_iter().flatten().unzip()
     }
 
     /// What makes weights of a slice's values.
@@ -116,30 +117,40 @@ impl<'a> Graph<'a> {
         let columns = vec![neutral; head.keys.len()];
         match &self.m.normalisation {
             Normalisation::Row(_) => {
-                let rows = Self::row_logs(sweep, 1.0).into_iter().map(factor).collect();
-                (Weights { rows, columns }, Vec::new())
+                let (logs, terms) = Self::row_logs(sweep, 1.0);
+                let typical = if log { terms } else { Vec::new() };
+                (Weights { rows: logs.into_iter().map(factor).collect(), columns, typical }, Vec::new())
             }
             Normalisation::Frobenius(m) => {
-                let squares = Self::row_logs(sweep, 2.0);
+                let (squares, _) = Self::row_logs(sweep, 2.0);
                 let norms = if self.call.mask.causal { prefix_logs(head, &squares) } else { total_log(&squares) };
                 let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
                 let share =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
                 let rows = norms.iter().map(|norm| factor(divisor(norm))).collect();
-                (Weights { rows, columns }, norms.iter().map(share).collect())
+                (Weights { rows, columns, ..Weights::default() }, norms.iter().map(share).collect())
             }
             Normalisation::Symmetric(_) => {
                 let half = |logs: Vec<f64>| logs.into_iter().map(|ln| factor(ln / 2.0)).collect();
                 let transposed = head.transposed();
-                let rows = half(Self::row_logs(sweep, 1.0));
-                let columns = half(Self::row_logs(Sweep { head: &transposed, ..sweep }, 1.0));
-                (Weights { rows, columns }, Vec::new())
+                let rows = half(Self::row_logs(sweep, 1.0).0);
+                let columns = half(Self::row_logs(Sweep { head: &transposed, ..sweep }, 1.0).0);
+                (Weights { rows, columns, ..Weights::default() }, Vec::new())
             }
             Normalisation::None(m) => {
                 let ln = |seen: &f64| if m.factor == Factor::InvN { seen.max(1.0).ln() } else { 0.0 };
-                (Weights { rows: head.seen.iter().map(|seen| factor(ln(seen))).collect(), columns }, Vec::new())
+                (
+                    Weights {
+                        rows: head.seen.iter().map(|seen| factor(ln(seen))).collect(),
+                        columns,
+                        ..Weights::default()
+                    },
+                    Vec::new(),
+                )
             }
-            Normalisation::Whitened(_) => (Weights { rows: vec![neutral; head.queries.len()], columns }, Vec::new()),
+            Normalisation::Whitened(_) => {
+                (Weights { rows: vec![neutral; head.queries.len()], columns, ..Weights::default() }, Vec::new())
+            }
         }
     }
 
@@ -150,12 +161,19 @@ impl<'a> Graph<'a> {
         let log = self.scores[slice % self.call.shape.heads].is_log();
         let (rows, columns) = (head.queries.len(), head.keys.len());
         let zeros = |n: usize| vec![0.0; n];
-        let mut taken =
-            Taken { a: zeros(rows), c: zeros(rows), tau: zeros(rows), p: zeros(columns), d: zeros(columns) };
+        let mut taken = Taken {
+            a: zeros(rows),
+            c: zeros(rows),
+            tau: zeros(rows),
+            p: zeros(columns),
+            d: zeros(columns),
+            typical: Vec::new(),
+        };
         match &self.m.normalisation {
             Normalisation::Row(_) => {
                 taken.a = delta.iter().map(|&x| x as f32).collect();
                 taken.p.fill(1.0);
+                taken.typical = weights.typical.clone();
             }
             Normalisation::Frobenius(_) => {
                 taken.tau = frobenius(head, &self.shares[slice], weights, delta, log, self.call.mask.causal);

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     score::{
         self,
-        contract::{MOST_PARAMETERS, Term, Tile, TileScore},
+        contract::{MOST_PARAMETERS, ParameterSums, Term, Tile, TileScore},
     },
     simd::{
         Level,
@@ -31,6 +31,8 @@ pub(super) struct Sweep<'a> {
 pub(super) struct Weights {
     pub rows: Vec<f32>,
     pub columns: Vec<f32>,
+    /// Of rows that are normalised: the terms of their heaviest pairs.
+    pub typical: Vec<f32>,
 }
 
 /// What is taken out of the gradients, per row (`a`, `c`, `tau`) and per column (`p`, `d`); see [`Projection`].
@@ -41,6 +43,8 @@ pub(super) struct Taken {
     pub tau: Vec<f32>,
     pub p: Vec<f32>,
     pub d: Vec<f32>,
+    /// Where the gradients of a row's values add up to nothing: the term of each row's heaviest pair.
+    pub typical: Vec<f32>,
 }
 
 /// Tensors of a head whose rows are whole vectors: values by column; output gradients by row.
@@ -119,14 +123,14 @@ struct Rows {
 }
 
 impl<'a> Sweep<'a> {
-    /// `ln sum_j |g_ij|^p` of every row of some blocks, in their order.
-    pub fn row_logs(&self, block: &Block, power: f32) -> Vec<f64> {
+    /// `ln sum_j |g_ij|^p` of every row of a block, and the term of its largest value.
+    pub fn row_logs(&self, block: &Block, power: f32) -> Vec<(f64, f32)> {
         let head = self.head;
         let mut buffers = Buffers::new(head.stride, 0);
         let log = self.score.is_log();
         let mut all = Sums::new(log);
         self.tiles(block, None, &[], &mut buffers, &mut |rows, columns, buffers| {
-            let mut pairs = self.pairs(columns, rows.width, &mut buffers.values);
+            let mut pairs = self.pairs(columns, rows.width, &buffers.terms, &mut buffers.values);
             if block.rows.len() == rows.range.len() {
                 all.add(self.level, &mut pairs, power);
                 return;
@@ -137,7 +141,7 @@ impl<'a> Sweep<'a> {
             one.add(self.level, &mut pairs, power);
             all.merge(at, &one, power);
         });
-        all.logs(log, power.into()).take(block.rows.len()).collect()
+        all.logs(log, power.into()).zip(all.terms.iter().copied()).take(block.rows.len()).collect()
     }
 
     /// Writes `W v` of a block's rows, rows of whole vectors.
@@ -147,7 +151,7 @@ impl<'a> Sweep<'a> {
         let mut buffers = Buffers::new(self.head.stride, 0);
         self.tiles(block, Some((weights, None)), x.values, &mut buffers, &mut |rows, columns, buffers| {
             let factors = row_factors(&weights.rows, rows, self.score.is_log());
-            let mut pairs = self.pairs(columns, rows.width, &mut buffers.values);
+            let mut pairs = self.pairs(columns, rows.width, &buffers.terms, &mut buffers.values);
             weigh(self.level, &mut pairs, Factors { rows: &factors, columns: columns.factors });
             let at = (rows.range.start - block.rows.start) * stride;
             let size = Size { rows: rows.range.len(), cols: stride, depth: columns.len() };
@@ -173,12 +177,13 @@ impl<'a> Sweep<'a> {
             let dout = &x.gradients[rows.range.start * stride..rows.range.end * stride];
             match taken {
                 None => {
-                    let mut pairs = self.pairs(columns, rows.width, &mut buffers.values);
+                    let mut pairs = self.pairs(columns, rows.width, &buffers.terms, &mut buffers.values);
                     weigh(self.level, &mut pairs, Factors { rows: &factors, columns: columns.factors });
                 }
                 Some(taken) => {
                     self.differentiate(rows, columns, &factors, taken, (dout, stride), buffers);
-                    self.tokens(rows, columns, buffers, into);
+                    let typical = lanes(&taken.typical, rows);
+                    self.tokens(rows, columns, buffers, typical, into);
                 }
             }
             let size = Size { rows: columns.len(), cols: stride, depth: rows.range.len() };
@@ -198,19 +203,15 @@ impl<'a> Sweep<'a> {
         (dout, stride): (&[f32], usize),
         buffers: &mut Buffers,
     ) {
-        let Buffers { dout: panel, values, products, .. } = buffers;
+        let Buffers { dout: panel, terms, values, products, .. } = buffers;
         transpose(dout, stride, rows.width, panel);
         let size = Size { rows: columns.len(), cols: rows.width, depth: stride };
         let left = Left { data: columns.v, row_stride: stride, depth_stride: 1 };
         let right = Right { data: panel, stride: rows.width };
         multiply(self.level, size, left, right, Store { data: products, stride: STRIDE });
-        let [a, c, tau] = [&taken.a, &taken.c, &taken.tau].map(|x| {
-            let mut lanes = [0.0; QUERIES];
-            lanes[..rows.range.len()].copy_from_slice(&x[rows.range.clone()]);
-            lanes
-        });
+        let [a, c, tau] = [&taken.a, &taken.c, &taken.tau].map(|x| lanes(x, rows).unwrap_or([0.0; QUERIES]));
         let projection = Projection { a: &a, c: &c, tau: &tau, p: columns.p, d: columns.d };
-        let mut pairs = self.pairs(columns, rows.width, values);
+        let mut pairs = self.pairs(columns, rows.width, terms, values);
         let factors = Factors { rows: factors, columns: columns.factors };
         differentiate(self.level, &mut pairs, factors, projection, products);
         if !self.score.is_log() {
@@ -221,12 +222,24 @@ impl<'a> Sweep<'a> {
     }
 
     /// Adds the gradients of the images.
-    fn tokens(&self, rows: &Rows, columns: &Columns<'_>, buffers: &mut Buffers, into: &mut Gradients) {
+    fn tokens(
+        &self,
+        rows: &Rows,
+        columns: &Columns<'_>,
+        buffers: &mut Buffers,
+        typical: Option<[f32; QUERIES]>,
+        into: &mut Gradients,
+    ) {
         let (head, level) = (self.head, self.level);
         let (stride, keys) = (head.stride, columns.len());
         let Buffers { terms, products, differences, .. } = buffers;
         let tile = Tile { data: products, stride: STRIDE, rows: keys, width: rows.width };
-        self.score.gradients(level, terms, tile, &mut into.parameters);
+        self.score.gradients(
+            level,
+            terms,
+            tile,
+            ParameterSums { sums: &mut into.parameters, typical: typical.as_ref().map(|x| &x[..]) },
+        );
         let q = &head.q[rows.range.start * stride..rows.range.end * stride];
         let dq = &mut into.dq[rows.range.start * stride..rows.range.end * stride];
         if self.score.term() == Term::Product {
@@ -259,8 +272,8 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    fn pairs<'t>(&self, columns: &Columns<'t>, width: usize, values: &'t mut [f32]) -> Pairs<'t> {
-        Pairs { values, keys: columns.len(), width, log: self.score.is_log(), counts: columns.counts }
+    fn pairs<'t>(&self, columns: &Columns<'t>, width: usize, terms: &'t [f32], values: &'t mut [f32]) -> Pairs<'t> {
+        Pairs { terms, values, keys: columns.len(), width, log: self.score.is_log(), counts: columns.counts }
     }
 
     /// Calls `visit` with every tile of a block: its rows, its columns, and terms and values in the buffers.
@@ -400,6 +413,13 @@ fn scale_edges(columns: &Columns<'_>, tile: &mut [f32]) {
         let factor = constant.exp();
         row.iter_mut().for_each(|x| *x *= factor);
     }
+}
+
+/// Some rows' numbers, and zeros; none where there are no numbers.
+fn lanes(all: &[f32], rows: &Rows) -> Option<[f32; QUERIES]> {
+    let mut lanes = [0.0; QUERIES];
+    lanes[..rows.range.len()].copy_from_slice(all.get(rows.range.clone())?);
+    Some(lanes)
 }
 
 /// The rows' numbers, and beyond the last what makes weights zero.

@@ -42,6 +42,8 @@ impl WithSimd for Terms<'_> {
 
 /// Values of a tile's pairs, and who they are of.
 pub(super) struct Pairs<'a> {
+    /// Terms that the values are of.
+    pub terms: &'a [f32],
     /// Values, `[keys][STRIDE]`: logarithms (`-inf` where a pair is not seen), or affinities (0).
     pub values: &'a mut [f32],
     pub keys: usize,
@@ -55,20 +57,22 @@ pub(super) struct Pairs<'a> {
 /// Sums of `|g|^p` over the keys so far, per query: for log scores in units of `exp(peak)`.
 pub(super) struct Sums {
     pub peaks: Vec<f32>,
+    /// The terms of the peaks.
+    pub terms: Vec<f32>,
     pub totals: Vec<f64>,
 }
 
 impl Sums {
     pub fn new(log: bool) -> Self {
         let peak = if log { f32::NEG_INFINITY } else { 0.0 };
-        Self { peaks: vec![peak; QUERIES], totals: vec![0.0; QUERIES] }
+        Self { peaks: vec![peak; QUERIES], terms: vec![0.0; QUERIES], totals: vec![0.0; QUERIES] }
     }
 
     /// Adds a tile; `power` is 1 or 2. The values are overwritten.
     pub fn add(&mut self, level: Level, pairs: &mut Pairs<'_>, power: f32) {
         let before: Vec<f32> = self.peaks.clone();
         let mut part = [0.0; QUERIES];
-        level.dispatch(AddSums { pairs, power, peaks: &mut self.peaks, part: &mut part });
+        level.dispatch(AddSums { pairs, power, peaks: &mut self.peaks, terms: &mut self.terms, part: &mut part });
         for (n, &part) in part.iter().enumerate() {
             let (old, new) = (before[n], self.peaks[n]);
             if old < new && old > f32::NEG_INFINITY {
@@ -81,6 +85,9 @@ impl Sums {
     /// Adds the first row of other sums to row `at`.
     pub fn merge(&mut self, at: usize, other: &Self, power: f32) {
         let peak = self.peaks[at].max(other.peaks[0]);
+        if other.peaks[0] > self.peaks[at] {
+            self.terms[at] = other.terms[0];
+        }
         let share = |x: f32| if x == peak { 1.0 } else { (f64::from(power) * (f64::from(x) - f64::from(peak))).exp() };
         self.totals[at] = self.totals[at] * share(self.peaks[at]) + other.totals[0] * share(other.peaks[0]);
         self.peaks[at] = peak;
@@ -101,6 +108,7 @@ struct AddSums<'a, 'p> {
     pairs: &'a mut Pairs<'p>,
     power: f32,
     peaks: &'a mut [f32],
+    terms: &'a mut [f32],
     part: &'a mut [f32; QUERIES],
 }
 
@@ -109,12 +117,15 @@ impl WithSimd for AddSums<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { pairs, power, peaks, part } = self;
+        let Self { pairs, power, peaks, terms, part } = self;
         let Pairs { keys, width, log, counts, .. } = *pairs;
         let peaks = S::as_mut_simd_f32s(&mut peaks[..width]).0;
         if log {
-            for row in pairs.values.chunks(STRIDE).take(keys) {
-                for (peak, &x) in peaks.iter_mut().zip(S::as_simd_f32s(&row[..width]).0) {
+            let of_peaks = S::as_mut_simd_f32s(&mut terms[..width]).0;
+            for (row, terms) in pairs.values.chunks(STRIDE).zip(pairs.terms.chunks(STRIDE)).take(keys) {
+                let pairs = S::as_simd_f32s(&row[..width]).0.iter().zip(S::as_simd_f32s(&terms[..width]).0);
+                for ((peak, of_peak), (&x, &term)) in peaks.iter_mut().zip(&mut *of_peaks).zip(pairs) {
+                    *of_peak = simd.select_f32s(simd.less_than_f32s(*peak, x), term, *of_peak);
                     *peak = simd.max_f32s(*peak, x);
                 }
             }

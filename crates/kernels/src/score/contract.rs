@@ -50,9 +50,19 @@ pub(crate) trait TileScore: Send + Sync {
     fn is_log(&self) -> bool;
     /// Makes values of the terms in `tile`.
     fn values(&self, level: Level, tile: Tile<'_>);
-    /// Makes gradients of the terms of the gradients of the values in `gradients`; adds those of the parameters to `sums`.
-    fn gradients(&self, level: Level, terms: &[f32], gradients: Tile<'_>, sums: &mut [f64; MOST_PARAMETERS]);
+    /// Makes gradients of the terms of the gradients of the values in `gradients`; adds those of the parameters to the sums.
+    fn gradients(&self, level: Level, terms: &[f32], gradients: Tile<'_>, sums: ParameterSums<'_>);
 }
+
+/// Where the gradients of parameters go. With `typical` terms, one for each place of a row, the derivatives are taken from those at
+/// these on: where gradients add up to nothing they are free, and near the heaviest pair's little is lost of it.
+pub(crate) struct ParameterSums<'a> {
+    pub sums: &'a mut [f64; MOST_PARAMETERS],
+    pub typical: Option<&'a [f32]>,
+}
+
+/// Widest row of a tile that has typical terms.
+const WIDEST: usize = 64;
 
 impl<T: PairScore> TileScore for T {
     fn term(&self) -> Term {
@@ -67,7 +77,7 @@ impl<T: PairScore> TileScore for T {
         level.dispatch(Values { score: self, tile });
     }
 
-    fn gradients(&self, level: Level, terms: &[f32], gradients: Tile<'_>, sums: &mut [f64; MOST_PARAMETERS]) {
+    fn gradients(&self, level: Level, terms: &[f32], gradients: Tile<'_>, sums: ParameterSums<'_>) {
         level.dispatch(Gradients { score: self, terms, tile: gradients, sums });
     }
 }
@@ -95,7 +105,7 @@ struct Gradients<'a, T> {
     score: &'a T,
     terms: &'a [f32],
     tile: Tile<'a>,
-    sums: &'a mut [f64; MOST_PARAMETERS],
+    sums: ParameterSums<'a>,
 }
 
 impl<T: PairScore> WithSimd for Gradients<'_, T> {
@@ -105,21 +115,33 @@ impl<T: PairScore> WithSimd for Gradients<'_, T> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Tile { data, stride, rows, width } = self.tile;
         let zero = simd.splat_f32s(0.0);
+        let mut centres = [[0.0_f32; WIDEST]; MOST_PARAMETERS];
+        let [first, second] = &mut centres;
+        let centres = [first, second].map(|row| S::as_mut_simd_f32s(&mut row[..width.min(WIDEST)]).0);
+        if let Some(typical) = self.sums.typical {
+            for (at, &term) in S::as_simd_f32s(&typical[..width]).0.iter().enumerate() {
+                let slopes = self.score.slopes(simd, term).parameters;
+                for n in 0..T::PARAMETERS {
+                    centres[n][at] = slopes[n];
+                }
+            }
+        }
         for (row, terms) in data.chunks_mut(stride).zip(self.terms.chunks(stride)).take(rows) {
             let mut sums = [zero; MOST_PARAMETERS];
             let terms = S::as_simd_f32s(&terms[..width]).0;
-            for (x, &term) in S::as_mut_simd_f32s(&mut row[..width]).0.iter_mut().zip(terms) {
+            for (at, (x, &term)) in S::as_mut_simd_f32s(&mut row[..width]).0.iter_mut().zip(terms).enumerate() {
                 let slopes = self.score.slopes(simd, term);
                 // Where nothing comes back, as from pairs that are not seen, an infinite slope is none.
                 let none = simd.equal_f32s(*x, zero);
                 for n in 0..T::PARAMETERS {
-                    let term = simd.mul_f32s(*x, slopes.parameters[n]);
+                    let centre = centres[n].get(at).copied().unwrap_or(zero);
+                    let term = simd.mul_f32s(*x, simd.sub_f32s(slopes.parameters[n], centre));
                     sums[n] = simd.add_f32s(sums[n], simd.select_f32s(none, zero, term));
                 }
                 *x = simd.select_f32s(none, zero, simd.mul_f32s(*x, slopes.term));
             }
             for n in 0..T::PARAMETERS {
-                self.sums[n] += f64::from(simd.reduce_sum_f32s(sums[n]));
+                self.sums.sums[n] += f64::from(simd.reduce_sum_f32s(sums[n]));
             }
         }
     }

@@ -156,7 +156,7 @@ pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
     let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
     let dout = entries(out_len);
     let k = (!mechanism.tied()).then_some(k);
-    let required = mechanism.parameters().iter().copied().filter(|parameter| parameter.required());
+    let required = mechanism.parameters().into_iter().filter(|parameter| parameter.required());
     let parameters = required.map(|parameter| {
         let len = mechanism.parameter_shape(parameter, &shape).iter().product();
         (parameter, entries(len).into_iter().map(|x| 0.5 * x as f32).collect())

@@ -1,0 +1,108 @@
+//! The engine of compositions against the presets' references, on compositions that are the same operator but no preset.
+
+mod support;
+
+use resolvent_kernels::{Mechanism, Shape, Tol};
+use support::{
+    problem::{Problem, assert_solution},
+    random::problem,
+};
+
+/// A preset, and the score, structure, normalisation and decay of it; one hop as `hops` of one, which no preset has.
+const SAME: &[(&str, &str)] = &[
+    (r#""mechanism": "softmax""#, r#""score": {"kind": "dot-exp"}"#),
+    (r#""mechanism": "softmax", "causal": true"#, r#""score": {"kind": "dot-exp"}, "causal": true"#),
+    (r#""mechanism": "softmax", "tied": true"#, r#""score": {"kind": "dot-exp"}, "tied": true"#),
+    (
+        r#""mechanism": "infsa", "gamma": 1, "eps": 0.125"#,
+        r#""score": {"kind": "dot-relu"}, "normalisation": {"kind": "frobenius", "eps": 0.125}"#,
+    ),
+    (
+        r#""mechanism": "infsa", "gamma": 1, "eps": 0.125, "activation": "gelu", "causal": true"#,
+        r#""score": {"kind": "dot-gelu"}, "normalisation": {"kind": "frobenius", "eps": 0.125}, "causal": true"#,
+    ),
+    (
+        r#""mechanism": "infsa", "gamma": 1, "eps": 0.125, "activation": "abs", "tied": true"#,
+        r#""score": {"kind": "dot-abs"}, "normalisation": {"kind": "frobenius", "eps": 0.125}, "tied": true"#,
+    ),
+    (r#""mechanism": "fna", "kappa": 3"#, r#""score": {"kind": "levy", "kappa": 3}"#),
+    (r#""mechanism": "fna", "alpha": 2, "causal": true"#, r#""score": {"kind": "levy", "alpha": 2}, "causal": true"#),
+    (
+        r#""mechanism": "fna", "kernel": "student", "kappa": 2.5, "tied": true"#,
+        r#""score": {"kind": "student", "kappa": 2.5}, "tied": true"#,
+    ),
+    (
+        r#""mechanism": "fna", "manifold": "sphere", "intrinsic_dim": 4"#,
+        r#""score": {"kind": "levy", "manifold": "sphere", "intrinsic_dim": 4}"#,
+    ),
+    (
+        r#""mechanism": "laplacian-exact", "whitening": "none", "centering": "none", "bias_one_over_n": false"#,
+        r#""score": {"kind": "laplacian"}, "normalisation": {"kind": "none"}"#,
+    ),
+    (
+        r#""mechanism": "laplacian-exact", "whitening": "none", "centering": "none", "bias_one_over_n": false, "weight_scale": "inv-n", "causal": true"#,
+        r#""score": {"kind": "laplacian"}, "normalisation": {"kind": "none", "factor": "inv-n"}, "causal": true"#,
+    ),
+    (
+        r#""mechanism": "soft", "landmarks": {"kind": "all"}"#,
+        r#""score": {"kind": "gaussian"}, "normalisation": {"kind": "none"}, "tied": true"#,
+    ),
+    (
+        r#""mechanism": "soft-pp", "landmarks": {"kind": "all"}"#,
+        r#""score": {"kind": "gaussian"}, "normalisation": {"kind": "symmetric"}, "tied": true"#,
+    ),
+    (
+        r#""mechanism": "ssa", "clusters": 4, "samples": 3"#,
+        r#""structure": {"kind": "clustered", "clusters": 4, "samples": 3}"#,
+    ),
+    (
+        r#""mechanism": "ssa", "clusters": 5, "estimator": "centroid", "global_tokens": 1, "routes": 2"#,
+        r#""structure": {"kind": "clustered", "clusters": 5, "estimator": "centroid", "global_tokens": 1, "routes": 2}"#,
+    ),
+    (
+        r#""mechanism": "ssa", "clusters": 3, "samples": 2, "causal": true, "balance": null"#,
+        r#""structure": {"kind": "clustered", "clusters": 3, "samples": 2, "balance": null}, "causal": true"#,
+    ),
+];
+
+fn check(preset: &str, composed: &str, shape: Shape, seed: u64) {
+    let preset = Mechanism::from_json(&format!("{{{preset}}}")).unwrap();
+    let composed = Mechanism::from_json(&format!(r#"{{"mechanism": "composed", {composed}}}"#)).unwrap();
+    let mut p = problem(preset, shape, seed);
+    if seed % 2 == 0 {
+        p.key_mask = Some((0..shape.batch * shape.seq_kv).map(|n| n % 5 != 3).collect());
+        p.query_mask = p.key_mask.clone();
+    }
+    p.fix_plan();
+    let expected = p.reference();
+    let p = Problem { mechanism: composed, ..p };
+    let mut got = p.fused();
+    got.retain(|name, _| expected.contains_key(name));
+    let mut expected = expected;
+    expected.remove("lse");
+    got.remove("lse");
+    expected.retain(|name, _| got.contains_key(name));
+    let what = format!("{:?} on {shape:?}", p.mechanism);
+    assert_solution(&what, &got, &expected, &shape, Tol::f32(&p.mechanism).with_noise(1.0));
+}
+
+#[test]
+fn compositions_are_the_presets_that_they_equal() {
+    for (n, (preset, composed)) in SAME.iter().enumerate() {
+        for (seq, dim) in [(6, 4), (33, 5), (70, 8), (150, 16)] {
+            let shape = Shape { value_dim: dim + 1, ..Shape::square(2, 2, seq, dim) };
+            let composed = format!(r#"{composed}, "series": {{"kind": "hops", "count": 1}}"#);
+            check(preset, &composed, shape, (n + seq) as u64);
+        }
+    }
+}
+
+#[test]
+fn the_resolvent_of_a_wide_window_is_that_of_all() {
+    let preset = r#""mechanism": "infsa-resolvent", "eps": 0.125, "gamma": 0.8"#;
+    let composed = r#""score": {"kind": "dot-relu"}, "structure": {"kind": "dense", "window": 1000},
+        "normalisation": {"kind": "frobenius", "eps": 0.125}, "series": {"kind": "resolvent", "gamma": 0.8}"#;
+    for (seq, seed) in [(5, 1), (40, 2), (66, 3), (66, 4)] {
+        check(preset, composed, Shape { value_dim: 6, ..Shape::square(2, 2, seq, 4) }, seed);
+    }
+}
