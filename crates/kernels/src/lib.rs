@@ -21,6 +21,7 @@ mod operator;
 mod parallel;
 mod plan;
 mod random;
+mod random_features;
 mod range;
 pub mod reference;
 mod rescale;
