@@ -1,6 +1,12 @@
 //! How far two computations of the same thing may lie apart: every tolerance of the project, in one place.
 
-use crate::{Element, Mechanism};
+use crate::{
+    Element, Mechanism,
+    mechanism::{Series, Structure},
+};
+
+/// What rounding leaves of a solver's error, however small its tolerance.
+const LEAST_TOL: f64 = 1e-6;
 
 /// Relative tolerances of one storage type and mechanism, as [`relative_distance`] measures.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,11 +30,16 @@ impl Tol {
     /// f32 against f64: about thirty times the error of a naive f32 implementation, which is 3e-7. A solver that stops at its
     /// tolerance of the values, several times as long as the output, adds that. Where a matrix of landmarks is inverted, its
     /// condition comes on top.
-    pub const fn f32(mechanism: &Mechanism) -> Self {
+    pub fn f32(mechanism: &Mechanism) -> Self {
         let (forward, backward) = match mechanism {
             Mechanism::InfsaResolvent(m) => (1e-5 + 10.0 * m.tol, 1e-5 + 10.0 * m.tol),
             Mechanism::Soft(_) | Mechanism::SoftPp(_) => (1e-5, 3e-5),
             Mechanism::Laplacian(_) | Mechanism::LaplacianExact(_) => (2e-5, 5e-5),
+            Mechanism::Composed(m) => match (&m.series, &m.structure) {
+                (Series::Resolvent(m), _) => (1e-5 + 10.0 * m.tol.max(LEAST_TOL), 1e-5 + 10.0 * m.tol.max(LEAST_TOL)),
+                (_, Structure::Nystrom(_)) => (2e-5, 5e-5),
+                _ => (1e-5, 1e-5),
+            },
             _ => (1e-5, 1e-5),
         };
         Self { forward, backward, noise: 0.0 }

@@ -75,7 +75,7 @@ fn check_all(p: &Problem, what: &str) {
     if let Some(dk) = b.dk {
         check(p, &format!("{what}: dk"), &dk, |p| p.k.as_mut().unwrap());
     }
-    assert!(b.parameters.keys().eq(p.mechanism.parameters()), "{what}");
+    assert!(b.parameters.keys().copied().eq(p.mechanism.parameters()), "{what}");
     for parameter in [Parameter::Gamma, Parameter::Lambda, Parameter::Scale] {
         let Some(gradient) = b.parameters.get(&parameter) else { continue };
         let mut p = p.clone();

@@ -131,8 +131,9 @@ impl<H: Hop> Sum<'_, H> {
         self.solve(dout, dv, true)?;
         let plus = |a: &[f32], b: &[f32]| -> Vec<f32> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
         let (w, x) = (plus(dout, dv), plus(v, out));
-        let (mut y, mut g) = (out.to_vec(), w.clone());
-        self.each_mut(&mut y, |y, gamma| *y = (f64::from(*y) / gamma) as f32);
+        let (mut y, mut g) = (vec![0.0; out.len()], w.clone());
+        // Not from `out`: what a solver leaves open would not cancel in rows that are normalised.
+        self.hop.apply(&x, &mut y);
         self.scale(&mut g);
         self.hop.backward(&x, &y, &g, &mut vec![0.0; dv.len()], tokens);
         Ok(self.by_head(&w, &y))

@@ -294,6 +294,17 @@ impl Mechanism {
         self.clustering().ok_or(Error::Unsupported { mechanism: self.id(), what: "a plan of clusters", why })
     }
 
+    /// The window of a dense structure.
+    pub(crate) fn window(&self) -> Dense {
+        match self {
+            Self::Composed(m) => match &m.structure {
+                Structure::Dense(dense) => dense.clone(),
+                _ => Dense::default(),
+            },
+            _ => Dense::default(),
+        }
+    }
+
     /// Whether one mask is for queries and keys alike.
     pub(crate) const fn masks_tokens_once(&self) -> bool {
         matches!(self, Self::Soft(_) | Self::SoftPp(_))

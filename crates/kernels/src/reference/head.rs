@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::matrix::{Matrix, inner};
-use crate::{Dropout, Dropped, Inputs, Mask, Mechanism, Parameter, Shape, call::cluster_plan::HeadPlan};
+use crate::{
+    Dropout, Dropped, Inputs, Mask, Mechanism, Parameter, Shape, call::cluster_plan::HeadPlan, mechanism::Dense,
+};
 
 /// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
 /// padding cannot enter a sum.
@@ -29,6 +31,7 @@ pub(super) struct Head {
     landmark_indices: Option<Vec<usize>>,
     dropout: Option<Dropout>,
     slice: usize,
+    window: Dense,
 }
 
 impl Head {
@@ -61,6 +64,7 @@ impl Head {
             landmark_indices: inputs.extras.landmark_indices.and_then(indices),
             dropout: inputs.extras.dropout,
             slice,
+            window: mechanism.window(),
         }
     }
 
@@ -82,7 +86,18 @@ impl Head {
     /// Whether query `i` may see key `j`.
     pub fn allowed(&self, i: usize, j: usize) -> bool {
         let drawn = self.dropout.is_none_or(|d| d.dropped() == Dropped::Weights || d.keeps(self.slice, i, j));
-        drawn && self.keep_query[i] && self.keep_key[j] && (!self.causal || j + self.q.rows <= i + self.k.rows)
+        drawn && self.keep_query[i] && self.keep_key[j] && (!self.causal || self.past(i, j)) && self.near(i, j)
+    }
+
+    /// Whether key `j` is not after query `i`.
+    pub fn past(&self, i: usize, j: usize) -> bool {
+        j + self.q.rows <= i + self.k.rows
+    }
+
+    /// Whether key `j` is in the window of query `i`, or a sink.
+    fn near(&self, i: usize, j: usize) -> bool {
+        let apart = (i + self.k.rows).abs_diff(j + self.q.rows);
+        self.window.window.is_none_or(|window| apart < window || j < self.window.sinks)
     }
 
     /// `weights`, or their gradients, times the draws' factors where weights are dropped.

@@ -44,7 +44,7 @@ fn times_entries(x: &Matrix, y: &Matrix) -> Matrix {
 }
 
 /// From similarities `G` to weights: what is subtracted, divided by and added.
-struct Weights {
+pub(super) struct Weights {
     /// Keys that each query sees.
     n: Vec<f64>,
     /// Kept queries, at least 1.
@@ -59,7 +59,7 @@ struct Weights {
 
 impl Weights {
     /// `g` may hold anything at masked pairs.
-    fn of(head: &Head, m: &LaplacianExact, g: &Matrix) -> Self {
+    pub fn of(head: &Head, m: &LaplacianExact, g: &Matrix) -> Self {
         // The statistics of a key are over all kept queries; only without them is the call causal.
         let seen = |i: usize, j: usize, x: f64| if head.allowed(i, j) { x } else { 0.0 };
         let g = g.map(seen);
@@ -95,7 +95,7 @@ impl Weights {
         (self.variance[j] + m.whiten_eps).sqrt()
     }
 
-    fn weights(&self, head: &Head, m: &LaplacianExact) -> Matrix {
+    pub fn weights(&self, head: &Head, m: &LaplacianExact) -> Matrix {
         let white = match (&self.full, m.whitening) {
             (Some((root, ..)), _) => self.centred.times(root),
             (None, Whitening::Diagonal) => self.centred.map(|_, j, x| x / self.deviation(m, j)),
@@ -106,7 +106,7 @@ impl Weights {
     }
 
     /// `dG` from the gradient of the weights.
-    fn backward(&self, head: &Head, m: &LaplacianExact, dweights: &Matrix) -> Matrix {
+    pub fn backward(&self, head: &Head, m: &LaplacianExact, dweights: &Matrix) -> Matrix {
         let seen = |i: usize, j: usize, x: f64| if head.allowed(i, j) { x } else { 0.0 };
         let dwhite = dweights.map(|i, j, x| seen(i, j, self.scale(m, i) * x));
         let mut dby_key = Matrix::zeros(dwhite.rows, dwhite.cols);

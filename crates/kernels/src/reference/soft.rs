@@ -101,11 +101,19 @@ impl Trace {
 }
 
 /// The matrix that the filter over the values adds.
-fn value_filter(head: &Head, m: &Soft) -> Matrix {
+pub(super) fn value_filter(head: &Head, m: &Soft) -> Matrix {
     let weight = head.parameter(Parameter::ValueWeight).unwrap_or_default();
     let mut matrix = Matrix::zeros(head.q.rows, head.q.rows);
     taps(head, m, |n, from, tap| matrix.row_mut(n)[from] += weight[tap]);
     matrix
+}
+
+/// The gradient of the filter from that of the matrix.
+pub(super) fn value_filter_backward(head: &Head, m: &Soft, dmatrix: &Matrix) -> Vec<f64> {
+    let axes = if m.grid.is_some() { 2 } else { 1 };
+    let mut dweight = vec![0.0; m.value_conv.pow(axes)];
+    taps(head, m, |n, from, tap| dweight[tap] += dmatrix.at(n, from));
+    dweight
 }
 
 /// Calls `visit(token, token it reads, place in the filter)` for every kept pair.
@@ -157,10 +165,7 @@ pub(super) fn backward(head: &Head, m: &Soft, mechanism: &'static str, dout: &Ma
         landmarks_backward(head, m, &Trace::of(head, m, mechanism)?, &dweights)
     };
     if m.value_conv > 0 {
-        let axes = if m.grid.is_some() { 2 } else { 1 };
-        let mut dweight = vec![0.0; m.value_conv.pow(axes)];
-        taps(head, m, |n, from, tap| dweight[tap] += dweights.at(n, from));
-        gradients.parameters.push((Parameter::ValueWeight, dweight));
+        gradients.parameters.push((Parameter::ValueWeight, value_filter_backward(head, m, &dweights)));
     }
     Ok(gradients)
 }

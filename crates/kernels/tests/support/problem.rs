@@ -56,13 +56,13 @@ impl Problem {
     /// The plan that a clustered call makes of this problem.
     pub fn plan(&self) -> ClusterPlan {
         let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
-        let (q, k) = (narrow(&self.q), narrow(self.k.as_ref().unwrap()));
+        let (q, k) = (narrow(&self.q), narrow(self.k.as_ref().unwrap_or(&self.q)));
         ClusterPlan::new(&self.mechanism, &self.shape, &q, &k, self.codebook.as_deref(), &self.mask()).unwrap()
     }
 
     /// Gives a clustered call its own plan: a constant from here on, also where tokens change, or their order.
     pub fn fix_plan(&mut self) {
-        if matches!(self.mechanism, Mechanism::Ssa(_)) {
+        if self.mechanism.values().structure.kind() == "clustered" {
             self.clusters = Some(self.plan());
         }
     }

@@ -18,17 +18,22 @@ use crate::{
 };
 
 /// What a query attends to: the mean of some tokens (mostly of one), with a constant added to its logit.
-struct Entry {
-    tokens: Vec<usize>,
+pub(super) struct Entry {
+    pub tokens: Vec<usize>,
     log_weight: f64,
 }
 
 impl Entry {
-    fn token(j: usize, log_weight: f64) -> Self {
+    pub fn token(j: usize, log_weight: f64) -> Self {
         Self { tokens: vec![j], log_weight }
     }
 
-    fn mean(&self, x: &Matrix) -> Vec<f64> {
+    /// What is added to the logarithm of the affinity itself: the weight of a mean is the number of its tokens.
+    pub fn edge_weight(&self) -> f64 {
+        self.log_weight - (self.tokens.len() as f64).ln()
+    }
+
+    pub fn mean(&self, x: &Matrix) -> Vec<f64> {
         let column = |c: usize| self.tokens.iter().map(|&j| x.at(j, c)).sum::<f64>() / self.tokens.len() as f64;
         (0..x.cols).map(column).collect()
     }
@@ -44,7 +49,7 @@ struct Row {
 /// Exact tokens: of the clusters that the query's is routed to, and those of no cluster; all, for a query of no cluster.
 /// Then sampled tokens with their weight, or the mean of what is visible of every other cluster with the weight `n`. A stray
 /// has no cluster and is in none: exact pairs of it are those with tokens of no cluster.
-fn entries(head: &Head, m: &Ssa, plan: &HeadPlan, i: usize) -> Vec<Entry> {
+pub(super) fn entries(head: &Head, m: &Ssa, plan: &HeadPlan, i: usize) -> Vec<Entry> {
     let block = m.causal_clusters.block();
     let visible = |j: &usize| head.keep_query[i] && head.keep_key[*j] && (!head.causal || j / block <= i / block);
     let own = plan.label_q[i];

@@ -73,7 +73,9 @@ impl ClusterPlan {
         let extras = codebook.map_or(Extras::default(), |codebook| Extras::default().with_codebook(codebook));
         // A plan does not depend on the values: they have no channels here.
         let shape = Shape { value_dim: 0, ..*shape };
-        check::inputs("plan", mechanism, &shape, &Inputs { q, k: Some(k), v: &[], extras }, &mask)?;
+        let k = if mechanism.tied() { q } else { k };
+        let own = (!mechanism.tied()).then_some(k);
+        check::inputs("plan", mechanism, &shape, &Inputs { q, k: own, v: &[], extras }, &mask)?;
         let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
         plan(&call, m)
     }
