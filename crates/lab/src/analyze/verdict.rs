@@ -278,7 +278,7 @@ fn reason(mechanism: &Mechanism, n: &Numbers, softmax: &Numbers, causal: bool) -
         return "It gives these tokens no weight at all: its output is zero.".into();
     }
     let mut reasons = Vec::new();
-    if mechanism.choices().structure == Structure::Pooled {
+    if matches!(mechanism.values().structure, Structure::Pooled(_)) {
         let directions = softmax
             .effective_rank
             .map_or_else(String::new, |rank| format!(", where softmax's graph has {rank:.1} directions"));
