@@ -9,7 +9,7 @@ use burn::{
 use resolvent::{
     Mechanism,
     attention::ValueConv,
-    mechanism::{Landmarks, Soft},
+    mechanism::{Landmarks, PoolWindows, Soft},
     models::{
         Pool, PyramidConfig,
         pyramid::{EmbeddingKind, Positions},
@@ -64,7 +64,7 @@ fn running_statistics(config: &PyramidConfig) -> usize {
 fn soft_has_the_published_parameters() {
     // "Softmax-free Linear Transformers", table 10: 13.07 M with filtered landmarks, 12.96 M with pooled ones.
     let filtered = preset("soft-tiny");
-    let pooled = with_landmarks(filtered.clone(), Landmarks::Pool { ratio: 8 });
+    let pooled = with_landmarks(filtered.clone(), Landmarks::Pool(PoolWindows::Ratio(8)));
     assert_eq!(filtered.parameter_count(), 13_067_968);
     assert_eq!(filtered.parameter_count() - pooled.parameter_count(), 110_592);
     // The model zoo of the authors' code, and table 1 with a Gaussian kernel in the last stage.

@@ -16,7 +16,7 @@ mod window;
 
 pub use choices::{Choices, Normalisation, Score, Series, Structure};
 pub use fna::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Resolved};
-pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit};
+pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows};
 use laplacian::normalisation;
 pub use laplacian::{Centering, Laplacian, LaplacianExact, WeightScale, Whitening};
 pub use parse::check_distinct;
@@ -58,6 +58,9 @@ pub enum Mechanism {
     /// Fractional neural attention.
     Fna(Fna),
 }
+
+/// The papers take 49 landmarks, and what there is between landmarks costs as much as the tokens do at some hundreds.
+const MANY_LANDMARKS: usize = 256;
 
 impl Mechanism {
     /// Every id, in the order of the tables.
@@ -231,6 +234,17 @@ impl Mechanism {
         }
     }
 
+    /// How many landmarks a head of sizes `shape` has, where tokens meet through landmarks; masks may leave some of them out. 0 for
+    /// [`PoolWindows::Count`] on a grid that it does not fit and for [`Landmarks::Given`] of which the number is not known.
+    pub fn landmarks(&self, shape: &Shape) -> Option<usize> {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) if m.landmarks == Landmarks::All => None,
+            Self::Soft(m) | Self::SoftPp(m) => Some(m.landmarks.count(shape.seq_kv, m.grid, false)),
+            Self::Laplacian(m) => Some(m.landmarks.count(shape.seq_kv, m.grid, true)),
+            _ => None,
+        }
+    }
+
     /// How many landmarks are drawn at random, where they are.
     pub const fn drawn_landmarks(&self) -> Option<usize> {
         match self {
@@ -280,11 +294,37 @@ impl Mechanism {
         matches!(self, Self::Uniform(_) | Self::LinearInfsa(_))
     }
 
-    /// What is allowed and likely a mistake, with the remedy.
+    /// What is allowed and likely a mistake, with the remedy. See [`Mechanism::caution_at`].
     pub fn caution(&self) -> Option<&'static str> {
         match self {
             Self::Soft(m) | Self::SoftPp(m) => m.caution(),
             _ => None,
+        }
+    }
+
+    /// [`Mechanism::caution`], and what is likely a mistake in calls of sizes `shape`: a single landmark for several tokens, and
+    /// more than 256 landmarks of a kind whose number grows with the tokens.
+    pub fn caution_at(&self, shape: &Shape) -> Option<&'static str> {
+        let sized = match self.landmarks(shape) {
+            Some(1) if shape.seq_kv > 1 => Some(
+                "a single landmark stands for all tokens, which can then only differ by how near they are to it; set `landmarks` to \
+                 more, as {\"kind\": \"pool\", \"count\": 4} does",
+            ),
+            Some(landmarks) if landmarks > MANY_LANDMARKS && self.landmarks_grow() => Some(
+                "there are more landmarks for more tokens, and the cost is not linear in the tokens; set `landmarks` to a fixed \
+                 number, as {\"kind\": \"pool\", \"count\": 49} does",
+            ),
+            _ => None,
+        };
+        self.caution().or(sized)
+    }
+
+    /// Whether it has landmarks of which more tokens make more.
+    fn landmarks_grow(&self) -> bool {
+        match self {
+            Self::Soft(m) | Self::SoftPp(m) => m.landmarks.grow(),
+            Self::Laplacian(m) => m.landmarks.grow(),
+            _ => false,
         }
     }
 
