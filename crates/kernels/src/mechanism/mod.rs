@@ -59,9 +59,6 @@ pub enum Mechanism {
     Fna(Fna),
 }
 
-/// The papers take 49 landmarks, and what there is between landmarks costs as much as the tokens do at some hundreds.
-const MANY_LANDMARKS: usize = 256;
-
 impl Mechanism {
     /// Every id, in the order of the tables.
     pub const IDS: [&'static str; 11] = [
@@ -302,21 +299,20 @@ impl Mechanism {
         }
     }
 
-    /// [`Mechanism::caution`], and what is likely a mistake in calls of sizes `shape`: a single landmark for several tokens, and
+    /// What is likely a mistake in calls of sizes `shape`, beside [`Mechanism::caution`]: a single landmark for several tokens, and
     /// more than 256 landmarks of a kind whose number grows with the tokens.
     pub fn caution_at(&self, shape: &Shape) -> Option<&'static str> {
-        let sized = match self.landmarks(shape) {
-            Some(1) if shape.seq_kv > 1 => Some(
-                "a single landmark stands for all tokens, which can then only differ by how near they are to it; set `landmarks` to \
+        match self.landmarks(shape)? {
+            1 if shape.seq_kv > 1 => Some(
+                "a single landmark stands for all tokens, which then differ only by how near they are to it; set `landmarks` to \
                  more, as {\"kind\": \"pool\", \"count\": 4} does",
             ),
-            Some(landmarks) if landmarks > MANY_LANDMARKS && self.landmarks_grow() => Some(
+            landmarks if landmarks > MANY_LANDMARKS && self.landmarks_grow() => Some(
                 "there are more landmarks for more tokens, and the cost is not linear in the tokens; set `landmarks` to a fixed \
                  number, as {\"kind\": \"pool\", \"count\": 49} does",
             ),
             _ => None,
-        };
-        self.caution().or(sized)
+        }
     }
 
     /// Whether it has landmarks of which more tokens make more.
@@ -336,3 +332,6 @@ impl Mechanism {
         }
     }
 }
+
+/// Beyond this the cost of landmarks whose number grows is worth a word: five times the papers' 49.
+const MANY_LANDMARKS: usize = 256;
