@@ -43,7 +43,7 @@ pub(crate) fn tensors<T>(
 
 /// Where queries are keys there is one mask.
 fn one_token_set(mechanism: &Mechanism, s: &Shape, mask: &Mask<'_>) -> Result<()> {
-    let (Mechanism::Soft(_) | Mechanism::SoftPp(_), Some(query)) = (mechanism, mask.query) else { return Ok(()) };
+    let Some(query) = mask.query.filter(|_| mechanism.masks_tokens_once()) else { return Ok(()) };
     let keeps = |n: usize| mask.key.is_none_or(|key| key[n]);
     if (0..s.batch * s.seq_q).all(|n| query[n] == keeps(n)) {
         return Ok(());
@@ -58,7 +58,7 @@ pub(crate) fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras:
         parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
         mechanism.check_parameter(parameter, values)?;
     }
-    for &parameter in mechanism.parameters() {
+    for parameter in mechanism.parameters() {
         if parameter.required() && extras.get(parameter).is_none() {
             let problem = "is missing; the configuration asks for it";
             return Err(Error::Tensor { op, tensor: parameter.name(), problem });
@@ -71,10 +71,13 @@ pub(crate) fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras:
 
 /// Codebook and plan of a clustered call.
 fn clustered(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
-    let Mechanism::Ssa(m) = mechanism else {
+    let clustered = mechanism.clustering();
+    let Some(m) = clustered.as_deref() else {
         let tensors = [("codebook", extras.codebook.is_some()), ("plan", extras.clusters.is_some())];
         return match tensors.into_iter().find(|(_, given)| *given) {
-            Some((tensor, _)) => Err(Error::Tensor { op, tensor, problem: "belongs to `ssa`; leave it out" }),
+            Some((tensor, _)) => {
+                Err(Error::Tensor { op, tensor, problem: "belongs to mechanisms with clusters; leave it out" })
+            }
             None => Ok(()),
         };
     };

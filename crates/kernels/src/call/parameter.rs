@@ -29,11 +29,13 @@ pub enum Parameter {
     ValueWeight,
     /// The landmarks themselves. `soft`, `soft-pp`.
     GivenLandmarks,
+    /// Added to the logit, per head; replaces the field `offset` of the score `dot-sigmoid`.
+    Offset,
 }
 
 impl Parameter {
     /// Every parameter.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Gamma,
         Self::Alpha,
         Self::Kappa,
@@ -44,6 +46,7 @@ impl Parameter {
         Self::LandmarkNormBeta,
         Self::ValueWeight,
         Self::GivenLandmarks,
+        Self::Offset,
     ];
 
     /// The tensor's name in files.
@@ -64,6 +67,7 @@ impl Parameter {
             Self::LandmarkNormBeta => "dlandmark_norm_beta",
             Self::ValueWeight => "dvalue_weight",
             Self::GivenLandmarks => "dgiven_landmarks",
+            Self::Offset => "doffset",
         }
     }
 

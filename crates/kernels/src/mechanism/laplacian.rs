@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Inverse, Landmarks, Normalisation, PoolWindows,
+    Inverse, Landmarks, PoolWindows,
     presets::is_false,
     soft::{check_grid, check_landmarks, check_steps, check_windows},
     valid::{check, check_added, check_lambda},
@@ -58,13 +58,6 @@ impl WeightScale {
             WeightScale::InvSqrtN => (n as f64).powf(-0.5),
             WeightScale::InvN => 1.0 / n as f64,
         }
-    }
-}
-
-pub(super) const fn normalisation(whitening: Whitening, centering: Centering) -> Normalisation {
-    match (whitening, centering) {
-        (Whitening::None, Centering::None) => Normalisation::Unnormalised,
-        _ => Normalisation::Whitened,
     }
 }
 

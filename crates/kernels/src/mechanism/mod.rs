@@ -3,28 +3,39 @@
 //! A preset is read from JSON, `{"mechanism": "infsa", "gamma": 0.9}`: a missing field has its default, an unknown field,
 //! a wrong type or a value out of range is an [`Error`] that names the field.
 
-mod choices;
+mod composed;
 mod fna;
 mod landmarks;
 mod laplacian;
+mod normalisation;
 mod parse;
 mod presets;
+mod score;
+mod series;
 mod soft;
 mod ssa;
+mod structure;
+mod support;
 mod valid;
+mod values;
 mod window;
 
-pub use choices::{Choices, Normalisation, Score, Series, Structure};
+pub use composed::Composed;
 pub use fna::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Resolved};
 pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows};
-use laplacian::normalisation;
 pub use laplacian::{Centering, Laplacian, LaplacianExact, WeightScale, Whitening};
+pub use normalisation::{Factor, Frobenius, Normalisation, Row, Symmetric, Unnormalised, Whitened};
 pub use parse::check_distinct;
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
+pub use score::{Bandwidth, Constant, CosineExp, Dot, DotExp, DotSigmoid, Gaussian, PowerLaw, Score};
+pub use series::{Hops, Limit, OneHop, Resolvent, Series};
 pub use soft::{Degree, Soft};
 pub(crate) use window::Windows;
 
 pub use ssa::{CausalClusters, ClusterOn, Estimator, GlobalTokens, Pairs, Sampler, Ssa};
+pub use structure::{Clustered, Dense, FeatureMap, Features, Nystrom, Pooled, Structure};
+
+use std::borrow::Cow;
 
 use serde::Serialize;
 
@@ -57,6 +68,8 @@ pub enum Mechanism {
     Ssa(Ssa),
     /// Fractional neural attention.
     Fna(Fna),
+    /// Four values, composed.
+    Composed(Box<Composed>),
 }
 
 impl Mechanism {
@@ -113,27 +126,8 @@ impl Mechanism {
             Self::LaplacianExact(_) => "laplacian-exact",
             Self::Ssa(_) => "ssa",
             Self::Fna(_) => "fna",
+            Self::Composed(_) => "composed",
         }
-    }
-
-    /// The four choices behind the preset.
-    pub const fn choices(&self) -> Choices {
-        use {Normalisation::*, Score::*, Series::*, Structure::*};
-        let (score, structure, normalisation, series) = match self {
-            Self::Softmax(_) => (DotExp, Dense, Row, OneHop),
-            Self::Uniform(_) => (Constant, Pooled, Row, OneHop),
-            Self::Infsa(_) => (DotActivation, Dense, Frobenius, OneHop),
-            Self::InfsaResolvent(_) => (DotActivation, Dense, Frobenius, Resolvent),
-            Self::LinearInfsa(_) => (DotActivation, Pooled, L1, Limit),
-            Self::Soft(m) => (Gaussian, m.structure(), Unnormalised, OneHop),
-            Self::SoftPp(m) => (Gaussian, m.structure(), Symmetric, OneHop),
-            Self::Laplacian(m) => (Score::Laplacian, Nystrom, normalisation(m.whitening, m.centering), OneHop),
-            Self::LaplacianExact(m) => (Score::Laplacian, Dense, normalisation(m.whitening, m.centering), OneHop),
-            Self::Ssa(_) => (DotExp, Clustered, Row, OneHop),
-            Self::Fna(m) if m.is_gaussian() => (Gaussian, Dense, Row, OneHop),
-            Self::Fna(_) => (PowerLaw, Dense, Row, OneHop),
-        };
-        Choices { score, structure, normalisation, series }
     }
 
     /// Whether the keys are the queries, so that a call has no `k`.
@@ -148,6 +142,7 @@ impl Mechanism {
             Self::Soft(_) | Self::SoftPp(_) => true,
             Self::Laplacian(m) => m.tied,
             Self::LaplacianExact(m) => m.tied,
+            Self::Composed(m) => m.tied,
         }
     }
 
@@ -164,6 +159,7 @@ impl Mechanism {
             Self::LaplacianExact(m) => m.causal,
             Self::Ssa(m) => m.causal,
             Self::Fna(m) => m.causal,
+            Self::Composed(m) => m.causal,
         }
     }
 
@@ -173,13 +169,14 @@ impl Mechanism {
             Self::Infsa(m) => Some(m.gamma),
             Self::InfsaResolvent(m) => Some(m.gamma),
             Self::LinearInfsa(m) => Some(m.gamma),
+            Self::Composed(m) => Some(m.series.gamma()),
             _ => None,
         }
     }
 
     /// The tensors that a call may carry in [`crate::Extras`], and whose gradients it may ask for.
-    pub const fn parameters(&self) -> &'static [Parameter] {
-        match self {
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let of_preset: &[Parameter] = match self {
             Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) => &[],
             Self::Infsa(_) | Self::InfsaResolvent(_) | Self::LinearInfsa(_) => &[Parameter::Gamma],
             // At alpha = 2 the kernel jumps: there is no slope in alpha.
@@ -188,7 +185,9 @@ impl Mechanism {
             Self::Soft(m) | Self::SoftPp(m) => m.parameters(),
             Self::Laplacian(m) => m.parameters(),
             Self::LaplacianExact(_) => &[Parameter::Lambda],
-        }
+            Self::Composed(m) => return m.parameters(),
+        };
+        of_preset.to_vec()
     }
 
     /// The values that stand for one of [`Mechanism::parameters`] where a call does not give it, of
@@ -197,6 +196,7 @@ impl Mechanism {
         match self {
             Self::Soft(m) | Self::SoftPp(m) => return m.parameter_default(parameter, shape),
             Self::Laplacian(m) => return m.parameter_default(parameter, shape),
+            Self::Composed(m) => return m.parameter_default(parameter, shape),
             _ => {}
         }
         let len = self.parameter_shape(parameter, shape).iter().product();
@@ -227,6 +227,7 @@ impl Mechanism {
         match self {
             Self::Soft(m) | Self::SoftPp(m) => m.parameter_axes(parameter, shape),
             Self::Laplacian(m) => m.parameter_axes(parameter, shape),
+            Self::Composed(m) => m.parameter_axes(parameter, shape),
             _ => ([shape.heads, 1, 1, 1], 1),
         }
     }
@@ -234,12 +235,22 @@ impl Mechanism {
     /// How many landmarks a head of sizes `shape` has, where tokens meet through landmarks; masks may leave some of them out. 0 for
     /// [`PoolWindows::Count`] on a grid that it does not fit and for [`Landmarks::Given`] of which the number is not known.
     pub fn landmarks(&self, shape: &Shape) -> Option<usize> {
-        match self {
-            Self::Soft(m) | Self::SoftPp(m) if m.landmarks == Landmarks::All => None,
-            Self::Soft(m) | Self::SoftPp(m) => Some(m.landmarks.count(shape.seq_kv, m.grid, false)),
-            Self::Laplacian(m) => Some(m.landmarks.count(shape.seq_kv, m.grid, true)),
-            _ => None,
-        }
+        let (landmarks, grid, partial) = self.landmark_windows()?;
+        Some(landmarks.count(shape.seq_kv, grid, partial))
+    }
+
+    /// The landmarks through which tokens meet, if they do, their grid, and whether filters take windows that they do not fill.
+    fn landmark_windows(&self) -> Option<(Landmarks, Option<[usize; 2]>, bool)> {
+        let (landmarks, grid, partial) = match self {
+            Self::Soft(m) | Self::SoftPp(m) => (m.landmarks, m.grid, false),
+            Self::Laplacian(m) => (m.landmarks, m.grid, true),
+            Self::Composed(m) => match &m.structure {
+                Structure::Nystrom(m) => (m.landmarks, m.grid, false),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        (landmarks != Landmarks::All).then_some((landmarks, grid, partial))
     }
 
     /// How many landmarks are drawn at random, where they are.
@@ -277,13 +288,36 @@ impl Mechanism {
 
     /// Whether it ends an iteration early where that has converged: a plan counts operations for the most steps that it may take.
     pub fn iterates(&self) -> bool {
-        let steps = |inverse: Inverse| matches!(inverse, Inverse::NewtonSchulz | Inverse::Cg);
         match self {
             Self::InfsaResolvent(_) => true,
-            Self::Soft(m) | Self::SoftPp(m) => m.landmarks != Landmarks::All && steps(m.inverse),
-            Self::Laplacian(m) => steps(m.inverse),
+            Self::Soft(m) | Self::SoftPp(m) => m.landmarks != Landmarks::All && m.inverse.iterates(),
+            Self::Laplacian(m) => m.inverse.iterates(),
+            Self::Composed(m) => m.iterates(),
             _ => false,
         }
+    }
+
+    /// How tokens are clustered, where they are.
+    pub(crate) fn clustering(&self) -> Option<Cow<'_, Ssa>> {
+        match self {
+            Self::Ssa(m) => Some(Cow::Borrowed(m)),
+            Self::Composed(m) => match &m.structure {
+                Structure::Clustered(structure) => Some(Cow::Owned(structure.ssa(m.planned_scale(), m.causal))),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// [`Mechanism::clustering`], or a refusal.
+    pub(crate) fn clusters(&self) -> Result<Cow<'_, Ssa>> {
+        let why = "only clustered mechanisms attend along clusters";
+        self.clustering().ok_or(Error::Unsupported { mechanism: self.id(), what: "a plan of clusters", why })
+    }
+
+    /// Whether one mask is for queries and keys alike.
+    pub(crate) const fn masks_tokens_once(&self) -> bool {
+        matches!(self, Self::Soft(_) | Self::SoftPp(_))
     }
 
     /// Whether all queries get one pooled value.
@@ -295,6 +329,7 @@ impl Mechanism {
     pub fn caution(&self) -> Option<&'static str> {
         match self {
             Self::Soft(m) | Self::SoftPp(m) => m.caution(),
+            Self::Composed(m) => m.caution(),
             _ => None,
         }
     }
@@ -302,25 +337,17 @@ impl Mechanism {
     /// What is likely a mistake in calls of sizes `shape`, beside [`Mechanism::caution`]: a single landmark for several tokens, and
     /// more than 256 landmarks of a kind whose number grows with the tokens.
     pub fn caution_at(&self, shape: &Shape) -> Option<&'static str> {
-        match self.landmarks(shape)? {
+        let (landmarks, grid, partial) = self.landmark_windows()?;
+        match landmarks.count(shape.seq_kv, grid, partial) {
             1 if shape.seq_kv > 1 => Some(
                 "a single landmark stands for all tokens, which then differ only by how near they are to it; set `landmarks` to \
                  more, as {\"kind\": \"pool\", \"count\": 4} does",
             ),
-            landmarks if landmarks > MANY_LANDMARKS && self.landmarks_grow() => Some(
+            count if count > MANY_LANDMARKS && landmarks.grow() => Some(
                 "there are more landmarks for more tokens, and the cost is not linear in the tokens; set `landmarks` to a fixed \
                  number, as {\"kind\": \"pool\", \"count\": 49} does",
             ),
             _ => None,
-        }
-    }
-
-    /// Whether it has landmarks of which more tokens make more.
-    fn landmarks_grow(&self) -> bool {
-        match self {
-            Self::Soft(m) | Self::SoftPp(m) => m.landmarks.grow(),
-            Self::Laplacian(m) => m.landmarks.grow(),
-            _ => false,
         }
     }
 

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mechanism, NormBias, Soft};
+use serde_json::{Map, Value};
+
+use super::{Composed, Mechanism, NormBias, Soft};
 use crate::{Error, Result};
 
 impl Serialize for NormBias {
@@ -133,33 +135,63 @@ impl Mechanism {
             Some(other) => return Err(config("mechanism", format!("expected a string, found {other}"))),
             None => return Err(config("mechanism", format!("missing; one of: {}", Self::IDS.join(", ")))),
         };
-        // Serde looks for unknown fields only where a kind has fields.
-        if let Some(serde_json::Value::Object(landmarks)) = fields.get("landmarks")
-            && landmarks.get("kind").is_some_and(|kind| kind == "all")
-            && let Some(name) = landmarks.keys().find(|name| *name != "kind")
-        {
-            return Err(config(&format!("landmarks.{name}"), "unknown field; landmarks of kind all have none".into()));
+        if id == "composed" {
+            let composed = Composed::from_fields(fields)?;
+            composed.validate()?;
+            return Ok(Self::Composed(Box::new(composed)));
         }
         let mechanism = match Self::preset(&id)? {
-            Self::Softmax(_) => Self::Softmax(fields_of(fields)?),
-            Self::Uniform(_) => Self::Uniform(fields_of(fields)?),
-            Self::Infsa(_) => Self::Infsa(fields_of(fields)?),
-            Self::InfsaResolvent(_) => Self::InfsaResolvent(fields_of(fields)?),
-            Self::LinearInfsa(_) => Self::LinearInfsa(fields_of(fields)?),
-            Self::Ssa(_) => Self::Ssa(fields_of(fields)?),
-            Self::Fna(_) => Self::Fna(fields_of(fields)?),
-            Self::Soft(_) => Self::Soft(fields_of(fields)?),
-            Self::SoftPp(_) => Self::SoftPp(fields_of::<Soft>(fields)?.with_degree()),
-            Self::Laplacian(_) => Self::Laplacian(fields_of(fields)?),
-            Self::LaplacianExact(_) => Self::LaplacianExact(fields_of(fields)?),
+            Self::Softmax(_) => Self::Softmax(fields_of("", fields)?),
+            Self::Uniform(_) => Self::Uniform(fields_of("", fields)?),
+            Self::Infsa(_) => Self::Infsa(fields_of("", fields)?),
+            Self::InfsaResolvent(_) => Self::InfsaResolvent(fields_of("", fields)?),
+            Self::LinearInfsa(_) => Self::LinearInfsa(fields_of("", fields)?),
+            Self::Ssa(_) => Self::Ssa(fields_of("", fields)?),
+            Self::Fna(_) => Self::Fna(fields_of("", fields)?),
+            Self::Soft(_) => Self::Soft(fields_of("", fields)?),
+            Self::SoftPp(_) => Self::SoftPp(fields_of::<Soft>("", fields)?.with_degree()),
+            Self::Laplacian(_) => Self::Laplacian(fields_of("", fields)?),
+            Self::LaplacianExact(_) => Self::LaplacianExact(fields_of("", fields)?),
+            Self::Composed(m) => Self::Composed(m),
         };
         mechanism.validate()?;
         Ok(mechanism)
     }
 }
 
-/// Deserialises one preset's fields; the error carries the path of the field.
-fn fields_of<T: serde::de::DeserializeOwned>(fields: serde_json::Map<String, serde_json::Value>) -> Result<T> {
-    serde_path_to_error::deserialize(serde_json::Value::Object(fields))
-        .map_err(|e| Error::Config { field: e.path().to_string(), problem: e.inner().to_string() })
+/// Deserialises the fields of a preset, or of a `part` of a composition; the error carries the path of the field.
+pub(super) fn fields_of<T: serde::de::DeserializeOwned>(part: &str, fields: Map<String, Value>) -> Result<T> {
+    // Serde looks for unknown fields only where a kind has fields.
+    if let Some(Value::Object(landmarks)) = fields.get("landmarks")
+        && landmarks.get("kind").is_some_and(|kind| kind == "all")
+        && let Some(name) = landmarks.keys().find(|name| *name != "kind")
+    {
+        return Err(config(format!("landmarks.{name}"), "unknown field; landmarks of kind all have none"));
+    }
+    serde_path_to_error::deserialize(Value::Object(fields)).map_err(|e| {
+        let path = e.path().to_string();
+        let field = match (part, &*path) {
+            ("", _) => path,
+            (_, ".") => part.to_owned(),
+            _ => format!("{part}.{path}"),
+        };
+        config(field, e.inner().to_string())
+    })
+}
+
+pub(super) fn config(field: impl Into<String>, problem: impl Into<String>) -> Error {
+    Error::Config { field: field.into(), problem: problem.into() }
+}
+
+/// Takes the kind of a `part` out of its fields.
+pub(super) fn kind_of(part: &str, fields: &mut Map<String, Value>) -> Result<String> {
+    match fields.remove("kind") {
+        Some(Value::String(kind)) => Ok(kind),
+        Some(other) => Err(config(format!("{part}.kind"), format!("expected a string, found {other}"))),
+        None => Err(config(format!("{part}.kind"), "missing")),
+    }
+}
+
+pub(super) fn unknown_kind(part: &str, kind: &str, known: &[&str]) -> Error {
+    config(format!("{part}.kind"), format!("unknown kind `{kind}`, expected one of: {}", known.join(", ")))
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows, Structure,
+    Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows,
     valid::{check, check_added, check_scale},
 };
 use crate::{Error, Parameter, Result, Shape};
@@ -123,10 +123,6 @@ impl Soft {
         )
     }
 
-    pub(super) const fn structure(&self) -> Structure {
-        if matches!(self.landmarks, Landmarks::All) { Structure::Dense } else { Structure::Nystrom }
-    }
-
     pub(super) fn validate(&self, plus: bool) -> Result<()> {
         let degree = match self.degree {
             None => "null",
@@ -162,6 +158,11 @@ impl Soft {
         if shape.seq_q != shape.seq_kv {
             return unsupported("cross-attention", "queries are keys here: it makes the kernel a Gram matrix");
         }
+        self.check_landmarks_fit(shape)
+    }
+
+    /// Whether the tokens are enough for the landmarks.
+    pub(super) fn check_landmarks_fit(&self, shape: &Shape) -> Result<()> {
         check_grid(self.grid, shape.seq_kv)?;
         check_windows(self.landmarks, self.grid, shape.seq_kv)?;
         let tokens = shape.seq_kv;

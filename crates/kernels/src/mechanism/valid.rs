@@ -18,10 +18,13 @@ impl Mechanism {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn check_parameter(&self, parameter: Parameter, values: &[f32]) -> Result<()> {
-        let one_allowed = !matches!(self, Self::InfsaResolvent(_));
+        let one_allowed = match self {
+            Self::Composed(m) => !matches!(m.series, super::Series::Resolvent(_)),
+            _ => !matches!(self, Self::InfsaResolvent(_)),
+        };
         values.iter().try_for_each(|&x| match parameter {
             Parameter::Gamma => check_gamma(x.into(), one_allowed),
-            Parameter::Alpha => check_alpha(x.into(), matches!(self, Self::Fna(m) if m.kernel != DistanceKernel::Levy)),
+            Parameter::Alpha => check_alpha(x.into(), self.orders_reach_two()),
             Parameter::Kappa => check_kappa(x.into()),
             Parameter::Scale => check_scale(Some(x.into())),
             Parameter::Lambda => check_lambda(x.into()),
@@ -29,6 +32,15 @@ impl Mechanism {
             Parameter::GivenLandmarks => Ok(()),
             _ => check(parameter.name(), x, x.is_nan() || x.abs() <= 1e6, "at most 1e6 in magnitude"),
         })
+    }
+
+    /// Whether an order of 2 is a point like any other: that of the Levy kernel is where it jumps to the Gaussian.
+    fn orders_reach_two(&self) -> bool {
+        match self {
+            Self::Fna(m) => m.kernel != DistanceKernel::Levy,
+            Self::Composed(m) => !matches!(m.score, super::Score::Levy(_)),
+            _ => false,
+        }
     }
 
     /// Checks every field against its range.
@@ -42,9 +54,7 @@ impl Mechanism {
             Self::Infsa(m) => check_affinity(m.gamma, true, m.scale, m.eps),
             Self::InfsaResolvent(m) => {
                 check_affinity(m.gamma, false, m.scale, m.eps)?;
-                check("tol", m.tol, m.tol > 0.0 && m.tol < 1.0, "in (0, 1)")?;
-                let limit = m.max_iter.unwrap_or(1);
-                check("max_iter", limit, (1..=MAX_ITER).contains(&limit), "null or 1 to 1000000")
+                check_solver(m.tol, m.max_iter)
             }
             Self::LinearInfsa(m) => {
                 check_affinity(m.gamma, true, m.scale, m.eps)?;
@@ -59,6 +69,7 @@ impl Mechanism {
             Self::SoftPp(m) => m.validate(true),
             Self::Laplacian(m) => m.validate(),
             Self::LaplacianExact(m) => m.validate(),
+            Self::Composed(m) => m.validate(),
         }
     }
 }
@@ -99,7 +110,7 @@ pub(super) fn check_lambda(lambda: f64) -> Result<()> {
 }
 
 /// `gamma` up to 1, or, where the series of hops has to converge and what rounding leaves grows with `1 / (1 - gamma)`, below.
-fn check_gamma(gamma: f64, one_allowed: bool) -> Result<()> {
+pub(super) fn check_gamma(gamma: f64, one_allowed: bool) -> Result<()> {
     let (most, expected) = if one_allowed { (1.0, "in [1e-12, 1]") } else { (MOST_DECAY, "in [1e-12, 0.99999]") };
     check("gamma", gamma, (1e-12..=most).contains(&gamma), expected)
 }
@@ -107,7 +118,18 @@ fn check_gamma(gamma: f64, one_allowed: bool) -> Result<()> {
 fn check_affinity(gamma: f64, one_allowed: bool, scale: Option<f64>, eps: f64) -> Result<()> {
     check_gamma(gamma, one_allowed)?;
     check_scale(scale)?;
+    check_eps(eps)
+}
+
+pub(super) fn check_eps(eps: f64) -> Result<()> {
     check("eps", eps, eps == 0.0 || (1e-30..=1e30).contains(&eps), "0 or in [1e-30, 1e30]")
+}
+
+/// When a solver ends.
+pub(super) fn check_solver(tol: f64, max_iter: Option<usize>) -> Result<()> {
+    check("tol", tol, tol > 0.0 && tol < 1.0, "in (0, 1)")?;
+    let limit = max_iter.unwrap_or(1);
+    check("max_iter", limit, (1..=MAX_ITER).contains(&limit), "null or 1 to 1000000")
 }
 
 /// What is added to a diagonal or to a variance, of which more would drown it and less is lost in rounding.
@@ -117,7 +139,7 @@ pub(super) fn check_added(field: &'static str, got: f64, ok_at_zero: bool) -> Re
 }
 
 /// `alpha` within [1, 2], or [1, 2) where it varies per head: at 2 the Levy kernel jumps to the Gaussian.
-fn check_alpha(alpha: f64, two_allowed: bool) -> Result<()> {
+pub(super) fn check_alpha(alpha: f64, two_allowed: bool) -> Result<()> {
     let expected = if two_allowed { "in [1, 2]" } else { "in [1, 2); set the field to 2 for the Gaussian" };
     check("alpha", alpha, (1.0..2.0).contains(&alpha) || two_allowed && alpha == 2.0, expected)
 }
@@ -128,21 +150,30 @@ fn check_kappa(kappa: f64) -> Result<()> {
 
 fn check_fna(m: &Fna) -> Result<()> {
     check_alpha(m.alpha, true)?;
-    match (m.kappa, m.manifold) {
-        (Some(Kappa::Value(kappa)), _) => check_kappa(kappa)?,
+    check_kappa_rule(m.kappa, m.manifold)?;
+    check_intrinsic_dim(m.intrinsic_dim)?;
+    check("norm_exponent", m.norm_exponent, m.norm_exponent.abs() <= 100.0, "in [-100, 100]")
+}
+
+/// A length scale, and whether its rule is for the manifold.
+pub(super) fn check_kappa_rule(kappa: Option<Kappa>, manifold: Manifold) -> Result<()> {
+    match (kappa, manifold) {
+        (Some(Kappa::Value(kappa)), _) => check_kappa(kappa),
         (Some(Kappa::Rule(rule)), manifold) => {
             let expected = match manifold {
                 Manifold::Euclidean => "text, vision or a number on the euclidean manifold",
                 Manifold::Sphere => "sphere or a number on the sphere",
             };
             let fits = (rule == KappaRule::Sphere) == (manifold == Manifold::Sphere);
-            check("kappa", format!("{rule:?}").to_lowercase(), fits, expected)?;
+            check("kappa", format!("{rule:?}").to_lowercase(), fits, expected)
         }
-        (None, _) => {}
+        (None, _) => Ok(()),
     }
-    let dim = m.intrinsic_dim.unwrap_or(1.0);
-    check("intrinsic_dim", dim, (1e-3..=1e4).contains(&dim), "null or in [0.001, 10000]")?;
-    check("norm_exponent", m.norm_exponent, m.norm_exponent.abs() <= 100.0, "in [-100, 100]")
+}
+
+pub(super) fn check_intrinsic_dim(dim: Option<f64>) -> Result<()> {
+    let dim = dim.unwrap_or(1.0);
+    check("intrinsic_dim", dim, (1e-3..=1e4).contains(&dim), "null or in [0.001, 10000]")
 }
 
 /// Whether `mechanism` is defined for these sizes and for causality.
@@ -184,6 +215,7 @@ fn check_support(mechanism: &Mechanism, shape: &Shape, causal: bool) -> Result<(
             "a further power step needs queries and keys over one token set; set iterations to 1",
         ),
         Mechanism::Ssa(m) => m.check_support(shape, causal),
+        Mechanism::Composed(m) => m.check_support(shape, causal),
         Mechanism::Fna(m) if m.manifold == Manifold::Sphere && head_dim < 2 => {
             unsupported("the sphere with head_dim < 2", "two points are no sphere; use more channels or the plane")
         }

@@ -13,7 +13,7 @@ use crate::{
     ClusterPlan, Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape,
     Strategy,
     call::{Call, Saved},
-    check,
+    check, engine,
     mechanism::Landmarks,
     range,
     rescale::{self, Rescaled},
@@ -43,6 +43,10 @@ pub struct Operator {
     causal: bool,
     plan: Plan,
     level: Level,
+    /// Whether calls go through the reference.
+    by_reference: bool,
+    /// The preset that a composition is, which serves the calls that it can.
+    preset: Option<Box<Operator>>,
 }
 
 impl Operator {
@@ -54,7 +58,13 @@ impl Operator {
     pub fn new(mechanism: &Mechanism, shape: Shape, causal: bool, strategy: Strategy) -> Result<Self> {
         let causal = causal || mechanism.causal();
         let plan = plan(mechanism, &shape, causal, strategy)?;
-        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level: Level::selected()? })
+        let preset = match mechanism {
+            Mechanism::Composed(m) => m.preset().and_then(|preset| Self::new(&preset, shape, causal, strategy).ok()),
+            _ => None,
+        };
+        let by_reference = planning::by_reference(mechanism, &plan, causal, &shape, strategy);
+        let (level, preset) = (Level::selected()?, preset.map(Box::new));
+        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level, by_reference, preset })
     }
 
     /// The same operator on another instruction set.
@@ -67,6 +77,9 @@ impl Operator {
             return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "this instruction set", why });
         }
         self.level = level;
+        if let Some(preset) = self.preset.take() {
+            self.preset = Some(Box::new(preset.with_level(level)?));
+        }
         Ok(self)
     }
 
@@ -112,6 +125,11 @@ impl Operator {
         self.check_inputs("forward", inputs, mask)?;
         check::length("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
         check::length("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
+        if let Some(preset) = self.preset_for(&inputs.extras, mask) {
+            let (stats, rest) = stats.split_at_mut(preset.plan.stats);
+            rest.fill(0.0);
+            return preset.forward(inputs, mask, out, stats, scratch);
+        }
         let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v), widened(out)];
         let all = scratch.take(room(sizes) + self.plan.scratch_forward);
         let ([q, k, v, o], work) = cut(all, sizes);
@@ -146,6 +164,17 @@ impl Operator {
     ) -> Result<()> {
         self.check_inputs("backward", inputs, mask)?;
         self.check_backward(out.len(), stats.len(), dout.len(), gradients)?;
+        if let Some(preset) = self.preset_for(&inputs.extras, mask) {
+            let parameters = preset.mechanism.parameters();
+            if gradients.extras.iter().all(|(parameter, _)| parameters.contains(&parameter)) {
+                return preset.backward(inputs, mask, out, &stats[..preset.plan.stats], dout, gradients, scratch);
+            }
+            // A gradient that the preset has not: what it saved means nothing to the engine.
+            let own = Self { preset: None, ..self.clone() };
+            let (mut out, mut stats) = (vec![T::narrow(0.0); out.len()], vec![0.0; stats.len()]);
+            own.forward(inputs, mask, &mut out, &mut stats, scratch)?;
+            return own.backward(inputs, mask, &out, &stats, dout, gradients, scratch);
+        }
         let k_len = gradients.dk.as_deref().map_or(0, widened);
         let (q_len, v_len, o_len) = (widened(inputs.q), widened(inputs.v), widened(out));
         let sizes = [q_len, k_len, v_len, o_len, o_len, q_len, k_len, v_len];
@@ -178,10 +207,7 @@ impl Operator {
     /// # Errors
     /// [`Error::Unsupported`] for mechanisms without clusters; else as [`Operator::forward`].
     pub fn clusters<'a, T: Element>(&self, inputs: &Inputs<'a, T>, mask: &Mask<'_>) -> Result<Cow<'a, ClusterPlan>> {
-        let Mechanism::Ssa(m) = &self.mechanism else {
-            let why = "only `ssa` attends along clusters";
-            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "a plan of clusters", why });
-        };
+        let m = self.mechanism.clusters()?;
         self.check_inputs("clusters", inputs, mask)?;
         if let Some(plan) = inputs.extras.clusters {
             return Ok(Cow::Borrowed(plan));
@@ -189,12 +215,15 @@ impl Operator {
         let wide = |x: &[T]| x.iter().map(|x| x.widen()).collect::<Vec<_>>();
         let (q, k) = (wide(inputs.q), inputs.k.map(wide));
         let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
-        if self.plan.strategy == Strategy::Reference
+        if let Some(preset) = self.preset_for(&inputs.extras, mask) {
+            return preset.clusters(inputs, mask);
+        }
+        if self.by_reference
             && let Some(plan) = naive::clusters(&self.mechanism, &call)
         {
             return Ok(Cow::Owned(plan));
         }
-        structure::clustered::make(&call, m).map(Cow::Owned)
+        structure::clustered::make(&call, &m).map(Cow::Owned)
     }
 
     /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one (`-inf` for a row without
@@ -227,6 +256,14 @@ impl Operator {
 }
 
 impl Operator {
+    /// The preset that carries out a call of a composition: where it has the parameters that are given, and takes the masks.
+    fn preset_for(&self, extras: &Extras<'_>, mask: &Mask<'_>) -> Option<&Operator> {
+        let preset = self.preset.as_deref()?;
+        let parameters = preset.mechanism.parameters();
+        let one_mask = !preset.mechanism.masks_tokens_once() || mask.key == mask.query;
+        (one_mask && extras.iter().all(|(parameter, _)| parameters.contains(&parameter))).then_some(preset)
+    }
+
     pub(crate) fn call<'a>(
         &self,
         q: &'a [f32],
@@ -240,7 +277,7 @@ impl Operator {
     }
 
     pub(crate) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
-        if self.plan.strategy == Strategy::Reference {
+        if self.by_reference {
             naive::forward(&self.mechanism, call, out, stats)?;
         } else {
             range::check(&self.mechanism, call)?;
@@ -270,6 +307,7 @@ impl Operator {
             }
             Mechanism::Laplacian(m) => structure::nystrom::laplacian::forward(call, m, out, stats, work),
             Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_forward(call, m, out, stats, work),
+            Mechanism::Composed(m) => engine::forward(call, m, out, stats, work),
         }
     }
 
@@ -283,7 +321,7 @@ impl Operator {
         work: &mut [f32],
     ) -> Result<()> {
         let (mut gradients, mut done) = (gradients, Ok(()));
-        if self.plan.strategy == Strategy::Reference {
+        if self.by_reference {
             naive::backward(&self.mechanism, call, dout, gradients.reborrow())?;
         } else {
             // What queries and keys may hold the forward pass has seen to.
@@ -329,6 +367,7 @@ impl Operator {
             }
             Mechanism::Laplacian(m) => structure::nystrom::laplacian::backward(call, m, saved, gradients, work),
             Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_backward(call, m, saved, gradients, work),
+            Mechanism::Composed(m) => engine::backward(call, m, saved, gradients, work),
         }
     }
 

@@ -2,8 +2,8 @@
 
 use super::naive;
 use crate::{
-    Error, Mechanism, Plan, Result, Shape, Strategy,
-    mechanism::{Landmarks, LaplacianExact, Whitening},
+    Error, Mechanism, Plan, Result, Shape, Strategy, engine,
+    mechanism::{Composed, Landmarks, LaplacianExact, Softmax, Whitening},
     series, structure,
 };
 
@@ -15,6 +15,7 @@ pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strate
     mechanism.check(shape, causal)?;
     let causal = causal || mechanism.causal();
     let fused = match mechanism {
+        Mechanism::Composed(m) => return composed(mechanism, m, shape, causal, strategy),
         Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal),
         Mechanism::Fna(m) => structure::dense::fna_plan(m, shape, causal),
         Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
@@ -38,4 +39,48 @@ pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strate
         Strategy::Auto | Strategy::Fused => fused,
         Strategy::Reference => naive::plan(fused, shape),
     })
+}
+
+/// The plan of a composition: that of the preset that it is, of the engine that serves all others, or of the reference.
+fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
+    let preset = m.preset().and_then(|preset| plan(&preset, shape, causal, strategy).ok());
+    let fused = engine::plan(m, shape, causal);
+    let nearest = Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
+    let cost = fused.unwrap_or_else(|| structure::dense::plan(&nearest, shape, causal));
+    let own = match (strategy, fused) {
+        (Strategy::Reference, _) => naive::plan(cost, shape),
+        (_, Some(fused)) => fused,
+        (Strategy::Fused, None) if preset.is_none() => {
+            let why = "these values run on the reference alone; use strategy auto or reference";
+            return Err(Error::Unsupported {
+                mechanism: mechanism.id(),
+                what: "a fused path for this composition",
+                why,
+            });
+        }
+        (_, None) => {
+            let reason = "no fused path holds these values: the naive f64 path, which stores whole matrices";
+            Plan { reason, ..naive::plan(cost, shape) }
+        }
+    };
+    Ok(preset.map_or(own, |preset| Plan {
+        scratch_forward: preset.scratch_forward.max(own.scratch_forward),
+        scratch_backward: preset.scratch_backward.max(own.scratch_backward),
+        stats: preset.stats.max(own.stats),
+        ..preset
+    }))
+}
+
+/// Whether calls that no preset serves go through the reference.
+pub(super) fn by_reference(
+    mechanism: &Mechanism,
+    plan: &Plan,
+    causal: bool,
+    shape: &Shape,
+    strategy: Strategy,
+) -> bool {
+    match mechanism {
+        Mechanism::Composed(m) => strategy == Strategy::Reference || engine::plan(m, shape, causal).is_none(),
+        _ => plan.strategy == Strategy::Reference,
+    }
 }

@@ -37,8 +37,7 @@ impl Head {
         let keep = |mask: Option<&[bool]>, seq: usize| mask.map_or(vec![true; seq], |m| m[b * seq..][..seq].to_vec());
         let keep_key = keep(mask.key, s.seq_kv);
         // Where queries are keys, one mask is for both.
-        let soft = matches!(mechanism, Mechanism::Soft(_) | Mechanism::SoftPp(_));
-        let keep_query = if soft { keep_key.clone() } else { keep(mask.query, s.seq_q) };
+        let keep_query = if mechanism.masks_tokens_once() { keep_key.clone() } else { keep(mask.query, s.seq_q) };
         let slice = b * s.heads + h;
         let part = |(p, x): (Parameter, &[f32])| {
             (p, x[p.part(x.len(), s, slice)].iter().map(|&x| x.into()).collect::<Vec<f64>>())

@@ -5,6 +5,7 @@
 //! to `out`, whatever produced it; each file holds one family's matrix and its hand-derived gradients.
 
 mod clustered;
+mod composed;
 mod fna;
 mod head;
 mod infsa;
@@ -169,11 +170,11 @@ pub(crate) fn made_plan(
     inputs: &Inputs<'_, f64>,
     mask: &Mask<'_>,
 ) -> Option<ClusterPlan> {
-    let Mechanism::Ssa(m) = mechanism else { return None };
+    let m = mechanism.clustering()?;
     let of_head = |(b, h): (usize, usize)| {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
         let codebook = inputs.extras.codebook.and_then(|book| book.chunks(book.len() / shape.heads).nth(h));
-        clustered::plan(&head, m, h, codebook)
+        clustered::plan(&head, &m, h, codebook)
     };
     inputs.extras.clusters.is_none().then(|| ClusterPlan::of_heads(shape, heads(shape).map(of_head).collect()))
 }
@@ -218,6 +219,7 @@ fn head_forward(mechanism: &Mechanism, head: &Head) -> Result<HeadForward> {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => soft::forward(head, m, mechanism.id())?,
         Mechanism::Laplacian(m) => laplacian::forward(head, m)?,
         Mechanism::LaplacianExact(m) => laplacian::exact_forward(head, m),
+        Mechanism::Composed(m) => composed::forward(head, m)?,
     })
 }
 
@@ -233,5 +235,6 @@ fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: 
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => soft::backward(head, m, mechanism.id(), dout)?,
         Mechanism::Laplacian(m) => laplacian::backward(head, m, dout)?,
         Mechanism::LaplacianExact(m) => laplacian::exact_backward(head, m, dout),
+        Mechanism::Composed(m) => composed::backward(head, m, dout)?,
     })
 }

@@ -4,6 +4,8 @@
 //! add a score, implement [`Score`] in a file of its own and name it in the presets that use it.
 
 mod activation;
+pub(crate) mod builtin;
+pub(crate) mod contract;
 pub(crate) mod distance;
 mod exp;
 pub(crate) mod gate;

@@ -44,8 +44,8 @@ pub(crate) struct Size {
 }
 
 /// What is summed over the depth.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Term {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Term {
     /// `A[row, depth] * B[depth][col]`.
     Product,
     /// `(B[depth][col] - A[row, depth])^2`.

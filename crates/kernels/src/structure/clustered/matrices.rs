@@ -1,7 +1,7 @@
 //! A plan as dense matrices, for implementations out of tensor operations.
 
 use super::graph::{Graph, Window};
-use crate::{ClusterPlan, Error, Mask, Mechanism, Result, Shape, mechanism::Estimator};
+use crate::{ClusterPlan, Mask, Mechanism, Result, Shape, mechanism::Estimator};
 
 /// What a [`ClusterPlan`] makes of a call, as matrices of `[batch, heads, ..]`, row-major. With the scaled scores `S`:
 /// the logits of single tokens are `S + log_weight`, those of mean tokens `(S * far) member / count + ln count`; one
@@ -26,10 +26,7 @@ impl ClusterPlan {
     /// # Errors
     /// Those of [`crate::Operator::new`]; [`Error::Shape`] for a plan of other sizes.
     pub fn matrices(&self, mechanism: &Mechanism, shape: &Shape, mask: &Mask<'_>) -> Result<PlanMatrices> {
-        let Mechanism::Ssa(m) = mechanism else {
-            let why = "only `ssa` attends along clusters";
-            return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a plan of clusters", why });
-        };
+        let m = &*mechanism.clusters()?;
         mechanism.check(shape, mask.causal)?;
         self.check("plan", shape, m.estimator != Estimator::Centroid)?;
         let Shape { heads, seq_q, seq_kv, .. } = *shape;

@@ -16,7 +16,7 @@ pub(super) use self::random::{Stage, Stream, pick};
 use self::{kmeans::Points, online::Running, seen::Seen};
 use super::members::Members;
 use crate::{
-    ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Result, Shape,
+    ClusterPlan, Extras, Inputs, Mask, Mechanism, Result, Shape,
     call::{
         Call,
         cluster_plan::{Edge, HeadPlan, NONE, STRAY, clusters},
@@ -67,10 +67,7 @@ impl ClusterPlan {
         codebook: Option<&[f32]>,
         mask: &Mask<'_>,
     ) -> Result<Self> {
-        let Mechanism::Ssa(m) = mechanism else {
-            let why = "only `ssa` attends along clusters";
-            return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a plan of clusters", why });
-        };
+        let m = &*mechanism.clusters()?;
         mechanism.check(shape, mask.causal)?;
         let mask = Mask { causal: mask.causal || m.causal, ..*mask };
         let extras = codebook.map_or(Extras::default(), |codebook| Extras::default().with_codebook(codebook));

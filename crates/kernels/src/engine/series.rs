@@ -1,0 +1,224 @@
+//! Series over a hop: one, several, or all of them. Nothing here knows what a hop is made of.
+
+use rayon::prelude::*;
+
+use crate::{Convergence, Error, Parameter, Result, Shape, mechanism::Series};
+
+/// One application of an operator `W` that queries and keys fix.
+pub(super) trait Hop: Sync {
+    fn shape(&self) -> Shape;
+    /// Writes `W x`, `x [slices, seq_kv, value_dim]`.
+    fn apply(&self, x: &[f32], out: &mut [f32]);
+    /// Writes `W^T y`, `y [slices, seq_q, value_dim]`.
+    fn transpose(&self, y: &[f32], out: &mut [f32]);
+    /// Writes the gradient `W^T dout` of `x` and adds those of queries, keys and parameters, of `<dout, y>` with `y = W x`.
+    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens);
+    /// What [`Tokens::parameters`] are of.
+    fn parameters(&self) -> Vec<Parameter>;
+}
+
+/// Gradients of what makes the operator.
+pub(super) struct Tokens {
+    pub dq: Vec<f32>,
+    pub dk: Vec<f32>,
+    /// Of every slice.
+    pub parameters: Vec<[f64; 2]>,
+}
+
+/// How the error of a step is measured, so that the operator contracts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Measure {
+    /// The largest entry: rows whose weights' magnitudes sum to one.
+    Largest,
+    /// The root of the sum of squares.
+    Square,
+}
+
+/// A series with the decays of the heads.
+pub(super) struct Sum<'a, H> {
+    pub hop: &'a H,
+    pub series: &'a Series,
+    /// One per head.
+    pub gamma: Vec<f64>,
+    pub measure: Measure,
+}
+
+/// Rounding errors of one iteration, relative to the iterate: steps below this are noise.
+const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
+
+impl<H: Hop> Sum<'_, H> {
+    /// Writes `out`, and how the solver ended on every slice where there is one.
+    pub fn forward(&self, v: &[f32], out: &mut [f32]) -> Result<Vec<Convergence>> {
+        match self.series {
+            Series::Hops(m) => {
+                let hops = self.hops(v, m.count);
+                out.fill(0.0);
+                for (t, y) in hops.iter().enumerate() {
+                    self.each(out, y, |out, y, gamma| *out += gamma.powi(t as i32 + 1) as f32 * y);
+                }
+                Ok(Vec::new())
+            }
+            Series::Resolvent(_) => self.solve(v, out, false),
+            _ => {
+                self.hop.apply(v, out);
+                self.scale(out);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// Writes `dv`, adds the gradients of the tokens; returns that of the decay of every head.
+    pub fn backward(
+        &self,
+        v: &[f32],
+        out: &[f32],
+        dout: &[f32],
+        dv: &mut [f32],
+        tokens: &mut Tokens,
+    ) -> Result<Vec<f64>> {
+        match self.series {
+            Series::Hops(m) => self.hops_backward(v, m.count, dout, dv, tokens),
+            Series::Resolvent(_) => self.adjoint(v, out, dout, dv, tokens),
+            _ => {
+                // y = out / gamma, and the gradient that comes back to it is gamma dout.
+                let (mut y, mut g) = (out.to_vec(), dout.to_vec());
+                self.each_mut(&mut y, |y, gamma| *y = (f64::from(*y) / gamma) as f32);
+                self.scale(&mut g);
+                self.hop.backward(v, &y, &g, dv, tokens);
+                Ok(self.by_head(dout, &y))
+            }
+        }
+    }
+
+    /// `W v`, `W^2 v`, ...
+    fn hops(&self, v: &[f32], count: usize) -> Vec<Vec<f32>> {
+        let mut hops: Vec<Vec<f32>> = Vec::with_capacity(count);
+        for _ in 0..count {
+            let s = self.hop.shape();
+            let mut y = vec![0.0; s.slices() * s.seq_q * s.value_dim];
+            self.hop.apply(hops.last().map_or(v, |y| y), &mut y);
+            hops.push(y);
+        }
+        hops
+    }
+
+    /// Back through the hops: what comes back to the `t`-th is `gamma^t dout` and, through the next, `W^T` of what comes back to that.
+    fn hops_backward(
+        &self,
+        v: &[f32],
+        count: usize,
+        dout: &[f32],
+        dv: &mut [f32],
+        tokens: &mut Tokens,
+    ) -> Result<Vec<f64>> {
+        let hops = self.hops(v, count);
+        let mut dgamma = vec![0.0; self.gamma.len()];
+        dv.fill(0.0);
+        for t in (0..count).rev() {
+            let mut g = dv.to_vec();
+            self.each(&mut g, dout, |g, dout, gamma| *g += gamma.powi(t as i32 + 1) as f32 * dout);
+            let x = if t == 0 { v } else { &hops[t - 1] };
+            self.hop.backward(x, &hops[t], &g, dv, tokens);
+            for (h, (sum, term)) in dgamma.iter_mut().zip(self.by_head(dout, &hops[t])).enumerate() {
+                *sum += (t + 1) as f64 * self.gamma[h].powi(t as i32) * term;
+            }
+        }
+        Ok(dgamma)
+    }
+
+    /// `w = dout + dv` with `dv = gamma W^T w`, and one hop back with `v + out` for `v`.
+    fn adjoint(&self, v: &[f32], out: &[f32], dout: &[f32], dv: &mut [f32], tokens: &mut Tokens) -> Result<Vec<f64>> {
+        self.solve(dout, dv, true)?;
+        let plus = |a: &[f32], b: &[f32]| -> Vec<f32> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
+        let (w, x) = (plus(dout, dv), plus(v, out));
+        let (mut y, mut g) = (out.to_vec(), w.clone());
+        self.each_mut(&mut y, |y, gamma| *y = (f64::from(*y) / gamma) as f32);
+        self.scale(&mut g);
+        self.hop.backward(&x, &y, &g, &mut vec![0.0; dv.len()], tokens);
+        Ok(self.by_head(&w, &y))
+    }
+
+    /// `Y <- gamma W (x + Y)`, or with the transpose: every step is as long as a hop, and its error `gamma` times as large.
+    fn solve(&self, x: &[f32], y: &mut [f32], transposed: bool) -> Result<Vec<Convergence>> {
+        let Series::Resolvent(m) = self.series else { return Ok(Vec::new()) };
+        let slices = self.hop.shape().slices();
+        let (mut next, mut input) = (vec![0.0; y.len()], x.to_vec());
+        y.fill(0.0);
+        let size = self.measured(x, transposed);
+        let most = self.gamma.iter().copied().fold(0.0, f64::max);
+        let limit = crate::mechanism::InfsaResolvent::worst_case_iterations(most, m.tol) + 2;
+        let mut ended: Vec<Option<Convergence>> = vec![None; slices];
+        for iterations in 1.. {
+            if transposed {
+                self.hop.transpose(&input, &mut next)
+            } else {
+                self.hop.apply(&input, &mut next)
+            }
+            self.scale(&mut next);
+            y.par_iter_mut().zip(&next).with_min_len(4096).for_each(|(y, next)| *y = next - *y);
+            let steps = self.measured(y, transposed);
+            y.copy_from_slice(&next);
+            input.par_iter_mut().zip(x).zip(&*y).with_min_len(4096).for_each(|((input, x), y)| *input = x + y);
+            let iterates = self.measured(&input, transposed);
+            for (slice, ended) in ended.iter_mut().enumerate().filter(|(_, ended)| ended.is_none()) {
+                let gamma = self.gamma[slice % self.gamma.len()];
+                let weight = gamma / (1.0 - gamma) / if size[slice] > 0.0 { size[slice] } else { 1.0 };
+                let bound = weight * steps[slice];
+                if bound <= m.tol.max(weight * ROUNDING * iterates[slice]) || iterations >= limit {
+                    *ended = Some(Convergence { iterations, bound });
+                } else if m.max_iter.is_some_and(|max| iterations >= max) {
+                    return Err(Error::NotConverged { mechanism: "composed", iterations, residual: bound, tol: m.tol });
+                }
+            }
+            if ended.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        Ok(ended.into_iter().flatten().collect())
+    }
+
+    /// The size of every slice, in the measure in which the operator contracts. The transpose of what contracts the largest
+    /// entry contracts the sum of a channel's magnitudes.
+    fn measured(&self, x: &[f32], transposed: bool) -> Vec<f64> {
+        let s = self.hop.shape();
+        let of_slice = |x: &[f32]| match (self.measure, transposed) {
+            (Measure::Square, _) => x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt(),
+            (Measure::Largest, false) => x.iter().fold(0.0, |most: f64, &x| most.max(f64::from(x).abs())),
+            (Measure::Largest, true) => {
+                let column = |c: usize| x.iter().skip(c).step_by(s.value_dim).map(|&x| f64::from(x).abs()).sum::<f64>();
+                (0..s.value_dim).map(column).fold(0.0, f64::max)
+            }
+        };
+        x.par_chunks((x.len() / s.slices()).max(1)).map(of_slice).collect()
+    }
+
+    fn head(&self, slice: usize) -> f64 {
+        self.gamma[slice % self.gamma.len()]
+    }
+
+    fn scale(&self, x: &mut [f32]) {
+        self.each_mut(x, |x, gamma| *x *= gamma as f32);
+    }
+
+    fn each_mut(&self, x: &mut [f32], f: impl Fn(&mut f32, f64) + Sync) {
+        let len = x.len() / self.hop.shape().slices();
+        let slices = x.par_chunks_mut(len.max(1)).enumerate();
+        slices.for_each(|(slice, x)| x.iter_mut().for_each(|x| f(x, self.head(slice))));
+    }
+
+    fn each(&self, x: &mut [f32], y: &[f32], f: impl Fn(&mut f32, f32, f64) + Sync) {
+        let len = (x.len() / self.hop.shape().slices()).max(1);
+        let slices = x.par_chunks_mut(len).zip(y.par_chunks(len)).enumerate();
+        slices.for_each(|(slice, (x, y))| x.iter_mut().zip(y).for_each(|(x, &y)| f(x, y, self.head(slice))));
+    }
+
+    /// `<x, y>` of every head, summed over the batch.
+    fn by_head(&self, x: &[f32], y: &[f32]) -> Vec<f64> {
+        let len = (x.len() / self.hop.shape().slices()).max(1);
+        let mut sums = vec![0.0; self.gamma.len()];
+        for (slice, (x, y)) in x.chunks(len).zip(y.chunks(len)).enumerate() {
+            sums[slice % self.gamma.len()] += crate::structure::dense::dot(x, y);
+        }
+        sums
+    }
+}

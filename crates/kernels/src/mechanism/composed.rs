@@ -1,0 +1,199 @@
+//! A mechanism as its four values, which anyone composes.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{
+    Landmarks, Normalisation, Score, Series, Structure, parse::config, presets::is_false, structure::FeatureMap,
+};
+use crate::{Parameter, Result, Shape};
+
+/// Four values, and how they are called. A part that is not given is `dot-exp`, `dense`, `row`, `one-hop`.
+///
+/// ```
+/// use resolvent_kernels::mechanism::*;
+/// let levy = Score::Levy(PowerLaw { alpha: 1.5, ..PowerLaw::default() });
+/// let m = Composed::new(levy).structure(Ssa { clusters: Some(16), ..Ssa::default() }).series(Resolvent::default());
+/// assert_eq!(m.to_string(), "levy x clustered x row x resolvent");
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Composed {
+    /// How two tokens relate.
+    pub score: Score,
+    /// How the operator is held.
+    pub structure: Structure,
+    /// What makes weights of affinities.
+    pub normalisation: Normalisation,
+    /// How many hops.
+    pub series: Series,
+    /// The keys are the queries. Default false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub tied: bool,
+    /// Query `i` sees keys `j <= i + seq_kv - seq_q`. Default false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub causal: bool,
+}
+
+impl Composed {
+    /// `score`, densely, rows normalised, one hop.
+    pub fn new(score: impl Into<Score>) -> Self {
+        Self { score: score.into(), ..Self::default() }
+    }
+
+    /// The same with another structure.
+    #[must_use]
+    pub fn structure(self, structure: impl Into<Structure>) -> Self {
+        Self { structure: structure.into(), ..self }
+    }
+
+    /// The same with another normalisation.
+    #[must_use]
+    pub fn normalisation(self, normalisation: impl Into<Normalisation>) -> Self {
+        Self { normalisation: normalisation.into(), ..self }
+    }
+
+    /// The same with another series.
+    #[must_use]
+    pub fn series(self, series: impl Into<Series>) -> Self {
+        Self { series: series.into(), ..self }
+    }
+
+    /// The same with keys that are the queries.
+    #[must_use]
+    pub fn tied(self, tied: bool) -> Self {
+        Self { tied, ..self }
+    }
+
+    /// The same with queries that see no later key.
+    #[must_use]
+    pub fn causal(self, causal: bool) -> Self {
+        Self { causal, ..self }
+    }
+
+    /// Reads `{"score": {..}, "structure": {..}, "normalisation": {..}, "series": {..}, "tied": false, "causal": false}`.
+    pub(super) fn from_fields(mut fields: Map<String, Value>) -> Result<Self> {
+        let mut part = |name: &str| match fields.remove(name) {
+            None => Ok(None),
+            Some(Value::Object(part)) => Ok(Some(part)),
+            Some(Value::String(kind)) => Ok(Some(Map::from_iter([("kind".to_owned(), Value::String(kind))]))),
+            Some(other) => Err(config(name, format!("expected an object like {{\"kind\": \"..\"}}, found {other}"))),
+        };
+        let score = part("score")?.map_or(Ok(Score::default()), Score::from_fields)?;
+        let structure = part("structure")?.map_or(Ok(Structure::default()), Structure::from_fields)?;
+        let normalisation = part("normalisation")?.map_or(Ok(Normalisation::default()), Normalisation::from_fields)?;
+        let series = part("series")?.map_or(Ok(Series::default()), Series::from_fields)?;
+        let Flags { tied, causal } = super::parse::fields_of("", fields)?;
+        Ok(Self { score, structure, normalisation, series, tied, causal })
+    }
+
+    /// The learnable tensors of all four values.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut all = match self.structure {
+            // A map of features knows the score's scale alone, and one of pooled weights the activation.
+            Structure::Pooled(_) => Vec::new(),
+            _ => self.score.parameters(),
+        };
+        if let Structure::Nystrom(m) = &self.structure {
+            let of_landmarks = m.soft().parameters().iter().copied().filter(|&p| p != Parameter::Scale);
+            all.extend(of_landmarks);
+        }
+        all.push(Parameter::Gamma);
+        all
+    }
+
+    /// The axes of a parameter, and 1s beyond the last; how many there are.
+    pub(super) fn parameter_axes(&self, parameter: Parameter, shape: &Shape) -> ([usize; 4], usize) {
+        match &self.structure {
+            Structure::Nystrom(m) if !self.score.parameters().contains(&parameter) => {
+                m.soft().parameter_axes(parameter, shape)
+            }
+            _ => ([shape.heads, 1, 1, 1], 1),
+        }
+    }
+
+    /// The values that stand for a parameter where a call does not give it.
+    pub(super) fn parameter_default(&self, parameter: Parameter, shape: &Shape) -> Vec<f32> {
+        let value = match (parameter, &self.structure) {
+            (Parameter::Gamma, _) => self.series.gamma(),
+            (_, Structure::Nystrom(m)) if !self.score.parameters().contains(&parameter) => {
+                return m.soft().parameter_default(parameter, shape);
+            }
+            _ => self.score.value(parameter, shape.head_dim, shape.heads),
+        };
+        vec![value as f32; shape.heads]
+    }
+
+    /// The scale of the products by which a planner ranks clusters and draws edges: the score's where it has one, else the default.
+    pub(crate) const fn planned_scale(&self) -> Option<f64> {
+        match &self.score {
+            Score::DotExp(m) => m.scale,
+            Score::DotSigmoid(m) => m.scale,
+            Score::DotRelu(m) | Score::DotAbs(m) | Score::DotGelu(m) | Score::DotSquaredRelu(m) => m.scale,
+            _ => None,
+        }
+    }
+
+    /// What is allowed and likely a mistake, with the remedy.
+    pub(super) fn caution(&self) -> Option<&'static str> {
+        match &self.structure {
+            Structure::Nystrom(m) => m.soft().caution(),
+            _ => None,
+        }
+    }
+
+    /// Whether it ends an iteration early where that has converged.
+    pub(super) fn iterates(&self) -> bool {
+        let steps =
+            matches!(&self.structure, Structure::Nystrom(m) if m.landmarks != Landmarks::All && m.inverse.iterates());
+        steps || matches!(self.series, Series::Resolvent(_))
+    }
+
+    /// The map of features, where the structure is one.
+    pub fn feature_map(&self) -> Option<FeatureMap> {
+        if let Structure::Features(m) = &self.structure { Some(m.map) } else { None }
+    }
+}
+
+/// What a configuration says beside the values.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Flags {
+    tied: bool,
+    causal: bool,
+}
+
+impl std::fmt::Display for Composed {
+    /// The kinds of the four values.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [score, structure] = [self.score.kind(), self.structure.kind()];
+        write!(f, "{score} x {structure} x {} x {}", self.normalisation.kind(), self.series.kind())
+    }
+}
+
+/// Values from their fields.
+macro_rules! values {
+    ($($value:ident: $($fields:ident($type:ty)),+;)+) => {
+        $($(impl From<$type> for $value {
+            fn from(fields: $type) -> Self {
+                Self::$fields(fields)
+            }
+        })+)+
+    };
+}
+
+values! {
+    Score: DotExp(super::DotExp), CosineExp(super::CosineExp), DotSigmoid(super::DotSigmoid), Gaussian(super::Gaussian),
+        Laplacian(super::Bandwidth), Constant(super::Constant);
+    Structure: Dense(super::Dense), Clustered(super::Clustered), Nystrom(super::Nystrom), Features(super::Features),
+        Pooled(super::Pooled);
+    Normalisation: Row(super::Row), Frobenius(super::Frobenius), Symmetric(super::Symmetric), Whitened(super::Whitened),
+        None(super::Unnormalised);
+    Series: OneHop(super::OneHop), Hops(super::Hops), Resolvent(super::Resolvent), Limit(super::Limit);
+}
+
+impl From<super::Ssa> for Structure {
+    fn from(m: super::Ssa) -> Self {
+        Self::Clustered(m.into())
+    }
+}

@@ -1,0 +1,195 @@
+//! Which compositions are defined. Refusals follow from properties of the values, never from a list of names.
+
+use super::{
+    Centering, Composed, Degree, Inverse, Manifold, Normalisation, Score, Series, Structure, Whitening,
+    structure::FeatureMap,
+};
+use crate::{Error, Result, Shape};
+
+/// What is refused, and why.
+type Refusal = (&'static str, &'static str);
+
+impl Composed {
+    /// Checks every field against its range, and the values against each other.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] naming the field; [`Error::Unsupported`] for a combination that is not defined.
+    pub fn validate(&self) -> Result<()> {
+        self.score.validate()?;
+        self.structure.validate()?;
+        self.normalisation.validate()?;
+        self.series.validate()?;
+        self.refused()
+    }
+
+    /// Whether the four values go together, whatever they are applied to.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn refused(&self) -> Result<()> {
+        let refusal = self.score_refused().or(self.normalisation_refused()).or(self.series_refused());
+        let causal = if self.causal { self.causal_refused() } else { None };
+        refused(refusal.or(causal))
+    }
+
+    /// Whether the structure can hold the score.
+    fn score_refused(&self) -> Option<Refusal> {
+        match &self.structure {
+            Structure::Nystrom(_) if matches!(self.score, Score::Constant(_)) => {
+                Some(("a constant score through landmarks", "no landmark is nearer to a token than any other"))
+            }
+            Structure::Nystrom(_) if !self.score.is_positive_definite() => Some((
+                "this score through landmarks",
+                "the affinities between landmarks are not known to be positive definite, so that their inverse need not exist",
+            )),
+            Structure::Nystrom(_) if !self.score.is_bounded() => Some((
+                "this score through landmarks",
+                "its affinities have no bound, so that no ridge fits the matrix that is inverted; cosine-exp has one",
+            )),
+            Structure::Features(_) if !matches!(&self.score, Score::DotExp(m) if m.softcap.is_none()) => {
+                Some(("this score as features", "the maps of features stand for dot-exp without a softcap"))
+            }
+            Structure::Pooled(_) => Some((
+                "the pooled structure, composed",
+                "it weighs tokens, not pairs: use the presets `uniform` and `linear-infsa`",
+            )),
+            _ => None,
+        }
+    }
+
+    /// Whether the structure has what the normalisation needs.
+    fn normalisation_refused(&self) -> Option<Refusal> {
+        let nystrom = matches!(self.structure, Structure::Nystrom(_));
+        match (&self.normalisation, &self.structure) {
+            (Normalisation::Row(m), Structure::Nystrom(_) | Structure::Features(_)) if m.density_exponent != 0.0 => {
+                Some((
+                    "density_exponent without pairs",
+                    "a density is divided out of single pairs; use dense or clustered",
+                ))
+            }
+            (Normalisation::Row(_), _) => None,
+            (_, Structure::Features(_)) => Some((
+                "features without normalisation row",
+                "the maps estimate affinities up to a factor per row alone",
+            )),
+            (Normalisation::Frobenius(_), Structure::Nystrom(_)) => {
+                Some(("frobenius through landmarks", "the sum of squares is over pairs that are never formed; use row"))
+            }
+            (Normalisation::Symmetric(m), _) if m.degree == Some(Degree::Landmark) && !nystrom => {
+                Some(("degree landmark without landmarks", "only nystrom has landmarks; use token"))
+            }
+            (Normalisation::Whitened(m), _) if nystrom => (m.whitening == Whitening::Full).then_some((
+                "whitening full through landmarks",
+                "it stores a matrix of all keys by all keys; use diagonal",
+            )),
+            (Normalisation::Whitened(_), Structure::Clustered(_)) => Some((
+                "whitened on clusters",
+                "column statistics are over all pairs, of which a clustered graph has few",
+            )),
+            (Normalisation::Whitened(_), _) if !(self.score.is_log() && self.score.is_bounded()) => Some((
+                "whitened with this score",
+                "statistics of columns need affinities with a bound: cosine-exp, gaussian, levy, student, laplacian, constant",
+            )),
+            _ => None,
+        }
+    }
+
+    /// Whether the series converges, and over what.
+    fn series_refused(&self) -> Option<Refusal> {
+        match (&self.series, &self.normalisation, &self.structure) {
+            (Series::Limit(_), ..) => {
+                Some(("the limit of a composed mechanism", "it is of pooled weights: use the preset `linear-infsa`"))
+            }
+            (Series::Resolvent(_), _, Structure::Nystrom(_)) => Some((
+                "the resolvent through landmarks",
+                "the operator has entries of both signs and no bound below one: the series need not converge; use hops",
+            )),
+            (Series::Resolvent(_), Normalisation::Whitened(_) | Normalisation::None(_), _) => Some((
+                "the resolvent of this normalisation",
+                "its weights are no contraction: the series need not converge; use row, frobenius, symmetric or hops",
+            )),
+            (Series::Resolvent(_), Normalisation::Symmetric(_), _) if !self.score.is_non_negative() => Some((
+                "the resolvent of symmetric with a score of both signs",
+                "the weights are no contraction: the series need not converge; use row or frobenius",
+            )),
+            _ => None,
+        }
+    }
+
+    /// What sees the future.
+    fn causal_refused(&self) -> Option<Refusal> {
+        match (&self.normalisation, &self.structure) {
+            (_, Structure::Nystrom(_)) => {
+                Some(("causal", "every landmark, and the inverse between them, mixes past and future"))
+            }
+            (Normalisation::Symmetric(_), _) => Some(("causal with symmetric", "column sums see later rows; use row")),
+            (Normalisation::Whitened(m), _) if m.whitening != Whitening::None || m.centering == Centering::PerKey => {
+                Some((
+                    "causal with whitening or centering per-key",
+                    "column statistics see the future; set whitening to none and centering to per-query or none",
+                ))
+            }
+            (Normalisation::Frobenius(_), _) if matches!(self.series, Series::Resolvent(_)) => Some((
+                "causal frobenius with the resolvent",
+                "rows divided by the norms of the rows so far are no contraction; use row, or one hop",
+            )),
+            _ => None,
+        }
+    }
+
+    /// Whether the composition is defined for these sizes and for causality.
+    pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {
+        let cross = shape.seq_q != shape.seq_kv;
+        if causal {
+            refused(self.causal_refused())?;
+        }
+        let density = matches!(&self.normalisation, Normalisation::Row(m) if m.density_exponent != 0.0);
+        let refusal = match (&self.normalisation, &self.score) {
+            _ if cross && !matches!(self.series, Series::OneHop(_)) => {
+                Some(("a series in cross-attention", "it repeats a square operator; use one-hop"))
+            }
+            (Normalisation::Row(_), _) if density && cross => Some((
+                "density_exponent != 0 with seq_q != seq_kv",
+                "it divides by the degrees of the keys as queries; set density_exponent to 0",
+            )),
+            (Normalisation::Frobenius(_), _) if causal && cross => {
+                Some(("causal with seq_q != seq_kv", "the prefix norm needs every earlier row"))
+            }
+            (_, Score::Levy(m) | Score::Student(m)) if m.manifold == Manifold::Sphere && shape.head_dim < 2 => {
+                Some(("the sphere with head_dim < 2", "two points are no sphere; use more channels or the plane"))
+            }
+            (Normalisation::Whitened(m), _) if m.whitening == Whitening::Full && shape.seq_kv > 1024 => Some((
+                "whitening full beyond 1024 keys",
+                "it stores and decomposes a matrix of all keys by all keys; use diagonal",
+            )),
+            _ if causal && shape.seq_q > shape.seq_kv => {
+                Some(("causal with seq_q > seq_kv", "the first queries would see no key; pass only the last seq_kv"))
+            }
+            _ => None,
+        };
+        refused(refusal)?;
+        match &self.structure {
+            Structure::Clustered(m) => m.ssa(None, causal).check_support(shape, causal),
+            Structure::Nystrom(m) => m.soft().check_landmarks_fit(shape),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn refused(refusal: Option<Refusal>) -> Result<()> {
+    refusal.map_or(Ok(()), |(what, why)| Err(Error::Unsupported { mechanism: "composed", what, why }))
+}
+
+impl Inverse {
+    /// Whether it ends early where it has converged.
+    pub(super) const fn iterates(self) -> bool {
+        matches!(self, Self::NewtonSchulz | Self::Cg)
+    }
+}
+
+impl FeatureMap {
+    /// Whether features are drawn at random.
+    pub const fn is_random(self) -> bool {
+        matches!(self, Self::Favor)
+    }
+}
