@@ -171,6 +171,18 @@ fn a_likely_mistake_is_told() {
 }
 
 #[test]
+fn a_single_landmark_is_told() {
+    let mut tensors = Tensors::default();
+    let shape = [1, 1, 12, 4];
+    tensors.noise("q", &shape, 1).noise("v", &shape, 2);
+    for (windows, told) in [(r#""ratio": 16"#, true), (r#""count": 3"#, false)] {
+        let text = format!(r#"{{"mechanism": "soft", "landmarks": {{"kind": "pool", {windows}}}}}"#);
+        let (outcome, _) = attend(&sandbox(serde_json::from_str(&text).unwrap(), &tensors), &[]);
+        assert_eq!(outcome.stderr.contains("warning: soft: a single landmark"), told, "{}", outcome.stderr);
+    }
+}
+
+#[test]
 fn a_plan_is_printed_and_nothing_written() {
     let sandbox = sandbox(json!({"mechanism": "infsa"}), &Tensors::call(&[2, 3, 5, 4]));
     let before = sandbox.snapshot();

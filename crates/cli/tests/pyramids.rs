@@ -88,6 +88,30 @@ fn a_pyramid_takes_every_mechanism() {
     assert_eq!((&of(1)["mechanism"], &of(1)["inverse"]), (&"laplacian".into(), &"newton-schulz".into()));
 }
 
+/// The recipe's number of landmarks holds in every stage, also on pictures of another size.
+#[test]
+fn a_number_of_landmarks_is_that_of_all_stages() {
+    let sandbox = Sandbox::new();
+    let counted = RECIPE.replace("preset = 'PRESET'", "preset = 'laplacian-mini'\nlandmark_count = 4");
+    sandbox.write("pyramid.toml", counted.replace("mechanism = { mechanism = 'softmax' }", ""));
+    let args = ["compare", "--config", "pyramid.toml", "--data", DATA, "--out", "all", "--seeds", "1", "--json"];
+    let json = sandbox.run(&[&args[..], &["--mechanisms", "soft-pp,laplacian,uniform"]].concat()).success().json();
+    let landmarks = |i: usize| {
+        let stages = json["entries"][i]["landmarks"].as_array();
+        stages.map(|stages| Vec::from_iter(stages.iter().map(|stage| stage["landmarks"].as_u64().unwrap())))
+    };
+    // Grids of 8, 4, 2 and 1 tokens a side.
+    assert_eq!([0, 1, 2].map(landmarks), [Some(vec![4, 4, 4, 1]), Some(vec![4, 4, 4, 1]), None]);
+    let of_run = |name: &str| format!("all/runs/{name}-seed0");
+    for name in ["soft-pp", "laplacian"] {
+        sandbox.run(&["eval", "--checkpoint", &of_run(name), "--image-size", "27"]).success();
+    }
+    sandbox.write("pyramid.toml", RECIPE.replace("preset = 'PRESET'", "preset = 'soft-mini'\nlandmark_count = 0"));
+    let outcome = sandbox.run(&train("none", &[]));
+    let told = outcome.failure(1);
+    assert!(told.contains("model.landmark_count"), "{told}");
+}
+
 #[test]
 fn another_attention_can_stand_in_on_the_trained_weights() {
     let sandbox = sandbox("soft-mini");

@@ -33,6 +33,28 @@ fn a_run_is_trained_evaluated_and_reported() {
     assert_eq!(again["test"]["accuracy"], trained["test"]["accuracy"], "a finished run is read back");
 }
 
+/// Named by their ids, mechanisms with landmarks get as many as suit 4 x 4 patches; a file is taken at its word, and told.
+#[test]
+fn landmarks_suit_the_patches() {
+    let sandbox = tiny::sandbox();
+    sandbox.write("wide.json", r#"{"mechanism": "soft"}"#);
+    let args = ["compare", "--config", "tiny.toml", "--data", DATA, "--out", "all", "--seeds", "1"];
+    let args = [&args[..], &["--mechanisms", "soft,soft-pp,laplacian,wide.json"]].concat();
+    let json = sandbox.run(&[&args[..], &["--json"]].concat()).success().json();
+    let suited = serde_json::json!({"kind": "pool", "count": 4});
+    for (i, landmarks) in [4, 4, 4, 1].into_iter().enumerate() {
+        let entry = &json["entries"][i];
+        assert_eq!(entry["landmarks"], serde_json::json!([{"tokens": 16, "landmarks": landmarks}]), "{entry}");
+        assert_eq!(entry["mechanism"]["landmarks"] == suited, landmarks == 4, "{entry}");
+    }
+    let accuracy = |i: usize| &json["entries"][i]["runs"][0]["loss"];
+    assert_ne!(accuracy(0), accuracy(1), "soft and soft-pp are two operators");
+    let told = sandbox.run(&args).success().stdout;
+    assert_eq!(told.matches("has a single landmark for 16 tokens").count(), 1, "{told}");
+    let trained = sandbox.run(&train("run", &["--attention", "soft", "--json"])).success().json();
+    assert_eq!(trained["recipe"]["mechanism"]["landmarks"], suited);
+}
+
 #[test]
 fn a_comparison_ends_in_a_table_and_continues_where_it_was() {
     let sandbox = tiny::sandbox();

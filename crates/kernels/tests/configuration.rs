@@ -4,8 +4,8 @@ use resolvent_kernels::{
     Mechanism,
     mechanism::{
         Activation, Centering, Degree, DistanceKernel, Fna, Infsa, InfsaResolvent, Inverse, InverseGradient, Landmarks,
-        Laplacian, LaplacianExact, LinearInfsa, Manifold, NewtonInit, NormBias, PowerOperator, Soft, Softmax, Uniform,
-        WeightScale, Whitening,
+        Laplacian, LaplacianExact, LinearInfsa, Manifold, NewtonInit, NormBias, PoolWindows, PowerOperator, Soft,
+        Softmax, Uniform, WeightScale, Whitening,
     },
 };
 
@@ -108,6 +108,7 @@ const FIELDS: [(&str, &[&str]); 10] = [
 
 const SOFT: &[&str] = &[
     r#""landmarks": {"kind": "pool", "ratio": 2}"#,
+    r#""landmarks": {"kind": "pool", "count": 49}"#,
     r#""landmarks": {"kind": "conv", "ratio": 4}"#,
     r#""landmarks": {"kind": "random", "count": 3, "seed": 7}"#,
     r#""landmarks": {"kind": "first", "count": 3}"#,
@@ -135,7 +136,7 @@ fn missing_fields_have_their_defaults() {
     let (gamma, activation, scale, eps, tied, causal) = (0.7, Activation::Relu, None, 1e-6, false, false);
     let (centering, whitening, weight_scale) = (Centering::PerKey, Whitening::Diagonal, WeightScale::Unit);
     let soft = Soft {
-        landmarks: Landmarks::Pool { ratio: 4 },
+        landmarks: Landmarks::Pool(PoolWindows::Ratio(4)),
         grid: None,
         landmark_act: false,
         scale,
@@ -189,7 +190,7 @@ fn missing_fields_have_their_defaults() {
         }),
         Mechanism::Laplacian(Laplacian {
             lambda: 4.0,
-            landmarks: Landmarks::Pool { ratio: 8 },
+            landmarks: Landmarks::Pool(PoolWindows::Ratio(8)),
             grid: None,
             inverse: Inverse::NewtonSchulz,
             newton_iterations: 20,
@@ -276,6 +277,9 @@ fn recipes_embed_a_mechanism() {
     let recipe = read("[attention]\nmechanism = \"linear-infsa\"\nnorm_bias = \"auto\"\niterations = 3\ngamma = 1\n");
     let expected = LinearInfsa { norm_bias: NormBias::Auto, iterations: 3, gamma: 1.0, ..LinearInfsa::default() };
     assert_eq!(recipe.unwrap().attention, Mechanism::LinearInfsa(expected));
+    let recipe = read("[attention]\nmechanism = \"soft\"\nlandmarks = { kind = \"pool\", count = 49 }\n").unwrap();
+    let landmarks = Landmarks::Pool(PoolWindows::Count(49));
+    assert_eq!(recipe.attention, Mechanism::Soft(Soft { landmarks, ..Soft::default() }));
     let error = read("[attention]\nmechanism = \"infsa\"\ngama = 0.9\n").unwrap_err().to_string();
     assert!(error.contains("`gama`"), "{error}");
     let error = read("[attention]\nmechanism = \"infsa\"\ngamma = 1.5\n").unwrap_err().to_string();

@@ -207,6 +207,11 @@ fn fields_of_landmarks_out_of_range_are_named() {
     for (id, fields, field) in [
         ("soft", r#""landmarks": {"kind": "pool", "ratio": 0}"#, "landmarks.ratio"),
         ("soft", r#""landmarks": {"kind": "pool"}"#, "landmarks"),
+        ("soft", r#""landmarks": {"kind": "pool", "ratio": 2, "count": 4}"#, "landmarks"),
+        ("soft", r#""landmarks": {"kind": "pool", "side": 2}"#, "landmarks"),
+        ("soft", r#""landmarks": {"kind": "pool", "count": 0}"#, "landmarks.count"),
+        ("laplacian", r#""landmarks": {"kind": "pool", "count": 65537}"#, "landmarks.count"),
+        ("laplacian", r#""landmarks": {"kind": "conv", "count": 4}"#, "landmarks"),
         ("soft", r#""landmarks": {"kind": "all", "ratio": 2}"#, "landmarks.ratio"),
         ("laplacian", r#""landmarks": {"kind": "conv", "ratio": 4294967296}"#, "landmarks.ratio"),
         ("soft", r#""landmarks": {"kind": "stride", "ratio": 2}"#, "landmarks.kind"),
@@ -231,6 +236,21 @@ fn fields_of_landmarks_out_of_range_are_named() {
         ("laplacian-exact", r#""ridge": 0.5"#, "ridge"),
     ] {
         assert_eq!(blamed(&with(id, fields)), field, "{id}, {fields}");
+    }
+}
+
+/// One of the two says how wide windows are, and which one is missing or too much is told.
+#[test]
+fn pooled_landmarks_have_a_side_or_a_number() {
+    for (fields, told) in
+        [("", "need `ratio`"), (r#", "ratio": 2, "count": 4"#, "exclude each other"), (r#", "side": 2"#, "`side`")]
+    {
+        for id in ["soft", "soft-pp", "laplacian"] {
+            let message = Mechanism::from_json(&with(id, &format!(r#""landmarks": {{"kind": "pool"{fields}}}"#)))
+                .unwrap_err()
+                .to_string();
+            assert!(["`ratio`", "`count`", told].iter().all(|part| message.contains(part)), "{message}");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use resolvent_kernels::{
     Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
-    mechanism::Landmarks,
+    mechanism::{Landmarks, PoolWindows},
 };
 use support::random::mechanisms;
 
@@ -86,7 +86,9 @@ fn with_few_landmarks(mechanism: &Mechanism, tokens: usize) -> Mechanism {
         Mechanism::Laplacian(m) => &mut m.landmarks,
         _ => return mechanism,
     };
-    if let Landmarks::Pool { ratio } | Landmarks::Conv { ratio } | Landmarks::Stride { ratio } = landmarks {
+    if let Landmarks::Pool(PoolWindows::Ratio(ratio)) | Landmarks::Conv { ratio } | Landmarks::Stride { ratio } =
+        landmarks
+    {
         *ratio = tokens / 16;
     }
     mechanism

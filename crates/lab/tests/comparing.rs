@@ -104,6 +104,30 @@ fn an_interrupted_comparison_goes_on_where_it_stopped_and_ends_the_same() {
     }
 }
 
+/// On a grid of 4 x 4 patches the default windows make a single landmark: that is told, and how many others have.
+#[test]
+fn single_landmarks_are_told() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let named =
+        |name: &str, json: &str| Candidate { name: name.into(), mechanism: Mechanism::from_json(json).unwrap() };
+    let mechanisms = vec![
+        named("wide", r#"{"mechanism": "soft"}"#),
+        named("counted", r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "count": 4}}"#),
+        named("none", r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#),
+    ];
+    let options = CompareOptions { mechanisms, ..quick(folder.path()) };
+    let comparison = finished(compare::run(&recipe(), &data, &options).unwrap());
+    let shown = comparison.entries.iter().map(|entry| entry.landmarks_text()).collect::<Vec<_>>();
+    assert_eq!(shown, ["1 of 16", "4 of 16", ""]);
+    let caveats = comparison.caveats();
+    let told = caveats.iter().filter(|caveat| caveat.contains("single landmark")).collect::<Vec<_>>();
+    assert!(told.len() == 1 && told[0].starts_with("wide ") && told[0].contains("16 tokens"), "{caveats:?}");
+    let table = comparison.table();
+    assert!(table.lines().next().unwrap().ends_with("  landmarks") && table.contains("  4 of 16\n"), "{table}");
+    let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert!(page.contains("wide has a single landmark for 16 tokens") && page.contains("Landmarks: 4 of 16 tokens."));
+}
+
 #[test]
 fn results_and_report_hold_the_numbers() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());

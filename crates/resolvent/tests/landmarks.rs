@@ -125,6 +125,32 @@ fn filters_start_as_pooling() {
     }
 }
 
+/// The weights of a module are the same whether its windows are counted or of a side, and so is what it computes where the
+/// windows are.
+#[test]
+fn counted_windows_need_no_other_weights() {
+    let device = Device::flex();
+    for mechanism in ["soft", "soft-pp", "laplacian"] {
+        let of = |windows: &str| {
+            config(&format!(
+                r#"{{"mechanism": "{mechanism}", "landmarks": {{"kind": "pool", {windows}}}, "grid": [4, 6]}}"#
+            ))
+            .with_lambda_trainable(true)
+            .with_scale_trainable(true)
+            .init(&device)
+        };
+        let sided = of(r#""ratio": 2"#);
+        let counted = of(r#""count": 6"#).load_record(sided.clone().into_record());
+        assert_eq!(parameters(&sided), parameters(&counted), "{mechanism}");
+        let tokens = random([2, 24, D_MODEL], &device);
+        let [expected, got] = [&sided, &counted].map(|module| out(module, MhaInput::self_attn(tokens.clone())));
+        assert_eq!(expected, got, "{mechanism}");
+        // On another grid too, where six windows are others.
+        let tokens = random([2, 60, D_MODEL], &device);
+        assert!(out(&counted, MhaInput::self_attn(tokens).grid([6, 10])).iter().all(|x| x.is_finite()));
+    }
+}
+
 #[test]
 fn one_module_serves_grids_of_any_size() {
     let device = Device::flex();

@@ -286,6 +286,9 @@ fn kernels_of_distances_agree() {
     let masks = [Mask::none(), Mask::padding(Tensor::<2, Bool>::from_data(keep, &device))];
     for text in [
         r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 2}, "ridge": 0.25}"#,
+        r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "count": 4}, "ridge": 0.25}"#,
+        r#"{"mechanism": "laplacian", "landmarks": {"kind": "pool", "count": 2}, "grid": [3, 2], "ridge": 0.125, "whiten_eps": 0.125}"#,
+        r#"{"mechanism": "soft-pp", "landmarks": {"kind": "pool", "count": 49}, "inverse": "cholesky", "ridge": 0.25}"#,
         r#"{"mechanism": "soft", "landmarks": {"kind": "first", "count": 3}, "inverse": "cholesky", "ridge": 0.25, "scale": 0.5}"#,
         r#"{"mechanism": "soft-pp", "landmarks": {"kind": "pool", "ratio": 2}, "grid": [2, 3], "ridge": 0.25}"#,
         r#"{"mechanism": "soft-pp", "degree": "token", "ridge": 0.25, "newton_iterations": 4, "gradient": "unrolled"}"#,

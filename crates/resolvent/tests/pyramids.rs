@@ -9,7 +9,7 @@ use burn::{
 use resolvent::{
     Mechanism,
     attention::ValueConv,
-    mechanism::{Landmarks, Soft},
+    mechanism::{Landmarks, PoolWindows, Soft},
     models::{
         Pool, PyramidConfig,
         pyramid::{EmbeddingKind, Positions},
@@ -64,7 +64,7 @@ fn running_statistics(config: &PyramidConfig) -> usize {
 fn soft_has_the_published_parameters() {
     // "Softmax-free Linear Transformers", table 10: 13.07 M with filtered landmarks, 12.96 M with pooled ones.
     let filtered = preset("soft-tiny");
-    let pooled = with_landmarks(filtered.clone(), Landmarks::Pool { ratio: 8 });
+    let pooled = with_landmarks(filtered.clone(), Landmarks::Pool(PoolWindows::Ratio(8)));
     assert_eq!(filtered.parameter_count(), 13_067_968);
     assert_eq!(filtered.parameter_count() - pooled.parameter_count(), 110_592);
     // The model zoo of the authors' code, and table 1 with a Gaussian kernel in the last stage.
@@ -222,6 +222,70 @@ fn pictures_of_any_size_are_taken() {
         let error = model.try_forward(random([1, 1, 32, 32], &device)).unwrap_err().to_string();
         assert!(error.contains("[1, 1, 32, 32]") && error.contains("channels"), "{error}");
     }
+}
+
+/// As many landmarks whatever the pictures, so that four times the pixels cost four times as much, not more.
+#[test]
+fn a_number_of_landmarks_stays_at_any_resolution() {
+    for name in ["soft-mini", "laplacian-tiny", "laplacian-mini"] {
+        // Beside a class token the last stage of a `soft` has the kernel itself.
+        let sided = PyramidConfig { pool: Pool::Mean, ..preset(name).for_pictures([224, 224], 3, 10) };
+        let counted = PyramidConfig { landmark_count: Some(49), ..sided.clone() };
+        assert_eq!([[224, 224], [448, 448], [448, 896]].map(|image| counted.landmarks(image)), [[Some(49); 4]; 3]);
+        let growth = |config: &PyramidConfig| {
+            config.multiply_adds([896, 896]).unwrap() as f64 / config.multiply_adds([448, 448]).unwrap() as f64
+        };
+        assert!((3.99..4.01).contains(&growth(&counted)), "{name}: {}", growth(&counted));
+        assert!(growth(&sided) > 4.5, "{name}: {}", growth(&sided));
+    }
+    // Windows of the published sides are the same at the published size.
+    assert_eq!(preset("laplacian-tiny").landmarks([224, 224]), [Some(49), Some(49), Some(49), None]);
+    assert_eq!(preset("laplacian-tiny").landmarks([448, 448]), [Some(196), Some(196), Some(196), None]);
+}
+
+#[test]
+fn a_number_of_landmarks_needs_no_other_weights() {
+    let device = Device::flex();
+    for name in ["soft-mini", "laplacian-mini"] {
+        let sided = preset(name);
+        let counted = PyramidConfig { landmark_count: Some(16), ..sided.clone() };
+        let last = |tokens: usize| (sided.pool == Pool::Mean).then_some(tokens);
+        assert_eq!(counted.landmarks([32, 32]), [Some(16), Some(16), Some(16), last(4)], "{name}");
+        assert_eq!(counted.landmarks([64, 48]), [Some(16), Some(16), Some(16), last(12)], "{name}");
+        assert_eq!(counted.parameter_count(), sided.parameter_count());
+        let trained = sided.init(&device);
+        let model = counted.init(&device).load_record(trained.clone().into_record());
+        for image in [[32, 32], [64, 48], [20, 12]] {
+            let logits = model.forward(random([2, 3, image[0], image[1]], &device));
+            assert!(logits.into_data().iter::<f32>().all(f32::is_finite), "{name} {image:?}");
+        }
+        // The windows of the first stage are the same; only later stages leave out the kernel itself.
+        let pictures = random([2, 3, 32, 32], &device);
+        let [ours, theirs] = [&model, &trained].map(|model| model.feature_maps(pictures.clone()).unwrap());
+        assert_eq!(ours[0].to_data(), theirs[0].to_data(), "{name}");
+        assert!(!ours[3].clone().all_close(theirs[3].clone(), Some(1e-6), Some(1e-6)), "{name}");
+    }
+}
+
+#[test]
+fn a_number_of_landmarks_reaches_pooled_stages_alone() {
+    let counted = |name: &str| PyramidConfig { landmark_count: Some(49), ..preset(name) };
+    // A class token has no place on a grid, and softmax no landmarks.
+    assert_eq!(counted("soft-small").landmarks([224, 224]), [Some(49), Some(49), Some(49), None]);
+    assert_eq!(counted("soft-tiny").landmarks([224, 224]), [Some(49), Some(49), Some(49), None]);
+    // Filters make way for means.
+    assert_eq!(preset("soft-tiny").parameter_count() - counted("soft-tiny").parameter_count(), 110_592);
+    // A mechanism that says a number itself is taken at its word.
+    let own = mechanism(r#"{"mechanism": "soft", "landmarks": {"kind": "pool", "count": 9}}"#);
+    let config = PyramidConfig { mechanism: own, ..preset("soft-mini") };
+    assert_eq!(config.landmarks([32, 32]), [Some(9), Some(9), Some(9), None]);
+    let refused = |count: usize, image: [usize; 2]| {
+        let config = PyramidConfig { landmark_count: Some(count), ..preset("soft-mini") }.for_pictures(image, 3, 10);
+        config.validate().unwrap_err().to_string()
+    };
+    assert!(refused(0, [32, 32]).contains("`landmark_count` is 0"), "{}", refused(0, [32, 32]));
+    let told = refused(49, [24, 40]);
+    assert!(told.starts_with("stage 2: ") && told.contains("landmarks.count") && told.contains("[6, 10]"), "{told}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use resolvent_lab::{
 };
 
 use super::{
-    recipe::{Attention, RecipeArgs, candidates, data},
+    recipe::{Attention, RecipeArgs, candidates, data, grid},
     train::observer,
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
@@ -27,7 +27,8 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 pub struct Compare {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Mechanisms: ids, files M.json (called M), or `all`; an id that the recipe uses has the recipe's settings [default: the recipe's,
+    /// Mechanisms: ids, files M.json (called M), or `all`; an id that the recipe uses has the recipe's settings, and another with
+    /// landmarks as many as suit the patches of a picture [default: the recipe's,
     /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones, and for
     /// translators those that can write token by token]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
@@ -53,7 +54,8 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
-    options.mechanisms = chosen(args, usual(options.mechanisms, &recipe.model, &data), &recipe.mechanism)?;
+    let usual = usual(options.mechanisms, &recipe.model, &data);
+    options.mechanisms = chosen(args, usual, &recipe.mechanism, grid(&recipe.model, &data))?;
     options.seeds = seeds(args, recipe.seed)?;
     options.stop = deferred.stop();
     options.observer = observer(global);
@@ -90,9 +92,9 @@ fn usual(mut mechanisms: Vec<Candidate>, model: &ModelRecipe, data: &Data) -> Ve
 }
 
 /// The mechanisms that are asked for, else those of `usual` and, if it is none of them, first the recipe's own.
-fn chosen(args: &Compare, usual: Vec<Candidate>, own: &Mechanism) -> Result<Vec<Candidate>> {
+fn chosen(args: &Compare, usual: Vec<Candidate>, own: &Mechanism, grid: Option<[usize; 2]>) -> Result<Vec<Candidate>> {
     if !args.mechanisms.is_empty() {
-        return candidates(&args.mechanisms, Some(own));
+        return candidates(&args.mechanisms, Some(own), grid);
     }
     let new = usual.iter().all(|candidate| candidate.mechanism.id() != own.id()).then(|| own.clone());
     let usual = usual.into_iter().map(|candidate| with_settings_of(Some(own), candidate.mechanism));

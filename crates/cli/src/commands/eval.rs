@@ -14,7 +14,7 @@ use resolvent_lab::{
 use serde_json::json;
 
 use super::{
-    recipe::{Attention, data},
+    recipe::{Attention, data, grid},
     texts::cut_note,
 };
 use crate::{Error, args::Global, error::Result, output};
@@ -126,8 +126,9 @@ fn ablate(args: &Eval, data: &Data, global: &Global) -> Result<()> {
 
 /// The same weights with another attention.
 fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) -> Result<()> {
-    let own = Checkpoint::find(&args.checkpoint)?.state.recipe.mechanism;
-    let mechanism = attention.mechanism(Some(&own))?;
+    let recipe = Checkpoint::find(&args.checkpoint)?.state.recipe;
+    let mechanism = attention.mechanism(Some(&recipe.mechanism))?;
+    let mechanism = attention.suited(mechanism, grid(&recipe.model, data));
     let (checkpoint, e) = exchange::run(&args.checkpoint, data, &mechanism)?;
     let line = |mechanism: &Mechanism, e: &Evaluation| {
         format!("{:<16} accuracy {:.2} %, loss {:.4}\n", mechanism.id(), e.accuracy * 100.0, e.loss)

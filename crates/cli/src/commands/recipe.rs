@@ -10,8 +10,8 @@ use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
     compare::Candidate,
-    data::{DataSpec, Source, TextSpec},
-    recipe::with_settings_of,
+    data::{Data, DataSpec, PictureShape, Source, TextSpec},
+    recipe::{ModelRecipe, with_landmarks_for, with_settings_of},
     source::Document,
 };
 
@@ -136,6 +136,16 @@ impl Attention {
     }
 }
 
+impl Attention {
+    /// `mechanism`, if it was named by its id, with landmarks that suit `grid`: [`with_landmarks_for`].
+    pub fn suited(&self, mechanism: Mechanism, grid: Option<[usize; 2]>) -> Mechanism {
+        match (self, grid) {
+            (Self::Preset(_) | Self::All, Some(grid)) => with_landmarks_for(mechanism, grid),
+            _ => mechanism,
+        }
+    }
+}
+
 /// The mechanisms that are asked for; `all` stands for every preset. See [`Attention::mechanism`].
 pub fn mechanisms(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Mechanism>> {
     let preset = |id: &&str| Ok(with_settings_of(own, Mechanism::preset(id).map_err(resolvent_lab::Error::from)?));
@@ -145,13 +155,20 @@ pub fn mechanisms(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Me
     }
 }
 
-/// [`mechanisms`] with their names: ids, and those of files without their ending.
-pub fn candidates(asked: &[Attention], own: Option<&Mechanism>) -> Result<Vec<Candidate>> {
-    let candidate = |(n, mechanism): (usize, Mechanism)| match asked.get(n) {
-        Some(Attention::File(path)) => {
+/// The grid of the tokens that `model` makes of the pictures of `data`, where there is one.
+pub fn grid(model: &ModelRecipe, data: &Data) -> Option<[usize; 2]> {
+    let Data::Pictures(pictures) = data else { return None };
+    let PictureShape { height, width, .. } = pictures.train.shape();
+    model.grid([height, width])
+}
+
+/// [`mechanisms`] with their names: ids, with landmarks that suit `grid`, and those of files without their ending.
+pub fn candidates(asked: &[Attention], own: Option<&Mechanism>, grid: Option<[usize; 2]>) -> Result<Vec<Candidate>> {
+    let candidate = |(n, mechanism): (usize, Mechanism)| match asked.get(n).unwrap_or(&Attention::All) {
+        Attention::File(path) => {
             Candidate { name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), mechanism }
         }
-        _ => Candidate::from(mechanism),
+        named => Candidate::from(named.suited(mechanism, grid)),
     };
     Ok(mechanisms(asked, own)?.into_iter().enumerate().map(candidate).collect())
 }

@@ -12,7 +12,7 @@ use resolvent_lab::{
     train::{self, Outcome, Resume, TrainOptions},
 };
 
-use super::recipe::{Attention, RecipeArgs, data};
+use super::recipe::{Attention, RecipeArgs, data, grid};
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
 
 /// Train one model, resumably
@@ -25,7 +25,8 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
 pub struct Train {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Mechanism: an id such as infsa, or a file M.json [default: the recipe's]
+    /// Mechanism: an id such as infsa, with landmarks as many as suit the patches of a picture, or a file M.json [default: the
+    /// recipe's]
     #[arg(long, value_name = "ID", help_heading = "Recipe")]
     attention: Option<Attention>,
     /// Folder of the run
@@ -47,8 +48,11 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
-    let recipe = recipe(args, global)?;
+    let mut recipe = recipe(args, global)?;
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    if let Some(attention) = &args.attention {
+        recipe.mechanism = attention.suited(recipe.mechanism, grid(&recipe.model, &data));
+    }
     let deferred = Deferred::begin();
     let options = TrainOptions {
         resume: if args.resume { Resume::Always } else { Resume::Never },

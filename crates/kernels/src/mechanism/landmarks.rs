@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 /// Where the landmarks come from; tagged by `kind` in JSON: `{"kind": "pool", "ratio": 4}`. A window is `ratio` tokens of
-/// a sequence, or `ratio x ratio` of a grid. A window without kept tokens, or a masked pick, is no landmark.
+/// a sequence, or `ratio x ratio` of a grid, or as wide as [`PoolWindows::Count`] makes it. A window without kept tokens, or a
+/// masked pick, is no landmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(
     tag = "kind",
@@ -12,11 +13,8 @@ use serde::{Deserialize, Serialize};
     expecting = r#"an object like `{"kind": "pool", "ratio": 8}`"#
 )]
 pub enum Landmarks {
-    /// The mean of the kept tokens of a window; the last window of an axis may be smaller.
-    Pool {
-        /// Side of a window, at least 1.
-        ratio: usize,
-    },
+    /// The mean of the kept tokens of a window.
+    Pool(PoolWindows),
     /// A learned filter over a window, the input `landmark_weight`, which masked tokens enter as zeros. `soft`: all channels
     /// to all, `[head_dim, head_dim, window]`, what does not fill a window is dropped; `laplacian`: channel by channel,
     /// `[head_dim, window]`, windows may be partial.
@@ -51,11 +49,58 @@ pub enum Landmarks {
     All,
 }
 
+/// How many windows [`Landmarks::Pool`] takes its means over: a field beside `kind` in JSON, `ratio` or `count`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "PoolFields", into = "PoolFields")]
+pub enum PoolWindows {
+    /// `{"kind": "pool", "ratio": 4}`: windows of so many tokens a side, 1 to 65536, of which the last of an axis may be smaller.
+    /// More tokens make more landmarks, so that the cost is not linear in the tokens.
+    Ratio(usize),
+    /// `{"kind": "pool", "count": 49}`: so many landmarks, 1 to 65536, of any length or grid, so that the cost is linear in the
+    /// tokens. Window `i` of `m` over `n` tokens of an axis is `floor(i n / m)` to `floor((i + 1) n / m)`, masked ones counted. A
+    /// grid has `a x b` windows: of the pairs with `a b = m` that it has room for, the one whose aspect is nearest to the grid's
+    /// on a logarithmic scale, and of two as near the one with fewer rows; without any it is an error. Where there are no more
+    /// tokens than that, each is a landmark.
+    Count(usize),
+}
+
+/// What [`PoolWindows`] is written as.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolFields {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ratio: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    count: Option<usize>,
+}
+
+impl TryFrom<PoolFields> for PoolWindows {
+    type Error = &'static str;
+
+    fn try_from(PoolFields { ratio, count }: PoolFields) -> Result<Self, Self::Error> {
+        match (ratio, count) {
+            (Some(ratio), None) => Ok(Self::Ratio(ratio)),
+            (None, Some(count)) => Ok(Self::Count(count)),
+            (Some(_), Some(_)) => Err("`ratio` and `count` exclude each other: leave one of them out"),
+            (None, None) => Err("landmarks of kind pool need `ratio`, the side of a window, or `count`, their number"),
+        }
+    }
+}
+
+impl From<PoolWindows> for PoolFields {
+    fn from(windows: PoolWindows) -> Self {
+        match windows {
+            PoolWindows::Ratio(ratio) => Self { ratio: Some(ratio), count: None },
+            PoolWindows::Count(count) => Self { ratio: None, count: Some(count) },
+        }
+    }
+}
+
 impl Landmarks {
     /// The `kind` of the configuration.
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::Pool { .. } => "pool",
+            Self::Pool(_) => "pool",
             Self::Conv { .. } => "conv",
             Self::Stride { .. } => "stride",
             Self::Random { .. } => "random",
@@ -63,6 +108,11 @@ impl Landmarks {
             Self::Given { .. } => "given",
             Self::All => "all",
         }
+    }
+
+    /// Whether more tokens make more landmarks.
+    pub(crate) const fn grow(self) -> bool {
+        matches!(self, Self::Pool(PoolWindows::Ratio(_)) | Self::Conv { .. } | Self::Stride { .. } | Self::All)
     }
 }
 

@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Inverse, Landmarks,
+    Inverse, Landmarks, PoolWindows,
     presets::is_false,
-    soft::{check_grid, check_landmarks, check_steps},
+    soft::{check_grid, check_landmarks, check_steps, check_windows},
     valid::{check, check_added, check_lambda},
 };
 use crate::{Error, Parameter, Result, Shape};
@@ -100,8 +100,8 @@ impl Default for LaplacianExact {
     }
 }
 
-/// [`LaplacianExact`] with its similarities `Cq (k(L, L) + ridge)^-1 Ck^T`, through landmarks `L` among the keys: linear
-/// time. "LaplacianFormer", eq. 7 to 10 and algorithm 2.
+/// [`LaplacianExact`] with its similarities `Cq (k(L, L) + ridge)^-1 Ck^T`, through landmarks `L` among the keys. A fixed
+/// number of them takes linear time. "LaplacianFormer", eq. 7 to 10 and algorithm 2.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Laplacian {
@@ -139,7 +139,7 @@ impl Default for Laplacian {
         let exact = LaplacianExact::default();
         Self {
             lambda: exact.lambda,
-            landmarks: Landmarks::Pool { ratio: 8 },
+            landmarks: Landmarks::Pool(PoolWindows::Ratio(8)),
             grid: None,
             inverse: Inverse::NewtonSchulz,
             newton_iterations: 20,
@@ -165,8 +165,7 @@ impl Laplacian {
     pub(super) fn validate(&self) -> Result<()> {
         self.exact().validate()?;
         check_landmarks(self.landmarks)?;
-        let windows =
-            matches!(self.landmarks, Landmarks::Pool { .. } | Landmarks::Conv { .. } | Landmarks::Stride { .. });
+        let windows = matches!(self.landmarks, Landmarks::Pool(_) | Landmarks::Conv { .. } | Landmarks::Stride { .. });
         check("landmarks.kind", self.landmarks.kind(), windows, "pool, conv or stride")?;
         check("inverse", "eigen", self.inverse != Inverse::Eigen, "newton-schulz, cholesky or cg")?;
         check_steps(self.newton_iterations)?;
@@ -180,7 +179,8 @@ impl Laplacian {
             let why = "landmarks and column statistics see the future; use `laplacian-exact` without whitening";
             return Err(Error::Unsupported { mechanism: "laplacian", what: "causal", why });
         }
-        check_grid(self.grid, shape.seq_kv)
+        check_grid(self.grid, shape.seq_kv)?;
+        check_windows(self.landmarks, self.grid, shape.seq_kv)
     }
 
     pub(super) const fn parameters(&self) -> &'static [Parameter] {

@@ -22,7 +22,7 @@ mod window;
 
 pub use composed::Composed;
 pub use fna::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Resolved};
-pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit};
+pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows};
 pub use laplacian::{Centering, Laplacian, LaplacianExact, WeightScale, Whitening};
 pub use normalisation::{Factor, Frobenius, Normalisation, Row, Symmetric, Unnormalised, Whitened};
 pub use parse::check_distinct;
@@ -232,6 +232,27 @@ impl Mechanism {
         }
     }
 
+    /// How many landmarks a head of sizes `shape` has, where tokens meet through landmarks; masks may leave some of them out. 0 for
+    /// [`PoolWindows::Count`] on a grid that it does not fit and for [`Landmarks::Given`] of which the number is not known.
+    pub fn landmarks(&self, shape: &Shape) -> Option<usize> {
+        let (landmarks, grid, partial) = self.landmark_windows()?;
+        Some(landmarks.count(shape.seq_kv, grid, partial))
+    }
+
+    /// The landmarks through which tokens meet, if they do, their grid, and whether filters take windows that they do not fill.
+    fn landmark_windows(&self) -> Option<(Landmarks, Option<[usize; 2]>, bool)> {
+        let (landmarks, grid, partial) = match self {
+            Self::Soft(m) | Self::SoftPp(m) => (m.landmarks, m.grid, false),
+            Self::Laplacian(m) => (m.landmarks, m.grid, true),
+            Self::Composed(m) => match &m.structure {
+                Structure::Nystrom(m) => (m.landmarks, m.grid, false),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        (landmarks != Landmarks::All).then_some((landmarks, grid, partial))
+    }
+
     /// How many landmarks are drawn at random, where they are.
     pub const fn drawn_landmarks(&self) -> Option<usize> {
         match self {
@@ -315,11 +336,28 @@ impl Mechanism {
         matches!(self, Self::Uniform(_) | Self::LinearInfsa(_))
     }
 
-    /// What is allowed and likely a mistake, with the remedy.
+    /// What is allowed and likely a mistake, with the remedy. See [`Mechanism::caution_at`].
     pub fn caution(&self) -> Option<&'static str> {
         match self {
             Self::Soft(m) | Self::SoftPp(m) => m.caution(),
             Self::Composed(m) => m.caution(),
+            _ => None,
+        }
+    }
+
+    /// What is likely a mistake in calls of sizes `shape`, beside [`Mechanism::caution`]: a single landmark for several tokens, and
+    /// more than 256 landmarks of a kind whose number grows with the tokens.
+    pub fn caution_at(&self, shape: &Shape) -> Option<&'static str> {
+        let (landmarks, grid, partial) = self.landmark_windows()?;
+        match landmarks.count(shape.seq_kv, grid, partial) {
+            1 if shape.seq_kv > 1 => Some(
+                "a single landmark stands for all tokens, which then differ only by how near they are to it; set `landmarks` to \
+                 more, as {\"kind\": \"pool\", \"count\": 4} does",
+            ),
+            count if count > MANY_LANDMARKS && landmarks.grow() => Some(
+                "there are more landmarks for more tokens, and the cost is not linear in the tokens; set `landmarks` to a fixed \
+                 number, as {\"kind\": \"pool\", \"count\": 49} does",
+            ),
             _ => None,
         }
     }
@@ -332,3 +370,6 @@ impl Mechanism {
         }
     }
 }
+
+/// Beyond this the cost of landmarks whose number grows is worth a word: five times the papers' 49.
+const MANY_LANDMARKS: usize = 256;

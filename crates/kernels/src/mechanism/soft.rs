@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Inverse, InverseGradient, Landmarks, NewtonInit,
+    Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows,
     valid::{check, check_added, check_scale},
 };
 use crate::{Error, Parameter, Result, Shape};
@@ -59,7 +59,7 @@ pub struct Soft {
 impl Default for Soft {
     fn default() -> Self {
         Self {
-            landmarks: Landmarks::Pool { ratio: 4 },
+            landmarks: Landmarks::Pool(PoolWindows::Ratio(4)),
             grid: None,
             landmark_act: false,
             scale: None,
@@ -164,6 +164,7 @@ impl Soft {
     /// Whether the tokens are enough for the landmarks.
     pub(super) fn check_landmarks_fit(&self, shape: &Shape) -> Result<()> {
         check_grid(self.grid, shape.seq_kv)?;
+        check_windows(self.landmarks, self.grid, shape.seq_kv)?;
         let tokens = shape.seq_kv;
         match self.landmarks {
             Landmarks::Random { count, .. } | Landmarks::First { count } => {
@@ -240,6 +241,8 @@ impl Soft {
 
 /// Sides of windows beyond this are a mistake, and their squares might not fit a number.
 const LARGEST_RATIO: usize = 1 << 16;
+/// Numbers of windows beyond this are a mistake: the matrix between so many landmarks takes 16 GiB.
+const MOST_WINDOWS: usize = 1 << 16;
 /// Filters over the values are narrower than this.
 const LARGEST_FILTER: usize = 1 << 10;
 /// So many landmarks may be given for few tokens too.
@@ -247,8 +250,11 @@ const MOST_GIVEN: usize = 1 << 10;
 
 pub(super) fn check_landmarks(landmarks: Landmarks) -> Result<()> {
     match landmarks {
-        Landmarks::Pool { ratio } | Landmarks::Conv { ratio } | Landmarks::Stride { ratio } => {
+        Landmarks::Pool(PoolWindows::Ratio(ratio)) | Landmarks::Conv { ratio } | Landmarks::Stride { ratio } => {
             check("landmarks.ratio", ratio, (1..=LARGEST_RATIO).contains(&ratio), "1 to 65536")
+        }
+        Landmarks::Pool(PoolWindows::Count(count)) => {
+            check("landmarks.count", count, (1..=MOST_WINDOWS).contains(&count), "1 to 65536")
         }
         Landmarks::Random { count, .. } | Landmarks::First { count } => {
             check("landmarks.count", count, count >= 1, "at least 1")
@@ -263,6 +269,15 @@ pub(super) fn check_grid(grid: Option<[usize; 2]>, tokens: usize) -> Result<()> 
     let fits = height.checked_mul(width) == Some(tokens);
     let expected = "[height, width] with height * width = the number of key tokens, or null for a sequence";
     check("grid", format_args!("[{height}, {width}] for {tokens} tokens"), fits, expected)
+}
+
+/// Whether a grid has room for as many windows as are asked for.
+pub(super) fn check_windows(landmarks: Landmarks, grid: Option<[usize; 2]>, tokens: usize) -> Result<()> {
+    let (Landmarks::Pool(PoolWindows::Count(count)), Some([height, width])) = (landmarks, grid) else { return Ok(()) };
+    let fits = landmarks.windows(tokens, grid, true).is_some();
+    let expected = "rows * columns of windows, no more of them than the grid has of tokens (4 x 4 windows are 16), or at least \
+                    the number of tokens";
+    check("landmarks.count", format_args!("{count} on a grid of [{height}, {width}]"), fits, expected)
 }
 
 pub(super) fn check_steps(steps: usize) -> Result<()> {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::{
-    Inverse, InverseGradient, Landmarks, LinearInfsa, NewtonInit, NormBias, PowerOperator, Soft, Ssa,
+    Inverse, InverseGradient, Landmarks, LinearInfsa, NewtonInit, NormBias, PoolWindows, PowerOperator, Soft, Ssa,
     parse::{config, fields_of, kind_of, unknown_kind},
     valid::check,
 };
@@ -244,7 +244,7 @@ impl Structure {
                 check("structure.landmarks.kind", "all", !all, "another kind; the structure `dense` is all tokens")?;
                 // What `soft` has no use for, and what is left is checked as its fields.
                 let landmarks = match m.landmarks {
-                    Landmarks::Stride { ratio } => Landmarks::Pool { ratio },
+                    Landmarks::Stride { ratio } => Landmarks::Pool(PoolWindows::Ratio(ratio)),
                     other => other,
                 };
                 let inverse = if m.inverse == Inverse::Cg { Inverse::Cholesky } else { m.inverse };

@@ -205,7 +205,7 @@ impl Nystrom {
     fn laplacian(&self, exact: LaplacianExact) -> Option<Laplacian> {
         let Self { landmarks, grid, inverse, newton_iterations, newton_init, ridge, gradient, .. } = *self;
         let start: Option<NewtonInit> = if inverse == Inverse::NewtonSchulz { newton_init } else { None };
-        let windows = matches!(landmarks, Landmarks::Pool { .. } | Landmarks::Stride { .. });
+        let windows = matches!(landmarks, Landmarks::Pool(_) | Landmarks::Stride { .. });
         let plain = !self.landmark_act && self.value_conv == 0 && inverse != Inverse::Eigen;
         if !windows
             || !plain

@@ -1,7 +1,7 @@
 //! Landmarks by their definition, and the gradient through them.
 
 use super::matrix::{Matrix, inner};
-use crate::mechanism::{Landmarks, Windows};
+use crate::mechanism::Landmarks;
 
 /// A linear map from tokens to landmarks: `u_w[o] = sum over (token, slot) of window w, and channels i, of
 /// filter(o, i, slot) x_token[i]`.
@@ -31,21 +31,21 @@ impl Producer {
         filter: Option<Filter>,
         indices: &[usize],
     ) -> Self {
-        let windows = |ratio, partial| {
-            let windows = Windows::new(keep.len(), grid, ratio, partial);
-            (0..windows.len()).map(|w| windows.tokens(w).filter(|t| keep[t.0]).collect()).collect::<Vec<Vec<_>>>()
+        let windows = || {
+            let mut members = landmarks.members(keep.len(), grid, partial).unwrap_or_default();
+            members.iter_mut().for_each(|window| window.retain(|&(token, _)| keep[token]));
+            members
         };
         let pick = |token: usize| Vec::from_iter(keep[token].then_some((token, 0)));
         let members = match landmarks {
-            Landmarks::Pool { ratio } => windows(ratio, true),
-            Landmarks::Conv { ratio } => windows(ratio, partial),
+            Landmarks::Pool(_) | Landmarks::Conv { .. } => windows(),
             Landmarks::Stride { ratio } => {
                 let centre = Landmarks::centre(ratio, grid.is_some());
                 let nearest = |window: Vec<(usize, usize)>| {
                     let picked = window.into_iter().min_by_key(|&(_, slot)| (slot.abs_diff(centre), slot));
                     Vec::from_iter(picked)
                 };
-                windows(ratio, true).into_iter().map(nearest).collect()
+                windows().into_iter().map(nearest).collect()
             }
             Landmarks::First { count } => (0..count).map(pick).collect(),
             Landmarks::Random { .. } => indices.iter().map(|&token| pick(token)).collect(),

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use resolvent_kernels::{
     Mechanism, Parameter, Shape,
-    mechanism::{Landmarks, Manifold},
+    mechanism::{Landmarks, Manifold, PoolWindows},
 };
 
 use super::problem::Problem;
@@ -66,6 +66,7 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "soft-pp", "ridge": 0.25, "inverse": "eigen", "value_conv": 5}"#,
     r#"{"mechanism": "soft-pp", "ridge": 0.25, "inverse": "cholesky", "degree": "token", "landmarks": {"kind": "pool", "ratio": 2}}"#,
     r#"{"mechanism": "soft-pp", "ridge": 0.25, "newton_init": "backtrack", "newton_iterations": 2, "landmarks": {"kind": "conv", "ratio": 2}, "landmark_act": true}"#,
+    r#"{"mechanism": "soft-pp", "ridge": 0.25, "landmarks": {"kind": "pool", "count": 3}}"#,
     r#"{"mechanism": "soft-pp", "landmarks": {"kind": "all"}, "value_conv": 3}"#,
     r#"{"mechanism": "soft", "landmarks": {"kind": "all"}, "value_conv": 1}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125}"#,
@@ -74,6 +75,7 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "laplacian", "ridge": 0.125, "centering": "per-query", "whitening": "none", "weight_scale": "inv-n", "inverse": "cholesky"}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "centering": "none", "whitening": "none", "weight_scale": "inv-sqrt-n", "bias_one_over_n": false, "newton_iterations": 3}"#,
     r#"{"mechanism": "laplacian", "ridge": 0.125, "centering": "none", "whiten_eps": 0.125, "tied": true}"#,
+    r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "landmarks": {"kind": "pool", "count": 4}}"#,
     r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125}"#,
     r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125, "centering": "per-query", "tied": true, "weight_scale": "inv-n"}"#,
     r#"{"mechanism": "laplacian-exact", "centering": "per-query", "whitening": "none", "causal": true, "lambda": 1.5}"#,
@@ -114,12 +116,15 @@ pub fn orders_tokens(mechanism: &Mechanism) -> bool {
     }
 }
 
-/// Whether the number of tokens matters beside the kept ones: to a draw, and to a filter that only takes whole windows.
+/// Whether the number of tokens matters beside the kept ones: to a draw, to a filter that only takes whole windows, and to a
+/// number of windows.
 pub fn counts_masked_tokens(mechanism: &Mechanism) -> bool {
+    let counts = |landmarks: &Landmarks| matches!(landmarks, Landmarks::Pool(PoolWindows::Count(_)));
     match mechanism {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
-            matches!(m.landmarks, Landmarks::Random { .. } | Landmarks::Conv { .. })
+            matches!(m.landmarks, Landmarks::Random { .. } | Landmarks::Conv { .. }) || counts(&m.landmarks)
         }
+        Mechanism::Laplacian(m) => counts(&m.landmarks),
         _ => false,
     }
 }

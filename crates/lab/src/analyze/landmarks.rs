@@ -32,7 +32,7 @@ pub struct LandmarkReport {
 /// A mechanism's kernel, where its landmarks are means over windows of a sequence or grid.
 struct Pooled {
     kernel: Kernel,
-    ratio: usize,
+    landmarks: Landmarks,
     grid: Option<[usize; 2]>,
     ridge: f64,
     newton: Option<Newton>,
@@ -61,29 +61,18 @@ impl Pooled {
             }
             _ => return None,
         };
-        match landmarks {
-            Landmarks::Pool { ratio } => Some(Self { kernel, ratio, grid, ridge, newton }),
-            _ => None,
-        }
+        matches!(landmarks, Landmarks::Pool(_)).then_some(Self { kernel, landmarks, grid, ridge, newton })
     }
 
-    /// The landmarks of `keys [tokens, dim]`: means over windows, smaller ones at the far edges.
+    /// The landmarks of `keys [tokens, dim]`: means over windows.
     fn landmarks(&self, keys: &[f64], dim: usize) -> Vec<f64> {
         let tokens = keys.len() / dim;
-        let [height, width] = self.grid.unwrap_or([1, tokens]);
-        let columns = width.div_ceil(self.ratio);
-        let rows = if self.grid.is_some() { height.div_ceil(self.ratio) } else { 1 };
-        let window = |token: usize| match self.grid {
-            Some(_) => token / width / self.ratio * columns + token % width / self.ratio,
-            None => token / self.ratio,
+        let members = self.landmarks.members(tokens, self.grid, true).unwrap_or_default();
+        let mean = |window: &Vec<(usize, usize)>| {
+            let sum = |c: usize| window.iter().map(|&(token, _)| keys[token * dim + c]).sum::<f64>();
+            (0..dim).map(|c| sum(c) / window.len() as f64).collect::<Vec<_>>()
         };
-        let (mut sums, mut counts) = (vec![0.0; rows * columns * dim], vec![0.0; rows * columns]);
-        for (token, key) in keys.chunks_exact(dim).enumerate() {
-            let window = window(token);
-            counts[window] += 1.0;
-            sums[window * dim..][..dim].iter_mut().zip(key).for_each(|(sum, x)| *sum += x);
-        }
-        sums.iter().enumerate().map(|(at, sum)| sum / counts[at / dim]).collect()
+        members.iter().flat_map(mean).collect()
     }
 }
 

@@ -175,13 +175,17 @@ fn finish<D: TaskData>(
         let of = done.iter().map(Vec::len).sum();
         return Ok(CompareOutcome::Interrupted { runs: of, of });
     };
-    let named = options.mechanisms.iter().zip(done).zip(speeds);
+    let task = data.task(&shared.recipe)?;
+    let landmarks = recipes.iter().map(|recipe| task.landmarks(recipe)).collect::<Result<Vec<_>>>()?;
+    let named = options.mechanisms.iter().zip(done).zip(landmarks.into_iter().zip(speeds));
     let comparison = Comparison {
         recipe: shared.recipe,
         data: shared.data,
         plan: shared.plan,
         seeds: options.seeds.clone(),
-        entries: named.map(|((candidate, runs), speed)| Entry::new(&candidate.name, runs, speed)).collect(),
+        entries: named
+            .map(|((candidate, runs), (landmarks, speed))| Entry::new(&candidate.name, runs, landmarks, speed))
+            .collect(),
         environment: Environment::current(),
         commands: options.commands.clone(),
     };

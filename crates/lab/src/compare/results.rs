@@ -12,7 +12,7 @@ use crate::{
     environment::Environment,
     eval::Prediction,
     recipe::ModelRecipe,
-    train::{Ended, Plan, TrainSummary},
+    train::{Ended, LandmarkCount, Plan, TrainSummary},
 };
 
 /// The result of a comparison, as in its `results.json`.
@@ -43,6 +43,9 @@ pub struct Entry {
     pub mechanism: Mechanism,
     /// Parameters of the model.
     pub parameters: usize,
+    /// Landmarks of its model on these pictures, stage by stage; empty for mechanisms without landmarks, and for texts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub landmarks: Vec<LandmarkCount>,
     /// One run per seed.
     pub runs: Vec<RunResult>,
     /// Test accuracy over the seeds.
@@ -126,7 +129,7 @@ impl Spread {
 
 impl Entry {
     /// Of the runs of one mechanism, which must not be empty.
-    pub fn new(name: &str, runs: &[(String, TrainSummary)], speed: Speed) -> Self {
+    pub fn new(name: &str, runs: &[(String, TrainSummary)], landmarks: Vec<LandmarkCount>, speed: Speed) -> Self {
         let results: Vec<_> = runs
             .iter()
             .map(|(folder, summary)| RunResult {
@@ -148,6 +151,7 @@ impl Entry {
             name: name.into(),
             mechanism: first.recipe.mechanism.clone(),
             parameters: first.parameters,
+            landmarks,
             accuracy: Spread::of(&accuracies),
             runs: results,
             speed,
@@ -171,6 +175,18 @@ impl Entry {
         self.spread(|run| Some(run.prediction.as_ref()?.bits_per_byte))
     }
 
+    /// The number of its landmarks as `4 of 16` tokens, stage by stage; empty where it has none.
+    pub fn landmarks_text(&self) -> String {
+        let of = |LandmarkCount { tokens, landmarks }: &LandmarkCount| format!("{landmarks} of {tokens}");
+        self.landmarks.iter().map(of).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The tokens that a single landmark stands for, where there is such a stage.
+    fn single_landmark(&self) -> Option<usize> {
+        let single = self.landmarks.iter().find(|count| count.landmarks == 1 && count.tokens > 1);
+        single.map(|count| count.tokens)
+    }
+
     fn spread(&self, of: impl Fn(&RunResult) -> Option<f64>) -> Option<Spread> {
         Some(Spread::of(&self.runs.iter().map(of).collect::<Option<Vec<_>>>()?))
     }
@@ -188,7 +204,9 @@ impl Comparison {
         text += if memory { "  peak MB" } else { "" };
         text += if bleu { "          BLEU" } else { "" };
         let predicts = self.entries.iter().any(|entry| entry.perplexity().is_some());
-        text += if predicts { "    perplexity      bits/byte\n" } else { "\n" };
+        text += if predicts { "    perplexity      bits/byte" } else { "" };
+        let through_landmarks = self.entries.iter().any(|entry| !entry.landmarks.is_empty());
+        text += if through_landmarks { "  landmarks\n" } else { "\n" };
         for entry in &self.entries {
             let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
                 entry.speed;
@@ -198,6 +216,9 @@ impl Comparison {
             text += &entry.bleu().map_or_else(String::new, |bleu| format!(" {:>13}", bleu.points()));
             if let (Some(perplexity), Some(bits)) = (entry.perplexity(), entry.bits_per_byte()) {
                 let _ = write!(text, " {:>13} {:>14}", perplexity.points(), bits.digits(4));
+            }
+            if !entry.landmarks.is_empty() {
+                let _ = write!(text, "  {}", entry.landmarks_text());
             }
             text.push('\n');
         }
@@ -228,6 +249,13 @@ impl Comparison {
             ));
         }
         caveats.extend(self.tokens_per_second());
+        for (entry, tokens) in self.entries.iter().filter_map(|entry| Some((entry, entry.single_landmark()?))) {
+            caveats.push(format!(
+                "{} has a single landmark for {tokens} tokens, which leaves little of it: `soft` and `soft-pp` are then the \
+                 same operator. Give it more, as `landmarks = {{ kind = \"pool\", count = 4 }}` does.",
+                entry.name
+            ));
+        }
         if self.seeds.len() == 1 {
             caveats.push("One seed: differences of a percent or two may be chance.".into());
         }

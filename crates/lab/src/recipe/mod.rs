@@ -3,6 +3,7 @@
 //! A missing field has its default, an unknown field, a wrong type or a value out of range is an [`Error::Recipe`] that
 //! names file and field. Two runs of one recipe, seed and data set end with the same bits.
 
+mod landmarks;
 mod language;
 mod model;
 mod relatives;
@@ -20,6 +21,7 @@ use crate::{
     source::Document,
 };
 
+pub use landmarks::with_landmarks_for;
 pub use language::{LanguageRecipe, Layer};
 pub use model::{ModelRecipe, PyramidRecipe, TextModelRecipe, VitRecipe};
 pub use relatives::with_settings_of;

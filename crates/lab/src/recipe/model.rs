@@ -44,6 +44,15 @@ impl ModelRecipe {
         }
     }
 
+    /// Height and width of the grid of tokens that every block sees of pictures of `image`, if it is one and the same. A class
+    /// token has no place on it, and a pyramid's stages have a grid each.
+    pub fn grid(&self, image: [usize; 2]) -> Option<[usize; 2]> {
+        match self {
+            Self::Vit(m) if m.pool == Pool::Mean => Some(image.map(|side| side / m.patch)),
+            _ => None,
+        }
+    }
+
     /// The first field that changes how `ssa` clusters, which other mechanisms make no use of, if it is set.
     pub fn clustering(&self) -> Option<&'static str> {
         let (codebook, layers) = match self {
@@ -189,6 +198,10 @@ pub struct PyramidRecipe {
     /// The four stages, in place of the preset's. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Box<[StageConfig; 4]>>,
+    /// As many pooled landmarks in every stage, whatever its `ratio` and the pictures' size, 1 to 65536, so that the cost is
+    /// linear in the pixels: [`PyramidConfig::landmark_count`]. Default none: the ratios decide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub landmark_count: Option<usize>,
     /// One projection for queries and keys. Default: as the mechanism is published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tied: Option<bool>,
@@ -225,6 +238,7 @@ impl PyramidRecipe {
         }
         Ok(PyramidConfig {
             mechanism: mechanism.clone(),
+            landmark_count: self.landmark_count,
             stages: self.stages.as_deref().unwrap_or(&preset.stages).clone(),
             tied: self.tied,
             gamma_trainable: self.gamma_trainable,
@@ -241,8 +255,10 @@ impl PyramidRecipe {
         let known = PyramidConfig::PRESETS.contains(&self.preset.as_str());
         let names = "a preset: soft- or laplacian-, then mini, tiny, small, medium, large or huge; or soft-tiny-t1, \
                      soft-code-small, soft-code-medium, soft-code-large, soft-code-huge";
+        let count = self.landmark_count.unwrap_or(1);
         let mut checks = vec![
             check("model.preset", &self.preset, known, names),
+            check("model.landmark_count", count, (1..=WIDEST).contains(&count), "1 to 65536"),
             check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
             check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
             check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
@@ -259,6 +275,7 @@ impl Default for PyramidRecipe {
         Self {
             preset: "soft-mini".into(),
             stages: None,
+            landmark_count: None,
             tied: None,
             gamma_trainable: true,
             lambda_trainable: false,

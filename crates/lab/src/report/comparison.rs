@@ -40,7 +40,7 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
             @for entry in entries {
                 dt { (chip(entries, entry)) (entry.name) }
                 dd {
-                    (page::about(entry.mechanism.id())) (learned_gamma(entry))
+                    (page::about(entry.mechanism.id())) (landmarks(entry)) (learned_gamma(entry))
                     @if entry.name != entry.mechanism.id() { br; code { (serde_json::to_string(&entry.mechanism).unwrap_or_default()) } }
                 }
             }
@@ -185,6 +185,11 @@ fn curves(entries: &[Entry], metrics: &[Vec<Record>]) -> Markup {
         (chart::lines(axes(&accuracy_of, "accuracy", true), &accuracy))
         (chart::lines(axes("Training loss (soft targets)", "loss", false), &loss))
     }
+}
+
+/// How many landmarks there are, if any.
+fn landmarks(entry: &Entry) -> Markup {
+    html! { @if !entry.landmarks.is_empty() { " " small { "Landmarks: " (entry.landmarks_text()) " tokens." } } }
 }
 
 /// The gammas that the first run learned, if any.

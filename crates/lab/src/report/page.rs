@@ -87,10 +87,13 @@ pub fn about(id: &str) -> &'static str {
             "Softmax within clusters of tokens, exact there, and through sampled edges or cluster means elsewhere: a sparse \
              graph in place of the dense one."
         }
-        "soft" => "A Gaussian kernel of tied queries and keys, held through landmarks: linear in the tokens.",
+        "soft" => {
+            "A Gaussian kernel of tied queries and keys, held through landmarks: linear in the tokens at a fixed number of them."
+        }
         "soft-pp" => "SOFT with its symmetric degree normalisation, which keeps the operator's norm bounded.",
         "laplacian" => {
-            "A Laplacian (L1) kernel, centred and whitened, held through pooled landmark keys: linear in the tokens; weights \
+            "A Laplacian (L1) kernel, centred and whitened, held through pooled landmark keys: linear in the tokens at a fixed \
+             number of them; weights \
              may be negative."
         }
         "laplacian-exact" => "The same kernel, whole: streamed in tiles, no landmarks.",

@@ -59,7 +59,7 @@ pub(crate) use pictures::picture_model;
 pub(crate) use run::check_fit;
 pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};
-pub use task::{Part, Task, TaskData};
+pub use task::{LandmarkCount, Part, Task, TaskData};
 pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
 pub use texts::{Lost, TextBatch, Texts, TokenInputs};
 

@@ -6,7 +6,9 @@ use burn::tensor::{Device, Tensor, TensorData};
 use resolvent::{Mechanism, models::VitConfig};
 use resolvent_kernels::TernaryMatrix;
 
-use super::{Part, PictureModel, Task, TaskData, model::mean_gammas, packed::of_blocks, soft_cross_entropy};
+use super::{
+    LandmarkCount, Part, PictureModel, Task, TaskData, model::mean_gammas, packed::of_blocks, soft_cross_entropy,
+};
 use crate::{
     Error, Recipe, Result,
     augment::{Augment, Transform},
@@ -156,6 +158,24 @@ impl Task for Pictures {
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<PictureModel> {
         picture_model(&self.expects, recipe, &self.name, device)
+    }
+
+    fn landmarks(&self, recipe: &Recipe) -> Result<Vec<LandmarkCount>> {
+        let [channels, height, width] = self.expects.shape;
+        let (tokens, landmarks) = match &recipe.model {
+            ModelRecipe::Vit(m) => {
+                let config = vit(&self.expects, m, &recipe.mechanism, &self.name)?;
+                (vec![config.tokens()], vec![config.landmarks()])
+            }
+            ModelRecipe::Pyramid(m) => {
+                let image = [height, width];
+                let config = m.config(&recipe.mechanism, image, channels, self.expects.classes.len())?;
+                (config.grids(image).map(|[rows, columns]| rows * columns).to_vec(), config.landmarks(image).to_vec())
+            }
+            _ => return Err(wrong_kind(&self.name, "pictures", "vit` or `pyramid")),
+        };
+        let counts = tokens.into_iter().zip(landmarks);
+        Ok(counts.filter_map(|(tokens, landmarks)| Some(LandmarkCount { tokens, landmarks: landmarks? })).collect())
     }
 
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Batch>> {

@@ -5,6 +5,7 @@ use burn::{
     tensor::{Bytes, Device, Tensor},
 };
 use resolvent_kernels::TernaryMatrix;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Recipe, Result,
@@ -43,6 +44,15 @@ pub enum Part {
     Watched,
     /// The test part.
     Test,
+}
+
+/// How many landmarks the attention of a model, or of a stage, has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LandmarkCount {
+    /// Tokens that meet through them.
+    pub tokens: usize,
+    /// Their number.
+    pub landmarks: usize,
 }
 
 /// Batches, a model, a loss, and how the model is judged. All that the training loop knows of what it trains.
@@ -88,6 +98,15 @@ pub trait Task: Send + Sync {
     /// # Errors
     /// [`crate::Error::Unfit`] where the model does not fit the data, [`crate::Error::Model`] where it is impossible.
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<Self::Model>;
+
+    /// How many landmarks the recipe's model has, stage by stage where it has stages; of texts, whose lengths differ, and of stages
+    /// without landmarks nothing is said.
+    ///
+    /// # Errors
+    /// As [`Task::model`].
+    fn landmarks(&self, _recipe: &Recipe) -> Result<Vec<LandmarkCount>> {
+        Ok(Vec::new())
+    }
 
     /// The training batches of `epoch` from `first` on. Their content depends on the recipe's seed, epoch and position alone.
     ///

@@ -270,6 +270,11 @@ impl MultiHeadAttentionConfig {
             + self.value_conv.count(self.n_heads, d_model, self.grid.or(grid_of(&mechanism)).is_some())
     }
 
+    /// How many landmarks a head has for `tokens` tokens, where tokens meet through landmarks: [`Mechanism::landmarks`].
+    pub fn landmarks(&self, tokens: usize) -> Option<usize> {
+        self.operator().landmarks(&Shape::square(1, self.n_heads, tokens, self.d_model / self.n_heads))
+    }
+
     /// Heads of keys and values.
     fn key_heads(&self) -> usize {
         self.kv_heads.unwrap_or(self.n_heads)

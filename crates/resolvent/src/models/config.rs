@@ -218,6 +218,11 @@ impl VitConfig {
         self.patches() + usize::from(self.pool == Pool::Cls)
     }
 
+    /// How many landmarks a block has, where its mechanism has landmarks.
+    pub fn landmarks(&self) -> Option<usize> {
+        self.attention(1).landmarks(self.tokens())
+    }
+
     /// Parameters of the model, without the logits of the decays (`depth * heads`, where they are learned).
     pub fn parameter_count(&self) -> usize {
         let Self { dim, depth, classes, .. } = *self;

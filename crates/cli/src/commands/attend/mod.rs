@@ -97,6 +97,9 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator =
         Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
+    if let Some(caution) = mechanism.caution_at(&layout.shape) {
+        tracing::warn!("{}: {caution}", mechanism.id());
+    }
     let Some((output, destination)) = destination else { return print_plan(&operator, global) };
     let unused = call::unused(&file, &mechanism, args.grad);
     if !unused.is_empty() {

@@ -51,12 +51,7 @@ impl<'a> Producer<'a> {
 
     /// The windows, where landmarks are made from windows.
     fn windows(&self) -> Option<Windows> {
-        let windows = |ratio, partial| Some(Windows::new(self.shape.seq_kv, self.grid, ratio, partial));
-        match self.landmarks {
-            Landmarks::Pool { ratio } | Landmarks::Stride { ratio } => windows(ratio, true),
-            Landmarks::Conv { ratio } => windows(ratio, !self.full),
-            _ => None,
-        }
+        self.landmarks.windows(self.shape.seq_kv, self.grid, !self.full)
     }
 
     /// Calls `visit(landmark, token)` for every live landmark that is a token.

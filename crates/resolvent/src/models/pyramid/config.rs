@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Mechanism, Result, Strategy,
     attention::{MultiHeadAttentionConfig, ValueConv, field, grid_of},
-    mechanism::{Landmarks, Soft},
+    mechanism::{Landmarks, PoolWindows, Soft},
     models::{
         Activation, NormOrder, Pool,
         block::{BlockConfig, drop_path_at},
@@ -54,7 +54,7 @@ pub struct StageConfig {
     #[serde(default = "four")]
     pub mlp_ratio: usize,
     /// Side of the windows that landmarks are made of; it takes the place of the mechanism's own. 1, the default: none, the
-    /// kernel itself.
+    /// kernel itself. Without effect where [`PyramidConfig::landmark_count`] is used.
     #[serde(default = "one")]
     pub ratio: usize,
     /// The filter over the values. Default none.
@@ -79,8 +79,16 @@ pub struct PyramidConfig {
     /// Number of classes.
     pub classes: usize,
     /// Attention of every stage that names no other. A mechanism with landmarks takes the stage's grid and `ratio`, and where
-    /// the ratio is 1 the kernel whose approximation it is.
+    /// the ratio is 1 the kernel whose approximation it is. One that pools a fixed number of landmarks keeps them, as if
+    /// `landmark_count` said so.
     pub mechanism: Mechanism,
+    /// Pool as many landmarks in every stage, whatever its `ratio` and the size of the pictures, so that the cost is linear in
+    /// the pixels; it takes the place of windows of a side, learned filters among them. A stage has no more than tokens, and one
+    /// with the class token, which has no place on a grid, the kernel itself. Without effect on mechanisms without such windows.
+    /// At least 1; on a grid of more tokens a product of rows and columns of windows that it has room for, such as the papers' 49 at
+    /// 224 x 224. Default null: the ratios decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landmark_count: Option<usize>,
     /// How tokens are made.
     pub embedding: EmbeddingKind,
     /// Pixels per token of the first stage, in height and width: 1, 2 or 4 with convolutions.
@@ -137,6 +145,8 @@ impl PyramidConfig {
         field("classes", self.classes, self.classes >= 1, "at least 1")?;
         field("drop_path", drop_path, (0.0..1.0).contains(&drop_path), "in [0, 1)")?;
         field("stride", stride, stride >= 1, "at least 1")?;
+        let count = self.landmark_count.unwrap_or(1);
+        field("landmark_count", count, count >= 1, "null or at least 1")?;
         if let EmbeddingKind::Convolutions { stem } = self.embedding {
             field("embedding.stem", stem, stem >= 1, "at least 1")?;
             field("stride", stride, [1, 2, 4].contains(&stride), "1, 2 or 4 with convolutions")?;
@@ -175,6 +185,13 @@ impl PyramidConfig {
     #[must_use]
     pub fn for_pictures(self, image: [usize; 2], channels: usize, classes: usize) -> Self {
         Self { image, channels, classes, ..self }
+    }
+
+    /// How many landmarks each stage has on pictures of `image`; `None` where it has none.
+    pub fn landmarks(&self, image: [usize; 2]) -> [Option<usize>; 4] {
+        let config = Self { image, ..self.clone() };
+        let grids = config.grids(image);
+        std::array::from_fn(|index| config.attention(index).landmarks(config.tokens(index, grids[index])))
     }
 
     /// Height and width of every stage's grid for pictures of `image`: what the strides leave, rounded up.
@@ -224,7 +241,8 @@ impl PyramidConfig {
         let stage = &self.stages[index];
         let mechanism = stage.mechanism.as_ref().unwrap_or(&self.mechanism).clone();
         let grid = (!self.has_cls(index)).then(|| self.grids(self.image)[index]);
-        MultiHeadAttentionConfig::new(stage.dim, stage.heads, with_ratio(mechanism, stage.ratio))
+        let count = grid.and(self.landmark_count.or(pooled_count(&mechanism)));
+        MultiHeadAttentionConfig::new(stage.dim, stage.heads, with_windows(mechanism, stage.ratio, count))
             .with_tied(self.tied)
             .with_gamma_trainable(self.gamma_trainable)
             .with_lambda_trainable(self.lambda_trainable)
@@ -239,23 +257,37 @@ impl PyramidConfig {
     }
 }
 
-/// The mechanism with windows of `ratio`, or, for a ratio of 1, without landmarks.
-fn with_ratio(mechanism: Mechanism, ratio: usize) -> Mechanism {
-    let windows = |landmarks| match landmarks {
-        Landmarks::Pool { .. } => Landmarks::Pool { ratio },
-        Landmarks::Conv { .. } => Landmarks::Conv { ratio },
-        Landmarks::Stride { .. } => Landmarks::Stride { ratio },
-        counted => counted,
+/// How many landmarks the mechanism pools, where it says so.
+fn pooled_count(mechanism: &Mechanism) -> Option<usize> {
+    let landmarks = match mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.landmarks,
+        Mechanism::Laplacian(m) => m.landmarks,
+        _ => return None,
+    };
+    if let Landmarks::Pool(PoolWindows::Count(count)) = landmarks { Some(count) } else { None }
+}
+
+/// The mechanism with `count` windows, or with windows of `ratio`, or, for a ratio of 1, without landmarks.
+fn with_windows(mechanism: Mechanism, ratio: usize, count: Option<usize>) -> Mechanism {
+    let whole = ratio == 1 && count.is_none();
+    let windows = |landmarks| match (landmarks, count) {
+        (Landmarks::Pool(_) | Landmarks::Conv { .. } | Landmarks::Stride { .. }, Some(count)) => {
+            Landmarks::Pool(PoolWindows::Count(count))
+        }
+        (Landmarks::Pool(_), None) => Landmarks::Pool(PoolWindows::Ratio(ratio)),
+        (Landmarks::Conv { .. }, None) => Landmarks::Conv { ratio },
+        (Landmarks::Stride { .. }, None) => Landmarks::Stride { ratio },
+        (counted, _) => counted,
     };
     let soft = |m: Soft| Soft {
-        landmarks: if ratio == 1 { Landmarks::All } else { windows(m.landmarks) },
-        landmark_act: m.landmark_act && ratio > 1,
+        landmarks: if whole { Landmarks::All } else { windows(m.landmarks) },
+        landmark_act: m.landmark_act && !whole,
         ..m
     };
     match mechanism {
         Mechanism::Soft(m) => Mechanism::Soft(soft(m)),
         Mechanism::SoftPp(m) => Mechanism::SoftPp(soft(m)),
-        Mechanism::Laplacian(m) if ratio == 1 => Mechanism::LaplacianExact(m.exact()),
+        Mechanism::Laplacian(m) if whole => Mechanism::LaplacianExact(m.exact()),
         Mechanism::Laplacian(mut m) => {
             m.landmarks = windows(m.landmarks);
             Mechanism::Laplacian(m)

@@ -43,7 +43,7 @@ impl PyramidConfig {
         let taps = stage.value_conv.side().map_or(0, |side| side * side);
         let layers = tokens * (matrices * dim * dim + taps * dim);
         let shape = Shape::square(1, stage.heads, tokens, dim / stage.heads);
-        let block = layers as u64 + attention_multiply_adds(&operator, &shape, grid)?;
+        let block = layers as u64 + attention_multiply_adds(&operator, &shape)?;
         Ok(self.embedding_multiply_adds(index) + stage.depth as u64 * block)
     }
 
@@ -89,27 +89,16 @@ impl PyramidConfig {
 
 /// Multiply-adds of an operator: of a kernel of distances one per channel of each distance and each value that is weighed, of
 /// others half the operations that their kernels count.
-fn attention_multiply_adds(operator: &Mechanism, shape: &Shape, grid: [usize; 2]) -> Result<u64> {
-    let tokens = shape.seq_q;
+fn attention_multiply_adds(operator: &Mechanism, shape: &Shape) -> Result<u64> {
+    let (tokens, landmarks) = (shape.seq_q, operator.landmarks(shape).unwrap_or_default());
     let (pairs, passes) = match operator {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => (tokens * tokens, 2),
         // Distances once, values in and out.
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => (tokens * landmarks(m.landmarks, grid), 3),
+        Mechanism::Soft(_) | Mechanism::SoftPp(_) => (tokens * landmarks, 3),
         // Distances of queries and of keys.
-        Mechanism::Laplacian(m) => (tokens * landmarks(m.landmarks, grid), 4),
+        Mechanism::Laplacian(_) => (tokens * landmarks, 4),
         Mechanism::LaplacianExact(_) => (tokens * tokens, 2),
         other => return Ok(kernels::plan(other, shape, false, kernels::Strategy::Auto)?.flops_forward / 2),
     };
     Ok((passes * pairs * shape.heads * shape.head_dim) as u64)
-}
-
-/// How many landmarks a grid has.
-fn landmarks(kind: Landmarks, [height, width]: [usize; 2]) -> usize {
-    match kind {
-        Landmarks::Pool { ratio } | Landmarks::Stride { ratio } => height.div_ceil(ratio) * width.div_ceil(ratio),
-        Landmarks::Conv { ratio } => (height / ratio) * (width / ratio),
-        Landmarks::Random { count, .. } | Landmarks::First { count } => count,
-        Landmarks::Given { count } => count.unwrap_or(0),
-        Landmarks::All => height * width,
-    }
 }

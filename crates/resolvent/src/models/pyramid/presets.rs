@@ -81,6 +81,7 @@ fn pyramid(mechanism: Mechanism, embedding: EmbeddingKind, stages: [StageConfig;
         channels: 3,
         classes: 1000,
         mechanism,
+        landmark_count: None,
         embedding,
         stride: 4,
         stages,

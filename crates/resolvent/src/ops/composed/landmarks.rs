@@ -39,30 +39,20 @@ impl Producer<'_> {
 
     /// `(token, slot)` of every landmark, masked tokens left out.
     fn members(&self, b: usize, seq: usize) -> Vec<Vec<(usize, usize)>> {
-        let [height, width] = self.grid.unwrap_or([1, seq]);
-        let windows = |ratio: usize, partial: bool| {
-            let count = |side: usize| if partial { side.div_ceil(ratio) } else { side / ratio };
-            let (rows, cols) = (if self.grid.is_some() { count(height) } else { 1 }, count(width));
-            let mut members = vec![Vec::new(); rows * cols];
-            for token in (0..seq).filter(|&token| self.keeps(b, seq, token)) {
-                let (y, x) = (token / width, token % width);
-                let (row, top) = if self.grid.is_some() { (y / ratio, y % ratio) } else { (0, 0) };
-                if row < rows && x / ratio < cols {
-                    members[row * cols + x / ratio].push((token, top * ratio + x % ratio));
-                }
-            }
+        let windows = || {
+            let mut members = self.landmarks.members(seq, self.grid, !self.full).unwrap_or_default();
+            members.iter_mut().for_each(|window| window.retain(|&(token, _)| self.keeps(b, seq, token)));
             members
         };
         match self.landmarks {
-            Landmarks::Pool { ratio } => windows(ratio, true),
-            Landmarks::Conv { ratio } => windows(ratio, !self.full),
+            Landmarks::Pool(_) | Landmarks::Conv { .. } => windows(),
             Landmarks::Stride { ratio } => {
                 let centre = ratio / 2 * if self.grid.is_some() { ratio + 1 } else { 1 };
                 let nearest = |window: Vec<(usize, usize)>| {
                     let picked = window.into_iter().min_by_key(|&(_, slot)| (slot.abs_diff(centre), slot));
                     Vec::from_iter(picked)
                 };
-                windows(ratio, true).into_iter().map(nearest).collect()
+                windows().into_iter().map(nearest).collect()
             }
             Landmarks::First { count } => {
                 (0..count).map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0)))).collect()

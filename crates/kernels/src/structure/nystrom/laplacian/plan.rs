@@ -4,7 +4,7 @@ use super::{Sizes, backward, forward, method};
 use crate::{
     Plan, Shape, Strategy,
     mechanism::{InverseGradient, Laplacian},
-    structure::nystrom::pass::TOKENS,
+    structure::nystrom::{pass::TOKENS, reason},
 };
 
 pub(crate) fn plan(m: &Laplacian, shape: &Shape) -> Plan {
@@ -19,7 +19,7 @@ pub(crate) fn plan(m: &Laplacian, shape: &Shape) -> Plan {
     let backward = 2 * kernel(queries) + kernel(keys) + 2 * queries * square + 8 * keys * square;
     Plan {
         strategy: Strategy::Fused,
-        reason: "similarities to landmarks, computed tile by tile in every pass: linear in the tokens",
+        reason: reason(m.landmarks),
         tile: (TOKENS.min(shape.seq_q), sizes.marks),
         flops_forward: slices * (forward + 2 * (queries + keys) * marks * dv + 2 * square * dv + inverse),
         flops_backward: slices * (backward + (queries + keys) * marks * (4 * dv + 6 * d) + 6 * marks * square),

@@ -1,7 +1,12 @@
 //! What a call does and needs.
 
 use super::{Sizes, backward, forward, method};
-use crate::{Plan, Shape, Strategy, mechanism::Soft, scratch::room, structure::nystrom::pass::TOKENS};
+use crate::{
+    Plan, Shape, Strategy,
+    mechanism::Soft,
+    scratch::room,
+    structure::nystrom::{pass::TOKENS, reason},
+};
 
 pub(crate) fn plan(m: &Soft, shape: &Shape) -> Plan {
     let sizes = Sizes::of(m, shape);
@@ -13,7 +18,7 @@ pub(crate) fn plan(m: &Soft, shape: &Shape) -> Plan {
     let rows = tokens * (d + dv);
     Plan {
         strategy: Strategy::Fused,
-        reason: "similarities to landmarks, computed tile by tile in every pass: linear in the tokens",
+        reason: reason(m.landmarks),
         tile: (TOKENS.min(shape.seq_q), sizes.marks),
         flops_forward: slices * (2 * kernel + 4 * tokens * marks * dv + marks * marks * (3 * d + 2 * dv) + inverse),
         flops_backward: slices * (2 * kernel + tokens * marks * (8 * dv + 4 * d) + marks * marks * (7 * d + 4 * dv)),
