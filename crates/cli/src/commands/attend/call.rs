@@ -184,7 +184,7 @@ impl<R: Real> Tensors<R> {
 /// The mechanism's own tensors that the file has.
 fn parameters(file: &TensorFile, operator: &Operator, layout: &Layout) -> Result<Vec<(Parameter, Vec<f32>)>> {
     let mut found = Vec::new();
-    for &parameter in operator.mechanism().parameters() {
+    for parameter in operator.mechanism().parameters() {
         if let Some(tensor) = file.get(parameter.name()) {
             let shape = layout.parameter(operator, parameter);
             expect(&tensor, &shape, "what the mechanism needs of it")?;
