@@ -124,7 +124,7 @@ fn check(case: &Case, strategy: Strategy) -> bool {
     let [batch, heads, seq, head_dim] = q.dims();
     let sizes = Shape::square(batch, heads, seq, head_dim);
     let mut parameters = Vec::new();
-    for &parameter in case.mechanism.parameters() {
+    for parameter in case.mechanism.parameters() {
         let gradient = parameter.gradient_name();
         if case.get(gradient).is_none() {
             continue;
