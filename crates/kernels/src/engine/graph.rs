@@ -1,5 +1,7 @@
 //! The weighted graph of a call: one hop over it, its transpose, and the gradients.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use super::{
@@ -28,7 +30,7 @@ pub(super) struct Graph<'a> {
     map: Map,
     heads: Vec<Head>,
     /// Of every head of the call, not of every slice.
-    scores: Vec<Box<dyn TileScore>>,
+    scores: Vec<Arc<dyn TileScore>>,
     weights: Vec<Weights>,
     /// Of a Frobenius norm, per slice and row: the divisor over the norm that it comes from.
     shares: Vec<Vec<f64>>,

@@ -27,7 +27,7 @@ pub use laplacian::{Centering, Laplacian, LaplacianExact, WeightScale, Whitening
 pub use normalisation::{Factor, Frobenius, Normalisation, Row, Symmetric, Unnormalised, Whitened};
 pub use parse::check_distinct;
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
-pub use score::{Bandwidth, Constant, CosineExp, Dot, DotExp, DotSigmoid, Gaussian, PowerLaw, Score};
+pub use score::{Bandwidth, Constant, CosineExp, Custom, Dot, DotExp, DotSigmoid, Gaussian, PowerLaw, Score};
 pub use series::{Hops, Limit, OneHop, Resolvent, Series};
 pub use soft::{Degree, Soft};
 pub(crate) use window::Windows;
@@ -313,6 +313,11 @@ impl Mechanism {
     pub(crate) fn clusters(&self) -> Result<Cow<'_, Ssa>> {
         let why = "only clustered mechanisms attend along clusters";
         self.clustering().ok_or(Error::Unsupported { mechanism: self.id(), what: "a plan of clusters", why })
+    }
+
+    /// Whether the score comes from outside.
+    pub(crate) fn is_custom(&self) -> bool {
+        matches!(self, Self::Composed(m) if matches!(m.score, Score::Custom(_)))
     }
 
     /// The window of a dense structure.

@@ -1,6 +1,9 @@
 //! The scores of [`mechanism::Score`], as members of the contract that anyone may implement.
 
-use std::f32::consts::{LN_2, LOG2_E, PI};
+use std::{
+    f32::consts::{LN_2, LOG2_E, PI},
+    sync::Arc,
+};
 
 use pulp::Simd;
 
@@ -18,23 +21,23 @@ pub(crate) fn of_head(
     head_dim: usize,
     heads: usize,
     value: impl Fn(Parameter) -> f64,
-) -> Box<dyn TileScore> {
+) -> Arc<dyn TileScore> {
     use mechanism::Score;
     let of = |parameter| value(parameter) as f32;
     let scale = of(Parameter::Scale);
     match score {
         Score::DotExp(m) => match m.softcap {
-            Some(cap) => Box::new(Capped { scale, cap: cap as f32 }),
-            None => Box::new(Exp { scale }),
+            Some(cap) => Arc::new(Capped { scale, cap: cap as f32 }),
+            None => Arc::new(Exp { scale }),
         },
         // |u - w|^2 = 2 - 2 u.w of rows at length one.
-        Score::CosineExp(_) => Box::new(Cosine { scale }),
-        Score::DotRelu(_) => Box::new(Relu { scale }),
-        Score::DotAbs(_) => Box::new(Abs { scale }),
-        Score::DotGelu(_) => Box::new(Gelu { scale }),
-        Score::DotSquaredRelu(_) => Box::new(SquaredRelu { scale }),
-        Score::DotSigmoid(_) => Box::new(Sigmoid { scale, offset: of(Parameter::Offset) }),
-        Score::Gaussian(_) => Box::new(Gaussian { scale }),
+        Score::CosineExp(_) => Arc::new(Cosine { scale }),
+        Score::DotRelu(_) => Arc::new(Relu { scale }),
+        Score::DotAbs(_) => Arc::new(Abs { scale }),
+        Score::DotGelu(_) => Arc::new(Gelu { scale }),
+        Score::DotSquaredRelu(_) => Arc::new(SquaredRelu { scale }),
+        Score::DotSigmoid(_) => Arc::new(Sigmoid { scale, offset: of(Parameter::Offset) }),
+        Score::Gaussian(_) => Arc::new(Gaussian { scale }),
         Score::Levy(m) | Score::Student(m) => {
             let fna = score.as_fna();
             let dim = fna.resolve(head_dim, heads).intrinsic_dim;
@@ -45,12 +48,13 @@ pub(crate) fn of_head(
                 _ => Decay::Levy,
             };
             match m.manifold {
-                Manifold::Euclidean => Box::new(Plane { law, decay }),
-                Manifold::Sphere => Box::new(Sphere { law, decay }),
+                Manifold::Euclidean => Arc::new(Plane { law, decay }),
+                Manifold::Sphere => Arc::new(Sphere { law, decay }),
             }
         }
-        Score::Laplacian(_) => Box::new(Laplacian { lambda: of(Parameter::Lambda) }),
-        Score::Constant(_) => Box::new(Constant),
+        Score::Laplacian(_) => Arc::new(Laplacian { lambda: of(Parameter::Lambda) }),
+        Score::Constant(_) => Arc::new(Constant),
+        Score::Custom(custom) => custom.tiles(),
     }
 }
 
