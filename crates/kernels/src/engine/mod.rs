@@ -5,6 +5,7 @@ mod head;
 mod series;
 mod sweep;
 mod tile;
+mod whiten;
 
 use graph::{Graph, parameter};
 use series::{Hop, Measure, Sum, Tokens};
