@@ -1,4 +1,4 @@
-//! What a mechanism is: four choices (score, structure, normalisation, series), and the published presets of them.
+//! What a mechanism is: four values (score, structure, normalisation, series), and the published presets of them.
 //!
 //! A preset is read from JSON, `{"mechanism": "infsa", "gamma": 0.9}`: a missing field has its default, an unknown field,
 //! a wrong type or a value out of range is an [`Error`] that names the field.
@@ -70,6 +70,22 @@ pub enum Mechanism {
     Fna(Fna),
     /// Four values, composed.
     Composed(Box<Composed>),
+}
+
+impl std::fmt::Display for Mechanism {
+    /// The id; of a composition the kinds of its four values.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Self::Composed(composed) = self { composed.fmt(f) } else { f.write_str(self.id()) }
+    }
+}
+
+impl std::str::FromStr for Mechanism {
+    type Err = Error;
+
+    /// A preset by its id, or a configuration in JSON.
+    fn from_str(text: &str) -> Result<Self> {
+        if text.trim_start().starts_with('{') { Self::from_json(text) } else { Self::preset(text) }
+    }
 }
 
 impl Mechanism {
