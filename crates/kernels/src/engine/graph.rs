@@ -11,7 +11,7 @@ use super::{
     whiten::Statistics,
 };
 use crate::{
-    Parameter, Result, Shape,
+    Error, Parameter, Result, Shape,
     call::Call,
     mechanism::{Composed, Factor, Normalisation, Structure, Whitening},
     score::{
@@ -93,6 +93,11 @@ impl<'a> Graph<'a> {
         };
         let mut graph = Self { call, m, map, heads, scores, weights: Vec::new(), shares: Vec::new() };
         (graph.weights, graph.shares) = (0..shape.slices()).map(|slice| graph.weigh(slice)).unzip();
+        // Sums that left f32 would divide in silence.
+        let unbounded = |x: &&f32| !x.is_finite() || **x == 0.0 && !graph.scores[0].is_log();
+        if let Some(index) = graph.weights.iter().flat_map(|w| &w.rows).position(|x| unbounded(&x)) {
+            return Err(Error::Overflow { tensor: "row sums", index });
+        }
         Ok(graph)
     }
 
@@ -120,12 +125,19 @@ impl<'a> Graph<'a> {
             false if log => ln as f32,
             false => (-ln).exp() as f32,
         };
+        let rows_of = |logs: &[f64]| {
+            let rows: Vec<f32> = logs.iter().map(|&ln| factor(ln)).collect();
+            let lost =
+                |(&ln, &row): (&f64, &f32)| if ln.is_finite() { (f64::from(row) - ln).exp() as f32 } else { 1.0 };
+            let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
+            Weights { rows, fine, ..Weights::default() }
+        };
         let columns = vec![neutral; head.keys.len()];
         match &self.m.normalisation {
             Normalisation::Row(_) => {
                 let (logs, terms) = Self::row_logs(sweep, 1.0);
                 let typical = if log { terms } else { Vec::new() };
-                (Weights { rows: logs.into_iter().map(factor).collect(), columns, typical, whitened: None }, Vec::new())
+                (Weights { columns, typical, ..rows_of(&logs) }, Vec::new())
             }
             Normalisation::Frobenius(m) => {
                 let (squares, _) = Self::row_logs(sweep, 2.0);
@@ -133,8 +145,8 @@ impl<'a> Graph<'a> {
                 let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
                 let share =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
-                let rows = norms.iter().map(|norm| factor(divisor(norm))).collect();
-                (Weights { rows, columns, ..Weights::default() }, norms.iter().map(share).collect())
+                let divisors: Vec<f64> = norms.iter().map(divisor).collect();
+                (Weights { columns, ..rows_of(&divisors) }, norms.iter().map(share).collect())
             }
             Normalisation::Symmetric(_) => {
                 let half = |logs: Vec<f64>| logs.into_iter().map(|ln| factor(ln / 2.0)).collect();

@@ -3,6 +3,7 @@
 mod features;
 mod graph;
 mod head;
+mod range;
 mod series;
 mod sweep;
 mod tile;
@@ -84,6 +85,9 @@ pub(crate) fn forward(
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
+    if m.feature_map().is_none() {
+        range::check(call, m)?;
+    }
     stats.fill(0.0);
     let ended = match (&m.structure, &m.series) {
         (Structure::Features(structure), Series::OneHop(_)) => {

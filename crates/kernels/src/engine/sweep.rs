@@ -31,6 +31,7 @@ pub(super) struct Sweep<'a> {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Weights {
     pub rows: Vec<f32>,
+    pub fine: Vec<f32>,
     pub columns: Vec<f32>,
     /// Of rows that are normalised: the terms of their heaviest pairs.
     pub typical: Vec<f32>,
@@ -167,8 +168,8 @@ impl<'a> Sweep<'a> {
         match &weights.whitened {
             Some(statistics) => statistics.weigh(self.level, &mut pairs, &rows.range, columns.first),
             None => {
-                let factors = row_factors(&weights.rows, rows, self.score.is_log());
-                weigh(self.level, &mut pairs, Factors { rows: &factors, columns: columns.factors });
+                let (factors, fine) = row_factors(weights, rows, self.score.is_log());
+                weigh(self.level, &mut pairs, Factors { rows: &factors, fine: &fine, columns: columns.factors });
             }
         }
     }
@@ -235,11 +236,11 @@ impl<'a> Sweep<'a> {
             let mut pairs = self.pairs(columns, rows.width, terms, values);
             return statistics.differentiate(self.level, &mut pairs, &rows.range, columns.first, back, products);
         }
-        let factors = row_factors(&weights.rows, rows, self.score.is_log());
+        let (factors, fine) = row_factors(weights, rows, self.score.is_log());
         let [a, c, tau] = [&taken.a, &taken.c, &taken.tau].map(|x| lanes(x, rows).unwrap_or([0.0; QUERIES]));
         let projection = Projection { a: &a, c: &c, tau: &tau, p: columns.p, d: columns.d };
         let mut pairs = self.pairs(columns, rows.width, terms, values);
-        let factors = Factors { rows: &factors, columns: columns.factors };
+        let factors = Factors { rows: &factors, fine: &fine, columns: columns.factors };
         differentiate(self.level, &mut pairs, factors, projection, products);
         if !self.score.is_log() {
             self.hide(rows, columns, 0.0, products);
@@ -449,11 +450,11 @@ fn lanes(all: &[f32], rows: &Rows) -> Option<[f32; QUERIES]> {
     Some(lanes)
 }
 
-/// The rows' numbers, and beyond the last what makes weights zero.
-fn row_factors(all: &[f32], rows: &Rows, log: bool) -> [f32; QUERIES] {
+/// The rows' factors, and beyond the last what makes weights zero.
+fn row_factors(weights: &Weights, rows: &Rows, log: bool) -> ([f32; QUERIES], [f32; QUERIES]) {
     let mut factors = [if log { f32::MAX } else { 0.0 }; QUERIES];
-    factors[..rows.range.len()].copy_from_slice(&all[rows.range.clone()]);
-    factors
+    factors[..rows.range.len()].copy_from_slice(&weights.rows[rows.range.clone()]);
+    (factors, lanes(&weights.fine, rows).unwrap_or([1.0; QUERIES]))
 }
 
 /// Writes rows `stride` apart as `[stride][width]`, zeros beyond the last.
