@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::{
-    head::{Head, Map, Sight, Slice},
+    head::{Head, Sight, Slice},
     series::{Hop, Tokens},
     sweep::{Channels, Gradients, Sweep, Taken, Weights},
 };
@@ -14,6 +14,7 @@ use crate::{
     score::{
         builtin,
         contract::{MOST_PARAMETERS, TileScore},
+        map::Map,
     },
     structure::{clustered, dense::padded},
 };

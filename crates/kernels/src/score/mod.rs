@@ -9,6 +9,7 @@ pub(crate) mod contract;
 pub(crate) mod distance;
 mod exp;
 pub(crate) mod gate;
+pub(crate) mod map;
 mod metric;
 
 pub(crate) use activation::{Abs, Gelu, Relu};
