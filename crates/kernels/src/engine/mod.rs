@@ -12,12 +12,18 @@ use series::{Hop, Measure, Sum, Tokens};
 use crate::{
     Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
-    mechanism::{Composed, Normalisation, Series, Softmax},
-    structure::dense,
+    mechanism::{Composed, Normalisation, Series, Softmax, Structure},
+    structure::{
+        dense,
+        nystrom::{self, Preset},
+    },
 };
 
 /// What a call does and needs; none where there is no fused path.
 pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
+    if let Some(plan) = through_landmarks(m).then(|| nystrom::plan(m, Preset::COMPOSED, shape)) {
+        return plan;
+    }
     if !graph::is_fused(m, causal) {
         return None;
     }
@@ -51,6 +57,11 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
     })
 }
 
+/// Whether the engine of landmarks serves the composition.
+fn through_landmarks(m: &Composed) -> bool {
+    matches!((&m.structure, &m.series), (Structure::Nystrom(_), Series::OneHop(_)))
+}
+
 /// How the operator contracts, for a series that needs it.
 fn measure(m: &Composed) -> Measure {
     match m.normalisation {
@@ -67,7 +78,16 @@ fn with_sum<R>(call: &Call<'_>, m: &Composed, f: impl FnOnce(Sum<'_, Graph<'_>>)
 }
 
 /// Writes `out` and, as `stats`, how a solver ended: iterations and bound of every batch element and head.
-pub(crate) fn forward(call: &Call<'_>, m: &Composed, out: &mut [f32], stats: &mut [f32], _: &mut [f32]) -> Result<()> {
+pub(crate) fn forward(
+    call: &Call<'_>,
+    m: &Composed,
+    out: &mut [f32],
+    stats: &mut [f32],
+    work: &mut [f32],
+) -> Result<()> {
+    if through_landmarks(m) {
+        return nystrom::forward(call, m, Preset::COMPOSED, out, stats, work);
+    }
     stats.fill(0.0);
     let ended = with_sum(call, m, |sum| sum.forward(call.v, out))?;
     for (stats, ended) in stats.chunks_exact_mut(2).zip(ended) {
@@ -82,8 +102,11 @@ pub(crate) fn backward(
     m: &Composed,
     saved: &Saved<'_>,
     gradients: Gradients<'_, f32>,
-    _: &mut [f32],
+    work: &mut [f32],
 ) -> Result<()> {
+    if through_landmarks(m) {
+        return nystrom::backward(call, m, Preset::COMPOSED, saved, gradients, work);
+    }
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let s = call.shape;
     with_sum(call, m, |sum| {
