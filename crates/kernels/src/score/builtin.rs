@@ -1,6 +1,9 @@
 //! The scores of [`mechanism::Score`], as members of the contract that anyone may implement.
 
-use std::f32::consts::{LN_2, LOG2_E, PI};
+use std::{
+    f32::consts::{LN_2, LOG2_E, PI},
+    sync::Arc,
+};
 
 use pulp::Simd;
 
@@ -15,16 +18,22 @@ use crate::{
 pub(crate) trait Visitor {
     type Output;
     fn visit<T: PairScore + 'static>(self, score: T) -> Self::Output;
+    /// One from outside.
+    fn shared(self, score: Arc<dyn TileScore>) -> Self::Output;
 }
 
 /// Keeps the score.
 struct Keep;
 
 impl Visitor for Keep {
-    type Output = Box<dyn TileScore>;
+    type Output = Arc<dyn TileScore>;
 
     fn visit<T: PairScore + 'static>(self, score: T) -> Self::Output {
-        Box::new(score)
+        Arc::new(score)
+    }
+
+    fn shared(self, score: Arc<dyn TileScore>) -> Self::Output {
+        score
     }
 }
 
@@ -37,6 +46,10 @@ impl<R, F: FnOnce(&dyn TileScore) -> R> Visitor for Lend<F> {
     fn visit<T: PairScore + 'static>(self, score: T) -> R {
         (self.0)(&score)
     }
+
+    fn shared(self, score: Arc<dyn TileScore>) -> R {
+        (self.0)(&*score)
+    }
 }
 
 /// The score of one head, see [`visit`].
@@ -45,7 +58,7 @@ pub(crate) fn of_head(
     head_dim: usize,
     heads: usize,
     value: impl Fn(Parameter) -> f64,
-) -> Box<dyn TileScore> {
+) -> Arc<dyn TileScore> {
     visit(score, head_dim, heads, value, Keep)
 }
 
@@ -101,6 +114,7 @@ fn visit<V: Visitor>(
         }
         Score::Laplacian(_) => visitor.visit(Laplacian { lambda: of(Parameter::Lambda) }),
         Score::Constant(_) => visitor.visit(Constant),
+        Score::Custom(custom) => visitor.shared(custom.tiles()),
     }
 }
 

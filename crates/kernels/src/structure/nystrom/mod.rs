@@ -30,49 +30,38 @@ pub(crate) mod tile;
 pub(crate) mod values;
 
 pub(crate) use operator::Preset;
+pub(crate) use plan::plan;
 
 use operator::{Core, Images};
 
 use crate::{
-    Error, Gradients, Parameter, Plan, Result, Shape,
+    Gradients, Parameter, Result,
     call::{Call, Saved},
-    mechanism::{Composed, Landmarks, Structure},
+    mechanism::{Composed, Landmarks, Nystrom},
     structure::dense::dot,
 };
-
-/// What a call does and needs; none of another structure.
-pub(crate) fn plan(m: &Composed, preset: Preset, shape: &Shape) -> Option<Plan> {
-    if let Structure::Nystrom(structure) = &m.structure { Some(plan::plan(m, structure, preset, shape)) } else { None }
-}
-
-/// Calls `f` with a call through landmarks.
-fn with_core<R>(call: &Call<'_>, m: &Composed, preset: Preset, f: impl FnOnce(&Core<'_>) -> Result<R>) -> Result<R> {
-    let Structure::Nystrom(structure) = &m.structure else {
-        let (what, why) = ("landmarks", "the structure has none; use nystrom");
-        return Err(Error::Unsupported { mechanism: preset.mechanism, what, why });
-    };
-    let images = Images::of(call, m);
-    f(&Core::new(call, m, structure, preset, &images))
-}
 
 /// Writes `out = gamma W v`, and what the backward pass needs.
 pub(crate) fn forward(
     call: &Call<'_>,
-    m: &Composed,
+    (m, structure): (&Composed, &Nystrom),
     preset: Preset,
     out: &mut [f32],
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
-    with_core(call, m, preset, |core| core.forward(out, stats, work))?;
-    scale(call, m, out, |gamma| gamma);
+    let images = Images::of(call, m);
+    Core::new(call, m, structure, preset, &images).forward(out, stats, work)?;
+    if decays(call, m) {
+        scale(call, m, out, |gamma| gamma);
+    }
     Ok(())
 }
 
 /// Writes the gradients.
 pub(crate) fn backward(
     call: &Call<'_>,
-    m: &Composed,
+    (m, structure): (&Composed, &Nystrom),
     preset: Preset,
     saved: &Saved<'_>,
     mut gradients: Gradients<'_, f32>,
@@ -81,20 +70,18 @@ pub(crate) fn backward(
     if let Some(out) = gradients.extras.get(Parameter::Gamma) {
         decay_gradient(call, m, saved, out);
     }
-    with_core(call, m, preset, |core| {
-        let plain = !decays(call, m) && !(core.sizes.by_row && core.structure.value_conv > 0);
-        if plain {
-            return core.backward(saved.out, saved.stats, saved.dout, gradients, work);
-        }
-        let (mut y, mut dout) = (saved.out.to_vec(), saved.dout.to_vec());
-        scale(call, m, &mut y, f64::recip);
-        scale(call, m, &mut dout, |gamma| gamma);
-        // What the filter has added does not pass through the operator.
-        y.iter_mut().for_each(|y| *y = -*y);
-        core.filter().add_all(call.v, false, &mut y, work);
-        y.iter_mut().for_each(|y| *y = -*y);
-        core.backward(&y, saved.stats, &dout, gradients, work)
-    })
+    let images = Images::of(call, m);
+    let core = Core::new(call, m, structure, preset, &images);
+    if !decays(call, m) && !(core.sizes.by_row && structure.value_conv > 0) {
+        return core.backward(saved.out, saved.stats, saved.dout, gradients, work);
+    }
+    let (mut y, mut dout) = (saved.out.to_vec(), saved.dout.to_vec());
+    scale(call, m, &mut y, |gamma| -gamma.recip());
+    scale(call, m, &mut dout, |gamma| gamma);
+    // What the filter has added does not pass through the operator.
+    core.filter().add_all(call.v, false, &mut y, work);
+    y.iter_mut().for_each(|y| *y = -*y);
+    core.backward(&y, saved.stats, &dout, gradients, work)
 }
 
 /// The decay of a head.
@@ -109,11 +96,9 @@ fn decays(call: &Call<'_>, m: &Composed) -> bool {
 
 /// Multiplies a tensor of outputs by what `f` makes of every head's decay.
 fn scale(call: &Call<'_>, m: &Composed, x: &mut [f32], f: impl Fn(f64) -> f64) {
-    if decays(call, m) {
-        for (slice, x) in x.chunks_exact_mut(call.shape.seq_q * call.shape.value_dim).enumerate() {
-            let factor = f(gamma(call, m, slice)) as f32;
-            x.iter_mut().for_each(|x| *x *= factor);
-        }
+    for (slice, x) in x.chunks_exact_mut(call.shape.seq_q * call.shape.value_dim).enumerate() {
+        let factor = f(gamma(call, m, slice)) as f32;
+        x.iter_mut().for_each(|x| *x *= factor);
     }
 }
 

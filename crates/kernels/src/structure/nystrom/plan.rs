@@ -13,7 +13,7 @@ use crate::{
     mechanism::{Composed, Nystrom},
 };
 
-pub(super) fn plan(m: &Composed, structure: &Nystrom, preset: Preset, shape: &Shape) -> Plan {
+pub(crate) fn plan(m: &Composed, structure: &Nystrom, preset: Preset, shape: &Shape) -> Plan {
     let sizes = Sizes::of(m, structure, preset.full, shape);
     let method = method(structure, preset);
     let [slices, queries, keys, marks] = [shape.slices(), shape.seq_q, shape.seq_kv, sizes.marks].map(|n| n as u64);
