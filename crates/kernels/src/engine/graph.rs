@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::{
-    head::{Head, Map, Sight, Slice},
+    head::{Head, Sight, Slice},
     series::{Hop, Tokens},
     sweep::{Channels, Gradients, Sweep, Taken, Weights},
     whiten::Statistics,
@@ -17,6 +17,7 @@ use crate::{
     score::{
         builtin,
         contract::{MOST_PARAMETERS, TileScore},
+        map::Map,
     },
     structure::{clustered, dense::padded},
 };

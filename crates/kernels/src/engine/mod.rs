@@ -17,13 +17,19 @@ use crate::{
     Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
     mechanism::{Composed, Normalisation, Series, Softmax, Structure},
-    structure::dense,
+    structure::{
+        dense,
+        nystrom::{self, Preset},
+    },
 };
 
 /// What a call does and needs; none where there is no fused path.
 pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
     if let Structure::Features(structure) = &m.structure {
         return Some(features::plan(m, structure, shape, causal, hops(m)));
+    }
+    if let (Structure::Nystrom(structure), Series::OneHop(_)) = (&m.structure, &m.series) {
+        return Some(nystrom::plan(m, structure, Preset::COMPOSED, shape));
     }
     if !graph::is_fused(m, causal) {
         return None;
@@ -88,6 +94,9 @@ pub(crate) fn forward(
     if m.feature_map().is_none() {
         range::check(call, m)?;
     }
+    if let (Structure::Nystrom(structure), Series::OneHop(_)) = (&m.structure, &m.series) {
+        return nystrom::forward(call, (m, structure), Preset::COMPOSED, out, stats, work);
+    }
     stats.fill(0.0);
     let ended = match (&m.structure, &m.series) {
         (Structure::Features(structure), Series::OneHop(_)) => {
@@ -115,6 +124,9 @@ pub(crate) fn backward(
     match (&m.structure, &m.series) {
         (Structure::Features(structure), Series::OneHop(_)) => {
             features::backward(call, (m, structure), saved, gradients, work)
+        }
+        (Structure::Nystrom(structure), Series::OneHop(_)) => {
+            nystrom::backward(call, (m, structure), Preset::COMPOSED, saved, gradients, work)
         }
         (Structure::Features(structure), _) => {
             series_backward(call, &sum_over(call, m, &FeatureHop::new(call, m, structure)?), saved, gradients)

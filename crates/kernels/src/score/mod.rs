@@ -12,6 +12,7 @@ pub(crate) mod contract;
 pub(crate) mod distance;
 mod exp;
 pub(crate) mod gate;
+pub(crate) mod map;
 mod metric;
 
 pub use contract::{MOST_PARAMETERS, PairScore, Simd, Slopes, Term};
