@@ -62,7 +62,10 @@ const CASES: [(&str, &str); 6] = [
     ("elu", r#"{"mechanism": "composed", "structure": {"kind": "features"}}"#),
     ("elu, causal", r#"{"mechanism": "composed", "structure": {"kind": "features"}, "causal": true}"#),
     ("favor", r#"{"mechanism": "composed", "structure": {"kind": "features", "map": "favor"}}"#),
-    ("favor, causal", r#"{"mechanism": "composed", "structure": {"kind": "features", "map": "favor"}, "causal": true}"#),
+    (
+        "favor, causal",
+        r#"{"mechanism": "composed", "structure": {"kind": "features", "map": "favor"}, "causal": true}"#,
+    ),
     ("softmax", r#"{"mechanism": "softmax"}"#),
 ];
 
