@@ -341,6 +341,7 @@ pub(super) fn with_tied(mut mechanism: Mechanism, tied: bool) -> Mechanism {
         Mechanism::Fna(m) => m.tied = tied,
         Mechanism::Laplacian(m) => m.tied = tied,
         Mechanism::LaplacianExact(m) => m.tied = tied,
+        Mechanism::Composed(m) => m.tied = tied,
         _ => {}
     }
     mechanism

@@ -13,6 +13,7 @@ mod laplacian;
 mod pooled;
 mod resolvent;
 mod soft;
+mod values;
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
@@ -69,6 +70,7 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
             let (out, lse) = clustered::ssa(&call, m, &plan, mask)?;
             (out, Some(lse))
         }
+        Mechanism::Composed(m) => (values::composed(&call, m, &inputs.extras, decay)?, None),
         other => unreachable!("`{}` has no composed form", other.id()),
     };
     Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
