@@ -7,7 +7,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::MultiHeadAttention;
-use crate::{Mechanism, Result};
+use crate::{Mechanism, Result, mechanism::Series};
 
 /// One logit per head, `[heads]`, whose sigmoid is `gamma`.
 pub(super) fn logits(gamma: f64, heads: usize, device: &Device) -> Tensor<1> {
@@ -20,6 +20,12 @@ pub(super) fn with_gamma(mut mechanism: Mechanism, change: impl Fn(f64) -> f64) 
         Mechanism::Infsa(m) => m.gamma = change(m.gamma),
         Mechanism::InfsaResolvent(m) => m.gamma = change(m.gamma),
         Mechanism::LinearInfsa(m) => m.gamma = change(m.gamma),
+        Mechanism::Composed(m) => match &mut m.series {
+            Series::OneHop(series) => series.gamma = change(series.gamma),
+            Series::Hops(series) => series.gamma = change(series.gamma),
+            Series::Resolvent(series) => series.gamma = change(series.gamma),
+            _ => {}
+        },
         _ => {}
     }
     mechanism
@@ -36,13 +42,18 @@ impl MultiHeadAttention {
     /// mechanism. For export; the decay is no longer learned.
     ///
     /// # Errors
-    /// `Unsupported` for `infsa-resolvent`, whose decay is not a factor, and for mechanisms without one.
+    /// `Unsupported` for series of several hops, whose decay is not a factor, and for mechanisms without one.
     pub fn fold_gamma(mut self) -> Result<Self> {
         let unsupported = |why| {
             Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what: "folding gamma", why }.into())
         };
-        let fixed = match (&self.mechanism, self.mechanism.gamma()) {
-            (Mechanism::InfsaResolvent(_), _) => return unsupported("the decay weighs every hop differently"),
+        let several = match &self.mechanism {
+            Mechanism::InfsaResolvent(_) => true,
+            Mechanism::Composed(m) => !matches!(m.series, Series::OneHop(_)),
+            _ => false,
+        };
+        let fixed = match (several, self.mechanism.gamma()) {
+            (true, _) => return unsupported("the decay weighs every hop differently"),
             (_, None) => return unsupported("it has no decay"),
             (_, Some(gamma)) => gamma,
         };
