@@ -42,7 +42,7 @@ impl Case {
         self.op.forward(&inputs, &Mask::NONE, &mut self.out, &mut self.stats, &mut self.scratch)?;
         let Some([dq, dk, dv, dgamma]) = &mut self.gradients else { return Ok(()) };
         let dk = self.k.is_some().then_some(&mut dk[..]);
-        let extras = match self.op.mechanism().parameters() {
+        let extras = match self.op.mechanism().parameters()[..] {
             [] => ExtraGradients::default(),
             _ => ExtraGradients::default().with(Parameter::Gamma, dgamma),
         };

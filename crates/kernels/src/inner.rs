@@ -80,7 +80,7 @@ impl Inverter {
     pub fn new(inverse: Inverse, steps: usize, ridge: f64, a: &[f32], n: usize) -> Self {
         let gradient = InverseGradient::Implicit;
         let method =
-            Method { mechanism: "bench", inverse, steps, init: None, norm: None, ridge, gradient, cutoff: 0.0 };
+            Method { mechanism: "bench", inverse, steps, init: None, start: None, ridge, gradient, cutoff: 0.0 };
         let order = Order { n, stride: padded(n) };
         let mut rows = vec![0.0; order.len()];
         for (row, a) in rows.chunks_exact_mut(order.stride).zip(a.chunks_exact(n)) {

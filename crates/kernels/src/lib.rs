@@ -25,7 +25,7 @@ mod random_features;
 mod range;
 pub mod reference;
 mod rescale;
-mod score;
+pub mod score;
 mod scratch;
 mod series;
 pub mod simd;

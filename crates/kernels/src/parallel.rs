@@ -3,7 +3,10 @@
 use std::{
     marker::PhantomData,
     ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use rayon::prelude::*;
@@ -43,6 +46,23 @@ fn share(tasks: usize, work: &mut [f32], per_worker: usize, task: &(dyn Fn(usize
                 break;
             }
             task(index, memory);
+        }
+    });
+}
+
+/// Runs `task(item, memory)` for every item, such as parts of buffers that are split as they are handed out. Otherwise as [`for_each`].
+pub(crate) fn for_each_item<T: Send>(
+    items: impl Iterator<Item = T> + Send,
+    work: &mut [f32],
+    per_worker: usize,
+    task: impl Fn(T, &mut [f32]) + Sync,
+) {
+    let (per_worker, items) = (per_worker.max(1), Mutex::new(items));
+    let workers = workers(work.len() / per_worker);
+    let next = || items.lock().ok().and_then(|mut items| items.next());
+    work[..workers * per_worker].par_chunks_mut(per_worker).with_max_len(1).for_each(|memory| {
+        while let Some(item) = next() {
+            task(item, memory);
         }
     });
 }

@@ -56,7 +56,7 @@ fn every_kernel_and_option_at_every_level() {
                 check(&p);
                 p.key_mask = Some((0..2 * n).map(|i| i * i % 7 < 5).collect());
                 p.query_mask = Some((0..2 * n).map(|i| i * i % 11 < 8).collect());
-                for &parameter in p.mechanism.parameters() {
+                for parameter in p.mechanism.parameters() {
                     let values = if parameter == Parameter::Alpha { [1.875, 1.25] } else { [3.75, 2.5] };
                     p.parameters.insert(parameter, values.into());
                 }

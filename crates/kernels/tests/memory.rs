@@ -43,8 +43,8 @@ fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
     let keep: Vec<bool> = (0..shape.batch * shape.seq_q).map(|n| n % 5 != 1).collect();
     let mask = Mask::padding(&keep);
     let (mut stats, mut scratch) = (vec![0.0; op.plan().stats], Scratch::default());
-    let required = mechanism.parameters().iter().filter(|parameter| parameter.required());
-    let parameters = Vec::from_iter(required.map(|&p| (p, mechanism.parameter_default(p, &shape))));
+    let required = mechanism.parameters().into_iter().filter(|parameter| parameter.required());
+    let parameters = Vec::from_iter(required.map(|p| (p, mechanism.parameter_default(p, &shape))));
     let extras = parameters.iter().fold(Extras::default(), |extras, (p, values)| extras.with(*p, values));
     let inputs = Inputs { q: &q, k: (!mechanism.tied()).then_some(&k), v: &v, extras };
     let mut call = || {

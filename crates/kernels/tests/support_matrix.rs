@@ -313,7 +313,7 @@ fn parameters_begin_as_means_and_nothing() {
     let json =
         r#"{"mechanism": "soft", "landmarks": {"kind": "conv", "ratio": 3}, "landmark_act": true, "value_conv": 3}"#;
     let mechanism = Mechanism::from_json(json).unwrap();
-    for &parameter in mechanism.parameters() {
+    for parameter in mechanism.parameters() {
         let got = mechanism.parameter_default(parameter, &SELF);
         assert_eq!(got.len(), mechanism.parameter_shape(parameter, &SELF).iter().product::<usize>(), "{parameter:?}");
         let expected: Vec<f32> = match parameter {

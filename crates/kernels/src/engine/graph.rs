@@ -1,19 +1,23 @@
 //! The weighted graph of a call: one hop over it, its transpose, and the gradients.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use super::{
-    head::{Head, Map, Sight, Slice},
+    head::{Head, Sight, Slice},
     series::{Hop, Tokens},
     sweep::{Channels, Gradients, Sweep, Taken, Weights},
+    whiten::Statistics,
 };
 use crate::{
-    Parameter, Result, Shape,
+    Error, Parameter, Result, Shape,
     call::Call,
-    mechanism::{Composed, Factor, Normalisation, Structure},
+    mechanism::{Composed, Factor, Normalisation, Structure, Whitening},
     score::{
         builtin,
         contract::{MOST_PARAMETERS, TileScore},
+        map::Map,
     },
     structure::{clustered, dense::padded},
 };
@@ -28,7 +32,7 @@ pub(super) struct Graph<'a> {
     map: Map,
     heads: Vec<Head>,
     /// Of every head of the call, not of every slice.
-    scores: Vec<Box<dyn TileScore>>,
+    scores: Vec<Arc<dyn TileScore>>,
     weights: Vec<Weights>,
     /// Of a Frobenius norm, per slice and row: the divisor over the norm that it comes from.
     shares: Vec<Vec<f64>>,
@@ -39,7 +43,10 @@ pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
     let density = matches!(&m.normalisation, Normalisation::Row(row) if row.density_exponent != 0.0);
     let whitened = matches!(m.normalisation, Normalisation::Whitened(_));
     match &m.structure {
-        Structure::Dense(_) => !density && !whitened,
+        Structure::Dense(dense) => {
+            let full = matches!(&m.normalisation, Normalisation::Whitened(m) if m.whitening == Whitening::Full);
+            !density && !full && !(whitened && (causal || dense.window.is_some()))
+        }
         Structure::Clustered(s) => {
             let centroid = s.ssa(None, causal).estimator == crate::mechanism::Estimator::Centroid;
             let columns = matches!(m.normalisation, Normalisation::Symmetric(_));
@@ -87,6 +94,11 @@ impl<'a> Graph<'a> {
         };
         let mut graph = Self { call, m, map, heads, scores, weights: Vec::new(), shares: Vec::new() };
         (graph.weights, graph.shares) = (0..shape.slices()).map(|slice| graph.weigh(slice)).unzip();
+        // Sums that left f32 would divide in silence.
+        let unbounded = |x: &&f32| !x.is_finite() || **x == 0.0 && !graph.scores[0].is_log();
+        if let Some(index) = graph.weights.iter().flat_map(|w| &w.rows).position(|x| unbounded(&x)) {
+            return Err(Error::Overflow { tensor: "row sums", index });
+        }
         Ok(graph)
     }
 
@@ -114,12 +126,19 @@ impl<'a> Graph<'a> {
             false if log => ln as f32,
             false => (-ln).exp() as f32,
         };
+        let rows_of = |logs: &[f64]| {
+            let rows: Vec<f32> = logs.iter().map(|&ln| factor(ln)).collect();
+            let lost =
+                |(&ln, &row): (&f64, &f32)| if ln.is_finite() { (f64::from(row) - ln).exp() as f32 } else { 1.0 };
+            let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
+            Weights { rows, fine, ..Weights::default() }
+        };
         let columns = vec![neutral; head.keys.len()];
         match &self.m.normalisation {
             Normalisation::Row(_) => {
                 let (logs, terms) = Self::row_logs(sweep, 1.0);
                 let typical = if log { terms } else { Vec::new() };
-                (Weights { rows: logs.into_iter().map(factor).collect(), columns, typical }, Vec::new())
+                (Weights { columns, typical, ..rows_of(&logs) }, Vec::new())
             }
             Normalisation::Frobenius(m) => {
                 let (squares, _) = Self::row_logs(sweep, 2.0);
@@ -127,8 +146,8 @@ impl<'a> Graph<'a> {
                 let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
                 let share =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
-                let rows = norms.iter().map(|norm| factor(divisor(norm))).collect();
-                (Weights { rows, columns, ..Weights::default() }, norms.iter().map(share).collect())
+                let divisors: Vec<f64> = norms.iter().map(divisor).collect();
+                (Weights { columns, ..rows_of(&divisors) }, norms.iter().map(share).collect())
             }
             Normalisation::Symmetric(_) => {
                 let half = |logs: Vec<f64>| logs.into_iter().map(|ln| factor(ln / 2.0)).collect();
@@ -148,8 +167,9 @@ impl<'a> Graph<'a> {
                     Vec::new(),
                 )
             }
-            Normalisation::Whitened(_) => {
-                (Weights { rows: vec![neutral; head.queries.len()], columns, ..Weights::default() }, Vec::new())
+            Normalisation::Whitened(m) => {
+                let statistics = Statistics::of(sweep, &Self::row_logs(sweep, 1.0).0, m);
+                (Weights { columns, whitened: Some(statistics), ..Weights::default() }, Vec::new())
             }
         }
     }
@@ -168,6 +188,7 @@ impl<'a> Graph<'a> {
             p: zeros(columns),
             d: zeros(columns),
             typical: Vec::new(),
+            whitened: None,
         };
         match &self.m.normalisation {
             Normalisation::Row(_) => {
@@ -287,12 +308,12 @@ impl Hop for Graph<'_> {
             let (gradients, results) = (of_queries(dout), of_queries(y));
             let channels = Channels { values: &values, gradients: &gradients, dim };
             let delta = Self::contractions(&gradients, &results, padded(dim));
-            let mut epsilon = Vec::new();
-            if let Normalisation::Symmetric(_) = self.m.normalisation {
-                let dv = self.slice_backward(slice, None, channels).dv;
-                epsilon = Self::contractions(&values, &dv, padded(dim));
-            }
-            let taken = self.taken(slice, &delta, &epsilon);
+            let columns = matches!(self.m.normalisation, Normalisation::Symmetric(_) | Normalisation::Whitened(_));
+            let dv = if columns { self.slice_backward(slice, None, channels).dv } else { Vec::new() };
+            let epsilon = Self::contractions(&values, &dv, padded(dim));
+            let mut taken = self.taken(slice, &delta, &epsilon);
+            let statistics = self.weights[slice].whitened.as_ref();
+            taken.whitened = statistics.map(|s| s.back(head, &values, &gradients, &dv, padded(dim)));
             let all = self.slice_backward(slice, Some(&taken), channels);
             head.add_columns(&all.dv, padded(dim), dx, dim, out_source(s.seq_kv * dim).as_slice(), keep);
             let pull = |row: &[f32], d: &[f32], out: &mut [f32]| self.map.pull_back(row, d, out);

@@ -1,36 +1,42 @@
 //! The fused path of compositions: a score, a structure, a normalisation and a series meet here, and each knows nothing of the others.
 
+mod features;
 mod graph;
 mod head;
+mod range;
 mod series;
 mod sweep;
 mod tile;
+mod whiten;
 
+use features::FeatureHop;
 use graph::{Graph, parameter};
 use series::{Hop, Measure, Sum, Tokens};
 
 use crate::{
     Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
-    mechanism::{Composed, Normalisation, Series, Softmax},
-    structure::dense,
+    mechanism::{Composed, Normalisation, Series, Softmax, Structure},
+    structure::{
+        dense,
+        nystrom::{self, Preset},
+    },
 };
 
 /// What a call does and needs; none where there is no fused path.
 pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
+    if let Structure::Features(structure) = &m.structure {
+        return Some(features::plan(m, structure, shape, causal, hops(m)));
+    }
+    if let (Structure::Nystrom(structure), Series::OneHop(_)) = (&m.structure, &m.series) {
+        return Some(nystrom::plan(m, structure, Preset::COMPOSED, shape));
+    }
     if !graph::is_fused(m, causal) {
         return None;
     }
     let pairs = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
     let one = dense::plan(&pairs, shape, causal);
-    let hops = match &m.series {
-        Series::Hops(m) => m.count as u64,
-        Series::Resolvent(m) => {
-            let most = crate::mechanism::InfsaResolvent::worst_case_iterations(m.gamma, m.tol);
-            m.max_iter.unwrap_or(most) as u64
-        }
-        _ => 1,
-    };
+    let hops = hops(m);
     // Images of queries, keys and values, and gradients of them for every task.
     let rows = |tasks: usize| {
         let [d, dv] = [shape.head_dim + 16, shape.value_dim + 16];
@@ -51,6 +57,18 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
     })
 }
 
+/// The most hops that a call takes.
+fn hops(m: &Composed) -> u64 {
+    match &m.series {
+        Series::Hops(m) => m.count as u64,
+        Series::Resolvent(m) => {
+            let most = crate::mechanism::InfsaResolvent::worst_case_iterations(m.gamma, m.tol);
+            m.max_iter.unwrap_or(most) as u64
+        }
+        _ => 1,
+    }
+}
+
 /// How the operator contracts, for a series that needs it.
 fn measure(m: &Composed) -> Measure {
     match m.normalisation {
@@ -59,17 +77,36 @@ fn measure(m: &Composed) -> Measure {
     }
 }
 
-/// Runs `f` over the hop of a composition.
-fn with_sum<R>(call: &Call<'_>, m: &Composed, f: impl FnOnce(Sum<'_, Graph<'_>>) -> Result<R>) -> Result<R> {
+/// The series of a composition over `hop`.
+fn sum_over<'a, H>(call: &Call<'_>, m: &'a Composed, hop: &'a H) -> Sum<'a, H> {
     let gamma = (0..call.shape.heads).map(|head| parameter(call, m, Parameter::Gamma, head)).collect();
-    let hop = Graph::new(call, m)?;
-    f(Sum { hop: &hop, series: &m.series, gamma, measure: measure(m) })
+    Sum { hop, series: &m.series, gamma, measure: measure(m) }
 }
 
 /// Writes `out` and, as `stats`, how a solver ended: iterations and bound of every batch element and head.
-pub(crate) fn forward(call: &Call<'_>, m: &Composed, out: &mut [f32], stats: &mut [f32], _: &mut [f32]) -> Result<()> {
+pub(crate) fn forward(
+    call: &Call<'_>,
+    m: &Composed,
+    out: &mut [f32],
+    stats: &mut [f32],
+    work: &mut [f32],
+) -> Result<()> {
+    if m.feature_map().is_none() {
+        range::check(call, m)?;
+    }
+    if let (Structure::Nystrom(structure), Series::OneHop(_)) = (&m.structure, &m.series) {
+        return nystrom::forward(call, (m, structure), Preset::COMPOSED, out, stats, work);
+    }
     stats.fill(0.0);
-    let ended = with_sum(call, m, |sum| sum.forward(call.v, out))?;
+    let ended = match (&m.structure, &m.series) {
+        (Structure::Features(structure), Series::OneHop(_)) => {
+            return features::forward(call, (m, structure), out, stats, work);
+        }
+        (Structure::Features(structure), _) => {
+            sum_over(call, m, &FeatureHop::new(call, m, structure)?).forward(call.v, out)?
+        }
+        _ => sum_over(call, m, &Graph::new(call, m)?).forward(call.v, out)?,
+    };
     for (stats, ended) in stats.chunks_exact_mut(2).zip(ended) {
         stats.copy_from_slice(&[ended.iterations as f32, ended.bound as f32]);
     }
@@ -82,28 +119,47 @@ pub(crate) fn backward(
     m: &Composed,
     saved: &Saved<'_>,
     gradients: Gradients<'_, f32>,
-    _: &mut [f32],
+    work: &mut [f32],
+) -> Result<()> {
+    match (&m.structure, &m.series) {
+        (Structure::Features(structure), Series::OneHop(_)) => {
+            features::backward(call, (m, structure), saved, gradients, work)
+        }
+        (Structure::Nystrom(structure), Series::OneHop(_)) => {
+            nystrom::backward(call, (m, structure), Preset::COMPOSED, saved, gradients, work)
+        }
+        (Structure::Features(structure), _) => {
+            series_backward(call, &sum_over(call, m, &FeatureHop::new(call, m, structure)?), saved, gradients)
+        }
+        _ => series_backward(call, &sum_over(call, m, &Graph::new(call, m)?), saved, gradients),
+    }
+}
+
+/// The gradients of a series.
+fn series_backward<H: Hop>(
+    call: &Call<'_>,
+    sum: &Sum<'_, H>,
+    saved: &Saved<'_>,
+    gradients: Gradients<'_, f32>,
 ) -> Result<()> {
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let s = call.shape;
-    with_sum(call, m, |sum| {
-        let mut tokens =
-            Tokens { dq: vec![0.0; s.q_len()], dk: vec![0.0; s.k_len()], parameters: vec![[0.0; 2]; s.slices()] };
-        let dgamma = sum.backward(call.v, saved.out, saved.dout, dv, &mut tokens)?;
-        dq.copy_from_slice(&tokens.dq);
-        match dk {
-            Some(dk) => dk.copy_from_slice(&tokens.dk),
-            None => dq.iter_mut().zip(&tokens.dk).for_each(|(dq, dk)| *dq += dk),
+    let mut tokens =
+        Tokens { dq: vec![0.0; s.q_len()], dk: vec![0.0; s.k_len()], parameters: vec![[0.0; 2]; s.slices()] };
+    let dgamma = sum.backward(call.v, saved.out, saved.dout, dv, &mut tokens)?;
+    dq.copy_from_slice(&tokens.dq);
+    match dk {
+        Some(dk) => dk.copy_from_slice(&tokens.dk),
+        None => dq.iter_mut().zip(&tokens.dk).for_each(|(dq, dk)| *dq += dk),
+    }
+    if let Some(to) = extras.get(Parameter::Gamma) {
+        to.iter_mut().zip(&dgamma).for_each(|(to, &x)| *to = x as f32);
+    }
+    for (n, of_score) in sum.hop.parameters().into_iter().enumerate() {
+        if let Some(to) = extras.get(of_score) {
+            let of_head = |h: usize| (0..s.batch).map(|b| tokens.parameters[b * s.heads + h][n]).sum::<f64>();
+            to.iter_mut().enumerate().for_each(|(h, to)| *to = of_head(h) as f32);
         }
-        if let Some(to) = extras.get(Parameter::Gamma) {
-            to.iter_mut().zip(&dgamma).for_each(|(to, &x)| *to = x as f32);
-        }
-        for (n, of_score) in sum.hop.parameters().into_iter().enumerate() {
-            if let Some(to) = extras.get(of_score) {
-                let of_head = |h: usize| (0..s.batch).map(|b| tokens.parameters[b * s.heads + h][n]).sum::<f64>();
-                to.iter_mut().enumerate().for_each(|(h, to)| *to = of_head(h) as f32);
-            }
-        }
-        Ok(())
-    })
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{
     head::{Block, Edges, Head},
     tile::{Factors, KEYS, Pairs, Projection, QUERIES, STRIDE, Sums, differentiate, terms, weigh},
+    whiten::{Back, Statistics, add_deviations},
 };
 use crate::{
     score::{
@@ -30,9 +31,12 @@ pub(super) struct Sweep<'a> {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Weights {
     pub rows: Vec<f32>,
+    pub fine: Vec<f32>,
     pub columns: Vec<f32>,
     /// Of rows that are normalised: the terms of their heaviest pairs.
     pub typical: Vec<f32>,
+    /// In place of both, where weights are whitened.
+    pub whitened: Option<Statistics>,
 }
 
 /// What is taken out of the gradients, per row (`a`, `c`, `tau`) and per column (`p`, `d`); see [`Projection`].
@@ -45,6 +49,8 @@ pub(super) struct Taken {
     pub d: Vec<f32>,
     /// Where the gradients of a row's values add up to nothing: the term of each row's heaviest pair.
     pub typical: Vec<f32>,
+    /// In place of all, where weights are whitened.
+    pub whitened: Option<Back>,
 }
 
 /// Tensors of a head whose rows are whole vectors: values by column; output gradients by row.
@@ -144,15 +150,37 @@ impl<'a> Sweep<'a> {
         all.logs(log, power.into()).zip(all.terms.iter().copied()).take(block.rows.len()).collect()
     }
 
+    /// `sum_j (g_ij - centre_i)^2` of every row of a block, of a log score without edges.
+    pub fn row_deviations(&self, block: &Block, centres: &[f32]) -> Vec<f64> {
+        let mut buffers = Buffers::new(self.head.stride, 0);
+        let mut sums = [0.0; QUERIES];
+        self.tiles(block, None, &[], &mut buffers, &mut |rows, columns, buffers| {
+            let centres = lanes(centres, rows).unwrap_or([0.0; QUERIES]);
+            let mut pairs = self.pairs(columns, rows.width, &buffers.terms, &mut buffers.values);
+            add_deviations(self.level, &mut pairs, &centres, &mut sums);
+        });
+        sums[..block.rows.len()].to_vec()
+    }
+
+    /// Makes weights of a tile's values.
+    fn weigh(&self, rows: &Rows, columns: &Columns<'_>, weights: &Weights, buffers: &mut Buffers) {
+        let mut pairs = self.pairs(columns, rows.width, &buffers.terms, &mut buffers.values);
+        match &weights.whitened {
+            Some(statistics) => statistics.weigh(self.level, &mut pairs, &rows.range, columns.first),
+            None => {
+                let (factors, fine) = row_factors(weights, rows, self.score.is_log());
+                weigh(self.level, &mut pairs, Factors { rows: &factors, fine: &fine, columns: columns.factors });
+            }
+        }
+    }
+
     /// Writes `W v` of a block's rows, rows of whole vectors.
     pub fn apply(&self, block: &Block, weights: &Weights, x: Channels<'_>) -> Vec<f32> {
         let stride = padded(x.dim);
         let mut out = vec![0.0; block.rows.len() * stride];
         let mut buffers = Buffers::new(self.head.stride, 0);
         self.tiles(block, Some((weights, None)), x.values, &mut buffers, &mut |rows, columns, buffers| {
-            let factors = row_factors(&weights.rows, rows, self.score.is_log());
-            let mut pairs = self.pairs(columns, rows.width, &buffers.terms, &mut buffers.values);
-            weigh(self.level, &mut pairs, Factors { rows: &factors, columns: columns.factors });
+            self.weigh(rows, columns, weights, buffers);
             let at = (rows.range.start - block.rows.start) * stride;
             let size = Size { rows: rows.range.len(), cols: stride, depth: columns.len() };
             let left = Left { data: &buffers.values, row_stride: 1, depth_stride: STRIDE };
@@ -173,15 +201,11 @@ impl<'a> Sweep<'a> {
         let (head, stride) = (self.head, padded(x.dim));
         let mut buffers = Buffers::new(head.stride, x.dim);
         self.tiles(block, Some((weights, taken)), x.values, &mut buffers, &mut |rows, columns, buffers| {
-            let factors = row_factors(&weights.rows, rows, self.score.is_log());
             let dout = &x.gradients[rows.range.start * stride..rows.range.end * stride];
             match taken {
-                None => {
-                    let mut pairs = self.pairs(columns, rows.width, &buffers.terms, &mut buffers.values);
-                    weigh(self.level, &mut pairs, Factors { rows: &factors, columns: columns.factors });
-                }
+                None => self.weigh(rows, columns, weights, buffers),
                 Some(taken) => {
-                    self.differentiate(rows, columns, &factors, taken, (dout, stride), buffers);
+                    self.differentiate(rows, columns, (weights, taken), (dout, stride), buffers);
                     let typical = lanes(&taken.typical, rows);
                     self.tokens(rows, columns, buffers, typical, into);
                 }
@@ -198,8 +222,7 @@ impl<'a> Sweep<'a> {
         &self,
         rows: &Rows,
         columns: &Columns<'_>,
-        factors: &[f32],
-        taken: &Taken,
+        (weights, taken): (&Weights, &Taken),
         (dout, stride): (&[f32], usize),
         buffers: &mut Buffers,
     ) {
@@ -209,10 +232,15 @@ impl<'a> Sweep<'a> {
         let left = Left { data: columns.v, row_stride: stride, depth_stride: 1 };
         let right = Right { data: panel, stride: rows.width };
         multiply(self.level, size, left, right, Store { data: products, stride: STRIDE });
+        if let (Some(statistics), Some(back)) = (&weights.whitened, &taken.whitened) {
+            let mut pairs = self.pairs(columns, rows.width, terms, values);
+            return statistics.differentiate(self.level, &mut pairs, &rows.range, columns.first, back, products);
+        }
+        let (factors, fine) = row_factors(weights, rows, self.score.is_log());
         let [a, c, tau] = [&taken.a, &taken.c, &taken.tau].map(|x| lanes(x, rows).unwrap_or([0.0; QUERIES]));
         let projection = Projection { a: &a, c: &c, tau: &tau, p: columns.p, d: columns.d };
         let mut pairs = self.pairs(columns, rows.width, terms, values);
-        let factors = Factors { rows: factors, columns: columns.factors };
+        let factors = Factors { rows: &factors, fine: &fine, columns: columns.factors };
         differentiate(self.level, &mut pairs, factors, projection, products);
         if !self.score.is_log() {
             self.hide(rows, columns, 0.0, products);
@@ -422,11 +450,11 @@ fn lanes(all: &[f32], rows: &Rows) -> Option<[f32; QUERIES]> {
     Some(lanes)
 }
 
-/// The rows' numbers, and beyond the last what makes weights zero.
-fn row_factors(all: &[f32], rows: &Rows, log: bool) -> [f32; QUERIES] {
+/// The rows' factors, and beyond the last what makes weights zero.
+fn row_factors(weights: &Weights, rows: &Rows, log: bool) -> ([f32; QUERIES], [f32; QUERIES]) {
     let mut factors = [if log { f32::MAX } else { 0.0 }; QUERIES];
-    factors[..rows.range.len()].copy_from_slice(&all[rows.range.clone()]);
-    factors
+    factors[..rows.range.len()].copy_from_slice(&weights.rows[rows.range.clone()]);
+    (factors, lanes(&weights.fine, rows).unwrap_or([1.0; QUERIES]))
 }
 
 /// Writes rows `stride` apart as `[stride][width]`, zeros beyond the last.

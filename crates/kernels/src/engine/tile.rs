@@ -149,9 +149,11 @@ impl WithSimd for AddSums<'_, '_> {
     }
 }
 
-/// What makes weights of values: `exp(l - row - column)`, or `row column g`.
+/// What makes weights of values: `fine exp(l - row - column)`, or `row column g`.
 pub(super) struct Factors<'a> {
     pub rows: &'a [f32],
+    /// What a row's logarithm lost when it was rounded, as a factor: of large scores that is more than rounding.
+    pub fine: &'a [f32],
     pub columns: &'a [f32],
 }
 
@@ -167,10 +169,10 @@ struct Weigh<'a, 'p> {
 
 /// The weight of one entry.
 #[inline(always)]
-fn weight<S: Simd>(simd: S, log: bool, value: S::f32s, row: S::f32s, column: S::f32s) -> S::f32s {
+fn weight<S: Simd>(simd: S, log: bool, value: S::f32s, [row, fine, column]: [S::f32s; 3]) -> S::f32s {
     if log {
         let l = simd.sub_f32s(simd.sub_f32s(value, row), column);
-        exp2(simd, simd.mul_f32s(simd.splat_f32s(LOG2_E), l))
+        simd.mul_f32s(fine, exp2(simd, simd.mul_f32s(simd.splat_f32s(LOG2_E), l)))
     } else {
         simd.mul_f32s(simd.mul_f32s(value, row), column)
     }
@@ -184,10 +186,12 @@ impl WithSimd for Weigh<'_, '_> {
         let Self { pairs, factors } = self;
         let Pairs { keys, width, log, counts, .. } = *pairs;
         let rows = S::as_simd_f32s(&factors.rows[..width]).0;
+        let fine = S::as_simd_f32s(&factors.fine[..width]).0;
         for ((row, &count), &column) in pairs.values.chunks_mut(STRIDE).zip(counts).zip(factors.columns).take(keys) {
             let (count, column) = (simd.splat_f32s(count), simd.splat_f32s(column));
-            for (x, &factor) in S::as_mut_simd_f32s(&mut row[..width]).0.iter_mut().zip(rows) {
-                *x = simd.mul_f32s(weight(simd, log, *x, factor, column), count);
+            let rows = rows.iter().zip(fine);
+            for (x, (&factor, &fine)) in S::as_mut_simd_f32s(&mut row[..width]).0.iter_mut().zip(rows) {
+                *x = simd.mul_f32s(weight(simd, log, *x, [factor, fine, column]), count);
             }
         }
     }
@@ -230,6 +234,7 @@ impl WithSimd for Differentiate<'_, '_> {
         let Pairs { keys, width, log, counts, .. } = *pairs;
         let vectors = width * size_of::<f32>() / size_of::<S::f32s>();
         let rows = S::as_simd_f32s(&factors.rows[..width]).0;
+        let fine = S::as_simd_f32s(&factors.fine[..width]).0;
         let a = S::as_simd_f32s(&projection.a[..width]).0;
         let c = S::as_simd_f32s(&projection.c[..width]).0;
         let tau = S::as_simd_f32s(&projection.tau[..width]).0;
@@ -241,7 +246,7 @@ impl WithSimd for Differentiate<'_, '_> {
             let (count, column) = (simd.splat_f32s(counts[key]), simd.splat_f32s(factors.columns[key]));
             let (p, d) = (simd.splat_f32s(projection.p[key]), simd.splat_f32s(projection.d[key]));
             for n in 0..vectors {
-                let w = weight(simd, log, values[n], rows[n], column);
+                let w = weight(simd, log, values[n], [rows[n], fine[n], column]);
                 let mut taken = simd.mul_add_e_f32s(a[n], p, simd.mul_f32s(c[n], d));
                 let mut chain = w;
                 if !log {

@@ -30,8 +30,8 @@ pub(crate) struct Method {
     pub steps: usize,
     /// Where Newton-Schulz starts; `None` is `I / |M|_1`.
     pub init: Option<NewtonInit>,
-    /// The norm that the start is taken from, where the matrix stands for another; `None` is its own, `|M|_1`.
-    pub norm: Option<f64>,
+    /// The factor on Newton-Schulz's start, where the matrix stands for another; `None` is what `init` makes of its own.
+    pub start: Option<f64>,
     pub ridge: f64,
     pub gradient: InverseGradient,
     /// Share of the largest eigenvalue up to which eigenvalues are dropped.
@@ -143,6 +143,11 @@ impl Method {
             Inverse::Cg => 2,
         };
         per_cube * (n as u64).pow(3)
+    }
+
+    /// The factor on Newton-Schulz's start from `a + ridge I`; none for other methods. `work` is that of [`Method::invert`].
+    pub fn start(&self, level: Level, order: Order, a: &[f32], work: &mut [f32]) -> Option<f64> {
+        (self.inverse == Inverse::NewtonSchulz && order.n > 0).then(|| newton::factor(self, level, order, a, work))
     }
 
     /// Writes the inverse of `a + ridge I` to `y`, which is all zeros. What iterations give is f32: they leave nothing off.

@@ -80,6 +80,13 @@ fn start(method: &Method, level: Level, order: Order, a: &[f32], m: &[f32], x: &
     alpha
 }
 
+/// [`alpha`] of `a + ridge I`.
+pub(super) fn factor(method: &Method, level: Level, order: Order, a: &[f32], work: &mut [f32]) -> f64 {
+    let (m, product) = work.split_at_mut(order.len());
+    order.add_ridge(a, method.ridge, m);
+    alpha(method, level, order, a, m, product)
+}
+
 /// Whether the first iterate is a multiple of the identity, not of the matrix.
 fn from_identity(method: &Method) -> bool {
     matches!(method.init, None | Some(NewtonInit::Identity))
@@ -87,7 +94,10 @@ fn from_identity(method: &Method) -> bool {
 
 /// The factor on the start.
 fn alpha(method: &Method, level: Level, order: Order, a: &[f32], m: &[f32], product: &mut [f32]) -> f64 {
-    let norm = method.norm.unwrap_or_else(|| order.norm(m));
+    if let Some(start) = method.start {
+        return start;
+    }
+    let norm = order.norm(m);
     match method.init {
         None => 1.0 / norm,
         Some(NewtonInit::Identity) => 1.8 / norm,
@@ -203,7 +213,7 @@ mod tests {
                 inverse: Inverse::NewtonSchulz,
                 steps: 20,
                 init: Some(NewtonInit::Scaled),
-                norm: None,
+                start: None,
                 ridge: 0.01,
                 gradient: InverseGradient::Implicit,
                 cutoff: 0.0,

@@ -166,7 +166,8 @@ struct Flags {
 impl std::fmt::Display for Composed {
     /// The kinds of the four values.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [score, structure] = [self.score.kind(), self.structure.kind()];
+        let score = if let Score::Custom(custom) = &self.score { custom.name() } else { self.score.kind() };
+        let structure = self.structure.kind();
         write!(f, "{score} x {structure} x {} x {}", self.normalisation.kind(), self.series.kind())
     }
 }
@@ -190,6 +191,13 @@ values! {
     Normalisation: Row(super::Row), Frobenius(super::Frobenius), Symmetric(super::Symmetric), Whitened(super::Whitened),
         None(super::Unnormalised);
     Series: OneHop(super::OneHop), Hops(super::Hops), Resolvent(super::Resolvent), Limit(super::Limit);
+}
+
+impl From<Composed> for super::Mechanism {
+    /// Checked where it is bound to sizes.
+    fn from(composed: Composed) -> Self {
+        Self::Composed(Box::new(composed))
+    }
 }
 
 impl From<super::Ssa> for Structure {

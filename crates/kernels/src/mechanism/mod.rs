@@ -1,4 +1,4 @@
-//! What a mechanism is: four choices (score, structure, normalisation, series), and the published presets of them.
+//! What a mechanism is: four values (score, structure, normalisation, series), and the published presets of them.
 //!
 //! A preset is read from JSON, `{"mechanism": "infsa", "gamma": 0.9}`: a missing field has its default, an unknown field,
 //! a wrong type or a value out of range is an [`Error`] that names the field.
@@ -27,7 +27,7 @@ pub use laplacian::{Centering, Laplacian, LaplacianExact, WeightScale, Whitening
 pub use normalisation::{Factor, Frobenius, Normalisation, Row, Symmetric, Unnormalised, Whitened};
 pub use parse::check_distinct;
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
-pub use score::{Bandwidth, Constant, CosineExp, Dot, DotExp, DotSigmoid, Gaussian, PowerLaw, Score};
+pub use score::{Bandwidth, Constant, CosineExp, Custom, Dot, DotExp, DotSigmoid, Gaussian, PowerLaw, Score};
 pub use series::{Hops, Limit, OneHop, Resolvent, Series};
 pub use soft::{Degree, Soft};
 pub(crate) use window::Windows;
@@ -70,6 +70,22 @@ pub enum Mechanism {
     Fna(Fna),
     /// Four values, composed.
     Composed(Box<Composed>),
+}
+
+impl std::fmt::Display for Mechanism {
+    /// The id; of a composition the kinds of its four values.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Self::Composed(composed) = self { composed.fmt(f) } else { f.write_str(self.id()) }
+    }
+}
+
+impl std::str::FromStr for Mechanism {
+    type Err = Error;
+
+    /// A preset by its id, or a configuration in JSON.
+    fn from_str(text: &str) -> Result<Self> {
+        if text.trim_start().starts_with('{') { Self::from_json(text) } else { Self::preset(text) }
+    }
 }
 
 impl Mechanism {
@@ -313,6 +329,11 @@ impl Mechanism {
     pub(crate) fn clusters(&self) -> Result<Cow<'_, Ssa>> {
         let why = "only clustered mechanisms attend along clusters";
         self.clustering().ok_or(Error::Unsupported { mechanism: self.id(), what: "a plan of clusters", why })
+    }
+
+    /// Whether the score comes from outside.
+    pub(crate) fn is_custom(&self) -> bool {
+        matches!(self, Self::Composed(m) if matches!(m.score, Score::Custom(_)))
     }
 
     /// The window of a dense structure.

@@ -1,5 +1,7 @@
 //! The score: how two tokens relate. The first of the four values of a mechanism.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -9,7 +11,10 @@ use super::{
     parse::{fields_of, kind_of, unknown_kind},
     valid::{check, check_alpha, check_intrinsic_dim, check_kappa_rule, check_lambda, check_scale},
 };
-use crate::{Parameter, Result};
+use crate::{
+    Parameter, Result,
+    score::contract::{PairScore, TileScore},
+};
 
 /// How two tokens relate: the affinity `g` of a pair. Log scores have `g = exp(l)`; linear scores are `phi(x)`, of any sign.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -41,6 +46,40 @@ pub enum Score {
     Laplacian(Bandwidth),
     /// 1 for every pair.
     Constant(Constant),
+    /// A score from outside; see [`Score::custom`].
+    Custom(Custom),
+}
+
+/// A [`PairScore`] from outside, by name. It has no JSON, and the f64 reference does not know it.
+#[derive(Clone, Serialize)]
+pub struct Custom {
+    name: &'static str,
+    #[serde(skip)]
+    score: Arc<dyn TileScore>,
+}
+
+impl Custom {
+    pub(crate) fn tiles(&self) -> Arc<dyn TileScore> {
+        self.score.clone()
+    }
+
+    /// The name that it was given.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl std::fmt::Debug for Custom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Custom({})", self.name)
+    }
+}
+
+impl PartialEq for Custom {
+    /// The same score, not one that computes the same.
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && Arc::ptr_eq(&self.score, &other.score)
+    }
 }
 
 /// Fields of [`Score::DotExp`].
@@ -183,6 +222,7 @@ impl Score {
             Self::Student(_) => "student",
             Self::Laplacian(_) => "laplacian",
             Self::Constant(_) => "constant",
+            Self::Custom(_) => "custom",
         }
     }
 
@@ -206,8 +246,16 @@ impl Score {
         })
     }
 
+    /// A score from outside, under a name for messages and reports.
+    pub fn custom(name: &'static str, score: impl PairScore + 'static) -> Self {
+        Self::Custom(Custom { name, score: Arc::new(score) })
+    }
+
     /// Whether `g = exp(l)`: positive, and held by its logarithm.
-    pub const fn is_log(&self) -> bool {
+    pub fn is_log(&self) -> bool {
+        if let Self::Custom(custom) = self {
+            return custom.score.is_log();
+        }
         !matches!(
             self,
             Self::DotRelu(_) | Self::DotAbs(_) | Self::DotGelu(_) | Self::DotSquaredRelu(_) | Self::DotSigmoid(_)
@@ -215,8 +263,8 @@ impl Score {
     }
 
     /// Whether no affinity is negative.
-    pub const fn is_non_negative(&self) -> bool {
-        !matches!(self, Self::DotGelu(_))
+    pub fn is_non_negative(&self) -> bool {
+        if let Self::Custom(custom) = self { custom.score.is_non_negative() } else { !matches!(self, Self::DotGelu(_)) }
     }
 
     /// Whether the affinities among any tokens are a positive definite matrix, so that landmarks may stand for tokens.
@@ -224,6 +272,7 @@ impl Score {
         match self {
             Self::DotExp(m) => m.softcap.is_none(),
             Self::CosineExp(_) | Self::Gaussian(_) | Self::Laplacian(_) | Self::Constant(_) => true,
+            Self::Custom(custom) => custom.score.is_positive_definite(),
             // A mixture of kernels of the plane that are positive definite; of angles it is not known.
             Self::Levy(m) | Self::Student(m) => m.manifold == Manifold::Euclidean,
             _ => false,
@@ -232,6 +281,9 @@ impl Score {
 
     /// Whether affinities have a bound that does not depend on the tokens.
     pub fn is_bounded(&self) -> bool {
+        if let Self::Custom(custom) = self {
+            return custom.score.is_positive_definite();
+        }
         !matches!(
             self,
             Self::DotExp(DotExp { softcap: None, .. })
@@ -249,7 +301,7 @@ impl Score {
             Self::Levy(m) if m.alpha == 2.0 => vec![Parameter::Kappa],
             Self::Levy(_) | Self::Student(_) => vec![Parameter::Alpha, Parameter::Kappa],
             Self::Laplacian(_) => vec![Parameter::Lambda],
-            Self::Constant(_) => Vec::new(),
+            Self::Constant(_) | Self::Custom(_) => Vec::new(),
             _ => vec![Parameter::Scale],
         }
     }
@@ -309,7 +361,7 @@ impl Score {
                 check_intrinsic_dim(m.intrinsic_dim)
             }
             Self::Laplacian(m) => check_lambda(m.lambda),
-            Self::Constant(_) => Ok(()),
+            Self::Constant(_) | Self::Custom(_) => Ok(()),
         }
     }
 }

@@ -148,6 +148,10 @@ impl Composed {
             _ if cross && !matches!(self.series, Series::OneHop(_)) => {
                 Some(("a series in cross-attention", "it repeats a square operator; use one-hop"))
             }
+            _ if cross && matches!(&self.structure, Structure::Nystrom(m) if m.value_conv > 0) => Some((
+                "value_conv in cross-attention",
+                "it adds the values around every query to its output; set value_conv to 0",
+            )),
             (Normalisation::Row(_), _) if density && cross => Some((
                 "density_exponent != 0 with seq_q != seq_kv",
                 "it divides by the degrees of the keys as queries; set density_exponent to 0",

@@ -50,6 +50,10 @@ fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, st
     let own = match (strategy, fused) {
         (Strategy::Reference, _) => naive::plan(cost, shape),
         (_, Some(fused)) => fused,
+        (Strategy::Auto, None) if mechanism.is_custom() => {
+            let why = "only dense and clustered graphs and landmarks take a score from outside, without densities";
+            return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a score from outside here", why });
+        }
         (Strategy::Fused, None) if preset.is_none() => {
             let why = "these values run on the reference alone; use strategy auto or reference";
             return Err(Error::Unsupported {

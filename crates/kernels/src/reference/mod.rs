@@ -160,6 +160,14 @@ fn check_call(
     mask: &Mask<'_>,
 ) -> Result<()> {
     mechanism.check(shape, mask.causal)?;
+    if mechanism.is_custom() {
+        let why = "it is compiled for vectors of f32; use strategy fused";
+        return Err(Error::Unsupported {
+            mechanism: mechanism.id(),
+            what: "the f64 form of a score from outside",
+            why,
+        });
+    }
     check::inputs(op, mechanism, shape, inputs, mask)
 }
 

@@ -121,7 +121,7 @@ fn taps(head: &Head, m: &Soft, mut visit: impl FnMut(usize, usize, usize)) {
     let k = m.value_conv;
     let [height, width] = m.grid.unwrap_or([1, head.q.rows]);
     let rows = if m.grid.is_some() { k } else { 1 };
-    for n in (0..height * width).filter(|&n| head.keep_key[n]) {
+    for n in (0..height * width).filter(|&n| head.keep_key[n] && head.keep_query[n]) {
         for tap in 0..rows * k {
             let (y, x) = (n / width + tap / k, n % width + tap % k);
             let (Some(y), Some(x)) = (y.checked_sub(rows / 2), x.checked_sub(k / 2)) else { continue };

@@ -1,6 +1,9 @@
 //! The scores of [`mechanism::Score`], as members of the contract that anyone may implement.
 
-use std::f32::consts::{LN_2, LOG2_E, PI};
+use std::{
+    f32::consts::{LN_2, LOG2_E, PI},
+    sync::Arc,
+};
 
 use pulp::Simd;
 
@@ -11,30 +14,90 @@ use crate::{
     simd::math::{arc, exp2, log2_1p, normal},
 };
 
-/// The score of one head; `value` says what a parameter is. Cosines and angles are those of rows at length one, and a row
-/// without length has to be at a right angle to all others.
+/// What is done with a score, whichever it is.
+pub(crate) trait Visitor {
+    type Output;
+    fn visit<T: PairScore + 'static>(self, score: T) -> Self::Output;
+    /// One from outside.
+    fn shared(self, score: Arc<dyn TileScore>) -> Self::Output;
+}
+
+/// Keeps the score.
+struct Keep;
+
+impl Visitor for Keep {
+    type Output = Arc<dyn TileScore>;
+
+    fn visit<T: PairScore + 'static>(self, score: T) -> Self::Output {
+        Arc::new(score)
+    }
+
+    fn shared(self, score: Arc<dyn TileScore>) -> Self::Output {
+        score
+    }
+}
+
+/// Lends the score to a function.
+struct Lend<F>(F);
+
+impl<R, F: FnOnce(&dyn TileScore) -> R> Visitor for Lend<F> {
+    type Output = R;
+
+    fn visit<T: PairScore + 'static>(self, score: T) -> R {
+        (self.0)(&score)
+    }
+
+    fn shared(self, score: Arc<dyn TileScore>) -> R {
+        (self.0)(&*score)
+    }
+}
+
+/// The score of one head, see [`visit`].
 pub(crate) fn of_head(
     score: &mechanism::Score,
     head_dim: usize,
     heads: usize,
     value: impl Fn(Parameter) -> f64,
-) -> Box<dyn TileScore> {
+) -> Arc<dyn TileScore> {
+    visit(score, head_dim, heads, value, Keep)
+}
+
+/// Calls `f` with the score of one head, for which nothing is allocated; see [`visit`].
+pub(crate) fn with_head<R>(
+    score: &mechanism::Score,
+    head_dim: usize,
+    heads: usize,
+    value: impl Fn(Parameter) -> f64,
+    f: impl FnOnce(&dyn TileScore) -> R,
+) -> R {
+    visit(score, head_dim, heads, value, Lend(f))
+}
+
+/// The score of one head; `value` says what a parameter is. Cosines and angles are those of rows at length one, and a row
+/// without length has to be at a right angle to all others.
+fn visit<V: Visitor>(
+    score: &mechanism::Score,
+    head_dim: usize,
+    heads: usize,
+    value: impl Fn(Parameter) -> f64,
+    visitor: V,
+) -> V::Output {
     use mechanism::Score;
     let of = |parameter| value(parameter) as f32;
     let scale = of(Parameter::Scale);
     match score {
         Score::DotExp(m) => match m.softcap {
-            Some(cap) => Box::new(Capped { scale, cap: cap as f32 }),
-            None => Box::new(Exp { scale }),
+            Some(cap) => visitor.visit(Capped { scale, cap: cap as f32 }),
+            None => visitor.visit(Exp { scale }),
         },
         // |u - w|^2 = 2 - 2 u.w of rows at length one.
-        Score::CosineExp(_) => Box::new(Cosine { scale }),
-        Score::DotRelu(_) => Box::new(Relu { scale }),
-        Score::DotAbs(_) => Box::new(Abs { scale }),
-        Score::DotGelu(_) => Box::new(Gelu { scale }),
-        Score::DotSquaredRelu(_) => Box::new(SquaredRelu { scale }),
-        Score::DotSigmoid(_) => Box::new(Sigmoid { scale, offset: of(Parameter::Offset) }),
-        Score::Gaussian(_) => Box::new(Gaussian { scale }),
+        Score::CosineExp(_) => visitor.visit(Cosine { scale }),
+        Score::DotRelu(_) => visitor.visit(Relu { scale }),
+        Score::DotAbs(_) => visitor.visit(Abs { scale }),
+        Score::DotGelu(_) => visitor.visit(Gelu { scale }),
+        Score::DotSquaredRelu(_) => visitor.visit(SquaredRelu { scale }),
+        Score::DotSigmoid(_) => visitor.visit(Sigmoid { scale, offset: of(Parameter::Offset) }),
+        Score::Gaussian(_) => visitor.visit(Gaussian { scale }),
         Score::Levy(m) | Score::Student(m) => {
             let fna = score.as_fna();
             let dim = fna.resolve(head_dim, heads).intrinsic_dim;
@@ -45,12 +108,13 @@ pub(crate) fn of_head(
                 _ => Decay::Levy,
             };
             match m.manifold {
-                Manifold::Euclidean => Box::new(Plane { law, decay }),
-                Manifold::Sphere => Box::new(Sphere { law, decay }),
+                Manifold::Euclidean => visitor.visit(Plane { law, decay }),
+                Manifold::Sphere => visitor.visit(Sphere { law, decay }),
             }
         }
-        Score::Laplacian(_) => Box::new(Laplacian { lambda: of(Parameter::Lambda) }),
-        Score::Constant(_) => Box::new(Constant),
+        Score::Laplacian(_) => visitor.visit(Laplacian { lambda: of(Parameter::Lambda) }),
+        Score::Constant(_) => visitor.visit(Constant),
+        Score::Custom(custom) => visitor.shared(custom.tiles()),
     }
 }
 

@@ -3,7 +3,8 @@
 //! An engine sums a [`Term`] over the channels of two rows, and hands tiles of these sums to the score while they are in the
 //! caches. The functions of a score see one vector at a time and are compiled for every instruction set, where the score is defined.
 
-use pulp::{Simd, WithSimd};
+pub use pulp::Simd;
+use pulp::WithSimd;
 
 use crate::simd::Level;
 pub use crate::simd::product::Term;
@@ -17,8 +18,13 @@ pub trait PairScore: Send + Sync {
     const TERM: Term;
     /// Whether [`PairScore::value`] is the natural logarithm of the affinity (which is then positive), or the affinity itself.
     const LOG: bool;
-    /// Parameters with gradients, at most [`MOST_PARAMETERS`].
-    const PARAMETERS: usize;
+    /// Parameters with gradients, at most [`MOST_PARAMETERS`]. A score from outside has none that calls may give.
+    const PARAMETERS: usize = 0;
+    /// Whether the affinities among any tokens are a positive definite matrix and at most 1, so that landmarks may stand for tokens
+    /// and columns be whitened.
+    const POSITIVE_DEFINITE: bool = false;
+    /// Whether no affinity is negative. Always so where [`PairScore::LOG`].
+    const NON_NEGATIVE: bool = Self::LOG;
 
     /// The affinity of pairs whose terms are `term`, or its logarithm.
     fn value<S: Simd>(&self, simd: S, term: S::f32s) -> S::f32s;
@@ -48,6 +54,8 @@ pub(crate) struct Tile<'a> {
 pub(crate) trait TileScore: Send + Sync {
     fn term(&self) -> Term;
     fn is_log(&self) -> bool;
+    fn is_positive_definite(&self) -> bool;
+    fn is_non_negative(&self) -> bool;
     /// Makes values of the terms in `tile`.
     fn values(&self, level: Level, tile: Tile<'_>);
     /// Makes gradients of the terms of the gradients of the values in `gradients`; adds those of the parameters to the sums.
@@ -71,6 +79,14 @@ impl<T: PairScore> TileScore for T {
 
     fn is_log(&self) -> bool {
         T::LOG
+    }
+
+    fn is_positive_definite(&self) -> bool {
+        T::POSITIVE_DEFINITE
+    }
+
+    fn is_non_negative(&self) -> bool {
+        T::NON_NEGATIVE
     }
 
     fn values(&self, level: Level, tile: Tile<'_>) {

@@ -1,4 +1,7 @@
-//! How two tokens relate: each score is written once, as its value and derivative on a vector of logits.
+//! How two tokens relate. [`PairScore`] is the contract that anyone may implement; [`crate::mechanism::Score::custom`] takes a score from
+//! outside into a mechanism.
+//!
+//! The streams of single presets have scores of their own: each is written once, as its value and derivative on a vector of logits.
 //!
 //! A structure multiplies queries and keys (already scaled) and hands the products over while they are in registers. To
 //! add a score, implement [`Score`] in a file of its own and name it in the presets that use it.
@@ -9,13 +12,14 @@ pub(crate) mod contract;
 pub(crate) mod distance;
 mod exp;
 pub(crate) mod gate;
+pub(crate) mod map;
 mod metric;
+
+pub use contract::{MOST_PARAMETERS, PairScore, Simd, Slopes, Term};
 
 pub(crate) use activation::{Abs, Gelu, Relu};
 pub(crate) use exp::Exp;
 pub(crate) use metric::{Manhattan, Metric, Pairs, Squared, gradients};
-
-use pulp::Simd;
 
 /// The affinity of a pair as a function of its logit.
 pub(crate) trait Score: Copy + Send + Sync {

@@ -2,5 +2,6 @@
 
 pub(crate) mod clustered;
 pub(crate) mod dense;
+pub(crate) mod features;
 pub(crate) mod nystrom;
 pub(crate) mod pooled;

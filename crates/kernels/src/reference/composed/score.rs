@@ -79,7 +79,7 @@ impl<'a> Affinity<'a> {
             Score::Levy(_) => -self.power() * (t / self.kappa).ln_1p(),
             Score::Student(_) => -0.5 * self.power() * (t / self.kappa).powi(2).ln_1p(),
             Score::Laplacian(_) => -t / self.lambda,
-            Score::Constant(_) => 0.0,
+            Score::Constant(_) | Score::Custom(_) => 0.0,
         }
     }
 
@@ -140,7 +140,7 @@ impl<'a> Affinity<'a> {
                 Slopes { term: slope, parameters: [log, -slope * t / self.kappa] }
             }
             Score::Laplacian(_) => one(-1.0 / self.lambda, t / self.lambda.powi(2)),
-            Score::Constant(_) => one(0.0, 0.0),
+            Score::Constant(_) | Score::Custom(_) => one(0.0, 0.0),
         }
     }
 

@@ -1,18 +1,119 @@
 //! Every token's similarity to a few landmarks, and the inverse of the landmarks' similarities to each other: linear in the
 //! tokens, forward and backward, where the number of landmarks is fixed ([`reason`]). Nothing of size tokens x landmarks is stored.
 //!
-//! A call is a few passes over the tokens ([`pass`]), in tiles ([`tile`]) of one kernel ([`crate::score::Metric`]); between
-//! them stand small products per batch element and head. Landmarks ([`marks`]) and inverses ([`crate::linalg`]) are
-//! the same for all mechanisms.
+//! With `Cq` and `Ck` the affinities of queries and keys to the landmarks and `X` the inverse among these, `G = Cq X Ck^T`, and
+//! `out = Cq T` with `T = X B` and `B = Ck^T V`. A normalisation changes little of it: degrees multiply `X` from both sides; a
+//! row sum is the same product with a value of one; the variance of a column is the quadratic form of the covariance of the rows
+//! of `Cq`, so that centring and whitening cost no more than products with matrices of the landmarks.
+//!
+//! A call is a few passes over the tokens ([`pass`]) in tiles ([`pairs`]) of any score; between them stand small products per batch
+//! element and head. Landmarks ([`marks`]) and inverses ([`crate::linalg`]) are the same for all.
 
 mod activation;
+mod backward;
+mod forward;
+mod gradients;
 pub(crate) mod laplacian;
+mod layout;
 mod marks;
+mod merge;
+mod middle;
+mod moments;
+mod operator;
+mod pairs;
+mod parameters;
 pub(crate) mod pass;
+mod plan;
+mod prepare;
 pub(crate) mod soft;
 pub(crate) mod tile;
+pub(crate) mod values;
 
-use crate::mechanism::Landmarks;
+pub(crate) use operator::Preset;
+pub(crate) use plan::plan;
+
+use operator::{Core, Images};
+
+use crate::{
+    Gradients, Parameter, Result,
+    call::{Call, Saved},
+    mechanism::{Composed, Landmarks, Nystrom},
+    structure::dense::dot,
+};
+
+/// Writes `out = gamma W v`, and what the backward pass needs.
+pub(crate) fn forward(
+    call: &Call<'_>,
+    (m, structure): (&Composed, &Nystrom),
+    preset: Preset,
+    out: &mut [f32],
+    stats: &mut [f32],
+    work: &mut [f32],
+) -> Result<()> {
+    let images = Images::of(call, m);
+    Core::new(call, m, structure, preset, &images).forward(out, stats, work)?;
+    if decays(call, m) {
+        scale(call, m, out, |gamma| gamma);
+    }
+    Ok(())
+}
+
+/// Writes the gradients.
+pub(crate) fn backward(
+    call: &Call<'_>,
+    (m, structure): (&Composed, &Nystrom),
+    preset: Preset,
+    saved: &Saved<'_>,
+    mut gradients: Gradients<'_, f32>,
+    work: &mut [f32],
+) -> Result<()> {
+    if let Some(out) = gradients.extras.get(Parameter::Gamma) {
+        decay_gradient(call, m, saved, out);
+    }
+    let images = Images::of(call, m);
+    let core = Core::new(call, m, structure, preset, &images);
+    if !decays(call, m) && !(core.sizes.by_row && structure.value_conv > 0) {
+        return core.backward(saved.out, saved.stats, saved.dout, gradients, work);
+    }
+    let (mut y, mut dout) = (saved.out.to_vec(), saved.dout.to_vec());
+    scale(call, m, &mut y, |gamma| -gamma.recip());
+    scale(call, m, &mut dout, |gamma| gamma);
+    // What the filter has added does not pass through the operator.
+    core.filter().add_all(call.v, false, &mut y, work);
+    y.iter_mut().for_each(|y| *y = -*y);
+    core.backward(&y, saved.stats, &dout, gradients, work)
+}
+
+/// The decay of a head.
+fn gamma(call: &Call<'_>, m: &Composed, slice: usize) -> f64 {
+    let given = call.extras.get(Parameter::Gamma).map(|gamma| gamma[slice % call.shape.heads].into());
+    given.unwrap_or(m.series.gamma())
+}
+
+fn decays(call: &Call<'_>, m: &Composed) -> bool {
+    (0..call.shape.heads).any(|head| gamma(call, m, head) != 1.0)
+}
+
+/// Multiplies a tensor of outputs by what `f` makes of every head's decay.
+fn scale(call: &Call<'_>, m: &Composed, x: &mut [f32], f: impl Fn(f64) -> f64) {
+    for (slice, x) in x.chunks_exact_mut(call.shape.seq_q * call.shape.value_dim).enumerate() {
+        let factor = f(gamma(call, m, slice)) as f32;
+        x.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+/// `<dout, out> / gamma` of every head, over the kept queries.
+fn decay_gradient(call: &Call<'_>, m: &Composed, saved: &Saved<'_>, to: &mut [f32]) {
+    let (s, mut sums) = (&call.shape, vec![0.0; to.len()]);
+    let rows = saved.out.chunks_exact(s.value_dim).zip(saved.dout.chunks_exact(s.value_dim)).enumerate();
+    for (n, (out, dout)) in rows {
+        let (slice, query) = (n / s.seq_q, n % s.seq_q);
+        if call.mask.query.is_none_or(|keep| keep[slice / s.heads * s.seq_q + query]) {
+            sums[slice % s.heads] += dot(out, dout) / gamma(call, m, slice);
+        }
+    }
+    to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum as f32);
+}
 
 /// What a plan says of how the cost grows.
 const fn reason(landmarks: Landmarks) -> &'static str {

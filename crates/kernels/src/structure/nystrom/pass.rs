@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::{
-    parallel::{for_each, workers},
+    parallel::{for_each, for_each_item, workers},
     scratch::room,
     simd::Level,
 };
@@ -69,6 +69,41 @@ pub(crate) fn run(pass: &impl Pass, level: Level, slices: usize, tokens: usize, 
         let tokens = (split * share).min(tokens)..((split + 1) * share).min(tokens);
         pass.run(level, Part { slice, index, tokens }, memory);
     });
+}
+
+/// Runs `task(item, memory)` for every item, with at least `memory` f32 for each worker.
+pub(crate) fn share<T: Send>(
+    items: impl Iterator<Item = T> + Send,
+    work: &mut [f32],
+    memory: usize,
+    task: impl Fn(T, &mut [f32]) + Sync,
+) {
+    for_each_item(items, work, room([memory]), task);
+}
+
+/// The parts of `slices` times `tokens`, in their order.
+pub(crate) fn of_tokens(slices: usize, tokens: usize) -> impl Iterator<Item = Part> + Send {
+    let splits = splits(slices, tokens);
+    let share = tokens.div_ceil(TOKENS).div_ceil(splits) * TOKENS;
+    (0..slices * splits).map(move |index| {
+        let (slice, split) = (index / splits, index % splits);
+        Part { slice, index, tokens: (split * share).min(tokens)..((split + 1) * share).min(tokens) }
+    })
+}
+
+/// The rows of `x [slices, tokens, dim]` that belong to each of [`of_tokens`].
+pub(crate) fn rows_of<T: Send>(
+    x: &mut [T],
+    slices: usize,
+    tokens: usize,
+    dim: usize,
+) -> impl Iterator<Item = &mut [T]> + Send {
+    let mut rest = x;
+    of_tokens(slices, tokens).map(move |part| {
+        let (rows, behind) = std::mem::take(&mut rest).split_at_mut(part.tokens.len() * dim);
+        rest = behind;
+        rows
+    })
 }
 
 /// Runs `pass` once for every slice.

@@ -16,8 +16,8 @@ use crate::{
         dense::{dot, padded},
         nystrom::{
             pass::{self, Part, Pass, TOKENS},
-            soft::{filter, filter_gradient},
             tile::{Tile, Zip, zip},
+            values::Filter,
         },
     },
 };
@@ -152,7 +152,7 @@ pub(crate) fn soft_all_forward(
     let sweep = Sweep { kernel, task: Task::Product, y, c: stats, out: Parts::new(&mut *sums) };
     pass::run(&sweep, level, s.slices(), s.seq_q, work);
     spread(sums, y.stride(), kept, s.value_dim, out);
-    filter(call, m, call.v, false, out, work);
+    Filter::of_soft(call, m).add_all(call.v, false, out, work);
     Ok(())
 }
 
@@ -218,7 +218,7 @@ pub(crate) fn soft_all_backward(
     if m.degree.is_some() {
         // The kernel's part of the output is what the filter did not add.
         filtered.fill(0.0);
-        filter(call, m, call.v, false, filtered, work);
+        Filter::of_soft(call, m).add_all(call.v, false, filtered, work);
         for (slice, ddegrees) in ddegrees.chunks_exact_mut(padded_seq).enumerate() {
             for (n, token) in kept.tokens(slice).enumerate() {
                 let at = (slice * seq + token) * dv..(slice * seq + token + 1) * dv;
@@ -230,7 +230,7 @@ pub(crate) fn soft_all_backward(
             }
         }
     }
-    filter(call, m, saved.dout, true, dv_out, work);
+    Filter::of_soft(call, m).add_all(saved.dout, true, dv_out, work);
     let pass = Distances {
         kernel,
         v,
@@ -243,7 +243,7 @@ pub(crate) fn soft_all_backward(
     pass::run(&pass, level, slices, seq, work);
     spread(dx, x.stride(), kept, s.head_dim, dq);
     if let Some(dweight) = extras.get(Parameter::ValueWeight) {
-        filter_gradient(call, m, saved.dout, dweight);
+        Filter::of_soft(call, m).gradient(saved.dout, dweight);
     }
     if let Some(dscale) = extras.get(Parameter::Scale) {
         dscale.fill(0.0);

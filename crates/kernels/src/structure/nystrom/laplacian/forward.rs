@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::{Core, Loaded, SavedSlice, Side, Sizes, coinciding::Counted, method, moments::Moments, tile_sizes};
+use super::{Core, Loaded, SavedSlice, Side, Sizes, coinciding::Counted, method, tile_sizes};
 use crate::{
     Error, Result,
     call::Call,
@@ -18,6 +18,7 @@ use crate::{
         dense::{Rows, dot},
         nystrom::{
             marks::Producer,
+            moments::Moments,
             pass::{self, Part, Pass, TOKENS, splits},
             tile::{Zip, scatter, transpose, zip},
         },
@@ -126,7 +127,7 @@ impl Pass for Prepare<'_> {
         let (method, x) = (method(core.m, InverseGradient::Implicit), Entries { high: x, low: &mut [] });
         let inverted = core
             .check_apart(nearest[0], false)
-            .and_then(|()| Method { norm, ..method }.invert(level, order, w, x, work));
+            .and_then(|()| Method { start: norm.map(f64::recip), ..method }.invert(level, order, w, x, work));
         if let Err(error) = inverted
             && let Ok(mut failure) = self.failure.lock()
             && failure.as_ref().is_none_or(|(first, _)| slice < *first)

@@ -198,7 +198,7 @@ impl Pass for CloseKeys<'_> {
         core.marks(transposed, slice).among(level, u, w);
         let norm = core.merge(order, saved.column_factors, w);
         let method = gradient_method(core, level, order, w, saved.x, first, second);
-        (Method { norm, ..method }).gradient(level, order, w, saved.x, dx, work);
+        (Method { start: norm.map(f64::recip), ..method }).gradient(level, order, w, saved.x, dx, work);
         e.fill(0.0);
         for i in 0..order.n {
             for j in 0..order.n {

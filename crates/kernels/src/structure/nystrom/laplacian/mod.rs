@@ -9,7 +9,6 @@ mod backward;
 mod coinciding;
 mod forward;
 mod keys;
-mod moments;
 mod plan;
 mod queries;
 
@@ -252,5 +251,5 @@ fn tile_sizes(sizes: &Sizes) -> [usize; 4] {
 
 fn method(m: &Laplacian, gradient: InverseGradient) -> Method {
     let (inverse, steps, ridge) = (m.inverse, m.newton_iterations, m.ridge);
-    Method { mechanism: "laplacian", inverse, steps, init: None, norm: None, ridge, gradient, cutoff: 0.0 }
+    Method { mechanism: "laplacian", inverse, steps, init: None, start: None, ridge, gradient, cutoff: 0.0 }
 }

@@ -7,7 +7,7 @@ use super::{
     Core, Loaded, SavedSlice, Sizes,
     forward::{Gather, partial},
     middle::{Middle, middle_memory},
-    producer_work, tile_sizes, values,
+    producer_work, tile_sizes,
 };
 use crate::{
     ExtraGradients, Gradients, Parameter, Result,
@@ -25,6 +25,7 @@ use crate::{
         nystrom::{
             pass::{self, Part, Pass, TOKENS, splits},
             tile::{Zip, scatter, transpose_all, zip},
+            values,
         },
     },
 };
@@ -161,7 +162,7 @@ impl Pass for Spread<'_> {
             scatter(dx, sizes.dp, kept, range.start, &mut dq_out[part.within(&range, d)], d);
         }
         dscale[0] = contraction as f32;
-        values::add(core, &part, self.dout, true, dv_out);
+        values::Filter::of_soft(core.call, core.m).add(&part, self.dout, true, dv_out);
     }
 }
 
@@ -240,6 +241,10 @@ fn parameters(
             filter_gradient(core, slice_parts, out, work);
             continue;
         }
+        if parameter == Parameter::ValueWeight {
+            values::Filter::of_soft(core.call, core.m).gradient(saved.dout, out);
+            continue;
+        }
         for (slice, [_, _, _, _, _, du, norm, dscale]) in of_slices() {
             let range = parameter.part(out.len(), shape, slice);
             let out = &mut out[range];
@@ -252,7 +257,6 @@ fn parameters(
                         out.copy_from_slice(&du[..shape.head_dim]);
                     }
                 }
-                Parameter::ValueWeight => values::gradient(core, slice, saved.dout, out),
                 _ => {}
             }
         }

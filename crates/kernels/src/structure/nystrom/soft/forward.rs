@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::{Core, Loaded, SavedSlice, Sizes, producer_work, tile_sizes, values};
+use super::{Core, Loaded, SavedSlice, Sizes, producer_work, tile_sizes};
 use crate::{
     Error, Result,
     call::Call,
@@ -14,6 +14,7 @@ use crate::{
     structure::nystrom::{
         pass::{self, Part, Pass, splits},
         tile::{scatter, transpose},
+        values::Filter,
     },
 };
 
@@ -241,6 +242,6 @@ impl Pass for Spread<'_> {
             tile.spread(level, w, sizes.dvp, rows);
             scatter(rows, sizes.dvp, kept, range.start, &mut out[part.within(&range, dv)], dv);
         }
-        values::add(core, &part, core.call.v, false, out);
+        Filter::of_soft(core.call, core.m).add(&part, core.call.v, false, out);
     }
 }

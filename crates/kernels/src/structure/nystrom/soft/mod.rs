@@ -7,12 +7,10 @@ mod backward;
 mod forward;
 mod middle;
 mod plan;
-mod values;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;
 pub(crate) use plan::plan;
-pub(crate) use values::{filter, filter_gradient};
 
 use std::ops::Range;
 
@@ -198,7 +196,7 @@ fn method(m: &Soft, mechanism: &'static str) -> Method {
         inverse: m.inverse,
         steps: m.newton_iterations,
         init: Some(m.newton_init),
-        norm: None,
+        start: None,
         ridge: m.ridge,
         gradient: m.gradient,
         cutoff: m.eigen_cutoff,

@@ -1,0 +1,179 @@
+//! Sizes of a call, and the buffers that are cut from memory: each a struct, whose fields have names.
+
+use crate::{
+    Shape,
+    mechanism::{Centering, Composed, Degree, Inverse, Landmarks, Normalisation, Nystrom, Whitening},
+    score::map::Map,
+    structure::dense::padded,
+};
+
+/// Structs of buffers with the length of each, as they are cut one behind the other.
+macro_rules! buffers {
+    ($($(#[$doc:meta])* $name:ident($s:ident) { $($(#[$of:meta])* $field:ident: $len:expr,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(super) struct $name<B> {
+            $($(#[$of])* pub $field: B,)+
+        }
+
+        impl $name<()> {
+            /// f32 that the buffers take.
+            pub fn room($s: &Sizes) -> usize {
+                crate::scratch::room([$($len),+])
+            }
+        }
+
+        impl<'m> $name<&'m mut [f32]> {
+            /// Cuts the buffers off the front of `memory`; the rest is the last result.
+            pub fn cut($s: &Sizes, memory: &'m mut [f32]) -> (Self, &'m mut [f32]) {
+                let ([$($field),+], rest) = crate::scratch::cut(memory, [$($len),+]);
+                (Self { $($field),+ }, rest)
+            }
+        }
+
+        impl<'m> $name<&'m [f32]> {
+            /// The buffers as they were written.
+            #[allow(dead_code)] // not all are read again
+            pub fn of($s: &Sizes, memory: &'m [f32]) -> Self {
+                let [$($field),+] = crate::scratch::parts(memory, [$($len),+]);
+                Self { $($field),+ }
+            }
+        }
+    )+};
+}
+
+pub(super) use buffers;
+
+/// Sizes of the parts of a call, and what it needs of them. `marks` counts dead landmarks too: it is the same for all slices.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub shape: Shape,
+    pub marks: usize,
+    /// Landmarks in whole vectors.
+    pub mp: usize,
+    /// Channels of a token's image.
+    pub dim: usize,
+    /// Channels of landmarks, of images, and of values with what is appended to them, in whole vectors.
+    pub rp: usize,
+    pub dp: usize,
+    pub vp: usize,
+    /// Whether a channel of ones is appended to the values: the operator's rows and columns are summed by it.
+    pub ones: bool,
+    /// Whether images of tokens and of landmarks differ.
+    pub mapped: bool,
+    pub activated: bool,
+    /// Whether the inverse is kept to more than f32.
+    pub exact: bool,
+    /// Whether columns are divided by their deviations, and whether means of columns or rows are taken off.
+    pub whitens: bool,
+    pub per_key: bool,
+    pub per_query: bool,
+    /// Whether rows are divided by their sums.
+    pub by_row: bool,
+    /// Whether degrees are those of tokens.
+    pub token_degrees: bool,
+    /// Whether filters of landmarks mix all channels, and their places in a window; 0 without filters.
+    pub full: bool,
+    pub slots: usize,
+}
+
+impl Sizes {
+    /// Filters of landmarks that are `full` leave partial windows out.
+    pub fn of(m: &Composed, structure: &Nystrom, full: bool, shape: &Shape) -> Self {
+        let marks = structure.landmarks.count(shape.seq_kv, structure.grid, !full);
+        let (whitening, centering) = match &m.normalisation {
+            Normalisation::Whitened(w) => (w.whitening, w.centering),
+            _ => (Whitening::None, Centering::None),
+        };
+        let by_row = matches!(m.normalisation, Normalisation::Row(_));
+        let token_degrees = matches!(&m.normalisation, Normalisation::Symmetric(s) if s.degree == Some(Degree::Token));
+        let (map, ones) = (Map::of(&m.score), by_row || token_degrees);
+        Self {
+            shape: *shape,
+            marks,
+            mp: padded(marks),
+            dim: shape.head_dim + map.channels(),
+            rp: padded(shape.head_dim),
+            dp: map.stride(shape.head_dim),
+            vp: padded(shape.value_dim + usize::from(ones)),
+            ones,
+            mapped: map != Map::Identity,
+            activated: structure.landmark_act,
+            exact: matches!(structure.inverse, Inverse::Cholesky | Inverse::Eigen),
+            whitens: whitening != Whitening::None,
+            per_key: centering == Centering::PerKey,
+            per_query: centering == Centering::PerQuery,
+            by_row,
+            token_degrees,
+            full,
+            slots: match structure.landmarks {
+                Landmarks::Conv { ratio } if structure.grid.is_some() => ratio * ratio,
+                Landmarks::Conv { ratio } => ratio,
+                _ => 0,
+            },
+        }
+    }
+
+    /// Channels of the values with what is appended to them.
+    pub fn channels(&self) -> usize {
+        self.shape.value_dim + usize::from(self.ones)
+    }
+
+    /// Distance of the rows of images in memory.
+    pub fn token_stride(&self) -> usize {
+        if self.mapped { self.dp } else { self.shape.head_dim }
+    }
+
+    /// f32 that all slices save, but for the factors on values.
+    pub fn heads(&self) -> usize {
+        self.shape.slices() * Saved::room(self)
+    }
+
+    /// f32 that a call saves.
+    pub fn stats(&self) -> usize {
+        self.heads() + if self.whitens { self.shape.slices() * self.shape.seq_kv } else { 0 }
+    }
+
+    pub const fn only(needed: bool, len: usize) -> usize {
+        if needed { len } else { 0 }
+    }
+}
+
+buffers! {
+    /// What the forward pass saves of a slice.
+    Saved(s) {
+        /// Landmarks before they are activated and mapped, `[marks, rp]`.
+        raw: s.marks * s.rp,
+        /// On the columns of landmarks, of which several may count as one, and the first of those that each coincides with.
+        column_factors: s.mp,
+        first: s.mp,
+        /// By how much the largest similarity of two landmarks is below that of one to itself.
+        nearest: 1,
+        /// The inverse `[marks, mp]`, and what f32 leaves off.
+        high: s.marks * s.mp,
+        low: Sizes::only(s.exact, s.marks * s.mp),
+        /// Inverse square roots of the degrees; ones without degrees.
+        c: s.mp,
+        /// The covariance of the rows of `Cq`, and their mean; the mean of the rows of `Ck`.
+        covariance: Sizes::only(s.whitens, s.marks * s.mp),
+        query_mean: s.mp,
+        key_mean: s.mp,
+        /// `B = Ck^T V`, and `T = c X c B`.
+        b: s.marks * s.vp,
+        t: s.marks * s.vp,
+        /// The mean of the weighted values, and what is added to every output.
+        value_mean: s.vp,
+        bias: s.vp,
+    }
+
+    /// A slice's landmarks as tokens meet them.
+    Marks(s) {
+        /// Images, `[marks, dp]`, and the same transposed, `[dim, mp]`.
+        rows: s.marks * s.dp,
+        transposed: s.dim * s.mp,
+        /// Images as those of tokens, where these differ.
+        tokens: Sizes::only(s.mapped, s.marks * s.dp),
+        /// Activated landmarks, where their images are others.
+        active: Sizes::only(s.mapped && s.activated, s.marks * s.rp),
+    }
+}

@@ -1,0 +1,307 @@
+//! What stands between the backward passes, per slice: small products among landmarks.
+
+use super::{
+    backward::{Kept, OfQueries},
+    forward::Heads,
+    gradients::OfTokens,
+    layout::{Saved, Sizes, buffers},
+    marks::Producer,
+    operator::{Core, Head, Side},
+    pairs::{factors, pull},
+    pass::{share, splits},
+    tile::transpose,
+};
+use crate::{
+    linalg::{Method, Order, wide},
+    mechanism::{Inverse, InverseGradient, Landmarks},
+    score::contract::{self, MOST_PARAMETERS},
+    scratch::cut,
+    simd::product::{Left, Right, Size, Store, multiply},
+    structure::dense::dot,
+};
+
+/// A residual of the inverse below which its gradient is that of the exact inverse.
+const CONVERGED: f32 = 1e-4;
+
+buffers! {
+    /// What [`close_queries`] takes.
+    QueriesBuffers(s) {
+        dt: s.marks * s.vp,
+        /// Rows times the degrees, and by channel.
+        scaled: s.marks * s.vp,
+        across: s.channels() * s.mp,
+    }
+
+    /// What [`close_keys`] takes.
+    KeysBuffers(s) {
+        /// `Gamma`, and products with it.
+        gamma: Sizes::only(s.whitens, s.marks * s.mp),
+        first: s.marks * s.mp,
+        second: s.marks * s.mp,
+        /// Terms and affinities among landmarks; the gradients of the latter.
+        terms: s.marks * s.mp,
+        a: s.marks * s.mp,
+        e: s.marks * s.mp,
+        du: s.marks * s.dp,
+        unused: s.marks * s.dp,
+    }
+}
+
+/// f32 of memory that the steps of a slice take.
+pub(super) fn memory(method: &Method, landmarks: Landmarks, full: bool, s: &Sizes) -> usize {
+    let order = Order { n: s.marks, stride: s.mp };
+    let queries = QueriesBuffers::room(s) + wide::product_work(s.marks, s.vp);
+    let keys = KeysBuffers::room(s) + method.gradient_work(order).max(method.work(order));
+    queries.max(keys).max(s.dp + Producer::work(landmarks, full, &s.shape, s.marks))
+}
+
+impl Core<'_> {
+    fn middle_memory(&self) -> usize {
+        memory(&self.method(), self.structure.landmarks, self.preset.full, &self.sizes)
+    }
+}
+
+/// `dB = c X c dT`, what that and `T` say of the inverse, and the gradients of the degrees.
+pub(super) fn close_queries(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], kept: &mut [f32], work: &mut [f32]) {
+    let (sizes, shape) = (&core.sizes, &core.call.shape);
+    let len = OfQueries::room(sizes);
+    let parts = splits(shape.slices(), shape.seq_q) * len;
+    let items = kept.chunks_mut(Kept::room(sizes)).zip(partial.chunks(parts)).enumerate().take(shape.slices());
+    share(items, work, core.middle_memory(), |(slice, (kept, partial)), memory| {
+        kept.fill(0.0);
+        let (kept, _) = Kept::cut(sizes, kept);
+        let (buffers, work) = QueriesBuffers::cut(sizes, memory);
+        let (saved, order) = (core.saved(heads.saved, slice), core.order(slice));
+        buffers.dt.fill(0.0);
+        for part in partial.chunks_exact(len) {
+            let sums = OfQueries::of(sizes, part);
+            buffers.dt.iter_mut().zip(sums.dt).for_each(|(dt, x)| *dt += x);
+            kept.g_sum.iter_mut().zip(sums.g_sum).for_each(|(sum, x)| *sum += x);
+        }
+        wide::scaled_product(order, [saved.high, saved.low], saved.c, buffers.dt, sizes.vp, kept.db, work);
+        let values = order.n * sizes.vp;
+        transpose(&saved.t[..values], sizes.vp, sizes.channels(), kept.t_across, sizes.mp);
+        core.inverse_gradient(
+            order,
+            &saved,
+            [buffers.dt, kept.db, kept.t_across],
+            kept.da,
+            [buffers.scaled, buffers.across],
+        );
+        core.degree_gradient(order, &saved, buffers.dt, kept.db, kept.degrees);
+        transpose(&kept.db[..values], sizes.vp, sizes.channels(), kept.db_across, sizes.mp);
+    });
+}
+
+impl Core<'_> {
+    /// Writes the gradient of the affinities among landmarks by the formula of an inverse, `-(dB / c) (T / c)^T`; for other
+    /// methods that of `X`, `(c dT) (c B)^T`.
+    fn inverse_gradient(
+        &self,
+        order: Order,
+        saved: &Saved<&[f32]>,
+        [dt, db, t_across]: [&[f32]; 3],
+        da: &mut [f32],
+        [scaled, across]: [&mut [f32]; 2],
+    ) {
+        let (sizes, level, channels) = (&self.sizes, self.call.level, self.sizes.channels());
+        let size = Size { rows: order.n, cols: order.n.next_multiple_of(16), depth: channels };
+        let left = |data| Left { data, row_stride: sizes.vp, depth_stride: 1 };
+        let right = |data| Right { data, stride: sizes.mp };
+        if self.method().is_implicit() {
+            multiply(level, size, left(db), right(t_across), Store { data: &mut *da, stride: sizes.mp });
+            for (i, row) in da.chunks_exact_mut(sizes.mp).take(order.n).enumerate() {
+                row.iter_mut().zip(saved.c).take(order.n).for_each(|(da, c)| *da /= -(saved.c[i] * c));
+            }
+            return;
+        }
+        scale_rows(saved.c, saved.b, sizes.vp, scaled);
+        transpose(&scaled[..order.n * sizes.vp], sizes.vp, channels, across, sizes.mp);
+        scale_rows(saved.c, dt, sizes.vp, scaled);
+        multiply(level, size, left(&*scaled), right(&*across), Store { data: da, stride: sizes.mp });
+    }
+
+    /// `dd_i = -1/2 c_i^2 (<dT_i, T_i> + <B_i, dB_i>)` of the values' channels. Those of tokens are sums over the channel of ones, to
+    /// whose gradient they are written.
+    fn degree_gradient(&self, order: Order, saved: &Saved<&[f32]>, dt: &[f32], db: &mut [f32], out: &mut [f32]) {
+        let (sizes, dim) = (&self.sizes, self.call.shape.value_dim);
+        if !(sizes.token_degrees || self.landmark_degrees()) {
+            return;
+        }
+        for (i, out) in out.iter_mut().enumerate().take(order.n) {
+            let inner = |x: &[f32], y: &[f32]| dot(&x[i * sizes.vp..][..dim], &y[i * sizes.vp..][..dim]);
+            let c = f64::from(saved.c[i]);
+            *out = (-0.5 * c * c * (inner(dt, saved.t) + inner(saved.b, db))) as f32;
+            if sizes.token_degrees {
+                let factor = saved.column_factors[i];
+                db[i * sizes.vp + dim] = if factor > 0.0 { *out / factor } else { 0.0 };
+            }
+        }
+    }
+
+    /// The gradient of the inverse: of the exact one, unless Newton-Schulz stopped short of it.
+    fn gradient_method(
+        &self,
+        order: Order,
+        start: Option<f64>,
+        a: &[f32],
+        x: &[f32],
+        [matrix, product]: [&mut [f32]; 2],
+    ) -> Method {
+        let method = Method { start, ..self.method() };
+        if method.inverse != Inverse::NewtonSchulz || method.gradient == InverseGradient::Implicit {
+            return method;
+        }
+        order.add_ridge(a, method.ridge, matrix);
+        order.times(self.call.level, matrix, x, product);
+        let entry = |i: usize, j: usize| f32::from(u8::from(i == j)) - product[i * order.stride + j];
+        let residual = |i: usize| (0..order.n).map(|j| entry(i, j).abs()).sum::<f32>();
+        let converged = (0..order.n).all(|i| residual(i) < CONVERGED);
+        if converged { Method { gradient: InverseGradient::Implicit, ..method } } else { method }
+    }
+}
+
+/// `out_i = c_i x_i` for rows of `width`.
+fn scale_rows(c: &[f32], x: &[f32], width: usize, out: &mut [f32]) {
+    for ((x, out), c) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).zip(c) {
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = c * x);
+    }
+}
+
+/// From `Gamma` to the gradient of the inverse, and of the landmarks among each other.
+pub(super) fn close_keys(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], kept: &mut [f32], work: &mut [f32]) {
+    let (sizes, shape) = (&core.sizes, &core.call.shape);
+    let len = OfTokens::room(sizes);
+    let parts = splits(shape.slices(), shape.seq_kv) * len;
+    let items = kept.chunks_mut(Kept::room(sizes)).zip(partial.chunks(parts)).enumerate().take(shape.slices());
+    share(items, work, core.middle_memory(), |(slice, (kept, partial)), memory| {
+        let (kept, _) = Kept::cut(sizes, kept);
+        let (buffers, work) = KeysBuffers::cut(sizes, memory);
+        buffers.gamma.fill(0.0);
+        for part in partial.chunks_exact(len) {
+            let sums = OfTokens::of(sizes, part);
+            buffers.gamma.iter_mut().zip(sums.gamma).for_each(|(sum, x)| *sum += x);
+            kept.du.iter_mut().zip(sums.du).for_each(|(du, x)| *du += x);
+            kept.parameters.iter_mut().zip(sums.parameters).for_each(|(sum, x)| *sum += x);
+        }
+        core.with(heads, slice, |head, saved| core.among_landmarks(head, saved, kept, buffers, work));
+    });
+}
+
+impl Core<'_> {
+    fn among_landmarks(
+        &self,
+        head: &Head<'_>,
+        saved: &Saved<&[f32]>,
+        kept: Kept<&mut [f32]>,
+        buffers: KeysBuffers<&mut [f32]>,
+        work: &mut [f32],
+    ) {
+        let (sizes, level, order) = (&self.sizes, self.call.level, self.order(head.slice));
+        let KeysBuffers { gamma, first, second, terms, a, e, du, unused } = buffers;
+        self.among(head, &mut *terms, a);
+        let start = self.merge(order, saved.column_factors, a, work);
+        let method = self.gradient_method(order, start, a, saved.high, [&mut *first, &mut *second]);
+        let by_formula = self.method().is_implicit();
+        if sizes.whitens {
+            // X Gamma X, and of `2 S X Gamma`, the gradient of X, what it makes of the affinities.
+            order.times(level, saved.high, gamma, first);
+            order.times(level, first, saved.high, kept.spread);
+            order.times(level, saved.covariance, if by_formula { &*kept.spread } else { &*first }, second);
+            let mut factor = 2.0;
+            if by_formula {
+                order.times(level, saved.high, second, first);
+                second.copy_from_slice(first);
+                factor = -2.0;
+            }
+            kept.da.iter_mut().zip(&*second).take(order.len()).for_each(|(da, x)| *da += factor * x);
+            let share = 2.0 / self.kept(Side::Query, head.slice).max(1) as f32;
+            kept.spread.iter_mut().for_each(|x| *x *= share);
+        }
+        if !by_formula {
+            method.gradient(level, order, a, saved.high, kept.da, work);
+        }
+        self.value_gradients(head, saved, [a, kept.da, kept.degrees], e);
+        unused.fill(0.0);
+        let mut parameters = [0.0; MOST_PARAMETERS];
+        let (n, live) = (order.n, order.n * sizes.dp);
+        let tile = contract::Tile { data: e, stride: sizes.mp, rows: n, width: super::tile::width(n) };
+        let images = (self.as_tokens(head), &head.marks.rows[..live], sizes.dp);
+        pull(level, head.score, terms, tile, images, (&mut du[..live], unused), &mut parameters);
+        let [of_tokens, of_marks] = factors(head.score.term());
+        kept.du.iter_mut().zip(&*du).take(live).for_each(|(sum, x)| *sum = of_marks * *sum + of_tokens * x);
+        // Every pair of landmarks stands in the matrix twice, and each time with the gradients of both.
+        kept.parameters.iter_mut().zip(parameters).for_each(|(sum, x)| *sum += 0.5 * x as f32);
+    }
+
+    /// Writes the gradients of the score's values among landmarks, of both orders of every pair: from those of the affinities as they
+    /// count, and of the degrees.
+    fn value_gradients(&self, head: &Head<'_>, saved: &Saved<&[f32]>, [a, da, degrees]: [&[f32]; 3], e: &mut [f32]) {
+        let (n, mp, factors) = (head.count, self.sizes.mp, saved.column_factors);
+        let (log, by_landmark) = (head.score.is_log(), self.landmark_degrees());
+        let one_way = |i: usize, j: usize| {
+            let at = i * mp + j;
+            let chain = if log { a[at] } else { factors[i] * factors[j] };
+            let degree = if by_landmark && factors[i] > 0.0 { degrees[i] * factors[j] / factors[i] } else { 0.0 };
+            // Affinities as they count are those of single landmarks times the factors of both.
+            if log { (da[at] + degree) * chain } else { da[at] * chain + degree * factors[i] * factors[j] }
+        };
+        e.fill(0.0);
+        for i in 0..n {
+            (0..n).for_each(|j| e[i * mp + j] = one_way(i, j) + one_way(j, i));
+        }
+    }
+}
+
+/// The landmarks' gradients, and from them those of the keys that they are made of, added to `dk`; `partial` has the sums over queries.
+pub(super) fn close(
+    core: &Core<'_>,
+    heads: Heads<'_>,
+    partial: Option<&[f32]>,
+    kept: &mut [f32],
+    dk: &mut [f32],
+    work: &mut [f32],
+) {
+    let (sizes, shape) = (&core.sizes, &core.call.shape);
+    let len = OfTokens::room(sizes);
+    let parts = splits(shape.slices(), shape.seq_q) * len;
+    let items = kept.chunks_mut(Kept::room(sizes)).zip(dk.chunks_mut(shape.seq_kv * shape.head_dim)).enumerate();
+    share(items.take(shape.slices()), work, core.middle_memory(), |(slice, (kept, dk)), memory| {
+        let (kept, _) = Kept::cut(sizes, kept);
+        let sums = partial.map_or(&[][..], |partial| &partial[slice * parts..][..parts]);
+        core.with(heads, slice, |head, saved| {
+            let [_, of_marks] = factors(head.score.term());
+            for part in sums.chunks_exact(len) {
+                let sums = OfTokens::of(sizes, part);
+                kept.du.iter_mut().zip(sums.du).for_each(|(du, x)| *du += of_marks * x);
+                kept.parameters.iter_mut().zip(sums.parameters).for_each(|(sum, x)| *sum += x);
+            }
+            core.share_gradient(saved, head.count, kept.du);
+            let ([row], work) = cut(memory, [sizes.dp]);
+            core.pull_back(head, saved, kept.du, row);
+            let du = &mut kept.du[..head.count * sizes.rp];
+            if let Some(norm) = core.norm() {
+                let (dgamma, dbeta) = kept.norm.split_at_mut(sizes.rp);
+                norm.backward(&saved.raw[..du.len()], sizes.rp, du, [dgamma, dbeta]);
+            }
+            core.producer.backward(core.call.level, slice, du, sizes.rp, dk, work);
+        });
+    });
+}
+
+impl Core<'_> {
+    /// Turns gradients of images, rows of `dp`, into those of the landmarks before they were mapped, rows of `rp`.
+    fn pull_back(&self, head: &Head<'_>, saved: &Saved<&[f32]>, du: &mut [f32], image: &mut [f32]) {
+        let (sizes, d) = (&self.sizes, self.call.shape.head_dim);
+        if !sizes.mapped {
+            return;
+        }
+        let before = if sizes.activated { head.marks.active } else { saved.raw };
+        for (i, row) in before.chunks_exact(sizes.rp).enumerate().take(head.count) {
+            image.copy_from_slice(&du[i * sizes.dp..][..sizes.dp]);
+            let out = &mut du[i * sizes.rp..][..sizes.rp];
+            out.fill(0.0);
+            self.map.pull_back(&row[..d], image, &mut out[..d]);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Affinities between a tile of tokens and the landmarks by any score, and the way back to both.
+
+use std::f32::consts::LOG2_E;
+
+use pulp::{Simd, WithSimd};
+
+use crate::{
+    score::{
+        Manhattan, Pairs, Squared,
+        contract::{MOST_PARAMETERS, ParameterSums, Tile, TileScore},
+        gradients,
+    },
+    simd::{
+        Level,
+        math::exp2,
+        product::{Add, Left, Right, Size, Store, Term, combine, multiply, multiply_add},
+    },
+};
+
+/// Writes the sums of a `term` over the channels of all pairs, by token.
+pub(super) fn terms(level: Level, term: Term, size: Size, x: Left<'_>, marks: Right<'_>, out: Store<'_>) {
+    level.dispatch(Terms { term, size, x, marks, out });
+}
+
+struct Terms<'a> {
+    term: Term,
+    size: Size,
+    x: Left<'a>,
+    marks: Right<'a>,
+    out: Store<'a>,
+}
+
+impl WithSimd for Terms<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        combine(simd, self.term, self.size, self.x, self.marks, &mut self.out);
+    }
+}
+
+/// Makes affinities of the terms in a tile.
+pub(super) fn affinities(level: Level, score: &dyn TileScore, tile: Tile<'_>) {
+    let Tile { data, stride, rows, width } = tile;
+    score.values(level, Tile { data: &mut *data, stride, rows, width });
+    if score.is_log() {
+        level.dispatch(Exponentials(Tile { data, stride, rows, width }));
+    }
+}
+
+struct Exponentials<'a>(Tile<'a>);
+
+impl WithSimd for Exponentials<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Tile { data, stride, rows, width } = self.0;
+        let rate = simd.splat_f32s(LOG2_E);
+        for row in data.chunks_mut(stride).take(rows) {
+            for x in S::as_mut_simd_f32s(&mut row[..width]).0 {
+                *x = exp2(simd, simd.mul_f32s(rate, *x));
+            }
+        }
+    }
+}
+
+/// What the gradients of a term's differences are multiplied by: those of tokens and those of landmarks, as [`pull`] leaves them.
+pub(super) const fn factors(term: Term) -> [f32; 2] {
+    match term {
+        Term::Product => [1.0, 1.0],
+        Term::SquaredDifference => [2.0, -2.0],
+        Term::Difference => [1.0, -1.0],
+    }
+}
+
+/// Turns `pairs.e`, the gradients of a tile's values, into those of the terms; writes the tokens' gradients and adds the
+/// landmarks', both but for [`factors`], and adds those of the score's parameters to `sums`.
+pub(super) fn pull(
+    level: Level,
+    score: &dyn TileScore,
+    terms: &[f32],
+    e: Tile<'_>,
+    (tokens, marks, dim): (&[f32], &[f32], usize),
+    (dtokens, dmarks): (&mut [f32], &mut [f32]),
+    sums: &mut [f64; MOST_PARAMETERS],
+) {
+    let Tile { data, stride, rows, width } = e;
+    let sums = ParameterSums { sums, typical: None };
+    score.gradients(level, terms, Tile { data: &mut *data, stride, rows, width }, sums);
+    let pairs = Pairs { tokens, marks, dim, e: &*data, stride };
+    match score.term() {
+        Term::SquaredDifference => gradients(level, Squared, pairs, dtokens, dmarks),
+        Term::Difference => gradients(level, Manhattan, pairs, dtokens, dmarks),
+        Term::Product => {
+            let count = marks.len() / dim;
+            let size = Size { rows, cols: dim, depth: count };
+            let left = Left { data: &*data, row_stride: stride, depth_stride: 1 };
+            multiply(level, size, left, Right { data: marks, stride: dim }, Store { data: dtokens, stride: dim });
+            let size = Size { rows: count, cols: dim, depth: rows };
+            let left = Left { data: &*data, row_stride: 1, depth_stride: stride };
+            multiply_add(level, size, left, Right { data: tokens, stride: dim }, Add { data: dmarks, stride: dim });
+        }
+    }
+}
