@@ -1,11 +1,13 @@
-//! Innermost loops on their own, for the benches that compare them; no part of the interface.
+//! Innermost loops on their own, for the benches that compare them, and constants of mechanisms, for other forms of them; no part of
+//! the interface.
 
 use pulp::{Simd, WithSimd};
 
 use crate::{
     Result,
     linalg::{Entries, Method, Order},
-    mechanism::{Inverse, InverseGradient},
+    mechanism::{Inverse, InverseGradient, Score},
+    random, random_features,
     score::{Manhattan, Squared},
     simd::{
         Level,
@@ -95,4 +97,19 @@ impl Inverter {
         let y = Entries { high: &mut self.y, low: &mut [] };
         self.method.invert(level, self.order, &self.a, y, &mut self.work)
     }
+}
+
+/// The intrinsic dimension of a power law, for `heads` heads of `head_dim` channels.
+pub fn intrinsic_dim(score: &Score, head_dim: usize, heads: usize) -> f64 {
+    score.as_fna().resolve(head_dim, heads).intrinsic_dim
+}
+
+/// The directions of random features, `[count, dim]`.
+pub fn feature_directions(seed: u64, count: usize, dim: usize) -> Vec<f64> {
+    random_features::directions(seed, count, dim)
+}
+
+/// The tokens among `len` that are the `count` random landmarks of every batch element, `[batch, count]`.
+pub fn random_landmarks(seed: u64, batch: usize, len: usize, count: usize) -> Vec<usize> {
+    (0..batch).flat_map(|b| random::sample(seed, b, len, count)).collect()
 }

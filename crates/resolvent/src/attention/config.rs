@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Error, Mechanism, Parameter, Shape, Strategy,
-    mechanism::{GlobalTokens, Landmarks, Ssa},
+    mechanism::{GlobalTokens, Landmarks, Ssa, Structure},
     ops::projections,
     ternary::Packed,
 };
@@ -317,16 +317,30 @@ impl MultiHeadAttentionConfig {
 /// Tokens that a sequence needs for the positions, grids and landmarks that the configuration names.
 fn least_tokens(mechanism: &Mechanism) -> usize {
     match mechanism {
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => match (m.grid, m.landmarks) {
-            (Some([height, width]), _) => height.saturating_mul(width),
-            (None, Landmarks::Random { count, .. } | Landmarks::First { count }) => count,
-            (None, Landmarks::Conv { ratio }) => ratio,
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => least_for_landmarks(m.grid, m.landmarks),
+        Mechanism::Laplacian(m) => m.grid.map_or(1, |[height, width]| height.saturating_mul(width)),
+        Mechanism::Ssa(m) => least_for_clusters(m),
+        Mechanism::Composed(m) => match &m.structure {
+            Structure::Nystrom(m) => least_for_landmarks(m.grid, m.landmarks),
+            Structure::Clustered(m) => least_for_clusters(&m.ssa(None, false)),
             _ => 1,
         },
-        Mechanism::Laplacian(m) => m.grid.map_or(1, |[height, width]| height.saturating_mul(width)),
-        Mechanism::Ssa(Ssa { global_tokens: Some(GlobalTokens::At(positions)), .. }) => {
-            positions.iter().max().map_or(1, |&last| last.saturating_add(1))
-        }
+        _ => 1,
+    }
+}
+
+fn least_for_landmarks(grid: Option<[usize; 2]>, landmarks: Landmarks) -> usize {
+    match (grid, landmarks) {
+        (Some([height, width]), _) => height.saturating_mul(width),
+        (None, Landmarks::Random { count, .. } | Landmarks::First { count }) => count,
+        (None, Landmarks::Conv { ratio }) => ratio,
+        _ => 1,
+    }
+}
+
+fn least_for_clusters(m: &Ssa) -> usize {
+    match &m.global_tokens {
+        Some(GlobalTokens::At(positions)) => positions.iter().max().map_or(1, |&last| last.saturating_add(1)),
         _ => 1,
     }
 }

@@ -42,16 +42,18 @@ impl MultiHeadAttention {
     /// mechanism. For export; the decay is no longer learned.
     ///
     /// # Errors
-    /// `Unsupported` for `infsa-resolvent`, whose decay is not a factor, and for mechanisms without one.
+    /// `Unsupported` for series of several hops, whose decay is not a factor, and for mechanisms without one.
     pub fn fold_gamma(mut self) -> Result<Self> {
         let unsupported = |why| {
             Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what: "folding gamma", why }.into())
         };
-        let fixed = match (&self.mechanism, self.mechanism.gamma()) {
-            (Mechanism::InfsaResolvent(_), _) => return unsupported("the decay weighs every hop differently"),
-            (Mechanism::Composed(m), _) if !matches!(m.series, Series::OneHop(_)) => {
-                return unsupported("the decay weighs every hop differently");
-            }
+        let several = match &self.mechanism {
+            Mechanism::InfsaResolvent(_) => true,
+            Mechanism::Composed(m) => !matches!(m.series, Series::OneHop(_)),
+            _ => false,
+        };
+        let fixed = match (several, self.mechanism.gamma()) {
+            (true, _) => return unsupported("the decay weighs every hop differently"),
             (_, None) => return unsupported("it has no decay"),
             (_, Some(gamma)) => gamma,
         };

@@ -7,7 +7,7 @@ use burn::{
 
 use crate::{
     Extras, Mechanism, Parameter, Shape,
-    mechanism::{Landmarks, Soft},
+    mechanism::{Landmarks, Structure},
 };
 
 /// The mechanism's own filters and norms, as far as its configuration has them. Filters lie flat, one row per channel or
@@ -92,6 +92,11 @@ pub(super) fn with_grid(mut mechanism: Mechanism, grid: Option<[usize; 2]>) -> M
     match &mut mechanism {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid = grid.or(m.grid),
         Mechanism::Laplacian(m) => m.grid = grid.or(m.grid),
+        Mechanism::Composed(m) => {
+            if let Structure::Nystrom(m) = &mut m.structure {
+                m.grid = grid.or(m.grid);
+            }
+        }
         _ => {}
     }
     mechanism
@@ -102,15 +107,25 @@ pub(crate) fn grid_of(mechanism: &Mechanism) -> Option<[usize; 2]> {
     match mechanism {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => m.grid,
         Mechanism::Laplacian(m) => m.grid,
+        Mechanism::Composed(m) => match &m.structure {
+            Structure::Nystrom(m) => m.grid,
+            _ => None,
+        },
         _ => None,
     }
 }
 
 /// The mechanism with another draw of its random landmarks, from the device's generator.
 pub(super) fn redrawn(mut mechanism: Mechanism, device: &Device) -> Mechanism {
-    if let Mechanism::Soft(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
-    | Mechanism::SoftPp(Soft { landmarks: Landmarks::Random { seed, .. }, .. }) = &mut mechanism
-    {
+    let landmarks = match &mut mechanism {
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) => Some(&mut m.landmarks),
+        Mechanism::Composed(m) => match &mut m.structure {
+            Structure::Nystrom(m) => Some(&mut m.landmarks),
+            _ => None,
+        },
+        _ => None,
+    };
+    if let Some(Landmarks::Random { seed, .. }) = landmarks {
         *seed ^= drawn_seed(device);
     }
     mechanism

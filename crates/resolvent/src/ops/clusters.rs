@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use resolvent_kernels::{self as kernels, ClusterPlan};
 
 use super::{Inputs, Mask, fused::host_mask};
-use crate::{Mechanism, Result, Shape};
+use crate::{Mechanism, Result, Shape, mechanism::Structure};
 
 /// A place for a plan that several calls use, layers of a model for instance: the first of them makes it. The calls must have
 /// the same sizes and masks; others are refused.
@@ -28,9 +28,15 @@ pub(super) fn clusters(
     mask: &Mask,
     shape: &Shape,
 ) -> Result<Option<Arc<ClusterPlan>>> {
-    let (Mechanism::Ssa(_), Some(k), None) = (mechanism, &inputs.k, &inputs.extras.clusters) else {
-        return Ok(inputs.extras.clusters.clone());
+    let clustered = match mechanism {
+        Mechanism::Ssa(_) => true,
+        Mechanism::Composed(m) => matches!(m.structure, Structure::Clustered(_)),
+        _ => false,
     };
+    if !clustered || inputs.extras.clusters.is_some() {
+        return Ok(inputs.extras.clusters.clone());
+    }
+    let k = inputs.k.as_ref().unwrap_or(&inputs.q);
     if let Some(made) = inputs.extras.shared_clusters.as_ref().and_then(SharedClusters::plan) {
         return Ok(Some(made.clone()));
     }

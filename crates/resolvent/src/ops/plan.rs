@@ -6,15 +6,16 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{Calibration, Inputs, Mask};
-use crate::{Error, Mechanism, Result, Shape, mechanism::Whitening};
+use super::{Calibration, Inputs, Mask, composed};
+use crate::{Error, Mechanism, Result, Shape};
 
 /// How the operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strategy {
-    /// `Fused` where the device and the mechanism have it, else `Composed`; `Reference` for full whitening on Flex. For few
+    /// `Fused` where the device and the mechanism have it, else `Composed`; on Flex `Reference` where the fused path has no form and
+    /// tensor operations neither, as for full whitening. For few
     /// tokens in f32, `Composed` too where an installed [`Calibration`] has measured that it is faster.
     #[default]
     Auto,
@@ -65,7 +66,16 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
     // Drawing pairs for the full matrix is what the calibration has not timed.
     let calibration = Calibration::installed().filter(|_| dtype == DType::F32 && inputs.extras.dropout.is_none());
     let few = calibration.is_some_and(|c| shape.seq_q.max(shape.seq_kv) <= c.composed_up_to(mechanism));
-    let (strategy, reason) = choose(strategy, &device, dtype, mechanism, few)?;
+    let naive = strategy == Strategy::Auto
+        && is_flex(&device)
+        && is_fused(dtype)
+        && kernels::plan(mechanism, &shape, mask.causal, kernels::Strategy::Auto)?.strategy
+            == kernels::Strategy::Reference;
+    let (strategy, reason) = match (naive, naive && composed::needs_eigenvalues(mechanism)) {
+        (true, true) => (Strategy::Reference, "eigenvalues are taken by the naive path alone"),
+        (true, false) => (Strategy::Composed, "no fused path holds these values"),
+        _ => choose(strategy, &device, dtype, few)?,
+    };
     let kernel = match strategy {
         Strategy::Fused => Some(kernels::Strategy::Fused),
         Strategy::Reference => Some(kernels::Strategy::Reference),
@@ -75,19 +85,9 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
     Ok(Plan { strategy, reason, shape, kernel })
 }
 
-fn choose(
-    strategy: Strategy,
-    device: &Device,
-    dtype: DType,
-    mechanism: &Mechanism,
-    few: bool,
-) -> Result<(Strategy, &'static str)> {
-    let fused_dtype = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    let whole = matches!(mechanism, Mechanism::LaplacianExact(m) if m.whitening == Whitening::Full);
+fn choose(strategy: Strategy, device: &Device, dtype: DType, few: bool) -> Result<(Strategy, &'static str)> {
+    let fused_dtype = is_fused(dtype);
     match strategy {
-        Strategy::Auto if is_flex(device) && fused_dtype && whole => {
-            Ok((Strategy::Reference, "full whitening stores its matrix whatever one does"))
-        }
         Strategy::Auto if is_flex(device) && few => {
             Ok((Strategy::Composed, "measured here: tensor operations are faster for so few tokens"))
         }
@@ -105,6 +105,11 @@ fn choose(
         }
         Strategy::Fused | Strategy::Reference => Ok((strategy, "asked for")),
     }
+}
+
+/// Whether the kernels store such tensors.
+fn is_fused(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 pub(crate) fn is_flex(device: &Device) -> bool {

@@ -32,7 +32,7 @@ pub(super) struct Scaled {
 impl Scaled {
     pub(super) fn new(call: &Call, activation: Activation, scale: Option<f64>, eps: f64) -> Self {
         let (q_unit, k_unit) = (magnitude(&call.q), magnitude(&call.k));
-        let scale = call.scale(scale);
+        let scale = scale.unwrap_or_else(|| (call.shape.head_dim as f64).powf(-0.5));
         let (q, k) = (call.q.clone() / q_unit.clone(), call.k.clone() / k_unit.clone());
         let same = q_unit.zeros_like() + eps;
         let (factor, eps) = match activation {

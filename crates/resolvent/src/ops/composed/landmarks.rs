@@ -2,7 +2,7 @@
 
 use burn::tensor::{Shape as Dims, Tensor, TensorData, activation::gelu};
 use resolvent_kernels::{
-    Error, Parameter, Result,
+    Error, Parameter, Result, inner,
     mechanism::{Inverse, InverseGradient, Landmarks, NewtonInit},
 };
 
@@ -57,26 +57,27 @@ impl Producer<'_> {
             Landmarks::First { count } => {
                 (0..count).map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0)))).collect()
             }
-            Landmarks::Random { count, .. } => {
-                let given = self.extras.landmark_indices.iter().flat_map(|all| &all[b * count..][..count]);
-                let picked = given.map(|&token| token as usize);
-                picked.map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0)))).collect()
+            Landmarks::Random { count, seed } => {
+                let picked: Vec<usize> = match &self.extras.landmark_indices {
+                    Some(all) => all[b * count..][..count].iter().map(|&token| token as usize).collect(),
+                    None => inner::random_landmarks(seed, b + 1, seq, count).split_off(b * count),
+                };
+                picked
+                    .into_iter()
+                    .map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0))))
+                    .collect()
             }
             _ => Vec::new(),
         }
     }
 
     /// The landmarks of `x [batch, heads, seq, dim]`, whose masked rows are zero.
-    pub fn make(&self, x: &Tensor<4>, mechanism: &'static str) -> Result<Marks> {
+    pub fn make(&self, x: &Tensor<4>) -> Marks {
         let [batch, heads, seq, dim] = x.dims();
         if let Some(given) = self.extras.get(Parameter::GivenLandmarks) {
             let marks = given.dims()[0] / (batch * heads * dim);
             let u = given.clone().reshape([batch, heads, marks, dim]);
-            return Ok(Marks { live: Tensor::ones([batch, 1, marks, 1], &x.device()), u });
-        }
-        if matches!(self.landmarks, Landmarks::Random { .. }) && self.extras.landmark_indices.is_none() {
-            let why = "random landmarks are drawn by the fused kernels; move the tensors to Device::flex(), or give their indices";
-            return Err(Error::Unsupported { mechanism, what: "Strategy::Composed", why });
+            return Marks { live: Tensor::ones([batch, 1, marks, 1], &x.device()), u };
         }
         let members: Vec<_> = (0..batch).map(|b| self.members(b, seq)).collect();
         let marks = members[0].len();
@@ -90,7 +91,7 @@ impl Producer<'_> {
             constant::<4>(matrix, [batch, 1, marks, seq], x).expand([batch, heads, marks, seq]).matmul(x.clone())
         };
         let Some(weight) = self.extras.get(Parameter::LandmarkWeight) else {
-            return Ok(Marks { u: select(&|tokens, _| 1.0 / tokens.len() as f32), live });
+            return Marks { u: select(&|tokens, _| 1.0 / tokens.len() as f32), live };
         };
         let columns = if self.full { dim * dim } else { dim };
         let slots = weight.dims()[0] / columns;
@@ -106,7 +107,7 @@ impl Producer<'_> {
             }
         });
         let u = terms.reduce(|a, b| a + b).unwrap_or_else(|| x.clone().narrow(2, 0, marks).zeros_like());
-        Ok(Marks { u, live })
+        Marks { u, live }
     }
 }
 

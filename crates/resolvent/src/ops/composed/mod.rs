@@ -6,21 +6,33 @@
 
 mod affinity;
 mod clustered;
-mod dense;
 mod distance;
+mod features;
+mod graph;
+mod hop;
 mod landmarks;
-mod laplacian;
+mod normalisation;
+mod nystrom;
 mod pooled;
-mod resolvent;
+mod score;
+mod series;
 mod soft;
-mod values;
+mod whitened;
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
-use resolvent_kernels::{Dropout, Dropped, Parameter};
+use resolvent_kernels::{Dropout, Dropped, Error, Parameter};
+
+use clustered::Clusters;
+use graph::Pairs;
+use normalisation::normalise;
+use score::Affinity;
 
 use super::{Inputs, Mask, Output, clusters};
-use crate::{Mechanism, Result, Shape, mechanism::LinearInfsa};
+use crate::{
+    Mechanism, Result, Shape,
+    mechanism::{Inverse, LinearInfsa, Normalisation, Structure, Whitening},
+};
 
 /// A call with its masks applied, in f32 or f64.
 struct Call {
@@ -50,30 +62,56 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
         (None, gamma) => Tensor::full([1, 1, 1, 1], gamma.unwrap_or(1.0), (&call.q.device(), call.q.dtype())),
     };
     let (out, lse) = match mechanism {
-        Mechanism::Softmax(m) => {
-            let (out, lse) = dense::softmax(&call, m);
-            (out, Some(lse))
-        }
-        Mechanism::Uniform(_) => (dense::uniform(&call), None),
-        Mechanism::Infsa(m) => (dense::infsa(&call, m, decay), None),
-        Mechanism::InfsaResolvent(m) => (resolvent::infsa_resolvent(&call, m, decay)?, None),
+        Mechanism::Uniform(_) => (pooled::uniform(&call), None),
         Mechanism::LinearInfsa(m) => (pooled::linear_infsa(&call, m, decay), None),
-        Mechanism::Fna(m) => {
-            let (out, lse) = distance::fna(&call, m, &inputs.extras);
-            (out, Some(lse))
-        }
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => (soft::soft(&call, m, mechanism.id(), &inputs.extras)?, None),
-        Mechanism::Laplacian(m) => (laplacian::laplacian(&call, m, &inputs.extras)?, None),
-        Mechanism::LaplacianExact(m) => (laplacian::exact(&call, m, &inputs.extras)?, None),
-        Mechanism::Ssa(m) => {
-            let plan = clusters::clusters(inputs, mechanism, mask, shape)?.expect("the mechanism has clusters");
-            let (out, lse) = clustered::ssa(&call, m, &plan, mask)?;
-            (out, Some(lse))
-        }
-        Mechanism::Composed(m) => (values::composed(&call, m, &inputs.extras, decay)?, None),
-        other => unreachable!("`{}` has no composed form", other.id()),
+        _ => four_values(&call, inputs, mechanism, mask, decay)?,
     };
     Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
+}
+
+/// The output of four values, and the log-sum-exp of its rows, `[batch, heads, seq_q]`, of presets that have one.
+fn four_values(
+    call: &Call,
+    inputs: &Inputs,
+    mechanism: &Mechanism,
+    mask: &Mask,
+    decay: Tensor<4>,
+) -> Result<(Tensor<4>, Option<Tensor<3>>)> {
+    let (m, id, extras) = (mechanism.values(), mechanism.id(), &inputs.extras);
+    let affinity = Affinity::of(call, &m.score, extras, id)?;
+    let (hop, lse) = match &m.structure {
+        Structure::Dense(structure) => normalise(call, Pairs::dense(call, &affinity, structure), &m.normalisation, id)?,
+        Structure::Clustered(structure) => {
+            let plan = clusters::clusters(inputs, mechanism, mask, &call.shape)?;
+            let plan = plan.ok_or_else(|| unsupported(id, "a call without a plan of clusters"))?;
+            let clusters = Clusters::of(call, structure, &plan, mechanism, mask)?;
+            normalise(call, Pairs::clustered(call, &affinity, &clusters), &m.normalisation, id)?
+        }
+        Structure::Nystrom(structure) => {
+            (nystrom::hop(call, &affinity, structure, &m.normalisation, extras, mechanism)?, None)
+        }
+        Structure::Features(structure) => (features::hop(call, structure, affinity.scale()), None),
+        _ => return Err(unsupported(id, "this structure with Strategy::Composed").into()),
+    };
+    let out = series::apply(call, &m.series, &hop, decay, id)?;
+    let Shape { batch, heads, seq_q, .. } = call.shape;
+    let has_lse = matches!(mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
+    let lse = lse.filter(|_| has_lse).map(|lse| lse.cast(FloatDType::F32).reshape([batch, heads, seq_q]));
+    Ok((out, lse))
+}
+
+/// Whether the mechanism is defined by eigenvalues, which tensor operations do not take.
+pub(super) fn needs_eigenvalues(mechanism: &Mechanism) -> bool {
+    let m = mechanism.values();
+    matches!(&m.normalisation, Normalisation::Whitened(m) if m.whitening == Whitening::Full)
+        || matches!(&m.structure, Structure::Nystrom(m) if m.inverse == Inverse::Eigen)
+}
+
+/// A refusal of what tensor operations have no form of.
+fn unsupported(mechanism: &'static str, what: &'static str) -> Error {
+    let why = "tensor operations have no form of it; move the tensors to Device::flex()";
+    Error::Unsupported { mechanism, what, why }
 }
 
 /// The token weights of `linear-infsa`, `[batch, heads, 1, seq_kv]`.
@@ -99,11 +137,6 @@ impl Call {
             no_query,
             dropout: inputs.extras.dropout,
         }
-    }
-
-    /// The factor on `q.k`: the configured one, or `head_dim^-0.5`.
-    fn scale(&self, configured: Option<f64>) -> f64 {
-        configured.unwrap_or_else(|| (self.shape.head_dim as f64).powf(-0.5))
     }
 
     /// The pairs that causality forbids, `[1, 1, seq_q, seq_kv]`.
@@ -153,17 +186,22 @@ fn wide(x: &Tensor<4>) -> Tensor<4> {
 
 /// `x` with zeros in place of the masked elements.
 fn absent(x: Tensor<4>, mask: &Option<Tensor<4, Bool>>) -> Tensor<4> {
+    fill(x, mask, 0.0)
+}
+
+/// `x` with `value` in place of the masked elements.
+fn fill(x: Tensor<4>, mask: &Option<Tensor<4, Bool>>, value: f32) -> Tensor<4> {
     match mask {
         Some(mask) => {
             let shape = x.shape();
-            x.mask_fill(mask.clone().expand(shape), 0.0)
+            x.mask_fill(mask.clone().expand(shape), value)
         }
         None => x,
     }
 }
 
 /// `sqrt(x)` for `x >= 0`, with derivative 0 at 0.
-fn root(x: Tensor<4>) -> Tensor<4> {
+fn root<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let zero = x.clone().equal_elem(0.0);
     x.mask_fill(zero.clone(), 1.0).sqrt().mask_fill(zero, 0.0)
 }

@@ -1,4 +1,4 @@
-//! One weight per token, one pooled value per head: `linear-infsa`.
+//! One weight per token, one pooled value per head: `uniform`, `linear-infsa`.
 
 use burn::tensor::Tensor;
 
@@ -11,6 +11,15 @@ use crate::{
     Shape,
     mechanism::{LinearInfsa, PowerOperator},
 };
+
+/// The mean of the allowed values.
+pub(super) fn uniform(call: &Call) -> Tensor<4> {
+    let Shape { batch, heads, seq_q, seq_kv, .. } = call.shape;
+    let ones = Tensor::ones([batch, 1, seq_q, seq_kv], (&call.v.device(), call.v.dtype()));
+    let allowed = absent(ones, &call.blocked());
+    let counts = allowed.clone().sum_dim(3).clamp_min(1.0);
+    (allowed / counts).expand([batch, heads, seq_q, seq_kv]).matmul(call.v.clone())
+}
 
 /// "Infinite Self-Attention", eq. 16 to 21.
 pub(super) fn linear_infsa(call: &Call, m: &LinearInfsa, gamma: Tensor<4>) -> Tensor<4> {

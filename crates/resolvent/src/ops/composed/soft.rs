@@ -37,7 +37,7 @@ pub(super) fn soft(call: &Call, m: &Soft, mechanism: &'static str, extras: &Extr
         through(call, m, mechanism, extras, &q, scale)?
     };
     let out = match extras.get(Parameter::ValueWeight) {
-        Some(weight) => out + filtered(call, m, weight),
+        Some(weight) => out + filtered(call, &call.v, (m.value_conv, m.grid), weight),
         None => out,
     };
     Ok(call.of_keys(out))
@@ -62,7 +62,7 @@ fn through(
     scale: Tensor<4>,
 ) -> Result<Tensor<4>> {
     let producer = Producer { landmarks: m.landmarks, grid: m.grid, full: true, extras, keep: call.keep_key() };
-    let Marks { u, live } = producer.make(q, mechanism)?;
+    let Marks { u, live } = producer.make(q);
     let u = if m.landmark_act { activate(u, extras) } else { u };
     let pairs = live.clone() * live.clone().swap_dims(2, 3);
     let a = gaussian(&u, &u, scale.clone()) * pairs;
@@ -91,13 +91,17 @@ fn through(
     Ok(p.swap_dims(2, 3).matmul(w))
 }
 
-/// Every head's values convolved with its one kernel.
-fn filtered(call: &Call, m: &Soft, weight: &Tensor<1>) -> Tensor<4> {
+/// Every head's values `v` convolved with its one kernel of width `k`.
+pub(super) fn filtered(
+    call: &Call,
+    v: &Tensor<4>,
+    (k, grid): (usize, Option<[usize; 2]>),
+    weight: &Tensor<1>,
+) -> Tensor<4> {
     let Shape { batch, heads, seq_kv: seq, value_dim, .. } = call.shape;
-    let k = m.value_conv;
     // Channels are independent: they join the batch.
-    let v = call.v.clone().permute([0, 3, 1, 2]);
-    let y = match m.grid {
+    let v = call.of_keys(v.clone()).permute([0, 3, 1, 2]);
+    let y = match grid {
         Some([height, width]) => {
             let v = v.reshape([batch * value_dim, heads, height, width]);
             let options = ConvOptions::new([1, 1], [k / 2, k / 2], [1, 1], heads);

@@ -1,0 +1,272 @@
+//! Compositions of four values out of tensor operations, against the reference; and in a module.
+
+mod support;
+
+use burn::{
+    module::Module,
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Bool, Device, Tensor, TensorData},
+};
+use resolvent::{
+    Error, Inputs, Mask, Mechanism, Parameter, Shape, Strategy, attend,
+    attention::{MhaInput, MultiHeadAttentionConfig},
+    convert,
+};
+use resolvent_kernels::{Error as KernelError, relative_distance};
+use support::random;
+
+const SCORES: &[&str] = &[
+    r#"{"kind": "dot-exp"}"#,
+    r#"{"kind": "dot-exp", "softcap": 2.0, "scale": 0.75}"#,
+    r#"{"kind": "cosine-exp", "scale": 3.0}"#,
+    r#"{"kind": "dot-relu"}"#,
+    r#"{"kind": "dot-abs"}"#,
+    r#"{"kind": "dot-gelu"}"#,
+    r#"{"kind": "dot-squared-relu"}"#,
+    r#"{"kind": "dot-sigmoid"}"#,
+    r#"{"kind": "dot-sigmoid", "offset": -0.5}"#,
+    r#"{"kind": "gaussian"}"#,
+    r#"{"kind": "levy", "kappa": 3.0}"#,
+    r#"{"kind": "levy", "alpha": 2.0}"#,
+    r#"{"kind": "levy", "manifold": "sphere", "intrinsic_dim": 3}"#,
+    r#"{"kind": "student", "kappa": 2.0, "alpha": 1.5}"#,
+    r#"{"kind": "laplacian"}"#,
+    r#"{"kind": "constant"}"#,
+];
+
+const STRUCTURES: &[&str] = &[
+    r#"{"kind": "dense"}"#,
+    r#"{"kind": "dense", "window": 3, "sinks": 1}"#,
+    r#"{"kind": "clustered", "clusters": 3, "estimator": "centroid", "balance": null}"#,
+    r#"{"kind": "clustered", "clusters": 3, "samples": 2, "balance": null}"#,
+    r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 3}, "inverse": "cholesky", "ridge": 0.25}"#,
+    r#"{"kind": "nystrom", "landmarks": {"kind": "random", "count": 3, "seed": 5}, "ridge": 0.25}"#,
+    r#"{"kind": "nystrom", "landmarks": {"kind": "conv", "ratio": 2}, "landmark_act": true, "ridge": 0.25, "gradient": "unrolled"}"#,
+    r#"{"kind": "features"}"#,
+    r#"{"kind": "features", "map": "favor", "count": 7}"#,
+];
+
+const NORMALISATIONS: &[&str] = &[
+    r#"{"kind": "row"}"#,
+    r#"{"kind": "row", "density_exponent": 0.5}"#,
+    r#"{"kind": "frobenius", "eps": 0.125}"#,
+    r#"{"kind": "symmetric"}"#,
+    r#"{"kind": "symmetric", "degree": "token"}"#,
+    r#"{"kind": "whitened", "whiten_eps": 0.25}"#,
+    r#"{"kind": "whitened", "whitening": "none", "centering": "per-query", "weight_scale": "inv-n"}"#,
+    r#"{"kind": "none"}"#,
+    r#"{"kind": "none", "factor": "inv-n"}"#,
+];
+
+const SERIES: &[&str] = &[
+    r#"{"kind": "one-hop", "gamma": 0.75}"#,
+    r#"{"kind": "hops", "count": 3, "gamma": 0.5}"#,
+    r#"{"kind": "resolvent", "gamma": 0.5, "tol": 1e-7}"#,
+];
+
+/// Sizes, causality, tied keys, masks.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    seq_q: usize,
+    seq_kv: usize,
+    causal: bool,
+    tied: bool,
+    masks: bool,
+}
+
+const CALLS: &[Call] = &[
+    Call { seq_q: 9, seq_kv: 9, causal: false, tied: false, masks: true },
+    Call { seq_q: 9, seq_kv: 9, causal: true, tied: false, masks: true },
+    Call { seq_q: 8, seq_kv: 8, causal: false, tied: true, masks: false },
+    Call { seq_q: 5, seq_kv: 11, causal: false, tied: false, masks: false },
+    Call { seq_q: 4, seq_kv: 10, causal: true, tied: false, masks: true },
+];
+
+/// The mechanism of a call, or nothing where it is refused.
+fn mechanism([score, structure, normalisation, series]: [&str; 4], call: Call) -> Option<(Mechanism, Shape)> {
+    let Call { seq_q, seq_kv, causal, tied, .. } = call;
+    let json = format!(
+        r#"{{"mechanism": "composed", "score": {score}, "structure": {structure}, "normalisation": {normalisation},
+            "series": {series}, "tied": {tied}, "causal": {causal}}}"#
+    );
+    let mechanism = Mechanism::from_json(&json).ok()?;
+    let shape = Shape { batch: 2, heads: 2, seq_q, seq_kv, head_dim: 4, value_dim: 3 };
+    mechanism.check(&shape, false).ok()?;
+    Some((mechanism, shape))
+}
+
+/// The parameters of a call, per head or filter: near their defaults, or small where there is none.
+fn parameters(mechanism: &Mechanism, shape: &Shape, device: &Device) -> Vec<(Parameter, Tensor<1>, Vec<usize>)> {
+    let of = |parameter: Parameter| {
+        let sizes = mechanism.parameter_shape(parameter, shape);
+        let defaults = mechanism.parameter_default(parameter, shape);
+        let values: Vec<f32> = defaults.iter().enumerate().map(|(i, x)| x * (1.0 + 0.05 * (i % 3) as f32)).collect();
+        let len = values.len();
+        (parameter, Tensor::from_data(TensorData::new(values, [len]), device), sizes)
+    };
+    mechanism.parameters().into_iter().map(of).collect()
+}
+
+fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
+    x.into_data().iter::<f64>().collect()
+}
+
+fn mask(call: Call, device: &Device) -> Mask {
+    let keep = |seq: usize, step: usize, gap: usize| {
+        let keep: Vec<bool> = (0..2 * seq).map(|n| n % step != gap).collect();
+        Tensor::<2, Bool>::from_data(TensorData::new(keep, [2, seq]), device)
+    };
+    match call.masks {
+        true => Mask::key_mask(keep(call.seq_kv, 6, 2)).with_query_mask(keep(call.seq_q, 7, 3)),
+        false => Mask::none(),
+    }
+}
+
+/// `out` and all gradients, by name.
+fn run(
+    mechanism: &Mechanism,
+    shape: &Shape,
+    [q, k, v]: [Tensor<4>; 3],
+    mask: &Mask,
+    strategy: Strategy,
+) -> Result<Vec<(&'static str, Vec<f64>)>, Error> {
+    let [q, k, v] = [q, k, v].map(|x| x.autodiff().require_grad());
+    let tied = mechanism.tied();
+    let inputs = if tied { Inputs::tied(q.clone(), v.clone()) } else { Inputs::new(q.clone(), k.clone(), v.clone()) };
+    let mut leaves = Vec::new();
+    let mut inputs = inputs;
+    for (parameter, flat, sizes) in parameters(mechanism, shape, &q.device()) {
+        let flat = flat.require_grad();
+        leaves.push((parameter.name(), flat.clone()));
+        inputs = match sizes[..] {
+            [_] => inputs.with(parameter, flat),
+            [a, b] => inputs.with(parameter, flat.reshape([a, b])),
+            [a, b, c] => inputs.with(parameter, flat.reshape([a, b, c])),
+            [a, b, c, d] => inputs.with(parameter, flat.reshape([a, b, c, d])),
+            _ => unreachable!("parameters have one to four axes"),
+        };
+    }
+    let out = attend(&inputs, mechanism, mask, strategy)?.out;
+    let [.., seq, dim] = out.dims();
+    let dout = TensorData::new((0..seq * dim).map(|i| (1.7 * i as f32).sin()).collect::<Vec<_>>(), [1, 1, seq, dim]);
+    let gradients = (out.clone() * Tensor::from_data(dout, &out.device())).sum().backward();
+    let mut found = vec![("out", values(out.inner()))];
+    for (name, leaf) in [("q", q), ("k", k), ("v", v)] {
+        // Burn leaves out the gradient of what is not read.
+        let gradient = leaf.grad(&gradients).unwrap_or_else(|| leaf.clone().inner().zeros_like());
+        found.push((name, values(gradient)));
+    }
+    for (name, leaf) in leaves {
+        let gradient = leaf.grad(&gradients).unwrap_or_else(|| leaf.clone().inner().zeros_like());
+        found.push((name, values(gradient)));
+    }
+    Ok(found)
+}
+
+/// The relative distance; absolute, where nothing but rounding is expected.
+fn distance(got: &[f64], expected: &[f64]) -> f64 {
+    if expected.iter().any(|x| x.abs() > 1e-3) {
+        return relative_distance(got, expected);
+    }
+    got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+/// Every combination of four values with a number of its own.
+fn product() -> impl Iterator<Item = (usize, [&'static str; 4])> {
+    let two = |n: usize| {
+        NORMALISATIONS.iter().enumerate().flat_map(move |(i, normalisation)| {
+            SERIES.iter().enumerate().map(move |(j, series)| (n + 3 * i + j, *normalisation, *series))
+        })
+    };
+    SCORES.iter().enumerate().flat_map(move |(i, score)| {
+        STRUCTURES.iter().enumerate().flat_map(move |(j, structure)| {
+            two(i + 2 * j).map(move |(n, normalisation, series)| (n, [*score, *structure, normalisation, series]))
+        })
+    })
+}
+
+#[test]
+fn tensors_agree_with_the_reference() {
+    let device = Device::flex();
+    let (mut compared, mut failures) = (0, Vec::new());
+    // Two calls of each, in turns.
+    for (n, parts) in product().flat_map(|(n, parts)| [(n, parts), (n + 1, parts)]) {
+        let call = CALLS[n % CALLS.len()];
+        let Some((mechanism, shape)) = mechanism(parts, call) else { continue };
+        let Shape { seq_q, seq_kv, .. } = shape;
+        let tensors = [[seq_q, 4], [seq_kv, 4], [seq_kv, 3]].map(|[seq, dim]| random([2, 2, seq, dim], &device));
+        let mask = mask(call, &device);
+        let by = |strategy| run(&mechanism, &shape, tensors.clone(), &mask, strategy).unwrap();
+        let (got, expected) = (by(Strategy::Composed), by(Strategy::Reference));
+        compared += 1;
+        for ((name, got), (_, expected)) in got.iter().zip(&expected) {
+            let distance = distance(got, expected);
+            if distance.is_nan() || distance > 1e-4 {
+                failures.push(format!("{name} by {distance:.1e}: {mechanism:?} {call:?}"));
+            }
+        }
+    }
+    failures.iter().take(20).for_each(|failure| println!("{failure}"));
+    assert!(failures.is_empty(), "{} failures in {compared} compositions", failures.len());
+    assert!(compared > 1500, "{compared}");
+}
+
+#[test]
+fn what_needs_eigenvalues_is_refused_by_name() {
+    let device = Device::flex();
+    for text in [
+        r#"{"mechanism": "composed", "score": {"kind": "gaussian"}, "normalisation": {"kind": "whitened", "whitening": "full"}}"#,
+        r#"{"mechanism": "composed", "score": {"kind": "gaussian"}, "structure": {"kind": "nystrom", "inverse": "eigen"},
+            "normalisation": {"kind": "none"}}"#,
+    ] {
+        let mechanism = Mechanism::from_json(text).unwrap();
+        let x = || random([1, 2, 8, 4], &device);
+        let by = |strategy| attend(&Inputs::new(x(), x(), x()), &mechanism, &Mask::none(), strategy);
+        let refused = by(Strategy::Composed).unwrap_err();
+        assert!(matches!(refused, Error::Mechanism(KernelError::Unsupported { .. })), "{refused}");
+        assert!(by(Strategy::Auto).is_ok(), "{text}");
+    }
+}
+
+const LEARNED: &[&str] = &[
+    r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 3.0}, "series": {"kind": "resolvent", "gamma": 0.6}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid"}, "structure": {"kind": "clustered", "clusters": 3,
+        "estimator": "centroid"}, "series": {"kind": "hops", "gamma": 0.5}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "student"}, "structure": {"kind": "nystrom", "landmarks": {"kind": "conv",
+        "ratio": 2}, "landmark_act": true, "inverse": "cholesky", "ridge": 0.25}, "normalisation": {"kind": "symmetric"},
+        "series": {"kind": "one-hop", "gamma": 0.9}}"#,
+];
+
+#[test]
+fn modules_of_compositions_learn_and_are_stored() {
+    let device = Device::flex().autodiff();
+    for text in LEARNED {
+        for strategy in [Strategy::Auto, Strategy::Composed] {
+            let mechanism = Mechanism::from_json(text).unwrap();
+            let config = MultiHeadAttentionConfig::new(12, 3, mechanism).with_strategy(strategy);
+            let config = config.with_alpha_trainable(true).with_kappa_trainable(true).with_scale_trainable(true);
+            let mut module = config.init(&device);
+            let [x, target] = [(); 2].map(|()| random([2, 9, 12], &device));
+            let loss = |module: &resolvent::attention::MultiHeadAttention| {
+                (module.forward(MhaInput::self_attn(x.clone())).context - target.clone()).square().mean()
+            };
+            let first = loss(&module).into_scalar::<f64>();
+            let before = values(module.gamma().unwrap().inner());
+            let mut optimiser = SgdConfig::new().init();
+            for _ in 0..20 {
+                let gradients = loss(&module).backward();
+                let gradients = GradientsParams::from_grads(gradients, &module);
+                module = optimiser.step(0.3, module, gradients);
+            }
+            let last = loss(&module).into_scalar::<f64>();
+            assert!(last < 0.97 * first, "{text} {strategy}: from {first} to {last}");
+            assert_ne!(before, values(module.gamma().unwrap().inner()), "{text}");
+            let file = tempfile::NamedTempFile::new().unwrap();
+            convert::save_weights(&module, file.path(), &Default::default()).unwrap();
+            let mut other = config.init(&device);
+            convert::load_weights(&mut other, file.path()).unwrap();
+            assert_eq!(loss(&other).into_scalar::<f64>(), last, "{text} {strategy}");
+            assert_eq!(other.num_params(), module.num_params());
+        }
+    }
+}
