@@ -24,6 +24,7 @@ pub(super) struct Graph<'a> {
     weights: Weights,
 }
 
+#[allow(clippy::large_enum_variant)] // one per head, and short-lived
 enum Weights {
     Pairs(Normalised),
     /// Of whole columns of affinities.

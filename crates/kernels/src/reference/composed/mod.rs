@@ -21,6 +21,7 @@ use crate::{
 };
 
 /// One hop, and what its gradient needs.
+#[allow(clippy::large_enum_variant)] // one per head, and short-lived
 enum Hop<'a> {
     Graph(Graph<'a>),
     Landmarked(Box<Landmarked<'a>>),

@@ -43,6 +43,7 @@ pub(super) struct Landmarked<'a> {
     normalised: Normalised,
 }
 
+#[allow(clippy::large_enum_variant)] // one per head, and short-lived
 enum Normalised {
     /// By a factor per row.
     Factors(Vec<f64>),
@@ -235,6 +236,7 @@ impl<'a> Landmarked<'a> {
         let sums: Vec<f64> = (0..self.ck.cols).map(|l| (0..self.ck.rows).map(|j| self.ck.at(j, l)).sum()).collect();
         for l in 0..t.len() {
             let back: f64 = (0..t.len()).map(|n| self.x.at(n, l) * dt[n]).sum();
+            #[allow(clippy::needless_range_loop)] // a row and a column
             for n in 0..t.len() {
                 dx.row_mut(l)[n] += dt[l] * sums[n];
             }

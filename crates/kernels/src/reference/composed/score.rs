@@ -84,6 +84,7 @@ impl<'a> Affinity<'a> {
     }
 
     /// Adds the gradients of `e` times the value; `dparameters` in the order of [`Affinity::parameters`].
+    #[allow(clippy::too_many_arguments)] // a pair of rows, and where their gradients go
     pub fn backward(
         &self,
         e: f64,
