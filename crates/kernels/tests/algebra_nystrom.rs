@@ -5,7 +5,9 @@ mod support;
 
 use half::{bf16, f16};
 use rayon::ThreadPoolBuilder;
-use resolvent_kernels::{Element, Error, Mechanism, Operator, Parameter, Shape, Strategy, Tol, simd::Level};
+use resolvent_kernels::{
+    Element, Error, Inputs, Mechanism, Operator, Parameter, Scratch, Shape, Strategy, Tol, simd::Level,
+};
 use support::{
     problem::{Problem, Solution, assert_solution},
     random::problem,
@@ -148,6 +150,26 @@ fn filters_over_the_values_are_added() {
                 let structure = r#""landmarks": {"kind": "conv", "ratio": 2}, "value_conv": 3, "grid": [4, 5], "inverse": "cholesky""#;
                 let json = json(SCORES[n % SCORES.len()], structure, normalisation, tied);
                 let call = Call { seq_q: 20, seq_kv: 20, tied, masks };
+                assert_fused(&format!("{json} on {call:?}"), &problem_of(&json, call, n as u64));
+            }
+        }
+    }
+}
+
+/// Several hops over one set of landmarks, with every tensor that landmarks may have.
+#[test]
+fn hops_are_those_of_the_reference() {
+    let structures = [
+        STRUCTURES[1],
+        r#""landmarks": {"kind": "conv", "ratio": 2}, "landmark_act": true, "value_conv": 3, "inverse": "cholesky""#,
+        r#""landmarks": {"kind": "given", "count": 4}, "inverse": "cholesky""#,
+    ];
+    for (n, normalisation) in NORMALISATIONS.iter().enumerate() {
+        for &call in CALLS.iter().filter(|call| call.seq_q == call.seq_kv) {
+            for structure in structures {
+                let json = json(SCORES[n % SCORES.len()], structure, normalisation, call.tied);
+                let one = r#""kind": "one-hop", "gamma": 0.75"#;
+                let json = json.replace(one, r#""kind": "hops", "count": 3, "gamma": 0.25"#);
                 assert_fused(&format!("{json} on {call:?}"), &problem_of(&json, call, n as u64));
             }
         }
@@ -304,4 +326,49 @@ fn compositions_through_landmarks_are_fused() {
         let op = Operator::new(&m, Shape::square(1, 1, 8, 4), false, Strategy::Auto).unwrap();
         assert_eq!(op.plan().strategy, Strategy::Fused);
     }
+}
+
+/// Landmarks that nearly coincide keep the outputs' digits, but not those of the keys' gradients: that is told, and not where the
+/// ridge is large enough.
+#[test]
+fn landmarks_that_nearly_coincide_are_right_or_refused() {
+    let landmarks = r#""landmarks": {"kind": "stride", "ratio": 1}, "inverse": "cholesky""#;
+    for score in SCORES {
+        for (n, normalisation) in NORMALISATIONS.iter().enumerate() {
+            for (ridge, forward, backward) in [("1e-6", !(5..8).contains(&n), false), ("0.01", true, true)] {
+                let json = json(score, landmarks, normalisation, false)
+                    .replace("0.25, \"landmarks", &format!("{ridge}, \"landmarks"));
+                let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, 20, 8), 5);
+                let k = p.k.as_mut().unwrap();
+                for at in (0..k.len()).filter(|at| at / 8 % 2 == 1) {
+                    k[at] = f64::from((k[at - 8] + 5e-6) as f32);
+                }
+                match p.solve::<f32>(Strategy::Fused, None) {
+                    Ok(got) if backward => {
+                        let expected = p.reference();
+                        for name in ["out", "dq", "dv"] {
+                            let far = resolvent_kernels::relative_distance(&got[name], &expected[name]);
+                            assert!(far < 1e-4, "{json}: {name}, {far:.0e}");
+                        }
+                    }
+                    Err(Error::Close { tensor: "k", .. }) if !backward => {
+                        let done = outputs(&p);
+                        assert_eq!(done.is_ok(), forward, "{json}: {done:?}");
+                    }
+                    got => panic!("{json}: {got:?}"),
+                }
+            }
+        }
+    }
+}
+
+/// The forward pass alone.
+fn outputs(p: &Problem) -> resolvent_kernels::Result<Vec<f32>> {
+    let op = Operator::new(&p.mechanism, p.shape, false, Strategy::Fused)?;
+    let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let (q, k, v) = (narrow(&p.q), p.k.as_deref().map(narrow), narrow(&p.v));
+    let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: p.extras() };
+    let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
+    op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut Scratch::default())?;
+    Ok(out)
 }

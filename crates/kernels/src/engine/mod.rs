@@ -3,6 +3,7 @@
 mod features;
 mod graph;
 mod head;
+mod landmarks;
 mod range;
 mod series;
 mod sweep;
@@ -11,6 +12,7 @@ mod whiten;
 
 use features::FeatureHop;
 use graph::{Graph, parameter};
+use landmarks::LandmarkHop;
 use series::{Hop, Measure, Sum, Tokens};
 
 use crate::{
@@ -28,8 +30,8 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
     if let Structure::Features(structure) = &m.structure {
         return Some(features::plan(m, structure, shape, causal, hops(m)));
     }
-    if let (Structure::Nystrom(structure), Series::OneHop(_)) = (&m.structure, &m.series) {
-        return Some(nystrom::plan(m, structure, Preset::COMPOSED, shape));
+    if let Structure::Nystrom(structure) = &m.structure {
+        return Some(landmarks::plan(m, structure, shape, hops(m)));
     }
     if !graph::is_fused(m, causal) {
         return None;
@@ -105,6 +107,9 @@ pub(crate) fn forward(
         (Structure::Features(structure), _) => {
             sum_over(call, m, &FeatureHop::new(call, m, structure)?).forward(call.v, out)?
         }
+        (Structure::Nystrom(structure), _) => {
+            sum_over(call, m, &LandmarkHop::new(call, m, structure)?).forward(call.v, out)?
+        }
         _ => sum_over(call, m, &Graph::new(call, m)?).forward(call.v, out)?,
     };
     for (stats, ended) in stats.chunks_exact_mut(2).zip(ended) {
@@ -131,6 +136,9 @@ pub(crate) fn backward(
         (Structure::Features(structure), _) => {
             series_backward(call, &sum_over(call, m, &FeatureHop::new(call, m, structure)?), saved, gradients)
         }
+        (Structure::Nystrom(structure), _) => {
+            series_backward(call, &sum_over(call, m, &LandmarkHop::new(call, m, structure)?), saved, gradients)
+        }
         _ => series_backward(call, &sum_over(call, m, &Graph::new(call, m)?), saved, gradients),
     }
 }
@@ -144,8 +152,9 @@ fn series_backward<H: Hop>(
 ) -> Result<()> {
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let s = call.shape;
-    let mut tokens =
-        Tokens { dq: vec![0.0; s.q_len()], dk: vec![0.0; s.k_len()], parameters: vec![[0.0; 2]; s.slices()] };
+    let (dq_sum, dk_sum) = (vec![0.0; s.q_len()], vec![0.0; s.k_len()]);
+    let parameters = vec![[0.0; 2]; s.slices()];
+    let mut tokens = Tokens { dq: dq_sum, dk: dk_sum, parameters, others: Vec::new(), failure: None };
     let dgamma = sum.backward(call.v, saved.out, saved.dout, dv, &mut tokens)?;
     dq.copy_from_slice(&tokens.dq);
     match dk {
@@ -155,11 +164,16 @@ fn series_backward<H: Hop>(
     if let Some(to) = extras.get(Parameter::Gamma) {
         to.iter_mut().zip(&dgamma).for_each(|(to, &x)| *to = x as f32);
     }
+    for (parameter, x) in &tokens.others {
+        if let Some(to) = extras.get(*parameter) {
+            to.copy_from_slice(x);
+        }
+    }
     for (n, of_score) in sum.hop.parameters().into_iter().enumerate() {
         if let Some(to) = extras.get(of_score) {
             let of_head = |h: usize| (0..s.batch).map(|b| tokens.parameters[b * s.heads + h][n]).sum::<f64>();
             to.iter_mut().enumerate().for_each(|(h, to)| *to = of_head(h) as f32);
         }
     }
-    Ok(())
+    tokens.failure.map_or(Ok(()), Err)
 }

@@ -23,6 +23,10 @@ pub(super) struct Tokens {
     pub dk: Vec<f32>,
     /// Of every slice.
     pub parameters: Vec<[f64; 2]>,
+    /// Of the structure's own tensors, as wholes.
+    pub others: Vec<(Parameter, Vec<f32>)>,
+    /// Why they are not to be relied on.
+    pub failure: Option<Error>,
 }
 
 /// How the error of a step is measured, so that the operator contracts.

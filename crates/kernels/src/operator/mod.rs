@@ -20,7 +20,7 @@ use crate::{
     scratch::{cut, room},
     series,
     simd::Level,
-    structure,
+    structure::{self, nystrom},
 };
 
 /// A mechanism bound to sizes: checked, planned, ready to be applied.
@@ -302,10 +302,11 @@ impl Operator {
             Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
                 structure::dense::soft_all_forward(call, m, out, stats, work)
             }
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
-                structure::nystrom::soft::forward(call, m, self.mechanism.id(), out, stats, work)
+            Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
+                nystrom::with_preset(&self.mechanism, |values, preset| {
+                    nystrom::forward(call, values, preset, out, stats, work)
+                })?
             }
-            Mechanism::Laplacian(m) => structure::nystrom::laplacian::forward(call, m, out, stats, work),
             Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_forward(call, m, out, stats, work),
             Mechanism::Composed(m) => engine::forward(call, m, out, stats, work),
         }
@@ -362,10 +363,11 @@ impl Operator {
             Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
                 structure::dense::soft_all_backward(call, m, saved, gradients, work)
             }
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) => {
-                structure::nystrom::soft::backward(call, m, self.mechanism.id(), saved, gradients, work)
+            Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
+                nystrom::with_preset(&self.mechanism, |values, preset| {
+                    nystrom::backward(call, values, preset, saved, gradients, work)
+                })?
             }
-            Mechanism::Laplacian(m) => structure::nystrom::laplacian::backward(call, m, saved, gradients, work),
             Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_backward(call, m, saved, gradients, work),
             Mechanism::Composed(m) => engine::backward(call, m, saved, gradients, work),
         }

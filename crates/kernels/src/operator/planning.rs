@@ -4,7 +4,8 @@ use super::naive;
 use crate::{
     Error, Mechanism, Plan, Result, Shape, Strategy, engine,
     mechanism::{Composed, Landmarks, LaplacianExact, Softmax, Whitening},
-    series, structure,
+    series,
+    structure::{self, nystrom},
 };
 
 /// What a call of `mechanism` on `shape` would do and need. `causal` is OR-ed with the configuration's.
@@ -20,11 +21,12 @@ pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strate
         Mechanism::Fna(m) => structure::dense::fna_plan(m, shape, causal),
         Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
         Mechanism::Ssa(m) => structure::clustered::plan(m, shape, causal),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks != Landmarks::All => {
-            structure::nystrom::soft::plan(m, shape)
+        Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
+            structure::dense::soft_all_plan(m, shape)
         }
-        Mechanism::Laplacian(m) => structure::nystrom::laplacian::plan(m, shape),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => structure::dense::soft_all_plan(m, shape),
+        Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
+            nystrom::with_preset(mechanism, |values, preset| nystrom::plan(values, preset, shape))?
+        }
         Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_plan(m, shape),
         Mechanism::Uniform(_) | Mechanism::LinearInfsa(_) => structure::pooled::plan(mechanism, shape, causal),
     };

@@ -3,11 +3,13 @@
 //! An engine sums a [`Term`] over the channels of two rows, and hands tiles of these sums to the score while they are in the
 //! caches. The functions of a score see one vector at a time and are compiled for every instruction set, where the score is defined.
 
+use std::f32::consts::LOG2_E;
+
 pub use pulp::Simd;
 use pulp::WithSimd;
 
-use crate::simd::Level;
 pub use crate::simd::product::Term;
+use crate::simd::{Level, math::exp2};
 
 /// Most parameters of a score that have gradients.
 pub const MOST_PARAMETERS: usize = 2;
@@ -58,6 +60,8 @@ pub(crate) trait TileScore: Send + Sync {
     fn is_non_negative(&self) -> bool;
     /// Makes values of the terms in `tile`.
     fn values(&self, level: Level, tile: Tile<'_>);
+    /// Makes affinities of the terms in `tile`.
+    fn affinities(&self, level: Level, tile: Tile<'_>);
     /// Makes gradients of the terms of the gradients of the values in `gradients`; adds those of the parameters to the sums.
     fn gradients(&self, level: Level, terms: &[f32], gradients: Tile<'_>, sums: ParameterSums<'_>);
 }
@@ -93,6 +97,10 @@ impl<T: PairScore> TileScore for T {
         level.dispatch(Values { score: self, tile });
     }
 
+    fn affinities(&self, level: Level, tile: Tile<'_>) {
+        level.dispatch(Affinities { score: self, tile });
+    }
+
     fn gradients(&self, level: Level, terms: &[f32], gradients: Tile<'_>, sums: ParameterSums<'_>) {
         level.dispatch(Gradients { score: self, terms, tile: gradients, sums });
     }
@@ -112,6 +120,27 @@ impl<T: PairScore> WithSimd for Values<'_, T> {
         for row in data.chunks_mut(stride).take(rows) {
             for x in S::as_mut_simd_f32s(&mut row[..width]).0 {
                 *x = self.score.value(simd, *x);
+            }
+        }
+    }
+}
+
+struct Affinities<'a, T> {
+    score: &'a T,
+    tile: Tile<'a>,
+}
+
+impl<T: PairScore> WithSimd for Affinities<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Tile { data, stride, rows, width } = self.tile;
+        let rate = simd.splat_f32s(LOG2_E);
+        for row in data.chunks_mut(stride).take(rows) {
+            for x in S::as_mut_simd_f32s(&mut row[..width]).0 {
+                let value = self.score.value(simd, *x);
+                *x = if T::LOG { exp2(simd, simd.mul_f32s(rate, value)) } else { value };
             }
         }
     }

@@ -187,7 +187,7 @@ impl Core<'_> {
     ) -> Rows<'x> {
         let (dim, stride, by_row) = (self.call.shape.value_dim, self.sizes.vp, self.sizes.by_row);
         if !by_row && mean.is_none() {
-            return self.rows(dout, loaded.kept, 0.0, room);
+            return self.rows(dout, loaded.kept, (0.0, true), room);
         }
         for (row, &i) in room.chunks_exact_mut(stride).zip(loaded.kept) {
             row.fill(0.0);

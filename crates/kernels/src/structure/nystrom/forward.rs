@@ -5,6 +5,7 @@ use super::{
     moments::Moments,
     operator::{Core, Head, Loaded, Side, TileBuffers},
     pass::{self, Part, TOKENS, of_tokens, rows_of, share, splits},
+    prepare::place_all,
     tile::{Zip, scatter, zip},
 };
 use crate::{
@@ -19,10 +20,11 @@ use crate::{
 const LEAST_ROW_SUM: f64 = 1e-6;
 
 buffers! {
-    /// A part's sums over keys: moments of affinities and weighted values, and the sum of the values.
+    /// A part's sums over keys: moments of affinities and weighted values, the sums of the values and of the affinities.
     Gathered(s) {
         moments: Moments::len(s.mp, s.vp),
         values: s.vp,
+        degrees: s.mp,
     }
 
     /// What gathering a tile takes.
@@ -73,9 +75,20 @@ impl Core<'_> {
         let (saved, factors) = stats.split_at_mut(self.sizes.heads());
         self.prepare(saved, marks, work)?;
         self.moments(marks, saved, partial, work);
-        self.gather(self.call.v, marks, saved, factors, partial, work);
+        self.gather(false, marks, saved, factors, partial, work);
         self.apply(Heads { marks, saved }, out, work);
         Ok(())
+    }
+
+    /// As [`Core::forward`], of a call whose landmarks and statistics `stats` has, with other values. Without `out`, that is not written.
+    pub fn again(&self, out: Option<&mut [f32]>, stats: &mut [f32], work: &mut [f32]) {
+        let ([marks, partial], work) = cut(work, shared(&self.sizes));
+        place_all(self, stats, marks, work);
+        let (saved, factors) = stats.split_at_mut(self.sizes.heads());
+        self.gather(true, marks, saved, factors, partial, work);
+        if let Some(out) = out {
+            self.apply(Heads { marks, saved }, out, work);
+        }
     }
 
     /// The covariance of the rows of `Cq`, and their mean, where they are needed.
@@ -116,10 +129,11 @@ impl Core<'_> {
         self.with_head(slice, heads.marks, saved.column_factors, |head| f(head, &saved))
     }
 
-    /// Gathers the keys' affinities and the values `x` into `B`; then `T`, means and bias. Writes the factors on the values.
+    /// Gathers the keys' affinities and the values into `B`; then `T`, means and bias. Writes the factors on the values, unless
+    /// they are `known`.
     fn gather(
         &self,
-        x: &[f32],
+        known: bool,
         marks: &[f32],
         saved: &mut [f32],
         factors: &mut [f32],
@@ -133,7 +147,9 @@ impl Core<'_> {
         let items = items.zip(rows_of(factors, slices, seq, usize::from(sizes.whitens)));
         let memory = TileBuffers::room(sizes) + GatherBuffers::room(sizes);
         share(items, work, memory, |((part, sums), factors), memory| {
-            self.with(heads, part.slice, |head, saved| self.gather_part(head, saved, &part, x, sums, factors, memory));
+            self.with(heads, part.slice, |head, saved| {
+                self.gather_part(head, saved, (&part, known), sums, factors, memory)
+            });
         });
         let splits = splits(slices, seq);
         let items = saved.chunks_mut(Saved::room(sizes)).zip(partial.chunks_mut(splits * len)).enumerate().take(slices);
@@ -143,13 +159,11 @@ impl Core<'_> {
         });
     }
 
-    #[allow(clippy::too_many_arguments)] // a part with its own buffers
     fn gather_part(
         &self,
         head: &Head<'_>,
         saved: &Saved<&[f32]>,
-        part: &Part,
-        x: &[f32],
+        (part, known): (&Part, bool),
         sums: &mut [f32],
         factors: &mut [f32],
         memory: &mut [f32],
@@ -159,30 +173,40 @@ impl Core<'_> {
         let mut sum = Moments::new(gathered.moments, sizes.mp, vp);
         sum.clear();
         gathered.values.fill(0.0);
-        factors.fill(0.0);
+        gathered.degrees.fill(0.0);
+        if !known {
+            factors.fill(0.0);
+        }
         let (buffers, memory) = GatherBuffers::cut(sizes, memory);
-        let (x, scale) = (self.part(x, Side::Key, head.slice), self.value_factor(head.slice) as f32);
+        let (x, scale) = (self.part(self.call.v, Side::Key, head.slice), self.value_factor(head.slice));
+        let plain = scale == 1.0 && !sizes.whitens && !sizes.per_query;
         for range in part.tiles() {
             let loaded = self.load(head, Side::Key, range, false, TileBuffers::cut(sizes, memory).0);
-            let rows = self.rows(x, loaded.kept, 1.0, buffers.values);
-            if sizes.whitens {
-                self.deviations(&loaded, saved, &mut buffers.a[..], &mut buffers.b[..]);
+            let rows = self.rows(x, loaded.kept, (1.0, plain), buffers.values);
+            if sizes.whitens && !known {
+                self.deviations(
+                    &loaded,
+                    saved,
+                    [&mut *buffers.a, &mut *buffers.b],
+                    (part.tokens.start, &mut *factors),
+                    scale,
+                );
             }
-            for row in rows.data.chunks_exact(vp) {
-                gathered.values.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
+            if sizes.biased {
+                for row in rows.data.chunks_exact(vp) {
+                    gathered.values.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
+                }
             }
-            if scale == 1.0 && !sizes.whitens && !sizes.per_query {
+            if sizes.token_degrees {
+                loaded.tile().add_columns(level, gathered.degrees);
+            }
+            if plain {
                 loaded.tile().gather(level, rows, sum.cross);
                 continue;
             }
             let weighted = &mut buffers.weighted[..loaded.count() * vp];
-            let tokens = weighted.chunks_exact_mut(vp).zip(rows.data.chunks_exact(vp)).zip(loaded.kept);
-            for (n, ((weighted, v), &j)) in tokens.enumerate() {
-                let mut factor = scale;
-                if sizes.whitens {
-                    factor *= buffers.a[n * loaded.stride];
-                    factors[j as usize - part.tokens.start] = factor;
-                }
+            for ((weighted, v), &j) in weighted.chunks_exact_mut(vp).zip(rows.data.chunks_exact(vp)).zip(loaded.kept) {
+                let factor = factors.get(j as usize - part.tokens.start).copied().unwrap_or(scale as f32);
                 weighted.iter_mut().zip(v).for_each(|(w, v)| *w = factor * v);
             }
             if sizes.per_query {
@@ -194,15 +218,22 @@ impl Core<'_> {
         }
     }
 
-    /// Writes `a = C X` and `b = a S`, and to the first of each row of `a` one over the standard deviation: the root of
-    /// `<a, b> + eps`.
-    fn deviations(&self, loaded: &Loaded<'_>, saved: &Saved<&[f32]>, a: &mut [f32], b: &mut [f32]) {
+    /// Writes the values' factors over the standard deviations of their columns, the roots of `<a, b> + eps` with `a = C X` and
+    /// `b = a S`; the first factor is that of token `start`.
+    fn deviations(
+        &self,
+        loaded: &Loaded<'_>,
+        saved: &Saved<&[f32]>,
+        [a, b]: [&mut [f32]; 2],
+        (start, factors): (usize, &mut [f32]),
+        scale: f64,
+    ) {
         self.whiten(loaded, saved, a, b);
         let eps = self.whitened().map_or(0.0, |w| w.whiten_eps);
-        let rows = a.chunks_exact_mut(loaded.stride).zip(b.chunks_exact(loaded.stride));
-        for (a, b) in rows.take(loaded.count()) {
+        let rows = a.chunks_exact(loaded.stride).zip(b.chunks_exact(loaded.stride));
+        for ((a, b), &j) in rows.zip(loaded.kept) {
             let variance = dot(&a[..loaded.marks], &b[..loaded.marks]).max(0.0);
-            a[0] = (variance + eps).powf(-0.5) as f32;
+            factors[j as usize - start] = scale as f32 * (variance + eps).powf(-0.5) as f32;
         }
     }
 
@@ -220,7 +251,9 @@ impl Core<'_> {
     fn close_gather(&self, slice: usize, saved: Saved<&mut [f32]>, sums: &mut [f32], memory: &mut [f32]) {
         let (sizes, len) = (&self.sizes, Gathered::room(&self.sizes));
         let keys = self.kept(Side::Key, slice).max(1) as f32;
-        if self.whitened().is_some_and(|w| w.bias_one_over_n) {
+        saved.b.fill(0.0);
+        saved.bias.fill(0.0);
+        if sizes.biased {
             for part in sums.chunks_exact(len) {
                 let values = Gathered::of(sizes, part).values;
                 saved.bias.iter_mut().zip(values).for_each(|(bias, sum)| *bias += sum / keys);
@@ -238,14 +271,35 @@ impl Core<'_> {
             }
         }
         if sizes.token_degrees {
-            let rows = saved.b.chunks_exact(sizes.vp).zip(&*saved.column_factors);
-            for (c, (b, &factor)) in saved.c.iter_mut().zip(rows) {
-                let degree = if factor > 0.0 { b[sizes.shape.value_dim] / factor } else { 1.0 };
-                *c = degree.max(1e-30).powf(-0.5);
+            saved.degrees.fill(0.0);
+            for part in sums.chunks_exact(len) {
+                let degrees = Gathered::of(sizes, part).degrees;
+                saved.degrees.iter_mut().zip(degrees).for_each(|(sum, x)| *sum += x);
+            }
+            // Those of landmarks that count as one are the sum's part that one of them has.
+            for ((c, degree), &factor) in saved.c.iter_mut().zip(&*saved.degrees).zip(&*saved.column_factors) {
+                *c = if factor > 0.0 { (degree / factor).max(1e-30).powf(-0.5) } else { 1.0 };
             }
         }
-        let inverse = [&*saved.high, &*saved.low];
-        wide::scaled_product(self.order(slice), inverse, saved.c, saved.b, sizes.vp, saved.t, memory);
+        self.times_inverse(slice, [saved.high, saved.low, saved.c], saved.b, saved.t, memory);
+    }
+
+    /// Writes `c X c x`, in f32 where single tokens meet the inverse in it too.
+    pub fn times_inverse(
+        &self,
+        slice: usize,
+        [high, low, c]: [&[f32]; 3],
+        x: &[f32],
+        out: &mut [f32],
+        memory: &mut [f32],
+    ) {
+        let (width, order) = (self.sizes.vp, self.order(slice));
+        if !self.sizes.whitens {
+            return wide::scaled_product(order, [high, low], c, x, width, out, memory);
+        }
+        let left = Left { data: high, row_stride: order.stride, depth_stride: 1 };
+        let size = Size { rows: order.n, cols: width, depth: order.n };
+        multiply(self.call.level, size, left, Right { data: x, stride: width }, Store { data: out, stride: width });
     }
 
     /// Writes `out = (Cq - mean) T`, over the row sums, with the bias; and the filtered values.
@@ -275,7 +329,9 @@ impl Core<'_> {
                     row.iter_mut().for_each(|x| *x *= factor);
                 }
             }
-            zip(level, &mut rows[..loaded.count() * sizes.vp], saved.bias, Zip::Add);
+            if sizes.biased {
+                zip(level, &mut rows[..loaded.count() * sizes.vp], saved.bias, Zip::Add);
+            }
             let kept = if any { loaded.kept } else { &[] };
             scatter(rows, sizes.vp, kept, range.start, &mut out[part.within(&range, dv)], dv);
         }

@@ -122,11 +122,11 @@ impl Tokens<'_> {
         }
         let SideBuffers { dc, dvalues, values, outputs, gamma, .. } = buffers;
         let v = core.part(core.call.v, Side::Key, slice);
-        let mut rows = core.rows(v, loaded.kept, 1.0, values);
+        let mut rows = core.rows(v, loaded.kept, (1.0, false), values);
         let scale = core.value_factor(slice);
         if scale != 1.0 || core.whitened().is_some() {
             let keys = core.kept(Side::Key, slice).max(1) as f32;
-            let bias = if core.whitened().is_some_and(|w| w.bias_one_over_n) { 1.0 / keys } else { 0.0 };
+            let bias = if sizes.biased { 1.0 / keys } else { 0.0 };
             let factors = self.factors.get(slice * sizes.shape.seq_kv..).filter(|_| sizes.whitens);
             for (n, &j) in loaded.kept.iter().enumerate() {
                 let factor = factors.map_or(scale as f32, |factors| factors[j as usize]);
@@ -141,6 +141,9 @@ impl Tokens<'_> {
         let size = Size { rows: count, cols: stride, depth: sizes.channels() };
         let right = Right { data: of.kept.db_across, stride: sizes.mp };
         multiply(level, size, rows.as_left(), right, Store { data: dc, stride });
+        if sizes.token_degrees {
+            zip(level, &mut dc[..count * stride], &of.kept.degrees[..stride], Zip::Add);
+        }
         if sizes.whitens {
             self.variances(of, loaded, buffers, gamma_sum);
         }

@@ -57,8 +57,6 @@ pub(super) struct Sizes {
     pub rp: usize,
     pub dp: usize,
     pub vp: usize,
-    /// Whether a channel of ones is appended to the values: the operator's rows and columns are summed by it.
-    pub ones: bool,
     /// Whether images of tokens and of landmarks differ.
     pub mapped: bool,
     pub activated: bool,
@@ -68,10 +66,11 @@ pub(super) struct Sizes {
     pub whitens: bool,
     pub per_key: bool,
     pub per_query: bool,
-    /// Whether rows are divided by their sums.
+    /// Whether rows are divided by their sums, which a channel of ones gives that is appended to the values.
     pub by_row: bool,
-    /// Whether degrees are those of tokens.
+    /// Whether degrees are those of tokens, and whether a mean value is added.
     pub token_degrees: bool,
+    pub biased: bool,
     /// Whether filters of landmarks mix all channels, and their places in a window; 0 without filters.
     pub full: bool,
     pub slots: usize,
@@ -81,13 +80,13 @@ impl Sizes {
     /// Filters of landmarks that are `full` leave partial windows out.
     pub fn of(m: &Composed, structure: &Nystrom, full: bool, shape: &Shape) -> Self {
         let marks = structure.landmarks.count(shape.seq_kv, structure.grid, !full);
-        let (whitening, centering) = match &m.normalisation {
-            Normalisation::Whitened(w) => (w.whitening, w.centering),
-            _ => (Whitening::None, Centering::None),
+        let (whitening, centering, biased) = match &m.normalisation {
+            Normalisation::Whitened(w) => (w.whitening, w.centering, w.bias_one_over_n),
+            _ => (Whitening::None, Centering::None, false),
         };
         let by_row = matches!(m.normalisation, Normalisation::Row(_));
         let token_degrees = matches!(&m.normalisation, Normalisation::Symmetric(s) if s.degree == Some(Degree::Token));
-        let (map, ones) = (Map::of(&m.score), by_row || token_degrees);
+        let map = Map::of(&m.score);
         Self {
             shape: *shape,
             marks,
@@ -95,8 +94,7 @@ impl Sizes {
             dim: shape.head_dim + map.channels(),
             rp: padded(shape.head_dim),
             dp: map.stride(shape.head_dim),
-            vp: padded(shape.value_dim + usize::from(ones)),
-            ones,
+            vp: padded(shape.value_dim + usize::from(by_row)),
             mapped: map != Map::Identity,
             activated: structure.landmark_act,
             exact: matches!(structure.inverse, Inverse::Cholesky | Inverse::Eigen),
@@ -105,6 +103,7 @@ impl Sizes {
             per_query: centering == Centering::PerQuery,
             by_row,
             token_degrees,
+            biased,
             full,
             slots: match structure.landmarks {
                 Landmarks::Conv { ratio } if structure.grid.is_some() => ratio * ratio,
@@ -116,7 +115,7 @@ impl Sizes {
 
     /// Channels of the values with what is appended to them.
     pub fn channels(&self) -> usize {
-        self.shape.value_dim + usize::from(self.ones)
+        self.shape.value_dim + usize::from(self.by_row)
     }
 
     /// Distance of the rows of images in memory.
@@ -158,6 +157,8 @@ buffers! {
         covariance: Sizes::only(s.whitens, s.marks * s.mp),
         query_mean: s.mp,
         key_mean: s.mp,
+        /// The sums of the columns of `Ck`, where they are degrees.
+        degrees: Sizes::only(s.token_degrees, s.mp),
         /// `B = Ck^T V`, and `T = c X c B`.
         b: s.marks * s.vp,
         t: s.marks * s.vp,

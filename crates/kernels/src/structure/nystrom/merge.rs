@@ -3,7 +3,7 @@
 //! has none of the eigenvalues that would be those of the ridge alone, in which f32 drowns the gradient of the keys.
 
 use super::{layout::Saved, operator::Core};
-use crate::{Error, Result, linalg::Order};
+use crate::{Error, Result, linalg::Order, mechanism::Inverse};
 
 /// The least by which similarities of landmarks are below one, together with the ridge: `out` has lost at most three digits to it.
 const LEAST_FORWARD: f64 = 5e-4;
@@ -49,14 +49,18 @@ impl Counted<'_> {
 }
 
 impl Core<'_> {
-    /// Whether the landmarks that count are far enough apart for f32, where the inverse is applied to single tokens in it.
+    /// Whether the landmarks that count are far enough apart for f32. Outputs are where single tokens meet the inverse in f32;
+    /// of gradients eigenvalues that are dropped, and the papers' own settings of `soft`, are the caller's to choose.
     pub(super) fn check_apart(&self, nearest: f32, is_backward: bool) -> Result<()> {
         let (apart, ridge) = (f64::from(nearest), self.structure.ridge);
-        let least = if is_backward { LEAST_BACKWARD } else { LEAST_FORWARD };
-        if !self.sizes.whitens || apart + ridge >= least || apart.is_nan() {
+        let (least, matters) = match is_backward {
+            true => (LEAST_BACKWARD, self.preset.refuses_close && self.structure.inverse != Inverse::Eigen),
+            false => (LEAST_FORWARD, self.sizes.whitens),
+        };
+        if !matters || apart + ridge >= least || apart.is_nan() {
             return Ok(());
         }
-        let remedy = "similarities of landmarks are too near one: set a larger `ridge` or a smaller `lambda`";
+        let remedy = "similarities of landmarks are too near one: set a larger `ridge`, or let the score fall faster";
         Err(Error::Close { tensor: "k", apart, limit: least - ridge, remedy })
     }
 

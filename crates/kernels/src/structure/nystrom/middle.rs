@@ -78,7 +78,7 @@ pub(super) fn close_queries(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], 
             buffers.dt.iter_mut().zip(sums.dt).for_each(|(dt, x)| *dt += x);
             kept.g_sum.iter_mut().zip(sums.g_sum).for_each(|(sum, x)| *sum += x);
         }
-        wide::scaled_product(order, [saved.high, saved.low], saved.c, buffers.dt, sizes.vp, kept.db, work);
+        core.times_inverse(slice, [saved.high, saved.low, saved.c], buffers.dt, kept.db, work);
         let values = order.n * sizes.vp;
         transpose(&saved.t[..values], sizes.vp, sizes.channels(), kept.t_across, sizes.mp);
         core.inverse_gradient(
@@ -88,7 +88,7 @@ pub(super) fn close_queries(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], 
             kept.da,
             [buffers.scaled, buffers.across],
         );
-        core.degree_gradient(order, &saved, buffers.dt, kept.db, kept.degrees);
+        core.degree_gradient(order, &saved, [buffers.dt, kept.db], kept.degrees);
         transpose(&kept.db[..values], sizes.vp, sizes.channels(), kept.db_across, sizes.mp);
     });
 }
@@ -121,21 +121,18 @@ impl Core<'_> {
         multiply(level, size, left(&*scaled), right(&*across), Store { data: da, stride: sizes.mp });
     }
 
-    /// `dd_i = -1/2 c_i^2 (<dT_i, T_i> + <B_i, dB_i>)` of the values' channels. Those of tokens are sums over the channel of ones, to
-    /// whose gradient they are written.
-    fn degree_gradient(&self, order: Order, saved: &Saved<&[f32]>, dt: &[f32], db: &mut [f32], out: &mut [f32]) {
-        let (sizes, dim) = (&self.sizes, self.call.shape.value_dim);
-        if !(sizes.token_degrees || self.landmark_degrees()) {
+    /// `dd_i = -1/2 c_i^2 (<dT_i, T_i> + <B_i, dB_i>)`; those of tokens per unit of a column as it counts.
+    fn degree_gradient(&self, order: Order, saved: &Saved<&[f32]>, [dt, db]: [&[f32]; 2], out: &mut [f32]) {
+        let (width, by_token) = (self.sizes.vp, self.sizes.token_degrees);
+        if !(by_token || self.landmark_degrees()) {
             return;
         }
         for (i, out) in out.iter_mut().enumerate().take(order.n) {
-            let inner = |x: &[f32], y: &[f32]| dot(&x[i * sizes.vp..][..dim], &y[i * sizes.vp..][..dim]);
-            let c = f64::from(saved.c[i]);
-            *out = (-0.5 * c * c * (inner(dt, saved.t) + inner(saved.b, db))) as f32;
-            if sizes.token_degrees {
-                let factor = saved.column_factors[i];
-                db[i * sizes.vp + dim] = if factor > 0.0 { *out / factor } else { 0.0 };
-            }
+            let inner = |x: &[f32], y: &[f32]| dot(&x[i * width..][..width], &y[i * width..][..width]);
+            let (c, factor) = (f64::from(saved.c[i]), f64::from(saved.column_factors[i]));
+            let share = if by_token { 1.0 / factor } else { 1.0 };
+            let gradient = -0.5 * c * c * share * (inner(dt, saved.t) + inner(saved.b, db));
+            *out = if factor > 0.0 { gradient as f32 } else { 0.0 };
         }
     }
 

@@ -13,7 +13,6 @@ mod activation;
 mod backward;
 mod forward;
 mod gradients;
-pub(crate) mod laplacian;
 mod layout;
 mod marks;
 mod merge;
@@ -25,7 +24,6 @@ mod parameters;
 pub(crate) mod pass;
 mod plan;
 mod prepare;
-pub(crate) mod soft;
 pub(crate) mod tile;
 pub(crate) mod values;
 
@@ -35,11 +33,23 @@ pub(crate) use plan::plan;
 use operator::{Core, Images};
 
 use crate::{
-    Gradients, Parameter, Result,
+    Error, Gradients, Mechanism, Parameter, Result,
     call::{Call, Saved},
-    mechanism::{Composed, Landmarks, Nystrom},
+    mechanism::{Composed, Landmarks, Nystrom, Structure},
     structure::dense::dot,
 };
+
+/// Calls `f` with the values of a preset through landmarks.
+pub(crate) fn with_preset<R>(mechanism: &Mechanism, f: impl FnOnce((&Composed, &Nystrom), Preset) -> R) -> Result<R> {
+    let values = mechanism.values();
+    match (&values.structure, Preset::of(mechanism)) {
+        (Structure::Nystrom(structure), Some(preset)) => Ok(f((&values, structure), preset)),
+        _ => {
+            let why = "its structure has none; use nystrom";
+            Err(Error::Unsupported { mechanism: mechanism.id(), what: "landmarks", why })
+        }
+    }
+}
 
 /// Writes `out = gamma W v`, and what the backward pass needs.
 pub(crate) fn forward(
@@ -52,10 +62,24 @@ pub(crate) fn forward(
 ) -> Result<()> {
     let images = Images::of(call, m);
     Core::new(call, m, structure, preset, &images).forward(out, stats, work)?;
-    if decays(call, m) {
+    if preset.decays && decays(call, m) {
         scale(call, m, out, |gamma| gamma);
     }
     Ok(())
+}
+
+/// [`forward`] of a call whose landmarks and statistics `stats` has, with other values and without a decay. Without `out`, that is
+/// not written.
+pub(crate) fn again(
+    call: &Call<'_>,
+    (m, structure): (&Composed, &Nystrom),
+    preset: Preset,
+    out: Option<&mut [f32]>,
+    stats: &mut [f32],
+    work: &mut [f32],
+) {
+    let images = Images::of(call, m);
+    Core::new(call, m, structure, preset, &images).again(out, stats, work);
 }
 
 /// Writes the gradients.
@@ -72,13 +96,17 @@ pub(crate) fn backward(
     }
     let images = Images::of(call, m);
     let core = Core::new(call, m, structure, preset, &images);
-    if !(decays(call, m) || core.sizes.by_row && structure.value_conv > 0) {
+    let decays = preset.decays && decays(call, m);
+    if !(decays || core.sizes.by_row && structure.value_conv > 0) {
         return core.backward(saved.out, saved.stats, saved.dout, gradients, work);
     }
     let (mut y, mut dout) = (saved.out.to_vec(), saved.dout.to_vec());
-    scale(call, m, &mut y, |gamma| -gamma.recip());
-    scale(call, m, &mut dout, |gamma| gamma);
+    if decays {
+        scale(call, m, &mut y, f64::recip);
+        scale(call, m, &mut dout, |gamma| gamma);
+    }
     // What the filter has added does not pass through the operator.
+    y.iter_mut().for_each(|y| *y = -*y);
     core.filter().add_all(call.v, false, &mut y, work);
     y.iter_mut().for_each(|y| *y = -*y);
     core.backward(&y, saved.stats, &dout, gradients, work)

@@ -6,15 +6,15 @@ use super::{
     activation::Norm,
     layout::{Marks, Saved, Sizes, buffers},
     marks::Producer,
-    pairs::{affinities, terms},
+    pairs::terms,
     pass::TOKENS,
     tile::{Tile, Zip, width, zip},
 };
 use crate::{
-    Parameter,
+    Mechanism, Parameter,
     call::Call,
     linalg::{Method, Order},
-    mechanism::{Composed, Factor, Normalisation, Nystrom, Whitened},
+    mechanism::{Composed, Factor, Landmarks, Normalisation, Nystrom, Whitened},
     score::{
         builtin,
         contract::{self, TileScore},
@@ -31,10 +31,29 @@ pub(crate) struct Preset {
     pub mechanism: &'static str,
     /// Filters of landmarks mix all channels, and leave partial windows out.
     pub full: bool,
+    /// The mask of the keys is that of the queries too.
+    pub one_mask: bool,
+    /// Gradients that landmarks too close to each other leave without digits are refused.
+    pub refuses_close: bool,
+    /// Outputs may be multiplied by a decay.
+    pub decays: bool,
 }
 
 impl Preset {
-    pub const COMPOSED: Self = Self { mechanism: "composed", full: true };
+    pub const COMPOSED: Self =
+        Self { mechanism: "composed", full: true, one_mask: false, refuses_close: true, decays: true };
+
+    /// That of a mechanism through landmarks.
+    pub fn of(mechanism: &Mechanism) -> Option<Self> {
+        let preset = Self { mechanism: mechanism.id(), decays: false, ..Self::COMPOSED };
+        match mechanism {
+            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks != Landmarks::All => {
+                Some(Self { one_mask: true, refuses_close: false, ..preset })
+            }
+            Mechanism::Laplacian(_) => Some(Self { full: false, ..preset }),
+            _ => None,
+        }
+    }
 }
 
 /// Images of the tokens, as the score's map makes them.
@@ -192,7 +211,8 @@ impl<'a> Core<'a> {
     }
 
     pub fn keep(&self, side: Side, slice: usize) -> Option<&'a [bool]> {
-        let mask = if side == Side::Query { self.call.mask.query } else { self.call.mask.key };
+        let of_key = side == Side::Key || self.preset.one_mask;
+        let mask = if of_key { self.call.mask.key } else { self.call.mask.query };
         let seq = self.seq(side);
         mask.map(|keep| &keep[slice / self.call.shape.heads * seq..][..seq])
     }
@@ -204,8 +224,8 @@ impl<'a> Core<'a> {
 
     /// Whether queries and keys are the same tokens, so that one pass may serve both.
     pub fn is_shared(&self) -> bool {
-        let s = &self.call.shape;
-        self.m.tied && s.seq_q == s.seq_kv && self.call.mask.key == self.call.mask.query && !self.sizes.whitens
+        let one_mask = self.preset.one_mask || self.call.mask.key == self.call.mask.query;
+        self.m.tied && one_mask && !self.sizes.whitens
     }
 
     /// The factor on all values of a slice.
@@ -224,11 +244,18 @@ impl<'a> Core<'a> {
         &x[slice * len..][..len]
     }
 
-    /// The kept rows of values, or of what belongs to outputs; in the channel that is appended stands `appended`.
-    pub fn rows<'x>(&self, x: &'x [f32], kept: &[u32], appended: f32, room: &'x mut [f32]) -> Rows<'x> {
+    /// The kept rows of values, or of what belongs to outputs, to be read as `vectors` or one by one; in the channel that is
+    /// appended stands `appended`.
+    pub fn rows<'x>(
+        &self,
+        x: &'x [f32],
+        kept: &[u32],
+        (appended, vectors): (f32, bool),
+        room: &'x mut [f32],
+    ) -> Rows<'x> {
         let (dim, stride) = (self.call.shape.value_dim, self.sizes.vp);
-        if !self.sizes.ones {
-            return Rows::gather(x, dim, kept, true, room);
+        if !self.sizes.by_row {
+            return Rows::gather(x, dim, kept, vectors, room);
         }
         for (row, &i) in room.chunks_exact_mut(stride).zip(kept) {
             row[..dim].copy_from_slice(&x[i as usize * dim..][..dim]);
@@ -247,7 +274,13 @@ impl<'a> Core<'a> {
         if !terms_out.is_empty() {
             terms_out[..rows * stride].copy_from_slice(&c[..rows * stride]);
         }
-        affinities(level, head.score, contract::Tile { data: c, stride, rows, width });
+        // Rows without gaps are one.
+        let tile = if stride == width {
+            contract::Tile { data: c, stride: (rows * width).max(1), rows: 1, width: rows * width }
+        } else {
+            contract::Tile { data: c, stride, rows, width }
+        };
+        head.score.affinities(level, tile);
     }
 
     /// Loads the kept tokens of `range` and their affinities, the columns of coinciding landmarks counted as one.

@@ -1,7 +1,5 @@
 //! Affinities between a tile of tokens and the landmarks by any score, and the way back to both.
 
-use std::f32::consts::LOG2_E;
-
 use pulp::{Simd, WithSimd};
 
 use crate::{
@@ -12,7 +10,6 @@ use crate::{
     },
     simd::{
         Level,
-        math::exp2,
         product::{Add, Left, Right, Size, Store, Term, combine, multiply, multiply_add},
     },
 };
@@ -36,32 +33,6 @@ impl WithSimd for Terms<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         combine(simd, self.term, self.size, self.x, self.marks, &mut self.out);
-    }
-}
-
-/// Makes affinities of the terms in a tile.
-pub(super) fn affinities(level: Level, score: &dyn TileScore, tile: Tile<'_>) {
-    let Tile { data, stride, rows, width } = tile;
-    score.values(level, Tile { data: &mut *data, stride, rows, width });
-    if score.is_log() {
-        level.dispatch(Exponentials(Tile { data, stride, rows, width }));
-    }
-}
-
-struct Exponentials<'a>(Tile<'a>);
-
-impl WithSimd for Exponentials<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Tile { data, stride, rows, width } = self.0;
-        let rate = simd.splat_f32s(LOG2_E);
-        for row in data.chunks_mut(stride).take(rows) {
-            for x in S::as_mut_simd_f32s(&mut row[..width]).0 {
-                *x = exp2(simd, simd.mul_f32s(rate, *x));
-            }
-        }
     }
 }
 

@@ -105,10 +105,3 @@ pub(crate) fn rows_of<T: Send>(
         rows
     })
 }
-
-/// Runs `pass` once for every slice.
-pub(crate) fn run_slices(pass: &impl Pass, level: Level, slices: usize, work: &mut [f32]) {
-    for_each(slices, work, room([pass.memory()]), |slice, memory| {
-        pass.run(level, Part { slice, index: slice, tokens: 0..0 }, memory);
-    });
-}

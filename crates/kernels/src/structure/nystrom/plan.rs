@@ -9,20 +9,22 @@ use super::{
     prepare,
 };
 use crate::{
-    Parameter, Plan, Shape, Strategy,
-    mechanism::{Composed, Nystrom},
+    Plan, Shape, Strategy,
+    mechanism::{Composed, Nystrom, Score},
 };
 
-pub(crate) fn plan(m: &Composed, structure: &Nystrom, preset: Preset, shape: &Shape) -> Plan {
+pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape: &Shape) -> Plan {
     let sizes = Sizes::of(m, structure, preset.full, shape);
     let method = method(structure, preset);
     let [slices, queries, keys, marks] = [shape.slices(), shape.seq_q, shape.seq_kv, sizes.marks].map(|n| n as u64);
     let [d, dv] = [shape.head_dim, shape.value_dim].map(|n| n as u64);
     let moments = u64::from(sizes.whitens || sizes.per_key);
     let whitens = u64::from(sizes.whitens);
-    // A term takes two or three operations per channel: twice or three times forward, as often backward.
+    // Every pass takes the terms anew, at three operations per channel; where queries are keys one may serve both.
+    let shared = m.tied && !sizes.whitens;
     let pairs = (1 + moments) * queries + keys;
-    let back = if m.tied && moments == 0 { 2 * keys } else { 2 * queries + keys };
+    let [back, pulled] = if shared { [queries + keys, keys] } else { [2 * queries + keys, queries + keys] };
+    let pull = if matches!(m.score, Score::Laplacian(_)) { 6 } else { 4 };
     let square = marks * marks;
     let values = 2 * (queries + keys) * marks * dv;
     let (prepare, middle) = (
@@ -42,18 +44,21 @@ pub(crate) fn plan(m: &Composed, structure: &Nystrom, preset: Preset, shape: &Sh
         flops_backward: slices
             * (back * marks * 3 * d
                 + 2 * values
-                + (queries + keys) * marks * 6 * d
+                + pulled * marks * pull * d
                 + square * (7 * d + 4 * dv)
                 + whitens * (2 * queries + 8 * keys + 6 * marks) * square),
         exps_forward: slices * (pairs + marks) * marks,
         exps_backward: slices * (back + marks) * marks,
         bytes_forward: 4 * slices * (queries * (d + dv) + keys * (d + dv) + moments * queries * d),
-        bytes_backward: 4 * slices * (3 * queries * d + 2 * keys * (d + dv) + 2 * queries * dv),
+        bytes_backward: 4
+            * slices
+            * (queries * if shared { d } else { 3 * d } + 2 * keys * (d + dv) + 2 * queries * dv),
         scratch_forward: forward::work(&sizes, prepare),
         scratch_backward: backward::work(&sizes, m.tied, middle),
         stats: sizes.stats(),
         allocated_forward: images(&sizes, m.tied),
-        allocated_backward: images(&sizes, m.tied) + scaled(m, shape),
+        allocated_backward: images(&sizes, m.tied)
+            + if preset.decays { 2 * size_of::<f32>() * shape.out_len() } else { 0 },
     }
 }
 
@@ -61,10 +66,4 @@ pub(crate) fn plan(m: &Composed, structure: &Nystrom, preset: Preset, shape: &Sh
 fn images(s: &Sizes, tied: bool) -> usize {
     let rows = s.shape.seq_q + if tied { 0 } else { s.shape.seq_kv };
     if s.mapped { size_of::<f32>() * s.shape.slices() * rows * s.dp } else { 0 }
-}
-
-/// Bytes of outputs and their gradients without the decay, where there may be one.
-fn scaled(m: &Composed, shape: &Shape) -> usize {
-    let decays = m.parameters().contains(&Parameter::Gamma);
-    if decays { 2 * size_of::<f32>() * shape.out_len() } else { 0 }
 }

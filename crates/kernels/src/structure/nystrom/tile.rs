@@ -3,7 +3,6 @@
 use pulp::{Simd, WithSimd};
 
 use crate::{
-    parallel::{Parts, for_each},
     score::Metric,
     simd::{
         Level,
@@ -57,36 +56,6 @@ pub(crate) fn kernel<D: Metric>(
     level.dispatch(Kernel { term: D::TERM, rate, x, size, marks, out });
 }
 
-/// One slice's landmarks as [`kernel`] reads them.
-#[derive(Clone, Copy)]
-pub(crate) struct Marks<'a, D> {
-    pub metric: D,
-    /// The exponent of a distance of one, in powers of two.
-    pub rate: f32,
-    /// `[dim, stride]`
-    pub transposed: &'a [f32],
-    pub dim: usize,
-    pub stride: usize,
-    pub count: usize,
-}
-
-impl<D: Metric> Marks<'_, D> {
-    /// Writes the kernel from `tokens` rows of `x`.
-    pub fn kernel(self, level: Level, x: Left<'_>, tokens: usize, out: Store<'_>) {
-        let size = Size { rows: tokens, cols: width(self.count), depth: self.dim };
-        let marks = Right { data: self.transposed, stride: self.stride };
-        kernel(level, (self.metric, self.rate), x, size, marks, out);
-    }
-
-    /// Writes the kernel among the landmarks themselves, `u [count, padded(dim)]`, to rows of `stride`; zeros beyond the last.
-    pub fn among(self, level: Level, u: &[f32], out: &mut [f32]) {
-        out.fill(0.0);
-        let rows = Left { data: u, row_stride: padded(self.dim), depth_stride: 1 };
-        self.kernel(level, rows, self.count, Store { data: &mut *out, stride: self.stride });
-        out.chunks_exact_mut(self.stride).take(self.count).for_each(|row| row[self.count..].fill(0.0));
-    }
-}
-
 /// Columns of a tile of `marks` landmarks: whole vectors, and never none.
 pub(crate) fn width(marks: usize) -> usize {
     padded(marks.max(1))
@@ -138,24 +107,6 @@ pub(crate) fn transpose(x: &[f32], stride: usize, dim: usize, out: &mut [f32], o
         head.iter_mut().zip(x[c.min(x.len())..].iter().step_by(stride)).for_each(|(out, &x)| *out = x);
         pad.fill(0.0);
     }
-}
-
-/// [`transpose`] for the landmarks of every slice, which `marks` gives as rows of `padded(dim)`.
-pub(crate) fn transpose_all<'u>(
-    marks: impl Fn(usize) -> &'u [f32] + Sync,
-    dim: usize,
-    out_stride: usize,
-    out: &mut [f32],
-    work: &mut [f32],
-) {
-    let len = dim * out_stride;
-    let slices = out.len() / len;
-    let out = Parts::new(out);
-    for_each(slices, work, 0, |slice, _| {
-        // SAFETY: slices are distinct.
-        let out = unsafe { out.part(slice * len..(slice + 1) * len) };
-        transpose(marks(slice), padded(dim), dim, out, out_stride);
-    });
 }
 
 /// What [`zip`] does to an element.
