@@ -39,9 +39,10 @@ pub(super) fn hop<'a>(
 ) -> Result<Hop<'a>> {
     let factors = Landmarked::of(call, affinity, m, normalisation, extras, mechanism)?;
     let hop = factors.normalised(call, normalisation, mechanism)?;
-    Ok(match extras.get(Parameter::ValueWeight) {
+    Ok(match extras.like(Parameter::ValueWeight, &call.v) {
         Some(weight) => {
-            hop.with_filter(Box::new(move |v| call.of_keys(filtered(call, v, (m.value_conv, m.grid), weight))))
+            let filtered = move |v: &Tensor<4>| filtered(call, v, (m.value_conv, m.grid), &weight);
+            hop.with_filter(Box::new(move |v| absent(call.of_keys(filtered(v)), &call.no_query)))
         }
         None => hop,
     })
@@ -87,7 +88,7 @@ impl Landmarked {
         Ok(Self { cq, x, ck: ck.swap_dims(2, 3) })
     }
 
-    fn normalised<'a>(self, call: &Call, normalisation: &Normalisation, mechanism: &'static str) -> Result<Hop<'a>> {
+    fn normalised<'a>(self, call: &Call, normalisation: &Normalisation, mechanism: &Mechanism) -> Result<Hop<'a>> {
         let Self { cq, x, ck } = self;
         let right = x.clone().matmul(ck.clone());
         Ok(match normalisation {
