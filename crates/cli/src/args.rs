@@ -5,7 +5,7 @@ use resolvent_lab::budget::parse_size;
 
 use crate::commands::{
     analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,
-    eval::Eval, explain::Explain, generate::Generate, train::Train, translate::Translate,
+    eval::Eval, explain::Explain, generate::Generate, mechanisms::Mechanisms, train::Train, translate::Translate,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -68,6 +68,7 @@ pub enum Command {
     Bench(Bench),
     Analyze(Analyze),
     Explain(Explain),
+    Mechanisms(Mechanisms),
     Completions(Completions),
 }
 
@@ -75,7 +76,7 @@ impl Command {
     /// Whether modules compute in it, whose strategy may be measured.
     pub fn applies_modules(&self) -> bool {
         match self {
-            Self::Attend(_) | Self::Completions(_) => false,
+            Self::Attend(_) | Self::Mechanisms(_) | Self::Completions(_) => false,
             Self::Bench(bench) => bench.measures(),
             _ => true,
         }

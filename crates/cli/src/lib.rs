@@ -75,6 +75,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Bench(args) => commands::bench::run(args, &cli.global),
         Command::Analyze(args) => commands::analyze::run(args, &cli.global),
         Command::Explain(args) => commands::explain::run(args, &cli.global),
+        Command::Mechanisms(args) => commands::mechanisms::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
 }

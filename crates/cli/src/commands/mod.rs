@@ -10,6 +10,7 @@ pub mod eval;
 pub mod explain;
 pub mod generate;
 mod material;
+pub mod mechanisms;
 pub mod recipe;
 mod texts;
 pub mod train;

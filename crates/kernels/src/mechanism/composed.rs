@@ -1,10 +1,11 @@
 //! A mechanism as its four values, which anyone composes.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
-    Landmarks, Normalisation, Score, Series, Structure, parse::config, presets::is_false, structure::FeatureMap,
+    Landmarks, Normalisation, OneHop, Score, Series, Structure, named::NAMED, parse::config, presets::is_false,
+    structure::FeatureMap,
 };
 use crate::{Parameter, Result, Shape};
 
@@ -33,6 +34,9 @@ pub struct Composed {
     /// Query `i` sees keys `j <= i + seq_kv - seq_q`. Default false.
     #[serde(skip_serializing_if = "is_false")]
     pub causal: bool,
+    /// The preset that the values were taken from; none of one's own.
+    #[serde(skip)]
+    pub(super) name: Option<&'static str>,
 }
 
 impl Composed {
@@ -71,20 +75,52 @@ impl Composed {
         Self { causal, ..self }
     }
 
-    /// Reads `{"score": {..}, "structure": {..}, "normalisation": {..}, "series": {..}, "tied": false, "causal": false}`.
-    pub(super) fn from_fields(mut fields: Map<String, Value>) -> Result<Self> {
-        let mut part = |name: &str| match fields.remove(name) {
+    /// The id, as in the JSON configuration: of the preset, or `composed`.
+    pub const fn id(&self) -> &'static str {
+        match self.name {
+            Some(name) => name,
+            None => "composed",
+        }
+    }
+
+    /// The title of the paper that the values are of, where they are a preset's.
+    pub fn paper(&self) -> Option<&'static str> {
+        NAMED.into_iter().find(|(name, ..)| Some(*name) == self.name).map(|(_, paper, _)| paper)
+    }
+
+    /// Whether each row depends on its own query alone, and on the keys that this sees.
+    pub const fn is_row_local(&self) -> bool {
+        let alone = match &self.normalisation {
+            Normalisation::Row(m) => m.density_exponent == 0.0,
+            Normalisation::None(_) => true,
+            _ => false,
+        };
+        let pairs = matches!(self.structure, Structure::Dense(_) | Structure::Features(_));
+        alone && pairs && matches!(self.series, Series::OneHop(_))
+    }
+
+    /// Whether it is one hop that nothing weighs, so that there is no decay to speak of.
+    pub(super) const fn is_undamped(&self) -> bool {
+        matches!(self.series, Series::OneHop(OneHop { gamma: 1.0 }))
+    }
+
+    /// Reads `{"score": {..}, "structure": {..}, "normalisation": {..}, "series": {..}, "tied": false, "causal": false}`. A part
+    /// that is missing, or a field of it, is that of the preset; a part of another kind replaces the preset's.
+    pub(super) fn from_fields(self, mut fields: Map<String, Value>) -> Result<Self> {
+        let named = self.name.is_some();
+        let mut part = |name: &str, own: Value| match fields.remove(name) {
             None => Ok(None),
-            Some(Value::Object(part)) => Ok(Some(part)),
+            Some(Value::Object(part)) => Ok(Some(if named { over(own, part) } else { part })),
             Some(Value::String(kind)) => Ok(Some(Map::from_iter([("kind".to_owned(), Value::String(kind))]))),
             Some(other) => Err(config(name, format!("expected an object like {{\"kind\": \"..\"}}, found {other}"))),
         };
-        let score = part("score")?.map_or(Ok(Score::default()), Score::from_fields)?;
-        let structure = part("structure")?.map_or(Ok(Structure::default()), Structure::from_fields)?;
-        let normalisation = part("normalisation")?.map_or(Ok(Normalisation::default()), Normalisation::from_fields)?;
-        let series = part("series")?.map_or(Ok(Series::default()), Series::from_fields)?;
+        let score = part("score", json!(self.score))?.map_or(Ok(self.score), Score::from_fields)?;
+        let structure = part("structure", json!(self.structure))?.map_or(Ok(self.structure), Structure::from_fields)?;
+        let normalisation = part("normalisation", json!(self.normalisation))?;
+        let normalisation = normalisation.map_or(Ok(self.normalisation), Normalisation::from_fields)?;
+        let series = part("series", json!(self.series))?.map_or(Ok(self.series), Series::from_fields)?;
         let Flags { tied, causal } = super::parse::fields_of("", fields)?;
-        Ok(Self { score, structure, normalisation, series, tied, causal })
+        Ok(Self { score, structure, normalisation, series, tied, causal, name: self.name })
     }
 
     /// The learnable tensors of all four values.
@@ -152,6 +188,17 @@ impl Composed {
     /// The map of features, where the structure is one.
     pub fn feature_map(&self) -> Option<FeatureMap> {
         if let Structure::Features(m) = &self.structure { Some(m.map) } else { None }
+    }
+}
+
+/// The fields of a preset's `own` part with those that are given in their place, if they are of its kind.
+fn over(own: Value, given: Map<String, Value>) -> Map<String, Value> {
+    match own {
+        Value::Object(mut own) if given.get("kind").is_none_or(|kind| own.get("kind") == Some(kind)) => {
+            own.extend(given);
+            own
+        }
+        _ => given,
     }
 }
 

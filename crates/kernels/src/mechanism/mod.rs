@@ -7,9 +7,11 @@ mod composed;
 mod fna;
 mod landmarks;
 mod laplacian;
+mod named;
 mod normalisation;
 mod parse;
 mod presets;
+mod product;
 mod score;
 mod series;
 mod soft;
@@ -37,13 +39,12 @@ pub use structure::{Clustered, Dense, FeatureMap, Features, Nystrom, Pooled, Str
 
 use std::borrow::Cow;
 
-use serde::Serialize;
+use named::NAMED;
 
 use crate::{Error, Parameter, Result, Shape};
 
 /// A preset with its parameters. The serialised form is the JSON configuration.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "mechanism", rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Mechanism {
     /// Dense softmax.
@@ -68,14 +69,17 @@ pub enum Mechanism {
     Ssa(Ssa),
     /// Fractional neural attention.
     Fna(Fna),
-    /// Four values, composed.
+    /// Four values, composed: those of a preset that is nothing else, or one's own.
     Composed(Box<Composed>),
 }
 
 impl std::fmt::Display for Mechanism {
-    /// The id; of a composition the kinds of its four values.
+    /// The id; of a composition that is no preset the kinds of its four values.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Self::Composed(composed) = self { composed.fmt(f) } else { f.write_str(self.id()) }
+        match self {
+            Self::Composed(composed) if composed.name.is_none() => composed.fmt(f),
+            _ => f.write_str(self.id()),
+        }
     }
 }
 
@@ -88,21 +92,35 @@ impl std::str::FromStr for Mechanism {
     }
 }
 
+/// Presets that have a struct of their own, in the order of the tables.
+const OWN: [&str; 11] = [
+    "softmax",
+    "uniform",
+    "infsa",
+    "infsa-resolvent",
+    "linear-infsa",
+    "soft",
+    "soft-pp",
+    "fna",
+    "laplacian",
+    "laplacian-exact",
+    "ssa",
+];
+
+/// The ids of all presets.
+const fn ids() -> [&'static str; OWN.len() + NAMED.len()] {
+    let mut ids = [""; OWN.len() + NAMED.len()];
+    let mut n = 0;
+    while n < ids.len() {
+        ids[n] = if n < OWN.len() { OWN[n] } else { NAMED[n - OWN.len()].0 };
+        n += 1;
+    }
+    ids
+}
+
 impl Mechanism {
     /// Every id, in the order of the tables.
-    pub const IDS: [&'static str; 11] = [
-        "softmax",
-        "uniform",
-        "infsa",
-        "infsa-resolvent",
-        "linear-infsa",
-        "soft",
-        "soft-pp",
-        "fna",
-        "laplacian",
-        "laplacian-exact",
-        "ssa",
-    ];
+    pub const IDS: [&'static str; OWN.len() + NAMED.len()] = ids();
 
     /// The preset `id` with its defaults.
     ///
@@ -122,6 +140,9 @@ impl Mechanism {
             "ssa" => Self::Ssa(Ssa::default()),
             "fna" => Self::Fna(Fna::default()),
             _ => {
+                if let Some(composed) = named::named(id) {
+                    return Ok(composed.into());
+                }
                 let problem = format!("unknown mechanism `{id}`, expected one of: {}", Self::IDS.join(", "));
                 return Err(Error::Config { field: "mechanism".into(), problem });
             }
@@ -142,7 +163,7 @@ impl Mechanism {
             Self::LaplacianExact(_) => "laplacian-exact",
             Self::Ssa(_) => "ssa",
             Self::Fna(_) => "fna",
-            Self::Composed(_) => "composed",
+            Self::Composed(m) => m.id(),
         }
     }
 
@@ -185,7 +206,7 @@ impl Mechanism {
             Self::Infsa(m) => Some(m.gamma),
             Self::InfsaResolvent(m) => Some(m.gamma),
             Self::LinearInfsa(m) => Some(m.gamma),
-            Self::Composed(m) => Some(m.series.gamma()),
+            Self::Composed(m) if !m.is_undamped() => Some(m.series.gamma()),
             _ => None,
         }
     }
@@ -290,13 +311,18 @@ impl Mechanism {
         self
     }
 
-    /// The same mechanism with another seed for what it draws: landmarks, clusters and sampled edges.
+    /// The same mechanism with another seed for what it draws: landmarks, clusters and sampled edges, random features.
     #[must_use]
     pub fn with_seed(mut self, number: u64) -> Self {
         match &mut self {
             Self::Soft(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
             | Self::SoftPp(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
             | Self::Ssa(Ssa { seed, .. }) => *seed = number,
+            Self::Composed(m) => {
+                if let Structure::Features(Features { seed, .. }) = &mut m.structure {
+                    *seed = number;
+                }
+            }
             _ => {}
         }
         self

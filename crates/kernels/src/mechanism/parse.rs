@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use serde_json::{Map, Value};
 
-use super::{Composed, Mechanism, NormBias, Soft};
+use super::{Composed, Mechanism, NormBias, Soft, named};
 use crate::{Error, Result};
 
 impl Serialize for NormBias {
@@ -42,6 +42,38 @@ impl<'de> Deserialize<'de> for NormBias {
             }
         }
         d.deserialize_any(Visitor)
+    }
+}
+
+impl Serialize for Mechanism {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Tagged<'a, T> {
+            mechanism: &'static str,
+            #[serde(flatten)]
+            fields: &'a T,
+        }
+        macro_rules! tagged {
+            ($($variant:ident),+) => {
+                match self {
+                    $(Self::$variant(m) => Tagged { mechanism: self.id(), fields: m }.serialize(s),)+
+                }
+            };
+        }
+        tagged!(
+            Softmax,
+            Uniform,
+            Infsa,
+            InfsaResolvent,
+            LinearInfsa,
+            Soft,
+            SoftPp,
+            Laplacian,
+            LaplacianExact,
+            Ssa,
+            Fna,
+            Composed
+        )
     }
 }
 
@@ -135,10 +167,11 @@ impl Mechanism {
             Some(other) => return Err(config("mechanism", format!("expected a string, found {other}"))),
             None => return Err(config("mechanism", format!("missing; one of: {}", Self::IDS.join(", ")))),
         };
-        if id == "composed" {
-            let composed = Composed::from_fields(fields)?;
+        let composed = if id == "composed" { Some(Composed::default()) } else { named::named(&id) };
+        if let Some(composed) = composed {
+            let composed = composed.from_fields(fields)?;
             composed.validate()?;
-            return Ok(Self::Composed(Box::new(composed)));
+            return Ok(composed.into());
         }
         let mechanism = match Self::preset(&id)? {
             Self::Softmax(_) => Self::Softmax(fields_of("", fields)?),

@@ -8,7 +8,7 @@ use super::{
     parse::{config, fields_of, kind_of, unknown_kind},
     valid::check,
 };
-use crate::Result;
+use crate::{Result, random_features};
 
 /// How the `seq_q x seq_kv` operator is held.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -166,6 +166,12 @@ impl Features {
     pub fn count(&self, head_dim: usize) -> usize {
         let d = head_dim as f64;
         self.count.unwrap_or(((d * d.ln()).ceil() as usize).max(1))
+    }
+
+    /// The directions of `favor`'s features, `[count, head_dim]`, a constant of the configuration: blocks of orthogonal rows, each
+    /// standard normal. "Rethinking Attention with Performers", section 3.2.
+    pub fn directions(&self, head_dim: usize) -> Vec<f64> {
+        random_features::directions(self.seed, self.count(head_dim), head_dim)
     }
 }
 

@@ -29,7 +29,11 @@ impl Composed {
     pub fn refused(&self) -> Result<()> {
         let refusal = self.score_refused().or(self.normalisation_refused()).or(self.series_refused());
         let causal = if self.causal { self.causal_refused() } else { None };
-        refused(refusal.or(causal))
+        self.refusal(refusal.or(causal))
+    }
+
+    fn refusal(&self, refusal: Option<Refusal>) -> Result<()> {
+        refusal.map_or(Ok(()), |(what, why)| Err(Error::Unsupported { mechanism: self.id(), what, why }))
     }
 
     /// Whether the structure can hold the score.
@@ -141,7 +145,7 @@ impl Composed {
     pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {
         let cross = shape.seq_q != shape.seq_kv;
         if causal {
-            refused(self.causal_refused())?;
+            self.refusal(self.causal_refused())?;
         }
         let density = matches!(&self.normalisation, Normalisation::Row(m) if m.density_exponent != 0.0);
         let refusal = match (&self.normalisation, &self.score) {
@@ -171,17 +175,13 @@ impl Composed {
             }
             _ => None,
         };
-        refused(refusal)?;
+        self.refusal(refusal)?;
         match &self.structure {
             Structure::Clustered(m) => m.ssa(None, causal).check_support(shape, causal),
             Structure::Nystrom(m) => m.soft().check_landmarks_fit(shape),
             _ => Ok(()),
         }
     }
-}
-
-fn refused(refusal: Option<Refusal>) -> Result<()> {
-    refusal.map_or(Ok(()), |(what, why)| Err(Error::Unsupported { mechanism: "composed", what, why }))
 }
 
 impl Inverse {

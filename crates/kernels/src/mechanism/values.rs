@@ -64,7 +64,7 @@ fn laplacian(m: &LaplacianExact) -> Composed {
 impl Composed {
     /// The preset that these values are, where there is one: its fused path then serves them.
     pub(crate) fn preset(&self) -> Option<Mechanism> {
-        let Self { score, structure, normalisation, series, tied, causal } = self;
+        let Self { score, structure, normalisation, series, tied, causal, .. } = self;
         let (tied, causal) = (*tied, *causal);
         if let Structure::Dense(Dense { window: Some(_), .. }) = structure {
             return None;

@@ -108,12 +108,6 @@ impl Head {
         }
     }
 
-    /// `scale * Q K^T`, before any mask.
-    pub fn logits(&self, scale: Option<f64>) -> Matrix {
-        let scale = self.scale(scale);
-        self.q.times_transposed(&self.k).map(|_, _, x| scale * x)
-    }
-
     /// The factor on `q.k`: the configured one, or `head_dim^-0.5`.
     pub fn scale(&self, scale: Option<f64>) -> f64 {
         scale.unwrap_or_else(|| (self.q.cols as f64).powf(-0.5))

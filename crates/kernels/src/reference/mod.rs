@@ -2,27 +2,23 @@
 //!
 //! Slow on purpose (O(N^2) memory, and O(N^3) time for the resolvent) and meant to be read beside the papers. Every fast
 //! path of this crate agrees with it within [`crate::Tol`]. A mechanism is a matrix here: [`Forward::weights`] maps `v`
-//! to `out`, whatever produced it; each file holds one family's matrix and its hand-derived gradients.
+//! to `out`, whatever produced it. It is [`composed`] of the four values, each with its hand-derived gradient; presets are such
+//! compositions too, but for `linear-infsa`.
 
 mod clustered;
 mod composed;
-mod fna;
 mod head;
-mod infsa;
 mod inverse;
 mod landmarks;
-mod laplacian;
 mod linear_infsa;
 mod matrix;
-mod soft;
-mod softmax;
 
 use head::Head;
 use matrix::Matrix;
 
 use std::collections::BTreeMap;
 
-use crate::{ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check};
+use crate::{ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check, mechanism::Composed};
 
 /// What [`forward`] computes.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -30,12 +26,13 @@ use crate::{ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shap
 pub struct Forward {
     /// `[batch, heads, out_seq, value_dim]`; `out_seq` is `seq_q`, or 1 where the pooled value is returned once.
     pub out: Vec<f64>,
-    /// Log-sum-exp of every row, `[batch, heads, seq_q]`, `-inf` for a row without keys. `softmax`, `fna`.
+    /// Log-sum-exp of every row, `[batch, heads, seq_q]`, `-inf` for a row without keys. Of log scores by pairs, with
+    /// normalisation `row`: `softmax`, `fna`, `ssa`.
     pub lse: Option<Vec<f64>>,
-    /// The same before the density is divided out, where `norm_exponent` is not 0. `fna`.
+    /// The same before the density is divided out, where its exponent is not 0. `fna`.
     pub lse0: Option<Vec<f64>>,
     /// Frobenius norm of the affinities before `eps`: `[batch, heads]`, or, causal, `[batch, heads, seq_q]` (the norm
-    /// of the rows so far). `infsa`, `infsa-resolvent`.
+    /// of the rows so far). Of normalisation `frobenius`: `infsa`, `infsa-resolvent`.
     pub frob: Option<Vec<f64>>,
     /// Start weights, `[batch, heads, seq_q]`. `linear-infsa`, "Infinite Self-Attention" eq. 16.
     pub alpha: Option<Vec<f64>>,
@@ -91,12 +88,12 @@ struct HeadGradients {
 /// Those of [`crate::Operator::new`] and of [`crate::Operator::forward`], but for solvers: nothing iterates here.
 pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>) -> Result<Forward> {
     check_call("forward", mechanism, shape, inputs, mask)?;
-    let mut result = Forward::default();
+    let (mut result, values) = (Forward::default(), mechanism.values());
     let made = made_plan(mechanism, shape, inputs, mask);
     let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
-        let part = head_forward(mechanism, &head)?;
+        let part = head_forward(mechanism, &values, &head)?;
         result.out.extend(part.weights.times(&head.v).data);
         result.weights.extend(part.weights.data);
         append(&mut result.lse, part.lse);
@@ -126,14 +123,15 @@ pub fn backward(
     check::length("backward", "dout", dout.len(), out_len, "expected the shape of out")?;
     let made = made_plan(mechanism, shape, inputs, mask);
     let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
+    let (values, names) = (mechanism.values(), mechanism.parameters());
     let mut result = Backward { dk: (!mechanism.tied()).then(Vec::new), ..Backward::default() };
     for (b, h) in heads(shape) {
         let head = Head::of(mechanism, shape, inputs, mask, b, h);
         // A pooled value is no query's row, and stays whatever queries are masked.
         let keep = if pooled { vec![true; out_seq] } else { head.keep_query.clone() };
         let dout = head::gather(dout, b * shape.heads + h, shape.value_dim, &keep);
-        let part = head_forward(mechanism, &head)?;
-        let gradients = head_backward(mechanism, &head, &part, &dout)?;
+        let part = head_forward(mechanism, &values, &head)?;
+        let gradients = head_backward(mechanism, &values, &head, &part, &dout)?;
         result.dv.extend(part.weights.transpose().times(&dout).data);
         match &mut result.dk {
             Some(dk) => {
@@ -142,7 +140,8 @@ pub fn backward(
             }
             None => result.dq.extend(gradients.dq.plus(&gradients.dk).data),
         }
-        for (parameter, part) in gradients.parameters {
+        // A preset has fewer parameters than its values.
+        for (parameter, part) in gradients.parameters.into_iter().filter(|(parameter, _)| names.contains(parameter)) {
             let len = mechanism.parameter_shape(parameter, shape).iter().product();
             let whole = result.parameters.entry(parameter).or_insert_with(|| vec![0.0; len]);
             let room = &mut whole[parameter.part(len, shape, b * shape.heads + h)];
@@ -215,34 +214,23 @@ fn append(all: &mut Option<Vec<f64>>, part: Option<Vec<f64>>) {
     }
 }
 
-fn head_forward(mechanism: &Mechanism, head: &Head) -> Result<HeadForward> {
-    Ok(match mechanism {
-        Mechanism::Softmax(m) => softmax::forward(head, m),
-        Mechanism::Uniform(_) => softmax::uniform_forward(head),
-        Mechanism::Infsa(m) => infsa::forward(head, m),
-        Mechanism::InfsaResolvent(m) => infsa::resolvent_forward(head, &m.hop()),
-        Mechanism::LinearInfsa(m) => linear_infsa::forward(head, m),
-        Mechanism::Ssa(m) => clustered::forward(head, m, &head.clusters),
-        Mechanism::Fna(m) => fna::forward(head, m),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => soft::forward(head, m, mechanism.id())?,
-        Mechanism::Laplacian(m) => laplacian::forward(head, m)?,
-        Mechanism::LaplacianExact(m) => laplacian::exact_forward(head, m),
-        Mechanism::Composed(m) => composed::forward(head, m)?,
-    })
+/// `values` are those of the mechanism.
+fn head_forward(mechanism: &Mechanism, values: &Composed, head: &Head) -> Result<HeadForward> {
+    match mechanism {
+        Mechanism::LinearInfsa(m) => Ok(linear_infsa::forward(head, m)),
+        _ => composed::forward(head, mechanism, values),
+    }
 }
 
-fn head_backward(mechanism: &Mechanism, head: &Head, saved: &HeadForward, dout: &Matrix) -> Result<HeadGradients> {
-    Ok(match mechanism {
-        Mechanism::Softmax(m) => softmax::backward(head, m, dout),
-        Mechanism::Uniform(_) => softmax::uniform_backward(head),
-        Mechanism::Infsa(m) => infsa::backward(head, m, dout),
-        Mechanism::InfsaResolvent(m) => infsa::resolvent_backward(head, &m.hop(), saved, dout),
-        Mechanism::LinearInfsa(m) => linear_infsa::backward(head, m, saved, dout),
-        Mechanism::Ssa(m) => clustered::backward(head, m, &head.clusters, dout),
-        Mechanism::Fna(m) => fna::backward(head, m, dout),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => soft::backward(head, m, mechanism.id(), dout)?,
-        Mechanism::Laplacian(m) => laplacian::backward(head, m, dout)?,
-        Mechanism::LaplacianExact(m) => laplacian::exact_backward(head, m, dout),
-        Mechanism::Composed(m) => composed::backward(head, m, dout)?,
-    })
+fn head_backward(
+    mechanism: &Mechanism,
+    values: &Composed,
+    head: &Head,
+    saved: &HeadForward,
+    dout: &Matrix,
+) -> Result<HeadGradients> {
+    match mechanism {
+        Mechanism::LinearInfsa(m) => Ok(linear_infsa::backward(head, m, saved, dout)),
+        _ => composed::backward(head, mechanism, values, saved, dout),
+    }
 }

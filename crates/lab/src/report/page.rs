@@ -97,6 +97,16 @@ pub fn about(id: &str) -> &'static str {
              may be negative."
         }
         "laplacian-exact" => "The same kernel, whole: streamed in tiles, no landmarks.",
+        "cosine" => "Softmax of the cosine of query and key, ten times as steep: lengths say nothing.",
+        "sigmoid" => {
+            "Every pair by itself, a sigmoid of its product less the logarithm of the number of keys: no row is normalised."
+        }
+        "relu" => "Rectified products over the number of keys: no row is normalised, and most weights are zero.",
+        "linear" => {
+            "Products of positive features, elu + 1, rows normalised: sums over all keys, linear in the tokens."
+        }
+        "performer" => "Softmax estimated by random features: sums over all keys, linear in the tokens.",
+        "local" => "Softmax within a window of tokens around each.",
         _ => "",
     }
 }

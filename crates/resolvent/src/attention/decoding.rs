@@ -78,6 +78,7 @@ pub fn check_row_local(mechanism: &Mechanism) -> Result<()> {
     let why = match mechanism {
         Mechanism::Softmax(_) | Mechanism::Uniform(_) => return Ok(()),
         Mechanism::Fna(m) if m.norm_exponent == 0.0 => return Ok(()),
+        Mechanism::Composed(m) if m.is_row_local() => return Ok(()),
         Mechanism::Fna(_) => "norm_exponent mixes the degrees of other rows in; set it to 0",
         _ => "its rows depend on other queries, which a decoder has not written yet; use softmax, fna or uniform",
     };

@@ -5,14 +5,14 @@ use super::{
     super::{
         clustered::{Entry, entries},
         head::Head,
-        laplacian,
         matrix::Matrix,
     },
     HopGradients,
     normalisation::{Normalised, Pairs},
     score::Affinity,
+    whitened,
 };
-use crate::mechanism::{Composed, LaplacianExact, Normalisation, Structure};
+use crate::mechanism::{Composed, Normalisation, Structure};
 
 /// Affinities by query and entry.
 pub(super) struct Graph<'a> {
@@ -27,7 +27,7 @@ pub(super) struct Graph<'a> {
 enum Weights {
     Pairs(Normalised),
     /// Of whole columns of affinities.
-    Whitened(Matrix, laplacian::Weights, LaplacianExact),
+    Whitened(Matrix, whitened::Weights),
 }
 
 impl<'a> Graph<'a> {
@@ -44,9 +44,10 @@ impl<'a> Graph<'a> {
         let seen: Vec<f64> = entries.iter().map(|row| row.iter().map(|e| e.tokens.len() as f64).sum()).collect();
         let weights = if let Normalisation::Whitened(whitened) = &m.normalisation {
             let affinity = |i: usize, j: usize| affinity.affinity(head.q.row(i), head.k.row(j));
-            let (g, exact) = (Matrix::from_fn(head.q.rows, head.k.rows, affinity), whitened.exact());
-            let weights = laplacian::Weights::of(head, &exact, &g);
-            Weights::Whitened(g, weights, exact)
+            let g = Matrix::from_fn(head.q.rows, head.k.rows, affinity);
+            let seen = g.map(|i, j, _| f64::from(u8::from(head.allowed(i, j))));
+            let weights = whitened::Weights::of(whitened, seen, &g);
+            Weights::Whitened(g, weights)
         } else {
             let value = |i: usize, e: &Entry| {
                 let value = affinity.value(head.q.row(i), &e.mean(&head.k), seen[i]);
@@ -73,9 +74,14 @@ impl<'a> Graph<'a> {
         self.entries[i].iter().flat_map(|e| e.tokens.iter().copied())
     }
 
+    /// What divides the pairs, where something does.
+    pub fn normalised(&self) -> Option<&Normalised> {
+        if let Weights::Pairs(normalised) = &self.weights { Some(normalised) } else { None }
+    }
+
     pub fn weights(&self) -> Matrix {
         match &self.weights {
-            Weights::Whitened(_, weights, exact) => weights.weights(self.head, exact),
+            Weights::Whitened(_, weights) => weights.weights(),
             Weights::Pairs(normalised) => {
                 let mut weights = Matrix::zeros(self.head.q.rows, self.head.k.rows);
                 for (i, row) in normalised.weights.iter().enumerate() {
@@ -90,8 +96,8 @@ impl<'a> Graph<'a> {
     fn dvalues(&self, dweights: &Matrix) -> Vec<Vec<f64>> {
         let rows = 0..self.entries.len();
         match &self.weights {
-            Weights::Whitened(g, weights, exact) => {
-                let dg = weights.backward(self.head, exact, dweights);
+            Weights::Whitened(g, weights) => {
+                let dg = weights.backward(dweights);
                 rows.map(|i| self.keys(i).map(|j| dg.at(i, j) * g.at(i, j)).collect()).collect()
             }
             Weights::Pairs(normalised) => {

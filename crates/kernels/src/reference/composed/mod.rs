@@ -6,15 +6,18 @@ mod normalisation;
 mod nystrom;
 mod score;
 mod series;
+mod value_filter;
+mod whitened;
 
 use graph::Graph;
 use nystrom::Landmarked;
 use score::Affinity;
+use value_filter::ValueFilter;
 
 use super::{HeadForward, HeadGradients, head::Head, matrix::Matrix};
 use crate::{
-    Parameter, Result,
-    mechanism::{Composed, Structure},
+    Mechanism, Parameter, Result,
+    mechanism::{Composed, Normalisation, Structure},
 };
 
 /// One hop, and what its gradient needs.
@@ -32,11 +35,11 @@ struct HopGradients {
 }
 
 impl<'a> Hop<'a> {
-    fn of(head: &'a Head, m: &'a Composed) -> Result<Self> {
+    fn of(head: &'a Head, mechanism: &Mechanism, m: &'a Composed) -> Result<Self> {
         let affinity = Affinity::of(head, &m.score);
         Ok(match &m.structure {
             Structure::Nystrom(structure) => {
-                Self::Landmarked(Box::new(Landmarked::of(head, affinity, structure, &m.normalisation)?))
+                Self::Landmarked(Box::new(Landmarked::of(head, mechanism, affinity, structure, &m.normalisation)?))
             }
             Structure::Features(structure) => Self::Features(features::Mapped::of(head, affinity.scale(), structure)),
             _ => Self::Graph(Graph::of(head, affinity, m)),
@@ -52,6 +55,23 @@ impl<'a> Hop<'a> {
         }
     }
 
+    /// What the normalisation of pairs says of the call beside the weights.
+    fn report(&self, head: &Head, m: &Composed) -> HeadForward {
+        let Self::Graph(graph) = self else { return HeadForward::default() };
+        let Some(normalised) = graph.normalised() else { return HeadForward::default() };
+        // A pooled row is everyone's.
+        let logs = m.score.is_log() && !matches!(m.structure, Structure::Pooled(_));
+        let sums = normalised.row_sums().filter(|_| logs);
+        let dense = matches!(&m.normalisation, Normalisation::Row(m) if m.density_exponent != 0.0);
+        let rows = if head.causal { head.q.rows } else { 1 };
+        HeadForward {
+            lse: sums.map(|(sums, _)| sums.to_vec()),
+            lse0: sums.filter(|_| dense).map(|(_, plain)| plain.to_vec()),
+            frob: normalised.norms().map(|norms| norms[..rows].to_vec()),
+            ..HeadForward::default()
+        }
+    }
+
     fn backward(&self, head: &Head, dweights: &Matrix) -> HopGradients {
         match self {
             Self::Graph(graph) => graph.backward(dweights),
@@ -61,15 +81,44 @@ impl<'a> Hop<'a> {
     }
 }
 
-pub(super) fn forward(head: &Head, m: &Composed) -> Result<HeadForward> {
-    let weights = series::total(head, &m.series, &Hop::of(head, m)?.weights());
-    Ok(HeadForward { weights, ..HeadForward::default() })
+/// The matrix of `mechanism`, whose values are `m`.
+pub(super) fn forward(head: &Head, mechanism: &Mechanism, m: &Composed) -> Result<HeadForward> {
+    let hop = Hop::of(head, mechanism, m)?;
+    let weights = series::total(head, &m.series, &head.thinned(&hop.weights()), |i, j| reaches(head, m, i, j))?;
+    let filter = ValueFilter::of(mechanism, m).map(|filter| filter.matrix(head));
+    let weights = filter.map_or(weights.clone(), |filter| weights.plus(&filter));
+    Ok(HeadForward { weights, ..hop.report(head, m) })
 }
 
-pub(super) fn backward(head: &Head, m: &Composed, dout: &Matrix) -> Result<HeadGradients> {
-    let hop = Hop::of(head, m)?;
-    let (dweights, dgamma) = series::backward(head, &m.series, &hop.weights(), &dout.times_transposed(&head.v));
-    let HopGradients { dq, dk, mut parameters } = hop.backward(head, &dweights);
+/// The gradients; `saved` is what [`forward`] returned.
+pub(super) fn backward(
+    head: &Head,
+    mechanism: &Mechanism,
+    m: &Composed,
+    saved: &HeadForward,
+    dout: &Matrix,
+) -> Result<HeadGradients> {
+    let hop = Hop::of(head, mechanism, m)?;
+    let weights = head.thinned(&hop.weights());
+    let (dweights, dgamma) = series::backward(head, &m.series, &weights, &saved.weights, dout);
+    let HopGradients { dq, dk, mut parameters } = hop.backward(head, &head.thinned(&dweights));
     parameters.push((Parameter::Gamma, vec![dgamma]));
+    if let Some(filter) = ValueFilter::of(mechanism, m) {
+        let dweight = filter.backward(head, &dout.times_transposed(&head.v));
+        parameters.push((Parameter::ValueWeight, dweight));
+    }
     Ok(HeadGradients { dq, dk, parameters })
+}
+
+/// Whether a path of any length may lead from query `i` to key `j`.
+fn reaches(head: &Head, m: &Composed, i: usize, j: usize) -> bool {
+    let past = match &m.structure {
+        // What becomes visible together sees itself.
+        Structure::Clustered(structure) => {
+            let block = structure.ssa(None, head.causal).causal_clusters.block();
+            j / block <= i / block
+        }
+        _ => head.past(i, j),
+    };
+    head.keep_query[i] && head.keep_key[j] && (!head.causal || past)
 }

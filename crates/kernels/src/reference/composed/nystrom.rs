@@ -5,16 +5,15 @@ use super::{
         head::Head,
         inverse::{Inverted, Method},
         landmarks::{Activated, Filter, Producer},
-        laplacian,
         matrix::{Matrix, inner, ratio},
-        soft,
     },
     HopGradients,
     score::Affinity,
+    whitened,
 };
 use crate::{
-    Parameter, Result,
-    mechanism::{Degree, Factor, Landmarks, LaplacianExact, Normalisation, Nystrom, Soft},
+    Mechanism, Parameter, Result,
+    mechanism::{Degree, Factor, Landmarks, Normalisation, Nystrom},
     random,
 };
 
@@ -25,7 +24,7 @@ const LEAST_SUM: f64 = 1e-6;
 pub(super) struct Landmarked<'a> {
     head: &'a Head,
     affinity: Affinity<'a>,
-    structure: Soft,
+    structure: &'a Nystrom,
     producer: Producer,
     activated: Option<Activated>,
     alive: Vec<bool>,
@@ -53,20 +52,20 @@ enum Normalised {
         divisors: Vec<f64>,
         floored: Vec<bool>,
     },
-    Whitened(laplacian::Weights, LaplacianExact),
+    Whitened(whitened::Weights),
 }
 
 impl<'a> Landmarked<'a> {
-    pub fn of(head: &'a Head, affinity: Affinity<'a>, m: &Nystrom, normalisation: &Normalisation) -> Result<Self> {
-        let structure = m.soft();
-        let indices = match m.landmarks {
-            Landmarks::Random { count, seed } => head
-                .landmark_indices()
-                .unwrap_or_else(|| random::sample(seed, head.batch, head.k.rows, count).collect()),
-            _ => Vec::new(),
-        };
-        let filter = head.parameter(Parameter::LandmarkWeight).map(Filter::Full);
-        let producer = Producer::new(m.landmarks, m.grid, &head.keep_key, false, filter, &indices);
+    /// `mechanism` names errors.
+    pub fn of(
+        head: &'a Head,
+        mechanism: &Mechanism,
+        affinity: Affinity<'a>,
+        m: &'a Nystrom,
+        normalisation: &Normalisation,
+    ) -> Result<Self> {
+        // LaplacianFormer filters channel by channel, and windows that are not whole.
+        let producer = producer(head, m, matches!(mechanism, Mechanism::Laplacian(_)));
         let raw = match head.parameter(Parameter::GivenLandmarks) {
             Some(data) => Matrix { rows: data.len() / head.q.cols, cols: head.q.cols, data },
             None => producer.apply(&head.k),
@@ -88,7 +87,7 @@ impl<'a> Landmarked<'a> {
         let a = block(&landmarks, &|i, l| alive[i] && alive[l]);
         let a = a.map(|i, l, x| if alive[i] && alive[l] { x } else { f64::from(u8::from(i == l)) });
         let method = Method {
-            mechanism: "composed",
+            mechanism: mechanism.id(),
             inverse: m.inverse,
             steps: m.newton_iterations,
             init: m.newton_init,
@@ -114,7 +113,7 @@ impl<'a> Landmarked<'a> {
         Ok(Self {
             head,
             affinity,
-            structure,
+            structure: m,
             producer,
             activated,
             alive,
@@ -132,14 +131,10 @@ impl<'a> Landmarked<'a> {
     }
 
     pub fn weights(&self) -> Matrix {
-        let weights = match &self.normalised {
+        match &self.normalised {
             Normalised::Factors(factors) => self.g.map(|i, _, x| factors[i] * x),
             Normalised::Sums { divisors, .. } => self.g.map(|i, _, x| ratio(x, divisors[i])),
-            Normalised::Whitened(weights, exact) => weights.weights(self.head, exact),
-        };
-        match self.structure.value_conv {
-            0 => weights,
-            _ => weights.plus(&soft::value_filter(self.head, &self.structure)),
+            Normalised::Whitened(weights) => weights.weights(),
         }
     }
 
@@ -148,7 +143,7 @@ impl<'a> Landmarked<'a> {
         let mut dcq = Matrix::zeros(self.cq.rows, self.cq.cols);
         let dg = match &self.normalised {
             Normalised::Factors(factors) => dweights.map(|i, _, x| factors[i] * x),
-            Normalised::Whitened(weights, exact) => weights.backward(self.head, exact, dweights),
+            Normalised::Whitened(weights) => weights.backward(dweights),
             Normalised::Sums { t, divisors, floored } => {
                 let slope = |i: usize| -ratio(inner(dweights.row(i), self.g.row(i)), divisors[i].powi(2));
                 let slopes: Vec<f64> = (0..divisors.len()).map(slope).collect();
@@ -202,7 +197,7 @@ impl<'a> Landmarked<'a> {
         let mut left = Matrix::zeros(dl.rows, dl.cols);
         self.pull(&off, &da, &self.landmarks, &mut left, &mut dl, &mut parameters);
         gradients.parameters = affinity.parameters.iter().zip(parameters).map(|(&p, x)| (p, vec![x])).collect();
-        self.of_landmarks(dl.plus(&left), dweights, &mut gradients);
+        self.of_landmarks(dl.plus(&left), &mut gradients);
         gradients
     }
 
@@ -248,7 +243,7 @@ impl<'a> Landmarked<'a> {
     }
 
     /// On to what landmarks are made of.
-    fn of_landmarks(&self, dl: Matrix, dweights: &Matrix, gradients: &mut HopGradients) {
+    fn of_landmarks(&self, dl: Matrix, gradients: &mut HopGradients) {
         let mut du = dl;
         if let Some(activated) = &self.activated {
             let alive = du.map(|i, _, x| if self.alive[i] { x } else { 0.0 });
@@ -263,10 +258,6 @@ impl<'a> Landmarked<'a> {
             Landmarks::Conv { .. } => gradients.parameters.push((Parameter::LandmarkWeight, dfilter)),
             _ => {}
         }
-        if self.structure.value_conv > 0 {
-            let dvalue = soft::value_filter_backward(self.head, &self.structure, dweights);
-            gradients.parameters.push((Parameter::ValueWeight, dvalue));
-        }
     }
 }
 
@@ -274,8 +265,8 @@ impl Normalised {
     fn of(head: &Head, normalisation: &Normalisation, g: &Matrix, (cq, x, ck): (&Matrix, &Matrix, &Matrix)) -> Self {
         match normalisation {
             Normalisation::Whitened(m) => {
-                let exact = m.exact();
-                Self::Whitened(laplacian::Weights::of(head, &exact, g), exact)
+                let seen = g.map(|i, j, _| f64::from(u8::from(head.keep_query[i] && head.keep_key[j])));
+                Self::Whitened(whitened::Weights::of(m, seen, g))
             }
             Normalisation::Row(_) => {
                 let sums = Matrix::from_fn(1, ck.cols, |_, l| (0..ck.rows).map(|j| ck.at(j, l)).sum());
@@ -293,4 +284,17 @@ impl Normalised {
             _ => Self::Factors(vec![1.0; g.rows]),
         }
     }
+}
+
+/// The maker of landmarks of the keys; `depthwise`: by filters channel by channel, also of partial windows.
+fn producer(head: &Head, m: &Nystrom, depthwise: bool) -> Producer {
+    let indices = match m.landmarks {
+        Landmarks::Random { count, seed } => {
+            head.landmark_indices().unwrap_or_else(|| random::sample(seed, head.batch, head.k.rows, count).collect())
+        }
+        _ => Vec::new(),
+    };
+    let kind = if depthwise { Filter::Depthwise } else { Filter::Full };
+    let filter = head.parameter(Parameter::LandmarkWeight).map(kind);
+    Producer::new(m.landmarks, m.grid, &head.keep_key, depthwise, filter, &indices)
 }

@@ -225,3 +225,29 @@ fn through_unit(x: &[f64], du: &[f64]) -> Vec<f64> {
     let along = inner(du, &u);
     du.iter().zip(&u).map(|(du, u)| if length > NO_LENGTH { (du - along * u) / length } else { 0.0 }).collect()
 }
+
+impl Activation {
+    /// `phi(x)` in f64.
+    pub(in super::super) fn value(self, x: f64) -> f64 {
+        match self {
+            Self::Relu => x.max(0.0),
+            Self::Abs => x.abs(),
+            Self::Gelu => x * normal_cdf(x),
+        }
+    }
+
+    /// `phi'(x)` in f64; 0 at a kink.
+    pub(in super::super) fn derivative(self, x: f64) -> f64 {
+        match self {
+            Self::Relu => f64::from(u8::from(x > 0.0)),
+            Self::Abs if x == 0.0 => 0.0,
+            Self::Abs => x.signum(),
+            Self::Gelu => normal_cdf(x) + x * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt(),
+        }
+    }
+}
+
+/// The standard normal distribution function.
+fn normal_cdf(x: f64) -> f64 {
+    0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2)
+}

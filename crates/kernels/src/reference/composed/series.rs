@@ -1,63 +1,62 @@
-//! Series of a matrix of weights.
+//! One hop, several, or all of them, over the weights `W`.
 
 use super::super::{head::Head, matrix::Matrix};
-use crate::mechanism::Series;
+use crate::{Error, Result, mechanism::Series};
 
-fn scaled(x: &Matrix, factor: f64) -> Matrix {
-    x.map(|_, _, x| factor * x)
-}
-
-/// `(I - M)^-1` of `M = gamma W`.
-fn resolvent(hop: &Matrix) -> Matrix {
-    hop.map(|i, j, x| if i == j { 1.0 - x } else { -x }).inverse()
-}
-
-/// The matrix that the series makes of `W`.
-pub(super) fn total(head: &Head, series: &Series, weights: &Matrix) -> Matrix {
-    let hop = scaled(weights, head.gamma);
-    match series {
+/// The matrix that maps `v` to `out`: `gamma W`, `sum of (gamma W)^t`, or `(I - gamma W)^-1 - I`. "Infinite Self-Attention", eq. 7,
+/// 10, 11 and 15. `joins`: whether a path may lead from a key to a query.
+pub(super) fn total(head: &Head, m: &Series, w: &Matrix, joins: impl Fn(usize, usize) -> bool) -> Result<Matrix> {
+    let hop = w.map(|_, _, x| head.gamma * x);
+    Ok(match m {
+        Series::OneHop(_) => hop,
         Series::Hops(m) => {
-            let (mut power, mut sum) = (hop.clone(), hop.clone());
-            for _ in 1..m.count {
-                power = power.times(&hop);
-                sum = sum.plus(&power);
-            }
-            sum
+            // Horner's rule: M (I + M (I + ..)).
+            (1..m.count).fold(hop.clone(), |sum, _| hop.plus(&hop.times(&sum)))
         }
-        // (I - M)^-1 M rather than (I - M)^-1 - I, which would cancel where M is small. A path starts at a kept query and ends at a
-        // kept key, in the past of the first where that is asked for: elsewhere rounding of the elimination is no weight.
-        Series::Resolvent(_) => resolvent(&hop).times(&hop).map(|i, j, x| {
-            let reaches = head.keep_query[i] && head.keep_key[j] && (!head.causal || head.past(i, j));
-            if reaches { x } else { 0.0 }
-        }),
-        _ => hop,
-    }
+        Series::Resolvent(_) => {
+            let inverse = hop.map(|i, j, x| if i == j { 1.0 - x } else { -x }).inverse();
+            // (I - M)^-1 M rather than (I - M)^-1 - I, which would cancel where M is small. A path starts at a kept query and
+            // ends at a kept key: elsewhere the series is zero, and so that no rounding of the elimination remains there, it is
+            // written as zero.
+            inverse.times(&hop).map(|i, j, x| if joins(i, j) { x } else { 0.0 })
+        }
+        Series::Limit(_) => {
+            let (what, why) = ("the limit of a composed mechanism", "it is of pooled weights: use `linear-infsa`");
+            return Err(Error::Unsupported { mechanism: "composed", what, why });
+        }
+    })
 }
 
-/// The gradients of `W` and of the decay from that of [`total`].
-pub(super) fn backward(head: &Head, series: &Series, weights: &Matrix, dtotal: &Matrix) -> (Matrix, f64) {
-    let hop = scaled(weights, head.gamma);
-    let dhop = match series {
+/// `(dW, dgamma)` from `dout`; `total` is the matrix of [`total`]. With `M = gamma W` they are `gamma dM` and `<dM, W>`:
+///
+/// ```text
+/// one hop     dM = dout v^T
+/// hops        dM = sum over s + r < count of ((M^T)^s dout) (M^r v)^T
+/// resolvent   dM = ((I - M^T)^-1 dout) ((I - M)^-1 v)^T
+/// ```
+pub(super) fn backward(head: &Head, m: &Series, w: &Matrix, total: &Matrix, dout: &Matrix) -> (Matrix, f64) {
+    let v = &head.v;
+    let dhop = match m {
+        Series::OneHop(_) | Series::Limit(_) => dout.times_transposed(v),
         Series::Hops(m) => {
-            // d(M^t) = sum over s of (M^T)^s d (M^T)^(t-1-s), by Horner: g_t = d + M^T g_(t-1), and each times the powers behind it.
-            let transposed = hop.transpose();
-            let mut dhop = Matrix::zeros(hop.rows, hop.cols);
-            let mut behind = dtotal.clone();
-            for after in 0..m.count {
-                let mut front = behind.clone();
-                for _ in 0..m.count - after {
-                    dhop = dhop.plus(&front);
-                    front = transposed.times(&front);
-                }
-                behind = behind.times(&transposed);
+            let scaled = |x: Matrix| x.map(|_, _, x| head.gamma * x);
+            // The sums of the first powers on v, those of most powers last.
+            let mut sums = vec![v.clone()];
+            for _ in 1..m.count {
+                sums.push(v.plus(&scaled(w.times(&sums[sums.len() - 1]))));
+            }
+            let (mut dhop, mut adjoint) = (Matrix::zeros(w.rows, w.cols), dout.clone());
+            for sum in sums.iter().rev() {
+                dhop = dhop.plus(&adjoint.times_transposed(sum));
+                adjoint = scaled(w.transpose().times(&adjoint));
             }
             dhop
         }
         Series::Resolvent(_) => {
-            let adjoint = resolvent(&hop).transpose();
-            adjoint.times(dtotal).times(&adjoint)
+            let adjoint = dout.plus(&total.transpose().times(dout));
+            let solution = v.plus(&total.times(v));
+            adjoint.times_transposed(&solution)
         }
-        _ => dtotal.clone(),
     };
-    (scaled(&dhop, head.gamma), dhop.inner(weights))
+    (dhop.map(|_, _, x| head.gamma * x), dhop.inner(w))
 }

@@ -177,12 +177,12 @@ impl WithSimd for Elu<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, dim, root, psi, width, levels } = self;
-        let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
+        let zero = simd.splat_f32s(0.0);
         let (factor, rate) = (simd.splat_f32s(root), simd.splat_f32s(root * LOG2_E));
-        let (least, nothing) = (simd.splat_f32s(f32::NEG_INFINITY), simd.splat_f32s(0.0));
+        let least = simd.splat_f32s(f32::NEG_INFINITY);
         for ((x, psi), level) in x.chunks_exact(dim).zip(psi.chunks_exact_mut(width)).zip(levels) {
             let (head, tail) = S::as_simd_f32s(x);
-            let (mut most, mut poison) = (least, nothing);
+            let (mut most, mut poison) = (least, zero);
             for &x in head {
                 (most, poison) = (simd.max_f32s(most, x), simd.mul_add_e_f32s(x, zero, poison));
             }
@@ -190,22 +190,32 @@ impl WithSimd for Elu<'_> {
             // Zero, or NaN where a channel is no number.
             let poison = simd.reduce_sum_f32s(poison) + tail.iter().map(|x| x * 0.0).sum::<f32>();
             *level = (most * root * LOG2_E).min(0.0).ceil() + poison;
-            let (shift, poison) = (simd.splat_f32s(*level), simd.splat_f32s(poison));
-            let value = |x: S::f32s| {
-                let power = exp2(simd, simd.min_f32s(simd.sub_f32s(simd.mul_f32s(x, rate), shift), zero));
-                let linear = simd.mul_add_e_f32s(x, factor, one);
-                simd.add_f32s(simd.select_f32s(simd.less_than_f32s(zero, x), linear, power), poison)
-            };
+            let constants = [factor, rate, simd.splat_f32s(-*level), simd.splat_f32s(poison)];
             let into = S::as_mut_simd_f32s(psi).0;
             for (psi, &x) in into.iter_mut().zip(head) {
-                *psi = value(x);
+                *psi = elu(simd, x, constants);
             }
             if !tail.is_empty() {
-                into[head.len()] = value(simd.partial_load_f32s(tail));
+                into[head.len()] = elu(simd, simd.partial_load_f32s(tail), constants);
             }
             psi[dim..].fill(0.0);
         }
     }
+}
+
+/// `factor x + 1` above 0, else `2^(rate x + shift)`, and `poison`.
+#[inline(always)]
+fn elu<S: Simd>(simd: S, x: S::f32s, [factor, rate, shift, poison]: [S::f32s; 4]) -> S::f32s {
+    let zero = simd.splat_f32s(0.0);
+    let power = power(simd, x, rate, shift);
+    let linear = simd.mul_add_e_f32s(x, factor, simd.splat_f32s(1.0));
+    simd.add_f32s(simd.select_f32s(simd.less_than_f32s(zero, x), linear, power), poison)
+}
+
+/// `2^(rate x + shift)`, at most 1.
+#[inline(always)]
+fn power<S: Simd>(simd: S, x: S::f32s, rate: S::f32s, shift: S::f32s) -> S::f32s {
+    exp2(simd, simd.min_f32s(simd.mul_add_e_f32s(x, rate, shift), simd.splat_f32s(0.0)))
 }
 
 /// One row's `2^(factor w.x - energy)`, from `w.x`, divided by the power of two that makes the largest at most one: its level.
@@ -234,13 +244,11 @@ impl WithSimd for Favor<'_> {
         // The energy is that of all features: only what it leaves over a whole number is rounded to f32.
         let (shift, rate) = (simd.splat_f32s((-energy - level) as f32), simd.splat_f32s(factor));
         let poison = simd.splat_f32s(poison);
-        let (zero, value) = (simd.splat_f32s(0.0), |x: S::f32s| simd.mul_add_e_f32s(x, rate, shift));
-        let value = |x: S::f32s| simd.add_f32s(exp2(simd, simd.min_f32s(value(x), zero)), poison);
         for x in head {
-            *x = value(*x);
+            *x = simd.add_f32s(power(simd, *x, rate, shift), poison);
         }
         if !tail.is_empty() {
-            let last = value(simd.partial_load_f32s(tail));
+            let last = simd.add_f32s(power(simd, simd.partial_load_f32s(tail), rate, shift), poison);
             simd.partial_store_f32s(tail, last);
         }
         level as f32 + simd.reduce_max_f32s(poison)

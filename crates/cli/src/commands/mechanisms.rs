@@ -1,0 +1,92 @@
+//! `resolvent mechanisms`: the presets, and what may be composed.
+
+use clap::Args;
+use resolvent_kernels::{Error as KernelError, Mechanism, mechanism::Composed};
+use serde_json::{Value, json};
+
+use crate::{args::Global, error::Result, output};
+
+/// List the mechanisms: presets with their four values, or every combination of values
+///
+/// A mechanism is a score (how two tokens relate), a structure (how the operator is held), a normalisation (what makes weights of
+/// affinities) and a series (how many hops). A preset is four of them with a name; others are composed in a configuration file.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Mechanisms {
+    /// Every score with every structure, normalisation and series: whether it runs, and if not, why
+    #[arg(long)]
+    pub matrix: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  resolvent mechanisms                     the presets
+  resolvent mechanisms --matrix            every combination of values
+  resolvent mechanisms --matrix --json     the same for programs";
+
+/// Runs the command.
+pub fn run(args: &Mechanisms, global: &Global) -> Result<()> {
+    let (json, text) = if args.matrix { matrix() } else { presets() };
+    output::result(global, &json, &text)
+}
+
+/// The presets, as a document and as a table.
+fn presets() -> (Value, String) {
+    let presets = Mechanism::IDS.into_iter().filter_map(|id| Some((id, Mechanism::preset(id).ok()?)));
+    let presets: Vec<_> = presets.map(|(id, preset)| (id, preset.values())).collect();
+    let documents = presets.iter().map(|(id, values)| {
+        let mut document = json!(values);
+        document["id"] = json!(id);
+        document["paper"] = json!(values.paper());
+        document
+    });
+    let mut rows = vec![["PRESET", "SCORE", "STRUCTURE", "NORMALISATION", "SERIES"]];
+    rows.extend(presets.iter().map(|(id, values)| {
+        let Composed { score, structure, normalisation, series, .. } = values;
+        [*id, score.kind(), structure.kind(), normalisation.kind(), series.kind()]
+    }));
+    (Value::Array(documents.collect()), table(&rows))
+}
+
+/// Every combination of kinds, as a document and as a table.
+fn matrix() -> (Value, String) {
+    let (mut documents, mut rows) =
+        (Vec::new(), vec![["SCORE", "STRUCTURE", "NORMALISATION", "SERIES", ""].map(String::from)]);
+    let mut runs = 0;
+    for kinds in Composed::kinds() {
+        let refusal = match Composed::of_kinds(kinds).and_then(|values| values.refused()) {
+            Ok(()) => None,
+            Err(KernelError::Unsupported { what, why, .. }) => Some((what.to_owned(), why.to_owned())),
+            Err(other) => Some((kinds.join(" x "), other.to_string())),
+        };
+        runs += usize::from(refusal.is_none());
+        let [score, structure, normalisation, series] = kinds;
+        let said = refusal.as_ref().map_or("runs".to_owned(), |(what, why)| format!("refused: {what}: {why}"));
+        rows.push([score, structure, normalisation, series, &said].map(str::to_owned));
+        let mut document = json!({
+            "score": score,
+            "structure": structure,
+            "normalisation": normalisation,
+            "series": series,
+            "runs": refusal.is_none(),
+        });
+        if let Some((what, why)) = refusal {
+            (document["what"], document["why"]) = (json!(what), json!(why));
+        }
+        documents.push(document);
+    }
+    let rows: Vec<_> = rows.iter().map(|row| row.each_ref().map(String::as_str)).collect();
+    let text = format!("{}{runs} of {} combinations run\n", table(&rows), documents.len());
+    (Value::Array(documents), text)
+}
+
+/// Rows in columns; the last is as wide as it is.
+fn table(rows: &[[&str; 5]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; 5] = std::array::from_fn(|column| if column < 4 { width(column) + 2 } else { 0 });
+    let line = |row: &[&str; 5]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        format!("{}\n", cells.collect::<String>().trim_end())
+    };
+    rows.iter().map(line).collect()
+}

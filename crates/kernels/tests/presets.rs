@@ -1,0 +1,90 @@
+//! Presets that are four values and a name: read, written, changed part by part, and computed as those values are.
+
+mod support;
+
+use resolvent_kernels::{Error, Mechanism, Shape, Strategy, Tol, mechanism::Structure};
+use support::{problem::assert_solution, random::problem};
+
+/// Those without a struct of their own.
+fn named() -> impl Iterator<Item = (&'static str, Mechanism)> {
+    let presets = Mechanism::IDS.into_iter().map(|id| (id, Mechanism::preset(id).unwrap()));
+    presets.filter(|(_, preset)| matches!(preset, Mechanism::Composed(_)))
+}
+
+fn read(json: &str) -> Mechanism {
+    Mechanism::from_json(json).unwrap()
+}
+
+#[test]
+fn ids_are_distinct_and_every_preset_is_written_as_it_is_read() {
+    let mut ids = Mechanism::IDS.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), Mechanism::IDS.len());
+    assert_eq!(named().count(), 6);
+    for id in Mechanism::IDS {
+        let preset = Mechanism::preset(id).unwrap();
+        assert_eq!((preset.id(), &read(&format!(r#"{{"mechanism": "{id}"}}"#))), (id, &preset));
+        let written = serde_json::to_string(&preset).unwrap();
+        assert!(written.starts_with(&format!(r#"{{"mechanism":"{id}""#)), "{written}");
+        assert_eq!(read(&written), preset, "{written}");
+    }
+}
+
+#[test]
+fn values_are_those_of_the_papers() {
+    for (id, values) in [
+        ("cosine", "cosine-exp x dense x row x one-hop"),
+        ("sigmoid", "dot-sigmoid x dense x none x one-hop"),
+        ("relu", "dot-relu x dense x none x one-hop"),
+        ("linear", "dot-exp x features x row x one-hop"),
+        ("performer", "dot-exp x features x row x one-hop"),
+        ("local", "dot-exp x dense x row x one-hop"),
+    ] {
+        let composed = Mechanism::preset(id).unwrap().values();
+        assert_eq!(composed.to_string(), values, "{id}");
+        assert!(composed.paper().is_some_and(|paper| !paper.is_empty()), "{id}");
+    }
+}
+
+#[test]
+fn parts_are_changed_field_by_field_or_replaced() {
+    let performer = read(r#"{"mechanism": "performer", "structure": {"count": 64}, "causal": true}"#);
+    let Structure::Features(features) = performer.values().structure else { panic!("{performer:?}") };
+    assert!(features.map.is_random() && features.count == Some(64) && performer.causal());
+    assert_eq!(performer.id(), "performer");
+    assert_eq!(read(&serde_json::to_string(&performer).unwrap()), performer);
+
+    let local = read(r#"{"mechanism": "local", "structure": {"kind": "dense", "sinks": 4}, "series": "resolvent"}"#);
+    let written = serde_json::to_string(&local).unwrap();
+    assert!(written.contains(r#""window":256,"sinks":4"#) && written.contains(r#""kind":"resolvent""#), "{written}");
+
+    let clustered = read(r#"{"mechanism": "cosine", "structure": {"kind": "clustered", "clusters": 4}}"#);
+    assert_eq!(clustered.values().to_string(), "cosine-exp x clustered x row x one-hop");
+
+    let blamed = |json: &str| match Mechanism::from_json(json).unwrap_err() {
+        Error::Config { field, .. } => field,
+        other => panic!("{other}"),
+    };
+    assert_eq!(blamed(r#"{"mechanism": "local", "structure": {"widow": 3}}"#), "structure.widow");
+    assert_eq!(blamed(r#"{"mechanism": "linear", "scale": 3}"#), "scale");
+    let error = Mechanism::from_json(r#"{"mechanism": "sigmoid", "series": "resolvent"}"#).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { mechanism: "sigmoid", .. }), "{error}");
+}
+
+#[test]
+fn the_fused_path_is_the_reference() {
+    for (n, (id, mechanism)) in named().enumerate() {
+        for (seq_q, seq_kv, masked) in [(33, 33, false), (70, 70, true), (9, 300, true)] {
+            let shape = Shape { batch: 2, heads: 2, seq_q, seq_kv, head_dim: 8, value_dim: 5 };
+            let mut p = problem(mechanism.clone(), shape, n as u64);
+            if masked {
+                p.key_mask = Some((0..2 * seq_kv).map(|n| n % 5 != 3).collect());
+                p.query_mask = Some((0..2 * seq_q).map(|n| n % 7 != 2).collect());
+            }
+            let tol = Tol::f32(&p.mechanism).with_scores(20.0).with_noise(1.0);
+            let got = p.solve::<f32>(Strategy::Auto, None).unwrap();
+            assert_solution(&format!("{id} on {shape:?}"), &got, &p.reference(), &shape, tol);
+        }
+    }
+}
