@@ -84,10 +84,14 @@ impl<'a> Hop<'a> {
 /// The matrix of `mechanism`, whose values are `m`.
 pub(super) fn forward(head: &Head, mechanism: &Mechanism, m: &Composed) -> Result<HeadForward> {
     let hop = Hop::of(head, mechanism, m)?;
-    let weights = series::total(head, &m.series, &head.thinned(&hop.weights()), |i, j| reaches(head, m, i, j))?;
-    let filter = ValueFilter::of(mechanism, m).map(|filter| filter.matrix(head));
-    let weights = filter.map_or(weights.clone(), |filter| weights.plus(&filter));
+    let weights = filtered(head, mechanism, m, head.thinned(&hop.weights()));
+    let weights = series::total(head, &m.series, &weights, |i, j| reaches(head, m, i, j))?;
     Ok(HeadForward { weights, ..hop.report(head, m) })
+}
+
+/// One hop, with the filter over the values where there is one.
+fn filtered(head: &Head, mechanism: &Mechanism, m: &Composed, weights: Matrix) -> Matrix {
+    ValueFilter::of(mechanism, m).map_or(weights.clone(), |filter| weights.plus(&filter.matrix(head)))
 }
 
 /// The gradients; `saved` is what [`forward`] returned.
@@ -99,12 +103,12 @@ pub(super) fn backward(
     dout: &Matrix,
 ) -> Result<HeadGradients> {
     let hop = Hop::of(head, mechanism, m)?;
-    let weights = head.thinned(&hop.weights());
+    let weights = filtered(head, mechanism, m, head.thinned(&hop.weights()));
     let (dweights, dgamma) = series::backward(head, &m.series, &weights, &saved.weights, dout);
     let HopGradients { dq, dk, mut parameters } = hop.backward(head, &head.thinned(&dweights));
     parameters.push((Parameter::Gamma, vec![dgamma]));
     if let Some(filter) = ValueFilter::of(mechanism, m) {
-        let dweight = filter.backward(head, &dout.times_transposed(&head.v));
+        let dweight = filter.backward(head, &dweights);
         parameters.push((Parameter::ValueWeight, dweight));
     }
     Ok(HeadGradients { dq, dk, parameters })
