@@ -116,6 +116,11 @@ impl Extras {
     pub fn get(&self, parameter: Parameter) -> Option<&Tensor<1>> {
         Some(&self.parameters.get(&parameter)?.flat)
     }
+
+    /// [`Extras::get`] in the storage type of `x`.
+    pub(super) fn like(&self, parameter: Parameter, x: &Tensor<4>) -> Option<Tensor<1>> {
+        Some(self.get(parameter)?.clone().cast(FloatDType::from(x.dtype())))
+    }
 }
 
 /// What [`crate::attend`] returns.

@@ -4,7 +4,10 @@ use burn::tensor::Tensor;
 
 /// An operator from values to values: weights, or factors of them, over a divisor per row.
 pub(super) struct Hop<'a> {
-    weights: Weights,
+    /// `[batch, heads, seq_q, seq_kv]`, or, with the other factor, `[batch, heads, seq_q, rank]`.
+    left: Tensor<4>,
+    /// `[batch, heads, rank, seq_kv]`.
+    right: Option<Tensor<4>>,
     /// `[batch, heads, seq_q, 1]`, nowhere 0.
     divisor: Option<Tensor<4>>,
     /// What is added to the weighted values.
@@ -14,21 +17,14 @@ pub(super) struct Hop<'a> {
 /// A map of values.
 pub(super) type Filter<'a> = Box<dyn Fn(&Tensor<4>) -> Tensor<4> + 'a>;
 
-#[allow(clippy::large_enum_variant)] // one per call
-enum Weights {
-    /// `[batch, heads, seq_q, seq_kv]`.
-    Whole(Tensor<4>),
-    /// Their product: `[batch, heads, seq_q, rank]`, `[batch, heads, rank, seq_kv]`.
-    Factors(Tensor<4>, Tensor<4>),
-}
-
 impl<'a> Hop<'a> {
     pub fn whole(weights: Tensor<4>) -> Self {
-        Self { weights: Weights::Whole(weights), divisor: None, filter: None }
+        Self { left: weights, right: None, divisor: None, filter: None }
     }
 
+    /// Weights that are the product of two factors, which is not formed.
     pub fn factors(left: Tensor<4>, right: Tensor<4>) -> Self {
-        Self { weights: Weights::Factors(left, right), divisor: None, filter: None }
+        Self { left, right: Some(right), divisor: None, filter: None }
     }
 
     /// Every row divided; where the divisor is 0, the row is 0 and stays it.
@@ -43,9 +39,9 @@ impl<'a> Hop<'a> {
 
     /// `W v`.
     pub fn apply(&self, v: &Tensor<4>) -> Tensor<4> {
-        let out = self.over(match &self.weights {
-            Weights::Whole(weights) => weights.clone().matmul(v.clone()),
-            Weights::Factors(left, right) => left.clone().matmul(right.clone().matmul(v.clone())),
+        let out = self.over(match &self.right {
+            None => self.left.clone().matmul(v.clone()),
+            Some(right) => self.left.clone().matmul(right.clone().matmul(v.clone())),
         });
         match &self.filter {
             Some(filter) => out + filter(v),
@@ -55,9 +51,9 @@ impl<'a> Hop<'a> {
 
     /// `W` without its filter.
     pub fn matrix(&self) -> Tensor<4> {
-        self.over(match &self.weights {
-            Weights::Whole(weights) => weights.clone(),
-            Weights::Factors(left, right) => left.clone().matmul(right.clone()),
+        self.over(match &self.right {
+            None => self.left.clone(),
+            Some(right) => self.left.clone().matmul(right.clone()),
         })
     }
 

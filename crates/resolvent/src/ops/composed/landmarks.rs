@@ -1,13 +1,13 @@
 //! Landmarks of tensors, and the inverse between them.
 
-use burn::tensor::{Shape as Dims, Tensor, TensorData, activation::gelu};
+use burn::tensor::{Shape as Dims, Tensor, TensorData};
 use resolvent_kernels::{
     Error, Parameter, Result, inner,
     mechanism::{Inverse, InverseGradient, Landmarks, NewtonInit},
 };
 
 use super::Call;
-use crate::ops::Extras;
+use crate::ops::{Extras, gelu::composed_gelu};
 
 /// Steps after which an inverse that is asked for exactly has converged: a condition of 1e6 takes 30.
 const EXACT: usize = 40;
@@ -37,8 +37,17 @@ impl Producer<'_> {
         self.keep.as_ref().is_none_or(|keep| keep[b * seq + token])
     }
 
-    /// `(token, slot)` of every landmark, masked tokens left out.
-    fn members(&self, b: usize, seq: usize) -> Vec<Vec<(usize, usize)>> {
+    /// The tokens that are random landmarks, `[batch, count]`: those of the call, or drawn as the kernels draw them.
+    fn picked(&self, batch: usize, seq: usize) -> Vec<usize> {
+        match (&self.extras.landmark_indices, self.landmarks) {
+            (Some(given), _) => given.iter().map(|&token| token as usize).collect(),
+            (None, Landmarks::Random { count, seed }) => inner::random_landmarks(seed, batch, seq, count),
+            _ => Vec::new(),
+        }
+    }
+
+    /// `(token, slot)` of every landmark, masked tokens left out; `picked` are the random ones.
+    fn members(&self, b: usize, seq: usize, picked: &[usize]) -> Vec<Vec<(usize, usize)>> {
         let windows = || {
             let mut members = self.landmarks.members(seq, self.grid, !self.full).unwrap_or_default();
             members.iter_mut().for_each(|window| window.retain(|&(token, _)| self.keeps(b, seq, token)));
@@ -57,15 +66,9 @@ impl Producer<'_> {
             Landmarks::First { count } => {
                 (0..count).map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0)))).collect()
             }
-            Landmarks::Random { count, seed } => {
-                let picked: Vec<usize> = match &self.extras.landmark_indices {
-                    Some(all) => all[b * count..][..count].iter().map(|&token| token as usize).collect(),
-                    None => inner::random_landmarks(seed, b + 1, seq, count).split_off(b * count),
-                };
-                picked
-                    .into_iter()
-                    .map(|token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0))))
-                    .collect()
+            Landmarks::Random { count, .. } => {
+                let picked = picked[b * count..][..count].iter();
+                picked.map(|&token| Vec::from_iter(self.keeps(b, seq, token).then_some((token, 0)))).collect()
             }
             _ => Vec::new(),
         }
@@ -74,12 +77,13 @@ impl Producer<'_> {
     /// The landmarks of `x [batch, heads, seq, dim]`, whose masked rows are zero.
     pub fn make(&self, x: &Tensor<4>) -> Marks {
         let [batch, heads, seq, dim] = x.dims();
-        if let Some(given) = self.extras.get(Parameter::GivenLandmarks) {
+        if let Some(given) = self.extras.like(Parameter::GivenLandmarks, x) {
             let marks = given.dims()[0] / (batch * heads * dim);
-            let u = given.clone().reshape([batch, heads, marks, dim]);
-            return Marks { live: Tensor::ones([batch, 1, marks, 1], &x.device()), u };
+            let u = given.reshape([batch, heads, marks, dim]);
+            return Marks { live: Tensor::ones([batch, 1, marks, 1], (&x.device(), x.dtype())), u };
         }
-        let members: Vec<_> = (0..batch).map(|b| self.members(b, seq)).collect();
+        let picked = self.picked(batch, seq);
+        let members: Vec<_> = (0..batch).map(|b| self.members(b, seq, &picked)).collect();
         let marks = members[0].len();
         let live = members.iter().flatten().map(|tokens| f32::from(u8::from(!tokens.is_empty()))).collect();
         let live = constant::<4>(live, [batch, 1, marks, 1], x);
@@ -90,12 +94,12 @@ impl Producer<'_> {
             }
             constant::<4>(matrix, [batch, 1, marks, seq], x).expand([batch, heads, marks, seq]).matmul(x.clone())
         };
-        let Some(weight) = self.extras.get(Parameter::LandmarkWeight) else {
+        let Some(weight) = self.extras.like(Parameter::LandmarkWeight, x) else {
             return Marks { u: select(&|tokens, _| 1.0 / tokens.len() as f32), live };
         };
         let columns = if self.full { dim * dim } else { dim };
         let slots = weight.dims()[0] / columns;
-        let weight = weight.clone().reshape([columns, slots]);
+        let weight = weight.reshape([columns, slots]);
         let terms = (0..slots).map(|slot| {
             let tokens = select(&|_, at| if at == slot { 1.0 } else { 0.0 });
             let column = weight.clone().narrow(1, slot, 1);
@@ -119,13 +123,13 @@ pub(super) fn constant<const D: usize>(values: Vec<f32>, shape: impl Into<Dims>,
 /// Layer norm over the channels, then exact GELU.
 pub(super) fn activate(u: Tensor<4>, extras: &Extras) -> Tensor<4> {
     let [.., dim] = u.dims();
-    let of = |parameter| extras.get(parameter).cloned().map(|x| x.reshape([1, 1, 1, dim]));
-    let centred = u.clone() - u.mean_dim(3);
+    let of = |parameter| extras.like(parameter, &u).map(|x| x.reshape([1, 1, 1, dim]));
+    let centred = u.clone() - u.clone().mean_dim(3);
     let variance = centred.clone().square().mean_dim(3);
     let hat = centred / (variance + 1e-5).sqrt();
     match (of(Parameter::LandmarkNormGamma), of(Parameter::LandmarkNormBeta)) {
-        (Some(gamma), Some(beta)) => gelu(hat * gamma + beta),
-        _ => gelu(hat),
+        (Some(gamma), Some(beta)) => composed_gelu(hat * gamma + beta),
+        _ => composed_gelu(hat),
     }
 }
 

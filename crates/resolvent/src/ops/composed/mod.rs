@@ -57,8 +57,8 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
         let values: Vec<f32> = extra.flat.to_data().iter::<f32>().collect();
         mechanism.check_parameter(parameter, &values)?;
     }
-    let decay = match (inputs.extras.get(Parameter::Gamma), mechanism.gamma()) {
-        (Some(gamma), _) => gamma.clone().cast(FloatDType::from(call.q.dtype())).reshape([1, shape.heads, 1, 1]),
+    let decay = match (inputs.extras.like(Parameter::Gamma, &call.q), mechanism.gamma()) {
+        (Some(gamma), _) => gamma.reshape([1, shape.heads, 1, 1]),
         (None, gamma) => Tensor::full([1, 1, 1, 1], gamma.unwrap_or(1.0), (&call.q.device(), call.q.dtype())),
     };
     let (out, lse) = match mechanism {

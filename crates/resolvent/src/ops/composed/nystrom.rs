@@ -39,9 +39,9 @@ pub(super) fn hop<'a>(
 ) -> Result<Hop<'a>> {
     let factors = Landmarked::of(call, affinity, m, normalisation, extras, mechanism)?;
     let hop = factors.normalised(call, normalisation, mechanism)?;
-    Ok(match extras.get(Parameter::ValueWeight) {
+    Ok(match extras.like(Parameter::ValueWeight, &call.v) {
         Some(weight) => {
-            let filtered = move |v: &Tensor<4>| filtered(call, v, (m.value_conv, m.grid), weight);
+            let filtered = move |v: &Tensor<4>| filtered(call, v, (m.value_conv, m.grid), &weight);
             hop.with_filter(Box::new(move |v| absent(call.of_keys(filtered(v)), &call.no_query)))
         }
         None => hop,

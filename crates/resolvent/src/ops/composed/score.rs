@@ -1,6 +1,6 @@
 //! Scores: the affinity of every pair of rows.
 
-use burn::tensor::{FloatDType, Tensor, activation};
+use burn::tensor::{Bool, Tensor, activation};
 use resolvent_kernels::{Error, Parameter, Result, inner};
 
 use super::{
@@ -36,8 +36,8 @@ impl<'a> Affinity<'a> {
             return Err(Error::Unsupported { mechanism, what: "this score with Strategy::Composed", why });
         }
         let Shape { heads, head_dim, .. } = call.shape;
-        let of = |parameter| match extras.get(parameter) {
-            Some(values) => values.clone().cast(FloatDType::from(call.q.dtype())).reshape([1, heads, 1, 1]),
+        let of = |parameter| match extras.like(parameter, &call.q) {
+            Some(values) => values.reshape([1, heads, 1, 1]),
             None => {
                 let configured = score.value(parameter, head_dim, heads);
                 Tensor::full([1, 1, 1, 1], configured, (&call.q.device(), call.q.dtype()))
@@ -117,7 +117,7 @@ impl<'a> Affinity<'a> {
                 let chord = |sign: f64| sum((x.clone() + y.clone() * sign).detach().square());
                 let products = sum(x.clone() * y.clone());
                 let shape = products.dims();
-                let full = |x: burn::tensor::Tensor<5, burn::tensor::Bool>| x.squeeze_dim::<4>(4).expand(shape);
+                let full = |x: Tensor<5, Bool>| x.squeeze_dim::<4>(4).expand(shape);
                 distance::angle([chord(-1.0), chord(1.0)], products, full(no_x).bool_or(full(no_y)))
             }
             Score::Levy(_) | Score::Student(_) => super::root(sum((x - y).square())),

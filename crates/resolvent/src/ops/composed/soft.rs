@@ -27,8 +27,8 @@ fn gaussian(x: &Tensor<4>, y: &Tensor<4>, scale: Tensor<4>) -> Tensor<4> {
 pub(super) fn soft(call: &Call, m: &Soft, mechanism: &'static str, extras: &Extras) -> Result<Tensor<4>> {
     let Shape { heads, head_dim, .. } = call.shape;
     let q = call.of_keys(call.q.clone());
-    let scale = match extras.get(Parameter::Scale) {
-        Some(scale) => scale.clone().reshape([1, heads, 1, 1]),
+    let scale = match extras.like(Parameter::Scale, &q) {
+        Some(scale) => scale.reshape([1, heads, 1, 1]),
         None => Tensor::full([1, 1, 1, 1], m.scale_for(head_dim), (&q.device(), q.dtype())),
     };
     let out = if m.landmarks == Landmarks::All {
@@ -36,8 +36,8 @@ pub(super) fn soft(call: &Call, m: &Soft, mechanism: &'static str, extras: &Extr
     } else {
         through(call, m, mechanism, extras, &q, scale)?
     };
-    let out = match extras.get(Parameter::ValueWeight) {
-        Some(weight) => out + filtered(call, &call.v, (m.value_conv, m.grid), weight),
+    let out = match extras.like(Parameter::ValueWeight, &call.v) {
+        Some(weight) => out + filtered(call, &call.v, (m.value_conv, m.grid), &weight),
         None => out,
     };
     Ok(call.of_keys(out))
