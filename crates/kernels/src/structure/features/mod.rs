@@ -5,6 +5,7 @@
 //! "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention", eq. 5 to 9 and 13 to 15; "Rethinking Attention with
 //! Performers".
 
+mod decode;
 mod drive;
 mod head;
 mod map;
@@ -15,6 +16,7 @@ mod tile;
 
 use std::sync::Arc;
 
+pub(crate) use decode::{Decoder, Past};
 pub(crate) use plan::plan;
 
 use self::{
@@ -231,8 +233,13 @@ const MOST_LENGTH: f64 = (1 << 16) as f64;
 
 /// Whether rows are short enough for `favor`.
 fn check_lengths(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
-    let limit = (MOST_LENGTH / (scale * call.shape.head_dim as f64)).sqrt();
-    for (tensor, largest) in ["q", "k"].into_iter().zip(largest(call, slice).map(f64::from)) {
+    check_entries(largest(call, slice), scale, call.shape.head_dim)
+}
+
+/// The same of rows of `dim` channels whose entries are up to `largest`.
+fn check_entries(largest: [f32; 2], scale: f64, dim: usize) -> Result<()> {
+    let limit = (MOST_LENGTH / (scale * dim as f64)).sqrt();
+    for (tensor, largest) in ["q", "k"].into_iter().zip(largest.map(f64::from)) {
         if largest.is_finite() && largest > limit {
             let remedy = "exponents of random features are too large: scale or normalise queries and keys, or set a smaller `scale`";
             return Err(Error::Range { tensor, largest, bound: "up to", limit, remedy });
