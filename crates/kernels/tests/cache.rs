@@ -70,8 +70,17 @@ fn causal() -> impl Iterator<Item = Mechanism> {
         config["causal"] = true.into();
         Mechanism::from_value(config).unwrap()
     });
-    rows.chain(clustered)
+    let features = FEATURES.iter().map(|json| Mechanism::from_json(json).unwrap());
+    rows.chain(clustered).chain(features)
 }
+
+/// Maps of features, with a decay, a scale, and keys that are the queries.
+const FEATURES: [&str; 4] = [
+    r#"{"mechanism": "linear", "causal": true}"#,
+    r#"{"mechanism": "linear", "causal": true, "tied": true, "series": {"gamma": 0.5}}"#,
+    r#"{"mechanism": "performer", "causal": true}"#,
+    r#"{"mechanism": "performer", "causal": true, "score": {"scale": 0.75}, "structure": {"count": 40, "seed": 3}}"#,
+];
 
 /// Causal clusters: every estimator, with the options that change a plan.
 const CLUSTERED: [&str; 9] = [
@@ -208,6 +217,13 @@ fn what_cannot_be_decoded_is_refused() {
     let density = Mechanism::from_json(r#"{"mechanism": "fna", "norm_exponent": 1}"#).unwrap();
     let refused = Cache::new(&density, 1, 1, 4, 4, 8).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { what: "decoding with norm_exponent != 0", .. }), "{refused}");
+    for json in [r#"{"mechanism": "cosine"}"#, r#"{"mechanism": "linear", "series": "hops"}"#] {
+        let refused = Cache::new(&Mechanism::from_json(json).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { what: "decoding token by token", .. }), "{refused}");
+    }
+    let mut performer = Cache::new(&Mechanism::preset("performer").unwrap(), 1, 1, 2, 2, 1).unwrap();
+    let refused = performer.step(&inputs(&[1e4; 2], &[1.0; 2], &[1.0; 2]), &mut [0.0; 2]).unwrap_err();
+    assert!(matches!(refused, Error::Range { tensor: "q", .. }) && performer.is_empty(), "{refused}");
     let block = r#"{"mechanism": "ssa", "causal": true, "causal_clusters": {"kind": "block", "size": 4}, "estimator": "centroid"}"#;
     let refused = Cache::new(&Mechanism::from_json(block).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { mechanism: "ssa", .. }), "{refused}");

@@ -32,6 +32,10 @@ const CLUSTERED: &[&str] = &[
     r#"{"mechanism": "ssa", "estimator": "centroid", "cluster_on": "keys", "balance": null, "jl_dim": 16}"#,
 ];
 
+/// Maps of features, over all tokens and over those so far.
+const FEATURES: &[&str] =
+    &[r#"{"mechanism": "linear"}"#, r#"{"mechanism": "performer"}"#, r#"{"mechanism": "performer", "causal": true}"#];
+
 /// Allocations of a later forward and backward pass over the same buffers, in bytes: 0 if one of several has none.
 fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
     let mechanism = &with_few_landmarks(mechanism, shape.seq_q);
@@ -101,7 +105,8 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
     let shape = Shape::square(2, 2, 600, 16);
     // What clusters need depends on the clusters that the call finds: it is allocated in the call, as planned.
     let clustered = |m: &Mechanism| matches!(m, Mechanism::Ssa(_));
-    for mechanism in mechanisms().into_iter().filter(|m| !clustered(m)) {
+    let features = FEATURES.iter().map(|json| Mechanism::from_json(json).unwrap());
+    for mechanism in mechanisms().into_iter().filter(|m| !clustered(m)).chain(features.clone()) {
         // The threads' own queues grow once.
         pool.install(|| steady_state::<f32>(&mechanism, shape));
         assert_eq!(pool.install(|| steady_state::<f32>(&mechanism, shape)), 0, "{mechanism:?}");
@@ -116,7 +121,7 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
         let two = pool.install(held);
         assert!(two.iter().all(|share| (0.3..1.1).contains(share)), "{json}, causal {causal}: {two:?} of the plan");
     }
-    for mechanism in mechanisms() {
+    for mechanism in mechanisms().into_iter().chain(features) {
         let plan = |n: usize| {
             let mechanism = with_few_landmarks(&mechanism, n);
             resolvent_kernels::plan(&mechanism, &Shape::square(1, 1, n, 16), false, Strategy::Fused)

@@ -1,5 +1,6 @@
 //! Decoding: causal attention of new tokens to all that came before, without doing the past again.
 
+mod features;
 mod rows;
 
 use rayon::prelude::*;
@@ -8,16 +9,19 @@ use self::rows::{decoder, infsa, scale_down, softmax};
 use crate::{
     Error, Inputs, Mechanism, Parameter, Result, Shape, check, range,
     simd::Level,
-    structure::clustered::{Past, Setting, Token},
+    structure::{
+        clustered::{Past, Setting, Token},
+        features::Past as Sums,
+    },
 };
 
-/// The past of a causal `softmax`, `fna`, `infsa`, `ssa` or `uniform`, whatever the configuration says of `causal`. Feeding a
-/// sequence in steps of any length gives what one causal call on the whole of it gives.
+/// The past of a causal `softmax`, `fna`, `infsa`, `ssa`, `uniform`, or of one hop over `features`, whatever the configuration says of
+/// `causal`. Feeding a sequence in steps of any length gives what one causal call on the whole of it gives.
 ///
-/// Kept per head: for `softmax` and `fna` all keys and values; for `infsa` those and the squared prefix norm, one f64,
-/// whose range holds the square of any product of two f32; for `uniform` only the sum of the values. `ssa` keeps keys and
-/// values by cluster, and the mean of every cluster: a further token looks at its own cluster and at the means, about
-/// `sqrt(N)` of each, in place of `N` keys.
+/// Kept per head: for `softmax` and `fna` all keys and values; for `infsa` those and the squared prefix norm, one f64, whose range
+/// holds the square of any product of two f32; for `uniform` only the sum of the values; for `features` the sums of features and of
+/// their products with values. `ssa` keeps keys and values by cluster, and the mean of every cluster: a further token looks at its
+/// own cluster and at the means, about `sqrt(N)` of each, in place of `N` keys.
 ///
 /// ```
 /// use resolvent_kernels::{Cache, Extras, Inputs, Mechanism};
@@ -48,6 +52,8 @@ pub struct Cache {
     sharing: usize,
     /// Of every slice, once there is a token (`ssa`).
     clusters: Vec<Past>,
+    /// The same of the structure `features`.
+    features: Vec<Sums>,
 }
 
 impl Cache {
@@ -67,6 +73,9 @@ impl Cache {
         capacity: usize,
     ) -> Result<Self> {
         let token = Shape { batch, heads, seq_q: 1, seq_kv: 1, head_dim, value_dim };
+        if let Mechanism::Composed(m) = mechanism {
+            features::structure(m)?;
+        }
         if let Mechanism::Ssa(m) = mechanism {
             mechanism.check(&Shape { seq_q: capacity, seq_kv: capacity, ..token }, true)?;
             if m.causal_clusters.block() > 1 {
@@ -102,10 +111,11 @@ impl Cache {
             sums: vec![0.0; token.slices() * (1 + value_dim)],
             sharing: 1,
             clusters: Vec::new(),
+            features: Vec::new(),
         };
         match mechanism {
             Mechanism::Ssa(_) => cache.capacity = capacity,
-            Mechanism::Uniform(_) => cache.grow(0),
+            Mechanism::Uniform(_) | Mechanism::Composed(_) => cache.grow(0),
             _ => cache.grow(capacity.max(1)),
         }
         Ok(cache)
@@ -146,6 +156,7 @@ impl Cache {
         self.len = 0;
         self.sums.fill(0.0);
         self.clusters.clear();
+        self.features.clear();
     }
 
     /// The cache of the sequences at `rows` of the batch, which may repeat. Each goes on with the draws of the place where it began.
@@ -156,6 +167,7 @@ impl Cache {
         let chosen = |x: &[f32]| chosen(x, self.token.batch, rows);
         let heads = self.token.heads;
         let clusters = rows.iter().flat_map(|row| self.clusters.chunks(heads).nth(*row).unwrap_or_default().to_vec());
+        let features = rows.iter().flat_map(|row| self.features.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         Self {
             mechanism: self.mechanism.clone(),
             token: Shape { batch: rows.len(), ..self.token },
@@ -164,6 +176,7 @@ impl Cache {
             room: chosen(&self.room),
             sums: self::chosen(&self.sums, self.token.batch, rows),
             clusters: clusters.collect(),
+            features: features.collect(),
             ..*self
         }
     }
@@ -196,6 +209,7 @@ impl Cache {
         match self.mechanism {
             Mechanism::Softmax(_) | Mechanism::Fna(_) => {}
             Mechanism::Ssa(_) => self.attend_clusters(inputs, new, None),
+            Mechanism::Composed(_) => self.attend_features(inputs, new, None),
             _ => self.attend(inputs, new, &mut vec![0.0; new * self.token.out_len()]),
         }
         self.len += new;
@@ -225,6 +239,9 @@ impl Cache {
             let (got, expected) =
                 ((self.len + new).to_string(), "at most the capacity, for which the clusters are made");
             return Err(Error::OutOfRange { field: "tokens", got, expected });
+        }
+        if let Some((decoder, _)) = self.decoder(inputs) {
+            decoder.check(inputs.q, inputs.k.unwrap_or(inputs.q))?;
         }
         Ok(new)
     }
@@ -287,12 +304,14 @@ impl Cache {
 
     /// Whether all keys and values are kept as they come, rather than sums alone, or by cluster.
     fn keeps_rows(&self) -> bool {
-        !matches!(self.mechanism, Mechanism::Uniform(_) | Mechanism::Ssa(_))
+        !matches!(self.mechanism, Mechanism::Uniform(_) | Mechanism::Ssa(_) | Mechanism::Composed(_))
     }
 
     fn attend(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: &mut [f32]) {
-        if let Mechanism::Ssa(_) = self.mechanism {
-            return self.attend_clusters(inputs, new, Some(out));
+        match self.mechanism {
+            Mechanism::Ssa(_) => return self.attend_clusters(inputs, new, Some(out)),
+            Mechanism::Composed(_) => return self.attend_features(inputs, new, Some(out)),
+            _ => {}
         }
         let Shape { heads, head_dim, value_dim, .. } = self.token;
         let Self { mechanism, level, len, capacity, keys, values, room, sums, sharing, .. } = self;

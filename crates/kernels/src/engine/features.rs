@@ -1,9 +1,6 @@
 //! The structure `features` as a hop, and one hop of it without a series around.
 
-use super::{
-    graph::parameter,
-    series::{Hop, Tokens},
-};
+use super::series::{Hop, Tokens};
 use crate::{
     Gradients, Parameter, Plan, Result, Shape,
     call::{Call, Saved},
@@ -35,9 +32,9 @@ pub(super) fn plan(m: &Composed, structure: &Features, shape: &Shape, causal: bo
 
 /// The operator of a call: with the decays of the heads, or for a series that has them.
 fn operator<'a>(call: &'a Call<'a>, m: &Composed, structure: &Features, decays: bool) -> Result<Operator<'a>> {
-    let all = |of: Parameter| (0..call.shape.heads).map(|head| parameter(call, m, of, head)).collect::<Vec<_>>();
-    let gammas = if decays { all(Parameter::Gamma) } else { vec![1.0; call.shape.heads] };
-    Operator::new(call, structure, all(Parameter::Scale), gammas)
+    let Shape { head_dim, heads, .. } = call.shape;
+    let scale = m.score.value(Parameter::Scale, head_dim, heads);
+    Operator::new(call, structure, scale, decays.then(|| m.series.gamma()))
 }
 
 /// One hop: writes `out` and what the backward pass needs.

@@ -39,8 +39,6 @@ pub use structure::{Clustered, Dense, FeatureMap, Features, Nystrom, Pooled, Str
 
 use std::borrow::Cow;
 
-use named::NAMED;
-
 use crate::{Error, Parameter, Result, Shape};
 
 /// A preset with its parameters. The serialised form is the JSON configuration.
@@ -92,63 +90,7 @@ impl std::str::FromStr for Mechanism {
     }
 }
 
-/// Presets that have a struct of their own, in the order of the tables.
-const OWN: [&str; 11] = [
-    "softmax",
-    "uniform",
-    "infsa",
-    "infsa-resolvent",
-    "linear-infsa",
-    "soft",
-    "soft-pp",
-    "fna",
-    "laplacian",
-    "laplacian-exact",
-    "ssa",
-];
-
-/// The ids of all presets.
-const fn ids() -> [&'static str; OWN.len() + NAMED.len()] {
-    let mut ids = [""; OWN.len() + NAMED.len()];
-    let mut n = 0;
-    while n < ids.len() {
-        ids[n] = if n < OWN.len() { OWN[n] } else { NAMED[n - OWN.len()].0 };
-        n += 1;
-    }
-    ids
-}
-
 impl Mechanism {
-    /// Every id, in the order of the tables.
-    pub const IDS: [&'static str; OWN.len() + NAMED.len()] = ids();
-
-    /// The preset `id` with its defaults.
-    ///
-    /// # Errors
-    /// [`Error::Config`] listing the known ids.
-    pub fn preset(id: &str) -> Result<Self> {
-        Ok(match id {
-            "softmax" => Self::Softmax(Softmax::default()),
-            "uniform" => Self::Uniform(Uniform::default()),
-            "infsa" => Self::Infsa(Infsa::default()),
-            "infsa-resolvent" => Self::InfsaResolvent(InfsaResolvent::default()),
-            "linear-infsa" => Self::LinearInfsa(LinearInfsa::default()),
-            "soft" => Self::Soft(Soft::default()),
-            "soft-pp" => Self::SoftPp(Soft::plus()),
-            "laplacian" => Self::Laplacian(Laplacian::default()),
-            "laplacian-exact" => Self::LaplacianExact(LaplacianExact::default()),
-            "ssa" => Self::Ssa(Ssa::default()),
-            "fna" => Self::Fna(Fna::default()),
-            _ => {
-                if let Some(composed) = named::named(id) {
-                    return Ok(composed.into());
-                }
-                let problem = format!("unknown mechanism `{id}`, expected one of: {}", Self::IDS.join(", "));
-                return Err(Error::Config { field: "mechanism".into(), problem });
-            }
-        })
-    }
-
     /// The id, as in the JSON configuration.
     pub const fn id(&self) -> &'static str {
         match self {
@@ -216,12 +158,14 @@ impl Mechanism {
         if let Self::Composed(m) = self { m.parameters() } else { self.of_preset().to_vec() }
     }
 
-    /// Whether `parameter` is one of [`Mechanism::parameters`]; a preset's call allocates nothing.
+    /// Whether `parameter` is one of [`Mechanism::parameters`]; a preset's call, and one that gives none, allocates nothing.
     pub(crate) fn has(&self, parameter: Parameter) -> bool {
-        if let Self::Composed(m) = self {
-            return m.parameters().contains(&parameter);
+        match self {
+            // Only landmarks and filters have what a call must give.
+            Self::Composed(m) if parameter.required() && !matches!(m.structure, Structure::Nystrom(_)) => false,
+            Self::Composed(m) => m.parameters().contains(&parameter),
+            _ => self.of_preset().contains(&parameter),
         }
-        self.of_preset().contains(&parameter)
     }
 
     /// The parameters of a preset that has fields of its own.

@@ -5,6 +5,7 @@
 //! "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention", eq. 5 to 9 and 13 to 15; "Rethinking Attention with
 //! Performers".
 
+mod decode;
 mod drive;
 mod head;
 mod map;
@@ -15,6 +16,7 @@ mod tile;
 
 use std::sync::Arc;
 
+pub(crate) use decode::{Decoder, Past};
 pub(crate) use plan::plan;
 
 use self::{
@@ -25,7 +27,7 @@ use self::{
     sweep::{Pass, Workspace},
 };
 use crate::{
-    Error, Result, Shape,
+    Error, Parameter, Result, Shape,
     call::{
         Call,
         magnitude::{Masked, largest},
@@ -48,9 +50,10 @@ pub(crate) struct Operator<'a> {
     call: &'a Call<'a>,
     directions: Option<Arc<Directions>>,
     cut: Cut,
-    /// Of every head: the score's scale, and what multiplies its rows.
-    scales: Vec<f64>,
-    gammas: Vec<f64>,
+    /// The score's scale where the call gives none.
+    scale: f64,
+    /// The same of what multiplies the rows; none where nothing does.
+    gamma: Option<f64>,
 }
 
 /// A gradient of outputs that comes in, and what the forward pass wrote and saved.
@@ -72,17 +75,30 @@ pub(crate) struct Targets<'x> {
 }
 
 impl<'a> Operator<'a> {
-    /// `scales` and `gammas` are those of the heads.
+    /// `scale` and `gamma` stand for those of the heads that the call does not give; without a `gamma` there is none.
     ///
     /// # Errors
     /// [`Error::Range`] where products with random directions have no digits in f32.
-    pub fn new(call: &'a Call<'a>, m: &Features, scales: Vec<f64>, gammas: Vec<f64>) -> Result<Self> {
-        let dim = call.shape.head_dim;
-        let directions = Directions::of(m, dim);
-        if directions.is_some() {
-            (0..call.shape.slices()).try_for_each(|slice| check_lengths(call, slice, scales[slice % scales.len()]))?;
+    pub fn new(call: &'a Call<'a>, m: &Features, scale: f64, gamma: Option<f64>) -> Result<Self> {
+        let (shape, dim) = (&call.shape, call.shape.head_dim);
+        let new =
+            Self { call, directions: Directions::of(m, dim), cut: Cut::of(shape, map::count(m, dim)), scale, gamma };
+        if new.directions.is_some() {
+            (0..shape.slices()).try_for_each(|slice| check_lengths(call, slice, new.scale(slice)))?;
         }
-        Ok(Self { call, directions, cut: Cut::of(&call.shape, map::count(m, dim)), scales, gammas })
+        Ok(new)
+    }
+
+    /// The scale of a slice's head.
+    fn scale(&self, slice: usize) -> f64 {
+        let given = self.call.extras.get(Parameter::Scale);
+        given.map_or(self.scale, |given| given[slice % given.len()].into())
+    }
+
+    /// What multiplies the rows of a slice.
+    fn gamma(&self, slice: usize) -> f64 {
+        let given = self.call.extras.get(Parameter::Gamma).filter(|_| self.gamma.is_some());
+        given.map_or(self.gamma.unwrap_or(1.0), |given| given[slice % given.len()].into())
     }
 
     /// f32 of `stats` that [`Operator::forward`] writes: of every query what its weights sum to, and in which unit.
@@ -91,16 +107,15 @@ impl<'a> Operator<'a> {
     }
 
     fn head<'x>(&'x self, slice: usize, v: &'x [f32]) -> Head<'x> {
-        let head = slice % self.call.shape.heads;
         let Cut { sizes, .. } = self.cut;
         let map = Map {
             level: self.call.level,
             dim: sizes.dim,
             count: sizes.features,
             directions: self.directions.as_deref(),
-            root: self.scales[head].sqrt() as f32,
+            root: self.scale(slice).sqrt() as f32,
         };
-        Head::of(self.call, slice, v, map, self.gammas[head] as f32)
+        Head::of(self.call, slice, v, map, self.gamma(slice) as f32)
     }
 
     /// Writes `gamma W v` and what [`Operator::backward`] needs; `v` may be any values of the call's shape.
@@ -183,7 +198,7 @@ impl<'a> Operator<'a> {
         let of_slice = |slice: usize| -> f64 {
             let rows = Masked::of_queries(call, out, dim).rows(slice);
             let sum: f64 = rows.zip(Masked::of_queries(call, dout, dim).rows(slice)).map(|(x, y)| dot(x, y)).sum();
-            sum / self.gammas[slice % self.gammas.len()]
+            sum / self.gamma(slice)
         };
         (0..call.shape.slices()).map(of_slice).collect()
     }
@@ -201,7 +216,7 @@ impl<'a> Operator<'a> {
         (0..self.call.shape.slices())
             .map(|slice| {
                 let of_keys = dk.map_or(0.0, |dk| of(Side::Keys, seq_kv, dk, slice));
-                (of(Side::Queries, seq_q, dq, slice) + of_keys) / (2.0 * self.scales[slice % self.scales.len()])
+                (of(Side::Queries, seq_q, dq, slice) + of_keys) / (2.0 * self.scale(slice))
             })
             .collect()
     }
@@ -231,8 +246,13 @@ const MOST_LENGTH: f64 = (1 << 16) as f64;
 
 /// Whether rows are short enough for `favor`.
 fn check_lengths(call: &Call<'_>, slice: usize, scale: f64) -> Result<()> {
-    let limit = (MOST_LENGTH / (scale * call.shape.head_dim as f64)).sqrt();
-    for (tensor, largest) in ["q", "k"].into_iter().zip(largest(call, slice).map(f64::from)) {
+    check_entries(largest(call, slice), scale, call.shape.head_dim)
+}
+
+/// The same of rows of `dim` channels whose entries are up to `largest`.
+fn check_entries(largest: [f32; 2], scale: f64, dim: usize) -> Result<()> {
+    let limit = (MOST_LENGTH / (scale * dim as f64)).sqrt();
+    for (tensor, largest) in ["q", "k"].into_iter().zip(largest.map(f64::from)) {
         if largest.is_finite() && largest > limit {
             let remedy = "exponents of random features are too large: scale or normalise queries and keys, or set a smaller `scale`";
             return Err(Error::Range { tensor, largest, bound: "up to", limit, remedy });

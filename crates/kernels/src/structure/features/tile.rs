@@ -76,8 +76,8 @@ impl<'m> Tile<'m> {
         for row in 0..self.rows {
             let features = &self.features[row * sizes.width()..][..sizes.width()];
             let values = &self.values[row * sizes.stride()..][..sizes.stride()];
-            let sum = |x: &[f32]| x.iter().fold(0_u32, |most, x| most.max(x.to_bits() & 0x7fff_ffff));
-            let finite = level.dispatch(|| sum(features).max(sum(values))) < f32::INFINITY.to_bits();
+            let largest = |x: &[f32]| x.iter().fold(0_u32, |most, x| most.max(x.to_bits() & 0x7fff_ffff));
+            let finite = level.dispatch(|| largest(features).max(largest(values))) < f32::INFINITY.to_bits();
             self.poison[row] = if finite { 0.0 } else { f32::NAN };
             if !finite {
                 self.absent(row, sizes, absent);

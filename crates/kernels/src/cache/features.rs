@@ -1,0 +1,69 @@
+//! Decoding with the structure `features`: a token costs the same however many came before.
+
+use rayon::prelude::*;
+
+use super::{Cache, part};
+use crate::{
+    Error, Inputs, Mechanism, Parameter, Result, Shape,
+    mechanism::{Composed, Features, Series, Structure},
+    structure::features::Decoder,
+};
+
+/// The structure of a composition whose past is kept as sums.
+///
+/// # Errors
+/// [`Error::Unsupported`] for any other composition.
+pub(super) fn structure(m: &Composed) -> Result<&Features> {
+    let why = "only the structure features keeps sums that stand for the past, for one hop; call the mechanism on the sequence so \
+               far, and take the last row";
+    match (&m.structure, &m.series) {
+        (Structure::Features(features), Series::OneHop(_)) => Ok(features),
+        _ => Err(Error::Unsupported { mechanism: m.id(), what: "decoding token by token", why }),
+    }
+}
+
+impl Cache {
+    /// The decoder of a step of a composition with features; none of other mechanisms.
+    pub(super) fn decoder(&self, inputs: &Inputs<'_, f32>) -> Option<(Decoder, Vec<f64>)> {
+        let Mechanism::Composed(m) = &self.mechanism else { return None };
+        let Shape { heads, head_dim, .. } = self.token;
+        let of = |parameter: Parameter, configured: f64| -> Vec<f64> {
+            let given = inputs.extras.get(parameter);
+            given.map_or(vec![configured; heads], |given| given.iter().map(|&x| x.into()).collect())
+        };
+        let scales = of(Parameter::Scale, m.score.value(Parameter::Scale, head_dim, heads));
+        let decoder = Decoder::new(structure(m).ok()?, self.level, &self.token, scales);
+        Some((decoder, of(Parameter::Gamma, m.series.gamma())))
+    }
+
+    /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
+    pub(super) fn attend_features(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: Option<&mut [f32]>) {
+        let Some((decoder, gammas)) = self.decoder(inputs) else { return };
+        let Shape { heads, head_dim, value_dim, .. } = self.token;
+        if self.features.is_empty() {
+            self.features = vec![decoder.past(); self.token.slices()];
+        }
+        let mut rows: Vec<Option<&mut [f32]>> = match out {
+            Some(out) => out.chunks_exact_mut(new * value_dim).map(Some).collect(),
+            None => self.features.iter().map(|_| None).collect(),
+        };
+        let (k, sharing) = (inputs.k.unwrap_or(inputs.q), self.sharing);
+        let sums = self.sums.par_chunks_exact_mut(1 + value_dim);
+        let slices = self.features.par_iter_mut().zip(&mut rows).zip(sums).enumerate();
+        slices.for_each(|(slice, ((past, out), sums))| {
+            let (head, kv) = (slice % heads, slice / sharing);
+            for n in 0..new {
+                let (at, key) = (slice * new + n, kv * new + n);
+                let v = part(inputs.v, key * value_dim, value_dim);
+                decoder.push(past, head, part(k, key * head_dim, head_dim), v);
+                if let Some(out) = out {
+                    let weights = decoder.row(past, head, part(inputs.q, at * head_dim, head_dim), &mut sums[1..]);
+                    // A row whose weights f32 has no room for is no number, which is found where rows are checked.
+                    let factor = gammas[head] / weights;
+                    let row = out[n * value_dim..].iter_mut().zip(&sums[1..]);
+                    row.for_each(|(out, sum)| *out = (factor * sum) as f32);
+                }
+            }
+        });
+    }
+}
