@@ -55,7 +55,7 @@ fn configs() -> Vec<Case> {
         config("[1, 2]", &["bad.json", "expected an object"]),
         config("{}", &["`mechanism`", "missing"]),
         config(r#"{"mechanism": 3}"#, &["`mechanism`", "3"]),
-        config(r#"{"mechanism": "performer"}"#, &["`performer`", "linear-infsa"]),
+        config(r#"{"mechanism": "hyena"}"#, &["`hyena`", "linear-infsa"]),
         config(r#"{"mechanism": "infsa", "gama": 0.9}"#, &["`gama`"]),
         config(r#"{"mechanism": "uniform", "scale": 1.0}"#, &["`scale`"]),
         config(r#"{"mechanism": "infsa", "gamma": "high"}"#, &["`gamma`", "high"]),

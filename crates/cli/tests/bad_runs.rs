@@ -53,7 +53,7 @@ fn malformed_recipes_are_named_with_file_and_field() {
         ("[regularisation]\nlabel_smoothing = 1.0", &["`regularisation.label_smoothing`"]),
         ("[regularisation]\npatience = 3", &["`regularisation.patience`", "hold_out"]),
         ("[log]\nevery = 0", &["`log.every`"]),
-        ("mechanism = 'performer'", &["`performer`", "linear-infsa"]),
+        ("mechanism = 'hyena'", &["`hyena`", "linear-infsa"]),
         ("mechanism = { mechanism = 'infsa', gamma = 2.0 }", &["gamma", "[1e-12, 1]"]),
         ("data = 'imagenet:DIR'", &["imagenet", "cifar10"]),
     ];
@@ -84,9 +84,9 @@ fn arguments_that_name_nothing_are_wrong_usage() {
         (&["train", "--data", "idx:a"], "IMAGES,LABELS"),
         (&["train", "--data", "shapes:difficulty=3"], "difficulty"),
         (&["eval", "--data", "shapes:colour=1"], "colour"),
-        (&["train", "--attention", "performer"], "performer"),
+        (&["train", "--attention", "hyena"], "hyena"),
         (&["train", "--epochs", "-1"], "-1"),
-        (&["compare", "--mechanisms", "softmax,performer"], "performer"),
+        (&["compare", "--mechanisms", "softmax,hyena"], "hyena"),
         (&["compare", "--seeds", "a,b"], "a"),
     ];
     for (args, says) in cases {

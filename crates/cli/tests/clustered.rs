@@ -187,5 +187,5 @@ fn certificates_bound_every_row() {
     let mut command = resolvent();
     command.arg("attend").arg("--config").arg(softmax).arg("--input").arg(input).arg("--output").arg(&output);
     let refused = Outcome::of(command.arg("--certificate"));
-    assert!(refused.failure(1).contains("only `ssa` attends along clusters"));
+    assert!(refused.failure(1).contains("only clustered mechanisms attend along clusters"));
 }

@@ -58,8 +58,8 @@ pub(crate) fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras:
         parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
         mechanism.check_parameter(parameter, values)?;
     }
-    for parameter in mechanism.parameters() {
-        if parameter.required() && extras.get(parameter).is_none() {
+    for parameter in Parameter::ALL {
+        if parameter.required() && extras.get(parameter).is_none() && mechanism.has(parameter) {
             let problem = "is missing; the configuration asks for it";
             return Err(Error::Tensor { op, tensor: parameter.name(), problem });
         }
@@ -118,7 +118,7 @@ pub(crate) fn parameter_length(
     tensor: &'static str,
     got: usize,
 ) -> Result<()> {
-    if !mechanism.parameters().contains(&parameter) {
+    if !mechanism.has(parameter) {
         return Err(Error::Tensor { op, tensor, problem: "belongs to another mechanism; leave it out" });
     }
     let expected = mechanism.parameter_len(parameter, s);

@@ -69,7 +69,7 @@ fn check(preset: &str, composed: &str, shape: Shape, seed: u64) {
     let preset = Mechanism::from_json(&format!("{{{preset}}}")).unwrap();
     let composed = Mechanism::from_json(&format!(r#"{{"mechanism": "composed", {composed}}}"#)).unwrap();
     let mut p = problem(preset, shape, seed);
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         p.key_mask = Some((0..shape.batch * shape.seq_kv).map(|n| n % 5 != 3).collect());
         p.query_mask = p.key_mask.clone();
     }

@@ -42,6 +42,7 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 3}, "inverse": "cholesky", "ridge": 0.25}"#,
     r#"{"kind": "nystrom", "landmarks": {"kind": "random", "count": 3, "seed": 5}, "ridge": 0.25}"#,
     r#"{"kind": "nystrom", "landmarks": {"kind": "conv", "ratio": 2}, "landmark_act": true, "ridge": 0.25, "gradient": "unrolled"}"#,
+    r#"{"kind": "nystrom", "landmarks": {"kind": "first", "count": 3}, "value_conv": 3, "inverse": "cg", "ridge": 0.25}"#,
     r#"{"kind": "features"}"#,
     r#"{"kind": "features", "map": "favor", "count": 7}"#,
 ];
@@ -100,7 +101,8 @@ fn parameters(mechanism: &Mechanism, shape: &Shape, device: &Device) -> Vec<(Par
     let of = |parameter: Parameter| {
         let sizes = mechanism.parameter_shape(parameter, shape);
         let defaults = mechanism.parameter_default(parameter, shape);
-        let values: Vec<f32> = defaults.iter().enumerate().map(|(i, x)| x * (1.0 + 0.05 * (i % 3) as f32)).collect();
+        let near = |i: usize, x: f32| if x == 0.0 { 0.3 * (i as f32).cos() } else { x * (1.0 + 0.05 * (i % 3) as f32) };
+        let values: Vec<f32> = defaults.iter().enumerate().map(|(i, x)| near(i, *x)).collect();
         let len = values.len();
         (parameter, Tensor::from_data(TensorData::new(values, [len]), device), sizes)
     };

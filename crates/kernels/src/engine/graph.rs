@@ -50,7 +50,7 @@ pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
         Structure::Clustered(s) => {
             let centroid = s.ssa(None, causal).estimator == crate::mechanism::Estimator::Centroid;
             let columns = matches!(m.normalisation, Normalisation::Symmetric(_));
-            !density && !whitened && !columns && !(causal && centroid)
+            !(density || whitened || columns || causal && centroid)
         }
         _ => false,
     }

@@ -239,6 +239,7 @@ impl WithSimd for Differentiate<'_, '_> {
         let c = S::as_simd_f32s(&projection.c[..width]).0;
         let tau = S::as_simd_f32s(&projection.tau[..width]).0;
         let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
+        #[allow(clippy::needless_range_loop)] // one key's place in six slices
         for key in 0..keys {
             let range = key * STRIDE..key * STRIDE + width;
             let values = S::as_mut_simd_f32s(&mut pairs.values[range.clone()]).0;

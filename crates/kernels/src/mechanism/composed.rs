@@ -106,7 +106,7 @@ impl Composed {
 
     /// Reads `{"score": {..}, "structure": {..}, "normalisation": {..}, "series": {..}, "tied": false, "causal": false}`. A part
     /// that is missing, or a field of it, is that of the preset; a part of another kind replaces the preset's.
-    pub(super) fn from_fields(self, mut fields: Map<String, Value>) -> Result<Self> {
+    pub(super) fn with_fields(self, mut fields: Map<String, Value>) -> Result<Self> {
         let named = self.name.is_some();
         let mut part = |name: &str, own: Value| match fields.remove(name) {
             None => Ok(None),

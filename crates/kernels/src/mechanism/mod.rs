@@ -213,7 +213,20 @@ impl Mechanism {
 
     /// The tensors that a call may carry in [`crate::Extras`], and whose gradients it may ask for.
     pub fn parameters(&self) -> Vec<Parameter> {
-        let of_preset: &[Parameter] = match self {
+        if let Self::Composed(m) = self { m.parameters() } else { self.of_preset().to_vec() }
+    }
+
+    /// Whether `parameter` is one of [`Mechanism::parameters`]; a preset's call allocates nothing.
+    pub(crate) fn has(&self, parameter: Parameter) -> bool {
+        if let Self::Composed(m) = self {
+            return m.parameters().contains(&parameter);
+        }
+        self.of_preset().contains(&parameter)
+    }
+
+    /// The parameters of a preset that has fields of its own.
+    const fn of_preset(&self) -> &'static [Parameter] {
+        match self {
             Self::Softmax(_) | Self::Uniform(_) | Self::Ssa(_) => &[],
             Self::Infsa(_) | Self::InfsaResolvent(_) | Self::LinearInfsa(_) => &[Parameter::Gamma],
             // At alpha = 2 the kernel jumps: there is no slope in alpha.
@@ -222,9 +235,8 @@ impl Mechanism {
             Self::Soft(m) | Self::SoftPp(m) => m.parameters(),
             Self::Laplacian(m) => m.parameters(),
             Self::LaplacianExact(_) => &[Parameter::Lambda],
-            Self::Composed(m) => return m.parameters(),
-        };
-        of_preset.to_vec()
+            Self::Composed(_) => &[],
+        }
     }
 
     /// The values that stand for one of [`Mechanism::parameters`] where a call does not give it, of

@@ -169,7 +169,7 @@ impl Mechanism {
         };
         let composed = if id == "composed" { Some(Composed::default()) } else { named::named(&id) };
         if let Some(composed) = composed {
-            let composed = composed.from_fields(fields)?;
+            let composed = composed.with_fields(fields)?;
             composed.validate()?;
             return Ok(composed.into());
         }

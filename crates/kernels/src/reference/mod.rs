@@ -2,7 +2,7 @@
 //!
 //! Slow on purpose (O(N^2) memory, and O(N^3) time for the resolvent) and meant to be read beside the papers. Every fast
 //! path of this crate agrees with it within [`crate::Tol`]. A mechanism is a matrix here: [`Forward::weights`] maps `v`
-//! to `out`, whatever produced it. It is [`composed`] of the four values, each with its hand-derived gradient; presets are such
+//! to `out`, whatever produced it. It is `composed` of the four values, each with its hand-derived gradient; presets are such
 //! compositions too, but for `linear-infsa`.
 
 mod clustered;
@@ -96,6 +96,9 @@ pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, m
         let part = head_forward(mechanism, &values, &head)?;
         result.out.extend(part.weights.times(&head.v).data);
         result.weights.extend(part.weights.data);
+        if let Mechanism::Composed(_) = mechanism {
+            continue; // what is named by a preset alone
+        }
         append(&mut result.lse, part.lse);
         append(&mut result.lse0, part.lse0);
         append(&mut result.frob, part.frob);

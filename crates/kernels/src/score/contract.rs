@@ -156,6 +156,7 @@ impl<T: PairScore> WithSimd for Gradients<'_, T> {
                 }
                 *x = simd.select_f32s(none, zero, simd.mul_f32s(*x, slopes.term));
             }
+            #[allow(clippy::needless_range_loop)] // the same place in two arrays
             for n in 0..T::PARAMETERS {
                 self.sums.sums[n] += f64::from(simd.reduce_sum_f32s(sums[n]));
             }

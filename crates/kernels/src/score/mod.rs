@@ -4,7 +4,7 @@
 //! The streams of single presets have scores of their own: each is written once, as its value and derivative on a vector of logits.
 //!
 //! A structure multiplies queries and keys (already scaled) and hands the products over while they are in registers. To
-//! add a score, implement [`Score`] in a file of its own and name it in the presets that use it.
+//! add a score, implement `Score` in a file of its own and name it in the presets that use it.
 
 mod activation;
 pub(crate) mod builtin;

@@ -24,7 +24,7 @@ impl ClusterPlan {
     /// The plan as matrices, for a call of `mechanism` (an `ssa`) with these sizes and masks.
     ///
     /// # Errors
-    /// Those of [`crate::Operator::new`]; [`Error::Shape`] for a plan of other sizes.
+    /// Those of [`crate::Operator::new`]; [`crate::Error::Length`] for a plan of other sizes.
     pub fn matrices(&self, mechanism: &Mechanism, shape: &Shape, mask: &Mask<'_>) -> Result<PlanMatrices> {
         let m = &*mechanism.clusters()?;
         mechanism.check(shape, mask.causal)?;

@@ -140,7 +140,7 @@ impl Tokens<'_> {
         }
         let size = Size { rows: count, cols: stride, depth: sizes.channels() };
         let right = Right { data: of.kept.db_across, stride: sizes.mp };
-        multiply(level, size, rows.as_left(), right, Store { data: &mut *dc, stride });
+        multiply(level, size, rows.as_left(), right, Store { data: dc, stride });
         if sizes.whitens {
             self.variances(of, loaded, buffers, gamma_sum);
         }
@@ -154,7 +154,7 @@ impl Tokens<'_> {
         core.whiten(loaded, of.saved, a, b);
         let both = gamma.iter().zip(b.chunks_exact_mut(stride)).take(count);
         both.for_each(|(gamma, b)| b.iter_mut().for_each(|x| *x *= 2.0 * gamma));
-        let left = Left { data: &**b, row_stride: stride, depth_stride: 1 };
+        let left = Left { data: b, row_stride: stride, depth_stride: 1 };
         let size = Size { rows: count, cols: stride, depth: marks };
         multiply_add(level, size, left, Right { data: of.saved.high, stride: mp }, Add { data: dc, stride });
         let both = gamma.iter().zip(a.chunks_exact_mut(stride).zip(loaded.c.chunks_exact(stride)));
@@ -177,9 +177,9 @@ impl Tokens<'_> {
         let size = Size { rows: count, cols: stride, depth: sizes.channels() };
         let right = Right { data: of.kept.t_across, stride: sizes.mp };
         if self.key {
-            multiply_add(level, size, g.as_left(), right, Add { data: &mut *dc, stride });
+            multiply_add(level, size, g.as_left(), right, Add { data: dc, stride });
         } else {
-            multiply(level, size, g.as_left(), right, Store { data: &mut *dc, stride });
+            multiply(level, size, g.as_left(), right, Store { data: dc, stride });
         }
         if sizes.whitens {
             let centred = &mut a[..count * stride];

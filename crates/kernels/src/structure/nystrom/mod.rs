@@ -72,7 +72,7 @@ pub(crate) fn backward(
     }
     let images = Images::of(call, m);
     let core = Core::new(call, m, structure, preset, &images);
-    if !decays(call, m) && !(core.sizes.by_row && structure.value_conv > 0) {
+    if !(decays(call, m) || core.sizes.by_row && structure.value_conv > 0) {
         return core.backward(saved.out, saved.stats, saved.dout, gradients, work);
     }
     let (mut y, mut dout) = (saved.out.to_vec(), saved.dout.to_vec());

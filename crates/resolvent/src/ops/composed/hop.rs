@@ -14,6 +14,7 @@ pub(super) struct Hop<'a> {
 /// A map of values.
 pub(super) type Filter<'a> = Box<dyn Fn(&Tensor<4>) -> Tensor<4> + 'a>;
 
+#[allow(clippy::large_enum_variant)] // one per call
 enum Weights {
     /// `[batch, heads, seq_q, seq_kv]`.
     Whole(Tensor<4>),

@@ -38,10 +38,11 @@ pub(super) fn hop<'a>(
     mechanism: &Mechanism,
 ) -> Result<Hop<'a>> {
     let factors = Landmarked::of(call, affinity, m, normalisation, extras, mechanism)?;
-    let hop = factors.normalised(call, normalisation, mechanism.id())?;
+    let hop = factors.normalised(call, normalisation, mechanism)?;
     Ok(match extras.get(Parameter::ValueWeight) {
         Some(weight) => {
-            hop.with_filter(Box::new(move |v| call.of_keys(filtered(call, v, (m.value_conv, m.grid), weight))))
+            let filtered = move |v: &Tensor<4>| filtered(call, v, (m.value_conv, m.grid), weight);
+            hop.with_filter(Box::new(move |v| absent(call.of_keys(filtered(v)), &call.no_query)))
         }
         None => hop,
     })
@@ -87,7 +88,7 @@ impl Landmarked {
         Ok(Self { cq, x, ck: ck.swap_dims(2, 3) })
     }
 
-    fn normalised<'a>(self, call: &Call, normalisation: &Normalisation, mechanism: &'static str) -> Result<Hop<'a>> {
+    fn normalised<'a>(self, call: &Call, normalisation: &Normalisation, mechanism: &Mechanism) -> Result<Hop<'a>> {
         let Self { cq, x, ck } = self;
         let right = x.clone().matmul(ck.clone());
         Ok(match normalisation {
@@ -96,14 +97,14 @@ impl Landmarked {
                 Hop::factors(cq.clone(), right).divided(row_sums(cq, t))
             }
             Normalisation::Whitened(m) => {
-                Hop::whole(whitened::weights(call, m, mechanism, cq.matmul(right), &call.blocked())?)
+                Hop::whole(whitened::weights(call, m, mechanism.id(), cq.matmul(right), &call.blocked())?)
             }
             Normalisation::None(m) if m.factor == Factor::InvN => {
                 let ones = Tensor::ones([call.shape.batch, 1, 1, call.shape.seq_kv], (&cq.device(), cq.dtype()));
                 Hop::factors(cq, right).divided(absent(ones, &call.no_key).sum_dim(3))
             }
             Normalisation::None(_) | Normalisation::Symmetric(_) => Hop::factors(cq, right),
-            _ => return Err(unsupported(mechanism, "this normalisation with Strategy::Composed")),
+            _ => return Err(unsupported(mechanism.id(), "this normalisation with Strategy::Composed")),
         })
     }
 }

@@ -27,8 +27,7 @@ pub(super) fn weights(
     let ones = Tensor::ones([batch, 1, seq_q, seq_kv], (&g.device(), g.dtype()));
     let allowed = seen(ones);
     let n = allowed.clone().sum_dim(3).clamp_min(1.0);
-    let queries = absent(Tensor::ones([batch, 1, seq_q, 1], (&g.device(), g.dtype())), &call.no_query);
-    let queries = queries.sum_dim(2).clamp_min(1.0);
+    let queries = allowed.clone().sum_dim(2).clamp_min(1.0);
     let g = seen(g);
     let by_key = seen(g.clone() - g.clone().sum_dim(2) / queries.clone());
     let centred = match m.centering {

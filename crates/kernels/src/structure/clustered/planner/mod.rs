@@ -58,7 +58,7 @@ impl ClusterPlan {
     /// [`crate::Inputs`], `codebook [heads, clusters, head_dim]` or none.
     ///
     /// # Errors
-    /// Those of [`crate::Operator::new`] and [`crate::Operator::forward`]; [`Error::Unsupported`] for another mechanism.
+    /// Those of [`crate::Operator::new`] and [`crate::Operator::forward`]; [`crate::Error::Unsupported`] for another mechanism.
     pub fn new(
         mechanism: &Mechanism,
         shape: &Shape,
