@@ -96,7 +96,8 @@ pub struct Nystrom {
     pub gradient: InverseGradient,
     /// Default 1e-6; in [0, 1).
     pub eigen_cutoff: f64,
-    /// Width of a filter over the values. Default 0: none.
+    /// Width of a filter over the values, added to the weights of a hop. Default 0: none; anything else needs as many queries as
+    /// keys.
     pub value_conv: usize,
 }
 

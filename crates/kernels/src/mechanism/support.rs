@@ -2,7 +2,7 @@
 
 use super::{
     Centering, Composed, Degree, Inverse, Manifold, Normalisation, Score, Series, Structure, Whitening,
-    structure::FeatureMap,
+    structure::FeatureMap, valid::check_kappa,
 };
 use crate::{Error, Result, Shape};
 
@@ -176,6 +176,10 @@ impl Composed {
             _ => None,
         };
         self.refusal(refusal)?;
+        if let Score::Levy(_) | Score::Student(_) = self.score {
+            // What a rule makes of the sizes.
+            check_kappa(self.score.as_fna().resolve(shape.head_dim, shape.heads).kappa)?;
+        }
         match &self.structure {
             Structure::Clustered(m) => m.ssa(None, causal).check_support(shape, causal),
             Structure::Nystrom(m) => m.soft().check_landmarks_fit(shape),

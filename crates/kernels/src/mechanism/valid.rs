@@ -144,7 +144,7 @@ pub(super) fn check_alpha(alpha: f64, two_allowed: bool) -> Result<()> {
     check("alpha", alpha, (1.0..2.0).contains(&alpha) || two_allowed && alpha == 2.0, expected)
 }
 
-fn check_kappa(kappa: f64) -> Result<()> {
+pub(super) fn check_kappa(kappa: f64) -> Result<()> {
     check("kappa", kappa, (1e-30..=1e30).contains(&kappa), "in [1e-30, 1e30], or a rule")
 }
 

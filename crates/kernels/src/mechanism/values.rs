@@ -24,6 +24,8 @@ impl Mechanism {
                 Composed::new((m.activation, m.scale)).structure(pooled).series(Limit { gamma: m.gamma })
             }
             Self::Soft(m) => soft(m).normalisation(Unnormalised::default()),
+            // All tokens are no landmarks: degrees are theirs.
+            Self::SoftPp(m) if m.landmarks == Landmarks::All => soft(m).normalisation(Symmetric::default()),
             Self::SoftPp(m) => soft(m).normalisation(Symmetric { degree: m.degree }),
             Self::Laplacian(m) => laplacian(&m.exact()).structure(m.nystrom()),
             Self::LaplacianExact(m) => laplacian(m),

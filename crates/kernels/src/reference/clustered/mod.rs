@@ -7,6 +7,8 @@ mod random;
 
 pub(super) use planner::plan;
 
+use std::borrow::Cow;
+
 use super::{head::Head, matrix::Matrix};
 use crate::{
     call::cluster_plan::{HeadPlan, NONE, STRAY},
@@ -29,7 +31,10 @@ impl Entry {
         self.log_weight - (self.tokens.len() as f64).ln()
     }
 
-    pub fn mean(&self, x: &Matrix) -> Vec<f64> {
+    pub fn mean<'x>(&self, x: &'x Matrix) -> Cow<'x, [f64]> {
+        if let [token] = self.tokens[..] {
+            return Cow::Borrowed(x.row(token));
+        }
         let column = |c: usize| self.tokens.iter().map(|&j| x.at(j, c)).sum::<f64>() / self.tokens.len() as f64;
         (0..x.cols).map(column).collect()
     }

@@ -24,11 +24,10 @@ pub(super) struct Graph<'a> {
     weights: Weights,
 }
 
-#[allow(clippy::large_enum_variant)] // one per head, and short-lived
 enum Weights {
     Pairs(Normalised),
     /// Of whole columns of affinities.
-    Whitened(Matrix, whitened::Weights),
+    Whitened(Matrix, Box<whitened::Weights>),
 }
 
 impl<'a> Graph<'a> {
@@ -48,7 +47,7 @@ impl<'a> Graph<'a> {
             let g = Matrix::from_fn(head.q.rows, head.k.rows, affinity);
             let seen = g.map(|i, j, _| f64::from(u8::from(head.allowed(i, j))));
             let weights = whitened::Weights::of(whitened, seen, &g);
-            Weights::Whitened(g, weights)
+            Weights::Whitened(g, Box::new(weights))
         } else {
             let value = |i: usize, e: &Entry| {
                 let value = affinity.value(head.q.row(i), &e.mean(&head.k), seen[i]);
@@ -119,9 +118,16 @@ impl<'a> Graph<'a> {
                 let sum: f64 = of_pairs.by_ref().take(entry.tokens.len()).sum();
                 // The constant of an edge is a factor on a linear score.
                 let e = if affinity.is_log() { sum } else { sum * entry.edge_weight().exp() };
-                let mut dmean = vec![0.0; head.k.cols];
                 let y = entry.mean(&head.k);
-                affinity.backward(e, head.q.row(i), &y, self.seen[i], dq.row_mut(i), &mut dmean, &mut parameters);
+                let mut to = |dy: &mut [f64]| {
+                    affinity.backward(e, [head.q.row(i), &y], self.seen[i], [dq.row_mut(i), dy], &mut parameters)
+                };
+                if let [j] = entry.tokens[..] {
+                    to(dk.row_mut(j));
+                    continue;
+                }
+                let mut dmean = vec![0.0; head.k.cols];
+                to(&mut dmean);
                 for &j in &entry.tokens {
                     let share = dmean.iter().map(|x| x / entry.tokens.len() as f64);
                     dk.row_mut(j).iter_mut().zip(share).for_each(|(dk, x)| *dk += x);

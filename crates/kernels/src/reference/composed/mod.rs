@@ -21,7 +21,6 @@ use crate::{
 };
 
 /// One hop, and what its gradient needs.
-#[allow(clippy::large_enum_variant)] // one per head, and short-lived
 enum Hop<'a> {
     Graph(Graph<'a>),
     Landmarked(Box<Landmarked<'a>>),
@@ -63,11 +62,11 @@ impl<'a> Hop<'a> {
         // A pooled row is everyone's.
         let logs = m.score.is_log() && !matches!(m.structure, Structure::Pooled(_));
         let sums = normalised.row_sums().filter(|_| logs);
-        let dense = matches!(&m.normalisation, Normalisation::Row(m) if m.density_exponent != 0.0);
+        let density = matches!(&m.normalisation, Normalisation::Row(m) if m.density_exponent != 0.0);
         let rows = if head.causal { head.q.rows } else { 1 };
         HeadForward {
             lse: sums.map(|(sums, _)| sums.to_vec()),
-            lse0: sums.filter(|_| dense).map(|(_, plain)| plain.to_vec()),
+            lse0: sums.filter(|_| density).map(|(_, plain)| plain.to_vec()),
             frob: normalised.norms().map(|norms| norms[..rows].to_vec()),
             ..HeadForward::default()
         }
@@ -85,14 +84,12 @@ impl<'a> Hop<'a> {
 /// The matrix of `mechanism`, whose values are `m`.
 pub(super) fn forward(head: &Head, mechanism: &Mechanism, m: &Composed) -> Result<HeadForward> {
     let hop = Hop::of(head, mechanism, m)?;
-    let weights = filtered(head, mechanism, m, head.thinned(&hop.weights()));
-    let weights = series::total(head, &m.series, &weights, |i, j| reaches(head, m, i, j))?;
+    let block = block(m);
+    // Whether a path of any length may lead from a query to a key.
+    let reaches =
+        |i: usize, j: usize| head.keep_query[i] && head.keep_key[j] && (!head.causal || j / block <= i / block);
+    let weights = series::total(head, &m.series, &weights(head, mechanism, m, &hop), reaches)?;
     Ok(HeadForward { weights, ..hop.report(head, m) })
-}
-
-/// One hop, with the filter over the values where there is one.
-fn filtered(head: &Head, mechanism: &Mechanism, m: &Composed, weights: Matrix) -> Matrix {
-    ValueFilter::of(mechanism, m).map_or(weights.clone(), |filter| weights.plus(&filter.matrix(head)))
 }
 
 /// The gradients; `saved` is what [`forward`] returned.
@@ -104,26 +101,29 @@ pub(super) fn backward(
     dout: &Matrix,
 ) -> Result<HeadGradients> {
     let hop = Hop::of(head, mechanism, m)?;
-    let weights = filtered(head, mechanism, m, head.thinned(&hop.weights()));
+    let weights = weights(head, mechanism, m, &hop);
     let (dweights, dgamma) = series::backward(head, &m.series, &weights, &saved.weights, dout);
     let HopGradients { dq, dk, mut parameters } = hop.backward(head, &head.thinned(&dweights));
     parameters.push((Parameter::Gamma, vec![dgamma]));
     if let Some(filter) = ValueFilter::of(mechanism, m) {
-        let dweight = filter.backward(head, &dweights);
-        parameters.push((Parameter::ValueWeight, dweight));
+        parameters.push((Parameter::ValueWeight, filter.backward(head, &dweights)));
     }
     Ok(HeadGradients { dq, dk, parameters })
 }
 
-/// Whether a path of any length may lead from query `i` to key `j`.
-fn reaches(head: &Head, m: &Composed, i: usize, j: usize) -> bool {
-    let past = match &m.structure {
-        // What becomes visible together sees itself.
-        Structure::Clustered(structure) => {
-            let block = structure.ssa(None, head.causal).causal_clusters.block();
-            j / block <= i / block
-        }
-        _ => head.past(i, j),
-    };
-    head.keep_query[i] && head.keep_key[j] && (!head.causal || past)
+/// The weights of one hop: after dropout, and with the filter over the values, where there are such.
+fn weights(head: &Head, mechanism: &Mechanism, m: &Composed, hop: &Hop<'_>) -> Matrix {
+    let weights = head.thinned(&hop.weights());
+    match ValueFilter::of(mechanism, m) {
+        Some(filter) => weights.plus(&filter.matrix(head)),
+        None => weights,
+    }
+}
+
+/// Tokens that become visible together in a causal call.
+fn block(m: &Composed) -> usize {
+    match &m.structure {
+        Structure::Clustered(structure) => structure.ssa(None, true).causal_clusters.block(),
+        _ => 1,
+    }
 }

@@ -141,14 +141,17 @@ impl Normalised {
                 }
             }
             Kind::Frobenius { norms, divisors } => {
-                // Row r divides by f_r, whose norm F_r has the squares of the rows up to r: sum_r delta_r g^2 / (f_r F_r).
+                // Row r divides by f_r, whose norm F_r has the squares of the rows up to r: sum_r delta_r g^2 / (f_r F_r), in units
+                // of the first of them, which is the largest.
                 let from = |i: usize| if pairs.causal { i } else { 0 };
-                let term = |r: usize, square: f64| {
-                    if norms[r] == f64::NEG_INFINITY { 0.0 } else { delta[r] * (square - norms[r] - divisors[r]).exp() }
-                };
+                let log = |r: usize| norms[r] + divisors[r];
+                let part = |i: usize, r: usize| if delta[r] == 0.0 { 0.0 } else { delta[r] * (log(i) - log(r)).exp() };
+                let rows = 0..norms.len();
+                let sums: Vec<f64> = rows.clone().map(|i| (from(i)..rows.end).map(|r| part(i, r)).sum()).collect();
                 pairs.each(|i, p, _| {
                     let square = 2.0 * pairs.magnitude(i, p).0;
-                    dlogs[i][p] -= (from(i)..norms.len()).map(|r| term(r, square)).sum::<f64>();
+                    let taken = if norms[i] == f64::NEG_INFINITY { 0.0 } else { (square - log(i)).exp() * sums[i] };
+                    dlogs[i][p] -= taken;
                 });
             }
             Kind::Symmetric { rows, columns } => {

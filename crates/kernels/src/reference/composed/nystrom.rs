@@ -43,7 +43,6 @@ pub(super) struct Landmarked<'a> {
     normalised: Normalised,
 }
 
-#[allow(clippy::large_enum_variant)] // one per head, and short-lived
 enum Normalised {
     /// By a factor per row.
     Factors(Vec<f64>),
@@ -53,7 +52,7 @@ enum Normalised {
         divisors: Vec<f64>,
         floored: Vec<bool>,
     },
-    Whitened(whitened::Weights),
+    Whitened(Box<whitened::Weights>),
 }
 
 impl<'a> Landmarked<'a> {
@@ -87,27 +86,12 @@ impl<'a> Landmarked<'a> {
         let ck = block(&head.k, &|j, l| head.keep_key[j] && alive[l]);
         let a = block(&landmarks, &|i, l| alive[i] && alive[l]);
         let a = a.map(|i, l, x| if alive[i] && alive[l] { x } else { f64::from(u8::from(i == l)) });
-        let method = Method {
-            mechanism: mechanism.id(),
-            inverse: m.inverse,
-            steps: m.newton_iterations,
-            init: m.newton_init,
-            ridge: m.ridge,
-            gradient: m.gradient,
-            cutoff: m.eigen_cutoff,
-        };
-        let inverted = Inverted::new(&a, method)?;
+        let inverted = Inverted::new(&a, method(m, mechanism.id()))?;
         let degree = match normalisation {
             Normalisation::Symmetric(m) => Some(m.degree.unwrap_or_default()),
             _ => None,
         };
-        let c: Vec<f64> = (0..a.rows)
-            .map(|l| match degree {
-                None => 1.0,
-                Some(Degree::Landmark) => a.row(l).iter().sum::<f64>().powf(-0.5),
-                Some(Degree::Token) => (0..ck.rows).map(|j| ck.at(j, l)).sum::<f64>().max(1e-30).powf(-0.5),
-            })
-            .collect();
+        let c = roots(degree, &a, &ck);
         let x = inverted.result().map(|i, l, x| c[i] * x * c[l]);
         let g = cq.times(&x).times_transposed(&ck);
         let normalised = Normalised::of(head, normalisation, &g, (&cq, &x, &ck));
@@ -208,15 +192,8 @@ impl<'a> Landmarked<'a> {
             for l in (0..c.cols).filter(|&l| c.at(i, l) != 0.0) {
                 // Of a log score, in its logarithm.
                 let e = dc.at(i, l) * c.at(i, l);
-                self.affinity.backward(
-                    e,
-                    x.row(i),
-                    self.landmarks.row(l),
-                    1.0,
-                    dx.row_mut(i),
-                    dl.row_mut(l),
-                    parameters,
-                );
+                let rows = [x.row(i), self.landmarks.row(l)];
+                self.affinity.backward(e, rows, 1.0, [dx.row_mut(i), dl.row_mut(l)], parameters);
             }
         }
     }
@@ -236,10 +213,7 @@ impl<'a> Landmarked<'a> {
         let sums: Vec<f64> = (0..self.ck.cols).map(|l| (0..self.ck.rows).map(|j| self.ck.at(j, l)).sum()).collect();
         for l in 0..t.len() {
             let back: f64 = (0..t.len()).map(|n| self.x.at(n, l) * dt[n]).sum();
-            #[allow(clippy::needless_range_loop)] // a row and a column
-            for n in 0..t.len() {
-                dx.row_mut(l)[n] += dt[l] * sums[n];
-            }
+            dx.row_mut(l).iter_mut().zip(&sums).for_each(|(dx, sum)| *dx += dt[l] * sum);
             (0..dck.rows).for_each(|j| dck.row_mut(j)[l] += back);
         }
     }
@@ -268,7 +242,7 @@ impl Normalised {
         match normalisation {
             Normalisation::Whitened(m) => {
                 let seen = g.map(|i, j, _| f64::from(u8::from(head.keep_query[i] && head.keep_key[j])));
-                Self::Whitened(whitened::Weights::of(m, seen, g))
+                Self::Whitened(Box::new(whitened::Weights::of(m, seen, g)))
             }
             Normalisation::Row(_) => {
                 let sums = Matrix::from_fn(1, ck.cols, |_, l| (0..ck.rows).map(|j| ck.at(j, l)).sum());
@@ -288,7 +262,7 @@ impl Normalised {
     }
 }
 
-/// The maker of landmarks of the keys; `depthwise`: by filters channel by channel, also of partial windows.
+/// The producer of landmarks from the keys; `depthwise`: by filters channel by channel, also of partial windows.
 fn producer(head: &Head, m: &Nystrom, depthwise: bool) -> Producer {
     let indices = match m.landmarks {
         Landmarks::Random { count, seed } => {
@@ -299,4 +273,27 @@ fn producer(head: &Head, m: &Nystrom, depthwise: bool) -> Producer {
     let kind = if depthwise { Filter::Depthwise } else { Filter::Full };
     let filter = head.parameter(Parameter::LandmarkWeight).map(kind);
     Producer::new(m.landmarks, m.grid, &head.keep_key, depthwise, filter, &indices)
+}
+
+fn method(m: &Nystrom, mechanism: &'static str) -> Method {
+    Method {
+        mechanism,
+        inverse: m.inverse,
+        steps: m.newton_iterations,
+        init: m.newton_init,
+        ridge: m.ridge,
+        gradient: m.gradient,
+        cutoff: m.eigen_cutoff,
+    }
+}
+
+/// The inverse roots of the degrees: of landmarks `A 1`, without the ridge, of tokens `Ck^T 1`. "Softmax-free Linear Transformers",
+/// eq. 17.
+fn roots(degree: Option<Degree>, a: &Matrix, ck: &Matrix) -> Vec<f64> {
+    let of = |l: usize| match degree {
+        None => 1.0,
+        Some(Degree::Landmark) => a.row(l).iter().sum::<f64>().powf(-0.5),
+        Some(Degree::Token) => (0..ck.rows).map(|j| ck.at(j, l)).sum::<f64>().max(1e-30).powf(-0.5),
+    };
+    (0..a.rows).map(of).collect()
 }

@@ -84,17 +84,7 @@ impl<'a> Affinity<'a> {
     }
 
     /// Adds the gradients of `e` times the value; `dparameters` in the order of [`Affinity::parameters`].
-    #[allow(clippy::too_many_arguments)] // a pair of rows, and where their gradients go
-    pub fn backward(
-        &self,
-        e: f64,
-        x: &[f64],
-        y: &[f64],
-        seen: f64,
-        dx: &mut [f64],
-        dy: &mut [f64],
-        dparameters: &mut [f64],
-    ) {
+    pub fn backward(&self, e: f64, [x, y]: [&[f64]; 2], seen: f64, [dx, dy]: [&mut [f64]; 2], dparameters: &mut [f64]) {
         let slopes = self.slopes(self.term(x, y), seen);
         dparameters.iter_mut().zip(slopes.parameters).for_each(|(sum, slope)| *sum += e * slope);
         self.pull(e * slopes.term, x, y, dx, dy);
@@ -172,37 +162,39 @@ impl<'a> Affinity<'a> {
 
     /// Adds the gradients of `g` times the term; 0 where the term has a kink.
     fn pull(&self, g: f64, x: &[f64], y: &[f64], dx: &mut [f64], dy: &mut [f64]) {
-        let mut add = |of: &dyn Fn(usize) -> (f64, f64)| {
-            for c in 0..x.len() {
-                let (a, b) = of(c);
-                dx[c] += a;
-                dy[c] += b;
-            }
-        };
         match self.score {
-            Score::Gaussian(_) => add(&|c| (2.0 * g * (x[c] - y[c]), -2.0 * g * (x[c] - y[c]))),
-            Score::Laplacian(_) => add(&|c| {
+            Score::Gaussian(_) => add(dx, dy, |c| (2.0 * g * (x[c] - y[c]), -2.0 * g * (x[c] - y[c]))),
+            Score::Laplacian(_) => add(dx, dy, |c| {
                 let t = x[c] - y[c];
                 let sign = if t == 0.0 { 0.0 } else { t.signum() };
                 (g * sign, -g * sign)
             }),
             Score::Levy(_) | Score::Student(_) if !self.on_sphere() => {
                 let g = ratio(g, self.term(x, y));
-                add(&|c| (g * (x[c] - y[c]), -g * (x[c] - y[c])));
+                add(dx, dy, |c| (g * (x[c] - y[c]), -g * (x[c] - y[c])));
             }
             Score::Levy(_) | Score::Student(_) => {
                 let r = self.term(x, y);
                 let inside = r > 0.0 && r < PI && r.sin() > 1e-14;
                 let g = if inside { -g / r.sin() } else { 0.0 };
                 let (a, b) = (through_unit(x, &unit(y)), through_unit(y, &unit(x)));
-                add(&|c| (g * a[c], g * b[c]));
+                add(dx, dy, |c| (g * a[c], g * b[c]));
             }
             Score::CosineExp(_) => {
                 let (a, b) = (through_unit(x, &unit(y)), through_unit(y, &unit(x)));
-                add(&|c| (g * a[c], g * b[c]));
+                add(dx, dy, |c| (g * a[c], g * b[c]));
             }
-            _ => add(&|c| (g * y[c], g * x[c])),
+            _ => add(dx, dy, |c| (g * y[c], g * x[c])),
         }
+    }
+}
+
+/// Adds to every channel of two rows.
+fn add(dx: &mut [f64], dy: &mut [f64], of: impl Fn(usize) -> (f64, f64)) {
+    for c in 0..dx.len() {
+        let (a, b) = of(c);
+        dx[c] += a;
+        dy[c] += b;
     }
 }
 

@@ -4,8 +4,9 @@ use super::super::{head::Head, matrix::Matrix};
 use crate::{Error, Result, mechanism::Series};
 
 /// The matrix that maps `v` to `out`: `gamma W`, `sum of (gamma W)^t`, or `(I - gamma W)^-1 - I`. "Infinite Self-Attention", eq. 7,
-/// 10, 11 and 15. `joins`: whether a path may lead from a key to a query.
-pub(super) fn total(head: &Head, m: &Series, w: &Matrix, joins: impl Fn(usize, usize) -> bool) -> Result<Matrix> {
+/// 10, 11 and 15. `reaches`: whether a path may lead from a
+/// key to a query.
+pub(super) fn total(head: &Head, m: &Series, w: &Matrix, reaches: impl Fn(usize, usize) -> bool) -> Result<Matrix> {
     let hop = w.map(|_, _, x| head.gamma * x);
     Ok(match m {
         Series::OneHop(_) => hop,
@@ -18,7 +19,7 @@ pub(super) fn total(head: &Head, m: &Series, w: &Matrix, joins: impl Fn(usize, u
             // (I - M)^-1 M rather than (I - M)^-1 - I, which would cancel where M is small. A path starts at a kept query and
             // ends at a kept key: elsewhere the series is zero, and so that no rounding of the elimination remains there, it is
             // written as zero.
-            inverse.times(&hop).map(|i, j, x| if joins(i, j) { x } else { 0.0 })
+            inverse.times(&hop).map(|i, j, x| if reaches(i, j) { x } else { 0.0 })
         }
         Series::Limit(_) => {
             let (what, why) = ("the limit of a composed mechanism", "it is of pooled weights: use `linear-infsa`");
