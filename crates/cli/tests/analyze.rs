@@ -27,6 +27,9 @@ fn verdict<'a>(json: &'a Value, id: &str) -> &'a Value {
     verdicts.iter().find(|verdict| verdict["mechanism"] == id).unwrap_or_else(|| panic!("no verdict on {id}"))
 }
 
+/// Number of presets.
+const IDS: usize = resolvent_kernels::Mechanism::IDS.len();
+
 #[test]
 fn every_mechanism_is_tried_on_every_head() {
     let sandbox = Sandbox::new();
@@ -37,7 +40,7 @@ fn every_mechanism_is_tried_on_every_head() {
     assert_eq!(json["unread"], serde_json::json!(["mask"]));
     let verdicts = json["verdicts"].as_array().unwrap();
     let heads = json["heads"].as_array().unwrap();
-    assert_eq!((verdicts.len(), heads.len()), (17, 17 * 8));
+    assert_eq!((verdicts.len(), heads.len()), (IDS, IDS * 8));
     assert_eq!((&verdicts[0]["mechanism"], &verdicts[0]["finding"]), (&"softmax".into(), &"baseline".into()));
     for verdict in verdicts {
         assert!(verdict["numbers"]["time_ratio"].as_f64().unwrap() > 0.0, "{verdict}");

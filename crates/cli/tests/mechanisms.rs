@@ -19,6 +19,7 @@ fn presets_are_listed_with_their_values() {
         ("softmax", "dot-exp dense row one-hop"),
         ("infsa-resolvent", "dot-relu dense frobenius resolvent"),
         ("performer", "dot-exp features row one-hop"),
+        ("nystromformer", "dot-exp nystrom factors one-hop"),
         ("relu", "dot-relu dense none one-hop"),
     ] {
         assert_eq!(row(id).split_whitespace().skip(1).collect::<Vec<_>>().join(" "), values);

@@ -40,6 +40,12 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "pooled"}"#,
 ];
 
+/// What `factors` takes: an inverse of a matrix that is not symmetric, which as it is no other normalisation of the walk has digits of.
+const FACTORED: &[&str] = &[
+    r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "count": 3}, "ridge": 0.0, "newton_iterations": 5, "gradient": "unrolled"}"#,
+    r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 2}, "ridge": 1.0}"#,
+];
+
 const NORMALISATIONS: &[&str] = &[
     r#"{"kind": "row"}"#,
     r#"{"kind": "row", "density_exponent": 0.5}"#,
@@ -68,7 +74,14 @@ fn product() -> impl Iterator<Item = String> {
     let two = move |score, structure| {
         NORMALISATIONS.iter().flat_map(move |n| SERIES.iter().map(move |s| parts(score, structure, *n, *s)))
     };
-    SCORES.iter().flat_map(move |score| STRUCTURES.iter().flat_map(move |structure| two(*score, *structure)))
+    let all = SCORES.iter().flat_map(move |score| STRUCTURES.iter().flat_map(move |structure| two(*score, *structure)));
+    let factored = SCORES.iter().flat_map(move |score| {
+        FACTORED
+            .iter()
+            .chain(STRUCTURES)
+            .flat_map(move |f| SERIES.iter().map(move |s| parts(*score, *f, r#"{"kind": "factors"}"#, *s)))
+    });
+    all.chain(factored)
 }
 
 /// A call of a combination: sizes, causality, tied keys, masks.

@@ -39,11 +39,13 @@ fn values_are_those_of_the_papers() {
         ("relu", "dot-relu x dense x none x one-hop"),
         ("linear", "dot-exp x features x row x one-hop"),
         ("performer", "dot-exp x features x row x one-hop"),
+        ("nystromformer", "dot-exp x nystrom x factors x one-hop"),
         ("local", "dot-exp x dense x row x one-hop"),
     ] {
         let composed = Mechanism::preset(id).unwrap().values();
         assert_eq!(composed.to_string(), values, "{id}");
         assert!(composed.paper().is_some_and(|paper| !paper.is_empty()), "{id}");
+        assert!(Mechanism::summary(id).is_some_and(|sentence| sentence.ends_with('.')), "{id}");
     }
 }
 

@@ -47,6 +47,12 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "features", "map": "favor", "count": 7}"#,
 ];
 
+/// What `factors` takes: an inverse of a matrix that is not symmetric.
+const FACTORED: &[&str] = &[
+    r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "count": 3}, "ridge": 0.0, "newton_iterations": 5, "gradient": "unrolled"}"#,
+    r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 2}, "ridge": 1.0}"#,
+];
+
 const NORMALISATIONS: &[&str] = &[
     r#"{"kind": "row"}"#,
     r#"{"kind": "row", "density_exponent": 0.5}"#,
@@ -181,11 +187,23 @@ fn product() -> impl Iterator<Item = (usize, [&'static str; 4])> {
             SERIES.iter().enumerate().map(move |(j, series)| (n + 3 * i + j, *normalisation, *series))
         })
     };
-    SCORES.iter().enumerate().flat_map(move |(i, score)| {
-        STRUCTURES.iter().enumerate().flat_map(move |(j, structure)| {
-            two(i + 2 * j).map(move |(n, normalisation, series)| (n, [*score, *structure, normalisation, series]))
+    SCORES
+        .iter()
+        .enumerate()
+        .flat_map(move |(i, score)| {
+            STRUCTURES.iter().enumerate().flat_map(move |(j, structure)| {
+                two(i + 2 * j).map(move |(n, normalisation, series)| (n, [*score, *structure, normalisation, series]))
+            })
         })
-    })
+        .chain(SCORES.iter().enumerate().flat_map(|(i, score)| {
+            FACTORED.iter().enumerate().flat_map(move |(j, structure)| {
+                let factors = r#"{"kind": "factors"}"#;
+                SERIES
+                    .iter()
+                    .enumerate()
+                    .map(move |(n, series)| (i + 2 * j + n, [*score, *structure, factors, *series]))
+            })
+        }))
 }
 
 #[test]

@@ -135,7 +135,8 @@ impl<'a> Graph<'a> {
         };
         let columns = vec![neutral; head.keys.len()];
         match &self.m.normalisation {
-            Normalisation::Row(_) => {
+            // Each of the factors by its rows.
+            Normalisation::Row(_) | Normalisation::Factors(_) => {
                 let (logs, terms) = Self::row_logs(sweep, 1.0);
                 let typical = if log { terms } else { Vec::new() };
                 (Weights { columns, typical, ..rows_of(&logs) }, Vec::new())
@@ -191,7 +192,7 @@ impl<'a> Graph<'a> {
             whitened: None,
         };
         match &self.m.normalisation {
-            Normalisation::Row(_) => {
+            Normalisation::Row(_) | Normalisation::Factors(_) => {
                 taken.a = delta.iter().map(|&x| x as f32).collect();
                 taken.p.fill(1.0);
                 taken.typical = weights.typical.clone();

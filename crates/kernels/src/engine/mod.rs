@@ -1,5 +1,6 @@
 //! The fused path of compositions: a score, a structure, a normalisation and a series meet here, and each knows nothing of the others.
 
+mod factors;
 mod features;
 mod graph;
 mod head;
@@ -10,6 +11,7 @@ mod sweep;
 mod tile;
 mod whiten;
 
+use factors::FactorsHop;
 use features::FeatureHop;
 use graph::{Graph, parameter};
 use landmarks::LandmarkHop;
@@ -18,7 +20,7 @@ use series::{Hop, Measure, Sum, Tokens};
 use crate::{
     Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
-    mechanism::{Composed, Normalisation, Series, Softmax, Structure},
+    mechanism::{Composed, Normalisation, Nystrom, Series, Softmax, Structure},
     structure::{
         dense,
         nystrom::{self, Preset},
@@ -30,21 +32,25 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
     if let Structure::Features(structure) = &m.structure {
         return Some(features::plan(m, structure, shape, causal, hops(m)));
     }
+    if let Some(structure) = factored(m) {
+        return Some(factors::plan(structure, shape, of_pairs(m, shape, causal, 1), hops(m)));
+    }
     if let Structure::Nystrom(structure) = &m.structure {
         return Some(landmarks::plan(m, structure, shape, hops(m)));
     }
-    if !graph::is_fused(m, causal) {
-        return None;
-    }
+    graph::is_fused(m, causal).then(|| of_pairs(m, shape, causal, hops(m)))
+}
+
+/// The plan of all pairs.
+fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
     let pairs = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
     let one = dense::plan(&pairs, shape, causal);
-    let hops = hops(m);
     // Images of queries, keys and values, and gradients of them for every task.
     let rows = |tasks: usize| {
         let [d, dv] = [shape.head_dim + 16, shape.value_dim + 16];
         4 * shape.slices() * (shape.seq_q * (d + dv) + tasks * shape.seq_kv * (d + dv))
     };
-    Some(Plan {
+    Plan {
         strategy: Strategy::Fused,
         reason: "pairs are scored in tiles and never stored",
         tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
@@ -56,7 +62,15 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
         allocated_forward: rows(2),
         allocated_backward: rows(4),
         ..one
-    })
+    }
+}
+
+/// The structure of a composition by three factors.
+fn factored(m: &Composed) -> Option<&Nystrom> {
+    match (&m.structure, &m.normalisation) {
+        (Structure::Nystrom(structure), Normalisation::Factors(_)) => Some(structure),
+        _ => None,
+    }
 }
 
 /// The most hops that a call takes.
@@ -96,11 +110,15 @@ pub(crate) fn forward(
     if m.feature_map().is_none() {
         range::check(call, m)?;
     }
-    if let (Structure::Nystrom(structure), Series::OneHop(_)) = (&m.structure, &m.series) {
+    let factored = factored(m);
+    if let (Structure::Nystrom(structure), Series::OneHop(_), None) = (&m.structure, &m.series, factored) {
         return nystrom::forward(call, (m, structure), Preset::COMPOSED, out, stats, work);
     }
     stats.fill(0.0);
     let ended = match (&m.structure, &m.series) {
+        (Structure::Nystrom(structure), _) if factored.is_some() => {
+            factors::with(call, m, structure, |hop| sum_over(call, m, hop).forward(call.v, out))?
+        }
         (Structure::Features(structure), Series::OneHop(_)) => {
             return features::forward(call, (m, structure), out, stats, work);
         }
@@ -126,6 +144,10 @@ pub(crate) fn backward(
     gradients: Gradients<'_, f32>,
     work: &mut [f32],
 ) -> Result<()> {
+    if let Some(structure) = factored(m) {
+        let series = |hop: &FactorsHop<'_>| series_backward(call, &sum_over(call, m, hop), saved, gradients);
+        return factors::with(call, m, structure, series);
+    }
     match (&m.structure, &m.series) {
         (Structure::Features(structure), Series::OneHop(_)) => {
             features::backward(call, (m, structure), saved, gradients, work)

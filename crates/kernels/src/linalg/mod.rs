@@ -6,6 +6,7 @@
 mod cg;
 mod factor;
 mod newton;
+pub(crate) mod pseudo_inverse;
 pub(crate) mod wide;
 
 use crate::{

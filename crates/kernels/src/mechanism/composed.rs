@@ -85,7 +85,7 @@ impl Composed {
 
     /// The title of the paper that the values are of, where they are a preset's.
     pub fn paper(&self) -> Option<&'static str> {
-        NAMED.into_iter().find(|(name, ..)| Some(*name) == self.name).map(|(_, paper, _)| paper)
+        NAMED.into_iter().find(|preset| Some(preset.id) == self.name).map(|preset| preset.paper)
     }
 
     /// Whether each row depends on its own query alone, and on the keys that this sees.
@@ -236,7 +236,7 @@ values! {
     Structure: Dense(super::Dense), Clustered(super::Clustered), Nystrom(super::Nystrom), Features(super::Features),
         Pooled(super::Pooled);
     Normalisation: Row(super::Row), Frobenius(super::Frobenius), Symmetric(super::Symmetric), Whitened(super::Whitened),
-        None(super::Unnormalised);
+        Factors(super::Factors), None(super::Unnormalised);
     Series: OneHop(super::OneHop), Hops(super::Hops), Resolvent(super::Resolvent), Limit(super::Limit);
 }
 

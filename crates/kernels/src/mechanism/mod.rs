@@ -26,7 +26,7 @@ pub use composed::Composed;
 pub use fna::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Resolved};
 pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows};
 pub use laplacian::{Centering, Laplacian, LaplacianExact, WeightScale, Whitening};
-pub use normalisation::{Factor, Frobenius, Normalisation, Row, Symmetric, Unnormalised, Whitened};
+pub use normalisation::{Factor, Factors, Frobenius, Normalisation, Row, Symmetric, Unnormalised, Whitened};
 pub use parse::check_distinct;
 pub use presets::{Activation, Infsa, InfsaResolvent, LinearInfsa, NormBias, PowerOperator, Softmax, Uniform};
 pub use score::{Bandwidth, Constant, CosineExp, Custom, Dot, DotExp, DotSigmoid, Gaussian, PowerLaw, Score};
@@ -295,8 +295,8 @@ impl Mechanism {
         }
     }
 
-    /// How tokens are clustered, where they are.
-    pub(crate) fn clustering(&self) -> Option<Cow<'_, Ssa>> {
+    /// How tokens are clustered, where they are: of `ssa` and of every composition on clusters.
+    pub fn clustering(&self) -> Option<Cow<'_, Ssa>> {
         match self {
             Self::Ssa(m) => Some(Cow::Borrowed(m)),
             Self::Composed(m) => match &m.structure {

@@ -24,9 +24,19 @@ pub enum Normalisation {
     /// Centred, divided by deviations, scaled and shifted. "LaplacianFormer: Rethinking Linear Attention with Laplacian Kernel",
     /// eq. 4 to 6.
     Whitened(Whitened),
+    /// Through landmarks of the queries and of the keys, each of the three factors by its rows: `F A^+ B` with the rows of `F`
+    /// (queries to landmarks), `A` (landmarks to landmarks) and `B` (landmarks to keys) divided by their sums, and the
+    /// pseudo-inverse of `A` as Newton-Schulz finds it. "Nyströmformer: A Nyström-Based Algorithm for Approximating
+    /// Self-Attention", eq. 13.
+    Factors(Factors),
     /// `factor G`.
     None(Unnormalised),
 }
+
+/// Fields of [`Normalisation::Factors`]: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Factors {}
 
 /// Fields of [`Normalisation::Row`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -123,7 +133,7 @@ impl Default for Normalisation {
 
 impl Normalisation {
     /// Every kind, in the order of the tables.
-    pub const KINDS: [&'static str; 5] = ["row", "frobenius", "symmetric", "whitened", "none"];
+    pub const KINDS: [&'static str; 6] = ["row", "frobenius", "symmetric", "whitened", "factors", "none"];
 
     /// The kind, as in the JSON configuration.
     pub const fn kind(&self) -> &'static str {
@@ -132,6 +142,7 @@ impl Normalisation {
             Self::Frobenius(_) => "frobenius",
             Self::Symmetric(_) => "symmetric",
             Self::Whitened(_) => "whitened",
+            Self::Factors(_) => "factors",
             Self::None(_) => "none",
         }
     }
@@ -144,6 +155,7 @@ impl Normalisation {
             "frobenius" => Self::Frobenius(fields_of(PART, fields)?),
             "symmetric" => Self::Symmetric(fields_of(PART, fields)?),
             "whitened" => Self::Whitened(fields_of(PART, fields)?),
+            "factors" => Self::Factors(fields_of(PART, fields)?),
             "none" => Self::None(fields_of(PART, fields)?),
             other => return Err(unknown_kind(PART, other, &Self::KINDS)),
         })
@@ -157,7 +169,7 @@ impl Normalisation {
             }
             Self::Frobenius(m) => check_eps(m.eps),
             Self::Whitened(m) => m.exact().validate(),
-            Self::Symmetric(_) | Self::None(_) => Ok(()),
+            Self::Symmetric(_) | Self::Factors(_) | Self::None(_) => Ok(()),
         }
     }
 }

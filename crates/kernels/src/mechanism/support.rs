@@ -1,8 +1,8 @@
 //! Which compositions are defined. Refusals follow from properties of the values, never from a list of names.
 
 use super::{
-    Centering, Composed, Degree, Inverse, Manifold, Normalisation, Score, Series, Structure, Whitening,
-    structure::FeatureMap, valid::check_kappa,
+    Centering, Composed, Degree, Inverse, Landmarks, Manifold, NewtonInit, Normalisation, Nystrom, Score, Series,
+    Structure, Whitening, structure::FeatureMap, valid::check_kappa,
 };
 use crate::{Error, Result, Shape};
 
@@ -38,10 +38,15 @@ impl Composed {
 
     /// Whether the structure can hold the score.
     fn score_refused(&self) -> Option<Refusal> {
+        let factors = matches!(self.normalisation, Normalisation::Factors(_));
         match &self.structure {
             Structure::Nystrom(_) if matches!(self.score, Score::Constant(_)) => {
                 Some(("a constant score through landmarks", "no landmark is nearer to a token than any other"))
             }
+            Structure::Nystrom(_) if factors => (!self.score.is_log()).then_some((
+                "factors of a linear score",
+                "sums of rows of both signs may be zero in one factor and not in another; use a score whose affinities are positive",
+            )),
             Structure::Nystrom(_) if !self.score.is_positive_definite() => Some((
                 "this score through landmarks",
                 "the affinities between landmarks are not known to be positive definite, so that their inverse need not exist",
@@ -65,6 +70,8 @@ impl Composed {
     fn normalisation_refused(&self) -> Option<Refusal> {
         let nystrom = matches!(self.structure, Structure::Nystrom(_));
         match (&self.normalisation, &self.structure) {
+            (Normalisation::Factors(_), Structure::Nystrom(m)) => m.factors_refused(),
+            (Normalisation::Factors(_), _) => Some(("factors without landmarks", "only nystrom has factors; use row")),
             (Normalisation::Row(m), Structure::Nystrom(_) | Structure::Features(_)) if m.density_exponent != 0.0 => {
                 Some((
                     "density_exponent without pairs",
@@ -156,6 +163,11 @@ impl Composed {
                 "value_conv in cross-attention",
                 "it adds the values around every query to its output; set value_conv to 0",
             )),
+            (Normalisation::Factors(_), _)
+                if cross && matches!(&self.structure, Structure::Nystrom(m) if m.grid.is_some()) =>
+            {
+                Some(("factors on a grid in cross-attention", "queries and keys have one grid; set it to null"))
+            }
             (Normalisation::Row(_), _) if density && cross => Some((
                 "density_exponent != 0 with seq_q != seq_kv",
                 "it divides by the degrees of the keys as queries; set density_exponent to 0",
@@ -185,6 +197,28 @@ impl Composed {
             Structure::Nystrom(m) => m.soft().check_landmarks_fit(shape),
             _ => Ok(()),
         }
+    }
+}
+
+impl Nystrom {
+    /// Whether queries and keys can both have landmarks of this kind, and the matrix between those an inverse.
+    fn factors_refused(&self) -> Option<Refusal> {
+        if !matches!(self.landmarks, Landmarks::Pool(_)) {
+            return Some((
+                "factors with these landmarks",
+                "queries and keys both need some: only pool makes them of both",
+            ));
+        }
+        if self.inverse != Inverse::NewtonSchulz || self.newton_init != Some(NewtonInit::Scaled) {
+            let why = "the matrix between landmarks of queries and of keys is not symmetric: use inverse newton-schulz with \
+                       newton_init scaled, which starts at its transpose";
+            return Some(("factors with this inverse", why));
+        }
+        let plain = !self.landmark_act && self.value_conv == 0;
+        (!plain).then_some((
+            "factors with landmark_act or value_conv",
+            "its landmarks are means; a filter over the values is an option of the module",
+        ))
     }
 }
 

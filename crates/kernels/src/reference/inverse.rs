@@ -2,7 +2,7 @@
 
 use faer::{Mat, Side};
 
-use super::matrix::Matrix;
+use super::matrix::{Matrix, ratio};
 use crate::{
     Error, Result,
     linalg::SMALLEST_PIVOT,
@@ -39,7 +39,13 @@ fn shifted(a: &Matrix, x: f64) -> Matrix {
 
 /// The largest absolute column sum.
 fn norm(a: &Matrix) -> f64 {
-    (0..a.cols).map(|j| (0..a.rows).map(|i| a.at(i, j).abs()).sum()).fold(0.0, f64::max)
+    most(a).1
+}
+
+/// The first column of the largest absolute sum, and this.
+fn most(a: &Matrix) -> (usize, f64) {
+    let sum = |j: usize| (0..a.rows).map(|i| a.at(i, j).abs()).sum();
+    (0..a.cols).map(|j| (j, sum(j))).fold((0, 0.0), |most, x| if x.1 > most.1 { x } else { most })
 }
 
 impl Inverted {
@@ -181,4 +187,66 @@ pub(super) fn eigen(m: &Matrix) -> (Vec<f64>, Matrix) {
 fn kept(values: &[f64], cutoff: f64) -> Vec<f64> {
     let most = values.iter().fold(f64::NEG_INFINITY, |most, &x| most.max(x));
     values.iter().map(|&x| if x > cutoff * most { 1.0 / x } else { 0.0 }).collect()
+}
+
+/// The pseudo-inverse of a matrix that need be neither symmetric nor square: Newton-Schulz from `1.8 A^T / (|A|_1 |A|_inf)`.
+pub(super) struct PseudoInverse {
+    a: Matrix,
+    alpha: f64,
+    iterates: Vec<Matrix>,
+}
+
+impl PseudoInverse {
+    pub fn new(a: Matrix, steps: usize) -> Self {
+        let norms = norm(&a) * norm(&a.transpose());
+        let alpha = if norms > 0.0 { 1.8 / norms } else { 0.0 };
+        let mut iterates = vec![scaled(&a.transpose(), alpha)];
+        for _ in 0..steps {
+            let z = &iterates[iterates.len() - 1];
+            let zaz = z.times(&a).times(z);
+            let largest = |x: &Matrix| x.data.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            // Further steps would double what rounding leaves in the null space.
+            if largest(&zaz.map(|i, j, x| x - z.at(i, j))) <= 1e-13 * largest(z) {
+                break;
+            }
+            let next = zaz.map(|i, j, x| 2.0 * z.at(i, j) - x);
+            iterates.push(next);
+        }
+        Self { a, alpha, iterates }
+    }
+
+    pub fn result(&self) -> &Matrix {
+        &self.iterates[self.iterates.len() - 1]
+    }
+
+    /// The gradient of the matrix: of the steps, or of the inverse that they tend to.
+    pub fn backward(&self, dz: &Matrix, implicit: bool) -> Matrix {
+        if implicit {
+            return self.of_limit(dz);
+        }
+        let (mut dz, mut da) = (dz.clone(), Matrix::zeros(self.a.rows, self.a.cols));
+        for z in self.iterates[..self.iterates.len() - 1].iter().rev() {
+            let (zt, az, za) = (z.transpose(), self.a.times(z), z.times(&self.a));
+            da = da.plus(&scaled(&zt.times(&dz).times(&zt), -1.0));
+            let through = dz.times_transposed(&az).plus(&za.transpose().times(&dz));
+            dz = dz.map(|i, j, x| 2.0 * x - through.at(i, j));
+        }
+        // The start: its matrix, and the largest sums of a column and of a row in its factor.
+        let rate = -self.alpha * dz.transpose().inner(&self.a);
+        let (a, across) = (&self.a, self.a.transpose());
+        let [(column, most_column), (row, most_row)] = [most(a), most(&across)];
+        let share = |at: bool, most: f64, x: f64| if at { ratio(x.signum(), most) } else { 0.0 };
+        let norms = a.map(|i, j, x| rate * (share(j == column, most_column, x) + share(i == row, most_row, x)));
+        da.plus(&scaled(&dz.transpose(), self.alpha)).plus(&norms)
+    }
+
+    /// The gradient of a pseudo-inverse of constant rank: `-Z^T dZ Z^T + (I - A Z) dZ^T Z Z^T + Z^T Z dZ^T (I - Z A)`. "The
+    /// Differentiation of Pseudo-Inverses and Nonlinear Least Squares Problems Whose Variables Separate", eq. 4.12.
+    fn of_limit(&self, dz: &Matrix) -> Matrix {
+        let (z, zt, dzt) = (self.result(), self.result().transpose(), dz.transpose());
+        let rest = |x: &Matrix| x.map(|i, j, x| f64::from(u8::from(i == j)) - x);
+        let left = rest(&self.a.times(z)).times(&dzt).times(&z.times(&zt));
+        let right = zt.times(z).times(&dzt).times(&rest(&z.times(&self.a)));
+        scaled(&zt.times(dz).times(&zt), -1.0).plus(&left).plus(&right)
+    }
 }

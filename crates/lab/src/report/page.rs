@@ -62,53 +62,9 @@ pub fn style_of(id: &str) -> usize {
     Mechanism::IDS.iter().position(|&known| known == id).unwrap_or(Mechanism::IDS.len())
 }
 
-/// What a mechanism is, in a line.
+/// What a preset is, in a line.
 pub fn about(id: &str) -> &'static str {
-    match id {
-        "softmax" => "The baseline: each token averages all values with the softmax of its scaled dot products.",
-        "uniform" => "The control: the plain mean of all values. What it reaches, no attention is needed for.",
-        "infsa" => {
-            "Rectified dot products over their Frobenius norm, times a learned decay: one hop of a discounted \
-                    diffusion on the token graph."
-        }
-        "infsa-resolvent" => {
-            "The same operator with all its hops at once, (I - gamma A)^-1 - I, solved without forming \
-                              the matrix."
-        }
-        "linear-infsa" => {
-            "One weight per token, a surrogate of the dominant direction of the token graph, and one pooled \
-                           value per head for all tokens: linear in their number."
-        }
-        "fna" => {
-            "A power law of the distance between tokens (Levy flights), normalised per row: many short steps and a few \
-             long ones."
-        }
-        "ssa" => {
-            "Softmax within clusters of tokens, exact there, and through sampled edges or cluster means elsewhere: a sparse \
-             graph in place of the dense one."
-        }
-        "soft" => {
-            "A Gaussian kernel of tied queries and keys, held through landmarks: linear in the tokens at a fixed number of them."
-        }
-        "soft-pp" => "SOFT with its symmetric degree normalisation, which keeps the operator's norm bounded.",
-        "laplacian" => {
-            "A Laplacian (L1) kernel, centred and whitened, held through pooled landmark keys: linear in the tokens at a fixed \
-             number of them; weights \
-             may be negative."
-        }
-        "laplacian-exact" => "The same kernel, whole: streamed in tiles, no landmarks.",
-        "cosine" => "Softmax of the cosine of query and key, ten times as steep: lengths say nothing.",
-        "sigmoid" => {
-            "Every pair by itself, a sigmoid of its product less the logarithm of the number of keys: no row is normalised."
-        }
-        "relu" => "Rectified products over the number of keys: no row is normalised, and most weights are zero.",
-        "linear" => {
-            "Products of positive features, elu + 1, rows normalised: sums over all keys, linear in the tokens."
-        }
-        "performer" => "Softmax estimated by random features: sums over all keys, linear in the tokens.",
-        "local" => "Softmax within a window of tokens around each.",
-        _ => "",
-    }
+    Mechanism::summary(id).unwrap_or_default()
 }
 
 /// A share as `87.25 %`.

@@ -1,5 +1,6 @@
 //! Any composition of a score, a structure, a normalisation and a series: each is written here once, with its gradient.
 
+mod factors;
 mod features;
 mod graph;
 mod normalisation;
@@ -24,6 +25,7 @@ use crate::{
 enum Hop<'a> {
     Graph(Graph<'a>),
     Landmarked(Box<Landmarked<'a>>),
+    Factored(Box<factors::Factored<'a>>),
     Features(features::Mapped),
 }
 
@@ -38,6 +40,9 @@ impl<'a> Hop<'a> {
     fn of(head: &'a Head, mechanism: &Mechanism, m: &'a Composed) -> Result<Self> {
         let affinity = Affinity::of(head, &m.score);
         Ok(match &m.structure {
+            Structure::Nystrom(structure) if matches!(m.normalisation, Normalisation::Factors(_)) => {
+                Self::Factored(Box::new(factors::Factored::of(head, mechanism, affinity, structure)?))
+            }
             Structure::Nystrom(structure) => {
                 Self::Landmarked(Box::new(Landmarked::of(head, mechanism, affinity, structure, &m.normalisation)?))
             }
@@ -51,6 +56,7 @@ impl<'a> Hop<'a> {
         match self {
             Self::Graph(graph) => graph.weights(),
             Self::Landmarked(landmarked) => landmarked.weights(),
+            Self::Factored(factored) => factored.weights(),
             Self::Features(mapped) => mapped.weights(),
         }
     }
@@ -76,6 +82,7 @@ impl<'a> Hop<'a> {
         match self {
             Self::Graph(graph) => graph.backward(dweights),
             Self::Landmarked(landmarked) => landmarked.backward(dweights),
+            Self::Factored(factored) => factored.backward(dweights),
             Self::Features(mapped) => mapped.backward(head, dweights),
         }
     }

@@ -217,6 +217,11 @@ impl Call {
         self.no_key.as_ref().map(|gone| gone.to_data().iter::<bool>().map(|gone| !gone).collect())
     }
 
+    /// Which queries exist, on the host.
+    pub(super) fn keep_query(&self) -> Option<Vec<bool>> {
+        self.no_query.as_ref().map(|gone| gone.to_data().iter::<bool>().map(|gone| !gone).collect())
+    }
+
     /// `x` with zeros where keys do not exist; `x` has them along axis 2.
     pub(super) fn of_keys(&self, x: Tensor<4>) -> Tensor<4> {
         super::absent(x, &self.no_key.clone().map(|gone| gone.swap_dims(2, 3)))

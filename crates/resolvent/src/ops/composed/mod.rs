@@ -7,6 +7,7 @@
 mod affinity;
 mod clustered;
 mod distance;
+mod factors;
 mod features;
 mod graph;
 mod hop;
@@ -87,6 +88,9 @@ fn four_values(
             let plan = plan.ok_or_else(|| unsupported(id, "a call without a plan of clusters"))?;
             let clusters = Clusters::of(call, structure, &plan, mechanism, mask)?;
             normalise(call, Pairs::clustered(call, &affinity, &clusters), &m.normalisation, id)?
+        }
+        Structure::Nystrom(structure) if matches!(m.normalisation, Normalisation::Factors(_)) => {
+            (factors::hop(call, &affinity, structure, extras), None)
         }
         Structure::Nystrom(structure) => {
             (nystrom::hop(call, &affinity, structure, &m.normalisation, extras, mechanism)?, None)
