@@ -61,6 +61,41 @@ fn stored_plans_are_attended_along() {
     }
 }
 
+/// The four values that a configuration of `ssa` stands for.
+fn composed(ssa: &Value) -> Value {
+    let mut structure = ssa.clone();
+    let fields = structure.as_object_mut().unwrap();
+    let mut take = |name: &str| fields.remove(name).unwrap_or(Value::Null);
+    let (scale, causal) = (take("scale"), take("causal") == true);
+    take("mechanism");
+    structure["kind"] = "clustered".into();
+    serde_json::json!({
+        "mechanism": "composed", "score": {"kind": "dot-exp", "scale": scale}, "structure": structure, "causal": causal
+    })
+}
+
+#[test]
+fn compositions_on_clusters_read_and_write_plans() {
+    let sandbox = Sandbox::new();
+    for (path, config) in cases() {
+        let args = ["--grad", "--clusters"];
+        let [preset, own] = [config.clone(), composed(&config)].map(|c| attend(&sandbox, &path, &c, &args, None));
+        for name in ["out", "dq", "dk", "dv", "label_q", "edges", "edge_log_weight"] {
+            assert_eq!(own.bytes(name), preset.bytes(name), "{path:?} {name}");
+        }
+        // Another score follows the same plan.
+        let mut other = composed(&config);
+        other["score"] = serde_json::json!({"kind": "student", "kappa": 2.0});
+        let fields = ["out", "dq", "dk", "dv"];
+        let [fused, exact] =
+            [&["--grad"][..], &["--grad", "--reference"]].map(|args| attend(&sandbox, &path, &other, args, None));
+        for name in fields {
+            let distance = relative_distance(&fused.values(name), &exact.values(name));
+            assert!(distance < 1e-4, "{path:?} {name}: {distance:.2e}");
+        }
+    }
+}
+
 #[test]
 fn written_plans_are_those_stored() {
     let sandbox = Sandbox::new();

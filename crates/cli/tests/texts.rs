@@ -119,7 +119,7 @@ fn fields_that_only_ssa_reads_are_told() {
     let told = |model: &str, attention: &str, out: &str| {
         sandbox.write("tiny.toml", RECIPE.replace("mlp_dim", &format!("{model}\nmlp_dim")));
         let args = ["train", "--config", "tiny.toml", "--data", DATA, "--max-steps", "1", "--attention", attention];
-        sandbox.run(&[&args[..], &["--out", out]].concat()).success().stderr.contains("is for ssa")
+        sandbox.run(&[&args[..], &["--out", out]].concat()).success().stderr.contains("is for mechanisms with clusters")
     };
     assert!(told("codebook = { every = 1, decay = 0.9 }", "softmax", "a"));
     assert!(told("plan_layers = 2\ndepth = 2", "softmax", "b"));

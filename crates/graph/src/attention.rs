@@ -58,7 +58,7 @@ impl AttentionOperator {
         let stats = vec![0.0; op.plan().stats];
         let (ones, row_sums, scratch) = (vec![1.0; seq], vec![0.0; seq], RefCell::default());
         let mut graph = Self { op, q: q.to_vec(), k, keep, clusters: None, ones, row_sums, stats, scratch };
-        if let Mechanism::Ssa(_) = graph.op.mechanism() {
+        if graph.op.mechanism().clustering().is_some() {
             let (inputs, mask) = graph.inputs(&graph.ones);
             graph.clusters = Some(graph.op.clusters(&inputs, &mask)?.into_owned());
         }

@@ -3,7 +3,6 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
     checkpoint::Checkpoint,
@@ -89,9 +88,9 @@ fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
     }
     let recipe = args.recipe.change(recipe, global)?;
     if let Some(field) = recipe.model.clustering()
-        && !recipe.mechanisms().any(|mechanism| matches!(mechanism, Mechanism::Ssa(_)))
+        && !recipe.mechanisms().any(|mechanism| mechanism.clustering().is_some())
     {
-        tracing::warn!("`{field}` is for ssa: {} makes no use of it", recipe.mechanism.id());
+        tracing::warn!("`{field}` is for mechanisms with clusters: {} makes no use of it", recipe.mechanism.id());
     }
     Ok(recipe)
 }

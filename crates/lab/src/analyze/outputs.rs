@@ -51,8 +51,7 @@ pub(super) fn apply(
         times.push(start.elapsed().as_secs_f64());
     }
     call.seconds = median(times);
-    let clustered = matches!(mechanism, Mechanism::Ssa(_));
-    let plan = clustered.then(|| operator.clusters(&inputs, &Mask::NONE)).transpose()?;
+    let plan = mechanism.clustering().is_some().then(|| operator.clusters(&inputs, &Mask::NONE)).transpose()?;
     Ok(Applied { out: whole(&operator, out), plan: plan.map(|plan| plan.into_owned()) })
 }
 

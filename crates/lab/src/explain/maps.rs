@@ -40,7 +40,7 @@ impl<'a> LayerAttention<'a> {
         let operator = Operator::new(&mechanism, Shape { value_dim: 1, ..call.shape }, false, Strategy::Auto)?;
         let mut layer = Self { call, operator, clusters: None, row_sums: Vec::new(), stats: Vec::new() };
         let ones = vec![1.0; layer.operator.shape().v_len()];
-        if let Mechanism::Ssa(_) = mechanism {
+        if mechanism.clustering().is_some() {
             layer.clusters = Some(layer.operator.clusters(&layer.inputs(&ones), &Mask::NONE)?.into_owned());
         }
         let (mut out, mut stats) = (vec![0.0; layer.operator.out_len()], vec![0.0; layer.operator.plan().stats]);

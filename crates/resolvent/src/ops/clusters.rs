@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use resolvent_kernels::{self as kernels, ClusterPlan};
 
 use super::{Inputs, Mask, fused::host_mask};
-use crate::{Mechanism, Result, Shape, mechanism::Structure};
+use crate::{Mechanism, Result, Shape};
 
 /// A place for a plan that several calls use, layers of a model for instance: the first of them makes it. The calls must have
 /// the same sizes and masks; others are refused.
@@ -28,12 +28,7 @@ pub(super) fn clusters(
     mask: &Mask,
     shape: &Shape,
 ) -> Result<Option<Arc<ClusterPlan>>> {
-    let clustered = match mechanism {
-        Mechanism::Ssa(_) => true,
-        Mechanism::Composed(m) => matches!(m.structure, Structure::Clustered(_)),
-        _ => false,
-    };
-    if !clustered || inputs.extras.clusters.is_some() {
+    if mechanism.clustering().is_none() || inputs.extras.clusters.is_some() {
         return Ok(inputs.extras.clusters.clone());
     }
     let k = inputs.k.as_ref().unwrap_or(&inputs.q);

@@ -14,8 +14,7 @@ const PLAN: [&str; 5] = ["label_q", "label_k", "exact_blocks", "edges", "edge_lo
 
 /// Whether a call of `mechanism` reads the tensor `name` of `file`: a stored plan makes centroids needless.
 pub fn reads(file: &TensorFile, mechanism: &Mechanism, name: &str) -> bool {
-    let ssa = matches!(mechanism, Mechanism::Ssa(_));
-    ssa && (PLAN.contains(&name) || name == "codebook" && !holds_plan(file))
+    mechanism.clustering().is_some() && (PLAN.contains(&name) || name == "codebook" && !holds_plan(file))
 }
 
 /// Whether the file has a stored plan, or a part of one.
@@ -36,8 +35,8 @@ impl Clusters {
     /// # Errors
     /// A plan of which a tensor is missing, a wrong type or shape, an index beyond what it points to.
     pub fn load(file: &TensorFile, mechanism: &Mechanism, layout: &Layout) -> Result<Self> {
-        let Mechanism::Ssa(ssa) = mechanism else { return Ok(Self::default()) };
-        let plan = holds_plan(file).then(|| plan(file, ssa, layout)).transpose()?;
+        let Some(clustering) = mechanism.clustering() else { return Ok(Self::default()) };
+        let plan = holds_plan(file).then(|| plan(file, &clustering, layout)).transpose()?;
         let centroids = file.get("codebook").filter(|_| plan.is_none());
         let codebook = centroids.map(|tensor| codebook(&tensor, layout)).transpose()?;
         Ok(Self { codebook, plan })

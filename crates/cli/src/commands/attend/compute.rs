@@ -1,7 +1,7 @@
 //! The two ways of computing a call: fused in f32, naively in f64.
 
 use resolvent_kernels::{
-    ClusterPlan, ExtraGradients, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Result, Scratch, reference,
+    ClusterPlan, ExtraGradients, Gradients, Inputs, Mask, Operator, Parameter, Result, Scratch, reference,
 };
 
 use super::{
@@ -15,7 +15,7 @@ use crate::tensors::{Named, Real};
 pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Attend) -> Result<Vec<Named>> {
     let (mut inputs, mask) = (tensors.inputs(), tensors.mask(args.causal));
     let names = Names { op, layout };
-    let clustered = matches!(op.mechanism(), Mechanism::Ssa(_));
+    let clustered = op.mechanism().clustering().is_some();
     // One plan for everything that is written; mechanisms without clusters refuse what is asked of them.
     let plan;
     let mut described = Vec::new();

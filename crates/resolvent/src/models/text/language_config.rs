@@ -100,14 +100,14 @@ impl LanguageConfig {
             let attention = self.attention(layer);
             attention.validate()?;
             let mechanism = attention.operator();
-            if let Mechanism::Ssa(m) = &mechanism
+            if let Some(m) = mechanism.clustering()
                 && m.causal_clusters != CausalClusters::Prefix
             {
                 let (what, why) = (
                     "causal_clusters = block",
                     "its tokens see later ones of their block, which a language model would only have to copy; use prefix",
                 );
-                return Err(kernels::Error::Unsupported { mechanism: "ssa", what, why }.into());
+                return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
             }
             let (heads, dim) = (self.text.heads, self.text.dim);
             mechanism.check(&Shape::square(1, heads, self.context, dim / heads), true)?;
