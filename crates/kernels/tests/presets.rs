@@ -2,7 +2,10 @@
 
 mod support;
 
-use resolvent_kernels::{Error, Mechanism, Shape, Strategy, Tol, mechanism::Structure};
+use resolvent_kernels::{
+    Error, Mechanism, Shape, Strategy, Tol,
+    mechanism::{Bandwidth, Dense, Structure},
+};
 use support::{problem::assert_solution, random::problem};
 
 /// Those without a struct of their own.
@@ -21,7 +24,7 @@ fn ids_are_distinct_and_every_preset_is_written_as_it_is_read() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), Mechanism::IDS.len());
-    assert_eq!(named().count(), 6);
+    assert_eq!(named().count(), 7);
     for id in Mechanism::IDS {
         let preset = Mechanism::preset(id).unwrap();
         assert_eq!((preset.id(), &read(&format!(r#"{{"mechanism": "{id}"}}"#))), (id, &preset));
@@ -72,6 +75,29 @@ fn parts_are_changed_field_by_field_or_replaced() {
     assert_eq!(blamed(r#"{"mechanism": "linear", "scale": 3}"#), "scale");
     let error = Mechanism::from_json(r#"{"mechanism": "sigmoid", "series": "resolvent"}"#).unwrap_err();
     assert!(matches!(error, Error::Unsupported { mechanism: "sigmoid", .. }), "{error}");
+}
+
+/// Presets with fields of their own are changed value by value, too.
+#[test]
+fn values_of_any_preset_are_replaced() {
+    let diffused =
+        read(r#"{"mechanism": "ssa", "clusters": 4, "causal": true, "series": {"kind": "resolvent", "gamma": 0.5}}"#);
+    let values = diffused.values();
+    let clusters = |m: &Mechanism| m.clustering().and_then(|ssa| ssa.clusters);
+    assert_eq!((values.to_string().as_str(), clusters(&diffused)), ("dot-exp x clustered x row x resolvent", Some(4)));
+    assert!(diffused.causal() && values.series.gamma() == 0.5);
+    let soft = read(r#"{"mechanism": "soft", "ridge": 0.5, "score": "laplacian", "normalisation": "symmetric"}"#);
+    assert_eq!(soft.to_string(), "laplacian x nystrom x symmetric x one-hop");
+    assert!(soft.tied() && matches!(soft.values().structure, Structure::Nystrom(m) if m.ridge == 0.5));
+    // A field of a part is the preset's where it is not given.
+    let fna = read(r#"{"mechanism": "fna", "kappa": 3, "score": {"alpha": 1.7}}"#);
+    assert_eq!(fna, read(r#"{"mechanism": "fna", "kappa": 3, "alpha": 1.7, "score": {}}"#));
+    let built = Mechanism::soft().score(Bandwidth::default()).structure(Dense::default()).with_tied(false);
+    assert_eq!(built.to_string(), "laplacian x dense x none x one-hop");
+    let refused = Mechanism::from_json(r#"{"mechanism": "infsa", "structure": "nystrom"}"#).unwrap_err();
+    assert!(refused.to_string().contains("positive definite"), "{refused}");
+    let wrong = Mechanism::from_json(r#"{"mechanism": "fna", "alfa": 1, "score": {}}"#).unwrap_err();
+    assert!(wrong.to_string().contains("alfa"), "{wrong}");
 }
 
 #[test]

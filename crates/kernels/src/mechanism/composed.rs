@@ -40,6 +40,9 @@ pub struct Composed {
 }
 
 impl Composed {
+    /// The names of the four values.
+    pub const PARTS: [&'static str; 4] = ["score", "structure", "normalisation", "series"];
+
     /// `score`, densely, rows normalised, one hop.
     pub fn new(score: impl Into<Score>) -> Self {
         Self { score: score.into(), ..Self::default() }
@@ -104,13 +107,12 @@ impl Composed {
         matches!(self.series, Series::OneHop(OneHop { gamma: 1.0 }))
     }
 
-    /// Reads `{"score": {..}, "structure": {..}, "normalisation": {..}, "series": {..}, "tied": false, "causal": false}`. A part
-    /// that is missing, or a field of it, is that of the preset; a part of another kind replaces the preset's.
-    pub(super) fn with_fields(self, mut fields: Map<String, Value>) -> Result<Self> {
-        let named = self.name.is_some();
+    /// Reads `{"score": {..}, "structure": {..}, "normalisation": {..}, "series": {..}, "tied": false, "causal": false}`. Of a
+    /// `preset`, a part that is missing, or a field of it, is the preset's; a part of another kind replaces the preset's.
+    pub(super) fn with_fields(self, mut fields: Map<String, Value>, preset: bool) -> Result<Self> {
         let mut part = |name: &str, own: Value| match fields.remove(name) {
             None => Ok(None),
-            Some(Value::Object(part)) => Ok(Some(if named { over(own, part) } else { part })),
+            Some(Value::Object(part)) => Ok(Some(if preset { over(own, part) } else { part })),
             Some(Value::String(kind)) => Ok(Some(Map::from_iter([("kind".to_owned(), Value::String(kind))]))),
             Some(other) => Err(config(name, format!("expected an object like {{\"kind\": \"..\"}}, found {other}"))),
         };
@@ -120,6 +122,7 @@ impl Composed {
         let normalisation = normalisation.map_or(Ok(self.normalisation), Normalisation::from_fields)?;
         let series = part("series", json!(self.series))?.map_or(Ok(self.series), Series::from_fields)?;
         let Flags { tied, causal } = super::parse::fields_of("", fields)?;
+        let (tied, causal) = (tied.unwrap_or(self.tied), causal.unwrap_or(self.causal));
         Ok(Self { score, structure, normalisation, series, tied, causal, name: self.name })
     }
 
@@ -206,8 +209,8 @@ fn over(own: Value, given: Map<String, Value>) -> Map<String, Value> {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Flags {
-    tied: bool,
-    causal: bool,
+    tied: Option<bool>,
+    causal: Option<bool>,
 }
 
 impl std::fmt::Display for Composed {

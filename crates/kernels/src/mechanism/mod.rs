@@ -3,6 +3,7 @@
 //! A preset is read from JSON, `{"mechanism": "infsa", "gamma": 0.9}`: a missing field has its default, an unknown field,
 //! a wrong type or a value out of range is an [`Error`] that names the field.
 
+mod builder;
 mod composed;
 mod fna;
 mod landmarks;

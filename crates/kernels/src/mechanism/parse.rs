@@ -169,9 +169,12 @@ impl Mechanism {
         };
         let composed = if id == "composed" { Some(Composed::default()) } else { named::named(&id) };
         if let Some(composed) = composed {
-            let composed = composed.with_fields(fields)?;
+            let composed = composed.with_fields(fields, id != "composed")?;
             composed.validate()?;
             return Ok(composed.into());
+        }
+        if Composed::PARTS.iter().any(|part| fields.contains_key(*part)) {
+            return Self::with_parts(id, fields);
         }
         let mechanism = match Self::preset(&id)? {
             Self::Softmax(_) => Self::Softmax(fields_of("", fields)?),
@@ -189,6 +192,18 @@ impl Mechanism {
         };
         mechanism.validate()?;
         Ok(mechanism)
+    }
+}
+
+impl Mechanism {
+    /// The preset `id` with its own fields, and some of its four values replaced, or fields of these.
+    fn with_parts(id: String, fields: Map<String, Value>) -> Result<Self> {
+        let is_part = |name: &String| Composed::PARTS.contains(&name.as_str());
+        let (parts, mut own): (Map<_, _>, Map<_, _>) = fields.into_iter().partition(|(name, _)| is_part(name));
+        own.insert("mechanism".into(), id.into());
+        let composed = Self::from_value(own.into())?.values().with_fields(parts, true)?;
+        composed.validate()?;
+        Ok(composed.into())
     }
 }
 
