@@ -28,8 +28,8 @@ fn main() {
     let q = tokens(n);
     let tied = |mechanism: Mechanism| (mechanism.id(), None, mechanism);
     let cases = [
-        tied(Mechanism::Softmax(Softmax { tied: true, ..Softmax::default() })),
-        tied(Mechanism::Fna(Fna { tied: true, kappa: Some(Kappa::Value(64.0)), ..Fna::default() })),
+        tied(Mechanism::Softmax(Softmax::default().with_tied(true))),
+        tied(Mechanism::Fna(Fna::default().with_tied(true).with_kappa(Some(Kappa::Value(64.0))))),
         ("ssa", Some(&q[..]), Mechanism::Ssa(Ssa::default())),
     ];
     println!("{n} tokens of {HEAD_DIM} channels, 10 pairs to a residual of 1e-6");

@@ -31,7 +31,7 @@ fn softmax() -> Mechanism {
 }
 
 fn ssa(clusters: usize, estimator: Estimator) -> Mechanism {
-    Mechanism::Ssa(Ssa { clusters: Some(clusters), estimator, ..Ssa::default() })
+    Mechanism::Ssa(Ssa::default().with_clusters(Some(clusters)).with_estimator(estimator))
 }
 
 fn main() -> Result<()> {

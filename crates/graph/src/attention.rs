@@ -47,9 +47,7 @@ impl AttentionOperator {
         check_len("q", q.len(), seq * head_dim)?;
         // The graph has a row per token, also where the mechanism would return a common row once.
         let mechanism = match mechanism.clone() {
-            Mechanism::LinearInfsa(m) => {
-                Mechanism::LinearInfsa(resolvent_kernels::mechanism::LinearInfsa { broadcast: true, ..m })
-            }
+            Mechanism::LinearInfsa(m) => Mechanism::LinearInfsa(m.with_broadcast(true)),
             other => other,
         };
         let shape = Shape { value_dim: 1, ..Shape::square(1, 1, seq, head_dim) };

@@ -83,7 +83,7 @@ fn a_plan_of_a_larger_call() {
     let (heads, n, d) = (3, 40, 4);
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     let (q, k) = (gaussian(&mut rng, heads * n * d), gaussian(&mut rng, heads * n * d));
-    let mechanism = Mechanism::Ssa(Ssa { clusters: Some(4), ..Ssa::default() });
+    let mechanism = Mechanism::Ssa(Ssa::default().with_clusters(Some(4)));
     let shape = Shape { value_dim: n, ..Shape::square(1, heads, n, d) };
     let identity: Vec<f32> = (0..heads * n * n).map(|at| f32::from(u8::from(at / n % n == at % n))).collect();
     let op = Operator::new(&mechanism, shape, false, Strategy::Auto).unwrap();
@@ -115,7 +115,7 @@ fn logits_of_softmax() {
     let (n, d) = (12, 4);
     let mut rng = ChaCha8Rng::seed_from_u64(4);
     let (q, k) = (gaussian(&mut rng, n * d), gaussian(&mut rng, n * d));
-    let causal = Mechanism::Softmax(Softmax { causal: true, ..Softmax::default() });
+    let causal = Mechanism::Softmax(Softmax::default().with_causal(true));
     let graph = AttentionOperator::new(&causal, n, &q, Some(&k), None, Strategy::Auto).unwrap();
     let (logits, weights) = (graph.logits().unwrap(), Dense::of(&graph).unwrap());
     for i in 0..n {
@@ -172,8 +172,8 @@ fn alignment_depends_on_a_shared_mean() {
     let paper = LinearInfsa::default();
     near(mean_alignment(&paper, 0.0), &[0.738, 0.61, 0.963, 0.987]);
     near(mean_alignment(&paper, 0.4), &[0.986, 0.983]);
-    let biased = LinearInfsa { iterations: 3, norm_bias: NormBias::Auto, ..LinearInfsa::default() };
+    let biased = LinearInfsa::default().with_iterations(3).with_norm_bias(NormBias::Auto);
     near(mean_alignment(&biased, 0.0), &[0.998, 0.970]);
-    let exact = LinearInfsa { operator: PowerOperator::Exact, iterations: 2, ..LinearInfsa::default() };
+    let exact = LinearInfsa::default().with_operator(PowerOperator::Exact).with_iterations(2);
     near(mean_alignment(&exact, 0.0), &[0.9996]);
 }

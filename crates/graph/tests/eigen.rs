@@ -162,9 +162,9 @@ fn streamed_graphs_have_the_spectra_of_stored_ones() {
     let (q, k) = (tokens(n, d, 1), tokens(n, d, 2));
     let tied = |tied: bool| (!tied).then_some(&k[..]);
     let cases = [
-        Mechanism::Softmax(Softmax { tied: true, ..Softmax::default() }),
+        Mechanism::Softmax(Softmax::default().with_tied(true)),
         Mechanism::Softmax(Softmax::default()),
-        Mechanism::Fna(Fna { tied: true, ..Fna::default() }),
+        Mechanism::Fna(Fna::default().with_tied(true)),
         Mechanism::Infsa(Infsa::default()),
         Mechanism::preset("soft").unwrap(),
         // Entries held, with what a plan may have beside equal clusters; then what is streamed: means, and causality.

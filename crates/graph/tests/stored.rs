@@ -42,7 +42,7 @@ fn assert_near(got: &[f64], expected: &[f64], tol: f64) {
 
 /// The weights of `fna` in f64 and, unnormalised, their logarithms.
 fn fna(n: usize, q: &[f64], k: Option<&[f64]>) -> (Dense, Vec<f64>) {
-    let fna = Fna { kappa: Some(Kappa::Rule(KappaRule::Vision)), tied: k.is_none(), ..Fna::default() };
+    let fna = Fna::default().with_kappa(Some(Kappa::Rule(KappaRule::Vision))).with_tied(k.is_none());
     let shape = Shape { value_dim: 1, ..Shape::square(1, 1, n, q.len() / n) };
     let inputs = Inputs { q, k, v: &vec![0.0; n], extras: Extras::default() };
     let forward = reference::forward(&Mechanism::Fna(fna), &shape, &inputs, &Mask::NONE).unwrap();

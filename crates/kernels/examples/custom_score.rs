@@ -38,7 +38,7 @@ fn main() -> Result<()> {
     let numbers = |step: usize| (0..shape.q_len()).map(|n| ((n * step) as f32 * 0.37).sin()).collect::<Vec<_>>();
     let (q, k, v) = (numbers(3), numbers(5), numbers(7));
     let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras: Extras::default() };
-    let clusters = Ssa { clusters: Some(12), ..Ssa::default() };
+    let clusters = Ssa::default().with_clusters(Some(12));
     for structure in [Structure::default(), clusters.into()] {
         let score = Score::custom("rational-quadratic", RationalQuadratic { width: 4.0 });
         let composed = Composed::new(score).structure(structure);

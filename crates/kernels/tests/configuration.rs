@@ -135,84 +135,96 @@ fn missing_fields_have_their_defaults() {
     let read = |id: &str| Mechanism::from_json(&format!(r#"{{"mechanism": "{id}"}}"#)).unwrap();
     let (gamma, activation, scale, eps, tied, causal) = (0.7, Activation::Relu, None, 1e-6, false, false);
     let (centering, whitening, weight_scale) = (Centering::PerKey, Whitening::Diagonal, WeightScale::Unit);
-    let soft = Soft {
-        landmarks: Landmarks::Pool(PoolWindows::Ratio(4)),
-        grid: None,
-        landmark_act: false,
-        scale,
-        inverse: Inverse::NewtonSchulz,
-        newton_iterations: 20,
-        newton_init: NewtonInit::Scaled,
-        ridge: 0.01,
-        gradient: InverseGradient::Implicit,
-        eigen_cutoff: 1e-6,
-        degree: None,
-        value_conv: 0,
-        causal,
-    };
+    let soft = Soft::default()
+        .with_landmarks(Landmarks::Pool(PoolWindows::Ratio(4)))
+        .with_grid(None)
+        .with_landmark_act(false)
+        .with_scale(scale)
+        .with_inverse(Inverse::NewtonSchulz)
+        .with_newton_iterations(20)
+        .with_newton_init(NewtonInit::Scaled)
+        .with_ridge(0.01)
+        .with_gradient(InverseGradient::Implicit)
+        .with_eigen_cutoff(1e-6)
+        .with_degree(None)
+        .with_value_conv(0)
+        .with_causal(causal);
     let expected = [
-        Mechanism::Softmax(Softmax { scale, causal, tied }),
-        Mechanism::Uniform(Uniform { causal }),
-        Mechanism::Infsa(Infsa { gamma, activation, scale, eps, tied, causal }),
-        Mechanism::InfsaResolvent(InfsaResolvent {
-            gamma,
-            activation,
-            scale,
-            eps,
-            tied,
-            causal,
-            tol: 1e-6,
-            max_iter: None,
-        }),
-        Mechanism::LinearInfsa(LinearInfsa {
-            gamma,
-            activation,
-            scale,
-            eps,
-            tied,
-            causal,
-            iterations: 1,
-            operator: PowerOperator::Factored,
-            norm_bias: NormBias::Value(0.0),
-            broadcast: true,
-        }),
+        Mechanism::Softmax(Softmax::default().with_scale(scale).with_causal(causal).with_tied(tied)),
+        Mechanism::Uniform(Uniform::default().with_causal(causal)),
+        Mechanism::Infsa(
+            Infsa::default()
+                .with_gamma(gamma)
+                .with_activation(activation)
+                .with_scale(scale)
+                .with_eps(eps)
+                .with_tied(tied)
+                .with_causal(causal),
+        ),
+        Mechanism::InfsaResolvent(
+            InfsaResolvent::default()
+                .with_gamma(gamma)
+                .with_activation(activation)
+                .with_scale(scale)
+                .with_eps(eps)
+                .with_tied(tied)
+                .with_causal(causal)
+                .with_tol(1e-6)
+                .with_max_iter(None),
+        ),
+        Mechanism::LinearInfsa(
+            LinearInfsa::default()
+                .with_gamma(gamma)
+                .with_activation(activation)
+                .with_scale(scale)
+                .with_eps(eps)
+                .with_tied(tied)
+                .with_causal(causal)
+                .with_iterations(1)
+                .with_operator(PowerOperator::Factored)
+                .with_norm_bias(NormBias::Value(0.0))
+                .with_broadcast(true),
+        ),
         Mechanism::Soft(soft.clone()),
-        Mechanism::SoftPp(Soft { degree: Some(Degree::Landmark), ..soft }),
-        Mechanism::Fna(Fna {
-            alpha: 1.2,
-            kappa: None,
-            manifold: Manifold::Euclidean,
-            intrinsic_dim: None,
-            tied,
-            norm_exponent: 0.0,
-            causal,
-            kernel: DistanceKernel::Levy,
-        }),
-        Mechanism::Laplacian(Laplacian {
-            lambda: 4.0,
-            landmarks: Landmarks::Pool(PoolWindows::Ratio(8)),
-            grid: None,
-            inverse: Inverse::NewtonSchulz,
-            newton_iterations: 20,
-            ridge: 1e-3,
-            centering,
-            whitening,
-            whiten_eps: 1e-5,
-            weight_scale,
-            bias_one_over_n: true,
-            causal,
-            tied,
-        }),
-        Mechanism::LaplacianExact(LaplacianExact {
-            lambda: 4.0,
-            centering,
-            whitening,
-            whiten_eps: 1e-5,
-            weight_scale,
-            bias_one_over_n: true,
-            causal,
-            tied,
-        }),
+        Mechanism::SoftPp(soft.with_degree(Some(Degree::Landmark))),
+        Mechanism::Fna(
+            Fna::default()
+                .with_alpha(1.2)
+                .with_kappa(None)
+                .with_manifold(Manifold::Euclidean)
+                .with_intrinsic_dim(None)
+                .with_tied(tied)
+                .with_norm_exponent(0.0)
+                .with_causal(causal)
+                .with_kernel(DistanceKernel::Levy),
+        ),
+        Mechanism::Laplacian(
+            Laplacian::default()
+                .with_lambda(4.0)
+                .with_landmarks(Landmarks::Pool(PoolWindows::Ratio(8)))
+                .with_grid(None)
+                .with_inverse(Inverse::NewtonSchulz)
+                .with_newton_iterations(20)
+                .with_ridge(1e-3)
+                .with_centering(centering)
+                .with_whitening(whitening)
+                .with_whiten_eps(1e-5)
+                .with_weight_scale(weight_scale)
+                .with_bias_one_over_n(true)
+                .with_causal(causal)
+                .with_tied(tied),
+        ),
+        Mechanism::LaplacianExact(
+            LaplacianExact::default()
+                .with_lambda(4.0)
+                .with_centering(centering)
+                .with_whitening(whitening)
+                .with_whiten_eps(1e-5)
+                .with_weight_scale(weight_scale)
+                .with_bias_one_over_n(true)
+                .with_causal(causal)
+                .with_tied(tied),
+        ),
     ];
     for (id, expected) in Mechanism::IDS.into_iter().zip(expected) {
         assert_eq!(read(id), expected);
@@ -275,11 +287,11 @@ fn recipes_embed_a_mechanism() {
     }
     let read = |text: &str| toml::from_str::<Recipe>(text);
     let recipe = read("[attention]\nmechanism = \"linear-infsa\"\nnorm_bias = \"auto\"\niterations = 3\ngamma = 1\n");
-    let expected = LinearInfsa { norm_bias: NormBias::Auto, iterations: 3, gamma: 1.0, ..LinearInfsa::default() };
+    let expected = LinearInfsa::default().with_norm_bias(NormBias::Auto).with_iterations(3).with_gamma(1.0);
     assert_eq!(recipe.unwrap().attention, Mechanism::LinearInfsa(expected));
     let recipe = read("[attention]\nmechanism = \"soft\"\nlandmarks = { kind = \"pool\", count = 49 }\n").unwrap();
     let landmarks = Landmarks::Pool(PoolWindows::Count(49));
-    assert_eq!(recipe.attention, Mechanism::Soft(Soft { landmarks, ..Soft::default() }));
+    assert_eq!(recipe.attention, Mechanism::Soft(Soft::default().with_landmarks(landmarks)));
     let error = read("[attention]\nmechanism = \"infsa\"\ngama = 0.9\n").unwrap_err().to_string();
     assert!(error.contains("`gama`"), "{error}");
     let error = read("[attention]\nmechanism = \"infsa\"\ngamma = 1.5\n").unwrap_err().to_string();

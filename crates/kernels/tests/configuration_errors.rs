@@ -168,11 +168,11 @@ fn values_out_of_range_are_named() {
 #[test]
 fn numbers_that_json_cannot_write_are_caught_too() {
     for bad in [f64::NAN, f64::INFINITY] {
-        let scale = Mechanism::Softmax(Softmax { scale: Some(bad), ..Softmax::default() });
-        let gamma = Mechanism::Infsa(Infsa { gamma: bad, ..Infsa::default() });
-        let eps = Mechanism::Infsa(Infsa { eps: bad, ..Infsa::default() });
-        let tol = Mechanism::InfsaResolvent(InfsaResolvent { tol: bad, ..InfsaResolvent::default() });
-        let bias = Mechanism::LinearInfsa(LinearInfsa { norm_bias: NormBias::Value(bad), ..LinearInfsa::default() });
+        let scale = Mechanism::Softmax(Softmax::default().with_scale(Some(bad)));
+        let gamma = Mechanism::Infsa(Infsa::default().with_gamma(bad));
+        let eps = Mechanism::Infsa(Infsa::default().with_eps(bad));
+        let tol = Mechanism::InfsaResolvent(InfsaResolvent::default().with_tol(bad));
+        let bias = Mechanism::LinearInfsa(LinearInfsa::default().with_norm_bias(NormBias::Value(bad)));
         for (field, mechanism) in [("scale", scale), ("gamma", gamma), ("eps", eps), ("tol", tol), ("norm_bias", bias)]
         {
             let error = mechanism.validate().unwrap_err();

@@ -60,7 +60,7 @@ impl PairScore for Squared {
 }
 
 fn structures() -> Vec<Structure> {
-    let clusters = Ssa { clusters: Some(4), samples: Some(2), ..Ssa::default() };
+    let clusters = Ssa::default().with_clusters(Some(4)).with_samples(Some(2));
     vec![Structure::default(), clusters.into()]
 }
 
@@ -75,14 +75,14 @@ fn problem_of(composed: Composed, seed: u64) -> Problem {
 
 #[test]
 fn a_score_from_outside_is_the_built_in_one_that_it_equals() {
-    let landmarks = Nystrom { landmarks: Landmarks::Pool(PoolWindows::Count(5)), ..Nystrom::default() };
+    let landmarks = Nystrom::default().with_landmarks(Landmarks::Pool(PoolWindows::Count(5)));
     let series: [Series; 2] = [Hops::default().into(), Series::default()];
     for structure in structures().into_iter().chain([landmarks.into()]) {
         // Landmarks take one hop.
         let nystrom = matches!(structure, Structure::Nystrom(_));
         for series in series.iter().filter(|series| !nystrom || **series == Series::default()) {
             let of = |score: Score| Composed::new(score).structure(structure.clone()).series(series.clone());
-            let built_in = Score::Gaussian(resolvent_kernels::mechanism::Gaussian { scale: Some(0.25) });
+            let built_in = Score::Gaussian(resolvent_kernels::mechanism::Gaussian::default().with_scale(Some(0.25)));
             let expected = problem_of(of(built_in), 3);
             let mine = Problem {
                 mechanism: Mechanism::from(of(Score::custom("bell", Bell { width: 4.0 }))),
@@ -114,7 +114,7 @@ fn gradients_of_a_score_from_outside_are_slopes() {
         for normalisation in &normalisations {
             let score = Score::custom("squared", Squared { scale: 0.3 });
             let composed = Composed::new(score).structure(structure.clone()).normalisation(normalisation.clone());
-            let p = problem_of(composed.series(Resolvent { gamma: 0.5, ..Resolvent::default() }), 7);
+            let p = problem_of(composed.series(Resolvent::default().with_gamma(0.5)), 7);
             let got = p.fused();
             for (name, of) in [("dq", 0), ("dk", 1), ("dv", 2)] {
                 let gradient = &got[name];

@@ -8,7 +8,7 @@ mod threads;
 use std::collections::BTreeSet;
 
 use proptest::{prelude::*, sample::select, test_runner::RngSeed};
-use resolvent_kernels::{ClusterPlan, Error, Mechanism, PlanTensors, Shape, Tol, mechanism::Ssa};
+use resolvent_kernels::{ClusterPlan, Error, Mechanism, PlanTensors, Shape, Tol};
 use support::{
     problem::{Problem, assert_solution},
     random::problem,
@@ -32,7 +32,7 @@ const PLANNERS: &[&str] = &[
 /// The same fields without outliers.
 fn without(mechanism: &Mechanism) -> Mechanism {
     let Mechanism::Ssa(m) = mechanism else { unreachable!() };
-    Mechanism::Ssa(Ssa { outlier_globals: 0, outlier_queries: 0, ..m.clone() })
+    Mechanism::Ssa(m.clone().with_outlier_globals(0).with_outlier_queries(0))
 }
 
 /// How far each token of one slice is from the mean of its cluster; 0 for those in none.

@@ -44,7 +44,7 @@ fn recipe(mechanism: &str) -> Recipe {
 fn pyramid() -> Recipe {
     let mut recipe = recipe("softmax");
     let landmarks = Landmarks::Random { count: 3, seed: 1 };
-    recipe.mechanism = Mechanism::SoftPp(Soft { landmarks, ..Soft::plus().robust() });
+    recipe.mechanism = Mechanism::SoftPp(Soft::plus().robust().with_landmarks(landmarks));
     recipe.model = ModelRecipe::Pyramid(PyramidRecipe { drop_path: 0.1, ..Default::default() });
     recipe
 }

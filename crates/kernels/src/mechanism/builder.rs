@@ -36,9 +36,9 @@ impl Mechanism {
     ///
     /// ```
     /// use resolvent_kernels::mechanism::*;
-    /// let levy = Score::Levy(PowerLaw { alpha: 1.5, ..PowerLaw::default() });
-    /// let over_clusters = Mechanism::new(levy).structure(Ssa { clusters: Some(16), ..Ssa::default() });
-    /// let diffused = Mechanism::ssa().series(Resolvent { gamma: 0.8, ..Resolvent::default() });
+    /// let levy = Score::Levy(PowerLaw::default().with_alpha(1.5));
+    /// let over_clusters = Mechanism::new(levy).structure(Ssa::default().with_clusters(Some(16)));
+    /// let diffused = Mechanism::ssa().series(Resolvent::default().with_gamma(0.8));
     /// assert_eq!(over_clusters.to_string(), "levy x clustered x row x one-hop");
     /// assert_eq!(diffused.to_string(), "dot-exp x clustered x row x resolvent");
     /// ```

@@ -13,8 +13,8 @@ use crate::{Parameter, Result, Shape};
 ///
 /// ```
 /// use resolvent_kernels::mechanism::*;
-/// let levy = Score::Levy(PowerLaw { alpha: 1.5, ..PowerLaw::default() });
-/// let m = Composed::new(levy).structure(Ssa { clusters: Some(16), ..Ssa::default() }).series(Resolvent::default());
+/// let levy = Score::Levy(PowerLaw::default().with_alpha(1.5));
+/// let m = Composed::new(levy).structure(Ssa::default().with_clusters(Some(16))).series(Resolvent::default());
 /// assert_eq!(m.to_string(), "levy x clustered x row x resolvent");
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

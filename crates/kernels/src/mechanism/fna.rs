@@ -1,6 +1,7 @@
 //! Parameters of fractional neural attention. Equations are those of "Fractional neural attention for efficient
 //! multiscale sequence processing".
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 
 use super::presets::is_false;
@@ -52,8 +53,10 @@ pub enum KappaRule {
 }
 
 /// Fractional neural attention: a power law of the distance, rows normalised.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Fna {
     /// Order of the diffusion. Default 1.2, in [1, 2]; with the `levy` kernel exactly 2 selects the Gaussian. Eq. 9, 10
     /// and 13.

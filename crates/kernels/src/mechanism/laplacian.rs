@@ -1,6 +1,7 @@
 //! LaplacianFormer: a whitened Laplacian kernel, whole or through landmarks. "LaplacianFormer: Rethinking Linear Attention
 //! with Laplacian Kernel".
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -63,8 +64,10 @@ impl WeightScale {
 
 /// Similarities `exp(-|q - k|_1 / lambda)`, centred, whitened and shifted by `1 / n`, every pair of them.
 /// "LaplacianFormer", eq. 3 to 6.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct LaplacianExact {
     /// Bandwidth. Default 4, in [1e-18, 1e18]. Section 4.1.
     pub lambda: f64,
@@ -102,8 +105,10 @@ impl Default for LaplacianExact {
 
 /// [`LaplacianExact`] with its similarities `Cq (k(L, L) + ridge)^-1 Ck^T`, through landmarks `L` among the keys. A fixed
 /// number of them takes linear time. "LaplacianFormer", eq. 7 to 10 and algorithm 2.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Laplacian {
     /// Bandwidth. Default 4, in [1e-18, 1e18]. Section 4.1.
     pub lambda: f64,

@@ -1,5 +1,6 @@
 //! The normalisation: what makes affinities weights. The third of the four values of a mechanism.
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -39,8 +40,10 @@ pub enum Normalisation {
 pub struct Factors {}
 
 /// Fields of [`Normalisation::Row`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Row {
     /// `a`: affinities are first divided by `(n_i n_j)^a`, `n` the sums of the rows. Default 0, in [-100, 100]; anything else
     /// needs as many queries as keys. "Fractional neural attention for efficient multiscale sequence processing", eq. 40 to 42.
@@ -48,8 +51,10 @@ pub struct Row {
 }
 
 /// Fields of [`Normalisation::Frobenius`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Frobenius {
     /// Added to the norm. Default 1e-6; 0 or in [1e-30, 1e30].
     pub eps: f64,
@@ -62,16 +67,20 @@ impl Default for Frobenius {
 }
 
 /// Fields of [`Normalisation::Symmetric`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Symmetric {
     /// Whose degrees divide. Default null = those of landmarks where there are any, else of tokens.
     pub degree: Option<Degree>,
 }
 
 /// Fields of [`Normalisation::Whitened`], as [`LaplacianExact`] has them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Whitened {
     /// Default per-key.
     pub centering: Centering,
@@ -107,8 +116,10 @@ impl Whitened {
 }
 
 /// Fields of [`Normalisation::None`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Unnormalised {
     /// Default unit.
     pub factor: Factor,

@@ -185,7 +185,7 @@ impl Mechanism {
             Self::Ssa(_) => Self::Ssa(fields_of("", fields)?),
             Self::Fna(_) => Self::Fna(fields_of("", fields)?),
             Self::Soft(_) => Self::Soft(fields_of("", fields)?),
-            Self::SoftPp(_) => Self::SoftPp(fields_of::<Soft>("", fields)?.with_degree()),
+            Self::SoftPp(_) => Self::SoftPp(fields_of::<Soft>("", fields)?.with_default_degree()),
             Self::Laplacian(_) => Self::Laplacian(fields_of("", fields)?),
             Self::LaplacianExact(_) => Self::LaplacianExact(fields_of("", fields)?),
             Self::Composed(m) => Self::Composed(m),

@@ -1,5 +1,6 @@
 //! The parameters of every preset, with their defaults, ranges and sources.
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 
 /// The function that turns a logit into an affinity. "Infinite Self-Attention", eq. 11 and table 4.
@@ -37,8 +38,10 @@ pub enum NormBias {
 
 /// Softmax attention, the baseline. A call in which `scale |q|.|k|` could pass 2^34 is refused: its sums of rows have five digits
 /// there, and fewer beyond.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Softmax {
     /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
@@ -50,16 +53,20 @@ pub struct Softmax {
 }
 
 /// The mean of the allowed values: the control that every comparison carries. `q` and `k` give sizes only.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Uniform {
     /// A running mean. Default false.
     pub causal: bool,
 }
 
 /// Pure InfSA: activated affinities over their Frobenius norm. "Infinite Self-Attention", eq. 11 and 12.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Infsa {
     /// Decay. Default 0.7, in [1e-12, 1]. Eq. 6.
     pub gamma: f64,
@@ -84,8 +91,10 @@ impl Default for Infsa {
 
 /// All hops of [`Infsa`] at once, `((I - gamma A)^-1 - I) V`: the limit that "Infinite Self-Attention" (eq. 7, 10, 15)
 /// takes as its template, solved matrix-free.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct InfsaResolvent {
     /// Decay per hop. Default 0.7, in [1e-12, 0.99999].
     pub gamma: f64,
@@ -128,8 +137,10 @@ impl InfsaResolvent {
 }
 
 /// Linear InfSA: one weight per token, one pooled value per head, broadcast. "Infinite Self-Attention", eq. 16 to 21.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct LinearInfsa {
     /// Factor on the pooled value. Default 0.7, in [1e-12, 1]. Eq. 21.
     pub gamma: f64,

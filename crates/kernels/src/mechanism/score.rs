@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -83,8 +84,10 @@ impl PartialEq for Custom {
 }
 
 /// Fields of [`Score::DotExp`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct DotExp {
     /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
@@ -93,8 +96,10 @@ pub struct DotExp {
 }
 
 /// Fields of [`Score::CosineExp`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct CosineExp {
     /// Multiplies the cosine. Default 10; in [1e-18, 1e4].
     pub scale: f64,
@@ -107,16 +112,20 @@ impl Default for CosineExp {
 }
 
 /// Fields of the scores that are a function of `scale q.k`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Dot {
     /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
 }
 
 /// Fields of [`Score::DotSigmoid`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct DotSigmoid {
     /// Multiplies `q.k`. Default null = `head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
@@ -125,16 +134,20 @@ pub struct DotSigmoid {
 }
 
 /// Fields of [`Score::Gaussian`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Gaussian {
     /// Multiplies `|q - k|^2`. Default null = `0.5 head_dim^-0.5`; in [1e-18, 1e18].
     pub scale: Option<f64>,
 }
 
 /// Fields of [`Score::Levy`] and [`Score::Student`], as [`Fna`] has them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct PowerLaw {
     /// Order of the diffusion. Default 1.2, in [1, 2]; exactly 2 makes [`Score::Levy`] the Gaussian.
     pub alpha: f64,
@@ -154,8 +167,10 @@ impl Default for PowerLaw {
 }
 
 /// Fields of [`Score::Laplacian`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Bandwidth {
     /// Divides the distance. Default 4; in [1e-18, 1e18].
     pub lambda: f64,

@@ -1,5 +1,6 @@
 //! The series: how many hops over the graph of tokens. The last of the four values of a mechanism.
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -26,8 +27,10 @@ pub enum Series {
 }
 
 /// Fields of [`Series::OneHop`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct OneHop {
     /// The decay. Default 1; in [1e-12, 1].
     pub gamma: f64,
@@ -40,8 +43,10 @@ impl Default for OneHop {
 }
 
 /// Fields of [`Series::Hops`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Hops {
     /// How many. Default 2; 1 to 64.
     pub count: usize,
@@ -56,8 +61,10 @@ impl Default for Hops {
 }
 
 /// Fields of [`Series::Resolvent`], as [`InfsaResolvent`] has them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Resolvent {
     /// The decay of every hop. Default 0.7; in [1e-12, 0.99999].
     pub gamma: f64,
@@ -75,8 +82,10 @@ impl Default for Resolvent {
 }
 
 /// Fields of [`Series::Limit`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Limit {
     /// The decay. Default 0.7; in [1e-12, 1].
     pub gamma: f64,

@@ -1,5 +1,6 @@
 //! SOFT and SOFT++: a Gaussian kernel through landmarks. "Softmax-free Linear Transformers".
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -22,8 +23,10 @@ pub enum Degree {
 /// `out = P^T Y P v` with `P` the Gaussian kernel between landmarks and tokens and `Y` the inverse of that among the
 /// landmarks; `soft-pp` scales `Y` by the landmarks' degrees on both sides. Queries are keys, and rows do not sum to one.
 /// "Softmax-free Linear Transformers", eq. 5 to 10 and 17.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Soft {
     /// Where the landmarks come from. Default `pool` with ratio 4. Section 3.2.
     pub landmarks: Landmarks,
@@ -83,7 +86,7 @@ impl Soft {
     }
 
     /// The same with degrees: over the landmarks, unless it says otherwise.
-    pub(super) fn with_degree(self) -> Self {
+    pub(super) fn with_default_degree(self) -> Self {
         Self { degree: Some(self.degree.unwrap_or_default()), ..self }
     }
 

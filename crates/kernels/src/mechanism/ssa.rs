@@ -1,5 +1,6 @@
 //! Spectral sparse attention: its parameters, their ranges, and what they cannot be combined with.
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
 
 use super::valid::{check, check_scale};
@@ -17,8 +18,10 @@ const MAX_ROUNDS: usize = 1_000_000;
 /// Softmax attention on a clustered graph: every edge within a cluster, and a few edges, or one mean token, for each
 /// cluster beyond. "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with
 /// Provable Guarantees".
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Ssa {
     /// Clusters asked for. Default null = `round(sqrt(seq_kv))`; 1 to 2^31, at most one per token is made. Algorithm 1.
     pub clusters: Option<usize>,

@@ -1,5 +1,6 @@
 //! The structure: how the operator on the graph of tokens is held. The second of the four values of a mechanism.
 
+use derive_setters::Setters;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
@@ -30,8 +31,10 @@ pub enum Structure {
 }
 
 /// Fields of [`Structure::Dense`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Dense {
     /// Query `i` sees key `j` only if their positions differ by less, the last query and the last key being at one position.
     /// Default null = every key; at least 1.
@@ -75,8 +78,10 @@ impl Serialize for Clustered {
 }
 
 /// Fields of [`Structure::Nystrom`], as [`Soft`] has them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Nystrom {
     /// Where landmarks come from; made of the keys. Default `{"kind": "pool", "ratio": 4}`.
     pub landmarks: Landmarks,
@@ -151,8 +156,10 @@ pub enum FeatureMap {
 }
 
 /// Fields of [`Structure::Features`]. Rows are multiplied by the root of the score's scale before they are mapped.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Features {
     /// Default elu.
     pub map: FeatureMap,
@@ -177,8 +184,10 @@ impl Features {
 }
 
 /// Fields of [`Structure::Pooled`], as [`LinearInfsa`] has them; with the constant score, the mean of the values.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
 pub struct Pooled {
     /// Steps of the power method. Default 1; 1 to 64.
     pub iterations: usize,

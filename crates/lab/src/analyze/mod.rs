@@ -32,10 +32,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
-use resolvent_kernels::{
-    Mechanism, Shape,
-    mechanism::{Fna, Kappa},
-};
+use resolvent_kernels::{Mechanism, Shape, mechanism::Kappa};
 
 use crate::{Error, Result, compare::MemoryProbe, environment::Environment};
 use graph::{Baseline, Head, diagnose};
@@ -336,7 +333,7 @@ fn alone(mechanism: &Mechanism, shape: &Shape) -> Mechanism {
     let Mechanism::Fna(fna) = mechanism else { return mechanism.clone() };
     let among = fna.resolve(shape.head_dim, shape.heads);
     let (kappa, intrinsic_dim) = (Some(Kappa::Value(among.kappa)), Some(among.intrinsic_dim));
-    Mechanism::Fna(Fna { kappa, intrinsic_dim, ..fna.clone() })
+    Mechanism::Fna(fna.clone().with_kappa(kappa).with_intrinsic_dim(intrinsic_dim))
 }
 
 /// Writes what was found on one sequence, and keeps its numbers.

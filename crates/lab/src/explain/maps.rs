@@ -8,7 +8,7 @@
 
 use resolvent_kernels::{
     ClusterPlan, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy,
-    mechanism::{Activation, LinearInfsa},
+    mechanism::Activation,
 };
 
 use crate::{Result, subject::LayerCall};
@@ -34,7 +34,7 @@ impl<'a> LayerAttention<'a> {
     pub fn new(call: &'a LayerCall) -> Result<Self> {
         // The graph has a row per token, also where the mechanism would return a common row once.
         let mechanism = match call.mechanism.clone() {
-            Mechanism::LinearInfsa(m) => Mechanism::LinearInfsa(LinearInfsa { broadcast: true, ..m }),
+            Mechanism::LinearInfsa(m) => Mechanism::LinearInfsa(m.with_broadcast(true)),
             other => other,
         };
         let operator = Operator::new(&mechanism, Shape { value_dim: 1, ..call.shape }, false, Strategy::Auto)?;

@@ -1,6 +1,6 @@
 //! Mechanisms of one paper, which share their settings.
 
-use resolvent_kernels::{Mechanism, mechanism::Soft};
+use resolvent_kernels::Mechanism;
 
 /// Whether two mechanisms are of one family: the same, or `soft` and `soft-pp`, or `laplacian` and `laplacian-exact`.
 pub(super) fn related(a: &Mechanism, b: &Mechanism) -> bool {
@@ -17,9 +17,9 @@ pub(super) fn related(a: &Mechanism, b: &Mechanism) -> bool {
 pub fn with_settings_of(own: Option<&Mechanism>, mechanism: Mechanism) -> Mechanism {
     match (own, &mechanism) {
         (Some(Mechanism::Soft(own)), Mechanism::SoftPp(preset)) => {
-            Mechanism::SoftPp(Soft { degree: preset.degree, ..own.clone() })
+            Mechanism::SoftPp(own.clone().with_degree(preset.degree))
         }
-        (Some(Mechanism::SoftPp(own)), Mechanism::Soft(_)) => Mechanism::Soft(Soft { degree: None, ..own.clone() }),
+        (Some(Mechanism::SoftPp(own)), Mechanism::Soft(_)) => Mechanism::Soft(own.clone().with_degree(None)),
         (Some(Mechanism::Laplacian(own)), Mechanism::LaplacianExact(_)) => Mechanism::LaplacianExact(own.exact()),
         (Some(own), _) if own.id() == mechanism.id() => own.clone(),
         _ => mechanism,

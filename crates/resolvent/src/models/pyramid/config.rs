@@ -279,10 +279,9 @@ fn with_windows(mechanism: Mechanism, ratio: usize, count: Option<usize>) -> Mec
         (Landmarks::Stride { .. }, None) => Landmarks::Stride { ratio },
         (counted, _) => counted,
     };
-    let soft = |m: Soft| Soft {
-        landmarks: if whole { Landmarks::All } else { windows(m.landmarks) },
-        landmark_act: m.landmark_act && !whole,
-        ..m
+    let soft = |m: Soft| {
+        let (landmarks, act) = (if whole { Landmarks::All } else { windows(m.landmarks) }, m.landmark_act && !whole);
+        m.with_landmarks(landmarks).with_landmark_act(act)
     };
     match mechanism {
         Mechanism::Soft(m) => Mechanism::Soft(soft(m)),

@@ -148,7 +148,7 @@ fn laplacian(depths: [usize; 4]) -> PyramidConfig {
     for (stage, mlp_ratio) in stages.iter_mut().zip([8, 8, 4, 4]) {
         (stage.mlp_ratio, stage.value_conv) = (mlp_ratio, ValueConv::PerChannel { side: 3 });
     }
-    let mechanism = Mechanism::Laplacian(Laplacian { weight_scale: WeightScale::InvN, ..Default::default() });
+    let mechanism = Mechanism::Laplacian(Laplacian::default().with_weight_scale(WeightScale::InvN));
     let base = pyramid(mechanism, EmbeddingKind::Patches, stages);
     PyramidConfig { positions: Positions::Rotary, ..base }
 }
