@@ -331,7 +331,7 @@ impl Mechanism {
     }
 
     /// Whether one mask is for queries and keys alike.
-    pub(crate) const fn masks_tokens_once(&self) -> bool {
+    pub const fn masks_tokens_once(&self) -> bool {
         matches!(self, Self::Soft(_) | Self::SoftPp(_))
     }
 

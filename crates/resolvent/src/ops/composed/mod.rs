@@ -17,7 +17,7 @@ mod nystrom;
 mod pooled;
 mod score;
 mod series;
-mod soft;
+mod value_filter;
 mod whitened;
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
@@ -65,7 +65,6 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape:
     let (out, lse) = match mechanism {
         Mechanism::Uniform(_) => (pooled::uniform(&call), None),
         Mechanism::LinearInfsa(m) => (pooled::linear_infsa(&call, m, decay), None),
-        Mechanism::Soft(m) | Mechanism::SoftPp(m) => (soft::soft(&call, m, mechanism.id(), &inputs.extras)?, None),
         _ => four_values(&call, inputs, mechanism, mask, decay)?,
     };
     Ok(Output { out: out.cast(FloatDType::from(dtype)), lse })
@@ -98,6 +97,10 @@ fn four_values(
         Structure::Features(structure) => (features::hop(call, structure, affinity.scale()), None),
         _ => return Err(unsupported(id, "this structure with Strategy::Composed").into()),
     };
+    let hop = match value_filter::of(call, mechanism, &m, extras) {
+        Some(filter) => hop.with_filter(filter),
+        None => hop,
+    };
     let out = series::apply(call, &m.series, &hop, decay, id)?;
     let Shape { batch, heads, seq_q, .. } = call.shape;
     let has_lse = matches!(mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
@@ -128,7 +131,9 @@ impl Call {
     fn new(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, shape: Shape) -> Self {
         let Shape { batch, seq_q, seq_kv, .. } = shape;
         let no_key = mask.key.as_ref().map(|keep| keep.clone().bool_not().reshape([batch, 1, 1, seq_kv]));
-        let no_query = mask.query.as_ref().map(|keep| keep.clone().bool_not().reshape([batch, 1, seq_q, 1]));
+        // Tokens that are queries and keys have one mask.
+        let query = if mechanism.masks_tokens_once() { &mask.key } else { &mask.query };
+        let no_query = query.as_ref().map(|keep| keep.clone().bool_not().reshape([batch, 1, seq_q, 1]));
         let no_key_row = no_key.clone().map(|mask| mask.swap_dims(2, 3));
         let k = inputs.k.as_ref().unwrap_or(&inputs.q);
         Self {

@@ -1,7 +1,7 @@
 //! Affinities through landmarks: `G = Cq X Ck^T`, and its normalisations.
 
 use burn::tensor::Tensor;
-use resolvent_kernels::{Parameter, Result};
+use resolvent_kernels::Result;
 
 use super::{
     super::Extras,
@@ -10,7 +10,6 @@ use super::{
     landmarks::{Marks, Method, Producer, activate, identity},
     root,
     score::Affinity,
-    soft::filtered,
     unsupported, whitened,
 };
 use crate::{
@@ -30,22 +29,14 @@ struct Landmarked {
 
 /// One hop.
 pub(super) fn hop<'a>(
-    call: &'a Call,
+    call: &Call,
     affinity: &Affinity<'_>,
-    m: &'a Nystrom,
+    m: &Nystrom,
     normalisation: &Normalisation,
-    extras: &'a Extras,
+    extras: &Extras,
     mechanism: &Mechanism,
 ) -> Result<Hop<'a>> {
-    let factors = Landmarked::of(call, affinity, m, normalisation, extras, mechanism)?;
-    let hop = factors.normalised(call, normalisation, mechanism)?;
-    Ok(match extras.like(Parameter::ValueWeight, &call.v) {
-        Some(weight) => {
-            let filtered = move |v: &Tensor<4>| filtered(call, v, (m.value_conv, m.grid), &weight);
-            hop.with_filter(Box::new(move |v| absent(call.of_keys(filtered(v)), &call.no_query)))
-        }
-        None => hop,
-    })
+    Landmarked::of(call, affinity, m, normalisation, extras, mechanism)?.normalised(call, normalisation, mechanism)
 }
 
 impl Landmarked {
