@@ -45,3 +45,8 @@ pub use scratch::Scratch;
 pub use series::Convergence;
 pub use structure::clustered::{Certificate, PlanMatrices};
 pub use tol::{Tol, relative_distance};
+
+/// The examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

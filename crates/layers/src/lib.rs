@@ -17,3 +17,8 @@ pub use linear::{LinearGradients, linear, linear_backward};
 pub use mlp::{MlpGradients, MlpWeights, mlp, mlp_backward};
 pub use resolvent_kernels::{Error, Result};
 pub use ternary::TernaryMatrix;
+
+/// The examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
