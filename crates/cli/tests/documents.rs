@@ -1,6 +1,6 @@
 //! Tables in the documents are what the program prints, and the documents agree with each other.
 //!
-//! `RESOLVENT_WRITE_DOCUMENTS=1 cargo test --release -p resolvent-cli --test documents` writes the tables anew.
+//! `RESOLVENT_WRITE_DOCUMENTS=1 cargo test --release --workspace --test documents` writes the tables anew.
 
 mod support;
 
