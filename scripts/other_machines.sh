@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What can be said here about machines of another kind: the kernels' tests on ARM, emulated, so that NEON computes and is not
+# What can be said here about machines of another kind: the tests of kernels and layers on ARM, emulated, so that NEON computes and is not
 # only compiled; and type checks for WebAssembly, Windows and macOS. A part that cannot run is named and skipped.
 # `--whole` runs every test on ARM instead of a sample.
 set -euo pipefail
@@ -20,16 +20,17 @@ fi
 if ! rustup target add "$arm"; then
     skipped "the target $arm cannot be installed"
 elif ! emulates; then
-    cargo check --release -p resolvent-kernels --target "$arm" --locked
+    cargo check --release -p resolvent-kernels -p resolvent-layers --target "$arm" --locked
 else
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
     cargo test --release -p resolvent-kernels --target "$arm" --locked "${tests[@]}"
+    cargo test --release -p resolvent-layers --target "$arm" --locked --tests
 fi
 
-# WebAssembly has no files and no threads that a program could count on: the kernels alone.
+# WebAssembly has no files and no threads that a program could count on: the kernels and layers alone.
 if rustup target add wasm32-unknown-unknown; then
-    cargo check --release -p resolvent-kernels --target wasm32-unknown-unknown --locked
+    cargo check --release -p resolvent-kernels -p resolvent-layers --target wasm32-unknown-unknown --locked
 else
     skipped "the target wasm32-unknown-unknown cannot be installed"
 fi

@@ -18,7 +18,7 @@ fn commit() -> Option<String> {
     let hash = git(&["rev-parse", "--short=12", "HEAD"])?;
     // Both would otherwise be what they were at the first build.
     let moves = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
-    let sources = ["kernels", "graph", "resolvent", "lab", "cli"].map(|name| format!("../{name}/src"));
+    let sources = ["kernels", "layers", "graph", "resolvent", "lab", "cli"].map(|name| format!("../{name}/src"));
     for path in sources.iter().chain([&moves]).filter(|path| Path::new(path).exists()) {
         println!("cargo:rerun-if-changed={path}");
     }

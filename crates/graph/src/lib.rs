@@ -69,3 +69,8 @@ pub use reversible::{
 pub use sharpness::{matched_bandwidth, neighbour_dimension, perplexity, row_perplexity};
 pub use solver::Solver;
 pub use spectrum::{Eigenpair, Power, perron, spectral_norm, spectral_radius, subdominant_ratio};
+
+/// The examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -14,11 +14,10 @@ mod engine;
 mod error;
 #[doc(hidden)]
 pub mod inner;
-mod layers;
 mod linalg;
 pub mod mechanism;
 mod operator;
-mod parallel;
+pub mod parallel;
 mod plan;
 mod random;
 mod random_features;
@@ -30,7 +29,6 @@ mod scratch;
 mod series;
 pub mod simd;
 mod structure;
-mod ternary;
 mod tol;
 
 pub use cache::Cache;
@@ -40,15 +38,15 @@ pub use call::{
 };
 pub use element::Element;
 pub use error::{Error, Result};
-pub use layers::{
-    LayerNormGradients, LinearGradients, MlpGradients, MlpWeights, gelu, gelu_backward, layer_norm,
-    layer_norm_backward, linear, linear_backward, mlp, mlp_backward,
-};
 pub use mechanism::Mechanism;
 pub use operator::{Operator, TokenWeights, plan};
 pub use plan::{Plan, Strategy};
 pub use scratch::Scratch;
 pub use series::Convergence;
 pub use structure::clustered::{Certificate, PlanMatrices};
-pub use ternary::TernaryMatrix;
 pub use tol::{Tol, relative_distance};
+
+/// The examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -18,7 +18,7 @@ pub(crate) fn workers(tasks: usize) -> usize {
 
 /// The least number of items that a task of short ones is worth a thread for: `least`, or all of them where there is but one
 /// thread, which a caller outside the pool would have to wake and wait for.
-pub(crate) fn grain(least: usize) -> usize {
+pub fn grain(least: usize) -> usize {
     if rayon::current_num_threads() == 1 { usize::MAX } else { least }
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn for_each_item<T: Send>(
 }
 
 /// A buffer whose disjoint parts are written by different tasks.
-pub(crate) struct Parts<'a, T> {
+pub struct Parts<'a, T> {
     data: *mut T,
     len: usize,
     owner: PhantomData<&'a mut [T]>,
@@ -78,14 +78,17 @@ pub(crate) struct Parts<'a, T> {
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
-    pub(crate) fn new(buffer: &'a mut [T]) -> Self {
+    /// The parts of `buffer`, which nobody else reads or writes meanwhile.
+    pub fn new(buffer: &'a mut [T]) -> Self {
         Self { data: buffer.as_mut_ptr(), len: buffer.len(), owner: PhantomData }
     }
 
+    /// The elements in `range`.
+    ///
     /// # Safety
     /// No two parts that are alive at the same time may overlap.
     #[allow(clippy::mut_from_ref)] // the point of the type; see the contract
-    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+    pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: in bounds of a buffer borrowed for 'a; not aliased by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }

@@ -5,10 +5,7 @@ mod support;
 #[path = "support/threads.rs"]
 mod threads;
 
-use resolvent_kernels::{
-    Mechanism, MlpWeights, Shape, Strategy, TernaryMatrix, Tol, layer_norm, layer_norm_backward, linear,
-    linear_backward, mlp, mlp_backward, simd::Level,
-};
+use resolvent_kernels::{Mechanism, Shape, Strategy, Tol, simd::Level};
 use support::{
     problem::assert_solution,
     random::{VARIANTS, problem},
@@ -75,34 +72,4 @@ fn tasks_of_landmarks() {
 #[test]
 fn tasks_of_pooling() {
     check(r#"{"mechanism": "linear-infsa", "eps": 0.125}"#, alone(1030));
-}
-
-fn numbers(len: usize) -> Vec<f32> {
-    (0..len).map(|i| (i as f32 * 0.7311).sin()).collect()
-}
-
-/// The layers around attention leave no element unwritten.
-#[test]
-fn layers() {
-    let (rows, inputs, hidden, outputs) = (1030, 3, 5, 2); // two blocks of tokens and more
-    let (x, dout) = (numbers(rows * inputs), numbers(rows * outputs));
-    let (weight_in, bias_in, weight_out, bias_out) =
-        (numbers(inputs * hidden), numbers(hidden), numbers(hidden * outputs), numbers(outputs));
-    let weights = MlpWeights { weight_in: &weight_in, bias_in: &bias_in, weight_out: &weight_out, bias_out: &bias_out };
-    on_threads(2, || {
-        let y = linear(rows, &x, &weight_in, &bias_in);
-        let gradients = linear_backward(rows, &x, &weight_in, &y, hidden, [true; 3]);
-        let (whole, kept) = mlp(rows, &x, &weights, true).unwrap();
-        assert_eq!(whole, mlp(rows, &x, &weights, false).unwrap().0);
-        assert_eq!(kept, y, "the hidden layer is the linear layer");
-        let through = mlp_backward(rows, &x, &kept, &weights, &dout).unwrap();
-        let normed = layer_norm(&x, &[1.0; 3], &[0.0; 3], 1e-5).unwrap();
-        let normed_back = layer_norm_backward(&x, &[1.0; 3], &normed, 1e-5).unwrap();
-        let matrix = TernaryMatrix::quantise(&weight_in, [hidden, inputs]).unwrap();
-        let mut ternary = vec![f32::NAN; rows * hidden];
-        matrix.forward(&x, None, &mut ternary).unwrap();
-        for written in [gradients.dx.unwrap(), gradients.dweight.unwrap(), through.dx, normed_back.dx, ternary] {
-            assert!(written.iter().all(|x| x.is_finite()));
-        }
-    });
 }

@@ -78,7 +78,7 @@ pub fn weight_bytes(parameters: f64, bits: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use resolvent_kernels::TernaryMatrix;
+    use resolvent_layers::TernaryMatrix;
 
     use super::*;
 

@@ -82,7 +82,7 @@ struct Peer {
 
 impl Peer {
     fn start(python: &str) -> Self {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/peers/vit.py");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/vit.py");
         let sizes = [THREADS, BATCH, PIXELS, PATCH, DIM, DEPTH, HEADS, MLP_DIM, CLASSES];
         let mut child = Command::new(python)
             .arg(script)

@@ -15,8 +15,15 @@
 //! assert_eq!(output.out.dims(), [2, 4, 10, 8]);
 //! # Ok::<(), resolvent::Error>(())
 //! ```
+//!
+//! Programs of a page, in `examples/`: `attend` (this, with gradients), `swap_attention` (Burn's module replaced, its weights kept),
+//! `long_sequence` (the memory that it takes), `cached_decoding` (token by token), `training_loop` (a model and a loop of your own).
+//!
+//! Features: `safetensors` (weights in files, the module `convert`) and `x86-v4` (AVX-512 in Burn's products) are on by default;
+//! `wgpu`, `cuda`, `metal`, `rocm` and `vulkan` are Burn's devices beside the CPU.
 
 pub mod attention;
+#[cfg(feature = "safetensors")]
 pub mod convert;
 mod error;
 pub mod models;
@@ -32,5 +39,5 @@ pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter,
 
 /// The examples of the README compile and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

@@ -12,11 +12,11 @@ use resolvent::{
     models::{LanguageConfig, TextConfig, VitConfig},
     ternary::{Layers, Packed, matrices},
 };
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 use safetensors::{Dtype, SafeTensors};
 
 fn stored(name: &str) -> (Vec<usize>, Vec<f32>) {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/tests/data/ssa/ternary_linear.safetensors");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../layers/tests/data/ternary_linear.safetensors");
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let tensor = file.tensor(name).unwrap();

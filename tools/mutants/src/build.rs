@@ -1,4 +1,4 @@
-//! Compiles the kernels and their tests with all mutants at once, without those that do not compile.
+//! Compiles a package and its tests with all mutants at once, without those that do not compile.
 
 use std::{
     collections::BTreeSet,
@@ -32,15 +32,17 @@ pub struct Binary {
     pub path: PathBuf,
 }
 
-/// The workspace that holds the changed copy of the kernels.
+/// The workspace that holds the changed copy of the package.
 struct Copy {
     root: PathBuf,
+    /// Of the package, `kernels` for `resolvent-kernels`.
+    name: String,
     sources: PathBuf,
     folder: PathBuf,
 }
 
-pub fn build(root: &Path, mut mutants: Vec<Mutant>) -> Result<Build, Error> {
-    let copy = Copy::create(root)?;
+pub fn build(root: &Path, package: &str, mut mutants: Vec<Mutant>) -> Result<Build, Error> {
+    let copy = Copy::create(root, package)?;
     let all = mutants.len();
     loop {
         let switched = copy.write(&mutants)?;
@@ -99,30 +101,35 @@ struct Output {
 }
 
 impl Copy {
-    /// A workspace of the kernels alone, with the versions of this one, under `target`.
-    fn create(root: &Path) -> Result<Self, Error> {
-        let folder = root.join("target/mutants");
-        let package = folder.join("kernels");
+    /// A workspace of the package alone, with the versions of this one, under `target`. What the package stands on is linked.
+    fn create(root: &Path, name: &str) -> Result<Self, Error> {
+        let folder = root.join("target/mutants").join(name);
+        let original = root.join("crates").join(name);
+        let package = folder.join("crates").join(name);
         fs::create_dir_all(package.join("src"))?;
+        let kernels = folder.join("crates/kernels");
+        if !kernels.exists() {
+            std::os::unix::fs::symlink(root.join("crates/kernels"), kernels)?;
+        }
         let workspace = fs::read_to_string(root.join("Cargo.toml"))?;
-        let members =
-            workspace.lines().map(|line| if line.starts_with("members") { "members = [\"kernels\"]" } else { line });
-        let workspace = members.collect::<Vec<_>>().join("\n") + PROFILE;
+        let members = format!("members = [\"crates/{name}\"]");
+        let workspace = workspace.lines().map(|line| if line.starts_with("members") { &members } else { line });
+        let workspace = workspace.collect::<Vec<_>>().join("\n") + &profile(name);
         fs::write(folder.join("Cargo.toml"), workspace)?;
         fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
-        let manifest = fs::read_to_string(root.join("crates/kernels/Cargo.toml"))?;
+        let manifest = fs::read_to_string(original.join("Cargo.toml"))?;
         // Neither the benchmarks nor the lints.
         fs::write(package.join("Cargo.toml"), manifest.split("[[bench]]").next().unwrap_or_default())?;
         let tests = package.join("tests");
         if !tests.exists() {
-            std::os::unix::fs::symlink(root.join("crates/kernels/tests"), tests)?;
+            std::os::unix::fs::symlink(original.join("tests"), tests)?;
         }
-        Ok(Self { root: root.into(), sources: root.join("crates/kernels/src"), folder })
+        Ok(Self { root: root.into(), name: name.into(), sources: original.join("src"), folder })
     }
 
     /// Writes the sources with `mutants`; returns them by their paths below the folder of sources.
     fn write(&self, mutants: &[Mutant]) -> Result<Vec<(String, String)>, Error> {
-        let target = self.folder.join("kernels/src");
+        let target = self.folder.join("crates").join(&self.name).join("src");
         // Files that have been moved since the last time would be modules twice.
         for path in find::files(&target)? {
             if !self.sources.join(path.strip_prefix(&target)?).exists() {
@@ -158,7 +165,7 @@ impl Copy {
             .output()?;
         let messages = String::from_utf8_lossy(&output.stdout);
         let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).collect::<Vec<_>>();
-        let errors: Vec<_> = messages.iter().flat_map(places).collect();
+        let errors: Vec<_> = messages.iter().flat_map(|message| places(&self.name, message)).collect();
         if !output.status.success() && errors.is_empty() {
             return Err("cargo failed".into());
         }
@@ -166,8 +173,10 @@ impl Copy {
     }
 }
 
-/// The kernels are compiled with less effort than what they stand on: to compile them takes longer than to test them.
-const PROFILE: &str = "\n[profile.release.package.resolvent-kernels]\nopt-level = 1\n";
+/// The package is compiled with less effort than what it stands on: to compile the kernels takes longer than to test them.
+fn profile(name: &str) -> String {
+    format!("\n[profile.release.package.resolvent-{name}]\nopt-level = 1\n")
+}
 
 /// Leaves a file as it is that holds `text` already, so that it is not compiled again.
 fn write_changed(path: &Path, text: &str) -> Result<(), Error> {
@@ -179,14 +188,14 @@ fn write_changed(path: &Path, text: &str) -> Result<(), Error> {
 }
 
 /// Where the error that cargo tells of is, in files of the copy.
-fn places(message: &Value) -> Vec<Place> {
+fn places(package: &str, message: &Value) -> Vec<Place> {
     let diagnostic = &message["message"];
     if message["reason"] != "compiler-message" || diagnostic["level"] != "error" {
         return Vec::new();
     }
     let spans = diagnostic["spans"].as_array().into_iter().flatten();
     let place = |span: &Value| {
-        let (_, file) = span["file_name"].as_str()?.split_once("kernels/src/")?;
+        let (_, file) = span["file_name"].as_str()?.split_once(&format!("{package}/src/"))?;
         let at = |name: &str| span[name].as_u64().map(|at| at as usize);
         Some(Place { file: file.into(), range: at("byte_start")?..at("byte_end")? })
     };

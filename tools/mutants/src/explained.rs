@@ -1,6 +1,6 @@
-//! Mutants that change nothing a test could see, each with the reason: `equivalent.txt`.
+//! Mutants that change nothing a test could see, each with the reason: a file of `equivalent/` for each package.
 //!
-//! Entries are separated by empty lines. The first line names the file below `crates/kernels/src`, the second repeats the
+//! Entries are separated by empty lines. The first line names the file below the package's `src`, the second repeats the
 //! line of source, the third tells the change, as it is printed; the rest is the reason. A `#` begins a comment.
 
 use std::{fs, path::Path};

@@ -19,7 +19,7 @@ use crate::{Error, operators};
 /// A change in one place.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Mutant {
-    /// Path below `crates/kernels/src`.
+    /// Path below the package's `src`.
     pub file: String,
     pub line: usize,
     /// The bytes of the file that the change replaces.

@@ -1,6 +1,6 @@
-//! Mutation testing of `resolvent-kernels`: does any test notice when an operator, a constant or a statement is changed?
+//! Mutation testing of `resolvent-kernels` and `resolvent-layers`: does any test notice when an operator, a constant or a statement is changed?
 //!
-//! All sampled mutants are compiled at once, each behind a switch that the environment sets, so that the kernels are
+//! All sampled mutants are compiled at once, each behind a switch that the environment sets, so that a package is
 //! compiled once and not once per mutant. See `docs/testing.md`.
 
 mod build;
@@ -30,10 +30,12 @@ fn main() -> ExitCode {
 
 fn mutate(options: &Options) -> Result<ExitCode, Error> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).canonicalize()?;
-    let all = find::in_folder(&root.join("crates/kernels/src"), options.only.as_deref())?;
-    let explained = Explained::read(&root.join("tools/mutants/equivalent.txt"))?;
+    let package = &options.package;
+    let all = find::in_folder(&root.join("crates").join(package).join("src"), options.only.as_deref())?;
+    let list = format!("tools/mutants/equivalent/{package}.txt");
+    let explained = Explained::read(&root.join(&list))?;
     if let Some(stale) = explained.unmatched(&all).filter(|_| options.only.is_none()) {
-        return Err(format!("tools/mutants/equivalent.txt explains what is no mutant (any more): {stale}").into());
+        return Err(format!("{list} explains what is no mutant (any more): {stale}").into());
     }
     println!("{} mutants in {} files", all.len(), sample::files(&all));
     let chosen = match &options.again {
@@ -44,7 +46,7 @@ fn mutate(options: &Options) -> Result<ExitCode, Error> {
         chosen.iter().for_each(|mutant| println!("{mutant}"));
         return Ok(ExitCode::SUCCESS);
     }
-    let Build { mutants, binaries, programs, uncompiled } = build::build(&root, chosen)?;
+    let Build { mutants, binaries, programs, uncompiled } = build::build(&root, package, chosen)?;
     println!("{} compiled, {uncompiled} did not", mutants.len());
     let verdicts = run::judge(&mutants, &explained, &binaries, options);
     std::fs::remove_dir_all(programs)?;

@@ -2,9 +2,11 @@
 
 use crate::Error;
 
-const USAGE: &str = "usage: resolvent-mutants [--sample N] [--seed N] [--min PERCENT] [--jobs N] [--only PART-OF-PATH] [--again FILE] [--list]";
+const USAGE: &str = "usage: resolvent-mutants [--package kernels|layers] [--sample N] [--seed N] [--min PERCENT] [--jobs N] [--only PART-OF-PATH] [--again FILE] [--list]";
 
 pub struct Options {
+    /// The folder in `crates` of the package to change. Default `kernels`.
+    pub package: String,
     /// Mutants to try. Default 40.
     pub sample: usize,
     /// Chooses them. Default 1.
@@ -24,11 +26,14 @@ pub struct Options {
 impl Options {
     pub fn from_args() -> Result<Self, Error> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let mut options = Self { sample: 40, seed: 1, min: 0.0, jobs: cores, only: None, again: None, list: false };
+        let package = "kernels".to_owned();
+        let mut options =
+            Self { package, sample: 40, seed: 1, min: 0.0, jobs: cores, only: None, again: None, list: false };
         let mut args = std::env::args().skip(1);
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value; {USAGE}"));
             match arg.as_str() {
+                "--package" => options.package = value()?,
                 "--sample" => options.sample = value()?.parse()?,
                 "--seed" => options.seed = value()?.parse()?,
                 "--min" => options.min = value()?.parse()?,

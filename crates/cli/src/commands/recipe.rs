@@ -43,15 +43,15 @@ pub struct RecipeArgs {
 }
 
 /// The recipes that need no file.
-const SHAPES: &str = include_str!("../../../../configs/shapes.toml");
-const PICTURES: &str = include_str!("../../../../configs/pictures.toml");
-const FASHION_MNIST: &str = include_str!("../../../../configs/fashion-mnist.toml");
-const CIFAR10: &str = include_str!("../../../../configs/cifar10.toml");
-const LISTOPS: &str = include_str!("../../../../configs/listops.toml");
-const IMDB: &str = include_str!("../../../../configs/imdb.toml");
-const MULTI30K: &str = include_str!("../../../../configs/multi30k-small.toml");
-const LANGUAGE: &str = include_str!("../../../../configs/language.toml");
-const TEXT: &str = include_str!("../../../../configs/text.toml");
+const SHAPES: &str = include_str!("../../configs/shapes.toml");
+const PICTURES: &str = include_str!("../../configs/pictures.toml");
+const FASHION_MNIST: &str = include_str!("../../configs/fashion-mnist.toml");
+const CIFAR10: &str = include_str!("../../configs/cifar10.toml");
+const LISTOPS: &str = include_str!("../../configs/listops.toml");
+const IMDB: &str = include_str!("../../configs/imdb.toml");
+const MULTI30K: &str = include_str!("../../configs/multi30k-small.toml");
+const LANGUAGE: &str = include_str!("../../configs/language.toml");
+const TEXT: &str = include_str!("../../configs/text.toml");
 
 impl RecipeArgs {
     /// The recipe to begin with: that of `--config`, else a built-in one.

@@ -8,7 +8,7 @@ impl Level {
     /// Runs `op` compiled for this level. A level that the processor lacks runs the portable code; `Operator` refuses
     /// such a level before it gets here.
     #[inline]
-    pub(crate) fn dispatch<Op: WithSimd>(self, op: Op) -> Op::Output {
+    pub fn dispatch<Op: WithSimd>(self, op: Op) -> Op::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => match pulp::x86::V4::try_new() {

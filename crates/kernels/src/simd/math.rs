@@ -87,7 +87,7 @@ pub(crate) fn arc<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 
 /// The normal distribution at `x`: `(Phi(x), Phi'(x))`, within 1e-6 of the smaller tail.
 #[inline(always)]
-pub(crate) fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+pub fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let (one, zero) = (simd.splat_f32s(1.0), simd.splat_f32s(0.0));
     let a = simd.abs_f32s(x);
     // exp(-a^2/2) as a power of two; beyond |x| = 14 the tail is below the smallest f32.

@@ -1,4 +1,4 @@
-//! Run-time choice of the instruction set.
+//! Run-time choice of the instruction set: kernels are generic over [`Simd`], and [`Level::dispatch`] runs them.
 
 mod dispatch;
 pub(crate) mod distance;
@@ -8,6 +8,10 @@ pub(crate) mod rows;
 pub(crate) mod stream;
 
 use std::sync::OnceLock;
+
+pub use pulp::{Simd, WithSimd};
+
+pub use self::math::normal;
 
 use crate::{Error, Result};
 

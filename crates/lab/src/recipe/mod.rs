@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_recipes_that_come_along_are_valid() {
-        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs"));
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../cli/configs"));
         let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(files.len() >= 4, "{files:?}");
         for file in files {

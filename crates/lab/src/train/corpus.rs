@@ -8,7 +8,7 @@ use resolvent::{
     Strategy,
     models::{LanguageConfig, LanguageModel, TextConfig},
 };
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 
 use super::{
     Part, Task, TaskData, judged::Judged, model::mean_gammas, packed::of_blocks, pictures::wrong_kind,

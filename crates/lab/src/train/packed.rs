@@ -1,7 +1,7 @@
 //! What the ternary weights of a model take.
 
 use resolvent::models::Block;
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use burn::tensor::{Bytes, Device, Int, Tensor};
 use resolvent::models::{Search, Translator};
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 
 use super::{
     Part, Task, TaskData, TokenInputs,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use resolvent::{Mechanism, models::VitConfig};
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 
 use super::{
     LandmarkCount, Part, PictureModel, Task, TaskData, model::mean_gammas, packed::of_blocks, soft_cross_entropy,

@@ -4,7 +4,7 @@ use burn::{
     module::{Module, ModuleDisplay},
     tensor::{Bytes, Device, Tensor},
 };
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use crate::{

@@ -8,7 +8,7 @@ use resolvent::{
     Dropout, Strategy,
     models::{TextClassifier, TextConfig, Visible},
 };
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{

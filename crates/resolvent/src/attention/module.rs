@@ -5,7 +5,8 @@ use burn::{
     nn::{self, Linear},
     tensor::Tensor,
 };
-use resolvent_kernels::{self as kernels, Dropout, TernaryMatrix};
+use resolvent_kernels::{self as kernels, Dropout};
+use resolvent_layers::TernaryMatrix;
 
 use super::{
     Codebook, LandmarkParameters, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps, ValueFilter,

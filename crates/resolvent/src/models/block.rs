@@ -5,7 +5,7 @@ use burn::{
     nn::{self, DropoutConfig, Linear, LinearConfig},
     tensor::{Bool, Device, Tensor, activation::relu},
 };
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{DropPath, LayerNorm};

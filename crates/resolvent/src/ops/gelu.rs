@@ -17,7 +17,7 @@ use burn::{
     },
     tensor::Tensor,
 };
-use resolvent_kernels as kernels;
+use resolvent_layers as layers;
 
 use super::{
     autodiff::attach,
@@ -25,7 +25,7 @@ use super::{
     plan::is_flex,
 };
 
-/// `x Phi(x)`, element by element, with its exact derivative. On Flex in f32 by the kernels, elsewhere by Burn's error
+/// `x Phi(x)`, element by element, with its exact derivative. On Flex in f32 by `resolvent_layers`, elsewhere by Burn's error
 /// function.
 ///
 /// # Panics
@@ -60,14 +60,14 @@ pub trait GeluKernel: FusedGelu {
 impl FusedGelu for Flex {
     fn fused_gelu(x: FlexTensor) -> FlexTensor {
         let x = contiguous(x);
-        tensor(kernels::gelu(slice(&x)).unwrap_or_else(|e| panic!("gelu: {e}")), x.shape())
+        tensor(layers::gelu(slice(&x)).unwrap_or_else(|e| panic!("gelu: {e}")), x.shape())
     }
 }
 
 impl GeluKernel for Flex {
     fn fused_gelu_backward(x: FlexTensor, dout: FlexTensor) -> FlexTensor {
         let (x, dout) = (contiguous(x), contiguous(dout));
-        let dx = kernels::gelu_backward(slice(&x), slice(&dout)).unwrap_or_else(|e| panic!("gelu: {e}"));
+        let dx = layers::gelu_backward(slice(&x), slice(&dout)).unwrap_or_else(|e| panic!("gelu: {e}"));
         tensor(dx, x.shape())
     }
 }

@@ -15,7 +15,7 @@ use burn::{
     },
     tensor::{Tensor, module},
 };
-use resolvent_kernels as kernels;
+use resolvent_layers as layers;
 
 use super::{
     autodiff::{attach, register},
@@ -24,7 +24,7 @@ use super::{
 };
 
 /// `gain (x - mean) / sqrt(variance + epsilon) + bias` over the last axis of `x [.., width]`, with `gain` and `bias [width]`. On
-/// Flex in f32 by the kernels, elsewhere Burn's own operation.
+/// Flex in f32 by `resolvent_layers`, elsewhere Burn's own operation.
 ///
 /// # Panics
 /// If the sizes do not fit; if the environment asks for an instruction set that the processor lacks.
@@ -71,7 +71,7 @@ pub trait LayerNormKernel: FusedLayerNorm {
 impl FusedLayerNorm for Flex {
     fn fused_layer_norm(x: FlexTensor, gain: FlexTensor, bias: FlexTensor, epsilon: f64) -> FlexTensor {
         let [x, gain, bias] = [x, gain, bias].map(contiguous);
-        let out = kernels::layer_norm(slice(&x), slice(&gain), slice(&bias), epsilon as f32);
+        let out = layers::layer_norm(slice(&x), slice(&gain), slice(&bias), epsilon as f32);
         tensor(out.unwrap_or_else(|e| panic!("layer norm: {e}")), x.shape())
     }
 }
@@ -79,8 +79,8 @@ impl FusedLayerNorm for Flex {
 impl LayerNormKernel for Flex {
     fn fused_layer_norm_backward(x: FlexTensor, gain: FlexTensor, dout: FlexTensor, epsilon: f64) -> [FlexTensor; 3] {
         let [x, gain, dout] = [x, gain, dout].map(contiguous);
-        let kernels::LayerNormGradients { dx, dgain, dbias } =
-            kernels::layer_norm_backward(slice(&x), slice(&gain), slice(&dout), epsilon as f32)
+        let layers::LayerNormGradients { dx, dgain, dbias } =
+            layers::layer_norm_backward(slice(&x), slice(&gain), slice(&dout), epsilon as f32)
                 .unwrap_or_else(|e| panic!("layer norm: {e}"));
         [tensor(dx, x.shape()), tensor(dgain, gain.shape()), tensor(dbias, gain.shape())]
     }

@@ -16,7 +16,7 @@ use burn::{
     nn::Linear,
     tensor::{Tensor, module},
 };
-use resolvent_kernels as kernels;
+use resolvent_layers as layers;
 
 use super::{
     autodiff::{attach, register},
@@ -78,7 +78,7 @@ impl FusedLinear for Flex {
     fn fused_linear(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
         let [x, weight, bias] = [x, weight, bias].map(contiguous);
         let sizes: [usize; 2] = weight.shape().dims();
-        let out = kernels::linear(rows(&x, sizes), slice(&x), slice(&weight), slice(&bias));
+        let out = layers::linear(rows(&x, sizes), slice(&x), slice(&weight), slice(&bias));
         let mut shape = x.shape();
         let last = shape.num_dims() - 1;
         shape[last] = sizes[1];
@@ -95,8 +95,8 @@ impl LinearKernel for Flex {
     ) -> [Option<FlexTensor>; 3] {
         let [x, weight, dout] = [x, weight, dout].map(contiguous);
         let sizes: [usize; 2] = weight.shape().dims();
-        let kernels::LinearGradients { dx, dweight, dbias } =
-            kernels::linear_backward(rows(&x, sizes), slice(&x), slice(&weight), slice(&dout), sizes[1], wanted);
+        let layers::LinearGradients { dx, dweight, dbias } =
+            layers::linear_backward(rows(&x, sizes), slice(&x), slice(&weight), slice(&dout), sizes[1], wanted);
         [
             dx.map(|dx| tensor(dx, x.shape())),
             dweight.map(|dweight| tensor(dweight, sizes)),

@@ -16,7 +16,7 @@ use burn::{
     nn::Linear,
     tensor::Tensor,
 };
-use resolvent_kernels as kernels;
+use resolvent_layers as layers;
 
 use super::{
     autodiff::register,
@@ -94,16 +94,16 @@ impl MlpKernel for Flex {
     fn fused_mlp_backward(inputs: [FlexTensor; 5], hidden: FlexTensor, dout: FlexTensor) -> [FlexTensor; 5] {
         let (inputs, dout) = (inputs.map(contiguous), contiguous(dout));
         let rows = rows(&inputs[0], inputs[1].shape().dims());
-        let kernels::MlpGradients { dx, dweight_in, dbias_in, dweight_out, dbias_out } =
-            kernels::mlp_backward(rows, slice(&inputs[0]), slice(&hidden), &weights(&inputs), slice(&dout))
+        let layers::MlpGradients { dx, dweight_in, dbias_in, dweight_out, dbias_out } =
+            layers::mlp_backward(rows, slice(&inputs[0]), slice(&hidden), &weights(&inputs), slice(&dout))
                 .unwrap_or_else(|e| panic!("mlp: {e}"));
         let mut gradients = [dx, dweight_in, dbias_in, dweight_out, dbias_out].into_iter();
         inputs.map(|input| tensor(gradients.next().expect("as many gradients as inputs"), input.shape()))
     }
 }
 
-fn weights([_, weight_in, bias_in, weight_out, bias_out]: &[FlexTensor; 5]) -> kernels::MlpWeights<'_> {
-    kernels::MlpWeights {
+fn weights([_, weight_in, bias_in, weight_out, bias_out]: &[FlexTensor; 5]) -> layers::MlpWeights<'_> {
+    layers::MlpWeights {
         weight_in: slice(weight_in),
         bias_in: slice(bias_in),
         weight_out: slice(weight_out),
@@ -115,7 +115,7 @@ fn weights([_, weight_in, bias_in, weight_out, bias_out]: &[FlexTensor; 5]) -> k
 fn forward(inputs: [FlexTensor; 5], kept: bool) -> (FlexTensor, Vec<f32>) {
     let x = &inputs[0];
     let rows = rows(x, inputs[1].shape().dims());
-    let (out, hidden) = kernels::mlp(rows, slice(x), &weights(&inputs), kept).unwrap_or_else(|e| panic!("mlp: {e}"));
+    let (out, hidden) = layers::mlp(rows, slice(x), &weights(&inputs), kept).unwrap_or_else(|e| panic!("mlp: {e}"));
     let mut shape = x.shape();
     let last = shape.num_dims() - 1;
     let [outputs] = inputs[4].shape().dims();

@@ -13,7 +13,7 @@ use burn::{
     nn::Linear,
     tensor::{Tensor, TensorData},
 };
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 
 pub use self::packed::Packed;
 use crate::{

@@ -9,7 +9,7 @@ use burn::{
     backend::flex::{Flex, FlexTensor, Layout},
     tensor::{Bytes, Tensor},
 };
-use resolvent_kernels::TernaryMatrix;
+use resolvent_layers::TernaryMatrix;
 
 use crate::{Result, ops::is_flex};
 

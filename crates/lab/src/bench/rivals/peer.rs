@@ -29,7 +29,7 @@ use super::super::{
 use crate::{Error, Result, compare::MemoryProbe};
 
 /// What the peer runs; its head describes the requests.
-const SCRIPT: &str = include_str!("../../../../../benches/peers/pytorch.py");
+const SCRIPT: &str = include_str!("pytorch.py");
 /// How often a wait looks whether it should end.
 const GLANCE: Duration = Duration::from_millis(50);
 

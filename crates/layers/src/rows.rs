@@ -1,15 +1,4 @@
-//! What stands around the attention in a transformer block: linear layers, layer norms and the GELU between the layers of
-//! an MLP, with their gradients. Composed of a framework's operations they cost a training step more than its products.
-
-mod gelu;
-mod layer_norm;
-mod linear;
-mod mlp;
-
-pub use gelu::{gelu, gelu_backward};
-pub use layer_norm::{LayerNormGradients, layer_norm, layer_norm_backward};
-pub use linear::{LinearGradients, linear, linear_backward};
-pub use mlp::{MlpGradients, MlpWeights, mlp, mlp_backward};
+//! Matrices of rows: written in parallel parts, counted and summed.
 
 use std::mem::MaybeUninit;
 
@@ -18,7 +7,7 @@ use rayon::prelude::*;
 /// Writes `len` values in parts of `part`, in parallel, and collects what `task` returns for each. A part begins as
 /// repetitions of `pattern`, which divides it, and `task` completes it while it lies in the cache: memory that is zeroed
 /// beforehand passes through the caches twice.
-fn written<R: Send>(
+pub(crate) fn written<R: Send>(
     len: usize,
     part: usize,
     pattern: &[f32],
@@ -46,11 +35,11 @@ fn written<R: Send>(
 ///
 /// # Panics
 /// If there is no such length.
-fn area(rows: usize, width: usize) -> usize {
+pub(crate) fn area(rows: usize, width: usize) -> usize {
     rows.checked_mul(width).expect("a matrix has more elements than can be counted")
 }
 
 /// The sums of rows of `width`, in f64 and in their order.
-fn sums(rows: &[Vec<f32>], width: usize) -> Vec<f32> {
+pub(crate) fn sums(rows: &[Vec<f32>], width: usize) -> Vec<f32> {
     (0..width).map(|column| rows.iter().map(|row| f64::from(row[column])).sum::<f64>() as f32).collect()
 }

@@ -9,10 +9,12 @@ mod x86;
 
 use std::{ops::Range, sync::OnceLock};
 
-use pulp::{Simd, WithSimd};
+use resolvent_kernels::{
+    parallel::Parts,
+    simd::{Level, Simd, WithSimd},
+};
 
 use super::{GROUP, LEAST, PER_BYTE, ROWS};
-use crate::{parallel::Parts, simd::Level};
 
 /// Inputs of a block.
 const WIDE: usize = 4;

@@ -4,18 +4,14 @@
 use std::mem::MaybeUninit;
 
 use faer::MatRef;
-use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
+use resolvent_kernels::simd::{Level, Simd, WithSimd};
 
-use super::{
-    area,
-    gelu::{gelu, gelu_backward},
-    linear::{ROWS, add_product, block, linear, linear_backward, product},
-};
 use crate::{
     Result,
-    score::{Gelu, Score},
-    simd::Level,
+    gelu::{gelu, gelu_backward, value, value_and_derivative},
+    linear::{ROWS, add_product, block, linear, linear_backward, product},
+    rows::area,
 };
 
 /// The most parts that sums over the tokens are taken in, and the fewest that keep the threads busy without a product being
@@ -54,12 +50,12 @@ pub struct MlpGradients {
 /// `x W + b` `[rows, hidden]`, which the gradients need. Where it is not to be `kept` it is never whole, and empty.
 ///
 /// ```
-/// use resolvent_kernels::{MlpWeights, mlp};
+/// use resolvent_layers::{MlpWeights, mlp};
 ///
 /// let weights = MlpWeights { weight_in: &[1.0, 0.0], bias_in: &[0.0, 1.0], weight_out: &[1.0, 10.0], bias_out: &[0.5] };
 /// let (y, hidden) = mlp(1, &[-30.0], &weights, true)?;
 /// assert!((y[0] - 0.5 - 8.413_447).abs() < 1e-5 && hidden == [-30.0, 1.0]);
-/// # Ok::<(), resolvent_kernels::Error>(())
+/// # Ok::<(), resolvent_layers::Error>(())
 /// ```
 ///
 /// # Errors
@@ -260,11 +256,11 @@ impl WithSimd for Forward<'_> {
             let ((hidden, hidden_tail), (out, out_tail)) = (S::as_mut_simd_f32s(hidden), S::as_mut_simd_f32s(out));
             for ((hidden, out), &bias) in hidden.iter_mut().zip(out).zip(bias) {
                 *hidden = simd.add_f32s(*hidden, bias);
-                *out = Gelu.value(simd, *hidden);
+                *out = value(simd, *hidden);
             }
             let sum = simd.add_f32s(simd.partial_load_f32s(hidden_tail), simd.partial_load_f32s(bias_tail));
             simd.partial_store_f32s(hidden_tail, sum);
-            simd.partial_store_f32s(out_tail, Gelu.value(simd, sum));
+            simd.partial_store_f32s(out_tail, value(simd, sum));
         }
     }
 }
@@ -305,7 +301,7 @@ impl WithSimd for Through<'_> {
 /// The GELU of `x`, and `dout` times its derivative.
 #[inline(always)]
 fn through<S: Simd>(simd: S, x: S::f32s, dout: S::f32s) -> (S::f32s, S::f32s) {
-    let (value, slope) = Gelu.value_and_derivative(simd, x);
+    let (value, slope) = value_and_derivative(simd, x);
     (value, simd.mul_f32s(dout, slope))
 }
 

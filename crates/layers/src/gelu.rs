@@ -1,14 +1,9 @@
 //! The exact GELU between the layers of an MLP, `x Phi(x)` and its gradient: without it a framework's scalar error
 //! function costs a transformer block more than its attention.
 
-use pulp::{Simd, WithSimd};
+use resolvent_kernels::simd::{Level, Simd, WithSimd, normal};
 
-use super::written;
-use crate::{
-    Result,
-    score::{Gelu, Score},
-    simd::Level,
-};
+use crate::{Result, rows::written};
 
 /// Elements that one task takes: input, gradient and result fit a 48 KiB first-level cache.
 const CHUNK: usize = 4096;
@@ -16,9 +11,9 @@ const CHUNK: usize = 4096;
 /// `out = x Phi(x)`, element by element.
 ///
 /// ```
-/// let out = resolvent_kernels::gelu(&[-30.0, 0.0, 1.0])?;
+/// let out = resolvent_layers::gelu(&[-30.0, 0.0, 1.0])?;
 /// assert!(out[0] == 0.0 && out[1] == 0.0 && (out[2] - 0.841_344_7).abs() < 1e-6);
-/// # Ok::<(), resolvent_kernels::Error>(())
+/// # Ok::<(), resolvent_layers::Error>(())
 /// ```
 ///
 /// # Errors
@@ -61,9 +56,9 @@ impl WithSimd for Forward<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let ((x, x_tail), (out, out_tail)) = (S::as_simd_f32s(self.x), S::as_mut_simd_f32s(self.out));
         for (out, x) in out.iter_mut().zip(x) {
-            *out = Gelu.value(simd, *x);
+            *out = value(simd, *x);
         }
-        simd.partial_store_f32s(out_tail, Gelu.value(simd, simd.partial_load_f32s(x_tail)));
+        simd.partial_store_f32s(out_tail, value(simd, simd.partial_load_f32s(x_tail)));
     }
 }
 
@@ -89,11 +84,24 @@ impl WithSimd for Backward<'_> {
     }
 }
 
+/// `x Phi(x)`.
+#[inline(always)]
+pub(crate) fn value<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    simd.mul_f32s(x, normal(simd, x).0)
+}
+
+/// `x Phi(x)`, and its derivative.
+#[inline(always)]
+pub(crate) fn value_and_derivative<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    let (cdf, density) = normal(simd, x);
+    (simd.mul_f32s(x, cdf), simd.mul_add_e_f32s(x, density, cdf))
+}
+
 /// `dout` times the derivative at `x`. A function and no closure: a closure is compiled without the instruction set of
 /// the function around it, and every operation in it becomes a call.
 #[inline(always)]
 fn chain<S: Simd>(simd: S, x: S::f32s, dout: S::f32s) -> S::f32s {
-    simd.mul_f32s(dout, Gelu.value_and_derivative(simd, x).1)
+    simd.mul_f32s(dout, value_and_derivative(simd, x).1)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Ternary matrices: the stored case, exact storage, and integer products against their definition in f64.
 
 use proptest::{prelude::*, test_runner::RngSeed};
-use resolvent_kernels::{Error, TernaryMatrix};
+use resolvent_layers::{Error, TernaryMatrix};
 use safetensors::SafeTensors;
 
 fn stored(name: &str) -> (Vec<usize>, Vec<f64>) {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/ssa/ternary_linear.safetensors");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/ternary_linear.safetensors");
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let tensor = file.tensor(name).unwrap();
@@ -138,4 +138,12 @@ fn what_does_not_fit_is_refused() {
         "packed"
     );
     assert_eq!(tensor(TernaryMatrix::from_packed(vec![0; 64], [2, 3], f32::NAN).unwrap_err()), "scale");
+}
+
+/// Sizes beyond any memory are refused before anything is counted or reserved.
+#[test]
+fn sizes_beyond_any_memory_are_refused() {
+    let error = TernaryMatrix::from_packed(Vec::new(), [1 << 60, 20], 1.0).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { field: "outputs", .. }), "{error}");
+    assert_eq!(TernaryMatrix::bytes([usize::MAX, usize::MAX]), usize::MAX);
 }

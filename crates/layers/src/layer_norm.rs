@@ -1,9 +1,11 @@
 //! The layer norm ("Layer Normalization"): rows of mean 0 and variance 1, times a gain, plus a bias.
 
-use pulp::{Simd, WithSimd};
+use resolvent_kernels::simd::{Level, Simd, WithSimd};
 
-use super::{sums, written};
-use crate::{Result, simd::Level};
+use crate::{
+    Result,
+    rows::{sums, written},
+};
 
 /// Rows of a task: they stay in the cache from their mean to their result.
 const ROWS: usize = 16;
@@ -22,9 +24,9 @@ pub struct LayerNormGradients {
 /// `y = gain (x - mean) / sqrt(variance + epsilon) + bias` for every row of `x [rows, width]`; `gain` and `bias` are `[width]`.
 ///
 /// ```
-/// let y = resolvent_kernels::layer_norm(&[1.0, 3.0, 5.0, 5.0], &[1.0, 2.0], &[0.0, 1.0], 0.0)?;
+/// let y = resolvent_layers::layer_norm(&[1.0, 3.0, 5.0, 5.0], &[1.0, 2.0], &[0.0, 1.0], 0.0)?;
 /// assert_eq!(y[..2], [-1.0, 3.0]);
-/// # Ok::<(), resolvent_kernels::Error>(())
+/// # Ok::<(), resolvent_layers::Error>(())
 /// ```
 ///
 /// # Errors

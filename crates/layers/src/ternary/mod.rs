@@ -4,13 +4,13 @@
 mod products;
 
 use rayon::prelude::*;
-
-use self::products::{Columns, Tokens};
-use crate::{
-    Error, Result,
+use resolvent_kernels::{
     parallel::{Parts, grain},
     simd::Level,
 };
+
+use self::products::{Columns, Tokens};
+use crate::{Error, Result};
 
 /// Weights in one byte: `3^5 = 243` fits.
 const PER_BYTE: usize = 5;
@@ -36,13 +36,13 @@ const MOST_OUTPUTS: usize = 1 << 24;
 /// A matrix `[outputs, inputs]` of weights in {-1, 0, 1} times one scale, five to a byte.
 ///
 /// ```
-/// use resolvent_kernels::TernaryMatrix;
+/// use resolvent_layers::TernaryMatrix;
 /// let matrix = TernaryMatrix::quantise(&[0.9, -0.1, 0.0, -1.0], [2, 2])?;
 /// assert_eq!((matrix.codes(), matrix.scale()), (vec![1, 0, 0, -1], 0.5));
 /// let mut out = [f32::NAN; 2];
 /// matrix.forward(&[2.0, 1.0], None, &mut out)?;
 /// assert_eq!(out.map(|x| (x * 100.0).round()), [100.0, -50.0]);
-/// # Ok::<(), resolvent_kernels::Error>(())
+/// # Ok::<(), resolvent_layers::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct TernaryMatrix {
@@ -213,7 +213,8 @@ fn check_sizes(outputs: usize, inputs: usize) -> Result<()> {
 }
 
 fn length(tensor: &'static str, got: usize, expected: usize) -> Result<()> {
-    crate::check::length("ternary", tensor, got, expected, "see the shape of the matrix")
+    let (op, remedy) = ("ternary", "see the shape of the matrix");
+    if got == expected { Ok(()) } else { Err(Error::Length { op, tensor, got, expected, remedy }) }
 }
 
 fn finite(tensor: &'static str, x: &[f32]) -> Result<()> {

@@ -6,11 +6,11 @@ use faer::MatRef;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-use super::{area, sums};
+use crate::rows::{area, sums};
 
 /// Tokens of a block: few enough for its results to lie in the second-level cache when the bias is added, enough to make the
 /// packing of the weights a small part of the work.
-pub(super) const ROWS: usize = 512;
+pub(crate) const ROWS: usize = 512;
 /// Multiplications that are worth waking a second thread for.
 const WORTH_A_THREAD: usize = 1 << 22;
 
@@ -28,7 +28,7 @@ pub struct LinearGradients {
 /// `y = x W + b`, `[rows, outputs]`, for `x [rows, inputs]`, `weight [inputs, outputs]` and `bias [outputs]`.
 ///
 /// ```
-/// let y = resolvent_kernels::linear(2, &[1.0, 2.0, 3.0, 4.0], &[10.0, 100.0], &[0.5]);
+/// let y = resolvent_layers::linear(2, &[1.0, 2.0, 3.0, 4.0], &[10.0, 100.0], &[0.5]);
 /// assert_eq!(y, [210.5, 430.5]);
 /// ```
 ///
@@ -57,7 +57,7 @@ pub fn linear(rows: usize, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> 
 }
 
 /// Rows of a block: up to [`ROWS`], and a multiple of four blocks, for two or four threads to have as many each.
-pub(super) fn block(rows: usize) -> usize {
+pub(crate) fn block(rows: usize) -> usize {
     rows.div_ceil(rows.div_ceil(ROWS).next_multiple_of(4).max(1))
 }
 
@@ -116,7 +116,7 @@ fn whole(left: MatRef<'_, f32>, right: MatRef<'_, f32>) -> Vec<f32> {
 
 /// Writes `left right` to `out`, row-major, and returns it. The order of summation does not depend on the threads, among which
 /// the work is `shared`.
-pub(super) fn product<'a>(
+pub(crate) fn product<'a>(
     out: &'a mut [MaybeUninit<f32>],
     left: MatRef<'_, f32>,
     right: MatRef<'_, f32>,
@@ -133,7 +133,7 @@ pub(super) fn product<'a>(
 }
 
 /// Adds `left right` to `out`, otherwise as [`product`].
-pub(super) fn add_product(out: &mut [f32], left: MatRef<'_, f32>, right: MatRef<'_, f32>, shared: bool) {
+pub(crate) fn add_product(out: &mut [f32], left: MatRef<'_, f32>, right: MatRef<'_, f32>, shared: bool) {
     assert!(out.len() == left.nrows() * right.ncols(), "the result of a product must fit");
     // SAFETY: `out` has as many elements as the product, and they are initialised.
     unsafe { multiply(out.as_mut_ptr(), Sum::Added, left, right, shared) };

@@ -1,10 +1,10 @@
 //! Time of ternary matrices against f32 layers of the same sizes, warm buffers, runs interleaved; medians are printed.
 //!
-//! `cargo bench -p resolvent-kernels --bench ternary -- [--widths 192,384,768,1024] [--tokens 1,64,1024] [--runs 15] [--threads 1]`
+//! `cargo bench -p resolvent-layers --bench ternary -- [--widths 192,384,768,1024] [--tokens 1,64,1024] [--runs 15] [--threads 1]`
 
 use std::{hint::black_box, time::Instant};
 
-use resolvent_kernels::{TernaryMatrix, linear};
+use resolvent_layers::{TernaryMatrix, linear};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
