@@ -9,8 +9,8 @@ use burn::{
     tensor::{Bool, Device, Tensor, TensorData},
 };
 use resolvent::{
-    Dropout, Error, Mechanism, Strategy,
-    attention::{GammaSchedule, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    Dropout, Error, Mechanism, Parameter, Strategy,
+    attention::{GammaSchedule, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Trained},
 };
 use support::random;
 
@@ -27,6 +27,11 @@ fn preset(id: &str) -> Mechanism {
 
 fn config(mechanism: Mechanism) -> MultiHeadAttentionConfig {
     MultiHeadAttentionConfig::new(D_MODEL, HEADS, mechanism)
+}
+
+/// The decay learned or not.
+fn decay(learned: bool) -> Trained {
+    Trained::default().with(Parameter::Gamma, learned)
 }
 
 fn values<const D: usize>(x: Tensor<D>) -> Vec<f32> {
@@ -120,7 +125,7 @@ fn parameters_are_counted() {
                 continue;
             }
             let module = config.init(&device);
-            let gammas = module.gamma_logit.as_ref().map_or(0, |logit| logit.val().dims()[0]);
+            let gammas = module.learned.free(Parameter::Gamma).map_or(0, |logit| logit.val().dims()[0]);
             assert_eq!(module.num_params(), config.parameter_count() + gammas, "{id}");
         }
     }
@@ -138,7 +143,7 @@ fn gamma_learns() {
         for schedule in [GammaSchedule::Constant, GammaSchedule::Power] {
             let module = config(preset(id)).with_gamma_schedule(schedule).with_layer(2).init(&device);
             let x = random([2, 6, D_MODEL], &device);
-            let logit = module.gamma_logit.as_ref().unwrap().val();
+            let logit = module.learned.free(Parameter::Gamma).unwrap().val();
             let gradients = loss(&module, &x).backward();
             let gradient = values(logit.grad(&gradients).unwrap());
             let largest = gradient.iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -148,7 +153,7 @@ fn gamma_learns() {
                     bump[head] = step;
                     let mut module = module.clone();
                     let bump = Tensor::<1>::from_data(TensorData::new(bump, [HEADS]), &device);
-                    module.gamma_logit = module.gamma_logit.map(|logit| logit.map(|logit| logit + bump));
+                    module.learned = module.learned.map_free(Parameter::Gamma, |logit| logit + bump.clone());
                     loss(&module, &x).into_scalar::<f32>()
                 };
                 let finite = (at(0.02) - at(-0.02)) / 0.04;
@@ -157,7 +162,7 @@ fn gamma_learns() {
             }
             let params = GradientsParams::from_grads(gradients, &module);
             let stepped = SgdConfig::new().init().step(0.1, module, params);
-            let moved = stepped.gamma_logit.unwrap().val();
+            let moved = stepped.learned.free(Parameter::Gamma).unwrap().val();
             assert!(values(moved).iter().zip(values(logit)).all(|(after, before)| *after != before), "{id}");
         }
     }
@@ -167,13 +172,13 @@ fn gamma_learns() {
 fn schedules_set_the_decay_of_a_layer() {
     let device = Device::flex();
     for trainable in [true, false] {
-        let config = config(preset("infsa")).with_gamma_trainable(trainable).with_layer(3);
+        let config = config(preset("infsa")).with_trained(decay(trainable)).with_layer(3);
         let power = config.with_gamma_schedule(GammaSchedule::Power).init(&device);
-        match power.gamma() {
+        match power.learned.value(Parameter::Gamma) {
             Some(gamma) => values(gamma).iter().for_each(|gamma| assert!((gamma - 0.343).abs() < 1e-6)),
             None => assert!((power.mechanism.gamma().unwrap() - 0.343).abs() < 1e-12),
         }
-        assert_eq!(power.gamma().is_some(), trainable);
+        assert_eq!(power.learned.value(Parameter::Gamma).is_some(), trainable);
     }
 }
 
@@ -182,11 +187,11 @@ fn folding_gamma_changes_nothing() {
     let device = Device::flex();
     for id in ["infsa", "linear-infsa"] {
         for trainable in [true, false] {
-            let module = config(preset(id)).with_gamma_trainable(trainable).init(&device);
+            let module = config(preset(id)).with_trained(decay(trainable)).init(&device);
             let x = random([2, 6, D_MODEL], &device);
             let expected = module.forward(MhaInput::self_attn(x.clone())).context;
             let folded = module.fold_gamma().unwrap();
-            assert!(folded.gamma().is_none() && folded.mechanism.gamma() == Some(1.0));
+            assert!(folded.learned.value(Parameter::Gamma).is_none() && folded.mechanism.gamma() == Some(1.0));
             assert_close(folded.forward(MhaInput::self_attn(x)).context, expected, 1e-5);
         }
     }
@@ -238,7 +243,7 @@ fn mistakes_are_errors() {
     assert!(error(config(infsa()).with_layer(0)).contains("`layer`"));
     let certain = Mechanism::from_json(r#"{"mechanism": "infsa", "gamma": 1.0}"#).unwrap();
     assert!(error(config(certain.clone())).contains("`gamma`"));
-    assert!(config(certain).with_gamma_trainable(false).try_init(&device).is_ok());
+    assert!(config(certain).with_trained([]).try_init(&device).is_ok());
 
     let module = config(infsa()).init(&device);
     let narrow = module.try_forward(MhaInput::self_attn(random([1, 4, 8], &device))).unwrap_err();
@@ -283,7 +288,7 @@ fn pooling_first_changes_nothing() {
             (false, false, true, true, Strategy::Fused),
         ] {
             let config = config(mechanism.clone()).with_tied(Some(tied)).with_qkv_bias(bias).with_strategy(strategy);
-            let mut module = config.with_gamma_trainable(trainable).with_extra_proj(bias).init(&device);
+            let mut module = config.with_trained(decay(trainable)).with_extra_proj(bias).init(&device);
             let x = random([2, 6, D_MODEL], &device).require_grad();
             let run = |module: &MultiHeadAttention| {
                 let pad = Tensor::<2, Bool>::from_data(keep, &device).bool_not();
@@ -298,7 +303,7 @@ fn pooling_first_changes_nothing() {
                     x.grad(&gradients).unwrap(),
                     gradient(module.projection.weight.val().grad(&gradients)),
                     gradient(module.output.weight.val().grad(&gradients)),
-                    module.gamma_logit.as_ref().map(|logit| logit.val().grad(&gradients).unwrap()),
+                    module.learned.free(Parameter::Gamma).map(|logit| logit.val().grad(&gradients).unwrap()),
                 )
             };
             assert!(module.pool_first);
