@@ -166,7 +166,8 @@ impl MultiHeadAttention {
     }
 }
 
-/// Output of [`super::MultiHeadAttention::forward`]. The weights that Burn's own module also returns are never formed.
+/// Output of [`super::MultiHeadAttention::forward`]. The weights that Burn's own module also returns are not formed: see
+/// [`super::MultiHeadAttention::weights`].
 #[derive(Debug, Clone)]
 pub struct MhaOutput {
     /// `[batch, seq_q, d_model]`.

@@ -6,6 +6,7 @@
 mod codebook;
 mod config;
 mod decoding;
+mod from_burn;
 mod gamma;
 mod input;
 mod landmarks;

@@ -22,8 +22,20 @@ use crate::{
 
 /// Multi-head attention with any mechanism: project, attend per head, project back.
 ///
-/// It takes the place of `burn::nn::attention::MultiHeadAttention` by a change of the `use` line. Queries, keys and values
-/// come from one fused projection. `uniform` has a value projection only: it reads neither queries nor keys.
+/// Queries, keys and values come from one fused projection. `uniform` has a value projection only: it reads neither queries nor
+/// keys. With `softmax` it is [Burn's own module](burn::nn::attention::MultiHeadAttention), which
+/// [`MultiHeadAttention::from_burn`] turns into it, weights included. Calls stay as they are but for these lines:
+///
+/// | Burn | here |
+/// |---|---|
+/// | `MultiHeadAttentionConfig::new(d_model, n_heads)` | a third argument, the mechanism |
+/// | `with_dropout(p)`, 0.1 by default: of the weights | `with_weight_dropout(p)`, 0 by default; `with_dropout` is that of the output |
+/// | `with_query_bias`, `with_key_bias`, `with_value_bias` | `with_qkv_bias` |
+/// | `with_min_float`, `with_quiet_softmax` | none: what is masked is left out exactly, and a query without keys gets zero |
+/// | `mask_pad` in self-attention | padding does not ask either: its rows are zero |
+/// | `mask_attn(mask)` | the causal mask alone, which [`MhaInput::causal`] says without a tensor; any other is an error |
+/// | `forward(input).weights` | [`MultiHeadAttention::weights`], a call of its own, as no call forms them by the way |
+/// | `forward_cache(input, &mut cache)` | [`MultiHeadAttention::attend_next`] |
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
