@@ -2,15 +2,17 @@
 
 mod support;
 
+use std::sync::{Arc, Mutex};
+
 use burn::{
-    module::Module,
+    module::{Module, Param},
     nn::attention as burn_attention,
     optim::{GradientsParams, SgdConfig},
     tensor::{Bool, Device, Tensor, TensorData},
 };
 use resolvent::{
-    Dropout, Error, Mechanism, Strategy,
-    attention::{GammaSchedule, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
+    Dropout, Error, Mechanism, Parameter, Strategy, attend,
+    attention::{GammaSchedule, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Observer, Trained},
 };
 use support::random;
 
@@ -29,6 +31,11 @@ fn config(mechanism: Mechanism) -> MultiHeadAttentionConfig {
     MultiHeadAttentionConfig::new(D_MODEL, HEADS, mechanism)
 }
 
+/// The decay learned or not.
+fn decay(learned: bool) -> Trained {
+    Trained::default().with(Parameter::Gamma, learned)
+}
+
 fn values<const D: usize>(x: Tensor<D>) -> Vec<f32> {
     x.into_data().iter::<f32>().collect()
 }
@@ -41,37 +48,124 @@ fn assert_close<const D: usize>(got: Tensor<D>, expected: Tensor<D>, rtol: f32) 
     assert!(got.len() == expected.len() && worst <= rtol * unit, "differs by {worst:e} of {unit:e}");
 }
 
-/// Burn's module with the weights of ours.
-fn burns(ours: &MultiHeadAttention, device: &Device) -> burn_attention::MultiHeadAttention {
+/// Burn's module and ours with its weights.
+fn pair(device: &Device) -> (burn_attention::MultiHeadAttention, MultiHeadAttention) {
     let config = burn_attention::MultiHeadAttentionConfig::new(D_MODEL, HEADS).with_dropout(0.0);
-    let mut module = config.init(device);
-    let part = |i: usize| {
-        let mut linear = ours.output.clone();
-        linear.weight = linear.weight.map(|_| ours.projection.weight.val().narrow(1, i * D_MODEL, D_MODEL));
-        linear.bias = ours.projection.bias.clone().map(|bias| bias.map(|bias| bias.narrow(0, i * D_MODEL, D_MODEL)));
-        linear
-    };
-    (module.query, module.key, module.value, module.output) = (part(0), part(1), part(2), ours.output.clone());
-    module
+    let mut theirs = config.init(device);
+    // Biases start at zero, where one could be taken for another.
+    for linear in [&mut theirs.query, &mut theirs.key, &mut theirs.value, &mut theirs.output] {
+        linear.bias = Some(Param::from_tensor(random([1, 1, D_MODEL], device).reshape([D_MODEL])));
+    }
+    (theirs.clone(), MultiHeadAttention::from_burn(theirs).unwrap())
+}
+
+/// Two sequences of seven keys, of which the second lacks the last two; true = padding.
+fn padding(device: &Device) -> Tensor<2, Bool> {
+    Tensor::from_data([[false; 7], [false, false, false, false, false, true, true]], device)
 }
 
 #[test]
-fn softmax_is_burns_own_module() {
-    let device = Device::flex();
-    let ours = config(preset("softmax")).init(&device);
-    let theirs = burns(&ours, &device);
-    let tokens = random([2, 7, D_MODEL], &device);
-    let (query, memory) = (random([2, 5, D_MODEL], &device), random([2, 7, D_MODEL], &device));
-    let pad = Tensor::<2, Bool>::from_data(TensorData::new([[false; 5], [true; 5]].concat(), [2, 5]), &device);
-    // Both masks at once: the last two keys of both sequences are padding.
-    let pad = Tensor::cat(vec![pad.clone().narrow(0, 0, 1).repeat_dim(0, 2), pad.narrow(0, 1, 1).repeat_dim(0, 2)], 1);
-    let pad = pad.narrow(1, 0, 7);
+fn burns_own_module_becomes_this_one() {
+    for device in [Device::flex(), Device::flex().autodiff()] {
+        let (theirs, ours) = pair(&device);
+        let tokens = random([2, 7, D_MODEL], &device);
+        let (query, memory) = (random([2, 5, D_MODEL], &device), random([2, 7, D_MODEL], &device));
+        let causal = burn_attention::generate_autoregressive_mask(2, 7, &device);
+        let mine = || MhaInput::self_attn(tokens.clone());
+        let own = || burn_attention::MhaInput::self_attn(tokens.clone());
+        let cases = [
+            (mine(), own()),
+            (mine().mask_attn(causal.clone()), own().mask_attn(causal)),
+            (
+                MhaInput::new(query.clone(), memory.clone(), memory.clone()).mask_pad(padding(&device)),
+                burn_attention::MhaInput::new(query, memory.clone(), memory).mask_pad(padding(&device)),
+            ),
+        ];
+        for (mine, own) in cases {
+            let expected = theirs.forward(own);
+            assert_close(ours.forward(mine.clone()).context, expected.context, 1e-5);
+            assert_close(ours.weights(mine).unwrap(), expected.weights, 1e-5);
+        }
+    }
+}
 
-    let mine = ours.forward(MhaInput::self_attn(tokens.clone())).context;
-    assert_close(mine, theirs.forward(burn_attention::MhaInput::self_attn(tokens)).context, 1e-5);
-    let mine = ours.forward(MhaInput::new(query.clone(), memory.clone(), memory.clone()).mask_pad(pad.clone())).context;
-    let expected = burn_attention::MhaInput::new(query, memory.clone(), memory).mask_pad(pad);
-    assert_close(mine, theirs.forward(expected).context, 1e-5);
+#[test]
+fn what_burns_module_has_and_this_one_not_is_an_error() {
+    let device = Device::flex();
+    let theirs = || burn_attention::MultiHeadAttentionConfig::new(D_MODEL, HEADS);
+    let refused = |config: burn_attention::MultiHeadAttentionConfig| {
+        MultiHeadAttention::from_burn(config.init(&device)).unwrap_err().to_string()
+    };
+    assert!(refused(theirs().with_quiet_softmax(true)).contains("quiet_softmax"));
+    assert!(refused(theirs().with_key_bias(false)).contains("key_bias"));
+    let bare = theirs().with_key_bias(false).with_query_bias(false).with_value_bias(false).with_output_bias(false);
+    let bare = MultiHeadAttention::from_burn(bare.with_dropout(0.25).init(&device)).unwrap();
+    assert!(bare.projection.bias.is_none() && bare.output.bias.is_none() && bare.weight_dropout == 0.25);
+
+    let (_, ours) = pair(&device);
+    let masked = |mask: Tensor<3, Bool>| {
+        let input = MhaInput::self_attn(random([2, 7, D_MODEL], &device)).mask_attn(mask);
+        ours.try_forward(input).unwrap_err().to_string()
+    };
+    let causal = burn_attention::generate_autoregressive_mask(2, 7, &device);
+    assert!(masked(causal.clone().bool_not()).contains("hide_keys"));
+    assert!(masked(causal.narrow(0, 0, 1)).contains("[batch, seq_q, seq_kv]"));
+}
+
+/// The module is told what is absent, the operator what is present.
+#[test]
+fn a_modules_mask_is_the_operators_turned_round() {
+    let device = Device::flex();
+    for id in ["softmax", "fna"] {
+        let module = config(preset(id)).init(&device);
+        let x = random([2, 7, D_MODEL], &device);
+        let pad = padding(&device);
+        let input = MhaInput::self_attn(x.clone());
+        let matrix = module.weights(input.clone().mask_pad(pad.clone())).unwrap();
+        let columns = matrix.sum_dim(2).squeeze_dim::<3>(2);
+        let present = pad.bool_not().float().unsqueeze_dim::<3>(1).expand([2, HEADS, 7]);
+        // A key that is padding has no weight with any query, and one that is not has some.
+        let seen: Vec<bool> = values(columns).iter().map(|&x| x != 0.0).collect();
+        let expected: Vec<bool> = values(present).iter().map(|&x| x == 1.0).collect();
+        assert_eq!(seen, expected, "{id}");
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let calls = shown.clone();
+        let mut watched = module;
+        watched.observer = Some(Observer::new(move |call| calls.lock().unwrap().push(call.mask)));
+        watched.forward(input.clone().mask_pad(padding(&device)));
+        watched.forward(input.hide_keys(padding(&device)));
+        let flags = |mask: &Option<Tensor<2, Bool>>| {
+            mask.clone().map(|mask| mask.into_data().iter::<bool>().collect::<Vec<_>>())
+        };
+        let keep = Some([[true; 7], [true, true, true, true, true, false, false]].concat());
+        let masks = shown.lock().unwrap();
+        assert_eq!([flags(&masks[0].key), flags(&masks[0].query)], [keep.clone(), keep.clone()]);
+        assert_eq!([flags(&masks[1].key), flags(&masks[1].query)], [keep, None]);
+    }
+}
+
+/// The matrix by which a module says that it multiplies the values does so.
+#[test]
+fn weights_times_values_is_the_operator() {
+    let device = Device::flex();
+    for id in Mechanism::IDS {
+        let module = config(preset(id)).with_rotary(true).init(&device);
+        let x = random([2, 8, D_MODEL], &device);
+        let input = MhaInput::self_attn(x.clone()).mask_pad(Tensor::from_data(
+            [[false; 8], [false, false, false, false, false, false, false, true]],
+            &device,
+        ));
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let calls = shown.clone();
+        let mut watched = module.clone();
+        watched.observer = Some(Observer::new(move |call| calls.lock().unwrap().push(call)));
+        watched.forward(input.clone());
+        let call = shown.lock().unwrap().pop().unwrap();
+        let expected = attend(&call.inputs, &call.mechanism, &call.mask, Strategy::Auto).unwrap().out;
+        let padding = call.mask.key.unwrap().bool_not().reshape([2, 1, 8, 1]).expand(call.inputs.v.shape());
+        let v = call.inputs.v.mask_fill(padding, 0.0);
+        assert_close(module.weights(input).unwrap().matmul(v), expected, 1e-4);
+    }
 }
 
 #[test]
@@ -120,7 +214,7 @@ fn parameters_are_counted() {
                 continue;
             }
             let module = config.init(&device);
-            let gammas = module.gamma_logit.as_ref().map_or(0, |logit| logit.val().dims()[0]);
+            let gammas = module.learned.free(Parameter::Gamma).map_or(0, |logit| logit.val().dims()[0]);
             assert_eq!(module.num_params(), config.parameter_count() + gammas, "{id}");
         }
     }
@@ -138,7 +232,7 @@ fn gamma_learns() {
         for schedule in [GammaSchedule::Constant, GammaSchedule::Power] {
             let module = config(preset(id)).with_gamma_schedule(schedule).with_layer(2).init(&device);
             let x = random([2, 6, D_MODEL], &device);
-            let logit = module.gamma_logit.as_ref().unwrap().val();
+            let logit = module.learned.free(Parameter::Gamma).unwrap().val();
             let gradients = loss(&module, &x).backward();
             let gradient = values(logit.grad(&gradients).unwrap());
             let largest = gradient.iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -148,7 +242,7 @@ fn gamma_learns() {
                     bump[head] = step;
                     let mut module = module.clone();
                     let bump = Tensor::<1>::from_data(TensorData::new(bump, [HEADS]), &device);
-                    module.gamma_logit = module.gamma_logit.map(|logit| logit.map(|logit| logit + bump));
+                    module.learned = module.learned.map_free(Parameter::Gamma, |logit| logit + bump.clone());
                     loss(&module, &x).into_scalar::<f32>()
                 };
                 let finite = (at(0.02) - at(-0.02)) / 0.04;
@@ -157,7 +251,7 @@ fn gamma_learns() {
             }
             let params = GradientsParams::from_grads(gradients, &module);
             let stepped = SgdConfig::new().init().step(0.1, module, params);
-            let moved = stepped.gamma_logit.unwrap().val();
+            let moved = stepped.learned.free(Parameter::Gamma).unwrap().val();
             assert!(values(moved).iter().zip(values(logit)).all(|(after, before)| *after != before), "{id}");
         }
     }
@@ -167,13 +261,13 @@ fn gamma_learns() {
 fn schedules_set_the_decay_of_a_layer() {
     let device = Device::flex();
     for trainable in [true, false] {
-        let config = config(preset("infsa")).with_gamma_trainable(trainable).with_layer(3);
+        let config = config(preset("infsa")).with_trained(decay(trainable)).with_layer(3);
         let power = config.with_gamma_schedule(GammaSchedule::Power).init(&device);
-        match power.gamma() {
+        match power.learned.value(Parameter::Gamma) {
             Some(gamma) => values(gamma).iter().for_each(|gamma| assert!((gamma - 0.343).abs() < 1e-6)),
             None => assert!((power.mechanism.gamma().unwrap() - 0.343).abs() < 1e-12),
         }
-        assert_eq!(power.gamma().is_some(), trainable);
+        assert_eq!(power.learned.value(Parameter::Gamma).is_some(), trainable);
     }
 }
 
@@ -182,11 +276,11 @@ fn folding_gamma_changes_nothing() {
     let device = Device::flex();
     for id in ["infsa", "linear-infsa"] {
         for trainable in [true, false] {
-            let module = config(preset(id)).with_gamma_trainable(trainable).init(&device);
+            let module = config(preset(id)).with_trained(decay(trainable)).init(&device);
             let x = random([2, 6, D_MODEL], &device);
             let expected = module.forward(MhaInput::self_attn(x.clone())).context;
             let folded = module.fold_gamma().unwrap();
-            assert!(folded.gamma().is_none() && folded.mechanism.gamma() == Some(1.0));
+            assert!(folded.learned.value(Parameter::Gamma).is_none() && folded.mechanism.gamma() == Some(1.0));
             assert_close(folded.forward(MhaInput::self_attn(x)).context, expected, 1e-5);
         }
     }
@@ -238,7 +332,7 @@ fn mistakes_are_errors() {
     assert!(error(config(infsa()).with_layer(0)).contains("`layer`"));
     let certain = Mechanism::from_json(r#"{"mechanism": "infsa", "gamma": 1.0}"#).unwrap();
     assert!(error(config(certain.clone())).contains("`gamma`"));
-    assert!(config(certain).with_gamma_trainable(false).try_init(&device).is_ok());
+    assert!(config(certain).with_trained([]).try_init(&device).is_ok());
 
     let module = config(infsa()).init(&device);
     let narrow = module.try_forward(MhaInput::self_attn(random([1, 4, 8], &device))).unwrap_err();
@@ -283,7 +377,7 @@ fn pooling_first_changes_nothing() {
             (false, false, true, true, Strategy::Fused),
         ] {
             let config = config(mechanism.clone()).with_tied(Some(tied)).with_qkv_bias(bias).with_strategy(strategy);
-            let mut module = config.with_gamma_trainable(trainable).with_extra_proj(bias).init(&device);
+            let mut module = config.with_trained(decay(trainable)).with_extra_proj(bias).init(&device);
             let x = random([2, 6, D_MODEL], &device).require_grad();
             let run = |module: &MultiHeadAttention| {
                 let pad = Tensor::<2, Bool>::from_data(keep, &device).bool_not();
@@ -298,7 +392,7 @@ fn pooling_first_changes_nothing() {
                     x.grad(&gradients).unwrap(),
                     gradient(module.projection.weight.val().grad(&gradients)),
                     gradient(module.output.weight.val().grad(&gradients)),
-                    module.gamma_logit.as_ref().map(|logit| logit.val().grad(&gradients).unwrap()),
+                    module.learned.free(Parameter::Gamma).map(|logit| logit.val().grad(&gradients).unwrap()),
                 )
             };
             assert!(module.pool_first);

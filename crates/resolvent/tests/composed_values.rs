@@ -257,6 +257,8 @@ const LEARNED: &[&str] = &[
     r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 3.0}, "series": {"kind": "resolvent", "gamma": 0.6}}"#,
     r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid"}, "structure": {"kind": "clustered", "clusters": 3,
         "estimator": "centroid"}, "series": {"kind": "hops", "gamma": 0.5}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid", "offset": -0.5}, "normalisation": {"kind": "row"},
+        "series": {"kind": "one-hop", "gamma": 0.5}}"#,
     r#"{"mechanism": "composed", "score": {"kind": "student"}, "structure": {"kind": "nystrom", "landmarks": {"kind": "conv",
         "ratio": 2}, "landmark_act": true, "inverse": "cholesky", "ridge": 0.25}, "normalisation": {"kind": "symmetric"},
         "series": {"kind": "one-hop", "gamma": 0.9}}"#,
@@ -269,14 +271,20 @@ fn modules_of_compositions_learn_and_are_stored() {
         for strategy in [Strategy::Auto, Strategy::Composed] {
             let mechanism = Mechanism::from_json(text).unwrap();
             let config = MultiHeadAttentionConfig::new(12, 3, mechanism).with_strategy(strategy);
-            let config = config.with_alpha_trainable(true).with_kappa_trainable(true).with_scale_trainable(true);
+            let config = config.with_trained([
+                Parameter::Gamma,
+                Parameter::Alpha,
+                Parameter::Kappa,
+                Parameter::Scale,
+                Parameter::Offset,
+            ]);
             let mut module = config.init(&device);
             let [x, target] = [(); 2].map(|()| random([2, 9, 12], &device));
             let loss = |module: &resolvent::attention::MultiHeadAttention| {
                 (module.forward(MhaInput::self_attn(x.clone())).context - target.clone()).square().mean()
             };
             let first = loss(&module).into_scalar::<f64>();
-            let before = values(module.gamma().unwrap().inner());
+            let before = values(module.learned.value(Parameter::Gamma).unwrap().inner());
             let mut optimiser = SgdConfig::new().init();
             for _ in 0..20 {
                 let gradients = loss(&module).backward();
@@ -285,7 +293,7 @@ fn modules_of_compositions_learn_and_are_stored() {
             }
             let last = loss(&module).into_scalar::<f64>();
             assert!(last < 0.97 * first, "{text} {strategy}: from {first} to {last}");
-            assert_ne!(before, values(module.gamma().unwrap().inner()), "{text}");
+            assert_ne!(before, values(module.learned.value(Parameter::Gamma).unwrap().inner()), "{text}");
             let file = tempfile::NamedTempFile::new().unwrap();
             convert::save_weights(&module, file.path(), &Default::default()).unwrap();
             let mut other = config.init(&device);

@@ -7,7 +7,7 @@ use burn::{
     tensor::{Device, Tensor},
 };
 use resolvent::{
-    Error, Mechanism,
+    Error, Mechanism, Parameter,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
 };
 use support::random;
@@ -53,7 +53,7 @@ fn spread(grouped: &MultiHeadAttention, config: &MultiHeadAttentionConfig, devic
         };
         Tensor::cat(parts, D - 1)
     }
-    let mut whole = MultiHeadAttentionConfig { kv_heads: None, ..config.clone() }.init(device);
+    let mut whole = config.clone().with_kv_heads(None).init(device);
     whole.projection.weight = Param::from_tensor(wide(grouped.projection.weight.val()).detach());
     whole.projection.bias = grouped.projection.bias.as_ref().map(|bias| Param::from_tensor(wide(bias.val()).detach()));
     (whole.output, whole.landmarks) = (grouped.output.clone(), grouped.landmarks.clone());
@@ -67,7 +67,7 @@ fn heads_that_share_keys_are_heads_with_equal_keys() {
         let rotary = id != "laplacian";
         let config = config(Mechanism::preset(id).unwrap()).with_kv_heads(Some(2)).with_rotary(rotary);
         let grouped = config.init(&device);
-        let learned = grouped.gamma_logit.as_ref().map_or(0, |_| HEADS);
+        let learned = grouped.learned.free(Parameter::Gamma).map_or(0, |_| HEADS);
         assert_eq!(grouped.num_params(), config.parameter_count() + learned, "{id}");
         let whole = spread(&grouped, &config, &device);
         let tokens = random([2, 9, D_MODEL], &device);

@@ -8,7 +8,7 @@ use burn::{
     tensor::{Device, Tensor},
 };
 use resolvent::{
-    Mechanism, Strategy,
+    Mechanism, Parameter, Strategy,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
 };
 use support::random;
@@ -47,14 +47,15 @@ fn order_and_length_scale_learn_within_their_ranges() {
     let device = Device::flex().autodiff();
     let fields = r#", "alpha": 1.3, "kappa": "vision", "intrinsic_dim": 2"#;
     for strategy in [Strategy::Fused, Strategy::Composed] {
-        let config = config(3, fields).with_alpha_trainable(true).with_kappa_trainable(true).with_strategy(strategy);
+        let config = config(3, fields).with_trained([Parameter::Alpha, Parameter::Kappa]).with_strategy(strategy);
         let module = config.init(&device);
         let start = |x: Option<Tensor<1>>| values(x.unwrap());
-        assert!(start(module.alpha()).iter().all(|x| (x - 1.3).abs() < 1e-6));
-        assert!(start(module.kappa()).iter().all(|x| (x - 8.0).abs() < 1e-5));
+        assert!(start(module.learned.value(Parameter::Alpha)).iter().all(|x| (x - 1.3).abs() < 1e-6));
+        assert!(start(module.learned.value(Parameter::Kappa)).iter().all(|x| (x - 8.0).abs() < 1e-5));
         let (module, [first, last]) = train(module, 30, &device);
         assert!(last < 0.9 * first, "{strategy}: {first} to {last}");
-        let (alpha, kappa) = (start(module.alpha()), start(module.kappa()));
+        let (alpha, kappa) =
+            (start(module.learned.value(Parameter::Alpha)), start(module.learned.value(Parameter::Kappa)));
         assert!(alpha.iter().all(|x| (1.0..2.0).contains(x) && (x - 1.3).abs() > 1e-3), "{strategy}: {alpha:?}");
         assert!(kappa.iter().all(|x| *x > 0.0 && (x - 8.0).abs() > 1e-2), "{strategy}: {kappa:?}");
     }
@@ -64,17 +65,17 @@ fn order_and_length_scale_learn_within_their_ranges() {
 fn learned_parameters_stand_for_the_configured_ones() {
     let device = Device::flex();
     let fixed = config(2, "").init(&device);
-    assert!(fixed.alpha().is_none() && fixed.kappa().is_none());
-    let learned = config(2, "").with_alpha_trainable(true).with_kappa_trainable(true).init(&device);
+    assert!(fixed.learned.value(Parameter::Alpha).is_none() && fixed.learned.value(Parameter::Kappa).is_none());
+    let learned = config(2, "").with_trained([Parameter::Alpha, Parameter::Kappa]).init(&device);
     let learned = learned.load_record_of(&fixed);
     let tokens = random([1, 7, D_MODEL], &device);
     let out = |m: &MultiHeadAttention| values(m.forward(MhaInput::self_attn(tokens.clone())).context);
     let worst = out(&fixed).iter().zip(out(&learned)).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
     assert!(worst < 1e-6, "{worst}");
     // At the end of its range the order has no logit, and the Gaussian has no order.
-    assert!(config(2, r#", "alpha": 1"#).with_alpha_trainable(true).validate().is_err());
-    let gaussian = config(2, r#", "alpha": 2"#).with_alpha_trainable(true).with_kappa_trainable(true).init(&device);
-    assert!(gaussian.alpha().is_none() && gaussian.kappa().is_some());
+    assert!(config(2, r#", "alpha": 1"#).with_trained([Parameter::Alpha]).validate().is_err());
+    let gaussian = config(2, r#", "alpha": 2"#).with_trained([Parameter::Alpha, Parameter::Kappa]).init(&device);
+    assert!(gaussian.learned.value(Parameter::Alpha).is_none() && gaussian.learned.value(Parameter::Kappa).is_some());
 }
 
 trait WithMaps {

@@ -60,7 +60,7 @@ fn filters_norms_and_widths_learn() {
     let device = Device::flex().autodiff();
     for json in LEARNING {
         for strategy in [Strategy::Fused, Strategy::Composed] {
-            let config = config(json).with_lambda_trainable(true).with_scale_trainable(true).with_strategy(strategy);
+            let config = config(json).with_trained([Parameter::Lambda, Parameter::Scale]).with_strategy(strategy);
             let mut module = config.init(&device);
             let before = parameters(&module);
             assert!(before.len() >= 6, "{before:?}");
@@ -85,7 +85,7 @@ fn filters_norms_and_widths_learn() {
 #[test]
 fn the_module_is_the_operator_with_its_own_tensors() {
     let device = Device::flex();
-    let module = config(LEARNING[0]).with_scale_trainable(true).init(&device);
+    let module = config(LEARNING[0]).with_trained([Parameter::Scale]).init(&device);
     let tokens = random([2, 20, D_MODEL], &device);
     let heads = |x: Tensor<3>| x.reshape([2, 20, HEADS, D_MODEL / HEADS]).swap_dims(1, 2);
     let packed = module.projection.forward(tokens.clone());
@@ -97,7 +97,7 @@ fn the_module_is_the_operator_with_its_own_tensors() {
         .with(Parameter::LandmarkNormGamma, own.norm_gamma.as_ref().unwrap().val())
         .with(Parameter::LandmarkNormBeta, own.norm_beta.as_ref().unwrap().val())
         .with(Parameter::ValueWeight, weight(&own.value_weight).reshape([HEADS, 3, 3]))
-        .with(Parameter::Scale, module.scale().unwrap());
+        .with(Parameter::Scale, module.learned.value(Parameter::Scale).unwrap());
     let attended = attend(&inputs, &module.mechanism, &Mask::none(), Strategy::Auto).unwrap().out;
     let expected = module.output.forward(attended.swap_dims(1, 2).reshape([2, 20, D_MODEL]));
     let expected: Vec<f32> = expected.into_data().iter().collect();
@@ -135,8 +135,7 @@ fn counted_windows_need_no_other_weights() {
             config(&format!(
                 r#"{{"mechanism": "{mechanism}", "landmarks": {{"kind": "pool", {windows}}}, "grid": [4, 6]}}"#
             ))
-            .with_lambda_trainable(true)
-            .with_scale_trainable(true)
+            .with_trained([Parameter::Lambda, Parameter::Scale])
             .init(&device)
         };
         let sided = of(r#""ratio": 2"#);

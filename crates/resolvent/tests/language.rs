@@ -5,7 +5,7 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 use resolvent::{
-    Mechanism,
+    Mechanism, Parameter,
     models::{LanguageConfig, LanguageModel, NormOrder, Positions, TextConfig},
 };
 
@@ -118,7 +118,9 @@ fn weights_are_counted_and_the_published_shapes_have_their_sizes() {
             let base = config(layers);
             let config = LanguageConfig { positions, kv_heads, text: TextConfig { norm, ..base.text }, ..base };
             let model = config.try_init(&Device::flex()).unwrap();
-            let decays = model.blocks.iter().filter(|block| block.attention.gamma_logit.is_some()).count() * 4;
+            let decays =
+                model.blocks.iter().filter(|block| block.attention.learned.free(Parameter::Gamma).is_some()).count()
+                    * 4;
             assert_eq!(model.num_params(), config.parameter_count() + decays, "{layers:?}");
         }
     }

@@ -6,7 +6,7 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor},
 };
-use resolvent::attention::MultiHeadAttention;
+use resolvent::{Parameter, attention::MultiHeadAttention};
 
 use super::{Task, TaskData};
 use crate::{Recipe, Result};
@@ -76,6 +76,6 @@ pub(super) fn learned_parameters<M: Module>(model: &M) -> usize {
 
 /// The decay of each of `blocks`, as the mean over its heads; empty where it is not learned.
 pub(crate) fn mean_gammas<'a>(blocks: impl Iterator<Item = &'a MultiHeadAttention>) -> Vec<f64> {
-    let learned = blocks.filter_map(MultiHeadAttention::gamma);
+    let learned = blocks.filter_map(|block| block.learned.value(Parameter::Gamma));
     learned.map(|gamma| f64::from(gamma.mean().into_scalar::<f32>())).collect()
 }

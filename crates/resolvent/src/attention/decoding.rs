@@ -3,7 +3,7 @@
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use resolvent_kernels::{self as kernels, Cache, Parameter};
 
-use super::{MultiHeadAttention, config::with_tied};
+use super::{MultiHeadAttention, config::with_tied, input::present};
 use crate::{
     Error, Inputs, Mask, Mechanism, Result, Strategy, attend,
     ops::{is_flex, merge_heads, projections},
@@ -154,7 +154,7 @@ impl MultiHeadAttention {
         let part = |first: usize, width: usize| heads(packed.clone().narrow(2, first, width));
         let v = part(width - keys, keys);
         let (q, k) = match projections(&self.mechanism) {
-            // The sizes alone count.
+            // Only the shapes are read.
             1 => (heads(self.shared(packed.clone())), Some(v.clone())),
             2 => (part(0, queries), None),
             _ => (part(0, queries), Some(part(queries, keys))),
@@ -191,7 +191,7 @@ impl MultiHeadAttention {
         let kept = add(past, packed.clone().narrow(2, first, width - first));
         let part = |part: usize| self.heads(self.shared(kept.clone().narrow(2, part * keys, keys)));
         let mut inputs = match parts {
-            // The sizes alone count.
+            // Only the shapes are read.
             1 => Inputs::new(self.heads(self.shared(packed)), part(0), part(0)),
             _ => Inputs::new(self.heads(packed.narrow(2, 0, d_model)), part(0), part(1)),
         };
@@ -226,14 +226,14 @@ impl MultiHeadAttention {
         check_row_local(&self.mechanism)?;
         self.check_cross(&self.mechanism)?;
         let q = match &self.mechanism {
-            // The sizes alone count.
+            // Only the shapes are read.
             Mechanism::Uniform(_) => self.heads(query),
             _ => self.heads(self.project_part(query, 0)),
         };
         let whole = |x: &Tensor<3>| self.heads(self.shared(x.clone()));
         let mut inputs = Inputs::new(q, whole(&source.keys), whole(&source.values));
         inputs.extras = self.extras();
-        let mask = Mask { causal: false, key: padding.map(Tensor::bool_not), query: None };
+        let mask = Mask { causal: false, key: padding.map(present), query: None };
         // Tied, one projection makes queries and keys, but of different tokens.
         let mechanism = with_tied(self.mechanism.clone(), false);
         let attended = merge_heads(attend(&inputs, &mechanism, &mask, self.strategy)?.out);

@@ -1,18 +1,10 @@
-//! The learned decay.
+//! The decay.
 
-use burn::{
-    module::Param,
-    tensor::{Device, Tensor, activation::sigmoid},
-};
+use burn::{module::Param, tensor::Tensor};
 use resolvent_kernels as kernels;
 
 use super::MultiHeadAttention;
-use crate::{Mechanism, Result, mechanism::Series};
-
-/// One logit per head, `[heads]`, whose sigmoid is `gamma`.
-pub(super) fn logits(gamma: f64, heads: usize, device: &Device) -> Tensor<1> {
-    Tensor::full([heads], (gamma / (1.0 - gamma)).ln(), device)
-}
+use crate::{Mechanism, Parameter, Result, mechanism::Series};
 
 /// The mechanism with `change` applied to its decay.
 pub(super) fn with_gamma(mut mechanism: Mechanism, change: impl Fn(f64) -> f64) -> Mechanism {
@@ -32,12 +24,6 @@ pub(super) fn with_gamma(mut mechanism: Mechanism, change: impl Fn(f64) -> f64) 
 }
 
 impl MultiHeadAttention {
-    /// The learned decay of this layer per head, `[heads]`; `None` where it is fixed or the mechanism has none.
-    pub fn gamma(&self) -> Option<Tensor<1>> {
-        let gamma = sigmoid(self.gamma_logit.as_ref()?.val());
-        Some(if self.gamma_power == 1 { gamma } else { gamma.powi_scalar(self.gamma_power as i64) })
-    }
-
     /// The same function without a decay: `gamma` becomes a factor on the rows of the output projection, and 1 in the
     /// mechanism. For export; the decay is no longer learned.
     ///
@@ -58,12 +44,13 @@ impl MultiHeadAttention {
             (_, Some(gamma)) => gamma,
         };
         let weight = self.output.weight.val();
-        let gamma = self.gamma().unwrap_or_else(|| Tensor::full([self.n_heads], fixed, &weight.device()));
+        let learned = self.learned.value(Parameter::Gamma);
+        let gamma = learned.unwrap_or_else(|| Tensor::full([self.n_heads], fixed, &weight.device()));
         let [d_model, width] = weight.dims();
         let rows = weight.reshape([self.n_heads, d_model / self.n_heads, width]);
         let folded = (rows * gamma.reshape([self.n_heads, 1, 1])).reshape([d_model, width]);
         self.output.weight = Param::from_tensor(folded.detach());
-        self.gamma_logit = None;
+        self.learned = self.learned.without(Parameter::Gamma);
         self.mechanism = with_gamma(self.mechanism, |_| 1.0);
         Ok(self)
     }

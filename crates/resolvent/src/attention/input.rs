@@ -1,9 +1,13 @@
 //! What a [`super::MultiHeadAttention`] takes and returns: the shapes of Burn's own module.
+//!
+//! A mask here names what is *absent*, as in Burn: true is padding, or hidden. [`Mask`], the kernels under it and the `key_mask` of files
+//! name what is *present*. [`present`] turns the one into the other, and nothing else does.
 
 use burn::tensor::{Bool, Tensor};
-use resolvent_kernels::Dropout;
+use resolvent_kernels::{self as kernels, Dropout};
 
-use crate::{Sequences, ops::SharedClusters};
+use super::MultiHeadAttention;
+use crate::{Mask, Mechanism, Result, Sequences, ops::SharedClusters};
 
 /// Input of [`super::MultiHeadAttention::forward`], built as that of Burn's own module.
 #[derive(Debug, Clone)]
@@ -13,6 +17,7 @@ pub struct MhaInput {
     pub(super) memory: Option<(Tensor<3>, Tensor<3>)>,
     pub(super) mask_pad: Option<Tensor<2, Bool>>,
     pub(super) hidden: Option<Tensor<2, Bool>>,
+    pub(super) mask_attn: Option<Tensor<3, Bool>>,
     pub(super) causal: bool,
     pub(super) grid: Option<[usize; 2]>,
     pub(super) dropout: Option<Dropout>,
@@ -28,6 +33,7 @@ impl MhaInput {
             memory: None,
             mask_pad: None,
             hidden: None,
+            mask_attn: None,
             causal: false,
             grid: None,
             dropout: None,
@@ -41,7 +47,7 @@ impl MhaInput {
         Self { memory: Some((key, value)), ..Self::self_attn(query) }
     }
 
-    /// Marks padding, `[batch, seq_kv]`, true = *padding*, as in Burn's own module (and unlike [`crate::Mask`], where
+    /// Says which tokens are padding, `[batch, seq_kv]`, true = *padding*, as in Burn's own module (and unlike [`crate::Mask`], where
     /// true keeps). Padded keys are absent; in self-attention padded tokens are absent as queries too, and their output
     /// is zero.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
@@ -82,14 +88,86 @@ impl MhaInput {
         self
     }
 
-    /// No token sees a later one. (Burn's `mask_attn` takes arbitrary masks, which not every mechanism is defined for.)
+    /// No token sees a later one.
     pub fn causal(mut self) -> Self {
         self.causal = true;
         self
     }
+
+    /// Hides keys from single queries, `[batch, seq_q, seq_kv]`, true = hidden, as in Burn's own module. The causal mask is recognised,
+    /// which takes a look at all of it; [`MhaInput::causal`] needs none. Any other is an error: most mechanisms are not defined for one.
+    pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
+        self.mask_attn = Some(mask_attn);
+        self
+    }
+
+    /// The same input without a mask of pairs, which must be the causal one.
+    pub(super) fn recognise_causal(&mut self, mechanism: &Mechanism) -> Result<()> {
+        let Some(mask) = self.mask_attn.take() else { return Ok(()) };
+        let [batch, queries, keys] = mask.dims();
+        let seq_kv = self.memory.as_ref().map_or(&self.query, |(key, _)| key).dims()[1];
+        let is_causal = || {
+            let hidden = Tensor::<2, Bool>::tril_mask([queries, keys], keys as i64 - queries as i64, &mask.device());
+            let other = mask.clone().not_equal(hidden.unsqueeze_dim::<3>(0).expand([batch, queries, keys]));
+            !other.any().into_data().iter::<bool>().any(|other| other)
+        };
+        if [batch, queries] != [self.query.dims()[0], self.query.dims()[1]] || keys != seq_kv {
+            let (left_shape, right_shape) = (mask.dims().to_vec(), self.query.dims().to_vec());
+            let (op, left, right) = ("multi-head attention", "mask_attn", "query");
+            let remedy = "the mask must be [batch, seq_q, seq_kv]";
+            return Err(kernels::Error::Shape { op, left, left_shape, right, right_shape, remedy }.into());
+        }
+        if !is_causal() {
+            let why = "of masks per pair the causal one alone is known; leave keys out with `mask_pad` or `hide_keys`";
+            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "mask_attn", why }.into());
+        }
+        self.causal = true;
+        Ok(())
+    }
+
+    /// Which tokens take part.
+    pub(super) fn mask(&self) -> Mask {
+        let query = self.mask_pad.clone().filter(|_| self.memory.is_none());
+        let absent = match (self.mask_pad.clone(), self.hidden.clone()) {
+            (Some(padding), Some(hidden)) => Some(padding.bool_or(hidden)),
+            (padding, hidden) => padding.or(hidden),
+        };
+        Mask { causal: self.causal, key: absent.map(present), query: query.map(present) }
+    }
 }
 
-/// Output of [`super::MultiHeadAttention::forward`]. The weights that Burn's own module also returns are never formed.
+/// What takes part, as [`Mask`] says it, where `absent` does not, as this module is told it.
+pub(super) fn present(absent: Tensor<2, Bool>) -> Tensor<2, Bool> {
+    absent.bool_not()
+}
+
+impl MultiHeadAttention {
+    /// Checks that the tensors of `input` fit the projections and each other.
+    pub(super) fn check(&self, input: &MhaInput) -> Result<()> {
+        let [d_model, width] = self.output.weight.dims();
+        let [batch, _, channels] = input.query.dims();
+        let error = |left, left_shape: &[usize], right, right_shape: &[usize], remedy| {
+            let (left_shape, right_shape) = (left_shape.to_vec(), right_shape.to_vec());
+            let op = "multi-head attention";
+            Err(kernels::Error::Shape { op, left, left_shape, right, right_shape, remedy }.into())
+        };
+        if channels != d_model {
+            let remedy = "the last axis must be d_model";
+            return error("query", &input.query.dims(), "weights", &[d_model, width], remedy);
+        }
+        let Some((key, value)) = &input.memory else { return Ok(()) };
+        if key.dims() != value.dims() || key.dims()[0] != batch {
+            return error("key", &key.dims(), "value", &value.dims(), "both must be [batch, seq_kv, d_model]");
+        }
+        if key.dims()[2] != d_model {
+            return error("key", &key.dims(), "weights", &[d_model, width], "the last axis must be d_model");
+        }
+        Ok(())
+    }
+}
+
+/// Output of [`super::MultiHeadAttention::forward`]. The weights that Burn's own module also returns are not formed: see
+/// [`super::MultiHeadAttention::weights`].
 #[derive(Debug, Clone)]
 pub struct MhaOutput {
     /// `[batch, seq_q, d_model]`.

@@ -1,25 +1,33 @@
 //! Multi-head attention over any mechanism.
+//!
+//! What the module and the models take to mask tokens names what is absent, true = padding or hidden, as in Burn; [`crate::Mask`] and the
+//! operators under it name what is present, true = keep.
 
 mod codebook;
 mod config;
 mod decoding;
+mod from_burn;
 mod gamma;
 mod input;
-mod kernel;
 mod landmarks;
+mod learned;
 mod module;
 mod observer;
 mod orthogonal;
 mod pool_first;
 mod rotary;
 mod sharing;
+mod ternary;
 mod value_filter;
 
 pub use codebook::{Codebook, CodebookConfig};
-pub use config::{GammaSchedule, MultiHeadAttentionConfig};
+pub use config::{
+    ClusterConfig, DecayConfig, DropoutRates, GammaSchedule, MultiHeadAttentionConfig, PositionConfig, ProjectionConfig,
+};
 pub use decoding::{KeyValues, Past, check_row_local};
 pub use input::{MhaInput, MhaOutput};
 pub use landmarks::LandmarkParameters;
+pub use learned::{Learned, Trained};
 pub use module::MultiHeadAttention;
 pub use observer::{Observed, Observer};
 pub use orthogonal::{OrthogonalMap, OrthogonalMaps};

@@ -1,30 +1,41 @@
 //! The module.
 
 use burn::{
-    module::{Module, Param},
+    module::Module,
     nn::{self, Linear},
     tensor::Tensor,
 };
 use resolvent_kernels::{self as kernels, Dropout};
-use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Codebook, LandmarkParameters, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps, ValueFilter,
+    Codebook, LandmarkParameters, Learned, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps, ValueFilter,
     config::{field, with_tied},
     landmarks::{drawn_seed, redrawn, with_grid},
     rotary::rotate,
     sharing::{lengthened, lengthened_mask},
 };
 use crate::{
-    Extras, Inputs, Mask, Mechanism, Parameter, Result, Sequences, Strategy, attend,
+    Extras, Inputs, Mask, Mechanism, Result, Sequences, Strategy, attend,
     ops::{attend_packed, linear, merge_heads, projections, split_heads},
-    ternary::{self, Layers, Packed},
+    ternary::{self, Packed},
 };
 
 /// Multi-head attention with any mechanism: project, attend per head, project back.
 ///
-/// It takes the place of `burn::nn::attention::MultiHeadAttention` by a change of the `use` line. Queries, keys and values
-/// come from one fused projection. `uniform` has a value projection only: it reads neither queries nor keys.
+/// Queries, keys and values come from one fused projection. `uniform` has a value projection only: it reads neither queries nor
+/// keys. With `softmax` it is [Burn's own module](burn::nn::attention::MultiHeadAttention), which
+/// [`MultiHeadAttention::from_burn`] turns into it, weights included. Calls stay as they are but for these lines:
+///
+/// | Burn | here |
+/// |---|---|
+/// | `MultiHeadAttentionConfig::new(d_model, n_heads)` | a third argument, the mechanism |
+/// | `with_dropout(p)`, 0.1 by default: of the weights | `with_weight_dropout(p)`, 0 by default; `with_dropout` is that of the output |
+/// | `with_query_bias`, `with_key_bias`, `with_value_bias` | `with_qkv_bias` |
+/// | `with_min_float`, `with_quiet_softmax` | none: what is masked is left out exactly, and a query without keys gets zero |
+/// | `mask_pad` in self-attention | padding does not ask either: its rows are zero |
+/// | `mask_attn(mask)` | the causal mask alone, which [`MhaInput::causal`] says without a tensor; any other is an error |
+/// | `forward(input).weights` | [`MultiHeadAttention::weights`], a call of its own, as no call forms them by the way |
+/// | `forward_cache(input, &mut cache)` | [`MultiHeadAttention::attend_next`] |
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -46,16 +57,8 @@ pub struct MultiHeadAttention {
     pub output: Linear,
     /// The projection after it, if configured.
     pub extra: Option<Linear>,
-    /// Logit of the decay per head, `[n_heads]`, where it is learned.
-    pub gamma_logit: Option<Param<Tensor<1>>>,
-    /// Logit of the order of the Levy kernel per head, `[n_heads]`, where it is learned.
-    pub alpha_logit: Option<Param<Tensor<1>>>,
-    /// Logarithm of the length scale of `fna` per head, `[n_heads]`, where it is learned.
-    pub kappa_log: Option<Param<Tensor<1>>>,
-    /// Logarithm of the bandwidth of the Laplacian kernel per head, `[n_heads]`, where it is learned.
-    pub lambda_log: Option<Param<Tensor<1>>>,
-    /// Logarithm of the Gaussian kernel's factor on squared distances per head, `[n_heads]`, where it is learned.
-    pub scale_log: Option<Param<Tensor<1>>>,
+    /// The mechanism's parameters that are learned per head.
+    pub learned: Learned,
     /// What makes the landmarks and filters the values, where the mechanism has such tensors.
     pub landmarks: LandmarkParameters,
     /// The centroids of the clusters, where they are kept.
@@ -70,8 +73,6 @@ pub struct MultiHeadAttention {
     pub n_heads: usize,
     /// Heads of keys and values; they divide `n_heads`.
     pub kv_heads: usize,
-    /// The decay is `sigmoid(gamma_logit)` to this power.
-    pub gamma_power: usize,
     /// Pool tokens before projecting them where the mechanism pools: see [`super::MultiHeadAttentionConfig::pool_first`].
     pub pool_first: bool,
     /// Turn queries and keys by their positions.
@@ -81,7 +82,7 @@ pub struct MultiHeadAttention {
     /// Where the rounded weights are kept between calls that do not learn: those of this module, and of the MLP beside it.
     #[module(skip)]
     pub packed: Packed,
-    /// Tokens over which a causal `ssa` makes its clusters: see [`super::MultiHeadAttentionConfig::causal_span`].
+    /// Tokens over which a causal `ssa` makes its clusters: see [`super::ClusterConfig::causal_span`].
     pub causal_span: Option<usize>,
     /// Height and width of the tokens' grid, where a call gives no other; `None`: a sequence.
     #[module(skip)]
@@ -92,7 +93,7 @@ pub struct MultiHeadAttention {
     /// How the operator is applied.
     #[module(skip)]
     pub strategy: Strategy,
-    /// Who is shown what self-attention is made of. Default: nobody.
+    /// Callback that receives queries, keys, values and mask of every call of self-attention. Default none.
     #[module(skip)]
     pub observer: Option<Observer>,
 }
@@ -116,10 +117,11 @@ impl MultiHeadAttention {
     /// Tensors that do not fit, and whatever [`crate::attend`] refuses.
     pub fn try_forward(&self, mut input: MhaInput) -> Result<MhaOutput> {
         self.check(&input)?;
+        input.recognise_causal(&self.mechanism)?;
         if let Some(sequences) = input.sequences.take() {
             return self.attend_each(input, &sequences);
         }
-        let mask = mask(&input);
+        let mask = input.mask();
         let padding = input.mask_pad.clone().filter(|_| input.memory.is_none());
         let context = match self.pooled(&input) {
             Some(m) => self.pool_first(input.query, m, &mask)?,
@@ -173,21 +175,32 @@ impl MultiHeadAttention {
             let packed = self.project(input.query, 0, grid)?;
             return self.attend_projected(packed, grid, mechanism, extras, mask);
         };
-        self.check_cross(mechanism)?;
-        let parts = projections(mechanism);
-        let project = |x, part| self.heads(self.shared(self.project_part(x, part)));
-        let v = project(value, parts - 1);
-        let mut inputs = match (mechanism, mechanism.tied()) {
-            // The sizes alone count.
-            (Mechanism::Uniform(_), _) => Inputs::new(self.heads(input.query), v.clone(), v),
-            (_, tied) => {
-                Inputs::new(self.heads(self.project_part(input.query, 0)), project(key, usize::from(!tied)), v)
-            }
-        };
+        let mut inputs = self.cross_inputs(input.query, key, value, mechanism)?;
         inputs.extras = extras;
         // Tied, one projection makes queries and keys, but of different tokens.
         let mechanism = with_tied(mechanism.clone(), false);
         Ok(merge_heads(attend(&inputs, &mechanism, mask, self.strategy)?.out))
+    }
+
+    /// Queries of some tokens, keys and values of others.
+    pub(super) fn cross_inputs(
+        &self,
+        query: Tensor<3>,
+        key: Tensor<3>,
+        value: Tensor<3>,
+        mechanism: &Mechanism,
+    ) -> Result<Inputs> {
+        self.check_cross(mechanism)?;
+        let project = |x, part| self.heads(self.shared(self.project_part(x, part)));
+        let v = project(value, projections(mechanism) - 1);
+        Ok(match mechanism {
+            // Only the shapes of queries and keys are read.
+            Mechanism::Uniform(_) => Inputs::new(self.heads(query), v.clone(), v),
+            _ => {
+                let k = project(key, usize::from(!mechanism.tied()));
+                Inputs::new(self.heads(self.project_part(query, 0)), k, v)
+            }
+        })
     }
 
     /// The projections of a sequence's own tokens, of which the first is number `first`, side by side and turned by their
@@ -266,7 +279,7 @@ impl MultiHeadAttention {
     }
 
     /// The mechanism for this call: on the input's grid, and, on a device with autodiff, with landmarks drawn anew.
-    fn called(&self, input: &MhaInput) -> Mechanism {
+    pub(super) fn called(&self, input: &MhaInput) -> Mechanism {
         let mechanism = self.mechanism.clone();
         let mechanism = with_grid(mechanism, input.grid);
         let device = input.query.device();
@@ -287,15 +300,8 @@ impl MultiHeadAttention {
 
     /// The mechanism's own tensors that this layer has learned.
     pub(super) fn extras(&self) -> Extras {
-        let learned = [
-            (Parameter::Gamma, self.gamma()),
-            (Parameter::Alpha, self.alpha()),
-            (Parameter::Kappa, self.kappa()),
-            (Parameter::Lambda, self.lambda()),
-            (Parameter::Scale, self.scale()),
-        ];
-        let given = learned.into_iter().filter_map(|(parameter, values)| Some((parameter, values?)));
-        let extras = given.fold(Extras::default(), |extras, (parameter, values)| extras.with(parameter, values));
+        let extras =
+            self.learned.values().fold(Extras::default(), |extras, (parameter, values)| extras.with(parameter, values));
         let [d_model, _] = self.output.weight.dims();
         self.landmarks.add_to(extras, &self.mechanism, self.n_heads, d_model / self.n_heads)
     }
@@ -311,59 +317,13 @@ impl MultiHeadAttention {
         linear(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width)))
     }
 
-    /// The input projections, of `widths`, rounded.
-    fn ternary_inputs<'a>(&self, packed: &'a Packed, widths: &'a [usize]) -> Layers<'a> {
-        let (weight, bias) = self.input_maps();
-        Layers { weight, bias, widths, packed }
-    }
-
-    /// Where rounded weights are kept, if weights are rounded.
-    pub(crate) fn packed(&self) -> Option<&Packed> {
-        self.ternary.then_some(&self.packed)
-    }
-
     /// Columns of each input projection.
-    fn input_widths(&self) -> Vec<usize> {
+    pub(super) fn input_widths(&self) -> Vec<usize> {
         let keys = self.key_width();
         match projections(&self.mechanism) {
             1 => vec![keys],
             parts => [self.n_heads * self.head_dim()].into_iter().chain(vec![keys; parts - 1]).collect(),
         }
-    }
-
-    /// The ternary matrices of all projections; none where weights are real.
-    ///
-    /// # Errors
-    /// [`crate::Error::Mechanism`] for weights that are not finite.
-    pub fn ternary_matrices(&self) -> Result<Vec<TernaryMatrix>> {
-        if !self.ternary {
-            return Ok(Vec::new());
-        }
-        let mut matrices = self.packed.matrices(&self.projection.weight.val(), &self.input_widths())?.to_vec();
-        for layer in [Some(&self.output), self.extra.as_ref()].into_iter().flatten() {
-            let [_, width] = layer.weight.dims();
-            matrices.extend(self.packed.matrices(&layer.weight.val(), &[width])?.to_vec());
-        }
-        Ok(matrices)
-    }
-
-    /// The module for running alone: on Flex its ternary weights are packed, and the real ones, from which it would learn or be
-    /// stored, are no more. It is as it was where weights are real.
-    ///
-    /// # Errors
-    /// [`crate::Error::Mechanism`] for weights that are not finite.
-    pub fn into_packed(mut self) -> Result<Self> {
-        if self.ternary {
-            let widths = self.input_widths();
-            self.projection = ternary::only_packed(self.projection, &widths, &self.packed)?;
-            let alone = |layer: Linear| {
-                let [_, width] = layer.weight.dims();
-                ternary::only_packed(layer, &[width], &self.packed)
-            };
-            self.output = alone(self.output)?;
-            self.extra = self.extra.map(alone).transpose()?;
-        }
-        Ok(self)
     }
 
     /// Weights and biases of all input projections side by side.
@@ -381,35 +341,4 @@ impl MultiHeadAttention {
         let [batch, seq, width] = x.dims();
         x.reshape([batch, seq, width / self.head_dim(), self.head_dim()]).swap_dims(1, 2)
     }
-
-    fn check(&self, input: &MhaInput) -> Result<()> {
-        let [d_model, width] = self.output.weight.dims();
-        let [batch, _, channels] = input.query.dims();
-        let error = |left, left_shape: &[usize], right, right_shape: &[usize], remedy| {
-            let (left_shape, right_shape) = (left_shape.to_vec(), right_shape.to_vec());
-            let op = "multi-head attention";
-            Err(kernels::Error::Shape { op, left, left_shape, right, right_shape, remedy }.into())
-        };
-        if channels != d_model {
-            let remedy = "the last axis must be d_model";
-            return error("query", &input.query.dims(), "weights", &[d_model, width], remedy);
-        }
-        let Some((key, value)) = &input.memory else { return Ok(()) };
-        if key.dims() != value.dims() || key.dims()[0] != batch {
-            return error("key", &key.dims(), "value", &value.dims(), "both must be [batch, seq_kv, d_model]");
-        }
-        if key.dims()[2] != d_model {
-            return error("key", &key.dims(), "weights", &[d_model, width], "the last axis must be d_model");
-        }
-        Ok(())
-    }
-}
-
-fn mask(input: &MhaInput) -> Mask {
-    let query = input.mask_pad.clone().filter(|_| input.memory.is_none());
-    let absent = match (input.mask_pad.clone(), input.hidden.clone()) {
-        (Some(padding), Some(hidden)) => Some(padding.bool_or(hidden)),
-        (padding, hidden) => padding.or(hidden),
-    };
-    Mask { causal: input.causal, key: absent.map(Tensor::bool_not), query: query.map(Tensor::bool_not) }
 }

@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 
 use super::{HELD_TOKENS, MhaInput, MultiHeadAttention};
 use crate::{
-    Mask, Mechanism, Result,
+    Mask, Mechanism, Parameter, Result,
     mechanism::LinearInfsa,
     ops::{linear, token_weights},
 };
@@ -58,7 +58,7 @@ impl MultiHeadAttention {
             let bias = bias.val().narrow(0, columns, d_model).reshape([heads, 1, head_dim]);
             pooled = pooled + a.sum_dim(2).swap_dims(0, 1) * bias;
         }
-        let pooled = match self.gamma() {
+        let pooled = match self.learned.value(Parameter::Gamma) {
             Some(gamma) => pooled * gamma.reshape([heads, 1, 1]),
             None => pooled * m.gamma,
         };

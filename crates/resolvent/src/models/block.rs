@@ -114,7 +114,7 @@ impl BlockConfig {
     pub fn try_init(&self, attention: &MultiHeadAttentionConfig, device: &Device) -> Result<Block> {
         let dim = attention.d_model;
         let linear = |from: usize, to: usize| {
-            LinearConfig::new(from, to).with_initializer(attention.initializer.clone()).init(device)
+            LinearConfig::new(from, to).with_initializer(attention.projection.initializer.clone()).init(device)
         };
         let norm = || LayerNorm::new(dim, self.epsilon, device);
         Ok(Block {
@@ -123,7 +123,7 @@ impl BlockConfig {
             mlp_norm: norm(),
             mlp_in: linear(dim, self.mlp_dim),
             mlp_out: linear(self.mlp_dim, dim),
-            dropout: DropoutConfig::new(attention.dropout).init(),
+            dropout: DropoutConfig::new(attention.dropout.output).init(),
             drop_path: DropPath { prob: self.drop_path },
             order: self.order,
             activation: self.activation,

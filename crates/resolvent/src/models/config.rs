@@ -12,8 +12,8 @@ use super::{
     block::{BlockConfig, drop_path_at},
 };
 use crate::{
-    Error, Mechanism, Result, Strategy,
-    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, field, grid_of},
+    Error, Mechanism, Parameter, Result, Strategy,
+    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, Trained, field, grid_of},
 };
 
 /// Of the layer norms of vision transformers.
@@ -55,7 +55,7 @@ pub struct VitConfig {
     /// What the head reads. Default cls.
     #[serde(default)]
     pub pool: Pool,
-    /// One projection for queries and keys; null as in [`MultiHeadAttentionConfig::tied`]. Default null.
+    /// One projection for queries and keys; null as in [`ProjectionConfig::tied`](crate::attention::ProjectionConfig::tied). Default null.
     #[serde(default)]
     pub tied: Option<bool>,
     /// Biases of the query, key and value projections. Default true.
@@ -287,7 +287,7 @@ impl VitConfig {
             .with_tied(self.tied)
             .with_qkv_bias(self.qkv_bias)
             .with_extra_proj(self.extra_proj)
-            .with_gamma_trainable(self.gamma_trainable)
+            .with_trained(Trained::default().with(Parameter::Gamma, self.gamma_trainable))
             .with_gamma_schedule(self.gamma_schedule)
             .with_layer(layer)
             .with_codebook(self.codebook)

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Mechanism, Result, Strategy,
-    attention::{MultiHeadAttentionConfig, ValueConv, field, grid_of},
+    Error, Mechanism, Parameter, Result, Strategy,
+    attention::{MultiHeadAttentionConfig, Trained, ValueConv, field, grid_of},
     mechanism::{Landmarks, PoolWindows, Soft},
     models::{
         Activation, NormOrder, Pool,
@@ -99,7 +99,7 @@ pub struct PyramidConfig {
     pub positions: Positions,
     /// What the head reads: the mean of the last stage, or a class token that joins its tokens.
     pub pool: Pool,
-    /// One projection for queries and keys; null as in [`MultiHeadAttentionConfig::tied`]. Default null.
+    /// One projection for queries and keys; null as in [`ProjectionConfig::tied`](crate::attention::ProjectionConfig::tied). Default null.
     #[serde(default)]
     pub tied: Option<bool>,
     /// Learn the decay per head and block, where the mechanism has one. Default true.
@@ -241,12 +241,14 @@ impl PyramidConfig {
         let stage = &self.stages[index];
         let mechanism = stage.mechanism.as_ref().unwrap_or(&self.mechanism).clone();
         let grid = (!self.has_cls(index)).then(|| self.grids(self.image)[index]);
+        let trained = Trained::default()
+            .with(Parameter::Gamma, self.gamma_trainable)
+            .with(Parameter::Lambda, self.lambda_trainable)
+            .with(Parameter::Scale, self.scale_trainable);
         let count = grid.and(self.landmark_count.or(pooled_count(&mechanism)));
         MultiHeadAttentionConfig::new(stage.dim, stage.heads, with_windows(mechanism, stage.ratio, count))
             .with_tied(self.tied)
-            .with_gamma_trainable(self.gamma_trainable)
-            .with_lambda_trainable(self.lambda_trainable)
-            .with_scale_trainable(self.scale_trainable)
+            .with_trained(trained)
             .with_grid(grid)
             .with_rotary(self.positions == Positions::Rotary)
             .with_value_conv(stage.value_conv)

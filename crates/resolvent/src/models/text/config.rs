@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{TextClassifier, TextEncoder};
 use crate::{
-    Mechanism, Result, Strategy,
-    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, field},
+    Mechanism, Parameter, Result, Strategy,
+    attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, Trained, field},
     models::{Activation, Block, LayerNorm, NormOrder, block::BlockConfig},
 };
 
@@ -34,7 +34,7 @@ pub struct TextConfig {
     pub mlp_dim: usize,
     /// The attention mechanism.
     pub mechanism: Mechanism,
-    /// One projection for queries and keys; null as in [`MultiHeadAttentionConfig::tied`]. Default null.
+    /// One projection for queries and keys; null as in [`ProjectionConfig::tied`](crate::attention::ProjectionConfig::tied). Default null.
     pub tied: Option<bool>,
     /// Biases of the query, key and value projections. Default false.
     pub qkv_bias: bool,
@@ -152,14 +152,16 @@ impl TextConfig {
     }
 
     pub(super) fn attention(&self, mechanism: &Mechanism, layer: usize) -> MultiHeadAttentionConfig {
+        let trained = Trained::default()
+            .with(Parameter::Gamma, self.gamma_trainable)
+            .with(Parameter::Alpha, self.alpha_trainable)
+            .with(Parameter::Kappa, self.kappa_trainable);
         MultiHeadAttentionConfig::new(self.dim, self.heads, mechanism.clone())
             .with_tied(self.tied)
             .with_qkv_bias(self.qkv_bias)
             .with_orthogonal(self.orthogonal)
-            .with_gamma_trainable(self.gamma_trainable)
+            .with_trained(trained)
             .with_gamma_schedule(self.gamma_schedule)
-            .with_alpha_trainable(self.alpha_trainable)
-            .with_kappa_trainable(self.kappa_trainable)
             .with_layer(layer)
             .with_codebook(self.codebook)
             .with_ternary(self.ternary)

@@ -41,7 +41,7 @@ pub struct LanguageConfig {
     pub text: TextConfig,
     /// Most tokens that are read at once.
     pub context: usize,
-    /// Heads of keys and values, see [`MultiHeadAttentionConfig::kv_heads`]. Default null.
+    /// Heads of keys and values, see [`ProjectionConfig::kv_heads`](crate::attention::ProjectionConfig::kv_heads). Default null.
     pub kv_heads: Option<usize>,
     /// Default learned.
     pub positions: Positions,
