@@ -80,8 +80,13 @@ fn compositions_on_clusters_read_and_write_plans() {
     for (path, config) in cases() {
         let args = ["--grad", "--clusters"];
         let [preset, own] = [config.clone(), composed(&config)].map(|c| attend(&sandbox, &path, &c, &args, None));
-        for name in ["out", "dq", "dk", "dv", "label_q", "edges", "edge_log_weight"] {
-            assert_eq!(own.bytes(name), preset.bytes(name), "{path:?} {name}");
+        for name in ["out", "label_q", "edges", "edge_log_weight"] {
+            assert_eq!(own.values(name), preset.values(name), "{path:?} {name}");
+        }
+        // The engine makes these, since a composition learns the score's scale, which the preset does not.
+        for name in ["dq", "dk", "dv"] {
+            let distance = relative_distance(&own.values(name), &preset.values(name));
+            assert!(distance < 1e-5, "{path:?} {name}: {distance:.2e}");
         }
         // Another score follows the same plan.
         let mut other = composed(&config);

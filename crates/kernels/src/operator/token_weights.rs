@@ -16,7 +16,7 @@ use crate::{
 ///
 /// ```
 /// use resolvent_kernels::*;
-/// let mechanism = mechanism::LinearInfsa { tied: true, ..Default::default() };
+/// let mechanism = mechanism::LinearInfsa::default().with_tied(true);
 /// let weights = TokenWeights::new(&mechanism, Shape::square(1, 1, 2, 1), Strategy::Auto)?;
 /// let (mut a, mut stats) = ([0.0; 2], vec![0.0; weights.plan().stats]);
 /// weights.forward(&[1.0, 3.0], None, &Mask::NONE, &mut a, &mut stats, &mut Scratch::default())?;
