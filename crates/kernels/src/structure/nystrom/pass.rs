@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use crate::{
-    parallel::{for_each, for_each_item, workers},
+    parallel::{for_each_item, workers},
     scratch::room,
-    simd::Level,
 };
 
 /// Tokens of one tile: with 64 landmarks its similarities (16 KiB) and their gradients fit a 48 KiB L1; with 1024 they
@@ -23,8 +22,6 @@ pub(crate) fn splits(slices: usize, tokens: usize) -> usize {
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub slice: usize,
-    /// Which of all ranges.
-    pub index: usize,
     pub tokens: Range<usize>,
 }
 
@@ -46,29 +43,9 @@ impl Part {
     }
 }
 
-/// What is done to every part.
-pub(crate) trait Pass: Sync {
-    /// f32 of memory that a part needs.
-    fn memory(&self) -> usize;
-
-    /// Does the part.
-    fn run(&self, level: Level, part: Part, memory: &mut [f32]);
-}
-
 /// f32 of working memory of a pass with `memory` per part.
 pub(crate) fn work(slices: usize, tokens: usize, memory: usize) -> usize {
     workers(slices * splits(slices, tokens)) * room([memory])
-}
-
-/// Runs `pass` over every part of `slices` times `tokens`.
-pub(crate) fn run(pass: &impl Pass, level: Level, slices: usize, tokens: usize, work: &mut [f32]) {
-    let splits = splits(slices, tokens);
-    let share = tokens.div_ceil(TOKENS).div_ceil(splits) * TOKENS;
-    for_each(slices * splits, work, room([pass.memory()]), |index, memory| {
-        let (slice, split) = (index / splits, index % splits);
-        let tokens = (split * share).min(tokens)..((split + 1) * share).min(tokens);
-        pass.run(level, Part { slice, index, tokens }, memory);
-    });
 }
 
 /// Runs `task(item, memory)` for every item, with at least `memory` f32 for each worker.
@@ -87,7 +64,7 @@ pub(crate) fn of_tokens(slices: usize, tokens: usize) -> impl Iterator<Item = Pa
     let share = tokens.div_ceil(TOKENS).div_ceil(splits) * TOKENS;
     (0..slices * splits).map(move |index| {
         let (slice, split) = (index / splits, index % splits);
-        Part { slice, index, tokens: (split * share).min(tokens)..((split + 1) * share).min(tokens) }
+        Part { slice, tokens: (split * share).min(tokens)..((split + 1) * share).min(tokens) }
     })
 }
 

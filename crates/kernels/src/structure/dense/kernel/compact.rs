@@ -3,15 +3,8 @@
 use std::ops::Range;
 
 use crate::{
-    score::Metric,
-    simd::{
-        Level,
-        product::{Left, Right, Size, Store},
-    },
-    structure::{
-        dense::{Rows, padded},
-        nystrom::tile::kernel,
-    },
+    simd::product::Right,
+    structure::dense::{Rows, padded},
 };
 
 /// Columns of a tile: with 64 rows its 32 KiB of weights fit a 48 KiB L1.
@@ -54,15 +47,8 @@ impl<'a> Kept<'a> {
 }
 
 impl<'a> Compact<'a> {
-    /// Gathers the kept rows of `x [slices, seq, dim]`; what is stored of an element of the `n`-th kept row of a slice is
-    /// `entry([slice, n, channel], element)`.
-    pub fn of(
-        x: &[f32],
-        dim: usize,
-        kept: Kept<'_>,
-        entry: impl Fn([usize; 3], f32) -> f32,
-        [rows, blocks]: [&'a mut [f32]; 2],
-    ) -> Self {
+    /// Gathers the kept rows of `x [slices, seq, dim]`.
+    pub fn of(x: &[f32], dim: usize, kept: Kept<'_>, [rows, blocks]: [&'a mut [f32]; 2]) -> Self {
         let (seq, stride) = (kept.seq, padded(dim));
         rows.fill(0.0);
         blocks.fill(0.0);
@@ -72,7 +58,7 @@ impl<'a> Compact<'a> {
             for (n, token) in kept.tokens(slice).enumerate() {
                 let from = &x[(slice * seq + token) * dim..][..dim];
                 let row = &mut rows[n * stride..][..dim];
-                row.iter_mut().zip(from).enumerate().for_each(|(c, (row, &x))| *row = entry([slice, n, c], x));
+                row.copy_from_slice(from);
                 let block = &mut blocks[n / BLOCK * dim * BLOCK + n % BLOCK..];
                 block.iter_mut().step_by(BLOCK).zip(&*row).for_each(|(to, x)| *to = *x);
             }
@@ -98,34 +84,17 @@ impl<'a> Compact<'a> {
     }
 }
 
-/// Writes the mean of the kept rows of every slice, `[slices, dim]`.
-pub(super) fn means(x: &[f32], dim: usize, kept: Kept<'_>, out: &mut [f32]) {
-    out.fill(0.0);
-    for (slice, out) in out.chunks_exact_mut(dim).enumerate() {
-        for token in kept.tokens(slice) {
-            let row = &x[(slice * kept.seq + token) * dim..][..dim];
-            out.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
-        }
-        let count = kept.count(slice).max(1) as f32;
-        out.iter_mut().for_each(|x| *x /= count);
-    }
-}
-
 /// The blocks of `count` columns.
 pub(super) fn blocks(count: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(BLOCK).map(move |from| from..(from + BLOCK).min(count))
 }
 
-/// Writes the kernel between some rows and a block of columns; rows of the tile are `padded(columns)` apart.
-pub(super) fn tile<D: Metric>(
-    level: Level,
-    kernel_of: (D, f32),
-    rows: Rows<'_>,
-    (columns, count): (Right<'_>, usize),
-    dim: usize,
-    out: &mut [f32],
-) {
-    let size = Size { rows: rows.data.len() / rows.stride, cols: padded(count), depth: dim };
-    let left: Left<'_> = rows.as_left();
-    kernel(level, kernel_of, left, size, columns, Store { data: out, stride: padded(count) });
+/// Writes compact rows back to the places of their tokens, zeros to the masked ones.
+pub(super) fn spread(rows: &[f32], stride: usize, kept: Kept<'_>, dim: usize, out: &mut [f32]) {
+    out.fill(0.0);
+    for (slice, out) in out.chunks_exact_mut(kept.seq * dim).enumerate() {
+        for (row, token) in rows[slice * kept.seq * stride..].chunks_exact(stride).zip(kept.tokens(slice)) {
+            out[token * dim..][..dim].copy_from_slice(&row[..dim]);
+        }
+    }
 }
