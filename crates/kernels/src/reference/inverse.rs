@@ -199,7 +199,7 @@ pub(super) struct PseudoInverse {
 impl PseudoInverse {
     pub fn new(a: Matrix, steps: usize) -> Self {
         let norms = norm(&a) * norm(&a.transpose());
-        let alpha = if norms > 0.0 { 1.8 / norms } else { 0.0 };
+        let alpha = ratio(1.8, norms);
         let mut iterates = vec![scaled(&a.transpose(), alpha)];
         for _ in 0..steps {
             let z = &iterates[iterates.len() - 1];
