@@ -192,7 +192,7 @@ impl<'a> Graph<'a> {
             whitened: None,
         };
         match &self.m.normalisation {
-            Normalisation::Row(_) | Normalisation::Factors(_) => {
+            Normalisation::Row(_) => {
                 taken.a = delta.iter().map(|&x| x as f32).collect();
                 taken.p.fill(1.0);
                 taken.typical = weights.typical.clone();

@@ -18,7 +18,7 @@ use landmarks::LandmarkHop;
 use series::{Hop, Measure, Sum, Tokens};
 
 use crate::{
-    Gradients, Parameter, Plan, Result, Shape, Strategy,
+    Convergence, Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
     mechanism::{Composed, Normalisation, Nystrom, Series, Softmax, Structure},
     structure::{
@@ -110,15 +110,16 @@ pub(crate) fn forward(
     if m.feature_map().is_none() {
         range::check(call, m)?;
     }
-    let factored = factored(m);
-    if let (Structure::Nystrom(structure), Series::OneHop(_), None) = (&m.structure, &m.series, factored) {
+    stats.fill(0.0);
+    if let Some(structure) = factored(m) {
+        let ended = factors::with(call, m, structure, |hop| sum_over(call, m, hop).forward(call.v, out))?;
+        save(&ended, stats);
+        return Ok(());
+    }
+    if let (Structure::Nystrom(structure), Series::OneHop(_)) = (&m.structure, &m.series) {
         return nystrom::forward(call, (m, structure), Preset::COMPOSED, out, stats, work);
     }
-    stats.fill(0.0);
     let ended = match (&m.structure, &m.series) {
-        (Structure::Nystrom(structure), _) if factored.is_some() => {
-            factors::with(call, m, structure, |hop| sum_over(call, m, hop).forward(call.v, out))?
-        }
         (Structure::Features(structure), Series::OneHop(_)) => {
             return features::forward(call, (m, structure), out, stats, work);
         }
@@ -130,10 +131,15 @@ pub(crate) fn forward(
         }
         _ => sum_over(call, m, &Graph::new(call, m)?).forward(call.v, out)?,
     };
+    save(&ended, stats);
+    Ok(())
+}
+
+/// Saves how a solver ended on every slice, where there was one.
+fn save(ended: &[Convergence], stats: &mut [f32]) {
     for (stats, ended) in stats.chunks_exact_mut(2).zip(ended) {
         stats.copy_from_slice(&[ended.iterations as f32, ended.bound as f32]);
     }
-    Ok(())
 }
 
 /// The gradients.

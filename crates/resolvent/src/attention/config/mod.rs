@@ -238,20 +238,12 @@ builders! {
     with_strategy: strategy = Strategy, "[`MultiHeadAttentionConfig`]";
 }
 
-/// The mechanism, tied or not.
-pub(in crate::attention) fn with_tied(mut mechanism: Mechanism, tied: bool) -> Mechanism {
-    match &mut mechanism {
-        Mechanism::Softmax(m) => m.tied = tied,
-        Mechanism::Infsa(m) => m.tied = tied,
-        Mechanism::InfsaResolvent(m) => m.tied = tied,
-        Mechanism::LinearInfsa(m) => m.tied = tied,
-        Mechanism::Fna(m) => m.tied = tied,
-        Mechanism::Laplacian(m) => m.tied = tied,
-        Mechanism::LaplacianExact(m) => m.tied = tied,
-        Mechanism::Composed(m) => m.tied = tied,
-        _ => {}
+/// The mechanism, tied or not; presets that are only one of the two stay what they are.
+pub(in crate::attention) fn with_tied(mechanism: Mechanism, tied: bool) -> Mechanism {
+    match mechanism {
+        Mechanism::Uniform(_) | Mechanism::Ssa(_) | Mechanism::Soft(_) | Mechanism::SoftPp(_) => mechanism,
+        free => free.with_tied(tied),
     }
-    mechanism
 }
 
 /// An error naming `field` unless `ok`.
