@@ -43,6 +43,50 @@ impl Scratch {
     }
 }
 
+/// f32 that begin at a cache line, so that no vector of them lies across two: such a vector costs two loads.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Aligned {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Aligned {
+    /// `len` zeros.
+    pub fn new(len: usize) -> Self {
+        Self { lines: vec![Line::default(); len.div_ceil(LINE)], len }
+    }
+
+    /// Makes it hold `len` f32 of unspecified content.
+    pub fn resize(&mut self, len: usize) {
+        if self.lines.len() * LINE < len {
+            *self = Self::new(len);
+        }
+        self.len = len;
+    }
+
+    /// Appends `x`.
+    pub fn extend(&mut self, x: &[f32]) {
+        let from = self.len;
+        self.len += x.len();
+        self.lines.resize(self.len.div_ceil(LINE), Line::default());
+        self[from..].copy_from_slice(x);
+    }
+}
+
+impl std::ops::Deref for Aligned {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
+
+impl std::ops::DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
 /// f32 that [`cut`] takes for buffers of `sizes`.
 pub(crate) fn room<const N: usize>(sizes: [usize; N]) -> usize {
     sizes.iter().map(|len| len.next_multiple_of(LINE)).sum()

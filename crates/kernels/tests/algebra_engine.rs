@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Mechanism, Shape, Tol};
+use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, Tol};
 use support::{
     problem::{Problem, assert_solution},
     random::problem,
@@ -105,4 +105,35 @@ fn the_resolvent_of_a_wide_window_is_that_of_all() {
     for (seq, seed) in [(5, 1), (40, 2), (66, 3), (66, 4)] {
         check(preset, composed, Shape { value_dim: 6, ..Shape::square(2, 2, seq, 4) }, seed);
     }
+}
+
+/// The sums of rows that a fused call saved.
+fn lse(json: &str, p: &Problem) -> Option<Vec<f32>> {
+    let mechanism = Mechanism::from_json(&format!("{{{json}}}")).unwrap();
+    let op = Operator::new(&mechanism, p.shape, false, Strategy::Fused).unwrap();
+    let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<f32>>();
+    let [q, k, v] = [&p.q, p.k.as_ref().unwrap(), &p.v].map(|x| narrow(x));
+    let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras: Extras::default() };
+    let mask = Mask { key: p.key_mask.as_deref(), query: p.query_mask.as_deref(), ..Mask::NONE };
+    let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
+    op.forward(&inputs, &mask, &mut out, &mut stats, &mut Scratch::default()).unwrap();
+    op.lse(&stats).map(<[f32]>::to_vec)
+}
+
+#[test]
+fn rows_tell_their_sums() {
+    let softmax = Mechanism::from_json(r#"{"mechanism": "softmax"}"#).unwrap();
+    let mut p = problem(softmax, Shape::square(2, 2, 70, 5), 3);
+    p.key_mask = Some((0..140).map(|n| n % 5 != 3).collect());
+    p.query_mask = Some((0..140).map(|n| n % 7 != 2).collect());
+    let wanted = lse(r#""mechanism": "softmax""#, &p).unwrap();
+    let composed = r#""mechanism": "composed", "score": {"kind": "dot-exp"}"#;
+    for series in [r#""series": {"kind": "one-hop"}"#, r#""series": {"kind": "hops", "count": 2}"#] {
+        let got = lse(&format!("{composed}, {series}"), &p).unwrap();
+        for (n, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
+            assert!(got == wanted || (got - wanted).abs() < 1e-5, "{series}, row {n}: {got}, not {wanted}");
+        }
+    }
+    let linear = r#""mechanism": "composed", "score": {"kind": "dot-relu"}"#;
+    assert_eq!(lse(linear, &p), None, "sums of affinities are no log-sum-exp");
 }

@@ -35,6 +35,7 @@ pub(super) fn plan(structure: &Nystrom, shape: &Shape, pairs: Plan, hops: u64) -
         flops_backward: share(pairs.flops_backward) * hops + 3 * inverse,
         exps_forward: share(pairs.exps_forward) * hops,
         exps_backward: share(pairs.exps_backward) * hops,
+        stats: 2 * shape.slices(),
         allocated_forward: pairs.allocated_forward + landmarks + iterates,
         allocated_backward: pairs.allocated_backward + 3 * landmarks + iterates,
         ..pairs
@@ -142,6 +143,7 @@ pub(super) fn with<R>(
     let identity = identity(&shape);
     let mut weights = vec![0.0; shape.slices() * rows.count * columns.count];
     among.apply(&identity, &mut weights);
+    among.check()?;
     let invert = |(slice, weights): (usize, &[f32])| {
         let ridge = |i: usize, j: usize| {
             let alive = |side: &Landmarks, n: usize| side.alive[slice / shape.heads * side.count + n];
@@ -228,19 +230,6 @@ impl FactorsHop<'_> {
         });
         da
     }
-
-    /// Gradients for the tokens of one of the graphs.
-    fn tokens(&self, rows: usize, columns: usize) -> Tokens {
-        let (slices, dim) = (self.shape.slices(), self.shape.head_dim);
-        let zeros = |tokens: usize| vec![0.0; slices * tokens * dim];
-        Tokens {
-            dq: zeros(rows),
-            dk: zeros(columns),
-            parameters: vec![[0.0; 2]; slices],
-            others: Vec::new(),
-            failure: None,
-        }
-    }
 }
 
 impl Hop for FactorsHop<'_> {
@@ -259,34 +248,37 @@ impl Hop for FactorsHop<'_> {
         self.right.transpose(&self.by_inverse(&columns, true), out);
     }
 
-    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens) {
-        let Shape { seq_q, seq_kv, .. } = self.shape;
-        let [rows, columns] = [self.rows.count, self.columns.count];
+    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens<'_>) {
+        let (slices, dim) = (self.shape.slices(), self.shape.head_dim);
+        let [mut of_rows, mut of_columns] =
+            [self.rows.count, self.columns.count].map(|count| vec![0.0; slices * count * dim]);
         let [right, middle] = self.through(x);
         let mut dmiddle = vec![0.0; middle.len()];
-        let mut of_left = self.tokens(seq_q, columns);
-        self.left.backward(&middle, y, dout, &mut dmiddle, &mut of_left);
+        let mut left = Tokens::new(tokens.wanted, slices, tokens.dq, &mut of_columns);
+        self.left.backward(&middle, y, dout, &mut dmiddle, &mut left);
+        let mut parts = left.parameters;
         let dright = self.by_inverse(&dmiddle, true);
-        let mut of_right = self.tokens(rows, seq_kv);
+        let mut of_right = Tokens::new(tokens.wanted, slices, &mut of_rows, tokens.dk);
         self.right.backward(x, &right, &dright, dx, &mut of_right);
-        let mut of_among = self.tokens(rows, columns);
+        parts.extend(of_right.parameters);
         let dweights = self.of_inverse(&right, &dmiddle);
         let mut unused = vec![0.0; self.identity.len()];
-        self.among.backward(&self.identity, &self.weights, &dweights, &mut unused, &mut of_among);
-        let add = |to: &mut [f32], x: &[f32]| to.iter_mut().zip(x).for_each(|(to, x)| *to += x);
-        add(&mut tokens.dq, &of_left.dq);
-        add(&mut tokens.dk, &of_right.dk);
-        add(&mut of_right.dq, &of_among.dq);
-        add(&mut of_left.dk, &of_among.dk);
-        self.rows.backward(&of_right.dq, &mut tokens.dq);
-        self.columns.backward(&of_left.dk, &mut tokens.dk);
-        for part in [of_left, of_right, of_among] {
+        let mut among = Tokens::new(tokens.wanted, slices, &mut of_rows, &mut of_columns);
+        self.among.backward(&self.identity, &self.weights, &dweights, &mut unused, &mut among);
+        parts.extend(among.parameters);
+        self.rows.backward(&of_rows, tokens.dq);
+        self.columns.backward(&of_columns, tokens.dk);
+        for part in parts.chunks(slices) {
             let sums = tokens.parameters.iter_mut().flatten();
-            sums.zip(part.parameters.as_flattened()).for_each(|(to, x)| *to += x);
+            sums.zip(part.as_flattened()).for_each(|(to, x)| *to += x);
         }
     }
 
     fn parameters(&self) -> Vec<Parameter> {
         self.left.parameters()
+    }
+
+    fn check(&self) -> Result<()> {
+        [&self.left, &self.right].into_iter().try_for_each(Graph::check)
     }
 }

@@ -117,12 +117,12 @@ impl Hop for FeatureHop<'_> {
         self.backward_into(from, Targets { dv: Some(out), ..Targets::default() });
     }
 
-    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens) {
+    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens<'_>) {
         let (mut dq, mut dk) = (vec![0.0; self.call.shape.q_len()], vec![0.0; self.call.shape.k_len()]);
         let from = Backward { v: x, out: Some(y), dout, stats: &self.stats };
         self.backward_into(from, Targets { dq: Some(&mut dq), dk: Some(&mut dk), dv: Some(dx) });
         let of_scale = self.operator.scale_gradients(&dq, Some(&dk));
-        for (to, part) in [(&mut tokens.dq, &dq), (&mut tokens.dk, &dk)] {
+        for (to, part) in [(&mut *tokens.dq, &dq), (&mut *tokens.dk, &dk)] {
             to.iter_mut().zip(part).for_each(|(to, x)| *to += x);
         }
         tokens.parameters.iter_mut().zip(of_scale).for_each(|(to, x)| to[0] += x);

@@ -1,41 +1,48 @@
 //! The weighted graph of a call: one hop over it, its transpose, and the gradients.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 
 use super::{
-    head::{Head, Sight, Slice},
+    columns::Block,
+    head::{Head, Slice},
+    normalise::{RowSum, Weighed, is_streamed},
+    pool::Pool,
     series::{Hop, Tokens},
+    sight::Sight,
     sweep::{Channels, Gradients, Sweep, Taken, Weights},
+    tile::KEYS,
     whiten::Statistics,
 };
 use crate::{
     Error, Parameter, Result, Shape,
     call::Call,
-    mechanism::{Composed, Factor, Normalisation, Structure, Whitening},
-    score::{
-        builtin,
-        contract::{MOST_PARAMETERS, TileScore},
-        map::Map,
-    },
+    mechanism::{Composed, Normalisation, Structure, Whitening},
+    score::{builtin, contract::MOST_PARAMETERS, map::Map, tiles::TileScore},
     structure::{clustered, dense::padded},
 };
 
 /// Tasks that a call's backward pass is split into where batch and heads are fewer. A constant, lest results depend on the machine.
 const TASKS: usize = 16;
 
+/// f32 of columns and their gradients that are worked on at a time: a quarter of a second-level cache of 2 MiB.
+const CACHED: usize = 1 << 17;
+
+/// Numbers per query that [`Graph::save`] writes.
+pub(super) const SAVED: usize = 3;
+
 /// Pairs of a dense or clustered structure, and what weighs them.
 pub(super) struct Graph<'a> {
     call: &'a Call<'a>,
     m: &'a Composed,
     map: Map,
-    heads: Vec<Head>,
+    heads: Vec<Head<'a>>,
     /// Of every head of the call, not of every slice.
     scores: Vec<Arc<dyn TileScore>>,
-    weights: Vec<Weights>,
-    /// Of a Frobenius norm, per slice and row: the divisor over the norm that it comes from.
-    shares: Vec<Vec<f64>>,
+    /// Of every slice, from the first hop or from what that saved.
+    weighed: Vec<OnceLock<Weighed>>,
+    pool: Pool,
 }
 
 /// Whether the engine has the composition.
@@ -92,171 +99,262 @@ impl<'a> Graph<'a> {
                 (0..shape.slices()).into_par_iter().map(head).collect()
             }
         };
-        let mut graph = Self { call, m, map, heads, scores, weights: Vec::new(), shares: Vec::new() };
-        (graph.weights, graph.shares) = (0..shape.slices()).map(|slice| graph.weigh(slice)).unzip();
-        // Sums that left f32 would divide in silence.
-        let unbounded = |x: &&f32| !x.is_finite() || **x == 0.0 && !graph.scores[0].is_log();
-        if let Some(index) = graph.weights.iter().flat_map(|w| &w.rows).position(|x| unbounded(&x)) {
-            return Err(Error::Overflow { tensor: "row sums", index });
-        }
-        Ok(graph)
+        let weighed = (0..shape.slices()).map(|_| OnceLock::new()).collect();
+        Ok(Self { call, m, map, heads, scores, weighed, pool: Pool::default() })
     }
 
     fn sweep(&self, slice: usize) -> Sweep<'_> {
-        let score = &*self.scores[slice % self.call.shape.heads];
-        Sweep { head: &self.heads[slice], score, level: self.call.level }
+        let (head, score) = (&self.heads[slice], &*self.scores[slice % self.call.shape.heads]);
+        Sweep { head, q: &head.q, k: &head.k, score, level: self.call.level, pool: &self.pool }
     }
 
-    /// `ln sum |g|^p` of the rows of `sweep`'s head, and the terms of their largest values.
-    fn row_logs(sweep: Sweep<'_>, power: f32) -> (Vec<f64>, Vec<f32>) {
-        let blocks: Vec<Vec<(f64, f32)>> =
-            sweep.head.blocks.par_iter().map(|block| sweep.row_logs(block, power)).collect();
+    /// Whether rows are summed while values are.
+    fn is_streamed(&self) -> bool {
+        is_streamed(&self.m.normalisation)
+    }
+
+    /// The logarithms of the sums of the rows of `sweep`'s head.
+    fn row_logs(&self, sweep: Sweep<'_>) -> Vec<f64> {
+        self.rows(sweep, &[], &mut []).iter().map(RowSum::log).collect()
+    }
+
+    /// The sums of the rows of `sweep`'s head, and `sums` in units of these: [`Sweep::rows`] of all blocks.
+    fn rows(&self, sweep: Sweep<'_>, v: &[f32], sums: &mut [f32]) -> Vec<RowSum> {
+        let squares = matches!(self.m.normalisation, Normalisation::Frobenius(_));
+        let stride = v.len() / sweep.head.keys.len().max(1);
+        let parts = split(&sweep.head.blocks, sums, stride);
+        let rows = |(block, part): (&Block, &mut [f32])| sweep.rows(block, squares, v, part);
         // Blocks are in the order of the rows.
-        blocks.into_iter().flatten().unzip()
+        let rows: Vec<_> = sweep.head.blocks.par_iter().zip(parts).map(rows).collect();
+        rows.into_iter().flatten().collect()
     }
 
     /// What makes weights of a slice's values.
-    fn weigh(&self, slice: usize) -> (Weights, Vec<f64>) {
+    fn weighed(&self, slice: usize) -> &Weighed {
+        self.weighed[slice].get_or_init(|| self.weigh(slice))
+    }
+
+    fn weigh(&self, slice: usize) -> Weighed {
         let (sweep, head) = (self.sweep(slice), &self.heads[slice]);
         let log = sweep.score.is_log();
-        let neutral = if log { 0.0 } else { 1.0 };
-        // From the logarithm of a divisor; what is divided by nothing is nothing.
-        let factor = |ln: f64| match ln == f64::NEG_INFINITY {
-            true => neutral,
-            false if log => ln as f32,
-            false => (-ln).exp() as f32,
-        };
-        let rows_of = |logs: &[f64]| {
-            let rows: Vec<f32> = logs.iter().map(|&ln| factor(ln)).collect();
-            let lost =
-                |(&ln, &row): (&f64, &f32)| if ln.is_finite() { (f64::from(row) - ln).exp() as f32 } else { 1.0 };
-            let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
-            Weights { rows, fine, ..Weights::default() }
-        };
-        let columns = vec![neutral; head.keys.len()];
         match &self.m.normalisation {
-            // Each of the factors by its rows.
-            Normalisation::Row(_) | Normalisation::Factors(_) => {
-                let (logs, terms) = Self::row_logs(sweep, 1.0);
-                let typical = if log { terms } else { Vec::new() };
-                (Weights { columns, typical, ..rows_of(&logs) }, Vec::new())
-            }
-            Normalisation::Frobenius(m) => {
-                let (squares, _) = Self::row_logs(sweep, 2.0);
-                let norms = if self.call.mask.causal { prefix_logs(head, &squares) } else { total_log(&squares) };
-                let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
-                let share =
-                    |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
-                let divisors: Vec<f64> = norms.iter().map(divisor).collect();
-                (Weights { columns, ..rows_of(&divisors) }, norms.iter().map(share).collect())
+            Normalisation::None(_) => {
+                Weighed::streamed(&self.m.normalisation, head, log, vec![0.0; head.queries.len()], Vec::new())
             }
             Normalisation::Symmetric(_) => {
-                let half = |logs: Vec<f64>| logs.into_iter().map(|ln| factor(ln / 2.0)).collect();
                 let transposed = head.transposed();
-                let rows = half(Self::row_logs(sweep, 1.0).0);
-                let columns = half(Self::row_logs(Sweep { head: &transposed, ..sweep }, 1.0).0);
-                (Weights { rows, columns, ..Weights::default() }, Vec::new())
-            }
-            Normalisation::None(m) => {
-                let ln = |seen: &f64| if m.factor == Factor::InvN { seen.max(1.0).ln() } else { 0.0 };
-                (
-                    Weights {
-                        rows: head.seen.iter().map(|seen| factor(ln(seen))).collect(),
-                        columns,
-                        ..Weights::default()
-                    },
-                    Vec::new(),
-                )
+                let columns = self.row_logs(Sweep { head: &transposed, q: &transposed.q, k: &transposed.k, ..sweep });
+                Weighed::symmetric(log, self.row_logs(sweep), columns)
             }
             Normalisation::Whitened(m) => {
-                let statistics = Statistics::of(sweep, &Self::row_logs(sweep, 1.0).0, m);
-                (Weights { columns, whitened: Some(statistics), ..Weights::default() }, Vec::new())
+                let statistics = Statistics::of(sweep, |sweep| self.row_logs(sweep), m);
+                let columns = vec![0.0; head.keys.len()];
+                let weights = Weights { columns, whitened: Some(statistics), ..Weights::default() };
+                Weighed { weights, ..Weighed::default() }
+            }
+            streamed => Weighed::of_rows(streamed, head, log, &self.rows(sweep, &[], &mut [])),
+        }
+    }
+
+    /// Whether sums left f32, by which would be divided in silence.
+    pub fn check(&self) -> Result<()> {
+        let log = self.scores[0].is_log();
+        let unbounded = |x: &&f32| !x.is_finite() || **x == 0.0 && !log;
+        let rows = self.weighed.iter().filter_map(|w| w.get()).flat_map(|w| &w.weights.rows);
+        match rows.into_iter().position(|x| unbounded(&x)) {
+            Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what spares [`Graph::restore`] the sums of the rows, [`SAVED`] numbers per query of the call.
+    pub fn save(&self, stats: &mut [f32]) {
+        let seq = self.call.shape.seq_q;
+        let [sums, rests, terms] = thirds(stats);
+        // What a masked query has summed.
+        sums.fill(f32::NEG_INFINITY);
+        for (slice, weighed) in self.weighed.iter().enumerate() {
+            let Some(weighed) = weighed.get().filter(|_| self.is_streamed()) else { continue };
+            for (n, (&i, &ln)) in self.heads[slice].queries.iter().zip(&weighed.logs).enumerate() {
+                let at = slice * seq + i as usize;
+                sums[at] = ln as f32;
+                rests[at] = if ln.is_finite() { (ln - f64::from(sums[at])) as f32 } else { 0.0 };
+                terms[at] = weighed.weights.typical.get(n).copied().unwrap_or(0.0);
             }
         }
     }
 
-    /// What the normalisation takes out of the gradients, from `delta_i = <dout_i, out_i>` and, where columns are divided,
-    /// `epsilon_j = <v_j, dv_j>`.
-    fn taken(&self, slice: usize, delta: &[f64], epsilon: &[f64]) -> Taken {
-        let (head, weights) = (&self.heads[slice], &self.weights[slice]);
-        let log = self.scores[slice % self.call.shape.heads].is_log();
-        let (rows, columns) = (head.queries.len(), head.keys.len());
-        let zeros = |n: usize| vec![0.0; n];
-        let mut taken = Taken {
-            a: zeros(rows),
-            c: zeros(rows),
-            tau: zeros(rows),
-            p: zeros(columns),
-            d: zeros(columns),
-            typical: Vec::new(),
-            whitened: None,
-        };
-        match &self.m.normalisation {
-            Normalisation::Row(_) => {
-                taken.a = delta.iter().map(|&x| x as f32).collect();
-                taken.p.fill(1.0);
-                taken.typical = weights.typical.clone();
-            }
-            Normalisation::Frobenius(_) => {
-                taken.tau = frobenius(head, &self.shares[slice], weights, delta, log, self.call.mask.causal);
-            }
-            Normalisation::Symmetric(_) => {
-                // The root of a sum: its logarithm is half of the sum's. They are taken relative to the largest of the rows.
-                let most = weights.rows.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let root = |x: f32| if log { f64::from(x - most).exp() } else { 1.0 / f64::from(x) };
-                let ratio = |x: f64, root: f64| if root > 0.0 { (0.5 * x / root) as f32 } else { 0.0 };
-                for (n, &x) in weights.rows.iter().enumerate() {
-                    (taken.a[n], taken.c[n]) = (ratio(delta[n], root(x)), root(x) as f32);
-                }
-                for (n, &x) in weights.columns.iter().enumerate() {
-                    (taken.p[n], taken.d[n]) = (root(x) as f32, ratio(epsilon[n], root(x)));
-                }
-            }
-            _ => {}
+    /// Takes the sums of the rows from what the same call saved.
+    pub fn restore(self, stats: &[f32]) -> Self {
+        if !self.is_streamed() {
+            return self;
         }
-        taken
+        let (seq, third) = (self.call.shape.seq_q, stats.len() / SAVED);
+        for (slice, head) in self.heads.iter().enumerate() {
+            let at = |n: usize, part: usize| stats[part * third + slice * seq + head.queries[n] as usize];
+            let rows = 0..head.queries.len();
+            let logs = rows.clone().map(|n| f64::from(at(n, 0)) + f64::from(at(n, 1))).collect();
+            let terms = rows.map(|n| at(n, 2)).collect();
+            let log = self.sweep(slice).score.is_log();
+            let weighed = Weighed::streamed(&self.m.normalisation, head, log, logs, terms);
+            // Nobody has asked for them yet.
+            let _ = self.weighed[slice].set(weighed);
+        }
+        self
     }
 
-    /// Runs the backward pass over one slice's blocks; `taken` as in [`Sweep::backward`].
-    fn slice_backward(&self, slice: usize, taken: Option<&Taken>, x: Channels<'_>) -> Gradients {
+    /// One hop of a slice, for rows of whole vectors `values`: rows in the order of the head, with `out` scaled to its end.
+    fn hop(&self, slice: usize, values: &[f32], rows: &mut [f32]) {
         let (sweep, head) = (self.sweep(slice), &self.heads[slice]);
-        let tasks = TASKS.div_ceil(self.call.shape.slices()).min(head.blocks.len()).max(1);
-        let new = || {
-            let tokens = |len: usize| vec![0.0; if taken.is_some() { len } else { 0 }];
-            Gradients {
-                dq: tokens(head.q.len()),
-                dk: tokens(head.k.len()),
-                dv: vec![0.0; head.keys.len() * padded(x.dim)],
-                parameters: [0.0; MOST_PARAMETERS],
+        let stride = values.len() / head.keys.len().max(1);
+        if let (None, true) = (self.weighed[slice].get(), self.is_streamed()) {
+            let log = sweep.score.is_log();
+            let sums = self.rows(sweep, values, rows);
+            let weighed = Weighed::of_rows(&self.m.normalisation, head, log, &sums);
+            for (n, (row, sum)) in rows.chunks_exact_mut(stride.max(1)).zip(&sums).enumerate() {
+                let factor = weighed.factor(&self.m.normalisation, log, n, sum);
+                row.iter_mut().for_each(|x| *x *= factor);
             }
-        };
-        let task = |task: usize| {
-            let mut part = new();
-            for block in head.blocks.iter().skip(task).step_by(tasks) {
-                sweep.backward(block, (&self.weights[slice], taken), x, &mut part);
-            }
-            part
-        };
-        let parts: Vec<Gradients> = (0..tasks).into_par_iter().map(task).collect();
-        parts.into_iter().reduce(Gradients::plus).unwrap_or_else(new)
+            let _ = self.weighed[slice].set(weighed);
+            return;
+        }
+        let weights = &self.weighed(slice).weights;
+        rows.fill(0.0);
+        let parts = split(&head.blocks, rows, stride);
+        head.blocks.par_iter().zip(parts).for_each(|(block, part)| sweep.apply(block, weights, values, part));
     }
 
-    /// Sums over the channels of rows of two tensors, by row of the head.
-    fn contractions(x: &[f32], y: &[f32], dim: usize) -> Vec<f64> {
-        let rows = x.chunks_exact(dim.max(1)).zip(y.chunks_exact(dim.max(1)));
-        rows.map(|(x, y)| crate::structure::dense::dot(x, y)).collect()
+    /// Runs the backward pass over one slice's blocks; `taken` as in [`Sweep::backward`]. Adds the gradients of the images of
+    /// rows and columns (where `taken`) and of the values, in the order of the head; returns those of the parameters.
+    fn slice_backward(
+        &self,
+        slice: usize,
+        (taken, wanted): (Option<&Taken>, bool),
+        x: Channels<'_>,
+        [dq, dk, dv]: [&mut [f32]; 3],
+    ) -> [f64; MOST_PARAMETERS] {
+        let (head, weights) = (&self.heads[slice], &self.weighed(slice).weights);
+        let [q, k, gradients] = [&head.q[..], &head.k[..], x.gradients].map(|x| self.pool.aligned(x));
+        let (sweep, x) = (Sweep { q: &q, k: &k, ..self.sweep(slice) }, Channels { gradients: &gradients, ..x });
+        // The columns that blocks pass by at a time stay in the second cache with their gradients.
+        let length = (CACHED / (2 * (head.stride + padded(x.dim)))).next_multiple_of(KEYS);
+        let spans: Vec<_> = (0..head.keys.len().max(1)).step_by(length).map(|first| first..first + length).collect();
+        let per_row = if taken.is_some() { head.stride } else { 0 };
+        let run = |blocks: &[Block], dq: &mut [f32], [dk, dv]: [&mut [f32]; 2]| {
+            let mut parameters = wanted.then_some([0.0; MOST_PARAMETERS]);
+            for span in &spans {
+                for (block, dq) in blocks.iter().zip(split(blocks, dq, per_row)) {
+                    let (dk, dv, first) = (&mut *dk, &mut *dv, block.rows.start);
+                    let mut into = Gradients { dq, first, dk, dv, parameters: parameters.as_mut() };
+                    sweep.backward((block, span), (weights, taken), x, &mut into);
+                }
+            }
+            parameters.unwrap_or_default()
+        };
+        let count = head.blocks.len().div_ceil(TASKS.div_ceil(self.call.shape.slices())).max(1);
+        if count >= head.blocks.len() {
+            return run(&head.blocks, dq, [dk, dv]);
+        }
+        let tasks: Vec<_> = head.blocks.chunks(count).zip(split_tasks(&head.blocks, dq, per_row, count)).collect();
+        let task = |(blocks, dq): (&[Block], &mut [f32])| {
+            let [mut dk, mut dv] = [dk.len(), dv.len()].map(|len| self.pool.zeros(len));
+            let parameters = run(blocks, dq, [&mut dk, &mut dv]);
+            (dk, dv, parameters)
+        };
+        let done: Vec<_> = tasks.into_par_iter().map(task).collect();
+        let add = |to: &mut [f32], from: &[f32]| to.iter_mut().zip(from).for_each(|(to, x)| *to += x);
+        let mut parameters = [0.0; MOST_PARAMETERS];
+        for (of_keys, of_values, part) in &done {
+            add(dk, of_keys);
+            add(dv, of_values);
+            parameters.iter_mut().zip(part).for_each(|(to, x)| *to += x);
+        }
+        parameters
+    }
+
+    /// The gradients of a slice's values alone, added to `dv`.
+    fn transpose_slice(&self, slice: usize, gradients: &[f32], dim: usize, dv: &mut [f32]) {
+        let x = Channels { values: &[], gradients, dim };
+        self.slice_backward(slice, (None, false), x, [&mut [], &mut [], dv]);
+    }
+
+    /// Adds the gradients of one slice: of its queries, keys and values; returns those of the parameters.
+    fn backward_slice(
+        &self,
+        slice: usize,
+        wanted: bool,
+        [x, y, dout]: [&[f32]; 3],
+        [dq, dk, dx]: [&mut [f32]; 3],
+    ) -> [f64; MOST_PARAMETERS] {
+        let Shape { head_dim: d, value_dim: dim, seq_q, seq_kv, heads, .. } = self.call.shape;
+        let (head, raw) = (&self.heads[slice], Slice::of(self.call, slice));
+        let (values, gradients, results) = (head.of_columns(x, dim), head.of_rows(dout, dim), head.of_rows(y, dim));
+        let channels = Channels { values: &values, gradients: &gradients, dim };
+        let delta = contractions(&gradients, &results, padded(dim));
+        let (weighed, log) = (self.weighed(slice), self.sweep(slice).score.is_log());
+        let mut dv = self.pool.zeros(if self.is_streamed() { 0 } else { head.keys.len() * padded(dim) });
+        if !self.is_streamed() {
+            self.transpose_slice(slice, &gradients, dim, &mut dv);
+        }
+        let epsilon = contractions(&values, &dv, padded(dim));
+        let mut taken = weighed.taken(&self.m.normalisation, head, log, &delta, &epsilon);
+        let statistics = weighed.weights.whitened.as_ref();
+        taken.whitened = statistics.map(|s| s.back(head, &values, &gradients, &dv, padded(dim)));
+        drop(dv);
+        let taken = (Some(&taken), wanted);
+        let in_place = self.map == Map::Identity && head.lies_like(seq_q, d) && head.columns_lie_like(seq_kv, d);
+        if in_place && padded(dim) == dim {
+            return self.slice_backward(slice, taken, channels, [dq, dk, dx]);
+        }
+        let [mut of_rows, mut of_columns, mut of_values] =
+            [head.q.len(), head.k.len(), head.keys.len() * padded(dim)].map(|len| self.pool.zeros(len));
+        let into: [&mut [f32]; 3] = [&mut of_rows, &mut of_columns, &mut of_values];
+        let mut of_score = self.slice_backward(slice, taken, channels, into);
+        head.add_columns(&of_values, padded(dim), dx, dim, None);
+        head.add_columns(&of_columns, head.stride, dk, d, Some((self.map, raw.k)));
+        head.add_rows(&of_rows, head.stride, dq, d, Some((self.map, raw.q)));
+        if self.map == Map::Offset && wanted {
+            // The term holds the query's own offset, which does not depend on the scale.
+            let scale = parameter(self.call, self.m, Parameter::Scale, slice % heads) as f32;
+            let offsets = of_rows.chunks_exact(head.stride).zip(head.q.chunks_exact(head.stride));
+            of_score[0] -= offsets.map(|(dq, q)| f64::from(dq[d]) * f64::from(q[d])).sum::<f64>() / f64::from(scale);
+        }
+        of_score
     }
 }
 
-impl Gradients {
-    fn plus(mut self, other: Self) -> Self {
-        let add = |to: &mut [f32], from: &[f32]| to.iter_mut().zip(from).for_each(|(to, x)| *to += x);
-        add(&mut self.dq, &other.dq);
-        add(&mut self.dk, &other.dk);
-        add(&mut self.dv, &other.dv);
-        self.parameters.iter_mut().zip(other.parameters).for_each(|(to, x)| *to += x);
-        self
-    }
+/// [`split`] for tasks of `count` blocks each.
+fn split_tasks<'x>(blocks: &[Block], mut x: &'x mut [f32], stride: usize, count: usize) -> Vec<&'x mut [f32]> {
+    let part = |blocks: &[Block]| {
+        let rows: usize = blocks.iter().map(|block| block.rows.len()).sum();
+        let (part, rest) = std::mem::take(&mut x).split_at_mut(rows * stride);
+        x = rest;
+        part
+    };
+    blocks.chunks(count).map(part).collect()
+}
+
+/// Parts of `x`, `stride` numbers for every row of each block.
+fn split<'x>(blocks: &[Block], mut x: &'x mut [f32], stride: usize) -> Vec<&'x mut [f32]> {
+    let part = |block: &Block| {
+        let (part, rest) = std::mem::take(&mut x).split_at_mut(block.rows.len() * stride);
+        x = rest;
+        part
+    };
+    blocks.iter().map(part).collect()
+}
+
+/// The thirds of a slice.
+fn thirds(x: &mut [f32]) -> [&mut [f32]; SAVED] {
+    let (first, rest) = x.split_at_mut(x.len() / SAVED);
+    let (second, third) = rest.split_at_mut(rest.len() / 2);
+    [first, second, third]
+}
+
+/// Sums over the channels of rows of two tensors, by row of the head.
+fn contractions(x: &[f32], y: &[f32], dim: usize) -> Vec<f64> {
+    let rows = x.chunks_exact(dim.max(1)).zip(y.chunks_exact(dim.max(1)));
+    rows.map(|(x, y)| crate::structure::dense::dot(x, y)).collect()
 }
 
 impl Hop for Graph<'_> {
@@ -267,15 +365,20 @@ impl Hop for Graph<'_> {
     fn apply(&self, x: &[f32], out: &mut [f32]) {
         let s = self.call.shape;
         let dim = s.value_dim;
-        out.fill(0.0);
         let slices = out.par_chunks_mut(s.seq_q * dim).zip(x.par_chunks(s.seq_kv * dim)).enumerate();
         slices.for_each(|(slice, (out, x))| {
-            let (head, sweep) = (&self.heads[slice], self.sweep(slice));
+            let head = &self.heads[slice];
             let values = head.of_columns(x, dim);
-            let channels = Channels { values: &values, gradients: &[], dim };
-            let rows = |block| sweep.apply(block, &self.weights[slice], channels);
-            let blocks: Vec<Vec<f32>> = head.blocks.par_iter().map(rows).collect();
-            for (row, &i) in blocks.iter().flat_map(|rows| rows.chunks_exact(padded(dim))).zip(&head.queries) {
+            let values = self.pool.aligned(&values);
+            if head.lies_like(s.seq_q, dim) {
+                return self.hop(slice, &values, out);
+            }
+            let mut rows = self.pool.zeros(head.queries.len() * padded(dim));
+            self.hop(slice, &values, &mut rows);
+            if head.queries.len() < s.seq_q {
+                out.fill(0.0);
+            }
+            for (row, &i) in rows.chunks_exact(padded(dim)).zip(&head.queries) {
                 out[i as usize * dim..][..dim].copy_from_slice(&row[..dim]);
             }
         });
@@ -288,52 +391,22 @@ impl Hop for Graph<'_> {
         let slices = out.par_chunks_mut(s.seq_kv * dim).zip(y.par_chunks(s.seq_q * dim)).enumerate();
         slices.for_each(|(slice, (out, y))| {
             let head = &self.heads[slice];
-            let (gradients, zeros) = (head.of_rows(y, dim), vec![0.0; head.keys.len() * padded(dim)]);
-            let x = Channels { values: &zeros, gradients: &gradients, dim };
-            let dv = self.slice_backward(slice, None, x).dv;
-            head.add_columns(&dv, padded(dim), out, dim, out_source(s.seq_kv * dim).as_slice(), keep);
+            let mut dv = self.pool.zeros(head.keys.len() * padded(dim));
+            self.transpose_slice(slice, &head.of_rows(y, dim), dim, &mut dv);
+            head.add_columns(&dv, padded(dim), out, dim, None);
         });
     }
 
-    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens) {
+    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens<'_>) {
         let s = self.call.shape;
-        let (d, dim) = (s.head_dim, s.value_dim);
+        let (d, dim, wanted) = (s.head_dim, s.value_dim, tokens.wanted);
         dx.fill(0.0);
-        let [per_q, per_k] = [s.seq_q * d, s.seq_kv * d];
-        let slices = dx.par_chunks_mut(s.seq_kv * dim).zip(tokens.dq.par_chunks_mut(per_q));
-        let slices = slices.zip(tokens.dk.par_chunks_mut(per_k)).zip(tokens.parameters.par_iter_mut()).enumerate();
-        slices.for_each(|(slice, (((dx, dq), dk), parameters))| {
-            let head = &self.heads[slice];
-            let of_queries = |x: &[f32]| head.of_rows(&x[slice * s.seq_q * dim..][..s.seq_q * dim], dim);
-            let values = head.of_columns(&x[slice * s.seq_kv * dim..][..s.seq_kv * dim], dim);
-            let (gradients, results) = (of_queries(dout), of_queries(y));
-            let channels = Channels { values: &values, gradients: &gradients, dim };
-            let delta = Self::contractions(&gradients, &results, padded(dim));
-            let columns = matches!(self.m.normalisation, Normalisation::Symmetric(_) | Normalisation::Whitened(_));
-            let dv = if columns { self.slice_backward(slice, None, channels).dv } else { Vec::new() };
-            let epsilon = Self::contractions(&values, &dv, padded(dim));
-            let mut taken = self.taken(slice, &delta, &epsilon);
-            let statistics = self.weights[slice].whitened.as_ref();
-            taken.whitened = statistics.map(|s| s.back(head, &values, &gradients, &dv, padded(dim)));
-            let all = self.slice_backward(slice, Some(&taken), channels);
-            head.add_columns(&all.dv, padded(dim), dx, dim, out_source(s.seq_kv * dim).as_slice(), keep);
-            let pull = |row: &[f32], d: &[f32], out: &mut [f32]| self.map.pull_back(row, d, out);
-            let raw = Slice::of(self.call, slice);
-            head.add_columns(&all.dk, head.stride, dk, d, raw.k, pull);
-            let mut part = vec![0.0; d];
-            for (&i, image) in head.queries.iter().zip(all.dq.chunks_exact(head.stride)) {
-                let at = i as usize * d..(i as usize + 1) * d;
-                pull(&raw.q[at.clone()], image, &mut part);
-                dq[at].iter_mut().zip(&part).for_each(|(dq, x)| *dq += x);
-            }
-            let mut of_score = all.parameters;
-            if self.map == Map::Offset {
-                // The term holds the query's own offset, which does not depend on the scale.
-                let scale = parameter(self.call, self.m, Parameter::Scale, slice % s.heads) as f32;
-                let offsets = all.dq.chunks_exact(head.stride).zip(head.q.chunks_exact(head.stride));
-                of_score[0] -=
-                    offsets.map(|(dq, q)| f64::from(dq[d]) * f64::from(q[d])).sum::<f64>() / f64::from(scale);
-            }
+        let slices = dx.par_chunks_mut(s.seq_kv * dim).zip(tokens.dq.par_chunks_mut(s.seq_q * d));
+        let slices = slices.zip(tokens.dk.par_chunks_mut(s.seq_kv * d)).zip(tokens.parameters.par_iter_mut());
+        slices.enumerate().for_each(|(slice, (((dx, dq), dk), parameters))| {
+            let of_slice = [(x, s.seq_kv), (y, s.seq_q), (dout, s.seq_q)];
+            let of_slice = of_slice.map(|(x, seq)| &x[slice * seq * dim..][..seq * dim]);
+            let of_score = self.backward_slice(slice, wanted, of_slice, [dq, dk, dx]);
             parameters.iter_mut().zip(of_score).for_each(|(sum, x)| *sum += x);
         });
     }
@@ -341,63 +414,8 @@ impl Hop for Graph<'_> {
     fn parameters(&self) -> Vec<Parameter> {
         self.m.score.parameters()
     }
-}
 
-/// Values need no rows to be pulled back along.
-fn out_source(len: usize) -> Vec<f32> {
-    vec![0.0; len]
-}
-
-/// The gradient of a value is that of its column.
-fn keep(_: &[f32], dimage: &[f32], out: &mut [f32]) {
-    out.copy_from_slice(&dimage[..out.len()]);
-}
-
-fn add_logs(a: f64, b: f64) -> f64 {
-    let (low, high) = (a.min(b), a.max(b));
-    if low == f64::NEG_INFINITY { high } else { high + (low - high).exp().ln_1p() }
-}
-
-/// The logarithm of the sum of all rows' squares, for every row.
-fn total_log(squares: &[f64]) -> Vec<f64> {
-    let total = squares.iter().copied().fold(f64::NEG_INFINITY, add_logs);
-    vec![total; squares.len()]
-}
-
-/// The rows in the order of their positions.
-fn by_position(head: &Head) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..head.queries.len()).collect();
-    order.sort_by_key(|&n| head.queries[n]);
-    order
-}
-
-/// The logarithm of the sum of the squares of the rows so far.
-fn prefix_logs(head: &Head, squares: &[f64]) -> Vec<f64> {
-    let (mut sum, mut norms) = (f64::NEG_INFINITY, vec![0.0; squares.len()]);
-    for n in by_position(head) {
-        sum = add_logs(sum, squares[n]);
-        norms[n] = sum;
+    fn check(&self) -> Result<()> {
+        Graph::check(self)
     }
-    norms
-}
-
-/// `tau`: the gradient of a norm is `c / f` with `c = sum delta` over the rows that it divides, and of a squared affinity's part
-/// in it `g f / F`. Causal: `tau_i = sum_{r >= i} c_r f_i^2 / (f_r F_r)`, by recursion from the last row.
-fn frobenius(head: &Head, shares: &[f64], weights: &Weights, delta: &[f64], log: bool, causal: bool) -> Vec<f32> {
-    if !causal {
-        let share = shares.first().copied().unwrap_or(0.0);
-        return vec![(delta.iter().sum::<f64>() * share) as f32; delta.len()];
-    }
-    let ratio = |from: usize, to: usize| {
-        let [from, to] = [weights.rows[from], weights.rows[to]].map(f64::from);
-        if log { (from - to).exp() } else { to / from }
-    };
-    let (mut tau, mut next) = (vec![0.0; delta.len()], None);
-    let mut sum = 0.0;
-    for n in by_position(head).into_iter().rev() {
-        sum = delta[n] * shares[n] + next.map_or(0.0, |next| sum * f64::powi(ratio(n, next), 2));
-        tau[n] = sum as f32;
-        next = Some(n);
-    }
-    tau
 }

@@ -1,91 +1,38 @@
 //! One batch element and head: its kept tokens in the order of the blocks that the structure makes of them.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-use super::tile::QUERIES;
+use super::{
+    columns::{Block, Edges, push},
+    sight::{EVERYWHERE, Sight},
+    tile::QUERIES,
+};
 use crate::{
-    Shape,
     call::{
         Call,
         cluster_plan::{HeadPlan, NONE, STRAY},
     },
-    mechanism::{Dense, Estimator, Ssa},
+    mechanism::{Estimator, Ssa},
     score::map::Map,
+    scratch::Aligned,
     structure::dense::padded,
 };
 
-/// The position of a mean token, which is seen from everywhere.
-const EVERYWHERE: u32 = u32::MAX;
-
-/// Which keys a query may see, masks aside.
-#[derive(Clone, Copy)]
-pub(super) struct Sight {
-    pub causal: bool,
-    /// Tokens that become visible together.
-    pub block: usize,
-    pub window: Option<usize>,
-    pub sinks: usize,
-    /// `seq_kv - seq_q`.
-    shift: i64,
-    /// Whether rows are the keys and columns the queries.
-    transposed: bool,
-}
-
-impl Sight {
-    pub fn dense(m: &Dense, shape: &Shape, causal: bool) -> Self {
-        let shift = shape.seq_kv as i64 - shape.seq_q as i64;
-        Self { causal, block: 1, window: m.window, sinks: m.sinks, shift, transposed: false }
-    }
-
-    /// Whether row `i` sees column `j`.
-    pub fn sees(&self, i: u32, j: u32) -> bool {
-        if i == EVERYWHERE || j == EVERYWHERE {
-            return true;
-        }
-        let (i, j) = if self.transposed { (j, i) } else { (i, j) };
-        let (p, j) = (i64::from(i) + self.shift, i64::from(j));
-        let block = self.block as i64;
-        let past = !self.causal || j.div_euclid(block) <= p.div_euclid(block);
-        past && self.window.is_none_or(|w| (p - j).unsigned_abs() < w as u64 || j < self.sinks as i64)
-    }
-
-    /// Whether all see all.
-    pub fn is_complete(&self) -> bool {
-        !self.causal && self.window.is_none()
-    }
-}
-
-/// Some rows of queries and the columns that they may see.
-pub(super) struct Block {
-    pub rows: Range<usize>,
-    pub columns: Vec<Range<usize>>,
-    pub edges: Vec<Edges>,
-}
-
-/// Single columns of one row, with constants added to the logarithms of their affinities.
-pub(super) struct Edges {
-    pub row: usize,
-    pub columns: Vec<u32>,
-    pub weights: Vec<f32>,
-}
-
 /// The tokens of one head.
-pub(super) struct Head {
+pub(super) struct Head<'a> {
     /// Positions of the rows and of the columns; [`EVERYWHERE`] for a mean.
     pub queries: Vec<u32>,
     pub keys: Vec<u32>,
     /// Images of rows and columns, `stride` apart.
-    pub q: Vec<f32>,
-    pub k: Vec<f32>,
+    pub q: Rows<'a>,
+    pub k: Rows<'a>,
     pub stride: usize,
-    /// How many tokens a column stands for.
+    /// How many tokens a column stands for; empty where each is one.
     pub counts: Vec<f32>,
     /// Which columns the means at their end are of.
     pub means: Vec<Range<usize>>,
     pub blocks: Vec<Block>,
     pub sight: Sight,
-    /// Keys that every row sees.
-    pub seen: Vec<f64>,
 }
 
 /// One head of a call, as it lies in memory.
@@ -116,20 +63,74 @@ fn kept(keep: Option<&[bool]>, len: usize) -> Vec<u32> {
     (0..len as u32).filter(|&i| keep.is_none_or(|keep| keep[i as usize])).collect()
 }
 
-impl Head {
+/// Rows of whole vectors.
+pub(super) enum Rows<'a> {
+    Lent(&'a [f32]),
+    Own(Aligned),
+}
+
+impl Deref for Rows<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Lent(rows) => rows,
+            Self::Own(rows) => rows,
+        }
+    }
+}
+
+impl<'a> Rows<'a> {
+    /// The rows of `x [.., dim]` at some positions: as they lie where they are all of them, in order, and can be.
+    fn of(x: &'a [f32], dim: usize, at: &[u32]) -> Self {
+        let stride = padded(dim);
+        if stride == dim && at.len() * dim == x.len() && at.is_sorted() {
+            return Self::Lent(x);
+        }
+        let mut rows = Aligned::new(at.len() * stride);
+        for (row, &n) in rows.chunks_exact_mut(stride.max(1)).zip(at) {
+            row[..dim].copy_from_slice(&x[n as usize * dim..][..dim]);
+        }
+        Self::Own(rows)
+    }
+
+    /// With one row more.
+    fn push(self, row: &[f32]) -> Self {
+        let mut rows = match self {
+            Self::Own(rows) => rows,
+            Self::Lent(lent) => {
+                let mut rows = Aligned::default();
+                rows.extend(lent);
+                rows
+            }
+        };
+        rows.extend(row);
+        let padding = padded(row.len()) - row.len();
+        rows.extend(&[0.0; LANES][..padding]);
+        Self::Own(rows)
+    }
+}
+
+/// Whole vectors are of at most as many.
+const LANES: usize = padded(1);
+
+impl<'a> Head<'a> {
     /// Every kept query and key, in windows where there are any.
-    pub fn dense(slice: Slice<'_>, sight: Sight, map: Map, scale: f32) -> Self {
+    pub fn dense(slice: Slice<'a>, sight: Sight, map: Map, scale: f32) -> Self {
         let queries = kept(slice.keep_query, slice.q.len() / slice.dim);
         let keys = kept(slice.keep_key, slice.k.len() / slice.dim);
-        let columns = |rows: &[u32]| columns(&sight, rows, &keys);
         let chunks = (0..queries.len()).step_by(QUERIES).map(|from| from..(from + QUERIES).min(queries.len()));
-        let block = |rows: Range<usize>| Block { columns: columns(&queries[rows.clone()]), rows, edges: Vec::new() };
+        let block = |rows: Range<usize>| Block {
+            columns: sight.columns(&queries[rows.clone()], &keys),
+            rows,
+            edges: Vec::new(),
+        };
         let blocks = chunks.map(block).collect();
         Self::new(slice, [queries, keys], Vec::new(), blocks, sight, (map, scale))
     }
 
     /// Queries and keys by their clusters: exact clusters, sampled edges, and means of the other clusters.
-    pub fn clustered(slice: Slice<'_>, plan: &HeadPlan, m: &Ssa, causal: bool, map: Map, scale: f32) -> Self {
+    pub fn clustered(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, causal: bool, map: Map, scale: f32) -> Self {
         let label = |labels: &[i32], n: &u32| labels[*n as usize];
         let mut queries = kept(slice.keep_query, plan.label_q.len());
         let mut keys = kept(slice.keep_key, plan.label_k.len());
@@ -180,47 +181,60 @@ impl Head {
     }
 
     fn new(
-        slice: Slice<'_>,
-        [queries, mut keys]: [Vec<u32>; 2],
+        slice: Slice<'a>,
+        [queries, keys]: [Vec<u32>; 2],
         means: Vec<Range<usize>>,
         blocks: Vec<Block>,
         sight: Sight,
         (map, scale): (Map, f32),
     ) -> Self {
-        let (dim, stride) = (slice.dim, map.stride(slice.dim));
-        let mut counts = vec![1.0; keys.len()];
-        counts.extend(means.iter().map(|mean| mean.len() as f32));
-        let raw = |x: &'_ [f32], n: u32| x[n as usize * dim..][..dim].to_vec();
-        let mut k = vec![0.0; counts.len() * stride];
-        let images = k.chunks_exact_mut(stride);
-        let tokens = keys
-            .iter()
-            .map(|&n| raw(slice.k, n))
-            .chain(means.iter().map(|mean| mean_of(slice.k, dim, &keys[mean.clone()])));
-        images.zip(tokens).for_each(|(image, row)| map.apply(&row, false, 0.0, image));
-        keys.extend(means.iter().map(|_| EVERYWHERE));
-        let mut head = Self { queries, keys, q: Vec::new(), k, stride, counts, means, blocks, sight, seen: Vec::new() };
-        head.seen = head.count_seen();
-        let mut q = vec![0.0; head.queries.len() * stride];
-        for ((image, &n), &seen) in q.chunks_exact_mut(stride).zip(&head.queries).zip(&head.seen) {
-            let offset = if seen > 0.0 { (-seen.ln() / f64::from(scale)) as f32 } else { 0.0 };
-            map.apply(&raw(slice.q, n), true, offset, image);
-        }
-        Self { q, ..head }
+        let stride = map.stride(slice.dim);
+        let counts = match means.is_empty() {
+            true => Vec::new(),
+            false => keys.iter().map(|_| 1.0).chain(means.iter().map(|mean| mean.len() as f32)).collect(),
+        };
+        let (q, k) = (Rows::Lent(&[]), Rows::Lent(&[]));
+        let mut head = Self { queries, keys, q, k, stride, counts, means, blocks, sight };
+        let means = head.means.iter().map(|_| EVERYWHERE);
+        head.keys.extend(means);
+        (head.q, head.k) = head.images(slice, map, scale);
+        head
     }
 
-    /// How many keys each row sees.
-    fn count_seen(&self) -> Vec<f64> {
+    /// The images of rows and columns.
+    fn images(&self, slice: Slice<'a>, map: Map, scale: f32) -> (Rows<'a>, Rows<'a>) {
+        let dim = slice.dim;
+        if map == Map::Identity {
+            return (Rows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
+        }
+        let image = |x: &[f32], query: bool, offset: &dyn Fn(usize) -> f32| {
+            let mut images = Aligned::new(x.len() / padded(dim) * self.stride);
+            let rows = images.chunks_exact_mut(self.stride).zip(x.chunks_exact(padded(dim)));
+            rows.enumerate().for_each(|(n, (image, x))| map.apply(&x[..dim], query, offset(n), image));
+            Rows::Own(images)
+        };
+        let seen = if map == Map::Offset { self.seen() } else { Vec::new() };
+        let offset = |n: usize| match seen.get(n) {
+            Some(&seen) if seen > 0.0 => (-seen.ln() / f64::from(scale)) as f32,
+            _ => 0.0,
+        };
+        let (q, k) = (Rows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
+        (image(&q, true, &offset), image(&k, false, &|_| 0.0))
+    }
+
+    /// How many tokens each row sees.
+    pub fn seen(&self) -> Vec<f64> {
         let mut seen = vec![0.0; self.queries.len()];
+        let count = |column: usize| self.counts.get(column).map_or(1.0, |&n| f64::from(n));
         for block in &self.blocks {
-            let total: f64 = block.columns.iter().flat_map(|c| &self.counts[c.clone()]).map(|&n| f64::from(n)).sum();
+            let columns = || block.columns.iter().flat_map(|columns| columns.clone());
+            let total: f64 = columns().map(count).sum();
             for row in block.rows.clone() {
                 seen[row] = if self.sight.is_complete() {
                     total
                 } else {
-                    let columns = block.columns.iter().flat_map(|columns| columns.clone());
-                    let seen = columns.filter(|&c| self.sight.sees(self.queries[row], self.keys[c]));
-                    seen.map(|c| f64::from(self.counts[c])).sum()
+                    let interval = self.sight.of(self.queries[row]);
+                    columns().filter(|&c| interval.holds(self.keys[c])).map(count).sum()
                 };
             }
             block.edges.iter().for_each(|edges| seen[edges.row] += edges.columns.len() as f64);
@@ -229,74 +243,87 @@ impl Head {
     }
 
     /// The same pairs with keys for queries, each of which sees all of them that see it. Of dense heads.
-    pub fn transposed(&self) -> Self {
-        let columns = 0..self.queries.len();
+    pub fn transposed(&self) -> Head<'_> {
+        let sight = Sight { transposed: true, ..self.sight };
         let chunks = (0..self.keys.len()).step_by(QUERIES).map(|from| from..(from + QUERIES).min(self.keys.len()));
-        let blocks = chunks.map(|rows| Block { rows, columns: vec![columns.clone()], edges: Vec::new() }).collect();
-        Self {
+        let block = |rows: Range<usize>| Block {
+            columns: sight.columns(&self.keys[rows.clone()], &self.queries),
+            rows,
+            edges: Vec::new(),
+        };
+        Head {
+            blocks: chunks.map(block).collect(),
             queries: self.keys.clone(),
             keys: self.queries.clone(),
-            q: self.k.clone(),
-            k: self.q.clone(),
+            q: Rows::Lent(&self.k),
+            k: Rows::Lent(&self.q),
             stride: self.stride,
-            counts: vec![1.0; self.queries.len()],
+            counts: Vec::new(),
             means: Vec::new(),
-            blocks,
-            sight: Sight { transposed: true, ..self.sight },
-            seen: Vec::new(),
+            sight,
         }
     }
 
     /// Rows of `x [seq_kv, dim]` in the order of the columns, means at their end; rows of whole vectors.
-    pub fn of_columns(&self, x: &[f32], dim: usize) -> Vec<f32> {
-        let stride = padded(dim);
+    pub fn of_columns<'x>(&self, x: &'x [f32], dim: usize) -> Rows<'x> {
         let tokens = self.keys.len() - self.means.len();
-        let mut rows = vec![0.0; self.keys.len() * stride];
-        for (row, &n) in rows.chunks_exact_mut(stride.max(1)).zip(&self.keys[..tokens]) {
-            row[..dim].copy_from_slice(&x[n as usize * dim..][..dim]);
-        }
-        for (n, mean) in self.means.iter().enumerate() {
-            let mean = mean_of(x, dim, &self.keys[mean.clone()]);
-            rows[(tokens + n) * stride..][..dim].copy_from_slice(&mean);
-        }
-        rows
+        let rows = Rows::of(x, dim, &self.keys[..tokens]);
+        self.means.iter().fold(rows, |rows, mean| rows.push(&mean_of(x, dim, &self.keys[mean.clone()])))
+    }
+
+    /// Whether `rows` of whole vectors, in the order of the rows, lie like a tensor of `seq` rows of `dim` channels.
+    pub fn lies_like(&self, seq: usize, dim: usize) -> bool {
+        padded(dim) == dim && self.queries.len() == seq && self.queries.is_sorted()
+    }
+
+    /// The same of columns.
+    pub fn columns_lie_like(&self, seq: usize, dim: usize) -> bool {
+        padded(dim) == dim && self.keys.len() == seq && self.means.is_empty() && self.keys.is_sorted()
     }
 
     /// Rows of `x [seq_q, dim]` in the order of the rows; of whole vectors.
-    pub fn of_rows(&self, x: &[f32], dim: usize) -> Vec<f32> {
-        let stride = padded(dim);
-        let mut rows = vec![0.0; self.queries.len() * stride];
-        for (row, &n) in rows.chunks_exact_mut(stride.max(1)).zip(&self.queries) {
-            row[..dim].copy_from_slice(&x[n as usize * dim..][..dim]);
-        }
-        rows
+    pub fn of_rows<'x>(&self, x: &'x [f32], dim: usize) -> Rows<'x> {
+        Rows::of(x, dim, &self.queries)
     }
 
-    /// Adds the gradients of the columns, `width` apart, to the tokens' in `out [seq_kv, dim]`; `pull_back` makes a token's of its column's.
-    pub fn add_columns(
-        &self,
-        x: &[f32],
-        width: usize,
-        out: &mut [f32],
-        dim: usize,
-        source: &[f32],
-        pull_back: impl Fn(&[f32], &[f32], &mut [f32]),
-    ) {
+    /// Adds the gradients of the columns, `width` apart, to the tokens' in `out [seq_kv, dim]`; with `source`, they are those of
+    /// the images that a map makes of it.
+    pub fn add_columns(&self, x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, &[f32])>) {
         let tokens = self.keys.len() - self.means.len();
-        let mut part = vec![0.0; dim];
-        for (n, &j) in self.keys[..tokens].iter().enumerate() {
-            let at = j as usize * dim..(j as usize + 1) * dim;
-            pull_back(&source[at.clone()], &x[n * width..][..width], &mut part);
-            out[at].iter_mut().zip(&part).for_each(|(out, x)| *out += x);
-        }
+        add_rows(&self.keys[..tokens], x, width, out, dim, source);
         for (n, mean) in self.means.iter().enumerate().filter(|(_, mean)| !mean.is_empty()) {
             let members = &self.keys[mean.clone()];
-            pull_back(&mean_of(source, dim, members), &x[(tokens + n) * width..][..width], &mut part);
+            let mut part = x[(tokens + n) * width..][..dim].to_vec();
+            if let Some((map, source)) = source {
+                map.pull_back(&mean_of(source, dim, members), &x[(tokens + n) * width..][..width], &mut part);
+            }
             for &j in members {
                 let out = &mut out[j as usize * dim..][..dim];
                 out.iter_mut().zip(&part).for_each(|(out, x)| *out += x / members.len() as f32);
             }
         }
+    }
+
+    /// The same of the rows.
+    pub fn add_rows(&self, x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, &[f32])>) {
+        add_rows(&self.queries, x, width, out, dim, source);
+    }
+}
+
+/// Adds rows of `x`, `width` apart, to those of `out [.., dim]` at some positions.
+fn add_rows(at: &[u32], x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, &[f32])>) {
+    let source = source.filter(|(map, _)| *map == Map::Unit);
+    let mut part = vec![0.0; dim];
+    for (x, &n) in x.chunks_exact(width.max(1)).zip(at) {
+        let at = n as usize * dim..(n as usize + 1) * dim;
+        let x = match source {
+            Some((map, source)) => {
+                map.pull_back(&source[at.clone()], x, &mut part);
+                &part
+            }
+            None => &x[..dim],
+        };
+        out[at].iter_mut().zip(x).for_each(|(out, x)| *out += x);
     }
 }
 
@@ -307,30 +334,6 @@ fn mean_of(x: &[f32], dim: usize, rows: &[u32]) -> Vec<f32> {
         sum.iter_mut().zip(&x[n as usize * dim..]).for_each(|(sum, &x)| *sum += f64::from(x));
     }
     sum.iter().map(|x| (x / rows.len().max(1) as f64) as f32).collect()
-}
-
-/// Adds a range to others, joined with the last where they meet.
-fn push(ranges: &mut Vec<Range<usize>>, range: Range<usize>) {
-    match ranges.last_mut() {
-        _ if range.is_empty() => {}
-        Some(last) if last.end == range.start => last.end = range.end,
-        _ => ranges.push(range),
-    }
-}
-
-/// The columns, ascending in position, that any of some rows, ascending too, may see.
-fn columns(sight: &Sight, rows: &[u32], keys: &[u32]) -> Vec<Range<usize>> {
-    let (Some(&first), Some(&last)) = (rows.first(), rows.last()) else { return Vec::new() };
-    let [low, high] = [first, last].map(|i| i64::from(i) + sight.shift);
-    let until = |position: i64| keys.partition_point(|&j| i64::from(j) < position);
-    let window = sight.window.map_or(i64::MAX / 2, |w| w.min(1 << 40) as i64);
-    let end = if sight.causal { until(high + 1) } else { keys.len() };
-    let mut ranges = Vec::new();
-    let start = until(low.saturating_sub(window).saturating_add(1)).min(end);
-    push(&mut ranges, 0..until(sight.sinks as i64).min(start));
-    let from = ranges.last().map_or(start, |sinks: &Range<usize>| start.max(sinks.end));
-    push(&mut ranges, from..until(high.saturating_add(window)).min(end).max(from));
-    ranges
 }
 
 /// The sampled edges of one row that it may see.

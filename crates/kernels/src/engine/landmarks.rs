@@ -96,7 +96,7 @@ impl Hop for LandmarkHop<'_> {
         let _ = self.gradients(&zeros, &zeros, y, targets);
     }
 
-    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens) {
+    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens<'_>) {
         let (mut dq, mut dk) = (vec![0.0; self.call.shape.q_len()], vec![0.0; self.call.shape.k_len()]);
         let mut rooms = self.rooms();
         let extras = rooms.iter_mut().fold(ExtraGradients::default(), |all, (p, room)| all.with(*p, room));
@@ -104,7 +104,7 @@ impl Hop for LandmarkHop<'_> {
         if let Err(error) = self.gradients(x, y, dout, targets) {
             tokens.failure = Some(error);
         }
-        for (to, part) in [(&mut tokens.dq, &dq), (&mut tokens.dk, &dk)] {
+        for (to, part) in [(&mut *tokens.dq, &dq), (&mut *tokens.dk, &dk)] {
             to.iter_mut().zip(part).for_each(|(to, x)| *to += x);
         }
         if tokens.others.is_empty() {

@@ -1,12 +1,17 @@
 //! The fused path of compositions: a score, a structure, a normalisation and a series meet here, and each knows nothing of the others.
 
+mod backward;
+mod columns;
 mod factors;
 mod features;
 mod graph;
 mod head;
 mod landmarks;
+mod normalise;
+mod pool;
 mod range;
 mod series;
+mod sight;
 mod sweep;
 mod tile;
 mod whiten;
@@ -58,11 +63,23 @@ fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
         flops_backward: one.flops_backward * (1 + hops),
         scratch_forward: 0,
         scratch_backward: 0,
-        stats: 2 * shape.slices(),
+        stats: saved_rows(shape) + 2 * shape.slices(),
         allocated_forward: rows(2),
         allocated_backward: rows(4),
         ..one
     }
+}
+
+/// Numbers that are saved of rows, the logarithms of their sums first; how a solver ended comes after them.
+fn saved_rows(shape: &Shape) -> usize {
+    graph::SAVED * shape.slices() * shape.seq_q
+}
+
+/// The part of `stats` that is the log-sum-exp of every row, where a composition has one.
+pub(crate) fn lse<'s>(m: &Composed, shape: &Shape, stats: &'s [f32]) -> Option<&'s [f32]> {
+    let pairs = matches!(m.structure, Structure::Dense(_) | Structure::Clustered(_));
+    let rows = matches!(m.normalisation, Normalisation::Row(_)) && m.score.is_log();
+    (pairs && rows).then(|| &stats[..shape.slices() * shape.seq_q])
 }
 
 /// The structure of a composition by three factors.
@@ -129,7 +146,14 @@ pub(crate) fn forward(
         (Structure::Nystrom(structure), _) => {
             sum_over(call, m, &LandmarkHop::new(call, m, structure)?).forward(call.v, out)?
         }
-        _ => sum_over(call, m, &Graph::new(call, m)?).forward(call.v, out)?,
+        _ => {
+            let graph = Graph::new(call, m)?;
+            let ended = sum_over(call, m, &graph).forward(call.v, out)?;
+            let (of_rows, of_solver) = stats.split_at_mut(saved_rows(&call.shape));
+            graph.save(of_rows);
+            save(&ended, of_solver);
+            return Ok(());
+        }
     };
     save(&ended, stats);
     Ok(())
@@ -167,7 +191,10 @@ pub(crate) fn backward(
         (Structure::Nystrom(structure), _) => {
             series_backward(call, &sum_over(call, m, &LandmarkHop::new(call, m, structure)?), saved, gradients)
         }
-        _ => series_backward(call, &sum_over(call, m, &Graph::new(call, m)?), saved, gradients),
+        _ => {
+            let graph = Graph::new(call, m)?.restore(&saved.stats[..saved_rows(&call.shape)]);
+            series_backward(call, &sum_over(call, m, &graph), saved, gradients)
+        }
     }
 }
 
@@ -180,14 +207,18 @@ fn series_backward<H: Hop>(
 ) -> Result<()> {
     let Gradients { dq, dk, dv, mut extras } = gradients;
     let s = call.shape;
-    let (dq_sum, dk_sum) = (vec![0.0; s.q_len()], vec![0.0; s.k_len()]);
-    let parameters = vec![[0.0; 2]; s.slices()];
-    let mut tokens = Tokens { dq: dq_sum, dk: dk_sum, parameters, others: Vec::new(), failure: None };
+    dq.fill(0.0);
+    let (tied, mut of_keys) = (dk.is_none(), Vec::new());
+    let dk = dk.unwrap_or_else(|| {
+        of_keys = vec![0.0; s.k_len()];
+        &mut of_keys
+    });
+    dk.fill(0.0);
+    let wanted = extras.iter().next().is_some();
+    let mut tokens = Tokens::new(wanted, s.slices(), dq, dk);
     let dgamma = sum.backward(call.v, saved.out, saved.dout, dv, &mut tokens)?;
-    dq.copy_from_slice(&tokens.dq);
-    match dk {
-        Some(dk) => dk.copy_from_slice(&tokens.dk),
-        None => dq.iter_mut().zip(&tokens.dk).for_each(|(dq, dk)| *dq += dk),
+    if tied {
+        tokens.dq.iter_mut().zip(&*tokens.dk).for_each(|(dq, dk)| *dq += dk);
     }
     if let Some(to) = extras.get(Parameter::Gamma) {
         to.iter_mut().zip(&dgamma).for_each(|(to, &x)| *to = x as f32);

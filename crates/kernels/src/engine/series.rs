@@ -12,21 +12,34 @@ pub(super) trait Hop: Sync {
     /// Writes `W^T y`, `y [slices, seq_q, value_dim]`.
     fn transpose(&self, y: &[f32], out: &mut [f32]);
     /// Writes the gradient `W^T dout` of `x` and adds those of queries, keys and parameters, of `<dout, y>` with `y = W x`.
-    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens);
+    fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens<'_>);
     /// What [`Tokens::parameters`] are of.
     fn parameters(&self) -> Vec<Parameter>;
+    /// Whether what it was made of is bounded, after its first application.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Gradients of what makes the operator.
-pub(super) struct Tokens {
-    pub dq: Vec<f32>,
-    pub dk: Vec<f32>,
+pub(super) struct Tokens<'t> {
+    /// Whether gradients of parameters are wanted.
+    pub wanted: bool,
+    pub dq: &'t mut [f32],
+    pub dk: &'t mut [f32],
     /// Of every slice.
     pub parameters: Vec<[f64; 2]>,
     /// Of the structure's own tensors, as wholes.
     pub others: Vec<(Parameter, Vec<f32>)>,
     /// Why they are not to be relied on.
     pub failure: Option<Error>,
+}
+
+impl<'t> Tokens<'t> {
+    /// With zeros for what is summed up beside the tokens' gradients, of which there is some already.
+    pub fn new(wanted: bool, slices: usize, dq: &'t mut [f32], dk: &'t mut [f32]) -> Self {
+        Self { wanted, dq, dk, parameters: vec![[0.0; 2]; slices], others: Vec::new(), failure: None }
+    }
 }
 
 /// How the error of a step is measured, so that the operator contracts.
@@ -53,7 +66,7 @@ const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 impl<H: Hop> Sum<'_, H> {
     /// Writes `out`, and how the solver ended on every slice where there is one.
     pub fn forward(&self, v: &[f32], out: &mut [f32]) -> Result<Vec<Convergence>> {
-        match self.series {
+        let ended = match self.series {
             Series::Hops(m) => {
                 let hops = self.hops(v, m.count);
                 out.fill(0.0);
@@ -68,7 +81,9 @@ impl<H: Hop> Sum<'_, H> {
                 self.scale(out);
                 Ok(Vec::new())
             }
-        }
+        };
+        self.hop.check()?;
+        ended
     }
 
     /// Writes `dv`, adds the gradients of the tokens; returns that of the decay of every head.
@@ -78,12 +93,16 @@ impl<H: Hop> Sum<'_, H> {
         out: &[f32],
         dout: &[f32],
         dv: &mut [f32],
-        tokens: &mut Tokens,
+        tokens: &mut Tokens<'_>,
     ) -> Result<Vec<f64>> {
         match self.series {
             Series::Hops(m) => self.hops_backward(v, m.count, dout, dv, tokens),
             Series::Resolvent(_) => self.adjoint(v, out, dout, dv, tokens),
             _ => {
+                if self.gamma.iter().all(|&gamma| gamma == 1.0) {
+                    self.hop.backward(v, out, dout, dv, tokens);
+                    return Ok(if tokens.wanted { self.by_head(dout, out) } else { Vec::new() });
+                }
                 // y = out / gamma, and the gradient that comes back to it is gamma dout.
                 let (mut y, mut g) = (out.to_vec(), dout.to_vec());
                 self.each_mut(&mut y, |y, gamma| *y = (f64::from(*y) / gamma) as f32);
@@ -113,7 +132,7 @@ impl<H: Hop> Sum<'_, H> {
         count: usize,
         dout: &[f32],
         dv: &mut [f32],
-        tokens: &mut Tokens,
+        tokens: &mut Tokens<'_>,
     ) -> Result<Vec<f64>> {
         let hops = self.hops(v, count);
         let mut dgamma = vec![0.0; self.gamma.len()];
@@ -131,7 +150,14 @@ impl<H: Hop> Sum<'_, H> {
     }
 
     /// `w = dout + dv` with `dv = gamma W^T w`, and one hop back with `v + out` for `v`.
-    fn adjoint(&self, v: &[f32], out: &[f32], dout: &[f32], dv: &mut [f32], tokens: &mut Tokens) -> Result<Vec<f64>> {
+    fn adjoint(
+        &self,
+        v: &[f32],
+        out: &[f32],
+        dout: &[f32],
+        dv: &mut [f32],
+        tokens: &mut Tokens<'_>,
+    ) -> Result<Vec<f64>> {
         self.solve(dout, dv, true)?;
         let plus = |a: &[f32], b: &[f32]| -> Vec<f32> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
         let (w, x) = (plus(dout, dv), plus(v, out));

@@ -9,8 +9,8 @@ use pulp::{Simd, WithSimd};
 
 use super::{
     head::Head,
-    sweep::Sweep,
-    tile::{Pairs, QUERIES, STRIDE},
+    sweep::{Sweep, lanes},
+    tile::{Lanes, QUERIES, STRIDE},
 };
 use crate::{
     mechanism::{Centering, Whitened, Whitening},
@@ -42,7 +42,7 @@ pub(super) struct Back {
 }
 
 impl Statistics {
-    pub fn of(sweep: Sweep<'_>, row_logs: &[f64], m: &Whitened) -> Self {
+    pub fn of(sweep: Sweep<'_>, row_logs: impl Fn(Sweep<'_>) -> Vec<f64>, m: &Whitened) -> Self {
         let head = sweep.head;
         let (rows, columns) = (head.queries.len(), head.keys.len());
         let seen = columns.max(1);
@@ -57,19 +57,24 @@ impl Statistics {
             centering: m.centering,
         };
         if m.centering == Centering::PerQuery {
-            of.row_means = row_logs.iter().map(|log| (log.exp() / seen as f64) as f32).collect();
+            of.row_means = row_logs(sweep).iter().map(|log| (log.exp() / seen as f64) as f32).collect();
         }
         if m.centering == Centering::PerKey || m.whitening == Whitening::Diagonal {
-            of.column_statistics(sweep, m, rows.max(1) as f64);
+            of.column_statistics(sweep, row_logs, m, rows.max(1) as f64);
         }
         of
     }
 
-    fn column_statistics(&mut self, sweep: Sweep<'_>, m: &Whitened, rows: f64) {
-        let transposed: Head = sweep.head.transposed();
-        let sweep = Sweep { head: &transposed, ..sweep };
-        let logs = transposed.blocks.iter().flat_map(|block| sweep.row_logs(block, 1.0));
-        self.means = logs.map(|(log, _)| (log.exp() / rows) as f32).collect();
+    fn column_statistics(
+        &mut self,
+        sweep: Sweep<'_>,
+        row_logs: impl Fn(Sweep<'_>) -> Vec<f64>,
+        m: &Whitened,
+        rows: f64,
+    ) {
+        let transposed: Head<'_> = sweep.head.transposed();
+        let sweep = Sweep { head: &transposed, q: &transposed.q, k: &transposed.k, ..sweep };
+        self.means = row_logs(sweep).iter().map(|log| (log.exp() / rows) as f32).collect();
         if m.centering == Centering::PerKey {
             self.centres = self.means.clone();
         }
@@ -83,7 +88,7 @@ impl Statistics {
 
     /// What flows back through means and variances, from values by column, output gradients by row (of `dim` channels) and the
     /// gradients of the values.
-    pub fn back(&self, head: &Head, values: &[f32], gradients: &[f32], dv: &[f32], dim: usize) -> Back {
+    pub fn back(&self, head: &Head<'_>, values: &[f32], gradients: &[f32], dv: &[f32], dim: usize) -> Back {
         let (rows, columns) = (head.queries.len(), head.keys.len());
         let mut back = Back { rows: vec![0.0; rows], columns: vec![0.0; columns], curve: vec![0.0; columns] };
         let n = rows.max(1) as f64;
@@ -113,68 +118,57 @@ impl Statistics {
         back
     }
 
-    /// Makes weights of the logarithms in a tile.
-    pub fn weigh(&self, level: Level, pairs: &mut Pairs<'_>, rows: &Range<usize>, first: usize) {
+    /// Makes weights of the logarithms in a tile of `[keys, width]`, the first of whose columns is `first`.
+    pub fn weigh(&self, level: Level, values: &mut [f32], size: [usize; 2], rows: &Range<usize>, first: usize) {
         let lanes = [&self.scale, &self.row_means, &self.bias].map(|x| lanes(x, rows));
-        level.dispatch(Weigh { statistics: self, pairs, lanes: &lanes, first, back: None });
+        level.dispatch(Weigh { statistics: self, values, size, lanes: &lanes, first, back: None });
     }
 
     /// The same, and makes gradients of the logarithms of the products of values and output gradients.
     pub fn differentiate(
         &self,
         level: Level,
-        pairs: &mut Pairs<'_>,
+        (values, products): (&mut [f32], &mut [f32]),
+        size: [usize; 2],
         rows: &Range<usize>,
         first: usize,
         back: &Back,
-        products: &mut [f32],
     ) {
         let of_rows = [&self.scale, &self.row_means, &self.bias].map(|x| lanes(x, rows));
         let taken = lanes(&back.rows, rows);
-        level.dispatch(Weigh {
-            statistics: self,
-            pairs,
-            lanes: &of_rows,
-            first,
-            back: Some((back, &taken, &mut *products)),
-        });
+        let into = Some((back, &taken, &mut *products));
+        level.dispatch(Weigh { statistics: self, values, size, lanes: &of_rows, first, back: into });
         // Beyond the last row there is nobody to take anything from.
-        products.chunks_mut(STRIDE).take(pairs.keys).for_each(|row| row[rows.len()..pairs.width].fill(0.0));
+        products.chunks_mut(STRIDE).take(size[0]).for_each(|row| row[rows.len()..size[1]].fill(0.0));
     }
 }
 
-/// Some rows' numbers, and zeros.
-fn lanes(all: &[f32], rows: &Range<usize>) -> [f32; QUERIES] {
-    let mut lanes = [0.0; QUERIES];
-    lanes[..rows.len()].copy_from_slice(&all[rows.clone()]);
-    lanes
-}
-
 /// What flows back, the part of it per row, and the products.
-type Backward<'a> = (&'a Back, &'a [f32; QUERIES], &'a mut [f32]);
+type Backward<'a> = (&'a Back, &'a Lanes, &'a mut [f32]);
 
-struct Weigh<'a, 'p> {
+struct Weigh<'a> {
     statistics: &'a Statistics,
-    pairs: &'a mut Pairs<'p>,
+    values: &'a mut [f32],
+    /// Keys, and queries in whole vectors.
+    size: [usize; 2],
     /// Scales, means and biases of the rows.
-    lanes: &'a [[f32; QUERIES]; 3],
+    lanes: &'a [Lanes; 3],
     first: usize,
     back: Option<Backward<'a>>,
 }
 
-impl WithSimd for Weigh<'_, '_> {
+impl WithSimd for Weigh<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { statistics, pairs, lanes, first, mut back } = self;
-        let Pairs { keys, width, .. } = *pairs;
+        let Self { statistics, values, size: [keys, width], lanes, first, mut back } = self;
         let vectors = width * size_of::<f32>() / size_of::<S::f32s>();
         let [scale, mean, bias] = [&lanes[0], &lanes[1], &lanes[2]].map(|x| S::as_simd_f32s(&x[..width]).0);
         let rate = simd.splat_f32s(LOG2_E);
         for key in 0..keys {
             let (j, range) = (first + key, key * STRIDE..key * STRIDE + width);
-            let values = S::as_mut_simd_f32s(&mut pairs.values[range.clone()]).0;
+            let values = S::as_mut_simd_f32s(&mut values[range.clone()]).0;
             let (factor, centre) = (simd.splat_f32s(statistics.factors[j]), simd.splat_f32s(statistics.centres[j]));
             for n in 0..vectors {
                 let g = exp2(simd, simd.mul_f32s(rate, values[n]));
@@ -195,29 +189,36 @@ impl WithSimd for Weigh<'_, '_> {
     }
 }
 
-/// `(g - centre)^2` of the logarithms in a tile, added up per query.
-pub(super) fn add_deviations(level: Level, pairs: &mut Pairs<'_>, centres: &[f32; QUERIES], sums: &mut [f64; QUERIES]) {
+/// `(g - centre)^2` of the logarithms in a tile of `[keys, width]`, added up per query.
+pub(super) fn add_deviations(
+    level: Level,
+    values: &[f32],
+    size: [usize; 2],
+    centres: &Lanes,
+    sums: &mut [f64; QUERIES],
+) {
     let mut part = [0.0; QUERIES];
-    level.dispatch(Deviations { pairs, centres, part: &mut part });
+    level.dispatch(Deviations { values, size, centres, part: &mut part });
     sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += f64::from(part));
 }
 
-struct Deviations<'a, 'p> {
-    pairs: &'a mut Pairs<'p>,
-    centres: &'a [f32; QUERIES],
-    part: &'a mut [f32; QUERIES],
+struct Deviations<'a> {
+    values: &'a [f32],
+    size: [usize; 2],
+    centres: &'a Lanes,
+    part: &'a mut Lanes,
 }
 
-impl WithSimd for Deviations<'_, '_> {
+impl WithSimd for Deviations<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Pairs { keys, width, .. } = *self.pairs;
+        let [keys, width] = self.size;
         let centres = S::as_simd_f32s(&self.centres[..width]).0;
         let part = S::as_mut_simd_f32s(&mut self.part[..width]).0;
         let rate = simd.splat_f32s(LOG2_E);
-        for row in self.pairs.values.chunks(STRIDE).take(keys) {
+        for row in self.values.chunks(STRIDE).take(keys) {
             for ((part, &x), &centre) in part.iter_mut().zip(S::as_simd_f32s(&row[..width]).0).zip(centres) {
                 let apart = simd.sub_f32s(exp2(simd, simd.mul_f32s(rate, x)), centre);
                 *part = simd.mul_add_e_f32s(apart, apart, *part);

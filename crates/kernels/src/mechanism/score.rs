@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Parameter, Result,
-    score::contract::{PairScore, TileScore},
+    score::{contract::PairScore, tiles::TileScore},
 };
 
 /// How two tokens relate: the affinity `g` of a pair. Log scores have `g = exp(l)`; linear scores are `phi(x)`, of any sign.

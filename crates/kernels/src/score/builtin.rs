@@ -7,7 +7,10 @@ use std::{
 
 use pulp::Simd;
 
-use super::contract::{MOST_PARAMETERS, PairScore, Slopes, Term, TileScore};
+use super::{
+    contract::{MOST_PARAMETERS, PairScore, Slopes, Term},
+    tiles::TileScore,
+};
 use crate::{
     Parameter,
     mechanism::{self, Manifold},

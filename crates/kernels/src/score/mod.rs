@@ -14,6 +14,7 @@ mod exp;
 pub(crate) mod gate;
 pub(crate) mod map;
 mod metric;
+pub(crate) mod tiles;
 
 pub use contract::{MOST_PARAMETERS, PairScore, Simd, Slopes, Term};
 

@@ -10,7 +10,7 @@ use super::{
     tile::{Zip, scatter, zip},
 };
 use crate::{
-    score::contract::{self, MOST_PARAMETERS},
+    score::{contract::MOST_PARAMETERS, tiles},
     simd::product::{Add, Left, Right, Size, Store, multiply, multiply_add},
     structure::dense::{Rows, dot},
 };
@@ -220,7 +220,7 @@ impl Core<'_> {
         } else if let Some(factors) = head.factors {
             zip(level, e, &factors[..stride], Zip::Multiply);
         }
-        let tile = contract::Tile { data: e, stride, rows, width: stride };
+        let tile = tiles::Tile { data: e, stride, rows, width: stride };
         let tokens = (
             &loaded.tokens.data[..rows * self.sizes.dp],
             &head.marks.rows[..head.count * self.sizes.dp],

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     linalg::{Method, Order, wide},
     mechanism::{Inverse, InverseGradient, Landmarks},
-    score::contract::{self, MOST_PARAMETERS},
+    score::{contract::MOST_PARAMETERS, tiles},
     scratch::cut,
     simd::product::{Left, Right, Size, Store, multiply},
     structure::dense::dot,
@@ -222,7 +222,7 @@ impl Core<'_> {
         unused.fill(0.0);
         let mut parameters = [0.0; MOST_PARAMETERS];
         let (n, live) = (order.n, order.n * sizes.dp);
-        let tile = contract::Tile { data: e, stride: sizes.mp, rows: n, width: super::tile::width(n) };
+        let tile = tiles::Tile { data: e, stride: sizes.mp, rows: n, width: super::tile::width(n) };
         let images = (self.as_tokens(head), &head.marks.rows[..live], sizes.dp);
         pull(level, head.score, terms, tile, images, (&mut du[..live], unused), &mut parameters);
         let [of_tokens, of_marks] = factors(head.score.term());

@@ -17,8 +17,8 @@ use crate::{
     mechanism::{Composed, Factor, Landmarks, Normalisation, Nystrom, Whitened},
     score::{
         builtin,
-        contract::{self, TileScore},
         map::Map,
+        tiles::{self, TileScore},
     },
     simd::product::{Left, Right, Size, Store},
     structure::dense::{Rows, positions},
@@ -276,9 +276,9 @@ impl<'a> Core<'a> {
         }
         // Rows without gaps are one.
         let tile = if stride == width {
-            contract::Tile { data: c, stride: (rows * width).max(1), rows: 1, width: rows * width }
+            tiles::Tile { data: c, stride: (rows * width).max(1), rows: 1, width: rows * width }
         } else {
-            contract::Tile { data: c, stride, rows, width }
+            tiles::Tile { data: c, stride, rows, width }
         };
         head.score.affinities(level, tile);
     }

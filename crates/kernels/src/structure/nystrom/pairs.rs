@@ -5,8 +5,9 @@ use pulp::{Simd, WithSimd};
 use crate::{
     score::{
         Manhattan, Pairs, Squared,
-        contract::{MOST_PARAMETERS, ParameterSums, Tile, TileScore},
+        contract::MOST_PARAMETERS,
         gradients,
+        tiles::{ParameterSums, Tile, TileScore},
     },
     simd::{
         Level,

@@ -1,0 +1,179 @@
+//! The backward sweep over the pairs of one head: five products of a tile, and what is taken out of its gradients.
+
+use std::ops::Range;
+
+use super::{
+    columns::{Block, Columns},
+    pool::Buffers,
+    sweep::{Channels, Gradients, Sweep, Taken, Weights, lanes, row_factors, transpose},
+    tile::{KEYS, Running, STRIDE},
+};
+use crate::{
+    score::{
+        self,
+        tiles::{Backward, Factors, Operands, ParameterSums, Projection, Tile},
+    },
+    simd::{
+        Level,
+        product::{Add, Left, Right, Size, Store, Term, multiply, multiply_add},
+    },
+    structure::dense::padded,
+};
+
+/// A tile: rows, columns, and what is added to the logarithms of their affinities.
+type Place<'t> = (&'t Range<usize>, &'t Columns<'t>, Option<&'t [f32]>);
+
+impl Sweep<'_> {
+    /// Adds what the pairs of a block with the columns in `span` give to the gradients; of the values alone where nothing is `taken`.
+    pub fn backward(
+        &self,
+        (block, span): (&Block, &Range<usize>),
+        (weights, taken): (&Weights, Option<&Taken>),
+        x: Channels<'_>,
+        into: &mut Gradients<'_>,
+    ) {
+        let stride = padded(x.dim);
+        self.pool.with(|buffers| {
+            let mut panel = 0..0;
+            block.tiles(span, |rows, columns, constants| {
+                let dout = &x.gradients[rows.start * stride..rows.end * stride];
+                let place = (&rows, &columns, constants);
+                if let Some(taken) = taken {
+                    if panel != rows {
+                        transpose(dout, stride, padded(rows.len()), &mut buffers.dout);
+                        panel = rows.clone();
+                    }
+                    buffers.slopes.resize(KEYS * STRIDE);
+                    self.differentiate(buffers, place, (weights, taken), (x.values, stride), into);
+                    self.tokens(buffers, place, into);
+                } else {
+                    self.weights(buffers, place, weights);
+                }
+                let size = Size { rows: columns.len(), cols: stride, depth: rows.len() };
+                let left = Left { data: &buffers.values, row_stride: STRIDE, depth_stride: 1 };
+                add(self.level, size, left, Right { data: dout, stride }, &columns, (&mut *into.dv, stride));
+            });
+        });
+    }
+
+    /// Leaves weights in the values, and the gradients of the terms in the slopes.
+    fn differentiate(
+        &self,
+        buffers: &mut Buffers,
+        (rows, columns, constants): Place<'_>,
+        (weights, taken): (&Weights, &Taken),
+        (v, stride): (&[f32], usize),
+        into: &mut Gradients<'_>,
+    ) {
+        let v = columns.of(v, stride);
+        let width = padded(rows.len());
+        let dout = std::mem::take(&mut buffers.dout);
+        let operands = Operands {
+            size: Size { rows: columns.len(), cols: width, depth: stride },
+            keys: Left { data: &v, row_stride: stride, depth_stride: 1 },
+            queries: Right { data: &dout, stride: width },
+        };
+        if taken.whitened.is_some() {
+            self.whitened(buffers, (rows, columns, constants), operands, (weights, taken), into);
+        } else {
+            self.terms(buffers, rows, columns);
+            let [of_rows, fine] = row_factors(weights, rows, self.score.is_log());
+            let [a, c, tau] = [&taken.a, &taken.c, &taken.tau].map(|x| lanes(x, rows));
+            let [of_columns, p, d] = [&weights.columns, &taken.p, &taken.d].map(|x| columns.of(x, 1));
+            let typical = (!weights.typical.is_empty()).then(|| lanes(&weights.typical, rows));
+            self.with_pairs(buffers, columns, constants, |_, known, buffers| {
+                let typical = typical.as_ref().map(|x| &x[..width]);
+                let into = Backward {
+                    factors: Factors { rows: &of_rows, fine: &fine, columns: &of_columns },
+                    projection: Projection { a: &a, c: &c, tau: &tau, p: &p, d: &d },
+                    weights: &mut buffers.values,
+                    slopes: &mut buffers.slopes,
+                    stride: STRIDE,
+                    parameters: into.parameters.as_deref_mut().map(|sums| ParameterSums { sums, typical }),
+                };
+                self.score.backward(self.level, operands, known, into);
+            });
+        }
+        buffers.dout = dout;
+    }
+
+    /// The same where weights are whitened.
+    fn whitened(
+        &self,
+        buffers: &mut Buffers,
+        (rows, columns, constants): Place<'_>,
+        operands: Operands<'_>,
+        (weights, taken): (&Weights, &Taken),
+        into: &mut Gradients<'_>,
+    ) {
+        let (Some(statistics), Some(back)) = (&weights.whitened, &taken.whitened) else { return };
+        self.terms(buffers, rows, columns);
+        buffers.terms.clone_from(&buffers.values);
+        self.values(buffers, rows, columns, constants, false, &mut Running::new(true));
+        let Buffers { values, slopes, terms, width, .. } = buffers;
+        let Operands { size, keys, queries } = operands;
+        multiply(self.level, size, keys, queries, Store { data: slopes, stride: STRIDE });
+        let of = (&mut **values, &mut **slopes);
+        statistics.differentiate(self.level, of, [columns.len(), *width], rows, columns.at(0), back);
+        let mut unused = Default::default();
+        let sums = ParameterSums { sums: into.parameters.as_deref_mut().unwrap_or(&mut unused), typical: None };
+        let tile = Tile { data: slopes, stride: STRIDE, rows: columns.len(), width: *width };
+        self.score.gradients(self.level, terms, tile, sums);
+    }
+
+    /// Adds the gradients of the images.
+    fn tokens(&self, buffers: &Buffers, (rows, columns, _): Place<'_>, into: &mut Gradients<'_>) {
+        let level = self.level;
+        let (stride, keys, slopes) = (self.head.stride, columns.len(), &buffers.slopes);
+        let k = columns.of(self.k, stride);
+        let q = &self.q[rows.start * stride..rows.end * stride];
+        let dq = &mut into.dq[(rows.start - into.first) * stride..(rows.end - into.first) * stride];
+        if self.score.term() == Term::Product {
+            let size = Size { rows: rows.len(), cols: stride, depth: keys };
+            let left = Left { data: slopes, row_stride: 1, depth_stride: STRIDE };
+            multiply_add(level, size, left, Right { data: &k, stride }, Add { data: dq, stride });
+            let size = Size { rows: keys, cols: stride, depth: rows.len() };
+            let left = Left { data: slopes, row_stride: STRIDE, depth_stride: 1 };
+            add(level, size, left, Right { data: q, stride }, columns, (&mut *into.dk, stride));
+            return;
+        }
+        let pairs = score::Pairs { tokens: &k, marks: q, dim: stride, e: slopes, stride: STRIDE };
+        let mut dmarks = vec![0.0; dq.len()];
+        let mut differences = vec![0.0; keys * stride];
+        let factor = match self.score.term() {
+            Term::SquaredDifference => {
+                score::gradients(level, score::Squared, pairs, &mut differences, &mut dmarks);
+                2.0
+            }
+            _ => {
+                score::gradients(level, score::Manhattan, pairs, &mut differences, &mut dmarks);
+                1.0
+            }
+        };
+        dq.iter_mut().zip(&dmarks).for_each(|(dq, x)| *dq -= factor * x);
+        for (n, row) in differences.chunks_exact(stride).enumerate() {
+            let dk = &mut into.dk[columns.at(n) * stride..][..stride];
+            dk.iter_mut().zip(row).for_each(|(dk, x)| *dk += factor * x);
+        }
+    }
+}
+
+/// Adds a product whose rows are columns of the head, wherever these lie.
+fn add(
+    level: Level,
+    size: Size,
+    left: Left<'_>,
+    right: Right<'_>,
+    columns: &Columns<'_>,
+    (into, stride): (&mut [f32], usize),
+) {
+    if let Columns::Run(range) = columns {
+        return multiply_add(level, size, left, right, Add { data: &mut into[range.start * stride..], stride });
+    }
+    let mut part = vec![0.0; columns.len() * stride];
+    multiply(level, size, left, right, Store { data: &mut part, stride });
+    for (n, part) in part.chunks_exact(stride.max(1)).enumerate() {
+        let sums = &mut into[columns.at(n) * stride..][..stride];
+        sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+    }
+}

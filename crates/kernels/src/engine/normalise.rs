@@ -1,0 +1,203 @@
+//! From sums of rows to weights, and from products of gradients to what a normalisation takes out of them.
+
+use super::{
+    head::Head,
+    sweep::{Taken, Weights},
+};
+use crate::mechanism::{Factor, Normalisation};
+
+/// What is known of a row after a sweep: `sum |g|^p`, in units of `exp(p peak)`.
+#[derive(Clone, Copy)]
+pub(super) struct RowSum {
+    /// The largest logarithm of an affinity, times `p`; 0 for affinities.
+    pub peak: f64,
+    pub total: f64,
+    /// The term of the largest.
+    pub term: f32,
+}
+
+impl RowSum {
+    /// The logarithm of the sum; `-inf` for a row that sees nothing.
+    pub fn log(&self) -> f64 {
+        if self.total > 0.0 { self.peak + self.total.ln() } else { f64::NEG_INFINITY }
+    }
+}
+
+/// Weights that sums of rows lead to.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Weighed {
+    pub weights: Weights,
+    /// The logarithms of the sums, where they are all that has to be known.
+    pub logs: Vec<f64>,
+    /// Of a Frobenius norm, per row: the divisor over the norm that it comes from.
+    pub shares: Vec<f64>,
+}
+
+/// Whether weights follow from sums over single rows, so that these can be summed while the values are.
+pub(super) fn is_streamed(m: &Normalisation) -> bool {
+    !matches!(m, Normalisation::Symmetric(_) | Normalisation::Whitened(_))
+}
+
+/// The factor on an affinity, or what is taken out of its logarithm, from the logarithm of a divisor; what is divided by nothing is
+/// nothing.
+fn factor(log: bool, ln: f64) -> f32 {
+    match ln == f64::NEG_INFINITY {
+        true => neutral(log),
+        false if log => ln as f32,
+        false => (-ln).exp() as f32,
+    }
+}
+
+/// What leaves an affinity, or its logarithm, as it is.
+fn neutral(log: bool) -> f32 {
+    if log { 0.0 } else { 1.0 }
+}
+
+/// `exp(x)`, most of all of what rounding leaves.
+fn near_exp(x: f64) -> f32 {
+    if x.abs() < 1e-4 { (1.0 + x * (1.0 + 0.5 * x)) as f32 } else { x.exp() as f32 }
+}
+
+impl Weighed {
+    /// From the sums of rows.
+    pub fn of_rows(m: &Normalisation, head: &Head<'_>, log: bool, sums: &[RowSum]) -> Self {
+        let logs = sums.iter().map(RowSum::log).collect();
+        Self::streamed(m, head, log, logs, sums.iter().map(|sum| sum.term).collect())
+    }
+
+    /// The factor on what was summed with row `n`, in units of its peak.
+    pub fn factor(&self, m: &Normalisation, log: bool, n: usize, sum: &RowSum) -> f32 {
+        match m {
+            _ if sum.total == 0.0 => 0.0,
+            Normalisation::Row(_) | Normalisation::Factors(_) => (1.0 / sum.total) as f32,
+            _ if !log => self.weights.rows[n],
+            _ => {
+                let peak = if let Normalisation::Frobenius(_) = m { sum.peak / 2.0 } else { sum.peak };
+                (f64::from(self.weights.fine[n]) * (peak - f64::from(self.weights.rows[n])).exp()) as f32
+            }
+        }
+    }
+
+    /// From the logarithms of the sums of rows (of squares, for a Frobenius norm) and the terms of the rows' largest values.
+    pub fn streamed(m: &Normalisation, head: &Head<'_>, log: bool, logs: Vec<f64>, terms: Vec<f32>) -> Self {
+        let rows_of = |logs: &[f64]| {
+            let rows: Vec<f32> = logs.iter().map(|&ln| factor(log, ln)).collect();
+            let lost = |(&ln, &row): (&f64, &f32)| if ln.is_finite() { near_exp(f64::from(row) - ln) } else { 1.0 };
+            let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
+            Weights { rows, fine, columns: vec![neutral(log); head.keys.len()], ..Weights::default() }
+        };
+        match m {
+            Normalisation::Frobenius(m) => {
+                let norms = if head.sight.causal { prefix_logs(head, &logs) } else { total_log(&logs) };
+                let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
+                let share =
+                    |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
+                let divisors: Vec<f64> = norms.iter().map(divisor).collect();
+                Self { weights: rows_of(&divisors), shares: norms.iter().map(share).collect(), logs }
+            }
+            Normalisation::None(m) => {
+                let seen = if m.factor == Factor::InvN { head.seen() } else { vec![1.0; head.queries.len()] };
+                let divisors: Vec<f64> = seen.iter().map(|seen| seen.max(1.0).ln()).collect();
+                Self { weights: rows_of(&divisors), shares: Vec::new(), logs }
+            }
+            // Rows that sum to one; those of factors, each by its own.
+            _ => {
+                let typical = if log { terms } else { Vec::new() };
+                Self { weights: Weights { typical, ..rows_of(&logs) }, shares: Vec::new(), logs }
+            }
+        }
+    }
+
+    /// From the logarithms of the sums of rows and columns, by the roots of both.
+    pub fn symmetric(log: bool, rows: Vec<f64>, columns: Vec<f64>) -> Self {
+        let half = |logs: Vec<f64>| logs.into_iter().map(|ln| factor(log, ln / 2.0)).collect();
+        let weights = Weights { rows: half(rows), columns: half(columns), ..Weights::default() };
+        Self { weights, ..Self::default() }
+    }
+
+    /// What the normalisation takes out of the gradients, from `delta_i = <dout_i, out_i>` and, where columns are divided,
+    /// `epsilon_j = <v_j, dv_j>`.
+    pub fn taken(&self, m: &Normalisation, head: &Head<'_>, log: bool, delta: &[f64], epsilon: &[f64]) -> Taken {
+        let weights = &self.weights;
+        let (rows, columns) = (head.queries.len(), head.keys.len());
+        let zeros = |n: usize| vec![0.0; n];
+        let mut taken = Taken {
+            a: zeros(rows),
+            c: zeros(rows),
+            tau: zeros(rows),
+            p: zeros(columns),
+            d: zeros(columns),
+            whitened: None,
+        };
+        match m {
+            Normalisation::Row(_) => {
+                taken.a = delta.iter().map(|&x| x as f32).collect();
+                taken.p.fill(1.0);
+            }
+            Normalisation::Frobenius(_) => taken.tau = frobenius(head, &self.shares, weights, delta, log),
+            Normalisation::Symmetric(_) => {
+                // The root of a sum: its logarithm is half of the sum's. They are taken relative to the largest of the rows.
+                let most = weights.rows.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let root = |x: f32| if log { f64::from(x - most).exp() } else { 1.0 / f64::from(x) };
+                let ratio = |x: f64, root: f64| if root > 0.0 { (0.5 * x / root) as f32 } else { 0.0 };
+                for (n, &x) in weights.rows.iter().enumerate() {
+                    (taken.a[n], taken.c[n]) = (ratio(delta[n], root(x)), root(x) as f32);
+                }
+                for (n, &x) in weights.columns.iter().enumerate() {
+                    (taken.p[n], taken.d[n]) = (root(x) as f32, ratio(epsilon[n], root(x)));
+                }
+            }
+            _ => {}
+        }
+        taken
+    }
+}
+
+fn add_logs(a: f64, b: f64) -> f64 {
+    let (low, high) = (a.min(b), a.max(b));
+    if low == f64::NEG_INFINITY { high } else { high + (low - high).exp().ln_1p() }
+}
+
+/// The logarithm of the sum of all rows' squares, for every row.
+fn total_log(squares: &[f64]) -> Vec<f64> {
+    let total = squares.iter().copied().fold(f64::NEG_INFINITY, add_logs);
+    vec![total; squares.len()]
+}
+
+/// The rows in the order of their positions.
+fn by_position(head: &Head<'_>) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..head.queries.len()).collect();
+    order.sort_by_key(|&n| head.queries[n]);
+    order
+}
+
+/// The logarithm of the sum of the squares of the rows so far.
+fn prefix_logs(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
+    let (mut sum, mut norms) = (f64::NEG_INFINITY, vec![0.0; squares.len()]);
+    for n in by_position(head) {
+        sum = add_logs(sum, squares[n]);
+        norms[n] = sum;
+    }
+    norms
+}
+
+/// `tau`: the gradient of a norm is `c / f` with `c = sum delta` over the rows that it divides, and of a squared affinity's part
+/// in it `g f / F`. Causal: `tau_i = sum_{r >= i} c_r f_i^2 / (f_r F_r)`, by recursion from the last row.
+fn frobenius(head: &Head<'_>, shares: &[f64], weights: &Weights, delta: &[f64], log: bool) -> Vec<f32> {
+    if !head.sight.causal {
+        let share = shares.first().copied().unwrap_or(0.0);
+        return vec![(delta.iter().sum::<f64>() * share) as f32; delta.len()];
+    }
+    let ratio = |from: usize, to: usize| {
+        let [from, to] = [weights.rows[from], weights.rows[to]].map(f64::from);
+        if log { (from - to).exp() } else { to / from }
+    };
+    let (mut tau, mut next) = (vec![0.0; delta.len()], None);
+    let mut sum = 0.0;
+    for n in by_position(head).into_iter().rev() {
+        sum = delta[n] * shares[n] + next.map_or(0.0, |next| sum * f64::powi(ratio(n, next), 2));
+        tau[n] = sum as f32;
+        next = Some(n);
+    }
+    tau
+}
