@@ -3,12 +3,13 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
+use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
     analyze::{self, AnalyzeOptions},
     data::Source,
     disk::write_atomically,
     folder::{Claim, MARK},
+    recipe::with_length_scale,
     report::{self, analysis_page},
     subject::Subject,
 };
@@ -99,7 +100,8 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     };
     if !args.mechanisms.is_empty() || dump.own.is_some() {
         let asked = if args.mechanisms.is_empty() { &[Attention::All] } else { &args.mechanisms[..] };
-        options.mechanisms = mechanisms(asked, dump.own.as_ref())?;
+        let mechanisms = mechanisms(asked, dump.own.as_ref())?;
+        options.mechanisms = mechanisms.into_iter().map(|mechanism| dump.settled(mechanism)).collect();
     }
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
@@ -126,17 +128,29 @@ struct Input {
     name: Option<String>,
     /// The model's mechanism, whose settings count for its id.
     own: Option<Mechanism>,
+    /// The rule for length scales that are not named, where it is known what the tokens are of.
+    rule: Option<KappaRule>,
     /// Texts that were cut to what the model reads.
     cut: usize,
     /// A dump that nobody asked to keep is removed with it.
     _temporary: Option<TempPath>,
 }
 
+impl Input {
+    /// `mechanism` with the length scale that suits the tokens; the model's own is as it was trained.
+    fn settled(&self, mechanism: Mechanism) -> Mechanism {
+        match self.rule {
+            Some(rule) if self.own.as_ref() != Some(&mechanism) => with_length_scale(mechanism, rule),
+            _ => mechanism,
+        }
+    }
+}
+
 /// The dump given, or that of the model given.
 fn dump(args: &Analyze) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
-        return Ok(Input { path, name: None, own: None, cut: 0, _temporary: None });
+        return Ok(Input { path, name: None, own: None, rule: None, cut: 0, _temporary: None });
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
     let (material, name) = given.material(checkpoint)?;
@@ -154,5 +168,7 @@ fn dump(args: &Analyze) -> Result<Input> {
     let shared = analyze::capture(&subject, &examples, &path)?;
     let own = shared.unwrap_or_else(|| subject.recipe.mechanism.clone());
     let cut = examples.iter().filter(|example| example.is_cut()).count();
-    Ok(Input { path, name: Some(format!("{} on {name}", subject.path)), own: Some(own), cut, _temporary: temporary })
+    let rule = Some(if subject.sees_pictures() { KappaRule::Vision } else { KappaRule::Text });
+    let name = Some(format!("{} on {name}", subject.path));
+    Ok(Input { path, name, own: Some(own), rule, cut, _temporary: temporary })
 }

@@ -40,7 +40,7 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
             @for entry in entries {
                 dt { (chip(entries, entry)) (entry.name) }
                 dd {
-                    (page::about(entry.mechanism.id())) (landmarks(entry)) (learned_gamma(entry))
+                    (page::about_mechanism(&entry.mechanism)) (landmarks(entry)) (learned_gamma(entry))
                     @if entry.name != entry.mechanism.id() { br; code { (serde_json::to_string(&entry.mechanism).unwrap_or_default()) } }
                 }
             }

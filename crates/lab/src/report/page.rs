@@ -3,7 +3,11 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use resolvent_kernels::Mechanism;
 
-use crate::{Recipe, Result, environment::Environment};
+use crate::{
+    Recipe, Result,
+    environment::Environment,
+    recipe::{length_scale_rule, rule_name},
+};
 
 /// A whole page.
 pub fn shell(title: &str, body: &Markup) -> String {
@@ -65,6 +69,15 @@ pub fn style_of(id: &str) -> usize {
 /// What a preset is, in a line.
 pub fn about(id: &str) -> &'static str {
     Mechanism::summary(id).unwrap_or_default()
+}
+
+/// What a mechanism is, in a line, and the rule that gives it its length scale, if one does.
+pub fn about_mechanism(mechanism: &Mechanism) -> Markup {
+    let rule = length_scale_rule(mechanism).map(rule_name);
+    html! {
+        (about(mechanism.id()))
+        @if let Some(rule) = rule { " Length scale (" code { "kappa" } ") by the rule " code { (rule) } "." }
+    }
 }
 
 /// A share as `87.25 %`.
