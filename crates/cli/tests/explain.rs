@@ -116,6 +116,37 @@ fn every_mechanism_has_maps() {
     }
 }
 
+/// The paper averages the heads' rows as they are; by default each head counts alike.
+#[test]
+fn heads_make_one_map_by_the_rule_asked_for() {
+    let sandbox = trained("infsa");
+    let found = |rule: &[&'static str]| {
+        let outcome = sandbox.run(&explain(&[&["--examples", "2", "--show", "1"], rule].concat())).success();
+        let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+        (outcome.json(), page)
+    };
+    let numbers = |values: &Value| values.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    for (asked, rule, words, alike) in [
+        (&[][..], "equal-heads", "each with a sum of one", true),
+        (&["--map-rule", "equal-heads"], "equal-heads", "each with a sum of one", true),
+        (&["--map-rule", "paper"], "paper", "mean over the heads as they are", false),
+    ] {
+        let (json, page) = found(asked);
+        assert_eq!(json["map_rule"], rule);
+        assert!(page.contains(words), "{rule}");
+        let layer = &json["shown"][0]["layers"][0];
+        let heads: Vec<_> = layer["heads"].as_array().unwrap().iter().map(numbers).collect();
+        let shares = |head: &[f64]| if alike { head.iter().sum::<f64>() } else { 1.0 };
+        for (at, &weight) in numbers(&layer["mean"]).iter().enumerate() {
+            let mean = heads.iter().map(|head| head[at] / shares(head)).sum::<f64>() / heads.len() as f64;
+            assert!((weight - mean).abs() < 1e-5 * mean.max(1e-3), "{rule}: {weight} {mean}");
+        }
+    }
+    let outcome = sandbox.run(&explain(&["--map-rule", "mean"]));
+    let refused = outcome.failure(2);
+    assert!(refused.contains("'mean'") && refused.contains("--map-rule"), "{refused}");
+}
+
 #[test]
 fn pictures_of_ones_own_with_boxes() {
     let sandbox = trained("fna");
