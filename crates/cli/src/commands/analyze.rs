@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use clap::Args;
 use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
-    analyze::{self, AnalyzeOptions},
+    analyze::{self, AnalyzeOptions, Learned},
     data::Source,
     disk::write_atomically,
     folder::{Claim, MARK},
@@ -88,6 +88,7 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
         cut: dump.cut,
+        learned: dump.learned.clone(),
         layers: args.layers.clone(),
         sequences: args.sequences,
         causal: args.causal,
@@ -128,6 +129,8 @@ struct Input {
     name: Option<String>,
     /// The model's mechanism, whose settings count for its id.
     own: Option<Mechanism>,
+    /// What its layers have learned for it.
+    learned: Option<Learned>,
     /// The rule for length scales that are not named, where it is known what the tokens are of.
     rule: Option<KappaRule>,
     /// Texts that were cut to what the model reads.
@@ -150,7 +153,7 @@ impl Input {
 fn dump(args: &Analyze) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
-        return Ok(Input { path, name: None, own: None, rule: None, cut: 0, _temporary: None });
+        return Ok(Input { path, name: None, own: None, learned: None, rule: None, cut: 0, _temporary: None });
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
     let (material, name) = given.material(checkpoint)?;
@@ -165,10 +168,9 @@ fn dump(args: &Analyze) -> Result<Input> {
             (file.to_path_buf(), Some(file))
         }
     };
-    let shared = analyze::capture(&subject, &examples, &path)?;
-    let own = shared.unwrap_or_else(|| subject.recipe.mechanism.clone());
+    let (own, learned) = analyze::capture(&subject, &examples, &path)?;
     let cut = examples.iter().filter(|example| example.is_cut()).count();
     let rule = Some(if subject.sees_pictures() { KappaRule::Vision } else { KappaRule::Text });
     let name = Some(format!("{} on {name}", subject.path));
-    Ok(Input { path, name, own: Some(own), rule, cut, _temporary: temporary })
+    Ok(Input { path, name, own: Some(own), learned: Some(learned), rule, cut, _temporary: temporary })
 }

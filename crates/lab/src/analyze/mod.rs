@@ -9,6 +9,7 @@ mod distances;
 mod dump;
 mod graph;
 mod landmarks;
+mod learned;
 mod matched;
 mod outputs;
 mod quantities;
@@ -32,7 +33,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
-use resolvent_kernels::{Mechanism, Shape, mechanism::Kappa};
+use resolvent_kernels::{Mechanism, Parameter, Shape, mechanism::Kappa};
 
 use crate::{Error, Result, compare::MemoryProbe, environment::Environment};
 use graph::{Baseline, Head, diagnose};
@@ -44,6 +45,7 @@ pub use distances::{DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
 pub use graph::{FullReport, GraphReport, Subspace};
 pub use landmarks::LandmarkReport;
+pub use learned::Learned;
 pub use quantities::{
     DIRECTIONS, Format, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, QUANTITIES, Quantity, ROWS, SUBSPACE,
 };
@@ -64,6 +66,8 @@ pub struct AnalyzeOptions {
     pub name: Option<String>,
     /// The mechanisms. Default: all presets. Softmax is there whether named or not.
     pub mechanisms: Vec<Mechanism>,
+    /// What each layer of the model has learned for the mechanism that it has, where the dump is of a model. Default: nothing.
+    pub learned: Option<Learned>,
     /// Layers by name. Default: all.
     pub layers: Vec<String>,
     /// Sequences of every layer, from the first. Default: all.
@@ -97,6 +101,7 @@ impl AnalyzeOptions {
             input: input.into(),
             name: None,
             mechanisms: Mechanism::IDS.iter().map(preset).collect(),
+            learned: None,
             layers: Vec::new(),
             sequences: None,
             causal: false,
@@ -257,13 +262,14 @@ fn analyze(
     let mut reference: Option<Reference> = None;
     let mut baselines: Vec<Option<Baseline>> = Vec::new();
     let mut found = Vec::new();
-    for mechanism in mechanisms {
+    for asked in mechanisms {
         if options.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let mechanism = &if sequence.k.is_none() { with(mechanism, "tied") } else { mechanism.clone() };
+        let mechanism = &if sequence.k.is_none() { with(asked, "tied") } else { asked.clone() };
         let mut call = CallResult::new(place.layer, place.sequence, mechanism);
-        let made = outputs::apply(options, mechanism, sequence, &values, &mut call).and_then(|applied| {
+        let own = options.learned.as_ref().map_or(&[][..], |learned| learned.of(place.layer, asked));
+        let made = outputs::apply(options, mechanism, own, sequence, &values, &mut call).and_then(|applied| {
             if reference.is_none() {
                 reference = Some(Reference::new(options, mechanism, sequence, &values, &applied.out)?);
             }
@@ -271,7 +277,7 @@ fn analyze(
         });
         let heads = match (made, &reference) {
             (Ok(applied), Some(reference)) => {
-                let (heads, made) = heads(options, mechanism, place, sequence, &applied, reference, &baselines);
+                let (heads, made) = heads(options, (mechanism, own), place, sequence, &applied, reference, &baselines);
                 if baselines.is_empty() {
                     baselines = made;
                 }
@@ -291,7 +297,7 @@ fn analyze(
 /// Every head's output beside softmax's, and its graph; where the mechanism is softmax, what the others need of it.
 fn heads(
     options: &AnalyzeOptions,
-    mechanism: &Mechanism,
+    (mechanism, learned): (&Mechanism, &[(Parameter, Vec<f32>)]),
     place: Place<'_>,
     sequence: &Sequence,
     applied: &Applied,
@@ -299,7 +305,7 @@ fn heads(
     baselines: &[Option<Baseline>],
 ) -> (Vec<HeadResult>, Vec<Option<Baseline>>) {
     let s = sequence.shape;
-    let alone = &alone(mechanism, &s);
+    let alone = |head: usize| learned::settled(&alone(mechanism, &s), learned, head);
     let one = |head: usize| {
         let (output, mean_of_values) = reference.errors(head, &applied.out);
         let comparable = reference.wrong(head).is_none();
@@ -314,7 +320,7 @@ fn heads(
         let plan = applied.plan.as_ref().map(|plan| (plan, head));
         let baseline = baselines.get(head).and_then(Option::as_ref);
         let own = Head { tokens: s.seq_q, q, k, plan, mapped: place.mapped && head == 0 };
-        let (graph, made) = match sequence.same_tokens.then(|| diagnose(alone, own, baseline, options.full)) {
+        let (graph, made) = match sequence.same_tokens.then(|| diagnose(&alone(head), own, baseline, options.full)) {
             Some(Ok((report, made))) => (Some(report), made),
             Some(Err(why)) => (Some(GraphReport { notes: vec![why.to_string()], ..GraphReport::default() }), None),
             None => {
