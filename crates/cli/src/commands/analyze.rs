@@ -6,19 +6,20 @@ use clap::Args;
 use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
     analyze::{self, AnalyzeOptions, Learned},
+    compare::Candidate,
     data::Source,
     disk::write_atomically,
     folder::{Claim, MARK},
     recipe::with_length_scale,
     report::{self, analysis_page},
-    subject::Subject,
+    subject::{Example, Subject},
 };
 use tempfile::TempPath;
 
 use super::{
     compare::command_line,
     material::Given,
-    recipe::{Attention, mechanisms},
+    recipe::{Attention, candidates},
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
 
@@ -47,7 +48,7 @@ pub struct Analyze {
     /// Keep the model's queries, keys and values in a file, for --input
     #[arg(long, value_name = "DUMP.safetensors", requires = "checkpoint")]
     save_dump: Option<PathBuf>,
-    /// Mechanisms: ids, or files M.json [default: all]; softmax is always there
+    /// Mechanisms: ids, or files M.json, called by their names [default: all]; softmax is always there
     #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
     mechanisms: Vec<Attention>,
     /// Layers, by the prefix of their tensors [default: all]
@@ -56,7 +57,7 @@ pub struct Analyze {
     /// Analyse the first N sequences of each layer [default: all]; with --checkpoint, N examples, evenly spread [default: 4, of --text all]
     #[arg(long, value_name = "N")]
     sequences: Option<usize>,
-    /// Tokens see themselves and earlier ones only, as in a language model
+    /// Tokens see themselves and earlier ones only, as in a language model; its checkpoint says so itself
     #[arg(long)]
     causal: bool,
     /// Add dense spectra without symmetry, paths from every token and exact mixing times
@@ -89,9 +90,10 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
         name: dump.name.clone(),
         cut: dump.cut,
         learned: dump.learned.clone(),
+        words: dump.words.clone(),
         layers: args.layers.clone(),
         sequences: args.sequences,
-        causal: args.causal,
+        causal: args.causal || dump.causal,
         full: args.full,
         seed: global.seed,
         stop: deferred.stop(),
@@ -101,8 +103,8 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     };
     if !args.mechanisms.is_empty() || dump.own.is_some() {
         let asked = if args.mechanisms.is_empty() { &[Attention::All] } else { &args.mechanisms[..] };
-        let mechanisms = mechanisms(asked, dump.own.as_ref())?;
-        options.mechanisms = mechanisms.into_iter().map(|mechanism| dump.settled(mechanism)).collect();
+        let candidates = candidates(asked, dump.own.as_ref(), None)?;
+        options.mechanisms = candidates.into_iter().map(|candidate| dump.settled(candidate)).collect();
     }
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
@@ -129,6 +131,10 @@ struct Input {
     name: Option<String>,
     /// The model's mechanism, whose settings count for its id.
     own: Option<Mechanism>,
+    /// Whether its tokens see earlier ones only.
+    causal: bool,
+    /// The words of the first example, where it is a text.
+    words: Vec<String>,
     /// What its layers have learned for it.
     learned: Option<Learned>,
     /// The rule for length scales that are not named, where it is known what the tokens are of.
@@ -141,11 +147,12 @@ struct Input {
 
 impl Input {
     /// `mechanism` with the length scale that suits the tokens; the model's own is as it was trained.
-    fn settled(&self, mechanism: Mechanism) -> Mechanism {
-        match self.rule {
+    fn settled(&self, Candidate { name, mechanism }: Candidate) -> Candidate {
+        let mechanism = match self.rule {
             Some(rule) if self.own.as_ref() != Some(&mechanism) => with_length_scale(mechanism, rule),
             _ => mechanism,
-        }
+        };
+        Candidate { name, mechanism }
     }
 }
 
@@ -153,7 +160,17 @@ impl Input {
 fn dump(args: &Analyze) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
-        return Ok(Input { path, name: None, own: None, learned: None, rule: None, cut: 0, _temporary: None });
+        return Ok(Input {
+            path,
+            name: None,
+            own: None,
+            causal: false,
+            words: Vec::new(),
+            learned: None,
+            rule: None,
+            cut: 0,
+            _temporary: None,
+        });
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
     let (material, name) = given.material(checkpoint)?;
@@ -170,7 +187,12 @@ fn dump(args: &Analyze) -> Result<Input> {
     };
     let (own, learned) = analyze::capture(&subject, &examples, &path)?;
     let cut = examples.iter().filter(|example| example.is_cut()).count();
+    let words = match examples.first() {
+        Some(Example::Text(text)) => text.words(),
+        _ => Vec::new(),
+    };
     let rule = Some(if subject.sees_pictures() { KappaRule::Vision } else { KappaRule::Text });
     let name = Some(format!("{} on {name}", subject.path));
-    Ok(Input { path, name, own: Some(own), learned: Some(learned), rule, cut, _temporary: temporary })
+    let (causal, learned) = (subject.is_causal(), Some(learned));
+    Ok(Input { path, name, own: Some(own), causal, words, learned, rule, cut, _temporary: temporary })
 }

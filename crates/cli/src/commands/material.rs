@@ -37,11 +37,11 @@ impl Given<'_> {
         let state = Checkpoint::find(checkpoint)?.state;
         if let Some(input) = self.input {
             let material = match (&state.expects, self.boxes) {
-                (Expectation::Texts(_), Some(boxes)) => {
+                (Expectation::Texts(_) | Expectation::Corpus(_), Some(boxes)) => {
                     let problem = "boxes are of pictures, and the model was trained on texts; leave --boxes out";
                     return Err(Error::file(boxes, problem));
                 }
-                (Expectation::Texts(_), None) => Material::Texts(read_lines(input)?),
+                (Expectation::Texts(_) | Expectation::Corpus(_), None) => Material::Texts(read_lines(input)?),
                 _ => Material::Pictures { input: input.into(), boxes: self.boxes.map(Into::into) },
             };
             return Ok((material, input.display().to_string()));

@@ -39,6 +39,7 @@ pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<(
     let own = mechanisms.next().cloned();
     let shared = own.filter(|own| mechanisms.all(|other| other == own));
     let own = shared.unwrap_or_else(|| subject.recipe.mechanism.clone());
+    let own = if subject.is_causal() { super::with(&own, "causal") } else { own };
     Ok((own.clone(), Learned::new(own, first)))
 }
 

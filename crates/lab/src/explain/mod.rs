@@ -89,6 +89,10 @@ impl ExplainOptions {
 /// Those of [`Subject::load`] and [`Subject::examples`]; [`Error::Recipe`] for a layer that is none.
 pub fn run(options: &ExplainOptions) -> Result<Option<Explanation>> {
     let subject = Subject::load(&options.checkpoint)?;
+    if subject.classes().is_empty() {
+        let path = options.checkpoint.clone();
+        return Err(Error::OtherModel { path, trained: "plain text", wanted: "pictures or texts" });
+    }
     let count = options.examples.unwrap_or(if subject.sees_pictures() { 100 } else { 20 });
     let examples = subject.examples(&options.material, count)?;
     if examples.is_empty() {

@@ -246,7 +246,7 @@ fn located(example: &Example, grid: Option<[usize; 2]>) -> Option<Vec<bool>> {
 
 fn shown(found: &ExampleScores, example: &Example, layers: Vec<LayerMaps>, rollout: Option<Vec<f32>>) -> Shown {
     let tokens = match example {
-        Example::Text(text) => Some(text.spans.iter().map(|&(from, to)| text.text[from..to].to_owned()).collect()),
+        Example::Text(text) => Some(text.words()),
         Example::Picture(_) => None,
     };
     let ExampleScores { name, label, answer, probability, .. } = found.clone();
