@@ -55,6 +55,8 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
     let ask = ["generate", "--checkpoint", "run", "--greedy", "--tokens", "18"];
     let said = sandbox.run(&[&ask[..], &["--prompt", "abcdefg"]].concat()).success();
     assert_eq!(said.stdout, "hijklmnop\nabcdefgh\n");
+    let placed = ["generate", "run", "--greedy", "--tokens", "18", "--prompt", "abcdefg"];
+    assert_eq!(sandbox.run(&placed).success().stdout, said.stdout);
     assert!(said.stderr.contains("18 tokens") && said.stderr.contains("context"), "{}", said.stderr);
     let args = [&ask[..], &["--json"]].concat();
     let json = sandbox.pipe(&args, "abcdefghijklmnop\nabcdefg".as_bytes()).success().json();

@@ -87,6 +87,12 @@ fn an_interrupted_comparison_goes_on_where_it_stopped_and_ends_the_same() {
     assert_eq!(expected.plan.steps, 6, "five minutes are enough for all of them");
     assert_eq!(expected.entries.len(), 5);
 
+    let mut cut_short = expected.clone();
+    cut_short.plan.full_steps = 9;
+    assert!(cut_short.caveats()[0].starts_with("Every run took 6 steps"));
+    cut_short.entries[1].runs[0].steps = 4;
+    assert!(cut_short.caveats()[0].starts_with("Every run was planned for 6 steps"));
+
     // Six steps a run: the ninth is in the middle of the second.
     let watch = Watch::new(9);
     let options = CompareOptions { stop: watch.flag.clone(), observer: watch.clone(), ..quick(&cut) };

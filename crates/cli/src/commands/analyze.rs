@@ -9,7 +9,7 @@ use resolvent_lab::{
     compare::Candidate,
     data::Source,
     disk::write_atomically,
-    folder::{Claim, MARK},
+    folder::{Claim, Contents},
     recipe::with_length_scale,
     report::{self, analysis_page},
     subject::{Example, Subject},
@@ -83,7 +83,7 @@ const EXAMPLES_SHOWN: usize = 4;
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
-    let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], MARK)?;
+    let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], Contents::Analysis)?;
     let deferred = Deferred::begin();
     let dump = dump(args)?;
     let mut options = AnalyzeOptions {

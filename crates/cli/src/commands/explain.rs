@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use resolvent_lab::{
     data::Source,
     explain::{self, ExplainOptions, MapRule},
-    folder::{Claim, MARK},
+    folder::{Claim, Contents},
     report,
 };
 
@@ -89,7 +89,7 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         boxes: args.boxes.as_deref(),
     };
     let (material, data) = given.material(&args.checkpoint)?;
-    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], MARK)?;
+    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], Contents::Explanation)?;
     let deferred = Deferred::begin();
     let mut options = ExplainOptions {
         examples: args.examples.map(|n| n as usize).or((!args.text.is_empty()).then_some(args.text.len())),

@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Best, CHECKPOINTS, Checkpoint, Store, module_bytes, parts, to_json},
+    checkpoint::{Best, Checkpoint, Store, module_bytes, parts, to_json},
     data,
     disk::write_atomically,
     eval::Evaluation,
-    folder::Claim,
+    folder::{Claim, Contents},
     metrics::{self, EpochRecord, MetricsFile, Record},
     progress::Event,
     recipe::{length_scale_rule, rule_name},
@@ -67,7 +67,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
     };
     check_fit(recipe, task, &identity.name)?;
     task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
-    let claim = || Claim::take(&options.out_dir, &FILES, CHECKPOINTS);
+    let claim = || Claim::take(&options.out_dir, &FILES, Contents::Run);
     let (_claim, session) = match checkpoint {
         Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint)?),
         None => {
