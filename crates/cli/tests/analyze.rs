@@ -87,6 +87,37 @@ fn verdicts_follow_the_tensors() {
     assert!(verdict(&json, "fna")["numbers"]["heads"] == 2);
 }
 
+/// One mechanism in several configurations, each by the name of its file; the first softmax is what all are compared with.
+#[test]
+fn configurations_of_one_mechanism_stand_side_by_side() {
+    let sandbox = Sandbox::new();
+    let input = dump(&sandbox);
+    let file = |name: &str, json: &str| sandbox.write(&format!("{name}.json"), json).display().to_string();
+    let near = file("near", r#"{"mechanism": "fna", "alpha": 2.0}"#);
+    let far = file("far", r#"{"mechanism": "fna", "alpha": 1.0, "kappa": 0.5}"#);
+    let sharp = file("sharp", r#"{"mechanism": "softmax", "scale": 4.0}"#);
+    let asked = ["fna", &near, "softmax", &far, &sharp, "uniform"].join(",");
+    let json = analyze(&sandbox, &input, &["--mechanisms", &asked]).success().json();
+    let verdicts = json["verdicts"].as_array().unwrap();
+    let named: Vec<_> = verdicts.iter().map(|verdict| verdict["name"].as_str().unwrap()).collect();
+    assert_eq!(named, ["softmax", "fna", "near", "far", "sharp", "uniform"]);
+    assert_eq!((&verdicts[0]["finding"], &verdicts[2]["mechanism"]), (&"baseline".into(), &"fna".into()));
+    let rows = |at: usize| verdicts[at]["numbers"]["perplexity"].as_f64().unwrap();
+    assert!(rows(1) != rows(2) && rows(2) != rows(3) && rows(4) < rows(0), "{verdicts:?}");
+    assert!(verdicts[4]["sentence"].as_str().unwrap().starts_with("sharp "), "{}", verdicts[4]);
+    // Uniform attention is the mean of all values, and no nearer than that.
+    assert_eq!(verdicts[5]["finding"], "not-here");
+    let page = std::fs::read_to_string(sandbox.path("out").join("report.html")).unwrap();
+    let chip =
+        |name: &str| page.split(&format!("</span>{name}</th>")).next().unwrap().rsplit('"').nth(1).unwrap().to_owned();
+    let chips: std::collections::BTreeSet<_> = named.iter().map(|name| chip(name)).collect();
+    assert_eq!(chips.len(), named.len(), "each has a colour of its own: {chips:?}");
+    std::fs::create_dir(sandbox.path("other")).unwrap();
+    let other = file("other/near", r#"{"mechanism": "fna"}"#);
+    let outcome = analyze(&sandbox, &input, &["--mechanisms", &format!("{near},{other}")]);
+    assert!(outcome.failure(1).contains("`near` twice"));
+}
+
 /// Cross-attention has outputs to compare and no graph; a few tokens have little of one.
 #[test]
 fn odd_shapes() {

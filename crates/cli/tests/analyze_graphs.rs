@@ -93,7 +93,7 @@ fn the_matched_scale_matches() {
         let json = configured(&sandbox, &tensors, &fna(3.0 * matched), &[]);
         let softmax = head(&json, "softmax", 0)["graph"]["perplexity"].as_f64().unwrap();
         near(&head(&json, "fna", 0)["graph"]["perplexity"], softmax, 1e-4);
-        assert_eq!(page(&sandbox).contains("served as both: fna"), tied);
+        assert_eq!(page(&sandbox).contains("served as both: m"), tied);
     }
     let json = configured(&sandbox, &tensors, &json!({"mechanism": "fna", "norm_exponent": 1.0}), &[]);
     let graph = &head(&json, "fna", 0)["graph"];
@@ -288,5 +288,5 @@ fn heads_that_refuse_count() {
     assert_eq!(ssa["finding"], "some-heads");
     let sentence = ssa["sentence"].as_str().unwrap();
     assert!(sentence.contains("in 1 of 3 heads") && sentence.contains("To 2 heads it cannot be applied"), "{sentence}");
-    assert!(page(&sandbox).contains("1 of 3") && page(&sandbox).contains("ssa: cannot be applied to 2 heads"));
+    assert!(page(&sandbox).contains("1 of 3") && page(&sandbox).contains("m: cannot be applied to 2 heads"));
 }

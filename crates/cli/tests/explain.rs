@@ -116,6 +116,72 @@ fn every_mechanism_has_maps() {
     }
 }
 
+/// The paper averages the heads' rows as they are; by default each head counts alike.
+#[test]
+fn heads_make_one_map_by_the_rule_asked_for() {
+    let sandbox = trained("infsa");
+    let found = |rule: &[&'static str]| {
+        let outcome = sandbox.run(&explain(&[&["--examples", "2", "--show", "1"], rule].concat())).success();
+        let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+        (outcome.json(), page)
+    };
+    let numbers = |values: &Value| values.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    for (asked, rule, words, alike) in [
+        (&[][..], "equal-heads", "each with a sum of one", true),
+        (&["--map-rule", "equal-heads"], "equal-heads", "each with a sum of one", true),
+        (&["--map-rule", "paper"], "paper", "mean over the heads as they are", false),
+    ] {
+        let (json, page) = found(asked);
+        assert_eq!(json["map_rule"], rule);
+        assert!(page.contains(words), "{rule}");
+        let layer = &json["shown"][0]["layers"][0];
+        let heads: Vec<_> = layer["heads"].as_array().unwrap().iter().map(numbers).collect();
+        let shares = |head: &[f64]| if alike { head.iter().sum::<f64>() } else { 1.0 };
+        for (at, &weight) in numbers(&layer["mean"]).iter().enumerate() {
+            let mean = heads.iter().map(|head| head[at] / shares(head)).sum::<f64>() / heads.len() as f64;
+            assert!((weight - mean).abs() < 1e-5 * mean.max(1e-3), "{rule}: {weight} {mean}");
+        }
+    }
+    let outcome = sandbox.run(&explain(&["--map-rule", "mean"]));
+    let refused = outcome.failure(2);
+    assert!(refused.contains("'mean'") && refused.contains("--map-rule"), "{refused}");
+}
+
+/// The weights of a model's own mechanism have the decay that its layers have learned, and its walks no second one.
+#[test]
+fn a_model_is_analysed_with_what_it_has_learned() {
+    let sandbox = tiny::sandbox();
+    sandbox.run(&tiny::train("run", &["--attention", "infsa", "--epochs", "2", "--quiet"])).success();
+    let summary: Value = serde_json::from_slice(&std::fs::read(sandbox.path("run/summary.json")).unwrap()).unwrap();
+    let gamma = summary["gamma"][0].as_f64().unwrap();
+    assert!((gamma - 0.7).abs() > 1e-4, "training moves it: {gamma}");
+    let analyzed = |source: &[&str]| {
+        let command =
+            [&["analyze"], source, &["--mechanisms", "infsa", "--out", "analysis", "--json", "--quiet"]].concat();
+        let json = sandbox.run(&command).success().json();
+        let own = |head: &&Value| head["mechanism"] == "infsa";
+        json["heads"].as_array().unwrap().iter().filter(own).map(|head| head["graph"].clone()).collect::<Vec<_>>()
+    };
+    let model = analyzed(&["--checkpoint", "run", "--sequences", "1", "--save-dump", "dump.safetensors"]);
+    let file = analyzed(&["--input", "dump.safetensors"]);
+    // The file has queries and keys alone, the preset's decay is 0.7.
+    let ratio =
+        |(own, plain): (&Value, &Value)| own["row_sums"][1].as_f64().unwrap() / plain["row_sums"][1].as_f64().unwrap();
+    let learned = model.iter().zip(&file).map(|pair| 0.7 * ratio(pair)).sum::<f64>() / model.len() as f64;
+    assert!((learned - gamma).abs() < 1e-5, "{learned} {gamma}");
+    assert!(model.iter().all(|graph| graph["walks"]["decay"] == 1.0), "{model:?}");
+}
+
+/// `fna` on a model of pictures is that of the paper's models of pictures.
+#[test]
+fn presets_suit_the_pictures_that_a_model_sees() {
+    let sandbox = trained("softmax");
+    let command = ["analyze", "--checkpoint", "run", "--sequences", "1", "--mechanisms", "fna", "--out", "a", "--json"];
+    let json = sandbox.run(&command).success().json();
+    let call = json["calls"].as_array().unwrap().iter().find(|call| call["mechanism"]["mechanism"] == "fna").unwrap();
+    assert_eq!(call["mechanism"]["kappa"], "vision");
+}
+
 #[test]
 fn pictures_of_ones_own_with_boxes() {
     let sandbox = trained("fna");

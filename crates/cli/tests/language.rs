@@ -55,6 +55,8 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
     let ask = ["generate", "--checkpoint", "run", "--greedy", "--tokens", "18"];
     let said = sandbox.run(&[&ask[..], &["--prompt", "abcdefg"]].concat()).success();
     assert_eq!(said.stdout, "hijklmnop\nabcdefgh\n");
+    let placed = ["generate", "run", "--greedy", "--tokens", "18", "--prompt", "abcdefg"];
+    assert_eq!(sandbox.run(&placed).success().stdout, said.stdout);
     assert!(said.stderr.contains("18 tokens") && said.stderr.contains("context"), "{}", said.stderr);
     let args = [&ask[..], &["--json"]].concat();
     let json = sandbox.pipe(&args, "abcdefghijklmnop\nabcdefg".as_bytes()).success().json();
@@ -104,4 +106,24 @@ fn bad_requests_end_in_one_line() {
     fails(&["train", "--config", "block.toml", "--data", "corpus:text.txt", "--out", "x"], &["ssa", "block"]);
     fails(&["train", "--config", "tiny.toml", "--data", "corpus:no.txt", "--out", "x"], &["no.txt"]);
     fails(&["classify", "run", "--text", "a"], &["plain text"]);
+}
+
+/// A language model's layers are analysed as it uses them: each token sees those before it.
+#[test]
+fn a_language_model_is_analysed() {
+    let sandbox = sandbox();
+    train(&sandbox);
+    let command = ["analyze", "--checkpoint", "run", "--mechanisms", "fna,ssa", "--json", "--quiet", "--out"];
+    let of_data = sandbox.run(&[&command[..], &["data", "--sequences", "2"]].concat()).success().json();
+    assert_eq!((&of_data["causal"], of_data["layers"].as_array().unwrap().len()), (&true.into(), 2));
+    assert_eq!((&of_data["layers"][0]["tokens"], &of_data["layers"][0]["sequences"]), (&12.into(), &2.into()));
+    let softmax = of_data["heads"].as_array().unwrap().iter().find(|head| head["mechanism"] == "softmax").unwrap();
+    // No row reaches further than its own token: the weights are triangular, and no path leads forward.
+    assert_eq!(softmax["graph"]["hops"]["unreachable"], 12 * 11 / 2);
+    let page = std::fs::read_to_string(sandbox.path("data/report.html")).unwrap();
+    assert!(page.contains("token 3 (") && page.contains("class=\"word\""), "points of the diffusion map have words");
+    let of_text = sandbox.run(&[&command[..], &["text", "--text", "abcdefgh"]].concat()).success().json();
+    assert_eq!(of_text["layers"][0]["tokens"], 8);
+    let outcome = sandbox.run(&["explain", "--checkpoint", "run"]);
+    assert!(outcome.failure(1).contains("plain text"));
 }

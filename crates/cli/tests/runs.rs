@@ -33,6 +33,27 @@ fn a_run_is_trained_evaluated_and_reported() {
     assert_eq!(again["test"]["accuracy"], trained["test"]["accuracy"], "a finished run is read back");
 }
 
+/// The epochs that are asked for are run, whatever minutes the recipe allows its own; and no other command writes over the run.
+#[test]
+fn epochs_are_not_cut_by_a_limit_of_the_recipe() {
+    let sandbox = tiny::sandbox();
+    let limited = tiny::RECIPE.replace("epochs = 2", "epochs = 2\nmax_minutes = 1e-6");
+    sandbox.write("tiny.toml", limited);
+    let steps = |out: &str, more: &[&str]| {
+        let json = sandbox.run(&[&train(out, more)[..], &["--json", "--quiet"]].concat()).success().json();
+        json["steps"].as_u64().unwrap()
+    };
+    assert!(steps("limited", &[]) < 8);
+    assert_eq!(steps("asked", &["--epochs", "2"]), 8);
+    assert!(steps("both", &["--epochs", "2", "--max-minutes", "1e-6"]) < 8);
+    let report = fs::read(sandbox.path("asked/report.html")).unwrap();
+    for command in ["analyze", "explain"] {
+        let outcome = sandbox.run(&[command, "--checkpoint", "asked", "--out", "asked"]);
+        assert!(outcome.failure(1).contains("holds a training run"), "{command}");
+    }
+    assert_eq!(fs::read(sandbox.path("asked/report.html")).unwrap(), report);
+}
+
 /// Named by their ids, mechanisms with landmarks get as many as suit 4 x 4 patches; a file is taken at its word, and told.
 #[test]
 fn landmarks_suit_the_patches() {

@@ -83,6 +83,10 @@ fn a_classifier_is_trained_evaluated_and_asked() {
     assert!(long.stderr.contains("1 of 2 texts were cut to their first 12 tokens"), "{}", long.stderr);
     sandbox.write("in.txt", "lovely\n");
     let from_file = sandbox.run(&["classify", "run", "--input", "in.txt", "--json"]).success().json();
+    let named = sandbox.run(&["classify", "--checkpoint", "run", "--input", "in.txt", "--json"]).success().json();
+    assert_eq!(named, from_file, "the run has its name in every command");
+    sandbox.run(&["classify", "run", "--checkpoint", "run", "--text", "x"]).failure(2);
+    sandbox.run(&["classify", "--text", "x"]).failure(2);
     assert_eq!(from_file[0]["probabilities"], json[0]["probabilities"], "padding changes nothing");
 }
 

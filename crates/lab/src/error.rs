@@ -102,6 +102,16 @@ pub enum Error {
         /// The file.
         file: &'static str,
     },
+    /// The folder holds the results of another command.
+    #[error("{} holds {holds}; name another folder for {wanted}", path.display())]
+    Taken {
+        /// The folder.
+        path: PathBuf,
+        /// What it holds.
+        holds: &'static str,
+        /// What was to be written to it.
+        wanted: &'static str,
+    },
     /// Another process writes to the folder.
     #[error("{} is being written to by another process; wait for it, or name another folder", path.display())]
     Busy {

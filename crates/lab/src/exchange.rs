@@ -11,6 +11,7 @@ use crate::{
     checkpoint::Checkpoint,
     data::{CorpusDataset, Data, PairDataset},
     eval::{Evaluation, Tally, answer},
+    recipe::with_length_scale,
     train::{self, Part, Task, TaskData},
 };
 
@@ -60,6 +61,11 @@ fn exchange<D: TaskData>(
     let task = data.restored(&mut checkpoint)?;
     let recipe = checkpoint.state.recipe.clone();
     let own = checkpoint.load_weights(train::build_for(&task, &recipe, &device)?)?;
+    // The run's own mechanism is as it was trained, also where the run began without a length scale.
+    let mechanism = &match *mechanism == recipe.mechanism {
+        true => mechanism.clone(),
+        false => with_length_scale(mechanism.clone(), D::LENGTH_SCALE),
+    };
     let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, &device)?;
     // Weights are taken out of a checkpoint: the other model has them from its own reading.
     let other = Checkpoint::find(path)?.load_weights(other).map_err(|error| Error::Exchange {

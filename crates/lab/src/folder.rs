@@ -2,35 +2,95 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io,
+    io::{self, Write},
     path::Path,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, checkpoint::CHECKPOINTS, compare::SHARED};
 
 /// The file that marks a folder as one of this program's; whoever writes to the folder holds its lock.
 pub const MARK: &str = ".resolvent";
+
+/// What a folder holds the results of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contents {
+    /// A training run.
+    Run,
+    /// A comparison of runs.
+    Comparison,
+    /// An analysis of queries and keys.
+    Analysis,
+    /// An explanation of answers.
+    Explanation,
+    /// A benchmark.
+    Bench,
+}
+
+impl Contents {
+    const ALL: [Self; 5] = [Self::Run, Self::Comparison, Self::Analysis, Self::Explanation, Self::Bench];
+
+    /// In words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Run => "a training run",
+            Self::Comparison => "a comparison",
+            Self::Analysis => "an analysis",
+            Self::Explanation => "an explanation",
+            Self::Bench => "a benchmark",
+        }
+    }
+
+    /// What tells such a folder beside the mark.
+    const fn known(self) -> Option<&'static str> {
+        match self {
+            Self::Run => Some(CHECKPOINTS),
+            Self::Comparison => Some(SHARED),
+            _ => None,
+        }
+    }
+
+    /// What `folder` holds, by its mark, or by what tells it where the mark says nothing.
+    fn of(folder: &Path) -> Option<Self> {
+        let told = fs::read_to_string(folder.join(MARK)).unwrap_or_default();
+        let known = |own: &&Self| own.known().is_some_and(|known| folder.join(known).exists());
+        Self::ALL.into_iter().find(|own| told == own.words()).or_else(|| Self::ALL.iter().find(known).copied())
+    }
+}
 
 /// Holds a folder until it is dropped.
 #[derive(Debug)]
 pub struct Claim(#[allow(dead_code, reason = "held for its lock")] File);
 
 impl Claim {
-    /// Makes `folder` where there is none and takes it. `files` are what would be written to it; `known`, beside
-    /// [`MARK`], is what tells one of ours.
+    /// Makes `folder` where there is none and takes it for `contents`. `files` are what would be written to it.
     ///
     /// # Errors
-    /// [`Error::Foreign`] where one of `files` is there but the folder is not one of this program's, [`Error::Busy`] while
-    /// another process writes to it, [`Error::Io`].
-    pub fn take(folder: &Path, files: &[&'static str], known: &str) -> Result<Self> {
+    /// [`Error::Foreign`] where one of `files` is there but the folder is not one of this program's, [`Error::Taken`] where it is
+    /// of other contents, [`Error::Busy`] while another process writes to it, [`Error::Io`].
+    pub fn take(folder: &Path, files: &[&'static str], contents: Contents) -> Result<Self> {
         fs::create_dir_all(folder).map_err(Error::io(folder, "cannot make the folder"))?;
-        let mark = folder.join(MARK);
-        let ours = mark.exists() || folder.join(known).exists();
-        if let Some(file) = files.iter().find(|file| !ours && folder.join(file).exists()) {
-            return Err(Error::Foreign { path: folder.to_path_buf(), file });
+        let (mark, holds) = (folder.join(MARK), Contents::of(folder));
+        let ours = mark.exists() || holds.is_some();
+        if let Some(file) = files.iter().find(|file| folder.join(file).exists()) {
+            match holds {
+                Some(other) if other != contents => {
+                    let (holds, wanted) = (other.words(), contents.words());
+                    return Err(Error::Taken { path: folder.to_path_buf(), holds, wanted });
+                }
+                _ if !ours => return Err(Error::Foreign { path: folder.to_path_buf(), file }),
+                _ => {}
+            }
         }
-        let file = File::create(&mark).map_err(Error::io(&mark, "cannot mark the folder"))?;
-        match file.try_lock() {
+        // Not emptied before it is locked: another process may hold it.
+        let file = File::options().create(true).truncate(false).write(true).open(&mark);
+        let mut file = file.map_err(Error::io(&mark, "cannot mark the folder"))?;
+        let locked = file.try_lock();
+        if matches!(locked, Ok(()) | Err(TryLockError::Error(_))) {
+            let words = contents.words().as_bytes();
+            let written = file.set_len(0).and_then(|()| file.write_all(words));
+            written.map_err(Error::io(&mark, "cannot mark the folder"))?;
+        }
+        match locked {
             Ok(()) => Ok(Self(file)),
             Err(TryLockError::WouldBlock) => Err(Error::Busy { path: folder.to_path_buf() }),
             // Some network file systems have no locks: no reason not to write there.
@@ -47,7 +107,7 @@ mod tests {
     #[test]
     fn a_folder_is_taken_once_and_never_from_others() {
         let folder = tempfile::tempdir().unwrap();
-        let take = || Claim::take(folder.path(), &["report.html"], "checkpoints");
+        let take = || Claim::take(folder.path(), &["report.html"], Contents::Run);
         fs::write(folder.path().join("report.html"), "mine").unwrap();
         assert!(matches!(take(), Err(Error::Foreign { file: "report.html", .. })));
         fs::create_dir(folder.path().join("checkpoints")).unwrap();
@@ -56,5 +116,23 @@ mod tests {
         drop(claim);
         fs::remove_dir(folder.path().join("checkpoints")).unwrap();
         assert!(take().is_ok(), "the mark stays");
+    }
+
+    /// The report of a run is not overwritten by that of an analysis, with a mark that says what it is of or an empty one.
+    #[test]
+    fn a_folder_keeps_what_it_is_of() {
+        for told in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let take = |contents| Claim::take(folder.path(), &["report.html"], contents);
+            drop(take(Contents::Run).unwrap());
+            fs::create_dir(folder.path().join(CHECKPOINTS)).unwrap();
+            fs::write(folder.path().join("report.html"), "a run").unwrap();
+            if !told {
+                fs::write(folder.path().join(MARK), "").unwrap();
+            }
+            let error = take(Contents::Analysis).unwrap_err().to_string();
+            assert!(error.contains("holds a training run") && error.contains("an analysis"), "{error}");
+            assert!(take(Contents::Run).is_ok());
+        }
     }
 }

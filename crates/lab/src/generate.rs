@@ -55,6 +55,18 @@ pub struct Generated {
     pub tokens_per_second: Option<f64>,
 }
 
+/// The language model of `checkpoint`, which was found in `path`, and its vocabulary.
+pub(crate) fn language_model(checkpoint: &mut Checkpoint, path: &Path) -> Result<(LanguageModel, Vocabulary)> {
+    let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
+        return Err(checkpoint.state.expects.unasked(path, "plain text"));
+    };
+    let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+    let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
+    let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
+    let model = train::drawn(recipe.seed, &device, || Ok(config.try_init(&device)?))?;
+    Ok((checkpoint.load_weights(model)?, vocabulary))
+}
+
 /// The last bytes of a character that is not whole yet; more broken bytes than this will not become one.
 const BROKEN: usize = 4;
 
@@ -64,15 +76,8 @@ impl Generator {
     /// # Errors
     /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] when it was not trained on plain text.
     pub fn load(path: &Path) -> Result<Self> {
-        let mut checkpoint = Checkpoint::find(path)?;
-        let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.unasked(path, "plain text"));
-        };
-        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
-        let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
-        let model = train::drawn(recipe.seed, &device, || Ok(config.try_init(&device)?))?;
-        Ok(Self { model: checkpoint.load_weights(model)?.into_packed()?, vocabulary })
+        let (model, vocabulary) = language_model(&mut Checkpoint::find(path)?, path)?;
+        Ok(Self { model: model.into_packed()?, vocabulary })
     }
 
     /// What the weights take while the model writes: ternary ones are packed, and their real values, which a checkpoint holds, are

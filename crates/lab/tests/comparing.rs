@@ -16,6 +16,7 @@ use resolvent_lab::{
     data::{DataSpec, Dataset},
     progress::{Event, Observer},
     recipe::ModelRecipe,
+    train::{self, Outcome, Resume, TrainOptions},
 };
 
 fn pictures() -> Dataset {
@@ -85,6 +86,12 @@ fn an_interrupted_comparison_goes_on_where_it_stopped_and_ends_the_same() {
     let expected = finished(compare::run(&recipe(), &data, &quick(&whole)).unwrap());
     assert_eq!(expected.plan.steps, 6, "five minutes are enough for all of them");
     assert_eq!(expected.entries.len(), 5);
+
+    let mut cut_short = expected.clone();
+    cut_short.plan.full_steps = 9;
+    assert!(cut_short.caveats()[0].starts_with("Every run took 6 steps"));
+    cut_short.entries[1].runs[0].steps = 4;
+    assert!(cut_short.caveats()[0].starts_with("Every run was planned for 6 steps"));
 
     // Six steps a run: the ninth is in the middle of the second.
     let watch = Watch::new(9);
@@ -213,4 +220,46 @@ fn an_impossible_model_is_told_before_the_first_is_trained() {
     let message = compare::run(&recipe, &pictures(), &options).unwrap_err().to_string();
     assert!(message.contains("infsa") && message.contains("dropout"), "{message}");
     assert!(watch.runs.lock().unwrap().is_empty());
+}
+
+/// Pictures have a rule of their own for the length scale of `fna`; a rule that is named is kept, and so is that of a run that
+/// began without one.
+#[test]
+fn fna_takes_its_length_scale_by_the_kind_of_data() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let fna = |json: &str| Mechanism::from_json(json).unwrap();
+    let mechanisms = vec![
+        Candidate::from(fna(r#"{"mechanism": "fna"}"#)),
+        Candidate { name: "named".into(), mechanism: fna(r#"{"mechanism": "fna", "kappa": "text"}"#) },
+    ];
+    let options = CompareOptions { mechanisms, ..quick(folder.path()) };
+    let comparison = finished(compare::run(&recipe(), &data, &options).unwrap());
+    let trained = |n: usize| comparison.entries[n].mechanism.clone();
+    assert_eq!(trained(0), fna(r#"{"mechanism": "fna", "kappa": "vision"}"#));
+    assert_eq!(trained(1), options.mechanisms[1].mechanism);
+    assert_ne!(comparison.entries[0].runs[0].loss, comparison.entries[1].runs[0].loss);
+    let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    for rule in ["vision", "text"] {
+        assert!(page.contains(&format!("by the rule <code>{rule}</code>")), "{rule}");
+    }
+
+    // The same comparison again is read back.
+    assert_eq!(finished(compare::run(&recipe(), &data, &options).unwrap()).entries[0].runs, comparison.entries[0].runs);
+
+    // A run of a program that knew one rule alone: nothing is named in its checkpoint.
+    let (old, plain) =
+        (folder.path().join("runs/fna-seed0"), Recipe { mechanism: Mechanism::preset("fna").unwrap(), ..recipe() });
+    for entry in fs::read_dir(old.join("checkpoints")).unwrap() {
+        let file = entry.unwrap().path().join("state.json");
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains(r#""kappa": "vision""#), "{text}");
+        fs::write(&file, text.replace(r#""kappa": "vision""#, r#""kappa": null"#)).unwrap();
+    }
+    fs::remove_file(old.join("summary.json")).unwrap();
+    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&old) };
+    let again = match train::run(&plain, &data, &options).unwrap() {
+        Outcome::Finished(summary) => *summary,
+        Outcome::Interrupted { .. } => panic!("interrupted"),
+    };
+    assert_eq!(again.recipe.mechanism, plain.mechanism, "it goes on as it began");
 }

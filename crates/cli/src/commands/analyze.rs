@@ -3,21 +3,23 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
+use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
-    analyze::{self, AnalyzeOptions},
+    analyze::{self, AnalyzeOptions, Learned},
+    compare::Candidate,
     data::Source,
     disk::write_atomically,
-    folder::{Claim, MARK},
+    folder::{Claim, Contents},
+    recipe::with_length_scale,
     report::{self, analysis_page},
-    subject::Subject,
+    subject::{Example, Subject},
 };
 use tempfile::TempPath;
 
 use super::{
     compare::command_line,
     material::Given,
-    recipe::{Attention, mechanisms},
+    recipe::{Attention, candidates},
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
 
@@ -46,7 +48,7 @@ pub struct Analyze {
     /// Keep the model's queries, keys and values in a file, for --input
     #[arg(long, value_name = "DUMP.safetensors", requires = "checkpoint")]
     save_dump: Option<PathBuf>,
-    /// Mechanisms: ids, or files M.json [default: all]; softmax is always there
+    /// Mechanisms: ids, or files M.json, called by their names [default: all]; softmax is always there
     #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
     mechanisms: Vec<Attention>,
     /// Layers, by the prefix of their tensors [default: all]
@@ -55,7 +57,7 @@ pub struct Analyze {
     /// Analyse the first N sequences of each layer [default: all]; with --checkpoint, N examples, evenly spread [default: 4, of --text all]
     #[arg(long, value_name = "N")]
     sequences: Option<usize>,
-    /// Tokens see themselves and earlier ones only, as in a language model
+    /// Tokens see themselves and earlier ones only, as in a language model; its checkpoint says so itself
     #[arg(long)]
     causal: bool,
     /// Add dense spectra without symmetry, paths from every token and exact mixing times
@@ -81,15 +83,17 @@ const EXAMPLES_SHOWN: usize = 4;
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
-    let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], MARK)?;
+    let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], Contents::Analysis)?;
     let deferred = Deferred::begin();
     let dump = dump(args)?;
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
         cut: dump.cut,
+        learned: dump.learned.clone(),
+        words: dump.words.clone(),
         layers: args.layers.clone(),
         sequences: args.sequences,
-        causal: args.causal,
+        causal: args.causal || dump.causal,
         full: args.full,
         seed: global.seed,
         stop: deferred.stop(),
@@ -99,7 +103,8 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     };
     if !args.mechanisms.is_empty() || dump.own.is_some() {
         let asked = if args.mechanisms.is_empty() { &[Attention::All] } else { &args.mechanisms[..] };
-        options.mechanisms = mechanisms(asked, dump.own.as_ref())?;
+        let candidates = candidates(asked, dump.own.as_ref(), None)?;
+        options.mechanisms = candidates.into_iter().map(|candidate| dump.settled(candidate)).collect();
     }
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
@@ -126,17 +131,46 @@ struct Input {
     name: Option<String>,
     /// The model's mechanism, whose settings count for its id.
     own: Option<Mechanism>,
+    /// Whether its tokens see earlier ones only.
+    causal: bool,
+    /// The words of the first example, where it is a text.
+    words: Vec<String>,
+    /// What its layers have learned for it.
+    learned: Option<Learned>,
+    /// The rule for length scales that are not named, where it is known what the tokens are of.
+    rule: Option<KappaRule>,
     /// Texts that were cut to what the model reads.
     cut: usize,
     /// A dump that nobody asked to keep is removed with it.
     _temporary: Option<TempPath>,
 }
 
+impl Input {
+    /// `mechanism` with the length scale that suits the tokens; the model's own is as it was trained.
+    fn settled(&self, Candidate { name, mechanism }: Candidate) -> Candidate {
+        let mechanism = match self.rule {
+            Some(rule) if self.own.as_ref() != Some(&mechanism) => with_length_scale(mechanism, rule),
+            _ => mechanism,
+        };
+        Candidate { name, mechanism }
+    }
+}
+
 /// The dump given, or that of the model given.
 fn dump(args: &Analyze) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
-        return Ok(Input { path, name: None, own: None, cut: 0, _temporary: None });
+        return Ok(Input {
+            path,
+            name: None,
+            own: None,
+            causal: false,
+            words: Vec::new(),
+            learned: None,
+            rule: None,
+            cut: 0,
+            _temporary: None,
+        });
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
     let (material, name) = given.material(checkpoint)?;
@@ -151,8 +185,14 @@ fn dump(args: &Analyze) -> Result<Input> {
             (file.to_path_buf(), Some(file))
         }
     };
-    let shared = analyze::capture(&subject, &examples, &path)?;
-    let own = shared.unwrap_or_else(|| subject.recipe.mechanism.clone());
+    let (own, learned) = analyze::capture(&subject, &examples, &path)?;
     let cut = examples.iter().filter(|example| example.is_cut()).count();
-    Ok(Input { path, name: Some(format!("{} on {name}", subject.path)), own: Some(own), cut, _temporary: temporary })
+    let words = match examples.first() {
+        Some(Example::Text(text)) => text.words(),
+        _ => Vec::new(),
+    };
+    let rule = Some(if subject.sees_pictures() { KappaRule::Vision } else { KappaRule::Text });
+    let name = Some(format!("{} on {name}", subject.path));
+    let (causal, learned) = (subject.is_causal(), Some(learned));
+    Ok(Input { path, name, own: Some(own), causal, words, learned, rule, cut, _temporary: temporary })
 }

@@ -9,7 +9,7 @@ use std::{
 use clap::Args;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
-    folder::{Claim, MARK},
+    folder::{Claim, Contents},
     report,
     source::Document,
 };
@@ -114,7 +114,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if page.exists() && !file.exists() {
         return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
     }
-    let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], MARK)?;
+    let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], Contents::Bench)?;
     let deferred = Deferred::begin();
     let options = options(args, global, &deferred)?;
     let report = bench::run(&options)?;

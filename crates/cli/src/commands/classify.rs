@@ -1,12 +1,13 @@
 //! `resolvent classify`: a trained model on texts of one's own.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use resolvent_lab::predict::{Classified, Classifier};
 use serde_json::json;
 
-use super::texts::{Texts, cut_note};
+use super::{
+    material::Trained,
+    texts::{Texts, cut_note},
+};
 use crate::{args::Global, error::Result, output};
 
 /// Classify texts with a trained model
@@ -16,9 +17,8 @@ use crate::{args::Global, error::Result, output};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Classify {
-    /// Folder of a run on texts (its best checkpoint where it stopped early, else its newest) or of one checkpoint
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
+    #[command(flatten)]
+    model: Trained,
     #[command(flatten)]
     texts: Texts,
 }
@@ -32,7 +32,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Classify, global: &Global) -> Result<()> {
     let texts = args.texts.read()?;
-    let classifier = Classifier::load(&args.run)?;
+    let classifier = Classifier::load(args.model.path())?;
     let answers = classifier.classify(&texts)?;
     let cut = answers.iter().filter(|answer| answer.cut).count();
     if let Some(note) = cut_note(cut, texts.len(), "texts", classifier.max_tokens())

@@ -2,11 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use resolvent_lab::{
     data::Source,
-    explain::{self, ExplainOptions},
-    folder::{Claim, MARK},
+    explain::{self, ExplainOptions, MapRule},
+    folder::{Claim, Contents},
     report,
 };
 
@@ -46,12 +46,31 @@ pub struct Explain {
     /// Layer whose map is scored, such as `blocks.3` [default: the last with at least 16 places]
     #[arg(long, value_name = "NAME")]
     layer: Option<String>,
+    /// How heads make one map: `equal-heads`, each over its sum, or `paper`, as they are ("Infinite Self-Attention")
+    #[arg(long, value_name = "RULE", value_enum, default_value_t = Rule::EqualHeads)]
+    map_rule: Rule,
     /// Score the map through all layers too (attention rollout)
     #[arg(long)]
     rollout: bool,
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/explain")]
     out: PathBuf,
+}
+
+/// [`MapRule`] on the command line.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Rule {
+    EqualHeads,
+    Paper,
+}
+
+impl From<Rule> for MapRule {
+    fn from(rule: Rule) -> Self {
+        match rule {
+            Rule::EqualHeads => Self::EqualHeads,
+            Rule::Paper => Self::Paper,
+        }
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -70,12 +89,13 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         boxes: args.boxes.as_deref(),
     };
     let (material, data) = given.material(&args.checkpoint)?;
-    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], MARK)?;
+    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], Contents::Explanation)?;
     let deferred = Deferred::begin();
     let mut options = ExplainOptions {
         examples: args.examples.map(|n| n as usize).or((!args.text.is_empty()).then_some(args.text.len())),
         shown: args.show,
         layer: args.layer.clone(),
+        map_rule: args.map_rule.into(),
         rollout: args.rollout,
         seed: global.seed.unwrap_or(0),
         stop: deferred.stop(),

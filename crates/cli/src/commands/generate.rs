@@ -27,6 +27,9 @@ use crate::{Error, args::Global, error::Result, output};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Generate {
+    /// Folder of the run, as --checkpoint
+    #[arg(value_name = "RUN", conflicts_with = "checkpoint")]
+    run: Option<PathBuf>,
     /// Folder of a run on plain text (its best checkpoint where it stopped early, else its newest) or of one checkpoint
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
     checkpoint: PathBuf,
@@ -63,7 +66,8 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
         false => Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p },
     };
     sampling.validate().map_err(resolvent_lab::Error::from)?;
-    let generator = Generator::load(&args.checkpoint)?;
+    let folder = args.run.as_ref().unwrap_or(&args.checkpoint);
+    let generator = Generator::load(folder)?;
     let prompt = prompt(args)?;
     let (seed, mut failed) = (global.seed.unwrap_or(0), None);
     let mut said = |text: &str| match show(text, global) {
@@ -83,7 +87,7 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
     let weights = generator.weights()?;
     let note = note(&generated, &weights, generator.context());
     let json = json!({
-        "checkpoint": args.checkpoint.display().to_string(),
+        "checkpoint": folder.display().to_string(),
         "seed": seed,
         "prompt": prompt,
         "generated": generated,

@@ -31,7 +31,7 @@ pub struct RecipeArgs {
     /// [default: the recipe's, else shapes]
     #[arg(long, value_name = "KIND:PATH")]
     pub data: Option<Source>,
-    /// Passes over the training examples
+    /// Passes over the training examples; a recipe's own limit of minutes, meant for its own number of them, is then none
     #[arg(long, value_name = "N")]
     pub epochs: Option<usize>,
     /// Most steps per run, whatever the number of epochs; the warm-up shrinks with them
@@ -78,7 +78,10 @@ impl RecipeArgs {
         recipe.seed = global.seed.unwrap_or(recipe.seed);
         if let Some(epochs) = self.epochs {
             recipe.schedule.epochs = epochs;
-            // A recipe's warm-up is meant for its own length.
+            // A recipe's warm-up and limit of minutes are meant for its own length.
+            if recipe.schedule.max_minutes.take().is_some() && self.max_minutes.is_none() {
+                tracing::debug!("the recipe's `max_minutes` is left out: --epochs asks for its own length");
+            }
             recipe.schedule.warmup_epochs = recipe.schedule.warmup_epochs.min(epochs as f64 / 4.0);
         }
         recipe.schedule.max_steps = self.max_steps.map(|steps| steps as usize).or(recipe.schedule.max_steps);

@@ -9,7 +9,10 @@ use resolvent_lab::{
 };
 use serde_json::json;
 
-use super::texts::{Texts, cut_note, read_lines};
+use super::{
+    material::Trained,
+    texts::{Texts, cut_note, read_lines},
+};
 use crate::{Error, args::Global, error::Result, output};
 
 /// Translate texts with a trained translator
@@ -19,9 +22,8 @@ use crate::{Error, args::Global, error::Result, output};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Translate {
-    /// Folder of a run on parallel texts (its best checkpoint where it stopped early, else its newest) or of one checkpoint
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
+    #[command(flatten)]
+    model: Trained,
     #[command(flatten)]
     texts: Texts,
     /// File of reference translations, one a line: adds the BLEU score
@@ -51,7 +53,7 @@ pub fn run(args: &Translate, global: &Global) -> Result<()> {
         );
         return Err(Error::file(file, problem));
     }
-    let translator = TextTranslator::load(&args.run)?;
+    let translator = TextTranslator::load(args.model.path())?;
     let found = translator.translate(&sentences, args.beams.into())?;
     let lines: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
     let score = references.map(|references| bleu(&lines, &references, translator.lowercase()));

@@ -5,6 +5,7 @@ use std::path::Path;
 use resolvent_kernels::Mechanism;
 use safetensors::{Dtype, tensor::TensorView};
 
+use super::Learned;
 use crate::{
     Error, Result,
     disk::write_atomically,
@@ -16,11 +17,11 @@ type Named = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// Writes queries, keys and values of every layer of `subject` on `examples` to `path`, a file that [`super::Dump`] reads: as the
 /// operator sees them, after norms, projections and rotary positions. Shorter texts end in zeros, and `key_mask` says where.
-/// Returns the mechanism that all layers have, on their grid; `None` where they differ.
+/// Returns the mechanism that all layers have, on their grid, and the recipe's where they differ; and what they have learned for it.
 ///
 /// # Errors
 /// Those of [`Subject::trace`], [`Error::Io`]; [`Error::Unfit`] where there is no example.
-pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<Option<Mechanism>> {
+pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<(Mechanism, Learned)> {
     let traces = examples.iter().map(|example| subject.trace(example)).collect::<Result<Vec<_>>>()?;
     let Some(first) = traces.first() else {
         let problem = "there is nothing to show the model; give at least one example".into();
@@ -36,7 +37,10 @@ pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<O
     write_atomically(path, &file.map_err(|e| Error::damaged(path, e.to_string()))?)?;
     let mut mechanisms = traces.iter().flatten().map(|call| &call.mechanism);
     let own = mechanisms.next().cloned();
-    Ok(own.filter(|own| mechanisms.all(|other| other == own)))
+    let shared = own.filter(|own| mechanisms.all(|other| other == own));
+    let own = shared.unwrap_or_else(|| subject.recipe.mechanism.clone());
+    let own = if subject.is_causal() { super::with(&own, "causal") } else { own };
+    Ok((own.clone(), Learned::new(own, first)))
 }
 
 /// The tensors of one layer, of which there is a call per example.

@@ -1,9 +1,9 @@
 //! One head's token graph, under one mechanism.
 
 use resolvent_graph::{
-    Alignment, AttentionOperator, ClusterFit, DENSE_MAX, Error, HopSummary, Lanczos, LinearOperator, PerronReport,
-    Rank, Reversible, Spectrum, StreamedReversible, Walk, degree_ratio, diffusion_map, eigenvalues, markov,
-    mixing_bounds, mixing_time, row_perplexity, sin_theta, singular_values, sweep_cut, two_stage_distortion,
+    Alignment, Arnoldi, AttentionOperator, ClusterFit, DENSE_MAX, Dense, Error, HopSummary, Lanczos, LinearOperator,
+    PerronReport, Rank, Reversible, Spectrum, StreamedReversible, Walk, degree_ratio, diffusion_map, eigenvalues,
+    markov, mixing_bounds, mixing_time, row_perplexity, sin_theta, singular_values, sweep_cut, two_stage_distortion,
 };
 use resolvent_kernels::{ClusterPlan, Mechanism, Strategy, mechanism::Ssa};
 use serde::Serialize;
@@ -12,7 +12,7 @@ use super::{
     landmarks::{LandmarkReport, landmarks},
     matched::{matched_kappa, sampled},
     stored::{Stored, mean_perplexity, negative},
-    walks::{WalkReport, diffusion, walks},
+    walks::{Step, WalkReport, diffusion, walks},
 };
 
 /// Eigenvalues of the walk that are reported.
@@ -49,6 +49,9 @@ pub struct GraphReport {
     pub eigenvalues: Vec<f64>,
     /// One minus the second of them.
     pub gap: Option<f64>,
+    /// One minus the second largest modulus of the eigenvalues of `M` itself over the largest: how fast its walkers forget where
+    /// they started. "Fractional neural attention for efficient multiscale sequence processing", Fig. 5a.
+    pub walk_gap: Option<f64>,
     /// `exp` of the entropy of all of them by size: how many directions the graph has.
     pub effective_rank: Option<f64>,
     /// Conductance of the best sweep cut.
@@ -280,6 +283,7 @@ fn diagnose_stored(
     let perplexity = note(&mut notes, row_perplexity(&stored.weights));
     report.perplexity = perplexity.map(|rows| rows.iter().sum::<f64>() / rows.len().max(1) as f64);
     report.asymmetry = note(&mut notes, stored.asymmetry());
+    report.walk_gap = note(&mut notes, walk_gap(&stored.weights));
     let step = if full { 1 } else { n.div_ceil(SOURCES).max(1) };
     report.hops = note(&mut notes, stored.paths(step)).map(|paths| paths.summary());
     let shares = note(&mut notes, Walk::default().distribution(&stored.weights)).map(|found| found.shares);
@@ -287,7 +291,10 @@ fn diagnose_stored(
         report.central = largest(shares);
         report.centrality = baseline.map(|baseline| Alignment::of(shares, &baseline.shares));
         let softmax = baseline.map(|baseline| &baseline.shares[..]);
-        report.walks = note(&mut notes, walks(&stored.weights, report.row_sums[2], softmax));
+        report.walks = note(
+            &mut notes,
+            walks(&stored.weights, Step::of(mechanism, report.row_sums[2]), report.row_sums[2], softmax),
+        );
         if report.centrality.is_some_and(|found| found.spearman.is_none()) {
             let why = "all tokens are equally important, here or in softmax's graph: no rank correlation";
             remark(&mut notes, why.into());
@@ -320,6 +327,18 @@ fn diagnose_stored(
     spectrum.vectors.truncate(SPAN);
     let sharpness = mean_perplexity(sampled(n).map(|row| stored.weights.row(row)));
     Some(Baseline { mechanism: mechanism.clone(), sharpness, shares: shares?, spectrum })
+}
+
+/// See [`GraphReport::walk_gap`]: by Arnoldi's iteration, which is exact on few tokens; where it does not converge, by all
+/// eigenvalues.
+fn walk_gap(weights: &Dense) -> resolvent_graph::Result<f64> {
+    let moduli: Vec<f64> = match Arnoldi::default().eigenvalues(weights) {
+        Ok(found) => found.iter().map(|found| found.value.modulus()).collect(),
+        Err(Error::Eigen { .. }) => eigenvalues(weights)?.into_iter().map(|value| value.modulus()).collect(),
+        Err(other) => return Err(other),
+    };
+    let first = moduli.first().copied().unwrap_or(0.0);
+    Ok(1.0 - if first > 0.0 { moduli.get(1).copied().unwrap_or(0.0) / first } else { 0.0 })
 }
 
 fn full_report(stored: &Stored, graph: Option<&Reversible>) -> resolvent_graph::Result<FullReport> {

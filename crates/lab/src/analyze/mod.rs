@@ -9,6 +9,7 @@ mod distances;
 mod dump;
 mod graph;
 mod landmarks;
+mod learned;
 mod matched;
 mod outputs;
 mod quantities;
@@ -32,9 +33,13 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
-use resolvent_kernels::{Mechanism, Shape, mechanism::Kappa};
+use resolvent_kernels::{Mechanism, Parameter, Shape, mechanism::Kappa};
 
-use crate::{Error, Result, compare::MemoryProbe, environment::Environment};
+use crate::{
+    Error, Result,
+    compare::{Candidate, MemoryProbe},
+    environment::Environment,
+};
 use graph::{Baseline, Head, diagnose};
 use outputs::{Applied, Reference};
 use spool::Spools;
@@ -44,6 +49,7 @@ pub use distances::{DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
 pub use graph::{FullReport, GraphReport, Subspace};
 pub use landmarks::LandmarkReport;
+pub use learned::Learned;
 pub use quantities::{
     DIRECTIONS, Format, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, QUANTITIES, Quantity, ROWS, SUBSPACE,
 };
@@ -62,8 +68,13 @@ pub struct AnalyzeOptions {
     pub input: PathBuf,
     /// What the results call it. Default: the path.
     pub name: Option<String>,
-    /// The mechanisms. Default: all presets. Softmax is there whether named or not.
-    pub mechanisms: Vec<Mechanism>,
+    /// The mechanisms, each name once; one mechanism may be there in several configurations. Default: all presets. Softmax is there
+    /// whether named or not; the first is what the others are compared with.
+    pub mechanisms: Vec<Candidate>,
+    /// What each layer of the model has learned for the mechanism that it has, where the dump is of a model. Default: nothing.
+    pub learned: Option<Learned>,
+    /// The words of the first sequence, token by token, where it is a text. Default: none.
+    pub words: Vec<String>,
     /// Layers by name. Default: all.
     pub layers: Vec<String>,
     /// Sequences of every layer, from the first. Default: all.
@@ -92,11 +103,13 @@ pub struct AnalyzeOptions {
 impl AnalyzeOptions {
     /// All mechanisms on all of `input`.
     pub fn new(input: impl Into<PathBuf>) -> Self {
-        let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets");
+        let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets").into();
         Self {
             input: input.into(),
             name: None,
             mechanisms: Mechanism::IDS.iter().map(preset).collect(),
+            learned: None,
+            words: Vec::new(),
             layers: Vec::new(),
             sequences: None,
             causal: false,
@@ -154,7 +167,7 @@ pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> 
                 spools.distances.add(&head).map_err(spooled(folder))?;
             }
             let Some(found) = analyze(options, &mechanisms, place, &sequence) else { return Ok(None) };
-            record(&mut analysis, &mut spools, place.index, found).map_err(spooled(folder))?;
+            record(&mut analysis, &mut spools, place.index, &options.words, found).map_err(spooled(folder))?;
             let done = format!("{}, sequence {} of {sequences}", layer.name, number + 1);
             (options.progress)(&format!("{done}: {:.1} s", begun.elapsed().as_secs_f64()));
         }
@@ -195,28 +208,31 @@ fn chosen(options: &AnalyzeOptions, layers: &[Layer]) -> Result<Vec<usize>> {
 }
 
 /// The mechanisms with the options' causality, softmax first.
-fn mechanisms(options: &AnalyzeOptions) -> Result<Vec<Mechanism>> {
-    let softmax = || Mechanism::Softmax(Default::default());
-    let named = options.mechanisms.iter().find(|m| m.id() == "softmax").cloned().unwrap_or_else(softmax);
-    let others = options.mechanisms.iter().filter(|m| m.id() != "softmax").cloned();
-    let mut all: Vec<Mechanism> = Vec::new();
-    for mechanism in std::iter::once(named).chain(others) {
-        if all.iter().any(|known| known.id() == mechanism.id()) {
-            let problem =
-                format!("name `{}` twice; analyse one configuration of a mechanism at a time", mechanism.id());
-            return Err(Error::Recipe { file: "analysis".into(), field: "mechanisms".into(), problem });
+fn mechanisms(options: &AnalyzeOptions) -> Result<Vec<Candidate>> {
+    let fail = |problem: String| Error::Recipe { file: "analysis".into(), field: "mechanisms".into(), problem };
+    let asked = &options.mechanisms;
+    let first = asked.iter().position(|candidate| candidate.mechanism.id() == "softmax");
+    let softmax = first.map_or_else(|| Mechanism::Softmax(Default::default()).into(), |at| asked[at].clone());
+    let others = asked.iter().enumerate().filter(|(at, _)| first != Some(*at)).map(|(_, candidate)| candidate.clone());
+    let mut all: Vec<Candidate> = Vec::new();
+    for Candidate { name, mechanism } in std::iter::once(softmax).chain(others) {
+        if all.iter().any(|known| known.name == name) {
+            return Err(fail(format!(
+                "name `{name}` twice; give configurations of one mechanism as files of different names"
+            )));
         }
         let causal = with(&mechanism, "causal");
         if mechanism.id() == "softmax" && mechanism == causal && !options.causal {
             let problem =
                 "hold a causal softmax, which no other mechanism would be compared with on equal terms; say --causal";
-            return Err(Error::Recipe { file: "analysis".into(), field: "mechanisms".into(), problem: problem.into() });
+            return Err(fail(problem.into()));
         }
         let mechanism = if options.causal { causal } else { mechanism };
-        all.push(match options.seed {
+        let mechanism = match options.seed {
             Some(seed) => mechanism.with_seed(seed),
             None => mechanism,
-        });
+        };
+        all.push(Candidate { name, mechanism });
     }
     Ok(all)
 }
@@ -245,7 +261,7 @@ type Found = (CallResult, Vec<HeadResult>);
 /// All mechanisms on one sequence, softmax first; `None` when stopped.
 fn analyze(
     options: &AnalyzeOptions,
-    mechanisms: &[Mechanism],
+    mechanisms: &[Candidate],
     place: Place<'_>,
     sequence: &Sequence,
 ) -> Option<Vec<Found>> {
@@ -257,13 +273,14 @@ fn analyze(
     let mut reference: Option<Reference> = None;
     let mut baselines: Vec<Option<Baseline>> = Vec::new();
     let mut found = Vec::new();
-    for mechanism in mechanisms {
+    for Candidate { name, mechanism: asked } in mechanisms {
         if options.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let mechanism = &if sequence.k.is_none() { with(mechanism, "tied") } else { mechanism.clone() };
-        let mut call = CallResult::new(place.layer, place.sequence, mechanism);
-        let made = outputs::apply(options, mechanism, sequence, &values, &mut call).and_then(|applied| {
+        let mechanism = &if sequence.k.is_none() { with(asked, "tied") } else { asked.clone() };
+        let mut call = CallResult::new(place.layer, place.sequence, name, mechanism);
+        let own = options.learned.as_ref().map_or(&[][..], |learned| learned.of(place.layer, asked));
+        let made = outputs::apply(options, mechanism, own, sequence, &values, &mut call).and_then(|applied| {
             if reference.is_none() {
                 reference = Some(Reference::new(options, mechanism, sequence, &values, &applied.out)?);
             }
@@ -271,7 +288,8 @@ fn analyze(
         });
         let heads = match (made, &reference) {
             (Ok(applied), Some(reference)) => {
-                let (heads, made) = heads(options, mechanism, place, sequence, &applied, reference, &baselines);
+                let (heads, made) =
+                    heads(options, (name, mechanism, own), place, sequence, &applied, reference, &baselines);
                 if baselines.is_empty() {
                     baselines = made;
                 }
@@ -291,7 +309,7 @@ fn analyze(
 /// Every head's output beside softmax's, and its graph; where the mechanism is softmax, what the others need of it.
 fn heads(
     options: &AnalyzeOptions,
-    mechanism: &Mechanism,
+    (name, mechanism, learned): (&str, &Mechanism, &[(Parameter, Vec<f32>)]),
     place: Place<'_>,
     sequence: &Sequence,
     applied: &Applied,
@@ -299,13 +317,13 @@ fn heads(
     baselines: &[Option<Baseline>],
 ) -> (Vec<HeadResult>, Vec<Option<Baseline>>) {
     let s = sequence.shape;
-    let alone = &alone(mechanism, &s);
+    let alone = |head: usize| learned::settled(&alone(mechanism, &s), learned, head);
     let one = |head: usize| {
         let (output, mean_of_values) = reference.errors(head, &applied.out);
         let comparable = reference.wrong(head).is_none();
         let mut notes: Vec<String> = Vec::new();
         match reference.wrong(head) {
-            Some(wrong) if mechanism.id() == "softmax" => notes.push(wrong.into()),
+            Some(wrong) if baselines.is_empty() => notes.push(wrong.into()),
             None if output.is_none() => notes.push("its output is not finite".into()),
             _ => {}
         }
@@ -314,7 +332,7 @@ fn heads(
         let plan = applied.plan.as_ref().map(|plan| (plan, head));
         let baseline = baselines.get(head).and_then(Option::as_ref);
         let own = Head { tokens: s.seq_q, q, k, plan, mapped: place.mapped && head == 0 };
-        let (graph, made) = match sequence.same_tokens.then(|| diagnose(alone, own, baseline, options.full)) {
+        let (graph, made) = match sequence.same_tokens.then(|| diagnose(&alone(head), own, baseline, options.full)) {
             Some(Ok((report, made))) => (Some(report), made),
             Some(Err(why)) => (Some(GraphReport { notes: vec![why.to_string()], ..GraphReport::default() }), None),
             None => {
@@ -322,8 +340,9 @@ fn heads(
                 (None, None)
             }
         };
-        let (layer, sequence, mechanism) = (place.layer.to_owned(), place.sequence, mechanism.id());
-        (HeadResult { layer, sequence, head, mechanism, output, comparable, mean_of_values, notes, graph }, made)
+        let (layer, name, mechanism) = (place.layer.to_owned(), name.to_owned(), mechanism.id());
+        let sequence = place.sequence;
+        (HeadResult { layer, sequence, head, name, mechanism, output, comparable, mean_of_values, notes, graph }, made)
     };
     (0..s.heads).into_par_iter().map(one).unzip()
 }
@@ -337,7 +356,13 @@ fn alone(mechanism: &Mechanism, shape: &Shape) -> Mechanism {
 }
 
 /// Writes what was found on one sequence, and keeps its numbers.
-fn record(analysis: &mut Analysis, spools: &mut Spools, layer: usize, found: Vec<Found>) -> std::io::Result<()> {
+fn record(
+    analysis: &mut Analysis,
+    spools: &mut Spools,
+    layer: usize,
+    words: &[String],
+    found: Vec<Found>,
+) -> std::io::Result<()> {
     let softmax = found.first().map_or_else(Vec::new, |(_, heads)| heads.clone());
     let seconds = found.first().and_then(|(call, _)| call.seconds);
     for ((call, heads), tally) in found.into_iter().zip(&mut analysis.tallies) {
@@ -349,7 +374,7 @@ fn record(analysis: &mut Analysis, spools: &mut Spools, layer: usize, found: Vec
             spools.heads.add(&head)?;
             tally.add(layer, &head, softmax);
             analysis.heads += 1;
-            analysis.maps.extend(DiffusionMap::taken(&mut head));
+            analysis.maps.extend(DiffusionMap::taken(&mut head, words));
             if analysis.listed.len() < LISTED {
                 if let Some(full) = head.graph.as_mut().and_then(|graph| graph.full.as_mut()) {
                     (full.moduli, full.singular_values) = Default::default();

@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use resolvent_kernels::{
-    ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, mechanism::Uniform,
+    ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Scratch, Shape, Strategy,
+    mechanism::Uniform,
 };
 
-use super::{AnalyzeOptions, CallResult, OutputError, Sequence, tally::median};
+use super::{AnalyzeOptions, CallResult, OutputError, Sequence, learned::extras, tally::median};
 use crate::compare::peak_above;
 
 /// Softmax's rows are shares to within this.
@@ -20,10 +21,11 @@ pub(super) struct Applied {
     pub plan: Option<ClusterPlan>,
 }
 
-/// Applies `mechanism` and writes into `call` what it costs.
+/// Applies `mechanism`, with what was `learned` for it, and writes into `call` what it costs.
 pub(super) fn apply(
     options: &AnalyzeOptions,
     mechanism: &Mechanism,
+    learned: &[(Parameter, Vec<f32>)],
     sequence: &Sequence,
     values: &[f32],
     call: &mut CallResult,
@@ -34,7 +36,7 @@ pub(super) fn apply(
         Operator::new(mechanism, other, options.causal, Strategy::Auto)?;
     }
     let operator = Operator::new(mechanism, sequence.shape, options.causal, Strategy::Auto)?;
-    let inputs = inputs(mechanism, sequence, values);
+    let inputs = Inputs { extras: extras(learned), ..inputs(mechanism, sequence, values) };
     let mut out = vec![0.0; operator.out_len()];
     let mut pass = || {
         let (mut stats, mut scratch) = (vec![0.0; operator.plan().stats], Scratch::default());

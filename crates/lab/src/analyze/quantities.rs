@@ -46,12 +46,13 @@ pub const IMPORTANCE: Quantity = quantity("Importance", Format::Decimals(2), |g|
 pub const SUBSPACE: Quantity = quantity("Subspace, sine", Format::Decimals(3), |g| Some(g.subspace?.sine));
 
 /// All numbers of a graph, in the order of the report's columns.
-pub const QUANTITIES: [Quantity; 44] = {
+pub const QUANTITIES: [Quantity; 45] = {
     use Format::{Decimals, Digits, Percent};
     [
         ROWS,
         DIRECTIONS,
         GAP,
+        quantity("Gap of the weights", Decimals(4), |g| g.walk_gap),
         quantity("Cut", Decimals(4), |g| g.cheeger),
         HOPS,
         quantity("Most hops", Decimals(0), |g| Some(f64::from(g.hops.as_ref()?.max))),

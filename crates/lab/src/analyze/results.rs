@@ -89,6 +89,8 @@ pub struct CallResult {
     pub layer: String,
     /// The sequence.
     pub sequence: usize,
+    /// What the mechanism is called here.
+    pub name: String,
     /// The mechanism, with all its fields.
     pub mechanism: Mechanism,
     /// Why it cannot be applied here.
@@ -100,9 +102,9 @@ pub struct CallResult {
 }
 
 impl CallResult {
-    pub(super) fn new(layer: &str, sequence: usize, mechanism: &Mechanism) -> Self {
-        let (layer, mechanism) = (layer.to_owned(), mechanism.clone());
-        Self { layer, sequence, mechanism, refused: None, seconds: None, peak_bytes: None }
+    pub(super) fn new(layer: &str, sequence: usize, name: &str, mechanism: &Mechanism) -> Self {
+        let (layer, name, mechanism) = (layer.to_owned(), name.to_owned(), mechanism.clone());
+        Self { layer, sequence, name, mechanism, refused: None, seconds: None, peak_bytes: None }
     }
 }
 
@@ -115,7 +117,9 @@ pub struct HeadResult {
     pub sequence: usize,
     /// The head.
     pub head: usize,
-    /// The mechanism's id.
+    /// What the mechanism is called here.
+    pub name: String,
+    /// Its id.
     pub mechanism: &'static str,
     /// Its output beside dense softmax's; absent where one of them is not finite, or softmax's is zero.
     pub output: Option<OutputError>,
@@ -134,18 +138,21 @@ pub struct HeadResult {
 pub struct DiffusionMap {
     /// The layer's name.
     pub layer: String,
-    /// The mechanism's id.
-    pub mechanism: &'static str,
+    /// What the mechanism is called here.
+    pub name: String,
     /// Where each token is, on the first two coordinates.
     pub places: Vec<[f64; 2]>,
+    /// The tokens' words; empty where they are not known.
+    pub words: Vec<String>,
 }
 
 impl DiffusionMap {
     /// Takes the map out of a head's graph; `None` where it has none.
-    pub(super) fn taken(head: &mut HeadResult) -> Option<Self> {
+    pub(super) fn taken(head: &mut HeadResult, words: &[String]) -> Option<Self> {
         let places = std::mem::take(&mut head.graph.as_mut()?.diffusion_map);
-        let (layer, mechanism) = (head.layer.clone(), head.mechanism);
-        (!places.is_empty()).then_some(Self { layer, mechanism, places })
+        let (layer, name) = (head.layer.clone(), head.name.clone());
+        let words = if words.len() == places.len() { words.to_vec() } else { Vec::new() };
+        (!places.is_empty()).then_some(Self { layer, name, places, words })
     }
 }
 
@@ -203,7 +210,7 @@ impl Analysis {
             let _ = writeln!(
                 text,
                 "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>12}  {}",
-                verdict.mechanism,
+                verdict.name,
                 of(n.error_median.map(|x| 100.0 * x), 1),
                 of(n.error_worst.map(|x| 100.0 * x), 1),
                 of(n.cosine, 3),

@@ -4,6 +4,7 @@ use resolvent_kernels::{Mechanism, mechanism::Structure};
 use serde::Serialize;
 
 use super::{DIRECTIONS, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, Quantity, ROWS, SUBSPACE, Sample, Tally};
+use crate::compare::Candidate;
 
 /// Up to this share of softmax's output (after one factor per head) an error is one that a model hardly notices: about
 /// that of storing it in eight bits with outliers, and an order below what dropping a head does.
@@ -50,6 +51,8 @@ impl Finding {
 /// The finding on one mechanism.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
+    /// What the mechanism is called here.
+    pub name: String,
     /// Its id.
     pub mechanism: &'static str,
     /// The finding.
@@ -151,42 +154,42 @@ impl Numbers {
 }
 
 /// The verdicts on `mechanisms`, of which the first is softmax.
-pub(super) fn verdicts(mechanisms: &[Mechanism], tallies: &[Tally], causal: bool) -> Vec<Verdict> {
+pub(super) fn verdicts(mechanisms: &[Candidate], tallies: &[Tally], causal: bool) -> Vec<Verdict> {
     let numbers: Vec<Numbers> = tallies.iter().map(Numbers::new).collect();
-    let of = |((mechanism, n), tally): ((&Mechanism, &Numbers), &Tally)| {
-        let finding = finding(mechanism, n);
+    let of = |(at, ((candidate, n), tally)): (usize, ((&Candidate, &Numbers), &Tally))| {
+        let Candidate { name, mechanism } = candidate;
+        let finding = finding(at == 0, n);
         let sentence = match (finding, &tally.refused) {
             (Finding::Refused, why) => {
                 let why = why.as_deref().unwrap_or("softmax refused the call");
-                format!("{} cannot be applied to these tensors: {why}.", mechanism.id())
+                format!("{name} cannot be applied to these tensors: {why}.")
             }
             (Finding::Incomparable, _) => {
                 let why = tallies[0].remarks.first().unwrap_or("softmax has no output here");
-                format!("Of {} nothing can be said on these tokens: {why}.", mechanism.id())
+                format!("Of {name} nothing can be said on these tokens: {why}.")
             }
-            _ => sentence(mechanism, finding, n, &numbers[0], causal),
+            _ => sentence(candidate, finding, n, &numbers[0], causal),
         };
-        Verdict { mechanism: mechanism.id(), finding, sentence, numbers: n.clone() }
+        Verdict { name: name.clone(), mechanism: mechanism.id(), finding, sentence, numbers: n.clone() }
     };
-    mechanisms.iter().zip(&numbers).zip(tallies).map(of).collect()
+    mechanisms.iter().zip(&numbers).zip(tallies).enumerate().map(of).collect()
 }
 
-fn finding(mechanism: &Mechanism, n: &Numbers) -> Finding {
-    match (mechanism.id(), n.error_median) {
+fn finding(baseline: bool, n: &Numbers) -> Finding {
+    match n.error_median {
         _ if n.heads + n.incomparable == 0 => Finding::Refused,
-        ("softmax", _) => Finding::Baseline,
+        _ if baseline => Finding::Baseline,
         _ if n.heads == 0 => Finding::Incomparable,
-        (_, None) => Finding::NotFinite,
+        None => Finding::NotFinite,
         _ if 10 * n.close >= 9 * (n.heads + n.refused) => Finding::Replaces,
         _ if n.close > 0 => Finding::SomeHeads,
-        ("uniform", _) => Finding::NeedsTraining,
-        (_, Some(error)) if n.mean_of_values.is_some_and(|mean| error >= mean) => Finding::NotHere,
+        Some(error) if n.mean_of_values.is_some_and(|mean| error >= mean) => Finding::NotHere,
         _ => Finding::NeedsTraining,
     }
 }
 
-fn sentence(mechanism: &Mechanism, finding: Finding, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
-    let id = mechanism.id();
+fn sentence(candidate: &Candidate, finding: Finding, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
+    let Candidate { name: id, mechanism } = candidate;
     if finding == Finding::Baseline {
         let graph = shape_of(n).map_or_else(String::new, |shape| format!(" {shape}."));
         let left = match n.incomparable {

@@ -25,7 +25,7 @@ use crate::{
     data,
     disk::write_atomically,
     environment::Environment,
-    folder::Claim,
+    folder::{Claim, Contents},
     metrics,
     progress::{Event, Observer, Silent},
     report,
@@ -41,7 +41,7 @@ pub use speed::{Speed, measure};
 /// The file in a comparison's folder that holds its [`Comparison`].
 pub const RESULTS: &str = "results.json";
 /// The file that holds what all runs share.
-const SHARED: &str = "comparison.json";
+pub(crate) const SHARED: &str = "comparison.json";
 
 /// What is compared where nothing else is asked for: the baseline, the control, and InfSA.
 pub const DEFAULT: [&str; 5] = ["softmax", "infsa", "infsa-resolvent", "linear-infsa", "uniform"];
@@ -221,7 +221,7 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
 fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<(Claim, Shared)> {
     let common =
         |recipe: &Recipe| Recipe { mechanism: Mechanism::Softmax(Default::default()), seed: 0, ..recipe.clone() };
-    let claim = || Claim::take(&options.out_dir, &[RESULTS, report::REPORT], SHARED);
+    let claim = || Claim::take(&options.out_dir, &[RESULTS, report::REPORT], Contents::Comparison);
     let file = options.out_dir.join(SHARED);
     let (identity, task) = (data.identity(), data.task(recipe)?);
     // An impossible model at the end of the list is told before the first is trained.

@@ -242,8 +242,10 @@ impl Comparison {
         let mut caveats = Vec::new();
         if self.plan.steps < self.plan.full_steps {
             let minutes = self.recipe.schedule.max_minutes.unwrap_or_default();
+            let mut runs = self.entries.iter().flat_map(|entry| &entry.runs);
+            let took = if runs.all(|run| run.steps == self.plan.steps) { "took" } else { "was planned for" };
             caveats.push(format!(
-                "Every run took {} steps: those that fit in {minutes} minutes of the slowest mechanism, instead of the \
+                "Every run {took} {} steps: those that fit in {minutes} minutes of the slowest mechanism, instead of the \
                  recipe's {}; the learning rate was planned for them.",
                 self.plan.steps, self.plan.full_steps
             ));

@@ -80,17 +80,27 @@ impl<'a> LayerAttention<'a> {
         Ok(dv)
     }
 
-    /// The weights of a model's answer on the layer's tokens, a row per head, without the class token.
+    /// The weights of a model's answer on the layer's tokens, a row per head, without the class token; of a class token's row they
+    /// may be negative.
     ///
     /// # Errors
     /// [`crate::Error::Kernels`].
-    pub fn heads(&self) -> Result<Vec<Vec<f32>>> {
+    pub fn weights(&self) -> Result<Vec<Vec<f32>>> {
         let tokens = self.call.shape.seq_q;
         let weights = match self.call.place.class_token || !signed(&self.call.mechanism) {
             true => self.looked_at(&first_asked(self.call).repeat(self.call.shape.heads))?,
             false => self.mean_of_positive()?,
         };
-        Ok(weights.chunks_exact(tokens).map(|head| self.places(head)).collect())
+        let places = |head: &[f32]| head[usize::from(self.call.place.class_token)..].to_vec();
+        Ok(weights.chunks_exact(tokens).map(places).collect())
+    }
+
+    /// [`LayerAttention::weights`] with negative ones as 0, and such as differ by rounding alone made equal.
+    ///
+    /// # Errors
+    /// [`crate::Error::Kernels`].
+    pub fn heads(&self) -> Result<Vec<Vec<f32>>> {
+        Ok(self.weights()?.iter().map(|head| flattened(positive(head))).collect())
     }
 
     /// What the map of the heads is, in words.
@@ -123,12 +133,6 @@ impl<'a> LayerAttention<'a> {
             }
         }
         Ok(mean)
-    }
-
-    /// Without the class token, negative weights as 0.
-    fn places(&self, weights: &[f32]) -> Vec<f32> {
-        let input = &weights[usize::from(self.call.place.class_token)..];
-        flattened(input.iter().map(|weight| weight.max(0.0)).collect())
     }
 
     /// What asks one layer earlier when `asked [tokens]` asks here ("Quantifying Attention Flow in Transformers"): half through the residual
@@ -166,17 +170,6 @@ fn first_asked(call: &LayerCall) -> Vec<f32> {
     }
 }
 
-/// The mean over the heads, each with a sum of one (a head without weight adds nothing).
-pub fn mean_of_heads(heads: &[Vec<f32>]) -> Vec<f32> {
-    let mut mean = vec![0.0; heads.first().map_or(0, Vec::len)];
-    for head in heads {
-        let sum: f32 = head.iter().sum();
-        let factor = if sum > 0.0 { 1.0 / (sum * heads.len() as f32) } else { 0.0 };
-        mean.iter_mut().zip(head).for_each(|(mean, weight)| *mean += factor * weight);
-    }
-    flattened(mean)
-}
-
 /// The weights of the answer on the first layer's tokens, through all layers; `None` where layers have different tokens.
 ///
 /// # Errors
@@ -188,11 +181,16 @@ pub fn rollout(layers: &[LayerAttention<'_>]) -> Result<Option<Vec<f32>>> {
     };
     let Some(last) = layers.last().filter(|_| layers.windows(2).all(alike)) else { return Ok(None) };
     let asked = layers.iter().rev().try_fold(first_asked(last.call), |asked, layer| layer.rolled(&asked))?;
-    Ok(Some(last.places(&asked)))
+    Ok(Some(flattened(positive(&asked[usize::from(last.call.place.class_token)..]))))
+}
+
+/// Negative weights as 0.
+pub(super) fn positive(weights: &[f32]) -> Vec<f32> {
+    weights.iter().map(|weight| weight.max(0.0)).collect()
 }
 
 /// Weights that differ by rounding alone made equal.
-fn flattened(weights: Vec<f32>) -> Vec<f32> {
+pub(super) fn flattened(weights: Vec<f32>) -> Vec<f32> {
     let highest = weights.iter().copied().fold(0.0, f32::max);
     let lowest = weights.iter().copied().fold(f32::INFINITY, f32::min);
     match highest - lowest <= FLAT * highest {
@@ -220,7 +218,7 @@ pub fn breadth(weights: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::subject::Place;
+    use crate::{explain::MapRule, subject::Place};
 
     const HEADS: usize = 2;
     const TOKENS: usize = 10;
@@ -250,7 +248,9 @@ mod tests {
             let heads = LayerAttention::new(&call).unwrap().heads().unwrap();
             assert_eq!(heads[0].len(), TOKENS - usize::from(class_token));
             assert!(heads.iter().all(|head| head.iter().all(|&weight| weight == head[0] && weight > 0.0)));
-            assert!(scaled(&mean_of_heads(&heads)).iter().all(|&weight| weight == 0.0));
+            for rule in [MapRule::EqualHeads, MapRule::Paper] {
+                assert!(scaled(&rule.map(&heads)).iter().all(|&weight| weight == 0.0));
+            }
             assert!((breadth(&heads[0]) - heads[0].len() as f64).abs() < 1e-6);
         }
     }
@@ -330,8 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_count_alike() {
-        assert_eq!(mean_of_heads(&[vec![1.0, 3.0], vec![20.0, 0.0], vec![0.0; 2], vec![0.0; 2]]), [0.3125, 0.1875]);
+    fn breadths() {
         assert_eq!(breadth(&[0.0, 0.0]), 0.0);
         assert!((breadth(&[2.0, 2.0, 0.0]) - 2.0).abs() < 1e-12);
     }

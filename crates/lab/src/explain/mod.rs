@@ -7,6 +7,7 @@ mod localisation;
 mod maps;
 pub(crate) mod overlay;
 mod results;
+mod rule;
 mod run;
 
 use std::{
@@ -20,8 +21,9 @@ use std::{
 pub use deletion::Deletion;
 pub use files::{OVERLAYS, write};
 pub use localisation::Localisation;
-pub use maps::{LayerAttention, breadth, mean_of_heads, rollout, scaled};
+pub use maps::{LayerAttention, breadth, rollout, scaled};
 pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapScores, Shown, Spread};
+pub use rule::MapRule;
 
 use crate::{
     Error, Result,
@@ -47,6 +49,8 @@ pub struct ExplainOptions {
     pub shown: usize,
     /// The layer whose map is scored. Default: the last with at least 16 places.
     pub layer: Option<String>,
+    /// How the heads of a layer make one map. Default: every head counts alike.
+    pub map_rule: MapRule,
     /// Score the map through all layers too. Default false.
     pub rollout: bool,
     /// Seed of random maps and orders. Default 0.
@@ -69,6 +73,7 @@ impl ExplainOptions {
             examples: None,
             shown: 6,
             layer: None,
+            map_rule: MapRule::default(),
             rollout: false,
             seed: 0,
             stop: Arc::default(),
@@ -84,6 +89,10 @@ impl ExplainOptions {
 /// Those of [`Subject::load`] and [`Subject::examples`]; [`Error::Recipe`] for a layer that is none.
 pub fn run(options: &ExplainOptions) -> Result<Option<Explanation>> {
     let subject = Subject::load(&options.checkpoint)?;
+    if subject.classes().is_empty() {
+        let path = options.checkpoint.clone();
+        return Err(Error::OtherModel { path, trained: "plain text", wanted: "pictures or texts" });
+    }
     let count = options.examples.unwrap_or(if subject.sees_pictures() { 100 } else { 20 });
     let examples = subject.examples(&options.material, count)?;
     if examples.is_empty() {

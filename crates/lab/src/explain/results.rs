@@ -5,7 +5,7 @@ use std::fmt::Write;
 use resolvent_kernels::Mechanism;
 use serde::Serialize;
 
-use super::{deletion::Deletion, localisation::Localisation, maps::breadth};
+use super::{deletion::Deletion, localisation::Localisation, maps::breadth, rule::MapRule};
 use crate::{
     environment::Environment,
     subject::{Example, Region},
@@ -33,6 +33,8 @@ pub struct Explanation {
     pub layer: String,
     /// Who asks: what a map is a row of, or the mean of.
     pub rule: String,
+    /// How the heads of a layer make one map.
+    pub map_rule: MapRule,
     /// The model's maps and those without meaning, attention first.
     pub maps: Vec<MapScores>,
     /// Every layer's map by itself.
@@ -152,7 +154,7 @@ pub struct LayerMaps {
     pub layer: String,
     /// Height and width of its grid; absent for texts.
     pub grid: Option<[usize; 2]>,
-    /// The mean over heads: a weight per place, row by row.
+    /// The heads' map by the rule of [`Explanation::map_rule`]: a weight per place, row by row.
     pub mean: Vec<f32>,
     /// Each head.
     pub heads: Vec<Vec<f32>>,
@@ -237,9 +239,10 @@ impl Explanation {
             if self.cut > 0 { format!("; {} texts were cut to what the model reads", self.cut) } else { String::new() };
         let _ = writeln!(
             text,
-            "percent, mean (deviation) over {} examples{located}; {} of {}, {}{cut}",
+            "percent, mean (deviation) over {} examples{located}; {}, {}, of {}, {}{cut}",
             self.examples,
             self.rule,
+            self.map_rule.words(),
             self.layer,
             self.mechanism.id()
         );

@@ -4,7 +4,10 @@ use rand::RngExt;
 
 use super::{
     Deletion, ExampleScores, ExplainOptions, Explanation, LayerAttention, LayerMaps, LayerScores, Localisation,
-    MapScores, Shown, Spread, deletion, localisation::inside, mean_of_heads, rollout,
+    MapRule, MapScores, Shown, Spread, deletion,
+    localisation::inside,
+    maps::{flattened, positive},
+    rollout,
 };
 use crate::{
     Error, Result,
@@ -62,7 +65,12 @@ impl<'a> Run<'a> {
     pub(super) fn explain(&mut self, index: usize, example: &Example) -> Result<()> {
         let calls = self.subject.trace(example)?;
         let attention = calls.iter().map(LayerAttention::new).collect::<Result<Vec<_>>>()?;
-        let layers = calls.iter().zip(&attention).map(layer_maps).collect::<Result<Vec<_>>>()?;
+        let rule = self.options.map_rule;
+        let layers = calls
+            .iter()
+            .zip(&attention)
+            .map(|(call, layer)| layer_maps(call, layer, rule))
+            .collect::<Result<Vec<_>>>()?;
         let at = self.chosen(&layers)?;
         let chosen = &layers[at];
         self.layer.clone_from(&chosen.layer);
@@ -175,6 +183,7 @@ impl<'a> Run<'a> {
             cut: self.cut,
             layer: self.layer,
             rule: self.rule.into(),
+            map_rule: options.map_rule,
             maps: maps.collect(),
             layers: self.layers.into_iter().filter_map(LayerTally::finish).collect(),
             shown: self.shown,
@@ -213,10 +222,10 @@ impl LayerTally {
     }
 }
 
-fn layer_maps((call, layer): (&LayerCall, &LayerAttention<'_>)) -> Result<LayerMaps> {
-    let heads = layer.heads()?;
-    let (layer, grid) = (call.place.name.clone(), call.place.grid);
-    Ok(LayerMaps { layer, grid, mean: mean_of_heads(&heads), heads })
+fn layer_maps(call: &LayerCall, layer: &LayerAttention<'_>, rule: MapRule) -> Result<LayerMaps> {
+    let weights = layer.weights()?;
+    let heads = weights.iter().map(|head| flattened(positive(head))).collect();
+    Ok(LayerMaps { layer: call.place.name.clone(), grid: call.place.grid, mean: rule.map(&weights), heads })
 }
 
 /// The boxes of a picture, where known.
@@ -237,7 +246,7 @@ fn located(example: &Example, grid: Option<[usize; 2]>) -> Option<Vec<bool>> {
 
 fn shown(found: &ExampleScores, example: &Example, layers: Vec<LayerMaps>, rollout: Option<Vec<f32>>) -> Shown {
     let tokens = match example {
-        Example::Text(text) => Some(text.spans.iter().map(|&(from, to)| text.text[from..to].to_owned()).collect()),
+        Example::Text(text) => Some(text.words()),
         Example::Picture(_) => None,
     };
     let ExampleScores { name, label, answer, probability, .. } = found.clone();

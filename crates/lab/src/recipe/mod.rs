@@ -5,6 +5,7 @@
 
 mod landmarks;
 mod language;
+mod length_scale;
 mod model;
 mod relatives;
 mod sections;
@@ -23,6 +24,7 @@ use crate::{
 
 pub use landmarks::with_landmarks_for;
 pub use language::{LanguageRecipe, Layer};
+pub use length_scale::{length_scale_rule, rule_name, with_length_scale};
 pub use model::{ModelRecipe, PyramidRecipe, TextModelRecipe, VitRecipe};
 pub use relatives::with_settings_of;
 pub use sections::{LogRecipe, OptimiserRecipe, RegularisationRecipe, ScheduleRecipe};

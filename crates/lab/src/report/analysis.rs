@@ -37,7 +37,7 @@ pub fn analysis_page(analysis: &Analysis) -> String {
             "Importance: rank correlation of the tokens' shares of a random walker's time with those on softmax's graph."
         }
         h2 { "In words" }
-        @for verdict in &analysis.verdicts { p { (chip(verdict.mechanism)) (verdict.sentence) } }
+        @for verdict in &analysis.verdicts { p { (chip(analysis, &verdict.name)) (verdict.sentence) } }
         h2 { @if several { "Layer by layer" } @else { "Spectra, hops and distances" } }
         div class="charts" {
             @if several {
@@ -84,8 +84,15 @@ fn plural(count: usize, what: &str) -> String {
     format!("{} {what}{}", page::count(count), if count == 1 { "" } else { "s" })
 }
 
-fn chip(id: &str) -> Markup {
-    html! { span class=(format!("chip s{}", page::style_of(id))) {} }
+/// The style of the mechanism that is called `name`.
+pub(super) fn style(analysis: &Analysis, name: &str) -> usize {
+    let ids: Vec<&str> = analysis.verdicts.iter().map(|verdict| verdict.mechanism).collect();
+    let at = analysis.verdicts.iter().position(|verdict| verdict.name == name);
+    at.map_or_else(|| page::style_of(name), |at| page::style_among(&ids, at))
+}
+
+fn chip(analysis: &Analysis, name: &str) -> Markup {
+    html! { span class=(format!("chip s{}", style(analysis, name))) {} }
 }
 
 pub(super) fn number(x: Option<f64>, digits: usize) -> String {
@@ -145,7 +152,7 @@ fn summary(analysis: &Analysis) -> Markup {
             tbody {
                 @for (verdict, tally) in analysis.verdicts.iter().zip(&analysis.tallies) {
                     tr {
-                        th scope="row" title=(page::about(verdict.mechanism)) { (chip(verdict.mechanism)) (verdict.mechanism) }
+                        th scope="row" title=(page::about(verdict.mechanism)) { (chip(analysis, &verdict.name)) (verdict.name) }
                         td { (verdict.finding.label()) }
                         @for (_, shows) in COLUMNS {
                             @match shows { Numbers(show) => { td { (show(verdict)) } } Median(quantity) => (median(tally, &quantity)) }
@@ -179,14 +186,14 @@ fn by_layer(analysis: &Analysis, title: &str, y: &str, percent: bool, pick: fn(&
     let axes = Axes { title, x: "layer", y, percent };
     let mut series = series(analysis, count, points);
     // Its own error is zero, which is no news.
-    series.retain(|series| !percent || series.label != "softmax");
+    series.retain(|series| !percent || series.label != analysis.verdicts[0].name);
     let names: Vec<&str> = analysis.layers.iter().map(|layer| layer.name.as_str()).collect();
     chart::lines_over(axes, &names, &series)
 }
 
 /// Every mechanism with its tally.
-fn tallies(analysis: &Analysis) -> impl Iterator<Item = (&'static str, &Tally)> {
-    analysis.verdicts.iter().map(|verdict| verdict.mechanism).zip(&analysis.tallies)
+fn tallies(analysis: &Analysis) -> impl Iterator<Item = (&str, &Tally)> {
+    analysis.verdicts.iter().map(|verdict| verdict.name.as_str()).zip(&analysis.tallies)
 }
 
 /// A line per mechanism that has points, which tells of how many heads it is where not of all.
@@ -195,10 +202,10 @@ fn series(
     count: impl Fn(&Tally) -> usize,
     points: impl Fn(&Tally) -> Vec<(f64, f64)>,
 ) -> Vec<Series> {
-    let one = |(id, tally): (&str, &Tally)| {
+    let one = |(name, tally): (&str, &Tally)| {
         let (of, all) = (count(tally), tally.heads + tally.incomparable);
-        let label = if of < all { format!("{id} ({of} of {all} heads)") } else { id.to_owned() };
-        Series { label, style: page::style_of(id), points: points(tally) }
+        let label = if of < all { format!("{name} ({of} of {all} heads)") } else { name.to_owned() };
+        Series { label, style: style(analysis, name), points: points(tally) }
     };
     tallies(analysis).map(one).filter(|series| !series.points.is_empty()).collect()
 }
@@ -226,7 +233,9 @@ fn hop_counts(analysis: &Analysis) -> Markup {
 /// The token weights of `linear-infsa` beside the Perron vector that they stand in for.
 fn dominant(analysis: &Analysis) -> Markup {
     const ROWS: [&str; 3] = ["the weights of linear-infsa", "the same weight for every token", "norms of the queries"];
-    let found = tallies(analysis).find(|(id, _)| *id == "linear-infsa").map(|(_, tally)| &tally.dominant);
+    let mechanisms = analysis.verdicts.iter().zip(&analysis.tallies);
+    let found = mechanisms.into_iter().find(|(verdict, _)| verdict.mechanism == "linear-infsa");
+    let found = found.map(|(_, tally)| &tally.dominant);
     let cell = |sample: &Sample| {
         let [mean, deviation] = sample.spread().unwrap_or([f64::NAN; 2]);
         html! { td { (number(Some(mean), 3)) " " small { "± " (number(Some(deviation), 3)) } } }
@@ -280,9 +289,9 @@ fn quantities(analysis: &Analysis) -> Markup {
                 tr { th scope="col" { "Mechanism" } @for &at in &there { th scope="col" { (QUANTITIES[at].name) } } }
             }
             tbody {
-                @for (id, tally) in tallies(analysis) {
+                @for (name, tally) in tallies(analysis) {
                     tr {
-                        th scope="row" { (chip(id)) (id) }
+                        th scope="row" { (chip(analysis, name)) (name) }
                         @for &at in &there { (median(tally, &QUANTITIES[at])) }
                     }
                 }
@@ -309,7 +318,7 @@ fn heads_table(analysis: &Analysis) -> Markup {
             tbody {
                 @for head in &analysis.listed {
                     tr {
-                        th scope="row" { (chip(head.mechanism)) (head.mechanism) }
+                        th scope="row" { (chip(analysis, &head.name)) (head.name) }
                         td { (head.layer) } td { (head.sequence) } td { (head.head) }
                         td { (percent(head.output.map(|output| output.scaled))) }
                         td { (percent(head.output.map(|output| output.relative))) }

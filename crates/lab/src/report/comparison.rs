@@ -40,7 +40,7 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
             @for entry in entries {
                 dt { (chip(entries, entry)) (entry.name) }
                 dd {
-                    (page::about(entry.mechanism.id())) (landmarks(entry)) (learned_gamma(entry))
+                    (page::about_mechanism(&entry.mechanism)) (landmarks(entry)) (learned_gamma(entry))
                     @if entry.name != entry.mechanism.id() { br; code { (serde_json::to_string(&entry.mechanism).unwrap_or_default()) } }
                 }
             }
@@ -60,17 +60,9 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
 
 /// The style of `entry`: its mechanism's, and where several have the same mechanism, one that no other has.
 fn style_of(entries: &[Entry], entry: &Entry) -> usize {
-    let own = |entry: &Entry| page::style_of(entry.mechanism.id());
-    let mut taken: Vec<usize> = entries.iter().map(own).collect();
-    for (n, other) in entries.iter().enumerate() {
-        let first = entries[..n].iter().all(|earlier| own(earlier) != own(other));
-        let style = if first { own(other) } else { (0..).find(|style| !taken.contains(style)).unwrap_or_default() };
-        if other.name == entry.name {
-            return style;
-        }
-        taken.push(style);
-    }
-    own(entry)
+    let ids: Vec<&str> = entries.iter().map(|entry| entry.mechanism.id()).collect();
+    let at = entries.iter().position(|other| other.name == entry.name);
+    at.map_or_else(|| page::style_of(entry.mechanism.id()), |at| page::style_among(&ids, at))
 }
 
 fn chip(entries: &[Entry], entry: &Entry) -> Markup {

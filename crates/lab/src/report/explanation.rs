@@ -19,8 +19,9 @@ pub fn explanation_page(e: &Explanation) -> String {
         h1 { "What this model looks at" }
         p class="quiet" {
             (e.checkpoint) ", step " (page::count(e.step)) ", shown " (page::count(e.examples)) " examples of " (e.data) ". "
-            "A map is " (e.rule) " of the matrix that " (e.mechanism.id()) " multiplies its values with"
-            ": what the answer is read from looks at each place with that weight."
+            "A map is " (e.rule) ", " (e.map_rule.words()) ", of the matrix that " (e.mechanism.id()) " multiplies its values with"
+            ": what the answer is read from looks at each place with that weight. "
+            (page::about_mechanism(&e.mechanism))
             @if e.cut > 0 { " " (e.cut) " of the texts were cut to what the model reads; the rest of them is grey." }
         }
         (page::tiles(&tiles(e)))

@@ -3,7 +3,11 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use resolvent_kernels::Mechanism;
 
-use crate::{Recipe, Result, environment::Environment};
+use crate::{
+    Recipe, Result,
+    environment::Environment,
+    recipe::{length_scale_rule, rule_name},
+};
 
 /// A whole page.
 pub fn shell(title: &str, body: &Markup) -> String {
@@ -62,9 +66,35 @@ pub fn style_of(id: &str) -> usize {
     Mechanism::IDS.iter().position(|&known| known == id).unwrap_or(Mechanism::IDS.len())
 }
 
+/// The style of number `at` of the mechanisms with these ids: its own, and where several have one id, for all but the first one
+/// that no other has.
+pub fn style_among(ids: &[&str], at: usize) -> usize {
+    let mut taken: Vec<usize> = ids.iter().map(|id| style_of(id)).collect();
+    for n in 0..=at {
+        let style = match ids[..n].contains(&ids[n]) {
+            false => style_of(ids[n]),
+            true => (0..).find(|style| !taken.contains(style)).unwrap_or_default(),
+        };
+        if n == at {
+            return style;
+        }
+        taken.push(style);
+    }
+    style_of(ids[at])
+}
+
 /// What a preset is, in a line.
 pub fn about(id: &str) -> &'static str {
     Mechanism::summary(id).unwrap_or_default()
+}
+
+/// What a mechanism is, in a line, and the rule that gives it its length scale, if one does.
+pub fn about_mechanism(mechanism: &Mechanism) -> Markup {
+    let rule = length_scale_rule(mechanism).map(rule_name);
+    html! {
+        (about(mechanism.id()))
+        @if let Some(rule) = rule { " Length scale (" code { "kappa" } ") by the rule " code { (rule) } "." }
+    }
 }
 
 /// A share as `87.25 %`.

@@ -23,7 +23,7 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
     let title = format!("{} on {}: {}", recipe.mechanism.id(), summary.data.name, page::percent(test.accuracy));
     let body = html! {
         h1 { (recipe.mechanism.id()) " on " (summary.data.name) }
-        p class="quiet" { (page::about(recipe.mechanism.id())) }
+        p class="quiet" { (page::about_mechanism(&recipe.mechanism)) }
         p class="verdict" { (summary.line()) "." }
         @if let Some(bleu) = &test.bleu { (page::tiles(&[("test BLEU", format!("{:.2}", bleu.score))])) }
         @if let Some(prediction) = &test.prediction {

@@ -29,6 +29,11 @@ pub enum Material {
 }
 
 impl TextExample {
+    /// The words of its tokens.
+    pub fn words(&self) -> Vec<String> {
+        self.spans.iter().map(|&(from, to)| self.text[from..to].to_owned()).collect()
+    }
+
     /// Whether the text goes on after the tokens that the model reads.
     pub fn is_cut(&self) -> bool {
         let end = self.spans.last().map_or(0, |&(_, to)| to);
@@ -223,6 +228,41 @@ pub(super) fn texts(
             spread(texts.len(), count).map(|i| one(format!("text {}", i + 1), &texts[i], None)).collect()
         }
         other => Err(unfit(other, "texts")),
+    }
+}
+
+/// Examples for a language model that reads `context` tokens at once: windows of plain text, or the beginnings of texts.
+pub(super) fn windows(
+    context: usize,
+    vocabulary: &Vocabulary,
+    material: &Material,
+    count: usize,
+) -> Result<Vec<Example>> {
+    let one = |name: String, ids: &[u16]| {
+        let (mut text, mut spans) = (String::new(), Vec::new());
+        for &id in ids {
+            let from = text.len();
+            text.push_str(&vocabulary.decode(&[id])?);
+            spans.push((from, text.len()));
+        }
+        Ok(Example::Text(TextExample { name, text, ids: ids.to_vec(), spans, label: None }))
+    };
+    match material {
+        Material::Data(Data::Corpus(corpus)) => {
+            let ids = vocabulary.encode_whole(&corpus.test)?;
+            let windows: Vec<&[u16]> = ids.chunks(context).collect();
+            // The last one may be short.
+            let whole = windows.len() - usize::from(windows.len() > 1 && ids.len() % context > 0);
+            spread(whole, count).map(|i| one(format!("{} {i}", corpus.name), windows[i])).collect()
+        }
+        Material::Texts(texts) => {
+            let beginning = |i: usize| {
+                let ids = vocabulary.encode_whole(&texts[i])?;
+                one(format!("text {}", i + 1), &ids[..ids.len().min(context)])
+            };
+            spread(texts.len(), count).map(beginning).collect()
+        }
+        other => Err(unfit(other, "plain text")),
     }
 }
 

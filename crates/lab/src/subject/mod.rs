@@ -1,4 +1,4 @@
-//! A trained classifier under observation: its answers, also to inputs that lack a part, and what its attention is made of, one
+//! A trained classifier or language model under observation: its answers, also to inputs that lack a part, and what its attention is made of, one
 //! example at a time.
 //!
 //! Examples are shown alone, so that no text is padded.
@@ -10,7 +10,7 @@ mod voc;
 use std::path::Path;
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use resolvent::models::TextClassifier;
+use resolvent::models::{LanguageModel, TextClassifier};
 
 pub use examples::{Example, Material, PictureExample, TextExample};
 pub use trace::{LayerCall, Place};
@@ -20,12 +20,13 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, Expectation, PictureExpectation, TextExpectation},
     data::Vocabulary,
+    generate::language_model,
     predict::text_classifier,
     train::{self, PictureModel},
 };
 use trace::Watched;
 
-/// A trained classifier of pictures or texts.
+/// A trained classifier of pictures or texts, or a language model, which has no classes.
 #[derive(Debug)]
 pub struct Subject {
     /// The checkpoint's folder.
@@ -41,13 +42,14 @@ pub struct Subject {
 enum Kind {
     Pictures(Box<Watched<PictureModel>>, PictureExpectation),
     Texts(Box<Watched<TextClassifier>>, Box<Vocabulary>, TextExpectation),
+    Language(Box<Watched<LanguageModel>>, Box<Vocabulary>),
 }
 
 impl Subject {
     /// The model of the run or the checkpoint in `path`.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::Unfit`] for a translator, which has no answer to explain.
+    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] for a translator.
     pub fn load(path: &Path) -> Result<Self> {
         let mut checkpoint = Checkpoint::find(path)?;
         let kind = match checkpoint.state.expects.clone() {
@@ -61,24 +63,37 @@ impl Subject {
             }
             Expectation::Texts(_) => {
                 let (model, vocabulary, expects) = text_classifier(&mut checkpoint, path)?;
-                let place = |index| Place { name: format!("blocks.{index}"), class_token: false, grid: None };
-                let places = (0..model.encoder.blocks.len()).map(place).collect();
+                let places = blocks(model.encoder.blocks.len());
                 let watched = Watched::new(model, places, |model| {
                     model.encoder.blocks.iter_mut().map(|block| &mut block.attention).collect()
                 });
                 Kind::Texts(Box::new(watched), Box::new(vocabulary), expects)
             }
-            other => return Err(other.unasked(path, "pictures or texts")),
+            Expectation::Corpus(_) => {
+                let (model, vocabulary) = language_model(&mut checkpoint, path)?;
+                let places = blocks(model.blocks.len());
+                let watched = Watched::new(model, places, |model| {
+                    model.blocks.iter_mut().map(|block| &mut block.attention).collect()
+                });
+                Kind::Language(Box::new(watched), Box::new(vocabulary))
+            }
+            other @ Expectation::Pairs(_) => return Err(other.unasked(path, "pictures, texts or plain text")),
         };
         let (path, step) = (checkpoint.path.display().to_string(), checkpoint.state.step);
         Ok(Self { path, step, recipe: checkpoint.state.recipe.clone(), kind })
     }
 
-    /// Names of the classes.
+    /// Whether its tokens see themselves and earlier ones only.
+    pub const fn is_causal(&self) -> bool {
+        matches!(self.kind, Kind::Language(..))
+    }
+
+    /// Names of the classes; none of a language model's.
     pub fn classes(&self) -> &[String] {
         match &self.kind {
             Kind::Pictures(_, expects) => &expects.classes,
             Kind::Texts(_, _, expects) => &expects.classes,
+            Kind::Language(..) => &[],
         }
     }
 
@@ -95,6 +110,7 @@ impl Subject {
         match &self.kind {
             Kind::Pictures(_, expects) => examples::pictures(expects, material, count),
             Kind::Texts(_, vocabulary, expects) => examples::texts(expects, vocabulary, material, count),
+            Kind::Language(model, vocabulary) => examples::windows(model.plain.context, vocabulary, material, count),
         }
     }
 
@@ -111,6 +127,10 @@ impl Subject {
             (Kind::Texts(model, ..), Example::Text(text)) => {
                 let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]]);
                 model.trace(|model| Ok(model.try_forward(tokens, None)?))
+            }
+            (Kind::Language(model, _), Example::Text(text)) => {
+                let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]]);
+                model.trace(|model| Ok(model.try_forward(tokens)?))
             }
             _ => Err(self.wrong(example)),
         }
@@ -142,6 +162,12 @@ impl Subject {
         let problem = "is not of the kind that the model was trained on".into();
         Error::Unfit { name: example.name().into(), problem }
     }
+}
+
+/// Where the attention of a model of texts is.
+fn blocks(count: usize) -> Vec<Place> {
+    let place = |index| Place { name: format!("blocks.{index}"), class_token: false, grid: None };
+    (0..count).map(place).collect()
 }
 
 /// Where the attention of a model of pictures is.

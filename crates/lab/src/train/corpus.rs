@@ -8,6 +8,7 @@ use resolvent::{
     Strategy,
     models::{LanguageConfig, LanguageModel, TextConfig},
 };
+use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
@@ -77,6 +78,7 @@ fn windows(tokens: usize, width: usize) -> usize {
 
 impl TaskData for CorpusDataset {
     type Task = Corpus;
+    const LENGTH_SCALE: KappaRule = KappaRule::Text;
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())

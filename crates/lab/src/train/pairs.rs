@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use burn::tensor::{Bytes, Device, Int, Tensor};
 use resolvent::models::{Search, Translator};
+use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
@@ -89,6 +90,7 @@ impl Translated {
 
 impl TaskData for PairDataset {
     type Task = Pairs;
+    const LENGTH_SCALE: KappaRule = KappaRule::Vision;
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())

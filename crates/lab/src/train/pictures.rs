@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use resolvent::{Mechanism, models::VitConfig};
+use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
@@ -30,6 +31,7 @@ pub struct Pictures {
 
 impl TaskData for Dataset {
     type Task = Pictures;
+    const LENGTH_SCALE: KappaRule = KappaRule::Vision;
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())

@@ -10,13 +10,14 @@ use super::{
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Best, CHECKPOINTS, Checkpoint, Store, module_bytes, parts, to_json},
+    checkpoint::{Best, Checkpoint, Store, module_bytes, parts, to_json},
     data,
     disk::write_atomically,
     eval::Evaluation,
-    folder::Claim,
+    folder::{Claim, Contents},
     metrics::{self, EpochRecord, MetricsFile, Record},
     progress::Event,
+    recipe::{length_scale_rule, rule_name},
     report,
     source::Document,
 };
@@ -52,6 +53,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
         }
         None => None,
     };
+    let recipe = &settled::<D>(recipe, checkpoint.as_ref(), options);
     if let Some(checkpoint) = &checkpoint {
         checkpoint.check(recipe, &identity)?;
         if let Some(summary) = read_summary(&options.out_dir)? {
@@ -65,7 +67,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
     };
     check_fit(recipe, task, &identity.name)?;
     task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
-    let claim = || Claim::take(&options.out_dir, &FILES, CHECKPOINTS);
+    let claim = || Claim::take(&options.out_dir, &FILES, Contents::Run);
     let (_claim, session) = match checkpoint {
         Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint)?),
         None => {
@@ -83,6 +85,24 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
     let before = session.state.seconds;
     let began = Instant::now();
     Run { recipe, task, options, store, session, metrics, began, before, latest: None }.run()
+}
+
+/// The recipe with the length scale of `fna` that suits the data, where it names none. A run that began without one goes on as
+/// it began.
+fn settled<D: TaskData>(recipe: &Recipe, begun: Option<&Checkpoint>, options: &TrainOptions) -> Recipe {
+    let settled = recipe.with_length_scale(D::LENGTH_SCALE);
+    if settled == *recipe || begun.is_some_and(|begun| begun.state.recipe.difference(recipe).is_none()) {
+        return recipe.clone();
+    }
+    let rule = settled.mechanisms().find_map(|mechanism| length_scale_rule(&mechanism));
+    let note = rule.map(|rule| {
+        format!(
+            "`kappa` is not named: it follows the rule `{}`, as in the paper's models of such data",
+            rule_name(rule)
+        )
+    });
+    note.iter().for_each(|note| options.observer.on(Event::Note(note)));
+    settled
 }
 
 /// The summary of the run in `folder`, if it is finished.

@@ -4,6 +4,7 @@ use burn::{
     module::{Module, ModuleDisplay},
     tensor::{Bytes, Device, Tensor},
 };
+use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,8 @@ use crate::{
 pub trait TaskData {
     /// What is learnt from it.
     type Task: Task;
+    /// The rule by which a new run takes the length scale of `fna` where its recipe names none.
+    const LENGTH_SCALE: KappaRule;
 
     /// What the data set is.
     fn identity(&self) -> DataIdentity;

@@ -8,6 +8,7 @@ use resolvent::{
     Dropout, Strategy,
     models::{TextClassifier, TextConfig, Visible},
 };
+use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +83,7 @@ impl Labelled {
 
 impl TaskData for TextDataset {
     type Task = Texts;
+    const LENGTH_SCALE: KappaRule = KappaRule::Text;
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())
