@@ -28,19 +28,20 @@ pub enum Pair {
     Gaussian,
 }
 
-/// Writes `out [rows, marks]` from `x [rows, dim]` and `marks [dim, marks]`, tile by tile as a call does; `marks` is a
+/// Writes `out [rows, landmarks]` from `x [rows, dim]` and `landmarks [dim, landmarks]`, tile by tile as a call does; `landmarks` is a
 /// multiple of 16.
-pub fn pairs(level: Level, pair: Pair, x: &[f32], marks: &[f32], dim: usize, out: &mut [f32]) {
-    let cols = marks.len() / dim;
+pub fn pairs(level: Level, pair: Pair, x: &[f32], landmarks: &[f32], dim: usize, out: &mut [f32]) {
+    let cols = landmarks.len() / dim;
     for (x, out) in x.chunks(64 * dim).zip(out.chunks_mut(64 * cols)) {
         let size = Size { rows: x.len() / dim, cols, depth: dim };
-        let (x, marks) = (Left { data: x, row_stride: dim, depth_stride: 1 }, Right { data: marks, stride: cols });
+        let (x, landmarks) =
+            (Left { data: x, row_stride: dim, depth_stride: 1 }, Right { data: landmarks, stride: cols });
         let out = Store { data: out, stride: cols };
         let rate = std::f32::consts::LOG2_E;
         match pair {
-            Pair::Product => multiply(level, size, x, marks, out),
-            Pair::Laplacian => tile::kernel(level, (Manhattan, rate), x, size, marks, out),
-            Pair::Gaussian => tile::kernel(level, (Squared, rate), x, size, marks, out),
+            Pair::Product => multiply(level, size, x, landmarks, out),
+            Pair::Laplacian => tile::kernel(level, (Manhattan, rate), x, size, landmarks, out),
+            Pair::Gaussian => tile::kernel(level, (Squared, rate), x, size, landmarks, out),
         }
     }
 }

@@ -88,7 +88,7 @@ impl std::ops::DerefMut for Aligned {
 }
 
 /// f32 that [`cut`] takes for buffers of `sizes`.
-pub(crate) fn room<const N: usize>(sizes: [usize; N]) -> usize {
+pub(crate) fn scratch_len<const N: usize>(sizes: [usize; N]) -> usize {
     sizes.iter().map(|len| len.next_multiple_of(LINE)).sum()
 }
 

@@ -45,7 +45,7 @@ pub struct Cache {
     keys: Vec<f32>,
     values: Vec<f32>,
     /// One scaled query and its scores, `[slices, head_dim + capacity]`.
-    room: Vec<f32>,
+    buffer: Vec<f32>,
     /// `[slices, 1 + value_dim]`: the squared norm so far (`infsa`) and a sum of values.
     sums: Vec<f64>,
     /// Heads of queries to one of keys and values.
@@ -107,7 +107,7 @@ impl Cache {
             capacity: 0,
             keys: Vec::new(),
             values: Vec::new(),
-            room: Vec::new(),
+            buffer: Vec::new(),
             sums: vec![0.0; token.slices() * (1 + value_dim)],
             sharing: 1,
             clusters: Vec::new(),
@@ -173,7 +173,7 @@ impl Cache {
             token: Shape { batch: rows.len(), ..self.token },
             keys: chosen(&self.keys),
             values: chosen(&self.values),
-            room: chosen(&self.room),
+            buffer: chosen(&self.buffer),
             sums: self::chosen(&self.sums, self.token.batch, rows),
             clusters: clusters.collect(),
             features: features.collect(),
@@ -314,14 +314,14 @@ impl Cache {
             _ => {}
         }
         let Shape { heads, head_dim, value_dim, .. } = self.token;
-        let Self { mechanism, level, len, capacity, keys, values, room, sums, sharing, .. } = self;
+        let Self { mechanism, level, len, capacity, keys, values, buffer, sums, sharing, .. } = self;
         let sharing = *sharing;
         let (mechanism, keys, values) = (&*mechanism, &*keys, &*values);
         let (level, len, capacity) = (*level, *len, *capacity);
         let rows = out.par_chunks_exact_mut(new * value_dim);
-        let state = sums.par_chunks_exact_mut(1 + value_dim).zip(room.par_chunks_exact_mut(head_dim + capacity));
-        rows.zip(state).enumerate().for_each(|(slice, (out, (sums, room)))| {
-            let (scaled, scores) = room.split_at_mut(head_dim);
+        let state = sums.par_chunks_exact_mut(1 + value_dim).zip(buffer.par_chunks_exact_mut(head_dim + capacity));
+        rows.zip(state).enumerate().for_each(|(slice, (out, (sums, buffer)))| {
+            let (scaled, scores) = buffer.split_at_mut(head_dim);
             let past = |n: usize, x, dim| part(x, slice / sharing * capacity * dim, (len + n + 1) * dim);
             for (n, out) in out.chunks_exact_mut(value_dim).enumerate() {
                 let (at, kv) = (slice * new + n, slice / sharing * new + n);
@@ -369,15 +369,15 @@ impl Cache {
         if self.keeps_rows() {
             let kv_slices = self.kv_slices();
             for (kept, dim) in [(&mut self.keys, head_dim), (&mut self.values, value_dim)] {
-                let mut room = vec![0.0; kv_slices * capacity * dim];
+                let mut buffer = vec![0.0; kv_slices * capacity * dim];
                 for slice in 0..kv_slices {
                     let past = part(kept, slice * self.capacity * dim, self.len * dim);
-                    room[slice * capacity * dim..][..past.len()].copy_from_slice(past);
+                    buffer[slice * capacity * dim..][..past.len()].copy_from_slice(past);
                 }
-                *kept = room;
+                *kept = buffer;
             }
         }
-        self.room = vec![0.0; self.token.slices() * (head_dim + capacity)];
+        self.buffer = vec![0.0; self.token.slices() * (head_dim + capacity)];
         self.capacity = capacity;
     }
 }

@@ -164,8 +164,8 @@ pub struct ExtraGradients<'a> {
 impl<'a> ExtraGradients<'a> {
     /// The same with room for the gradient of `parameter`, of the parameter's shape.
     #[must_use]
-    pub fn with(mut self, parameter: Parameter, room: &'a mut [f32]) -> Self {
-        self.parameters[parameter as usize] = Some(room);
+    pub fn with(mut self, parameter: Parameter, buffer: &'a mut [f32]) -> Self {
+        self.parameters[parameter as usize] = Some(buffer);
         self
     }
 
@@ -181,7 +181,7 @@ impl<'a> ExtraGradients<'a> {
 
     /// The gradients that are asked for.
     pub fn iter(&mut self) -> impl Iterator<Item = (Parameter, &mut [f32])> {
-        Parameter::ALL.into_iter().zip(&mut self.parameters).filter_map(|(p, room)| Some((p, room.as_deref_mut()?)))
+        Parameter::ALL.into_iter().zip(&mut self.parameters).filter_map(|(p, buffer)| Some((p, buffer.as_deref_mut()?)))
     }
 }
 

@@ -137,20 +137,20 @@ impl Sweep<'_> {
             add(level, size, left, Right { data: q, stride }, columns, (&mut *into.dk, stride));
             return;
         }
-        let pairs = score::Pairs { tokens: &k, marks: q, dim: stride, e: slopes, stride: STRIDE };
-        let mut dmarks = vec![0.0; dq.len()];
+        let pairs = score::Pairs { tokens: &k, landmarks: q, dim: stride, e: slopes, stride: STRIDE };
+        let mut dlandmarks = vec![0.0; dq.len()];
         let mut differences = vec![0.0; keys * stride];
         let factor = match self.score.term() {
             Term::SquaredDifference => {
-                score::gradients(level, score::Squared, pairs, &mut differences, &mut dmarks);
+                score::gradients(level, score::Squared, pairs, &mut differences, &mut dlandmarks);
                 2.0
             }
             _ => {
-                score::gradients(level, score::Manhattan, pairs, &mut differences, &mut dmarks);
+                score::gradients(level, score::Manhattan, pairs, &mut differences, &mut dlandmarks);
                 1.0
             }
         };
-        dq.iter_mut().zip(&dmarks).for_each(|(dq, x)| *dq -= factor * x);
+        dq.iter_mut().zip(&dlandmarks).for_each(|(dq, x)| *dq -= factor * x);
         for (n, row) in differences.chunks_exact(stride).enumerate() {
             let dk = &mut into.dk[columns.at(n) * stride..][..stride];
             dk.iter_mut().zip(row).for_each(|(dk, x)| *dk += factor * x);

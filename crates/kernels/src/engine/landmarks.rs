@@ -99,7 +99,7 @@ impl Hop for LandmarkHop<'_> {
     fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens<'_>) {
         let (mut dq, mut dk) = (vec![0.0; self.call.shape.q_len()], vec![0.0; self.call.shape.k_len()]);
         let mut rooms = self.rooms();
-        let extras = rooms.iter_mut().fold(ExtraGradients::default(), |all, (p, room)| all.with(*p, room));
+        let extras = rooms.iter_mut().fold(ExtraGradients::default(), |all, (p, buffer)| all.with(*p, buffer));
         let targets = Gradients { dq: &mut dq, dk: (!self.m.tied).then_some(&mut dk[..]), dv: dx, extras };
         if let Err(error) = self.gradients(x, y, dout, targets) {
             tokens.failure = Some(error);

@@ -3,7 +3,7 @@
 use super::{Method, Order, SMALLEST_PIVOT};
 use crate::{
     Error, Result,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
 };
 
 /// Relative residual at which a column is done: what f32 can hold of it.
@@ -16,7 +16,7 @@ fn sizes(n: usize) -> [usize; 5] {
 
 /// f32 of working memory.
 pub(super) fn work(n: usize) -> usize {
-    room(sizes(n))
+    scratch_len(sizes(n))
 }
 
 /// Writes the inverse of `a + ridge I`.

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::Level,
 };
 
@@ -33,14 +33,14 @@ const BY_ROWS: usize = 96;
 pub(super) fn cholesky_work(n: usize) -> usize {
     let factor = llt::factor::cholesky_in_place_scratch::<f64>(n, Par::Seq, Default::default());
     let inverse = llt::inverse::inverse_scratch::<f64>(n, Par::Seq);
-    room([WIDE * n * n, WIDE * n * n]) + floats(factor.or(inverse)).max(wide::inverse_work(n))
+    scratch_len([WIDE * n * n, WIDE * n * n]) + floats(factor.or(inverse)).max(wide::inverse_work(n))
 }
 
 /// f32 of working memory of [`eigen`], [`of_eigenvalues`] and [`eigen_gradient`].
 pub(super) fn eigen_work(n: usize) -> usize {
     let vectors = evd::ComputeEigenvectors::Yes;
     let stack = evd::self_adjoint_evd_scratch::<f64>(n, vectors, Par::Seq, Default::default());
-    room([WIDE * n * n, WIDE * n, WIDE * n * n]) + floats(stack).max(room([WIDE * n * n]))
+    scratch_len([WIDE * n * n, WIDE * n, WIDE * n * n]) + floats(stack).max(scratch_len([WIDE * n * n]))
 }
 
 /// f32 that a stack of `request` takes.
@@ -106,12 +106,12 @@ pub(super) fn cholesky(
     Ok(())
 }
 
-/// `a + ridge I = U^T diag(x) U`: the rows of `vectors` are eigenvectors, `values` ascend. `room` is for two matrices.
+/// `a + ridge I = U^T diag(x) U`: the rows of `vectors` are eigenvectors, `values` ascend. `buffer` is for two matrices.
 struct Spectrum<'a> {
     n: usize,
     vectors: &'a mut [f64],
     values: &'a mut [f64],
-    room: [&'a mut [f64]; 2],
+    buffer: [&'a mut [f64]; 2],
 }
 
 fn spectrum<'a>(order: Order, a: &[f32], ridge: f64, work: &'a mut [f32]) -> Spectrum<'a> {
@@ -135,7 +135,7 @@ fn spectrum<'a>(order: Order, a: &[f32], ridge: f64, work: &'a mut [f32]) -> Spe
         values.fill(f64::NAN);
     }
     let ([second], _) = cut(rest, [WIDE * n * n]);
-    Spectrum { n, vectors, values, room: [matrix, bytemuck::cast_slice_mut(second)] }
+    Spectrum { n, vectors, values, buffer: [matrix, bytemuck::cast_slice_mut(second)] }
 }
 
 impl Spectrum<'_> {
@@ -152,9 +152,9 @@ impl Spectrum<'_> {
             let factor = f(&self, i);
             let rows = i * n..(i + 1) * n;
             let vector = &self.vectors[rows.clone()];
-            self.room[0][rows].iter_mut().zip(vector).for_each(|(scaled, x)| *scaled = factor * x);
+            self.buffer[0][rows].iter_mut().zip(vector).for_each(|(scaled, x)| *scaled = factor * x);
         }
-        let [scaled, product] = self.room;
+        let [scaled, product] = self.buffer;
         let [left, right] = [&*self.vectors, &*scaled].map(|x| MatRef::from_row_major_slice(x, n, n));
         triangular::matmul(
             MatMut::from_row_major_slice_mut(product, n, n),
@@ -200,23 +200,23 @@ pub(super) fn eigen_gradient(method: &Method, order: Order, a: &[f32], dy: &mut 
     let mut spectrum = spectrum(order, a, method.ridge, work);
     for i in 0..n {
         let symmetric = |j: usize| 0.5 * f64::from(dy[i * stride + j] + dy[j * stride + i]);
-        (0..n).for_each(|j| spectrum.room[0][i * n + j] = symmetric(j));
+        (0..n).for_each(|j| spectrum.buffer[0][i * n + j] = symmetric(j));
     }
-    let Spectrum { vectors, room: [first, second], .. } = &mut spectrum;
+    let Spectrum { vectors, buffer: [first, second], .. } = &mut spectrum;
     let u = MatRef::from_row_major_slice(vectors, n, n);
     multiply(u, MatRef::from_row_major_slice(first, n, n), second);
     multiply(MatRef::from_row_major_slice(second, n, n), u.transpose(), first);
     for i in 0..n {
         for j in 0..n {
             let (f, g) = (spectrum.inverse(method, i), spectrum.inverse(method, j));
-            spectrum.room[0][i * n + j] *= match (f != 0.0, g != 0.0) {
+            spectrum.buffer[0][i * n + j] *= match (f != 0.0, g != 0.0) {
                 (true, true) => -f * g,
                 (false, false) => 0.0,
                 _ => (f - g) / (spectrum.values[i] - spectrum.values[j]),
             };
         }
     }
-    let Spectrum { vectors, room: [first, second], .. } = spectrum;
+    let Spectrum { vectors, buffer: [first, second], .. } = spectrum;
     let u = MatRef::from_row_major_slice(vectors, n, n);
     multiply(u.transpose(), MatRef::from_row_major_slice(first, n, n), second);
     multiply(MatRef::from_row_major_slice(second, n, n), u, first);

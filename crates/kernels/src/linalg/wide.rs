@@ -5,7 +5,7 @@ use pulp::{Simd, WithSimd};
 
 use super::Order;
 use crate::{
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::Level,
 };
 
@@ -21,7 +21,7 @@ fn product_sizes(n: usize, width: usize) -> [usize; 3] {
 
 /// f32 of working memory of [`scaled_product`].
 pub(crate) fn product_work(n: usize, width: usize) -> usize {
-    room(product_sizes(n, width))
+    scratch_len(product_sizes(n, width))
 }
 
 /// Writes `out = c Y c x` for `Y = high + low` and rows `x [n, width]`; `low` may be empty.
@@ -70,7 +70,7 @@ fn inverse_sizes(n: usize) -> [usize; 2] {
 
 /// f32 of working memory of [`invert_factor`].
 pub(super) fn inverse_work(n: usize) -> usize {
-    room(inverse_sizes(n))
+    scratch_len(inverse_sizes(n))
 }
 
 /// Writes `(L L^T)^-1` on and above the diagonal of the rows of `out`; column `k` of `L` is at `k * n` of `factor`.

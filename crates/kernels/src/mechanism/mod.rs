@@ -226,7 +226,7 @@ impl Mechanism {
         }
     }
 
-    /// How many landmarks a head of sizes `shape` has, where tokens meet through landmarks; masks may leave some of them out. 0 for
+    /// How many landmarks a head of sizes `shape` has, where tokens attend through landmarks; masks may leave some of them out. 0 for
     /// [`PoolWindows::Count`] on a grid that it does not fit and for [`Landmarks::Given`] of which the number is not known.
     pub fn landmarks(&self, shape: &Shape) -> Option<usize> {
         let (landmarks, grid, partial) = self.landmark_windows()?;

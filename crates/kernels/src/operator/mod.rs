@@ -17,7 +17,7 @@ use crate::{
     mechanism::Landmarks,
     range,
     rescale::{self, Rescaled},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     series,
     simd::Level,
     structure::{self, nystrom},
@@ -131,7 +131,7 @@ impl Operator {
             return preset.forward(inputs, mask, out, stats, scratch);
         }
         let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v), widened(out)];
-        let all = scratch.take(room(sizes) + self.plan.scratch_forward);
+        let all = scratch.take(scratch_len(sizes) + self.plan.scratch_forward);
         let ([q, k, v, o], work) = cut(all, sizes);
         let (q, v) = (widen(inputs.q, q), widen(inputs.v, v));
         let k = inputs.k.map_or(q, |x| widen(x, k));
@@ -178,7 +178,7 @@ impl Operator {
         let k_len = gradients.dk.as_deref().map_or(0, widened);
         let (q_len, v_len, o_len) = (widened(inputs.q), widened(inputs.v), widened(out));
         let sizes = [q_len, k_len, v_len, o_len, o_len, q_len, k_len, v_len];
-        let all = scratch.take(room(sizes) + self.plan.scratch_backward);
+        let all = scratch.take(scratch_len(sizes) + self.plan.scratch_backward);
         let ([q, k, v, o, g, dq, dk, dv], work) = cut(all, sizes);
         let (q, v, o, g) = (widen(inputs.q, q), widen(inputs.v, v), widen(out, o), widen(dout, g));
         let k = inputs.k.map_or(q, |x| widen(x, k));
@@ -406,8 +406,15 @@ impl Operator {
             (Some(dk), false) => check::length(OP, "dk", dk.len(), self.shape.k_len(), "expected the shape of k")?,
             (None, true) => {}
         }
-        gradients.extras.iter().try_for_each(|(parameter, room)| {
-            check::parameter_length(OP, &self.mechanism, &self.shape, parameter, parameter.gradient_name(), room.len())
+        gradients.extras.iter().try_for_each(|(parameter, buffer)| {
+            check::parameter_length(
+                OP,
+                &self.mechanism,
+                &self.shape,
+                parameter,
+                parameter.gradient_name(),
+                buffer.len(),
+            )
         })
     }
 }
@@ -417,13 +424,13 @@ fn widened<T: Element>(x: &[T]) -> usize {
     if T::NAME == f32::NAME { 0 } else { x.len() }
 }
 
-/// `x` as f32: itself, or widened into `room`.
-fn widen<'a, T: Element>(x: &'a [T], room: &'a mut [f32]) -> &'a [f32] {
+/// `x` as f32: itself, or widened into `buffer`.
+fn widen<'a, T: Element>(x: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     if T::NAME == f32::NAME {
         return bytemuck::cast_slice(x);
     }
-    room.iter_mut().zip(x).for_each(|(r, x)| *r = x.widen());
-    room
+    buffer.iter_mut().zip(x).for_each(|(r, x)| *r = x.widen());
+    buffer
 }
 
 fn narrow<T: Element>(x: &[f32], out: &mut [T]) {

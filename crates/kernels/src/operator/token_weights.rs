@@ -6,7 +6,7 @@ use crate::{
     call::Call,
     check,
     mechanism::LinearInfsa,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     structure::pooled,
 };
 
@@ -84,7 +84,7 @@ impl TokenWeights {
         check::length(OP, "a", a.len(), self.len(), "expected batch * heads * seq_kv")?;
         check::length(OP, "stats", stats.len(), self.plan().stats, "size it with `plan().stats`")?;
         let sizes = [self.len(), self.operator.out_len()];
-        let ([ones, sums], work) = cut(scratch.take(room(sizes) + self.plan().scratch_forward), sizes);
+        let ([ones, sums], work) = cut(scratch.take(scratch_len(sizes) + self.plan().scratch_forward), sizes);
         ones.fill(1.0);
         let call = self.call(OP, q, k, ones, mask)?;
         self.operator.apply(&call, sums, stats, work)?;
@@ -122,7 +122,7 @@ impl TokenWeights {
         let expected = k.map_or(0, <[f32]>::len);
         check::length(OP, "dk", dk.as_deref().map_or(0, <[f32]>::len), expected, "expected the shape of k")?;
         let sizes = [self.len(), stats.len(), shape.slices(), shape.slices()];
-        let all = scratch.take(room(sizes) + self.plan().scratch_backward);
+        let all = scratch.take(scratch_len(sizes) + self.plan().scratch_backward);
         let ([dv, saved, pooled, one], work) = cut(all, sizes);
         for ((pooled, a), da) in pooled.iter_mut().zip(a.chunks_exact(shape.seq_kv)).zip(da.chunks_exact(shape.seq_kv))
         {

@@ -101,7 +101,7 @@ impl Head {
     }
 
     /// `weights`, or their gradients, times the draws' factors where weights are dropped.
-    pub fn thinned(&self, weights: &Matrix) -> Matrix {
+    pub fn with_dropout(&self, weights: &Matrix) -> Matrix {
         match self.dropout.filter(|d| d.dropped() == Dropped::Weights) {
             Some(d) => weights.map(|i, j, x| if d.keeps(self.slice, i, j) { d.factor() * x } else { 0.0 }),
             None => weights.clone(),

@@ -5,7 +5,7 @@ use crate::mechanism::Landmarks;
 
 /// A linear map from tokens to landmarks: `u_w[o] = sum over (token, slot) of window w, and channels i, of
 /// filter(o, i, slot) x_token[i]`.
-pub(super) struct Producer {
+pub(super) struct LandmarkSource {
     /// The kept tokens that each landmark is made of.
     pub members: Vec<Vec<(usize, usize)>>,
     pub filter: Filter,
@@ -21,7 +21,7 @@ pub(super) enum Filter {
     Depthwise(Vec<f64>),
 }
 
-impl Producer {
+impl LandmarkSource {
     /// Landmarks of windows and picks; `partial` windows and a `filter` of `conv`, `indices` of `random`.
     pub fn new(
         landmarks: Landmarks,

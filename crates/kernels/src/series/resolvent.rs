@@ -9,7 +9,7 @@ use crate::{
     Convergence, Error, Gradients, Mask, Parameter, Plan, Result, Shape,
     call::{Call, Saved},
     mechanism,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     series::solver::{Method, Solver},
     structure::dense,
 };
@@ -96,7 +96,7 @@ pub(crate) fn plan(m: &mechanism::InfsaResolvent, shape: &Shape) -> Plan {
         bytes_forward: iterations.saturating_mul(hop.bytes_forward),
         bytes_backward: iterations.saturating_mul(hop.bytes_forward).saturating_add(hop.bytes_backward),
         scratch_forward: solve,
-        scratch_backward: room(backward_sizes(shape)) + solve.max(hop.scratch_backward),
+        scratch_backward: scratch_len(backward_sizes(shape)) + solve.max(hop.scratch_backward),
         stats: 2 * SAVED * shape.slices(),
         ..hop
     }

@@ -7,7 +7,7 @@ use crate::{
     Result, Shape,
     call::Call,
     mechanism::InfsaResolvent,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     structure::dense::{self, Unit},
 };
 
@@ -55,7 +55,7 @@ fn sizes(shape: &Shape) -> [usize; 8] {
 
 /// f32 of working memory of [`Solver::solve`].
 pub(super) fn work(shape: &Shape) -> usize {
-    room(sizes(shape)) + dense::unnormalised_work(shape)
+    scratch_len(sizes(shape)) + dense::unnormalised_work(shape)
 }
 
 /// The buffers of a solve, cut from working memory.

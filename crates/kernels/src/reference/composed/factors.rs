@@ -4,7 +4,7 @@ use super::{
     super::{
         head::Head,
         inverse::PseudoInverse,
-        landmarks::Producer,
+        landmarks::LandmarkSource,
         matrix::{Matrix, inner, ratio},
     },
     HopGradients,
@@ -23,13 +23,13 @@ struct Side {
 
 /// Landmarks of tokens, and the way back to these.
 struct Landmarks {
-    producer: Producer,
+    producer: LandmarkSource,
     side: Side,
 }
 
 impl Landmarks {
     fn of(m: &Nystrom, tokens: &Side) -> Self {
-        let producer = Producer::new(m.landmarks, m.grid, &tokens.alive, true, None, &[]);
+        let producer = LandmarkSource::new(m.landmarks, m.grid, &tokens.alive, true, None, &[]);
         let alive = producer.members.iter().map(|window| !window.is_empty()).collect();
         let side = Side { rows: producer.apply(&tokens.rows), alive };
         Self { producer, side }

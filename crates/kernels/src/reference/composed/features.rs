@@ -81,15 +81,15 @@ impl Mapped {
         let delta: Vec<f64> =
             (0..self.g.rows).map(|i| ratio(inner(self.g.row(i), dweights.row(i)), self.sums[i])).collect();
         let dg = dweights.map(|i, j, x| if head.allowed(i, j) { ratio(x - delta[i], self.sums[i]) } else { 0.0 });
-        let (dq, of_q) = self.pull(&head.q, 0, &dg.times(&self.phi[1]));
-        let (dk, of_k) = self.pull(&head.k, 1, &dg.transpose().times(&self.phi[0]));
+        let (dq, of_q) = self.pull_back(&head.q, 0, &dg.times(&self.phi[1]));
+        let (dk, of_k) = self.pull_back(&head.k, 1, &dg.transpose().times(&self.phi[0]));
         // root = scale^1/2
         let dscale = 0.5 * (of_q + of_k) / self.root;
         HopGradients { dq, dk, parameters: vec![(Parameter::Scale, vec![dscale])] }
     }
 
     /// Gradients of the rows and of the root of the scale.
-    fn pull(&self, x: &Matrix, side: usize, dphi: &Matrix) -> (Matrix, f64) {
+    fn pull_back(&self, x: &Matrix, side: usize, dphi: &Matrix) -> (Matrix, f64) {
         let (mut dx, mut droot) = (Matrix::zeros(x.rows, x.cols), 0.0);
         for i in 0..x.rows {
             for f in 0..dphi.cols {

@@ -110,7 +110,7 @@ pub(super) fn backward(
     let hop = Hop::of(head, mechanism, m)?;
     let weights = weights(head, mechanism, m, &hop);
     let (dweights, dgamma) = series::backward(head, &m.series, &weights, &saved.weights, dout);
-    let HopGradients { dq, dk, mut parameters } = hop.backward(head, &head.thinned(&dweights));
+    let HopGradients { dq, dk, mut parameters } = hop.backward(head, &head.with_dropout(&dweights));
     parameters.push((Parameter::Gamma, vec![dgamma]));
     if let Some(filter) = ValueFilter::of(mechanism, m) {
         parameters.push((Parameter::ValueWeight, filter.backward(head, &dweights)));
@@ -120,7 +120,7 @@ pub(super) fn backward(
 
 /// The weights of one hop: after dropout, and with the filter over the values, where there are such.
 fn weights(head: &Head, mechanism: &Mechanism, m: &Composed, hop: &Hop<'_>) -> Matrix {
-    let weights = head.thinned(&hop.weights());
+    let weights = head.with_dropout(&hop.weights());
     match ValueFilter::of(mechanism, m) {
         Some(filter) => weights.plus(&filter.matrix(head)),
         None => weights,

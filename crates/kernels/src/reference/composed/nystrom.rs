@@ -4,7 +4,7 @@ use super::{
     super::{
         head::Head,
         inverse::{Inverted, Method},
-        landmarks::{Activated, Filter, Producer},
+        landmarks::{Activated, Filter, LandmarkSource},
         matrix::{Matrix, inner, ratio},
     },
     HopGradients,
@@ -25,7 +25,7 @@ pub(super) struct Landmarked<'a> {
     head: &'a Head,
     affinity: Affinity<'a>,
     structure: &'a Nystrom,
-    producer: Producer,
+    producer: LandmarkSource,
     activated: Option<Activated>,
     alive: Vec<bool>,
     landmarks: Matrix,
@@ -176,18 +176,18 @@ impl<'a> Landmarked<'a> {
         let mut dl = Matrix::zeros(self.landmarks.rows, self.landmarks.cols);
         let sides = [(&head.q, &self.cq, &dcq, &mut gradients.dq), (&head.k, &self.ck, &dck, &mut gradients.dk)];
         for (x, c, dc, dx) in sides {
-            self.pull(c, dc, x, dx, &mut dl, &mut parameters);
+            self.pull_back(c, dc, x, dx, &mut dl, &mut parameters);
         }
         let off = self.a.map(|i, l, x| if self.alive[i] && self.alive[l] { x } else { 0.0 });
         let mut left = Matrix::zeros(dl.rows, dl.cols);
-        self.pull(&off, &da, &self.landmarks, &mut left, &mut dl, &mut parameters);
+        self.pull_back(&off, &da, &self.landmarks, &mut left, &mut dl, &mut parameters);
         gradients.parameters = affinity.parameters.iter().zip(parameters).map(|(&p, x)| (p, vec![x])).collect();
         self.of_landmarks(dl.plus(&left), &mut gradients);
         gradients
     }
 
     /// Adds the gradients of affinities `c` of rows `x` to the landmarks; those that are 0 are not seen.
-    fn pull(&self, c: &Matrix, dc: &Matrix, x: &Matrix, dx: &mut Matrix, dl: &mut Matrix, parameters: &mut [f64]) {
+    fn pull_back(&self, c: &Matrix, dc: &Matrix, x: &Matrix, dx: &mut Matrix, dl: &mut Matrix, parameters: &mut [f64]) {
         for i in 0..c.rows {
             for l in (0..c.cols).filter(|&l| c.at(i, l) != 0.0) {
                 // Of a log score, in its logarithm.
@@ -263,7 +263,7 @@ impl Normalised {
 }
 
 /// The producer of landmarks from the keys; `depthwise`: by filters channel by channel, also of partial windows.
-fn producer(head: &Head, m: &Nystrom, depthwise: bool) -> Producer {
+fn producer(head: &Head, m: &Nystrom, depthwise: bool) -> LandmarkSource {
     let indices = match m.landmarks {
         Landmarks::Random { count, seed } => {
             head.landmark_indices().unwrap_or_else(|| random::sample(seed, head.batch, head.k.rows, count).collect())
@@ -272,7 +272,7 @@ fn producer(head: &Head, m: &Nystrom, depthwise: bool) -> Producer {
     };
     let kind = if depthwise { Filter::Depthwise } else { Filter::Full };
     let filter = head.parameter(Parameter::LandmarkWeight).map(kind);
-    Producer::new(m.landmarks, m.grid, &head.keep_key, depthwise, filter, &indices)
+    LandmarkSource::new(m.landmarks, m.grid, &head.keep_key, depthwise, filter, &indices)
 }
 
 fn method(m: &Nystrom, mechanism: &'static str) -> Method {

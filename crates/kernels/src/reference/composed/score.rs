@@ -87,7 +87,7 @@ impl<'a> Affinity<'a> {
     pub fn backward(&self, e: f64, [x, y]: [&[f64]; 2], seen: f64, [dx, dy]: [&mut [f64]; 2], dparameters: &mut [f64]) {
         let slopes = self.slopes(self.term(x, y), seen);
         dparameters.iter_mut().zip(slopes.parameters).for_each(|(sum, slope)| *sum += e * slope);
-        self.pull(e * slopes.term, x, y, dx, dy);
+        self.pull_back(e * slopes.term, x, y, dx, dy);
     }
 
     fn power(&self) -> f64 {
@@ -161,7 +161,7 @@ impl<'a> Affinity<'a> {
     }
 
     /// Adds the gradients of `g` times the term; 0 where the term has a kink.
-    fn pull(&self, g: f64, x: &[f64], y: &[f64], dx: &mut [f64], dy: &mut [f64]) {
+    fn pull_back(&self, g: f64, x: &[f64], y: &[f64], dx: &mut [f64], dy: &mut [f64]) {
         match self.score {
             Score::Gaussian(_) => add(dx, dy, |c| (2.0 * g * (x[c] - y[c]), -2.0 * g * (x[c] - y[c]))),
             Score::Laplacian(_) => add(dx, dy, |c| {

@@ -10,13 +10,13 @@ use crate::mechanism::{Centering, Whitened, Whitening};
 /// From affinities `G` to weights: what is subtracted, divided by and added.
 pub(super) struct Weights {
     m: Whitened,
-    /// 1 for the pairs that meet, 0 for the others.
+    /// 1 for the visible pairs, 0 for the others.
     seen: Matrix,
     /// Keys that each query sees.
     n: Vec<f64>,
     /// Queries that see each key, at least 1.
     queries: Vec<f64>,
-    /// `(G - column means)` on the pairs that meet, and the columns' variances.
+    /// `(G - column means)` on the visible pairs, and the columns' variances.
     by_key: Matrix,
     variance: Vec<f64>,
     centred: Matrix,
@@ -29,7 +29,7 @@ fn column_sum(x: &Matrix, j: usize) -> f64 {
 }
 
 impl Weights {
-    /// `g` may hold anything at pairs that do not meet. The statistics of a key are over the queries that see it: all that are
+    /// `g` may hold anything at hidden pairs. The statistics of a key are over the queries that see it: all that are
     /// kept, unless there is a window.
     pub fn of(m: &Whitened, seen: Matrix, g: &Matrix) -> Self {
         let only = |i: usize, j: usize, x: f64| if seen.at(i, j) == 0.0 { 0.0 } else { x };

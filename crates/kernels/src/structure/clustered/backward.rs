@@ -20,7 +20,7 @@ use crate::{
     call::{Call, Saved, cluster_plan::log2_weight},
     mechanism::Ssa,
     parallel::{Parts, for_each, workers},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     structure::dense::{Head, KEYS, QUERIES, Rows, padded},
 };
 
@@ -60,7 +60,7 @@ pub(crate) fn backward(
 
 /// f32 of working memory for `shape` in the current thread pool.
 pub(super) fn work(shape: &Shape) -> usize {
-    room(row_sizes(shape)) + workers(shape.slices() * shape.seq_q.max(shape.seq_kv)) * memory(shape)
+    scratch_len(row_sizes(shape)) + workers(shape.slices() * shape.seq_q.max(shape.seq_kv)) * memory(shape)
 }
 
 /// Shift and factor of every row.
@@ -69,7 +69,7 @@ fn row_sizes(shape: &Shape) -> [usize; 2] {
 }
 
 fn memory(shape: &Shape) -> usize {
-    room(sizes(shape)) + room(held::sizes(shape))
+    scratch_len(sizes(shape)) + scratch_len(held::sizes(shape))
 }
 
 /// Rows of keys and of values; sums for queries, keys and values.
@@ -185,7 +185,7 @@ impl WithSimd for Queries<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { head, graph, far, runs, case, finished, dq, far_sums, terms, memory } = self;
-        let ([k_room, v_room, dq_sums, ..], memory) = cut(memory, sizes(&head.shape()));
+        let ([k_buffer, v_buffer, dq_sums, ..], memory) = cut(memory, sizes(&head.shape()));
         let (d, stride) = (head.head_dim, padded(head.head_dim));
         for run in runs {
             let queries = graph.queries.run(run);
@@ -193,10 +193,10 @@ impl WithSimd for Queries<'_> {
             dq_sums[..queries.len() * stride].fill(0.0);
             for list in graph.exact_keys(run.group) {
                 for positions in list.chunks(KEYS) {
-                    let k = Rows::gather(head.k, d, positions, true, k_room);
-                    let v = Rows::gather(head.v, head.value_dim, positions, false, v_room);
+                    let k = Rows::gather(head.k, d, positions, true, k_buffer);
+                    let v = Rows::gather(head.v, head.value_dim, positions, false, v_buffer);
                     let keys = Keys { k, v, depth: d, positions };
-                    held.meet(simd, keys, Sums { dq: Some(&mut *dq_sums), dkv: None });
+                    held.attend(simd, keys, Sums { dq: Some(&mut *dq_sums), dkv: None });
                 }
             }
             if let (Some(far), Some(a)) = (far, run.group) {
@@ -210,7 +210,7 @@ impl WithSimd for Queries<'_> {
                             &mut dk[start * stride..end * stride],
                             &mut dv[start * far.value_stride..end * far.value_stride],
                         ];
-                        held.meet(simd, keys, Sums { dq: Some(&mut *dq_sums), dkv: Some(dkv) });
+                        held.attend(simd, keys, Sums { dq: Some(&mut *dq_sums), dkv: Some(dkv) });
                     }
                 }
             }
@@ -309,18 +309,18 @@ impl WithSimd for KeyRun<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { slice, head, graph, run, edges, case, finished, passed, targets, memory } = self;
-        let ([k_room, v_room, _, dk_sums, dv_sums], memory) = cut(memory, sizes(&head.shape()));
+        let ([k_buffer, v_buffer, _, dk_sums, dv_sums], memory) = cut(memory, sizes(&head.shape()));
         let (d, dv) = (head.head_dim, head.value_dim);
         let positions = graph.keys.run(run);
-        let k = Rows::gather(head.k, d, positions, false, k_room);
-        let v = Rows::gather(head.v, dv, positions, false, v_room);
+        let k = Rows::gather(head.k, d, positions, false, k_buffer);
+        let v = Rows::gather(head.v, dv, positions, false, v_buffer);
         dk_sums[..positions.len() * padded(d)].fill(0.0);
         dv_sums[..positions.len() * padded(dv)].fill(0.0);
         for list in graph.exact_queries(run.group) {
             for queries in list.chunks(QUERIES) {
                 let mut held = Held::new(simd, head, finished, graph.window, case.logit, queries, &mut *memory);
                 let dkv = Some([&mut *dk_sums, &mut *dv_sums]);
-                held.meet(simd, Keys { k, v, depth: d, positions }, Sums { dq: None, dkv });
+                held.attend(simd, Keys { k, v, depth: d, positions }, Sums { dq: None, dkv });
             }
         }
         let mean = run.group.zip(passed.far[slice].as_ref()).and_then(|(c, far)| {

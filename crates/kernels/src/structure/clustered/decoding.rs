@@ -36,7 +36,7 @@ pub(crate) struct Past {
     /// The mean key and value of every cluster.
     mean_keys: Vec<f32>,
     mean_values: Vec<f32>,
-    room: Vec<f32>,
+    buffer: Vec<f32>,
 }
 
 /// Tokens that are seen or passed over together.
@@ -94,7 +94,7 @@ impl Past {
             free: Kept::default(),
             mean_keys: Vec::new(),
             mean_values: Vec::new(),
-            room: Vec::new(),
+            buffer: Vec::new(),
         }
     }
 
@@ -134,15 +134,15 @@ impl Past {
     /// to be multiplied by.
     pub fn row(&mut self, at: &Setting<'_>, own: Option<usize>, q: &[f32], sum: &mut [f64]) -> f64 {
         let scale = at.m.scale.unwrap_or((self.dim as f64).powf(-0.5));
-        let Self { clusters, free, mean_keys, mean_values, room, value_dim, .. } = self;
+        let Self { clusters, free, mean_keys, mean_values, buffer, value_dim, .. } = self;
         let exact: Vec<&Kept> = match own {
             Some(own) => vec![&clusters[own], &*free],
             // A token in no cluster sees all.
             None => clusters.iter().chain([&*free]).collect(),
         };
         let remote = own.map_or(0, |_| clusters.len());
-        room.resize(exact.iter().map(|kept| kept.count).sum::<usize>() + remote, 0.0);
-        let (means, mut rest) = room.split_at_mut(remote);
+        buffer.resize(exact.iter().map(|kept| kept.count).sum::<usize>() + remote, 0.0);
+        let (means, mut rest) = buffer.split_at_mut(remote);
         rows::dots(at.level, &mean_keys[..remote * q.len()], q, means);
         let mass = |c: usize, product: f32| match clusters[c].count {
             0 => f64::NEG_INFINITY,
@@ -166,17 +166,17 @@ impl Past {
             edge.logit += (scale * f64::from(product[0])) as f32;
         }
         let sampled = edges.iter().map(|edge| edge.logit);
-        let most = room.iter().copied().chain(sampled).fold(f32::NEG_INFINITY, f32::max);
-        room.iter_mut().for_each(|z| *z = (*z - most).exp());
+        let most = buffer.iter().copied().chain(sampled).fold(f32::NEG_INFINITY, f32::max);
+        buffer.iter_mut().for_each(|z| *z = (*z - most).exp());
         sum.fill(0.0);
-        let (means, mut rest) = room.split_at(remote);
+        let (means, mut rest) = buffer.split_at(remote);
         rows::accumulate(at.level, means, &mean_values[..remote * *value_dim], 1.0, sum);
         for kept in exact {
             let (weights, after) = rest.split_at(kept.count);
             rows::accumulate(at.level, weights, &kept.values, 1.0, sum);
             rest = after;
         }
-        let mut total: f64 = room.iter().map(|&w| f64::from(w)).sum();
+        let mut total: f64 = buffer.iter().map(|&w| f64::from(w)).sum();
         for edge in edges {
             let weight = (edge.logit - most).exp();
             rows::accumulate(at.level, &[weight], edge.value, 1.0, sum);

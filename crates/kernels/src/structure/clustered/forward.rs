@@ -17,7 +17,7 @@ use crate::{
     mechanism::Ssa,
     parallel::{Parts, for_each, workers},
     score::Exp,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::product::Right,
     structure::dense::{
         Head, KEYS, Normalisation, PANEL, QUERIES, Row, RowState, Rows, TILE_STRIDE, Tile, Visible, advance, log_sum,
@@ -69,7 +69,7 @@ pub(crate) fn forward(call: &Call<'_>, m: &Ssa, out: &mut [f32], stats: &mut [f3
 
 /// f32 of working memory for `shape` in the current thread pool.
 pub(super) fn work(shape: &Shape) -> usize {
-    room(row_sizes(shape)) + workers(shape.slices() * shape.seq_q) * memory(shape)
+    scratch_len(row_sizes(shape)) + workers(shape.slices() * shape.seq_q) * memory(shape)
 }
 
 /// Log-sum-exp (f64) of every row.
@@ -78,7 +78,7 @@ fn row_sizes(shape: &Shape) -> [usize; 1] {
 }
 
 fn memory(shape: &Shape) -> usize {
-    room(sizes(shape))
+    scratch_len(sizes(shape))
 }
 
 fn sizes(shape: &Shape) -> [usize; 10] {
@@ -132,7 +132,8 @@ impl WithSimd for Block<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { head, graph, far, run, logit, first_row, out, lse, memory } = self;
         let shape = head.shape();
-        let ([panels, sums, peak, part, rescale, total, limits, k_room, v_room, tile], _) = cut(memory, sizes(&shape));
+        let ([panels, sums, peak, part, rescale, total, limits, k_buffer, v_buffer, tile], _) =
+            cut(memory, sizes(&shape));
         let queries = graph.queries.run(run);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
@@ -145,9 +146,9 @@ impl WithSimd for Block<'_> {
         let mut held = Held { queries, panels, limits, sums, state, tile };
         for list in graph.exact_keys(run.group) {
             for keys in list.chunks(KEYS) {
-                let k = Rows::gather(head.k, head.head_dim, keys, false, k_room);
-                let v = Rows::gather(head.v, head.value_dim, keys, true, v_room);
-                held.meet(simd, &head, head.head_dim, k, v, keys);
+                let k = Rows::gather(head.k, head.head_dim, keys, false, k_buffer);
+                let v = Rows::gather(head.v, head.value_dim, keys, true, v_buffer);
+                held.attend(simd, &head, head.head_dim, k, v, keys);
             }
         }
         if let (Some(far), Some(a)) = (far, run.group) {
@@ -155,7 +156,7 @@ impl WithSimd for Block<'_> {
                 for start in range.clone().step_by(KEYS) {
                     let end = (start + KEYS).min(range.end);
                     let (k, v) = far.rows(start..end);
-                    held.meet(simd, &head, head.head_dim + 1, k, v, &ALWAYS[..end - start]);
+                    held.attend(simd, &head, head.head_dim + 1, k, v, &ALWAYS[..end - start]);
                 }
             }
         }
@@ -184,7 +185,7 @@ pub(super) fn pack(head: &Head<'_>, queries: &[u32], logit: f32, panels: &mut [f
     }
 }
 
-/// [`Held::meet`], compiled once for all its calls.
+/// [`Held::attend`], compiled once for all its calls.
 struct Meeting<'h, 'a> {
     held: &'h mut Held<'a>,
     head: &'h Head<'h>,
@@ -204,7 +205,7 @@ impl WithSimd for Meeting<'_, '_> {
 
 impl Held<'_> {
     /// Takes in a tile of `keys`, whose logits have `depth` channels.
-    fn meet<S: Simd>(&mut self, simd: S, head: &Head<'_>, depth: usize, k: Rows<'_>, v: Rows<'_>, keys: &[u32]) {
+    fn attend<S: Simd>(&mut self, simd: S, head: &Head<'_>, depth: usize, k: Rows<'_>, v: Rows<'_>, keys: &[u32]) {
         simd.vectorize(Meeting { held: self, head, depth, rows: [k, v], keys });
     }
 
@@ -230,7 +231,7 @@ impl Held<'_> {
             let panel = &self.panels[first * (head.head_dim + 1)..][..width * (head.head_dim + 1)];
             let panel = (Right { data: panel, stride: width }, depth);
             let sums = &mut self.sums[first * stride..(first + count) * stride];
-            let visible = Visible { keys: &keys[..seen], limits, drawn: None };
+            let visible = Visible { keys: &keys[..seen], limits, dropped_pairs: None };
             advance(simd, Row(Exp), panel, (k, v), visible, tile, &mut state, count, sums);
         }
     }

@@ -119,7 +119,7 @@ pub(super) struct Sums<'a> {
     pub dkv: Option<[&'a mut [f32]; 2]>,
 }
 
-/// [`Held::meet`], compiled once for all its calls.
+/// [`Held::attend`], compiled once for all its calls.
 struct Meeting<'h, 'a, 'k> {
     held: &'h mut Held<'a>,
     keys: Keys<'k>,
@@ -149,7 +149,7 @@ impl<'a> Held<'a> {
     ) -> Self {
         let (d, dv) = (head.head_dim, head.value_dim);
         let parts = cut(memory, sizes(&head.shape())).0;
-        let [q_panels, g_panels, out_panel, q_room, g_room, shift, delta, limits, weights, slopes] = parts;
+        let [q_panels, g_panels, out_panel, q_buffer, g_buffer, shift, delta, limits, weights, slopes] = parts;
         let dout = head.outputs(finished.dout);
         let (shifts, factors) = (head.rows(finished.shift), head.rows(finished.factor));
         pack(&head, queries, logit, q_panels);
@@ -168,8 +168,8 @@ impl<'a> Held<'a> {
             queries,
             q_panels,
             g_panels,
-            q: Rows::copy(head.q, d, queries, |_| 1.0, q_room),
-            g: Rows::copy(dout, dv, queries, |n| factors[queries[n] as usize], g_room),
+            q: Rows::copy(head.q, d, queries, |_| 1.0, q_buffer),
+            g: Rows::copy(dout, dv, queries, |n| factors[queries[n] as usize], g_buffer),
             shift,
             delta,
             limits,
@@ -180,7 +180,7 @@ impl<'a> Held<'a> {
     }
 
     /// Adds what the queries and a tile of keys mean to each other.
-    pub fn meet<S: Simd>(&mut self, simd: S, keys: Keys<'_>, sums: Sums<'_>) {
+    pub fn attend<S: Simd>(&mut self, simd: S, keys: Keys<'_>, sums: Sums<'_>) {
         simd.vectorize(Meeting { held: self, keys, sums });
     }
 
@@ -208,9 +208,9 @@ impl<'a> Held<'a> {
                 slopes: &mut *self.slopes,
                 shift: &self.shift[first..first + width],
                 delta: &self.delta[first..first + width],
-                visible: Visible { keys: &keys.positions[..seen], limits, drawn: None },
+                visible: Visible { keys: &keys.positions[..seen], limits, dropped_pairs: None },
                 complete: keys.positions[seen - 1] < limits[0],
-                thin: None,
+                dropout: None,
             };
             product(simd, size(seen, width, value_dim), keys.v.as_left(), g_panel, &mut pairs);
             if let Some([dk, dv_sums]) = &mut sums.dkv {

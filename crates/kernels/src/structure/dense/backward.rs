@@ -17,7 +17,7 @@ use crate::{
     Dropped, Shape,
     call::Call,
     parallel::{Parts, for_each, workers},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::product::{Add, Left, Right, Size, product},
 };
 
@@ -75,7 +75,7 @@ pub(super) fn splits(shape: &Shape) -> usize {
 /// f32 of working memory for `shape` in the current thread pool.
 pub(super) fn work<P: Pairing>(shape: &Shape, tied: bool) -> usize {
     let tasks = shape.slices() * splits(shape);
-    room(partials(shape, tied)) + workers(tasks) * room(sizes::<P>(shape))
+    scratch_len(partials(shape, tied)) + workers(tasks) * scratch_len(sizes::<P>(shape))
 }
 
 /// Partial `dq` of all splits but the first, and `dk` when tied.
@@ -95,14 +95,14 @@ fn sizes<P: Pairing>(shape: &Shape) -> [usize; 18] {
         queries,
         queries,
         queries,
-        P::query_room(queries, shape.head_dim, Pass::Backward),
+        P::query_buffer_len(queries, shape.head_dim, Pass::Backward),
         queries * shape.value_dim,
         queries * dv,
         queries * d,
         query_margin,
         // positions, keys, rows of v; dk, its margin; dv; logits then weights, gradients of the logits
         keys,
-        P::key_room(keys, shape.head_dim),
+        P::key_buffer_len(keys, shape.head_dim),
         keys * dv,
         keys * d,
         key_margin,
@@ -123,7 +123,7 @@ impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
             let dk = Parts::new(targets.dk.unwrap_or(&mut *tied_dk));
             let (dv, columns) = (targets.dv.map(Parts::new), sums.columns.map(Parts::new));
             let parameters = Parts::new(sums.parameters);
-            for_each(shape.slices() * splits, work, room(sizes::<P>(&shape)), |task, memory| {
+            for_each(shape.slices() * splits, work, scratch_len(sizes::<P>(&shape)), |task, memory| {
                 let (slice, split) = (task / splits, task % splits);
                 let share = shape.seq_kv.div_ceil(KEYS).div_ceil(splits) * KEYS;
                 let keys = (split * share).min(shape.seq_kv)..((split + 1) * share).min(shape.seq_kv);
@@ -192,17 +192,17 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
         let head = &Head::of(call, slice);
         let (d, dv_dim) = (head.head_dim, head.value_dim);
         let parts = cut(memory, sizes::<P>(&call.shape)).0;
-        let [at, limits, draws, shift, delta, q_room, g_panels, g_room, dq_sums, dq_margin, parts @ ..] = parts;
-        let [key_at, k_room, v_room, dk_sums, dk_margin, dv_sums, weights, slopes] = parts;
+        let [at, limits, draws, shift, delta, q_buffer, g_panels, g_buffer, dq_sums, dq_margin, parts @ ..] = parts;
+        let [key_at, k_buffer, v_buffer, dk_sums, dk_margin, dv_sums, weights, slopes] = parts;
 
         let queries = positions(0..head.seq_q, head.keep_query, at);
         let row = |n: usize| slice * head.seq_q + queries[n] as usize;
         let factor = |n: usize| terms.factor[row(n)];
         let dout = &dout[slice * head.seq_q * dv_dim..][..head.seq_q * dv_dim];
-        let q = pairing.queries(head, queries, Pass::Backward, q_room);
+        let q = pairing.queries(head, queries, Pass::Backward, q_buffer);
         transpose(dout, dv_dim, queries, factor, g_panels);
-        let g = Rows::copy(dout, dv_dim, queries, factor, g_room);
-        let thin = head.thin(queries, draws);
+        let g = Rows::copy(dout, dv_dim, queries, factor, g_buffer);
+        let dropout = head.panel_dropout(queries, draws);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
         for (n, &i) in queries.iter().enumerate() {
@@ -219,8 +219,8 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
         for from in keys.clone().step_by(KEYS) {
             let tile_keys = from..(from + KEYS).min(keys.end);
             let kept = positions(tile_keys.clone(), head.keep_key, key_at);
-            let k = pairing.keys(head, kept, Pass::Backward, &mut *k_room);
-            let v = Rows::gather(head.v, dv_dim, kept, false, v_room);
+            let k = pairing.keys(head, kept, Pass::Backward, &mut *k_buffer);
+            let v = Rows::gather(head.v, dv_dim, kept, false, v_buffer);
             dk_sums[..kept.len() * padded(d)].fill(0.0);
             dv_sums[..kept.len() * v.stride].fill(0.0);
             dk_margin.fill(0.0);
@@ -231,9 +231,9 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
                 let seen = kept.partition_point(|&key| key < limits[count - 1]);
                 let margin = if P::MARGINS { columns.clone() } else { 0..0 };
                 let rows = first * padded(d)..(first + count) * padded(d);
-                let thin = thin.map(|thin| thin.panel(columns.clone()));
-                let drawn = thin.filter(|thin| thin.dropped == Dropped::Pairs);
-                let visible = Visible { keys: &kept[..seen], limits, drawn };
+                let dropout = dropout.map(|dropout| dropout.panel(columns.clone()));
+                let dropped_pairs = dropout.filter(|dropout| dropout.dropped == Dropped::Pairs);
+                let visible = Visible { keys: &kept[..seen], limits, dropped_pairs };
                 let pairs = PairTile {
                     head_dim: d,
                     value_dim: dv_dim,
@@ -245,7 +245,7 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
                     delta: &delta[columns.clone()],
                     visible,
                     complete: visible.complete(),
-                    thin: thin.filter(|thin| thin.dropped == Dropped::Weights),
+                    dropout: dropout.filter(|dropout| dropout.dropped == Dropped::Weights),
                     weights: &mut *weights,
                     slopes: &mut *slopes,
                     margins: Margins {
@@ -257,7 +257,7 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
                     },
                     columns,
                 };
-                pairing.pull(simd, pairs);
+                pairing.pull_back(simd, pairs);
                 let tile = Products { weights: &*weights, slopes: &*slopes, keys: seen, queries: count };
                 if into.dv.is_some() {
                     tile.values(simd, g.as_right(first..first + count), dv_sums);

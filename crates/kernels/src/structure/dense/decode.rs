@@ -15,19 +15,19 @@ pub(crate) struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    /// `sum = sum_j exp(s_j - max s) v_j` over all keys; returns what it has to be multiplied by. `room` holds a number per
+    /// `sum = sum_j exp(s_j - max s) v_j` over all keys; returns what it has to be multiplied by. `buffer` holds a number per
     /// key.
-    pub fn step(&self, level: Level, q: &[f32], k: &[f32], v: &[f32], room: &mut [f32], sum: &mut [f64]) -> f64 {
-        for (r, k) in room.iter_mut().zip(k.chunks_exact(q.len())) {
+    pub fn step(&self, level: Level, q: &[f32], k: &[f32], v: &[f32], buffer: &mut [f32], sum: &mut [f64]) -> f64 {
+        for (r, k) in buffer.iter_mut().zip(k.chunks_exact(q.len())) {
             *r = self.distance(q, k) as f32;
         }
         // The kernels fall with the distance: the nearest key has the largest score.
-        let nearest = room.iter().fold(f32::INFINITY, |least, r| least.min(*r));
+        let nearest = buffer.iter().fold(f32::INFINITY, |least, r| least.min(*r));
         let most = self.score(nearest.into());
-        room.iter_mut().for_each(|r| *r = (self.score((*r).into()) - most).exp() as f32);
+        buffer.iter_mut().for_each(|r| *r = (self.score((*r).into()) - most).exp() as f32);
         sum.fill(0.0);
-        rows::accumulate(level, room, v, 1.0, sum);
-        1.0 / room.iter().map(|w| f64::from(*w)).sum::<f64>()
+        rows::accumulate(level, buffer, v, 1.0, sum);
+        1.0 / buffer.iter().map(|w| f64::from(*w)).sum::<f64>()
     }
 
     fn distance(&self, q: &[f32], k: &[f32]) -> f64 {

@@ -22,7 +22,7 @@ use crate::{
     call::{Call, Saved},
     mechanism::{DistanceKernel, Fna, Manifold},
     score::distance::Scale,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
 };
 
 /// One call's heads, before the density is known.
@@ -270,8 +270,8 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
         exps_backward: pairs * passes * exps,
         bytes_forward: 4 * passes * (s.q_len() as u64 + streamed + out),
         bytes_backward: 4 * passes * (2 * tensors + 2 * out),
-        scratch_forward: room(forward_sizes(s, m)) + forward::work::<Distances<'_>>(s),
-        scratch_backward: room(backward_sizes(s, m)) + backward::work::<Distances<'_>>(s, m.tied),
+        scratch_forward: scratch_len(forward_sizes(s, m)) + forward::work::<Distances<'_>>(s),
+        scratch_backward: scratch_len(backward_sizes(s, m)) + backward::work::<Distances<'_>>(s, m.tied),
         stats: log_sum::SAVED * (rows + density_rows(s, m)),
         allocated_forward: 0,
         allocated_backward: 0,

@@ -11,7 +11,7 @@ use crate::{
     Dropped, Shape,
     call::Call,
     parallel::{Parts, for_each, workers},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::product::{Add, Left, Right, Size, product},
 };
 
@@ -64,12 +64,12 @@ pub(super) fn work<P: Pairing>(shape: &Shape) -> usize {
 
 /// f32 of working memory per task.
 fn memory<P: Pairing>(shape: &Shape) -> usize {
-    room(sizes::<P>(shape.seq_q, shape.seq_kv, shape.head_dim, shape.value_dim))
+    scratch_len(sizes::<P>(shape.seq_q, shape.seq_kv, shape.head_dim, shape.value_dim))
 }
 
 fn sizes<P: Pairing>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: usize) -> [usize; 13] {
     let (queries, keys, dv) = (padded(seq_q.min(QUERIES)), seq_kv.min(KEYS), padded(value_dim));
-    let (q, k) = (P::query_room(queries, head_dim, Pass::Forward), P::key_room(keys, head_dim));
+    let (q, k) = (P::query_buffer_len(queries, head_dim, Pass::Forward), P::key_buffer_len(keys, head_dim));
     // positions, queries, outputs; peak, part, rescale, total (f64); limits, draws; positions, keys, values; scores
     let [row, total] = [queries, 2 * queries];
     [row, q, queries * dv, row, row, row, total, row, row, keys, k, keys * dv, keys * TILE_STRIDE]
@@ -92,14 +92,14 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { head, pairing, start, end, out, stats, memory } = self;
-        let ([at, q_room, sums, peak, part, rescale, total, limits, draws, key_at, k_room, v_room, tile], _) =
+        let ([at, q_buffer, sums, peak, part, rescale, total, limits, draws, key_at, k_buffer, v_buffer, tile], _) =
             cut(memory, sizes::<P>(head.seq_q, head.seq_kv, head.head_dim, head.value_dim));
         let queries = positions(start..end, head.keep_query, at);
-        let q = pairing.queries(&head, queries, Pass::Forward, q_room);
+        let q = pairing.queries(&head, queries, Pass::Forward, q_buffer);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
         limits.iter_mut().zip(queries).for_each(|(limit, &i)| *limit = head.limit(i as usize) as u32);
-        let thin = head.thin(queries, draws);
+        let dropout = head.panel_dropout(queries, draws);
         let mut state = RowState { peak, part, rescale, total: bytemuck::cast_slice_mut(total) };
         state.clear();
         let stride = padded(head.value_dim);
@@ -107,8 +107,8 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
         let last = queries.len().checked_sub(1).map_or(0, |n| limits[n] as usize);
         for from in (0..last).step_by(KEYS) {
             let keys = positions(from..(from + KEYS).min(last), head.keep_key, key_at);
-            let k = pairing.keys(&head, keys, Pass::Forward, &mut *k_room);
-            let v = Rows::gather(head.v, head.value_dim, keys, true, v_room);
+            let k = pairing.keys(&head, keys, Pass::Forward, &mut *k_buffer);
+            let v = Rows::gather(head.v, head.value_dim, keys, true, v_buffer);
             for first in (0..queries.len()).step_by(PANEL) {
                 let count = PANEL.min(queries.len() - first);
                 let width = padded(count);
@@ -116,9 +116,9 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
                 let limits = &limits[columns.clone()];
                 // Keys beyond the last query of the panel are absent for all of it.
                 let seen = keys.partition_point(|&key| key < limits[count - 1]);
-                let thin = thin.map(|thin| thin.panel(columns.clone()));
-                let drawn = thin.filter(|thin| thin.dropped == Dropped::Pairs);
-                let visible = Visible { keys: &keys[..seen], limits, drawn };
+                let dropout = dropout.map(|dropout| dropout.panel(columns.clone()));
+                let dropped_pairs = dropout.filter(|dropout| dropout.dropped == Dropped::Pairs);
+                let visible = Visible { keys: &keys[..seen], limits, dropped_pairs };
                 let mut state = RowState {
                     peak: &mut state.peak[columns.clone()],
                     part: &mut state.part[columns.clone()],
@@ -128,8 +128,8 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
                 let mut tile = Tile { data: &mut *tile, stride: TILE_STRIDE, keys: seen, queries: width };
                 let visible = (!visible.complete()).then_some(visible);
                 pairing.weigh(simd, head.head_dim, first..first + width, [&q, &k], visible, &mut tile, &mut state);
-                if let Some(thin) = thin.filter(|thin| thin.dropped == Dropped::Weights) {
-                    thin.scale(simd, &keys[..seen], &mut tile);
+                if let Some(dropout) = dropout.filter(|dropout| dropout.dropped == Dropped::Weights) {
+                    dropout.scale(simd, &keys[..seen], &mut tile);
                 }
                 accumulate(simd, &tile, v, state.rescale, count, &mut sums[first * stride..(first + count) * stride]);
             }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::thin::Thin;
+use super::dropout::PanelDropout;
 use crate::{
     Dropout, Shape,
     call::Call,
@@ -86,9 +86,9 @@ impl<'a> Head<'a> {
         dot(&x[row..][..self.value_dim], &y[row..][..self.value_dim])
     }
 
-    /// The random pairs of the queries at the positions `kept`, if any are drawn; `room` takes a number per query.
-    pub fn thin<'t>(&self, kept: &[u32], room: &'t mut [f32]) -> Option<Thin<'t>> {
-        self.dropout.map(|dropout| Thin::new(&dropout, self.slice, kept, room))
+    /// The dropout of the queries at the positions `kept`, if there is any; `buffer` takes a number per query.
+    pub fn panel_dropout<'t>(&self, kept: &[u32], buffer: &'t mut [f32]) -> Option<PanelDropout<'t>> {
+        self.dropout.map(|dropout| PanelDropout::new(&dropout, self.slice, kept, buffer))
     }
 
     /// Query `i` sees the keys below this.
@@ -112,7 +112,7 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f64 {
 
 /// `<x_i - centre, dx_i>`, summed over the rows, which are whole vectors: where the `dx` sum to nothing the centre is free,
 /// and near the `x` little cancels. It is the first of three of them, or, where that lies far away in a channel, nearer to the others.
-pub(crate) fn about(centres: [&[f32]; 3], x: &[f32], dx: &[f32]) -> f64 {
+pub(crate) fn centred_dot(centres: [&[f32]; 3], x: &[f32], dx: &[f32]) -> f64 {
     let (mut sums, dim) = ([0.0; 8], centres[0].len());
     let [a, b, c] = centres.map(|centre| centre.as_chunks::<8>().0);
     for (x, dx) in x.chunks_exact(dim).zip(dx.chunks_exact(dim)) {
@@ -129,16 +129,16 @@ pub(crate) fn about(centres: [&[f32]; 3], x: &[f32], dx: &[f32]) -> f64 {
 }
 
 /// Writes the positions in `range` that are kept; returns them.
-pub(crate) fn positions<'a>(range: Range<usize>, keep: Option<&[bool]>, room: &'a mut [f32]) -> &'a [u32] {
-    let room: &mut [u32] = bytemuck::cast_slice_mut(room);
+pub(crate) fn positions<'a>(range: Range<usize>, keep: Option<&[bool]>, buffer: &'a mut [f32]) -> &'a [u32] {
+    let buffer: &mut [u32] = bytemuck::cast_slice_mut(buffer);
     let mut kept = 0;
     for i in range {
         if keep.is_none_or(|keep| keep[i]) {
-            room[kept] = i as u32;
+            buffer[kept] = i as u32;
             kept += 1;
         }
     }
-    &room[..kept]
+    &buffer[..kept]
 }
 
 /// Rows of a tensor as the products read them: `stride` apart, whole vectors.
@@ -163,9 +163,9 @@ impl<'a> Rows<'a> {
     }
 
     /// The rows `kept` (ascending) of `tensor [.., dim]`: as they lie when they are contiguous whole vectors (and, to be
-    /// read as `vectors`, aligned to cache lines: a vector across two lines costs two loads), else copied to `room`, which
+    /// read as `vectors`, aligned to cache lines: a vector across two lines costs two loads), else copied to `buffer`, which
     /// takes `kept.len() * padded(dim)`.
-    pub fn gather(tensor: &'a [f32], dim: usize, kept: &[u32], vectors: bool, room: &'a mut [f32]) -> Self {
+    pub fn gather(tensor: &'a [f32], dim: usize, kept: &[u32], vectors: bool, buffer: &'a mut [f32]) -> Self {
         let stride = padded(dim);
         let Some((&first, &last)) = kept.first().zip(kept.last()).filter(|_| dim > 0) else {
             return Self { data: &[], stride };
@@ -175,19 +175,25 @@ impl<'a> Rows<'a> {
         if aligned && stride == dim && last - first + 1 == kept.len() {
             return Self { data: &tensor[first * dim..(last + 1) * dim], stride };
         }
-        Self::copy(tensor, dim, kept, |_| 1.0, room)
+        Self::copy(tensor, dim, kept, |_| 1.0, buffer)
     }
 
     /// The rows `kept`, copied; the `n`-th of them times `factor(n)`.
-    pub fn copy(tensor: &[f32], dim: usize, kept: &[u32], factor: impl Fn(usize) -> f32, room: &'a mut [f32]) -> Self {
+    pub fn copy(
+        tensor: &[f32],
+        dim: usize,
+        kept: &[u32],
+        factor: impl Fn(usize) -> f32,
+        buffer: &'a mut [f32],
+    ) -> Self {
         let stride = padded(dim);
-        for (n, (row, &i)) in room.chunks_exact_mut(stride).zip(kept).enumerate() {
+        for (n, (row, &i)) in buffer.chunks_exact_mut(stride).zip(kept).enumerate() {
             let (head, pad) = row.split_at_mut(dim);
             let factor = factor(n);
             head.iter_mut().zip(&tensor[i as usize * dim..]).for_each(|(x, &y)| *x = y * factor);
             pad.fill(0.0);
         }
-        Self { data: &room[..kept.len() * stride], stride }
+        Self { data: &buffer[..kept.len() * stride], stride }
     }
 }
 
@@ -197,18 +203,18 @@ pub(in crate::structure) fn transpose(
     dim: usize,
     kept: &[u32],
     factor: impl Fn(usize) -> f32,
-    room: &mut [f32],
+    buffer: &mut [f32],
 ) {
-    panels(kept.len(), dim, |n| (&tensor[kept[n] as usize * dim..][..dim], factor(n)), room);
+    panels(kept.len(), dim, |n| (&tensor[kept[n] as usize * dim..][..dim], factor(n)), buffer);
 }
 
 /// Writes `count` rows of `dim` channels, `row(n)` and the factor on it, as panels of [`PANEL`] columns: column `n % PANEL` of
 /// panel `n / PANEL` is row `n`. The last panel is padded with zeros to whole vectors.
-pub(super) fn panels<'r>(count: usize, dim: usize, row: impl Fn(usize) -> (&'r [f32], f32), room: &mut [f32]) {
+pub(super) fn panels<'r>(count: usize, dim: usize, row: impl Fn(usize) -> (&'r [f32], f32), buffer: &mut [f32]) {
     for first in (0..count).step_by(PANEL) {
         let rows = PANEL.min(count - first);
         let width = padded(rows);
-        let panel = &mut room[first * dim..][..width * dim];
+        let panel = &mut buffer[first * dim..][..width * dim];
         if width > rows {
             panel.fill(0.0);
         }
@@ -219,21 +225,21 @@ pub(super) fn panels<'r>(count: usize, dim: usize, row: impl Fn(usize) -> (&'r [
     }
 }
 
-/// Which pairs of a tile may meet: key `n` and query `m` iff `keys[n] < limits[m]`, and the draw keeps them where there is one.
+/// Which pairs of a tile are visible: key `n` and query `m` iff `keys[n] < limits[m]`, and the draw keeps them where there is one.
 #[derive(Clone, Copy)]
 pub(in crate::structure) struct Visible<'a> {
     pub keys: &'a [u32],
     pub limits: &'a [u32],
-    pub drawn: Option<Thin<'a>>,
+    pub dropped_pairs: Option<PanelDropout<'a>>,
 }
 
 impl Visible<'_> {
-    /// Whether all may meet.
+    /// Whether all are visible.
     pub fn complete(&self) -> bool {
-        self.drawn.is_none() && self.keys.last().is_none_or(|&key| key < self.limits[0])
+        self.dropped_pairs.is_none() && self.keys.last().is_none_or(|&key| key < self.limits[0])
     }
 
-    /// `entries` of key `row` and the queries from `col` on, and `absent` for those that may not meet.
+    /// `entries` of key `row` and the queries from `col` on, and `absent` for those that are not visible.
     #[inline(always)]
     pub fn show<S: Simd, const N: usize>(
         &self,
@@ -248,8 +254,8 @@ impl Visible<'_> {
             let seen = simd.less_than_u32s(key, simd.transmute_u32s_f32s(limits[n]));
             entries[n] = simd.select_f32s(seen, entries[n], absent);
         }
-        if let Some(drawn) = &self.drawn {
-            let factors = drawn.factors::<S, N>(simd, self.keys[row], col);
+        if let Some(dropped_pairs) = &self.dropped_pairs {
+            let factors = dropped_pairs.factors::<S, N>(simd, self.keys[row], col);
             for n in 0..N {
                 let kept = simd.less_than_f32s(simd.splat_f32s(0.0), factors[n]);
                 entries[n] = simd.select_f32s(kept, entries[n], absent);

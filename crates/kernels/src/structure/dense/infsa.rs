@@ -21,7 +21,7 @@ use crate::{
     mechanism::{Activation, Infsa},
     range, rescale,
     score::{Abs, Gelu, Relu},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
 };
 
 /// What one batch element and head is computed in, and what its norm then means.
@@ -238,7 +238,7 @@ fn forward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 4] {
 
 /// f32 of working memory of [`infsa_forward`].
 pub(super) fn forward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
-    room(forward_sizes(shape, m, causal)) + unnormalised_work(shape)
+    scratch_len(forward_sizes(shape, m, causal)) + unnormalised_work(shape)
 }
 
 /// `dA = (gamma/f) G V^T - t A`, `t = c / (f F)`, `c = <G, out>`; causal: per row, `t` a reverse cumulative sum.
@@ -359,7 +359,7 @@ fn backward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 7] {
 /// f32 of working memory of [`infsa_backward`].
 pub(super) fn backward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
     let tied = m.tied;
-    room(backward_sizes(shape, m, causal)) + backward::work::<Dot<'_, Frobenius<Gelu>>>(shape, tied)
+    scratch_len(backward_sizes(shape, m, causal)) + backward::work::<Dot<'_, Frobenius<Gelu>>>(shape, tied)
 }
 
 /// The norms before `eps`, as `stats` holds them, in units of the affinities.

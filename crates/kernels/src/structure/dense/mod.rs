@@ -7,6 +7,7 @@
 mod backward;
 mod decode;
 mod distance;
+mod dropout;
 mod fna;
 mod forward;
 mod head;
@@ -17,14 +18,13 @@ mod normalise;
 mod pairing;
 mod plan;
 mod softmax;
-mod thin;
 
 pub(crate) use backward::Targets;
 pub(crate) use decode::Decoder;
 pub(crate) use fna::{fna_backward, fna_forward, fna_plan};
 pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
 pub(in crate::structure) use head::{Head, PANEL, Visible, transpose};
-pub(crate) use head::{Rows, about, dot, padded, positions};
+pub(crate) use head::{Rows, centred_dot, dot, padded, positions};
 pub(crate) use infsa::{
     Unit, check_norms, exponent, frobenius, gamma, hop_backward, infsa_backward, infsa_forward, saved_exponent,
     unnormalised, unnormalised_work,

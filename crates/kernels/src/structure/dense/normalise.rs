@@ -40,7 +40,7 @@ pub(in crate::structure) struct Tile<'a> {
 
 /// Turns the logits of a tile into weights, keeping the state of its queries.
 pub(in crate::structure) trait Normalisation: Copy + Send + Sync {
-    /// The entry of a pair that may not meet.
+    /// The entry of a hidden pair.
     const ABSENT: f32;
 
     /// Readies `part` for a tile.

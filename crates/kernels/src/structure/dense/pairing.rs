@@ -5,10 +5,10 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::{
+    dropout::PanelDropout,
     forward::TILE_STRIDE,
     head::{Head, Rows, Visible, padded, transpose},
     normalise::{Normalisation, RowState, Tile},
-    thin::Thin,
 };
 use crate::{
     scratch::cut,
@@ -66,7 +66,7 @@ pub(super) struct PairTile<'a, 't> {
     /// Whether every query of the panel sees every key.
     pub complete: bool,
     /// Factors on the weights.
-    pub thin: Option<Thin<'a>>,
+    pub dropout: Option<PanelDropout<'a>>,
     /// Take the weights and the gradients of the products, `[key][query]`, rows [`TILE_STRIDE`] apart.
     pub weights: &'a mut [f32],
     pub slopes: &'a mut [f32],
@@ -76,10 +76,10 @@ pub(super) struct PairTile<'a, 't> {
 impl PairTile<'_, '_> {
     /// Multiplies weights or slopes by the draws' factors, if there are any.
     #[inline(always)]
-    pub fn thin<S: Simd>(&mut self, simd: S, tile: fn(&mut Self) -> &mut [f32]) {
-        if let Some(thin) = self.thin {
+    pub fn apply_dropout<S: Simd>(&mut self, simd: S, tile: fn(&mut Self) -> &mut [f32]) {
+        if let Some(dropout) = self.dropout {
             let (keys, queries) = (self.visible.keys, self.columns.len());
-            thin.scale(simd, keys, &mut Tile { data: tile(self), stride: TILE_STRIDE, keys: keys.len(), queries });
+            dropout.scale(simd, keys, &mut Tile { data: tile(self), stride: TILE_STRIDE, keys: keys.len(), queries });
         }
     }
 }
@@ -105,16 +105,16 @@ pub(super) trait Pairing: Copy + Send + Sync {
     const MARGINS: bool = false;
 
     /// f32 that [`Pairing::queries`] takes for `count` queries.
-    fn query_room(count: usize, head_dim: usize, pass: Pass) -> usize;
+    fn query_buffer_len(count: usize, head_dim: usize, pass: Pass) -> usize;
     /// f32 that [`Pairing::keys`] takes for `count` keys.
-    fn key_room(count: usize, head_dim: usize) -> usize;
+    fn key_buffer_len(count: usize, head_dim: usize) -> usize;
     /// Lays out the queries at the positions `kept`.
-    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t>;
+    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, buffer: &'t mut [f32]) -> Tokens<'t>;
     /// Lays out the keys at the positions `kept`.
-    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t>;
+    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, buffer: &'t mut [f32]) -> Tokens<'t>;
 
     /// Forward: fills `tile` with the weights of `columns` of the queries, keeping their state. `visible` is given where
-    /// not every pair may meet.
+    /// not every pair is visible.
     #[allow(clippy::too_many_arguments)] // one tile's operands
     fn weigh<S: Simd>(
         self,
@@ -130,7 +130,7 @@ pub(super) trait Pairing: Copy + Send + Sync {
     fn close(self, peak: f32, total: f64) -> (f32, f64);
 
     /// Backward: fills the weights and the gradients of the scores.
-    fn pull<S: Simd>(self, simd: S, pairs: PairTile<'_, '_>);
+    fn pull_back<S: Simd>(self, simd: S, pairs: PairTile<'_, '_>);
     /// Backward: the gradient of token `n` of `tokens`, from the sums of the products and its margin.
     fn gradient(self, tokens: &Tokens<'_>, n: usize, margin: f32, sums: &[f32], out: &mut [f32]);
 }
@@ -155,32 +155,32 @@ impl<N> Dot<'_, N> {
 }
 
 impl<T: Normalisation> Pairing for Dot<'_, T> {
-    fn query_room(count: usize, head_dim: usize, pass: Pass) -> usize {
+    fn query_buffer_len(count: usize, head_dim: usize, pass: Pass) -> usize {
         let rows = if pass == Pass::Backward { padded(count * padded(head_dim)) + padded(count) } else { 0 };
         padded(padded(count) * head_dim) + rows
     }
 
-    fn key_room(count: usize, head_dim: usize) -> usize {
+    fn key_buffer_len(count: usize, head_dim: usize) -> usize {
         count * padded(head_dim)
     }
 
-    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t> {
-        let ([panels], room) = cut(room, [padded(kept.len()) * head.head_dim]);
+    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, buffer: &'t mut [f32]) -> Tokens<'t> {
+        let ([panels], buffer) = cut(buffer, [padded(kept.len()) * head.head_dim]);
         transpose(head.q, head.head_dim, kept, |n| self.logit * self.row(kept[n]), panels);
         if pass == Pass::Forward {
             return Tokens { panels, ..Tokens::NONE };
         }
         if self.rows.is_empty() {
-            return Tokens { panels, rows: Rows::gather(head.q, head.head_dim, kept, true, room), ..Tokens::NONE };
+            return Tokens { panels, rows: Rows::gather(head.q, head.head_dim, kept, true, buffer), ..Tokens::NONE };
         }
-        let ([norms], room) = cut(room, [kept.len()]);
+        let ([norms], buffer) = cut(buffer, [kept.len()]);
         norms.iter_mut().zip(kept).for_each(|(norm, &i)| *norm = self.row(i));
-        let rows = Rows::copy(head.q, head.head_dim, kept, |n| self.row(kept[n]), room);
+        let rows = Rows::copy(head.q, head.head_dim, kept, |n| self.row(kept[n]), buffer);
         Tokens { panels, rows, norms, ..Tokens::NONE }
     }
 
-    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, room: &'t mut [f32]) -> Tokens<'t> {
-        let rows = Rows::gather(head.k, head.head_dim, kept, pass == Pass::Backward, room);
+    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, buffer: &'t mut [f32]) -> Tokens<'t> {
+        let rows = Rows::gather(head.k, head.head_dim, kept, pass == Pass::Backward, buffer);
         Tokens { rows, ..Tokens::NONE }
     }
 
@@ -204,14 +204,14 @@ impl<T: Normalisation> Pairing for Dot<'_, T> {
     }
 
     #[inline(always)]
-    fn pull<S: Simd>(self, simd: S, tile: PairTile<'_, '_>) {
+    fn pull_back<S: Simd>(self, simd: S, tile: PairTile<'_, '_>) {
         let PairTile { head_dim, value_dim, ref columns, visible, .. } = tile;
         let size = |depth| Size { rows: visible.keys.len(), cols: columns.len(), depth };
         let panel = Tokens::panel(tile.queries.panels, head_dim, columns);
         let mut logits = Store { data: &mut *tile.weights, stride: TILE_STRIDE };
         product(simd, size(head_dim), tile.keys.rows.as_left(), panel, &mut logits);
-        let PairTile { weights, slopes, shift, delta, complete, thin, .. } = tile;
-        let mut pairs = Pairs { norm: self.norm, weights, slopes, shift, delta, visible, complete, thin };
+        let PairTile { weights, slopes, shift, delta, complete, dropout, .. } = tile;
+        let mut pairs = Pairs { norm: self.norm, weights, slopes, shift, delta, visible, complete, dropout };
         product(simd, size(value_dim), tile.values.as_left(), tile.gradients, &mut pairs);
     }
 
@@ -222,7 +222,7 @@ impl<T: Normalisation> Pairing for Dot<'_, T> {
 }
 
 /// Fills `tile` with the weights of a panel of queries and the keys `k`, by their products. `visible` is given where not
-/// every pair may meet.
+/// every pair is visible.
 #[inline(always)]
 pub(super) fn score<S: Simd, N: Normalisation>(
     simd: S,
@@ -283,7 +283,7 @@ pub(in crate::structure) struct Pairs<'a, N> {
     pub visible: Visible<'a>,
     pub complete: bool,
     /// Factors on the weights.
-    pub thin: Option<Thin<'a>>,
+    pub dropout: Option<PanelDropout<'a>>,
 }
 
 impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
@@ -297,8 +297,8 @@ impl<S: Simd, T: Normalisation> Sink<S> for Pairs<'_, T> {
             let at = (row + m) * TILE_STRIDE + col;
             let (weights, slopes) = (vectors_mut::<S, N>(self.weights, at), vectors_mut::<S, N>(self.slopes, at));
             let mut pairs = [[simd.splat_f32s(0.0); N]; 2];
-            if let Some(thin) = &self.thin {
-                let factors = thin.factors::<S, N>(simd, self.visible.keys[row + m], col);
+            if let Some(dropout) = &self.dropout {
+                let factors = dropout.factors::<S, N>(simd, self.visible.keys[row + m], col);
                 for n in 0..N {
                     let product = simd.mul_f32s(products[n], factors[n]);
                     (pairs[0][n], pairs[1][n]) = self.norm.pair(simd, weights[n], product, rows[n]);

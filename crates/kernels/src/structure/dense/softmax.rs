@@ -13,7 +13,7 @@ use crate::{
     call::{Call, Saved},
     mechanism,
     score::Exp,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
 };
 
 fn scale(m: &mechanism::Softmax, shape: &Shape) -> f64 {
@@ -48,7 +48,7 @@ fn forward_sizes(shape: &Shape) -> [usize; 2] {
 
 /// f32 of working memory of [`softmax_forward`].
 pub(super) fn forward_work(shape: &Shape) -> usize {
-    room(forward_sizes(shape)) + forward::work::<Dot<'_, Row<Exp>>>(shape)
+    scratch_len(forward_sizes(shape)) + forward::work::<Dot<'_, Row<Exp>>>(shape)
 }
 
 /// `dS = P (dP - delta)` with `delta = <dout, out>` per row.
@@ -77,5 +77,5 @@ fn backward_sizes(shape: &Shape) -> [usize; 4] {
 
 /// f32 of working memory of [`softmax_backward`].
 pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
-    room(backward_sizes(shape)) + backward::work::<Dot<'_, Row<Exp>>>(shape, tied)
+    scratch_len(backward_sizes(shape)) + backward::work::<Dot<'_, Row<Exp>>>(shape, tied)
 }

@@ -164,7 +164,7 @@ where
                 }
                 workspace.take(head, pass, state);
                 if head.causal {
-                    workspace.meet(head, pass, Triangle { shift, keys: pass.sinks == Side::Keys });
+                    workspace.attend(head, pass, Triangle { shift, keys: pass.sinks == Side::Keys });
                 }
                 (self.write)(slice, head, tokens, workspace);
             }

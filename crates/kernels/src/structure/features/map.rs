@@ -112,13 +112,13 @@ impl Map<'_> {
         }
     }
 
-    /// The gradient of the rows `x` from `dpsi`, that of their features `psi`: written to `dx`, or added. `dpsi` is overwritten; `room`
+    /// The gradient of the rows `x` from `dpsi`, that of their features `psi`: written to `dx`, or added. `dpsi` is overwritten; `buffer`
     /// holds a padded row per row. Rows that are not kept get nothing.
     pub fn pull_back(
         &self,
         (x, keys): (&[f32], bool),
         (psi, dpsi): (&[f32], &mut [f32]),
-        room: &mut [f32],
+        buffer: &mut [f32],
         (dx, add): (&mut [f32], bool),
         keeps: &impl Fn(usize) -> bool,
     ) {
@@ -146,9 +146,9 @@ impl Map<'_> {
         self.level.dispatch(|| dpsi.iter_mut().zip(psi).for_each(|(d, p)| *d *= p));
         let left = Left { data: dpsi, row_stride: width, depth_stride: 1 };
         let right = Right { data: &directions.by_feature, stride };
-        product(self.level, Size { rows, cols: stride, depth: self.count }, left, right, (room, stride), false);
+        product(self.level, Size { rows, cols: stride, depth: self.count }, left, right, (buffer, stride), false);
         let rows = x.chunks_exact(dim).zip(dx.chunks_exact_mut(dim)).zip(dpsi.chunks_exact(width));
-        for (row, (((x, dx), d), of_product)) in rows.zip(room.chunks_exact(stride)).enumerate() {
+        for (row, (((x, dx), d), of_product)) in rows.zip(buffer.chunks_exact(stride)).enumerate() {
             if dropped(row, dx) {
                 continue;
             }

@@ -2,7 +2,7 @@
 
 use super::tile::{Sizes, Tile, power, product, scale_rows};
 use crate::{
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::{
         Level,
         product::{Left, Right, Size},
@@ -36,7 +36,7 @@ impl Form {
 
     /// f32 of a [`State`].
     pub fn len(&self) -> usize {
-        room(self.lens())
+        scratch_len(self.lens())
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     tile::{CHUNK, Sizes, Tile, Triangle, power, product, scale_rows, settle_pairs, transpose},
 };
 use crate::{
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::{
         product::{Left, Right, Size},
         rows,
@@ -63,7 +63,7 @@ pub(super) struct Workspace<'m> {
 
 /// f32 of a [`Workspace`].
 pub(super) fn workspace(sizes: &Sizes, pass: Pass) -> usize {
-    2 * sizes.tile() + room(parts(sizes, pass))
+    2 * sizes.tile() + scratch_len(parts(sizes, pass))
 }
 
 fn parts(sizes: &Sizes, pass: Pass) -> [usize; 6] {
@@ -134,16 +134,16 @@ impl<'m> Workspace<'m> {
     }
 
     /// Adds what the sinks get from the sources of their own chunk.
-    pub fn meet(&mut self, head: &Head<'_>, pass: Pass, seen: Triangle) {
+    pub fn attend(&mut self, head: &Head<'_>, pass: Pass, seen: Triangle) {
         let (level, sizes) = (head.map.level, head.sizes);
         let (width, stride, columns) = (sizes.width(), sizes.stride(), sizes.columns());
         let Self { source, sink, transposed, pairs, out, sums, dfeatures, .. } = self;
         let (rows, depth) = (sink.rows, source.rows);
-        let pairs_of = |x: &[f32], y: &[f32], channels: usize, stride: usize, room: &mut [f32], pairs: &mut [f32]| {
-            transpose(y, depth, stride, channels, room);
+        let pairs_of = |x: &[f32], y: &[f32], channels: usize, stride: usize, buffer: &mut [f32], pairs: &mut [f32]| {
+            transpose(y, depth, stride, channels, buffer);
             let size = Size { rows, cols: padded(depth), depth: channels };
             let left = Left { data: x, row_stride: stride, depth_stride: 1 };
-            product(level, size, left, Right { data: room, stride: CHUNK }, (pairs, CHUNK), false);
+            product(level, size, left, Right { data: buffer, stride: CHUNK }, (pairs, CHUNK), false);
             settle_pairs(level, pairs, sink, source, seen);
         };
         let summed = |cols: usize| Size { rows, cols, depth };

@@ -1,7 +1,7 @@
 //! A chunk of tokens on one side of the operator, and the products between two of them.
 
 use crate::{
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::{
         Level,
         product::{Add, Left, Right, Size, Store, multiply, multiply_add},
@@ -39,7 +39,7 @@ impl Sizes {
 
     /// f32 of a [`Tile`].
     pub fn tile(&self) -> usize {
-        room([CHUNK * self.width(), CHUNK * self.stride(), CHUNK, CHUNK])
+        scratch_len([CHUNK * self.width(), CHUNK * self.stride(), CHUNK, CHUNK])
     }
 }
 

@@ -7,7 +7,7 @@
 use super::{
     forward::Heads,
     gradients::{OfTokens, SideBuffers, Tokens},
-    layout::{Marks, Saved, Sizes, buffers},
+    layout::{LandmarkRows, Saved, Sizes, buffers},
     middle,
     operator::{Core, Loaded, Side, TileBuffers},
     parameters,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Gradients, Result,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     structure::dense::{Rows, dot},
 };
 
@@ -26,23 +26,23 @@ buffers! {
         /// The sum of the output gradients.
         g_sum: s.vp,
         /// `dB`, by landmark and by channel; `T` by channel.
-        db: s.marks * s.vp,
+        db: s.landmarks * s.vp,
         db_across: s.channels() * s.mp,
         t_across: s.channels() * s.mp,
         /// The gradient of the affinities among landmarks through the inverse, or what that is made of; that of the degrees.
-        da: s.marks * s.mp,
+        da: s.landmarks * s.mp,
         degrees: s.mp,
         /// `(2 / n) X Gamma X`, through the covariance.
-        spread: Sizes::only(s.whitens, s.marks * s.mp),
+        spread: Sizes::only(s.whitens, s.landmarks * s.mp),
         /// Gradients of landmarks, first of their images; of the score's parameters; of gain and offset of the norm.
-        du: s.marks * s.dp,
+        du: s.landmarks * s.dp,
         parameters: crate::score::contract::MOST_PARAMETERS,
         norm: if s.activated { 2 * s.rp } else { 0 },
     }
 
     /// A part's sums over queries: `dT`, and the output gradients.
     OfQueries(s) {
-        dt: s.marks * s.vp,
+        dt: s.landmarks * s.vp,
         g_sum: s.vp,
     }
 }
@@ -52,11 +52,11 @@ pub(super) const ROW: usize = 2;
 
 fn shared(s: &Sizes, tied: bool) -> [usize; 5] {
     let (slices, shape) = (s.shape.slices(), &s.shape);
-    let queries = splits(slices, shape.seq_q) * OfQueries::room(s).max(OfTokens::room(s));
-    let keys = splits(slices, shape.seq_kv) * OfTokens::room(s);
+    let queries = splits(slices, shape.seq_q) * OfQueries::scratch_len(s).max(OfTokens::scratch_len(s));
+    let keys = splits(slices, shape.seq_kv) * OfTokens::scratch_len(s);
     [
-        slices * Marks::room(s),
-        slices * Kept::room(s),
+        slices * LandmarkRows::scratch_len(s),
+        slices * Kept::scratch_len(s),
         slices * queries.max(keys),
         if s.by_row { slices * shape.seq_q * ROW } else { 0 },
         if tied { shape.k_len() } else { 0 },
@@ -66,14 +66,14 @@ fn shared(s: &Sizes, tied: bool) -> [usize; 5] {
 /// f32 of scratch of [`Core::backward`]; `per_slice` is what middle steps take.
 pub(super) fn work(s: &Sizes, tied: bool, per_slice: usize) -> usize {
     let (slices, shape) = (s.shape.slices(), &s.shape);
-    let tile = TileBuffers::room(s) + SideBuffers::room(s);
+    let tile = TileBuffers::scratch_len(s) + SideBuffers::scratch_len(s);
     let parts = [
         pass::work(slices, 1, per_slice),
-        pass::work(slices, shape.seq_q, tile + room([TOKENS * s.vp])),
+        pass::work(slices, shape.seq_q, tile + scratch_len([TOKENS * s.vp])),
         pass::work(slices, shape.seq_kv, tile),
         parameters::work(s),
     ];
-    room(shared(s, tied)) + parts.into_iter().max().unwrap_or(0)
+    scratch_len(shared(s, tied)) + parts.into_iter().max().unwrap_or(0)
 }
 
 impl Core<'_> {
@@ -87,11 +87,11 @@ impl Core<'_> {
         work: &mut [f32],
     ) -> Result<()> {
         let (sizes, shape) = (&self.sizes, &self.call.shape);
-        let ([marks, kept, partial, rows, tied], work) = cut(work, shared(sizes, self.m.tied));
+        let ([landmarks, kept, partial, rows, tied], work) = cut(work, shared(sizes, self.m.tied));
         let (saved, factors) = stats.split_at(sizes.heads());
         let Gradients { dq, dk, dv, mut extras } = gradients;
-        place_all(self, stats, marks, work);
-        let heads = Heads { marks, saved };
+        place_all(self, stats, landmarks, work);
+        let heads = Heads { landmarks, saved };
         self.gather_queries(heads, (dout, y), partial, rows, work);
         middle::close_queries(self, heads, partial, kept, work);
         if self.is_shared() {
@@ -126,9 +126,9 @@ impl Core<'_> {
         work: &mut [f32],
     ) {
         let (sizes, slices, seq) = (&self.sizes, self.call.shape.slices(), self.call.shape.seq_q);
-        let items = of_tokens(slices, seq).zip(partial.chunks_mut(OfQueries::room(sizes)));
+        let items = of_tokens(slices, seq).zip(partial.chunks_mut(OfQueries::scratch_len(sizes)));
         let items = items.zip(rows_of(rows, slices, seq, if sizes.by_row { ROW } else { 0 }));
-        let memory = TileBuffers::room(sizes) + room([TOKENS * sizes.vp]);
+        let memory = TileBuffers::scratch_len(sizes) + scratch_len([TOKENS * sizes.vp]);
         share(items, work, memory, |((part, sums), factors), memory| {
             let (sums, _) = OfQueries::cut(sizes, sums);
             sums.dt.fill(0.0);
@@ -136,7 +136,7 @@ impl Core<'_> {
             if self.kept(Side::Key, part.slice) == 0 {
                 return factors.fill(0.0);
             }
-            let ([room], memory) = cut(memory, [TOKENS * sizes.vp]);
+            let ([buffer], memory) = cut(memory, [TOKENS * sizes.vp]);
             let [dout, y] = [dout, y].map(|x| self.part(x, Side::Query, part.slice));
             self.with(heads, part.slice, |head, saved| {
                 for range in part.tiles() {
@@ -145,7 +145,7 @@ impl Core<'_> {
                     if sizes.by_row {
                         self.row_gradients(&loaded, &part, saved, [dout, y], factors);
                     }
-                    let g = self.gradient_rows(&loaded, &part, (dout, factors), None, room);
+                    let g = self.gradient_rows(&loaded, &part, (dout, factors), None, buffer);
                     loaded.tile().gather(self.call.level, g, sums.dt);
                     for g in g.data.chunks_exact(sizes.vp) {
                         sums.g_sum.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
@@ -168,7 +168,7 @@ impl Core<'_> {
         for (c, &i) in loaded.c.chunks_exact(loaded.stride).zip(loaded.kept) {
             let sums = c.iter().zip(saved.t.chunks_exact(self.sizes.vp));
             let sum: f64 = sums.map(|(&c, t)| f64::from(c) * f64::from(t[dim])).sum();
-            let factor = super::forward::row_factor(sum as f32, &c[..loaded.marks], bound);
+            let factor = super::forward::row_factor(sum as f32, &c[..loaded.landmarks], bound);
             let row = i as usize * dim..(i as usize + 1) * dim;
             let gradient = -f64::from(factor) * dot(&dout[row.clone()], &y[row]);
             let at = (i as usize - part.tokens.start) * ROW;
@@ -183,13 +183,13 @@ impl Core<'_> {
         part: &Part,
         (dout, factors): (&'x [f32], &[f32]),
         mean: Option<(&[f32], f32)>,
-        room: &'x mut [f32],
+        buffer: &'x mut [f32],
     ) -> Rows<'x> {
         let (dim, stride, by_row) = (self.call.shape.value_dim, self.sizes.vp, self.sizes.by_row);
         if !by_row && mean.is_none() {
-            return self.rows(dout, loaded.kept, (0.0, true), room);
+            return self.rows(dout, loaded.kept, (0.0, true), buffer);
         }
-        for (row, &i) in room.chunks_exact_mut(stride).zip(loaded.kept) {
+        for (row, &i) in buffer.chunks_exact_mut(stride).zip(loaded.kept) {
             row.fill(0.0);
             let g = &dout[i as usize * dim..][..dim];
             let at = (i as usize - part.tokens.start) * ROW;
@@ -204,6 +204,6 @@ impl Core<'_> {
                 _ => row[..dim].copy_from_slice(g),
             }
         }
-        Rows { data: &room[..loaded.count() * stride], stride }
+        Rows { data: &buffer[..loaded.count() * stride], stride }
     }
 }

@@ -1,7 +1,7 @@
 //! Moments of the queries' affinities, then keys and values gathered into `B = Ck^T V`, then `out = Cq T` with `T = X B`.
 
 use super::{
-    layout::{Marks, Saved, Sizes, buffers},
+    layout::{LandmarkRows, Saved, Sizes, buffers},
     moments::Moments,
     operator::{Core, Head, Loaded, Side, TileBuffers},
     pass::{self, Part, TOKENS, of_tokens, rows_of, share, splits},
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Result,
     linalg::wide,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::product::{Left, Right, Size, Store, multiply},
     structure::dense::{Rows, dot},
 };
@@ -42,7 +42,7 @@ buffers! {
 /// What passes over all slices read: landmarks, and what has been saved.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'h> {
-    pub marks: &'h [f32],
+    pub landmarks: &'h [f32],
     pub saved: &'h [f32],
 }
 
@@ -50,56 +50,56 @@ pub(super) struct Heads<'h> {
 fn shared(s: &Sizes) -> [usize; 2] {
     let (slices, shape) = (s.shape.slices(), &s.shape);
     let of_queries = if s.whitens || s.per_key { splits(slices, shape.seq_q) * Moments::len(s.mp, s.mp) } else { 0 };
-    let of_keys = splits(slices, shape.seq_kv) * Gathered::room(s);
-    [slices * Marks::room(s), slices * of_queries.max(of_keys)]
+    let of_keys = splits(slices, shape.seq_kv) * Gathered::scratch_len(s);
+    [slices * LandmarkRows::scratch_len(s), slices * of_queries.max(of_keys)]
 }
 
 /// f32 of scratch of [`Core::forward`].
 pub(super) fn work(s: &Sizes, prepare: usize) -> usize {
     let (slices, shape) = (s.shape.slices(), &s.shape);
-    let tile = TileBuffers::room(s);
+    let tile = TileBuffers::scratch_len(s);
     let parts = [
         pass::work(slices, 1, prepare),
-        pass::work(slices, 1, wide::product_work(s.marks, s.vp)),
-        pass::work(slices, shape.seq_q, tile + room([s.mp, s.mp])),
-        pass::work(slices, shape.seq_kv, tile + GatherBuffers::room(s)),
-        pass::work(slices, shape.seq_q, tile + room([TOKENS * s.vp])),
+        pass::work(slices, 1, wide::product_work(s.landmarks, s.vp)),
+        pass::work(slices, shape.seq_q, tile + scratch_len([s.mp, s.mp])),
+        pass::work(slices, shape.seq_kv, tile + GatherBuffers::scratch_len(s)),
+        pass::work(slices, shape.seq_q, tile + scratch_len([TOKENS * s.vp])),
     ];
-    room(shared(s)) + parts.into_iter().max().unwrap_or(0)
+    scratch_len(shared(s)) + parts.into_iter().max().unwrap_or(0)
 }
 
 impl Core<'_> {
     /// Writes `out`, and what the backward pass needs of every slice.
     pub fn forward(&self, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
-        let ([marks, partial], work) = cut(work, shared(&self.sizes));
+        let ([landmarks, partial], work) = cut(work, shared(&self.sizes));
         let (saved, factors) = stats.split_at_mut(self.sizes.heads());
-        self.prepare(saved, marks, work)?;
-        self.moments(marks, saved, partial, work);
-        self.gather(false, marks, saved, factors, partial, work);
-        self.apply(Heads { marks, saved }, out, work);
+        self.prepare(saved, landmarks, work)?;
+        self.moments(landmarks, saved, partial, work);
+        self.gather(false, landmarks, saved, factors, partial, work);
+        self.apply(Heads { landmarks, saved }, out, work);
         Ok(())
     }
 
     /// As [`Core::forward`], of a call whose landmarks and statistics `stats` has, with other values. Without `out`, that is not written.
     pub fn again(&self, out: Option<&mut [f32]>, stats: &mut [f32], work: &mut [f32]) {
-        let ([marks, partial], work) = cut(work, shared(&self.sizes));
-        place_all(self, stats, marks, work);
+        let ([landmarks, partial], work) = cut(work, shared(&self.sizes));
+        place_all(self, stats, landmarks, work);
         let (saved, factors) = stats.split_at_mut(self.sizes.heads());
-        self.gather(true, marks, saved, factors, partial, work);
+        self.gather(true, landmarks, saved, factors, partial, work);
         if let Some(out) = out {
-            self.apply(Heads { marks, saved }, out, work);
+            self.apply(Heads { landmarks, saved }, out, work);
         }
     }
 
     /// The covariance of the rows of `Cq`, and their mean, where they are needed.
-    fn moments(&self, marks: &[f32], saved: &mut [f32], partial: &mut [f32], work: &mut [f32]) {
+    fn moments(&self, landmarks: &[f32], saved: &mut [f32], partial: &mut [f32], work: &mut [f32]) {
         let (sizes, slices, seq) = (&self.sizes, self.call.shape.slices(), self.call.shape.seq_q);
         if !(sizes.whitens || sizes.per_key) {
             return;
         }
         let (mp, len) = (sizes.mp, Moments::len(sizes.mp, sizes.mp));
-        let heads = Heads { marks, saved };
-        let memory = TileBuffers::room(sizes) + room([mp, mp]);
+        let heads = Heads { landmarks, saved };
+        let memory = TileBuffers::scratch_len(sizes) + scratch_len([mp, mp]);
         share(of_tokens(slices, seq).zip(partial.chunks_mut(len)), work, memory, |(part, sums), memory| {
             let ([first, second], memory) = cut(memory, [mp, mp]);
             let mut sum = Moments::new(sums, mp, mp);
@@ -113,7 +113,8 @@ impl Core<'_> {
             });
         });
         let splits = splits(slices, seq);
-        let items = saved.chunks_mut(Saved::room(sizes)).zip(partial.chunks_mut(splits * len)).enumerate().take(slices);
+        let items =
+            saved.chunks_mut(Saved::scratch_len(sizes)).zip(partial.chunks_mut(splits * len)).enumerate().take(slices);
         share(items, work, 0, |(slice, (saved, sums)), _| {
             let (saved, _) = Saved::cut(sizes, saved);
             let sum = merged(sums, len, |part| Moments::new(part, mp, mp));
@@ -126,7 +127,7 @@ impl Core<'_> {
     /// Calls `f` with a slice and what it has saved.
     pub fn with<R>(&self, heads: Heads<'_>, slice: usize, f: impl FnOnce(&Head<'_>, &Saved<&[f32]>) -> R) -> R {
         let saved = self.saved(heads.saved, slice);
-        self.with_head(slice, heads.marks, saved.column_factors, |head| f(head, &saved))
+        self.with_head(slice, heads.landmarks, saved.column_factors, |head| f(head, &saved))
     }
 
     /// Gathers the keys' affinities and the values into `B`; then `T`, means and bias. Writes the factors on the values, unless
@@ -134,26 +135,27 @@ impl Core<'_> {
     fn gather(
         &self,
         known: bool,
-        marks: &[f32],
+        landmarks: &[f32],
         saved: &mut [f32],
         factors: &mut [f32],
         partial: &mut [f32],
         work: &mut [f32],
     ) {
         let (sizes, slices, seq) = (&self.sizes, self.call.shape.slices(), self.call.shape.seq_kv);
-        let len = Gathered::room(sizes);
-        let heads = Heads { marks, saved: &*saved };
+        let len = Gathered::scratch_len(sizes);
+        let heads = Heads { landmarks, saved: &*saved };
         let items = of_tokens(slices, seq).zip(partial.chunks_mut(len));
         let items = items.zip(rows_of(factors, slices, seq, usize::from(sizes.whitens)));
-        let memory = TileBuffers::room(sizes) + GatherBuffers::room(sizes);
+        let memory = TileBuffers::scratch_len(sizes) + GatherBuffers::scratch_len(sizes);
         share(items, work, memory, |((part, sums), factors), memory| {
             self.with(heads, part.slice, |head, saved| {
                 self.gather_part(head, saved, (&part, known), sums, factors, memory)
             });
         });
         let splits = splits(slices, seq);
-        let items = saved.chunks_mut(Saved::room(sizes)).zip(partial.chunks_mut(splits * len)).enumerate().take(slices);
-        let memory = wide::product_work(sizes.marks, sizes.vp);
+        let items =
+            saved.chunks_mut(Saved::scratch_len(sizes)).zip(partial.chunks_mut(splits * len)).enumerate().take(slices);
+        let memory = wide::product_work(sizes.landmarks, sizes.vp);
         share(items, work, memory, |(slice, (saved, sums)), memory| {
             self.close_gather(slice, Saved::cut(sizes, saved).0, sums, memory);
         });
@@ -232,7 +234,7 @@ impl Core<'_> {
         let eps = self.whitened().map_or(0.0, |w| w.whiten_eps);
         let rows = a.chunks_exact(loaded.stride).zip(b.chunks_exact(loaded.stride));
         for ((a, b), &j) in rows.zip(loaded.kept) {
-            let variance = dot(&a[..loaded.marks], &b[..loaded.marks]).max(0.0);
+            let variance = dot(&a[..loaded.landmarks], &b[..loaded.landmarks]).max(0.0);
             factors[j as usize - start] = scale as f32 * (variance + eps).powf(-0.5) as f32;
         }
     }
@@ -240,7 +242,7 @@ impl Core<'_> {
     /// Writes `a = C X` and `b = a S`.
     pub fn whiten(&self, loaded: &Loaded<'_>, saved: &Saved<&[f32]>, a: &mut [f32], b: &mut [f32]) {
         let (level, mp, stride) = (self.call.level, self.sizes.mp, loaded.stride);
-        let size = Size { rows: loaded.count(), cols: stride, depth: loaded.marks };
+        let size = Size { rows: loaded.count(), cols: stride, depth: loaded.landmarks };
         let left = |data| Left { data, row_stride: stride, depth_stride: 1 };
         let right = |data| Right { data, stride: mp };
         multiply(level, size, left(&*loaded.c), right(saved.high), Store { data: &mut *a, stride });
@@ -249,7 +251,7 @@ impl Core<'_> {
 
     /// `B`, the means, the bias, the tokens' degrees, and `T = c X c B`.
     fn close_gather(&self, slice: usize, saved: Saved<&mut [f32]>, sums: &mut [f32], memory: &mut [f32]) {
-        let (sizes, len) = (&self.sizes, Gathered::room(&self.sizes));
+        let (sizes, len) = (&self.sizes, Gathered::scratch_len(&self.sizes));
         let keys = self.kept(Side::Key, slice).max(1) as f32;
         saved.b.fill(0.0);
         saved.bias.fill(0.0);
@@ -307,7 +309,7 @@ impl Core<'_> {
         let (sizes, shape) = (&self.sizes, &self.call.shape);
         let (slices, seq, dv) = (shape.slices(), shape.seq_q, shape.value_dim);
         let items = of_tokens(slices, seq).zip(rows_of(out, slices, seq, dv));
-        let memory = TileBuffers::room(sizes) + room([TOKENS * sizes.vp]);
+        let memory = TileBuffers::scratch_len(sizes) + scratch_len([TOKENS * sizes.vp]);
         share(items, work, memory, |(part, out), memory| {
             self.with(heads, part.slice, |head, saved| self.apply_part(head, saved, &part, out, memory));
             self.filter().add(&part, self.call.v, false, out);
@@ -325,7 +327,7 @@ impl Core<'_> {
             if sizes.by_row {
                 let affinities = loaded.c.chunks_exact(loaded.stride);
                 for (row, c) in rows.chunks_exact_mut(sizes.vp).zip(affinities) {
-                    let factor = row_factor(row[dv], &c[..loaded.marks], bound);
+                    let factor = row_factor(row[dv], &c[..loaded.landmarks], bound);
                     row.iter_mut().for_each(|x| *x *= factor);
                 }
             }

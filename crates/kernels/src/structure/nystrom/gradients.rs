@@ -5,7 +5,7 @@ use super::{
     forward::Heads,
     layout::{Saved, Sizes, buffers},
     operator::{Core, Head, Loaded, Side, TileBuffers},
-    pairs::{factors, pull},
+    pairs::{factors, pull_back},
     pass::{Part, TOKENS, of_tokens, rows_of, share},
     tile::{Zip, scatter, zip},
 };
@@ -18,9 +18,9 @@ use crate::{
 buffers! {
     /// A part's sums over tokens: gradients of the landmarks, of the score's parameters, and `C^T diag(gamma) C`.
     OfTokens(s) {
-        du: s.marks * s.dp,
+        du: s.landmarks * s.dp,
         parameters: MOST_PARAMETERS,
-        gamma: Sizes::only(s.whitens, s.marks * s.mp),
+        gamma: Sizes::only(s.whitens, s.landmarks * s.mp),
     }
 
     /// What a tile of gradients takes.
@@ -69,10 +69,10 @@ impl Tokens<'_> {
         let side = if self.key { Side::Key } else { Side::Query };
         let (slices, seq) = (sizes.shape.slices(), core.seq(side));
         let dv = (dv.unwrap_or_default(), if self.key { sizes.shape.value_dim } else { 0 });
-        let items = of_tokens(slices, seq).zip(partial.chunks_mut(OfTokens::room(sizes)));
+        let items = of_tokens(slices, seq).zip(partial.chunks_mut(OfTokens::scratch_len(sizes)));
         let items = items.zip(rows_of(dx, slices, seq, sizes.shape.head_dim)).zip(rows_of(dv.0, slices, seq, dv.1));
-        let memory = TileBuffers::room(sizes) + SideBuffers::room(sizes);
-        let len = Kept::room(sizes);
+        let memory = TileBuffers::scratch_len(sizes) + SideBuffers::scratch_len(sizes);
+        let len = Kept::scratch_len(sizes);
         share(items, work, memory, |(((part, sums), dx), dv), memory| {
             let kept = Kept::of(sizes, &kept[part.slice * len..][..len]);
             core.with(self.heads, part.slice, |head, saved| {
@@ -152,18 +152,18 @@ impl Tokens<'_> {
     /// The share of the columns' variances: adds `2 gamma C X S X` to `dc`, and `C^T diag(gamma) C` to `sums`.
     fn variances(&self, of: &Of<'_>, loaded: &mut Loaded<'_>, buffers: &mut SideBuffers<&mut [f32]>, sums: &mut [f32]) {
         let (core, level, mp) = (self.core, self.core.call.level, self.core.sizes.mp);
-        let (count, stride, marks) = (loaded.count(), loaded.stride, loaded.marks);
+        let (count, stride, landmarks) = (loaded.count(), loaded.stride, loaded.landmarks);
         let SideBuffers { dc, a, b, gamma, .. } = buffers;
         core.whiten(loaded, of.saved, a, b);
         let both = gamma.iter().zip(b.chunks_exact_mut(stride)).take(count);
         both.for_each(|(gamma, b)| b.iter_mut().for_each(|x| *x *= 2.0 * gamma));
         let left = Left { data: b, row_stride: stride, depth_stride: 1 };
-        let size = Size { rows: count, cols: stride, depth: marks };
+        let size = Size { rows: count, cols: stride, depth: landmarks };
         multiply_add(level, size, left, Right { data: of.saved.high, stride: mp }, Add { data: dc, stride });
         let both = gamma.iter().zip(a.chunks_exact_mut(stride).zip(loaded.c.chunks_exact(stride)));
         both.for_each(|(gamma, (a, c))| a.iter_mut().zip(c).for_each(|(a, c)| *a = gamma * c));
         let left = Left { data: &*loaded.c, row_stride: 1, depth_stride: stride };
-        let size = Size { rows: marks, cols: stride, depth: count };
+        let size = Size { rows: landmarks, cols: stride, depth: count };
         multiply_add(level, size, left, Right { data: a, stride }, Add { data: sums, stride: mp });
     }
 
@@ -188,7 +188,7 @@ impl Tokens<'_> {
             let centred = &mut a[..count * stride];
             centred.copy_from_slice(&loaded.c[..count * stride]);
             zip(level, centred, &of.saved.query_mean[..stride], Zip::Subtract);
-            let size = Size { rows: count, cols: stride, depth: loaded.marks };
+            let size = Size { rows: count, cols: stride, depth: loaded.landmarks };
             let left = Left { data: &*centred, row_stride: stride, depth_stride: 1 };
             let right = Right { data: of.kept.spread, stride: sizes.mp };
             multiply_add(level, size, left, right, Add { data: dc, stride });
@@ -223,10 +223,10 @@ impl Core<'_> {
         let tile = tiles::Tile { data: e, stride, rows, width: stride };
         let tokens = (
             &loaded.tokens.data[..rows * self.sizes.dp],
-            &head.marks.rows[..head.count * self.sizes.dp],
+            &head.landmarks.rows[..head.count * self.sizes.dp],
             self.sizes.dp,
         );
-        pull(level, head.score, loaded.terms, tile, tokens, (&mut dx[..rows * self.sizes.dp], du), parameters);
+        pull_back(level, head.score, loaded.terms, tile, tokens, (&mut dx[..rows * self.sizes.dp], du), parameters);
     }
 
     /// Writes the tokens' gradients, of their images in `dx`, to their positions, zeros to the masked ones.

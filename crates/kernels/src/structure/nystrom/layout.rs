@@ -18,8 +18,8 @@ macro_rules! buffers {
 
         impl $name<()> {
             /// f32 that the buffers take.
-            pub fn room($s: &Sizes) -> usize {
-                crate::scratch::room([$($len),+])
+            pub fn scratch_len($s: &Sizes) -> usize {
+                crate::scratch::scratch_len([$($len),+])
             }
         }
 
@@ -44,11 +44,11 @@ macro_rules! buffers {
 
 pub(super) use buffers;
 
-/// Sizes of the parts of a call, and what it needs of them. `marks` counts dead landmarks too: it is the same for all slices.
+/// Sizes of the parts of a call, and what it needs of them. `landmarks` counts dead landmarks too: it is the same for all slices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub shape: Shape,
-    pub marks: usize,
+    pub landmarks: usize,
     /// Landmarks in whole vectors.
     pub mp: usize,
     /// Channels of a token's image.
@@ -79,7 +79,7 @@ pub(super) struct Sizes {
 impl Sizes {
     /// Filters of landmarks that are `full` leave partial windows out.
     pub fn of(m: &Composed, structure: &Nystrom, full: bool, shape: &Shape) -> Self {
-        let marks = structure.landmarks.count(shape.seq_kv, structure.grid, !full);
+        let landmarks = structure.landmarks.count(shape.seq_kv, structure.grid, !full);
         let (whitening, centering, biased) = match &m.normalisation {
             Normalisation::Whitened(w) => (w.whitening, w.centering, w.bias_one_over_n),
             _ => (Whitening::None, Centering::None, false),
@@ -89,8 +89,8 @@ impl Sizes {
         let map = Map::of(&m.score);
         Self {
             shape: *shape,
-            marks,
-            mp: padded(marks),
+            landmarks,
+            mp: padded(landmarks),
             dim: shape.head_dim + map.channels(),
             rp: padded(shape.head_dim),
             dp: map.stride(shape.head_dim),
@@ -125,7 +125,7 @@ impl Sizes {
 
     /// f32 that all slices save, but for the factors on values.
     pub fn heads(&self) -> usize {
-        self.shape.slices() * Saved::room(self)
+        self.shape.slices() * Saved::scratch_len(self)
     }
 
     /// f32 that a call saves.
@@ -141,40 +141,40 @@ impl Sizes {
 buffers! {
     /// What the forward pass saves of a slice.
     Saved(s) {
-        /// Landmarks before they are activated and mapped, `[marks, rp]`.
-        raw: s.marks * s.rp,
+        /// Landmarks before they are activated and mapped, `[landmarks, rp]`.
+        raw: s.landmarks * s.rp,
         /// On the columns of landmarks, of which several may count as one, and the first of those that each coincides with.
         column_factors: s.mp,
         first: s.mp,
         /// By how much the largest similarity of two landmarks is below that of one to itself.
         nearest: 1,
-        /// The inverse `[marks, mp]`, and what f32 leaves off.
-        high: s.marks * s.mp,
-        low: Sizes::only(s.exact, s.marks * s.mp),
+        /// The inverse `[landmarks, mp]`, and what f32 leaves off.
+        high: s.landmarks * s.mp,
+        low: Sizes::only(s.exact, s.landmarks * s.mp),
         /// Inverse square roots of the degrees; ones without degrees.
         c: s.mp,
         /// The covariance of the rows of `Cq`, and their mean; the mean of the rows of `Ck`.
-        covariance: Sizes::only(s.whitens, s.marks * s.mp),
+        covariance: Sizes::only(s.whitens, s.landmarks * s.mp),
         query_mean: s.mp,
         key_mean: s.mp,
         /// The sums of the columns of `Ck`, where they are degrees.
         degrees: Sizes::only(s.token_degrees, s.mp),
         /// `B = Ck^T V`, and `T = c X c B`.
-        b: s.marks * s.vp,
-        t: s.marks * s.vp,
+        b: s.landmarks * s.vp,
+        t: s.landmarks * s.vp,
         /// The mean of the weighted values, and what is added to every output.
         value_mean: s.vp,
         bias: s.vp,
     }
 
     /// A slice's landmarks as tokens meet them.
-    Marks(s) {
-        /// Images, `[marks, dp]`, and the same transposed, `[dim, mp]`.
-        rows: s.marks * s.dp,
+    LandmarkRows(s) {
+        /// Images, `[landmarks, dp]`, and the same transposed, `[dim, mp]`.
+        rows: s.landmarks * s.dp,
         transposed: s.dim * s.mp,
         /// Images as those of tokens, where these differ.
-        tokens: Sizes::only(s.mapped, s.marks * s.dp),
+        tokens: Sizes::only(s.mapped, s.landmarks * s.dp),
         /// Activated landmarks, where their images are others.
-        active: Sizes::only(s.mapped && s.activated, s.marks * s.rp),
+        active: Sizes::only(s.mapped && s.activated, s.landmarks * s.rp),
     }
 }

@@ -5,10 +5,10 @@ use super::{
     forward::Heads,
     gradients::OfTokens,
     layout::{Saved, Sizes, buffers},
-    marks::Producer,
     operator::{Core, Head, Side},
-    pairs::{factors, pull},
+    pairs::{factors, pull_back},
     pass::{share, splits},
+    source::LandmarkSource,
     tile::transpose,
 };
 use crate::{
@@ -26,33 +26,33 @@ const CONVERGED: f32 = 1e-4;
 buffers! {
     /// What [`close_queries`] takes.
     QueriesBuffers(s) {
-        dt: s.marks * s.vp,
+        dt: s.landmarks * s.vp,
         /// Rows times the degrees, and by channel.
-        scaled: s.marks * s.vp,
+        scaled: s.landmarks * s.vp,
         across: s.channels() * s.mp,
     }
 
     /// What [`close_keys`] takes.
     KeysBuffers(s) {
         /// `Gamma`, and products with it.
-        gamma: Sizes::only(s.whitens, s.marks * s.mp),
-        first: s.marks * s.mp,
-        second: s.marks * s.mp,
+        gamma: Sizes::only(s.whitens, s.landmarks * s.mp),
+        first: s.landmarks * s.mp,
+        second: s.landmarks * s.mp,
         /// Terms and affinities among landmarks; the gradients of the latter.
-        terms: s.marks * s.mp,
-        a: s.marks * s.mp,
-        e: s.marks * s.mp,
-        du: s.marks * s.dp,
-        unused: s.marks * s.dp,
+        terms: s.landmarks * s.mp,
+        a: s.landmarks * s.mp,
+        e: s.landmarks * s.mp,
+        du: s.landmarks * s.dp,
+        unused: s.landmarks * s.dp,
     }
 }
 
 /// f32 of memory that the steps of a slice take.
 pub(super) fn memory(method: &Method, landmarks: Landmarks, full: bool, s: &Sizes) -> usize {
-    let order = Order { n: s.marks, stride: s.mp };
-    let queries = QueriesBuffers::room(s) + wide::product_work(s.marks, s.vp);
-    let keys = KeysBuffers::room(s) + method.gradient_work(order).max(method.work(order));
-    queries.max(keys).max(s.dp + Producer::work(landmarks, full, &s.shape, s.marks))
+    let order = Order { n: s.landmarks, stride: s.mp };
+    let queries = QueriesBuffers::scratch_len(s) + wide::product_work(s.landmarks, s.vp);
+    let keys = KeysBuffers::scratch_len(s) + method.gradient_work(order).max(method.work(order));
+    queries.max(keys).max(s.dp + LandmarkSource::work(landmarks, full, &s.shape, s.landmarks))
 }
 
 impl Core<'_> {
@@ -64,9 +64,9 @@ impl Core<'_> {
 /// `dB = c X c dT`, what that and `T` say of the inverse, and the gradients of the degrees.
 pub(super) fn close_queries(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], kept: &mut [f32], work: &mut [f32]) {
     let (sizes, shape) = (&core.sizes, &core.call.shape);
-    let len = OfQueries::room(sizes);
+    let len = OfQueries::scratch_len(sizes);
     let parts = splits(shape.slices(), shape.seq_q) * len;
-    let items = kept.chunks_mut(Kept::room(sizes)).zip(partial.chunks(parts)).enumerate().take(shape.slices());
+    let items = kept.chunks_mut(Kept::scratch_len(sizes)).zip(partial.chunks(parts)).enumerate().take(shape.slices());
     share(items, work, core.middle_memory(), |(slice, (kept, partial)), memory| {
         kept.fill(0.0);
         let (kept, _) = Kept::cut(sizes, kept);
@@ -168,9 +168,9 @@ fn scale_rows(c: &[f32], x: &[f32], width: usize, out: &mut [f32]) {
 /// From `Gamma` to the gradient of the inverse, and of the landmarks among each other.
 pub(super) fn close_keys(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], kept: &mut [f32], work: &mut [f32]) {
     let (sizes, shape) = (&core.sizes, &core.call.shape);
-    let len = OfTokens::room(sizes);
+    let len = OfTokens::scratch_len(sizes);
     let parts = splits(shape.slices(), shape.seq_kv) * len;
-    let items = kept.chunks_mut(Kept::room(sizes)).zip(partial.chunks(parts)).enumerate().take(shape.slices());
+    let items = kept.chunks_mut(Kept::scratch_len(sizes)).zip(partial.chunks(parts)).enumerate().take(shape.slices());
     share(items, work, core.middle_memory(), |(slice, (kept, partial)), memory| {
         let (kept, _) = Kept::cut(sizes, kept);
         let (buffers, work) = KeysBuffers::cut(sizes, memory);
@@ -223,10 +223,10 @@ impl Core<'_> {
         let mut parameters = [0.0; MOST_PARAMETERS];
         let (n, live) = (order.n, order.n * sizes.dp);
         let tile = tiles::Tile { data: e, stride: sizes.mp, rows: n, width: super::tile::width(n) };
-        let images = (self.as_tokens(head), &head.marks.rows[..live], sizes.dp);
-        pull(level, head.score, terms, tile, images, (&mut du[..live], unused), &mut parameters);
-        let [of_tokens, of_marks] = factors(head.score.term());
-        kept.du.iter_mut().zip(&*du).take(live).for_each(|(sum, x)| *sum = of_marks * *sum + of_tokens * x);
+        let images = (self.as_tokens(head), &head.landmarks.rows[..live], sizes.dp);
+        pull_back(level, head.score, terms, tile, images, (&mut du[..live], unused), &mut parameters);
+        let [of_tokens, of_landmarks] = factors(head.score.term());
+        kept.du.iter_mut().zip(&*du).take(live).for_each(|(sum, x)| *sum = of_landmarks * *sum + of_tokens * x);
         // Every pair of landmarks stands in the matrix twice, and each time with the gradients of both.
         kept.parameters.iter_mut().zip(parameters).for_each(|(sum, x)| *sum += 0.5 * x as f32);
     }
@@ -260,17 +260,17 @@ pub(super) fn close(
     work: &mut [f32],
 ) {
     let (sizes, shape) = (&core.sizes, &core.call.shape);
-    let len = OfTokens::room(sizes);
+    let len = OfTokens::scratch_len(sizes);
     let parts = splits(shape.slices(), shape.seq_q) * len;
-    let items = kept.chunks_mut(Kept::room(sizes)).zip(dk.chunks_mut(shape.seq_kv * shape.head_dim)).enumerate();
+    let items = kept.chunks_mut(Kept::scratch_len(sizes)).zip(dk.chunks_mut(shape.seq_kv * shape.head_dim)).enumerate();
     share(items.take(shape.slices()), work, core.middle_memory(), |(slice, (kept, dk)), memory| {
         let (kept, _) = Kept::cut(sizes, kept);
         let sums = partial.map_or(&[][..], |partial| &partial[slice * parts..][..parts]);
         core.with(heads, slice, |head, saved| {
-            let [_, of_marks] = factors(head.score.term());
+            let [_, of_landmarks] = factors(head.score.term());
             for part in sums.chunks_exact(len) {
                 let sums = OfTokens::of(sizes, part);
-                kept.du.iter_mut().zip(sums.du).for_each(|(du, x)| *du += of_marks * x);
+                kept.du.iter_mut().zip(sums.du).for_each(|(du, x)| *du += of_landmarks * x);
                 kept.parameters.iter_mut().zip(sums.parameters).for_each(|(sum, x)| *sum += x);
             }
             core.share_gradient(saved, head.count, kept.du);
@@ -293,7 +293,7 @@ impl Core<'_> {
         if !sizes.mapped {
             return;
         }
-        let before = if sizes.activated { head.marks.active } else { saved.raw };
+        let before = if sizes.activated { head.landmarks.active } else { saved.raw };
         for (i, row) in before.chunks_exact(sizes.rp).enumerate().take(head.count) {
             image.copy_from_slice(&du[i * sizes.dp..][..sizes.dp]);
             let out = &mut du[i * sizes.rp..][..sizes.rp];

@@ -7,14 +7,13 @@
 //! of `Cq`, so that centring and whitening cost no more than products with matrices of the landmarks.
 //!
 //! A call is a few passes over the tokens ([`pass`]) in tiles ([`pairs`]) of any score; between them stand small products per batch
-//! element and head. Landmarks ([`marks`]) and inverses ([`crate::linalg`]) are the same for all.
+//! element and head. Landmarks ([`source`]) and inverses ([`crate::linalg`]) are the same for all.
 
 mod activation;
 mod backward;
 mod forward;
 mod gradients;
 mod layout;
-mod marks;
 mod merge;
 mod middle;
 mod moments;
@@ -24,6 +23,7 @@ mod parameters;
 pub(crate) mod pass;
 mod plan;
 mod prepare;
+mod source;
 pub(crate) mod tile;
 pub(crate) mod values;
 

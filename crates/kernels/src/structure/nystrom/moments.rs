@@ -1,7 +1,7 @@
 //! Means, and sums of products of what is left without them, merged tile by tile: nothing large cancels.
 
 use crate::{
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::{
         Level,
         product::{Add, Left, Right, Size, multiply_add_outer},
@@ -31,7 +31,7 @@ impl<'a> Moments<'a> {
 
     /// f32 that [`Moments::new`] takes.
     pub fn len(n: usize, m: usize) -> usize {
-        room(sizes(n, m))
+        scratch_len(sizes(n, m))
     }
 
     /// Of no rows.

@@ -4,10 +4,10 @@ use std::{borrow::Cow, ops::Range};
 
 use super::{
     activation::Norm,
-    layout::{Marks, Saved, Sizes, buffers},
-    marks::Producer,
+    layout::{LandmarkRows, Saved, Sizes, buffers},
     pairs::terms,
     pass::TOKENS,
+    source::LandmarkSource,
     tile::{Tile, Zip, width, zip},
 };
 use crate::{
@@ -94,7 +94,7 @@ pub(super) struct Core<'a> {
     pub m: &'a Composed,
     pub structure: &'a Nystrom,
     pub preset: Preset,
-    pub producer: Producer<'a>,
+    pub producer: LandmarkSource<'a>,
     pub sizes: Sizes,
     pub map: Map,
     images: &'a Images<'a>,
@@ -104,7 +104,7 @@ pub(super) struct Core<'a> {
 pub(super) struct Head<'h> {
     pub slice: usize,
     pub score: &'h dyn TileScore,
-    pub marks: Marks<&'h [f32]>,
+    pub landmarks: LandmarkRows<&'h [f32]>,
     pub count: usize,
     /// Factors on the columns, if one is not 1.
     pub factors: Option<&'h [f32]>,
@@ -128,7 +128,7 @@ pub(super) struct Loaded<'t> {
     pub terms: &'t [f32],
     pub c: &'t mut [f32],
     pub stride: usize,
-    pub marks: usize,
+    pub landmarks: usize,
 }
 
 impl Loaded<'_> {
@@ -137,7 +137,7 @@ impl Loaded<'_> {
     }
 
     pub fn tile(&self) -> Tile<'_> {
-        Tile { data: self.c, stride: self.stride, tokens: self.count(), marks: self.marks }
+        Tile { data: self.c, stride: self.stride, tokens: self.count(), landmarks: self.landmarks }
     }
 }
 
@@ -149,7 +149,7 @@ impl<'a> Core<'a> {
         preset: Preset,
         images: &'a Images<'a>,
     ) -> Self {
-        let producer = Producer::new(structure.landmarks, structure.grid, preset.full, call);
+        let producer = LandmarkSource::new(structure.landmarks, structure.grid, preset.full, call);
         let sizes = Sizes::of(m, structure, preset.full, &call.shape);
         Self { call, m, structure, preset, producer, sizes, map: Map::of(&m.score), images }
     }
@@ -171,24 +171,24 @@ impl<'a> Core<'a> {
         builtin::with_head(&self.m.score, s.head_dim, s.heads, |parameter| self.value(parameter, slice), f)
     }
 
-    /// Calls `f` with a slice; `marks` has the landmarks of all.
+    /// Calls `f` with a slice; `landmarks` has the landmarks of all.
     pub fn with_head<R>(
         &self,
         slice: usize,
-        marks: &[f32],
+        landmarks: &[f32],
         column_factors: &[f32],
         f: impl FnOnce(&Head<'_>) -> R,
     ) -> R {
-        let len = Marks::room(&self.sizes);
-        let marks = Marks::of(&self.sizes, &marks[slice * len..][..len]);
+        let len = LandmarkRows::scratch_len(&self.sizes);
+        let landmarks = LandmarkRows::of(&self.sizes, &landmarks[slice * len..][..len]);
         let factors = column_factors.contains(&0.0).then_some(column_factors);
         let count = self.producer.live(slice);
-        self.with_score(slice, |score| f(&Head { slice, score, marks, count, factors }))
+        self.with_score(slice, |score| f(&Head { slice, score, landmarks, count, factors }))
     }
 
     /// What a slice has saved.
     pub fn saved<'s>(&self, stats: &'s [f32], slice: usize) -> Saved<&'s [f32]> {
-        let len = Saved::room(&self.sizes);
+        let len = Saved::scratch_len(&self.sizes);
         Saved::of(&self.sizes, &stats[slice * len..][..len])
     }
 
@@ -251,26 +251,26 @@ impl<'a> Core<'a> {
         x: &'x [f32],
         kept: &[u32],
         (appended, vectors): (f32, bool),
-        room: &'x mut [f32],
+        buffer: &'x mut [f32],
     ) -> Rows<'x> {
         let (dim, stride) = (self.call.shape.value_dim, self.sizes.vp);
         if !self.sizes.by_row {
-            return Rows::gather(x, dim, kept, vectors, room);
+            return Rows::gather(x, dim, kept, vectors, buffer);
         }
-        for (row, &i) in room.chunks_exact_mut(stride).zip(kept) {
+        for (row, &i) in buffer.chunks_exact_mut(stride).zip(kept) {
             row[..dim].copy_from_slice(&x[i as usize * dim..][..dim]);
             row[dim..].fill(0.0);
             row[dim] = appended;
         }
-        Rows { data: &room[..kept.len() * stride], stride }
+        Rows { data: &buffer[..kept.len() * stride], stride }
     }
 
     /// Writes terms and affinities between `count` rows of `x` and the landmarks, to rows of `stride`.
-    pub fn meet(&self, head: &Head<'_>, x: Left<'_>, rows: usize, stride: usize, [terms_out, c]: [&mut [f32]; 2]) {
+    pub fn attend(&self, head: &Head<'_>, x: Left<'_>, rows: usize, stride: usize, [terms_out, c]: [&mut [f32]; 2]) {
         let (level, width) = (self.call.level, width(head.count));
         let size = Size { rows, cols: width, depth: self.sizes.dim };
-        let marks = Right { data: head.marks.transposed, stride: self.sizes.mp };
-        terms(level, head.score.term(), size, x, marks, Store { data: &mut *c, stride });
+        let landmarks = Right { data: head.landmarks.transposed, stride: self.sizes.mp };
+        terms(level, head.score.term(), size, x, landmarks, Store { data: &mut *c, stride });
         if !terms_out.is_empty() {
             terms_out[..rows * stride].copy_from_slice(&c[..rows * stride]);
         }
@@ -303,11 +303,11 @@ impl<'a> Core<'a> {
         let (count, stride) = (kept.len(), width(head.count));
         let terms = if keeps_terms { buffers.terms } else { &mut [] };
         let c = &mut buffers.affinities[..count * stride];
-        self.meet(head, tokens.as_left(), count, stride, [&mut *terms, &mut *c]);
+        self.attend(head, tokens.as_left(), count, stride, [&mut *terms, &mut *c]);
         if let Some(factors) = head.factors {
             zip(self.call.level, c, &factors[..stride], Zip::Multiply);
         }
-        Loaded { kept, tokens, terms, c, stride, marks: head.count }
+        Loaded { kept, tokens, terms, c, stride, landmarks: head.count }
     }
 }
 

@@ -16,15 +16,15 @@ use crate::{
 };
 
 /// Writes the sums of a `term` over the channels of all pairs, by token.
-pub(super) fn terms(level: Level, term: Term, size: Size, x: Left<'_>, marks: Right<'_>, out: Store<'_>) {
-    level.dispatch(Terms { term, size, x, marks, out });
+pub(super) fn terms(level: Level, term: Term, size: Size, x: Left<'_>, landmarks: Right<'_>, out: Store<'_>) {
+    level.dispatch(Terms { term, size, x, landmarks, out });
 }
 
 struct Terms<'a> {
     term: Term,
     size: Size,
     x: Left<'a>,
-    marks: Right<'a>,
+    landmarks: Right<'a>,
     out: Store<'a>,
 }
 
@@ -33,11 +33,11 @@ impl WithSimd for Terms<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        combine(simd, self.term, self.size, self.x, self.marks, &mut self.out);
+        combine(simd, self.term, self.size, self.x, self.landmarks, &mut self.out);
     }
 }
 
-/// What the gradients of a term's differences are multiplied by: those of tokens and those of landmarks, as [`pull`] leaves them.
+/// What the gradients of a term's differences are multiplied by: those of tokens and those of landmarks, as [`pull_back`] leaves them.
 pub(super) const fn factors(term: Term) -> [f32; 2] {
     match term {
         Term::Product => [1.0, 1.0],
@@ -48,30 +48,30 @@ pub(super) const fn factors(term: Term) -> [f32; 2] {
 
 /// Turns `pairs.e`, the gradients of a tile's values, into those of the terms; writes the tokens' gradients and adds the
 /// landmarks', both but for [`factors`], and adds those of the score's parameters to `sums`.
-pub(super) fn pull(
+pub(super) fn pull_back(
     level: Level,
     score: &dyn TileScore,
     terms: &[f32],
     e: Tile<'_>,
-    (tokens, marks, dim): (&[f32], &[f32], usize),
-    (dtokens, dmarks): (&mut [f32], &mut [f32]),
+    (tokens, landmarks, dim): (&[f32], &[f32], usize),
+    (dtokens, dlandmarks): (&mut [f32], &mut [f32]),
     sums: &mut [f64; MOST_PARAMETERS],
 ) {
     let Tile { data, stride, rows, width } = e;
     let sums = ParameterSums { sums, typical: None };
     score.gradients(level, terms, Tile { data: &mut *data, stride, rows, width }, sums);
-    let pairs = Pairs { tokens, marks, dim, e: &*data, stride };
+    let pairs = Pairs { tokens, landmarks, dim, e: &*data, stride };
     match score.term() {
-        Term::SquaredDifference => gradients(level, Squared, pairs, dtokens, dmarks),
-        Term::Difference => gradients(level, Manhattan, pairs, dtokens, dmarks),
+        Term::SquaredDifference => gradients(level, Squared, pairs, dtokens, dlandmarks),
+        Term::Difference => gradients(level, Manhattan, pairs, dtokens, dlandmarks),
         Term::Product => {
-            let count = marks.len() / dim;
+            let count = landmarks.len() / dim;
             let size = Size { rows, cols: dim, depth: count };
             let left = Left { data: &*data, row_stride: stride, depth_stride: 1 };
-            multiply(level, size, left, Right { data: marks, stride: dim }, Store { data: dtokens, stride: dim });
+            multiply(level, size, left, Right { data: landmarks, stride: dim }, Store { data: dtokens, stride: dim });
             let size = Size { rows: count, cols: dim, depth: rows };
             let left = Left { data: &*data, row_stride: 1, depth_stride: stride };
-            multiply_add(level, size, left, Right { data: tokens, stride: dim }, Add { data: dmarks, stride: dim });
+            multiply_add(level, size, left, Right { data: tokens, stride: dim }, Add { data: dlandmarks, stride: dim });
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     ExtraGradients, Parameter,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
 };
 
 /// Rows of the landmark filters' gradient at one slot: one for every channel that a filter makes.
@@ -22,7 +22,7 @@ pub(super) fn work(s: &Sizes) -> usize {
     if s.slots == 0 {
         return 0;
     }
-    room([s.slots * filters(s) * s.rp]) + pass::work(s.slots, 1, s.marks * s.rp)
+    scratch_len([s.slots * filters(s) * s.rp]) + pass::work(s.slots, 1, s.landmarks * s.rp)
 }
 
 impl<'a> Core<'a> {
@@ -34,7 +34,7 @@ impl<'a> Core<'a> {
 /// Writes the gradients that are asked for, but that of the decay; `kept` has every slice's share.
 pub(super) fn write(core: &Core<'_>, kept: &[f32], dout: &[f32], extras: &mut ExtraGradients<'_>, work: &mut [f32]) {
     let (sizes, shape) = (&core.sizes, &core.sizes.shape);
-    let slices = || kept.chunks_exact(Kept::room(sizes)).map(|kept| Kept::of(sizes, kept)).enumerate();
+    let slices = || kept.chunks_exact(Kept::scratch_len(sizes)).map(|kept| Kept::of(sizes, kept)).enumerate();
     for (parameter, out) in extras.iter().filter(|(parameter, _)| *parameter != Parameter::Gamma) {
         match parameter {
             Parameter::LandmarkWeight => {
@@ -73,9 +73,9 @@ fn filter_gradient(core: &Core<'_>, kept: &[f32], out: &mut [f32], work: &mut [f
     let (sizes, d, slots) = (&core.sizes, core.sizes.shape.head_dim, core.sizes.slots);
     let len = filters(sizes) * sizes.rp;
     let ([sums], work) = cut(work, [slots * len]);
-    share(sums.chunks_exact_mut(len).enumerate(), work, sizes.marks * sizes.rp, |(slot, sums), rows| {
+    share(sums.chunks_exact_mut(len).enumerate(), work, sizes.landmarks * sizes.rp, |(slot, sums), rows| {
         sums.fill(0.0);
-        for (slice, kept) in kept.chunks_exact(Kept::room(sizes)).enumerate() {
+        for (slice, kept) in kept.chunks_exact(Kept::scratch_len(sizes)).enumerate() {
             let (du, tokens) = (Kept::of(sizes, kept).du, core.producer.tokens(slice, core.call.k));
             core.producer.filter_gradient(core.call.level, tokens, slot, du, sums, rows);
         }

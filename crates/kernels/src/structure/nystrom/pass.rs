@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     parallel::{for_each_item, workers},
-    scratch::room,
+    scratch::scratch_len,
 };
 
 /// Tokens of one tile: with 64 landmarks its similarities (16 KiB) and their gradients fit a 48 KiB L1; with 1024 they
@@ -45,7 +45,7 @@ impl Part {
 
 /// f32 of working memory of a pass with `memory` per part.
 pub(crate) fn work(slices: usize, tokens: usize, memory: usize) -> usize {
-    workers(slices * splits(slices, tokens)) * room([memory])
+    workers(slices * splits(slices, tokens)) * scratch_len([memory])
 }
 
 /// Runs `task(item, memory)` for every item, with at least `memory` f32 for each worker.
@@ -55,7 +55,7 @@ pub(crate) fn share<T: Send>(
     memory: usize,
     task: impl Fn(T, &mut [f32]) + Sync,
 ) {
-    for_each_item(items, work, room([memory]), task);
+    for_each_item(items, work, scratch_len([memory]), task);
 }
 
 /// The parts of `slices` times `tokens`, in their order.

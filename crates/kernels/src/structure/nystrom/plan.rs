@@ -16,7 +16,8 @@ use crate::{
 pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape: &Shape) -> Plan {
     let sizes = Sizes::of(m, structure, preset.full, shape);
     let method = method(structure, preset);
-    let [slices, queries, keys, marks] = [shape.slices(), shape.seq_q, shape.seq_kv, sizes.marks].map(|n| n as u64);
+    let [slices, queries, keys, landmarks] =
+        [shape.slices(), shape.seq_q, shape.seq_kv, sizes.landmarks].map(|n| n as u64);
     let [d, dv] = [shape.head_dim, shape.value_dim].map(|n| n as u64);
     let moments = u64::from(sizes.whitens || sizes.per_key);
     let whitens = u64::from(sizes.whitens);
@@ -24,9 +25,9 @@ pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape:
     let shared = m.tied && !sizes.whitens;
     let pairs = (1 + moments) * queries + keys;
     let [back, pulled] = if shared { [queries + keys, keys] } else { [2 * queries + keys, queries + keys] };
-    let pull = if matches!(m.score, Score::Laplacian(_)) { 6 } else { 4 };
-    let square = marks * marks;
-    let values = 2 * (queries + keys) * marks * dv;
+    let pull_back = if matches!(m.score, Score::Laplacian(_)) { 6 } else { 4 };
+    let square = landmarks * landmarks;
+    let values = 2 * (queries + keys) * landmarks * dv;
     let (prepare, middle) = (
         prepare::memory(&method, structure.landmarks, preset.full, &sizes),
         middle::memory(&method, structure.landmarks, preset.full, &sizes),
@@ -34,21 +35,21 @@ pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape:
     Plan {
         strategy: Strategy::Fused,
         reason: super::reason(structure.landmarks),
-        tile: (TOKENS.min(shape.seq_q), sizes.marks),
+        tile: (TOKENS.min(shape.seq_q), sizes.landmarks),
         flops_forward: slices
-            * (pairs * marks * 3 * d
+            * (pairs * landmarks * 3 * d
                 + values
                 + square * (3 * d + 2 * dv)
-                + method.flops(sizes.marks)
+                + method.flops(sizes.landmarks)
                 + (moments * 2 * queries + whitens * 4 * keys) * square),
         flops_backward: slices
-            * (back * marks * 3 * d
+            * (back * landmarks * 3 * d
                 + 2 * values
-                + pulled * marks * pull * d
+                + pulled * landmarks * pull_back * d
                 + square * (7 * d + 4 * dv)
-                + whitens * (2 * queries + 8 * keys + 6 * marks) * square),
-        exps_forward: slices * (pairs + marks) * marks,
-        exps_backward: slices * (back + marks) * marks,
+                + whitens * (2 * queries + 8 * keys + 6 * landmarks) * square),
+        exps_forward: slices * (pairs + landmarks) * landmarks,
+        exps_backward: slices * (back + landmarks) * landmarks,
         bytes_forward: 4 * slices * (queries * (d + dv) + keys * (d + dv) + moments * queries * d),
         bytes_backward: 4
             * slices

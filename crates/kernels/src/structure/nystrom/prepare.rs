@@ -3,36 +3,39 @@
 use std::sync::Mutex;
 
 use super::{
-    layout::{Marks, Saved, Sizes},
-    marks::Producer,
+    layout::{LandmarkRows, Saved, Sizes},
     merge::Counted,
     operator::{Core, Head},
     pass::share,
+    source::LandmarkSource,
     tile::{transpose, width},
 };
 use crate::{
     Error, Result,
     linalg::{Entries, Method, Order},
     mechanism::{Degree, Normalisation},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::product::Left,
 };
 
 /// f32 of memory that [`Core::prepare`] takes per worker.
 pub(super) fn memory(method: &Method, landmarks: crate::mechanism::Landmarks, full: bool, sizes: &Sizes) -> usize {
-    let order = Order { n: sizes.marks, stride: sizes.mp };
-    room([order.len()]) + method.work(order).max(Producer::work(landmarks, full, &sizes.shape, sizes.marks))
+    let order = Order { n: sizes.landmarks, stride: sizes.mp };
+    scratch_len([order.len()])
+        + method.work(order).max(LandmarkSource::work(landmarks, full, &sizes.shape, sizes.landmarks))
 }
 
 impl Core<'_> {
-    /// Writes the landmarks of all slices to `marks`, and what is saved of them and of their inverse to `heads`.
-    pub fn prepare(&self, heads: &mut [f32], marks: &mut [f32], work: &mut [f32]) -> Result<()> {
+    /// Writes the landmarks of all slices to `landmarks`, and what is saved of them and of their inverse to `heads`.
+    pub fn prepare(&self, heads: &mut [f32], landmarks: &mut [f32], work: &mut [f32]) -> Result<()> {
         // The first slice that has no inverse is told of.
         let failure: Mutex<Option<(usize, Error)>> = Mutex::new(None);
         let memory = memory(&self.method(), self.structure.landmarks, self.preset.full, &self.sizes);
-        let slices = heads.chunks_exact_mut(Saved::room(&self.sizes)).zip(marks.chunks_mut(Marks::room(&self.sizes)));
-        share(slices.enumerate(), work, memory, |(slice, (saved, marks)), memory| {
-            if let Err(error) = self.prepare_slice(slice, saved, marks, memory)
+        let slices = heads
+            .chunks_exact_mut(Saved::scratch_len(&self.sizes))
+            .zip(landmarks.chunks_mut(LandmarkRows::scratch_len(&self.sizes)));
+        share(slices.enumerate(), work, memory, |(slice, (saved, landmarks)), memory| {
+            if let Err(error) = self.prepare_slice(slice, saved, landmarks, memory)
                 && let Ok(mut failure) = failure.lock()
                 && failure.as_ref().is_none_or(|(first, _)| slice < *first)
             {
@@ -42,17 +45,17 @@ impl Core<'_> {
         failure.into_inner().unwrap_or_default().map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    fn prepare_slice(&self, slice: usize, saved: &mut [f32], marks: &mut [f32], memory: &mut [f32]) -> Result<()> {
+    fn prepare_slice(&self, slice: usize, saved: &mut [f32], landmarks: &mut [f32], memory: &mut [f32]) -> Result<()> {
         let (sizes, level, order) = (&self.sizes, self.call.level, self.order(slice));
         saved.fill(0.0);
         let (saved, _) = Saved::cut(sizes, saved);
-        let ([a], work) = cut(memory, [sizes.marks * sizes.mp]);
+        let ([a], work) = cut(memory, [sizes.landmarks * sizes.mp]);
         let raw = &mut saved.raw[..order.n * sizes.rp];
         self.producer.make(level, self.producer.tokens(slice, self.call.k), raw, sizes.rp, work);
-        self.place(saved.raw, order.n, &mut *marks);
-        let marks = Marks::of(sizes, marks);
+        self.place(saved.raw, order.n, &mut *landmarks);
+        let landmarks = LandmarkRows::of(sizes, landmarks);
         self.with_score(slice, |score| {
-            self.among(&Head { slice, score, marks, count: order.n, factors: None }, &mut [], a);
+            self.among(&Head { slice, score, landmarks, count: order.n, factors: None }, &mut [], a);
         });
         saved.c.fill(1.0);
         if self.landmark_degrees() {
@@ -62,7 +65,7 @@ impl Core<'_> {
         }
         let counted =
             Counted { factors: &mut *saved.column_factors, first: saved.first, nearest: &mut saved.nearest[0] };
-        counted.write(order, a, marks.rows, sizes.dp);
+        counted.write(order, a, landmarks.rows, sizes.dp);
         let start = self.merge(order, saved.column_factors, a, work);
         self.check_apart(saved.nearest[0], false)?;
         let inverse = Entries { high: saved.high, low: saved.low };
@@ -76,38 +79,38 @@ impl Core<'_> {
     }
 
     /// Places `n` landmarks where tokens meet them: activated, mapped, and transposed.
-    pub fn place(&self, raw: &[f32], n: usize, marks: &mut [f32]) {
+    pub fn place(&self, raw: &[f32], n: usize, landmarks: &mut [f32]) {
         let (sizes, d) = (&self.sizes, self.call.shape.head_dim);
-        let (marks, _) = Marks::cut(sizes, marks);
+        let (landmarks, _) = LandmarkRows::cut(sizes, landmarks);
         let live = n * sizes.rp;
         let before = match (self.norm(), sizes.mapped) {
             (Some(norm), true) => {
-                norm.forward(&raw[..live], sizes.rp, &mut marks.active[..live]);
-                &*marks.active
+                norm.forward(&raw[..live], sizes.rp, &mut landmarks.active[..live]);
+                &*landmarks.active
             }
             (Some(norm), false) => {
-                norm.forward(&raw[..live], sizes.rp, &mut marks.rows[..live]);
+                norm.forward(&raw[..live], sizes.rp, &mut landmarks.rows[..live]);
                 &[]
             }
             (None, true) => raw,
             (None, false) => {
-                marks.rows[..live].copy_from_slice(&raw[..live]);
+                landmarks.rows[..live].copy_from_slice(&raw[..live]);
                 &[]
             }
         };
-        let images = marks.rows.chunks_exact_mut(sizes.dp).zip(marks.tokens.chunks_exact_mut(sizes.dp));
+        let images = landmarks.rows.chunks_exact_mut(sizes.dp).zip(landmarks.tokens.chunks_exact_mut(sizes.dp));
         for ((image, token), row) in images.zip(before.chunks_exact(sizes.rp)).take(n) {
             self.map.apply(&row[..d], false, 0.0, image);
             self.map.apply(&row[..d], true, 0.0, token);
         }
-        transpose(&marks.rows[..n * sizes.dp], sizes.dp, sizes.dim, marks.transposed, sizes.mp);
+        transpose(&landmarks.rows[..n * sizes.dp], sizes.dp, sizes.dim, landmarks.transposed, sizes.mp);
     }
 
     /// Writes terms (where there is room for them) and affinities among all landmarks to rows of `mp`, zeros beyond the last.
     pub fn among(&self, head: &Head<'_>, terms: &mut [f32], a: &mut [f32]) {
         let (sizes, n) = (&self.sizes, head.count);
         a.fill(0.0);
-        self.meet(
+        self.attend(
             head,
             Left { data: self.as_tokens(head), row_stride: sizes.dp, depth_stride: 1 },
             n,
@@ -119,15 +122,15 @@ impl Core<'_> {
 
     /// The landmarks as landmarks meet them.
     pub fn as_tokens<'h>(&self, head: &Head<'h>) -> &'h [f32] {
-        let rows = if self.sizes.mapped { head.marks.tokens } else { head.marks.rows };
+        let rows = if self.sizes.mapped { head.landmarks.tokens } else { head.landmarks.rows };
         &rows[..head.count * self.sizes.dp]
     }
 }
 
 /// Places the landmarks of all slices again, from what is saved.
-pub(super) fn place_all(core: &Core<'_>, stats: &[f32], marks: &mut [f32], work: &mut [f32]) {
-    let slices = marks.chunks_mut(Marks::room(&core.sizes)).enumerate();
-    share(slices, work, 0, |(slice, marks), _| {
-        core.place(core.saved(stats, slice).raw, core.producer.live(slice), marks);
+pub(super) fn place_all(core: &Core<'_>, stats: &[f32], landmarks: &mut [f32], work: &mut [f32]) {
+    let slices = landmarks.chunks_mut(LandmarkRows::scratch_len(&core.sizes)).enumerate();
+    share(slices, work, 0, |(slice, landmarks), _| {
+        core.place(core.saved(stats, slice).raw, core.producer.live(slice), landmarks);
     });
 }

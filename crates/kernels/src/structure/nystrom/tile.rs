@@ -18,21 +18,21 @@ pub(crate) struct Tile<'a> {
     pub data: &'a [f32],
     pub stride: usize,
     pub tokens: usize,
-    pub marks: usize,
+    pub landmarks: usize,
 }
 
 impl Tile<'_> {
-    /// `sums [marks, x.stride] += tile^T x`, `x` by token.
+    /// `sums [landmarks, x.stride] += tile^T x`, `x` by token.
     pub fn gather(self, level: Level, x: Rows<'_>, sums: &mut [f32]) {
         let left = Left { data: self.data, row_stride: 1, depth_stride: self.stride };
-        let size = Size { rows: self.marks, cols: x.stride, depth: self.tokens };
+        let size = Size { rows: self.landmarks, cols: x.stride, depth: self.tokens };
         multiply_add(level, size, left, x.as_right(0..self.tokens), Add { data: sums, stride: x.stride });
     }
 
-    /// `out [tokens, width] = tile x`, `x [marks, width]` by landmark.
+    /// `out [tokens, width] = tile x`, `x [landmarks, width]` by landmark.
     pub fn spread(self, level: Level, x: &[f32], width: usize, out: &mut [f32]) {
         let left = Left { data: self.data, row_stride: self.stride, depth_stride: 1 };
-        let size = Size { rows: self.tokens, cols: width, depth: self.marks };
+        let size = Size { rows: self.tokens, cols: width, depth: self.landmarks };
         multiply(level, size, left, Right { data: x, stride: width }, Store { data: out, stride: width });
     }
 
@@ -44,21 +44,21 @@ impl Tile<'_> {
     }
 }
 
-/// Writes `exp2(-rate distance(x_i, mark_l))` for tokens `x` and the landmarks `marks [dim, stride]`, transposed.
+/// Writes `exp2(-rate distance(x_i, mark_l))` for tokens `x` and the landmarks `landmarks [dim, stride]`, transposed.
 pub(crate) fn kernel<D: Metric>(
     level: Level,
     (_, rate): (D, f32),
     x: Left<'_>,
     size: Size,
-    marks: Right<'_>,
+    landmarks: Right<'_>,
     out: Store<'_>,
 ) {
-    level.dispatch(Kernel { term: D::TERM, rate, x, size, marks, out });
+    level.dispatch(Kernel { term: D::TERM, rate, x, size, landmarks, out });
 }
 
-/// Columns of a tile of `marks` landmarks: whole vectors, and never none.
-pub(crate) fn width(marks: usize) -> usize {
-    padded(marks.max(1))
+/// Columns of a tile of `landmarks` landmarks: whole vectors, and never none.
+pub(crate) fn width(landmarks: usize) -> usize {
+    padded(landmarks.max(1))
 }
 
 struct Kernel<'a> {
@@ -66,7 +66,7 @@ struct Kernel<'a> {
     rate: f32,
     x: Left<'a>,
     size: Size,
-    marks: Right<'a>,
+    landmarks: Right<'a>,
     out: Store<'a>,
 }
 
@@ -77,7 +77,7 @@ impl WithSimd for Kernel<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Store { data, stride } = self.out;
         let mut sink = Decay { rate: simd.splat_f32s(-self.rate), out: data, stride };
-        combine(simd, self.term, self.size, self.x, self.marks, &mut sink);
+        combine(simd, self.term, self.size, self.x, self.landmarks, &mut sink);
     }
 }
 

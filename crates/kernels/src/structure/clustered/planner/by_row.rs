@@ -24,12 +24,12 @@ pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
     let of_a_row = samples.min(sides.label_k.len()).max(1);
     let starts = (0..rows).step_by(of_a_task);
     let sizes = starts.map(|start| of_a_task.min(rows - start) * of_a_row);
-    gather(sizes, grain(1), |task, room| {
+    gather(sizes, grain(1), |task, buffer| {
         let mut keys = Keys::new(sides);
-        for (row, room) in (task * of_a_task..).zip(room.chunks_exact_mut(of_a_row)) {
+        for (row, buffer) in (task * of_a_task..).zip(buffer.chunks_exact_mut(of_a_row)) {
             keys.seen.extend(sides.limit(row));
             if sides.label_q[row] != NONE {
-                keys.draw(row, samples, room);
+                keys.draw(row, samples, buffer);
             }
         }
     })
@@ -53,8 +53,8 @@ impl<'a> Keys<'a> {
         &self.sides.keys.of(c)[..self.seen.counts[c]]
     }
 
-    /// Writes the edges of `row` to the front of `room`.
-    fn draw(&mut self, row: usize, samples: usize, room: &mut [Edge]) {
+    /// Writes the edges of `row` to the front of `buffer`.
+    fn draw(&mut self, row: usize, samples: usize, buffer: &mut [Edge]) {
         let sides = self.sides;
         let own = sides.label_q[row] as u32;
         let remote = |c: usize| !sides.is_exact(own, c as u32);
@@ -64,7 +64,7 @@ impl<'a> Keys<'a> {
         if total <= samples {
             let keys = clusters.filter(|&c| remote(c)).flat_map(|c| self.of(c));
             let edges = keys.map(|&key| Edge { query, key, log_weight: 0.0 });
-            room.iter_mut().zip(edges).for_each(|(to, edge)| *to = edge);
+            buffer.iter_mut().zip(edges).for_each(|(to, edge)| *to = edge);
             return;
         }
         rows::dots(sides.level, self.seen.means(), &sides.q[row * sides.dim..][..sides.dim], &mut self.products);
@@ -84,7 +84,7 @@ impl<'a> Keys<'a> {
             let keys = self.of(c);
             drawn.entry(keys[stream.below(keys.len())]).or_insert((c, 0_u32)).1 += 1;
         }
-        for (to, (key, (c, times))) in room.iter_mut().zip(drawn) {
+        for (to, (key, (c, times))) in buffer.iter_mut().zip(drawn) {
             let log_share = mass[c].ln() - sum.ln();
             let log_count = (self.seen.counts[c] as f64).ln();
             let log_weight = f64::from(times).ln() - (samples as f64).ln() - log_share + log_count;

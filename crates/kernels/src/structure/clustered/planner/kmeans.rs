@@ -44,9 +44,9 @@ pub(super) fn kmeans(
     mut stream: Stream,
     level: Level,
 ) -> Vec<u32> {
-    let mut room = Scratch::default();
-    let room = room.take(panels::room(points.tokens.len(), points.dim));
-    let panels = Panels::new(points.x, points.dim, points.tokens, level, room);
+    let mut buffer = Scratch::default();
+    let buffer = buffer.take(panels::scratch_len(points.tokens.len(), points.dim));
+    let panels = Panels::new(points.x, points.dim, points.tokens, level, buffer);
     let (mut labels, mut centres) = first_centres(&panels, points, clusters, &mut stream);
     for _ in 0..iterations {
         let before = labels.clone();

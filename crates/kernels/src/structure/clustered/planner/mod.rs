@@ -361,11 +361,11 @@ fn gather(
     let mut rest = &mut edges[..];
     let mut rooms = Vec::with_capacity(sizes.clone().count());
     for size in sizes {
-        let (room, others) = rest.split_at_mut(size);
-        rooms.push(room);
+        let (buffer, others) = rest.split_at_mut(size);
+        rooms.push(buffer);
         rest = others;
     }
-    rooms.into_par_iter().enumerate().with_min_len(grain).for_each(|(n, room)| task(n, room));
+    rooms.into_par_iter().enumerate().with_min_len(grain).for_each(|(n, buffer)| task(n, buffer));
     edges.retain(|edge| *edge != ABSENT);
     edges
 }

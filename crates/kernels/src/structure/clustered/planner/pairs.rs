@@ -24,13 +24,13 @@ pub(super) fn edges(sides: &Sides<'_>, samples: usize) -> Vec<Edge> {
     let degrees = (sides.sampler == Sampler::DegreeWeighted).then(|| Degrees::new(sides));
     let chosen = choose(sides, &remote, degrees.as_ref());
     drop(remote);
-    let of_pair = |n: usize, room: &mut [Edge]| {
+    let of_pair = |n: usize, buffer: &mut [Edge]| {
         let ([a, c], psi) = chosen[n];
         let mut stream = sides.stream(Stage::Tokens, &[a.into(), c.into()]);
         let (rows, columns) = (sides.queries.of(a as usize), sides.keys.of(c as usize));
         match &degrees {
-            None => uniform(rows, columns, &mut stream, psi, room),
-            Some(degrees) => degrees.edges([a, c], [rows, columns], samples, &mut stream, psi, room),
+            None => uniform(rows, columns, &mut stream, psi, buffer),
+            Some(degrees) => degrees.edges([a, c], [rows, columns], samples, &mut stream, psi, buffer),
         }
     };
     let sizes = chosen
@@ -92,15 +92,15 @@ fn systematic(psi: &[f64], u: f64) -> Vec<usize> {
     (0..psi.len()).filter(taken).collect()
 }
 
-/// As many distinct edges as there is `room` for, all equally likely.
-fn uniform(rows: &[u32], columns: &[u32], stream: &mut Stream, psi: f64, room: &mut [Edge]) {
+/// As many distinct edges as `buffer` holds, all equally likely.
+fn uniform(rows: &[u32], columns: &[u32], stream: &mut Stream, psi: f64, buffer: &mut [Edge]) {
     let population = rows.len() * columns.len();
-    let count = room.len();
+    let count = buffer.len();
     let log_weight = (population as f64 / count as f64).ln() - psi.ln();
     let mut flat = Vec::with_capacity(count);
     floyd(population, count, stream, &mut flat);
     let edge = |f: usize| Edge { query: rows[f / columns.len()], key: columns[f % columns.len()], log_weight };
-    room.iter_mut().zip(flat).for_each(|(to, f)| *to = edge(f));
+    buffer.iter_mut().zip(flat).for_each(|(to, f)| *to = edge(f));
 }
 
 /// Estimated degrees, by which edges are drawn: "Spectral Sparse Attention", remark 25.
@@ -135,7 +135,7 @@ impl Degrees {
         samples: usize,
         stream: &mut Stream,
         psi: f64,
-        room: &mut [Edge],
+        buffer: &mut [Edge],
     ) {
         let (u, w) = (&self.rows[a as usize].shares, &self.columns[c as usize].shares);
         let mut drawn = BTreeMap::new();
@@ -149,7 +149,7 @@ impl Degrees {
             key: columns[y],
             log_weight: f64::from(times).ln() - (samples as f64 * u[x] * w[y]).ln() - psi.ln(),
         };
-        room.iter_mut().zip(drawn.into_iter().map(edge)).for_each(|(to, edge)| *to = edge);
+        buffer.iter_mut().zip(drawn.into_iter().map(edge)).for_each(|(to, edge)| *to = edge);
     }
 }
 

@@ -32,16 +32,16 @@ pub(super) fn is_shared(n: usize) -> bool {
 }
 
 /// f32 that the panels of `n` tokens take.
-pub(super) fn room(n: usize, dim: usize) -> usize {
+pub(super) fn scratch_len(n: usize, dim: usize) -> usize {
     padded(n) * dim
 }
 
 impl<'a> Panels<'a> {
-    /// The rows `tokens` of `x [.., dim]`, written to `room`.
-    pub fn new(x: &[f32], dim: usize, tokens: &[u32], level: Level, room: &'a mut [f32]) -> Self {
-        let groups = room.par_chunks_mut(GROUP * dim).zip(tokens.par_chunks(GROUP));
-        groups.with_min_len(grain(GROUPS)).for_each(|(room, tokens)| transpose(x, dim, tokens, |_| 1.0, room));
-        Self { data: room, n: tokens.len(), dim, level }
+    /// The rows `tokens` of `x [.., dim]`, written to `buffer`.
+    pub fn new(x: &[f32], dim: usize, tokens: &[u32], level: Level, buffer: &'a mut [f32]) -> Self {
+        let groups = buffer.par_chunks_mut(GROUP * dim).zip(tokens.par_chunks(GROUP));
+        groups.with_min_len(grain(GROUPS)).for_each(|(buffer, tokens)| transpose(x, dim, tokens, |_| 1.0, buffer));
+        Self { data: buffer, n: tokens.len(), dim, level }
     }
 
     /// Takes in one more `centre`: where it is nearer (in squared distance) than `nearest`, that distance and `label` are

@@ -75,8 +75,8 @@ fn head_backward(
                     dv.part(keys.start * value_dim..keys.end * value_dim),
                 ]
             };
-            let room = Room::new(graph, &head);
-            call.level.dispatch(Pass { chunk, keys, head, graph, case, finished, targets, room })
+            let buffer = Room::new(graph, &head);
+            call.level.dispatch(Pass { chunk, keys, head, graph, case, finished, targets, buffer })
         };
         chunks.into_par_iter().enumerate().map(run).collect()
     };
@@ -130,7 +130,7 @@ struct Pass<'a> {
     finished: &'a Finished<'a>,
     /// `dq` of the chunk's positions, `dk` and `dv` of its keys.
     targets: [&'a mut [f32]; 3],
-    room: Room,
+    buffer: Room,
 }
 
 impl WithSimd for Pass<'_> {
@@ -138,7 +138,7 @@ impl WithSimd for Pass<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> [Vec<f32>; 2] {
-        let Self { chunk, keys, head, graph, case, finished, targets: [dq, dk, dv], mut room } = self;
+        let Self { chunk, keys, head, graph, case, finished, targets: [dq, dk, dv], mut buffer } = self;
         let (d, value_dim) = (head.head_dim, head.value_dim);
         let clusters = graph.keys.len();
         let start = chunk.panels[0].start;
@@ -150,7 +150,7 @@ impl WithSimd for Pass<'_> {
             // Sums made anew: taking keys back out would leave the rounding of the largest of them behind.
             let mut before = chunk.sums.clone();
             before.extend(graph, &head, limit(n));
-            let mut panel = Panel::new(simd, &head, graph, case.logit, positions.clone(), &before, &mut room);
+            let mut panel = Panel::new(simd, &head, graph, case.logit, positions.clone(), &before, &mut buffer);
             let rows = Held::new(simd, &head, finished, &panel.queries);
             pair(simd, &mut panel, &rows, &mut slopes);
             let to_queries = &mut sums[..panel.queries.len() * padded(d)];

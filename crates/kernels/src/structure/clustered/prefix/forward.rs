@@ -33,8 +33,8 @@ pub(in crate::structure::clustered) fn forward(call: &Call<'_>, case: &Case, out
             // SAFETY: heads have rows of their own, and chunks disjoint ones of these.
             let (out, lse) =
                 unsafe { (out.part(rows.start * shape.value_dim..rows.end * shape.value_dim), lse.part(rows.clone())) };
-            let room = Room::new(graph, &head);
-            call.level.dispatch(Pass { chunk, head, graph, logit: case.logit, out, lse, room });
+            let buffer = Room::new(graph, &head);
+            call.level.dispatch(Pass { chunk, head, graph, logit: case.logit, out, lse, buffer });
         });
     });
 }
@@ -47,7 +47,7 @@ struct Pass<'a> {
     /// Of the positions of the chunk.
     out: &'a mut [f32],
     lse: &'a mut [f64],
-    room: Room,
+    buffer: Room,
 }
 
 impl WithSimd for Pass<'_> {
@@ -55,13 +55,13 @@ impl WithSimd for Pass<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { chunk: Chunk { panels, mut sums }, head, graph, logit, out, lse, mut room } = self;
+        let Self { chunk: Chunk { panels, mut sums }, head, graph, logit, out, lse, mut buffer } = self;
         let dv = head.value_dim;
         let start = panels[0].start;
         let mut values = vec![0.0; PANEL * padded(dv)];
         for positions in panels {
             sums.extend(graph, &head, graph.window.limit(positions.start));
-            let mut panel = Panel::new(simd, &head, graph, logit, positions, &sums, &mut room);
+            let mut panel = Panel::new(simd, &head, graph, logit, positions, &sums, &mut buffer);
             let (peaks, totals) = exponentiate(simd, &mut panel);
             weighted_values(simd, &mut panel, dv, &mut values);
             for (m, &i) in panel.queries.iter().enumerate() {

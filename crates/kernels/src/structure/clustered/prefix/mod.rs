@@ -38,13 +38,13 @@ fn panels(seq: usize, window: Window) -> Vec<Range<usize>> {
 pub(super) fn allocated(shape: &Shape, clusters: usize) -> [usize; 2] {
     let (d, dv) = (padded(shape.head_dim), padded(shape.value_dim));
     let sums = clusters * (size_of::<f64>() * (shape.head_dim + shape.value_dim) + size_of::<u32>());
-    let room = size_of::<f32>() * panel::room_for(clusters, shape);
+    let buffer = size_of::<f32>() * panel::room_for(clusters, shape);
     let passed = size_of::<f32>() * clusters * (d + dv);
     let slopes = size_of::<f32>() * (clusters * TILE_STRIDE + PANEL * d.max(dv));
     let (heads, threads) = (workers(shape.slices()), workers(CHUNKS * shape.slices()));
     let chunks = heads * CHUNKS * sums;
     // Chunks are given up as they are worked on, and what they pass on is smaller.
-    [chunks + threads * room, chunks + threads * (room + sums + slopes + passed)]
+    [chunks + threads * buffer, chunks + threads * (buffer + sums + slopes + passed)]
 }
 
 /// Consecutive panels with the sums over all keys before the limit of their first query.

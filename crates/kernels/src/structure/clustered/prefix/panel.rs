@@ -7,7 +7,7 @@ use pulp::Simd;
 use super::Sums;
 use crate::{
     Shape,
-    scratch::{Scratch, cut, room},
+    scratch::{Scratch, cut, scratch_len},
     simd::product::{Left, Right, Size, Store, store_product},
     structure::{
         clustered::graph::Graph,
@@ -42,7 +42,7 @@ impl Room {
 
 /// f32 of a [`Room`].
 pub(super) fn room_for(clusters: usize, shape: &Shape) -> usize {
-    room(sizes(clusters, shape))
+    scratch_len(sizes(clusters, shape))
 }
 
 fn sizes(clusters: usize, shape: &Shape) -> [usize; 8] {
@@ -94,10 +94,10 @@ impl<'a> Panel<'a> {
         logit: f32,
         positions: Range<usize>,
         sums: &Sums,
-        room: &'a mut Room,
+        buffer: &'a mut Room,
     ) -> Self {
-        let clusters = room.clusters;
-        let all = room.memory.take(room_for(clusters, &head.shape()));
+        let clusters = buffer.clusters;
+        let all = buffer.memory.take(room_for(clusters, &head.shape()));
         let [q_panel, keys, values, local_k, local_v, logits, shares, products] =
             cut(all, sizes(clusters, &head.shape())).0;
         let (d, dv) = (head.head_dim, head.value_dim);
@@ -229,12 +229,12 @@ pub(super) enum Matrix<'a> {
 }
 
 /// Rows of `dim` in f32, padded to whole vectors.
-fn narrow<'a>(sums: &[f64], dim: usize, room: &'a mut [f32]) -> Rows<'a> {
+fn narrow<'a>(sums: &[f64], dim: usize, buffer: &'a mut [f32]) -> Rows<'a> {
     let stride = padded(dim);
-    for (row, sums) in room.chunks_exact_mut(stride).zip(sums.chunks_exact(dim)) {
+    for (row, sums) in buffer.chunks_exact_mut(stride).zip(sums.chunks_exact(dim)) {
         let (head, pad) = row.split_at_mut(dim);
         head.iter_mut().zip(sums).for_each(|(x, &sum)| *x = sum as f32);
         pad.fill(0.0);
     }
-    Rows { data: room, stride }
+    Rows { data: buffer, stride }
 }

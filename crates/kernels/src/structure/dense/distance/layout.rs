@@ -13,7 +13,7 @@ use crate::{
     call::Call,
     call::magnitude::largest,
     mechanism::Manifold,
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
 };
 
 /// The origin and the unit in which one head's tokens are measured.
@@ -70,13 +70,13 @@ fn row_sizes(count: usize, head_dim: usize) -> [usize; 5] {
     [rows, rows, count, count, count]
 }
 
-pub(super) fn key_room(count: usize, head_dim: usize) -> usize {
-    room(row_sizes(count, head_dim))
+pub(super) fn key_buffer_len(count: usize, head_dim: usize) -> usize {
+    scratch_len(row_sizes(count, head_dim))
 }
 
 /// `count` is whole vectors.
-pub(super) fn query_room(count: usize, head_dim: usize) -> usize {
-    key_room(count, head_dim) + room([count * head_dim; 2])
+pub(super) fn query_buffer_len(count: usize, head_dim: usize) -> usize {
+    key_buffer_len(count, head_dim) + scratch_len([count * head_dim; 2])
 }
 
 pub(super) fn keys<'t>(of: Distances<'_>, head: &Head<'t>, kept: &[u32], memory: &'t mut [f32]) -> Tokens<'t> {

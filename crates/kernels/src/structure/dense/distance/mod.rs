@@ -6,8 +6,8 @@
 //! of such a pair cancels too, in `sum g q - sum g k`: it is added by itself.
 
 mod geometry;
+mod gradients;
 mod layout;
-mod pull;
 mod weigh;
 
 use std::ops::Range;
@@ -83,20 +83,20 @@ impl Pairing for Distances<'_> {
     const PARAMETERS: usize = 2;
     const MARGINS: bool = true;
 
-    fn query_room(count: usize, head_dim: usize, _: Pass) -> usize {
-        layout::query_room(count, head_dim)
+    fn query_buffer_len(count: usize, head_dim: usize, _: Pass) -> usize {
+        layout::query_buffer_len(count, head_dim)
     }
 
-    fn key_room(count: usize, head_dim: usize) -> usize {
-        layout::key_room(count, head_dim)
+    fn key_buffer_len(count: usize, head_dim: usize) -> usize {
+        layout::key_buffer_len(count, head_dim)
     }
 
-    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], _: Pass, room: &'t mut [f32]) -> Tokens<'t> {
-        layout::queries(self, head, kept, room)
+    fn queries<'t>(self, head: &Head<'t>, kept: &[u32], _: Pass, buffer: &'t mut [f32]) -> Tokens<'t> {
+        layout::queries(self, head, kept, buffer)
     }
 
-    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], _: Pass, room: &'t mut [f32]) -> Tokens<'t> {
-        layout::keys(self, head, kept, room)
+    fn keys<'t>(self, head: &Head<'t>, kept: &[u32], _: Pass, buffer: &'t mut [f32]) -> Tokens<'t> {
+        layout::keys(self, head, kept, buffer)
     }
 
     #[inline(always)]
@@ -125,7 +125,7 @@ impl Pairing for Distances<'_> {
     }
 
     #[inline(always)]
-    fn pull<S: Simd>(self, simd: S, mut pairs: PairTile<'_, '_>) {
+    fn pull_back<S: Simd>(self, simd: S, mut pairs: PairTile<'_, '_>) {
         let PairTile { head_dim, ref columns, queries, keys, .. } = pairs;
         let panel = geometry::Panel { head_dim, columns: columns.clone(), queries, keys };
         let rows = pairs.visible.keys.len();
@@ -133,12 +133,12 @@ impl Pairing for Distances<'_> {
         let size = Size { rows, cols: columns.len(), depth: pairs.value_dim };
         let mut store = Store { data: &mut *pairs.slopes, stride: TILE_STRIDE };
         product(simd, size, pairs.values.as_left(), pairs.gradients, &mut store);
-        pairs.thin(simd, |pairs| &mut *pairs.slopes);
+        pairs.apply_dropout(simd, |pairs| &mut *pairs.slopes);
         {
             let pairs = &mut pairs;
-            dispatch!(self, metric, decay, simd.vectorize(pull::Slopes { of: self, metric, decay, panel, pairs }));
+            dispatch!(self, metric, decay, simd.vectorize(gradients::Slopes { of: self, metric, decay, panel, pairs }));
         }
-        pairs.thin(simd, |pairs| &mut *pairs.weights);
+        pairs.apply_dropout(simd, |pairs| &mut *pairs.weights);
     }
 
     fn gradient(self, tokens: &Tokens<'_>, n: usize, margin: f32, sums: &[f32], out: &mut [f32]) {

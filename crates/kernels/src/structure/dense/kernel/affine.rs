@@ -8,7 +8,7 @@ use crate::{
     Parameter, Shape,
     call::Call,
     score::{Manhattan, Squared},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::product::{Add, Left, Size, Store, multiply_add},
     structure::{
         dense::padded,
@@ -76,7 +76,7 @@ fn load_sizes(s: &Shape) -> [usize; 7] {
 /// f32 of working memory of [`Kernel::load`] and of passes over queries or keys with `memory` each.
 pub(super) fn work(s: &Shape, memory: usize) -> usize {
     let of_pass = pass::work(s.slices(), s.seq_q, memory).max(pass::work(s.slices(), s.seq_kv, memory));
-    room(load_sizes(s)) + of_pass
+    scratch_len(load_sizes(s)) + of_pass
 }
 
 /// Some entries of a vector of columns, or zeros where there is none.

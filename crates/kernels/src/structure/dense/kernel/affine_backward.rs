@@ -10,10 +10,10 @@ use super::{
 use crate::{
     Gradients, Shape,
     score::{Manhattan, Pairs, Squared, gradients},
-    scratch::{cut, room},
+    scratch::{cut, scratch_len},
     simd::product::{Add, Left, Size, Store, multiply, multiply_add},
     structure::{
-        dense::{Rows, about, padded},
+        dense::{Rows, centred_dot, padded},
         nystrom::{
             pass::{TOKENS, of_tokens, rows_of, share, splits},
             tile::{Zip, zip},
@@ -95,7 +95,7 @@ impl<'a> Buffers<'a> {
 
 /// f32 of working memory of a backward pass.
 pub(super) fn work(s: &Shape, tied: bool) -> usize {
-    room(buffer_sizes(s, tied)) + forward_work(s, room(tile_sizes(s)))
+    scratch_len(buffer_sizes(s, tied)) + forward_work(s, scratch_len(tile_sizes(s)))
 }
 
 /// Similarities; their gradients; a tile's gradients of queries.
@@ -149,7 +149,7 @@ impl Sums<'_> {
         let centre = &*self.centre;
         let items = of_tokens(slices, seq).zip(self.partial.chunks_mut(partial_len(s)));
         let items = items.zip(rows_of(self.dq, slices, seq, dp)).zip(self.contraction.iter_mut());
-        share(items, work, room(tile_sizes(s)), |(((part, sums), dq), contraction), memory| {
+        share(items, work, scratch_len(tile_sizes(s)), |(((part, sums), dq), contraction), memory| {
             sums.fill(0.0);
             dq.fill(0.0);
             let ([tile, e, dx], _) = cut(memory, tile_sizes(s));
@@ -158,12 +158,13 @@ impl Sums<'_> {
                 kernel.chain(part.slice, rows.clone(), &cols, (back, v), g, e);
                 let dk = &mut sums[cols.start * dp..cols.end * dp];
                 let dx = &mut dx[..rows.len() * dp];
-                kernel.pull(part.slice, rows.clone(), &cols, e, [&mut *dx, dk]);
+                kernel.pull_back(part.slice, rows.clone(), &cols, e, [&mut *dx, dk]);
                 zip(kernel.call.level, &mut dq[part.within(&rows, dp)], dx, Zip::Add);
             });
             let rows = kernel.rows(&part);
             let dq = &mut dq[..rows.len() * dp];
-            *contraction = about(kernel.centres(part.slice, centre), kernel.q.part(part.slice, rows).data, dq) as f32;
+            *contraction =
+                centred_dot(kernel.centres(part.slice, centre), kernel.q.part(part.slice, rows).data, dq) as f32;
             let slope = kernel.slope(part.slice);
             dq.iter_mut().for_each(|x| *x *= slope);
         });
@@ -186,7 +187,8 @@ impl Sums<'_> {
         out.fill(0.0);
         for (slice, parts) in self.contraction.chunks_exact(splits).enumerate() {
             let range = slice * len..(slice + 1) * len;
-            let of_keys = about(kernel.centres(slice, self.centre), &kernel.k.rows[range.clone()], &self.dk[range]);
+            let of_keys =
+                centred_dot(kernel.centres(slice, self.centre), &kernel.k.rows[range.clone()], &self.dk[range]);
             let apart = parts.iter().map(|&x| f64::from(x)).sum::<f64>() - of_keys;
             out[slice % s.heads] += match kernel.distance {
                 Distance::Manhattan => apart / kernel.parameter(slice).powi(2),
@@ -273,9 +275,9 @@ impl Kernel<'_> {
     }
 
     /// Writes the sums of the differences of a tile to its queries, and adds them to its keys'.
-    fn pull(&self, slice: usize, rows: Range<usize>, cols: &Range<usize>, e: &[f32], [dq, dk]: [&mut [f32]; 2]) {
-        let (tokens, marks) = (self.q.part(slice, rows).data, self.k.part(slice, cols.clone()).data);
-        let pairs = Pairs { tokens, marks, dim: self.q.stride(), e, stride: padded(cols.len()) };
+    fn pull_back(&self, slice: usize, rows: Range<usize>, cols: &Range<usize>, e: &[f32], [dq, dk]: [&mut [f32]; 2]) {
+        let (tokens, landmarks) = (self.q.part(slice, rows).data, self.k.part(slice, cols.clone()).data);
+        let pairs = Pairs { tokens, landmarks, dim: self.q.stride(), e, stride: padded(cols.len()) };
         match self.distance {
             Distance::Manhattan => gradients(self.call.level, Manhattan, pairs, dq, dk),
             Distance::Squared => gradients(self.call.level, Squared, pairs, dq, dk),

@@ -10,7 +10,7 @@ use crate::{
     Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
     mechanism::{Centering, LaplacianExact, Whitening},
-    scratch::{cut, parts, room},
+    scratch::{cut, parts, scratch_len},
     structure::{
         dense::{dot, padded},
         nystrom::pass::TOKENS,
@@ -231,9 +231,9 @@ pub(crate) fn laplacian_exact_plan(m: &LaplacianExact, s: &Shape) -> Plan {
         exps_backward: pairs * 2,
         bytes_forward: 4 * (4 * rows + s.out_len() as u64),
         bytes_backward: 4 * (6 * rows + 3 * s.out_len() as u64),
-        scratch_forward: room(row_sizes(s)) + room([sums_len(s)]) + affine::work(s, TILE),
-        scratch_backward: room(row_sizes(s)) + affine_backward::work(s, m.tied),
-        stats: room(stats_sizes(s)),
+        scratch_forward: scratch_len(row_sizes(s)) + scratch_len([sums_len(s)]) + affine::work(s, TILE),
+        scratch_backward: scratch_len(row_sizes(s)) + affine_backward::work(s, m.tied),
+        stats: scratch_len(stats_sizes(s)),
         allocated_forward: 0,
         allocated_backward: 0,
     }

@@ -15,7 +15,7 @@ use crate::{
 
 /// How landmarks are made.
 #[derive(Clone, Copy)]
-pub(crate) struct Producer<'a> {
+pub(crate) struct LandmarkSource<'a> {
     pub landmarks: Landmarks,
     pub grid: Option<[usize; 2]>,
     /// Filters of `conv` mix all channels, and leave partial windows out.
@@ -33,7 +33,7 @@ pub(crate) struct Tokens<'a> {
     pub x: &'a [f32],
 }
 
-impl<'a> Producer<'a> {
+impl<'a> LandmarkSource<'a> {
     pub fn new(landmarks: Landmarks, grid: Option<[usize; 2]>, full: bool, call: &Call<'a>) -> Self {
         Self { landmarks, grid, full, shape: call.shape, extras: call.extras, keep: call.mask.key }
     }
@@ -117,10 +117,10 @@ impl<'a> Producer<'a> {
         self.extras.get(Parameter::LandmarkWeight).unwrap_or_default()
     }
 
-    /// f32 that [`Producer::make`] and [`Producer::backward`] work with, for up to `marks` landmarks.
-    pub fn work(landmarks: Landmarks, full: bool, shape: &Shape, marks: usize) -> usize {
+    /// f32 that [`LandmarkSource::make`] and [`LandmarkSource::backward`] work with, for up to `count` landmarks.
+    pub fn work(landmarks: Landmarks, full: bool, shape: &Shape, count: usize) -> usize {
         let (d, dp) = (shape.head_dim, padded(shape.head_dim));
-        if full && matches!(landmarks, Landmarks::Conv { .. }) { d * dp + marks * dp } else { 0 }
+        if full && matches!(landmarks, Landmarks::Conv { .. }) { d * dp + count * dp } else { 0 }
     }
 
     /// Writes the landmarks, `[live, stride]`, zeros beyond the last channel.
@@ -135,14 +135,14 @@ impl<'a> Producer<'a> {
             }
             return;
         }
-        self.each_pick(slice, |mark, token| out[mark * stride..][..d].copy_from_slice(row(token)));
+        self.each_pick(slice, |landmark, token| out[landmark * stride..][..d].copy_from_slice(row(token)));
         let Some(windows) = self.windows() else { return };
         if self.is_full() {
             return self.filter(level, tokens, out, stride, work);
         }
         let weight = self.weight();
-        self.each_window(slice, |mark, w| {
-            let out = &mut out[mark * stride..][..d];
+        self.each_window(slice, |landmark, w| {
+            let out = &mut out[landmark * stride..][..d];
             match self.landmarks {
                 Landmarks::Stride { .. } => {
                     self.nearest(slice, windows, w).iter().for_each(|&token| out.copy_from_slice(row(token)));
@@ -172,20 +172,20 @@ impl<'a> Producer<'a> {
         self.full && matches!(self.landmarks, Landmarks::Conv { .. })
     }
 
-    /// Adds what `du [live, stride]` says of the tokens to `dx [seq, dim]`; of filters see [`Producer::filter_gradient`].
+    /// Adds what `du [live, stride]` says of the tokens to `dx [seq, dim]`; of filters see [`LandmarkSource::filter_gradient`].
     pub fn backward(&self, level: Level, slice: usize, du: &[f32], stride: usize, dx: &mut [f32], work: &mut [f32]) {
         let d = self.shape.head_dim;
         let add = |dx: &mut [f32], token: usize, du: &[f32], factor: f32| {
             dx[token * d..][..d].iter_mut().zip(du).for_each(|(dx, du)| *dx += factor * du);
         };
-        self.each_pick(slice, |mark, token| add(dx, token, &du[mark * stride..], 1.0));
+        self.each_pick(slice, |landmark, token| add(dx, token, &du[landmark * stride..], 1.0));
         let Some(windows) = self.windows() else { return };
         if self.is_full() {
             return self.filter_backward(level, slice, du, stride, dx, work);
         }
         let weight = self.weight();
-        self.each_window(slice, |mark, w| {
-            let du = &du[mark * stride..][..d];
+        self.each_window(slice, |landmark, w| {
+            let du = &du[landmark * stride..][..d];
             match self.landmarks {
                 Landmarks::Stride { .. } => {
                     self.nearest(slice, windows, w).iter().for_each(|&token| add(dx, token, du, 1.0));
@@ -207,8 +207,8 @@ impl<'a> Producer<'a> {
     /// The token at `slot` of every live window, `[live, stride]`; zeros for a masked one.
     fn slot(&self, tokens: Tokens<'_>, slot: usize, stride: usize, out: &mut [f32]) {
         let (Some(windows), d) = (self.windows(), self.shape.head_dim) else { return };
-        self.each_window(tokens.slice, |mark, w| {
-            let out = &mut out[mark * stride..][..stride];
+        self.each_window(tokens.slice, |landmark, w| {
+            let out = &mut out[landmark * stride..][..stride];
             out.fill(0.0);
             if let Some((token, _)) = windows.tokens(w).find(|t| t.1 == slot)
                 && self.keeps(tokens.slice, token)
@@ -247,9 +247,9 @@ impl<'a> Producer<'a> {
             let left = Left { data: du, row_stride: stride, depth_stride: 1 };
             let size = Size { rows: live, cols: stride, depth: d };
             multiply(level, size, left, Right { data: matrix, stride }, Store { data: rows, stride });
-            self.each_window(slice, |mark, w| {
+            self.each_window(slice, |landmark, w| {
                 if let Some((token, _)) = self.members(slice, windows, w).find(|t| t.1 == slot) {
-                    let row = &rows[mark * stride..][..d];
+                    let row = &rows[landmark * stride..][..d];
                     dx[token * d..][..d].iter_mut().zip(row).for_each(|(dx, x)| *dx += x);
                 }
             });

@@ -184,9 +184,9 @@ fn add_close<M: Geometry>(
         let (dq, dk) = (&mut margins.dq[n * stride..][..stride], &mut margins.dk[key * stride..][..stride]);
         let along = M::reflection(logit);
         for c in 0..stride {
-            let pull = slope * (k[c] - along * q[c]);
-            dq[c] += pull;
-            dk[c] -= along * pull;
+            let pull_back = slope * (k[c] - along * q[c]);
+            dq[c] += pull_back;
+            dk[c] -= along * pull_back;
         }
     }
 }

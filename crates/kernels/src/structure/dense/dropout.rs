@@ -1,4 +1,4 @@
-//! A panel's random pairs: [`Dropout`] as the streams draw it.
+//! Dropout in a panel of queries: [`Dropout`] as the streams draw it.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
 
 /// The draws of some queries.
 #[derive(Clone, Copy)]
-pub(in crate::structure) struct Thin<'a> {
+pub(in crate::structure) struct PanelDropout<'a> {
     /// The state of each query's draws.
     rows: &'a [u32],
     threshold: Option<u32>,
@@ -21,10 +21,10 @@ pub(in crate::structure) struct Thin<'a> {
     pub dropped: Dropped,
 }
 
-impl<'a> Thin<'a> {
-    /// The draws of the queries at the positions `kept`; `room` takes a number per query and may be longer.
-    pub fn new(dropout: &Dropout, slice: usize, kept: &[u32], room: &'a mut [f32]) -> Self {
-        let rows: &mut [u32] = bytemuck::cast_slice_mut(room);
+impl<'a> PanelDropout<'a> {
+    /// The draws of the queries at the positions `kept`; `buffer` takes a number per query and may be longer.
+    pub fn new(dropout: &Dropout, slice: usize, kept: &[u32], buffer: &'a mut [f32]) -> Self {
+        let rows: &mut [u32] = bytemuck::cast_slice_mut(buffer);
         rows.iter_mut().zip(kept).for_each(|(row, &query)| *row = dropout.row(slice, query as usize));
         rows[kept.len()..].fill(0);
         let (threshold, factor) = (dropout.threshold(), dropout.factor() as f32);
