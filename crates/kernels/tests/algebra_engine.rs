@@ -36,6 +36,14 @@ const SAME: &[(&str, &str)] = &[
         r#""score": {"kind": "levy", "manifold": "sphere", "intrinsic_dim": 4}"#,
     ),
     (
+        r#""mechanism": "fna", "norm_exponent": 0.75"#,
+        r#""score": {"kind": "levy"}, "normalisation": {"kind": "row", "density_exponent": 0.75}"#,
+    ),
+    (
+        r#""mechanism": "fna", "norm_exponent": -1, "causal": true"#,
+        r#""score": {"kind": "levy"}, "normalisation": {"kind": "row", "density_exponent": -1}, "causal": true"#,
+    ),
+    (
         r#""mechanism": "laplacian-exact", "whitening": "none", "centering": "none", "bias_one_over_n": false"#,
         r#""score": {"kind": "laplacian"}, "normalisation": {"kind": "none"}"#,
     ),
@@ -127,13 +135,12 @@ fn rows_tell_their_sums() {
     p.key_mask = Some((0..140).map(|n| n % 5 != 3).collect());
     p.query_mask = Some((0..140).map(|n| n % 7 != 2).collect());
     let wanted = lse(r#""mechanism": "softmax""#, &p).unwrap();
-    let composed = r#""mechanism": "composed", "score": {"kind": "dot-exp"}"#;
-    for series in [r#""series": {"kind": "one-hop"}"#, r#""series": {"kind": "hops", "count": 2}"#] {
-        let got = lse(&format!("{composed}, {series}"), &p).unwrap();
-        for (n, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
-            assert!(got == wanted || (got - wanted).abs() < 1e-5, "{series}, row {n}: {got}, not {wanted}");
-        }
+    // A window that holds all tokens: no preset, but the same rows.
+    let wide = r#""mechanism": "composed", "score": {"kind": "dot-exp"}, "structure": {"kind": "dense", "window": 70}"#;
+    for (n, (got, wanted)) in lse(wide, &p).unwrap().iter().zip(&wanted).enumerate() {
+        assert!(got == wanted || (got - wanted).abs() < 1e-5, "row {n}: {got}, not {wanted}");
     }
+    assert_eq!(lse(&format!(r#"{wide}, "series": {{"kind": "hops", "count": 2}}"#), &p), None, "several hops");
     let linear = r#""mechanism": "composed", "score": {"kind": "dot-relu"}"#;
     assert_eq!(lse(linear, &p), None, "sums of affinities are no log-sum-exp");
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     score::{
         self,
-        tiles::{Backward, Factors, Operands, ParameterSums, Projection, Tile},
+        tiles::{Backward, Factors, Operands, ParameterSums, Projection, Shares, Tile},
     },
     simd::{
         Level,
@@ -80,12 +80,15 @@ impl Sweep<'_> {
             let [of_rows, fine] = row_factors(weights, rows, self.score.is_log());
             let [a, c, tau] = [&taken.a, &taken.c, &taken.tau].map(|x| lanes(x, rows));
             let [of_columns, p, d] = [&weights.columns, &taken.p, &taken.d].map(|x| columns.of(x, 1));
+            let [shares, share_logs] = [&taken.shares, &taken.share_logs].map(|x| lanes(x, rows));
+            let shares = (!taken.shares.is_empty()).then_some(Shares { x: &shares, logs: &share_logs });
             let typical = (!weights.typical.is_empty()).then(|| lanes(&weights.typical, rows));
             self.with_pairs(buffers, columns, constants, |_, known, buffers| {
                 let typical = typical.as_ref().map(|x| &x[..width]);
                 let into = Backward {
                     factors: Factors { rows: &of_rows, fine: &fine, columns: &of_columns },
                     projection: Projection { a: &a, c: &c, tau: &tau, p: &p, d: &d },
+                    shares,
                     weights: &mut buffers.values,
                     slopes: &mut buffers.slopes,
                     stride: STRIDE,

@@ -47,12 +47,14 @@ pub(super) struct Graph<'a> {
 
 /// Whether the engine has the composition.
 pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
-    let density = matches!(&m.normalisation, Normalisation::Row(row) if row.density_exponent != 0.0);
+    let density = density(m).is_some();
     let whitened = matches!(m.normalisation, Normalisation::Whitened(_));
     match &m.structure {
         Structure::Dense(dense) => {
             let full = matches!(&m.normalisation, Normalisation::Whitened(m) if m.whitening == Whitening::Full);
-            !density && !full && !(whitened && (causal || dense.window.is_some()))
+            // A density's gradient is summed over columns of weights, which have to be those of magnitudes.
+            let signed = density && !m.score.is_non_negative();
+            !signed && !full && !(whitened && (causal || dense.window.is_some()))
         }
         Structure::Clustered(s) => {
             let centroid = s.ssa(None, causal).estimator == crate::mechanism::Estimator::Centroid;
@@ -60,6 +62,14 @@ pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
             !(density || whitened || columns || causal && centroid)
         }
         _ => false,
+    }
+}
+
+/// The exponent of the densities that are divided out, where they are.
+fn density(m: &Composed) -> Option<f64> {
+    match &m.normalisation {
+        Normalisation::Row(row) => Some(row.density_exponent).filter(|&exponent| exponent != 0.0),
+        _ => None,
     }
 }
 
@@ -105,7 +115,7 @@ impl<'a> Graph<'a> {
 
     fn sweep(&self, slice: usize) -> Sweep<'_> {
         let (head, score) = (&self.heads[slice], &*self.scores[slice % self.call.shape.heads]);
-        Sweep { head, q: &head.q, k: &head.k, score, level: self.call.level, pool: &self.pool }
+        Sweep { head, q: &head.q, k: &head.k, constants: None, score, level: self.call.level, pool: &self.pool }
     }
 
     /// Whether rows are summed while values are.
@@ -141,6 +151,15 @@ impl<'a> Graph<'a> {
             Normalisation::None(_) => {
                 Weighed::streamed(&self.m.normalisation, head, log, vec![0.0; head.queries.len()], Vec::new())
             }
+            Normalisation::Row(m) if m.density_exponent != 0.0 => {
+                let sums = self.rows(sweep, &[], &mut []);
+                let plain: Vec<f64> = sums.iter().map(RowSum::log).collect();
+                let densities = Weighed::densities(head, m.density_exponent, &plain);
+                let constants: Vec<f32> = densities.iter().map(|&ln| -ln as f32).collect();
+                let logs = self.row_logs(Sweep { constants: Some(&constants), ..sweep });
+                let term = sums.first().map_or(0.0, |sum| sum.term);
+                Weighed::of_densities(head, log, &densities, [plain, logs], term)
+            }
             Normalisation::Symmetric(_) => {
                 let transposed = head.transposed();
                 let columns = self.row_logs(Sweep { head: &transposed, q: &transposed.q, k: &transposed.k, ..sweep });
@@ -174,7 +193,7 @@ impl<'a> Graph<'a> {
         // What a masked query has summed.
         sums.fill(f32::NEG_INFINITY);
         for (slice, weighed) in self.weighed.iter().enumerate() {
-            let Some(weighed) = weighed.get().filter(|_| self.is_streamed()) else { continue };
+            let Some(weighed) = weighed.get().filter(|weighed| !weighed.logs.is_empty()) else { continue };
             for (n, (&i, &ln)) in self.heads[slice].queries.iter().zip(&weighed.logs).enumerate() {
                 let at = slice * seq + i as usize;
                 sums[at] = ln as f32;
@@ -278,6 +297,15 @@ impl<'a> Graph<'a> {
         self.slice_backward(slice, (None, false), x, [&mut [], &mut [], dv]);
     }
 
+    /// Subtracts `sum_i w_ij delta_i` from the columns' numbers.
+    fn take_projections(&self, slice: usize, delta: &[f64], columns: &mut [f64]) {
+        let stride = padded(1);
+        let [mut rows, mut sums] = [delta.len(), columns.len()].map(|len| self.pool.zeros(len * stride));
+        rows.chunks_exact_mut(stride).zip(delta).for_each(|(row, &x)| row[0] = x as f32);
+        self.transpose_slice(slice, &rows, 1, &mut sums);
+        columns.iter_mut().zip(sums.chunks_exact(stride)).for_each(|(x, sum)| *x -= f64::from(sum[0]));
+    }
+
     /// Adds the gradients of one slice: of its queries, keys and values; returns those of the parameters.
     fn backward_slice(
         &self,
@@ -296,7 +324,10 @@ impl<'a> Graph<'a> {
         if !self.is_streamed() {
             self.transpose_slice(slice, &gradients, dim, &mut dv);
         }
-        let epsilon = contractions(&values, &dv, padded(dim));
+        let mut epsilon = contractions(&values, &dv, padded(dim));
+        if density(self.m).is_some() {
+            self.take_projections(slice, &delta, &mut epsilon);
+        }
         let mut taken = weighed.taken(&self.m.normalisation, head, log, &delta, &epsilon);
         let statistics = weighed.weights.whitened.as_ref();
         taken.whitened = statistics.map(|s| s.back(head, &values, &gradients, &dv, padded(dim)));

@@ -77,9 +77,7 @@ fn saved_rows(shape: &Shape) -> usize {
 
 /// The part of `stats` that is the log-sum-exp of every row, where a composition has one.
 pub(crate) fn lse<'s>(m: &Composed, shape: &Shape, stats: &'s [f32]) -> Option<&'s [f32]> {
-    let pairs = matches!(m.structure, Structure::Dense(_) | Structure::Clustered(_));
-    let rows = matches!(m.normalisation, Normalisation::Row(_)) && m.score.is_log();
-    (pairs && rows).then(|| &stats[..shape.slices() * shape.seq_q])
+    m.has_row_sums().then(|| &stats[..shape.slices() * shape.seq_q])
 }
 
 /// The structure of a composition by three factors.

@@ -31,11 +31,16 @@ pub(super) struct Weighed {
     pub logs: Vec<f64>,
     /// Of a Frobenius norm, per row: the divisor over the norm that it comes from.
     pub shares: Vec<f64>,
+    /// The logarithms of the rows' sums before densities are divided out, where they are.
+    pub plain: Vec<f64>,
 }
 
 /// Whether weights follow from sums over single rows, so that these can be summed while the values are.
 pub(super) fn is_streamed(m: &Normalisation) -> bool {
-    !matches!(m, Normalisation::Symmetric(_) | Normalisation::Whitened(_))
+    match m {
+        Normalisation::Row(m) => m.density_exponent == 0.0,
+        m => !matches!(m, Normalisation::Symmetric(_) | Normalisation::Whitened(_)),
+    }
 }
 
 /// The factor on an affinity, or what is taken out of its logarithm, from the logarithm of a divisor; what is divided by nothing is
@@ -51,6 +56,14 @@ fn factor(log: bool, ln: f64) -> f32 {
 /// What leaves an affinity, or its logarithm, as it is.
 fn neutral(log: bool) -> f32 {
     if log { 0.0 } else { 1.0 }
+}
+
+/// Weights of rows that are divided by something, from its logarithms.
+fn rows_of(log: bool, head: &Head<'_>, logs: &[f64]) -> Weights {
+    let rows: Vec<f32> = logs.iter().map(|&ln| factor(log, ln)).collect();
+    let lost = |(&ln, &row): (&f64, &f32)| if ln.is_finite() { near_exp(f64::from(row) - ln) } else { 1.0 };
+    let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
+    Weights { rows, fine, columns: vec![neutral(log); head.keys.len()], ..Weights::default() }
 }
 
 /// `exp(x)`, most of all of what rounding leaves.
@@ -80,12 +93,6 @@ impl Weighed {
 
     /// From the logarithms of the sums of rows (of squares, for a Frobenius norm) and the terms of the rows' largest values.
     pub fn streamed(m: &Normalisation, head: &Head<'_>, log: bool, logs: Vec<f64>, terms: Vec<f32>) -> Self {
-        let rows_of = |logs: &[f64]| {
-            let rows: Vec<f32> = logs.iter().map(|&ln| factor(log, ln)).collect();
-            let lost = |(&ln, &row): (&f64, &f32)| if ln.is_finite() { near_exp(f64::from(row) - ln) } else { 1.0 };
-            let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
-            Weights { rows, fine, columns: vec![neutral(log); head.keys.len()], ..Weights::default() }
-        };
         match m {
             Normalisation::Frobenius(m) => {
                 let norms = if head.sight.causal { prefix_logs(head, &logs) } else { total_log(&logs) };
@@ -93,19 +100,44 @@ impl Weighed {
                 let share =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
                 let divisors: Vec<f64> = norms.iter().map(divisor).collect();
-                Self { weights: rows_of(&divisors), shares: norms.iter().map(share).collect(), logs }
+                let shares = norms.iter().map(share).collect();
+                Self { weights: rows_of(log, head, &divisors), shares, logs, ..Self::default() }
             }
             Normalisation::None(m) => {
                 let seen = if m.factor == Factor::InvN { head.seen() } else { vec![1.0; head.queries.len()] };
                 let divisors: Vec<f64> = seen.iter().map(|seen| seen.max(1.0).ln()).collect();
-                Self { weights: rows_of(&divisors), shares: Vec::new(), logs }
+                Self { weights: rows_of(log, head, &divisors), logs, ..Self::default() }
             }
             // Rows that sum to one; those of factors, each by its own.
             _ => {
                 let typical = if log { terms } else { Vec::new() };
-                Self { weights: Weights { typical, ..rows_of(&logs) }, shares: Vec::new(), logs }
+                Self { weights: Weights { typical, ..rows_of(log, head, &logs) }, logs, ..Self::default() }
             }
         }
+    }
+
+    /// What densities `n_j^a` divide the columns by, as logarithms: `n_j` is the sum of the row at the column's position, 1 where there
+    /// is none.
+    pub fn densities(head: &Head<'_>, exponent: f64, plain: &[f64]) -> Vec<f64> {
+        let of_row: std::collections::HashMap<u32, f64> =
+            head.queries.iter().copied().zip(plain.iter().copied()).collect();
+        let density = |key| of_row.get(key).filter(|log| log.is_finite()).map_or(0.0, |log| exponent * log);
+        head.keys.iter().map(density).collect()
+    }
+
+    /// From the logarithms of densities and of the sums of rows before and after these are divided out, and any pair's term.
+    pub fn of_densities(
+        head: &Head<'_>,
+        log: bool,
+        densities: &[f64],
+        [plain, logs]: [Vec<f64>; 2],
+        term: f32,
+    ) -> Self {
+        let columns = densities.iter().map(|&ln| factor(log, ln)).collect();
+        // Where every column has its row, the gradients of all rows together add up to nothing: all have the same typical term.
+        let paired = log && head.queries == head.keys;
+        let typical = if paired { vec![term; logs.len()] } else { Vec::new() };
+        Self { weights: Weights { columns, typical, ..rows_of(log, head, &logs) }, logs, plain, ..Self::default() }
     }
 
     /// From the logarithms of the sums of rows and columns, by the roots of both.
@@ -127,12 +159,27 @@ impl Weighed {
             tau: zeros(rows),
             p: zeros(columns),
             d: zeros(columns),
+            shares: Vec::new(),
+            share_logs: Vec::new(),
             whitened: None,
         };
         match m {
-            Normalisation::Row(_) => {
+            Normalisation::Row(m) => {
                 taken.a = delta.iter().map(|&x| x as f32).collect();
                 taken.p.fill(1.0);
+                if m.density_exponent != 0.0 {
+                    // Here `epsilon` is what comes back to the logarithms of a column's affinities, by the column's position.
+                    let back: std::collections::HashMap<u32, f64> =
+                        head.keys.iter().copied().zip(epsilon.iter().copied()).collect();
+                    let share = |(i, &ln): (&u32, &f64)| {
+                        let x = m.density_exponent * back.get(i).copied().unwrap_or(0.0);
+                        let lost = if log { f64::from(ln as f32) - ln } else { -ln };
+                        if ln.is_finite() { (x * lost.exp()) as f32 } else { 0.0 }
+                    };
+                    taken.shares = head.queries.iter().zip(&self.plain).map(share).collect();
+                    taken.share_logs =
+                        self.plain.iter().map(|&ln| if ln.is_finite() { ln as f32 } else { 0.0 }).collect();
+                }
             }
             Normalisation::Frobenius(_) => taken.tau = frobenius(head, &self.shares, weights, delta, log),
             Normalisation::Symmetric(_) => {

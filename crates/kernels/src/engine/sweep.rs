@@ -31,6 +31,8 @@ pub(super) struct Sweep<'a> {
     /// The images of its rows and columns.
     pub q: &'a [f32],
     pub k: &'a [f32],
+    /// Per column, where sums of rows are of affinities divided by something: what is added to their logarithms.
+    pub constants: Option<&'a [f32]>,
     pub score: &'a dyn TileScore,
     pub level: Level,
     pub pool: &'a Pool,
@@ -57,6 +59,9 @@ pub(super) struct Taken {
     pub tau: Vec<f32>,
     pub p: Vec<f32>,
     pub d: Vec<f32>,
+    /// Per row, and the logarithms of the sums: see [`Shares`](crate::score::tiles::Shares). Empty for none.
+    pub shares: Vec<f32>,
+    pub share_logs: Vec<f32>,
     /// In place of all, where weights are whitened.
     pub whitened: Option<Back>,
 }
@@ -232,6 +237,8 @@ impl<'a> Sweep<'a> {
             queries: Right { data: &panel, stride: buffers.width },
         };
         let counts = self.counts(columns);
+        let of_columns = self.constants.map(|x| columns.of(x, 1));
+        let constants = constants.or(of_columns.as_deref());
         // A constant added to a logarithm is a factor on the affinity.
         let constants = constants.map(|x| match self.score.is_log() {
             true => Cow::Borrowed(x),

@@ -102,6 +102,13 @@ impl Composed {
         alone && pairs && matches!(self.series, Series::OneHop(_))
     }
 
+    /// Whether rows have a log-sum-exp: one hop over pairs, divided by the sums of rows of positive affinities.
+    pub(crate) fn has_row_sums(&self) -> bool {
+        let pairs = matches!(self.structure, Structure::Dense(_) | Structure::Clustered(_));
+        let rows = matches!(self.normalisation, Normalisation::Row(_)) && self.score.is_log();
+        pairs && rows && matches!(self.series, Series::OneHop(_))
+    }
+
     /// Whether it is one hop that nothing weighs, so that there is no decay to speak of.
     pub(super) const fn is_undamped(&self) -> bool {
         matches!(self.series, Series::OneHop(OneHop { gamma: 1.0 }))

@@ -226,14 +226,13 @@ impl Operator {
         structure::clustered::make(&call, &m).map(Cow::Owned)
     }
 
-    /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where the mechanism saves one: rows of log scores that sum to
-    /// one (`-inf` for a row without keys). `stats` is what [`Operator::forward`] wrote.
+    /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where there is one: of one hop over pairs whose rows
+    /// sum to one, with a log score (`-inf` for a row without keys). `stats` is what [`Operator::forward`] wrote.
     pub fn lse<'s>(&self, stats: &'s [f32]) -> Option<&'s [f32]> {
         match &self.mechanism {
             Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_) => {
                 Some(&stats[..self.shape.slices() * self.shape.seq_q])
             }
-            _ if self.plan.strategy == Strategy::Reference => None,
             Mechanism::Composed(m) => match self.preset.as_deref() {
                 Some(preset) => preset.lse(stats).and(engine::lse(m, &self.shape, stats)),
                 None => engine::lse(m, &self.shape, stats),

@@ -53,7 +53,7 @@ fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, st
         (Strategy::Reference, _) => naive::plan(cost, shape),
         (_, Some(fused)) => fused,
         (Strategy::Auto, None) if mechanism.is_custom() => {
-            let why = "only dense and clustered graphs and landmarks take a score from outside, without densities";
+            let why = "only dense graphs, clustered graphs without densities, and landmarks take a score from outside";
             return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a score from outside here", why });
         }
         (Strategy::Fused, None) if preset.is_none() => {

@@ -96,8 +96,9 @@ pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, m
         let part = head_forward(mechanism, &values, &head)?;
         result.out.extend(part.weights.times(&head.v).data);
         result.weights.extend(part.weights.data);
-        if let Mechanism::Composed(_) = mechanism {
-            continue; // what is named by a preset alone
+        if let Mechanism::Composed(m) = mechanism {
+            append(&mut result.lse, part.lse.filter(|_| m.has_row_sums()));
+            continue; // the rest is named by a preset alone
         }
         append(&mut result.lse, part.lse);
         append(&mut result.lse0, part.lse0);

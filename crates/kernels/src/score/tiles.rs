@@ -118,10 +118,19 @@ pub(crate) struct Projection<'a> {
     pub d: &'a [f32],
 }
 
+/// What flows back through the sums of rows by which columns are divided: `x exp(l - log)` is taken out of the gradients of logarithms,
+/// `x sign(g)` of those of affinities, with `x` and `log` per query.
+#[derive(Clone, Copy)]
+pub(crate) struct Shares<'a> {
+    pub x: &'a [f32],
+    pub logs: &'a [f32],
+}
+
 /// Where gradients go.
 pub(crate) struct Backward<'a> {
     pub factors: Factors<'a>,
     pub projection: Projection<'a>,
+    pub shares: Option<Shares<'a>>,
     /// Holds the terms, and then the weights, times counts.
     pub weights: &'a mut [f32],
     /// Takes the gradients of the terms.
@@ -310,7 +319,7 @@ impl<S: Simd, T: PairScore> Sink<S> for BackwardSink<'_, T> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
         let Self { score, known, into, centres } = self;
-        let Backward { factors, projection, weights, slopes, stride, parameters } = into;
+        let Backward { factors, projection, shares, weights, slopes, stride, parameters } = into;
         let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
         let (rows, fine) = (vectors::<S, N>(factors.rows, col), vectors::<S, N>(factors.fine, col));
         let (a, c) = (vectors::<S, N>(projection.a, col), vectors::<S, N>(projection.c, col));
@@ -340,13 +349,21 @@ impl<S: Simd, T: PairScore> Sink<S> for BackwardSink<'_, T> {
                     chain = Factors::weight(simd, true, value, [rows[n], fine[n], column]);
                     chain
                 } else {
-                    let falling = simd.select_f32s(simd.less_than_f32s(value, zero), simd.neg_f32s(one), zero);
-                    taken = simd.mul_f32s(taken, simd.select_f32s(simd.less_than_f32s(zero, value), one, falling));
+                    taken = simd.mul_f32s(taken, sign(simd, value));
                     chain = simd.mul_f32s(chain, simd.mul_f32s(rows[n], column));
                     simd.mul_f32s(value, chain)
                 };
                 let rest = simd.sub_f32s(simd.sub_f32s(products[n], taken), simd.mul_f32s(tau[n], weight));
                 (of_pairs[n], of_values[n]) = (weight, simd.mul_f32s(chain, rest));
+                if let Some(Shares { x, logs }) = shares {
+                    let share = if T::LOG {
+                        let l = simd.sub_f32s(value, vectors::<S, N>(logs, col)[n]);
+                        exp2(simd, simd.mul_f32s(simd.splat_f32s(LOG2_E), l))
+                    } else {
+                        sign(simd, value)
+                    };
+                    of_values[n] = simd.sub_f32s(of_values[n], simd.mul_f32s(vectors::<S, N>(x, col)[n], share));
+                }
             }
             if let Some(counts) = known.counts {
                 let count = simd.splat_f32s(counts[key]);
@@ -370,6 +387,14 @@ impl<S: Simd, T: PairScore> Sink<S> for BackwardSink<'_, T> {
             to.add::<S, T>(simd, sums);
         }
     }
+}
+
+/// 1, 0 or -1.
+#[inline(always)]
+fn sign<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
+    let falling = simd.select_f32s(simd.less_than_f32s(x, zero), simd.neg_f32s(one), zero);
+    simd.select_f32s(simd.less_than_f32s(zero, x), one, falling)
 }
 
 /// The gradient of a term from that of its value; adds those of the parameters.
