@@ -1,0 +1,92 @@
+"""Calls of the kernels on PyTorch tensors, without gradients and without the dispatcher."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _resolvent
+from ..mechanism import Mechanism
+from ..threads import told
+
+
+class Options(NamedTuple):
+    """What a call has beside q, k, v and its parameters."""
+
+    mechanism: Mechanism
+    causal: bool = False
+    key_mask: Tensor | None = None
+    query_mask: Tensor | None = None
+    names: tuple[str, ...] = ()
+    codebook: Tensor | None = None
+    landmark_indices: Tensor | None = None
+    dropout: tuple[str, float, int] | None = None
+
+
+class Forward(NamedTuple):
+    """What a forward pass returns, and what it leaves for the backward pass."""
+
+    out: Tensor
+    state: Tensor
+    clusters: _resolvent.Clusters | None
+
+
+def call_of(
+    options: Options, parameters: Sequence[Tensor], clusters: _resolvent.Clusters | None = None
+) -> _resolvent.Call:
+    threads = told()
+    return _resolvent.Call(
+        options.mechanism._core,
+        threads=torch.get_num_threads() if threads is None else threads,
+        causal=options.causal,
+        key_mask=options.key_mask,
+        query_mask=options.query_mask,
+        parameters=list(zip(options.names, parameters)),
+        codebook=options.codebook,
+        landmark_indices=options.landmark_indices,
+        clusters=clusters,
+        dropout=options.dropout,
+    )
+
+
+def forward(
+    options: Options, q: Tensor, k: Tensor | None, v: Tensor, parameters: Sequence[Tensor], keep_clusters: bool
+) -> Forward:
+    """The forward pass. `keep_clusters` finds those of a clustered call apart, so that the backward pass need not."""
+    q, v = q.contiguous(), v.contiguous()
+    if k is not None:
+        k = k.contiguous()
+    call = call_of(options, parameters)
+    clusters = None
+    if keep_clusters and options.mechanism.clustered:
+        clusters = call.plan_clusters(q, k, v)
+        call = call_of(options, parameters, clusters)
+    sizes, rows, statistics = call.lengths(q, k, v)
+    out = torch.empty((*q.shape[:-2], rows, sizes[5]), dtype=q.dtype)
+    state = torch.empty(statistics)
+    call.forward(q, k, v, out, state)
+    return Forward(out, state, clusters)
+
+
+def backward(
+    options: Options,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    parameters: Sequence[Tensor],
+    saved: Forward,
+    dout: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, Tensor | None, Tensor, list[Tensor | None]]:
+    """Gradients of q, k, v and of those parameters that are wanted."""
+    q, v = q.contiguous(), v.contiguous()
+    if k is not None:
+        k = k.contiguous()
+    call = call_of(options, parameters, saved.clusters)
+    dq, dk, dv = torch.empty_like(q), None if k is None else torch.empty_like(k), torch.empty_like(v)
+    gradients = [torch.empty_like(p) if want else None for p, want in zip(parameters, wanted)]
+    rooms = [(name, room) for name, room in zip(options.names, gradients) if room is not None]
+    call.backward(q, k, v, saved.out, saved.state, dout.contiguous(), dq, dk, dv, rooms)
+    return dq, dk, dv, gradients
