@@ -124,6 +124,12 @@ impl Core {
         self.mechanism.masks_tokens_once()
     }
 
+    /// Whether each row of the result depends on its own query alone, so that masked queries need not be told.
+    #[getter]
+    fn row_local(&self) -> bool {
+        self.mechanism.values().is_row_local()
+    }
+
     #[getter]
     fn caution(&self) -> Option<&'static str> {
         self.mechanism.caution()

@@ -6,6 +6,6 @@ from __future__ import annotations
 
 from .functional import attend
 from .modules import Attention, MultiheadAttention
-#from .takeover import Report, accelerate
+from .takeover import Report, accelerate
 
 __all__ = ["Attention", "MultiheadAttention", "Report", "accelerate", "attend"]
