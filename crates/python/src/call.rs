@@ -113,7 +113,7 @@ impl Call {
         Ok((sizes, operator.out_seq(), operator.plan().stats))
     }
 
-    /// Writes `out` and `state`.
+    /// Writes `out` and, where a backward pass will follow, `state`.
     #[pyo3(signature = (q, k, v, out, state))]
     fn forward(
         &self,
@@ -121,11 +121,11 @@ impl Call {
         k: Option<&Bound<'_, PyAny>>,
         v: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
-        state: &Bound<'_, PyAny>,
+        state: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let operands = self.operands(q, k, v)?;
         let out = self.tensor(out, "out")?;
-        let state = Tensor::read(state, "state", false)?;
+        let state = state.map(|state| Tensor::read(state, "state", false)).transpose()?;
         let leading = &operands.q.shape()[..operands.q.shape().len() - 2];
         let expected = [leading, &[operands.operator.out_seq(), operands.operator.shape().value_dim]].concat();
         same_shape(&out, &expected)?;

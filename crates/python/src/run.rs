@@ -59,8 +59,10 @@ macro_rules! of_dtype {
 }
 
 impl Operands {
-    pub fn forward(&self, py: Python<'_>, out: Tensor, state: Tensor) -> PyResult<()> {
-        disjoint(&[&out, &state], &self.inputs_read())?;
+    pub fn forward(&self, py: Python<'_>, out: Tensor, state: Option<Tensor>) -> PyResult<()> {
+        let mut written = vec![&out];
+        written.extend(&state);
+        disjoint(&written, &self.inputs_read())?;
         of_dtype!(self.q, self.forward_of(py, out, state))
     }
 
@@ -103,9 +105,16 @@ impl Operands {
         Mask { causal: self.causal, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
     }
 
-    fn forward_of<T: Stored + Element>(&self, py: Python<'_>, mut out: Tensor, mut state: Tensor) -> PyResult<()> {
+    fn forward_of<T: Stored + Element>(
+        &self,
+        py: Python<'_>,
+        mut out: Tensor,
+        mut state: Option<Tensor>,
+    ) -> PyResult<()> {
         let (inputs, mask, operator) = (self.inputs::<T>()?, self.mask(), &*self.operator);
-        let (out, state) = (out.values_mut::<T>()?, state.values_mut::<f32>()?);
+        let mut unsaved = vec![0.0; if state.is_some() { 0 } else { operator.plan().stats }];
+        let state = state.as_mut().map(Tensor::values_mut).transpose()?.unwrap_or(&mut unsaved);
+        let out = out.values_mut::<T>()?;
         let work = |scratch: &mut _| operator.forward(&inputs, &mask, out, state, scratch);
         python(threads::run(py, self.threads, work)?)
     }

@@ -2,8 +2,10 @@
 //! that no other thread is at them while the process forks.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError},
+    thread::{self, ThreadId},
 };
 
 use pyo3::prelude::*;
@@ -13,6 +15,15 @@ use resolvent_kernels::Scratch;
 use crate::error::Failure;
 
 static POOLS: LazyLock<Mutex<HashMap<usize, Arc<ThreadPool>>>> = LazyLock::new(Mutex::default);
+
+/// The thread that has imported the package, in most programs the only one that calls.
+static HOME: OnceLock<ThreadId> = OnceLock::new();
+
+thread_local! {
+    /// A pool with the thread itself as a member, and its size: a call then wakes no other thread in order to begin. A thread can
+    /// be a member of one pool, and leaves threads behind where it ends, so that [`HOME`] alone has one.
+    static OWN: Cell<Option<(usize, &'static ThreadPool)>> = const { Cell::new(None) };
+}
 
 static SCRATCH: Mutex<Vec<Scratch>> = Mutex::new(Vec::new());
 
@@ -28,6 +39,11 @@ pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Makes the current thread [`HOME`].
+pub fn settle() {
+    HOME.get_or_init(|| thread::current().id());
+}
+
 /// Gives back the working memory that is kept between calls.
 #[pyfunction]
 pub fn release() {
@@ -38,27 +54,61 @@ pub fn release() {
 /// that would wait for threads that are not there.
 #[pyfunction]
 pub fn after_fork() {
+    OWN.set(None);
     for (_, pool) in POOLS.lock().unwrap_or_else(PoisonError::into_inner).drain() {
         std::mem::forget(pool);
     }
 }
 
-fn pool(threads: usize) -> PyResult<Arc<ThreadPool>> {
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pool) = pools.get(&threads) {
-        return Ok(pool.clone());
+/// A pool for calls from the current thread.
+enum Pool {
+    Own(&'static ThreadPool),
+    Shared(Arc<ThreadPool>),
+}
+
+impl Pool {
+    fn get(threads: usize) -> PyResult<Self> {
+        if let Some((size, pool)) = OWN.get()
+            && size == threads
+        {
+            return Ok(Self::Own(pool));
+        }
+        if !(1..=MOST).contains(&threads) {
+            let problem = format!("is {threads}");
+            return Err(Failure::argument("threads", &problem, &format!("expected 1 to {MOST}")).into());
+        }
+        let home = OWN.get().is_none() && HOME.get() == Some(&thread::current().id());
+        // After a fork the thread still counts as a member of its parent's pool, and none can be built around it.
+        if home && let Ok(pool) = builder(threads).use_current_thread().build() {
+            let pool = &*Box::leak(Box::new(pool));
+            OWN.set(Some((threads, pool)));
+            return Ok(Self::Own(pool));
+        }
+        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(&threads) {
+            return Ok(Self::Shared(pool.clone()));
+        }
+        let refuse = |error| Failure::argument("threads", &format!("is {threads}: {error}"), "ask for fewer");
+        let pool = Arc::new(builder(threads).build().map_err(refuse)?);
+        pools.insert(threads, pool.clone());
+        Ok(Self::Shared(pool))
     }
-    if !(1..=MOST).contains(&threads) {
-        return Err(Failure::argument("threads", &format!("is {threads}"), &format!("expected 1 to {MOST}")).into());
+
+    fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match self {
+            Self::Own(pool) => pool.install(work),
+            Self::Shared(pool) => pool.install(work),
+        }
     }
-    let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("resolvent-{n}")).build();
-    let pool = pool.map_err(|error| Failure::argument("threads", &format!("{threads}: {error}"), "ask for fewer"))?;
-    Ok(pools.entry(threads).or_insert(Arc::new(pool)).clone())
+}
+
+fn builder(threads: usize) -> ThreadPoolBuilder {
+    ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("resolvent-{n}"))
 }
 
 /// Runs `work` on `threads` threads with working memory, without the interpreter lock.
 pub fn run<R: Send>(py: Python<'_>, threads: usize, work: impl FnOnce(&mut Scratch) -> R + Send) -> PyResult<R> {
-    let pool = pool(threads)?;
+    let pool = Pool::get(threads)?;
     let mut scratch = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
     let (result, scratch) = py.detach(move || {
         let result = pool.install(|| work(&mut scratch));

@@ -90,7 +90,7 @@ def attend(
     sizes, rows, statistics = call.lengths(*tensors.inputs)
     shape = (*tensors.leading, rows, sizes[5])
     result = tensors.empty(shape) if out is None else out
-    state = np.empty(statistics, np.float32)
+    state = np.empty(statistics, np.float32) if return_state else None
     call.forward(*tensors.inputs, tensors.bits(result), state)
     shown = tensors.present(result) if out is None else out
     return (shown, State(result, state, options.clusters)) if return_state else shown

@@ -29,7 +29,7 @@ class Forward(NamedTuple):
     """What a forward pass returns, and what it leaves for the backward pass."""
 
     out: Tensor
-    state: Tensor
+    state: Tensor | None
     clusters: _resolvent.Clusters | None
 
 
@@ -52,9 +52,17 @@ def call_of(
 
 
 def forward(
-    options: Options, q: Tensor, k: Tensor | None, v: Tensor, parameters: Sequence[Tensor], keep_clusters: bool
+    options: Options,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    parameters: Sequence[Tensor],
+    *,
+    keep_state: bool = True,
+    keep_clusters: bool = False,
 ) -> Forward:
-    """The forward pass. `keep_clusters` finds those of a clustered call apart, so that the backward pass need not."""
+    """The forward pass, with the state where a backward pass may follow. `keep_clusters` finds those of a clustered call apart,
+    so that the backward pass need not."""
     q, v = q.contiguous(), v.contiguous()
     if k is not None:
         k = k.contiguous()
@@ -65,7 +73,7 @@ def forward(
         call = call_of(options, parameters, clusters)
     sizes, rows, statistics = call.lengths(q, k, v)
     out = torch.empty((*q.shape[:-2], rows, sizes[5]), dtype=q.dtype)
-    state = torch.empty(statistics)
+    state = torch.empty(statistics) if keep_state else None
     call.forward(q, k, v, out, state)
     return Forward(out, state, clusters)
 

@@ -69,7 +69,7 @@ def attend(
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *values)):
             result: Tensor = _Attend.apply(options, q, k, v, *values)
             return result
-        return _kernels.forward(options, q, k, v, values, keep_clusters=False).out
+        return _kernels.forward(options, q, k, v, values, keep_state=False).out
     seeds = _seeds(seed) if dropout else None
     rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds)
     return attend_op(q, k, v, list(values), ",".join(names), *rest)[0]

@@ -62,7 +62,8 @@ def attend_op(
     """The output, and the state that the backward pass needs."""
     rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
     options = _options(parameters, names, *rest)
-    done = _kernels.forward(options, q, k, v, [p.contiguous() for p in parameters], keep_clusters=False)
+    done = _kernels.forward(options, q, k, v, [p.contiguous() for p in parameters])
+    assert done.state is not None  # kept by default
     return done.out, done.state
 
 
