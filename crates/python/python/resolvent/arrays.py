@@ -140,9 +140,9 @@ def attend_backward(
     gradients = [None if x is None else tensors.empty(tuple(x.shape)) for x in tensors.inputs]
     names = list(options.parameters) if wrt is None else list(wrt)
     wanted = {name: np.empty(mechanism.parameter_shape(name, sizes), np.float32) for name in names}
-    buffers = [None if x is None else tensors.bits(x) for x in gradients]
+    dq, dk, dv = (None if x is None else tensors.bits(x) for x in gradients)
     out = tensors.bits(state.out)
-    call.backward(*tensors.inputs, out, state.statistics, dout, *buffers, list(wanted.items()))
+    call.backward(*tensors.inputs, out, state.statistics, dout, dq, dk, dv, list(wanted.items()))
     dq, dk, dv = (None if x is None else tensors.present(x) for x in gradients)
     return Gradients(dq, dk, dv, {name: tensors.present(values) for name, values in wanted.items()})
 
@@ -222,7 +222,7 @@ def _is_bfloat16(x: Any) -> bool:
 def _dense(x: Any, name: str) -> Any:
     """A contiguous tensor with the elements of `x`: itself where it is one."""
     if isinstance(x, np.ndarray):
-        return np.require(x, requirements="CA")
+        return np.require(x, requirements=["C", "A"])
     if _is_torch(x):
         if x.requires_grad:
             raise TensorError(
@@ -242,7 +242,7 @@ def _dense(x: Any, name: str) -> Any:
         )
     if tuple(x.__dlpack_device__())[0] != 1:
         return x  # refused with its device named
-    return np.require(np.from_dlpack(x), requirements="CA")
+    return np.require(np.from_dlpack(x), requirements=["C", "A"])
 
 
 class _Tensors:

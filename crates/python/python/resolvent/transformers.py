@@ -88,6 +88,7 @@ def _mask(
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         arguments = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
         allowed = sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **arguments)
+        assert allowed is not None  # as nothing may be skipped
         causal, window = _recognised(allowed, q_offset - kv_offset, local_size)
     if (causal or window is not None) and q_offset + q_length != kv_offset + kv_length:
         if q_length > 1:

@@ -7,6 +7,7 @@ A field that is not given has the default that the mechanism's documentation say
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, Union, final
 
 
@@ -24,7 +25,7 @@ class Unset:
 UNSET: Final = Unset()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Value:
     """One of the four values, with its fields."""
 
@@ -66,13 +67,12 @@ class Series(Value):
     PART = "series"
 
 
-_value = dataclasses.dataclass(frozen=True, repr=False)
 Number = Union[float, Unset]
 OptionalNumber = Union[float, None, Unset]
 OptionalInt = Union[int, None, Unset]
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class DotExp(Score):
     """``exp(scale q.k)``, or ``exp(c tanh(scale q.k / c))`` with a softcap ``c``."""
 
@@ -81,7 +81,7 @@ class DotExp(Score):
     softcap: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class CosineExp(Score):
     """``exp(scale cos(q, k))``."""
 
@@ -89,7 +89,7 @@ class CosineExp(Score):
     scale: Number = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class DotRelu(Score):
     """``max(0, scale q.k)``."""
 
@@ -97,7 +97,7 @@ class DotRelu(Score):
     scale: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class DotAbs(Score):
     """``|scale q.k|``."""
 
@@ -105,7 +105,7 @@ class DotAbs(Score):
     scale: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class DotGelu(Score):
     """``gelu(scale q.k)``, exact."""
 
@@ -113,7 +113,7 @@ class DotGelu(Score):
     scale: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class DotSquaredRelu(Score):
     """``max(0, scale q.k)^2``."""
 
@@ -121,7 +121,7 @@ class DotSquaredRelu(Score):
     scale: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class DotSigmoid(Score):
     """``1 / (1 + exp(-(scale q.k + offset)))``."""
 
@@ -130,7 +130,7 @@ class DotSigmoid(Score):
     offset: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Gaussian(Score):
     """``exp(-scale |q - k|^2)``."""
 
@@ -138,7 +138,7 @@ class Gaussian(Score):
     scale: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Levy(Score):
     """``(1 + r / kappa)^-(d_M + alpha)`` of the distance ``r``."""
 
@@ -149,7 +149,7 @@ class Levy(Score):
     intrinsic_dim: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Student(Score):
     """``(1 + (r / kappa)^2)^(-(d_M + alpha) / 2)`` of the distance ``r``."""
 
@@ -160,7 +160,7 @@ class Student(Score):
     intrinsic_dim: OptionalNumber = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Laplacian(Score):
     """``exp(-|q - k|_1 / lambda)``; ``lambda_`` here, as Python keeps the word."""
 
@@ -177,14 +177,14 @@ class Laplacian(Score):
         return f"Laplacian({'' if self.lambda_ is UNSET else f'lambda_={self.lambda_!r}'})"
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Constant(Score):
     """1 for every pair."""
 
     KIND = "constant"
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Dense(Structure):
     """Every pair, or those within a window."""
 
@@ -193,7 +193,7 @@ class Dense(Structure):
     sinks: Union[int, Unset] = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Clustered(Structure):
     """Clusters of tokens: exact within, sampled or averaged beyond."""
 
@@ -215,7 +215,7 @@ class Clustered(Structure):
     outlier_queries: Union[int, Unset] = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Nystrom(Structure):
     """Through landmarks: every token's affinity to them, and the inverse of theirs to each other.
 
@@ -241,7 +241,7 @@ class Nystrom(Structure):
         return fields
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Features(Structure):
     """``phi(Q) phi(K)^T`` of feature maps, never multiplied out."""
 
@@ -251,7 +251,7 @@ class Features(Structure):
     seed: Union[int, Unset] = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Row(Normalisation):
     """Each row by its sum."""
 
@@ -259,7 +259,7 @@ class Row(Normalisation):
     density_exponent: Number = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Frobenius(Normalisation):
     """All of a head by its Frobenius norm."""
 
@@ -267,7 +267,7 @@ class Frobenius(Normalisation):
     eps: Number = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Symmetric(Normalisation):
     """By the roots of row and column sums, or of the degrees of landmarks."""
 
@@ -275,7 +275,7 @@ class Symmetric(Normalisation):
     degree: Union[Literal["token", "landmark"], None, Unset] = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Whitened(Normalisation):
     """Centred, divided by deviations, scaled and shifted."""
 
@@ -287,14 +287,14 @@ class Whitened(Normalisation):
     bias_one_over_n: Union[bool, Unset] = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Factors(Normalisation):
     """Through landmarks of queries and of keys, each of the three factors by its rows."""
 
     KIND = "factors"
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Unnormalised(Normalisation):
     """Affinities as they are, times a factor."""
 
@@ -302,7 +302,7 @@ class Unnormalised(Normalisation):
     factor: Union[Literal["unit", "inv-n"], Unset] = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class OneHop(Series):
     """``gamma W v``."""
 
@@ -310,7 +310,7 @@ class OneHop(Series):
     gamma: Number = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Hops(Series):
     """The sum of ``gamma^t W^t v`` for ``t = 1..count``."""
 
@@ -319,7 +319,7 @@ class Hops(Series):
     gamma: Number = UNSET
 
 
-@_value
+@dataclass(frozen=True, repr=False)
 class Resolvent(Series):
     """All hops, ``((I - gamma W)^-1 - I) v``, solved."""
 

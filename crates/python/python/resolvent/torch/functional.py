@@ -72,14 +72,15 @@ def attend(
         return _kernels.forward(options, q, k, v, values, keep_state=False).out
     seeds = _seeds(seed) if dropout else None
     rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds)
-    return attend_op(q, k, v, list(values), ",".join(names), *rest)[0]
+    traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest)[0]
+    return traced
 
 
 class _Attend(torch.autograd.Function):
     """The call of eager mode: what the operator does, without the dispatcher's overhead."""
 
     @staticmethod
-    def forward(ctx: Any, options: Options, q: Tensor, k: Tensor | None, v: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, options: Options, q: Tensor, k: Tensor | None, v: Tensor, *parameters: Tensor) -> Tensor:
         done = _kernels.forward(options, q, k, v, parameters, keep_clusters=True)
         ctx.options, ctx.clusters = options, done.clusters
         masks = (options.key_mask, options.query_mask)
@@ -87,7 +88,7 @@ class _Attend(torch.autograd.Function):
         return done.out
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         # With the masks comes the check that nobody has written to them since.
         q, k, v, out, state, key_mask, query_mask, *parameters = ctx.saved_tensors
         options: Options = ctx.options._replace(key_mask=key_mask, query_mask=query_mask)
@@ -107,13 +108,13 @@ def _recorded(
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, options: Options, saved: Forward, count: int, has_k: bool, *tensors: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def forward(ctx: Any, options: Options, saved: Forward, count: int, has_k: bool, *tensors: Any) -> tuple[Any, ...]:
         dout, q, k, v, *parameters = tensors
         dq, dk, dv, gradients = _kernels.backward(options, q, k, v, parameters, saved, dout, [True] * count)
         return (dq, dk, dv, *gradients)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         raise double_backward_refused()
 
 

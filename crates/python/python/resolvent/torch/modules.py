@@ -313,7 +313,7 @@ class MultiheadAttention(nn.Module):
         return merged
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
 
 def _kept(padding: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class _Takeover:
         with cls.lock:
             cls.reports = [other for other in cls.reports if other is not report]
             if not cls.reports and cls.library is not None:
-                cls.library._destroy()
+                cls.library._destroy()  # type: ignore[no-untyped-call]
                 cls.library = None
 
     @classmethod
@@ -116,9 +116,9 @@ class _Takeover:
                 remedy=remedy,
             )
         cls.originals = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in (_FORWARD, _BACKWARD)}
-        library = torch.library.Library("aten", "IMPL")
-        library.impl(_FORWARD, _forward, "CPU", with_keyset=True)
-        library.impl(_BACKWARD, _backward, "CPU", with_keyset=True)
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl(_FORWARD, _forward, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
+        library.impl(_BACKWARD, _backward, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
         cls.library = library
 
     @classmethod
@@ -156,11 +156,9 @@ def _options(
         return "empty tensors"
     if k.shape[1] != q.shape[1] or v.shape[1] != q.shape[1]:
         return "fewer heads of keys than of queries"
-    keep = None
-    if mask is not None:
-        keep = _key_mask(mask, q.shape[0], k.shape[2])
-        if isinstance(keep, str):
-            return keep
+    keep = None if mask is None else _key_mask(mask, q.shape[0], k.shape[2])
+    if isinstance(keep, str):
+        return keep
     try:
         mechanism = _softmax(scale)
     except Error:
