@@ -4,7 +4,7 @@ use std::{ffi::c_void, ptr::NonNull};
 
 use half::{bf16, f16};
 use pyo3::{
-    exceptions::{PyBufferError, PyTypeError},
+    exceptions::{PyBufferError, PyRuntimeError, PyTypeError},
     ffi, intern,
     prelude::*,
     types::PyCapsule,
@@ -282,7 +282,7 @@ fn raw(object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<(RawTensor, bo
     let py = object.py();
     if let Some(capsule) = object.get_type().getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))?
         && let Ok(capsule) = capsule.cast::<PyCapsule>()
-        && let Some(raw) = exchanged(object, capsule)?
+        && let Some(raw) = exchanged(object, capsule).map_err(|error| exported(py, name, error))?
     {
         return Ok((raw, false, Owner::Object));
     }
@@ -303,10 +303,12 @@ fn raw(object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<(RawTensor, bo
 
 /// Why a library did not hand out its tensor.
 fn exported(py: Python<'_>, name: &'static str, error: PyErr) -> PyErr {
-    if !error.is_instance_of::<PyBufferError>(py) {
+    if !error.is_instance_of::<PyBufferError>(py) && !error.is_instance_of::<PyRuntimeError>(py) {
         return error;
     }
-    let problem = format!("is not handed out: {}", error.value(py));
+    // Some libraries add where in their sources it was found.
+    let message = error.value(py).to_string();
+    let problem = format!("is not handed out: {}", message.lines().next().unwrap_or_default());
     Failure::tensor("TensorError", "export", name, &problem, "pass one that DLPack can carry").into()
 }
 

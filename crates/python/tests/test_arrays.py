@@ -224,6 +224,30 @@ class Exporter:
         return self.array.__dlpack_device__()
 
 
+class OnAnotherDevice(Exporter):
+    """One that says so in its capsule: the struct behind it is changed, as no other device may be there."""
+
+    def __dlpack__(self, **_):
+        import ctypes
+
+        capsule = self.array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        device_type = ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p))
+        device_type.value = 2
+        return capsule
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+
+def test_other_devices_are_refused():
+    q, k, v, _ = problem()
+    with pytest.raises(resolvent.DeviceError) as caught:
+        resolvent.attend(q, OnAnotherDevice(k), v)
+    assert (caught.value.tensor, caught.value.remedy) == ("k", "move it there first")
+
+
 @pytest.mark.parametrize("versioned", [True, False])
 def test_any_library_that_speaks_dlpack(versioned):
     q, k, v, dout = problem()

@@ -264,7 +264,8 @@ def test_inputs_that_were_written_to_are_noticed():
         ({"q": torch.zeros(2, 3, 24, 8).double()}, resolvent.DTypeError, "q"),
         ({"k": torch.zeros(2, 3, 24, 7)}, resolvent.TensorError, "k"),
         ({"v": torch.zeros(2, 3, 24, 8).half()}, resolvent.DTypeError, "v"),
-        ({"v": torch.zeros(2, 3, 24, 8).to_sparse()}, Exception, None),
+        ({"v": torch.zeros(2, 3, 24, 8).to_sparse()}, resolvent.TensorError, "v"),
+        ({"q": torch.zeros(2, 3, 24, 8, dtype=torch.complex64)}, resolvent.DTypeError, "q"),
         ({"key_mask": torch.zeros(2, 23, dtype=torch.bool)}, resolvent.TensorError, "key_mask"),
         ({"key_mask": torch.zeros(2, 24)}, resolvent.DTypeError, "key_mask"),
         ({"parameters": {"gamma": torch.ones(3)}}, resolvent.TensorError, "gamma"),
@@ -276,12 +277,26 @@ def test_bad_tensors_are_named(change, error, tensor):
     call = dict(zip("qkv", (torch.zeros(2, 3, 24, 8) for _ in range(3))))
     with pytest.raises(error) as caught:
         attend(**{**call, **change})
-    assert tensor is None or caught.value.tensor == tensor
+    assert caught.value.tensor == tensor and caught.value.remedy
+    if "parameters" not in change:
+        with pytest.raises(error) as caught:
+            resolvent.attend(**{**call, **change})
+        assert caught.value.tensor == tensor
 
 
 def test_meta_tensors_have_shapes_alone():
     q, k, v = (x.to("meta") for x in problem())
     assert attend(q, k, v[..., :5]).shape == (2, 3, 24, 5)
+    with pytest.raises(resolvent.TensorError, match="meta"):
+        resolvent.attend(q.detach(), k.detach(), v.detach())
+
+
+def test_what_transforms_of_functions_cannot_do_is_refused():
+    q = torch.randn(2, 3, 24, 8)
+    with pytest.raises(RuntimeError, match=r"[Bb]atching rule"):
+        torch.vmap(lambda x: attend(x, x, x))(q)
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda x: attend(x, x, x).sum())(q)
 
 
 def test_threads_follow_torch():

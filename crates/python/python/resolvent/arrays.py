@@ -9,7 +9,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from . import _resolvent
-from .errors import DTypeError, TensorError
+from .errors import DTypeError, TensorError, not_dense
 from .mechanism import Mechanism, MechanismLike
 from .threads import get_num_threads, told
 
@@ -232,7 +232,10 @@ def _dense(x: Any, name: str) -> Any:
                 tensor=name,
                 remedy="call resolvent.torch.attend, or detach it",
             )
-        return x.contiguous()
+        try:
+            return x.contiguous()
+        except RuntimeError as error:
+            raise not_dense(name, error) from error
     if not hasattr(x, "__dlpack__"):
         raise DTypeError(
             f"tensor `{name}` is {type(x).__name__}, which is no tensor; pass a NumPy array or anything that speaks DLPack",

@@ -67,3 +67,9 @@ class DeviceError(TensorError):
 
 class NumericalError(Error, ArithmeticError):
     """The inputs have no right result in float32, or a solver did not reach its tolerance."""
+
+
+def not_dense(name: str, error: Exception) -> TensorError:
+    """What is raised for a tensor whose library cannot lay it out in rows, such as a sparse one."""
+    remedy = "pass a dense one"
+    return TensorError(f"tensor `{name}` is not dense: {error}; {remedy}", code="layout", tensor=name, remedy=remedy)

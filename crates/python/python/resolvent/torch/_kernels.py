@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _resolvent
+from ..errors import not_dense
 from ..mechanism import Mechanism
 from ..threads import told
 
@@ -31,6 +32,14 @@ class Forward(NamedTuple):
     out: Tensor
     state: Tensor | None
     clusters: _resolvent.Clusters | None
+
+
+def contiguous(x: Tensor, name: str) -> Tensor:
+    """`x` in rows, itself where it is."""
+    try:
+        return x.contiguous()
+    except RuntimeError as error:
+        raise not_dense(name, error) from error
 
 
 def call_of(
@@ -63,9 +72,7 @@ def forward(
 ) -> Forward:
     """The forward pass, with the state where a backward pass may follow. `keep_clusters` finds those of a clustered call apart,
     so that the backward pass need not."""
-    q, v = q.contiguous(), v.contiguous()
-    if k is not None:
-        k = k.contiguous()
+    q, k, v = contiguous(q, "q"), None if k is None else contiguous(k, "k"), contiguous(v, "v")
     call = call_of(options, parameters)
     clusters = None
     if keep_clusters and options.mechanism.clustered:
@@ -89,12 +96,10 @@ def backward(
     wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor | None, Tensor, list[Tensor | None]]:
     """Gradients of q, k, v and of those parameters that are wanted."""
-    q, v = q.contiguous(), v.contiguous()
-    if k is not None:
-        k = k.contiguous()
+    q, k, v = contiguous(q, "q"), None if k is None else contiguous(k, "k"), contiguous(v, "v")
     call = call_of(options, parameters, saved.clusters)
     dq, dk, dv = torch.empty_like(q), None if k is None else torch.empty_like(k), torch.empty_like(v)
     gradients = [torch.empty_like(p) if want else None for p, want in zip(parameters, wanted)]
     rooms = [(name, room) for name, room in zip(options.names, gradients) if room is not None]
-    call.backward(q, k, v, saved.out, saved.state, dout.contiguous(), dq, dk, dv, rooms)
+    call.backward(q, k, v, saved.out, saved.state, contiguous(dout, "dout"), dq, dk, dv, rooms)
     return dq, dk, dv, gradients
