@@ -19,7 +19,7 @@ fn presets() -> Vec<(&'static str, &'static str)> {
 
 #[pymodule]
 fn _resolvent(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    threads::settle();
+    threads::remember_importer();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<mechanism::Core>()?;
     module.add_class::<call::Call>()?;

@@ -17,11 +17,11 @@ use crate::error::Failure;
 static POOLS: LazyLock<Mutex<HashMap<usize, Arc<ThreadPool>>>> = LazyLock::new(Mutex::default);
 
 /// The thread that has imported the package, in most programs the only one that calls.
-static HOME: OnceLock<ThreadId> = OnceLock::new();
+static IMPORTER: OnceLock<ThreadId> = OnceLock::new();
 
 thread_local! {
     /// A pool with the thread itself as a member, and its size: a call then wakes no other thread in order to begin. A thread can
-    /// be a member of one pool, and leaves threads behind where it ends, so that [`HOME`] alone has one.
+    /// be a member of one pool, and leaves threads behind where it ends, so that [`IMPORTER`] alone has one.
     static OWN: Cell<Option<(usize, &'static ThreadPool)>> = const { Cell::new(None) };
 }
 
@@ -39,9 +39,9 @@ pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Makes the current thread [`HOME`].
-pub fn settle() {
-    HOME.get_or_init(|| thread::current().id());
+/// Remembers the current thread as [`IMPORTER`].
+pub fn remember_importer() {
+    IMPORTER.get_or_init(|| thread::current().id());
 }
 
 /// Gives back the working memory that is kept between calls.
@@ -77,9 +77,9 @@ impl Pool {
             let problem = format!("is {threads}");
             return Err(Failure::argument("threads", &problem, &format!("expected 1 to {MOST}")).into());
         }
-        let home = OWN.get().is_none() && HOME.get() == Some(&thread::current().id());
+        let importer = OWN.get().is_none() && IMPORTER.get() == Some(&thread::current().id());
         // After a fork the thread still counts as a member of its parent's pool, and none can be built around it.
-        if home && let Ok(pool) = builder(threads).use_current_thread().build() {
+        if importer && let Ok(pool) = builder(threads).use_current_thread().build() {
             let pool = &*Box::leak(Box::new(pool));
             OWN.set(Some((threads, pool)));
             return Ok(Self::Own(pool));

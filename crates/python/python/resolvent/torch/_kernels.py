@@ -100,6 +100,6 @@ def backward(
     call = call_of(options, parameters, saved.clusters)
     dq, dk, dv = torch.empty_like(q), None if k is None else torch.empty_like(k), torch.empty_like(v)
     gradients = [torch.empty_like(p) if want else None for p, want in zip(parameters, wanted)]
-    rooms = [(name, room) for name, room in zip(options.names, gradients) if room is not None]
-    call.backward(q, k, v, saved.out, saved.state, contiguous(dout, "dout"), dq, dk, dv, rooms)
+    buffers = [(name, buffer) for name, buffer in zip(options.names, gradients) if buffer is not None]
+    call.backward(q, k, v, saved.out, saved.state, contiguous(dout, "dout"), dq, dk, dv, buffers)
     return dq, dk, dv, gradients
