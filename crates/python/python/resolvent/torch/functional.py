@@ -1,0 +1,169 @@
+"""Attention as a differentiable function of PyTorch tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from ..errors import DTypeError, TensorError
+from ..mechanism import Mechanism, MechanismLike
+from . import _kernels
+from ._kernels import Forward, Options
+from .operators import attend_op, double_backward_refused
+
+__all__ = ["attend"]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    mechanism: MechanismLike = "softmax",
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+    codebook: Tensor | None = None,
+    landmark_indices: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_kind: str = "weights",
+    seed: int | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``A(q, k) v``, differentiable in q, k, v and the mechanism's parameters. CPU tensors.
+
+    Args:
+        q: ``[batch, heads, tokens, channels]``; leading axes may be missing. float32, float16 or bfloat16; under autocast
+            all three are cast. What is not contiguous is copied once.
+        k: The keys; ``None`` if and only if the mechanism is tied.
+        v: The values.
+        mechanism: A `Mechanism`, a preset's id, JSON or a mapping.
+        causal: Query ``i`` sees key ``j`` if ``j <= i + keys - queries``.
+        key_mask: ``[batch, keys]``, true = keep.
+        query_mask: ``[batch, queries]``; the row of a masked query is zero. Mechanisms that divide by sums over all rows
+            need it beside ``key_mask`` for padding to change nothing.
+        parameters: Values of the mechanism's `parameters`, which receive gradients.
+        codebook: Fixed centroids ``[heads, clusters, channels]`` for mechanisms with clusters; no gradients.
+        landmark_indices: Tokens that are the landmarks, ``[batch, count]`` int64.
+        dropout: Probability by which each pair is left out. For ``softmax`` and ``fna``.
+        dropout_kind: ``weights``, as PyTorch does it, or ``pairs``, as a mask would.
+        seed: Of the dropout; drawn from PyTorch's generator where it is not given.
+        enable_gqa: Repeat the heads of k and v until they are as many as q's.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        q, k, v = q.to(dtype), None if k is None else k.to(dtype), v.to(dtype)
+    if enable_gqa:
+        k, v = None if k is None else _repeated(k, q, "k"), _repeated(v, q, "v")
+    names, values = _parameters(parameters)
+    # Masks are small; a view of a larger one is common.
+    masks = [None if mask is None else mask.contiguous() for mask in (key_mask, query_mask)]
+    constants = [None if x is None else x.detach().contiguous() for x in (codebook, landmark_indices)]
+    if _is_eager(q, k, v, *values):
+        drawn = (dropout_kind, dropout, _seed() if seed is None else seed) if dropout else None
+        options = Options(Mechanism.of(mechanism), causal, masks[0], masks[1], names, constants[0], constants[1], drawn)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *values)):
+            result: Tensor = _Attend.apply(options, q, k, v, *values)
+            return result
+        return _kernels.forward(options, q, k, v, values, keep_state=False).out
+    seeds = _seeds(seed) if dropout else None
+    rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds)
+    traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest)[0]
+    return traced
+
+
+class _Attend(torch.autograd.Function):
+    """The call of eager mode: what the operator does, without the dispatcher's overhead."""
+
+    @staticmethod
+    def forward(ctx: Any, options: Options, q: Tensor, k: Tensor | None, v: Tensor, *parameters: Tensor) -> Tensor:
+        done = _kernels.forward(options, q, k, v, parameters, keep_clusters=True)
+        ctx.options, ctx.clusters = options, done.clusters
+        masks = (options.key_mask, options.query_mask)
+        ctx.save_for_backward(q, k, v, done.out, done.state, *masks, *parameters)
+        return done.out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+        # With the masks comes the check that nobody has written to them since.
+        q, k, v, out, state, key_mask, query_mask, *parameters = ctx.saved_tensors
+        options: Options = ctx.options._replace(key_mask=key_mask, query_mask=query_mask)
+        if torch.is_grad_enabled():
+            return _recorded(options, q, k, v, parameters, Forward(out, state, ctx.clusters), dout)
+        saved, wanted = Forward(out, state, ctx.clusters), ctx.needs_input_grad[4:]
+        dq, dk, dv, gradients = _kernels.backward(options, q, k, v, parameters, saved, dout, wanted)
+        return (None, dq, dk, dv, *gradients)
+
+
+def _recorded(
+    options: Options, q: Tensor, k: Tensor | None, v: Tensor, parameters: Sequence[Tensor], saved: Forward, dout: Tensor
+) -> tuple[Any, ...]:
+    """The gradients as a node of the graph, which refuses to be differentiated."""
+    return (None, *_Gradients.apply(options, saved, len(parameters), k is not None, dout, q, k, v, *parameters))
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, options: Options, saved: Forward, count: int, has_k: bool, *tensors: Any) -> tuple[Any, ...]:
+        dout, q, k, v, *parameters = tensors
+        dq, dk, dv, gradients = _kernels.backward(options, q, k, v, parameters, saved, dout, [True] * count)
+        return (dq, dk, dv, *gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise double_backward_refused()
+
+
+def _is_eager(*tensors: Tensor | None) -> bool:
+    """Whether nothing traces, compiles or transforms the call, so that the dispatcher need not see it."""
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
+        return False
+    plain = (Tensor, torch.nn.Parameter)
+    # Tensors that are elsewhere are the operator's to refuse, but for meta tensors, which have shapes alone.
+    return all(x is None or (type(x) in plain and not x.is_meta) for x in tensors)
+
+
+def _text(mechanism: MechanismLike) -> str:
+    """The mechanism as the operator takes it. Compilers trace this, and cannot follow what reads a configuration."""
+    if isinstance(mechanism, str):
+        return mechanism
+    return mechanism._json if isinstance(mechanism, Mechanism) else Mechanism.of(mechanism).to_json()
+
+
+def _parameters(parameters: Mapping[str, Tensor] | None) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+    if not parameters:
+        return (), ()
+    for name, values in parameters.items():
+        if not isinstance(values, Tensor):
+            raise DTypeError(
+                f"tensor `{name}` is {type(values).__name__}; pass a torch.Tensor",
+                code="type",
+                tensor=name,
+                remedy="pass a torch.Tensor",
+            )
+    # The kernels read them in float32, whatever the tokens are stored in.
+    return tuple(parameters), tuple(values.to(torch.float32).contiguous() for values in parameters.values())
+
+
+def _repeated(x: Tensor, q: Tensor, name: str) -> Tensor:
+    if q.dim() < 3 or x.dim() != q.dim() or x.shape[-3] == q.shape[-3]:
+        return x
+    heads, own = q.shape[-3], x.shape[-3]
+    if own == 0 or heads % own:
+        remedy = "the heads of q must be a multiple of them"
+        raise TensorError(f"tensor `{name}` has {own} heads beside {heads} of q; {remedy}", code="shape", tensor=name, remedy=remedy)
+    return x.repeat_interleave(heads // own, -3)
+
+
+def _seeds(seed: int | None) -> Tensor:
+    if seed is not None:
+        return torch.tensor([seed], dtype=torch.int64)
+    return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
+
+
+def _seed() -> int:
+    return int(_seeds(None))

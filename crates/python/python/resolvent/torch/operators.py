@@ -1,0 +1,194 @@
+"""The calls as operators of ``torch.library``, which tracers and compilers see as one node with known shapes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from ..errors import Error, UnsupportedError
+from ..mechanism import Mechanism
+from . import _kernels
+from ._kernels import Forward, Options
+
+_Size = Union[int, torch.SymInt]
+
+
+def double_backward_refused() -> UnsupportedError:
+    remedy = "differentiate once, or use a mechanism of PyTorch operations where second derivatives are needed"
+    return UnsupportedError(
+        f"resolvent.torch has no second derivatives; {remedy}", code="double-backward", field="create_graph", remedy=remedy
+    )
+
+
+def _options(
+    parameters: Sequence[Tensor],
+    names: str,
+    key_mask: Optional[Tensor],
+    query_mask: Optional[Tensor],
+    codebook: Optional[Tensor],
+    landmark_indices: Optional[Tensor],
+    mechanism: str,
+    causal: bool,
+    dropout_kind: str,
+    dropout: float,
+    seed: Optional[Tensor],
+) -> Options:
+    drawn = (dropout_kind, dropout, 0 if seed is None else int(seed)) if dropout else None
+    listed = tuple(names.split(",")) if names else ()
+    found = Mechanism.of(mechanism)
+    return Options(found, causal, key_mask, query_mask, listed, codebook, landmark_indices, drawn)
+
+
+@torch.library.custom_op("resolvent::attend", mutates_args=())
+def attend_op(
+    q: Tensor,
+    k: Optional[Tensor],
+    v: Tensor,
+    parameters: Sequence[Tensor],
+    names: str,
+    key_mask: Optional[Tensor],
+    query_mask: Optional[Tensor],
+    codebook: Optional[Tensor],
+    landmark_indices: Optional[Tensor],
+    mechanism: str,
+    causal: bool,
+    dropout_kind: str,
+    dropout: float,
+    seed: Optional[Tensor],
+) -> Tuple[Tensor, Tensor]:
+    """The output, and the state that the backward pass needs."""
+    rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
+    options = _options(parameters, names, *rest)
+    done = _kernels.forward(options, q, k, v, [p.contiguous() for p in parameters])
+    assert done.state is not None  # kept by default
+    return done.out, done.state
+
+
+@torch.library.custom_op("resolvent::attend_backward", mutates_args=())
+def attend_backward_op(
+    dout: Tensor,
+    out: Tensor,
+    state: Tensor,
+    q: Tensor,
+    k: Optional[Tensor],
+    v: Tensor,
+    parameters: Sequence[Tensor],
+    names: str,
+    key_mask: Optional[Tensor],
+    query_mask: Optional[Tensor],
+    codebook: Optional[Tensor],
+    landmark_indices: Optional[Tensor],
+    mechanism: str,
+    causal: bool,
+    dropout_kind: str,
+    dropout: float,
+    seed: Optional[Tensor],
+) -> List[Tensor]:
+    """Gradients of q, of k unless the mechanism is tied, of v and of the parameters."""
+    rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
+    options = _options(parameters, names, *rest)
+    values = [p.contiguous() for p in parameters]
+    saved = Forward(out.contiguous(), state.contiguous(), None)
+    dq, dk, dv, gradients = _kernels.backward(options, q, k, v, values, saved, dout, [True] * len(values))
+    return [x for x in (dq, dk, dv, *gradients) if x is not None]
+
+
+@attend_op.register_fake
+def _(q, k, v, parameters, names, key_mask, query_mask, codebook, landmark_indices, mechanism, causal, *dropout):  # type: ignore[no-untyped-def]
+    found = Mechanism.of(mechanism)
+    given = [p.shape[-2] for name, p in zip(names.split(","), parameters) if name == "given_landmarks"]
+    length = _state_length(found, _sizes(q, v), causal, int(given[0]) if given else None)
+    rows = 1 if _is_pooled_once(found) else q.shape[-2]
+    return q.new_empty((*q.shape[:-2], rows, v.shape[-1])), q.new_empty((length,), dtype=torch.float32)
+
+
+@attend_backward_op.register_fake
+def _(dout, out, state, q, k, v, parameters, *rest):  # type: ignore[no-untyped-def]
+    inputs = [x for x in (q, k, v, *parameters) if x is not None]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, parameters, names, key_mask, query_mask, codebook, landmark_indices, *rest, seed = inputs
+    ctx.count, ctx.names, ctx.rest = len(parameters), names, rest
+    ctx.save_for_backward(
+        q, k, v, key_mask, query_mask, codebook, landmark_indices, seed, *output, *parameters
+    )
+    # What the state is made of enters the output alone.
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Any, ...]:
+    q, k, v, key_mask, query_mask, codebook, indices, seed, out, state, *parameters = ctx.saved_tensors
+    gradients = attend_backward_op(
+        dout, out, state, q, k, v, parameters, ctx.names, key_mask, query_mask, codebook, indices, *ctx.rest, seed
+    )
+    dq, *others = gradients
+    dk = None if k is None else others.pop(0)
+    dv, *of_parameters = others
+    return (dq, dk, dv, of_parameters) + (None,) * 10
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise double_backward_refused()
+
+
+torch.library.register_autograd("resolvent::attend", _backward, setup_context=_setup_context)
+torch.library.register_autograd("resolvent::attend_backward", _refuse)
+
+
+def _sizes(q: Tensor, v: Tensor) -> tuple[_Size, ...]:
+    leading = (1,) * (4 - q.dim()) + tuple(q.shape[:-2])
+    return (*leading, q.shape[-2], v.shape[-2], q.shape[-1], v.shape[-1])
+
+
+@functools.lru_cache(maxsize=256)
+def _is_pooled_once(mechanism: Mechanism) -> bool:
+    """Whether a head has one row of output, for all queries."""
+    return mechanism.id == "linear-infsa" and not mechanism.to_dict()["broadcast"]
+
+
+def _state_length(mechanism: Mechanism, sizes: tuple[_Size, ...], causal: bool, given: int | None) -> _Size:
+    """Elements of the state. Where a size is symbolic, as a formula of it if there is one, which spares recompilations."""
+    if all(isinstance(size, int) for size in sizes):
+        return mechanism._core.lengths(sizes, causal, "auto", given)[1]  # type: ignore[arg-type]
+    batch, heads, seq_q, seq_kv, head_dim, value_dim = sizes
+    fixed = (int(heads), int(head_dim), int(value_dim))
+    square = seq_q is seq_kv or (isinstance(seq_q, torch.SymInt) and str(seq_q) == str(seq_kv))
+    formula = _formula(mechanism, fixed, causal, given, square)
+    if formula is not None:
+        constant, per_query, per_key = formula
+        return batch * (constant + per_query * seq_q + per_key * seq_kv)
+    known = (int(batch), fixed[0], int(seq_q), int(seq_kv), *fixed[1:])
+    return mechanism._core.lengths(known, causal, "auto", given)[1]
+
+
+@functools.lru_cache(maxsize=256)
+def _formula(
+    mechanism: Mechanism, fixed: tuple[int, int, int], causal: bool, given: int | None, square: bool
+) -> tuple[int, int, int] | None:
+    """``(a, b, c)`` if the state has ``batch (a + b queries + c keys)`` elements, whatever their numbers."""
+    heads, head_dim, value_dim = fixed
+
+    def length(batch: int, seq_q: int, seq_kv: int) -> int:
+        sizes = (batch, heads, seq_q, seq_kv, head_dim, value_dim)
+        return mechanism._core.lengths(sizes, causal, "auto", given)[1]
+
+    try:
+        origin, step = length(1, 512, 512), length(1, 513, 513)
+        per_query = step - origin
+        per_key = 0 if square else length(1, 512, 513) - origin
+        per_query -= per_key
+        constant = origin - 512 * (per_query + per_key)
+        tokens = (1, 2, 3, 7, 64, 77, 100, 255, 1000, 4097)
+        pairs = [(n, n) for n in tokens] + ([] if square else list(zip(tokens[3:], tokens)))
+        for batch in (1, 3):
+            for seq_q, seq_kv in pairs:
+                if length(batch, seq_q, seq_kv) != batch * (constant + per_query * seq_q + per_key * seq_kv):
+                    return None
+    except Error:
+        return None
+    return constant, per_query, per_key

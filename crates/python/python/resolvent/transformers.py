@@ -1,0 +1,206 @@
+"""Mechanisms as attention implementations of Hugging Face transformers.
+
+    resolvent.transformers.register()
+    model.set_attn_implementation("resolvent:fna")
+
+Queries, keys and values are the model's own; what a mechanism could learn keeps its configured value.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from .errors import ConfigurationError, UnsupportedError
+from .mechanism import Mechanism, MechanismLike, mechanisms
+from .torch import attend
+from .values import Dense, DotExp
+
+__all__ = ["register"]
+
+#: Presets whose field `scale` multiplies the product of query and key.
+_SCALED = ("softmax", "infsa", "infsa-resolvent", "linear-infsa", "ssa")
+
+
+def register(mechanism: MechanismLike | None = None, name: str | None = None) -> list[str]:
+    """Registers a mechanism as ``resolvent:<name>``, or every preset by its id; returns the names for ``set_attn_implementation``.
+
+    The mask comes with it: the padding mask, causality and sliding windows of a model reach the mechanism, or are refused.
+    """
+    if mechanism is None:
+        if name is not None:
+            raise ConfigurationError(
+                "argument `mechanism` is missing; a name alone says nothing",
+                code="argument",
+                field="mechanism",
+                remedy="pass the mechanism that the name is for",
+            )
+        return [full for preset in mechanisms() for full in register(preset, preset)]
+    found = Mechanism.of(mechanism)
+    full = f"resolvent:{name or found.id}"
+    AttentionInterface.register(full, functools.partial(_attention, found))
+    AttentionMaskInterface.register(full, _mask)
+    return [full]
+
+
+class _Pattern(NamedTuple):
+    """Which pairs a model lets meet, beside its padding."""
+
+    causal: bool
+    window: int | None
+    padded: bool
+    one_token_set: bool
+    """Whether the queries are the keys' tokens."""
+
+
+def _refused(what: str, why: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} is not supported: {why}", code="unsupported", field=what, remedy=why)
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    device: Any = "cpu",
+    **kwargs: Any,
+) -> Tensor:
+    """The keys that are kept, ``[batch, kv_length]``, and as its attribute the `_Pattern`."""
+    q_offset, kv_offset = int(q_offset), int(kv_offset)
+    keep = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    padded = attention_mask is not None
+    if attention_mask is not None:
+        # Slots of a cache that is longer than what has been seen hold nothing.
+        seen = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+        keep[:, seen.shape[1] :] = False
+        keep[:, : seen.shape[1]] = seen
+    causal, window = mask_function is causal_mask_function, None
+    if mask_function not in (causal_mask_function, bidirectional_mask_function):
+        arguments = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
+        allowed = sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **arguments)
+        assert allowed is not None  # as nothing may be skipped
+        causal, window = _recognised(allowed, q_offset - kv_offset, local_size)
+    if (causal or window is not None) and q_offset + q_length != kv_offset + kv_length:
+        if q_length > 1:
+            why = "the last query and the last key must be one token; use a dynamic cache"
+            raise _refused("a cache with room for later tokens", why)
+        positions = torch.arange(kv_length, device=device) + kv_offset
+        keep &= positions <= q_offset if causal else keep
+        keep &= (positions - q_offset).abs() < window if window is not None else keep
+        causal, window, padded = False, None, True
+    keep._resolvent = _Pattern(causal, window, padded, q_length == kv_length and q_offset == kv_offset)  # type: ignore[attr-defined]
+    return keep
+
+
+def _recognised(allowed: Tensor, offset: int, local_size: int | None) -> tuple[bool, int | None]:
+    """Causality and window of a mask ``[batch, 1, queries, keys]``, if these are all that it hides."""
+    queries, keys = allowed.shape[-2:]
+    apart = torch.arange(keys)[None, :] - (torch.arange(queries) + offset)[:, None]
+    for window in (None, local_size, None if local_size is None else local_size + 1):
+        near = torch.ones_like(apart, dtype=torch.bool) if window is None else apart.abs() < window
+        for causal in (False, True):
+            if bool((allowed == (near & (apart <= 0) if causal else near)).all()):
+                return causal, window
+    why = "masks are padding, causality and sliding windows; use another implementation for this model"
+    raise _refused("this model's attention mask", why)
+
+
+@functools.lru_cache(maxsize=256)
+def _adapted(mechanism: Mechanism, scale: float | None, softcap: float | None, window: int | None) -> Mechanism:
+    """The mechanism with what a model asks of it."""
+    document = mechanism.to_dict()
+    score = document.get("score", {})
+    if scale is not None:
+        if mechanism.id in _SCALED and document.get("score") is None:
+            document["scale"] = scale if document["scale"] is None else document["scale"]
+        elif score.get("kind", "").startswith("dot-"):
+            score["scale"] = scale if score["scale"] is None else score["scale"]
+        else:
+            raise _refused("a scale of the products", f"`{mechanism}` does not multiply queries and keys")
+    if softcap is not None:
+        if mechanism.id != "softmax" and score.get("kind") != "dot-exp":
+            raise _refused("a softcap", f"`{mechanism}` has no logits to bound")
+        own = score.get("scale") if score else document.pop("scale")
+        document["score"] = DotExp(scale=own, softcap=softcap).to_dict()
+    if window is not None:
+        structure = document.get("structure", {"kind": "dense"})
+        if structure["kind"] != "dense" or structure.get("window") is not None:
+            raise _refused("a sliding window", f"`{mechanism}` does not hold pairs by their positions")
+        document["structure"] = {**structure, **Dense(window=window).to_dict()}
+        if "score" not in document and "scale" in document and mechanism.id == "softmax":
+            document["score"] = DotExp(scale=document.pop("scale")).to_dict()
+    return Mechanism.from_dict(document)
+
+
+def _attention(
+    mechanism: Mechanism,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out."""
+    for name in ("s_aux", "sinks", "position_bias", "head_mask", "cache", "block_mask"):
+        if kwargs.get(name) is not None:
+            raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
+    if kwargs.get("output_attentions"):
+        raise _refused("output_attentions", "the weights of attention are never formed; leave it out")
+    if mechanism.tied:
+        why = "models have keys of their own; put resolvent.torch.MultiheadAttention in place of their modules"
+        raise _refused(f"the tied mechanism `{mechanism}`", why)
+    pattern, keep = _pattern(module, query, key, attention_mask, is_causal, sliding_window)
+    default = scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6)
+    # Under a decoder's single new token a window is what the cache has kept.
+    wide = pattern.window is None or pattern.window >= key.shape[2]
+    adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window)
+    crossed = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
+    out = attend(
+        query,
+        key,
+        value,
+        adapted,
+        causal=pattern.causal and query.shape[2] > 1,
+        key_mask=keep,
+        # Sums over all rows must not see padding either.
+        query_mask=keep if pattern.one_token_set and not crossed and not adapted._core.row_local else None,
+        dropout=dropout,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _pattern(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    is_causal: bool | None,
+    sliding_window: int | None,
+) -> tuple[_Pattern, Tensor | None]:
+    """What the model's mask says, and the keys that it keeps."""
+    pattern = getattr(mask, "_resolvent", None)
+    if isinstance(pattern, _Pattern):
+        return pattern, mask if pattern.padded else None
+    if mask is not None and mask.dim() != 2:
+        raise _refused("a mask of single pairs", "masks are padding, causality and sliding windows")
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    square = query.shape[2] == key.shape[2]
+    keep = None if mask is None else mask[:, -key.shape[2] :].to(torch.bool)
+    return _Pattern(bool(causal), sliding_window, mask is not None, square), keep

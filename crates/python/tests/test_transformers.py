@@ -1,0 +1,161 @@
+"""Models of Hugging Face transformers, small and with random weights, on mechanisms of this package."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    ViTConfig,
+    ViTModel,
+)
+
+import resolvent  # noqa: E402
+from resolvent import Mechanism  # noqa: E402
+from resolvent.transformers import register  # noqa: E402
+
+SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+ENCODER = {**SMALL, "num_key_value_heads": None}
+WINDOWED = {**SMALL, "sliding_window": 5}
+DECODERS = {
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=100, n_positions=64, bos_token_id=1, eos_token_id=None)
+    ),
+    "llama, keys shared by heads": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    "mistral, sliding window": lambda: MistralForCausalLM(MistralConfig(**WINDOWED)),
+    "gemma2, windows and softcaps": lambda: Gemma2ForCausalLM(Gemma2Config(**WINDOWED, head_dim=12)),
+}
+TIED = [name for name in resolvent.mechanisms() if Mechanism(name).tied]
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+    assert len(register()) == len(resolvent.mechanisms())
+
+
+def texts():
+    ids, keep = torch.randint(2, 100, (2, 14)), torch.ones(2, 14, dtype=torch.long)
+    keep[0, 9:] = 0
+    return ids, keep
+
+
+@torch.no_grad()
+def states(model, **inputs):
+    return model(**inputs)[0]
+
+
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_softmax_is_the_models_own_and_generates_the_same(decoder, padding):
+    model, (ids, keep) = DECODERS[decoder]().eval(), texts()
+    keep = {"none": torch.ones_like(keep), "right": keep, "left": keep.flip(1)}[padding]
+    results = []
+    for implementation in ("eager", "resolvent:softmax"):
+        model.set_attn_implementation(implementation)
+        # Behind padding on the right a model would write on from a padded token, of which nothing is defined.
+        texts_to_go_on = keep if padding != "right" else torch.ones_like(keep)
+        written = model.generate(ids, attention_mask=texts_to_go_on, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        results.append((states(model, input_ids=ids, attention_mask=keep)[keep.bool()], written))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("mechanism", [name for name in resolvent.mechanisms() if name not in TIED])
+def test_a_padded_token_changes_nothing_in_an_encoder(mechanism):
+    model, (ids, keep) = BertModel(BertConfig(**ENCODER)).eval(), texts()
+    own = states(model, input_ids=ids, attention_mask=keep)
+    model.set_attn_implementation(f"resolvent:{mechanism}")
+    got = states(model, input_ids=ids, attention_mask=keep)
+    other = ids.clone()
+    other[0, 9:] = 7
+    assert torch.equal(got[keep.bool()], states(model, input_ids=other, attention_mask=keep)[keep.bool()])
+    if mechanism != "ssa":  # as many clusters as suit the tokens, padding among them
+        alone = states(model, input_ids=ids[:1, :9])
+        torch.testing.assert_close(alone[0], got[0, :9], rtol=1e-4, atol=1e-5)
+    same = torch.allclose(got[keep.bool()], own[keep.bool()], atol=1e-5)
+    assert same == (mechanism in ("softmax", "local")), "the mechanism is the one that was asked for"
+
+
+@pytest.mark.parametrize("mechanism", ["fna", "softmax", "linear", "relu"])
+def test_later_tokens_change_nothing_in_a_decoder(mechanism):
+    model, (ids, _) = DECODERS["gpt2"]().eval(), texts()
+    model.set_attn_implementation(f"resolvent:{mechanism}")
+    other = ids.clone()
+    other[:, 10:] = 3
+    assert torch.equal(states(model, input_ids=ids)[:, :10], states(model, input_ids=other)[:, :10])
+    long = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    slow = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0, use_cache=False)
+    assert torch.equal(long, slow)
+
+
+def test_vision_and_training():
+    model = ViTModel(ViTConfig(**{k: v for k, v in ENCODER.items() if k.endswith("s") or k.endswith("size")}, image_size=32, patch_size=8))
+    pictures = torch.randn(2, 3, 32, 32)
+    own = states(model.eval(), pixel_values=pictures)
+    model.set_attn_implementation("resolvent:softmax")
+    torch.testing.assert_close(states(model, pixel_values=pictures), own, rtol=1e-4, atol=1e-5)
+    model.set_attn_implementation("resolvent:infsa")
+    model.train()(pixel_values=pictures)[0].square().sum().backward()
+    attention = [p for n, p in model.named_parameters() if ("query" in n or "q_proj" in n) and n.endswith("weight")]
+    assert len(attention) == 2 and all(p.grad.any() for p in attention)
+
+
+def test_a_mechanism_of_ones_own():
+    mine = Mechanism(score=resolvent.Levy(1.5), series=resolvent.Hops(2))
+    assert register(mine, "two-hops") == ["resolvent:two-hops"]
+    model, (ids, keep) = BertModel(BertConfig(**ENCODER)).eval(), texts()
+    results = []
+    for name in ("two-hops", "fna"):
+        model.set_attn_implementation(f"resolvent:{name}")
+        results.append(states(model, input_ids=ids, attention_mask=keep))
+    assert not torch.allclose(*results, atol=1e-5)
+    with pytest.raises(resolvent.ConfigurationError):
+        register(name="nothing")
+
+
+def test_what_a_mechanism_cannot_honour_is_refused():
+    ids, keep = texts()
+
+    def refuse(model, name, what, **inputs):
+        model.eval().set_attn_implementation(f"resolvent:{name}")
+        with pytest.raises(resolvent.UnsupportedError, match=what):
+            states(model, input_ids=ids, **inputs)
+
+    refuse(DECODERS["gemma2, windows and softcaps"](), "fna", "scale of the products")
+    refuse(DECODERS["mistral, sliding window"](), "linear", "sliding window")
+    refuse(DECODERS["gpt2"](), "linear-infsa", "caus")
+    refuse(BertModel(BertConfig(**ENCODER)), "soft", "tied")
+    refuse(BertModel(BertConfig(**ENCODER)), "softmax", "output_attentions", output_attentions=True)
+    sinks = GptOssForCausalLM(GptOssConfig(**SMALL, head_dim=12, num_local_experts=2, num_experts_per_tok=1))
+    refuse(sinks, "softmax", "s_aux")
+    single_pairs = torch.ones(2, 1, 14, 14, dtype=torch.bool).tril() & (torch.rand(2, 1, 14, 14) > 0.5)
+    refuse(BertModel(BertConfig(**ENCODER)), "softmax", "mask of single pairs", attention_mask=single_pairs)
+
+
+def test_static_caches_are_refused_or_right():
+    model, (ids, _) = DECODERS["llama, keys shared by heads"]().eval(), texts()
+    model.set_attn_implementation("resolvent:softmax")
+    with pytest.raises(resolvent.UnsupportedError, match="dynamic cache"):
+        model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")

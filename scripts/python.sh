@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds the Python wheel in a fresh environment and runs its tests: `scripts/python.sh [PYTEST ARGUMENTS]`.
+#
+# PyTorch and transformers come from the package index that pip is configured for. The tests that need them are left out, and this
+# script says so, where they cannot be installed. PYTHON names the interpreter; ENVIRONMENT a virtual environment to use, and to keep.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python="${PYTHON:-python3}"
+if ! "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    echo "SKIPPED: the Python wheel is not tested: $python is not Python 3.10 or newer with venv"
+    exit 0
+fi
+environment="${ENVIRONMENT:-}"
+if [ -z "$environment" ]; then
+    environment=$(mktemp -d)
+    trap 'rm -rf "$environment"' EXIT
+fi
+[ -x "$environment/bin/pip" ] || "$python" -m venv "$environment"
+pip() { "$environment/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+
+if ! pip install 'maturin>=1.9.4,<2' 'numpy>=2.1' 'pytest>=8' 'ml_dtypes>=0.5'; then
+    echo "SKIPPED: the Python wheel is not tested: maturin, NumPy and pytest cannot be installed"
+    exit 0
+fi
+# A wheel, not an editable installation: what users install is what is tested.
+wheels=$(mktemp -d -p "$environment")
+"$environment/bin/maturin" build --release --locked --quiet --manifest-path crates/python/Cargo.toml --out "$wheels" \
+    --interpreter "$environment/bin/python"
+pip install --force-reinstall --no-deps "$wheels"/*.whl
+
+if ! pip install 'torch>=2.9'; then
+    echo "SKIPPED: PyTorch cannot be installed: of the Python wheel only arrays are tested"
+elif ! pip install 'transformers>=5'; then
+    echo "SKIPPED: transformers cannot be installed: the Python wheel is tested without it"
+fi
+"$environment/bin/python" -m pytest -q -p no:cacheprovider -rs crates/python/tests "$@"
