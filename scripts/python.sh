@@ -17,7 +17,10 @@ if [ -z "$environment" ]; then
     trap 'rm -rf "$environment"' EXIT
 fi
 [ -x "$environment/bin/pip" ] || "$python" -m venv "$environment"
-pip() { "$environment/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$environment/bin/python" -m pip --disable-pip-version-check --no-cache-dir --quiet "$@"; }
+# PyTorch for Linux comes with libraries for GPUs: gigabytes, that a nearly full disk has no place for.
+has_torch() { "$environment/bin/python" -c 'import torch' 2>/dev/null; }
+free_gigabytes() { df -Pk "$environment" | awk 'END { print int($4 / 1048576) }'; }
 
 if ! pip install 'maturin>=1.9.4,<2' 'numpy>=2.1' 'pytest>=8' 'ml_dtypes>=0.5'; then
     echo "SKIPPED: the Python wheel is not tested: maturin, NumPy and pytest cannot be installed"
@@ -29,7 +32,9 @@ wheels=$(mktemp -d -p "$environment")
     --interpreter "$environment/bin/python"
 pip install --force-reinstall --no-deps "$wheels"/*.whl
 
-if ! pip install 'torch>=2.9'; then
+if ! has_torch && [ "$(free_gigabytes)" -lt 12 ]; then
+    echo "SKIPPED: PyTorch takes up to 10 GB, and less than 12 are free: of the Python wheel only arrays are tested"
+elif ! pip install 'torch>=2.9'; then
     echo "SKIPPED: PyTorch cannot be installed: of the Python wheel only arrays are tested"
 elif ! pip install 'transformers>=5'; then
     echo "SKIPPED: transformers cannot be installed: the Python wheel is tested without it"

@@ -144,3 +144,26 @@ fn rows_tell_their_sums() {
     let linear = r#""mechanism": "composed", "score": {"kind": "dot-relu"}"#;
     assert_eq!(lse(linear, &p), None, "sums of affinities are no log-sum-exp");
 }
+
+/// More columns than are worked on at a time, and more blocks than a task has.
+#[test]
+fn long_rows_are_summed_in_parts() {
+    let compositions = [
+        r#""score": {"kind": "dot-exp"}, "structure": {"kind": "dense", "window": 600, "sinks": 3}, "causal": true"#,
+        r#""score": {"kind": "dot-squared-relu"}, "normalisation": {"kind": "frobenius"}"#,
+        r#""score": {"kind": "cosine-exp"}, "normalisation": {"kind": "symmetric"}"#,
+        r#""score": {"kind": "gaussian"}, "normalisation": {"kind": "row", "density_exponent": 0.5}"#,
+        r#""structure": {"kind": "clustered", "clusters": 5, "samples": 9}, "score": {"kind": "levy", "kappa": 4}"#,
+    ];
+    for (seed, composed) in compositions.into_iter().enumerate() {
+        let mechanism = Mechanism::from_json(&format!(r#"{{"mechanism": "composed", {composed}}}"#)).unwrap();
+        let shape = Shape { value_dim: 48, ..Shape::square(1, 1, 1100, 64) };
+        let mut p = problem(mechanism, shape, seed as u64);
+        p.key_mask = Some((0..1100).map(|n| n % 11 != 3).collect());
+        p.query_mask = p.key_mask.clone();
+        p.fix_plan();
+        let got = p.solve::<f32>(Strategy::Fused, None).unwrap();
+        let tol = Tol::f32(&p.mechanism).with_scores(20.0).with_noise(1.0);
+        assert_solution(composed, &got, &p.reference(), &shape, tol);
+    }
+}
