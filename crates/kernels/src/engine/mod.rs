@@ -4,6 +4,7 @@ mod backward;
 mod columns;
 mod factors;
 mod features;
+mod gradient;
 mod graph;
 mod head;
 mod landmarks;

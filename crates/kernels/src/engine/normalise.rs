@@ -78,11 +78,10 @@ impl Weighed {
         Self::streamed(m, head, log, logs, sums.iter().map(|sum| sum.term).collect())
     }
 
-    /// The factor on what was summed with row `n`, in units of its peak.
+    /// The factor on what was summed with row `n`, in units of its peak, where that is not divided by its sum alone.
     pub fn factor(&self, m: &Normalisation, log: bool, n: usize, sum: &RowSum) -> f32 {
         match m {
             _ if sum.total == 0.0 => 0.0,
-            Normalisation::Row(_) | Normalisation::Factors(_) => (1.0 / sum.total) as f32,
             _ if !log => self.weights.rows[n],
             _ => {
                 let peak = if let Normalisation::Frobenius(_) = m { sum.peak / 2.0 } else { sum.peak };

@@ -19,7 +19,7 @@ use crate::{
     scratch::Aligned,
     simd::{
         Level,
-        product::{Add, Left, Right, Size, multiply_add},
+        product::{Add, Left, Right, Size, Store, multiply, multiply_add},
     },
     structure::dense::padded,
 };
@@ -36,6 +36,15 @@ pub(super) struct Sweep<'a> {
     pub score: &'a dyn TileScore,
     pub level: Level,
     pub pool: &'a Pool,
+}
+
+/// What is summed of a row, and what becomes of its values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Summed {
+    Magnitudes,
+    Squares,
+    /// Magnitudes, by which the values are divided.
+    Divided,
 }
 
 /// What weighs the pairs of a head: numbers per row and per column, see [`Factors`].
@@ -86,13 +95,13 @@ pub(super) struct Gradients<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    /// The sums of a block's rows, and, in units of these, `out [rows, padded(dim)] = sum_j g_ij v_j` for values `v` (which may be
-    /// none).
-    pub fn rows(&self, block: &Block, squares: bool, v: &[f32], out: &mut [f32]) -> Vec<RowSum> {
-        let stride = v.len() / self.head.keys.len().max(1);
+    /// The sums of a block's rows, and `out [rows, padded(dim)] = sum_j g_ij v_j` for values `v` (which may be none): in units of
+    /// the rows' peaks, or, to be `divided`, over the sums.
+    pub fn rows(&self, block: &Block, how: Summed, v: &[f32], out: &mut [f32]) -> Vec<RowSum> {
+        let (stride, squares) = (v.len() / self.head.keys.len().max(1), how == Summed::Squares);
         let log = self.score.is_log();
         let mut all = Running::new(log);
-        out.fill(0.0);
+        let mut begun = false;
         self.pool.with(|buffers| {
             block.tiles(&ALL, |rows, columns, constants| {
                 let at = rows.start - block.rows.start;
@@ -104,15 +113,31 @@ impl<'a> Sweep<'a> {
                 let size = [columns.len(), buffers.width];
                 let counts = self.counts(&columns);
                 running.settle(self.level, &mut buffers.values, size, Rows { counts: counts.as_deref(), squares });
+                if !whole && !begun {
+                    out.fill(0.0);
+                    begun = true;
+                }
                 let sums = &mut out[at * stride..(at + rows.len()) * stride];
-                rescale(sums, stride, &running.rescale);
-                self.spread(buffers, rows.len(), &columns, (v, stride), sums);
+                if begun {
+                    rescale(sums, stride, &running.rescale);
+                }
+                self.spread(buffers, rows.len(), &columns, (v, stride), (sums, begun));
+                begun = true;
                 if let Some(one) = one {
                     all.replace(at, &one);
                 }
             });
         });
-        (0..block.rows.len()).map(|at| all.sum(at, squares)).collect()
+        if !begun {
+            out.fill(0.0);
+        }
+        let sums: Vec<_> = (0..block.rows.len()).map(|at| all.sum(at, squares)).collect();
+        if how == Summed::Divided {
+            let divisor = |sum: &RowSum| if sum.total > 0.0 { (1.0 / sum.total) as f32 } else { 0.0 };
+            let rows = out.chunks_exact_mut(stride.max(1)).zip(&sums);
+            rows.for_each(|(row, sum)| row.iter_mut().for_each(|x| *x *= divisor(sum)));
+        }
+        sums
     }
 
     /// Adds `sum_j w_ij v_j` of a block's rows to `out [rows, padded(dim)]`.
@@ -123,7 +148,7 @@ impl<'a> Sweep<'a> {
                 self.weights(buffers, (&rows, &columns, constants), weights);
                 let at = rows.start - block.rows.start;
                 let sums = &mut out[at * stride..(at + rows.len()) * stride];
-                self.spread(buffers, rows.len(), &columns, (v, stride), sums);
+                self.spread(buffers, rows.len(), &columns, (v, stride), (sums, true));
             });
         });
     }
@@ -150,14 +175,14 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Adds a tile's values, by their weights, to the sums of its rows.
+    /// Writes a tile's values, by their weights, to the sums of its rows, or adds them where these have `begun`.
     fn spread(
         &self,
         buffers: &Buffers,
         rows: usize,
         columns: &Columns<'_>,
         (v, stride): (&[f32], usize),
-        sums: &mut [f32],
+        (sums, begun): (&mut [f32], bool),
     ) {
         if stride == 0 {
             return; // only the rows' sums are wanted
@@ -165,7 +190,12 @@ impl<'a> Sweep<'a> {
         let size = Size { rows, cols: stride, depth: columns.len() };
         let left = Left { data: &buffers.values, row_stride: 1, depth_stride: STRIDE };
         let v = columns.of(v, stride);
-        multiply_add(self.level, size, left, Right { data: &v, stride }, Add { data: sums, stride });
+        let right = Right { data: &v, stride };
+        if begun {
+            multiply_add(self.level, size, left, right, Add { data: sums, stride });
+        } else {
+            multiply(self.level, size, left, right, Store { data: sums, stride });
+        }
     }
 
     /// `sum_j (g_ij - centre_i)^2` of every row of a block, of a log score without edges.
