@@ -10,13 +10,25 @@ pub(crate) fn inputs<T>(
     inputs: &Inputs<'_, T>,
     mask: &Mask<'_>,
 ) -> Result<()> {
+    planned(op, mechanism, s, inputs, mask)?;
+    required(op, mechanism, s, &inputs.extras)
+}
+
+/// The same of a call that is planned: what the weights of pairs depend on may be missing.
+pub(crate) fn planned<T>(
+    op: &'static str,
+    mechanism: &Mechanism,
+    s: &Shape,
+    inputs: &Inputs<'_, T>,
+    mask: &Mask<'_>,
+) -> Result<()> {
     tensors(op, mechanism, inputs, [s.q_len(), s.k_len(), s.v_len()])?;
     for (tensor, keep, seq) in [("key_mask", mask.key, s.seq_kv), ("query_mask", mask.query, s.seq_q)] {
         let len = keep.map_or(s.batch * seq, <[bool]>::len);
         length(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
     }
     one_token_set(mechanism, s, mask)?;
-    extras(op, mechanism, s, &inputs.extras)
+    given(op, mechanism, s, &inputs.extras)
 }
 
 /// Whether queries, keys and values are there, and of these lengths.
@@ -52,17 +64,26 @@ fn one_token_set(mechanism: &Mechanism, s: &Shape, mask: &Mask<'_>) -> Result<()
     Err(Error::Unsupported { mechanism: mechanism.id(), what: "a query_mask that differs from key_mask", why })
 }
 
-/// Whether the mechanism's own tensors fit.
+/// Whether the mechanism's own tensors fit, and none is missing.
 pub(crate) fn extras(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
-    for (parameter, values) in extras.iter() {
-        parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
-        mechanism.check_parameter(parameter, values)?;
-    }
+    given(op, mechanism, s, extras)?;
+    required(op, mechanism, s, extras)
+}
+
+fn required(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
     for parameter in Parameter::ALL {
-        if parameter.required() && extras.get(parameter).is_none() && mechanism.has(parameter) {
+        if extras.get(parameter).is_none() && mechanism.requires(parameter, s) {
             let problem = "is missing; the configuration asks for it";
             return Err(Error::Tensor { op, tensor: parameter.name(), problem });
         }
+    }
+    Ok(())
+}
+
+fn given(op: &'static str, mechanism: &Mechanism, s: &Shape, extras: &Extras<'_>) -> Result<()> {
+    for (parameter, values) in extras.iter() {
+        parameter_length(op, mechanism, s, parameter, parameter.name(), values.len())?;
+        mechanism.check_parameter(parameter, values)?;
     }
     extras.dropout.map_or(Ok(()), |dropout| dropout.check(mechanism))?;
     extras.landmark_indices.map_or(Ok(()), |indices| landmark_indices(op, mechanism, s, indices))?;

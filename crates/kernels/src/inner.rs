@@ -4,9 +4,9 @@
 use pulp::{Simd, WithSimd};
 
 use crate::{
-    Result,
+    Result, Shape,
     linalg::{Entries, Method, Order},
-    mechanism::{Inverse, InverseGradient, Score},
+    mechanism::{Bias, Inverse, InverseGradient, Score},
     random, random_features,
     score::{Manhattan, Squared},
     simd::{
@@ -98,6 +98,12 @@ impl Inverter {
         let y = Entries { high: &mut self.y, low: &mut [] };
         self.method.invert(level, self.order, &self.a, y, &mut self.work)
     }
+}
+
+/// Of every pair of a query and a key: where among the numbers of a head that of the bias is, and the factor on it.
+pub fn bias_entries(bias: &Bias, shape: &Shape) -> (Vec<i64>, Vec<f32>) {
+    let pairs = (0..shape.seq_q).flat_map(|i| (0..shape.seq_kv).map(move |j| (i, j)));
+    pairs.map(|(i, j)| bias.entry(shape, i, j)).map(|(at, factor)| (at as i64, factor as f32)).unzip()
 }
 
 /// The intrinsic dimension of a power law, for `heads` heads of `head_dim` channels.

@@ -43,9 +43,9 @@ pub struct Plan {
     pub scratch_backward: usize,
     /// f32 elements saved by the forward pass for the backward pass (`stats`).
     pub stats: usize,
-    /// Bytes that the forward pass allocates itself beside scratch and `stats`, and gives back: those of `ssa`, whose clusters and
-    /// edges are found in the call, as they are for as many clusters of equal size as are asked for. 0 for other mechanisms, and
-    /// for the reference, whose matrices are not counted.
+    /// Bytes that the forward pass allocates itself beside scratch and `stats`, and gives back: of `ssa`, whose clusters and
+    /// edges are found in the call, as they are for as many clusters of equal size as are asked for; of compositions; of heads that
+    /// share keys. 0 for other presets, and for the reference, whose matrices are not counted.
     pub allocated_forward: usize,
     /// Bytes that the backward pass allocates, likewise.
     pub allocated_backward: usize,

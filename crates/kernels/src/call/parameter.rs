@@ -31,11 +31,14 @@ pub enum Parameter {
     GivenLandmarks,
     /// Added to the logit, per head; replaces the field `offset` of the score `dot-sigmoid`.
     Offset,
+    /// Added to the logits of pairs for where their tokens are: the numbers of a [`crate::mechanism::Bias`]. Whether a call has to give
+    /// them [`crate::Mechanism::requires`] says.
+    Bias,
 }
 
 impl Parameter {
     /// Every parameter.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Gamma,
         Self::Alpha,
         Self::Kappa,
@@ -47,6 +50,7 @@ impl Parameter {
         Self::ValueWeight,
         Self::GivenLandmarks,
         Self::Offset,
+        Self::Bias,
     ];
 
     /// The tensor's name in files.
@@ -68,10 +72,11 @@ impl Parameter {
             Self::ValueWeight => "dvalue_weight",
             Self::GivenLandmarks => "dgiven_landmarks",
             Self::Offset => "doffset",
+            Self::Bias => "dbias",
         }
     }
 
-    /// Whether a mechanism that has the parameter cannot do without its values: the configuration has none.
+    /// Whether no configuration has values that stand for the parameter; see also [`crate::Mechanism::requires`].
     pub const fn required(self) -> bool {
         matches!(
             self,
@@ -83,7 +88,7 @@ impl Parameter {
         )
     }
 
-    /// Which of the parameter's `len` elements belong to batch element and head `slice`.
+    /// Which of the `len` elements of a parameter, but a bias, belong to batch element and head `slice`.
     pub(crate) const fn part(self, len: usize, shape: &Shape, slice: usize) -> Range<usize> {
         let (parts, part) = match self {
             Self::LandmarkWeight | Self::LandmarkNormGamma | Self::LandmarkNormBeta => (1, 0),
@@ -172,6 +177,11 @@ impl<'a> ExtraGradients<'a> {
     /// Where the gradient of `parameter` goes, if it is asked for.
     pub fn get(&mut self, parameter: Parameter) -> Option<&mut [f32]> {
         self.parameters[parameter as usize].as_deref_mut()
+    }
+
+    /// Takes out where the gradient of `parameter` goes, if it is asked for.
+    pub(crate) fn take(&mut self, parameter: Parameter) -> Option<&'a mut [f32]> {
+        self.parameters[parameter as usize].take()
     }
 
     /// The same room for a shorter time.

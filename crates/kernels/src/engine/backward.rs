@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     columns::{Block, Columns},
     pool::Buffers,
-    sweep::{Channels, Gradients, Sweep, Taken, Weights, lanes, row_factors, transpose},
+    sweep::{Channels, Gradients, Place, Sweep, Taken, Weights, lanes, row_factors, transpose},
     tile::{KEYS, Running, STRIDE},
 };
 use crate::{
@@ -20,9 +20,6 @@ use crate::{
     structure::dense::padded,
 };
 
-/// A tile: rows, columns, and what is added to the logarithms of their affinities.
-type Place<'t> = (&'t Range<usize>, &'t Columns<'t>, Option<&'t [f32]>);
-
 impl Sweep<'_> {
     /// Adds what the pairs of a block with the columns in `span` give to the gradients; of the values alone where nothing is `taken`.
     pub fn backward(
@@ -30,7 +27,7 @@ impl Sweep<'_> {
         (block, span): (&Block, &Range<usize>),
         (weights, taken): (&Weights, Option<&Taken>),
         x: Channels<'_>,
-        into: &mut Gradients<'_>,
+        into: &mut Gradients<'_, '_>,
     ) {
         let stride = padded(x.dim);
         self.pool.with(|buffers| {
@@ -63,7 +60,7 @@ impl Sweep<'_> {
         (rows, columns, constants): Place<'_>,
         (weights, taken): (&Weights, &Taken),
         (v, stride): (&[f32], usize),
-        into: &mut Gradients<'_>,
+        into: &mut Gradients<'_, '_>,
     ) {
         let v = columns.of(v, stride);
         let width = padded(rows.len());
@@ -77,6 +74,10 @@ impl Sweep<'_> {
             self.whitened(buffers, (rows, columns, constants), operands, (weights, taken), into);
         } else {
             self.terms(buffers, rows, columns);
+            self.load_bias(buffers, rows, columns);
+            if into.bias.is_some() {
+                buffers.of_bias.resize(KEYS * STRIDE);
+            }
             let [of_rows, fine] = row_factors(weights, rows, self.score.is_log());
             let [a, c, tau] = [&taken.a, &taken.c, &taken.tau].map(|x| lanes(x, rows));
             let [of_columns, p, d] = [&weights.columns, &taken.p, &taken.d].map(|x| columns.of(x, 1));
@@ -91,11 +92,16 @@ impl Sweep<'_> {
                     shares,
                     weights: &mut buffers.values,
                     slopes: &mut buffers.slopes,
+                    of_bias: into.bias.is_some().then_some(&mut buffers.of_bias),
                     stride: STRIDE,
                     parameters: into.parameters.as_deref_mut().map(|sums| ParameterSums { sums, typical }),
                 };
                 self.score.backward(self.level, operands, known, into);
             });
+        }
+        if let (Some(sums), Some(bias)) = (into.bias.as_deref_mut(), &self.head.bias) {
+            let positions = [&self.head.queries[rows.clone()], &columns.of(&self.head.keys, 1)];
+            sums.add(bias, rows.start, positions, &buffers.of_bias);
         }
         buffers.dout = dout;
     }
@@ -107,7 +113,7 @@ impl Sweep<'_> {
         (rows, columns, constants): Place<'_>,
         operands: Operands<'_>,
         (weights, taken): (&Weights, &Taken),
-        into: &mut Gradients<'_>,
+        into: &mut Gradients<'_, '_>,
     ) {
         let (Some(statistics), Some(back)) = (&weights.whitened, &taken.whitened) else { return };
         self.terms(buffers, rows, columns);
@@ -125,7 +131,7 @@ impl Sweep<'_> {
     }
 
     /// Adds the gradients of the images.
-    fn tokens(&self, buffers: &Buffers, (rows, columns, _): Place<'_>, into: &mut Gradients<'_>) {
+    fn tokens(&self, buffers: &Buffers, (rows, columns, _): Place<'_>, into: &mut Gradients<'_, '_>) {
         let level = self.level;
         let (stride, keys, slopes) = (self.head.stride, columns.len(), &buffers.slopes);
         let k = columns.of(self.k, stride);

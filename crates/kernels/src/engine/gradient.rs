@@ -1,11 +1,14 @@
 //! The gradients of one slice of a graph: which rows and columns are worked on together, and what is taken out.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::{
+    bias::{BiasSums, Sums},
     columns::Block,
     graph::{Graph, TASKS, density, parameter, split},
-    head::Slice,
+    head::{Head, Slice},
     sweep::{Channels, Gradients, Sweep, Taken},
     tile::KEYS,
 };
@@ -18,59 +21,95 @@ use crate::{
 /// f32 of columns and their gradients that are worked on at a time: a quarter of a second-level cache of 2 MiB.
 const CACHED: usize = 1 << 17;
 
+/// Which gradients are wanted beside those of the tokens, and how many slices are worked on at once.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub parameters: bool,
+    pub bias: bool,
+    pub at_once: usize,
+}
+
+/// The gradients of a slice's score: of its parameters, and sums of those of the bias.
+#[derive(Default)]
+pub(super) struct OfScore {
+    pub parameters: [f64; MOST_PARAMETERS],
+    pub bias: Vec<Sums>,
+}
+
+impl OfScore {
+    /// Adds those of a task.
+    fn add(&mut self, (parameters, of_bias): ([f64; MOST_PARAMETERS], Option<Sums>)) {
+        self.parameters.iter_mut().zip(parameters).for_each(|(to, x)| *to += x);
+        self.bias.extend(of_bias);
+    }
+}
+
 impl Graph<'_> {
     /// Runs the backward pass over one slice's blocks; `taken` as in [`Sweep::backward`]. Adds the gradients of the images of
-    /// rows and columns (where `taken`) and of the values, in the order of the head; returns those of the parameters.
+    /// rows and columns (where `taken`) and of the values, in the order of the head; returns the others, that of the bias where it is
+    /// `wanted` and there is no room for its `pairs`, `[seq_q, seq_kv]`.
     fn slice_backward(
         &self,
         slice: usize,
-        (taken, wanted): (Option<&Taken>, bool),
+        (taken, wanted): (Option<&Taken>, Wanted),
         x: Channels<'_>,
         [dq, dk, dv]: [&mut [f32]; 3],
-    ) -> [f64; MOST_PARAMETERS] {
+        pairs: Option<&mut [f32]>,
+    ) -> OfScore {
         let (head, weights) = (&self.heads[slice], &self.weighed(slice).weights);
+        let seq_kv = self.call.shape.seq_kv;
         let [q, k, gradients] = [&head.q[..], &head.k[..], x.gradients].map(|x| self.pool.aligned(x));
         let (sweep, x) = (Sweep { q: &q, k: &k, ..self.sweep(slice) }, Channels { gradients: &gradients, ..x });
         // The columns that blocks pass by at a time stay in the second cache with their gradients.
         let length = (CACHED / (2 * (head.stride + padded(x.dim)))).next_multiple_of(KEYS);
         let spans: Vec<_> = (0..head.keys.len().max(1)).step_by(length).map(|first| first..first + length).collect();
         let per_row = if taken.is_some() { head.stride } else { 0 };
-        let run = |blocks: &[Block], dq: &mut [f32], [dk, dv]: [&mut [f32]; 2]| {
-            let mut parameters = wanted.then_some([0.0; MOST_PARAMETERS]);
+        let run = |blocks: &[Block], dq: &mut [f32], [dk, dv]: [&mut [f32]; 2], pairs: Option<&mut [f32]>| {
+            let mut parameters = wanted.parameters.then_some([0.0; MOST_PARAMETERS]);
+            let bias = head.bias.as_ref().filter(|_| wanted.bias);
+            let mut of_bias = bias.map(|bias| match pairs {
+                Some(out) => BiasSums::Pairs { out, first: first_of(head, blocks), stride: seq_kv },
+                None => BiasSums::Sums(Sums::new(bias, rows_of(blocks))),
+            });
             for span in &spans {
                 for (block, dq) in blocks.iter().zip(split(blocks, dq, per_row)) {
                     let (dk, dv, first) = (&mut *dk, &mut *dv, block.rows.start);
-                    let mut into = Gradients { dq, first, dk, dv, parameters: parameters.as_mut() };
+                    let (parameters, bias) = (parameters.as_mut(), of_bias.as_mut());
+                    let mut into = Gradients { dq, first, dk, dv, parameters, bias };
                     sweep.backward((block, span), (weights, taken), x, &mut into);
                 }
             }
-            parameters.unwrap_or_default()
+            (parameters.unwrap_or_default(), of_bias.and_then(BiasSums::sums))
         };
-        let count = head.blocks.len().div_ceil(TASKS.div_ceil(self.call.shape.slices())).max(1);
+        let count = head.blocks.len().div_ceil(TASKS.div_ceil(wanted.at_once)).max(1);
         if count >= head.blocks.len() {
-            return run(&head.blocks, dq, [dk, dv]);
+            let pairs = pairs.map(|all| &mut all[first_of(head, &head.blocks) * seq_kv..]);
+            let (parameters, of_bias) = run(&head.blocks, dq, [dk, dv], pairs);
+            return OfScore { parameters, bias: of_bias.into_iter().collect() };
         }
-        let tasks: Vec<_> = head.blocks.chunks(count).zip(split_tasks(&head.blocks, dq, per_row, count)).collect();
-        let task = |(blocks, dq): (&[Block], &mut [f32])| {
+        let tasks = head.blocks.chunks(count).zip(split_tasks(&head.blocks, dq, per_row, count));
+        let tasks: Vec<_> = tasks.zip(split_pairs(head, count, pairs, seq_kv)).collect();
+        let task = |((blocks, dq), pairs): Task<'_>| {
             let [mut dk, mut dv] = [dk.len(), dv.len()].map(|len| self.pool.zeros(len));
-            let parameters = run(blocks, dq, [&mut dk, &mut dv]);
-            (dk, dv, parameters)
+            let of_score = run(blocks, dq, [&mut dk, &mut dv], pairs);
+            (dk, dv, of_score)
         };
         let done: Vec<_> = tasks.into_par_iter().map(task).collect();
         let add = |to: &mut [f32], from: &[f32]| to.iter_mut().zip(from).for_each(|(to, x)| *to += x);
-        let mut parameters = [0.0; MOST_PARAMETERS];
-        for (of_keys, of_values, part) in &done {
-            add(dk, of_keys);
-            add(dv, of_values);
-            parameters.iter_mut().zip(part).for_each(|(to, x)| *to += x);
+        let mut all = OfScore::default();
+        for (of_keys, of_values, of_score) in done {
+            add(dk, &of_keys);
+            add(dv, &of_values);
+            all.add(of_score);
         }
-        parameters
+        all
     }
 
     /// The gradients of a slice's values alone, added to `dv`.
     pub fn transpose_slice(&self, slice: usize, gradients: &[f32], dim: usize, dv: &mut [f32]) {
         let x = Channels { values: &[], gradients, dim };
-        self.slice_backward(slice, (None, false), x, [&mut [], &mut [], dv]);
+        let none = Wanted { parameters: false, bias: false, at_once: self.call.shape.slices() };
+        self.slice_backward(slice, (None, none), x, [&mut [], &mut [], dv], None);
     }
 
     /// Subtracts `sum_i w_ij delta_i` from the columns' numbers.
@@ -82,14 +121,15 @@ impl Graph<'_> {
         columns.iter_mut().zip(sums.chunks_exact(stride)).for_each(|(x, sum)| *x -= f64::from(sum[0]));
     }
 
-    /// Adds the gradients of one slice: of its queries, keys and values; returns those of the parameters.
+    /// Adds the gradients of one slice: of its queries, keys and values; returns the others.
     pub fn backward_slice(
         &self,
         slice: usize,
-        wanted: bool,
+        wanted: Wanted,
         [x, y, dout]: [&[f32]; 3],
         [dq, dk, dx]: [&mut [f32]; 3],
-    ) -> [f64; MOST_PARAMETERS] {
+        pairs: Option<&mut [f32]>,
+    ) -> OfScore {
         let Shape { head_dim: d, value_dim: dim, seq_q, seq_kv, heads, .. } = self.call.shape;
         let (head, raw) = (&self.heads[slice], Slice::of(self.call, slice));
         let (values, gradients, results) = (head.of_columns(x, dim), head.of_rows(dout, dim), head.of_rows(y, dim));
@@ -111,23 +151,60 @@ impl Graph<'_> {
         let taken = (Some(&taken), wanted);
         let in_place = self.map == Map::Identity && head.lies_like(seq_q, d) && head.columns_lie_like(seq_kv, d);
         if in_place && padded(dim) == dim {
-            return self.slice_backward(slice, taken, channels, [dq, dk, dx]);
+            return self.slice_backward(slice, taken, channels, [dq, dk, dx], pairs);
         }
         let [mut of_rows, mut of_columns, mut of_values] =
             [head.q.len(), head.k.len(), head.keys.len() * padded(dim)].map(|len| self.pool.zeros(len));
         let into: [&mut [f32]; 3] = [&mut of_rows, &mut of_columns, &mut of_values];
-        let mut of_score = self.slice_backward(slice, taken, channels, into);
+        let mut of_score = self.slice_backward(slice, taken, channels, into, pairs);
         head.add_columns(&of_values, padded(dim), dx, dim, None);
         head.add_columns(&of_columns, head.stride, dk, d, Some((self.map, raw.k)));
         head.add_rows(&of_rows, head.stride, dq, d, Some((self.map, raw.q)));
-        if self.map == Map::Offset && wanted {
+        if self.map == Map::Offset && wanted.parameters {
             // The term holds the query's own offset, which does not depend on the scale.
             let scale = parameter(self.call, self.m, Parameter::Scale, slice % heads) as f32;
             let offsets = of_rows.chunks_exact(head.stride).zip(head.q.chunks_exact(head.stride));
-            of_score[0] -= offsets.map(|(dq, q)| f64::from(dq[d]) * f64::from(q[d])).sum::<f64>() / f64::from(scale);
+            of_score.parameters[0] -=
+                offsets.map(|(dq, q)| f64::from(dq[d]) * f64::from(q[d])).sum::<f64>() / f64::from(scale);
         }
         of_score
     }
+}
+
+/// Blocks, with the gradients of their rows and of their pairs.
+type Task<'t> = ((&'t [Block], &'t mut [f32]), Option<&'t mut [f32]>);
+
+/// The rows of some blocks in a row.
+fn rows_of(blocks: &[Block]) -> Range<usize> {
+    blocks.first().map_or(0, |block| block.rows.start)..blocks.last().map_or(0, |block| block.rows.end)
+}
+
+/// The position of the first row of some blocks.
+fn first_of(head: &Head<'_>, blocks: &[Block]) -> usize {
+    head.queries.get(rows_of(blocks).start).map_or(0, |&position| position as usize)
+}
+
+/// Numbers of pairs, `stride` per query, for tasks of `count` blocks each: from a task's first query to the next one's.
+fn split_pairs<'x>(
+    head: &Head<'_>,
+    count: usize,
+    pairs: Option<&'x mut [f32]>,
+    stride: usize,
+) -> Vec<Option<&'x mut [f32]>> {
+    let mut tasks = head.blocks.chunks(count).peekable();
+    let Some(mut rest) = pairs else { return tasks.map(|_| None).collect() };
+    let mut parts = Vec::new();
+    let mut begun = 0;
+    while let Some(blocks) = tasks.next() {
+        let first = first_of(head, blocks);
+        let until = tasks.peek().map(|next| first_of(head, next) * stride);
+        let (_, mine) = std::mem::take(&mut rest).split_at_mut(first * stride - begun);
+        let len = until.map_or(mine.len(), |until| until - first * stride);
+        let (part, after) = mine.split_at_mut(len);
+        (rest, begun) = (after, first * stride + len);
+        parts.push(Some(part));
+    }
+    parts
 }
 
 /// [`split`] for tasks of `count` blocks each.

@@ -5,13 +5,15 @@ use std::sync::{Arc, OnceLock};
 use rayon::prelude::*;
 
 use super::{
+    bias::{OfBias, PairBias, slices_at_once},
     columns::Block,
-    head::{Head, Slice},
-    normalise::{RowSum, Weighed, is_streamed},
+    gradient::Wanted,
+    head::{Head, Meeting, Slice},
+    normalise::{RowSum, Weighed, is_streamed, summed},
     pool::Pool,
     series::{Hop, Tokens},
     sight::Sight,
-    sweep::{Summed, Sweep, Weights},
+    sweep::{Summed, Sweep},
     whiten::Statistics,
 };
 use crate::{
@@ -19,6 +21,7 @@ use crate::{
     call::Call,
     mechanism::{Composed, Normalisation, Structure, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
+    simd::rows::max_abs,
     structure::{clustered, dense::padded},
 };
 
@@ -85,7 +88,11 @@ impl<'a> Graph<'a> {
         let map = Map::of(&m.score);
         let score = |head| builtin::of_head(&m.score, shape.head_dim, shape.heads, |p| parameter(call, m, p, head));
         let scores: Vec<_> = (0..shape.heads).map(score).collect();
-        let scale = |slice: usize| parameter(call, m, Parameter::Scale, slice % shape.heads) as f32;
+        let meeting = |slice: usize| Meeting {
+            map,
+            scale: parameter(call, m, Parameter::Scale, slice % shape.heads) as f32,
+            bias: PairBias::of(call, m.bias, slice),
+        };
         let causal = call.mask.causal;
         let heads = match &m.structure {
             Structure::Clustered(structure) => {
@@ -94,14 +101,14 @@ impl<'a> Graph<'a> {
                 let plan = call.extras.clusters.or(made.as_ref());
                 let head = |slice: usize| {
                     let plan = plan.map(|plan| plan.head(slice).clone()).unwrap_or_default();
-                    Head::clustered(Slice::of(call, slice), &plan, &ssa, causal, map, scale(slice))
+                    Head::clustered(Slice::of(call, slice), &plan, &ssa, causal, meeting(slice))
                 };
                 (0..shape.slices()).into_par_iter().map(head).collect()
             }
             structure => {
                 let dense = if let Structure::Dense(dense) = structure { dense.clone() } else { Default::default() };
                 let sight = Sight::dense(&dense, &shape, causal);
-                let head = |slice: usize| Head::dense(Slice::of(call, slice), sight, map, scale(slice));
+                let head = |slice: usize| Head::dense(Slice::of(call, slice), sight, meeting(slice));
                 (0..shape.slices()).into_par_iter().map(head).collect()
             }
         };
@@ -131,11 +138,7 @@ impl<'a> Graph<'a> {
 
     /// The sums of the rows of `sweep`'s head, and `sums` in units of these: [`Sweep::rows`] of all blocks.
     fn rows(&self, sweep: Sweep<'_>, v: &[f32], sums: &mut [f32]) -> Vec<RowSum> {
-        let how = match self.m.normalisation {
-            Normalisation::Frobenius(_) => Summed::Squares,
-            Normalisation::Row(_) | Normalisation::Factors(_) => Summed::Divided,
-            _ => Summed::Magnitudes,
-        };
+        let how = summed(&self.m.normalisation);
         let stride = v.len() / sweep.head.keys.len().max(1);
         let parts = split(&sweep.head.blocks, sums, stride);
         let rows = |(block, part): (&Block, &mut [f32])| sweep.rows(block, how, v, part);
@@ -172,9 +175,7 @@ impl<'a> Graph<'a> {
             }
             Normalisation::Whitened(m) => {
                 let statistics = Statistics::of(sweep, |sweep| self.row_logs(sweep), m);
-                let columns = vec![0.0; head.keys.len()];
-                let weights = Weights { columns, whitened: Some(statistics), ..Weights::default() };
-                Weighed { weights, ..Weighed::default() }
+                Weighed::whitened(statistics, head.keys.len())
             }
             streamed => Weighed::of_rows(streamed, head, log, &self.rows(sweep, &[], &mut [])),
         }
@@ -195,7 +196,7 @@ impl<'a> Graph<'a> {
     pub fn save(&self, stats: &mut [f32]) {
         let seq = self.call.shape.seq_q;
         let [sums, rests, terms] = thirds(stats);
-        // What a masked query has summed.
+        // A masked query sums nothing.
         sums.fill(f32::NEG_INFINITY);
         for (slice, weighed) in self.weighed.iter().enumerate() {
             let Some(weighed) = weighed.get().filter(|weighed| !weighed.logs.is_empty()) else { continue };
@@ -227,21 +228,11 @@ impl<'a> Graph<'a> {
         self
     }
 
-    /// One hop of a slice, for rows of whole vectors `values`: rows in the order of the head, with `out` scaled to its end.
+    /// One hop of a slice: from `values` by column to `rows`, both of whole vectors and in the order of the head.
     fn hop(&self, slice: usize, values: &[f32], rows: &mut [f32]) {
         let (sweep, head) = (self.sweep(slice), &self.heads[slice]);
         let stride = values.len() / head.keys.len().max(1);
-        if let (None, true) = (self.weighed[slice].get(), self.is_streamed()) {
-            let log = sweep.score.is_log();
-            let sums = self.rows(sweep, values, rows);
-            let weighed = Weighed::of_rows(&self.m.normalisation, head, log, &sums);
-            if !matches!(self.m.normalisation, Normalisation::Row(_) | Normalisation::Factors(_)) {
-                for (n, (row, sum)) in rows.chunks_exact_mut(stride.max(1)).zip(&sums).enumerate() {
-                    let factor = weighed.factor(&self.m.normalisation, log, n, sum);
-                    row.iter_mut().for_each(|x| *x *= factor);
-                }
-            }
-            let _ = self.weighed[slice].set(weighed);
+        if self.weighed[slice].get().is_none() && self.is_streamed() && self.stream(slice, values, rows) {
             return;
         }
         let weights = &self.weighed(slice).weights;
@@ -249,6 +240,26 @@ impl<'a> Graph<'a> {
         let parts = split(&head.blocks, rows, stride);
         let blocks = head.blocks.par_iter().zip(parts).with_min_len(self.grain());
         blocks.for_each(|(block, part)| sweep.apply(block, weights, values, part));
+    }
+
+    /// The same in the sweep that sums the rows, which are then known. Returns false where f32 cannot hold affinities times values
+    /// before they are divided.
+    fn stream(&self, slice: usize, values: &[f32], rows: &mut [f32]) -> bool {
+        let (sweep, head, how) = (self.sweep(slice), &self.heads[slice], summed(&self.m.normalisation));
+        let (log, columns) = (sweep.score.is_log(), head.keys.len());
+        let sums = self.rows(sweep, values, rows);
+        let largest = if log { 0.0 } else { max_abs(self.call.level, values).into() };
+        let fits = log || sums.iter().all(|sum| sum.fits(how, largest, columns));
+        let weighed = Weighed::of_rows(&self.m.normalisation, head, log, &sums);
+        if fits && how != Summed::Divided {
+            for (n, (row, sum)) in rows.chunks_exact_mut((values.len() / columns.max(1)).max(1)).zip(&sums).enumerate()
+            {
+                let factor = weighed.factor(how, log, n, sum);
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+        let _ = self.weighed[slice].set(weighed);
+        fits
     }
 }
 
@@ -311,16 +322,32 @@ impl Hop for Graph<'_> {
 
     fn backward(&self, x: &[f32], y: &[f32], dout: &[f32], dx: &mut [f32], tokens: &mut Tokens<'_>) {
         let s = self.call.shape;
-        let (d, dim, wanted) = (s.head_dim, s.value_dim, tokens.wanted);
+        let [dx_len, dq_len, dk_len] = [s.seq_kv * s.value_dim, s.seq_q * s.head_dim, s.seq_kv * s.head_dim];
         dx.fill(0.0);
-        let slices = dx.par_chunks_mut(s.seq_kv * dim).zip(tokens.dq.par_chunks_mut(s.seq_q * d));
-        let slices = slices.zip(tokens.dk.par_chunks_mut(s.seq_kv * d)).zip(tokens.parameters.par_iter_mut());
-        slices.enumerate().for_each(|(slice, (((dx, dq), dk), parameters))| {
-            let of_slice = [(x, s.seq_kv), (y, s.seq_q), (dout, s.seq_q)];
-            let of_slice = of_slice.map(|(x, seq)| &x[slice * seq * dim..][..seq * dim]);
-            let of_score = self.backward_slice(slice, wanted, of_slice, [dq, dk, dx]);
-            parameters.iter_mut().zip(of_score).for_each(|(sum, x)| *sum += x);
-        });
+        let rule = self.m.bias.filter(|_| tokens.bias.is_some());
+        let at_once = rule.map_or(s.slices(), |rule| slices_at_once(&rule, &self.m.structure, &s));
+        let wanted = Wanted { parameters: tokens.wanted, bias: rule.is_some(), at_once };
+        let mut of_bias = OfBias::new(rule, &self.m.structure, tokens.bias.as_deref_mut());
+        let waves = dx.chunks_mut(at_once * dx_len).zip(tokens.dq.chunks_mut(at_once * dq_len));
+        let waves = waves.zip(tokens.dk.chunks_mut(at_once * dk_len)).zip(tokens.parameters.chunks_mut(at_once));
+        for (wave, (((dx, dq), dk), parameters)) in waves.enumerate() {
+            let first = wave * at_once;
+            let pairs = of_bias.pairs(&s, first, parameters.len());
+            let slices = dx.par_chunks_mut(dx_len).zip(dq.par_chunks_mut(dq_len)).zip(dk.par_chunks_mut(dk_len));
+            let slices = slices.zip(parameters.par_iter_mut()).zip(pairs).enumerate();
+            let sums = slices.map(|(n, ((((dx, dq), dk), parameters), pairs))| {
+                let slice = first + n;
+                let of_slice = [(x, s.seq_kv), (y, s.seq_q), (dout, s.seq_q)];
+                let of_slice = of_slice.map(|(x, seq)| &x[slice * seq * s.value_dim..][..seq * s.value_dim]);
+                let of_score = self.backward_slice(slice, wanted, of_slice, [dq, dk, dx], pairs);
+                parameters.iter_mut().zip(of_score.parameters).for_each(|(sum, x)| *sum += x);
+                of_score.bias
+            });
+            for (slice, sums) in (first..).zip(sums.collect::<Vec<_>>()) {
+                of_bias.add(&s, slice, &self.heads[slice].queries, &sums);
+            }
+        }
+        of_bias.finish();
     }
 
     fn parameters(&self) -> Vec<Parameter> {

@@ -3,6 +3,7 @@
 use std::ops::{Deref, Range};
 
 use super::{
+    bias::PairBias,
     columns::{Block, Edges, push},
     sight::{EVERYWHERE, Sight},
     tile::QUERIES,
@@ -24,8 +25,8 @@ pub(super) struct Head<'a> {
     pub queries: Vec<u32>,
     pub keys: Vec<u32>,
     /// Images of rows and columns, `stride` apart.
-    pub q: Rows<'a>,
-    pub k: Rows<'a>,
+    pub q: WholeRows<'a>,
+    pub k: WholeRows<'a>,
     pub stride: usize,
     /// How many tokens a column stands for; empty where each is one.
     pub counts: Vec<f32>,
@@ -33,6 +34,15 @@ pub(super) struct Head<'a> {
     pub means: Vec<Range<usize>>,
     pub blocks: Vec<Block>,
     pub sight: Sight,
+    pub bias: Option<PairBias<'a>>,
+}
+
+/// What tokens are turned into before they meet, and what is added to the logits of their pairs.
+pub(super) struct Meeting<'a> {
+    pub map: Map,
+    /// The score's, where queries have offsets of their own.
+    pub scale: f32,
+    pub bias: Option<PairBias<'a>>,
 }
 
 /// One head of a call, as it lies in memory.
@@ -64,12 +74,12 @@ fn kept(keep: Option<&[bool]>, len: usize) -> Vec<u32> {
 }
 
 /// Rows of whole vectors.
-pub(super) enum Rows<'a> {
+pub(super) enum WholeRows<'a> {
     Lent(&'a [f32]),
     Own(Aligned),
 }
 
-impl Deref for Rows<'_> {
+impl Deref for WholeRows<'_> {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
@@ -80,7 +90,7 @@ impl Deref for Rows<'_> {
     }
 }
 
-impl<'a> Rows<'a> {
+impl<'a> WholeRows<'a> {
     /// The rows of `x [.., dim]` at some positions: as they lie where they are all of them, in order, and can be.
     fn of(x: &'a [f32], dim: usize, at: &[u32]) -> Self {
         let stride = padded(dim);
@@ -116,7 +126,7 @@ const LANES: usize = padded(1);
 
 impl<'a> Head<'a> {
     /// Every kept query and key, in windows where there are any.
-    pub fn dense(slice: Slice<'a>, sight: Sight, map: Map, scale: f32) -> Self {
+    pub fn dense(slice: Slice<'a>, sight: Sight, meeting: Meeting<'a>) -> Self {
         let queries = kept(slice.keep_query, slice.q.len() / slice.dim);
         let keys = kept(slice.keep_key, slice.k.len() / slice.dim);
         let chunks = (0..queries.len()).step_by(QUERIES).map(|from| from..(from + QUERIES).min(queries.len()));
@@ -126,11 +136,11 @@ impl<'a> Head<'a> {
             edges: Vec::new(),
         };
         let blocks = chunks.map(block).collect();
-        Self::new(slice, [queries, keys], Vec::new(), blocks, sight, (map, scale))
+        Self::new(slice, [queries, keys], Vec::new(), blocks, sight, meeting)
     }
 
     /// Queries and keys by their clusters: exact clusters, sampled edges, and means of the other clusters.
-    pub fn clustered(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, causal: bool, map: Map, scale: f32) -> Self {
+    pub fn clustered(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, causal: bool, meeting: Meeting<'a>) -> Self {
         let label = |labels: &[i32], n: &u32| labels[*n as usize];
         let mut queries = kept(slice.keep_query, plan.label_q.len());
         let mut keys = kept(slice.keep_key, plan.label_k.len());
@@ -177,7 +187,7 @@ impl<'a> Head<'a> {
                 blocks.push(Block { rows, columns: columns.clone(), edges });
             }
         }
-        Self::new(slice, [queries, keys], means, blocks, sight, (map, scale))
+        Self::new(slice, [queries, keys], means, blocks, sight, meeting)
     }
 
     fn new(
@@ -186,15 +196,15 @@ impl<'a> Head<'a> {
         means: Vec<Range<usize>>,
         blocks: Vec<Block>,
         sight: Sight,
-        (map, scale): (Map, f32),
+        Meeting { map, scale, bias }: Meeting<'a>,
     ) -> Self {
         let stride = map.stride(slice.dim);
         let counts = match means.is_empty() {
             true => Vec::new(),
             false => keys.iter().map(|_| 1.0).chain(means.iter().map(|mean| mean.len() as f32)).collect(),
         };
-        let (q, k) = (Rows::Lent(&[]), Rows::Lent(&[]));
-        let mut head = Self { queries, keys, q, k, stride, counts, means, blocks, sight };
+        let (q, k) = (WholeRows::Lent(&[]), WholeRows::Lent(&[]));
+        let mut head = Self { queries, keys, q, k, stride, counts, means, blocks, sight, bias };
         let means = head.means.iter().map(|_| EVERYWHERE);
         head.keys.extend(means);
         (head.q, head.k) = head.images(slice, map, scale);
@@ -202,23 +212,23 @@ impl<'a> Head<'a> {
     }
 
     /// The images of rows and columns.
-    fn images(&self, slice: Slice<'a>, map: Map, scale: f32) -> (Rows<'a>, Rows<'a>) {
+    fn images(&self, slice: Slice<'a>, map: Map, scale: f32) -> (WholeRows<'a>, WholeRows<'a>) {
         let dim = slice.dim;
         if map == Map::Identity {
-            return (Rows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
+            return (WholeRows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
         }
         let image = |x: &[f32], query: bool, offset: &dyn Fn(usize) -> f32| {
             let mut images = Aligned::new(x.len() / padded(dim) * self.stride);
             let rows = images.chunks_exact_mut(self.stride).zip(x.chunks_exact(padded(dim)));
             rows.enumerate().for_each(|(n, (image, x))| map.apply(&x[..dim], query, offset(n), image));
-            Rows::Own(images)
+            WholeRows::Own(images)
         };
         let seen = if map == Map::Offset { self.seen() } else { Vec::new() };
         let offset = |n: usize| match seen.get(n) {
             Some(&seen) if seen > 0.0 => (-seen.ln() / f64::from(scale)) as f32,
             _ => 0.0,
         };
-        let (q, k) = (Rows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
+        let (q, k) = (WholeRows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
         (image(&q, true, &offset), image(&k, false, &|_| 0.0))
     }
 
@@ -226,18 +236,23 @@ impl<'a> Head<'a> {
     pub fn seen(&self) -> Vec<f64> {
         let mut seen = vec![0.0; self.queries.len()];
         let count = |column: usize| self.counts.get(column).map_or(1.0, |&n| f64::from(n));
+        let bias = self.bias.as_ref().filter(|bias| bias.has_absent());
+        let absent =
+            |row: usize, column: usize| bias.is_some_and(|b| b.is_absent(self.queries[row], self.keys[column]));
         for block in &self.blocks {
             let columns = || block.columns.iter().flat_map(|columns| columns.clone());
             let total: f64 = columns().map(count).sum();
             for row in block.rows.clone() {
-                seen[row] = if self.sight.is_complete() {
+                seen[row] = if self.sight.is_complete() && bias.is_none() {
                     total
                 } else {
                     let interval = self.sight.of(self.queries[row]);
-                    columns().filter(|&c| interval.holds(self.keys[c])).map(count).sum()
+                    columns().filter(|&c| interval.holds(self.keys[c]) && !absent(row, c)).map(count).sum()
                 };
             }
-            block.edges.iter().for_each(|edges| seen[edges.row] += edges.columns.len() as f64);
+            for edges in &block.edges {
+                seen[edges.row] += edges.columns.iter().filter(|&&c| !absent(edges.row, c as usize)).count() as f64;
+            }
         }
         seen
     }
@@ -255,19 +270,20 @@ impl<'a> Head<'a> {
             blocks: chunks.map(block).collect(),
             queries: self.keys.clone(),
             keys: self.queries.clone(),
-            q: Rows::Lent(&self.k),
-            k: Rows::Lent(&self.q),
+            q: WholeRows::Lent(&self.k),
+            k: WholeRows::Lent(&self.q),
             stride: self.stride,
             counts: Vec::new(),
             means: Vec::new(),
             sight,
+            bias: self.bias.as_ref().map(PairBias::transposed),
         }
     }
 
     /// Rows of `x [seq_kv, dim]` in the order of the columns, means at their end; rows of whole vectors.
-    pub fn of_columns<'x>(&self, x: &'x [f32], dim: usize) -> Rows<'x> {
+    pub fn of_columns<'x>(&self, x: &'x [f32], dim: usize) -> WholeRows<'x> {
         let tokens = self.keys.len() - self.means.len();
-        let rows = Rows::of(x, dim, &self.keys[..tokens]);
+        let rows = WholeRows::of(x, dim, &self.keys[..tokens]);
         self.means.iter().fold(rows, |rows, mean| rows.push(&mean_of(x, dim, &self.keys[mean.clone()])))
     }
 
@@ -282,8 +298,8 @@ impl<'a> Head<'a> {
     }
 
     /// Rows of `x [seq_q, dim]` in the order of the rows; of whole vectors.
-    pub fn of_rows<'x>(&self, x: &'x [f32], dim: usize) -> Rows<'x> {
-        Rows::of(x, dim, &self.queries)
+    pub fn of_rows<'x>(&self, x: &'x [f32], dim: usize) -> WholeRows<'x> {
+        WholeRows::of(x, dim, &self.queries)
     }
 
     /// Adds the gradients of the columns, `width` apart, to the tokens' in `out [seq_kv, dim]`; with `source`, they are those of

@@ -1,6 +1,7 @@
 //! The fused path of compositions: a score, a structure, a normalisation and a series meet here, and each knows nothing of the others.
 
 mod backward;
+mod bias;
 mod columns;
 mod factors;
 mod features;
@@ -215,6 +216,10 @@ fn series_backward<H: Hop>(
     dk.fill(0.0);
     let wanted = extras.iter().next().is_some();
     let mut tokens = Tokens::new(wanted, s.slices(), dq, dk);
+    tokens.bias = extras.take(Parameter::Bias);
+    if let Some(bias) = &mut tokens.bias {
+        bias.fill(0.0);
+    }
     let dgamma = sum.backward(call.v, saved.out, saved.dout, dv, &mut tokens)?;
     if tied {
         tokens.dq.iter_mut().zip(&*tokens.dk).for_each(|(dq, dk)| *dq += dk);

@@ -2,7 +2,8 @@
 
 use super::{
     head::Head,
-    sweep::{Taken, Weights},
+    sweep::{Summed, Taken, Weights},
+    whiten::Statistics,
 };
 use crate::mechanism::{Factor, Normalisation};
 
@@ -16,7 +17,18 @@ pub(super) struct RowSum {
     pub term: f32,
 }
 
+/// Between what bounds sums of affinities times values keep the digits of f32.
+const PRODUCTS: [f64; 2] = [1e-28, 1e36];
+
 impl RowSum {
+    /// Whether f32 has room for the affinities of the row, which are not divided by anything, times values up to `largest`, and
+    /// digits for their sum over `columns`.
+    pub fn fits(&self, how: Summed, largest: f64, columns: usize) -> bool {
+        let sum = if how == Summed::Squares { self.total.sqrt() } else { self.total };
+        let product = sum * largest;
+        product == 0.0 || product / columns as f64 >= PRODUCTS[0] && product * columns as f64 <= PRODUCTS[1]
+    }
+
     /// The logarithm of the sum; `-inf` for a row that sees nothing.
     pub fn log(&self) -> f64 {
         if self.total > 0.0 { self.peak + self.total.ln() } else { f64::NEG_INFINITY }
@@ -30,9 +42,9 @@ pub(super) struct Weighed {
     /// The logarithms of the sums, where they are all that has to be known.
     pub logs: Vec<f64>,
     /// Of a Frobenius norm, per row: the divisor over the norm that it comes from.
-    pub shares: Vec<f64>,
+    norm_ratios: Vec<f64>,
     /// The logarithms of the rows' sums before densities are divided out, where they are.
-    pub plain: Vec<f64>,
+    plain: Vec<f64>,
 }
 
 /// Whether weights follow from sums over single rows, so that these can be summed while the values are.
@@ -40,6 +52,15 @@ pub(super) fn is_streamed(m: &Normalisation) -> bool {
     match m {
         Normalisation::Row(m) => m.density_exponent == 0.0,
         m => !matches!(m, Normalisation::Symmetric(_) | Normalisation::Whitened(_)),
+    }
+}
+
+/// What a sweep sums of rows.
+pub(super) fn summed(m: &Normalisation) -> Summed {
+    match m {
+        Normalisation::Frobenius(_) => Summed::Squares,
+        Normalisation::Row(_) | Normalisation::Factors(_) => Summed::Divided,
+        _ => Summed::Magnitudes,
     }
 }
 
@@ -78,13 +99,13 @@ impl Weighed {
         Self::streamed(m, head, log, logs, sums.iter().map(|sum| sum.term).collect())
     }
 
-    /// The factor on what was summed with row `n`, in units of its peak, where that is not divided by its sum alone.
-    pub fn factor(&self, m: &Normalisation, log: bool, n: usize, sum: &RowSum) -> f32 {
-        match m {
+    /// The factor on what was summed with row `n`, in units of its peak.
+    pub fn factor(&self, how: Summed, log: bool, n: usize, sum: &RowSum) -> f32 {
+        match how {
             _ if sum.total == 0.0 => 0.0,
             _ if !log => self.weights.rows[n],
             _ => {
-                let peak = if let Normalisation::Frobenius(_) = m { sum.peak / 2.0 } else { sum.peak };
+                let peak = if how == Summed::Squares { sum.peak / 2.0 } else { sum.peak };
                 (f64::from(self.weights.fine[n]) * (peak - f64::from(self.weights.rows[n])).exp()) as f32
             }
         }
@@ -96,11 +117,11 @@ impl Weighed {
             Normalisation::Frobenius(m) => {
                 let norms = if head.sight.causal { prefix_logs(head, &logs) } else { total_log(&logs) };
                 let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
-                let share =
+                let ratio =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
                 let divisors: Vec<f64> = norms.iter().map(divisor).collect();
-                let shares = norms.iter().map(share).collect();
-                Self { weights: rows_of(log, head, &divisors), shares, logs, ..Self::default() }
+                let norm_ratios = norms.iter().map(ratio).collect();
+                Self { weights: rows_of(log, head, &divisors), norm_ratios, logs, ..Self::default() }
             }
             Normalisation::None(m) => {
                 let seen = if m.factor == Factor::InvN { head.seen() } else { vec![1.0; head.queries.len()] };
@@ -118,10 +139,8 @@ impl Weighed {
     /// What densities `n_j^a` divide the columns by, as logarithms: `n_j` is the sum of the row at the column's position, 1 where there
     /// is none.
     pub fn densities(head: &Head<'_>, exponent: f64, plain: &[f64]) -> Vec<f64> {
-        let of_row: std::collections::HashMap<u32, f64> =
-            head.queries.iter().copied().zip(plain.iter().copied()).collect();
-        let density = |key| of_row.get(key).filter(|log| log.is_finite()).map_or(0.0, |log| exponent * log);
-        head.keys.iter().map(density).collect()
+        let of_columns = at_positions(&head.queries, plain, &head.keys);
+        of_columns.map(|log| log.filter(|log| log.is_finite()).map_or(0.0, |log| exponent * log)).collect()
     }
 
     /// From the logarithms of densities and of the sums of rows before and after these are divided out, and any pair's term.
@@ -133,10 +152,17 @@ impl Weighed {
         term: f32,
     ) -> Self {
         let columns = densities.iter().map(|&ln| factor(log, ln)).collect();
-        // Where every column has its row, the gradients of all rows together add up to nothing: all have the same typical term.
-        let paired = log && head.queries == head.keys;
+        // Where every column has its row, and that a sum, the gradients of all rows together add up to nothing: all have the same
+        // typical term.
+        let paired = log && head.queries == head.keys && plain.iter().all(|log| log.is_finite());
         let typical = if paired { vec![term; logs.len()] } else { Vec::new() };
         Self { weights: Weights { columns, typical, ..rows_of(log, head, &logs) }, logs, plain, ..Self::default() }
+    }
+
+    /// From the statistics by which `columns` are whitened.
+    pub fn whitened(statistics: Statistics, columns: usize) -> Self {
+        let weights = Weights { columns: vec![0.0; columns], whitened: Some(statistics), ..Weights::default() };
+        Self { weights, ..Self::default() }
     }
 
     /// From the logarithms of the sums of rows and columns, by the roots of both.
@@ -146,8 +172,19 @@ impl Weighed {
         Self { weights, ..Self::default() }
     }
 
+    /// What flows back through densities, from what comes back to the logarithms of the columns' affinities.
+    fn take_densities(&self, exponent: f64, head: &Head<'_>, log: bool, columns: &[f64], taken: &mut Taken) {
+        let share = |(ln, x): (&f64, Option<f64>)| {
+            // The share of an affinity in the sum, or what the rounding of the logarithm leaves of it.
+            let factor = if log { f64::from(*ln as f32) - ln } else { -ln };
+            if ln.is_finite() { (exponent * x.unwrap_or(0.0) * factor.exp()) as f32 } else { 0.0 }
+        };
+        taken.shares = self.plain.iter().zip(at_positions(&head.keys, columns, &head.queries)).map(share).collect();
+        taken.share_logs = self.plain.iter().map(|&ln| if ln.is_finite() { ln as f32 } else { 0.0 }).collect();
+    }
+
     /// What the normalisation takes out of the gradients, from `delta_i = <dout_i, out_i>` and, where columns are divided,
-    /// `epsilon_j = <v_j, dv_j>`.
+    /// `epsilon_j = <v_j, dv_j>` (with densities, without the part of `delta`).
     pub fn taken(&self, m: &Normalisation, head: &Head<'_>, log: bool, delta: &[f64], epsilon: &[f64]) -> Taken {
         let weights = &self.weights;
         let (rows, columns) = (head.queries.len(), head.keys.len());
@@ -167,20 +204,10 @@ impl Weighed {
                 taken.a = delta.iter().map(|&x| x as f32).collect();
                 taken.p.fill(1.0);
                 if m.density_exponent != 0.0 {
-                    // Here `epsilon` is what comes back to the logarithms of a column's affinities, by the column's position.
-                    let back: std::collections::HashMap<u32, f64> =
-                        head.keys.iter().copied().zip(epsilon.iter().copied()).collect();
-                    let share = |(i, &ln): (&u32, &f64)| {
-                        let x = m.density_exponent * back.get(i).copied().unwrap_or(0.0);
-                        let lost = if log { f64::from(ln as f32) - ln } else { -ln };
-                        if ln.is_finite() { (x * lost.exp()) as f32 } else { 0.0 }
-                    };
-                    taken.shares = head.queries.iter().zip(&self.plain).map(share).collect();
-                    taken.share_logs =
-                        self.plain.iter().map(|&ln| if ln.is_finite() { ln as f32 } else { 0.0 }).collect();
+                    self.take_densities(m.density_exponent, head, log, epsilon, &mut taken);
                 }
             }
-            Normalisation::Frobenius(_) => taken.tau = frobenius(head, &self.shares, weights, delta, log),
+            Normalisation::Frobenius(_) => taken.tau = frobenius(head, &self.norm_ratios, weights, delta, log),
             Normalisation::Symmetric(_) => {
                 // The root of a sum: its logarithm is half of the sum's. They are taken relative to the largest of the rows.
                 let most = weights.rows.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -197,6 +224,11 @@ impl Weighed {
         }
         taken
     }
+}
+
+/// The numbers `x` of tokens at ascending positions, for tokens at others.
+fn at_positions<'x>(of: &'x [u32], x: &'x [f64], others: &'x [u32]) -> impl Iterator<Item = Option<f64>> + 'x {
+    others.iter().map(|other| of.binary_search(other).ok().map(|n| x[n]))
 }
 
 fn add_logs(a: f64, b: f64) -> f64 {
@@ -229,10 +261,10 @@ fn prefix_logs(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
 
 /// `tau`: the gradient of a norm is `c / f` with `c = sum delta` over the rows that it divides, and of a squared affinity's part
 /// in it `g f / F`. Causal: `tau_i = sum_{r >= i} c_r f_i^2 / (f_r F_r)`, by recursion from the last row.
-fn frobenius(head: &Head<'_>, shares: &[f64], weights: &Weights, delta: &[f64], log: bool) -> Vec<f32> {
+fn frobenius(head: &Head<'_>, norm_ratios: &[f64], weights: &Weights, delta: &[f64], log: bool) -> Vec<f32> {
     if !head.sight.causal {
-        let share = shares.first().copied().unwrap_or(0.0);
-        return vec![(delta.iter().sum::<f64>() * share) as f32; delta.len()];
+        let ratio = norm_ratios.first().copied().unwrap_or(0.0);
+        return vec![(delta.iter().sum::<f64>() * ratio) as f32; delta.len()];
     }
     let ratio = |from: usize, to: usize| {
         let [from, to] = [weights.rows[from], weights.rows[to]].map(f64::from);
@@ -241,7 +273,7 @@ fn frobenius(head: &Head<'_>, shares: &[f64], weights: &Weights, delta: &[f64], 
     let (mut tau, mut next) = (vec![0.0; delta.len()], None);
     let mut sum = 0.0;
     for n in by_position(head).into_iter().rev() {
-        sum = delta[n] * shares[n] + next.map_or(0.0, |next| sum * f64::powi(ratio(n, next), 2));
+        sum = delta[n] * norm_ratios[n] + next.map_or(0.0, |next| sum * f64::powi(ratio(n, next), 2));
         tau[n] = sum as f32;
         next = Some(n);
     }

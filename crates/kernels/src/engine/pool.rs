@@ -23,7 +23,10 @@ pub(super) struct Buffers {
     pub slopes: Aligned,
     /// Terms where values are kept beside them.
     pub terms: Aligned,
-    pub lanes: sight::Lanes,
+    /// What is added to the logits, and the gradients of it.
+    pub bias: Aligned,
+    pub of_bias: Aligned,
+    pub lanes: sight::PanelSight,
     /// The rows in the panel, and its width.
     pub rows: Range<usize>,
     pub width: usize,
@@ -37,7 +40,9 @@ impl Buffers {
             values: Aligned::new(KEYS * STRIDE),
             slopes: Aligned::default(),
             terms: Aligned::default(),
-            lanes: sight::Lanes::ALL,
+            bias: Aligned::default(),
+            of_bias: Aligned::default(),
+            lanes: sight::PanelSight::ALL,
             rows: 0..0,
             width: 0,
         }

@@ -29,6 +29,8 @@ pub(super) struct Tokens<'t> {
     pub dk: &'t mut [f32],
     /// Of every slice.
     pub parameters: Vec<[f64; 2]>,
+    /// Of the bias, as a whole, where it is wanted.
+    pub bias: Option<&'t mut [f32]>,
     /// Of the structure's own tensors, as wholes.
     pub others: Vec<(Parameter, Vec<f32>)>,
     /// Why they are not to be relied on.
@@ -38,7 +40,7 @@ pub(super) struct Tokens<'t> {
 impl<'t> Tokens<'t> {
     /// With zeros for what is summed up beside the tokens' gradients, of which there is some already.
     pub fn new(wanted: bool, slices: usize, dq: &'t mut [f32], dk: &'t mut [f32]) -> Self {
-        Self { wanted, dq, dk, parameters: vec![[0.0; 2]; slices], others: Vec::new(), failure: None }
+        Self { wanted, dq, dk, parameters: vec![[0.0; 2]; slices], bias: None, others: Vec::new(), failure: None }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{columns::push, tile::QUERIES};
-use crate::{Shape, mechanism::Dense, score::tiles::Visible};
+use crate::{Shape, mechanism::Dense, score::tiles::VisibleIntervals};
 
 /// The position of a mean token, which is seen from everywhere.
 pub(super) const EVERYWHERE: u32 = u32::MAX;
@@ -90,14 +90,14 @@ impl Sight {
 }
 
 /// What the queries of a panel see.
-pub(super) struct Lanes {
+pub(super) struct PanelSight {
     low: [u32; QUERIES],
     high: [u32; QUERIES],
     sinks: [u32; QUERIES],
     rows: usize,
 }
 
-impl Lanes {
+impl PanelSight {
     pub const ALL: Self = Self { low: [0; QUERIES], high: [0; QUERIES], sinks: [0; QUERIES], rows: 0 };
 
     /// Of rows at some positions; none where all see all.
@@ -114,10 +114,10 @@ impl Lanes {
     }
 
     /// Whom the queries see of the keys at some positions; none where all see all.
-    pub fn visible<'a>(&'a self, positions: &'a [u32]) -> Option<Visible<'a>> {
+    pub fn visible<'a>(&'a self, positions: &'a [u32]) -> Option<VisibleIntervals<'a>> {
         let (least, most) = positions.iter().fold((EVERYWHERE, 0), |(a, b), &x| (a.min(x), b.max(x)));
         let sees = |n: usize| self.low[n] <= least && most < self.high[n] || most < self.sinks[n];
         let Self { low, high, sinks, rows } = self;
-        (!(0..*rows).all(sees)).then_some(Visible { positions, low, high, sinks })
+        (!(0..*rows).all(sees)).then_some(VisibleIntervals { positions, low, high, sinks })
     }
 }

@@ -3,12 +3,13 @@
 use std::{borrow::Cow, ops::Range};
 
 use super::{
+    bias::BiasSums,
     columns::{ALL, Block, Columns},
     head::Head,
     normalise::RowSum,
     pool::{Buffers, Pool},
     sight,
-    tile::{Lanes, QUERIES, Rows, Running, STRIDE, rescale, terms, weigh},
+    tile::{KEYS, Lanes, QUERIES, Running, STRIDE, rescale, terms, weigh},
     whiten::{Back, Statistics},
 };
 use crate::{
@@ -47,6 +48,9 @@ pub(super) enum Summed {
     Divided,
 }
 
+/// A tile: rows, columns, and what is added to the logarithms of their affinities.
+pub(super) type Place<'t> = (&'t Range<usize>, &'t Columns<'t>, Option<&'t [f32]>);
+
 /// What weighs the pairs of a head: numbers per row and per column, see [`Factors`].
 #[derive(Debug, Clone, Default)]
 pub(super) struct Weights {
@@ -84,7 +88,7 @@ pub(super) struct Channels<'a> {
 }
 
 /// Gradients of a head's images and values, in the order of its rows and columns.
-pub(super) struct Gradients<'a> {
+pub(super) struct Gradients<'a, 'g> {
     /// Of the rows from `first` on.
     pub dq: &'a mut [f32],
     pub first: usize,
@@ -92,6 +96,7 @@ pub(super) struct Gradients<'a> {
     pub dv: &'a mut [f32],
     /// Where they are wanted.
     pub parameters: Option<&'a mut [f64; MOST_PARAMETERS]>,
+    pub bias: Option<&'a mut BiasSums<'g>>,
 }
 
 impl<'a> Sweep<'a> {
@@ -112,7 +117,7 @@ impl<'a> Sweep<'a> {
                 self.values(buffers, &rows, &columns, constants, squares, running);
                 let size = [columns.len(), buffers.width];
                 let counts = self.counts(&columns);
-                running.settle(self.level, &mut buffers.values, size, Rows { counts: counts.as_deref(), squares });
+                running.settle(self.level, &mut buffers.values, size, counts.as_deref(), squares);
                 if !whole && !begun {
                     out.fill(0.0);
                     begun = true;
@@ -154,12 +159,7 @@ impl<'a> Sweep<'a> {
     }
 
     /// Makes the weights of a tile.
-    pub fn weights(
-        &self,
-        buffers: &mut Buffers,
-        (rows, columns, constants): (&Range<usize>, &Columns<'_>, Option<&[f32]>),
-        weights: &Weights,
-    ) {
+    pub fn weights(&self, buffers: &mut Buffers, (rows, columns, constants): Place<'_>, weights: &Weights) {
         let log = self.score.is_log();
         let mut unused = Running::new(log);
         self.values(buffers, rows, columns, constants, false, &mut unused);
@@ -229,6 +229,7 @@ impl<'a> Sweep<'a> {
         running: &mut Running,
     ) {
         self.panel(buffers, rows);
+        self.load_bias(buffers, rows, columns);
         self.with_pairs(buffers, columns, constants, |operands, known, buffers| {
             let into = Values {
                 data: &mut buffers.values,
@@ -258,8 +259,8 @@ impl<'a> Sweep<'a> {
         f: impl FnOnce(Operands<'_>, Known<'_>, &mut Buffers),
     ) {
         let (head, stride) = (self.head, self.head.stride);
-        let (panel, lanes) =
-            (std::mem::take(&mut buffers.panel), std::mem::replace(&mut buffers.lanes, sight::Lanes::ALL));
+        let (panel, bias) = (std::mem::take(&mut buffers.panel), std::mem::take(&mut buffers.bias));
+        let lanes = std::mem::replace(&mut buffers.lanes, sight::PanelSight::ALL);
         let keys = columns.of(self.k, stride);
         let operands = Operands {
             size: Size { rows: columns.len(), cols: buffers.width, depth: stride },
@@ -278,8 +279,22 @@ impl<'a> Sweep<'a> {
             Columns::Run(range) => lanes.visible(&head.keys[range.clone()]),
             Columns::List(_) => None,
         };
-        f(operands, Known { constants: constants.as_deref(), counts: counts.as_deref(), visible }, buffers);
-        (buffers.panel, buffers.lanes) = (panel, lanes);
+        let known = Known {
+            constants: constants.as_deref(),
+            counts: counts.as_deref(),
+            visible,
+            bias: head.bias.as_ref().map(|_| &bias[..]),
+        };
+        f(operands, known, buffers);
+        (buffers.panel, buffers.lanes, buffers.bias) = (panel, lanes, bias);
+    }
+
+    /// Writes what is added to the logits of a tile, where something is.
+    pub fn load_bias(&self, buffers: &mut Buffers, rows: &Range<usize>, columns: &Columns<'_>) {
+        if let Some(bias) = &self.head.bias {
+            buffers.bias.resize(KEYS * STRIDE);
+            bias.load(&self.head.queries[rows.clone()], &columns.of(&self.head.keys, 1), &mut buffers.bias);
+        }
     }
 
     /// Lays the images of some rows out as a panel, unless they are there.

@@ -84,13 +84,20 @@ impl Running {
         self.next = if self.log { self.peaks } else { [0.0; QUERIES] };
     }
 
-    /// Makes weights of the values of `keys`, whose largest are in `next`, times `counts`; adds them up. Affinities are weights as
+    /// Makes weights of the values of `keys`, whose largest are in `next`, times `counts`; adds them or their `squares` up. Affinities are weights as
     /// they are, and their sums are in `next`.
-    pub fn settle(&mut self, level: Level, values: &mut [f32], [keys, width]: [usize; 2], rows: Rows<'_>) {
+    pub fn settle(
+        &mut self,
+        level: Level,
+        values: &mut [f32],
+        [keys, width]: [usize; 2],
+        counts: Option<&[f32]>,
+        squares: bool,
+    ) {
         if self.log {
-            level.dispatch(Settle { running: self, values, keys, width, rows });
+            level.dispatch(Settle { running: self, values, keys, width, counts, squares });
         }
-        let rescale = self.rescale.map(|x| if rows.squares { f64::from(x) * f64::from(x) } else { x.into() });
+        let rescale = self.rescale.map(|x| if squares { f64::from(x) * f64::from(x) } else { x.into() });
         for ((total, rescale), &part) in self.totals.iter_mut().zip(rescale).zip(&self.next[..width]) {
             *total = *total * rescale + f64::from(part);
         }
@@ -103,21 +110,13 @@ impl Running {
     }
 }
 
-/// How the entries of rows are summed.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    /// Per key: equal entries that it stands for.
-    pub counts: Option<&'a [f32]>,
-    /// Whether squares are summed.
-    pub squares: bool,
-}
-
 struct Settle<'a> {
     running: &'a mut Running,
     values: &'a mut [f32],
     keys: usize,
     width: usize,
-    rows: Rows<'a>,
+    counts: Option<&'a [f32]>,
+    squares: bool,
 }
 
 impl WithSimd for Settle<'_> {
@@ -126,7 +125,7 @@ impl WithSimd for Settle<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         // The common rows in a loop of their own: whether there is more is not asked at every entry.
-        if self.rows.counts.is_none() && !self.rows.squares {
+        if self.counts.is_none() && !self.squares {
             self.all::<S, false>(simd);
         } else {
             self.all::<S, true>(simd);
@@ -151,7 +150,7 @@ impl Settle<'_> {
     /// `N` columns of vectors, with counts or squares where there are `MORE` than sums.
     #[inline(always)]
     fn columns<S: Simd, const N: usize, const MORE: bool>(&mut self, simd: S, col: usize) {
-        let Self { running, values, rows, .. } = self;
+        let Self { running, values, counts, squares, .. } = self;
         let rate = simd.splat_f32s(LOG2_E);
         let mut peaks = [simd.splat_f32s(0.0); N];
         peaks.copy_from_slice(vectors::<S, N>(&running.next, col));
@@ -163,12 +162,12 @@ impl Settle<'_> {
         let mut sums = [simd.splat_f32s(0.0); N];
         for key in 0..self.keys {
             let entries = vectors_mut::<S, N>(values, key * STRIDE + col);
-            let count = if let (true, Some(counts)) = (MORE, rows.counts) { counts[key] } else { 1.0 };
+            let count = if let (true, Some(counts)) = (MORE, *counts) { counts[key] } else { 1.0 };
             let count = simd.splat_f32s(count);
             for ((entry, sum), &peak) in entries.iter_mut().zip(&mut sums).zip(&peaks) {
                 let weight = exp2(simd, simd.mul_f32s(rate, simd.sub_f32s(*entry, peak)));
                 *entry = if MORE { simd.mul_f32s(count, weight) } else { weight };
-                *sum = if MORE && rows.squares {
+                *sum = if MORE && *squares {
                     simd.mul_add_e_f32s(*entry, weight, *sum)
                 } else {
                     simd.add_f32s(*sum, *entry)

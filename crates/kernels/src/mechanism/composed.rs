@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Landmarks, Normalisation, OneHop, Score, Series, Structure, named::NAMED, parse::config, presets::is_false,
+    Bias, Landmarks, Normalisation, OneHop, Score, Series, Structure, named::NAMED, parse::config, presets::is_false,
     structure::FeatureMap,
 };
 use crate::{Parameter, Result, Shape};
@@ -28,6 +28,9 @@ pub struct Composed {
     pub normalisation: Normalisation,
     /// How many hops.
     pub series: Series,
+    /// What is added to the logits of pairs for where their tokens are. Default null, for nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bias: Option<Bias>,
     /// The keys are the queries. Default false.
     #[serde(skip_serializing_if = "is_false")]
     pub tied: bool,
@@ -42,6 +45,8 @@ pub struct Composed {
 impl Composed {
     /// The names of the four values.
     pub const PARTS: [&'static str; 4] = ["score", "structure", "normalisation", "series"];
+    /// What a configuration replaces of any preset: the four values, and the bias.
+    pub(super) const REPLACED: [&'static str; 5] = ["score", "structure", "normalisation", "series", "bias"];
 
     /// `score`, densely, rows normalised, one hop.
     pub fn new(score: impl Into<Score>) -> Self {
@@ -64,6 +69,12 @@ impl Composed {
     #[must_use]
     pub fn series(self, series: impl Into<Series>) -> Self {
         Self { series: series.into(), ..self }
+    }
+
+    /// The same with a bias on the logits of pairs.
+    #[must_use]
+    pub fn bias(self, bias: impl Into<Bias>) -> Self {
+        Self { bias: Some(bias.into()), ..self }
     }
 
     /// The same with keys that are the queries.
@@ -99,7 +110,9 @@ impl Composed {
             _ => false,
         };
         let pairs = matches!(self.structure, Structure::Dense(_) | Structure::Features(_));
-        alone && pairs && matches!(self.series, Series::OneHop(_))
+        // A bias of distances is the same for a query whatever queries there are beside it.
+        let bias = matches!(self.bias, None | Some(Bias::Alibi(_) | Bias::Buckets(_)));
+        alone && pairs && bias && matches!(self.series, Series::OneHop(_))
     }
 
     /// Whether rows have a log-sum-exp: one hop over pairs, divided by the sums of rows of positive affinities.
@@ -115,7 +128,8 @@ impl Composed {
     }
 
     /// Reads `{"score": {..}, "structure": {..}, "normalisation": {..}, "series": {..}, "tied": false, "causal": false}`. Of a
-    /// `preset`, a part that is missing, or a field of it, is the preset's; a part of another kind replaces the preset's.
+    /// `preset`, a part that is missing, or a field of it, is the preset's; a part of another kind replaces the preset's. Beside them
+    /// there may be a `bias`.
     pub(super) fn with_fields(self, mut fields: Map<String, Value>, preset: bool) -> Result<Self> {
         let mut part = |name: &str, own: Value| match fields.remove(name) {
             None => Ok(None),
@@ -128,9 +142,10 @@ impl Composed {
         let normalisation = part("normalisation", json!(self.normalisation))?;
         let normalisation = normalisation.map_or(Ok(self.normalisation), Normalisation::from_fields)?;
         let series = part("series", json!(self.series))?.map_or(Ok(self.series), Series::from_fields)?;
+        let bias = part("bias", Value::Null)?.map_or(Ok(self.bias), |fields| Bias::from_fields(fields).map(Some))?;
         let Flags { tied, causal } = super::parse::fields_of("", fields)?;
         let (tied, causal) = (tied.unwrap_or(self.tied), causal.unwrap_or(self.causal));
-        Ok(Self { score, structure, normalisation, series, tied, causal, name: self.name })
+        Ok(Self { score, structure, normalisation, series, bias, tied, causal, name: self.name })
     }
 
     /// The learnable tensors of all four values.
@@ -144,6 +159,7 @@ impl Composed {
             let of_landmarks = m.soft().parameters().iter().copied().filter(|&p| p != Parameter::Scale);
             all.extend(of_landmarks);
         }
+        all.extend(self.bias.map(|_| Parameter::Bias));
         all.push(Parameter::Gamma);
         all
     }
@@ -151,6 +167,7 @@ impl Composed {
     /// The axes of a parameter, and 1s beyond the last; how many there are.
     pub(super) fn parameter_axes(&self, parameter: Parameter, shape: &Shape) -> ([usize; 4], usize) {
         match &self.structure {
+            _ if parameter == Parameter::Bias => self.bias.map_or(([0; 4], 1), |bias| bias.axes(shape)),
             Structure::Nystrom(m) if !self.score.parameters().contains(&parameter) => {
                 m.soft().parameter_axes(parameter, shape)
             }
@@ -162,6 +179,10 @@ impl Composed {
     pub(super) fn parameter_default(&self, parameter: Parameter, shape: &Shape) -> Vec<f32> {
         let value = match (parameter, &self.structure) {
             (Parameter::Gamma, _) => self.series.gamma(),
+            (Parameter::Bias, _) => {
+                let zeros = || vec![0.0; self.parameter_axes(parameter, shape).0.iter().product()];
+                return self.bias.and_then(|bias| bias.default_values(shape)).unwrap_or_else(zeros);
+            }
             (_, Structure::Nystrom(m)) if !self.score.parameters().contains(&parameter) => {
                 return m.soft().parameter_default(parameter, shape);
             }
@@ -221,11 +242,12 @@ struct Flags {
 }
 
 impl std::fmt::Display for Composed {
-    /// The kinds of the four values.
+    /// The kinds of the four values, and of the bias.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let score = if let Score::Custom(custom) = &self.score { custom.name() } else { self.score.kind() };
         let structure = self.structure.kind();
-        write!(f, "{score} x {structure} x {} x {}", self.normalisation.kind(), self.series.kind())
+        write!(f, "{score} x {structure} x {} x {}", self.normalisation.kind(), self.series.kind())?;
+        self.bias.map_or(Ok(()), |bias| write!(f, " + {}", bias.kind()))
     }
 }
 
@@ -247,6 +269,7 @@ values! {
         Pooled(super::Pooled);
     Normalisation: Row(super::Row), Frobenius(super::Frobenius), Symmetric(super::Symmetric), Whitened(super::Whitened),
         Factors(super::Factors), None(super::Unnormalised);
+    Bias: Tensor(super::BiasTensor), Alibi(super::Alibi), Buckets(super::Buckets), Grid(super::BiasGrid);
     Series: OneHop(super::OneHop), Hops(super::Hops), Resolvent(super::Resolvent), Limit(super::Limit);
 }
 

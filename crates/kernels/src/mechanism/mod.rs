@@ -3,6 +3,7 @@
 //! A preset is read from JSON, `{"mechanism": "infsa", "gamma": 0.9}`: a missing field has its default, an unknown field,
 //! a wrong type or a value out of range is an [`Error`] that names the field.
 
+mod bias;
 mod builder;
 mod composed;
 mod fna;
@@ -23,6 +24,7 @@ mod valid;
 mod values;
 mod window;
 
+pub use bias::{Alibi, Bias, BiasGrid, BiasTensor, Buckets};
 pub use composed::Composed;
 pub use fna::{DistanceKernel, Fna, Kappa, KappaRule, Manifold, Resolved};
 pub use landmarks::{Inverse, InverseGradient, Landmarks, NewtonInit, PoolWindows};
@@ -154,6 +156,11 @@ impl Mechanism {
         }
     }
 
+    /// What is added to the logits of pairs for where their tokens are.
+    pub fn bias(&self) -> Option<Bias> {
+        if let Self::Composed(m) = self { m.bias } else { None }
+    }
+
     /// The tensors that a call may carry in [`crate::Extras`], and whose gradients it may ask for.
     pub fn parameters(&self) -> Vec<Parameter> {
         if let Self::Composed(m) = self { m.parameters() } else { self.of_preset().to_vec() }
@@ -163,9 +170,26 @@ impl Mechanism {
     pub(crate) fn has(&self, parameter: Parameter) -> bool {
         match self {
             // Only landmarks and filters have what a call must give.
+            Self::Composed(_) if parameter == Parameter::Bias => self.bias().is_some(),
             Self::Composed(m) if parameter.required() && !matches!(m.structure, Structure::Nystrom(_)) => false,
             Self::Composed(m) => m.parameters().contains(&parameter),
             _ => self.of_preset().contains(&parameter),
+        }
+    }
+
+    /// Whether a call of sizes `shape` has to give `parameter`: the configuration has no values that stand for it.
+    pub fn requires(&self, parameter: Parameter, shape: &Shape) -> bool {
+        match parameter {
+            Parameter::Bias => self.bias().is_some_and(|bias| bias.default_values(shape).is_none()),
+            _ => parameter.required() && self.has(parameter),
+        }
+    }
+
+    /// Which elements of one of [`Mechanism::parameters`] belong to a batch element and head.
+    pub(crate) fn parameter_part(&self, parameter: Parameter, shape: &Shape, slice: usize) -> std::ops::Range<usize> {
+        match (self.bias(), parameter) {
+            (Some(bias), Parameter::Bias) => bias.part(shape, slice),
+            _ => parameter.part(self.parameter_len(parameter, shape), shape, slice),
         }
     }
 

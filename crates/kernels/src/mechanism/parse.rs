@@ -173,7 +173,7 @@ impl Mechanism {
             composed.validate()?;
             return Ok(composed.into());
         }
-        if Composed::PARTS.iter().any(|part| fields.contains_key(*part)) {
+        if Composed::REPLACED.iter().any(|part| fields.contains_key(*part)) {
             return Self::with_parts(id, fields);
         }
         let mechanism = match Self::preset(&id)? {
@@ -196,9 +196,9 @@ impl Mechanism {
 }
 
 impl Mechanism {
-    /// The preset `id` with its own fields, and some of its four values replaced, or fields of these.
+    /// The preset `id` with its own fields, and some of its four values replaced, or fields of these, or with a bias.
     fn with_parts(id: String, fields: Map<String, Value>) -> Result<Self> {
-        let is_part = |name: &String| Composed::PARTS.contains(&name.as_str());
+        let is_part = |name: &String| Composed::REPLACED.contains(&name.as_str());
         let (parts, mut own): (Map<_, _>, Map<_, _>) = fields.into_iter().partition(|(name, _)| is_part(name));
         own.insert("mechanism".into(), id.into());
         let composed = Self::from_value(own.into())?.values().with_fields(parts, true)?;

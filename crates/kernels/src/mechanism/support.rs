@@ -1,8 +1,8 @@
 //! Which compositions are defined. Refusals follow from properties of the values, never from a list of names.
 
 use super::{
-    Centering, Composed, Degree, Inverse, Landmarks, Manifold, NewtonInit, Normalisation, Nystrom, Score, Series,
-    Structure, Whitening, structure::FeatureMap, valid::check_kappa,
+    Centering, Composed, Degree, Estimator, Inverse, Landmarks, Manifold, NewtonInit, Normalisation, Nystrom, Score,
+    Series, Structure, Whitening, structure::FeatureMap, valid::check_kappa,
 };
 use crate::{Error, Result, Shape};
 
@@ -19,6 +19,7 @@ impl Composed {
         self.structure.validate()?;
         self.normalisation.validate()?;
         self.series.validate()?;
+        self.bias.map_or(Ok(()), |bias| bias.validate())?;
         self.refused()
     }
 
@@ -28,6 +29,7 @@ impl Composed {
     /// [`Error::Unsupported`].
     pub fn refused(&self) -> Result<()> {
         let refusal = self.score_refused().or(self.normalisation_refused()).or(self.series_refused());
+        let refusal = refusal.or(self.bias_refused());
         let causal = if self.causal { self.causal_refused() } else { None };
         self.refusal(refusal.or(causal))
     }
@@ -127,6 +129,26 @@ impl Composed {
         }
     }
 
+    /// Whether there are pairs that a bias may be added to.
+    fn bias_refused(&self) -> Option<Refusal> {
+        self.bias?;
+        match (&self.structure, &self.normalisation) {
+            (Structure::Clustered(m), _) if m.ssa(None, false).estimator == Estimator::Centroid => Some((
+                "a bias with centroids",
+                "a mean of a cluster stands for keys at many places; use an estimator of single pairs",
+            )),
+            (_, Normalisation::Whitened(_)) => Some((
+                "a bias with whitened",
+                "statistics of columns are of the tokens' affinities; use another normalisation",
+            )),
+            (Structure::Dense(_) | Structure::Clustered(_), _) => None,
+            _ => Some((
+                "a bias without pairs",
+                "only dense and clustered structures form pairs that it could be added to",
+            )),
+        }
+    }
+
     /// What sees the future.
     fn causal_refused(&self) -> Option<Refusal> {
         match (&self.normalisation, &self.structure) {
@@ -188,6 +210,7 @@ impl Composed {
             _ => None,
         };
         self.refusal(refusal)?;
+        self.bias.map_or(Ok(()), |bias| bias.check_support(self.id(), shape))?;
         if let Score::Levy(_) | Score::Student(_) = self.score {
             // What a rule makes of the sizes.
             check_kappa(self.score.as_fna().resolve(shape.head_dim, shape.heads).kappa)?;

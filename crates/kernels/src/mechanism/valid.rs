@@ -18,6 +18,9 @@ impl Mechanism {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn check_parameter(&self, parameter: Parameter, values: &[f32]) -> Result<()> {
+        if let (Parameter::Bias, Some(bias)) = (parameter, self.bias()) {
+            return bias.check_values(values);
+        }
         let one_allowed = match self {
             Self::Composed(m) => !matches!(m.series, super::Series::Resolvent(_)),
             _ => !matches!(self, Self::InfsaResolvent(_)),

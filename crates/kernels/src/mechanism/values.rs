@@ -68,7 +68,7 @@ impl Composed {
     pub(crate) fn preset(&self) -> Option<Mechanism> {
         let Self { score, structure, normalisation, series, tied, causal, .. } = self;
         let (tied, causal) = (*tied, *causal);
-        if let Structure::Dense(Dense { window: Some(_), .. }) = structure {
+        if self.bias.is_some() || matches!(structure, Structure::Dense(Dense { window: Some(_), .. })) {
             return None;
         }
         let once = *series == Series::default();

@@ -1,5 +1,6 @@
 //! The one call surface of the CPU kernels: validate once, then apply forward and backward as often as wanted.
 
+mod grouped;
 mod naive;
 mod planning;
 mod token_weights;
@@ -47,6 +48,8 @@ pub struct Operator {
     by_reference: bool,
     /// The preset that a composition is, which serves the calls that it can.
     preset: Option<Box<Operator>>,
+    /// Heads of keys and values.
+    key_heads: usize,
 }
 
 impl Operator {
@@ -64,7 +67,8 @@ impl Operator {
         };
         let by_reference = planning::by_reference(mechanism, &plan, causal, &shape, strategy);
         let (level, preset) = (Level::selected()?, preset.map(Box::new));
-        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level, by_reference, preset })
+        let key_heads = shape.heads;
+        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level, by_reference, preset, key_heads })
     }
 
     /// The same operator on another instruction set.
@@ -122,6 +126,9 @@ impl Operator {
         stats: &mut [f32],
         scratch: &mut Scratch,
     ) -> Result<()> {
+        if self.is_grouped() {
+            return self.forward_grouped(inputs, mask, out, stats, scratch);
+        }
         self.check_inputs("forward", inputs, mask)?;
         check::length("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
         check::length("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
@@ -162,6 +169,9 @@ impl Operator {
         gradients: &mut Gradients<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<()> {
+        if self.is_grouped() {
+            return self.backward_grouped(inputs, mask, out, stats, dout, gradients, scratch);
+        }
         self.check_inputs("backward", inputs, mask)?;
         self.check_backward(out.len(), stats.len(), dout.len(), gradients)?;
         if let Some(preset) = self.preset_for(&inputs.extras, mask) {
@@ -208,6 +218,9 @@ impl Operator {
     /// [`Error::Unsupported`] for mechanisms without clusters; else as [`Operator::forward`].
     pub fn clusters<'a, T: Element>(&self, inputs: &Inputs<'a, T>, mask: &Mask<'_>) -> Result<Cow<'a, ClusterPlan>> {
         let m = self.mechanism.clusters()?;
+        if self.is_grouped() {
+            return self.clusters_grouped(inputs, mask);
+        }
         self.check_inputs("clusters", inputs, mask)?;
         if let Some(plan) = inputs.extras.clusters {
             return Ok(Cow::Borrowed(plan));
@@ -430,6 +443,14 @@ fn widen<'a, T: Element>(x: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     }
     buffer.iter_mut().zip(x).for_each(|(r, x)| *r = x.widen());
     buffer
+}
+
+/// `x` as f32: itself, or a copy.
+fn as_f32<T: Element>(x: &[T]) -> Cow<'_, [f32]> {
+    match bytemuck::try_cast_slice(x) {
+        Ok(x) if T::NAME == f32::NAME => Cow::Borrowed(x),
+        _ => Cow::Owned(x.iter().map(|x| x.widen()).collect()),
+    }
 }
 
 fn narrow<T: Element>(x: &[f32], out: &mut [T]) {

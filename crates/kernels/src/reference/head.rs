@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::matrix::{Matrix, inner};
 use crate::{
-    Dropout, Dropped, Inputs, Mask, Mechanism, Parameter, Shape, call::cluster_plan::HeadPlan, mechanism::Dense,
+    Dropout, Dropped, Inputs, Mask, Mechanism, Parameter, Shape,
+    call::cluster_plan::HeadPlan,
+    mechanism::{Bias, Dense},
 };
 
 /// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
@@ -32,6 +34,8 @@ pub(super) struct Head {
     dropout: Option<Dropout>,
     slice: usize,
     window: Dense,
+    /// The rule of the bias, its numbers of this head, and the call's sizes.
+    bias: Option<(Bias, Vec<f64>, Shape)>,
 }
 
 impl Head {
@@ -43,10 +47,17 @@ impl Head {
         let keep_query = if mechanism.masks_tokens_once() { keep_key.clone() } else { keep(mask.query, s.seq_q) };
         let slice = b * s.heads + h;
         let part = |(p, x): (Parameter, &[f32])| {
-            (p, x[p.part(x.len(), s, slice)].iter().map(|&x| x.into()).collect::<Vec<f64>>())
+            (p, x[mechanism.parameter_part(p, s, slice)].iter().map(|&x| x.into()).collect::<Vec<f64>>())
         };
         let parameters: BTreeMap<_, _> = inputs.extras.iter().map(part).collect();
         let gamma = parameters.get(&Parameter::Gamma).map(|gamma| gamma[0]);
+        let bias = mechanism.bias().map(|rule| {
+            let default = || {
+                let all = mechanism.parameter_default(Parameter::Bias, s);
+                all[rule.part(s, slice)].iter().map(|&x| x.into()).collect()
+            };
+            (rule, parameters.get(&Parameter::Bias).cloned().unwrap_or_else(default), *s)
+        });
         let indices =
             |all: &[i64]| all.chunks(all.len() / s.batch).nth(b).map(|part| part.iter().map(|&i| i as usize).collect());
         Self {
@@ -65,6 +76,7 @@ impl Head {
             dropout: inputs.extras.dropout,
             slice,
             window: mechanism.window(),
+            bias,
         }
     }
 
@@ -87,6 +99,25 @@ impl Head {
     pub fn allowed(&self, i: usize, j: usize) -> bool {
         let drawn = self.dropout.is_none_or(|d| d.dropped() == Dropped::Weights || d.keeps(self.slice, i, j));
         drawn && self.keep_query[i] && self.keep_key[j] && (!self.causal || self.past(i, j)) && self.near(i, j)
+    }
+
+    /// What is added to the logit of query `i` and key `j`; `-inf` for a pair that is absent.
+    pub fn bias(&self, i: usize, j: usize) -> f64 {
+        self.bias.as_ref().map_or(0.0, |(rule, values, shape)| {
+            let (n, factor) = rule.entry(shape, i, j);
+            factor * values[n]
+        })
+    }
+
+    /// The gradient of the bias' numbers from those of the logits of pairs, where there is a bias.
+    pub fn bias_backward(&self, dlogits: impl Iterator<Item = (usize, usize, f64)>) -> Option<Vec<f64>> {
+        let (rule, values, shape) = self.bias.as_ref()?;
+        let mut sums = vec![0.0; values.len()];
+        for (i, j, x) in dlogits {
+            let (n, factor) = rule.entry(shape, i, j);
+            sums[n] += factor * x;
+        }
+        Some(sums)
     }
 
     /// Whether key `j` is not after query `i`.

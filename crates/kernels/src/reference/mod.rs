@@ -148,7 +148,7 @@ pub fn backward(
         for (parameter, part) in gradients.parameters.into_iter().filter(|(parameter, _)| names.contains(parameter)) {
             let len = mechanism.parameter_shape(parameter, shape).iter().product();
             let whole = result.parameters.entry(parameter).or_insert_with(|| vec![0.0; len]);
-            let buffer = &mut whole[parameter.part(len, shape, b * shape.heads + h)];
+            let buffer = &mut whole[mechanism.parameter_part(parameter, shape, b * shape.heads + h)];
             buffer.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
         }
     }

@@ -218,7 +218,7 @@ impl PairScore for Cosine {
     }
 }
 
-/// A score that is a function `phi` of `x = scale q.k`, with its derivative.
+/// A score that is a function `phi` of `x = scale q.k`, to which a bias may be added, with its derivative.
 macro_rules! activation {
     ($(#[$doc:meta])* $name:ident, $simd:ident, $x:ident, $value:expr, $slope:expr) => {
         $(#[$doc])*
@@ -232,17 +232,27 @@ macro_rules! activation {
             const PARAMETERS: usize = 1;
 
             #[inline(always)]
-            fn value<S: Simd>(&self, $simd: S, term: S::f32s) -> S::f32s {
-                let $x = $simd.mul_f32s($simd.splat_f32s(self.scale), term);
+            fn value<S: Simd>(&self, simd: S, term: S::f32s) -> S::f32s {
+                self.biased_value(simd, term, simd.splat_f32s(0.0))
+            }
+
+            #[inline(always)]
+            fn slopes<S: Simd>(&self, simd: S, term: S::f32s) -> Slopes<S::f32s> {
+                self.biased_slopes(simd, term, simd.splat_f32s(0.0)).0
+            }
+
+            #[inline(always)]
+            fn biased_value<S: Simd>(&self, $simd: S, term: S::f32s, bias: S::f32s) -> S::f32s {
+                let $x = $simd.mul_add_e_f32s($simd.splat_f32s(self.scale), term, bias);
                 $value
             }
 
             #[inline(always)]
-            fn slopes<S: Simd>(&self, $simd: S, term: S::f32s) -> Slopes<S::f32s> {
+            fn biased_slopes<S: Simd>(&self, $simd: S, term: S::f32s, bias: S::f32s) -> (Slopes<S::f32s>, S::f32s) {
                 let scale = $simd.splat_f32s(self.scale);
-                let $x = $simd.mul_f32s(scale, term);
+                let $x = $simd.mul_add_e_f32s(scale, term, bias);
                 let slope = $slope;
-                slopes($simd.mul_f32s(scale, slope), $simd.mul_f32s(slope, term))
+                (slopes($simd.mul_f32s(scale, slope), $simd.mul_f32s(slope, term)), slope)
             }
         }
     };
@@ -309,8 +319,9 @@ struct Sigmoid {
 impl Sigmoid {
     /// `exp(-|z|)`, and whether `z` is negative, as a vector of the logits.
     #[inline(always)]
-    fn tail<S: Simd>(&self, simd: S, term: S::f32s) -> (S::f32s, S::f32s) {
-        let z = simd.mul_add_e_f32s(simd.splat_f32s(self.scale), term, simd.splat_f32s(self.offset));
+    fn tail<S: Simd>(&self, simd: S, term: S::f32s, bias: S::f32s) -> (S::f32s, S::f32s) {
+        let offset = simd.add_f32s(simd.splat_f32s(self.offset), bias);
+        let z = simd.mul_add_e_f32s(simd.splat_f32s(self.scale), term, offset);
         (exp2(simd, simd.mul_f32s(simd.splat_f32s(-LOG2_E), simd.abs_f32s(z))), z)
     }
 }
@@ -322,18 +333,28 @@ impl PairScore for Sigmoid {
 
     #[inline(always)]
     fn value<S: Simd>(&self, simd: S, term: S::f32s) -> S::f32s {
-        let (one, (e, z)) = (simd.splat_f32s(1.0), self.tail(simd, term));
+        self.biased_value(simd, term, simd.splat_f32s(0.0))
+    }
+
+    #[inline(always)]
+    fn slopes<S: Simd>(&self, simd: S, term: S::f32s) -> Slopes<S::f32s> {
+        self.biased_slopes(simd, term, simd.splat_f32s(0.0)).0
+    }
+
+    #[inline(always)]
+    fn biased_value<S: Simd>(&self, simd: S, term: S::f32s, bias: S::f32s) -> S::f32s {
+        let (one, (e, z)) = (simd.splat_f32s(1.0), self.tail(simd, term, bias));
         let negative = simd.less_than_f32s(z, simd.splat_f32s(0.0));
         simd.div_f32s(simd.select_f32s(negative, e, one), simd.add_f32s(one, e))
     }
 
     #[inline(always)]
-    fn slopes<S: Simd>(&self, simd: S, term: S::f32s) -> Slopes<S::f32s> {
-        let (e, _) = self.tail(simd, term);
+    fn biased_slopes<S: Simd>(&self, simd: S, term: S::f32s, bias: S::f32s) -> (Slopes<S::f32s>, S::f32s) {
+        let (e, _) = self.tail(simd, term, bias);
         let sum = simd.add_f32s(simd.splat_f32s(1.0), e);
         let slope = simd.div_f32s(simd.div_f32s(e, sum), sum);
         let scale = simd.mul_f32s(simd.splat_f32s(self.scale), slope);
-        Slopes { term: scale, parameters: [simd.mul_f32s(slope, term), slope] }
+        (Slopes { term: scale, parameters: [simd.mul_f32s(slope, term), slope] }, slope)
     }
 }
 

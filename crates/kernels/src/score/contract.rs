@@ -1,7 +1,7 @@
 //! The contract of a score: what an engine needs to know of how two tokens relate. Anyone may implement it.
 //!
-//! An engine sums a [`Term`] over the channels of two rows, and hands tiles of these sums to the score while they are in the
-//! caches. The functions of a score see one vector at a time and are compiled for every instruction set, where the score is defined.
+//! An engine sums a [`Term`] over the channels of two rows, and hands these sums to the score while they are in
+//! registers. The functions of a score see one vector at a time and are compiled for every instruction set, where the score is defined.
 
 pub use crate::simd::product::Term;
 pub use pulp::Simd;
@@ -28,6 +28,27 @@ pub trait PairScore: Send + Sync {
 
     /// The derivatives of [`PairScore::value`].
     fn slopes<S: Simd>(&self, simd: S, term: S::f32s) -> Slopes<S::f32s>;
+
+    /// [`PairScore::value`] with `bias` added to the logit: to the logarithm of the affinity, or, of what is no logarithm, to the number
+    /// that is activated, which is the term unless a score says otherwise.
+    #[inline(always)]
+    fn biased_value<S: Simd>(&self, simd: S, term: S::f32s, bias: S::f32s) -> S::f32s {
+        if Self::LOG {
+            simd.add_f32s(self.value(simd, term), bias)
+        } else {
+            self.value(simd, simd.add_f32s(term, bias))
+        }
+    }
+
+    /// The derivatives of [`PairScore::biased_value`], and that in the bias.
+    #[inline(always)]
+    fn biased_slopes<S: Simd>(&self, simd: S, term: S::f32s, bias: S::f32s) -> (Slopes<S::f32s>, S::f32s) {
+        if Self::LOG {
+            return (self.slopes(simd, term), simd.splat_f32s(1.0));
+        }
+        let slopes = self.slopes(simd, simd.add_f32s(term, bias));
+        (slopes, slopes.term)
+    }
 }
 
 /// The derivatives of a score's value, of a vector of pairs.

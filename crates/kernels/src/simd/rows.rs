@@ -250,7 +250,7 @@ impl WithSimd for Accumulate<'_> {
 
 /// Asks for the cache line 1 KiB after `x`: rows follow one another, and the processor's own prefetching ends at every page.
 #[inline(always)]
-fn prefetch<T>(x: &T) {
+pub(crate) fn prefetch<T>(x: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -9,10 +9,13 @@ use super::{
     },
     HopGradients,
     normalisation::{Normalised, Pairs},
-    score::Affinity,
+    score::{Affinity, At},
     whitened,
 };
-use crate::mechanism::{Composed, Normalisation, Structure};
+use crate::{
+    Parameter,
+    mechanism::{Composed, Normalisation, Structure},
+};
 
 /// Affinities by query and entry.
 pub(super) struct Graph<'a> {
@@ -34,13 +37,16 @@ impl<'a> Graph<'a> {
     pub fn of(head: &'a Head, affinity: Affinity<'a>, m: &Composed) -> Self {
         let dense = |i: usize| (0..head.k.rows).filter(|&j| head.allowed(i, j)).map(|j| Entry::token(j, 0.0)).collect();
         let rows = 0..head.q.rows;
-        let entries: Vec<Vec<Entry>> = match &m.structure {
+        let mut entries: Vec<Vec<Entry>> = match &m.structure {
             Structure::Clustered(structure) => {
                 let ssa = structure.ssa(None, head.causal);
                 rows.map(|i| entries(head, &ssa, &head.clusters, i)).collect()
             }
             _ => rows.map(dense).collect(),
         };
+        for (i, row) in entries.iter_mut().enumerate() {
+            row.retain(|e| e.tokens.iter().all(|&j| head.bias(i, j) > f64::NEG_INFINITY));
+        }
         let seen: Vec<f64> = entries.iter().map(|row| row.iter().map(|e| e.tokens.len() as f64).sum()).collect();
         let weights = if let Normalisation::Whitened(whitened) = &m.normalisation {
             let affinity = |i: usize, j: usize| affinity.affinity(head.q.row(i), head.k.row(j));
@@ -50,7 +56,8 @@ impl<'a> Graph<'a> {
             Weights::Whitened(g, Box::new(weights))
         } else {
             let value = |i: usize, e: &Entry| {
-                let value = affinity.value(head.q.row(i), &e.mean(&head.k), seen[i]);
+                let at = At { seen: seen[i], bias: bias(head, i, e) };
+                let value = affinity.value(head.q.row(i), &e.mean(&head.k), at);
                 if affinity.is_log() { value + e.edge_weight() } else { value * e.edge_weight().exp() }
             };
             let spread = |(i, row): (usize, &Vec<Entry>)| -> Vec<f64> {
@@ -112,6 +119,7 @@ impl<'a> Graph<'a> {
         let dvalues = self.dvalues(dweights);
         let (mut dq, mut dk) = (Matrix::zeros(head.q.rows, head.q.cols), Matrix::zeros(head.k.rows, head.k.cols));
         let mut parameters = vec![0.0; affinity.parameters.len()];
+        let mut of_bias = Vec::new();
         for (i, row) in self.entries.iter().enumerate() {
             let mut of_pairs = dvalues[i].iter();
             for entry in row {
@@ -119,11 +127,12 @@ impl<'a> Graph<'a> {
                 // The constant of an edge is a factor on a linear score.
                 let e = if affinity.is_log() { sum } else { sum * entry.edge_weight().exp() };
                 let y = entry.mean(&head.k);
+                let at = At { seen: self.seen[i], bias: bias(head, i, entry) };
                 let mut to = |dy: &mut [f64]| {
-                    affinity.backward(e, [head.q.row(i), &y], self.seen[i], [dq.row_mut(i), dy], &mut parameters)
+                    affinity.backward(e, [head.q.row(i), &y], at, [dq.row_mut(i), dy], &mut parameters)
                 };
                 if let [j] = entry.tokens[..] {
-                    to(dk.row_mut(j));
+                    of_bias.push((i, j, to(dk.row_mut(j))));
                     continue;
                 }
                 let mut dmean = vec![0.0; head.k.cols];
@@ -134,7 +143,13 @@ impl<'a> Graph<'a> {
                 }
             }
         }
-        let parameters = affinity.parameters.iter().zip(parameters).map(|(&p, x)| (p, vec![x])).collect();
+        let mut parameters: Vec<_> = affinity.parameters.iter().zip(parameters).map(|(&p, x)| (p, vec![x])).collect();
+        parameters.extend(head.bias_backward(of_bias.into_iter()).map(|x| (Parameter::Bias, x)));
         HopGradients { dq, dk, parameters }
     }
+}
+
+/// What is added to the logit of a single key; a mean of several is nowhere.
+fn bias(head: &Head, i: usize, entry: &Entry) -> f64 {
+    if let [j] = entry.tokens[..] { head.bias(i, j) } else { 0.0 }
 }

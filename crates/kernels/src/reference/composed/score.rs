@@ -27,10 +27,24 @@ pub(super) struct Affinity<'a> {
     dim: f64,
 }
 
-/// How a score is a function of one number per pair: the number, and the derivatives of the value in it and in the parameters.
+/// How a score is a function of one number per pair: the number, and the derivatives of the value in it, in the parameters and in the
+/// bias.
 struct Slopes {
     term: f64,
     parameters: [f64; 2],
+    bias: f64,
+}
+
+/// What a pair's value depends on beside its rows: the keys that its query sees, and what is added to its logit.
+#[derive(Clone, Copy)]
+pub(super) struct At {
+    pub seen: f64,
+    pub bias: f64,
+}
+
+impl At {
+    /// Nowhere in particular.
+    pub const NONE: Self = Self { seen: 1.0, bias: 0.0 };
 }
 
 impl<'a> Affinity<'a> {
@@ -59,35 +73,45 @@ impl<'a> Affinity<'a> {
 
     /// The affinity itself.
     pub fn affinity(&self, x: &[f64], y: &[f64]) -> f64 {
-        let value = self.value(x, y, 1.0);
+        let value = self.value(x, y, At::NONE);
         if self.is_log() { value.exp() } else { value }
     }
 
-    /// The logarithm of the affinity, or of a linear score the affinity, of a query that sees `seen` keys.
-    pub fn value(&self, x: &[f64], y: &[f64], seen: f64) -> f64 {
+    /// The logarithm of the affinity, or of a linear score the affinity.
+    pub fn value(&self, x: &[f64], y: &[f64], at: At) -> f64 {
         let t = self.term(x, y);
-        match self.score {
+        let z = self.scale * t + at.bias;
+        let value = match self.score {
             Score::DotExp(m) => m.softcap.map_or(self.scale * t, |cap| cap * (self.scale * t / cap).tanh()),
             Score::CosineExp(_) => self.scale * t,
-            Score::DotRelu(_) => Activation::Relu.value(self.scale * t),
-            Score::DotAbs(_) => Activation::Abs.value(self.scale * t),
-            Score::DotGelu(_) => Activation::Gelu.value(self.scale * t),
-            Score::DotSquaredRelu(_) => (self.scale * t).max(0.0).powi(2),
-            Score::DotSigmoid(_) => sigmoid(self.scale * t + self.offset_of(seen)),
+            Score::DotRelu(_) => return Activation::Relu.value(z),
+            Score::DotAbs(_) => return Activation::Abs.value(z),
+            Score::DotGelu(_) => return Activation::Gelu.value(z),
+            Score::DotSquaredRelu(_) => return z.max(0.0).powi(2),
+            Score::DotSigmoid(_) => return sigmoid(z + self.offset_of(at.seen)),
             Score::Gaussian(_) => -self.scale * t,
             Score::Levy(m) if m.alpha == 2.0 => -(t / self.kappa).powi(2),
             Score::Levy(_) => -self.power() * (t / self.kappa).ln_1p(),
             Score::Student(_) => -0.5 * self.power() * (t / self.kappa).powi(2).ln_1p(),
             Score::Laplacian(_) => -t / self.lambda,
             Score::Constant(_) | Score::Custom(_) => 0.0,
-        }
+        };
+        value + at.bias
     }
 
-    /// Adds the gradients of `e` times the value; `dparameters` in the order of [`Affinity::parameters`].
-    pub fn backward(&self, e: f64, [x, y]: [&[f64]; 2], seen: f64, [dx, dy]: [&mut [f64]; 2], dparameters: &mut [f64]) {
-        let slopes = self.slopes(self.term(x, y), seen);
+    /// Adds the gradients of `e` times the value; `dparameters` in the order of [`Affinity::parameters`]. Returns that of the bias.
+    pub fn backward(
+        &self,
+        e: f64,
+        [x, y]: [&[f64]; 2],
+        at: At,
+        [dx, dy]: [&mut [f64]; 2],
+        dparameters: &mut [f64],
+    ) -> f64 {
+        let slopes = self.slopes(self.term(x, y), at);
         dparameters.iter_mut().zip(slopes.parameters).for_each(|(sum, slope)| *sum += e * slope);
         self.pull_back(e * slopes.term, x, y, dx, dy);
+        e * slopes.bias
     }
 
     fn power(&self) -> f64 {
@@ -101,10 +125,13 @@ impl<'a> Affinity<'a> {
         }
     }
 
-    fn slopes(&self, t: f64, seen: f64) -> Slopes {
-        let one = |term: f64, parameter: f64| Slopes { term, parameters: [parameter, 0.0] };
-        let z = self.scale * t;
-        let activated = |slope: f64| one(self.scale * slope, t * slope);
+    fn slopes(&self, t: f64, at: At) -> Slopes {
+        let one = |term: f64, parameter: f64| Slopes { term, parameters: [parameter, 0.0], bias: 1.0 };
+        let z = self.scale * t + if self.is_log() { 0.0 } else { at.bias };
+        let activated = |slope: f64| {
+            let bias = if self.is_log() { 1.0 } else { slope };
+            Slopes { bias, ..one(self.scale * slope, t * slope) }
+        };
         match self.score {
             Score::DotExp(m) => activated(m.softcap.map_or(1.0, |cap| 1.0 - (z / cap).tanh().powi(2))),
             Score::CosineExp(_) => activated(1.0),
@@ -113,9 +140,9 @@ impl<'a> Affinity<'a> {
             Score::DotGelu(_) => activated(Activation::Gelu.derivative(z)),
             Score::DotSquaredRelu(_) => activated(2.0 * z.max(0.0)),
             Score::DotSigmoid(_) => {
-                let g = sigmoid(z + self.offset_of(seen));
+                let g = sigmoid(z + self.offset_of(at.seen));
                 let slope = g * (1.0 - g);
-                Slopes { term: self.scale * slope, parameters: [t * slope, slope] }
+                Slopes { term: self.scale * slope, parameters: [t * slope, slope], bias: slope }
             }
             Score::Gaussian(_) => one(-self.scale, -t),
             Score::Levy(m) if m.alpha == 2.0 => {
@@ -123,12 +150,12 @@ impl<'a> Affinity<'a> {
             }
             Score::Levy(_) => {
                 let slope = -self.power() / (self.kappa + t);
-                Slopes { term: slope, parameters: [-(t / self.kappa).ln_1p(), -slope * t / self.kappa] }
+                Slopes { parameters: [-(t / self.kappa).ln_1p(), -slope * t / self.kappa], ..one(slope, 0.0) }
             }
             Score::Student(_) => {
                 let slope = -self.power() * t / (self.kappa.powi(2) + t * t);
                 let log = -0.5 * (t / self.kappa).powi(2).ln_1p();
-                Slopes { term: slope, parameters: [log, -slope * t / self.kappa] }
+                Slopes { parameters: [log, -slope * t / self.kappa], ..one(slope, 0.0) }
             }
             Score::Laplacian(_) => one(-1.0 / self.lambda, t / self.lambda.powi(2)),
             Score::Constant(_) | Score::Custom(_) => one(0.0, 0.0),

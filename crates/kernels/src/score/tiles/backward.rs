@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use pulp::{Simd, WithSimd};
 
-use super::{Backward, Factors, Known, Operands, ParameterSums, Shares, Tile};
+use super::{Backward, Factors, Known, Operands, ParameterSums, Shares, Tile, forward::present};
 use crate::{
     score::contract::{MOST_PARAMETERS, PairScore, Slopes},
     simd::{
@@ -45,74 +45,120 @@ struct BackwardSink<'a, T> {
 impl<S: Simd, T: PairScore> Sink<S> for BackwardSink<'_, T> {
     #[inline(always)]
     fn take<const M: usize, const N: usize>(&mut self, simd: S, row: usize, col: usize, block: [[S::f32s; N]; M]) {
-        let Self { score, known, into, centres } = self;
-        let Backward { factors, projection, shares, weights, slopes, stride, parameters } = into;
-        let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
+        let mut sums = self.into.parameters.is_some().then_some([simd.splat_f32s(0.0); MOST_PARAMETERS]);
+        // Loops, not closures, which would be compiled without the instruction set.
+        for (m, products) in block.iter().enumerate() {
+            self.key(simd, row + m, col, products, &mut sums);
+        }
+        if let (Some(to), Some(sums)) = (&mut self.into.parameters, sums) {
+            to.add::<S, T>(simd, sums);
+        }
+    }
+}
+
+impl<T: PairScore> BackwardSink<'_, T> {
+    /// The pairs of one key and the queries from `col` on.
+    #[inline(always)]
+    fn key<S: Simd, const N: usize>(
+        &mut self,
+        simd: S,
+        key: usize,
+        col: usize,
+        products: &[S::f32s; N],
+        sums: &mut Option<[S::f32s; MOST_PARAMETERS]>,
+    ) {
+        let (known, at, zero) = (self.known, key * self.into.stride + col, simd.splat_f32s(0.0));
+        let [mut terms, mut bias] = [[zero; N]; 2];
+        terms.copy_from_slice(vectors::<S, N>(self.into.weights, at));
+        if let Some(tile) = known.bias {
+            bias.copy_from_slice(vectors::<S, N>(tile, at));
+        }
+        let [mut of_pairs, mut of_values] = self.weigh(simd, [key, col], terms, bias, products);
+        if let Some(counts) = known.counts {
+            let count = simd.splat_f32s(counts[key]);
+            for n in 0..N {
+                of_pairs[n] = simd.mul_f32s(count, of_pairs[n]);
+                of_values[n] = simd.mul_f32s(count, of_values[n]);
+            }
+        }
+        if let Some(visible) = &known.visible {
+            of_pairs = visible.show(simd, [key, col], of_pairs, 0.0);
+            of_values = visible.show(simd, [key, col], of_values, 0.0);
+        }
+        for n in 0..N {
+            let centres = [vectors::<S, N>(&self.centres[0], col)[n], vectors::<S, N>(&self.centres[1], col)[n]];
+            if known.bias.is_some() {
+                of_pairs[n] = present(simd, bias[n], of_pairs[n]);
+                of_values[n] = present(simd, bias[n], of_values[n]);
+                let slopes = self.score.biased_slopes(simd, terms[n], bias[n]);
+                if let Some(of_bias) = &mut self.into.of_bias {
+                    let none = simd.equal_f32s(of_values[n], zero);
+                    let x = simd.select_f32s(none, zero, simd.mul_f32s(of_values[n], slopes.1));
+                    vectors_mut::<S, N>(of_bias, at)[n] = x;
+                }
+                of_values[n] = chain_rule::<S, T>(simd, slopes.0, of_values[n], centres, sums);
+            } else {
+                of_values[n] = chain_rule::<S, T>(simd, self.score.slopes(simd, terms[n]), of_values[n], centres, sums);
+            }
+        }
+        vectors_mut::<S, N>(self.into.weights, at).copy_from_slice(&of_pairs);
+        vectors_mut::<S, N>(self.into.slopes, at).copy_from_slice(&of_values);
+    }
+
+    /// The weights, and the gradients of the values, of pairs that are seen once.
+    #[inline(always)]
+    fn weigh<S: Simd, const N: usize>(
+        &self,
+        simd: S,
+        [key, col]: [usize; 2],
+        terms: [S::f32s; N],
+        bias: [S::f32s; N],
+        products: &[S::f32s; N],
+    ) -> [[S::f32s; N]; 2] {
+        let Self { score, known, into: Backward { factors, projection, shares, .. }, .. } = self;
+        let zero = simd.splat_f32s(0.0);
         let (rows, fine) = (vectors::<S, N>(factors.rows, col), vectors::<S, N>(factors.fine, col));
         let (a, c) = (vectors::<S, N>(projection.a, col), vectors::<S, N>(projection.c, col));
         let tau = vectors::<S, N>(projection.tau, col);
-        let mut sums = parameters.is_some().then_some([zero; MOST_PARAMETERS]);
-        // Loops, not closures, which would be compiled without the instruction set.
-        for (m, products) in block.iter().enumerate() {
-            let (key, at) = (row + m, (row + m) * *stride + col);
-            let column = simd.splat_f32s(factors.columns[key]);
-            let (p, d) = (simd.splat_f32s(projection.p[key]), simd.splat_f32s(projection.d[key]));
-            let mut terms = [zero; N];
-            terms.copy_from_slice(vectors::<S, N>(weights, at));
-            let [mut of_pairs, mut of_values] = [[zero; N]; 2];
-            for n in 0..N {
-                let mut value = score.value(simd, terms[n]);
-                let mut taken = simd.mul_add_e_f32s(a[n], p, simd.mul_f32s(c[n], d));
-                let mut chain = one;
-                if let Some(constants) = known.constants {
-                    let constant = simd.splat_f32s(constants[key]);
-                    if T::LOG {
-                        value = simd.add_f32s(value, constant);
-                    } else {
-                        chain = constant;
-                    }
-                }
-                let weight = if T::LOG {
-                    chain = Factors::weight(simd, true, value, [rows[n], fine[n], column]);
-                    chain
+        let column = simd.splat_f32s(factors.columns[key]);
+        let (p, d) = (simd.splat_f32s(projection.p[key]), simd.splat_f32s(projection.d[key]));
+        let [mut of_pairs, mut of_values] = [[zero; N]; 2];
+        for n in 0..N {
+            let mut value = match known.bias {
+                Some(_) => score.biased_value(simd, terms[n], bias[n]),
+                None => score.value(simd, terms[n]),
+            };
+            let mut taken = simd.mul_add_e_f32s(a[n], p, simd.mul_f32s(c[n], d));
+            let mut chain = simd.splat_f32s(1.0);
+            if let Some(constants) = known.constants {
+                let constant = simd.splat_f32s(constants[key]);
+                if T::LOG {
+                    value = simd.add_f32s(value, constant);
                 } else {
-                    taken = simd.mul_f32s(taken, sign(simd, value));
-                    chain = simd.mul_f32s(chain, simd.mul_f32s(rows[n], column));
-                    simd.mul_f32s(value, chain)
+                    chain = constant;
+                }
+            }
+            let weight = if T::LOG {
+                chain = Factors::weight(simd, true, value, [rows[n], fine[n], column]);
+                chain
+            } else {
+                taken = simd.mul_f32s(taken, sign(simd, value));
+                chain = simd.mul_f32s(chain, simd.mul_f32s(rows[n], column));
+                simd.mul_f32s(value, chain)
+            };
+            let rest = simd.sub_f32s(simd.sub_f32s(products[n], taken), simd.mul_f32s(tau[n], weight));
+            (of_pairs[n], of_values[n]) = (weight, simd.mul_f32s(chain, rest));
+            if let Some(Shares { x, logs }) = shares {
+                let share = if T::LOG {
+                    let l = simd.sub_f32s(value, vectors::<S, N>(logs, col)[n]);
+                    exp2(simd, simd.mul_f32s(simd.splat_f32s(LOG2_E), l))
+                } else {
+                    sign(simd, value)
                 };
-                let rest = simd.sub_f32s(simd.sub_f32s(products[n], taken), simd.mul_f32s(tau[n], weight));
-                (of_pairs[n], of_values[n]) = (weight, simd.mul_f32s(chain, rest));
-                if let Some(Shares { x, logs }) = shares {
-                    let share = if T::LOG {
-                        let l = simd.sub_f32s(value, vectors::<S, N>(logs, col)[n]);
-                        exp2(simd, simd.mul_f32s(simd.splat_f32s(LOG2_E), l))
-                    } else {
-                        sign(simd, value)
-                    };
-                    of_values[n] = simd.sub_f32s(of_values[n], simd.mul_f32s(vectors::<S, N>(x, col)[n], share));
-                }
+                of_values[n] = simd.sub_f32s(of_values[n], simd.mul_f32s(vectors::<S, N>(x, col)[n], share));
             }
-            if let Some(counts) = known.counts {
-                let count = simd.splat_f32s(counts[key]);
-                for n in 0..N {
-                    of_pairs[n] = simd.mul_f32s(count, of_pairs[n]);
-                    of_values[n] = simd.mul_f32s(count, of_values[n]);
-                }
-            }
-            if let Some(visible) = &known.visible {
-                of_pairs = visible.show(simd, [key, col], of_pairs, 0.0);
-                of_values = visible.show(simd, [key, col], of_values, 0.0);
-            }
-            for n in 0..N {
-                let centres = [vectors::<S, N>(&centres[0], col)[n], vectors::<S, N>(&centres[1], col)[n]];
-                of_values[n] = chain_rule(simd, *score, terms[n], of_values[n], centres, &mut sums);
-            }
-            vectors_mut::<S, N>(weights, at).copy_from_slice(&of_pairs);
-            vectors_mut::<S, N>(slopes, at).copy_from_slice(&of_values);
         }
-        if let (Some(to), Some(sums)) = (parameters, sums) {
-            to.add::<S, T>(simd, sums);
-        }
+        [of_pairs, of_values]
     }
 }
 
@@ -128,13 +174,12 @@ fn sign<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 #[inline(always)]
 fn chain_rule<S: Simd, T: PairScore>(
     simd: S,
-    score: &T,
-    term: S::f32s,
+    slopes: Slopes<S::f32s>,
     of_value: S::f32s,
     centres: [S::f32s; MOST_PARAMETERS],
     sums: &mut Option<[S::f32s; MOST_PARAMETERS]>,
 ) -> S::f32s {
-    let (zero, slopes) = (simd.splat_f32s(0.0), score.slopes(simd, term));
+    let zero = simd.splat_f32s(0.0);
     // Where nothing comes back, as from pairs that are not seen, an infinite slope is none.
     let none = simd.equal_f32s(of_value, zero);
     if let Some(sums) = sums {
@@ -189,7 +234,7 @@ impl<T: PairScore> WithSimd for Gradients<'_, T> {
             for (at, (x, &term)) in S::as_mut_simd_f32s(&mut row[..width]).0.iter_mut().zip(terms).enumerate() {
                 // Wider tiles have no typical terms.
                 let centres = if at < centres[0].len() { [centres[0][at], centres[1][at]] } else { [zero; 2] };
-                *x = chain_rule(simd, self.score, term, *x, centres, &mut sums);
+                *x = chain_rule::<S, T>(simd, self.score.slopes(simd, term), *x, centres, &mut sums);
             }
             self.sums.add::<S, T>(simd, sums.unwrap_or([zero; MOST_PARAMETERS]));
         }

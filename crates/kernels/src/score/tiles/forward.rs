@@ -48,20 +48,7 @@ impl<S: Simd, T: PairScore> Sink<S> for ValueSink<'_, T> {
         terms.copy_from_slice(vectors::<S, N>(into.terms, col));
         for (m, of_key) in block.iter().enumerate() {
             let key = row + m;
-            // Loops, not closures, which would be compiled without the instruction set.
-            let mut values = [simd.splat_f32s(0.0); N];
-            for n in 0..N {
-                values[n] = score.value(simd, of_key[n]);
-            }
-            if let Some(constants) = known.constants {
-                let constant = simd.splat_f32s(constants[key]);
-                for x in &mut values {
-                    *x = if T::LOG { simd.add_f32s(*x, constant) } else { simd.mul_f32s(*x, constant) };
-                }
-            }
-            if let Some(visible) = &known.visible {
-                values = visible.show(simd, [key, col], values, if T::LOG { f32::NEG_INFINITY } else { 0.0 });
-            }
+            let values = Self::values(score, *known, simd, [key, key * into.stride + col, col], of_key);
             let mut entries = values;
             if T::LOG {
                 for n in 0..N {
@@ -91,6 +78,49 @@ impl<S: Simd, T: PairScore> Sink<S> for ValueSink<'_, T> {
         vectors_mut::<S, N>(into.sums, col).copy_from_slice(&sums);
         vectors_mut::<S, N>(into.terms, col).copy_from_slice(&terms);
     }
+}
+
+impl<T: PairScore> ValueSink<'_, T> {
+    /// The values of the pairs of `key` and the queries from `col` on, whose place in a tile is `at`.
+    #[inline(always)]
+    fn values<S: Simd, const N: usize>(
+        score: &T,
+        known: Known<'_>,
+        simd: S,
+        [key, at, col]: [usize; 3],
+        of_key: &[S::f32s; N],
+    ) -> [S::f32s; N] {
+        // Loops, not closures, which would be compiled without the instruction set.
+        let mut values = [simd.splat_f32s(0.0); N];
+        if let Some(bias) = known.bias {
+            let bias = vectors::<S, N>(bias, at);
+            for n in 0..N {
+                let value = score.biased_value(simd, of_key[n], bias[n]);
+                values[n] = if T::LOG { value } else { present(simd, bias[n], value) };
+            }
+        } else {
+            for n in 0..N {
+                values[n] = score.value(simd, of_key[n]);
+            }
+        }
+        if let Some(constants) = known.constants {
+            let constant = simd.splat_f32s(constants[key]);
+            for x in &mut values {
+                *x = if T::LOG { simd.add_f32s(*x, constant) } else { simd.mul_f32s(*x, constant) };
+            }
+        }
+        if let Some(visible) = &known.visible {
+            values = visible.show(simd, [key, col], values, if T::LOG { f32::NEG_INFINITY } else { 0.0 });
+        }
+        values
+    }
+}
+
+/// `x`, and 0 where a pair is absent.
+#[inline(always)]
+pub(super) fn present<S: Simd>(simd: S, bias: S::f32s, x: S::f32s) -> S::f32s {
+    let absent = simd.equal_f32s(bias, simd.splat_f32s(f32::NEG_INFINITY));
+    simd.select_f32s(absent, simd.splat_f32s(0.0), x)
 }
 
 pub(super) struct Affinities<'a, T> {

@@ -35,7 +35,7 @@ pub(crate) struct Operands<'a> {
 
 /// Who sees whom in a tile: a query sees the positions from `low` below `high`, and those below `sinks`.
 #[derive(Clone, Copy)]
-pub(crate) struct Visible<'a> {
+pub(crate) struct VisibleIntervals<'a> {
     /// Of the keys.
     pub positions: &'a [u32],
     /// Of the queries, padded to whole vectors.
@@ -44,7 +44,7 @@ pub(crate) struct Visible<'a> {
     pub sinks: &'a [u32],
 }
 
-impl Visible<'_> {
+impl VisibleIntervals<'_> {
     /// `entries` of key `row` and the queries from `col` on, and `absent` for those that do not see it.
     #[inline(always)]
     pub fn show<S: Simd, const N: usize>(
@@ -77,7 +77,9 @@ pub(crate) struct Known<'a> {
     /// Per key: equal entries that it stands for.
     pub counts: Option<&'a [f32]>,
     /// Where not every query sees every key.
-    pub visible: Option<Visible<'a>>,
+    pub visible: Option<VisibleIntervals<'a>>,
+    /// What is added to the logits: a tile like that of the values. A pair at `-inf` is absent.
+    pub bias: Option<&'a [f32]>,
 }
 
 /// Where values go: logarithms (`-inf` where a pair is not seen), or affinities times their counts (0).
@@ -141,6 +143,8 @@ pub(crate) struct Backward<'a> {
     pub weights: &'a mut [f32],
     /// Takes the gradients of the terms.
     pub slopes: &'a mut [f32],
+    /// Takes those of the bias, where they are wanted.
+    pub of_bias: Option<&'a mut [f32]>,
     pub stride: usize,
     /// Where those of the parameters are wanted.
     pub parameters: Option<ParameterSums<'a>>,

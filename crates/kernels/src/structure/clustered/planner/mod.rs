@@ -75,7 +75,7 @@ impl ClusterPlan {
         let shape = Shape { value_dim: 0, ..*shape };
         let k = if mechanism.tied() { q } else { k };
         let own = (!mechanism.tied()).then_some(k);
-        check::inputs("plan", mechanism, &shape, &Inputs { q, k: own, v: &[], extras }, &mask)?;
+        check::planned("plan", mechanism, &shape, &Inputs { q, k: own, v: &[], extras }, &mask)?;
         let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
         plan(&call, m)
     }
