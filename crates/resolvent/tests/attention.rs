@@ -71,11 +71,16 @@ fn burns_own_module_becomes_this_one() {
         let tokens = random([2, 7, D_MODEL], &device);
         let (query, memory) = (random([2, 5, D_MODEL], &device), random([2, 7, D_MODEL], &device));
         let causal = burn_attention::generate_autoregressive_mask(2, 7, &device);
+        // Every query sees its own token and those beside it, and of the second sequence all but the first.
+        let hidden = |n: usize| if n < 49 { (n / 7).abs_diff(n % 7) > 1 } else { n.is_multiple_of(7) };
+        let near = TensorData::new((0..98).map(hidden).collect::<Vec<bool>>(), [2, 7, 7]);
+        let near = Tensor::<3, Bool>::from_data(near, &device);
         let mine = || MhaInput::self_attn(tokens.clone());
         let own = || burn_attention::MhaInput::self_attn(tokens.clone());
         let cases = [
             (mine(), own()),
             (mine().mask_attn(causal.clone()), own().mask_attn(causal)),
+            (mine().mask_attn(near.clone()), own().mask_attn(near)),
             (
                 MhaInput::new(query.clone(), memory.clone(), memory.clone()).mask_pad(padding(&device)),
                 burn_attention::MhaInput::new(query, memory.clone(), memory).mask_pad(padding(&device)),
@@ -108,8 +113,13 @@ fn what_burns_module_has_and_this_one_not_is_an_error() {
         ours.try_forward(input).unwrap_err().to_string()
     };
     let causal = burn_attention::generate_autoregressive_mask(2, 7, &device);
-    assert!(masked(causal.clone().bool_not()).contains("hide_keys"));
-    assert!(masked(causal.narrow(0, 0, 1)).contains("[batch, seq_q, seq_kv]"));
+    assert!(masked(causal.clone().narrow(0, 0, 1)).contains("[batch, seq_q, seq_kv]"));
+    let biased = Mechanism::from_json(r#"{"mechanism": "softmax", "bias": "alibi"}"#).unwrap();
+    for (mechanism, word) in [(preset("linear-infsa"), "pairs"), (preset("soft"), "pairs"), (biased, "a bias")] {
+        let input = MhaInput::self_attn(random([2, 7, D_MODEL], &device)).mask_attn(causal.clone().bool_not());
+        let error = config(mechanism).init(&device).try_forward(input).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
 }
 
 /// The module is told what is absent, the operator what is present.
@@ -407,5 +417,22 @@ fn pooling_first_changes_nothing() {
                 assert_close(got, expected, 1e-4);
             }
         }
+    }
+}
+
+/// A query's bias is by its distance to keys, whatever queries there are beside it.
+#[test]
+fn biases_by_distance_are_decoded() {
+    let device = Device::flex();
+    for bias in [r#""alibi""#, r#"{"kind": "buckets", "count": 6, "max_distance": 5, "bidirectional": false}"#] {
+        let json = format!(r#"{{"mechanism": "softmax", "bias": {bias}}}"#);
+        let module = config(Mechanism::from_json(&json).unwrap()).init(&device);
+        let x = random([2, 7, D_MODEL], &device);
+        let whole = module.forward(MhaInput::self_attn(x.clone()).causal()).context;
+        let mut past = None;
+        let steps =
+            [(0, 3), (3, 1), (4, 3)].map(|(from, len)| module.attend_next(x.clone().narrow(1, from, len), &mut past));
+        let steps = steps.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+        assert_close(Tensor::cat(steps, 1), whole, 1e-5);
     }
 }

@@ -9,8 +9,9 @@ use burn::{
 };
 use resolvent::{
     Error, Inputs, Mask, Mechanism, Parameter, Shape, Strategy, attend,
-    attention::{MhaInput, MultiHeadAttentionConfig},
+    attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     convert,
+    mechanism::Bias,
 };
 use resolvent_kernels::{Error as KernelError, relative_distance};
 use support::random;
@@ -71,6 +72,15 @@ const SERIES: &[&str] = &[
     r#"{"kind": "resolvent", "gamma": 0.5, "tol": 1e-7}"#,
 ];
 
+/// Biases, of which every composition that forms pairs has one in its turn.
+const BIASES: &[&str] = &[
+    r#"{"kind": "tensor"}"#,
+    r#"{"kind": "tensor", "batch": true, "heads": false, "queries": false}"#,
+    r#"{"kind": "alibi"}"#,
+    r#"{"kind": "buckets", "count": 8, "max_distance": 6}"#,
+    r#"{"kind": "grid", "height": 3, "width": 3}"#,
+];
+
 /// Sizes, causality, tied keys, masks.
 #[derive(Debug, Clone, Copy)]
 struct Call {
@@ -89,17 +99,17 @@ const CALLS: &[Call] = &[
     Call { seq_q: 4, seq_kv: 10, causal: true, tied: false, masks: true },
 ];
 
-/// The mechanism of a call, or nothing where it is refused.
-fn mechanism([score, structure, normalisation, series]: [&str; 4], call: Call) -> Option<(Mechanism, Shape)> {
+/// The mechanism of a call, with the `n`-th bias if it takes that, or nothing where it is refused.
+fn mechanism([score, structure, normalisation, series]: [&str; 4], call: Call, n: usize) -> Option<(Mechanism, Shape)> {
     let Call { seq_q, seq_kv, causal, tied, .. } = call;
     let json = format!(
         r#"{{"mechanism": "composed", "score": {score}, "structure": {structure}, "normalisation": {normalisation},
-            "series": {series}, "tied": {tied}, "causal": {causal}}}"#
+            "series": {series}, "tied": {tied}, "causal": {causal}"#
     );
-    let mechanism = Mechanism::from_json(&json).ok()?;
     let shape = Shape { batch: 2, heads: 2, seq_q, seq_kv, head_dim: 4, value_dim: 3 };
-    mechanism.check(&shape, false).ok()?;
-    Some((mechanism, shape))
+    let biased = BIASES.get(n % (BIASES.len() + 1)).map(|bias| format!(r#"{json}, "bias": {bias}}}"#));
+    let checked = |json: String| Mechanism::from_json(&json).ok().filter(|m| m.check(&shape, false).is_ok());
+    Some((biased.and_then(checked).or_else(|| checked(format!("{json}}}")))?, shape))
 }
 
 /// The parameters of a call, per head or filter: near their defaults, or small where there is none.
@@ -108,7 +118,11 @@ fn parameters(mechanism: &Mechanism, shape: &Shape, device: &Device) -> Vec<(Par
         let sizes = mechanism.parameter_shape(parameter, shape);
         let defaults = mechanism.parameter_default(parameter, shape);
         let near = |i: usize, x: f32| if x == 0.0 { 0.3 * (i as f32).cos() } else { x * (1.0 + 0.05 * (i % 3) as f32) };
-        let values: Vec<f32> = defaults.iter().enumerate().map(|(i, x)| near(i, *x)).collect();
+        let mut values: Vec<f32> = defaults.iter().enumerate().map(|(i, x)| near(i, *x)).collect();
+        if let Some(Bias::Tensor(_)) = mechanism.bias().filter(|_| parameter == Parameter::Bias) {
+            // Some pairs are absent.
+            values.iter_mut().skip(3).step_by(11).for_each(|x| *x = f32::NEG_INFINITY);
+        }
         let len = values.len();
         (parameter, Tensor::from_data(TensorData::new(values, [len]), device), sizes)
     };
@@ -213,7 +227,7 @@ fn tensors_agree_with_the_reference() {
     // Two calls of each, in turns.
     for (n, parts) in product().flat_map(|(n, parts)| [(n, parts), (n + 1, parts)]) {
         let call = CALLS[n % CALLS.len()];
-        let Some((mechanism, shape)) = mechanism(parts, call) else { continue };
+        let Some((mechanism, shape)) = mechanism(parts, call, compared + n) else { continue };
         let Shape { seq_q, seq_kv, .. } = shape;
         let tensors = [[seq_q, 4], [seq_kv, 4], [seq_kv, 3]].map(|[seq, dim]| random([2, 2, seq, dim], &device));
         let mask = mask(call, &device);
@@ -253,7 +267,16 @@ fn what_needs_eigenvalues_is_refused_by_name() {
     }
 }
 
+/// The numbers of a module's bias.
+fn bias(module: &MultiHeadAttention) -> Vec<f64> {
+    let slopes = module.learned.value(Parameter::Bias).map(|slopes| values(slopes.inner()));
+    slopes.or(module.bias.table.as_ref().map(|table| values(table.val().inner()))).unwrap_or_default()
+}
+
 const LEARNED: &[&str] = &[
+    r#"{"mechanism": "softmax", "series": {"kind": "hops", "gamma": 0.5}, "bias": {"kind": "buckets", "count": 8, "max_distance": 6}}"#,
+    r#"{"mechanism": "infsa", "bias": {"kind": "alibi"}}"#,
+    r#"{"mechanism": "infsa", "activation": "gelu", "bias": {"kind": "grid", "height": 3, "width": 3}}"#,
     r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 3.0}, "series": {"kind": "resolvent", "gamma": 0.6}}"#,
     r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid"}, "structure": {"kind": "clustered", "clusters": 3,
         "estimator": "centroid"}, "series": {"kind": "hops", "gamma": 0.5}}"#,
@@ -277,14 +300,16 @@ fn modules_of_compositions_learn_and_are_stored() {
                 Parameter::Kappa,
                 Parameter::Scale,
                 Parameter::Offset,
+                Parameter::Bias,
             ]);
             let mut module = config.init(&device);
             let [x, target] = [(); 2].map(|()| random([2, 9, 12], &device));
-            let loss = |module: &resolvent::attention::MultiHeadAttention| {
+            let loss = |module: &MultiHeadAttention| {
                 (module.forward(MhaInput::self_attn(x.clone())).context - target.clone()).square().mean()
             };
             let first = loss(&module).into_scalar::<f64>();
             let before = values(module.learned.value(Parameter::Gamma).unwrap().inner());
+            let bias_before = bias(&module);
             let mut optimiser = SgdConfig::new().init();
             for _ in 0..20 {
                 let gradients = loss(&module).backward();
@@ -294,6 +319,8 @@ fn modules_of_compositions_learn_and_are_stored() {
             let last = loss(&module).into_scalar::<f64>();
             assert!(last < 0.97 * first, "{text} {strategy}: from {first} to {last}");
             assert_ne!(before, values(module.learned.value(Parameter::Gamma).unwrap().inner()), "{text}");
+            assert_eq!(bias_before.is_empty(), module.mechanism.bias().is_none(), "{text}");
+            assert!(bias_before.is_empty() || bias_before != bias(&module), "{text}");
             let file = tempfile::NamedTempFile::new().unwrap();
             convert::save_weights(&module, file.path(), &Default::default()).unwrap();
             let mut other = config.init(&device);

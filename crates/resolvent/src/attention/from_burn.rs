@@ -58,7 +58,12 @@ impl MultiHeadAttention {
         field("sequences", "several", input.sequences.is_none(), "one sequence for weights")?;
         let spanned = self.causal_span.filter(|_| matches!(self.mechanism, Mechanism::Ssa(_)));
         field("causal_span", spanned.unwrap_or(0), spanned.is_none(), "null for weights")?;
-        let (mask, mechanism) = (input.mask(), self.called(&input));
+        let extras = match &self.codebook {
+            Some(codebook) => self.extras().with_codebook(codebook.values()),
+            None => self.extras(),
+        };
+        let mask = input.mask();
+        let (mechanism, extras) = input.hide_pairs(self.called(&input), extras)?;
         let (mut inputs, mechanism) = match input.memory {
             Some((key, value)) => {
                 let inputs = self.cross_inputs(input.query, key, value, &mechanism)?;
@@ -72,10 +77,7 @@ impl MultiHeadAttention {
         let [batch, heads, seq_kv, _] = inputs.v.dims();
         let identity = Tensor::<2>::eye(seq_kv, &inputs.v.device()).cast(inputs.v.dtype());
         inputs.v = identity.unsqueeze::<4>().expand([batch, heads, seq_kv, seq_kv]);
-        inputs.extras = match &self.codebook {
-            Some(codebook) => self.extras().with_codebook(codebook.values()),
-            None => self.extras(),
-        };
+        inputs.extras = extras;
         Ok(attend(&inputs, &mechanism, &mask, self.strategy)?.out)
     }
 }

@@ -3,11 +3,11 @@
 //! A mask here names what is *absent*, as in Burn: true is padding, or hidden. [`Mask`], the kernels under it and the `key_mask` of files
 //! name what is *present*. [`present`] turns the one into the other, and nothing else does.
 
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{Bool, DType, Tensor};
 use resolvent_kernels::{self as kernels, Dropout};
 
 use super::MultiHeadAttention;
-use crate::{Mask, Mechanism, Result, Sequences, ops::SharedClusters};
+use crate::{Extras, Mask, Mechanism, Parameter, Result, Sequences, mechanism::BiasTensor, ops::SharedClusters};
 
 /// Input of [`super::MultiHeadAttention::forward`], built as that of Burn's own module.
 #[derive(Debug, Clone)]
@@ -95,13 +95,13 @@ impl MhaInput {
     }
 
     /// Hides keys from single queries, `[batch, seq_q, seq_kv]`, true = hidden, as in Burn's own module. The causal mask is recognised,
-    /// which takes a look at all of it; [`MhaInput::causal`] needs none. Any other is an error: most mechanisms are not defined for one.
+    /// which takes a look at all of it; [`MhaInput::causal`] needs none. Any other is for mechanisms that form pairs.
     pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.mask_attn = Some(mask_attn);
         self
     }
 
-    /// The same input without a mask of pairs, which must be the causal one.
+    /// Takes the causal mask for what it is; checks that `mechanism` has pairs that any other could hide.
     pub(super) fn recognise_causal(&mut self, mechanism: &Mechanism) -> Result<()> {
         let Some(mask) = self.mask_attn.take() else { return Ok(()) };
         let [batch, queries, keys] = mask.dims();
@@ -117,12 +117,20 @@ impl MhaInput {
             let remedy = "the mask must be [batch, seq_q, seq_kv]";
             return Err(kernels::Error::Shape { op, left, left_shape, right, right_shape, remedy }.into());
         }
-        if !is_causal() {
-            let why = "of masks per pair the causal one alone is known; leave keys out with `mask_pad` or `hide_keys`";
-            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "mask_attn", why }.into());
+        if is_causal() {
+            self.causal = true;
+            return Ok(());
         }
-        self.causal = true;
-        Ok(())
+        self.mask_attn = Some(mask);
+        with_hidden_pairs(mechanism)?.validate().map_err(Into::into)
+    }
+
+    /// `mechanism` and `extras` with the pairs that a mask hides left out.
+    pub(super) fn hide_pairs(&self, mechanism: Mechanism, extras: Extras) -> Result<(Mechanism, Extras)> {
+        let Some(mask) = &self.mask_attn else { return Ok((mechanism, extras)) };
+        let none = Tensor::<3>::zeros(mask.dims(), (&mask.device(), DType::F32));
+        let bias = none.mask_fill(mask.clone(), f32::NEG_INFINITY).unsqueeze_dim::<4>(1);
+        Ok((with_hidden_pairs(&mechanism)?, extras.with(Parameter::Bias, bias)))
     }
 
     /// Which tokens take part.
@@ -134,6 +142,15 @@ impl MhaInput {
         };
         Mask { causal: self.causal, key: absent.map(present), query: query.map(present) }
     }
+}
+
+/// The same mechanism with a bias per batch element, query and key, which leaves pairs out.
+fn with_hidden_pairs(mechanism: &Mechanism) -> Result<Mechanism> {
+    if mechanism.bias().is_some() {
+        let (what, why) = ("mask_attn beside a bias", "add minus infinity to a bias of kind tensor, and call `attend`");
+        return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
+    }
+    Ok(mechanism.values().bias(BiasTensor::default().with_batch(true).with_heads(false)).into())
 }
 
 /// What takes part, as [`Mask`] says it, where `absent` does not, as this module is told it.

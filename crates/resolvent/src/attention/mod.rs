@@ -3,6 +3,7 @@
 //! What the module and the models take to mask tokens names what is absent, true = padding or hidden, as in Burn; [`crate::Mask`] and the
 //! operators under it name what is present, true = keep.
 
+mod bias;
 mod codebook;
 mod config;
 mod decoding;
@@ -20,6 +21,7 @@ mod sharing;
 mod ternary;
 mod value_filter;
 
+pub use bias::BiasTable;
 pub use codebook::{Codebook, CodebookConfig};
 pub use config::{
     ClusterConfig, DecayConfig, DropoutRates, GammaSchedule, MultiHeadAttentionConfig, PositionConfig, ProjectionConfig,

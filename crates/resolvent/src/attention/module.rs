@@ -8,7 +8,8 @@ use burn::{
 use resolvent_kernels::{self as kernels, Dropout};
 
 use super::{
-    Codebook, LandmarkParameters, Learned, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps, ValueFilter,
+    BiasTable, Codebook, LandmarkParameters, Learned, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps,
+    ValueFilter,
     config::{field, with_tied},
     landmarks::{drawn_seed, redrawn, with_grid},
     rotary::rotate,
@@ -33,7 +34,7 @@ use crate::{
 /// | `with_query_bias`, `with_key_bias`, `with_value_bias` | `with_qkv_bias` |
 /// | `with_min_float`, `with_quiet_softmax` | none: what is masked is left out exactly, and a query without keys gets zero |
 /// | `mask_pad` in self-attention | padding does not ask either: its rows are zero |
-/// | `mask_attn(mask)` | the causal mask alone, which [`MhaInput::causal`] says without a tensor; any other is an error |
+/// | `mask_attn(mask)` | any mask for mechanisms that form pairs; the causal one [`MhaInput::causal`] says without a tensor |
 /// | `forward(input).weights` | [`MultiHeadAttention::weights`], a call of its own, as no call forms them by the way |
 /// | `forward_cache(input, &mut cache)` | [`MultiHeadAttention::attend_next`] |
 ///
@@ -61,6 +62,8 @@ pub struct MultiHeadAttention {
     pub learned: Learned,
     /// What makes the landmarks and filters the values, where the mechanism has such tensors.
     pub landmarks: LandmarkParameters,
+    /// What is added to logits by distance, where the mechanism has such a table.
+    pub bias: BiasTable,
     /// The centroids of the clusters, where they are kept.
     pub codebook: Option<Codebook>,
     /// The filter over the values, if configured.
@@ -168,7 +171,8 @@ impl MultiHeadAttention {
 
     /// Projects and attends: `[batch, seq_q, d_model]`.
     fn attend(&self, input: MhaInput, mask: &Mask) -> Result<Tensor<3>> {
-        let (mechanism, extras) = (&self.called(&input), self.dropped(&input, self.extras())?);
+        let (mechanism, extras) = input.hide_pairs(self.called(&input), self.dropped(&input, self.extras())?)?;
+        let mechanism = &mechanism;
         let Some((key, value)) = input.memory else {
             let grid = input.grid.or(self.grid);
             let extras = input.clusters.into_iter().fold(extras, Extras::with_shared_clusters);
@@ -303,6 +307,7 @@ impl MultiHeadAttention {
         let extras =
             self.learned.values().fold(Extras::default(), |extras, (parameter, values)| extras.with(parameter, values));
         let [d_model, _] = self.output.weight.dims();
+        let extras = self.bias.add_to(extras);
         self.landmarks.add_to(extras, &self.mechanism, self.n_heads, d_model / self.n_heads)
     }
 

@@ -4,7 +4,7 @@ use burn::{
     backend::DispatchDevice,
     tensor::{DType, Device, Tensor},
 };
-use resolvent_kernels as kernels;
+use resolvent_kernels::{self as kernels, Parameter};
 
 use super::{Calibration, Inputs, Mask, composed};
 use crate::{Error, Mechanism, Result, Shape};
@@ -163,7 +163,15 @@ fn check(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Result<Shape> {
         fits(extra.shape == expected, tensor, &extra.shape, "q", &q.dims(), "see `Mechanism::parameter_shape`")?;
         check_device(q, tensor, &extra.flat.device())?;
     }
-    Ok(shape)
+    let missing =
+        |&parameter: &Parameter| mechanism.requires(parameter, &shape) && !extras.parameters.contains_key(&parameter);
+    match Parameter::ALL.iter().find(|parameter| missing(parameter)) {
+        Some(parameter) => {
+            let problem = "is missing; the configuration asks for it";
+            Err(kernels::Error::Tensor { op: OP, tensor: parameter.name(), problem }.into())
+        }
+        None => Ok(shape),
+    }
 }
 
 fn check_device(q: &Tensor<4>, tensor: &'static str, device: &Device) -> Result<()> {

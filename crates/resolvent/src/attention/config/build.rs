@@ -9,7 +9,7 @@ use super::{GammaSchedule, MultiHeadAttentionConfig, ProjectionConfig, with_tied
 use crate::{
     Error, Mechanism, Parameter, Shape,
     attention::{
-        Codebook, LandmarkParameters, Learned, MultiHeadAttention, OrthogonalMaps, ValueFilter, gamma,
+        BiasTable, Codebook, LandmarkParameters, Learned, MultiHeadAttention, OrthogonalMaps, ValueFilter, gamma,
         landmarks::{grid_of, with_grid},
     },
     ops::projections,
@@ -43,6 +43,7 @@ impl MultiHeadAttentionConfig {
             extra: weights.extra_proj.then(|| self.linear(d_model, true, device)),
             learned: Learned::init(self.starts(&mechanism), gamma_power, device),
             landmarks: LandmarkParameters::init(&mechanism, heads, head_dim, device),
+            bias: BiasTable::init(&mechanism, heads, device),
             codebook: self.codebook(&mechanism, device)?,
             value_filter: ValueFilter::init(positions.value_conv, heads, d_model, grid.is_some(), device),
             dropout: DropoutConfig::new(self.dropout.output).init(),
@@ -80,6 +81,8 @@ impl MultiHeadAttentionConfig {
             let start = match parameter {
                 // Every series of hops has the parameter; where the configuration gives it no effect, it stays fixed.
                 Parameter::Gamma => vec![mechanism.gamma()?; self.n_heads],
+                // A table of its own holds what is not per head.
+                Parameter::Bias if mechanism.requires(*parameter, &shape) => return None,
                 _ => mechanism.parameter_default(*parameter, &shape).into_iter().map(f64::from).collect(),
             };
             Some((*parameter, start))
@@ -98,6 +101,7 @@ impl MultiHeadAttentionConfig {
             + if output_bias { d_model } else { 0 }
             + if extra_proj { matrix + d_model } else { 0 }
             + LandmarkParameters::count(&mechanism, self.n_heads, d_model / self.n_heads)
+            + BiasTable::count(&mechanism, self.n_heads)
             + self.positions.value_conv.count(
                 self.n_heads,
                 d_model,

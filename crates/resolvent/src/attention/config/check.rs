@@ -6,7 +6,7 @@ use super::{MultiHeadAttentionConfig, field};
 use crate::{
     Error, Mechanism, Parameter, Shape,
     attention::{Learned, landmarks::grid_of},
-    mechanism::{GlobalTokens, Landmarks, Ssa, Structure},
+    mechanism::{Bias, GlobalTokens, Landmarks, Ssa, Structure},
     ops::projections,
 };
 
@@ -29,6 +29,10 @@ impl MultiHeadAttentionConfig {
         self.check_tied(&mechanism)?;
         if mechanism.parameters().contains(&Parameter::GivenLandmarks) {
             let (what, why) = ("given landmarks in a module", "they come with a call; use `attend`");
+            return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
+        }
+        if let Some(Bias::Tensor(_)) = mechanism.bias() {
+            let (what, why) = ("a bias of kind tensor in a module", "it comes with a call; use `attend`");
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
         }
         self.check_groups(&mechanism)?;
@@ -97,6 +101,9 @@ impl MultiHeadAttentionConfig {
 
 /// Tokens that a sequence needs for the positions, grids and landmarks that the configuration names.
 fn least_tokens(mechanism: &Mechanism) -> usize {
+    if let Some(Bias::Grid(m)) = mechanism.bias() {
+        return m.height.saturating_mul(m.width);
+    }
     match mechanism {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => least_for_landmarks(m.grid, m.landmarks),
         Mechanism::Laplacian(m) => m.grid.map_or(1, |[height, width]| height.saturating_mul(width)),

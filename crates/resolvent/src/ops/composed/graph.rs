@@ -37,7 +37,10 @@ impl Pairs {
 
     /// Exact pairs and sampled edges, and the mean of a cluster in place of each of its keys.
     pub fn clustered(call: &Call, affinity: &Affinity<'_>, clusters: &Clusters) -> Self {
-        let blocked = Some(clusters.absent.clone());
+        let Shape { batch, heads, seq_q, seq_kv, .. } = call.shape;
+        let full = |mask: Tensor<4, Bool>| mask.expand([batch, heads, seq_q, seq_kv]);
+        let absent = clusters.absent.clone();
+        let blocked = Some(call.absent().map_or(absent.clone(), |without| absent.bool_or(full(without))));
         let seen = seen(call, &blocked);
         let terms = affinity.terms(&call.q, &call.k);
         let of_means = clusters.means.as_ref().map(|means| {

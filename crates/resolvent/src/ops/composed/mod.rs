@@ -5,6 +5,7 @@
 //! reaches nothing and gets exactly zero gradient.
 
 mod affinity;
+mod bias;
 mod clustered;
 mod distance;
 mod factors;
@@ -24,6 +25,7 @@ use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
 use resolvent_kernels::{Dropout, Dropped, Error, Parameter};
 
+use bias::Added;
 use clustered::Clusters;
 use graph::Pairs;
 use normalisation::normalise;
@@ -47,6 +49,8 @@ struct Call {
     /// Queries that do not exist, `[batch, 1, seq_q, 1]`.
     no_query: Option<Tensor<4, Bool>>,
     dropout: Option<Dropout>,
+    /// What is added to the logits of pairs.
+    bias: Option<Added>,
 }
 
 /// Applies the mechanism.
@@ -136,9 +140,11 @@ impl Call {
         let no_query = query.as_ref().map(|keep| keep.clone().bool_not().reshape([batch, 1, seq_q, 1]));
         let no_key_row = no_key.clone().map(|mask| mask.swap_dims(2, 3));
         let k = inputs.k.as_ref().unwrap_or(&inputs.q);
+        let q = absent(wide(&inputs.q), &no_query);
         Self {
             shape,
-            q: absent(wide(&inputs.q), &no_query),
+            bias: Added::of(mechanism, &inputs.extras, &shape, &q),
+            q,
             k: absent(wide(k), &no_key_row),
             v: absent(wide(&inputs.v), &no_key_row),
             causal: mask.causal || mechanism.causal(),
@@ -174,13 +180,19 @@ impl Call {
         }
     }
 
+    /// The pairs that a bias leaves out.
+    fn absent(&self) -> Option<Tensor<4, Bool>> {
+        self.bias.as_ref()?.absent.clone()
+    }
+
     /// Every pair that does not exist, `[batch, 1 or heads, seq_q, seq_kv]`.
     fn blocked(&self) -> Option<Tensor<4, Bool>> {
         let Shape { batch, seq_q, seq_kv, .. } = self.shape;
         let drawn = self.drawn(Dropped::Pairs);
-        let heads = if drawn.is_some() { self.shape.heads } else { 1 };
+        let absent = self.absent();
+        let heads = if drawn.is_some() || absent.is_some() { self.shape.heads } else { 1 };
         let full = |mask: Tensor<4, Bool>| mask.expand([batch, heads, seq_q, seq_kv]);
-        [self.future(), self.no_key.clone(), self.no_query.clone(), drawn]
+        [self.future(), self.no_key.clone(), self.no_query.clone(), drawn, absent]
             .into_iter()
             .flatten()
             .map(full)

@@ -27,6 +27,8 @@ pub(super) struct Affinity<'a> {
     largest: [Tensor<4>; 2],
     /// Near the keys, `[batch, heads, 1, head_dim]`.
     centre: Tensor<4>,
+    /// What is added to the logits of pairs.
+    bias: Option<Tensor<4>>,
 }
 
 impl<'a> Affinity<'a> {
@@ -52,6 +54,7 @@ impl<'a> Affinity<'a> {
             lambda: of(Parameter::Lambda),
             largest: [magnitude(&call.q), magnitude(&call.k)],
             centre: distance::centre(call),
+            bias: call.bias.as_ref().map(|bias| bias.values.clone()),
         })
     }
 
@@ -73,8 +76,11 @@ impl<'a> Affinity<'a> {
     }
 
     /// Factors on the values of a linear score: `g` is their product and the value. Without them nothing of size `|q| |k|` is
-    /// formed, where a normalisation divides them out.
+    /// formed, where a normalisation divides them out. With a bias, to which it is added, there are none.
     pub fn units(&self) -> Vec<Tensor<4>> {
+        if self.bias.is_some() {
+            return Vec::new();
+        }
         let [q, k] = self.largest.clone();
         let once = vec![q, k, self.scale()];
         match self.score {
@@ -129,24 +135,37 @@ impl<'a> Affinity<'a> {
     /// Logarithms of affinities, or of a linear score affinities over [`Affinity::units`], of terms; `seen [.., n, 1]` counts the keys
     /// of each query.
     pub fn values(&self, z: Tensor<4>, seen: &Tensor<4>) -> Tensor<4> {
-        let whole = |z: Tensor<4>| self.largest.iter().cloned().fold(z * self.scale(), |z, largest| z * largest);
+        let whole = |z: Tensor<4>| {
+            let z = self.largest.iter().cloned().fold(z * self.scale(), |z, largest| z * largest);
+            self.with_bias(z)
+        };
+        let linear = |z: Tensor<4>| if self.bias.is_some() { whole(z) } else { z };
+        let log = |z: Tensor<4>| self.with_bias(z);
         match self.score {
-            Score::DotExp(m) => m.softcap.map_or(z.clone(), |cap| (z / cap).tanh() * cap),
-            Score::CosineExp(_) => z * self.scale(),
-            Score::DotRelu(_) => activation::relu(z),
-            Score::DotAbs(_) => z.abs(),
-            Score::DotSquaredRelu(_) => activation::relu(z).square(),
+            Score::DotExp(m) => log(m.softcap.map_or(z.clone(), |cap| (z / cap).tanh() * cap)),
+            Score::CosineExp(_) => log(z * self.scale()),
+            Score::DotRelu(_) => activation::relu(linear(z)),
+            Score::DotAbs(_) => linear(z).abs(),
+            Score::DotSquaredRelu(_) => activation::relu(linear(z)).square(),
             Score::DotGelu(_) => composed_gelu(whole(z)),
             Score::DotSigmoid(m) => activation::sigmoid(match m.offset {
                 Some(_) => whole(z) + self.offset.clone(),
                 None => whole(z) - seen.clone().clamp_min(1.0).log(),
             }),
-            Score::Gaussian(_) => (z * self.scale()).neg(),
-            Score::Levy(m) if m.alpha == 2.0 => (z / self.kappa.clone()).square().neg(),
-            Score::Levy(_) => (z / self.kappa.clone()).log1p() * self.power.clone().neg(),
-            Score::Student(_) => (z / self.kappa.clone()).square().log1p() * self.power.clone() * -0.5,
-            Score::Laplacian(_) => (z / self.lambda.clone()).neg(),
-            _ => z,
+            Score::Gaussian(_) => log((z * self.scale()).neg()),
+            Score::Levy(m) if m.alpha == 2.0 => log((z / self.kappa.clone()).square().neg()),
+            Score::Levy(_) => log((z / self.kappa.clone()).log1p() * self.power.clone().neg()),
+            Score::Student(_) => log((z / self.kappa.clone()).square().log1p() * self.power.clone() * -0.5),
+            Score::Laplacian(_) => log((z / self.lambda.clone()).neg()),
+            _ => log(z),
+        }
+    }
+
+    /// Logits, or logarithms of affinities, with the bias.
+    fn with_bias(&self, z: Tensor<4>) -> Tensor<4> {
+        match &self.bias {
+            Some(bias) => z + bias.clone(),
+            None => z,
         }
     }
 
