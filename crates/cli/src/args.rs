@@ -11,7 +11,7 @@ use crate::commands::{
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
 ///
 /// Results go to standard output, notes and progress to standard error. Exit code: 0 done, 1 failed (one line says what
-/// and how to mend it), 2 usage error, 130 interrupted.
+/// and how to mend it), 2 usage error, 3 done but for runs that diverged, 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(name = "resolvent", version, arg_required_else_help = true, after_help = EXAMPLES)]
 pub struct Cli {

@@ -41,6 +41,18 @@ pub enum Error {
     /// Ctrl-C or a request to terminate.
     #[error("interrupted; {0}")]
     Interrupted(String),
+    /// Runs of a comparison whose other runs have a result, which is printed.
+    #[error(
+        "{runs} of {of} runs diverged ({first} the first): the result is of the others alone; lower `optimiser.lr` to have them all"
+    )]
+    Diverged {
+        /// Runs without a result.
+        runs: usize,
+        /// Runs in all.
+        of: usize,
+        /// The first of them, and its step.
+        first: String,
+    },
 }
 
 /// The result of a command.
@@ -58,9 +70,13 @@ impl Error {
         move |source| Self::Kernels { path, source: Box::new(source) }
     }
 
-    /// The exit code of the process: 130 (as a shell reports Ctrl-C) when interrupted, else 1.
+    /// The exit code of the process: 130 (as a shell reports Ctrl-C) when interrupted, 3 when a part of the result is missing, else 1.
     pub fn exit_code(&self) -> u8 {
-        if matches!(self, Self::Interrupted(_)) { 130 } else { 1 }
+        match self {
+            Self::Interrupted(_) => 130,
+            Self::Diverged { .. } => 3,
+            _ => 1,
+        }
     }
 
     /// The message on one line (parsers of other crates write several).

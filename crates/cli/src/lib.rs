@@ -3,7 +3,7 @@
 //!
 //! Results go to standard output (`--json` makes them machine-readable), notes and progress to standard error. The exit
 //! code is 0 when done, 1 when something failed (one line `error: ...` says what and how to mend it), 2 for a usage
-//! error and 130 when interrupted.
+//! error, 3 when runs of a comparison diverged and the others have a result, and 130 when interrupted.
 
 mod args;
 mod commands;

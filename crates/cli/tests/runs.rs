@@ -54,6 +54,22 @@ fn epochs_are_not_cut_by_a_limit_of_the_recipe() {
     assert_eq!(fs::read(sandbox.path("asked/report.html")).unwrap(), report);
 }
 
+/// A run that began with a limit of minutes is continued by a command that names its epochs, with and without the recipe.
+#[test]
+fn a_run_with_a_limit_goes_on_with_its_epochs() {
+    let sandbox = tiny::sandbox();
+    sandbox.write("tiny.toml", tiny::RECIPE.replace("epochs = 2", "epochs = 2\nmax_minutes = 5.0"));
+    // What a program that kept the limit beside --epochs has stored.
+    sandbox.run(&train("run", &["--epochs", "2", "--max-minutes", "5"])).success();
+    for args in
+        [train("run", &["--epochs", "2", "--resume"]), vec!["train", "--out", "run", "--epochs", "2", "--resume"]]
+    {
+        fs::remove_file(sandbox.path("run/summary.json")).unwrap();
+        let json = sandbox.run(&[&args[..], &["--json"]].concat()).success().json();
+        assert_eq!((&json["steps"], &json["recipe"]["schedule"]["max_minutes"]), (&8.into(), &5.0.into()), "{args:?}");
+    }
+}
+
 /// Named by their ids, mechanisms with landmarks get as many as suit 4 x 4 patches; a file is taken at its word, and told.
 #[test]
 fn landmarks_suit_the_patches() {
@@ -96,6 +112,27 @@ fn a_comparison_ends_in_a_table_and_continues_where_it_was() {
     }
     assert_eq!(fs::read(sandbox.path("all/runs/infsa-seed8/summary.json")).unwrap(), finished, "not trained again");
     assert!(fs::read_to_string(sandbox.path("all/report.html")).unwrap().contains("softmax"));
+}
+
+/// Runs that diverge are left out of the result, which is printed, and the exit code and the last line say so.
+#[test]
+fn a_comparison_says_that_runs_diverged() {
+    let sandbox = tiny::sandbox();
+    // Hops over rows that sum to about 17: the first step leaves f32.
+    let json = r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid", "offset": 10.0}, "normalisation": "none",
+                   "series": {"kind": "hops", "count": 40, "gamma": 0.999}}"#;
+    sandbox.write("unsteady.json", json);
+    let compare = |out: &str, mechanisms: &str| {
+        let args = ["compare", "--config", "tiny.toml", "--data", DATA, "--seeds", "1", "--quiet"];
+        sandbox.run(&[&args[..], &["--out", out, "--mechanisms", mechanisms]].concat())
+    };
+    let outcome = compare("some", "unsteady.json,uniform");
+    let line = outcome.failure(3);
+    assert!(line.contains("1 of 2 runs diverged (unsteady, seed 0, at step 1 the first)"), "{line}");
+    assert!(outcome.stdout.contains("unsteady         diverged at step 1\n"), "{}", outcome.stdout);
+    let outcome = compare("none", "unsteady.json");
+    let line = outcome.failure(1);
+    assert!(line.contains("all 1 runs diverged"), "{line}");
 }
 
 /// The weights in the newest checkpoint of a run: the end of the file, after a header with parameter ids that are new in

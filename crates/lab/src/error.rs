@@ -137,16 +137,27 @@ pub enum Error {
         now: String,
     },
     /// The loss is no longer a number.
-    #[error(
-        "step {step}: the loss is {loss}; lower `optimiser.lr`, lengthen `schedule.warmup_epochs` or set `optimiser.clip_norm`"
-    )]
+    #[error("step {step}: the loss is {loss}; {STEADIER}")]
     Diverged {
         /// The step.
         step: usize,
         /// The loss.
         loss: f32,
     },
+    /// No run of a comparison ended: there is nothing to compare.
+    #[error("{}: all {runs} runs diverged ({first} the first); {STEADIER}", path.display())]
+    AllDiverged {
+        /// The comparison's folder.
+        path: PathBuf,
+        /// How many there were.
+        runs: usize,
+        /// The first of them, and its step.
+        first: String,
+    },
 }
+
+/// What the user can do about a loss that is no number.
+const STEADIER: &str = "lower `optimiser.lr`, lengthen `schedule.warmup_epochs` or set `optimiser.clip_norm`";
 
 impl Error {
     /// Wraps a failure of the operating system.

@@ -191,6 +191,54 @@ fn another_comparison_in_the_same_folder_is_refused() {
     }
 }
 
+/// Hops over rows that sum to about 17: the first step leaves f32.
+fn unsteady() -> Candidate {
+    let json = r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid", "offset": 10.0}, "normalisation": "none",
+                   "series": {"kind": "hops", "count": 40, "gamma": 0.999}}"#;
+    Candidate { name: "unsteady".into(), mechanism: Mechanism::from_json(json).unwrap() }
+}
+
+/// A run that diverges is told with its step, in the table and in the report, and the others go on.
+#[test]
+fn a_run_that_diverges_does_not_end_the_others() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let mechanisms = vec![unsteady(), Mechanism::preset("softmax").unwrap().into()];
+    let options = CompareOptions { mechanisms, seeds: vec![1, 2], ..quick(folder.path()) };
+    let mut comparison = finished(compare::run(&recipe(), &data, &options).unwrap());
+    assert_eq!(comparison.entries.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["softmax"]);
+    assert_eq!(comparison.entries[0].runs.len(), 2);
+    let told: Vec<_> = comparison.diverged.iter().map(|run| (&*run.name, run.seed)).collect();
+    assert_eq!(told, [("unsteady", 1), ("unsteady", 2)]);
+    let steps = comparison.diverged.iter().map(|run| run.step.to_string()).collect::<Vec<_>>().join(", ");
+    let (table, page) = (comparison.table(), fs::read_to_string(folder.path().join("report.html")).unwrap());
+    for text in [&table, &page] {
+        assert!(
+            text.contains("unsteady") && text.contains(&format!("2 of 2 runs diverged at steps {steps}")),
+            "{text}"
+        );
+    }
+    let text = fs::read_to_string(folder.path().join(compare::RESULTS)).unwrap();
+    assert_eq!(serde_json::from_str::<Comparison>(&text).unwrap(), comparison);
+    assert!(comparison.caveats()[0].starts_with("Diverged: unsteady, seed 1, at step "), "{:?}", comparison.caveats());
+
+    // One of the runs of a mechanism that has others.
+    comparison.diverged.truncate(1);
+    comparison.diverged[0].name = "softmax".into();
+    assert!(comparison.lost().is_empty() && comparison.table().contains("1 of 2 runs diverged at step"));
+    assert!(comparison.caveats()[0].contains("the other seeds alone"), "{:?}", comparison.caveats());
+}
+
+#[test]
+fn a_comparison_in_which_all_diverge_has_no_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = CompareOptions { mechanisms: vec![unsteady()], ..quick(folder.path()) };
+    let error = compare::run(&recipe(), &pictures(), &options).unwrap_err();
+    assert!(matches!(error, Error::AllDiverged { runs: 1, .. }), "{error}");
+    let message = error.to_string();
+    assert!(message.contains("unsteady, seed 0, at step") && message.contains("`optimiser.lr`"), "{message}");
+    assert!(!folder.path().join(compare::RESULTS).exists());
+}
+
 #[test]
 fn settings_of_one_mechanism_are_told_apart_by_name() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());

@@ -21,7 +21,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 ///
 /// Every run takes the same number of steps: where the recipe has a time budget, what the slowest mechanism can afford.
 /// Finished runs in --out are kept and an interrupted one is resumed, so that the same command continues a comparison.
-/// Ends in a table, results.json and report.html. Without arguments: generated pictures, one seed, a few minutes.
+/// Ends in a table, results.json and report.html; runs that diverge are told there, and the exit code is then 3. Without arguments: generated pictures, one seed, a few minutes.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Compare {
@@ -50,7 +50,7 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &Compare, global: &Global) -> Result<()> {
-    let recipe = args.recipe.change(args.recipe.base()?, global)?;
+    let recipe = args.recipe.change(args.recipe.base()?, None, global)?;
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
@@ -138,5 +138,9 @@ fn report(args: &Compare, comparison: &Comparison, global: &Global) -> Result<()
     let page = args.out.join("report.html");
     let json = serde_json::to_value(comparison).map_err(|e| Error::file(&page, e.to_string()))?;
     let caveats: String = comparison.caveats().iter().map(|caveat| format!("{caveat}\n")).collect();
-    output::result(global, &json, &format!("{}\n{caveats}report: {}", comparison.table(), page.display()))
+    output::result(global, &json, &format!("{}\n{caveats}report: {}", comparison.table(), page.display()))?;
+    let Some(first) = comparison.diverged.first() else { return Ok(()) };
+    let runs = comparison.diverged.len();
+    let of = runs + comparison.entries.iter().map(|entry| entry.runs.len()).sum::<usize>();
+    Err(Error::Diverged { runs, of, first: first.to_string() })
 }

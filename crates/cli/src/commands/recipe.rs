@@ -73,13 +73,17 @@ impl RecipeArgs {
         Ok(Recipe::from_toml(text, &format!("configs/{name}.toml"))?)
     }
 
-    /// `recipe` with the changes asked for.
-    pub fn change(&self, mut recipe: Recipe, global: &Global) -> Result<Recipe> {
+    /// `recipe` with the changes asked for, for a run that was `begun` with another, where one is continued.
+    pub fn change(&self, mut recipe: Recipe, begun: Option<&Recipe>, global: &Global) -> Result<Recipe> {
         recipe.seed = global.seed.unwrap_or(recipe.seed);
         if let Some(epochs) = self.epochs {
             recipe.schedule.epochs = epochs;
             // A recipe's warm-up and limit of minutes are meant for its own length.
-            if recipe.schedule.max_minutes.take().is_some() && self.max_minutes.is_none() {
+            let own = recipe.schedule.max_minutes.take();
+            // A run that began with the limit goes on with it: it is what its steps were planned for.
+            if own.is_some() && begun.is_some_and(|begun| begun.schedule.max_minutes == own) {
+                recipe.schedule.max_minutes = own;
+            } else if own.is_some() && self.max_minutes.is_none() {
                 tracing::debug!("the recipe's `max_minutes` is left out: --epochs asks for its own length");
             }
             recipe.schedule.warmup_epochs = recipe.schedule.warmup_epochs.min(epochs as f64 / 4.0);

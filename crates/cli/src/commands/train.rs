@@ -79,14 +79,15 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
 }
 
 fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
-    let mut recipe = match &args.recipe.config {
-        None if args.resume => Checkpoint::find(&args.out)?.state.recipe,
+    let begun = if args.resume { Some(Checkpoint::find(&args.out)?.state.recipe) } else { None };
+    let mut recipe = match (&args.recipe.config, &begun) {
+        (None, Some(begun)) => begun.clone(),
         _ => args.recipe.base()?,
     };
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.mechanism(Some(&recipe.mechanism))?;
     }
-    let recipe = args.recipe.change(recipe, global)?;
+    let recipe = args.recipe.change(recipe, begun.as_ref(), global)?;
     if let Some(field) = recipe.model.clustering()
         && !recipe.mechanisms().any(|mechanism| mechanism.clustering().is_some())
     {

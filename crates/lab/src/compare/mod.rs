@@ -35,7 +35,7 @@ use crate::{
 
 pub use memory::MemoryProbe;
 pub(crate) use memory::peak_above;
-pub use results::{Comparison, Entry, RunResult, Spread};
+pub use results::{Comparison, Diverged, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
 
 /// The file in a comparison's folder that holds its [`Comparison`].
@@ -103,7 +103,7 @@ impl CompareOptions {
 /// What became of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CompareOutcome {
-    /// All runs are done.
+    /// All runs are done; some may have diverged.
     Finished(Box<Comparison>),
     /// It was asked to stop, and can be continued.
     Interrupted {
@@ -135,6 +135,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
     let (_claim, shared) = shared(recipe, data, options)?;
     let of = options.mechanisms.len() * options.seeds.len();
     let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
+    let mut diverged = Vec::new();
     // Seed by seed, so that a first answer for all mechanisms comes early.
     for &seed in &options.seeds {
         for (Candidate { name, mechanism }, runs) in options.mechanisms.iter().zip(&mut done) {
@@ -147,24 +148,39 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
                 observer: options.observer.clone(),
             };
             let recipe = Recipe { mechanism: mechanism.clone(), seed, ..recipe.clone() };
-            match train::run(&recipe, data, &settings)? {
-                Outcome::Finished(summary) => runs.push((folder, *summary)),
-                Outcome::Interrupted { .. } => {
-                    let runs = done.iter().map(Vec::len).sum();
+            match train::run(&recipe, data, &settings) {
+                Ok(Outcome::Finished(summary)) => runs.push((folder, *summary)),
+                Ok(Outcome::Interrupted { .. }) => {
+                    let runs = done.iter().map(Vec::len).sum::<usize>() + diverged.len();
                     return Ok(CompareOutcome::Interrupted { runs, of });
                 }
+                // That is a result too, and none of the other runs'.
+                Err(Error::Diverged { step, loss }) => {
+                    let end = format!("diverged: the loss of step {step} is {loss}; the other runs go on");
+                    options.observer.on(Event::End(&end));
+                    diverged.push(Diverged { name: name.clone(), mechanism: recipe.mechanism, seed, folder, step });
+                }
+                Err(e) => return Err(e),
             }
         }
     }
-    finish(shared, data, options, &done)
+    match diverged.first() {
+        Some(first) if diverged.len() == of => {
+            Err(Error::AllDiverged { path: options.out_dir.clone(), runs: of, first: first.to_string() })
+        }
+        _ => finish(shared, data, options, done, diverged),
+    }
 }
 
 fn finish<D: TaskData>(
     shared: Shared,
     data: &D,
     options: &CompareOptions,
-    done: &[Vec<(String, TrainSummary)>],
+    done: Vec<Vec<(String, TrainSummary)>>,
+    diverged: Vec<Diverged>,
 ) -> Result<CompareOutcome> {
+    let ended = options.mechanisms.iter().zip(done).filter(|(_, runs)| !runs.is_empty());
+    let (candidates, done): (Vec<&Candidate>, Vec<_>) = ended.unzip();
     options.observer.on(Event::Note("measuring speed, all mechanisms in turn"));
     let first = |runs: &Vec<(String, TrainSummary)>| (options.out_dir.join(&runs[0].0), runs[0].1.recipe.clone());
     let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
@@ -172,12 +188,12 @@ fn finish<D: TaskData>(
     let stop = || options.stop.load(Ordering::Relaxed);
     let speeds = measure(&recipes, trained, data, options.memory.as_deref(), options.slot_seconds, &stop)?;
     let Some(speeds) = speeds else {
-        let of = done.iter().map(Vec::len).sum();
+        let of = done.iter().map(Vec::len).sum::<usize>() + diverged.len();
         return Ok(CompareOutcome::Interrupted { runs: of, of });
     };
     let task = data.task(&shared.recipe)?;
     let landmarks = recipes.iter().map(|recipe| task.landmarks(recipe)).collect::<Result<Vec<_>>>()?;
-    let named = options.mechanisms.iter().zip(done).zip(landmarks.into_iter().zip(speeds));
+    let named = candidates.iter().zip(&done).zip(landmarks.into_iter().zip(speeds));
     let comparison = Comparison {
         recipe: shared.recipe,
         data: shared.data,
@@ -186,6 +202,7 @@ fn finish<D: TaskData>(
         entries: named
             .map(|((candidate, runs), (landmarks, speed))| Entry::new(&candidate.name, runs, landmarks, speed))
             .collect(),
+        diverged,
         environment: Environment::current(),
         commands: options.commands.clone(),
     };
@@ -261,7 +278,12 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions
     let mut slowest = 0.0_f64;
     for Candidate { mechanism, .. } in &options.mechanisms {
         let recipe = Recipe { mechanism: mechanism.clone(), ..recipe.clone() };
-        slowest = slowest.max(train::time_steps(&recipe, task)?);
+        match train::time_steps(&recipe, task) {
+            Ok(seconds) => slowest = slowest.max(seconds),
+            // Its run will say so, and needs no time of the others.
+            Err(Error::Diverged { .. }) => {}
+            Err(e) => return Err(e),
+        }
     }
     let plan = full.shortened(Plan::affordable(max_minutes, slowest));
     if plan.steps < plan.full_steps {

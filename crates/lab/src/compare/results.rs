@@ -1,6 +1,6 @@
 //! What a comparison found.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Serialize};
@@ -26,8 +26,11 @@ pub struct Comparison {
     pub plan: Plan,
     /// The seeds.
     pub seeds: Vec<u64>,
-    /// One entry per compared mechanism.
+    /// One entry per mechanism of which a run ended.
     pub entries: Vec<Entry>,
+    /// The runs that have no result. A mechanism of which no run ended is here alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub diverged: Vec<Diverged>,
     /// The machine.
     pub environment: Environment,
     /// Commands that repeat the comparison.
@@ -46,7 +49,7 @@ pub struct Entry {
     /// Landmarks of its model on these pictures, stage by stage; empty for mechanisms without landmarks, and for texts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub landmarks: Vec<LandmarkCount>,
-    /// One run per seed.
+    /// One run per seed, but for those that diverged.
     pub runs: Vec<RunResult>,
     /// Test accuracy over the seeds.
     pub accuracy: Spread,
@@ -79,6 +82,28 @@ pub struct RunResult {
     pub seconds: f64,
     /// Learned gammas per layer.
     pub gamma: Vec<f64>,
+}
+
+/// A run whose loss ceased to be a number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Diverged {
+    /// What the mechanism is called.
+    pub name: String,
+    /// The mechanism with its parameters.
+    pub mechanism: Mechanism,
+    /// The run's seed.
+    pub seed: u64,
+    /// Its folder, within that of the comparison.
+    pub folder: String,
+    /// The step whose loss is no number.
+    pub step: usize,
+}
+
+impl fmt::Display for Diverged {
+    /// `infsa, seed 1, at step 412`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, seed {}, at step {}", self.name, self.seed, self.step)
+    }
 }
 
 /// Mean and spread of a few values.
@@ -220,9 +245,38 @@ impl Comparison {
             if !entry.landmarks.is_empty() {
                 let _ = write!(text, "  {}", entry.landmarks_text());
             }
+            text += &self.divergence(&entry.name).map_or_else(String::new, |told| format!("  {told}"));
             text.push('\n');
         }
+        for lost in self.lost() {
+            let _ = writeln!(text, "{:<16} {}", lost.name, self.divergence(&lost.name).unwrap_or_default());
+        }
         text
+    }
+
+    /// Of every mechanism of which no run ended, the first that diverged.
+    pub fn lost(&self) -> Vec<&Diverged> {
+        let mut lost: Vec<&Diverged> = Vec::new();
+        for run in &self.diverged {
+            let known = self.entries.iter().map(|entry| &entry.name).chain(lost.iter().map(|run| &run.name));
+            if !known.into_iter().any(|name| *name == run.name) {
+                lost.push(run);
+            }
+        }
+        lost
+    }
+
+    /// Which runs of the mechanism called `name` diverged, if any: `diverged at step 7`, `1 of 3 runs diverged at step 7`.
+    pub fn divergence(&self, name: &str) -> Option<String> {
+        let steps: Vec<_> = self.diverged.iter().filter(|run| run.name == name).map(|run| run.step).collect();
+        let shown = steps.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let of = self.seeds.len();
+        match steps.len() {
+            0 => None,
+            _ if of == 1 => Some(format!("diverged at step {shown}")),
+            1 => Some(format!("1 of {of} runs diverged at step {shown}")),
+            some => Some(format!("{some} of {of} runs diverged at steps {shown}")),
+        }
     }
 
     /// The speeds of language models in tokens, of which an example has as many as the context.
@@ -240,6 +294,14 @@ impl Comparison {
     /// What a reader must know to read the numbers rightly, a sentence each.
     pub fn caveats(&self) -> Vec<String> {
         let mut caveats = Vec::new();
+        for run in &self.diverged {
+            let rest = if self.entries.iter().any(|entry| entry.name == run.name) {
+                "; the other seeds alone make its numbers, which are better than the mechanism is"
+            } else {
+                ""
+            };
+            caveats.push(format!("Diverged: {run}, the loss is no number{rest}."));
+        }
         if self.plan.steps < self.plan.full_steps {
             let minutes = self.recipe.schedule.max_minutes.unwrap_or_default();
             let mut runs = self.entries.iter().flat_map(|entry| &entry.runs);

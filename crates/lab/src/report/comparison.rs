@@ -18,22 +18,22 @@ use crate::{
 /// # Errors
 /// [`crate::Error::Recipe`] for a recipe that cannot be written.
 pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Result<String> {
-    let Comparison { recipe, data, plan, seeds, entries, environment, commands } = comparison;
+    let Comparison { recipe, data, plan, seeds, entries, environment, commands, .. } = comparison;
     let title = format!("Attention mechanisms on {}", data.name);
     let body = html! {
         h1 { (title) }
         p class="quiet" {
             "The same model, data, recipe and seeds; only the attention differs. "
-            (entries.len()) " mechanisms, " (seeds.len()) " seed" @if seeds.len() != 1 { "s" } ", "
+            (entries.len() + comparison.lost().len()) " mechanisms, " (seeds.len()) " seed" @if seeds.len() != 1 { "s" } ", "
             (plan.steps) " steps of " (recipe.schedule.batch_size) " examples a run."
         }
         @for caveat in comparison.caveats() { p { strong { "Note. " } (caveat) } }
         h2 { "Result" }
-        (table(entries))
+        (table(comparison))
         h2 { "Side by side" }
         div class="charts" { (side_by_side(comparison)) }
         h2 { "Curves" }
-        p class="quiet" { "Seed " (seeds[0]) "." }
+        p class="quiet" { (curves_of(comparison)) }
         div class="charts" { (curves(entries, metrics)) }
         h2 { "The mechanisms" }
         dl {
@@ -69,7 +69,16 @@ fn chip(entries: &[Entry], entry: &Entry) -> Markup {
     html! { span class=(format!("chip s{}", style_of(entries, entry))) {} }
 }
 
-fn table(entries: &[Entry]) -> Markup {
+/// Which runs the curves are of: each mechanism's first, whose seed is the first that did not diverge.
+fn curves_of(comparison: &Comparison) -> String {
+    let first = comparison.seeds[0];
+    let other = comparison.entries.iter().filter(|entry| entry.runs[0].seed != first);
+    let others = other.map(|entry| format!(", {} of {}", entry.runs[0].seed, entry.name)).collect::<String>();
+    format!("Seed {first}{others}.")
+}
+
+fn table(comparison: &Comparison) -> Markup {
+    let entries = &comparison.entries;
     let memory = entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
     let bleu = entries.iter().any(|entry| entry.bleu().is_some());
     let predicts = entries.iter().any(|entry| entry.perplexity().is_some());
@@ -93,7 +102,10 @@ fn table(entries: &[Entry]) -> Markup {
                     @let seconds = entry.runs.iter().map(|run| run.seconds).sum::<f64>() / entry.runs.len() as f64;
                     tr {
                         th scope="row" { (chip(entries, entry)) (entry.name) }
-                        td data-label="Test accuracy, %" { strong { (entry.accuracy.percent()) } }
+                        td data-label="Test accuracy, %" {
+                            strong { (entry.accuracy.percent()) }
+                            @if let Some(told) = comparison.divergence(&entry.name) { br; small { (told) } }
+                        }
                         @if bleu {
                             td data-label="Test BLEU" { (entry.bleu().map_or("–".into(), |bleu| bleu.points())) }
                         }
@@ -108,6 +120,13 @@ fn table(entries: &[Entry]) -> Markup {
                         }
                         td data-label="Parameters" { (page::count(entry.parameters)) }
                         td data-label="Time of a run" { (page::duration(seconds)) }
+                    }
+                }
+                @for lost in comparison.lost() {
+                    tr {
+                        th scope="row" { (lost.name) }
+                        td data-label="Test accuracy, %" { (comparison.divergence(&lost.name).unwrap_or_default()) }
+                        @for _ in 0..4 + usize::from(bleu) + 2 * usize::from(predicts) + usize::from(memory) { td { "–" } }
                     }
                 }
             }

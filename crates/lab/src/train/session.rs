@@ -109,7 +109,19 @@ impl<'a, T: Task> Session<'a, T> {
     }
 
     /// One step of AdamW on `batch`.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] where the loss is no number; the session is then of no more use.
     pub fn step(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
+        let step = self.step_whatever(batch, clock)?;
+        if step.loss.is_finite() {
+            return Ok(step);
+        }
+        Err(Error::Diverged { step: self.state.step, loss: step.loss as f32 })
+    }
+
+    /// [`Session::step`] whatever the loss is: a step is as long with any numbers.
+    pub fn step_whatever(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
         let began = Instant::now();
         let step = self.state.step;
         let examples = T::len_of(&batch);
@@ -117,12 +129,9 @@ impl<'a, T: Task> Session<'a, T> {
         clock.lap(&mut self.time.data);
         let loss = {
             let _alone = self.seed_draws();
-            self.task.loss(&self.model, inputs)?
+            self.task.loss(&self.model, inputs).map_err(|e| diverged(e, step + 1))?
         };
         let value = loss.clone().inner().into_scalar::<f32>();
-        if !value.is_finite() {
-            return Err(Error::Diverged { step: step + 1, loss: value });
-        }
         clock.lap(&mut self.time.forward);
         let mut grads = GradientsParams::from_grads(loss.backward(), &self.model);
         clock.lap(&mut self.time.backward);
@@ -193,6 +202,16 @@ impl<'a, T: Task> Session<'a, T> {
         saved.push((parts::OPTIMISER, self.optimiser.into_bytes().map_err(|e| cannot_serialise(e.into()))?));
         saved.extend(self.task.extras()?);
         Ok(saved)
+    }
+}
+
+/// A layer whose result leaves f32 refuses it before the loss could be no number: the same end of a run.
+fn diverged(error: Error, step: usize) -> Error {
+    match error {
+        Error::Model(resolvent::Error::Mechanism(resolvent_kernels::Error::Overflow { .. })) => {
+            Error::Diverged { step, loss: f32::NAN }
+        }
+        other => other,
     }
 }
 
