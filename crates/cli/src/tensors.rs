@@ -156,6 +156,25 @@ impl Stored<'_> {
     /// [`Error::File`] for a type that `R` cannot hold exactly, [`kernels::Error::NonFinite`] for a NaN or an infinity,
     /// also where a mask would hide it.
     pub fn reals<R: Real>(&self) -> Result<Vec<R>> {
+        self.numbers(|x| x.is_finite())
+    }
+
+    /// What is added to logits: as [`Stored::reals`], but minus infinity leaves a pair out; or a mask, as [`Stored::mask`].
+    ///
+    /// # Errors
+    /// As those.
+    pub fn added(&self) -> Result<Vec<f32>> {
+        match self.dtype {
+            Dtype::U8 | Dtype::BOOL => {
+                let added = |keep: bool| if keep { 0.0 } else { f32::NEG_INFINITY };
+                Ok(self.mask()?.into_iter().map(added).collect())
+            }
+            _ => self.numbers(|x| x.is_finite() || x == f64::NEG_INFINITY),
+        }
+    }
+
+    /// The elements of a floating-point tensor, all of which `fit`.
+    fn numbers<R: Real>(&self, fits: impl Fn(f64) -> bool) -> Result<Vec<R>> {
         let values: Option<Vec<R>> = match self.dtype {
             Dtype::F32 => Some(self.elements(|x| R::from(f32::from_le_bytes(x)))),
             Dtype::F16 => Some(self.elements(|x| R::from(f16::from_le_bytes(x).to_f32()))),
@@ -167,7 +186,7 @@ impl Stored<'_> {
             let remedy = "store it as F32, F16 or BF16 (F64 is for q, k, v and dout with --reference)";
             self.error(format!("has type {}; {remedy}", self.dtype))
         })?;
-        let found = values.iter().map(|&x| x.into()).enumerate().find(|(_, x): &(usize, f64)| !x.is_finite());
+        let found = values.iter().map(|&x| x.into()).enumerate().find(|&(_, x): &(usize, f64)| !fits(x));
         match found {
             Some((index, value)) => {
                 let error = kernels::Error::NonFinite { tensor: self.name, index, value };

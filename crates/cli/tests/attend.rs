@@ -208,3 +208,38 @@ fn an_output_replaces_what_was_there_and_keeps_links() {
     assert_eq!(mode("real.safetensors"), mode("m.json"), "as any new file");
     assert_eq!(sandbox.snapshot().len(), 4, "no temporary file is left");
 }
+
+#[test]
+fn a_bias_is_read_from_the_file_and_has_a_gradient() {
+    let mut tensors = Tensors::call(&[1, 2, 5, 4]);
+    let mut numbers: Vec<f32> = (0..50).map(|n| (n as f32).sin()).collect();
+    numbers[7] = f32::NEG_INFINITY;
+    tensors.f32("bias", &[1, 2, 5, 5], &numbers);
+    let config = json!({"mechanism": "infsa", "bias": "tensor"});
+    let sandbox = sandbox(config, &tensors);
+    let (_, got) = attend(&sandbox, &["--grad", "--weights"]);
+    let (_, expected) = attend(&sandbox, &["--grad", "--weights", "--reference"]);
+    for name in ["out", "dq", "dk", "dv", "dbias", "weights"] {
+        let pairs = got.values(name).into_iter().zip(expected.values(name));
+        assert_eq!(got.shape(name), expected.shape(name));
+        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
+    }
+    assert_eq!((got.shape("dbias"), got.values("dbias")[7], got.values("weights")[7]), (&[1, 2, 5, 5][..], 0.0, 0.0));
+    // A mask of single pairs is a bias of zeros and minus infinity.
+    let mask: Vec<u8> = (0..50).map(|n| u8::from(n % 7 != 3)).collect();
+    let added: Vec<f32> = mask.iter().map(|&keep| if keep == 1 { 0.0 } else { f32::NEG_INFINITY }).collect();
+    let [by_mask, by_numbers] = [true, false].map(|masked| {
+        let mut tensors = Tensors::call(&[1, 2, 5, 4]);
+        match masked {
+            true => tensors.u8("bias", &[1, 2, 5, 5], &mask),
+            false => tensors.f32("bias", &[1, 2, 5, 5], &added),
+        };
+        sandbox.write("in.safetensors", tensors.file());
+        attend(&sandbox, &["--grad"]).1.values("dq")
+    });
+    assert_eq!(by_mask, by_numbers);
+    sandbox.write("in.safetensors", Tensors::call(&[1, 2, 5, 4]).file());
+    let outcome =
+        sandbox.run(&["attend", "--config", "m.json", "--input", "in.safetensors", "--output", "o.safetensors"]);
+    assert!(outcome.failure(1).contains("bias"), "{outcome:?}");
+}

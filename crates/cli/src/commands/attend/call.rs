@@ -1,6 +1,8 @@
 //! The tensors of one call: which there are, whether they fit, and their elements.
 
-use resolvent_kernels::{self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape};
+use resolvent_kernels::{
+    self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape, mechanism::Bias,
+};
 
 use super::clusters::{Clusters, reads};
 use crate::{
@@ -188,7 +190,11 @@ fn parameters(file: &TensorFile, operator: &Operator, layout: &Layout) -> Result
         if let Some(tensor) = file.get(parameter.name()) {
             let shape = layout.parameter(operator, parameter);
             expect(&tensor, &shape, "what the mechanism needs of it")?;
-            found.push((parameter, tensor.reals()?));
+            let values = match operator.mechanism().bias() {
+                Some(Bias::Tensor(_)) if parameter == Parameter::Bias => tensor.added()?,
+                _ => tensor.reals()?,
+            };
+            found.push((parameter, values));
         }
     }
     Ok(found)

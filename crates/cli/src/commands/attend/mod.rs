@@ -26,8 +26,9 @@ use crate::{
 ///
 /// INPUT is a safetensors file with `q` [B,H,Nq,D], `k` [B,H,Nk,D] (absent when the mechanism is tied) and
 /// `v` [B,H,Nk,Dv], in f32, f16 or bf16; rank 2 or 3 is read as [N,D] or [H,N,D]. Optional: `key_mask` [B,Nk] and
-/// `query_mask` [B,Nq] (u8 or bool, 1 = keep), the mechanism's own tensors (such as `gamma` [H]; for `ssa` a `codebook`
-/// [H,clusters,D] or a stored plan, see --clusters), and with --grad `dout`, shaped like the output.
+/// `query_mask` [B,Nq] (u8 or bool, 1 = keep), the mechanism's own tensors (such as `gamma` [H]; the `bias` of one that has such, as numbers
+/// or a mask; for `ssa` a `codebook` [H,clusters,D] or a stored plan, see --clusters), and with --grad `dout`, shaped like the
+/// output.
 ///
 /// OUTPUT gets `out`, `lse` where the mechanism has it, and with --grad `dq`, `dk`, `dv` and the gradients of the mechanism's own
 /// tensors (such as `dgamma`), all in f32.
