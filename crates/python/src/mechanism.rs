@@ -138,7 +138,9 @@ impl Core {
     /// Names of the parameters, and whether a call must give them.
     #[getter]
     fn parameters(&self) -> Vec<(&'static str, bool)> {
-        self.mechanism.parameters().into_iter().map(|p| (p.name(), p.required())).collect()
+        // Whether a call must give a bias does not depend on the sizes.
+        let requires = |p| self.mechanism.requires(p, &Shape::square(1, 1, 1, 1));
+        self.mechanism.parameters().into_iter().map(|p| (p.name(), requires(p))).collect()
     }
 
     fn parameter_shape(&self, name: &str, sizes: Sizes) -> PyResult<Vec<usize>> {

@@ -163,8 +163,6 @@ def test_compiled_modules_train():
     "call",
     [
         {"need_weights": True},
-        {"attn_mask": torch.randn(7, 7)},
-        {"attn_mask": torch.eye(7, dtype=torch.bool)},
         {"key_padding_mask": torch.full((2, 7), 0.5)},
     ],
 )
@@ -172,6 +170,38 @@ def test_what_is_not_done_is_refused(call):
     module, x = MultiheadAttention(24, 3, batch_first=True), torch.randn(2, 7, 24)
     with pytest.raises(resolvent.UnsupportedError):
         module(x, x, x, **call)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.randn(7, 7),
+        torch.randn(7, 7).masked_fill(torch.eye(7, dtype=torch.bool), float("-inf")),
+        torch.eye(7, dtype=torch.bool),
+        torch.randn(6, 7, 7),
+        torch.eye(7, dtype=torch.bool).roll(1, 0).expand(6, 7, 7),
+    ],
+)
+def test_masks_of_pairs_are_those_of_torch(mask):
+    theirs, x = nn.MultiheadAttention(24, 3, batch_first=True), torch.randn(2, 7, 24)
+    ours = MultiheadAttention.from_torch(theirs)
+    padding = torch.tensor([[False] * 7, [False] * 5 + [True] * 2])
+    expected = theirs(x, x, x, key_padding_mask=padding, attn_mask=mask, need_weights=False)[0]
+    got = ours(x, x, x, key_padding_mask=padding, attn_mask=mask)[0]
+    torch.testing.assert_close(got[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
+    with pytest.raises(resolvent.UnsupportedError):
+        MultiheadAttention(24, 3, mechanism="linear-infsa", batch_first=True)(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("bias", ["alibi", {"kind": "buckets", "count": 8, "max_distance": 6}, {"kind": "grid", "height": 2, "width": 4}])
+def test_biases_by_distance_are_learned(bias):
+    module = Attention(3, 8, Mechanism("softmax", bias=bias))
+    q, k, v = (torch.randn(2, 3, 8, 8) for _ in range(3))
+    module(q, k, v).square().sum().backward()
+    assert module.bias.grad.any() and list(module.state_dict()) == ["scale_log", "bias"]
+    again = Attention(3, 8, Mechanism("softmax", bias=bias))
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again(q, k, v), module(q, k, v))
 
 
 def test_bad_modules_are_refused():

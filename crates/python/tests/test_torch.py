@@ -324,3 +324,56 @@ def test_mechanisms_in_a_model_are_pickled():
     again = pickle.loads(pickle.dumps(model))
     inputs = problem()
     assert torch.equal(model(*inputs), again(*inputs))
+
+
+BIASES = {
+    "pairs": (2, 3, 24, 24),
+    "pairs of any head": (2, 1, 24, 24),
+    "queries and keys": (24, 24),
+    "keys": (2, 1, 1, 24),
+    "heads and keys": (1, 3, 1, 24),
+}
+
+
+@pytest.mark.parametrize("axes", BIASES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_biases_are_added_to_logits(axes, compiled):
+    q, k, v = problem()
+    bias = torch.randn(BIASES[axes])
+    bias.view(-1)[1::7] = -torch.inf
+    bias.requires_grad_()
+    call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    out = call(q, k, v, bias=bias)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v, bias)]
+    logits = wide[0] @ wide[1].mT * 8**-0.5 + wide[3]
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    expected = torch.softmax(logits.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0) @ wide[2]
+    close(out, expected)
+    weights = torch.randn_like(out)
+    for got, wanted in zip(gradients(out, weights, [q, k, v, bias]), gradients(expected, weights.double(), wide)):
+        close(got, wanted)
+
+
+def test_masks_of_pairs_keep_what_is_true():
+    q, k, v = problem()
+    keep = torch.rand(2, 1, 24, 24) > 0.4
+    added = torch.zeros(2, 1, 24, 24).masked_fill(~keep, -torch.inf)
+    for mechanism in ("softmax", "infsa", "fna", "sigmoid", '{"mechanism": "ssa", "clusters": 4}'):
+        out = attend(q, k, v, mechanism, bias=keep)
+        assert torch.equal(out, attend(q, k, v, mechanism, bias=added))
+        assert torch.equal(out[:1], attend(q[:1], k[:1], v[:1], mechanism, bias=keep[:1]))
+    # An expanded tensor has one number for all that it is expanded over.
+    wide = keep.expand(2, 3, 24, 24)
+    assert torch.equal(attend(q, k, v, bias=wide), attend(q, k, v, bias=keep))
+
+
+def test_biases_that_do_not_fit_are_refused():
+    q, k, v = problem()
+    with pytest.raises(resolvent.TensorError, match="bias"):
+        attend(q, k, v, bias=torch.zeros(24, 23))
+    with pytest.raises(resolvent.TensorError, match="twice"):
+        attend(q, k, v, bias=torch.zeros(24, 24), parameters={"bias": torch.zeros(1, 1, 24, 24)})
+    with pytest.raises(resolvent.UnsupportedError, match="pairs"):
+        attend(q, k, v, "linear", bias=torch.zeros(24, 24))
+    with pytest.raises(resolvent.Error, match="2\\^34"):
+        attend(q, k, v, bias=torch.full((24, 24), torch.nan))

@@ -150,8 +150,19 @@ def test_what_a_mechanism_cannot_honour_is_refused():
     refuse(BertModel(BertConfig(**ENCODER)), "softmax", "output_attentions", output_attentions=True)
     sinks = GptOssForCausalLM(GptOssConfig(**SMALL, head_dim=12, num_local_experts=2, num_experts_per_tok=1))
     refuse(sinks, "softmax", "s_aux")
-    single_pairs = torch.ones(2, 1, 14, 14, dtype=torch.bool).tril() & (torch.rand(2, 1, 14, 14) > 0.5)
-    refuse(BertModel(BertConfig(**ENCODER)), "softmax", "mask of single pairs", attention_mask=single_pairs)
+    pairs = torch.ones(2, 1, 14, 14, dtype=torch.bool).tril()
+    refuse(BertModel(BertConfig(**ENCODER)), "linear-infsa", "pairs", attention_mask=pairs)
+
+
+def test_masks_of_single_pairs_are_honoured():
+    model, (ids, _) = BertModel(BertConfig(**ENCODER)).eval(), texts()
+    pairs = torch.rand(2, 1, 14, 14) > 0.5
+    pairs |= torch.eye(14, dtype=torch.bool)
+    expected = states(model, input_ids=ids, attention_mask=pairs)
+    model.set_attn_implementation("resolvent:softmax")
+    got = states(model, input_ids=ids, attention_mask=pairs)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(got, states(model, input_ids=ids), atol=1e-3)
 
 
 def test_static_caches_are_refused_or_right():

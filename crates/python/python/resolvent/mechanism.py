@@ -24,7 +24,9 @@ class Mechanism:
 
     ``Mechanism("fna")`` is a preset, ``Mechanism.fna(alpha=1.5)`` one with a field changed, and
     ``Mechanism(score=Levy(1.2), structure=Clustered(64))`` a composition. A preset and values together are the preset
-    with these values replaced: ``Mechanism("ssa", series=Resolvent(0.8))``.
+    with these values replaced: ``Mechanism("ssa", series=Resolvent(0.8))``. Those that form pairs may have a bias by the distance of
+    tokens: ``Mechanism("softmax", bias="alibi")``, ``bias={"kind": "buckets", "count": 32}``, ``bias={"kind": "grid", "height": 7,
+    "width": 7}``; a bias that is a tensor comes with a call.
     """
 
     __slots__ = ("__weakref__", "_core", "_json")
@@ -39,6 +41,7 @@ class Mechanism:
         structure: Structure | str | None = None,
         normalisation: Normalisation | str | None = None,
         series: Series | str | None = None,
+        bias: Mapping[str, Any] | str | None = None,
         **fields: Any,
     ) -> None:
         parts = {"score": score, "structure": structure, "normalisation": normalisation, "series": series}
@@ -51,6 +54,8 @@ class Mechanism:
                 remedy="name a preset or give a score, a structure, a normalisation or a series",
             )
         document = {**given, **_json_names(fields), "mechanism": preset or "composed"}
+        if bias is not None:
+            document["bias"] = bias if isinstance(bias, str) else dict(bias)
         self._set(_core_of(document))
 
     def _set(self, core: _resolvent.Core) -> None:

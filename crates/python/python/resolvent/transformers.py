@@ -31,7 +31,8 @@ _SCALED = ("softmax", "infsa", "infsa-resolvent", "linear-infsa", "ssa")
 def register(mechanism: MechanismLike | None = None, name: str | None = None) -> list[str]:
     """Registers a mechanism as ``resolvent:<name>``, or every preset by its id; returns the names for ``set_attn_implementation``.
 
-    The mask comes with it: the padding mask, causality and sliding windows of a model reach the mechanism, or are refused.
+    The mask comes with it: the padding mask, causality and sliding windows of a model reach the mechanism; any other mask, and biases of
+    positions, reach those that form pairs. What a mechanism has no place for is refused.
     """
     if mechanism is None:
         if name is not None:
@@ -57,6 +58,9 @@ class _Pattern(NamedTuple):
     padded: bool
     one_token_set: bool
     """Whether the queries are the keys' tokens."""
+    pairs: Tensor | None = None
+    """Which pairs may meet, or what is added to their logits, ``[batch, 1, queries, keys]``, where that is neither causality nor a
+    window."""
 
 
 def _refused(what: str, why: str) -> UnsupportedError:
@@ -84,12 +88,14 @@ def _mask(
         seen = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
         keep[:, seen.shape[1] :] = False
         keep[:, : seen.shape[1]] = seen
-    causal, window = mask_function is causal_mask_function, None
+    causal, window, pairs = mask_function is causal_mask_function, None, None
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         arguments = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
         allowed = sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **arguments)
         assert allowed is not None  # as nothing may be skipped
-        causal, window = _recognised(allowed, q_offset - kv_offset, local_size)
+        found = _recognised(allowed, q_offset - kv_offset, local_size)
+        pairs = allowed if found is None else None
+        causal, window = (False, None) if found is None else found
     if (causal or window is not None) and q_offset + q_length != kv_offset + kv_length:
         if q_length > 1:
             why = "the last query and the last key must be one token; use a dynamic cache"
@@ -98,11 +104,11 @@ def _mask(
         keep &= positions <= q_offset if causal else keep
         keep &= (positions - q_offset).abs() < window if window is not None else keep
         causal, window, padded = False, None, True
-    keep._resolvent = _Pattern(causal, window, padded, q_length == kv_length and q_offset == kv_offset)  # type: ignore[attr-defined]
+    keep._resolvent = _Pattern(causal, window, padded, q_length == kv_length and q_offset == kv_offset, pairs)  # type: ignore[attr-defined]
     return keep
 
 
-def _recognised(allowed: Tensor, offset: int, local_size: int | None) -> tuple[bool, int | None]:
+def _recognised(allowed: Tensor, offset: int, local_size: int | None) -> tuple[bool, int | None] | None:
     """Causality and window of a mask ``[batch, 1, queries, keys]``, if these are all that it hides."""
     queries, keys = allowed.shape[-2:]
     apart = torch.arange(keys)[None, :] - (torch.arange(queries) + offset)[:, None]
@@ -111,8 +117,7 @@ def _recognised(allowed: Tensor, offset: int, local_size: int | None) -> tuple[b
         for causal in (False, True):
             if bool((allowed == (near & (apart <= 0) if causal else near)).all()):
                 return causal, window
-    why = "masks are padding, causality and sliding windows; use another implementation for this model"
-    raise _refused("this model's attention mask", why)
+    return None
 
 
 @functools.lru_cache(maxsize=256)
@@ -157,7 +162,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out."""
-    for name in ("s_aux", "sinks", "position_bias", "head_mask", "cache", "block_mask"):
+    for name in ("s_aux", "sinks", "head_mask", "cache", "block_mask"):
         if kwargs.get(name) is not None:
             raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
     if kwargs.get("output_attentions"):
@@ -180,10 +185,18 @@ def _attention(
         key_mask=keep,
         # Sums over all rows must not see padding either.
         query_mask=keep if pattern.one_token_set and not crossed and not adapted._core.row_local else None,
+        bias=_bias(pattern.pairs, kwargs.get("position_bias")),
         dropout=dropout,
         enable_gqa=True,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _bias(pairs: Tensor | None, positions: Tensor | None) -> Tensor | None:
+    """What is added to logits: of booleans, true keeps a pair."""
+    if pairs is None or positions is None:
+        return pairs if positions is None else positions
+    return positions.masked_fill(~pairs, -math.inf) if pairs.dtype == torch.bool else positions + pairs
 
 
 def _pattern(
@@ -198,9 +211,11 @@ def _pattern(
     pattern = getattr(mask, "_resolvent", None)
     if isinstance(pattern, _Pattern):
         return pattern, mask if pattern.padded else None
-    if mask is not None and mask.dim() != 2:
-        raise _refused("a mask of single pairs", "masks are padding, causality and sliding windows")
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     square = query.shape[2] == key.shape[2]
+    if mask is not None and mask.dim() == 4:
+        return _Pattern(False, None, False, square, mask[..., : key.shape[2]]), None
+    if mask is not None and mask.dim() != 2:
+        raise _refused(f"a mask of {mask.dim()} axes", "masks are of tokens or of pairs, with two axes or four")
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     keep = None if mask is None else mask[:, -key.shape[2] :].to(torch.bool)
     return _Pattern(bool(causal), sliding_window, mask is not None, square), keep

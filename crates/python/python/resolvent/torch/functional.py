@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Mapping, Sequence
 
 import torch
@@ -26,6 +27,7 @@ def attend(
     causal: bool = False,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
+    bias: Tensor | None = None,
     parameters: Mapping[str, Tensor] | None = None,
     codebook: Tensor | None = None,
     landmark_indices: Tensor | None = None,
@@ -46,6 +48,8 @@ def attend(
         key_mask: ``[batch, keys]``, true = keep.
         query_mask: ``[batch, queries]``; the row of a masked query is zero. Mechanisms that divide by sums over all rows
             need it beside ``key_mask`` for padding to change nothing.
+        bias: Added to the logits of pairs, broadcast to ``[batch, heads, queries, keys]``; receives a gradient. A pair at ``-inf`` is
+            absent. Of booleans, true = keep. For mechanisms that form pairs.
         parameters: Values of the mechanism's `parameters`, which receive gradients.
         codebook: Fixed centroids ``[heads, clusters, channels]`` for mechanisms with clusters; no gradients.
         landmark_indices: Tokens that are the landmarks, ``[batch, count]`` int64.
@@ -59,6 +63,8 @@ def attend(
         q, k, v = q.to(dtype), None if k is None else k.to(dtype), v.to(dtype)
     if enable_gqa:
         k, v = None if k is None else _repeated(k, q, "k"), _repeated(v, q, "v")
+    if bias is not None:
+        mechanism, parameters = _with_bias(mechanism, bias, q, v, parameters)
     names, values = _parameters(parameters)
     # Masks are small; a view of a larger one is common.
     masks = [None if mask is None else mask.contiguous() for mask in (key_mask, query_mask)]
@@ -74,6 +80,36 @@ def attend(
     rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds)
     traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest)[0]
     return traced
+
+
+def _with_bias(
+    mechanism: MechanismLike, bias: Tensor, q: Tensor, v: Tensor, parameters: Mapping[str, Tensor] | None
+) -> tuple[str, dict[str, Tensor]]:
+    """The mechanism with a bias of the tensor's axes, and the tensor among its parameters."""
+    if parameters and "bias" in parameters:
+        raise TensorError(
+            "tensor `bias` is given twice; pass it as `bias` or among the parameters",
+            code="tensor",
+            tensor="bias",
+            remedy="pass it as `bias` or among the parameters",
+        )
+    if bias.dtype == torch.bool:
+        bias = torch.zeros(bias.shape, device=bias.device).masked_fill(~bias, -math.inf)
+    whole = (*(1,) * (4 - q.dim()), *q.shape[:-1], v.shape[-2])
+    bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape)) if bias.dim() < 4 else bias
+    if bias.dim() != 4 or any(n != 1 and n != full for n, full in zip(bias.shape, whole)):
+        remedy = "every axis must be 1 or that of [batch, heads, queries, keys]"
+        shape, full = list(bias.shape), list(whole)
+        message = f"attend: bias {shape} does not fit the pairs {full}; {remedy}"
+        raise TensorError(message, code="shape", tensor="bias", remedy=remedy)
+    for axis, stride in enumerate(bias.stride()):
+        if stride == 0 and bias.shape[axis] > 1:
+            bias = bias.narrow(axis, 0, 1)
+    names = ("batch", "heads", "queries", "keys")
+    axes = ",".join(f'"{name}":{"true" if n > 1 else "false"}' for name, n in zip(names, bias.shape))
+    own = _text(mechanism).strip()
+    document = own[:-1] + "," if own.startswith("{") else f'{{"mechanism":"{own}",'
+    return f'{document}"bias":{{"kind":"tensor",{axes}}}}}', {**(parameters or {}), "bias": bias.float().contiguous()}
 
 
 class _Attend(torch.autograd.Function):

@@ -23,6 +23,8 @@ _MAPS: dict[str, tuple[str, float]] = {
     "lambda": ("_log", 0.0),
     "scale": ("_log", 0.0),
 }
+#: Numbers of a bias by distance begin as in "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows".
+_TABLE_DEVIATION = 0.02
 #: Tokens of the call that shapes of parameters are asked for; what is learned does not depend on them.
 _TOKENS = 4096
 
@@ -69,13 +71,17 @@ class Attention(nn.Module):
         self.heads, self.head_dim, self.value_dim = heads, head_dim, head_dim if value_dim is None else value_dim
         self.causal, self.dropout = causal, dropout
         sizes = (1, heads, _TOKENS, _TOKENS, head_dim, self.value_dim)
-        grid = self.mechanism.to_dict().get("grid")
+        document = self.mechanism.to_dict()
+        bias = document.get("bias") or {}
+        grid = document.get("grid") or ([bias["height"], bias["width"]] if bias.get("kind") == "grid" else None)
         if grid:
             sizes = (1, heads, grid[0] * grid[1], grid[0] * grid[1], head_dim, self.value_dim)
         self.learned = self._names(learned, sizes)
         for name in self.learned:
             start = torch.tensor(self.mechanism._core.parameter_default(name, sizes), dtype=torch.float32)
             start = start.reshape(self.mechanism.parameter_shape(name, sizes))
+            if name == "bias" and name in self.mechanism.required_parameters:
+                nn.init.normal_(start, std=_TABLE_DEVIATION)
             self.register_parameter(_stored(name), nn.Parameter(_free(name, start).to(device=device, dtype=dtype)))
         self.register_buffer("codebook", codebook)
         self.codebook: Tensor | None
@@ -84,6 +90,8 @@ class Attention(nn.Module):
         own, required = self.mechanism.parameters, self.mechanism.required_parameters
         if "given_landmarks" in own:
             raise _refused("landmarks of kind given", "they are other in every call; use `attend`")
+        if (self.mechanism.to_dict().get("bias") or {}).get("kind") == "tensor":
+            raise _refused("a bias of kind tensor in a module", "it comes with a call; pass `bias`")
         if learned is None:
             default = self.mechanism._core.parameter_default
             return tuple(n for n in own if n in required or n != "gamma" or max(default(n, sizes)) < 1.0)
@@ -111,6 +119,7 @@ class Attention(nn.Module):
         query_mask: Tensor | None = None,
         *,
         causal: bool = False,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """See `attend`; ``causal`` adds to the module's."""
         return attend(
@@ -121,6 +130,7 @@ class Attention(nn.Module):
             causal=self.causal or causal,
             key_mask=key_mask,
             query_mask=query_mask,
+            bias=bias,
             parameters=self.values(),
             codebook=self.codebook,
             dropout=self.dropout if self.training else 0.0,
@@ -165,7 +175,8 @@ class MultiheadAttention(nn.Module):
     """``torch.nn.MultiheadAttention`` with another mechanism: its arguments, its weights by its names, its results.
 
     Two lines differ. Weights of attention are never formed, so that ``need_weights`` is false by default and true is refused.
-    ``attn_mask`` may be the causal mask alone; what hides single tokens is ``key_padding_mask``. In self-attention, where
+    ``attn_mask`` is added to the logits, or hides where it is true, for mechanisms that form pairs; the causal mask is for all that have
+    a causal form. What hides single tokens is ``key_padding_mask``. In self-attention, where
     ``query`` and ``key`` are one tensor, a padded token is no query either: its output is the bias of the last projection.
 
     A tied mechanism has no projection of keys: the weights of ``in_proj`` are those of queries and values.
@@ -295,8 +306,9 @@ class MultiheadAttention(nn.Module):
         is_causal: bool,
         own: bool,
     ) -> Tensor:
+        bias = None
         if attn_mask is not None and not is_causal:
-            is_causal = _is_causal_mask(attn_mask, query.shape[1], key.shape[1])
+            is_causal, bias = _pairs(attn_mask, query.shape[0], query.shape[1], key.shape[1])
         keep = None if padding is None else _kept(padding)
         inputs = [query, value] if self.tied else [query, key, value]
         if self._qkv_same_embed_dim:
@@ -308,7 +320,7 @@ class MultiheadAttention(nn.Module):
             biases = self.in_proj_bias.chunk(len(inputs))
         heads = [self._split(functional.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases)]
         q, v, k = heads[0], heads[-1], None if self.tied else heads[1]
-        out = self.attention(q, k, v, keep, keep if own else None, causal=is_causal)
+        out = self.attention(q, k, v, keep, keep if own else None, causal=is_causal, bias=bias)
         merged: Tensor = self.out_proj(out.transpose(1, 2).flatten(2))
         return merged
 
@@ -326,13 +338,16 @@ def _kept(padding: Tensor) -> Tensor:
     return keep
 
 
-def _is_causal_mask(mask: Tensor, queries: int, keys: int) -> bool:
-    """Whether a mask hides nothing or exactly what is later."""
-    hidden = mask if mask.dtype == torch.bool else mask == -math.inf
-    additive = mask.dtype != torch.bool and not bool((hidden | (mask == 0)).all())
-    later = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
-    if not additive and not bool(hidden.any()):
-        return False
-    if additive or hidden.shape[-2:] != later.shape or not bool((hidden == later).all()):
-        raise _refused("an attn_mask that is not causal", "pass what hides single tokens as `key_padding_mask`")
-    return True
+def _pairs(mask: Tensor, batch: int, queries: int, keys: int) -> tuple[bool, Tensor | None]:
+    """What a mask of ``torch.nn`` says: whether it is the causal one, or what is added to logits."""
+    if not mask.requires_grad:
+        hidden = mask if mask.dtype == torch.bool else mask == -math.inf
+        if mask.dtype == torch.bool or bool((hidden | (mask == 0)).all()):
+            if not bool(hidden.any()):
+                return False, None
+            later = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+            if hidden.shape[-2:] == later.shape and bool((hidden == later).all()):
+                return True, None
+    added = ~mask if mask.dtype == torch.bool else mask
+    # Batch and heads are one axis there.
+    return False, added.reshape(batch, -1, *mask.shape[1:]) if mask.dim() == 3 and mask.shape[0] % batch == 0 else added

@@ -42,6 +42,7 @@ def _options(
     return Options(found, causal, key_mask, query_mask, listed, codebook, landmark_indices, drawn)
 
 
+# The arguments of both operators are written out: PyTorch reads their schemas off the signatures.
 @torch.library.custom_op("resolvent::attend", mutates_args=())
 def attend_op(
     q: Tensor,
