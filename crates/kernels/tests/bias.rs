@@ -264,6 +264,12 @@ fn absent_pairs_are_masked_ones() {
             let (b, i, j) = (n / 4900, n / 70 % 70, n % 70);
             *x = if keep[b * 70 + i] && keep[b * 70 + j] { 0.0 } else { f32::NEG_INFINITY };
         }
+        // What has no pair has no content.
+        for x in [Some(&mut p.q), p.k.as_mut(), Some(&mut p.v)].into_iter().flatten() {
+            for (n, x) in x.iter_mut().enumerate().filter(|(n, _)| !keep[n / 840 * 70 + n / 6 % 70]) {
+                *x = [f64::NAN, f64::INFINITY][n % 2];
+            }
+        }
         let (mut got, mut masked) = (p.fused(), p.clone());
         (masked.key_mask, masked.query_mask) = (Some(keep.clone()), Some(keep));
         masked.parameters.get_mut(&Parameter::Bias).unwrap().fill(0.0);

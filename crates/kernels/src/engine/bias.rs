@@ -73,6 +73,23 @@ impl<'a> PairBias<'a> {
         matches!(&self.numbers, Numbers::Stored { values, .. } if values.contains(&f32::NEG_INFINITY))
     }
 
+    /// Leaves out the tokens that have no pair, so that their content enters nothing; both ascend.
+    pub fn retain_paired(&self, queries: &mut Vec<u32>, keys: &mut Vec<u32>) {
+        let Numbers::Stored { strides, .. } = &self.numbers else { return };
+        let first = |all: usize, stride: usize| if stride == 0 { all.min(1) } else { all };
+        queries.retain(|&i| keys[..first(keys.len(), strides[1])].iter().any(|&j| !self.is_absent(i, j)));
+        let mut alone = keys.clone();
+        // The last query has the most keys where later ones are absent.
+        for &i in queries.iter().rev().take(first(queries.len(), strides[0])) {
+            alone.retain(|&j| self.is_absent(i, j));
+            if alone.is_empty() {
+                return;
+            }
+        }
+        let mut alone = alone.into_iter().peekable();
+        keys.retain(|j| alone.next_if_eq(j).is_none());
+    }
+
     /// Writes the tile `[column][row]` of rows and columns at some positions, zeros beyond the last row.
     pub fn load(&self, rows: &[u32], columns: &[u32], tile: &mut [f32]) {
         if rows.len() < STRIDE {

@@ -11,6 +11,7 @@ use super::{
     head::{Head, Meeting, Slice},
     normalise::{RowSum, Weighed, is_streamed, summed},
     pool::Pool,
+    routes::merged,
     series::{Hop, Tokens},
     sight::Sight,
     sweep::{Summed, Sweep},
@@ -101,7 +102,11 @@ impl<'a> Graph<'a> {
                 let plan = call.extras.clusters.or(made.as_ref());
                 let head = |slice: usize| {
                     let plan = plan.map(|plan| plan.head(slice).clone()).unwrap_or_default();
-                    Head::clustered(Slice::of(call, slice), &plan, &ssa, causal, meeting(slice))
+                    let tokens = Slice::of(call, slice);
+                    match ssa.routes_queries() {
+                        true => Head::routed(tokens, &plan, &ssa, meeting(slice)),
+                        false => Head::clustered(tokens, &plan, &ssa, causal, meeting(slice)),
+                    }
                 };
                 (0..shape.slices()).into_par_iter().map(head).collect()
             }
@@ -177,7 +182,10 @@ impl<'a> Graph<'a> {
                 let statistics = Statistics::of(sweep, |sweep| self.row_logs(sweep), m);
                 Weighed::whitened(statistics, head.keys.len())
             }
-            streamed => Weighed::of_rows(streamed, head, log, &self.rows(sweep, &[], &mut [])),
+            streamed => {
+                let sums = self.rows(sweep, &[], &mut []);
+                Weighed::of_rows(streamed, head, log, &merged(head.routes.as_ref(), &sums))
+            }
         }
     }
 
@@ -240,6 +248,9 @@ impl<'a> Graph<'a> {
         let parts = split(&head.blocks, rows, stride);
         let blocks = head.blocks.par_iter().zip(parts).with_min_len(self.grain());
         blocks.for_each(|(block, part)| sweep.apply(block, weights, values, part));
+        if let Some(routes) = &head.routes {
+            routes.gather(rows, stride);
+        }
     }
 
     /// The same in the sweep that sums the rows, which are then known. Returns false where f32 cannot hold affinities times values
@@ -250,13 +261,20 @@ impl<'a> Graph<'a> {
         let sums = self.rows(sweep, values, rows);
         let largest = if log { 0.0 } else { max_abs(self.call.level, values).into() };
         let fits = log || sums.iter().all(|sum| sum.fits(how, largest, columns));
-        let weighed = Weighed::of_rows(&self.m.normalisation, head, log, &sums);
-        if fits && how != Summed::Divided {
-            for (n, (row, sum)) in rows.chunks_exact_mut((values.len() / columns.max(1)).max(1)).zip(&sums).enumerate()
-            {
-                let factor = weighed.factor(how, log, n, sum);
+        let stride = values.len() / columns.max(1);
+        let of_queries = merged(head.routes.as_ref(), &sums);
+        let weighed = Weighed::of_rows(&self.m.normalisation, head, log, &of_queries);
+        if fits && (how != Summed::Divided || head.routes.is_some()) {
+            for (n, (row, sum)) in rows.chunks_exact_mut(stride.max(1)).zip(&sums).enumerate() {
+                let factor = match how {
+                    Summed::Divided => sum.share_of(&of_queries[n]),
+                    _ => weighed.factor(how, log, n, sum),
+                };
                 row.iter_mut().for_each(|x| *x *= factor);
             }
+        }
+        if let Some(routes) = head.routes.as_ref().filter(|_| fits) {
+            routes.gather(rows, stride);
         }
         let _ = self.weighed[slice].set(weighed);
         fits
@@ -298,10 +316,10 @@ impl Hop for Graph<'_> {
             }
             let mut rows = self.pool.zeros(head.queries.len() * padded(dim));
             self.hop(slice, &values, &mut rows);
-            if head.queries.len() < s.seq_q {
+            if head.own_rows() < s.seq_q {
                 out.fill(0.0);
             }
-            for (row, &i) in rows.chunks_exact(padded(dim)).zip(&head.queries) {
+            for (row, &i) in rows.chunks_exact(padded(dim)).zip(&head.queries[..head.own_rows()]) {
                 out[i as usize * dim..][..dim].copy_from_slice(&row[..dim]);
             }
         });

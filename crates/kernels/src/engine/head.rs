@@ -4,7 +4,8 @@ use std::ops::{Deref, Range};
 
 use super::{
     bias::PairBias,
-    columns::{Block, Edges, push},
+    columns::{Block, Columns, Edges, push},
+    routes::Routes,
     sight::{EVERYWHERE, Sight},
     tile::QUERIES,
 };
@@ -35,6 +36,8 @@ pub(super) struct Head<'a> {
     pub blocks: Vec<Block>,
     pub sight: Sight,
     pub bias: Option<PairBias<'a>>,
+    /// Where queries have several rows.
+    pub routes: Option<Routes>,
 }
 
 /// What tokens are turned into before they meet, and what is added to the logits of their pairs.
@@ -43,6 +46,15 @@ pub(super) struct Meeting<'a> {
     /// The score's, where queries have offsets of their own.
     pub scale: f32,
     pub bias: Option<PairBias<'a>>,
+}
+
+impl Meeting<'_> {
+    /// Leaves out the tokens of which the bias leaves no pair.
+    fn retain_paired(&self, queries: &mut Vec<u32>, keys: &mut Vec<u32>) {
+        if let Some(bias) = &self.bias {
+            bias.retain_paired(queries, keys);
+        }
+    }
 }
 
 /// One head of a call, as it lies in memory.
@@ -73,6 +85,11 @@ fn kept(keep: Option<&[bool]>, len: usize) -> Vec<u32> {
     (0..len as u32).filter(|&i| keep.is_none_or(|keep| keep[i as usize])).collect()
 }
 
+/// Whether positions ascend, none twice.
+fn ascends(at: &[u32]) -> bool {
+    at.is_sorted_by(|a, b| a < b)
+}
+
 /// Rows of whole vectors.
 pub(super) enum WholeRows<'a> {
     Lent(&'a [f32]),
@@ -94,7 +111,7 @@ impl<'a> WholeRows<'a> {
     /// The rows of `x [.., dim]` at some positions: as they lie where they are all of them, in order, and can be.
     fn of(x: &'a [f32], dim: usize, at: &[u32]) -> Self {
         let stride = padded(dim);
-        if stride == dim && at.len() * dim == x.len() && at.is_sorted() {
+        if stride == dim && at.len() * dim == x.len() && ascends(at) {
             return Self::Lent(x);
         }
         let mut rows = Aligned::new(at.len() * stride);
@@ -127,8 +144,9 @@ const LANES: usize = padded(1);
 impl<'a> Head<'a> {
     /// Every kept query and key, in windows where there are any.
     pub fn dense(slice: Slice<'a>, sight: Sight, meeting: Meeting<'a>) -> Self {
-        let queries = kept(slice.keep_query, slice.q.len() / slice.dim);
-        let keys = kept(slice.keep_key, slice.k.len() / slice.dim);
+        let mut queries = kept(slice.keep_query, slice.q.len() / slice.dim);
+        let mut keys = kept(slice.keep_key, slice.k.len() / slice.dim);
+        meeting.retain_paired(&mut queries, &mut keys);
         let chunks = (0..queries.len()).step_by(QUERIES).map(|from| from..(from + QUERIES).min(queries.len()));
         let block = |rows: Range<usize>| Block {
             columns: sight.columns(&queries[rows.clone()], &keys),
@@ -136,7 +154,7 @@ impl<'a> Head<'a> {
             edges: Vec::new(),
         };
         let blocks = chunks.map(block).collect();
-        Self::new(slice, [queries, keys], Vec::new(), blocks, sight, meeting)
+        Self::new(slice, [queries, keys], Vec::new(), blocks, (sight, None), meeting)
     }
 
     /// Queries and keys by their clusters: exact clusters, sampled edges, and means of the other clusters.
@@ -144,6 +162,7 @@ impl<'a> Head<'a> {
         let label = |labels: &[i32], n: &u32| labels[*n as usize];
         let mut queries = kept(slice.keep_query, plan.label_q.len());
         let mut keys = kept(slice.keep_key, plan.label_k.len());
+        meeting.retain_paired(&mut queries, &mut keys);
         queries.sort_by_key(|n| label(&plan.label_q, n));
         keys.sort_by_key(|n| label(&plan.label_k, n));
         let run = |tokens: &[u32], labels: &[i32], of: i32| {
@@ -187,7 +206,39 @@ impl<'a> Head<'a> {
                 blocks.push(Block { rows, columns: columns.clone(), edges });
             }
         }
-        Self::new(slice, [queries, keys], means, blocks, sight, meeting)
+        Self::new(slice, [queries, keys], means, blocks, (sight, None), meeting)
+    }
+
+    /// Queries that choose for themselves, and keys by their clusters: exact ones, and means of the others.
+    pub fn routed(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, meeting: Meeting<'a>) -> Self {
+        let mut queries = kept(slice.keep_query, plan.label_q.len());
+        let mut keys = kept(slice.keep_key, plan.label_k.len());
+        meeting.retain_paired(&mut queries, &mut keys);
+        // Those that see all at the end.
+        queries.sort_by_key(|&i| plan.label_q[i as usize] == NONE);
+        keys.sort_by_key(|&j| plan.label_k[j as usize]);
+        let until = |label: i32| keys.partition_point(|&j| plan.label_k[j as usize] <= label);
+        let (tokens, free) = (keys.len(), until(STRAY)..until(NONE));
+        let run = |c: usize| until(c as i32 - 1)..until(c as i32);
+        let (mut means, mut mean_at) = (Vec::new(), Vec::new());
+        for c in 0..plan.clusters()[1] {
+            let has_mean = m.estimator == Estimator::Centroid && !run(c).is_empty();
+            mean_at.push(has_mean.then_some((tokens + means.len()) as u32));
+            means.extend(has_mean.then(|| run(c)));
+        }
+        let labels: Vec<i32> = queries.iter().map(|&i| plan.label_q[i as usize]).collect();
+        let (routes, by_cluster) = Routes::new(&labels, plan, &mean_at);
+        let choosing = labels.partition_point(|&label| label != NONE);
+        let mut blocks = Vec::new();
+        // Means by themselves, lest a tile hold tokens too.
+        cut(0..choosing, &mut blocks, &[free, tokens..tokens + means.len()]);
+        cut(choosing..queries.len(), &mut blocks, &[0..tokens]);
+        for (c, rows) in by_cluster.iter().enumerate() {
+            cut(queries.len()..queries.len() + rows.len(), &mut blocks, &[run(c)]);
+            rows.iter().for_each(|&row| queries.push(queries[row as usize]));
+        }
+        let sight = Sight { causal: false, block: 1, window: None, sinks: 0, shift: 0, transposed: false };
+        Self::new(slice, [queries, keys], means, blocks, (sight, Some(routes)), meeting)
     }
 
     fn new(
@@ -195,7 +246,7 @@ impl<'a> Head<'a> {
         [queries, keys]: [Vec<u32>; 2],
         means: Vec<Range<usize>>,
         blocks: Vec<Block>,
-        sight: Sight,
+        (sight, routes): (Sight, Option<Routes>),
         Meeting { map, scale, bias }: Meeting<'a>,
     ) -> Self {
         let stride = map.stride(slice.dim);
@@ -204,7 +255,7 @@ impl<'a> Head<'a> {
             false => keys.iter().map(|_| 1.0).chain(means.iter().map(|mean| mean.len() as f32)).collect(),
         };
         let (q, k) = (WholeRows::Lent(&[]), WholeRows::Lent(&[]));
-        let mut head = Self { queries, keys, q, k, stride, counts, means, blocks, sight, bias };
+        let mut head = Self { queries, keys, q, k, stride, counts, means, blocks, sight, bias, routes };
         let means = head.means.iter().map(|_| EVERYWHERE);
         head.keys.extend(means);
         (head.q, head.k) = head.images(slice, map, scale);
@@ -254,6 +305,11 @@ impl<'a> Head<'a> {
                 seen[edges.row] += edges.columns.iter().filter(|&&c| !absent(edges.row, c as usize)).count() as f64;
             }
         }
+        if let Some(routes) = &self.routes {
+            let twice = |row: usize| routes.seen_means(row).iter().map(|&c| count(c as usize)).sum::<f64>();
+            (0..routes.own()).for_each(|row| seen[row] -= twice(row));
+            routes.add_up(&mut seen);
+        }
         seen
     }
 
@@ -277,6 +333,30 @@ impl<'a> Head<'a> {
             means: Vec::new(),
             sight,
             bias: self.bias.as_ref().map(PairBias::transposed),
+            routes: None,
+        }
+    }
+
+    /// Rows that are a query's first; the others come after them.
+    pub fn own_rows(&self) -> usize {
+        self.routes.as_ref().map_or(self.queries.len(), Routes::own)
+    }
+
+    /// Whether something is added to the logits of a tile's pairs.
+    pub fn adds_to(&self, columns: &Columns<'_>) -> bool {
+        self.bias.is_some() || self.routes.is_some() && self.are_means(columns)
+    }
+
+    fn are_means(&self, columns: &Columns<'_>) -> bool {
+        columns.len() > 0 && columns.at(0) >= self.keys.len() - self.means.len()
+    }
+
+    /// Writes the tile `[column][row]` of what is added to the logits of pairs, where something is.
+    pub fn load_added(&self, rows: &Range<usize>, columns: &Columns<'_>, tile: &mut [f32]) {
+        match (&self.bias, &self.routes, columns) {
+            (Some(bias), ..) => bias.load(&self.queries[rows.clone()], &columns.of(&self.keys, 1), tile),
+            (None, Some(routes), Columns::Run(range)) => routes.load(rows, range, tile),
+            _ => {}
         }
     }
 
@@ -289,12 +369,12 @@ impl<'a> Head<'a> {
 
     /// Whether `rows` of whole vectors, in the order of the rows, lie like a tensor of `seq` rows of `dim` channels.
     pub fn lies_like(&self, seq: usize, dim: usize) -> bool {
-        padded(dim) == dim && self.queries.len() == seq && self.queries.is_sorted()
+        padded(dim) == dim && self.queries.len() == seq && ascends(&self.queries)
     }
 
     /// The same of columns.
     pub fn columns_lie_like(&self, seq: usize, dim: usize) -> bool {
-        padded(dim) == dim && self.keys.len() == seq && self.means.is_empty() && self.keys.is_sorted()
+        padded(dim) == dim && self.keys.len() == seq && self.means.is_empty() && ascends(&self.keys)
     }
 
     /// Rows of `x [seq_q, dim]` in the order of the rows; of whole vectors.
@@ -340,6 +420,15 @@ fn add_rows(at: &[u32], x: &[f32], width: usize, out: &mut [f32], dim: usize, so
             None => &x[..dim],
         };
         out[at].iter_mut().zip(x).for_each(|(out, x)| *out += x);
+    }
+}
+
+/// Adds blocks of `rows` that see some columns.
+fn cut(rows: Range<usize>, blocks: &mut Vec<Block>, columns: &[Range<usize>]) {
+    let columns: Vec<_> = columns.iter().filter(|columns| !columns.is_empty()).cloned().collect();
+    for from in rows.clone().step_by(QUERIES) {
+        let rows = from..(from + QUERIES).min(rows.end);
+        blocks.push(Block { rows, columns: columns.clone(), edges: Vec::new() });
     }
 }
 

@@ -12,11 +12,14 @@ mod landmarks;
 mod normalise;
 mod pool;
 mod range;
+mod routes;
 mod series;
 mod sight;
 mod sweep;
 mod tile;
 mod whiten;
+
+use std::borrow::Cow;
 
 use factors::FactorsHop;
 use features::FeatureHop;
@@ -128,8 +131,11 @@ pub(crate) fn forward(
         range::check(call, m)?;
     }
     stats.fill(0.0);
+    // How long a solver goes on depends on all values.
+    let kept = matches!(m.series, Series::Resolvent(_)).then(|| kept_rows(call, call.v, call.mask.key));
+    let v = kept.as_deref().unwrap_or(call.v);
     if let Some(structure) = factored(m) {
-        let ended = factors::with(call, m, structure, |hop| sum_over(call, m, hop).forward(call.v, out))?;
+        let ended = factors::with(call, m, structure, |hop| sum_over(call, m, hop).forward(v, out))?;
         save(&ended, stats);
         return Ok(());
     }
@@ -141,14 +147,14 @@ pub(crate) fn forward(
             return features::forward(call, (m, structure), out, stats, work);
         }
         (Structure::Features(structure), _) => {
-            sum_over(call, m, &FeatureHop::new(call, m, structure)?).forward(call.v, out)?
+            sum_over(call, m, &FeatureHop::new(call, m, structure)?).forward(v, out)?
         }
         (Structure::Nystrom(structure), _) => {
-            sum_over(call, m, &LandmarkHop::new(call, m, structure)?).forward(call.v, out)?
+            sum_over(call, m, &LandmarkHop::new(call, m, structure)?).forward(v, out)?
         }
         _ => {
             let graph = Graph::new(call, m)?;
-            let ended = sum_over(call, m, &graph).forward(call.v, out)?;
+            let ended = sum_over(call, m, &graph).forward(v, out)?;
             let (of_rows, of_solver) = stats.split_at_mut(saved_rows(&call.shape));
             graph.save(of_rows);
             save(&ended, of_solver);
@@ -198,6 +204,20 @@ pub(crate) fn backward(
     }
 }
 
+/// `x [batch, heads, seq, value_dim]` without what is in the rows of masked tokens, which are no one's.
+fn kept_rows<'x>(call: &Call<'_>, x: &'x [f32], keep: Option<&[bool]>) -> Cow<'x, [f32]> {
+    let Some(keep) = keep else { return Cow::Borrowed(x) };
+    let Shape { batch, heads, value_dim, .. } = call.shape;
+    let (mut kept, seq) = (x.to_vec(), keep.len() / batch);
+    for (n, row) in kept.chunks_exact_mut(value_dim).enumerate() {
+        let (slice, i) = (n / seq, n % seq);
+        if !keep[slice / heads * seq + i] {
+            row.fill(0.0);
+        }
+    }
+    Cow::Owned(kept)
+}
+
 /// The gradients of a series.
 fn series_backward<H: Hop>(
     call: &Call<'_>,
@@ -220,7 +240,10 @@ fn series_backward<H: Hop>(
     if let Some(bias) = &mut tokens.bias {
         bias.fill(0.0);
     }
-    let dgamma = sum.backward(call.v, saved.out, saved.dout, dv, &mut tokens)?;
+    let dgamma = {
+        let (v, dout) = (kept_rows(call, call.v, call.mask.key), kept_rows(call, saved.dout, call.mask.query));
+        sum.backward(&v, saved.out, &dout, dv, &mut tokens)?
+    };
     if tied {
         tokens.dq.iter_mut().zip(&*tokens.dk).for_each(|(dq, dk)| *dq += dk);
     }

@@ -29,6 +29,23 @@ impl RowSum {
         product == 0.0 || product / columns as f64 >= PRODUCTS[0] && product * columns as f64 <= PRODUCTS[1]
     }
 
+    /// The part that it is of the sum of its query.
+    pub fn share_of(&self, all: &Self) -> f32 {
+        if self.total > 0.0 { (self.total / all.total * (self.peak - all.peak).exp()) as f32 } else { 0.0 }
+    }
+
+    /// With another sum of the same query.
+    pub fn plus(&self, other: &Self) -> Self {
+        match (self.total > 0.0, other.total > 0.0) {
+            (_, false) => *self,
+            (false, true) => *other,
+            _ => {
+                let (high, low) = if self.peak < other.peak { (other, self) } else { (self, other) };
+                Self { total: high.total + low.total * (low.peak - high.peak).exp(), ..*high }
+            }
+        }
+    }
+
     /// The logarithm of the sum; `-inf` for a row that sees nothing.
     pub fn log(&self) -> f64 {
         if self.total > 0.0 { self.peak + self.total.ln() } else { f64::NEG_INFINITY }
@@ -115,7 +132,7 @@ impl Weighed {
     pub fn streamed(m: &Normalisation, head: &Head<'_>, log: bool, logs: Vec<f64>, terms: Vec<f32>) -> Self {
         match m {
             Normalisation::Frobenius(m) => {
-                let norms = if head.sight.causal { prefix_logs(head, &logs) } else { total_log(&logs) };
+                let norms = if head.sight.causal { prefix_logs(head, &logs) } else { total_log(head, &logs) };
                 let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
                 let ratio =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
@@ -236,9 +253,9 @@ fn add_logs(a: f64, b: f64) -> f64 {
     if low == f64::NEG_INFINITY { high } else { high + (low - high).exp().ln_1p() }
 }
 
-/// The logarithm of the sum of all rows' squares, for every row.
-fn total_log(squares: &[f64]) -> Vec<f64> {
-    let total = squares.iter().copied().fold(f64::NEG_INFINITY, add_logs);
+/// The logarithm of the sum of all queries' squares, for every row.
+fn total_log(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
+    let total = squares[..head.own_rows()].iter().copied().fold(f64::NEG_INFINITY, add_logs);
     vec![total; squares.len()]
 }
 
@@ -264,7 +281,7 @@ fn prefix_logs(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
 fn frobenius(head: &Head<'_>, norm_ratios: &[f64], weights: &Weights, delta: &[f64], log: bool) -> Vec<f32> {
     if !head.sight.causal {
         let ratio = norm_ratios.first().copied().unwrap_or(0.0);
-        return vec![(delta.iter().sum::<f64>() * ratio) as f32; delta.len()];
+        return vec![(delta[..head.own_rows()].iter().sum::<f64>() * ratio) as f32; delta.len()];
     }
     let ratio = |from: usize, to: usize| {
         let [from, to] = [weights.rows[from], weights.rows[to]].map(f64::from);

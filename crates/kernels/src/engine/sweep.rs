@@ -283,7 +283,7 @@ impl<'a> Sweep<'a> {
             constants: constants.as_deref(),
             counts: counts.as_deref(),
             visible,
-            bias: head.bias.as_ref().map(|_| &bias[..]),
+            bias: head.adds_to(columns).then_some(&bias[..]),
         };
         f(operands, known, buffers);
         (buffers.panel, buffers.lanes, buffers.bias) = (panel, lanes, bias);
@@ -291,9 +291,9 @@ impl<'a> Sweep<'a> {
 
     /// Writes what is added to the logits of a tile, where something is.
     pub fn load_bias(&self, buffers: &mut Buffers, rows: &Range<usize>, columns: &Columns<'_>) {
-        if let Some(bias) = &self.head.bias {
+        if self.head.adds_to(columns) {
             buffers.bias.resize(KEYS * STRIDE);
-            bias.load(&self.head.queries[rows.clone()], &columns.of(&self.head.keys, 1), &mut buffers.bias);
+            self.head.load_added(rows, columns, &mut buffers.bias);
         }
     }
 

@@ -131,6 +131,9 @@ impl Composed {
     /// `preset`, a part that is missing, or a field of it, is the preset's; a part of another kind replaces the preset's. Beside them
     /// there may be a `bias`.
     pub(super) fn with_fields(self, mut fields: Map<String, Value>, preset: bool) -> Result<Self> {
+        if preset {
+            self.sort_into_parts(&mut fields)?;
+        }
         let mut part = |name: &str, own: Value| match fields.remove(name) {
             None => Ok(None),
             Some(Value::Object(part)) => Ok(Some(if preset { over(own, part) } else { part })),
@@ -146,6 +149,32 @@ impl Composed {
         let Flags { tied, causal } = super::parse::fields_of("", fields)?;
         let (tied, causal) = (tied.unwrap_or(self.tied), causal.unwrap_or(self.causal));
         Ok(Self { score, structure, normalisation, series, bias, tied, causal, name: self.name })
+    }
+
+    /// Moves fields that stand beside a preset's name, and that its score or its structure has, into that part.
+    fn sort_into_parts(&self, fields: &mut Map<String, Value>) -> Result<()> {
+        for (name, own) in [("score", json!(self.score)), ("structure", json!(self.structure))] {
+            let is_own = |field: &String| {
+                field != "kind" && !Self::REPLACED.contains(&field.as_str()) && own.get(field).is_some()
+            };
+            let (mut of_part, rest): (Map<_, _>, Map<_, _>) =
+                std::mem::take(fields).into_iter().partition(|(field, _)| is_own(field));
+            *fields = rest;
+            if of_part.is_empty() {
+                continue;
+            }
+            let given = match fields.remove(name) {
+                Some(Value::Object(given)) => given,
+                Some(kind) => Map::from_iter([("kind".to_owned(), kind)]),
+                None => Map::new(),
+            };
+            if let Some(field) = of_part.keys().find(|field| given.contains_key(*field)) {
+                return Err(config(field, format!("given twice: by itself, and in `{name}`")));
+            }
+            of_part.extend(given);
+            fields.insert(name.into(), of_part.into());
+        }
+        Ok(())
     }
 
     /// The learnable tensors of all four values.

@@ -37,7 +37,7 @@ pub use series::{Hops, Limit, OneHop, Resolvent, Series};
 pub use soft::{Degree, Soft};
 pub(crate) use window::Windows;
 
-pub use ssa::{CausalClusters, ClusterOn, Estimator, GlobalTokens, Pairs, Sampler, Ssa};
+pub use ssa::{CausalClusters, ClusterMetric, ClusterOn, Estimator, GlobalTokens, Pairs, RouteBy, Sampler, Ssa};
 pub use structure::{Clustered, Dense, FeatureMap, Features, Nystrom, Pooled, Structure};
 
 use std::borrow::Cow;

@@ -1,9 +1,9 @@
 //! Presets by their ids; those that are nothing but four values and a name stand here: what others attend with.
 
 use super::{
-    Composed, CosineExp, Dense, Dot, DotExp, DotSigmoid, Factor, Factors, FeatureMap, Features, Fna, Infsa,
-    InfsaResolvent, InverseGradient, Landmarks, Laplacian, LaplacianExact, LinearInfsa, Mechanism, Nystrom,
-    PoolWindows, Score, Soft, Softmax, Ssa, Uniform, Unnormalised,
+    ClusterOn, Composed, CosineExp, Dense, Dot, DotExp, DotSigmoid, Estimator, Factor, Factors, FeatureMap, Features,
+    Fna, Infsa, InfsaResolvent, InverseGradient, Landmarks, Laplacian, LaplacianExact, LinearInfsa, Mechanism, Nystrom,
+    PoolWindows, RouteBy, Score, Soft, Softmax, Ssa, Uniform, Unnormalised,
 };
 use crate::{Error, Result};
 
@@ -18,7 +18,7 @@ pub(super) struct Named {
 }
 
 /// Every such preset, in the order of the tables. A further one is a line here.
-pub(super) const NAMED: [Named; 7] = [
+pub(super) const NAMED: [Named; 8] = [
     Named {
         id: "cosine",
         paper: "Swin Transformer V2: Scaling Up Capacity and Resolution",
@@ -65,6 +65,15 @@ pub(super) const NAMED: [Named; 7] = [
                 ..Nystrom::default()
             };
             Composed::new(DotExp::default()).structure(nystrom).normalisation(Factors {})
+        },
+    },
+    Named {
+        id: "routed",
+        paper: "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with Provable Guarantees",
+        summary: "Softmax over clusters of keys, of which each query sees those exactly that weigh most, and the means of the others.",
+        values: || {
+            let ssa = Ssa::default().with_cluster_on(ClusterOn::Keys).with_estimator(Estimator::Centroid);
+            Composed::new(DotExp::default()).structure(ssa.with_route_by(RouteBy::Query).with_routes(4))
         },
     },
     Named {

@@ -51,8 +51,12 @@ pub struct Ssa {
     pub jl_dim: Option<usize>,
     /// No cluster has more than `ceil(balance * tokens / clusters)` members. Default 2; null (no limit) or in [1, 1e6].
     pub balance: Option<f64>,
-    /// Key clusters that a query cluster sees exactly. Default 1; 1 to 2^31.
+    /// Key clusters that a query cluster, or each query, sees exactly. Default 1; 1 to 2^31.
     pub routes: usize,
+    /// Who chooses routes. Default cluster. Ours.
+    pub route_by: RouteBy,
+    /// What makes tokens near each other. Default euclidean. Ours.
+    pub cluster_metric: ClusterMetric,
     /// So many keys, the farthest from the means of their clusters, leave these and are seen by every query, as no mean
     /// speaks for them. Default 0; not if causal. Ours.
     pub outlier_globals: usize,
@@ -80,6 +84,8 @@ impl Default for Ssa {
             jl_dim: None,
             balance: Some(2.0),
             routes: 1,
+            route_by: RouteBy::Cluster,
+            cluster_metric: ClusterMetric::Euclidean,
             outlier_globals: 0,
             outlier_queries: 0,
             scale: None,
@@ -109,6 +115,28 @@ pub enum ClusterOn {
     Keys,
     /// Both, apart; clusters of queries are routed to clusters of keys. The one choice for cross-attention.
     Dual,
+}
+
+/// Who chooses the clusters of keys that are seen exactly.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RouteBy {
+    /// A cluster of queries, by the products of its mean with the clusters' mean keys.
+    #[default]
+    Cluster,
+    /// Every query for itself, by what the clusters' mean keys would weigh: `scale q_i . mean_c + ln n_c`. Keys alone are clustered.
+    Query,
+}
+
+/// What makes tokens near each other when they are clustered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClusterMetric {
+    /// The squared distance.
+    #[default]
+    Euclidean,
+    /// That of rows of unit length; rows of zeros stay.
+    Cosine,
 }
 
 /// How [`Ssa`] draws remote edges.
@@ -233,7 +261,13 @@ impl From<Pairs> for AllOr<usize> {
 impl Ssa {
     /// Clusters asked for, among `seq_kv` keys.
     pub fn clusters(&self, seq_kv: usize) -> usize {
-        self.clusters.unwrap_or(((seq_kv as f64).sqrt().round() as usize).max(1))
+        let times = if self.routes_queries() { 2.0 } else { 1.0 };
+        self.clusters.unwrap_or(((times * (seq_kv as f64).sqrt()).round() as usize).clamp(1, seq_kv.max(1)))
+    }
+
+    /// Whether every query chooses for itself what it sees.
+    pub const fn routes_queries(&self) -> bool {
+        matches!(self.route_by, RouteBy::Query)
     }
 
     /// Most members of a cluster, of `tokens` that are clustered among `seq_kv`.
@@ -266,7 +300,7 @@ impl Ssa {
 
     /// Whether queries and keys are one set of tokens with one label each.
     pub fn shared(&self) -> bool {
-        self.cluster_on != ClusterOn::Dual
+        self.cluster_on != ClusterOn::Dual && !self.routes_queries()
     }
 
     pub(super) fn validate(&self) -> Result<()> {
@@ -308,6 +342,9 @@ impl Ssa {
                 "every row draws from all clusters; leave pairs out or take another sampler",
             );
         }
+        if self.routes_queries() {
+            return self.check_routed(causal);
+        }
         if !causal {
             return Ok(());
         }
@@ -333,6 +370,26 @@ impl Ssa {
             );
         }
         Ok(())
+    }
+
+    /// What queries that choose for themselves leave to choose.
+    fn check_routed(&self, causal: bool) -> Result<()> {
+        const WHAT: &str = "route_by = query with this field";
+        let choices = [
+            (causal, "causal", "clusters would be made of later keys; take a window, or ssa"),
+            (self.cluster_on != ClusterOn::Keys, "cluster_on", "keys alone are clustered; set cluster_on to keys"),
+            (self.outlier_queries > 0, "outlier_queries", "every query chooses for itself; leave outlier_queries out"),
+            (
+                self.estimator != Estimator::Centroid && self.samples != Some(0),
+                "estimator",
+                "edges are sampled between clusters of queries and of keys; set estimator to centroid, or samples to 0",
+            ),
+        ];
+        match choices.into_iter().find(|(wrong, ..)| *wrong) {
+            Some((_, "causal", why)) => unsupported("causal with route_by = query", why),
+            Some((.., why)) => unsupported(WHAT, why),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn check_support(&self, shape: &Shape, causal: bool) -> Result<()> {

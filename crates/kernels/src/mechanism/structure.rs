@@ -60,6 +60,11 @@ impl From<Ssa> for Clustered {
 }
 
 impl Clustered {
+    /// Whether every query chooses for itself what it sees.
+    pub const fn routes_queries(&self) -> bool {
+        self.0.routes_queries()
+    }
+
     /// The same fields, with what a score and a mechanism say.
     pub fn ssa(&self, scale: Option<f64>, causal: bool) -> Ssa {
         Ssa { scale, causal, ..self.0.clone() }

@@ -66,7 +66,10 @@ impl Mechanism {
                 let fits = bias == 0.0 || (1e-12..=1e3).contains(&bias);
                 check("norm_bias", bias, fits, "0, in [1e-12, 1e3] or \"auto\"")
             }
-            Self::Ssa(m) => m.validate(),
+            Self::Ssa(m) => {
+                check("route_by", "query", !m.routes_queries(), "cluster; the mechanism `routed` routes by query")?;
+                m.validate()
+            }
             Self::Fna(m) => check_fna(m),
             Self::Soft(m) => m.validate(false),
             Self::SoftPp(m) => m.validate(true),

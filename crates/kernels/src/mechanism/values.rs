@@ -79,7 +79,7 @@ impl Composed {
                 Mechanism::Softmax(Softmax { scale: *scale, causal, tied })
             }
             (Score::DotExp(DotExp { scale, softcap: None }), Structure::Clustered(m), Normalisation::Row(row))
-                if once && !tied && *row == Row::default() =>
+                if once && !tied && *row == Row::default() && !m.routes_queries() =>
             {
                 Mechanism::Ssa(m.ssa(*scale, causal))
             }

@@ -42,9 +42,9 @@ impl Head {
     /// The problem of batch entry `b` and head `h`.
     pub fn of(mechanism: &Mechanism, s: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>, b: usize, h: usize) -> Self {
         let keep = |mask: Option<&[bool]>, seq: usize| mask.map_or(vec![true; seq], |m| m[b * seq..][..seq].to_vec());
-        let keep_key = keep(mask.key, s.seq_kv);
+        let mut keep_key = keep(mask.key, s.seq_kv);
         // Where queries are keys, one mask is for both.
-        let keep_query = if mechanism.masks_tokens_once() { keep_key.clone() } else { keep(mask.query, s.seq_q) };
+        let mut keep_query = if mechanism.masks_tokens_once() { keep_key.clone() } else { keep(mask.query, s.seq_q) };
         let slice = b * s.heads + h;
         let part = |(p, x): (Parameter, &[f32])| {
             (p, x[mechanism.parameter_part(p, s, slice)].iter().map(|&x| x.into()).collect::<Vec<f64>>())
@@ -58,6 +58,16 @@ impl Head {
             };
             (rule, parameters.get(&Parameter::Bias).cloned().unwrap_or_else(default), *s)
         });
+        if let Some((rule, values, s)) = &bias {
+            // A token whose pairs are all absent is absent itself.
+            let paired = |i: usize, j: usize| values[rule.entry(s, i, j).0] != f64::NEG_INFINITY;
+            for (i, keep) in keep_query.iter_mut().enumerate() {
+                *keep &= (0..s.seq_kv).any(|j| keep_key[j] && paired(i, j));
+            }
+            for (j, keep) in keep_key.iter_mut().enumerate() {
+                *keep &= (0..s.seq_q).any(|i| keep_query[i] && paired(i, j));
+            }
+        }
         let indices =
             |all: &[i64]| all.chunks(all.len() / s.batch).nth(b).map(|part| part.iter().map(|&i| i as usize).collect());
         Self {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     call::cluster_plan::{Edge, HeadPlan, NONE, STRAY},
-    mechanism::ClusterOn,
+    mechanism::{ClusterMetric, ClusterOn, RouteBy},
 };
 
 /// Stages of the random numbers: first centres of the queries (or of the one set of tokens), of the keys; the projection.
@@ -69,7 +69,10 @@ impl Planner<'_> {
     fn plan(&self) -> HeadPlan {
         let (mut label_q, mut label_k) = self.labels();
         self.free_outliers(&mut label_k);
-        let mut exact = self.routes(&members(&label_q), &members(&label_k));
+        let mut exact = match self.m.route_by {
+            RouteBy::Cluster => self.routes(&members(&label_q), &members(&label_k)),
+            RouteBy::Query => self.routes_of_queries(&members(&label_k)),
+        };
         self.route_outliers(&mut label_q, &members(&label_k), &mut exact);
         let sides = Sides { planner: self, rows: members(&label_q), keys: members(&label_k), exact: &exact };
         let (samples, sampler) = (self.m.samples(self.k.rows), self.m.sampler(self.head.causal));
@@ -115,6 +118,10 @@ impl Planner<'_> {
     fn labels(&self) -> (Vec<i32>, Vec<i32>) {
         let (keep_q, keep_k) = (&self.head.keep_query, &self.head.keep_key);
         let local_k: Vec<bool> = (0..self.k.rows).map(|j| keep_k[j] && self.is_local(j)).collect();
+        if self.m.route_by == RouteBy::Query {
+            let alone = |i: usize| if keep_q[i] { i as i32 } else { NONE };
+            return ((0..self.q.rows).map(alone).collect(), self.fit(&self.k, &local_k, KEYS));
+        }
         if self.m.cluster_on == ClusterOn::Dual {
             return (self.fit(&self.q, keep_q, QUERIES), self.fit(&self.k, &local_k, KEYS));
         }
@@ -156,6 +163,12 @@ impl Planner<'_> {
             return labels;
         }
         let mut points = Matrix::from_fn(tokens.len(), x.cols, |n, c| x.at(tokens[n], c));
+        if self.m.cluster_metric == ClusterMetric::Cosine {
+            let length = |n: usize| inner(points.row(n), points.row(n)).sqrt();
+            // The kernels hold unit rows in f32.
+            let unit = |n: usize, x: f64| if x == 0.0 { 0.0 } else { f64::from((x / length(n)) as f32) };
+            points = points.map(|n, _, x| unit(n, x));
+        }
         if let Some(dim) = self.m.jl_dim {
             points = project(&points, dim, Stream::new(self.m.seed, &[PROJECTION]));
         }
@@ -189,6 +202,19 @@ impl Planner<'_> {
             filled.filter(|&c| !shared || count > 1 || own(c)).collect()
         };
         (0..rows.len()).map(of).collect()
+    }
+
+    /// The key clusters that each query sees exactly: of the largest weights of their means.
+    fn routes_of_queries(&self, keys: &[Vec<usize>]) -> Vec<Vec<usize>> {
+        let of = |i: usize| {
+            let weight = |keys: &Vec<usize>| {
+                self.scale() * inner(self.q.row(i), &mean(&self.k, keys)) + (keys.len() as f64).ln()
+            };
+            let order = descending(&keys.iter().map(weight).collect::<Vec<_>>());
+            let count = if self.head.keep_query[i] { self.m.routes } else { 0 };
+            order.into_iter().filter(|&c| !keys[c].is_empty()).take(count).collect()
+        };
+        (0..self.q.rows).map(of).collect()
     }
 
     /// The keys farthest from the means of their clusters leave these.
@@ -238,7 +264,7 @@ impl Planner<'_> {
 
     /// Kept tokens that are not global have entries by their clusters alone.
     fn mark_strays(&self, label_q: &mut [i32], label_k: &mut [i32]) {
-        if self.m.cluster_on == ClusterOn::Dual {
+        if !self.m.shared() {
             return;
         }
         for n in (0..self.k.rows).filter(|&n| self.is_local(n)) {

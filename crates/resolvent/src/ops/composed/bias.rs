@@ -13,6 +13,16 @@ pub(super) struct Added {
 }
 
 impl Added {
+    /// Queries and keys without a pair, `[batch, heads, seq, 1]` each, those among them that masks leave out; none where pairs are
+    /// absent for no other reason.
+    pub fn unpaired(&self, shape: &Shape, masks: [&Option<Tensor<4, Bool>>; 2]) -> Option<[Tensor<4, Bool>; 2]> {
+        let Shape { batch, heads, seq_q, seq_kv, .. } = *shape;
+        let full = |mask: &Tensor<4, Bool>| mask.clone().expand([batch, heads, seq_q, seq_kv]);
+        let absent = full(self.absent.as_ref()?);
+        let absent = masks.into_iter().flatten().fold(absent, |absent, mask| absent.bool_or(full(mask)));
+        Some([absent.clone().all_dim(3), absent.all_dim(2).swap_dims(2, 3)])
+    }
+
     /// The bias of a call whose tensors are like `x`, where the mechanism has one.
     pub fn of(mechanism: &Mechanism, extras: &Extras, shape: &Shape, x: &Tensor<4>) -> Option<Self> {
         let bias = mechanism.bias()?;

@@ -140,11 +140,14 @@ impl Call {
         let no_query = query.as_ref().map(|keep| keep.clone().bool_not().reshape([batch, 1, seq_q, 1]));
         let no_key_row = no_key.clone().map(|mask| mask.swap_dims(2, 3));
         let k = inputs.k.as_ref().unwrap_or(&inputs.q);
-        let q = absent(wide(&inputs.q), &no_query);
+        let bias = Added::of(mechanism, &inputs.extras, &shape, &wide(&inputs.q));
+        let unpaired = bias.as_ref().and_then(|bias| bias.unpaired(&shape, [&no_query, &no_key]));
+        let [no_query_row, no_key_row] =
+            unpaired.map_or([no_query.clone(), no_key_row], |[query, key]| [Some(query), Some(key)]);
         Self {
             shape,
-            bias: Added::of(mechanism, &inputs.extras, &shape, &q),
-            q,
+            bias,
+            q: absent(wide(&inputs.q), &no_query_row),
             k: absent(wide(k), &no_key_row),
             v: absent(wide(&inputs.v), &no_key_row),
             causal: mask.causal || mechanism.causal(),

@@ -8,6 +8,7 @@ mod outliers;
 mod pairs;
 mod panels;
 mod random;
+mod routes;
 mod seen;
 
 use rayon::prelude::*;
@@ -22,7 +23,7 @@ use crate::{
         cluster_plan::{Edge, HeadPlan, NONE, STRAY, clusters},
     },
     check,
-    mechanism::{ClusterOn, Estimator, Sampler, Ssa},
+    mechanism::{ClusterMetric, ClusterOn, Estimator, Sampler, Ssa},
     parallel::{Parts, one_per_thread},
     range,
     simd::{Level, rows},
@@ -150,7 +151,8 @@ impl<'a> Head<'a> {
         let of_labels = |labels: &[i32]| Members::new(labels, None, clusters(labels));
         let keys = of_labels(&label_k);
         let mut queries = of_labels(&label_q);
-        let mut routes = self.routes(&queries, &keys);
+        let mut routes =
+            if self.m.routes_queries() { self.best_of_queries(&keys) } else { self.routes(&queries, &keys) };
         if self.m.outlier_queries > 0 {
             (label_q, routes) = self.route_outliers(&label_q, &queries, &keys, routes);
             queries = of_labels(&label_q);
@@ -201,6 +203,11 @@ impl<'a> Head<'a> {
         let mut local_k: Vec<bool> = (0..self.seq_kv).map(|j| self.keeps_key(j)).collect();
         let globals = self.m.globals(self.seq_kv);
         globals.iter().for_each(|&g| local_k[g] = false);
+        if self.m.routes_queries() {
+            // Every query is a cluster of its own.
+            let label = |i: usize| if self.keeps_query(i) { i as i32 } else { NONE };
+            return ((0..self.seq_q).map(label).collect(), self.fit(self.k, &local_k, Stage::Keys));
+        }
         if !self.m.shared() {
             let fit_q: Vec<bool> = (0..self.seq_q).map(|i| self.keeps_query(i)).collect();
             return (self.fit(self.q, &fit_q, Stage::Queries), self.fit(self.k, &local_k, Stage::Keys));
@@ -223,6 +230,14 @@ impl<'a> Head<'a> {
         if tokens.is_empty() {
             return labels;
         }
+        let unit;
+        let x = match self.m.cluster_metric {
+            ClusterMetric::Euclidean => x,
+            ClusterMetric::Cosine => {
+                unit = unit_rows(x, self.dim, &tokens);
+                &unit
+            }
+        };
         let projected;
         let points = match self.m.jl_dim {
             None => Points { x, dim: self.dim, tokens: &tokens },
@@ -375,6 +390,18 @@ pub(super) fn projection(seed: u64, to: usize, from: usize) -> Vec<f32> {
     let mut stream = Stream::new(seed, &[Stage::Projection as u64]);
     let norm = (to as f64).sqrt();
     (0..to * from).map(|_| (stream.normal() / norm) as f32).collect()
+}
+
+/// The rows `tokens` of `x [.., dim]` over their lengths.
+fn unit_rows(x: &[f32], dim: usize, tokens: &[u32]) -> Vec<f32> {
+    let mut unit = vec![0.0; x.len()];
+    for &n in tokens {
+        let (row, at) = (&x[n as usize * dim..][..dim], n as usize * dim);
+        let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+        let factor = if length > 0.0 { 1.0 / length } else { 0.0 };
+        unit[at..at + dim].iter_mut().zip(row).for_each(|(to, &x)| *to = (factor * f64::from(x)) as f32);
+    }
+    unit
 }
 
 /// The labels without those that no point has, in order.

@@ -1,0 +1,196 @@
+//! Queries that choose for themselves which clusters of keys they see: the kernels against the reference, what plans are, and what the
+//! operator is equal to.
+
+mod support;
+#[path = "support/threads.rs"]
+mod threads;
+
+use std::collections::BTreeMap;
+
+use resolvent_kernels::{ClusterPlan, Error, Mechanism, Operator, Shape, Strategy, Tol, reference};
+use support::{
+    problem::{Problem, Solution, assert_solution},
+    random::problem,
+};
+
+/// Scores, normalisations and series that run on such a graph.
+const VALUES: &[&str] = &[
+    r#""mechanism": "routed", "clusters": 5, "routes": 2"#,
+    r#""mechanism": "routed", "clusters": 7, "routes": 1, "cluster_metric": "cosine", "outlier_globals": 3"#,
+    r#""mechanism": "routed", "clusters": 6, "routes": 3, "global_tokens": 2, "scale": 0.8"#,
+    r#""mechanism": "routed", "clusters": 6, "routes": 2, "structure": {"estimator": "importance", "samples": 0}"#,
+    r#""mechanism": "routed", "clusters": 4, "routes": 2, "score": {"kind": "levy", "alpha": 1.3, "kappa": 3}"#,
+    r#""mechanism": "routed", "clusters": 4, "routes": 2, "score": {"kind": "student", "alpha": 1.5, "kappa": 2}, "series": {"kind": "resolvent", "gamma": 0.6}"#,
+    r#""mechanism": "routed", "clusters": 5, "routes": 2, "score": {"kind": "dot-relu"}, "normalisation": {"kind": "frobenius"}"#,
+    r#""mechanism": "routed", "clusters": 5, "routes": 2, "score": {"kind": "dot-sigmoid"}, "normalisation": {"kind": "none", "factor": "inv-n"}"#,
+    r#""mechanism": "routed", "clusters": 5, "routes": 2, "normalisation": {"kind": "frobenius"}, "series": {"kind": "hops", "count": 2, "gamma": 0.7}"#,
+    r#""mechanism": "routed", "clusters": 5, "routes": 2, "tied": true, "score": {"kind": "gaussian"}"#,
+];
+
+fn mechanism(values: &str) -> Mechanism {
+    Mechanism::from_json(&format!("{{{values}}}")).unwrap()
+}
+
+/// A problem with one plan for all that solve it.
+fn planned(values: &str, shape: Shape, seed: u64) -> Problem {
+    let mut p = problem(mechanism(values), shape, seed);
+    p.fix_plan();
+    p
+}
+
+fn without_lse(mut solution: Solution) -> Solution {
+    solution.remove("lse");
+    solution
+}
+
+fn assert_fused(p: &Problem) {
+    let got = without_lse(p.solve::<f32>(Strategy::Fused, None).unwrap());
+    let what = format!("{:?} on {:?}", p.mechanism, p.shape);
+    assert_solution(&what, &got, &without_lse(p.reference()), &p.shape, Tol::f32(&p.mechanism).with_noise(4.0));
+}
+
+#[test]
+fn the_fused_path_is_the_reference() {
+    for (n, values) in VALUES.iter().enumerate() {
+        for (m, seq) in [7, 60, 230].into_iter().enumerate() {
+            let shape = Shape { value_dim: 7, ..Shape::square(2, 2, seq, 5) };
+            let mut p = planned(values, shape, (10 * n + m) as u64);
+            assert_fused(&p);
+            p.key_mask = Some((0..2 * seq).map(|n| n % 5 != 3).collect());
+            p.query_mask =
+                Some((0..2 * seq).map(|n| if values.contains("tied") { n % 5 != 3 } else { n % 7 != 2 }).collect());
+            // The plan of all tokens meets the masks, then one of their own.
+            assert_fused(&p);
+            p.clusters = None;
+            p.fix_plan();
+            assert_fused(&p);
+        }
+    }
+}
+
+#[test]
+fn queries_may_be_of_another_number() {
+    for values in [VALUES[0], VALUES[1], VALUES[4]] {
+        for (seq_q, seq_kv) in [(1, 40), (9, 120), (150, 30)] {
+            let shape = Shape { seq_q, seq_kv, ..Shape::square(1, 2, 1, 6) };
+            assert_fused(&planned(values, shape, seq_q as u64));
+        }
+    }
+}
+
+/// Plans are made twice, by code that shares nothing.
+#[test]
+fn plans_are_those_of_the_reference() {
+    for values in &VALUES[..5] {
+        for seed in 0..4 {
+            let p = problem(mechanism(values), Shape::square(2, 2, 90, 6), seed);
+            let own = reference::clusters(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap();
+            assert_eq!(p.plan(), own, "{values}");
+            let again = ClusterPlan::from_tensors(&own.to_tensors(), &p.shape).unwrap();
+            assert_eq!(again, own);
+        }
+    }
+}
+
+/// Every query sees exactly the clusters whose means weigh most.
+#[test]
+fn routes_are_the_heaviest_means() {
+    let p = problem(mechanism(r#""mechanism": "routed", "clusters": 6, "routes": 2"#), Shape::square(1, 1, 50, 4), 3);
+    let plan = p.plan().to_tensors();
+    let keys = p.k.as_ref().unwrap();
+    let mut routes: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+    plan.exact_blocks.iter().for_each(|[_, i, c]| routes.entry(*i).or_default().push(*c));
+    assert_eq!(routes.len(), 50);
+    let weight = |i: usize, c: i64| {
+        let members: Vec<usize> = (0..50).filter(|&j| plan.label_k[j] == c).collect();
+        let mean = |x: usize| members.iter().map(|j| keys[j * 4 + x]).sum::<f64>() / members.len() as f64;
+        0.5 * (0..4).map(|x| p.q[i * 4 + x] * mean(x)).sum::<f64>() + (members.len() as f64).ln()
+    };
+    let clusters = *plan.label_k.iter().max().unwrap() + 1;
+    for (i, chosen) in routes {
+        let least = chosen.iter().map(|&c| weight(i as usize, c)).fold(f64::INFINITY, f64::min);
+        let others = (0..clusters).filter(|c| !chosen.contains(c)).map(|c| weight(i as usize, c));
+        assert!(chosen.len() == 2 && others.fold(f64::NEG_INFINITY, f64::max) <= least + 1e-5);
+    }
+}
+
+#[test]
+fn all_routes_or_one_cluster_are_softmax() {
+    let dense = mechanism(r#""mechanism": "softmax""#);
+    for values in [
+        r#""mechanism": "routed", "clusters": 1"#,
+        r#""mechanism": "routed", "clusters": 9, "routes": 100"#,
+        r#""mechanism": "routed", "clusters": 9, "outlier_globals": 500"#,
+        r#""mechanism": "routed", "clusters": 500"#,
+    ] {
+        let mut p = planned(values, Shape::square(1, 2, 130, 8), 5);
+        p.key_mask = Some((0..130).map(|n| n % 4 != 1).collect());
+        p.clusters = None;
+        p.fix_plan();
+        let softmax = Problem { mechanism: dense.clone(), clusters: None, ..p.clone() };
+        let (mut got, expected) = (p.fused(), softmax.fused());
+        got.retain(|name, _| expected.contains_key(name));
+        assert_solution(values, &got, &expected, &p.shape, Tol::f32(&dense).with_noise(4.0));
+    }
+}
+
+/// What is masked enters no cluster, no mean and no route.
+#[test]
+fn masked_content_changes_no_bit() {
+    for values in VALUES {
+        let mut p = problem(mechanism(values), Shape::square(1, 2, 80, 6), 8);
+        p.key_mask = Some((0..80).map(|n| n % 3 != 1).collect());
+        let tied = p.mechanism.tied();
+        p.query_mask = if tied { p.key_mask.clone() } else { Some((0..80).map(|n| n % 4 != 2).collect()) };
+        let mut poisoned = p.clone();
+        poisoned.fill_masked(&[f64::NAN, f64::INFINITY, 1e30]);
+        let (clean, dirty) = (p.fused(), poisoned.fused());
+        let changed: Vec<_> = clean.keys().filter(|name| clean[*name] != dirty[*name]).collect();
+        assert!(changed.is_empty(), "{values}: {changed:?}");
+    }
+}
+
+#[test]
+fn threads_change_no_bit() {
+    for values in [VALUES[0], VALUES[5]] {
+        let p = problem(mechanism(values), Shape::square(1, 2, 1500, 8), 6);
+        let [one, four] = [1, 4].map(|threads| threads::on_threads(threads, || p.fused()));
+        assert!(one == four, "{values}");
+    }
+}
+
+#[test]
+fn what_cannot_be_routed_is_refused() {
+    let of = |values: &str| Mechanism::from_json(&format!("{{{values}}}"));
+    for (values, expected) in [
+        (r#""mechanism": "routed", "outlier_queries": 2"#, "every query chooses for itself"),
+        (r#""mechanism": "routed", "cluster_on": "queries""#, "keys alone are clustered"),
+        (r#""mechanism": "routed", "estimator": "importance""#, "edges are sampled"),
+        (r#""mechanism": "ssa", "route_by": "query""#, "`routed`"),
+        (r#""mechanism": "routed", "routes": 0"#, "routes"),
+        (r#""mechanism": "routed", "rotes": 2"#, "rotes"),
+    ] {
+        let error = of(values).unwrap_err().to_string();
+        assert!(error.contains(expected), "{values}: {error}");
+    }
+    let shape = Shape::square(1, 1, 8, 4);
+    let causal = Operator::new(&of(r#""mechanism": "routed""#).unwrap(), shape, true, Strategy::Auto);
+    assert!(matches!(causal, Err(Error::Unsupported { what: "causal with route_by = query", .. })), "{causal:?}");
+}
+
+/// A field of the score or the structure stands beside the preset's name, and it reads back.
+#[test]
+fn fields_of_the_parts_are_those_of_the_preset() {
+    let flat = mechanism(r#""mechanism": "routed", "clusters": 8, "routes": 3, "scale": 0.5"#);
+    let parts = mechanism(
+        r#""mechanism": "routed", "structure": {"clusters": 8, "routes": 3}, "score": {"kind": "dot-exp", "scale": 0.5}"#,
+    );
+    assert_eq!(flat, parts);
+    assert_eq!(Mechanism::from_value(serde_json::to_value(&flat).unwrap()).unwrap(), flat);
+    let twice = r#"{"mechanism": "routed", "routes": 3, "structure": {"routes": 2}}"#;
+    assert!(Mechanism::from_json(twice).unwrap_err().to_string().contains("given twice"));
+    assert_eq!(
+        mechanism(r#""mechanism": "local", "window": 9"#),
+        mechanism(r#""mechanism": "local", "structure": {"window": 9}"#)
+    );
+}
