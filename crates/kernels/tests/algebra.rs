@@ -34,6 +34,7 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "clustered", "clusters": 3, "estimator": "centroid", "balance": null}"#,
     r#"{"kind": "clustered", "clusters": 3, "samples": 2, "balance": null}"#,
     r#"{"kind": "clustered", "clusters": 3, "samples": 2, "cluster_on": "dual", "global_tokens": 1}"#,
+    r#"{"kind": "clustered", "clusters": 4, "routes": 2, "route_by": "query", "cluster_on": "keys", "estimator": "centroid"}"#,
     r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 3}, "inverse": "cholesky", "ridge": 0.25}"#,
     r#"{"kind": "features"}"#,
     r#"{"kind": "features", "map": "favor", "count": 7}"#,

@@ -48,7 +48,14 @@ impl Sweep<'_> {
                 }
                 let size = Size { rows: columns.len(), cols: stride, depth: rows.len() };
                 let left = Left { data: &buffers.values, row_stride: STRIDE, depth_stride: 1 };
-                add(self.level, size, left, Right { data: dout, stride }, &columns, (&mut *into.dv, stride));
+                add(
+                    self.level,
+                    size,
+                    left,
+                    Right { data: dout, stride },
+                    (&columns, into.first_column),
+                    (&mut *into.dv, stride),
+                );
             });
         });
     }
@@ -143,7 +150,7 @@ impl Sweep<'_> {
             multiply_add(level, size, left, Right { data: &k, stride }, Add { data: dq, stride });
             let size = Size { rows: keys, cols: stride, depth: rows.len() };
             let left = Left { data: slopes, row_stride: STRIDE, depth_stride: 1 };
-            add(level, size, left, Right { data: q, stride }, columns, (&mut *into.dk, stride));
+            add(level, size, left, Right { data: q, stride }, (columns, into.first_column), (&mut *into.dk, stride));
             return;
         }
         let pairs = score::Pairs { tokens: &k, landmarks: q, dim: stride, e: slopes, stride: STRIDE };
@@ -161,28 +168,29 @@ impl Sweep<'_> {
         };
         dq.iter_mut().zip(&dlandmarks).for_each(|(dq, x)| *dq -= factor * x);
         for (n, row) in differences.chunks_exact(stride).enumerate() {
-            let dk = &mut into.dk[columns.at(n) * stride..][..stride];
+            let dk = &mut into.dk[(columns.at(n) - into.first_column) * stride..][..stride];
             dk.iter_mut().zip(row).for_each(|(dk, x)| *dk += factor * x);
         }
     }
 }
 
-/// Adds a product whose rows are columns of the head, wherever these lie.
+/// Adds a product whose rows are columns of the head, wherever these lie, to those from `first` on.
 fn add(
     level: Level,
     size: Size,
     left: Left<'_>,
     right: Right<'_>,
-    columns: &Columns<'_>,
+    (columns, first): (&Columns<'_>, usize),
     (into, stride): (&mut [f32], usize),
 ) {
     if let Columns::Run(range) = columns {
-        return multiply_add(level, size, left, right, Add { data: &mut into[range.start * stride..], stride });
+        let data = &mut into[(range.start - first) * stride..];
+        return multiply_add(level, size, left, right, Add { data, stride });
     }
     let mut part = vec![0.0; columns.len() * stride];
     multiply(level, size, left, right, Store { data: &mut part, stride });
     for (n, part) in part.chunks_exact(stride.max(1)).enumerate() {
-        let sums = &mut into[columns.at(n) * stride..][..stride];
+        let sums = &mut into[(columns.at(n) - first) * stride..][..stride];
         sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
     }
 }

@@ -64,42 +64,46 @@ impl Graph<'_> {
         let length = (CACHED / (2 * (head.stride + padded(x.dim)))).next_multiple_of(KEYS);
         let spans: Vec<_> = (0..head.keys.len().max(1)).step_by(length).map(|first| first..first + length).collect();
         let per_row = if taken.is_some() { head.stride } else { 0 };
-        let run = |blocks: &[Block], dq: &mut [f32], [dk, dv]: [&mut [f32]; 2], pairs: Option<&mut [f32]>| {
-            let mut parameters = wanted.parameters.then_some([0.0; MOST_PARAMETERS]);
-            let bias = head.bias.as_ref().filter(|_| wanted.bias);
-            let mut of_bias = bias.map(|bias| match pairs {
-                Some(out) => BiasSums::Pairs { out, first: first_of(head, blocks), stride: seq_kv },
-                None => BiasSums::Sums(Sums::new(bias, rows_of(blocks))),
-            });
-            for span in &spans {
-                for (block, dq) in blocks.iter().zip(split(blocks, dq, per_row)) {
-                    let (dk, dv, first) = (&mut *dk, &mut *dv, block.rows.start);
-                    let (parameters, bias) = (parameters.as_mut(), of_bias.as_mut());
-                    let mut into = Gradients { dq, first, dk, dv, parameters, bias };
-                    sweep.backward((block, span), (weights, taken), x, &mut into);
+        let run =
+            |blocks: &[Block], dq: &mut [f32], (first_column, [dk, dv]): OfColumns<'_>, pairs: Option<&mut [f32]>| {
+                let mut parameters = wanted.parameters.then_some([0.0; MOST_PARAMETERS]);
+                let bias = head.bias.as_ref().filter(|_| wanted.bias);
+                let mut of_bias = bias.map(|bias| match pairs {
+                    Some(out) => BiasSums::Pairs { out, first: first_of(head, blocks), stride: seq_kv },
+                    None => BiasSums::Sums(Sums::new(bias, rows_of(blocks))),
+                });
+                for span in &spans {
+                    for (block, dq) in blocks.iter().zip(split(blocks, dq, per_row)) {
+                        let (dk, dv, first) = (&mut *dk, &mut *dv, block.rows.start);
+                        let (parameters, bias) = (parameters.as_mut(), of_bias.as_mut());
+                        let mut into = Gradients { dq, first, dk, dv, first_column, parameters, bias };
+                        sweep.backward((block, span), (weights, taken), x, &mut into);
+                    }
                 }
-            }
-            (parameters.unwrap_or_default(), of_bias.and_then(BiasSums::sums))
-        };
+                (parameters.unwrap_or_default(), of_bias.and_then(BiasSums::sums))
+            };
         let count = head.blocks.len().div_ceil(TASKS.div_ceil(wanted.at_once)).max(1);
         if count >= head.blocks.len() {
             let pairs = pairs.map(|all| &mut all[first_of(head, &head.blocks) * seq_kv..]);
-            let (parameters, of_bias) = run(&head.blocks, dq, [dk, dv], pairs);
+            let (parameters, of_bias) = run(&head.blocks, dq, (0, [dk, dv]), pairs);
             return OfScore { parameters, bias: of_bias.into_iter().collect() };
         }
         let tasks = head.blocks.chunks(count).zip(split_tasks(&head.blocks, dq, per_row, count));
         let tasks: Vec<_> = tasks.zip(split_pairs(head, count, pairs, seq_kv)).collect();
         let task = |((blocks, dq), pairs): Task<'_>| {
-            let [mut dk, mut dv] = [dk.len(), dv.len()].map(|len| self.pool.zeros(len));
-            let of_score = run(blocks, dq, [&mut dk, &mut dv], pairs);
-            (dk, dv, of_score)
+            let columns = columns_of(blocks);
+            let [mut dk, mut dv] =
+                [dk.len(), dv.len()].map(|len| self.pool.zeros(columns.len() * (len / head.keys.len().max(1))));
+            let of_score = run(blocks, dq, (columns.start, [&mut dk, &mut dv]), pairs);
+            (columns.start, [dk, dv], of_score)
         };
         let done: Vec<_> = tasks.into_par_iter().map(task).collect();
-        let add = |to: &mut [f32], from: &[f32]| to.iter_mut().zip(from).for_each(|(to, x)| *to += x);
         let mut all = OfScore::default();
-        for (of_keys, of_values, of_score) in done {
-            add(dk, &of_keys);
-            add(dv, &of_values);
+        for (first, parts, of_score) in done {
+            for (to, part) in [&mut *dk, &mut *dv].into_iter().zip(parts) {
+                let width = to.len() / head.keys.len().max(1);
+                to[first * width..].iter_mut().zip(&*part).for_each(|(to, x)| *to += x);
+            }
             all.add(of_score);
         }
         all
@@ -173,6 +177,17 @@ impl Graph<'_> {
 
 /// Blocks, with the gradients of their rows and of their pairs.
 type Task<'t> = ((&'t [Block], &'t mut [f32]), Option<&'t mut [f32]>);
+
+/// The gradients of keys and of values, from some column on.
+type OfColumns<'g> = (usize, [&'g mut [f32]; 2]);
+
+/// What the columns of some blocks lie within.
+fn columns_of(blocks: &[Block]) -> Range<usize> {
+    let edges = blocks.iter().flat_map(|block| &block.edges).flat_map(|edges| &edges.columns);
+    let single = edges.map(|&column| column as usize..column as usize + 1);
+    let all = blocks.iter().flat_map(|block| block.columns.iter().cloned()).chain(single);
+    all.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+}
 
 /// The rows of some blocks in a row.
 fn rows_of(blocks: &[Block]) -> Range<usize> {

@@ -214,11 +214,12 @@ impl<'a> Head<'a> {
         let mut queries = kept(slice.keep_query, plan.label_q.len());
         let mut keys = kept(slice.keep_key, plan.label_k.len());
         meeting.retain_paired(&mut queries, &mut keys);
-        // Those that see all at the end.
+        // Those that see all, and are seen by all, at the end.
         queries.sort_by_key(|&i| plan.label_q[i as usize] == NONE);
-        keys.sort_by_key(|&j| plan.label_k[j as usize]);
-        let until = |label: i32| keys.partition_point(|&j| plan.label_k[j as usize] <= label);
-        let (tokens, free) = (keys.len(), until(STRAY)..until(NONE));
+        let place = |j: u32| (plan.label_k[j as usize] == NONE, plan.label_k[j as usize]);
+        keys.sort_by_key(|&j| place(j));
+        let until = |label: i32| keys.partition_point(|&j| place(j) <= (false, label));
+        let (tokens, free) = (keys.len(), until(i32::MAX)..keys.len());
         let run = |c: usize| until(c as i32 - 1)..until(c as i32);
         let (mut means, mut mean_at) = (Vec::new(), Vec::new());
         for c in 0..plan.clusters()[1] {

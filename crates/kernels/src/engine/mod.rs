@@ -30,9 +30,9 @@ use series::{Hop, Measure, Sum, Tokens};
 use crate::{
     Convergence, Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
-    mechanism::{Composed, Normalisation, Nystrom, Series, Softmax, Structure},
+    mechanism::{Clustered, Composed, Normalisation, Nystrom, Series, Softmax, Structure},
     structure::{
-        dense,
+        clustered, dense,
         nystrom::{self, Preset},
     },
 };
@@ -48,18 +48,25 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
     if let Structure::Nystrom(structure) = &m.structure {
         return Some(landmarks::plan(m, structure, shape, hops(m)));
     }
-    graph::is_fused(m, causal).then(|| of_pairs(m, shape, causal, hops(m)))
+    if !graph::is_fused(m, causal) {
+        return None;
+    }
+    Some(match &m.structure {
+        Structure::Clustered(structure) => of_clusters(m, structure, shape, causal),
+        _ => of_pairs(m, shape, causal, hops(m)),
+    })
+}
+
+/// Bytes of images of `queries` rows, of keys and of values, and of gradients of these for every task.
+fn rows(shape: &Shape, queries: usize, tasks: usize) -> usize {
+    let [d, dv] = [shape.head_dim + 16, shape.value_dim + 16];
+    4 * shape.slices() * (queries * (d + dv) + tasks * shape.seq_kv * (d + dv))
 }
 
 /// The plan of all pairs.
 fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
     let pairs = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
     let one = dense::plan(&pairs, shape, causal);
-    // Images of queries, keys and values, and gradients of them for every task.
-    let rows = |tasks: usize| {
-        let [d, dv] = [shape.head_dim + 16, shape.value_dim + 16];
-        4 * shape.slices() * (shape.seq_q * (d + dv) + tasks * shape.seq_kv * (d + dv))
-    };
     Plan {
         strategy: Strategy::Fused,
         reason: "pairs are scored in tiles and never stored",
@@ -69,8 +76,31 @@ fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
         scratch_forward: 0,
         scratch_backward: 0,
         stats: saved_rows(shape) + 2 * shape.slices(),
-        allocated_forward: rows(2),
-        allocated_backward: rows(4),
+        allocated_forward: rows(shape, shape.seq_q, 2),
+        allocated_backward: rows(shape, shape.seq_q, 4),
+        ..one
+    }
+}
+
+/// The plan of a clustered graph, whose clusters are of equal size.
+fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool) -> Plan {
+    let ssa = structure.ssa(m.planned_scale(), causal);
+    let one = clustered::plan(&ssa, shape, causal);
+    // A query that chooses for itself has a row for each cluster beside its own.
+    let routes = if ssa.routes_queries() { ssa.routes.min(ssa.clusters(shape.seq_kv)) } else { 0 };
+    let queries = shape.seq_q.saturating_mul(1 + routes);
+    let hops = hops(m);
+    Plan {
+        strategy: Strategy::Fused,
+        reason: "exact entries and means in gathered tiles, by clusters; no score is stored",
+        tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
+        flops_forward: one.flops_forward.saturating_mul(hops),
+        flops_backward: one.flops_backward.saturating_mul(hops),
+        scratch_forward: 0,
+        scratch_backward: 0,
+        stats: saved_rows(shape) + 2 * shape.slices(),
+        allocated_forward: one.allocated_forward + rows(shape, queries, 2),
+        allocated_backward: one.allocated_backward + rows(shape, 2 * queries, 4),
         ..one
     }
 }

@@ -92,8 +92,10 @@ pub(super) struct Gradients<'a, 'g> {
     /// Of the rows from `first` on.
     pub dq: &'a mut [f32],
     pub first: usize,
+    /// Of the columns from `first_column` on.
     pub dk: &'a mut [f32],
     pub dv: &'a mut [f32],
+    pub first_column: usize,
     /// Where they are wanted.
     pub parameters: Option<&'a mut [f64; MOST_PARAMETERS]>,
     pub bias: Option<&'a mut BiasSums<'g>>,

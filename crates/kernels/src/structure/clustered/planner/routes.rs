@@ -22,6 +22,7 @@ impl Head<'_> {
         for (c, mean) in means.chunks_exact(dim).enumerate() {
             columns[c..].iter_mut().step_by(width).zip(mean).for_each(|(to, &x)| *to = x);
         }
+        let scale = self.scale();
         let log_sizes: Vec<f64> = (0..keys.len()).map(|c| (keys.of(c).len() as f64).ln()).collect();
         let of_group = |(group, q): (usize, &[f32])| {
             let rows = q.len() / dim;
@@ -36,7 +37,7 @@ impl Head<'_> {
                 Store { data: &mut products, stride: width },
             );
             let best = |(n, products): (usize, &[f32])| match self.keeps_query(group * QUERIES + n) {
-                true => largest(&present, count, |c| self.scale() * f64::from(products[c]) + log_sizes[c]),
+                true => largest(&present, count, |c| scale * f64::from(products[c]) + log_sizes[c]),
                 false => Vec::new(),
             };
             products.chunks_exact(width.max(1)).enumerate().map(best).collect::<Vec<_>>()
