@@ -243,3 +243,39 @@ fn a_bias_is_read_from_the_file_and_has_a_gradient() {
         sandbox.run(&["attend", "--config", "m.json", "--input", "in.safetensors", "--output", "o.safetensors"]);
     assert!(outcome.failure(1).contains("bias"), "{outcome:?}");
 }
+
+/// Heads of keys and values that several heads of queries share are those heads written out, and their gradients the sums.
+#[test]
+fn heads_of_keys_may_be_shared() {
+    let (q, kv) = ([2, 4, 5, 3], [2, 2, 5, 3]);
+    let mut grouped = Tensors::default();
+    grouped.noise("q", &q, 1).noise("dout", &q, 4).noise("k", &kv, 2).noise("v", &kv, 3);
+    let mut whole = Tensors::default();
+    whole.noise("q", &q, 1).noise("dout", &q, 4);
+    for name in ["k", "v"] {
+        let values: Vec<f32> = grouped.values(name).iter().map(|&x| x as f32).collect();
+        let heads = values.chunks(15).flat_map(|head| [head, head]).flatten();
+        whole.f32(name, &q, &heads.copied().collect::<Vec<_>>());
+    }
+    for flags in [&["--grad"][..], &["--grad", "--reference"]] {
+        for config in [json!({"mechanism": "fna"}), json!({"mechanism": "routed", "clusters": 2, "routes": 1})] {
+            let (_, got) = attend(&sandbox(config.clone(), &grouped), flags);
+            let (_, expected) = attend(&sandbox(config, &whole), flags);
+            assert_eq!((got.bytes("out"), got.bytes("dq")), (expected.bytes("out"), expected.bytes("dq")));
+            for name in ["dk", "dv"] {
+                assert_eq!(got.shape(name), kv);
+                let each = expected.values(name);
+                for (n, x) in got.values(name).into_iter().enumerate() {
+                    let sum: f64 = (0..2).map(|head| each[(n / 15 * 2 + head) * 15 + n % 15]).sum();
+                    assert!((x - sum).abs() <= 1e-6 * sum.abs(), "{name}[{n}]: {x}, not {sum}");
+                }
+            }
+        }
+    }
+    let mut odd = Tensors::default();
+    odd.noise("q", &[1, 4, 5, 3], 1).noise("k", &[1, 3, 5, 3], 2).noise("v", &[1, 3, 5, 3], 3);
+    let refused = sandbox(json!({"mechanism": "softmax"}), &odd);
+    let refused =
+        refused.run(&["attend", "--config", "m.json", "--input", "in.safetensors", "--output", "o.safetensors"]);
+    assert!(refused.failure(1).contains("heads of q"), "{}", refused.failure(1));
+}

@@ -18,6 +18,8 @@ pub struct Layout {
     pub shape: Shape,
     /// 2 to 4.
     rank: usize,
+    /// Heads of keys and values; each serves as many heads of queries in a row.
+    pub kv_heads: usize,
 }
 
 impl Layout {
@@ -29,9 +31,10 @@ impl Layout {
         let q = file.require("q", "store the queries under this name")?;
         let v = file.require("v", "store the values under this name")?;
         let [batch, heads, seq_q, head_dim] = axes(&q)?;
-        let [.., seq_kv, value_dim] = axes(&v)?;
+        let [_, v_heads, seq_kv, value_dim] = axes(&v)?;
         let tied = mechanism.tied();
         let keys = if tied { seq_q } else { seq_kv };
+        let kv_heads = if !tied && heads.is_multiple_of(v_heads) { v_heads } else { heads };
         match file.get("k") {
             Some(_) if tied => {
                 let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
@@ -41,8 +44,14 @@ impl Layout {
             None if !tied => drop(file.require("k", "only a tied mechanism has none")?),
             Some(k) => {
                 axes(&k)?;
-                let expected = [batch, heads, keys, head_dim];
-                fit(file, ("k", &k), ("q", &q), &expected, "k needs the batch, heads and head_dim of q, seq_kv of v")?;
+                let expected = [batch, kv_heads, keys, head_dim];
+                fit(
+                    file,
+                    ("k", &k),
+                    ("q", &q),
+                    &expected,
+                    "k needs the batch and head_dim of q, the heads and seq_kv of v",
+                )?;
             }
             None => {}
         }
@@ -50,11 +59,33 @@ impl Layout {
             file,
             ("v", &v),
             ("q", &q),
-            &[batch, heads, keys, value_dim],
-            "v needs the batch and heads of q, a row per key",
+            &[batch, kv_heads, keys, value_dim],
+            "v needs the batch and heads of q (or fewer, that divide them), a row per key",
         )?;
         let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
-        Ok(Self { shape, rank: q.shape.len() })
+        Ok(Self { shape, rank: q.shape.len(), kv_heads })
+    }
+
+    /// Keys or values for every head of queries.
+    fn shared<R: Real>(&self, x: Vec<R>) -> Vec<R> {
+        let times = self.shape.heads / self.kv_heads;
+        if times == 1 {
+            return x;
+        }
+        let heads = x.chunks(x.len() / (self.shape.batch * self.kv_heads));
+        heads.flat_map(|head| std::iter::repeat_n(head, times)).flatten().copied().collect()
+    }
+
+    /// The gradients of keys or values from those of every head of queries, summed from the first of a group on.
+    pub fn summed<R: Real>(&self, x: &[R]) -> Vec<R> {
+        let times = self.shape.heads / self.kv_heads;
+        if times == 1 {
+            return x.to_vec();
+        }
+        let len = x.len() / self.shape.slices();
+        let sum = |group: &[R], n: usize| (0..times).map(|head| -> f64 { group[head * len + n].into() }).sum::<f64>();
+        let real = |x: f64| R::of_f64(x).unwrap_or_else(|| R::from(x as f32));
+        x.chunks(len * times).flat_map(|group| (0..len).map(move |n| real(sum(group, n)))).collect()
     }
 
     /// The shape under which a parameter is stored.
@@ -158,8 +189,8 @@ impl<R: Real> Tensors<R> {
         };
         Ok(Self {
             q: reals("q")?.unwrap_or_default(),
-            k: reals("k")?,
-            v: reals("v")?.unwrap_or_default(),
+            k: reals("k")?.map(|k| layout.shared(k)),
+            v: layout.shared(reals("v")?.unwrap_or_default()),
             parameters: parameters(file, operator, layout)?,
             landmark_indices: landmark_indices(file, operator)?,
             clusters: Clusters::load(file, operator.mechanism(), layout)?,

@@ -132,9 +132,13 @@ impl Names<'_> {
 
     fn gradients<R: Real>(&self, dq: &[R], dk: Option<&[R]>, dv: &[R]) -> Vec<Named> {
         let s = self.op.shape();
+        let of_keys = |name, cols, gradient: &[R]| {
+            let shape = self.layout.stored(&[s.batch, self.layout.kv_heads, s.seq_kv, cols]);
+            Named::new(name, shape, &self.layout.summed(gradient))
+        };
         let mut all = vec![self.named("dq", [s.seq_q, s.head_dim], dq)];
-        all.extend(dk.map(|dk| self.named("dk", [s.seq_kv, s.head_dim], dk)));
-        all.push(self.named("dv", [s.seq_kv, s.value_dim], dv));
+        all.extend(dk.map(|dk| of_keys("dk", s.head_dim, dk)));
+        all.push(of_keys("dv", s.value_dim, dv));
         all
     }
 

@@ -25,7 +25,8 @@ use crate::{
 /// Apply a mechanism to tensors from a file, forward and backward
 ///
 /// INPUT is a safetensors file with `q` [B,H,Nq,D], `k` [B,H,Nk,D] (absent when the mechanism is tied) and
-/// `v` [B,H,Nk,Dv], in f32, f16 or bf16; rank 2 or 3 is read as [N,D] or [H,N,D]. Optional: `key_mask` [B,Nk] and
+/// `v` [B,H,Nk,Dv], in f32, f16 or bf16; rank 2 or 3 is read as [N,D] or [H,N,D]. Heads of k and v may be fewer, each shared by
+/// as many heads of q in a row (grouped-query attention). Optional: `key_mask` [B,Nk] and
 /// `query_mask` [B,Nq] (u8 or bool, 1 = keep), the mechanism's own tensors (such as `gamma` [H]; the `bias` of one that has such, as numbers
 /// or a mask; for `ssa` a `codebook` [H,clusters,D] or a stored plan, see --clusters), and with --grad `dout`, shaped like the
 /// output.
