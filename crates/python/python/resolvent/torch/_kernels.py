@@ -85,12 +85,6 @@ def forward(
     return Forward(out, state, clusters)
 
 
-def state_length(options: Options, q: Tensor, k: Tensor | None, v: Tensor, parameters: Sequence[Tensor]) -> int:
-    """Elements of the state that a forward pass leaves."""
-    q, k, v = contiguous(q, "q"), None if k is None else contiguous(k, "k"), contiguous(v, "v")
-    return call_of(options, parameters).lengths(q, k, v)[2]
-
-
 def backward(
     options: Options,
     q: Tensor,

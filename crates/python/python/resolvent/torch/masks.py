@@ -1,4 +1,4 @@
-"""What a mask of ``scaled_dot_product_attention`` says: nothing, causality, padding, or numbers for single pairs."""
+"""What a mask of ``scaled_dot_product_attention`` says, where it is causality, padding, or both."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ _HIDDEN = -1e9
 class Mask(NamedTuple):
     """A mask as the kernels take it."""
 
-    causal: bool = False
-    keep: Tensor | None = None
+    causal: bool
+    keep: Tensor | None
     """Keys that are kept, ``[batch, keys]``."""
-    bias: Tensor | None = None
-    """What is added to logits: four axes, those that it is broadcast over being 1."""
 
 
-Kind = Literal["causal", "keys", "pairs"]
+Kind = Literal["causal", "keys", "causal keys"]
 _Array = npt.NDArray[Any]
 
 #: What masks have been found to be in a forward pass, for its backward pass: their version, and what they say.
@@ -56,17 +54,24 @@ def read(mask: Tensor, batch: int, queries: int, keys: int, kind: Optional[Kind]
         return "attn_mask of another rank or type"
     # NumPy looks at it on this thread alone: PyTorch's own threads would still spin when the kernels' begin.
     array = _narrowed(mask.detach().numpy())
-    kind = kind or _kind(array, queries, keys)
-    if kind == "causal":
-        return kind, Mask(causal=True)
-    if kind == "keys":
-        keep = _kept(array[:, 0, 0, :])
-        if not keep.any(-1).all():
-            return "attn_mask that hides all keys"
-        return kind, Mask(keep=torch.from_numpy(np.ascontiguousarray(np.broadcast_to(keep, (batch, keys)))))
-    if array.dtype == np.bool_:
-        array = np.where(array, np.float32(0.0), np.float32(-np.inf))
-    return kind, Mask(bias=torch.from_numpy(np.ascontiguousarray(array)))
+    found = kind or _kind(array, queries, keys)
+    if found is None:
+        return _why_not(array)
+    if found == "causal":
+        return found, Mask(causal=True, keep=None)
+    # The last query of a causal mask sees all keys that any query sees.
+    keep = _kept(array[:, 0, -1, :])
+    if not keep.any(-1).all():
+        return "attn_mask that hides all keys"
+    keep = np.array(np.broadcast_to(keep, (batch, keys)))
+    return found, Mask(causal=found == "causal keys", keep=torch.from_numpy(keep))
+
+
+def _why_not(array: _Array) -> str:
+    for axis, what in ((1, "heads"), (2, "queries")):
+        if array.shape[axis] > 1:
+            return f"attn_mask that differs between {what}"
+    return "attn_mask that weighs keys"
 
 
 def _kept(array: _Array) -> _Array:
@@ -91,18 +96,26 @@ def _is_repeated(array: _Array, axis: int) -> bool:
     return bool((first == last).all()) and bool((array == np.expand_dims(first, axis)).all())
 
 
-def _kind(array: _Array, queries: int, keys: int) -> Kind:
-    if array.shape[1] == array.shape[2] == 1 and bool((_kept(array) | _hidden(array)).all()):
-        return "keys"
-    return "causal" if _is_causal(array, queries, keys) else "pairs"
+def _kind(array: _Array, queries: int, keys: int) -> Optional[Kind]:
+    if array.shape[1] != 1:
+        return None
+    if array.shape[2] == 1:
+        return "keys" if bool((_kept(array) | _hidden(array)).all()) else None
+    return _causal(array[:, 0], queries) if queries == keys and array.shape[2:] == (queries, keys) else None
 
 
-def _is_causal(array: _Array, queries: int, keys: int) -> bool:
-    """Whether the mask hides later keys, and does nothing else."""
-    if queries != keys or array.shape[2:] != (queries, keys):
-        return False
-    # Corners first: they tell most other masks apart.
-    if not bool(_kept(array[..., -1, 0]).all()) or not bool(_hidden(array[..., 0, -1]).all()):
-        return False
-    earlier = np.tri(queries, dtype=np.bool_)
-    return bool((_kept(array) == earlier).all()) and bool((_hidden(array) != earlier).all())
+def _causal(array: _Array, tokens: int) -> Optional[Kind]:
+    """Whether the mask ``[batch, tokens, tokens]`` hides later keys, and at most whole keys beside them."""
+    keep = _kept(array[:, -1])
+    # A corner first: it tells most other masks apart.
+    if not bool(_hidden(array[:, 0, -1]).all()):
+        return None
+    seen = np.tri(tokens, dtype=np.bool_) & keep[:, None, :]
+    if not bool((_kept(array) == seen).all()) or not bool((_hidden(array) != seen).all()):
+        return None
+    if bool(keep.all()):
+        return "causal"
+    blind = ~seen.any(-1)
+    # Where finite numbers hide all keys of a query, PyTorch weighs them all alike.
+    finite = array.dtype != np.bool_ and bool((array[blind] > -np.inf).any())
+    return None if finite else "causal keys"

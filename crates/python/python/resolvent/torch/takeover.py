@@ -76,9 +76,9 @@ def accelerate(*, report: bool = False) -> _Acceleration:
     On at once; off again with ``off()``, or at the end of a ``with`` statement. ``.report`` counts calls taken and handed on,
     with reasons; ``report=True`` prints it when the takeover ends.
 
-    Taken are float32 calls without dropout: without a mask, causal ones of as many queries as keys (by ``is_causal`` or by a mask that
-    says the same), and ones with a mask of keys (padding) or of pairs, in booleans or numbers. Everything else goes to PyTorch's kernel
-    unchanged; masks that receive gradients never reach it.
+    Taken are float32 calls without dropout and without a mask, causal ones of as many queries as keys, by ``is_causal`` or by a mask that
+    says the same, and ones whose mask hides whole keys (padding), causal or not. Everything else goes to PyTorch's kernel unchanged,
+    masks that differ between queries in another way among it: there it is faster.
     """
     return _Acceleration(report)
 
@@ -131,23 +131,18 @@ class _Takeover:
                 report.handed_on[reason] += 1
 
 
+# Models have few scales: one per width of their heads.
+@functools.lru_cache(maxsize=64)
+def _softmax(scale: float | None) -> Mechanism:
+    return Mechanism("softmax", scale=scale)
+
+
 class _Call(NamedTuple):
     """A call as one of ours."""
 
     options: Options
-    values: tuple[Tensor, ...] = ()
-    """The mask, where it has numbers for pairs."""
-    kind: masks.Kind | None = None
+    kind: masks.Kind | None
     """What its mask is."""
-
-
-# Models have few scales, one per width of their heads, and few shapes of masks.
-@functools.lru_cache(maxsize=64)
-def _softmax(scale: float | None, axes: tuple[bool, ...] | None) -> Mechanism:
-    if axes is None:
-        return Mechanism("softmax", scale=scale)
-    names = ("batch", "heads", "queries", "keys")
-    return Mechanism("softmax", scale=scale, bias={"kind": "tensor", **dict(zip(names, axes))})
 
 
 def _call(
@@ -171,20 +166,17 @@ def _call(
         return "empty tensors"
     if k.shape[1] != q.shape[1] or v.shape[1] != q.shape[1]:
         return "fewer heads of keys than of queries"
-    found = masks.Mask()
+    keep = None
     if mask is not None:
         read = masks.read(mask, q.shape[0], q.shape[2], k.shape[2], kind)
         if isinstance(read, str):
             return read
         kind, found = read
-    axes = None if found.bias is None else tuple(n > 1 for n in found.bias.shape)
+        causal, keep = causal or found.causal, found.keep
     try:
-        mechanism = _softmax(scale, axes)
+        return _Call(Options(_softmax(scale), causal, keep), kind)
     except Error:
         return "scale out of range"
-    if found.bias is None:
-        return _Call(Options(mechanism, causal or found.causal, found.keep), (), kind)
-    return _Call(Options(mechanism, causal, names=("bias",)), (found.bias,), kind)
 
 
 _Result = TypeVar("_Result")
@@ -218,12 +210,12 @@ def _forward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     def compute(call: _Call) -> tuple[Tensor, Tensor]:
-        done = _kernels.forward(call.options, q, k, v, call.values)
+        done = _kernels.forward(call.options, q, k, v, ())
         if attn_mask is not None and call.kind is not None:
             masks.remember(attn_mask, call.kind)
         assert done.state is not None  # kept by default
         sums = done.state[: q.shape[:3].numel()].view(q.shape[:3])
-        if call.values:
+        if call.options.key_mask is not None:
             # PyTorch's sum of a row without keys.
             sums = sums.masked_fill(sums == -math.inf, 0.0)
         return _as(done.out, q), sums.transpose(1, 2).contiguous().transpose(1, 2)
@@ -255,10 +247,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     def compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
         # What rounding has left out of the sums is not carried through PyTorch's operator.
-        state = torch.zeros(_kernels.state_length(call.options, q, k, v, call.values))
+        state = torch.zeros(2 * logsumexp.numel())
         state[: logsumexp.numel()].view(logsumexp.shape).copy_(logsumexp)
-        saved, unwanted = Forward(out.contiguous(), state, None), [False] * len(call.values)
-        gradients = _kernels.backward(call.options, q, k, v, call.values, saved, dout, unwanted)[:3]
+        saved = Forward(out.contiguous(), state, None)
+        gradients = _kernels.backward(call.options, q, k, v, (), saved, dout, ())[:3]
         dq, dk, dv = (_permuted(x) for x in gradients if x is not None)
         return dq, dk, dv
 
