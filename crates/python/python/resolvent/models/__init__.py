@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .analyze import Analysis, analyze
-from .convert import Conversion, Converted, convert
+from .analysis import Analysis, analyze
+from .conversion import Conversion, Converted, convert
 
 __all__ = ["Analysis", "Conversion", "Converted", "analyze", "convert"]
