@@ -15,6 +15,7 @@ from torch import nn
 
 from ..errors import ConfigurationError, Error, UnsupportedError
 from ..mechanism import Mechanism, MechanismLike
+from ..mechanism import mechanisms as presets
 from . import dump
 from .given import Given
 from .layers import Layer, Layers, find, select
@@ -142,7 +143,12 @@ def _causality(calls: dict[str, list[Given]]) -> bool:
 def _candidates(folder: pathlib.Path, mechanisms: Sequence[str] | Mapping[str, MechanismLike]) -> list[str]:
     """Ids as they are, mechanisms as files that have their names."""
     if not isinstance(mechanisms, Mapping):
-        return [Mechanism.of(name) and name for name in ([mechanisms] if isinstance(mechanisms, str) else mechanisms)]
+        ids = [mechanisms] if isinstance(mechanisms, str) else list(mechanisms)
+        if unknown := [name for name in ids if name not in presets()]:
+            remedy = "name presets, or pass a mapping of names of your own to mechanisms"
+            message = f"argument `mechanisms` has {unknown[0]!r}, which is no preset; {remedy}"
+            raise ConfigurationError(message, code="argument", field="mechanisms", remedy=remedy)
+        return ids
     files = []
     for name, mechanism in mechanisms.items():
         if not name or set(name) & set("/\\,"):

@@ -130,8 +130,9 @@ def _told(layer: Layer, compute: Callable[[], Any]) -> Any:
     try:
         return compute()
     except Error as error:
-        parts = {"code": error.code, "field": error.field, "tensor": error.tensor, "remedy": error.remedy}
-        raise type(error)(f"layer `{layer.name}`: {error}", **parts) from error
+        message = f"layer `{layer.name}`: {error}"
+        kind, remedy = type(error), error.remedy
+        raise kind(message, code=error.code, field=error.field, tensor=error.tensor, remedy=remedy) from error
 
 
 def _refused(layer: Layer, what: str, why: str) -> UnsupportedError:

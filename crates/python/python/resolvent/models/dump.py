@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import struct
 from typing import Iterable, Sequence
@@ -23,7 +24,8 @@ _TYPES = {"float32": "F32", "uint8": "U8"}
 
 def tensors(name: str, calls: Sequence[Given]) -> dict[str, Array]:
     """The tensors of one layer: ``<name>.q``, ``.k``, ``.v`` as ``[sequences, heads, tokens, channels]``, shorter sequences filled up with
-    zeros, and ``.key_mask`` where some are shorter or padded."""
+    zeros, and ``.key_mask`` where some are shorter or padded. A scale of the products that is not the inverse root of the channels is
+    multiplied into the queries, as the file has no place for it."""
     prefix = f"{name}." if name else ""
     queries, keys = (max(length(call) for call in calls) for length in (_queries, _keys))
     square = all(_queries(call) == _keys(call) for call in calls)
@@ -31,7 +33,7 @@ def tensors(name: str, calls: Sequence[Given]) -> dict[str, Array]:
         why = "queries of other tokens than the keys have no mask in a file; show inputs that are equally long"
         raise UnsupportedError(f"layer `{name}` with inputs of several lengths is not supported: {why}", code="unsupported", field=name, remedy=why)
     masks = torch.cat([_mask(call, keys) for call in calls])
-    parts = {"q": [call.q for call in calls], "v": [call.v for call in calls]}
+    parts = {"q": [_scaled(call) for call in calls], "v": [call.v for call in calls]}
     parts["k"] = [call.k for call in calls if call.k is not None]
     found: dict[str, Array] = {}
     for part in ("q", "k", "v"):
@@ -58,6 +60,11 @@ def _keys(call: Given) -> int:
     return call.v.shape[2]
 
 
+def _scaled(call: Given) -> Tensor:
+    own = call.q.shape[3] ** -0.5
+    return call.q if call.scale is None or math.isclose(call.scale, own, rel_tol=1e-6) else call.q * (call.scale / own)
+
+
 def _mask(call: Given, keys: int) -> Tensor:
     there = torch.ones(call.v.shape[0], _keys(call), dtype=torch.bool) if call.keep is None else call.keep.to(torch.bool)
     return torch.nn.functional.pad(there, (0, keys - there.shape[1]))
@@ -78,4 +85,4 @@ def write(path: pathlib.Path, arrays: Iterable[tuple[str, Array]]) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, array in listed:
-            file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+            file.write(np.ascontiguousarray(array).data)

@@ -107,10 +107,11 @@ class _Attending:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor], **kwargs: Any
     ) -> Any:
+        layer: Optional[LayerAttention] = getattr(module, CONVERTED, None)
         recorder = RECORDER.get()
         if recorder is not None:
-            recorder(_given(module, query, key, value, attention_mask, kwargs))
-        layer: Optional[LayerAttention] = getattr(module, CONVERTED, None)
+            given = _given(module, query, key, value, attention_mask, kwargs)
+            recorder(given._replace(k=None) if layer is not None and layer.mechanism.tied else given)
         if layer is not None:
             if layer.override is not None:
                 kwargs["dropout"] = layer.override if module.training else 0.0

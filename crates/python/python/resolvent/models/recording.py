@@ -97,7 +97,8 @@ def _of_torch(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: 
     biases: Sequence[Tensor | None] = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
 
     def heads(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(x, weight, bias).unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
+        projected = functional.linear(x, weight, bias)
+        return projected.view(*projected.shape[:-1], module.num_heads, -1).transpose(1, 2)
 
     q, k, v = (heads(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
     pairs = None
