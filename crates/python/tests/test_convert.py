@@ -148,6 +148,35 @@ def test_decoders_learn_and_write(name):
     assert torch.equal(written[0], written[1]) and torch.equal(written[0], written[2])
 
 
+def test_centroids_are_found_among_the_samples():
+    model, clustered = MODELS["bert"]().eval(), Mechanism("ssa", clusters=3)
+    given = inputs(model)
+    conversion = resolvent.convert(model, clustered, layers=1, samples=given, codebook=True)
+    assert conversion.layers[0].new == ("resolvent.codebook",) and conversion.layers[0].change < 1.0
+    codebook = model.state_dict()["encoder.layer.1.attention.self.resolvent.codebook"]
+    assert codebook.shape == (4, 3, 12) and codebook.isfinite().all()
+    fixed = states(model, given)
+    conversion.undo()
+    again = resolvent.convert(model, clustered, layers=1, samples=given, codebook=True)
+    assert torch.equal(states(model, given), fixed)
+    again.undo()
+    refuse(model, clustered, "samples", resolvent.ConfigurationError, codebook=True)
+    refuse(model, "fna", "no number of them", resolvent.ConfigurationError, codebook=True, samples=given)
+    many = Mechanism("ssa", clusters=30)
+    refuse(model, many, "23 tokens for 30 clusters", resolvent.ConfigurationError, codebook=True, samples=given)
+    torch_model = encoder().eval()
+    conversion = resolvent.convert(torch_model, clustered, samples=torch.randn(2, 10, 32), codebook=True)
+    assert conversion.layers[0].new == ("attention.codebook",)
+
+
+def test_converted_models_compile():
+    model = MODELS["bert"]().eval()
+    resolvent.convert(model, "fna", layers=0)
+    given = inputs(model)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model)(**given)[0], model(**given)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_conversions_add_up_and_are_undone_in_any_order():
     model = MODELS["bert"]().eval()
     given = inputs(model)

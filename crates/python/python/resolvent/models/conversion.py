@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Callable, Iterable, Union
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import ConfigurationError, Error, UnsupportedError
 from ..mechanism import Mechanism, MechanismLike
 from ..torch import Attention, MultiheadAttention, attend
+from .centroids import centroids
 from .given import Given
 from .layers import CONVERTED, Layer, Layers, find, select
 from .recording import recording, show
@@ -30,7 +32,7 @@ class Converted:
     kept: tuple[str, ...]
     """Parameters of the layer that it computes with as before."""
     new: tuple[str, ...]
-    """Parameters that the mechanism has brought."""
+    """Parameters, and centroids, that the mechanism has brought."""
     unused: tuple[str, ...]
     """Parameters that the mechanism has no use for."""
     change: float | None = None
@@ -72,6 +74,7 @@ def convert(
     *,
     learned: Iterable[str] | None = None,
     dropout: float | None = None,
+    codebook: bool = False,
 ) -> Conversion:
     """Puts a mechanism in place of a model's attention, in place, with its weights.
 
@@ -88,6 +91,8 @@ def convert(
             list. Every converted layer must compute what it is given then, and the result tells how far each is from softmax.
         learned: Names of the parameters that are learned, as in `resolvent.torch.Attention`.
         dropout: Of weights, in training, in place of the layers' own.
+        codebook: Whether mechanisms with clusters get fixed centroids, found among the tokens of the samples, in place of clusters found
+            anew in every call. They are in the state, and get no gradient.
 
     Raises:
         UnsupportedError: for models without attention that is known, and for what a mechanism cannot do, such as causality; the model
@@ -99,24 +104,39 @@ def convert(
         raise ConfigurationError(f"argument `dropout` is {dropout}; {remedy}", code="out-of-range", field="dropout", remedy=remedy)
     chosen = select(find(model), layers)
     seen = {} if samples is None else _seen(model, chosen, samples)
+    if codebook and not seen:
+        remedy = "pass samples that reach the layers"
+        raise ConfigurationError(f"argument `codebook` needs samples; {remedy}", code="argument", field="codebook", remedy=remedy)
     done = Conversion([], [])
-    made = []
     try:
+        made = []
         for layer in chosen:
             made.append(_made(layer, _mechanism(mechanism, layer), names, dropout))
-        for layer, attention in zip(chosen, made):
-            place = _place_in_transformers if hasattr(layer.module, "config") else _place_in_torch
-            converted, undo = place(model, layer, attention)
-            done.layers, done._undo = (*done.layers, converted), [*done._undo, undo]
+            if codebook:
+                _told(layer, functools.partial(_cluster, _attention_of(made[-1]), seen.get(layer.name, [])))
+        _place(model, list(zip(chosen, made)), done)
         if samples is not None:
             show(model, samples)
-        for layer, attention, converted in zip(chosen, made, done.layers):
-            if layer.name in seen:
-                converted.change = _told(layer, lambda: _change(attention, seen[layer.name]))
+            _measure(list(zip(chosen, made)), done, seen)
     except BaseException:
         done.undo()
         raise
     return done
+
+
+def _place(model: nn.Module, made: list[tuple[Layer, nn.Module]], done: Conversion) -> None:
+    """Puts the modules in place, and tells in `done` which and how to undo it."""
+    for layer, module in made:
+        place = _place_in_transformers if hasattr(layer.module, "config") else _place_in_torch
+        converted, undo = place(model, layer, module)
+        done.layers = (*done.layers, converted)
+        done._undo.append(undo)
+
+
+def _measure(made: list[tuple[Layer, nn.Module]], done: Conversion, seen: dict[str, list[Given]]) -> None:
+    for (layer, module), converted in zip(made, done.layers):
+        if layer.name in seen:
+            converted.change = _told(layer, functools.partial(_change, _attention_of(module), seen[layer.name]))
 
 
 def _mechanism(mechanism: Mechanisms, layer: Layer) -> Mechanism:
@@ -200,7 +220,7 @@ def _place_in_transformers(model: nn.Module, layer: Layer, attention: nn.Module)
             for config in changed:
                 restore(config)
 
-    new = tuple(f"{CONVERTED}.{name}" for name, _ in attention.named_parameters())
+    new = tuple(f"{CONVERTED}.{name}" for name in attention.state_dict())
     return Converted(layer.name, attention.mechanism, kept, new, tuple(unused)), undo
 
 
@@ -232,8 +252,14 @@ def _place_in_torch(model: nn.Module, layer: Layer, new: nn.Module) -> tuple[Con
 
     put(new, False)
     kept = tuple(name for name, _ in old.named_parameters() if name not in unused)
-    added = tuple(f"attention.{name}" for name, _ in new.attention.named_parameters())
+    added = tuple(f"attention.{name}" for name in new.attention.state_dict())
     return Converted(layer.name, new.attention.mechanism, kept, added, tuple(unused)), lambda: put(old, True)
+
+
+def _attention_of(module: nn.Module) -> Attention:
+    found: Any = module.attention if isinstance(module, MultiheadAttention) else module
+    assert isinstance(found, Attention)  # all that is made here
+    return found
 
 
 def _seen(model: nn.Module, layers: list[Layer], samples: Any) -> dict[str, list[Given]]:
@@ -244,22 +270,27 @@ def _seen(model: nn.Module, layers: list[Layer], samples: Any) -> dict[str, list
     return seen
 
 
+def _cluster(attention: Attention, calls: list[Given]) -> None:
+    attention.codebook = centroids(attention.mechanism, calls)
+
+
 @torch.no_grad()
-def _change(module: nn.Module, calls: list[Given]) -> float | None:
+def _change(attention: Attention, calls: list[Given]) -> float | None:
     """How far the mechanism's output is from softmax's on the same calls; `None` where softmax here is not the model's own."""
-    attention: Any = module.attention if isinstance(module, MultiheadAttention) else module
     sums = torch.zeros(3, dtype=torch.float64)
     for given in calls:
         if given.window is not None or given.options:
             return None
-        ours = _applied(given, attention.mechanism, attention.values()).double()
-        theirs = _applied(given, Mechanism("softmax", scale=given.scale), None).double()
+        ours = _applied(given, attention.mechanism, attention.values(), attention.codebook).double()
+        theirs = _applied(given, Mechanism("softmax", scale=given.scale)).double()
         sums += torch.stack([(ours * theirs).sum(), ours.square().sum(), theirs.square().sum()])
     both, own, reference = sums.tolist()
     return math.sqrt(max(0.0, 1.0 - both * both / (own * reference))) if own > 0.0 and reference > 0.0 else None
 
 
-def _applied(given: Given, mechanism: Mechanism, parameters: dict[str, Tensor] | None) -> Tensor:
+def _applied(
+    given: Given, mechanism: Mechanism, parameters: dict[str, Tensor] | None = None, codebook: Tensor | None = None
+) -> Tensor:
     square = given.k is not None and given.q.shape[2] == given.k.shape[2]
     return attend(
         given.q,
@@ -271,5 +302,6 @@ def _applied(given: Given, mechanism: Mechanism, parameters: dict[str, Tensor] |
         query_mask=given.keep if square else None,
         bias=given.pairs,
         parameters=parameters,
+        codebook=codebook,
         enable_gqa=True,
     )
