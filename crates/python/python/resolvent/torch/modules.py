@@ -214,7 +214,7 @@ class MultiheadAttention(nn.Module):
         self.attention = Attention(num_heads, self.head_dim, mechanism, **options)
         self.tied = self.attention.mechanism.tied
         self._one_width = self.kdim == self.vdim == embed_dim
-        # Encoder layers of `torch.nn` read this: it keeps them, in evaluation, from computing softmax of the weights themselves.
+        # Encoder layers of `torch.nn` read this: it keeps them, in evaluation, off their own path of softmax.
         self._qkv_same_embed_dim = False
         if self.tied and self.kdim != embed_dim:
             raise _refused("kdim of a tied mechanism", "the keys are the queries; leave it out")
