@@ -133,6 +133,16 @@ def test_multihead_attention_without_a_batch_and_in_an_encoder():
     torch.testing.assert_close(layer(batch, src_key_padding_mask=padding)[~padding], expected[~padding])
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_encoder_layers_compute_the_mechanism_in_evaluation(grad):
+    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=True)
+    layer.self_attn = MultiheadAttention.from_torch(layer.self_attn, "infsa")
+    batch = torch.randn(2, 7, 32)
+    with torch.set_grad_enabled(grad):
+        expected = layer.train()(batch)
+        assert torch.equal(layer.eval()(batch), expected)
+
+
 @pytest.mark.parametrize("mechanism", list(resolvent.mechanisms()))
 def test_padding_changes_nothing(mechanism):
     module = MultiheadAttention(24, 3, batch_first=True, mechanism=mechanism)

@@ -1,10 +1,13 @@
 """Attention mechanisms on the CPU: fused, differentiable, exactly masked, with O(N) extra memory.
 
 `attend` and `attend_backward` take NumPy arrays and everything that speaks DLPack; `resolvent.torch` has operators and
-modules for PyTorch, `resolvent.transformers` attention implementations for Hugging Face models.
+modules for PyTorch, `resolvent.transformers` attention implementations for Hugging Face models. `convert` puts a mechanism into a
+whole model, `analyze` looks at what its attention is given; these two import PyTorch when they are first asked for.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from . import errors, values
 from ._resolvent import Clusters, __version__
@@ -49,6 +52,9 @@ from .values import (
     Whitened,
 )
 
+if TYPE_CHECKING:
+    from .models import analyze, convert
+
 __all__ = [
     "Clustered",
     "Clusters",
@@ -89,9 +95,11 @@ __all__ = [
     "UnsupportedError",
     "Whitened",
     "__version__",
+    "analyze",
     "attend",
     "attend_backward",
     "clusters",
+    "convert",
     "errors",
     "get_num_threads",
     "mechanisms",
@@ -100,3 +108,11 @@ __all__ = [
     "set_num_threads",
     "values",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("analyze", "convert"):
+        from . import models
+
+        return getattr(models, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

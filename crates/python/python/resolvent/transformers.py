@@ -19,7 +19,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from .errors import ConfigurationError, UnsupportedError
 from .mechanism import Mechanism, MechanismLike, mechanisms
-from .torch import attend
+from .torch import Attention, attend
 from .values import Dense, DotExp
 
 __all__ = ["register"]
@@ -159,26 +159,31 @@ def _attention(
     is_causal: bool | None = None,
     softcap: float | None = None,
     sliding_window: int | None = None,
+    learned: Attention | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out."""
+    """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out. `learned` holds the
+    mechanism's parameters where the layer has its own."""
     for name in ("s_aux", "sinks", "head_mask", "cache", "block_mask"):
         if kwargs.get(name) is not None:
             raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
     if kwargs.get("output_attentions"):
         raise _refused("output_attentions", "the weights of attention are never formed; leave it out")
-    if mechanism.tied:
-        why = "models have keys of their own; put resolvent.torch.MultiheadAttention in place of their modules"
-        raise _refused(f"the tied mechanism `{mechanism}`", why)
     pattern, keep = _pattern(module, query, key, attention_mask, is_causal, sliding_window)
+    crossed = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
+    if mechanism.tied and learned is None:
+        why = "models have keys of their own; resolvent.convert leaves them out"
+        raise _refused(f"the tied mechanism `{mechanism}`", why)
+    if mechanism.tied and (crossed or query.shape[2] != key.shape[2]):
+        why = "its keys are its queries, which must be the same tokens; leave cross-attention and caches out"
+        raise _refused(f"the tied mechanism `{mechanism}` on other keys", why)
     default = scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6)
     # Under a decoder's single new token a window is what the cache has kept.
     wide = pattern.window is None or pattern.window >= key.shape[2]
     adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window)
-    crossed = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
     out = attend(
         query,
-        key,
+        None if mechanism.tied else key,
         value,
         adapted,
         causal=pattern.causal and query.shape[2] > 1,
@@ -186,6 +191,8 @@ def _attention(
         # Sums over all rows must not see padding either.
         query_mask=keep if pattern.one_token_set and not crossed and not adapted._core.row_local else None,
         bias=_bias(pattern.pairs, kwargs.get("position_bias")),
+        parameters=None if learned is None else learned.values(),
+        codebook=None if learned is None else learned.codebook,
         dropout=dropout,
         enable_gqa=True,
     )

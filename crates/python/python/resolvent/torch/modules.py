@@ -213,11 +213,13 @@ class MultiheadAttention(nn.Module):
         options: dict[str, Any] = {"learned": learned, "dropout": dropout, **factory}
         self.attention = Attention(num_heads, self.head_dim, mechanism, **options)
         self.tied = self.attention.mechanism.tied
-        self._qkv_same_embed_dim = self.kdim == self.vdim == embed_dim
+        self._one_width = self.kdim == self.vdim == embed_dim
+        # Encoder layers of `torch.nn` read this: it keeps them, in evaluation, off their own path of softmax.
+        self._qkv_same_embed_dim = False
         if self.tied and self.kdim != embed_dim:
             raise _refused("kdim of a tied mechanism", "the keys are the queries; leave it out")
         parts = 2 if self.tied else 3
-        if self._qkv_same_embed_dim:
+        if self._one_width:
             self.in_proj_weight = nn.Parameter(torch.empty((parts * embed_dim, embed_dim), **factory))
         else:
             self.q_proj_weight = nn.Parameter(torch.empty((embed_dim, embed_dim), **factory))
@@ -266,7 +268,7 @@ class MultiheadAttention(nn.Module):
         return new.train(module.training)
 
     def _weights(self) -> list[Tensor]:
-        if self._qkv_same_embed_dim:
+        if self._one_width:
             return [self.in_proj_weight]
         return [self.q_proj_weight, *([] if self.tied else [self.k_proj_weight]), self.v_proj_weight]
 
@@ -311,7 +313,7 @@ class MultiheadAttention(nn.Module):
             is_causal, bias = _pairs(attn_mask, query.shape[0], query.shape[1], key.shape[1])
         keep = None if padding is None else _kept(padding)
         inputs = [query, value] if self.tied else [query, key, value]
-        if self._qkv_same_embed_dim:
+        if self._one_width:
             weights = self.in_proj_weight.chunk(len(inputs))
         else:
             weights = tuple(self._weights())

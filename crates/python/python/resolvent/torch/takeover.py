@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import math
 import threading
 from types import TracebackType
-from typing import Any
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import Error, UnsupportedError
 from ..mechanism import Mechanism
-from . import _kernels
+from . import _kernels, masks
 from ._kernels import Forward, Options
 
 __all__ = ["Report", "accelerate"]
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
-#: Additive masks hide by minus infinity or by the most negative number of a type.
-_HIDDEN = -1e9
 
 
 @dataclasses.dataclass
@@ -76,8 +76,9 @@ def accelerate(*, report: bool = False) -> _Acceleration:
     On at once; off again with ``off()``, or at the end of a ``with`` statement. ``.report`` counts calls taken and handed on,
     with reasons; ``report=True`` prints it when the takeover ends.
 
-    Taken are float32 calls without dropout and without a mask, causal ones of as many queries as keys, and ones whose mask
-    hides whole keys (padding). Everything else goes to PyTorch's kernel unchanged.
+    Taken are float32 calls without dropout and without a mask, causal ones of as many queries as keys, by ``is_causal`` or by a mask that
+    says the same, and ones whose mask hides whole keys (padding), causal or not. Everything else goes to PyTorch's kernel unchanged,
+    masks that differ between queries in another way among it: there it is faster.
     """
     return _Acceleration(report)
 
@@ -130,22 +131,31 @@ class _Takeover:
                 report.handed_on[reason] += 1
 
 
-_SOFTMAX: dict[float | None, Mechanism] = {}
-
-
+# Models have few scales: one per width of their heads.
+@functools.lru_cache(maxsize=64)
 def _softmax(scale: float | None) -> Mechanism:
-    """Models have few scales: one per width of their heads."""
-    if scale not in _SOFTMAX:
-        if len(_SOFTMAX) >= 64:
-            _SOFTMAX.clear()
-        _SOFTMAX[scale] = Mechanism("softmax", scale=scale)
-    return _SOFTMAX[scale]
+    return Mechanism("softmax", scale=scale)
 
 
-def _options(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, mask: Tensor | None, scale: float | None
-) -> Options | str:
-    """The call as one of ours, or the reason why it is none."""
+class _Call(NamedTuple):
+    """A call as one of ours."""
+
+    options: Options
+    kind: masks.Kind | None
+    """What its mask is."""
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float,
+    causal: bool,
+    mask: Tensor | None,
+    scale: float | None,
+    kind: masks.Kind | None = None,
+) -> _Call | str:
+    """The call as one of ours, or the reason why it is none. `kind` is that of its mask, where it is known."""
     if q.dtype != torch.float32:
         return f"dtype {str(q.dtype).removeprefix('torch.')}"
     if dropout != 0.0:
@@ -156,36 +166,30 @@ def _options(
         return "empty tensors"
     if k.shape[1] != q.shape[1] or v.shape[1] != q.shape[1]:
         return "fewer heads of keys than of queries"
-    keep = None if mask is None else _key_mask(mask, q.shape[0], k.shape[2])
-    if isinstance(keep, str):
-        return keep
+    keep = None
+    if mask is not None:
+        read = masks.read(mask, q.shape[0], q.shape[2], k.shape[2], kind)
+        if isinstance(read, str):
+            return read
+        kind, found = read
+        causal, keep = causal or found.causal, found.keep
     try:
-        mechanism = _softmax(scale)
+        return _Call(Options(_softmax(scale), causal, keep), kind)
     except Error:
         return "scale out of range"
-    return Options(mechanism, causal, keep)
 
 
-def _key_mask(mask: Tensor, batch: int, keys: int) -> Tensor | str:
-    """Which keys an additive mask ``[batch, heads, queries, keys]`` keeps, where these are the same for all queries and heads."""
-    if mask.dim() == 2:
-        mask = mask[None, None]
-    if mask.dim() != 4:
-        return "attn_mask of another rank"
-    for axis, what in ((1, "heads"), (2, "queries")):
-        if mask.shape[axis] > 1 and mask.stride(axis) != 0:
-            first = mask.narrow(axis, 0, 1)
-            # The last differs from the first in causal masks: most are told apart at the cost of one row.
-            last = mask.narrow(axis, mask.shape[axis] - 1, 1)
-            if not torch.equal(first, last) or not bool((mask == first).all()):
-                return f"attn_mask that differs between {what}"
-    row = mask[:, 0, 0, :]
-    keep = row if row.dtype == torch.bool else row == 0
-    if row.dtype != torch.bool and not bool((keep | (row <= _HIDDEN)).all()):
-        return "attn_mask that weighs keys"
-    if not bool(keep.any(-1).all()):
-        return "attn_mask that hides all keys"
-    return keep.expand(batch, keys).contiguous()
+_Result = TypeVar("_Result")
+
+
+def _answered(call: _Call | str, compute: Callable[[_Call], _Result]) -> _Result | str:
+    """The result of a call that is one of ours, or why it is none."""
+    if isinstance(call, str):
+        return call
+    try:
+        return compute(call)
+    except Error as error:
+        return f"{error.code} of {error.tensor}"
 
 
 def _as(x: Tensor, like: Tensor) -> Tensor:
@@ -205,19 +209,22 @@ def _forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    options = _options(q, k, v, dropout_p, is_causal, attn_mask, scale)
-    if not isinstance(options, str):
-        try:
-            done = _kernels.forward(options, q, k, v, ())
-        except Error as error:
-            options = f"{error.code} of {error.tensor}"
-        else:
-            _Takeover.count(None)
-            rows = q.shape[:3]
-            assert done.state is not None  # kept by default
-            sums = done.state[: rows.numel()].view(rows)
-            return _as(done.out, q), sums.transpose(1, 2).contiguous().transpose(1, 2)
-    _Takeover.count(options)
+    def compute(call: _Call) -> tuple[Tensor, Tensor]:
+        done = _kernels.forward(call.options, q, k, v, ())
+        if attn_mask is not None and call.kind is not None:
+            masks.remember(attn_mask, call.kind)
+        assert done.state is not None  # kept by default
+        sums = done.state[: q.shape[:3].numel()].view(q.shape[:3])
+        if call.options.key_mask is not None:
+            # PyTorch's sum of a row without keys.
+            sums = sums.masked_fill(sums == -math.inf, 0.0)
+        return _as(done.out, q), sums.transpose(1, 2).contiguous().transpose(1, 2)
+
+    answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale), compute)
+    if not isinstance(answer, str):
+        _Takeover.count(None)
+        return answer
+    _Takeover.count(answer)
     result: tuple[Tensor, Tensor] = _Takeover.originals[_FORWARD].call_boxed(
         keys, q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )
@@ -238,21 +245,21 @@ def _backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    options = _options(q, k, v, dropout_p, is_causal, attn_mask, scale)
-    if not isinstance(options, str):
+    def compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
         # What rounding has left out of the sums is not carried through PyTorch's operator.
         state = torch.zeros(2 * logsumexp.numel())
         state[: logsumexp.numel()].view(logsumexp.shape).copy_(logsumexp)
-        try:
-            saved = Forward(out.contiguous(), state, None)
-            gradients = _kernels.backward(options, q, k, v, (), saved, dout, ())[:3]
-        except Error as error:
-            options = f"{error.code} of {error.tensor}"
-        else:
-            _Takeover.count(None)
-            dq, dk, dv = (_permuted(x) for x in gradients if x is not None)
-            return dq, dk, dv
-    _Takeover.count(options)
+        saved = Forward(out.contiguous(), state, None)
+        gradients = _kernels.backward(call.options, q, k, v, (), saved, dout, ())[:3]
+        dq, dk, dv = (_permuted(x) for x in gradients if x is not None)
+        return dq, dk, dv
+
+    known = None if attn_mask is None else masks.recall(attn_mask)
+    answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale, known), compute)
+    if not isinstance(answer, str):
+        _Takeover.count(None)
+        return answer
+    _Takeover.count(answer)
     result: tuple[Tensor, Tensor, Tensor] = _Takeover.originals[_BACKWARD].call_boxed(
         keys, dout, q, k, v, out, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )
