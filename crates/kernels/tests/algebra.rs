@@ -34,12 +34,14 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "clustered", "clusters": 3, "estimator": "centroid", "balance": null}"#,
     r#"{"kind": "clustered", "clusters": 3, "samples": 2, "balance": null}"#,
     r#"{"kind": "clustered", "clusters": 3, "samples": 2, "cluster_on": "dual", "global_tokens": 1}"#,
-    r#"{"kind": "clustered", "clusters": 4, "routes": 2, "route_by": "query", "cluster_on": "keys", "estimator": "centroid"}"#,
     r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 3}, "inverse": "cholesky", "ridge": 0.25}"#,
     r#"{"kind": "features"}"#,
     r#"{"kind": "features", "map": "favor", "count": 7}"#,
     r#"{"kind": "pooled"}"#,
 ];
+
+/// Every query for itself. Its combinations come last: numbers of combinations are seeds.
+const ROUTED: &str = r#"{"kind": "clustered", "clusters": 4, "routes": 2, "route_by": "query", "cluster_on": "keys", "estimator": "centroid"}"#;
 
 /// What `factors` takes: an inverse of a matrix that is not symmetric, which as it is no other normalisation of the walk has digits of.
 const FACTORED: &[&str] = &[
@@ -82,7 +84,7 @@ fn product() -> impl Iterator<Item = String> {
             .chain(STRUCTURES)
             .flat_map(move |f| SERIES.iter().map(move |s| parts(*score, *f, r#"{"kind": "factors"}"#, *s)))
     });
-    all.chain(factored)
+    all.chain(factored).chain(SCORES.iter().flat_map(move |score| two(*score, ROUTED)))
 }
 
 /// A call of a combination: sizes, causality, tied keys, masks.

@@ -68,6 +68,12 @@ pub(super) const NAMED: [Named; 8] = [
         },
     },
     Named {
+        id: "local",
+        paper: "Longformer: The Long-Document Transformer",
+        summary: "Softmax within a window of tokens around each.",
+        values: || Composed::new(DotExp::default()).structure(Dense { window: Some(256), sinks: 0 }),
+    },
+    Named {
         id: "routed",
         paper: "Spectral Sparse Attention: Subquadratic Long-Context Modeling via Cluster-Based Sparsification with Provable Guarantees",
         summary: "Softmax over clusters of keys, of which each query sees those exactly that weigh most, and the means of the others.",
@@ -75,12 +81,6 @@ pub(super) const NAMED: [Named; 8] = [
             let ssa = Ssa::default().with_cluster_on(ClusterOn::Keys).with_estimator(Estimator::Centroid);
             Composed::new(DotExp::default()).structure(ssa.with_route_by(RouteBy::Query).with_routes(4))
         },
-    },
-    Named {
-        id: "local",
-        paper: "Longformer: The Long-Document Transformer",
-        summary: "Softmax within a window of tokens around each.",
-        values: || Composed::new(DotExp::default()).structure(Dense { window: Some(256), sinks: 0 }),
     },
 ];
 

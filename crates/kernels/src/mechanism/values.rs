@@ -3,7 +3,7 @@
 use super::{
     Activation, Bandwidth, Centering, Composed, Constant, Dense, DistanceKernel, Dot, DotExp, Factor, Fna, Frobenius,
     Gaussian, Infsa, InfsaResolvent, Inverse, InverseGradient, Landmarks, Laplacian, LaplacianExact, Limit, Mechanism,
-    NewtonInit, Normalisation, Nystrom, OneHop, Pooled, PowerLaw, Resolvent, Row, Score, Series, Soft, Softmax,
+    NewtonInit, Normalisation, Nystrom, OneHop, Pooled, PowerLaw, Resolvent, Row, Score, Series, Soft, Softmax, Ssa,
     Structure, Symmetric, Uniform, Unnormalised, Whitened, Whitening,
 };
 
@@ -78,10 +78,8 @@ impl Composed {
             {
                 Mechanism::Softmax(Softmax { scale: *scale, causal, tied })
             }
-            (Score::DotExp(DotExp { scale, softcap: None }), Structure::Clustered(m), Normalisation::Row(row))
-                if once && !tied && *row == Row::default() && !m.routes_queries() =>
-            {
-                Mechanism::Ssa(m.ssa(*scale, causal))
+            (Score::DotExp(_), Structure::Clustered(_), _) => {
+                Mechanism::Ssa(self.ssa().filter(|m| !m.routes_queries())?)
             }
             (Score::Constant(_), Structure::Dense(_), Normalisation::Row(row))
                 if once && !tied && *row == Row::default() =>
@@ -114,6 +112,20 @@ impl Composed {
             }
             _ => return None,
         })
+    }
+
+    /// How tokens are clustered, of values that are softmax over a clustered graph.
+    pub(crate) fn ssa(&self) -> Option<Ssa> {
+        let Self { score, structure, normalisation, series, bias: None, tied: false, causal, .. } = self else {
+            return None;
+        };
+        let softmax = *series == Series::default() && *normalisation == Normalisation::Row(Row::default());
+        match (score, structure) {
+            (Score::DotExp(DotExp { scale, softcap: None }), Structure::Clustered(m)) if softmax => {
+                Some(m.ssa(*scale, *causal))
+            }
+            _ => None,
+        }
     }
 
     /// One hop of InfSA, or all of them.

@@ -9,35 +9,35 @@ use crate::{
 };
 
 impl Operator {
-    /// The same operator on keys and values of `key_heads` heads, `[batch, key_heads, seq_kv, ..]`: each serves `heads / key_heads`
+    /// The same operator on keys and values of `kv_heads` heads, `[batch, kv_heads, seq_kv, ..]`: each serves `heads / kv_heads`
     /// heads of queries in a row (grouped-query attention; with one, multi-query attention). The gradients of a key and a value are
     /// the sums over the heads that it serves, in their order.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where `key_heads` does not divide the heads; [`Error::Unsupported`] where keys are queries, of which
+    /// [`Error::OutOfRange`] where `kv_heads` does not divide the heads; [`Error::Unsupported`] where keys are queries, of which
     /// there are as many.
     ///
     /// ```
     /// use resolvent_kernels::*;
     /// let op = Operator::new(&Mechanism::preset("softmax")?, Shape::square(1, 4, 8, 2), false, Strategy::Auto)?;
-    /// let op = op.with_key_heads(2)?;
+    /// let op = op.with_kv_heads(2)?;
     /// let (q, kv, mut out) = (vec![0.5; 4 * 16], vec![0.25; 2 * 16], vec![0.0; 4 * 16]);
     /// let inputs = Inputs { q: &q, k: Some(&kv), v: &kv, extras: Extras::default() };
     /// op.forward(&inputs, &Mask::NONE, &mut out, &mut vec![0.0; op.plan().stats], &mut Scratch::default())?;
     /// assert!((out[63] - 0.25).abs() < 1e-6);
     /// # Ok::<(), Error>(())
     /// ```
-    pub fn with_key_heads(mut self, key_heads: usize) -> Result<Self> {
+    pub fn with_kv_heads(mut self, kv_heads: usize) -> Result<Self> {
         let heads = self.shape.heads;
-        if key_heads == 0 || !heads.is_multiple_of(key_heads) {
-            let got = format!("{key_heads} for {heads} heads");
-            return Err(Error::OutOfRange { field: "key_heads", got, expected: "a divisor of the heads" });
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            let got = format!("{kv_heads} for {heads} heads");
+            return Err(Error::OutOfRange { field: "kv_heads", got, expected: "a divisor of the heads" });
         }
-        if key_heads != heads && self.mechanism.tied() {
+        if kv_heads != heads && self.mechanism.tied() {
             let why = "queries are keys, so that there are as many heads of both; set tied to false";
-            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "key_heads below heads", why });
+            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "kv_heads below heads", why });
         }
-        self.key_heads = key_heads;
+        self.kv_heads = kv_heads;
         if self.is_grouped() {
             // Keys, values and their gradients of every head, and rows that are widened.
             let bytes = |len: usize| size_of::<f32>() * len;
@@ -49,22 +49,22 @@ impl Operator {
     }
 
     /// Heads of keys and values.
-    pub fn key_heads(&self) -> usize {
-        self.key_heads
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
     }
 
     pub(super) fn is_grouped(&self) -> bool {
-        self.key_heads != self.shape.heads
+        self.kv_heads != self.shape.heads
     }
 
     /// The operator on as many heads of keys as of queries.
     fn ungrouped(&self) -> Self {
-        Self { key_heads: self.shape.heads, ..self.clone() }
+        Self { kv_heads: self.shape.heads, ..self.clone() }
     }
 
     /// The sizes of keys and values.
     fn key_shape(&self) -> Shape {
-        Shape { heads: self.key_heads, ..self.shape }
+        Shape { heads: self.kv_heads, ..self.shape }
     }
 
     fn check_grouped<T>(&self, op: &'static str, inputs: &Inputs<'_, T>) -> Result<()> {
@@ -74,15 +74,15 @@ impl Operator {
 
     /// Rows of heads of keys, as often as heads of queries share them.
     fn shared<T: Element>(&self, x: &[T]) -> Vec<f32> {
-        let times = self.shape.heads / self.key_heads;
+        let times = self.shape.heads / self.kv_heads;
         let wide = as_f32(x);
-        let heads = wide.chunks((x.len() / (self.shape.batch * self.key_heads)).max(1));
+        let heads = wide.chunks((x.len() / (self.shape.batch * self.kv_heads)).max(1));
         heads.flat_map(|head| std::iter::repeat_n(head, times)).flatten().copied().collect()
     }
 
     /// The sums of what the heads that share a key get, from the first on.
     fn summed<T: Element>(&self, each: &[f32], out: &mut [T]) {
-        let times = self.shape.heads / self.key_heads;
+        let times = self.shape.heads / self.kv_heads;
         let len = (each.len() / self.shape.slices()).max(1);
         for (out, of_heads) in out.chunks_mut(len).zip(each.chunks(len * times)) {
             let mut sums = of_heads[..len].to_vec();

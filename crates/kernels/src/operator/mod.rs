@@ -49,7 +49,7 @@ pub struct Operator {
     /// The preset that a composition is, which serves the calls that it can.
     preset: Option<Box<Operator>>,
     /// Heads of keys and values.
-    key_heads: usize,
+    kv_heads: usize,
 }
 
 impl Operator {
@@ -67,8 +67,8 @@ impl Operator {
         };
         let by_reference = planning::by_reference(mechanism, &plan, causal, &shape, strategy);
         let (level, preset) = (Level::selected()?, preset.map(Box::new));
-        let key_heads = shape.heads;
-        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level, by_reference, preset, key_heads })
+        let kv_heads = shape.heads;
+        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level, by_reference, preset, kv_heads })
     }
 
     /// The same operator on another instruction set.

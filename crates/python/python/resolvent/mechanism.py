@@ -274,6 +274,11 @@ class Mechanism:
         return cls("nystromformer", **fields)
 
     @classmethod
+    def routed(cls, **fields: Any) -> Mechanism:
+        """Softmax over clusters of keys: each query sees those exactly that weigh most for it, and the means of the others."""
+        return cls("routed", **fields)
+
+    @classmethod
     def local(cls, **fields: Any) -> Mechanism:
         """Softmax within a window."""
         return cls("local", **fields)

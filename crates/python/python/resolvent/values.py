@@ -211,6 +211,8 @@ class Clustered(Structure):
     jl_dim: OptionalInt = UNSET
     balance: OptionalNumber = UNSET
     routes: Union[int, Unset] = UNSET
+    route_by: Union[Literal["cluster", "query"], Unset] = UNSET
+    cluster_metric: Union[Literal["euclidean", "cosine"], Unset] = UNSET
     outlier_globals: Union[int, Unset] = UNSET
     outlier_queries: Union[int, Unset] = UNSET
 

@@ -35,6 +35,13 @@ impl Layout {
         let tied = mechanism.tied();
         let keys = if tied { seq_q } else { seq_kv };
         let kv_heads = if !tied && heads.is_multiple_of(v_heads) { v_heads } else { heads };
+        fit(
+            file,
+            ("v", &v),
+            ("q", &q),
+            &[batch, kv_heads, keys, value_dim],
+            "v needs the batch and heads of q (or fewer, that divide them), a row per key",
+        )?;
         match file.get("k") {
             Some(_) if tied => {
                 let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
@@ -55,13 +62,6 @@ impl Layout {
             }
             None => {}
         }
-        fit(
-            file,
-            ("v", &v),
-            ("q", &q),
-            &[batch, kv_heads, keys, value_dim],
-            "v needs the batch and heads of q (or fewer, that divide them), a row per key",
-        )?;
         let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
         Ok(Self { shape, rank: q.shape.len(), kv_heads })
     }

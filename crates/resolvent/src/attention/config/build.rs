@@ -49,7 +49,7 @@ impl MultiHeadAttentionConfig {
             dropout: DropoutConfig::new(self.dropout.output).init(),
             weight_dropout: self.dropout.weights,
             n_heads: heads,
-            kv_heads: self.key_heads(),
+            kv_heads: self.kv_heads(),
             pool_first: self.pool_first,
             rotary: positions.rotary,
             ternary: weights.ternary,
@@ -115,13 +115,13 @@ impl MultiHeadAttentionConfig {
     }
 
     /// Heads of keys and values.
-    pub(super) fn key_heads(&self) -> usize {
+    pub(super) fn kv_heads(&self) -> usize {
         self.projection.kv_heads.unwrap_or(self.n_heads)
     }
 
     /// Columns of all input projections together.
     fn input_width(&self, mechanism: &Mechanism) -> usize {
-        let keys = self.key_heads() * (self.d_model / self.n_heads);
+        let keys = self.kv_heads() * (self.d_model / self.n_heads);
         match projections(mechanism) {
             1 => keys,
             parts => self.d_model + (parts - 1) * keys,

@@ -82,7 +82,7 @@ impl MultiHeadAttentionConfig {
 
     /// Whether queries can share keys and values as configured.
     fn check_groups(&self, mechanism: &Mechanism) -> Result<(), Error> {
-        let heads = self.key_heads();
+        let heads = self.kv_heads();
         field("kv_heads", heads, heads >= 1 && self.n_heads.is_multiple_of(heads), "a divisor of `n_heads`")?;
         if heads == self.n_heads {
             return Ok(());

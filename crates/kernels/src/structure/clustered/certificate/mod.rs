@@ -20,7 +20,7 @@ use super::{
     members::exact_mean,
 };
 use crate::{
-    ClusterPlan, Error, Inputs, Mask, Mechanism, Result, Shape, check,
+    ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
     mechanism::{Estimator, Ssa},
 };
 
@@ -41,7 +41,7 @@ pub struct Certificate {
 }
 
 impl ClusterPlan {
-    /// Bounds on what a call of `mechanism` (an `ssa`) with this plan misses. `O(seq_q (clusters + exact keys) head_dim)`
+    /// Bounds on what a call of `mechanism` (an `ssa`, or `routed`) with this plan misses. `O(seq_q (clusters + exact keys) head_dim)`
     /// time, in f64.
     ///
     /// # Errors
@@ -53,10 +53,17 @@ impl ClusterPlan {
         inputs: &Inputs<'_, f32>,
         mask: &Mask<'_>,
     ) -> Result<Certificate> {
-        let Mechanism::Ssa(m) = mechanism else {
-            let why = "only `ssa` attends along clusters";
-            return Err(Error::Unsupported { mechanism: mechanism.id(), what: "a plan of clusters", why });
+        let refused = |what, why| Error::Unsupported { mechanism: mechanism.id(), what, why };
+        let of_values = match mechanism {
+            Mechanism::Ssa(m) => Some(m.clone()),
+            Mechanism::Composed(m) => m.ssa(),
+            _ => None,
         };
+        let m =
+            &of_values.ok_or_else(|| refused("a certificate", "only softmax over clusters of tokens has bounds"))?;
+        if inputs.extras.get(Parameter::Gamma).is_some() {
+            return Err(refused("a certificate with gamma", "the bounds are on softmax itself; leave gamma out"));
+        }
         mechanism.check(shape, mask.causal)?;
         check::inputs("certificate", mechanism, shape, inputs, mask)?;
         self.check("certificate", shape, m.estimator != Estimator::Centroid)?;
@@ -111,6 +118,7 @@ impl<'a> Rows<'a> {
     ) -> Self {
         let Shape { heads, seq_q, seq_kv, head_dim: d, value_dim: dv, .. } = *shape;
         let b = slice / heads;
+        let given = inputs.extras.get(Parameter::Scale).map(|scale| scale[slice % heads].into());
         let keep_q = mask.query.map(|keep| &keep[b * seq_q..][..seq_q]);
         let keep_k = mask.key.map(|keep| &keep[b * seq_kv..][..seq_kv]);
         let block = (mask.causal || m.causal).then(|| m.causal_clusters.block());
@@ -125,7 +133,7 @@ impl<'a> Rows<'a> {
             v,
             keep_k,
             shape,
-            scale: m.scale.unwrap_or((d as f64).powf(-0.5)),
+            scale: given.or(m.scale).unwrap_or((d as f64).powf(-0.5)),
             centroid: m.estimator == Estimator::Centroid,
             anchors,
             value_mean: exact_mean(v, dv, kept),

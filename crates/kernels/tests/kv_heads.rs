@@ -42,15 +42,15 @@ fn repeated<T: Copy>(x: &[T], len: usize, times: usize) -> Vec<T> {
 fn shared_heads_are_repeated_ones() {
     let mechanisms = ["softmax", "infsa", "fna", "ssa", "linear-infsa", "uniform", "laplacian-exact", "linear"];
     for (seed, id) in mechanisms.into_iter().enumerate() {
-        for (key_heads, strategy) in
+        for (kv_heads, strategy) in
             [(1, Strategy::Auto), (2, Strategy::Fused), (3, Strategy::Reference), (6, Strategy::Auto)]
         {
             let op = Operator::new(&Mechanism::preset(id).unwrap(), SHAPE, false, strategy).unwrap();
-            let grouped = op.clone().with_key_heads(key_heads).unwrap();
-            let (times, [k_len, v_len]) = (6 / key_heads, [9 * 5, 9 * 4]);
+            let grouped = op.clone().with_kv_heads(kv_heads).unwrap();
+            let (times, [k_len, v_len]) = (6 / kv_heads, [9 * 5, 9 * 4]);
             let (q, dout) = (numbers::<f32>(SHAPE.q_len(), seed), numbers::<f32>(op.out_len(), seed + 1));
             let (k, v) =
-                (numbers::<f32>(2 * key_heads * k_len, seed + 2), numbers::<f32>(2 * key_heads * v_len, seed + 3));
+                (numbers::<f32>(2 * kv_heads * k_len, seed + 2), numbers::<f32>(2 * kv_heads * v_len, seed + 3));
             let keep: Vec<bool> = (0..18).map(|n| n % 5 != 2).collect();
             let mask = Mask::padding(&keep);
             let got = solve(&grouped, [&q, &k, &v], &dout, &mask).unwrap();
@@ -62,7 +62,7 @@ fn shared_heads_are_repeated_ones() {
                 };
                 expected[n] = expected[n].chunks(len * times).flat_map(|heads| -> Vec<f32> { sum(heads) }).collect();
             }
-            assert_eq!(got, expected, "{id}, {key_heads}");
+            assert_eq!(got, expected, "{id}, {kv_heads}");
         }
     }
 }
@@ -70,7 +70,7 @@ fn shared_heads_are_repeated_ones() {
 #[test]
 fn half_types_are_summed_before_they_are_rounded() {
     let op = Operator::new(&Mechanism::preset("softmax").unwrap(), SHAPE, true, Strategy::Auto).unwrap();
-    let op = op.with_key_heads(1).unwrap();
+    let op = op.with_kv_heads(1).unwrap();
     let narrow = [SHAPE.q_len(), 2 * 45, 2 * 36, SHAPE.out_len()];
     let narrow: Vec<Vec<bf16>> = narrow.into_iter().enumerate().map(|(seed, len)| numbers(len, seed)).collect();
     let wide: Vec<Vec<f32>> = narrow.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
@@ -87,13 +87,13 @@ fn half_types_are_summed_before_they_are_rounded() {
 fn heads_that_do_not_divide_are_refused() {
     let op = |json: &str| Operator::new(&Mechanism::from_json(json).unwrap(), SHAPE, false, Strategy::Auto).unwrap();
     let softmax = op(r#"{"mechanism": "softmax"}"#);
-    for key_heads in [0, 4, 12] {
-        let error = softmax.clone().with_key_heads(key_heads).unwrap_err();
-        assert!(matches!(error, Error::OutOfRange { field: "key_heads", .. }), "{error}");
+    for kv_heads in [0, 4, 12] {
+        let error = softmax.clone().with_kv_heads(kv_heads).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { field: "kv_heads", .. }), "{error}");
     }
-    let tied = op(r#"{"mechanism": "softmax", "tied": true}"#).with_key_heads(2).unwrap_err();
+    let tied = op(r#"{"mechanism": "softmax", "tied": true}"#).with_kv_heads(2).unwrap_err();
     assert!(matches!(tied, Error::Unsupported { .. }), "{tied}");
-    let grouped = softmax.with_key_heads(2).unwrap();
+    let grouped = softmax.with_kv_heads(2).unwrap();
     let (q, k) = (numbers::<f32>(SHAPE.q_len(), 1), numbers::<f32>(SHAPE.k_len(), 2));
     let error = solve(&grouped, [&q, &k, &k], &q, &Mask::NONE).unwrap_err();
     assert!(matches!(error, Error::Length { tensor: "k", expected: 180, .. }), "{error}");
