@@ -7,7 +7,7 @@ mod threads;
 
 use std::collections::BTreeMap;
 
-use resolvent_kernels::{ClusterPlan, Error, Mechanism, Operator, Shape, Strategy, Tol, reference};
+use resolvent_kernels::{ClusterPlan, Error, Extras, Inputs, Mechanism, Operator, Shape, Strategy, Tol, reference};
 use support::{
     problem::{Problem, Solution, assert_solution},
     random::problem,
@@ -168,7 +168,9 @@ fn what_cannot_be_routed_is_refused() {
         (r#""mechanism": "routed", "estimator": "importance""#, "edges are sampled"),
         (r#""mechanism": "ssa", "route_by": "query""#, "`routed`"),
         (r#""mechanism": "routed", "routes": 0"#, "routes"),
-        (r#""mechanism": "routed", "rotes": 2"#, "rotes"),
+        (r#""mechanism": "routed", "rotes": 2"#, "routes"),
+        (r#""mechanism": "routed", "sampler": "row""#, "no edges are sampled"),
+        (r#""mechanism": "routed", "causal_clusters": {"kind": "block", "size": 8}"#, "it is not causal"),
     ] {
         let error = of(values).unwrap_err().to_string();
         assert!(error.contains(expected), "{values}: {error}");
@@ -176,6 +178,23 @@ fn what_cannot_be_routed_is_refused() {
     let shape = Shape::square(1, 1, 8, 4);
     let causal = Operator::new(&of(r#""mechanism": "routed""#).unwrap(), shape, true, Strategy::Auto);
     assert!(matches!(causal, Err(Error::Unsupported { what: "causal with route_by = query", .. })), "{causal:?}");
+}
+
+/// What no kernels compute in f32 plans its clusters, too.
+#[test]
+fn compositions_of_the_reference_have_plans() {
+    for values in [
+        r#""mechanism": "routed", "clusters": 3, "routes": 1, "normalisation": {"kind": "symmetric"}"#,
+        r#""mechanism": "ssa", "clusters": 3, "samples": 0, "normalisation": {"kind": "row", "density_exponent": 0.5}"#,
+    ] {
+        let p = planned(values, Shape::square(1, 2, 20, 4), 7);
+        let op = Operator::new(&p.mechanism, p.shape, false, Strategy::Auto).unwrap();
+        assert_eq!(op.plan().strategy, Strategy::Reference);
+        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+        let (q, k, v) = (narrow(&p.q), narrow(p.k.as_ref().unwrap()), narrow(&p.v));
+        let inputs = Inputs { q: &q[..], k: Some(&k), v: &v, extras: Extras::default() };
+        assert_eq!(&*op.clusters(&inputs, &p.mask()).unwrap(), p.clusters.as_ref().unwrap(), "{values}");
+    }
 }
 
 /// A field of the score or the structure stands beside the preset's name, and it reads back.
@@ -190,7 +209,7 @@ fn fields_of_the_parts_are_those_of_the_preset() {
     let twice = r#"{"mechanism": "routed", "routes": 3, "structure": {"routes": 2}}"#;
     assert!(Mechanism::from_json(twice).unwrap_err().to_string().contains("given twice"));
     assert_eq!(
-        mechanism(r#""mechanism": "local", "window": 9"#),
-        mechanism(r#""mechanism": "local", "structure": {"window": 9}"#)
+        mechanism(r#""mechanism": "local", "window": 9, "sinks": 2"#),
+        mechanism(r#""mechanism": "local", "structure": {"window": 9, "sinks": 2}"#)
     );
 }

@@ -151,12 +151,25 @@ impl Composed {
         Ok(Self { score, structure, normalisation, series, bias, tied, causal, name: self.name })
     }
 
-    /// Moves fields that stand beside a preset's name, and that its score or its structure has, into that part.
+    /// Moves fields that stand beside a preset's name, and that its score or its structure has, into that part; refuses others.
     fn sort_into_parts(&self, fields: &mut Map<String, Value>) -> Result<()> {
-        for (name, own) in [("score", json!(self.score)), ("structure", json!(self.structure))] {
-            let is_own = |field: &String| {
-                field != "kind" && !Self::REPLACED.contains(&field.as_str()) && own.get(field).is_some()
-            };
+        let names = |own: Value| match own {
+            Value::Object(own) => own.into_iter().map(|(name, _)| name).filter(|name| name != "kind").collect(),
+            _ => Vec::new(),
+        };
+        // Fields of a dense structure are not written where they are as by default.
+        let of_structure = match &self.structure {
+            Structure::Dense(_) => vec!["window".to_owned(), "sinks".to_owned()],
+            other => names(json!(other)),
+        };
+        let known = [("score", names(json!(self.score))), ("structure", of_structure)];
+        let others = Self::REPLACED.into_iter().chain(["tied", "causal"]);
+        let all: Vec<&str> = known.iter().flat_map(|(_, names)| names).map(String::as_str).chain(others).collect();
+        if let Some(unknown) = fields.keys().find(|field| !all.contains(&field.as_str())) {
+            return Err(config(unknown, format!("unknown field, expected one of {}", all.join(", "))));
+        }
+        for (name, own) in &known {
+            let (name, is_own) = (*name, |field: &String| own.contains(field));
             let (mut of_part, rest): (Map<_, _>, Map<_, _>) =
                 std::mem::take(fields).into_iter().partition(|(field, _)| is_own(field));
             *fields = rest;

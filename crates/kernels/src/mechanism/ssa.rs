@@ -374,20 +374,31 @@ impl Ssa {
 
     /// What queries that choose for themselves leave to choose.
     fn check_routed(&self, causal: bool) -> Result<()> {
-        const WHAT: &str = "route_by = query with this field";
+        let sampled = self.estimator != Estimator::Centroid && self.samples != Some(0);
+        let of_pairs = self.pairs != Pairs::All || self.sampler.is_some();
+        let of_causal = self.causal_clusters != CausalClusters::Prefix;
         let choices = [
-            (causal, "causal", "clusters would be made of later keys; take a window, or ssa"),
-            (self.cluster_on != ClusterOn::Keys, "cluster_on", "keys alone are clustered; set cluster_on to keys"),
-            (self.outlier_queries > 0, "outlier_queries", "every query chooses for itself; leave outlier_queries out"),
+            (causal, "causal with route_by = query", "clusters would be made of later keys; take ssa"),
             (
-                self.estimator != Estimator::Centroid && self.samples != Some(0),
-                "estimator",
+                self.cluster_on != ClusterOn::Keys,
+                "cluster_on other than keys with route_by = query",
+                "keys alone are clustered; set cluster_on to keys",
+            ),
+            (
+                self.outlier_queries > 0,
+                "outlier_queries with route_by = query",
+                "every query chooses for itself; leave outlier_queries out",
+            ),
+            (
+                sampled,
+                "sampled edges with route_by = query",
                 "edges are sampled between clusters of queries and of keys; set estimator to centroid, or samples to 0",
             ),
+            (of_pairs, "pairs or sampler with route_by = query", "no edges are sampled; leave both out"),
+            (of_causal, "causal_clusters with route_by = query", "it is not causal; leave causal_clusters out"),
         ];
         match choices.into_iter().find(|(wrong, ..)| *wrong) {
-            Some((_, "causal", why)) => unsupported("causal with route_by = query", why),
-            Some((.., why)) => unsupported(WHAT, why),
+            Some((_, what, why)) => Err(Error::Unsupported { mechanism: "routed", what, why }),
             None => Ok(()),
         }
     }

@@ -39,7 +39,9 @@ pub(crate) fn backward(m: &Mechanism, c: &Call<'_>, dout: &[f32], mut g: Gradien
 
 /// [`reference::clusters`]; none for mechanisms without clusters.
 pub(crate) fn clusters(m: &Mechanism, c: &Call<'_>) -> Option<ClusterPlan> {
-    wide(m, c, |inputs| reference::made_plan(m, &c.shape, inputs, &c.mask))
+    // A plan does not depend on the values: they have no channels here.
+    let shape = Shape { value_dim: 0, ..c.shape };
+    wide(m, c, |inputs| reference::made_plan(m, &shape, &Inputs { v: &[], ..*inputs }, &c.mask))
 }
 
 /// What [`Strategy::Reference`] does in place of the `fused` plan: the same arithmetic, through stored f64 matrices.
