@@ -233,7 +233,7 @@ impl<'a> Head<'a> {
         let mut blocks = Vec::new();
         // Means by themselves, lest a tile hold tokens too.
         cut(0..choosing, &mut blocks, &[free, tokens..tokens + means.len()]);
-        cut(choosing..queries.len(), &mut blocks, &[0..tokens]);
+        cut(choosing..queries.len(), &mut blocks, std::slice::from_ref(&(0..tokens)));
         for (c, rows) in by_cluster.iter().enumerate() {
             cut(queries.len()..queries.len() + rows.len(), &mut blocks, &[run(c)]);
             rows.iter().for_each(|&row| queries.push(queries[row as usize]));
