@@ -83,7 +83,7 @@ const FEATURES: [&str; 4] = [
 ];
 
 /// Causal clusters: every estimator, with the options that change a plan.
-const CLUSTERED: [&str; 9] = [
+const CLUSTERED: [&str; 11] = [
     r#"{"mechanism": "ssa", "causal": true}"#,
     r#"{"mechanism": "ssa", "causal": true, "samples": 0, "clusters": 5}"#,
     r#"{"mechanism": "ssa", "causal": true, "samples": 100, "clusters": 4, "scale": 0.7}"#,
@@ -93,6 +93,8 @@ const CLUSTERED: [&str; 9] = [
     r#"{"mechanism": "ssa", "causal": true, "estimator": "centroid", "global_tokens": [7, 0, 30, 7], "jl_dim": 4}"#,
     r#"{"mechanism": "ssa", "causal": true, "global_tokens": 2, "clusters": 6, "balance": null}"#,
     r#"{"mechanism": "ssa", "causal": true, "estimator": "centroid", "clusters": 100}"#,
+    r#"{"mechanism": "ssa", "causal": true, "estimator": "centroid", "clusters": 4, "cluster_metric": "cosine"}"#,
+    r#"{"mechanism": "ssa", "causal": true, "clusters": 4, "cluster_metric": "cosine", "cluster_on": "keys", "jl_dim": 4}"#,
 ];
 
 fn inputs<'a>(q: &'a [f32], k: &'a [f32], v: &'a [f32]) -> Inputs<'a, f32> {

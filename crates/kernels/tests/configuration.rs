@@ -322,6 +322,9 @@ fn seeds_reach_what_is_drawn() {
         r#"{"mechanism": "soft", "landmarks": {"kind": "random", "count": 3, "seed": 7}}"#,
         r#"{"mechanism": "soft-pp", "landmarks": {"kind": "random", "count": 3, "seed": 7}}"#,
         r#"{"mechanism": "ssa", "seed": 7}"#,
+        r#"{"mechanism": "routed", "seed": 7}"#,
+        r#"{"mechanism": "fna", "structure": {"kind": "clustered", "seed": 7}}"#,
+        r#"{"mechanism": "performer", "seed": 7}"#,
     ] {
         let seeded =
             |seed: &str| Mechanism::from_json(&json.replace("\"seed\": 7", &format!("\"seed\": {seed}"))).unwrap();

@@ -60,9 +60,8 @@ impl From<Ssa> for Clustered {
 }
 
 impl Clustered {
-    /// Whether every query chooses for itself what it sees.
-    pub const fn routes_queries(&self) -> bool {
-        self.0.routes_queries()
+    pub(super) const fn set_seed(&mut self, seed: u64) {
+        self.0.seed = seed;
     }
 
     /// The same fields, with what a score and a mechanism say.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::planner::{Stage, Stream, online::Running, pick, projection};
+use super::planner::{Stage, Stream, online::Running, pick, space::Space};
 use crate::{
     mechanism::{ClusterOn, Estimator, Ssa},
     simd::{Level, rows},
@@ -26,8 +26,7 @@ pub(crate) struct Past {
     value_dim: usize,
     len: usize,
     labels: Running,
-    /// Of the projection before clustering, `[jl_dim, dim]`.
-    projection: Option<Vec<f32>>,
+    space: Space,
     /// Tokens in no cluster, which all see.
     globals: BTreeSet<usize>,
     /// Of every cluster, by its label; at last the tokens in none.
@@ -77,10 +76,10 @@ impl Past {
         let clustered = at.span - globals.len();
         let asked = m.clusters(at.span).min(clustered);
         let cap = m.cap(at.span, clustered);
-        let points = m.jl_dim.unwrap_or(dim);
+        let space = Space::of(m, dim);
         let labels = match codebook {
             Some(codebook) => Running::fixed(codebook, dim, cap),
-            None => Running::new(asked, points, cap),
+            None => Running::new(asked, space.dim(), cap),
         };
         Self {
             index,
@@ -88,7 +87,7 @@ impl Past {
             value_dim,
             len: 0,
             labels,
-            projection: m.jl_dim.map(|to| projection(m.seed, to, dim)),
+            space,
             globals,
             clusters: Vec::new(),
             free: Kept::default(),
@@ -107,14 +106,7 @@ impl Past {
             return None;
         }
         let x = if at.m.cluster_on == ClusterOn::Keys { token.k } else { token.q };
-        let label = match &self.projection {
-            None => self.labels.next(at.level, x),
-            Some(phi) => {
-                let mut point = vec![0.0; phi.len() / self.dim];
-                rows::dots(at.level, phi, x, &mut point);
-                self.labels.next(at.level, &point)
-            }
-        };
+        let label = self.labels.next(at.level, &self.space.point(at.level, x));
         if self.clusters.len() <= label {
             self.clusters.resize_with(label + 1, Kept::default);
             self.mean_keys.resize((label + 1) * self.dim, 0.0);

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Shape,
     call::cluster_plan::Edge,
-    mechanism::{Estimator, Ssa},
+    mechanism::{ClusterMetric, Estimator, Ssa},
     parallel::workers,
     structure::dense::{QUERIES, padded},
 };
@@ -47,7 +47,7 @@ fn planning(m: &Ssa, s: &Shape, causal: bool, counts: &Counts) -> usize {
     let channels = m.jl_dim.unwrap_or(s.head_dim);
     // A flag, the token's number, its labels before and after.
     let mut fitting = fit * (1 + 3 * WORD) + 3 * WORD * clusters(m, s) * channels;
-    if m.jl_dim.is_some() {
+    if m.jl_dim.is_some() || m.cluster_metric != ClusterMetric::Euclidean {
         fitting += WORD * fit * channels;
     }
     if !causal {

@@ -10,11 +10,12 @@ mod panels;
 mod random;
 mod routes;
 mod seen;
+pub(super) mod space;
 
 use rayon::prelude::*;
 
 pub(super) use self::random::{Stage, Stream, pick};
-use self::{kmeans::Points, online::Running, seen::Seen};
+use self::{kmeans::Points, online::Running, seen::Seen, space::Space};
 use super::members::Members;
 use crate::{
     ClusterPlan, Extras, Inputs, Mask, Mechanism, Result, Shape,
@@ -23,7 +24,7 @@ use crate::{
         cluster_plan::{Edge, HeadPlan, NONE, STRAY, clusters},
     },
     check,
-    mechanism::{ClusterMetric, ClusterOn, Estimator, Sampler, Ssa},
+    mechanism::{ClusterOn, Estimator, Sampler, Ssa},
     parallel::{Parts, one_per_thread},
     range,
     simd::{Level, rows},
@@ -230,22 +231,9 @@ impl<'a> Head<'a> {
         if tokens.is_empty() {
             return labels;
         }
-        let unit;
-        let x = match self.m.cluster_metric {
-            ClusterMetric::Euclidean => x,
-            ClusterMetric::Cosine => {
-                unit = unit_rows(x, self.dim, &tokens);
-                &unit
-            }
-        };
-        let projected;
-        let points = match self.m.jl_dim {
-            None => Points { x, dim: self.dim, tokens: &tokens },
-            Some(dim) => {
-                projected = self.project(x, dim, &tokens);
-                Points { x: &projected, dim, tokens: &tokens }
-            }
-        };
+        let space = Space::of(self.m, self.dim);
+        let x = space.points(self.level, x, &tokens);
+        let points = Points { x: &x, dim: space.dim(), tokens: &tokens };
         let (asked, cap) = (self.m.clusters(self.seq_kv), self.m.cap(self.seq_kv, tokens.len()));
         let block = self.m.causal_clusters.block();
         let found = match self.codebook {
@@ -264,17 +252,6 @@ impl<'a> Head<'a> {
         let compact = compact(&found);
         tokens.iter().zip(found).for_each(|(&n, label)| labels[n as usize] = compact[label as usize]);
         labels
-    }
-
-    /// A random projection of the rows `tokens`, which keeps distances; "Spectral Sparse Attention", section 3.12.
-    fn project(&self, x: &[f32], dim: usize, tokens: &[u32]) -> Vec<f32> {
-        let phi = projection(self.m.seed, dim, self.dim);
-        let mut projected = vec![0.0; x.len() / self.dim * dim];
-        for &n in tokens {
-            let n = n as usize;
-            rows::dots(self.level, &phi, &x[n * self.dim..][..self.dim], &mut projected[n * dim..][..dim]);
-        }
-        projected
     }
 
     /// Gives the `joining` rows of `x` the label of the nearest mean of the labelled rows that they see: of earlier ones
@@ -383,25 +360,6 @@ fn gather(
     rooms.into_par_iter().enumerate().with_min_len(grain).for_each(|(n, buffer)| task(n, buffer));
     edges.retain(|edge| *edge != ABSENT);
     edges
-}
-
-/// The matrix `[to, from]` of a random projection.
-pub(super) fn projection(seed: u64, to: usize, from: usize) -> Vec<f32> {
-    let mut stream = Stream::new(seed, &[Stage::Projection as u64]);
-    let norm = (to as f64).sqrt();
-    (0..to * from).map(|_| (stream.normal() / norm) as f32).collect()
-}
-
-/// The rows `tokens` of `x [.., dim]` over their lengths.
-fn unit_rows(x: &[f32], dim: usize, tokens: &[u32]) -> Vec<f32> {
-    let mut unit = vec![0.0; x.len()];
-    for &n in tokens {
-        let (row, at) = (&x[n as usize * dim..][..dim], n as usize * dim);
-        let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
-        let factor = if length > 0.0 { 1.0 / length } else { 0.0 };
-        unit[at..at + dim].iter_mut().zip(row).for_each(|(to, &x)| *to = (factor * f64::from(x)) as f32);
-    }
-    unit
 }
 
 /// The labels without those that no point has, in order.
