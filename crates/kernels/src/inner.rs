@@ -3,6 +3,7 @@
 
 use pulp::{Simd, WithSimd};
 
+pub use crate::call::HeadGroups;
 use crate::{
     Result, Shape,
     linalg::{Entries, Method, Order},

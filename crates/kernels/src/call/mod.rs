@@ -2,6 +2,7 @@
 
 pub(crate) mod cluster_plan;
 pub(crate) mod dropout;
+mod head_groups;
 pub(crate) mod magnitude;
 mod parameter;
 mod shape;
@@ -9,6 +10,7 @@ mod tensors;
 
 pub use cluster_plan::{ClusterPlan, PlanTensors};
 pub use dropout::{Dropout, Dropped};
+pub use head_groups::HeadGroups;
 pub use parameter::{ExtraGradients, Extras, Parameter};
 pub use shape::Shape;
 pub use tensors::{Gradients, Inputs, Mask, check_finite};

@@ -2,11 +2,28 @@
 
 use std::borrow::Cow;
 
-use super::{Operator, narrow};
-use crate::{
-    ClusterPlan, Element, Error, ExtraGradients, Gradients, Inputs, Mask, Result, Scratch, Shape, check,
-    operator::as_f32,
+use super::{
+    Operator,
+    storage::{as_f32, narrow},
 };
+use crate::{
+    ClusterPlan, Element, Error, ExtraGradients, Extras, Gradients, Inputs, Mask, Result, Scratch, Shape,
+    call::HeadGroups, check,
+};
+
+/// The inputs of a call whose heads of keys are as many as those of queries.
+struct Repeated<'a> {
+    q: Cow<'a, [f32]>,
+    k: Option<Vec<f32>>,
+    v: Vec<f32>,
+    extras: Extras<'a>,
+}
+
+impl Repeated<'_> {
+    fn inputs(&self) -> Inputs<'_, f32> {
+        Inputs { q: &self.q, k: self.k.as_deref(), v: &self.v, extras: self.extras }
+    }
+}
 
 impl Operator {
     /// The same operator on keys and values of `kv_heads` heads, `[batch, kv_heads, seq_kv, ..]`: each serves `heads / kv_heads`
@@ -62,35 +79,23 @@ impl Operator {
         Self { kv_heads: self.shape.heads, ..self.clone() }
     }
 
-    /// The sizes of keys and values.
-    fn key_shape(&self) -> Shape {
-        Shape { heads: self.kv_heads, ..self.shape }
+    fn groups(&self) -> HeadGroups {
+        HeadGroups::new(self.shape.batch, self.shape.heads, self.kv_heads)
     }
 
-    fn check_grouped<T>(&self, op: &'static str, inputs: &Inputs<'_, T>) -> Result<()> {
-        let keys = self.key_shape();
-        check::tensors(op, &self.mechanism, inputs, [self.shape.q_len(), keys.k_len(), keys.v_len()])
+    /// Elements of keys and of values.
+    fn key_lengths(&self) -> [usize; 2] {
+        let keys = Shape { heads: self.kv_heads, ..self.shape };
+        [keys.k_len(), keys.v_len()]
     }
 
-    /// Rows of heads of keys, as often as heads of queries share them.
-    fn shared<T: Element>(&self, x: &[T]) -> Vec<f32> {
-        let times = self.shape.heads / self.kv_heads;
-        let wide = as_f32(x);
-        let heads = wide.chunks((x.len() / (self.shape.batch * self.kv_heads)).max(1));
-        heads.flat_map(|head| std::iter::repeat_n(head, times)).flatten().copied().collect()
-    }
-
-    /// The sums of what the heads that share a key get, from the first on.
-    fn summed<T: Element>(&self, each: &[f32], out: &mut [T]) {
-        let times = self.shape.heads / self.kv_heads;
-        let len = (each.len() / self.shape.slices()).max(1);
-        for (out, of_heads) in out.chunks_mut(len).zip(each.chunks(len * times)) {
-            let mut sums = of_heads[..len].to_vec();
-            for head in of_heads.chunks(len).skip(1) {
-                sums.iter_mut().zip(head).for_each(|(sum, x)| *sum += x);
-            }
-            narrow(&sums, out);
-        }
+    /// The inputs with keys and values for every head of queries.
+    fn repeated<'a, T: Element>(&self, op: &'static str, inputs: &Inputs<'a, T>) -> Result<Repeated<'a>> {
+        let [k_len, v_len] = self.key_lengths();
+        check::tensors(op, &self.mechanism, inputs, [self.shape.q_len(), k_len, v_len])?;
+        let repeat = |x| self.groups().repeat(&as_f32::<T>(x));
+        let (k, v) = (inputs.k.map(repeat), repeat(inputs.v));
+        Ok(Repeated { q: as_f32(inputs.q), k, v, extras: inputs.extras })
     }
 
     pub(super) fn forward_grouped<T: Element>(
@@ -101,11 +106,9 @@ impl Operator {
         stats: &mut [f32],
         scratch: &mut Scratch,
     ) -> Result<()> {
-        self.check_grouped("forward", inputs)?;
-        let (q, k, v) = (as_f32(inputs.q), inputs.k.map(|k| self.shared(k)), self.shared(inputs.v));
-        let each = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
+        let each = self.repeated("forward", inputs)?;
         let mut wide = vec![0.0; out.len()];
-        let done = self.ungrouped().forward(&each, mask, &mut wide, stats, scratch);
+        let done = self.ungrouped().forward(&each.inputs(), mask, &mut wide, stats, scratch);
         narrow(&wide, out);
         done
     }
@@ -121,14 +124,12 @@ impl Operator {
         gradients: &mut Gradients<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        self.check_grouped("backward", inputs)?;
-        let keys = self.key_shape();
-        let dk_len = gradients.dk.as_ref().map_or(keys.k_len(), |dk| dk.len());
-        for (tensor, got, expected) in [("dk", dk_len, keys.k_len()), ("dv", gradients.dv.len(), keys.v_len())] {
+        let each = self.repeated("backward", inputs)?;
+        let [k_len, v_len] = self.key_lengths();
+        let dk_len = gradients.dk.as_ref().map_or(k_len, |dk| dk.len());
+        for (tensor, got, expected) in [("dk", dk_len, k_len), ("dv", gradients.dv.len(), v_len)] {
             check::length("backward", tensor, got, expected, "expected the shape of what it is the gradient of")?;
         }
-        let (q, k, v) = (as_f32(inputs.q), inputs.k.map(|k| self.shared(k)), self.shared(inputs.v));
-        let each = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
         let Gradients { dq, dk, dv, extras } = gradients;
         let [mut dq_each, mut dk_each, mut dv_each] =
             [dq.len(), self.shape.k_len(), self.shape.v_len()].map(|len| vec![0.0; len]);
@@ -139,11 +140,12 @@ impl Operator {
             extras: ExtraGradients::reborrow(extras),
         };
         let (out, dout) = (as_f32(out), as_f32(dout));
-        let done = self.ungrouped().backward(&each, mask, &out, stats, &dout, &mut into, scratch);
+        let done = self.ungrouped().backward(&each.inputs(), mask, &out, stats, &dout, &mut into, scratch);
+        let sum = |each: &[f32]| self.groups().sum(each, |a, b| a + b);
         narrow(&dq_each, dq);
-        self.summed(&dv_each, dv);
+        narrow(&sum(&dv_each), dv);
         if let Some(dk) = dk {
-            self.summed(&dk_each, dk);
+            narrow(&sum(&dk_each), dk);
         }
         done
     }
@@ -153,9 +155,7 @@ impl Operator {
         inputs: &Inputs<'a, T>,
         mask: &Mask<'_>,
     ) -> Result<Cow<'a, ClusterPlan>> {
-        self.check_grouped("clusters", inputs)?;
-        let (q, k, v) = (as_f32(inputs.q), inputs.k.map(|k| self.shared(k)), self.shared(inputs.v));
-        let each = Inputs { q: &q, k: k.as_deref(), v: &v, extras: inputs.extras };
-        self.ungrouped().clusters(&each, mask).map(|plan| Cow::Owned(plan.into_owned()))
+        let each = self.repeated("clusters", inputs)?;
+        self.ungrouped().clusters(&each.inputs(), mask).map(|plan| Cow::Owned(plan.into_owned()))
     }
 }

@@ -3,6 +3,8 @@
 mod grouped;
 mod naive;
 mod planning;
+mod saved;
+mod storage;
 mod token_weights;
 
 pub use planning::plan;
@@ -10,9 +12,10 @@ pub use token_weights::TokenWeights;
 
 use std::borrow::Cow;
 
+use storage::{as_f32, narrow, widen, widened};
+
 use crate::{
-    ClusterPlan, Convergence, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape,
-    Strategy,
+    ClusterPlan, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
     call::{Call, Saved},
     check, engine,
     mechanism::Landmarks,
@@ -225,54 +228,17 @@ impl Operator {
         if let Some(plan) = inputs.extras.clusters {
             return Ok(Cow::Borrowed(plan));
         }
-        let wide = |x: &[T]| x.iter().map(|x| x.widen()).collect::<Vec<_>>();
-        let (q, k) = (wide(inputs.q), inputs.k.map(wide));
-        let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
         if let Some(preset) = self.preset_for(&inputs.extras, mask) {
             return preset.clusters(inputs, mask);
         }
+        let (q, k) = (as_f32(inputs.q), inputs.k.map(as_f32));
+        let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
         if self.by_reference
             && let Some(plan) = naive::clusters(&self.mechanism, &call)
         {
             return Ok(Cow::Owned(plan));
         }
         structure::clustered::make(&call, &m).map(Cow::Owned)
-    }
-
-    /// The log-sum-exp of every row, `[batch, heads, seq_q]`, where there is one: of one hop over pairs whose rows
-    /// sum to one, with a log score (`-inf` for a row without keys). `stats` is what [`Operator::forward`] wrote.
-    pub fn lse<'s>(&self, stats: &'s [f32]) -> Option<&'s [f32]> {
-        match &self.mechanism {
-            Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_) => {
-                Some(&stats[..self.shape.slices() * self.shape.seq_q])
-            }
-            Mechanism::Composed(m) => match self.preset.as_deref() {
-                Some(preset) => preset.lse(stats).and(engine::lse(m, &self.shape, stats)),
-                None => engine::lse(m, &self.shape, stats),
-            },
-            _ => None,
-        }
-    }
-
-    /// The Frobenius norm of the affinities before `eps`, `[batch, heads]`, or, causal, `[batch, heads, seq_q]` (of the
-    /// rows so far), where the mechanism divides by it and the call was fused. f64, as it may not fit f32.
-    pub fn frobenius(&self, stats: &[f32]) -> Option<Vec<f64>> {
-        match &self.mechanism {
-            _ if self.plan.strategy == Strategy::Reference => None,
-            Mechanism::Infsa(m) => Some(structure::dense::frobenius(m, &self.shape, self.causal, stats)),
-            Mechanism::InfsaResolvent(m) => Some(series::resolvent::frobenius(m, &self.shape, stats)),
-            _ => None,
-        }
-    }
-
-    /// How the solver ended, `[batch, heads]`, where the mechanism has one and the call was fused.
-    pub fn convergence(&self, stats: &[f32]) -> Option<Vec<Convergence>> {
-        match &self.mechanism {
-            Mechanism::InfsaResolvent(_) if self.plan.strategy != Strategy::Reference => {
-                Some(series::resolvent::convergence(&self.shape, stats))
-            }
-            _ => None,
-        }
     }
 }
 
@@ -429,30 +395,4 @@ impl Operator {
             )
         })
     }
-}
-
-/// f32 elements of scratch that a tensor of `T` needs: none when it is f32 already.
-fn widened<T: Element>(x: &[T]) -> usize {
-    if T::NAME == f32::NAME { 0 } else { x.len() }
-}
-
-/// `x` as f32: itself, or widened into `buffer`.
-fn widen<'a, T: Element>(x: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
-    if T::NAME == f32::NAME {
-        return bytemuck::cast_slice(x);
-    }
-    buffer.iter_mut().zip(x).for_each(|(r, x)| *r = x.widen());
-    buffer
-}
-
-/// `x` as f32: itself, or a copy.
-fn as_f32<T: Element>(x: &[T]) -> Cow<'_, [f32]> {
-    match bytemuck::try_cast_slice(x) {
-        Ok(x) if T::NAME == f32::NAME => Cow::Borrowed(x),
-        _ => Cow::Owned(x.iter().map(|x| x.widen()).collect()),
-    }
-}
-
-fn narrow<T: Element>(x: &[f32], out: &mut [T]) {
-    out.iter_mut().zip(x).for_each(|(o, x)| *o = T::narrow(*x));
 }

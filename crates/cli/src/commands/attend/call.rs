@@ -1,7 +1,7 @@
 //! The tensors of one call: which there are, whether they fit, and their elements.
 
 use resolvent_kernels::{
-    self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape, mechanism::Bias,
+    self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape, inner::HeadGroups, mechanism::Bias,
 };
 
 use super::clusters::{Clusters, reads};
@@ -66,26 +66,15 @@ impl Layout {
         Ok(Self { shape, rank: q.shape.len(), kv_heads })
     }
 
-    /// Keys or values for every head of queries.
-    fn shared<R: Real>(&self, x: Vec<R>) -> Vec<R> {
-        let times = self.shape.heads / self.kv_heads;
-        if times == 1 {
-            return x;
-        }
-        let heads = x.chunks(x.len() / (self.shape.batch * self.kv_heads));
-        heads.flat_map(|head| std::iter::repeat_n(head, times)).flatten().copied().collect()
+    fn groups(&self) -> HeadGroups {
+        HeadGroups::new(self.shape.batch, self.shape.heads, self.kv_heads)
     }
 
-    /// The gradients of keys or values from those of every head of queries, summed from the first of a group on.
+    /// The gradients of keys or values from those of every head of queries.
     pub fn summed<R: Real>(&self, x: &[R]) -> Vec<R> {
-        let times = self.shape.heads / self.kv_heads;
-        if times == 1 {
-            return x.to_vec();
-        }
-        let len = x.len() / self.shape.slices();
-        let sum = |group: &[R], n: usize| (0..times).map(|head| -> f64 { group[head * len + n].into() }).sum::<f64>();
+        let wide: Vec<f64> = x.iter().map(|&x| x.into()).collect();
         let real = |x: f64| R::of_f64(x).unwrap_or_else(|| R::from(x as f32));
-        x.chunks(len * times).flat_map(|group| (0..len).map(move |n| real(sum(group, n)))).collect()
+        self.groups().sum(&wide, |a, b| a + b).into_iter().map(real).collect()
     }
 
     /// The shape under which a parameter is stored.
@@ -189,8 +178,8 @@ impl<R: Real> Tensors<R> {
         };
         Ok(Self {
             q: reals("q")?.unwrap_or_default(),
-            k: reals("k")?.map(|k| layout.shared(k)),
-            v: layout.shared(reals("v")?.unwrap_or_default()),
+            k: reals("k")?.map(|k| layout.groups().repeat(&k)),
+            v: layout.groups().repeat(&reals("v")?.unwrap_or_default()),
             parameters: parameters(file, operator, layout)?,
             landmark_indices: landmark_indices(file, operator)?,
             clusters: Clusters::load(file, operator.mechanism(), layout)?,
