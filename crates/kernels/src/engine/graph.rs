@@ -8,7 +8,7 @@ use super::{
     bias::{OfBias, PairBias, slices_at_once},
     columns::Block,
     gradient::Wanted,
-    head::{Head, Meeting, Slice},
+    head::{Head, Logits, Slice},
     normalise::{RowSum, Weighed, is_streamed, summed},
     pool::Pool,
     routes::merged,
@@ -89,7 +89,7 @@ impl<'a> Graph<'a> {
         let map = Map::of(&m.score);
         let score = |head| builtin::of_head(&m.score, shape.head_dim, shape.heads, |p| parameter(call, m, p, head));
         let scores: Vec<_> = (0..shape.heads).map(score).collect();
-        let meeting = |slice: usize| Meeting {
+        let logits = |slice: usize| Logits {
             map,
             scale: parameter(call, m, Parameter::Scale, slice % shape.heads) as f32,
             bias: PairBias::of(call, m.bias, slice),
@@ -104,8 +104,8 @@ impl<'a> Graph<'a> {
                     let plan = plan.map(|plan| plan.head(slice).clone()).unwrap_or_default();
                     let tokens = Slice::of(call, slice);
                     match ssa.routes_queries() {
-                        true => Head::routed(tokens, &plan, &ssa, meeting(slice)),
-                        false => Head::clustered(tokens, &plan, &ssa, causal, meeting(slice)),
+                        true => Head::routed(tokens, &plan, &ssa, logits(slice)),
+                        false => Head::clustered(tokens, &plan, &ssa, causal, logits(slice)),
                     }
                 };
                 (0..shape.slices()).into_par_iter().map(head).collect()
@@ -113,7 +113,7 @@ impl<'a> Graph<'a> {
             structure => {
                 let dense = if let Structure::Dense(dense) = structure { dense.clone() } else { Default::default() };
                 let sight = Sight::dense(&dense, &shape, causal);
-                let head = |slice: usize| Head::dense(Slice::of(call, slice), sight, meeting(slice));
+                let head = |slice: usize| Head::dense(Slice::of(call, slice), sight, logits(slice));
                 (0..shape.slices()).into_par_iter().map(head).collect()
             }
         };

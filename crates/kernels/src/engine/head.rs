@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 
 use super::{
     bias::PairBias,
-    columns::{Block, Columns, Edges, push},
+    columns::{Block, Edges, push},
     routes::Routes,
     sight::{EVERYWHERE, Sight},
     tile::QUERIES,
@@ -40,17 +40,17 @@ pub(super) struct Head<'a> {
     pub routes: Option<Routes>,
 }
 
-/// What tokens are turned into before they meet, and what is added to the logits of their pairs.
-pub(super) struct Meeting<'a> {
+/// How the logits of pairs are made: what tokens are turned into before their terms are summed, and what is added to these.
+pub(super) struct Logits<'a> {
     pub map: Map,
     /// The score's, where queries have offsets of their own.
     pub scale: f32,
     pub bias: Option<PairBias<'a>>,
 }
 
-impl Meeting<'_> {
+impl Logits<'_> {
     /// Leaves out the tokens of which the bias leaves no pair.
-    fn retain_paired(&self, queries: &mut Vec<u32>, keys: &mut Vec<u32>) {
+    pub fn retain_paired(&self, queries: &mut Vec<u32>, keys: &mut Vec<u32>) {
         if let Some(bias) = &self.bias {
             bias.retain_paired(queries, keys);
         }
@@ -81,7 +81,7 @@ impl<'a> Slice<'a> {
     }
 }
 
-fn kept(keep: Option<&[bool]>, len: usize) -> Vec<u32> {
+pub(super) fn kept(keep: Option<&[bool]>, len: usize) -> Vec<u32> {
     (0..len as u32).filter(|&i| keep.is_none_or(|keep| keep[i as usize])).collect()
 }
 
@@ -143,10 +143,10 @@ const LANES: usize = padded(1);
 
 impl<'a> Head<'a> {
     /// Every kept query and key, in windows where there are any.
-    pub fn dense(slice: Slice<'a>, sight: Sight, meeting: Meeting<'a>) -> Self {
+    pub fn dense(slice: Slice<'a>, sight: Sight, logits: Logits<'a>) -> Self {
         let mut queries = kept(slice.keep_query, slice.q.len() / slice.dim);
         let mut keys = kept(slice.keep_key, slice.k.len() / slice.dim);
-        meeting.retain_paired(&mut queries, &mut keys);
+        logits.retain_paired(&mut queries, &mut keys);
         let chunks = (0..queries.len()).step_by(QUERIES).map(|from| from..(from + QUERIES).min(queries.len()));
         let block = |rows: Range<usize>| Block {
             columns: sight.columns(&queries[rows.clone()], &keys),
@@ -154,15 +154,15 @@ impl<'a> Head<'a> {
             edges: Vec::new(),
         };
         let blocks = chunks.map(block).collect();
-        Self::new(slice, [queries, keys], Vec::new(), blocks, (sight, None), meeting)
+        Self::new(slice, [queries, keys], Vec::new(), blocks, (sight, None), logits)
     }
 
     /// Queries and keys by their clusters: exact clusters, sampled edges, and means of the other clusters.
-    pub fn clustered(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, causal: bool, meeting: Meeting<'a>) -> Self {
+    pub fn clustered(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, causal: bool, logits: Logits<'a>) -> Self {
         let label = |labels: &[i32], n: &u32| labels[*n as usize];
         let mut queries = kept(slice.keep_query, plan.label_q.len());
         let mut keys = kept(slice.keep_key, plan.label_k.len());
-        meeting.retain_paired(&mut queries, &mut keys);
+        logits.retain_paired(&mut queries, &mut keys);
         queries.sort_by_key(|n| label(&plan.label_q, n));
         keys.sort_by_key(|n| label(&plan.label_k, n));
         let run = |tokens: &[u32], labels: &[i32], of: i32| {
@@ -206,49 +206,16 @@ impl<'a> Head<'a> {
                 blocks.push(Block { rows, columns: columns.clone(), edges });
             }
         }
-        Self::new(slice, [queries, keys], means, blocks, (sight, None), meeting)
+        Self::new(slice, [queries, keys], means, blocks, (sight, None), logits)
     }
 
-    /// Queries that choose for themselves, and keys by their clusters: exact ones, and means of the others.
-    pub fn routed(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, meeting: Meeting<'a>) -> Self {
-        let mut queries = kept(slice.keep_query, plan.label_q.len());
-        let mut keys = kept(slice.keep_key, plan.label_k.len());
-        meeting.retain_paired(&mut queries, &mut keys);
-        // Those that see all, and are seen by all, at the end.
-        queries.sort_by_key(|&i| plan.label_q[i as usize] == NONE);
-        let place = |j: u32| (plan.label_k[j as usize] == NONE, plan.label_k[j as usize]);
-        keys.sort_by_key(|&j| place(j));
-        let until = |label: i32| keys.partition_point(|&j| place(j) <= (false, label));
-        let (tokens, free) = (keys.len(), until(i32::MAX)..keys.len());
-        let run = |c: usize| until(c as i32 - 1)..until(c as i32);
-        let (mut means, mut mean_at) = (Vec::new(), Vec::new());
-        for c in 0..plan.clusters()[1] {
-            let has_mean = m.estimator == Estimator::Centroid && !run(c).is_empty();
-            mean_at.push(has_mean.then_some((tokens + means.len()) as u32));
-            means.extend(has_mean.then(|| run(c)));
-        }
-        let labels: Vec<i32> = queries.iter().map(|&i| plan.label_q[i as usize]).collect();
-        let (routes, by_cluster) = Routes::new(&labels, plan, &mean_at);
-        let choosing = labels.partition_point(|&label| label != NONE);
-        let mut blocks = Vec::new();
-        // Means by themselves, lest a tile hold tokens too.
-        cut(0..choosing, &mut blocks, &[free, tokens..tokens + means.len()]);
-        cut(choosing..queries.len(), &mut blocks, std::slice::from_ref(&(0..tokens)));
-        for (c, rows) in by_cluster.iter().enumerate() {
-            cut(queries.len()..queries.len() + rows.len(), &mut blocks, &[run(c)]);
-            rows.iter().for_each(|&row| queries.push(queries[row as usize]));
-        }
-        let sight = Sight { causal: false, block: 1, window: None, sinks: 0, shift: 0, transposed: false };
-        Self::new(slice, [queries, keys], means, blocks, (sight, Some(routes)), meeting)
-    }
-
-    fn new(
+    pub(super) fn new(
         slice: Slice<'a>,
         [queries, keys]: [Vec<u32>; 2],
         means: Vec<Range<usize>>,
         blocks: Vec<Block>,
         (sight, routes): (Sight, Option<Routes>),
-        Meeting { map, scale, bias }: Meeting<'a>,
+        Logits { map, scale, bias }: Logits<'a>,
     ) -> Self {
         let stride = map.stride(slice.dim);
         let counts = match means.is_empty() {
@@ -338,29 +305,6 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Rows that are a query's first; the others come after them.
-    pub fn own_rows(&self) -> usize {
-        self.routes.as_ref().map_or(self.queries.len(), Routes::own)
-    }
-
-    /// Whether something is added to the logits of a tile's pairs.
-    pub fn adds_to(&self, columns: &Columns<'_>) -> bool {
-        self.bias.is_some() || self.routes.is_some() && self.are_means(columns)
-    }
-
-    fn are_means(&self, columns: &Columns<'_>) -> bool {
-        columns.len() > 0 && columns.at(0) >= self.keys.len() - self.means.len()
-    }
-
-    /// Writes the tile `[column][row]` of what is added to the logits of pairs, where something is.
-    pub fn load_added(&self, rows: &Range<usize>, columns: &Columns<'_>, tile: &mut [f32]) {
-        match (&self.bias, &self.routes, columns) {
-            (Some(bias), ..) => bias.load(&self.queries[rows.clone()], &columns.of(&self.keys, 1), tile),
-            (None, Some(routes), Columns::Run(range)) => routes.load(rows, range, tile),
-            _ => {}
-        }
-    }
-
     /// Rows of `x [seq_kv, dim]` in the order of the columns, means at their end; rows of whole vectors.
     pub fn of_columns<'x>(&self, x: &'x [f32], dim: usize) -> WholeRows<'x> {
         let tokens = self.keys.len() - self.means.len();
@@ -421,15 +365,6 @@ fn add_rows(at: &[u32], x: &[f32], width: usize, out: &mut [f32], dim: usize, so
             None => &x[..dim],
         };
         out[at].iter_mut().zip(x).for_each(|(out, x)| *out += x);
-    }
-}
-
-/// Adds blocks of `rows` that see some columns.
-fn cut(rows: Range<usize>, blocks: &mut Vec<Block>, columns: &[Range<usize>]) {
-    let columns: Vec<_> = columns.iter().filter(|columns| !columns.is_empty()).cloned().collect();
-    for from in rows.clone().step_by(QUERIES) {
-        let rows = from..(from + QUERIES).min(rows.end);
-        blocks.push(Block { rows, columns: columns.clone(), edges: Vec::new() });
     }
 }
 

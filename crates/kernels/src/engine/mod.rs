@@ -234,7 +234,7 @@ pub(crate) fn backward(
     }
 }
 
-/// `x [batch, heads, seq, value_dim]` without what is in the rows of masked tokens, which are no one's.
+/// `x [batch, heads, seq, value_dim]` with zeros for the rows of masked tokens, whose content may be anything.
 fn kept_rows<'x>(call: &Call<'_>, x: &'x [f32], keep: Option<&[bool]>) -> Cow<'x, [f32]> {
     let Some(keep) = keep else { return Cow::Borrowed(x) };
     let Shape { batch, heads, value_dim, .. } = call.shape;
@@ -270,10 +270,8 @@ fn series_backward<H: Hop>(
     if let Some(bias) = &mut tokens.bias {
         bias.fill(0.0);
     }
-    let dgamma = {
-        let (v, dout) = (kept_rows(call, call.v, call.mask.key), kept_rows(call, saved.dout, call.mask.query));
-        sum.backward(&v, saved.out, &dout, dv, &mut tokens)?
-    };
+    let (v, dout) = (kept_rows(call, call.v, call.mask.key), kept_rows(call, saved.dout, call.mask.query));
+    let dgamma = sum.backward(&v, saved.out, &dout, dv, &mut tokens)?;
     if tied {
         tokens.dq.iter_mut().zip(&*tokens.dk).for_each(|(dq, dk)| *dq += dk);
     }

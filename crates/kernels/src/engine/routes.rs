@@ -5,8 +5,17 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use super::{normalise::RowSum, tile::STRIDE};
-use crate::call::cluster_plan::HeadPlan;
+use super::{
+    columns::{Block, Columns},
+    head::{Head, Logits, Slice, kept},
+    normalise::RowSum,
+    sight::Sight,
+    tile::{QUERIES, STRIDE},
+};
+use crate::{
+    call::cluster_plan::{HeadPlan, NONE},
+    mechanism::{Estimator, Ssa},
+};
 
 /// Which rows are of one query.
 pub(super) struct Routes {
@@ -90,4 +99,71 @@ impl Routes {
 /// The sums of queries from those of rows, for every row.
 pub(super) fn merged<'s>(routes: Option<&Routes>, sums: &'s [RowSum]) -> Cow<'s, [RowSum]> {
     routes.map_or(Cow::Borrowed(sums), |routes| Cow::Owned(routes.merged(sums)))
+}
+
+impl<'a> Head<'a> {
+    /// Queries that choose for themselves, and keys by their clusters: exact ones, and means of the others.
+    pub fn routed(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, logits: Logits<'a>) -> Self {
+        let mut queries = kept(slice.keep_query, plan.label_q.len());
+        let mut keys = kept(slice.keep_key, plan.label_k.len());
+        logits.retain_paired(&mut queries, &mut keys);
+        // Those that see all, and are seen by all, at the end.
+        queries.sort_by_key(|&i| plan.label_q[i as usize] == NONE);
+        let place = |j: u32| (plan.label_k[j as usize] == NONE, plan.label_k[j as usize]);
+        keys.sort_by_key(|&j| place(j));
+        let until = |label: i32| keys.partition_point(|&j| place(j) <= (false, label));
+        let (tokens, free) = (keys.len(), until(i32::MAX)..keys.len());
+        let run = |c: usize| until(c as i32 - 1)..until(c as i32);
+        let (mut means, mut mean_at) = (Vec::new(), Vec::new());
+        for c in 0..plan.clusters()[1] {
+            let has_mean = m.estimator == Estimator::Centroid && !run(c).is_empty();
+            mean_at.push(has_mean.then_some((tokens + means.len()) as u32));
+            means.extend(has_mean.then(|| run(c)));
+        }
+        let labels: Vec<i32> = queries.iter().map(|&i| plan.label_q[i as usize]).collect();
+        let (routes, by_cluster) = Routes::new(&labels, plan, &mean_at);
+        let choosing = labels.partition_point(|&label| label != NONE);
+        let mut blocks = Vec::new();
+        // Means by themselves, lest a tile hold tokens too.
+        cut(0..choosing, &mut blocks, &[free, tokens..tokens + means.len()]);
+        cut(choosing..queries.len(), &mut blocks, std::slice::from_ref(&(0..tokens)));
+        for (c, rows) in by_cluster.iter().enumerate() {
+            cut(queries.len()..queries.len() + rows.len(), &mut blocks, &[run(c)]);
+            rows.iter().for_each(|&row| queries.push(queries[row as usize]));
+        }
+        let sight = Sight { causal: false, block: 1, window: None, sinks: 0, shift: 0, transposed: false };
+        Self::new(slice, [queries, keys], means, blocks, (sight, Some(routes)), logits)
+    }
+
+    /// Rows that are a query's first; the others come after them.
+    pub fn own_rows(&self) -> usize {
+        self.routes.as_ref().map_or(self.queries.len(), Routes::own)
+    }
+
+    /// Whether something is added to the logits of a tile's pairs.
+    pub fn adds_to(&self, columns: &Columns<'_>) -> bool {
+        self.bias.is_some() || self.routes.is_some() && self.are_means(columns)
+    }
+
+    fn are_means(&self, columns: &Columns<'_>) -> bool {
+        columns.len() > 0 && columns.at(0) >= self.keys.len() - self.means.len()
+    }
+
+    /// Writes the tile `[column][row]` of what is added to the logits of pairs, where something is.
+    pub fn load_added(&self, rows: &Range<usize>, columns: &Columns<'_>, tile: &mut [f32]) {
+        match (&self.bias, &self.routes, columns) {
+            (Some(bias), ..) => bias.load(&self.queries[rows.clone()], &columns.of(&self.keys, 1), tile),
+            (None, Some(routes), Columns::Run(range)) => routes.load(rows, range, tile),
+            _ => {}
+        }
+    }
+}
+
+/// Adds blocks of `rows` that see some columns.
+fn cut(rows: Range<usize>, blocks: &mut Vec<Block>, columns: &[Range<usize>]) {
+    let columns: Vec<_> = columns.iter().filter(|columns| !columns.is_empty()).cloned().collect();
+    for from in rows.clone().step_by(QUERIES) {
+        let rows = from..(from + QUERIES).min(rows.end);
+        blocks.push(Block { rows, columns: columns.clone(), edges: Vec::new() });
+    }
 }

@@ -8,7 +8,7 @@ use super::{
         matrix::{Matrix, inner, ratio},
     },
     HopGradients,
-    score::{Affinity, At},
+    score::{Affinity, PairContext},
 };
 use crate::{
     Error, Mechanism, Result,
@@ -90,7 +90,7 @@ impl<'a> Factored<'a> {
                 for j in (0..w.cols).filter(|&j| w.at(i, j) != 0.0) {
                     let e = w.at(i, j) * (dw.at(i, j) - mean);
                     let into = [dx.row_mut(i), dy.row_mut(j)];
-                    self.affinity.backward(e, [x.rows.row(i), y.rows.row(j)], At::NONE, into, &mut parameters);
+                    self.affinity.backward(e, [x.rows.row(i), y.rows.row(j)], PairContext::NONE, into, &mut parameters);
                 }
             }
         };
@@ -110,7 +110,7 @@ impl<'a> Factored<'a> {
 fn softmax(affinity: &Affinity<'_>, x: &Side, y: &Side) -> Matrix {
     let log = |i: usize, j: usize| {
         let seen = x.alive[i] && y.alive[j];
-        if seen { affinity.value(x.rows.row(i), y.rows.row(j), At::NONE) } else { f64::NEG_INFINITY }
+        if seen { affinity.value(x.rows.row(i), y.rows.row(j), PairContext::NONE) } else { f64::NEG_INFINITY }
     };
     let logs = Matrix::from_fn(x.rows.rows, y.rows.rows, log);
     let most: Vec<f64> = (0..logs.rows).map(|i| logs.row(i).iter().copied().fold(f64::MIN, f64::max)).collect();

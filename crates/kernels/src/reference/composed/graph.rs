@@ -9,7 +9,7 @@ use super::{
     },
     HopGradients,
     normalisation::{Normalised, Pairs},
-    score::{Affinity, At},
+    score::{Affinity, PairContext},
     whitened,
 };
 use crate::{
@@ -56,7 +56,7 @@ impl<'a> Graph<'a> {
             Weights::Whitened(g, Box::new(weights))
         } else {
             let value = |i: usize, e: &Entry| {
-                let at = At { seen: seen[i], bias: bias(head, i, e) };
+                let at = PairContext { seen: seen[i], bias: bias(head, i, e) };
                 let value = affinity.value(head.q.row(i), &e.mean(&head.k), at);
                 if affinity.is_log() { value + e.edge_weight() } else { value * e.edge_weight().exp() }
             };
@@ -127,7 +127,7 @@ impl<'a> Graph<'a> {
                 // The constant of an edge is a factor on a linear score.
                 let e = if affinity.is_log() { sum } else { sum * entry.edge_weight().exp() };
                 let y = entry.mean(&head.k);
-                let at = At { seen: self.seen[i], bias: bias(head, i, entry) };
+                let at = PairContext { seen: self.seen[i], bias: bias(head, i, entry) };
                 let mut to = |dy: &mut [f64]| {
                     affinity.backward(e, [head.q.row(i), &y], at, [dq.row_mut(i), dy], &mut parameters)
                 };
@@ -149,7 +149,7 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// What is added to the logit of a single key; a mean of several is nowhere.
+/// What is added to the logit of a single key. A mean of several stands at no one position, and has no bias.
 fn bias(head: &Head, i: usize, entry: &Entry) -> f64 {
     if let [j] = entry.tokens[..] { head.bias(i, j) } else { 0.0 }
 }

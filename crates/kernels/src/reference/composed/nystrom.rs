@@ -8,7 +8,7 @@ use super::{
         matrix::{Matrix, inner, ratio},
     },
     HopGradients,
-    score::{Affinity, At},
+    score::{Affinity, PairContext},
     whitened,
 };
 use crate::{
@@ -193,7 +193,7 @@ impl<'a> Landmarked<'a> {
                 // Of a log score, in its logarithm.
                 let e = dc.at(i, l) * c.at(i, l);
                 let rows = [x.row(i), self.landmarks.row(l)];
-                self.affinity.backward(e, rows, At::NONE, [dx.row_mut(i), dl.row_mut(l)], parameters);
+                self.affinity.backward(e, rows, PairContext::NONE, [dx.row_mut(i), dl.row_mut(l)], parameters);
             }
         }
     }

@@ -37,13 +37,13 @@ struct Slopes {
 
 /// What a pair's value depends on beside its rows: the keys that its query sees, and what is added to its logit.
 #[derive(Clone, Copy)]
-pub(super) struct At {
+pub(super) struct PairContext {
     pub seen: f64,
     pub bias: f64,
 }
 
-impl At {
-    /// Nowhere in particular.
+impl PairContext {
+    /// One key is seen, and nothing is added.
     pub const NONE: Self = Self { seen: 1.0, bias: 0.0 };
 }
 
@@ -73,12 +73,12 @@ impl<'a> Affinity<'a> {
 
     /// The affinity itself.
     pub fn affinity(&self, x: &[f64], y: &[f64]) -> f64 {
-        let value = self.value(x, y, At::NONE);
+        let value = self.value(x, y, PairContext::NONE);
         if self.is_log() { value.exp() } else { value }
     }
 
     /// The logarithm of the affinity, or of a linear score the affinity.
-    pub fn value(&self, x: &[f64], y: &[f64], at: At) -> f64 {
+    pub fn value(&self, x: &[f64], y: &[f64], at: PairContext) -> f64 {
         let t = self.term(x, y);
         let z = self.scale * t + at.bias;
         let value = match self.score {
@@ -104,7 +104,7 @@ impl<'a> Affinity<'a> {
         &self,
         e: f64,
         [x, y]: [&[f64]; 2],
-        at: At,
+        at: PairContext,
         [dx, dy]: [&mut [f64]; 2],
         dparameters: &mut [f64],
     ) -> f64 {
@@ -125,7 +125,7 @@ impl<'a> Affinity<'a> {
         }
     }
 
-    fn slopes(&self, t: f64, at: At) -> Slopes {
+    fn slopes(&self, t: f64, at: PairContext) -> Slopes {
         let one = |term: f64, parameter: f64| Slopes { term, parameters: [parameter, 0.0], bias: 1.0 };
         let z = self.scale * t + if self.is_log() { 0.0 } else { at.bias };
         let activated = |slope: f64| {
