@@ -34,7 +34,7 @@ pip install --force-reinstall --no-deps "$wheels"/*.whl
 
 if ! has_torch && [ "$(free_gigabytes)" -lt 12 ]; then
     echo "SKIPPED: PyTorch takes up to 10 GB, and less than 12 are free: of the Python wheel only arrays are tested"
-elif ! pip install 'torch>=2.9'; then
+elif ! pip install 'torch>=2.9' 'safetensors>=0.5'; then
     echo "SKIPPED: PyTorch cannot be installed: of the Python wheel only arrays are tested"
 elif ! pip install 'transformers>=5'; then
     echo "SKIPPED: transformers cannot be installed: the Python wheel is tested without it"

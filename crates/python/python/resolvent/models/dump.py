@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import pathlib
-import struct
 from typing import Iterable, Sequence
 
 import numpy as np
@@ -19,7 +18,6 @@ from .given import Given
 __all__ = ["Array", "tensors", "write"]
 
 Array = npt.NDArray[np.generic]
-_TYPES = {"float32": "F32", "uint8": "U8"}
 
 
 def tensors(name: str, calls: Sequence[Given]) -> dict[str, Array]:
@@ -41,7 +39,7 @@ def tensors(name: str, calls: Sequence[Given]) -> dict[str, Array]:
             tokens = queries if part == "q" else keys
             whole = torch.cat([_filled(x.detach().float(), tokens) for x in parts[part]])
             if part != "q" or square:
-                # What a padded token holds is nobody's business, and need not be finite.
+                # A padded token's content is not looked at, and need not be finite.
                 whole = whole.masked_fill(~masks[:, None, :, None], 0.0)
             if not bool(whole.isfinite().all()):
                 remedy = "the model's numbers must be finite"
@@ -75,14 +73,15 @@ def _filled(x: Tensor, tokens: int) -> Tensor:
 
 
 def write(path: pathlib.Path, arrays: Iterable[tuple[str, Array]]) -> None:
-    """A safetensors file: the length of a header, the header in JSON, and the tensors one after another."""
-    header, at, listed = {}, 0, list(arrays)
-    for name, array in listed:
-        header[name] = {"dtype": _TYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, array in listed:
-            file.write(np.ascontiguousarray(array).data)
+    """Writes a safetensors file, whole or not at all."""
+    try:
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        remedy = "install it: pip install safetensors"
+        raise UnsupportedError(f"without safetensors no file is written; {remedy}", code="unsupported", field="safetensors", remedy=remedy) from error
+    part = path.with_name(path.name + ".part")
+    try:
+        save_file(dict(arrays), part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ module, several of these, or ``None`` for all."""
 
 #: What a converted layer of transformers holds its mechanism by.
 CONVERTED = "resolvent"
-#: Modules that only hold a mechanism for another one's projections.
+#: Names that models give to the projection of keys.
 _KEYS = ("key", "k_proj", "k_lin", "k", "wk", "to_k", "key_proj", "linear_k", "k_linear")
 
 
