@@ -325,6 +325,7 @@ fn seeds_reach_what_is_drawn() {
         r#"{"mechanism": "routed", "seed": 7}"#,
         r#"{"mechanism": "fna", "structure": {"kind": "clustered", "seed": 7}}"#,
         r#"{"mechanism": "performer", "seed": 7}"#,
+        r#"{"mechanism": "composed", "score": "gaussian", "structure": {"kind": "nystrom", "landmarks": {"kind": "random", "count": 3, "seed": 7}}, "normalisation": "none"}"#,
     ] {
         let seeded =
             |seed: &str| Mechanism::from_json(&json.replace("\"seed\": 7", &format!("\"seed\": {seed}"))).unwrap();

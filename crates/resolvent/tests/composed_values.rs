@@ -46,6 +46,7 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "nystrom", "landmarks": {"kind": "first", "count": 3}, "value_conv": 3, "inverse": "cg", "ridge": 0.25}"#,
     r#"{"kind": "features"}"#,
     r#"{"kind": "features", "map": "favor", "count": 7}"#,
+    r#"{"kind": "clustered", "clusters": 3, "routes": 1, "route_by": "query", "cluster_on": "keys", "estimator": "centroid"}"#,
 ];
 
 /// What `factors` takes: an inverse of a matrix that is not symmetric.
@@ -248,6 +249,39 @@ fn tensors_agree_with_the_reference() {
     failures.iter().take(20).for_each(|failure| println!("{failure}"));
     assert!(failures.is_empty(), "{} failures in {compared} compositions", failures.len());
     assert!(compared > 1500, "{compared}");
+}
+
+/// A query or a key of which a bias leaves no pair may hold anything, in tensors as in the kernels.
+#[test]
+fn tokens_without_a_pair_have_no_content() {
+    let device = Device::flex();
+    let shape = [2, 2, 6, 4];
+    let absent = |n: usize| n % 6 == 2 || n / 6 % 6 == 4;
+    let numbers: Vec<f32> = (0..36).map(|n| if absent(n) { f32::NEG_INFINITY } else { (n as f32).sin() }).collect();
+    let bias = Tensor::<4>::from_data(TensorData::new(numbers, [1, 1, 6, 6]), &device);
+    let hole = |x: Tensor<4>, token: usize| {
+        let rows =
+            Tensor::<1, Bool>::from_data(TensorData::new((0..6).map(|n| n == token).collect::<Vec<_>>(), [6]), &device);
+        x.mask_fill(rows.reshape([1, 1, 6, 1]).expand(shape), f32::NAN)
+    };
+    for preset in ["softmax", "infsa", "sigmoid"] {
+        let json = format!(r#"{{"mechanism": "{preset}", "bias": {{"kind": "tensor", "heads": false}}}}"#);
+        let mechanism = Mechanism::from_json(&json).unwrap();
+        let [q, k, v] = [(); 3].map(|()| random(shape, &device));
+        let [dirty_q, dirty_k, dirty_v] = [hole(q.clone(), 4), hole(k.clone(), 2), hole(v.clone(), 2)];
+        for strategy in [Strategy::Composed, Strategy::Fused, Strategy::Reference] {
+            let out = |q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>| {
+                let [q, k, v] = [q, k, v].map(|x| x.clone().autodiff().require_grad());
+                let inputs =
+                    Inputs::new(q.clone(), k.clone(), v.clone()).with(Parameter::Bias, bias.clone().autodiff());
+                let out = attend(&inputs, &mechanism, &Mask::none(), strategy).unwrap().out;
+                let gradients = out.clone().powi_scalar(2).sum().backward();
+                let all = [q, k, v].map(|x| values(x.grad(&gradients).unwrap()));
+                (values(out.inner()), all)
+            };
+            assert_eq!(out(&q, &k, &v), out(&dirty_q, &dirty_k, &dirty_v), "{preset} by {strategy:?}");
+        }
+    }
 }
 
 #[test]

@@ -214,6 +214,7 @@ impl Mechanism {
             Self::Composed(m) => match &mut m.structure {
                 Structure::Features(Features { seed, .. }) => *seed = number,
                 Structure::Clustered(m) => m.set_seed(number),
+                Structure::Nystrom(Nystrom { landmarks: Landmarks::Random { seed, .. }, .. }) => *seed = number,
                 _ => {}
             },
             _ => {}
