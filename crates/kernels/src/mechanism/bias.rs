@@ -158,7 +158,7 @@ impl Bias {
                 let even = !m.bidirectional || m.count.is_multiple_of(2);
                 let fits = even && (2 + 2 * usize::from(m.bidirectional)..=1 << 16).contains(&m.count);
                 check("bias.count", m.count, fits, "2 to 65536; bidirectional: even, from 4 on")?;
-                let fits = m.max_distance > m.of_direction()[1] && m.max_distance <= 1 << 32;
+                let fits = m.max_distance > m.of_direction()[1] && m.max_distance as u64 <= 1 << 32;
                 check("bias.max_distance", m.max_distance, fits, "more than the single distances, up to 2^32")
             }
             Self::Grid(m) => {
