@@ -2,7 +2,8 @@
 
 `attend` and `attend_backward` take NumPy arrays and everything that speaks DLPack; `resolvent.torch` has operators and
 modules for PyTorch, `resolvent.transformers` attention implementations for Hugging Face models. `convert` puts a mechanism into a
-whole model, `analyze` looks at what its attention is given; these two import PyTorch when they are first asked for.
+whole model, or one into every head, as a `Fit` says; `analyze` looks at what attention is given. These
+two import PyTorch when they are first asked for.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .errors import (
     TensorError,
     UnsupportedError,
 )
+from .fits import Fit, HeadMechanisms, load_fit
 from .mechanism import Mechanism, MechanismLike, mechanisms
 from .planning import Plan, plan
 from .threads import get_num_threads, release_memory, set_num_threads
@@ -73,9 +75,11 @@ __all__ = [
     "Error",
     "Factors",
     "Features",
+    "Fit",
     "Frobenius",
     "Gaussian",
     "Gradients",
+    "HeadMechanisms",
     "Hops",
     "Laplacian",
     "Levy",
@@ -102,6 +106,7 @@ __all__ = [
     "convert",
     "errors",
     "get_num_threads",
+    "load_fit",
     "mechanisms",
     "plan",
     "release_memory",

@@ -18,8 +18,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from .errors import ConfigurationError, UnsupportedError
+from .fits import HeadMechanisms
 from .mechanism import Mechanism, MechanismLike, mechanisms
-from .torch import Attention, attend
+from .torch import Attention, HeadAttention, attend
+from .torch.heads import by_group, of_heads
 from .values import Dense, DotExp
 
 __all__ = ["register"]
@@ -28,8 +30,9 @@ __all__ = ["register"]
 _SCALED = ("softmax", "infsa", "infsa-resolvent", "linear-infsa", "ssa")
 
 
-def register(mechanism: MechanismLike | None = None, name: str | None = None) -> list[str]:
+def register(mechanism: MechanismLike | HeadMechanisms | None = None, name: str | None = None) -> list[str]:
     """Registers a mechanism as ``resolvent:<name>``, or every preset by its id; returns the names for ``set_attn_implementation``.
+    `HeadMechanisms` need a name.
 
     The mask comes with it: the padding mask, causality and sliding windows of a model reach the mechanism; any other mask, and biases of
     positions, reach those that form pairs. What a mechanism has no place for is refused.
@@ -43,9 +46,15 @@ def register(mechanism: MechanismLike | None = None, name: str | None = None) ->
                 remedy="pass the mechanism that the name is for",
             )
         return [full for preset in mechanisms() for full in register(preset, preset)]
-    found = Mechanism.of(mechanism)
-    full = f"resolvent:{name or found.id}"
-    AttentionInterface.register(full, functools.partial(_attention, found))
+    if isinstance(mechanism, HeadMechanisms):
+        if name is None:
+            remedy = "say what to call heads with mechanisms of their own"
+            raise ConfigurationError(f"argument `name` is missing; {remedy}", code="argument", field="name", remedy=remedy)
+        full, attention = f"resolvent:{name}", functools.partial(_attention_by_group, mechanism)
+    else:
+        found = Mechanism.of(mechanism)
+        full, attention = f"resolvent:{name or found.id}", functools.partial(_attention, found)
+    AttentionInterface.register(full, attention)
     AttentionMaskInterface.register(full, _mask)
     return [full]
 
@@ -197,6 +206,32 @@ def _attention(
         enable_gqa=True,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attention_by_group(
+    mechanisms: HeadMechanisms,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    learned: HeadAttention | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """`_attention` for heads with mechanisms of their own."""
+
+    def call(n: int, q: Tensor, k: Tensor | None, v: Tensor, positions: Tensor | None) -> Tensor:
+        heads, own = mechanisms.groups[n].heads, None if learned is None else learned.groups[n]
+        # A tied group leaves the keys out, but for their number.
+        keys = key if k is None else k
+        mask = attention_mask
+        if mask is not None and mask.dim() == 4:
+            mask = of_heads(mask, heads, mechanisms.heads)
+        options: dict[str, Any] = {**kwargs, "learned": own, "position_bias": positions}
+        return _attention(mechanisms.groups[n].mechanism, module, q, keys, v, mask, **options)[0]
+
+    return by_group(mechanisms, query, key, value, position_bias, call, shared=True, axis=-2), None
 
 
 def _bias(pairs: Tensor | None, positions: Tensor | None) -> Tensor | None:

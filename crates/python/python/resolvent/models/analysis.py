@@ -9,11 +9,12 @@ import pathlib
 import shlex
 import shutil
 import subprocess
-from typing import Any, Mapping, Sequence
+from typing import Any, Literal, Mapping, Sequence
 
 from torch import nn
 
 from ..errors import ConfigurationError, Error, UnsupportedError
+from ..fits import Fit, load_fit
 from ..mechanism import Mechanism, MechanismLike
 from ..mechanism import mechanisms as presets
 from . import dump
@@ -24,6 +25,7 @@ from .recording import recording, show
 __all__ = ["Analysis", "analyze"]
 
 _DUMP = "dump.safetensors"
+_FIT = "fit.json"
 
 
 @dataclasses.dataclass
@@ -39,10 +41,14 @@ class Analysis:
     """The program's results, as in ``results.json``; ``None`` where there was no program."""
     report: pathlib.Path | None = None
     """The report, a page for a browser."""
+    fit: Fit | None = None
+    """The mechanism of every head, where a fit was asked for; also in ``fit.json`` beside the report."""
 
     def __str__(self) -> str:
         if self.results is None:
             return f"{len(self.layers)} layers in {self.path}; analyse them by\n{shlex.join(self.command)}"
+        if self.fit is not None:
+            return f"{self.fit}\nreport: {self.report}"
         rows = [(verdict["name"], verdict["finding"], verdict["sentence"]) for verdict in self.results["verdicts"]]
         widths = [max(len(row[n]) for row in rows) for n in (0, 1)]
         lines = [f"{name.ljust(widths[0])}  {finding.ljust(widths[1])}  {sentence}" for name, finding, sentence in rows]
@@ -57,6 +63,10 @@ def analyze(
     layers: Layers = None,
     mechanisms: Sequence[str] | Mapping[str, MechanismLike] | None = None,
     full: bool = False,
+    fit: float | None = None,
+    measure: Literal["cosine", "error"] = "cosine",
+    cost: Literal["time", "operations"] = "time",
+    budget: float | None = None,
     program: str | os.PathLike[str] | None = None,
 ) -> Analysis:
     """Shows inputs to a model, writes what its attention is given to a file, and has the program `resolvent` analyse it.
@@ -69,12 +79,20 @@ def analyze(
         layers: Which layers, as in `convert`.
         mechanisms: Presets by their ids, or mechanisms by names of one's own; all presets by default.
         full: Adds what takes long: dense spectra, paths from every token, mixing times.
+        fit: In place of the analysis, finds the cheapest mechanism for every head whose output reaches this against softmax's; see `convert`.
+            ``mechanisms`` are then what is tried.
+        measure: What `fit` is of: ``cosine``, 0 to 1 and at least, or ``error``, the length of the difference over that of softmax's output,
+            at most.
+        cost: What the fit saves: ``time`` on this machine, or ``operations``.
+        budget: The share of dense softmax's cost that all heads together may take; for it heads leave the target. No limit by default.
         program: The program's path. Where it is not given, ``resolvent`` is looked for; where there is none, the result has
             the command and no results.
 
     Raises:
+        ConfigurationError: for a fit that is asked for beside ``full``, and a budget beside no fit.
         UnsupportedError: for models without attention that is known, and for calls that such a file cannot hold.
     """
+    asked = _asked(fit, measure, cost, budget, full)
     chosen = select(find(model), layers)
     calls = _recorded(model, chosen, inputs)
     causal = _causality(calls)
@@ -86,13 +104,27 @@ def analyze(
     command = [found or "resolvent", "analyze", "--input", str(path), "--out", str(folder)]
     command += ["--causal"] if causal else []
     command += ["--full"] if full else []
+    command += asked
     if mechanisms is not None:
         command += ["--mechanisms", ",".join(_candidates(folder, mechanisms))]
     analysis = Analysis(path, tuple(command), tuple(calls))
     if found is not None:
         analysis.results = _run(command)
         analysis.report = folder / "report.html"
+        analysis.fit = load_fit(folder / _FIT) if fit is not None else None
     return analysis
+
+
+def _asked(fit: float | None, measure: str, cost: str, budget: float | None, full: bool) -> list[str]:
+    """The program's arguments for a fit."""
+    if fit is None and budget is None:
+        return []
+    if fit is None or full:
+        field = "budget" if fit is None else "full"
+        remedy = "pass the target as `fit`" if fit is None else "leave it out"
+        message = f"argument `{field}` is beside {'no fit' if fit is None else 'a fit'}; {remedy}"
+        raise ConfigurationError(message, code="argument", field=field, remedy=remedy)
+    return ["--fit", str(fit), "--measure", measure, "--cost", cost, *([] if budget is None else ["--budget", str(budget)])]
 
 
 def _recorded(model: nn.Module, layers: list[Layer], inputs: Any) -> dict[str, list[Given]]:

@@ -11,16 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError, Error, UnsupportedError
+from ..fits import Fit, FitLike, HeadMechanisms, load_fit
 from ..mechanism import Mechanism, MechanismLike
-from ..torch import Attention, MultiheadAttention, attend
+from ..torch import Attention, HeadAttention, MultiheadAttention, attend
+from ..torch.attention import parts_of
 from .centroids import centroids
+from .fitting import fitted, found_fit, learned_of, mechanism_of
 from .given import Given
 from .layers import CONVERTED, Layer, Layers, find, select
 from .recording import recording, show
 
 __all__ = ["Conversion", "Converted", "convert"]
 
-Mechanisms = Union[MechanismLike, Callable[[str, nn.Module], MechanismLike]]
+Mechanisms = Union[MechanismLike, HeadMechanisms, Callable[[str, nn.Module], Union[MechanismLike, HeadMechanisms]]]
 
 
 @dataclasses.dataclass
@@ -28,7 +31,7 @@ class Converted:
     """One layer of a conversion."""
 
     name: str
-    mechanism: Mechanism
+    mechanism: Mechanism | HeadMechanisms
     kept: tuple[str, ...]
     """Parameters of the layer that it computes with as before."""
     new: tuple[str, ...]
@@ -42,8 +45,10 @@ class Converted:
 class Conversion:
     """What has been converted; prints as a table."""
 
-    def __init__(self, layers: list[Converted], undo: list[Callable[[], None]]) -> None:
+    def __init__(self, layers: list[Converted], undo: list[Callable[[], None]], fit: Fit | None = None) -> None:
         self.layers = tuple(layers)
+        self.fit = fit
+        """The fit that the layers have their mechanisms of, where there is one."""
         self._undo = undo
 
     def undo(self) -> None:
@@ -57,7 +62,9 @@ class Conversion:
         for layer in self.layers:
             names = [", ".join(part) or "-" for part in (layer.new, layer.unused)]
             change = [] if not self._has_changes else ["-" if layer.change is None else f"{layer.change:.3f}"]
-            rows.append((layer.name or "(the model)", str(layer.mechanism), str(len(layer.kept)), *names, *change))
+            first, *others = map(str, layer.mechanism.groups if isinstance(layer.mechanism, HeadMechanisms) else [layer.mechanism])
+            rows.append((layer.name or "(the model)", first, str(len(layer.kept)), *names, *change))
+            rows.extend(("", group, *[""] * (len(rows[0]) - 2)) for group in others)
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
@@ -68,10 +75,12 @@ class Conversion:
 
 def convert(
     model: nn.Module,
-    mechanism: Mechanisms,
+    mechanism: Mechanisms | None = None,
     layers: Layers = None,
     samples: Any = None,
     *,
+    fit: FitLike | float | None = None,
+    budget: float | None = None,
     learned: Iterable[str] | None = None,
     dropout: float | None = None,
     codebook: bool = False,
@@ -84,17 +93,24 @@ def convert(
 
     Args:
         model: The model, which is changed; the result's ``undo()`` changes it back.
-        mechanism: A `Mechanism`, a preset's id, JSON or a mapping; or a function of name and module that gives one for each layer.
+        mechanism: A `Mechanism`, a preset's id, JSON or a mapping; `HeadMechanisms`; or a function of name and module that gives one of
+            these for each layer.
         layers: Which layers of attention: a number, a slice of the numbers, a name, the name of what holds them, a pattern such as
             ``*.self``, a function of name and module, or several of these; all by default.
         samples: Inputs that the model is shown, in evaluation: a tensor, a tuple of arguments, a mapping of keywords, or several in a
             list. Every converted layer must compute what it is given then, and the result tells how far each is from softmax.
-        learned: Names of the parameters that are learned, as in `resolvent.torch.Attention`.
+        fit: In place of a mechanism, one for every head: a `Fit`, the path of ``fit.json``, or what that holds. Its layers are converted,
+            those of them that `layers` names. Or a number, the cosine with softmax's output that every head is to reach: the program
+            ``resolvent`` finds the fit on the samples, as `resolvent.analyze` with ``fit``. Heads of one mechanism are one call.
+        budget: Beside a number as `fit`, the share of dense softmax's time that all heads together may take; no limit by default.
+        learned: Names of the parameters that are learned, as in `resolvent.torch.Attention`; under a fit, wherever there are such.
         dropout: Of weights, in training, in place of the layers' own.
         codebook: Whether mechanisms with clusters get fixed centroids, found among the tokens of the samples, in place of clusters found
-            anew in every call. They are in the state, and get no gradient.
+            anew in every call. They are in the state, and get no gradient. Of heads with mechanisms of their own, those with clusters
+            get them.
 
     Raises:
+        ConfigurationError: for a fit whose layers or numbers of heads are not the model's, and one that cannot be read.
         UnsupportedError: for models without attention that is known, and for what a mechanism cannot do, such as causality; the model
             is then as it was.
     """
@@ -102,18 +118,21 @@ def convert(
     if dropout is not None and not 0.0 <= dropout < 1.0:
         remedy = "must be in [0, 1)"
         raise ConfigurationError(f"argument `dropout` is {dropout}; {remedy}", code="out-of-range", field="dropout", remedy=remedy)
-    chosen = select(find(model), layers)
+    found = _fit(model, mechanism, layers, samples, fit, budget)
+    chosen = select(find(model), layers) if found is None else fitted(found, find(model), layers)
     seen = {} if samples is None else _seen(model, chosen, samples)
     if codebook and not seen:
         remedy = "pass samples that reach the layers"
         raise ConfigurationError(f"argument `codebook` needs samples; {remedy}", code="argument", field="codebook", remedy=remedy)
-    done = Conversion([], [])
+    done = Conversion([], [], found)
     try:
         made = []
         for layer in chosen:
-            made.append(_made(layer, _mechanism(mechanism, layer), names, dropout))
+            own = _mechanism(mechanism, layer) if found is None else mechanism_of(found.layers[layer.name], layer)
+            made.append(_made(layer, own, names if found is None else learned_of(own, found, names), dropout))
             if codebook:
-                _told(layer, functools.partial(_cluster, _attention_of(made[-1]), seen.get(layer.name, [])))
+                mixed = found is not None or isinstance(own, HeadMechanisms)
+                _told(layer, functools.partial(_cluster, _attention_of(made[-1]), seen.get(layer.name, []), mixed))
         _place(model, list(zip(chosen, made)), done)
         if samples is not None:
             show(model, samples)
@@ -139,10 +158,25 @@ def _measure(made: list[tuple[Layer, nn.Module]], done: Conversion, seen: dict[s
             converted.change = _told(layer, functools.partial(_change, _attention_of(module), seen[layer.name]))
 
 
-def _mechanism(mechanism: Mechanisms, layer: Layer) -> Mechanism:
+def _fit(
+    model: nn.Module, mechanism: Mechanisms | None, layers: Layers, samples: Any, fit: FitLike | float | None, budget: float | None
+) -> Fit | None:
+    """The fit that is meant, if one is."""
+    if (mechanism is None) == (fit is None):
+        remedy = "pass one of both"
+        raise ConfigurationError(f"convert takes a mechanism or a fit; {remedy}", code="argument", field="mechanism", remedy=remedy)
+    if isinstance(fit, (int, float)):
+        return found_fit(model, samples, layers, float(fit), budget)
+    if budget is not None:
+        remedy = "pass a number as `fit`, for one to be found within the budget"
+        raise ConfigurationError(f"argument `budget` is beside no target; {remedy}", code="argument", field="budget", remedy=remedy)
+    return None if fit is None else load_fit(fit)
+
+
+def _mechanism(mechanism: Any, layer: Layer) -> Mechanism | HeadMechanisms:
     if callable(mechanism) and not isinstance(mechanism, Mechanism):
-        return Mechanism.of(mechanism(layer.name, layer.module))
-    return Mechanism.of(mechanism)
+        mechanism = mechanism(layer.name, layer.module)
+    return mechanism_of(mechanism, layer)
 
 
 def _told(layer: Layer, compute: Callable[[], Any]) -> Any:
@@ -159,11 +193,12 @@ def _refused(layer: Layer, what: str, why: str) -> UnsupportedError:
     return UnsupportedError(f"layer `{layer.name}`: {what} is not supported: {why}", code="unsupported", field=what, remedy=why)
 
 
-def _made(layer: Layer, mechanism: Mechanism, learned: tuple[str, ...] | None, dropout: float | None) -> nn.Module:
+def _made(layer: Layer, mechanism: Mechanism | HeadMechanisms, learned: tuple[str, ...] | None, dropout: float | None) -> nn.Module:
     """The module that will hold the layer's mechanism."""
     if layer.kind == "converted":
         raise _refused(layer, "a layer that has been converted", "undo its conversion first, or choose others by `layers`")
-    if layer.crossed and mechanism.tied:
+    groups = mechanism.groups if isinstance(mechanism, HeadMechanisms) else ()
+    if layer.crossed and (mechanism.tied or any(group.mechanism.tied for group in groups)):
         raise _refused(layer, f"the tied mechanism `{mechanism}`", "its keys are its queries, which cross-attention has not")
     if isinstance(layer.module, nn.MultiheadAttention):
         if not layer.name:
@@ -175,38 +210,45 @@ def _made(layer: Layer, mechanism: Mechanism, learned: tuple[str, ...] | None, d
         attention.dropout = new.dropout = layer.dropout if dropout is None else dropout
     else:
         new = attention = _told(layer, lambda: _layer_attention(layer, mechanism, learned, dropout))
-    _told(layer, lambda: _check(layer, attention, layer.dropout if dropout is None else dropout))
+    for _, part in parts_of(attention):
+        _told(layer, functools.partial(_check, layer, part, layer.dropout if dropout is None else dropout))
     made: nn.Module = new
     return made
 
 
-def _layer_attention(layer: Layer, mechanism: Mechanism, learned: tuple[str, ...] | None, dropout: float | None) -> Attention:
-    from .implementations import LayerAttention
+def _layer_attention(
+    layer: Layer, mechanism: Mechanism | HeadMechanisms, learned: tuple[str, ...] | None, dropout: float | None
+) -> Attention | HeadAttention:
+    from .implementations import LayerAttention, LayerHeadAttention
 
-    attention = LayerAttention(layer.heads, layer.head_dim, mechanism, learned=learned)
+    attention: LayerAttention | LayerHeadAttention
+    if isinstance(mechanism, HeadMechanisms):
+        attention = LayerHeadAttention(layer.heads, layer.head_dim, mechanism, learned=learned)
+    else:
+        attention = LayerAttention(layer.heads, layer.head_dim, mechanism, learned=learned)
     attention.override = dropout
     return attention.train(layer.module.training)
 
 
 def _check(layer: Layer, attention: Attention, dropout: float) -> None:
-    """Refuses what the layer is known to ask of every call."""
+    """Refuses what the layer is known to ask of every call of these heads."""
     document = attention.mechanism.to_dict()
     grid = document.get("grid") or [(document.get("bias") or {}).get(side, 4) for side in ("height", "width")]
     tokens = math.prod(grid)
     if layer.causal:
-        sizes = (1, layer.heads, tokens, tokens, layer.head_dim, layer.head_dim)
+        sizes = (1, attention.heads, tokens, tokens, layer.head_dim, layer.head_dim)
         attention.mechanism._core.lengths(sizes, True, "auto")
     if dropout > 0.0 and layer.module.training:
-        x = torch.ones(1, layer.heads, tokens, layer.head_dim)
+        x = torch.ones(1, attention.heads, tokens, layer.head_dim)
         k = None if attention.mechanism.tied else x
         with torch.no_grad():
             attend(x, k, x, attention.mechanism, parameters=attention.values(), causal=layer.causal, dropout=dropout, seed=0)
 
 
 def _place_in_transformers(model: nn.Module, layer: Layer, attention: nn.Module) -> tuple[Converted, Callable[[], None]]:
-    from .implementations import LayerAttention, configurations, install, restore
+    from .implementations import LayerAttention, LayerHeadAttention, configurations, install, restore
 
-    assert isinstance(attention, LayerAttention)
+    assert isinstance(attention, (LayerAttention, LayerHeadAttention))
     module, changed = layer.module, configurations(model, [layer.module])
     unused = (layer.keys() or ["what makes keys"]) if attention.mechanism.tied else []
     kept = tuple(name for name, _ in module.named_parameters() if name not in unused)
@@ -256,9 +298,9 @@ def _place_in_torch(model: nn.Module, layer: Layer, new: nn.Module) -> tuple[Con
     return Converted(layer.name, new.attention.mechanism, kept, added, tuple(unused)), lambda: put(old, True)
 
 
-def _attention_of(module: nn.Module) -> Attention:
+def _attention_of(module: nn.Module) -> Attention | HeadAttention:
     found: Any = module.attention if isinstance(module, MultiheadAttention) else module
-    assert isinstance(found, Attention)  # all that is made here
+    assert isinstance(found, (Attention, HeadAttention))  # all that is made here
     return found
 
 
@@ -270,20 +312,25 @@ def _seen(model: nn.Module, layers: list[Layer], samples: Any) -> dict[str, list
     return seen
 
 
-def _cluster(attention: Attention, calls: list[Given]) -> None:
-    attention.codebook = centroids(attention.mechanism, calls)
+def _cluster(attention: Attention | HeadAttention, calls: list[Given], mixed: bool) -> None:
+    """Gives the heads their centroids; among mixed mechanisms, those with clusters."""
+    for heads, part in parts_of(attention):
+        if part.mechanism.clustered or not mixed:
+            part.codebook = centroids(part.mechanism, [call.of_heads(heads) for call in calls])
 
 
 @torch.no_grad()
-def _change(attention: Attention, calls: list[Given]) -> float | None:
+def _change(attention: Attention | HeadAttention, calls: list[Given]) -> float | None:
     """How far the mechanism's output is from softmax's on the same calls; `None` where softmax here is not the model's own."""
     sums = torch.zeros(3, dtype=torch.float64)
     for given in calls:
         if given.window is not None or given.options:
             return None
-        ours = _applied(given, attention.mechanism, attention.values(), attention.codebook).double()
-        theirs = _applied(given, Mechanism("softmax", scale=given.scale)).double()
-        sums += torch.stack([(ours * theirs).sum(), ours.square().sum(), theirs.square().sum()])
+        for heads, part in parts_of(attention):
+            own_given = given.of_heads(heads)
+            ours = _applied(own_given, part.mechanism, part.values(), part.codebook).double()
+            theirs = _applied(own_given, Mechanism("softmax", scale=given.scale)).double()
+            sums += torch.stack([(ours * theirs).sum(), ours.square().sum(), theirs.square().sum()])
     both, own, reference = sums.tolist()
     return math.sqrt(max(0.0, 1.0 - both * both / (own * reference))) if own > 0.0 and reference > 0.0 else None
 

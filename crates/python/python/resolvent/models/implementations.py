@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextvars import ContextVar
-from typing import Any, Callable, Iterable, Optional
+from typing import Any, Callable, Iterable, Optional, Union
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
@@ -16,18 +16,25 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import UnsupportedError
-from ..torch import Attention
-from ..transformers import _attention, _mask, _pattern
+from ..torch import Attention, HeadAttention
+from ..transformers import _attention, _attention_by_group, _mask, _pattern
 from .given import Given
 from .layers import CONVERTED
 
-__all__ = ["RECORDER", "LayerAttention", "configurations", "install", "restore"]
+__all__ = ["RECORDER", "LayerAttention", "LayerHeadAttention", "configurations", "install", "restore"]
 
 _PREFIX = "resolvent:layers/"
 
 
 class LayerAttention(Attention):
     """The mechanism of one layer, and what it learns."""
+
+    override: Optional[float] = None
+    """The dropout of weights in place of the layer's own."""
+
+
+class LayerHeadAttention(HeadAttention):
+    """The mechanisms of one layer's heads, and what they learn."""
 
     override: Optional[float] = None
     """The dropout of weights in place of the layer's own."""
@@ -107,7 +114,7 @@ class _Attending:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor], **kwargs: Any
     ) -> Any:
-        layer: Optional[LayerAttention] = getattr(module, CONVERTED, None)
+        layer: Union[LayerAttention, LayerHeadAttention, None] = getattr(module, CONVERTED, None)
         recorder = RECORDER.get()
         if recorder is not None:
             given = _given(module, query, key, value, attention_mask, kwargs)
@@ -115,6 +122,8 @@ class _Attending:
         if layer is not None:
             if layer.override is not None:
                 kwargs["dropout"] = layer.override if module.training else 0.0
+            if isinstance(layer, LayerHeadAttention):
+                return _attention_by_group(layer.mechanism, module, query, key, value, attention_mask, layer, **kwargs)
             return _attention(layer.mechanism, module, query, key, value, attention_mask, learned=layer, **kwargs)
         return self._function(module)(module, query, key, value, self._own_mask(attention_mask), **kwargs)
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Literal, NamedTuple, Union
 from torch import nn
 
 from ..errors import ConfigurationError, UnsupportedError
-from ..torch import Attention, MultiheadAttention
+from ..torch import Attention, HeadAttention, MultiheadAttention
 
 __all__ = ["CONVERTED", "Layer", "Layers", "find", "select"]
 
@@ -62,7 +62,7 @@ def _of(model: nn.Module, name: str, module: nn.Module) -> Layer | None:
         crossed = isinstance(holder, nn.TransformerDecoderLayer) and name.endswith("multihead_attn")
         kind: Any = "torch" if isinstance(module, nn.MultiheadAttention) else "converted"
         return Layer(name, module, kind, module.num_heads, module.head_dim, False, crossed, module.dropout)
-    if isinstance(module, Attention):
+    if isinstance(module, (Attention, HeadAttention)):
         return Layer(name, module, "converted", module.heads, module.head_dim, module.causal, False, module.dropout)
     if not _asks_for_an_implementation(module):
         return None

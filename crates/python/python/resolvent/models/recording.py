@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import ConfigurationError
-from ..torch.modules import Attention, _kept, _pairs
+from ..torch import Attention, HeadAttention
+from ..torch.modules import _kept, _pairs
 from .given import Given
 from .layers import Layer
 
@@ -61,7 +62,7 @@ class _Hook:
 
     def __init__(self, layer: Layer, take: Take) -> None:
         self.layer, self.take = layer, take
-        attention = layer.module if isinstance(layer.module, (nn.MultiheadAttention, Attention)) else layer.module.attention
+        attention = layer.module if isinstance(layer.module, (nn.MultiheadAttention, Attention, HeadAttention)) else layer.module.attention
         assert isinstance(attention, nn.Module)  # of our own modules
         self._handle = attention.register_forward_pre_hook(self._look, with_kwargs=True)
 

@@ -4,8 +4,9 @@ modules with learned parameters, and the takeover of ``scaled_dot_product_attent
 
 from __future__ import annotations
 
+from .attention import Attention, HeadAttention
 from .functional import attend
-from .modules import Attention, MultiheadAttention
+from .modules import MultiheadAttention
 from .takeover import Report, accelerate
 
-__all__ = ["Attention", "MultiheadAttention", "Report", "accelerate", "attend"]
+__all__ = ["Attention", "HeadAttention", "MultiheadAttention", "Report", "accelerate", "attend"]

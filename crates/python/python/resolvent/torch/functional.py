@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ..errors import DTypeError, TensorError
+from ..errors import DTypeError, TensorError, UnsupportedError
+from ..fits import HeadMechanisms
 from ..mechanism import Mechanism, MechanismLike
 from . import _kernels
 from ._kernels import Forward, Options
+from .heads import by_group
 from .operators import attend_op, double_backward_refused
 
 __all__ = ["attend"]
@@ -22,7 +24,7 @@ def attend(
     q: Tensor,
     k: Tensor | None,
     v: Tensor,
-    mechanism: MechanismLike = "softmax",
+    mechanism: MechanismLike | HeadMechanisms = "softmax",
     *,
     causal: bool = False,
     key_mask: Tensor | None = None,
@@ -43,7 +45,8 @@ def attend(
             all three are cast. What is not contiguous is copied once.
         k: The keys; ``None`` if and only if the mechanism is tied.
         v: The values.
-        mechanism: A `Mechanism`, a preset's id, JSON or a mapping.
+        mechanism: A `Mechanism`, a preset's id, JSON or a mapping; or `HeadMechanisms`, where every group of heads is a call of its own,
+            without parameters, codebook and landmark indices: `Attention` has these group by group. A tied group leaves k out.
         causal: Query ``i`` sees key ``j`` if ``j <= i + keys - queries``.
         key_mask: ``[batch, keys]``, true = keep.
         query_mask: ``[batch, queries]``; the row of a masked query is zero. Mechanisms that divide by sums over all rows
@@ -63,6 +66,10 @@ def attend(
         q, k, v = q.to(dtype), None if k is None else k.to(dtype), v.to(dtype)
     if enable_gqa:
         k, v = None if k is None else _repeated(k, q, "k"), _repeated(v, q, "v")
+    if isinstance(mechanism, HeadMechanisms):
+        _refuse_constants(parameters=parameters, codebook=codebook, landmark_indices=landmark_indices)
+        others: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "dropout": dropout, "dropout_kind": dropout_kind}
+        return _by_group(q, k, v, mechanism, bias, seed, causal=causal, **others)
     if bias is not None:
         mechanism, parameters = _with_bias(mechanism, bias, q, v, parameters)
     names, values = _parameters(parameters)
@@ -80,6 +87,26 @@ def attend(
     rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds)
     traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest)[0]
     return traced
+
+
+def _by_group(
+    q: Tensor, k: Tensor | None, v: Tensor, mechanisms: HeadMechanisms, bias: Tensor | None, seed: int | None, **options: Any
+) -> Tensor:
+    def call(n: int, q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None) -> Tensor:
+        # One seed for all groups would leave out the same pairs of each group's first head.
+        own = None if seed is None else (seed + n) % 2**63
+        return attend(q, k, v, mechanisms.groups[n].mechanism, bias=bias, seed=own, **options)
+
+    return by_group(mechanisms, q, k, v, bias, call)
+
+
+def _refuse_constants(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            why = "every group of heads has its own; use resolvent.torch.Attention"
+            raise UnsupportedError(
+                f"`{name}` for heads with mechanisms of their own is not supported: {why}", code="unsupported", field=name, remedy=why
+            )
 
 
 def _with_bias(
