@@ -2,8 +2,8 @@
 
 `attend` and `attend_backward` take NumPy arrays and everything that speaks DLPack; `resolvent.torch` has operators and
 modules for PyTorch, `resolvent.transformers` attention implementations for Hugging Face models. `convert` puts a mechanism into a
-whole model, or one into every head, as a `Fit` says; `analyze` looks at what attention is given. These
-two import PyTorch when they are first asked for.
+whole model, or one into every head, as a `Fit` says; `distill` trains such a model towards the original; `analyze` looks at what attention is
+given. These three import PyTorch when they are first asked for.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from .models import analyze, convert
+    from .models import analyze, convert, distill
 
 __all__ = [
     "Clustered",
@@ -104,6 +104,7 @@ __all__ = [
     "attend_backward",
     "clusters",
     "convert",
+    "distill",
     "errors",
     "get_num_threads",
     "load_fit",
@@ -116,7 +117,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("analyze", "convert"):
+    if name in ("analyze", "convert", "distill"):
         from . import models
 
         return getattr(models, name)

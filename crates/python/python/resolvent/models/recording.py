@@ -16,7 +16,7 @@ from ..torch.modules import _kept, _pairs
 from .given import Given
 from .layers import Layer
 
-__all__ = ["recording", "show"]
+__all__ = ["call", "recording", "show"]
 
 Take = Callable[[Layer, Given], None]
 
@@ -109,6 +109,13 @@ def _of_torch(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: 
     return Given(module, q, k, v, None if padding is None else _kept(padding), causal, pairs, options=options)
 
 
+def call(model: nn.Module, one: Any, **options: Any) -> Any:
+    """What the model makes of an input: a tensor, several arguments, or a mapping of keywords; `options` are keywords beside these."""
+    if isinstance(one, Mapping):
+        return model(**{**one, **options})
+    return model(*one, **options) if isinstance(one, (tuple, list)) else model(one, **options)
+
+
 @torch.no_grad()
 def show(model: nn.Module, inputs: Any) -> int:
     """Runs the model in evaluation on inputs, or on several in a list; returns how many there were."""
@@ -120,12 +127,7 @@ def show(model: nn.Module, inputs: Any) -> int:
     model.eval()
     try:
         for one in several:
-            if isinstance(one, Mapping):
-                model(**one)
-            elif isinstance(one, tuple):
-                model(*one)
-            else:
-                model(one)
+            call(model, one)
     finally:
         for module in training:
             module.training = True
