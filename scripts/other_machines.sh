@@ -9,8 +9,9 @@ emulates() { command -v qemu-aarch64 && command -v aarch64-linux-gnu-gcc; } >/de
 
 arm=aarch64-unknown-linux-gnu
 # Stored cases through both paths, random problems against the reference, and threads.
-tests=(--test golden_reference --test golden_fused --test shared_buffers)
-[ "${1:-}" = --whole ] && tests=(--tests)
+tests=(--test golden_reference --test golden_fused --test shared_buffers --test ternary)
+level=1
+[ "${1:-}" = --whole ] && { tests=(--tests); level=3; }
 if ! emulates && command -v apt-get >/dev/null; then
     root=""
     [ "$(id -u)" = 0 ] || root="sudo -n"
@@ -24,8 +25,8 @@ elif ! emulates; then
 else
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
-    cargo test --release -p resolvent-kernels --target "$arm" --locked "${tests[@]}"
-    cargo test --release -p resolvent-layers --target "$arm" --locked --tests
+    # Together, so that the kernels are compiled once, and with less effort: to optimise them takes longer than to emulate them.
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=$level cargo test --release -p resolvent-kernels -p resolvent-layers --target "$arm" --locked "${tests[@]}"
 fi
 
 # WebAssembly has no files and no threads that a program could count on: the kernels and layers alone.

@@ -173,9 +173,10 @@ impl Copy {
     }
 }
 
-/// The package is compiled with less effort than what it stands on: to compile the kernels takes longer than to test them.
+/// The package, and the kernels where it stands on them, are compiled with less effort than the rest: it takes longer than to test them.
 fn profile(name: &str) -> String {
-    format!("\n[profile.release.package.resolvent-{name}]\nopt-level = 1\n")
+    let packages = BTreeSet::from(["kernels", name]);
+    packages.iter().map(|name| format!("\n[profile.release.package.resolvent-{name}]\nopt-level = 1\n")).collect()
 }
 
 /// Leaves a file as it is that holds `text` already, so that it is not compiled again.
