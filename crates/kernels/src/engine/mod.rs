@@ -30,7 +30,7 @@ use series::{Hop, Measure, Sum, Tokens};
 use crate::{
     Convergence, Gradients, Parameter, Plan, Result, Shape, Strategy,
     call::{Call, Saved},
-    mechanism::{Clustered, Composed, Normalisation, Nystrom, Series, Softmax, Structure},
+    mechanism::{Clustered, Composed, Dense, Normalisation, Nystrom, Score, Series, Softmax, Structure},
     structure::{
         clustered, dense,
         nystrom::{self, Preset},
@@ -63,16 +63,24 @@ fn rows(shape: &Shape, queries: usize, tasks: usize) -> usize {
     4 * shape.slices() * (queries * (d + dv) + tasks * shape.seq_kv * (d + dv))
 }
 
-/// The plan of all pairs.
+/// The plan of all pairs that are within the window.
 fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
-    let pairs = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
-    let one = dense::plan(&pairs, shape, causal);
+    let softmax = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
+    let one = dense::plan(&softmax, shape, causal);
+    let (pairs, sums) = (seen(m, shape, causal), sweeps_of_sums(&m.normalisation));
+    let [d, dv] = [shape.head_dim as u64, shape.value_dim as u64];
+    let (scores, hop) = (pairs * 2 * d, pairs * 2 * (d + dv));
+    let exponential = m.score.is_log() || matches!(m.score, Score::DotSigmoid(_));
+    let exps = if exponential { pairs * (hops + sums) } else { 0 };
     Plan {
         strategy: Strategy::Fused,
         reason: "pairs are scored in tiles and never stored",
         tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
-        flops_forward: one.flops_forward * (1 + hops),
-        flops_backward: one.flops_backward * (1 + hops),
+        flops_forward: hop * hops + scores * sums,
+        // Every hop but the last is repeated; then each is swept back.
+        flops_backward: hop * hops.saturating_sub(1) + (scores + 2 * hop) * hops + scores * sums,
+        exps_forward: exps,
+        exps_backward: exps,
         scratch_forward: 0,
         scratch_backward: 0,
         stats: saved_rows(shape) + 2 * shape.slices(),
@@ -80,6 +88,24 @@ fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
         allocated_backward: rows(shape, shape.seq_q, 4),
         ..one
     }
+}
+
+/// Pairs of a query and a key that it may see, without masks.
+fn seen(m: &Composed, shape: &Shape, causal: bool) -> u64 {
+    let dense = if let Structure::Dense(dense) = &m.structure { dense.clone() } else { Dense::default() };
+    let sight = sight::Sight::dense(&dense, shape, causal);
+    let row = |i: usize| {
+        let sees = sight.of(i as u32);
+        let high = sees.high.min(shape.seq_kv as u32);
+        let low = sees.low.min(high);
+        u64::from(high - low + sees.sinks.min(low))
+    };
+    shape.slices() as u64 * (0..shape.seq_q).map(row).sum::<u64>()
+}
+
+/// Sweeps over the pairs for sums without which no value can be weighed.
+fn sweeps_of_sums(m: &Normalisation) -> u64 {
+    if normalise::is_streamed(m) { 0 } else { 2 }
 }
 
 /// The plan of a clustered graph, whose clusters are of equal size.
