@@ -117,7 +117,8 @@ impl MultiHeadAttention {
             let attended = self.attend_cached(packed, &mut cache)?;
             *past = Some(Past { kept: Kept::Cache(cache) });
             attended
-        } else if self.value_filter.is_none() && check_row_local(&self.mechanism).is_ok() {
+        } else if self.value_filter.is_none() && self.head_groups.is_empty() && check_row_local(&self.mechanism).is_ok()
+        {
             self.attend_rows(packed, past)?
         } else {
             let whole = add(past, packed);
@@ -132,7 +133,8 @@ impl MultiHeadAttention {
         let ([batch, seq, _], device) = (packed.dims(), packed.device());
         let here = is_flex(&device) && !device.is_autodiff() && packed.dtype() == DType::F32;
         let free = matches!(self.strategy, Strategy::Auto | Strategy::Fused);
-        if !here || !free || self.value_filter.is_some() || self.observer.is_some() {
+        let whole = self.value_filter.is_some() || !self.head_groups.is_empty();
+        if !here || !free || whole || self.observer.is_some() {
             return None;
         }
         let capacity = match (&self.mechanism, self.causal_span) {
@@ -223,6 +225,7 @@ impl MultiHeadAttention {
         source: &KeyValues,
         padding: Option<Tensor<2, Bool>>,
     ) -> Result<Tensor<3>> {
+        self.check_one_mechanism()?;
         check_row_local(&self.mechanism)?;
         self.check_cross(&self.mechanism)?;
         let q = match &self.mechanism {

@@ -9,6 +9,7 @@ mod config;
 mod decoding;
 mod from_burn;
 mod gamma;
+mod head_groups;
 mod input;
 mod landmarks;
 mod learned;
@@ -27,6 +28,7 @@ pub use config::{
     ClusterConfig, DecayConfig, DropoutRates, GammaSchedule, MultiHeadAttentionConfig, PositionConfig, ProjectionConfig,
 };
 pub use decoding::{KeyValues, Past, check_row_local};
+pub use head_groups::HeadGroup;
 pub use input::{MhaInput, MhaOutput};
 pub use landmarks::LandmarkParameters;
 pub use learned::{Learned, Trained};

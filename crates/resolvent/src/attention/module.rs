@@ -8,8 +8,8 @@ use burn::{
 use resolvent_kernels::{self as kernels, Dropout};
 
 use super::{
-    BiasTable, Codebook, LandmarkParameters, Learned, MhaInput, MhaOutput, Observed, Observer, OrthogonalMaps,
-    ValueFilter,
+    BiasTable, Codebook, HeadGroup, LandmarkParameters, Learned, MhaInput, MhaOutput, Observed, Observer,
+    OrthogonalMaps, ValueFilter,
     config::{field, with_tied},
     landmarks::{drawn_seed, redrawn, with_grid},
     rotary::rotate,
@@ -93,6 +93,9 @@ pub struct MultiHeadAttention {
     /// The mechanism, tied or not as the module is.
     #[module(skip)]
     pub mechanism: Mechanism,
+    /// Heads with mechanisms of their own; none: all have the module's. See [`MultiHeadAttention::with_head_groups`].
+    #[module(skip)]
+    pub head_groups: Vec<HeadGroup>,
     /// How the operator is applied.
     #[module(skip)]
     pub strategy: Strategy,
@@ -179,6 +182,7 @@ impl MultiHeadAttention {
             let packed = self.project(input.query, 0, grid)?;
             return self.attend_projected(packed, grid, mechanism, extras, mask);
         };
+        self.check_one_mechanism()?;
         let mut inputs = self.cross_inputs(input.query, key, value, mechanism)?;
         inputs.extras = extras;
         // Tied, one projection makes queries and keys, but of different tokens.
@@ -254,6 +258,9 @@ impl MultiHeadAttention {
             let mut inputs = split_heads(packed.clone(), self.n_heads, mechanism);
             inputs.extras = extras.clone();
             observer.show(Observed { inputs, mechanism: mechanism.clone(), mask: mask.clone(), grid });
+        }
+        if !self.head_groups.is_empty() {
+            return self.attend_by_head(packed, &extras, mask);
         }
         let [_, seq, width] = packed.dims();
         if let (Some(span), Mechanism::Ssa(_), true) = (self.causal_span, mechanism, causal) {

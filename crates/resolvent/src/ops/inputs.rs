@@ -112,6 +112,11 @@ impl Extras {
         Self { dropout: Some(dropout), ..self }
     }
 
+    /// The pairs left out alone, for a call of another mechanism.
+    pub(crate) fn dropout_alone(&self) -> Self {
+        Self { dropout: self.dropout.clone(), ..Self::default() }
+    }
+
     /// The elements of `parameter` in row-major order, in f32, if the call has it.
     pub fn get(&self, parameter: Parameter) -> Option<&Tensor<1>> {
         Some(&self.parameters.get(&parameter)?.flat)

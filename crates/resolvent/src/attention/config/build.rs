@@ -58,6 +58,7 @@ impl MultiHeadAttentionConfig {
             grid,
             mechanism: gamma::with_gamma(mechanism, |gamma| gamma.powi(gamma_power as i32)),
             strategy: self.strategy,
+            head_groups: Vec::new(),
             observer: None,
         })
     }
