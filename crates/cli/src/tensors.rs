@@ -27,6 +27,8 @@ pub trait Real: Copy + From<f32> + Into<f64> {
     fn of_f64(x: f64) -> Option<Self>;
     /// Appends the little-endian bytes.
     fn write(self, bytes: &mut Vec<u8>);
+    /// What little-endian `bytes`, as many as it has, hold.
+    fn read(bytes: &[u8]) -> Self;
 }
 
 impl Real for f32 {
@@ -36,6 +38,9 @@ impl Real for f32 {
     }
     fn write(self, bytes: &mut Vec<u8>) {
         bytes.extend(self.to_le_bytes());
+    }
+    fn read(bytes: &[u8]) -> Self {
+        Self::from_le_bytes(bytes.try_into().expect("as many bytes as the number has"))
     }
 }
 
@@ -47,6 +52,9 @@ impl Real for f64 {
     fn write(self, bytes: &mut Vec<u8>) {
         bytes.extend(self.to_le_bytes());
     }
+    fn read(bytes: &[u8]) -> Self {
+        Self::from_le_bytes(bytes.try_into().expect("as many bytes as the number has"))
+    }
 }
 
 /// A safetensors file, read and checked as a whole.
@@ -57,6 +65,8 @@ pub struct TensorFile {
     /// Where the data begins.
     data: usize,
     metadata: Metadata,
+    /// What the names of its tensors begin with.
+    prefix: String,
     _held: Held,
 }
 
@@ -76,7 +86,23 @@ impl TensorFile {
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, problem(&e)))?;
         let text = String::from_utf8_lossy(&bytes[size_of::<u64>()..][..header]);
         check_distinct(&text).map_err(|problem| Error::file(path, format!("has a damaged header: {problem}")))?;
-        Ok(Self { path: path.to_owned(), data: header + size_of::<u64>(), bytes, metadata, _held: held })
+        Ok(Self {
+            path: path.to_owned(),
+            data: header + size_of::<u64>(),
+            bytes,
+            metadata,
+            prefix: String::new(),
+            _held: held,
+        })
+    }
+
+    /// The tensors of one layer by their last names, where the file names them so; else the file as it is.
+    #[must_use]
+    pub fn of_layer(mut self, layer: Option<&str>) -> Self {
+        let prefixes = layer.into_iter().flat_map(|layer| [format!("{layer}."), format!("{layer}/")]);
+        let mut tensors = prefixes.filter(|prefix| self.metadata.info(&format!("{prefix}q")).is_some());
+        self.prefix = tensors.next().unwrap_or_default();
+        self
     }
 
     /// Where it was read from.
@@ -86,14 +112,15 @@ impl TensorFile {
 
     /// The names of all tensors, in order of their names.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.metadata.tensors().into_keys().collect();
+        let all = self.metadata.tensors().into_keys();
+        let mut names: Vec<_> = all.filter_map(|name| Some(name.strip_prefix(&self.prefix)?.to_owned())).collect();
         names.sort();
         names
     }
 
     /// The tensor `name`, if there is one.
     pub fn get(&self, name: &'static str) -> Option<Stored<'_>> {
-        let info = self.metadata.info(name)?;
+        let info = self.metadata.info(&format!("{}{name}", self.prefix))?;
         let (start, end) = info.data_offsets;
         let bytes = &self.bytes[self.data + start..self.data + end];
         Some(Stored { file: self, name, dtype: info.dtype, shape: &info.shape, bytes })
@@ -259,6 +286,32 @@ impl Named {
         let mut bytes = Vec::with_capacity(size_of_val(values));
         values.iter().for_each(|x| x.write(&mut bytes));
         Self { name, shape, dtype: R::DTYPE, bytes }
+    }
+
+    /// The values again.
+    pub fn values<R: Real>(&self) -> Vec<R> {
+        debug_assert_eq!(self.dtype, R::DTYPE);
+        self.bytes.chunks_exact(size_of::<R>()).map(R::read).collect()
+    }
+
+    /// Room for as much of each of `heads` heads as this holds of each of `own`.
+    pub fn spread(&self, batch: usize, heads: usize, own: usize) -> Self {
+        let mut shape = self.shape.clone();
+        let after = if self.name == "lse" { 1 } else { 2 };
+        if let Some(axis) = shape.len().checked_sub(after + 1) {
+            shape[axis] = heads;
+        }
+        let bytes = vec![0; self.bytes.len() / (batch * own) * batch * heads];
+        Self { name: self.name, shape, dtype: self.dtype, bytes }
+    }
+
+    /// Writes what `part` holds of some heads to the places of these among `heads`.
+    pub fn put_heads(&mut self, part: &Self, batch: usize, heads: usize, of: &[usize]) {
+        let one = self.bytes.len() / (batch * heads);
+        for (at, bytes) in part.bytes.chunks(one.max(1)).enumerate() {
+            let head = (at / of.len()) * heads + of[at % of.len()];
+            self.bytes[head * one..][..one].copy_from_slice(bytes);
+        }
     }
 
     /// Indices under `name`.

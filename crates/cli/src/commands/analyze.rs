@@ -1,17 +1,21 @@
 //! `resolvent analyze`: the token graphs of a model's queries and keys, and what could take softmax's place.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
 
 use clap::Args;
 use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
-    analyze::{self, AnalyzeOptions, Learned},
+    analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure},
     compare::Candidate,
     data::Source,
     disk::write_atomically,
     folder::{Claim, Contents},
     recipe::with_length_scale,
-    report::{self, analysis_page},
+    report::{self, analysis_page, fit_page},
     subject::{Example, Subject},
 };
 use tempfile::TempPath;
@@ -63,6 +67,20 @@ pub struct Analyze {
     /// Add dense spectra without symmetry, paths from every token and exact mixing times
     #[arg(long)]
     full: bool,
+    /// In place of diagnostics, find for every head the cheapest mechanism that keeps to this cosine with softmax's output, and write
+    /// fit.json, which attend and the Python wheel apply. --mechanisms are what is tried [default: routed clusters, windows, centroids,
+    /// nystromformer, performer, linear-infsa, uniform]; a third of the sequences is held out to check the choice
+    #[arg(long, value_name = "TARGET", conflicts_with = "full")]
+    fit: Option<f64>,
+    /// What the target is of: cosine (at least), or error (at most), the length of the difference over that of softmax's output
+    #[arg(long, value_name = "MEASURE", requires = "fit", default_value = "cosine", value_parser = Measure::from_str)]
+    measure: Measure,
+    /// What is saved: time on this machine, or operations, which are the same on every one
+    #[arg(long, value_name = "COST", requires = "fit", default_value = "time", value_parser = Cost::from_str)]
+    cost: Cost,
+    /// The most that all heads together may cost, as a share of dense softmax; for it heads leave the target, those first that lose least
+    #[arg(long, value_name = "SHARE", requires = "fit")]
+    budget: Option<f64>,
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/analyze")]
     out: PathBuf,
@@ -75,6 +93,8 @@ Examples:
   resolvent analyze --checkpoint runs/imdb --sequences 8 --save-dump imdb.safetensors
   resolvent analyze --checkpoint runs/shapes --input photographs
   resolvent analyze --input dump.npz --mechanisms ssa,fna,M.json --full --out runs/mine
+  resolvent analyze --input dump.safetensors --fit 0.99 --out runs/fit
+  resolvent analyze --input dump.safetensors --fit 0.99 --cost operations --budget 0.2
 
 docs/analyze.md shows how to write such a file from PyTorch.";
 
@@ -83,7 +103,7 @@ const EXAMPLES_SHOWN: usize = 4;
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
-    let _claim = Claim::take(&args.out, &[analyze::RESULTS, report::REPORT], Contents::Analysis)?;
+    let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, report::REPORT], Contents::Analysis)?;
     let deferred = Deferred::begin();
     let dump = dump(args)?;
     let mut options = AnalyzeOptions {
@@ -109,14 +129,42 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
     }
-    let Some(analysis) = analyze::run(&options, &args.out)? else {
-        return Err(Error::Interrupted("nothing was written; run the command again".into()));
-    };
     let page = args.out.join(report::REPORT);
+    if let Some(target) = args.fit {
+        return fit(args, &dump, FitOptions::new(options, target), &page, global);
+    }
+    let Some(analysis) = analyze::run(&options, &args.out)? else { return Err(stopped()) };
     write_atomically(&page, analysis_page(&analysis).as_bytes())?;
     match global.json {
         true => output::file(&args.out.join(analyze::RESULTS)),
         false => output::print(&format!("{}{}\nreport: {}", analysis.table(), cut_line(dump.cut), page.display())),
+    }
+}
+
+fn stopped() -> Error {
+    Error::Interrupted("nothing was written; run the command again".into())
+}
+
+/// Fits a mechanism to every head.
+fn fit(args: &Analyze, dump: &Input, options: FitOptions, page: &Path, global: &Global) -> Result<()> {
+    if let Some(own) = dump.own.as_ref().filter(|own| own.id() != "softmax") {
+        let problem = format!("its attention is {}; --fit finds what can stand for softmax", own.id());
+        return Err(Error::file(args.checkpoint.as_deref().unwrap_or(&dump.path), problem));
+    }
+    let candidates = if args.mechanisms.is_empty() { Vec::new() } else { options.analyze.mechanisms.clone() };
+    let options = FitOptions { candidates, measure: args.measure, cost: args.cost, budget: args.budget, ..options };
+    let Some(fit) = analyze::fit(&options, &args.out)? else { return Err(stopped()) };
+    write_atomically(page, fit_page(&fit).as_bytes())?;
+    let file = args.out.join(FIT);
+    match global.json {
+        true => output::file(&args.out.join(analyze::RESULTS)),
+        false => output::print(&format!(
+            "{}\n{}\nfit: {}\nreport: {}",
+            fit.table(),
+            cut_line(dump.cut),
+            file.display(),
+            page.display()
+        )),
     }
 }
 

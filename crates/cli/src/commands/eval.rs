@@ -3,12 +3,11 @@
 use std::{fmt::Write, path::PathBuf};
 
 use clap::Args;
-use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     checkpoint::Checkpoint,
     data::{Data, Source},
     eval::{self, Evaluation},
-    exchange,
+    exchange::{self, Replacement},
     train::Lost,
 };
 use serde_json::json;
@@ -43,8 +42,8 @@ pub struct Eval {
     /// With --ablate: lose pairs of a query and a key, each by itself, in place of tokens. For softmax and fna
     #[arg(long, requires = "ablate")]
     ablate_pairs: bool,
-    /// Put another attention onto the trained weights, an id or a file M.json, and tell what it changes. An id that the
-    /// checkpoint's recipe uses, or a relative of it, has the recipe's settings
+    /// Put another attention onto the trained weights, an id, a file M.json, or a fit.json of `resolvent analyze --fit`, and tell what it
+    /// changes. An id that the checkpoint's recipe uses, or a relative of it, has the recipe's settings
     #[arg(long, value_name = "ID", conflicts_with_all = ["image_size", "ablate"])]
     attention: Option<Attention>,
 }
@@ -57,6 +56,7 @@ Examples:
   resolvent eval --checkpoint runs/cifar --image-size 48    at another size than trained on
   resolvent eval --checkpoint runs/imdb --ablate 0,0.25,0.5,0.75,1
   resolvent eval --checkpoint runs/soft --attention M.json  the same weights with another inverse, say
+  resolvent eval --checkpoint runs/imdb --attention runs/fit/fit.json    heads with what was fitted to them
   resolvent eval --checkpoint runs/mnist --data idx:IMAGES,LABELS";
 
 /// Runs the command.
@@ -127,18 +127,22 @@ fn ablate(args: &Eval, data: &Data, global: &Global) -> Result<()> {
 /// The same weights with another attention.
 fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) -> Result<()> {
     let recipe = Checkpoint::find(&args.checkpoint)?.state.recipe;
-    let mechanism = attention.mechanism(Some(&recipe.mechanism))?;
-    let mechanism = attention.suited(mechanism, grid(&recipe.model, data));
-    let (checkpoint, e) = exchange::run(&args.checkpoint, data, &mechanism)?;
-    let line = |mechanism: &Mechanism, e: &Evaluation| {
-        format!("{:<16} accuracy {:.2} %, loss {:.4}\n", mechanism.id(), e.accuracy * 100.0, e.loss)
+    let other = match attention.fit()? {
+        Some(fit) => Replacement::Fit(fit),
+        None => {
+            let mechanism = attention.mechanism(Some(&recipe.mechanism))?;
+            Replacement::Mechanism(attention.suited(mechanism, grid(&recipe.model, data)))
+        }
     };
+    let (checkpoint, e) = exchange::run(&args.checkpoint, data, &other)?;
+    let line =
+        |name: &str, e: &Evaluation| format!("{name:<16} accuracy {:.2} %, loss {:.4}\n", e.accuracy * 100.0, e.loss);
     let text = format!(
         "{}, step {}\n{}{}{} of {} answers differ; logits, of at most {:.3e}, by at most {:.1e}\n{}",
         checkpoint.path.display(),
         checkpoint.state.step,
-        line(&e.trained, &e.own),
-        line(&e.exchanged, &e.other),
+        line(e.trained.id(), &e.own),
+        line(e.exchanged.name(), &e.other),
         e.answers_changed,
         e.own.examples,
         e.largest_logit,

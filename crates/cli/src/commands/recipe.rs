@@ -9,6 +9,7 @@ use clap::Args;
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
+    analyze::FitFile,
     compare::Candidate,
     data::{Data, DataSpec, PictureShape, Source, TextSpec},
     recipe::{ModelRecipe, with_landmarks_for, with_settings_of},
@@ -144,6 +145,14 @@ impl Attention {
 }
 
 impl Attention {
+    /// The fit, where the file is one.
+    pub fn fit(&self) -> Result<Option<FitFile>> {
+        let Self::File(path) = self else { return Ok(None) };
+        let text = Document::read(path)?;
+        let fit = FitFile::is_one(&text).then(|| FitFile::parse(&text));
+        fit.transpose().map_err(|problem| Error::file(path, problem))
+    }
+
     /// `mechanism`, if it was named by its id, with landmarks that suit `grid`: [`with_landmarks_for`].
     pub fn suited(&self, mechanism: Mechanism, grid: Option<[usize; 2]>) -> Mechanism {
         match (self, grid) {

@@ -7,6 +7,7 @@
 mod capture;
 mod distances;
 mod dump;
+mod fit;
 mod graph;
 mod landmarks;
 mod learned;
@@ -47,6 +48,10 @@ use spool::Spools;
 pub use capture::capture;
 pub use distances::{DistanceStats, HeadDistances};
 pub use dump::{Dump, Layer, Sequence};
+pub use fit::{
+    Cost, CurvePoint, FIT, Fit, FitFile, FitOptions, FittedLayer, HeadFit, LayerFit, Measure, Single, TriedCandidate,
+    fit,
+};
 pub use graph::{FullReport, GraphReport, Subspace};
 pub use landmarks::LandmarkReport;
 pub use learned::Learned;
@@ -255,6 +260,15 @@ struct Place<'a> {
     mapped: bool,
 }
 
+/// The values of a sequence; where the dump has none, normal numbers by the seed.
+fn values_of(options: &AnalyzeOptions, sequence: &Sequence) -> Vec<f32> {
+    let noise = || {
+        let mut rng = ChaCha8Rng::seed_from_u64(options.seed.unwrap_or(0));
+        (0..sequence.shape.v_len()).map(|_| StandardNormal.sample(&mut rng)).collect()
+    };
+    sequence.v.clone().unwrap_or_else(noise)
+}
+
 /// A mechanism on one sequence: its call, and its heads where it was not refused.
 type Found = (CallResult, Vec<HeadResult>);
 
@@ -265,11 +279,7 @@ fn analyze(
     place: Place<'_>,
     sequence: &Sequence,
 ) -> Option<Vec<Found>> {
-    let noise = || {
-        let mut rng = ChaCha8Rng::seed_from_u64(options.seed.unwrap_or(0));
-        (0..sequence.shape.v_len()).map(|_| StandardNormal.sample(&mut rng)).collect::<Vec<f32>>()
-    };
-    let values = sequence.v.clone().unwrap_or_else(noise);
+    let values = values_of(options, sequence);
     let mut reference: Option<Reference> = None;
     let mut baselines: Vec<Option<Baseline>> = Vec::new();
     let mut found = Vec::new();

@@ -21,6 +21,55 @@ pub(super) struct Applied {
     pub plan: Option<ClusterPlan>,
 }
 
+/// A mechanism's forward pass over all heads of a sequence, to be made as often as is asked.
+pub(super) struct Call<'a> {
+    pub operator: Operator,
+    inputs: Inputs<'a, f32>,
+}
+
+/// What passes write to.
+#[derive(Default)]
+pub(super) struct Buffers {
+    /// The output of the last one.
+    pub out: Vec<f32>,
+    stats: Vec<f32>,
+    scratch: Scratch,
+}
+
+impl<'a> Call<'a> {
+    /// Of `mechanism`, with what was `learned` for it.
+    pub(super) fn new(
+        mechanism: &Mechanism,
+        causal: bool,
+        learned: &'a [(Parameter, Vec<f32>)],
+        sequence: &'a Sequence,
+        values: &'a [f32],
+    ) -> resolvent_kernels::Result<Self> {
+        if !sequence.same_tokens {
+            // As many keys as queries are still other tokens: what cannot do with another number cannot do with these.
+            let other = Shape { seq_kv: sequence.shape.seq_q + 1, ..sequence.shape };
+            Operator::new(mechanism, other, causal, Strategy::Auto)?;
+        }
+        let operator = Operator::new(mechanism, sequence.shape, causal, Strategy::Auto)?;
+        Ok(Self { operator, inputs: Inputs { extras: extras(learned), ..inputs(mechanism, sequence, values) } })
+    }
+
+    /// One pass, and its seconds.
+    pub(super) fn pass(&self, buffers: &mut Buffers) -> resolvent_kernels::Result<f64> {
+        let Buffers { out, stats, scratch } = buffers;
+        out.resize(self.operator.out_len(), 0.0);
+        stats.resize(self.operator.plan().stats, 0.0);
+        let begun = Instant::now();
+        told(self.operator.forward(&self.inputs, &Mask::NONE, out, stats, scratch), out)?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// The output of the last pass, a common row per head repeated for every token.
+    pub(super) fn output(&self, buffers: &Buffers) -> Vec<f32> {
+        whole(&self.operator, buffers.out.clone())
+    }
+}
+
 /// Applies `mechanism`, with what was `learned` for it, and writes into `call` what it costs.
 pub(super) fn apply(
     options: &AnalyzeOptions,
@@ -30,31 +79,16 @@ pub(super) fn apply(
     values: &[f32],
     call: &mut CallResult,
 ) -> resolvent_kernels::Result<Applied> {
-    if !sequence.same_tokens {
-        // As many keys as queries are still other tokens: what cannot do with another number cannot do with these.
-        let other = Shape { seq_kv: sequence.shape.seq_q + 1, ..sequence.shape };
-        Operator::new(mechanism, other, options.causal, Strategy::Auto)?;
-    }
-    let operator = Operator::new(mechanism, sequence.shape, options.causal, Strategy::Auto)?;
-    let inputs = Inputs { extras: extras(learned), ..inputs(mechanism, sequence, values) };
-    let mut out = vec![0.0; operator.out_len()];
-    let mut pass = || {
-        let (mut stats, mut scratch) = (vec![0.0; operator.plan().stats], Scratch::default());
-        told(operator.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch), &mut out)
-    };
+    let own = Call::new(mechanism, options.causal, learned, sequence, values)?;
+    let mut buffers = Buffers::default();
     match options.memory.as_deref() {
-        Some(probe) => call.peak_bytes = Some(peak_above(probe, probe.held(), &mut pass)?),
-        None => pass()?,
+        Some(probe) => call.peak_bytes = Some(peak_above(probe, probe.held(), || own.pass(&mut buffers).map(drop))?),
+        None => drop(own.pass(&mut buffers)?),
     }
-    let mut times = Vec::new();
-    for _ in 0..options.rounds {
-        let start = Instant::now();
-        pass()?;
-        times.push(start.elapsed().as_secs_f64());
-    }
+    let times = (0..options.rounds).map(|_| own.pass(&mut buffers)).collect::<resolvent_kernels::Result<Vec<_>>>()?;
     call.seconds = median(times);
-    let plan = mechanism.clustering().is_some().then(|| operator.clusters(&inputs, &Mask::NONE)).transpose()?;
-    Ok(Applied { out: whole(&operator, out), plan: plan.map(|plan| plan.into_owned()) })
+    let plan = mechanism.clustering().is_some().then(|| own.operator.clusters(&own.inputs, &Mask::NONE)).transpose()?;
+    Ok(Applied { plan: plan.map(|plan| plan.into_owned()), out: whole(&own.operator, buffers.out) })
 }
 
 /// Where f32 cannot tell the numbers the output is none: that is a finding, not a failure.

@@ -7,6 +7,7 @@ mod comparison;
 mod diffusion;
 mod distances;
 mod explanation;
+mod fit;
 mod page;
 mod run;
 mod ticks;
@@ -19,6 +20,7 @@ pub use analysis::analysis_page;
 pub use bench::bench_page;
 pub use comparison::comparison_page;
 pub use explanation::explanation_page;
+pub use fit::fit_page;
 pub use run::run_page;
 
 /// The name of a report in its folder.

@@ -22,7 +22,7 @@ use crate::{
     data::Vocabulary,
     generate::language_model,
     predict::text_classifier,
-    train::{self, PictureModel},
+    train::{self, PictureModel, block_name},
 };
 use trace::Watched;
 
@@ -166,28 +166,26 @@ impl Subject {
 
 /// Where the attention of a model of texts is.
 fn blocks(count: usize) -> Vec<Place> {
-    let place = |index| Place { name: format!("blocks.{index}"), class_token: false, grid: None };
+    let place = |index| Place { name: block_name(index), class_token: false, grid: None };
     (0..count).map(place).collect()
 }
 
 /// Where the attention of a model of pictures is.
 fn places(model: &PictureModel) -> Vec<Place> {
-    match model {
+    let seen: Vec<(bool, Option<[usize; 2]>)> = match model {
         PictureModel::Vit(model) => {
-            let (class_token, grid) = (model.cls.is_some(), model.image.map(|side| side / model.patch_side));
-            let place = |index| Place { name: format!("blocks.{index}"), class_token, grid: Some(grid) };
-            (0..model.blocks.len()).map(place).collect()
+            let grid = model.image.map(|side| side / model.patch_side);
+            vec![(model.cls.is_some(), Some(grid)); model.blocks.len()]
         }
         PictureModel::Pyramid(model) => {
-            let stages = model.stages.iter().enumerate();
-            let of_stage = |(index, stage): (usize, &resolvent::models::pyramid::Stage)| {
-                let (class_token, grid) = (stage.cls.is_some(), Some(stage.grid));
-                let name = move |block| format!("stages.{index}.blocks.{block}");
-                (0..stage.blocks.len()).map(move |block| Place { name: name(block), class_token, grid })
+            let of = |stage: &resolvent::models::pyramid::Stage| {
+                vec![(stage.cls.is_some(), Some(stage.grid)); stage.blocks.len()]
             };
-            stages.flat_map(of_stage).collect()
+            model.stages.iter().flat_map(of).collect()
         }
-    }
+    };
+    let names = model.attention_names().into_iter();
+    names.zip(seen).map(|(name, (class_token, grid))| Place { name, class_token, grid }).collect()
 }
 
 /// Pictures of one example's shape as the model is shown them.

@@ -54,6 +54,7 @@ pub(crate) use packed::packed_weights;
 pub use pairs::{PairBatch, PairInputs, Pairs};
 pub(crate) use pairs::{decoded, search, translator};
 pub use picture_model::PictureModel;
+pub(crate) use picture_model::block_name;
 pub use pictures::Pictures;
 pub(crate) use pictures::picture_model;
 pub(crate) use run::check_fit;

@@ -40,6 +40,20 @@ impl PictureModel {
         }
     }
 
+    /// What analyses call them.
+    pub fn attention_names(&self) -> Vec<String> {
+        match self {
+            Self::Vit(model) => (0..model.blocks.len()).map(block_name).collect(),
+            Self::Pyramid(model) => {
+                let stages = model.stages.iter().enumerate();
+                let of = |(stage, blocks): (usize, usize)| {
+                    (0..blocks).map(move |block| format!("stages.{stage}.{}", block_name(block)))
+                };
+                stages.map(|(at, stage)| (at, stage.blocks.len())).flat_map(of).collect()
+            }
+        }
+    }
+
     /// As [`PictureModel::attentions`], to be changed.
     pub fn attentions_mut(&mut self) -> Vec<&mut MultiHeadAttention> {
         match self {
@@ -49,4 +63,9 @@ impl PictureModel {
             }
         }
     }
+}
+
+/// What analyses call the attention of block `index`.
+pub(crate) fn block_name(index: usize) -> String {
+    format!("blocks.{index}")
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use resolvent::{Mechanism, models::VitConfig};
+use resolvent::{Mechanism, attention::MultiHeadAttention, models::VitConfig};
 use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
@@ -156,6 +156,11 @@ impl Task for Pictures {
 
     fn expects(&self) -> Expectation {
         Expectation::Pictures(self.expects.clone())
+    }
+
+    fn attentions(model: &mut PictureModel) -> Vec<(String, &mut MultiHeadAttention)> {
+        let names = model.attention_names();
+        names.into_iter().zip(model.attentions_mut()).collect()
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<PictureModel> {

@@ -4,6 +4,7 @@ use burn::{
     module::{Module, ModuleDisplay},
     tensor::{Bytes, Device, Tensor},
 };
+use resolvent::attention::MultiHeadAttention;
 use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,12 @@ pub trait Task: Send + Sync {
     /// # Errors
     /// [`crate::Error::Unfit`] where the model does not fit the data, [`crate::Error::Model`] where it is impossible.
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<Self::Model>;
+
+    /// The attention of every layer of `model` over its own tokens, by the names that analyses call them. Default: none is named.
+    fn attentions(model: &mut Self::Model) -> Vec<(String, &mut MultiHeadAttention)> {
+        let _ = model;
+        Vec::new()
+    }
 
     /// How many landmarks the recipe's model has, stage by stage where it has stages; of texts, whose lengths differ, and of stages
     /// without landmarks nothing is said.

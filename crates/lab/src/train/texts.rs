@@ -6,6 +6,7 @@ use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
     Dropout, Strategy,
+    attention::MultiHeadAttention,
     models::{TextClassifier, TextConfig, Visible},
 };
 use resolvent_kernels::mechanism::KappaRule;
@@ -13,7 +14,7 @@ use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Part, Task, TaskData,
+    Part, Task, TaskData, block_name,
     model::mean_gammas,
     packed::of_blocks,
     pictures::{smoothed, wrong_kind},
@@ -231,6 +232,11 @@ impl Task for Texts {
 
     fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
         Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+    }
+
+    fn attentions(model: &mut TextClassifier) -> Vec<(String, &mut MultiHeadAttention)> {
+        let blocks = model.encoder.blocks.iter_mut().enumerate();
+        blocks.map(|(index, block)| (block_name(index), &mut block.attention)).collect()
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextClassifier> {

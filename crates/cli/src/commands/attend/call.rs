@@ -1,14 +1,15 @@
 //! The tensors of one call: which there are, whether they fit, and their elements.
 
 use resolvent_kernels::{
-    self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape, inner::HeadGroups, mechanism::Bias,
+    self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape, Strategy, inner::HeadGroups,
+    mechanism::Bias,
 };
 
 use super::clusters::{Clusters, reads};
 use crate::{
     Error,
     error::Result,
-    tensors::{Real, Stored, TensorFile},
+    tensors::{Named, Real, Stored, TensorFile},
 };
 
 /// The sizes of a call, and the rank that its tensors are stored with.
@@ -64,6 +65,26 @@ impl Layout {
         }
         let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
         Ok(Self { shape, rank: q.shape.len(), kv_heads })
+    }
+
+    /// Some of the heads, each with keys of its own.
+    pub fn of_heads(&self, heads: usize) -> Self {
+        Self { shape: Shape { heads, ..self.shape }, rank: self.rank, kv_heads: heads }
+    }
+
+    /// Gradients of all heads of queries as those of the heads of keys that they share; other tensors as they are.
+    pub fn of_shared<R: Real>(&self, tensor: Named) -> Named {
+        let s = &self.shape;
+        let cols = match tensor.name {
+            "dk" if self.kv_heads < s.heads => s.head_dim,
+            "dv" if self.kv_heads < s.heads => s.value_dim,
+            _ => return tensor,
+        };
+        Named::new(
+            tensor.name,
+            self.stored(&[s.batch, self.kv_heads, s.seq_kv, cols]),
+            &self.summed(&tensor.values::<R>()),
+        )
     }
 
     fn groups(&self) -> HeadGroups {
@@ -187,6 +208,78 @@ impl<R: Real> Tensors<R> {
             query_mask: mask(file, "query_mask", layout, s.seq_q)?,
             dout,
         })
+    }
+
+    /// As [`Self::load`], without what a mechanism has of its own; `dout` is of every query.
+    pub fn load_alone(file: &TensorFile, layout: &Layout, grad: bool) -> Result<Self> {
+        let softmax = Mechanism::Softmax(Default::default());
+        let operator = Operator::new(&softmax, layout.shape, false, Strategy::Reference);
+        Self::load(file, &operator.map_err(Error::kernels(file.path()))?, layout, grad)
+    }
+
+    /// The tensors of some heads, for a call with `operator`, whose output may be one row for all tokens.
+    pub fn of_heads(&self, layout: &Layout, heads: &[usize], operator: &Operator) -> Self {
+        let s = &layout.shape;
+        let take = |x: &[R]| -> Vec<R> {
+            let one = x.len() / (s.batch * s.heads);
+            let of = |batch: usize| heads.iter().map(move |head| batch * s.heads + head);
+            (0..s.batch).flat_map(of).flat_map(|at| &x[at * one..][..one]).copied().collect()
+        };
+        let pooled = operator.out_seq() != s.seq_q;
+        let dout = self.dout.as_ref().map(|dout| take(dout));
+        Self {
+            q: take(&self.q),
+            k: self.k.as_ref().map(|k| take(k)),
+            v: take(&self.v),
+            parameters: Vec::new(),
+            clusters: Clusters::default(),
+            landmark_indices: None,
+            key_mask: self.key_mask.clone(),
+            query_mask: self.query_mask.clone(),
+            dout: dout.map(|dout| if pooled { self.summed_over_tokens(&dout, heads.len(), operator) } else { dout }),
+        }
+    }
+
+    /// The gradient of a row that stands for all queries that are there.
+    fn summed_over_tokens(&self, dout: &[R], heads: usize, operator: &Operator) -> Vec<R> {
+        let (tokens, channels) = (operator.shape().seq_q, operator.shape().value_dim);
+        let sum = |(head, rows): (usize, &[R])| {
+            let mut sums = vec![0.0_f64; channels];
+            for (token, row) in rows.chunks(channels).enumerate() {
+                if self.keeps(head / heads, token, tokens) {
+                    sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += x.into());
+                }
+            }
+            sums
+        };
+        let sums = dout.chunks(tokens * channels).enumerate().flat_map(sum);
+        sums.map(|x| R::of_f64(x).unwrap_or_else(|| R::from(x as f32))).collect()
+    }
+
+    fn keeps(&self, batch: usize, token: usize, tokens: usize) -> bool {
+        self.query_mask.as_ref().is_none_or(|mask| mask[batch * tokens + token])
+    }
+
+    /// A result with its one row repeated for every query that is there, where `operator` has one for all.
+    pub fn for_all_tokens(&self, result: Named, operator: &Operator) -> Named {
+        let (s, rows) = (operator.shape(), operator.out_seq());
+        if rows == s.seq_q || !["out", "weights"].contains(&result.name) {
+            return result;
+        }
+        let values = result.values::<R>();
+        let columns = values.len() / (s.batch * s.heads);
+        let row = |(head, row): (usize, &[R])| {
+            let token = |token: usize| match self.keeps(head / s.heads, token, s.seq_q) {
+                true => row.to_vec(),
+                false => vec![R::from(0.0); columns],
+            };
+            (0..s.seq_q).flat_map(token).collect::<Vec<R>>()
+        };
+        let all: Vec<R> = values.chunks(columns).enumerate().flat_map(row).collect();
+        let mut shape = result.shape.clone();
+        let rows_axis = shape.len() - 2;
+        shape[rows_axis] = s.seq_q;
+        Named::new(result.name, shape, &all)
     }
 
     /// The inputs, as the kernels take them.

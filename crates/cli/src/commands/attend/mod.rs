@@ -1,5 +1,6 @@
 //! `resolvent attend`: one mechanism, applied to the tensors of a file.
 
+mod by_head;
 mod call;
 mod clusters;
 mod compute;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use resolvent_kernels::{Operator, Strategy};
-use resolvent_lab::environment::available_memory;
+use resolvent_lab::{analyze::FitFile, environment::available_memory, source::Document};
 use serde_json::{Value, json};
 
 use self::call::{Layout, Tensors};
@@ -37,9 +38,13 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Attend {
-    /// The mechanism, for instance {"mechanism": "infsa", "gamma": 0.9}
+    /// The mechanism, for instance {"mechanism": "infsa", "gamma": 0.9}; or a fit.json of `resolvent analyze --fit`, by which heads have
+    /// mechanisms of their own
     #[arg(long, value_name = "M.json")]
     pub config: PathBuf,
+    /// The layer of a fit that is meant; where INPUT has tensors NAME.q, NAME.k, NAME.v, as a dump of a model does, it is read from these
+    #[arg(long, value_name = "NAME")]
+    pub layer: Option<String>,
     /// The tensors it is applied to; or a generated head, needle:seed=0,tokens=1024,kind=tied (or kind=key, kind=query) or
     /// clusters:seed=0,tokens=1024,dim=32,kind=near (or planted, independent, projected)
     #[arg(long, value_name = "IN.safetensors")]
@@ -80,20 +85,26 @@ Examples:
   Gradients too, causal:   ... --output grads.safetensors --grad --causal
   In f64, with the matrix: ... --output exact.safetensors --reference --weights
   A generated head:        ... --input needle:tokens=4096,kind=key --output out.safetensors --certificate
-  What it would take:      resolvent attend --config M.json --input qkv.safetensors --plan";
+  What it would take:      resolvent attend --config M.json --input qkv.safetensors --plan
+  A layer as it was fitted: resolvent attend --config runs/fit/fit.json --layer layers.0 --input dump.safetensors --output out.safetensors";
 
 /// Runs the command.
 pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let destination = match &args.output {
-        Some(output) => Some((output, Destination::new(output, &[&args.config, &args.input])?)),
+        Some(output) => Some((output.as_path(), Destination::new(output, &[&args.config, &args.input])?)),
         None => None,
     };
+    let file = TensorFile::read(&args.input)?.of_layer(args.layer.as_deref());
+    let text = Document::read(&args.config)?;
+    if FitFile::is_one(&text) {
+        let layer = by_head::layer(args, global, &text)?;
+        return by_head::run(args, global, &layer, &file, destination);
+    }
     let mechanism = read_mechanism(&args.config)?;
     let mechanism = match global.seed {
         Some(seed) => mechanism.with_seed(seed),
         None => mechanism,
     };
-    let file = TensorFile::read(&args.input)?;
     let mechanism = call::with_given_landmarks(mechanism, &file);
     let layout = Layout::read(&file, &mechanism)?;
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
@@ -119,9 +130,14 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     };
     let tensors = tensors.map_err(Error::kernels(&args.input))?;
     let about = json!({"version": env!("CARGO_PKG_VERSION"), "mechanism": mechanism, "causal": args.causal});
-    let bytes = tensors::serialise(&tensors, about.to_string()).map_err(|e| Error::file(output, e.to_string()))?;
-    destination.write(&bytes)?;
+    write(&tensors, &about, output, destination)?;
     report(&operator, &tensors, &unused, output, global)
+}
+
+/// Writes `tensors`, whole or not at all.
+fn write(tensors: &[Named], about: &Value, output: &Path, destination: Destination) -> Result<()> {
+    let bytes = tensors::serialise(tensors, about.to_string()).map_err(|e| Error::file(output, e.to_string()))?;
+    destination.write(&bytes)
 }
 
 /// Whole matrices are refused where the machine cannot hold them: an allocation that fails ends the process.
@@ -162,14 +178,18 @@ fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
         plan.allocated_backward,
         plan.stats,
     );
-    output::result(global, &json!({"mechanism": operator.mechanism(), "shape": shape(operator), "plan": plan}), &text)
+    output::result(
+        global,
+        &json!({"mechanism": operator.mechanism(), "shape": shape_json(operator), "plan": plan}),
+        &text,
+    )
 }
 
 fn report(op: &Operator, tensors: &[Named], unused: &[String], output: &Path, global: &Global) -> Result<()> {
     let shapes = tensors.iter().map(|t| (t.name.to_owned(), json!(t.shape))).collect::<serde_json::Map<_, _>>();
     let json = json!({
         "mechanism": op.mechanism(),
-        "shape": shape(op),
+        "shape": shape_json(op),
         "strategy": op.plan().strategy,
         "output": output.display().to_string(),
         "tensors": shapes,
@@ -179,7 +199,7 @@ fn report(op: &Operator, tensors: &[Named], unused: &[String], output: &Path, gl
     output::result(global, &json, &format!("{}: {}", output.display(), listed.join(", ")))
 }
 
-fn shape(operator: &Operator) -> Value {
+fn shape_json(operator: &Operator) -> Value {
     let s = operator.shape();
     json!({
         "batch": s.batch, "heads": s.heads, "seq_q": s.seq_q, "seq_kv": s.seq_kv,

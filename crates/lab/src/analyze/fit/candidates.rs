@@ -1,0 +1,66 @@
+//! What is tried on every head where nobody says what.
+
+use resolvent_kernels::{Mechanism, Shape};
+use serde_json::{Value, json};
+
+use crate::compare::Candidate;
+
+/// Softmax, and what could take its place on heads of this shape, from mechanisms that see every pair to one that looks at none:
+/// routed clusters of several numbers, windows, one row of means for all, and what is linear in the tokens.
+pub(super) fn standard(shape: &Shape) -> Vec<Candidate> {
+    let tokens = shape.seq_kv;
+    let mut found = vec![Candidate::from(Mechanism::Softmax(Default::default()))];
+    let mut add = |name: String, config: Value| {
+        let known = |candidate: &Candidate| candidate.name == name;
+        if let (Ok(mechanism), false) = (Mechanism::from_value(config), found.iter().any(known)) {
+            found.push(Candidate { name, mechanism });
+        }
+    };
+    for (clusters, routes, outliers) in routed(tokens) {
+        let config =
+            json!({"mechanism": "routed", "clusters": clusters, "routes": routes, "outlier_globals": outliers});
+        add(format!("routed-{clusters}-{routes}-{outliers}"), config);
+    }
+    for window in [tokens / 64, tokens / 16, tokens / 4].map(|window| window.max(8)) {
+        add(format!("local-{window}"), json!({"mechanism": "local", "window": window}));
+    }
+    add("ssa-centroid".into(), json!({"mechanism": "ssa", "estimator": "centroid"}));
+    for id in ["nystromformer", "performer", "linear-infsa", "uniform"] {
+        add(id.into(), json!({"mechanism": id}));
+    }
+    found
+}
+
+/// Clusters, routes and outlier keys: about the number of clusters that costs least, half of it and twice, with few routes and many.
+fn routed(tokens: usize) -> Vec<(usize, usize, usize)> {
+    let middle = (2.0 * (tokens as f64).sqrt()).round() as usize;
+    let outliers = (tokens / 64).clamp(1, 32);
+    let mut all = Vec::new();
+    for clusters in [middle / 2, middle, 2 * middle, 3 * middle] {
+        for routes in [1, 2, 4, 8, 16] {
+            // Beyond half of the clusters nothing is saved.
+            if 2 * routes <= clusters && clusters + outliers < tokens {
+                all.push((clusters, routes, outliers));
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart_and_softmax_is_first() {
+        for tokens in [1, 2, 17, 512, 16_384] {
+            let all = standard(&Shape::square(1, 2, tokens, 32));
+            assert_eq!(all[0].mechanism.id(), "softmax");
+            for (at, one) in all.iter().enumerate() {
+                assert!(all[..at].iter().all(|other| other.name != one.name), "{}", one.name);
+            }
+        }
+        let count = |tokens| standard(&Shape::square(1, 2, tokens, 32)).len();
+        assert!(count(512) > 20 && count(1) < 10, "{} and {}", count(512), count(1));
+    }
+}
