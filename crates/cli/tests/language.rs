@@ -127,3 +127,40 @@ fn a_language_model_is_analysed() {
     let outcome = sandbox.run(&["explain", "--checkpoint", "run"]);
     assert!(outcome.failure(1).contains("plain text"));
 }
+
+/// Heads of a language model are fitted on its own windows; it is judged, and goes on, with what was found.
+#[test]
+fn heads_of_a_language_model_are_fitted() {
+    let sandbox = sandbox();
+    let dense = "mechanism = {mechanism = 'ssa', estimator = 'centroid'}";
+    assert!(RECIPE.contains(dense));
+    let recipe = RECIPE.replace(dense, "mechanism = 'softmax'").replace("layers = ['own', 'softmax']", "");
+    sandbox.write("tiny.toml", recipe);
+    sandbox.write("near.json", r#"{"mechanism": "local", "window": 2}"#);
+    train(&sandbox);
+    let fit = |mechanism: &str, out: &str| {
+        let command = ["analyze", "--checkpoint", "run", "--sequences", "2", "--cost", "operations", "--quiet"];
+        sandbox.run(&[&command[..], &["--fit", "0", "--mechanisms", mechanism, "--out", out]].concat()).success();
+        format!("{out}/fit.json")
+    };
+    let (same, near) = (fit("softmax", "same"), fit("near.json", "near"));
+    let perplexities = |attention: &str| {
+        let args = ["eval", "--checkpoint", "run", "--attention", attention, "--json"];
+        let exchange = sandbox.run(&args).success().json()["exchange"].take();
+        assert!(exchange["answers_changed"].is_null(), "{exchange}");
+        ["own", "other"].map(|of| exchange[of]["prediction"]["perplexity"].as_f64().unwrap())
+    };
+    let [own, other] = perplexities(&same);
+    assert!((own - other).abs() < 1e-4 * own, "{own} {other}");
+    let ([_, fitted], [_, everywhere]) = (perplexities(&near), perplexities("near.json"));
+    assert!((fitted - everywhere).abs() < 1e-4 * everywhere && (fitted - own).abs() > 1e-6, "{fitted} {everywhere}");
+    let table = sandbox.run(&["eval", "--checkpoint", "run", "--attention", &near]).success().stdout;
+    assert!(table.matches("bits per byte").count() == 2 && table.contains("fit "), "{table}");
+
+    let ask = ["generate", "--checkpoint", "run", "--greedy", "--tokens", "18", "--prompt", "abcdefg"];
+    let said = sandbox.run(&[&ask[..], &["--attention", &same]].concat()).success().stdout;
+    assert_eq!(said, sandbox.run(&ask).success().stdout);
+    sandbox.run(&[&ask[..], &["--attention", &near]].concat()).success();
+    let refused = sandbox.run(&[&ask[..], &["--attention", "near.json"]].concat());
+    assert!(refused.failure(1).contains("near.json"), "{}", refused.stderr);
+}

@@ -48,8 +48,8 @@ pub enum Error {
         /// What it should have been trained on.
         wanted: &'static str,
     },
-    /// The weights of a trained model are not those of the same model with another attention.
-    #[error("{}: `{exchanged}` cannot stand in for `{trained}`, for their weights differ: {problem}", path.display())]
+    /// A trained model cannot have another attention on its weights.
+    #[error("{}: `{exchanged}` cannot stand in for `{trained}`: {problem}", path.display())]
     Exchange {
         /// The checkpoint.
         path: PathBuf,

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn::{
+    module::{Module, ModuleDisplay},
+    tensor::Device,
+};
 use resolvent::attention::MultiHeadAttention;
 use resolvent_kernels::Mechanism;
 use serde::Serialize;
@@ -11,9 +14,9 @@ use crate::{
     Error, Recipe, Result,
     analyze::FitFile,
     checkpoint::Checkpoint,
-    data::{CorpusDataset, Data, PairDataset},
+    data::{Data, PairDataset},
     eval::{Evaluation, Tally, answer},
-    recipe::with_length_scale,
+    recipe::{ModelRecipe, with_length_scale},
     train::{self, Part, Task, TaskData},
 };
 
@@ -37,7 +40,7 @@ impl Replacement {
     }
 }
 
-/// What a classifier answers with its own attention, and with another on the same weights.
+/// What a model does with its own attention, and with another on the same weights.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Exchange {
     /// The mechanism that it was trained with.
@@ -48,86 +51,123 @@ pub struct Exchange {
     pub own: Evaluation,
     /// On the same, with the other.
     pub other: Evaluation,
-    /// The largest difference between two logits of one example and class.
+    /// How far the answers are apart; of classifiers.
+    #[serde(flatten)]
+    pub answers: Option<Answers>,
+}
+
+/// How far a classifier's answers are apart.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Answers {
+    /// The largest difference between two logits of one example; infinite where one is NaN.
     pub largest_difference: f64,
-    /// The largest logit of the trained model, by its size.
+    /// The largest logit of the model as it was trained, in magnitude: what the difference is to be compared with.
     pub largest_logit: f64,
-    /// Examples that are answered differently.
+    /// Examples for which the model answers another class.
     pub answers_changed: usize,
 }
 
-/// Evaluates the classifier in `path` on the test examples of `data` as it was trained, and with `other` in place of the
+/// Evaluates the classifier or language model in `path` on the test examples of `data` as it was trained, and with `other` in place of the
 /// recipe's attention on the same weights. A pyramid's stages with a mechanism of their own keep it.
 ///
 /// # Errors
-/// As [`crate::eval::run`]; [`Error::Unfit`] for translators and language models; [`Error::Exchange`] where the weights are not those of a model with
-/// `other`, or the layers and heads of a fit not those of the model.
+/// As [`crate::eval::run`]; [`Error::Unfit`] for translators; [`Error::Exchange`] where the weights are not those of a model with `other`, or the
+/// layers and heads of a fit not those of the model.
 pub fn run(path: &Path, data: &Data, other: &Replacement) -> Result<(Checkpoint, Exchange)> {
     match data {
-        Data::Pictures(pictures) => exchange(path, pictures, other, |task, model| task.judge(model, Part::Test)),
-        Data::Texts(texts) => exchange(path, texts, other, |task, model| task.judge(model, Part::Test, None)),
-        Data::Pairs(PairDataset { name, .. }) | Data::Corpus(CorpusDataset { name, .. }) => {
-            let problem = "holds no labelled examples; attention is exchanged in classifiers".into();
+        Data::Pictures(pictures) => classifiers(path, pictures, other, |task, model| task.judge(model, Part::Test)),
+        Data::Texts(texts) => classifiers(path, texts, other, |task, model| task.judge(model, Part::Test, None)),
+        Data::Corpus(corpus) => {
+            let (task, pair) = Pair::load(path, corpus, other)?;
+            let [own, other] = [&pair.own, &pair.other].map(|model| task.evaluate(model, Part::Test));
+            Ok(pair.exchange(own?, other?, None))
+        }
+        Data::Pairs(PairDataset { name, .. }) => {
+            let problem = "is for translators; attention is exchanged in classifiers and language models".into();
             Err(Error::Unfit { name: name.clone(), problem })
         }
     }
 }
 
-fn exchange<D: TaskData>(
+/// A model as it was trained, and the same weights with another attention.
+struct Pair<M> {
+    checkpoint: Checkpoint,
+    trained: Mechanism,
+    exchanged: Replacement,
+    own: M,
+    other: M,
+}
+
+impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
+    /// The task that the models in `path` are judged by, and both.
+    fn load<D: TaskData>(path: &Path, data: &D, replacement: &Replacement) -> Result<(D::Task, Self)>
+    where
+        D::Task: Task<Model = M>,
+    {
+        let (mut checkpoint, device) = (Checkpoint::find(path)?, Device::flex());
+        let task = data.restored(&mut checkpoint)?;
+        let recipe = checkpoint.state.recipe.clone();
+        let own = checkpoint.load_weights(train::build_for(&task, &recipe, &device)?)?;
+        let mechanism = match replacement {
+            // The run's own mechanism is as it was trained, also where the run began without a length scale.
+            Replacement::Mechanism(other) if *other != recipe.mechanism => {
+                with_length_scale(other.clone(), D::LENGTH_SCALE)
+            }
+            _ => recipe.mechanism.clone(),
+        };
+        let refuse = |problem: String| Error::Exchange {
+            path: checkpoint.path.clone(),
+            trained: recipe.mechanism.id(),
+            exchanged: replacement.name(),
+            problem,
+        };
+        let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, &device)?;
+        // Weights are taken out of a checkpoint: the other model has them from its own reading.
+        let other = Checkpoint::find(path)?.load_weights(other);
+        let mut other = other.map_err(|error| refuse(format!("their weights differ: {error}")))?;
+        let exchanged = match replacement {
+            Replacement::Mechanism(_) => Replacement::Mechanism(mechanism),
+            Replacement::Fit(fit) => {
+                apply(fit, &recipe, D::Task::attentions(&mut other)).map_err(refuse)?;
+                replacement.clone()
+            }
+        };
+        Ok((task, Self { checkpoint, trained: recipe.mechanism, exchanged, own, other }))
+    }
+
+    /// What they do, and how far their answers are apart.
+    fn exchange(self, own: Evaluation, other: Evaluation, answers: Option<Answers>) -> (Checkpoint, Exchange) {
+        (self.checkpoint, Exchange { trained: self.trained, exchanged: self.exchanged, own, other, answers })
+    }
+}
+
+fn classifiers<D: TaskData>(
     path: &Path,
     data: &D,
     replacement: &Replacement,
     judge: impl for<'a> Fn(&'a D::Task, &<D::Task as Task>::Model) -> Result<Tally<'a>>,
 ) -> Result<(Checkpoint, Exchange)> {
-    let (mut checkpoint, device) = (Checkpoint::find(path)?, Device::flex());
-    let task = data.restored(&mut checkpoint)?;
-    let recipe = checkpoint.state.recipe.clone();
-    let own = checkpoint.load_weights(train::build_for(&task, &recipe, &device)?)?;
-    let mechanism = &match replacement {
-        // The run's own mechanism is as it was trained, also where the run began without a length scale.
-        Replacement::Mechanism(other) if *other != recipe.mechanism => {
-            with_length_scale(other.clone(), D::LENGTH_SCALE)
-        }
-        _ => recipe.mechanism.clone(),
-    };
-    let refuse = |problem: String| Error::Exchange {
-        path: checkpoint.path.clone(),
-        trained: recipe.mechanism.id(),
-        exchanged: replacement.name(),
-        problem,
-    };
-    let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, &device)?;
-    // Weights are taken out of a checkpoint: the other model has them from its own reading.
-    let mut other = Checkpoint::find(path)?.load_weights(other).map_err(|error| refuse(error.to_string()))?;
-    let exchanged = match replacement {
-        Replacement::Mechanism(_) => Replacement::Mechanism(mechanism.clone()),
-        Replacement::Fit(fit) => {
-            apply(fit, &recipe, D::Task::attentions(&mut other)).map_err(refuse)?;
-            replacement.clone()
-        }
-    };
-    let (mut own, mut other) = (judge(&task, &own)?, judge(&task, &other)?);
+    let (task, pair) = Pair::load(path, data, replacement)?;
+    let (mut own, mut other) = (judge(&task, &pair.own)?, judge(&task, &pair.other)?);
     let (before, after) = (std::mem::take(&mut own.logits), std::mem::take(&mut other.logits));
     let size = |x: f32| if x.is_nan() { f64::INFINITY } else { f64::from(x.abs()) };
     let largest = |values: &mut dyn Iterator<Item = f32>| values.map(size).fold(0.0, f64::max);
     let (own, other) = (own.finish(), other.finish());
     let rows =
         |logits: &[f32]| -> Vec<usize> { logits.chunks_exact(own.classes.len()).map(|row| answer(row).0).collect() };
-    let answers_changed = rows(&before).iter().zip(rows(&after)).filter(|(before, after)| **before != *after).count();
-    let exchange = Exchange {
-        trained: recipe.mechanism,
-        exchanged,
+    let answers = Answers {
         largest_difference: largest(&mut before.iter().zip(&after).map(|(x, y)| x - y)),
         largest_logit: largest(&mut before.iter().copied()),
-        answers_changed,
-        own,
-        other,
+        answers_changed: rows(&before).iter().zip(rows(&after)).filter(|(before, after)| **before != *after).count(),
     };
-    Ok((checkpoint, exchange))
+    Ok(pair.exchange(own, other, Some(answers)))
 }
 
 /// Gives the heads of `layers` the mechanisms of `fit`.
-fn apply(
+///
+/// # Errors
+/// What of the fit is not of the model, in words.
+pub(crate) fn apply(
     fit: &FitFile,
     recipe: &Recipe,
     mut layers: Vec<(String, &mut MultiHeadAttention)>,
@@ -135,8 +175,10 @@ fn apply(
     if recipe.mechanism.id() != "softmax" {
         return Err("a fit stands for softmax, which the model was not trained with".into());
     }
-    if fit.causal {
-        return Err("the fit is of tokens that see earlier ones only, those of a classifier see all".into());
+    let causal = matches!(recipe.model, ModelRecipe::Language(_));
+    if fit.causal != causal {
+        let see = |causal: bool| if causal { "see earlier ones only" } else { "see all" };
+        return Err(format!("tokens of the fit {}, those of the model {}", see(fit.causal), see(causal)));
     }
     for fitted in &fit.layers {
         let there = layers.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");

@@ -12,12 +12,14 @@ use serde::Serialize;
 
 use crate::{
     Error, Result,
+    analyze::FitFile,
     checkpoint::{Checkpoint, Expectation},
     data::{
         Vocabulary,
         rng::{Purpose, stream},
     },
-    train::{self, PackedWeights},
+    exchange,
+    train::{self, Corpus, PackedWeights, Task},
 };
 
 /// A trained language model with its vocabulary.
@@ -76,7 +78,26 @@ impl Generator {
     /// # Errors
     /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] when it was not trained on plain text.
     pub fn load(path: &Path) -> Result<Self> {
-        let (model, vocabulary) = language_model(&mut Checkpoint::find(path)?, path)?;
+        Self::load_with(path, None)
+    }
+
+    /// The same with what was fitted to its heads in place of softmax.
+    ///
+    /// # Errors
+    /// As [`Generator::load`]; [`Error::Exchange`] where the layers and heads of `fit` are not those of the model.
+    pub fn load_with(path: &Path, fit: Option<&FitFile>) -> Result<Self> {
+        let mut checkpoint = Checkpoint::find(path)?;
+        let (mut model, vocabulary) = language_model(&mut checkpoint, path)?;
+        if let Some(fit) = fit {
+            let recipe = &checkpoint.state.recipe;
+            let told = exchange::apply(fit, recipe, Corpus::attentions(&mut model));
+            told.map_err(|problem| Error::Exchange {
+                path: checkpoint.path.clone(),
+                trained: recipe.mechanism.id(),
+                exchanged: "fit",
+                problem,
+            })?;
+        }
         Ok(Self { model: model.into_packed()?, vocabulary })
     }
 

@@ -7,7 +7,7 @@ use resolvent_lab::{
     checkpoint::Checkpoint,
     data::{Data, Source},
     eval::{self, Evaluation},
-    exchange::{self, Replacement},
+    exchange::{self, Answers, Replacement},
     train::Lost,
 };
 use serde_json::json;
@@ -135,18 +135,23 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) ->
         }
     };
     let (checkpoint, e) = exchange::run(&args.checkpoint, data, &other)?;
-    let line =
-        |name: &str, e: &Evaluation| format!("{name:<16} accuracy {:.2} %, loss {:.4}\n", e.accuracy * 100.0, e.loss);
+    let line = |name: &str, e: &Evaluation| {
+        let predicted = e.prediction.as_ref().map_or(String::new(), |prediction| format!(", {}", prediction.line()));
+        format!("{name:<16} accuracy {:.2} %, loss {:.4}{predicted}\n", e.accuracy * 100.0, e.loss)
+    };
+    let answers = e.answers.as_ref().map_or(String::new(), |answers| {
+        let Answers { answers_changed, largest_logit, largest_difference } = answers;
+        let of = e.own.examples;
+        format!(
+            "{answers_changed} of {of} answers differ; logits, of at most {largest_logit:.3e}, by at most {largest_difference:.1e}\n"
+        )
+    });
     let text = format!(
-        "{}, step {}\n{}{}{} of {} answers differ; logits, of at most {:.3e}, by at most {:.1e}\n{}",
+        "{}, step {}\n{}{}{answers}{}",
         checkpoint.path.display(),
         checkpoint.state.step,
         line(e.trained.id(), &e.own),
         line(e.exchanged.name(), &e.other),
-        e.answers_changed,
-        e.own.examples,
-        e.largest_logit,
-        e.largest_difference,
         cut(&checkpoint, &e.own),
     );
     let json =

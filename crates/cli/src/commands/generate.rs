@@ -9,6 +9,7 @@ use std::{
 use clap::Args;
 use resolvent::models::Sampling;
 use resolvent_lab::{
+    analyze::FitFile,
     budget::Held,
     generate::{Generated, Generator, Weights},
     source,
@@ -33,6 +34,9 @@ pub struct Generate {
     /// Folder of a run on plain text (its best checkpoint where it stopped early, else its newest) or of one checkpoint
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
     checkpoint: PathBuf,
+    /// Give heads of a model that was trained with softmax what `resolvent analyze --fit` found for them
+    #[arg(long, value_name = "FIT.json")]
+    attention: Option<PathBuf>,
     /// Text to continue [default: standard input]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
@@ -57,6 +61,7 @@ const EXAMPLES: &str = "\
 Examples:
   resolvent generate --checkpoint runs/reviews --prompt 'This film' --tokens 100
   resolvent generate --checkpoint runs/reviews --prompt 'I' --temperature 0.8 --top-k 50 --seed 3
+  resolvent generate --checkpoint runs/reviews --prompt 'I' --attention runs/fit/fit.json
   cat beginning.txt | resolvent generate --checkpoint runs/reviews --greedy --json";
 
 /// Runs the command.
@@ -67,7 +72,8 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
     };
     sampling.validate().map_err(resolvent_lab::Error::from)?;
     let folder = args.run.as_ref().unwrap_or(&args.checkpoint);
-    let generator = Generator::load(folder)?;
+    let fit = args.attention.as_deref().map(FitFile::read).transpose()?;
+    let generator = Generator::load_with(folder, fit.as_ref())?;
     let prompt = prompt(args)?;
     let (seed, mut failed) = (global.seed.unwrap_or(0), None);
     let mut said = |text: &str| match show(text, global) {
@@ -90,6 +96,7 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
         "checkpoint": folder.display().to_string(),
         "seed": seed,
         "prompt": prompt,
+        "attention": fit.map_or(json!(null), |fit| json!(fit.layers)),
         "generated": generated,
         "weights": weights,
     });

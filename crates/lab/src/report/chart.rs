@@ -6,7 +6,7 @@
 
 use maud::{Markup, html};
 
-use super::ticks::{compact, labelled, named, thinned, ticks};
+use super::ticks::{compact, labelled, log_ticks, named, thinned, ticks};
 
 pub(super) const WIDTH: f64 = 400.0;
 pub(super) const HEIGHT: f64 = 250.0;
@@ -64,7 +64,13 @@ pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
     let (low, high) = range(|p| p.1);
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let decades: Vec<_> = (first..=last.max(first + 1)).map(|power| 10f64.powi(power)).collect();
-    let (left, right) = (x_ticks[0].log10(), x_ticks[x_ticks.len() - 1].log10());
+    let (first, last) = (x_ticks[0], x_ticks[x_ticks.len() - 1]);
+    // Numbers of tokens are ticks themselves; shares are not.
+    let x_ticks = match x_ticks.iter().all(|x| x.fract() == 0.0) {
+        true => thinned(&x_ticks, 7),
+        false => log_ticks(first, last, 7),
+    };
+    let (left, right) = (first.log10(), last.log10());
     let frame = Frame { x: (left, right.max(left + 0.3)), y: (decades[0].log10(), decades[decades.len() - 1].log10()) };
     let label = |x: f64| match x {
         x if x >= 1.0 => compact(x),
@@ -76,7 +82,7 @@ pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
         figure {
             figcaption { (axes.title) }
             svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
-                (frame.grid(axes, &place(&thinned(&x_ticks, 7)), &place(&decades)))
+                (frame.grid(axes, &place(&x_ticks), &place(&decades)))
                 @for s in series {
                     @let logs: Vec<_> = s.points.iter().map(|(x, y)| (x.log10(), y.log10())).collect();
                     polyline class=(format!("line s{}", s.style)) points=(frame.path(&logs)) { title { (s.label) } }

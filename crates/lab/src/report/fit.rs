@@ -22,10 +22,12 @@ pub fn fit_page(fit: &Fit) -> String {
         (page::tiles(&tiles(fit)))
         @for sentence in fit.sentences() { p { (sentence) } }
         h2 { "Distance against cost" }
-        div class="charts" { (pareto(fit)) }
-        p class="quiet" {
-            "Fitted: every head has its own mechanism, for targets from the strictest to the mildest. The others: one mechanism on all heads. Means over heads, on " (on)
-            ". Further down is nearer to softmax, further left is cheaper."
+        div class="charts" {
+            (pareto(fit))
+            p class="quiet" {
+                "Fitted: every head has its own mechanism, for targets from the strictest to the mildest. The others: one mechanism on all heads. Means over heads, on " (on)
+                ". Further down is nearer to softmax, further left is cheaper."
+            }
         }
         h2 { "Layer by layer" }
         div class="scroll" { (layers(fit)) }
@@ -142,7 +144,7 @@ fn layers(fit: &Fit) -> Markup {
                         td { (number(mean(found.heads.iter().filter_map(|head| head.checked).collect()), 4)) }
                         td { (milliseconds(found.seconds[0])) }
                         td { (milliseconds(found.seconds[1])) }
-                        td { (mixture(fit, found)) }
+                        td class="words" { (mixture(fit, found)) }
                     }
                 }
             }
@@ -151,7 +153,7 @@ fn layers(fit: &Fit) -> Markup {
 }
 
 fn mixture(fit: &Fit, layer: &LayerFit) -> Markup {
-    html! { @for (name, heads) in Fit::mixture(layer) { (chip(fit, name)) " (" (heads) ") " } }
+    html! { @for (name, heads) in Fit::mixture(layer) { span { (chip(fit, name)) " (" (heads) ")" } " " } }
 }
 
 fn singles(fit: &Fit) -> Markup {

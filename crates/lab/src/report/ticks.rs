@@ -37,6 +37,17 @@ pub fn named(names: &[&str]) -> Vec<(f64, String)> {
     thinned(&places, 44 / (widest + 2)).into_iter().map(|at| (at, labels[at as usize].clone())).collect()
 }
 
+/// Powers of ten between `low` and `high`, which are above 0, at most `most`; where fewer than three lie there, their double and fivefold too.
+pub fn log_ticks(low: f64, high: f64, most: usize) -> Vec<f64> {
+    let within = |steps: &[f64]| -> Vec<f64> {
+        let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+        let all = powers.flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
+        all.filter(|tick| (low * 0.999..=high * 1.001).contains(tick)).collect()
+    };
+    let powers = within(&[1.0]);
+    thinned(&if powers.len() < 3 { within(&[1.0, 2.0, 5.0]) } else { powers }, most)
+}
+
 /// At most so many of the ticks, the last among them.
 pub fn thinned(ticks: &[f64], most: usize) -> Vec<f64> {
     let step = ticks.len().div_ceil(most).max(1);
@@ -76,6 +87,13 @@ mod tests {
         assert_eq!(tick_label(0.875, 0.025, true), "87.5 %");
         assert_eq!(tick_label(2.5, 2.5, false), "2.5");
         assert_eq!(tick_label(1000.0, 250.0, false), "1000");
+    }
+
+    #[test]
+    fn ticks_of_shares_are_powers_of_ten_or_between() {
+        assert_eq!(log_ticks(2e-4, 0.99, 7), [0.001, 0.01, 0.1]);
+        assert_eq!(log_ticks(0.04, 1.0, 7), [0.05, 0.1, 0.2, 0.5, 1.0]);
+        assert!(log_ticks(1e-30, 1.0, 7).len() <= 7);
     }
 
     /// What all names share says nothing.

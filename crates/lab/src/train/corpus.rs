@@ -6,13 +6,14 @@ use burn::tensor::{Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
     Strategy,
+    attention::MultiHeadAttention,
     models::{LanguageConfig, LanguageModel, TextConfig},
 };
 use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Part, Task, TaskData, judged::Judged, model::mean_gammas, packed::of_blocks, pictures::wrong_kind,
+    Part, Task, TaskData, block_name, judged::Judged, model::mean_gammas, packed::of_blocks, pictures::wrong_kind,
     texts::BATCH_TOKENS,
 };
 use crate::{
@@ -171,6 +172,11 @@ impl Task for Corpus {
 
     fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
         Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+    }
+
+    fn attentions(model: &mut LanguageModel) -> Vec<(String, &mut MultiHeadAttention)> {
+        let blocks = model.blocks.iter_mut().enumerate();
+        blocks.map(|(index, block)| (block_name(index), &mut block.attention)).collect()
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<LanguageModel> {

@@ -114,7 +114,7 @@ impl Extras {
 
     /// The pairs left out alone, for a call of another mechanism.
     pub(crate) fn dropout_alone(&self) -> Self {
-        Self { dropout: self.dropout.clone(), ..Self::default() }
+        Self { dropout: self.dropout, ..Self::default() }
     }
 
     /// The elements of `parameter` in row-major order, in f32, if the call has it.
