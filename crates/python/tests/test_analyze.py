@@ -198,3 +198,13 @@ def test_the_program_reads_what_is_written(tmp_path):
     assert all(layer["masked"] and layer["values"] and not layer["tied"] for layer in analysis.results["layers"])
     assert not analysis.results["unread"] and len(analysis.results["verdicts"]) == 2
     assert analysis.report.exists()
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="the program is not here; RESOLVENT_PROGRAM names it")
+def test_the_program_fits_what_models_take(tmp_path):
+    model = bert()
+    found = resolvent.analyze(model, texts(), tmp_path, fit=0.9, cost="operations", program=PROGRAM)
+    assert found.fit is not None and list(found.fit.layers) == list(found.layers)
+    assert (found.fit.target, found.fit.cost, found.fit.causal) == (0.9, "operations", False)
+    assert resolvent.load_fit(tmp_path / "fit.json") == found.fit
+    resolvent.convert(model, fit=found.fit, dropout=0.0)

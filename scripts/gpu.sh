@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The tests that run on a GPU, through wgpu, and a type check for CUDA. Any Vulkan driver will do; Mesa's runs on the processor. Without one
+# the tests are left out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# Optimising Burn's GPU side would take longer than everything else that is checked.
+export CARGO_PROFILE_RELEASE_OPT_LEVEL=0
+has_driver() { [ -n "$(ls /usr/share/vulkan/icd.d /etc/vulkan/icd.d 2>/dev/null)" ]; }
+if ! has_driver && command -v apt-get >/dev/null; then
+    root=""
+    [ "$(id -u)" = 0 ] || root="sudo -n"
+    { $root apt-get update -q && $root apt-get install -qy --no-install-recommends mesa-vulkan-drivers libvulkan1; } ||
+        echo "SKIPPED: no Vulkan driver, and none could be installed"
+fi
+if has_driver; then
+    cargo test --release -p resolvent --features wgpu --test wgpu --locked -- --nocapture --include-ignored
+else
+    cargo clippy --release -p resolvent --features wgpu --all-targets --locked -- -D warnings
+fi
+# Burn's build script would download a compiler that type checking does not need.
+DOCS_RS=1 cargo check --release -p resolvent --features cuda --locked
