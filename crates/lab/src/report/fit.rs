@@ -41,20 +41,6 @@ pub fn fit_page(fit: &Fit) -> String {
     page::shell(&title, &body)
 }
 
-fn name(fit: &Fit) -> &'static str {
-    match fit.file.measure {
-        Measure::Cosine => "cosine",
-        Measure::Error => "error",
-    }
-}
-
-fn unit(fit: &Fit) -> &'static str {
-    match fit.file.cost {
-        Cost::Time => "time",
-        Cost::Operations => "operations",
-    }
-}
-
 fn number(x: Option<f64>, digits: usize) -> String {
     x.filter(|x| x.is_finite()).map_or_else(|| "–".into(), |x| format!("{x:.digits$}"))
 }
@@ -129,8 +115,8 @@ fn layers(fit: &Fit) -> Markup {
         table class="sortable" {
             thead { tr {
                 @for column in ["Layer", "Tokens", "Sequences", "Held out"] { th scope="col" { (column) } }
-                th scope="col" { "Cost (" (unit(fit)) ")" }
-                th scope="col" { "Mean " (name(fit)) ", checked" }
+                th scope="col" { "Cost (" (fit.file.cost.name()) ")" }
+                th scope="col" { "Mean " (fit.file.measure.name()) ", checked" }
                 @for column in ["Softmax ms", "Fitted ms", "Mechanisms (heads)"] { th scope="col" { (column) } }
             } }
             tbody {
@@ -170,8 +156,8 @@ fn singles(fit: &Fit) -> Markup {
         table class="sortable" {
             thead { tr {
                 th scope="col" { "Mechanism" }
-                th scope="col" { "Cost (" (unit(fit)) ")" }
-                th scope="col" { "Mean " (name(fit)) }
+                th scope="col" { "Cost (" (fit.file.cost.name()) ")" }
+                th scope="col" { "Mean " (fit.file.measure.name()) }
                 th scope="col" { "Held out" }
                 th scope="col" { "Worst head" }
             } }
@@ -186,9 +172,9 @@ fn heads(fit: &Fit) -> Markup {
         table class="sortable" {
             thead { tr {
                 @for column in ["Layer", "Head", "Mechanism"] { th scope="col" { (column) } }
-                th scope="col" { "Cost (" (unit(fit)) ")" }
-                th scope="col" { (name(fit)) ", chosen by" }
-                th scope="col" { (name(fit)) ", checked" }
+                th scope="col" { "Cost (" (fit.file.cost.name()) ")" }
+                th scope="col" { (fit.file.measure.name()) ", chosen by" }
+                th scope="col" { (fit.file.measure.name()) ", checked" }
             } }
             tbody {
                 @for (layer, found) in fit.file.layers.iter().zip(&fit.layers) {

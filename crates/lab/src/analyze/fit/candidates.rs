@@ -31,7 +31,8 @@ pub(super) fn standard(shape: &Shape) -> Vec<Candidate> {
     found
 }
 
-/// Clusters, routes and outlier keys: about the number of clusters that costs least, half of it and twice, with few routes and many.
+/// Clusters, routes and outlier keys: half of twice the root of the tokens, that number, twice and three times as many, with few routes
+/// and many.
 fn routed(tokens: usize) -> Vec<(usize, usize, usize)> {
     let middle = (2.0 * (tokens as f64).sqrt()).round() as usize;
     let outliers = (tokens / 64).clamp(1, 32);

@@ -62,7 +62,25 @@ macro_rules! named {
 named!(Measure, "measure", "cosine" => Measure::Cosine, "error" => Measure::Error);
 named!(Cost, "cost", "time" => Cost::Time, "operations" => Cost::Operations);
 
+impl Cost {
+    /// `time` or `operations`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Time => "time",
+            Self::Operations => "operations",
+        }
+    }
+}
+
 impl Measure {
+    /// `cosine` or `error`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cosine => "cosine",
+            Self::Error => "error",
+        }
+    }
+
     /// How far an output may be where `target` is to be reached; 0 is softmax's own output.
     const fn limit(self, target: f64) -> f64 {
         match self {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use resolvent_kernels::Mechanism;
 use serde::Serialize;
 
-use super::{Cost, FitFile, FittedLayer, Measure, is_softmax};
+use super::{FitFile, FittedLayer, Measure, is_softmax};
 use crate::environment::Environment;
 
 /// A mechanism for every head, and what it is worth.
@@ -171,7 +171,7 @@ impl Fit {
     pub fn sentences(&self) -> Vec<String> {
         let (count, reached, mean, worst) = self.checked();
         let all = self.heads().count();
-        let (unit, measure) = (self.unit(), self.measure());
+        let (unit, measure) = (self.file.cost.name(), self.measure());
         let dense = self.dense_heads();
         let mut told = vec![match dense {
             dense if dense == all => format!(
@@ -221,13 +221,6 @@ impl Fit {
         told
     }
 
-    fn unit(&self) -> &'static str {
-        match self.file.cost {
-            Cost::Time => "time",
-            Cost::Operations => "operations",
-        }
-    }
-
     fn measure(&self) -> String {
         match self.file.measure {
             Measure::Cosine => format!("a cosine of {}", self.file.target),
@@ -237,10 +230,7 @@ impl Fit {
 
     /// Layers and sentences as text.
     pub fn table(&self) -> String {
-        let name = match self.file.measure {
-            Measure::Cosine => "cosine",
-            Measure::Error => "error",
-        };
+        let name = self.file.measure.name();
         let width = self.file.layers.iter().map(|layer| layer.name.chars().count()).max().unwrap_or(0).max(5);
         let mut text =
             format!("{:<width$} {:>8} {:>8} {:>10}  mechanisms (heads)\n", "layer", "cost", name, "x softmax");
@@ -267,7 +257,7 @@ impl Fit {
         let _ = writeln!(
             text,
             "cost: {} over dense softmax's; {name} and x softmax (time): on {on}, as fitted\n",
-            self.unit()
+            self.file.cost.name()
         );
         for sentence in self.sentences() {
             let _ = writeln!(text, "{sentence}");
