@@ -28,7 +28,12 @@ pub(crate) fn planned<T>(
         length(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
     }
     one_token_set(mechanism, s, mask)?;
-    given(op, mechanism, s, &inputs.extras)
+    given(op, mechanism, s, &inputs.extras)?;
+    let causal = mask.causal || mechanism.causal();
+    match (inputs.extras.clusters, mechanism.clustering()) {
+        (Some(plan), Some(m)) if causal && m.routes_queries() => plan.check_segments(op, &m),
+        _ => Ok(()),
+    }
 }
 
 /// Whether queries, keys and values are there, and of these lengths.

@@ -27,6 +27,22 @@ const VALUES: &[&str] = &[
     r#""mechanism": "routed", "clusters": 5, "routes": 2, "tied": true, "score": {"kind": "gaussian"}"#,
 ];
 
+/// The same in segments, of tokens that see the past alone.
+const CAUSAL: &[&str] = &[
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "routes": 2"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "clusters": 20, "global_tokens": 2"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 20}, "cluster_metric": "cosine", "scale": 0.8"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "routes": 1, "structure": {"estimator": "importance", "samples": 0}"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "score": {"kind": "levy", "alpha": 1.3, "kappa": 3}, "series": {"kind": "hops", "count": 2, "gamma": 0.6}"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "score": {"kind": "dot-relu"}, "normalisation": {"kind": "frobenius"}"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "score": {"kind": "dot-sigmoid"}, "normalisation": {"kind": "none", "factor": "inv-n"}"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 32}, "tied": true, "score": {"kind": "gaussian"}"#,
+];
+
+fn all() -> impl Iterator<Item = &'static str> {
+    VALUES.iter().chain(CAUSAL).copied()
+}
+
 fn mechanism(values: &str) -> Mechanism {
     Mechanism::from_json(&format!("{{{values}}}")).unwrap()
 }
@@ -51,7 +67,7 @@ fn assert_fused(p: &Problem) {
 
 #[test]
 fn the_fused_path_is_the_reference() {
-    for (n, values) in VALUES.iter().enumerate() {
+    for (n, values) in all().enumerate() {
         for (m, seq) in [7, 60, 230].into_iter().enumerate() {
             let shape = Shape { value_dim: 7, ..Shape::square(2, 2, seq, 5) };
             let mut p = planned(values, shape, (10 * n + m) as u64);
@@ -68,6 +84,64 @@ fn the_fused_path_is_the_reference() {
     }
 }
 
+/// Of the last queries alone, as they come when a sequence goes on.
+#[test]
+fn the_last_queries_see_what_they_do_among_all() {
+    for values in [CAUSAL[0], CAUSAL[1], CAUSAL[3]] {
+        for seq_q in [1, 5, 40] {
+            let shape = Shape::square(1, 2, 75, 6);
+            let whole = problem(mechanism(values), shape, 4);
+            let last = |x: &[f64]| -> Vec<f64> {
+                x.chunks_exact(75 * 6).flat_map(|head| &head[(75 - seq_q) * 6..]).copied().collect()
+            };
+            let part = Problem {
+                shape: Shape { seq_q, ..shape },
+                q: last(&whole.q),
+                dout: last(&whole.dout),
+                ..whole.clone()
+            };
+            let mut planned = part.clone();
+            planned.fix_plan();
+            assert_fused(&planned);
+            let [got, all] = [&part, &whole].map(|p| p.fused()["out"].clone());
+            assert!(got.iter().zip(last(&all)).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs().max(1.0)), "{values}");
+        }
+    }
+}
+
+/// Whatever comes later changes no bit of what came before, nor of its plan.
+#[test]
+fn the_past_does_not_know_the_future() {
+    for values in CAUSAL.iter().filter(|values| !values.contains("hops")) {
+        let p = problem(mechanism(values), Shape::square(1, 2, 90, 6), 9);
+        for from in [1, 16, 40, 63, 89] {
+            let mut changed = p.clone();
+            let future = |x: &mut [f64]| {
+                x.chunks_exact_mut(90 * 6)
+                    .for_each(|head| head[from * 6..].iter_mut().for_each(|x| *x = 1.7 - 2.0 * *x))
+            };
+            future(&mut changed.q);
+            changed.k.as_deref_mut().into_iter().for_each(future);
+            future(&mut changed.v);
+            let past = |p: &Problem| -> Vec<f64> {
+                p.fused()["out"].chunks_exact(90 * 6).flat_map(|head| &head[..from * 6]).copied().collect()
+            };
+            assert!(past(&p) == past(&changed), "{values}, from {from}");
+        }
+    }
+}
+
+/// A cluster that went on into a later segment would have a mean of its own for every query.
+#[test]
+fn plans_of_other_segments_are_refused() {
+    let p = problem(mechanism(CAUSAL[0]), Shape::square(1, 1, 40, 4), 2);
+    let mut tensors = p.plan().to_tensors();
+    tensors.label_k[17] = tensors.label_k[3];
+    let plan = ClusterPlan::from_tensors(&tensors, &p.shape).unwrap();
+    let error = Problem { clusters: Some(plan), ..p }.solve::<f32>(Strategy::Fused, None).unwrap_err();
+    assert!(matches!(error, Error::Tensor { tensor: "label_k", .. }), "{error}");
+}
+
 #[test]
 fn queries_may_be_of_another_number() {
     for values in [VALUES[0], VALUES[1], VALUES[4]] {
@@ -81,7 +155,7 @@ fn queries_may_be_of_another_number() {
 /// Plans are made twice, by code that shares nothing.
 #[test]
 fn plans_are_those_of_the_reference() {
-    for values in &VALUES[..5] {
+    for values in VALUES[..5].iter().chain(&CAUSAL[..5]) {
         for seed in 0..4 {
             let p = problem(mechanism(values), Shape::square(2, 2, 90, 6), seed);
             let own = reference::clusters(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap();
@@ -122,7 +196,11 @@ fn all_routes_or_one_cluster_are_softmax() {
         r#""mechanism": "routed", "clusters": 9, "routes": 100"#,
         r#""mechanism": "routed", "clusters": 9, "outlier_globals": 500"#,
         r#""mechanism": "routed", "clusters": 500"#,
+        r#""mechanism": "routed", "causal": true"#,
+        r#""mechanism": "routed", "causal": true, "routes": 100, "causal_clusters": {"kind": "segment", "size": 16}"#,
+        r#""mechanism": "routed", "causal": true, "clusters": 500, "causal_clusters": {"kind": "segment", "size": 10}"#,
     ] {
+        let dense = dense.clone().with_causal(values.contains("causal"));
         let mut p = planned(values, Shape::square(1, 2, 130, 8), 5);
         p.key_mask = Some((0..130).map(|n| n % 4 != 1).collect());
         p.clusters = None;
@@ -137,7 +215,7 @@ fn all_routes_or_one_cluster_are_softmax() {
 /// What is masked enters no cluster, no mean and no route.
 #[test]
 fn masked_content_changes_no_bit() {
-    for values in VALUES {
+    for values in all() {
         let mut p = problem(mechanism(values), Shape::square(1, 2, 80, 6), 8);
         p.key_mask = Some((0..80).map(|n| n % 3 != 1).collect());
         let tied = p.mechanism.tied();
@@ -152,7 +230,7 @@ fn masked_content_changes_no_bit() {
 
 #[test]
 fn threads_change_no_bit() {
-    for values in [VALUES[0], VALUES[5]] {
+    for values in [VALUES[0], VALUES[5], CAUSAL[0]] {
         let p = problem(mechanism(values), Shape::square(1, 2, 1500, 8), 6);
         let [one, four] = [1, 4].map(|threads| threads::on_threads(threads, || p.fused()));
         assert!(one == four, "{values}");
@@ -170,14 +248,19 @@ fn what_cannot_be_routed_is_refused() {
         (r#""mechanism": "routed", "routes": 0"#, "routes"),
         (r#""mechanism": "routed", "rotes": 2"#, "routes"),
         (r#""mechanism": "routed", "sampler": "row""#, "no edges are sampled"),
-        (r#""mechanism": "routed", "causal_clusters": {"kind": "block", "size": 8}"#, "it is not causal"),
+        (r#""mechanism": "routed", "causal_clusters": {"kind": "block", "size": 8}"#, "tokens would see later ones"),
+        (r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "prefix"}"#, "made of later keys"),
+        (r#""mechanism": "routed", "causal": true, "outlier_globals": 2"#, "chosen by later tokens"),
+        (r#""mechanism": "routed", "causal_clusters": {"kind": "segment"}"#, "needs a size"),
+        (r#""mechanism": "routed", "causal_clusters": {"kind": "segment", "size": 0}"#, "causal_clusters.size"),
+        (r#""mechanism": "ssa", "causal_clusters": {"kind": "segment", "size": 8}"#, "`routed`"),
     ] {
         let error = of(values).unwrap_err().to_string();
         assert!(error.contains(expected), "{values}: {error}");
     }
-    let shape = Shape::square(1, 1, 8, 4);
+    let shape = Shape { seq_q: 9, ..Shape::square(1, 1, 8, 4) };
     let causal = Operator::new(&of(r#""mechanism": "routed""#).unwrap(), shape, true, Strategy::Auto);
-    assert!(matches!(causal, Err(Error::Unsupported { what: "causal with route_by = query", .. })), "{causal:?}");
+    assert!(matches!(causal, Err(Error::Unsupported { what: "causal with seq_q > seq_kv", .. })), "{causal:?}");
 }
 
 /// What no kernels compute in f32 plans its clusters, too.

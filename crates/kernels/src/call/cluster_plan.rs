@@ -1,7 +1,10 @@
 //! The plan of a clustered call as a value: made once, inspected, stored, used again.
 
 use super::Shape;
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    mechanism::{Segments, Ssa},
+};
 
 /// The label of a token in no cluster: a global one, which sees all and is seen by all, or a masked one.
 pub(crate) const NONE: i32 = -1;
@@ -167,6 +170,27 @@ impl ClusterPlan {
                 remedy: "plan for the sizes of the call",
             });
         }
+        self.check_edges(op, takes_edges)
+    }
+
+    /// Whether every cluster of keys lies within one segment, as causal calls of `m`, whose queries choose for themselves, need it.
+    pub(crate) fn check_segments(&self, op: &'static str, m: &Ssa) -> Result<()> {
+        let segments = Segments::new(m, true, self.seq_q, self.seq_kv);
+        for head in &self.heads {
+            let mut of_cluster = vec![None; head.clusters()[1]];
+            for (j, &label) in head.label_k.iter().enumerate().filter(|(_, label)| **label != NONE) {
+                let own = segments.of_key(j);
+                if of_cluster.get_mut(label as usize).is_none_or(|of| *of.get_or_insert(own) != own) {
+                    let problem =
+                        "has a cluster of several segments of a causal call, or a key that was cut off from all";
+                    return Err(Error::Tensor { op, tensor: "label_k", problem });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_edges(&self, op: &'static str, takes_edges: bool) -> Result<()> {
         if !takes_edges && self.edges() > 0 {
             let problem =
                 "has sampled edges although estimator = centroid stands for all of them; plan without samples";

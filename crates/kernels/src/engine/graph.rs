@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Error, Parameter, Result, Shape,
     call::Call,
-    mechanism::{Composed, Normalisation, Structure, Whitening},
+    mechanism::{Composed, Estimator, Normalisation, Structure, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
     simd::rows::max_abs,
     structure::{clustered, dense::padded},
@@ -57,9 +57,11 @@ pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
             !signed && !full && !(whitened && (causal || dense.window.is_some()))
         }
         Structure::Clustered(s) => {
-            let centroid = s.ssa(None, causal).estimator == crate::mechanism::Estimator::Centroid;
+            let ssa = s.ssa(None, causal);
+            // Means of what a query sees of a cluster that goes on differ from query to query.
+            let prefixes = causal && ssa.estimator == Estimator::Centroid && !ssa.routes_queries();
             let columns = matches!(m.normalisation, Normalisation::Symmetric(_));
-            !(density || whitened || columns || causal && centroid)
+            !(density || whitened || columns || prefixes)
         }
         _ => false,
     }
@@ -104,7 +106,7 @@ impl<'a> Graph<'a> {
                     let plan = plan.map(|plan| plan.head(slice).clone()).unwrap_or_default();
                     let tokens = Slice::of(call, slice);
                     match ssa.routes_queries() {
-                        true => Head::routed(tokens, &plan, &ssa, logits(slice)),
+                        true => Head::routed(tokens, &plan, &ssa, causal, logits(slice)),
                         false => Head::clustered(tokens, &plan, &ssa, causal, logits(slice)),
                     }
                 };

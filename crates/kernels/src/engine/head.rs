@@ -224,7 +224,9 @@ impl<'a> Head<'a> {
         };
         let (q, k) = (WholeRows::Lent(&[]), WholeRows::Lent(&[]));
         let mut head = Self { queries, keys, q, k, stride, counts, means, blocks, sight, bias, routes };
-        let means = head.means.iter().map(|_| EVERYWHERE);
+        // Causal means are those of tokens that all who see them come after.
+        let last = |mean: &Range<usize>| if sight.causal { head.keys[mean.end - 1] } else { EVERYWHERE };
+        let means: Vec<u32> = head.means.iter().map(last).collect();
         head.keys.extend(means);
         (head.q, head.k) = head.images(slice, map, scale);
         head

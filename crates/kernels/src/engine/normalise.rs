@@ -259,9 +259,9 @@ fn total_log(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
     vec![total; squares.len()]
 }
 
-/// The rows in the order of their positions.
+/// The rows of queries in the order of their positions.
 fn by_position(head: &Head<'_>) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..head.queries.len()).collect();
+    let mut order: Vec<usize> = (0..head.own_rows()).collect();
     order.sort_by_key(|&n| head.queries[n]);
     order
 }
@@ -273,6 +273,7 @@ fn prefix_logs(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
         sum = add_logs(sum, squares[n]);
         norms[n] = sum;
     }
+    head.spread(&mut norms);
     norms
 }
 
@@ -294,5 +295,6 @@ fn frobenius(head: &Head<'_>, norm_ratios: &[f64], weights: &Weights, delta: &[f
         tau[n] = sum as f32;
         next = Some(n);
     }
+    head.spread(&mut tau);
     tau
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     call::cluster_plan::{HeadPlan, NONE},
-    mechanism::{Estimator, Ssa},
+    mechanism::{Estimator, Segments, Ssa},
 };
 
 /// Which rows are of one query.
@@ -30,13 +30,20 @@ pub(super) struct Routes {
 
 impl Routes {
     /// Of rows that are the queries of some `labels`, in order. `means` says at which column the mean of a cluster is, where it has
-    /// one. Also returns, for every cluster of keys, the rows that see it exactly.
-    pub fn new(labels: &[i32], plan: &HeadPlan, means: &[Option<u32>]) -> (Self, Vec<Vec<u32>>) {
+    /// one; pairs of a row and a cluster that it does not see (`sees`) are none. Also returns, for every cluster of keys, the rows that
+    /// see it exactly.
+    pub fn new(
+        labels: &[i32],
+        plan: &HeadPlan,
+        means: &[Option<u32>],
+        sees: impl Fn(usize, usize) -> bool,
+    ) -> (Self, Vec<Vec<u32>>) {
         let mut by_cluster = vec![Vec::new(); plan.clusters()[1]];
         let (mut seen_means, mut start) = (Vec::new(), vec![0]);
         for (row, &label) in labels.iter().enumerate() {
             let from = plan.exact.partition_point(|&[a, _]| i64::from(a) < i64::from(label));
-            for &[_, c] in plan.exact[from..].iter().take_while(|&&[a, _]| i64::from(a) == i64::from(label)) {
+            let of_label = plan.exact[from..].iter().take_while(|&&[a, _]| i64::from(a) == i64::from(label));
+            for &[_, c] in of_label.filter(|&&[_, c]| sees(row, c as usize)) {
                 by_cluster[c as usize].push(row as u32);
                 seen_means.extend(means.get(c as usize).copied().flatten());
             }
@@ -101,38 +108,106 @@ pub(super) fn merged<'s>(routes: Option<&Routes>, sums: &'s [RowSum]) -> Cow<'s,
     routes.map_or(Cow::Borrowed(sums), |routes| Cow::Owned(routes.merged(sums)))
 }
 
+/// Keys in the order of their segments and clusters, and where these lie.
+struct Clusters {
+    /// Those in clusters, those in none, and, of a causal call, the first again in the order of their positions: what a query sees of
+    /// its own segment is summed in an order that no later token has a say in.
+    keys: Vec<u32>,
+    /// Where the second and the third begin.
+    labelled: usize,
+    tokens: usize,
+    /// The keys of every cluster by its label; empty for one that has none.
+    runs: Vec<Range<usize>>,
+    segments: Segments,
+}
+
+impl Clusters {
+    fn new(mut keys: Vec<u32>, plan: &HeadPlan, segments: Segments, causal: bool) -> Self {
+        let label = |j: u32| plan.label_k[j as usize];
+        keys.sort_by_key(|&j| (label(j) == NONE, segments.of_key(j as usize), label(j)));
+        let labelled = keys.partition_point(|&j| label(j) != NONE);
+        let mut runs = vec![0..0; plan.clusters()[1]];
+        for (n, &j) in keys[..labelled].iter().enumerate() {
+            let Ok(c) = usize::try_from(label(j)) else { continue };
+            runs[c] = if runs[c].is_empty() { n..n + 1 } else { runs[c].start..n + 1 };
+        }
+        let tokens = keys.len();
+        if causal {
+            keys.extend_from_within(..labelled);
+            keys[tokens..].sort_unstable();
+        }
+        Self { keys, labelled, tokens, runs, segments }
+    }
+
+    /// The keys that are in clusters of a segment, by their positions, and those in none; of both what is below `limit`.
+    fn near(&self, segment: usize, limit: u32) -> [Range<usize>; 2] {
+        let near = &self.keys[self.tokens..];
+        let start = near.partition_point(|&j| self.segments.of_key(j as usize) < segment);
+        let until = |keys: &[u32]| keys.partition_point(|&j| j < limit);
+        [
+            self.tokens + start..self.tokens + until(near).max(start),
+            self.labelled..self.labelled + until(&self.keys[self.labelled..self.tokens]),
+        ]
+    }
+
+    /// The segment of a run that is not empty.
+    fn segment_of(&self, run: &Range<usize>) -> usize {
+        self.segments.of_key(self.keys[run.start] as usize)
+    }
+
+    /// Whether a query sees cluster `c` by its routes: it is of an earlier segment.
+    fn is_before(&self, c: usize, query: u32) -> bool {
+        let run = &self.runs[c];
+        !run.is_empty() && self.segment_of(run) < self.segments.of_query(query as usize)
+    }
+}
+
 impl<'a> Head<'a> {
-    /// Queries that choose for themselves, and keys by their clusters: exact ones, and means of the others.
-    pub fn routed(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, logits: Logits<'a>) -> Self {
-        let mut queries = kept(slice.keep_query, plan.label_q.len());
-        let mut keys = kept(slice.keep_key, plan.label_k.len());
+    /// Queries that choose for themselves, and keys by their clusters: exact ones, and means of the others. Causal: exactly, what
+    /// came before a query in its own segment; clusters and means, of the segments before.
+    pub fn routed(slice: Slice<'a>, plan: &HeadPlan, m: &Ssa, causal: bool, logits: Logits<'a>) -> Self {
+        let [seq_q, seq_kv] = [&plan.label_q, &plan.label_k].map(Vec::len);
+        let (mut queries, mut keys) = (kept(slice.keep_query, seq_q), kept(slice.keep_key, seq_kv));
         logits.retain_paired(&mut queries, &mut keys);
         // Those that see all, and are seen by all, at the end.
         queries.sort_by_key(|&i| plan.label_q[i as usize] == NONE);
-        let place = |j: u32| (plan.label_k[j as usize] == NONE, plan.label_k[j as usize]);
-        keys.sort_by_key(|&j| place(j));
-        let until = |label: i32| keys.partition_point(|&j| place(j) <= (false, label));
-        let (tokens, free) = (keys.len(), until(i32::MAX)..keys.len());
-        let run = |c: usize| until(c as i32 - 1)..until(c as i32);
-        let (mut means, mut mean_at) = (Vec::new(), Vec::new());
-        for c in 0..plan.clusters()[1] {
-            let has_mean = m.estimator == Estimator::Centroid && !run(c).is_empty();
-            mean_at.push(has_mean.then_some((tokens + means.len()) as u32));
-            means.extend(has_mean.then(|| run(c)));
-        }
+        let segments = Segments::new(m, causal, seq_q, seq_kv);
+        let clusters = Clusters::new(keys, plan, segments, causal);
+        let (first_mean, mut means) = (clusters.keys.len(), clusters.runs.clone());
+        means.retain(|run| !run.is_empty() && m.estimator == Estimator::Centroid);
+        means.sort_by_key(|run| run.start);
+        let mean_at = |run: &Range<usize>| means.binary_search_by_key(&run.start, |mean| mean.start).ok();
+        let mean_at: Vec<_> = clusters.runs.iter().map(|run| mean_at(run).map(|n| (first_mean + n) as u32)).collect();
         let labels: Vec<i32> = queries.iter().map(|&i| plan.label_q[i as usize]).collect();
-        let (routes, by_cluster) = Routes::new(&labels, plan, &mean_at);
         let choosing = labels.partition_point(|&label| label != NONE);
+        let sees = |row: usize, c: usize| row < choosing && clusters.is_before(c, queries[row]);
+        let (routes, by_cluster) = Routes::new(&labels, plan, &mean_at, sees);
+        let shift = seq_kv as i64 - seq_q as i64;
+        let sight = Sight { causal, block: 1, window: None, sinks: 0, shift, transposed: false };
         let mut blocks = Vec::new();
-        // Means by themselves, lest a tile hold tokens too.
-        cut(0..choosing, &mut blocks, &[free, tokens..tokens + means.len()]);
-        cut(choosing..queries.len(), &mut blocks, std::slice::from_ref(&(0..tokens)));
-        for (c, rows) in by_cluster.iter().enumerate() {
-            cut(queries.len()..queries.len() + rows.len(), &mut blocks, &[run(c)]);
+        let segment = |i: &u32| segments.of_query(*i as usize);
+        let mut first = 0;
+        for rows in queries[..choosing].chunk_by(|a, b| segment(a) == segment(b)) {
+            let own = segment(&rows[0]);
+            let before = means.partition_point(|run| clusters.segment_of(run) < own);
+            cut(first..first + rows.len(), &mut blocks, |rows| {
+                let [near, free] = clusters.near(own, sight.of(queries[rows.end - 1]).high);
+                // Means by themselves, lest a tile hold tokens too.
+                vec![near, free, first_mean..first_mean + before]
+            });
+            first += rows.len();
+        }
+        cut(choosing..queries.len(), &mut blocks, |_| vec![0..clusters.tokens]);
+        for (rows, run) in by_cluster.iter().zip(&clusters.runs) {
+            cut(queries.len()..queries.len() + rows.len(), &mut blocks, |_| vec![run.clone()]);
             rows.iter().for_each(|&row| queries.push(queries[row as usize]));
         }
-        let sight = Sight { causal: false, block: 1, window: None, sinks: 0, shift: 0, transposed: false };
-        Self::new(slice, [queries, keys], means, blocks, (sight, Some(routes)), logits)
+        Self::new(slice, [queries, clusters.keys], means, blocks, (sight, Some(routes)), logits)
+    }
+
+    /// Copies what is known of queries to their other rows.
+    pub fn spread<T: Copy>(&self, x: &mut [T]) {
+        self.routes.iter().flat_map(Routes::others).for_each(|(n, own)| x[n] = x[own]);
     }
 
     /// Rows that are a query's first; the others come after them.
@@ -160,10 +235,11 @@ impl<'a> Head<'a> {
 }
 
 /// Adds blocks of `rows` that see some columns.
-fn cut(rows: Range<usize>, blocks: &mut Vec<Block>, columns: &[Range<usize>]) {
-    let columns: Vec<_> = columns.iter().filter(|columns| !columns.is_empty()).cloned().collect();
+fn cut(rows: Range<usize>, blocks: &mut Vec<Block>, columns: impl Fn(&Range<usize>) -> Vec<Range<usize>>) {
     for from in rows.clone().step_by(QUERIES) {
         let rows = from..(from + QUERIES).min(rows.end);
-        blocks.push(Block { rows, columns: columns.clone(), edges: Vec::new() });
+        let mut columns = columns(&rows);
+        columns.retain(|columns| !columns.is_empty());
+        blocks.push(Block { rows, columns, edges: Vec::new() });
     }
 }

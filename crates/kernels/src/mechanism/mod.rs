@@ -38,6 +38,7 @@ pub use series::{Hops, Limit, OneHop, Resolvent, Series};
 pub use soft::{Degree, Soft};
 pub(crate) use window::Windows;
 
+pub(crate) use ssa::Segments;
 pub use ssa::{CausalClusters, ClusterMetric, ClusterOn, Estimator, GlobalTokens, Pairs, RouteBy, Sampler, Ssa};
 pub use structure::{Clustered, Dense, FeatureMap, Features, Nystrom, Pooled, Structure};
 

@@ -1,9 +1,9 @@
 //! Presets by their ids; those that are nothing but four values and a name stand here: what others attend with.
 
 use super::{
-    ClusterOn, Composed, CosineExp, Dense, Dot, DotExp, DotSigmoid, Estimator, Factor, Factors, FeatureMap, Features,
-    Fna, Infsa, InfsaResolvent, InverseGradient, Landmarks, Laplacian, LaplacianExact, LinearInfsa, Mechanism, Nystrom,
-    PoolWindows, RouteBy, Score, Soft, Softmax, Ssa, Uniform, Unnormalised,
+    CausalClusters, ClusterOn, Composed, CosineExp, Dense, Dot, DotExp, DotSigmoid, Estimator, Factor, Factors,
+    FeatureMap, Features, Fna, Infsa, InfsaResolvent, InverseGradient, Landmarks, Laplacian, LaplacianExact,
+    LinearInfsa, Mechanism, Nystrom, PoolWindows, RouteBy, Score, Soft, Softmax, Ssa, Uniform, Unnormalised,
 };
 use crate::{Error, Result};
 
@@ -79,6 +79,7 @@ pub(super) const NAMED: [Named; 8] = [
         summary: "Softmax over clusters of keys, of which each query sees those exactly that weigh most, and the means of the others.",
         values: || {
             let ssa = Ssa::default().with_cluster_on(ClusterOn::Keys).with_estimator(Estimator::Centroid);
+            let ssa = ssa.with_causal_clusters(CausalClusters::Segment { size: 256 });
             Composed::new(DotExp::default()).structure(ssa.with_route_by(RouteBy::Query).with_routes(4))
         },
     },

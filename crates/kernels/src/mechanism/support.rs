@@ -20,6 +20,9 @@ impl Composed {
         self.normalisation.validate()?;
         self.series.validate()?;
         self.bias.map_or(Ok(()), |bias| bias.validate())?;
+        if let (Structure::Clustered(structure), true) = (&self.structure, self.causal) {
+            structure.ssa(None, true).validate()?;
+        }
         self.refused()
     }
 

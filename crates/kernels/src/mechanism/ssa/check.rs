@@ -29,7 +29,7 @@ impl Ssa {
         let rounds = self.kmeans_iterations;
         check("kmeans_iterations", rounds, rounds <= MAX_ROUNDS, "at most 1000000")?;
         count("routes", Some(self.routes), "1 to 2147483648")?;
-        count("causal_clusters.size", Some(self.causal_clusters.block()), "1 to 2147483648")?;
+        count("causal_clusters.size", Some(self.causal_clusters.size()), "1 to 2147483648")?;
         for (field, outliers) in [("outlier_globals", self.outlier_globals), ("outlier_queries", self.outlier_queries)]
         {
             check(field, outliers, outliers <= MAX_COUNT, "at most 2147483648")?;
@@ -57,6 +57,12 @@ impl Ssa {
         }
         if self.routes_queries() {
             return self.check_routed(causal);
+        }
+        if matches!(self.causal_clusters, CausalClusters::Segment { .. }) {
+            return unsupported(
+                "causal_clusters = segment",
+                "only queries that choose for themselves take it; use prefix, or the mechanism `routed`",
+            );
         }
         if !causal {
             return Ok(());
@@ -89,9 +95,19 @@ impl Ssa {
     fn check_routed(&self, causal: bool) -> Result<()> {
         let sampled = self.estimator != Estimator::Centroid && self.samples != Some(0);
         let of_pairs = self.pairs != Pairs::All || self.sampler.is_some();
-        let of_causal = self.causal_clusters != CausalClusters::Prefix;
+        let blocks = matches!(self.causal_clusters, CausalClusters::Block { .. });
+        let segments = matches!(self.causal_clusters, CausalClusters::Segment { .. });
         let choices = [
-            (causal, "causal with route_by = query", "clusters would be made of later keys; take ssa"),
+            (
+                causal && !segments && !blocks,
+                "causal with route_by = query and causal_clusters = prefix",
+                r#"clusters would be made of later keys; set causal_clusters to {"kind": "segment", "size": 256}"#,
+            ),
+            (
+                causal && self.outlier_globals > 0,
+                "causal with outlier_globals",
+                "outliers would be chosen by later tokens; leave it out, or name global_tokens",
+            ),
             (
                 self.cluster_on != ClusterOn::Keys,
                 "cluster_on other than keys with route_by = query",
@@ -108,7 +124,7 @@ impl Ssa {
                 "edges are sampled between clusters of queries and of keys; set estimator to centroid, or samples to 0",
             ),
             (of_pairs, "pairs or sampler with route_by = query", "no edges are sampled; leave both out"),
-            (of_causal, "causal_clusters with route_by = query", "it is not causal; leave causal_clusters out"),
+            (blocks, "causal_clusters = block with route_by = query", "tokens would see later ones; use segment"),
         ];
         match choices.into_iter().find(|(wrong, ..)| *wrong) {
             Some((_, what, why)) => Err(Error::Unsupported { mechanism: "routed", what, why }),
@@ -123,6 +139,15 @@ impl Ssa {
         if let Some(&index) = self.globals(shape.seq_kv).iter().find(|&&index| index >= shape.seq_kv) {
             let expected = "a list of positions below seq_kv";
             return Err(Error::OutOfRange { field: "global_tokens", got: index.to_string(), expected });
+        }
+        if self.routes_queries() {
+            let wrong = causal && shape.seq_q > shape.seq_kv;
+            let error = Error::Unsupported {
+                mechanism: "routed",
+                what: "causal with seq_q > seq_kv",
+                why: "the first queries would see no key",
+            };
+            return if wrong { Err(error) } else { Ok(()) };
         }
         if shape.seq_q == shape.seq_kv {
             return Ok(());

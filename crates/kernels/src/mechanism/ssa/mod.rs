@@ -1,6 +1,9 @@
 //! Spectral sparse attention: its parameters.
 
 mod check;
+mod segments;
+
+pub(crate) use self::segments::Segments;
 
 use derive_setters::Setters;
 use serde::{Deserialize, Serialize};
@@ -13,8 +16,8 @@ use serde::{Deserialize, Serialize};
 #[setters(prefix = "with_")]
 #[non_exhaustive]
 pub struct Ssa {
-    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`, twice as many where queries choose for themselves; 1 to 2^31, at most
-    /// one per token is made. Algorithm 1.
+    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`, twice as many where queries choose for themselves, and four times in
+    /// causal segments; 1 to 2^31, at most one per token is made. Algorithm 1.
     pub clusters: Option<usize>,
     /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
     /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 16384 where that is less. Proposition 4.
@@ -168,21 +171,38 @@ pub enum CausalClusters {
         /// Tokens of a block, 1 to 2^31.
         size: usize,
     },
+    /// No later token; exactly, the earlier tokens of its own segment of `size`, and of the segments before that what it chooses. Every
+    /// segment is clustered by itself once all of its tokens have come. For queries that choose for themselves. Ours.
+    Segment {
+        /// Tokens of a segment, 1 to 2^31.
+        size: usize,
+    },
 }
 
 impl CausalClusters {
     /// Tokens that become visible together.
     pub const fn block(self) -> usize {
         match self {
-            Self::Prefix => 1,
+            Self::Prefix | Self::Segment { .. } => 1,
             Self::Block { size } => size,
+        }
+    }
+
+    /// Tokens of a block or segment; 1 where there are none.
+    const fn size(self) -> usize {
+        match self {
+            Self::Prefix => 1,
+            Self::Block { size } | Self::Segment { size } => size,
         }
     }
 }
 
 /// [`CausalClusters`] as it is written: a derived tagged enum would let a superfluous `size` pass.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, expecting = r#"`{"kind": "prefix"}` or `{"kind": "block", "size": 64}`"#)]
+#[serde(
+    deny_unknown_fields,
+    expecting = r#"`{"kind": "prefix"}`, `{"kind": "block", "size": 64}` or `{"kind": "segment", "size": 256}`"#
+)]
 struct Tagged {
     kind: Kind,
     size: Option<usize>,
@@ -193,6 +213,7 @@ struct Tagged {
 enum Kind {
     Prefix,
     Block,
+    Segment,
 }
 
 impl TryFrom<Tagged> for CausalClusters {
@@ -203,7 +224,9 @@ impl TryFrom<Tagged> for CausalClusters {
             (Kind::Prefix, None) => Ok(Self::Prefix),
             (Kind::Prefix, Some(_)) => Err("kind `prefix` has no size"),
             (Kind::Block, Some(size)) => Ok(Self::Block { size }),
+            (Kind::Segment, Some(size)) => Ok(Self::Segment { size }),
             (Kind::Block, None) => Err("kind `block` needs a size"),
+            (Kind::Segment, None) => Err("kind `segment` needs a size"),
         }
     }
 }
@@ -263,7 +286,12 @@ impl Ssa {
 
     /// Most members of a cluster, of `tokens` that are clustered among `seq_kv`.
     pub(crate) fn cap(&self, seq_kv: usize, tokens: usize) -> usize {
-        let asked = self.clusters(seq_kv).min(tokens).max(1);
+        self.cap_of(self.clusters(seq_kv), tokens)
+    }
+
+    /// The same where so many clusters are asked for.
+    pub(crate) fn cap_of(&self, asked: usize, tokens: usize) -> usize {
+        let asked = asked.min(tokens).max(1);
         self.balance.map_or(tokens, |balance| (balance * tokens as f64 / asked as f64).ceil() as usize)
     }
 

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     call::cluster_plan::{Edge, HeadPlan, NONE, STRAY},
-    mechanism::{ClusterMetric, ClusterOn, RouteBy},
+    mechanism::{CausalClusters, ClusterMetric, ClusterOn, RouteBy},
 };
 
 /// Stages of the random numbers: first centres of the queries (or of the one set of tokens), of the keys; the projection.
@@ -162,6 +162,54 @@ impl Planner<'_> {
         if tokens.is_empty() {
             return labels;
         }
+        if let (CausalClusters::Segment { size }, true) = (self.m.causal_clusters, self.head.causal) {
+            return self.fit_segments(x, fit_on, stage, size);
+        }
+        let points = self.points(x, &tokens);
+        let (clusters, block) = (self.m.clusters(self.k.rows), self.m.causal_clusters.block());
+        let found = match &self.codebook {
+            None if self.head.causal => online(&points, &tokens, clusters, block, self.cap(clusters, tokens.len())),
+            _ => self.clusters_of(&points, clusters, self.stream(&[stage])),
+        };
+        tokens.iter().zip(compact(&found)).for_each(|(&n, label)| labels[n] = label as i32);
+        labels
+    }
+
+    /// The same of the whole segments of `size` keys, each by itself.
+    fn fit_segments(&self, x: &Matrix, fit_on: &[bool], stage: u64, size: usize) -> Vec<i32> {
+        let (mut labels, mut first) = (vec![NONE; x.rows], 0);
+        for segment in 0..x.rows / size {
+            let keys = segment * size..(segment + 1) * size;
+            let tokens: Vec<usize> = keys.clone().filter(|&n| fit_on[n]).collect();
+            if tokens.is_empty() {
+                continue;
+            }
+            let asked = self.m.clusters_in(&keys, x.rows);
+            let found = self.clusters_of(&self.points(x, &tokens), asked, self.stream(&[stage, segment as u64]));
+            let found = compact(&found);
+            tokens.iter().zip(&found).for_each(|(&n, label)| labels[n] = (first + label) as i32);
+            first += found.iter().max().map_or(0, |most| most + 1);
+        }
+        labels
+    }
+
+    fn cap(&self, clusters: usize, tokens: usize) -> usize {
+        let of_clusters = |balance: f64| (balance * tokens as f64 / clusters.min(tokens) as f64).ceil() as usize;
+        self.m.balance.map_or(tokens, of_clusters)
+    }
+
+    fn clusters_of(&self, points: &Matrix, clusters: usize, stream: Stream) -> Vec<usize> {
+        let cap = self.cap(clusters, points.rows);
+        if let Some(codebook) = &self.codebook {
+            return by_codebook(points, codebook, cap);
+        }
+        let mut found = kmeans(points, clusters, self.m.kmeans_iterations, stream);
+        split_large(points, &mut found, cap);
+        found
+    }
+
+    /// The rows `tokens` of `x` in the space where tokens are near each other.
+    fn points(&self, x: &Matrix, tokens: &[usize]) -> Matrix {
         let mut points = Matrix::from_fn(tokens.len(), x.cols, |n, c| x.at(tokens[n], c));
         if self.m.cluster_metric == ClusterMetric::Cosine {
             let length = |n: usize| inner(points.row(n), points.row(n)).sqrt();
@@ -172,21 +220,7 @@ impl Planner<'_> {
         if let Some(dim) = self.m.jl_dim {
             points = project(&points, dim, Stream::new(self.m.seed, &[PROJECTION]));
         }
-        let (clusters, block) = (self.m.clusters(self.k.rows), self.m.causal_clusters.block());
-        let cap = self.m.balance.map_or(tokens.len(), |balance| {
-            (balance * tokens.len() as f64 / clusters.min(tokens.len()) as f64).ceil() as usize
-        });
-        let found = match &self.codebook {
-            Some(codebook) => by_codebook(&points, codebook, cap),
-            None if self.head.causal => online(&points, &tokens, clusters, block, cap),
-            None => {
-                let mut found = kmeans(&points, clusters, self.m.kmeans_iterations, self.stream(&[stage]));
-                split_large(&points, &mut found, cap);
-                found
-            }
-        };
-        tokens.iter().zip(compact(&found)).for_each(|(&n, label)| labels[n] = label as i32);
-        labels
+        points
     }
 
     /// The key clusters that each query cluster sees exactly: its own, then those of the largest products of the means.
@@ -212,7 +246,12 @@ impl Planner<'_> {
             };
             let order = descending(&keys.iter().map(weight).collect::<Vec<_>>());
             let count = if self.head.keep_query[i] { self.m.routes } else { 0 };
-            order.into_iter().filter(|&c| !keys[c].is_empty()).take(count).collect()
+            let position = i + self.k.rows.saturating_sub(self.q.rows);
+            let before = |j: usize| match self.m.causal_clusters {
+                CausalClusters::Segment { size } if self.head.causal => j / size < position / size,
+                _ => true,
+            };
+            order.into_iter().filter(|&c| keys[c].first().is_some_and(|&j| before(j))).take(count).collect()
         };
         (0..self.q.rows).map(of).collect()
     }

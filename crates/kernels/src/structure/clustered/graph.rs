@@ -3,7 +3,11 @@
 use std::ops::Range;
 
 use super::members::Members;
-use crate::call::cluster_plan::{Edge, HeadPlan, NONE, STRAY};
+use crate::{
+    Shape,
+    call::cluster_plan::{Edge, HeadPlan, NONE, STRAY},
+    mechanism::{Segments, Ssa},
+};
 
 /// Which keys a query may see by its position.
 #[derive(Debug, Clone, Copy)]
@@ -11,13 +15,31 @@ pub(super) struct Window {
     pub seq_kv: usize,
     /// Positions that become visible together; `None` without causality.
     pub block: Option<usize>,
+    /// `seq_kv - seq_q`.
+    shift: usize,
+    segments: Segments,
 }
 
 impl Window {
+    pub fn new(m: &Ssa, causal: bool, shape: &Shape) -> Self {
+        Self {
+            seq_kv: shape.seq_kv,
+            block: causal.then(|| m.causal_clusters.block()),
+            shift: shape.seq_kv.saturating_sub(shape.seq_q),
+            segments: Segments::new(m, causal, shape.seq_q, shape.seq_kv),
+        }
+    }
+
     /// Query `i` sees the keys below this.
     pub fn limit(self, i: usize) -> usize {
-        let end = |block: usize| (i / block + 1).saturating_mul(block);
+        let end = |block: usize| ((i + self.shift) / block + 1).saturating_mul(block);
         self.block.map_or(self.seq_kv, |block| end(block).min(self.seq_kv))
+    }
+
+    /// Query `i` sees these keys, as far as it sees them, exactly, whatever their clusters; the clusters of those below.
+    pub fn own(self, i: usize) -> Range<usize> {
+        let own = self.segments.keys(self.segments.of_query(i), self.seq_kv);
+        own.start..self.limit(i).max(own.start)
     }
 }
 
@@ -143,6 +165,12 @@ impl Graph {
             None => (0..self.keys.len()).collect(),
         };
         clusters.into_iter().map(|c| self.keys.of(c)).chain([self.keys.unlabelled()]).filter(|keys| !keys.is_empty())
+    }
+
+    /// The keys of its own segment that query `i`, of cluster `a`, sees although they are in clusters that it is not routed to.
+    pub fn own_keys(&self, i: usize, a: usize) -> impl Iterator<Item = usize> {
+        let is_new = move |&j: &usize| self.cluster_of_key(j).is_some_and(|c| !self.keys_of(a).contains(&(c as u32)));
+        self.window.own(i).filter(is_new)
     }
 
     /// Lists of queries, ascending in each, that see the keys of a group exactly: of cluster `c`, or of no cluster.

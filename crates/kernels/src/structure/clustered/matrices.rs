@@ -39,12 +39,12 @@ impl ClusterPlan {
             member: zeros(seq_kv, clusters),
             count: zeros(seq_q, clusters),
         };
-        let block = (mask.causal || m.causal).then(|| m.causal_clusters.block());
+        let window = Window::new(m, mask.causal || m.causal, shape);
         for slice in 0..self.slices() {
             let b = slice / heads;
             let keep_q = mask.query.map(|keep| &keep[b * seq_q..][..seq_q]);
             let keep_k = mask.key.map(|keep| &keep[b * seq_kv..][..seq_kv]);
-            let graph = Graph::new(self.head(slice).clone(), keep_q, keep_k, Window { seq_kv, block });
+            let graph = Graph::new(self.head(slice).clone(), keep_q, keep_k, window);
             for j in 0..seq_kv {
                 if let Some(c) = graph.cluster_of_key(j) {
                     all.member[(slice * seq_kv + j) * clusters + c] = 1.0;
@@ -68,7 +68,8 @@ impl PlanMatrices {
         let (seq_kv, limit) = (graph.window.seq_kv, graph.window.limit(i));
         let log_weight = &mut self.log_weight[row * seq_kv..][..seq_kv];
         let exact = graph.exact_keys(group).flatten().filter(|&&j| (j as usize) < limit);
-        exact.for_each(|&j| log_weight[j as usize] = 0.0);
+        let near = group.into_iter().flat_map(|a| graph.own_keys(i, a));
+        exact.map(|&j| j as usize).chain(near).for_each(|j| log_weight[j] = 0.0);
         graph.edges_of(i).iter().for_each(|edge| log_weight[edge.key as usize] = edge.log_weight as f32);
         for j in (0..limit).filter(|_| centroid) {
             let Some(c) = graph.cluster_of_key(j).filter(|_| log_weight[j] == f32::NEG_INFINITY) else { continue };

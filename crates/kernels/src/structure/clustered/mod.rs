@@ -54,8 +54,7 @@ impl Case {
     fn new(call: &Call<'_>, m: &Ssa) -> Result<Self> {
         let plan = call.extras.clusters.cloned().map_or_else(|| planner::plan(call, m), Ok)?;
         let shape = call.shape;
-        let block = call.mask.causal.then(|| m.causal_clusters.block());
-        let window = Window { seq_kv: shape.seq_kv, block };
+        let window = Window::new(m, call.mask.causal, &shape);
         let graph = |(slice, plan): (usize, HeadPlan)| {
             let b = slice / shape.heads;
             let keep_q = call.mask.query.map(|keep| &keep[b * shape.seq_q..][..shape.seq_q]);

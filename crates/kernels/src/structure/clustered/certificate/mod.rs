@@ -121,8 +121,8 @@ impl<'a> Rows<'a> {
         let given = inputs.extras.get(Parameter::Scale).map(|scale| scale[slice % heads].into());
         let keep_q = mask.query.map(|keep| &keep[b * seq_q..][..seq_q]);
         let keep_k = mask.key.map(|keep| &keep[b * seq_kv..][..seq_kv]);
-        let block = (mask.causal || m.causal).then(|| m.causal_clusters.block());
-        let graph = Graph::new(plan.head(slice).clone(), keep_q, keep_k, Window { seq_kv, block });
+        let window = Window::new(m, mask.causal || m.causal, shape);
+        let graph = Graph::new(plan.head(slice).clone(), keep_q, keep_k, window);
         let k = &inputs.k.expect("checked: an untied call has keys")[slice * seq_kv * d..][..seq_kv * d];
         let v = &inputs.v[slice * seq_kv * dv..][..seq_kv * dv];
         let anchors = (0..graph.keys.len()).flat_map(|c| exact_mean(k, d, graph.keys.of(c).iter().copied())).collect();
@@ -167,8 +167,9 @@ impl<'a> Rows<'a> {
         let q = &self.q[i * d..][..d];
         let limit = self.graph.window.limit(i);
         let logit = |j: u32| self.scale * dot(q, &self.k[j as usize * d..][..d]);
-        let exact: Vec<f64> =
-            self.graph.exact_keys(Some(a)).flatten().filter(|&&j| (j as usize) < limit).map(|&j| logit(j)).collect();
+        let routed = self.graph.exact_keys(Some(a)).flatten().copied().filter(|&j| (j as usize) < limit);
+        let near = self.graph.own_keys(i, a).map(|j| j as u32);
+        let exact: Vec<f64> = routed.chain(near).map(logit).collect();
         let edges = self.graph.edges_of(i).iter();
         let sampled: Vec<Sample> =
             edges.map(|edge| Sample::new(self, edge.key, logit(edge.key), edge.log_weight)).collect();

@@ -80,7 +80,10 @@ impl<'a> Visible<'a> {
         let d = shape.head_dim;
         let q = &q[i * d..][..d];
         let norm = dot(q, q).sqrt();
-        let remote = (0..self.counts.len()).filter(|&c| self.counts[c] > 0 && !exact.contains(&(c as u32)));
+        let own = graph.window.own(i);
+        let is_before = |c: usize| (graph.keys.of(c)[0] as usize) < own.start;
+        let remote = (0..self.counts.len()).filter(|&c| self.counts[c] > 0 && is_before(c));
+        let remote = remote.filter(|&c| !exact.contains(&(c as u32)));
         let far = |c: usize| {
             let product: f64 = q.iter().zip(&self.means[c * d..]).map(|(&q, mean)| f64::from(q) * mean).sum();
             let count = self.counts[c];

@@ -24,7 +24,7 @@ use crate::{
         cluster_plan::{Edge, HeadPlan, NONE, STRAY, clusters},
     },
     check,
-    mechanism::{ClusterOn, Estimator, Sampler, Ssa},
+    mechanism::{ClusterOn, Estimator, Sampler, Segments, Ssa},
     parallel::{Parts, one_per_thread},
     range,
     simd::{Level, rows},
@@ -94,6 +94,7 @@ struct Head<'a> {
     keep_q: Option<&'a [bool]>,
     keep_k: Option<&'a [bool]>,
     causal: bool,
+    segments: Segments,
     codebook: Option<&'a [f32]>,
     level: Level,
     /// Batch entry and head.
@@ -140,6 +141,7 @@ impl<'a> Head<'a> {
             keep_q: call.mask.query.map(|keep| &keep[b * seq_q..][..seq_q]),
             keep_k: call.mask.key.map(|keep| &keep[b * seq_kv..][..seq_kv]),
             causal: call.mask.causal,
+            segments: Segments::new(m, call.mask.causal, seq_q, seq_kv),
             codebook,
             level: call.level,
             index: [b as u64, h as u64],
@@ -233,25 +235,54 @@ impl<'a> Head<'a> {
         }
         let space = Space::of(self.m, self.dim);
         let x = space.points(self.level, x, &tokens);
-        let points = Points { x: &x, dim: space.dim(), tokens: &tokens };
-        let (asked, cap) = (self.m.clusters(self.seq_kv), self.m.cap(self.seq_kv, tokens.len()));
-        let block = self.m.causal_clusters.block();
-        let found = match self.codebook {
-            Some(codebook) => online::online(points, Running::fixed(codebook, self.dim, cap), block, self.level),
-            None if self.causal => {
+        let found = if self.causal && self.m.routes_queries() {
+            self.by_segment(&tokens, |segment, tokens, asked| {
+                let points = Points { x: &x, dim: space.dim(), tokens };
+                let cap = self.m.cap_of(asked, tokens.len());
+                self.clusters_of(points, self.stream(stage, &[segment as u64]), [asked, cap])
+            })
+        } else {
+            let points = Points { x: &x, dim: space.dim(), tokens: &tokens };
+            let (asked, cap) = (self.m.clusters(self.seq_kv), self.m.cap(self.seq_kv, tokens.len()));
+            if self.causal && self.codebook.is_none() {
                 let running = Running::new(asked.min(tokens.len()), points.dim, cap);
-                online::online(points, running, block, self.level)
-            }
-            None => {
-                let stream = self.stream(stage, &[]);
-                let mut found = kmeans::kmeans(points, asked, self.m.kmeans_iterations, stream, self.level);
-                kmeans::split_large(points, &mut found, cap);
-                found
+                online::online(points, running, self.m.causal_clusters.block(), self.level)
+            } else {
+                self.clusters_of(points, self.stream(stage, &[]), [asked, cap])
             }
         };
         let compact = compact(&found);
         tokens.iter().zip(found).for_each(|(&n, label)| labels[n as usize] = compact[label as usize]);
         labels
+    }
+
+    /// Labels of points, of the codebook's rows or of as many clusters as are `asked` for, none larger than `cap`.
+    fn clusters_of(&self, points: Points<'_>, stream: Stream, [asked, cap]: [usize; 2]) -> Vec<u32> {
+        if let Some(codebook) = self.codebook {
+            let block = self.m.causal_clusters.block();
+            return online::online(points, Running::fixed(codebook, self.dim, cap), block, self.level);
+        }
+        let mut found = kmeans::kmeans(points, asked, self.m.kmeans_iterations, stream, self.level);
+        kmeans::split_large(points, &mut found, cap);
+        found
+    }
+
+    /// Labels of the first of `tokens`, those whose segments are complete: each of these by itself, and counted on from those before.
+    fn by_segment(&self, tokens: &[u32], labels: impl Fn(usize, &[u32], usize) -> Vec<u32> + Sync) -> Vec<u32> {
+        let until = |end: usize| tokens.partition_point(|&n| (n as usize) < end);
+        let of_segment = |segment: usize| {
+            let keys = self.segments.keys(segment, self.seq_kv);
+            let asked = self.m.clusters_in(&keys, self.seq_kv);
+            let tokens = &tokens[until(keys.start)..until(keys.end)];
+            if tokens.is_empty() { Vec::new() } else { labels(segment, tokens, asked) }
+        };
+        let found: Vec<_> = (0..self.segments.complete(self.seq_kv)).into_par_iter().map(of_segment).collect();
+        let (mut all, mut first) = (Vec::with_capacity(tokens.len()), 0);
+        for labels in found {
+            all.extend(labels.iter().map(|label| first + label));
+            first = all.iter().max().map_or(0, |&most| most + 1);
+        }
+        all
     }
 
     /// Gives the `joining` rows of `x` the label of the nearest mean of the labelled rows that they see: of earlier ones

@@ -13,7 +13,7 @@ const QUERIES: usize = 32;
 
 impl Head<'_> {
     /// The clusters that every query sees exactly: the `routes` ones whose mean keys, as many times as they have members, weigh most.
-    /// Of a masked query, none.
+    /// Of a masked query, none. Those of later segments than the last before the query's have larger numbers than all that it sees.
     pub(super) fn best_of_queries(&self, keys: &Members) -> Vec<Vec<u32>> {
         let (dim, count) = (self.dim, self.m.routes);
         let present: Vec<u32> = (0..keys.len() as u32).filter(|&c| !keys.of(c as usize).is_empty()).collect();
@@ -22,13 +22,19 @@ impl Head<'_> {
         for (c, mean) in means.chunks_exact(dim).enumerate() {
             columns[c..].iter_mut().step_by(width).zip(mean).for_each(|(to, &x)| *to = x);
         }
-        let scale = self.scale();
+        let (scale, segments) = (self.scale(), self.segments);
+        let seen_by = |i: usize| {
+            let before = |c: &u32| segments.of_key(keys.of(*c as usize)[0] as usize) < segments.of_query(i);
+            &present[..present.partition_point(before)]
+        };
         let log_sizes: Vec<f64> = (0..keys.len()).map(|c| (keys.of(c).len() as f64).ln()).collect();
         let of_group = |(group, q): (usize, &[f32])| {
-            let rows = q.len() / dim;
+            let (rows, first) = (q.len() / dim, group * QUERIES);
+            let last = seen_by(first + rows - 1).last();
+            let cols = last.map_or(0, |&c| padded(c as usize + 1));
             let mut products = vec![0.0; rows * width];
             let left = Left { data: q, row_stride: dim, depth_stride: 1 };
-            let size = Size { rows, cols: width, depth: dim };
+            let size = Size { rows, cols, depth: dim };
             multiply(
                 self.level,
                 size,
@@ -36,8 +42,8 @@ impl Head<'_> {
                 Right { data: &columns, stride: width },
                 Store { data: &mut products, stride: width },
             );
-            let best = |(n, products): (usize, &[f32])| match self.keeps_query(group * QUERIES + n) {
-                true => largest(&present, count, |c| scale * f64::from(products[c]) + log_sizes[c]),
+            let best = |(n, products): (usize, &[f32])| match self.keeps_query(first + n) {
+                true => largest(seen_by(first + n), count, |c| scale * f64::from(products[c]) + log_sizes[c]),
                 false => Vec::new(),
             };
             products.chunks_exact(width.max(1)).enumerate().map(best).collect::<Vec<_>>()
