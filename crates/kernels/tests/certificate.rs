@@ -42,6 +42,8 @@ const PLANNERS: &[&str] = &[
     r#""clusters": 3, "samples": 0"#,
     r#""route_by": "query", "clusters": 5, "routes": 2"#,
     r#""route_by": "query", "clusters": 6, "routes": 1, "cluster_metric": "cosine", "outlier_globals": 3"#,
+    r#""route_by": "query", "clusters": 2, "routes": 1, "causal": true, "causal_clusters": {"kind": "segment", "size": 6}"#,
+    r#""route_by": "query", "causal": true, "causal_clusters": {"kind": "segment", "size": 9}, "global_tokens": 2"#,
 ];
 
 /// Tokens of several kinds: as they come, in tight groups, in far ones, many on one spot with a few far off, and so far

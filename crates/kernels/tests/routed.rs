@@ -30,7 +30,7 @@ const VALUES: &[&str] = &[
 /// The same in segments, of tokens that see the past alone.
 const CAUSAL: &[&str] = &[
     r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "routes": 2"#,
-    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "clusters": 20, "global_tokens": 2"#,
+    r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "clusters": 3, "global_tokens": 2"#,
     r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 20}, "cluster_metric": "cosine", "scale": 0.8"#,
     r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "routes": 1, "structure": {"estimator": "importance", "samples": 0}"#,
     r#""mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 16}, "score": {"kind": "levy", "alpha": 1.3, "kappa": 3}, "series": {"kind": "hops", "count": 2, "gamma": 0.6}"#,

@@ -115,6 +115,9 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
     // A query that chooses for itself has a row for each cluster beside its own.
     let routes = if ssa.routes_queries() { ssa.routes.min(ssa.clusters(shape.seq_kv)) } else { 0 };
     let queries = shape.seq_q.saturating_mul(1 + routes);
+    // What a causal query sees of its own segment lies by itself.
+    let times = if causal && ssa.routes_queries() { 2 } else { 1 };
+    let columns = &Shape { seq_kv: shape.seq_kv.saturating_mul(times), ..*shape };
     let hops = hops(m);
     Plan {
         strategy: Strategy::Fused,
@@ -125,8 +128,8 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
         scratch_forward: 0,
         scratch_backward: 0,
         stats: saved_rows(shape) + 2 * shape.slices(),
-        allocated_forward: one.allocated_forward + rows(shape, queries, 2),
-        allocated_backward: one.allocated_backward + rows(shape, 2 * queries, 4),
+        allocated_forward: one.allocated_forward + rows(columns, queries, 2),
+        allocated_backward: one.allocated_backward + rows(columns, 2 * queries, 4),
         ..one
     }
 }

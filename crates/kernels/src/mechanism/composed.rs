@@ -103,13 +103,17 @@ impl Composed {
     }
 
     /// Whether each row depends on its own query alone, and on the keys that this sees.
-    pub const fn is_row_local(&self) -> bool {
+    pub fn is_row_local(&self) -> bool {
         let alone = match &self.normalisation {
             Normalisation::Row(m) => m.density_exponent == 0.0,
             Normalisation::None(_) => true,
             _ => false,
         };
-        let pairs = matches!(self.structure, Structure::Dense(_) | Structure::Features(_));
+        let pairs = match &self.structure {
+            Structure::Dense(_) | Structure::Features(_) => true,
+            Structure::Clustered(structure) => structure.routes_queries(),
+            _ => false,
+        };
         // A bias of distances is the same for a query whatever queries there are beside it.
         let bias = matches!(self.bias, None | Some(Bias::Alibi(_) | Bias::Buckets(_)));
         alone && pairs && bias && matches!(self.series, Series::OneHop(_))

@@ -64,6 +64,10 @@ impl Clustered {
         self.0.seed = seed;
     }
 
+    pub(super) const fn routes_queries(&self) -> bool {
+        self.0.routes_queries()
+    }
+
     /// The same fields, with what a score and a mechanism say.
     pub fn ssa(&self, scale: Option<f64>, causal: bool) -> Ssa {
         Ssa { scale, causal, ..self.0.clone() }

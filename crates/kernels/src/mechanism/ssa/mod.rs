@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 #[setters(prefix = "with_")]
 #[non_exhaustive]
 pub struct Ssa {
-    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`, twice as many where queries choose for themselves, and four times in
-    /// causal segments; 1 to 2^31, at most one per token is made. Algorithm 1.
+    /// Clusters asked for. Default null = `round(sqrt(seq_kv))`, twice as many where queries choose for themselves; 1 to 2^31, at most
+    /// one per token is made. Algorithm 1. With causal segments, of each: by default so many that `n` first tokens have
+    /// `round(4 sqrt(n))`.
     pub clusters: Option<usize>,
     /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
     /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 16384 where that is less. Proposition 4.

@@ -47,13 +47,10 @@ impl Segments {
 }
 
 impl Ssa {
-    /// Clusters asked for in a segment of the `seq_kv` keys of a causal call: as many as are said spread evenly, or, for the default,
-    /// `round(4 sqrt(n))` in any `n` first keys, which does not depend on how many follow.
-    pub(crate) fn clusters_in(&self, keys: &Range<usize>, seq_kv: usize) -> usize {
-        let until = |end: usize| match self.clusters {
-            Some(clusters) => (clusters as u128 * end as u128 / seq_kv.max(1) as u128) as usize,
-            None => (4.0 * (end as f64).sqrt()).round() as usize,
-        };
-        (until(keys.end) - until(keys.start)).max(1)
+    /// Clusters asked for in a segment that holds these keys; by default, as many as make `round(4 sqrt(n))` of any `n` first keys.
+    /// What is asked for does not depend on how many keys follow.
+    pub(crate) fn clusters_in(&self, keys: &Range<usize>) -> usize {
+        let until = |end: usize| (4.0 * (end as f64).sqrt()).round() as usize;
+        self.clusters.unwrap_or_else(|| (until(keys.end) - until(keys.start)).max(1))
     }
 }

@@ -184,7 +184,7 @@ impl Planner<'_> {
             if tokens.is_empty() {
                 continue;
             }
-            let asked = self.m.clusters_in(&keys, x.rows);
+            let asked = self.m.clusters_in(&keys);
             let found = self.clusters_of(&self.points(x, &tokens), asked, self.stream(&[stage, segment as u64]));
             let found = compact(&found);
             tokens.iter().zip(&found).for_each(|(&n, label)| labels[n] = (first + label) as i32);

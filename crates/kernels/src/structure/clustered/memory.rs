@@ -28,7 +28,7 @@ pub(super) fn allocated(m: &Ssa, s: &Shape, causal: bool, counts: &Counts) -> [u
     let runs = |tokens: usize| run * (clusters + tokens / QUERIES);
     let (mut far, mut far_gradients, mut prefix) = (0, 0, [0; 2]);
     match m.estimator {
-        Estimator::Centroid if causal => prefix = prefix::allocated(s, clusters),
+        Estimator::Centroid if causal && !m.routes_queries() => prefix = prefix::allocated(s, clusters),
         Estimator::Centroid => (far, far_gradients) = (rows(1), SHARES * rows(0)),
         _ => {}
     }
@@ -50,7 +50,7 @@ fn planning(m: &Ssa, s: &Shape, causal: bool, counts: &Counts) -> usize {
     if m.jl_dim.is_some() || m.cluster_metric != ClusterMetric::Euclidean {
         fitting += WORD * fit * channels;
     }
-    if !causal {
+    if !causal || m.routes_queries() {
         fitting += WORD * (padded(fit) * channels + fit);
     }
     // Members, and of every pair its clusters, its probability and its room.

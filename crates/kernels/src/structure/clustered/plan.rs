@@ -3,7 +3,7 @@
 use super::{backward, forward, memory};
 use crate::{
     Plan, Shape, Strategy,
-    mechanism::{Estimator, Pairs, Sampler, Ssa},
+    mechanism::{Estimator, Pairs, Sampler, Segments, Ssa},
     structure::dense::{self, log_sum},
 };
 
@@ -19,7 +19,10 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
     let fits = if m.shared() { s.seq_kv } else { s.seq_kv + s.seq_q } as u64;
     let passes = if causal { 1 } else { m.kmeans_iterations as u64 + 2 };
     // Lengths and counts are bounded one by one, not this product of all of them.
-    let steps = [2, fits, clusters(m, s) as u64, channels, passes];
+    let steps = match causal && m.routes_queries() {
+        true => [2, segmented(m, s).1, channels, 1, 1],
+        false => [2, fits, clusters(m, s) as u64, channels, passes],
+    };
     let planning = steps.into_iter().fold(slices, u64::saturating_mul);
     Plan {
         strategy: Strategy::Fused,
@@ -45,6 +48,40 @@ pub(super) fn clusters(m: &Ssa, s: &Shape) -> usize {
     m.clusters(s.seq_kv).min(s.seq_kv)
 }
 
+/// Segments that are counted one by one.
+const MOST_SEGMENTS: usize = 4096;
+
+/// Of causal segments: entries of all queries of a head, clusters being of equal size and all keys kept, and products of a query or
+/// a key with a centre in planning.
+fn segmented(m: &Ssa, s: &Shape) -> (u64, u64) {
+    let segments = Segments::new(m, true, s.seq_q, s.seq_kv);
+    let passes = m.kmeans_iterations as u64 + 2;
+    let first = s.seq_kv - s.seq_q.min(s.seq_kv);
+    let globals = m.globals(s.seq_kv).len() as u64;
+    let complete = segments.complete(s.seq_kv);
+    // Very many segments are counted several at a time.
+    let step = complete.div_ceil(MOST_SEGMENTS).max(1);
+    let (mut entries, mut products, mut clusters) = (0_u64, 0_u64, 0_u64);
+    for segment in (0..=complete).step_by(step) {
+        let (keys, last) = (segments.keys(segment, s.seq_kv), (segment + step).min(complete + 1) - 1);
+        let end = segments.keys(last, s.seq_kv).end;
+        let (before, queries) = (keys.start as u64, end.saturating_sub(keys.start.max(first)) as u64);
+        let routes = (m.routes as u64).min(clusters);
+        let exact = routes * before.div_ceil(clusters.max(1)) + globals.min(before);
+        let means = if m.estimator == Estimator::Centroid { clusters - routes } else { 0 };
+        let near = (keys.len() as u64).div_ceil(2);
+        entries = entries.saturating_add(queries.saturating_mul((near + exact + means).min(before + near)));
+        products = products.saturating_add(queries.saturating_mul(clusters));
+        if segment < complete {
+            let segments = (segment + step).min(complete) - segment;
+            let asked = (m.clusters_in(&keys).min(keys.len()) as u64).saturating_mul(segments as u64);
+            products = products.saturating_add((keys.len() as u64 * passes).saturating_mul(asked));
+            clusters += asked;
+        }
+    }
+    (entries, products)
+}
+
 /// What one (batch, head) has.
 pub(super) struct Counts {
     /// Entries that all queries have together.
@@ -57,6 +94,9 @@ pub(super) struct Counts {
 
 impl Counts {
     fn new(m: &Ssa, s: &Shape, causal: bool) -> Self {
+        if causal && m.routes_queries() {
+            return Self { entries: segmented(m, s).0, edges: 0, pairs: 0 };
+        }
         let clusters = clusters(m, s) as u64;
         let (queries, keys) = (s.seq_q as u64, s.seq_kv as u64);
         let routes = (m.routes as u64).min(clusters);

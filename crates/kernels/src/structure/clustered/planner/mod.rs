@@ -272,7 +272,7 @@ impl<'a> Head<'a> {
         let until = |end: usize| tokens.partition_point(|&n| (n as usize) < end);
         let of_segment = |segment: usize| {
             let keys = self.segments.keys(segment, self.seq_kv);
-            let asked = self.m.clusters_in(&keys, self.seq_kv);
+            let asked = self.m.clusters_in(&keys);
             let tokens = &tokens[until(keys.start)..until(keys.end)];
             if tokens.is_empty() { Vec::new() } else { labels(segment, tokens, asked) }
         };
