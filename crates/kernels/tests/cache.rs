@@ -39,6 +39,32 @@ fn stepwise(p: &Problem, cache: &mut Cache, steps: &[usize]) -> Vec<f64> {
     out
 }
 
+/// `routed` in segments of several lengths.
+const ROUTED: &[&str] = &[
+    r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "clusters": 3, "routes": 2}"#,
+    r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 6}, "global_tokens": 3, "scale": 0.7, "cluster_metric": "cosine"}"#,
+    r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "routes": 1, "structure": {"estimator": "importance", "samples": 0}}"#,
+    r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 5}, "series": {"kind": "one-hop", "gamma": 0.5}}"#,
+];
+
+/// A token sees in a cache what it sees in the whole sequence: segments that are complete, by their clusters.
+#[test]
+fn segments_are_clustered_as_they_come() {
+    for (n, json) in ROUTED.iter().enumerate() {
+        for seq in [1, 5, 16, 17, 43] {
+            let p = problem(
+                Mechanism::from_json(json).unwrap(),
+                Shape { value_dim: 3, ..Shape::square(2, 2, seq, 6) },
+                n as u64,
+            );
+            check(&p);
+            let mut cache = cache_of(&p, 1);
+            stepwise(&p, &mut cache, &[3]);
+            assert_eq!(cache.select(&[1, 0, 1]).len(), seq);
+        }
+    }
+}
+
 fn cache_of(p: &Problem, capacity: usize) -> Cache {
     let Shape { batch, heads, head_dim, value_dim, .. } = p.shape;
     Cache::new(&p.mechanism, batch, heads, head_dim, value_dim, capacity).unwrap()

@@ -46,7 +46,7 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "nystrom", "landmarks": {"kind": "first", "count": 3}, "value_conv": 3, "inverse": "cg", "ridge": 0.25}"#,
     r#"{"kind": "features"}"#,
     r#"{"kind": "features", "map": "favor", "count": 7}"#,
-    r#"{"kind": "clustered", "clusters": 3, "routes": 1, "route_by": "query", "cluster_on": "keys", "estimator": "centroid"}"#,
+    r#"{"kind": "clustered", "clusters": 3, "routes": 1, "route_by": "query", "cluster_on": "keys", "estimator": "centroid", "causal_clusters": {"kind": "segment", "size": 3}}"#,
 ];
 
 /// What `factors` takes: an inverse of a matrix that is not symmetric.

@@ -25,6 +25,8 @@ const PATTERNS: [&[&str]; 11] = [
     &[r#"{"mechanism": "ssa", "estimator": "centroid"}"#, r#"{"mechanism": "softmax"}"#],
     &[r#"{"mechanism": "ssa", "estimator": "centroid", "global_tokens": 2}"#],
     &[r#"{"mechanism": "ssa", "estimator": "raw", "cluster_on": "keys", "balance": null}"#],
+    &[r#"{"mechanism": "routed", "causal_clusters": {"kind": "segment", "size": 4}, "clusters": 2, "routes": 1}"#],
+    &[r#"{"mechanism": "routed", "causal_clusters": {"kind": "segment", "size": 3}, "global_tokens": 1, "routes": 2}"#],
 ];
 
 fn config(layers: &[&str]) -> LanguageConfig {
@@ -149,6 +151,7 @@ fn what_is_not_strictly_causal_is_refused() {
         r#"{"mechanism": "ssa", "causal_clusters": {"kind": "block", "size": 8}}"#,
         r#"{"mechanism": "ssa", "cluster_on": "dual"}"#,
         r#"{"mechanism": "ssa", "outlier_globals": 2}"#,
+        r#"{"mechanism": "routed", "outlier_globals": 2}"#,
     ] {
         let id = Mechanism::from_json(json).unwrap().id();
         for layers in [&[json][..], &[PATTERNS[0][0], json]] {

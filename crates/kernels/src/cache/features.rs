@@ -14,7 +14,7 @@ use crate::{
 /// # Errors
 /// [`Error::Unsupported`] for any other composition.
 pub(super) fn structure(m: &Composed) -> Result<&Features> {
-    let why = "only the structure features keeps sums that stand for the past, for one hop; call the mechanism on the sequence so \
+    let why = "only one hop over features, and softmax over causal segments, keep what stands for the past; call the mechanism on the sequence so \
                far, and take the last row";
     match (&m.structure, &m.series) {
         (Structure::Features(features), Series::OneHop(_)) => Ok(features),

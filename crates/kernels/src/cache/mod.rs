@@ -1,6 +1,8 @@
 //! Decoding: causal attention of new tokens to all that came before, without doing the past again.
 
+mod clusters;
 mod features;
+mod routed;
 mod rows;
 
 use rayon::prelude::*;
@@ -10,18 +12,19 @@ use crate::{
     Error, Inputs, Mechanism, Parameter, Result, Shape, check, range,
     simd::Level,
     structure::{
-        clustered::{Past, Setting, Token},
+        clustered::{Past, Routed},
         features::Past as Sums,
     },
 };
 
-/// The past of a causal `softmax`, `fna`, `infsa`, `ssa`, `uniform`, or of one hop over `features`, whatever the configuration says of
-/// `causal`. Feeding a sequence in steps of any length gives what one causal call on the whole of it gives.
+/// The past of a causal `softmax`, `fna`, `infsa`, `ssa`, `routed`, `uniform`, or of one hop over `features`, whatever the configuration
+/// says of `causal`. Feeding a sequence in steps of any length gives what one causal call on the whole of it gives.
 ///
 /// Kept per head: for `softmax` and `fna` all keys and values; for `infsa` those and the squared prefix norm, one f64, whose range
 /// holds the square of any product of two f32; for `uniform` only the sum of the values; for `features` the sums of features and of
 /// their products with values. `ssa` keeps keys and values by cluster, and the mean of every cluster: a further token looks at its
-/// own cluster and at the means, about `sqrt(N)` of each, in place of `N` keys.
+/// own cluster and at the means, about `sqrt(N)` of each, in place of `N` keys. `routed` keeps its own segment as it comes, and those
+/// before by cluster.
 ///
 /// ```
 /// use resolvent_kernels::{Cache, Extras, Inputs, Mechanism};
@@ -52,8 +55,9 @@ pub struct Cache {
     sharing: usize,
     /// Of every slice, once there is a token (`ssa`).
     clusters: Vec<Past>,
-    /// The same of the structure `features`.
+    /// The same of the structure `features`, and of causal segments.
     features: Vec<Sums>,
+    routed: Vec<Routed>,
 }
 
 impl Cache {
@@ -73,7 +77,9 @@ impl Cache {
         capacity: usize,
     ) -> Result<Self> {
         let token = Shape { batch, heads, seq_q: 1, seq_kv: 1, head_dim, value_dim };
-        if let Mechanism::Composed(m) = mechanism {
+        if let Mechanism::Composed(m) = mechanism
+            && routed::clusters(m).is_none()
+        {
             features::structure(m)?;
         }
         if let Mechanism::Ssa(m) = mechanism {
@@ -112,6 +118,7 @@ impl Cache {
             sharing: 1,
             clusters: Vec::new(),
             features: Vec::new(),
+            routed: Vec::new(),
         };
         match mechanism {
             Mechanism::Ssa(_) => cache.capacity = capacity,
@@ -157,6 +164,7 @@ impl Cache {
         self.sums.fill(0.0);
         self.clusters.clear();
         self.features.clear();
+        self.routed.clear();
     }
 
     /// The cache of the sequences at `rows` of the batch, which may repeat. Each goes on with the draws of the place where it began.
@@ -167,6 +175,7 @@ impl Cache {
         let chosen = |x: &[f32]| chosen(x, self.token.batch, rows);
         let heads = self.token.heads;
         let clusters = rows.iter().flat_map(|row| self.clusters.chunks(heads).nth(*row).unwrap_or_default().to_vec());
+        let routed = rows.iter().flat_map(|row| self.routed.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         let features = rows.iter().flat_map(|row| self.features.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         Self {
             mechanism: self.mechanism.clone(),
@@ -177,6 +186,7 @@ impl Cache {
             sums: self::chosen(&self.sums, self.token.batch, rows),
             clusters: clusters.collect(),
             features: features.collect(),
+            routed: routed.collect(),
             ..*self
         }
     }
@@ -209,7 +219,7 @@ impl Cache {
         match self.mechanism {
             Mechanism::Softmax(_) | Mechanism::Fna(_) => {}
             Mechanism::Ssa(_) => self.attend_clusters(inputs, new, None),
-            Mechanism::Composed(_) => self.attend_features(inputs, new, None),
+            Mechanism::Composed(_) => self.attend_composed(inputs, new, None),
             _ => self.attend(inputs, new, &mut vec![0.0; new * self.token.out_len()]),
         }
         self.len += new;
@@ -263,43 +273,12 @@ impl Cache {
         append(&mut self.values, inputs.v, self.token.value_dim, self.len, self.capacity, new);
     }
 
-    /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
-    fn attend_clusters(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: Option<&mut [f32]>) {
-        let Shape { heads, head_dim, value_dim, .. } = self.token;
-        let (Mechanism::Ssa(m), Some(k)) = (&self.mechanism, inputs.k) else { unreachable!("`ssa` is never tied") };
-        let (level, span) = (self.level, self.capacity);
-        let at = Setting { m, level, span };
-        let codebook =
-            |h: usize| inputs.extras.codebook.map(|book| part(book, h * book.len() / heads, book.len() / heads));
-        if self.clusters.is_empty() {
-            let past = |slice: usize| {
-                let (b, h) = (slice / heads, slice % heads);
-                Past::new(&at, [b as u64, h as u64], codebook(h), [head_dim, value_dim])
-            };
-            self.clusters = (0..self.token.slices()).map(past).collect();
+    fn attend_composed(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: Option<&mut [f32]>) {
+        let clusters = if let Mechanism::Composed(m) = &self.mechanism { routed::clusters(m) } else { None };
+        match clusters {
+            Some(m) => self.attend_routed(&m, inputs, new, out),
+            None => self.attend_features(inputs, new, out),
         }
-        let mut rows: Vec<Option<&mut [f32]>> = match out {
-            Some(out) => out.chunks_exact_mut(new * value_dim).map(Some).collect(),
-            None => self.clusters.iter().map(|_| None).collect(),
-        };
-        let sums = self.sums.par_chunks_exact_mut(1 + value_dim);
-        let slices = self.clusters.par_iter_mut().zip(&mut rows).zip(sums).enumerate();
-        slices.for_each(|(slice, ((past, out), sums))| {
-            let kv = slice / self.sharing;
-            for n in 0..new {
-                let q = part(inputs.q, (slice * new + n) * head_dim, head_dim);
-                let (k, v) = (
-                    part(k, (kv * new + n) * head_dim, head_dim),
-                    part(inputs.v, (kv * new + n) * value_dim, value_dim),
-                );
-                let own = past.push(&at, Token { q, k, v });
-                if let Some(out) = out {
-                    let factor = past.row(&at, own, q, &mut sums[1..]);
-                    let row = out[n * value_dim..].iter_mut().zip(&sums[1..]);
-                    row.for_each(|(out, sum)| *out = (factor * sum) as f32);
-                }
-            }
-        });
     }
 
     /// Whether all keys and values are kept as they come, rather than sums alone, or by cluster.
@@ -310,7 +289,7 @@ impl Cache {
     fn attend(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: &mut [f32]) {
         match self.mechanism {
             Mechanism::Ssa(_) => return self.attend_clusters(inputs, new, Some(out)),
-            Mechanism::Composed(_) => return self.attend_features(inputs, new, Some(out)),
+            Mechanism::Composed(_) => return self.attend_composed(inputs, new, Some(out)),
             _ => {}
         }
         let Shape { heads, head_dim, value_dim, .. } = self.token;

@@ -163,7 +163,7 @@ fn singles(fit: &Fit) -> Markup {
             } }
             tbody { @for single in &fit.singles { tr { (row(single)) } } }
         }
-        p class="quiet" { "Names tell settings: routed-clusters-routes-outlier keys, local-window. What was refused, or has no output that could be compared on some head, is left out." }
+        p class="quiet" { "Names tell settings: routed-clusters-routes-outlier keys (causal: routed-clusters/tokens of a segment-routes), local-window. What was refused, or has no output that could be compared on some head, is left out." }
     }
 }
 

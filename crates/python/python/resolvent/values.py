@@ -207,7 +207,7 @@ class Clustered(Structure):
     sampler: Union[str, None, Unset] = UNSET
     global_tokens: Union[int, "list[int]", None, Unset] = UNSET
     estimator: Union[str, Unset] = UNSET
-    causal_clusters: Union[str, Unset] = UNSET
+    causal_clusters: Union["dict[str, Union[str, int]]", Unset] = UNSET
     jl_dim: OptionalInt = UNSET
     balance: OptionalNumber = UNSET
     routes: Union[int, Unset] = UNSET

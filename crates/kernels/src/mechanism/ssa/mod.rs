@@ -318,6 +318,15 @@ impl Ssa {
         }
     }
 
+    /// Whether token `n` is outside the clusters.
+    pub(crate) fn is_global(&self, n: usize) -> bool {
+        match &self.global_tokens {
+            None => false,
+            Some(GlobalTokens::First(count)) => n < *count,
+            Some(GlobalTokens::At(positions)) => positions.contains(&n),
+        }
+    }
+
     /// Whether queries and keys are one set of tokens with one label each.
     pub fn shared(&self) -> bool {
         self.cluster_on != ClusterOn::Dual && !self.routes_queries()

@@ -40,16 +40,16 @@ pub(crate) struct Past {
 
 /// Tokens that are seen or passed over together.
 #[derive(Debug, Clone, Default)]
-struct Kept {
-    count: usize,
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    sum_keys: Vec<f64>,
-    sum_values: Vec<f64>,
+pub(super) struct Kept {
+    pub count: usize,
+    pub keys: Vec<f32>,
+    pub values: Vec<f32>,
+    pub sum_keys: Vec<f64>,
+    pub sum_values: Vec<f64>,
 }
 
 impl Kept {
-    fn push(&mut self, k: &[f32], v: &[f32]) {
+    pub fn push(&mut self, k: &[f32], v: &[f32]) {
         self.count += 1;
         self.keys.extend_from_slice(k);
         self.values.extend_from_slice(v);

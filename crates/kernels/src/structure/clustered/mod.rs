@@ -19,6 +19,7 @@ mod memory;
 mod plan;
 mod planner;
 mod prefix;
+mod segmented;
 mod sparse;
 
 pub(crate) use backward::backward;
@@ -28,6 +29,7 @@ pub(crate) use forward::forward;
 pub use matrices::PlanMatrices;
 pub(crate) use plan::plan;
 pub(crate) use planner::plan as make;
+pub(crate) use segmented::Routed;
 
 use rayon::prelude::*;
 

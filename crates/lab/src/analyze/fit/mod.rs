@@ -206,7 +206,7 @@ impl Tried {
         let layer = dump.layers()[index].clone();
         let sequences = options.analyze.sequences.map_or(layer.shape.batch, |most| most.min(layer.shape.batch));
         let candidates = match options.candidates.is_empty() {
-            true => candidates::standard(&layer.shape),
+            true => candidates::standard(&layer.shape, options.analyze.causal),
             false => options.candidates.clone(),
         };
         let candidates = mechanisms(&AnalyzeOptions { mechanisms: candidates, ..options.analyze.clone() })?;

@@ -101,7 +101,7 @@ impl LanguageConfig {
             attention.validate()?;
             let mechanism = attention.operator();
             if let Some(m) = mechanism.clustering()
-                && m.causal_clusters != CausalClusters::Prefix
+                && matches!(m.causal_clusters, CausalClusters::Block { .. })
             {
                 let (what, why) = (
                     "causal_clusters = block",

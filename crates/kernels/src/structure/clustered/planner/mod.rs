@@ -2,6 +2,7 @@
 //! does not depend on the order of evaluation.
 
 mod by_row;
+mod fit;
 mod kmeans;
 pub(super) mod online;
 mod outliers;
@@ -14,8 +15,12 @@ pub(super) mod space;
 
 use rayon::prelude::*;
 
-pub(super) use self::random::{Stage, Stream, pick};
-use self::{kmeans::Points, online::Running, seen::Seen, space::Space};
+use self::seen::Seen;
+pub(super) use self::{
+    fit::of_segment,
+    random::{Stage, Stream, pick},
+    routes::largest,
+};
 use super::members::Members;
 use crate::{
     ClusterPlan, Extras, Inputs, Mask, Mechanism, Result, Shape,
@@ -226,65 +231,6 @@ impl<'a> Head<'a> {
         (label_q, label_k)
     }
 
-    /// Labels of the rows of `x` that are in the fit; none for the others.
-    fn fit(&self, x: &[f32], fit: &[bool], stage: Stage) -> Vec<i32> {
-        let tokens: Vec<u32> = (0..fit.len()).filter(|&n| fit[n]).map(|n| n as u32).collect();
-        let mut labels = vec![NONE; fit.len()];
-        if tokens.is_empty() {
-            return labels;
-        }
-        let space = Space::of(self.m, self.dim);
-        let x = space.points(self.level, x, &tokens);
-        let found = if self.causal && self.m.routes_queries() {
-            self.by_segment(&tokens, |segment, tokens, asked| {
-                let points = Points { x: &x, dim: space.dim(), tokens };
-                let cap = self.m.cap_of(asked, tokens.len());
-                self.clusters_of(points, self.stream(stage, &[segment as u64]), [asked, cap])
-            })
-        } else {
-            let points = Points { x: &x, dim: space.dim(), tokens: &tokens };
-            let (asked, cap) = (self.m.clusters(self.seq_kv), self.m.cap(self.seq_kv, tokens.len()));
-            if self.causal && self.codebook.is_none() {
-                let running = Running::new(asked.min(tokens.len()), points.dim, cap);
-                online::online(points, running, self.m.causal_clusters.block(), self.level)
-            } else {
-                self.clusters_of(points, self.stream(stage, &[]), [asked, cap])
-            }
-        };
-        let compact = compact(&found);
-        tokens.iter().zip(found).for_each(|(&n, label)| labels[n as usize] = compact[label as usize]);
-        labels
-    }
-
-    /// Labels of points, of the codebook's rows or of as many clusters as are `asked` for, none larger than `cap`.
-    fn clusters_of(&self, points: Points<'_>, stream: Stream, [asked, cap]: [usize; 2]) -> Vec<u32> {
-        if let Some(codebook) = self.codebook {
-            let block = self.m.causal_clusters.block();
-            return online::online(points, Running::fixed(codebook, self.dim, cap), block, self.level);
-        }
-        let mut found = kmeans::kmeans(points, asked, self.m.kmeans_iterations, stream, self.level);
-        kmeans::split_large(points, &mut found, cap);
-        found
-    }
-
-    /// Labels of the first of `tokens`, those whose segments are complete: each of these by itself, and counted on from those before.
-    fn by_segment(&self, tokens: &[u32], labels: impl Fn(usize, &[u32], usize) -> Vec<u32> + Sync) -> Vec<u32> {
-        let until = |end: usize| tokens.partition_point(|&n| (n as usize) < end);
-        let of_segment = |segment: usize| {
-            let keys = self.segments.keys(segment, self.seq_kv);
-            let asked = self.m.clusters_in(&keys);
-            let tokens = &tokens[until(keys.start)..until(keys.end)];
-            if tokens.is_empty() { Vec::new() } else { labels(segment, tokens, asked) }
-        };
-        let found: Vec<_> = (0..self.segments.complete(self.seq_kv)).into_par_iter().map(of_segment).collect();
-        let (mut all, mut first) = (Vec::with_capacity(tokens.len()), 0);
-        for labels in found {
-            all.extend(labels.iter().map(|label| first + label));
-            first = all.iter().max().map_or(0, |&most| most + 1);
-        }
-        all
-    }
-
     /// Gives the `joining` rows of `x` the label of the nearest mean of the labelled rows that they see: of earlier ones
     /// alone in a causal call, lest later tokens move it. Those that see none keep no label.
     fn attach(&self, labels: &mut [i32], x: &[f32], joining: impl Fn(usize) -> bool) {
@@ -391,12 +337,4 @@ fn gather(
     rooms.into_par_iter().enumerate().with_min_len(grain).for_each(|(n, buffer)| task(n, buffer));
     edges.retain(|edge| *edge != ABSENT);
     edges
-}
-
-/// The labels without those that no point has, in order.
-fn compact(labels: &[u32]) -> Vec<i32> {
-    let mut used = vec![NONE; labels.iter().max().map_or(0, |&most| most as usize + 1)];
-    labels.iter().for_each(|&label| used[label as usize] = 0);
-    used.iter_mut().filter(|slot| **slot == 0).zip(0..).for_each(|(slot, label)| *slot = label);
-    used
 }

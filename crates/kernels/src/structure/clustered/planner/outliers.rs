@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::{
     super::members::{Members, exact_mean, square_distance},
-    Head, compact,
+    Head,
+    fit::compact,
 };
 use crate::{
     call::cluster_plan::{NONE, clusters},

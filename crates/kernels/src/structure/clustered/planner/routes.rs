@@ -56,7 +56,7 @@ impl Head<'_> {
 }
 
 /// The `count` of some clusters with the largest `rank`, the first of several that are equal; ascending.
-fn largest(of: &[u32], count: usize, rank: impl Fn(usize) -> f64) -> Vec<u32> {
+pub(in super::super) fn largest(of: &[u32], count: usize, rank: impl Fn(usize) -> f64) -> Vec<u32> {
     let mut best: Vec<(f64, u32)> = Vec::with_capacity(count.min(of.len()) + 1);
     for &c in of {
         let x = rank(c as usize);

@@ -1,0 +1,62 @@
+//! Decoding with causal segments: a token looks at its own segment, at the means of what came before, and at the keys of its routes.
+
+use rayon::prelude::*;
+
+use super::{Cache, part};
+use crate::{
+    Inputs, Mechanism, Parameter, Shape,
+    mechanism::{Composed, Normalisation, Score, Series, Ssa, Structure},
+    structure::clustered::Routed,
+};
+
+/// The clusters of a composition whose past is kept in them: one hop of softmax whose queries choose for themselves.
+pub(super) fn clusters(m: &Composed) -> Option<Ssa> {
+    let softmax = matches!(&m.score, Score::DotExp(score) if score.softcap.is_none())
+        && matches!(&m.normalisation, Normalisation::Row(row) if row.density_exponent == 0.0)
+        && matches!(m.series, Series::OneHop(_));
+    match &m.structure {
+        Structure::Clustered(structure) if softmax && m.bias.is_none() && !m.tied => {
+            Some(structure.ssa(None, true)).filter(Ssa::routes_queries)
+        }
+        _ => None,
+    }
+}
+
+impl Cache {
+    /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
+    pub(super) fn attend_routed(&mut self, m: &Ssa, inputs: &Inputs<'_, f32>, new: usize, out: Option<&mut [f32]>) {
+        let Mechanism::Composed(values) = &self.mechanism else { return };
+        let Shape { heads, head_dim, value_dim, .. } = self.token;
+        let of = |parameter: Parameter, head: usize, configured: f64| -> f64 {
+            inputs.extras.get(parameter).map_or(configured, |given| given[head].into())
+        };
+        let (scale, gamma) = (values.score.value(Parameter::Scale, head_dim, heads), values.series.gamma());
+        if self.routed.is_empty() {
+            let past = |slice: usize| Routed::new([(slice / heads) as u64, (slice % heads) as u64]);
+            self.routed = (0..self.token.slices()).map(past).collect();
+        }
+        let mut rows: Vec<Option<&mut [f32]>> = match out {
+            Some(out) => out.chunks_exact_mut(new * value_dim).map(Some).collect(),
+            None => self.routed.iter().map(|_| None).collect(),
+        };
+        let (k, sharing, at) = (inputs.k.unwrap_or(inputs.q), self.sharing, (m, self.level));
+        let sums = self.sums.par_chunks_exact_mut(1 + value_dim);
+        let slices = self.routed.par_iter_mut().zip(&mut rows).zip(sums).enumerate();
+        slices.for_each(|(slice, ((past, out), sums))| {
+            let (head, kv) = (slice % heads, slice / sharing);
+            let codebook = inputs.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
+            for n in 0..new {
+                let (row, key) = (slice * new + n, kv * new + n);
+                let v = part(inputs.v, key * value_dim, value_dim);
+                past.push(at, codebook, [part(k, key * head_dim, head_dim), v]);
+                if let Some(out) = out {
+                    let q = part(inputs.q, row * head_dim, head_dim);
+                    let divisor = past.row(at, of(Parameter::Scale, head, scale), q, &mut sums[1..]);
+                    let factor = of(Parameter::Gamma, head, gamma) * divisor;
+                    let row = out[n * value_dim..].iter_mut().zip(&sums[1..]);
+                    row.for_each(|(out, sum)| *out = (factor * sum) as f32);
+                }
+            }
+        });
+    }
+}
