@@ -197,7 +197,8 @@ impl<'a> Head<'a> {
             });
             first += rows.len();
         }
-        cut(choosing..queries.len(), &mut blocks, |_| vec![0..clusters.tokens]);
+        let all = if causal { clusters.labelled..first_mean } else { 0..clusters.tokens };
+        cut(choosing..queries.len(), &mut blocks, |_| Vec::from([all.clone()]));
         for (rows, run) in by_cluster.iter().zip(&clusters.runs) {
             cut(queries.len()..queries.len() + rows.len(), &mut blocks, |_| vec![run.clone()]);
             rows.iter().for_each(|&row| queries.push(queries[row as usize]));

@@ -91,9 +91,11 @@ mod tests {
                     assert!(all[..at].iter().all(|other| other.name != one.name), "{}", one.name);
                 }
                 assert_eq!(all.iter().filter(|one| one.mechanism.id() == "routed").count() > 10, tokens >= 512);
-                assert!(all.iter().filter(|one| one.mechanism.id() == "routed").all(|one| {
-                    one.mechanism.check(&Shape::square(1, 2, tokens, 32), causal).is_ok()
-                }));
+                assert!(
+                    all.iter()
+                        .filter(|one| one.mechanism.id() == "routed")
+                        .all(|one| { one.mechanism.check(&Shape::square(1, 2, tokens, 32), causal).is_ok() })
+                );
             }
         }
         let count = |tokens| standard(&Shape::square(1, 2, tokens, 32), false).len();

@@ -104,12 +104,17 @@ fn chunks(graph: &Graph, head: &Head<'_>) -> Vec<Chunk> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        Shape,
+        mechanism::{CausalClusters, Ssa},
+    };
 
     #[test]
     fn panels_cover_all_positions_and_share_most_of_what_they_see() {
         for seq in [1, 5, 63, 64, 65, 200] {
             for block in [1, 2, 9, 48, 63, 64, 65, 130, 1000] {
-                let window = Window { seq_kv: seq, block: Some(block) };
+                let blocks = Ssa::default().with_causal_clusters(CausalClusters::Block { size: block });
+                let window = Window::new(&blocks, true, &Shape::square(1, 1, seq, 1));
                 let panels = panels(seq, window);
                 assert_eq!((panels[0].start, panels[panels.len() - 1].end), (0, seq));
                 assert!(panels.windows(2).all(|pair| pair[0].end == pair[1].start));
