@@ -13,7 +13,7 @@ const VOCABULARY: usize = 11;
 const CONTEXT: usize = 40;
 
 /// The blocks' mechanisms, in turn.
-const PATTERNS: [&[&str]; 11] = [
+const PATTERNS: [&[&str]; 13] = [
     &[r#"{"mechanism": "softmax"}"#],
     &[r#"{"mechanism": "uniform"}"#],
     &[r#"{"mechanism": "infsa"}"#],
