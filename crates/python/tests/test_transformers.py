@@ -110,6 +110,27 @@ def test_later_tokens_change_nothing_in_a_decoder(mechanism):
     assert torch.equal(long, slow)
 
 
+@pytest.mark.parametrize("decoder", [name for name in DECODERS if "window" not in name])
+def test_clusters_of_the_past_are_the_same_with_a_cache(decoder):
+    model, (ids, _) = DECODERS[decoder]().eval(), texts()
+    segments = {"kind": "segment", "size": 4}
+    routed = resolvent.Mechanism("routed", causal_clusters=segments, clusters=2, routes=1)
+    resolvent.convert(model, routed)
+    other = ids.clone()
+    other[:, 10:] = 3
+    assert torch.equal(states(model, input_ids=ids)[:, :10], states(model, input_ids=other)[:, :10])
+    whole = states(model, input_ids=ids)
+    first = model(input_ids=ids[:, :5], use_cache=True)
+    past, rows = first.past_key_values, [first[0]]
+    for n in range(5, ids.shape[1]):
+        step = model(input_ids=ids[:, n : n + 1], past_key_values=past, use_cache=True)
+        past = step.past_key_values
+        rows.append(step[0])
+    torch.testing.assert_close(torch.cat(rows, 1), whole, rtol=1e-4, atol=1e-5)
+    with pytest.raises(resolvent.UnsupportedError, match="dynamic cache"):
+        model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
+
+
 def test_vision_and_training():
     model = ViTModel(ViTConfig(**{k: v for k, v in ENCODER.items() if k.endswith("s") or k.endswith("size")}, image_size=32, patch_size=8))
     pictures = torch.randn(2, 3, 32, 32)

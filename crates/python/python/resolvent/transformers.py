@@ -70,6 +70,8 @@ class _Pattern(NamedTuple):
     pairs: Tensor | None = None
     """Which pairs may meet, or what is added to their logits, ``[batch, 1, queries, keys]``, where that is neither causality nor a
     window."""
+    ahead: bool = False
+    """Whether the cache has room for tokens that are yet to come."""
 
 
 def _refused(what: str, why: str) -> UnsupportedError:
@@ -98,6 +100,7 @@ def _mask(
         keep[:, seen.shape[1] :] = False
         keep[:, : seen.shape[1]] = seen
     causal, window, pairs = mask_function is causal_mask_function, None, None
+    ahead = False
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         arguments = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
         allowed = sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **arguments)
@@ -112,8 +115,9 @@ def _mask(
         positions = torch.arange(kv_length, device=device) + kv_offset
         keep &= positions <= q_offset if causal else keep
         keep &= (positions - q_offset).abs() < window if window is not None else keep
-        causal, window, padded = False, None, True
-    keep._resolvent = _Pattern(causal, window, padded, q_length == kv_length and q_offset == kv_offset, pairs)  # type: ignore[attr-defined]
+        causal, window, padded, ahead = False, None, True, True
+    same = q_length == kv_length and q_offset == kv_offset
+    keep._resolvent = _Pattern(causal, window, padded, same, pairs, ahead)  # type: ignore[attr-defined]
     return keep
 
 
@@ -190,12 +194,17 @@ def _attention(
     # Under a decoder's single new token a window is what the cache has kept.
     wide = pattern.window is None or pattern.window >= key.shape[2]
     adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window)
+    # A single new token sees all there is. Which keys it sees by their clusters, causality says.
+    chooses = adapted.clustered and adapted._core.row_local
+    if chooses and pattern.ahead:
+        why = "clusters are made of what has come, and it is not known where that ends; use a dynamic cache"
+        raise _refused(f"a cache with room for later tokens with `{mechanism}`", why)
     out = attend(
         query,
         None if mechanism.tied else key,
         value,
         adapted,
-        causal=pattern.causal and query.shape[2] > 1,
+        causal=pattern.causal and (query.shape[2] > 1 or chooses),
         key_mask=keep,
         # Sums over all rows must not see padding either.
         query_mask=keep if pattern.one_token_set and not crossed and not adapted._core.row_local else None,
