@@ -131,6 +131,15 @@ def test_clusters_of_the_past_are_the_same_with_a_cache(decoder):
         model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
 
 
+def test_clusters_of_queries_are_refused_a_cache():
+    model, (ids, _) = DECODERS["gpt2"]().eval(), texts()
+    model.set_attn_implementation("resolvent:ssa")
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    with pytest.raises(resolvent.UnsupportedError, match="use_cache=False"):
+        model.generate(ids, **options)
+    assert model.generate(ids, use_cache=False, **options).shape[1] == ids.shape[1] + 3
+
+
 def test_vision_and_training():
     model = ViTModel(ViTConfig(**{k: v for k, v in ENCODER.items() if k.endswith("s") or k.endswith("size")}, image_size=32, patch_size=8))
     pictures = torch.randn(2, 3, 32, 32)

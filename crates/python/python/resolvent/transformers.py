@@ -199,6 +199,9 @@ def _attention(
     if chooses and pattern.ahead:
         why = "clusters are made of what has come, and it is not known where that ends; use a dynamic cache"
         raise _refused(f"a cache with room for later tokens with `{mechanism}`", why)
+    if adapted.clustered and not chooses and pattern.causal and query.shape[2] < key.shape[2]:
+        why = "its clusters are of queries, all of which it has to be given; pass use_cache=False, or take `routed`"
+        raise _refused(f"a cache with `{mechanism}`", why)
     out = attend(
         query,
         None if mechanism.tied else key,
