@@ -58,9 +58,6 @@ fn segments_are_clustered_as_they_come() {
                 n as u64,
             );
             check(&p);
-            let mut cache = cache_of(&p, 1);
-            stepwise(&p, &mut cache, &[3]);
-            assert_eq!(cache.select(&[1, 0, 1]).len(), seq);
         }
     }
 }
@@ -97,7 +94,8 @@ fn causal() -> impl Iterator<Item = Mechanism> {
         Mechanism::from_value(config).unwrap()
     });
     let features = FEATURES.iter().map(|json| Mechanism::from_json(json).unwrap());
-    rows.chain(clustered).chain(features)
+    let routed = ROUTED.iter().map(|json| Mechanism::from_json(json).unwrap());
+    rows.chain(clustered).chain(features).chain(routed)
 }
 
 /// Maps of features, with a decay, a scale, and keys that are the queries.

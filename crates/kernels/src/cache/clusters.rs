@@ -1,7 +1,5 @@
 //! Decoding of `ssa`: a token looks at its own cluster, and at a mean or a few tokens of the others.
 
-use rayon::prelude::*;
-
 use super::{Cache, part};
 use crate::{
     Inputs, Mechanism, Shape,
@@ -24,27 +22,13 @@ impl Cache {
             };
             self.clusters = (0..self.token.slices()).map(past).collect();
         }
-        let mut rows: Vec<Option<&mut [f32]>> = match out {
-            Some(out) => out.chunks_exact_mut(new * value_dim).map(Some).collect(),
-            None => self.clusters.iter().map(|_| None).collect(),
-        };
-        let sums = self.sums.par_chunks_exact_mut(1 + value_dim);
-        let slices = self.clusters.par_iter_mut().zip(&mut rows).zip(sums).enumerate();
-        slices.for_each(|(slice, ((past, out), sums))| {
-            let kv = slice / self.sharing;
-            for n in 0..new {
-                let q = part(inputs.q, (slice * new + n) * head_dim, head_dim);
-                let (k, v) = (
-                    part(k, (kv * new + n) * head_dim, head_dim),
-                    part(inputs.v, (kv * new + n) * value_dim, value_dim),
-                );
-                let own = past.push(&at, Token { q, k, v });
-                if let Some(out) = out {
-                    let factor = past.row(&at, own, q, &mut sums[1..]);
-                    let row = out[n * value_dim..].iter_mut().zip(&sums[1..]);
-                    row.for_each(|(out, sum)| *out = (factor * sum) as f32);
-                }
-            }
+        let sharing = self.sharing;
+        Self::go_on((&mut self.clusters, &mut self.sums), new, out, |past, [slice, n], sum| {
+            let (row, key) = (slice * new + n, slice / sharing * new + n);
+            let q = part(inputs.q, row * head_dim, head_dim);
+            let (k, v) = (part(k, key * head_dim, head_dim), part(inputs.v, key * value_dim, value_dim));
+            let own = past.push(&at, Token { q, k, v });
+            sum.map_or(0.0, |sum| past.row(&at, own, q, sum))
         });
     }
 }

@@ -1,7 +1,5 @@
 //! Decoding with the structure `features`: a token costs the same however many came before.
 
-use rayon::prelude::*;
-
 use super::{Cache, part};
 use crate::{
     Error, Inputs, Mechanism, Parameter, Result, Shape,
@@ -14,8 +12,8 @@ use crate::{
 /// # Errors
 /// [`Error::Unsupported`] for any other composition.
 pub(super) fn structure(m: &Composed) -> Result<&Features> {
-    let why = "only one hop over features, and softmax over causal segments, keep what stands for the past; call the mechanism on the sequence so \
-               far, and take the last row";
+    let why = "only one hop over features, and softmax over causal segments, keep what stands for the past; call the \
+               mechanism on the sequence so far, and take the last row";
     match (&m.structure, &m.series) {
         (Structure::Features(features), Series::OneHop(_)) => Ok(features),
         _ => Err(Error::Unsupported { mechanism: m.id(), what: "decoding token by token", why }),
@@ -43,27 +41,14 @@ impl Cache {
         if self.features.is_empty() {
             self.features = vec![decoder.past(); self.token.slices()];
         }
-        let mut rows: Vec<Option<&mut [f32]>> = match out {
-            Some(out) => out.chunks_exact_mut(new * value_dim).map(Some).collect(),
-            None => self.features.iter().map(|_| None).collect(),
-        };
         let (k, sharing) = (inputs.k.unwrap_or(inputs.q), self.sharing);
-        let sums = self.sums.par_chunks_exact_mut(1 + value_dim);
-        let slices = self.features.par_iter_mut().zip(&mut rows).zip(sums).enumerate();
-        slices.for_each(|(slice, ((past, out), sums))| {
-            let (head, kv) = (slice % heads, slice / sharing);
-            for n in 0..new {
-                let (at, key) = (slice * new + n, kv * new + n);
-                let v = part(inputs.v, key * value_dim, value_dim);
-                decoder.push(past, head, part(k, key * head_dim, head_dim), v);
-                if let Some(out) = out {
-                    let weights = decoder.row(past, head, part(inputs.q, at * head_dim, head_dim), &mut sums[1..]);
-                    // A row whose weights f32 has no room for is no number, which is found where rows are checked.
-                    let factor = gammas[head] / weights;
-                    let row = out[n * value_dim..].iter_mut().zip(&sums[1..]);
-                    row.for_each(|(out, sum)| *out = (factor * sum) as f32);
-                }
-            }
+        Self::go_on((&mut self.features, &mut self.sums), new, out, |past, [slice, n], sum| {
+            let (row, key, head) = (slice * new + n, slice / sharing * new + n, slice % heads);
+            let v = part(inputs.v, key * value_dim, value_dim);
+            decoder.push(past, head, part(k, key * head_dim, head_dim), v);
+            // A row whose weights f32 has no room for is no number, which is found where rows are checked.
+            let q = part(inputs.q, row * head_dim, head_dim);
+            sum.map_or(0.0, |sum| gammas[head] / decoder.row(past, head, q, sum))
         });
     }
 }

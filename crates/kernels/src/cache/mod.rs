@@ -55,8 +55,9 @@ pub struct Cache {
     sharing: usize,
     /// Of every slice, once there is a token (`ssa`).
     clusters: Vec<Past>,
-    /// The same of the structure `features`, and of causal segments.
+    /// The same of the structure `features`.
     features: Vec<Sums>,
+    /// The same of causal segments.
     routed: Vec<Routed>,
 }
 
@@ -279,6 +280,32 @@ impl Cache {
             Some(m) => self.attend_routed(&m, inputs, new, out),
             None => self.attend_features(inputs, new, out),
         }
+    }
+
+    /// Takes `new` tokens of every slice into what is kept of it, one after the other, and writes their rows where they are asked for:
+    /// `take` is given a slice's past, its number and the token's, and, for a row, room for a sum of values, of which it returns the
+    /// factor.
+    fn go_on<P: Send>(
+        (pasts, sums): (&mut [P], &mut [f64]),
+        new: usize,
+        out: Option<&mut [f32]>,
+        take: impl Fn(&mut P, [usize; 2], Option<&mut [f64]>) -> f64 + Sync,
+    ) {
+        let dim = sums.len() / pasts.len() - 1;
+        let mut rows: Vec<Option<&mut [f32]>> = match out {
+            Some(out) => out.chunks_exact_mut(new * dim).map(Some).collect(),
+            None => pasts.iter().map(|_| None).collect(),
+        };
+        let slices = pasts.par_iter_mut().zip(&mut rows).zip(sums.par_chunks_exact_mut(1 + dim)).enumerate();
+        slices.for_each(|(slice, ((past, out), sums))| {
+            for n in 0..new {
+                let factor = take(past, [slice, n], out.is_some().then_some(&mut sums[1..]));
+                if let Some(out) = out {
+                    let row = out[n * dim..].iter_mut().zip(&sums[1..]);
+                    row.for_each(|(out, sum)| *out = (factor * sum) as f32);
+                }
+            }
+        });
     }
 
     /// Whether all keys and values are kept as they come, rather than sums alone, or by cluster.

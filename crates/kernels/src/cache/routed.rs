@@ -1,7 +1,5 @@
 //! Decoding with causal segments: a token looks at its own segment, at the means of what came before, and at the keys of its routes.
 
-use rayon::prelude::*;
-
 use super::{Cache, part};
 use crate::{
     Inputs, Mechanism, Parameter, Shape,
@@ -16,7 +14,7 @@ pub(super) fn clusters(m: &Composed) -> Option<Ssa> {
         && matches!(m.series, Series::OneHop(_));
     match &m.structure {
         Structure::Clustered(structure) if softmax && m.bias.is_none() && !m.tied => {
-            Some(structure.ssa(None, true)).filter(Ssa::routes_queries)
+            Some(structure.ssa(m.planned_scale(), true)).filter(Ssa::routes_queries)
         }
         _ => None,
     }
@@ -35,28 +33,15 @@ impl Cache {
             let past = |slice: usize| Routed::new([(slice / heads) as u64, (slice % heads) as u64]);
             self.routed = (0..self.token.slices()).map(past).collect();
         }
-        let mut rows: Vec<Option<&mut [f32]>> = match out {
-            Some(out) => out.chunks_exact_mut(new * value_dim).map(Some).collect(),
-            None => self.routed.iter().map(|_| None).collect(),
-        };
         let (k, sharing, at) = (inputs.k.unwrap_or(inputs.q), self.sharing, (m, self.level));
-        let sums = self.sums.par_chunks_exact_mut(1 + value_dim);
-        let slices = self.routed.par_iter_mut().zip(&mut rows).zip(sums).enumerate();
-        slices.for_each(|(slice, ((past, out), sums))| {
-            let (head, kv) = (slice % heads, slice / sharing);
+        Self::go_on((&mut self.routed, &mut self.sums), new, out, |past, [slice, n], sum| {
+            let (row, key, head) = (slice * new + n, slice / sharing * new + n, slice % heads);
             let codebook = inputs.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
-            for n in 0..new {
-                let (row, key) = (slice * new + n, kv * new + n);
-                let v = part(inputs.v, key * value_dim, value_dim);
-                past.push(at, codebook, [part(k, key * head_dim, head_dim), v]);
-                if let Some(out) = out {
-                    let q = part(inputs.q, row * head_dim, head_dim);
-                    let divisor = past.row(at, of(Parameter::Scale, head, scale), q, &mut sums[1..]);
-                    let factor = of(Parameter::Gamma, head, gamma) * divisor;
-                    let row = out[n * value_dim..].iter_mut().zip(&sums[1..]);
-                    row.for_each(|(out, sum)| *out = (factor * sum) as f32);
-                }
-            }
+            let v = part(inputs.v, key * value_dim, value_dim);
+            past.push(at, codebook, [part(k, key * head_dim, head_dim), v]);
+            let q = part(inputs.q, row * head_dim, head_dim);
+            let gamma = of(Parameter::Gamma, head, gamma);
+            sum.map_or(0.0, |sum| gamma * past.row(at, of(Parameter::Scale, head, scale), q, sum))
         });
     }
 }

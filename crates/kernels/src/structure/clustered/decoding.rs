@@ -133,23 +133,17 @@ impl Past {
             None => clusters.iter().chain([&*free]).collect(),
         };
         let remote = own.map_or(0, |_| clusters.len());
-        buffer.resize(exact.iter().map(|kept| kept.count).sum::<usize>() + remote, 0.0);
-        let (means, mut rest) = buffer.split_at_mut(remote);
-        rows::dots(at.level, &mean_keys[..remote * q.len()], q, means);
+        buffer.clear();
+        buffer.resize(remote, 0.0);
+        rows::dots(at.level, &mean_keys[..remote * q.len()], q, buffer);
         let mass = |c: usize, product: f32| match clusters[c].count {
             0 => f64::NEG_INFINITY,
             _ if Some(c) == own => f64::NEG_INFINITY,
             n => scale * f64::from(product) + (n as f64).ln(),
         };
-        let masses: Vec<f64> = means.iter().enumerate().map(|(c, &product)| mass(c, product)).collect();
-        for kept in &exact {
-            let (z, after) = rest.split_at_mut(kept.count);
-            rows::dots(at.level, &kept.keys, q, z);
-            z.iter_mut().for_each(|z| *z *= scale as f32);
-            rest = after;
-        }
+        let masses: Vec<f64> = buffer.iter().enumerate().map(|(c, &product)| mass(c, product)).collect();
         let far = |mass: f64| if at.m.estimator == Estimator::Centroid { mass as f32 } else { f32::NEG_INFINITY };
-        means.iter_mut().zip(&masses).for_each(|(z, &mass)| *z = far(mass));
+        buffer.iter_mut().zip(&masses).for_each(|(z, &mass)| *z = far(mass));
         let place = (self.index, self.len - 1);
         let mut edges = sampled(at, place, clusters, own, &masses);
         for edge in &mut edges {
@@ -157,18 +151,9 @@ impl Past {
             rows::dots(at.level, edge.key, q, &mut product);
             edge.logit += (scale * f64::from(product[0])) as f32;
         }
-        let sampled = edges.iter().map(|edge| edge.logit);
-        let most = buffer.iter().copied().chain(sampled).fold(f32::NEG_INFINITY, f32::max);
-        buffer.iter_mut().for_each(|z| *z = (*z - most).exp());
-        sum.fill(0.0);
-        let (means, mut rest) = buffer.split_at(remote);
-        rows::accumulate(at.level, means, &mean_values[..remote * *value_dim], 1.0, sum);
-        for kept in exact {
-            let (weights, after) = rest.split_at(kept.count);
-            rows::accumulate(at.level, weights, &kept.values, 1.0, sum);
-            rest = after;
-        }
-        let mut total: f64 = buffer.iter().map(|&w| f64::from(w)).sum();
+        let largest = edges.iter().map(|edge| edge.logit).fold(f32::NEG_INFINITY, f32::max);
+        let means = &mean_values[..remote * *value_dim];
+        let (mut total, most) = weigh(at.level, (q, scale), (buffer, means), &exact, largest, sum);
         for edge in edges {
             let weight = (edge.logit - most).exp();
             rows::accumulate(at.level, &[weight], edge.value, 1.0, sum);
@@ -176,6 +161,36 @@ impl Past {
         }
         1.0 / total
     }
+}
+
+/// Writes `sum = sum_e exp(z_e - z) v_e` over means, whose logits are in `logits` and to which those of the `exact` tokens are added,
+/// and over these. Returns the sum of the weights, and `z`, the largest logit of all, of which `largest` is one.
+pub(super) fn weigh(
+    level: Level,
+    (q, scale): (&[f32], f64),
+    (logits, mean_values): (&mut Vec<f32>, &[f32]),
+    exact: &[&Kept],
+    largest: f32,
+    sum: &mut [f64],
+) -> (f64, f32) {
+    let remote = logits.len();
+    for kept in exact {
+        let first = logits.len();
+        logits.resize(first + kept.count, 0.0);
+        rows::dots(level, &kept.keys, q, &mut logits[first..]);
+        logits[first..].iter_mut().for_each(|z| *z *= scale as f32);
+    }
+    let most = logits.iter().copied().fold(largest, f32::max);
+    logits.iter_mut().for_each(|z| *z = (*z - most).exp());
+    sum.fill(0.0);
+    let (means, mut rest) = logits.split_at(remote);
+    rows::accumulate(level, means, mean_values, 1.0, sum);
+    for kept in exact {
+        let (weights, after) = rest.split_at(kept.count);
+        rows::accumulate(level, weights, &kept.values, 1.0, sum);
+        rest = after;
+    }
+    (logits.iter().map(|&w| f64::from(w)).sum(), most)
 }
 
 /// An edge to a token of another cluster.

@@ -1,7 +1,7 @@
 //! Causal segments token by token: clusters are made once a segment is complete, and never change.
 
 use super::{
-    decoding::Kept,
+    decoding::{Kept, weigh},
     planner::{largest, of_segment},
 };
 use crate::{
@@ -77,34 +77,18 @@ impl Routed {
     pub fn row(&self, (m, level): (&Ssa, Level), scale: f64, q: &[f32], sum: &mut [f64]) -> f64 {
         let mut logits = vec![0.0; self.clusters.len()];
         rows::dots(level, &self.mean_keys, q, &mut logits);
-        let masses: Vec<f64> =
-            logits.iter().zip(&self.clusters).map(|(&z, c)| scale * f64::from(z) + (c.count as f64).ln()).collect();
-        let all: Vec<u32> = (0..masses.len() as u32).collect();
-        let routes = largest(&all, m.routes, |c| masses[c]);
-        let centroid = m.estimator == Estimator::Centroid;
-        logits
-            .iter_mut()
-            .zip(&masses)
-            .for_each(|(z, &mass)| *z = if centroid { mass as f32 } else { f32::NEG_INFINITY });
+        let mass = |c: usize, scale: f64| scale * f64::from(logits[c]) + (self.clusters[c].count as f64).ln();
+        let all: Vec<u32> = (0..self.clusters.len() as u32).collect();
+        // Plans do not depend on a scale that is learned.
+        let planned = m.scale.unwrap_or((q.len() as f64).powf(-0.5));
+        let routes = largest(&all, m.routes, |c| mass(c, planned));
+        let masses: Vec<f64> = (0..self.clusters.len()).map(|c| mass(c, scale)).collect();
+        let far = |mass: f64| if m.estimator == Estimator::Centroid { mass as f32 } else { f32::NEG_INFINITY };
+        logits.iter_mut().zip(&masses).for_each(|(z, &mass)| *z = far(mass));
         routes.iter().for_each(|&c| logits[c as usize] = f32::NEG_INFINITY);
         let routed = routes.iter().map(|&c| &self.clusters[c as usize]);
         let exact: Vec<&Kept> = [&self.near, &self.free].into_iter().chain(routed).collect();
-        for kept in &exact {
-            let from = logits.len();
-            logits.resize(from + kept.count, 0.0);
-            rows::dots(level, &kept.keys, q, &mut logits[from..]);
-            logits[from..].iter_mut().for_each(|z| *z = (scale * f64::from(*z)) as f32);
-        }
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        logits.iter_mut().for_each(|z| *z = (*z - most).exp());
-        sum.fill(0.0);
-        let (means, mut rest) = logits.split_at(self.clusters.len());
-        rows::accumulate(level, means, &self.mean_values, 1.0, sum);
-        for kept in exact {
-            let (weights, after) = rest.split_at(kept.count);
-            rows::accumulate(level, weights, &kept.values, 1.0, sum);
-            rest = after;
-        }
-        1.0 / logits.iter().map(|&w| f64::from(w)).sum::<f64>()
+        let means = (&mut logits, &self.mean_values[..]);
+        1.0 / weigh(level, (q, scale), means, &exact, f32::NEG_INFINITY, sum).0
     }
 }
