@@ -190,6 +190,7 @@ impl ClusterPlan {
         Ok(())
     }
 
+    /// Whether there are no sampled edges where a call takes none.
     fn check_edges(&self, op: &'static str, takes_edges: bool) -> Result<()> {
         if !takes_edges && self.edges() > 0 {
             let problem =

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 #[non_exhaustive]
 pub struct Ssa {
     /// Clusters asked for. Default null = `round(sqrt(seq_kv))`, twice as many where queries choose for themselves; 1 to 2^31, at most
-    /// one per token is made. Algorithm 1. With causal segments, of each: by default so many that `n` first tokens have
-    /// `round(4 sqrt(n))`.
+    /// one per token is made. Algorithm 1. With causal segments it is the number in each; null then makes `round(4 sqrt(n))`
+    /// in the first `n` tokens, whatever `n`.
     pub clusters: Option<usize>,
     /// Sampled edges per remote pair of clusters, for the `row` sampler per row. Default null = `ceil(ln seq_kv)`, at least
     /// 1, and 0 with the `centroid` estimator; at most `seq_kv`, or 16384 where that is less. Proposition 4.
@@ -172,8 +172,9 @@ pub enum CausalClusters {
         /// Tokens of a block, 1 to 2^31.
         size: usize,
     },
-    /// No later token; exactly, the earlier tokens of its own segment of `size`, and of the segments before that what it chooses. Every
-    /// segment is clustered by itself once all of its tokens have come. For queries that choose for themselves. Ours.
+    /// No later token. The sequence is cut into segments of `size` tokens, each clustered by itself once all of its tokens have come. A
+    /// query sees the earlier tokens of its own segment exactly, and chooses among the clusters of the segments before. Only with
+    /// [`RouteBy::Query`]. Ours.
     Segment {
         /// Tokens of a segment, 1 to 2^31.
         size: usize,

@@ -7,7 +7,7 @@ mod random;
 
 pub(super) use planner::plan;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, cmp::Ordering};
 
 use super::{head::Head, matrix::Matrix};
 use crate::{
@@ -40,6 +40,15 @@ impl Entry {
     }
 }
 
+/// How the segment of key `j` lies to that of query `i`: before it, or the same. Without causal segments every key is before.
+fn segment_order(head: &Head, m: &Ssa, i: usize, j: usize) -> Ordering {
+    let position = i + head.k.rows.saturating_sub(head.q.rows);
+    match m.causal_clusters {
+        CausalClusters::Segment { size } if head.causal => (j / size).cmp(&(position / size)),
+        _ => Ordering::Less,
+    }
+}
+
 /// Exact tokens: of the clusters that the query's is routed to, and those of no cluster; all, for a query of no cluster.
 /// Then sampled tokens with their weight, or the mean of what is visible of every other cluster with the weight `n`. A stray
 /// has no cluster and is in none: exact pairs of it are those with tokens of no cluster. Exact in any case: the past of the own segment.
@@ -48,10 +57,7 @@ pub(super) fn entries(head: &Head, m: &Ssa, plan: &HeadPlan, i: usize) -> Vec<En
     let position = i + head.k.rows.saturating_sub(head.q.rows);
     let past = |j: usize| !head.causal || j / block <= position / block;
     let visible = |j: &usize| head.keep_query[i] && head.keep_key[*j] && past(*j);
-    let near = |j: &usize| match m.causal_clusters {
-        CausalClusters::Segment { size } if head.causal => j / size == position / size,
-        _ => false,
-    };
+    let near = |j: &usize| segment_order(head, m, i, *j) == Ordering::Equal;
     let own = plan.label_q[i];
     let exact = |label: i32| match (own, label) {
         (NONE, _) | (_, NONE) => true,

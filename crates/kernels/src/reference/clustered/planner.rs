@@ -1,6 +1,6 @@
 //! A plan in f64 and by the definitions: shares no code with the planner of the kernels, lest both err alike.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use super::{
     super::{
@@ -11,6 +11,7 @@ use super::{
     edges::Sides,
     labels::{by_codebook, compact, distance, kmeans, mean, online, project, smallest, split_large},
     random::Stream,
+    segment_order,
 };
 use crate::{
     call::cluster_plan::{Edge, HeadPlan, NONE, STRAY},
@@ -246,11 +247,7 @@ impl Planner<'_> {
             };
             let order = descending(&keys.iter().map(weight).collect::<Vec<_>>());
             let count = if self.head.keep_query[i] { self.m.routes } else { 0 };
-            let position = i + self.k.rows.saturating_sub(self.q.rows);
-            let before = |j: usize| match self.m.causal_clusters {
-                CausalClusters::Segment { size } if self.head.causal => j / size < position / size,
-                _ => true,
-            };
+            let before = |j: usize| segment_order(self.head, self.m, i, j) == Ordering::Less;
             order.into_iter().filter(|&c| keys[c].first().is_some_and(|&j| before(j))).take(count).collect()
         };
         (0..self.q.rows).map(of).collect()

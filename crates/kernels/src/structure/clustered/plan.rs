@@ -16,14 +16,8 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
     let tensors = (s.q_len() + s.k_len() + s.v_len()) as u64;
     let channels = m.jl_dim.unwrap_or(s.head_dim) as u64;
-    let fits = if m.shared() { s.seq_kv } else { s.seq_kv + s.seq_q } as u64;
-    let passes = if causal { 1 } else { m.kmeans_iterations as u64 + 2 };
     // Lengths and counts are bounded one by one, not this product of all of them.
-    let steps = match causal && m.routes_queries() {
-        true => [2, segmented(m, s).1, channels, 1, 1],
-        false => [2, fits, clusters(m, s) as u64, channels, passes],
-    };
-    let planning = steps.into_iter().fold(slices, u64::saturating_mul);
+    let planning = [2, counts.products, channels].into_iter().fold(slices, u64::saturating_mul);
     Plan {
         strategy: Strategy::Fused,
         reason: "exact entries in gathered tiles, the others row by row; no score is stored",
@@ -51,9 +45,8 @@ pub(super) fn clusters(m: &Ssa, s: &Shape) -> usize {
 /// Segments that are counted one by one.
 const MOST_SEGMENTS: usize = 4096;
 
-/// Of causal segments: entries of all queries of a head, clusters being of equal size and all keys kept, and products of a query or
-/// a key with a centre in planning.
-fn segmented(m: &Ssa, s: &Shape) -> (u64, u64) {
+/// Of causal segments, clusters being of equal size and all keys kept.
+fn of_segments(m: &Ssa, s: &Shape) -> Counts {
     let segments = Segments::new(m, true, s.seq_q, s.seq_kv);
     let passes = m.kmeans_iterations as u64 + 2;
     let first = s.seq_kv - s.seq_q.min(s.seq_kv);
@@ -79,14 +72,16 @@ fn segmented(m: &Ssa, s: &Shape) -> (u64, u64) {
             clusters += asked;
         }
     }
-    (entries, products)
+    Counts { entries, products, edges: 0, pairs: 0 }
 }
 
 /// What one (batch, head) has.
 pub(super) struct Counts {
     /// Entries that all queries have together.
     pub entries: u64,
-    /// Of these, sampled edges.
+    /// Products of a query or a key with a centre, in planning.
+    products: u64,
+    /// Of the entries, sampled edges.
     pub edges: usize,
     /// Pairs of clusters that they are drawn from; 0 where rows draw.
     pub pairs: usize,
@@ -95,7 +90,7 @@ pub(super) struct Counts {
 impl Counts {
     fn new(m: &Ssa, s: &Shape, causal: bool) -> Self {
         if causal && m.routes_queries() {
-            return Self { entries: segmented(m, s).0, edges: 0, pairs: 0 };
+            return of_segments(m, s);
         }
         let clusters = clusters(m, s) as u64;
         let (queries, keys) = (s.seq_q as u64, s.seq_kv as u64);
@@ -115,6 +110,9 @@ impl Counts {
         let edges = edges.min(queries * keys);
         let means = if m.estimator == Estimator::Centroid { queries * (clusters - routes) } else { 0 };
         let entries = exact.saturating_add(globals).saturating_add(edges + means).min(queries * keys);
-        Self { entries, edges: edges as usize, pairs: pairs as usize }
+        let fits = if m.shared() { keys } else { keys + queries };
+        let passes = if causal { 1 } else { m.kmeans_iterations as u64 + 2 };
+        let products = fits.saturating_mul(clusters).saturating_mul(passes);
+        Self { entries, products, edges: edges as usize, pairs: pairs as usize }
     }
 }
