@@ -44,18 +44,20 @@ pub(crate) fn tensors<T>(
     [q, k, v]: [usize; 3],
 ) -> Result<()> {
     length(op, "q", inputs.q.len(), q, "expected batch * heads * seq_q * head_dim")?;
-    match inputs.k {
-        Some(_) if mechanism.tied() => {
-            let problem = "is given although the mechanism is tied (the keys are `q`); leave it out";
-            return Err(Error::Tensor { op, tensor: "k", problem });
-        }
-        None if !mechanism.tied() => {
-            return Err(Error::Tensor { op, tensor: "k", problem: "is missing; only a tied mechanism has none" });
-        }
-        Some(given) => length(op, "k", given.len(), k, "expected batch * heads * seq_kv * head_dim")?,
-        None => {}
-    }
+    keys(op, inputs.k.is_some(), mechanism)?;
+    let given = inputs.k.map_or(k, <[T]>::len);
+    length(op, "k", given, k, "expected batch * heads * seq_kv * head_dim")?;
     length(op, "v", inputs.v.len(), v, "expected batch * heads * seq_kv * value_dim")
+}
+
+/// Whether keys are given as the mechanism wants them.
+pub(crate) fn keys(op: &'static str, given: bool, mechanism: &Mechanism) -> Result<()> {
+    let problem = match (given, mechanism.tied()) {
+        (true, true) => "is given although the mechanism is tied (the keys are `q`); leave it out",
+        (false, false) => "is missing; only a tied mechanism has none",
+        _ => return Ok(()),
+    };
+    Err(Error::Tensor { op, tensor: "k", problem })
 }
 
 /// Where queries are keys there is one mask.

@@ -162,4 +162,27 @@ pub enum Error {
         /// The mechanism's id.
         mechanism: &'static str,
     },
+    /// One of several sequences cannot be attended.
+    #[error("sequence {sequence}: {error}")]
+    Sequence {
+        /// Its number, from 0.
+        sequence: usize,
+        /// Why.
+        error: Box<Error>,
+    },
+}
+
+impl Error {
+    /// The error as that of one of several sequences.
+    pub(crate) fn of_sequence(self, sequence: usize) -> Self {
+        Self::Sequence { sequence, error: Box::new(self) }
+    }
+
+    /// What is wrong, in whichever sequence it is.
+    pub fn cause(&self) -> &Self {
+        match self {
+            Self::Sequence { error, .. } => error.cause(),
+            other => other,
+        }
+    }
 }

@@ -33,13 +33,13 @@ mod tol;
 
 pub use cache::Cache;
 pub use call::{
-    ClusterPlan, Dropout, Dropped, ExtraGradients, Extras, Gradients, Inputs, Mask, Parameter, PlanTensors, Shape,
-    check_finite,
+    ClusterPlan, Dropout, Dropped, ExtraGradients, Extras, Gradients, Inputs, Mask, Parameter, PlanTensors, Sequences,
+    Shape, Strided, check_finite,
 };
 pub use element::Element;
 pub use error::{Error, Result};
 pub use mechanism::Mechanism;
-pub use operator::{Operator, TokenWeights, plan};
+pub use operator::{Heads, Operator, TokenWeights, VarlenGradients, VarlenInputs, VarlenOperator, plan};
 pub use plan::{Plan, Strategy};
 pub use scratch::Scratch;
 pub use series::Convergence;

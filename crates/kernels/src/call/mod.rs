@@ -5,14 +5,18 @@ pub(crate) mod dropout;
 mod head_groups;
 pub(crate) mod magnitude;
 mod parameter;
+mod sequences;
 mod shape;
+mod strided;
 mod tensors;
 
 pub use cluster_plan::{ClusterPlan, PlanTensors};
 pub use dropout::{Dropout, Dropped};
 pub use head_groups::HeadGroups;
 pub use parameter::{ExtraGradients, Extras, Parameter};
+pub use sequences::Sequences;
 pub use shape::Shape;
+pub use strided::Strided;
 pub use tensors::{Gradients, Inputs, Mask, check_finite};
 
 use crate::simd::Level;

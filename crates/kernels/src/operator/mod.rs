@@ -1,30 +1,29 @@
 //! The one call surface of the CPU kernels: validate once, then apply forward and backward as often as wanted.
 
+mod apply;
 mod grouped;
 mod naive;
 mod planning;
 mod saved;
 mod storage;
 mod token_weights;
+mod varlen;
 
 pub use planning::plan;
 pub use token_weights::TokenWeights;
+pub use varlen::{Heads, VarlenGradients, VarlenInputs, VarlenOperator};
 
 use std::borrow::Cow;
 
 use storage::{as_f32, narrow, widen, widened};
 
 use crate::{
-    ClusterPlan, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
-    call::{Call, Saved},
-    check, engine,
-    mechanism::Landmarks,
-    range,
-    rescale::{self, Rescaled},
+    ClusterPlan, Element, Error, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
+    call::Saved,
+    check,
     scratch::{cut, scratch_len},
-    series,
     simd::Level,
-    structure::{self, nystrom},
+    structure,
 };
 
 /// A mechanism bound to sizes: checked, planned, ready to be applied.
@@ -135,21 +134,15 @@ impl Operator {
         self.check_inputs("forward", inputs, mask)?;
         check::length("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
         check::length("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
-        if let Some(preset) = self.preset_for(&inputs.extras, mask) {
-            let (stats, rest) = stats.split_at_mut(preset.plan.stats);
-            rest.fill(0.0);
-            return preset.forward(inputs, mask, out, stats, scratch);
-        }
         let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v), widened(out)];
         let all = scratch.take(scratch_len(sizes) + self.plan.scratch_forward);
         let ([q, k, v, o], work) = cut(all, sizes);
-        let (q, v) = (widen(inputs.q, q), widen(inputs.v, v));
-        let k = inputs.k.map_or(q, |x| widen(x, k));
-        let call = self.call(q, k, v, &inputs.extras, mask);
+        let Inputs { extras, .. } = *inputs;
+        let wide = Inputs { q: widen(inputs.q, q), k: inputs.k.map(|x| widen(x, k)), v: widen(inputs.v, v), extras };
         match bytemuck::try_cast_slice_mut(out) {
-            Ok(out) if T::NAME == f32::NAME => self.apply(&call, out, stats, work),
+            Ok(out) if T::NAME == f32::NAME => self.forward_f32(&wide, mask, out, stats, work),
             _ => {
-                self.apply(&call, o, stats, work)?;
+                self.forward_f32(&wide, mask, o, stats, work)?;
                 narrow(o, out);
                 Ok(())
             }
@@ -177,35 +170,24 @@ impl Operator {
         }
         self.check_inputs("backward", inputs, mask)?;
         self.check_backward(out.len(), stats.len(), dout.len(), gradients)?;
-        if let Some(preset) = self.preset_for(&inputs.extras, mask) {
-            let parameters = preset.mechanism.parameters();
-            if gradients.extras.iter().all(|(parameter, _)| parameters.contains(&parameter)) {
-                return preset.backward(inputs, mask, out, &stats[..preset.plan.stats], dout, gradients, scratch);
-            }
-            // A gradient that the preset has not: what it saved means nothing to the engine.
-            let own = Self { preset: None, ..self.clone() };
-            let (mut out, mut stats) = (vec![T::narrow(0.0); out.len()], vec![0.0; stats.len()]);
-            own.forward(inputs, mask, &mut out, &mut stats, scratch)?;
-            return own.backward(inputs, mask, &out, &stats, dout, gradients, scratch);
-        }
         let k_len = gradients.dk.as_deref().map_or(0, widened);
         let (q_len, v_len, o_len) = (widened(inputs.q), widened(inputs.v), widened(out));
         let sizes = [q_len, k_len, v_len, o_len, o_len, q_len, k_len, v_len];
         let all = scratch.take(scratch_len(sizes) + self.plan.scratch_backward);
         let ([q, k, v, o, g, dq, dk, dv], work) = cut(all, sizes);
-        let (q, v, o, g) = (widen(inputs.q, q), widen(inputs.v, v), widen(out, o), widen(dout, g));
-        let k = inputs.k.map_or(q, |x| widen(x, k));
-        let call = self.call(q, k, v, &inputs.extras, mask);
+        let Inputs { extras, .. } = *inputs;
+        let wide = Inputs { q: widen(inputs.q, q), k: inputs.k.map(|x| widen(x, k)), v: widen(inputs.v, v), extras };
+        let saved = Saved { out: widen(out, o), stats, dout: widen(dout, g) };
         let Gradients { dq: dq_out, dk: dk_out, dv: dv_out, extras } = gradients;
         let extras = extras.reborrow();
         if T::NAME == f32::NAME {
             let dk = dk_out.as_deref_mut().map(bytemuck::cast_slice_mut);
             let (dq, dv) = (bytemuck::cast_slice_mut(dq_out), bytemuck::cast_slice_mut(dv_out));
-            return self.apply_backward(&call, o, stats, g, Gradients { dq, dk, dv, extras }, work);
+            return self.backward_f32(&wide, mask, &saved, Gradients { dq, dk, dv, extras }, work);
         }
         let has_k = dk_out.is_some();
         let into = Gradients { dq: &mut *dq, dk: has_k.then_some(&mut *dk), dv: &mut *dv, extras };
-        let done = self.apply_backward(&call, o, stats, g, into, work);
+        let done = self.backward_f32(&wide, mask, &saved, into, work);
         narrow(dq, dq_out);
         narrow(dv, dv_out);
         if let Some(dk_out) = dk_out {
@@ -232,7 +214,8 @@ impl Operator {
             return preset.clusters(inputs, mask);
         }
         let (q, k) = (as_f32(inputs.q), inputs.k.map(as_f32));
-        let call = self.call(&q, k.as_deref().unwrap_or(&q), &[], &inputs.extras, mask);
+        let wide = Inputs { q: &q, k: k.as_deref(), v: &[], extras: inputs.extras };
+        let call = self.call(&wide, mask);
         if self.by_reference
             && let Some(plan) = naive::clusters(&self.mechanism, &call)
         {
@@ -243,123 +226,6 @@ impl Operator {
 }
 
 impl Operator {
-    /// The preset that carries out a call of a composition: where it has the parameters that are given, and takes the masks.
-    fn preset_for(&self, extras: &Extras<'_>, mask: &Mask<'_>) -> Option<&Operator> {
-        let preset = self.preset.as_deref()?;
-        let parameters = preset.mechanism.parameters();
-        let one_mask = !preset.mechanism.masks_tokens_once() || mask.key == mask.query;
-        (one_mask && extras.iter().all(|(parameter, _)| parameters.contains(&parameter))).then_some(preset)
-    }
-
-    pub(crate) fn call<'a>(
-        &self,
-        q: &'a [f32],
-        k: &'a [f32],
-        v: &'a [f32],
-        extras: &Extras<'a>,
-        mask: &Mask<'a>,
-    ) -> Call<'a> {
-        let mask = Mask { causal: self.causal, ..*mask };
-        Call { shape: self.shape, q, k, v, extras: *extras, mask, level: self.level, units: None }
-    }
-
-    pub(crate) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
-        if self.by_reference {
-            naive::forward(&self.mechanism, call, out, stats)?;
-        } else {
-            range::check(&self.mechanism, call)?;
-            let rescaled = Rescaled::of(&self.mechanism, call);
-            let call = &rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
-            self.stream(call, out, stats, work)?;
-            range::check_rows(&self.mechanism, call, stats)?;
-        }
-        // The one value that all rows repeat is checked where it is made.
-        if self.mechanism.is_pooled() { Ok(()) } else { range::check_results(call, None, [("out", &*out)]) }
-    }
-
-    fn stream(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
-        match &self.mechanism {
-            Mechanism::Softmax(m) => structure::dense::softmax_forward(call, m, out, stats, work),
-            Mechanism::Uniform(_) => structure::pooled::uniform_forward(call, out, stats, work),
-            Mechanism::Infsa(m) => structure::dense::infsa_forward(call, m, out, stats, work),
-            Mechanism::InfsaResolvent(m) => series::resolvent::forward(call, m, out, stats, work),
-            Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out, stats, work),
-            Mechanism::Ssa(m) => structure::clustered::forward(call, m, out, stats, work),
-            Mechanism::Fna(m) => structure::dense::fna_forward(call, m, out, stats, work),
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
-                structure::dense::soft_all_forward(call, m, out, stats, work)
-            }
-            Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
-                nystrom::with_preset(&self.mechanism, |values, preset| {
-                    nystrom::forward(call, values, preset, out, stats, work)
-                })?
-            }
-            Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_forward(call, m, out, stats, work),
-            Mechanism::Composed(m) => engine::forward(call, m, out, stats, work),
-        }
-    }
-
-    pub(crate) fn apply_backward(
-        &self,
-        call: &Call<'_>,
-        out: &[f32],
-        stats: &[f32],
-        dout: &[f32],
-        gradients: Gradients<'_, f32>,
-        work: &mut [f32],
-    ) -> Result<()> {
-        let (mut gradients, mut done) = (gradients, Ok(()));
-        if self.by_reference {
-            naive::backward(&self.mechanism, call, dout, gradients.reborrow())?;
-        } else {
-            // What queries and keys may hold the forward pass has seen to.
-            let exponent = rescale::gradient_exponent(&self.mechanism, call, dout)?;
-            let divided = (exponent != 0).then(|| rescale::divided(dout, exponent));
-            let saved = Saved { out, stats, dout: divided.as_deref().unwrap_or(dout) };
-            let rescaled = Rescaled::of(&self.mechanism, call);
-            let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
-            done = self.differentiate(&scaled, &saved, gradients.reborrow(), work);
-            if exponent != 0 {
-                rescale::multiply_gradients(&mut gradients, exponent);
-            }
-        }
-        if self.mechanism.is_pooled() || done.is_err() {
-            return done;
-        }
-        let Gradients { dq, dk, dv, mut extras } = gradients;
-        let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];
-        let parameters = extras.iter().map(|(parameter, x)| (parameter.gradient_name(), &*x));
-        range::check_results(call, Some(dout), tokens.into_iter().chain(parameters))
-    }
-
-    fn differentiate(
-        &self,
-        call: &Call<'_>,
-        saved: &Saved<'_>,
-        gradients: Gradients<'_, f32>,
-        work: &mut [f32],
-    ) -> Result<()> {
-        match &self.mechanism {
-            Mechanism::Softmax(m) => structure::dense::softmax_backward(call, m, saved, gradients, work),
-            Mechanism::Uniform(_) => structure::pooled::uniform_backward(call, saved, gradients, work),
-            Mechanism::Infsa(m) => structure::dense::infsa_backward(call, m, saved, gradients, work),
-            Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, saved, gradients, work),
-            Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients, work),
-            Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients, work),
-            Mechanism::Fna(m) => structure::dense::fna_backward(call, m, saved, gradients, work),
-            Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
-                structure::dense::soft_all_backward(call, m, saved, gradients, work)
-            }
-            Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
-                nystrom::with_preset(&self.mechanism, |values, preset| {
-                    nystrom::backward(call, values, preset, saved, gradients, work)
-                })?
-            }
-            Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_backward(call, m, saved, gradients, work),
-            Mechanism::Composed(m) => engine::backward(call, m, saved, gradients, work),
-        }
-    }
-
     fn check_inputs<T>(&self, op: &'static str, inputs: &Inputs<'_, T>, mask: &Mask<'_>) -> Result<()> {
         if mask.causal && !self.causal {
             let problem = "is causal although the operator was made without; pass `causal` to `Operator::new`";

@@ -3,7 +3,7 @@
 use super::naive;
 use crate::{
     ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Result, Scratch, Shape, Strategy,
-    call::Call,
+    call::{Call, Saved},
     check,
     mechanism::LinearInfsa,
     scratch::{cut, scratch_len},
@@ -138,7 +138,8 @@ impl TokenWeights {
         one.fill(1.0);
         let call = self.call(OP, q, k, da, mask)?;
         let gradients = Gradients { dq, dk, dv, extras: ExtraGradients::default() };
-        self.operator.apply_backward(&call, pooled, saved, one, gradients, work)
+        let saved = Saved { out: pooled, stats: saved, dout: one };
+        self.operator.apply_backward(&call, &saved, gradients, work)
     }
 
     fn mechanism(&self) -> &LinearInfsa {
@@ -156,8 +157,8 @@ impl TokenWeights {
         v: &'a [f32],
         mask: &Mask<'a>,
     ) -> Result<Call<'a>> {
-        let extras = Extras::default();
-        check::inputs(op, self.operator.mechanism(), self.shape(), &Inputs { q, k, v, extras }, mask)?;
-        Ok(self.operator.call(q, k.unwrap_or(q), v, &extras, mask))
+        let inputs = Inputs { q, k, v, extras: Extras::default() };
+        check::inputs(op, self.operator.mechanism(), self.shape(), &inputs, mask)?;
+        Ok(self.operator.call(&inputs, mask))
     }
 }
