@@ -32,10 +32,9 @@ pub mod ternary;
 
 pub use error::{Error, Result};
 pub use ops::{
-    Calibration, Extras, Inputs, Mask, Output, Plan, Sequences, SharedClusters, Strategy, attend, attend_sequences,
-    plan,
+    Calibration, Extras, Inputs, Mask, Output, Plan, SharedClusters, Strategy, attend, attend_sequences, plan,
 };
-pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Shape, mechanism};
+pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Sequences, Shape, mechanism};
 
 /// The examples of the README compile and run.
 #[cfg(doctest)]

@@ -7,10 +7,10 @@ use burn::{
     tensor::{Bool, Device, Tensor},
 };
 use resolvent::{
-    Dropout, Error, Extras, Inputs, Mask, Mechanism, Sequences, Strategy, attend, attend_sequences,
-    attention::{MhaInput, MultiHeadAttentionConfig},
+    Dropout, Extras, Inputs, Mask, Mechanism, Sequences, Strategy, attend, attend_sequences,
+    attention::{HeadGroup, MhaInput, MultiHeadAttentionConfig},
 };
-use resolvent_kernels::relative_distance;
+use resolvent_kernels::{Error, relative_distance};
 use support::random;
 
 /// Of 3, 5, 3, 1 and 5 tokens.
@@ -35,11 +35,11 @@ fn part(x: &Tensor<4>, bounds: &[usize], n: usize) -> Tensor<4> {
 #[test]
 fn each_sequence_is_a_call_of_its_own() {
     let device = Device::flex();
-    for id in ["softmax", "fna", "infsa", "linear-infsa", "uniform", "laplacian-exact"] {
+    for id in ["softmax", "fna", "infsa", "linear-infsa", "uniform", "laplacian-exact", "ssa", "routed"] {
         let mechanism = Mechanism::preset(id).unwrap();
         for strategy in STRATEGIES {
             for causal in [false, true] {
-                if causal && ["linear-infsa", "laplacian-exact"].contains(&id) {
+                if causal && ["linear-infsa", "laplacian-exact", "ssa"].contains(&id) {
                     continue;
                 }
                 let [q, k, v] = [(); 3].map(|()| random([1, 2, 17, 4], &device).autodiff().require_grad());
@@ -117,6 +117,29 @@ fn the_module_does_without_padding() {
     }
 }
 
+/// What the module does itself is done sequence by sequence; heads with mechanisms of their own, too.
+#[test]
+fn what_mixes_tokens_stays_within_a_sequence() {
+    let device = Device::flex();
+    let of = |id: &str| Mechanism::preset(id).unwrap();
+    let config = MultiHeadAttentionConfig::new(8, 2, of("softmax"));
+    let groups = vec![
+        HeadGroup { heads: vec![0], mechanism: of("fna") },
+        HeadGroup { heads: vec![1], mechanism: of("softmax") },
+    ];
+    let by_head = config.init(&device).with_head_groups(groups).unwrap();
+    let shared = config.clone().with_kv_heads(Some(1)).with_rotary(true).init(&device);
+    for (what, module) in [("heads", by_head), ("shared heads", shared)] {
+        let tokens = random([1, 17, 8], &device);
+        let input = MhaInput::self_attn(tokens.clone()).sequences(Sequences::new(&BOUNDS).unwrap());
+        let alone = (0..5).map(|n| {
+            let row = tokens.clone().narrow(1, BOUNDS[n], BOUNDS[n + 1] - BOUNDS[n]);
+            module.forward(MhaInput::self_attn(row)).context
+        });
+        assert_close(what, module.forward(input).context, Tensor::cat(alone.collect(), 1));
+    }
+}
+
 #[test]
 fn groups_draw_other_pairs() {
     let device = Device::flex();
@@ -131,14 +154,17 @@ fn groups_draw_other_pairs() {
     assert_eq!(out(), out());
     // Causal: the first rows of both see the same tokens.
     assert_ne!(out()[..40], out()[40..80]);
+    // Every path draws the same pairs.
+    let composed = attend_sequences(&inputs, &mechanism, &sequences, true, Strategy::Composed).unwrap().out;
+    assert!(relative_distance(&values(composed), &out()) <= 1e-5);
 }
 
 #[test]
 fn mistakes_are_named() {
     for bounds in [&[][..], &[0], &[1, 3], &[0, 3, 3], &[0, 5, 4]] {
-        assert!(matches!(Sequences::new(bounds), Err(Error::Field { field: "bounds", .. })), "{bounds:?}");
+        assert!(matches!(Sequences::new(bounds), Err(Error::OutOfRange { field: "bounds", .. })), "{bounds:?}");
     }
-    assert!(matches!(Sequences::cross(&[0, 3], &[0, 1, 2]), Err(Error::Field { field: "keys", .. })));
+    assert!(matches!(Sequences::cross(&[0, 3], &[0, 1, 2]), Err(Error::OutOfRange { field: "keys", .. })));
     let device = Device::flex();
     let x = || random([1, 2, 12, 4], &device);
     let (sequences, softmax) = (Sequences::new(&BOUNDS).unwrap(), Mechanism::preset("softmax").unwrap());

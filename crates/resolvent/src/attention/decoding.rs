@@ -104,7 +104,7 @@ impl MultiHeadAttention {
             return Err(kernels::Error::Unsupported { mechanism: self.mechanism.id(), what: "decoding", why }.into());
         }
         let first = past.as_ref().map_or(0, Past::len);
-        let packed = self.project(tokens, first, None)?;
+        let packed = self.project(tokens, &(first..first + seq).collect::<Vec<_>>(), None)?;
         let cache = match past.take() {
             None => self.cache(&packed).map(Box::new),
             Some(Past { kept: Kept::Cache(cache) }) => Some(cache),

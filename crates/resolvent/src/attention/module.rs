@@ -17,7 +17,9 @@ use super::{
 };
 use crate::{
     Extras, Inputs, Mask, Mechanism, Result, Sequences, Strategy, attend,
-    ops::{attend_packed, linear, merge_heads, projections, split_heads},
+    ops::{
+        attend_packed, attend_packed_sequences, draws, linear, map_sequences, merge_heads, projections, split_heads,
+    },
     ternary::{self, Packed},
 };
 
@@ -156,11 +158,35 @@ impl MultiHeadAttention {
         let fits = batch == 1 && seq == sequences.tokens();
         let got = format!("{} tokens for a query of [{batch}, {seq}, ..]", sequences.tokens());
         field("sequences", got, fits, "as many tokens as the query, whose batch is 1")?;
-        let context = sequences.map(input.query.clone().squeeze_dim(0), |number, query| {
-            let dropout = input.dropout.map(|dropout| dropout.reseeded(number as u64));
-            Ok(self.try_forward(MhaInput { query, dropout, ..input.clone() })?.context)
-        })?;
-        Ok(MhaOutput { context: context.unsqueeze_dim(0) })
+        let (mechanism, mask) = (self.called(&input), input.mask());
+        if self.mixes_by_sequence(&input) {
+            let extras = self.dropped(&input, Extras::default())?;
+            let draws = draws(&mechanism, &extras);
+            let context = map_sequences(sequences, input.query.clone().squeeze_dim(0), draws, |n, query| {
+                let dropout = input.dropout.map(|dropout| dropout.reseeded(n as u64));
+                Ok(self.try_forward(MhaInput { query, dropout, ..input.clone() })?.context)
+            })?;
+            return Ok(MhaOutput { context: context.unsqueeze_dim(0) });
+        }
+        let extras = self.dropped(&input, self.extras())?;
+        let packed = self.project(input.query, &sequences.positions().collect::<Vec<_>>(), None)?;
+        let packed = self.shared_packed(packed);
+        let causal = mask.causal || mechanism.causal();
+        let heads = self.n_heads;
+        let attended = attend_packed_sequences(packed, heads, extras, &mechanism, sequences, causal, self.strategy)?;
+        Ok(MhaOutput { context: self.dropout.forward(self.output(attended)) })
+    }
+
+    /// Whether the module does more with a sequence than its operator does.
+    fn mixes_by_sequence(&self, input: &MhaInput) -> bool {
+        self.value_filter.is_some()
+            || self.codebook.is_some()
+            || self.observer.is_some()
+            || self.causal_span.is_some()
+            || self.grid.is_some()
+            || !self.head_groups.is_empty()
+            || input.mask_attn.is_some()
+            || self.pooled(input).is_some()
     }
 
     /// The projections after the operator.
@@ -179,7 +205,7 @@ impl MultiHeadAttention {
         let Some((key, value)) = input.memory else {
             let grid = input.grid.or(self.grid);
             let extras = input.clusters.into_iter().fold(extras, Extras::with_shared_clusters);
-            let packed = self.project(input.query, 0, grid)?;
+            let packed = self.project_alone(input.query, grid)?;
             return self.attend_projected(packed, grid, mechanism, extras, mask);
         };
         self.check_one_mechanism()?;
@@ -211,9 +237,14 @@ impl MultiHeadAttention {
         })
     }
 
-    /// The projections of a sequence's own tokens, of which the first is number `first`, side by side and turned by their
-    /// positions.
-    pub(super) fn project(&self, tokens: Tensor<3>, first: usize, grid: Option<[usize; 2]>) -> Result<Tensor<3>> {
+    /// As [`Self::project`], for all tokens of a sequence.
+    pub(super) fn project_alone(&self, tokens: Tensor<3>, grid: Option<[usize; 2]>) -> Result<Tensor<3>> {
+        let places = (0..tokens.dims()[1]).collect::<Vec<_>>();
+        self.project(tokens, &places, grid)
+    }
+
+    /// The projections of tokens, which have these `places` in their sequences, side by side and turned by their positions.
+    pub(super) fn project(&self, tokens: Tensor<3>, places: &[usize], grid: Option<[usize; 2]>) -> Result<Tensor<3>> {
         let [_, seq, _] = tokens.dims();
         let fits = grid.is_none_or(|[height, width]| height.checked_mul(width) == Some(seq));
         field(
@@ -234,7 +265,7 @@ impl MultiHeadAttention {
         if !self.rotary || width == values {
             return Ok(packed);
         }
-        let turned = rotate(packed.clone().narrow(2, 0, width - values), self.head_dim(), first, grid);
+        let turned = rotate(packed.clone().narrow(2, 0, width - values), self.head_dim(), places, grid);
         Ok(Tensor::cat(vec![turned, packed.narrow(2, width - values, values)], 2))
     }
 

@@ -5,16 +5,16 @@ use burn::tensor::{Tensor, TensorData};
 /// Base of the frequencies.
 const BASE: f64 = 10_000.0;
 
-/// `x [batch, seq, heads * head_dim]`, whose first token is number `first` of its sequence, with the channel pairs
+/// `x [batch, seq, heads * head_dim]`, whose tokens have these `places` in their sequences, with the channel pairs
 /// `(2 p, 2 p + 1)` of every head turned.
 ///
 /// In a sequence pair `p` turns by `position * 10000^(-2 p / head_dim)`. On a grid of `[height, width]` the first half of the
 /// pairs turns by the row and the second by the column, each with the frequencies `10000^(-4 p / head_dim)`; `head_dim` is a
 /// multiple of 4.
-pub(super) fn rotate(x: Tensor<3>, head_dim: usize, first: usize, grid: Option<[usize; 2]>) -> Tensor<3> {
+pub(super) fn rotate(x: Tensor<3>, head_dim: usize, places: &[usize], grid: Option<[usize; 2]>) -> Tensor<3> {
     let [batch, seq, width] = x.dims();
     let device = x.device();
-    let angles = angles(first, seq, head_dim, grid);
+    let angles = angles(places, head_dim, grid);
     let table = |f: fn(f64) -> f64| {
         let values: Vec<f32> = angles.iter().map(|&angle| f(angle) as f32).collect();
         Tensor::<4>::from_data(TensorData::new(values, [1, seq, 1, head_dim]), &device)
@@ -26,7 +26,7 @@ pub(super) fn rotate(x: Tensor<3>, head_dim: usize, first: usize, grid: Option<[
 }
 
 /// The angle of every token's channels, `[seq, head_dim]`.
-fn angles(first: usize, seq: usize, head_dim: usize, grid: Option<[usize; 2]>) -> Vec<f64> {
+fn angles(places: &[usize], head_dim: usize, grid: Option<[usize; 2]>) -> Vec<f64> {
     let along = if grid.is_some() { head_dim / 4 } else { head_dim / 2 };
     let angle = |position: usize, p: usize| position as f64 * BASE.powf(-(p as f64) / along as f64);
     let channel = |token: usize, channel: usize| match grid {
@@ -34,7 +34,7 @@ fn angles(first: usize, seq: usize, head_dim: usize, grid: Option<[usize; 2]>) -
         Some([_, width]) if channel / 2 < along => angle(token / width, channel / 2),
         Some([_, width]) => angle(token % width, channel / 2 - along),
     };
-    (0..seq * head_dim).map(|i| channel(first + i / head_dim, i % head_dim)).collect()
+    (0..places.len() * head_dim).map(|i| channel(places[i / head_dim], i % head_dim)).collect()
 }
 
 /// The matrix that turns every pair by a right angle, `(a, b)` to `(-b, a)`, as it multiplies rows.

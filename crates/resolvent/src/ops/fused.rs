@@ -13,12 +13,17 @@ use burn::{
 };
 use resolvent_kernels as kernels;
 
-use super::{Extras, Inputs, Mask, Output, Plan, Strategy, clusters::clusters, packed};
+use super::{Extras, Inputs, Mask, Output, Plan, Strategy, bound::Bound, clusters::clusters, packed};
 use crate::{Mechanism, Result};
 
 /// Applies the mechanism through the kernels, fused or naive as `plan` says.
 pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Output> {
-    let call = Call::new(inputs, mechanism, mask, plan)?;
+    apply(inputs, Call::new(inputs, mechanism, mask, plan)?)
+}
+
+/// Carries out a call.
+pub(super) fn apply(inputs: &Inputs, call: Call) -> Result<Output> {
+    let has_lse = matches!(call.operator.mechanism(), Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
     let q = inputs.q.clone();
     // A tied call has no keys: any tensor holds the place.
     let k = inputs.k.as_ref().unwrap_or(&q).clone();
@@ -26,7 +31,6 @@ pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: 
     let [q, k, v] = [q, k, inputs.v.clone()].map(Tensor::into_dispatch);
     match Dispatch::fused_attention(q, k, v, parameters.into_dispatch(), call) {
         Outcome::Done { out, lse, .. } => {
-            let has_lse = matches!(mechanism, Mechanism::Softmax(_) | Mechanism::Ssa(_) | Mechanism::Fna(_));
             let lse = has_lse.then(|| Tensor::from_dispatch(lse));
             Ok(Output { out: Tensor::from_dispatch(out), lse })
         }
@@ -48,7 +52,7 @@ pub(super) fn flattened(extras: &Extras, device: &Device) -> Tensor<1> {
 #[derive(Debug, Clone)]
 pub struct Call {
     /// The mechanism bound to its sizes.
-    pub operator: kernels::Operator,
+    pub operator: Bound,
     /// `[batch, seq_kv]`.
     pub key_mask: Option<Arc<[bool]>>,
     /// `[batch, seq_q]`.
@@ -205,11 +209,11 @@ impl<T: Element + kernels::Element> Storage for T {}
 
 fn forward<T: Storage>(leaves: Leaves<FlexTensor>, call: &Call) -> kernels::Result<Outcome<Flex>> {
     let operator = &call.operator;
-    let shape = *operator.shape();
+    let shape = operator.shape();
     let leaves = Contiguous::new(leaves);
     let mut out = vec![T::default(); operator.out_len()];
     let stats = run_forward(&leaves.inputs::<T>(call), call, &mut out)?;
-    let lse = operator.lse(&stats).unwrap_or(&[]).to_vec();
+    let lse = operator.lse(&stats).unwrap_or_default();
     let lse_shape = if lse.is_empty() { [0, 0, 0] } else { [shape.batch, shape.heads, shape.seq_q] };
     Ok(Outcome::Done {
         out: tensor(out, [shape.batch, shape.heads, operator.out_seq(), shape.value_dim]),
@@ -246,7 +250,7 @@ pub(super) fn run_forward<T: Storage>(
     call: &Call,
     out: &mut [T],
 ) -> kernels::Result<Arc<[f32]>> {
-    let mut stats = vec![0.0; call.operator.plan().stats];
+    let mut stats = vec![0.0; call.operator.stats()];
     with_scratch(|scratch| call.operator.forward(inputs, &call.mask(), out, &mut stats, scratch))?;
     Ok(stats.into())
 }
@@ -266,14 +270,15 @@ pub(super) fn run_backward<T: Storage>(
         (extras, rest) = (extras.with(parameter, room), tail);
     }
     let mut gradients = kernels::Gradients { dq, dk, dv, extras };
-    let Saved { out, stats, dout } = saved;
     let operator = &call.operator;
-    let done =
-        with_scratch(|scratch| operator.backward(inputs, &call.mask(), out, stats, dout, &mut gradients, scratch));
+    let done = with_scratch(|scratch| operator.backward(inputs, &call.mask(), saved, &mut gradients, scratch));
     // A training that scales its loss looks for gradients beyond f32, and leaves out the step: they stay as they are. So do those
     // of landmarks that lie too close together to be exact, of which a step of training has others.
-    if !matches!(done, Err(kernels::Error::Overflow { .. } | kernels::Error::Close { .. })) {
-        done?;
+    match done {
+        Err(error) if !matches!(error.cause(), kernels::Error::Overflow { .. } | kernels::Error::Close { .. }) => {
+            return Err(error);
+        }
+        _ => {}
     }
     Ok((!parameters.is_empty()).then_some(parameters))
 }
@@ -281,16 +286,17 @@ pub(super) fn run_backward<T: Storage>(
 impl Call {
     /// The call that `plan` decided on.
     pub(super) fn new(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Self> {
-        let strategy = match plan.strategy {
-            Strategy::Reference => kernels::Strategy::Reference,
-            _ => kernels::Strategy::Fused,
-        };
-        let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, strategy)?;
+        let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, of_kernels(plan.strategy))?;
         let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
-        let parameters = inputs.extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
         let clusters = clusters(inputs, mechanism, mask, &plan.shape)?;
+        Ok(Self { key_mask, query_mask, clusters, ..Self::bound(inputs, Bound::Batch(operator)) })
+    }
+
+    /// The call of an operator without masks.
+    pub(super) fn bound(inputs: &Inputs, operator: Bound) -> Self {
+        let parameters = inputs.extras.parameters.iter().map(|(&p, extra)| (p, extra.shape.iter().product())).collect();
         let Extras { landmark_indices, dropout, .. } = inputs.extras.clone();
-        Ok(Self { operator, key_mask, query_mask, parameters, clusters, landmark_indices, dropout })
+        Self { operator, key_mask: None, query_mask: None, parameters, clusters: None, landmark_indices, dropout }
     }
 
     /// The mechanism's own tensors out of `flat`, where they lie end to end.
@@ -311,6 +317,14 @@ impl Call {
     fn mask(&self) -> kernels::Mask<'_> {
         // Causality is part of the operator.
         kernels::Mask { causal: false, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
+    }
+}
+
+/// The strategy as the kernels name it.
+pub(super) fn of_kernels(strategy: Strategy) -> kernels::Strategy {
+    match strategy {
+        Strategy::Reference => kernels::Strategy::Reference,
+        _ => kernels::Strategy::Fused,
     }
 }
 

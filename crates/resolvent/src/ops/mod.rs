@@ -1,6 +1,7 @@
 //! The functional surface: [`attend`] and [`plan`].
 
 mod autodiff;
+mod bound;
 mod calibration;
 mod clusters;
 mod composed;
@@ -25,10 +26,11 @@ pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub(crate) use linear::linear_layer;
 pub(crate) use mlp::mlp;
-pub(crate) use packed::{attend_packed, merge_heads, projections, split_heads};
+pub(crate) use packed::{attend_packed, attend_packed_sequences, merge_heads, projections, split_heads};
 pub(crate) use plan::is_flex;
 pub use plan::{Plan, Strategy, plan};
-pub use sequences::{Sequences, attend_sequences};
+pub use sequences::attend_sequences;
+pub(crate) use sequences::{draws, map as map_sequences};
 pub use token_weights::token_weights;
 
 use crate::{Mechanism, Result};

@@ -17,8 +17,9 @@ use super::{
     Extras, Inputs, Mask, Strategy,
     fused::{self, Call, FusedAttention, Outcome, Saved, Storage, contiguous, slice, tensor, with_scratch},
     plan,
+    sequences::{attend_sequences, bound},
 };
-use crate::{Mechanism, Result, Shape};
+use crate::{Mechanism, Result, Sequences, Shape};
 
 /// How many projections the mechanism has: queries, keys, values; queries are keys when tied, and `uniform` reads
 /// neither.
@@ -43,16 +44,40 @@ pub(crate) fn attend_packed(
     views.extras = extras.clone();
     let plan = plan(&views, mechanism, mask, strategy)?;
     if plan.kernel.is_some() {
-        let call = Call::new(&views, mechanism, mask, &plan)?;
-        let parameters = fused::flattened(&extras, &packed.device());
-        return match Dispatch::fused_packed(packed.into_dispatch(), parameters.into_dispatch(), call) {
-            Outcome::Done { out, .. } => Ok(Tensor::from_dispatch(out)),
-            Outcome::Failed(error) => Err(error.into()),
-        };
+        return carry_out(packed, &extras, Call::new(&views, mechanism, mask, &plan)?);
     }
     let mut inputs = split_heads(packed, heads, mechanism);
     inputs.extras = extras;
     Ok(merge_heads(super::attend(&inputs, mechanism, mask, plan.strategy)?.out))
+}
+
+/// As [`attend_packed`], for sequences that lie end to end in a batch of one.
+pub(crate) fn attend_packed_sequences(
+    packed: Tensor<3>,
+    heads: usize,
+    extras: Extras,
+    mechanism: &Mechanism,
+    sequences: &Sequences,
+    causal: bool,
+    strategy: Strategy,
+) -> Result<Tensor<3>> {
+    let mut views = split_heads(packed.clone().detach(), heads, mechanism);
+    views.extras = extras.clone();
+    if let Some(operator) = bound(&views, mechanism, sequences, causal, strategy)? {
+        return carry_out(packed, &extras, Call::bound(&views, operator));
+    }
+    let mut inputs = split_heads(packed, heads, mechanism);
+    inputs.extras = extras;
+    Ok(merge_heads(attend_sequences(&inputs, mechanism, sequences, causal, strategy)?.out))
+}
+
+/// Runs the kernels on projections that lie side by side.
+fn carry_out(packed: Tensor<3>, extras: &Extras, call: Call) -> Result<Tensor<3>> {
+    let parameters = fused::flattened(extras, &packed.device());
+    match Dispatch::fused_packed(packed.into_dispatch(), parameters.into_dispatch(), call) {
+        Outcome::Done { out, .. } => Ok(Tensor::from_dispatch(out)),
+        Outcome::Failed(error) => Err(error.into()),
+    }
 }
 
 /// The projections as views of their heads.
@@ -78,7 +103,7 @@ pub(super) fn forward<T: Storage>(
     call: &Call,
 ) -> kernels::Result<Outcome<Flex>> {
     let (qkv, parameters) = (contiguous(qkv), contiguous(parameters));
-    let (shape, out_seq) = (call.operator.shape(), call.operator.out_seq());
+    let (shape, out_seq) = (&call.operator.shape(), call.operator.out_seq());
     with_scratch(|memory| {
         let sizes = [projections(call.operator.mechanism()) * shape.q_len(), call.operator.out_len()];
         let [heads, out] = cut::<T, 2>(memory, sizes);
@@ -100,7 +125,7 @@ pub(super) fn backward<T: Storage>(
 ) -> kernels::Result<[Option<FlexTensor>; 2]> {
     let (qkv, parameters, out, dout) =
         (contiguous(qkv), contiguous(parameters), contiguous(saved.out), contiguous(saved.dout));
-    let (shape, mechanism) = (call.operator.shape(), call.operator.mechanism());
+    let (shape, mechanism) = (&call.operator.shape(), call.operator.mechanism());
     let (part, out_seq, out_len) = (shape.q_len(), call.operator.out_seq(), call.operator.out_len());
     let parts = projections(mechanism);
     with_scratch(|memory| {

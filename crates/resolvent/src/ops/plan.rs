@@ -108,7 +108,7 @@ fn choose(strategy: Strategy, device: &Device, dtype: DType, few: bool) -> Resul
 }
 
 /// Whether the kernels store such tensors.
-fn is_fused(dtype: DType) -> bool {
+pub(super) fn is_fused(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn is_flex(device: &Device) -> bool {
 }
 
 /// Checks shapes, storage types and devices; returns the sizes.
-fn check(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Result<Shape> {
+pub(super) fn check(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Result<Shape> {
     let Inputs { q, k, v, extras } = inputs;
     let [batch, heads, seq_q, head_dim] = q.dims();
     let keys = match (k, mechanism.tied()) {

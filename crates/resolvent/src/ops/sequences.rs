@@ -3,125 +3,79 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use resolvent_kernels as kernels;
+use resolvent_kernels::{self as kernels, Heads, Sequences, VarlenOperator};
 
-use super::{Extras, Inputs, Mask, Output, Strategy, attend};
-use crate::{Error, Mechanism, Parameter, Result, mechanism::LinearInfsa};
+use super::{
+    Extras, Inputs, Mask, Output, Strategy, attend,
+    bound::{self, Bound},
+    fused::{self, Call, of_kernels},
+    plan::{self, is_flex, is_fused},
+};
+use crate::{Mechanism, Parameter, Result, mechanism::LinearInfsa};
 
-/// Where sequences that lie end to end begin and end: their cumulative lengths.
-///
-/// ```
-/// use resolvent::Sequences;
-/// let reviews = Sequences::new(&[0, 3, 8, 11])?; // of 3, 5 and 3 tokens
-/// assert_eq!((reviews.len(), reviews.tokens()), (3, 11));
-/// # Ok::<(), resolvent::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sequences {
-    queries: Vec<usize>,
-    /// Of cross-attention.
-    keys: Option<Vec<usize>>,
-}
-
-/// Sequences of equal lengths: one batch.
+/// Sequences that are computed as one batch.
 struct Group {
     /// Of queries, and of keys.
     lengths: [usize; 2],
     members: Vec<usize>,
 }
 
-impl Sequences {
-    /// The sequences between `bounds`, cumulative lengths from 0: self-attention.
-    ///
-    /// # Errors
-    /// [`Error::Field`] unless they start with 0 and ascend: no sequence may be empty.
-    pub fn new(bounds: &[usize]) -> Result<Self> {
-        Ok(Self { queries: ascending("bounds", bounds)?, keys: None })
+/// The sequences by their lengths, or, `alone`, each by itself.
+fn groups(sequences: &Sequences, alone: bool) -> Vec<Group> {
+    let lengths = |n: usize| [sequences.range(n).len(), sequences.key_range(n).len()];
+    let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for n in 0..sequences.len() {
+        groups.entry((if alone { n } else { 0 }, lengths(n))).or_default().push(n);
     }
+    groups.into_iter().map(|((_, lengths), members)| Group { lengths, members }).collect()
+}
 
-    /// The sequences of queries between `queries`, each with the sequence of keys at the same place between `keys`.
-    ///
-    /// # Errors
-    /// As [`Sequences::new`]; [`Error::Field`] unless there are as many.
-    pub fn cross(queries: &[usize], keys: &[usize]) -> Result<Self> {
-        let (queries, keys) = (ascending("queries", queries)?, ascending("keys", keys)?);
-        if queries.len() != keys.len() {
-            let got = format!("{} sequences beside {} of queries", keys.len() - 1, queries.len() - 1);
-            return Err(Error::Field { field: "keys", got, expected: "one sequence of keys per sequence of queries" });
-        }
-        Ok(Self { queries, keys: Some(keys) })
-    }
+/// Whether what is drawn for a sequence depends on its place in a batch.
+pub(crate) fn draws(mechanism: &Mechanism, extras: &Extras) -> bool {
+    extras.dropout.is_some() || mechanism.drawn_landmarks().is_some() || mechanism.clustering().is_some()
+}
 
-    /// How many sequences there are.
-    pub fn len(&self) -> usize {
-        self.queries.len() - 1
+/// What `f` makes of `x [tokens, dim]`, given as batches `[sequences, length, dim]`: of equal length, or one by one where it draws; with the
+/// number of the first.
+///
+/// # Errors
+/// Those of `f`.
+pub(crate) fn map(
+    sequences: &Sequences,
+    x: Tensor<2>,
+    draws: bool,
+    mut f: impl FnMut(usize, Tensor<3>) -> Result<Tensor<3>>,
+) -> Result<Tensor<2>> {
+    let [_, dim] = x.dims();
+    let (device, groups) = (x.device(), groups(sequences, draws));
+    let mut parts = Vec::with_capacity(groups.len());
+    for group in &groups {
+        let rows = group.queries(sequences);
+        let batch = x.clone().select(0, indices(&rows, &device));
+        let made = f(group.members[0], batch.reshape([group.members.len(), group.lengths[0], dim]))?;
+        parts.push(made.flatten::<2>(0, 1));
     }
+    Ok(Tensor::cat(parts, 0).select(0, home(sequences, &groups, &device)))
+}
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Tokens of all sequences; of cross-attention, queries.
-    pub fn tokens(&self) -> usize {
-        self.queries[self.len()]
-    }
-
-    fn keys(&self) -> &[usize] {
-        self.keys.as_ref().unwrap_or(&self.queries)
-    }
-
-    /// The sequences by their lengths.
-    fn groups(&self) -> Vec<Group> {
-        let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
-        for n in 0..self.len() {
-            let length = |bounds: &[usize]| bounds[n + 1] - bounds[n];
-            groups.entry([length(&self.queries), length(self.keys())]).or_default().push(n);
-        }
-        groups.into_iter().map(|(lengths, members)| Group { lengths, members }).collect()
-    }
-
-    /// What `f` makes of `x [tokens, dim]`, given as batches `[sequences, length, dim]` of equal length, with their numbers from 0.
-    ///
-    /// # Errors
-    /// Those of `f`.
-    pub(crate) fn map(
-        &self,
-        x: Tensor<2>,
-        mut f: impl FnMut(usize, Tensor<3>) -> Result<Tensor<3>>,
-    ) -> Result<Tensor<2>> {
-        let [_, dim] = x.dims();
-        let (device, groups) = (x.device(), self.groups());
-        let mut parts = Vec::with_capacity(groups.len());
-        for (number, group) in groups.iter().enumerate() {
-            let rows = group.rows(&self.queries);
-            let batch = x.clone().select(0, indices(&rows, &device));
-            let made = f(number, batch.reshape([group.members.len(), group.lengths[0], dim]))?;
-            parts.push(made.flatten::<2>(0, 1));
-        }
-        Ok(Tensor::cat(parts, 0).select(0, self.home(&groups, &device)))
-    }
-
-    /// Where each query lies once the groups are end to end.
-    fn home(&self, groups: &[Group], device: &Device) -> Tensor<1, Int> {
-        let mut places = vec![0; self.tokens()];
-        let rows = groups.iter().flat_map(|group| group.rows(&self.queries));
-        rows.enumerate().for_each(|(place, row)| places[row] = place);
-        indices(&places, device)
-    }
+/// Where each query lies once the groups are end to end.
+fn home(sequences: &Sequences, groups: &[Group], device: &Device) -> Tensor<1, Int> {
+    let mut places = vec![0; sequences.tokens()];
+    let rows = groups.iter().flat_map(|group| group.queries(sequences));
+    rows.enumerate().for_each(|(place, row)| places[row] = place);
+    indices(&places, device)
 }
 
 impl Group {
-    /// The places of the group's tokens.
-    fn rows(&self, bounds: &[usize]) -> Vec<usize> {
-        self.members.iter().flat_map(|&n| bounds[n]..bounds[n + 1]).collect()
+    /// The places of the group's queries.
+    fn queries(&self, sequences: &Sequences) -> Vec<usize> {
+        self.members.iter().flat_map(|&n| sequences.range(n)).collect()
     }
-}
 
-fn ascending(field: &'static str, bounds: &[usize]) -> Result<Vec<usize>> {
-    let ok = bounds.len() > 1 && bounds[0] == 0 && bounds.windows(2).all(|pair| pair[0] < pair[1]);
-    let expected = "cumulative lengths: 0, then ever larger numbers";
-    if ok { Ok(bounds.to_vec()) } else { Err(Error::Field { field, got: format!("{bounds:?}"), expected }) }
+    /// The places of its keys.
+    fn keys(&self, sequences: &Sequences) -> Vec<usize> {
+        self.members.iter().flat_map(|&n| sequences.key_range(n)).collect()
+    }
 }
 
 fn indices(rows: &[usize], device: &Device) -> Tensor<1, Int> {
@@ -134,7 +88,8 @@ fn indices(rows: &[usize], device: &Device) -> Tensor<1, Int> {
 /// its own, and nothing is spent on padding. `inputs` are `[1, heads, tokens, channels]`, `out` is
 /// `[1, heads, tokens, value_dim]`, `lse` `[1, heads, tokens]`.
 ///
-/// Sequences of equal length are computed as one batch.
+/// On Flex it is one call of [`kernels::VarlenOperator`]. Elsewhere sequences of equal length are computed as one batch. Dropout is
+/// [`reseeded`](crate::Dropout::reseeded) by a sequence's number.
 ///
 /// # Errors
 /// As [`attend`]; [`kernels::Error::Shape`] where bounds and tensors differ; [`kernels::Error::Unsupported`] for tensors that belong to a
@@ -146,13 +101,57 @@ pub fn attend_sequences(
     causal: bool,
     strategy: Strategy,
 ) -> Result<Output> {
+    match bound(inputs, mechanism, sequences, causal, strategy)? {
+        Some(operator) => fused::apply(inputs, Call::bound(inputs, operator)),
+        None => by_groups(inputs, mechanism, sequences, causal, strategy),
+    }
+}
+
+/// The operator of the kernels where it serves the call; the content of `inputs` is read where the mechanism makes clusters of it.
+pub(super) fn bound(
+    inputs: &Inputs,
+    mechanism: &Mechanism,
+    sequences: &Sequences,
+    causal: bool,
+    strategy: Strategy,
+) -> Result<Option<Bound>> {
     check(inputs, mechanism, sequences)?;
-    let (device, groups) = (inputs.q.device(), sequences.groups());
+    let shape = plan::check(inputs, mechanism, &Mask::none())?;
+    let (q, k) = (&inputs.q, inputs.k.as_ref().unwrap_or(&inputs.q));
+    if strategy == Strategy::Composed || !is_flex(&q.device()) || !is_fused(q.dtype()) {
+        return Ok(None);
+    }
+    let heads =
+        Heads { heads: shape.heads, kv_heads: shape.heads, head_dim: shape.head_dim, value_dim: shape.value_dim };
+    let operator = match VarlenOperator::new(mechanism, heads, sequences, causal, of_kernels(strategy)) {
+        // What has no fused path may have another.
+        Err(error) if strategy == Strategy::Auto && matches!(error.cause(), kernels::Error::Unsupported { .. }) => {
+            return Ok(None);
+        }
+        operator => operator?,
+    };
+    let extras = inputs.extras.codebook.iter().fold(kernels::Extras::default(), |extras, x| extras.with_codebook(x));
+    if mechanism.clustering().is_none() {
+        return Ok(Some(bound::of_sequences(operator, [&[], &[]], extras)?));
+    }
+    let host = |x: &Tensor<4>| x.to_data().iter::<f32>().collect::<Vec<_>>();
+    Ok(Some(bound::of_sequences(operator, [&host(q), &host(k)], extras)?))
+}
+
+/// Sequences of equal length as one batch.
+fn by_groups(
+    inputs: &Inputs,
+    mechanism: &Mechanism,
+    sequences: &Sequences,
+    causal: bool,
+    strategy: Strategy,
+) -> Result<Output> {
+    let (device, groups) = (inputs.q.device(), groups(sequences, draws(mechanism, &inputs.extras)));
     let (mut outs, mut sums) = (Vec::new(), Vec::new());
-    for (number, group) in groups.iter().enumerate() {
+    for group in &groups {
         let (size, [seq_q, seq_kv]) = (group.members.len(), group.lengths);
-        let queries = indices(&group.rows(&sequences.queries), &device);
-        let keys = indices(&group.rows(sequences.keys()), &device);
+        let queries = indices(&group.queries(sequences), &device);
+        let keys = indices(&group.keys(sequences), &device);
         let batch = |x: &Tensor<4>, rows: &Tensor<1, Int>, seq: usize| {
             let [_, heads, _, channels] = x.dims();
             x.clone().select(2, rows.clone()).reshape([heads, size, seq, channels]).swap_dims(0, 1)
@@ -161,7 +160,7 @@ pub fn attend_sequences(
             q: batch(&inputs.q, &queries, seq_q),
             k: inputs.k.as_ref().map(|k| batch(k, &keys, seq_kv)),
             v: batch(&inputs.v, &keys, seq_kv),
-            extras: of_group(&inputs.extras, number),
+            extras: of_sequence(&inputs.extras, group.members[0]),
         };
         let mask = Mask { causal, ..Mask::none() };
         let Output { out, lse } = attend(&call, mechanism, &mask, strategy)?;
@@ -169,19 +168,20 @@ pub fn attend_sequences(
         outs.push(out.swap_dims(0, 1).reshape([1, heads, size * seq_q, channels]));
         sums.extend(lse.map(|lse| lse.swap_dims(0, 1).reshape([1, heads, size * seq_q])));
     }
-    let home = sequences.home(&groups, &device);
+    let home = home(sequences, &groups, &device);
     let lse = (!sums.is_empty()).then(|| Tensor::cat(sums, 2).select(2, home.clone()));
     Ok(Output { out: Tensor::cat(outs, 2).select(2, home), lse })
 }
 
-/// The extras of a group's call: each draws other pairs to leave out.
-pub(crate) fn of_group(extras: &Extras, number: usize) -> Extras {
+/// The extras of a sequence's call: each draws other pairs to leave out.
+fn of_sequence(extras: &Extras, n: usize) -> Extras {
     match extras.dropout {
-        Some(dropout) => extras.clone().with_dropout(dropout.reseeded(number as u64)),
+        Some(dropout) => extras.clone().with_dropout(dropout.reseeded(n as u64)),
         None => extras.clone(),
     }
 }
 
+/// Whether tensors and sequences fit.
 fn check(inputs: &Inputs, mechanism: &Mechanism, sequences: &Sequences) -> Result<()> {
     let refused = |what, why| Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
     let extras = &inputs.extras;
@@ -195,7 +195,7 @@ fn check(inputs: &Inputs, mechanism: &Mechanism, sequences: &Sequences) -> Resul
         return refused("sequences end to end", "it returns one row per sequence; set broadcast to true");
     }
     let k = inputs.k.as_ref().unwrap_or(&inputs.q);
-    let keys = *sequences.keys().last().expect("bounds are not empty");
+    let keys = sequences.keys();
     for (left, tensor, tokens) in [("q", &inputs.q, sequences.tokens()), ("k", k, keys), ("v", &inputs.v, keys)] {
         let [batch, _, seq, _] = tensor.dims();
         if batch != 1 || seq != tokens {

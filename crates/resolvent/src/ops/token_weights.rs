@@ -18,7 +18,7 @@ use super::{
     Inputs, Mask, Strategy,
     autodiff::{WeightsBackward, track_weights},
     composed,
-    fused::{contiguous, host_mask, slice, tensor, with_scratch},
+    fused::{contiguous, host_mask, of_kernels, slice, tensor, with_scratch},
     plan,
 };
 use crate::{Mechanism, Result, mechanism::LinearInfsa};
@@ -44,11 +44,7 @@ pub fn token_weights(
     if plan.kernel.is_none() {
         return Ok(composed::token_weights(&inputs, mechanism, mask, plan.shape));
     }
-    let strategy = match plan.strategy {
-        Strategy::Reference => kernels::Strategy::Reference,
-        _ => kernels::Strategy::Fused,
-    };
-    let weights = kernels::TokenWeights::new(mechanism, plan.shape, strategy)?;
+    let weights = kernels::TokenWeights::new(mechanism, plan.shape, of_kernels(plan.strategy))?;
     let call = Call { weights, key: mask.key.as_ref().map(host_mask), query: mask.query.as_ref().map(host_mask) };
     let q = inputs.q.cast(FloatDType::F32);
     let k = inputs.k.map_or_else(|| q.clone(), |k| k.cast(FloatDType::F32));
