@@ -5,7 +5,7 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 use resolvent::{
-    Mechanism, Parameter,
+    Mechanism, Parameter, Sequences,
     models::{LanguageConfig, LanguageModel, NormOrder, Positions, TextConfig},
 };
 
@@ -89,6 +89,31 @@ fn token_by_token_gives_the_logits_of_the_whole() {
             }
         }
     }
+}
+
+#[test]
+fn texts_end_to_end_are_read_as_if_alone() {
+    let texts = Sequences::new(&[0, 7, 8, 20, 33]).unwrap();
+    for layers in PATTERNS {
+        for model in variants(layers) {
+            let tokens = tokens(33, 33).narrow(0, 0, 1);
+            let together = values(model.forward_sequences(tokens.clone(), &texts).unwrap());
+            let alone = (0..4).map(|n| {
+                let range = texts.range(n);
+                model.try_forward(tokens.clone().narrow(1, range.start, range.len())).unwrap()
+            });
+            let alone = values(Tensor::cat(alone.collect(), 1));
+            let gap = together.iter().zip(&alone).fold(0.0_f32, |gap, (a, b)| gap.max((a - b).abs()));
+            assert!(gap <= 1e-5, "{layers:?}: {gap}");
+        }
+    }
+    let [model, _] = variants(&[r#"{"mechanism": "softmax"}"#]);
+    let error = |seq: usize, bounds: &[usize]| {
+        let texts = Sequences::new(bounds).unwrap();
+        model.forward_sequences(tokens(seq, 0).narrow(0, 0, 1), &texts).unwrap_err().to_string()
+    };
+    assert!(error(33, &[0, 7, 20]).contains("`sequences`"));
+    assert!(error(CONTEXT + 3, &[0, 1, CONTEXT + 3]).contains("context"));
 }
 
 #[test]

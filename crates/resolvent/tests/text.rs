@@ -5,7 +5,7 @@ use burn::{
     tensor::{Bool, Device, Int, Tensor},
 };
 use resolvent::{
-    Error, Mechanism,
+    Error, Mechanism, Sequences,
     attention::MhaInput,
     models::{NormOrder, TextConfig},
 };
@@ -46,6 +46,26 @@ fn padding_changes_no_answer_and_gets_no_gradient() {
         assert!(row(28).iter().all(|&g| g == 0.0), "{id}: padding learns");
         assert!(row(7).iter().any(|&g| g != 0.0) && embedding.iter().all(|g| g.is_finite()), "{id}");
     }
+}
+
+#[test]
+fn texts_end_to_end_are_classified_as_if_alone() {
+    let device = Device::flex();
+    let texts = Sequences::new(&[0, 5, 6, 12]).unwrap();
+    let tokens = Tensor::<2, Int>::from_ints([[3, 9, 4, 4, 8, 20, 7, 5, 9, 1, 2, 28]], &device);
+    for id in Mechanism::IDS {
+        let model = config(id).try_init_classifier(3, &device).unwrap();
+        let together = model.forward_sequences(tokens.clone(), &texts).unwrap();
+        let alone = (0..3).map(|n| {
+            let range = texts.range(n);
+            model.forward(tokens.clone().narrow(1, range.start, range.len()), None)
+        });
+        let gap: f32 = (together - Tensor::cat(alone.collect(), 0)).abs().max().into_scalar();
+        assert!(gap < 1e-5, "{id}: {gap}");
+    }
+    let model = config("softmax").try_init_classifier(3, &device).unwrap();
+    let texts = Sequences::new(&[0, 5, 6]).unwrap();
+    assert!(matches!(model.forward_sequences(tokens, &texts), Err(Error::Field { field: "sequences", .. })));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DropPath, LayerNorm};
 use crate::{
-    Dropout, Result,
+    Dropout, Result, Sequences,
     attention::{HELD_TOKENS, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
     ops::{SharedClusters, gelu, mlp},
     ternary,
@@ -62,6 +62,8 @@ pub struct Visible {
     pub dropout: Option<Dropout>,
     /// A plan of clusters that several blocks use, see [`MhaInput::share_clusters`].
     pub clusters: Option<SharedClusters>,
+    /// Sequences end to end in a batch of one, see [`MhaInput::sequences`].
+    pub sequences: Option<Sequences>,
 }
 
 impl Visible {
@@ -177,6 +179,9 @@ impl Block {
             }
             if let Some(clusters) = &visible.clusters {
                 input = input.share_clusters(clusters.clone());
+            }
+            if let Some(sequences) = &visible.sequences {
+                input = input.sequences(sequences.clone());
             }
             let input = if visible.causal { input.causal() } else { input };
             Ok(self.drop_path.forward(self.attention.try_forward(input)?.context))

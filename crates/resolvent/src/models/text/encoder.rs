@@ -8,7 +8,8 @@ use burn::{
 
 use super::positions::sinusoids;
 use crate::{
-    Result,
+    Result, Sequences,
+    attention::field,
     models::{Block, LayerNorm, Visible},
 };
 
@@ -45,7 +46,13 @@ impl TextEncoder {
 
     /// As [`TextEncoder::forward`], with the embeddings times `scale`.
     pub(super) fn forward_scaled(&self, tokens: Tensor<2, Int>, visible: &Visible, scale: f64) -> Result<Tensor<3>> {
-        let mut x = embed(&self.embedding, &self.dropout, tokens, 0, scale);
+        let [_, seq] = tokens.dims();
+        let positions: Vec<usize> = match &visible.sequences {
+            Some(sequences) => sequences.positions().collect(),
+            None => (0..seq).collect(),
+        };
+        field("sequences", positions.len(), positions.len() == seq, "as many tokens as there are")?;
+        let mut x = embed(&self.embedding, &self.dropout, tokens, &positions, scale);
         let mut visible = visible.clone();
         for (index, block) in self.blocks.iter().enumerate() {
             visible = visible.sharing(index, self.plan_layers);
@@ -55,19 +62,18 @@ impl TextEncoder {
     }
 }
 
-/// `tokens [batch, seq]`, of which the first is number `first` of its text, with their positions: `[batch, seq, dim]`.
+/// `tokens [batch, seq]`, which have these `positions` in their texts, with them: `[batch, seq, dim]`.
 pub(super) fn embed(
     embedding: &Embedding,
     dropout: &Dropout,
     tokens: Tensor<2, Int>,
-    first: usize,
+    positions: &[usize],
     scale: f64,
 ) -> Tensor<3> {
-    let [_, seq] = tokens.dims();
     let x = embedding.forward(tokens);
     let x = if scale == 1.0 { x } else { x * scale };
     let [_, _, dim] = x.dims();
-    let positions = sinusoids(first, seq, dim, &x.device());
+    let positions = sinusoids(positions, dim, &x.device());
     dropout.forward(x + positions)
 }
 
@@ -117,6 +123,17 @@ impl TextClassifier {
     /// Whatever the attention refuses.
     pub fn try_forward(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Result<Tensor<2>> {
         self.forward_visible(tokens, &Visible { padding, ..Default::default() })
+    }
+
+    /// Class logits `[texts, classes]` of texts end to end, `tokens [1, seq]`: as [`TextClassifier::try_forward`] of each, without padding.
+    ///
+    /// # Errors
+    /// [`crate::Error::Field`] where `texts` and tokens differ in number; whatever the attention refuses.
+    pub fn forward_sequences(&self, tokens: Tensor<2, Int>, texts: &Sequences) -> Result<Tensor<2>> {
+        let visible = Visible { sequences: Some(texts.clone()), ..Visible::default() };
+        let encoded: Tensor<2> = self.encoder.forward_scaled(tokens, &visible, 1.0)?.squeeze_dim(0);
+        let of_text = |n: usize| encoded.clone().slice([texts.range(n)]).mean_dim(0);
+        Ok(self.head.forward(Tensor::cat((0..texts.len()).map(of_text).collect(), 0)))
     }
 
     /// As [`TextClassifier::try_forward`], with tokens hidden from the attention of others; the head still reads the mean of all.

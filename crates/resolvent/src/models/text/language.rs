@@ -3,11 +3,11 @@
 use burn::{
     module::{Module, Param},
     nn::{Dropout, Embedding},
-    tensor::{Int, Tensor},
+    tensor::{Int, Tensor, TensorData},
 };
 
 use crate::{
-    Result,
+    Result, Sequences,
     attention::{Past, field},
     models::{Block, LayerNorm, Visible},
 };
@@ -70,11 +70,37 @@ impl LanguageModel {
     /// # Errors
     /// [`crate::Error::Field`] for more tokens than the context; whatever the attention refuses.
     pub fn try_forward(&self, tokens: Tensor<2, Int>) -> Result<Tensor<3>> {
-        let visible = Visible { causal: true, ..Visible::default() };
-        let mut x = self.embed(tokens, 0)?;
-        for block in &self.blocks {
-            x = block.forward_visible(x, &visible)?;
-        }
+        let x = self.embed(tokens, 0)?;
+        self.forward_visible(x, &Visible { causal: true, ..Visible::default() })
+    }
+
+    /// As [`LanguageModel::try_forward`], for texts end to end in `tokens [1, seq]`, each read as if it were alone, without padding.
+    ///
+    /// # Errors
+    /// As there; [`crate::Error::Field`] where `texts` and tokens differ in number.
+    pub fn forward_sequences(&self, tokens: Tensor<2, Int>, texts: &Sequences) -> Result<Tensor<3>> {
+        let [batch, seq] = tokens.dims();
+        let fits = [batch, seq] == [1, texts.tokens()];
+        let got = format!("{} tokens beside [{batch}, {seq}]", texts.tokens());
+        field("sequences", got, fits, "as many tokens as there are, in a batch of one")?;
+        let longest = (0..texts.len()).map(|n| texts.range(n).len()).max().unwrap_or(0);
+        field("tokens", longest, longest <= self.context, "at most the model's context")?;
+        let x = self.embedding.forward(tokens);
+        let x = match &self.positions {
+            Some(table) => {
+                let places: Vec<i64> = texts.positions().map(|place| place as i64).collect();
+                let places = Tensor::from_data(TensorData::new(places, [seq]), &x.device());
+                x + table.val().select(0, places).unsqueeze()
+            }
+            None => x,
+        };
+        let visible = Visible { causal: true, sequences: Some(texts.clone()), ..Visible::default() };
+        self.forward_visible(self.dropout.forward(x), &visible)
+    }
+
+    /// The logits of embedded tokens.
+    fn forward_visible(&self, x: Tensor<3>, visible: &Visible) -> Result<Tensor<3>> {
+        let x = self.blocks.iter().try_fold(x, |x, block| block.forward_visible(x, visible))?;
         Ok(self.logits(x))
     }
 

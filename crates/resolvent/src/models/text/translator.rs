@@ -150,7 +150,8 @@ impl Translator {
     ) -> Result<Tensor<3>> {
         let source = self.encode(source, source_padding.clone())?;
         let visible = Visible { padding: target_padding, causal: true, ..Visible::default() };
-        let mut x = embed(&self.encoder.embedding, &self.dropout, target, 0, self.scale());
+        let places: Vec<usize> = (0..target.dims()[1]).collect();
+        let mut x = embed(&self.encoder.embedding, &self.dropout, target, &places, self.scale());
         for block in &self.blocks {
             x = block.forward(x, &visible, &source, &source_padding)?;
         }
@@ -173,7 +174,7 @@ impl Translator {
     /// # Errors
     /// Whatever the attention refuses.
     pub fn step(&self, token: Tensor<1, Int>, state: &mut DecoderState) -> Result<Tensor<2>> {
-        let mut x = embed(&self.encoder.embedding, &self.dropout, token.unsqueeze_dim(1), state.len, self.scale());
+        let mut x = embed(&self.encoder.embedding, &self.dropout, token.unsqueeze_dim(1), &[state.len], self.scale());
         let DecoderState { blocks, padding, len } = state;
         for (block, state) in self.blocks.iter().zip(blocks) {
             x = block.step(x, state, padding)?;
