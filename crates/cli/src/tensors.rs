@@ -314,6 +314,31 @@ impl Named {
         }
     }
 
+    /// Room for `tokens` of every head, where this holds fewer.
+    pub fn lengthened(&self, tokens: usize) -> Self {
+        let mut shape = self.shape.clone();
+        let axis = shape.len() - if self.name == "lse" { 1 } else { 2 };
+        let bytes = vec![0; self.bytes.len() / shape[axis] * tokens];
+        shape[axis] = tokens;
+        Self { name: self.name, shape, dtype: self.dtype, bytes }
+    }
+
+    /// Writes the rows of `part` to those from `first` on of each of `heads` heads of `tokens` rows.
+    pub fn put_rows(&mut self, part: &Self, heads: usize, first: usize, tokens: usize) {
+        let row = self.bytes.len() / (heads * tokens);
+        let own = part.bytes.len() / heads;
+        for (head, rows) in part.bytes.chunks(own.max(1)).enumerate() {
+            self.bytes[(head * tokens + first) * row..][..rows.len()].copy_from_slice(rows);
+        }
+    }
+
+    /// Adds what `part` holds.
+    pub fn add<R: Real>(&mut self, part: &Self) {
+        let sums = self.values::<R>().into_iter().zip(part.values::<R>()).map(|(a, b)| a.into() + b.into());
+        let sums: Vec<R> = sums.map(|x: f64| R::of_f64(x).unwrap_or_else(|| R::from(x as f32))).collect();
+        *self = Self::new(self.name, self.shape.clone(), &sums);
+    }
+
     /// Indices under `name`.
     pub fn integers(name: &'static str, shape: Vec<usize>, values: &[i64]) -> Self {
         Self { name, shape, dtype: Dtype::I64, bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect() }

@@ -279,3 +279,63 @@ fn heads_of_keys_may_be_shared() {
         refused.run(&["attend", "--config", "m.json", "--input", "in.safetensors", "--output", "o.safetensors"]);
     assert!(refused.failure(1).contains("heads of q"), "{}", refused.failure(1));
 }
+
+/// Sequences end to end are calls of their own, in one call and in the reference, whatever the rank of the tensors.
+#[test]
+fn sequences_end_to_end_attend_each_to_itself() {
+    let bounds = [0_usize, 4, 5, 12];
+    let integers = |bounds: &[usize]| bounds.iter().flat_map(|&x| (x as i32).to_le_bytes()).collect::<Vec<u8>>();
+    let slice = |whole: &Tensors, name: &str, heads: usize, range: std::ops::Range<usize>| -> Vec<f32> {
+        let values: Vec<f32> = whole.values(name).iter().map(|&x| x as f32).collect();
+        let row = values.len() / heads / 12;
+        values.chunks(12 * row).flat_map(|head| head[range.start * row..range.end * row].to_vec()).collect()
+    };
+    let configs = [
+        json!({"mechanism": "softmax"}),
+        json!({"mechanism": "infsa", "gamma": 0.7}),
+        json!({"mechanism": "routed", "clusters": 2, "routes": 1}),
+    ];
+    for (n, config) in configs.into_iter().enumerate() {
+        let (shape, kv) = ([1, 4, 12, 3], [1, 4 >> (n % 2), 12, 3]);
+        let mut tensors = Tensors::default();
+        tensors.noise("q", &shape, 1).noise("k", &kv, 2).noise("v", &kv, 3).noise("dout", &shape, 4);
+        tensors.raw("cu_seqlens", Dtype::I32, &[4], integers(&bounds));
+        let mut keep = [1; 12];
+        keep[7] = 0;
+        tensors.u8("key_mask", &[1, 12], &keep).u8("query_mask", &[1, 12], &keep);
+        for flags in [&["--grad"][..], &["--grad", "--reference"]] {
+            let (outcome, got) = attend(&sandbox(config.clone(), &tensors), flags);
+            assert!(!outcome.stderr.contains("not used"), "{}", outcome.stderr);
+            for pair in bounds.windows(2) {
+                let range = pair[0]..pair[1];
+                let mut own = Tensors::default();
+                for (name, shape) in [("q", shape), ("k", kv), ("v", kv), ("dout", shape)] {
+                    let [_, heads, _, channels] = shape;
+                    own.f32(name, &[1, heads, range.len(), channels], &slice(&tensors, name, heads, range.clone()));
+                }
+                let keep = &keep[range.clone()];
+                own.u8("key_mask", &[1, range.len()], keep).u8("query_mask", &[1, range.len()], keep);
+                let (_, expected) = attend(&sandbox(config.clone(), &own), flags);
+                assert_eq!(got.names(), expected.names());
+                for name in expected.names().into_iter().filter(|name| expected.shape(name).len() > 2) {
+                    let heads = expected.shape(name)[1];
+                    let rows = slice(&got, name, heads, range.clone());
+                    let expected: Vec<f32> = expected.values(name).iter().map(|&x| x as f32).collect();
+                    assert_eq!(rows, expected, "{config} {flags:?} {name} {range:?}");
+                }
+            }
+        }
+    }
+    // Of rank 2, with other keys, and how it will be done.
+    let mut tensors = Tensors::default();
+    tensors.noise("q", &[5, 3], 1).noise("k", &[7, 3], 2).noise("v", &[7, 2], 3);
+    tensors.raw("cu_seqlens", Dtype::I32, &[3], integers(&[0, 2, 5]));
+    tensors.raw("cu_seqlens_k", Dtype::I32, &[3], integers(&[0, 4, 7]));
+    let sandbox = sandbox(json!({"mechanism": "softmax"}), &tensors);
+    let (_, got) = attend(&sandbox, &[]);
+    assert_eq!((got.shape("out"), got.shape("lse")), (&[5, 2][..], &[5][..]));
+    let plan = ["attend", "--config", "m.json", "--input", "in.safetensors", "--plan", "--json"];
+    let plan = sandbox.run(&plan).success().json();
+    assert_eq!(plan["shape"]["sequences"], 2, "{plan}");
+    assert_eq!(plan["plan"]["exps_forward"], 2 * 4 + 3 * 3);
+}

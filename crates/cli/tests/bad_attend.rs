@@ -163,9 +163,54 @@ fn undefined_calls() -> Vec<Case> {
     ]
 }
 
+/// Sequences that are none, or not of these tokens. A case's tensors are a batch of two: where the bounds are right, that is wrong.
+fn sequences() -> Vec<Case> {
+    fn bounds<'a>(t: &'a mut Tensors, name: &str, x: &[i64]) -> &'a mut Tensors {
+        t.raw(name, Dtype::I64, &[x.len()], x.iter().flat_map(|x| x.to_le_bytes()).collect())
+    }
+    fn one(t: &mut Tensors) -> &mut Tensors {
+        let shape = [1, 3, 5, 4];
+        t.noise("q", &shape, 1).noise("k", &shape, 2).noise("v", &shape, 3)
+    }
+    let plain = |edit: Edit, says| Case { config: SOFTMAX, edit, args: &[], says };
+    vec![
+        plain(|t| bounds(t, "cu_seqlens", &[0, 2, 5]), &["cu_seqlens", "2 batch entries"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 4]), &["cu_seqlens", "4 queries"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 2, 5]), &["`bounds`", "ever larger"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[1, 5]), &["`bounds`", "ever larger"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[0, -2, 5]), &["`cu_seqlens`", "-2"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[]), &["`bounds`"]),
+        plain(|t| bounds(one(t), "cu_seqlens_k", &[0, 5]), &["`cu_seqlens`", "missing"]),
+        plain(
+            |t| bounds(bounds(one(t), "cu_seqlens", &[0, 2, 5]), "cu_seqlens_k", &[0, 5]),
+            &["`keys`", "1 sequences"],
+        ),
+        plain(|t| one(t).f32("cu_seqlens", &[2], &[0.0, 5.0]), &["`cu_seqlens`", "I64 or I32"]),
+        Case {
+            args: &["--weights"],
+            ..plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 5]), &["cu_seqlens", "--weights"])
+        },
+        Case {
+            config: r#"{"mechanism": "softmax", "bias": {"kind": "tensor"}}"#,
+            ..plain(
+                |t| bounds(one(t), "cu_seqlens", &[0, 2, 5]).f32("bias", &[1, 3, 5, 5], &[0.0; 75]),
+                &["bias tensor", "alibi"],
+            )
+        },
+        Case {
+            config: r#"{"mechanism": "softmax", "bias": {"kind": "grid", "height": 1, "width": 2}}"#,
+            ..plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 5]), &["sequence 1", "grid"])
+        },
+        Case {
+            config: r#"{"mechanism": "linear-infsa", "broadcast": false}"#,
+            ..plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 5]), &["broadcast"])
+        },
+    ]
+}
+
 #[test]
 fn every_malformed_call_is_refused_and_named() {
-    let cases = [configs(), missing_and_misshapen(), bad_values(), undefined_calls()];
+    let cases = [configs(), missing_and_misshapen(), bad_values(), undefined_calls(), sequences()];
     for Case { config, edit, args, says } in cases.into_iter().flatten() {
         let sandbox = Sandbox::new();
         let mut tensors = Tensors::call(&SHAPE);

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{
     Attend,
     call::{Layout, Tensors},
-    check_memory, compute, shape_json, write,
+    check_memory, compute, sequences, shape_json, write,
 };
 use crate::{
     Error,
@@ -52,6 +52,10 @@ pub fn run(
     let softmax = resolvent_kernels::Mechanism::Softmax(Default::default());
     let first = layer.groups.first().map_or(&softmax, |group| &group.mechanism);
     let layout = Layout::read(file, first)?;
+    if file.names().iter().any(|name| sequences::is_bounds(name)) {
+        let problem = "holds sequences end to end (cu_seqlens), which heads with mechanisms of their own do not take: attend to one";
+        return Err(Error::file(&args.input, problem));
+    }
     if layout.shape.heads != layer.heads {
         let problem = format!(
             "layer `{}` has {} heads, {} has {}",
@@ -86,7 +90,7 @@ pub fn run(
 
 fn print_plans(layer: &FittedLayer, operators: &[Operator], global: &Global) -> Result<()> {
     let plans = layer.groups.iter().zip(operators).map(|(group, operator)| {
-        json!({"heads": group.heads, "mechanism": group.mechanism, "shape": shape_json(operator), "plan": operator.plan()})
+        json!({"heads": group.heads, "mechanism": group.mechanism, "shape": shape_json(operator.shape()), "plan": operator.plan()})
     });
     let plans: Vec<_> = plans.collect();
     let lines = layer.groups.iter().zip(operators).map(|(group, operator)| {

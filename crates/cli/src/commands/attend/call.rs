@@ -1,11 +1,16 @@
 //! The tensors of one call: which there are, whether they fit, and their elements.
 
+use std::ops::Range;
+
 use resolvent_kernels::{
     self as kernels, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Shape, Strategy, inner::HeadGroups,
     mechanism::Bias,
 };
 
-use super::clusters::{Clusters, reads};
+use super::{
+    clusters::{Clusters, reads},
+    sequences::is_bounds,
+};
 use crate::{
     Error,
     error::Result,
@@ -69,7 +74,12 @@ impl Layout {
 
     /// Some of the heads, each with keys of its own.
     pub fn of_heads(&self, heads: usize) -> Self {
-        Self { shape: Shape { heads, ..self.shape }, rank: self.rank, kv_heads: heads }
+        Self { kv_heads: heads, ..self.of_shape(Shape { heads, ..self.shape }) }
+    }
+
+    /// Tensors of other sizes, stored likewise.
+    pub fn of_shape(&self, shape: Shape) -> Self {
+        Self { shape, ..*self }
     }
 
     /// Gradients of all heads of queries as those of the heads of keys that they share; other tensors as they are.
@@ -160,6 +170,7 @@ pub fn unused(file: &TensorFile, mechanism: &Mechanism, grad: bool) -> Vec<Strin
     let read = |name: &str| match name {
         "q" | "k" | "v" | "key_mask" | "query_mask" => true,
         "dout" => grad,
+        _ if is_bounds(name) => true,
         "landmark_indices" => mechanism.drawn_landmarks().is_some(),
         _ => reads(file, mechanism, name) || mechanism.parameters().iter().any(|parameter| parameter.name() == name),
     };
@@ -237,6 +248,29 @@ impl<R: Real> Tensors<R> {
             key_mask: self.key_mask.clone(),
             query_mask: self.query_mask.clone(),
             dout: dout.map(|dout| if pooled { self.summed_over_tokens(&dout, heads.len(), operator) } else { dout }),
+        }
+    }
+
+    /// The tensors of one sequence of a batch of one, by its queries and keys.
+    pub fn of_sequence(&self, layout: &Layout, [queries, keys]: [&Range<usize>; 2]) -> Self {
+        let rows = |x: &[R], range: &Range<usize>, tokens: usize| -> Vec<R> {
+            let row = x.len() / layout.shape.heads / tokens;
+            let heads = x.chunks(tokens * row);
+            heads.flat_map(|head| &head[range.start * row..range.end * row]).copied().collect()
+        };
+        let Shape { seq_q, seq_kv, .. } = layout.shape;
+        let keep =
+            |mask: &Option<Vec<bool>>, range: &Range<usize>| mask.as_ref().map(|keep| keep[range.clone()].to_vec());
+        Self {
+            q: rows(&self.q, queries, seq_q),
+            k: self.k.as_ref().map(|k| rows(k, keys, seq_kv)),
+            v: rows(&self.v, keys, seq_kv),
+            parameters: self.parameters.clone(),
+            clusters: self.clusters.clone(),
+            landmark_indices: self.landmark_indices.clone(),
+            key_mask: keep(&self.key_mask, keys),
+            query_mask: keep(&self.query_mask, queries),
+            dout: self.dout.as_ref().map(|dout| rows(dout, queries, seq_q)),
         }
     }
 

@@ -23,7 +23,7 @@ fn holds_plan(file: &TensorFile) -> bool {
 }
 
 /// The tensors of a clustered call that the file has.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Clusters {
     codebook: Option<Vec<f32>>,
     plan: Option<ClusterPlan>,

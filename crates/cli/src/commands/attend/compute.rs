@@ -39,15 +39,20 @@ pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Atte
     let zeros = |len: usize| vec![0.0_f32; len];
     let (mut dq, mut dv) = (zeros(inputs.q.len()), zeros(inputs.v.len()));
     let mut dk = inputs.k.map(|k| zeros(k.len()));
-    let (mechanism, shape) = (op.mechanism(), op.shape());
-    let room = |&p: &Parameter| (p, zeros(mechanism.parameter_shape(p, shape).iter().product()));
-    let mut parameters: Vec<_> = mechanism.parameters().iter().map(room).collect();
+    let mut parameters = parameter_rooms(op);
     let extras = parameters.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
     let mut gradients = Gradients { dq: &mut dq, dk: dk.as_deref_mut(), dv: &mut dv, extras };
     op.backward(&inputs, &mask, &out, &stats, dout, &mut gradients, &mut scratch)?;
     results.extend(names.gradients(&dq, dk.as_deref(), &dv));
     results.extend(parameters.iter().map(|(p, gradient)| names.parameter(*p, gradient)));
     Ok(results)
+}
+
+/// Room for the gradients of the mechanism's own tensors.
+pub fn parameter_rooms(op: &Operator) -> Vec<(Parameter, Vec<f32>)> {
+    let (mechanism, shape) = (op.mechanism(), op.shape());
+    let room = |&p: &Parameter| (p, vec![0.0; mechanism.parameter_shape(p, shape).iter().product()]);
+    mechanism.parameters().iter().map(room).collect()
 }
 
 /// The dense matrix that maps `v` to `out`.
@@ -105,9 +110,9 @@ fn describe(
 }
 
 /// What results are called, and their shapes.
-struct Names<'a> {
-    op: &'a Operator,
-    layout: &'a Layout,
+pub struct Names<'a> {
+    pub op: &'a Operator,
+    pub layout: &'a Layout,
 }
 
 impl Names<'_> {
@@ -116,11 +121,11 @@ impl Names<'_> {
         Named::new(name, self.layout.stored(&[s.batch, s.heads, rows, cols]), values)
     }
 
-    fn out<R: Real>(&self, out: &[R]) -> Named {
+    pub fn out<R: Real>(&self, out: &[R]) -> Named {
         self.named("out", [self.op.out_seq(), self.op.shape().value_dim], out)
     }
 
-    fn lse<R: Real>(&self, lse: &[R]) -> Named {
+    pub fn lse<R: Real>(&self, lse: &[R]) -> Named {
         let mut named = self.named("lse", [self.op.shape().seq_q, 1], lse);
         named.shape.pop();
         named
@@ -130,7 +135,7 @@ impl Names<'_> {
         self.named("weights", [self.op.out_seq(), self.op.shape().seq_kv], weights)
     }
 
-    fn gradients<R: Real>(&self, dq: &[R], dk: Option<&[R]>, dv: &[R]) -> Vec<Named> {
+    pub fn gradients<R: Real>(&self, dq: &[R], dk: Option<&[R]>, dv: &[R]) -> Vec<Named> {
         let s = self.op.shape();
         let of_keys = |name, cols, gradient: &[R]| {
             let shape = self.layout.stored(&[s.batch, self.layout.kv_heads, s.seq_kv, cols]);
@@ -142,7 +147,7 @@ impl Names<'_> {
         all
     }
 
-    fn parameter<R: Real>(&self, parameter: Parameter, gradient: &[R]) -> Named {
+    pub fn parameter<R: Real>(&self, parameter: Parameter, gradient: &[R]) -> Named {
         Named::new(parameter.gradient_name(), self.layout.parameter(self.op, parameter), gradient)
     }
 }

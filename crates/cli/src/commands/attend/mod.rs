@@ -4,11 +4,12 @@ mod by_head;
 mod call;
 mod clusters;
 mod compute;
+mod sequences;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use resolvent_kernels::{Operator, Strategy};
+use resolvent_kernels::{Mechanism, Operator, Plan, Shape, Strategy};
 use resolvent_lab::{analyze::FitFile, environment::available_memory, source::Document};
 use serde_json::{Value, json};
 
@@ -29,8 +30,9 @@ use crate::{
 /// `v` [B,H,Nk,Dv], in f32, f16 or bf16; rank 2 or 3 is read as [N,D] or [H,N,D]. Heads of k and v may be fewer, each shared by
 /// as many heads of q in a row (grouped-query attention). Optional: `key_mask` [B,Nk] and
 /// `query_mask` [B,Nq] (u8 or bool, 1 = keep), the mechanism's own tensors (such as `gamma` [H]; the `bias` of one that has such, as numbers
-/// or a mask; for `ssa` a `codebook` [H,clusters,D] or a stored plan, see --clusters), and with --grad `dout`, shaped like the
-/// output.
+/// or a mask; for `ssa` a `codebook` [H,clusters,D] or a stored plan, see --clusters), `cu_seqlens` (cumulative lengths from 0, i32 or i64:
+/// the tokens are sequences end to end, each of which attends to itself alone; `cu_seqlens_k` where keys are other tokens), and with --grad
+/// `dout`, shaped like the output.
 ///
 /// OUTPUT gets `out`, `lse` where the mechanism has it, and with --grad `dq`, `dk`, `dv` and the gradients of the mechanism's own
 /// tensors (such as `dgamma`), all in f32.
@@ -107,13 +109,19 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     };
     let mechanism = call::with_given_landmarks(mechanism, &file);
     let layout = Layout::read(&file, &mechanism)?;
+    if let Some(sequences) = sequences::read(&file, &layout)? {
+        return sequences::run(args, global, &mechanism, &file, (&layout, &sequences), destination);
+    }
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator =
         Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
     if let Some(caution) = mechanism.caution_at(&layout.shape) {
         tracing::warn!("{}: {caution}", mechanism.id());
     }
-    let Some((output, destination)) = destination else { return print_plan(&operator, global) };
+    let shape = shape_json(&layout.shape);
+    let Some((output, destination)) = destination else {
+        return print_plan(&mechanism, &shape, operator.plan(), global);
+    };
     let unused = call::unused(&file, &mechanism, args.grad);
     if !unused.is_empty() {
         tracing::info!("note: {} holds tensors that are not used: {}", args.input.display(), unused.join(", "));
@@ -131,7 +139,13 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let tensors = tensors.map_err(Error::kernels(&args.input))?;
     let about = json!({"version": env!("CARGO_PKG_VERSION"), "mechanism": mechanism, "causal": args.causal});
     write(&tensors, &about, output, destination)?;
-    report(&operator, &tensors, &unused, output, global)
+    report(
+        &Done { mechanism: &mechanism, shape, strategy: operator.plan().strategy },
+        &tensors,
+        &unused,
+        output,
+        global,
+    )
 }
 
 /// Writes `tensors`, whole or not at all.
@@ -158,12 +172,11 @@ fn check_memory(operator: &Operator, input: &Path) -> Result<()> {
     }
 }
 
-fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
-    let plan = operator.plan();
+fn print_plan(mechanism: &Mechanism, shape: &Value, plan: &Plan, global: &Global) -> Result<()> {
     let text = format!(
         "{} by {:?}: {}\ntile       {} x {}\nforward    {:.3e} operations, {:.3e} bytes, scratch {} f32, allocated {} bytes\n\
          backward   {:.3e} operations, {:.3e} bytes, scratch {} f32, allocated {} bytes\nsaved      {} f32",
-        operator.mechanism().id(),
+        mechanism.id(),
         plan.strategy,
         plan.reason,
         plan.tile.0,
@@ -178,19 +191,22 @@ fn print_plan(operator: &Operator, global: &Global) -> Result<()> {
         plan.allocated_backward,
         plan.stats,
     );
-    output::result(
-        global,
-        &json!({"mechanism": operator.mechanism(), "shape": shape_json(operator), "plan": plan}),
-        &text,
-    )
+    output::result(global, &json!({"mechanism": mechanism, "shape": shape, "plan": plan}), &text)
 }
 
-fn report(op: &Operator, tensors: &[Named], unused: &[String], output: &Path, global: &Global) -> Result<()> {
+/// What was carried out.
+struct Done<'a> {
+    mechanism: &'a Mechanism,
+    shape: Value,
+    strategy: Strategy,
+}
+
+fn report(done: &Done<'_>, tensors: &[Named], unused: &[String], output: &Path, global: &Global) -> Result<()> {
     let shapes = tensors.iter().map(|t| (t.name.to_owned(), json!(t.shape))).collect::<serde_json::Map<_, _>>();
     let json = json!({
-        "mechanism": op.mechanism(),
-        "shape": shape_json(op),
-        "strategy": op.plan().strategy,
+        "mechanism": done.mechanism,
+        "shape": done.shape,
+        "strategy": done.strategy,
         "output": output.display().to_string(),
         "tensors": shapes,
         "unused": unused,
@@ -199,8 +215,7 @@ fn report(op: &Operator, tensors: &[Named], unused: &[String], output: &Path, gl
     output::result(global, &json, &format!("{}: {}", output.display(), listed.join(", ")))
 }
 
-fn shape_json(operator: &Operator) -> Value {
-    let s = operator.shape();
+fn shape_json(s: &Shape) -> Value {
     json!({
         "batch": s.batch, "heads": s.heads, "seq_q": s.seq_q, "seq_kv": s.seq_kv,
         "head_dim": s.head_dim, "value_dim": s.value_dim,
