@@ -76,6 +76,8 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Analyze(args) => commands::analyze::run(args, &cli.global),
         Command::Explain(args) => commands::explain::run(args, &cli.global),
         Command::Mechanisms(args) => commands::mechanisms::run(args, &cli.global),
+        Command::Recipes(args) => commands::recipes::run(args, &cli.global),
+        Command::Report(args) => commands::report::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
 }

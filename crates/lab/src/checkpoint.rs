@@ -21,13 +21,16 @@ use crate::{
     budget::Held,
     data::Vocabulary,
     disk::{sync_folder, write_synced},
+    eval::Metric,
     source::{self, Document},
     train::Plan,
 };
 
 mod expectation;
+mod origin;
 
 pub use expectation::{CorpusExpectation, Expectation, PairExpectation, PictureExpectation, TextExpectation};
+pub use origin::Origin;
 
 /// Version of the format; a change that older programs cannot read raises it.
 const FORMAT: u32 = 2;
@@ -87,8 +90,23 @@ pub struct Best {
     pub epoch: usize,
     /// Steps done then.
     pub step: usize,
-    /// Accuracy on the held-out pictures.
-    pub accuracy: f64,
+    /// What it is the best by.
+    #[serde(default)]
+    pub metric: Metric,
+    /// Its value on the held-out examples.
+    #[serde(alias = "accuracy")]
+    pub value: f64,
+}
+
+/// What a schedule that falls on plateaus remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Plateau {
+    /// The best score so far.
+    pub best: f64,
+    /// Epochs in turn since then, or since the rate last fell.
+    pub since: usize,
+    /// Times that the rate fell.
+    pub falls: i32,
 }
 
 /// Everything about a run that is not a tensor.
@@ -112,6 +130,12 @@ pub struct State {
     pub window_loss: (f64, usize),
     /// The best epoch on the held-out pictures.
     pub best: Option<Best>,
+    /// How far the learning rate has fallen, where it falls on plateaus.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plateau: Option<Plateau>,
+    /// The weights that it began with, where they were learned by another run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// Length of the metrics file when the checkpoint was made.
     pub metrics_bytes: u64,
 }
@@ -190,15 +214,22 @@ impl Checkpoint {
         if path.join(STATE).exists() {
             return Self::load(path);
         }
-        let store = Store::new(path, 1);
-        let newest = store.newest()?.ok_or_else(|| Error::NoCheckpoint { path: path.to_path_buf() })?;
-        let newest = Self::load(&newest)?;
+        let newest = Self::newest(path)?;
         match &newest.state.best {
             Some(best) if newest.state.recipe.regularisation.patience.is_some() => {
-                Self::load(&store.best_path(best.step))
+                Self::load(&Store::new(path, 1).best_path(best.step))
             }
             _ => Ok(newest),
         }
+    }
+
+    /// The newest checkpoint of the run in `path`, from which it goes on.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::find`].
+    pub fn newest(path: &Path) -> Result<Self> {
+        let newest = Store::new(path, 1).newest()?;
+        Self::load(&newest.ok_or_else(|| Error::NoCheckpoint { path: path.to_path_buf() })?)
     }
 
     /// Takes the part `name`.
@@ -245,8 +276,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::load_module`].
     pub fn load_weights<M: Module>(&mut self, module: M) -> Result<M> {
-        let part = if self.parts.contains_key(parts::AVERAGE) { parts::AVERAGE } else { parts::MODEL };
-        self.load_module(module, part)
+        self.load_module(module, self.weights())
     }
 
     /// Checks that the checkpoint belongs to `recipe` and `data`.

@@ -60,6 +60,21 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// A parameter of the checkpoint that a run is to begin with has another shape than the model's.
+    #[error(
+        "{}: the parameter `{parameter}` has the shape {found:?}, the model's is {expected:?}; set the sizes of `model` to those of the checkpoint, and for a mechanism of the other kind `model.tied`",
+        path.display()
+    )]
+    Shape {
+        /// The file of weights.
+        path: PathBuf,
+        /// The parameter's path in the model.
+        parameter: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// Its shape in the model.
+        expected: Vec<usize>,
+    },
     /// Another framework, which was to be measured beside ours, cannot be asked or failed.
     #[error("{name}: {problem}")]
     Rival {

@@ -48,6 +48,57 @@ pub struct Evaluation {
     pub examples_per_second: f64,
 }
 
+/// What tells a better model of a run from a worse one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// Of classifiers: the share of right answers.
+    #[default]
+    Accuracy,
+    /// Of translators.
+    Bleu,
+    /// Of language models: less is better.
+    BitsPerByte,
+}
+
+impl Metric {
+    /// Its value in `evaluation`; none where it does not belong to such a model.
+    pub fn of(self, evaluation: &Evaluation) -> Option<f64> {
+        match self {
+            Self::Accuracy => Some(evaluation.accuracy),
+            Self::Bleu => evaluation.bleu.as_ref().map(|bleu| bleu.score),
+            Self::BitsPerByte => evaluation.prediction.as_ref().map(|prediction| prediction.bits_per_byte),
+        }
+    }
+
+    /// Whether `value` is better than `other`.
+    pub fn is_better(self, value: f64, other: f64) -> bool {
+        if self == Self::BitsPerByte { value < other } else { value > other }
+    }
+
+    /// The value with its name.
+    pub fn words(self, value: f64) -> String {
+        match self {
+            Self::Accuracy => format!("accuracy {:.2} %", value * 100.0),
+            Self::Bleu => format!("BLEU {value:.2}"),
+            Self::BitsPerByte => format!("{value:.4} bits per byte"),
+        }
+    }
+}
+
+impl Evaluation {
+    /// What such models are judged by.
+    pub const fn metric(&self) -> Metric {
+        if self.prediction.is_some() {
+            Metric::BitsPerByte
+        } else if self.bleu.is_some() {
+            Metric::Bleu
+        } else {
+            Metric::Accuracy
+        }
+    }
+}
+
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }

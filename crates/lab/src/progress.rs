@@ -8,7 +8,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{metrics::EpochRecord, train::Plan};
+use crate::{eval::Metric, metrics::EpochRecord, train::Plan};
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy)]
@@ -160,11 +160,11 @@ impl<W: Write + Send> Observer for Lines<W> {
 }
 
 fn epoch_line(epoch: &EpochRecord) -> String {
-    let EpochRecord { epoch: number, train_loss, split, loss, accuracy, .. } = epoch;
-    format!(
-        "epoch {number}: training loss {train_loss:.3}, {split} loss {loss:.3}, {split} accuracy {:.2} %",
-        accuracy * 100.0
-    )
+    let EpochRecord { epoch: number, train_loss, split, loss, accuracy, bleu, bits_per_byte, .. } = epoch;
+    let scores = [(Metric::Bleu, *bleu), (Metric::BitsPerByte, *bits_per_byte), (Metric::Accuracy, Some(*accuracy))];
+    let scores = scores.into_iter().filter_map(|(metric, value)| Some(format!(", {split} {}", metric.words(value?))));
+    let scores: String = scores.collect();
+    format!("epoch {number}: training loss {train_loss:.3}, {split} loss {loss:.3}{scores}")
 }
 
 #[cfg(test)]
@@ -184,6 +184,8 @@ mod tests {
             split: "test".into(),
             loss: 1.25,
             accuracy: 0.875,
+            bleu: None,
+            bits_per_byte: None,
             gamma: vec![],
             seconds: 3.0,
         };

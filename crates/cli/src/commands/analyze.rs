@@ -53,7 +53,7 @@ pub struct Analyze {
     #[arg(long, value_name = "DUMP.safetensors", requires = "checkpoint")]
     save_dump: Option<PathBuf>,
     /// Mechanisms: ids, or files M.json, called by their names [default: all]; softmax is always there
-    #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',', hide_possible_values = true)]
     mechanisms: Vec<Attention>,
     /// Layers, by the prefix of their tensors [default: all]
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]

@@ -31,7 +31,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
     /// Mechanisms, one configuration of each: ids, or files M.json [default: all]
-    #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',', hide_possible_values = true)]
     mechanisms: Vec<Attention>,
     /// Numbers of tokens [default: 512 to 65536, and 331776]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]

@@ -31,7 +31,7 @@ pub struct Compare {
     /// landmarks as many as suit the patches of a picture [default: the recipe's,
     /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones, and for
     /// translators those that can write token by token]
-    #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe", hide_possible_values = true)]
     mechanisms: Vec<Attention>,
     /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Recipe")]

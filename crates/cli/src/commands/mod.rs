@@ -12,6 +12,8 @@ pub mod generate;
 mod material;
 pub mod mechanisms;
 pub mod recipe;
+pub mod recipes;
+pub mod report;
 mod texts;
 pub mod train;
 pub mod translate;

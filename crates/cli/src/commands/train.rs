@@ -26,12 +26,16 @@ pub struct Train {
     recipe: RecipeArgs,
     /// Mechanism: an id such as infsa, with landmarks as many as suit the patches of a picture, or a file M.json [default: the
     /// recipe's]
-    #[arg(long, value_name = "ID", help_heading = "Recipe")]
+    #[arg(long, value_name = "ID", help_heading = "Recipe", hide_possible_values = true)]
     attention: Option<Attention>,
     /// Folder of the run
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
     out: PathBuf,
-    /// Continue the run in --out; its own recipe is used unless --config names one
+    /// Begin with the weights of another run or checkpoint, where the model has the same parameters; its recipe is used unless --config
+    /// names one, with a new optimiser and schedule, other --data and another --attention as asked
+    #[arg(long, value_name = "RUN", conflicts_with = "resume")]
+    from: Option<PathBuf>,
+    /// Continue the run in --out; its own recipe is used unless --config names one. More --epochs, --max-steps or --max-minutes extend it
     #[arg(long)]
     resume: bool,
 }
@@ -43,7 +47,10 @@ Examples:
   resolvent train --data imdb:DIR --out runs/imdb
   resolvent train --data corpus:books.txt --out runs/books      a language model
   resolvent train --data fashion-mnist:DIR --max-minutes 15 --out runs/fashion
-  resolvent train --out runs/fashion --resume      after an interruption";
+  resolvent train --out runs/fashion --resume      after an interruption
+  resolvent train --out runs/fashion --resume --epochs 40       longer
+  resolvent train --config vit.toml --set optimiser.kind=lion --set optimiser.lr=1e-4
+  resolvent train --from runs/fashion --data mnist:DIR --out runs/digits";
 
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
@@ -55,6 +62,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
     let deferred = Deferred::begin();
     let options = TrainOptions {
         resume: if args.resume { Resume::Always } else { Resume::Never },
+        from: args.from.clone(),
         stop: deferred.stop(),
         observer: observer(global),
         ..TrainOptions::new(&args.out)
@@ -80,8 +88,9 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
 
 fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
     let begun = if args.resume { Some(Checkpoint::find(&args.out)?.state.recipe) } else { None };
-    let mut recipe = match (&args.recipe.config, &begun) {
-        (None, Some(begun)) => begun.clone(),
+    let trained = args.from.as_deref().map(Checkpoint::find).transpose()?.map(|trained| trained.state.recipe);
+    let mut recipe = match (&args.recipe.config, begun.as_ref().or(trained.as_ref())) {
+        (None, Some(own)) => own.clone(),
         _ => args.recipe.base()?,
     };
     if let Some(attention) = &args.attention {

@@ -37,6 +37,15 @@ impl Expectation {
         Error::OtherModel { path: path.into(), trained: self.examples(), wanted }
     }
 
+    /// The classes that the model tells apart; of other models than classifiers none.
+    pub(super) fn classes(&self) -> &[String] {
+        match self {
+            Expectation::Pictures(expects) => &expects.classes,
+            Expectation::Texts(expects) => &expects.classes,
+            Expectation::Pairs(_) | Expectation::Corpus(_) => &[],
+        }
+    }
+
     /// What such a model is shown.
     fn examples(&self) -> &'static str {
         match self {

@@ -143,6 +143,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
             let settings = TrainOptions {
                 out_dir: options.out_dir.join(&folder),
                 resume: Resume::IfPresent,
+                from: None,
                 plan: Some(shared.plan.clone()),
                 stop: options.stop.clone(),
                 observer: options.observer.clone(),
@@ -211,6 +212,26 @@ fn finish<D: TaskData>(
     let curves = folders.iter().map(|folder| metrics::read(folder)).collect::<Result<Vec<_>>>()?;
     report::write_comparison(folder, &comparison, &curves)?;
     Ok(CompareOutcome::Finished(Box::new(comparison)))
+}
+
+/// The results of the comparison in `folder`, and the folder of the first run of each mechanism, whose curves its report shows.
+///
+/// # Errors
+/// [`Error::Damaged`] where there are none yet, or none that can be read.
+pub(crate) fn read_results(folder: &Path) -> Result<(Comparison, Vec<PathBuf>)> {
+    let file = folder.join(RESULTS);
+    let text = match Document::read(&file) {
+        Err(data::Error::Missing { .. }) => {
+            let problem = "is not there: the comparison is not done; the command that began it continues it";
+            return Err(Error::damaged(&file, problem));
+        }
+        text => text?,
+    };
+    let comparison: Comparison = serde_json::from_str(&text)
+        .map_err(|e| Error::damaged(&file, format!("holds no results of this program ({e}); compare anew")))?;
+    let first = |entry: &Entry| entry.runs.first().map(|run| folder.join(&run.folder));
+    let folders = comparison.entries.iter().filter_map(first).collect();
+    Ok((comparison, folders))
 }
 
 fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {

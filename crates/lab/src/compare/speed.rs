@@ -65,7 +65,7 @@ pub fn measure<D: TaskData>(
     }
     let speeds = benches.iter().zip(&mut times).zip(peaks).map(|((bench, (train, infer)), peak_bytes)| Speed {
         batch: bench.examples(),
-        train_examples_per_second: bench.examples() as f64 / median(train),
+        train_examples_per_second: (bench.examples() * bench.batches()) as f64 / median(train),
         infer_examples_per_second: bench.examples() as f64 / median(infer),
         peak_bytes,
     });

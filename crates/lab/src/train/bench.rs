@@ -42,11 +42,16 @@ impl<'a, T: Task> Bench<'a, T> {
         T::len_of(&self.batch)
     }
 
+    /// Batches of a training step.
+    pub fn batches(&self) -> usize {
+        self.recipe.schedule.accumulate
+    }
+
     /// Seconds of one training step. A model that diverges here, on one batch over and over, says nothing of a run.
     pub fn step(&mut self) -> Result<f64> {
-        let batch = self.batch.clone();
+        let batches = vec![self.batch.clone(); self.batches()];
         let began = Instant::now();
-        self.session.step_whatever(batch, &mut Clock::start())?;
+        self.session.step_whatever(batches, &mut Clock::start())?;
         Ok(began.elapsed().as_secs_f64())
     }
 

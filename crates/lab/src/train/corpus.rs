@@ -95,6 +95,17 @@ impl TaskData for CorpusDataset {
         Corpus::new(self, vocabulary, expects)
     }
 
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Corpus> {
+        let ModelRecipe::Language(model) = &recipe.model else {
+            return Err(wrong_kind(&self.name, "plain text", "language"));
+        };
+        let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&self.name, "plain text"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        Corpus::new(self, vocabulary, CorpusExpectation { context: model.context, ..expects })
+    }
+
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Corpus> {
         let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
             return Err(checkpoint.state.expects.refuses(&self.name, "plain text"));

@@ -1,10 +1,11 @@
 //! Training: one process, one device, exact resume.
 //!
-//! The loop is our own, over Burn's modules, autodiff and AdamW: burn-train restores neither the order of a shuffled
+//! The loop is our own, over Burn's modules, autodiff and optimisers: burn-train restores neither the order of a shuffled
 //! epoch nor the state of the augmentation, clips each parameter's gradient by itself, and knows neither soft targets nor
 //! averaged weights. Here every random number is a function of (seed, epoch, picture) or (seed, step), so that a
 //! checkpoint needs no generator state, and an interrupted and resumed run ends with the bits of an uninterrupted one.
 
+mod begin;
 mod bench;
 mod clip;
 mod clock;
@@ -33,11 +34,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Recipe,
-    checkpoint::{Best, DataIdentity},
+    checkpoint::{Best, DataIdentity, Origin},
     eval::Evaluation,
     progress::{Observer, Silent},
 };
 
+pub(crate) use begin::check_fit;
 pub use bench::seconds_per_step;
 pub(crate) use bench::{Bench, median, time_steps};
 pub use clip::clip_by_global_norm;
@@ -48,7 +50,7 @@ pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
 pub use model::build;
 pub(crate) use model::{build_for, check_model, drawn};
-pub use optimiser::{adamw, decayed_parameters};
+pub use optimiser::{LayerRates, decayed_parameters, optimiser};
 pub use packed::PackedWeights;
 pub(crate) use packed::packed_weights;
 pub use pairs::{PairBatch, PairInputs, Pairs};
@@ -57,7 +59,7 @@ pub use picture_model::PictureModel;
 pub(crate) use picture_model::block_name;
 pub use pictures::Pictures;
 pub(crate) use pictures::picture_model;
-pub(crate) use run::check_fit;
+pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};
 pub use task::{LandmarkCount, Part, Task, TaskData};
@@ -84,6 +86,8 @@ pub struct TrainOptions {
     pub out_dir: PathBuf,
     /// What to do with a run that is there.
     pub resume: Resume,
+    /// A run or a checkpoint whose weights a new run begins with, where the model has the same. Default: random weights.
+    pub from: Option<PathBuf>,
     /// The steps, where they are decided elsewhere (a comparison plans once for all its runs). Default: planned from the
     /// recipe.
     pub plan: Option<Plan>,
@@ -99,6 +103,7 @@ impl TrainOptions {
         Self {
             out_dir: out_dir.into(),
             resume: Resume::Never,
+            from: None,
             plan: None,
             stop: Arc::default(),
             observer: Arc::new(Silent),
@@ -128,7 +133,7 @@ pub enum Outcome {
 pub enum Ended {
     /// All planned steps are done.
     Complete,
-    /// No better accuracy on the held-out pictures for `regularisation.patience` epochs.
+    /// No better score on the held-out examples for `regularisation.patience` epochs.
     Patience,
     /// `schedule.max_minutes` were over before the planned steps: the learning rate did not reach its end, and the
     /// result understates the model.
@@ -158,6 +163,9 @@ pub struct TrainSummary {
     pub time: Breakdown,
     /// The best epoch on the held-out pictures, where there are some.
     pub best: Option<Best>,
+    /// The weights that it began with, where they were learned by another run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// The learned gammas, per layer the mean over its heads; empty for mechanisms without.
     pub gamma: Vec<f64>,
     /// The ternary weights, where there are some.

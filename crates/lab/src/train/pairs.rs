@@ -109,6 +109,17 @@ impl TaskData for PairDataset {
         Pairs::new(self, recipe, vocabulary, expects)
     }
 
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Pairs> {
+        let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&self.name, "translations"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        let (languages, max_tokens) = (self.languages.clone(), recipe.text.max_tokens);
+        let pairs = Pairs::new(self, recipe, vocabulary, PairExpectation { languages, max_tokens, ..expects })?;
+        check_known(checkpoint, &self.identity(), [&pairs.train.source, &pairs.train.target])?;
+        Ok(pairs)
+    }
+
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Pairs> {
         let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
             return Err(checkpoint.state.expects.refuses(&self.name, "translations"));
@@ -228,6 +239,10 @@ impl Task for Pairs {
 
     fn len_of(batch: &PairBatch) -> usize {
         batch.source.lengths.len()
+    }
+
+    fn terms_of(batch: &PairBatch) -> usize {
+        batch.answers.lengths.iter().sum()
     }
 
     fn inputs(&self, recipe: &Recipe, batch: PairBatch, device: &Device) -> PairInputs {

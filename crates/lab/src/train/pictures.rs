@@ -50,6 +50,13 @@ impl TaskData for Dataset {
         Ok(Pictures { name: self.name.clone(), train: Arc::new(train), watched, test, expects })
     }
 
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Pictures> {
+        match &checkpoint.state.expects {
+            Expectation::Pictures(_) => self.task(recipe),
+            other => Err(other.refuses(&self.name, "pictures")),
+        }
+    }
+
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Pictures> {
         let Expectation::Pictures(expects) = &checkpoint.state.expects else {
             return Err(checkpoint.state.expects.refuses(&self.name, "pictures"));

@@ -7,21 +7,23 @@ use std::{
 
 use burn::{
     module::Module,
-    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
+    optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::{Bytes, Device},
 };
 
 use super::{
-    Breakdown, LearningRate, Plan, Task, adamw, clip_by_global_norm,
+    Breakdown, LayerRates, LearningRate, Plan, Task, clip_by_global_norm,
     clock::Clock,
     decay_at,
     model::{build_for, seed_generator},
-    update,
+    optimiser, update,
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, State, cannot_serialise, module_bytes, parts},
+    checkpoint::{Checkpoint, DataIdentity, Plateau, State, cannot_serialise, module_bytes, parts},
+    eval::Evaluation,
     metrics::StepRecord,
+    recipe::Decay,
 };
 
 /// Model, average, optimiser and counters of a run.
@@ -33,6 +35,7 @@ pub(crate) struct Session<'a, T: Task> {
     average: Option<T::Model>,
     optimiser: ModuleOptimizer,
     rate: LearningRate,
+    layers: LayerRates,
     pub state: State,
     pub time: Breakdown,
     window: Window,
@@ -61,7 +64,8 @@ impl<'a, T: Task> Session<'a, T> {
         let model = build_for(task, recipe, &device)?;
         let average = (recipe.regularisation.ema_decay > 0.0).then(|| model.valid());
         Ok(Self {
-            optimiser: adamw(&recipe.optimiser, &model),
+            optimiser: optimiser(&recipe.optimiser, &model),
+            layers: LayerRates::new(recipe.optimiser.layer_decay, &model),
             rate: LearningRate::new(&plan, &recipe.schedule, &recipe.optimiser),
             state: State {
                 step: 0,
@@ -73,6 +77,8 @@ impl<'a, T: Task> Session<'a, T> {
                 epoch_loss: (0.0, 0),
                 window_loss: (0.0, 0),
                 best: None,
+                plateau: None,
+                origin: None,
                 metrics_bytes: 0,
             },
             recipe,
@@ -96,9 +102,19 @@ impl<'a, T: Task> Session<'a, T> {
         let bytes = checkpoint.take(parts::OPTIMISER)?;
         let record = OptimizerRecord::from_bytes(bytes)
             .map_err(|e| Error::damaged(&checkpoint.path.join(parts::OPTIMISER), e.to_string()))?;
-        session.optimiser = adamw(&recipe.optimiser, &session.model).load_record(record);
+        session.optimiser = optimiser(&recipe.optimiser, &session.model).load_record(record);
         session.state = saved;
         Ok(session)
+    }
+
+    /// Begins with those of the weights of `trained` that the model has too.
+    pub fn begin_with(&mut self, trained: &mut Checkpoint) -> Result<()> {
+        let (model, origin) = trained.begin(self.model.clone(), &self.state.expects)?;
+        self.model = model;
+        self.average = self.average.take().map(|_| self.model.valid());
+        self.optimiser = optimiser(&self.recipe.optimiser, &self.model);
+        self.state.origin = Some(origin);
+        Ok(())
     }
 
     /// Takes the weights that `trained` is evaluated with.
@@ -108,12 +124,12 @@ impl<'a, T: Task> Session<'a, T> {
         Ok(())
     }
 
-    /// One step of AdamW on `batch`.
+    /// One step on `batches`, whose gradients are averaged.
     ///
     /// # Errors
     /// [`Error::Diverged`] where the loss is no number; the session is then of no more use.
-    pub fn step(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
-        let step = self.step_whatever(batch, clock)?;
+    pub fn step(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<Step> {
+        let step = self.step_whatever(batches, clock)?;
         if step.loss.is_finite() {
             return Ok(step);
         }
@@ -121,38 +137,81 @@ impl<'a, T: Task> Session<'a, T> {
     }
 
     /// [`Session::step`] whatever the loss is: a step is as long with any numbers.
-    pub fn step_whatever(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
+    pub fn step_whatever(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<Step> {
         let began = Instant::now();
         let step = self.state.step;
-        let examples = T::len_of(&batch);
-        let inputs = self.task.inputs(self.recipe, batch, &self.device);
-        clock.lap(&mut self.time.data);
-        let loss = {
-            let _alone = self.seed_draws();
-            self.task.loss(&self.model, inputs).map_err(|e| diverged(e, step + 1))?
-        };
-        let value = loss.clone().inner().into_scalar::<f32>();
-        clock.lap(&mut self.time.forward);
-        let mut grads = GradientsParams::from_grads(loss.backward(), &self.model);
-        clock.lap(&mut self.time.backward);
+        let examples = batches.iter().map(T::len_of).sum();
+        let (value, mut grads) = self.gradients(batches, clock)?;
         let grad_norm = clip_by_global_norm(&self.model, &mut grads, self.recipe.optimiser.clip_norm);
-        let lr = self.rate.at(step);
-        self.model = self.optimiser.step(lr, self.model.clone(), grads);
+        let lr = self.rate.at(step) * self.fallen();
+        self.model = self.optimiser.step(self.layers.at(lr), self.model.clone(), grads);
         if let Some(average) = self.average.take() {
             let decay = decay_at(self.recipe.regularisation.ema_decay, step);
             self.average = Some(update(average, &self.model, decay));
         }
         clock.lap(&mut self.time.optimiser);
-        self.count(f64::from(value), examples, began.elapsed());
+        self.count(value, examples, began.elapsed());
         let examples_per_second = self.window.examples as f64 / self.window.time.as_secs_f64();
-        Ok(Step { loss: f64::from(value), grad_norm, lr, examples_per_second })
+        Ok(Step { loss: value, grad_norm, lr, examples_per_second })
     }
 
-    /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step, it needs no state in the
-    /// checkpoint.
-    fn seed_draws(&self) -> Option<MutexGuard<'static, ()>> {
+    /// The share of the rate that is left, where it falls on plateaus.
+    fn fallen(&self) -> f64 {
+        match (&self.recipe.schedule.decay, &self.state.plateau) {
+            (Decay::Plateau { factor, .. }, Some(plateau)) => factor.powi(plateau.falls),
+            _ => 1.0,
+        }
+    }
+
+    /// Lowers the rate on a plateau, where the schedule says so, after an epoch that ended in `evaluation`.
+    pub fn watch(&mut self, evaluation: &Evaluation) {
+        let (Decay::Plateau { patience, .. }, metric) = (&self.recipe.schedule.decay, evaluation.metric()) else {
+            return;
+        };
+        let Some(value) = metric.of(evaluation) else { return };
+        match &mut self.state.plateau {
+            Some(plateau) if !metric.is_better(value, plateau.best) => {
+                plateau.since += 1;
+                if plateau.since >= *patience {
+                    (plateau.since, plateau.falls) = (0, plateau.falls + 1);
+                }
+            }
+            plateau => {
+                let falls = plateau.map_or(0, |plateau| plateau.falls);
+                *plateau = Some(Plateau { best: value, since: 0, falls });
+            }
+        }
+    }
+
+    /// Loss and gradients of one batch as large as all of `batches`: each counts by what its own loss is the mean over.
+    fn gradients(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<(f64, GradientsParams)> {
+        let parts = batches.len();
+        let all: usize = batches.iter().map(T::terms_of).sum();
+        let (mut sum, mut accumulated) = (0.0, GradientsAccumulator::new());
+        for (part, batch) in batches.into_iter().enumerate() {
+            let share = T::terms_of(&batch) as f64 / all as f64;
+            let inputs = self.task.inputs(self.recipe, batch, &self.device);
+            clock.lap(&mut self.time.data);
+            let loss = {
+                let _alone = self.seed_draws(part);
+                self.task.loss(&self.model, inputs).map_err(|e| diverged(e, self.state.step + 1))?
+            };
+            sum += f64::from(loss.clone().inner().into_scalar::<f32>()) * share;
+            clock.lap(&mut self.time.forward);
+            let loss = if parts > 1 { loss.mul_scalar(share) } else { loss };
+            let grads = GradientsParams::from_grads(loss.backward(), &self.model);
+            accumulated.accumulate(&self.model, grads);
+            clock.lap(&mut self.time.backward);
+        }
+        Ok((sum, accumulated.grads()))
+    }
+
+    /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step and the batch of the step, it needs no
+    /// state in the checkpoint.
+    fn seed_draws(&self, part: usize) -> Option<MutexGuard<'static, ()>> {
         let model = &self.recipe.model;
-        let seed = self.recipe.seed ^ (self.state.step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let batch = self.state.step as u64 * self.recipe.schedule.accumulate as u64 + part as u64;
+        let seed = self.recipe.seed ^ (batch + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let draws = model.dropout().iter().any(|share| *share > 0.0)
             || model.drop_path() > 0.0
             || self.recipe.mechanism.drawn_landmarks().is_some();

@@ -101,6 +101,17 @@ impl TaskData for TextDataset {
         Texts::new(self, recipe, vocabulary, expects)
     }
 
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Texts> {
+        let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.refuses(&self.name, "texts"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
+        let task = Texts::new(self, recipe, vocabulary, TextExpectation { classes, max_tokens, ..expects })?;
+        check_known(checkpoint, &self.identity(), [&task.train.texts])?;
+        Ok(task)
+    }
+
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Texts> {
         let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
             return Err(checkpoint.state.expects.refuses(&self.name, "texts"));
