@@ -307,8 +307,8 @@ fn not_valid(file: &str, field: &str, message: &str) -> Error {
 fn named_by(error: Error, settings: &[Setting]) -> Error {
     let Error::Recipe { file, field, problem } = error else { return error };
     let about = |setting: &&Setting| {
-        let last = setting.key.rsplit('.').next().unwrap_or_default();
-        let told = [last, &setting.key].iter().any(|name| problem.contains(&format!("`{name}`")));
+        let names = setting.key.split('.').chain([setting.key()]);
+        let told = names.into_iter().any(|name| problem.contains(&format!("`{name}`")));
         setting.key == field || (setting.key.starts_with(field.trim_matches('.')) && told)
     };
     let field = settings.iter().find(about).map_or(field, |setting| setting.key.clone());
