@@ -62,7 +62,7 @@ pub enum Error {
     },
     /// A parameter of the checkpoint that a run is to begin with has another shape than the model's.
     #[error(
-        "{}: the parameter `{parameter}` has the shape {found:?}, the model's is {expected:?}; set the sizes of `model` to those of the checkpoint, and for a mechanism of the other kind `model.tied`",
+        "{}: the parameter `{parameter}` has the shape {found:?}, the model's is {expected:?}; set `model` to the sizes of the checkpoint, with `model.tied` as its mechanism has it, and give pictures of its size",
         path.display()
     )]
     Shape {

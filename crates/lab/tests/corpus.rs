@@ -9,8 +9,9 @@ use resolvent_lab::{
     Error, Recipe,
     checkpoint::Checkpoint,
     data::{CorpusDataset, Data, Source, TextRecipe, Tokens, Vocabulary},
-    eval,
+    eval::{self, Metric},
     generate::Generator,
+    metrics::{self, Record},
     train::{self, Outcome, Resume, Task, TaskData, TrainOptions},
 };
 use support::{finished, stopping};
@@ -137,7 +138,13 @@ fn a_language_model_learns_and_resumes_to_the_same_bits() {
     assert!(prediction.perplexity < 1.6, "{}", summary.line());
     assert!((prediction.bits_per_byte - prediction.perplexity.log2()).abs() < 1e-9, "a token is a byte");
     assert!((summary.test.loss.exp() - prediction.perplexity).abs() < 1e-9);
-    assert!(summary.line().contains("bits per byte") && summary.best.is_some());
+    assert!(summary.line().contains("bits per byte"));
+    let bits = |record: Record| if let Record::Epoch(epoch) = record { epoch.bits_per_byte } else { None };
+    let bits: Vec<f64> = metrics::read(&whole).unwrap().into_iter().filter_map(bits).collect();
+    let fewest = bits.iter().copied().fold(f64::INFINITY, f64::min);
+    let best = summary.best.unwrap();
+    assert_eq!((best.metric, best.value, bits.len()), (Metric::BitsPerByte, fewest, 8));
+    assert_eq!(bits[best.epoch - 1], fewest, "the best epoch has the fewest bits");
     assert!(fs::read_to_string(whole.join("report.html")).unwrap().contains("perplexity"));
 
     let options = stopping(&cut, 17, Resume::Never);

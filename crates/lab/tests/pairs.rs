@@ -135,6 +135,17 @@ fn what_does_not_fit_is_refused() {
     assert!(message.contains("infsa") && message.contains("decoder"), "{message}");
     let short = Recipe { schedule: ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() }, ..recipe("") };
     finished(train::run(&short, &data, &options).unwrap());
+
+    // Of fewer pairs another vocabulary would be learnt: the weights keep theirs. The best epoch is that of the best BLEU.
+    let (mut fewer, mut held) = (swaps(), short.clone());
+    [&mut fewer.train.source, &mut fewer.train.target].map(|texts| texts.truncate(60));
+    held.regularisation.hold_out = 0.2;
+    let from = Some(folder.path().join("run"));
+    let tuning = TrainOptions { from, ..TrainOptions::new(folder.path().join("tuned")) };
+    let tuned = finished(train::run(&held, &fewer, &tuning).unwrap());
+    let (origin, best) = (tuned.origin.unwrap(), tuned.best.unwrap());
+    assert!(origin.fresh.is_empty() && origin.left.is_empty() && best.metric == eval::Metric::Bleu, "{origin:?}");
+
     let other = PairDataset { languages: ["en".into(), "fr".into()], ..swaps() };
     assert!(matches!(eval::run(&folder.path().join("run"), &other), Err(Error::Unfit { .. })));
     let strange = |texts: &[String]| texts.iter().map(|_| "nichts davon".to_owned()).collect();

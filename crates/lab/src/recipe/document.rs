@@ -205,7 +205,8 @@ fn read(text: &str, file: &str, folder: &Path, below: &[Place]) -> Result<Recipe
     let recipe = match document.remove(EXTENDS) {
         None => deserialise(document, file)?,
         Some(Value::String(name)) => {
-            let place = Place::of(&name, folder).ok_or_else(|| invalid(file, EXTENDS, unknown(&name)))?;
+            let place = Place::of(&name, folder)
+                .ok_or_else(|| invalid(file, EXTENDS, format!("names `{name}`, which {}", unknown(&name))))?;
             if below.iter().any(|recipe| recipe.is(&place)) {
                 let problem = format!("names `{name}`, which builds on this recipe itself; name another");
                 return Err(invalid(file, EXTENDS, problem));
@@ -340,7 +341,7 @@ fn like<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str
 fn unknown(name: &str) -> String {
     let meant = like(name, builtin::names()).map_or_else(String::new, |meant| format!(" (did you mean `{meant}`?)"));
     let names = builtin::names().collect::<Vec<_>>().join(", ");
-    format!("`{name}` is no built-in recipe{meant}: give one of {names}, or a file whose name ends in .toml")
+    format!("is no built-in recipe{meant}: give one of {names}, or a file whose name ends in .toml")
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ impl TaskData for CorpusDataset {
             return Err(wrong_kind(&self.name, "plain text", "language"));
         };
         let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.refuses(&self.name, "plain text"));
+            return Err(checkpoint.state.expects.cannot_begin(&self.name, "plain text"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         Corpus::new(self, vocabulary, CorpusExpectation { context: model.context, ..expects })

@@ -111,7 +111,7 @@ impl TaskData for PairDataset {
 
     fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Pairs> {
         let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.refuses(&self.name, "translations"));
+            return Err(checkpoint.state.expects.cannot_begin(&self.name, "translations"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let (languages, max_tokens) = (self.languages.clone(), recipe.text.max_tokens);

@@ -53,7 +53,7 @@ impl TaskData for Dataset {
     fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Pictures> {
         match &checkpoint.state.expects {
             Expectation::Pictures(_) => self.task(recipe),
-            other => Err(other.refuses(&self.name, "pictures")),
+            other => Err(other.cannot_begin(&self.name, "pictures")),
         }
     }
 

@@ -103,7 +103,7 @@ impl TaskData for TextDataset {
 
     fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Texts> {
         let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.refuses(&self.name, "texts"));
+            return Err(checkpoint.state.expects.cannot_begin(&self.name, "texts"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
