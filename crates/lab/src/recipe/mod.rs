@@ -9,6 +9,7 @@ mod landmarks;
 mod language;
 mod length_scale;
 mod model;
+mod names;
 mod optimiser;
 mod relatives;
 mod schedule;
