@@ -169,6 +169,9 @@ impl Recipe {
     /// # Errors
     /// [`Error::Recipe`] naming the field, what is expected, and names like it.
     pub fn with(&self, settings: &[Setting]) -> Result<Self> {
+        if settings.is_empty() {
+            return Ok(self.clone());
+        }
         let base = self.table()?;
         let is_text = |setting: &Setting| find(&base, &setting.key).is_some_and(Value::is_str);
         let attempt = |texts: bool| {
