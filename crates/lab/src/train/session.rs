@@ -8,7 +8,7 @@ use std::{
 use burn::{
     module::Module,
     optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord},
-    tensor::{Bytes, Device},
+    tensor::{Bytes, Device, Tensor},
 };
 
 use super::{
@@ -141,7 +141,8 @@ impl<'a, T: Task> Session<'a, T> {
         let began = Instant::now();
         let step = self.state.step;
         let examples = batches.iter().map(T::len_of).sum();
-        let (value, mut grads) = self.gradients(batches, clock)?;
+        let (loss, mut grads) = self.gradients(batches, clock)?;
+        let value = f64::from(loss.into_scalar::<f32>());
         let grad_norm = clip_by_global_norm(&self.model, &mut grads, self.recipe.optimiser.clip_norm);
         let lr = self.rate.at(step) * self.fallen();
         self.model = self.optimiser.step(self.layers.at(lr), self.model.clone(), grads);
@@ -184,10 +185,11 @@ impl<'a, T: Task> Session<'a, T> {
     }
 
     /// Loss and gradients of one batch as large as all of `batches`: each counts by what its own loss is the mean over.
-    fn gradients(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<(f64, GradientsParams)> {
+    /// The loss is `[1]`.
+    fn gradients(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<(Tensor<1>, GradientsParams)> {
         let parts = batches.len();
         let all: usize = batches.iter().map(T::terms_of).sum();
-        let (mut sum, mut accumulated) = (0.0, GradientsAccumulator::new());
+        let (mut losses, mut accumulated) = (Vec::with_capacity(parts), GradientsAccumulator::new());
         for (part, batch) in batches.into_iter().enumerate() {
             let share = T::terms_of(&batch) as f64 / all as f64;
             let inputs = self.task.inputs(self.recipe, batch, &self.device);
@@ -196,14 +198,14 @@ impl<'a, T: Task> Session<'a, T> {
                 let _alone = self.seed_draws(part);
                 self.task.loss(&self.model, inputs).map_err(|e| diverged(e, self.state.step + 1))?
             };
-            sum += f64::from(loss.clone().inner().into_scalar::<f32>()) * share;
-            clock.lap(&mut self.time.forward);
             let loss = if parts > 1 { loss.mul_scalar(share) } else { loss };
+            losses.push(loss.clone().inner());
+            clock.lap(&mut self.time.forward);
             let grads = GradientsParams::from_grads(loss.backward(), &self.model);
             accumulated.accumulate(&self.model, grads);
             clock.lap(&mut self.time.backward);
         }
-        Ok((sum, accumulated.grads()))
+        Ok((Tensor::cat(losses, 0).sum(), accumulated.grads()))
     }
 
     /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step and the batch of the step, it needs no
