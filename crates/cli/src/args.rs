@@ -5,7 +5,8 @@ use resolvent_lab::budget::parse_size;
 
 use crate::commands::{
     analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,
-    eval::Eval, explain::Explain, generate::Generate, mechanisms::Mechanisms, train::Train, translate::Translate,
+    devices::Devices, eval::Eval, explain::Explain, generate::Generate, mechanisms::Mechanisms, train::Train,
+    translate::Translate,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -69,6 +70,7 @@ pub enum Command {
     Analyze(Analyze),
     Explain(Explain),
     Mechanisms(Mechanisms),
+    Devices(Devices),
     Completions(Completions),
 }
 
@@ -76,7 +78,7 @@ impl Command {
     /// Whether modules compute in it, whose strategy may be measured.
     pub fn applies_modules(&self) -> bool {
         match self {
-            Self::Attend(_) | Self::Mechanisms(_) | Self::Completions(_) => false,
+            Self::Attend(_) | Self::Mechanisms(_) | Self::Devices(_) | Self::Completions(_) => false,
             Self::Bench(bench) => bench.measures(),
             _ => true,
         }

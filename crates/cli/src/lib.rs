@@ -76,6 +76,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Analyze(args) => commands::analyze::run(args, &cli.global),
         Command::Explain(args) => commands::explain::run(args, &cli.global),
         Command::Mechanisms(args) => commands::mechanisms::run(args, &cli.global),
+        Command::Devices(args) => commands::devices::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
 }

@@ -85,7 +85,7 @@ fn address_space() -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-fn cpu() -> Option<String> {
+pub(crate) fn cpu() -> Option<String> {
     let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
     Some(system.cpus().first()?.brand().trim().to_string()).filter(|name| !name.is_empty())
 }

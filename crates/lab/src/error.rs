@@ -60,6 +60,14 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// A device that is not there, or that the program was not built for.
+    #[error("device `{asked}`: {problem}")]
+    Device {
+        /// What was asked for.
+        asked: String,
+        /// Why it cannot be had, and the remedy.
+        problem: String,
+    },
     /// Another framework, which was to be measured beside ours, cannot be asked or failed.
     #[error("{name}: {problem}")]
     Rival {

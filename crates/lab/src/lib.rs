@@ -9,6 +9,7 @@ pub mod calibration;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;
+pub mod device;
 pub mod disk;
 pub mod energy;
 pub mod environment;

@@ -19,6 +19,7 @@ pub struct Classifier {
     model: TextClassifier,
     vocabulary: Vocabulary,
     expects: TextExpectation,
+    device: Device,
 }
 
 /// The answer of a [`Classifier`] to one text.
@@ -37,13 +38,13 @@ pub struct Classified {
 }
 
 impl Classifier {
-    /// The classifier of the run or the checkpoint in `path`.
+    /// The classifier of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on texts.
-    pub fn load(path: &Path) -> Result<Self> {
-        let (model, vocabulary, expects) = text_classifier(&mut Checkpoint::find(path)?, path)?;
-        Ok(Self { model, vocabulary, expects })
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
+        let (model, vocabulary, expects) = text_classifier(&mut Checkpoint::find(path)?, path, device)?;
+        Ok(Self { model, vocabulary, expects, device: device.clone() })
     }
 
     /// Most tokens that are read of a text.
@@ -61,7 +62,7 @@ impl Classifier {
         let mut answers = vec![None; texts.len()];
         for indices in by_budget(&lengths, BATCH_TOKENS) {
             let rows: Vec<_> = indices.iter().map(|&index| encoded.ids(index)).collect();
-            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &Device::flex());
+            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &self.device);
             let probabilities = softmax(self.model.try_forward(tokens, padding)?, 1).into_data();
             let probabilities: Vec<f32> = probabilities.iter().collect();
             for (&index, row) in indices.iter().zip(probabilities.chunks_exact(self.expects.classes.len())) {
@@ -84,19 +85,20 @@ impl Classifier {
     }
 }
 
-/// The trained classifier of texts in the checkpoint that was found in `path`, its vocabulary, and what it expects.
+/// The trained classifier of texts in the checkpoint that was found in `path`, on `device`, its vocabulary, and what it expects.
 pub(crate) fn text_classifier(
     checkpoint: &mut Checkpoint,
     path: &Path,
+    device: &Device,
 ) -> Result<(TextClassifier, Vocabulary, TextExpectation)> {
     let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
         return Err(checkpoint.state.expects.unasked(path, "texts"));
     };
     let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-    let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
+    let recipe = &checkpoint.state.recipe;
     let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
     let classes = expects.classes.len();
-    let model = train::drawn(recipe.seed, &device, || Ok(config.try_init_classifier(classes, &device)?))?;
+    let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init_classifier(classes, device)?))?;
     Ok((checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects))
 }
 
@@ -107,6 +109,7 @@ pub struct TextTranslator {
     vocabulary: Vocabulary,
     expects: PairExpectation,
     lowercase: bool,
+    device: Device,
 }
 
 /// A translation.
@@ -123,22 +126,23 @@ pub struct Translated {
 }
 
 impl TextTranslator {
-    /// The translator of the run or the checkpoint in `path`.
+    /// The translator of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on
     /// parallel texts.
-    pub fn load(path: &Path) -> Result<Self> {
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
         let mut checkpoint = Checkpoint::find(path)?;
         let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
             return Err(checkpoint.state.expects.unasked(path, "translations"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        let (state, device) = (&checkpoint.state, Device::flex());
+        let state = &checkpoint.state;
         let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowercase);
-        let init = || train::translator(recipe, &state.data.name, vocabulary.len(), &device);
-        let model = train::drawn(recipe.seed, &device, init)?;
-        Ok(Self { model: checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects, lowercase })
+        let init = |device: &Device| train::translator(recipe, &state.data.name, vocabulary.len(), device);
+        let model = train::drawn(recipe.seed, device, init)?;
+        let model = checkpoint.load_weights(model)?.into_packed()?;
+        Ok(Self { model, vocabulary, expects, lowercase, device: device.clone() })
     }
 
     /// Most tokens that are read of a sentence, and written.
@@ -162,7 +166,7 @@ impl TextTranslator {
         let mut answers = vec![None; sentences.len()];
         for indices in by_budget(&lengths, BATCH_TOKENS / (4 * beams)) {
             let rows: Vec<_> = indices.iter().map(|&index| encoded.ids(index)).collect();
-            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &Device::flex());
+            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &self.device);
             let found = self.model.search(tokens, padding, &search)?;
             for (&index, ids) in indices.iter().zip(found) {
                 let unknown = encoded.ids(index).iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();

@@ -9,6 +9,7 @@ use resolvent_lab::{
     Error, Recipe,
     checkpoint::Checkpoint,
     data::{CorpusDataset, Data, Source, TextRecipe, Tokens, Vocabulary},
+    device::Device,
     eval,
     generate::Generator,
     train::{self, Outcome, Resume, Task, TaskData, TrainOptions},
@@ -146,7 +147,7 @@ fn a_language_model_learns_and_resumes_to_the_same_bits() {
     let resumed = finished(train::run(&recipe, &data, &options).unwrap());
     assert!(weights(&cut, &data) == weights(&whole, &data), "the weights differ");
     assert_eq!(resumed.test.prediction, summary.test.prediction);
-    assert_eq!(eval::run(&whole, &data).unwrap().1.prediction, summary.test.prediction);
+    assert_eq!(eval::run(&whole, &data, &Device::flex()).unwrap().1.prediction, summary.test.prediction);
 }
 
 #[test]
@@ -183,7 +184,7 @@ fn a_trained_model_goes_on_with_a_text() {
     let (folder, data) = (tempfile::tempdir().unwrap(), cycle());
     let layers = "layers = ['own', 'softmax']";
     finished(train::run(&recipe(SSA, layers), &data, &TrainOptions::new(folder.path())).unwrap());
-    let generator = Generator::load(folder.path()).unwrap();
+    let generator = Generator::load(folder.path(), &Device::flex()).unwrap();
     let generate = |prompt: &str, tokens, sampling: &Sampling, seed| {
         let mut said = String::new();
         let generated = generator.generate(prompt, tokens, sampling, seed, &mut |text| {
@@ -226,7 +227,7 @@ fn a_trained_model_goes_on_with_a_text() {
 fn ternary_weights_are_packed_to_write() {
     let (folder, data) = (tempfile::tempdir().unwrap(), cycle());
     finished(train::run(&recipe(SSA, "ternary = true"), &data, &TrainOptions::new(folder.path())).unwrap());
-    let generator = Generator::load(folder.path()).unwrap();
+    let generator = Generator::load(folder.path(), &Device::flex()).unwrap();
     let weights = generator.weights().unwrap();
     let packed = weights.packed.unwrap();
     assert!(packed.bytes * 8 < 3 * packed.weights && weights.real_bytes > 0, "{weights:?}");
@@ -238,7 +239,7 @@ fn ternary_weights_are_packed_to_write() {
     assert_eq!(written("abcd"), written("abcd"));
     let real = tempfile::tempdir().unwrap();
     finished(train::run(&recipe(SSA, ""), &data, &TrainOptions::new(real.path())).unwrap());
-    let whole = Generator::load(real.path()).unwrap().weights().unwrap();
+    let whole = Generator::load(real.path(), &Device::flex()).unwrap().weights().unwrap();
     assert_eq!((whole.real_bytes, whole.packed), (weights.real_bytes + 4 * packed.weights, None));
 }
 
@@ -272,6 +273,6 @@ fn what_does_not_fit_is_refused() {
     let mut recipe = Recipe::from_toml("[model]\nkind = 'text'\n[schedule]\nbatch_size = 8", "r").unwrap();
     recipe.schedule = resolvent_lab::recipe::ScheduleRecipe { epochs: 2, batch_size: 8, ..Default::default() };
     finished(train::run(&recipe, &texts, &options).unwrap());
-    assert!(matches!(Generator::load(&out), Err(Error::OtherModel { trained: "texts", .. })));
-    assert!(eval::run(&out, &data).unwrap_err().to_string().contains("plain text"));
+    assert!(matches!(Generator::load(&out, &Device::flex()), Err(Error::OtherModel { trained: "texts", .. })));
+    assert!(eval::run(&out, &data, &Device::flex()).unwrap_err().to_string().contains("plain text"));
 }

@@ -8,6 +8,7 @@ use resolvent_lab::{
     Error, Recipe,
     bleu::bleu,
     data::{self, Data, PairDataset, PairSplit, Source, Vocabulary},
+    device::Device,
     eval,
     predict::TextTranslator,
     recipe::ScheduleRecipe,
@@ -117,9 +118,9 @@ fn a_translator_learns_words_and_their_order() {
     let score = summary.test.bleu.as_ref().unwrap();
     assert!(summary.test.accuracy > 0.95 && score.precisions[2] > 90.0, "{}", summary.line());
     assert!(summary.line().contains("BLEU"));
-    assert_eq!(eval::run(folder.path(), &data).unwrap().1.bleu.as_ref(), Some(score));
+    assert_eq!(eval::run(folder.path(), &data, &Device::flex()).unwrap().1.bleu.as_ref(), Some(score));
 
-    let translator = TextTranslator::load(folder.path()).unwrap();
+    let translator = TextTranslator::load(folder.path(), &Device::flex()).unwrap();
     let found = translator.translate(&data.test.source, 1).unwrap();
     let texts: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
     assert_eq!(&bleu(&texts, &data.test.target, false), score, "as the evaluation says");
@@ -136,14 +137,14 @@ fn what_does_not_fit_is_refused() {
     let short = Recipe { schedule: ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() }, ..recipe("") };
     finished(train::run(&short, &data, &options).unwrap());
     let other = PairDataset { languages: ["en".into(), "fr".into()], ..swaps() };
-    assert!(matches!(eval::run(&folder.path().join("run"), &other), Err(Error::Unfit { .. })));
+    assert!(matches!(eval::run(&folder.path().join("run"), &other, &Device::flex()), Err(Error::Unfit { .. })));
     let strange = |texts: &[String]| texts.iter().map(|_| "nichts davon".to_owned()).collect();
     for test in [
         PairSplit { source: strange(&data.test.source), ..data.test.clone() },
         PairSplit { target: strange(&data.test.target), ..data.test.clone() },
     ] {
         let foreign = PairDataset { test, ..swaps() };
-        let message = eval::run(&folder.path().join("run"), &foreign).unwrap_err().to_string();
+        let message = eval::run(&folder.path().join("run"), &foreign, &Device::flex()).unwrap_err().to_string();
         assert!(message.contains("100 %") && message.contains("vocabulary"), "{message}");
     }
 }
@@ -181,7 +182,7 @@ fn what_is_cut_is_counted_and_is_no_end() {
     let folder = tempfile::tempdir().unwrap();
     let brief = Recipe { schedule: ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() }, ..short };
     finished(train::run(&brief, &data, &TrainOptions::new(folder.path())).unwrap());
-    assert_eq!(eval::run(folder.path(), &data).unwrap().1.cut, 54);
+    assert_eq!(eval::run(folder.path(), &data, &Device::flex()).unwrap().1.cut, 54);
 }
 
 #[test]

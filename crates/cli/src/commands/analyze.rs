@@ -22,6 +22,7 @@ use tempfile::TempPath;
 
 use super::{
     compare::command_line,
+    devices::DeviceArg,
     material::Given,
     recipe::{Attention, candidates},
 };
@@ -84,6 +85,8 @@ pub struct Analyze {
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/analyze")]
     out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -105,7 +108,7 @@ const EXAMPLES_SHOWN: usize = 4;
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, report::REPORT], Contents::Analysis)?;
     let deferred = Deferred::begin();
-    let dump = dump(args)?;
+    let dump = dump(args, global)?;
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
         cut: dump.cut,
@@ -205,9 +208,13 @@ impl Input {
 }
 
 /// The dump given, or that of the model given.
-fn dump(args: &Analyze) -> Result<Input> {
+fn dump(args: &Analyze, global: &Global) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
+        if !args.device.is_cpu() {
+            let problem = "--device is for the model of --checkpoint: mechanisms are measured on the CPU; leave it out";
+            return Err(Error::file(&path, problem));
+        }
         return Ok(Input {
             path,
             name: None,
@@ -222,7 +229,7 @@ fn dump(args: &Analyze) -> Result<Input> {
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
     let (material, name) = given.material(checkpoint)?;
-    let subject = Subject::load(checkpoint)?;
+    let subject = Subject::load(checkpoint, &args.device.choose(global)?)?;
     let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
     let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;
     let (path, temporary) = match &args.save_dump {

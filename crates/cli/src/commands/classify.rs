@@ -5,6 +5,7 @@ use resolvent_lab::predict::{Classified, Classifier};
 use serde_json::json;
 
 use super::{
+    devices::DeviceArg,
     material::Trained,
     texts::{Texts, cut_note},
 };
@@ -21,6 +22,8 @@ pub struct Classify {
     model: Trained,
     #[command(flatten)]
     texts: Texts,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -32,7 +35,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Classify, global: &Global) -> Result<()> {
     let texts = args.texts.read()?;
-    let classifier = Classifier::load(args.model.path())?;
+    let classifier = Classifier::load(args.model.path(), &args.device.choose(global)?)?;
     let answers = classifier.classify(&texts)?;
     let cut = answers.iter().filter(|answer| answer.cut).count();
     if let Some(note) = cut_note(cut, texts.len(), "texts", classifier.max_tokens())

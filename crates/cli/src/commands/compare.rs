@@ -12,6 +12,7 @@ use resolvent_lab::{
 };
 
 use super::{
+    devices::DeviceArg,
     recipe::{Attention, RecipeArgs, candidates, data, grid},
     train::observer,
 };
@@ -39,6 +40,8 @@ pub struct Compare {
     /// Folder of the comparison
     #[arg(long, value_name = "DIR", default_value = "runs/compare")]
     out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -57,6 +60,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let usual = usual(options.mechanisms, &recipe.model, &data);
     options.mechanisms = chosen(args, usual, &recipe.mechanism, grid(&recipe.model, &data))?;
     options.seeds = seeds(args, recipe.seed)?;
+    options.device = args.device.choose(global)?;
     options.stop = deferred.stop();
     options.observer = observer(global);
     options.memory = Some(Arc::new(memory::Probe));

@@ -10,7 +10,7 @@ use resolvent_lab::{
     report,
 };
 
-use super::{compare::command_line, material::Given};
+use super::{compare::command_line, devices::DeviceArg, material::Given};
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
 
 /// Show what a trained classifier looks at, and whether its answers rest on it
@@ -55,6 +55,8 @@ pub struct Explain {
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/explain")]
     out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 /// [`MapRule`] on the command line.
@@ -98,6 +100,7 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         map_rule: args.map_rule.into(),
         rollout: args.rollout,
         seed: global.seed.unwrap_or(0),
+        device: args.device.choose(global)?,
         stop: deferred.stop(),
         commands: vec![command_line()],
         ..ExplainOptions::new(&args.checkpoint, material, data)

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod classify;
 pub mod compare;
 pub mod completions;
+pub mod devices;
 pub mod eval;
 pub mod explain;
 pub mod generate;

@@ -11,7 +11,10 @@ use resolvent_lab::{
     train::{self, Outcome, Resume, TrainOptions},
 };
 
-use super::recipe::{Attention, RecipeArgs, data, grid};
+use super::{
+    devices::DeviceArg,
+    recipe::{Attention, RecipeArgs, data, grid},
+};
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
 
 /// Train one model, resumably
@@ -34,6 +37,8 @@ pub struct Train {
     /// Continue the run in --out; its own recipe is used unless --config names one
     #[arg(long)]
     resume: bool,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -55,6 +60,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
     let deferred = Deferred::begin();
     let options = TrainOptions {
         resume: if args.resume { Resume::Always } else { Resume::Never },
+        device: args.device.choose(global)?,
         stop: deferred.stop(),
         observer: observer(global),
         ..TrainOptions::new(&args.out)

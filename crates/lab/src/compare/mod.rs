@@ -16,6 +16,7 @@ use std::{
     },
 };
 
+use burn::tensor::Device;
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,8 @@ pub struct CompareOptions {
     pub mechanisms: Vec<Candidate>,
     /// The seeds, each once.
     pub seeds: Vec<u64>,
+    /// Where the models are trained, judged and timed. Default: the CPU.
+    pub device: Device,
     /// Raised by whoever wants to stop.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -91,6 +94,7 @@ impl CompareOptions {
             out_dir: out_dir.into(),
             mechanisms: DEFAULT.iter().filter_map(|id| Mechanism::preset(id).ok()).map(Candidate::from).collect(),
             seeds: vec![0],
+            device: Device::flex(),
             stop: Arc::default(),
             observer: Arc::new(Silent),
             memory: None,
@@ -144,6 +148,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
                 out_dir: options.out_dir.join(&folder),
                 resume: Resume::IfPresent,
                 plan: Some(shared.plan.clone()),
+                device: options.device.clone(),
                 stop: options.stop.clone(),
                 observer: options.observer.clone(),
             };
@@ -186,7 +191,8 @@ fn finish<D: TaskData>(
     let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
     let trained = folders.iter().map(|folder| Checkpoint::find(folder)).collect::<Result<Vec<_>>>()?;
     let stop = || options.stop.load(Ordering::Relaxed);
-    let speeds = measure(&recipes, trained, data, options.memory.as_deref(), options.slot_seconds, &stop)?;
+    let probe = options.memory.as_deref();
+    let speeds = measure(&recipes, trained, data, &options.device, probe, options.slot_seconds, &stop)?;
     let Some(speeds) = speeds else {
         let of = done.iter().map(Vec::len).sum::<usize>() + diverged.len();
         return Ok(CompareOutcome::Interrupted { runs: of, of });
@@ -278,7 +284,7 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions
     let mut slowest = 0.0_f64;
     for Candidate { mechanism, .. } in &options.mechanisms {
         let recipe = Recipe { mechanism: mechanism.clone(), ..recipe.clone() };
-        match train::time_steps(&recipe, task) {
+        match train::time_steps(&recipe, task, &options.device) {
             Ok(seconds) => slowest = slowest.max(seconds),
             // Its run will say so, and needs no time of the others.
             Err(Error::Diverged { .. }) => {}

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use super::memory::{MemoryProbe, peak_above};
@@ -35,6 +36,7 @@ pub fn measure<D: TaskData>(
     recipes: &[Recipe],
     mut trained: Vec<Checkpoint>,
     data: &D,
+    device: &Device,
     probe: Option<&dyn MemoryProbe>,
     slot_seconds: f64,
     stop: &dyn Fn() -> bool,
@@ -44,7 +46,7 @@ pub fn measure<D: TaskData>(
     let mut peaks = Vec::new();
     for ((recipe, task), trained) in recipes.iter().zip(&tasks).zip(trained) {
         let before = probe.map(MemoryProbe::held);
-        let mut bench = Bench::new(recipe, task, Some(trained))?;
+        let mut bench = Bench::new(recipe, task, Some(trained), device)?;
         // The first step makes the optimiser's state: the second is what every later one is.
         bench.step()?;
         peaks.push(match (probe, before) {

@@ -18,6 +18,7 @@ use std::{
     },
 };
 
+use burn::tensor::Device;
 pub use deletion::Deletion;
 pub use files::{OVERLAYS, write};
 pub use localisation::Localisation;
@@ -55,6 +56,8 @@ pub struct ExplainOptions {
     pub rollout: bool,
     /// Seed of random maps and orders. Default 0.
     pub seed: u64,
+    /// Where the model runs. Default: the CPU.
+    pub device: Device,
     /// Raised by whoever wants to stop.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -76,6 +79,7 @@ impl ExplainOptions {
             map_rule: MapRule::default(),
             rollout: false,
             seed: 0,
+            device: Device::flex(),
             stop: Arc::default(),
             progress: Arc::new(|_| {}),
             commands: Vec::new(),
@@ -88,7 +92,7 @@ impl ExplainOptions {
 /// # Errors
 /// Those of [`Subject::load`] and [`Subject::examples`]; [`Error::Recipe`] for a layer that is none.
 pub fn run(options: &ExplainOptions) -> Result<Option<Explanation>> {
-    let subject = Subject::load(&options.checkpoint)?;
+    let subject = Subject::load(&options.checkpoint, &options.device)?;
     if subject.classes().is_empty() {
         let path = options.checkpoint.clone();
         return Err(Error::OtherModel { path, trained: "plain text", wanted: "pictures or texts" });

@@ -13,8 +13,8 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Part, Task, TaskData, block_name, judged::Judged, model::mean_gammas, packed::of_blocks, pictures::wrong_kind,
-    texts::BATCH_TOKENS,
+    Part, Task, TaskData, block_name, device_of, judged::Judged, model::mean_gammas, packed::of_blocks,
+    pictures::wrong_kind, texts::BATCH_TOKENS,
 };
 use crate::{
     Error, Recipe, Result,
@@ -215,12 +215,12 @@ impl Task for Corpus {
 
     fn evaluate(&self, model: &LanguageModel, part: Part) -> Result<Evaluation> {
         let text = if part == Part::Test { &self.test } else { &self.validation };
-        let began = Instant::now();
+        let (began, device) = (Instant::now(), device_of(model));
         let (mut loss, mut right, mut windows) = (0.0, 0.0, 0);
         for batch in self.whole(text) {
             windows += batch.windows;
             let count = (batch.ids.len() - batch.windows) as f64;
-            let judged = judged(model, batch.inputs(0.0, &Device::flex()))?;
+            let judged = judged(model, batch.inputs(0.0, &device))?;
             right += judged.right();
             loss += f64::from(judged.loss().into_scalar::<f32>()) * count;
         }

@@ -29,6 +29,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -47,7 +48,7 @@ pub use corpus::{Corpus, WindowBatch, WindowInputs};
 pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
 pub use model::build;
-pub(crate) use model::{build_for, check_model, drawn};
+pub(crate) use model::{build_for, check_model, device_of, drawn};
 pub use optimiser::{adamw, decayed_parameters};
 pub use packed::PackedWeights;
 pub(crate) use packed::packed_weights;
@@ -77,7 +78,7 @@ pub enum Resume {
 }
 
 /// How to run, as opposed to what to compute (the [`Recipe`], seed included). Threads are those of rayon's global pool;
-/// results do not depend on their number.
+/// on the CPU results do not depend on their number.
 #[derive(Clone)]
 pub struct TrainOptions {
     /// The run's folder: recipe, metrics, checkpoints, summary and report. Created if need be.
@@ -87,6 +88,8 @@ pub struct TrainOptions {
     /// The steps, where they are decided elsewhere (a comparison plans once for all its runs). Default: planned from the
     /// recipe.
     pub plan: Option<Plan>,
+    /// Where the model is trained and judged. Default: the CPU.
+    pub device: Device,
     /// Raised by whoever wants the run to stop: at the next step it saves a checkpoint and returns.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -100,6 +103,7 @@ impl TrainOptions {
             out_dir: out_dir.into(),
             resume: Resume::Never,
             plan: None,
+            device: Device::flex(),
             stop: Arc::default(),
             observer: Arc::new(Silent),
         }

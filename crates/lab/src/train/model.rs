@@ -9,7 +9,7 @@ use burn::{
 use resolvent::{Parameter, attention::MultiHeadAttention};
 
 use super::{Task, TaskData};
-use crate::{Recipe, Result};
+use crate::{Recipe, Result, device::is_cpu};
 
 /// Seeds Burn's generator, which is one per process: who draws from it must be alone with it, and is for as long as the
 /// guard lives.
@@ -30,7 +30,7 @@ pub fn build<D: TaskData>(recipe: &Recipe, data: &D, device: &Device) -> Result<
 
 /// The recipe's model for `task`, with the initial weights of the recipe's seed.
 pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> Result<T::Model> {
-    drawn(recipe.seed, device, || task.model(recipe, device))
+    drawn(recipe.seed, device, |device| task.model(recipe, device))
 }
 
 /// Checks that the recipe's model for `task` can be built, without drawing its weights.
@@ -43,13 +43,19 @@ pub(crate) fn check_model<T: Task>(task: &T, recipe: &Recipe) -> Result<()> {
     task.model(recipe, &device).map(|_| ())
 }
 
-/// A model whose initial weights are those of `seed`.
-pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce() -> Result<M>) -> Result<M> {
-    let _alone = seed_generator(device, seed);
-    let model = init()?;
+/// A model whose initial weights are those of `seed`: drawn on the CPU, so that they are the same on every device.
+pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce(&Device) -> Result<M>) -> Result<M> {
+    let cpu = if device.is_autodiff() { Device::flex().autodiff() } else { Device::flex() };
+    let _alone = seed_generator(&cpu, seed);
+    let model = init(&cpu)?;
     // Parameters are drawn at their first use: use them now, in the order of the modules.
     model.visit(&mut Touch);
-    Ok(model)
+    Ok(if is_cpu(device) { model } else { model.fork(device) })
+}
+
+/// The device of `model`, for what it is shown.
+pub(crate) fn device_of<M: Module>(model: &M) -> Device {
+    model.devices().into_iter().next().unwrap_or_else(Device::flex).without_autodiff()
 }
 
 struct Touch;

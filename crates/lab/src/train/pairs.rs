@@ -8,7 +8,7 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Part, Task, TaskData, TokenInputs,
+    Part, Task, TaskData, TokenInputs, device_of,
     judged::Judged,
     model::mean_gammas,
     packed::of_blocks,
@@ -150,10 +150,10 @@ impl Pairs {
 
     /// Greedy translations of `split`, in its order.
     fn translations(&self, model: &Translator, split: &Translated) -> Result<Vec<String>> {
-        let search = search(self.expects.max_tokens, 1);
+        let (search, device) = (search(self.expects.max_tokens, 1), device_of(model));
         let mut texts = vec![String::new(); split.source.len()];
         for indices in by_budget(&split.lengths, BATCH_TOKENS / 4) {
-            let (source, padding) = token_inputs(split.batch(&indices).source, &Device::flex());
+            let (source, padding) = token_inputs(split.batch(&indices).source, &device);
             let found = model.search(source, padding, &search)?;
             for (index, ids) in indices.into_iter().zip(found) {
                 texts[index] = decoded(&self.vocabulary, &ids)?;
@@ -251,14 +251,13 @@ impl Task for Pairs {
 
     fn evaluate(&self, model: &Translator, part: Part) -> Result<Evaluation> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
-        let began = Instant::now();
+        let (began, device) = (Instant::now(), device_of(model));
         let (mut loss, mut right, mut tokens) = (0.0, 0.0, 0.0);
         for indices in by_budget(&split.lengths, BATCH_TOKENS / 8) {
             let batch = split.batch(&indices);
             let count = batch.answers.lengths.iter().sum::<usize>() as f64;
-            let answers = token_inputs(batch.answers, &Device::flex()).0;
-            let (source, target) =
-                (token_inputs(batch.source, &Device::flex()), token_inputs(batch.target, &Device::flex()));
+            let answers = token_inputs(batch.answers, &device).0;
+            let (source, target) = (token_inputs(batch.source, &device), token_inputs(batch.target, &device));
             let judged = judged(model, PairInputs { source, target, answers, smoothing: 0.0 })?;
             right += judged.right();
             loss += f64::from(judged.loss().into_scalar::<f32>()) * count;

@@ -8,7 +8,8 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    LandmarkCount, Part, PictureModel, Task, TaskData, model::mean_gammas, packed::of_blocks, soft_cross_entropy,
+    LandmarkCount, Part, PictureModel, Task, TaskData, device_of, model::mean_gammas, packed::of_blocks,
+    soft_cross_entropy,
 };
 use crate::{
     Error, Recipe, Result,
@@ -87,9 +88,9 @@ impl Pictures {
     pub(crate) fn judge(&self, model: &PictureModel, part: Part) -> Result<Tally<'_>> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
         let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
-        let mut tally = Tally::new(&self.expects.classes);
+        let (mut tally, device) = (Tally::new(&self.expects.classes), device_of(model));
         for mut batch in loader.epoch(0, 0) {
-            let logits = model.try_forward(images(&mut batch, split.shape(), &Device::flex()))?;
+            let logits = model.try_forward(images(&mut batch, split.shape(), &device))?;
             tally.add_batch(logits, &batch.labels);
         }
         Ok(tally)

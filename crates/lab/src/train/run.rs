@@ -69,10 +69,10 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
     task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
     let claim = || Claim::take(&options.out_dir, &FILES, Contents::Run);
     let (_claim, session) = match checkpoint {
-        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint)?),
+        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint, &options.device)?),
         None => {
             let plan = plan(recipe, task, options)?;
-            let session = Session::new(recipe, task, identity, plan)?;
+            let session = Session::new(recipe, task, identity, plan, &options.device)?;
             let claim = claim()?;
             remove_summary(&options.out_dir)?;
             store.forget_best()?;
@@ -154,7 +154,7 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, options: &TrainOptions) -> Result<Pl
     }
     let full = Plan::full(&recipe.schedule, task.train_len());
     let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
-    let affordable = Plan::affordable(max_minutes, time_steps(recipe, task)?);
+    let affordable = Plan::affordable(max_minutes, time_steps(recipe, task, &options.device)?);
     let plan = full.shortened(affordable);
     if plan.steps < plan.full_steps {
         let note = format!(

@@ -56,8 +56,8 @@ pub(crate) struct Step {
 
 impl<'a, T: Task> Session<'a, T> {
     /// A run that has done nothing yet.
-    pub fn new(recipe: &'a Recipe, task: &'a T, data: DataIdentity, plan: Plan) -> Result<Self> {
-        let device = Device::flex().autodiff();
+    pub fn new(recipe: &'a Recipe, task: &'a T, data: DataIdentity, plan: Plan, device: &Device) -> Result<Self> {
+        let device = device.clone().autodiff();
         let model = build_for(task, recipe, &device)?;
         let average = (recipe.regularisation.ema_decay > 0.0).then(|| model.valid());
         Ok(Self {
@@ -86,9 +86,9 @@ impl<'a, T: Task> Session<'a, T> {
     }
 
     /// A run as `checkpoint` left it.
-    pub fn resumed(recipe: &'a Recipe, task: &'a T, mut checkpoint: Checkpoint) -> Result<Self> {
+    pub fn resumed(recipe: &'a Recipe, task: &'a T, mut checkpoint: Checkpoint, device: &Device) -> Result<Self> {
         let saved = checkpoint.state.clone();
-        let mut session = Self::new(recipe, task, saved.data.clone(), saved.plan.clone())?;
+        let mut session = Self::new(recipe, task, saved.data.clone(), saved.plan.clone(), device)?;
         session.model = checkpoint.load_module(session.model, parts::MODEL)?;
         if let Some(average) = session.average.take() {
             session.average = Some(checkpoint.load_module(average, parts::AVERAGE)?);

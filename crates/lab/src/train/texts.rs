@@ -14,7 +14,7 @@ use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Part, Task, TaskData, block_name,
+    Part, Task, TaskData, block_name, device_of,
     model::mean_gammas,
     packed::of_blocks,
     pictures::{smoothed, wrong_kind},
@@ -148,7 +148,7 @@ impl Texts {
     /// The answers of `model` on a part of the data, perhaps with its attention losing tokens.
     pub(crate) fn judge(&self, model: &TextClassifier, part: Part, ablation: Option<Ablation>) -> Result<Tally<'_>> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
-        let (mut tally, device) = (Tally::new(&self.expects.classes), Device::flex());
+        let (mut tally, device) = (Tally::new(&self.expects.classes), device_of(model));
         tally.cut = split.texts.cut();
         for indices in by_budget(&split.lengths, BATCH_TOKENS) {
             let TextBatch { tokens, labels } = split.batch(&indices);
