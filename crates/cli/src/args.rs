@@ -73,14 +73,3 @@ pub enum Command {
     Devices(Devices),
     Completions(Completions),
 }
-
-impl Command {
-    /// Whether modules compute in it, whose strategy may be measured.
-    pub fn applies_modules(&self) -> bool {
-        match self {
-            Self::Attend(_) | Self::Mechanisms(_) | Self::Devices(_) | Self::Completions(_) => false,
-            Self::Bench(bench) => bench.measures(),
-            _ => true,
-        }
-    }
-}

@@ -61,9 +61,6 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
             .build_global()
             .map_err(|e| Error::Threads { threads, problem: e.to_string() })?;
     }
-    if cli.command.applies_modules() {
-        calibrate()?;
-    }
     match &cli.command {
         Command::Attend(args) => commands::attend::run(args, &cli.global),
         Command::Train(args) => commands::train::run(args, &cli.global),
@@ -81,7 +78,7 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
     }
 }
 
-/// Makes modules follow what is faster on this machine, measured at the first time.
+/// Makes modules on the CPU follow what is faster on this machine, measured at the first time.
 fn calibrate() -> Result<(), Error> {
     if let Some(calibration) = calibration(&Place::of_environment(), &|note| tracing::info!("{note}"))? {
         calibration.install();

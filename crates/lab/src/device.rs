@@ -225,6 +225,11 @@ fn quietly<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
     })
 }
 
+/// What a report calls `device`; nothing for the CPU.
+pub(crate) fn title(device: &Device) -> Option<String> {
+    (!is_cpu(device)).then(|| about(device).0.unwrap_or_else(|| "unnamed".into()))
+}
+
 /// Name and bytes of memory, where the device tells them.
 fn about(device: &Device) -> (Option<String>, Option<u64>) {
     #[cfg(any(feature = "cuda", feature = "rocm", feature = "metal", feature = "vulkan", feature = "wgpu"))]

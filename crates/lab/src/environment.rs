@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use resolvent_kernels::simd::Level;
 use serde::{Deserialize, Serialize};
+
+use crate::device::{self, Device};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 static COMMIT: OnceLock<&str> = OnceLock::new();
@@ -18,6 +20,9 @@ pub fn built_from(commit: &'static str) {
 pub struct Environment {
     /// The processor's name, where the system tells it.
     pub cpu: Option<String>,
+    /// The GPU that models ran on; none where they ran on the processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Threads used.
     pub threads: usize,
     /// Instruction set of the kernels.
@@ -36,12 +41,18 @@ impl Environment {
         let level = Level::selected().map_or_else(|e| e.to_string(), |level| level.name().into());
         Self {
             cpu: cpu(),
+            device: None,
             threads: rayon::current_num_threads(),
             level,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             version: env!("CARGO_PKG_VERSION").into(),
             commit: COMMIT.get().map(|&commit| commit.into()),
         }
+    }
+
+    /// The same with models on `device`.
+    pub fn on(device: &Device) -> Self {
+        Self { device: device::title(device), ..Self::current() }
     }
 
     /// Names and values for a reader.
@@ -53,6 +64,7 @@ impl Environment {
             ("System", self.system.clone()),
             ("Resolvent", self.version.clone()),
         ];
+        rows.extend(self.device.clone().map(|device| ("GPU", device)));
         rows.extend(self.commit.clone().map(|commit| ("Commit", commit)));
         rows
     }

@@ -27,7 +27,7 @@ pub enum Event<'a> {
     Step {
         /// Steps done.
         done: usize,
-        /// Loss of the step.
+        /// Loss of the step; on a GPU, of one of the last few.
         loss: f64,
         /// Training examples per second, over the last few steps.
         examples_per_second: f64,

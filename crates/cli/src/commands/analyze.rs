@@ -12,6 +12,7 @@ use resolvent_lab::{
     analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure},
     compare::Candidate,
     data::Source,
+    device::Device,
     disk::write_atomically,
     folder::{Claim, Contents},
     recipe::with_length_scale,
@@ -106,9 +107,14 @@ const EXAMPLES_SHOWN: usize = 4;
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
+    if !args.device.is_cpu() && args.checkpoint.is_none() {
+        let problem = "--device is for the model of --checkpoint: mechanisms are measured on the CPU; leave it out";
+        return Err(Error::file(args.input.as_deref().unwrap_or(Path::new("")), problem));
+    }
+    let device = args.device.choose(global)?;
     let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, report::REPORT], Contents::Analysis)?;
     let deferred = Deferred::begin();
-    let dump = dump(args, global)?;
+    let dump = dump(args, &device)?;
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
         cut: dump.cut,
@@ -208,13 +214,9 @@ impl Input {
 }
 
 /// The dump given, or that of the model given.
-fn dump(args: &Analyze, global: &Global) -> Result<Input> {
+fn dump(args: &Analyze, device: &Device) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
-        if !args.device.is_cpu() {
-            let problem = "--device is for the model of --checkpoint: mechanisms are measured on the CPU; leave it out";
-            return Err(Error::file(&path, problem));
-        }
         return Ok(Input {
             path,
             name: None,
@@ -229,7 +231,7 @@ fn dump(args: &Analyze, global: &Global) -> Result<Input> {
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
     let (material, name) = given.material(checkpoint)?;
-    let subject = Subject::load(checkpoint, &args.device.choose(global)?)?;
+    let subject = Subject::load(checkpoint, device)?;
     let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
     let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;
     let (path, temporary) = match &args.save_dump {

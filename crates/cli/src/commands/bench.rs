@@ -19,7 +19,7 @@ use super::{
     compare::command_line,
     recipe::{Attention, mechanisms},
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+use crate::{Error, args::Global, calibrate, error::Result, interrupt::Deferred, memory, output};
 
 /// Measure the operators: time and memory of each mechanism against the number of tokens
 ///
@@ -98,18 +98,12 @@ Examples:
   resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
   resolvent bench --compare before/bench.json after/bench.json";
 
-impl Bench {
-    /// Whether it measures, or only compares results.
-    pub fn measures(&self) -> bool {
-        self.compare.is_none()
-    }
-}
-
 /// Runs the command.
 pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(files) = &args.compare {
         return compare(&files[0], &files[1], global);
     }
+    calibrate()?;
     let (file, page) = (args.out.join(bench::RESULTS), args.out.join(report::REPORT));
     if page.exists() && !file.exists() {
         return Err(Error::file(&page, "is the report of another command; name another folder with --out"));

@@ -54,13 +54,14 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let recipe = args.recipe.change(args.recipe.base()?, None, global)?;
+    let device = args.device.choose(global)?;
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
     let usual = usual(options.mechanisms, &recipe.model, &data);
     options.mechanisms = chosen(args, usual, &recipe.mechanism, grid(&recipe.model, &data))?;
     options.seeds = seeds(args, recipe.seed)?;
-    options.device = args.device.choose(global)?;
+    options.device = device;
     options.stop = deferred.stop();
     options.observer = observer(global);
     options.memory = Some(Arc::new(memory::Probe));

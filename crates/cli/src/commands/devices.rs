@@ -1,10 +1,10 @@
 //! `resolvent devices`: where models can run; and the argument by which other commands are told.
 
 use clap::Args;
-use resolvent_lab::device::{self, Choice, Device, Found};
+use resolvent_lab::device::{self, Choice, Chosen, Device, Found};
 use serde_json::json;
 
-use crate::{args::Global, error::Result, output};
+use crate::{args::Global, calibrate, error::Result, output};
 
 /// List where models can run: the CPU, and the GPUs that the program was built for and finds
 ///
@@ -31,11 +31,14 @@ pub struct DeviceArg {
 impl DeviceArg {
     /// The device; what was chosen is said on standard error where it is not simply the CPU.
     pub fn choose(&self, global: &Global) -> Result<Device> {
-        let chosen = device::choose(self.device)?;
-        if let Some(note) = chosen.note.filter(|_| !global.quiet) {
+        let Chosen { device, note } = device::choose(self.device)?;
+        if let Some(note) = note.filter(|_| !global.quiet) {
             eprintln!("device: {note}");
         }
-        Ok(chosen.device)
+        if device == Device::flex() {
+            calibrate()?;
+        }
+        Ok(device)
     }
 
     /// Whether nothing else than the CPU is asked for.

@@ -84,6 +84,7 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &Explain, global: &Global) -> Result<()> {
+    let device = args.device.choose(global)?;
     let given = Given {
         data: args.data.as_ref(),
         input: args.input.as_deref(),
@@ -100,7 +101,7 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         map_rule: args.map_rule.into(),
         rollout: args.rollout,
         seed: global.seed.unwrap_or(0),
-        device: args.device.choose(global)?,
+        device,
         stop: deferred.stop(),
         commands: vec![command_line()],
         ..ExplainOptions::new(&args.checkpoint, material, data)

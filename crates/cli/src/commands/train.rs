@@ -53,6 +53,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
     let mut recipe = recipe(args, global)?;
+    let device = args.device.choose(global)?;
     let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.suited(recipe.mechanism, grid(&recipe.model, &data));
@@ -60,7 +61,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
     let deferred = Deferred::begin();
     let options = TrainOptions {
         resume: if args.resume { Resume::Always } else { Resume::Never },
-        device: args.device.choose(global)?,
+        device,
         stop: deferred.stop(),
         observer: observer(global),
         ..TrainOptions::new(&args.out)

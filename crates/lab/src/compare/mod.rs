@@ -209,7 +209,7 @@ fn finish<D: TaskData>(
             .map(|((candidate, runs), (landmarks, speed))| Entry::new(&candidate.name, runs, landmarks, speed))
             .collect(),
         diverged,
-        environment: Environment::current(),
+        environment: Environment::on(&options.device),
         commands: options.commands.clone(),
     };
     let folder = &options.out_dir;

@@ -188,7 +188,7 @@ impl<'a> Run<'a> {
             layers: self.layers.into_iter().filter_map(LayerTally::finish).collect(),
             shown: self.shown,
             answers: self.found,
-            environment: Environment::current(),
+            environment: Environment::on(&options.device),
             commands: options.commands.clone(),
         }
     }

@@ -21,6 +21,7 @@ use crate::{
 pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
     let (recipe, test) = (&summary.recipe, &summary.test);
     let title = format!("{} on {}: {}", recipe.mechanism.id(), summary.data.name, page::percent(test.accuracy));
+    let environment = Environment { device: summary.device.clone(), ..Environment::current() };
     let body = html! {
         h1 { (recipe.mechanism.id()) " on " (summary.data.name) }
         p class="quiet" { (page::about_mechanism(&recipe.mechanism)) }
@@ -49,7 +50,7 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
             div class="charts" { (per_class(test)) (confusion(test)) }
         }
         (page::recipe(recipe)?)
-        (page::environment(&Environment::current(), &format!("{} ({})", summary.data.name, summary.data.fingerprint), &[]))
+        (page::environment(&environment, &format!("{} ({})", summary.data.name, summary.data.fingerprint), &[]))
     };
     Ok(page::shell(&title, &body))
 }

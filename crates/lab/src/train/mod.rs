@@ -41,7 +41,7 @@ use crate::{
 
 pub use bench::seconds_per_step;
 pub(crate) use bench::{Bench, median, time_steps};
-pub use clip::clip_by_global_norm;
+pub use clip::{clip_by_global_norm, clip_on_device};
 pub use clock::Breakdown;
 pub(crate) use corpus::language_config;
 pub use corpus::{Corpus, WindowBatch, WindowInputs};
@@ -154,6 +154,9 @@ pub struct TrainSummary {
     pub steps: usize,
     /// Why it ended there.
     pub ended: Ended,
+    /// The GPU of the last session; none where it ran on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Seconds over all sessions of the run.
     pub seconds: f64,
     /// Training examples per second in the last session, evaluation and writing left out.

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Best, Checkpoint, Store, module_bytes, parts, to_json},
-    data,
+    data, device,
     disk::write_atomically,
     eval::Evaluation,
     folder::{Claim, Contents},
@@ -253,6 +253,7 @@ impl<T: Task> Run<'_, T> {
 
     /// Evaluates, logs and saves. Whether the run should stop for want of progress.
     fn end_epoch(&mut self, clock: &mut Clock) -> Result<bool> {
+        self.session.read()?;
         let train_loss = self.session.end_epoch();
         let evaluation = self.task.evaluate(&self.session.evaluated(), Part::Watched)?;
         clock.lap(&mut self.session.time.evaluation);
@@ -301,6 +302,7 @@ impl<T: Task> Run<'_, T> {
     }
 
     fn save(&mut self) -> Result<()> {
+        self.session.read()?;
         self.session.state.metrics_bytes = self.metrics.sync()?;
         self.session.state.seconds = self.seconds();
         self.store.save(&self.session.state, &self.session.parts()?)
@@ -316,6 +318,7 @@ impl<T: Task> Run<'_, T> {
             parameters: learned_parameters(&session.model),
             steps: session.state.step,
             ended,
+            device: device::title(&self.options.device),
             seconds,
             examples_per_second: self.recipe.schedule.batch_size as f64 / session.time.seconds_per_step(),
             gamma: T::gammas(&session.model),

@@ -8,11 +8,11 @@ use std::{
 use burn::{
     module::Module,
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
-    tensor::{Bytes, Device},
+    tensor::{Bytes, Device, Tensor},
 };
 
 use super::{
-    Breakdown, LearningRate, Plan, Task, adamw, clip_by_global_norm,
+    Breakdown, LearningRate, Plan, Task, adamw, clip_by_global_norm, clip_on_device,
     clock::Clock,
     decay_at,
     model::{build_for, seed_generator},
@@ -21,6 +21,7 @@ use super::{
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, State, cannot_serialise, module_bytes, parts},
+    device::is_cpu,
     metrics::StepRecord,
 };
 
@@ -36,6 +37,27 @@ pub(crate) struct Session<'a, T: Task> {
     pub state: State,
     pub time: Breakdown,
     window: Window,
+    unread: Vec<Unread>,
+    /// Loss and norm of the gradients of the latest step that was read.
+    latest: Option<(f64, f64)>,
+}
+
+/// Steps of a GPU between two readings of their losses: reading waits for all that was asked of it.
+const READ_EVERY: usize = 10;
+
+/// What a step found, before it is read.
+struct Unread {
+    step: usize,
+    /// `[1]`.
+    loss: Tensor<1>,
+    norm: Norm,
+}
+
+/// The norm of all gradients together.
+enum Norm {
+    Number(f64),
+    /// `[1]`.
+    OnDevice(Tensor<1>),
 }
 
 /// Speed since the last line of metrics.
@@ -47,6 +69,7 @@ struct Window {
 
 /// What one step found.
 pub(crate) struct Step {
+    /// Of the latest step that was read; on the CPU of this one.
     pub loss: f64,
     grad_norm: f64,
     lr: f64,
@@ -82,6 +105,8 @@ impl<'a, T: Task> Session<'a, T> {
             average,
             time: Breakdown::default(),
             window: Window::default(),
+            unread: Vec::new(),
+            latest: None,
         })
     }
 
@@ -111,31 +136,42 @@ impl<'a, T: Task> Session<'a, T> {
     /// One step of AdamW on `batch`.
     ///
     /// # Errors
-    /// [`Error::Diverged`] where the loss is no number; the session is then of no more use.
+    /// [`Error::Diverged`] where a loss that was read is no number; the session is then of no more use.
     pub fn step(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
-        let step = self.step_whatever(batch, clock)?;
-        if step.loss.is_finite() {
-            return Ok(step);
+        let (began, examples) = (Instant::now(), T::len_of(&batch));
+        let lr = self.step_unread(batch, clock)?;
+        let (done, plan) = (self.state.step, &self.state.plan);
+        // The first is read for what it tells: a device that fails, a loss to show.
+        let due = self.latest.is_none() || done.is_multiple_of(self.recipe.log.every) || plan.ends_epoch(done);
+        if due || is_cpu(&self.device) || self.unread.len() >= READ_EVERY {
+            self.read()?;
+            clock.lap(&mut self.time.optimiser);
         }
-        Err(Error::Diverged { step: self.state.step, loss: step.loss as f32 })
+        self.window.examples += examples;
+        self.window.time += began.elapsed();
+        let examples_per_second = self.window.examples as f64 / self.window.time.as_secs_f64();
+        let (loss, grad_norm) = self.latest.unwrap_or((f64::NAN, f64::NAN));
+        Ok(Step { loss, grad_norm, lr, examples_per_second })
     }
 
-    /// [`Session::step`] whatever the loss is: a step is as long with any numbers.
-    pub fn step_whatever(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
-        let began = Instant::now();
+    /// [`Session::step`] without waiting for what it finds. The learning rate.
+    pub fn step_unread(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<f64> {
         let step = self.state.step;
-        let examples = T::len_of(&batch);
         let inputs = self.task.inputs(self.recipe, batch, &self.device);
         clock.lap(&mut self.time.data);
         let loss = {
             let _alone = self.seed_draws();
             self.task.loss(&self.model, inputs).map_err(|e| diverged(e, step + 1))?
         };
-        let value = loss.clone().inner().into_scalar::<f32>();
+        let found = loss.clone().inner();
         clock.lap(&mut self.time.forward);
         let mut grads = GradientsParams::from_grads(loss.backward(), &self.model);
         clock.lap(&mut self.time.backward);
-        let grad_norm = clip_by_global_norm(&self.model, &mut grads, self.recipe.optimiser.clip_norm);
+        let max_norm = self.recipe.optimiser.clip_norm;
+        let norm = match is_cpu(&self.device) {
+            true => Norm::Number(clip_by_global_norm(&self.model, &mut grads, max_norm)),
+            false => Norm::OnDevice(clip_on_device(&self.model, &mut grads, max_norm)),
+        };
         let lr = self.rate.at(step);
         self.model = self.optimiser.step(lr, self.model.clone(), grads);
         if let Some(average) = self.average.take() {
@@ -143,9 +179,41 @@ impl<'a, T: Task> Session<'a, T> {
             self.average = Some(update(average, &self.model, decay));
         }
         clock.lap(&mut self.time.optimiser);
-        self.count(f64::from(value), examples, began.elapsed());
-        let examples_per_second = self.window.examples as f64 / self.window.time.as_secs_f64();
-        Ok(Step { loss: f64::from(value), grad_norm, lr, examples_per_second })
+        self.state.step += 1;
+        self.time.steps += 1;
+        self.unread.push(Unread { step: step + 1, loss: found, norm });
+        Ok(lr)
+    }
+
+    /// Waits for the steps that were asked for, and counts their losses; all of them are read at once.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] for the first step whose loss is no number; [`Error::Device`] where the device fails.
+    pub fn read(&mut self) -> Result<()> {
+        let unread = std::mem::take(&mut self.unread);
+        if unread.is_empty() {
+            return Ok(());
+        }
+        let on_device = |unread: &Unread| match &unread.norm {
+            Norm::Number(_) => None,
+            Norm::OnDevice(norm) => Some(norm.clone()),
+        };
+        let losses = unread.iter().map(|unread| unread.loss.clone());
+        let tensors = losses.chain(unread.iter().filter_map(on_device)).collect();
+        let values = Tensor::cat(tensors, 0).try_into_vec_as::<f32>().map_err(|e| failed(&e))?;
+        let (losses, norms) = values.split_at(unread.len());
+        for (index, (unread, &loss)) in unread.iter().zip(losses).enumerate() {
+            let norm = match unread.norm {
+                Norm::Number(norm) => norm,
+                Norm::OnDevice(_) => f64::from(norms[index]),
+            };
+            self.count(f64::from(loss));
+            self.latest = Some((f64::from(loss), norm));
+            if !loss.is_finite() {
+                return Err(Error::Diverged { step: unread.step, loss });
+            }
+        }
+        Ok(())
     }
 
     /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step, it needs no state in the
@@ -159,15 +227,11 @@ impl<'a, T: Task> Session<'a, T> {
         draws.then(|| seed_generator(&self.device, seed))
     }
 
-    fn count(&mut self, loss: f64, examples: usize, time: Duration) {
-        self.state.step += 1;
-        self.time.steps += 1;
+    fn count(&mut self, loss: f64) {
         for (sum, count) in [&mut self.state.epoch_loss, &mut self.state.window_loss] {
             *sum += loss;
             *count += 1;
         }
-        self.window.examples += examples;
-        self.window.time += time;
     }
 
     /// The line of metrics for the steps since the last one.
@@ -203,6 +267,12 @@ impl<'a, T: Task> Session<'a, T> {
         saved.extend(self.task.extras()?);
         Ok(saved)
     }
+}
+
+/// A device that gives no results.
+fn failed(error: &dyn std::fmt::Display) -> Error {
+    let problem = format!("it failed ({error}); lower `schedule.batch_size` if its memory is full, or take `cpu`");
+    Error::Device { asked: "gpu".into(), problem }
 }
 
 /// A layer whose result leaves f32 refuses it before the loss could be no number: the same end of a run.
