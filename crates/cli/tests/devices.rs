@@ -53,8 +53,8 @@ fn without_a_gpu_the_automatic_device_is_the_cpu_to_the_bit() {
     assert!(automatic.stderr.contains("device: cpu ("), "{}", automatic.stderr);
     let usual = sandbox.run(&tiny::train("usual", &[])).success();
     assert!(!usual.stderr.contains("device:"), "{}", usual.stderr);
-    let weights = |run: &str| std::fs::read(sandbox.path(run).join("checkpoints/step-000000008/model.bpk")).unwrap();
-    assert!(weights("auto") == weights("usual"));
+    let [automatic, usual] = ["auto", "usual"].map(|run| steps(&sandbox, run));
+    assert!(usual.len() == 4 && automatic == usual, "{automatic:?} {usual:?}");
 }
 
 /// A model and data of a few steps, with what a step may consist of.
@@ -184,5 +184,5 @@ fn a_machine_without_drivers_says_so() {
     without.current_dir(sandbox.path(".")).env("VK_DRIVER_FILES", "/none").env("VK_ICD_FILENAMES", "/none");
     without.env("LIBGL_DRIVERS_PATH", "/none").env("__EGL_VENDOR_LIBRARY_FILENAMES", "/none");
     let refused = support::Outcome::of(without.args(tiny::train("run", &["--device", "gpu"])));
-    assert!(refused.failure(1).contains("no adapter was found (wgpu)"), "{refused:?}");
+    assert!(refused.failure(1).contains("no adapter was found ("), "{refused:?}");
 }
