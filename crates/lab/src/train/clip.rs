@@ -22,7 +22,7 @@ pub fn clip_on_device<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     let norm = Tensor::cat(squares(model, grads).collect(), 0).sum().sqrt();
     if max_norm > 0.0 {
         let factor = (norm.clone().recip() * max_norm).clamp_max(1.0);
-        model.visit(&mut Scale { grads, by: Factor::OnDevice(factor) });
+        model.visit(&mut Scale { grads, by: Factor::OnDevice(factor.into()) });
     }
     norm
 }
@@ -55,7 +55,7 @@ struct Scale<'a> {
 enum Factor {
     Number(f64),
     /// `[1]`.
-    OnDevice(Tensor<1>),
+    OnDevice(Box<Tensor<1>>),
 }
 
 impl ModuleVisitor for Scale<'_> {

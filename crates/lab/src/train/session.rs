@@ -48,16 +48,9 @@ const READ_EVERY: usize = 10;
 /// What a step found, before it is read.
 struct Unread {
     step: usize,
-    /// `[1]`.
-    loss: Tensor<1>,
-    norm: Norm,
-}
-
-/// The norm of all gradients together.
-enum Norm {
-    Number(f64),
-    /// `[1]`.
-    OnDevice(Tensor<1>),
+    /// The loss `[1]`, and where it is not yet a number the norm of all gradients together `[1]`.
+    found: Vec<Tensor<1>>,
+    norm: Option<f64>,
 }
 
 /// Speed since the last line of metrics.
@@ -163,14 +156,16 @@ impl<'a, T: Task> Session<'a, T> {
             let _alone = self.seed_draws();
             self.task.loss(&self.model, inputs).map_err(|e| diverged(e, step + 1))?
         };
-        let found = loss.clone().inner();
+        let mut found = vec![loss.clone().inner()];
         clock.lap(&mut self.time.forward);
         let mut grads = GradientsParams::from_grads(loss.backward(), &self.model);
         clock.lap(&mut self.time.backward);
         let max_norm = self.recipe.optimiser.clip_norm;
-        let norm = match is_cpu(&self.device) {
-            true => Norm::Number(clip_by_global_norm(&self.model, &mut grads, max_norm)),
-            false => Norm::OnDevice(clip_on_device(&self.model, &mut grads, max_norm)),
+        let norm = if is_cpu(&self.device) {
+            Some(clip_by_global_norm(&self.model, &mut grads, max_norm))
+        } else {
+            found.push(clip_on_device(&self.model, &mut grads, max_norm));
+            None
         };
         let lr = self.rate.at(step);
         self.model = self.optimiser.step(lr, self.model.clone(), grads);
@@ -181,7 +176,7 @@ impl<'a, T: Task> Session<'a, T> {
         clock.lap(&mut self.time.optimiser);
         self.state.step += 1;
         self.time.steps += 1;
-        self.unread.push(Unread { step: step + 1, loss: found, norm });
+        self.unread.push(Unread { step: step + 1, found, norm });
         Ok(lr)
     }
 
@@ -194,23 +189,16 @@ impl<'a, T: Task> Session<'a, T> {
         if unread.is_empty() {
             return Ok(());
         }
-        let on_device = |unread: &Unread| match &unread.norm {
-            Norm::Number(_) => None,
-            Norm::OnDevice(norm) => Some(norm.clone()),
-        };
-        let losses = unread.iter().map(|unread| unread.loss.clone());
-        let tensors = losses.chain(unread.iter().filter_map(on_device)).collect();
+        let tensors = unread.iter().flat_map(|unread| unread.found.clone()).collect();
         let values = Tensor::cat(tensors, 0).try_into_vec_as::<f32>().map_err(|e| failed(&e))?;
-        let (losses, norms) = values.split_at(unread.len());
-        for (index, (unread, &loss)) in unread.iter().zip(losses).enumerate() {
-            let norm = match unread.norm {
-                Norm::Number(norm) => norm,
-                Norm::OnDevice(_) => f64::from(norms[index]),
-            };
-            self.count(f64::from(loss));
-            self.latest = Some((f64::from(loss), norm));
+        let mut values = values.into_iter().map(f64::from);
+        let mut next = || values.next().unwrap_or(f64::NAN);
+        for Unread { step, norm, .. } in unread {
+            let loss = next();
+            self.latest = Some((loss, norm.unwrap_or_else(&mut next)));
+            self.count(loss);
             if !loss.is_finite() {
-                return Err(Error::Diverged { step: unread.step, loss });
+                return Err(Error::Diverged { step, loss: loss as f32 });
             }
         }
         Ok(())
