@@ -1,6 +1,6 @@
 //! Where models run: the CPU, and the GPUs of the backends that the program was built with.
 //!
-//! A GPU is known by its number in [`gpus`]. Whether it works is found out by computing on it: drivers answer with errors, panics of
+//! A GPU is known by its number in [`list`]. Whether it works is found out by computing on it: drivers answer with errors, panics of
 //! Burn's runtime among them, which are caught here and told as data.
 
 use std::{
@@ -28,7 +28,7 @@ pub enum Choice {
     Cpu,
     /// The first GPU that works, else the CPU. Drivers that run on the processor do not count: the fused kernels are faster there.
     Auto,
-    /// The GPU of this number in [`gpus`].
+    /// The GPU of this number in [`list`].
     Gpu(usize),
 }
 

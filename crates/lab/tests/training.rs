@@ -17,7 +17,6 @@ use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
     data::{DataSpec, Dataset},
-    device::Device,
     eval,
     metrics::{self, Record},
     recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
