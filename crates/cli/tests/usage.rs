@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use support::{Outcome, Sandbox, resolvent};
 
-const COMMANDS: [&str; 6] = ["attend", "train", "eval", "compare", "mechanisms", "completions"];
+const COMMANDS: [&str; 7] = ["attend", "train", "eval", "compare", "mechanisms", "devices", "completions"];
 
 #[test]
 fn every_command_explains_itself_with_examples() {

@@ -36,6 +36,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 /// are the queries; without v, errors are those of the weights. Or, with --checkpoint, a model trained here is shown examples.
 /// Every mechanism is applied as it is: the error of its output against dense softmax, its time and memory here, and the
 /// diagnostics of its graph. A dump is read one sequence at a time. Ends in a table, results.json and report.html.
+/// Mechanisms are measured on the CPU; --device is where the model of --checkpoint runs.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Analyze {

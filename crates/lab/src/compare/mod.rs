@@ -24,6 +24,7 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, to_json},
     data,
+    device::is_cpu,
     disk::write_atomically,
     environment::Environment,
     folder::{Claim, Contents},
@@ -191,7 +192,8 @@ fn finish<D: TaskData>(
     let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
     let trained = folders.iter().map(|folder| Checkpoint::find(folder)).collect::<Result<Vec<_>>>()?;
     let stop = || options.stop.load(Ordering::Relaxed);
-    let probe = options.memory.as_deref();
+    // The probe counts the program's own memory, in which a GPU's is not.
+    let probe = options.memory.as_deref().filter(|_| is_cpu(&options.device));
     let speeds = measure(&recipes, trained, data, &options.device, probe, options.slot_seconds, &stop)?;
     let Some(speeds) = speeds else {
         let of = done.iter().map(Vec::len).sum::<usize>() + diverged.len();

@@ -37,6 +37,8 @@ use crate::{
 /// OUTPUT gets `out`, `lse` where the mechanism has it, and with --grad `dq`, `dk`, `dv` and the gradients of the mechanism's own
 /// tensors (such as `dgamma`), all in f32.
 /// It appears whole or not at all; its folder must exist.
+///
+/// It computes with the kernels and the f64 reference, which are the CPU's: there is no --device as for commands that run models.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Attend {
