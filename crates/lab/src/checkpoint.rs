@@ -229,7 +229,11 @@ impl Checkpoint {
     /// [`Error::Damaged`] when it is missing or another, [`Error::Data`] when it is none.
     pub fn vocabulary(&mut self, fingerprint: &str) -> Result<Vocabulary> {
         let file = self.path.join(parts::VOCABULARY);
-        let vocabulary = Vocabulary::from_bytes(&self.take(parts::VOCABULARY)?, &file)?;
+        let bytes = self.take(parts::VOCABULARY)?;
+        let vocabulary = match self.state.recipe.text.tokenizer {
+            Some(_) => Vocabulary::of_user(&bytes, &file)?,
+            None => Vocabulary::from_bytes(&bytes, &file)?,
+        };
         let found = format!("{:016x}", vocabulary.fingerprint());
         if found != fingerprint {
             let problem = format!(

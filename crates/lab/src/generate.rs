@@ -144,10 +144,10 @@ impl Generator {
         let (began, mut writer) = (Instant::now(), Writer { generator: self, text: String::new(), waiting: vec![] });
         let (mut state, mut slides) = (self.model.begin(), 0);
         let mut logits = self.read(&ids[prompt_tokens.saturating_sub(context)..], &mut state)?;
-        let read = began.elapsed().as_secs_f64();
+        let (read, written) = (began.elapsed().as_secs_f64(), self.vocabulary.written());
         for place in 0..tokens {
-            let special = Vocabulary::special();
-            let id = (special + sampling.choose(&logits[special..], rng.random())) as u16;
+            let choices: Vec<f32> = written.iter().map(|&id| logits[id as usize]).collect();
+            let id = written[sampling.choose(&choices, rng.random())];
             ids.push(id);
             if writer.write(id, said)?.is_break() || place + 1 == tokens {
                 break;
@@ -175,8 +175,8 @@ impl Generator {
     }
 
     /// The logits of what follows `ids`.
-    fn read(&self, ids: &[u16], state: &mut resolvent::models::LanguageState) -> Result<Vec<f32>> {
-        let data = TensorData::new(ids.iter().map(|&id| i32::from(id)).collect::<Vec<_>>(), [1, ids.len()]);
+    fn read(&self, ids: &[u32], state: &mut resolvent::models::LanguageState) -> Result<Vec<f32>> {
+        let data = TensorData::new(ids.iter().map(|&id| id as i32).collect::<Vec<_>>(), [1, ids.len()]);
         let logits = self.model.next(Tensor::<2, Int>::from_data(data, &Device::flex()), state)?;
         Ok(logits.into_data().iter().collect())
     }
@@ -186,11 +186,11 @@ impl Generator {
 struct Writer<'a> {
     generator: &'a Generator,
     text: String,
-    waiting: Vec<u16>,
+    waiting: Vec<u32>,
 }
 
 impl Writer<'_> {
-    fn write(&mut self, id: u16, said: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+    fn write(&mut self, id: u32, said: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
         self.waiting.push(id);
         let text = self.generator.vocabulary.decode(&self.waiting)?;
         if text.ends_with(char::REPLACEMENT_CHARACTER) && self.waiting.len() < BROKEN {

@@ -71,14 +71,14 @@ impl Classifier {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    fn answer(&self, ids: &[u16], cut: bool, probabilities: &[f32]) -> Classified {
+    fn answer(&self, ids: &[u32], cut: bool, probabilities: &[f32]) -> Classified {
         let named = || self.expects.classes.iter().zip(probabilities);
         let label = named().max_by(|a, b| a.1.total_cmp(b.1)).map_or_else(String::new, |(class, _)| class.clone());
         Classified {
             label,
             probabilities: named().map(|(class, &p)| (class.clone(), f64::from(p))).collect(),
             tokens: ids.len(),
-            unknown: ids.iter().filter(|&&id| id == Vocabulary::UNKNOWN).count(),
+            unknown: ids.iter().filter(|&&id| id == self.vocabulary.unknown()).count(),
             cut,
         }
     }
@@ -135,7 +135,7 @@ impl TextTranslator {
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let (state, device) = (&checkpoint.state, Device::flex());
-        let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowercase);
+        let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowers());
         let init = || train::translator(recipe, &state.data.name, vocabulary.len(), &device);
         let model = train::drawn(recipe.seed, &device, init)?;
         Ok(Self { model: checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects, lowercase })
@@ -158,15 +158,15 @@ impl TextTranslator {
     pub fn translate(&self, sentences: &[String], beams: usize) -> Result<Vec<Translated>> {
         let encoded = self.vocabulary.encode(sentences, self.expects.max_tokens)?;
         let lengths: Vec<usize> = (0..sentences.len()).map(|index| encoded.tokens(index)).collect();
-        let search = train::search(self.expects.max_tokens, beams);
+        let search = train::search(&self.vocabulary, self.expects.max_tokens, beams);
         let mut answers = vec![None; sentences.len()];
         for indices in by_budget(&lengths, BATCH_TOKENS / (4 * beams)) {
             let rows: Vec<_> = indices.iter().map(|&index| encoded.ids(index)).collect();
             let (tokens, padding) = train::token_inputs(Padded::new(&rows), &Device::flex());
             let found = self.model.search(tokens, padding, &search)?;
             for (&index, ids) in indices.iter().zip(found) {
-                let unknown = encoded.ids(index).iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();
-                let text = train::decoded(&self.vocabulary, &ids)?;
+                let unknown = encoded.ids(index).iter().filter(|&&id| id == self.vocabulary.unknown()).count();
+                let text = self.vocabulary.decode(&ids)?;
                 let (cut, ended) = (encoded.is_cut(index), ids.len() < self.expects.max_tokens);
                 answers[index] = Some(Translated { text, unknown, cut, ended });
             }

@@ -8,7 +8,11 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{metrics::EpochRecord, train::Plan};
+use crate::{
+    data::{self, Data, Source, reading::Reading},
+    metrics::EpochRecord,
+    train::Plan,
+};
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +38,10 @@ pub enum Event<'a> {
     },
     /// An epoch is done.
     Epoch(&'a EpochRecord),
+    /// A data set is being read.
+    Reading(Reading),
+    /// The data set is read, or is not to be read.
+    Read,
     /// Something the user should know.
     Note(&'a str),
     /// The run ended: how, in a line.
@@ -49,6 +57,16 @@ pub trait Observer: Send + Sync {
 /// The observer for people: [`Bars`] if standard error is a terminal, else [`Lines`].
 pub fn for_stderr() -> Arc<dyn Observer> {
     if std::io::stderr().is_terminal() { Arc::new(Bars::default()) } else { Arc::new(Lines::new(std::io::stderr())) }
+}
+
+/// Reads the data set `source` and tells `observer` how far it has come.
+///
+/// # Errors
+/// As [`Source::load`].
+pub fn load(source: &Source, observer: &dyn Observer) -> data::Result<Data> {
+    let data = source.load_telling(&|reading| observer.on(Event::Reading(reading)));
+    observer.on(Event::Read);
+    data
 }
 
 /// Tells nobody.
@@ -80,9 +98,19 @@ impl Bars {
 impl Observer for Bars {
     fn on(&self, event: Event<'_>) {
         let mut slot = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Event::Begin { run, done, plan } = event {
-            *slot = Some(Self::bar(run, done, plan));
-            return;
+        match event {
+            Event::Begin { run, done, plan } => {
+                *slot = Some(Self::bar(run, done, plan));
+                return;
+            }
+            Event::Reading(reading) => {
+                return slot.get_or_insert_with(ProgressBar::new_spinner).set_message(reading_line(reading));
+            }
+            Event::Read => {
+                slot.take().iter().for_each(ProgressBar::finish_and_clear);
+                return;
+            }
+            _ => {}
         }
         let Some(bar) = slot.as_ref() else {
             if let Event::Note(text) | Event::End(text) = event {
@@ -102,7 +130,7 @@ impl Observer for Bars {
                 eprintln!("{text}");
                 *slot = None;
             }
-            Event::Begin { .. } => {}
+            Event::Begin { .. } | Event::Reading(_) | Event::Read => {}
         }
     }
 }
@@ -147,6 +175,12 @@ impl<W: Write + Send> Observer for Lines<W> {
                 state.last = Instant::now();
                 format!("step {done}/{}, loss {loss:.3}, {examples_per_second:.0} examples/s", state.steps)
             }
+            Event::Reading(_) if state.last.elapsed() < PAUSE => return,
+            Event::Reading(reading) => {
+                state.last = Instant::now();
+                reading_line(reading)
+            }
+            Event::Read => return,
             Event::Epoch(epoch) => epoch_line(epoch),
             Event::Note(text) | Event::End(text) => text.to_string(),
         };
@@ -156,6 +190,13 @@ impl<W: Write + Send> Observer for Lines<W> {
         }
         // Progress that nobody can read must not end a run.
         let _ = writeln!(state.to, "{line}");
+    }
+}
+
+fn reading_line(Reading { what, done, of }: Reading) -> String {
+    match of {
+        Some(of) => format!("{done} of {of} {what}"),
+        None => format!("{done} {what}"),
     }
 }
 

@@ -171,8 +171,8 @@ fn what_is_cut_is_counted_and_is_no_end() {
             rows.map(|(row, &length)| row[..length].to_vec()).collect()
         };
         for (read, written) in rows(&batch.target).into_iter().zip(rows(&batch.answers)) {
-            assert_eq!((read[0], &read[1..]), (i32::from(Vocabulary::BEGIN), &written[..written.len() - 1]));
-            let ends = written.last() == Some(&Vocabulary::END.into());
+            assert_eq!((read[0], &read[1..]), (2, &written[..written.len() - 1]));
+            let ends = written.last() == Some(&3);
             assert_eq!(written.len(), if ends { 3 } else { 2 });
             endless += usize::from(!ends);
         }

@@ -105,7 +105,7 @@ const EXAMPLES_SHOWN: usize = 4;
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, report::REPORT], Contents::Analysis)?;
     let deferred = Deferred::begin();
-    let dump = dump(args)?;
+    let dump = dump(args, global)?;
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
         cut: dump.cut,
@@ -205,7 +205,7 @@ impl Input {
 }
 
 /// The dump given, or that of the model given.
-fn dump(args: &Analyze) -> Result<Input> {
+fn dump(args: &Analyze, global: &Global) -> Result<Input> {
     let Some(checkpoint) = &args.checkpoint else {
         let path = args.input.clone().unwrap_or_default();
         return Ok(Input {
@@ -221,7 +221,7 @@ fn dump(args: &Analyze) -> Result<Input> {
         });
     };
     let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
-    let (material, name) = given.material(checkpoint)?;
+    let (material, name) = given.material(checkpoint, global)?;
     let subject = Subject::load(checkpoint)?;
     let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
     let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;

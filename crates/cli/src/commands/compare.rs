@@ -8,6 +8,7 @@ use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
     compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison},
     data::Data,
+    progress,
     recipe::{ModelRecipe, with_settings_of},
 };
 
@@ -51,7 +52,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let recipe = args.recipe.change(args.recipe.base()?, None, global)?;
-    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let data = progress::load(&data(&recipe)?, &*observer(global)).map_err(resolvent_lab::Error::from)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
     let usual = usual(options.mechanisms, &recipe.model, &data);

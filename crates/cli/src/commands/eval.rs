@@ -8,6 +8,7 @@ use resolvent_lab::{
     data::{Data, Source},
     eval::{self, Evaluation},
     exchange::{self, Answers, Replacement},
+    progress,
     train::Lost,
 };
 use serde_json::json;
@@ -15,6 +16,7 @@ use serde_json::json;
 use super::{
     recipe::{Attention, data, grid},
     texts::cut_note,
+    train::observer,
 };
 use crate::{Error, args::Global, error::Result, output};
 
@@ -65,7 +67,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         Some(spec) => spec.clone(),
         None => data(&Checkpoint::find(&args.checkpoint)?.state.recipe)?,
     };
-    let data = spec.load().map_err(resolvent_lab::Error::from)?;
+    let data = progress::load(&spec, &*observer(global)).map_err(resolvent_lab::Error::from)?;
     if !args.ablate.is_empty() {
         return ablate(args, &data, global);
     }

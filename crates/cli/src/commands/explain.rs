@@ -88,7 +88,7 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         texts: &args.text,
         boxes: args.boxes.as_deref(),
     };
-    let (material, data) = given.material(&args.checkpoint)?;
+    let (material, data) = given.material(&args.checkpoint, global)?;
     let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], Contents::Explanation)?;
     let deferred = Deferred::begin();
     let mut options = ExplainOptions {

@@ -26,7 +26,7 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "RECIPE.toml")]
     pub config: Option<PathBuf>,
     /// Data set. Pictures: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
-    /// images:PATH[?size=PIXELS]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
+    /// images:PATH[?size=PIXELS], webdataset:TRAIN[,TEST]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
     /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET;
     /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST
     /// [default: the recipe's, else shapes]

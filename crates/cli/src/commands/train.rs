@@ -48,7 +48,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
     let mut recipe = recipe(args, global)?;
-    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let data = progress::load(&data(&recipe)?, &*observer(global)).map_err(resolvent_lab::Error::from)?;
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.suited(recipe.mechanism, grid(&recipe.model, &data));
     }

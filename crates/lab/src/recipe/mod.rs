@@ -216,7 +216,7 @@ impl Recipe {
                 s.max_minutes.is_none_or(|x| x.is_finite() && x > 0.0),
                 "absent or > 0",
             ),
-            check("text.vocabulary", t.vocabulary, (1..=65_000).contains(&t.vocabulary), "1 to 65000"),
+            check("text.vocabulary", t.vocabulary, (1..=1_000_000).contains(&t.vocabulary), "1 to 1000000"),
             check(
                 "text.vocabulary",
                 t.vocabulary,
@@ -306,7 +306,7 @@ mod tests {
             ("[model]\nkind = 'cnn'", &["model", "cnn", "vit, pyramid, text, language"]),
             ("[model]\nkind = 'pyramid'\npreset = 'soft-big'", &["model.preset", "soft-big", "soft-code-huge"]),
             ("[model]\nkind = 'pyramid'\npatch = 4", &["model", "patch", "expected one of"]),
-            ("[text]\nvocabulary = 70000", &["text.vocabulary", "65000"]),
+            ("[text]\nvocabulary = 1000001", &["text.vocabulary", "1000000"]),
             ("[schedule]\nepochs = 'x'", &["schedule.epochs", "expected usize"]),
             ("[schedule]\nepochs = 0", &["schedule.epochs", "is 0", "1 to 1000000"]),
             ("[schedule]\nepochs = 2\nwarmup_epochs = 2.0", &["schedule.warmup_epochs", "less than"]),

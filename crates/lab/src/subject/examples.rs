@@ -96,7 +96,7 @@ pub struct TextExample {
     /// The text.
     pub text: String,
     /// Its tokens.
-    pub ids: Vec<u16>,
+    pub ids: Vec<u32>,
     /// Which bytes of the text each token is.
     pub spans: Vec<Span>,
     /// Its class, where known.
@@ -140,15 +140,15 @@ fn of_dataset(expects: &PictureExpectation, dataset: &Dataset, count: usize) -> 
         Some(vec![Region { left, top, right, bottom }])
     };
     let one = |index: usize| {
-        Example::Picture(PictureExample {
+        Ok(Example::Picture(PictureExample {
             name: format!("{} {index}", dataset.name),
             shape: split.shape(),
-            bytes: split.picture(index).to_vec(),
+            bytes: split.picture(index)?.into_owned(),
             label: Some(split.labels()[index] as usize),
             boxes: region(index),
-        })
+        }))
     };
-    Ok(spread(split.len(), count).map(one).collect())
+    spread(split.len(), count).map(one).collect()
 }
 
 /// Pictures that cannot be read, by their endings: among others nobody would miss them.
@@ -238,7 +238,7 @@ pub(super) fn windows(
     material: &Material,
     count: usize,
 ) -> Result<Vec<Example>> {
-    let one = |name: String, ids: &[u16]| {
+    let one = |name: String, ids: &[u32]| {
         let (mut text, mut spans) = (String::new(), Vec::new());
         for &id in ids {
             let from = text.len();
@@ -250,7 +250,7 @@ pub(super) fn windows(
     match material {
         Material::Data(Data::Corpus(corpus)) => {
             let ids = vocabulary.encode_whole(&corpus.test)?;
-            let windows: Vec<&[u16]> = ids.chunks(context).collect();
+            let windows: Vec<&[u32]> = ids.chunks(context).collect();
             // The last one may be short.
             let whole = windows.len() - usize::from(windows.len() > 1 && ids.len() % context > 0);
             spread(whole, count).map(|i| one(format!("{} {i}", corpus.name), windows[i])).collect()

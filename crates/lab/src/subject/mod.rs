@@ -219,7 +219,7 @@ fn without(picture: &PictureExample, grid: Option<[usize; 2]>, removed: &[bool])
 /// A text once for each of `removed`, which are no tokens.
 fn tokens(text: &TextExample, removed: &[Vec<bool>]) -> (Tensor<2, Int>, Tensor<2, Bool>) {
     let (dims, device) = ([removed.len(), text.ids.len()], Device::flex());
-    let ids: Vec<i32> = text.ids.iter().map(|&id| id.into()).collect();
+    let ids: Vec<i32> = text.ids.iter().map(|&id| id as i32).collect();
     let ids = Tensor::from_data(TensorData::new(ids.repeat(removed.len()), dims), &device);
     (ids, Tensor::from_data(TensorData::new(removed.concat(), dims), &device))
 }

@@ -33,7 +33,7 @@ impl<'a, T: Task> Bench<'a, T> {
             session.load_weights(&mut trained)?;
         }
         let empty = || Error::Unfit { name: recipe.name.clone(), problem: "it has no whole batch".into() };
-        let batch = task.epoch(recipe, 0, 0)?.next().ok_or_else(empty)?;
+        let batch = task.epoch(recipe, 0, 0)?.next().ok_or_else(empty)??;
         Ok(Self { session, recipe, task, batch })
     }
 

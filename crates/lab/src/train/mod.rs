@@ -52,7 +52,7 @@ pub use optimiser::{adamw, decayed_parameters};
 pub use packed::PackedWeights;
 pub(crate) use packed::packed_weights;
 pub use pairs::{PairBatch, PairInputs, Pairs};
-pub(crate) use pairs::{decoded, search, translator};
+pub(crate) use pairs::{search, translator};
 pub use picture_model::PictureModel;
 pub(crate) use picture_model::block_name;
 pub use pictures::Pictures;

@@ -44,6 +44,9 @@ struct Translated {
     /// Of the longer side of each pair.
     lengths: Vec<usize>,
     references: Vec<String>,
+    /// The ids of a beginning and an end.
+    begin: u32,
+    end: u32,
 }
 
 /// Pairs of nearly the same length.
@@ -71,19 +74,20 @@ impl Translated {
         let [source, target] = [&split.source, &split.target].map(|texts| vocabulary.encode(texts, max_tokens));
         let (source, target) = (source?, target?);
         let lengths = (0..source.len()).map(|index| source.tokens(index).max(target.tokens(index))).collect();
-        Ok(Arc::new(Self { source, target, lengths, references: split.target.clone() }))
+        let (begin, end) = (vocabulary.begin(), vocabulary.end());
+        Ok(Arc::new(Self { source, target, lengths, references: split.target.clone(), begin, end }))
     }
 
     /// What should be written for pair `index`. A translation that was cut goes on: where it was cut is no end to learn.
-    fn answer(&self, index: usize) -> Vec<u16> {
-        let end = if self.target.is_cut(index) { &[][..] } else { &[Vocabulary::END] };
+    fn answer(&self, index: usize) -> Vec<u32> {
+        let end = if self.target.is_cut(index) { &[][..] } else { &[self.end] };
         [self.target.ids(index), end].concat()
     }
 
     fn batch(&self, indices: &[usize]) -> PairBatch {
         let source: Vec<_> = indices.iter().map(|&index| self.source.ids(index)).collect();
         let ended: Vec<_> = indices.iter().map(|&index| self.answer(index)).collect();
-        let begun: Vec<_> = ended.iter().map(|ids| [&[Vocabulary::BEGIN], &ids[..ids.len() - 1]].concat()).collect();
+        let begun: Vec<_> = ended.iter().map(|ids| [&[self.begin], &ids[..ids.len() - 1]].concat()).collect();
         PairBatch { source: Padded::new(&source), target: Padded::new(&begun), answers: Padded::new(&ended) }
     }
 }
@@ -142,7 +146,7 @@ impl Pairs {
             watched: encode(&watched)?,
             test: encode(&data.test)?,
             brings_validation: data.validation.is_some(),
-            lowercase: recipe.text.lowercase,
+            lowercase: recipe.text.lowers(),
             vocabulary: Arc::new(vocabulary),
             expects,
         })
@@ -150,13 +154,13 @@ impl Pairs {
 
     /// Greedy translations of `split`, in its order.
     fn translations(&self, model: &Translator, split: &Translated) -> Result<Vec<String>> {
-        let search = search(self.expects.max_tokens, 1);
+        let search = search(&self.vocabulary, self.expects.max_tokens, 1);
         let mut texts = vec![String::new(); split.source.len()];
         for indices in by_budget(&split.lengths, BATCH_TOKENS / 4) {
             let (source, padding) = token_inputs(split.batch(&indices).source, &Device::flex());
             let found = model.search(source, padding, &search)?;
             for (index, ids) in indices.into_iter().zip(found) {
-                texts[index] = decoded(&self.vocabulary, &ids)?;
+                texts[index] = self.vocabulary.decode(&ids)?;
             }
         }
         Ok(texts)
@@ -164,15 +168,9 @@ impl Pairs {
 }
 
 /// The search with the vocabulary's beginning and end.
-pub(crate) fn search(max_tokens: usize, beams: usize) -> Search {
-    let (begin, end) = (Vocabulary::BEGIN.into(), Vocabulary::END.into());
+pub(crate) fn search(vocabulary: &Vocabulary, max_tokens: usize, beams: usize) -> Search {
+    let (begin, end) = (vocabulary.begin(), vocabulary.end());
     Search { begin, end, max_tokens, beams, length_penalty: 1.0 }
-}
-
-/// The text of ids of `vocabulary`, all of which are its own.
-pub(crate) fn decoded(vocabulary: &Vocabulary, ids: &[u32]) -> Result<String> {
-    let ids: Vec<u16> = ids.iter().map(|&id| id as u16).collect();
-    Ok(vocabulary.decode(&ids)?)
 }
 
 /// The recipe's translator.

@@ -213,7 +213,7 @@ impl<T: Task> Run<'_, T> {
                 (self.session.state.step / plan.steps_per_epoch, self.session.state.step % plan.steps_per_epoch);
             let mut clock = Clock::start();
             for batch in self.task.epoch(self.recipe, epoch as u64, first)? {
-                self.step(batch, &mut clock)?;
+                self.step(batch?, &mut clock)?;
                 let done = self.session.state.step;
                 let late = self.is_late();
                 if (plan.ends_epoch(done) || late) && self.end_epoch(&mut clock)? {

@@ -92,8 +92,8 @@ impl TaskData for TextDataset {
 
     fn task(&self, recipe: &Recipe) -> Result<Texts> {
         let vocabulary = match &self.words {
-            Some(words) => Vocabulary::of_words(words)?,
-            None => Vocabulary::learn(self.divided(recipe).0.texts.iter().map(String::as_str), &recipe.text)?,
+            Some(words) if recipe.text.tokenizer.is_none() => Vocabulary::of_words(words)?,
+            _ => Vocabulary::learn(self.divided(recipe).0.texts.iter().map(String::as_str), &recipe.text)?,
         };
         let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
         let fingerprint = format!("{:016x}", vocabulary.fingerprint());

@@ -98,7 +98,7 @@ impl Shapes {
         self.validate()?;
         let classes = Outline::ALL.iter().map(|outline| outline.name().to_string()).collect();
         let (train, test) = (self.split(0, self.train), self.split(1, self.test));
-        Ok(Dataset { name: "shapes".into(), classes, shape: self.shape(), train, test })
+        Ok(Dataset { name: "shapes".into(), classes, shape: self.shape(), train, validation: None, test })
     }
 
     fn shape(&self) -> PictureShape {
