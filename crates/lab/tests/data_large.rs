@@ -252,3 +252,39 @@ fn a_broken_picture_is_named_when_it_is_met() {
     let message = data.train.picture(29).unwrap_err().to_string();
     assert!(message.contains("`train/down/7.jpg`") && message.contains("load the data again"), "{message}");
 }
+
+/// 200,000 files of 500 x 375 would be 112 GB decoded. Small ones take the same ways.
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "writes 200,000 files and takes minutes"]
+fn memory_does_not_grow_with_the_files() {
+    const FILES: usize = 200_000;
+    let _turn = limited(AMPLE);
+    let root = TempDir::new().unwrap();
+    let pictures: Vec<Vec<u8>> =
+        (0..64).map(|index| encode(&picture(96, 128, index % 2, index), ImageFormat::Jpeg)).collect();
+    for class in 0..100 {
+        let folder = root.path().join(format!("train/{class:03}"));
+        fs::create_dir_all(&folder).unwrap();
+        for index in 0..FILES / 100 {
+            fs::write(folder.join(format!("{index}.jpg")), &pictures[(class + index) % 64]).unwrap();
+        }
+    }
+    let began = std::time::Instant::now();
+    let data = load(root.path(), "?size=224").unwrap();
+    let loaded = began.elapsed();
+    assert_eq!(data.train.len() + data.test.len(), FILES);
+    let stats = data.train.channel_stats().unwrap();
+    let transform = Transform::new(data.shape, stats, Augment::deit()).unwrap();
+    let loader = Loader::new(Arc::new(data.train), transform, BatchPlan::training(128, 0), 100);
+    let began = std::time::Instant::now();
+    let seen: usize = loader.epoch(0, 0).unwrap().take(60).map(|batch| batch.unwrap().len()).sum();
+    let speed = seen as f64 / began.elapsed().as_secs_f64();
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim();
+    let kibibytes: usize = peak.split(' ').next().unwrap().parse().unwrap();
+    println!(
+        "{FILES} files found in {loaded:.1?}, {speed:.0} pictures/s augmented at 224 pixels, at most {peak} resident"
+    );
+    assert!(kibibytes < 2 << 20, "{peak}");
+}

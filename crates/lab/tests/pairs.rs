@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 use resolvent_lab::{
     Error, Recipe,
     bleu::bleu,
-    data::{self, Data, PairDataset, PairSplit, Source, Vocabulary},
+    data::{self, Data, PairDataset, PairSplit, Source},
     eval,
     predict::TextTranslator,
     recipe::ScheduleRecipe,
@@ -165,7 +165,7 @@ fn what_is_cut_is_counted_and_is_no_end() {
         ]
     );
     let mut endless = 0;
-    for batch in task.epoch(&short, 0, 0).unwrap() {
+    for batch in task.epoch(&short, 0, 0).unwrap().map(Result::unwrap) {
         let rows = |padded: &data::Padded| -> Vec<Vec<i32>> {
             let rows = padded.ids.chunks_exact(padded.width).zip(&padded.lengths);
             rows.map(|(row, &length)| row[..length].to_vec()).collect()

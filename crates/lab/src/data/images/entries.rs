@@ -43,11 +43,20 @@ pub(super) enum Location {
     Archive {
         archive: Arc<Path>,
         offset: u64,
-        /// Bytes in the archive and checksum, where the entry is compressed by itself.
-        deflated: Option<(u64, u32)>,
+        /// Of a zip archive.
+        zipped: Option<Zipped>,
     },
     /// Here.
     Memory(Box<[u8]>),
+}
+
+/// What a zip archive says of an entry.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Zipped {
+    deflated: bool,
+    /// Its bytes in the archive.
+    stored: u64,
+    checksum: u32,
 }
 
 impl Entry {
@@ -93,20 +102,27 @@ impl Entry {
                 }
                 self.exactly(root, file, wanted).map(Cow::Owned)
             }
-            Location::Archive { archive, offset, deflated } => {
+            Location::Archive { archive, offset, zipped } => {
                 let mut file = source::file(archive)?;
                 file.seek(SeekFrom::Start(*offset)).map_err(|source| Error::io(archive, source))?;
-                match deflated {
-                    None => self.exactly(root, file, wanted).map(Cow::Owned),
-                    Some((stored, checksum)) => self.inflated(root, file.take(*stored), *checksum).map(Cow::Owned),
+                match zipped {
+                    // Of a part there is no checksum.
+                    Some(zipped) if zipped.deflated || wanted == self.length => self.checked(root, file, zipped),
+                    _ => self.exactly(root, file, wanted),
                 }
+                .map(Cow::Owned)
             }
         }
     }
 
-    fn inflated(&self, root: &Path, stored: impl Read, checksum: u32) -> Result<Vec<u8>> {
-        let bytes = self.exactly(root, flate2::read::DeflateDecoder::new(stored), self.length)?;
-        if crc32fast::hash(&bytes) == checksum {
+    fn checked(&self, root: &Path, file: File, zipped: &Zipped) -> Result<Vec<u8>> {
+        let stored = file.take(zipped.stored);
+        let bytes = if zipped.deflated {
+            self.exactly(root, flate2::read::DeflateDecoder::new(stored), self.length)?
+        } else {
+            self.exactly(root, stored, self.length)?
+        };
+        if crc32fast::hash(&bytes) == zipped.checksum {
             return Ok(bytes);
         }
         Err(self.error(root, "cannot be read (wrong checksum); fetch the data again".into()))
@@ -233,11 +249,12 @@ impl Search<'_> {
             let at = || {
                 let offset = entry.data_start().ok_or_else(|| damaged(&"an entry without a place"))?;
                 let deflated = match entry.compression() {
-                    CompressionMethod::Stored => None,
-                    CompressionMethod::Deflated => Some((entry.compressed_size(), entry.crc32())),
+                    CompressionMethod::Stored => false,
+                    CompressionMethod::Deflated => true,
                     other => return Err(damaged(&format!("`{name}` is compressed as {other}, expected deflate"))),
                 };
-                Ok(Location::Archive { archive: shared.clone(), offset, deflated })
+                let zipped = Zipped { deflated, stored: entry.compressed_size(), checksum: entry.crc32() };
+                Ok(Location::Archive { archive: shared.clone(), offset, zipped: Some(zipped) })
             };
             self.add(name.clone(), entry.size(), found, at)?;
         }

@@ -87,7 +87,7 @@ fn entries<R: Read>(
                 Err(damaged(io::Error::new(io::ErrorKind::UnexpectedEof, format!("it ends within `{name}`"))))
             }
             Some((archive, _)) if is == Kind::Picture => {
-                Ok(Location::Archive { archive: archive.clone(), offset, deflated: None })
+                Ok(Location::Archive { archive: archive.clone(), offset, zipped: None })
             }
             _ => search.content(&name, size, &mut entry),
         };
