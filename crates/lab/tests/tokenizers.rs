@@ -2,11 +2,12 @@
 
 use std::{fs, ops::ControlFlow, path::Path};
 
+use resolvent::models::Sampling;
 use resolvent_lab::{
     Recipe,
     data::{CorpusDataset, PairDataset, PairSplit, TextDataset, TextRecipe, TextSplit, Vocabulary},
     eval,
-    generate::{Generator, Sampling},
+    generate::Generator,
     predict::TextTranslator,
     train::{self, Resume, TrainOptions},
 };
