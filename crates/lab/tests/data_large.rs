@@ -288,3 +288,43 @@ fn memory_does_not_grow_with_the_files() {
     );
     assert!(kibibytes < 2 << 20, "{peak}");
 }
+
+/// A step of ViT-Ti at 224 pixels, and how fast two threads decode photographs of 500 x 375 for it, everything augmented.
+#[test]
+#[ignore = "measures, and takes a minute"]
+fn two_threads_feed_a_small_transformer() {
+    let _turn = limited(AMPLE);
+    let root = TempDir::new().unwrap();
+    // As much detail as a photograph of a hundred kilobytes.
+    let noise = |x: u32, y: u32, index: u32| (x * 7919 + y * 104_729 + index * 31) % 97;
+    for index in 0..128 {
+        let folder = root.path().join(["a", "b"][index as usize % 2]);
+        fs::create_dir_all(&folder).unwrap();
+        let photograph = RgbImage::from_fn(500, 375, |x, y| {
+            let wave = ((f64::from(x) / 20.0).sin() + (f64::from(y) / 15.0).cos()) * 40.0 + 128.0;
+            Rgb([0, 1, 2].map(|channel| (wave as u32 + noise(x, y, index) / (2 + channel)) as u8))
+        });
+        fs::write(folder.join(format!("{index}.jpg")), encode(&photograph.into(), ImageFormat::Jpeg)).unwrap();
+    }
+    let bytes = fs::metadata(root.path().join("a/0.jpg")).unwrap().len();
+    budget::set_limit(64 << 20);
+    let data = load(root.path(), "?size=224").unwrap();
+    let stats = data.train.channel_stats().unwrap();
+    let transform = Transform::new(data.shape, stats, Augment::deit()).unwrap();
+    let loader = Loader::new(Arc::new(data.train.clone()), transform, BatchPlan::training(16, 0), 2);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let began = std::time::Instant::now();
+    let seen: usize = pool.install(|| (0..4).map(|epoch| loader.epoch(epoch, 0).unwrap().count() * 16).sum());
+    let decoded = seen as f64 / began.elapsed().as_secs_f64();
+    let recipe = Recipe::from_toml(
+        "[model]\npatch = 16\ndim = 192\ndepth = 12\nheads = 3\nmlp_dim = 768\n[schedule]\nepochs = 2\nbatch_size = 16",
+        "test",
+    )
+    .unwrap();
+    let seconds = pool.install(|| train::seconds_per_step(&recipe, &data).unwrap());
+    let learnt = 16.0 / seconds;
+    println!(
+        "{bytes} bytes a picture: {decoded:.0} pictures/s decoded and augmented, {learnt:.1} pictures/s learnt from"
+    );
+    assert!(decoded > learnt);
+}
