@@ -10,6 +10,7 @@ mod commands;
 mod destination;
 mod error;
 mod interrupt;
+mod loading;
 mod log;
 mod memory;
 mod output;
@@ -48,6 +49,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn dispatch(cli: &Cli) -> Result<(), Error> {
     memory::keep_freed();
+    interrupt::listen();
     if let Some(commit) = option_env!("RESOLVENT_COMMIT") {
         built_from(commit);
     }

@@ -58,11 +58,21 @@ impl Environment {
     }
 }
 
-/// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take.
+/// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take, or its
+/// limit of the address space leaves.
 pub fn available_memory() -> Option<u64> {
     let system = memory();
-    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
-    Some(system.available_memory().min(group)).filter(|&bytes| bytes > 0)
+    let group = system.cgroup_limits().map(|limits| limits.free_memory);
+    let space = address_space().map(|limit| limit.saturating_sub(address_space_used().unwrap_or(0)).max(1));
+    let bytes = [group, space].into_iter().flatten().fold(system.available_memory(), u64::min);
+    Some(bytes).filter(|&bytes| bytes > 0)
+}
+
+/// Why what `takes` so many bytes cannot be done: three quarters of the free memory are not enough. `None` where they are, or nobody knows.
+pub fn beyond_memory(takes: &str, needed: u64) -> Option<String> {
+    let free = available_memory().filter(|&free| needed > free / 4 * 3)?;
+    let [needed, free] = [needed, free].map(|bytes| format!("{:.1} GB", bytes as f64 / 1e9));
+    Some(format!("{takes} {needed}, {free} are free"))
 }
 
 /// Bytes of memory that this process could have at most, where the system tells: the machine's, or on Linux less where a
@@ -83,6 +93,13 @@ fn address_space() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+/// Bytes of the address space that are in use.
+fn address_space_used() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 fn cpu() -> Option<String> {

@@ -68,6 +68,9 @@ pub enum Error {
         /// Why, and the remedy.
         problem: String,
     },
+    /// The work was asked to stop before it came to an end.
+    #[error("stopped before the end; run the command again")]
+    Stopped,
     /// The operating system refused to read or write.
     #[error("{}: {action}: {source}{}", path.display(), remedy(source))]
     Io {
@@ -176,7 +179,7 @@ impl Error {
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free some space and run the command again (a training run with --resume): what was there before is intact"
+            "; free some space first, what was there before is intact"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; name a folder that you may write to",
         _ => "",

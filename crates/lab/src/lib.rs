@@ -24,6 +24,8 @@ pub mod progress;
 pub mod recipe;
 pub mod report;
 pub mod source;
+pub mod stats;
+pub mod stop;
 pub mod subject;
 pub mod train;
 

@@ -36,6 +36,8 @@ pub enum Event<'a> {
     Epoch(&'a EpochRecord),
     /// Something the user should know.
     Note(&'a str),
+    /// Something for those who want to know more.
+    Detail(&'a str),
     /// The run ended: how, in a line.
     End(&'a str),
 }
@@ -46,9 +48,12 @@ pub trait Observer: Send + Sync {
     fn on(&self, event: Event<'_>);
 }
 
-/// The observer for people: [`Bars`] if standard error is a terminal, else [`Lines`].
-pub fn for_stderr() -> Arc<dyn Observer> {
-    if std::io::stderr().is_terminal() { Arc::new(Bars::default()) } else { Arc::new(Lines::new(std::io::stderr())) }
+/// The observer for people: [`Bars`] if standard error is a terminal, else [`Lines`]; with details where it is `verbose`.
+pub fn for_stderr(verbose: bool) -> Arc<dyn Observer> {
+    match std::io::stderr().is_terminal() {
+        true => Arc::new(Bars { verbose, ..Bars::default() }),
+        false => Arc::new(Lines { verbose, ..Lines::new(std::io::stderr()) }),
+    }
 }
 
 /// Tells nobody.
@@ -59,10 +64,11 @@ impl Observer for Silent {
     fn on(&self, _event: Event<'_>) {}
 }
 
-/// One bar per run on standard error; each epoch leaves a line above it.
+/// One bar per run on standard error; each epoch leaves a line above it, with the run's name.
 #[derive(Debug, Default)]
 pub struct Bars {
-    bar: Mutex<Option<ProgressBar>>,
+    verbose: bool,
+    bar: Mutex<Option<(String, ProgressBar)>>,
 }
 
 impl Bars {
@@ -81,10 +87,10 @@ impl Observer for Bars {
     fn on(&self, event: Event<'_>) {
         let mut slot = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
         if let Event::Begin { run, done, plan } = event {
-            *slot = Some(Self::bar(run, done, plan));
+            *slot = Some((run.to_owned(), Self::bar(run, done, plan)));
             return;
         }
-        let Some(bar) = slot.as_ref() else {
+        let Some((run, bar)) = slot.as_ref() else {
             if let Event::Note(text) | Event::End(text) = event {
                 eprintln!("{text}");
             }
@@ -95,14 +101,15 @@ impl Observer for Bars {
                 bar.set_message(format!("loss {loss:.3}, {examples_per_second:.0} examples/s"));
                 bar.set_position(done as u64);
             }
-            Event::Epoch(epoch) => bar.println(epoch_line(epoch)),
-            Event::Note(text) => bar.println(text),
+            Event::Epoch(epoch) => bar.println(format!("{run}: {}", epoch_line(epoch))),
+            Event::Note(text) => bar.println(format!("{run}: {text}")),
+            Event::Detail(text) if self.verbose => bar.println(format!("{run}: {text}")),
             Event::End(text) => {
                 bar.finish_and_clear();
-                eprintln!("{text}");
+                eprintln!("{run}: {text}");
                 *slot = None;
             }
-            Event::Begin { .. } => {}
+            Event::Begin { .. } | Event::Detail(_) => {}
         }
     }
 }
@@ -113,6 +120,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Plain lines: each epoch, and a step now and then.
 #[derive(Debug)]
 pub struct Lines<W> {
+    verbose: bool,
     inner: Mutex<LinesState<W>>,
 }
 
@@ -127,7 +135,10 @@ struct LinesState<W> {
 impl<W: Write + Send> Lines<W> {
     /// Lines written to `to`.
     pub fn new(to: W) -> Self {
-        Self { inner: Mutex::new(LinesState { to, run: String::new(), steps: 0, last: Instant::now() }) }
+        Self {
+            verbose: false,
+            inner: Mutex::new(LinesState { to, run: String::new(), steps: 0, last: Instant::now() }),
+        }
     }
 }
 
@@ -148,7 +159,8 @@ impl<W: Write + Send> Observer for Lines<W> {
                 format!("step {done}/{}, loss {loss:.3}, {examples_per_second:.0} examples/s", state.steps)
             }
             Event::Epoch(epoch) => epoch_line(epoch),
-            Event::Note(text) | Event::End(text) => text.to_string(),
+            Event::Detail(_) if !self.verbose => return,
+            Event::Note(text) | Event::Detail(text) | Event::End(text) => text.to_string(),
         };
         let line = if state.run.is_empty() { line } else { format!("{}: {line}", state.run) };
         if matches!(event, Event::End(_)) {
@@ -173,7 +185,7 @@ mod tests {
 
     #[test]
     fn lines_tell_the_run_its_epochs_and_its_end() {
-        let lines = Lines::new(Vec::new());
+        let lines = Lines { verbose: true, ..Lines::new(Vec::new()) };
         let plan = Plan { steps_per_epoch: 5, full_steps: 10, steps: 10, warmup: 0 };
         lines.on(Event::Begin { run: "infsa, seed 1", done: 5, plan: &plan });
         lines.on(Event::Step { done: 6, loss: 2.0, examples_per_second: 100.0 });
@@ -188,6 +200,7 @@ mod tests {
             seconds: 3.0,
         };
         lines.on(Event::Epoch(&epoch));
+        lines.on(Event::Detail("more"));
         lines.on(Event::End("done"));
         lines.on(Event::Note("of no run"));
         let text = String::from_utf8(lines.inner.into_inner().unwrap().to).unwrap();
@@ -195,6 +208,7 @@ mod tests {
             text,
             "infsa, seed 1: 10 steps, continued after step 5\n\
              infsa, seed 1: epoch 2: training loss 1.500, test loss 1.250, test accuracy 87.50 %\n\
+             infsa, seed 1: more\n\
              infsa, seed 1: done\n\
              of no run\n"
         );

@@ -9,13 +9,14 @@ use std::{
 use clap::Args;
 use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
-    analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure},
+    analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure, ssa_with_centroids},
     compare::Candidate,
     data::Source,
     disk::write_atomically,
     folder::{Claim, Contents},
     recipe::with_length_scale,
     report::{self, analysis_page, fit_page},
+    stop,
     subject::{Example, Subject},
 };
 use tempfile::TempPath;
@@ -52,7 +53,7 @@ pub struct Analyze {
     /// Keep the model's queries, keys and values in a file, for --input
     #[arg(long, value_name = "DUMP.safetensors", requires = "checkpoint")]
     save_dump: Option<PathBuf>,
-    /// Mechanisms: ids, or files M.json, called by their names [default: all]; softmax is always there
+    /// Mechanisms: ids, or files M.json, called by their names [default: all, and ssa with centroids]; softmax is always there
     #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
     mechanisms: Vec<Attention>,
     /// Layers, by the prefix of their tensors [default: all]
@@ -104,8 +105,10 @@ const EXAMPLES_SHOWN: usize = 4;
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, report::REPORT], Contents::Analysis)?;
+    let shown = shown(args, global)?;
+    // Reading ends at once when asked to stop; from here on files are written.
     let deferred = Deferred::begin();
-    let dump = dump(args)?;
+    let dump = stop::until(&deferred.stop(), || dump(args, shown))?;
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
         cut: dump.cut,
@@ -123,7 +126,10 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     };
     if !args.mechanisms.is_empty() || dump.own.is_some() {
         let asked = if args.mechanisms.is_empty() { &[Attention::All] } else { &args.mechanisms[..] };
-        let candidates = candidates(asked, dump.own.as_ref(), None)?;
+        let mut candidates = candidates(asked, dump.own.as_ref(), None)?;
+        if args.mechanisms.is_empty() {
+            candidates.extend(ssa_with_centroids(dump.own.as_ref()));
+        }
         options.mechanisms = candidates.into_iter().map(|candidate| dump.settled(candidate)).collect();
     }
     if !global.quiet {
@@ -204,9 +210,23 @@ impl Input {
     }
 }
 
+/// A model, the examples that it is shown, and what these are.
+type Shown = (Subject, Vec<Example>, String);
+
+/// The model given, with its examples.
+fn shown(args: &Analyze, global: &Global) -> Result<Option<Shown>> {
+    let Some(checkpoint) = &args.checkpoint else { return Ok(None) };
+    let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
+    let (material, name) = given.material(checkpoint, global)?;
+    let subject = Subject::load(checkpoint)?;
+    let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
+    let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;
+    Ok(Some((subject, examples, name)))
+}
+
 /// The dump given, or that of the model given.
-fn dump(args: &Analyze) -> Result<Input> {
-    let Some(checkpoint) = &args.checkpoint else {
+fn dump(args: &Analyze, shown: Option<Shown>) -> Result<Input> {
+    let Some((subject, examples, name)) = shown else {
         let path = args.input.clone().unwrap_or_default();
         return Ok(Input {
             path,
@@ -220,11 +240,6 @@ fn dump(args: &Analyze) -> Result<Input> {
             _temporary: None,
         });
     };
-    let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
-    let (material, name) = given.material(checkpoint)?;
-    let subject = Subject::load(checkpoint)?;
-    let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
-    let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;
     let (path, temporary) = match &args.save_dump {
         Some(file) => (file.clone(), None),
         None => {

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::{
     compare::command_line,
-    recipe::{Attention, mechanisms},
+    recipe::{Attention, candidates},
 };
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
 
@@ -30,7 +30,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
-    /// Mechanisms, one configuration of each: ids, or files M.json [default: all]
+    /// Mechanisms: ids, or files M.json, called by their names, of one mechanism as many as you like [default: all]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
     mechanisms: Vec<Attention>,
     /// Numbers of tokens [default: 512 to 65536, and 331776]
@@ -123,7 +123,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     }
     (options.keep)(&report)?;
     let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
-    output::result(global, &json, &format!("{}\nreport: {}", report.table(), page.display()))?;
+    output::result(global, &json, &format!("{}\n{}\nreport: {}", report.table(), report.headline(), page.display()))?;
     if report.interrupted {
         let sizes = report.sizes().len();
         return Err(Error::Interrupted(format!("{} has the first {sizes} of the sizes asked for", file.display())));
@@ -158,10 +158,13 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         ..BenchOptions::default()
     };
     if !args.mechanisms.is_empty() {
-        options.mechanisms = mechanisms(&args.mechanisms, None)?;
+        options.mechanisms = candidates(&args.mechanisms, None, None)?;
     }
     if let Some(seed) = global.seed {
-        options.mechanisms = options.mechanisms.into_iter().map(|mechanism| mechanism.with_seed(seed)).collect();
+        options
+            .mechanisms
+            .iter_mut()
+            .for_each(|candidate| candidate.mechanism = candidate.mechanism.clone().with_seed(seed));
     }
     if !args.tokens.is_empty() {
         options.tokens.clone_from(&args.tokens);

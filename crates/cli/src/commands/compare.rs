@@ -15,7 +15,7 @@ use super::{
     recipe::{Attention, RecipeArgs, candidates, data, grid},
     train::observer,
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, loading::load, memory, output};
 
 /// Compare mechanisms: the same model, data, recipe and seeds for each
 ///
@@ -51,7 +51,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let recipe = args.recipe.change(args.recipe.base()?, None, global)?;
-    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let data = load(&data(&recipe)?, global)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
     let usual = usual(options.mechanisms, &recipe.model, &data);
@@ -138,7 +138,11 @@ fn report(args: &Compare, comparison: &Comparison, global: &Global) -> Result<()
     let page = args.out.join("report.html");
     let json = serde_json::to_value(comparison).map_err(|e| Error::file(&page, e.to_string()))?;
     let caveats: String = comparison.caveats().iter().map(|caveat| format!("{caveat}\n")).collect();
-    output::result(global, &json, &format!("{}\n{caveats}report: {}", comparison.table(), page.display()))?;
+    output::result(
+        global,
+        &json,
+        &format!("{}\n{caveats}{}\nreport: {}", comparison.table(), comparison.headline(), page.display()),
+    )?;
     let Some(first) = comparison.diverged.first() else { return Ok(()) };
     let runs = comparison.diverged.len();
     let of = runs + comparison.entries.iter().map(|entry| entry.runs.len()).sum::<usize>();

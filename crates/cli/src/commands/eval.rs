@@ -16,7 +16,13 @@ use super::{
     recipe::{Attention, data, grid},
     texts::cut_note,
 };
-use crate::{Error, args::Global, error::Result, output};
+use crate::{
+    Error,
+    args::Global,
+    error::Result,
+    loading::{Waiting, load},
+    output,
+};
 
 /// Evaluate a trained model on test examples
 ///
@@ -65,7 +71,8 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         Some(spec) => spec.clone(),
         None => data(&Checkpoint::find(&args.checkpoint)?.state.recipe)?,
     };
-    let data = spec.load().map_err(resolvent_lab::Error::from)?;
+    let data = load(&spec, global)?;
+    let _waiting = Waiting::begin("evaluating".into(), global);
     if !args.ablate.is_empty() {
         return ablate(args, &data, global);
     }

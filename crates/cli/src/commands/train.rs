@@ -12,7 +12,7 @@ use resolvent_lab::{
 };
 
 use super::recipe::{Attention, RecipeArgs, data, grid};
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, loading::load, output};
 
 /// Train one model, resumably
 ///
@@ -48,7 +48,7 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
     let mut recipe = recipe(args, global)?;
-    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let data = load(&data(&recipe)?, global)?;
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.suited(recipe.mechanism, grid(&recipe.model, &data));
     }
@@ -65,7 +65,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
         Data::Pairs(pairs) => train::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => train::run(&recipe, corpus, &options),
     };
-    match outcome? {
+    match outcome.map_err(|e| unfinished(e, args))? {
         Outcome::Finished(summary) => {
             let json = serde_json::to_value(&summary).map_err(|e| Error::file(&args.out, e.to_string()))?;
             output::result(global, &json, &format!("{}: {}", args.out.display(), summary.line()))
@@ -75,6 +75,16 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
             let how = format!("{step} of {steps} steps are saved: resolvent train --out {folder} --resume");
             Err(Error::Interrupted(how))
         }
+    }
+}
+
+/// A failure to write, with how to go on where there is a checkpoint: a run that begins anew needs no other command.
+fn unfinished(error: resolvent_lab::Error, args: &Train) -> Error {
+    match (&error, Checkpoint::find(&args.out)) {
+        (resolvent_lab::Error::Io { .. }, Ok(found)) => {
+            Error::Unfinished { source: Box::new(error), step: found.state.step, folder: args.out.clone() }
+        }
+        _ => error.into(),
     }
 }
 
@@ -98,5 +108,5 @@ fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
 
 /// Who is told of the progress of a run.
 pub fn observer(global: &Global) -> Arc<dyn progress::Observer> {
-    if global.quiet { Arc::new(progress::Silent) } else { progress::for_stderr() }
+    if global.quiet { Arc::new(progress::Silent) } else { progress::for_stderr(global.verbose > 0) }
 }

@@ -4,7 +4,7 @@ use resolvent_kernels::{
     ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
 };
 
-use super::ceilings::seconds;
+use super::{PlanSummary, ceilings::seconds};
 use crate::{
     Result,
     compare::{MemoryProbe, peak_above},
@@ -177,6 +177,10 @@ impl Local for Ours {
 
     fn solve(&mut self, buffers: &mut Buffers) -> Result<()> {
         self.training(buffers)
+    }
+
+    fn needs(&self, _: Shape) -> u64 {
+        PlanSummary::of(self.plan()).training_bytes
     }
 
     fn forget(&mut self) {

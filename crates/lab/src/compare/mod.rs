@@ -5,6 +5,7 @@
 //! all get. Speed and memory are measured at the end, in turns, on the trained models.
 
 mod memory;
+mod ranking;
 mod results;
 mod speed;
 
@@ -14,6 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use resolvent_kernels::Mechanism;
@@ -35,6 +37,7 @@ use crate::{
 
 pub use memory::MemoryProbe;
 pub(crate) use memory::peak_above;
+pub use ranking::{Difference, Score};
 pub use results::{Comparison, Diverged, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
 
@@ -134,16 +137,20 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
     check(recipe, options)?;
     let (_claim, shared) = shared(recipe, data, options)?;
     let of = options.mechanisms.len() * options.seeds.len();
+    let (mut number, began) = (0, Instant::now());
     let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
     let mut diverged = Vec::new();
     // Seed by seed, so that a first answer for all mechanisms comes early.
     for &seed in &options.seeds {
         for (Candidate { name, mechanism }, runs) in options.mechanisms.iter().zip(&mut done) {
             let folder = format!("runs/{name}-seed{seed}");
+            number += 1;
+            options.observer.on(Event::Note(&place(number, of, began)));
             let settings = TrainOptions {
                 out_dir: options.out_dir.join(&folder),
                 resume: Resume::IfPresent,
                 plan: Some(shared.plan.clone()),
+                name: Some(format!("{name}, seed {seed} ({number} of {of})")),
                 stop: options.stop.clone(),
                 observer: options.observer.clone(),
             };
@@ -170,6 +177,18 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
         }
         _ => finish(shared, data, options, done, diverged),
     }
+}
+
+/// `run 3 of 15, about 12 min left`; runs that were read back take no time, and leave the time open.
+fn place(number: usize, of: usize, began: Instant) -> String {
+    let (done, seconds) = (number - 1, began.elapsed().as_secs_f64());
+    let left = seconds / done.max(1) as f64 * (of - done) as f64;
+    let left = match left {
+        left if done == 0 || left < 1.0 => String::new(),
+        left if left < 100.0 => format!(", about {left:.0} s left"),
+        left => format!(", about {:.0} min left", left / 60.0),
+    };
+    format!("run {number} of {of}{left}")
 }
 
 fn finish<D: TaskData>(
@@ -208,7 +227,10 @@ fn finish<D: TaskData>(
     };
     let folder = &options.out_dir;
     write_atomically(&folder.join(RESULTS), &to_json(&comparison)?)?;
-    let curves = folders.iter().map(|folder| metrics::read(folder)).collect::<Result<Vec<_>>>()?;
+    let read = |runs: &Vec<(String, TrainSummary)>| {
+        runs.iter().map(|(run, _)| metrics::read(&folder.join(run))).collect::<Result<Vec<_>>>()
+    };
+    let curves = done.iter().map(read).collect::<Result<Vec<_>>>()?;
     report::write_comparison(folder, &comparison, &curves)?;
     Ok(CompareOutcome::Finished(Box::new(comparison)))
 }

@@ -28,7 +28,7 @@ pub(super) const HOLDOUT: f64 = 0.2;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum DataSpec {
-    /// `shapes` or `shapes:seed=1,size=32,train=4000,test=1000,difficulty=0.5`: generated pictures.
+    /// `shapes` or `shapes:seed=1,size=32,train=4000,test=1000,difficulty=0`: generated pictures.
     Shapes(Shapes),
     /// `mnist:DIR`: the four idx files, plain or gzipped.
     Mnist(PathBuf),

@@ -6,6 +6,7 @@ mod files;
 mod localisation;
 mod maps;
 pub(crate) mod overlay;
+mod query;
 mod results;
 mod rule;
 mod run;
@@ -21,8 +22,9 @@ use std::{
 pub use deletion::Deletion;
 pub use files::{OVERLAYS, write};
 pub use localisation::Localisation;
-pub use maps::{LayerAttention, breadth, rollout, scaled};
-pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapScores, Shown, Spread};
+pub use maps::{LayerAttention, breadth, ceiling, rollout, scaled};
+pub use query::Query;
+pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapScores, QueryRow, Shown, Spread};
 pub use rule::MapRule;
 
 use crate::{
@@ -51,6 +53,8 @@ pub struct ExplainOptions {
     pub layer: Option<String>,
     /// How the heads of a layer make one map. Default: every head counts alike.
     pub map_rule: MapRule,
+    /// A place whose own rows are drawn too, on the examples shown. Default none.
+    pub query: Option<Query>,
     /// Score the map through all layers too. Default false.
     pub rollout: bool,
     /// Seed of random maps and orders. Default 0.
@@ -74,6 +78,7 @@ impl ExplainOptions {
             shown: 6,
             layer: None,
             map_rule: MapRule::default(),
+            query: None,
             rollout: false,
             seed: 0,
             stop: Arc::default(),

@@ -1,6 +1,7 @@
 //! Reports: one HTML file with everything in it, no network, for screens of any width and for paper.
 
 mod analysis;
+mod bars;
 mod bench;
 pub mod chart;
 mod comparison;
@@ -8,8 +9,10 @@ mod diffusion;
 mod distances;
 mod explanation;
 mod fit;
+mod frame;
 mod page;
 mod run;
+mod thin;
 mod ticks;
 
 use std::path::Path;
@@ -34,10 +37,10 @@ pub fn write_run(folder: &Path, summary: &TrainSummary, metrics: &[Record]) -> R
     write_atomically(&folder.join(REPORT), run_page(summary, metrics)?.as_bytes())
 }
 
-/// Writes the report of a comparison into its folder.
+/// Writes the report of a comparison into its folder; `metrics` are those of each entry's runs.
 ///
 /// # Errors
 /// [`crate::Error::Io`].
-pub fn write_comparison(folder: &Path, comparison: &Comparison, metrics: &[Vec<Record>]) -> Result<()> {
+pub fn write_comparison(folder: &Path, comparison: &Comparison, metrics: &[Vec<Vec<Record>>]) -> Result<()> {
     write_atomically(&folder.join(REPORT), comparison_page(comparison, metrics)?.as_bytes())
 }

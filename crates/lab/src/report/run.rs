@@ -65,7 +65,7 @@ pub(super) fn epochs(metrics: &[Record]) -> impl Iterator<Item = &EpochRecord> {
 }
 
 fn curves(metrics: &[Record]) -> Markup {
-    let line = |label: &str, style, points: Vec<(f64, f64)>| Series { label: label.into(), style, points };
+    let line = |label: &str, style, points: Vec<(f64, f64)>| Series::line(label, style, points);
     let of_epochs = |pick: fn(&EpochRecord) -> f64| epochs(metrics).map(|e| (e.step as f64, pick(e))).collect();
     let of_steps = |pick: fn(&StepRecord) -> f64| steps(metrics).map(|s| (s.step as f64, pick(s))).collect();
     let watched = epochs(metrics).next().map_or("test", |epoch| &epoch.split);

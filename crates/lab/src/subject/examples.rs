@@ -125,7 +125,7 @@ pub(super) fn pictures(expects: &PictureExpectation, material: &Material, count:
                 return Err(data::Error::Format { path: boxes.into(), problem }.into());
             }
             let chosen = spread(files.len(), count);
-            chosen.map(|index| file(expects, &files[index], boxes.as_deref())).collect()
+            chosen.map(|index| Ok(Example::Picture(picture(expects, &files[index], boxes.as_deref())?))).collect()
         }
         other => Err(unfit(other, "pictures")),
     }
@@ -155,7 +155,7 @@ fn of_dataset(expects: &PictureExpectation, dataset: &Dataset, count: usize) -> 
 const UNREAD: [&str; 9] = ["webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
 
 /// The pictures of a folder, by name.
-fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = entries(folder)?;
     let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
     if let Some(file) = files.iter().find(|file| ending(file).is_some_and(|ending| UNREAD.contains(&&*ending))) {
@@ -171,8 +171,13 @@ fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// One picture file as the model sees it.
+pub(crate) fn picture_file(expects: &PictureExpectation, path: &Path) -> Result<PictureExample> {
+    picture(expects, path, None)
+}
+
 /// One picture file with its boxes.
-fn file(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Result<Example> {
+fn picture(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Result<PictureExample> {
     let [channels, height, width] = expects.shape;
     let decoded = decode_file(path, [height, width])?;
     let shape = decoded.whole;
@@ -182,13 +187,13 @@ fn file(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Resu
         return Err(data::Error::Format { path: path.into(), problem }.into());
     }
     let area = Rectangle::centred(shape, height, width, 1.0);
-    Ok(Example::Picture(PictureExample {
+    Ok(PictureExample {
         name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         shape: PictureShape { channels, height, width },
         bytes: decoded.bytes.repeat(channels / shape.channels),
         label: None,
         boxes: boxes.map(|boxes| boxes.iter().filter_map(|region| cut(region, area, height, width)).collect()),
-    }))
+    })
 }
 
 fn annotation(boxes: &Path, picture: &Path) -> PathBuf {

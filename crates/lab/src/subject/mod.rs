@@ -13,6 +13,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use resolvent::models::{LanguageModel, TextClassifier};
 
 pub use examples::{Example, Material, PictureExample, TextExample};
+pub(crate) use examples::{picture_file, picture_files};
 pub use trace::{LayerCall, Place};
 pub use voc::{Region, read as read_boxes};
 
@@ -189,7 +190,7 @@ fn places(model: &PictureModel) -> Vec<Place> {
 }
 
 /// Pictures of one example's shape as the model is shown them.
-fn images(expects: &PictureExpectation, example: &PictureExample, pictures: &[Vec<u8>]) -> Tensor<4> {
+pub(crate) fn images(expects: &PictureExpectation, example: &PictureExample, pictures: &[Vec<u8>]) -> Tensor<4> {
     let (shape, plane) = (example.shape, example.shape.plane());
     let normalised = |(at, byte): (usize, &u8)| {
         let channel = at / plane % shape.channels;
@@ -224,7 +225,8 @@ fn tokens(text: &TextExample, removed: &[Vec<bool>]) -> (Tensor<2, Int>, Tensor<
     (ids, Tensor::from_data(TensorData::new(removed.concat(), dims), &device))
 }
 
-fn probabilities(logits: &[f32]) -> Vec<f64> {
+/// The softmax of one example's logits.
+pub(crate) fn probabilities(logits: &[f32]) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - highest).exp()).collect();
     let sum: f64 = powers.iter().sum();

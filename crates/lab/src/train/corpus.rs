@@ -218,6 +218,7 @@ impl Task for Corpus {
         let began = Instant::now();
         let (mut loss, mut right, mut windows) = (0.0, 0.0, 0);
         for batch in self.whole(text) {
+            crate::stop::check()?;
             windows += batch.windows;
             let count = (batch.ids.len() - batch.windows) as f64;
             let judged = judged(model, batch.inputs(0.0, &Device::flex()))?;

@@ -87,6 +87,8 @@ pub struct TrainOptions {
     /// The steps, where they are decided elsewhere (a comparison plans once for all its runs). Default: planned from the
     /// recipe.
     pub plan: Option<Plan>,
+    /// What progress calls the run. Default: its mechanism and seed.
+    pub name: Option<String>,
     /// Raised by whoever wants the run to stop: at the next step it saves a checkpoint and returns.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -100,6 +102,7 @@ impl TrainOptions {
             out_dir: out_dir.into(),
             resume: Resume::Never,
             plan: None,
+            name: None,
             stop: Arc::default(),
             observer: Arc::new(Silent),
         }

@@ -254,6 +254,7 @@ impl Task for Pairs {
         let began = Instant::now();
         let (mut loss, mut right, mut tokens) = (0.0, 0.0, 0.0);
         for indices in by_budget(&split.lengths, BATCH_TOKENS / 8) {
+            crate::stop::check()?;
             let batch = split.batch(&indices);
             let count = batch.answers.lengths.iter().sum::<usize>() as f64;
             let answers = token_inputs(batch.answers, &Device::flex()).0;

@@ -89,6 +89,7 @@ impl Pictures {
         let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
         let mut tally = Tally::new(&self.expects.classes);
         for mut batch in loader.epoch(0, 0) {
+            crate::stop::check()?;
             let logits = model.try_forward(images(&mut batch, split.shape(), &Device::flex()))?;
             tally.add_batch(logits, &batch.labels);
         }

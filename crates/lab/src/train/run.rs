@@ -5,8 +5,11 @@ use std::{fs, path::Path, sync::atomic::Ordering, time::Instant};
 use burn::module::Module;
 
 use super::{
-    Ended, Outcome, PackedWeights, Part, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, bench::time_steps,
-    clock::Clock, model::learned_parameters, session::Session,
+    Ended, Outcome, PackedWeights, Part, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary,
+    bench::time_steps,
+    clock::Clock,
+    model::learned_parameters,
+    session::{Session, Step},
 };
 use crate::{
     Error, Recipe, Result,
@@ -20,6 +23,7 @@ use crate::{
     recipe::{length_scale_rule, rule_name},
     report,
     source::Document,
+    stop,
 };
 
 /// The file in a run's folder that holds its [`TrainSummary`].
@@ -84,7 +88,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
     let metrics = MetricsFile::open(&options.out_dir, session.state.metrics_bytes)?;
     let before = session.state.seconds;
     let began = Instant::now();
-    Run { recipe, task, options, store, session, metrics, began, before, latest: None }.run()
+    Run { recipe, task, options, store, session, metrics, began, before, latest: None, last: String::new() }.run()
 }
 
 /// The recipe with the length scale of `fna` that suits the data, where it names none. A run that began without one goes on as
@@ -179,25 +183,37 @@ struct Run<'a, T: Task> {
     before: f64,
     /// The evaluation of the weights as they are.
     latest: Option<Evaluation>,
+    /// The last step of this session in words.
+    last: String,
 }
 
 impl<T: Task> Run<'_, T> {
     fn run(mut self) -> Result<Outcome> {
-        let name = format!("{}, seed {}", self.recipe.mechanism.id(), self.recipe.seed);
+        let own = || format!("{}, seed {}", self.recipe.mechanism.id(), self.recipe.seed);
+        let name = self.options.name.clone().unwrap_or_else(own);
         let (done, plan) = (self.session.state.step, self.session.state.plan.clone());
         self.options.observer.on(Event::Begin { run: &name, done, plan: &plan });
-        match self.train()? {
+        self.detail(&self.outline());
+        let ended = match self.train() {
+            Err(Error::Stopped) => None,
+            ended => ended?,
+        };
+        match ended {
             Some(ended) => self.finish(ended),
             None => {
                 self.save()?;
-                let (step, steps) = (self.session.state.step, plan.steps);
-                let folder = self.options.out_dir.display();
-                let text =
-                    format!("stopped after step {step} of {steps}; the checkpoint is in {folder}, resume to go on");
-                self.options.observer.on(Event::End(&text));
-                Ok(Outcome::Interrupted { step, steps, out_dir: self.options.out_dir.clone() })
+                Ok(self.interrupted())
             }
         }
+    }
+
+    /// Where a run stands that is saved and ends before its end.
+    fn interrupted(&self) -> Outcome {
+        let (step, steps) = (self.session.state.step, self.session.state.plan.steps);
+        let folder = self.options.out_dir.display();
+        let text = format!("stopped after step {step} of {steps}; the checkpoint is in {folder}, resume to go on");
+        self.options.observer.on(Event::End(&text));
+        Outcome::Interrupted { step, steps, out_dir: self.options.out_dir.clone() }
     }
 
     /// Steps until the run ends, or (`None`) is asked to stop.
@@ -206,6 +222,10 @@ impl<T: Task> Run<'_, T> {
         // A run that was cut off between its last checkpoint and its summary has nothing left to do.
         let done = self.session.state.step;
         if plan.ends_epoch(done) && self.is_exhausted(done / plan.steps_per_epoch) {
+            return Ok(Some(Ended::Patience));
+        }
+        // What is counted of an epoch that is over was to be evaluated when the session before was stopped.
+        if plan.ends_epoch(done) && self.session.state.epoch_loss.1 > 0 && self.end_epoch(&mut Clock::start())? {
             return Ok(Some(Ended::Patience));
         }
         while self.session.state.step < plan.steps {
@@ -247,14 +267,33 @@ impl<T: Task> Run<'_, T> {
             self.save()?;
         }
         self.options.observer.on(Event::Step { done, loss: step.loss, examples_per_second: step.examples_per_second });
+        let Step { lr, grad_norm, examples_per_second, .. } = step;
+        self.last =
+            format!("learning rate {lr:.3e}, gradient norm {grad_norm:.3}, {examples_per_second:.0} examples/s");
         clock.lap(&mut self.session.time.writing);
         Ok(())
     }
 
+    fn detail(&self, text: &str) {
+        self.options.observer.on(Event::Detail(text));
+    }
+
+    /// The run in a line, for those who want to know more.
+    fn outline(&self) -> String {
+        let (plan, model) = (&self.session.state.plan, &self.session.model);
+        let (examples, batch) = (self.task.train_len(), self.recipe.schedule.batch_size);
+        let (parameters, folder) = (learned_parameters(model), self.options.out_dir.display());
+        let epoch = plan.steps_per_epoch;
+        format!(
+            "{parameters} parameters, {examples} examples to learn from, {batch} a step, {epoch} steps an epoch, into {folder}"
+        )
+    }
+
     /// Evaluates, logs and saves. Whether the run should stop for want of progress.
     fn end_epoch(&mut self, clock: &mut Clock) -> Result<bool> {
+        let evaluated = self.session.evaluated();
+        let evaluation = stop::until(&self.options.stop, || self.task.evaluate(&evaluated, Part::Watched))?;
         let train_loss = self.session.end_epoch();
-        let evaluation = self.task.evaluate(&self.session.evaluated(), Part::Watched)?;
         clock.lap(&mut self.session.time.evaluation);
         // The last step of an epoch is judged by what it leads to.
         if !evaluation.loss.is_finite() {
@@ -275,6 +314,8 @@ impl<T: Task> Run<'_, T> {
         self.latest = Some(evaluation);
         self.save()?;
         self.options.observer.on(Event::Epoch(&record));
+        let path = self.store.newest()?.unwrap_or_default();
+        self.detail(&format!("{}; {:.0} s so far; checkpoint {}", self.last, record.seconds, path.display()));
         clock.lap(&mut self.session.time.writing);
         Ok(stop)
     }
@@ -309,7 +350,13 @@ impl<T: Task> Run<'_, T> {
     fn finish(self, ended: Ended) -> Result<Outcome> {
         let test = match &self.latest {
             Some(latest) if !self.holds_out() => latest.clone(),
-            _ => self.task.evaluate(&self.chosen()?, Part::Test)?,
+            _ => {
+                let chosen = self.chosen()?;
+                match stop::until(&self.options.stop, || self.task.evaluate(&chosen, Part::Test)) {
+                    Err(Error::Stopped) => return Ok(self.interrupted()),
+                    test => test?,
+                }
+            }
         };
         let (seconds, session) = (self.seconds(), self.session);
         let summary = TrainSummary {

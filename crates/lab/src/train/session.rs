@@ -48,8 +48,8 @@ struct Window {
 /// What one step found.
 pub(crate) struct Step {
     pub loss: f64,
-    grad_norm: f64,
-    lr: f64,
+    pub grad_norm: f64,
+    pub lr: f64,
     /// Training examples per second since the last line of metrics.
     pub examples_per_second: f64,
 }

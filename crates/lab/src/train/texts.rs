@@ -151,6 +151,7 @@ impl Texts {
         let (mut tally, device) = (Tally::new(&self.expects.classes), Device::flex());
         tally.cut = split.texts.cut();
         for indices in by_budget(&split.lengths, BATCH_TOKENS) {
+            crate::stop::check()?;
             let TextBatch { tokens, labels } = split.batch(&indices);
             let mut visible = Visible::default();
             if let Some(ablation) = ablation {

@@ -33,19 +33,19 @@ pub struct Shapes {
     pub train: usize,
     /// Pictures to test on. Default 1000, at least 1.
     pub test: usize,
-    /// How hard: 0 is a large, clean object, 1 a small one in noise under clutter. Default 0.5, in [0, 1]. Each picture
+    /// How hard: 0 is a large, clean object, 1 a small one in noise under clutter. Default 0, as in the recipe `shapes`, in [0, 1]. Each picture
     /// draws its own difficulty within a quarter of this value.
     pub difficulty: f64,
 }
 
 impl Default for Shapes {
     fn default() -> Self {
-        Shapes { seed: 0, size: 32, train: 4000, test: 1000, difficulty: 0.5 }
+        Shapes { seed: 0, size: 32, train: 4000, test: 1000, difficulty: 0.0 }
     }
 }
 
 impl Shapes {
-    /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0.5`; what is left out has its default.
+    /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0`; what is left out has its default.
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.

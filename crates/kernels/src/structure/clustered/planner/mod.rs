@@ -149,7 +149,7 @@ impl<'a> Head<'a> {
             segments: Segments::new(m, call.mask.causal, seq_q, seq_kv),
             codebook,
             level: call.level,
-            index: [b as u64, h as u64],
+            index: [(call.extras.first_sequence + b) as u64, h as u64],
         }
     }
 

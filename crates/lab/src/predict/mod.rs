@@ -1,4 +1,6 @@
-//! Trained models on texts of one's own.
+//! Trained models on texts and pictures of one's own.
+
+mod pictures;
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -12,6 +14,8 @@ use crate::{
     data::{Padded, Vocabulary, by_budget},
     train::{self, BATCH_TOKENS},
 };
+
+pub use pictures::{ClassifiedPicture, PictureClassifier};
 
 /// A trained classifier of texts.
 #[derive(Debug)]
