@@ -187,13 +187,17 @@ fn the_calibration_is_kept_and_told() {
 fn refuses_what_it_cannot_measure() {
     let sandbox = Sandbox::new();
     let not_ours = sandbox.write("other.json", "{}");
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["--mechanisms", "fna,softmax,fna"], "`fna` twice"),
         (&["--tokens", "0"], "tokens"),
         (&["--heads", "0"], "heads"),
         (&["--rounds", "0"], "rounds"),
         (&["--max-seconds=-1"], "max-seconds"),
         (&["--tokens", "99999999999"], "tokens"),
+        (
+            &["--mechanisms", "softmax,infsa", "--tokens", "16", "--head-dim", "100000000", "--no-rivals"],
+            "the comparison with the reference takes",
+        ),
     ];
     for (args, named) in cases {
         let mut command = resolvent();
@@ -213,4 +217,36 @@ fn refuses_what_it_cannot_measure() {
     command.args(["bench", "--tokens", "16", "--out"]).arg(sandbox.path("out"));
     assert!(Outcome::of(&mut command).failure(1).contains("is the report of another command"));
     assert_eq!(std::fs::read_to_string(page).unwrap(), "of a training run");
+}
+
+/// One mechanism in several configurations, each by its file's name, in tables and report.
+#[test]
+fn configurations_have_their_names() {
+    let sandbox = Sandbox::new();
+    let narrow = sandbox.write("narrow.json", r#"{"mechanism": "local", "window": 4}"#);
+    let wide = sandbox.write("wide.json", r#"{"mechanism": "local", "window": 8}"#);
+    let mut command = resolvent();
+    command.args([
+        "bench",
+        "--tokens",
+        "16",
+        "--heads",
+        "1",
+        "--head-dim",
+        "4",
+        "--rounds",
+        "1",
+        "--turn",
+        "0",
+        "--no-rivals",
+    ]);
+    command.arg("--mechanisms").arg(format!("softmax,{},{}", narrow.display(), wide.display()));
+    let text = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success().stdout;
+    assert!(text.contains("narrow") && text.contains("wide") && text.contains("At 16 tokens "), "{text}");
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(sandbox.path("out/bench.json")).unwrap()).unwrap();
+    let windows: Vec<_> =
+        json["points"].as_array().unwrap().iter().map(|p| (&p["label"], &p["mechanism"]["window"])).collect();
+    assert_eq!(windows[1..], [(&"narrow".into(), &4.into()), (&"wide".into(), &8.into())]);
+    let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+    assert!(page.contains("class=\"verdict\">At 16 tokens "));
 }

@@ -21,48 +21,48 @@ impl Analysis {
         let of = |finding| others.iter().copied().filter(|verdict| verdict.finding == finding).collect::<Vec<_>>();
         let (replace, some) = (of(Finding::Replaces), of(Finding::SomeHeads));
         let nearest = others.iter().find(|verdict| verdict.numbers.error_median.is_some());
-        match (&replace[..], &some[..], nearest) {
-            ([only], ..) => format!("{} can replace softmax here: {}.", only.name, off(&only.numbers)),
-            ([nearest, .., _], ..) => {
-                let time = |v: &&&Verdict| v.numbers.time_ratio.unwrap_or(f64::INFINITY);
-                let fastest = replace.iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(nearest);
-                let count = replace.len();
-                match fastest.name == nearest.name {
-                    true => format!(
-                        "{count} mechanisms can replace softmax here; nearest and fastest is {}, {}.",
-                        nearest.name,
-                        off(&nearest.numbers)
-                    ),
-                    false => format!(
-                        "{count} mechanisms can replace softmax here; nearest is {}, {}; fastest is {}, {}.",
-                        nearest.name,
-                        off(&nearest.numbers),
-                        fastest.name,
-                        off(&fastest.numbers)
-                    ),
-                }
-            }
-            ([], [.., _], Some(nearest)) => {
-                let most = some.iter().max_by_key(|verdict| verdict.numbers.close).unwrap_or(nearest);
-                let all = most.numbers.heads + most.numbers.refused;
+        match (nearest, some.iter().max_by_key(|verdict| verdict.numbers.close)) {
+            _ if !replace.is_empty() => replacing(&replace),
+            (Some(nearest), Some(most)) => {
+                let Verdict { name, numbers: n, .. } = most;
+                let all = n.heads + n.refused;
+                let nearest = format!("nearest is {}, {}", nearest.name, off(&nearest.numbers));
                 format!(
-                    "Nothing replaces softmax in nine of ten heads here; {} does in {} of {all}. Nearest is {}, {}.",
-                    most.name,
-                    most.numbers.close,
-                    nearest.name,
-                    off(&nearest.numbers)
+                    "Nothing replaces softmax in nine of ten heads here; {name} does in {} of {all}; {nearest}.",
+                    n.close
                 )
             }
-            ([], _, Some(nearest)) => {
+            (Some(nearest), None) => {
                 let mean = nearest.numbers.mean_of_values.map_or_else(String::new, |mean| {
                     format!(" The mean of all values, which needs no attention, is {:.1} % off.", 100.0 * mean)
                 });
                 format!("Nothing replaces softmax here; nearest is {}, {}.{mean}", nearest.name, off(&nearest.numbers))
             }
-            ([], _, None) if others.is_empty() => self.verdicts[0].sentence.clone(),
-            ([], _, None) => "Nothing can be compared with softmax here: the verdicts say why.".into(),
+            (None, _) if others.is_empty() => self.verdicts[0].sentence.clone(),
+            (None, _) => "Nothing can be compared with softmax here: the verdicts say why.".into(),
         }
     }
+}
+
+/// Those that replace softmax, the nearest of them first.
+fn replacing(replace: &[&Verdict]) -> String {
+    let time = |verdict: &Verdict| verdict.numbers.time_ratio.unwrap_or(f64::INFINITY);
+    let nearest = replace[0];
+    let fastest = replace.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(nearest);
+    let named = |verdict: &Verdict| format!("{}, {}", verdict.name, off(&verdict.numbers));
+    let who = match replace.len() {
+        1 => format!("{} can replace softmax here: {}", nearest.name, off(&nearest.numbers)),
+        count if fastest.name == nearest.name => {
+            format!("{count} mechanisms can replace softmax here; nearest and fastest is {}", named(nearest))
+        }
+        count => format!(
+            "{count} mechanisms can replace softmax here; nearest is {}; fastest is {}",
+            named(nearest),
+            named(fastest)
+        ),
+    };
+    let slow = if time(fastest) > 1.0 { ". None is faster than softmax on these tokens" } else { "" };
+    format!("{who}{slow}.")
 }
 
 /// `46.0 % off, 0.42 times softmax's time`.
@@ -122,6 +122,8 @@ mod tests {
         let near = |name, error, time| verdict(name, Finding::Replaces, Some(error), time);
         let two = analysis(vec![softmax(), near("local", 0.05, 0.3), near("ssa", 0.01, 2.0)]);
         assert!(two.headline().contains("nearest is ssa, 1.0 %") && two.headline().contains("fastest is local"));
+        let slow = analysis(vec![softmax(), near("ssa", 0.01, 2.0)]);
+        assert!(slow.headline().ends_with("None is faster than softmax on these tokens."), "{}", slow.headline());
         assert!(analysis(vec![softmax(), lost()]).headline().contains("the verdicts say why"));
     }
 }

@@ -132,7 +132,9 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     report.rivals.extend(missing.map(|why| Check::refused("torch", why)));
     report.rivals.iter().for_each(|check| (options.progress)(&check.to_string()));
     let contests = checked(options, &rivals, &mut report)?;
-    if options.stop.load(Ordering::Relaxed) {
+    let stopped = options.stop.load(Ordering::Relaxed);
+    if stopped || contests.is_empty() {
+        report.interrupted = stopped;
         return Ok(report);
     }
     report.ceilings = Ceilings::measure(options.rounds);

@@ -21,7 +21,7 @@ const MAX_POINTS: usize = 400;
 /// Rows of the table under a chart.
 const MAX_ROWS: usize = 30;
 /// From so many points on, a line can be smoothed.
-const SMOOTHED: usize = 20;
+const SMOOTHED: usize = 40;
 
 /// One line of a chart.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -33,6 +33,7 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Vec<Record>>]) ->
         @for caveat in comparison.caveats() { p { strong { "Note. " } (caveat) } }
         h2 { "Result" }
         (table(comparison))
+        (intervals(comparison))
         h2 { "Side by side" }
         div class="charts" { (side_by_side(comparison)) }
         h2 { "Curves" }
@@ -104,7 +105,7 @@ fn table(comparison: &Comparison) -> Markup {
                             @if let Some(told) = comparison.divergence(&entry.name) { br; small { (told) } }
                         }
                         @let difference = comparison.beside_best(entry);
-                        td data-label=(behind) data-value=(difference.points) { (difference.text()) @if difference.points > 0.0 && !difference.is_told() { br; small { "not told apart" } } }
+                        td data-label=(behind) data-value=(difference.points) { span { (difference_text(comparison, entry)) } }
                         @if bleu {
                             td data-label="Test BLEU" { (entry.bleu().map_or("–".into(), |bleu| bleu.points())) }
                         }
@@ -131,6 +132,26 @@ fn table(comparison: &Comparison) -> Markup {
             }
         }
     }
+}
+
+/// How far behind the best, and whether that is told from nothing.
+fn difference_text(comparison: &Comparison, entry: &Entry) -> Markup {
+    let difference = comparison.beside_best(entry);
+    html! {
+        @if comparison.ranked()[0].name == entry.name { "the best" } @else {
+            (difference.text())
+            @if !difference.is_told() { br; small { "not told apart" } }
+        }
+    }
+}
+
+/// What the intervals of the differences are of.
+fn intervals(comparison: &Comparison) -> Markup {
+    let of = match comparison.entries.iter().any(|entry| comparison.beside_best(entry).of_seeds) {
+        true => "over the seeds, in pairs of the same seed (Student's)",
+        false => "by the number of test examples alone: another seed may change more",
+    };
+    html! { @if comparison.entries.len() > 1 { p class="quiet" { "Ranked. In brackets the interval that holds the true difference in 95 of 100 cases, " (of) "." } } }
 }
 
 fn side_by_side(comparison: &Comparison) -> Markup {

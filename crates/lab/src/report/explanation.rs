@@ -216,7 +216,7 @@ fn bar(weights: &[f32]) -> Markup {
     html! {
         span class="colours" {
             span style=(format!("background:{}", overlay::gradient(signed))) {}
-            span { @if signed { "−" (strongest_colour(weights)) } @else { "0" } }
+            span { @if signed { "blue: below 0" } @else { "0" } }
             span { (strongest_colour(weights)) }
         }
     }

@@ -9,7 +9,7 @@ use burn::{
 use resolvent::{Parameter, attention::MultiHeadAttention};
 
 use super::{Task, TaskData};
-use crate::{Recipe, Result};
+use crate::{Error, Recipe, Result, environment::beyond_memory};
 
 /// Seeds Burn's generator, which is one per process: who draws from it must be alone with it, and is for as long as the
 /// guard lives.
@@ -40,16 +40,39 @@ pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> 
 pub(crate) fn check_model<T: Task>(task: &T, recipe: &Recipe) -> Result<()> {
     let device = Device::flex();
     let _alone = seed_generator(&device, recipe.seed);
-    task.model(recipe, &device).map(|_| ())
+    check_memory(&task.model(recipe, &device)?)
 }
 
 /// A model whose initial weights are those of `seed`.
 pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce() -> Result<M>) -> Result<M> {
     let _alone = seed_generator(device, seed);
     let model = init()?;
+    check_memory(&model)?;
     // Parameters are drawn at their first use: use them now, in the order of the modules.
     model.visit(&mut Touch);
     Ok(model)
+}
+
+/// Weights that the machine cannot hold are refused before they are drawn: an allocation that fails ends the process.
+fn check_memory<M: Module>(model: &M) -> Result<()> {
+    struct Count(u64);
+    impl ModuleVisitor for Count {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let shape = param.lazy_shape();
+            let elements = shape.iter().fold(1_u64, |product, &extent| product.saturating_mul(extent as u64));
+            self.0 = self.0.saturating_add(elements);
+        }
+    }
+    let mut count = Count(0);
+    model.visit(&mut count);
+    match beyond_memory("has weights of", count.0.saturating_mul(size_of::<f32>() as u64)) {
+        Some(why) => Err(Error::Recipe {
+            file: "recipe".into(),
+            field: "model".into(),
+            problem: format!("{why}; make it smaller"),
+        }),
+        None => Ok(()),
+    }
 }
 
 struct Touch;
