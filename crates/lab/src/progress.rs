@@ -77,6 +77,7 @@ impl Bars {
         let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} steps, {msg}, {eta} left");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_prefix(run.to_string());
+        bar.set_message("no step yet");
         bar.set_position(done as u64);
         bar.reset_eta();
         bar

@@ -122,7 +122,7 @@ mod tests {
         assert!(bright(200, 200) > bright(200, 50) && bright(200, 50) < bright(50, 200));
         assert_eq!(image.get_pixel(0, 30).0, [255; 3], "the box");
         assert_eq!(read(&picture(&example)).get_pixel(1, 1).0, [128; 3]);
-        assert_eq!(read(&heat(&[0.0, 0.5, 0.75, 1.0], [2, 2])).get_pixel(1, 1).0, [252, 255, 164]);
+        assert_eq!(read(&heat(&[0.0, 0.1, 0.2, 1.0], [2, 2])).get_pixel(1, 1).0, [252, 255, 164]);
         assert!(address(&[1, 2, 3]).ends_with("base64,AQID"));
     }
 

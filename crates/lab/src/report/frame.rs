@@ -20,7 +20,7 @@ pub fn px(value: f64) -> String {
 pub fn significant(x: f64) -> String {
     match x.abs() {
         size if x.fract() == 0.0 && size < 1e6 => format!("{x}"),
-        size if size < 1e-4 || size >= 1e6 => format!("{x:.3e}"),
+        size if !(1e-4..1e6).contains(&size) => format!("{x:.3e}"),
         size => format!("{x:.*}", (3.0 - size.log10().floor()).clamp(0.0, 8.0) as usize),
     }
 }
