@@ -7,7 +7,7 @@ mod canvas;
 mod outline;
 mod scene;
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use rayon::prelude::*;
 
@@ -18,6 +18,7 @@ use super::{
     rng::{Purpose, stream},
     settings::{number, settings},
 };
+use crate::budget::Held;
 
 /// Most bytes of pixels that one data set may take.
 const MAX_BYTES: usize = 16 << 30;
@@ -93,9 +94,11 @@ impl Shapes {
     /// Draws both splits.
     ///
     /// # Errors
-    /// Those of [`Shapes::validate`].
+    /// Those of [`Shapes::validate`]; [`Error::Budget`] where they are more than the memory that data may take.
     pub fn generate(&self) -> Result<Dataset> {
         self.validate()?;
+        let held = Held::new();
+        held.add(Path::new("shapes"), ((self.train + self.test) * self.shape().volume()) as u64)?;
         let classes = Outline::ALL.iter().map(|outline| outline.name().to_string()).collect();
         let (train, test) = (self.split(0, self.train), self.split(1, self.test));
         Ok(Dataset { name: "shapes".into(), classes, shape: self.shape(), train, test })
