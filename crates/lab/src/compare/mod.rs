@@ -28,7 +28,6 @@ use crate::{
     disk::write_atomically,
     environment::Environment,
     folder::{Claim, Contents},
-    metrics,
     progress::{Event, Observer, Silent},
     report,
     source::Document,
@@ -227,11 +226,7 @@ fn finish<D: TaskData>(
     };
     let folder = &options.out_dir;
     write_atomically(&folder.join(RESULTS), &to_json(&comparison)?)?;
-    let read = |runs: &Vec<(String, TrainSummary)>| {
-        runs.iter().map(|(run, _)| metrics::read(&folder.join(run))).collect::<Result<Vec<_>>>()
-    };
-    let curves = done.iter().map(read).collect::<Result<Vec<_>>>()?;
-    report::write_comparison(folder, &comparison, &curves)?;
+    report::write_comparison(folder, &comparison)?;
     Ok(CompareOutcome::Finished(Box::new(comparison)))
 }
 

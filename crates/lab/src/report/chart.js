@@ -143,7 +143,9 @@ class Chart {
     const digits = Math.max(0, ...ticks.map((t) => (`${Number((this.data.percent ? 100 * t : t).toPrecision(6))}`.split(".")[1] ?? "").length));
     const label = (tick) => {
       const value = this.data.percent ? 100 * tick : tick;
-      const text = this.log || digits > 4 ? `${Number(value.toPrecision(3))}` : value.toFixed(digits);
+      // Long rows of noughts have no room beside the axis.
+      const short = value !== 0 && Math.abs(value) < 0.01 ? value.toExponential(0) : `${Number(value.toPrecision(3))}`;
+      const text = this.log || digits > 4 ? short : value.toFixed(digits);
       return this.data.percent ? `${text} %` : text;
     };
     const rows = ticks.flatMap((tick) => {

@@ -17,7 +17,13 @@ mod ticks;
 
 use std::path::Path;
 
-use crate::{Result, compare::Comparison, disk::write_atomically, metrics::Record, train::TrainSummary};
+use crate::{
+    Result,
+    compare::{Comparison, Entry},
+    disk::write_atomically,
+    metrics::{self, Record},
+    train::TrainSummary,
+};
 
 pub use analysis::analysis_page;
 pub use bench::bench_page;
@@ -37,10 +43,14 @@ pub fn write_run(folder: &Path, summary: &TrainSummary, metrics: &[Record]) -> R
     write_atomically(&folder.join(REPORT), run_page(summary, metrics)?.as_bytes())
 }
 
-/// Writes the report of a comparison into its folder; `metrics` are those of each entry's runs.
+/// Writes the report of a comparison into its folder, with the curves of the runs that lie there.
 ///
 /// # Errors
-/// [`crate::Error::Io`].
-pub fn write_comparison(folder: &Path, comparison: &Comparison, metrics: &[Vec<Vec<Record>>]) -> Result<()> {
-    write_atomically(&folder.join(REPORT), comparison_page(comparison, metrics)?.as_bytes())
+/// [`crate::Error::Io`], [`crate::Error::Damaged`].
+pub fn write_comparison(folder: &Path, comparison: &Comparison) -> Result<()> {
+    let of_entry = |entry: &Entry| {
+        entry.runs.iter().map(|run| metrics::read(&folder.join(&run.folder))).collect::<Result<Vec<_>>>()
+    };
+    let curves = comparison.entries.iter().map(of_entry).collect::<Result<Vec<_>>>()?;
+    write_atomically(&folder.join(REPORT), comparison_page(comparison, &curves)?.as_bytes())
 }
