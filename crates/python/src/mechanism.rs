@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use resolvent_kernels::{Mechanism, Operator, Parameter, Shape, Strategy};
+use resolvent_kernels::{
+    Mechanism, Operator, Parameter, Shape, Strategy,
+    mechanism::{FeatureMap, Structure},
+};
 
 use crate::error::{Failure, python};
 
@@ -153,6 +156,14 @@ impl Core {
         let shape = shape_of(sizes);
         python(self.mechanism.check(&shape, false))?;
         Ok(self.mechanism.parameter_default(parameter(&self.mechanism, name)?, &shape))
+    }
+
+    /// The directions of random features of heads of `head_dim` channels, row by row; none of mechanisms without any.
+    fn feature_directions(&self, head_dim: usize) -> Option<Vec<f64>> {
+        match self.mechanism.values().structure {
+            Structure::Features(features) if features.map == FeatureMap::Favor => Some(features.directions(head_dim)),
+            _ => None,
+        }
     }
 
     fn with_tied(&self, tied: bool) -> Self {

@@ -1,0 +1,233 @@
+"""Attention of a sequence that is spread over processes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigurationError, DTypeError, TensorError
+from ...mechanism import Mechanism, MechanismLike
+from ...values import DotRelu, DotSquaredRelu, Unnormalised
+from .._kernels import Options
+from ..functional import attend as attend_here
+from . import landmarks, sums
+from .call import Call, refused
+from .collectives import Shards, gather, prefix_sum, total
+from .ring import Part, ring
+
+__all__ = ["attend", "exchange_of"]
+
+#: What shards of these presets meet in.
+_SUMS: dict[str, Callable[[Call, Shards], Tensor]] = {
+    "uniform": sums.uniform,
+    "linear-infsa": sums.linear_infsa,
+    "linear": sums.features,
+    "performer": sums.features,
+}
+_LANDMARKS: dict[str, Callable[[Call, Shards], Tensor]] = {
+    "soft": landmarks.soft,
+    "soft-pp": landmarks.soft,
+    "laplacian": landmarks.laplacian,
+    "nystromformer": landmarks.nystromformer,
+}
+#: Rows over sums of affinities, or sums themselves, of pairs that are scored one by one.
+_LOG_SCORES = ("dot-exp", "cosine-exp", "gaussian", "levy", "student", "laplacian", "constant")
+
+
+def attend(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    mechanism: MechanismLike = "softmax",
+    *,
+    group: Any = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+    lengths: Sequence[int] | None = None,
+    exchange: str = "auto",
+) -> Tensor:
+    """`resolvent.torch.attend` of a sequence whose tokens are spread over the processes of a group, in their order; the rows of this one.
+
+    Forward and backward equal one process's to rounding. Every process of the group calls it with the same arguments but for its own
+    tokens, and all run the backward pass, of the sum of their losses. So gradients of q, k and v are whole, and those of parameters have
+    to be summed over the group.
+
+    Args:
+        q: The queries of this process, ``[batch, heads, tokens, channels]``; float32, float16 or bfloat16. Processes may have different numbers.
+        k: Its keys; ``None`` if and only if the mechanism is tied.
+        v: Its values.
+        mechanism: As in `resolvent.torch.attend`.
+        group: The process group; all processes by default. Over gloo, as tensors are the CPU's.
+        causal: Query ``i`` of the whole sequence sees no later key; every process then has as many queries as keys.
+        key_mask: ``[batch, tokens]`` of this process's keys, true = keep.
+        query_mask: The same of its queries.
+        parameters: Values of the mechanism's parameters, the same in every process.
+        lengths: Keys of every process, where they are known: spares the message that asks for them.
+        exchange: ``auto``, or one of what `exchange_of` may say. ``gather`` brings all keys and values to every process, for any mechanism
+            whose rows depend on their own query alone.
+
+    Raises:
+        UnsupportedError: The mechanism has no form in shards; it says why.
+    """
+    found = Mechanism.of(mechanism)
+    way = exchange_of(found, causal) if exchange == "auto" else _asked(exchange, found, causal)
+    _check(q, k, v, found, causal or found.causal, parameters or {})
+    # A configuration's causality and a call's are one.
+    causal, found = causal or found.causal, found.with_causal(False)
+    shards = Shards.of(v.shape[-2], group, lengths)
+    if found._core.masks_tokens_once:
+        query_mask = key_mask = query_mask if key_mask is None else key_mask
+    call = Call(q, k, v, found, causal, key_mask, query_mask, parameters or {})
+    made = {"sums": _SUMS, "landmarks": _LANDMARKS}.get(way, {}).get(found.id) or {"ring": _ring, "norm": _infsa, "gather": _gathered}[way]
+    return made(call, shards).to(q.dtype)
+
+
+def exchange_of(mechanism: MechanismLike, causal: bool = False) -> str:
+    """What the shards of a mechanism exchange: ``sums``, ``landmarks``, a ``norm`` and blocks, blocks along a ``ring``, or all keys and
+    values (``gather``).
+
+    Raises:
+        UnsupportedError: The mechanism has no form in shards; it says why.
+    """
+    found = Mechanism.of(mechanism)
+    document = found.to_dict()
+    if document.get("bias") is not None:
+        if found._core.row_local and document["bias"]["kind"] != "tensor":
+            return "gather"
+        raise refused("a bias of single pairs", "its numbers would have to be spread as well")
+    if found.id in _SUMS:
+        _check_sums(found, document, causal or found.causal)
+        return "sums"
+    if found.id in _LANDMARKS:
+        if causal or found.causal:
+            raise refused(f"`{found}` with causality", "landmarks see the whole sequence")
+        landmarks.check(found)
+        return "landmarks"
+    if found.id == "infsa":
+        if document["activation"] != "relu":
+            raise refused(f"the activation {document['activation']} of `infsa`", "take relu")
+        return "norm"
+    if _is_of_rows(found, document):
+        return "ring"
+    if found._core.row_local:
+        return "gather"
+    raise refused(f"`{found}`", _why_not(found, document))
+
+
+def _asked(exchange: str, mechanism: Mechanism, causal: bool) -> str:
+    usual = exchange_of(mechanism, causal)
+    if exchange == usual or exchange == "gather" and mechanism._core.row_local:
+        return exchange
+    remedy = f"`{mechanism}` has `{usual}`" + (" and `gather`" if mechanism._core.row_local and usual != "gather" else "")
+    raise ConfigurationError(f"argument `exchange` is {exchange!r}; {remedy}", code="argument", field="exchange", remedy=remedy)
+
+
+def _check_sums(mechanism: Mechanism, document: dict[str, Any], causal: bool) -> None:
+    if mechanism.id != "linear-infsa":
+        return
+    if causal:
+        raise refused("`linear-infsa` with causality", "one vector of weights is of all tokens")
+    if document["operator"] != "factored":
+        raise refused("`linear-infsa` with the exact operator", "it forms pairs; take `factored`")
+
+
+def _is_of_rows(mechanism: Mechanism, document: dict[str, Any]) -> bool:
+    """Whether rows are divided by sums of positive affinities of pairs, of all that a query may see."""
+    if mechanism.id == "softmax":
+        return True
+    if mechanism.id == "fna":
+        return bool(document["norm_exponent"] == 0)
+    score, structure = document.get("score"), document.get("structure") or {"kind": "dense"}
+    if score is None or score["kind"] not in _LOG_SCORES or structure["kind"] != "dense" or structure.get("window") is not None:
+        return False
+    normalisation, series = document.get("normalisation") or {"kind": "row"}, document.get("series") or {"kind": "one-hop"}
+    plain = normalisation["kind"] == "row" and not normalisation.get("density_exponent")
+    return plain and series["kind"] == "one-hop" and series.get("gamma", 1.0) == 1.0
+
+
+def _why_not(mechanism: Mechanism, document: dict[str, Any]) -> str:
+    if mechanism.clustered:
+        return "clusters are of all queries; take `routed`, whose clusters are of keys"
+    kind = (document.get("series") or {}).get("kind")
+    if mechanism.id == "infsa-resolvent" or kind in ("hops", "resolvent"):
+        return "a series has one round per hop; take a mechanism of one hop"
+    return "its weights divide by sums over all rows; take one of rows, of landmarks or of sums"
+
+
+def _check(q: Tensor, k: Tensor | None, v: Tensor, mechanism: Mechanism, causal: bool, parameters: Mapping[str, Tensor]) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is not None and x.dim() != 4:
+            remedy = "expected [batch, heads, tokens, channels]"
+            raise TensorError(f"tensor `{name}` has {x.dim()} axes; {remedy}", code="shape", tensor=name, remedy=remedy)
+        if x is not None and (x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float16, torch.bfloat16)):
+            remedy = "expected float32, float16 or bfloat16 on the CPU"
+            raise DTypeError(f"tensor `{name}` is {x.dtype} on {x.device}; {remedy}", code="dtype", tensor=name, remedy=remedy)
+    if (k is None) != mechanism.tied:
+        remedy = "leave it out" if mechanism.tied else "pass the keys"
+        raise TensorError(f"tensor `k` and `{mechanism}` do not go together; {remedy}", code="tensor", tensor="k", remedy=remedy)
+    if (causal or mechanism.id == "nystromformer") and q.shape[-2] != v.shape[-2]:
+        remedy = "give every process the same tokens of both"
+        message = f"attend: {q.shape[-2]} queries beside {v.shape[-2]} keys of this process with `{mechanism}`; {remedy}"
+        raise TensorError(message, code="shape", tensor="q", remedy=remedy)
+    for name in parameters:
+        if name not in mechanism.parameters:
+            remedy = f"it has {', '.join(mechanism.parameters) or 'none'}"
+            raise ConfigurationError(f"`{mechanism}` has no parameter `{name}`; {remedy}", code="argument", field="parameters", remedy=remedy)
+
+
+def _values(parameters: Mapping[str, Tensor]) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+    return tuple(parameters), tuple(x.float().contiguous() for x in parameters.values())
+
+
+def _ring(call: Call, shards: Shards) -> Tensor:
+    names, values = _values(call.parameters)
+    options = Options(call.mechanism.with_tied(False), call.causal, None, _mask(call.query_mask), names)
+    return ring([Part(options, values, means=True)], shards, call.q, call.keys, call.v, call.key_mask)[0]
+
+
+def _infsa(call: Call, shards: Shards) -> Tensor:
+    """``gamma A v / (|A|_F + eps)``: sums and sums of squares of rows come of one passage of the blocks; the norm is a sum of the latter."""
+    scale, eps = call.document["scale"], call.document["eps"]
+    parts = []
+    for score, counts in ((DotRelu(scale=scale), False), (DotSquaredRelu(scale=scale), True)):
+        mechanism = Mechanism(score=score, normalisation=Unnormalised())
+        parts.append(Part(Options(mechanism, call.causal, None, _mask(call.query_mask)), (), counts))
+    rows, squares = ring(parts, shards, call.q, call.keys, call.v, call.key_mask)
+    squares = squares.double()
+    if call.causal:
+        # Each row is divided by the norm of those up to it.
+        squares = squares.cumsum(-2) + prefix_sum(squares.sum(-2, keepdim=True), shards)
+    else:
+        squares = total(squares.sum(-2, keepdim=True), shards)
+    norm = squares.clamp_min(1e-300).sqrt() + eps
+    return (call.gamma() * rows / norm.float()).float()
+
+
+def _gathered(call: Call, shards: Shards) -> Tensor:
+    keep = None if call.key_mask is None else call.key_mask.to(torch.uint8)[..., None]
+    k, v = (gather(x, shards, call.causal) for x in (call.keys, call.v))
+    mask = None if keep is None else gather(keep, shards, call.causal)[..., 0].bool()
+    mechanism = call.mechanism.with_tied(False)
+    q, query_mask, before = call.q, _mask(call.query_mask), shards.offset
+    after = k.shape[-2] - before - q.shape[-2]
+    if _has_places(mechanism) and not call.causal and (before or after):
+        # The last query is where the last key is: behind the shard stand queries that nobody asks.
+        rows = torch.ones((q.shape[0], q.shape[-2]), dtype=torch.bool) if query_mask is None else query_mask
+        query_mask = torch.nn.functional.pad(rows, (0, after))
+        q = torch.nn.functional.pad(q, (0, 0, 0, after))
+    out = attend_here(q, k, v, mechanism, causal=call.causal, key_mask=mask, query_mask=query_mask, parameters=call.parameters)
+    return out[..., : call.q.shape[-2], :].float()
+
+
+def _has_places(mechanism: Mechanism) -> bool:
+    """Whether pairs are told apart by where they stand."""
+    document = mechanism.to_dict()
+    return (document.get("structure") or {}).get("window") is not None or document.get("bias") is not None
+
+
+def _mask(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.to(torch.bool).contiguous()
