@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import resolvent
 import resolvent.torch
 from resolvent import Features, Mechanism, Nystrom
 from resolvent.torch.distributed import attend, traffic
@@ -40,9 +41,15 @@ MECHANISMS = {
     "laplacian": (Mechanism.laplacian(landmarks=POOLED, weight_scale="inv-n"), {"lambda": [3.0, 4.0, 6.0]}),
     "laplacian, rows": (Mechanism.laplacian(landmarks=POOLED, centering="per-query", inverse="cholesky"), {}),
     "laplacian, bare": (Mechanism.laplacian(landmarks=POOLED, centering="none", whitening="none"), {}),
+    "linear, damped": (Mechanism("linear", series=resolvent.OneHop(0.5), tied=True), {"scale": [0.2, 0.4, 0.6]}),
+    "cosine, damped": ("cosine", {"gamma": [0.3, 0.6, 0.9]}),
+    "levy through landmarks": (
+        Mechanism("nystromformer", score=resolvent.Levy(1.5, kappa=3.0), structure=Nystrom(landmarks=5), tied=True),
+        {"kappa": [3.0, 4.0, 5.0], "gamma": [0.3, 0.6, 0.9]},
+    ),
     "nystromformer": (Mechanism.nystromformer(structure=Nystrom(landmarks=5)), {}),
 }
-CAUSAL = ("softmax", "fna", "cosine", "sigmoid", "relu", "local", "alibi", "infsa", "uniform", "linear", "performer", "routed")
+CAUSAL = ("softmax", "linear, damped", "cosine, damped", "fna", "cosine", "sigmoid", "relu", "local", "alibi", "infsa", "uniform", "linear", "performer", "routed")
 CASES = [(name, causal, masked) for name in MECHANISMS for causal in (False, True) for masked in (False, True) if not causal or name in CAUSAL]
 #: Mechanisms that also have all keys and values brought to every process.
 GATHERED = ("softmax", "linear")

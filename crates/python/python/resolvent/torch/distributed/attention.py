@@ -19,18 +19,16 @@ from .ring import Part, ring
 
 __all__ = ["attend", "exchange_of"]
 
-#: What shards of these presets meet in.
-_SUMS: dict[str, Callable[[Call, Shards], Tensor]] = {
-    "uniform": sums.uniform,
-    "linear-infsa": sums.linear_infsa,
-    "linear": sums.features,
-    "performer": sums.features,
-}
-_LANDMARKS: dict[str, Callable[[Call, Shards], Tensor]] = {
-    "soft": landmarks.soft,
-    "soft-pp": landmarks.soft,
-    "laplacian": landmarks.laplacian,
-    "nystromformer": landmarks.nystromformer,
+#: Presets with fields of their own, and what their shards meet in. Others are told by their four values.
+_PRESETS = {
+    "softmax": "ring",
+    "fna": "ring",
+    "infsa": "norm",
+    "uniform": "sums",
+    "linear-infsa": "sums",
+    "soft": "landmarks",
+    "soft-pp": "landmarks",
+    "laplacian": "landmarks",
 }
 #: Rows over sums of affinities, or sums themselves, of pairs that are scored one by one.
 _LOG_SCORES = ("dot-exp", "cosine-exp", "gaussian", "levy", "student", "laplacian", "constant")
@@ -73,17 +71,43 @@ def attend(
     Raises:
         UnsupportedError: The mechanism has no form in shards; it says why.
     """
-    found = Mechanism.of(mechanism)
-    way = exchange_of(found, causal) if exchange == "auto" else _asked(exchange, found, causal)
-    _check(q, k, v, found, causal or found.causal, parameters or {})
-    # A configuration's causality and a call's are one.
-    causal, found = causal or found.causal, found.with_causal(False)
+    found, given = Mechanism.of(mechanism), dict(parameters or {})
+    causal = causal or found.causal
+    way = _way(exchange, found, causal)
+    _check(q, k, v, found, causal, given)
     shards = Shards.of(v.shape[-2], group, lengths)
     if found._core.masks_tokens_once:
         query_mask = key_mask = query_mask if key_mask is None else key_mask
-    call = Call(q, k, v, found, causal, key_mask, query_mask, parameters or {})
-    made = {"sums": _SUMS, "landmarks": _LANDMARKS}.get(way, {}).get(found.id) or {"ring": _ring, "norm": _infsa, "gather": _gathered}[way]
-    return made(call, shards).to(q.dtype)
+    # Tied keys have been given, and causality is the whole sequence's.
+    plain, gamma = _undamped(found.with_tied(False) if found.id not in ("soft", "soft-pp") else found, given)
+    call = Call(q, k, v, plain.with_causal(False), causal, key_mask, query_mask, given)
+    out = _computation(way, plain)(call, shards)
+    return (out if gamma is None else gamma * out).to(q.dtype)
+
+
+def _undamped(mechanism: Mechanism, parameters: dict[str, Tensor]) -> tuple[Mechanism, Tensor | None]:
+    """The mechanism without the factor on its one hop, and this factor, taken from the parameters or the configuration."""
+    document = mechanism.to_dict()
+    series = document.get("series")
+    if series is None:
+        return mechanism, None
+    given = parameters.pop("gamma", None)
+    if given is None and series["gamma"] == 1.0:
+        return mechanism, None
+    gamma = torch.tensor(float(series["gamma"])) if given is None else given.float().reshape(-1, 1, 1)
+    return Mechanism.from_dict({**document, "series": {**series, "gamma": 1.0}}), gamma
+
+
+def _computation(way: str, mechanism: Mechanism) -> Callable[[Call, Shards], Tensor]:
+    own = {
+        "uniform": sums.uniform,
+        "linear-infsa": sums.linear_infsa,
+        "soft": landmarks.soft,
+        "soft-pp": landmarks.soft,
+        "laplacian": landmarks.laplacian,
+    }
+    usual = {"sums": sums.features, "landmarks": landmarks.factors, "ring": _ring, "norm": _infsa, "gather": _gathered}
+    return own.get(mechanism.id, usual[way]) if way in ("sums", "landmarks") else usual[way]
 
 
 def exchange_of(mechanism: MechanismLike, causal: bool = False) -> str:
@@ -94,67 +118,58 @@ def exchange_of(mechanism: MechanismLike, causal: bool = False) -> str:
         UnsupportedError: The mechanism has no form in shards; it says why.
     """
     found = Mechanism.of(mechanism)
-    document = found.to_dict()
+    causal, document = causal or found.causal, found.to_dict()
+    way = _of_values(found, document) if "structure" in document else _PRESETS.get(found.id)
     if document.get("bias") is not None:
-        if found._core.row_local and document["bias"]["kind"] != "tensor":
-            return "gather"
-        raise refused("a bias of single pairs", "its numbers would have to be spread as well")
-    if found.id in _SUMS:
-        _check_sums(found, document, causal or found.causal)
-        return "sums"
-    if found.id in _LANDMARKS:
-        if causal or found.causal:
+        way = "gather" if found._core.row_local else None
+        if document["bias"]["kind"] == "tensor":
+            raise refused("a bias of single pairs", "its numbers would have to be spread as well")
+    if way is None or found.id == "fna" and document["norm_exponent"] != 0:
+        raise refused(f"`{found}`", _why_not(found, document))
+    if way == "landmarks":
+        if causal:
             raise refused(f"`{found}` with causality", "landmarks see the whole sequence")
         landmarks.check(found)
-        return "landmarks"
-    if found.id == "infsa":
-        if document["activation"] != "relu":
-            raise refused(f"the activation {document['activation']} of `infsa`", "take relu")
-        return "norm"
-    if _is_of_rows(found, document):
+    if found.id == "infsa" and document["activation"] != "relu":
+        raise refused(f"the activation {document['activation']} of `infsa`", "take relu")
+    if found.id == "linear-infsa" and causal:
+        raise refused("`linear-infsa` with causality", "one vector of weights is of all tokens")
+    if found.id == "linear-infsa" and document["operator"] != "factored":
+        raise refused("`linear-infsa` with the exact operator", "it forms pairs; take `factored`")
+    return way
+
+
+def _of_values(mechanism: Mechanism, document: dict[str, Any]) -> str | None:
+    """What the shards of a composition exchange, where it is of one hop."""
+    score, structure, normalisation = (document[name]["kind"] for name in ("score", "structure", "normalisation"))
+    plain = normalisation == "row" and not document["normalisation"]["density_exponent"]
+    if document["series"]["kind"] != "one-hop":
+        return None
+    if structure == "features" and plain:
+        return "sums"
+    if structure == "nystrom":
+        return "landmarks" if normalisation == "factors" else None
+    every = structure == "dense" and document["structure"].get("window") is None
+    if every and plain and score in _LOG_SCORES:
         return "ring"
-    if found._core.row_local:
-        return "gather"
-    raise refused(f"`{found}`", _why_not(found, document))
+    return "gather" if mechanism._core.row_local else None
 
 
-def _asked(exchange: str, mechanism: Mechanism, causal: bool) -> str:
+def _way(exchange: str, mechanism: Mechanism, causal: bool) -> str:
     usual = exchange_of(mechanism, causal)
-    if exchange == usual or exchange == "gather" and mechanism._core.row_local:
-        return exchange
+    if exchange in ("auto", usual) or exchange == "gather" and mechanism._core.row_local:
+        return usual if exchange == "auto" else exchange
     remedy = f"`{mechanism}` has `{usual}`" + (" and `gather`" if mechanism._core.row_local and usual != "gather" else "")
     raise ConfigurationError(f"argument `exchange` is {exchange!r}; {remedy}", code="argument", field="exchange", remedy=remedy)
-
-
-def _check_sums(mechanism: Mechanism, document: dict[str, Any], causal: bool) -> None:
-    if mechanism.id != "linear-infsa":
-        return
-    if causal:
-        raise refused("`linear-infsa` with causality", "one vector of weights is of all tokens")
-    if document["operator"] != "factored":
-        raise refused("`linear-infsa` with the exact operator", "it forms pairs; take `factored`")
-
-
-def _is_of_rows(mechanism: Mechanism, document: dict[str, Any]) -> bool:
-    """Whether rows are divided by sums of positive affinities of pairs, of all that a query may see."""
-    if mechanism.id == "softmax":
-        return True
-    if mechanism.id == "fna":
-        return bool(document["norm_exponent"] == 0)
-    score, structure = document.get("score"), document.get("structure") or {"kind": "dense"}
-    if score is None or score["kind"] not in _LOG_SCORES or structure["kind"] != "dense" or structure.get("window") is not None:
-        return False
-    normalisation, series = document.get("normalisation") or {"kind": "row"}, document.get("series") or {"kind": "one-hop"}
-    plain = normalisation["kind"] == "row" and not normalisation.get("density_exponent")
-    return plain and series["kind"] == "one-hop" and series.get("gamma", 1.0) == 1.0
 
 
 def _why_not(mechanism: Mechanism, document: dict[str, Any]) -> str:
     if mechanism.clustered:
         return "clusters are of all queries; take `routed`, whose clusters are of keys"
-    kind = (document.get("series") or {}).get("kind")
-    if mechanism.id == "infsa-resolvent" or kind in ("hops", "resolvent"):
+    if mechanism.id == "infsa-resolvent" or document.get("series", {}).get("kind") in ("hops", "resolvent"):
         return "a series has one round per hop; take a mechanism of one hop"
+    if document.get("structure", {}).get("kind") == "nystrom":
+        return "of landmarks there are `soft`, `soft-pp`, `laplacian` and the normalisation `factors`"
     return "its weights divide by sums over all rows; take one of rows, of landmarks or of sums"
 
 
@@ -169,7 +184,7 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor, mechanism: Mechanism, causal:
     if (k is None) != mechanism.tied:
         remedy = "leave it out" if mechanism.tied else "pass the keys"
         raise TensorError(f"tensor `k` and `{mechanism}` do not go together; {remedy}", code="tensor", tensor="k", remedy=remedy)
-    if (causal or mechanism.id == "nystromformer") and q.shape[-2] != v.shape[-2]:
+    if (causal or "factors" in str(mechanism.to_dict().get("normalisation"))) and q.shape[-2] != v.shape[-2]:
         remedy = "give every process the same tokens of both"
         message = f"attend: {q.shape[-2]} queries beside {v.shape[-2]} keys of this process with `{mechanism}`; {remedy}"
         raise TensorError(message, code="shape", tensor="q", remedy=remedy)
@@ -185,7 +200,7 @@ def _values(parameters: Mapping[str, Tensor]) -> tuple[tuple[str, ...], tuple[Te
 
 def _ring(call: Call, shards: Shards) -> Tensor:
     names, values = _values(call.parameters)
-    options = Options(call.mechanism.with_tied(False), call.causal, None, _mask(call.query_mask), names)
+    options = Options(call.mechanism, call.causal, None, _mask(call.query_mask), names)
     return ring([Part(options, values, means=True)], shards, call.q, call.keys, call.v, call.key_mask)[0]
 
 
@@ -211,15 +226,13 @@ def _gathered(call: Call, shards: Shards) -> Tensor:
     keep = None if call.key_mask is None else call.key_mask.to(torch.uint8)[..., None]
     k, v = (gather(x, shards, call.causal) for x in (call.keys, call.v))
     mask = None if keep is None else gather(keep, shards, call.causal)[..., 0].bool()
-    mechanism = call.mechanism.with_tied(False)
-    q, query_mask, before = call.q, _mask(call.query_mask), shards.offset
-    after = k.shape[-2] - before - q.shape[-2]
-    if _has_places(mechanism) and not call.causal and (before or after):
+    q, query_mask, after = call.q, _mask(call.query_mask), k.shape[-2] - shards.offset - call.q.shape[-2]
+    if _has_places(call.mechanism) and not call.causal and after:
         # The last query is where the last key is: behind the shard stand queries that nobody asks.
         rows = torch.ones((q.shape[0], q.shape[-2]), dtype=torch.bool) if query_mask is None else query_mask
         query_mask = torch.nn.functional.pad(rows, (0, after))
         q = torch.nn.functional.pad(q, (0, 0, 0, after))
-    out = attend_here(q, k, v, mechanism, causal=call.causal, key_mask=mask, query_mask=query_mask, parameters=call.parameters)
+    out = attend_here(q, k, v, call.mechanism, causal=call.causal, key_mask=mask, query_mask=query_mask, parameters=call.parameters)
     return out[..., : call.q.shape[-2], :].float()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...mechanism import Mechanism
-from ...values import DotExp, Gaussian, Laplacian, Unnormalised
+from ...values import Gaussian, Laplacian, Unnormalised
 from .. import _kernels
 from .._kernels import Forward, Options
 from ..functional import attend
@@ -22,7 +22,7 @@ from .collectives import Shards, largest, reduced, total
 from .inverses import inverse, pseudo_inverse
 from .ring import Rows
 
-__all__ = ["check", "laplacian", "nystromformer", "soft"]
+__all__ = ["check", "factors", "laplacian", "soft"]
 
 
 def check(mechanism: Mechanism) -> None:
@@ -38,7 +38,7 @@ def check(mechanism: Mechanism) -> None:
         raise refused("this inverse", "take `cholesky`, or `newton-schulz` from another start")
     if m.get("inverse") == "cg":
         raise refused("this inverse", "take `cholesky`, which gives the same")
-    if mechanism.id == "nystromformer" and m["gradient"] != "unrolled":
+    if "structure" in mechanism.to_dict() and m["gradient"] != "unrolled":
         raise refused("an implicit gradient of the pseudo-inverse", "take `unrolled`")
     if (m.get("whitening") or "none") == "full":
         raise refused("full whitening", "take `diagonal`")
@@ -155,11 +155,10 @@ def _whitened(call: Call, m: dict[str, Any], shards: Shards, cq: Tensor, columns
     return out + values / seen if m["bias_one_over_n"] else out
 
 
-def nystromformer(call: Call, shards: Shards) -> Tensor:
+def factors(call: Call, shards: Shards) -> Tensor:
     """``F A^+ (B v)``, three softmaxes. "Nyströmformer", eq. 13 to 15: landmarks and the rows of ``B v`` with their logarithms are exchanged."""
     m = call.document["structure"]
-    affinity = Mechanism(score=DotExp(scale=call.score["scale"], softcap=call.score["softcap"]))
-    learned = {name: x for name, x in call.parameters.items() if name == "scale"}
+    affinity, learned = Mechanism.from_dict({"mechanism": "composed", "score": call.score}), call.parameters
     of_q, alive_q = _means(call.q.float(), call.rows(call.q.float()), m, shards)
     of_k, alive_k = _means(call.keys.float(), call.keys_kept(call.q.float()), m, shards)
     a = _among(of_q, of_k, [alive_q, alive_k], affinity, learned)
