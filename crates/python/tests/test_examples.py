@@ -37,3 +37,32 @@ def test_two_processes_train_as_one(tmp_path):
     assert together["processes"] == 2 and alone["processes"] == 1
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     assert alone["losses"][-1] < alone["losses"][0] - 0.05, "it learns"
+
+
+def test_the_notebook_runs():
+    book = json.loads((EXAMPLES / "three_models.ipynb").read_text(encoding="utf-8"))
+    names, threads = {"__name__": "notebook"}, torch.get_num_threads()
+    try:
+        for n, cell in enumerate(book["cells"]):
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), f"cell {n}", "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
+    assert names["trained"] > 0.95
+    for mechanism in ("fna", "infsa"):
+        lost, recovered = names["results"][mechanism]
+        assert lost < 0.9 < recovered, mechanism
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_benches_agree_before_they_time(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    written = tmp_path / "peers.json"
+    results = loaded(BENCHES / "peers.py").main(["--shapes=1x2x40x16", "--rounds=1", "--threads=1", f"--json={written}"])
+    assert json.loads(written.read_text(encoding="utf-8"))["machine"] == results["machine"]
+    found = {(row["dtype"], row["pass"]): row for row in results["results"]}
+    assert len(found) == 4 and all("pytorch" in row["over_resolvent"] for row in found.values())
+    assert found["float32", "forward"]["errors"].keys() == found["float32", "forward"]["seconds"].keys()
+    sizes = {"width": 64, "layers": 1, "tokens": 32, "batch": 2, "rounds": 1, "threads": 1}
+    whole = loaded(BENCHES / "encoder.py").main([f"--{name}={value}" for name, value in sizes.items()])
+    assert {name: row["taken"] for name, row in whole["results"].items()} == {"inference": 1, "training step": 2}
