@@ -219,7 +219,8 @@ def _infsa(call: Call, shards: Shards) -> Tensor:
     else:
         squares = total(squares.sum(-2, keepdim=True), shards)
     norm = squares.clamp_min(1e-300).sqrt() + eps
-    return (call.gamma() * rows / norm.float()).float()
+    divided: Tensor = call.gamma() * rows / norm.float()
+    return divided
 
 
 def _gathered(call: Call, shards: Shards) -> Tensor:

@@ -168,13 +168,12 @@ def total(x: Tensor, shards: Shards) -> Tensor:
 
 def _scanned(x: Tensor, shards: Shards, step: int) -> Tensor:
     """The sum of the processes before this one, or, with a `step` of -1, behind it: in as many rounds as the logarithm of their number."""
-    running, stride = x.contiguous().clone(), 1
-    while stride < shards.size:
-        _across(running, shards, step * stride, running)
+    running, stride = torch.zeros_like(x), 1
+    _across(x.contiguous(), shards, step, running)
+    while stride < shards.size - 1:
+        _across(running.clone(), shards, step * stride, running)
         stride *= 2
-    before = torch.zeros_like(running)
-    _across(running, shards, step, before)
-    return before
+    return running
 
 
 def _across(x: Tensor, shards: Shards, distance: int, into: Tensor) -> None:
@@ -182,7 +181,7 @@ def _across(x: Tensor, shards: Shards, distance: int, into: Tensor) -> None:
     to, of, work = shards.rank + distance, shards.rank - distance, []
     found = torch.empty_like(x)
     if 0 <= to < shards.size:
-        work.append(_sent(x.clone() if into is x else x, to, shards, "prefixes"))
+        work.append(_sent(x, to, shards, "prefixes"))
     if 0 <= of < shards.size:
         work.append(_received(found, of, shards))
     for one in work:
@@ -248,7 +247,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
         shards, rank = ctx.shards, ctx.shards.rank
-        parts = [part.contiguous() for part in dout.split(shards.lengths[: rank + 1] if ctx.causal else shards.lengths, -2)]
+        parts = [part.contiguous() for part in torch.split(dout, shards.lengths[: rank + 1] if ctx.causal else shards.lengths, -2)]
         readers = [n for n in range(rank if ctx.causal else 0, shards.size) if n != rank]
         found = {n: torch.empty_like(parts[rank]) for n in readers}
         work = [_sent(part, n, shards, "blocks") for n, part in enumerate(parts) if n != rank]

@@ -28,9 +28,9 @@ def inverse(a: Tensor, method: str, ridge: float, steps: int, start: str | None,
     """``(a + ridge I)^-1``, exactly or by so many steps of Newton and Schulz."""
     m = a + ridge * torch.eye(a.shape[-1], dtype=a.dtype)
     if method != "newton-schulz":
-        return torch.linalg.inv(m)
-    fixed = m.detach() if implicit else m
-    found = _newton_schulz(a.detach(), fixed, steps, start)
+        exact: Tensor = torch.linalg.inv(m)
+        return exact
+    found = _newton_schulz(a.detach(), m.detach() if implicit else m, steps, start)
     result: Tensor = _Implicit.apply(a, found) if implicit else found
     return result
 

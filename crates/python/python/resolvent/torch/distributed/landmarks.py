@@ -103,8 +103,9 @@ def soft(call: Call, shards: Shards) -> Tensor:
     affinity = Mechanism(score=Gaussian(scale=m["scale"]), normalisation=Unnormalised())
     learned = {name: x for name, x in call.parameters.items() if name == "scale"}
     u, alive = _means(call.keys.float(), call.keys_kept(call.q.float()), m, shards)
-    values, masks = _with_ones(call.v.float()), {"query_mask": alive, "key_mask": call.key_mask, "parameters": learned}
-    met = total(attend(u, call.keys.float(), values, affinity, **masks), shards).double()
+    values = _with_ones(call.v.float())
+    met = attend(u, call.keys.float(), values, affinity, query_mask=alive, key_mask=call.key_mask, parameters=learned)
+    met = total(met, shards).double()
     a = _alone(_among(u, u, [alive, alive], affinity, learned), alive)
     y = inverse(a, m["inverse"], m["ridge"], m["newton_iterations"], m["newton_init"], m["gradient"] == "implicit")
     z = met[..., :-1]
@@ -140,7 +141,7 @@ def _whitened(call: Call, m: dict[str, Any], shards: Shards, cq: Tensor, columns
     met = total(torch.cat((cq.sum(-2), columns.sum(-2), call.v.double().sum(-2)), -1), shards)
     numbers = total(numbers, shards).clamp_min(1.0)[:, None, None, :]
     queries, seen = numbers[..., :1], numbers[..., 1:]
-    of_cq, of_columns, values = met[..., None, :].split([cq.shape[-1], cq.shape[-1], call.v.shape[-1]], -1)
+    of_cq, of_columns, values = torch.split(met[..., None, :], [cq.shape[-1], cq.shape[-1], call.v.shape[-1]], -1)
     centred = (cq - of_cq / queries) * rows[..., None]
     inverse_deviation = 1.0
     if m["whitening"] == "diagonal":
@@ -150,7 +151,7 @@ def _whitened(call: Call, m: dict[str, Any], shards: Shards, cq: Tensor, columns
     if m["centering"] == "per-query":
         columns = (columns - of_columns / seen) * keys[..., None]
     left = centred if m["centering"] == "per-key" else cq
-    factor = {"unit": 1.0, "inv-sqrt-n": seen.rsqrt(), "inv-n": 1.0 / seen}[m["weight_scale"]]
+    factor = seen ** {"unit": 0.0, "inv-sqrt-n": -0.5, "inv-n": -1.0}[m["weight_scale"]]
     out = factor * (left @ total((columns * inverse_deviation).mT @ call.v.double(), shards))
     return out + values / seen if m["bias_one_over_n"] else out
 
