@@ -32,6 +32,7 @@ MECHANISMS = {
     "soft-pp, 49 landmarks": Mechanism.soft_pp(landmarks=POOLED),
     "laplacian, 49 landmarks": Mechanism.laplacian(landmarks=POOLED, inverse="cholesky"),
     "nystromformer, 64 landmarks": "nystromformer",
+    "local, a window of 256": "local",
     "infsa": "infsa",
     "softmax": "softmax",
     "softmax, causal": "softmax",

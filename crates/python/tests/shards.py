@@ -26,6 +26,8 @@ MECHANISMS = {
     "sigmoid": ("sigmoid", {"scale": [0.1, 0.2, 0.4]}),
     "relu": ("relu", {}),
     "local": (Mechanism.local(window=4), {}),
+    "wide window, one sink": (Mechanism(structure=resolvent.Dense(window=9, sinks=1)), {}),
+    "wide window": (Mechanism(score="levy", structure=resolvent.Dense(window=9), bias="alibi"), {}),
     "alibi": (Mechanism("softmax", bias="alibi"), {}),
     "infsa": ("infsa", {"gamma": [0.3, 0.6, 0.9]}),
     "uniform": ("uniform", {}),
@@ -49,8 +51,10 @@ MECHANISMS = {
     ),
     "nystromformer": (Mechanism.nystromformer(structure=Nystrom(landmarks=5)), {}),
 }
-CAUSAL = ("softmax", "linear, damped", "cosine, damped", "fna", "cosine", "sigmoid", "relu", "local", "alibi", "infsa", "uniform", "linear", "performer", "routed")
-CASES = [(name, causal, masked) for name in MECHANISMS for causal in ((False, True) if name in CAUSAL else (False,)) for masked in (False, True)]
+#: Those that are causal too.
+CAUSAL = ("softmax", "fna", "cosine", "cosine, damped", "sigmoid", "relu", "local", "wide window", "wide window, one sink", "alibi", "infsa")
+CAUSAL += ("uniform", "linear", "linear, damped", "performer", "routed")
+CASES = [(n, causal, masked) for n in MECHANISMS for causal in (False, True) for masked in (False, True) if n in CAUSAL or not causal]
 #: Mechanisms that also have all keys and values brought to every process.
 GATHERED = ("softmax", "linear")
 

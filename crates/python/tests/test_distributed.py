@@ -54,6 +54,9 @@ def test_what_is_exchanged_does_not_grow_with_the_tokens(results):
     assert sent("linear") == [2 * reduced(slices * d * (d + 1))] * size
     landmarks, met = batch * 5 * (heads * d + 1), slices * 5 * (d + 1)
     assert sent("soft") == [2 * (reduced(landmarks) + reduced(met))] * size
+    # A window of 4 reaches three tokens further, into the neighbours; before and behind the middle shard.
+    edge = 4 * slices * 3 * 2 * d
+    assert sent("local") == [2 * edge, 4 * edge, 2 * edge]
     # Every block passes the other processes twice, with its mask, and the gradients of what it met go home.
     block = [4 * slices * n * 2 * d for n in LENGTHS]
     mask = [batch * n for n in LENGTHS]
@@ -112,7 +115,7 @@ def test_every_mechanism_is_exchanged_or_refused():
         "nystromformer": "landmarks",
         "sigmoid": "gather",
         "relu": "gather",
-        "local": "gather",
+        "local": "edges",
         "routed": "gather",
         "ssa": "unsupported",
         "infsa-resolvent": "unsupported",
@@ -132,6 +135,12 @@ def test_calls_say_what_is_wrong_before_anything_is_sent():
         attend(q[:, :, :3], k, v, causal=True)
     with pytest.raises(resolvent.DTypeError, match="float64"):
         attend(q.double(), k.double(), v.double())
+    with pytest.raises(resolvent.TensorError, match="same batch and heads"):
+        attend(q, k[:, :1], v[:, :1])
+    with pytest.raises(resolvent.TensorError, match="key_mask"):
+        attend(q, k, v, key_mask=torch.ones(1, 1, dtype=torch.bool))
+    with pytest.raises(resolvent.TensorError, match="masks of `soft` differ"):
+        attend(q, None, v, "soft", key_mask=torch.ones(1, 4), query_mask=torch.zeros(1, 4))
     with pytest.raises(resolvent.TensorError, match="`k`"):
         attend(q, k, v, "soft")
     with pytest.raises(resolvent.ConfigurationError, match="gamma"):

@@ -219,7 +219,7 @@ def _attention(
     default = scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6)
     # Under a decoder's single new token a window is what the cache has kept.
     wide = pattern.window is None or pattern.window >= key.shape[2]
-    sinks = kwargs.get("s_aux") if kwargs.get("s_aux") is not None else kwargs.get("sinks")
+    sinks = kwargs["s_aux"] if kwargs.get("s_aux") is not None else kwargs.get("sinks")
     adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window, sinks is not None)
     # A single new token sees all there is. Which keys it sees by their clusters, causality says.
     chooses = adapted.clustered and adapted._core.row_local

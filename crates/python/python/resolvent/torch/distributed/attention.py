@@ -55,7 +55,8 @@ def attend(
     to be summed over the group.
 
     Args:
-        q: The queries of this process, ``[batch, heads, tokens, channels]``; float32, float16 or bfloat16. Processes may have different numbers.
+        q: The queries of this process, ``[batch, heads, tokens, channels]``; float32, float16 or bfloat16. Processes may have different
+            numbers of tokens.
         k: Its keys; ``None`` if and only if the mechanism is tied.
         v: Its values.
         mechanism: As in `resolvent.torch.attend`.
@@ -75,9 +76,10 @@ def attend(
     causal = causal or found.causal
     way = _way(exchange, found, causal)
     _check(q, k, v, found, causal, given)
-    shards = Shards.of(v.shape[-2], group, lengths)
+    _check_masks(q, v, key_mask, query_mask, found)
     if found._core.masks_tokens_once:
         query_mask = key_mask = query_mask if key_mask is None else key_mask
+    shards = Shards.of(v.shape[-2], group, lengths)
     # Tied keys have been given, and causality is the whole sequence's.
     plain, gamma = _undamped(found.with_tied(False) if found.id not in ("soft", "soft-pp") else found, given)
     call = Call(q, k, v, plain.with_causal(False), causal, key_mask, query_mask, given)
@@ -106,13 +108,13 @@ def _computation(way: str, mechanism: Mechanism) -> Callable[[Call, Shards], Ten
         "soft-pp": landmarks.soft,
         "laplacian": landmarks.laplacian,
     }
-    usual = {"sums": sums.features, "landmarks": landmarks.factors, "ring": _ring, "norm": _infsa, "gather": _gathered}
+    usual = {"sums": sums.features, "landmarks": landmarks.factors, "ring": _ring, "norm": _infsa, "gather": _gathered, "edges": _gathered}
     return own.get(mechanism.id, usual[way]) if way in ("sums", "landmarks") else usual[way]
 
 
 def exchange_of(mechanism: MechanismLike, causal: bool = False) -> str:
-    """What the shards of a mechanism exchange: ``sums``, ``landmarks``, a ``norm`` and blocks, blocks along a ``ring``, or all keys and
-    values (``gather``).
+    """What the shards of a mechanism exchange: ``sums``, ``landmarks``, a ``norm`` and blocks, blocks along a ``ring``, ``edges`` of a window,
+    or all keys and values (``gather``).
 
     Raises:
         UnsupportedError: The mechanism has no form in shards; it says why.
@@ -121,7 +123,8 @@ def exchange_of(mechanism: MechanismLike, causal: bool = False) -> str:
     causal, document = causal or found.causal, found.to_dict()
     way = _of_values(found, document) if "structure" in document else _PRESETS.get(found.id)
     if document.get("bias") is not None:
-        way = "gather" if found._core.row_local else None
+        # Distances are within windows, too.
+        way = way if way == "edges" else "gather" if found._core.row_local else None
         if document["bias"]["kind"] == "tensor":
             raise refused("a bias of single pairs", "its numbers would have to be spread as well")
     if way is None or found.id == "fna" and document["norm_exponent"] != 0:
@@ -152,14 +155,17 @@ def _of_values(mechanism: Mechanism, document: dict[str, Any]) -> str | None:
     every = structure == "dense" and document["structure"].get("window") is None
     if every and plain and score in _LOG_SCORES:
         return "ring"
-    return "gather" if mechanism._core.row_local else None
+    if not mechanism._core.row_local:
+        return None
+    return "edges" if _edge(document) is not None else "gather"
 
 
 def _way(exchange: str, mechanism: Mechanism, causal: bool) -> str:
     usual = exchange_of(mechanism, causal)
-    if exchange in ("auto", usual) or exchange == "gather" and mechanism._core.row_local:
+    gathers = mechanism._core.row_local and usual not in ("gather", "edges")
+    if exchange in ("auto", usual) or exchange == "gather" and gathers:
         return usual if exchange == "auto" else exchange
-    remedy = f"`{mechanism}` has `{usual}`" + (" and `gather`" if mechanism._core.row_local and usual != "gather" else "")
+    remedy = f"`{mechanism}` has `{usual}`" + (" and `gather`" if gathers else "")
     raise ConfigurationError(f"argument `exchange` is {exchange!r}; {remedy}", code="argument", field="exchange", remedy=remedy)
 
 
@@ -184,6 +190,11 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor, mechanism: Mechanism, causal:
     if (k is None) != mechanism.tied:
         remedy = "leave it out" if mechanism.tied else "pass the keys"
         raise TensorError(f"tensor `k` and `{mechanism}` do not go together; {remedy}", code="tensor", tensor="k", remedy=remedy)
+    keys = q if k is None else k
+    if keys.shape[:2] != q.shape[:2] or keys.shape[-1] != q.shape[-1] or v.shape[:-1] != keys.shape[:-1]:
+        remedy = "give all the same batch and heads, q and k the same channels, and k and v the same tokens"
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)) if x is not None)
+        raise TensorError(f"attend: {shapes}; {remedy}", code="shape", tensor="k" if k is not None else "v", remedy=remedy)
     if (causal or "factors" in str(mechanism.to_dict().get("normalisation"))) and q.shape[-2] != v.shape[-2]:
         remedy = "give every process the same tokens of both"
         message = f"attend: {q.shape[-2]} queries beside {v.shape[-2]} keys of this process with `{mechanism}`; {remedy}"
@@ -192,6 +203,17 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor, mechanism: Mechanism, causal:
         if name not in mechanism.parameters:
             remedy = f"it has {', '.join(mechanism.parameters) or 'none'}"
             raise ConfigurationError(f"`{mechanism}` has no parameter `{name}`; {remedy}", code="argument", field="parameters", remedy=remedy)
+
+
+def _check_masks(q: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, mechanism: Mechanism) -> None:
+    for name, mask, tokens in (("key_mask", key_mask, v.shape[-2]), ("query_mask", query_mask, q.shape[-2])):
+        if mask is not None and tuple(mask.shape) != (q.shape[0], tokens):
+            remedy = f"expected {[q.shape[0], tokens]}, of this process's tokens"
+            raise TensorError(f"tensor `{name}` has shape {list(mask.shape)}; {remedy}", code="shape", tensor=name, remedy=remedy)
+    both = key_mask is not None and query_mask is not None
+    if both and mechanism._core.masks_tokens_once and not torch.equal(key_mask.bool(), query_mask.bool()):  # type: ignore[union-attr]
+        remedy = "its queries are its keys; give one mask"
+        raise TensorError(f"masks of `{mechanism}` differ; {remedy}", code="mask", tensor="query_mask", remedy=remedy)
 
 
 def _values(parameters: Mapping[str, Tensor]) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
@@ -224,17 +246,38 @@ def _infsa(call: Call, shards: Shards) -> Tensor:
 
 
 def _gathered(call: Call, shards: Shards) -> Tensor:
+    needed = _needed(call, shards)
     keep = None if call.key_mask is None else call.key_mask.to(torch.uint8)[..., None]
-    k, v = (gather(x, shards, call.causal) for x in (call.keys, call.v))
-    mask = None if keep is None else gather(keep, shards, call.causal)[..., 0].bool()
-    q, query_mask, after = call.q, _mask(call.query_mask), k.shape[-2] - shards.offset - call.q.shape[-2]
-    if _has_places(call.mechanism) and not call.causal and after:
+    k, v = (gather(x, shards, needed) for x in (call.keys, call.v))
+    mask = None if keep is None else gather(keep, shards, needed)[..., 0].bool()
+    q, query_mask = call.q, _mask(call.query_mask)
+    after = needed[shards.rank][1] - shards.offset - call.v.shape[-2]
+    if _has_places(call.mechanism) and after:
         # The last query is where the last key is: behind the shard stand queries that nobody asks.
         rows = torch.ones((q.shape[0], q.shape[-2]), dtype=torch.bool) if query_mask is None else query_mask
         query_mask = torch.nn.functional.pad(rows, (0, after))
         q = torch.nn.functional.pad(q, (0, 0, 0, after))
     out = attend_here(q, k, v, call.mechanism, causal=call.causal, key_mask=mask, query_mask=query_mask, parameters=call.parameters)
     return out[..., : call.q.shape[-2], :].float()
+
+
+def _needed(call: Call, shards: Shards) -> list[tuple[int, int]]:
+    """Which keys of the whole sequence every process needs: all, those up to its last query, or those that its windows reach."""
+    window, ranges = _edge(call.mechanism.to_dict()), []
+    for rank, length in enumerate(shards.lengths):
+        begin = sum(shards.lengths[:rank])
+        end = begin + length
+        low = 0 if window is None else max(begin - window + 1, 0)
+        high = shards.tokens if window is None else min(end + window - 1, shards.tokens)
+        ranges.append((low, end if call.causal else high))
+    return ranges
+
+
+def _edge(document: dict[str, Any]) -> int | None:
+    """The window of a mechanism that sees nothing beyond it."""
+    structure = document.get("structure") or {}
+    window: int | None = structure.get("window")
+    return None if structure.get("sinks") else window
 
 
 def _has_places(mechanism: Mechanism) -> bool:

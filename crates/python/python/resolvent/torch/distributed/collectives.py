@@ -229,37 +229,49 @@ def start_shift(sent: Sequence[Tensor], to: int | None, found: Sequence[Tensor],
 
 
 class _Gather(torch.autograd.Function):
-    """Blocks of the processes ``0..limit``, one behind another, where `limit` is this one's own in a causal call."""
+    """The tokens of the whole sequence that a process needs, of those that have them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards, causal: bool) -> Tensor:
-        ctx.shards, ctx.causal = shards, causal
-        x, rank = x.contiguous(), shards.rank
-        wanted = range(rank + 1 if causal else shards.size)
-        blocks = [x if n == rank else x.new_empty((*x.shape[:-2], shards.lengths[n], x.shape[-1])) for n in wanted]
-        readers = [n for n in range(rank if causal else 0, shards.size) if n != rank]
-        work = [_sent(x, n, shards, "blocks") for n in readers]
-        work += [_received(blocks[n], n, shards) for n in wanted if n != rank]
-        for one in work:
-            one.wait()
-        return torch.cat(blocks, -2)
+    def forward(ctx: Any, x: Tensor, shards: Shards, needed: Sequence[tuple[int, int]]) -> Tensor:
+        ctx.shards, ctx.needed, rank = shards, needed, shards.rank
+        parts = [x[..., slice(*_met(shards, rank, needed[n])), :].contiguous() for n in range(shards.size)]
+        spans = [_met(shards, n, needed[rank]) for n in range(shards.size)]
+        found = [parts[n] if n == rank else x.new_empty((*x.shape[:-2], end - begin, x.shape[-1])) for n, (begin, end) in enumerate(spans)]
+        _traded(parts, found, shards)
+        return torch.cat(found, -2)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
-        shards, rank = ctx.shards, ctx.shards.rank
-        parts = [part.contiguous() for part in torch.split(dout, shards.lengths[: rank + 1] if ctx.causal else shards.lengths, -2)]
-        readers = [n for n in range(rank if ctx.causal else 0, shards.size) if n != rank]
-        found = {n: torch.empty_like(parts[rank]) for n in readers}
-        work = [_sent(part, n, shards, "blocks") for n, part in enumerate(parts) if n != rank]
-        work += [_received(found[n], n, shards) for n in readers]
-        for one in work:
-            one.wait()
+        shards, needed, rank = ctx.shards, ctx.needed, ctx.shards.rank
+        spans = [_met(shards, n, needed[rank]) for n in range(shards.size)]
+        parts = [part.contiguous() for part in torch.split(dout, [end - begin for begin, end in spans], -2)]
+        own = [_met(shards, rank, needed[n]) for n in range(shards.size)]
+        found = [parts[n] if n == rank else dout.new_empty((*dout.shape[:-2], e - b, dout.shape[-1])) for n, (b, e) in enumerate(own)]
+        _traded(parts, found, shards)
+        result = dout.new_zeros((*dout.shape[:-2], shards.lengths[rank], dout.shape[-1]))
         # In the order of the processes, so that each run has the same bits.
-        result = sum((found.get(n, parts[rank]) for n in range(shards.size) if n == rank or n in found), torch.zeros_like(parts[rank]))
+        for (begin, end), part in zip(own, found):
+            result[..., begin:end, :] += part
         return result, None, None
 
 
-def gather(x: Tensor, shards: Shards, causal: bool = False) -> Tensor:
-    """The whole tensor ``[..., tokens, channels]``, in a causal call up to the end of this shard."""
-    result: Tensor = _Gather.apply(x, shards, causal)
+def _met(shards: Shards, rank: int, needed: tuple[int, int]) -> tuple[int, int]:
+    """Which tokens of a shard lie in a range of the whole sequence, counted from the shard's first."""
+    begin, length = sum(shards.lengths[:rank]), shards.lengths[rank]
+    low, high = (min(max(at - begin, 0), length) for at in needed)
+    return low, max(low, high)
+
+
+def _traded(parts: Sequence[Tensor], found: Sequence[Tensor], shards: Shards) -> None:
+    """Sends every process its part and receives what it has, where there is any."""
+    others = [n for n in range(shards.size) if n != shards.rank]
+    work = [_sent(parts[n], n, shards, "blocks") for n in others if parts[n].numel()]
+    work += [_received(found[n], n, shards) for n in others if found[n].numel()]
+    for one in work:
+        one.wait()
+
+
+def gather(x: Tensor, shards: Shards, needed: Sequence[tuple[int, int]]) -> Tensor:
+    """Tokens of the whole tensor ``[..., tokens, channels]``: those in the range that is `needed` by this process, of all processes'."""
+    result: Tensor = _Gather.apply(x, shards, tuple(needed))
     return result
