@@ -57,6 +57,8 @@ CAUSAL += ("uniform", "linear", "linear, damped", "performer", "routed")
 CASES = [(n, causal, masked) for n in MECHANISMS for causal in (False, True) for masked in (False, True) if n in CAUSAL or not causal]
 #: Mechanisms that also have all keys and values brought to every process.
 GATHERED = ("softmax", "linear")
+#: One of every exchange, to be computed of numbers in bfloat16.
+HALVED = ("softmax", "linear", "infsa", "soft", "local")
 
 
 def problem(name, masked, seed=0):
@@ -74,6 +76,11 @@ def problem(name, masked, seed=0):
         q = q.masked_fill(hidden, torch.nan)
     parameters = {n: torch.tensor(x) for n, x in given.items()}
     return mechanism, (q, None if mechanism.tied else k, v), weights, keep, parameters
+
+
+def halved(tensors):
+    """The tensors in bfloat16."""
+    return [None if x is None else x.bfloat16() for x in tensors]
 
 
 def compute(call, tensors, parameters, weights):
@@ -122,12 +129,21 @@ def every_case(rank):
             with traffic() as sent:
                 done = compute(call, mine, parameters, shard(weights, -2, rank))
             results[name, causal, masked, exchange] = (*done, sent.bytes)
+    for name in HALVED:
+        mechanism, tensors, weights, _, parameters = problem(name, False)
+        mine = halved(shard(x, -2, rank) for x in tensors)
+        done = compute(lambda q, k, v, own, m=mechanism: attend(q, k, v, m, parameters=own), mine, parameters, shard(weights, -2, rank))
+        with torch.no_grad():
+            alone = attend(*mine, mechanism, parameters=parameters)
+        assert done[0].dtype == torch.bfloat16 and torch.equal(alone, done[0]), name
+        results[name] = done
     return results
 
 
-def whole(name, causal, masked):
-    """The same in one process."""
+def whole(name, causal, masked, rounded=False):
+    """The same in one process; of numbers that are `rounded` to bfloat16, if asked."""
     mechanism, tensors, weights, keep, parameters = problem(name, masked)
+    tensors = [None if x is None else x.float() for x in halved(tensors)] if rounded else tensors
 
     def call(q, k, v, own):
         return resolvent.torch.attend(q, k, v, mechanism, causal=causal, parameters=own, key_mask=keep, query_mask=keep)

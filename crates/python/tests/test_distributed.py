@@ -7,7 +7,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("PyTorch has no gloo", allow_module_level=True)
 
 import shards  # noqa: E402
-from shards import CASES, GATHERED, LENGTHS, whole  # noqa: E402
+from shards import CASES, GATHERED, HALVED, LENGTHS, whole  # noqa: E402
 
 import resolvent  # noqa: E402
 from resolvent import Mechanism  # noqa: E402
@@ -38,6 +38,15 @@ def test_shards_are_the_whole(results, name, causal, masked):
         for parameter, gradient in parameters.items():
             assert gradient.any()
             close(sum(part[2][parameter] for part in parts), gradient, f"d{parameter}", 1e-4)
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_shards_in_bfloat16(results, name):
+    out, gradients, _ = whole(name, False, False, rounded=True)
+    close(torch.cat([result[name][0] for result in results], -2).float(), out, "out", 1e-2)
+    for n, (tensor, gradient) in enumerate(zip("qkv", gradients)):
+        if gradient is not None:
+            close(torch.cat([result[name][1][n] for result in results], -2).float(), gradient, f"d{tensor}", 2e-2)
 
 
 def test_what_is_exchanged_does_not_grow_with_the_tokens(results):

@@ -66,3 +66,14 @@ def test_benches_agree_before_they_time(monkeypatch, tmp_path):
     sizes = {"width": 64, "layers": 1, "tokens": 32, "batch": 2, "rounds": 1, "threads": 1}
     whole = loaded(BENCHES / "encoder.py").main([f"--{name}={value}" for name, value in sizes.items()])
     assert {name: row["taken"] for name, row in whole["results"].items()} == {"inference": 1, "training step": 2}
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_shards_tell_what_they_send(tmp_path):
+    written = tmp_path / "shards.json"
+    sizes = ["--tokens=98", "--heads=1", "--channels=8", f"--json={written}"]
+    done = subprocess.run([sys.executable, BENCHES / "shards.py", *sizes], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    sent = json.loads(written.read_text(encoding="utf-8"))
+    assert {row["exchange"] for row in sent} == {"sums", "landmarks", "norm", "ring", "edges", "gather"}
+    assert all(0 < row["forward"]["most_of_a_process"] <= row["forward"]["all"] for row in sent)
