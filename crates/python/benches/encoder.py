@@ -22,7 +22,7 @@ import resolvent.torch
 TOLERANCE = 1e-4
 
 
-def model_of(width: int, layers: int, tokens: int) -> BertForMaskedLM:
+def model_of(width: int, layers: int, tokens: int) -> torch.nn.Module:
     """An encoder of heads of 64 channels, as BERT's are."""
     torch.manual_seed(0)
     config = BertConfig(
@@ -36,7 +36,8 @@ def model_of(width: int, layers: int, tokens: int) -> BertForMaskedLM:
         hidden_dropout_prob=0.0,
     )
     config._attn_implementation = "sdpa"
-    return BertForMaskedLM(config)
+    model: torch.nn.Module = BertForMaskedLM(config)
+    return model
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -54,11 +55,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     def inference() -> torch.Tensor:
         model.eval()
         with torch.no_grad():
-            return model(input_ids=words).logits
+            logits: torch.Tensor = model(input_ids=words).logits
+        return logits
 
     def training() -> torch.Tensor:
         model.train().zero_grad()
-        loss = model(input_ids=words, labels=words).loss
+        loss: torch.Tensor = model(input_ids=words, labels=words).loss
         loss.backward()
         return loss.detach()
 

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from resolvent import Mechanism
+from resolvent import Mechanism, MechanismLike
 from resolvent.torch.distributed import attend, exchange_of, traffic
 
 POOLED = {"kind": "pool", "count": 49}
-MECHANISMS = {
+MECHANISMS: dict[str, MechanismLike] = {
     "uniform": "uniform",
     "linear-infsa": "linear-infsa",
     "linear": "linear",

@@ -44,7 +44,7 @@ def model_of(mechanism: str, width: int, layers: int, tokens: int) -> nn.Module:
         n_embd=width, n_layer=layers, n_head=max(width // 32, 1), vocab_size=WORDS, n_positions=tokens, bos_token_id=None, eos_token_id=None
     )
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    model = GPT2LMHeadModel(config)
+    model: nn.Module = GPT2LMHeadModel(config)
     resolvent.convert(model, mechanism)
     return model.train()
 

@@ -83,9 +83,13 @@ def _means(x: Tensor, keep: Tensor, m: dict[str, Any], shards: Shards) -> tuple[
 
 def _among(u: Tensor, w: Tensor, alive: list[Tensor], mechanism: Mechanism, parameters: dict[str, Tensor]) -> Tensor:
     """The affinities of landmarks in float64; 0 where one of them is none."""
-    unit = torch.eye(w.shape[2]).expand(*w.shape[:2], -1, -1)
-    rows = attend(u, w, unit, mechanism, query_mask=alive[0], key_mask=alive[1], parameters=parameters)
+    rows = attend(u, w, _unit(w), mechanism, query_mask=alive[0], key_mask=alive[1], parameters=parameters)
     return rows.double()
+
+
+def _unit(u: Tensor) -> Tensor:
+    """Values with which a row of the output is a row of affinities."""
+    return torch.eye(u.shape[2]).expand(*u.shape[:2], -1, -1).contiguous()
 
 
 def _alone(a: Tensor, alive: Tensor) -> Tensor:
@@ -124,7 +128,7 @@ def laplacian(call: Call, shards: Shards) -> Tensor:
     affinity = Mechanism(score=Laplacian(lambda_=m["lambda"]), normalisation=Unnormalised())
     learned = {name: x for name, x in call.parameters.items() if name == "lambda"}
     u, alive = _means(call.keys.float(), call.keys_kept(call.q.float()), m, shards)
-    unit = torch.eye(u.shape[2]).expand(*u.shape[:2], -1, -1)
+    unit = _unit(u)
     sides = [
         attend(x.float(), u, unit, affinity, key_mask=alive, query_mask=mask, parameters=learned).double()
         for x, mask in ((call.q, call.query_mask), (call.keys, call.key_mask))
