@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import pathlib
+import sys
 import tempfile
 from typing import Any
 
@@ -89,7 +90,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", metavar="FILE", help="where to write the results")
     options = parser.parse_args(arguments)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, (options, folder), nprocs=options.processes)
         rows: list[dict[str, Any]] = json.loads(pathlib.Path(folder, "rows.json").read_text(encoding="utf-8"))
