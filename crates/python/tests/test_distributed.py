@@ -154,3 +154,28 @@ def test_calls_say_what_is_wrong_before_anything_is_sent():
         attend(q, k, v, "soft")
     with pytest.raises(resolvent.ConfigurationError, match="gamma"):
         attend(q, k, v, parameters={"gamma": torch.ones(2)})
+
+
+@pytest.fixture
+def alone(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "infsa", "linear", "uniform", "soft", "relu"])
+def test_second_derivatives_are_refused(alone, mechanism):
+    q, k, v = (torch.randn(1, 2, 8, 8, requires_grad=True) for _ in range(3))
+    out = attend(q, None if Mechanism(mechanism).tied else k, v, mechanism)
+    with pytest.raises(resolvent.UnsupportedError, match="second derivatives"):
+        torch.autograd.grad(out.square().sum(), v, create_graph=True)
+
+
+def test_lengths_are_checked(alone):
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    assert torch.equal(attend(q, k, v, lengths=[4]), attend(q, k, v))
+    for lengths in ([5], [4, 4]):
+        with pytest.raises(resolvent.ConfigurationError, match="lengths"):
+            attend(q, k, v, lengths=lengths)
+    with pytest.raises(resolvent.TensorError, match="no tokens"):
+        attend(q[:, :, :0], k[:, :, :0], v[:, :, :0])

@@ -70,7 +70,7 @@ def attend(
             whose rows depend on their own query alone.
 
     Raises:
-        UnsupportedError: The mechanism has no form in shards; it says why.
+        UnsupportedError: The mechanism has no form in shards, it says why; or a second derivative is asked for.
     """
     found, given = Mechanism.of(mechanism), dict(parameters or {})
     causal = causal or found.causal

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ConfigurationError, TensorError
+from ..operators import double_backward_refused
 
-__all__ = ["Shards", "Shift", "Traffic", "gather", "largest", "prefix_sum", "reduced", "start_shift", "total", "traffic"]
+__all__ = ["Shards", "Shift", "Traffic", "gather", "largest", "once", "prefix_sum", "reduced", "start_shift", "total", "traffic"]
 
 
 @dataclasses.dataclass
@@ -120,6 +121,12 @@ class Shards:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
+def once() -> None:
+    """Refuses a backward pass that is to be differentiated itself."""
+    if torch.is_grad_enabled():
+        raise double_backward_refused()
+
+
 def _bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
@@ -157,6 +164,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        once()
         return reduced(dout, ctx.shards), None
 
 
@@ -198,6 +206,7 @@ class _PrefixSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        once()
         return _scanned(dout, ctx.shards, -1), None
 
 
@@ -242,6 +251,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
+        once()
         shards, needed, rank = ctx.shards, ctx.needed, ctx.shards.rank
         spans = [_met(shards, n, needed[rank]) for n in range(shards.size)]
         parts = [part.contiguous() for part in torch.split(dout, [end - begin for begin, end in spans], -2)]

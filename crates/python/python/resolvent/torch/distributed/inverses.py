@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .collectives import once
+
 __all__ = ["inverse", "pseudo_inverse"]
 
 
@@ -20,6 +22,7 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        once()
         (y,) = ctx.saved_tensors
         return -(y.mT @ dy @ y.mT), None
 

@@ -16,9 +16,8 @@ from ...values import Gaussian, Laplacian, Unnormalised
 from .. import _kernels
 from .._kernels import Forward, Options
 from ..functional import attend
-from ..operators import double_backward_refused
 from .call import Call, refused
-from .collectives import Shards, largest, reduced, total
+from .collectives import Shards, largest, once, reduced, total
 from .inverses import inverse, pseudo_inverse
 from .ring import Rows
 
@@ -197,8 +196,7 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise double_backward_refused()
+        once()
         q, k, v, out, state, *parameters = ctx.saved_tensors
         saved, wanted = Forward(out, state, None), [True] * len(parameters)
         # What is made of the rows, each process makes by itself.

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from .. import _kernels
 from .._kernels import Forward, Options
-from ..operators import double_backward_refused
-from .collectives import Shards, start_shift
+from .collectives import Shards, once, start_shift
 
 __all__ = ["Part", "Rows", "ring"]
 
@@ -133,8 +132,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *douts: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise double_backward_refused()
+        once()
         parts, shards = ctx.parts, ctx.shards
         keep, q, k, v, *saved = ctx.saved_tensors
         queries, count = q.float().contiguous(), len(parts)
