@@ -19,7 +19,7 @@ pub use shape::Shape;
 pub use strided::Strided;
 pub use tensors::{Gradients, Inputs, Mask, check_finite};
 
-use crate::simd::Level;
+use crate::simd::{Level, bf16::Bf16Products};
 
 /// One checked f32 call, as the structures see it.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,8 @@ pub(crate) struct Call<'a> {
     /// With the configuration's causality already in `mask.causal`.
     pub mask: Mask<'a>,
     pub level: Level,
+    /// What multiplies in bf16, where the call runs in it.
+    pub bf16: Option<Bf16Products>,
     /// Powers of two that queries and keys have been divided by, per slice: see [`crate::rescale`].
     pub units: Option<&'a [[i32; 2]]>,
 }

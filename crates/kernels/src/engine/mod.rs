@@ -74,6 +74,7 @@ fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
     let exps = if exponential { pairs * (hops + sums) } else { 0 };
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "pairs are scored in tiles and never stored",
         tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
         flops_forward: hop * hops + scores * sums,
@@ -121,6 +122,7 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
     let hops = hops(m);
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "exact entries and means in gathered tiles, by clusters; no score is stored",
         tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
         flops_forward: one.flops_forward.saturating_mul(hops),

@@ -36,6 +36,7 @@ impl Operator {
             rest.fill(0.0);
             return preset.forward_f32(inputs, mask, out, stats, work);
         }
+        self.check_precision()?;
         self.apply(&self.call(inputs, mask), out, stats, work)
     }
 
@@ -49,6 +50,7 @@ impl Operator {
         work: &mut [f32],
     ) -> Result<()> {
         let Some(preset) = self.preset_for(&inputs.extras, mask) else {
+            self.check_precision()?;
             return self.apply_backward(&self.call(inputs, mask), saved, gradients, work);
         };
         let parameters = preset.mechanism.parameters();
@@ -57,6 +59,7 @@ impl Operator {
             let saved = Saved { stats: &saved.stats[..preset.plan.stats], ..*saved };
             return preset.backward_f32(inputs, mask, &saved, gradients, work);
         }
+        self.check_precision()?;
         // A gradient that the preset has not: what it saved means nothing to the engine.
         let own = Self { preset: None, ..self.clone() };
         let (mut out, mut stats) = (vec![0.0; saved.out.len()], vec![0.0; saved.stats.len()]);
@@ -68,7 +71,8 @@ impl Operator {
     pub(super) fn call<'a>(&self, inputs: &Inputs<'a, f32>, mask: &Mask<'a>) -> Call<'a> {
         let Inputs { q, k, v, extras } = *inputs;
         let mask = Mask { causal: self.causal, ..*mask };
-        Call { shape: self.shape, q, k: k.unwrap_or(q), v, extras, mask, level: self.level, units: None }
+        let (level, bf16) = (self.level, self.bf16);
+        Call { shape: self.shape, q, k: k.unwrap_or(q), v, extras, mask, level, bf16, units: None }
     }
 
     pub(super) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {

@@ -4,6 +4,7 @@ mod apply;
 mod grouped;
 mod naive;
 mod planning;
+mod precision;
 mod saved;
 mod storage;
 mod token_weights;
@@ -18,11 +19,11 @@ use std::borrow::Cow;
 use storage::{as_f32, narrow, widen, widened};
 
 use crate::{
-    ClusterPlan, Element, Error, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
+    ClusterPlan, Element, Error, Gradients, Inputs, Mask, Mechanism, Plan, Precision, Result, Scratch, Shape, Strategy,
     call::Saved,
     check,
     scratch::{cut, scratch_len},
-    simd::Level,
+    simd::{Bf16Unit, Level, bf16::Bf16Products},
     structure,
 };
 
@@ -52,6 +53,10 @@ pub struct Operator {
     preset: Option<Box<Operator>>,
     /// Heads of keys and values.
     kv_heads: usize,
+    /// The precision and the bf16 instructions that were asked for, and what multiplies in bf16 where the operator does.
+    precision: Precision,
+    unit: Option<Bf16Unit>,
+    bf16: Option<Bf16Products>,
 }
 
 impl Operator {
@@ -69,8 +74,9 @@ impl Operator {
         };
         let by_reference = planning::by_reference(mechanism, &plan, causal, &shape, strategy);
         let (level, preset) = (Level::selected()?, preset.map(Box::new));
-        let kv_heads = shape.heads;
-        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level, by_reference, preset, kv_heads })
+        let (mechanism, kv_heads, precision) = (mechanism.clone(), shape.heads, Precision::Full);
+        let (unit, bf16) = (None, None);
+        Ok(Self { mechanism, shape, causal, plan, level, by_reference, preset, kv_heads, precision, unit, bf16 })
     }
 
     /// The same operator on another instruction set.
@@ -86,6 +92,7 @@ impl Operator {
         if let Some(preset) = self.preset.take() {
             self.preset = Some(Box::new(preset.with_level(level)?));
         }
+        self.settle_arithmetic();
         Ok(self)
     }
 

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::resolvent::{limit, not_converged};
 use crate::{
-    Result, Shape,
+    Precision, Result, Shape,
     call::Call,
     mechanism::InfsaResolvent,
     scratch::{cut, scratch_len},
@@ -55,7 +55,7 @@ fn sizes(shape: &Shape) -> [usize; 8] {
 
 /// f32 of working memory of [`Solver::solve`].
 pub(super) fn work(shape: &Shape) -> usize {
-    scratch_len(sizes(shape)) + dense::unnormalised_work(shape)
+    scratch_len(sizes(shape)) + dense::unnormalised_work(shape, Precision::Full)
 }
 
 /// The buffers of a solve, cut from working memory.

@@ -4,8 +4,8 @@ mod passes;
 mod rows;
 
 use crate::{
-    ClusterPlan, Error, ExtraGradients, Extras, Mechanism, Operator, Plan, Result, Sequences, Shape, Strategy, Strided,
-    parallel, scratch::scratch_len, simd::Level,
+    ClusterPlan, Error, ExtraGradients, Extras, Mechanism, Operator, Plan, Precision, Result, Sequences, Shape,
+    Strategy, Strided, parallel, scratch::scratch_len, simd::Level,
 };
 
 /// How many heads there are, and how wide they are.
@@ -159,7 +159,15 @@ impl VarlenOperator {
     pub fn with_level(mut self, level: Level) -> Result<Self> {
         self.operators =
             self.operators.into_iter().map(|operator| operator.with_level(level)).collect::<Result<_>>()?;
+        self.plan = self.planned();
         Ok(self)
+    }
+
+    /// The same operator with products of another precision: see [`Operator::with_precision`].
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.operators = self.operators.into_iter().map(|operator| operator.with_precision(precision)).collect();
+        self.plan = self.planned();
+        self
     }
 
     /// What will be done and what it needs: of all sequences together, the tile and the reason those of the longest.

@@ -23,7 +23,7 @@ use crate::{
 
 /// Keys of one tile: at 64 channels the tile, its gradients and the two tiles of scores (2 x 40 KiB) take 210 KiB of a
 /// 2 MiB L2, while a panel (16 KiB) stays in L1.
-const KEYS: usize = 128;
+pub(super) const KEYS: usize = 128;
 /// Tasks that a call is split into where batch and heads are fewer: each takes a range of the keys, so that every split
 /// but the first costs one more partial `dq`. A constant, lest results depend on the machine.
 const TASKS: usize = 16;
@@ -74,8 +74,12 @@ pub(super) fn splits(shape: &Shape) -> usize {
 
 /// f32 of working memory for `shape` in the current thread pool.
 pub(super) fn work<P: Pairing>(shape: &Shape, tied: bool) -> usize {
-    let tasks = shape.slices() * splits(shape);
-    scratch_len(partials(shape, tied)) + workers(tasks) * scratch_len(sizes::<P>(shape))
+    work_of(shape, tied, scratch_len(sizes::<P>(shape)))
+}
+
+/// [`work`], with `per_worker` f32 for every thread.
+pub(super) fn work_of(shape: &Shape, tied: bool, per_worker: usize) -> usize {
+    scratch_len(partials(shape, tied)) + workers(shape.slices() * splits(shape)) * per_worker
 }
 
 /// Partial `dq` of all splits but the first, and `dk` when tied.
@@ -114,6 +118,19 @@ fn sizes<P: Pairing>(shape: &Shape) -> [usize; 18] {
 
 impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
     pub fn run(&self, targets: Targets<'_>, sums: Sums<'_>, work: &mut [f32]) {
+        let level = self.call.level;
+        self.each(scratch_len(sizes::<P>(&self.call.shape)), targets, sums, work, |task| level.dispatch(task));
+    }
+
+    /// As [`Stream::run`]: calls `run` with every task, with `per_worker` f32 of working memory.
+    pub fn each(
+        &self,
+        per_worker: usize,
+        targets: Targets<'_>,
+        sums: Sums<'_>,
+        work: &mut [f32],
+        run: impl Fn(Task<'_, P>) + Sync,
+    ) {
         let shape = self.call.shape;
         let (splits, tied) = (splits(&shape), targets.dk.is_none());
         let ([partial, tied_dk], work) = cut(work, partials(&shape, tied));
@@ -123,7 +140,7 @@ impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
             let dk = Parts::new(targets.dk.unwrap_or(&mut *tied_dk));
             let (dv, columns) = (targets.dv.map(Parts::new), sums.columns.map(Parts::new));
             let parameters = Parts::new(sums.parameters);
-            for_each(shape.slices() * splits, work, scratch_len(sizes::<P>(&shape)), |task, memory| {
+            for_each(shape.slices() * splits, work, per_worker, |task, memory| {
                 let (slice, split) = (task / splits, task % splits);
                 let share = shape.seq_kv.div_ceil(KEYS).div_ceil(splits) * KEYS;
                 let keys = (split * share).min(shape.seq_kv)..((split + 1) * share).min(shape.seq_kv);
@@ -148,7 +165,7 @@ impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
                 let pairing = (self.pairing)(slice);
                 let (call, value) = (self.call, self.value[slice]);
                 let (dout, terms) = (self.dout, &self.terms);
-                call.level.dispatch(Task { call, pairing, value, dout, terms, slice, keys, into, memory });
+                run(Task { call, pairing, value, dout, terms, slice, keys, into, memory });
             });
         }
         if with_tokens {
@@ -162,25 +179,25 @@ impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
 }
 
 /// Where one task writes.
-struct Outputs<'a> {
+pub(super) struct Outputs<'a> {
     /// `dq`, and the task's range of `dk`.
-    tokens: Option<(&'a mut [f32], &'a mut [f32])>,
-    dv: Option<&'a mut [f32]>,
-    columns: Option<&'a mut [f32]>,
-    parameters: &'a mut [f64],
+    pub tokens: Option<(&'a mut [f32], &'a mut [f32])>,
+    pub dv: Option<&'a mut [f32]>,
+    pub columns: Option<&'a mut [f32]>,
+    pub parameters: &'a mut [f64],
 }
 
 /// One head and range of keys.
-struct Task<'a, P> {
-    call: &'a Call<'a>,
-    pairing: P,
-    value: f32,
-    dout: &'a [f32],
-    terms: &'a Terms<'a>,
-    slice: usize,
-    keys: Range<usize>,
-    into: Outputs<'a>,
-    memory: &'a mut [f32],
+pub(super) struct Task<'a, P> {
+    pub call: &'a Call<'a>,
+    pub pairing: P,
+    pub value: f32,
+    pub dout: &'a [f32],
+    pub terms: &'a Terms<'a>,
+    pub slice: usize,
+    pub keys: Range<usize>,
+    pub into: Outputs<'a>,
+    pub memory: &'a mut [f32],
 }
 
 impl<P: Pairing> WithSimd for Task<'_, P> {

@@ -262,6 +262,7 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
     let out = s.out_len() as u64;
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "distances are streamed in tiles and never stored",
         tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
         flops_forward: pairs * (passes * distance + 2 * dv),

@@ -38,10 +38,23 @@ impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
     /// Writes `out [slices, seq_q, value_dim]` and `stats [slices, seq_q]` (of masked queries: zeros, and the statistic
     /// of a row without keys).
     pub fn run(&self, out: &mut [f32], stats: &mut [f64], work: &mut [f32]) {
+        let level = self.call.level;
+        self.each(memory::<P>(&self.call.shape), out, stats, work, |block| level.dispatch(block));
+    }
+
+    /// As [`Stream::run`]: calls `run` with every block, with `per_worker` f32 of working memory.
+    pub fn each(
+        &self,
+        per_worker: usize,
+        out: &mut [f32],
+        stats: &mut [f64],
+        work: &mut [f32],
+        run: impl Fn(Block<'_, P>) + Sync,
+    ) {
         let shape = self.call.shape;
         let blocks = shape.seq_q.div_ceil(QUERIES);
         let (out, stats) = (Parts::new(out), Parts::new(stats));
-        for_each(self.slices.len() * blocks, work, memory::<P>(&shape), |task, memory| {
+        for_each(self.slices.len() * blocks, work, per_worker, |task, memory| {
             // Causal: the last blocks see the most keys; first come the heavy ones.
             let (slice, block) = (self.slices[task / blocks] as usize, blocks - 1 - task % blocks);
             let (start, end) = (block * QUERIES, ((block + 1) * QUERIES).min(shape.seq_q));
@@ -52,7 +65,7 @@ impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
             let out = unsafe { out.part(rows.start * shape.value_dim..rows.end * shape.value_dim) };
             let head = Head::of(self.call, slice);
             let pairing = (self.pairing)(slice);
-            self.call.level.dispatch(Block { head, pairing, start, end, out, stats, memory });
+            run(Block { head, pairing, start, end, out, stats, memory });
         });
     }
 }
@@ -76,14 +89,15 @@ fn sizes<P: Pairing>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: us
 }
 
 /// One task.
-struct Block<'a, P> {
-    head: Head<'a>,
-    pairing: P,
-    start: usize,
-    end: usize,
-    out: &'a mut [f32],
-    stats: &'a mut [f64],
-    memory: &'a mut [f32],
+pub(super) struct Block<'a, P> {
+    pub head: Head<'a>,
+    pub pairing: P,
+    /// The queries from `start` to `end`.
+    pub start: usize,
+    pub end: usize,
+    pub out: &'a mut [f32],
+    pub stats: &'a mut [f64],
+    pub memory: &'a mut [f32],
 }
 
 impl<P: Pairing> WithSimd for Block<'_, P> {
@@ -175,7 +189,7 @@ fn accumulate<S: Simd>(simd: S, tile: &Tile<'_>, v: Rows<'_>, rescale: &[f32], c
 /// Writes the finished rows back to their positions, zeros to the masked ones.
 #[allow(clippy::too_many_arguments)] // what a block carries to its end
 #[inline(always)]
-fn finish<P: Pairing>(
+pub(super) fn finish<P: Pairing>(
     pairing: P,
     head: &Head<'_>,
     start: usize,

@@ -10,7 +10,10 @@ use super::dropout::PanelDropout;
 use crate::{
     Dropout, Shape,
     call::Call,
-    simd::product::{Left, Right, vectors},
+    simd::{
+        bf16::nearest,
+        product::{Left, Right, vectors},
+    },
 };
 
 /// Channels are padded to this many, the longest vector of any instruction set.
@@ -84,6 +87,22 @@ impl<'a> Head<'a> {
         }
         let row = (self.slice * self.seq_q + i) * self.value_dim;
         dot(&x[row..][..self.value_dim], &y[row..][..self.value_dim])
+    }
+
+    /// [`Head::contraction`] with `x` times its factor rounded to bf16, as the products with it read it: where it is equal to them, it
+    /// takes them out exactly.
+    pub fn rounded_contraction(&self, i: usize, (x, factor): (&[f32], f32), y: &[f32]) -> f64 {
+        if self.keep_query.is_some_and(|keep| !keep[i]) {
+            return 0.0;
+        }
+        let row = (self.slice * self.seq_q + i) * self.value_dim..(self.slice * self.seq_q + i + 1) * self.value_dim;
+        let mut rounded = [0.0; 64];
+        let chunks = x[row.clone()].chunks(rounded.len()).zip(y[row].chunks(rounded.len()));
+        let sums = chunks.map(|(x, y)| {
+            rounded.iter_mut().zip(x).for_each(|(rounded, &x)| *rounded = nearest(x * factor));
+            dot(&rounded[..x.len()], y)
+        });
+        sums.sum()
     }
 
     /// The dropout of the queries at the positions `kept`, if there is any; `buffer` takes a number per query.

@@ -8,14 +8,14 @@
 use rayon::prelude::*;
 
 use super::{
-    backward::{self, Sums, Targets, Terms},
-    forward,
+    backward::{self, Targets, Terms},
+    bf16, forward,
     head::{Head, positions},
     normalise::Frobenius,
     pairing::Dot,
 };
 use crate::{
-    Gradients, Parameter, Result, Shape,
+    Gradients, Parameter, Precision, Result, Shape,
     call::magnitude,
     call::{Call, Saved},
     mechanism::{Activation, Infsa},
@@ -144,7 +144,7 @@ pub(crate) fn unnormalised(
     macro_rules! run {
         ($score:expr) => {{
             let pairing = |n: usize| Dot { norm: Frobenius($score), logit: logit[n], rows: rows(n), chain: 1.0 };
-            forward::Stream { call, pairing, slices }.run(out, squares, work)
+            forward::Stream { call, pairing, slices }.run_products(out, squares, work)
         }};
     }
     match m.activation {
@@ -160,8 +160,8 @@ fn rows_of(rows: &[f32], seq: usize, slice: usize) -> &[f32] {
 }
 
 /// f32 of working memory of [`unnormalised`].
-pub(crate) fn unnormalised_work(shape: &Shape) -> usize {
-    forward::work::<Dot<'_, Frobenius<Gelu>>>(shape)
+pub(crate) fn unnormalised_work(shape: &Shape, precision: Precision) -> usize {
+    bf16::forward_work::<Frobenius<Gelu>>(shape, precision)
 }
 
 /// Writes `out` and, as `stats`, per batch element and head, the exponent and the norms, in units of the logits.
@@ -237,8 +237,8 @@ fn forward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 4] {
 }
 
 /// f32 of working memory of [`infsa_forward`].
-pub(super) fn forward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
-    scratch_len(forward_sizes(shape, m, causal)) + unnormalised_work(shape)
+pub(super) fn forward_work(shape: &Shape, m: &Infsa, causal: bool, precision: Precision) -> usize {
+    scratch_len(forward_sizes(shape, m, causal)) + unnormalised_work(shape, precision)
 }
 
 /// `dA = (gamma/f) G V^T - t A`, `t = c / (f F)`, `c = <G, out>`; causal: per row, `t` a reverse cumulative sum.
@@ -291,7 +291,7 @@ pub(crate) fn hop_backward(
         }
     }
     let terms = Terms { shift: delta, delta, factor };
-    let (dout, sums) = (saved.dout, Sums::default());
+    let dout = saved.dout;
     // With the units that queries and keys were divided by, the factor on their gradients may fit f32 where it alone does not.
     let apart = call.units.is_some();
     let (logit, rows) = (&*logit, |n: usize| rows_of(units, shape.seq_q, n));
@@ -302,7 +302,7 @@ pub(crate) fn hop_backward(
         ($score:expr) => {{
             let pairing =
                 |n: usize| Dot { norm: Frobenius($score), logit: logit[n], rows: rows(n), chain: factor_of(n) };
-            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
+            backward::Stream { call, pairing, value, dout, terms }.run_products(targets, work)
         }};
     }
     match m.activation {
@@ -357,9 +357,9 @@ fn backward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 7] {
 }
 
 /// f32 of working memory of [`infsa_backward`].
-pub(super) fn backward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
-    let tied = m.tied;
-    scratch_len(backward_sizes(shape, m, causal)) + backward::work::<Dot<'_, Frobenius<Gelu>>>(shape, tied)
+pub(super) fn backward_work(shape: &Shape, m: &Infsa, causal: bool, precision: Precision) -> usize {
+    let streams = bf16::backward_work::<Frobenius<Gelu>>(shape, m.tied, precision);
+    scratch_len(backward_sizes(shape, m, causal)) + streams
 }
 
 /// The norms before `eps`, as `stats` holds them, in units of the affinities.

@@ -149,7 +149,7 @@ pub(super) struct Dot<'a, N> {
 
 impl<N> Dot<'_, N> {
     /// The factor on the products of the query at position `i`.
-    fn row(&self, i: u32) -> f32 {
+    pub fn row(&self, i: u32) -> f32 {
         self.rows.get(i as usize).copied().unwrap_or(1.0)
     }
 }
@@ -241,11 +241,11 @@ pub(super) fn score<S: Simd, N: Normalisation>(
 }
 
 /// Makes entries of a product's logits, in registers.
-struct Entries<'a, 't, N> {
-    norm: N,
-    tile: &'a mut Tile<'t>,
-    part: &'a mut [f32],
-    visible: Option<Visible<'a>>,
+pub(super) struct Entries<'a, 't, N> {
+    pub norm: N,
+    pub tile: &'a mut Tile<'t>,
+    pub part: &'a mut [f32],
+    pub visible: Option<Visible<'a>>,
 }
 
 impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {

@@ -83,7 +83,7 @@ impl ClusterPlan {
         let k = if mechanism.tied() { q } else { k };
         let own = (!mechanism.tied()).then_some(k);
         check::planned("plan", mechanism, &shape, &Inputs { q, k: own, v: &[], extras }, &mask)?;
-        let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
+        let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, bf16: None, units: None };
         plan(&call, m)
     }
 }

@@ -223,6 +223,7 @@ pub(crate) fn laplacian_exact_plan(m: &LaplacianExact, s: &Shape) -> Plan {
     let rows = (s.q_len() + s.k_len() + s.v_len()) as u64;
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "every pair, streamed in tiles and never stored",
         tile: (TOKENS.min(s.seq_q), BLOCK.min(s.seq_kv)),
         flops_forward: pairs * (sweeps * kernel + 2 * dv),

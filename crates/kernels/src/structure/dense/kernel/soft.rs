@@ -114,6 +114,7 @@ pub(crate) fn soft_all_plan(m: &Soft, s: &Shape) -> Plan {
     let rows = (s.q_len() + s.v_len()) as u64;
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "every pair, streamed in tiles and never stored",
         tile: (TOKENS.min(s.seq_q), BLOCK.min(s.seq_q)),
         flops_forward: pairs * ((1 + degrees) * kernel + 2 * dv),
