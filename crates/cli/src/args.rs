@@ -1,6 +1,7 @@
 //! The arguments that every command shares, and the list of commands.
 
 use clap::{Args, Parser, Subcommand};
+use resolvent_kernels::Precision;
 use resolvent_lab::budget::parse_size;
 
 use crate::commands::{
@@ -81,4 +82,12 @@ impl Command {
             _ => true,
         }
     }
+}
+
+/// The precision of that name.
+pub fn precision(name: &str) -> Result<Precision, String> {
+    Precision::named(name).ok_or_else(|| {
+        let names: Vec<_> = Precision::ALL.iter().map(|precision| precision.name()).collect();
+        format!("expected {}", names.join(" or "))
+    })
 }

@@ -59,6 +59,21 @@ fn measures_every_mechanism_and_compares_two_runs() {
     assert!(text.contains("softmax at 16 tokens, forward + backward: "), "{text}");
 }
 
+#[test]
+fn rows_say_what_precision_ran_and_by_which_instructions() {
+    let sandbox = Sandbox::new();
+    let mut command = resolvent();
+    command.args(["bench", "--tokens", "16", "--heads", "1", "--head-dim", "8", "--rounds", "1", "--turn", "0"]);
+    command.args(["--mechanisms", "softmax,fna", "--no-rivals", "--precision", "bf16"]);
+    let text = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success().stdout;
+    assert!(text.contains("; bf16 precision by "), "{text}");
+    assert!(text.contains("; full precision by ") && text.contains("(distances "), "{text}");
+    let json: Value = serde_json::from_slice(&std::fs::read(sandbox.path("out/bench.json")).unwrap()).unwrap();
+    let plans: Vec<_> = json["points"].as_array().unwrap().iter().map(|point| &point["plan"]).collect();
+    assert_eq!((&plans[0]["precision"], &plans[1]["precision"]), (&"bf16".into(), &"full".into()), "{json}");
+    assert!(plans.iter().all(|plan| !plan["instructions"].as_str().unwrap().is_empty()), "{json}");
+}
+
 /// A benchmark of seven sizes that got a signal when it had measured two: how it ended, its result and its report.
 #[cfg(unix)]
 fn stopped(signal: &str) -> (Outcome, Value, String) {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Args;
+use resolvent_kernels::Precision;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
     folder::{Claim, Contents},
@@ -19,7 +20,13 @@ use super::{
     compare::command_line,
     recipe::{Attention, mechanisms},
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+use crate::{
+    Error,
+    args::{Global, precision},
+    error::Result,
+    interrupt::Deferred,
+    memory, output,
+};
 
 /// Measure the operators: time and memory of each mechanism against the number of tokens
 ///
@@ -45,6 +52,9 @@ pub struct Bench {
     /// Channels of a head
     #[arg(long, value_name = "N", default_value_t = 64)]
     head_dim: usize,
+    /// Precision of our products: full (f32) or bf16; the table says what ran, and by which instructions
+    #[arg(long, value_name = "PRECISION", default_value = "full", value_parser = precision)]
+    precision: Precision,
     /// Turns of every point; the median of their times counts
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
@@ -75,12 +85,13 @@ pub struct Bench {
 }
 
 /// The options that a comparison of results makes no use of.
-const MEASURING: [&str; 12] = [
+const MEASURING: [&str; 13] = [
     "mechanisms",
     "tokens",
     "batch",
     "heads",
     "head_dim",
+    "precision",
     "rounds",
     "turn",
     "max_seconds",
@@ -95,6 +106,7 @@ Examples:
   resolvent bench                                      all mechanisms, a few minutes
   resolvent bench --mechanisms softmax,linear-infsa --tokens 4096,65536,331776 --heads 64 --head-dim 16
   resolvent bench --mechanisms M.json --tokens 197 --batch 64 --out runs/mine
+  resolvent bench --mechanisms softmax,infsa --precision bf16
   resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
   resolvent bench --compare before/bench.json after/bench.json";
 
@@ -144,6 +156,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         batch: args.batch,
         heads: args.heads,
         head_dim: args.head_dim,
+        precision: args.precision,
         rounds: args.rounds,
         turn: Duration::from_millis(args.turn.into()),
         max_seconds: args.max_seconds,

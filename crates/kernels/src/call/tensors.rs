@@ -31,7 +31,8 @@ impl<'a> Mask<'a> {
 }
 
 /// The tensors of a call in their storage type `T` ([`f32`], [`half::f16`] or [`half::bf16`]; the reference takes
-/// [`f64`]). All arithmetic of the fast paths is f32 with f32 or wider accumulation.
+/// [`f64`]). All arithmetic of the fast paths is f32 with f32 or wider accumulation, unless
+/// [`crate::Operator::with_precision`] asks for products of bf16.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a, T> {
     /// Queries, `[batch, heads, seq_q, head_dim]`.

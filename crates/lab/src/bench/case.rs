@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use resolvent_kernels::{self as kernels, Mechanism, Plan, Shape, Strategy};
+use resolvent_kernels::{self as kernels, Mechanism, Plan, Precision, Shape, Strategy};
 
 use super::{
     BenchReport, Ceilings, PlanSummary, Point, Timing, Work,
@@ -27,9 +27,9 @@ pub(super) struct Case {
 
 impl Case {
     /// One of our operators; refused sizes are points that say why.
-    pub fn ours(mechanism: &Mechanism, shape: Shape) -> Planned {
+    pub fn ours(mechanism: &Mechanism, shape: Shape, precision: Precision) -> Planned {
         let mut point = Point::new(mechanism.id(), Some(mechanism.clone()), shape);
-        match Ours::new(mechanism, shape) {
+        match Ours::new(mechanism, shape, precision) {
             Ok(ours) => {
                 let plan = *ours.plan();
                 point.plan = Some(PlanSummary::of(&plan));

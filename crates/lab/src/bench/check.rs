@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Shape, Tol, reference, relative_distance};
+use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Precision, Shape, Tol, reference, relative_distance};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -76,7 +76,7 @@ pub(super) fn check(
     options: &BenchOptions,
 ) -> Result<(Check, Vec<(Rival, Check)>)> {
     let shape = |tokens| Shape::square(1, HEADS.min(options.heads), tokens, options.head_dim);
-    let ours = |tokens| Ours::new(mechanism, shape(tokens)).map(|ours| (ours, shape(tokens)));
+    let ours = |tokens| Ours::new(mechanism, shape(tokens), options.precision).map(|ours| (ours, shape(tokens)));
     let asked = options.tokens.iter().copied().max().unwrap_or(1);
     // A mechanism with a grid has but one size.
     let (mut ours, shape) = match ours(asked.clamp(TOKENS[0], TOKENS[1])).or_else(|_| ours(asked)) {
@@ -84,7 +84,10 @@ pub(super) fn check(
         Err(why) => return Ok((Check::refused(mechanism.id(), why.to_string()), Vec::new())),
     };
     let mut comparison = Comparison::new(mechanism, shape)?;
-    let tol = Tol::f32(mechanism);
+    let tol = match ours.plan().arithmetic.runs {
+        Precision::Full => Tol::f32(mechanism),
+        _ => Tol::HALF,
+    };
     let own = comparison.check(mechanism.id(), &mut ours, (tol.forward, tol.backward))?;
     let of_rivals = rivals.of(mechanism).into_iter().map(|rival| {
         let mut contender = rivals.contender(&rival, mechanism, shape);

@@ -23,7 +23,7 @@ use std::{
 };
 
 use resolvent::Calibration;
-use resolvent_kernels::{Mechanism, Shape};
+use resolvent_kernels::{Mechanism, Precision, Shape};
 
 use crate::{
     Error, Result,
@@ -62,6 +62,8 @@ pub struct BenchOptions {
     pub heads: usize,
     /// Channels of a head. Default 64.
     pub head_dim: usize,
+    /// The precision of our products. Default full. What does not run in it says so and runs in full.
+    pub precision: Precision,
     /// Turns of every point; the median of their times counts. Default 5, >= 1.
     pub rounds: usize,
     /// How long a turn lasts at least: what takes less is run several times. Default 0.3 s, longer than the threads of others
@@ -99,6 +101,7 @@ impl Default for BenchOptions {
             batch: 1,
             heads: 8,
             head_dim: 64,
+            precision: Precision::Full,
             rounds: 5,
             turn: Duration::from_millis(300),
             max_seconds: 5.0,
@@ -274,7 +277,7 @@ fn cases_of(
     shape: Shape,
     report: &mut BenchReport,
 ) -> Vec<Case> {
-    let ours = contests.iter().map(|(mechanism, _)| Case::ours(mechanism, shape));
+    let ours = contests.iter().map(|(mechanism, _)| Case::ours(mechanism, shape, options.precision));
     let theirs = contests.iter().flat_map(|(mechanism, of)| of.iter().map(|rival| (*mechanism, rival)));
     let theirs = theirs.map(|(mechanism, rival)| Case::rival(rivals, rival, mechanism, shape));
     let mut cases = Vec::new();

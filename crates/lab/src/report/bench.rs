@@ -37,7 +37,7 @@ pub fn bench_page(report: &BenchReport) -> String {
             div class="scroll" { (table(report, name)) }
         }
         h2 { "How calls are carried out" }
-        dl { @for (label, plan) in report.plans() { dt { (label) } dd { (plan.strategy) ", tiles of " (plan.tile.0) " x " (plan.tile.1) ": " (plan.reason) } } }
+        dl { @for (label, plan) in report.plans() { dt { (label) } dd { (plan.strategy) ", tiles of " (plan.tile.0) " x " (plan.tile.1) ": " (plan.reason) "; " (plan.arithmetic()) } } }
         h2 { "Against the f64 reference" }
         ul { @for check in report.checks.iter().chain(&report.rivals) { li { (check) } } }
         (left_out(report))

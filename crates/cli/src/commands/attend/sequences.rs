@@ -13,7 +13,7 @@ use super::{
     call::{Layout, Tensors},
     check_memory,
     compute::{self, Names},
-    print_plan, report, shape_json, write,
+    print_plan, report, shape_json, warn_of_precision, write,
 };
 use crate::{
     Error,
@@ -83,7 +83,7 @@ pub fn run(
     let heads = Heads { heads: s.heads, kv_heads: s.heads, head_dim: s.head_dim, value_dim: s.value_dim };
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator = VarlenOperator::new(mechanism, heads, sequences, args.causal, strategy);
-    let operator = operator.map_err(Error::kernels(&args.input))?;
+    let operator = operator.map_err(Error::kernels(&args.input))?.with_precision(args.precision);
     let mut shape = shape_json(s);
     shape["sequences"] = json!(sequences.len());
     let Some((output, destination)) = destination else {
@@ -91,6 +91,7 @@ pub fn run(
     };
     // All tokens as one sequence: what tensors are called, and how large they are.
     let whole = Operator::new(mechanism, *s, args.causal, strategy).map_err(Error::kernels(&args.input))?;
+    warn_of_precision(&whole.clone().with_precision(args.precision));
     let tensors = match args.reference {
         true => one_by_one(args, mechanism, layout, sequences, &Tensors::load(file, &whole, layout, args.grad)?)?,
         false => {
@@ -102,7 +103,7 @@ pub fn run(
         "version": env!("CARGO_PKG_VERSION"), "mechanism": mechanism, "causal": args.causal, "sequences": sequences.len(),
     });
     write(&tensors, &about, output, destination)?;
-    let done = Done { mechanism, shape, strategy: operator.plan().strategy };
+    let done = Done { mechanism, shape, plan: operator.plan() };
     report(&done, &tensors, &super::call::unused(file, mechanism, args.grad), output, global)
 }
 

@@ -42,18 +42,18 @@ impl Bf16Unit {
     }
 
     /// Those that this processor has beside the instruction set `level`; the last is what a call uses unless it names another.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))] // no other level has more than one
     pub fn available(level: Level) -> Vec<Self> {
-        let mut units = vec![Self::Widened];
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        if level == Level::Avx512 && avx512::available() {
-            units.push(Self::Avx512);
-            #[cfg(target_os = "linux")]
-            if amx::available() {
-                units.push(Self::Amx);
-            }
-        }
-        let _ = level;
-        units
+        let is_there = |&unit: &Self| match unit {
+            Self::Widened => true,
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Self::Avx512 => level == Level::Avx512 && avx512::available(),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+            Self::Amx => level == Level::Avx512 && avx512::available() && amx::available(),
+            #[allow(unreachable_patterns)] // where all units may be there
+            _ => false,
+        };
+        [Self::Widened, Self::Avx512, Self::Amx].into_iter().filter(is_there).collect()
     }
 }
 

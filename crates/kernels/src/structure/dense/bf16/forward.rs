@@ -187,7 +187,7 @@ fn scale_columns<S: Simd>(simd: S, factors: &[f32], sums: &mut [f32]) {
     }
     for row in sums.chunks_exact_mut(factors.len()) {
         for col in (0..factors.len()).step_by(S::F32_LANES) {
-            let [factor] = *vectors::<S, 1>(factors, col) else { continue };
+            let factor = vectors::<S, 1>(factors, col)[0];
             let sum = &mut vectors_mut::<S, 1>(row, col)[0];
             *sum = simd.mul_f32s(*sum, factor);
         }
