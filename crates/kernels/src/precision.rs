@@ -55,7 +55,7 @@ impl Arithmetic {
     pub(crate) const fn bf16(unit: Bf16Unit) -> Self {
         let reason = match unit {
             Bf16Unit::Widened => {
-                "no instruction of this level multiplies bf16: rounded, widened in registers, and no faster than f32"
+                "no instruction of this level multiplies bf16: rounded, widened in registers, and slower than f32"
             }
             Bf16Unit::Avx512 => "products of bf16 pairs in vectors",
             Bf16Unit::Amx => "products of bf16 tiles",

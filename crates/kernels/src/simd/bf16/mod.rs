@@ -23,7 +23,7 @@ use super::Level;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Bf16Unit {
-    /// Those of f32, after widening in registers: on every processor, no faster than f32.
+    /// Those of f32, after widening in registers: on every processor, and slower than f32.
     Widened,
     /// `vdpbf16ps` of AVX512-BF16.
     Avx512,
