@@ -61,9 +61,10 @@ pub struct PlanSummary {
     pub strategy: String,
     /// Why.
     pub reason: String,
-    /// Precision of the products, and the instructions that make them.
+    /// Precision of the products.
     #[serde(default)]
     pub precision: String,
+    /// The instructions that make them.
     #[serde(default)]
     pub instructions: String,
     /// Why the precision is not the one that was asked for.
