@@ -69,7 +69,8 @@ fn every_unit_multiplies() {
 
 #[test]
 fn every_unit_rounds_to_the_nearest() {
-    let mut x: Vec<f32> = (0..1 << 12).map(|n| f32::from_bits(0x0080_0000 + n * 0x0007_f3a1)).collect();
+    let spread = (0..1 << 12).map(|n| f32::from_bits(0x0080_0000 + n * 0x0007_f3a1));
+    let mut x: Vec<f32> = spread.filter(|x| x.is_finite()).collect();
     x.extend([0.0, -0.0, 1.0, -1.5, 1.003_906_2, 1.011_718_8, f32::MAX, -f32::MAX, f32::INFINITY, f32::NEG_INFINITY]);
     let expected = |x: f32| u32::from(bf16::from_f32(x).to_bits());
     for (_, products) in units() {
