@@ -34,7 +34,7 @@ mod tol;
 pub use cache::Cache;
 pub use call::{
     ClusterPlan, Dropout, Dropped, ExtraGradients, Extras, Gradients, Inputs, Mask, Parameter, PlanTensors, Sequences,
-    Shape, Strided, check_finite,
+    Shape, Strided, StridedGradients, StridedInputs, check_finite,
 };
 pub use element::Element;
 pub use error::{Error, Result};

@@ -15,9 +15,8 @@ use super::{
     pairing::Dot,
 };
 use crate::{
-    Gradients, Parameter, Result, Shape,
-    call::magnitude,
-    call::{Call, Saved},
+    Parameter, Result, Shape,
+    call::{Call, GradientTargets, Saved, Target, magnitude},
     mechanism::{Activation, Infsa},
     range, rescale,
     score::{Abs, Gelu, Relu},
@@ -136,7 +135,7 @@ pub(crate) fn unnormalised(
     m: &Infsa,
     (logit, rows): (&[f32], &[f32]),
     slices: &[u32],
-    out: &mut [f32],
+    out: &Target<'_>,
     squares: &mut [f64],
     work: &mut [f32],
 ) {
@@ -168,7 +167,7 @@ pub(crate) fn unnormalised_work(shape: &Shape) -> usize {
 pub(crate) fn infsa_forward(
     call: &Call<'_>,
     m: &Infsa,
-    out: &mut [f32],
+    out: &Target<'_>,
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
@@ -187,19 +186,20 @@ pub(crate) fn infsa_forward(
     }
     let squares: &mut [f64] = bytemuck::cast_slice_mut(squares);
     unnormalised(call, m, (logit, rows), all, out, squares, work);
-    let slices = out.par_chunks_mut(shape.seq_q * shape.value_dim).zip(stats.par_chunks_mut(per_slice));
-    slices.zip(squares.par_chunks_mut(shape.seq_q)).enumerate().for_each(|(slice, ((out, stats), squares))| {
+    let slices = stats.par_chunks_mut(per_slice).zip(squares.par_chunks_mut(shape.seq_q));
+    slices.enumerate().for_each(|(slice, (stats, squares))| {
         let shares = Shares::of(rows_of(rows, shape.seq_q, slice));
         squares.iter_mut().enumerate().for_each(|(i, square)| *square *= shares.at(i).powi(2));
         let (mut sum, total) = (0.0, squares.iter().sum::<f64>());
         stats[0] = saved_exponent(m, stats[0], total.sqrt());
         let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
-        for (i, row) in out.chunks_exact_mut(shape.value_dim).enumerate() {
+        for i in 0..shape.seq_q {
             sum += squares[i];
             let norm = if call.mask.causal { sum.sqrt() } else { total.sqrt() };
             stats[1 + if call.mask.causal { i } else { 0 }] = unit.save(norm);
             let factor = (unit.factor(norm) * shares.at(i)) as f32;
-            row.iter_mut().for_each(|x| *x *= factor);
+            // SAFETY: every slice has rows of its own.
+            unsafe { out.row(slice, i) }.iter_mut().for_each(|x| *x *= factor);
         }
     });
     check_norms(call, m, stats)
@@ -246,10 +246,10 @@ pub(crate) fn infsa_backward(
     call: &Call<'_>,
     m: &Infsa,
     saved: &Saved<'_>,
-    gradients: Gradients<'_, f32>,
+    gradients: GradientTargets<'_>,
     work: &mut [f32],
 ) -> Result<()> {
-    let Gradients { dq, dk, dv, mut extras } = gradients;
+    let GradientTargets { dq, dk, dv, mut extras } = gradients;
     hop_backward(call, m, saved, Targets { dq, dk, dv: Some(dv) }, extras.get(Parameter::Gamma), work);
     Ok(())
 }
@@ -296,8 +296,8 @@ pub(crate) fn hop_backward(
     let apart = call.units.is_some();
     let (logit, rows) = (&*logit, |n: usize| rows_of(units, shape.seq_q, n));
     let factor_of = |n: usize| if apart { 1.0 } else { chain[n] as f32 };
-    let Targets { dq, mut dk, dv } = targets;
-    let targets = Targets { dq: &mut *dq, dk: dk.as_deref_mut(), dv };
+    let Targets { mut dq, mut dk, dv } = targets;
+    let targets = Targets { dq: dq.reborrow(), dk: dk.as_mut().map(Target::reborrow), dv };
     macro_rules! run {
         ($score:expr) => {{
             let pairing =
@@ -313,7 +313,7 @@ pub(crate) fn hop_backward(
     if apart {
         for (side, x) in [(0, Some(dq)), (1, dk)] {
             let factor = |n: usize| chain[n] * 2f64.powi(-call.units(n)[side]);
-            x.into_iter().for_each(|x| rescale::multiply(x, shape.slices(), factor));
+            x.into_iter().for_each(|mut x| rescale::multiply_rows(&mut x, factor));
         }
     }
 }

@@ -9,8 +9,8 @@ use super::{
     pairing::Dot,
 };
 use crate::{
-    Gradients, Result, Shape,
-    call::{Call, Saved},
+    Result, Shape,
+    call::{Call, GradientTargets, Saved, Target},
     mechanism,
     score::Exp,
     scratch::{cut, scratch_len},
@@ -29,7 +29,7 @@ fn pairing(m: &mechanism::Softmax, shape: &Shape) -> Dot<'static, Row<Exp>> {
 pub(crate) fn softmax_forward(
     call: &Call<'_>,
     m: &mechanism::Softmax,
-    out: &mut [f32],
+    out: &Target<'_>,
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
@@ -56,14 +56,14 @@ pub(crate) fn softmax_backward(
     call: &Call<'_>,
     m: &mechanism::Softmax,
     saved: &Saved<'_>,
-    gradients: Gradients<'_, f32>,
+    gradients: GradientTargets<'_>,
     work: &mut [f32],
 ) -> Result<()> {
     let ([value, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
     value.fill(1.0);
     row_terms(call, saved, LogSums::of(saved.stats), [&mut *shift, &mut *delta, &mut *factor]);
     let terms = Terms { shift, delta, factor };
-    let Gradients { dq, dk, dv, .. } = gradients;
+    let GradientTargets { dq, dk, dv, .. } = gradients;
     let stream = backward::Stream { call, pairing: |_| pairing(m, &call.shape), value, dout: saved.dout, terms };
     stream.run(Targets { dq, dk, dv: Some(dv) }, Sums::default(), work);
     Ok(())
