@@ -116,9 +116,9 @@ fn together(
     let (given, mask, s) = (tensors.inputs(), tensors.mask(false), &layout.shape);
     let names = Names { op: whole, layout };
     let mut inputs = VarlenInputs {
-        q: Strided::heads_first(given.q, s.seq_q, s.head_dim),
-        k: given.k.map(|k| Strided::heads_first(k, s.seq_kv, s.head_dim)),
-        v: Strided::heads_first(given.v, s.seq_kv, s.value_dim),
+        q: Strided::heads_first(given.q, [s.heads, s.seq_q, s.head_dim]),
+        k: given.k.map(|k| Strided::heads_first(k, [s.heads, s.seq_kv, s.head_dim])),
+        v: Strided::heads_first(given.v, [s.heads, s.seq_kv, s.value_dim]),
         extras: given.extras,
         clusters: None,
     };
@@ -129,7 +129,13 @@ fn together(
         inputs.clusters = Some(&plans);
     }
     let (mut out, mut stats) = (vec![0.0; s.out_len()], vec![0.0; op.plan().stats]);
-    op.forward(&inputs, &mask, Strided::heads_first(&mut out, s.seq_q, s.value_dim), &mut stats, &mut scratch)?;
+    op.forward(
+        &inputs,
+        &mask,
+        Strided::heads_first(&mut out[..], [s.heads, s.seq_q, s.value_dim]),
+        &mut stats,
+        &mut scratch,
+    )?;
     let mut results = vec![names.out(&out)];
     results.extend(op.lse(&stats).map(|lse| names.lse(&lse)));
     let Some(dout) = &tensors.dout else { return Ok(results) };
@@ -139,12 +145,12 @@ fn together(
     let mut parameters = compute::parameter_rooms(whole);
     let extras = parameters.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
     let mut gradients = VarlenGradients {
-        dq: Strided::heads_first(&mut dq, s.seq_q, s.head_dim),
-        dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, s.seq_kv, s.head_dim)),
-        dv: Strided::heads_first(&mut dv, s.seq_kv, s.value_dim),
+        dq: Strided::heads_first(&mut dq[..], [s.heads, s.seq_q, s.head_dim]),
+        dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, [s.heads, s.seq_kv, s.head_dim])),
+        dv: Strided::heads_first(&mut dv[..], [s.heads, s.seq_kv, s.value_dim]),
         extras,
     };
-    let [out, dout] = [&out, dout].map(|x| Strided::heads_first(&x[..], s.seq_q, s.value_dim));
+    let [out, dout] = [&out, dout].map(|x| Strided::heads_first(&x[..], [s.heads, s.seq_q, s.value_dim]));
     op.backward(&inputs, &mask, out, &stats, dout, &mut gradients, &mut scratch)?;
     results.extend(names.gradients(&dq, dk.as_deref(), &dv));
     results.extend(parameters.iter().map(|(p, gradient)| names.parameter(*p, gradient)));
