@@ -11,6 +11,8 @@ use crate::error::{Failure, python};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Key {
     pub shape: Shape,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
     pub causal: bool,
     pub strategy: Strategy,
     /// How many landmarks the call gives.
@@ -45,7 +47,10 @@ impl Core {
             Some(number) => self.mechanism.clone().with_given_landmarks(number),
             None => self.mechanism.clone(),
         };
-        let operator = Arc::new(python(Operator::new(&mechanism, key.shape, key.causal, key.strategy))?);
+        let operator = Arc::new(python(
+            Operator::new(&mechanism, key.shape, key.causal, key.strategy)
+                .and_then(|operator| operator.with_kv_heads(key.kv_heads)),
+        )?);
         operators.insert(0, (key, operator.clone()));
         operators.truncate(KEPT);
         Ok(operator)
@@ -170,7 +175,7 @@ impl Core {
     /// Rows of `out` per head, and elements of the state that the backward pass needs.
     #[pyo3(signature = (sizes, causal, strategy, given=None))]
     fn lengths(&self, sizes: Sizes, causal: bool, strategy: &str, given: Option<usize>) -> PyResult<(usize, usize)> {
-        let key = Key { shape: shape_of(sizes), causal, strategy: self::strategy(strategy)?, given };
+        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy: self::strategy(strategy)?, given };
         let operator = self.operator(key)?;
         Ok((operator.out_seq(), operator.plan().stats))
     }
@@ -184,7 +189,7 @@ impl Core {
         strategy: &str,
         given: Option<usize>,
     ) -> PyResult<(String, Option<&'static str>)> {
-        let key = Key { shape: shape_of(sizes), causal, strategy: self::strategy(strategy)?, given };
+        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy: self::strategy(strategy)?, given };
         let operator = self.operator(key)?;
         let problem = |error: serde_json::Error| Failure::argument("plan", &error.to_string(), "it has no JSON");
         let plan = serde_json::to_string(operator.plan()).map_err(problem)?;
