@@ -174,7 +174,11 @@ impl<'a> Rows<'a> {
                 return Self { data, stride };
             }
         }
-        Self::copy(tensor, kept, |_| 1.0, buffer)
+        for (row, &i) in buffer.chunks_exact_mut(stride).zip(kept) {
+            row[..dim].copy_from_slice(tensor.row(i as usize));
+            row[dim..].fill(0.0);
+        }
+        Self { data: &buffer[..kept.len() * stride], stride }
     }
 
     /// The rows `kept`, copied; the `n`-th of them times `factor(n)`.
