@@ -13,9 +13,11 @@ if ! has_driver && command -v apt-get >/dev/null; then
         echo "SKIPPED: no Vulkan driver, and none could be installed"
 fi
 if has_driver; then
-    cargo test --release -p resolvent --features wgpu --test wgpu --locked -- --nocapture --include-ignored
+    # The library, and the program: it trains a small model there and on the CPU, and moves it between them. One build for both.
+    built=(-p resolvent -p resolvent-cli --features resolvent-cli/wgpu --locked)
+    cargo test --release "${built[@]}" --test wgpu --test devices -- --nocapture --include-ignored
 else
-    cargo clippy --release -p resolvent --features wgpu --all-targets --locked -- -D warnings
+    cargo clippy --release -p resolvent -p resolvent-cli --features resolvent-cli/wgpu --all-targets --locked -- -D warnings
 fi
 # Burn's build script would download a compiler that type checking does not need.
 DOCS_RS=1 cargo check --release -p resolvent --features cuda --locked

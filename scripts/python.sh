@@ -38,5 +38,7 @@ elif ! pip install 'torch>=2.9' 'safetensors>=0.5'; then
     echo "SKIPPED: PyTorch cannot be installed: of the Python wheel only arrays are tested"
 elif ! pip install 'transformers>=5'; then
     echo "SKIPPED: transformers cannot be installed: the Python wheel is tested without it"
+elif ! pip install 'timm>=1' 'diffusers>=0.35'; then
+    echo "SKIPPED: timm and diffusers cannot be installed: the Python wheel is tested without them"
 fi
 "$environment/bin/python" -m pytest -q -p no:cacheprovider -rs crates/python/tests "$@"

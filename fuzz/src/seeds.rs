@@ -153,7 +153,7 @@ fn zips() -> Files {
 }
 
 fn recipes() -> Files {
-    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/cli/configs");
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/lab/configs");
     let entries = fs::read_dir(configs).expect("the recipes of the project");
     let read = |path: std::path::PathBuf| {
         (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), fs::read(path).expect("a recipe"))

@@ -1,11 +1,13 @@
 //! The arguments that every command shares, and the list of commands.
 
 use clap::{Args, Parser, Subcommand};
+use resolvent_kernels::Precision;
 use resolvent_lab::budget::parse_size;
 
 use crate::commands::{
     analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,
-    eval::Eval, explain::Explain, generate::Generate, mechanisms::Mechanisms, train::Train, translate::Translate,
+    devices::Devices, eval::Eval, explain::Explain, generate::Generate, mechanisms::Mechanisms, recipes::Recipes,
+    report::Report, train::Train, translate::Translate,
 };
 
 /// Attention as an operator on the graph of tokens: apply, train, evaluate and compare attention mechanisms.
@@ -69,16 +71,16 @@ pub enum Command {
     Analyze(Analyze),
     Explain(Explain),
     Mechanisms(Mechanisms),
+    Devices(Devices),
+    Recipes(Recipes),
+    Report(Report),
     Completions(Completions),
 }
 
-impl Command {
-    /// Whether modules compute in it, whose strategy may be measured.
-    pub fn applies_modules(&self) -> bool {
-        match self {
-            Self::Attend(_) | Self::Mechanisms(_) | Self::Completions(_) => false,
-            Self::Bench(bench) => bench.measures(),
-            _ => true,
-        }
-    }
+/// The precision of that name.
+pub fn precision(name: &str) -> Result<Precision, String> {
+    Precision::named(name).ok_or_else(|| {
+        let names: Vec<_> = Precision::ALL.iter().map(|precision| precision.name()).collect();
+        format!("expected {}", names.join(" or "))
+    })
 }

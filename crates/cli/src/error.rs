@@ -27,6 +27,16 @@ pub enum Error {
     /// Data, recipe, training or evaluation failed.
     #[error(transparent)]
     Lab(Box<resolvent_lab::Error>),
+    /// A run ended on a failure of the system, and can go on from its last checkpoint.
+    #[error("{source}; `resolvent train --out {} --resume` then goes on from step {step}", folder.display())]
+    Unfinished {
+        /// What failed.
+        source: Box<resolvent_lab::Error>,
+        /// The step of the last checkpoint.
+        step: usize,
+        /// The run's folder.
+        folder: PathBuf,
+    },
     /// The thread pool could not be started.
     #[error("--threads {threads}: {problem}; ask for fewer")]
     Threads {
@@ -93,6 +103,9 @@ impl From<resolvent_lab::data::Error> for Error {
 
 impl From<resolvent_lab::Error> for Error {
     fn from(error: resolvent_lab::Error) -> Self {
-        Self::Lab(Box::new(error))
+        match error {
+            resolvent_lab::Error::Stopped => Self::Interrupted("nothing was written; run the command again".into()),
+            other => Self::Lab(Box::new(other)),
+        }
     }
 }

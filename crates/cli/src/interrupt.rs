@@ -38,6 +38,11 @@ static FLAGS: LazyLock<Flags> = LazyLock::new(|| {
     flags
 });
 
+/// From here on signals end the process, whatever they did before: the first process of a container has no default for them.
+pub fn listen() {
+    LazyLock::force(&FLAGS);
+}
+
 /// While this lives, the first signal does not end the process.
 #[derive(Debug)]
 pub struct Deferred(());

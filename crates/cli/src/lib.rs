@@ -10,6 +10,7 @@ mod commands;
 mod destination;
 mod error;
 mod interrupt;
+mod loading;
 mod log;
 mod memory;
 mod output;
@@ -48,6 +49,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn dispatch(cli: &Cli) -> Result<(), Error> {
     memory::keep_freed();
+    interrupt::listen();
     if let Some(commit) = option_env!("RESOLVENT_COMMIT") {
         built_from(commit);
     }
@@ -61,9 +63,6 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
             .build_global()
             .map_err(|e| Error::Threads { threads, problem: e.to_string() })?;
     }
-    if cli.command.applies_modules() {
-        calibrate()?;
-    }
     match &cli.command {
         Command::Attend(args) => commands::attend::run(args, &cli.global),
         Command::Train(args) => commands::train::run(args, &cli.global),
@@ -76,11 +75,14 @@ fn dispatch(cli: &Cli) -> Result<(), Error> {
         Command::Analyze(args) => commands::analyze::run(args, &cli.global),
         Command::Explain(args) => commands::explain::run(args, &cli.global),
         Command::Mechanisms(args) => commands::mechanisms::run(args, &cli.global),
+        Command::Recipes(args) => commands::recipes::run(args, &cli.global),
+        Command::Report(args) => commands::report::run(args, &cli.global),
+        Command::Devices(args) => commands::devices::run(args, &cli.global),
         Command::Completions(args) => commands::completions::run(args),
     }
 }
 
-/// Makes modules follow what is faster on this machine, measured at the first time.
+/// Makes modules on the CPU follow what is faster on this machine, measured at the first time.
 fn calibrate() -> Result<(), Error> {
     if let Some(calibration) = calibration(&Place::of_environment(), &|note| tracing::info!("{note}"))? {
         calibration.install();

@@ -27,8 +27,8 @@ fn verdict<'a>(json: &'a Value, id: &str) -> &'a Value {
     verdicts.iter().find(|verdict| verdict["mechanism"] == id).unwrap_or_else(|| panic!("no verdict on {id}"))
 }
 
-/// Number of presets.
-const IDS: usize = resolvent_kernels::Mechanism::IDS.len();
+/// Number of presets, and `ssa` with centroids.
+const IDS: usize = resolvent_kernels::Mechanism::IDS.len() + 1;
 
 #[test]
 fn every_mechanism_is_tried_on_every_head() {
@@ -168,4 +168,62 @@ fn what_cannot_be_read_is_named() {
     }
     let outcome = analyze(&sandbox, &sandbox.path("nowhere"), &[]);
     assert!(outcome.failure(1).contains("nowhere"));
+}
+
+/// Every sequence is what it is in the whole batch: clusters and landmarks are drawn by its number.
+#[test]
+fn sequences_are_those_of_the_batch() {
+    let sandbox = Sandbox::new();
+    let tensors = Tensors::call(&[3, 2, 24, 8]);
+    let input = sandbox.write("in.safetensors", tensors.file());
+    let ssa = sandbox.write("ssa.json", r#"{"mechanism": "ssa", "clusters": 6, "estimator": "centroid"}"#);
+    let soft =
+        sandbox.write("soft.json", r#"{"mechanism": "soft", "landmarks": {"kind": "random", "count": 5, "seed": 3}}"#);
+    let softmax = sandbox.write("softmax.json", r#"{"mechanism": "softmax"}"#);
+    let out = |config: &std::path::Path| {
+        let to = sandbox.path("out.safetensors");
+        let mut command = resolvent();
+        command.args(["attend", "--config"]).arg(config).arg("--input").arg(&input).arg("--output").arg(&to);
+        Outcome::of(&mut command).success();
+        Tensors::read(&to).values("out")
+    };
+    let named = format!("{},{}", ssa.display(), soft.display());
+    let json = analyze(&sandbox, &input, &["--mechanisms", &named]).success().json();
+    let reference = out(&softmax);
+    for (config, name) in [(&ssa, "ssa"), (&soft, "soft")] {
+        // `soft` has one tensor for queries and keys, which analyze takes from the queries.
+        if name == "soft" {
+            let mut tied = tensors.clone();
+            sandbox.write("in.safetensors", tied.remove("k").file());
+        }
+        let own = out(config);
+        let heads = json["heads"].as_array().unwrap().iter().filter(|head| head["mechanism"] == name);
+        for (at, head) in heads.enumerate() {
+            let part = |x: &[f64]| x[at * 24 * 8..][..24 * 8].to_vec();
+            let (own, wanted) = (part(&own), part(&reference));
+            let square = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
+            let error = square(&mut own.iter().zip(&wanted).map(|(x, y)| x - y)) / square(&mut wanted.iter().copied());
+            let told = head["output"]["relative"].as_f64().unwrap();
+            assert!((error.sqrt() - told).abs() < 1e-5, "{name}, head {at}: {} {told}", error.sqrt());
+        }
+    }
+}
+
+/// The report and the command end in what is nearest, and rank by it.
+#[test]
+fn an_analysis_has_a_headline() {
+    let sandbox = Sandbox::new();
+    let input = dump(&sandbox);
+    let mut command = resolvent();
+    let args = ["--mechanisms", "uniform,ssa,softmax", "--quiet"];
+    command.args(["analyze", "--input"]).arg(&input).arg("--out").arg(sandbox.path("out")).args(args);
+    let text = Outcome::of(&mut command).success().stdout;
+    let page = std::fs::read_to_string(sandbox.path("out").join("report.html")).unwrap();
+    let headline = text.lines().rev().find(|line| line.contains("softmax")).unwrap().replace('\'', "&#39;");
+    assert!(headline.contains("nearest is") || headline.contains("can replace"), "{headline}");
+    assert!(page.contains(&headline.replace("&#39;", "'")) || page.contains(&headline), "{headline}");
+    let json: Value =
+        serde_json::from_str(&std::fs::read_to_string(sandbox.path("out").join("results.json")).unwrap()).unwrap();
+    assert_eq!(json["verdicts"][1]["name"], "uniform", "results keep the order that was asked for");
+    assert!(json["verdicts"][1]["numbers"]["error_interval"]["low"].is_f64());
 }

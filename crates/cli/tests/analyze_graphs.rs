@@ -234,7 +234,9 @@ fn the_report_names_layers_and_counts_heads() {
     tensors.f32("l.2.q", &[N, D], &[0.5; N * D]);
     analyze(&sandbox, &tensors, &["--mechanisms", "fna", "--layers", "l.10,l.2"]);
     let page = page(&sandbox);
-    assert!(page.contains("fna, l.10: ") && page.contains("fna, l.2: ") && !page.contains("layer 0"));
+    assert!(page.contains(r#""names":["l.10","l.2"]"#), "what the page's script tells");
+    let row = |layer: &str| page.find(&format!(">{layer}</th>")).unwrap();
+    assert!(row("l.10") < row("l.2"), "the table below a chart");
     // Importance ranks nothing on the second.
     assert!(page.contains("<small>of 1</small>"), "{page}");
     for (args, why) in

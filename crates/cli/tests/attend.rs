@@ -46,6 +46,30 @@ fn lower_ranks_are_the_same_call_without_their_axes() {
 }
 
 #[test]
+fn products_of_bf16_are_near_those_of_f32_and_plans_say_what_runs() {
+    let tensors = Tensors::call(&SHAPE);
+    for (mechanism, runs) in [("softmax", "bf16"), ("infsa", "bf16"), ("fna", "full")] {
+        let sandbox = sandbox(json!({"mechanism": mechanism}), &tensors);
+        let (_, full) = attend(&sandbox, &["--grad"]);
+        let (outcome, half) = attend(&sandbox, &["--grad", "--precision", "bf16", "--json"]);
+        let told: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+        assert_eq!((&told["arithmetic"]["asked"], &told["arithmetic"]["runs"]), (&json!("bf16"), &json!(runs)));
+        assert_eq!(outcome.stderr.contains("runs in full precision"), runs == "full", "{}", outcome.stderr);
+        let [full, half] = [full.values("out"), half.values("out")];
+        let far = full.iter().zip(&half).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        assert_eq!(far > 0.0, runs == "bf16", "{mechanism}");
+        assert!(far < 0.02, "{mechanism}: {far}");
+        let plan = ["attend", "--config", "m.json", "--input", "in.safetensors", "--plan", "--precision", "bf16"];
+        let text = sandbox.run(&plan).success().stdout;
+        assert!(text.contains(&format!("precision  {runs} by ")), "{text}");
+        assert_eq!(text.contains("distances"), mechanism == "fna", "{text}");
+    }
+    let sandbox = sandbox(json!({"mechanism": "softmax"}), &tensors);
+    let wrong = ["attend", "--config", "m.json", "--input", "in.safetensors", "--plan", "--precision", "f8"];
+    assert!(sandbox.run(&wrong).failure(2).contains("expected full or bf16"));
+}
+
+#[test]
 fn a_pooled_value_is_returned_once() {
     let mut tensors = Tensors::call(&[2, 3, 5, 4]);
     tensors.noise("dout", &[2, 3, 1, 4], 7);

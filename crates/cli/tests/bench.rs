@@ -59,6 +59,21 @@ fn measures_every_mechanism_and_compares_two_runs() {
     assert!(text.contains("softmax at 16 tokens, forward + backward: "), "{text}");
 }
 
+#[test]
+fn rows_say_what_precision_ran_and_by_which_instructions() {
+    let sandbox = Sandbox::new();
+    let mut command = resolvent();
+    command.args(["bench", "--tokens", "16", "--heads", "1", "--head-dim", "8", "--rounds", "1", "--turn", "0"]);
+    command.args(["--mechanisms", "softmax,fna", "--no-rivals", "--precision", "bf16"]);
+    let text = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success().stdout;
+    assert!(text.contains("; bf16 precision by "), "{text}");
+    assert!(text.contains("; full precision by ") && text.contains("(distances "), "{text}");
+    let json: Value = serde_json::from_slice(&std::fs::read(sandbox.path("out/bench.json")).unwrap()).unwrap();
+    let plans: Vec<_> = json["points"].as_array().unwrap().iter().map(|point| &point["plan"]).collect();
+    assert_eq!((&plans[0]["precision"], &plans[1]["precision"]), (&"bf16".into(), &"full".into()), "{json}");
+    assert!(plans.iter().all(|plan| !plan["instructions"].as_str().unwrap().is_empty()), "{json}");
+}
+
 /// A benchmark of seven sizes that got a signal when it had measured two: how it ended, its result and its report.
 #[cfg(unix)]
 fn stopped(signal: &str) -> (Outcome, Value, String) {
@@ -213,4 +228,56 @@ fn refuses_what_it_cannot_measure() {
     command.args(["bench", "--tokens", "16", "--out"]).arg(sandbox.path("out"));
     assert!(Outcome::of(&mut command).failure(1).contains("is the report of another command"));
     assert_eq!(std::fs::read_to_string(page).unwrap(), "of a training run");
+}
+
+/// What no machine holds is refused with what it takes, before anything is allocated.
+#[test]
+fn sizes_beyond_the_memory_are_refused() {
+    let sandbox = Sandbox::new();
+    let mut command = resolvent();
+    command.args([
+        "bench",
+        "--mechanisms",
+        "softmax,infsa",
+        "--tokens",
+        "16",
+        "--head-dim",
+        "100000000",
+        "--no-rivals",
+    ]);
+    let outcome = Outcome::of(command.arg("--out").arg(sandbox.path("out")));
+    let line = outcome.failure(1);
+    assert!(line.contains("the comparison with the reference takes 627.2 GB") && line.contains("--head-dim"), "{line}");
+}
+
+/// One mechanism in several configurations, each by its file's name, in tables and report.
+#[test]
+fn configurations_have_their_names() {
+    let sandbox = Sandbox::new();
+    let narrow = sandbox.write("narrow.json", r#"{"mechanism": "fna", "alpha": 1.2}"#);
+    let wide = sandbox.write("wide.json", r#"{"mechanism": "fna", "alpha": 1.6}"#);
+    let mut command = resolvent();
+    command.args([
+        "bench",
+        "--tokens",
+        "16",
+        "--heads",
+        "1",
+        "--head-dim",
+        "4",
+        "--rounds",
+        "1",
+        "--turn",
+        "0",
+        "--no-rivals",
+    ]);
+    command.arg("--mechanisms").arg(format!("softmax,{},{}", narrow.display(), wide.display()));
+    let text = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success().stdout;
+    assert!(text.contains("narrow") && text.contains("wide") && text.contains("At 16 tokens "), "{text}");
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(sandbox.path("out/bench.json")).unwrap()).unwrap();
+    let alphas: Vec<_> =
+        json["points"].as_array().unwrap().iter().map(|p| (&p["label"], &p["mechanism"]["alpha"])).collect();
+    assert_eq!(alphas[1..], [(&"narrow".into(), &1.2.into()), (&"wide".into(), &1.6.into())]);
+    let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+    assert!(page.contains("class=\"verdict\">At 16 tokens "));
 }

@@ -33,18 +33,55 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 const tip = document.querySelector(".tip");
-for (const chart of document.querySelectorAll("figure > svg")) {
-  const points = [...chart.querySelectorAll(".hit, .dot")].filter((point) => point.querySelector("title"));
+const press = (chart, key) => chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+for (const chart of document.querySelectorAll("figure:not(.chart) > svg")) {
+  const points = [...chart.querySelectorAll(".dot")].filter((point) => point.querySelector("title"));
   if (points.length === 0) continue;
   outcome.charts += 1;
   const told = (point) => !tip.hidden && tip.textContent === point.querySelector("title").textContent;
-  const press = (key) => chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   points[0].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
   const hovered = told(points[0]);
-  press("End");
+  press(chart, "End");
   const reached = told(points[points.length - 1]);
-  press("Escape");
+  press(chart, "Escape");
   if (!hovered || !reached || !tip.hidden) outcome.silent.push(chart.getAttribute("aria-label"));
+}
+for (const figure of document.querySelectorAll("figure.chart")) {
+  outcome.charts += 1;
+  const chart = figure.querySelector(":scope > svg"), name = chart.getAttribute("aria-label");
+  const { series } = JSON.parse(figure.querySelector(":scope > script").textContent);
+  const drawn = () => [...chart.querySelectorAll(".plot polyline:not(.raw)")].map((line) => line.getAttribute("points"));
+  const check = (what, holds) => { if (!holds) outcome.silent.push(`${name}: ${what}`); };
+  // Keys reach both ends of a line, the pointer finds what it is over.
+  press(chart, "Home");
+  const first = tip.textContent, box = chart.querySelector(".here").getBoundingClientRect();
+  check("its first point", !tip.hidden && first.startsWith(`${series[0].label}, `));
+  press(chart, "Escape");
+  check("Escape", tip.hidden && !chart.querySelector(".here"));
+  const [clientX, clientY] = [box.left + box.width / 2, box.top + box.height / 2];
+  chart.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY, bubbles: true }));
+  check("the pointer", !tip.hidden && chart.querySelector(".here"));
+  press(chart, "Escape");
+  // Switches change what is drawn and no more than that; a series that is hidden comes back.
+  const before = drawn();
+  for (const button of figure.querySelectorAll(".switches button")) {
+    const pressed = button.getAttribute("aria-pressed");
+    button.click();
+    const changed = drawn();
+    check(`${button.textContent} is told`, button.getAttribute("aria-pressed") !== pressed);
+    check(`${button.textContent} is drawn`, changed.length === before.length && !/NaN|Infinity/.test(changed.join()));
+    button.click();
+  }
+  const legend = [...figure.querySelectorAll(":scope > .legend button")];
+  check("its legend", legend.length === (series.length > 1 ? series.length : 0));
+  if (legend.length > 0) {
+    legend[0].click();
+    check("a series hidden", drawn().length === before.length - 1 && legend[0].getAttribute("aria-pressed") === "false");
+    legend[0].click();
+  }
+  check("what was there", drawn().length === before.length);
+  check("no picture", chart.getAttribute("role") !== "img");
+  check("its table", figure.querySelectorAll(":scope > details tbody tr").length > 0);
 }
 const left = document.createElement("pre");
 left.id = "outcome";

@@ -39,6 +39,29 @@ fn tensors_and_standard_input_count() {
     assert!(!sandbox.path("out.safetensors").exists());
 }
 
+/// Pictures that are generated count as those that are read.
+#[test]
+fn generated_pictures_count() {
+    let sandbox = Sandbox::new();
+    let pictures = ["train", "--data", "shapes:size=64,train=1000", "--decode-limit", "1MiB", "--out", "out"];
+    assert!(sandbox.run(&pictures).failure(1).contains("shapes"));
+}
+
+/// Within a limit of the address space a model is refused by what its weights take, before they are drawn.
+#[cfg(target_os = "linux")]
+#[test]
+fn weights_beyond_the_address_space_are_refused() {
+    let sandbox = Sandbox::new();
+    let config = "[model]\npatch = 8\ndim = 8192\ndepth = 4\nheads = 4\nmlp_dim = 8192\n[schedule]\nbatch_size = 16\n";
+    let config = sandbox.write("huge.toml", config);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", r#"ulimit -v 6000000 && exec "$@""#, "sh", env!("CARGO_BIN_EXE_resolvent"), "train"]);
+    command.args(["--data", "shapes:size=16,train=64,test=32", "--config"]).arg(config).arg("--out");
+    let outcome = Outcome::of(command.arg(sandbox.path("out")).env("RESOLVENT_CALIBRATION", "off"));
+    let line = outcome.failure(1);
+    assert!(line.contains("`model` has weights of 6.5 GB") && line.contains("make it smaller"), "{line}");
+}
+
 #[cfg(unix)]
 #[test]
 fn pipes_are_refused() {

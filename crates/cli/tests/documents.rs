@@ -11,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use resolvent_lab::Recipe;
 use serde_json::Value;
 use support::Sandbox;
 
@@ -143,5 +144,36 @@ fn the_readmes_agree() {
     for example in examples {
         let row = format!("| `{}` |", example.file_stem().unwrap().to_string_lossy());
         assert!(readme.contains(&row) && of_crate.contains(&row), "the READMEs say nothing of {row}");
+    }
+}
+
+/// The recipes of the page are valid, and it names every field of every kind.
+#[test]
+fn the_page_of_recipes_knows_every_field() {
+    let page = read("docs/recipes.md");
+    let examples: Vec<&str> = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(!examples.is_empty());
+    for example in examples {
+        Recipe::from_toml(example, "docs/recipes.md").unwrap();
+    }
+    let kinds = [
+        ("model", &["vit", "pyramid", "text", "language"][..]),
+        ("optimiser", &["adamw", "adam", "sgd", "lion", "muon"]),
+        ("schedule", &["cosine", "linear", "constant", "step", "plateau"]),
+    ];
+    for (section, kinds) in kinds {
+        for kind in kinds {
+            let more = if *kind == "step" { "milestones = [1]" } else { "" };
+            let recipe = Recipe::from_toml(&format!("[{section}]\nkind = '{kind}'\n{more}"), "kind").unwrap();
+            let Value::Object(sections) = serde_json::to_value(recipe).unwrap() else { panic!() };
+            for (name, value) in sections {
+                assert!(page.contains(&format!("`{name}`")) || page.contains(&format!("`[{name}]`")), "{name}");
+                let fields = value.as_object().filter(|_| name != "mechanism").into_iter().flatten();
+                for (field, _) in fields {
+                    let told = [format!("`{field}`"), format!("`{field} =")].iter().any(|text| page.contains(text));
+                    assert!(told, "docs/recipes.md says nothing of {name}.{field} of {kind}");
+                }
+            }
+        }
     }
 }

@@ -352,3 +352,42 @@ fn texts_are_explained_and_analysed() {
             .starts_with(".tmp"))
     );
 }
+
+/// What one place looks at is drawn beside the maps, on a pyramid's own grids too; a place that is not there is refused.
+#[test]
+fn a_place_has_its_own_rows() {
+    let sandbox = trained("laplacian-exact");
+    let asked = ["--examples", "2", "--show", "1", "--query", "2,3"];
+    let json = sandbox.run(&explain(&asked)).success().json();
+    let row = &json["shown"][0]["query"][0];
+    assert_eq!((&row["place"], row["maps"]["mean"].as_array().unwrap().len()), (&6.into(), 16));
+    let negative = |x: &Value| x.as_f64().unwrap() < 0.0;
+    assert!(row["maps"]["mean"].as_array().unwrap().iter().any(negative), "{row}");
+    let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+    assert!(page.contains("row 2, column 3") && page.contains("class=\"colours\""));
+    for (place, said) in [("5,1", "4 rows and 4 columns"), ("7", "give ROW,COLUMN")] {
+        assert!(sandbox.run(&explain(&["--query", place])).failure(1).contains(said), "{place}");
+    }
+    sandbox.run(&explain(&["--query", "0,1"])).failure(2);
+}
+
+/// Files and folders of pictures, an answer each, in their order; texts are refused.
+#[test]
+fn pictures_are_classified() {
+    let sandbox = trained("softmax");
+    photographs(&sandbox);
+    let lines = sandbox.run(&["classify", "run", "photos", "photos/a.png", "--top", "2", "--json"]).success().stdout;
+    let answers: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let pictures: Vec<_> = answers.iter().map(|answer| answer["picture"].as_str().unwrap()).collect();
+    assert_eq!(pictures, ["photos/a.png", "photos/b.png", "photos/a.png"]);
+    assert_eq!((&answers[0]["top"], answers[0]["top"].as_array().unwrap().len()), (&answers[2]["top"], 2));
+    assert_eq!(answers[0]["label"], answers[0]["top"][0][0]);
+    let told = sandbox.run(&["classify", "--checkpoint", "run", "photos/b.png"]).success().stdout;
+    assert!(told.starts_with(answers[1]["label"].as_str().unwrap()) && told.contains("photos/b.png"), "{told}");
+    let explained = sandbox.run(&explain(&["--input", "photos", "--show", "0"])).success().json();
+    assert_eq!(explained["answers"][1]["answer"], answers[1]["label"]);
+    for args in [&["classify", "run"][..], &["classify", "run", "photos", "--text", "x"]] {
+        assert!(sandbox.run(args).failure(1).contains("trained on pictures"), "{args:?}");
+    }
+    assert!(sandbox.run(&["classify", "run", "none.png"]).failure(1).contains("none.png"));
+}

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use support::{Outcome, Sandbox, resolvent};
 
-const COMMANDS: [&str; 6] = ["attend", "train", "eval", "compare", "mechanisms", "completions"];
+const COMMANDS: [&str; 9] =
+    ["attend", "train", "eval", "compare", "mechanisms", "devices", "recipes", "report", "completions"];
 
 #[test]
 fn every_command_explains_itself_with_examples() {
@@ -64,7 +65,7 @@ fn completions_name_every_command() {
         for command in COMMANDS {
             assert!(script.contains(command), "{shell}: {command}");
         }
-        for option in ["reference", "threads", "resume"] {
+        for option in ["reference", "threads", "resume", "infsa-resolvent", "fashion-mnist"] {
             assert!(script.contains(option), "{shell}: {option}");
         }
     }

@@ -2,12 +2,13 @@
 //! machine's moods meet every row alike; medians and the fastest run are printed.
 //!
 //! `cargo bench -p resolvent-kernels --bench dense -- [--shape 1,8,4096,64] [--runs 7] [--threads 2] [--level avx2]
-//! [--causal] [infsa ...] ['{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 64}}' ...]`
+//! [--precision full,bf16] [--unit widened] [--causal] [infsa ...] ['{"mechanism": "soft", "landmarks": {"kind": "pool", "ratio": 64}}' ...]`
 
 use std::time::Instant;
 
 use resolvent_kernels::{
-    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, simd::Level,
+    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Precision, Scratch, Shape, Strategy,
+    simd::{Bf16Unit, Level},
 };
 
 /// One row of the table.
@@ -48,8 +49,15 @@ fn main() {
         args.iter().map(String::as_str).filter(|a| a.starts_with('{') || Mechanism::IDS.contains(a)).collect();
     let names = if given.is_empty() { vec!["softmax", "infsa"] } else { given };
     let causal = args.iter().any(|arg| arg == "--causal");
-    let mut rows: Vec<Row> =
-        names.iter().flat_map(|name| levels.iter().map(move |&level| row(name, shape, causal, level))).collect();
+    let precision = |name| Precision::named(name).expect("a precision");
+    let precisions: Vec<Precision> = value("--precision").unwrap_or("full").split(',').map(precision).collect();
+    let unit = value("--unit");
+    let mut rows = Vec::new();
+    for name in names {
+        for &level in &levels {
+            rows.extend(precisions.iter().map(|&precision| row(name, shape, causal, (level, precision, unit))));
+        }
+    }
     let runs: usize = value("--runs").map_or(7, |n| n.parse().expect("a number of runs"));
     for _ in 0..=runs {
         rows.iter_mut().for_each(|row| row.run(causal));
@@ -62,11 +70,16 @@ fn main() {
     rows.iter_mut().for_each(Row::print);
 }
 
-fn row(name: &str, shape: Shape, causal: bool, level: Level) -> Row {
+fn row(name: &str, shape: Shape, causal: bool, (level, precision, unit): (Level, Precision, Option<&str>)) -> Row {
     let mechanism = if name.starts_with('{') { Mechanism::from_json(name) } else { Mechanism::preset(name) };
     let mechanism = mechanism.expect("a mechanism");
     let op = Operator::new(&mechanism, shape, causal, Strategy::Fused).expect("an operator").with_level(level);
-    let op = op.expect("an available level");
+    let op = op.expect("an available level").with_precision(precision);
+    let named = Bf16Unit::available(level).into_iter().find(|of| Some(of.name()) == unit);
+    let op = match named.filter(|_| op.plan().arithmetic.runs == Precision::Bf16) {
+        Some(unit) => op.with_bf16_unit(unit).expect("an available unit"),
+        None => op,
+    };
     let noise = |seed: u32, len: usize| {
         let mut state = seed;
         let mut next = || {
@@ -88,7 +101,7 @@ fn row(name: &str, shape: Shape, causal: bool, level: Level) -> Row {
         dv: zeros(shape.v_len()),
     };
     Row {
-        name: format!("{} {}", mechanism.id(), level.name()),
+        name: format!("{} {} {}", mechanism.id(), precision.name(), op.plan().arithmetic.instructions),
         op,
         tensors,
         scratch: Scratch::default(),

@@ -14,6 +14,18 @@ pub(crate) fn inputs<T>(
     required(op, mechanism, s, &inputs.extras)
 }
 
+/// The same of a call whose queries, keys and values were found to fit.
+pub(crate) fn beside_tokens(
+    op: &'static str,
+    mechanism: &Mechanism,
+    s: &Shape,
+    extras: &Extras<'_>,
+    mask: &Mask<'_>,
+) -> Result<()> {
+    masked_and_given(op, mechanism, s, extras, mask)?;
+    required(op, mechanism, s, extras)
+}
+
 /// The same of a call that is planned: what the weights of pairs depend on may be missing.
 pub(crate) fn planned<T>(
     op: &'static str,
@@ -23,14 +35,24 @@ pub(crate) fn planned<T>(
     mask: &Mask<'_>,
 ) -> Result<()> {
     tensors(op, mechanism, inputs, [s.q_len(), s.k_len(), s.v_len()])?;
+    masked_and_given(op, mechanism, s, &inputs.extras, mask)
+}
+
+fn masked_and_given(
+    op: &'static str,
+    mechanism: &Mechanism,
+    s: &Shape,
+    extras: &Extras<'_>,
+    mask: &Mask<'_>,
+) -> Result<()> {
     for (tensor, keep, seq) in [("key_mask", mask.key, s.seq_kv), ("query_mask", mask.query, s.seq_q)] {
         let len = keep.map_or(s.batch * seq, <[bool]>::len);
         length(op, tensor, len, s.batch * seq, "expected batch * sequence length")?;
     }
     one_token_set(mechanism, s, mask)?;
-    given(op, mechanism, s, &inputs.extras)?;
+    given(op, mechanism, s, extras)?;
     let causal = mask.causal || mechanism.causal();
-    match (inputs.extras.clusters, mechanism.clustering()) {
+    match (extras.clusters, mechanism.clustering()) {
         (Some(plan), Some(m)) if causal && m.routes_queries() => plan.check_segments(op, &m),
         _ => Ok(()),
     }

@@ -19,6 +19,7 @@ pub mod mechanism;
 mod operator;
 pub mod parallel;
 mod plan;
+mod precision;
 mod random;
 mod random_features;
 mod range;
@@ -34,13 +35,14 @@ mod tol;
 pub use cache::Cache;
 pub use call::{
     ClusterPlan, Dropout, Dropped, ExtraGradients, Extras, Gradients, Inputs, Mask, Parameter, PlanTensors, Sequences,
-    Shape, Strided, check_finite,
+    Shape, Strided, StridedGradients, StridedInputs, check_finite,
 };
 pub use element::Element;
 pub use error::{Error, Result};
 pub use mechanism::Mechanism;
 pub use operator::{Heads, Operator, TokenWeights, VarlenGradients, VarlenInputs, VarlenOperator, plan};
 pub use plan::{Plan, Strategy};
+pub use precision::{Arithmetic, Precision};
 pub use scratch::Scratch;
 pub use series::Convergence;
 pub use structure::clustered::{Certificate, PlanMatrices};

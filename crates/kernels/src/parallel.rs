@@ -1,6 +1,7 @@
 //! Tasks over threads. What a task computes depends on its index alone, so that results do not depend on the threads.
 
 use std::{
+    any::TypeId,
     marker::PhantomData,
     ops::Range,
     sync::{
@@ -76,11 +77,27 @@ pub struct Parts<'a, T> {
 
 // SAFETY: access goes through `Parts::part`, whose contract forbids overlap.
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
     /// The parts of `buffer`, which nobody else reads or writes meanwhile.
     pub fn new(buffer: &'a mut [T]) -> Self {
         Self { data: buffer.as_mut_ptr(), len: buffer.len(), owner: PhantomData }
+    }
+
+    /// The same buffer: what is said of parts holds for those of both.
+    pub(crate) fn share(&self) -> Parts<'_, T> {
+        Parts { data: self.data, len: self.len, owner: PhantomData }
+    }
+
+    /// The same buffer of elements of the same type, under another name for it.
+    pub(crate) fn cast<U: 'static>(self) -> Parts<'a, U>
+    where
+        T: 'static,
+    {
+        assert_eq!(TypeId::of::<T>(), TypeId::of::<U>());
+        Parts { data: self.data.cast(), len: self.len, owner: PhantomData }
     }
 
     /// The elements in `range`.

@@ -1,5 +1,7 @@
 //! How a call will be carried out, and what it costs, before it is made.
 
+use crate::Arithmetic;
+
 /// How the `N x N` operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -22,6 +24,8 @@ pub struct Plan {
     pub strategy: Strategy,
     /// Why.
     pub reason: &'static str,
+    /// In which precision, and by which instructions. [`crate::plan`] tells of [`crate::Precision::Full`]; see [`crate::Operator::with_precision`].
+    pub arithmetic: Arithmetic,
     /// Query rows and key columns of one tile.
     pub tile: (usize, usize),
     /// Floating-point operations of the forward pass that are products and sums (a multiply-add counts two), those of iterations

@@ -2,12 +2,14 @@
 //!
 //! Before a call, the largest queries and keys bound every score. After it, results have to be finite where the inputs were.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use rayon::prelude::*;
 
 use crate::{
     Error, Mechanism, Parameter, Result, Shape,
     call::{
-        Call,
+        Call, Layout, Target, View,
         magnitude::{Masked, largest},
     },
     mechanism::{
@@ -86,7 +88,10 @@ pub(crate) fn check_clustered(call: &Call<'_>, m: &Ssa, slice: usize) -> Result<
 /// the tokens of these alone are scanned.
 pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) -> Result<()> {
     let (Mechanism::Softmax(m), Shape { seq_q, head_dim, .. }) = (mechanism, call.shape) else { return Ok(()) };
-    let logs = Masked::of_queries(call, &stats[..call.shape.slices() * seq_q], 1);
+    let logs = Masked::of_queries(
+        call,
+        View::in_one_piece(&stats[..call.shape.slices() * seq_q], call.shape.slices(), [seq_q, 1]),
+    );
     let is_conspicuous = |log: &[f32]| log[0].is_nan() || log[0].abs() > ORDINARY_SCORE;
     let mut conspicuous = (0..logs.slices()).filter(|&slice| logs.rows(slice).any(is_conspicuous));
     conspicuous.try_for_each(|slice| products(largest(call, slice), head_dim, m.scale, MOST_SCORE))
@@ -236,10 +241,43 @@ pub(crate) fn check_norm(call: &Call<'_>, slice: usize, norm: f64) -> Result<()>
 /// [`Error::Overflow`] where results are no numbers although the call's tensors are.
 pub(crate) fn check_results<'x>(
     call: &Call<'_>,
-    dout: Option<&[f32]>,
+    dout: Option<View<'_>>,
     results: impl IntoIterator<Item = (&'static str, &'x [f32])>,
 ) -> Result<()> {
     results.into_iter().try_for_each(|(tensor, x)| check_finite(call.level, tensor, x, || inputs_finite(call, dout)))
+}
+
+/// [`check_results`] of a tensor that lies anywhere.
+pub(crate) fn check_written(
+    call: &Call<'_>,
+    dout: Option<View<'_>>,
+    tensor: &'static str,
+    x: &mut Target<'_>,
+) -> Result<()> {
+    if let Some(x) = x.as_slice() {
+        return check_results(call, dout, [(tensor, &*x)]);
+    }
+    let first = AtomicUsize::new(usize::MAX);
+    let Layout { tokens, channels, .. } = *x.layout();
+    x.for_each_row(|slice, token, row| {
+        if call.level.dispatch(|| largest_bits(row)) >= INFINITE {
+            let at = row.iter().position(|x| !x.is_finite()).unwrap_or(0);
+            first.fetch_min((slice * tokens + token) * channels + at, Ordering::Relaxed);
+        }
+    });
+    match first.into_inner() {
+        usize::MAX => Ok(()),
+        _ if !inputs_finite(call, dout) => Ok(()),
+        index => Err(Error::Overflow { tensor, index }),
+    }
+}
+
+/// The bits of infinity.
+const INFINITE: u32 = 0x7f80_0000;
+
+/// Of the bits without the sign the largest, which the compiler makes vectors of.
+fn largest_bits(x: &[f32]) -> u32 {
+    x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff))
 }
 
 /// [`Error::Overflow`] where a result is no number although the inputs are.
@@ -249,10 +287,7 @@ pub(crate) fn check_finite(
     x: &[f32],
     inputs_finite: impl Fn() -> bool,
 ) -> Result<()> {
-    const INFINITE: u32 = 0x7f80_0000;
-    // Of the bits without the sign the largest, which the compiler makes vectors of.
-    let most = |x: &[f32]| x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff));
-    if x.par_chunks(1 << 15).all(|x| level.dispatch(|| most(x)) < INFINITE) || !inputs_finite() {
+    if x.par_chunks(1 << 15).all(|x| level.dispatch(|| largest_bits(x)) < INFINITE) || !inputs_finite() {
         return Ok(());
     }
     let index = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
@@ -260,7 +295,7 @@ pub(crate) fn check_finite(
 }
 
 /// [`check_results`] of rows of which the first and the last kept one tell of all: copies, or sums that run along the tokens.
-pub(crate) fn check_ends(call: &Call<'_>, dout: Option<&[f32]>, tensor: &'static str, x: Masked<'_>) -> Result<()> {
+pub(crate) fn check_ends(call: &Call<'_>, dout: Option<View<'_>>, tensor: &'static str, x: Masked<'_>) -> Result<()> {
     (0..x.slices()).try_for_each(|slice| {
         let mut rows = x.rows(slice);
         let ends = [rows.next(), rows.next_back()];
@@ -269,8 +304,8 @@ pub(crate) fn check_ends(call: &Call<'_>, dout: Option<&[f32]>, tensor: &'static
 }
 
 /// Whether all that counts of a call's tensors are numbers.
-fn inputs_finite(call: &Call<'_>, dout: Option<&[f32]>) -> bool {
-    let dout = Masked::of_queries(call, dout.unwrap_or_default(), call.shape.value_dim);
+fn inputs_finite(call: &Call<'_>, dout: Option<View<'_>>) -> bool {
+    let dout = Masked::of_queries(call, dout.unwrap_or(View::none()));
     let sides = [Masked::queries(call), Masked::keys(call), Masked::values(call), dout];
     let finite = |x: &[f32]| x.iter().all(|x| x.is_finite());
     let tokens = sides.into_iter().all(|side| (0..side.slices()).all(|slice| side.rows(slice).all(finite)));

@@ -11,9 +11,11 @@
 use rayon::prelude::*;
 
 use crate::{
-    Error, Gradients, Mechanism, Result,
-    call::Call,
-    call::magnitude::{Masked, exponent_of, largest},
+    Error, Mechanism, Result,
+    call::{
+        Call, GradientTargets, Layout, Target, View,
+        magnitude::{Masked, exponent_of, largest},
+    },
     mechanism::Activation,
 };
 
@@ -59,8 +61,9 @@ impl Rescaled {
 
     /// By the exponents `units` of queries and keys, one pair per slice.
     pub fn by(call: &Call<'_>, tied: bool, units: Vec<[i32; 2]>) -> Self {
-        let divided = |x: &[f32], side: usize| {
-            let mut x = x.to_vec();
+        let divided = |view: View<'_>, side: usize| {
+            let mut x = vec![0.0; view.layout().len()];
+            view.gather(&mut x);
             divide(&mut x, &units, side);
             x
         };
@@ -75,7 +78,12 @@ impl Rescaled {
 
     /// The call on the divided queries and keys.
     pub fn call<'a>(&'a self, call: &Call<'a>) -> Call<'a> {
-        Call { q: &self.q, k: self.k.as_deref().unwrap_or(&self.q), units: Some(&self.units), ..*call }
+        let view = |x: &'a [f32], like: View<'a>| {
+            let Layout { tokens, channels, .. } = *like.layout();
+            View::in_one_piece(x, call.shape.slices(), [tokens, channels])
+        };
+        let (q, k) = (view(&self.q, call.q), view(self.k.as_deref().unwrap_or(&self.q), call.k));
+        Call { q, k, units: Some(&self.units), ..*call }
     }
 
     /// Makes the gradients of the divided queries and keys those of the given ones.
@@ -115,6 +123,14 @@ pub(crate) fn multiply(x: &mut [f32], slices: usize, factor: impl Fn(usize) -> f
     });
 }
 
+/// [`multiply`], of a tensor that lies anywhere.
+pub(crate) fn multiply_rows(x: &mut Target<'_>, factor: impl Fn(usize) -> f64 + Sync) {
+    x.for_each_row(|slice, _, row| {
+        let by = factor(slice);
+        row.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);
+    });
+}
+
 /// Powers of two between which products of values and output gradients have room on all sides.
 const ROOM: std::ops::RangeInclusive<f64> = -40.0..=60.0;
 /// The exponent of the least product of a value and an output gradient that leaves digits to what it is multiplied by.
@@ -125,11 +141,11 @@ const LEAST_PRODUCT: f64 = -60.0;
 ///
 /// # Errors
 /// [`Error::Range`] where of tokens with smaller products nothing would be left.
-pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: &[f32]) -> Result<i32> {
+pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: View<'_>) -> Result<i32> {
     if matches!(mechanism, Mechanism::Uniform(_) | Mechanism::LinearInfsa(_)) {
         return Ok(0);
     }
-    let sides = [Masked::of_queries(call, dout, call.shape.value_dim), Masked::values(call)];
+    let sides = [Masked::of_queries(call, dout), Masked::values(call)];
     let largest = |side: Masked<'_>| {
         let slices = (0..side.slices()).into_par_iter();
         f64::from(slices.map(|slice| side.largest(call.level, slice)).reduce(|| 0.0, f32::max))
@@ -164,15 +180,17 @@ pub(crate) fn product_exponent(g: f64, v: f64) -> i32 {
 }
 
 /// `x` divided by a power of two.
-pub(crate) fn divided(x: &[f32], exponent: i32) -> Vec<f32> {
-    let by = 2f64.powi(-exponent);
-    x.iter().map(|&x| (f64::from(x) * by) as f32).collect()
+pub(crate) fn divided(view: View<'_>, exponent: i32) -> Vec<f32> {
+    let mut x = vec![0.0; view.layout().len()];
+    view.gather(&mut x);
+    multiply(&mut x, 1, |_| 2f64.powi(-exponent));
+    x
 }
 
 /// Multiplies all gradients by a power of two.
-pub(crate) fn multiply_gradients(gradients: &mut Gradients<'_, f32>, exponent: i32) {
-    multiply(gradients.dq, 1, |_| 2f64.powi(exponent));
-    multiply(gradients.dv, 1, |_| 2f64.powi(exponent));
-    let parameters = gradients.extras.iter().map(|(_, x)| x);
-    parameters.chain(gradients.dk.as_deref_mut()).for_each(|x| multiply(x, 1, |_| 2f64.powi(exponent)));
+pub(crate) fn multiply_gradients(gradients: &mut GradientTargets<'_>, exponent: i32) {
+    let GradientTargets { dq, dk, dv, extras } = gradients;
+    let by = |_| 2f64.powi(exponent);
+    [Some(dq), dk.as_mut(), Some(dv)].into_iter().flatten().for_each(|x| multiply_rows(x, by));
+    extras.iter().for_each(|(_, x)| multiply(x, 1, by));
 }

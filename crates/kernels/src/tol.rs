@@ -27,6 +27,10 @@ impl Tol {
     /// Half storage with f32 arithmetic: a few units in the last place of bf16 (2^-8), more where gradients cancel.
     pub const HALF: Self = Self { forward: 2e-2, backward: 5e-2, noise: 0.0 };
 
+    /// How many times the error of a naive computation in bf16 (operands and weights rounded, sums exact) one of
+    /// [`crate::Precision::Bf16`] may have, both against f64.
+    pub const OF_NAIVE_BF16: f64 = 2.0;
+
     /// f32 against f64: about thirty times the error of a naive f32 implementation, which is 3e-7. A solver that stops at its
     /// tolerance of the values, several times as long as the output, adds that. Where a matrix of landmarks is inverted, its
     /// condition comes on top.

@@ -4,7 +4,9 @@
 mod support;
 
 use proptest::{prelude::*, test_runner::RngSeed};
-use resolvent_kernels::{ClusterPlan, Error, Mechanism, PlanMatrices, PlanTensors, Shape, reference};
+use resolvent_kernels::{
+    ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, PlanMatrices, PlanTensors, Shape, reference,
+};
 use support::{
     clusters::{any_clustered_problem, mask_apart},
     problem::Problem,
@@ -168,5 +170,29 @@ fn strays_see_global_tokens_alone() {
         let spoilt = PlanTensors { label_k: [&t.label_k[..5], &[-2], &t.label_k[6..]].concat(), ..t };
         let refused = ClusterPlan::from_tensors(&spoilt, &p.shape).unwrap_err();
         assert!(matches!(refused, Error::Index { tensor: "label_k", index: 5, value: -2, .. }), "{refused}");
+    }
+}
+
+/// A sequence of a batch has the clusters that it has as a call of its own, where this says its number.
+#[test]
+fn a_part_of_a_batch_draws_what_the_whole_does() {
+    const FUSED: resolvent_kernels::Strategy = resolvent_kernels::Strategy::Fused;
+    const NAIVE: resolvent_kernels::Strategy = resolvent_kernels::Strategy::Reference;
+    let whole = problem(ssa(r#""clusters": 5, "samples": 2"#), Shape::square(3, 2, 24, 4), 7);
+    let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let (q, k, v) = (narrow(&whole.q), narrow(whole.k.as_ref().unwrap()), narrow(&whole.v));
+    let of_whole = whole.plan().to_tensors();
+    let shape = Shape { batch: 1, ..whole.shape };
+    let part = |x: &[f32], n: usize| x[n * x.len() / 3..(n + 1) * x.len() / 3].to_vec();
+    for (n, strategy) in [(0, FUSED), (1, FUSED), (2, FUSED), (2, NAIVE)] {
+        let (q, k, v) = (part(&q, n), part(&k, n), part(&v, n));
+        let operator = Operator::new(&whole.mechanism, shape, false, strategy).unwrap();
+        let labels = |extras| {
+            let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras };
+            operator.clusters(&inputs, &Mask::NONE).unwrap().to_tensors().label_k
+        };
+        let own = labels(Extras::default().with_first_sequence(n));
+        assert_eq!(own, of_whole.label_k[n * own.len()..][..own.len()], "sequence {n}, {strategy:?}");
+        assert_eq!(n == 0, labels(Extras::default()) == own, "sequence {n}");
     }
 }

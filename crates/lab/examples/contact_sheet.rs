@@ -34,7 +34,7 @@ fn draw(data: &str, output: &str) -> Result<(), Box<dyn Error>> {
     for (index, &class) in data.train.labels().iter().enumerate() {
         let row = &mut used[class as usize];
         if *row < ROWS {
-            paste(&mut sheet, (class * width, *row * height), &data.train, index);
+            paste(&mut sheet, (class * width, *row * height), &data.train, index)?;
             *row += 1;
         }
     }
@@ -43,8 +43,13 @@ fn draw(data: &str, output: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn paste(sheet: &mut RgbImage, (left, top): (u32, u32), split: &Split, index: usize) {
-    let (shape, picture) = (split.shape(), split.picture(index));
+fn paste(
+    sheet: &mut RgbImage,
+    (left, top): (u32, u32),
+    split: &Split,
+    index: usize,
+) -> resolvent_lab::data::Result<()> {
+    let (shape, picture) = (split.shape(), split.picture(index)?);
     let object = split.boxes().map(|boxes| boxes[index]);
     for (y, x) in (0..shape.height as u32 * ZOOM).flat_map(|y| (0..shape.width as u32 * ZOOM).map(move |x| (y, x))) {
         let at = (y / ZOOM) as usize * shape.width + (x / ZOOM) as usize;
@@ -53,6 +58,7 @@ fn paste(sheet: &mut RgbImage, (left, top): (u32, u32), split: &Split, index: us
             if object.is_some_and(|object| on_frame(object, x, y)) { [255, 0, 0] } else { [0, 1, 2].map(value) };
         sheet.put_pixel(left + x, top + y, Rgb(colour));
     }
+    Ok(())
 }
 
 fn on_frame(object: ObjectBox, x: u32, y: u32) -> bool {

@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -20,21 +19,24 @@ use crate::{
     Error, Recipe, Result,
     budget::Held,
     data::Vocabulary,
-    disk::{sync_folder, write_synced},
+    eval::Metric,
     source::{self, Document},
     train::Plan,
 };
 
 mod expectation;
+mod origin;
+mod store;
 
 pub use expectation::{CorpusExpectation, Expectation, PairExpectation, PictureExpectation, TextExpectation};
+pub use origin::Origin;
+pub use store::Store;
 
 /// Version of the format; a change that older programs cannot read raises it.
 const FORMAT: u32 = 2;
 /// The folder in a run's folder that holds its checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
-const UNFINISHED: &str = ".saving-";
 
 /// Names of the files that hold tensors.
 pub mod parts {
@@ -87,8 +89,23 @@ pub struct Best {
     pub epoch: usize,
     /// Steps done then.
     pub step: usize,
-    /// Accuracy on the held-out pictures.
-    pub accuracy: f64,
+    /// What it is the best by.
+    #[serde(default)]
+    pub metric: Metric,
+    /// Its value on the held-out examples.
+    #[serde(alias = "accuracy")]
+    pub value: f64,
+}
+
+/// What a schedule that falls on plateaus remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Plateau {
+    /// The best score so far.
+    pub best: f64,
+    /// Epochs in turn since then, or since the rate last fell.
+    pub since: usize,
+    /// Times that the rate fell.
+    pub falls: i32,
 }
 
 /// Everything about a run that is not a tensor.
@@ -112,6 +129,12 @@ pub struct State {
     pub window_loss: (f64, usize),
     /// The best epoch on the held-out pictures.
     pub best: Option<Best>,
+    /// How far the learning rate has fallen, where it falls on plateaus.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plateau: Option<Plateau>,
+    /// The weights that it began with, where they were learned by another run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// Length of the metrics file when the checkpoint was made.
     pub metrics_bytes: u64,
 }
@@ -190,15 +213,22 @@ impl Checkpoint {
         if path.join(STATE).exists() {
             return Self::load(path);
         }
-        let store = Store::new(path, 1);
-        let newest = store.newest()?.ok_or_else(|| Error::NoCheckpoint { path: path.to_path_buf() })?;
-        let newest = Self::load(&newest)?;
+        let newest = Self::newest(path)?;
         match &newest.state.best {
             Some(best) if newest.state.recipe.regularisation.patience.is_some() => {
-                Self::load(&store.best_path(best.step))
+                Self::load(&Store::new(path, 1).best_path(best.step))
             }
             _ => Ok(newest),
         }
+    }
+
+    /// The newest checkpoint of the run in `path`, from which it goes on.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::find`].
+    pub fn newest(path: &Path) -> Result<Self> {
+        let newest = Store::new(path, 1).newest()?;
+        Self::load(&newest.ok_or_else(|| Error::NoCheckpoint { path: path.to_path_buf() })?)
     }
 
     /// Takes the part `name`.
@@ -229,7 +259,11 @@ impl Checkpoint {
     /// [`Error::Damaged`] when it is missing or another, [`Error::Data`] when it is none.
     pub fn vocabulary(&mut self, fingerprint: &str) -> Result<Vocabulary> {
         let file = self.path.join(parts::VOCABULARY);
-        let vocabulary = Vocabulary::from_bytes(&self.take(parts::VOCABULARY)?, &file)?;
+        let bytes = self.take(parts::VOCABULARY)?;
+        let vocabulary = match self.state.recipe.text.tokenizer {
+            Some(_) => Vocabulary::of_user(&bytes, &file)?,
+            None => Vocabulary::from_bytes(&bytes, &file)?,
+        };
         let found = format!("{:016x}", vocabulary.fingerprint());
         if found != fingerprint {
             let problem = format!(
@@ -245,8 +279,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::load_module`].
     pub fn load_weights<M: Module>(&mut self, module: M) -> Result<M> {
-        let part = if self.parts.contains_key(parts::AVERAGE) { parts::AVERAGE } else { parts::MODEL };
-        self.load_module(module, part)
+        self.load_module(module, self.weights())
     }
 
     /// Checks that the checkpoint belongs to `recipe` and `data`.
@@ -272,122 +305,6 @@ pub fn module_bytes<M: Module>(module: M) -> Result<Bytes> {
 /// Something that cannot be made into bytes.
 pub(crate) fn cannot_serialise(e: Box<dyn std::error::Error + Send + Sync>) -> Error {
     Error::Io { path: PathBuf::from("memory"), action: "cannot serialise", source: std::io::Error::other(e) }
-}
-
-/// The checkpoints of one run.
-#[derive(Debug)]
-pub struct Store {
-    folder: PathBuf,
-    keep: usize,
-}
-
-impl Store {
-    /// The store of the run in `run`, which keeps the newest `keep` checkpoints and the best.
-    pub fn new(run: &Path, keep: usize) -> Self {
-        Self { folder: run.join(CHECKPOINTS), keep }
-    }
-
-    /// Where the best weights of step `step` lie.
-    pub fn best_path(&self, step: usize) -> PathBuf {
-        self.folder.join(format!("best-{step:09}"))
-    }
-
-    /// The newest checkpoint's folder.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn newest(&self) -> Result<Option<PathBuf>> {
-        Ok(self.list("step-")?.pop())
-    }
-
-    /// Saves `parts` as the checkpoint of `state`, then removes those that are too many. A checkpoint that is there is
-    /// left as it is: one step of one run has one state.
-    ///
-    /// # Errors
-    /// [`Error::Io`]; earlier checkpoints are then as they were.
-    pub fn save(&self, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
-        self.write(&format!("step-{:09}", state.step), state, parts)?;
-        let mut old = self.list("step-")?;
-        old.truncate(old.len().saturating_sub(self.keep));
-        // A best that a kept checkpoint may still name goes last.
-        let best = state.best.as_ref().map(|best| self.best_path(best.step));
-        let outdone = self.list("best-")?.into_iter().filter(|path| Some(path) != best.as_ref());
-        for folder in old.into_iter().chain(outdone) {
-            fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove an old checkpoint"))?;
-        }
-        Ok(())
-    }
-
-    /// Saves `parts` as the best weights so far; to be followed by [`Store::save`] with a state that names them.
-    ///
-    /// # Errors
-    /// As [`Store::save`].
-    pub fn save_best(&self, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
-        self.write(&format!("best-{:09}", state.step), state, parts)
-    }
-
-    /// Removes the best weights of a run whose checkpoints are gone: they are not those of the run that begins here.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn forget_best(&self) -> Result<()> {
-        for folder in self.list("best-")? {
-            fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove the best of an earlier run"))?;
-        }
-        Ok(())
-    }
-
-    /// Removes what a crash left half-written.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn clean(&self) -> Result<()> {
-        for folder in self.list(UNFINISHED)? {
-            fs::remove_dir_all(&folder).map_err(Error::io(&folder, "cannot remove an unfinished checkpoint"))?;
-        }
-        Ok(())
-    }
-
-    fn write(&self, name: &str, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
-        let target = self.folder.join(name);
-        if target.is_dir() {
-            return Ok(());
-        }
-        let failed = || Error::io(&target, "cannot save the checkpoint");
-        fs::create_dir_all(&self.folder).map_err(failed())?;
-        let unfinished = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(&self.folder).map_err(failed())?;
-        let mut files = BTreeMap::new();
-        for (part, bytes) in parts {
-            write_synced(&unfinished.path().join(part), bytes).map_err(failed())?;
-            let fingerprint = Fingerprint { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) };
-            files.insert((*part).to_string(), fingerprint);
-        }
-        let manifest = Manifest { format: FORMAT, files, state: state.clone() };
-        write_synced(&unfinished.path().join(STATE), &to_json(&manifest)?).map_err(failed())?;
-        sync_folder(unfinished.path()).map_err(failed())?;
-        fs::rename(unfinished.path(), &target).map_err(failed())?;
-        // The folder has its final name: there is nothing temporary left to remove.
-        let _ = unfinished.keep();
-        sync_folder(&self.folder).map_err(failed())
-    }
-
-    /// The folders whose name begins with `prefix`, in order.
-    fn list(&self, prefix: &str) -> Result<Vec<PathBuf>> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(Error::io(&self.folder, "cannot list the checkpoints")(e)),
-        };
-        let mut found = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(Error::io(&self.folder, "cannot list the checkpoints"))?;
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
-                found.push(entry.path());
-            }
-        }
-        found.sort();
-        Ok(found)
-    }
 }
 
 /// `value` as JSON for people.

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use resolvent_kernels::simd::Level;
 use serde::{Deserialize, Serialize};
+
+use crate::device::{self, Device};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 static COMMIT: OnceLock<&str> = OnceLock::new();
@@ -18,6 +20,9 @@ pub fn built_from(commit: &'static str) {
 pub struct Environment {
     /// The processor's name, where the system tells it.
     pub cpu: Option<String>,
+    /// The GPU that models ran on; none where they ran on the processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Threads used.
     pub threads: usize,
     /// Instruction set of the kernels.
@@ -36,12 +41,18 @@ impl Environment {
         let level = Level::selected().map_or_else(|e| e.to_string(), |level| level.name().into());
         Self {
             cpu: cpu(),
+            device: None,
             threads: rayon::current_num_threads(),
             level,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             version: env!("CARGO_PKG_VERSION").into(),
             commit: COMMIT.get().map(|&commit| commit.into()),
         }
+    }
+
+    /// The same with models on `device`.
+    pub fn on(device: &Device) -> Self {
+        Self { device: device::title(device), ..Self::current() }
     }
 
     /// Names and values for a reader.
@@ -53,16 +64,27 @@ impl Environment {
             ("System", self.system.clone()),
             ("Resolvent", self.version.clone()),
         ];
+        rows.extend(self.device.clone().map(|device| ("GPU", device)));
         rows.extend(self.commit.clone().map(|commit| ("Commit", commit)));
         rows
     }
 }
 
-/// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take.
+/// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take, or its
+/// limit of the address space leaves.
 pub fn available_memory() -> Option<u64> {
     let system = memory();
-    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
-    Some(system.available_memory().min(group)).filter(|&bytes| bytes > 0)
+    let group = system.cgroup_limits().map(|limits| limits.free_memory);
+    let space = address_space().map(|limit| limit.saturating_sub(address_space_used().unwrap_or(0)).max(1));
+    let bytes = [group, space].into_iter().flatten().fold(system.available_memory(), u64::min);
+    Some(bytes).filter(|&bytes| bytes > 0)
+}
+
+/// Why what `takes` so many bytes cannot be done: three quarters of the free memory are not enough. `None` where they are, or nobody knows.
+pub fn beyond_memory(takes: &str, needed: u64) -> Option<String> {
+    let free = available_memory().filter(|&free| needed > free / 4 * 3)?;
+    let [needed, free] = [needed, free].map(|bytes| format!("{:.1} GB", bytes as f64 / 1e9));
+    Some(format!("{takes} {needed}, {free} are free"))
 }
 
 /// Bytes of memory that this process could have at most, where the system tells: the machine's, or on Linux less where a
@@ -85,7 +107,14 @@ fn address_space() -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-fn cpu() -> Option<String> {
+/// Bytes of the address space that are in use.
+fn address_space_used() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+pub(crate) fn cpu() -> Option<String> {
     let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
     Some(system.cpus().first()?.brand().trim().to_string()).filter(|name| !name.is_empty())
 }

@@ -60,6 +60,29 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// A parameter of the checkpoint that a run is to begin with has another shape than the model's.
+    #[error(
+        "{}: the parameter `{parameter}` has the shape {found:?}, the model's is {expected:?}; set `model` to the sizes of the checkpoint, with `model.tied` as its mechanism has it, and give pictures of its size",
+        path.display()
+    )]
+    Shape {
+        /// The file of weights.
+        path: PathBuf,
+        /// The parameter's path in the model.
+        parameter: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// Its shape in the model.
+        expected: Vec<usize>,
+    },
+    /// A device that is not there, or that the program was not built for.
+    #[error("device `{asked}`: {problem}")]
+    Device {
+        /// What was asked for.
+        asked: String,
+        /// Why it cannot be had, and the remedy.
+        problem: String,
+    },
     /// Another framework, which was to be measured beside ours, cannot be asked or failed.
     #[error("{name}: {problem}")]
     Rival {
@@ -68,6 +91,9 @@ pub enum Error {
         /// Why, and the remedy.
         problem: String,
     },
+    /// The work was asked to stop before it came to an end.
+    #[error("stopped before the end; run the command again")]
+    Stopped,
     /// The operating system refused to read or write.
     #[error("{}: {action}: {source}{}", path.display(), remedy(source))]
     Io {
@@ -176,7 +202,7 @@ impl Error {
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free some space and run the command again (a training run with --resume): what was there before is intact"
+            "; free some space first, what was there before is intact"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; name a folder that you may write to",
         _ => "",

@@ -48,6 +48,57 @@ pub struct Evaluation {
     pub examples_per_second: f64,
 }
 
+/// What tells a better model of a run from a worse one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// Of classifiers: the share of right answers.
+    #[default]
+    Accuracy,
+    /// Of translators.
+    Bleu,
+    /// Of language models: less is better.
+    BitsPerByte,
+}
+
+impl Metric {
+    /// Its value in `evaluation`; none where it does not belong to such a model.
+    pub fn of(self, evaluation: &Evaluation) -> Option<f64> {
+        match self {
+            Self::Accuracy => Some(evaluation.accuracy),
+            Self::Bleu => evaluation.bleu.as_ref().map(|bleu| bleu.score),
+            Self::BitsPerByte => evaluation.prediction.as_ref().map(|prediction| prediction.bits_per_byte),
+        }
+    }
+
+    /// Whether `value` is better than `other`.
+    pub fn is_better(self, value: f64, other: f64) -> bool {
+        if self == Self::BitsPerByte { value < other } else { value > other }
+    }
+
+    /// The value with its name.
+    pub fn words(self, value: f64) -> String {
+        match self {
+            Self::Accuracy => format!("accuracy {:.2} %", value * 100.0),
+            Self::Bleu => format!("BLEU {value:.2}"),
+            Self::BitsPerByte => format!("{value:.4} bits per byte"),
+        }
+    }
+}
+
+impl Evaluation {
+    /// What such models are judged by.
+    pub const fn metric(&self) -> Metric {
+        if self.prediction.is_some() {
+            Metric::BitsPerByte
+        } else if self.bleu.is_some() {
+            Metric::Bleu
+        } else {
+            Metric::Accuracy
+        }
+    }
+}
+
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }
@@ -165,14 +216,21 @@ pub struct Ablated {
 /// # Errors
 /// As [`run`]; [`crate::Error::Recipe`] for a share outside [0, 1]; [`crate::Error::Model`] for a mechanism whose queries and keys cannot be
 /// masked apart, or that does not weigh pairs.
-pub fn ablation(path: &Path, data: &TextDataset, lost: Lost, shares: &[f64], seed: u64) -> Result<Vec<Ablated>> {
+pub fn ablation(
+    path: &Path,
+    data: &TextDataset,
+    lost: Lost,
+    shares: &[f64],
+    seed: u64,
+    device: &Device,
+) -> Result<Vec<Ablated>> {
     if let Some(share) = shares.iter().find(|share| !(0.0..=1.0).contains(*share)) {
         let problem = format!("is {share}, must be in [0, 1]");
         return Err(crate::Error::Recipe { file: "ablation".into(), field: "share".into(), problem });
     }
     let mut checkpoint = Checkpoint::find(path)?;
     let task = data.restored(&mut checkpoint)?;
-    let model = train::build_for(&task, &checkpoint.state.recipe, &Device::flex())?;
+    let model = train::build_for(&task, &checkpoint.state.recipe, device)?;
     let model = checkpoint.load_weights(model)?;
     let ablated = |&share: &f64| {
         let evaluation = task.ablated(&model, Ablation { lost, share, seed })?;
@@ -181,7 +239,7 @@ pub fn ablation(path: &Path, data: &TextDataset, lost: Lost, shares: &[f64], see
     shares.iter().map(ablated).collect()
 }
 
-/// Evaluates the run or the checkpoint in `path` on the test examples of `data`.
+/// Evaluates the run or the checkpoint in `path` on the test examples of `data`, on `device`, whichever it was trained on.
 ///
 /// Of a run, the weights that its summary was made with: the best epoch's where the recipe stops early, else the newest
 /// checkpoint's. Examples are prepared as in training: pictures by the same statistics, texts with the same vocabulary.
@@ -189,10 +247,10 @@ pub fn ablation(path: &Path, data: &TextDataset, lost: Lost, shares: &[f64], see
 /// # Errors
 /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::Unfit`] when the model cannot be shown
 /// the data: other classes, another shape than it was trained on.
-pub fn run<D: TaskData>(path: &Path, data: &D) -> Result<(Checkpoint, Evaluation)> {
+pub fn run<D: TaskData>(path: &Path, data: &D, device: &Device) -> Result<(Checkpoint, Evaluation)> {
     let mut checkpoint = Checkpoint::find(path)?;
     let task = data.restored(&mut checkpoint)?;
-    let evaluation = evaluate(&mut checkpoint, &task)?;
+    let evaluation = evaluate(&mut checkpoint, &task, device)?;
     Ok((checkpoint, evaluation))
 }
 
@@ -200,14 +258,14 @@ pub fn run<D: TaskData>(path: &Path, data: &D) -> Result<(Checkpoint, Evaluation
 ///
 /// # Errors
 /// As [`run`]; [`crate::Error::Model`] for a size that the model cannot be shown.
-pub fn run_at(path: &Path, dataset: &Dataset, side: usize) -> Result<(Checkpoint, Evaluation)> {
+pub fn run_at(path: &Path, dataset: &Dataset, side: usize, device: &Device) -> Result<(Checkpoint, Evaluation)> {
     let mut checkpoint = Checkpoint::find(path)?;
     let task = Pictures::restored_at_any_size(&dataset.resized(side), &checkpoint)?;
-    let evaluation = evaluate(&mut checkpoint, &task)?;
+    let evaluation = evaluate(&mut checkpoint, &task, device)?;
     Ok((checkpoint, evaluation))
 }
 
-fn evaluate<T: Task>(checkpoint: &mut Checkpoint, task: &T) -> Result<Evaluation> {
-    let model = train::build_for(task, &checkpoint.state.recipe, &Device::flex())?;
+fn evaluate<T: Task>(checkpoint: &mut Checkpoint, task: &T, device: &Device) -> Result<Evaluation> {
+    let model = train::build_for(task, &checkpoint.state.recipe, device)?;
     task.evaluate(&checkpoint.load_weights(model)?, Part::Test)
 }

@@ -73,12 +73,16 @@ pub struct Answers {
 /// # Errors
 /// As [`crate::eval::run`]; [`Error::Unfit`] for translators; [`Error::Exchange`] where the weights are not those of a model with `other`, or the
 /// layers and heads of a fit not those of the model.
-pub fn run(path: &Path, data: &Data, other: &Replacement) -> Result<(Checkpoint, Exchange)> {
+pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Result<(Checkpoint, Exchange)> {
     match data {
-        Data::Pictures(pictures) => classifiers(path, pictures, other, |task, model| task.judge(model, Part::Test)),
-        Data::Texts(texts) => classifiers(path, texts, other, |task, model| task.judge(model, Part::Test, None)),
+        Data::Pictures(pictures) => {
+            classifiers(path, pictures, other, device, |task, model| task.judge(model, Part::Test))
+        }
+        Data::Texts(texts) => {
+            classifiers(path, texts, other, device, |task, model| task.judge(model, Part::Test, None))
+        }
         Data::Corpus(corpus) => {
-            let (task, pair) = Pair::load(path, corpus, other)?;
+            let (task, pair) = Pair::load(path, corpus, other, device)?;
             let [own, other] = [&pair.own, &pair.other].map(|model| task.evaluate(model, Part::Test));
             Ok(pair.exchange(own?, other?, None))
         }
@@ -100,14 +104,14 @@ struct Pair<M> {
 
 impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
     /// The task that the models in `path` are judged by, and both.
-    fn load<D: TaskData>(path: &Path, data: &D, replacement: &Replacement) -> Result<(D::Task, Self)>
+    fn load<D: TaskData>(path: &Path, data: &D, replacement: &Replacement, device: &Device) -> Result<(D::Task, Self)>
     where
         D::Task: Task<Model = M>,
     {
-        let (mut checkpoint, device) = (Checkpoint::find(path)?, Device::flex());
+        let mut checkpoint = Checkpoint::find(path)?;
         let task = data.restored(&mut checkpoint)?;
         let recipe = checkpoint.state.recipe.clone();
-        let own = checkpoint.load_weights(train::build_for(&task, &recipe, &device)?)?;
+        let own = checkpoint.load_weights(train::build_for(&task, &recipe, device)?)?;
         let mechanism = match replacement {
             // The run's own mechanism is as it was trained, also where the run began without a length scale.
             Replacement::Mechanism(other) if *other != recipe.mechanism => {
@@ -121,7 +125,7 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
             exchanged: replacement.name(),
             problem,
         };
-        let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, &device)?;
+        let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, device)?;
         // Weights are taken out of a checkpoint: the other model has them from its own reading.
         let other = Checkpoint::find(path)?.load_weights(other);
         let mut other = other.map_err(|error| refuse(format!("their weights differ: {error}")))?;
@@ -145,9 +149,10 @@ fn classifiers<D: TaskData>(
     path: &Path,
     data: &D,
     replacement: &Replacement,
+    device: &Device,
     judge: impl for<'a> Fn(&'a D::Task, &<D::Task as Task>::Model) -> Result<Tally<'a>>,
 ) -> Result<(Checkpoint, Exchange)> {
-    let (task, pair) = Pair::load(path, data, replacement)?;
+    let (task, pair) = Pair::load(path, data, replacement, device)?;
     let (mut own, mut other) = (judge(&task, &pair.own)?, judge(&task, &pair.other)?);
     let (before, after) = (std::mem::take(&mut own.logits), std::mem::take(&mut other.logits));
     let size = |x: f32| if x.is_nan() { f64::INFINITY } else { f64::from(x.abs()) };

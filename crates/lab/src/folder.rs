@@ -50,7 +50,7 @@ impl Contents {
     }
 
     /// What `folder` holds, by its mark, or by what tells it where the mark says nothing.
-    fn of(folder: &Path) -> Option<Self> {
+    pub(crate) fn of(folder: &Path) -> Option<Self> {
         let told = fs::read_to_string(folder.join(MARK)).unwrap_or_default();
         let known = |own: &&Self| own.known().is_some_and(|known| folder.join(known).exists());
         Self::ALL.into_iter().find(|own| told == own.words()).or_else(|| Self::ALL.iter().find(known).copied())

@@ -27,6 +27,7 @@ use crate::{
 pub struct Generator {
     model: LanguageModel,
     vocabulary: Vocabulary,
+    device: Device,
 }
 
 /// Memory of a model's weights.
@@ -57,15 +58,19 @@ pub struct Generated {
     pub tokens_per_second: Option<f64>,
 }
 
-/// The language model of `checkpoint`, which was found in `path`, and its vocabulary.
-pub(crate) fn language_model(checkpoint: &mut Checkpoint, path: &Path) -> Result<(LanguageModel, Vocabulary)> {
+/// The language model of `checkpoint`, which was found in `path`, on `device`, and its vocabulary.
+pub(crate) fn language_model(
+    checkpoint: &mut Checkpoint,
+    path: &Path,
+    device: &Device,
+) -> Result<(LanguageModel, Vocabulary)> {
     let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
         return Err(checkpoint.state.expects.unasked(path, "plain text"));
     };
     let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-    let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
+    let recipe = &checkpoint.state.recipe;
     let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
-    let model = train::drawn(recipe.seed, &device, || Ok(config.try_init(&device)?))?;
+    let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init(device)?))?;
     Ok((checkpoint.load_weights(model)?, vocabulary))
 }
 
@@ -73,21 +78,21 @@ pub(crate) fn language_model(checkpoint: &mut Checkpoint, path: &Path) -> Result
 const BROKEN: usize = 4;
 
 impl Generator {
-    /// The language model of the run or the checkpoint in `path`.
+    /// The language model of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
     /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] when it was not trained on plain text.
-    pub fn load(path: &Path) -> Result<Self> {
-        Self::load_with(path, None)
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
+        Self::load_with(path, None, device)
     }
 
     /// The same with what was fitted to its heads in place of softmax.
     ///
     /// # Errors
     /// As [`Generator::load`]; [`Error::Exchange`] where the layers and heads of `fit` are not those of the model.
-    pub fn load_with(path: &Path, fit: Option<&FitFile>) -> Result<Self> {
+    pub fn load_with(path: &Path, fit: Option<&FitFile>, device: &Device) -> Result<Self> {
         let mut checkpoint = Checkpoint::find(path)?;
-        let (mut model, vocabulary) = language_model(&mut checkpoint, path)?;
+        let (mut model, vocabulary) = language_model(&mut checkpoint, path, device)?;
         if let Some(fit) = fit {
             let recipe = &checkpoint.state.recipe;
             let told = exchange::apply(fit, recipe, Corpus::attentions(&mut model));
@@ -98,7 +103,7 @@ impl Generator {
                 problem,
             })?;
         }
-        Ok(Self { model: model.into_packed()?, vocabulary })
+        Ok(Self { model: model.into_packed()?, vocabulary, device: device.clone() })
     }
 
     /// What the weights take while the model writes: ternary ones are packed, and their real values, which a checkpoint holds, are
@@ -144,10 +149,10 @@ impl Generator {
         let (began, mut writer) = (Instant::now(), Writer { generator: self, text: String::new(), waiting: vec![] });
         let (mut state, mut slides) = (self.model.begin(), 0);
         let mut logits = self.read(&ids[prompt_tokens.saturating_sub(context)..], &mut state)?;
-        let read = began.elapsed().as_secs_f64();
+        let (read, written) = (began.elapsed().as_secs_f64(), self.vocabulary.written());
         for place in 0..tokens {
-            let special = Vocabulary::special();
-            let id = (special + sampling.choose(&logits[special..], rng.random())) as u16;
+            let choices: Vec<f32> = written.iter().map(|&id| logits[id as usize]).collect();
+            let id = written[sampling.choose(&choices, rng.random())];
             ids.push(id);
             if writer.write(id, said)?.is_break() || place + 1 == tokens {
                 break;
@@ -175,9 +180,9 @@ impl Generator {
     }
 
     /// The logits of what follows `ids`.
-    fn read(&self, ids: &[u16], state: &mut resolvent::models::LanguageState) -> Result<Vec<f32>> {
-        let data = TensorData::new(ids.iter().map(|&id| i32::from(id)).collect::<Vec<_>>(), [1, ids.len()]);
-        let logits = self.model.next(Tensor::<2, Int>::from_data(data, &Device::flex()), state)?;
+    fn read(&self, ids: &[u32], state: &mut resolvent::models::LanguageState) -> Result<Vec<f32>> {
+        let data = TensorData::new(ids.iter().map(|&id| id as i32).collect::<Vec<_>>(), [1, ids.len()]);
+        let logits = self.model.next(Tensor::<2, Int>::from_data(data, &self.device), state)?;
         Ok(logits.into_data().iter().collect())
     }
 }
@@ -186,11 +191,11 @@ impl Generator {
 struct Writer<'a> {
     generator: &'a Generator,
     text: String,
-    waiting: Vec<u16>,
+    waiting: Vec<u32>,
 }
 
 impl Writer<'_> {
-    fn write(&mut self, id: u16, said: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+    fn write(&mut self, id: u32, said: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<ControlFlow<()>> {
         self.waiting.push(id);
         let text = self.generator.vocabulary.decode(&self.waiting)?;
         if text.ends_with(char::REPLACEMENT_CHARACTER) && self.waiting.len() < BROKEN {

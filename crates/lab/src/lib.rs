@@ -9,6 +9,7 @@ pub mod calibration;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;
+pub mod device;
 pub mod disk;
 pub mod energy;
 pub mod environment;
@@ -24,6 +25,8 @@ pub mod progress;
 pub mod recipe;
 pub mod report;
 pub mod source;
+pub mod stats;
+pub mod stop;
 pub mod subject;
 pub mod train;
 

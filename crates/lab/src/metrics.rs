@@ -55,6 +55,12 @@ pub struct EpochRecord {
     pub loss: f64,
     /// Accuracy on that split, in [0, 1].
     pub accuracy: f64,
+    /// BLEU on that split, of translators.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bleu: Option<f64>,
+    /// Bits per byte on that split, of language models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_byte: Option<f64>,
     /// The learned gammas, per layer the mean over its heads; empty for mechanisms without.
     pub gamma: Vec<f64>,
     /// Seconds since the run began, over all its sessions.

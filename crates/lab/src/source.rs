@@ -155,20 +155,30 @@ impl Deref for Document {
     }
 }
 
+/// The first bytes of compressed files.
+const GZIP: &[u8] = &[0x1f, 0x8b];
+const XZ: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z', 0];
+const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
 /// Opens `path` and undoes gzip, xz or zstd compression, told by the first bytes and not by the name.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>> {
     let fail = |source| Error::io(path, source);
     let mut file = BufReader::with_capacity(BUFFER, file(path)?);
     let start = file.fill_buf().map_err(fail)?;
-    Ok(match start {
-        [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
-        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
-            let kibibytes = u32::try_from(budget::limit() >> 10).unwrap_or(u32::MAX);
-            Box::new(lzma_rust2::XzReader::new_mem_limit(file, true, kibibytes))
-        }
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Box::new(Frames::new(file).map_err(fail)?),
-        _ => Box::new(file),
-    })
+    if start.starts_with(GZIP) {
+        return Ok(Box::new(flate2::bufread::MultiGzDecoder::new(file)));
+    }
+    if start.starts_with(XZ) {
+        let kibibytes = u32::try_from(budget::limit() >> 10).unwrap_or(u32::MAX);
+        return Ok(Box::new(lzma_rust2::XzReader::new_mem_limit(file, true, kibibytes)));
+    }
+    Ok(if start.starts_with(ZSTD) { Box::new(Frames::new(file).map_err(fail)?) } else { Box::new(file) })
+}
+
+/// Whether [`open`] undoes a compression of `path`.
+pub(crate) fn is_compressed(path: &Path) -> Result<bool> {
+    let magic: [&[u8]; 3] = [GZIP, XZ, ZSTD];
+    magic.into_iter().try_fold(false, |found, magic| Ok(found || starts_with(path, magic)?))
 }
 
 /// Opens a zip archive whose members do not share their bytes: a small file could hold any number of them. `damaged` makes

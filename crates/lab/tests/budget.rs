@@ -10,10 +10,11 @@ use std::{
 
 use flate2::{Compression, write::GzEncoder};
 use peak_alloc::PeakAlloc;
+use rayon::prelude::*;
 use resolvent_lab::{
     analyze::Dump,
     budget,
-    data::{Error, Source},
+    data::{DataSpec, Error, Source},
 };
 use safetensors::{Dtype, tensor::TensorView};
 use tempfile::TempDir;
@@ -117,7 +118,8 @@ fn threads_share_the_budget_of_pictures() {
     let spec = format!("images:{}?size=8", folder.path().display());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build().unwrap();
     let before = MEMORY.current_usage();
-    pool.install(|| load(&spec)).unwrap();
+    let data = DataSpec::parse(&spec).unwrap().load().unwrap();
+    pool.install(|| (0..data.train.len()).into_par_iter().for_each(|index| drop(data.train.picture(index).unwrap())));
     let peak = MEMORY.peak_usage() - before;
     assert!(peak < 34 * MIB, "{} MiB", peak / MIB);
     drop(limited);

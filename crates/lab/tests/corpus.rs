@@ -9,8 +9,10 @@ use resolvent_lab::{
     Error, Recipe,
     checkpoint::Checkpoint,
     data::{CorpusDataset, Data, Source, TextRecipe, Tokens, Vocabulary},
-    eval,
+    device::Device,
+    eval::{self, Metric},
     generate::Generator,
+    metrics::{self, Record},
     train::{self, Outcome, Resume, Task, TaskData, TrainOptions},
 };
 use support::{finished, stopping};
@@ -85,10 +87,10 @@ fn bytes_and_pieces_of_them_give_every_text_back() {
         for text in [TEXT, "the cat sat", "\n", &"long ".repeat(40_000)] {
             let ids = vocabulary.encode_whole(text).unwrap();
             assert_eq!(ids, again.encode_whole(text).unwrap());
-            assert!(ids.iter().all(|&id| usize::from(id) >= Vocabulary::special()), "nothing is unknown");
+            assert!(ids.iter().all(|&id| id as usize >= Vocabulary::special()), "nothing is unknown");
             assert_eq!(vocabulary.decode(&ids).unwrap(), text);
             let bytes = vocabulary.bytes_of_tokens().unwrap();
-            assert_eq!(ids.iter().map(|&id| bytes[usize::from(id)]).sum::<usize>(), text.len());
+            assert_eq!(ids.iter().map(|&id| bytes[id as usize]).sum::<usize>(), text.len());
         }
         let ids = vocabulary.encode_whole("the cat sat").unwrap().len();
         assert_eq!(ids, if tokens == Tokens::Bytes { 11 } else { 3 });
@@ -137,7 +139,13 @@ fn a_language_model_learns_and_resumes_to_the_same_bits() {
     assert!(prediction.perplexity < 1.6, "{}", summary.line());
     assert!((prediction.bits_per_byte - prediction.perplexity.log2()).abs() < 1e-9, "a token is a byte");
     assert!((summary.test.loss.exp() - prediction.perplexity).abs() < 1e-9);
-    assert!(summary.line().contains("bits per byte") && summary.best.is_some());
+    assert!(summary.line().contains("bits per byte"));
+    let bits = |record: Record| if let Record::Epoch(epoch) = record { epoch.bits_per_byte } else { None };
+    let bits: Vec<f64> = metrics::read(&whole).unwrap().into_iter().filter_map(bits).collect();
+    let fewest = bits.iter().copied().fold(f64::INFINITY, f64::min);
+    let best = summary.best.unwrap();
+    assert_eq!((best.metric, best.value, bits.len()), (Metric::BitsPerByte, fewest, 8));
+    assert_eq!(bits[best.epoch - 1], fewest, "the best epoch has the fewest bits");
     assert!(fs::read_to_string(whole.join("report.html")).unwrap().contains("perplexity"));
 
     let options = stopping(&cut, 17, Resume::Never);
@@ -146,7 +154,7 @@ fn a_language_model_learns_and_resumes_to_the_same_bits() {
     let resumed = finished(train::run(&recipe, &data, &options).unwrap());
     assert!(weights(&cut, &data) == weights(&whole, &data), "the weights differ");
     assert_eq!(resumed.test.prediction, summary.test.prediction);
-    assert_eq!(eval::run(&whole, &data).unwrap().1.prediction, summary.test.prediction);
+    assert_eq!(eval::run(&whole, &data, &Device::flex()).unwrap().1.prediction, summary.test.prediction);
 }
 
 #[test]
@@ -172,7 +180,7 @@ fn perplexity_does_not_depend_on_how_windows_are_batched() {
 fn epochs_begin_at_other_places_and_repeat_exactly() {
     let (recipe, data) = (recipe("'softmax'", ""), cycle());
     let task = data.task(&recipe).unwrap();
-    let batches = |epoch, first| task.epoch(&recipe, epoch, first).unwrap().collect::<Vec<_>>();
+    let batches = |epoch, first| task.epoch(&recipe, epoch, first).unwrap().map(Result::unwrap).collect::<Vec<_>>();
     assert_eq!(batches(0, 0).len(), 92 / 8);
     assert_eq!(batches(0, 0)[4..], batches(0, 4));
     assert_ne!(batches(0, 0), batches(1, 0));
@@ -183,7 +191,7 @@ fn a_trained_model_goes_on_with_a_text() {
     let (folder, data) = (tempfile::tempdir().unwrap(), cycle());
     let layers = "layers = ['own', 'softmax']";
     finished(train::run(&recipe(SSA, layers), &data, &TrainOptions::new(folder.path())).unwrap());
-    let generator = Generator::load(folder.path()).unwrap();
+    let generator = Generator::load(folder.path(), &Device::flex()).unwrap();
     let generate = |prompt: &str, tokens, sampling: &Sampling, seed| {
         let mut said = String::new();
         let generated = generator.generate(prompt, tokens, sampling, seed, &mut |text| {
@@ -226,7 +234,7 @@ fn a_trained_model_goes_on_with_a_text() {
 fn ternary_weights_are_packed_to_write() {
     let (folder, data) = (tempfile::tempdir().unwrap(), cycle());
     finished(train::run(&recipe(SSA, "ternary = true"), &data, &TrainOptions::new(folder.path())).unwrap());
-    let generator = Generator::load(folder.path()).unwrap();
+    let generator = Generator::load(folder.path(), &Device::flex()).unwrap();
     let weights = generator.weights().unwrap();
     let packed = weights.packed.unwrap();
     assert!(packed.bytes * 8 < 3 * packed.weights && weights.real_bytes > 0, "{weights:?}");
@@ -238,7 +246,7 @@ fn ternary_weights_are_packed_to_write() {
     assert_eq!(written("abcd"), written("abcd"));
     let real = tempfile::tempdir().unwrap();
     finished(train::run(&recipe(SSA, ""), &data, &TrainOptions::new(real.path())).unwrap());
-    let whole = Generator::load(real.path()).unwrap().weights().unwrap();
+    let whole = Generator::load(real.path(), &Device::flex()).unwrap().weights().unwrap();
     assert_eq!((whole.real_bytes, whole.packed), (weights.real_bytes + 4 * packed.weights, None));
 }
 
@@ -272,6 +280,6 @@ fn what_does_not_fit_is_refused() {
     let mut recipe = Recipe::from_toml("[model]\nkind = 'text'\n[schedule]\nbatch_size = 8", "r").unwrap();
     recipe.schedule = resolvent_lab::recipe::ScheduleRecipe { epochs: 2, batch_size: 8, ..Default::default() };
     finished(train::run(&recipe, &texts, &options).unwrap());
-    assert!(matches!(Generator::load(&out), Err(Error::OtherModel { trained: "texts", .. })));
-    assert!(eval::run(&out, &data).unwrap_err().to_string().contains("plain text"));
+    assert!(matches!(Generator::load(&out, &Device::flex()), Err(Error::OtherModel { trained: "texts", .. })));
+    assert!(eval::run(&out, &data, &Device::flex()).unwrap_err().to_string().contains("plain text"));
 }

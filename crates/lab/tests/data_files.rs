@@ -51,9 +51,9 @@ fn idx_files_are_read_plain_and_compressed() {
     let data = load(&format!("mnist:{}", folder.path().display())).unwrap();
     assert_eq!(data.shape, PictureShape { channels: 1, height: 3, width: 2 });
     assert_eq!(data.train.labels(), [3, 1, 4, 1, 5, 9]);
-    assert_eq!(data.train.picture(2), [12, 13, 14, 15, 16, 17]);
+    assert_eq!(data.train.picture(2).unwrap()[..], [12, 13, 14, 15, 16, 17]);
     assert_eq!(data.test.labels(), [0, 1, 2, 3]);
-    assert_eq!(data.test.picture(3), [118, 119, 120, 121, 122, 123]);
+    assert_eq!(data.test.picture(3).unwrap()[..], [118, 119, 120, 121, 122, 123]);
     assert_eq!((data.classes.len(), data.classes[7].as_str()), (10, "7"));
     let garments = load(&format!("fashion-mnist:{}", folder.path().display())).unwrap();
     assert_eq!(garments.classes[9], "Ankle boot");
@@ -78,7 +78,7 @@ fn cifar_records_are_read() {
     let data = load(&format!("cifar10:{}", folder.path().display())).unwrap();
     assert_eq!(data.shape, PictureShape { channels: 3, height: 32, width: 32 });
     assert_eq!(data.train.labels(), [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]);
-    assert_eq!((data.test.labels(), data.test.picture(0)[5]), (&[9][..], 5 ^ 9));
+    assert_eq!((data.test.labels(), data.test.picture(0).unwrap()[5]), (&[9][..], 5 ^ 9));
     assert_eq!(data.classes[9], "truck");
 }
 

@@ -106,7 +106,7 @@ fn a_folder_is_read_with_its_splits() {
     assert_eq!(data.shape, PictureShape { channels: 3, height: 4, width: 5 });
     assert_eq!(data.train.labels(), [0, 0, 0, 1, 1, 1]);
     assert_eq!(data.test.labels(), [0, 0, 1, 1]);
-    let second_cat = data.train.picture(1);
+    let second_cat = data.train.picture(1).unwrap();
     assert_eq!(second_cat[..20], [115; 20], "the red plane: 100 for a cat, 10 for its index, 5 for `train`");
     assert_eq!(second_cat[20..25], [0, 10, 20, 30, 40], "the green plane grows along a row");
     assert_eq!(second_cat[40..46], [0, 0, 0, 0, 0, 10], "the blue plane grows along a column");
@@ -150,11 +150,12 @@ fn grey_pictures_have_one_channel_unless_mixed_with_colour() {
         .collect();
     let data = load_bytes("a.tar", &tar(&files)).1.unwrap();
     assert_eq!(data.shape.channels, 1);
-    assert_eq!(data.train.picture(0), [0, 60, 120, 1, 61, 121, 2, 62, 122]);
+    assert_eq!(data.train.picture(0).unwrap()[..], [0, 60, 120, 1, 61, 121, 2, 62, 122]);
     files.push(("a/9.jpg".into(), encode(&colour(3, 3, 50), ImageFormat::Jpeg)));
     let data = load_bytes("a.tar", &tar(&files)).1.unwrap();
     assert_eq!(data.shape.channels, 3);
-    let planes: Vec<&[u8]> = data.test.picture(1).chunks(9).collect();
+    let picture = data.test.picture(1).unwrap();
+    let planes: Vec<&[u8]> = picture.chunks(9).collect();
     assert!(planes.iter().all(|plane| plane == &[0, 60, 120, 1, 61, 121, 2, 62, 122]), "grey in every plane");
 }
 
@@ -223,11 +224,47 @@ fn data_sets_too_small_to_learn_from_are_refused() {
 }
 
 #[test]
-fn two_test_splits_are_refused() {
+fn a_validation_part_is_watched_beside_the_test_part() {
     let mut files = split_files();
-    files.push(("val/cat/0.png".into(), png(4, 5, 0)));
+    files.push(("val/cat/0.png".into(), png(4, 5, 7)));
+    let data = load_bytes("a.tar", &tar(&files)).1.unwrap();
+    let validation = data.validation.as_ref().unwrap();
+    assert_eq!((validation.labels(), data.test.labels()), (&[0][..], &[0, 0, 1, 1][..]));
+    assert_eq!(validation.picture(0).unwrap()[0], 7);
+    assert_ne!(Dataset { validation: None, ..data.clone() }.fingerprint(), data.fingerprint());
+    // Alone it is what is tested on.
+    files.retain(|(name, _)| !name.starts_with("test/"));
+    let data = load_bytes("a.tar", &tar(&files)).1.unwrap();
+    assert_eq!((data.validation, data.test.labels()), (None, &[0][..]));
+    files.push(("valid/cat/0.png".into(), png(4, 5, 0)));
     let message = load_bytes("a.tar", &tar(&files)).1.unwrap_err().to_string();
-    assert!(message.contains("both `test` and `val`"), "{message}");
+    assert!(message.contains("both `val` and `valid`"), "{message}");
+}
+
+/// The folders of ImageNet, whose validation pictures come without folders of their classes.
+#[test]
+fn validation_pictures_without_classes_are_refused_with_the_remedy() {
+    let folder = TempDir::new().unwrap();
+    let names = ["train/n01440764/n01440764_18.JPEG", "train/n01443537/n01443537_2.JPEG"];
+    let jpeg = encode(&colour(6, 6, 9), ImageFormat::Jpeg);
+    let mut files: Files = names.map(|name| (name.to_owned(), jpeg.clone())).into();
+    files.push(("val/ILSVRC2012_val_00000001.JPEG".into(), jpeg.clone()));
+    let message = load(&write_folder(folder.path(), &files), "").unwrap_err().to_string();
+    let parts = ["`val/ILSVRC2012_val_00000001.JPEG`", "`val/CLASS/`", "ILSVRC2012_validation_ground_truth.txt"];
+    assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    fs::remove_dir_all(folder.path().join("val")).unwrap();
+    files.pop();
+    files.push(("val/n01443537/ILSVRC2012_val_00000001.JPEG".into(), jpeg));
+    let data = load(&write_folder(folder.path(), &files), "?size=4").unwrap();
+    assert_eq!((data.classes.len(), data.train.len(), data.test.labels()), (2, 2, &[1][..]));
+}
+
+#[test]
+fn a_name_that_occurs_twice_is_refused() {
+    let mut files = split_files();
+    files.push(files[1].clone());
+    let message = load_bytes("a.tar", &tar(&files)).1.unwrap_err().to_string();
+    assert!(message.contains("`train/dog/0.png` occurs twice"), "{message}");
 }
 
 #[test]

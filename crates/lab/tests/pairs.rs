@@ -7,7 +7,8 @@ use std::{fs, path::Path};
 use resolvent_lab::{
     Error, Recipe,
     bleu::bleu,
-    data::{self, Data, PairDataset, PairSplit, Source, Vocabulary},
+    data::{self, Data, PairDataset, PairSplit, Source},
+    device::Device,
     eval,
     predict::TextTranslator,
     recipe::ScheduleRecipe,
@@ -117,9 +118,9 @@ fn a_translator_learns_words_and_their_order() {
     let score = summary.test.bleu.as_ref().unwrap();
     assert!(summary.test.accuracy > 0.95 && score.precisions[2] > 90.0, "{}", summary.line());
     assert!(summary.line().contains("BLEU"));
-    assert_eq!(eval::run(folder.path(), &data).unwrap().1.bleu.as_ref(), Some(score));
+    assert_eq!(eval::run(folder.path(), &data, &Device::flex()).unwrap().1.bleu.as_ref(), Some(score));
 
-    let translator = TextTranslator::load(folder.path()).unwrap();
+    let translator = TextTranslator::load(folder.path(), &Device::flex()).unwrap();
     let found = translator.translate(&data.test.source, 1).unwrap();
     let texts: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
     assert_eq!(&bleu(&texts, &data.test.target, false), score, "as the evaluation says");
@@ -135,15 +136,28 @@ fn what_does_not_fit_is_refused() {
     assert!(message.contains("infsa") && message.contains("decoder"), "{message}");
     let short = Recipe { schedule: ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() }, ..recipe("") };
     finished(train::run(&short, &data, &options).unwrap());
+
+    // Of fewer pairs another vocabulary would be learnt: the weights keep theirs. The best epoch is that of the best BLEU.
+    let (mut fewer, mut held) = (swaps(), short.clone());
+    for texts in [&mut fewer.train.source, &mut fewer.train.target] {
+        texts.truncate(60);
+    }
+    held.regularisation.hold_out = 0.2;
+    let from = Some(folder.path().join("run"));
+    let tuning = TrainOptions { from, ..TrainOptions::new(folder.path().join("tuned")) };
+    let tuned = finished(train::run(&held, &fewer, &tuning).unwrap());
+    let (origin, best) = (tuned.origin.unwrap(), tuned.best.unwrap());
+    assert!(origin.fresh.is_empty() && origin.left.is_empty() && best.metric == eval::Metric::Bleu, "{origin:?}");
+
     let other = PairDataset { languages: ["en".into(), "fr".into()], ..swaps() };
-    assert!(matches!(eval::run(&folder.path().join("run"), &other), Err(Error::Unfit { .. })));
+    assert!(matches!(eval::run(&folder.path().join("run"), &other, &Device::flex()), Err(Error::Unfit { .. })));
     let strange = |texts: &[String]| texts.iter().map(|_| "nichts davon".to_owned()).collect();
     for test in [
         PairSplit { source: strange(&data.test.source), ..data.test.clone() },
         PairSplit { target: strange(&data.test.target), ..data.test.clone() },
     ] {
         let foreign = PairDataset { test, ..swaps() };
-        let message = eval::run(&folder.path().join("run"), &foreign).unwrap_err().to_string();
+        let message = eval::run(&folder.path().join("run"), &foreign, &Device::flex()).unwrap_err().to_string();
         assert!(message.contains("100 %") && message.contains("vocabulary"), "{message}");
     }
 }
@@ -165,14 +179,14 @@ fn what_is_cut_is_counted_and_is_no_end() {
         ]
     );
     let mut endless = 0;
-    for batch in task.epoch(&short, 0, 0).unwrap() {
+    for batch in task.epoch(&short, 0, 0).unwrap().map(Result::unwrap) {
         let rows = |padded: &data::Padded| -> Vec<Vec<i32>> {
             let rows = padded.ids.chunks_exact(padded.width).zip(&padded.lengths);
             rows.map(|(row, &length)| row[..length].to_vec()).collect()
         };
         for (read, written) in rows(&batch.target).into_iter().zip(rows(&batch.answers)) {
-            assert_eq!((read[0], &read[1..]), (i32::from(Vocabulary::BEGIN), &written[..written.len() - 1]));
-            let ends = written.last() == Some(&Vocabulary::END.into());
+            assert_eq!((read[0], &read[1..]), (2, &written[..written.len() - 1]));
+            let ends = written.last() == Some(&3);
             assert_eq!(written.len(), if ends { 3 } else { 2 });
             endless += usize::from(!ends);
         }
@@ -181,7 +195,7 @@ fn what_is_cut_is_counted_and_is_no_end() {
     let folder = tempfile::tempdir().unwrap();
     let brief = Recipe { schedule: ScheduleRecipe { epochs: 2, batch_size: 24, ..Default::default() }, ..short };
     finished(train::run(&brief, &data, &TrainOptions::new(folder.path())).unwrap());
-    assert_eq!(eval::run(folder.path(), &data).unwrap().1.cut, 54);
+    assert_eq!(eval::run(folder.path(), &data, &Device::flex()).unwrap().1.cut, 54);
 }
 
 #[test]

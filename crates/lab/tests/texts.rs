@@ -8,6 +8,7 @@ use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
     data::{Listops, TextDataset, TextSplit},
+    device::Device,
     eval, metrics,
     predict::Classifier,
     train::{self, Ended, Outcome, Resume, Task, TaskData, TrainOptions},
@@ -65,9 +66,9 @@ fn a_classifier_learns_resumes_to_the_same_bits_and_answers() {
     let resumed = finished(train::run(&recipe, &data, &options).unwrap());
     assert!(weights(&cut, &data) == weights(&whole, &data), "the weights differ");
     assert_eq!(resumed.test.confusion, summary.test.confusion);
-    assert_eq!(eval::run(&whole, &data).unwrap().1.confusion, summary.test.confusion);
+    assert_eq!(eval::run(&whole, &data, &Device::flex()).unwrap().1.confusion, summary.test.confusion);
 
-    let classifier = Classifier::load(&whole).unwrap();
+    let classifier = Classifier::load(&whole, &Device::flex()).unwrap();
     let texts = ["The dog number 7 sleeps", "the CAT", "zebra"].map(String::from);
     let answers = classifier.classify(&texts).unwrap();
     assert_eq!((&answers[0].label[..], &answers[1].label[..]), ("dog", "cat"));
@@ -91,7 +92,9 @@ fn long_texts_are_cut_and_counted() {
     let (folder, short) = (tempfile::tempdir().unwrap(), recipe("[text]\nmax_tokens = 6"));
     let summary = finished(train::run(&short, &data, &TrainOptions::new(folder.path())).unwrap());
     let cut = data.test.texts.iter().filter(|text| text.split(' ').count() > 6).count();
-    assert!(cut > 0 && summary.test.cut == cut && eval::run(folder.path(), &data).unwrap().1.cut == cut);
+    assert!(
+        cut > 0 && summary.test.cut == cut && eval::run(folder.path(), &data, &Device::flex()).unwrap().1.cut == cut
+    );
 }
 
 #[test]
@@ -116,7 +119,7 @@ fn a_validation_part_is_watched_and_picks_the_best_epoch() {
         epochs.iter().all(|epoch| epoch.split == "held-out" && (epoch.accuracy * 7.0).fract() < 1e-9),
         "{epochs:?}"
     );
-    assert_eq!(eval::run(folder.path(), &data).unwrap().0.state.step, summary.best.unwrap().step);
+    assert_eq!(eval::run(folder.path(), &data, &Device::flex()).unwrap().0.state.step, summary.best.unwrap().step);
 
     let out = folder.path().join("other");
     let error = |recipe: &Recipe, data: &TextDataset| {
@@ -150,19 +153,19 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     finished(train::run(&short, &data, &TrainOptions::new(&out)).unwrap());
     let mut foreign = animals();
     foreign.test.texts = foreign.test.texts.iter().map(|_| "völlig andere Wörter hier".into()).collect();
-    let message = eval::run(&out, &foreign).unwrap_err().to_string();
+    let message = eval::run(&out, &foreign, &Device::flex()).unwrap_err().to_string();
     assert!(message.contains("100 %") && message.contains("vocabulary"), "{message}");
     let classes = TextDataset { classes: vec!["cat".into(), "bird".into()], ..animals() };
-    assert!(matches!(eval::run(&out, &classes), Err(Error::Unfit { .. })));
+    assert!(matches!(eval::run(&out, &classes, &Device::flex()), Err(Error::Unfit { .. })));
     let pictures =
         resolvent_lab::data::Shapes { train: 20, test: 4, size: 16, ..Default::default() }.generate().unwrap();
-    assert!(eval::run(&out, &pictures).unwrap_err().to_string().contains("trained on texts"));
+    assert!(eval::run(&out, &pictures, &Device::flex()).unwrap_err().to_string().contains("trained on texts"));
 
     // Another vocabulary in the checkpoint's place: the file is whole, but not the model's.
     let checkpoint = Checkpoint::find(&out).unwrap().path;
     let other = animals().task(&recipe("[text]\nvocabulary = 3")).unwrap().extras().unwrap().remove(0).1;
     replace(&checkpoint, parts::VOCABULARY, &other);
-    let message = eval::run(&out, &data).unwrap_err().to_string();
+    let message = eval::run(&out, &data, &Device::flex()).unwrap_err().to_string();
     assert!(message.contains("tokenizer.json") && message.contains("not the vocabulary"), "{message}");
 }
 

@@ -169,7 +169,7 @@ fn a_finished_run_is_read_back_and_evaluates_to_its_summary() {
     let again = TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path()) };
     assert_eq!(finished(train::run(&recipe, &data, &again).unwrap()), summary);
 
-    let (_, test) = eval::run(folder.path(), &data).unwrap();
+    let (_, test) = eval::run(folder.path(), &data, &Device::flex()).unwrap();
     assert_eq!((test.confusion, test.loss), (summary.test.confusion.clone(), summary.test.loss));
 
     let report = fs::read_to_string(folder.path().join("report.html")).unwrap();
@@ -199,7 +199,7 @@ fn folders_that_do_not_fit_are_refused_by_name() {
     let recipe = recipe("softmax");
     let nothing = TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path().join("none")) };
     assert!(matches!(train::run(&recipe, &data, &nothing), Err(Error::NoCheckpoint { .. })));
-    assert!(matches!(eval::run(folder.path(), &data), Err(Error::NoCheckpoint { .. })));
+    assert!(matches!(eval::run(folder.path(), &data, &Device::flex()), Err(Error::NoCheckpoint { .. })));
 
     let run = folder.path().join("run");
     train::run(&recipe, &data, &stopping(&run, 3, Resume::Never)).unwrap();
@@ -215,7 +215,7 @@ fn folders_that_do_not_fit_are_refused_by_name() {
     let message = train::run(&recipe, &others, &resume).unwrap_err().to_string();
     assert!(message.contains("data fingerprint"), "{message}");
     let larger = DataSpec::parse("shapes:size=32,train=72,test=24").unwrap().load().unwrap();
-    let message = eval::run(&run, &larger).unwrap_err().to_string();
+    let message = eval::run(&run, &larger, &Device::flex()).unwrap_err().to_string();
     assert!(message.contains("[3, 32, 32]") && message.contains("[3, 16, 16]"), "{message}");
 }
 
@@ -269,7 +269,7 @@ fn a_run_stops_early_and_tests_its_best_epoch() {
     assert_eq!(summary.ended, Ended::Patience);
     let best = summary.best.unwrap();
     assert_eq!(summary.steps, (best.epoch + 1) * 5, "one epoch of patience");
-    let (checkpoint, test) = eval::run(folder.path(), &data).unwrap();
+    let (checkpoint, test) = eval::run(folder.path(), &data, &Device::flex()).unwrap();
     assert_eq!((checkpoint.state.step, test.confusion), (best.step, summary.test.confusion));
 }
 
@@ -312,12 +312,12 @@ fn weights_decay_and_everything_else_does_not() {
 fn a_pyramid_is_shown_pictures_of_other_sizes() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
     let summary = finished(train::run(&pyramid(), &data, &TrainOptions::new(folder.path())).unwrap());
-    let at = |side: usize| eval::run_at(folder.path(), &data, side).unwrap().1;
+    let at = |side: usize| eval::run_at(folder.path(), &data, side, &Device::flex()).unwrap().1;
     assert_eq!(at(16).loss, summary.test.loss);
     assert!(at(24).loss.is_finite() && at(24).loss != summary.test.loss);
     let larger = data.resized(24);
     assert_eq!((larger.shape.height, larger.test.len(), larger.test.labels()), (24, 24, data.test.labels()));
-    let refused = eval::run(folder.path(), &larger).unwrap_err().to_string();
+    let refused = eval::run(folder.path(), &larger, &Device::flex()).unwrap_err().to_string();
     assert!(refused.contains("24") && refused.contains("16"), "{refused}");
 }
 

@@ -181,21 +181,21 @@ impl Call {
 
 impl Call {
     fn tensor(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Tensor> {
-        Tensor::read(object, name, self.bf16_as_u16)
+        Tensor::read_rows(object, name, self.bf16_as_u16)
     }
 
     fn operands(&self, q: &Bound<'_, PyAny>, k: Option<&Bound<'_, PyAny>>, v: &Bound<'_, PyAny>) -> PyResult<Operands> {
         let py = q.py();
         let (q, v) = (self.tensor(q, "q")?, self.tensor(v, "v")?);
         let k = k.map(|k| self.tensor(k, "k")).transpose()?;
-        let shape = shape_of(&q, k.as_ref(), &v)?;
+        let (shape, kv_heads) = shape_of(&q, k.as_ref(), &v)?;
         let mut parameters = Vec::with_capacity(self.parameters.len());
         for (parameter, values) in &self.parameters {
             parameters.push((*parameter, Tensor::read(values.bind(py), parameter.name(), false)?));
         }
         let given = parameters.iter().find(|(parameter, _)| *parameter == Parameter::GivenLandmarks);
         let given = given.and_then(|(_, landmarks)| landmarks.shape().iter().rev().nth(1).copied());
-        let key = Key { shape, causal: self.causal, strategy: self.strategy, given };
+        let key = Key { shape, kv_heads, causal: self.causal, strategy: self.strategy, given };
         let operator = self.core.bind(py).get().operator(key)?;
         for (parameter, values) in &parameters {
             same_shape(values, &operator.mechanism().parameter_shape(*parameter, &shape))?;
@@ -249,8 +249,9 @@ fn same_shape(tensor: &Tensor, expected: &[usize]) -> PyResult<()> {
     Err(Failure::tensor("TensorError", "shape", tensor.name, &problem, &format!("expected {expected:?}")).into())
 }
 
-/// The sizes that `q`, `k` and `v` give: `[batch, heads, seq, channels]`, `[heads, seq, channels]` or `[seq, channels]`.
-fn shape_of(q: &Tensor, k: Option<&Tensor>, v: &Tensor) -> PyResult<Shape> {
+/// The sizes that `q`, `k` and `v` give, `[batch, heads, seq, channels]`, `[heads, seq, channels]` or `[seq, channels]`, and the heads of
+/// `k` and `v`, which may be fewer.
+fn shape_of(q: &Tensor, k: Option<&Tensor>, v: &Tensor) -> PyResult<(Shape, usize)> {
     let rank = q.shape().len();
     if rank < 2 {
         let problem = format!("has shape {:?}", q.shape());
@@ -261,11 +262,20 @@ fn shape_of(q: &Tensor, k: Option<&Tensor>, v: &Tensor) -> PyResult<Shape> {
     let last = |tensor: &Tensor| tensor.shape().iter().rev().take(2).copied().collect::<Vec<_>>();
     let seq_kv = last(v).get(1).copied().unwrap_or(0);
     let value_dim = last(v).first().copied().unwrap_or(0);
+    let heads = leading.last().copied().unwrap_or(1);
+    let mut kv_heads = heads;
     if let Some(k) = k {
-        let expected = [leading, &[last(k).get(1).copied().unwrap_or(0), head_dim]].concat();
-        shared_axes(k, &expected, "the same batch, heads and channels as `q`")?;
-        let expected = [leading, &[expected[rank - 2], value_dim]].concat();
-        shared_axes(v, &expected, "the same batch and heads as `q` and as many tokens as `k`")?;
+        let mut leading = leading.to_vec();
+        if let Some(of_keys) = leading.last_mut().filter(|_| k.shape().len() == rank) {
+            let given = k.shape()[rank - 3];
+            if given > 0 && heads.is_multiple_of(given) {
+                (kv_heads, *of_keys) = (given, given);
+            }
+        }
+        let expected = [&leading[..], &[last(k).get(1).copied().unwrap_or(0), head_dim]].concat();
+        shared_axes(k, &expected, "the same batch and channels as `q`, and heads that divide its")?;
+        let expected = [&leading[..], &[expected[rank - 2], value_dim]].concat();
+        shared_axes(v, &expected, "the same batch, heads and tokens as `k`")?;
     } else {
         shared_axes(v, &[leading, &[seq_kv, value_dim]].concat(), "the same batch and heads as `q`")?;
     }
@@ -274,8 +284,7 @@ fn shape_of(q: &Tensor, k: Option<&Tensor>, v: &Tensor) -> PyResult<Shape> {
         return Err(Failure::tensor("DTypeError", "dtype", tensor.name, &problem, "pass one type for all").into());
     }
     let batch = if rank == 4 { leading[0] } else { 1 };
-    let heads = leading.last().copied().unwrap_or(1);
-    Ok(Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim })
+    Ok((Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim }, kv_heads))
 }
 
 fn shared_axes(tensor: &Tensor, expected: &[usize], what: &str) -> PyResult<()> {

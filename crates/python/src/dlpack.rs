@@ -10,6 +10,8 @@ use pyo3::{
     types::PyCapsule,
 };
 
+use resolvent_kernels::Strided;
+
 use crate::error::Failure;
 
 /// Most axes of a tensor that a call takes.
@@ -143,14 +145,17 @@ impl Stored for u8 {
     const DTYPES: &'static [Dtype] = &[Dtype::Bool, Dtype::U8];
 }
 
-/// A dense row-major tensor in memory of the CPU, of another library.
+/// A tensor in memory of the CPU, of another library: dense and row-major, or rows of channels that lie anywhere.
 pub struct Tensor {
     pub name: &'static str,
     pub dtype: Dtype,
     data: *mut u8,
+    /// Elements from the first to the last, what lies between rows included; 0 of an empty tensor.
     len: usize,
     bytes: usize,
     shape: [usize; RANK],
+    /// In elements.
+    strides: [usize; RANK],
     rank: usize,
     read_only: bool,
     _owner: Owner,
@@ -160,6 +165,16 @@ impl Tensor {
     /// Reads `object`. The caller keeps the object until the tensor is dropped. `bf16_as_u16`: numbers of 16 bits without a
     /// sign stand for bf16, which DLPack cannot carry out of every library.
     pub fn read(object: &Bound<'_, PyAny>, name: &'static str, bf16_as_u16: bool) -> PyResult<Self> {
+        let tensor = Self::read_rows(object, name, bf16_as_u16)?;
+        if tensor.is_contiguous() {
+            return Ok(tensor);
+        }
+        let remedy = "copy it with numpy.ascontiguousarray or Tensor.contiguous";
+        Err(Failure::tensor("TensorError", "strides", name, "is not contiguous", remedy).into())
+    }
+
+    /// As [`Tensor::read`], of which only the channels, the last axis, have to lie side by side.
+    pub fn read_rows(object: &Bound<'_, PyAny>, name: &'static str, bf16_as_u16: bool) -> PyResult<Self> {
         let (raw, read_only, owner) = raw(object, name)?;
         let refuse = |code, problem: &str, remedy: &str| -> PyResult<Self> {
             let class = match code {
@@ -186,8 +201,13 @@ impl Tensor {
             *size = unsafe { *raw.shape.add(axis) }.try_into().unwrap_or(usize::MAX);
             len = len.saturating_mul(*size);
         }
-        if !is_contiguous(&raw, &shape[..rank]) {
-            return refuse("strides", "is not contiguous", "copy it with numpy.ascontiguousarray or Tensor.contiguous");
+        let Some(strides) = strides(&raw, &shape[..rank]) else {
+            let remedy = "copy it with numpy.ascontiguousarray or Tensor.contiguous";
+            return refuse("strides", "has channels that do not lie side by side, or negative strides", remedy);
+        };
+        if len > 0 {
+            let last = shape.iter().zip(strides).map(|(&n, stride)| (n - 1).saturating_mul(stride));
+            len = last.fold(1, usize::saturating_add);
         }
         let width = usize::from(raw.bits / 8);
         let data = raw.data.cast::<u8>().wrapping_add(raw.byte_offset as usize);
@@ -195,14 +215,35 @@ impl Tensor {
             return refuse("alignment", "has no memory, or memory that is not aligned to its elements", "copy it");
         }
         let bytes = len.saturating_mul(width);
-        Ok(Self { name, dtype, data, len, bytes, shape, rank, read_only, _owner: owner })
+        Ok(Self { name, dtype, data, len, bytes, shape, strides, rank, read_only, _owner: owner })
     }
 
     pub fn shape(&self) -> &[usize] {
         &self.shape[..self.rank]
     }
 
-    /// The elements.
+    fn is_contiguous(&self) -> bool {
+        let dense = dense_strides(self.shape());
+        self.len == 0 || (0..self.rank).all(|axis| self.shape[axis] == 1 || self.strides[axis] == dense[axis])
+    }
+
+    /// The rows of a tensor `[batch, heads, tokens, channels]`, whose first axes may be missing.
+    pub fn rows<T: Stored>(&self) -> PyResult<Strided<&[T]>> {
+        let [batch_stride, head_stride, token_stride] = self.row_strides();
+        Ok(Strided { data: self.values()?, batch_stride, head_stride, token_stride })
+    }
+
+    /// The same, to be written.
+    pub fn rows_mut<T: Stored>(&mut self) -> PyResult<Strided<&mut [T]>> {
+        let [batch_stride, head_stride, token_stride] = self.row_strides();
+        Ok(Strided { data: self.values_mut()?, batch_stride, head_stride, token_stride })
+    }
+
+    fn row_strides(&self) -> [usize; 3] {
+        [4, 3, 2].map(|from_last| self.rank.checked_sub(from_last).map_or(0, |axis| self.strides[axis]))
+    }
+
+    /// The elements, those between rows included.
     pub fn values<T: Stored>(&self) -> PyResult<&[T]> {
         self.check::<T>()?;
         if self.len == 0 {
@@ -261,20 +302,27 @@ fn dtype(raw: &RawTensor, bf16_as_u16: bool) -> Option<Dtype> {
     }
 }
 
-fn is_contiguous(raw: &RawTensor, shape: &[usize]) -> bool {
-    if raw.strides.is_null() || shape.contains(&0) {
-        return true;
-    }
-    let mut expected = 1_i64;
+/// Strides of rows in one piece.
+fn dense_strides(shape: &[usize]) -> [usize; RANK] {
+    let (mut strides, mut stride) = ([1; RANK], 1_usize);
     for (axis, &size) in shape.iter().enumerate().rev() {
-        // SAFETY: DLPack's strides, where there are any, have as many elements as the tensor has axes.
-        let stride = unsafe { *raw.strides.add(axis) };
-        if size != 1 && stride != expected {
-            return false;
-        }
-        expected = expected.saturating_mul(size as i64);
+        strides[axis] = stride;
+        stride = stride.saturating_mul(size);
     }
-    true
+    strides
+}
+
+/// The strides, if none is negative and the last axis is in one piece. Those of axes with one element are not looked at.
+fn strides(raw: &RawTensor, shape: &[usize]) -> Option<[usize; RANK]> {
+    let mut strides = dense_strides(shape);
+    if raw.strides.is_null() || shape.contains(&0) {
+        return Some(strides);
+    }
+    for (axis, _) in shape.iter().enumerate().filter(|(_, size)| **size > 1) {
+        // SAFETY: DLPack's strides, where there are any, have as many elements as the tensor has axes.
+        strides[axis] = unsafe { *raw.strides.add(axis) }.try_into().ok()?;
+    }
+    (shape.is_empty() || strides[shape.len() - 1] == 1).then_some(strides)
 }
 
 /// The tensor of `object`, whether it may only be read, and who owns it.

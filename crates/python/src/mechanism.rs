@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use resolvent_kernels::{Mechanism, Operator, Parameter, Shape, Strategy};
+use resolvent_kernels::{
+    Mechanism, Operator, Parameter, Shape, Strategy,
+    mechanism::{FeatureMap, Structure},
+};
 
 use crate::error::{Failure, python};
 
@@ -11,6 +14,8 @@ use crate::error::{Failure, python};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Key {
     pub shape: Shape,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
     pub causal: bool,
     pub strategy: Strategy,
     /// How many landmarks the call gives.
@@ -45,7 +50,10 @@ impl Core {
             Some(number) => self.mechanism.clone().with_given_landmarks(number),
             None => self.mechanism.clone(),
         };
-        let operator = Arc::new(python(Operator::new(&mechanism, key.shape, key.causal, key.strategy))?);
+        let operator = Arc::new(python(
+            Operator::new(&mechanism, key.shape, key.causal, key.strategy)
+                .and_then(|operator| operator.with_kv_heads(key.kv_heads)),
+        )?);
         operators.insert(0, (key, operator.clone()));
         operators.truncate(KEPT);
         Ok(operator)
@@ -155,6 +163,14 @@ impl Core {
         Ok(self.mechanism.parameter_default(parameter(&self.mechanism, name)?, &shape))
     }
 
+    /// The directions of random features of heads of `head_dim` channels, row by row; none of mechanisms without any.
+    fn feature_directions(&self, head_dim: usize) -> Option<Vec<f64>> {
+        match self.mechanism.values().structure {
+            Structure::Features(features) if features.map == FeatureMap::Favor => Some(features.directions(head_dim)),
+            _ => None,
+        }
+    }
+
     fn with_tied(&self, tied: bool) -> Self {
         Self { mechanism: self.mechanism.clone().with_tied(tied), operators: Mutex::default() }
     }
@@ -170,7 +186,7 @@ impl Core {
     /// Rows of `out` per head, and elements of the state that the backward pass needs.
     #[pyo3(signature = (sizes, causal, strategy, given=None))]
     fn lengths(&self, sizes: Sizes, causal: bool, strategy: &str, given: Option<usize>) -> PyResult<(usize, usize)> {
-        let key = Key { shape: shape_of(sizes), causal, strategy: self::strategy(strategy)?, given };
+        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy: self::strategy(strategy)?, given };
         let operator = self.operator(key)?;
         Ok((operator.out_seq(), operator.plan().stats))
     }
@@ -184,7 +200,7 @@ impl Core {
         strategy: &str,
         given: Option<usize>,
     ) -> PyResult<(String, Option<&'static str>)> {
-        let key = Key { shape: shape_of(sizes), causal, strategy: self::strategy(strategy)?, given };
+        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy: self::strategy(strategy)?, given };
         let operator = self.operator(key)?;
         let problem = |error: serde_json::Error| Failure::argument("plan", &error.to_string(), "it has no JSON");
         let plan = serde_json::to_string(operator.plan()).map_err(problem)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use resolvent_kernels::{
-    ClusterPlan, Dropout, Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Operator, Parameter,
+    ClusterPlan, Dropout, Element, ExtraGradients, Extras, Mask, Operator, Parameter, StridedGradients, StridedInputs,
 };
 
 use crate::{
@@ -88,7 +88,7 @@ impl Operands {
         all
     }
 
-    fn inputs<T: Stored>(&self) -> PyResult<Inputs<'_, T>> {
+    fn inputs<T: Stored>(&self) -> PyResult<StridedInputs<'_, T>> {
         let mut extras = Extras::default();
         for (parameter, values) in &self.parameters {
             extras = extras.with(*parameter, values.values()?);
@@ -97,8 +97,8 @@ impl Operands {
         extras.landmark_indices = self.landmark_indices.as_ref().map(Tensor::values).transpose()?;
         extras.clusters = self.clusters.as_deref();
         extras.dropout = self.dropout;
-        let k = self.k.as_ref().map(Tensor::values).transpose()?;
-        Ok(Inputs { q: self.q.values()?, k, v: self.v.values()?, extras })
+        let k = self.k.as_ref().map(Tensor::rows).transpose()?;
+        Ok(StridedInputs { q: self.q.rows()?, k, v: self.v.rows()?, extras })
     }
 
     fn mask(&self) -> Mask<'_> {
@@ -114,8 +114,8 @@ impl Operands {
         let (inputs, mask, operator) = (self.inputs::<T>()?, self.mask(), &*self.operator);
         let mut unsaved = vec![0.0; if state.is_some() { 0 } else { operator.plan().stats }];
         let state = state.as_mut().map(Tensor::values_mut).transpose()?.unwrap_or(&mut unsaved);
-        let out = out.values_mut::<T>()?;
-        let work = |scratch: &mut _| operator.forward(&inputs, &mask, out, state, scratch);
+        let out = out.rows_mut::<T>()?;
+        let work = |scratch: &mut _| operator.forward_strided(&inputs, &mask, out, state, scratch);
         python(threads::run(py, self.threads, work)?)
     }
 
@@ -126,16 +126,17 @@ impl Operands {
         for (parameter, tensor) in &mut parameters {
             extras = extras.with(*parameter, tensor.values_mut()?);
         }
-        let dk = dk.as_mut().map(Tensor::values_mut).transpose()?;
-        let mut gradients = Gradients { dq: dq.values_mut()?, dk, dv: dv.values_mut()?, extras };
-        let (out, state, dout) = (out.values::<T>()?, state.values::<f32>()?, dout.values::<T>()?);
-        let work = |scratch: &mut _| operator.backward(&inputs, &mask, out, state, dout, &mut gradients, scratch);
+        let dk = dk.as_mut().map(Tensor::rows_mut).transpose()?;
+        let mut gradients = StridedGradients { dq: dq.rows_mut()?, dk, dv: dv.rows_mut()?, extras };
+        let (out, state, dout) = (out.rows::<T>()?, state.values::<f32>()?, dout.rows::<T>()?);
+        let work =
+            |scratch: &mut _| operator.backward_strided(&inputs, &mask, out, state, dout, &mut gradients, scratch);
         python(threads::run(py, self.threads, work)?)
     }
 
     fn clusters_of<T: Stored + Element>(&self, py: Python<'_>) -> PyResult<Arc<ClusterPlan>> {
         let (inputs, mask, operator) = (self.inputs::<T>()?, self.mask(), &*self.operator);
-        let work = |_: &mut _| operator.clusters(&inputs, &mask).map(|plan| plan.into_owned());
+        let work = |_: &mut _| operator.clusters_strided(&inputs, &mask).map(|plan| plan.into_owned());
         Ok(Arc::new(python(threads::run(py, self.threads, work)?)?))
     }
 }

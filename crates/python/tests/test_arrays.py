@@ -197,12 +197,46 @@ def test_out_that_cannot_be_written_is_refused():
     q, k, v, _ = problem()
     read_only = np.empty_like(v)
     read_only.flags.writeable = False
-    for out, code in [(read_only, "read-only"), (np.empty_like(v)[:, :, :40], "strides"), (v[:1].copy(), "shape")]:
+    for out, code in [(read_only, "read-only"), (np.empty((*v.shape, 2), np.float32)[..., 0], "strides"), (v[:1].copy(), "shape")]:
         with pytest.raises(resolvent.TensorError) as caught:
             resolvent.attend(q, k, v, out=out)
         assert caught.value.code == code
     with pytest.raises(resolvent.DTypeError):
         resolvent.attend(q, k, v, out=np.empty_like(v, dtype=np.float16))
+
+
+def test_rows_are_read_and_written_where_they_lie():
+    packed = np.random.default_rng(3).standard_normal((2, 41, 4, 3, 16), dtype=np.float32)  # tokens, (q, k, v, dout), heads
+    q, k, v, dout = (packed[:, :, n].swapaxes(1, 2) for n in range(4))
+    dense = [np.ascontiguousarray(x) for x in (q, k, v, dout)]
+    for mechanism in ("softmax", "infsa", "fna", "ssa", "linear", "sigmoid"):
+        out = np.full((2, 3, 50, 20), 7.0, np.float32)[:, :, :41, :16]
+        whole = out.base
+        _, state = resolvent.attend(q, k, v, mechanism, out=out, return_state=True)
+        expected, saved = resolvent.attend(*dense[:3], mechanism, return_state=True)
+        np.testing.assert_array_equal(out, expected)
+        assert (whole[:, :, 41:] == 7).all() and (whole[..., 16:] == 7).all(), "nothing between the rows is written"
+        got = resolvent.attend_backward(q, k, v, dout, mechanism, state=state)
+        for one, other in zip(got[:3], resolvent.attend_backward(*dense, mechanism, state=saved)[:3]):
+            np.testing.assert_array_equal(one, other)
+    # Backwards, or with channels apart: copied once.
+    np.testing.assert_array_equal(resolvent.attend(q[:, :, ::-1], k, v), resolvent.attend(q, k, v)[:, :, ::-1])
+    apart = np.repeat(dense[0], 2, -1)[..., ::2]
+    np.testing.assert_array_equal(resolvent.attend(apart, k, v), resolvent.attend(q, k, v))
+
+
+def test_heads_of_keys_that_serve_several():
+    q, k, v, dout = problem((2, 6, 41, 16))
+    k, v = k[:, ::3], v[:, ::3]
+    for mechanism in ("softmax", "fna", "linear"):
+        each = [np.repeat(x, 3, 1) for x in (k, v)]
+        np.testing.assert_array_equal(resolvent.attend(q, k, v, mechanism), resolvent.attend(q, *each, mechanism))
+        got = resolvent.attend_backward(q, k, v, dout, mechanism)
+        expected = resolvent.attend_backward(q, *each, dout, mechanism)
+        for one, other in ((got.k, expected.k), (got.v, expected.v)):
+            close(one, other.reshape(2, 2, 3, 41, 16).sum(2, dtype=np.float64), 1e-6)
+    with pytest.raises(resolvent.TensorError, match="divide"):
+        resolvent.attend(q[:, :5], k, v)
 
 
 class Exporter:

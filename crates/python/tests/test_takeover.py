@@ -46,6 +46,7 @@ def run(tensors, **call):
 TAKEN = {
     "plain": (dense, {}),
     "heads within tokens": (within_tokens, {}),
+    "one projection": (lambda: [x.transpose(1, 2) for x in torch.randn(2, 24, 3, 3, 8).unbind(2)], {}),
     "causal": (dense, {"is_causal": True}),
     "scale": (dense, {"scale": 0.3}),
     "other keys": (lambda: [x[:, :, : 24 - 8 * n] for x, n in zip(dense(), (0, 1, 1))], {}),

@@ -205,6 +205,9 @@ def test_strided_and_expanded_inputs():
     dense = [x.detach().contiguous().requires_grad_() for x in views]
     for x, y in zip(one, torch.autograd.grad(attend(*dense).square().sum(), dense)):
         assert torch.equal(x.transpose(1, 2), y)
+    out = attend(*views)
+    assert out.transpose(1, 2).is_contiguous(), "heads are merged without a copy"
+    assert torch.equal(out, attend(*dense))
     shared = torch.randn(1, 3, 24, 8).expand(2, 3, 24, 8)
     assert torch.equal(attend(shared, shared, shared)[0], attend(shared[1:], shared[1:], shared[1:])[0])
     # The gradient of a sum is expanded from one number.

@@ -17,6 +17,8 @@ from transformers import (  # noqa: E402
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
     ViTConfig,
     ViTModel,
 )
@@ -44,8 +46,28 @@ DECODERS = {
     ),
     "llama, keys shared by heads": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "mistral, sliding window": lambda: MistralForCausalLM(MistralConfig(**WINDOWED)),
-    "gemma2, windows and softcaps": lambda: Gemma2ForCausalLM(Gemma2Config(**WINDOWED, head_dim=12)),
+    "gemma2, windows and softcaps": lambda: sharpened(Gemma2ForCausalLM(Gemma2Config(**WINDOWED, head_dim=12, attn_logit_softcapping=2.0))),
+    "gpt-oss, windows and sinks": lambda: with_sinks(
+        GptOssForCausalLM(GptOssConfig(**WINDOWED, head_dim=12, num_local_experts=2, num_experts_per_tok=1))
+    ),
 }
+
+
+def sharpened(model):
+    """Weights that make attention differ from a mean, so that what is done to logits shows."""
+    for name, p in model.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            p.data.mul_(12.0)
+    return model
+
+
+def with_sinks(model):
+    for name, p in model.named_parameters():
+        if name.endswith("sinks"):
+            p.data.normal_(1.0)
+    return sharpened(model)
+
+
 TIED = [name for name in resolvent.mechanisms() if Mechanism(name).tied]
 
 
@@ -178,8 +200,7 @@ def test_what_a_mechanism_cannot_honour_is_refused():
     refuse(DECODERS["gpt2"](), "linear-infsa", "caus")
     refuse(BertModel(BertConfig(**ENCODER)), "soft", "tied")
     refuse(BertModel(BertConfig(**ENCODER)), "softmax", "output_attentions", output_attentions=True)
-    sinks = GptOssForCausalLM(GptOssConfig(**SMALL, head_dim=12, num_local_experts=2, num_experts_per_tok=1))
-    refuse(sinks, "softmax", "s_aux")
+    refuse(DECODERS["gpt-oss, windows and sinks"](), "fna", "s_aux")
     pairs = torch.ones(2, 1, 14, 14, dtype=torch.bool).tril()
     refuse(BertModel(BertConfig(**ENCODER)), "linear-infsa", "pairs", attention_mask=pairs)
 
@@ -200,3 +221,51 @@ def test_static_caches_are_refused_or_right():
     model.set_attn_implementation("resolvent:softmax")
     with pytest.raises(resolvent.UnsupportedError, match="dynamic cache"):
         model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
+
+
+def of_t5():
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=100, d_model=48, d_kv=12, num_heads=4, d_ff=64, num_layers=2, decoder_start_token_id=0, dropout_rate=0.0)
+    model = T5ForConditionalGeneration(config).eval()
+    for name, p in model.named_parameters():
+        if "relative_attention_bias" in name:
+            p.data.normal_()
+    return model
+
+
+def test_position_biases_and_their_gradients_are_the_models_own():
+    model, (ids, keep) = of_t5(), texts()
+    results = []
+    for implementation in ("eager", "resolvent:softmax"):
+        model.set_attn_implementation(implementation)
+        logits = model(input_ids=ids, attention_mask=keep, decoder_input_ids=ids[:, :9]).logits
+        model.zero_grad()
+        logits.square().mean().backward()
+        bias = [p.grad.clone() for name, p in model.named_parameters() if "relative_attention_bias" in name]
+        written = model.generate(ids, attention_mask=keep, max_new_tokens=6, do_sample=False)
+        results.append((logits.detach(), *bias, written))
+    assert len(results[0]) == 4 and all(x.any() for x in results[0][1:3])
+    for theirs, ours in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_sinks_learn():
+    model, (ids, _) = DECODERS["gpt-oss, windows and sinks"]().train(), texts()
+    gradients = []
+    for implementation in ("eager", "resolvent:softmax"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(input_ids=ids).logits.square().mean().backward()
+        gradients.append([p.grad.clone() for name, p in model.named_parameters() if "sinks" in name])
+    assert len(gradients[0]) == 2 and all(x.any() for x in gradients[0])
+    for theirs, ours in zip(*gradients):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def test_sinks_of_heads_with_mechanisms_of_their_own():
+    model, (ids, _) = DECODERS["gpt-oss, windows and sinks"]().eval(), texts()
+    expected = states(model, input_ids=ids)
+    halves = resolvent.HeadMechanisms([([0, 3], "softmax"), ([1, 2], Mechanism(score="dot-exp"))])
+    register(halves, "halves")
+    model.set_attn_implementation("resolvent:halves")
+    torch.testing.assert_close(states(model, input_ids=ids), expected, rtol=1e-4, atol=1e-5)

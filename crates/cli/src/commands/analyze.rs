@@ -9,19 +9,22 @@ use std::{
 use clap::Args;
 use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
-    analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure},
+    analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure, ssa_with_centroids},
     compare::Candidate,
     data::Source,
+    device::Device,
     disk::write_atomically,
     folder::{Claim, Contents},
     recipe::with_length_scale,
     report::{self, analysis_page, fit_page},
+    stop,
     subject::{Example, Subject},
 };
 use tempfile::TempPath;
 
 use super::{
     compare::command_line,
+    devices::DeviceArg,
     material::Given,
     recipe::{Attention, candidates},
 };
@@ -34,6 +37,7 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 /// are the queries; without v, errors are those of the weights. Or, with --checkpoint, a model trained here is shown examples.
 /// Every mechanism is applied as it is: the error of its output against dense softmax, its time and memory here, and the
 /// diagnostics of its graph. A dump is read one sequence at a time. Ends in a table, results.json and report.html.
+/// Mechanisms are measured on the CPU; --device is where the model of --checkpoint runs.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Analyze {
@@ -52,8 +56,8 @@ pub struct Analyze {
     /// Keep the model's queries, keys and values in a file, for --input
     #[arg(long, value_name = "DUMP.safetensors", requires = "checkpoint")]
     save_dump: Option<PathBuf>,
-    /// Mechanisms: ids, or files M.json, called by their names [default: all]; softmax is always there
-    #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
+    /// Mechanisms: ids, or files M.json, called by their names [default: all, and ssa with centroids]; softmax is always there
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',', hide_possible_values = true)]
     mechanisms: Vec<Attention>,
     /// Layers, by the prefix of their tensors [default: all]
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
@@ -84,6 +88,8 @@ pub struct Analyze {
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/analyze")]
     out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -103,9 +109,16 @@ const EXAMPLES_SHOWN: usize = 4;
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
+    if !args.device.is_cpu() && args.checkpoint.is_none() {
+        let problem = "--device is for the model of --checkpoint: mechanisms are measured on the CPU; leave it out";
+        return Err(Error::file(args.input.as_deref().unwrap_or(Path::new("")), problem));
+    }
+    let device = args.device.choose(global)?;
     let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, report::REPORT], Contents::Analysis)?;
+    let shown = shown(args, &device, global)?;
+    // Reading ends at once when asked to stop; from here on files are written.
     let deferred = Deferred::begin();
-    let dump = dump(args)?;
+    let dump = stop::until(&deferred.stop(), || dump(args, shown))?;
     let mut options = AnalyzeOptions {
         name: dump.name.clone(),
         cut: dump.cut,
@@ -123,7 +136,10 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     };
     if !args.mechanisms.is_empty() || dump.own.is_some() {
         let asked = if args.mechanisms.is_empty() { &[Attention::All] } else { &args.mechanisms[..] };
-        let candidates = candidates(asked, dump.own.as_ref(), None)?;
+        let mut candidates = candidates(asked, dump.own.as_ref(), None)?;
+        if args.mechanisms.is_empty() {
+            candidates.extend(ssa_with_centroids(dump.own.as_ref()));
+        }
         options.mechanisms = candidates.into_iter().map(|candidate| dump.settled(candidate)).collect();
     }
     if !global.quiet {
@@ -204,9 +220,23 @@ impl Input {
     }
 }
 
+/// A model, the examples that it is shown, and what these are.
+type Shown = (Subject, Vec<Example>, String);
+
+/// The model given, with its examples.
+fn shown(args: &Analyze, device: &Device, global: &Global) -> Result<Option<Shown>> {
+    let Some(checkpoint) = &args.checkpoint else { return Ok(None) };
+    let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
+    let (material, name) = given.material(checkpoint, global)?;
+    let subject = Subject::load(checkpoint, device)?;
+    let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
+    let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;
+    Ok(Some((subject, examples, name)))
+}
+
 /// The dump given, or that of the model given.
-fn dump(args: &Analyze) -> Result<Input> {
-    let Some(checkpoint) = &args.checkpoint else {
+fn dump(args: &Analyze, shown: Option<Shown>) -> Result<Input> {
+    let Some((subject, examples, name)) = shown else {
         let path = args.input.clone().unwrap_or_default();
         return Ok(Input {
             path,
@@ -220,11 +250,6 @@ fn dump(args: &Analyze) -> Result<Input> {
             _temporary: None,
         });
     };
-    let given = Given { data: args.data.as_ref(), input: args.input.as_deref(), texts: &args.text, boxes: None };
-    let (material, name) = given.material(checkpoint)?;
-    let subject = Subject::load(checkpoint)?;
-    let shown = if args.text.is_empty() { EXAMPLES_SHOWN } else { args.text.len() };
-    let examples = subject.examples(&material, args.sequences.unwrap_or(shown))?;
     let (path, temporary) = match &args.save_dump {
         Some(file) => (file.clone(), None),
         None => {

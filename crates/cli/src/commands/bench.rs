@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Args;
+use resolvent_kernels::Precision;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
     folder::{Claim, Contents},
@@ -17,9 +18,16 @@ use serde_json::json;
 
 use super::{
     compare::command_line,
-    recipe::{Attention, mechanisms},
+    recipe::{Attention, candidates},
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+use crate::{
+    Error,
+    args::{Global, precision},
+    calibrate,
+    error::Result,
+    interrupt::Deferred,
+    memory, output,
+};
 
 /// Measure the operators: time and memory of each mechanism against the number of tokens
 ///
@@ -30,8 +38,8 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
-    /// Mechanisms, one configuration of each: ids, or files M.json [default: all]
-    #[arg(long, value_name = "ID,ID", value_delimiter = ',')]
+    /// Mechanisms: ids, or files M.json, called by their names, of one mechanism as many as you like [default: all]
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',', hide_possible_values = true)]
     mechanisms: Vec<Attention>,
     /// Numbers of tokens [default: 512 to 65536, and 331776]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
@@ -45,6 +53,9 @@ pub struct Bench {
     /// Channels of a head
     #[arg(long, value_name = "N", default_value_t = 64)]
     head_dim: usize,
+    /// Precision of our products: full (f32) or bf16; the table says what ran, and by which instructions
+    #[arg(long, value_name = "PRECISION", default_value = "full", value_parser = precision)]
+    precision: Precision,
     /// Turns of every point; the median of their times counts
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
@@ -75,12 +86,13 @@ pub struct Bench {
 }
 
 /// The options that a comparison of results makes no use of.
-const MEASURING: [&str; 12] = [
+const MEASURING: [&str; 13] = [
     "mechanisms",
     "tokens",
     "batch",
     "heads",
     "head_dim",
+    "precision",
     "rounds",
     "turn",
     "max_seconds",
@@ -95,21 +107,16 @@ Examples:
   resolvent bench                                      all mechanisms, a few minutes
   resolvent bench --mechanisms softmax,linear-infsa --tokens 4096,65536,331776 --heads 64 --head-dim 16
   resolvent bench --mechanisms M.json --tokens 197 --batch 64 --out runs/mine
+  resolvent bench --mechanisms softmax,infsa --precision bf16
   resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
   resolvent bench --compare before/bench.json after/bench.json";
-
-impl Bench {
-    /// Whether it measures, or only compares results.
-    pub fn measures(&self) -> bool {
-        self.compare.is_none()
-    }
-}
 
 /// Runs the command.
 pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(files) = &args.compare {
         return compare(&files[0], &files[1], global);
     }
+    calibrate()?;
     let (file, page) = (args.out.join(bench::RESULTS), args.out.join(report::REPORT));
     if page.exists() && !file.exists() {
         return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
@@ -123,7 +130,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     }
     (options.keep)(&report)?;
     let json = serde_json::to_value(&report).map_err(|e| Error::file(&file, e.to_string()))?;
-    output::result(global, &json, &format!("{}\nreport: {}", report.table(), page.display()))?;
+    output::result(global, &json, &format!("{}\n{}\nreport: {}", report.table(), report.headline(), page.display()))?;
     if report.interrupted {
         let sizes = report.sizes().len();
         return Err(Error::Interrupted(format!("{} has the first {sizes} of the sizes asked for", file.display())));
@@ -144,6 +151,7 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         batch: args.batch,
         heads: args.heads,
         head_dim: args.head_dim,
+        precision: args.precision,
         rounds: args.rounds,
         turn: Duration::from_millis(args.turn.into()),
         max_seconds: args.max_seconds,
@@ -158,10 +166,13 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         ..BenchOptions::default()
     };
     if !args.mechanisms.is_empty() {
-        options.mechanisms = mechanisms(&args.mechanisms, None)?;
+        options.mechanisms = candidates(&args.mechanisms, None, None)?;
     }
     if let Some(seed) = global.seed {
-        options.mechanisms = options.mechanisms.into_iter().map(|mechanism| mechanism.with_seed(seed)).collect();
+        options
+            .mechanisms
+            .iter_mut()
+            .for_each(|candidate| candidate.mechanism = candidate.mechanism.clone().with_seed(seed));
     }
     if !args.tokens.is_empty() {
         options.tokens.clone_from(&args.tokens);

@@ -1,38 +1,96 @@
-//! `resolvent classify`: a trained model on texts of one's own.
+//! `resolvent classify`: a trained model on texts or pictures of one's own.
+
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use resolvent_lab::predict::{Classified, Classifier};
+use resolvent_lab::{
+    checkpoint::{Checkpoint, Expectation},
+    predict::{Classified, ClassifiedPicture, Classifier, PictureClassifier},
+};
 use serde_json::json;
 
 use super::{
-    material::Trained,
+    devices::DeviceArg,
     texts::{Texts, cut_note},
 };
-use crate::{args::Global, error::Result, output};
+use crate::{Error, args::Global, error::Result, loading::Waiting, output};
 
-/// Classify texts with a trained model
+/// Classify texts or pictures with a trained model
 ///
-/// One text a line, from --input or standard input, or given as --text. The answer is one line per text: the label, its
-/// probability, and what else is likely.
+/// Of a model of texts: one text a line, from --input or standard input, or given as --text. Of a model of pictures: PNG and JPEG files, or
+/// folders of them, each resized (shorter side) and cut (centre) to what the model sees. The answer is one line per text or picture:
+/// the label, its probability, and what else is likely. With --json texts are one document, pictures an object a line, as they come.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Classify {
-    #[command(flatten)]
-    model: Trained,
+    /// Folder of a run (its best checkpoint where it stopped early, else its newest) or of one checkpoint; then, of a model of pictures,
+    /// files and folders
+    #[arg(value_name = "RUN [PICTURE|FOLDER]", required_unless_present = "checkpoint")]
+    places: Vec<PathBuf>,
+    /// The run by name, as other commands have it
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Of a picture, how many classes are told, the likeliest first
+    #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    top: u16,
     #[command(flatten)]
     texts: Texts,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   resolvent classify runs/imdb --text 'A film that I would see again.'
   resolvent classify runs/imdb --input reviews.txt --json
-  echo 'Two hours of my life.' | resolvent classify runs/imdb";
+  echo 'Two hours of my life.' | resolvent classify runs/imdb
+  resolvent classify runs/flowers photographs --top 3
+  resolvent classify runs/flowers a.jpg b.png --json";
 
 /// Runs the command.
 pub fn run(args: &Classify, global: &Global) -> Result<()> {
+    let (run, pictures) = match &args.checkpoint {
+        Some(run) => (run, &args.places[..]),
+        // One of the two is required.
+        None => (&args.places[0], &args.places[1..]),
+    };
+    match (Checkpoint::find(run)?.state.expects, pictures) {
+        (Expectation::Pictures(_), pictures) if pictures.is_empty() || args.texts.is_given() => Err(Error::file(
+            run,
+            "the model was trained on pictures, not on texts; name files or folders of them after it",
+        )),
+        (Expectation::Pictures(_), pictures) => classify_pictures(run, pictures, args, global),
+        (Expectation::Texts(_), [picture, ..]) => Err(Error::file(
+            picture,
+            "is no place for texts: the model was trained on them; give --input FILE or --text",
+        )),
+        _ => classify_texts(run, args, global),
+    }
+}
+
+fn classify_pictures(run: &Path, paths: &[PathBuf], args: &Classify, global: &Global) -> Result<()> {
+    let files = PictureClassifier::files(paths)?;
+    let waiting = Waiting::begin(format!("reading {}", run.display()), global);
+    let classifier = PictureClassifier::load(run, &args.device.choose(global)?)?;
+    drop(waiting);
+    classifier.classify(&files, args.top.into(), |answer| {
+        let json = serde_json::to_string(&answer).map_err(|e| Error::file(&answer.picture, e.to_string()))?;
+        output::print(&if global.json { json } else { picture_line(&answer) })
+    })
+}
+
+/// `rose  97.3 %   a.jpg   (tulip 2.1 %, lily 0.4 %)`.
+fn picture_line(answer: &ClassifiedPicture) -> String {
+    let told = |(class, p): &(String, f64)| format!("{class} {:.1} %", 100.0 * p);
+    let others = answer.top.iter().skip(1).map(told).collect::<Vec<_>>().join(", ");
+    let others = if others.is_empty() { others } else { format!("   ({others})") };
+    let share = answer.top.first().map_or(0.0, |first| 100.0 * first.1);
+    format!("{}  {share:.1} %   {}{others}", answer.label, answer.picture.display())
+}
+
+fn classify_texts(run: &Path, args: &Classify, global: &Global) -> Result<()> {
     let texts = args.texts.read()?;
-    let classifier = Classifier::load(args.model.path())?;
+    let classifier = Classifier::load(run, &args.device.choose(global)?)?;
     let answers = classifier.classify(&texts)?;
     let cut = answers.iter().filter(|answer| answer.cut).count();
     if let Some(note) = cut_note(cut, texts.len(), "texts", classifier.max_tokens())

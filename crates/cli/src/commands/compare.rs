@@ -12,10 +12,11 @@ use resolvent_lab::{
 };
 
 use super::{
+    devices::DeviceArg,
     recipe::{Attention, RecipeArgs, candidates, data, grid},
     train::observer,
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, loading::load, memory, output};
 
 /// Compare mechanisms: the same model, data, recipe and seeds for each
 ///
@@ -31,7 +32,7 @@ pub struct Compare {
     /// landmarks as many as suit the patches of a picture [default: the recipe's,
     /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones, and for
     /// translators those that can write token by token]
-    #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe")]
+    #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe", hide_possible_values = true)]
     mechanisms: Vec<Attention>,
     /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Recipe")]
@@ -39,6 +40,8 @@ pub struct Compare {
     /// Folder of the comparison
     #[arg(long, value_name = "DIR", default_value = "runs/compare")]
     out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -51,12 +54,14 @@ Examples:
 /// Runs the command.
 pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let recipe = args.recipe.change(args.recipe.base()?, None, global)?;
-    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let device = args.device.choose(global)?;
+    let data = load(&data(&recipe)?, global)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
     let usual = usual(options.mechanisms, &recipe.model, &data);
     options.mechanisms = chosen(args, usual, &recipe.mechanism, grid(&recipe.model, &data))?;
     options.seeds = seeds(args, recipe.seed)?;
+    options.device = device;
     options.stop = deferred.stop();
     options.observer = observer(global);
     options.memory = Some(Arc::new(memory::Probe));
@@ -138,7 +143,11 @@ fn report(args: &Compare, comparison: &Comparison, global: &Global) -> Result<()
     let page = args.out.join("report.html");
     let json = serde_json::to_value(comparison).map_err(|e| Error::file(&page, e.to_string()))?;
     let caveats: String = comparison.caveats().iter().map(|caveat| format!("{caveat}\n")).collect();
-    output::result(global, &json, &format!("{}\n{caveats}report: {}", comparison.table(), page.display()))?;
+    output::result(
+        global,
+        &json,
+        &format!("{}\n{caveats}{}\nreport: {}", comparison.table(), comparison.headline(), page.display()),
+    )?;
     let Some(first) = comparison.diverged.first() else { return Ok(()) };
     let runs = comparison.diverged.len();
     let of = runs + comparison.entries.iter().map(|entry| entry.runs.len()).sum::<usize>();

@@ -6,6 +6,7 @@ use clap::Args;
 use resolvent_lab::{
     checkpoint::Checkpoint,
     data::{Data, Source},
+    device::Device,
     eval::{self, Evaluation},
     exchange::{self, Answers, Replacement},
     train::Lost,
@@ -13,10 +14,17 @@ use resolvent_lab::{
 use serde_json::json;
 
 use super::{
+    devices::DeviceArg,
     recipe::{Attention, data, grid},
     texts::cut_note,
 };
-use crate::{Error, args::Global, error::Result, output};
+use crate::{
+    Error,
+    args::Global,
+    error::Result,
+    loading::{Waiting, load},
+    output,
+};
 
 /// Evaluate a trained model on test examples
 ///
@@ -46,6 +54,8 @@ pub struct Eval {
     /// changes. An id that the checkpoint's recipe uses, or a relative of it, has the recipe's settings
     #[arg(long, value_name = "ID", conflicts_with_all = ["image_size", "ablate"])]
     attention: Option<Attention>,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -65,25 +75,27 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         Some(spec) => spec.clone(),
         None => data(&Checkpoint::find(&args.checkpoint)?.state.recipe)?,
     };
-    let data = spec.load().map_err(resolvent_lab::Error::from)?;
+    let device = &args.device.choose(global)?;
+    let data = load(&spec, global)?;
+    let _waiting = Waiting::begin("evaluating".into(), global);
     if !args.ablate.is_empty() {
-        return ablate(args, &data, global);
+        return ablate(args, &data, device, global);
     }
     if let Some(attention) = &args.attention {
-        return exchange(args, attention, &data, global);
+        return exchange(args, attention, &data, device, global);
     }
     let (checkpoint, evaluation) = match data {
         Data::Pictures(pictures) => match args.image_size {
-            Some(side) => eval::run_at(&args.checkpoint, &pictures, side.into())?,
-            None => eval::run(&args.checkpoint, &pictures)?,
+            Some(side) => eval::run_at(&args.checkpoint, &pictures, side.into(), device)?,
+            None => eval::run(&args.checkpoint, &pictures, device)?,
         },
         _ if args.image_size.is_some() => {
             let problem = "holds texts, which have no --image-size; leave it out".into();
             return Err(resolvent_lab::Error::Unfit { name: spec.to_string(), problem }.into());
         }
-        Data::Texts(texts) => eval::run(&args.checkpoint, &texts)?,
-        Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs)?,
-        Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus)?,
+        Data::Texts(texts) => eval::run(&args.checkpoint, &texts, device)?,
+        Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs, device)?,
+        Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus, device)?,
     };
     let mechanism = &checkpoint.state.recipe.mechanism;
     let json = json!({
@@ -107,13 +119,13 @@ fn cut(checkpoint: &Checkpoint, evaluation: &Evaluation) -> String {
 }
 
 /// Accuracy against the share of tokens that the attention loses.
-fn ablate(args: &Eval, data: &Data, global: &Global) -> Result<()> {
+fn ablate(args: &Eval, data: &Data, device: &Device, global: &Global) -> Result<()> {
     let Data::Texts(texts) = data else {
         return Err(Error::file(&args.checkpoint, "--ablate is for classifiers of texts; leave it out"));
     };
     let seed = global.seed.unwrap_or(0);
     let lost = if args.ablate_pairs { Lost::Pairs } else { Lost::Tokens };
-    let curve = eval::ablation(&args.checkpoint, texts, lost, &args.ablate, seed)?;
+    let curve = eval::ablation(&args.checkpoint, texts, lost, &args.ablate, seed, device)?;
     let note = cut(&Checkpoint::find(&args.checkpoint)?, &curve[0].evaluation);
     let checkpoint = args.checkpoint.display().to_string();
     let json = json!({"checkpoint": checkpoint, "seed": seed, "lost": lost, "ablation": curve});
@@ -125,7 +137,7 @@ fn ablate(args: &Eval, data: &Data, global: &Global) -> Result<()> {
 }
 
 /// The same weights with another attention.
-fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) -> Result<()> {
+fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, global: &Global) -> Result<()> {
     let recipe = Checkpoint::find(&args.checkpoint)?.state.recipe;
     let other = match attention.fit()? {
         Some(fit) => Replacement::Fit(fit),
@@ -134,7 +146,7 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, global: &Global) ->
             Replacement::Mechanism(attention.suited(mechanism, grid(&recipe.model, data)))
         }
     };
-    let (checkpoint, e) = exchange::run(&args.checkpoint, data, &other)?;
+    let (checkpoint, e) = exchange::run(&args.checkpoint, data, &other, device)?;
     let line = |name: &str, e: &Evaluation| {
         let predicted = e.prediction.as_ref().map_or(String::new(), |prediction| format!(", {}", prediction.line()));
         format!("{name:<16} accuracy {:.2} %, loss {:.4}{predicted}\n", e.accuracy * 100.0, e.loss)

@@ -1,16 +1,16 @@
 //! `resolvent explain`: what a trained classifier looks at.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use clap::{Args, ValueEnum};
 use resolvent_lab::{
     data::Source,
-    explain::{self, ExplainOptions, MapRule},
+    explain::{self, ExplainOptions, MapRule, Query},
     folder::{Claim, Contents},
     report,
 };
 
-use super::{compare::command_line, material::Given};
+use super::{compare::command_line, devices::DeviceArg, material::Given};
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
 
 /// Show what a trained classifier looks at, and whether its answers rest on it
@@ -49,12 +49,18 @@ pub struct Explain {
     /// How heads make one map: `equal-heads`, each over its sum, or `paper`, as they are ("Infinite Self-Attention")
     #[arg(long, value_name = "RULE", value_enum, default_value_t = Rule::EqualHeads)]
     map_rule: Rule,
+    /// Draw what one place itself looks at too: ROW,COLUMN on the scored layer's grid of a picture, the number of a token of a text;
+    /// counted from 1
+    #[arg(long, value_name = "ROW,COL", value_parser = Query::from_str)]
+    query: Option<Query>,
     /// Score the map through all layers too (attention rollout)
     #[arg(long)]
     rollout: bool,
     /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "runs/explain")]
     out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 /// [`MapRule`] on the command line.
@@ -82,13 +88,14 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &Explain, global: &Global) -> Result<()> {
+    let device = args.device.choose(global)?;
     let given = Given {
         data: args.data.as_ref(),
         input: args.input.as_deref(),
         texts: &args.text,
         boxes: args.boxes.as_deref(),
     };
-    let (material, data) = given.material(&args.checkpoint)?;
+    let (material, data) = given.material(&args.checkpoint, global)?;
     let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], Contents::Explanation)?;
     let deferred = Deferred::begin();
     let mut options = ExplainOptions {
@@ -96,8 +103,10 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         shown: args.show,
         layer: args.layer.clone(),
         map_rule: args.map_rule.into(),
+        query: args.query,
         rollout: args.rollout,
         seed: global.seed.unwrap_or(0),
+        device,
         stop: deferred.stop(),
         commands: vec![command_line()],
         ..ExplainOptions::new(&args.checkpoint, material, data)

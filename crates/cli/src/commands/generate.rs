@@ -16,6 +16,7 @@ use resolvent_lab::{
 };
 use serde_json::json;
 
+use super::devices::DeviceArg;
 use crate::{Error, args::Global, error::Result, output};
 
 /// Continue text with a trained language model
@@ -55,6 +56,8 @@ pub struct Generate {
     /// Take the likeliest token each time
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     greedy: bool,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -73,7 +76,7 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
     sampling.validate().map_err(resolvent_lab::Error::from)?;
     let folder = args.run.as_ref().unwrap_or(&args.checkpoint);
     let fit = args.attention.as_deref().map(FitFile::read).transpose()?;
-    let generator = Generator::load_with(folder, fit.as_ref())?;
+    let generator = Generator::load_with(folder, fit.as_ref(), &args.device.choose(global)?)?;
     let prompt = prompt(args)?;
     let (seed, mut failed) = (global.seed.unwrap_or(0), None);
     let mut said = |text: &str| match show(text, global) {

@@ -13,7 +13,7 @@ use super::{
     recipe,
     texts::{filled, read_lines},
 };
-use crate::{Error, error::Result};
+use crate::{Error, args::Global, error::Result, loading::load};
 
 /// Where examples may come from; of data, input and texts at most one is given.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ pub struct Given<'a> {
 
 impl Given<'_> {
     /// What is shown to the model in `checkpoint`, and the same in words. Without anything given, the data that it was trained on.
-    pub fn material(&self, checkpoint: &Path) -> Result<(Material, String)> {
+    pub fn material(&self, checkpoint: &Path, global: &Global) -> Result<(Material, String)> {
         if !self.texts.is_empty() {
             let texts = filled(self.texts.to_vec(), Path::new("--text"), "text")?;
             return Ok((Material::Texts(texts), "the texts given".into()));
@@ -48,7 +48,7 @@ impl Given<'_> {
             return Ok((material, input.display().to_string()));
         }
         let source = self.data.map_or_else(|| recipe::data(&state.recipe), |source| Ok(source.clone()))?;
-        Ok((Material::Data(source.load().map_err(resolvent_lab::Error::from)?), source.to_string()))
+        Ok((Material::Data(load(&source, global)?), source.to_string()))
     }
 }
 

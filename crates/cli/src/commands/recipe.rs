@@ -1,18 +1,22 @@
 //! What `train` and `compare` share: a recipe, and what the command line changes in it.
 
 use std::{
+    ffi::OsStr,
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use clap::Args;
+use clap::{
+    Arg, Args,
+    builder::{PossibleValue, TypedValueParser, ValueParserFactory},
+};
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
     analyze::FitFile,
     compare::Candidate,
     data::{Data, DataSpec, PictureShape, Source, TextSpec},
-    recipe::{ModelRecipe, with_landmarks_for, with_settings_of},
+    recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
     source::Document,
 };
 
@@ -22,11 +26,15 @@ use crate::{Error, args::Global, error::Result};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Recipe")]
 pub struct RecipeArgs {
-    /// Recipe in TOML [default: that of configs/ for the data, or configs/pictures.toml or text.toml for other files; they are built in]
-    #[arg(long, value_name = "RECIPE.toml")]
-    pub config: Option<PathBuf>,
+    /// Recipe: a built-in one by its name (`resolvent recipes` lists them) or a file in TOML, which may extend another [default: the
+    /// built-in one for the data, or pictures or text for other files]
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub config: Option<String>,
+    /// Set a field of the recipe, by its dotted name, such as optimiser.lr=3e-4; may be repeated. `none` removes a limit
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<Setting>,
     /// Data set. Pictures: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
-    /// images:PATH[?size=PIXELS]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
+    /// images:PATH[?size=PIXELS], webdataset:TRAIN[,TEST]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
     /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET;
     /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST
     /// [default: the recipe's, else shapes]
@@ -38,63 +46,75 @@ pub struct RecipeArgs {
     /// Most steps per run, whatever the number of epochs; the warm-up shrinks with them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_steps: Option<u32>,
-    /// Most minutes per run; a schedule that does not fit is shortened as a whole
-    #[arg(long, value_name = "MINUTES")]
-    pub max_minutes: Option<f64>,
+    /// Most minutes per run, or `none`; a schedule that does not fit is shortened as a whole
+    #[arg(long, value_name = "MINUTES|none", value_parser = parse_minutes)]
+    pub max_minutes: Option<Minutes>,
 }
 
-/// The recipes that need no file.
-const SHAPES: &str = include_str!("../../configs/shapes.toml");
-const PICTURES: &str = include_str!("../../configs/pictures.toml");
-const FASHION_MNIST: &str = include_str!("../../configs/fashion-mnist.toml");
-const CIFAR10: &str = include_str!("../../configs/cifar10.toml");
-const LISTOPS: &str = include_str!("../../configs/listops.toml");
-const IMDB: &str = include_str!("../../configs/imdb.toml");
-const MULTI30K: &str = include_str!("../../configs/multi30k-small.toml");
-const LANGUAGE: &str = include_str!("../../configs/language.toml");
-const TEXT: &str = include_str!("../../configs/text.toml");
+/// A limit of minutes, or none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Minutes(Option<f64>);
+
+fn parse_minutes(text: &str) -> std::result::Result<Minutes, String> {
+    match text.parse::<f64>() {
+        _ if text == "none" => Ok(Minutes(None)),
+        Ok(minutes) => Ok(Minutes(Some(minutes))),
+        Err(e) => Err(format!("{e}; give a number of minutes, or none")),
+    }
+}
 
 impl RecipeArgs {
-    /// The recipe to begin with: that of `--config`, else a built-in one.
+    /// The recipe to begin with: that of `--config`, else the built-in one for the data.
     pub fn base(&self) -> Result<Recipe> {
-        if let Some(file) = &self.config {
-            return Ok(Recipe::load(file)?);
+        if let Some(name) = &self.config {
+            return Ok(Recipe::named(name)?);
         }
-        let (text, name) = match &self.data {
-            None | Some(Source::Pictures(DataSpec::Shapes(_))) => (SHAPES, "shapes"),
-            Some(Source::Pictures(DataSpec::FashionMnist(_))) => (FASHION_MNIST, "fashion-mnist"),
-            Some(Source::Pictures(DataSpec::Cifar10(_))) => (CIFAR10, "cifar10"),
-            Some(Source::Pictures(_)) => (PICTURES, "pictures"),
-            Some(Source::Texts(TextSpec::Listops(_))) => (LISTOPS, "listops"),
-            Some(Source::Texts(TextSpec::Imdb(_))) => (IMDB, "imdb"),
-            Some(Source::Texts(_)) => (TEXT, "text"),
-            Some(Source::Pairs(_)) => (MULTI30K, "multi30k-small"),
-            Some(Source::Corpus(_)) => (LANGUAGE, "language"),
+        let name = match &self.data {
+            None | Some(Source::Pictures(DataSpec::Shapes(_))) => "shapes",
+            Some(Source::Pictures(DataSpec::FashionMnist(_))) => "fashion-mnist",
+            Some(Source::Pictures(DataSpec::Cifar10(_))) => "cifar10",
+            Some(Source::Pictures(_)) => "pictures",
+            Some(Source::Texts(TextSpec::Listops(_))) => "listops",
+            Some(Source::Texts(TextSpec::Imdb(_))) => "imdb",
+            Some(Source::Texts(_)) => "text",
+            Some(Source::Pairs(_)) => "multi30k-small",
+            Some(Source::Corpus(_)) => "language",
         };
-        Ok(Recipe::from_toml(text, &format!("configs/{name}.toml"))?)
+        Ok(Recipe::built_in(name)?)
     }
 
-    /// `recipe` with the changes asked for, for a run that was `begun` with another, where one is continued.
-    pub fn change(&self, mut recipe: Recipe, begun: Option<&Recipe>, global: &Global) -> Result<Recipe> {
+    /// `recipe` with the changes asked for, for a run that was `begun` with another, where one is continued: first the fields that are
+    /// set, then what has an argument of its own.
+    pub fn change(&self, recipe: Recipe, begun: Option<&Recipe>, global: &Global) -> Result<Recipe> {
+        let mut recipe = recipe.with(&self.set)?;
         recipe.seed = global.seed.unwrap_or(recipe.seed);
         if let Some(epochs) = self.epochs {
-            recipe.schedule.epochs = epochs;
-            // A recipe's warm-up and limit of minutes are meant for its own length.
-            let own = recipe.schedule.max_minutes.take();
-            // A run that began with the limit goes on with it: it is what its steps were planned for.
-            if own.is_some() && begun.is_some_and(|begun| begun.schedule.max_minutes == own) {
-                recipe.schedule.max_minutes = own;
-            } else if own.is_some() && self.max_minutes.is_none() {
-                tracing::debug!("the recipe's `max_minutes` is left out: --epochs asks for its own length");
-            }
-            recipe.schedule.warmup_epochs = recipe.schedule.warmup_epochs.min(epochs as f64 / 4.0);
+            recipe.schedule = self.of_epochs(epochs, recipe.schedule, begun.map(|begun| &begun.schedule));
         }
         recipe.schedule.max_steps = self.max_steps.map(|steps| steps as usize).or(recipe.schedule.max_steps);
-        recipe.schedule.max_minutes = self.max_minutes.or(recipe.schedule.max_minutes);
+        if let Some(Minutes(limit)) = self.max_minutes {
+            recipe.schedule.max_minutes = limit;
+        }
         recipe.data = self.data.as_ref().map(Source::to_string).or(recipe.data);
         recipe.validate()?;
         caution(&recipe.mechanism);
         Ok(recipe)
+    }
+
+    /// `schedule` for so many epochs. A recipe's warm-up, milestones and limit of minutes are meant for its own length; a run that goes
+    /// on keeps them, but for the limit where it is extended.
+    fn of_epochs(&self, epochs: usize, schedule: ScheduleRecipe, begun: Option<&ScheduleRecipe>) -> ScheduleRecipe {
+        let limit = schedule.max_minutes;
+        let kept = begun.is_some_and(|begun| begun.max_minutes == limit && begun.epochs == epochs);
+        let set = self.set.iter().any(|setting| setting.key() == "schedule.max_minutes");
+        if limit.is_some() && !kept && !set && self.max_minutes.is_none() {
+            tracing::debug!("the recipe's `max_minutes` is left out: --epochs asks for its own length");
+        }
+        let max_minutes = limit.filter(|_| kept || set);
+        match begun {
+            Some(begun) if begun.epochs < epochs => ScheduleRecipe { epochs, max_minutes, ..schedule },
+            _ => ScheduleRecipe { max_minutes, ..schedule.of_epochs(epochs) },
+        }
     }
 }
 
@@ -126,6 +146,35 @@ impl FromStr for Attention {
         } else {
             Ok(Self::Preset(Box::new(Mechanism::preset(text)?)))
         }
+    }
+}
+
+/// Reads a mechanism, and tells the ids to whoever completes a command line.
+#[derive(Debug, Clone)]
+pub struct AttentionParser;
+
+impl ValueParserFactory for Attention {
+    type Parser = AttentionParser;
+
+    fn value_parser() -> AttentionParser {
+        AttentionParser
+    }
+}
+
+impl TypedValueParser for AttentionParser {
+    type Value = Attention;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&Arg>,
+        value: &OsStr,
+    ) -> std::result::Result<Attention, clap::Error> {
+        Attention::from_str.parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Mechanism::IDS.into_iter().map(PossibleValue::new)))
     }
 }
 

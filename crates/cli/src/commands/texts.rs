@@ -24,6 +24,11 @@ pub struct Texts {
 const STANDARD_INPUT: &str = "standard input";
 
 impl Texts {
+    /// Whether any were named; else they come from standard input.
+    pub fn is_given(&self) -> bool {
+        !self.text.is_empty() || self.input.is_some()
+    }
+
     /// The texts of the command line, of the file, or of standard input.
     pub fn read(&self) -> Result<Vec<String>> {
         match &self.input {

@@ -11,8 +11,11 @@ use resolvent_lab::{
     train::{self, Outcome, Resume, TrainOptions},
 };
 
-use super::recipe::{Attention, RecipeArgs, data, grid};
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
+use super::{
+    devices::DeviceArg,
+    recipe::{Attention, RecipeArgs, data, grid},
+};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, loading::load, output};
 
 /// Train one model, resumably
 ///
@@ -26,14 +29,20 @@ pub struct Train {
     recipe: RecipeArgs,
     /// Mechanism: an id such as infsa, with landmarks as many as suit the patches of a picture, or a file M.json [default: the
     /// recipe's]
-    #[arg(long, value_name = "ID", help_heading = "Recipe")]
+    #[arg(long, value_name = "ID", help_heading = "Recipe", hide_possible_values = true)]
     attention: Option<Attention>,
     /// Folder of the run
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
     out: PathBuf,
-    /// Continue the run in --out; its own recipe is used unless --config names one
+    /// Begin with the weights of another run or checkpoint, where the model has the same parameters; its recipe is used unless --config
+    /// names one, with a new optimiser and schedule, other --data and another --attention as asked
+    #[arg(long, value_name = "RUN", conflicts_with = "resume")]
+    from: Option<PathBuf>,
+    /// Continue the run in --out; its own recipe is used unless --config names one. More --epochs, --max-steps or --max-minutes extend it
     #[arg(long)]
     resume: bool,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -43,18 +52,24 @@ Examples:
   resolvent train --data imdb:DIR --out runs/imdb
   resolvent train --data corpus:books.txt --out runs/books      a language model
   resolvent train --data fashion-mnist:DIR --max-minutes 15 --out runs/fashion
-  resolvent train --out runs/fashion --resume      after an interruption";
+  resolvent train --out runs/fashion --resume      after an interruption
+  resolvent train --out runs/fashion --resume --epochs 40       longer
+  resolvent train --config vit.toml --set optimiser.kind=lion --set optimiser.lr=1e-4
+  resolvent train --from runs/fashion --data mnist:DIR --out runs/digits";
 
 /// Runs the command.
 pub fn run(args: &Train, global: &Global) -> Result<()> {
     let mut recipe = recipe(args, global)?;
-    let data = data(&recipe)?.load().map_err(resolvent_lab::Error::from)?;
+    let device = args.device.choose(global)?;
+    let data = load(&data(&recipe)?, global)?;
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.suited(recipe.mechanism, grid(&recipe.model, &data));
     }
     let deferred = Deferred::begin();
     let options = TrainOptions {
         resume: if args.resume { Resume::Always } else { Resume::Never },
+        from: args.from.clone(),
+        device,
         stop: deferred.stop(),
         observer: observer(global),
         ..TrainOptions::new(&args.out)
@@ -65,7 +80,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
         Data::Pairs(pairs) => train::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => train::run(&recipe, corpus, &options),
     };
-    match outcome? {
+    match outcome.map_err(|e| unfinished(e, args))? {
         Outcome::Finished(summary) => {
             let json = serde_json::to_value(&summary).map_err(|e| Error::file(&args.out, e.to_string()))?;
             output::result(global, &json, &format!("{}: {}", args.out.display(), summary.line()))
@@ -78,10 +93,21 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
     }
 }
 
+/// A failure to write, with how to go on where there is a checkpoint: a run that begins anew needs no other command.
+fn unfinished(error: resolvent_lab::Error, args: &Train) -> Error {
+    match (&error, Checkpoint::find(&args.out)) {
+        (resolvent_lab::Error::Io { .. }, Ok(found)) => {
+            Error::Unfinished { source: Box::new(error), step: found.state.step, folder: args.out.clone() }
+        }
+        _ => error.into(),
+    }
+}
+
 fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
     let begun = if args.resume { Some(Checkpoint::find(&args.out)?.state.recipe) } else { None };
-    let mut recipe = match (&args.recipe.config, &begun) {
-        (None, Some(begun)) => begun.clone(),
+    let trained = args.from.as_deref().map(Checkpoint::find).transpose()?.map(|trained| trained.state.recipe);
+    let mut recipe = match (&args.recipe.config, begun.as_ref().or(trained.as_ref())) {
+        (None, Some(own)) => own.clone(),
         _ => args.recipe.base()?,
     };
     if let Some(attention) = &args.attention {
@@ -98,5 +124,5 @@ fn recipe(args: &Train, global: &Global) -> Result<Recipe> {
 
 /// Who is told of the progress of a run.
 pub fn observer(global: &Global) -> Arc<dyn progress::Observer> {
-    if global.quiet { Arc::new(progress::Silent) } else { progress::for_stderr() }
+    if global.quiet { Arc::new(progress::Silent) } else { progress::for_stderr(global.verbose > 0) }
 }

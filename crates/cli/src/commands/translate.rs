@@ -10,6 +10,7 @@ use resolvent_lab::{
 use serde_json::json;
 
 use super::{
+    devices::DeviceArg,
     material::Trained,
     texts::{Texts, cut_note, read_lines},
 };
@@ -32,6 +33,8 @@ pub struct Translate {
     /// Hypotheses that are followed at once; 1 takes the most probable token each time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     beams: u16,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 const EXAMPLES: &str = "\
@@ -53,7 +56,7 @@ pub fn run(args: &Translate, global: &Global) -> Result<()> {
         );
         return Err(Error::file(file, problem));
     }
-    let translator = TextTranslator::load(args.model.path())?;
+    let translator = TextTranslator::load(args.model.path(), &args.device.choose(global)?)?;
     let found = translator.translate(&sentences, args.beams.into())?;
     let lines: Vec<String> = found.iter().map(|translated| translated.text.clone()).collect();
     let score = references.map(|references| bleu(&lines, &references, translator.lowercase()));

@@ -17,6 +17,8 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 pub fn resolvent() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_resolvent"));
     command.env_remove("RESOLVENT_SIMD").env("RESOLVENT_CALIBRATION", "off");
+    // Libraries that graphics drivers load complain on standard error where it is not set.
+    command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
     command
 }
 

@@ -3,7 +3,7 @@
 use super::Sandbox;
 
 /// Generated pictures, as `--data` takes them.
-pub const DATA: &str = "shapes:seed=1,size=16,train=64,test=32";
+pub const DATA: &str = "shapes:seed=1,size=16,train=64,test=32,difficulty=0.5";
 
 /// A recipe for a model of two heads on them.
 pub const RECIPE: &str = "

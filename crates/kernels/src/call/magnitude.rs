@@ -1,68 +1,67 @@
 //! How large the tokens of a call are, those alone that its masks keep.
 
-use super::{Call, Shape};
+use super::{Call, Shape, TokenRows, View};
 use crate::simd::{Level, rows};
 
-/// Tokens `[batch, heads, seq, dim]` and their mask: which of them count.
+/// Tokens and their mask: which of them count.
 #[derive(Clone, Copy)]
 pub(crate) struct Masked<'a> {
-    x: &'a [f32],
+    x: View<'a>,
     /// `[batch, seq]`; `None` keeps all.
     keep: Option<&'a [bool]>,
     heads: usize,
-    seq: usize,
-    dim: usize,
 }
 
 impl<'a> Masked<'a> {
     /// The queries.
     pub fn queries(call: &Call<'a>) -> Self {
-        Self::of_queries(call, call.q, call.shape.head_dim)
+        Self::of_queries(call, call.q)
     }
 
     /// The keys.
     pub fn keys(call: &Call<'a>) -> Self {
-        Self::of_keys(call, call.k, call.shape.head_dim)
+        Self::of_keys(call, call.k)
     }
 
     /// The values.
     pub fn values(call: &Call<'a>) -> Self {
-        Self::of_keys(call, call.v, call.shape.value_dim)
+        Self::of_keys(call, call.v)
     }
 
-    /// `x`, which has `dim` channels for every query.
-    pub fn of_queries(call: &Call<'a>, x: &'a [f32], dim: usize) -> Self {
-        Self { x, keep: call.mask.query, heads: call.shape.heads, seq: call.shape.seq_q, dim }
+    /// `x`, which has a row for every query.
+    pub fn of_queries(call: &Call<'a>, x: View<'a>) -> Self {
+        Self { x, keep: call.mask.query, heads: call.shape.heads }
     }
 
-    /// `x`, which has `dim` channels for every key.
-    pub fn of_keys(call: &Call<'a>, x: &'a [f32], dim: usize) -> Self {
-        Self { x, keep: call.mask.key, heads: call.shape.heads, seq: call.shape.seq_kv, dim }
+    /// `x`, which has a row for every key.
+    pub fn of_keys(call: &Call<'a>, x: View<'a>) -> Self {
+        Self { x, keep: call.mask.key, heads: call.shape.heads }
     }
 
     /// Number of slices, `batch * heads`; 0 of an empty tensor.
     pub fn slices(self) -> usize {
-        self.x.len() / (self.seq * self.dim).max(1)
+        if self.x.layout().len() == 0 { 0 } else { self.x.layout().slices() }
     }
 
     fn keeps(self, slice: usize, token: usize) -> bool {
-        self.keep.is_none_or(|keep| keep[slice / self.heads * self.seq + token])
+        self.keep.is_none_or(|keep| keep[slice / self.heads * self.x.layout().tokens + token])
     }
 
-    fn slice(self, slice: usize) -> &'a [f32] {
-        &self.x[slice * self.seq * self.dim..][..self.seq * self.dim]
+    fn slice(self, slice: usize) -> TokenRows<'a> {
+        self.x.slice(slice)
     }
 
     /// The tokens of one slice that count.
     pub fn rows(self, slice: usize) -> impl DoubleEndedIterator<Item = &'a [f32]> {
-        let rows = self.slice(slice).chunks_exact(self.dim).enumerate();
+        let rows = self.slice(slice).rows().enumerate();
         rows.filter(move |&(token, _)| self.keeps(slice, token)).map(|(_, row)| row)
     }
 
     /// The largest magnitude of one slice; 0 of no token.
     pub fn largest(self, level: Level, slice: usize) -> f32 {
-        if self.keep.is_none() {
-            return rows::max_abs(level, self.slice(slice));
+        let tokens = self.slice(slice);
+        if let Some(all) = tokens.as_slice(0..tokens.tokens).filter(|_| self.keep.is_none()) {
+            return rows::max_abs(level, all);
         }
         self.sizes(level, slice).fold(0.0, f32::max)
     }
@@ -119,7 +118,7 @@ pub(crate) fn row_exponents(call: &Call<'_>, slice: usize) -> impl Iterator<Item
     (0..seq_q).scan([0_f32; 2], move |most, token| {
         for (most, side) in most.iter_mut().zip(sides) {
             if side.keeps(slice, token) {
-                *most = most.max(rows::max_abs(level, &side.slice(slice)[token * side.dim..][..side.dim]));
+                *most = most.max(rows::max_abs(level, side.x.row(slice, token)));
             }
         }
         Some((exponent_of(most[0]) + exponent_of(most[1])).clamp(-126, 126))

@@ -119,6 +119,9 @@ pub struct Extras<'a> {
     pub landmark_indices: Option<&'a [i64]>,
     /// Pairs to be left out at random. `softmax`, `fna`. A constant of the call: give the backward pass the same.
     pub dropout: Option<Dropout>,
+    /// The number of the first sequence, from which the others are counted: clusters and landmarks are drawn by it, so that a part of a
+    /// batch gets what it has in the whole. Default 0.
+    pub first_sequence: usize,
 }
 
 impl<'a> Extras<'a> {
@@ -139,6 +142,12 @@ impl<'a> Extras<'a> {
     #[must_use]
     pub const fn with_clusters(self, plan: &'a ClusterPlan) -> Self {
         Self { clusters: Some(plan), ..self }
+    }
+
+    /// The same extras for a call whose first sequence is number `first` of a larger batch.
+    #[must_use]
+    pub const fn with_first_sequence(self, first: usize) -> Self {
+        Self { first_sequence: first, ..self }
     }
 
     /// The same extras with pairs left out at random.

@@ -1,6 +1,6 @@
 //! What one call is applied to: tensors and masks, as slices.
 
-use super::{ClusterPlan, ExtraGradients, Extras};
+use super::{ClusterPlan, ExtraGradients, Extras, Strided};
 use crate::{Error, Result};
 
 /// Boolean masks of one call, `true` = keep. A masked token is absent: it enters no sum, norm or count, its content
@@ -31,7 +31,8 @@ impl<'a> Mask<'a> {
 }
 
 /// The tensors of a call in their storage type `T` ([`f32`], [`half::f16`] or [`half::bf16`]; the reference takes
-/// [`f64`]). All arithmetic of the fast paths is f32 with f32 or wider accumulation.
+/// [`f64`]). All arithmetic of the fast paths is f32 with f32 or wider accumulation, unless
+/// [`crate::Operator::with_precision`] asks for products of bf16.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a, T> {
     /// Queries, `[batch, heads, seq_q, head_dim]`.
@@ -64,10 +65,39 @@ pub struct Gradients<'a, T> {
     pub extras: ExtraGradients<'a>,
 }
 
-impl<T> Gradients<'_, T> {
+/// [`Inputs`] whose batch elements, heads and tokens lie anywhere; the channels of a token lie side by side.
+#[derive(Debug, Clone, Copy)]
+pub struct StridedInputs<'a, T> {
+    /// Queries, `[batch, heads, seq_q, head_dim]`.
+    pub q: Strided<&'a [T]>,
+    /// Keys, `[batch, kv_heads, seq_kv, head_dim]`; `None` iff the mechanism is tied.
+    pub k: Option<Strided<&'a [T]>>,
+    /// Values, `[batch, kv_heads, seq_kv, value_dim]`.
+    pub v: Strided<&'a [T]>,
+    /// The mechanism's own tensors.
+    pub extras: Extras<'a>,
+}
+
+/// Where [`crate::Operator::backward_strided`] writes: [`Gradients`] that lie anywhere. All rows are overwritten, what lies between them
+/// stays.
+#[derive(Debug)]
+pub struct StridedGradients<'a, T> {
+    /// Gradient of `q`; holds both paths when tied.
+    pub dq: Strided<&'a mut [T]>,
+    /// Gradient of `k`, summed over the heads that it serves; `None` iff tied.
+    pub dk: Option<Strided<&'a mut [T]>>,
+    /// Gradient of `v`, likewise.
+    pub dv: Strided<&'a mut [T]>,
+    /// Gradients of the mechanism's own tensors: those that are wanted.
+    pub extras: ExtraGradients<'a>,
+}
+
+impl<T> StridedGradients<'_, T> {
     /// The same room for a shorter time.
-    pub(crate) fn reborrow(&mut self) -> Gradients<'_, T> {
-        Gradients { dq: self.dq, dk: self.dk.as_deref_mut(), dv: self.dv, extras: self.extras.reborrow() }
+    pub(crate) fn reborrow(&mut self) -> StridedGradients<'_, T> {
+        let Self { dq, dk, dv, extras } = self;
+        let dk = dk.as_mut().map(Strided::reborrow);
+        StridedGradients { dq: dq.reborrow(), dk, dv: dv.reborrow(), extras: extras.reborrow() }
     }
 }
 

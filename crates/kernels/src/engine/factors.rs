@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Error, Mask, Parameter, Plan, Result, Shape,
-    call::Call,
+    call::{Call, View},
     linalg::pseudo_inverse::PseudoInverse,
     mechanism::{Composed, InverseGradient, Nystrom},
 };
@@ -85,6 +85,10 @@ impl Landmarks {
         Self { rows, ..made }
     }
 
+    fn view(&self, shape: &Shape) -> View<'_> {
+        View::in_one_piece(&self.rows, shape.slices(), [self.count, self.dim])
+    }
+
     /// The kept tokens of every window of a slice.
     fn windows(&self, slice: usize) -> &[Vec<usize>] {
         &self.members[slice / self.heads]
@@ -113,28 +117,28 @@ pub(super) fn with<R>(
     structure: &Nystrom,
     f: impl FnOnce(&FactorsHop<'_>) -> Result<R>,
 ) -> Result<R> {
-    let rows = Landmarks::of(structure, &call.shape, call.q, call.mask.query);
-    let columns = Landmarks::of(structure, &call.shape, call.k, call.mask.key);
+    let rows = Landmarks::of(structure, &call.shape, call.q.dense(), call.mask.query);
+    let columns = Landmarks::of(structure, &call.shape, call.k.dense(), call.mask.key);
     let pairs = Composed::new(m.score.clone());
     let shape = Shape { seq_q: rows.count, seq_kv: columns.count, ..call.shape };
     let visible = |query, key| Mask { query, key, ..Mask::default() };
     let [alive_rows, alive_columns] = [Some(&rows.alive[..]), Some(&columns.alive[..])];
     let left = Call {
         shape: Shape { seq_kv: columns.count, ..call.shape },
-        k: &columns.rows,
+        k: columns.view(&call.shape),
         mask: visible(call.mask.query, alive_columns),
         ..*call
     };
     let right = Call {
         shape: Shape { seq_q: rows.count, ..call.shape },
-        q: &rows.rows,
+        q: rows.view(&call.shape),
         mask: visible(alive_rows, call.mask.key),
         ..*call
     };
     let among = Call {
         shape: Shape { value_dim: columns.count, ..shape },
-        q: &rows.rows,
-        k: &columns.rows,
+        q: rows.view(&call.shape),
+        k: columns.view(&call.shape),
         mask: visible(alive_rows, alive_columns),
         ..*call
     };

@@ -45,7 +45,7 @@ pub(super) fn forward(
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
-    operator(call, m, structure, true)?.forward(call.v, out, stats, work)
+    operator(call, m, structure, true)?.forward(call.v.dense(), out, stats, work)
 }
 
 /// The gradients of one hop.
@@ -58,7 +58,8 @@ pub(super) fn backward(
 ) -> Result<()> {
     let Gradients { dq, mut dk, dv, mut extras } = gradients;
     let operator = operator(call, m, structure, true)?;
-    let from = Backward { v: call.v, out: Some(saved.out), dout: saved.dout, stats: saved.stats };
+    let from =
+        Backward { v: call.v.dense(), out: Some(saved.out.dense()), dout: saved.dout.dense(), stats: saved.stats };
     operator.backward(from, Targets { dq: Some(&mut *dq), dk: dk.as_deref_mut(), dv: Some(dv) }, m.tied, work);
     let heads = call.shape.heads;
     let of_heads = |to: &mut [f32], of: &dyn Fn(usize) -> f64| {
@@ -71,7 +72,7 @@ pub(super) fn backward(
         of_heads(to, &|slice| each[slice]);
     }
     if let Some(to) = extras.get(Parameter::Gamma) {
-        let each = operator.decay_gradients(saved.out, saved.dout);
+        let each = operator.decay_gradients(saved.out.dense(), saved.dout.dense());
         of_heads(to, &|slice| each[slice]);
     }
     Ok(())
@@ -92,7 +93,7 @@ impl<'a> FeatureHop<'a> {
         let work = plan.scratch_forward.max(plan.scratch_backward);
         let mut hop = Self { call, operator: operator(call, m, structure, false)?, stats: vec![0.0; plan.stats], work };
         let mut out = vec![0.0; call.shape.out_len()];
-        hop.operator.forward(call.v, &mut out, &mut hop.stats, &mut vec![0.0; work])?;
+        hop.operator.forward(call.v.dense(), &mut out, &mut hop.stats, &mut vec![0.0; work])?;
         Ok(hop)
     }
 
@@ -113,7 +114,7 @@ impl Hop for FeatureHop<'_> {
     }
 
     fn transpose(&self, y: &[f32], out: &mut [f32]) {
-        let from = Backward { v: self.call.v, out: None, dout: y, stats: &self.stats };
+        let from = Backward { v: self.call.v.dense(), out: None, dout: y, stats: &self.stats };
         self.backward_into(from, Targets { dv: Some(out), ..Targets::default() });
     }
 

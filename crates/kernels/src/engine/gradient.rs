@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     Parameter, Shape,
+    call::TokenRows,
     score::{contract::MOST_PARAMETERS, map::Map},
     structure::dense::padded,
 };
@@ -136,7 +137,8 @@ impl Graph<'_> {
     ) -> OfScore {
         let Shape { head_dim: d, value_dim: dim, seq_q, seq_kv, heads, .. } = self.call.shape;
         let (head, raw) = (&self.heads[slice], Slice::of(self.call, slice));
-        let (values, gradients, results) = (head.of_columns(x, dim), head.of_rows(dout, dim), head.of_rows(y, dim));
+        let [x, y, dout] = [x, y, dout].map(|x| TokenRows::in_one_piece(x, dim));
+        let (values, gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
         let channels = Channels { values: &values, gradients: &gradients, dim };
         let delta = contractions(&gradients, &results, padded(dim));
         let (weighed, log) = (self.weighed(slice), self.sweep(slice).score.is_log());

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Error, Parameter, Result, Shape,
-    call::Call,
+    call::{Call, TokenRows},
     mechanism::{Composed, Estimator, Normalisation, Structure, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
     simd::rows::max_abs,
@@ -311,7 +311,7 @@ impl Hop for Graph<'_> {
         let slices = out.par_chunks_mut(s.seq_q * dim).zip(x.par_chunks(s.seq_kv * dim)).enumerate();
         slices.for_each(|(slice, (out, x))| {
             let head = &self.heads[slice];
-            let values = head.of_columns(x, dim);
+            let values = head.of_columns(TokenRows::in_one_piece(x, dim));
             let values = self.pool.aligned(&values);
             if head.lies_like(s.seq_q, dim) {
                 return self.hop(slice, &values, out);
@@ -335,7 +335,7 @@ impl Hop for Graph<'_> {
         slices.for_each(|(slice, (out, y))| {
             let head = &self.heads[slice];
             let mut dv = self.pool.zeros(head.keys.len() * padded(dim));
-            self.transpose_slice(slice, &head.of_rows(y, dim), dim, &mut dv);
+            self.transpose_slice(slice, &head.of_rows(TokenRows::in_one_piece(y, dim)), dim, &mut dv);
             head.add_columns(&dv, padded(dim), out, dim, None);
         });
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     call::{
-        Call,
+        Call, TokenRows,
         cluster_plan::{HeadPlan, NONE, STRAY},
     },
     mechanism::{Estimator, Ssa},
@@ -60,8 +60,8 @@ impl Logits<'_> {
 /// One head of a call, as it lies in memory.
 #[derive(Clone, Copy)]
 pub(super) struct Slice<'a> {
-    pub q: &'a [f32],
-    pub k: &'a [f32],
+    pub q: TokenRows<'a>,
+    pub k: TokenRows<'a>,
     pub keep_query: Option<&'a [bool]>,
     pub keep_key: Option<&'a [bool]>,
     pub dim: usize,
@@ -72,8 +72,8 @@ impl<'a> Slice<'a> {
         let s = call.shape;
         let batch = slice / s.heads;
         Self {
-            q: &call.q[slice * s.seq_q * s.head_dim..][..s.seq_q * s.head_dim],
-            k: &call.k[slice * s.seq_kv * s.head_dim..][..s.seq_kv * s.head_dim],
+            q: call.q.slice(slice),
+            k: call.k.slice(slice),
             keep_query: call.mask.query.map(|keep| &keep[batch * s.seq_q..][..s.seq_q]),
             keep_key: call.mask.key.map(|keep| &keep[batch * s.seq_kv..][..s.seq_kv]),
             dim: s.head_dim,
@@ -108,15 +108,15 @@ impl Deref for WholeRows<'_> {
 }
 
 impl<'a> WholeRows<'a> {
-    /// The rows of `x [.., dim]` at some positions: as they lie where they are all of them, in order, and can be.
-    fn of(x: &'a [f32], dim: usize, at: &[u32]) -> Self {
-        let stride = padded(dim);
-        if stride == dim && at.len() * dim == x.len() && ascends(at) {
-            return Self::Lent(x);
+    /// The rows of `x` at some positions: as they lie where they are all of them, in order, and can be.
+    fn of(x: TokenRows<'a>, at: &[u32]) -> Self {
+        let (dim, stride) = (x.channels, padded(x.channels));
+        if let Some(all) = x.as_slice(0..x.tokens).filter(|_| stride == dim && at.len() == x.tokens && ascends(at)) {
+            return Self::Lent(all);
         }
         let mut rows = Aligned::new(at.len() * stride);
         for (row, &n) in rows.chunks_exact_mut(stride.max(1)).zip(at) {
-            row[..dim].copy_from_slice(&x[n as usize * dim..][..dim]);
+            row[..dim].copy_from_slice(x.row(n as usize));
         }
         Self::Own(rows)
     }
@@ -144,8 +144,8 @@ const LANES: usize = padded(1);
 impl<'a> Head<'a> {
     /// Every kept query and key, in windows where there are any.
     pub fn dense(slice: Slice<'a>, sight: Sight, logits: Logits<'a>) -> Self {
-        let mut queries = kept(slice.keep_query, slice.q.len() / slice.dim);
-        let mut keys = kept(slice.keep_key, slice.k.len() / slice.dim);
+        let mut queries = kept(slice.keep_query, slice.q.tokens);
+        let mut keys = kept(slice.keep_key, slice.k.tokens);
         logits.retain_paired(&mut queries, &mut keys);
         let chunks = (0..queries.len()).step_by(QUERIES).map(|from| from..(from + QUERIES).min(queries.len()));
         let block = |rows: Range<usize>| Block {
@@ -236,7 +236,7 @@ impl<'a> Head<'a> {
     fn images(&self, slice: Slice<'a>, map: Map, scale: f32) -> (WholeRows<'a>, WholeRows<'a>) {
         let dim = slice.dim;
         if map == Map::Identity {
-            return (WholeRows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
+            return (WholeRows::of(slice.q, &self.queries), self.of_columns(slice.k));
         }
         let image = |x: &[f32], query: bool, offset: &dyn Fn(usize) -> f32| {
             let mut images = Aligned::new(x.len() / padded(dim) * self.stride);
@@ -249,7 +249,7 @@ impl<'a> Head<'a> {
             Some(&seen) if seen > 0.0 => (-seen.ln() / f64::from(scale)) as f32,
             _ => 0.0,
         };
-        let (q, k) = (WholeRows::of(slice.q, dim, &self.queries), self.of_columns(slice.k, dim));
+        let (q, k) = (WholeRows::of(slice.q, &self.queries), self.of_columns(slice.k));
         (image(&q, true, &offset), image(&k, false, &|_| 0.0))
     }
 
@@ -307,11 +307,11 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Rows of `x [seq_kv, dim]` in the order of the columns, means at their end; rows of whole vectors.
-    pub fn of_columns<'x>(&self, x: &'x [f32], dim: usize) -> WholeRows<'x> {
+    /// Rows of `x`, one per key, in the order of the columns, means at their end; rows of whole vectors.
+    pub fn of_columns<'x>(&self, x: TokenRows<'x>) -> WholeRows<'x> {
         let tokens = self.keys.len() - self.means.len();
-        let rows = WholeRows::of(x, dim, &self.keys[..tokens]);
-        self.means.iter().fold(rows, |rows, mean| rows.push(&mean_of(x, dim, &self.keys[mean.clone()])))
+        let rows = WholeRows::of(x, &self.keys[..tokens]);
+        self.means.iter().fold(rows, |rows, mean| rows.push(&mean_of(x, &self.keys[mean.clone()])))
     }
 
     /// Whether `rows` of whole vectors, in the order of the rows, lie like a tensor of `seq` rows of `dim` channels.
@@ -324,21 +324,28 @@ impl<'a> Head<'a> {
         padded(dim) == dim && self.keys.len() == seq && self.means.is_empty() && ascends(&self.keys)
     }
 
-    /// Rows of `x [seq_q, dim]` in the order of the rows; of whole vectors.
-    pub fn of_rows<'x>(&self, x: &'x [f32], dim: usize) -> WholeRows<'x> {
-        WholeRows::of(x, dim, &self.queries)
+    /// Rows of `x`, one per query, in the order of the rows; of whole vectors.
+    pub fn of_rows<'x>(&self, x: TokenRows<'x>) -> WholeRows<'x> {
+        WholeRows::of(x, &self.queries)
     }
 
     /// Adds the gradients of the columns, `width` apart, to the tokens' in `out [seq_kv, dim]`; with `source`, they are those of
     /// the images that a map makes of it.
-    pub fn add_columns(&self, x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, &[f32])>) {
+    pub fn add_columns(
+        &self,
+        x: &[f32],
+        width: usize,
+        out: &mut [f32],
+        dim: usize,
+        source: Option<(Map, TokenRows<'_>)>,
+    ) {
         let tokens = self.keys.len() - self.means.len();
         add_rows(&self.keys[..tokens], x, width, out, dim, source);
         for (n, mean) in self.means.iter().enumerate().filter(|(_, mean)| !mean.is_empty()) {
             let members = &self.keys[mean.clone()];
             let mut part = x[(tokens + n) * width..][..dim].to_vec();
             if let Some((map, source)) = source {
-                map.pull_back(&mean_of(source, dim, members), &x[(tokens + n) * width..][..width], &mut part);
+                map.pull_back(&mean_of(source, members), &x[(tokens + n) * width..][..width], &mut part);
             }
             for &j in members {
                 let out = &mut out[j as usize * dim..][..dim];
@@ -348,20 +355,20 @@ impl<'a> Head<'a> {
     }
 
     /// The same of the rows.
-    pub fn add_rows(&self, x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, &[f32])>) {
+    pub fn add_rows(&self, x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, TokenRows<'_>)>) {
         add_rows(&self.queries, x, width, out, dim, source);
     }
 }
 
 /// Adds rows of `x`, `width` apart, to those of `out [.., dim]` at some positions.
-fn add_rows(at: &[u32], x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, &[f32])>) {
+fn add_rows(at: &[u32], x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, TokenRows<'_>)>) {
     let source = source.filter(|(map, _)| *map == Map::Unit);
     let mut part = vec![0.0; dim];
     for (x, &n) in x.chunks_exact(width.max(1)).zip(at) {
         let at = n as usize * dim..(n as usize + 1) * dim;
         let x = match source {
             Some((map, source)) => {
-                map.pull_back(&source[at.clone()], x, &mut part);
+                map.pull_back(source.row(n as usize), x, &mut part);
                 &part
             }
             None => &x[..dim],
@@ -371,10 +378,10 @@ fn add_rows(at: &[u32], x: &[f32], width: usize, out: &mut [f32], dim: usize, so
 }
 
 /// The mean of some rows, divided at the end: that of equal rows is then that row.
-fn mean_of(x: &[f32], dim: usize, rows: &[u32]) -> Vec<f32> {
-    let mut sum = vec![0.0_f64; dim];
+fn mean_of(x: TokenRows<'_>, rows: &[u32]) -> Vec<f32> {
+    let mut sum = vec![0.0_f64; x.channels];
     for &n in rows {
-        sum.iter_mut().zip(&x[n as usize * dim..]).for_each(|(sum, &x)| *sum += f64::from(x));
+        sum.iter_mut().zip(x.row(n as usize)).for_each(|(sum, &x)| *sum += f64::from(x));
     }
     sum.iter().map(|x| (x / rows.len().max(1) as f64) as f32).collect()
 }

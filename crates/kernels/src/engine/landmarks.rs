@@ -3,7 +3,7 @@
 use super::series::{Hop, Tokens};
 use crate::{
     ExtraGradients, Gradients, Parameter, Plan, Result, Shape,
-    call::{Call, Saved},
+    call::{Call, Saved, View},
     mechanism::{Composed, Nystrom, Series},
     structure::nystrom::{self, Preset},
 };
@@ -53,10 +53,16 @@ impl<'a> LandmarkHop<'a> {
         Ok(Self { call, m, structure, stats, work: [plan.scratch_forward, plan.scratch_backward] })
     }
 
+    /// The call on other values.
+    fn of_values<'x>(&'x self, x: &'x [f32]) -> Call<'x> {
+        let s = &self.call.shape;
+        Call { v: View::in_one_piece(x, s.slices(), [s.seq_kv, s.value_dim]), ..*self.call }
+    }
+
     /// What is saved of other values; `out` is written where it is wanted.
     fn applied(&self, x: &[f32], out: Option<&mut [f32]>) -> Vec<f32> {
         let (mut stats, mut work) = (self.stats.clone(), vec![0.0; self.work[0]]);
-        let call = Call { v: x, ..*self.call };
+        let call = self.of_values(x);
         nystrom::again(&call, (self.m, self.structure), PRESET, out, &mut stats, &mut work);
         stats
     }
@@ -64,9 +70,11 @@ impl<'a> LandmarkHop<'a> {
     /// Writes the gradients of a hop from `x` to `y`.
     fn gradients(&self, x: &[f32], y: &[f32], dout: &[f32], gradients: Gradients<'_, f32>) -> Result<()> {
         let stats = self.applied(x, None);
-        let saved = Saved { out: y, stats: &stats, dout };
+        let s = &self.call.shape;
+        let [out, dout] = [y, dout].map(|x| View::in_one_piece(x, s.slices(), [s.seq_q, s.value_dim]));
+        let saved = Saved { out, stats: &stats, dout };
         let mut work = vec![0.0; self.work[1]];
-        let call = Call { v: x, ..*self.call };
+        let call = self.of_values(x);
         nystrom::backward(&call, (self.m, self.structure), PRESET, &saved, gradients, &mut work)
     }
 

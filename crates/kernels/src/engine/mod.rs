@@ -74,6 +74,7 @@ fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
     let exps = if exponential { pairs * (hops + sums) } else { 0 };
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "pairs are scored in tiles and never stored",
         tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
         flops_forward: hop * hops + scores * sums,
@@ -121,6 +122,7 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
     let hops = hops(m);
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "exact entries and means in gathered tiles, by clusters; no score is stored",
         tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
         flops_forward: one.flops_forward.saturating_mul(hops),
@@ -191,8 +193,8 @@ pub(crate) fn forward(
     }
     stats.fill(0.0);
     // How long a solver goes on depends on all values.
-    let kept = matches!(m.series, Series::Resolvent(_)).then(|| kept_rows(call, call.v, call.mask.key));
-    let v = kept.as_deref().unwrap_or(call.v);
+    let kept = matches!(m.series, Series::Resolvent(_)).then(|| kept_rows(call, call.v.dense(), call.mask.key));
+    let v = kept.as_deref().unwrap_or(call.v.dense());
     if let Some(structure) = factored(m) {
         let ended = factors::with(call, m, structure, |hop| sum_over(call, m, hop).forward(v, out))?;
         save(&ended, stats);
@@ -299,8 +301,9 @@ fn series_backward<H: Hop>(
     if let Some(bias) = &mut tokens.bias {
         bias.fill(0.0);
     }
-    let (v, dout) = (kept_rows(call, call.v, call.mask.key), kept_rows(call, saved.dout, call.mask.query));
-    let dgamma = sum.backward(&v, saved.out, &dout, dv, &mut tokens)?;
+    let (v, dout) =
+        (kept_rows(call, call.v.dense(), call.mask.key), kept_rows(call, saved.dout.dense(), call.mask.query));
+    let dgamma = sum.backward(&v, saved.out.dense(), &dout, dv, &mut tokens)?;
     if tied {
         tokens.dq.iter_mut().zip(&*tokens.dk).for_each(|(dq, dk)| *dq += dk);
     }

@@ -1,9 +1,9 @@
 //! A checked call in f32: by the preset that a composition is, by the reference, or by the streams of a structure.
 
-use super::{Operator, naive};
+use super::{Operator, Pass, naive, tensors::CallTensors};
 use crate::{
-    Extras, Gradients, Inputs, Mask, Mechanism, Result, Scratch,
-    call::{Call, Saved},
+    ExtraGradients, Extras, Mask, Mechanism, Result, Scratch,
+    call::{Call, GradientTargets, Saved, Target, View},
     engine,
     mechanism::Landmarks,
     range,
@@ -21,89 +21,121 @@ impl Operator {
         (one_mask && extras.iter().all(|(parameter, _)| parameters.contains(&parameter))).then_some(preset)
     }
 
-    /// [`Operator::forward`] of tensors that fit, on `work` of `plan().scratch_forward`.
+    /// Whether the call's f32 tensors may lie anywhere, and heads of keys and values be shared.
+    pub(super) fn works_in_place(
+        &self,
+        extras: &Extras<'_>,
+        mask: &Mask<'_>,
+        wanted: Option<&mut ExtraGradients<'_>>,
+    ) -> bool {
+        let preset = self.preset_for(extras, mask).filter(|preset| wanted.is_none_or(|wanted| preset.takes(wanted)));
+        let by = preset.unwrap_or(self);
+        !by.by_reference && matches!(by.mechanism, Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_))
+    }
+
+    /// Whether it has all the gradients.
+    fn takes(&self, wanted: &mut ExtraGradients<'_>) -> bool {
+        let parameters = self.mechanism.parameters();
+        wanted.iter().all(|(parameter, _)| parameters.contains(&parameter))
+    }
+
+    /// [`Operator::forward`] of tensors that fit.
     pub(super) fn forward_f32(
         &self,
-        inputs: &Inputs<'_, f32>,
+        inputs: &CallTensors<'_>,
         mask: &Mask<'_>,
-        out: &mut [f32],
+        out: Target<'_>,
         stats: &mut [f32],
         work: &mut [f32],
     ) -> Result<()> {
         if let Some(preset) = self.preset_for(&inputs.extras, mask) {
-            preset.check_inputs("forward", inputs, mask)?;
+            preset.check_call("forward", &inputs.extras, mask)?;
             let (stats, rest) = stats.split_at_mut(preset.plan.stats);
             rest.fill(0.0);
             return preset.forward_f32(inputs, mask, out, stats, work);
         }
+        self.check_precision()?;
         self.apply(&self.call(inputs, mask), out, stats, work)
     }
 
-    /// [`Operator::backward`] of tensors that fit, on `work` of `plan().scratch_backward`.
+    /// [`Operator::backward`] of tensors that fit.
     pub(super) fn backward_f32(
         &self,
-        inputs: &Inputs<'_, f32>,
+        inputs: &CallTensors<'_>,
         mask: &Mask<'_>,
         saved: &Saved<'_>,
-        mut gradients: Gradients<'_, f32>,
+        mut gradients: GradientTargets<'_>,
         work: &mut [f32],
     ) -> Result<()> {
         let Some(preset) = self.preset_for(&inputs.extras, mask) else {
+            self.check_precision()?;
             return self.apply_backward(&self.call(inputs, mask), saved, gradients, work);
         };
-        let parameters = preset.mechanism.parameters();
-        if gradients.extras.iter().all(|(parameter, _)| parameters.contains(&parameter)) {
-            preset.check_inputs("backward", inputs, mask)?;
+        if preset.takes(&mut gradients.extras) {
+            preset.check_call("backward", &inputs.extras, mask)?;
             let saved = Saved { stats: &saved.stats[..preset.plan.stats], ..*saved };
             return preset.backward_f32(inputs, mask, &saved, gradients, work);
         }
+        self.check_precision()?;
         // A gradient that the preset has not: what it saved means nothing to the engine.
         let own = Self { preset: None, ..self.clone() };
-        let (mut out, mut stats) = (vec![0.0; saved.out.len()], vec![0.0; saved.stats.len()]);
+        let layout = saved.out.layout();
+        let (mut out, mut stats) = (vec![0.0; layout.len()], vec![0.0; saved.stats.len()]);
         let mut scratch = Scratch::default();
-        own.forward_f32(inputs, mask, &mut out, &mut stats, scratch.take(own.plan.scratch_forward))?;
-        own.backward_f32(inputs, mask, &Saved { out: &out, stats: &stats, ..*saved }, gradients, work)
+        let into = Target::like(&mut out, layout);
+        own.forward_f32(inputs, mask, into, &mut stats, scratch.take(own.work(Pass::Forward)))?;
+        let out = View::in_one_piece(&out, layout.slices(), [layout.tokens, layout.channels]);
+        own.backward_f32(inputs, mask, &Saved { out, stats: &stats, ..*saved }, gradients, work)
     }
 
-    pub(super) fn call<'a>(&self, inputs: &Inputs<'a, f32>, mask: &Mask<'a>) -> Call<'a> {
-        let Inputs { q, k, v, extras } = *inputs;
+    pub(super) fn call<'a>(&self, inputs: &CallTensors<'a>, mask: &Mask<'a>) -> Call<'a> {
+        let CallTensors { q, k, v, extras } = *inputs;
         let mask = Mask { causal: self.causal, ..*mask };
-        Call { shape: self.shape, q, k: k.unwrap_or(q), v, extras, mask, level: self.level, units: None }
+        let (level, bf16) = (self.level, self.bf16);
+        Call { shape: self.shape, q, k: k.unwrap_or(q), v, extras, mask, level, bf16, units: None }
     }
 
-    pub(super) fn apply(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
+    pub(super) fn apply(
+        &self,
+        call: &Call<'_>,
+        mut out: Target<'_>,
+        stats: &mut [f32],
+        work: &mut [f32],
+    ) -> Result<()> {
         if self.by_reference {
-            naive::forward(&self.mechanism, call, out, stats)?;
+            naive::forward(&self.mechanism, call, out.dense(), stats)?;
         } else {
             range::check(&self.mechanism, call)?;
             let rescaled = Rescaled::of(&self.mechanism, call);
             let call = &rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
-            self.stream(call, out, stats, work)?;
+            self.stream(call, &mut out, stats, work)?;
             range::check_rows(&self.mechanism, call, stats)?;
         }
         // The one value that all rows repeat is checked where it is made.
-        if self.mechanism.is_pooled() { Ok(()) } else { range::check_results(call, None, [("out", &*out)]) }
+        if self.mechanism.is_pooled() { Ok(()) } else { range::check_written(call, None, "out", &mut out) }
     }
 
-    fn stream(&self, call: &Call<'_>, out: &mut [f32], stats: &mut [f32], work: &mut [f32]) -> Result<()> {
+    fn stream(&self, call: &Call<'_>, out: &mut Target<'_>, stats: &mut [f32], work: &mut [f32]) -> Result<()> {
         match &self.mechanism {
             Mechanism::Softmax(m) => structure::dense::softmax_forward(call, m, out, stats, work),
-            Mechanism::Uniform(_) => structure::pooled::uniform_forward(call, out, stats, work),
+            Mechanism::Uniform(_) => structure::pooled::uniform_forward(call, out.dense(), stats, work),
             Mechanism::Infsa(m) => structure::dense::infsa_forward(call, m, out, stats, work),
-            Mechanism::InfsaResolvent(m) => series::resolvent::forward(call, m, out, stats, work),
-            Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out, stats, work),
-            Mechanism::Ssa(m) => structure::clustered::forward(call, m, out, stats, work),
+            Mechanism::InfsaResolvent(m) => series::resolvent::forward(call, m, out.dense(), stats, work),
+            Mechanism::LinearInfsa(m) => structure::pooled::linear_forward(call, m, out.dense(), stats, work),
+            Mechanism::Ssa(m) => structure::clustered::forward(call, m, out.dense(), stats, work),
             Mechanism::Fna(m) => structure::dense::fna_forward(call, m, out, stats, work),
             Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
-                structure::dense::soft_all_forward(call, m, out, stats, work)
+                structure::dense::soft_all_forward(call, m, out.dense(), stats, work)
             }
             Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
                 nystrom::with_preset(&self.mechanism, |values, preset| {
-                    nystrom::forward(call, values, preset, out, stats, work)
+                    nystrom::forward(call, values, preset, out.dense(), stats, work)
                 })?
             }
-            Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_forward(call, m, out, stats, work),
-            Mechanism::Composed(m) => engine::forward(call, m, out, stats, work),
+            Mechanism::LaplacianExact(m) => {
+                structure::dense::laplacian_exact_forward(call, m, out.dense(), stats, work)
+            }
+            Mechanism::Composed(m) => engine::forward(call, m, out.dense(), stats, work),
         }
     }
 
@@ -111,18 +143,20 @@ impl Operator {
         &self,
         call: &Call<'_>,
         saved: &Saved<'_>,
-        gradients: Gradients<'_, f32>,
+        gradients: GradientTargets<'_>,
         work: &mut [f32],
     ) -> Result<()> {
         let dout = saved.dout;
         let (mut gradients, mut done) = (gradients, Ok(()));
         if self.by_reference {
-            naive::backward(&self.mechanism, call, dout, gradients.reborrow())?;
+            naive::backward(&self.mechanism, call, dout.dense(), gradients.dense())?;
         } else {
             // What queries and keys may hold the forward pass has seen to.
             let exponent = rescale::gradient_exponent(&self.mechanism, call, dout)?;
             let divided = (exponent != 0).then(|| rescale::divided(dout, exponent));
-            let saved = Saved { dout: divided.as_deref().unwrap_or(dout), ..*saved };
+            let sizes = [dout.layout().tokens, dout.layout().channels];
+            let divided = divided.as_deref().map(|x| View::in_one_piece(x, dout.layout().slices(), sizes));
+            let saved = Saved { dout: divided.unwrap_or(dout), ..*saved };
             let rescaled = Rescaled::of(&self.mechanism, call);
             let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
             done = self.differentiate(&scaled, &saved, gradients.reborrow(), work);
@@ -133,37 +167,41 @@ impl Operator {
         if self.mechanism.is_pooled() || done.is_err() {
             return done;
         }
-        let Gradients { dq, dk, dv, mut extras } = gradients;
-        let tokens = [("dq", &*dq), ("dk", dk.as_deref().unwrap_or_default()), ("dv", &*dv)];
+        let GradientTargets { mut dq, mut dk, mut dv, mut extras } = gradients;
+        let tokens = [("dq", Some(&mut dq)), ("dk", dk.as_mut()), ("dv", Some(&mut dv))];
+        let mut written = tokens.into_iter().filter_map(|(tensor, x)| Some((tensor, x?)));
+        written.try_for_each(|(tensor, x)| range::check_written(call, Some(dout), tensor, x))?;
         let parameters = extras.iter().map(|(parameter, x)| (parameter.gradient_name(), &*x));
-        range::check_results(call, Some(dout), tokens.into_iter().chain(parameters))
+        range::check_results(call, Some(dout), parameters)
     }
 
     fn differentiate(
         &self,
         call: &Call<'_>,
         saved: &Saved<'_>,
-        gradients: Gradients<'_, f32>,
+        mut gradients: GradientTargets<'_>,
         work: &mut [f32],
     ) -> Result<()> {
         match &self.mechanism {
             Mechanism::Softmax(m) => structure::dense::softmax_backward(call, m, saved, gradients, work),
-            Mechanism::Uniform(_) => structure::pooled::uniform_backward(call, saved, gradients, work),
+            Mechanism::Uniform(_) => structure::pooled::uniform_backward(call, saved, gradients.dense(), work),
             Mechanism::Infsa(m) => structure::dense::infsa_backward(call, m, saved, gradients, work),
-            Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, saved, gradients, work),
-            Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients, work),
-            Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients, work),
+            Mechanism::InfsaResolvent(m) => series::resolvent::backward(call, m, saved, gradients.dense(), work),
+            Mechanism::LinearInfsa(m) => structure::pooled::linear_backward(call, m, saved, gradients.dense(), work),
+            Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients.dense(), work),
             Mechanism::Fna(m) => structure::dense::fna_backward(call, m, saved, gradients, work),
             Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
-                structure::dense::soft_all_backward(call, m, saved, gradients, work)
+                structure::dense::soft_all_backward(call, m, saved, gradients.dense(), work)
             }
             Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
                 nystrom::with_preset(&self.mechanism, |values, preset| {
-                    nystrom::backward(call, values, preset, saved, gradients, work)
+                    nystrom::backward(call, values, preset, saved, gradients.dense(), work)
                 })?
             }
-            Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_backward(call, m, saved, gradients, work),
-            Mechanism::Composed(m) => engine::backward(call, m, saved, gradients, work),
+            Mechanism::LaplacianExact(m) => {
+                structure::dense::laplacian_exact_backward(call, m, saved, gradients.dense(), work)
+            }
+            Mechanism::Composed(m) => engine::backward(call, m, saved, gradients.dense(), work),
         }
     }
 }

@@ -3,9 +3,11 @@
 mod apply;
 mod grouped;
 mod naive;
+mod packed;
 mod planning;
+mod precision;
 mod saved;
-mod storage;
+mod tensors;
 mod token_weights;
 mod varlen;
 
@@ -15,14 +17,14 @@ pub use varlen::{Heads, VarlenGradients, VarlenInputs, VarlenOperator};
 
 use std::borrow::Cow;
 
-use storage::{as_f32, narrow, widen, widened};
+use tensors::{CallTensors, ForwardPass, Role, Written};
 
 use crate::{
-    ClusterPlan, Element, Error, Gradients, Inputs, Mask, Mechanism, Plan, Result, Scratch, Shape, Strategy,
-    call::Saved,
+    ClusterPlan, Element, Error, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Precision, Result,
+    Scratch, Shape, Strategy, Strided, StridedGradients, StridedInputs,
+    call::{Target, View},
     check,
-    scratch::{cut, scratch_len},
-    simd::Level,
+    simd::{Bf16Unit, Level, bf16::Bf16Products},
     structure,
 };
 
@@ -52,6 +54,18 @@ pub struct Operator {
     preset: Option<Box<Operator>>,
     /// Heads of keys and values.
     kv_heads: usize,
+    /// The precision and the bf16 instructions that were asked for, and what multiplies in bf16 where the operator does.
+    precision: Precision,
+    unit: Option<Bf16Unit>,
+    bf16: Option<Bf16Products>,
+    /// f32 of working memory of the structures, forward and backward.
+    work: [usize; 2],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
 }
 
 impl Operator {
@@ -69,8 +83,9 @@ impl Operator {
         };
         let by_reference = planning::by_reference(mechanism, &plan, causal, &shape, strategy);
         let (level, preset) = (Level::selected()?, preset.map(Box::new));
-        let kv_heads = shape.heads;
-        Ok(Self { mechanism: mechanism.clone(), shape, causal, plan, level, by_reference, preset, kv_heads })
+        let (kv_heads, work) = (shape.heads, [plan.scratch_forward, plan.scratch_backward]);
+        let (mechanism, precision, unit, bf16) = (mechanism.clone(), Precision::Full, None, None);
+        Ok(Self { mechanism, shape, causal, plan, level, by_reference, preset, kv_heads, precision, unit, bf16, work })
     }
 
     /// The same operator on another instruction set.
@@ -86,6 +101,7 @@ impl Operator {
         if let Some(preset) = self.preset.take() {
             self.preset = Some(Box::new(preset.with_level(level)?));
         }
+        self.settle_arithmetic();
         Ok(self)
     }
 
@@ -128,25 +144,61 @@ impl Operator {
         stats: &mut [f32],
         scratch: &mut Scratch,
     ) -> Result<()> {
-        if self.is_grouped() {
-            return self.forward_grouped(inputs, mask, out, stats, scratch);
-        }
-        self.check_inputs("forward", inputs, mask)?;
+        let x = self.of_slices("forward", inputs, mask)?;
         check::length("forward", "out", out.len(), self.out_len(), "size it with `Operator::out_len`")?;
+        self.apply_to(&x, mask, self.in_one_piece(out, Role::Output), stats, scratch)
+    }
+
+    /// [`Operator::forward`] of tensors that lie anywhere: the same bits, without a copy where [`Operator::reads_in_place`]; else
+    /// they are gathered in `scratch`, beyond what is planned. Of `out`, what lies between its rows stays.
+    ///
+    /// ```
+    /// use resolvent_kernels::*;
+    /// let op = Operator::new(&Mechanism::preset("softmax")?, Shape::square(2, 3, 5, 4), false, Strategy::Auto)?;
+    /// let tokens = vec![0.5; 2 * 5 * 3 * 4]; // [batch, tokens, heads, channels]
+    /// let x = Strided::tokens_first(&tokens[..], [3, 5, 4]);
+    /// let inputs = StridedInputs { q: x, k: Some(x), v: x, extras: Extras::default() };
+    /// let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
+    /// let into = Strided::tokens_first(&mut out[..], [3, 5, 4]);
+    /// op.forward_strided(&inputs, &Mask::NONE, into, &mut stats, &mut Scratch::default())?;
+    /// assert!((out[0] - 0.5).abs() < 1e-6);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Operator::forward`]; [`Error::Length`], [`Error::Tensor`] for strides that lead beyond a tensor's end or write an element
+    /// twice.
+    pub fn forward_strided<T: Element>(
+        &self,
+        inputs: &StridedInputs<'_, T>,
+        mask: &Mask<'_>,
+        out: Strided<&mut [T]>,
+        stats: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let x = self.of_strided("forward", inputs, mask)?;
+        out.check("forward", "out", self.sizes(Role::Output))?;
+        self.apply_to(&x, mask, out, stats, scratch)
+    }
+
+    fn apply_to<T: Element>(
+        &self,
+        x: &CallTensors<'_, T>,
+        mask: &Mask<'_>,
+        out: Strided<&mut [T]>,
+        stats: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         check::length("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
-        let sizes = [widened(inputs.q), inputs.k.map_or(0, widened), widened(inputs.v), widened(out)];
-        let all = scratch.take(scratch_len(sizes) + self.plan.scratch_forward);
-        let ([q, k, v, o], work) = cut(all, sizes);
-        let Inputs { extras, .. } = *inputs;
-        let wide = Inputs { q: widen(inputs.q, q), k: inputs.k.map(|x| widen(x, k)), v: widen(inputs.v, v), extras };
-        match bytemuck::try_cast_slice_mut(out) {
-            Ok(out) if T::NAME == f32::NAME => self.forward_f32(&wide, mask, out, stats, work),
-            _ => {
-                self.forward_f32(&wide, mask, o, stats, work)?;
-                narrow(o, out);
-                Ok(())
-            }
-        }
+        let out = Target::new(out, self.sizes(Role::Output));
+        let memory = scratch.take(self.memory(x, mask, out.layout()));
+        self.run(x, mask, out, stats, memory)
+    }
+
+    /// Whether f32 tensors are read and written where they lie, whatever their strides, and shared heads read as one: of presets of
+    /// pairs of tokens.
+    pub fn reads_in_place(&self) -> bool {
+        self.works_in_place(&Extras::default(), &Mask::NONE, None)
     }
 
     /// The gradients of `<dout, out>`. `out` and `stats` are what [`Operator::forward`] wrote for the same inputs.
@@ -165,35 +217,57 @@ impl Operator {
         gradients: &mut Gradients<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        if self.is_grouped() {
-            return self.backward_grouped(inputs, mask, out, stats, dout, gradients, scratch);
-        }
-        self.check_inputs("backward", inputs, mask)?;
-        self.check_backward(out.len(), stats.len(), dout.len(), gradients)?;
-        let k_len = gradients.dk.as_deref().map_or(0, widened);
-        let (q_len, v_len, o_len) = (widened(inputs.q), widened(inputs.v), widened(out));
-        let sizes = [q_len, k_len, v_len, o_len, o_len, q_len, k_len, v_len];
-        let all = scratch.take(scratch_len(sizes) + self.plan.scratch_backward);
-        let ([q, k, v, o, g, dq, dk, dv], work) = cut(all, sizes);
-        let Inputs { extras, .. } = *inputs;
-        let wide = Inputs { q: widen(inputs.q, q), k: inputs.k.map(|x| widen(x, k)), v: widen(inputs.v, v), extras };
-        let saved = Saved { out: widen(out, o), stats, dout: widen(dout, g) };
-        let Gradients { dq: dq_out, dk: dk_out, dv: dv_out, extras } = gradients;
-        let extras = extras.reborrow();
-        if T::NAME == f32::NAME {
-            let dk = dk_out.as_deref_mut().map(bytemuck::cast_slice_mut);
-            let (dq, dv) = (bytemuck::cast_slice_mut(dq_out), bytemuck::cast_slice_mut(dv_out));
-            return self.backward_f32(&wide, mask, &saved, Gradients { dq, dk, dv, extras }, work);
-        }
-        let has_k = dk_out.is_some();
-        let into = Gradients { dq: &mut *dq, dk: has_k.then_some(&mut *dk), dv: &mut *dv, extras };
-        let done = self.backward_f32(&wide, mask, &saved, into, work);
-        narrow(dq, dq_out);
-        narrow(dv, dv_out);
-        if let Some(dk_out) = dk_out {
-            narrow(dk, dk_out);
-        }
-        done
+        let x = self.of_slices("backward", inputs, mask)?;
+        self.check_backward(out.len(), dout.len(), gradients)?;
+        let Gradients { dq, dk, dv, extras } = gradients;
+        let dk = dk.as_deref_mut().map(|dk| self.in_one_piece(dk, Role::Key));
+        let (dq, dv) = (self.in_one_piece(&mut **dq, Role::Query), self.in_one_piece(&mut **dv, Role::Value));
+        let into = StridedGradients { dq, dk, dv, extras: extras.reborrow() };
+        let [out, dout] = [out, dout].map(|x| self.in_one_piece(x, Role::Output));
+        self.differentiate_at(&x, mask, (out, stats, dout), into, scratch)
+    }
+
+    /// [`Operator::backward`] of tensors that lie anywhere; see [`Operator::forward_strided`].
+    ///
+    /// # Errors
+    /// As [`Operator::backward`] and [`Operator::forward_strided`].
+    #[allow(clippy::too_many_arguments)] // as [`Operator::backward`]
+    pub fn backward_strided<T: Element>(
+        &self,
+        inputs: &StridedInputs<'_, T>,
+        mask: &Mask<'_>,
+        out: Strided<&[T]>,
+        stats: &[f32],
+        dout: Strided<&[T]>,
+        gradients: &mut StridedGradients<'_, T>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let x = self.of_strided("backward", inputs, mask)?;
+        self.differentiate_at(&x, mask, (out, stats, dout), gradients.reborrow(), scratch)
+    }
+
+    fn differentiate_at<T: Element>(
+        &self,
+        x: &CallTensors<'_, T>,
+        mask: &Mask<'_>,
+        (out, stats, dout): (Strided<&[T]>, &[f32], Strided<&[T]>),
+        gradients: StridedGradients<'_, T>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let finished = self.finished(out, stats, dout)?;
+        self.differentiate_into(x, mask, &finished, self.written(gradients)?, scratch)
+    }
+
+    fn differentiate_into<T: Element>(
+        &self,
+        x: &CallTensors<'_, T>,
+        mask: &Mask<'_>,
+        finished: &ForwardPass<'_, T>,
+        mut into: Written<'_, T>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let memory = scratch.take(self.backward_memory(x, mask, finished, &mut into));
+        self.run_backward(x, mask, finished, into, memory)
     }
 
     /// The plan of a clustered call (`ssa`): the one in [`Extras::clusters`], or the one that [`Operator::forward`] and
@@ -202,19 +276,35 @@ impl Operator {
     /// # Errors
     /// [`Error::Unsupported`] for mechanisms without clusters; else as [`Operator::forward`].
     pub fn clusters<'a, T: Element>(&self, inputs: &Inputs<'a, T>, mask: &Mask<'_>) -> Result<Cow<'a, ClusterPlan>> {
+        self.mechanism.clusters()?;
+        self.plan_clusters(&self.of_slices("clusters", inputs, mask)?, mask)
+    }
+
+    /// [`Operator::clusters`] of tensors that lie anywhere.
+    ///
+    /// # Errors
+    /// As [`Operator::clusters`] and [`Operator::forward_strided`].
+    pub fn clusters_strided<'a, T: Element>(
+        &self,
+        inputs: &StridedInputs<'a, T>,
+        mask: &Mask<'_>,
+    ) -> Result<Cow<'a, ClusterPlan>> {
+        self.mechanism.clusters()?;
+        self.plan_clusters(&self.of_strided("clusters", inputs, mask)?, mask)
+    }
+
+    fn plan_clusters<'a, T: Element>(&self, x: &CallTensors<'a, T>, mask: &Mask<'_>) -> Result<Cow<'a, ClusterPlan>> {
         let m = self.mechanism.clusters()?;
-        if self.is_grouped() {
-            return self.clusters_grouped(inputs, mask);
-        }
-        self.check_inputs("clusters", inputs, mask)?;
-        if let Some(plan) = inputs.extras.clusters {
+        if let Some(plan) = x.extras.clusters {
             return Ok(Cow::Borrowed(plan));
         }
-        if let Some(preset) = self.preset_for(&inputs.extras, mask) {
-            return preset.clusters(inputs, mask);
+        if let Some(preset) = self.preset_for(&x.extras, mask) {
+            return preset.plan_clusters(x, mask);
         }
-        let (q, k) = (as_f32(inputs.q), inputs.k.map(as_f32));
-        let wide = Inputs { q: &q, k: k.as_deref(), v: &[], extras: inputs.extras };
+        let [mut q, mut k] = [Some(&x.q), x.k.as_ref()].map(|x| vec![0.0; x.map_or(0, |x| x.widened_len(false))]);
+        // A plan does not depend on the values.
+        let values = CallTensors { v: View::none(), ..*x };
+        let wide = values.widened(false, [&mut q, &mut k, &mut []]);
         let call = self.call(&wide, mask);
         if self.by_reference
             && let Some(plan) = naive::clusters(&self.mechanism, &call)
@@ -226,39 +316,53 @@ impl Operator {
 }
 
 impl Operator {
-    fn check_inputs<T>(&self, op: &'static str, inputs: &Inputs<'_, T>, mask: &Mask<'_>) -> Result<()> {
+    /// f32 of working memory of the structures.
+    fn work(&self, pass: Pass) -> usize {
+        self.work[pass as usize]
+    }
+
+    /// Whether all but the tokens fits.
+    fn check_call(&self, op: &'static str, extras: &Extras<'_>, mask: &Mask<'_>) -> Result<()> {
         if mask.causal && !self.causal {
             let problem = "is causal although the operator was made without; pass `causal` to `Operator::new`";
             return Err(Error::Tensor { op, tensor: "mask", problem });
         }
-        check::inputs(op, &self.mechanism, &self.shape, inputs, mask)
+        check::beside_tokens(op, &self.mechanism, &self.shape, extras, mask)
     }
 
-    fn check_backward<T>(&self, out: usize, stats: usize, dout: usize, gradients: &mut Gradients<'_, T>) -> Result<()> {
+    /// The lengths of what is in one piece.
+    fn check_backward<T>(&self, out: usize, dout: usize, gradients: &Gradients<'_, T>) -> Result<()> {
+        let len = |role| self.sizes(role).into_iter().product();
+        let lengths = [
+            ("out", out, Role::Output, "pass what forward wrote"),
+            ("dout", dout, Role::Output, "expected the shape of out"),
+            ("dq", gradients.dq.len(), Role::Query, "expected the shape of q"),
+            ("dv", gradients.dv.len(), Role::Value, "expected the shape of v"),
+            ("dk", gradients.dk.as_ref().map_or(len(Role::Key), |dk| dk.len()), Role::Key, "expected the shape of k"),
+        ];
+        let mut lengths = lengths.into_iter();
+        lengths.try_for_each(|(tensor, got, role, remedy)| check::length("backward", tensor, got, len(role), remedy))
+    }
+
+    /// Whether there is a gradient of the keys iff there are keys, and those of the mechanism's own tensors fit.
+    fn check_gradients(&self, of_keys: bool, extras: &mut ExtraGradients<'_>) -> Result<()> {
         const OP: &str = "backward";
-        check::length(OP, "out", out, self.out_len(), "pass what forward wrote")?;
-        check::length(OP, "stats", stats, self.plan.stats, "pass what forward wrote")?;
-        check::length(OP, "dout", dout, self.out_len(), "expected the shape of out")?;
-        check::length(OP, "dq", gradients.dq.len(), self.shape.q_len(), "expected the shape of q")?;
-        check::length(OP, "dv", gradients.dv.len(), self.shape.v_len(), "expected the shape of v")?;
-        match (&gradients.dk, self.mechanism.tied()) {
-            (Some(_), true) => {
-                let problem = "is given although the mechanism is tied; `dq` holds both paths";
-                return Err(Error::Tensor { op: OP, tensor: "dk", problem });
-            }
-            (None, false) => return Err(Error::Tensor { op: OP, tensor: "dk", problem: "is missing" }),
-            (Some(dk), false) => check::length(OP, "dk", dk.len(), self.shape.k_len(), "expected the shape of k")?,
-            (None, true) => {}
+        let problem = match (of_keys, self.mechanism.tied()) {
+            (true, true) => Some("is given although the mechanism is tied; `dq` holds both paths"),
+            (false, false) => Some("is missing"),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(Error::Tensor { op: OP, tensor: "dk", problem });
         }
-        gradients.extras.iter().try_for_each(|(parameter, buffer)| {
-            check::parameter_length(
-                OP,
-                &self.mechanism,
-                &self.shape,
-                parameter,
-                parameter.gradient_name(),
-                buffer.len(),
-            )
+        self.check_parameters(extras)
+    }
+
+    fn check_parameters(&self, extras: &mut ExtraGradients<'_>) -> Result<()> {
+        const OP: &str = "backward";
+        extras.iter().try_for_each(|(parameter, buffer)| {
+            let (name, len) = (parameter.gradient_name(), buffer.len());
+            check::parameter_length(OP, &self.mechanism, &self.shape, parameter, name, len)
         })
     }
 }

@@ -2,9 +2,10 @@
 
 use super::naive;
 use crate::{
-    Error, Mechanism, Plan, Result, Shape, Strategy, engine,
+    Arithmetic, Error, Mechanism, Plan, Precision, Result, Shape, Strategy, engine,
     mechanism::{Composed, Landmarks, LaplacianExact, Softmax, Whitening},
     series,
+    simd::Level,
     structure::{self, nystrom},
 };
 
@@ -13,6 +14,13 @@ use crate::{
 /// # Errors
 /// As [`crate::Operator::new`].
 pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
+    let plan = costs(mechanism, shape, causal, strategy)?;
+    let reason = "nothing is rounded unless a call asks for it";
+    Ok(Plan { arithmetic: Arithmetic::full(Precision::Full, Level::selected()?, reason), ..plan })
+}
+
+/// [`plan`] but for the arithmetic.
+fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
     mechanism.check(shape, causal)?;
     let causal = causal || mechanism.causal();
     let fused = match mechanism {
@@ -45,7 +53,7 @@ pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strate
 
 /// The plan of a composition: that of the preset that it is, of the engine that serves all others, or of the reference.
 fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
-    let preset = m.preset().and_then(|preset| plan(&preset, shape, causal, strategy).ok());
+    let preset = m.preset().and_then(|preset| costs(&preset, shape, causal, strategy).ok());
     let fused = engine::plan(m, shape, causal);
     let nearest = Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
     let cost = fused.unwrap_or_else(|| structure::dense::plan(&nearest, shape, causal));

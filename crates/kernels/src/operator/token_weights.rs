@@ -2,8 +2,8 @@
 
 use super::naive;
 use crate::{
-    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Result, Scratch, Shape, Strategy,
-    call::{Call, Saved},
+    ExtraGradients, Extras, Inputs, Mask, Mechanism, Operator, Plan, Result, Scratch, Shape, Strategy,
+    call::{Call, GradientTargets, Saved, Target, View},
     check,
     mechanism::LinearInfsa,
     scratch::{cut, scratch_len},
@@ -87,6 +87,7 @@ impl TokenWeights {
         let ([ones, sums], work) = cut(scratch.take(scratch_len(sizes) + self.plan().scratch_forward), sizes);
         ones.fill(1.0);
         let call = self.call(OP, q, k, ones, mask)?;
+        let sums = Target::in_one_piece(sums, self.shape().slices(), [self.operator.out_seq(), 1]);
         self.operator.apply(&call, sums, stats, work)?;
         match self.plan().strategy {
             Strategy::Reference => naive::token_weights(self.operator.mechanism(), &call, a),
@@ -137,8 +138,16 @@ impl TokenWeights {
         }
         one.fill(1.0);
         let call = self.call(OP, q, k, da, mask)?;
-        let gradients = Gradients { dq, dk, dv, extras: ExtraGradients::default() };
-        let saved = Saved { out: pooled, stats: saved, dout: one };
+        let (slices, out_sizes) = (shape.slices(), [self.operator.out_seq(), 1]);
+        let of_keys = |x, channels| Target::in_one_piece(x, slices, [shape.seq_kv, channels]);
+        let gradients = GradientTargets {
+            dq: Target::in_one_piece(dq, slices, [shape.seq_q, shape.head_dim]),
+            dk: dk.map(|dk| of_keys(dk, shape.head_dim)),
+            dv: of_keys(dv, 1),
+            extras: ExtraGradients::default(),
+        };
+        let [out, dout] = [pooled, one].map(|x| View::in_one_piece(x, slices, out_sizes));
+        let saved = Saved { out, stats: saved, dout };
         self.operator.apply_backward(&call, &saved, gradients, work)
     }
 
@@ -158,7 +167,6 @@ impl TokenWeights {
         mask: &Mask<'a>,
     ) -> Result<Call<'a>> {
         let inputs = Inputs { q, k, v, extras: Extras::default() };
-        check::inputs(op, self.operator.mechanism(), self.shape(), &inputs, mask)?;
-        Ok(self.operator.call(&inputs, mask))
+        Ok(self.operator.call(&self.operator.of_slices(op, &inputs, mask)?, mask))
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Head {
     pub causal: bool,
     /// Of a clustered call.
     pub clusters: HeadPlan,
-    /// Which batch element the head is of.
+    /// Which sequence the head is of, by the caller's count.
     pub batch: usize,
     parameters: BTreeMap<Parameter, Vec<f64>>,
     landmark_indices: Option<Vec<usize>>,
@@ -80,7 +80,7 @@ impl Head {
             keep_key,
             causal: mask.causal || mechanism.causal(),
             clusters: inputs.extras.clusters.map_or(HeadPlan::default(), |plan| plan.head(slice).clone()),
-            batch: b,
+            batch: inputs.extras.first_sequence + b,
             parameters,
             landmark_indices: inputs.extras.landmark_indices.and_then(indices),
             dropout: inputs.extras.dropout,

@@ -7,7 +7,7 @@
 
 use crate::{
     Convergence, Error, Gradients, Mask, Parameter, Plan, Result, Shape,
-    call::{Call, Saved},
+    call::{Call, Saved, Target, View},
     mechanism,
     scratch::{cut, scratch_len},
     series::solver::{Method, Solver},
@@ -48,10 +48,13 @@ pub(crate) fn backward(
     let sum = |to: &mut [f32], a: &[f32], b: &[f32]| {
         to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to = a + b);
     };
-    sum(w, saved.dout, dv);
-    sum(x, call.v, saved.out);
-    let hop = Call { v: x, ..*call };
-    let saved = Saved { dout: w, stats: norms, ..*saved };
+    sum(w, saved.dout.dense(), dv);
+    sum(x, call.v.dense(), saved.out.dense());
+    let (slices, of_queries) = (shape.slices(), [shape.seq_q, shape.value_dim]);
+    let hop = Call { v: View::in_one_piece(x, slices, [shape.seq_kv, shape.value_dim]), ..*call };
+    let saved = Saved { dout: View::in_one_piece(w, slices, of_queries), stats: norms, ..*saved };
+    let dq = Target::in_one_piece(dq, slices, [shape.seq_q, shape.head_dim]);
+    let dk = dk.map(|dk| Target::in_one_piece(dk, slices, [shape.seq_kv, shape.head_dim]));
     dense::hop_backward(
         &hop,
         &m.hop(),

@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::resolvent::{limit, not_converged};
 use crate::{
-    Result, Shape,
-    call::Call,
+    Precision, Result, Shape,
+    call::{Call, Target, View},
     mechanism::InfsaResolvent,
     scratch::{cut, scratch_len},
     structure::dense::{self, Unit},
@@ -55,7 +55,7 @@ fn sizes(shape: &Shape) -> [usize; 8] {
 
 /// f32 of working memory of [`Solver::solve`].
 pub(super) fn work(shape: &Shape) -> usize {
-    scratch_len(sizes(shape)) + dense::unnormalised_work(shape)
+    scratch_len(sizes(shape)) + dense::unnormalised_work(shape, Precision::Full)
 }
 
 /// The buffers of a solve, cut from working memory.
@@ -95,8 +95,10 @@ impl Solver<'_> {
         let (infsa, mut left, mut first) = (self.m.hop(), to_do.len(), true);
         while left > 0 {
             let Buffers { logit, input, next, squares, .. } = &mut buffers;
-            let call = Call { v: input, ..*self.call };
-            dense::unnormalised(&call, &infsa, (logit, &[]), &to_do[..left], next, squares, work);
+            let (slices, sizes) = (self.call.shape.slices(), [self.call.shape.seq_q, self.call.shape.value_dim]);
+            let call = Call { v: View::in_one_piece(input, slices, sizes), ..*self.call };
+            let next = Target::in_one_piece(next, slices, sizes);
+            dense::unnormalised(&call, &infsa, (logit, &[]), &to_do[..left], &next, squares, work);
             if first && !known {
                 self.normalise(&mut buffers, hop);
             }
@@ -193,9 +195,9 @@ impl Solver<'_> {
     fn shifted(&self, slice: usize, y: Option<&[f32]>, x: &mut [f32]) -> f64 {
         let s = self.call.shape;
         let keep = self.call.mask.key.map(|keep| &keep[slice / s.heads * s.seq_kv..][..s.seq_kv]);
-        let v = &self.call.v[slice * s.seq_kv * s.value_dim..][..s.seq_kv * s.value_dim];
+        let v = self.call.v.slice(slice);
         let mut square = 0.0;
-        for (j, (x, v)) in x.chunks_exact_mut(s.value_dim).zip(v.chunks_exact(s.value_dim)).enumerate() {
+        for (j, (x, v)) in x.chunks_exact_mut(s.value_dim).zip(v.rows()).enumerate() {
             if keep.is_some_and(|keep| !keep[j]) {
                 x.fill(0.0);
                 continue;

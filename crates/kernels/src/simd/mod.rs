@@ -1,5 +1,6 @@
 //! Run-time choice of the instruction set: kernels are generic over [`Simd`], and [`Level::dispatch`] runs them.
 
+pub(crate) mod bf16;
 mod dispatch;
 pub(crate) mod distance;
 pub(crate) mod math;
@@ -11,6 +12,7 @@ use std::sync::OnceLock;
 
 pub use pulp::{Simd, WithSimd};
 
+pub use self::bf16::Bf16Unit;
 pub use self::math::normal;
 
 use crate::{Error, Result};

@@ -89,6 +89,11 @@ impl Problem {
         if let Some(level) = level {
             op = op.with_level(level)?;
         }
+        self.solve_by::<T>(&op)
+    }
+
+    /// The solution by an operator for it, with all tensors stored as `T`.
+    pub fn solve_by<T: Element>(&self, op: &Operator) -> Result<Solution> {
         let (q, k, v) = (stored::<T>(&self.q), self.k.as_deref().map(stored::<T>), stored::<T>(&self.v));
         let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: self.extras() };
         let mask = self.mask();

@@ -22,7 +22,10 @@ type Named = (String, Dtype, Vec<usize>, Vec<u8>);
 /// # Errors
 /// Those of [`Subject::trace`], [`Error::Io`]; [`Error::Unfit`] where there is no example.
 pub fn capture(subject: &Subject, examples: &[Example], path: &Path) -> Result<(Mechanism, Learned)> {
-    let traces = examples.iter().map(|example| subject.trace(example)).collect::<Result<Vec<_>>>()?;
+    let traces = examples
+        .iter()
+        .map(|example| crate::stop::check().and_then(|()| subject.trace(example)))
+        .collect::<Result<Vec<_>>>()?;
     let Some(first) = traces.first() else {
         let problem = "there is nothing to show the model; give at least one example".into();
         return Err(Error::Unfit { name: subject.path.clone(), problem });

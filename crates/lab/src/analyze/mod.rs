@@ -9,6 +9,7 @@ mod distances;
 mod dump;
 mod fit;
 mod graph;
+mod headline;
 mod landmarks;
 mod learned;
 mod matched;
@@ -34,7 +35,10 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
-use resolvent_kernels::{Mechanism, Parameter, Shape, mechanism::Kappa};
+use resolvent_kernels::{
+    Mechanism, Parameter, Shape,
+    mechanism::{Estimator, Kappa, Ssa},
+};
 
 use crate::{
     Error, Result,
@@ -73,7 +77,8 @@ pub struct AnalyzeOptions {
     pub input: PathBuf,
     /// What the results call it. Default: the path.
     pub name: Option<String>,
-    /// The mechanisms, each name once; one mechanism may be there in several configurations. Default: all presets. Softmax is there
+    /// The mechanisms, each name once; one mechanism may be there in several configurations. Default: all presets, and `ssa` with
+    /// the means of its clusters in place of sampled tokens. Softmax is there
     /// whether named or not; the first is what the others are compared with.
     pub mechanisms: Vec<Candidate>,
     /// What each layer of the model has learned for the mechanism that it has, where the dump is of a model. Default: nothing.
@@ -112,7 +117,7 @@ impl AnalyzeOptions {
         Self {
             input: input.into(),
             name: None,
-            mechanisms: Mechanism::IDS.iter().map(preset).collect(),
+            mechanisms: Mechanism::IDS.iter().map(preset).chain(ssa_with_centroids(None)).collect(),
             learned: None,
             words: Vec::new(),
             layers: Vec::new(),
@@ -128,6 +133,20 @@ impl AnalyzeOptions {
             commands: Vec::new(),
         }
     }
+}
+
+/// `ssa` with the means of its clusters in place of sampled tokens, which without training is nearer to softmax; with the settings of
+/// `own` where that is `ssa`, `None` where it has means already.
+pub fn ssa_with_centroids(own: Option<&Mechanism>) -> Option<Candidate> {
+    let settings = match own {
+        Some(Mechanism::Ssa(own)) => own.clone(),
+        _ => Ssa::default(),
+    };
+    let name = "ssa-centroid".into();
+    (settings.estimator != Estimator::Centroid).then(|| Candidate {
+        name,
+        mechanism: Mechanism::Ssa(settings.with_samples(None).with_estimator(Estimator::Centroid)),
+    })
 }
 
 /// Runs the analysis and writes [`RESULTS`] into `folder`, which is there. `None` when it was stopped; then nothing is

@@ -51,7 +51,13 @@ impl<'a> Call<'a> {
             Operator::new(mechanism, other, causal, Strategy::Auto)?;
         }
         let operator = Operator::new(mechanism, sequence.shape, causal, Strategy::Auto)?;
-        Ok(Self { operator, inputs: Inputs { extras: extras(learned), ..inputs(mechanism, sequence, values) } })
+        Ok(Self {
+            operator,
+            inputs: Inputs {
+                extras: extras(learned).with_first_sequence(sequence.number),
+                ..inputs(mechanism, sequence, values)
+            },
+        })
     }
 
     /// One pass, and its seconds.

@@ -199,7 +199,8 @@ impl Analysis {
             "mechanism", "error", "worst", "cosine", "ms", "x softmax", "MB", "rows", "verdict"
         );
         let dash = || "-".to_owned();
-        for verdict in &self.verdicts {
+        let ranked = || self.ranking().into_iter().map(|at| &self.verdicts[at]);
+        for verdict in ranked() {
             let n = &verdict.numbers;
             let among = |some: usize, all: usize| match (1..all).contains(&some) {
                 true => format!(" of {some}"),
@@ -224,9 +225,10 @@ impl Analysis {
         text.push_str(
             "error: percent of softmax's output, after one factor per head; rows: tokens that a row attends to, of so many heads where not of all\n",
         );
-        for verdict in &self.verdicts {
+        for verdict in ranked() {
             let _ = writeln!(text, "\n{}", verdict.sentence);
         }
+        let _ = writeln!(text, "\n{}", self.headline());
         text
     }
 }

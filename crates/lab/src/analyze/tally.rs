@@ -1,11 +1,14 @@
 //! What verdicts and reports say of all heads, in memory that does not grow with their number.
 
 use super::{CLOSE, CallResult, DistanceStats, GraphReport, HeadDistances, HeadResult, QUANTITIES, Quantity};
+use crate::stats::Interval;
 
 /// Values kept of a quantity, an even number; of more, every second one is, then every fourth ...
 const ROOM: usize = 4096;
 /// Heads listed one by one in a report.
 pub const LISTED: usize = 2000;
+/// Errors that differ by less than this share of one are the same: what is left is rounding.
+const SAME: f64 = 1e-4;
 /// Kinds of remarks kept of a mechanism.
 const REMARKS: usize = 12;
 
@@ -52,6 +55,11 @@ impl Sample {
     /// The middle of those kept; `None` of none.
     pub fn median(&self) -> Option<f64> {
         median(self.values.iter().copied())
+    }
+
+    /// Where the true middle lies, from those kept; `None` of fewer than six.
+    pub fn median_interval(&self) -> Option<Interval> {
+        Interval::of_median(&self.values)
     }
 
     /// Mean and standard deviation of those kept; `None` of none.
@@ -159,6 +167,8 @@ pub struct Tally {
     pub cosine: Sample,
     /// The error of the mean of all values on the same heads.
     pub mean_of_values: Sample,
+    /// Heads whose output is nearer to softmax's than that mean is, and heads where it is farther; what is as near is in neither.
+    pub beside_mean: [usize; 2],
     /// Tokens that a row attends to where softmax's rows have a number too, and softmax's there.
     pub rows_beside: [Sample; 2],
     /// One for each of [`QUANTITIES`].
@@ -206,6 +216,10 @@ impl Tally {
         self.relative.add(head.output.map(|output| output.relative));
         self.cosine.add(head.output.map(|output| output.cosine));
         self.mean_of_values.add(head.mean_of_values);
+        if let Some((error, mean)) = error.zip(head.mean_of_values) {
+            self.beside_mean[0] += usize::from(error < mean * (1.0 - SAME));
+            self.beside_mean[1] += usize::from(error > mean * (1.0 + SAME));
+        }
         self.layers[layer].error.add(error);
         head.notes.iter().for_each(|note| self.remarks.add(note));
         if let Some(graph) = &head.graph {

@@ -4,7 +4,10 @@ use resolvent_kernels::{Mechanism, mechanism::Structure};
 use serde::Serialize;
 
 use super::{DIRECTIONS, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, Quantity, ROWS, SUBSPACE, Sample, Tally};
-use crate::compare::Candidate;
+use crate::{
+    compare::Candidate,
+    stats::{Interval, Side},
+};
 
 /// Up to this share of softmax's output (after one factor per head) an error is one that a model hardly notices: about
 /// that of storing it in eight bits with outliers, and an order below what dropping a head does.
@@ -22,6 +25,8 @@ pub enum Finding {
     SomeHeads,
     /// Close in none, but nearer than the mean of all values is.
     NeedsTraining,
+    /// Close in none, and nearer than the mean of all values in some heads and farther in others, too few of either to tell.
+    Undecided,
     /// No nearer than the mean of all values.
     NotHere,
     /// Its outputs are not finite.
@@ -40,6 +45,7 @@ impl Finding {
             Self::Replaces => "replaces softmax here",
             Self::SomeHeads => "in some heads",
             Self::NeedsTraining => "only with training",
+            Self::Undecided => "as near as the mean",
             Self::NotHere => "not on these tokens",
             Self::NotFinite => "not finite here",
             Self::Incomparable => "nothing to compare with",
@@ -76,8 +82,12 @@ pub struct Numbers {
     pub broken: usize,
     /// Of those, heads with an error of at most a tenth.
     pub close: usize,
+    /// Where the true share of such heads lies, with those that it cannot be applied to.
+    pub close_interval: Option<Interval>,
     /// Error after one factor per head.
     pub error_median: Option<f64>,
+    /// Where the middle of more such heads would lie; absent of fewer than six.
+    pub error_interval: Option<Interval>,
     /// The largest of them.
     pub error_worst: Option<f64>,
     /// Error without a factor.
@@ -110,6 +120,8 @@ pub struct Numbers {
     pub centrality: Option<f64>,
     /// Error of the mean of all values on the same heads.
     pub mean_of_values: Option<f64>,
+    /// Heads that are nearer to softmax than that, and heads that are farther.
+    pub beside_mean: [usize; 2],
     /// Heads that the subspace is of.
     pub subspace_heads: usize,
     /// Heads that the importance is of.
@@ -123,13 +135,16 @@ impl Numbers {
         let graph = |quantity: Quantity| tally.quantity(&quantity).and_then(Sample::median);
         let count = |quantity: Quantity| tally.quantity(&quantity).map_or(0, Sample::count);
         let [own, theirs] = &tally.rows_beside;
+        let counted = tally.heads + tally.refused_heads;
         Self {
             heads: tally.heads,
             incomparable: tally.incomparable,
             refused: tally.refused_heads,
             broken: tally.broken,
             close: tally.close,
+            close_interval: (counted > 0).then(|| Interval::of_share(tally.close, counted)),
             error_median: tally.error.median(),
+            error_interval: tally.error.median_interval(),
             error_worst: tally.error.largest(),
             error_relative: tally.relative.median(),
             cosine: tally.cosine.median(),
@@ -146,6 +161,7 @@ impl Numbers {
             subspace: graph(SUBSPACE),
             centrality: graph(IMPORTANCE),
             mean_of_values: tally.mean_of_values.median(),
+            beside_mean: tally.beside_mean,
             subspace_heads: count(SUBSPACE),
             centrality_heads: count(IMPORTANCE),
             rows_beside: own.median().zip(theirs.median()).map(|(x, y)| (own.count(), x, y)),
@@ -183,8 +199,21 @@ fn finding(baseline: bool, n: &Numbers) -> Finding {
         None => Finding::NotFinite,
         _ if 10 * n.close >= 9 * (n.heads + n.refused) => Finding::Replaces,
         _ if n.close > 0 => Finding::SomeHeads,
-        Some(error) if n.mean_of_values.is_some_and(|mean| error >= mean) => Finding::NotHere,
-        _ => Finding::NeedsTraining,
+        Some(_) if n.mean_of_values.is_none() => Finding::NeedsTraining,
+        Some(_) => beside_mean(n.beside_mean),
+    }
+}
+
+/// What heads say that are nearer than the mean of all values, and such that are farther: a sign test, where both are there.
+fn beside_mean(counts: [usize; 2]) -> Finding {
+    match counts {
+        [0, _] => Finding::NotHere,
+        [_, 0] => Finding::NeedsTraining,
+        [nearer, farther] => match Interval::of_share(nearer, nearer + farther).side_of(0.5) {
+            Side::Above => Finding::NeedsTraining,
+            Side::Open => Finding::Undecided,
+            Side::Below => Finding::NotHere,
+        },
     }
 }
 
@@ -205,22 +234,54 @@ fn sentence(candidate: &Candidate, finding: Finding, n: &Numbers, softmax: &Numb
     let told = match finding {
         Finding::Replaces => format!("{id} can replace softmax here: {}", error(n)),
         Finding::SomeHeads => {
-            format!("{id} can replace softmax in {} of {}: {}", n.close, heads(n.heads + n.refused), error(n))
+            let all = n.heads + n.refused;
+            format!("{id} can replace softmax in {} of {}{}: {}", n.close, heads(all), share(n), error(n))
         }
         Finding::NotHere => {
+            format!("{id} cannot replace softmax here: {}, no nearer than {mean} ({})", error(n), beside(n))
+        }
+        Finding::Undecided => {
             format!(
-                "{id} cannot replace softmax here: {}, no nearer than {mean} ({})",
-                error(n),
-                percent(n.mean_of_values)
+                "{id} is about as near to softmax here as {mean} ({}): {}; these heads do not tell which is nearer",
+                beside(n),
+                error(n)
             )
         }
-        _ => format!("{id} is another operator, to be trained with rather than swapped in: {}", error(n)),
+        _ => format!(
+            "{id} is another operator, to be trained with rather than swapped in: {}, nearer than {mean} ({})",
+            error(n),
+            beside(n)
+        ),
     };
     let refused = match n.refused {
         0 => String::new(),
         refused => format!(" To {} it cannot be applied: the remarks say why.", heads(refused)),
     };
     format!("{told}, at {}.{refused} {}", cost(n), reason(mechanism, n, softmax, causal))
+}
+
+/// Where the share of close heads lies, if these leave it open whether nine of ten are.
+fn share(n: &Numbers) -> String {
+    match n.close_interval.filter(|interval| interval.side_of(0.9) == Side::Open) {
+        Some(interval) => {
+            format!(" (of more such heads {} %, 95 % interval: nine of ten is not ruled out)", interval.text(100.0, 0))
+        }
+        None => String::new(),
+    }
+}
+
+/// The error of the mean of all values, and in how many heads the mechanism is nearer.
+fn beside(n: &Numbers) -> String {
+    let [nearer, farther] = n.beside_mean;
+    let mean = percent(n.mean_of_values);
+    match nearer + farther {
+        0 => mean,
+        all if nearer == 0 || farther == 0 => format!("{mean}; nearer in {nearer} of {}", heads(all)),
+        all => {
+            let interval = Interval::of_share(nearer, all).text(100.0, 0);
+            format!("{mean}; nearer in {nearer} of {}, 95 % interval {interval} %", heads(all))
+        }
+    }
 }
 
 /// How far the output is off.
@@ -231,8 +292,9 @@ fn error(n: &Numbers) -> String {
         broken => format!("; on {} more it is not finite", heads(broken)),
     };
     format!(
-        "its output is {} off (median over {of}; worst {}; {} with its own scale{broken})",
+        "its output is {} off (median over {of}{}; worst {}; {} with its own scale{broken})",
         percent(n.error_median),
+        n.error_interval.map_or_else(String::new, |interval| format!(", 95 % interval {} %", interval.text(100.0, 1))),
         percent(n.error_worst),
         percent(n.error_relative)
     )
@@ -312,5 +374,27 @@ fn reason(mechanism: &Mechanism, n: &Numbers, softmax: &Numbers, causal: bool) -
     match reasons.is_empty() {
         true => "Its graph could not be compared: the remarks say why.".into(),
         false => format!("Why: {}.", reasons.join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is nearer in 29 heads of 72 is not called farther; in 20 of 72 it is.
+    #[test]
+    fn few_heads_do_not_decide() {
+        let found = [[29, 43], [20, 52], [52, 20], [0, 1], [1, 0], [0, 0], [1, 1]].map(beside_mean);
+        use Finding::{NeedsTraining, NotHere, Undecided};
+        assert_eq!(found, [Undecided, NotHere, NeedsTraining, NotHere, NeedsTraining, NotHere, Undecided]);
+    }
+
+    /// An uncertain share of close heads is told with its interval, a clear one without.
+    #[test]
+    fn a_share_at_the_edge_says_so() {
+        let numbers =
+            |close, heads| Numbers { close_interval: Some(Interval::of_share(close, heads)), ..Numbers::default() };
+        assert!(share(&numbers(62, 72)).contains("76 to 92 %"), "{}", share(&numbers(62, 72)));
+        assert_eq!(share(&numbers(10, 72)), "");
     }
 }

@@ -63,7 +63,30 @@ impl Transform {
 
     /// Writes the normalised form of `bytes` (one picture) to `out`, of the length of [`Transform::output_shape`].
     pub fn apply(&self, bytes: &[u8], rng: &mut ChaCha8Rng, out: &mut [f32]) {
-        let mut picture = self.resize(Picture::from_bytes(self.shape, bytes), rng);
+        let View { height, width, share } = self.view;
+        let (area, filter) = self.part(self.shape, share, rng);
+        let whole = Rectangle { top: 0, left: 0, height: self.shape.height, width: self.shape.width };
+        let picture = Picture::from_bytes(self.shape, bytes);
+        let same = area == whole && (height, width) == (whole.height, whole.width);
+        let picture = if same { picture } else { resample(&picture, area, height, width, filter) };
+        self.finish(picture, rng, out);
+    }
+
+    /// The part that is seen of a picture of shape `whole`, and how it is resized: a random one where the augmentation has it, else
+    /// the centre, which keeps `share` of the shorter side.
+    pub(crate) fn part(&self, whole: PictureShape, share: f32, rng: &mut ChaCha8Rng) -> (Rectangle, Filter) {
+        let View { height, width, .. } = self.view;
+        let centre = Rectangle::centred(whole, height, width, share);
+        match self.augment.resized_crop {
+            Some(ResizedCrop { area, ratio, filter }) => {
+                (Rectangle::random(whole, area, ratio, rng).unwrap_or(centre), filter)
+            }
+            None => (centre, Filter::Bicubic),
+        }
+    }
+
+    /// Writes the augmented and normalised form of `picture`, which has the [`Transform::output_shape`], to `out`.
+    pub(crate) fn finish(&self, mut picture: Picture, rng: &mut ChaCha8Rng, out: &mut [f32]) {
         self.disturb(&mut picture, rng);
         let plane = picture.shape.plane();
         let planes = picture.values.chunks_exact(plane).zip(out.chunks_exact_mut(plane));
@@ -74,20 +97,6 @@ impl Transform {
         if let Some(erasing) = &self.augment.erasing {
             erasing.apply(picture.shape, out, rng);
         }
-    }
-
-    fn resize(&self, picture: Picture, rng: &mut ChaCha8Rng) -> Picture {
-        let View { height, width, share } = self.view;
-        let whole = Rectangle { top: 0, left: 0, height: self.shape.height, width: self.shape.width };
-        let centre = Rectangle::centred(self.shape, height, width, share);
-        let (area, filter) = match self.augment.resized_crop {
-            Some(ResizedCrop { area, ratio, filter }) => {
-                (Rectangle::random(self.shape, area, ratio, rng).unwrap_or(centre), filter)
-            }
-            None => (centre, Filter::Bicubic),
-        };
-        let same = area == whole && (height, width) == (whole.height, whole.width);
-        if same { picture } else { resample(&picture, area, height, width, filter) }
     }
 
     fn disturb(&self, picture: &mut Picture, rng: &mut ChaCha8Rng) {

@@ -2,14 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use resolvent_kernels::{self as kernels, Mechanism, Plan, Shape, Strategy};
+use resolvent_kernels::{self as kernels, Mechanism, Plan, Precision, Shape, Strategy};
 
 use super::{
     BenchReport, Ceilings, PlanSummary, Point, Timing, Work,
     contender::{Buffers, Contender, Ours},
     rivals::{Rival, Rivals},
 };
-use crate::{Result, compare::MemoryProbe, train::median};
+use crate::{
+    Result,
+    compare::{Candidate, MemoryProbe},
+    train::median,
+};
 
 /// A case, or the point that says why there is none.
 type Planned = std::result::Result<Case, Box<Point>>;
@@ -27,9 +31,9 @@ pub(super) struct Case {
 
 impl Case {
     /// One of our operators; refused sizes are points that say why.
-    pub fn ours(mechanism: &Mechanism, shape: Shape) -> Planned {
-        let mut point = Point::new(mechanism.id(), Some(mechanism.clone()), shape);
-        match Ours::new(mechanism, shape) {
+    pub fn ours(Candidate { name, mechanism }: &Candidate, shape: Shape, precision: Precision) -> Planned {
+        let mut point = Point::new(name, Some(mechanism.clone()), shape);
+        match Ours::new(mechanism, shape, precision) {
             Ok(ours) => {
                 let plan = *ours.plan();
                 point.plan = Some(PlanSummary::of(&plan));
@@ -39,9 +43,10 @@ impl Case {
         }
     }
 
-    /// A rival's way to the result of `mechanism`.
-    pub fn rival(rivals: &Rivals, rival: &Rival, mechanism: &Mechanism, shape: Shape) -> Planned {
-        let point = Point { rival_of: Some(mechanism.id().into()), ..Point::new(&rival.label, None, shape) };
+    /// A rival's way to the result of a mechanism.
+    pub fn rival(rivals: &Rivals, rival: &Rival, of: &Candidate, shape: Shape) -> Planned {
+        let mechanism = &of.mechanism;
+        let point = Point { rival_of: Some(of.name.clone()), ..Point::new(&rival.label, None, shape) };
         match kernels::plan(mechanism, &shape, false, Strategy::Auto) {
             // The least operations; its bytes are its own affair.
             Ok(plan) => {
@@ -70,7 +75,7 @@ impl Case {
         self.point.rival_of.is_some()
     }
 
-    /// Bytes that a rival in this process is known to hold at its peak.
+    /// Bytes that it is known to hold at its peak beside the tensors, in this process.
     pub fn needs(&self) -> u64 {
         self.contender.needs(Shape::square(self.point.batch, self.point.heads, self.point.tokens, self.point.head_dim))
     }

@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Shape, Tol, reference, relative_distance};
+use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Precision, Shape, Tol, reference, relative_distance};
 use serde::{Deserialize, Serialize};
 
 use super::{
     BenchOptions,
-    contender::{Buffers, Contender, Ours},
+    contender::{Buffers, Contender, Local, Ours},
     rivals::{Rival, Rivals},
 };
-use crate::Result;
+use crate::{Result, compare::Candidate, environment::beyond_memory};
 
 /// Fewest and most tokens of the comparison: of fewer, gradients are differences of nearly equal numbers.
 const TOKENS: [usize; 2] = [16, 192];
@@ -71,22 +71,29 @@ impl fmt::Display for Check {
 
 /// Compares forward and backward of a mechanism, and of those rivals that compute it, with the f64 reference.
 pub(super) fn check(
-    mechanism: &Mechanism,
+    Candidate { name, mechanism }: &Candidate,
     rivals: &Rivals,
     options: &BenchOptions,
 ) -> Result<(Check, Vec<(Rival, Check)>)> {
     let shape = |tokens| Shape::square(1, HEADS.min(options.heads), tokens, options.head_dim);
-    let ours = |tokens| Ours::new(mechanism, shape(tokens)).map(|ours| (ours, shape(tokens)));
+    let ours = |tokens| Ours::new(mechanism, shape(tokens), options.precision).map(|ours| (ours, shape(tokens)));
     let asked = options.tokens.iter().copied().max().unwrap_or(1);
     // A mechanism with a grid has but one size.
     let (mut ours, shape) = match ours(asked.clamp(TOKENS[0], TOKENS[1])).or_else(|_| ours(asked)) {
         Ok(case) => case,
-        Err(why) => return Ok((Check::refused(mechanism.id(), why.to_string()), Vec::new())),
+        Err(why) => return Ok((Check::refused(name, why.to_string()), Vec::new())),
     };
+    let needed = Comparison::bytes(shape).saturating_add(Local::needs(&ours, shape));
+    if let Some(why) = beyond_memory("the comparison with the reference takes", needed) {
+        return Ok((Check::refused(name, format!("{why}; ask for fewer --heads or a smaller --head-dim")), Vec::new()));
+    }
     let mut comparison = Comparison::new(mechanism, shape)?;
-    let tol = Tol::f32(mechanism);
-    let own = comparison.check(mechanism.id(), &mut ours, (tol.forward, tol.backward))?;
-    let of_rivals = rivals.of(mechanism).into_iter().map(|rival| {
+    let tol = match ours.plan().arithmetic.runs {
+        Precision::Full => Tol::f32(mechanism),
+        _ => Tol::HALF,
+    };
+    let own = comparison.check(name, &mut ours, (tol.forward, tol.backward))?;
+    let of_rivals = rivals.of(name, mechanism).into_iter().map(|rival| {
         let mut contender = rivals.contender(&rival, mechanism, shape);
         let check = comparison.check(&rival.label, &mut *contender, RIVAL);
         let check = check.unwrap_or_else(|why| Check::refused(&rival.label, why.to_string()));
@@ -110,6 +117,15 @@ fn wide(x: &[f32]) -> Vec<f64> {
 }
 
 impl Comparison {
+    /// What a comparison at this size holds: tensors in f32, and in f64 inputs, results, weights with what a reference keeps of them,
+    /// and gradients.
+    fn bytes(shape: Shape) -> u64 {
+        let tensors = 16 * (size_of::<f64>() as u64).saturating_mul(shape.q_len() as u64);
+        let weights =
+            8 * (size_of::<f64>() as u64).saturating_mul((shape.slices() * shape.seq_q * shape.seq_kv) as u64);
+        Buffers::bytes(shape).saturating_add(tensors).saturating_add(weights)
+    }
+
     fn new(mechanism: &Mechanism, shape: Shape) -> Result<Self> {
         let buffers = Buffers::new(shape);
         let [q, k, v, dout] = [&buffers.q, &buffers.k, &buffers.v, &buffers.dout].map(|x| wide(x));

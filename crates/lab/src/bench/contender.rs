@@ -1,10 +1,10 @@
 //! What is measured: our operators, and others' ways to the same results.
 
 use resolvent_kernels::{
-    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
+    ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Precision, Scratch, Shape, Strategy,
 };
 
-use super::ceilings::seconds;
+use super::{PlanSummary, ceilings::seconds};
 use crate::{
     Result,
     compare::{MemoryProbe, peak_above},
@@ -145,8 +145,8 @@ pub(super) struct Ours {
 impl Ours {
     /// # Errors
     /// What the mechanism refuses.
-    pub fn new(mechanism: &Mechanism, shape: Shape) -> Result<Self> {
-        let operator = Operator::new(mechanism, shape, false, Strategy::Auto)?;
+    pub fn new(mechanism: &Mechanism, shape: Shape, precision: Precision) -> Result<Self> {
+        let operator = Operator::new(mechanism, shape, false, Strategy::Auto)?.with_precision(precision);
         Ok(Self { operator, stats: Vec::new(), scratch: Scratch::default() })
     }
 
@@ -177,6 +177,10 @@ impl Local for Ours {
 
     fn solve(&mut self, buffers: &mut Buffers) -> Result<()> {
         self.training(buffers)
+    }
+
+    fn needs(&self, _: Shape) -> u64 {
+        PlanSummary::of(self.plan()).training_bytes
     }
 
     fn forget(&mut self) {

@@ -23,12 +23,12 @@ use std::{
 };
 
 use resolvent::Calibration;
-use resolvent_kernels::{Mechanism, Shape};
+use resolvent_kernels::{Mechanism, Precision, Shape};
 
 use crate::{
     Error, Result,
-    compare::MemoryProbe,
-    environment::{Environment, available_memory},
+    compare::{Candidate, MemoryProbe},
+    environment::{Environment, beyond_memory},
 };
 use case::Case;
 use check::check;
@@ -52,8 +52,8 @@ pub type Keep = dyn Fn(&BenchReport) -> Result<()> + Send + Sync;
 /// What to measure, and how.
 #[derive(Clone)]
 pub struct BenchOptions {
-    /// The mechanisms. Default: all presets.
-    pub mechanisms: Vec<Mechanism>,
+    /// The mechanisms, each name once; one mechanism may be there in several configurations. Default: all presets.
+    pub mechanisms: Vec<Candidate>,
     /// Numbers of tokens. Default 512 to 65,536 in powers of two, and 331,776.
     pub tokens: Vec<usize>,
     /// Sequences of one call. Default 1.
@@ -62,6 +62,8 @@ pub struct BenchOptions {
     pub heads: usize,
     /// Channels of a head. Default 64.
     pub head_dim: usize,
+    /// The precision of our products. Default full. What does not run in it says so and runs in full.
+    pub precision: Precision,
     /// Turns of every point; the median of their times counts. Default 5, >= 1.
     pub rounds: usize,
     /// How long a turn lasts at least: what takes less is run several times. Default 0.3 s, longer than the threads of others
@@ -92,13 +94,14 @@ pub struct BenchOptions {
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets");
+        let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets").into();
         Self {
             mechanisms: Mechanism::IDS.iter().map(preset).collect(),
             tokens: vec![512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 331_776],
             batch: 1,
             heads: 8,
             head_dim: 64,
+            precision: Precision::Full,
             rounds: 5,
             turn: Duration::from_millis(300),
             max_seconds: 5.0,
@@ -116,7 +119,7 @@ impl Default for BenchOptions {
 }
 
 /// A mechanism, and the rivals that compute it.
-type Contest<'a> = (&'a Mechanism, Vec<Rival>);
+type Contest<'a> = (&'a Candidate, Vec<Rival>);
 
 /// Runs the benchmark. What was measured until it was stopped is in the report, size by size.
 ///
@@ -132,6 +135,11 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     report.rivals.extend(missing.map(|why| Check::refused("torch", why)));
     report.rivals.iter().for_each(|check| (options.progress)(&check.to_string()));
     let contests = checked(options, &rivals, &mut report)?;
+    let stopped = options.stop.load(Ordering::Relaxed);
+    if stopped || contests.is_empty() {
+        report.interrupted = stopped;
+        return Ok(report);
+    }
     report.ceilings = Ceilings::measure(options.rounds);
     (options.progress)(&report.ceilings.to_string());
     (options.progress)(&report.auto());
@@ -172,14 +180,17 @@ fn empty(options: &BenchOptions) -> BenchReport {
 /// Compares everything with the reference; what agrees is measured.
 fn checked<'a>(options: &'a BenchOptions, rivals: &Rivals, report: &mut BenchReport) -> Result<Vec<Contest<'a>>> {
     let mut contests = Vec::new();
-    for mechanism in &options.mechanisms {
-        let (ours, theirs) = check(mechanism, rivals, options)?;
+    for candidate in &options.mechanisms {
+        if options.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let (ours, theirs) = check(candidate, rivals, options)?;
         let checks = [&ours].into_iter().chain(theirs.iter().map(|(_, check)| check));
         checks.for_each(|check| (options.progress)(&check.to_string()));
         report.rivals.extend(theirs.iter().map(|(_, check)| check.clone()));
         if ours.passed {
             let agree = theirs.into_iter().filter(|(_, check)| check.passed).map(|(rival, _)| rival);
-            contests.push((mechanism, agree.collect()));
+            contests.push((candidate, agree.collect()));
         }
         report.checks.push(ours);
     }
@@ -206,6 +217,10 @@ fn size(
     let mut cases = Vec::new();
     let mut buffers = Buffers::new(shape);
     for case in planned {
+        if options.stop.load(Ordering::Relaxed) {
+            report.points.truncate(known);
+            return Ok(false);
+        }
         let probe = options.memory.as_deref();
         cases.extend(attempt(options, case, report, |case| case.warm(&mut buffers, probe))?);
     }
@@ -242,13 +257,6 @@ fn skip(options: &BenchOptions, report: &mut BenchReport, case: Case, why: &str)
     report.points.push(point);
 }
 
-/// Why what takes `needed` bytes cannot be measured: a quarter of the free memory is left alone.
-fn beyond_memory(takes: &str, needed: u64) -> Option<String> {
-    let free = available_memory().filter(|&free| needed > free / 4 * 3)?;
-    let [needed, free] = [needed, free].map(|bytes| format!("{:.1} GB", bytes as f64 / 1e9));
-    Some(format!("{takes} {needed}, {free} are free"))
-}
-
 /// The case, unless it is a rival's and failed, which is a point that says why.
 fn attempt(
     options: &BenchOptions,
@@ -274,9 +282,9 @@ fn cases_of(
     shape: Shape,
     report: &mut BenchReport,
 ) -> Vec<Case> {
-    let ours = contests.iter().map(|(mechanism, _)| Case::ours(mechanism, shape));
-    let theirs = contests.iter().flat_map(|(mechanism, of)| of.iter().map(|rival| (*mechanism, rival)));
-    let theirs = theirs.map(|(mechanism, rival)| Case::rival(rivals, rival, mechanism, shape));
+    let ours = contests.iter().map(|(candidate, _)| Case::ours(candidate, shape, options.precision));
+    let theirs = contests.iter().flat_map(|(candidate, of)| of.iter().map(|rival| (*candidate, rival)));
+    let theirs = theirs.map(|(candidate, rival)| Case::rival(rivals, rival, candidate, shape));
     let mut cases = Vec::new();
     for case in ours.chain(theirs) {
         let case = match case {
@@ -322,10 +330,9 @@ fn validate(options: &BenchOptions) -> Result<()> {
             return fail("tokens", format!("{n}, which makes tensors of more than 2^36 elements"));
         }
     }
-    for (n, mechanism) in options.mechanisms.iter().enumerate() {
-        if options.mechanisms[..n].iter().any(|known| known.id() == mechanism.id()) {
-            // Points, curves and rivals go by the id.
-            let problem = format!("`{}` twice; measure one configuration of a mechanism at a time", mechanism.id());
+    for (n, Candidate { name, .. }) in options.mechanisms.iter().enumerate() {
+        if options.mechanisms[..n].iter().any(|known| known.name == *name) {
+            let problem = format!("`{name}` twice; give configurations of one mechanism as files of different names");
             return fail("mechanisms", problem);
         }
     }

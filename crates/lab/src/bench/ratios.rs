@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BenchReport, PASSES, Pass, Point};
+use super::{BenchReport, PASSES, Pass, Point, milliseconds, three_digits};
 
 /// From how many tokens on a mechanism is faster than softmax.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -16,14 +16,23 @@ pub struct Crossover {
 }
 
 impl BenchReport {
+    /// What the first softmax that was measured is called.
+    pub fn baseline(&self) -> Option<&str> {
+        let softmax = |p: &&Point| p.forward.is_some() && p.mechanism.as_ref().is_some_and(|m| m.id() == "softmax");
+        self.points.iter().find(softmax).map(|point| point.label.as_str())
+    }
+
+    /// The labels of ours, in order.
+    pub fn ours(&self) -> impl Iterator<Item = &str> {
+        let ours = |label: &&str| self.points.iter().any(|p| p.label == *label && p.rival_of.is_none());
+        self.labels().into_iter().filter(ours)
+    }
+
     /// Where each mechanism overtakes softmax for good; nothing where softmax was not measured.
     pub fn crossovers(&self) -> Vec<Crossover> {
-        if self.curve("softmax", PASSES[0].1).is_empty() {
-            return Vec::new();
-        }
-        let ours = |label: &&str| self.points.iter().any(|p| p.label == *label && p.rival_of.is_none());
-        let others = self.labels().into_iter().filter(|label| *label != "softmax").filter(ours);
-        let of = |label: &str, pass: Pass| crossover(&self.curve("softmax", pass), &self.curve(label, pass));
+        let Some(softmax) = self.baseline() else { return Vec::new() };
+        let others = self.ours().filter(|label| *label != softmax);
+        let of = |label: &str, pass: Pass| crossover(&self.curve(softmax, pass), &self.curve(label, pass));
         others
             .map(|label| Crossover {
                 label: label.into(),
@@ -37,6 +46,38 @@ impl BenchReport {
     pub fn rivals(&self) -> impl Iterator<Item = (&str, &str)> {
         let of = |label| self.points.iter().find(|p| p.label == label && p.forward.is_some())?.rival_of.as_deref();
         self.labels().into_iter().filter_map(move |label| Some((label, of(label)?)))
+    }
+
+    /// What the benchmark comes to: who is fastest at the most tokens at which several were measured, and who always is slower than softmax.
+    pub fn headline(&self) -> String {
+        let at = |n: usize| -> Vec<(&str, f64)> {
+            let timed = |label| Some((label, PASSES[1].1(self.point(label, n)?)?.median));
+            let mut all: Vec<_> = self.ours().filter_map(timed).collect();
+            all.sort_by(|a, b| a.1.total_cmp(&b.1));
+            all
+        };
+        let Some((n, timed)) = self.sizes().into_iter().rev().map(|n| (n, at(n))).find(|(_, timed)| timed.len() > 1)
+        else {
+            return "Nothing to compare: no size has two mechanisms that were measured.".into();
+        };
+        let (first, seconds) = timed[0];
+        let time = milliseconds(seconds);
+        let softmax = timed.iter().find(|(label, _)| Some(*label) == self.baseline());
+        let beside = match softmax {
+            Some((label, _)) if *label == first => {
+                format!(", {} times as fast as {}, the next", three_digits(timed[1].1 / seconds), timed[1].0)
+            }
+            Some((label, own)) => format!(", {} times as fast as {label}", three_digits(own / seconds)),
+            None => format!(", {} times as fast as {}, the next", three_digits(timed[1].1 / seconds), timed[1].0),
+        };
+        let slower = self.crossovers().iter().filter(|crossover| crossover.training.is_none()).count();
+        let slower = match (self.baseline(), slower) {
+            (None, _) | (_, 0) => String::new(),
+            (Some(softmax), count) => {
+                format!(" {count} of {} are not faster than {softmax} within these sizes.", self.crossovers().len())
+            }
+        };
+        format!("At {n} tokens {first} is fastest, {time} ms forward and backward{beside}.{slower}")
     }
 
     /// A rival's `quantity` over ours at the same size; `None` where either is unknown or 0.

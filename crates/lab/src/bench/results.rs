@@ -61,6 +61,15 @@ pub struct PlanSummary {
     pub strategy: String,
     /// Why.
     pub reason: String,
+    /// Precision of the products.
+    #[serde(default)]
+    pub precision: String,
+    /// The instructions that make them.
+    #[serde(default)]
+    pub instructions: String,
+    /// Why the precision is not the one that was asked for.
+    #[serde(default)]
+    pub precision_reason: Option<String>,
     /// Query rows and key columns of one tile.
     #[serde(default)]
     pub tile: (usize, usize),
@@ -78,10 +87,24 @@ impl PlanSummary {
         Self {
             strategy: strategy.unwrap_or_default(),
             reason: plan.reason.into(),
+            precision: plan.arithmetic.runs.name().into(),
+            instructions: plan.arithmetic.instructions.into(),
+            precision_reason: (plan.arithmetic.runs != plan.arithmetic.asked).then(|| plan.arithmetic.reason.into()),
             tile: plan.tile,
             forward_bytes: forward,
             training_bytes: forward.max(bytes(plan.scratch_backward, plan.allocated_backward)),
         }
+    }
+}
+
+impl PlanSummary {
+    /// Precision and instructions in words, where the result has them: those of earlier versions have not.
+    pub(crate) fn arithmetic(&self) -> String {
+        let why = self.precision_reason.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+        if self.precision.is_empty() {
+            return "precision not told".into();
+        }
+        format!("{} precision by {}{why}", self.precision, self.instructions)
     }
 }
 
@@ -288,7 +311,7 @@ impl BenchReport {
             text += &self.rows(&format!("{name}, times as fast"), &rivals, speed);
         }
         for (label, plan) in self.plans() {
-            let _ = write!(text, "\n{label}: {}, {}", plan.strategy, plan.reason);
+            let _ = write!(text, "\n{label}: {}, {}; {}", plan.strategy, plan.reason, plan.arithmetic());
         }
         text + "\n"
     }

@@ -32,9 +32,26 @@ impl Expectation {
         Error::Unfit { name: name.into(), problem }
     }
 
+    /// The error of a run on `wanted` of the data set `name` that is to begin with such a model.
+    pub(crate) fn cannot_begin(&self, name: &str, wanted: &str) -> Error {
+        let trained = self.examples();
+        let problem =
+            format!("it holds {wanted}, the model to begin with was trained on {trained}; begin with one of {wanted}");
+        Error::Unfit { name: name.into(), problem }
+    }
+
     /// The error of a command for models of `wanted` that is given the run in `path`.
     pub(crate) fn unasked(&self, path: &Path, wanted: &'static str) -> Error {
         Error::OtherModel { path: path.into(), trained: self.examples(), wanted }
+    }
+
+    /// The classes that the model tells apart; of other models than classifiers none.
+    pub(super) fn classes(&self) -> &[String] {
+        match self {
+            Expectation::Pictures(expects) => &expects.classes,
+            Expectation::Texts(expects) => &expects.classes,
+            Expectation::Pairs(_) | Expectation::Corpus(_) => &[],
+        }
     }
 
     /// What such a model is shown.

@@ -5,6 +5,7 @@
 //! all get. Speed and memory are measured at the end, in turns, on the trained models.
 
 mod memory;
+mod ranking;
 mod results;
 mod speed;
 
@@ -14,8 +15,10 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
+use burn::tensor::Device;
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Serialize};
 
@@ -23,10 +26,10 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, to_json},
     data,
+    device::is_cpu,
     disk::write_atomically,
     environment::Environment,
     folder::{Claim, Contents},
-    metrics,
     progress::{Event, Observer, Silent},
     report,
     source::Document,
@@ -35,6 +38,7 @@ use crate::{
 
 pub use memory::MemoryProbe;
 pub(crate) use memory::peak_above;
+pub use ranking::{Difference, Score};
 pub use results::{Comparison, Diverged, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
 
@@ -72,6 +76,8 @@ pub struct CompareOptions {
     pub mechanisms: Vec<Candidate>,
     /// The seeds, each once.
     pub seeds: Vec<u64>,
+    /// Where the models are trained, judged and timed. Default: the CPU.
+    pub device: Device,
     /// Raised by whoever wants to stop.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -91,6 +97,7 @@ impl CompareOptions {
             out_dir: out_dir.into(),
             mechanisms: DEFAULT.iter().filter_map(|id| Mechanism::preset(id).ok()).map(Candidate::from).collect(),
             seeds: vec![0],
+            device: Device::flex(),
             stop: Arc::default(),
             observer: Arc::new(Silent),
             memory: None,
@@ -134,16 +141,22 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
     check(recipe, options)?;
     let (_claim, shared) = shared(recipe, data, options)?;
     let of = options.mechanisms.len() * options.seeds.len();
+    let (mut number, began) = (0, Instant::now());
     let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
     let mut diverged = Vec::new();
     // Seed by seed, so that a first answer for all mechanisms comes early.
     for &seed in &options.seeds {
         for (Candidate { name, mechanism }, runs) in options.mechanisms.iter().zip(&mut done) {
             let folder = format!("runs/{name}-seed{seed}");
+            number += 1;
+            options.observer.on(Event::Note(&place(number, of, began)));
             let settings = TrainOptions {
                 out_dir: options.out_dir.join(&folder),
                 resume: Resume::IfPresent,
+                from: None,
                 plan: Some(shared.plan.clone()),
+                device: options.device.clone(),
+                name: Some(format!("{name}, seed {seed} ({number} of {of})")),
                 stop: options.stop.clone(),
                 observer: options.observer.clone(),
             };
@@ -172,6 +185,18 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
     }
 }
 
+/// `run 3 of 15, about 12 min left`; runs that were read back take no time, and leave the time open.
+fn place(number: usize, of: usize, began: Instant) -> String {
+    let (done, seconds) = (number - 1, began.elapsed().as_secs_f64());
+    let left = seconds / done.max(1) as f64 * (of - done) as f64;
+    let left = match left {
+        left if done == 0 || left < 1.0 => String::new(),
+        left if left < 100.0 => format!(", about {left:.0} s left"),
+        left => format!(", about {:.0} min left", left / 60.0),
+    };
+    format!("run {number} of {of}{left}")
+}
+
 fn finish<D: TaskData>(
     shared: Shared,
     data: &D,
@@ -186,7 +211,9 @@ fn finish<D: TaskData>(
     let (folders, recipes): (Vec<_>, Vec<_>) = done.iter().map(first).unzip();
     let trained = folders.iter().map(|folder| Checkpoint::find(folder)).collect::<Result<Vec<_>>>()?;
     let stop = || options.stop.load(Ordering::Relaxed);
-    let speeds = measure(&recipes, trained, data, options.memory.as_deref(), options.slot_seconds, &stop)?;
+    // The probe counts the program's own memory, in which a GPU's is not.
+    let probe = options.memory.as_deref().filter(|_| is_cpu(&options.device));
+    let speeds = measure(&recipes, trained, data, &options.device, probe, options.slot_seconds, &stop)?;
     let Some(speeds) = speeds else {
         let of = done.iter().map(Vec::len).sum::<usize>() + diverged.len();
         return Ok(CompareOutcome::Interrupted { runs: of, of });
@@ -203,14 +230,30 @@ fn finish<D: TaskData>(
             .map(|((candidate, runs), (landmarks, speed))| Entry::new(&candidate.name, runs, landmarks, speed))
             .collect(),
         diverged,
-        environment: Environment::current(),
+        environment: Environment::on(&options.device),
         commands: options.commands.clone(),
     };
     let folder = &options.out_dir;
     write_atomically(&folder.join(RESULTS), &to_json(&comparison)?)?;
-    let curves = folders.iter().map(|folder| metrics::read(folder)).collect::<Result<Vec<_>>>()?;
-    report::write_comparison(folder, &comparison, &curves)?;
+    report::write_comparison(folder, &comparison)?;
     Ok(CompareOutcome::Finished(Box::new(comparison)))
+}
+
+/// The results of the comparison in `folder`.
+///
+/// # Errors
+/// [`Error::Damaged`] where there are none yet, or none that can be read.
+pub(crate) fn read_results(folder: &Path) -> Result<Comparison> {
+    let file = folder.join(RESULTS);
+    let text = match Document::read(&file) {
+        Err(data::Error::Missing { .. }) => {
+            let problem = "is not there: the comparison is not done; the command that began it continues it";
+            return Err(Error::damaged(&file, problem));
+        }
+        text => text?,
+    };
+    serde_json::from_str(&text)
+        .map_err(|e| Error::damaged(&file, format!("holds no results of this program ({e}); compare anew")))
 }
 
 fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
@@ -278,7 +321,7 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions
     let mut slowest = 0.0_f64;
     for Candidate { mechanism, .. } in &options.mechanisms {
         let recipe = Recipe { mechanism: mechanism.clone(), ..recipe.clone() };
-        match train::time_steps(&recipe, task) {
+        match train::time_steps(&recipe, task, &options.device) {
             Ok(seconds) => slowest = slowest.max(seconds),
             // Its run will say so, and needs no time of the others.
             Err(Error::Diverged { .. }) => {}

@@ -66,6 +66,9 @@ pub struct RunResult {
     pub folder: String,
     /// Test accuracy.
     pub accuracy: f64,
+    /// Test examples that it is a share of; 0 in results of older programs.
+    #[serde(default)]
+    pub examples: usize,
     /// Test loss.
     pub loss: f64,
     /// BLEU on the test part, of translators.
@@ -161,6 +164,7 @@ impl Entry {
                 seed: summary.recipe.seed,
                 folder: folder.clone(),
                 accuracy: summary.test.accuracy,
+                examples: summary.test.examples,
                 loss: summary.test.loss,
                 bleu: summary.test.bleu.as_ref().map(|bleu| bleu.score),
                 prediction: summary.test.prediction.clone(),
@@ -232,7 +236,7 @@ impl Comparison {
         text += if predicts { "    perplexity      bits/byte" } else { "" };
         let through_landmarks = self.entries.iter().any(|entry| !entry.landmarks.is_empty());
         text += if through_landmarks { "  landmarks\n" } else { "\n" };
-        for entry in &self.entries {
+        for entry in self.ranked() {
             let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
                 entry.speed;
             let (name, accuracy) = (&entry.name, entry.accuracy.percent());

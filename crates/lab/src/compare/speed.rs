@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use super::memory::{MemoryProbe, peak_above};
@@ -35,6 +36,7 @@ pub fn measure<D: TaskData>(
     recipes: &[Recipe],
     mut trained: Vec<Checkpoint>,
     data: &D,
+    device: &Device,
     probe: Option<&dyn MemoryProbe>,
     slot_seconds: f64,
     stop: &dyn Fn() -> bool,
@@ -44,7 +46,7 @@ pub fn measure<D: TaskData>(
     let mut peaks = Vec::new();
     for ((recipe, task), trained) in recipes.iter().zip(&tasks).zip(trained) {
         let before = probe.map(MemoryProbe::held);
-        let mut bench = Bench::new(recipe, task, Some(trained))?;
+        let mut bench = Bench::new(recipe, task, Some(trained), device)?;
         // The first step makes the optimiser's state: the second is what every later one is.
         bench.step()?;
         peaks.push(match (probe, before) {
@@ -65,7 +67,7 @@ pub fn measure<D: TaskData>(
     }
     let speeds = benches.iter().zip(&mut times).zip(peaks).map(|((bench, (train, infer)), peak_bytes)| Speed {
         batch: bench.examples(),
-        train_examples_per_second: bench.examples() as f64 / median(train),
+        train_examples_per_second: (bench.examples() * bench.batches()) as f64 / median(train),
         infer_examples_per_second: bench.examples() as f64 / median(infer),
         peak_bytes,
     });

@@ -19,7 +19,7 @@ pub(super) fn load(folder: &Path, held: &Held) -> Result<Dataset> {
     check_folder(folder)?;
     let (train, test) = (read(folder, &TRAIN, held)?, read(folder, &["test_batch.bin"], held)?);
     let classes = CLASSES.iter().map(ToString::to_string).collect();
-    Ok(Dataset { name: "cifar10".into(), classes, shape: SHAPE, train, test })
+    Ok(Dataset { name: "cifar10".into(), classes, shape: SHAPE, train, validation: None, test })
 }
 
 fn read(folder: &Path, files: &[&str], held: &Held) -> Result<Split> {

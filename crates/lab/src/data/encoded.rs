@@ -3,25 +3,26 @@
 use rand::seq::SliceRandom;
 
 use super::{
-    BatchPlan, Vocabulary,
+    BatchPlan,
     rng::{Purpose, stream},
 };
 
 /// Texts as token ids, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
-    ids: Vec<u16>,
+    ids: Vec<u32>,
     /// Where each text ends in `ids`.
     ends: Vec<usize>,
     /// Which texts were longer than what was kept of them.
     cut: Vec<bool>,
+    unknown: u32,
 }
 
 impl Encoded {
-    /// Of each text the ids that are kept and the number of tokens that it had.
-    pub(super) fn new(texts: Vec<(Vec<u16>, usize)>) -> Self {
+    /// Of each text the ids that are kept and the number of tokens that it had; and the id of what was not learnt.
+    pub(super) fn new(texts: Vec<(Vec<u32>, usize)>, unknown: u32) -> Self {
         let cut = texts.iter().map(|(kept, whole)| kept.len() < *whole).collect();
-        let mut encoded = Self { ids: Vec::new(), ends: Vec::with_capacity(texts.len()), cut };
+        let mut encoded = Self { ids: Vec::new(), ends: Vec::with_capacity(texts.len()), cut, unknown };
         for (ids, _) in texts {
             encoded.ids.extend(ids);
             encoded.ends.push(encoded.ids.len());
@@ -40,7 +41,7 @@ impl Encoded {
     }
 
     /// The ids of text `index`.
-    pub fn ids(&self, index: usize) -> &[u16] {
+    pub fn ids(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.ids[start..self.ends[index]]
     }
@@ -62,7 +63,7 @@ impl Encoded {
 
     /// Share of all tokens that were not in the vocabulary.
     pub fn unknown(&self) -> f64 {
-        let unknown = self.ids.iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();
+        let unknown = self.ids.iter().filter(|&&id| id == self.unknown).count();
         unknown as f64 / self.ids.len().max(1) as f64
     }
 
@@ -72,6 +73,9 @@ impl Encoded {
         (cut > 0).then(|| format!("{cut} of {} {what} were cut to their first {max_tokens} tokens", self.len()))
     }
 }
+
+/// What stands in padding, which no answer depends on.
+const PAD: i32 = 0;
 
 /// A rectangle of token ids: shorter texts are padded to the longest of the batch, and to no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,12 +90,12 @@ pub struct Padded {
 
 impl Padded {
     /// `texts`, none of them empty.
-    pub fn new(texts: &[impl AsRef<[u16]>]) -> Self {
+    pub fn new(texts: &[impl AsRef<[u32]>]) -> Self {
         let lengths: Vec<usize> = texts.iter().map(|text| text.as_ref().len()).collect();
         let width = lengths.iter().copied().max().unwrap_or(0);
-        let mut ids = vec![Vocabulary::PAD.into(); texts.len() * width];
+        let mut ids = vec![PAD; texts.len() * width];
         for (row, text) in ids.chunks_exact_mut(width.max(1)).zip(texts) {
-            row.iter_mut().zip(text.as_ref()).for_each(|(id, &token)| *id = token.into());
+            row.iter_mut().zip(text.as_ref()).for_each(|(id, &token)| *id = token as i32);
         }
         Self { ids, lengths, width }
     }

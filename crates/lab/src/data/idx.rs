@@ -33,7 +33,7 @@ pub(super) fn load(name: &str, folder: &Path, classes: &[&str], held: &Held) -> 
         return Err(Error::Format { path: folder.into(), problem });
     }
     let classes = classes.iter().map(ToString::to_string).collect();
-    Ok(Dataset { name: name.into(), classes, shape: train.shape(), train, test })
+    Ok(Dataset { name: name.into(), classes, shape: train.shape(), train, validation: None, test })
 }
 
 /// Loads one pair of files and holds `fraction` of every class out for testing; the classes are the numbers up to the
@@ -49,7 +49,7 @@ pub(super) fn load_with_holdout(pictures: &Path, labels: &Path, fraction: f64, h
         return Err(Error::Empty { path: pictures.into(), problem });
     }
     let classes = (0..classes).map(|class| class.to_string()).collect();
-    Ok(Dataset { name: "idx".into(), classes, shape: all.shape(), train, test })
+    Ok(Dataset { name: "idx".into(), classes, shape: all.shape(), train, validation: None, test })
 }
 
 /// Loads one pair of files; labels must be below `classes`.

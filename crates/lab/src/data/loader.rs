@@ -11,10 +11,10 @@ use std::{
 };
 
 use rand::seq::SliceRandom;
-use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 
 use super::{
-    Split,
+    Error, Result, Split,
     rng::{Purpose, stream},
 };
 use crate::augment::Transform;
@@ -119,13 +119,13 @@ impl Loader {
     }
 
     /// Batch `position` of `epoch` whose pictures stand at `indices`; pictures are prepared in parallel.
-    fn batch(&self, epoch: u64, position: usize, indices: &[usize]) -> Batch {
+    fn batch(&self, epoch: u64, position: usize, indices: &[usize]) -> Result<Batch> {
         let volume = self.transform.output_shape().volume();
         let mut pixels = vec![0.0; indices.len() * volume];
-        pixels.par_chunks_mut(volume).zip(indices).for_each(|(out, &index)| {
+        pixels.par_chunks_mut(volume).zip(indices).try_for_each(|(out, &index)| {
             let mut rng = stream(Purpose::Augment, self.plan.seed, epoch, index as u64);
-            self.transform.apply(self.split.picture(index), &mut rng, out);
-        });
+            self.split.prepare(index, &self.transform, &mut rng, out)
+        })?;
         let labels: Vec<u32> = indices.iter().map(|&index| self.split.labels()[index]).collect();
         let mut targets = vec![0.0; indices.len() * self.classes];
         for (row, &label) in targets.chunks_exact_mut(self.classes).zip(&labels) {
@@ -135,36 +135,56 @@ impl Loader {
             let mut rng = stream(Purpose::Mix, self.plan.seed, epoch, position as u64);
             mix.apply(self.transform.output_shape(), &mut pixels, &mut targets, &mut rng);
         }
-        Batch { position, pixels, targets, labels, indices: indices.to_vec() }
+        Ok(Batch { position, pixels, targets, labels, indices: indices.to_vec() })
     }
 
     /// The batches of `epoch` from `first` on, prepared by a thread of their own. The content depends on plan, epoch and
-    /// position alone, so that a resumed epoch continues as if it had never stopped.
-    pub fn epoch(&self, epoch: u64, first: usize) -> Batches<Batch> {
+    /// position alone, so that a resumed epoch continues as if it had never stopped. Where pictures are decoded when they are needed,
+    /// as many threads as the program has for computing decode beside them.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the threads cannot be started.
+    pub fn epoch(&self, epoch: u64, first: usize) -> Result<Batches<Batch>> {
         let loader = self.clone();
         let order = self.plan.order(self.split.len(), epoch);
-        Batches::ahead(first..self.batches(), move |position| {
+        let workers = if self.split.decodes() { Some(workers()?) } else { None };
+        Ok(Batches::trying(first..self.batches(), move |position| {
             let batch = loader.plan.batch_size;
             let end = order.len().min((position + 1) * batch);
-            loader.batch(epoch, position, &order[position * batch..end])
-        })
+            let make = || loader.batch(epoch, position, &order[position * batch..end]);
+            workers.as_ref().map_or_else(make, |workers| workers.install(make))
+        }))
     }
 }
 
-/// The batches of an epoch, in order; dropping it ends the work.
+/// Threads that wait for disks and decode while others compute.
+fn workers() -> Result<ThreadPool> {
+    let count = rayon::current_num_threads();
+    let pool = ThreadPoolBuilder::new().num_threads(count).thread_name(|index| format!("decode-{index}")).build();
+    pool.map_err(|e| Error::Io { path: "threads that decode pictures".into(), source: std::io::Error::other(e) })
+}
+
+/// The batches of an epoch, in order, up to the first that cannot be made; dropping it ends the work.
 #[derive(Debug)]
 pub struct Batches<B> {
-    receiver: Option<Receiver<B>>,
+    receiver: Option<Receiver<Result<B>>>,
     worker: Option<JoinHandle<()>>,
 }
 
 impl<B: Send + 'static> Batches<B> {
     /// The batches at `positions`, made by a thread of their own a little ahead of their use.
     pub(crate) fn ahead(positions: Range<usize>, make: impl Fn(usize) -> B + Send + 'static) -> Self {
+        Self::trying(positions, move |position| Ok(make(position)))
+    }
+
+    /// As [`Batches::ahead`], of batches that may not be made.
+    pub(crate) fn trying(positions: Range<usize>, make: impl Fn(usize) -> Result<B> + Send + 'static) -> Self {
         let (sender, receiver) = sync_channel(AHEAD);
         let worker = std::thread::spawn(move || {
             for position in positions {
-                if sender.send(make(position)).is_err() {
+                let batch = make(position);
+                let failed = batch.is_err();
+                if sender.send(batch).is_err() || failed {
                     return;
                 }
             }
@@ -174,9 +194,10 @@ impl<B: Send + 'static> Batches<B> {
 }
 
 impl<B> Iterator for Batches<B> {
-    type Item = B;
+    /// A batch, or what is wrong with a picture of it.
+    type Item = Result<B>;
 
-    fn next(&mut self) -> Option<B> {
+    fn next(&mut self) -> Option<Result<B>> {
         let batch = self.receiver.as_ref()?.recv().ok();
         if batch.is_none()
             && let Some(Err(panic)) = self.worker.take().map(JoinHandle::join)
@@ -204,7 +225,7 @@ mod tests {
 
     fn loader(plan: BatchPlan, augment: Augment) -> Loader {
         let data = Shapes { train: 50, test: 1, size: 16, ..Default::default() }.generate().unwrap();
-        let stats = data.train.channel_stats();
+        let stats = data.train.channel_stats().unwrap();
         let transform = Transform::new(data.shape, stats, augment).unwrap();
         Loader::new(Arc::new(data.train), transform, plan, data.classes.len())
     }
@@ -226,7 +247,7 @@ mod tests {
     fn the_last_batch_is_dropped_or_small() {
         let sizes = |drop_last| -> Vec<usize> {
             let plan = BatchPlan { drop_last, ..BatchPlan::training(16, 0) };
-            loader(plan, Augment::default()).epoch(0, 0).map(|batch| batch.len()).collect()
+            loader(plan, Augment::default()).epoch(0, 0).unwrap().map(|batch| batch.unwrap().len()).collect()
         };
         assert_eq!(sizes(true), [16, 16, 16]);
         assert_eq!(sizes(false), [16, 16, 16, 2]);
@@ -235,12 +256,13 @@ mod tests {
     #[test]
     fn a_resumed_epoch_and_any_thread_count_give_the_same_batches() {
         let loader = loader(BatchPlan::training(8, 1), Augment::deit());
-        let whole: Vec<Batch> = loader.epoch(2, 0).collect();
+        let epoch = |epoch, first| loader.epoch(epoch, first).unwrap().map(Result::unwrap).collect::<Vec<Batch>>();
+        let whole = epoch(2, 0);
         assert_eq!(whole.len(), loader.batches());
-        assert_eq!(loader.epoch(2, 4).collect::<Vec<_>>(), whole[4..]);
+        assert_eq!(epoch(2, 4), whole[4..]);
         let single = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        assert_eq!(single.install(|| loader.batch(2, 5, &whole[5].indices)), whole[5]);
-        assert_ne!(loader.epoch(3, 0).next().unwrap().pixels, whole[0].pixels);
+        assert_eq!(single.install(|| loader.batch(2, 5, &whole[5].indices)).unwrap(), whole[5]);
+        assert_ne!(epoch(3, 0)[0].pixels, whole[0].pixels);
         for batch in &whole {
             assert_eq!(batch.pixels.len(), 8 * 3 * 16 * 16);
             assert!(batch.targets.chunks(8).all(|target| (target.iter().sum::<f32>() - 1.0).abs() < 1e-6));
@@ -250,8 +272,8 @@ mod tests {
     #[test]
     fn stopping_early_ends_the_work() {
         let loader = loader(BatchPlan::training(1, 0), Augment::default());
-        let mut batches = loader.epoch(0, 0);
-        assert_eq!(batches.next().unwrap().position, 0);
+        let mut batches = loader.epoch(0, 0).unwrap();
+        assert_eq!(batches.next().unwrap().unwrap().position, 0);
         drop(batches);
         assert_eq!(Arc::strong_count(&loader.split), 1, "the worker has gone");
     }

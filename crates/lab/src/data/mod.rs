@@ -1,7 +1,7 @@
 //! Data sets of labelled pictures, labelled texts, pairs of texts and plain text: generated, or read strictly from files.
 //!
-//! Pictures are bytes in memory, planar (`[picture, channel, row, column]`); [`Loader`] turns them
-//! into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
+//! Pictures are bytes in memory, planar (`[picture, channel, row, column]`), or files that are decoded when they are needed;
+//! [`Loader`] turns them into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
 
 mod cifar;
 mod corpus;
@@ -13,6 +13,7 @@ pub(crate) mod images;
 pub(crate) mod lines;
 mod loader;
 mod pairs;
+pub mod reading;
 pub mod rng;
 mod settings;
 pub mod shapes;
@@ -24,6 +25,7 @@ mod vocabulary;
 pub use corpus::{CorpusDataset, CorpusSpec};
 pub use encoded::{Encoded, Padded, by_budget, by_length};
 pub use error::{Error, Result};
+pub use images::{LabelFile, Sizing, WebDataset};
 pub use loader::{Batch, BatchPlan, Batches, Loader};
 pub use pairs::{PairDataset, PairSpec, PairSplit};
 pub use shapes::Shapes;
@@ -39,10 +41,12 @@ pub struct Dataset {
     pub name: String,
     /// Names of the classes; a label is an index into them.
     pub classes: Vec<String>,
-    /// Shape of every picture in both splits.
+    /// Shape of every picture in all splits.
     pub shape: PictureShape,
     /// What is learnt from.
     pub train: Split,
+    /// What is looked at after each epoch, where the data set brings it beside what it is tested on.
+    pub validation: Option<Split>,
     /// What accuracy is reported on.
     pub test: Split,
 }
@@ -53,7 +57,8 @@ impl Dataset {
     #[must_use]
     pub fn resized(&self, side: usize) -> Self {
         let (train, test) = (self.train.resized(side), self.test.resized(side));
-        Self { shape: test.shape(), train, test, ..self.clone() }
+        let validation = self.validation.as_ref().map(|validation| validation.resized(side));
+        Self { shape: test.shape(), train, validation, test, ..self.clone() }
     }
 
     /// Hash of everything that training and testing see: names, shapes, pixels and labels.
@@ -63,8 +68,9 @@ impl Dataset {
             hash.update(class.as_bytes());
             hash.update(&[0]);
         }
-        hash.update(&self.train.fingerprint().to_le_bytes());
-        hash.update(&self.test.fingerprint().to_le_bytes());
+        for split in [Some(&self.train), self.validation.as_ref(), Some(&self.test)].into_iter().flatten() {
+            hash.update(&split.fingerprint().to_le_bytes());
+        }
         hash.digest()
     }
 }

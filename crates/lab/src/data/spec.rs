@@ -3,17 +3,19 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use super::{
-    CorpusDataset, CorpusSpec, Dataset, Error, PairDataset, PairSpec, Result, Shapes, TextDataset, TextSpec, cifar,
-    idx, images,
+    CorpusDataset, CorpusSpec, Dataset, Error, PairDataset, PairSpec, Result, Shapes, Sizing, TextDataset, TextSpec,
+    WebDataset, cifar, idx, images,
+    reading::{Tell, nobody},
+    settings::settings,
 };
 use crate::budget::Held;
 
 /// The kinds of pictures, for messages.
-const KINDS: &str =
-    "shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS]";
+const KINDS: &str = "shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS], \
+     webdataset:TRAIN[,[VALIDATION,]TEST][?size=PIXELS]";
 
 /// Names of the kinds of pictures.
-const PICTURES: [&str; 6] = ["shapes", "mnist", "fashion-mnist", "idx", "cifar10", "images"];
+const PICTURES: [&str; 7] = ["shapes", "mnist", "fashion-mnist", "idx", "cifar10", "images", "webdataset"];
 
 /// Share of every class that is held out for testing where a data set brings no test split.
 pub(super) const HOLDOUT: f64 = 0.2;
@@ -28,7 +30,7 @@ pub(super) const HOLDOUT: f64 = 0.2;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum DataSpec {
-    /// `shapes` or `shapes:seed=1,size=32,train=4000,test=1000,difficulty=0.5`: generated pictures.
+    /// `shapes` or `shapes:seed=1,size=32,train=4000,test=1000,difficulty=0`: generated pictures.
     Shapes(Shapes),
     /// `mnist:DIR`: the four idx files, plain or gzipped.
     Mnist(PathBuf),
@@ -43,15 +45,17 @@ pub enum DataSpec {
     },
     /// `cifar10:DIR`: the binary form.
     Cifar10(PathBuf),
-    /// `images:PATH` or `images:PATH?size=64`: PNG and JPEG pictures in a folder or a .tar, .tar.gz, .tar.xz, .tar.zst or
-    /// .zip archive, as `train/CLASS/PICTURE` and `test/CLASS/PICTURE`, or as `CLASS/PICTURE`, of which a fifth of every
-    /// class is held out for testing.
+    /// `images:PATH` or `images:PATH?size=64&crop=0.875`: PNG and JPEG pictures in a folder or a .tar, .tar.gz, .tar.xz, .tar.zst
+    /// or .zip archive, as `train/CLASS/PICTURE`, perhaps `val/CLASS/PICTURE`, and `test/CLASS/PICTURE`, or as `CLASS/PICTURE`,
+    /// of which a fifth of every class is held out for testing.
     Images {
         /// The folder or archive.
         path: PathBuf,
-        /// Side to which every picture is resized and cut; without it all must have one size.
-        size: Option<usize>,
+        /// How pictures become one size.
+        sizing: Sizing,
     },
+    /// `webdataset:TRAIN,TEST`: shards with `key.jpg` and `key.cls`.
+    WebDataset(WebDataset),
 }
 
 impl DataSpec {
@@ -81,6 +85,7 @@ impl DataSpec {
                 DataSpec::Idx { pictures: pictures.into(), labels: labels.into() }
             }
             "cifar10" => DataSpec::Cifar10(path),
+            "webdataset" => DataSpec::WebDataset(WebDataset::parse(rest)?),
             _ => images_spec(rest)?,
         })
     }
@@ -90,6 +95,14 @@ impl DataSpec {
     /// # Errors
     /// Any [`Error`]: files are read strictly, and the message names the file.
     pub fn load(&self) -> Result<Dataset> {
+        self.load_telling(&nobody)
+    }
+
+    /// As [`DataSpec::load`], telling how far it has come.
+    ///
+    /// # Errors
+    /// As [`DataSpec::load`].
+    pub fn load_telling(&self, tell: Tell<'_>) -> Result<Dataset> {
         let held = &Held::new();
         match self {
             DataSpec::Shapes(shapes) => shapes.generate(),
@@ -97,7 +110,8 @@ impl DataSpec {
             DataSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS, held),
             DataSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT, held),
             DataSpec::Cifar10(folder) => cifar::load(folder, held),
-            DataSpec::Images { path, size } => images::load(path, *size, HOLDOUT, held),
+            DataSpec::Images { path, sizing } => images::load(path, *sizing, HOLDOUT, held, tell),
+            DataSpec::WebDataset(shards) => shards.load(HOLDOUT, held, tell),
         }
     }
 }
@@ -141,8 +155,16 @@ impl Source {
     /// # Errors
     /// Any [`Error`]: files are read strictly, and the message names the file.
     pub fn load(&self) -> Result<Data> {
+        self.load_telling(&nobody)
+    }
+
+    /// As [`Source::load`], telling how far it has come where there are many files.
+    ///
+    /// # Errors
+    /// As [`Source::load`].
+    pub fn load_telling(&self, tell: Tell<'_>) -> Result<Data> {
         Ok(match self {
-            Source::Pictures(spec) => Data::Pictures(spec.load()?),
+            Source::Pictures(spec) => Data::Pictures(spec.load_telling(tell)?),
             Source::Texts(spec) => Data::Texts(spec.load()?),
             Source::Pairs(spec) => Data::Pairs(spec.load()?),
             Source::Corpus(spec) => Data::Corpus(spec.load()?),
@@ -197,19 +219,16 @@ fn no_path(kind: &str) -> String {
     format!("a path must follow, as in `{kind}:PATH`")
 }
 
-/// Reads `PATH` or `PATH?size=PIXELS`.
+/// Reads `PATH` or `PATH?size=PIXELS&crop=SHARE`.
 fn images_spec(rest: &str) -> Result<DataSpec> {
-    let Some((path, settings)) = rest.rsplit_once('?') else {
-        return Ok(DataSpec::Images { path: rest.into(), size: None });
-    };
-    let size = settings.strip_prefix("size=").and_then(|size| size.parse().ok());
-    match size.filter(|size| images::SIZES.contains(size)) {
-        Some(size) => Ok(DataSpec::Images { path: path.into(), size: Some(size) }),
-        None => {
-            let expected = "`size=PIXELS` with 1 to 4096 pixels";
-            Err(Error::Setting { field: "images", got: format!("`{settings}`"), expected })
-        }
+    let (path, named) = rest.rsplit_once('?').unwrap_or((rest, ""));
+    let mut sizing = Sizing::default();
+    for (name, value) in settings("images", named, '&')? {
+        let expected = "`size=PIXELS` and `crop=SHARE`, joined by `&`";
+        let unknown = || Err(Error::Setting { field: "images", got: format!("`{named}`"), expected });
+        sizing.set(name, value).unwrap_or_else(unknown)?;
     }
+    Ok(DataSpec::Images { path: path.into(), sizing })
 }
 
 impl FromStr for DataSpec {
@@ -229,8 +248,12 @@ impl fmt::Display for DataSpec {
             DataSpec::FashionMnist(path) => write!(f, "fashion-mnist:{}", path.display()),
             DataSpec::Idx { pictures, labels } => write!(f, "idx:{},{}", pictures.display(), labels.display()),
             DataSpec::Cifar10(path) => write!(f, "cifar10:{}", path.display()),
-            DataSpec::Images { path, size: None } => write!(f, "images:{}", path.display()),
-            DataSpec::Images { path, size: Some(size) } => write!(f, "images:{}?size={size}", path.display()),
+            DataSpec::Images { path, sizing } => {
+                let settings: Vec<String> = sizing.text().collect();
+                let mark = if settings.is_empty() { "" } else { "?" };
+                write!(f, "images:{}{mark}{}", path.display(), settings.join("&"))
+            }
+            DataSpec::WebDataset(shards) => write!(f, "webdataset:{shards}"),
         }
     }
 }

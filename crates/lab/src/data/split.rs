@@ -1,11 +1,18 @@
-//! One split of a data set, in memory.
+//! One split of a data set: pictures in memory, or files that are decoded when they are needed.
+
+use std::{borrow::Cow, sync::Arc};
 
 use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::rng::{Purpose, stream};
-use crate::augment::{Filter, Picture, Rectangle, resample};
+use super::{
+    Result,
+    images::Files,
+    rng::{Purpose, stream},
+};
+use crate::augment::{Filter, Picture, Rectangle, Transform, resample};
 
 /// The shape of one picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,14 +59,53 @@ pub struct ChannelStats {
     pub std: Vec<f32>,
 }
 
-/// Labelled pictures of one shape.
+/// Pictures that statistics are taken of where there are more.
+const SAMPLE: usize = 2048;
+
+/// Labelled pictures that a model sees at one shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Split {
     shape: PictureShape,
-    pixels: Vec<u8>,
+    pictures: Pictures,
     labels: Vec<u32>,
     boxes: Option<Vec<ObjectBox>>,
     difficulty: Option<Vec<f32>>,
+}
+
+/// Where the pictures are.
+#[derive(Debug, Clone)]
+enum Pictures {
+    /// `[picture, channels, height, width]`.
+    Pixels(Vec<u8>),
+    /// In files, whose numbers these are.
+    Files { files: Arc<Files>, indices: Vec<u32> },
+}
+
+impl PartialEq for Pictures {
+    /// Files are equal by what is known of them without decoding them.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Pictures::Pixels(left), Pictures::Pixels(right)) => left == right,
+            (Pictures::Files { .. }, Pictures::Files { .. }) => {
+                let digest = |pictures: &Pictures| {
+                    let mut hash = Xxh3::new();
+                    pictures.hash(&mut hash);
+                    hash.digest()
+                };
+                digest(self) == digest(other)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Pictures {
+    fn hash(&self, hash: &mut Xxh3) {
+        match self {
+            Pictures::Pixels(pixels) => hash.update(pixels),
+            Pictures::Files { files, indices } => files.identify(indices, hash),
+        }
+    }
 }
 
 impl Split {
@@ -69,7 +115,12 @@ impl Split {
     /// If the lengths do not fit together.
     pub fn new(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
         assert_eq!(pixels.len(), labels.len() * shape.volume(), "pixels of {} pictures of {shape:?}", labels.len());
-        Split { shape, pixels, labels, boxes: None, difficulty: None }
+        Split { shape, pictures: Pictures::Pixels(pixels), labels, boxes: None, difficulty: None }
+    }
+
+    /// The pictures of `files` at `indices`, of which models see a part of `shape`.
+    pub(super) fn of_files(shape: PictureShape, files: Arc<Files>, indices: Vec<u32>, labels: Vec<u32>) -> Self {
+        Split { shape, pictures: Pictures::Files { files, indices }, labels, boxes: None, difficulty: None }
     }
 
     /// Adds what a generator knows about each picture: its object's box, and its difficulty in [0, 1].
@@ -98,10 +149,48 @@ impl Split {
         self.shape
     }
 
-    /// The bytes `[channels, height, width]` of picture `index`.
-    pub fn picture(&self, index: usize) -> &[u8] {
-        let volume = self.shape.volume();
-        &self.pixels[index * volume..][..volume]
+    /// The bytes `[channels, height, width]` of picture `index`, as they are seen in testing.
+    ///
+    /// # Errors
+    /// Where pictures are decoded when they are needed: [`Error::Entry`](super::Error::Entry) and others that name the file.
+    pub fn picture(&self, index: usize) -> Result<Cow<'_, [u8]>> {
+        let (files, at) = match &self.pictures {
+            Pictures::Pixels(pixels) => return Ok(Cow::Borrowed(pixels_of(pixels, self.shape, index))),
+            Pictures::Files { files, indices } => (files, indices[index] as usize),
+        };
+        let PictureShape { height, width, .. } = self.shape;
+        let (original, _passing) = files.original(at, [height, width])?;
+        let area = Rectangle::centred(original.shape, height, width, files.share(original.shape, self.shape));
+        files.part(at, &original, area, self.shape, Filter::Bicubic).map(Cow::Owned)
+    }
+
+    /// Writes picture `index` as `transform`, which is for pictures of [`Split::shape`], makes it to `out`.
+    pub(super) fn prepare(
+        &self,
+        index: usize,
+        transform: &Transform,
+        rng: &mut ChaCha8Rng,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let (files, at) = match &self.pictures {
+            Pictures::Pixels(pixels) => {
+                transform.apply(pixels_of(pixels, self.shape, index), rng, out);
+                return Ok(());
+            }
+            Pictures::Files { files, indices } => (files, indices[index] as usize),
+        };
+        let shape = transform.output_shape();
+        let (original, passing) = files.original(at, [shape.height, shape.width])?;
+        let (area, filter) = transform.part(original.shape, files.share(original.shape, shape), rng);
+        let bytes = files.part(at, &original, area, shape, filter)?;
+        drop((original, passing));
+        transform.finish(Picture::from_bytes(shape, &bytes), rng, out);
+        Ok(())
+    }
+
+    /// Whether pictures are decoded when they are needed.
+    pub(super) fn decodes(&self) -> bool {
+        matches!(self.pictures, Pictures::Files { .. })
     }
 
     /// One label per picture.
@@ -124,9 +213,18 @@ impl Split {
         fn pick<T: Copy>(from: &[T], indices: &[usize]) -> Vec<T> {
             indices.iter().map(|&index| from[index]).collect()
         }
+        let pictures = match &self.pictures {
+            Pictures::Pixels(pixels) => {
+                let picture = |&index| pixels_of(pixels, self.shape, index);
+                Pictures::Pixels(indices.iter().flat_map(picture).copied().collect())
+            }
+            Pictures::Files { files, indices: all } => {
+                Pictures::Files { files: files.clone(), indices: pick(all, indices) }
+            }
+        };
         Split {
             shape: self.shape,
-            pixels: indices.iter().flat_map(|&index| self.picture(index)).copied().collect(),
+            pictures,
             labels: pick(&self.labels, indices),
             boxes: self.boxes.as_ref().map(|boxes| pick(boxes, indices)),
             difficulty: self.difficulty.as_ref().map(|difficulty| pick(difficulty, indices)),
@@ -139,11 +237,18 @@ impl Split {
         if shape == self.shape {
             return self.clone();
         }
-        let centre = Rectangle::centred(self.shape, side, side, 1.0);
-        let picture = |index: usize| Picture::from_bytes(self.shape, self.picture(index));
-        let resized = (0..self.len()).into_par_iter();
-        let resized = resized.flat_map_iter(|i| resample(&picture(i), centre, side, side, Filter::Bicubic).to_bytes());
-        Split { boxes: None, pixels: resized.collect(), shape, ..self.clone() }
+        let pictures = match &self.pictures {
+            Pictures::Pixels(pixels) => {
+                let centre = Rectangle::centred(self.shape, side, side, 1.0);
+                let resized = pixels.par_chunks_exact(self.shape.volume()).flat_map_iter(|pixels| {
+                    let picture = Picture::from_bytes(self.shape, pixels);
+                    resample(&picture, centre, side, side, Filter::Bicubic).to_bytes()
+                });
+                Pictures::Pixels(resized.collect())
+            }
+            files => files.clone(),
+        };
+        Split { boxes: None, pictures, shape, ..self.clone() }
     }
 
     /// Holds `fraction` of every class out: (kept, held out), both in the original order, decided by `seed` alone.
@@ -154,37 +259,56 @@ impl Split {
         (self.select(&kept), self.select(&held))
     }
 
-    /// Mean and standard deviation per channel.
-    pub fn channel_stats(&self) -> ChannelStats {
+    /// Mean and standard deviation per channel; where pictures are decoded when they are needed, of at most 2048 of them, evenly
+    /// spread.
+    ///
+    /// # Errors
+    /// As [`Split::picture`].
+    pub fn channel_stats(&self) -> Result<ChannelStats> {
+        let decoded;
+        let (pixels, count) = match &self.pictures {
+            Pictures::Pixels(pixels) => (pixels, self.len()),
+            Pictures::Files { .. } => {
+                let count = self.len().min(SAMPLE);
+                let pictures = (0..count).into_par_iter().map(|index| self.picture(index * self.len() / count));
+                decoded = pictures.collect::<Result<Vec<_>>>()?.concat();
+                (&decoded, count)
+            }
+        };
         let mut sums = vec![(0_u64, 0_u64); self.shape.channels];
-        if !self.pixels.is_empty() {
-            for (plane, values) in self.pixels.chunks_exact(self.shape.plane()).enumerate() {
+        if !pixels.is_empty() {
+            for (plane, values) in pixels.chunks_exact(self.shape.plane()).enumerate() {
                 let (sum, squares) = &mut sums[plane % self.shape.channels];
                 *sum += values.iter().map(|&value| u64::from(value)).sum::<u64>();
                 *squares += values.iter().map(|&value| u64::from(value) * u64::from(value)).sum::<u64>();
             }
         }
-        let count = (self.len() * self.shape.plane()).max(1) as f64;
+        let count = (count * self.shape.plane()).max(1) as f64;
         let moments = sums.iter().map(|&(sum, squares)| {
             let mean = sum as f64 / count;
             (mean / 255.0, (squares as f64 / count - mean * mean).max(1.0).sqrt() / 255.0)
         });
         let (mean, std) = moments.map(|(mean, std)| (mean as f32, std as f32)).unzip();
-        ChannelStats { mean, std }
+        Ok(ChannelStats { mean, std })
     }
 
-    /// Hash of shape, pixels and labels.
+    /// Hash of shape, pixels and labels; of files that are decoded when they are needed, of their names and lengths instead of pixels.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for extent in [self.shape.channels, self.shape.height, self.shape.width] {
             hash.update(&(extent as u64).to_le_bytes());
         }
-        hash.update(&self.pixels);
+        self.pictures.hash(&mut hash);
         for label in &self.labels {
             hash.update(&label.to_le_bytes());
         }
         hash.digest()
     }
+}
+
+/// The bytes of picture `index` of `pixels`.
+fn pixels_of(pixels: &[u8], shape: PictureShape, index: usize) -> &[u8] {
+    &pixels[index * shape.volume()..][..shape.volume()]
 }
 
 /// Indices (kept, held out) of [`Split::hold_out`].
@@ -222,8 +346,10 @@ mod tests {
         for class in 0..4 {
             assert_eq!(held.labels().iter().filter(|&&label| label == class).count(), 5);
         }
-        let mut seen: Vec<u8> =
-            [&kept, &held].iter().flat_map(|part| (0..part.len()).map(|index| part.picture(index)[0])).collect();
+        let mut seen: Vec<u8> = [&kept, &held]
+            .iter()
+            .flat_map(|part| (0..part.len()).map(|index| part.picture(index).unwrap()[0]))
+            .collect();
         seen.sort_unstable();
         assert!(seen.iter().copied().eq(0..100), "each picture lands in exactly one part");
         assert_eq!(split.hold_out(0.2, 7), (kept, held.clone()));
@@ -241,7 +367,7 @@ mod tests {
     fn channel_stats_match_their_definition() {
         let shape = PictureShape { channels: 2, height: 1, width: 2 };
         let split = Split::new(shape, vec![0, 255, 7, 7, 255, 0, 7, 7], vec![0, 1]);
-        let ChannelStats { mean, std } = split.channel_stats();
+        let ChannelStats { mean, std } = split.channel_stats().unwrap();
         assert_eq!(mean, [0.5, 7.0 / 255.0]);
         assert_eq!(std, [0.5, 1.0 / 255.0], "a constant channel has a floor");
     }
@@ -253,7 +379,7 @@ mod tests {
             base.fingerprint(),
             numbered(vec![1, 0]).fingerprint(),
             base.select(&[1, 0]).fingerprint(),
-            Split::new(PictureShape { channels: 1, height: 2, width: 1 }, base.pixels.clone(), vec![0, 1])
+            Split::new(PictureShape { channels: 1, height: 2, width: 1 }, vec![0, 255, 1, 254], vec![0, 1])
                 .fingerprint(),
         ];
         for (index, left) in fingerprints.iter().enumerate() {

@@ -1,13 +1,17 @@
 //! From texts to token ids and back, by Hugging Face's tokenizers: whole words, pieces of words by byte-pair encoding, or bytes.
 
 mod parts;
+mod special;
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use tokenizers::{
-    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer,
+    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
     models::{
         TrainerWrapper,
         bpe::{BPE, BpeTrainer, Vocab},
@@ -23,8 +27,12 @@ use tokenizers::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
+use self::special::{NAMES as SPECIAL, Special};
 use super::{Encoded, Error, Result};
-use crate::budget::{Passing, TREE};
+use crate::{
+    budget::{Held, Passing, TREE},
+    source,
+};
 
 /// What a text is cut into.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +58,7 @@ pub struct TextRecipe {
     /// What a text is cut into: `words`, `bpe`, `byte-bpe` or `bytes`. Default `words`.
     pub tokens: Tokens,
     /// Most tokens in the vocabulary, which is learnt from the training texts; the four special ones come on top. Default
-    /// 20000, in 1..=65000, for `byte-bpe` at least 256; of no account for `bytes`.
+    /// 20000, in 1..=1000000, for `byte-bpe` at least 256; of no account for `bytes`.
     pub vocabulary: usize,
     /// Times that a word, or a pair of pieces, must occur. Default 1, >= 1.
     pub min_count: usize,
@@ -58,41 +66,84 @@ pub struct TextRecipe {
     pub lowercase: bool,
     /// Tokens kept of a text; what is longer is cut, and how many were is reported. Default 512, >= 1.
     pub max_tokens: usize,
+    /// A `tokenizer.json` of Hugging Face's tokenizers to use as it is: nothing is learnt, and the fields above but `max_tokens` are of
+    /// no account. A run keeps it. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
 }
 
 impl Default for TextRecipe {
     fn default() -> Self {
-        Self { tokens: Tokens::Words, vocabulary: 20_000, min_count: 1, lowercase: true, max_tokens: 512 }
+        Self {
+            tokens: Tokens::Words,
+            vocabulary: 20_000,
+            min_count: 1,
+            lowercase: true,
+            max_tokens: 512,
+            tokenizer: None,
+        }
     }
 }
 
-/// The special tokens, in the order of their ids.
-const SPECIAL: [&str; 4] = ["[PAD]", "[UNK]", "[BOS]", "[EOS]"];
+impl TextRecipe {
+    /// Whether texts are lower-cased, which a tokenizer of the user's decides by itself.
+    pub fn lowers(&self) -> bool {
+        self.lowercase && self.tokenizer.is_none()
+    }
+}
+
+/// Most tokens that a tokenizer may have.
+const MOST_TOKENS: usize = 1 << 20;
 
 /// A vocabulary and the rules that apply it.
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
     tokenizer: Tokenizer,
+    special: Special,
+    /// Ids are below it.
+    len: usize,
 }
 
 /// Which bytes of a text a token is: the first, and the one after the last.
 pub type Span = (usize, usize);
 
 impl Vocabulary {
-    /// The id of padding.
-    pub const PAD: u16 = 0;
-    /// The id of whatever was not learnt.
-    pub const UNKNOWN: u16 = 1;
-    /// The id of a sentence's beginning.
-    pub const BEGIN: u16 = 2;
-    /// The id of a sentence's end.
-    pub const END: u16 = 3;
+    fn new(mut tokenizer: Tokenizer) -> Result<Self> {
+        let special = Special::of(&mut tokenizer).map_err(failed)?;
+        let len = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
+        // A text that spells a special token does not contain it.
+        tokenizer.set_encode_special_tokens(true);
+        Ok(Self { tokenizer, special, len })
+    }
 
-    /// Learns the vocabulary of `texts`. The same texts give the same vocabulary.
+    /// The id of whatever was not learnt.
+    pub fn unknown(&self) -> u32 {
+        self.special.unknown
+    }
+
+    /// The id of a sentence's beginning.
+    pub fn begin(&self) -> u32 {
+        self.special.begin
+    }
+
+    /// The id of a sentence's end.
+    pub fn end(&self) -> u32 {
+        self.special.end
+    }
+
+    /// The ids that stand for text, in their order.
+    pub fn written(&self) -> Vec<u32> {
+        (0..self.len as u32).filter(|id| !self.special.all.contains(id)).collect()
+    }
+
+    /// Learns the vocabulary of `texts`, the same of the same texts; or reads that of the recipe's own tokenizer.
     ///
     /// # Errors
-    /// [`Error::Setting`] where nothing can be learnt: `min_count` is more than any token occurs.
+    /// [`Error::Setting`] where nothing can be learnt: `min_count` is more than any token occurs; as [`Vocabulary::of_user`].
     pub fn learn<'a>(texts: impl Iterator<Item = &'a str> + Send, recipe: &TextRecipe) -> Result<Self> {
+        if let Some(file) = &recipe.tokenizer {
+            return Self::of_user(&source::read(file, &Held::new())?, file);
+        }
         let (size, min_count) = (recipe.vocabulary + SPECIAL.len(), recipe.min_count as u64);
         let special = SPECIAL.map(|token| AddedToken::from(token, true)).to_vec();
         let (model, pre_tokenizer, mut trainer): (ModelWrapper, PreTokenizerWrapper, TrainerWrapper) =
@@ -136,7 +187,7 @@ impl Vocabulary {
             Tokens::Words | Tokens::Bytes => &mut tokenizer,
         };
         tokenizer.train(&mut trainer, texts).map_err(failed)?;
-        let vocabulary = Self { tokenizer };
+        let vocabulary = Self::new(tokenizer)?;
         if vocabulary.len() <= SPECIAL.len() {
             let got = recipe.min_count.to_string();
             return Err(Error::Setting { field: "text.min_count", got, expected: "at most the count of some token" });
@@ -152,7 +203,7 @@ impl Vocabulary {
         let model = BPE::builder().vocab_and_merges(tokens.zip(0..).collect::<Vocab>(), vec![]);
         let mut tokenizer = assembled(model.build().map_err(failed)?.into(), byte_level(false).into(), lowercase)?;
         tokenizer.with_decoder(Some(DecoderWrapper::from(byte_level(false))));
-        Ok(Self { tokenizer })
+        Self::new(tokenizer)
     }
 
     /// The vocabulary of `words`, which are separated by spaces.
@@ -162,7 +213,7 @@ impl Vocabulary {
     pub fn of_words(words: &[String]) -> Result<Self> {
         let all = SPECIAL.iter().map(|&token| token.to_owned()).chain(words.iter().cloned());
         let model = word_level(all)?;
-        Ok(Self { tokenizer: assembled(model.into(), WhitespaceSplit.into(), false)? })
+        Self::new(assembled(model.into(), WhitespaceSplit.into(), false)?)
     }
 
     /// Reads what [`Vocabulary::to_bytes`] wrote to `file`.
@@ -174,12 +225,35 @@ impl Vocabulary {
         let refuse = |problem: String| Error::Format { path: file.into(), problem };
         parts::check(bytes).map_err(|problem| refuse(format!("is no tokenizer of this program ({problem})")))?;
         let tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| refuse(format!("is no tokenizer ({e})")))?;
-        let mut vocabulary = Self { tokenizer };
+        let vocabulary = Self::new(tokenizer)?;
         let ids: BTreeSet<u32> = vocabulary.tokenizer.get_vocab(true).into_values().collect();
-        if !ids.iter().copied().eq(0..vocabulary.len() as u32) || ids.len() > 1 << 16 {
-            return Err(refuse("has tokens whose ids are not 0, 1, 2 and so on, below 65536; restore it".into()));
+        if ids.len() != vocabulary.len || ids.len() > MOST_TOKENS {
+            return Err(refuse("has tokens whose ids are not 0, 1, 2 and so on, below 1048576; restore it".into()));
         }
-        vocabulary.tokenizer.set_encode_special_tokens(true);
+        Ok(vocabulary)
+    }
+
+    /// Reads the tokenizer in `file`, a `tokenizer.json` of any parts. Its special tokens are found by their usual names, and those
+    /// that it lacks are added; what it adds around a text, cuts or pads is left out.
+    ///
+    /// # Errors
+    /// [`Error::Format`] naming the file; [`Error::Budget`].
+    pub fn of_user(bytes: &[u8], file: &Path) -> Result<Self> {
+        let _tree = Passing::take(file, TREE.saturating_mul(bytes.len() as u64))?;
+        let refuse = |problem: String| Error::Format { path: file.into(), problem };
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| {
+            let e = e.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            refuse(format!("is no tokenizer.json of Hugging Face's tokenizers ({e}); save it with `save_pretrained`"))
+        })?;
+        tokenizer.with_truncation(None).map_err(failed)?;
+        tokenizer.with_padding(None).with_post_processor(None::<PostProcessorWrapper>);
+        let vocabulary = Self::new(tokenizer)?;
+        if vocabulary.len > MOST_TOKENS {
+            return Err(refuse(format!(
+                "has ids up to {}, at most 1048575 are read; is it a tokenizer?",
+                vocabulary.len - 1
+            )));
+        }
         Ok(vocabulary)
     }
 
@@ -191,9 +265,9 @@ impl Vocabulary {
         Ok(self.tokenizer.to_string(false).map_err(failed)?.into_bytes())
     }
 
-    /// Number of tokens, special ones included.
+    /// Number of ids, those of special tokens included.
     pub fn len(&self) -> usize {
-        self.tokenizer.get_vocab_size(true)
+        self.len
     }
 
     /// Whether there is no token.
@@ -216,22 +290,21 @@ impl Vocabulary {
     pub fn encode(&self, texts: &[String], max_tokens: usize) -> Result<Encoded> {
         let ids = texts.par_iter().map(|text| {
             let encoding = self.tokenizer.encode_fast(text.as_str(), false).map_err(failed)?;
-            // Ids are below the number of tokens, which fits.
-            let ids: Vec<u16> = encoding.get_ids().iter().take(max_tokens).map(|&id| id as u16).collect();
-            Ok((if ids.is_empty() { vec![Self::UNKNOWN] } else { ids }, encoding.len()))
+            let ids: Vec<u32> = encoding.get_ids().iter().take(max_tokens).copied().collect();
+            Ok((if ids.is_empty() { vec![self.unknown()] } else { ids }, encoding.len()))
         });
-        Ok(Encoded::new(ids.collect::<Result<Vec<_>>>()?))
+        Ok(Encoded::new(ids.collect::<Result<Vec<_>>>()?, self.unknown()))
     }
 
     /// All of `text` as it stands, line breaks included. Lines are cut into tokens each by itself.
     ///
     /// # Errors
     /// [`Error::Format`] when the tokenizer fails.
-    pub fn encode_whole(&self, text: &str) -> Result<Vec<u16>> {
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
         let lines: Vec<&str> = text.split_inclusive('\n').flat_map(pieces).collect();
         let ids = lines.par_iter().map(|line| {
             let encoding = self.tokenizer.encode_fast(*line, false).map_err(failed)?;
-            Ok(encoding.get_ids().iter().map(|&id| id as u16).collect::<Vec<u16>>())
+            Ok(encoding.get_ids().to_vec())
         });
         Ok(ids.collect::<Result<Vec<_>>>()?.concat())
     }
@@ -239,13 +312,17 @@ impl Vocabulary {
     /// Bytes of every token, in the order of the ids, where tokens are made of bytes, so that every text comes back; `None` elsewhere.
     pub fn bytes_of_tokens(&self) -> Option<Vec<usize>> {
         let of_bytes = matches!(self.tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
-        // A byte is written as one character.
-        let bytes = |id| self.tokenizer.id_to_token(id).map_or(0, |token| token.chars().count());
-        let special = SPECIAL.len() as u32;
-        of_bytes.then(|| (0..self.len() as u32).map(|id| if id < special { 0 } else { bytes(id) }).collect())
+        let added = self.tokenizer.get_added_tokens_decoder();
+        let bytes = |id| match (self.special.all.contains(&id), added.get(&id)) {
+            (true, _) => 0,
+            (false, Some(token)) => token.content.len(),
+            // A byte is written as one character.
+            (false, None) => self.tokenizer.id_to_token(id).map_or(0, |token| token.chars().count()),
+        };
+        of_bytes.then(|| (0..self.len as u32).map(bytes).collect())
     }
 
-    /// Number of special tokens, whose ids come first.
+    /// Number of special tokens of a vocabulary that is learnt, whose ids come first.
     pub const fn special() -> usize {
         SPECIAL.len()
     }
@@ -254,20 +331,19 @@ impl Vocabulary {
     ///
     /// # Errors
     /// [`Error::Format`] when the tokenizer fails.
-    pub fn spans(&self, text: &str, max_tokens: usize) -> Result<(Vec<u16>, Vec<Span>)> {
+    pub fn spans(&self, text: &str, max_tokens: usize) -> Result<(Vec<u32>, Vec<Span>)> {
         let encoding = self.tokenizer.encode(text, false).map_err(failed)?;
         let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).take(max_tokens);
-        let found: (Vec<u16>, Vec<_>) = tokens.map(|(&id, &span)| (id as u16, span)).unzip();
-        Ok(if found.0.is_empty() { (vec![Self::UNKNOWN], vec![(0, text.len())]) } else { found })
+        let found: (Vec<u32>, Vec<_>) = tokens.map(|(&id, &span)| (id, span)).unzip();
+        Ok(if found.0.is_empty() { (vec![self.unknown()], vec![(0, text.len())]) } else { found })
     }
 
     /// The text of `ids`, special tokens left out. Words are joined by spaces, punctuation marks set as is usual.
     ///
     /// # Errors
     /// [`Error::Format`] when the tokenizer fails.
-    pub fn decode(&self, ids: &[u16]) -> Result<String> {
-        let ids: Vec<u32> = ids.iter().map(|&id| id.into()).collect();
-        let text = self.tokenizer.decode(&ids, true).map_err(failed)?;
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        let text = self.tokenizer.decode(ids, true).map_err(failed)?;
         Ok(if self.tokenizer.get_decoder().is_some() { text } else { set_punctuation(&text) })
     }
 }
@@ -308,8 +384,6 @@ fn assembled(model: ModelWrapper, pre_tokenizer: PreTokenizerWrapper, lowercase:
     tokenizer.with_normalizer(lowercase.then(|| NormalizerWrapper::from(Lowercase))).map_err(failed)?;
     tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
     tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(failed)?;
-    // A text that spells a special token does not contain it.
-    tokenizer.set_encode_special_tokens(true);
     Ok(tokenizer)
 }
 
@@ -339,7 +413,7 @@ mod tests {
         Vocabulary::learn(TEXTS.into_iter(), &recipe).unwrap()
     }
 
-    fn ids(vocabulary: &Vocabulary, text: &str) -> Vec<u16> {
+    fn ids(vocabulary: &Vocabulary, text: &str) -> Vec<u32> {
         vocabulary.encode(&[text.to_owned()], 100).unwrap().ids(0).to_vec()
     }
 
@@ -348,11 +422,11 @@ mod tests {
         let vocabulary = learn(TextRecipe { vocabulary: 2, ..Default::default() });
         assert_eq!(vocabulary.len(), 6, "four special tokens");
         // `a` occurs four times, `dog` three times.
-        assert_eq!(ids(&vocabulary, "a DOG cat"), [4, 5, Vocabulary::UNKNOWN]);
-        assert_eq!(ids(&vocabulary, "  "), [Vocabulary::UNKNOWN], "no text is without tokens");
+        assert_eq!(ids(&vocabulary, "a DOG cat"), [4, 5, vocabulary.unknown()]);
+        assert_eq!(ids(&vocabulary, "  "), [vocabulary.unknown()], "no text is without tokens");
         let all = learn(TextRecipe::default());
         assert_eq!(all.decode(&ids(&all, "a black dog, (small).")).unwrap(), "a black dog, (small).");
-        assert!(!ids(&all, "[PAD] [EOS]").iter().any(|&id| id == Vocabulary::PAD || id == Vocabulary::END));
+        assert!(!ids(&all, "[PAD] [EOS]").iter().any(|id| all.special.all.contains(id)));
     }
 
     #[test]
@@ -375,11 +449,11 @@ mod tests {
             learn(TextRecipe { tokens: Tokens::Bpe, vocabulary: 60, lowercase: false, ..Default::default() });
         for text in TEXTS {
             let ids = ids(&vocabulary, text);
-            assert!(!ids.contains(&Vocabulary::UNKNOWN));
+            assert!(!ids.contains(&vocabulary.unknown()));
             assert_eq!(vocabulary.decode(&ids).unwrap(), text);
         }
         assert!(ids(&vocabulary, "dog").len() < 4, "pieces, not letters");
-        assert!(ids(&vocabulary, "dög").contains(&Vocabulary::UNKNOWN));
+        assert!(ids(&vocabulary, "dög").contains(&vocabulary.unknown()));
         for size in [1, 5, 60] {
             let pieces = learn(TextRecipe { tokens: Tokens::Bpe, vocabulary: size, ..Default::default() }).len();
             assert!(pieces <= size + Vocabulary::special(), "{pieces} for {size}");

@@ -95,6 +95,18 @@ impl<'a> LayerAttention<'a> {
         Ok(weights.chunks_exact(tokens).map(places).collect())
     }
 
+    /// The row of place number `query`, as it is: the weights that its token looks at all places with, a row per head, without the class
+    /// token. Weights may be negative.
+    ///
+    /// # Errors
+    /// [`crate::Error::Kernels`].
+    pub fn row(&self, query: usize) -> Result<Vec<Vec<f32>>> {
+        let (tokens, first) = (self.call.shape.seq_q, usize::from(self.call.place.class_token));
+        let asked: Vec<f32> = (0..tokens).map(|token| f32::from(u8::from(token == query + first))).collect();
+        let weights = self.looked_at(&asked.repeat(self.call.shape.heads))?;
+        Ok(weights.chunks_exact(tokens).map(|head| head[first..].to_vec()).collect())
+    }
+
     /// [`LayerAttention::weights`] with negative ones as 0, and such as differ by rounding alone made equal.
     ///
     /// # Errors
@@ -199,12 +211,17 @@ pub(super) fn flattened(weights: Vec<f32>) -> Vec<f32> {
     }
 }
 
-/// Weights from 0 to 1, for the eye: the least is 0, the largest 1. Flat ones are 0, nothing stands out.
+/// The weight that has the strongest colour: the largest one, and at least twice the mean, so that a flat map looks flat, in the middle of
+/// the scale. With weights below zero it is the largest size of one.
+pub fn ceiling(weights: &[f32]) -> f32 {
+    let sizes = || weights.iter().map(|weight| weight.abs());
+    sizes().fold(0.0, f32::max).max(2.0 * sizes().sum::<f32>() / weights.len().max(1) as f32)
+}
+
+/// Weights over their [`ceiling`], for the eye: from 0, of signed ones from -1, to 1.
 pub fn scaled(weights: &[f32]) -> Vec<f32> {
-    let highest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let lowest = weights.iter().copied().fold(f32::INFINITY, f32::min);
-    let span = if highest > lowest { highest - lowest } else { 1.0 };
-    weights.iter().map(|weight| (weight - lowest) / span).collect()
+    let ceiling = ceiling(weights);
+    weights.iter().map(|weight| if ceiling > 0.0 { weight / ceiling } else { 0.0 }).collect()
 }
 
 /// How many places the weights lie on: the exponential of their entropy; 0 where there are none.
@@ -249,7 +266,11 @@ mod tests {
             assert_eq!(heads[0].len(), TOKENS - usize::from(class_token));
             assert!(heads.iter().all(|head| head.iter().all(|&weight| weight == head[0] && weight > 0.0)));
             for rule in [MapRule::EqualHeads, MapRule::Paper] {
-                assert!(scaled(&rule.map(&heads)).iter().all(|&weight| weight == 0.0));
+                let colours = scaled(&rule.map(&heads));
+                assert!(
+                    colours.iter().all(|&colour| colour == colours[0] && (colour - 0.5).abs() < 1e-6),
+                    "{colours:?}"
+                );
             }
             assert!((breadth(&heads[0]) - heads[0].len() as f64).abs() < 1e-6);
         }
@@ -293,6 +314,28 @@ mod tests {
                 assert!((weight - mean).abs() < 1e-5 * (1.0 + mean.abs()), "{id}: {weight} {mean}");
             }
         }
+    }
+
+    /// A place's row is that of its token, behind the class token, with its signs.
+    #[test]
+    fn a_query_has_its_own_row() {
+        for (id, class_token) in [("softmax", true), ("laplacian-exact", true), ("softmax", false)] {
+            let call = call(id, class_token);
+            let layer = LayerAttention::new(&call).unwrap();
+            let first = usize::from(class_token);
+            let unit: Vec<f32> = (0..TOKENS).map(|i| f32::from(u8::from(i == 4 + first))).collect();
+            let all = layer.looked_at(&unit.repeat(HEADS)).unwrap();
+            let rows = layer.row(4).unwrap();
+            assert_eq!(rows[1], all[TOKENS + first..], "{id}");
+            assert_eq!(id == "laplacian-exact", rows.concat().iter().any(|&weight| weight < 0.0), "{id}");
+        }
+    }
+
+    #[test]
+    fn a_flat_map_is_in_the_middle_of_its_colours() {
+        assert_eq!(scaled(&[0.25; 4]), [0.5; 4]);
+        assert_eq!(scaled(&[0.0, 0.0, 0.0, 4.0]), [0.0, 0.0, 0.0, 1.0]);
+        assert_eq!((scaled(&[-4.0, 0.0, 0.0, 2.0]), ceiling(&[0.0; 3])), (vec![-1.0, 0.0, 0.0, 0.5], 0.0));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod files;
 mod localisation;
 mod maps;
 pub(crate) mod overlay;
+mod query;
 mod results;
 mod rule;
 mod run;
@@ -18,11 +19,13 @@ use std::{
     },
 };
 
+use burn::tensor::Device;
 pub use deletion::Deletion;
 pub use files::{OVERLAYS, write};
 pub use localisation::Localisation;
-pub use maps::{LayerAttention, breadth, rollout, scaled};
-pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapScores, Shown, Spread};
+pub use maps::{LayerAttention, breadth, ceiling, rollout, scaled};
+pub use query::Query;
+pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapScores, QueryRow, Shown, Spread};
 pub use rule::MapRule;
 
 use crate::{
@@ -51,10 +54,14 @@ pub struct ExplainOptions {
     pub layer: Option<String>,
     /// How the heads of a layer make one map. Default: every head counts alike.
     pub map_rule: MapRule,
+    /// A place whose own rows are drawn too, on the examples shown. Default none.
+    pub query: Option<Query>,
     /// Score the map through all layers too. Default false.
     pub rollout: bool,
     /// Seed of random maps and orders. Default 0.
     pub seed: u64,
+    /// Where the model runs. Default: the CPU.
+    pub device: Device,
     /// Raised by whoever wants to stop.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -74,8 +81,10 @@ impl ExplainOptions {
             shown: 6,
             layer: None,
             map_rule: MapRule::default(),
+            query: None,
             rollout: false,
             seed: 0,
+            device: Device::flex(),
             stop: Arc::default(),
             progress: Arc::new(|_| {}),
             commands: Vec::new(),
@@ -88,7 +97,7 @@ impl ExplainOptions {
 /// # Errors
 /// Those of [`Subject::load`] and [`Subject::examples`]; [`Error::Recipe`] for a layer that is none.
 pub fn run(options: &ExplainOptions) -> Result<Option<Explanation>> {
-    let subject = Subject::load(&options.checkpoint)?;
+    let subject = Subject::load(&options.checkpoint, &options.device)?;
     if subject.classes().is_empty() {
         let path = options.checkpoint.clone();
         return Err(Error::OtherModel { path, trained: "plain text", wanted: "pictures or texts" });

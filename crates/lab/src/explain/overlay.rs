@@ -18,8 +18,14 @@ const SHARE: f32 = 0.65;
 /// Least side of an overlay in pixels.
 const SIDE: usize = 256;
 
-/// The colour of a weight in [0, 1].
+/// Colours of weights from 0 to -1.
+const NEGATIVE: [f32; 3] = [90.0, 200.0, 255.0];
+
+/// The colour of a weight in [-1, 1].
 fn colour(weight: f32) -> [f32; 3] {
+    if weight < 0.0 {
+        return NEGATIVE.map(|channel| channel * (-weight).min(1.0));
+    }
     let at = weight.clamp(0.0, 1.0) * (COLOURS.len() - 1) as f32;
     let (from, share) = ((at as usize).min(COLOURS.len() - 2), at.fract());
     let share = if at as usize == COLOURS.len() - 1 { 1.0 } else { share };
@@ -83,6 +89,17 @@ fn png(image: DynamicImage) -> Vec<u8> {
     bytes.into_inner()
 }
 
+/// The colours from 0 to the strongest as a gradient of CSS, with those below zero where they are `signed`.
+pub fn gradient(signed: bool) -> String {
+    let stop = |weight: f32| {
+        let [red, green, blue] = colour(weight).map(|value| value.round() as u8);
+        format!("rgb({red} {green} {blue})")
+    };
+    let from: &[f32] = if signed { &[-1.0] } else { &[] };
+    let stops: Vec<String> = from.iter().copied().chain((0..=4).map(|n| n as f32 / 4.0)).map(stop).collect();
+    format!("linear-gradient(90deg, {})", stops.join(", "))
+}
+
 /// A PNG as an address that holds it.
 pub fn address(png: &[u8]) -> String {
     format!("data:image/png;base64,{}", STANDARD.encode(png))
@@ -105,7 +122,7 @@ mod tests {
         assert!(bright(200, 200) > bright(200, 50) && bright(200, 50) < bright(50, 200));
         assert_eq!(image.get_pixel(0, 30).0, [255; 3], "the box");
         assert_eq!(read(&picture(&example)).get_pixel(1, 1).0, [128; 3]);
-        assert_eq!(read(&heat(&[0.0, 0.5, 0.75, 1.0], [2, 2])).get_pixel(1, 1).0, [252, 255, 164]);
+        assert_eq!(read(&heat(&[0.0, 0.1, 0.2, 1.0], [2, 2])).get_pixel(1, 1).0, [252, 255, 164]);
         assert!(address(&[1, 2, 3]).ends_with("base64,AQID"));
     }
 

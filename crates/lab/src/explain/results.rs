@@ -5,9 +5,10 @@ use std::fmt::Write;
 use resolvent_kernels::Mechanism;
 use serde::Serialize;
 
-use super::{deletion::Deletion, localisation::Localisation, maps::breadth, rule::MapRule};
+use super::{Query, deletion::Deletion, localisation::Localisation, maps::breadth, rule::MapRule};
 use crate::{
     environment::Environment,
+    stats::{Interval, Side},
     subject::{Example, Region},
 };
 
@@ -35,6 +36,9 @@ pub struct Explanation {
     pub rule: String,
     /// How the heads of a layer make one map.
     pub map_rule: MapRule,
+    /// The place whose own rows are drawn.
+    #[serde(skip)]
+    pub query: Option<Query>,
     /// The model's maps and those without meaning, attention first.
     pub maps: Vec<MapScores>,
     /// Every layer's map by itself.
@@ -80,6 +84,8 @@ pub struct MapScores {
     pub morf_aoc: Spread,
     /// The area under the curve that takes the least important places first: larger is better.
     pub lerf_auc: Spread,
+    /// Where its MoRF-AOC lies above that of random maps of the same examples; absent of random maps, and of fewer than two examples.
+    pub above_random: Option<Interval>,
     /// Shares of the places taken away.
     pub removed: Vec<f64>,
     /// Mean and deviation of what is left of the answer's probability at each, most important first.
@@ -98,7 +104,12 @@ pub struct MapScores {
 
 impl MapScores {
     /// Of one kind of map over all examples.
-    pub(super) fn new(map: &'static str, deletions: &[Deletion], found: &[Localisation]) -> Option<Self> {
+    pub(super) fn new(
+        map: &'static str,
+        deletions: &[Deletion],
+        found: &[Localisation],
+        random: &[Deletion],
+    ) -> Option<Self> {
         let curve = |pick: fn(&Deletion) -> &Vec<f64>| {
             let at = |step: usize| {
                 let share = step as f64 / SHARES as f64;
@@ -108,8 +119,11 @@ impl MapScores {
             (0..=SHARES).filter_map(at).collect()
         };
         let over = |pick: fn(&Localisation) -> f64| Spread::new(found.iter().map(pick));
+        let pairs = deletions.iter().zip(random);
+        let above: Vec<f64> = pairs.map(|(own, random)| own.morf_aoc() - random.morf_aoc()).collect();
         Some(Self {
             map,
+            above_random: Interval::of_mean(&above).filter(|_| map != "random"),
             morf_aoc: Spread::new(deletions.iter().map(Deletion::morf_aoc))?,
             lerf_auc: Spread::new(deletions.iter().map(Deletion::lerf_auc))?,
             removed: (0..=SHARES).map(|step| step as f64 / SHARES as f64).collect(),
@@ -167,6 +181,15 @@ impl LayerMaps {
     }
 }
 
+/// What one place of a layer looks at.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct QueryRow {
+    /// Which place: row by row on the layer's grid, or the token's number; from 0.
+    pub place: usize,
+    /// The weights, which may be negative.
+    pub maps: LayerMaps,
+}
+
 /// An example with its maps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Shown {
@@ -186,6 +209,9 @@ pub struct Shown {
     pub layers: Vec<LayerMaps>,
     /// The map through all layers, where asked for.
     pub rollout: Option<Vec<f32>>,
+    /// What one place looks at, where asked for: every layer's heads, and their mean as they are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub query: Vec<QueryRow>,
     /// What the model was shown.
     #[serde(skip)]
     pub example: Example,
@@ -214,6 +240,36 @@ impl Explanation {
     /// Examples whose places are partly in boxes.
     pub fn located(&self) -> usize {
         self.maps[0].roc_auc.map_or(0, |spread| spread.examples)
+    }
+
+    /// What the explanation comes to.
+    pub fn headline(&self) -> String {
+        let own = &self.maps[0];
+        let rest = match own.above_random {
+            None => format!("One example says little: MoRF-AOC {:.1} %.", 100.0 * own.morf_aoc.mean),
+            Some(above) => {
+                let points = format!(
+                    "MoRF-AOC {} points from that of random maps (95 % interval over {} examples)",
+                    above.text(100.0, 1),
+                    self.examples
+                );
+                match above.side_of(0.0) {
+                    Side::Above => format!("The answers rest on what the maps of {} find: {points}.", self.layer),
+                    Side::Open => format!(
+                        "Whether the answers rest on what the maps of {} find is not told: {points}.",
+                        self.layer
+                    ),
+                    Side::Below => {
+                        format!("The answers rest on other places than the maps of {} find: {points}.", self.layer)
+                    }
+                }
+            }
+        };
+        let scored = self.layers.iter().find(|layer| layer.layer == self.layer);
+        let flat = scored.filter(|layer| layer.breadth.mean > 0.9).map_or_else(String::new, |layer| {
+            format!(" They are nearly flat: {:.0} % of the places are looked at.", 100.0 * layer.breadth.mean)
+        });
+        rest + &flat
     }
 
     /// The scores as text.
@@ -246,7 +302,7 @@ impl Explanation {
             self.layer,
             self.mechanism.id()
         );
-        text
+        text + &self.headline() + "\n"
     }
 }
 
@@ -271,11 +327,11 @@ mod tests {
             morf: (0..=7).map(|i| 1.0 - f64::from(i) / 7.0).collect(),
             lerf: vec![1.0; 8],
         };
-        let scores = MapScores::new("random", &[curve([1.0, 0.5, 0.0]), long], &[]).unwrap();
+        let scores = MapScores::new("random", &[curve([1.0, 0.5, 0.0]), long], &[], &[]).unwrap();
         for (removed, [mean, std]) in scores.removed.iter().zip(&scores.morf) {
             assert!((mean - (1.0 - removed)).abs() < 1e-9 && *std < 1e-9, "{removed} {mean} {std}");
         }
         assert!((scores.morf_aoc.mean - 0.5).abs() < 1e-12 && scores.roc_auc.is_none());
-        assert_eq!(MapScores::new("random", &[], &[]), None);
+        assert_eq!(MapScores::new("random", &[], &[], &[]), None);
     }
 }

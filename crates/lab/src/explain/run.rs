@@ -94,7 +94,8 @@ impl<'a> Run<'a> {
         };
         self.count(&maps, scores, &layers, example);
         if self.shown.len() < self.options.shown {
-            self.shown.push(shown(&found, example, layers, rolled));
+            let query = self.options.query.map(|query| query.rows(&calls, &attention, at)).transpose()?;
+            self.shown.push(Shown { query: query.unwrap_or_default(), ..shown(&found, example, layers, rolled) });
         }
         self.found.push(found);
         self.cut += usize::from(example.is_cut());
@@ -173,7 +174,9 @@ impl<'a> Run<'a> {
 
     pub(super) fn finish(self) -> Explanation {
         let Run { options, subject, .. } = self;
-        let maps = self.tallies.iter().filter_map(|tally| MapScores::new(tally.map, &tally.deletions, &tally.found));
+        let random = self.tallies.iter().find(|tally| tally.map == "random").map_or(&[][..], |tally| &tally.deletions);
+        let of = |tally: &Tally| MapScores::new(tally.map, &tally.deletions, &tally.found, random);
+        let maps = self.tallies.iter().filter_map(of);
         Explanation {
             checkpoint: subject.path.clone(),
             step: subject.step,
@@ -184,11 +187,12 @@ impl<'a> Run<'a> {
             layer: self.layer,
             rule: self.rule.into(),
             map_rule: options.map_rule,
+            query: options.query,
             maps: maps.collect(),
             layers: self.layers.into_iter().filter_map(LayerTally::finish).collect(),
             shown: self.shown,
             answers: self.found,
-            environment: Environment::current(),
+            environment: Environment::on(&options.device),
             commands: options.commands.clone(),
         }
     }
@@ -251,5 +255,5 @@ fn shown(found: &ExampleScores, example: &Example, layers: Vec<LayerMaps>, rollo
     };
     let ExampleScores { name, label, answer, probability, .. } = found.clone();
     let (boxes, example) = (boxes(example).map(<[_]>::to_vec), example.clone());
-    Shown { name, label, answer, probability, boxes, tokens, layers, rollout, example }
+    Shown { name, label, answer, probability, boxes, tokens, layers, rollout, query: Vec::new(), example }
 }

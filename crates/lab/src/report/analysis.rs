@@ -8,7 +8,7 @@ use super::{
 };
 use crate::analyze::{
     Analysis, CLOSE, Curve, DIRECTIONS, Finding, Format, GAP, GraphReport, HOPS, HeadResult, IMPORTANCE, LayerSummary,
-    LayerTally, NEGATIVE, QUANTITIES, Quantity, ROWS, Sample, Tally, Verdict,
+    LayerTally, NEGATIVE, Numbers, QUANTITIES, Quantity, ROWS, Sample, Tally, Verdict,
 };
 
 /// The page of an analysis.
@@ -22,12 +22,13 @@ pub fn analysis_page(analysis: &Analysis) -> String {
             (analysis.input) ": " (plural(heads, "head")) " of " (plural(analysis.layers.len(), "layer"))
             @if analysis.causal { ", causal" } ". Every mechanism was applied to them as they are, without training, in place of softmax."
         }
+        p class="verdict" { (analysis.headline()) }
         (page::tiles(&tiles(analysis, heads)))
         h2 { "Which of these can replace softmax here" }
         div class="scroll" { (summary(analysis)) }
         p class="quiet" {
-            "Medians over heads and calls, \"of\" so many heads where not all have the number. Error: distance from dense softmax's output as a share of it, after the one factor per head "
-            "that an output projection can absorb; close is at most " (percent(Some(CLOSE)))
+            "Ranked by the error. Medians over heads and calls, \"of\" so many heads where not all have the number. Error: distance from dense softmax's output as a share of it, after the one factor per head "
+            "that an output projection can absorb; below it the interval that holds the median of more such heads in 95 of 100 cases; close is at most " (percent(Some(CLOSE)))
             @if let Some(mean) = analysis.verdicts[0].numbers.mean_of_values {
                 ", and the mean of " @if analysis.causal { "the values so far" } @else { "all values" } ", which no attention is needed for, is " (percent(Some(mean))) " off"
             }
@@ -37,7 +38,7 @@ pub fn analysis_page(analysis: &Analysis) -> String {
             "Importance: rank correlation of the tokens' shares of a random walker's time with those on softmax's graph."
         }
         h2 { "In words" }
-        @for verdict in &analysis.verdicts { p { (chip(analysis, &verdict.name)) (verdict.sentence) } }
+        @for verdict in ranked(analysis).map(|(verdict, _)| verdict) { p { (chip(analysis, &verdict.name)) (verdict.sentence) } }
         h2 { @if several { "Layer by layer" } @else { "Spectra, hops and distances" } }
         div class="charts" {
             @if several {
@@ -115,24 +116,29 @@ fn tiles(analysis: &Analysis, heads: usize) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// Verdicts with their tallies, the nearest to softmax first.
+fn ranked(analysis: &Analysis) -> impl Iterator<Item = (&Verdict, &Tally)> {
+    analysis.ranking().into_iter().map(|at| (&analysis.verdicts[at], &analysis.tallies[at]))
+}
+
 /// What a column of the summary shows of a verdict.
 enum Shows {
-    Numbers(fn(&Verdict) -> String),
+    Own(fn(&Numbers) -> Cell),
     /// The median of a quantity.
     Median(Quantity),
 }
 
 fn summary(analysis: &Analysis) -> Markup {
-    use Shows::{Median, Numbers};
+    use Shows::{Median, Own};
     const COLUMNS: [(&str, Shows); 14] = [
-        ("Error", Numbers(|v| percent(v.numbers.error_median))),
-        ("Worst", Numbers(|v| percent(v.numbers.error_worst))),
-        ("Own scale", Numbers(|v| percent(v.numbers.error_relative))),
-        ("Cosine", Numbers(|v| number(v.numbers.cosine, 3))),
-        ("Heads close", Numbers(|v| format!("{} of {}", v.numbers.close, v.numbers.heads + v.numbers.refused))),
-        ("ms", Numbers(|v| shown(v.numbers.seconds.map(|s| s * 1e3), Format::Digits))),
-        ("× softmax", Numbers(|v| shown(v.numbers.time_ratio, Format::Digits))),
-        ("MB", Numbers(|v| number(v.numbers.peak_bytes.map(|b| b / 1e6), 2))),
+        ("Error", Own(|n| Cell(n.error_median, percent(n.error_median), n.error_interval.map(|i| i.text(100.0, 1))))),
+        ("Worst", Own(|n| Cell(n.error_worst, percent(n.error_worst), None))),
+        ("Own scale", Own(|n| Cell(n.error_relative, percent(n.error_relative), None))),
+        ("Cosine", Own(|n| Cell(n.cosine, number(n.cosine, 3), None))),
+        ("Heads close", Own(|n| Cell(Some(n.close as f64), format!("{} of {}", n.close, n.heads + n.refused), None))),
+        ("ms", Own(|n| Cell(n.seconds, shown(n.seconds.map(|s| s * 1e3), Format::Digits), None))),
+        ("× softmax", Own(|n| Cell(n.time_ratio, shown(n.time_ratio, Format::Digits), None))),
+        ("MB", Own(|n| Cell(n.peak_bytes, number(n.peak_bytes.map(|b| b / 1e6), 2), None))),
         ("Rows", Median(ROWS)),
         ("Directions", Median(DIRECTIONS)),
         ("Gap", Median(GAP)),
@@ -150,12 +156,12 @@ fn summary(analysis: &Analysis) -> Markup {
                 }
             }
             tbody {
-                @for (verdict, tally) in analysis.verdicts.iter().zip(&analysis.tallies) {
+                @for (verdict, tally) in ranked(analysis) {
                     tr {
                         th scope="row" title=(page::about(verdict.mechanism)) { (chip(analysis, &verdict.name)) (verdict.name) }
                         td { (verdict.finding.label()) }
                         @for (_, shows) in COLUMNS {
-                            @match shows { Numbers(show) => { td { (show(verdict)) } } Median(quantity) => (median(tally, &quantity)) }
+                            @match shows { Own(show) => (cell(&show(&verdict.numbers))), Median(quantity) => (median(tally, &quantity)), }
                         }
                     }
                 }
@@ -164,12 +170,19 @@ fn summary(analysis: &Analysis) -> Markup {
     }
 }
 
+/// A number, its text, and what stands small below it.
+struct Cell(Option<f64>, String, Option<String>);
+
+fn cell(Cell(value, text, below): &Cell) -> Markup {
+    html! { td data-value=[value.filter(|x| x.is_finite())] { (text) @if let Some(below) = below { br; small { (below) } } } }
+}
+
 /// A cell with the median of a quantity, and of how many heads it is where not of all.
 fn median(tally: &Tally, quantity: &Quantity) -> Markup {
     let sample = tally.quantity(quantity);
     let (count, all) = (sample.map_or(0, Sample::count), tally.heads + tally.incomparable);
     html! {
-        td {
+        td data-value=[sample.and_then(Sample::median).filter(|x| x.is_finite())] {
             (shown(sample.and_then(Sample::median), quantity.format))
             @if count > 0 && count < all { " " small { "of " (count) } }
         }
@@ -205,7 +218,7 @@ fn series(
     let one = |(name, tally): (&str, &Tally)| {
         let (of, all) = (count(tally), tally.heads + tally.incomparable);
         let label = if of < all { format!("{name} ({of} of {all} heads)") } else { name.to_owned() };
-        Series { label, style: style(analysis, name), points: points(tally) }
+        Series::line(label, style(analysis, name), points(tally))
     };
     tallies(analysis).map(one).filter(|series| !series.points.is_empty()).collect()
 }

@@ -1,6 +1,7 @@
 //! The report of a benchmark.
 
 use maud::{Markup, html};
+use resolvent_kernels::Mechanism;
 
 use super::{
     chart::{self, Axes, Series},
@@ -18,6 +19,7 @@ pub fn bench_page(report: &BenchReport) -> String {
             "Calls of " (batch) " sequence" @if *batch != 1 { "s" } ", " (heads) " heads of " (head_dim)
             " channels, f32. Medians of " (rounds) " turns; the mechanisms of one size take turns."
         }
+        p class="verdict" { (report.headline()) }
         @if report.interrupted { p { strong { "Note. " } "Stopped before all sizes were measured." } }
         (page::tiles(&[
             ("matrix product, GFLOP/s", format!("{:.0}", ceilings.gemm_gflops)),
@@ -37,7 +39,7 @@ pub fn bench_page(report: &BenchReport) -> String {
             div class="scroll" { (table(report, name)) }
         }
         h2 { "How calls are carried out" }
-        dl { @for (label, plan) in report.plans() { dt { (label) } dd { (plan.strategy) ", tiles of " (plan.tile.0) " x " (plan.tile.1) ": " (plan.reason) } } }
+        dl { @for (label, plan) in report.plans() { dt { (label) } dd { (plan.strategy) ", tiles of " (plan.tile.0) " x " (plan.tile.1) ": " (plan.reason) "; " (plan.arithmetic()) } } }
         h2 { "Against the f64 reference" }
         ul { @for check in report.checks.iter().chain(&report.rivals) { li { (check) } } }
         (left_out(report))
@@ -59,16 +61,12 @@ fn pass(name: &str) -> fn(&Point) -> Option<&Timing> {
 
 fn curves(report: &BenchReport, name: &str) -> Markup {
     // Rivals of the others are in the tables: twenty lines are no picture.
-    let drawn = |label: &&str| report.rivals().all(|(rival, of)| rival != *label || of == "softmax");
+    let drawn = |label: &&str| report.rivals().all(|(rival, of)| rival != *label || Some(of) == report.baseline());
     let series: Vec<_> = report
         .labels()
         .into_iter()
         .filter(drawn)
-        .map(|label| Series {
-            label: label.into(),
-            style: style_of(report, label),
-            points: report.curve(label, pass(name)),
-        })
+        .map(|label| Series::line(label, style_of(report, label), report.curve(label, pass(name))))
         .filter(|series| !series.points.is_empty())
         .collect();
     let title = format!("Seconds, {name}");
@@ -76,7 +74,7 @@ fn curves(report: &BenchReport, name: &str) -> Markup {
 }
 
 fn crossovers(report: &BenchReport) -> Markup {
-    let from = |tokens: Option<f64>| match tokens {
+    let from = |tokens: &Option<f64>| match *tokens {
         None => "not within these sizes".into(),
         Some(n) if report.sizes().first().is_some_and(|&least| n <= least as f64) => "at every size".to_owned(),
         Some(n) => format!("from about {} tokens", page::count(n.round() as usize)),
@@ -84,18 +82,19 @@ fn crossovers(report: &BenchReport) -> Markup {
     let all = report.crossovers();
     html! {
         @if all.is_empty() { p class="quiet" { "Nothing to compare: softmax, or all others, were not measured." } } @else {
-        table class="sortable" {
+        div class="scroll" { table class="sortable" {
             thead { tr { th scope="col" { "Mechanism" } @for (name, _) in PASSES { th scope="col" { (name) } } } }
             tbody {
                 @for crossover in all {
                     tr {
                         th scope="row" { (chip(report, &crossover.label)) (crossover.label) }
-                        td { (from(crossover.forward)) }
-                        td { (from(crossover.training)) }
+                        @for tokens in [crossover.forward, crossover.training] {
+                            td data-value=[tokens] { (from(&tokens)) }
+                        }
                     }
                 }
             }
-        }
+        } }
         }
     }
 }
@@ -155,11 +154,13 @@ fn table(report: &BenchReport, name: &str) -> Markup {
         "peak memory",
         "planned",
     ];
+    let mut ranked: Vec<_> = report.points.iter().filter_map(|point| Some((point, pass(name)(point)?))).collect();
+    ranked.sort_by(|a, b| a.0.tokens.cmp(&b.0.tokens).then(a.1.median.total_cmp(&b.1.median)));
     html! {
         table class="sortable" {
             thead { tr { @for column in columns { th scope="col" { (column) } } } }
             tbody {
-                @for (point, timing) in report.points.iter().filter_map(|point| Some((point, pass(name)(point)?))) {
+                @for (point, timing) in ranked {
                     tr {
                         th scope="row" { (chip(report, &point.label)) (point.label) }
                         td { (page::count(point.tokens)) }
@@ -207,7 +208,12 @@ fn chip(report: &BenchReport, label: &str) -> Markup {
 /// As [`page::style_of`]; the rivals of softmax, which are drawn together, are told apart by theirs.
 fn style_of(report: &BenchReport, label: &str) -> usize {
     const RIVALS: usize = 5;
-    let mut rivals = report.rivals().filter(|(_, of)| *of == "softmax");
+    let mut rivals = report.rivals().filter(|(_, of)| Some(*of) == report.baseline());
+    let ours: Vec<&str> = report.ours().collect();
+    if let Some(at) = ours.iter().position(|own| *own == label) {
+        let id = |label: &&str| report.points.iter().find(|p| p.label == *label)?.mechanism.as_ref().map(Mechanism::id);
+        return page::style_among(&ours.iter().map(|own| id(own).unwrap_or_default()).collect::<Vec<_>>(), at);
+    }
     page::style_of(label) + rivals.position(|(rival, _)| rival == label).unwrap_or(0) % RIVALS
 }
 

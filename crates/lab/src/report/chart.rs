@@ -1,24 +1,30 @@
-//! Charts as inline SVG: lines over an axis, and values of a few things side by side.
+//! Charts as inline SVG: lines over an axis, drawn here so that a page shows them without a script and on paper.
 //!
 //! Drawn at 400 units of width with text of 11: readable at the width of a phone, two abreast on a desk. Colours come
 //! from the page's style sheet (`--series-0` ...), so that they follow light and dark; every series also has its own dash
-//! pattern or label, so that nothing depends on colour.
+//! pattern or label, so that nothing depends on colour. The points lie beside the drawing as JSON: with them the page's script
+//! tells values, hides series, smooths, and changes the scale. A table has the numbers too.
 
-use maud::{Markup, html};
+use maud::{Markup, PreEscaped, html};
+use serde_json::json;
 
-use super::ticks::{compact, labelled, log_ticks, named, thinned, ticks};
+use super::{
+    frame::{Frame, HEIGHT, WIDTH, px, significant},
+    thin::{evenly, extremes},
+    ticks::{compact, labelled, log_ticks, named, thinned, ticks},
+};
 
-pub(super) const WIDTH: f64 = 400.0;
-pub(super) const HEIGHT: f64 = 250.0;
-const LEFT: f64 = 52.0;
-const RIGHT: f64 = 18.0;
-const TOP: f64 = 20.0;
-const BOTTOM: f64 = 34.0;
-/// Points drawn per series; more are averaged in groups.
-const MAX_POINTS: usize = 200;
+pub use super::bars::{Bar, bars};
+
+/// Points drawn per series; of more, the least and the largest of each group.
+const MAX_POINTS: usize = 400;
+/// Rows of the table under a chart.
+const MAX_ROWS: usize = 30;
+/// From so many points on, a line can be smoothed.
+const SMOOTHED: usize = 40;
 
 /// One line of a chart.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Series {
     /// Its name in the legend.
     pub label: String,
@@ -26,6 +32,30 @@ pub struct Series {
     pub style: usize,
     /// Its points, by ascending x.
     pub points: Vec<(f64, f64)>,
+    /// Where the values of several runs lie, of which the points are the means: x, the least and the largest y. Empty for one run.
+    pub band: Vec<(f64, f64, f64)>,
+}
+
+impl Series {
+    /// A line without a band.
+    pub fn line(label: impl Into<String>, style: usize, points: Vec<(f64, f64)>) -> Self {
+        Self { label: label.into(), style, points, band: Vec::new() }
+    }
+
+    /// What can be drawn of it: finite numbers, above zero on a logarithmic axis, not too many.
+    fn drawn(&self, log: bool) -> Self {
+        let there = |x: f64| x.is_finite() && (!log || x > 0.0);
+        let points: Vec<_> = self.points.iter().copied().filter(|&(x, y)| there(x) && there(y)).collect();
+        let band: Vec<_> = self.band.iter().copied().filter(|&(x, l, h)| there(x) && there(l) && there(h)).collect();
+        let step = band.len().div_ceil(MAX_POINTS).max(1);
+        let spread = |group: &[(f64, f64, f64)]| {
+            let (low, high) =
+                group.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), b| (l.min(b.1), h.max(b.2)));
+            (group[group.len() / 2].0, low, high)
+        };
+        let band = band.chunks(step).map(spread).collect();
+        Self { label: self.label.clone(), style: self.style, points: extremes(&points, MAX_POINTS), band }
+    }
 }
 
 /// What a chart of lines is about.
@@ -48,20 +78,17 @@ impl<'a> Axes<'a> {
     }
 }
 
-/// A line chart whose axes are both logarithmic; points must be positive. Marks show the points, with their values on
-/// hover.
+/// A line chart whose axes are both logarithmic; points must be positive. Marks show the points.
 pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
-    let points = || series.iter().flat_map(|s| &s.points);
-    let range = |pick: fn(&(f64, f64)) -> f64| {
-        points().map(pick).fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)))
-    };
+    let drawn: Vec<Series> = series.iter().map(|series| series.drawn(true)).collect();
+    let points = || drawn.iter().flat_map(|s| &s.points);
     if points().next().is_none() {
         return html! { p class="quiet" { (axes.title) ": nothing was measured." } };
     }
     let mut x_ticks: Vec<f64> = points().map(|p| p.0).collect();
     x_ticks.sort_by(f64::total_cmp);
     x_ticks.dedup();
-    let (low, high) = range(|p| p.1);
+    let (low, high) = range(points().map(|p| p.1));
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let decades: Vec<_> = (first..=last.max(first + 1)).map(|power| 10f64.powi(power)).collect();
     let (first, last) = (x_ticks[0], x_ticks[x_ticks.len() - 1]);
@@ -78,45 +105,24 @@ pub fn log_lines(axes: Axes<'_>, series: &[Series]) -> Markup {
         x => x.to_string(),
     };
     let place = |ticks: &[f64]| ticks.iter().map(|&t| (t.log10(), label(t))).collect::<Vec<_>>();
-    html! {
-        figure {
-            figcaption { (axes.title) }
-            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
-                (frame.grid(axes, &place(&x_ticks), &place(&decades)))
-                @for s in series {
-                    @let logs: Vec<_> = s.points.iter().map(|(x, y)| (x.log10(), y.log10())).collect();
-                    polyline class=(format!("line s{}", s.style)) points=(frame.path(&logs)) { title { (s.label) } }
-                    @for ((x, y), at) in s.points.iter().zip(&logs) {
-                        circle class=(format!("dot s{}", s.style)) cx=(px(frame.x(at.0))) cy=(px(frame.y(at.1))) r="3" {
-                            title { (s.label) ", " (x) " " (axes.x) ": " (format!("{y:.3e}")) " " (axes.y) }
-                        }
-                    }
-                }
-            }
-            @if series.len() > 1 { (legend(series)) }
-        }
-    }
+    let ticks = [place(&x_ticks), place(&decades)];
+    figure(&Chart { axes, log: [true; 2], names: &[], marks: true, frame, ticks }, series, &drawn)
 }
 
 /// A line chart with axes, grid and, for more than one series, a legend below.
 pub fn lines(axes: Axes<'_>, series: &[Series]) -> Markup {
-    drawn(axes, &[], series)
+    lines_over(axes, &[], series)
 }
 
 /// The same over things that have `names` in place of numbers, in their order: `x` is the number of one.
 pub fn lines_over(axes: Axes<'_>, names: &[&str], series: &[Series]) -> Markup {
-    drawn(axes, names, series)
-}
-
-fn drawn(axes: Axes<'_>, names: &[&str], series: &[Series]) -> Markup {
-    let points = || series.iter().flat_map(|s| &s.points).filter(|(x, y)| x.is_finite() && y.is_finite());
-    let range = |pick: fn(&(f64, f64)) -> f64| {
-        points().map(pick).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
-    };
+    let drawn: Vec<Series> = series.iter().map(|series| series.drawn(false)).collect();
+    let points = || drawn.iter().flat_map(|s| &s.points);
     if points().next().is_none() {
         return html! { p class="quiet" { (axes.title) ": nothing was logged." } };
     }
-    let (last, (low, high)) = (range(|p| p.0).1, range(|p| p.1));
+    let bands = || drawn.iter().flat_map(|s| &s.band).flat_map(|band| [band.1, band.2]);
+    let (last, (low, high)) = (range(points().map(|p| p.0)).1, range(points().map(|p| p.1).chain(bands())));
     let last = if last > 0.0 { last } else { 1.0 };
     // A share that does not change gets a window of a tenth; no axis goes beyond all of it.
     let (low, high) =
@@ -125,25 +131,59 @@ fn drawn(axes: Axes<'_>, names: &[&str], series: &[Series]) -> Markup {
     x_ticks.retain(|&tick| tick <= last);
     let frame = Frame { x: (0.0, last), y: (y_ticks[0], y_ticks[y_ticks.len() - 1]) };
     let x_ticks = if names.is_empty() { labelled(&x_ticks, false) } else { named(names) };
+    let ticks = [x_ticks, labelled(&y_ticks, axes.percent)];
+    figure(&Chart { axes, log: [false; 2], names, marks: false, frame, ticks }, series, &drawn)
+}
+
+fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+}
+
+/// How a chart of lines is drawn.
+struct Chart<'a> {
+    axes: Axes<'a>,
+    /// Which of the axes are logarithmic.
+    log: [bool; 2],
+    names: &'a [&'a str],
+    /// Whether every point has a mark; else only a line of a single point has.
+    marks: bool,
+    frame: Frame,
+    ticks: [Vec<(f64, String)>; 2],
+}
+
+fn figure(chart: &Chart<'_>, series: &[Series], drawn: &[Series]) -> Markup {
+    let Chart { axes, frame, ticks: [x_ticks, y_ticks], .. } = chart;
     html! {
-        figure {
+        figure class="chart" {
             figcaption { (axes.title) }
-            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(axes.title) {
-                (frame.grid(axes, &x_ticks, &labelled(&y_ticks, axes.percent)))
-                @for s in series {
-                    polyline class=(format!("line s{}", s.style)) points=(frame.path(&s.points)) {
-                        title { (s.label) }
-                    }
-                    @if let [(x, y)] = &s.points[..] {
-                        circle class=(format!("dot s{}", s.style)) cx=(px(frame.x(*x))) cy=(px(frame.y(*y))) r="3" {}
-                    }
-                }
-                // Above everything that is seen, lest it keeps the pointer from them.
-                @for s in series {
-                    (frame.hits(axes, names, s))
-                }
+            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="group" aria-label=(axes.title) {
+                g { (frame.across(x_ticks)) }
+                g class="scale" { (frame.up(y_ticks)) }
+                (frame.names(*axes))
+                g class="plot" { @for s in drawn { (curve(chart, s)) } }
             }
             @if series.len() > 1 { (legend(series)) }
+            (data(chart, drawn))
+            (table(chart, series))
+        }
+    }
+}
+
+fn curve(chart: &Chart<'_>, series: &Series) -> Markup {
+    let Chart { frame, log, marks, .. } = chart;
+    let x = |x: f64| px(frame.x(if log[0] { x.log10() } else { x }));
+    let y = |y: f64| px(frame.y(if log[1] { y.log10() } else { y }));
+    let path =
+        |points: &[(f64, f64)]| points.iter().map(|p| format!("{},{}", x(p.0), y(p.1))).collect::<Vec<_>>().join(" ");
+    let outline: Vec<(f64, f64)> =
+        series.band.iter().map(|b| (b.0, b.2)).chain(series.band.iter().rev().map(|b| (b.0, b.1))).collect();
+    html! {
+        @if !outline.is_empty() { polygon class=(format!("band s{}", series.style)) points=(path(&outline)) {} }
+        polyline class=(format!("line s{}", series.style)) points=(path(&series.points)) {}
+        @if *marks || series.points.len() == 1 {
+            @for point in &series.points {
+                circle class=(format!("dot s{}", series.style)) cx=(x(point.0)) cy=(y(point.1)) r="3" {}
+            }
         }
     }
 }
@@ -163,125 +203,58 @@ fn legend(series: &[Series]) -> Markup {
     }
 }
 
-/// Coordinates with a tenth of a unit: enough to see, short to write.
-pub(super) fn px(value: f64) -> String {
-    format!("{value:.1}")
-}
-
-/// The points that are drawn: all, or the means of groups of them.
-fn shown(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
-    let group = points.len().div_ceil(MAX_POINTS).max(1);
-    let mean = |chunk: &[(f64, f64)]| {
-        let n = chunk.len() as f64;
-        (chunk.iter().map(|p| p.0).sum::<f64>() / n, chunk.iter().map(|p| p.1).sum::<f64>() / n)
+/// What is drawn, for the page's script.
+fn data(chart: &Chart<'_>, drawn: &[Series]) -> Markup {
+    let Chart { axes, log, names, marks, frame, .. } = chart;
+    let of = |s: &Series| {
+        let points: Vec<_> = s.points.iter().map(|p| [short(p.0), short(p.1)]).collect();
+        let band: Vec<_> = s.band.iter().map(|b| [short(b.0), short(b.1), short(b.2)]).collect();
+        json!({"label": s.label, "style": s.style, "points": points, "band": band})
     };
-    points.chunks(group).map(mean).filter(|(x, y)| x.is_finite() && y.is_finite())
+    let series: Vec<_> = drawn.iter().map(of).collect();
+    let smooth = !log[0] && names.is_empty() && drawn.iter().any(|s| s.points.len() >= SMOOTHED);
+    let json = json!({
+        "x": axes.x, "y": axes.y, "percent": axes.percent, "log": log, "names": names, "marks": marks, "smooth": smooth,
+        "frame": [frame.x.0, frame.x.1, frame.y.0, frame.y.1], "series": series,
+    });
+    // No text of a series may end the element.
+    let json = json.to_string().replace('<', "\\u003c");
+    html! { script type="application/json" { (PreEscaped(json)) } }
 }
 
-/// A number with four digits that matter, whole numbers as they are.
-pub(super) fn significant(x: f64) -> String {
-    if x.fract() == 0.0 && x.abs() < 1e6 {
-        return format!("{x}");
-    }
-    let digits = (3.0 - x.abs().log10().floor()).clamp(0.0, 8.0) as usize;
-    format!("{x:.digits$}")
+/// Six digits that matter: more than a drawing shows.
+fn short(x: f64) -> f64 {
+    format!("{x:.5e}").parse().unwrap_or(x)
 }
 
-/// The map from values to the drawing.
-pub(super) struct Frame {
-    pub x: (f64, f64),
-    pub y: (f64, f64),
-}
-
-impl Frame {
-    pub fn x(&self, value: f64) -> f64 {
-        LEFT + (value - self.x.0) / (self.x.1 - self.x.0) * (WIDTH - LEFT - RIGHT)
-    }
-
-    pub fn y(&self, value: f64) -> f64 {
-        HEIGHT - BOTTOM - (value - self.y.0) / (self.y.1 - self.y.0) * (HEIGHT - TOP - BOTTOM)
-    }
-
-    fn path(&self, points: &[(f64, f64)]) -> String {
-        shown(points).map(|(x, y)| format!("{},{}", px(self.x(x)), px(self.y(y)))).collect::<Vec<_>>().join(" ")
-    }
-
-    /// Where a pointer finds the values of a line: unseen marks on its points.
-    fn hits(&self, axes: Axes<'_>, names: &[&str], series: &Series) -> Markup {
-        let value = |y: f64| if axes.percent { format!("{:.2} %", y * 100.0) } else { significant(y) };
-        let place = |x: f64| match names.get(x as usize) {
-            Some(name) => (*name).to_owned(),
-            None => format!("{} {}", axes.x, significant(x)),
-        };
-        html! {
-            @for (x, y) in shown(&series.points) {
-                circle class=(format!("hit s{}", series.style)) cx=(px(self.x(x))) cy=(px(self.y(y))) r="4" {
-                    title { (series.label) ", " (place(x)) ": " (value(y)) }
-                }
-            }
-        }
-    }
-
-    /// Ticks are places on the axis with their labels.
-    pub fn grid(&self, axes: Axes<'_>, x_ticks: &[(f64, String)], y_ticks: &[(f64, String)]) -> Markup {
-        let base = HEIGHT - BOTTOM;
-        html! {
-            @for (tick, label) in y_ticks {
-                line class="grid" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(px(self.y(*tick))) y2=(px(self.y(*tick))) {}
-                text class="tick" text-anchor="end" x=(LEFT - 5.0) y=(px(self.y(*tick) + 3.5)) { (label) }
-            }
-            @for (tick, label) in x_ticks {
-                line class="axis" x1=(px(self.x(*tick))) x2=(px(self.x(*tick))) y1=(base) y2=(base + 4.0) {}
-                text class="tick" text-anchor="middle" x=(px(self.x(*tick))) y=(base + 15.0) { (label) }
-            }
-            line class="axis" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(base) y2=(base) {}
-            text class="tick" text-anchor="end" x=(WIDTH - RIGHT) y=(HEIGHT - 4.0) { (axes.x) }
-            text class="tick" x="2" y="10" { (axes.y) }
-        }
-    }
-}
-
-/// One row of a [`bars`] chart.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Bar {
-    /// What it is.
-    pub label: String,
-    /// Which colour.
-    pub style: usize,
-    /// How long the bar is.
-    pub value: f64,
-    /// Its value as text.
-    pub text: String,
-    /// Single observations, drawn as dots on the bar's scale.
-    pub dots: Vec<f64>,
-}
-
-/// Horizontal bars from `from` on, longest first as given, each with its value in words.
-pub fn bars(title: &str, from: f64, rows: &[Bar]) -> Markup {
-    const ROW: f64 = 26.0;
-    const NAME: f64 = 112.0;
-    // Seven units per character are enough for the digits of every system's sans-serif.
-    let text = 15.0 + 7.0 * rows.iter().map(|row| row.text.chars().count()).max().unwrap_or(0) as f64;
-    let values = rows.iter().flat_map(|row| row.dots.iter().chain([&row.value]));
-    let most = values.copied().fold(from, f64::max);
-    let scale = |value: f64| (value - from).max(0.0) / (most - from).max(f64::MIN_POSITIVE) * (WIDTH - NAME - text);
-    let height = ROW * rows.len() as f64 + 4.0;
+/// The numbers of a chart, of many points some of evenly spread ones.
+fn table(chart: &Chart<'_>, series: &[Series]) -> Markup {
+    let Chart { axes, names, .. } = chart;
+    let mut all: Vec<f64> = series.iter().flat_map(|s| &s.points).map(|p| p.0).filter(|x| x.is_finite()).collect();
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    let rows = evenly(&all, MAX_ROWS);
+    let value = |y: f64| if axes.percent { format!("{:.2} %", y * 100.0) } else { significant(y) };
+    let cell = |s: &Series, x: f64| s.points.iter().find(|p| p.0 == x).map(|p| p.1).filter(|y| y.is_finite());
     html! {
-        figure {
-            figcaption { (title) }
-            svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
-                @for (index, row) in rows.iter().enumerate() {
-                    @let middle = 2.0 + ROW * (index as f64 + 0.5);
-                    text class="name" x="0" y=(middle + 4.0) { (row.label) }
-                    rect class=(format!("bar s{}", row.style)) x=(NAME) y=(middle - 8.0) rx="2"
-                        width=(px(scale(row.value).max(1.0))) height="16" {}
-                    @for &dot in &row.dots {
-                        circle class="seed" cx=(px(NAME + scale(dot))) cy=(middle) r="3" {}
+        details class="numbers" {
+            summary { "Table" }
+            div class="scroll" {
+                table class="sortable" {
+                    thead { tr { th scope="col" { (axes.x) } @for s in series { th scope="col" { (s.label) } } } }
+                    tbody {
+                        @for &x in &rows {
+                            tr {
+                                th scope="row" data-value=(x) { @match names.get(x as usize) { Some(name) => (name), None => (significant(x)) } }
+                                @for s in series {
+                                    @match cell(s, x) { Some(y) => td data-value=(y) { (value(y)) }, None => td { "–" } }
+                                }
+                            }
+                        }
                     }
-                    @let end = row.dots.iter().copied().fold(row.value, f64::max);
-                    text class="value" x=(px(NAME + scale(end) + 9.0)) y=(middle + 4.0) { (row.text) }
                 }
             }
+            @if rows.len() < all.len() { p class="quiet" { (rows.len()) " of " (all.len()) " points, evenly spread." } }
         }
     }
 }
@@ -290,51 +263,70 @@ pub fn bars(title: &str, from: f64, rows: &[Bar]) -> Markup {
 mod tests {
     use super::*;
 
+    fn axes(title: &str) -> Axes<'_> {
+        Axes { title, x: "step", y: "loss", percent: false }
+    }
+
     #[test]
     fn a_logarithmic_chart_places_decades_evenly() {
         let points = vec![(512.0, 0.001), (1024.0, 0.01), (65_536.0, 0.1)];
         let axes = Axes { title: "Time", x: "tokens", y: "s", percent: false };
-        let page = log_lines(axes, &[Series { label: "a".into(), style: 0, points }]).into_string();
+        let page = log_lines(axes, &[Series::line("a", 0, points)]).into_string();
         assert!(page.contains(">512<") && page.contains(">1k<") && page.contains(">64k<"), "{page}");
         assert!(page.contains(">0.001<") && page.contains(">0.1<") && !page.contains("NaN"));
-        let one = log_lines(axes, &[Series { label: "a".into(), style: 0, points: vec![(8.0, 1.0)] }]).into_string();
+        let one = log_lines(axes, &[Series::line("a", 0, vec![(8.0, 1.0)])]).into_string();
         assert!(!one.contains("NaN") && !one.contains("inf"), "{one}");
         assert!(log_lines(axes, &[]).into_string().contains("nothing"));
     }
 
-    /// Where things have names, these stand at the axis and are told, in the order given.
+    /// Where things have names, these stand at the axis and in the table, in the order given.
     #[test]
     fn a_chart_over_names_tells_them() {
-        let points = vec![(0.0, 1.0), (1.0, 2.0)];
+        let series = [Series::line("infsa", 0, vec![(0.0, 1.0), (1.0, 2.0)])];
         let axes = Axes { title: "Gap", x: "layer", y: "gap", percent: false };
-        let series = [Series { label: "infsa".into(), style: 0, points }];
         let page = lines_over(axes, &["layers.10", "layers.2"], &series).into_string();
-        assert!(page.contains("infsa, layers.10: 1<") && page.contains("infsa, layers.2: 2<"), "{page}");
-        assert!(page.contains(">10<") && page.contains(">2<") && !page.contains("layer 0"), "{page}");
+        assert!(page.contains(r#"data-value="1">layers.2</th><td data-value="2">2<"#), "{page}");
+        assert!(page.contains(">10<") && page.contains(">2<") && page.contains(r#""names":["layers.10""#), "{page}");
     }
 
     #[test]
     fn a_line_chart_holds_its_series_and_no_broken_number() {
         let series = [
-            Series { label: "a <b>".into(), style: 0, points: (0..1000).map(|i| (f64::from(i), 1.0)).collect() },
-            Series { label: "c".into(), style: 1, points: vec![(1.0, f64::NAN), (2.0, 3.0)] },
+            Series::line("a <b>", 0, (0..10_000).map(|i| (f64::from(i), f64::from(i % 7))).collect()),
+            Series::line("c", 1, vec![(1.0, f64::NAN), (2.0, 3.0)]),
         ];
-        let page = lines(Axes { title: "Loss", x: "step", y: "loss", percent: false }, &series).into_string();
-        assert!(page.contains("a &lt;b&gt;") && page.contains("Loss"));
+        let page = lines(axes("Loss"), &series).into_string();
+        assert!(page.contains("a &lt;b&gt;") && page.contains(r"a \u003cb>") && page.contains("Loss"));
         assert!(!page.contains("NaN") && !page.contains("inf"), "{page}");
-        let longest = page.split('"').map(|part| part.matches(',').count()).max().unwrap();
-        assert_eq!(longest, 200, "points are thinned");
-        assert!(lines(Axes { title: "Loss", x: "", y: "", percent: false }, &[]).into_string().contains("nothing"));
+        let polyline = page.split("polyline").nth(1).unwrap();
+        let drawn = polyline.split('"').map(|part| part.matches(',').count()).max().unwrap();
+        assert!((MAX_POINTS / 2..=MAX_POINTS).contains(&drawn), "{drawn} points");
+        assert_eq!(page.matches("<th scope=\"row\"").count(), MAX_ROWS);
+        assert!(lines(axes("Loss"), &[]).into_string().contains("nothing"));
     }
 
-    /// What is drawn later has the pointer: a point must not lie under its own dot, or another's line.
+    /// A band is drawn below its line, and the axis has room for all of it.
     #[test]
-    fn values_lie_above_everything_that_is_seen() {
-        let series = [(0, vec![(1.0, 2.0)]), (1, vec![(0.0, 1.0), (2.0, 3.0)])];
-        let series = series.map(|(style, points)| Series { label: "a".into(), style, points });
-        let page = lines(Axes { title: "Loss", x: "step", y: "loss", percent: false }, &series).into_string();
-        let first = page.find("\"hit ").unwrap();
-        let seen = ["\"dot ", "\"line s1"].map(|class| page[..page.find("legend").unwrap()].rfind(class).unwrap());
-        assert!(seen.iter().all(|&at| at < first), "{page}");
+    fn a_band_has_room() {
+        let series = Series {
+            band: vec![(0.0, 0.0, 4.0), (1.0, 1.0, 9.0)],
+            ..Series::line("a", 0, vec![(0.0, 2.0), (1.0, 3.0)])
+        };
+        let page = lines(axes("Loss"), &[series]).into_string();
+        assert!(page.find("polygon").unwrap() < page.find("polyline").unwrap());
+        assert!(page.contains(">10<") && page.contains(r#""band":[[0.0,0.0,4.0],[1.0,1.0,9.0]]"#), "{page}");
+    }
+
+    /// What the page's script reads is JSON, whatever the names are.
+    #[test]
+    fn the_data_is_json() {
+        let page =
+            lines(axes("Loss"), &[Series::line("</script>\"", 3, vec![(0.0, 1.0 / 3.0), (2.0, 0.5)])]).into_string();
+        let json = page.split("application/json\">").nth(1).unwrap().split("</script>").next().unwrap();
+        let json: serde_json::Value = serde_json::from_str(json).unwrap();
+        assert_eq!(
+            (&json["series"][0]["label"], &json["series"][0]["points"][0][1]),
+            (&"</script>\"".into(), &0.333333.into())
+        );
     }
 }

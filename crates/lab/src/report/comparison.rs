@@ -1,5 +1,7 @@
 //! The report of a comparison.
 
+use std::collections::BTreeMap;
+
 use maud::{Markup, html};
 
 use super::{
@@ -13,11 +15,11 @@ use crate::{
     metrics::Record,
 };
 
-/// The page of a comparison; `metrics` are those of each entry's first run.
+/// The page of a comparison; `metrics` are those of each entry's runs.
 ///
 /// # Errors
 /// [`crate::Error::Recipe`] for a recipe that cannot be written.
-pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Result<String> {
+pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Vec<Record>>]) -> Result<String> {
     let Comparison { recipe, data, plan, seeds, entries, environment, commands, .. } = comparison;
     let title = format!("Attention mechanisms on {}", data.name);
     let body = html! {
@@ -27,13 +29,15 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Record>]) -> Resu
             (entries.len() + comparison.lost().len()) " mechanisms, " (seeds.len()) " seed" @if seeds.len() != 1 { "s" } ", "
             (plan.steps) " steps of " (recipe.schedule.batch_size) " examples a run."
         }
+        p class="verdict" { (comparison.headline()) }
         @for caveat in comparison.caveats() { p { strong { "Note. " } (caveat) } }
         h2 { "Result" }
         (table(comparison))
+        (intervals(comparison))
         h2 { "Side by side" }
         div class="charts" { (side_by_side(comparison)) }
         h2 { "Curves" }
-        p class="quiet" { (curves_of(comparison)) }
+        @if seeds.len() > 1 { p class="quiet" { "Lines: means over the seeds; bands: from the least to the largest of them." } }
         div class="charts" { (curves(entries, metrics)) }
         h2 { "The mechanisms" }
         dl {
@@ -69,26 +73,20 @@ fn chip(entries: &[Entry], entry: &Entry) -> Markup {
     html! { span class=(format!("chip s{}", style_of(entries, entry))) {} }
 }
 
-/// Which runs the curves are of: each mechanism's first, whose seed is the first that did not diverge.
-fn curves_of(comparison: &Comparison) -> String {
-    let first = comparison.seeds[0];
-    let other = comparison.entries.iter().filter(|entry| entry.runs[0].seed != first);
-    let others = other.map(|entry| format!(", {} of {}", entry.runs[0].seed, entry.name)).collect::<String>();
-    format!("Seed {first}{others}.")
-}
-
 fn table(comparison: &Comparison) -> Markup {
     let entries = &comparison.entries;
     let memory = entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
     let bleu = entries.iter().any(|entry| entry.bleu().is_some());
     let predicts = entries.iter().any(|entry| entry.perplexity().is_some());
     let shown = |spread: Option<Spread>, digits| spread.map_or("–".into(), |spread| spread.digits(digits));
+    let behind = format!("Behind the best, {}", comparison.score().points());
     let rate = |rate: f64| page::count(rate.round() as usize);
     html! {
         table class="wide sortable" {
             thead { tr {
                 th scope="col" { "Mechanism" }
                 th scope="col" { "Test accuracy, %" }
+                th scope="col" { (behind) }
                 @if bleu { th scope="col" { "Test BLEU" } }
                 @if predicts { th scope="col" { "Test perplexity" } th scope="col" { "Bits per byte" } }
                 th scope="col" { "Training, examples/s" }
@@ -98,14 +96,16 @@ fn table(comparison: &Comparison) -> Markup {
                 th scope="col" { "Time of a run" }
             } }
             tbody {
-                @for entry in entries {
+                @for entry in comparison.ranked() {
                     @let seconds = entry.runs.iter().map(|run| run.seconds).sum::<f64>() / entry.runs.len() as f64;
                     tr {
                         th scope="row" { (chip(entries, entry)) (entry.name) }
-                        td data-label="Test accuracy, %" {
+                        td data-label="Test accuracy, %" data-value=(entry.accuracy.mean) {
                             strong { (entry.accuracy.percent()) }
                             @if let Some(told) = comparison.divergence(&entry.name) { br; small { (told) } }
                         }
+                        @let difference = comparison.beside_best(entry);
+                        td data-label=(behind) data-value=(difference.points) { span { (difference_text(comparison, entry)) } }
                         @if bleu {
                             td data-label="Test BLEU" { (entry.bleu().map_or("–".into(), |bleu| bleu.points())) }
                         }
@@ -116,22 +116,42 @@ fn table(comparison: &Comparison) -> Markup {
                         td data-label="Training, examples/s" { (rate(entry.speed.train_examples_per_second)) }
                         td data-label="Inference, examples/s" { (rate(entry.speed.infer_examples_per_second)) }
                         @if memory {
-                            td data-label="Peak memory" { (entry.speed.peak_bytes.map_or("–".into(), page::megabytes)) }
+                            td data-label="Peak memory" data-value=[entry.speed.peak_bytes] { (entry.speed.peak_bytes.map_or("–".into(), page::megabytes)) }
                         }
                         td data-label="Parameters" { (page::count(entry.parameters)) }
-                        td data-label="Time of a run" { (page::duration(seconds)) }
+                        td data-label="Time of a run" data-value=(seconds) { (page::duration(seconds)) }
                     }
                 }
                 @for lost in comparison.lost() {
                     tr {
                         th scope="row" { (lost.name) }
                         td data-label="Test accuracy, %" { (comparison.divergence(&lost.name).unwrap_or_default()) }
-                        @for _ in 0..4 + usize::from(bleu) + 2 * usize::from(predicts) + usize::from(memory) { td { "–" } }
+                        @for _ in 0..5 + usize::from(bleu) + 2 * usize::from(predicts) + usize::from(memory) { td { "–" } }
                     }
                 }
             }
         }
     }
+}
+
+/// How far behind the best, and whether that is told from nothing.
+fn difference_text(comparison: &Comparison, entry: &Entry) -> Markup {
+    let difference = comparison.beside_best(entry);
+    html! {
+        @if comparison.ranked()[0].name == entry.name { "the best" } @else {
+            (difference.text())
+            @if !difference.is_told() { br; small { "not told apart" } }
+        }
+    }
+}
+
+/// What the intervals of the differences are of.
+fn intervals(comparison: &Comparison) -> Markup {
+    let of = match comparison.entries.iter().any(|entry| comparison.beside_best(entry).of_seeds) {
+        true => "over the seeds, in pairs of the same seed (Student's)",
+        false => "by the number of test examples alone: another seed may change more",
+    };
+    html! { @if comparison.entries.len() > 1 { p class="quiet" { "Ranked. In brackets the interval that holds the true difference in 95 of 100 cases, " (of) "." } } }
 }
 
 fn side_by_side(comparison: &Comparison) -> Markup {
@@ -143,7 +163,7 @@ fn side_by_side(comparison: &Comparison) -> Markup {
             text: text(entry),
             dots: dots(entry),
         };
-        comparison.entries.iter().map(bar).collect::<Vec<_>>()
+        comparison.ranked().into_iter().map(bar).collect::<Vec<_>>()
     };
     let several = comparison.seeds.len() > 1;
     let accuracy = bars(
@@ -177,25 +197,39 @@ fn side_by_side(comparison: &Comparison) -> Markup {
     }
 }
 
-fn curves(entries: &[Entry], metrics: &[Vec<Record>]) -> Markup {
+fn curves(entries: &[Entry], metrics: &[Vec<Vec<Record>>]) -> Markup {
     type Points<'a> = &'a dyn Fn(&[Record]) -> Vec<(f64, f64)>;
     let series = |points: Points<'_>| {
-        let line = |(entry, metrics): (&Entry, &Vec<Record>)| Series {
-            label: entry.name.clone(),
-            style: style_of(entries, entry),
-            points: points(metrics),
+        let line = |(entry, runs): (&Entry, &Vec<Vec<Record>>)| {
+            let runs: Vec<_> = runs.iter().map(|run| points(run)).collect();
+            over_runs(&entry.name, style_of(entries, entry), &runs)
         };
         entries.iter().zip(metrics).map(line).collect::<Vec<_>>()
     };
     let accuracy = series(&|metrics| epochs(metrics).map(|e| (e.step as f64, e.accuracy)).collect());
     let loss = series(&|metrics| steps(metrics).map(|s| (s.step as f64, s.loss)).collect());
-    let watched = metrics.iter().flat_map(|m| epochs(m)).next().map_or("test", |epoch| &epoch.split);
+    let watched = metrics.iter().flatten().flat_map(|m| epochs(m)).next().map_or("test", |epoch| &epoch.split);
     let accuracy_of = format!("Accuracy on the {watched} part");
     let axes = Axes::over_steps;
     html! {
         (chart::lines(axes(&accuracy_of, "accuracy", true), &accuracy))
         (chart::lines(axes("Training loss (soft targets)", "loss", false), &loss))
     }
+}
+
+/// The mean of several runs where each has a value, with a band from the least to the largest of them.
+fn over_runs(label: &str, style: usize, runs: &[Vec<(f64, f64)>]) -> Series {
+    let mut values: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    // Steps are whole numbers.
+    runs.iter().flatten().for_each(|&(x, y)| values.entry(x as u64).or_default().push(y));
+    values.retain(|_, all| all.len() == runs.len());
+    let points = values.iter().map(|(&x, all)| (x as f64, all.iter().sum::<f64>() / all.len() as f64)).collect();
+    let extent = |(&x, all): (&u64, &Vec<f64>)| {
+        let (low, high) = all.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), y| (l.min(*y), h.max(*y)));
+        (x as f64, low, high)
+    };
+    let band = if runs.len() > 1 { values.iter().map(extent).collect() } else { Vec::new() };
+    Series { band, ..Series::line(label, style, points) }
 }
 
 /// How many landmarks there are, if any.
@@ -212,4 +246,19 @@ fn learned_gamma(entry: &Entry) -> Markup {
     let from = entry.mechanism.gamma().map_or_else(String::new, |gamma| format!(" (from {gamma})"));
     let values = gamma.iter().map(|gamma| format!("{gamma:.3}")).collect::<Vec<_>>().join(", ");
     html! { " " small { "Gamma learned per block" (from) ": " (values) "." } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps that a run does not have, as one that stopped early, are none of the mean.
+    #[test]
+    fn runs_make_a_line_and_a_band() {
+        let runs = [vec![(1.0, 2.0), (2.0, 4.0)], vec![(1.0, 4.0), (2.0, 0.0), (3.0, 9.0)]];
+        let series = over_runs("a", 0, &runs);
+        assert_eq!(series.points, [(1.0, 3.0), (2.0, 2.0)]);
+        assert_eq!(series.band, [(1.0, 2.0, 4.0), (2.0, 0.0, 4.0)]);
+        assert!(over_runs("a", 0, &runs[..1]).band.is_empty());
+    }
 }

@@ -4,7 +4,8 @@ use maud::{Markup, html};
 
 use super::{
     analysis::style,
-    chart::{Axes, Frame, HEIGHT, WIDTH, px, significant},
+    chart::Axes,
+    frame::{Frame, HEIGHT, WIDTH, px, significant},
     ticks::{labelled, ticks},
 };
 use crate::analyze::{Analysis, DiffusionMap};
@@ -47,7 +48,7 @@ fn scatter(map: &DiffusionMap, style: usize) -> Markup {
     html! {
         figure {
             figcaption { (title) }
-            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(format!("Diffusion map of {title}, {} tokens", map.places.len())) {
+            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="group" aria-label=(format!("Diffusion map of {title}, {} tokens", map.places.len())) {
                 (frame.grid(axes, &labelled(&x, false), &labelled(&y, false)))
                 @for (token, [x, y]) in map.places.iter().enumerate().step_by(step) {
                     circle class=(format!("dot s{style}")) cx=(px(frame.x(*x))) cy=(px(frame.y(*y))) r="2.5" {

@@ -16,7 +16,7 @@ pub fn histogram(analysis: &Analysis) -> Markup {
             mean.add(&layer.density[kind].means().collect::<Vec<_>>());
         }
         let points = mean.means().enumerate().map(|(bin, share)| (DistanceStats::place(bin), share)).collect();
-        Series { label: label.into(), style, points }
+        Series::line(label, style, points)
     };
     let title = "Distances between queries and keys, share of pairs";
     let both = [(0, "absolute", 9), (1, "squared", 2)].map(series);

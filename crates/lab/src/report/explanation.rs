@@ -9,7 +9,7 @@ use super::{
     page,
 };
 use crate::{
-    explain::{Explanation, LayerMaps, MapScores, Shown, Spread, overlay, scaled},
+    explain::{Explanation, LayerMaps, MapScores, QueryRow, Shown, Spread, ceiling, overlay, scaled},
     subject::{Example, PictureExample, TextExample},
 };
 
@@ -24,15 +24,17 @@ pub fn explanation_page(e: &Explanation) -> String {
             (page::about_mechanism(&e.mechanism))
             @if e.cut > 0 { " " (e.cut) " of the texts were cut to what the model reads; the rest of them is grey." }
         }
+        p class="verdict" { (e.headline()) }
         (page::tiles(&tiles(e)))
         @if !e.shown.is_empty() {
             h2 { "Maps" }
             style { (PreEscaped(backgrounds(&e.shown))) }
             p class="quiet" {
-                "Each map runs from its least to its largest weight, " (if e.shown.iter().any(|shown| shown.tokens.is_some()) { "pale to strong" } else { "dark to bright" })
-                ". Of a layer, first comes the mean of its heads, then each head."
+                "Colours run from a weight of 0 to the largest of the map, at least to twice the mean: a flat map has one colour, in the middle. What the strongest "
+                "colour stands for is told below each map, in per cent of all weight and in equal shares. Of a layer, first comes the mean of its heads, then each head."
+                @if let Some(query) = e.query { " What " (query) " itself looks at is a map of its own" @if signed(e) { ", with weights below zero in blue" } "." }
             }
-            div class="examples" { @for (index, shown) in e.shown.iter().enumerate() { (example(index, shown, &e.layer)) } }
+            div class="examples" { @for (index, shown) in e.shown.iter().enumerate() { (example(e, index, shown)) } }
         }
         h2 { "Do the answers rest on what the maps find?" }
         div class="scroll" { (scores(&e.maps, e.located() > 0)) }
@@ -99,7 +101,15 @@ fn backgrounds(shown: &[Shown]) -> String {
     css
 }
 
-fn example(index: usize, shown: &Shown, scored: &str) -> Markup {
+/// Whether weights of rows that are shown lie below zero.
+fn signed(e: &Explanation) -> bool {
+    e.shown.iter().flat_map(|shown| &shown.query).flat_map(|row| &row.maps.mean).any(|&weight| weight < 0.0)
+}
+
+fn example(e: &Explanation, index: usize, shown: &Shown) -> Markup {
+    let scored = &e.layer;
+    let asked = || shown.query.iter().filter(|row| row.maps.layer == *scored);
+    let query = e.query.map(|query| query.to_string()).unwrap_or_default();
     html! {
         section {
             h3 {
@@ -110,11 +120,14 @@ fn example(index: usize, shown: &Shown, scored: &str) -> Markup {
                 Example::Picture(picture) => {
                     div class="maps" {
                         figure { (framed(index, picture, None, &format!("{}, as the model sees it", shown.name))) figcaption { "picture" } }
-                        @for maps in shown.layers.iter().filter(|maps| maps.layer == scored) {
-                            figure { (framed(index, picture, maps.grid.map(|grid| (&maps.mean[..], grid)), &format!("{}: {}, mean of the heads", shown.name, maps.layer))) figcaption { (maps.layer) } }
+                        @for maps in shown.layers.iter().filter(|maps| maps.layer == *scored) {
+                            figure { (framed(index, picture, maps.grid.map(|grid| (&maps.mean[..], grid)), &format!("{}: {}, mean of the heads", shown.name, maps.layer))) figcaption { (maps.layer) (bar(&maps.mean)) } }
+                        }
+                        @for QueryRow { maps, .. } in asked() {
+                            figure { (framed(index, picture, maps.grid.map(|grid| (&maps.mean[..], grid)), &format!("{}: {query} in {}, mean of the heads", shown.name, maps.layer))) figcaption { (query) (bar(&maps.mean)) } }
                         }
                         @if let Some((rollout, grid)) = shown.rollout.as_ref().zip(shown.layers.first().and_then(|maps| maps.grid)) {
-                            figure { (framed(index, picture, Some((rollout, grid)), &format!("{}: through all layers", shown.name))) figcaption { "all layers" } }
+                            figure { (framed(index, picture, Some((rollout, grid)), &format!("{}: through all layers", shown.name))) figcaption { "all layers" (bar(rollout)) } }
                         }
                     }
                     details {
@@ -123,20 +136,32 @@ fn example(index: usize, shown: &Shown, scored: &str) -> Markup {
                             p class="quiet" { (maps.layer) }
                             div class="maps small" {
                                 @for (name, weights) in rows(maps) {
-                                    (framed(index, picture, maps.grid.map(|grid| (weights, grid)), &format!("{}: {}, {name}", shown.name, maps.layer)))
+                                    figure { (framed(index, picture, maps.grid.map(|grid| (weights, grid)), &format!("{}: {}, {name}", shown.name, maps.layer))) figcaption { (bar(weights)) } }
+                                }
+                            }
+                        }
+                        @for QueryRow { maps, .. } in &shown.query {
+                            p class="quiet" { (query) " in " (maps.layer) }
+                            div class="maps small" {
+                                @for (name, weights) in rows(maps) {
+                                    figure { (framed(index, picture, maps.grid.map(|grid| (weights, grid)), &format!("{}: {query} in {}, {name}", shown.name, maps.layer))) figcaption { (bar(weights)) } }
                                 }
                             }
                         }
                     }
                 }
                 Example::Text(text) => {
-                    @for maps in shown.layers.iter().filter(|maps| maps.layer == scored) { (tokens(text, &maps.mean)) }
+                    @for maps in shown.layers.iter().filter(|maps| maps.layer == *scored) { (tokens(text, &maps.mean, None)) }
+                    @for QueryRow { maps, place } in asked() { p class="quiet" { (query) " (underlined)" } (tokens(text, &maps.mean, Some(*place))) }
                     details {
                         summary { "Every layer and head" }
                         @for maps in &shown.layers {
-                            @for (name, weights) in rows(maps) { p class="quiet" { (maps.layer) ", " (name) } (tokens(text, weights)) }
+                            @for (name, weights) in rows(maps) { p class="quiet" { (maps.layer) ", " (name) } (tokens(text, weights, None)) }
                         }
-                        @if let Some(rollout) = &shown.rollout { p class="quiet" { "through all layers" } (tokens(text, rollout)) }
+                        @for QueryRow { maps, place } in &shown.query {
+                            @for (name, weights) in rows(maps) { p class="quiet" { (query) " in " (maps.layer) ", " (name) } (tokens(text, weights, Some(*place))) }
+                        }
+                        @if let Some(rollout) = &shown.rollout { p class="quiet" { "through all layers" } (tokens(text, rollout, None)) }
                     }
                 }
             }
@@ -179,27 +204,55 @@ fn framed(index: usize, picture: &PictureExample, map: Option<(&[f32], [usize; 2
 /// Where a map is strongest, for those who do not see it.
 fn strongest(weights: &[f32], [rows, columns]: [usize; 2]) -> String {
     let most = weights.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(at, _)| at);
-    if scaled(weights).iter().all(|&share| share == 0.0) {
+    if weights.iter().all(|&weight| weight == weights[0]) {
         return "the same everywhere".into();
     }
     format!("strongest in row {} of {rows}, column {} of {columns}", most / columns + 1, most % columns + 1)
 }
 
-/// A text whose tokens are as dark as their weights.
-fn tokens(text: &TextExample, weights: &[f32]) -> Markup {
+/// What the strongest colour of a map stands for, below a bar of the colours.
+fn bar(weights: &[f32]) -> Markup {
+    let signed = weights.iter().any(|&weight| weight < 0.0);
+    html! {
+        span class="colours" {
+            span style=(format!("background:{}", overlay::gradient(signed))) {}
+            span { @if signed { "blue: below 0" } @else { "0" } }
+            span { (strongest_colour(weights)) }
+        }
+    }
+}
+
+/// `4.2 % (6.7 ×)`: the share of all weight, and how many equal shares that is.
+fn strongest_colour(weights: &[f32]) -> String {
+    let sum: f32 = weights.iter().map(|weight| weight.abs()).sum();
+    if sum <= 0.0 {
+        return "0".into();
+    }
+    let share = f64::from(ceiling(weights) / sum);
+    format!("{:.1} % ({:.1} ×)", 100.0 * share, share * weights.len() as f64)
+}
+
+/// A text whose tokens are as dark as their weights; the `asked` one is underlined.
+fn tokens(text: &TextExample, weights: &[f32], asked: Option<usize>) -> Markup {
     let ends = std::iter::once(0).chain(text.spans.iter().map(|&(_, to)| to));
     let parts = text.spans.iter().zip(ends).zip(scaled(weights).into_iter().zip(weights));
     html! {
         p class="tokens" {
-            @for ((&(from, to), end), (share, weight)) in parts {
+            @for (at, ((&(from, to), end), (share, weight))) in parts.enumerate() {
                 (text.text.get(end..from).unwrap_or_default())
-                span style=(format!("--share:{share:.3}")) title=(format!("{weight:.3e}")) { (text.text[from..to]) }
+                span class=[below(share)] style=(format!("--share:{:.3}", share.abs())) title=(format!("{weight:.3e}")) { @if asked == Some(at) { u { (text.text[from..to]) } } @else { (text.text[from..to]) } }
             }
+            small class="quiet" { " strongest: " (strongest_colour(weights)) }
             @if let Some(rest) = text.spans.last().and_then(|&(_, to)| text.text.get(to..)).filter(|rest| !rest.is_empty()) {
                 span class="quiet" { (rest) }
             }
         }
     }
+}
+
+/// The class of a weight below zero.
+fn below(share: f32) -> Option<&'static str> {
+    (share < 0.0).then_some("below")
 }
 
 /// A column of the scores.
@@ -226,11 +279,8 @@ fn scores(maps: &[MapScores], boxes: bool) -> Markup {
 }
 
 fn curves(e: &Explanation, title: &str, pick: fn(&MapScores) -> &Vec<[f64; 2]>) -> Markup {
-    let series = e.maps.iter().map(|m| Series {
-        label: m.map.into(),
-        style: style(e, m.map),
-        points: m.removed.iter().zip(pick(m)).map(|(&x, [mean, _])| (x, *mean)).collect(),
-    });
+    let points = |m: &MapScores| m.removed.iter().zip(pick(m)).map(|(&x, [mean, _])| (x, *mean)).collect();
+    let series = e.maps.iter().map(|m| Series::line(m.map, style(e, m.map), points(m)));
     let axes = Axes { title, x: "share of places taken away", y: "probability left", percent: true };
     chart::lines(axes, &series.collect::<Vec<_>>())
 }

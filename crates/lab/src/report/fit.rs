@@ -78,15 +78,14 @@ fn pareto(fit: &Fit) -> Markup {
     let place = |point: &CurvePoint| Some((point.cost, distance(fit, point)?.max(NEAREST))).filter(|p| p.0 > 0.0);
     let mut fitted: Vec<(f64, f64)> = fit.curve.iter().filter_map(place).collect();
     fitted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut series =
-        vec![Series { label: "fitted head by head".into(), style: page::style_of("softmax"), points: fitted }];
+    let mut series = vec![Series::line("fitted head by head", page::style_of("softmax"), fitted)];
     // Settings of one mechanism are one line.
     for single in fit.singles.iter().skip(1) {
         let id = mechanism_of(fit, &single.name);
         let Some(point) = place(&single.point) else { continue };
         match series.iter_mut().skip(1).find(|series| series.label == id) {
             Some(series) => series.points.push(point),
-            None => series.push(Series { label: id.to_owned(), style: page::style_of(id), points: vec![point] }),
+            None => series.push(Series::line(id, page::style_of(id), vec![point])),
         }
     }
     series.iter_mut().for_each(|series| series.points.sort_by(|a, b| a.0.total_cmp(&b.0)));

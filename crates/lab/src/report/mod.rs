@@ -1,6 +1,7 @@
 //! Reports: one HTML file with everything in it, no network, for screens of any width and for paper.
 
 mod analysis;
+mod bars;
 mod bench;
 pub mod chart;
 mod comparison;
@@ -8,20 +9,30 @@ mod diffusion;
 mod distances;
 mod explanation;
 mod fit;
+mod frame;
 mod page;
 mod run;
+mod thin;
 mod ticks;
 
 use std::path::Path;
 
-use crate::{Result, compare::Comparison, disk::write_atomically, metrics::Record, train::TrainSummary};
+use crate::{
+    Error, Result,
+    checkpoint::{Checkpoint, State},
+    compare::{self, Comparison, Entry},
+    disk::write_atomically,
+    folder::{Claim, Contents},
+    metrics::{self, Record},
+    train::{self, TrainSummary},
+};
 
 pub use analysis::analysis_page;
 pub use bench::bench_page;
 pub use comparison::comparison_page;
 pub use explanation::explanation_page;
 pub use fit::fit_page;
-pub use run::run_page;
+pub use run::{progress_page, run_page};
 
 /// The name of a report in its folder.
 pub const REPORT: &str = "report.html";
@@ -34,10 +45,47 @@ pub fn write_run(folder: &Path, summary: &TrainSummary, metrics: &[Record]) -> R
     write_atomically(&folder.join(REPORT), run_page(summary, metrics)?.as_bytes())
 }
 
-/// Writes the report of a comparison into its folder.
+/// Writes the report of a training run that is under way into its folder.
 ///
 /// # Errors
 /// [`crate::Error::Io`].
-pub fn write_comparison(folder: &Path, comparison: &Comparison, metrics: &[Vec<Record>]) -> Result<()> {
-    write_atomically(&folder.join(REPORT), comparison_page(comparison, metrics)?.as_bytes())
+pub fn write_progress(folder: &Path, state: &State, metrics: &[Record]) -> Result<()> {
+    write_atomically(&folder.join(REPORT), progress_page(state, metrics)?.as_bytes())
+}
+
+/// Writes the report of the run or the comparison in `folder` anew, from the results that it holds. What it is of.
+///
+/// # Errors
+/// [`crate::Error::NoCheckpoint`] for a folder with neither, [`crate::Error::Taken`] for one of other results, [`crate::Error::Damaged`],
+/// [`crate::Error::Io`].
+pub fn write_anew(folder: &Path) -> Result<Contents> {
+    let contents = match Contents::of(folder) {
+        Some(contents @ (Contents::Run | Contents::Comparison)) => contents,
+        Some(other) => {
+            let (holds, wanted) = (other.words(), "the report of a run or a comparison");
+            return Err(Error::Taken { path: folder.into(), holds, wanted });
+        }
+        None => return Err(Error::NoCheckpoint { path: folder.into() }),
+    };
+    let _claim = Claim::take(folder, &[REPORT], contents)?;
+    if contents == Contents::Comparison {
+        write_comparison(folder, &compare::read_results(folder)?)?;
+    } else if let Some(summary) = train::read_summary(folder)? {
+        write_run(folder, &summary, &metrics::read(folder)?)?;
+    } else {
+        write_progress(folder, &Checkpoint::newest(folder)?.state, &metrics::read(folder)?)?;
+    }
+    Ok(contents)
+}
+
+/// Writes the report of a comparison into its folder, with the curves of the runs that lie there.
+///
+/// # Errors
+/// [`crate::Error::Io`], [`crate::Error::Damaged`].
+pub fn write_comparison(folder: &Path, comparison: &Comparison) -> Result<()> {
+    let of_entry = |entry: &Entry| {
+        entry.runs.iter().map(|run| metrics::read(&folder.join(&run.folder))).collect::<Result<Vec<_>>>()
+    };
+    let curves = comparison.entries.iter().map(of_entry).collect::<Result<Vec<_>>>()?;
+    write_atomically(&folder.join(REPORT), comparison_page(comparison, &curves)?.as_bytes())
 }

@@ -22,7 +22,7 @@ pub fn shell(title: &str, body: &Markup) -> String {
             }
             body {
                 main { (body) }
-                script { (PreEscaped(include_str!("script.js"))) }
+                script { (PreEscaped(include_str!("script.js"))) (PreEscaped(include_str!("chart.js"))) }
             }
         }
     }

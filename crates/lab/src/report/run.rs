@@ -8,8 +8,9 @@ use super::{
 };
 use crate::{
     Result,
+    checkpoint::State,
     environment::Environment,
-    eval::Evaluation,
+    eval::{Evaluation, Metric},
     metrics::{EpochRecord, Record, StepRecord},
     train::TrainSummary,
 };
@@ -21,10 +22,15 @@ use crate::{
 pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
     let (recipe, test) = (&summary.recipe, &summary.test);
     let title = format!("{} on {}: {}", recipe.mechanism.id(), summary.data.name, page::percent(test.accuracy));
+    let environment = Environment { device: summary.device.clone(), ..Environment::current() };
     let body = html! {
         h1 { (recipe.mechanism.id()) " on " (summary.data.name) }
         p class="quiet" { (page::about_mechanism(&recipe.mechanism)) }
         p class="verdict" { (summary.line()) "." }
+        @if let Some(best) = &summary.best {
+            p class="quiet" { "Best epoch on the held-out examples: " (best.epoch) ", " (best.metric.words(best.value)) "." }
+        }
+        @if let Some(origin) = &summary.origin { p class="quiet" { "The run " (origin.line()) "." } }
         @if let Some(bleu) = &test.bleu { (page::tiles(&[("test BLEU", format!("{:.2}", bleu.score))])) }
         @if let Some(prediction) = &test.prediction {
             (page::tiles(&[
@@ -49,7 +55,43 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
             div class="charts" { (per_class(test)) (confusion(test)) }
         }
         (page::recipe(recipe)?)
-        (page::environment(&Environment::current(), &format!("{} ({})", summary.data.name, summary.data.fingerprint), &[]))
+        (page::environment(&environment, &format!("{} ({})", summary.data.name, summary.data.fingerprint), &[]))
+    };
+    Ok(page::shell(&title, &body))
+}
+
+/// The page of a run that is under way.
+///
+/// # Errors
+/// As [`run_page`].
+pub fn progress_page(state: &State, metrics: &[Record]) -> Result<String> {
+    let (recipe, plan) = (&state.recipe, &state.plan);
+    let title = format!("{} on {}: step {} of {}", recipe.mechanism.id(), state.data.name, state.step, plan.steps);
+    let last = epochs(metrics).last();
+    let scores = last.iter().flat_map(|epoch| {
+        let scores = [(Metric::Bleu, epoch.bleu), (Metric::BitsPerByte, epoch.bits_per_byte)];
+        let scores = scores.into_iter().chain([(Metric::Accuracy, Some(epoch.accuracy))]);
+        scores.filter_map(|(metric, value)| Some(format!(", {} {}", epoch.split, metric.words(value?))))
+    });
+    let body = html! {
+        h1 { (recipe.mechanism.id()) " on " (state.data.name) }
+        p class="quiet" { (page::about_mechanism(&recipe.mechanism)) }
+        p class="verdict" {
+            "Under way: step " (state.step) " of " (plan.steps)
+            @if let Some(epoch) = last { "; epoch " (epoch.epoch) " ended with a loss of " (format!("{:.3}", epoch.loss)) }
+            @for score in scores { (score) }
+            "."
+        }
+        @if let Some(origin) = &state.origin { p class="quiet" { "The run " (origin.line()) "." } }
+        (page::tiles(&[
+            ("steps", format!("{} of {}", state.step, plan.steps)),
+            ("epochs begun", format!("{} of {}", state.step.div_ceil(plan.steps_per_epoch), plan.epochs())),
+            ("time", page::duration(state.seconds)),
+        ]))
+        h2 { "Curves" }
+        div class="charts" { (curves(metrics)) }
+        (page::recipe(recipe)?)
+        (page::environment(&Environment::current(), &format!("{} ({})", state.data.name, state.data.fingerprint), &[]))
     };
     Ok(page::shell(&title, &body))
 }
@@ -65,7 +107,7 @@ pub(super) fn epochs(metrics: &[Record]) -> impl Iterator<Item = &EpochRecord> {
 }
 
 fn curves(metrics: &[Record]) -> Markup {
-    let line = |label: &str, style, points: Vec<(f64, f64)>| Series { label: label.into(), style, points };
+    let line = |label: &str, style, points: Vec<(f64, f64)>| Series::line(label, style, points);
     let of_epochs = |pick: fn(&EpochRecord) -> f64| epochs(metrics).map(|e| (e.step as f64, pick(e))).collect();
     let of_steps = |pick: fn(&StepRecord) -> f64| steps(metrics).map(|s| (s.step as f64, pick(s))).collect();
     let watched = epochs(metrics).next().map_or("test", |epoch| &epoch.split);
@@ -84,10 +126,21 @@ fn curves(metrics: &[Record]) -> Markup {
             line(watched, 0, of_epochs(|e| e.loss)),
         ]))
         (chart::lines(axes(&accuracy_of, "accuracy", true), &[line(watched, 0, of_epochs(|e| e.accuracy))]))
+        @if epochs(metrics).any(|epoch| epoch.bleu.is_some()) {
+            (chart::lines(axes("BLEU", "BLEU", false), &[line(watched, 0, scores(metrics, |e| e.bleu))]))
+        }
+        @if epochs(metrics).any(|epoch| epoch.bits_per_byte.is_some()) {
+            (chart::lines(axes("Bits per byte", "bits", false), &[line(watched, 0, scores(metrics, |e| e.bits_per_byte))]))
+        }
         (chart::lines(axes("Learning rate", "rate", false), &[line("rate", 0, of_steps(|s| s.lr))]))
         (chart::lines(axes("Norm of the gradient before clipping", "norm", false), &[line("norm", 0, of_steps(|s| s.grad_norm))]))
         @if layers > 0 { (chart::lines(axes("Learned gamma, mean over the heads", "gamma", false), &gamma)) }
     }
+}
+
+/// A score that not every model has, over the steps.
+fn scores(metrics: &[Record], pick: fn(&EpochRecord) -> Option<f64>) -> Vec<(f64, f64)> {
+    epochs(metrics).filter_map(|epoch| Some((epoch.step as f64, pick(epoch)?))).collect()
 }
 
 fn time(summary: &TrainSummary) -> Markup {

@@ -29,38 +29,48 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// Charts: the value of the point under the pointer, or, with the chart focused, of the one that the arrow keys reach.
+// What is wider than the screen scrolls, by keys too.
+for (const area of document.querySelectorAll(".scroll")) {
+  if (area.scrollWidth > area.clientWidth) area.tabIndex = 0;
+}
+
+// The value of what is under the pointer or reached by keys.
 const tip = document.createElement("div");
 tip.className = "tip";
 tip.setAttribute("role", "status");
 tip.hidden = true;
 document.body.append(tip);
-const show = (point) => {
-  tip.textContent = point.querySelector("title").textContent;
+const showTip = (point, text) => {
+  tip.textContent = text;
   tip.hidden = false;
   const box = point.getBoundingClientRect(), own = tip.getBoundingClientRect();
   const left = Math.min(box.left + 12, document.documentElement.clientWidth - own.width - 4);
   tip.style.left = `${Math.max(4, left) + window.scrollX}px`;
   tip.style.top = `${box.top - own.height - 6 + window.scrollY}px`;
 };
-for (const chart of document.querySelectorAll("figure > svg")) {
-  const points = [...chart.querySelectorAll(".hit, .dot")].filter((point) => point.querySelector("title"));
+
+// Maps of points that have titles: by the pointer or, with the map focused, by the arrow keys.
+for (const chart of document.querySelectorAll("figure:not(.chart) > svg")) {
+  const points = [...chart.querySelectorAll(".dot")].filter((point) => point.querySelector("title"));
   if (points.length === 0) continue;
   let at = -1;
+  const leave = () => {
+    points[at]?.classList.remove("here");
+    tip.hidden = true;
+  };
   const move = (to) => {
-    if (points[at]) points[at].classList.remove("here");
+    leave();
     at = Math.max(0, Math.min(points.length - 1, to));
     points[at].classList.add("here");
-    show(points[at]);
-  };
-  const leave = () => {
-    if (points[at]) points[at].classList.remove("here");
-    tip.hidden = true;
+    showTip(points[at], points[at].querySelector("title").textContent);
   };
   chart.tabIndex = 0;
   chart.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -points.length, End: points.length }[event.key];
-    if (step !== undefined) { event.preventDefault(); move(at + step); }
+    if (step !== undefined) {
+      event.preventDefault();
+      move(at + step);
+    }
     if (event.key === "Escape") leave();
   });
   chart.addEventListener("blur", leave);

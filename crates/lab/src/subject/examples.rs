@@ -96,7 +96,7 @@ pub struct TextExample {
     /// The text.
     pub text: String,
     /// Its tokens.
-    pub ids: Vec<u16>,
+    pub ids: Vec<u32>,
     /// Which bytes of the text each token is.
     pub spans: Vec<Span>,
     /// Its class, where known.
@@ -125,7 +125,7 @@ pub(super) fn pictures(expects: &PictureExpectation, material: &Material, count:
                 return Err(data::Error::Format { path: boxes.into(), problem }.into());
             }
             let chosen = spread(files.len(), count);
-            chosen.map(|index| file(expects, &files[index], boxes.as_deref())).collect()
+            chosen.map(|index| Ok(Example::Picture(picture(expects, &files[index], boxes.as_deref())?))).collect()
         }
         other => Err(unfit(other, "pictures")),
     }
@@ -140,22 +140,22 @@ fn of_dataset(expects: &PictureExpectation, dataset: &Dataset, count: usize) -> 
         Some(vec![Region { left, top, right, bottom }])
     };
     let one = |index: usize| {
-        Example::Picture(PictureExample {
+        Ok(Example::Picture(PictureExample {
             name: format!("{} {index}", dataset.name),
             shape: split.shape(),
-            bytes: split.picture(index).to_vec(),
+            bytes: split.picture(index)?.into_owned(),
             label: Some(split.labels()[index] as usize),
             boxes: region(index),
-        })
+        }))
     };
-    Ok(spread(split.len(), count).map(one).collect())
+    spread(split.len(), count).map(one).collect()
 }
 
 /// Pictures that cannot be read, by their endings: among others nobody would miss them.
 const UNREAD: [&str; 9] = ["webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
 
 /// The pictures of a folder, by name.
-fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = entries(folder)?;
     let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
     if let Some(file) = files.iter().find(|file| ending(file).is_some_and(|ending| UNREAD.contains(&&*ending))) {
@@ -171,8 +171,13 @@ fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// One picture file as the model sees it.
+pub(crate) fn picture_file(expects: &PictureExpectation, path: &Path) -> Result<PictureExample> {
+    picture(expects, path, None)
+}
+
 /// One picture file with its boxes.
-fn file(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Result<Example> {
+fn picture(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Result<PictureExample> {
     let [channels, height, width] = expects.shape;
     let decoded = decode_file(path, [height, width])?;
     let shape = decoded.whole;
@@ -182,13 +187,13 @@ fn file(expects: &PictureExpectation, path: &Path, boxes: Option<&Path>) -> Resu
         return Err(data::Error::Format { path: path.into(), problem }.into());
     }
     let area = Rectangle::centred(shape, height, width, 1.0);
-    Ok(Example::Picture(PictureExample {
+    Ok(PictureExample {
         name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         shape: PictureShape { channels, height, width },
         bytes: decoded.bytes.repeat(channels / shape.channels),
         label: None,
         boxes: boxes.map(|boxes| boxes.iter().filter_map(|region| cut(region, area, height, width)).collect()),
-    }))
+    })
 }
 
 fn annotation(boxes: &Path, picture: &Path) -> PathBuf {
@@ -238,7 +243,7 @@ pub(super) fn windows(
     material: &Material,
     count: usize,
 ) -> Result<Vec<Example>> {
-    let one = |name: String, ids: &[u16]| {
+    let one = |name: String, ids: &[u32]| {
         let (mut text, mut spans) = (String::new(), Vec::new());
         for &id in ids {
             let from = text.len();
@@ -250,7 +255,7 @@ pub(super) fn windows(
     match material {
         Material::Data(Data::Corpus(corpus)) => {
             let ids = vocabulary.encode_whole(&corpus.test)?;
-            let windows: Vec<&[u16]> = ids.chunks(context).collect();
+            let windows: Vec<&[u32]> = ids.chunks(context).collect();
             // The last one may be short.
             let whole = windows.len() - usize::from(windows.len() > 1 && ids.len() % context > 0);
             spread(whole, count).map(|i| one(format!("{} {i}", corpus.name), windows[i])).collect()

@@ -13,6 +13,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use resolvent::models::{LanguageModel, TextClassifier};
 
 pub use examples::{Example, Material, PictureExample, TextExample};
+pub(crate) use examples::{picture_file, picture_files};
 pub use trace::{LayerCall, Place};
 pub use voc::{Region, read as read_boxes};
 
@@ -36,6 +37,7 @@ pub struct Subject {
     /// What it was trained with.
     pub recipe: Recipe,
     kind: Kind,
+    device: Device,
 }
 
 #[derive(Debug)]
@@ -46,23 +48,23 @@ enum Kind {
 }
 
 impl Subject {
-    /// The model of the run or the checkpoint in `path`.
+    /// The model of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
     /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] for a translator.
-    pub fn load(path: &Path) -> Result<Self> {
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
         let mut checkpoint = Checkpoint::find(path)?;
         let kind = match checkpoint.state.expects.clone() {
             Expectation::Pictures(expects) => {
-                let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
-                let init = || train::picture_model(&expects, recipe, &checkpoint.state.data.name, &device);
-                let model = train::drawn(recipe.seed, &device, init)?;
+                let (recipe, name) = (&checkpoint.state.recipe, &checkpoint.state.data.name);
+                let init = |device: &Device| train::picture_model(&expects, recipe, name, device);
+                let model = train::drawn(recipe.seed, device, init)?;
                 let model = checkpoint.load_weights(model)?;
                 let places = places(&model);
                 Kind::Pictures(Box::new(Watched::new(model, places, PictureModel::attentions_mut)), expects)
             }
             Expectation::Texts(_) => {
-                let (model, vocabulary, expects) = text_classifier(&mut checkpoint, path)?;
+                let (model, vocabulary, expects) = text_classifier(&mut checkpoint, path, device)?;
                 let places = blocks(model.encoder.blocks.len());
                 let watched = Watched::new(model, places, |model| {
                     model.encoder.blocks.iter_mut().map(|block| &mut block.attention).collect()
@@ -70,7 +72,7 @@ impl Subject {
                 Kind::Texts(Box::new(watched), Box::new(vocabulary), expects)
             }
             Expectation::Corpus(_) => {
-                let (model, vocabulary) = language_model(&mut checkpoint, path)?;
+                let (model, vocabulary) = language_model(&mut checkpoint, path, device)?;
                 let places = blocks(model.blocks.len());
                 let watched = Watched::new(model, places, |model| {
                     model.blocks.iter_mut().map(|block| &mut block.attention).collect()
@@ -80,7 +82,7 @@ impl Subject {
             other @ Expectation::Pairs(_) => return Err(other.unasked(path, "pictures, texts or plain text")),
         };
         let (path, step) = (checkpoint.path.display().to_string(), checkpoint.state.step);
-        Ok(Self { path, step, recipe: checkpoint.state.recipe.clone(), kind })
+        Ok(Self { path, step, recipe: checkpoint.state.recipe.clone(), kind, device: device.clone() })
     }
 
     /// Whether its tokens see themselves and earlier ones only.
@@ -121,15 +123,15 @@ impl Subject {
     pub fn trace(&self, example: &Example) -> Result<Vec<LayerCall>> {
         match (&self.kind, example) {
             (Kind::Pictures(model, expects), Example::Picture(picture)) => {
-                let images = images(expects, picture, std::slice::from_ref(&picture.bytes));
+                let images = images(expects, picture, std::slice::from_ref(&picture.bytes), &self.device);
                 model.trace(|model| model.try_forward(images))
             }
             (Kind::Texts(model, ..), Example::Text(text)) => {
-                let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]]);
+                let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]], &self.device);
                 model.trace(|model| Ok(model.try_forward(tokens, None)?))
             }
             (Kind::Language(model, _), Example::Text(text)) => {
-                let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]]);
+                let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]], &self.device);
                 model.trace(|model| Ok(model.try_forward(tokens)?))
             }
             _ => Err(self.wrong(example)),
@@ -146,10 +148,10 @@ impl Subject {
         let logits = match (&self.kind, example) {
             (Kind::Pictures(model, expects), Example::Picture(picture)) => {
                 let pictures: Vec<_> = removed.iter().map(|removed| without(picture, grid, removed)).collect();
-                model.plain.try_forward(images(expects, picture, &pictures))?
+                model.plain.try_forward(images(expects, picture, &pictures, &self.device))?
             }
             (Kind::Texts(model, ..), Example::Text(text)) => {
-                let (tokens, padding) = tokens(text, removed);
+                let (tokens, padding) = tokens(text, removed, &self.device);
                 model.plain.try_forward(tokens, Some(padding))?
             }
             _ => return Err(self.wrong(example)),
@@ -189,7 +191,12 @@ fn places(model: &PictureModel) -> Vec<Place> {
 }
 
 /// Pictures of one example's shape as the model is shown them.
-fn images(expects: &PictureExpectation, example: &PictureExample, pictures: &[Vec<u8>]) -> Tensor<4> {
+pub(crate) fn images(
+    expects: &PictureExpectation,
+    example: &PictureExample,
+    pictures: &[Vec<u8>],
+    device: &Device,
+) -> Tensor<4> {
     let (shape, plane) = (example.shape, example.shape.plane());
     let normalised = |(at, byte): (usize, &u8)| {
         let channel = at / plane % shape.channels;
@@ -197,7 +204,7 @@ fn images(expects: &PictureExpectation, example: &PictureExample, pictures: &[Ve
     };
     let values: Vec<f32> = pictures.iter().flat_map(|picture| picture.iter().enumerate().map(normalised)).collect();
     let dims = [pictures.len(), shape.channels, shape.height, shape.width];
-    Tensor::from_data(TensorData::new(values, dims), &Device::flex())
+    Tensor::from_data(TensorData::new(values, dims), device)
 }
 
 /// The picture with the places of `grid` that are `removed` filled with the mean of its channels.
@@ -217,14 +224,15 @@ fn without(picture: &PictureExample, grid: Option<[usize; 2]>, removed: &[bool])
 }
 
 /// A text once for each of `removed`, which are no tokens.
-fn tokens(text: &TextExample, removed: &[Vec<bool>]) -> (Tensor<2, Int>, Tensor<2, Bool>) {
-    let (dims, device) = ([removed.len(), text.ids.len()], Device::flex());
-    let ids: Vec<i32> = text.ids.iter().map(|&id| id.into()).collect();
-    let ids = Tensor::from_data(TensorData::new(ids.repeat(removed.len()), dims), &device);
-    (ids, Tensor::from_data(TensorData::new(removed.concat(), dims), &device))
+fn tokens(text: &TextExample, removed: &[Vec<bool>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Bool>) {
+    let dims = [removed.len(), text.ids.len()];
+    let ids: Vec<i32> = text.ids.iter().map(|&id| id as i32).collect();
+    let ids = Tensor::from_data(TensorData::new(ids.repeat(removed.len()), dims), device);
+    (ids, Tensor::from_data(TensorData::new(removed.concat(), dims), device))
 }
 
-fn probabilities(logits: &[f32]) -> Vec<f64> {
+/// The softmax of one example's logits.
+pub(crate) fn probabilities(logits: &[f32]) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - highest).exp()).collect();
     let sum: f64 = powers.iter().sum();

@@ -20,21 +20,22 @@ pub(crate) struct Bench<'a, T: Task> {
     session: Session<'a, T>,
     recipe: &'a Recipe,
     task: &'a T,
+    device: Device,
     batch: T::Batch,
 }
 
 impl<'a, T: Task> Bench<'a, T> {
     /// The recipe's model, with the weights of `trained` if given, and the first batch of its first epoch.
-    pub fn new(recipe: &'a Recipe, task: &'a T, trained: Option<Checkpoint>) -> Result<Self> {
+    pub fn new(recipe: &'a Recipe, task: &'a T, trained: Option<Checkpoint>, device: &Device) -> Result<Self> {
         let plan = Plan::full(&recipe.schedule, task.train_len());
         let data = DataIdentity { name: String::new(), fingerprint: String::new() };
-        let mut session = Session::new(recipe, task, data, plan)?;
+        let mut session = Session::new(recipe, task, data, plan, device)?;
         if let Some(mut trained) = trained {
             session.load_weights(&mut trained)?;
         }
         let empty = || Error::Unfit { name: recipe.name.clone(), problem: "it has no whole batch".into() };
-        let batch = task.epoch(recipe, 0, 0)?.next().ok_or_else(empty)?;
-        Ok(Self { session, recipe, task, batch })
+        let batch = task.epoch(recipe, 0, 0)?.next().ok_or_else(empty)??;
+        Ok(Self { session, recipe, task, device: device.clone(), batch })
     }
 
     /// Examples in the batch.
@@ -42,11 +43,20 @@ impl<'a, T: Task> Bench<'a, T> {
         T::len_of(&self.batch)
     }
 
+    /// Batches of a training step.
+    pub fn batches(&self) -> usize {
+        self.recipe.schedule.accumulate
+    }
+
     /// Seconds of one training step. A model that diverges here, on one batch over and over, says nothing of a run.
     pub fn step(&mut self) -> Result<f64> {
-        let batch = self.batch.clone();
+        let batches = vec![self.batch.clone(); self.batches()];
         let began = Instant::now();
-        self.session.step_whatever(batch, &mut Clock::start())?;
+        self.session.step_unread(batches, &mut Clock::start())?;
+        match self.session.read() {
+            Ok(()) | Err(Error::Diverged { .. }) => {}
+            Err(e) => return Err(e),
+        }
         Ok(began.elapsed().as_secs_f64())
     }
 
@@ -54,7 +64,7 @@ impl<'a, T: Task> Bench<'a, T> {
     pub fn infer(&self) -> Result<f64> {
         let (model, batch) = (self.session.evaluated(), self.batch.clone());
         let began = Instant::now();
-        let inputs = self.task.inputs(self.recipe, batch, &Device::flex());
+        let inputs = self.task.inputs(self.recipe, batch, &self.device);
         self.task.predict(&model, inputs)?;
         Ok(began.elapsed().as_secs_f64())
     }
@@ -64,13 +74,13 @@ impl<'a, T: Task> Bench<'a, T> {
 ///
 /// # Errors
 /// As [`super::run`].
-pub fn seconds_per_step<D: TaskData>(recipe: &Recipe, data: &D) -> Result<f64> {
-    time_steps(recipe, &data.task(recipe)?)
+pub fn seconds_per_step<D: TaskData>(recipe: &Recipe, data: &D, device: &Device) -> Result<f64> {
+    time_steps(recipe, &data.task(recipe)?, device)
 }
 
 /// As [`seconds_per_step`], of a task.
-pub(crate) fn time_steps<T: Task>(recipe: &Recipe, task: &T) -> Result<f64> {
-    let mut bench = Bench::new(recipe, task, None)?;
+pub(crate) fn time_steps<T: Task>(recipe: &Recipe, task: &T, device: &Device) -> Result<f64> {
+    let mut bench = Bench::new(recipe, task, None, device)?;
     for _ in 0..WARM_UP {
         bench.step()?;
     }

@@ -13,8 +13,8 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Part, Task, TaskData, block_name, judged::Judged, model::mean_gammas, packed::of_blocks, pictures::wrong_kind,
-    texts::BATCH_TOKENS,
+    Part, Task, TaskData, block_name, device_of, judged::Judged, model::mean_gammas, packed::of_blocks,
+    pictures::wrong_kind, texts::BATCH_TOKENS,
 };
 use crate::{
     Error, Recipe, Result,
@@ -34,9 +34,9 @@ pub struct Corpus {
     vocabulary: Arc<Vocabulary>,
     /// Bytes of each token of the vocabulary.
     bytes: Arc<Vec<usize>>,
-    train: Arc<Vec<u16>>,
-    validation: Arc<Vec<u16>>,
-    test: Arc<Vec<u16>>,
+    train: Arc<Vec<u32>>,
+    validation: Arc<Vec<u32>>,
+    test: Arc<Vec<u32>>,
     expects: CorpusExpectation,
 }
 
@@ -60,8 +60,8 @@ pub struct WindowInputs {
 
 impl WindowBatch {
     /// The windows of `width` tokens that begin at `starts` of `text`.
-    fn new(text: &[u16], starts: &[usize], width: usize) -> Self {
-        let ids = starts.iter().flat_map(|&start| &text[start..=start + width]).map(|&id| id.into()).collect();
+    fn new(text: &[u32], starts: &[usize], width: usize) -> Self {
+        let ids = starts.iter().flat_map(|&start| &text[start..=start + width]).map(|&id| id as i32).collect();
         Self { ids, windows: starts.len() }
     }
 
@@ -93,6 +93,17 @@ impl TaskData for CorpusDataset {
         let fingerprint = format!("{:016x}", vocabulary.fingerprint());
         let expects = CorpusExpectation { context: model.context, vocabulary: vocabulary.len(), fingerprint };
         Corpus::new(self, vocabulary, expects)
+    }
+
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Corpus> {
+        let ModelRecipe::Language(model) = &recipe.model else {
+            return Err(wrong_kind(&self.name, "plain text", "language"));
+        };
+        let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.cannot_begin(&self.name, "plain text"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        Corpus::new(self, vocabulary, CorpusExpectation { context: model.context, ..expects })
     }
 
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Corpus> {
@@ -129,7 +140,7 @@ impl Corpus {
     }
 
     /// Windows side by side that together predict every token of `text` but the first, with the number of tokens of each batch.
-    fn whole<'a>(&'a self, text: &'a [u16]) -> impl Iterator<Item = WindowBatch> + 'a {
+    fn whole<'a>(&'a self, text: &'a [u32]) -> impl Iterator<Item = WindowBatch> + 'a {
         let (width, predicted) = (self.expects.context, text.len() - 1);
         let starts: Vec<usize> = (0..predicted / width).map(|window| window * width).collect();
         let rest = predicted % width;
@@ -155,7 +166,7 @@ impl Task for Corpus {
 
     fn notes(&self) -> Vec<String> {
         let [train, validation, test] = [&self.train, &self.validation, &self.test].map(|ids| ids.len());
-        let bytes = self.train.iter().map(|&id| self.bytes[usize::from(id)]).sum::<usize>() as f64;
+        let bytes = self.train.iter().map(|&id| self.bytes[id as usize]).sum::<usize>() as f64;
         vec![format!(
             "{train} tokens to learn from ({:.2} bytes each, a vocabulary of {}), {validation} to validate on, {test} to test on; \
              an epoch has {} windows of {}",
@@ -215,17 +226,18 @@ impl Task for Corpus {
 
     fn evaluate(&self, model: &LanguageModel, part: Part) -> Result<Evaluation> {
         let text = if part == Part::Test { &self.test } else { &self.validation };
-        let began = Instant::now();
+        let (began, device) = (Instant::now(), device_of(model));
         let (mut loss, mut right, mut windows) = (0.0, 0.0, 0);
         for batch in self.whole(text) {
+            crate::stop::check()?;
             windows += batch.windows;
             let count = (batch.ids.len() - batch.windows) as f64;
-            let judged = judged(model, batch.inputs(0.0, &Device::flex()))?;
+            let judged = judged(model, batch.inputs(0.0, &device))?;
             right += judged.right();
             loss += f64::from(judged.loss().into_scalar::<f32>()) * count;
         }
         let tokens = text.len() - 1;
-        let bytes = text[1..].iter().map(|&id| self.bytes[usize::from(id)]).sum();
+        let bytes = text[1..].iter().map(|&id| self.bytes[id as usize]).sum();
         Ok(Evaluation {
             examples: windows,
             accuracy: right / tokens as f64,
@@ -294,7 +306,7 @@ mod tests {
     fn windows_fit_wherever_the_first_begins() {
         for (tokens, width) in [(8, 4), (9, 4), (11, 4), (12, 4), (100, 7), (5, 1), (3, 8)] {
             let count = windows(tokens, width);
-            let text: Vec<u16> = (0..tokens as u16).collect();
+            let text: Vec<u32> = (0..tokens as u32).collect();
             for shift in 0..width {
                 let starts: Vec<usize> = (0..count).map(|window| shift + window * width).collect();
                 let batch = WindowBatch::new(&text, &starts, width);

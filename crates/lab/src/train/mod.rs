@@ -1,10 +1,11 @@
 //! Training: one process, one device, exact resume.
 //!
-//! The loop is our own, over Burn's modules, autodiff and AdamW: burn-train restores neither the order of a shuffled
+//! The loop is our own, over Burn's modules, autodiff and optimisers: burn-train restores neither the order of a shuffled
 //! epoch nor the state of the augmentation, clips each parameter's gradient by itself, and knows neither soft targets nor
 //! averaged weights. Here every random number is a function of (seed, epoch, picture) or (seed, step), so that a
 //! checkpoint needs no generator state, and an interrupted and resumed run ends with the bits of an uninterrupted one.
 
+mod begin;
 mod bench;
 mod clip;
 mod clock;
@@ -29,35 +30,37 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Recipe,
-    checkpoint::{Best, DataIdentity},
+    checkpoint::{Best, DataIdentity, Origin},
     eval::Evaluation,
     progress::{Observer, Silent},
 };
 
+pub(crate) use begin::check_fit;
 pub use bench::seconds_per_step;
 pub(crate) use bench::{Bench, median, time_steps};
-pub use clip::clip_by_global_norm;
+pub use clip::{clip_by_global_norm, clip_on_device};
 pub use clock::Breakdown;
 pub(crate) use corpus::language_config;
 pub use corpus::{Corpus, WindowBatch, WindowInputs};
 pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
 pub use model::build;
-pub(crate) use model::{build_for, check_model, drawn};
-pub use optimiser::{adamw, decayed_parameters};
+pub(crate) use model::{build_for, check_model, device_of, drawn};
+pub use optimiser::{LayerRates, decayed_parameters, optimiser};
 pub use packed::PackedWeights;
 pub(crate) use packed::packed_weights;
 pub use pairs::{PairBatch, PairInputs, Pairs};
-pub(crate) use pairs::{decoded, search, translator};
+pub(crate) use pairs::{search, translator};
 pub use picture_model::PictureModel;
 pub(crate) use picture_model::block_name;
 pub use pictures::Pictures;
 pub(crate) use pictures::picture_model;
-pub(crate) use run::check_fit;
+pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};
 pub use task::{LandmarkCount, Part, Task, TaskData};
@@ -77,16 +80,22 @@ pub enum Resume {
 }
 
 /// How to run, as opposed to what to compute (the [`Recipe`], seed included). Threads are those of rayon's global pool;
-/// results do not depend on their number.
+/// on the CPU results do not depend on their number.
 #[derive(Clone)]
 pub struct TrainOptions {
     /// The run's folder: recipe, metrics, checkpoints, summary and report. Created if need be.
     pub out_dir: PathBuf,
     /// What to do with a run that is there.
     pub resume: Resume,
+    /// A run or a checkpoint whose weights a new run begins with, where the model has the same. Default: random weights.
+    pub from: Option<PathBuf>,
     /// The steps, where they are decided elsewhere (a comparison plans once for all its runs). Default: planned from the
     /// recipe.
     pub plan: Option<Plan>,
+    /// Where the model is trained and judged. Default: the CPU.
+    pub device: Device,
+    /// What progress calls the run. Default: its mechanism and seed.
+    pub name: Option<String>,
     /// Raised by whoever wants the run to stop: at the next step it saves a checkpoint and returns.
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
@@ -99,7 +108,10 @@ impl TrainOptions {
         Self {
             out_dir: out_dir.into(),
             resume: Resume::Never,
+            from: None,
             plan: None,
+            device: Device::flex(),
+            name: None,
             stop: Arc::default(),
             observer: Arc::new(Silent),
         }
@@ -128,7 +140,7 @@ pub enum Outcome {
 pub enum Ended {
     /// All planned steps are done.
     Complete,
-    /// No better accuracy on the held-out pictures for `regularisation.patience` epochs.
+    /// No better score on the held-out examples for `regularisation.patience` epochs.
     Patience,
     /// `schedule.max_minutes` were over before the planned steps: the learning rate did not reach its end, and the
     /// result understates the model.
@@ -150,6 +162,9 @@ pub struct TrainSummary {
     pub steps: usize,
     /// Why it ended there.
     pub ended: Ended,
+    /// The GPU of the last session; none where it ran on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Seconds over all sessions of the run.
     pub seconds: f64,
     /// Training examples per second in the last session, evaluation and writing left out.
@@ -158,6 +173,9 @@ pub struct TrainSummary {
     pub time: Breakdown,
     /// The best epoch on the held-out pictures, where there are some.
     pub best: Option<Best>,
+    /// The weights that it began with, where they were learned by another run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// The learned gammas, per layer the mean over its heads; empty for mechanisms without.
     pub gamma: Vec<f64>,
     /// The ternary weights, where there are some.

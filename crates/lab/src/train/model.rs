@@ -9,7 +9,7 @@ use burn::{
 use resolvent::{Parameter, attention::MultiHeadAttention};
 
 use super::{Task, TaskData};
-use crate::{Recipe, Result};
+use crate::{Error, Recipe, Result, device::is_cpu, environment::beyond_memory};
 
 /// Seeds Burn's generator, which is one per process: who draws from it must be alone with it, and is for as long as the
 /// guard lives.
@@ -30,7 +30,7 @@ pub fn build<D: TaskData>(recipe: &Recipe, data: &D, device: &Device) -> Result<
 
 /// The recipe's model for `task`, with the initial weights of the recipe's seed.
 pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> Result<T::Model> {
-    drawn(recipe.seed, device, || task.model(recipe, device))
+    drawn(recipe.seed, device, |device| task.model(recipe, device))
 }
 
 /// Checks that the recipe's model for `task` can be built, without drawing its weights.
@@ -40,16 +40,45 @@ pub(crate) fn build_for<T: Task>(task: &T, recipe: &Recipe, device: &Device) -> 
 pub(crate) fn check_model<T: Task>(task: &T, recipe: &Recipe) -> Result<()> {
     let device = Device::flex();
     let _alone = seed_generator(&device, recipe.seed);
-    task.model(recipe, &device).map(|_| ())
+    check_memory(&task.model(recipe, &device)?)
 }
 
-/// A model whose initial weights are those of `seed`.
-pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce() -> Result<M>) -> Result<M> {
-    let _alone = seed_generator(device, seed);
-    let model = init()?;
+/// A model whose initial weights are those of `seed`: drawn on the CPU, so that they are the same on every device.
+pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce(&Device) -> Result<M>) -> Result<M> {
+    let cpu = if device.is_autodiff() { Device::flex().autodiff() } else { Device::flex() };
+    let _alone = seed_generator(&cpu, seed);
+    let model = init(&cpu)?;
+    check_memory(&model)?;
     // Parameters are drawn at their first use: use them now, in the order of the modules.
     model.visit(&mut Touch);
-    Ok(model)
+    Ok(if is_cpu(device) { model } else { model.fork(device) })
+}
+
+/// The device of `model`, for what it is shown.
+pub(crate) fn device_of<M: Module>(model: &M) -> Device {
+    model.devices().into_iter().next().unwrap_or_else(Device::flex).without_autodiff()
+}
+
+/// Weights that the machine cannot hold are refused before they are drawn: an allocation that fails ends the process.
+fn check_memory<M: Module>(model: &M) -> Result<()> {
+    struct Count(u64);
+    impl ModuleVisitor for Count {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let shape = param.lazy_shape();
+            let elements = shape.iter().fold(1_u64, |product, &extent| product.saturating_mul(extent as u64));
+            self.0 = self.0.saturating_add(elements);
+        }
+    }
+    let mut count = Count(0);
+    model.visit(&mut count);
+    match beyond_memory("has weights of", count.0.saturating_mul(size_of::<f32>() as u64)) {
+        Some(why) => Err(Error::Recipe {
+            file: "recipe".into(),
+            field: "model".into(),
+            problem: format!("{why}; make it smaller"),
+        }),
+        None => Ok(()),
+    }
 }
 
 struct Touch;

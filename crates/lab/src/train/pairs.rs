@@ -8,7 +8,7 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Part, Task, TaskData, TokenInputs,
+    Part, Task, TaskData, TokenInputs, device_of,
     judged::Judged,
     model::mean_gammas,
     packed::of_blocks,
@@ -44,6 +44,9 @@ struct Translated {
     /// Of the longer side of each pair.
     lengths: Vec<usize>,
     references: Vec<String>,
+    /// The ids of a beginning and an end.
+    begin: u32,
+    end: u32,
 }
 
 /// Pairs of nearly the same length.
@@ -71,19 +74,20 @@ impl Translated {
         let [source, target] = [&split.source, &split.target].map(|texts| vocabulary.encode(texts, max_tokens));
         let (source, target) = (source?, target?);
         let lengths = (0..source.len()).map(|index| source.tokens(index).max(target.tokens(index))).collect();
-        Ok(Arc::new(Self { source, target, lengths, references: split.target.clone() }))
+        let (begin, end) = (vocabulary.begin(), vocabulary.end());
+        Ok(Arc::new(Self { source, target, lengths, references: split.target.clone(), begin, end }))
     }
 
     /// What should be written for pair `index`. A translation that was cut goes on: where it was cut is no end to learn.
-    fn answer(&self, index: usize) -> Vec<u16> {
-        let end = if self.target.is_cut(index) { &[][..] } else { &[Vocabulary::END] };
+    fn answer(&self, index: usize) -> Vec<u32> {
+        let end = if self.target.is_cut(index) { &[][..] } else { &[self.end] };
         [self.target.ids(index), end].concat()
     }
 
     fn batch(&self, indices: &[usize]) -> PairBatch {
         let source: Vec<_> = indices.iter().map(|&index| self.source.ids(index)).collect();
         let ended: Vec<_> = indices.iter().map(|&index| self.answer(index)).collect();
-        let begun: Vec<_> = ended.iter().map(|ids| [&[Vocabulary::BEGIN], &ids[..ids.len() - 1]].concat()).collect();
+        let begun: Vec<_> = ended.iter().map(|ids| [&[self.begin], &ids[..ids.len() - 1]].concat()).collect();
         PairBatch { source: Padded::new(&source), target: Padded::new(&begun), answers: Padded::new(&ended) }
     }
 }
@@ -107,6 +111,17 @@ impl TaskData for PairDataset {
             fingerprint: format!("{:016x}", vocabulary.fingerprint()),
         };
         Pairs::new(self, recipe, vocabulary, expects)
+    }
+
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Pairs> {
+        let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.cannot_begin(&self.name, "translations"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        let (languages, max_tokens) = (self.languages.clone(), recipe.text.max_tokens);
+        let pairs = Pairs::new(self, recipe, vocabulary, PairExpectation { languages, max_tokens, ..expects })?;
+        check_known(checkpoint, &self.identity(), [&pairs.train.source, &pairs.train.target])?;
+        Ok(pairs)
     }
 
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Pairs> {
@@ -142,7 +157,7 @@ impl Pairs {
             watched: encode(&watched)?,
             test: encode(&data.test)?,
             brings_validation: data.validation.is_some(),
-            lowercase: recipe.text.lowercase,
+            lowercase: recipe.text.lowers(),
             vocabulary: Arc::new(vocabulary),
             expects,
         })
@@ -150,13 +165,13 @@ impl Pairs {
 
     /// Greedy translations of `split`, in its order.
     fn translations(&self, model: &Translator, split: &Translated) -> Result<Vec<String>> {
-        let search = search(self.expects.max_tokens, 1);
+        let (search, device) = (search(&self.vocabulary, self.expects.max_tokens, 1), device_of(model));
         let mut texts = vec![String::new(); split.source.len()];
         for indices in by_budget(&split.lengths, BATCH_TOKENS / 4) {
-            let (source, padding) = token_inputs(split.batch(&indices).source, &Device::flex());
+            let (source, padding) = token_inputs(split.batch(&indices).source, &device);
             let found = model.search(source, padding, &search)?;
             for (index, ids) in indices.into_iter().zip(found) {
-                texts[index] = decoded(&self.vocabulary, &ids)?;
+                texts[index] = self.vocabulary.decode(&ids)?;
             }
         }
         Ok(texts)
@@ -164,15 +179,9 @@ impl Pairs {
 }
 
 /// The search with the vocabulary's beginning and end.
-pub(crate) fn search(max_tokens: usize, beams: usize) -> Search {
-    let (begin, end) = (Vocabulary::BEGIN.into(), Vocabulary::END.into());
+pub(crate) fn search(vocabulary: &Vocabulary, max_tokens: usize, beams: usize) -> Search {
+    let (begin, end) = (vocabulary.begin(), vocabulary.end());
     Search { begin, end, max_tokens, beams, length_penalty: 1.0 }
-}
-
-/// The text of ids of `vocabulary`, all of which are its own.
-pub(crate) fn decoded(vocabulary: &Vocabulary, ids: &[u32]) -> Result<String> {
-    let ids: Vec<u16> = ids.iter().map(|&id| id as u16).collect();
-    Ok(vocabulary.decode(&ids)?)
 }
 
 /// The recipe's translator.
@@ -230,6 +239,10 @@ impl Task for Pairs {
         batch.source.lengths.len()
     }
 
+    fn terms_of(batch: &PairBatch) -> usize {
+        batch.answers.lengths.iter().sum()
+    }
+
     fn inputs(&self, recipe: &Recipe, batch: PairBatch, device: &Device) -> PairInputs {
         PairInputs {
             source: token_inputs(batch.source, device),
@@ -251,14 +264,14 @@ impl Task for Pairs {
 
     fn evaluate(&self, model: &Translator, part: Part) -> Result<Evaluation> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
-        let began = Instant::now();
+        let (began, device) = (Instant::now(), device_of(model));
         let (mut loss, mut right, mut tokens) = (0.0, 0.0, 0.0);
         for indices in by_budget(&split.lengths, BATCH_TOKENS / 8) {
+            crate::stop::check()?;
             let batch = split.batch(&indices);
             let count = batch.answers.lengths.iter().sum::<usize>() as f64;
-            let answers = token_inputs(batch.answers, &Device::flex()).0;
-            let (source, target) =
-                (token_inputs(batch.source, &Device::flex()), token_inputs(batch.target, &Device::flex()));
+            let answers = token_inputs(batch.answers, &device).0;
+            let (source, target) = (token_inputs(batch.source, &device), token_inputs(batch.target, &device));
             let judged = judged(model, PairInputs { source, target, answers, smoothing: 0.0 })?;
             right += judged.right();
             loss += f64::from(judged.loss().into_scalar::<f32>()) * count;

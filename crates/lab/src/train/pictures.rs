@@ -8,7 +8,8 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    LandmarkCount, Part, PictureModel, Task, TaskData, model::mean_gammas, packed::of_blocks, soft_cross_entropy,
+    LandmarkCount, Part, PictureModel, Task, TaskData, device_of, model::mean_gammas, packed::of_blocks,
+    soft_cross_entropy,
 };
 use crate::{
     Error, Recipe, Result,
@@ -26,6 +27,7 @@ pub struct Pictures {
     train: Arc<Split>,
     watched: Arc<Split>,
     test: Arc<Split>,
+    brings_validation: bool,
     expects: PictureExpectation,
 }
 
@@ -38,16 +40,14 @@ impl TaskData for Dataset {
     }
 
     fn task(&self, recipe: &Recipe) -> Result<Pictures> {
-        let share = recipe.regularisation.hold_out;
-        let test = Arc::new(self.test.clone());
-        let (train, watched) = if share > 0.0 {
-            let (train, watched) = self.train.hold_out(share, recipe.seed);
-            (train, Arc::new(watched))
-        } else {
-            (self.train.clone(), test.clone())
-        };
-        let expects = PictureExpectation::new(self, &train.channel_stats());
-        Ok(Pictures { name: self.name.clone(), train: Arc::new(train), watched, test, expects })
+        Pictures::new(self, recipe, None)
+    }
+
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Pictures> {
+        match &checkpoint.state.expects {
+            Expectation::Pictures(_) => self.task(recipe),
+            other => Err(other.cannot_begin(&self.name, "pictures")),
+        }
     }
 
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Pictures> {
@@ -55,14 +55,28 @@ impl TaskData for Dataset {
             return Err(checkpoint.state.expects.refuses(&self.name, "pictures"));
         };
         expects.check(self)?;
-        Pictures::restored(self, expects, &checkpoint.state.recipe)
+        Pictures::new(self, &checkpoint.state.recipe, Some(expects))
     }
 }
 
 impl Pictures {
-    /// The task of a model that was trained to expect `expects`, on the pictures of `dataset`.
-    fn restored(dataset: &Dataset, expects: &PictureExpectation, recipe: &Recipe) -> Result<Self> {
-        Ok(Self { expects: expects.clone(), ..dataset.task(recipe)? })
+    /// The pictures of `dataset` as the recipe divides them, for a model that expects `trained` or will expect what is learnt from.
+    fn new(dataset: &Dataset, recipe: &Recipe, trained: Option<&PictureExpectation>) -> Result<Self> {
+        let test = Arc::new(dataset.test.clone());
+        let (train, watched) = match (&dataset.validation, recipe.regularisation.hold_out) {
+            (Some(validation), _) => (dataset.train.clone(), Arc::new(validation.clone())),
+            (None, share) if share > 0.0 => {
+                let (train, watched) = dataset.train.hold_out(share, recipe.seed);
+                (train, Arc::new(watched))
+            }
+            _ => (dataset.train.clone(), test.clone()),
+        };
+        let expects = match trained {
+            Some(expects) => expects.clone(),
+            None => PictureExpectation::new(dataset, &train.channel_stats()?),
+        };
+        let brings_validation = dataset.validation.is_some();
+        Ok(Self { name: dataset.name.clone(), train: Arc::new(train), watched, test, brings_validation, expects })
     }
 
     /// As [`TaskData::restored`], for pictures of another size than the model was trained on.
@@ -71,7 +85,7 @@ impl Pictures {
             return Err(checkpoint.state.expects.refuses(&dataset.name, "pictures"));
         };
         expects.check_kind(dataset)?;
-        Self::restored(dataset, expects, &checkpoint.state.recipe)
+        Self::new(dataset, &checkpoint.state.recipe, Some(expects))
     }
 
     fn stats(&self) -> ChannelStats {
@@ -87,9 +101,11 @@ impl Pictures {
     pub(crate) fn judge(&self, model: &PictureModel, part: Part) -> Result<Tally<'_>> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
         let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
-        let mut tally = Tally::new(&self.expects.classes);
-        for mut batch in loader.epoch(0, 0) {
-            let logits = model.try_forward(images(&mut batch, split.shape(), &Device::flex()))?;
+        let (mut tally, device) = (Tally::new(&self.expects.classes), device_of(model));
+        for batch in loader.epoch(0, 0)? {
+            crate::stop::check()?;
+            let mut batch = batch?;
+            let logits = model.try_forward(images(&mut batch, split.shape(), &device))?;
             tally.add_batch(logits, &batch.labels);
         }
         Ok(tally)
@@ -154,6 +170,10 @@ impl Task for Pictures {
         self.train.len()
     }
 
+    fn brings_validation(&self) -> bool {
+        self.brings_validation
+    }
+
     fn expects(&self) -> Expectation {
         Expectation::Pictures(self.expects.clone())
     }
@@ -187,7 +207,7 @@ impl Task for Pictures {
 
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Batch>> {
         let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
-        Ok(self.loader(&self.train, recipe.augment.clone(), plan)?.epoch(epoch, first))
+        Ok(self.loader(&self.train, recipe.augment.clone(), plan)?.epoch(epoch, first)?)
     }
 
     fn len_of(batch: &Batch) -> usize {

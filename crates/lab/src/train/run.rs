@@ -1,41 +1,52 @@
 //! A run from its folder to its summary.
 
-use std::{fs, path::Path, sync::atomic::Ordering, time::Instant};
+use std::{
+    path::Path,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use burn::module::Module;
 
 use super::{
-    Ended, Outcome, PackedWeights, Part, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, bench::time_steps,
-    clock::Clock, model::learned_parameters, session::Session,
+    Ended, Outcome, PackedWeights, Part, Resume, Task, TaskData, TrainOptions, TrainSummary,
+    begin::{check_fit, extension, is_longer, open, settled},
+    clock::Clock,
+    model::learned_parameters,
+    session::{Session, Step},
 };
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Best, Checkpoint, Store, module_bytes, parts, to_json},
-    data,
+    data, device,
     disk::write_atomically,
-    eval::Evaluation,
-    folder::{Claim, Contents},
+    eval::{Evaluation, Metric},
     metrics::{self, EpochRecord, MetricsFile, Record},
     progress::Event,
-    recipe::{length_scale_rule, rule_name},
     report,
     source::Document,
+    stop,
 };
 
 /// The file in a run's folder that holds its [`TrainSummary`].
 pub const SUMMARY: &str = "summary.json";
-const RECIPE: &str = "recipe.toml";
+pub(super) const RECIPE: &str = "recipe.toml";
 /// What a run writes beside its checkpoints.
-const FILES: [&str; 4] = [RECIPE, SUMMARY, MetricsFile::NAME, report::REPORT];
+pub(super) const FILES: [&str; 4] = [RECIPE, SUMMARY, MetricsFile::NAME, report::REPORT];
+
+/// Least time between two reports of a run under way.
+const REPORT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Trains the model of `recipe` on `data`, or continues the run that `options.out_dir` holds, and tests it.
 ///
 /// The folder gets `recipe.toml`, `metrics.jsonl`, `checkpoints/`, and at the end `summary.json` and `report.html`. A
-/// finished run is read back, not repeated.
+/// finished run is read back, not repeated; where the recipe has more epochs, steps or minutes than a run that is continued, the run is
+/// extended to them, with the learning rates of the longer schedule from there on. The report is written after every epoch, too.
 ///
 /// # Errors
 /// [`Error::Recipe`], [`Error::Unfit`] and [`Error::Model`] before anything is written; [`Error::Occupied`],
-/// [`Error::NoCheckpoint`], [`Error::Mismatch`], [`Error::Damaged`] for a folder that cannot be used;
+/// [`Error::NoCheckpoint`], [`Error::Mismatch`], [`Error::Damaged`] for a folder that cannot be used, [`Error::Shape`] for weights that a
+/// model cannot begin with;
 /// [`Error::Diverged`]; [`Error::Io`], which leaves every checkpoint as it was.
 pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Result<Outcome> {
     recipe.validate()?;
@@ -54,55 +65,40 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
         None => None,
     };
     let recipe = &settled::<D>(recipe, checkpoint.as_ref(), options);
-    if let Some(checkpoint) = &checkpoint {
-        checkpoint.check(recipe, &identity)?;
-        if let Some(summary) = read_summary(&options.out_dir)? {
-            options.observer.on(Event::Note("the run is finished: its results are read back"));
-            return Ok(Outcome::Finished(Box::new(summary)));
+    let extended = checkpoint.as_ref().is_some_and(|begun| is_longer(recipe, &begun.state.recipe));
+    match &checkpoint {
+        Some(checkpoint) if extended => checkpoint.state.data.check(&identity, &checkpoint.path)?,
+        Some(checkpoint) => {
+            checkpoint.check(recipe, &identity)?;
+            if let Some(summary) = read_summary(&options.out_dir)? {
+                options.observer.on(Event::Note("the run is finished: its results are read back"));
+                return Ok(Outcome::Finished(Box::new(summary)));
+            }
         }
+        None => {}
     }
-    let task = &match &mut checkpoint {
-        Some(checkpoint) => data.restored(checkpoint)?,
-        None => data.task(recipe)?,
+    let mut trained = match (&checkpoint, &options.from) {
+        (None, Some(from)) => Some(Checkpoint::find(from)?),
+        _ => None,
+    };
+    let task = &match (&mut checkpoint, &mut trained) {
+        (Some(checkpoint), _) => data.restored(checkpoint)?,
+        (None, Some(trained)) => data.fine_tuned(recipe, trained)?,
+        (None, None) => data.task(recipe)?,
     };
     check_fit(recipe, task, &identity.name)?;
     task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
-    let claim = || Claim::take(&options.out_dir, &FILES, Contents::Run);
-    let (_claim, session) = match checkpoint {
-        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint)?),
-        None => {
-            let plan = plan(recipe, task, options)?;
-            let session = Session::new(recipe, task, identity, plan)?;
-            let claim = claim()?;
-            remove_summary(&options.out_dir)?;
-            store.forget_best()?;
-            write_atomically(&options.out_dir.join(RECIPE), recipe.to_toml()?.as_bytes())?;
-            (claim, session)
-        }
-    };
+    if let Some(begun) = checkpoint.as_mut().filter(|_| extended) {
+        begun.state.plan = extension(recipe, task, &begun.state, options)?;
+        begun.state.recipe = recipe.clone();
+    }
+    let (_claim, session) = open(recipe, task, identity, checkpoint, trained, options)?;
     store.clean()?;
     let metrics = MetricsFile::open(&options.out_dir, session.state.metrics_bytes)?;
     let before = session.state.seconds;
     let began = Instant::now();
-    Run { recipe, task, options, store, session, metrics, began, before, latest: None }.run()
-}
-
-/// The recipe with the length scale of `fna` that suits the data, where it names none. A run that began without one goes on as
-/// it began.
-fn settled<D: TaskData>(recipe: &Recipe, begun: Option<&Checkpoint>, options: &TrainOptions) -> Recipe {
-    let settled = recipe.with_length_scale(D::LENGTH_SCALE);
-    if settled == *recipe || begun.is_some_and(|begun| begun.state.recipe.difference(recipe).is_none()) {
-        return recipe.clone();
-    }
-    let rule = settled.mechanisms().find_map(|mechanism| length_scale_rule(&mechanism));
-    let note = rule.map(|rule| {
-        format!(
-            "`kappa` is not named: it follows the rule `{}`, as in the paper's models of such data",
-            rule_name(rule)
-        )
-    });
-    note.iter().for_each(|note| options.observer.on(Event::Note(note)));
-    settled
+    let (latest, reported, last) = (None, None, String::new());
+    Run { recipe, task, options, store, session, metrics, began, before, latest, reported, last }.run()
 }
 
 /// The summary of the run in `folder`, if it is finished.
@@ -117,53 +113,13 @@ pub(crate) fn read_summary(folder: &Path) -> Result<Option<TrainSummary>> {
     }
 }
 
-/// A run that begins anew is not finished, whatever one whose checkpoints were deleted left in its folder.
-fn remove_summary(folder: &Path) -> Result<()> {
-    let file = folder.join(SUMMARY);
-    match fs::remove_file(&file) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(&file, "cannot remove the summary")(e)),
-        _ => Ok(()),
-    }
-}
-
-/// Checks that there is a whole batch to learn from, and that the recipe watches what can be watched.
-pub(crate) fn check_fit<T: Task>(recipe: &Recipe, task: &T, name: &str) -> Result<()> {
-    let (examples, batch) = (task.train_len(), recipe.schedule.batch_size);
-    let regularisation = &recipe.regularisation;
-    let problem = if task.brings_validation() && regularisation.hold_out > 0.0 {
-        "it has a validation part of its own, so nothing is held out; leave out `regularisation.hold_out`".into()
-    } else if regularisation.patience.is_some() && !task.holds_out(recipe) {
-        "it has no validation part, and its test part must not stop the run; `regularisation.patience` needs \
-         `regularisation.hold_out` above 0"
-            .into()
-    } else if examples == 0 {
-        "it has nothing to learn from; a corpus is cut into windows of `model.context` tokens: give more text, or less context"
-            .into()
-    } else if examples < batch {
-        format!("{examples} examples to learn from do not fill a batch of {batch}; lower `schedule.batch_size`")
-    } else {
-        return Ok(());
-    };
-    Err(Error::Unfit { name: name.into(), problem })
-}
-
-/// The steps of a new run.
-fn plan<T: Task>(recipe: &Recipe, task: &T, options: &TrainOptions) -> Result<Plan> {
-    if let Some(plan) = &options.plan {
-        return Ok(plan.clone());
-    }
-    let full = Plan::full(&recipe.schedule, task.train_len());
-    let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
-    let affordable = Plan::affordable(max_minutes, time_steps(recipe, task)?);
-    let plan = full.shortened(affordable);
-    if plan.steps < plan.full_steps {
-        let note = format!(
-            "{} of {} steps fit in {max_minutes} minutes: the schedule is shortened to them",
-            plan.steps, plan.full_steps
-        );
-        options.observer.on(Event::Note(&note));
-    }
-    Ok(plan)
+/// The batches of one step; none at the end of the epoch, where fewer are left over.
+fn next_step<B>(
+    batches: &mut impl Iterator<Item = data::Result<B>>,
+    accumulate: usize,
+) -> Option<data::Result<Vec<B>>> {
+    let step: data::Result<Vec<B>> = batches.take(accumulate).collect();
+    step.map(|step| (step.len() == accumulate).then_some(step)).transpose()
 }
 
 /// A run under way.
@@ -179,25 +135,40 @@ struct Run<'a, T: Task> {
     before: f64,
     /// The evaluation of the weights as they are.
     latest: Option<Evaluation>,
+    /// When the report was last written.
+    reported: Option<Instant>,
+    /// The last step of this session in words.
+    last: String,
 }
 
 impl<T: Task> Run<'_, T> {
     fn run(mut self) -> Result<Outcome> {
-        let name = format!("{}, seed {}", self.recipe.mechanism.id(), self.recipe.seed);
+        let own = || format!("{}, seed {}", self.recipe.mechanism.id(), self.recipe.seed);
+        let name = self.options.name.clone().unwrap_or_else(own);
         let (done, plan) = (self.session.state.step, self.session.state.plan.clone());
         self.options.observer.on(Event::Begin { run: &name, done, plan: &plan });
-        match self.train()? {
+        self.detail(&self.outline());
+        let ended = match self.train() {
+            Err(Error::Stopped) => None,
+            ended => ended?,
+        };
+        match ended {
             Some(ended) => self.finish(ended),
             None => {
                 self.save()?;
-                let (step, steps) = (self.session.state.step, plan.steps);
-                let folder = self.options.out_dir.display();
-                let text =
-                    format!("stopped after step {step} of {steps}; the checkpoint is in {folder}, resume to go on");
-                self.options.observer.on(Event::End(&text));
-                Ok(Outcome::Interrupted { step, steps, out_dir: self.options.out_dir.clone() })
+                self.report()?;
+                Ok(self.interrupted())
             }
         }
+    }
+
+    /// Where a run stands that is saved and ends before its end.
+    fn interrupted(&self) -> Outcome {
+        let (step, steps) = (self.session.state.step, self.session.state.plan.steps);
+        let folder = self.options.out_dir.display();
+        let text = format!("stopped after step {step} of {steps}; the checkpoint is in {folder}, resume to go on");
+        self.options.observer.on(Event::End(&text));
+        Outcome::Interrupted { step, steps, out_dir: self.options.out_dir.clone() }
     }
 
     /// Steps until the run ends, or (`None`) is asked to stop.
@@ -208,12 +179,18 @@ impl<T: Task> Run<'_, T> {
         if plan.ends_epoch(done) && self.is_exhausted(done / plan.steps_per_epoch) {
             return Ok(Some(Ended::Patience));
         }
+        // What is counted of an epoch that is over was to be evaluated when the session before was stopped.
+        if plan.ends_epoch(done) && self.session.state.epoch_loss.1 > 0 && self.end_epoch(&mut Clock::start())? {
+            return Ok(Some(Ended::Patience));
+        }
         while self.session.state.step < plan.steps {
             let (epoch, first) =
                 (self.session.state.step / plan.steps_per_epoch, self.session.state.step % plan.steps_per_epoch);
             let mut clock = Clock::start();
-            for batch in self.task.epoch(self.recipe, epoch as u64, first)? {
-                self.step(batch, &mut clock)?;
+            let accumulate = self.recipe.schedule.accumulate;
+            let mut batches = self.task.epoch(self.recipe, epoch as u64, first * accumulate)?;
+            while let Some(step) = next_step(&mut batches, accumulate) {
+                self.step(step?, &mut clock)?;
                 let done = self.session.state.step;
                 let late = self.is_late();
                 if (plan.ends_epoch(done) || late) && self.end_epoch(&mut clock)? {
@@ -233,8 +210,8 @@ impl<T: Task> Run<'_, T> {
         Ok(Some(Ended::Complete))
     }
 
-    fn step(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<()> {
-        let step = self.session.step(batch, clock)?;
+    fn step(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<()> {
+        let step = self.session.step(batches, clock)?;
         let done = self.session.state.step;
         let log = &self.recipe.log;
         if done.is_multiple_of(log.every) {
@@ -247,14 +224,34 @@ impl<T: Task> Run<'_, T> {
             self.save()?;
         }
         self.options.observer.on(Event::Step { done, loss: step.loss, examples_per_second: step.examples_per_second });
+        let Step { lr, grad_norm, examples_per_second, .. } = step;
+        self.last =
+            format!("learning rate {lr:.3e}, gradient norm {grad_norm:.3}, {examples_per_second:.0} examples/s");
         clock.lap(&mut self.session.time.writing);
         Ok(())
     }
 
+    fn detail(&self, text: &str) {
+        self.options.observer.on(Event::Detail(text));
+    }
+
+    /// The run in a line, for those who want to know more.
+    fn outline(&self) -> String {
+        let (plan, model) = (&self.session.state.plan, &self.session.model);
+        let (examples, batch) = (self.task.train_len(), self.recipe.schedule.step_examples());
+        let (parameters, folder) = (learned_parameters(model), self.options.out_dir.display());
+        let epoch = plan.steps_per_epoch;
+        format!(
+            "{parameters} parameters, {examples} examples to learn from, {batch} a step, {epoch} steps an epoch, into {folder}"
+        )
+    }
+
     /// Evaluates, logs and saves. Whether the run should stop for want of progress.
     fn end_epoch(&mut self, clock: &mut Clock) -> Result<bool> {
+        self.session.read()?;
+        let evaluated = self.session.evaluated();
+        let evaluation = stop::until(&self.options.stop, || self.task.evaluate(&evaluated, Part::Watched))?;
         let train_loss = self.session.end_epoch();
-        let evaluation = self.task.evaluate(&self.session.evaluated(), Part::Watched)?;
         clock.lap(&mut self.session.time.evaluation);
         // The last step of an epoch is judged by what it leads to.
         if !evaluation.loss.is_finite() {
@@ -267,26 +264,39 @@ impl<T: Task> Run<'_, T> {
             split: if self.holds_out() { "held-out" } else { "test" }.into(),
             loss: evaluation.loss,
             accuracy: evaluation.accuracy,
+            bleu: Metric::Bleu.of(&evaluation),
+            bits_per_byte: Metric::BitsPerByte.of(&evaluation),
             gamma: T::gammas(&self.session.model),
             seconds: self.seconds(),
         };
         self.metrics.append(&Record::Epoch(record.clone()))?;
-        let stop = self.compare_with_best(&record)?;
+        let stop = self.compare_with_best(&record, &evaluation)?;
+        self.session.watch(&evaluation);
         self.latest = Some(evaluation);
         self.save()?;
+        // A report costs a few milliseconds: nobody reads one of every epoch where an epoch takes as long.
+        if self.reported.is_none_or(|last| last.elapsed() >= REPORT_PAUSE) {
+            self.report()?;
+        }
         self.options.observer.on(Event::Epoch(&record));
+        let path = self.store.newest()?.unwrap_or_default();
+        self.detail(&format!("{}; {:.0} s so far; checkpoint {}", self.last, record.seconds, path.display()));
         clock.lap(&mut self.session.time.writing);
         Ok(stop)
     }
 
     /// Keeps the best weights on the held-out pictures; true when there were none for too long.
-    fn compare_with_best(&mut self, record: &EpochRecord) -> Result<bool> {
+    fn compare_with_best(&mut self, record: &EpochRecord, evaluation: &Evaluation) -> Result<bool> {
         if !self.holds_out() {
             return Ok(false);
         }
-        let EpochRecord { epoch, step, accuracy, .. } = *record;
-        if self.session.state.best.as_ref().is_none_or(|best| accuracy > best.accuracy) {
-            self.session.state.best = Some(Best { epoch, step, accuracy });
+        let EpochRecord { epoch, step, .. } = *record;
+        let best = self.session.state.best.as_ref();
+        // A run goes on with what it began to judge by.
+        let metric = best.map_or(evaluation.metric(), |best| best.metric);
+        let value = metric.of(evaluation).unwrap_or(evaluation.accuracy);
+        if best.is_none_or(|best| metric.is_better(value, best.value)) {
+            self.session.state.best = Some(Best { epoch, step, metric, value });
             let mut saved = vec![(parts::MODEL, module_bytes(self.session.evaluated())?)];
             saved.extend(self.task.extras()?);
             self.store.save_best(&self.session.state, &saved)?;
@@ -301,29 +311,46 @@ impl<T: Task> Run<'_, T> {
     }
 
     fn save(&mut self) -> Result<()> {
+        self.session.read()?;
         self.session.state.metrics_bytes = self.metrics.sync()?;
         self.session.state.seconds = self.seconds();
         self.store.save(&self.session.state, &self.session.parts()?)
     }
 
+    /// Writes the report of the run as far as it is.
+    fn report(&mut self) -> Result<()> {
+        let folder = &self.options.out_dir;
+        report::write_progress(folder, &self.session.state, &metrics::read(folder)?)?;
+        self.reported = Some(Instant::now());
+        Ok(())
+    }
+
     fn finish(self, ended: Ended) -> Result<Outcome> {
         let test = match &self.latest {
             Some(latest) if !self.holds_out() => latest.clone(),
-            _ => self.task.evaluate(&self.chosen()?, Part::Test)?,
+            _ => {
+                let chosen = self.chosen()?;
+                match stop::until(&self.options.stop, || self.task.evaluate(&chosen, Part::Test)) {
+                    Err(Error::Stopped) => return Ok(self.interrupted()),
+                    test => test?,
+                }
+            }
         };
         let (seconds, session) = (self.seconds(), self.session);
         let summary = TrainSummary {
             parameters: learned_parameters(&session.model),
             steps: session.state.step,
             ended,
+            device: device::title(&self.options.device),
             seconds,
-            examples_per_second: self.recipe.schedule.batch_size as f64 / session.time.seconds_per_step(),
+            examples_per_second: self.recipe.schedule.step_examples() as f64 / session.time.seconds_per_step(),
             gamma: T::gammas(&session.model),
             ternary: PackedWeights::of(&T::ternary_matrices(&session.model)?),
             recipe: session.state.recipe,
             data: session.state.data,
             plan: session.state.plan,
             best: session.state.best,
+            origin: session.state.origin,
             time: session.time,
             test,
         };

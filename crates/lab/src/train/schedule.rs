@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::{OptimiserRecipe, ScheduleRecipe};
+use crate::recipe::{Decay, OptimiserRecipe, ScheduleRecipe};
 
 /// Share of the time budget that is planned for training; the rest is for evaluation, checkpoints and a machine that
 /// grows slower.
@@ -27,7 +27,7 @@ pub struct Plan {
 impl Plan {
     /// The plan of a recipe without regard to time.
     pub fn full(recipe: &ScheduleRecipe, pictures: usize) -> Self {
-        let steps_per_epoch = (pictures / recipe.batch_size).max(1);
+        let steps_per_epoch = (pictures / recipe.step_examples()).max(1);
         let all = steps_per_epoch * recipe.epochs;
         let full_steps = recipe.max_steps.map_or(all, |most| most.clamp(1, all));
         let warmup = recipe.warmup_epochs * steps_per_epoch as f64 * full_steps as f64 / all as f64;
@@ -58,31 +58,53 @@ impl Plan {
     }
 }
 
-/// Linear warm-up from 0 to the peak, then half a cosine down to the last learning rate.
+/// Linear warm-up from 0 to the peak, then what the recipe's kind of schedule says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearningRate {
     peak: f64,
-    last: f64,
     warmup: usize,
     steps: usize,
+    decay: Decay,
+    /// The steps at which the rate falls, where it falls in steps.
+    falls: Vec<usize>,
 }
 
 impl LearningRate {
-    /// The learning rates of `plan`.
+    /// The learning rates of `plan`. In a run that is shorter than its epochs, milestones keep their share of it.
     pub fn new(plan: &Plan, schedule: &ScheduleRecipe, optimiser: &OptimiserRecipe) -> Self {
-        let peak = optimiser.lr;
-        Self { peak, last: peak * schedule.final_lr_share, warmup: plan.warmup, steps: plan.steps }
+        let decay = schedule.decay.clone();
+        let at = |epoch: &f64| (plan.steps as f64 * epoch / schedule.epochs as f64).round() as usize;
+        let falls = match &decay {
+            Decay::Step { milestones, .. } => milestones.iter().map(at).collect(),
+            _ => Vec::new(),
+        };
+        Self { peak: optimiser.lr, warmup: plan.warmup, steps: plan.steps, decay, falls }
     }
 
-    /// The rate of step `step`, counted from 0. The warm-up's last step and the first after it have the peak; the run's
-    /// last step has the last rate.
+    /// The rate of step `step`, counted from 0. The warm-up's last step and the first after it have the peak; where the rate falls
+    /// gradually, the run's last step has the last rate.
     pub fn at(&self, step: usize) -> f64 {
         if step < self.warmup {
             return self.peak * (step + 1) as f64 / self.warmup as f64;
         }
         let length = (self.steps - 1).saturating_sub(self.warmup).max(1);
         let progress = ((step - self.warmup) as f64 / length as f64).min(1.0);
-        self.last + (self.peak - self.last) * 0.5 * (1.0 + (PI * progress).cos())
+        match self.decay {
+            Decay::Cosine { final_lr_share } => {
+                let last = self.peak * final_lr_share;
+                last + (self.peak - last) * 0.5 * (1.0 + (PI * progress).cos())
+            }
+            Decay::Linear { final_lr_share } => {
+                let last = self.peak * final_lr_share;
+                last + (self.peak - last) * (1.0 - progress)
+            }
+            // What falls on plateaus is known when they are seen.
+            Decay::Constant | Decay::Plateau { .. } => self.peak,
+            Decay::Step { factor, .. } => {
+                let passed = self.falls.iter().filter(|fall| step >= **fall).count();
+                self.peak * factor.powi(passed as i32)
+            }
+        }
     }
 }
 
@@ -91,14 +113,8 @@ mod tests {
     use super::*;
 
     fn schedule(epochs: usize, warmup_epochs: f64) -> ScheduleRecipe {
-        ScheduleRecipe {
-            epochs,
-            batch_size: 10,
-            warmup_epochs,
-            final_lr_share: 0.1,
-            max_steps: None,
-            max_minutes: None,
-        }
+        let decay = Decay::Cosine { final_lr_share: 0.1 };
+        ScheduleRecipe { decay, epochs, batch_size: 10, warmup_epochs, ..Default::default() }
     }
 
     #[test]
@@ -114,6 +130,31 @@ mod tests {
             assert!((rate.at(step) - expected(step)).abs() < 1e-12);
         }
         assert!((rate.at(49) - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn other_kinds_follow_theirs() {
+        let optimiser = OptimiserRecipe { lr: 2.0, ..Default::default() };
+        let of = |decay: Decay, most: Option<usize>| {
+            let recipe = ScheduleRecipe { decay, max_steps: most, ..schedule(5, 1.0) };
+            LearningRate::new(&Plan::full(&recipe, 100), &recipe, &optimiser)
+        };
+        let linear = of(Decay::Linear { final_lr_share: 0.1 }, None);
+        assert_eq!((linear.at(4), linear.at(10), linear.at(49)), (1.0, 2.0, 0.2));
+        assert!((linear.at(23) - (2.0 - 1.8 / 3.0)).abs() < 1e-12);
+        let constant = of(Decay::Constant, None);
+        assert_eq!((constant.at(4), constant.at(10), constant.at(49)), (1.0, 2.0, 2.0));
+        let step = Decay::Step { milestones: vec![2.0, 4.5], factor: 0.5 };
+        let whole = of(step.clone(), None);
+        assert_eq!([4, 19, 20, 44, 45].map(|n| whole.at(n)), [1.0, 2.0, 1.0, 1.0, 0.5]);
+        let short = of(step, Some(20));
+        assert_eq!([7, 8, 17, 18].map(|n| short.at(n)), [2.0, 1.0, 1.0, 0.5], "milestones keep their share");
+    }
+
+    #[test]
+    fn batches_that_are_accumulated_make_one_step() {
+        let plan = Plan::full(&ScheduleRecipe { accumulate: 3, ..schedule(5, 1.0) }, 100);
+        assert_eq!((plan.steps_per_epoch, plan.steps, plan.warmup), (3, 15, 3));
     }
 
     #[test]

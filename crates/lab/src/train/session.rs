@@ -7,21 +7,24 @@ use std::{
 
 use burn::{
     module::Module,
-    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
-    tensor::{Bytes, Device},
+    optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord},
+    tensor::{Bytes, Device, Tensor},
 };
 
 use super::{
-    Breakdown, LearningRate, Plan, Task, adamw, clip_by_global_norm,
+    Breakdown, LayerRates, LearningRate, Plan, Task, clip_by_global_norm, clip_on_device,
     clock::Clock,
     decay_at,
     model::{build_for, seed_generator},
-    update,
+    optimiser, update,
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, State, cannot_serialise, module_bytes, parts},
+    checkpoint::{Checkpoint, DataIdentity, Plateau, State, cannot_serialise, module_bytes, parts},
+    device::is_cpu,
+    eval::Evaluation,
     metrics::StepRecord,
+    recipe::Decay,
 };
 
 /// Model, average, optimiser and counters of a run.
@@ -33,9 +36,24 @@ pub(crate) struct Session<'a, T: Task> {
     average: Option<T::Model>,
     optimiser: ModuleOptimizer,
     rate: LearningRate,
+    layers: LayerRates,
     pub state: State,
     pub time: Breakdown,
     window: Window,
+    unread: Vec<Unread>,
+    /// Loss and norm of the gradients of the latest step that was read.
+    latest: Option<(f64, f64)>,
+}
+
+/// Steps of a GPU between two readings of their losses: reading waits for all that was asked of it.
+const READ_EVERY: usize = 10;
+
+/// What a step found, before it is read.
+struct Unread {
+    step: usize,
+    /// The loss `[1]`, and where it is not yet a number the norm of all gradients together `[1]`.
+    found: Vec<Tensor<1>>,
+    norm: Option<f64>,
 }
 
 /// Speed since the last line of metrics.
@@ -47,21 +65,23 @@ struct Window {
 
 /// What one step found.
 pub(crate) struct Step {
+    /// Of the latest step that was read; on the CPU of this one.
     pub loss: f64,
-    grad_norm: f64,
-    lr: f64,
+    pub grad_norm: f64,
+    pub lr: f64,
     /// Training examples per second since the last line of metrics.
     pub examples_per_second: f64,
 }
 
 impl<'a, T: Task> Session<'a, T> {
     /// A run that has done nothing yet.
-    pub fn new(recipe: &'a Recipe, task: &'a T, data: DataIdentity, plan: Plan) -> Result<Self> {
-        let device = Device::flex().autodiff();
+    pub fn new(recipe: &'a Recipe, task: &'a T, data: DataIdentity, plan: Plan, device: &Device) -> Result<Self> {
+        let device = device.clone().autodiff();
         let model = build_for(task, recipe, &device)?;
         let average = (recipe.regularisation.ema_decay > 0.0).then(|| model.valid());
         Ok(Self {
-            optimiser: adamw(&recipe.optimiser, &model),
+            optimiser: optimiser(&recipe.optimiser, &model),
+            layers: LayerRates::new(recipe.optimiser.layer_decay, &model),
             rate: LearningRate::new(&plan, &recipe.schedule, &recipe.optimiser),
             state: State {
                 step: 0,
@@ -73,6 +93,8 @@ impl<'a, T: Task> Session<'a, T> {
                 epoch_loss: (0.0, 0),
                 window_loss: (0.0, 0),
                 best: None,
+                plateau: None,
+                origin: None,
                 metrics_bytes: 0,
             },
             recipe,
@@ -82,13 +104,15 @@ impl<'a, T: Task> Session<'a, T> {
             average,
             time: Breakdown::default(),
             window: Window::default(),
+            unread: Vec::new(),
+            latest: None,
         })
     }
 
     /// A run as `checkpoint` left it.
-    pub fn resumed(recipe: &'a Recipe, task: &'a T, mut checkpoint: Checkpoint) -> Result<Self> {
+    pub fn resumed(recipe: &'a Recipe, task: &'a T, mut checkpoint: Checkpoint, device: &Device) -> Result<Self> {
         let saved = checkpoint.state.clone();
-        let mut session = Self::new(recipe, task, saved.data.clone(), saved.plan.clone())?;
+        let mut session = Self::new(recipe, task, saved.data.clone(), saved.plan.clone(), device)?;
         session.model = checkpoint.load_module(session.model, parts::MODEL)?;
         if let Some(average) = session.average.take() {
             session.average = Some(checkpoint.load_module(average, parts::AVERAGE)?);
@@ -96,9 +120,19 @@ impl<'a, T: Task> Session<'a, T> {
         let bytes = checkpoint.take(parts::OPTIMISER)?;
         let record = OptimizerRecord::from_bytes(bytes)
             .map_err(|e| Error::damaged(&checkpoint.path.join(parts::OPTIMISER), e.to_string()))?;
-        session.optimiser = adamw(&recipe.optimiser, &session.model).load_record(record);
+        session.optimiser = optimiser(&recipe.optimiser, &session.model).load_record(record);
         session.state = saved;
         Ok(session)
+    }
+
+    /// Begins with those of the weights of `trained` that the model has too.
+    pub fn begin_with(&mut self, trained: &mut Checkpoint) -> Result<()> {
+        let (model, origin) = trained.begin(self.model.clone(), &self.state.expects)?;
+        self.model = model;
+        self.average = self.average.take().map(|_| self.model.valid());
+        self.optimiser = optimiser(&self.recipe.optimiser, &self.model);
+        self.state.origin = Some(origin);
+        Ok(())
     }
 
     /// Takes the weights that `trained` is evaluated with.
@@ -108,66 +142,145 @@ impl<'a, T: Task> Session<'a, T> {
         Ok(())
     }
 
-    /// One step of AdamW on `batch`.
+    /// One step on `batches`, whose gradients are averaged.
     ///
     /// # Errors
-    /// [`Error::Diverged`] where the loss is no number; the session is then of no more use.
-    pub fn step(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
-        let step = self.step_whatever(batch, clock)?;
-        if step.loss.is_finite() {
-            return Ok(step);
+    /// [`Error::Diverged`] where a loss that was read is no number; the session is then of no more use.
+    pub fn step(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<Step> {
+        let (began, examples) = (Instant::now(), batches.iter().map(T::len_of).sum::<usize>());
+        let lr = self.step_unread(batches, clock)?;
+        let (done, plan) = (self.state.step, &self.state.plan);
+        // The first is read for what it tells: a device that fails, a loss to show.
+        let due = self.latest.is_none() || done.is_multiple_of(self.recipe.log.every) || plan.ends_epoch(done);
+        if due || is_cpu(&self.device) || self.unread.len() >= READ_EVERY {
+            self.read()?;
+            clock.lap(&mut self.time.optimiser);
         }
-        Err(Error::Diverged { step: self.state.step, loss: step.loss as f32 })
+        self.window.examples += examples;
+        self.window.time += began.elapsed();
+        let examples_per_second = self.window.examples as f64 / self.window.time.as_secs_f64();
+        let (loss, grad_norm) = self.latest.unwrap_or((f64::NAN, f64::NAN));
+        Ok(Step { loss, grad_norm, lr, examples_per_second })
     }
 
-    /// [`Session::step`] whatever the loss is: a step is as long with any numbers.
-    pub fn step_whatever(&mut self, batch: T::Batch, clock: &mut Clock) -> Result<Step> {
-        let began = Instant::now();
+    /// [`Session::step`] without waiting for what it finds. The learning rate.
+    pub fn step_unread(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<f64> {
         let step = self.state.step;
-        let examples = T::len_of(&batch);
-        let inputs = self.task.inputs(self.recipe, batch, &self.device);
-        clock.lap(&mut self.time.data);
-        let loss = {
-            let _alone = self.seed_draws();
-            self.task.loss(&self.model, inputs).map_err(|e| diverged(e, step + 1))?
+        let (loss, mut grads) = self.gradients(batches, clock)?;
+        let mut found = vec![loss];
+        let max_norm = self.recipe.optimiser.clip_norm;
+        let norm = if is_cpu(&self.device) {
+            Some(clip_by_global_norm(&self.model, &mut grads, max_norm))
+        } else {
+            found.push(clip_on_device(&self.model, &mut grads, max_norm));
+            None
         };
-        let value = loss.clone().inner().into_scalar::<f32>();
-        clock.lap(&mut self.time.forward);
-        let mut grads = GradientsParams::from_grads(loss.backward(), &self.model);
-        clock.lap(&mut self.time.backward);
-        let grad_norm = clip_by_global_norm(&self.model, &mut grads, self.recipe.optimiser.clip_norm);
-        let lr = self.rate.at(step);
-        self.model = self.optimiser.step(lr, self.model.clone(), grads);
+        let lr = self.rate.at(step) * self.fallen();
+        self.model = self.optimiser.step(self.layers.at(lr), self.model.clone(), grads);
         if let Some(average) = self.average.take() {
             let decay = decay_at(self.recipe.regularisation.ema_decay, step);
             self.average = Some(update(average, &self.model, decay));
         }
         clock.lap(&mut self.time.optimiser);
-        self.count(f64::from(value), examples, began.elapsed());
-        let examples_per_second = self.window.examples as f64 / self.window.time.as_secs_f64();
-        Ok(Step { loss: f64::from(value), grad_norm, lr, examples_per_second })
+        self.state.step += 1;
+        self.time.steps += 1;
+        self.unread.push(Unread { step: step + 1, found, norm });
+        Ok(lr)
     }
 
-    /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step, it needs no state in the
-    /// checkpoint.
-    fn seed_draws(&self) -> Option<MutexGuard<'static, ()>> {
+    /// Waits for the steps that were asked for, and counts their losses; all of them are read at once.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] for the first step whose loss is no number; [`Error::Device`] where the device fails.
+    pub fn read(&mut self) -> Result<()> {
+        let unread = std::mem::take(&mut self.unread);
+        if unread.is_empty() {
+            return Ok(());
+        }
+        let tensors = unread.iter().flat_map(|unread| unread.found.clone()).collect();
+        let values = Tensor::cat(tensors, 0).try_into_vec_as::<f32>().map_err(|e| failed(&e))?;
+        let mut values = values.into_iter().map(f64::from);
+        let mut next = || values.next().unwrap_or(f64::NAN);
+        for Unread { step, norm, .. } in unread {
+            let loss = next();
+            self.latest = Some((loss, norm.unwrap_or_else(&mut next)));
+            self.count(loss);
+            if !loss.is_finite() {
+                return Err(Error::Diverged { step, loss: loss as f32 });
+            }
+        }
+        Ok(())
+    }
+
+    /// The share of the rate that is left, where it falls on plateaus.
+    fn fallen(&self) -> f64 {
+        match (&self.recipe.schedule.decay, &self.state.plateau) {
+            (Decay::Plateau { factor, .. }, Some(plateau)) => factor.powi(plateau.falls),
+            _ => 1.0,
+        }
+    }
+
+    /// Lowers the rate on a plateau, where the schedule says so, after an epoch that ended in `evaluation`.
+    pub fn watch(&mut self, evaluation: &Evaluation) {
+        let (Decay::Plateau { patience, .. }, metric) = (&self.recipe.schedule.decay, evaluation.metric()) else {
+            return;
+        };
+        let Some(value) = metric.of(evaluation) else { return };
+        match &mut self.state.plateau {
+            Some(plateau) if !metric.is_better(value, plateau.best) => {
+                plateau.since += 1;
+                if plateau.since >= *patience {
+                    (plateau.since, plateau.falls) = (0, plateau.falls + 1);
+                }
+            }
+            plateau => {
+                let falls = plateau.map_or(0, |plateau| plateau.falls);
+                *plateau = Some(Plateau { best: value, since: 0, falls });
+            }
+        }
+    }
+
+    /// Loss and gradients of one batch as large as all of `batches`: each counts by what its own loss is the mean over.
+    /// The loss is `[1]`.
+    fn gradients(&mut self, batches: Vec<T::Batch>, clock: &mut Clock) -> Result<(Tensor<1>, GradientsParams)> {
+        let parts = batches.len();
+        let all: usize = batches.iter().map(T::terms_of).sum();
+        let (mut losses, mut accumulated) = (Vec::with_capacity(parts), GradientsAccumulator::new());
+        for (part, batch) in batches.into_iter().enumerate() {
+            let share = T::terms_of(&batch) as f64 / all as f64;
+            let inputs = self.task.inputs(self.recipe, batch, &self.device);
+            clock.lap(&mut self.time.data);
+            let loss = {
+                let _alone = self.seed_draws(part);
+                self.task.loss(&self.model, inputs).map_err(|e| diverged(e, self.state.step + 1))?
+            };
+            let loss = if parts > 1 { loss.mul_scalar(share) } else { loss };
+            losses.push(loss.clone().inner());
+            clock.lap(&mut self.time.forward);
+            let grads = GradientsParams::from_grads(loss.backward(), &self.model);
+            accumulated.accumulate(&self.model, grads);
+            clock.lap(&mut self.time.backward);
+        }
+        Ok((Tensor::cat(losses, 0).sum(), accumulated.grads()))
+    }
+
+    /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step and the batch of the step, it needs no
+    /// state in the checkpoint.
+    fn seed_draws(&self, part: usize) -> Option<MutexGuard<'static, ()>> {
         let model = &self.recipe.model;
-        let seed = self.recipe.seed ^ (self.state.step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let batch = self.state.step as u64 * self.recipe.schedule.accumulate as u64 + part as u64;
+        let seed = self.recipe.seed ^ (batch + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let draws = model.dropout().iter().any(|share| *share > 0.0)
             || model.drop_path() > 0.0
             || self.recipe.mechanism.drawn_landmarks().is_some();
         draws.then(|| seed_generator(&self.device, seed))
     }
 
-    fn count(&mut self, loss: f64, examples: usize, time: Duration) {
-        self.state.step += 1;
-        self.time.steps += 1;
+    fn count(&mut self, loss: f64) {
         for (sum, count) in [&mut self.state.epoch_loss, &mut self.state.window_loss] {
             *sum += loss;
             *count += 1;
         }
-        self.window.examples += examples;
-        self.window.time += time;
     }
 
     /// The line of metrics for the steps since the last one.
@@ -203,6 +316,12 @@ impl<'a, T: Task> Session<'a, T> {
         saved.extend(self.task.extras()?);
         Ok(saved)
     }
+}
+
+/// A device that gives no results.
+fn failed(error: &dyn std::fmt::Display) -> Error {
+    let problem = format!("it failed ({error}); lower `schedule.batch_size` if its memory is full, or take `cpu`");
+    Error::Device { asked: "gpu".into(), problem }
 }
 
 /// A layer whose result leaves f32 refuses it before the loss could be no number: the same end of a run.

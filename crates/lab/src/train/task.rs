@@ -33,6 +33,12 @@ pub trait TaskData {
     /// [`crate::Error::Unfit`] when the data does not suit the recipe.
     fn task(&self, recipe: &Recipe) -> Result<Self::Task>;
 
+    /// The task of a new run that begins with the weights of `checkpoint`: as [`TaskData::task`], with the vocabulary that they know.
+    ///
+    /// # Errors
+    /// As [`TaskData::restored`]; that the classes are others is none.
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Self::Task>;
+
     /// The task that `checkpoint` was trained on, on this data.
     ///
     /// # Errors
@@ -126,6 +132,11 @@ pub trait Task: Send + Sync {
 
     /// Examples in a batch.
     fn len_of(batch: &Self::Batch) -> usize;
+
+    /// Terms that the loss of a batch is the mean of: examples, or tokens where their number differs. Default: the examples.
+    fn terms_of(batch: &Self::Batch) -> usize {
+        Self::len_of(batch)
+    }
 
     /// The tensors of a batch.
     fn inputs(&self, recipe: &Recipe, batch: Self::Batch, device: &Device) -> Self::Inputs;

@@ -14,7 +14,7 @@ use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Part, Task, TaskData, block_name,
+    Part, Task, TaskData, block_name, device_of,
     model::mean_gammas,
     packed::of_blocks,
     pictures::{smoothed, wrong_kind},
@@ -92,13 +92,24 @@ impl TaskData for TextDataset {
 
     fn task(&self, recipe: &Recipe) -> Result<Texts> {
         let vocabulary = match &self.words {
-            Some(words) => Vocabulary::of_words(words)?,
-            None => Vocabulary::learn(self.divided(recipe).0.texts.iter().map(String::as_str), &recipe.text)?,
+            Some(words) if recipe.text.tokenizer.is_none() => Vocabulary::of_words(words)?,
+            _ => Vocabulary::learn(self.divided(recipe).0.texts.iter().map(String::as_str), &recipe.text)?,
         };
         let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
         let fingerprint = format!("{:016x}", vocabulary.fingerprint());
         let expects = TextExpectation { classes, max_tokens, vocabulary: vocabulary.len(), fingerprint };
         Texts::new(self, recipe, vocabulary, expects)
+    }
+
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Texts> {
+        let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
+            return Err(checkpoint.state.expects.cannot_begin(&self.name, "texts"));
+        };
+        let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+        let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
+        let task = Texts::new(self, recipe, vocabulary, TextExpectation { classes, max_tokens, ..expects })?;
+        check_known(checkpoint, &self.identity(), [&task.train.texts])?;
+        Ok(task)
     }
 
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Texts> {
@@ -148,9 +159,10 @@ impl Texts {
     /// The answers of `model` on a part of the data, perhaps with its attention losing tokens.
     pub(crate) fn judge(&self, model: &TextClassifier, part: Part, ablation: Option<Ablation>) -> Result<Tally<'_>> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
-        let (mut tally, device) = (Tally::new(&self.expects.classes), Device::flex());
+        let (mut tally, device) = (Tally::new(&self.expects.classes), device_of(model));
         tally.cut = split.texts.cut();
         for indices in by_budget(&split.lengths, BATCH_TOKENS) {
+            crate::stop::check()?;
             let TextBatch { tokens, labels } = split.batch(&indices);
             let mut visible = Visible::default();
             if let Some(ablation) = ablation {

@@ -61,8 +61,9 @@ def attend(
 
     Args:
         q: ``[batch, heads, tokens, channels]``; leading axes may be missing. float32, float16 or bfloat16.
-            Contiguous tensors are read in place, others are copied once.
-        k: The keys; ``None`` if and only if the mechanism is tied (the keys are ``q``).
+            Read in place if channels lie side by side, wherever rows and heads lie; others are copied once.
+        k: The keys; ``None`` if and only if the mechanism is tied (the keys are ``q``). Keys and values may have fewer heads, which divide
+            those of ``q``: each serves several of them in a row.
         v: The values.
         mechanism: A `Mechanism`, a preset's id, JSON or a mapping.
         causal: Query ``i`` sees key ``j`` if ``j <= i + keys - queries``.
@@ -76,7 +77,7 @@ def attend(
             or the pair itself (``"pairs"``). For ``softmax`` and ``fna``.
         strategy: ``auto``, ``fused`` or ``reference`` (naive and in float64, to check against).
         threads: See `set_num_threads`; the number of threads changes no bit.
-        out: Where to write the result, contiguous.
+        out: Where to write the result, with channels side by side.
         return_state: Return ``(out, state)``, of which `attend_backward` takes ``state``.
     """
     mechanism = Mechanism.of(mechanism)
@@ -219,10 +220,17 @@ def _is_bfloat16(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.name == "bfloat16"
 
 
-def _dense(x: Any, name: str) -> Any:
-    """A contiguous tensor with the elements of `x`: itself where it is one."""
+def _in_rows(x: np.ndarray[Any, Any]) -> bool:
+    """Whether the kernels read the array where it lies."""
+    steps = [stride // x.itemsize for stride, size in zip(x.strides, x.shape) if size > 1]
+    whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
+    return whole and (x.ndim == 0 or x.shape[-1] < 2 or steps[-1] == 1)
+
+
+def _dense(x: Any, name: str, rows: bool = False) -> Any:
+    """A tensor with the elements of `x`, contiguous, or, for `rows`, with channels side by side: itself where it is one."""
     if isinstance(x, np.ndarray):
-        return np.require(x, requirements=["C", "A"])
+        return x if rows and _in_rows(x) else np.require(x, requirements=["C", "A"])
     if _is_torch(x):
         if x.requires_grad:
             raise TensorError(
@@ -233,7 +241,7 @@ def _dense(x: Any, name: str) -> Any:
                 remedy="call resolvent.torch.attend, or detach it",
             )
         try:
-            return x.contiguous()
+            return x if rows and (x.shape[-1:] == (1,) or x.stride()[-1:] == (1,)) else x.contiguous()
         except RuntimeError as error:
             raise not_dense(name, error) from error
     if not hasattr(x, "__dlpack__"):
@@ -245,7 +253,7 @@ def _dense(x: Any, name: str) -> Any:
         )
     if tuple(x.__dlpack_device__())[0] != 1:
         return x  # refused with its device named
-    return np.require(np.from_dlpack(x), requirements=["C", "A"])
+    return _dense(np.from_dlpack(x), name, rows)
 
 
 class _Tensors:
@@ -259,13 +267,14 @@ class _Tensors:
 
     @classmethod
     def read(cls, q: Any, k: Any, v: Any) -> _Tensors:
-        return cls(q, _dense(q, "q"), None if k is None else _dense(k, "k"), _dense(v, "v"))
+        k = None if k is None else _dense(k, "k", rows=True)
+        return cls(q, _dense(q, "q", rows=True), k, _dense(v, "v", rows=True))
 
     def bits(self, x: Any) -> Any:
         return x.view(np.uint16) if self.is_bits and _is_bfloat16(x) else x
 
     def like(self, x: Any, name: str) -> Any:
-        return self.bits(_dense(x, name))
+        return self.bits(_dense(x, name, rows=True))
 
     def empty(self, shape: tuple[int, ...]) -> Any:
         if _is_torch(self.like_q):

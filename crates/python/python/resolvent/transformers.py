@@ -134,10 +134,12 @@ def _recognised(allowed: Tensor, offset: int, local_size: int | None) -> tuple[b
 
 
 @functools.lru_cache(maxsize=256)
-def _adapted(mechanism: Mechanism, scale: float | None, softcap: float | None, window: int | None) -> Mechanism:
-    """The mechanism with what a model asks of it."""
+def _adapted(mechanism: Mechanism, scale: float | None, softcap: float | None, window: int | None, sink: bool = False) -> Mechanism:
+    """The mechanism with what a model asks of it. `sink`: whether the first key stands for none, and is seen from everywhere."""
     document = mechanism.to_dict()
     score = document.get("score", {})
+    if sink and not _has_logits(mechanism, document):
+        raise _refused("`s_aux`, a learned sink", f"`{mechanism}` has no logits of products that one could stand beside")
     if scale is not None:
         if mechanism.id in _SCALED and document.get("score") is None:
             document["scale"] = scale if document["scale"] is None else document["scale"]
@@ -154,10 +156,34 @@ def _adapted(mechanism: Mechanism, scale: float | None, softcap: float | None, w
         structure = document.get("structure", {"kind": "dense"})
         if structure["kind"] != "dense" or structure.get("window") is not None:
             raise _refused("a sliding window", f"`{mechanism}` does not hold pairs by their positions")
-        document["structure"] = {**structure, **Dense(window=window).to_dict()}
+        document["structure"] = {**structure, **Dense(window=window, sinks=int(sink)).to_dict()}
         if "score" not in document and "scale" in document and mechanism.id == "softmax":
             document["score"] = DotExp(scale=document.pop("scale")).to_dict()
     return Mechanism.from_dict(document)
+
+
+def _has_logits(mechanism: Mechanism, document: dict[str, Any]) -> bool:
+    """Whether rows are softmaxes of products, all of them formed."""
+    if mechanism.id == "softmax":
+        return True
+    kinds = {name: (document.get(name) or {}).get("kind") for name in ("score", "structure", "normalisation", "series")}
+    wanted = {"score": ("dot-exp", "cosine-exp"), "structure": ("dense",), "normalisation": ("row",), "series": ("one-hop",)}
+    return all(kinds[name] in (None, *found) for name, found in wanted.items()) and kinds["score"] is not None
+
+
+def _with_sink(
+    sinks: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """A key before all others whose logit is the head's own number, and whose value is nothing. Its product with any query is 0."""
+    key, value = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (key, value))
+    keep = None if keep is None else torch.nn.functional.pad(keep, (1, 0), value=True)
+    column = sinks.float().reshape(1, -1, 1, 1)
+    if bias is None:
+        rest = column.new_zeros((1, 1, 1, key.shape[2] - 1))
+    else:
+        rest = torch.zeros(bias.shape).masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else bias.float()
+    axes = [max(a, b) for a, b in zip(rest.shape[:3], column.shape[:3])]
+    return key, value, keep, torch.cat((column.expand(*axes, 1), rest.expand(*axes, -1)), -1)
 
 
 def _attention(
@@ -177,7 +203,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out. `learned` holds the
     mechanism's parameters where the layer has its own."""
-    for name in ("s_aux", "sinks", "head_mask", "cache", "block_mask"):
+    for name in ("head_mask", "cache", "block_mask", "block_indices"):
         if kwargs.get(name) is not None:
             raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
     if kwargs.get("output_attentions"):
@@ -193,7 +219,8 @@ def _attention(
     default = scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6)
     # Under a decoder's single new token a window is what the cache has kept.
     wide = pattern.window is None or pattern.window >= key.shape[2]
-    adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window)
+    sinks = kwargs["s_aux"] if kwargs.get("s_aux") is not None else kwargs.get("sinks")
+    adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window, sinks is not None)
     # A single new token sees all there is. Which keys it sees by their clusters, causality says.
     chooses = adapted.clustered and adapted._core.row_local
     if chooses and pattern.ahead:
@@ -202,6 +229,9 @@ def _attention(
     if adapted.clustered and not chooses and pattern.causal and query.shape[2] < key.shape[2]:
         why = "its clusters are of queries, all of which it has to be given; pass use_cache=False, or take `routed`"
         raise _refused(f"a cache with `{mechanism}`", why)
+    bias = _bias(pattern.pairs, kwargs.get("position_bias"))
+    if sinks is not None:
+        key, value, keep, bias = _with_sink(sinks, key, value, keep, bias)
     out = attend(
         query,
         None if mechanism.tied else key,
@@ -211,7 +241,7 @@ def _attention(
         key_mask=keep,
         # Sums over all rows must not see padding either.
         query_mask=keep if pattern.one_token_set and not crossed and not adapted._core.row_local else None,
-        bias=_bias(pattern.pairs, kwargs.get("position_bias")),
+        bias=bias,
         parameters=None if learned is None else learned.values(),
         codebook=None if learned is None else learned.codebook,
         dropout=dropout,
@@ -229,6 +259,7 @@ def _attention_by_group(
     attention_mask: Tensor | None,
     learned: HeadAttention | None = None,
     position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """`_attention` for heads with mechanisms of their own."""
@@ -240,7 +271,8 @@ def _attention_by_group(
         mask = attention_mask
         if mask is not None and mask.dim() == 4:
             mask = of_heads(mask, heads, mechanisms.heads)
-        options: dict[str, Any] = {**kwargs, "learned": own, "position_bias": positions}
+        aux = None if s_aux is None else of_heads(s_aux, heads, mechanisms.heads, axis=-1)
+        options: dict[str, Any] = {**kwargs, "learned": own, "position_bias": positions, "s_aux": aux}
         return _attention(mechanisms.groups[n].mechanism, module, q, keys, v, mask, **options)[0]
 
     return by_group(mechanisms, query, key, value, position_bias, call, shared=True, axis=-2), None

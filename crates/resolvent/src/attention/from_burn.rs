@@ -70,7 +70,7 @@ impl MultiHeadAttention {
                 (inputs, with_tied(mechanism, false))
             }
             None => {
-                let packed = self.shared_packed(self.project_alone(input.query, input.grid.or(self.grid))?);
+                let packed = self.shared_packed(self.project_alone(input.query, input.grid.or(self.grid))?).packed;
                 (split_heads(packed, self.n_heads, &mechanism), mechanism)
             }
         };

@@ -18,7 +18,8 @@ use super::{
 use crate::{
     Extras, Inputs, Mask, Mechanism, Result, Sequences, Strategy, attend,
     ops::{
-        attend_packed, attend_packed_sequences, draws, linear, map_sequences, merge_heads, projections, split_heads,
+        Projected, attend_packed, attend_packed_sequences, draws, linear, map_sequences, merge_heads, projections,
+        split_heads,
     },
     ternary::{self, Packed},
 };
@@ -170,10 +171,9 @@ impl MultiHeadAttention {
         }
         let extras = self.dropped(&input, self.extras())?;
         let packed = self.project(input.query, &sequences.positions().collect::<Vec<_>>(), None)?;
-        let packed = self.shared_packed(packed);
         let causal = mask.causal || mechanism.causal();
-        let heads = self.n_heads;
-        let attended = attend_packed_sequences(packed, heads, extras, &mechanism, sequences, causal, self.strategy)?;
+        let projected = self.projected(packed);
+        let attended = attend_packed_sequences(projected, extras, &mechanism, sequences, causal, self.strategy)?;
         Ok(MhaOutput { context: self.dropout.forward(self.output(attended)) })
     }
 
@@ -283,7 +283,11 @@ impl MultiHeadAttention {
             let why = "the filter over the values reads later tokens; use value_conv none";
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what: "causal", why }.into());
         }
-        let packed = self.shared_packed(packed);
+        if self.reads_shared_heads() {
+            return attend_packed(self.projected(packed), extras, mechanism, mask, self.strategy);
+        }
+        let projected = self.shared_packed(packed);
+        let packed = projected.packed.clone();
         let extras = self.with_codebook(extras, &packed, mechanism, mask);
         if let Some(observer) = &self.observer {
             let mut inputs = split_heads(packed.clone(), self.n_heads, mechanism);
@@ -297,16 +301,23 @@ impl MultiHeadAttention {
         if let (Some(span), Mechanism::Ssa(_), true) = (self.causal_span, mechanism, causal) {
             field("seq", seq, seq <= span, "at most `causal_span`")?;
             let (packed, mask) = (lengthened(packed, span), lengthened_mask(mask, span));
-            let attended = attend_packed(packed, self.n_heads, extras, mechanism, &mask, self.strategy)?;
+            let projected = Projected { packed, ..projected };
+            let attended = attend_packed(projected, extras, mechanism, &mask, self.strategy)?;
             return Ok(attended.narrow(1, 0, seq));
         }
         let d_model = width / projections(mechanism);
         let v = self.value_filter.as_ref().map(|filter| (filter, packed.clone().narrow(2, width - d_model, d_model)));
-        let attended = attend_packed(packed, self.n_heads, extras, mechanism, mask, self.strategy)?;
+        let attended = attend_packed(projected, extras, mechanism, mask, self.strategy)?;
         match v {
             Some((filter, v)) => Ok(attended + filter.forward(v, grid, mask.key.as_ref())?),
             None => Ok(attended),
         }
+    }
+
+    /// Whether nothing but the operator reads the projections, which takes heads of keys as they are shared.
+    fn reads_shared_heads(&self) -> bool {
+        let alone = self.codebook.is_none() && self.observer.is_none() && self.value_filter.is_none();
+        alone && self.head_groups.is_empty() && self.causal_span.is_none()
     }
 
     /// What is defined on a sequence's own tokens alone.

@@ -4,7 +4,10 @@
 use burn::tensor::{Bool, Tensor};
 
 use super::MultiHeadAttention;
-use crate::{Mask, ops::projections};
+use crate::{
+    Mask,
+    ops::{Projected, repeat_heads},
+};
 
 impl MultiHeadAttention {
     /// Channels of one head.
@@ -20,25 +23,21 @@ impl MultiHeadAttention {
 
     /// `x [batch, seq, kv_heads * head_dim]` with every head as often as heads of queries share it: `[batch, seq, d_model]`.
     pub(super) fn shared(&self, x: Tensor<3>) -> Tensor<3> {
-        let (heads, sharing, head_dim) = (self.kv_heads, self.n_heads / self.kv_heads, self.head_dim());
-        if sharing == 1 {
-            return x;
+        match self.n_heads / self.kv_heads {
+            1 => x,
+            sharing => repeat_heads(x, self.kv_heads, sharing),
         }
-        let [batch, seq, _] = x.dims();
-        let x = x.reshape([batch, seq, heads, 1, head_dim]).expand([batch, seq, heads, sharing, head_dim]);
-        x.reshape([batch, seq, self.n_heads * head_dim])
+    }
+
+    /// Projections side by side, with as many heads of keys and values as the module has.
+    pub(super) fn projected(&self, packed: Tensor<3>) -> Projected {
+        Projected { packed, heads: self.n_heads, kv_heads: self.kv_heads }
     }
 
     /// Projections side by side, those of keys and values as wide as that of the queries.
-    pub(super) fn shared_packed(&self, packed: Tensor<3>) -> Tensor<3> {
-        if self.kv_heads == self.n_heads {
-            return packed;
-        }
-        let ([_, _, width], keys) = (packed.dims(), self.key_width());
-        let queries = if projections(&self.mechanism) > 1 { self.n_heads * self.head_dim() } else { 0 };
-        let shared = (queries..width).step_by(keys).map(|first| self.shared(packed.clone().narrow(2, first, keys)));
-        let queries = (queries > 0).then(|| packed.clone().narrow(2, 0, queries));
-        Tensor::cat(queries.into_iter().chain(shared).collect(), 2)
+    pub(super) fn shared_packed(&self, packed: Tensor<3>) -> Projected {
+        let packed = self.projected(packed).repeated(&self.mechanism);
+        Projected { packed, heads: self.n_heads, kv_heads: self.n_heads }
     }
 }
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use resolvent_kernels::{
-    ClusterPlan, Element, Extras, Gradients, Heads, Inputs, Mask, Operator, Result, Scratch, Sequences, Strided,
-    VarlenGradients, VarlenInputs, VarlenOperator,
+    ClusterPlan, Element, ExtraGradients, Extras, Heads, Mask, Operator, Result, Scratch, Sequences, Strided,
+    StridedGradients, StridedInputs, VarlenGradients, VarlenInputs, VarlenOperator,
 };
 
 use super::fused::Saved;
 use crate::{Mechanism, Shape};
 
-/// What carries out a call. Tensors are `[batch, heads, tokens, channels]` in one piece either way.
+/// What carries out a call. Tensors are `[batch, heads, tokens, channels]`, which lie anywhere, either way.
 #[derive(Debug, Clone)]
 pub enum Bound {
     /// One length for all of a batch.
@@ -68,59 +68,73 @@ impl Bound {
 
     pub fn forward<T: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &StridedInputs<'_, T>,
         mask: &Mask<'_>,
-        out: &mut [T],
+        out: Strided<&mut [T]>,
         stats: &mut [f32],
         scratch: &mut Scratch,
     ) -> Result<()> {
         match self {
-            Self::Batch(operator) => operator.forward(inputs, mask, out, stats, scratch),
+            Self::Batch(operator) => operator.forward_strided(inputs, mask, out, stats, scratch),
             Self::Sequences(operator, plans) => {
-                let out = Strided::heads_first(out, operator.sequences().tokens(), operator.heads().value_dim);
-                operator.forward(&self.varlen(inputs, plans.as_deref()), mask, out, stats, scratch)
+                operator.forward(&varlen(inputs, plans.as_deref()), mask, out, stats, scratch)
             }
         }
     }
 
     pub fn backward<T: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &StridedInputs<'_, T>,
         mask: &Mask<'_>,
-        saved: Saved<'_, &[T]>,
-        gradients: &mut Gradients<'_, T>,
+        saved: Saved<'_, Strided<&[T]>>,
+        gradients: StridedGradients<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<()> {
         let Saved { out, stats, dout } = saved;
+        let mut gradients = gradients;
         match self {
-            Self::Batch(operator) => operator.backward(inputs, mask, out, stats, dout, gradients, scratch),
+            Self::Batch(operator) => operator.backward_strided(inputs, mask, out, stats, dout, &mut gradients, scratch),
             Self::Sequences(operator, plans) => {
-                let Heads { head_dim, value_dim, .. } = operator.heads();
-                let [tokens, keys] = [operator.sequences().tokens(), operator.sequences().keys()];
-                let Gradients { dq, dk, dv, extras } = gradients;
-                let mut into = VarlenGradients {
-                    dq: Strided::heads_first(&mut **dq, tokens, head_dim),
-                    dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, keys, head_dim)),
-                    dv: Strided::heads_first(&mut **dv, keys, value_dim),
-                    extras: extras.reborrow(),
-                };
-                let [out, dout] = [out, dout].map(|x| Strided::heads_first(x, tokens, value_dim));
-                let inputs = self.varlen(inputs, plans.as_deref());
+                let StridedGradients { dq, dk, dv, extras } = gradients;
+                let (inputs, mut into) = (varlen(inputs, plans.as_deref()), VarlenGradients { dq, dk, dv, extras });
                 operator.backward(&inputs, mask, out, stats, dout, &mut into, scratch)
             }
         }
     }
 
-    fn varlen<'a, T>(&self, inputs: &Inputs<'a, T>, clusters: Option<&'a [ClusterPlan]>) -> VarlenInputs<'a, T> {
-        let Shape { seq_q, seq_kv, head_dim, value_dim, .. } = self.shape();
-        VarlenInputs {
-            q: Strided::heads_first(inputs.q, seq_q, head_dim),
-            k: inputs.k.map(|k| Strided::heads_first(k, seq_kv, head_dim)),
-            v: Strided::heads_first(inputs.v, seq_kv, value_dim),
-            extras: inputs.extras,
-            clusters,
+    /// Views of projections that lie side by side.
+    pub fn packed_inputs<'a, T>(&self, packed: &'a [T], extras: Extras<'a>) -> Result<StridedInputs<'a, T>> {
+        match self {
+            Self::Batch(operator) => operator.packed_inputs(packed, extras),
+            Self::Sequences(operator, _) => {
+                let VarlenInputs { q, k, v, extras, .. } = operator.packed_inputs(packed, extras, None)?;
+                Ok(StridedInputs { q, k, v, extras })
+            }
         }
     }
+
+    /// [`Bound::backward`] whose gradients of q, k and v lie side by side.
+    pub fn backward_packed<T: Element>(
+        &self,
+        inputs: &StridedInputs<'_, T>,
+        mask: &Mask<'_>,
+        saved: Saved<'_, Strided<&[T]>>,
+        into: (&mut [T], &mut ExtraGradients<'_>),
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let Saved { out, stats, dout } = saved;
+        match self {
+            Self::Batch(operator) => operator.backward_packed(inputs, mask, out, stats, dout, into, scratch),
+            Self::Sequences(operator, plans) => {
+                operator.backward_packed(&varlen(inputs, plans.as_deref()), mask, out, stats, dout, into, scratch)
+            }
+        }
+    }
+}
+
+fn varlen<'a, T>(inputs: &StridedInputs<'a, T>, clusters: Option<&'a [ClusterPlan]>) -> VarlenInputs<'a, T> {
+    let StridedInputs { q, k, v, extras } = *inputs;
+    VarlenInputs { q, k, v, extras, clusters }
 }
 
 /// The operator of sequences, with the plans that a clustered mechanism makes of `q` and `k`, both as one piece `[heads, tokens, head_dim]`.
@@ -129,11 +143,11 @@ pub(super) fn of_sequences(operator: VarlenOperator, [q, k]: [&[f32]; 2], extras
         return Ok(Bound::Sequences(operator, None));
     }
     let (sequences, heads): (&Sequences, Heads) = (operator.sequences(), operator.heads());
-    let [q, k] =
-        [(q, sequences.tokens()), (k, sequences.keys())].map(|(x, n)| Strided::heads_first(x, n, heads.head_dim));
+    let [q, k] = [(q, sequences.tokens(), heads.heads), (k, sequences.keys(), heads.kv_heads)]
+        .map(|(x, n, heads_)| Strided::heads_first(x, [heads_, n, heads.head_dim]));
     // Planning reads no values.
     let v = vec![0.0; heads.value_dim];
-    let v = Strided { data: &v[..], head_stride: 0, token_stride: 0 };
+    let v = Strided { data: &v[..], batch_stride: 0, head_stride: 0, token_stride: 0 };
     let inputs = VarlenInputs { q, k: (!operator.mechanism().tied()).then_some(k), v, extras, clusters: None };
     let plans = operator.clusters(&inputs, &Mask::NONE, &mut Scratch::default())?;
     Ok(Bound::Sequences(operator, Some(plans.into())))

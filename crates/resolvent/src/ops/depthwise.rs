@@ -21,8 +21,8 @@ use resolvent_kernels::Error;
 
 use super::{
     autodiff::{attach, register},
-    fused::{contiguous, slice, tensor},
     plan::is_flex,
+    rows::{contiguous, slice, tensor},
 };
 use crate::Result;
 

@@ -9,11 +9,17 @@ use burn::{
         flex::{Flex, FlexTensor, Layout},
         tensor::FloatTensor,
     },
-    tensor::{Bool, Bytes, Device, Element, Shape, Tensor, bf16, f16},
+    tensor::{Bool, Bytes, Device, Element, Tensor, bf16, f16},
 };
 use resolvent_kernels as kernels;
 
-use super::{Extras, Inputs, Mask, Output, Plan, Strategy, bound::Bound, clusters::clusters, packed};
+use super::{
+    Extras, Inputs, Mask, Output, Plan, Strategy,
+    bound::Bound,
+    clusters::clusters,
+    packed,
+    rows::{contiguous, in_rows, is_tokens_first, rows, slice, strided, tensor, tokens_first},
+};
 use crate::{Mechanism, Result};
 
 /// Applies the mechanism through the kernels, fused or naive as `plan` says.
@@ -210,13 +216,18 @@ impl<T: Element + kernels::Element> Storage for T {}
 fn forward<T: Storage>(leaves: Leaves<FlexTensor>, call: &Call) -> kernels::Result<Outcome<Flex>> {
     let operator = &call.operator;
     let shape = operator.shape();
-    let leaves = Contiguous::new(leaves);
+    let sizes = [shape.batch, shape.heads, operator.out_seq(), shape.value_dim];
+    let leaves = InRows::new(leaves);
+    // As PyTorch does: heads within tokens where those of the queries are, so that merging them copies nothing.
+    let layout =
+        if is_tokens_first(leaves.0.q.layout()) { tokens_first(sizes) } else { Layout::contiguous(sizes.into()) };
     let mut out = vec![T::default(); operator.out_len()];
-    let stats = run_forward(&leaves.inputs::<T>(call), call, &mut out)?;
+    let into = strided(&mut out[..], &layout);
+    let stats = run_forward(&leaves.inputs::<T>(call), call, into)?;
     let lse = operator.lse(&stats).unwrap_or_default();
     let lse_shape = if lse.is_empty() { [0, 0, 0] } else { [shape.batch, shape.heads, shape.seq_q] };
     Ok(Outcome::Done {
-        out: tensor(out, [shape.batch, shape.heads, operator.out_seq(), shape.value_dim]),
+        out: FlexTensor::new(Bytes::from_elems(out), layout, T::dtype()),
         lse: tensor(lse, lse_shape),
         stats,
     })
@@ -227,41 +238,51 @@ fn backward<T: Storage>(
     saved: Saved<'_, FlexTensor>,
     call: &Call,
 ) -> kernels::Result<Leaves<Option<FlexTensor>>> {
-    let leaves = Contiguous::new(leaves);
+    let leaves = InRows::new(leaves);
     let inputs = leaves.inputs::<T>(call);
-    let (out, dout) = (contiguous(saved.out), contiguous(saved.dout));
-    let saved = Saved { out: slice::<T>(&out), stats: saved.stats, dout: slice(&dout) };
-    let mut dq = vec![T::default(); inputs.q.len()];
-    let mut dk = inputs.k.map(|k| vec![T::default(); k.len()]);
-    let mut dv = vec![T::default(); inputs.v.len()];
-    let dparameters = run_backward(&inputs, saved, call, (&mut dq, dk.as_deref_mut(), &mut dv))?;
+    let (out, dout) = (in_rows(saved.out), in_rows(saved.dout));
+    let saved = Saved { out: rows::<T>(&out), stats: saved.stats, dout: rows(&dout) };
     let Leaves { q, k, v, parameters } = &leaves.0;
+    // As their tensors lie, where these are in one piece or heads within tokens.
+    let layout = |x: &FlexTensor| match is_tokens_first(x.layout()) {
+        true => tokens_first(x.shape().dims()),
+        false => Layout::contiguous(x.shape()),
+    };
+    let room = |x: &FlexTensor| (vec![T::default(); x.shape().num_elements()], layout(x));
+    let (mut dq, mut dk, mut dv) = (room(q), inputs.k.is_some().then(|| room(k)), room(v));
+    let dparameters = run_backward(call, |extras, scratch| {
+        let dk = dk.as_mut().map(rows_of);
+        let gradients = kernels::StridedGradients { dq: rows_of(&mut dq), dk, dv: rows_of(&mut dv), extras };
+        call.operator.backward(&inputs, &call.mask(), saved, gradients, scratch)
+    })?;
+    let made = |(x, layout): (Vec<T>, Layout)| FlexTensor::new(Bytes::from_elems(x), layout, T::dtype());
     Ok(Leaves {
-        q: Some(tensor(dq, q.shape())),
-        k: dk.map(|dk| tensor(dk, k.shape())),
-        v: Some(tensor(dv, v.shape())),
+        q: Some(made(dq)),
+        k: dk.map(made),
+        v: Some(made(dv)),
         parameters: dparameters.map(|gradient| tensor(gradient, parameters.shape())),
     })
 }
 
+fn rows_of<T>((room, layout): &mut (Vec<T>, Layout)) -> kernels::Strided<&mut [T]> {
+    strided(&mut room[..], layout)
+}
+
 /// Writes `out` and returns what the backward pass needs.
 pub(super) fn run_forward<T: Storage>(
-    inputs: &kernels::Inputs<'_, T>,
+    inputs: &kernels::StridedInputs<'_, T>,
     call: &Call,
-    out: &mut [T],
+    out: kernels::Strided<&mut [T]>,
 ) -> kernels::Result<Arc<[f32]>> {
     let mut stats = vec![0.0; call.operator.stats()];
     with_scratch(|scratch| call.operator.forward(inputs, &call.mask(), out, &mut stats, scratch))?;
     Ok(stats.into())
 }
 
-/// Writes the gradients of q, k and v, and returns those of the mechanism's own
-/// tensors end to end, where the call has them.
-pub(super) fn run_backward<T: Storage>(
-    inputs: &kernels::Inputs<'_, T>,
-    saved: Saved<'_, &[T]>,
+/// Runs a backward pass on room for the gradients of the mechanism's own tensors, and returns these end to end, where the call has them.
+pub(super) fn run_backward(
     call: &Call,
-    (dq, dk, dv): (&mut [T], Option<&mut [T]>, &mut [T]),
+    pass: impl FnOnce(kernels::ExtraGradients<'_>, &mut kernels::Scratch) -> kernels::Result<()>,
 ) -> kernels::Result<Option<Vec<f32>>> {
     let mut parameters = vec![0.0; call.parameters.iter().map(|(_, len)| len).sum()];
     let (mut extras, mut rest) = (kernels::ExtraGradients::default(), &mut parameters[..]);
@@ -269,12 +290,9 @@ pub(super) fn run_backward<T: Storage>(
         let (room, tail) = rest.split_at_mut(len);
         (extras, rest) = (extras.with(parameter, room), tail);
     }
-    let mut gradients = kernels::Gradients { dq, dk, dv, extras };
-    let operator = &call.operator;
-    let done = with_scratch(|scratch| operator.backward(inputs, &call.mask(), saved, &mut gradients, scratch));
     // A training that scales its loss looks for gradients beyond f32, and leaves out the step: they stay as they are. So do those
     // of landmarks that lie too close together to be exact, of which a step of training has others.
-    match done {
+    match with_scratch(|scratch| pass(extras, scratch)) {
         Err(error) if !matches!(error.cause(), kernels::Error::Overflow { .. } | kernels::Error::Close { .. }) => {
             return Err(error);
         }
@@ -290,6 +308,15 @@ impl Call {
         let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
         let clusters = clusters(inputs, mechanism, mask, &plan.shape)?;
         Ok(Self { key_mask, query_mask, clusters, ..Self::bound(inputs, Bound::Batch(operator)) })
+    }
+
+    /// The same call on fewer heads of keys and values.
+    pub(super) fn with_kv_heads(self, kv_heads: usize) -> Result<Self> {
+        let operator = match self.operator {
+            Bound::Batch(operator) => Bound::Batch(operator.with_kv_heads(kv_heads)?),
+            sequences => sequences,
+        };
+        Ok(Self { operator, ..self })
     }
 
     /// The call of an operator without masks.
@@ -314,7 +341,7 @@ impl Call {
         })
     }
 
-    fn mask(&self) -> kernels::Mask<'_> {
+    pub(super) fn mask(&self) -> kernels::Mask<'_> {
         // Causality is part of the operator.
         kernels::Mask { causal: false, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
     }
@@ -333,33 +360,20 @@ pub(super) fn host_mask(mask: &Tensor<2, Bool>) -> Arc<[bool]> {
     mask.to_data().iter::<bool>().collect()
 }
 
-/// The tensors of a call, each in one piece of memory.
-struct Contiguous(Leaves<FlexTensor>);
+/// The tensors of a call, each with channels side by side.
+struct InRows(Leaves<FlexTensor>);
 
-impl Contiguous {
+impl InRows {
     fn new(Leaves { q, k, v, parameters }: Leaves<FlexTensor>) -> Self {
-        let [q, k, v, parameters] = [q, k, v, parameters].map(contiguous);
-        Self(Leaves { q, k, v, parameters })
+        let [q, k, v] = [q, k, v].map(in_rows);
+        Self(Leaves { q, k, v, parameters: contiguous(parameters) })
     }
 
-    fn inputs<'a, T: Storage>(&'a self, call: &'a Call) -> kernels::Inputs<'a, T> {
+    fn inputs<'a, T: Storage>(&'a self, call: &'a Call) -> kernels::StridedInputs<'a, T> {
         let Leaves { q, k, v, parameters } = &self.0;
-        let k = (!call.operator.mechanism().tied()).then(|| slice(k));
-        kernels::Inputs { q: slice(q), k, v: slice(v), extras: call.extras(slice(parameters)) }
+        let k = (!call.operator.mechanism().tied()).then(|| rows(k));
+        kernels::StridedInputs { q: rows(q), k, v: rows(v), extras: call.extras(slice(parameters)) }
     }
-}
-
-/// The same tensor in one piece of memory; a copy only if it is strided.
-pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
-}
-
-pub(super) fn slice<T: Storage>(tensor: &FlexTensor) -> &[T] {
-    tensor.as_slice().expect("the storage type is checked and the memory contiguous")
-}
-
-pub(super) fn tensor<T: Storage>(data: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
-    FlexTensor::new(Bytes::from_elems(data), Layout::contiguous(shape.into()), T::dtype())
 }
 
 /// Runs `f` on working memory that outlives the call: calls that run at the same time have one each, and after the

@@ -21,8 +21,8 @@ use resolvent_layers as layers;
 
 use super::{
     autodiff::attach,
-    fused::{contiguous, slice, tensor},
     plan::is_flex,
+    rows::{contiguous, slice, tensor},
 };
 
 /// `x Phi(x)`, element by element, with its exact derivative. On Flex in f32 by `resolvent_layers`, elsewhere by Burn's error

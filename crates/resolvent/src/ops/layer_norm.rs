@@ -19,8 +19,8 @@ use resolvent_layers as layers;
 
 use super::{
     autodiff::{attach, register},
-    fused::{contiguous, slice, tensor},
     plan::is_flex,
+    rows::{contiguous, slice, tensor},
 };
 
 /// `gain (x - mean) / sqrt(variance + epsilon) + bias` over the last axis of `x [.., width]`, with `gain` and `bias [width]`. On

@@ -20,8 +20,8 @@ use resolvent_layers as layers;
 
 use super::{
     autodiff::{attach, register},
-    fused::{contiguous, slice, tensor},
     plan::is_flex,
+    rows::{contiguous, slice, tensor},
 };
 
 /// `x W + b` for `x [.., inputs]`, `weight [inputs, outputs]` and `bias [outputs]`, none where `None`. On Flex in f32 by the

@@ -20,10 +20,10 @@ use resolvent_layers as layers;
 
 use super::{
     autodiff::register,
-    fused::{contiguous, slice, tensor},
     gelu::gelu,
     linear::{linear_layer, rows},
     plan::is_flex,
+    rows::{contiguous, slice, tensor},
 };
 
 /// `gelu(x W + b) W' + b'` for `x [.., inputs]`: two layers of a model with the exact GELU between them. On Flex in f32 by the

@@ -1,7 +1,6 @@
 //! Self-attention on projections that lie side by side, as one linear layer writes them.
 //!
-//! The fused path gathers the heads into memory that is reused and scatters the results: neither pass makes tensors in
-//! between.
+//! The fused path reads and writes every head where it lies: neither pass makes tensors in between.
 
 use burn::{
     backend::{
@@ -15,11 +14,12 @@ use resolvent_kernels as kernels;
 
 use super::{
     Extras, Inputs, Mask, Strategy,
-    fused::{self, Call, FusedAttention, Outcome, Saved, Storage, contiguous, slice, tensor, with_scratch},
+    fused::{self, Call, FusedAttention, Outcome, Saved, Storage},
     plan,
+    rows::{contiguous, slice, tensor},
     sequences::{attend_sequences, bound},
 };
-use crate::{Mechanism, Result, Sequences, Shape};
+use crate::{Mechanism, Result, Sequences};
 
 /// How many projections the mechanism has: queries, keys, values; queries are keys when tied, and `uniform` reads
 /// neither.
@@ -31,42 +31,113 @@ pub(crate) fn projections(mechanism: &Mechanism) -> usize {
     }
 }
 
-/// Self-attention from `packed [batch, seq, parts * d_model]` to `[batch, seq, d_model]`.
+/// What one layer has projected of tokens, side by side.
+#[derive(Debug, Clone)]
+pub(crate) struct Projected {
+    /// `[batch, seq, channels of queries, of keys, of values]`.
+    pub packed: Tensor<3>,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+}
+
+impl Projected {
+    fn head_dim(&self, mechanism: &Mechanism) -> usize {
+        let [_, _, width] = self.packed.dims();
+        match projections(mechanism) {
+            1 => width / self.kv_heads,
+            parts => width / (self.heads + (parts - 1) * self.kv_heads),
+        }
+    }
+
+    /// With every head of keys and values as often as heads of queries share it.
+    pub fn repeated(self, mechanism: &Mechanism) -> Tensor<3> {
+        let (head_dim, sharing) = (self.head_dim(mechanism), self.heads / self.kv_heads);
+        let Self { packed, heads, kv_heads } = self;
+        if sharing == 1 {
+            return packed;
+        }
+        let [_, _, width] = packed.dims();
+        let queries = if projections(mechanism) > 1 { heads * head_dim } else { 0 };
+        let keys = kv_heads * head_dim;
+        let repeated = (queries..width).step_by(keys);
+        let repeated = repeated.map(|first| repeat_heads(packed.clone().narrow(2, first, keys), kv_heads, sharing));
+        let queries = (queries > 0).then(|| packed.clone().narrow(2, 0, queries));
+        Tensor::cat(queries.into_iter().chain(repeated).collect(), 2)
+    }
+
+    /// What is planned with: tensors of the sizes of the call, of which a clustered mechanism reads the content.
+    fn views(&self, extras: &Extras, mechanism: &Mechanism) -> Inputs {
+        let packed = self.packed.clone().detach();
+        let mut views = match self.heads == self.kv_heads {
+            true => split_heads(packed, self.heads, mechanism),
+            false => {
+                let [batch, seq, _] = packed.dims();
+                let queries = packed.narrow(2, 0, self.heads * self.head_dim(mechanism));
+                let q = queries.reshape([batch, seq, self.heads, self.head_dim(mechanism)]).swap_dims(1, 2);
+                Inputs::new(q.clone(), q.clone(), q)
+            }
+        };
+        views.extras = extras.clone();
+        views
+    }
+
+    /// Whether the kernels can read heads that are shared as one: clusters are made of the keys of every head of queries, and
+    /// `uniform` has no queries.
+    fn in_kernels(self, mechanism: &Mechanism) -> Self {
+        let native = mechanism.clustering().is_none() && projections(mechanism) > 1;
+        match native || self.heads == self.kv_heads {
+            true => self,
+            false => Self { heads: self.heads, kv_heads: self.heads, packed: self.repeated(mechanism) },
+        }
+    }
+}
+
+/// `x [batch, seq, heads * head_dim]` with every head `times` in a row.
+pub(crate) fn repeat_heads(x: Tensor<3>, heads: usize, times: usize) -> Tensor<3> {
+    let [batch, seq, width] = x.dims();
+    let x = x.reshape([batch, seq, heads, 1, width / heads]).expand([batch, seq, heads, times, width / heads]);
+    x.reshape([batch, seq, times * width])
+}
+
+/// Self-attention from projections to `[batch, seq, d_model]`.
 pub(crate) fn attend_packed(
-    packed: Tensor<3>,
-    heads: usize,
+    projected: Projected,
     extras: Extras,
     mechanism: &Mechanism,
     mask: &Mask,
     strategy: Strategy,
 ) -> Result<Tensor<3>> {
-    let mut views = split_heads(packed.clone().detach(), heads, mechanism);
-    views.extras = extras.clone();
+    let projected = projected.in_kernels(mechanism);
+    let views = projected.views(&extras, mechanism);
     let plan = plan(&views, mechanism, mask, strategy)?;
     if plan.kernel.is_some() {
-        return carry_out(packed, &extras, Call::new(&views, mechanism, mask, &plan)?);
+        let call = Call::new(&views, mechanism, mask, &plan)?.with_kv_heads(projected.kv_heads)?;
+        return carry_out(projected.packed, &extras, call);
     }
-    let mut inputs = split_heads(packed, heads, mechanism);
+    let heads = projected.heads;
+    let mut inputs = split_heads(projected.repeated(mechanism), heads, mechanism);
     inputs.extras = extras;
     Ok(merge_heads(super::attend(&inputs, mechanism, mask, plan.strategy)?.out))
 }
 
 /// As [`attend_packed`], for sequences that lie end to end in a batch of one.
 pub(crate) fn attend_packed_sequences(
-    packed: Tensor<3>,
-    heads: usize,
+    projected: Projected,
     extras: Extras,
     mechanism: &Mechanism,
     sequences: &Sequences,
     causal: bool,
     strategy: Strategy,
 ) -> Result<Tensor<3>> {
-    let mut views = split_heads(packed.clone().detach(), heads, mechanism);
-    views.extras = extras.clone();
-    if let Some(operator) = bound(&views, mechanism, sequences, causal, strategy)? {
-        return carry_out(packed, &extras, Call::bound(&views, operator));
+    let projected = projected.in_kernels(mechanism);
+    let views = projected.views(&extras, mechanism);
+    if let Some(operator) = bound(&views, projected.kv_heads, mechanism, sequences, causal, strategy)? {
+        return carry_out(projected.packed, &extras, Call::bound(&views, operator));
     }
-    let mut inputs = split_heads(packed, heads, mechanism);
+    let heads = projected.heads;
+    let mut inputs = split_heads(projected.repeated(mechanism), heads, mechanism);
     inputs.extras = extras;
     Ok(merge_heads(attend_sequences(&inputs, mechanism, sequences, causal, strategy)?.out))
 }
@@ -104,16 +175,11 @@ pub(super) fn forward<T: Storage>(
 ) -> kernels::Result<Outcome<Flex>> {
     let (qkv, parameters) = (contiguous(qkv), contiguous(parameters));
     let (shape, out_seq) = (&call.operator.shape(), call.operator.out_seq());
-    with_scratch(|memory| {
-        let sizes = [projections(call.operator.mechanism()) * shape.q_len(), call.operator.out_len()];
-        let [heads, out] = cut::<T, 2>(memory, sizes);
-        gather(slice(&qkv), shape, shape.seq_q, heads);
-        let stats = fused::run_forward(&inputs(heads, &parameters, call), call, out)?;
-        let mut merged = zeros(out.len());
-        scatter(&[out], shape, out_seq, &mut merged);
-        let out = tensor(merged, [shape.batch, out_seq, shape.heads * shape.value_dim]);
-        Ok(Outcome::Done { out, lse: tensor(Vec::<f32>::new(), [0, 0, 0]), stats })
-    })
+    let inputs = call.operator.packed_inputs::<T>(slice(&qkv), call.extras(slice(&parameters)))?;
+    let mut out = zeros(call.operator.out_len());
+    let stats = fused::run_forward(&inputs, call, merged(&mut out[..], call))?;
+    let out = tensor(out, [shape.batch, out_seq, shape.heads * shape.value_dim]);
+    Ok(Outcome::Done { out, lse: tensor(Vec::<f32>::new(), [0, 0, 0]), stats })
 }
 
 /// Backward pass on Flex.
@@ -125,48 +191,20 @@ pub(super) fn backward<T: Storage>(
 ) -> kernels::Result<[Option<FlexTensor>; 2]> {
     let (qkv, parameters, out, dout) =
         (contiguous(qkv), contiguous(parameters), contiguous(saved.out), contiguous(saved.dout));
-    let (shape, mechanism) = (&call.operator.shape(), call.operator.mechanism());
-    let (part, out_seq, out_len) = (shape.q_len(), call.operator.out_seq(), call.operator.out_len());
-    let parts = projections(mechanism);
-    with_scratch(|memory| {
-        let [heads, o, g, dq, dk, dv] = cut::<T, 6>(memory, [parts * part, out_len, out_len, part, part, part]);
-        gather(slice(&qkv), shape, shape.seq_q, heads);
-        gather(slice(&out), shape, out_seq, o);
-        gather(slice(&dout), shape, out_seq, g);
-        let saved = Saved { out: &*o, stats: saved.stats, dout: &*g };
-        let untied = (!mechanism.tied()).then_some(&mut *dk);
-        let dparameters =
-            fused::run_backward(&inputs(heads, &parameters, call), saved, call, (&mut *dq, untied, &mut *dv))?;
-        let gradients: &[&[T]] = match parts {
-            1 => &[dv],
-            2 => &[dq, dv],
-            _ => &[dq, dk, dv],
-        };
-        let mut merged = zeros(parts * part);
-        scatter(gradients, shape, shape.seq_q, &mut merged);
-        let dqkv = tensor(merged, [shape.batch, shape.seq_q, parts * shape.heads * shape.head_dim]);
-        Ok([Some(dqkv), dparameters.map(|gradient| tensor(gradient, parameters.shape()))])
-    })
+    let inputs = call.operator.packed_inputs::<T>(slice(&qkv), call.extras(slice(&parameters)))?;
+    let saved = Saved { out: merged(slice(&out), call), stats: saved.stats, dout: merged(slice(&dout), call) };
+    let mut dqkv = zeros::<T>(slice::<T>(&qkv).len());
+    let dparameters = fused::run_backward(call, |mut extras, scratch| {
+        let into = (&mut dqkv[..], &mut extras);
+        call.operator.backward_packed(&inputs, &call.mask(), saved, into, scratch)
+    })?;
+    Ok([Some(tensor(dqkv, qkv.shape())), dparameters.map(|gradient| tensor(gradient, parameters.shape()))])
 }
 
-/// The projections in `heads` as the kernels take them.
-fn inputs<'a, T: Storage>(heads: &'a [T], parameters: &'a FlexTensor, call: &'a Call) -> kernels::Inputs<'a, T> {
-    let (len, mechanism) = (call.operator.shape().q_len(), call.operator.mechanism());
-    let parts = projections(mechanism);
-    let part = |i: usize| &heads[i * len..][..len];
-    let extras = call.extras(slice(parameters));
-    kernels::Inputs { q: part(0), k: (!mechanism.tied()).then(|| part(parts / 2)), v: part(parts - 1), extras }
-}
-
-/// `N` buffers of the given sizes out of reused memory.
-fn cut<T: Storage, const N: usize>(memory: &mut kernels::Scratch, sizes: [usize; N]) -> [&mut [T]; N] {
-    let bytes = sizes.iter().sum::<usize>() * size_of::<T>();
-    let mut rest: &mut [T] = bytemuck::cast_slice_mut(memory.take(bytes.div_ceil(4)));
-    sizes.map(|len| {
-        let (part, tail) = std::mem::take(&mut rest).split_at_mut(len);
-        rest = tail;
-        part
-    })
+/// The outputs of all heads side by side.
+fn merged<D>(data: D, call: &Call) -> kernels::Strided<D> {
+    let shape = call.operator.shape();
+    kernels::Strided::tokens_first(data, [shape.heads, call.operator.out_seq(), shape.value_dim])
 }
 
 /// Zeros, written by all threads.
@@ -175,37 +213,4 @@ fn zeros<T: Storage>(len: usize) -> Vec<T> {
     let mut zeros = Vec::new();
     (0..len).into_par_iter().with_min_len(PART).map(|_| T::default()).collect_into_vec(&mut zeros);
     zeros
-}
-
-/// `[batch, seq, parts, heads, dim]` to as many blocks of `[batch, heads, seq, dim]` as fill `into`.
-fn gather<T: Storage>(from: &[T], shape: &Shape, seq: usize, into: &mut [T]) {
-    let (heads, dim) = (shape.heads, shape.head_dim);
-    let block = shape.batch * heads * seq * dim;
-    let row = into.len() / block * heads * dim;
-    for (part, into) in into.chunks_exact_mut(block).enumerate() {
-        into.par_chunks_exact_mut(heads * seq * dim).zip(from.par_chunks_exact(seq * row)).for_each(|(into, from)| {
-            for (head, into) in into.chunks_exact_mut(seq * dim).enumerate() {
-                let first = (part * heads + head) * dim;
-                for (into, from) in into.chunks_exact_mut(dim).zip(from.chunks_exact(row)) {
-                    into.copy_from_slice(&from[first..first + dim]);
-                }
-            }
-        });
-    }
-}
-
-/// The inverse of [`gather`].
-fn scatter<T: Storage>(from: &[&[T]], shape: &Shape, seq: usize, into: &mut [T]) {
-    let (heads, dim) = (shape.heads, shape.head_dim);
-    let (row, sequence) = (from.len() * heads * dim, heads * seq * dim);
-    into.par_chunks_exact_mut(seq * row).enumerate().for_each(|(batch, into)| {
-        for (part, from) in from.iter().enumerate() {
-            for (head, from) in from[batch * sequence..][..sequence].chunks_exact(seq * dim).enumerate() {
-                let first = (part * heads + head) * dim;
-                for (into, from) in into.chunks_exact_mut(row).zip(from.chunks_exact(dim)) {
-                    into[first..first + dim].copy_from_slice(from);
-                }
-            }
-        }
-    });
 }

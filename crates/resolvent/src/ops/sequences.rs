@@ -101,15 +101,16 @@ pub fn attend_sequences(
     causal: bool,
     strategy: Strategy,
 ) -> Result<Output> {
-    match bound(inputs, mechanism, sequences, causal, strategy)? {
+    match bound(inputs, inputs.q.dims()[1], mechanism, sequences, causal, strategy)? {
         Some(operator) => fused::apply(inputs, Call::bound(inputs, operator)),
         None => by_groups(inputs, mechanism, sequences, causal, strategy),
     }
 }
 
-/// The operator of the kernels where it serves the call; the content of `inputs` is read where the mechanism makes clusters of it.
+/// The operator of the kernels on `kv_heads` heads of keys where it serves the call; the content of `inputs` is read where the mechanism makes clusters of it.
 pub(super) fn bound(
     inputs: &Inputs,
+    kv_heads: usize,
     mechanism: &Mechanism,
     sequences: &Sequences,
     causal: bool,
@@ -121,8 +122,7 @@ pub(super) fn bound(
     if strategy == Strategy::Composed || !is_flex(&q.device()) || !is_fused(q.dtype()) {
         return Ok(None);
     }
-    let heads =
-        Heads { heads: shape.heads, kv_heads: shape.heads, head_dim: shape.head_dim, value_dim: shape.value_dim };
+    let heads = Heads { heads: shape.heads, kv_heads, head_dim: shape.head_dim, value_dim: shape.value_dim };
     let operator = match VarlenOperator::new(mechanism, heads, sequences, causal, of_kernels(strategy)) {
         // What has no fused path may have another.
         Err(error) if strategy == Strategy::Auto && matches!(error.cause(), kernels::Error::Unsupported { .. }) => {

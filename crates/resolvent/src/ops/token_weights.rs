@@ -18,8 +18,9 @@ use super::{
     Inputs, Mask, Strategy,
     autodiff::{WeightsBackward, track_weights},
     composed,
-    fused::{contiguous, host_mask, of_kernels, slice, tensor, with_scratch},
+    fused::{host_mask, of_kernels, with_scratch},
     plan,
+    rows::{contiguous, slice, tensor},
 };
 use crate::{Mechanism, Result, mechanism::LinearInfsa};
 

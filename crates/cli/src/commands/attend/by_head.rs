@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{
     Attend,
     call::{Layout, Tensors},
-    check_memory, compute, sequences, shape_json, write,
+    check_memory, compute, sequences, shape_json, warn_of_precision, write,
 };
 use crate::{
     Error,
@@ -69,9 +69,11 @@ pub fn run(
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator = |group: &HeadGroup| {
         let shape = Shape { heads: group.heads.len(), ..layout.shape };
-        Operator::new(&group.mechanism, shape, args.causal, strategy).map_err(Error::kernels(&args.input))
+        let operator = Operator::new(&group.mechanism, shape, args.causal, strategy);
+        operator.map(|operator| operator.with_precision(args.precision)).map_err(Error::kernels(&args.input))
     };
     let operators = layer.groups.iter().map(operator).collect::<Result<Vec<_>>>()?;
+    operators.iter().for_each(warn_of_precision);
     let Some((output, destination)) = destination else { return print_plans(layer, &operators, global) };
     if args.reference || args.weights {
         operators.iter().try_for_each(|operator| check_memory(operator, &args.input))?;
@@ -95,7 +97,9 @@ fn print_plans(layer: &FittedLayer, operators: &[Operator], global: &Global) -> 
     let plans: Vec<_> = plans.collect();
     let lines = layer.groups.iter().zip(operators).map(|(group, operator)| {
         let plan = operator.plan();
-        let what = format!("{} by {:?}: {}", operator.mechanism().id(), plan.strategy, plan.reason);
+        let (id, arithmetic) = (operator.mechanism().id(), plan.arithmetic);
+        let products = format!("{} precision by {}", arithmetic.runs.name(), arithmetic.instructions);
+        let what = format!("{id} by {:?}: {}; {products}", plan.strategy, plan.reason);
         format!(
             "heads {:?}: {what}; {:.3e} operations forward, {:.3e} backward",
             group.heads, plan.flops_forward as f64, plan.flops_backward as f64

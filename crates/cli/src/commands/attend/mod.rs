@@ -9,7 +9,7 @@ mod sequences;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use resolvent_kernels::{Mechanism, Operator, Plan, Shape, Strategy};
+use resolvent_kernels::{Arithmetic, Mechanism, Operator, Plan, Precision, Shape, Strategy};
 use resolvent_lab::{analyze::FitFile, environment::available_memory, source::Document};
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use self::call::{Layout, Tensors};
 use super::recipe::read_mechanism;
 use crate::{
     Error,
-    args::Global,
+    args::{Global, precision},
     destination::Destination,
     error::Result,
     output,
@@ -37,6 +37,8 @@ use crate::{
 /// OUTPUT gets `out`, `lse` where the mechanism has it, and with --grad `dq`, `dk`, `dv` and the gradients of the mechanism's own
 /// tensors (such as `dgamma`), all in f32.
 /// It appears whole or not at all; its folder must exist.
+///
+/// It computes with the kernels and the f64 reference, which are the CPU's: there is no --device as for commands that run models.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Attend {
@@ -74,7 +76,10 @@ pub struct Attend {
     /// Compute naively in f64, and write f64; takes O(N^2) memory
     #[arg(long)]
     pub reference: bool,
-    /// Only print what would be done: strategy, operations, bytes, scratch
+    /// Precision of the products: full (f32), or bf16 with sums in f32, for softmax and infsa; others run in full, as --plan says
+    #[arg(long, value_name = "PRECISION", default_value = "full", value_parser = precision)]
+    pub precision: Precision,
+    /// Only print what would be done: strategy, precision, operations, bytes, scratch
     #[arg(long)]
     pub plan: bool,
 }
@@ -87,6 +92,7 @@ Examples:
   Gradients too, causal:   ... --output grads.safetensors --grad --causal
   In f64, with the matrix: ... --output exact.safetensors --reference --weights
   A generated head:        ... --input needle:tokens=4096,kind=key --output out.safetensors --certificate
+  Products of bf16:        ... --output out.safetensors --precision bf16
   What it would take:      resolvent attend --config M.json --input qkv.safetensors --plan
   A layer as it was fitted: resolvent attend --config runs/fit/fit.json --layer layers.0 --input dump.safetensors --output out.safetensors";
 
@@ -115,6 +121,8 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator =
         Operator::new(&mechanism, layout.shape, args.causal, strategy).map_err(Error::kernels(&args.input))?;
+    let operator = operator.with_precision(args.precision);
+    warn_of_precision(&operator);
     if let Some(caution) = mechanism.caution_at(&layout.shape) {
         tracing::warn!("{}: {caution}", mechanism.id());
     }
@@ -139,13 +147,7 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
     let tensors = tensors.map_err(Error::kernels(&args.input))?;
     let about = json!({"version": env!("CARGO_PKG_VERSION"), "mechanism": mechanism, "causal": args.causal});
     write(&tensors, &about, output, destination)?;
-    report(
-        &Done { mechanism: &mechanism, shape, strategy: operator.plan().strategy },
-        &tensors,
-        &unused,
-        output,
-        global,
-    )
+    report(&Done { mechanism: &mechanism, shape, plan: operator.plan() }, &tensors, &unused, output, global)
 }
 
 /// Writes `tensors`, whole or not at all.
@@ -174,11 +176,14 @@ fn check_memory(operator: &Operator, input: &Path) -> Result<()> {
 
 fn print_plan(mechanism: &Mechanism, shape: &Value, plan: &Plan, global: &Global) -> Result<()> {
     let text = format!(
-        "{} by {:?}: {}\ntile       {} x {}\nforward    {:.3e} operations, {:.3e} bytes, scratch {} f32, allocated {} bytes\n\
+        "{} by {:?}: {}\nprecision  {} by {}: {}\ntile       {} x {}\nforward    {:.3e} operations, {:.3e} bytes, scratch {} f32, allocated {} bytes\n\
          backward   {:.3e} operations, {:.3e} bytes, scratch {} f32, allocated {} bytes\nsaved      {} f32",
         mechanism.id(),
         plan.strategy,
         plan.reason,
+        plan.arithmetic.runs.name(),
+        plan.arithmetic.instructions,
+        plan.arithmetic.reason,
         plan.tile.0,
         plan.tile.1,
         plan.flops_forward as f64,
@@ -198,7 +203,15 @@ fn print_plan(mechanism: &Mechanism, shape: &Value, plan: &Plan, global: &Global
 struct Done<'a> {
     mechanism: &'a Mechanism,
     shape: Value,
-    strategy: Strategy,
+    plan: &'a Plan,
+}
+
+/// Says why a precision that was asked for is not what runs.
+fn warn_of_precision(operator: &Operator) {
+    let Arithmetic { asked, runs, reason, .. } = operator.plan().arithmetic;
+    if asked != runs {
+        tracing::warn!("{} runs in {} precision: {reason}", operator.mechanism().id(), runs.name());
+    }
 }
 
 fn report(done: &Done<'_>, tensors: &[Named], unused: &[String], output: &Path, global: &Global) -> Result<()> {
@@ -206,7 +219,8 @@ fn report(done: &Done<'_>, tensors: &[Named], unused: &[String], output: &Path, 
     let json = json!({
         "mechanism": done.mechanism,
         "shape": done.shape,
-        "strategy": done.strategy,
+        "strategy": done.plan.strategy,
+        "arithmetic": done.plan.arithmetic,
         "output": output.display().to_string(),
         "tensors": shapes,
         "unused": unused,

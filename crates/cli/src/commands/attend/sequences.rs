@@ -13,7 +13,7 @@ use super::{
     call::{Layout, Tensors},
     check_memory,
     compute::{self, Names},
-    print_plan, report, shape_json, write,
+    print_plan, report, shape_json, warn_of_precision, write,
 };
 use crate::{
     Error,
@@ -83,7 +83,7 @@ pub fn run(
     let heads = Heads { heads: s.heads, kv_heads: s.heads, head_dim: s.head_dim, value_dim: s.value_dim };
     let strategy = if args.reference { Strategy::Reference } else { Strategy::Auto };
     let operator = VarlenOperator::new(mechanism, heads, sequences, args.causal, strategy);
-    let operator = operator.map_err(Error::kernels(&args.input))?;
+    let operator = operator.map_err(Error::kernels(&args.input))?.with_precision(args.precision);
     let mut shape = shape_json(s);
     shape["sequences"] = json!(sequences.len());
     let Some((output, destination)) = destination else {
@@ -91,6 +91,7 @@ pub fn run(
     };
     // All tokens as one sequence: what tensors are called, and how large they are.
     let whole = Operator::new(mechanism, *s, args.causal, strategy).map_err(Error::kernels(&args.input))?;
+    warn_of_precision(&whole.clone().with_precision(args.precision));
     let tensors = match args.reference {
         true => one_by_one(args, mechanism, layout, sequences, &Tensors::load(file, &whole, layout, args.grad)?)?,
         false => {
@@ -102,7 +103,7 @@ pub fn run(
         "version": env!("CARGO_PKG_VERSION"), "mechanism": mechanism, "causal": args.causal, "sequences": sequences.len(),
     });
     write(&tensors, &about, output, destination)?;
-    let done = Done { mechanism, shape, strategy: operator.plan().strategy };
+    let done = Done { mechanism, shape, plan: operator.plan() };
     report(&done, &tensors, &super::call::unused(file, mechanism, args.grad), output, global)
 }
 
@@ -116,9 +117,9 @@ fn together(
     let (given, mask, s) = (tensors.inputs(), tensors.mask(false), &layout.shape);
     let names = Names { op: whole, layout };
     let mut inputs = VarlenInputs {
-        q: Strided::heads_first(given.q, s.seq_q, s.head_dim),
-        k: given.k.map(|k| Strided::heads_first(k, s.seq_kv, s.head_dim)),
-        v: Strided::heads_first(given.v, s.seq_kv, s.value_dim),
+        q: Strided::heads_first(given.q, [s.heads, s.seq_q, s.head_dim]),
+        k: given.k.map(|k| Strided::heads_first(k, [s.heads, s.seq_kv, s.head_dim])),
+        v: Strided::heads_first(given.v, [s.heads, s.seq_kv, s.value_dim]),
         extras: given.extras,
         clusters: None,
     };
@@ -129,7 +130,13 @@ fn together(
         inputs.clusters = Some(&plans);
     }
     let (mut out, mut stats) = (vec![0.0; s.out_len()], vec![0.0; op.plan().stats]);
-    op.forward(&inputs, &mask, Strided::heads_first(&mut out, s.seq_q, s.value_dim), &mut stats, &mut scratch)?;
+    op.forward(
+        &inputs,
+        &mask,
+        Strided::heads_first(&mut out[..], [s.heads, s.seq_q, s.value_dim]),
+        &mut stats,
+        &mut scratch,
+    )?;
     let mut results = vec![names.out(&out)];
     results.extend(op.lse(&stats).map(|lse| names.lse(&lse)));
     let Some(dout) = &tensors.dout else { return Ok(results) };
@@ -139,12 +146,12 @@ fn together(
     let mut parameters = compute::parameter_rooms(whole);
     let extras = parameters.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
     let mut gradients = VarlenGradients {
-        dq: Strided::heads_first(&mut dq, s.seq_q, s.head_dim),
-        dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, s.seq_kv, s.head_dim)),
-        dv: Strided::heads_first(&mut dv, s.seq_kv, s.value_dim),
+        dq: Strided::heads_first(&mut dq[..], [s.heads, s.seq_q, s.head_dim]),
+        dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, [s.heads, s.seq_kv, s.head_dim])),
+        dv: Strided::heads_first(&mut dv[..], [s.heads, s.seq_kv, s.value_dim]),
         extras,
     };
-    let [out, dout] = [&out, dout].map(|x| Strided::heads_first(&x[..], s.seq_q, s.value_dim));
+    let [out, dout] = [&out, dout].map(|x| Strided::heads_first(&x[..], [s.heads, s.seq_q, s.value_dim]));
     op.backward(&inputs, &mask, out, &stats, dout, &mut gradients, &mut scratch)?;
     results.extend(names.gradients(&dq, dk.as_deref(), &dv));
     results.extend(parameters.iter().map(|(p, gradient)| names.parameter(*p, gradient)));

@@ -1,12 +1,13 @@
 //! Sequences of any lengths in one call: each attends to itself alone.
 
 mod passes;
-mod rows;
 
 use crate::{
-    ClusterPlan, Error, ExtraGradients, Extras, Mechanism, Operator, Plan, Result, Sequences, Shape, Strategy, Strided,
-    parallel, scratch::scratch_len, simd::Level,
+    ClusterPlan, Error, ExtraGradients, Extras, Mechanism, Operator, Plan, Precision, Result, Sequences, Shape,
+    Strategy, Strided, parallel, scratch::scratch_len, simd::Level,
 };
+
+use super::Pass;
 
 /// How many heads there are, and how wide they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,10 +67,10 @@ pub struct VarlenGradients<'a, T> {
 /// let sequences = Sequences::new(&[0, 3, 8])?; // of 3 and 5 tokens
 /// let op = VarlenOperator::new(&Mechanism::preset("softmax")?, Heads::new(2, 4), &sequences, true, Strategy::Auto)?;
 /// let tokens = vec![0.5; 8 * 2 * 4]; // [tokens, heads, channels]
-/// let x = Strided::tokens_first(&tokens[..], 2, 4);
+/// let x = Strided::tokens_first(&tokens[..], [2, 8, 4]);
 /// let inputs = VarlenInputs { q: x, k: Some(x), v: x, extras: Extras::default(), clusters: None };
 /// let (mut out, mut stats) = (vec![0.0; tokens.len()], vec![0.0; op.plan().stats]);
-/// let into = Strided::tokens_first(&mut out[..], 2, 4);
+/// let into = Strided::tokens_first(&mut out[..], [2, 8, 4]);
 /// op.forward(&inputs, &Mask::NONE, into, &mut stats, &mut Scratch::default())?;
 /// assert!((out[0] - 0.5).abs() < 1e-6);
 /// # Ok::<(), Error>(())
@@ -159,10 +160,19 @@ impl VarlenOperator {
     pub fn with_level(mut self, level: Level) -> Result<Self> {
         self.operators =
             self.operators.into_iter().map(|operator| operator.with_level(level)).collect::<Result<_>>()?;
+        self.plan = self.planned();
         Ok(self)
     }
 
-    /// What will be done and what it needs: of all sequences together, the tile and the reason those of the longest.
+    /// The same operator with products of another precision: see [`Operator::with_precision`].
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.operators = self.operators.into_iter().map(|operator| operator.with_precision(precision)).collect();
+        self.plan = self.planned();
+        self
+    }
+
+    /// What will be done and what it needs: of all sequences together, the tile and the reason those of the longest. Half types are widened
+    /// in further scratch.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -209,8 +219,6 @@ impl VarlenOperator {
             let most = |all: &[usize]| all.iter().map(|&n| of(self.operator(n).plan())).max().unwrap_or(0);
             most(&self.alone).max(at_once * most(&self.shared_out))
         };
-        let rows = self.parts.iter().map(|part| elements(&self.operators[part.operator], Pass::Forward)).sum::<usize>();
-        let copied = |times: u64| times * 2 * (rows * size_of::<f32>()) as u64;
         let longest = self.alone.iter().chain(&self.shared_out).map(|&n| self.operator(n).plan());
         let longest = longest.max_by_key(|plan| plan.flops_forward).unwrap_or(&self.plan);
         Plan {
@@ -218,10 +226,10 @@ impl VarlenOperator {
             flops_backward: sum(|plan| plan.flops_backward),
             exps_forward: sum(|plan| plan.exps_forward),
             exps_backward: sum(|plan| plan.exps_backward),
-            bytes_forward: sum(|plan| plan.bytes_forward) + copied(1),
-            bytes_backward: sum(|plan| plan.bytes_backward) + copied(2),
-            scratch_forward: self.scratch(Pass::Forward),
-            scratch_backward: self.scratch(Pass::Backward),
+            bytes_forward: sum(|plan| plan.bytes_forward),
+            bytes_backward: sum(|plan| plan.bytes_backward),
+            scratch_forward: self.scratch(self.needed(|n| self.gathered(n, Pass::Forward))),
+            scratch_backward: self.scratch(self.needed(|n| self.gathered(n, Pass::Backward))),
             stats: self.plan.stats,
             allocated_forward: allocated(|plan| plan.allocated_forward),
             allocated_backward: allocated(|plan| plan.allocated_backward),
@@ -229,40 +237,30 @@ impl VarlenOperator {
         }
     }
 
-    /// f32 of working memory of a pass.
-    fn scratch(&self, pass: Pass) -> usize {
-        let alone = self.alone.iter().map(|&n| memory(self.operator(n), pass)).max().unwrap_or(0);
-        alone.max(parallel::workers(self.shared_out.len()) * self.per_worker(pass))
+    /// f32 of working memory of the sequences that keep all threads busy, and of one of the others, from that of each.
+    fn needed(&self, of: impl Fn(usize) -> usize) -> [usize; 2] {
+        let most = |all: &[usize]| all.iter().map(|&n| of(n)).max().unwrap_or(0).next_multiple_of(16);
+        [most(&self.alone), most(&self.shared_out)]
     }
 
-    /// f32 of working memory of one of the sequences that are shared out.
-    fn per_worker(&self, pass: Pass) -> usize {
-        self.shared_out.iter().map(|&n| memory(self.operator(n), pass)).max().unwrap_or(0)
+    /// f32 of working memory of all.
+    fn scratch(&self, [alone, per_worker]: [usize; 2]) -> usize {
+        alone.max(parallel::workers(self.shared_out.len()) * per_worker)
     }
-}
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    Forward,
-    Backward,
-}
-
-/// Rows of q, k, v and out of a sequence in f32; in the backward pass those of their gradients, too.
-fn sizes(operator: &Operator, pass: Pass) -> [usize; 8] {
-    let s = operator.shape();
-    let [q, v, o] = [s.q_len(), s.v_len(), operator.out_len()];
-    let k = if operator.mechanism().tied() { 0 } else { s.k_len() };
-    let gradients = if pass == Pass::Backward { [o, q, k, v] } else { [0; 4] };
-    [q, k, v, o, gradients[0], gradients[1], gradients[2], gradients[3]]
-}
-
-fn elements(operator: &Operator, pass: Pass) -> usize {
-    sizes(operator, pass).iter().sum()
-}
-
-/// f32 of working memory of a sequence.
-fn memory(operator: &Operator, pass: Pass) -> usize {
-    let plan = operator.plan();
-    let own = if pass == Pass::Forward { plan.scratch_forward } else { plan.scratch_backward };
-    scratch_len(sizes(operator, pass)) + own.next_multiple_of(16)
+    /// f32 of working memory of a sequence whose f32 rows lie among those of others.
+    fn gathered(&self, n: usize, pass: Pass) -> usize {
+        let operator = self.operator(n);
+        let (s, plan) = (operator.shape(), operator.plan());
+        let [q, v, o] = [s.q_len(), s.v_len(), operator.out_len()];
+        let k = if operator.mechanism().tied() { 0 } else { s.k_len() };
+        let own = if pass == Pass::Forward { plan.scratch_forward } else { plan.scratch_backward };
+        let copied = match pass {
+            _ if operator.reads_in_place() => 0,
+            Pass::Forward => scratch_len([q, k, v, o]),
+            Pass::Backward => scratch_len([q, k, v, o, o, q, k, v]),
+        };
+        let grouped = pass == Pass::Backward && self.heads.kv_heads != self.heads.heads && operator.reads_in_place();
+        own + copied + if grouped { scratch_len([k, v]) } else { 0 }
+    }
 }

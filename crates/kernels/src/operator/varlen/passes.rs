@@ -3,27 +3,19 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::{
-    Pass, VarlenGradients, VarlenInputs, VarlenOperator,
-    rows::{Rows, Target},
-    sizes,
+    super::{
+        packed::Packed,
+        tensors::{CallTensors, ForwardPass, Role, Written},
+    },
+    VarlenGradients, VarlenInputs, VarlenOperator,
 };
 use crate::{
-    ClusterPlan, Element, Error, ExtraGradients, Extras, Gradients, Inputs, Mask, Parameter, Result, Scratch, Strided,
-    call::Saved,
+    ClusterPlan, Element, Error, ExtraGradients, Extras, Mask, Parameter, Result, Scratch, Strided, StridedInputs,
+    call::{Layout, Target, View},
     check,
     mechanism::Bias,
     parallel::{self, Parts},
-    scratch::cut,
 };
-
-/// What a tensor is in a call; its gradient has the same sizes.
-#[derive(Debug, Clone, Copy)]
-enum Role {
-    Query,
-    Key,
-    Value,
-    Output,
-}
 
 impl VarlenOperator {
     /// `out = A(q, k) v`, sequence by sequence. Writes all rows of `out` (`[heads, tokens, value_dim]`) and all of `stats`
@@ -45,20 +37,22 @@ impl VarlenOperator {
         self.check(OP, inputs, mask)?;
         out.check(OP, "out", self.sizes(Role::Output))?;
         check::length(OP, "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
-        let (out, stats) = (Target::new(out), Parts::new(stats));
-        self.each(Pass::Forward, scratch, |n, memory| {
-            let operator = self.operator(n);
-            let ([q, k, v, o, ..], work) = cut(memory, sizes(operator, Pass::Forward));
-            let own = self.gathered(n, inputs, [q, k, v]);
+        let (x, all) = (self.operands(inputs), Target::new(out, self.sizes(Role::Output)));
+        let (out, stats) = (&all, Parts::new(stats));
+        let layout = |n: usize| out.layout().part(self.sequences.range(n));
+        let needed = |n: usize| {
+            let (own, mask) = (self.of_sequence(n, &x, inputs), self.mask_of(n, mask));
+            self.operator(n).memory(&own, &mask, &layout(n))
+        };
+        self.each(needed, scratch, |n, memory| {
+            let (operator, own, mask) = (self.operator(n), self.of_sequence(n, &x, inputs), self.mask_of(n, mask));
             let first = self.parts[n].stats;
             // SAFETY: every sequence has statistics of its own.
             let stats = unsafe { stats.part(first..first + operator.plan().stats) };
-            let mask = self.mask_of(n, mask);
-            operator.check_inputs(OP, &own, &mask)?;
-            operator.forward_f32(&own, &mask, o, stats, work)?;
-            // SAFETY: every sequence has rows of its own, and the strides were found to keep rows apart.
-            unsafe { self.rows(n, Role::Output).scatter(o, &out) };
-            Ok(())
+            operator.check_call(OP, &own.extras, &mask)?;
+            // SAFETY: every sequence has tokens of its own.
+            let out = unsafe { out.part(self.sequences.range(n)) };
+            operator.run(&own, &mask, out, stats, memory)
         })
     }
 
@@ -79,47 +73,121 @@ impl VarlenOperator {
         scratch: &mut Scratch,
     ) -> Result<()> {
         const OP: &str = "backward";
+        let finished = self.finished(inputs, mask, (out, stats, dout))?;
+        self.check_gradients(OP, gradients)?;
+        let VarlenGradients { dq, dk, dv, extras } = gradients;
+        let dk = dk.as_mut().map(|dk| Target::new(dk.reborrow(), self.sizes(Role::Key)));
+        let dq = Some(Target::new(dq.reborrow(), self.sizes(Role::Query)));
+        let dv = Target::new(dv.reborrow(), self.sizes(Role::Value));
+        self.differentiate(inputs, mask, &finished, Written { dq, dk, dv, extras: extras.reborrow() }, scratch)
+    }
+
+    /// Views of what one layer has projected, as [`crate::Operator::packed_inputs`] makes them; `packed` is `[tokens, width]`.
+    ///
+    /// # Errors
+    /// As [`crate::Operator::packed_inputs`].
+    pub fn packed_inputs<'a, T>(
+        &self,
+        packed: &'a [T],
+        extras: Extras<'a>,
+        clusters: Option<&'a [ClusterPlan]>,
+    ) -> Result<VarlenInputs<'a, T>> {
+        let places = self.packed(packed.len())?;
+        let StridedInputs { q, k, v, extras } = places.inputs(self.mechanism(), packed, extras);
+        Ok(VarlenInputs { q, k, v, extras, clusters })
+    }
+
+    /// [`VarlenOperator::backward`] that writes the gradients side by side, as [`VarlenOperator::packed_inputs`] reads.
+    ///
+    /// # Errors
+    /// As [`VarlenOperator::backward`] and [`VarlenOperator::packed_inputs`].
+    #[allow(clippy::too_many_arguments)] // as [`VarlenOperator::backward`]
+    pub fn backward_packed<T: Element>(
+        &self,
+        inputs: &VarlenInputs<'_, T>,
+        mask: &Mask<'_>,
+        out: Strided<&[T]>,
+        stats: &[f32],
+        dout: Strided<&[T]>,
+        (packed, extras): (&mut [T], &mut ExtraGradients<'_>),
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let places = self.packed(packed.len())?;
+        let finished = self.finished(inputs, mask, (out, stats, dout))?;
+        self.check_parameters("backward", extras)?;
+        let packed = Parts::new(packed);
+        let into = places.written(&packed, |role| self.sizes(role), extras.reborrow());
+        self.differentiate(inputs, mask, &finished, into, scratch)
+    }
+
+    fn packed(&self, len: usize) -> Result<Packed> {
+        let (tokens, keys) = (self.sequences.tokens(), self.sequences.keys());
+        if tokens != keys {
+            let got = format!("{tokens} queries and {keys} keys");
+            return Err(Error::OutOfRange { field: "sequences", got, expected: "as many queries as keys" });
+        }
+        let places = Packed::new(self.mechanism(), self.heads, tokens);
+        let remedy = "expected tokens * the channels of queries, keys and values";
+        check::length("packed", "packed", len, places.len(1), remedy)?;
+        Ok(places)
+    }
+
+    /// What the forward pass left of a call that fits.
+    fn finished<'a, T: Element>(
+        &self,
+        inputs: &VarlenInputs<'_, T>,
+        mask: &Mask<'_>,
+        (out, stats, dout): (Strided<&'a [T]>, &'a [f32], Strided<&'a [T]>),
+    ) -> Result<ForwardPass<'a, T>> {
+        const OP: &str = "backward";
         self.check(OP, inputs, mask)?;
         out.check(OP, "out", self.sizes(Role::Output))?;
         dout.check(OP, "dout", self.sizes(Role::Output))?;
         check::length(OP, "stats", stats.len(), self.plan.stats, "pass what forward wrote")?;
-        self.check_gradients(OP, gradients)?;
-        let wanted: Vec<_> = gradients.extras.iter().map(|(parameter, x)| (parameter, x.len())).collect();
+        Ok(ForwardPass { out: self.view(out, Role::Output), stats, dout: self.view(dout, Role::Output) })
+    }
+
+    fn differentiate<T: Element>(
+        &self,
+        inputs: &VarlenInputs<'_, T>,
+        mask: &Mask<'_>,
+        finished: &ForwardPass<'_, T>,
+        into: Written<'_, T>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let Written { dq, dk, dv, mut extras } = into;
+        let wanted: Vec<_> = extras.iter().map(|(parameter, x)| (parameter, x.len())).collect();
         let own_len = wanted.iter().map(|(_, len)| len).sum::<usize>();
         let mut rooms = vec![0.0; self.parts.len() * own_len];
-        let VarlenGradients { dq, dk, dv, extras } = gradients;
-        let [dq, dv] = [dq, dv].map(|x| Target::new(x.reborrow()));
-        let dk = dk.as_mut().map(|dk| Target::new(dk.reborrow()));
-        let parameters = Parts::new(&mut rooms);
-        let done = self.each(Pass::Backward, scratch, |n, memory| {
-            let operator = self.operator(n);
-            let ([q, k, v, o, g, dq_each, dk_each, dv_each], work) = cut(memory, sizes(operator, Pass::Backward));
-            let (own, mask) = (self.gathered(n, inputs, [q, k, v]), self.mask_of(n, mask));
-            self.rows(n, Role::Output).gather(&out, o);
-            self.rows(n, Role::Output).gather(&dout, g);
-            operator.check_inputs(OP, &own, &mask)?;
-            // SAFETY: every sequence has a room of its own.
-            let mut room = unsafe { parameters.part(n * own_len..(n + 1) * own_len) };
+        let (x, parameters) = (self.operands(inputs), Parts::new(&mut rooms));
+        // What a sequence reads and writes.
+        // SAFETY: every sequence has tokens and a room of its own.
+        let of_sequence = |n: usize| unsafe {
+            let (queries, keys) = (self.sequences.range(n), self.sequences.key_range(n));
+            let mut room = parameters.part(n * own_len..(n + 1) * own_len);
             let mut extras = ExtraGradients::default();
             for &(parameter, len) in &wanted {
                 let (own, rest) = room.split_at_mut(len);
                 (extras, room) = (extras.with(parameter, own), rest);
             }
-            let saved = Saved { out: o, stats: &stats[self.parts[n].stats..][..operator.plan().stats], dout: g };
-            let into =
-                Gradients { dq: &mut *dq_each, dk: dk.is_some().then_some(&mut *dk_each), dv: &mut *dv_each, extras };
-            let done = operator.backward_f32(&own, &mask, &saved, into, work);
-            // SAFETY: as in the forward pass.
-            unsafe {
-                self.rows(n, Role::Query).scatter(dq_each, &dq);
-                self.rows(n, Role::Value).scatter(dv_each, &dv);
-                if let Some(dk) = &dk {
-                    self.rows(n, Role::Key).scatter(dk_each, dk);
-                }
-            }
-            done
+            let dq = dq.as_ref().map(|dq| dq.part(queries.clone()));
+            let dk = dk.as_ref().map(|dk| dk.part(keys.clone()));
+            let stats = &finished.stats[self.parts[n].stats..][..self.operator(n).plan().stats];
+            let [out, dout] = [finished.out, finished.dout].map(|x| x.part(queries.clone()));
+            (ForwardPass { out, stats, dout }, Written { dq, dk, dv: dv.part(keys), extras })
+        };
+        let needed = |n: usize| {
+            let (own, mask) = (self.of_sequence(n, &x, inputs), self.mask_of(n, mask));
+            let (finished, mut into) = of_sequence(n);
+            self.operator(n).backward_memory(&own, &mask, &finished, &mut into)
+        };
+        let done = self.each(needed, scratch, |n, memory| {
+            let (operator, own, mask) = (self.operator(n), self.of_sequence(n, &x, inputs), self.mask_of(n, mask));
+            operator.check_call("backward", &own.extras, &mask)?;
+            let (finished, into) = of_sequence(n);
+            operator.run_backward(&own, &mask, &finished, into, memory)
         });
-        done.and(sum_parameters(&rooms, own_len, extras))
+        done.and(sum_parameters(&rooms, own_len, &mut extras))
     }
 
     /// The plans of a clustered call, one per sequence: made once and passed to both passes, they spare planning again.
@@ -137,26 +205,32 @@ impl VarlenOperator {
         self.check(OP, inputs, mask)?;
         let mut made: Vec<Option<ClusterPlan>> = vec![None; self.parts.len()];
         let plans = Parts::new(&mut made);
-        self.each(Pass::Forward, scratch, |n, memory| {
-            let ([q, k, v, ..], _) = cut(memory, sizes(self.operator(n), Pass::Forward));
-            let own = self.gathered(n, inputs, [q, k, v]);
-            let plan = self.operator(n).clusters(&own, &self.mask_of(n, mask))?.into_owned();
-            // SAFETY: every sequence has a plan of its own.
-            let place = unsafe { plans.part(n..n + 1) };
-            place[0] = Some(plan);
-            Ok(())
-        })?;
+        let x = self.operands(inputs);
+        self.each(
+            |_| 1,
+            scratch,
+            |n, _| {
+                let (own, mask) = (self.of_sequence(n, &x, inputs), self.mask_of(n, mask));
+                self.operator(n).check_call(OP, &own.extras, &mask)?;
+                let plan = self.operator(n).plan_clusters(&own, &mask)?.into_owned();
+                // SAFETY: every sequence has a plan of its own.
+                let place = unsafe { plans.part(n..n + 1) };
+                place[0] = Some(plan);
+                Ok(())
+            },
+        )?;
         Ok(made.into_iter().flatten().collect())
     }
 
-    /// Runs `task(n, memory)` for every sequence; the first sequence's error is returned, whatever the threads.
+    /// Runs `task(n, memory)` on `needed(n)` f32 for every sequence; the first sequence's error is returned, whatever the threads.
     fn each(
         &self,
-        pass: Pass,
+        needed: impl Fn(usize) -> usize,
         scratch: &mut Scratch,
         task: impl Fn(usize, &mut [f32]) -> Result<()> + Sync,
     ) -> Result<()> {
-        let work = scratch.take(self.scratch(pass));
+        let [alone, per_worker] = self.needed(needed);
+        let work = scratch.take(self.scratch([alone, per_worker]));
         let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
         let attempt = |n: usize, memory: &mut [f32]| {
             let Err(error) = task(n, memory) else { return };
@@ -167,32 +241,40 @@ impl VarlenOperator {
         };
         self.alone.iter().for_each(|&n| attempt(n, work));
         let of_task = |at: usize, memory: &mut [f32]| attempt(self.shared_out[at], memory);
-        parallel::for_each(self.shared_out.len(), work, self.per_worker(pass), of_task);
+        parallel::for_each(self.shared_out.len(), work, per_worker, of_task);
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some((n, error)) => Err(error.of_sequence(n)),
             None => Ok(()),
         }
     }
 
-    /// The inputs of a sequence, in one piece.
-    fn gathered<'a, T: Element>(
+    fn view<'a, T: Element>(&self, x: Strided<&'a [T]>, role: Role) -> View<'a, T> {
+        let sizes = self.sizes(role);
+        View::new(x.data, Layout::of(&x, sizes, self.heads.heads / sizes[1]))
+    }
+
+    /// The tensors of all sequences.
+    fn operands<'a, T: Element>(&self, inputs: &VarlenInputs<'a, T>) -> CallTensors<'a, T> {
+        let VarlenInputs { q, k, v, extras, .. } = *inputs;
+        let k = k.map(|k| self.view(k, Role::Key));
+        CallTensors { q: self.view(q, Role::Query), k, v: self.view(v, Role::Value), extras }
+    }
+
+    /// Those of a sequence.
+    fn of_sequence<'a, T: Element>(
         &self,
         n: usize,
+        all: &CallTensors<'a, T>,
         inputs: &VarlenInputs<'a, T>,
-        [q, k, v]: [&'a mut [f32]; 3],
-    ) -> Inputs<'a, f32> {
-        self.rows(n, Role::Query).gather(&inputs.q, q);
-        self.rows(n, Role::Value).gather(&inputs.v, v);
-        let k = inputs.k.map(|tensor| {
-            self.rows(n, Role::Key).gather(&tensor, k);
-            &*k
-        });
-        let extras = inputs.clusters.map_or(inputs.extras, |plans| inputs.extras.with_clusters(&plans[n]));
+    ) -> CallTensors<'a, T> {
+        let (queries, keys) = (self.sequences.range(n), self.sequences.key_range(n));
+        let extras = inputs.clusters.map_or(all.extras, |plans| all.extras.with_clusters(&plans[n]));
         let extras = match extras.dropout {
             Some(dropout) => extras.with_dropout(dropout.reseeded(n as u64)),
             None => extras,
         };
-        Inputs { q, k, v, extras }
+        let k = all.k.map(|k| k.part(keys.clone()));
+        CallTensors { q: all.q.part(queries), k, v: all.v.part(keys), extras }
     }
 
     fn mask_of<'a>(&self, n: usize, mask: &Mask<'a>) -> Mask<'a> {
@@ -201,22 +283,14 @@ impl VarlenOperator {
         Mask { causal: mask.causal, key, query }
     }
 
-    /// Where the rows of a sequence lie in a tensor.
-    fn rows(&self, n: usize, role: Role) -> Rows {
-        let [heads, _, channels] = self.sizes(role);
-        let of_keys = matches!(role, Role::Key | Role::Value);
-        let tokens = if of_keys { self.sequences.key_range(n) } else { self.sequences.range(n) };
-        Rows { tokens, heads, serves: self.heads.heads / heads, channels }
-    }
-
     /// The sizes of a tensor or its gradient.
-    fn sizes(&self, role: Role) -> [usize; 3] {
+    fn sizes(&self, role: Role) -> [usize; 4] {
         let (h, s) = (self.heads, &self.sequences);
         match role {
-            Role::Query => [h.heads, s.tokens(), h.head_dim],
-            Role::Key => [h.kv_heads, s.keys(), h.head_dim],
-            Role::Value => [h.kv_heads, s.keys(), h.value_dim],
-            Role::Output => [h.heads, s.tokens(), h.value_dim],
+            Role::Query => [1, h.heads, s.tokens(), h.head_dim],
+            Role::Key => [1, h.kv_heads, s.keys(), h.head_dim],
+            Role::Value => [1, h.kv_heads, s.keys(), h.value_dim],
+            Role::Output => [1, h.heads, s.tokens(), h.value_dim],
         }
     }
 
@@ -269,6 +343,10 @@ impl VarlenOperator {
             (None, false) => return Err(Error::Tensor { op, tensor: "dk", problem: "is missing" }),
             (None, true) => {}
         }
+        self.check_parameters(op, extras)
+    }
+
+    fn check_parameters(&self, op: &'static str, extras: &mut ExtraGradients<'_>) -> Result<()> {
         let (mechanism, shape) = (self.mechanism(), self.operators[0].shape());
         extras.iter().try_for_each(|(parameter, buffer)| {
             check::parameter_length(op, mechanism, shape, parameter, parameter.gradient_name(), buffer.len())

@@ -193,8 +193,8 @@ impl WithSimd for Queries<'_> {
             dq_sums[..queries.len() * stride].fill(0.0);
             for list in graph.exact_keys(run.group) {
                 for positions in list.chunks(KEYS) {
-                    let k = Rows::gather(head.k, d, positions, true, k_buffer);
-                    let v = Rows::gather(head.v, head.value_dim, positions, false, v_buffer);
+                    let k = Rows::gather(head.k, positions, true, k_buffer);
+                    let v = Rows::gather(head.v, positions, false, v_buffer);
                     let keys = Keys { k, v, depth: d, positions };
                     held.attend(simd, keys, Sums { dq: Some(&mut *dq_sums), dkv: None });
                 }
@@ -244,10 +244,10 @@ fn sampled<S: Simd>(
         let range = graph.edge_range(i);
         // SAFETY: every edge is one query's.
         let terms = unsafe { terms.part(first + range.start..first + range.end) };
-        let (q, g) = (&head.q[i * d..][..d], &held.g.data[n * held.g.stride..][..dv]);
+        let (q, g) = (head.q.row(i), &held.g.data[n * held.g.stride..][..dv]);
         let factor = head.rows(finished.factor)[i];
         for (edge, term) in graph.edges_of(i).iter().zip(terms) {
-            let (k, v) = (&head.k[edge.key as usize * d..][..d], &head.v[edge.key as usize * dv..][..dv]);
+            let (k, v) = (head.k.row(edge.key as usize), head.v.row(edge.key as usize));
             let weight = (logit * dot(simd, q, k) + log2_weight(edge.log_weight) - held.shift[n]).exp2();
             let slope = weight * (dot(simd, g, v) - held.delta[n]);
             *term = [factor * weight, slope];
@@ -312,8 +312,8 @@ impl WithSimd for KeyRun<'_> {
         let ([k_buffer, v_buffer, _, dk_sums, dv_sums], memory) = cut(memory, sizes(&head.shape()));
         let (d, dv) = (head.head_dim, head.value_dim);
         let positions = graph.keys.run(run);
-        let k = Rows::gather(head.k, d, positions, false, k_buffer);
-        let v = Rows::gather(head.v, dv, positions, false, v_buffer);
+        let k = Rows::gather(head.k, positions, false, k_buffer);
+        let v = Rows::gather(head.v, positions, false, v_buffer);
         dk_sums[..positions.len() * padded(d)].fill(0.0);
         dv_sums[..positions.len() * padded(dv)].fill(0.0);
         for list in graph.exact_queries(run.group) {
@@ -333,8 +333,8 @@ impl WithSimd for KeyRun<'_> {
             for &edge in edges.of(j) {
                 let [weight, slope] = passed.terms[passed.edges_at[slice] + edge as usize];
                 let i = graph.edges()[edge as usize].query as usize;
-                axpy(simd, slope, &head.q[i * d..][..d], dk_sum);
-                axpy(simd, weight, &head.outputs(finished.dout)[i * dv..][..dv], dv_sum);
+                axpy(simd, slope, head.q.row(i), dk_sum);
+                axpy(simd, weight, head.outputs(finished.dout).row(i), dv_sum);
             }
             if let Some(([dk_mean, dv_mean], share)) = mean {
                 axpy(simd, share, &dk_mean[..d], dk_sum);

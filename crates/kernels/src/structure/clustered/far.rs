@@ -30,8 +30,8 @@ impl Far {
         let rows = keys.chunks_exact_mut(key_stride).zip(values.chunks_exact_mut(value_stride));
         for (&c, (key, value)) in clusters.iter().zip(rows) {
             let tokens = graph.keys.of(c as usize);
-            mean(head.k, d, tokens.iter(), key);
-            mean(head.v, dv, tokens.iter(), value);
+            mean(head.k, tokens.iter(), key);
+            mean(head.v, tokens.iter(), value);
             key[d] = (tokens.len() as f64).log2() as f32;
         }
         Self { clusters, keys, values, key_stride, value_stride }

@@ -146,8 +146,8 @@ impl WithSimd for Block<'_> {
         let mut held = Held { queries, panels, limits, sums, state, tile };
         for list in graph.exact_keys(run.group) {
             for keys in list.chunks(KEYS) {
-                let k = Rows::gather(head.k, head.head_dim, keys, false, k_buffer);
-                let v = Rows::gather(head.v, head.value_dim, keys, true, v_buffer);
+                let k = Rows::gather(head.k, keys, false, k_buffer);
+                let v = Rows::gather(head.v, keys, true, v_buffer);
                 held.attend(simd, &head, head.head_dim, k, v, keys);
             }
         }
@@ -180,7 +180,7 @@ pub(super) fn pack(head: &Head<'_>, queries: &[u32], logit: f32, panels: &mut [f
     let d = head.head_dim;
     for (queries, panel) in queries.chunks(PANEL).zip(panels.chunks_mut(PANEL * (d + 1))) {
         let width = padded(queries.len());
-        transpose(head.q, d, queries, |_| logit, &mut panel[..width * d]);
+        transpose(head.q, queries, |_| logit, &mut panel[..width * d]);
         panel[width * d..width * (d + 1)].fill(1.0);
     }
 }
@@ -239,15 +239,15 @@ impl Held<'_> {
     /// Takes in the sampled edges.
     #[inline(always)]
     fn sampled<S: Simd>(&mut self, simd: S, head: &Head<'_>, graph: &Graph, logit: f32) {
-        let (d, dv) = (head.head_dim, head.value_dim);
+        let dv = head.value_dim;
         for (n, &i) in self.queries.iter().enumerate() {
             let edges = graph.edges_of(i as usize);
-            let q = &head.q[i as usize * d..][..d];
+            let q = head.q.row(i as usize);
             let sums = &mut self.sums[n * padded(dv)..][..dv];
             for edges in edges.chunks(KEYS) {
                 let mut peak = self.state.peak[n];
                 for (z, edge) in self.tile.iter_mut().zip(edges) {
-                    *z = logit * dot(simd, q, &head.k[edge.key as usize * d..][..d]) + log2_weight(edge.log_weight);
+                    *z = logit * dot(simd, q, head.k.row(edge.key as usize)) + log2_weight(edge.log_weight);
                     peak = peak.max(*z);
                 }
                 let rescale = (self.state.peak[n] - peak).exp2();
@@ -256,7 +256,7 @@ impl Held<'_> {
                 for (&z, edge) in self.tile.iter().zip(edges) {
                     let weight = (z - peak).exp2();
                     total += f64::from(weight);
-                    axpy(simd, weight, &head.v[edge.key as usize * dv..][..dv], sums);
+                    axpy(simd, weight, head.v.row(edge.key as usize), sums);
                 }
                 (self.state.peak[n], self.state.total[n]) = (peak, total);
             }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::{forward::pack, graph::Window};
 use crate::{
     Shape,
-    call::Saved,
+    call::{Saved, View},
     score::Exp,
     scratch::cut,
     simd::product::{Add, Left, Right, Size, Store, add_product, product, store_product},
@@ -18,8 +18,8 @@ use crate::{
 /// The rows that the forward pass made, and the gradient that comes in.
 #[derive(Clone, Copy)]
 pub(super) struct Finished<'a> {
-    pub out: &'a [f32],
-    pub dout: &'a [f32],
+    pub out: View<'a>,
+    pub dout: View<'a>,
     /// What to take out of the base-2 logits of every row, and the factor on what `exp2` then gives: see [`LogSums::split`].
     pub shift: &'a [f32],
     pub factor: &'a [f32],
@@ -89,8 +89,8 @@ pub(super) fn deltas<S: Simd>(
     }
     let (dv, width) = (head.value_dim, padded(queries.len()));
     let factor = head.rows(finished.factor);
-    transpose(head.outputs(finished.dout), dv, queries, |n| factor[queries[n] as usize], g_panel);
-    transpose(head.outputs(finished.out), dv, queries, |_| 1.0, out_panel);
+    transpose(head.outputs(finished.dout), queries, |n| factor[queries[n] as usize], g_panel);
+    transpose(head.outputs(finished.out), queries, |_| 1.0, out_panel);
     let delta = S::as_mut_simd_f32s(&mut delta[..width]).0;
     delta.fill(simd.splat_f32s(0.0));
     for (g, out) in g_panel.chunks_exact(width).zip(out_panel.chunks_exact(width)).take(dv) {
@@ -147,7 +147,7 @@ impl<'a> Held<'a> {
         queries: &'a [u32],
         memory: &'a mut [f32],
     ) -> Self {
-        let (d, dv) = (head.head_dim, head.value_dim);
+        let dv = head.value_dim;
         let parts = cut(memory, sizes(&head.shape())).0;
         let [q_panels, g_panels, out_panel, q_buffer, g_buffer, shift, delta, limits, weights, slopes] = parts;
         let dout = head.outputs(finished.dout);
@@ -168,8 +168,8 @@ impl<'a> Held<'a> {
             queries,
             q_panels,
             g_panels,
-            q: Rows::copy(head.q, d, queries, |_| 1.0, q_buffer),
-            g: Rows::copy(dout, dv, queries, |n| factors[queries[n] as usize], g_buffer),
+            q: Rows::copy(head.q, queries, |_| 1.0, q_buffer),
+            g: Rows::copy(dout, queries, |n| factors[queries[n] as usize], g_buffer),
             shift,
             delta,
             limits,

@@ -1,6 +1,9 @@
 //! Which tokens a cluster has.
 
-use crate::call::cluster_plan::{NONE, STRAY};
+use crate::call::{
+    TokenRows,
+    cluster_plan::{NONE, STRAY},
+};
 
 /// The tokens of every cluster, ascending within each, and those in none.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,22 +66,25 @@ impl Members {
     /// The mean of `x [.., dim]` over every cluster, `[len, dim]`; 0 for a cluster without tokens.
     pub fn means(&self, x: &[f32], dim: usize) -> Vec<f32> {
         let mut means = vec![0.0; self.len() * dim];
-        means.chunks_exact_mut(dim).enumerate().for_each(|(c, to)| mean(x, dim, self.of(c).iter(), to));
+        means
+            .chunks_exact_mut(dim)
+            .enumerate()
+            .for_each(|(c, to)| mean(TokenRows::in_one_piece(x, dim), self.of(c).iter(), to));
         means
     }
 }
 
-/// Writes the mean of the rows `tokens` of `x [.., dim]` to the first `dim` elements of `to`; 0 where there are none.
-pub(super) fn mean<'t>(x: &[f32], dim: usize, tokens: impl Iterator<Item = &'t u32>, to: &mut [f32]) {
-    to.iter_mut().zip(exact_mean(x, dim, tokens.copied())).for_each(|(to, mean)| *to = mean as f32);
+/// Writes the mean of the rows `tokens` of `x` to the first elements of `to`; 0 where there are none.
+pub(super) fn mean<'t>(x: TokenRows<'_>, tokens: impl Iterator<Item = &'t u32>, to: &mut [f32]) {
+    to.iter_mut().zip(exact_mean(x, tokens.copied())).for_each(|(to, mean)| *to = mean as f32);
 }
 
-/// The mean of the rows `tokens` of `x [.., dim]`; 0 of none.
-pub(super) fn exact_mean(x: &[f32], dim: usize, tokens: impl Iterator<Item = u32>) -> Vec<f64> {
-    let mut sum = vec![0.0; dim];
+/// The mean of the rows `tokens` of `x`; 0 of none.
+pub(super) fn exact_mean(x: TokenRows<'_>, tokens: impl Iterator<Item = u32>) -> Vec<f64> {
+    let mut sum = vec![0.0; x.channels];
     let mut count = 0_usize;
     for n in tokens {
-        sum.iter_mut().zip(&x[n as usize * dim..]).for_each(|(sum, &x)| *sum += f64::from(x));
+        sum.iter_mut().zip(x.row(n as usize)).for_each(|(sum, &x)| *sum += f64::from(x));
         count += 1;
     }
     sum.iter_mut().for_each(|sum| *sum /= count.max(1) as f64);

@@ -20,6 +20,7 @@ pub(crate) fn plan(m: &Ssa, s: &Shape, causal: bool) -> Plan {
     let planning = [2, counts.products, channels].into_iter().fold(slices, u64::saturating_mul);
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "exact entries in gathered tiles, the others row by row; no score is stored",
         tile: (dense::QUERIES.min(s.seq_q), dense::KEYS.min(s.seq_kv)),
         flops_forward: planning.saturating_add(slices * entries * 2 * (d + dv)),

@@ -6,7 +6,6 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{
     forward::TILE_STRIDE,
@@ -15,7 +14,7 @@ use super::{
 };
 use crate::{
     Dropped, Shape,
-    call::Call,
+    call::{Call, Target, TokenRows, View},
     parallel::{Parts, for_each, workers},
     scratch::{cut, scratch_len},
     simd::product::{Add, Left, Right, Size, product},
@@ -23,7 +22,7 @@ use crate::{
 
 /// Keys of one tile: at 64 channels the tile, its gradients and the two tiles of scores (2 x 40 KiB) take 210 KiB of a
 /// 2 MiB L2, while a panel (16 KiB) stays in L1.
-const KEYS: usize = 128;
+pub(super) const KEYS: usize = 128;
 /// Tasks that a call is split into where batch and heads are fewer: each takes a range of the keys, so that every split
 /// but the first costs one more partial `dq`. A constant, lest results depend on the machine.
 const TASKS: usize = 16;
@@ -40,11 +39,11 @@ pub(super) struct Terms<'a> {
 
 /// Where the gradients go.
 pub(crate) struct Targets<'a> {
-    pub dq: &'a mut [f32],
+    pub dq: Target<'a>,
     /// `None` when tied: `dq` then gets both paths.
-    pub dk: Option<&'a mut [f32]>,
+    pub dk: Option<Target<'a>>,
     /// `None` when it is not wanted.
-    pub dv: Option<&'a mut [f32]>,
+    pub dv: Option<Target<'a>>,
 }
 
 /// What a [`Pairing`] sums up beside the gradients of the tokens.
@@ -63,7 +62,7 @@ pub(super) struct Stream<'a, F> {
     pub pairing: F,
     /// Factor on the gradients of `v`, per batch element and head.
     pub value: &'a [f32],
-    pub dout: &'a [f32],
+    pub dout: View<'a>,
     pub terms: Terms<'a>,
 }
 
@@ -74,8 +73,12 @@ pub(super) fn splits(shape: &Shape) -> usize {
 
 /// f32 of working memory for `shape` in the current thread pool.
 pub(super) fn work<P: Pairing>(shape: &Shape, tied: bool) -> usize {
-    let tasks = shape.slices() * splits(shape);
-    scratch_len(partials(shape, tied)) + workers(tasks) * scratch_len(sizes::<P>(shape))
+    work_of(shape, tied, scratch_len(sizes::<P>(shape)))
+}
+
+/// [`work`], with `per_worker` f32 for every thread.
+pub(super) fn work_of(shape: &Shape, tied: bool, per_worker: usize) -> usize {
+    scratch_len(partials(shape, tied)) + workers(shape.slices() * splits(shape)) * per_worker
 }
 
 /// Partial `dq` of all splits but the first, and `dk` when tied.
@@ -114,73 +117,82 @@ fn sizes<P: Pairing>(shape: &Shape) -> [usize; 18] {
 
 impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
     pub fn run(&self, targets: Targets<'_>, sums: Sums<'_>, work: &mut [f32]) {
+        let level = self.call.level;
+        self.each(scratch_len(sizes::<P>(&self.call.shape)), targets, sums, work, |task| level.dispatch(task));
+    }
+
+    /// As [`Stream::run`]: calls `run` with every task, with `per_worker` f32 of working memory.
+    pub fn each(
+        &self,
+        per_worker: usize,
+        mut targets: Targets<'_>,
+        sums: Sums<'_>,
+        work: &mut [f32],
+        run: impl Fn(Task<'_, P>) + Sync,
+    ) {
         let shape = self.call.shape;
-        let (splits, tied) = (splits(&shape), targets.dk.is_none());
+        let (splits, tied, slices) = (splits(&shape), targets.dk.is_none(), shape.slices());
         let ([partial, tied_dk], work) = cut(work, partials(&shape, tied));
         let with_tokens = sums.columns.is_none();
         {
-            let (dq, partial) = (Parts::new(&mut *targets.dq), Parts::new(&mut *partial));
-            let dk = Parts::new(targets.dk.unwrap_or(&mut *tied_dk));
-            let (dv, columns) = (targets.dv.map(Parts::new), sums.columns.map(Parts::new));
+            let dq = &targets.dq;
+            let partial = Target::in_one_piece(&mut *partial, (splits - 1) * slices, [shape.seq_q, shape.head_dim]);
+            let tied_dk = Target::in_one_piece(&mut *tied_dk, slices, [shape.seq_kv, shape.head_dim]);
+            let dk = targets.dk.as_ref().unwrap_or(&tied_dk);
+            let (dv, columns) = (targets.dv.as_ref(), sums.columns.map(Parts::new));
             let parameters = Parts::new(sums.parameters);
-            for_each(shape.slices() * splits, work, scratch_len(sizes::<P>(&shape)), |task, memory| {
+            for_each(slices * splits, work, per_worker, |task, memory| {
                 let (slice, split) = (task / splits, task % splits);
                 let share = shape.seq_kv.div_ceil(KEYS).div_ceil(splits) * KEYS;
                 let keys = (split * share).min(shape.seq_kv)..((split + 1) * share).min(shape.seq_kv);
-                let rows = |r: Range<usize>, seq: usize, dim: usize| {
-                    (slice * seq + r.start) * dim..(slice * seq + r.end) * dim
+                let dq = match split.checked_sub(1) {
+                    None => (dq, slice),
+                    Some(n) => (&partial, n * slices + slice),
                 };
-                let all = rows(0..shape.seq_q, shape.seq_q, shape.head_dim);
-                // SAFETY: tasks differ in slice or split: each split has its own `dq`, and its own range of keys.
-                let into = unsafe {
-                    let dq = match split.checked_sub(1) {
-                        None => dq.part(all),
-                        Some(n) => partial.part(n * shape.q_len() + all.start..n * shape.q_len() + all.end),
-                    };
-                    let of_keys = |dim: usize| rows(keys.clone(), shape.seq_kv, dim);
-                    Outputs {
-                        tokens: with_tokens.then_some((dq, dk.part(of_keys(shape.head_dim)))),
-                        dv: dv.as_ref().map(|dv| dv.part(of_keys(shape.value_dim))),
-                        columns: columns.as_ref().map(|columns| columns.part(of_keys(1))),
-                        parameters: parameters.part(task * P::PARAMETERS..(task + 1) * P::PARAMETERS),
-                    }
+                let of_keys = slice * shape.seq_kv + keys.start..slice * shape.seq_kv + keys.end;
+                // SAFETY: tasks differ in slice or split: each split has its own range of keys.
+                let (columns, parameters) = unsafe {
+                    let columns = columns.as_ref().map(|columns| columns.part(of_keys));
+                    (columns, parameters.part(task * P::PARAMETERS..(task + 1) * P::PARAMETERS))
                 };
+                let into = Outputs { tokens: with_tokens.then_some((dq, dk)), dv, columns, parameters };
                 let pairing = (self.pairing)(slice);
                 let (call, value) = (self.call, self.value[slice]);
                 let (dout, terms) = (self.dout, &self.terms);
-                call.level.dispatch(Task { call, pairing, value, dout, terms, slice, keys, into, memory });
+                run(Task { call, pairing, value, dout, terms, slice, keys, into, memory });
             });
         }
         if with_tokens {
-            let extra = partial.chunks_exact(shape.q_len()).chain(tied.then_some(&*tied_dk));
-            let add = |extra: &[f32]| {
-                targets.dq.par_iter_mut().zip(extra).with_min_len(4096).for_each(|(dq, &x)| *dq += x);
-            };
-            extra.for_each(add);
+            for extra in partial.chunks_exact(shape.q_len()).chain(tied.then_some(&*tied_dk)) {
+                let extra = View::in_one_piece(extra, slices, [shape.seq_q, shape.head_dim]);
+                targets.dq.for_each_row(|slice, i, dq| {
+                    dq.iter_mut().zip(extra.row(slice, i)).for_each(|(dq, &x)| *dq += x);
+                });
+            }
         }
     }
 }
 
-/// Where one task writes.
-struct Outputs<'a> {
-    /// `dq`, and the task's range of `dk`.
-    tokens: Option<(&'a mut [f32], &'a mut [f32])>,
-    dv: Option<&'a mut [f32]>,
-    columns: Option<&'a mut [f32]>,
-    parameters: &'a mut [f64],
+/// Where one task writes: its range of keys, and a `dq` of its own.
+pub(super) struct Outputs<'a> {
+    /// `dq` and the slice of it; `dk`.
+    pub tokens: Option<((&'a Target<'a>, usize), &'a Target<'a>)>,
+    pub dv: Option<&'a Target<'a>>,
+    pub columns: Option<&'a mut [f32]>,
+    pub parameters: &'a mut [f64],
 }
 
 /// One head and range of keys.
-struct Task<'a, P> {
-    call: &'a Call<'a>,
-    pairing: P,
-    value: f32,
-    dout: &'a [f32],
-    terms: &'a Terms<'a>,
-    slice: usize,
-    keys: Range<usize>,
-    into: Outputs<'a>,
-    memory: &'a mut [f32],
+pub(super) struct Task<'a, P> {
+    pub call: &'a Call<'a>,
+    pub pairing: P,
+    pub value: f32,
+    pub dout: View<'a>,
+    pub terms: &'a Terms<'a>,
+    pub slice: usize,
+    pub keys: Range<usize>,
+    pub into: Outputs<'a>,
+    pub memory: &'a mut [f32],
 }
 
 impl<P: Pairing> WithSimd for Task<'_, P> {
@@ -198,10 +210,10 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
         let queries = positions(0..head.seq_q, head.keep_query, at);
         let row = |n: usize| slice * head.seq_q + queries[n] as usize;
         let factor = |n: usize| terms.factor[row(n)];
-        let dout = &dout[slice * head.seq_q * dv_dim..][..head.seq_q * dv_dim];
+        let dout: TokenRows<'_> = dout.slice(slice);
         let q = pairing.queries(head, queries, Pass::Backward, q_buffer);
-        transpose(dout, dv_dim, queries, factor, g_panels);
-        let g = Rows::copy(dout, dv_dim, queries, factor, g_buffer);
+        transpose(dout, queries, factor, g_panels);
+        let g = Rows::copy(dout, queries, factor, g_buffer);
         let dropout = head.panel_dropout(queries, draws);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
@@ -220,7 +232,7 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
             let tile_keys = from..(from + KEYS).min(keys.end);
             let kept = positions(tile_keys.clone(), head.keep_key, key_at);
             let k = pairing.keys(head, kept, Pass::Backward, &mut *k_buffer);
-            let v = Rows::gather(head.v, dv_dim, kept, false, v_buffer);
+            let v = Rows::gather(head.v, kept, false, v_buffer);
             dk_sums[..kept.len() * padded(d)].fill(0.0);
             dv_sums[..kept.len() * v.stride].fill(0.0);
             dk_margin.fill(0.0);
@@ -266,23 +278,29 @@ impl<P: Pairing> WithSimd for Task<'_, P> {
                     tile.tokens(simd, q.rows.as_right(first..first + count), k.rows, dk_sums, &mut dq_sums[rows]);
                 }
             }
-            let at = |dim: usize| (tile_keys.start - keys.start) * dim..(tile_keys.end - keys.start) * dim;
-            let position = |n: usize| kept[n] as usize - tile_keys.start;
-            if let Some((_, dk)) = &mut into.tokens {
+            let position = |n: usize| kept[n] as usize;
+            if let Some((_, dk)) = into.tokens {
+                // SAFETY: no other task has these keys of this slice.
+                let dk = |key: usize| unsafe { dk.row(slice, key) };
                 let finish = Finish { pairing, tokens: &k, margin: dk_margin, sums: dk_sums, dim: d };
-                finish.scatter(kept.len(), position, &mut dk[at(d)]);
+                finish.scatter(kept.len(), position, tile_keys.clone(), dk);
             }
-            if let Some(dv) = &mut into.dv {
-                scatter(dv_sums, dv_dim, kept.len(), position, value, &mut dv[at(dv_dim)]);
+            if let Some(dv) = into.dv {
+                // SAFETY: as above.
+                let dv = |key: usize| unsafe { dv.row(slice, key) };
+                scatter(dv_sums, dv_dim, kept.len(), position, value, tile_keys.clone(), dv);
             }
             if let Some(columns) = &mut into.columns {
-                columns[at(1)].fill(0.0);
-                (0..kept.len()).for_each(|n| columns[at(1)][position(n)] = dk_margin[n]);
+                let columns = &mut columns[tile_keys.start - keys.start..tile_keys.end - keys.start];
+                columns.fill(0.0);
+                (0..kept.len()).for_each(|n| columns[position(n) - tile_keys.start] = dk_margin[n]);
             }
         }
-        if let Some((dq, _)) = into.tokens {
+        if let Some(((dq, slice), _)) = into.tokens {
+            // SAFETY: no other task has this `dq` of this slice.
+            let dq = |query: usize| unsafe { dq.row(slice, query) };
             let finish = Finish { pairing, tokens: &q, margin: dq_margin, sums: dq_sums, dim: d };
-            finish.scatter(queries.len(), |n| queries[n] as usize, dq);
+            finish.scatter(queries.len(), |n| queries[n] as usize, 0..head.seq_q, dq);
         }
     }
 }
@@ -326,27 +344,39 @@ struct Finish<'a, P> {
 }
 
 impl<P: Pairing> Finish<'_, P> {
-    /// Writes the gradients of the `kept` tokens to their rows of `out`, zeros to the others.
+    /// Writes the gradients of the `kept` ones of `tokens` to their rows `out`, zeros to those of the others.
     #[inline(always)]
-    fn scatter(&self, kept: usize, position: impl Fn(usize) -> usize, out: &mut [f32]) {
-        if kept * self.dim < out.len() {
-            out.fill(0.0);
+    fn scatter<'o>(
+        &self,
+        kept: usize,
+        position: impl Fn(usize) -> usize,
+        tokens: Range<usize>,
+        out: impl Fn(usize) -> &'o mut [f32],
+    ) {
+        if kept < tokens.len() {
+            tokens.for_each(|token| out(token).fill(0.0));
         }
         for (n, sums) in self.sums.chunks_exact(padded(self.dim)).take(kept).enumerate() {
-            let row = &mut out[position(n) * self.dim..][..self.dim];
             let margin = if P::MARGINS { self.margin[n] } else { 0.0 };
-            self.pairing.gradient(self.tokens, n, margin, sums, row);
+            self.pairing.gradient(self.tokens, n, margin, sums, out(position(n)));
         }
     }
 }
 
-/// Writes sums times `factor` to the rows of the `kept` tokens, zeros to the masked ones.
-fn scatter(sums: &[f32], dim: usize, kept: usize, position: impl Fn(usize) -> usize, factor: f32, out: &mut [f32]) {
-    if kept * dim < out.len() {
-        out.fill(0.0);
+/// Writes sums times `factor` to the rows `out` of the `kept` ones of `tokens`, zeros to those of the masked ones.
+fn scatter<'o>(
+    sums: &[f32],
+    dim: usize,
+    kept: usize,
+    position: impl Fn(usize) -> usize,
+    factor: f32,
+    tokens: Range<usize>,
+    out: impl Fn(usize) -> &'o mut [f32],
+) {
+    if kept < tokens.len() {
+        tokens.for_each(|token| out(token).fill(0.0));
     }
     for (n, sums) in sums.chunks_exact(padded(dim)).take(kept).enumerate() {
-        let row = &mut out[position(n) * dim..][..dim];
-        row.iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * factor);
+        out(position(n)).iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * factor);
     }
 }

@@ -18,8 +18,8 @@ use super::{
     plan::pairs,
 };
 use crate::{
-    Gradients, Parameter, Plan, Result, Shape, Strategy,
-    call::{Call, Saved},
+    Parameter, Plan, Result, Shape, Strategy,
+    call::{Call, GradientTargets, Saved, Target, View},
     mechanism::{DistanceKernel, Fna, Manifold},
     score::distance::Scale,
     scratch::{cut, scratch_len},
@@ -72,7 +72,7 @@ impl<'a> Heads<'a> {
 pub(crate) fn fna_forward(
     call: &Call<'_>,
     m: &Fna,
-    out: &mut [f32],
+    out: &Target<'_>,
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
@@ -85,9 +85,11 @@ pub(crate) fn fna_forward(
     if m.norm_exponent == 0.0 {
         forward::Stream { call, pairing: |n| heads.pairing(n, None), slices }.run(out, lse, work);
     } else {
-        let degrees = Call { shape: Shape { value_dim: 0, ..shape }, v: &[], ..*call };
+        let v = View::in_one_piece(&[], shape.slices(), [shape.seq_kv, 0]);
+        let degrees = Call { shape: Shape { value_dim: 0, ..shape }, v, ..*call };
         let pairing = |n| heads.pairing(n, None);
-        forward::Stream { call: &degrees, pairing, slices }.run(&mut [], lse, work);
+        let nothing = Target::in_one_piece(&mut [], shape.slices(), [shape.seq_q, 0]);
+        forward::Stream { call: &degrees, pairing, slices }.run(&nothing, lse, work);
         log_sum::save(lse, plain_sums);
         key_bias(m, LogSums::of(plain_sums), bias);
         let density = |n: usize| Density { bias: &bias[n * shape.seq_kv..][..shape.seq_kv], shift: &[], gradient: &[] };
@@ -121,7 +123,7 @@ pub(crate) fn fna_backward(
     call: &Call<'_>,
     m: &Fna,
     saved: &Saved<'_>,
-    gradients: Gradients<'_, f32>,
+    gradients: GradientTargets<'_>,
     work: &mut [f32],
 ) -> Result<()> {
     let shape = call.shape;
@@ -133,7 +135,7 @@ pub(crate) fn fna_backward(
     let (sums, plain_sums) = saved.stats.split_at(log_sum::SAVED * shape.slices() * shape.seq_q);
     row_terms(call, saved, LogSums::of(sums), [&mut *shift, &mut *delta, &mut *factor]);
     let rows = Rows { value, dout: saved.dout, shift, delta, factor };
-    let Gradients { dq, dk, dv, mut extras } = gradients;
+    let GradientTargets { dq, dk, dv, mut extras } = gradients;
     let targets = Targets { dq, dk, dv: Some(dv) };
     if m.norm_exponent == 0.0 {
         let sums = Sums { columns: None, parameters: &mut *parameters };
@@ -196,7 +198,7 @@ fn typical_sums(heads: &Heads<'_>, logs: LogSums<'_>, columns: &[f32], h: usize)
 /// What both passes of the backward pass take per row.
 struct Rows<'a> {
     value: &'a [f32],
-    dout: &'a [f32],
+    dout: View<'a>,
     shift: &'a [f32],
     delta: &'a [f32],
     factor: &'a [f32],
@@ -227,8 +229,8 @@ fn through_density(
         let row = n * seq..(n + 1) * seq;
         Density { bias: &bias[row.clone()], shift: &shift[row], gradient: &[] }
     };
-    let Targets { dq, mut dk, dv } = targets;
-    let first = Targets { dq: &mut *dq, dk: dk.as_deref_mut(), dv };
+    let Targets { mut dq, mut dk, dv } = targets;
+    let first = Targets { dq: dq.reborrow(), dk: dk.as_mut().map(Target::reborrow), dv };
     let sums = Sums { columns: Some(&mut *columns), parameters: &mut *parameters };
     let pairing = |n| Distances { columns_only: true, ..heads.pairing(n, Some(density(n))) };
     rows.stream(call, pairing).run(first, sums, work);
@@ -262,6 +264,7 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
     let out = s.out_len() as u64;
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "distances are streamed in tiles and never stored",
         tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
         flops_forward: pairs * (passes * distance + 2 * dv),

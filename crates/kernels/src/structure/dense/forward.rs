@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Dropped, Shape,
-    call::Call,
+    call::{Call, Target},
     parallel::{Parts, for_each, workers},
     scratch::{cut, scratch_len},
     simd::product::{Add, Left, Right, Size, product},
@@ -37,22 +37,33 @@ pub(super) struct Stream<'a, F> {
 impl<P: Pairing, F: Fn(usize) -> P + Sync> Stream<'_, F> {
     /// Writes `out [slices, seq_q, value_dim]` and `stats [slices, seq_q]` (of masked queries: zeros, and the statistic
     /// of a row without keys).
-    pub fn run(&self, out: &mut [f32], stats: &mut [f64], work: &mut [f32]) {
+    pub fn run(&self, out: &Target<'_>, stats: &mut [f64], work: &mut [f32]) {
+        let level = self.call.level;
+        self.each(memory::<P>(&self.call.shape), out, stats, work, |block| level.dispatch(block));
+    }
+
+    /// As [`Stream::run`]: calls `run` with every block, with `per_worker` f32 of working memory.
+    pub fn each(
+        &self,
+        per_worker: usize,
+        out: &Target<'_>,
+        stats: &mut [f64],
+        work: &mut [f32],
+        run: impl Fn(Block<'_, P>) + Sync,
+    ) {
         let shape = self.call.shape;
         let blocks = shape.seq_q.div_ceil(QUERIES);
-        let (out, stats) = (Parts::new(out), Parts::new(stats));
-        for_each(self.slices.len() * blocks, work, memory::<P>(&shape), |task, memory| {
+        let stats = Parts::new(stats);
+        for_each(self.slices.len() * blocks, work, per_worker, |task, memory| {
             // Causal: the last blocks see the most keys; first come the heavy ones.
             let (slice, block) = (self.slices[task / blocks] as usize, blocks - 1 - task % blocks);
             let (start, end) = (block * QUERIES, ((block + 1) * QUERIES).min(shape.seq_q));
             let rows = slice * shape.seq_q + start..slice * shape.seq_q + end;
             // SAFETY: tasks differ in slice (no slice is listed twice) or block, so that their rows are disjoint.
-            let stats = unsafe { stats.part(rows.clone()) };
-            // SAFETY: as above.
-            let out = unsafe { out.part(rows.start * shape.value_dim..rows.end * shape.value_dim) };
+            let stats = unsafe { stats.part(rows) };
             let head = Head::of(self.call, slice);
             let pairing = (self.pairing)(slice);
-            self.call.level.dispatch(Block { head, pairing, start, end, out, stats, memory });
+            run(Block { head, pairing, start, end, out, slice, stats, memory });
         });
     }
 }
@@ -76,14 +87,16 @@ fn sizes<P: Pairing>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: us
 }
 
 /// One task.
-struct Block<'a, P> {
-    head: Head<'a>,
-    pairing: P,
-    start: usize,
-    end: usize,
-    out: &'a mut [f32],
-    stats: &'a mut [f64],
-    memory: &'a mut [f32],
+pub(super) struct Block<'a, P> {
+    pub head: Head<'a>,
+    pub pairing: P,
+    pub start: usize,
+    pub end: usize,
+    /// The rows from `start` to `end` of the slice are its own.
+    pub out: &'a Target<'a>,
+    pub slice: usize,
+    pub stats: &'a mut [f64],
+    pub memory: &'a mut [f32],
 }
 
 impl<P: Pairing> WithSimd for Block<'_, P> {
@@ -91,7 +104,7 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { head, pairing, start, end, out, stats, memory } = self;
+        let Self { head, pairing, start, end, out, slice, stats, memory } = self;
         let ([at, q_buffer, sums, peak, part, rescale, total, limits, draws, key_at, k_buffer, v_buffer, tile], _) =
             cut(memory, sizes::<P>(head.seq_q, head.seq_kv, head.head_dim, head.value_dim));
         let queries = positions(start..end, head.keep_query, at);
@@ -108,7 +121,7 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
         for from in (0..last).step_by(KEYS) {
             let keys = positions(from..(from + KEYS).min(last), head.keep_key, key_at);
             let k = pairing.keys(&head, keys, Pass::Forward, &mut *k_buffer);
-            let v = Rows::gather(head.v, head.value_dim, keys, true, v_buffer);
+            let v = Rows::gather(head.v, keys, true, v_buffer);
             for first in (0..queries.len()).step_by(PANEL) {
                 let count = PANEL.min(queries.len() - first);
                 let width = padded(count);
@@ -134,7 +147,9 @@ impl<P: Pairing> WithSimd for Block<'_, P> {
                 accumulate(simd, &tile, v, state.rescale, count, &mut sums[first * stride..(first + count) * stride]);
             }
         }
-        finish(pairing, &head, start, queries, &state, sums, out, stats);
+        // SAFETY: the rows of this block are its own.
+        let out = |row: usize| unsafe { out.row(slice, start + row) };
+        finish(pairing, start, queries, &state, sums, stride, out, stats);
     }
 }
 
@@ -175,25 +190,24 @@ fn accumulate<S: Simd>(simd: S, tile: &Tile<'_>, v: Rows<'_>, rescale: &[f32], c
 /// Writes the finished rows back to their positions, zeros to the masked ones.
 #[allow(clippy::too_many_arguments)] // what a block carries to its end
 #[inline(always)]
-fn finish<P: Pairing>(
+pub(super) fn finish<'o, P: Pairing>(
     pairing: P,
-    head: &Head<'_>,
     start: usize,
     queries: &[u32],
     state: &RowState<'_>,
     sums: &[f32],
-    out: &mut [f32],
+    stride: usize,
+    out: impl Fn(usize) -> &'o mut [f32],
     stats: &mut [f64],
 ) {
-    let dim = head.value_dim;
     if queries.len() < stats.len() {
-        out.fill(0.0);
+        (0..stats.len()).for_each(|row| out(row).fill(0.0));
         stats.fill(pairing.close(f32::MIN, 0.0).1);
     }
     for (n, &i) in queries.iter().enumerate() {
-        let (row, sums) = (i as usize - start, &sums[n * padded(dim)..]);
+        let (row, sums) = (i as usize - start, &sums[n * stride..]);
         let (factor, stat) = pairing.close(state.peak[n], state.total[n]);
         stats[row] = stat;
-        out[row * dim..][..dim].iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * factor);
+        out(row).iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * factor);
     }
 }

@@ -9,8 +9,11 @@ use pulp::Simd;
 use super::dropout::PanelDropout;
 use crate::{
     Dropout, Shape,
-    call::Call,
-    simd::product::{Left, Right, vectors},
+    call::{Call, TokenRows, View},
+    simd::{
+        bf16::nearest,
+        product::{Left, Right, vectors},
+    },
 };
 
 /// Channels are padded to this many, the longest vector of any instruction set.
@@ -26,9 +29,9 @@ pub(crate) const fn padded(n: usize) -> usize {
 /// The part of a [`Call`] that belongs to one batch element and head.
 #[derive(Clone, Copy)]
 pub(in crate::structure) struct Head<'a> {
-    pub q: &'a [f32],
-    pub k: &'a [f32],
-    pub v: &'a [f32],
+    pub q: TokenRows<'a>,
+    pub k: TokenRows<'a>,
+    pub v: TokenRows<'a>,
     pub keep_query: Option<&'a [bool]>,
     pub keep_key: Option<&'a [bool]>,
     pub seq_q: usize,
@@ -43,12 +46,11 @@ pub(in crate::structure) struct Head<'a> {
 impl<'a> Head<'a> {
     pub fn of(call: &Call<'a>, slice: usize) -> Self {
         let s = call.shape;
-        let part = |x: &'a [f32], len: usize| &x[slice * len..][..len];
         let batch = slice / s.heads;
         Self {
-            q: part(call.q, s.seq_q * s.head_dim),
-            k: part(call.k, s.seq_kv * s.head_dim),
-            v: part(call.v, s.seq_kv * s.value_dim),
+            q: call.q.slice(slice),
+            k: call.k.slice(slice),
+            v: call.v.slice(slice),
             keep_query: call.mask.query.map(|keep| &keep[batch * s.seq_q..][..s.seq_q]),
             keep_key: call.mask.key.map(|keep| &keep[batch * s.seq_kv..][..s.seq_kv]),
             seq_q: s.seq_q,
@@ -68,8 +70,8 @@ impl<'a> Head<'a> {
     }
 
     /// This head's part of a tensor shaped like `out`.
-    pub fn outputs<'x>(&self, x: &'x [f32]) -> &'x [f32] {
-        &x[self.slice * self.seq_q * self.value_dim..][..self.seq_q * self.value_dim]
+    pub fn outputs<'x>(&self, x: View<'x>) -> TokenRows<'x> {
+        x.slice(self.slice)
     }
 
     /// This head's part of a tensor with one element per query.
@@ -78,12 +80,26 @@ impl<'a> Head<'a> {
     }
 
     /// `<x_i, y_i>` over the channels of query `i` of two tensors shaped like `out`; 0 where the query is masked.
-    pub fn contraction(&self, i: usize, x: &[f32], y: &[f32]) -> f64 {
+    pub fn contraction(&self, i: usize, x: View<'_>, y: View<'_>) -> f64 {
         if self.keep_query.is_some_and(|keep| !keep[i]) {
             return 0.0;
         }
-        let row = (self.slice * self.seq_q + i) * self.value_dim;
-        dot(&x[row..][..self.value_dim], &y[row..][..self.value_dim])
+        dot(x.row(self.slice, i), y.row(self.slice, i))
+    }
+
+    /// [`Head::contraction`] with `x` times its factor rounded to bf16, as the products with it read it: where it is equal to them, it
+    /// takes them out exactly.
+    pub fn rounded_contraction(&self, i: usize, (x, factor): (View<'_>, f32), y: View<'_>) -> f64 {
+        if self.keep_query.is_some_and(|keep| !keep[i]) {
+            return 0.0;
+        }
+        let mut rounded = [0.0; 64];
+        let [x, y] = [x, y].map(|x| x.row(self.slice, i).chunks(rounded.len()));
+        let sums = x.zip(y).map(|(x, y)| {
+            rounded.iter_mut().zip(x).for_each(|(rounded, &x)| *rounded = nearest(x * factor));
+            dot(&rounded[..x.len()], y)
+        });
+        sums.sum()
     }
 
     /// The dropout of the queries at the positions `kept`, if there is any; `buffer` takes a number per query.
@@ -162,50 +178,48 @@ impl<'a> Rows<'a> {
         Right { data: &self.data[range.start * self.stride..range.end * self.stride], stride: self.stride }
     }
 
-    /// The rows `kept` (ascending) of `tensor [.., dim]`: as they lie when they are contiguous whole vectors (and, to be
+    /// The rows `kept` (ascending) of `tensor`: as they lie when they are contiguous whole vectors (and, to be
     /// read as `vectors`, aligned to cache lines: a vector across two lines costs two loads), else copied to `buffer`, which
-    /// takes `kept.len() * padded(dim)`.
-    pub fn gather(tensor: &'a [f32], dim: usize, kept: &[u32], vectors: bool, buffer: &'a mut [f32]) -> Self {
-        let stride = padded(dim);
+    /// takes `kept.len() * padded(channels)`. Rows that lie apart are copied, too: read in place they fall into the same few cache sets.
+    pub fn gather(tensor: TokenRows<'a>, kept: &[u32], vectors: bool, buffer: &'a mut [f32]) -> Self {
+        let (dim, stride) = (tensor.channels, padded(tensor.channels));
         let Some((&first, &last)) = kept.first().zip(kept.last()).filter(|_| dim > 0) else {
             return Self { data: &[], stride };
         };
-        let (first, last) = (first as usize, last as usize);
-        let aligned = !vectors || tensor[first * dim..].as_ptr().addr().is_multiple_of(LANES * size_of::<f32>());
-        if aligned && stride == dim && last - first + 1 == kept.len() {
-            return Self { data: &tensor[first * dim..(last + 1) * dim], stride };
+        let whole = stride == dim && (last - first) as usize + 1 == kept.len();
+        if let Some(data) = tensor.as_slice(first as usize..last as usize + 1).filter(|_| whole) {
+            if !vectors || data.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>()) {
+                return Self { data, stride };
+            }
         }
-        Self::copy(tensor, dim, kept, |_| 1.0, buffer)
+        for (row, &i) in buffer.chunks_exact_mut(stride).zip(kept) {
+            row[..dim].copy_from_slice(tensor.row(i as usize));
+            row[dim..].fill(0.0);
+        }
+        Self { data: &buffer[..kept.len() * stride], stride }
     }
 
     /// The rows `kept`, copied; the `n`-th of them times `factor(n)`.
-    pub fn copy(
-        tensor: &[f32],
-        dim: usize,
-        kept: &[u32],
-        factor: impl Fn(usize) -> f32,
-        buffer: &'a mut [f32],
-    ) -> Self {
-        let stride = padded(dim);
+    pub fn copy(tensor: TokenRows<'_>, kept: &[u32], factor: impl Fn(usize) -> f32, buffer: &'a mut [f32]) -> Self {
+        let stride = padded(tensor.channels);
         for (n, (row, &i)) in buffer.chunks_exact_mut(stride).zip(kept).enumerate() {
-            let (head, pad) = row.split_at_mut(dim);
+            let (head, pad) = row.split_at_mut(tensor.channels);
             let factor = factor(n);
-            head.iter_mut().zip(&tensor[i as usize * dim..]).for_each(|(x, &y)| *x = y * factor);
+            head.iter_mut().zip(tensor.row(i as usize)).for_each(|(x, &y)| *x = y * factor);
             pad.fill(0.0);
         }
         Self { data: &buffer[..kept.len() * stride], stride }
     }
 }
 
-/// Writes the rows `kept` of `tensor [.., dim]`, the `n`-th times `factor(n)`, as [`panels`].
+/// Writes the rows `kept` of `tensor`, the `n`-th times `factor(n)`, as [`panels`].
 pub(in crate::structure) fn transpose(
-    tensor: &[f32],
-    dim: usize,
+    tensor: TokenRows<'_>,
     kept: &[u32],
     factor: impl Fn(usize) -> f32,
     buffer: &mut [f32],
 ) {
-    panels(kept.len(), dim, |n| (&tensor[kept[n] as usize * dim..][..dim], factor(n)), buffer);
+    panels(kept.len(), tensor.channels, |n| (tensor.row(kept[n] as usize), factor(n)), buffer);
 }
 
 /// Writes `count` rows of `dim` channels, `row(n)` and the factor on it, as panels of [`PANEL`] columns: column `n % PANEL` of

@@ -8,16 +8,15 @@
 use rayon::prelude::*;
 
 use super::{
-    backward::{self, Sums, Targets, Terms},
-    forward,
+    backward::{self, Targets, Terms},
+    bf16, forward,
     head::{Head, positions},
     normalise::Frobenius,
     pairing::Dot,
 };
 use crate::{
-    Gradients, Parameter, Result, Shape,
-    call::magnitude,
-    call::{Call, Saved},
+    Parameter, Precision, Result, Shape,
+    call::{Call, GradientTargets, Saved, Target, magnitude},
     mechanism::{Activation, Infsa},
     range, rescale,
     score::{Abs, Gelu, Relu},
@@ -136,7 +135,7 @@ pub(crate) fn unnormalised(
     m: &Infsa,
     (logit, rows): (&[f32], &[f32]),
     slices: &[u32],
-    out: &mut [f32],
+    out: &Target<'_>,
     squares: &mut [f64],
     work: &mut [f32],
 ) {
@@ -144,7 +143,7 @@ pub(crate) fn unnormalised(
     macro_rules! run {
         ($score:expr) => {{
             let pairing = |n: usize| Dot { norm: Frobenius($score), logit: logit[n], rows: rows(n), chain: 1.0 };
-            forward::Stream { call, pairing, slices }.run(out, squares, work)
+            forward::Stream { call, pairing, slices }.run_products(out, squares, work)
         }};
     }
     match m.activation {
@@ -160,15 +159,15 @@ fn rows_of(rows: &[f32], seq: usize, slice: usize) -> &[f32] {
 }
 
 /// f32 of working memory of [`unnormalised`].
-pub(crate) fn unnormalised_work(shape: &Shape) -> usize {
-    forward::work::<Dot<'_, Frobenius<Gelu>>>(shape)
+pub(crate) fn unnormalised_work(shape: &Shape, precision: Precision) -> usize {
+    bf16::forward_work::<Frobenius<Gelu>>(shape, precision)
 }
 
 /// Writes `out` and, as `stats`, per batch element and head, the exponent and the norms, in units of the logits.
 pub(crate) fn infsa_forward(
     call: &Call<'_>,
     m: &Infsa,
-    out: &mut [f32],
+    out: &Target<'_>,
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
@@ -187,19 +186,20 @@ pub(crate) fn infsa_forward(
     }
     let squares: &mut [f64] = bytemuck::cast_slice_mut(squares);
     unnormalised(call, m, (logit, rows), all, out, squares, work);
-    let slices = out.par_chunks_mut(shape.seq_q * shape.value_dim).zip(stats.par_chunks_mut(per_slice));
-    slices.zip(squares.par_chunks_mut(shape.seq_q)).enumerate().for_each(|(slice, ((out, stats), squares))| {
+    let slices = stats.par_chunks_mut(per_slice).zip(squares.par_chunks_mut(shape.seq_q));
+    slices.enumerate().for_each(|(slice, (stats, squares))| {
         let shares = Shares::of(rows_of(rows, shape.seq_q, slice));
         squares.iter_mut().enumerate().for_each(|(i, square)| *square *= shares.at(i).powi(2));
         let (mut sum, total) = (0.0, squares.iter().sum::<f64>());
         stats[0] = saved_exponent(m, stats[0], total.sqrt());
         let unit = Unit::new(m, shape.head_dim, stats[0], call.units(slice), gamma(call, m, slice));
-        for (i, row) in out.chunks_exact_mut(shape.value_dim).enumerate() {
+        for i in 0..shape.seq_q {
             sum += squares[i];
             let norm = if call.mask.causal { sum.sqrt() } else { total.sqrt() };
             stats[1 + if call.mask.causal { i } else { 0 }] = unit.save(norm);
             let factor = (unit.factor(norm) * shares.at(i)) as f32;
-            row.iter_mut().for_each(|x| *x *= factor);
+            // SAFETY: every slice has rows of its own.
+            unsafe { out.row(slice, i) }.iter_mut().for_each(|x| *x *= factor);
         }
     });
     check_norms(call, m, stats)
@@ -237,8 +237,8 @@ fn forward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 4] {
 }
 
 /// f32 of working memory of [`infsa_forward`].
-pub(super) fn forward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
-    scratch_len(forward_sizes(shape, m, causal)) + unnormalised_work(shape)
+pub(super) fn forward_work(shape: &Shape, m: &Infsa, causal: bool, precision: Precision) -> usize {
+    scratch_len(forward_sizes(shape, m, causal)) + unnormalised_work(shape, precision)
 }
 
 /// `dA = (gamma/f) G V^T - t A`, `t = c / (f F)`, `c = <G, out>`; causal: per row, `t` a reverse cumulative sum.
@@ -246,10 +246,10 @@ pub(crate) fn infsa_backward(
     call: &Call<'_>,
     m: &Infsa,
     saved: &Saved<'_>,
-    gradients: Gradients<'_, f32>,
+    gradients: GradientTargets<'_>,
     work: &mut [f32],
 ) -> Result<()> {
-    let Gradients { dq, dk, dv, mut extras } = gradients;
+    let GradientTargets { dq, dk, dv, mut extras } = gradients;
     hop_backward(call, m, saved, Targets { dq, dk, dv: Some(dv) }, extras.get(Parameter::Gamma), work);
     Ok(())
 }
@@ -291,18 +291,18 @@ pub(crate) fn hop_backward(
         }
     }
     let terms = Terms { shift: delta, delta, factor };
-    let (dout, sums) = (saved.dout, Sums::default());
+    let dout = saved.dout;
     // With the units that queries and keys were divided by, the factor on their gradients may fit f32 where it alone does not.
     let apart = call.units.is_some();
     let (logit, rows) = (&*logit, |n: usize| rows_of(units, shape.seq_q, n));
     let factor_of = |n: usize| if apart { 1.0 } else { chain[n] as f32 };
-    let Targets { dq, mut dk, dv } = targets;
-    let targets = Targets { dq: &mut *dq, dk: dk.as_deref_mut(), dv };
+    let Targets { mut dq, mut dk, dv } = targets;
+    let targets = Targets { dq: dq.reborrow(), dk: dk.as_mut().map(Target::reborrow), dv };
     macro_rules! run {
         ($score:expr) => {{
             let pairing =
                 |n: usize| Dot { norm: Frobenius($score), logit: logit[n], rows: rows(n), chain: factor_of(n) };
-            backward::Stream { call, pairing, value, dout, terms }.run(targets, sums, work)
+            backward::Stream { call, pairing, value, dout, terms }.run_products(targets, work)
         }};
     }
     match m.activation {
@@ -313,7 +313,7 @@ pub(crate) fn hop_backward(
     if apart {
         for (side, x) in [(0, Some(dq)), (1, dk)] {
             let factor = |n: usize| chain[n] * 2f64.powi(-call.units(n)[side]);
-            x.into_iter().for_each(|x| rescale::multiply(x, shape.slices(), factor));
+            x.into_iter().for_each(|mut x| rescale::multiply_rows(&mut x, factor));
         }
     }
 }
@@ -357,9 +357,9 @@ fn backward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 7] {
 }
 
 /// f32 of working memory of [`infsa_backward`].
-pub(super) fn backward_work(shape: &Shape, m: &Infsa, causal: bool) -> usize {
-    let tied = m.tied;
-    scratch_len(backward_sizes(shape, m, causal)) + backward::work::<Dot<'_, Frobenius<Gelu>>>(shape, tied)
+pub(super) fn backward_work(shape: &Shape, m: &Infsa, causal: bool, precision: Precision) -> usize {
+    let streams = bf16::backward_work::<Frobenius<Gelu>>(shape, m.tied, precision);
+    scratch_len(backward_sizes(shape, m, causal)) + streams
 }
 
 /// The norms before `eps`, as `stats` holds them, in units of the affinities.

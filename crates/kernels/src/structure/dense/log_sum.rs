@@ -58,7 +58,10 @@ pub(super) fn row_terms(call: &Call<'_>, saved: &Saved<'_>, logs: LogSums<'_>, t
         for i in 0..seq {
             // A row without keys has no pair that its terms could enter.
             (shift[i], factor[i]) = logs.split(slice * seq + i).unwrap_or((0.0, 1.0));
-            delta[i] = (head.contraction(i, saved.dout, saved.out) * f64::from(factor[i])) as f32;
+            delta[i] = match call.bf16 {
+                None => (head.contraction(i, saved.dout, saved.out) * f64::from(factor[i])) as f32,
+                Some(_) => head.rounded_contraction(i, (saved.dout, factor[i]), saved.out) as f32,
+            };
         }
     });
 }

@@ -5,6 +5,7 @@
 //! none of them. Decomposition depends on the shape alone, so that results do not depend on the threads.
 
 mod backward;
+mod bf16;
 mod decode;
 mod distance;
 mod dropout;
@@ -35,5 +36,5 @@ pub(crate) use kernel::{
 };
 pub(in crate::structure) use normalise::{Normalisation, Row, RowState, Tile};
 pub(in crate::structure) use pairing::Pairs;
-pub(crate) use plan::plan;
+pub(crate) use plan::{plan, scratch};
 pub(crate) use softmax::{softmax_backward, softmax_forward};

@@ -149,7 +149,7 @@ pub(super) struct Dot<'a, N> {
 
 impl<N> Dot<'_, N> {
     /// The factor on the products of the query at position `i`.
-    fn row(&self, i: u32) -> f32 {
+    pub fn row(&self, i: u32) -> f32 {
         self.rows.get(i as usize).copied().unwrap_or(1.0)
     }
 }
@@ -166,21 +166,21 @@ impl<T: Normalisation> Pairing for Dot<'_, T> {
 
     fn queries<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, buffer: &'t mut [f32]) -> Tokens<'t> {
         let ([panels], buffer) = cut(buffer, [padded(kept.len()) * head.head_dim]);
-        transpose(head.q, head.head_dim, kept, |n| self.logit * self.row(kept[n]), panels);
+        transpose(head.q, kept, |n| self.logit * self.row(kept[n]), panels);
         if pass == Pass::Forward {
             return Tokens { panels, ..Tokens::NONE };
         }
         if self.rows.is_empty() {
-            return Tokens { panels, rows: Rows::gather(head.q, head.head_dim, kept, true, buffer), ..Tokens::NONE };
+            return Tokens { panels, rows: Rows::gather(head.q, kept, true, buffer), ..Tokens::NONE };
         }
         let ([norms], buffer) = cut(buffer, [kept.len()]);
         norms.iter_mut().zip(kept).for_each(|(norm, &i)| *norm = self.row(i));
-        let rows = Rows::copy(head.q, head.head_dim, kept, |n| self.row(kept[n]), buffer);
+        let rows = Rows::copy(head.q, kept, |n| self.row(kept[n]), buffer);
         Tokens { panels, rows, norms, ..Tokens::NONE }
     }
 
     fn keys<'t>(self, head: &Head<'t>, kept: &[u32], pass: Pass, buffer: &'t mut [f32]) -> Tokens<'t> {
-        let rows = Rows::gather(head.k, head.head_dim, kept, pass == Pass::Backward, buffer);
+        let rows = Rows::gather(head.k, kept, pass == Pass::Backward, buffer);
         Tokens { rows, ..Tokens::NONE }
     }
 
@@ -241,11 +241,11 @@ pub(super) fn score<S: Simd, N: Normalisation>(
 }
 
 /// Makes entries of a product's logits, in registers.
-struct Entries<'a, 't, N> {
-    norm: N,
-    tile: &'a mut Tile<'t>,
-    part: &'a mut [f32],
-    visible: Option<Visible<'a>>,
+pub(super) struct Entries<'a, 't, N> {
+    pub norm: N,
+    pub tile: &'a mut Tile<'t>,
+    pub part: &'a mut [f32],
+    pub visible: Option<Visible<'a>>,
 }
 
 impl<S: Simd, T: Normalisation> Sink<S> for Entries<'_, '_, T> {

@@ -1,28 +1,25 @@
 //! What the dense structure costs.
 
 use super::{forward, infsa, log_sum, softmax};
-use crate::{Mechanism, Plan, Shape, Strategy};
+use crate::{Mechanism, Plan, Precision, Shape, Strategy};
 
-/// The plan of one hop.
+/// The plan of one hop in f32.
 pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
     let pairs = pairs(s, causal);
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
     let tied = m.tied();
-    let rows = s.slices() * s.seq_q;
     let tensors = (s.q_len() + if tied { 0 } else { s.k_len() } + s.v_len()) as u64;
     let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
     let out = s.out_len() as u64;
     let exps = if let Mechanism::Softmax(_) = m { pairs } else { 0 };
-    let [scratch_forward, scratch_backward, stats] = match m {
-        Mechanism::Infsa(m) => [
-            infsa::forward_work(s, m, causal),
-            infsa::backward_work(s, m, causal),
-            s.slices() * (1 + infsa::norms(s, causal)),
-        ],
-        _ => [softmax::forward_work(s), softmax::backward_work(s, tied), log_sum::SAVED * rows],
+    let [scratch_forward, scratch_backward] = scratch(m, s, causal, Precision::Full);
+    let stats = match m {
+        Mechanism::Infsa(_) => s.slices() * (1 + infsa::norms(s, causal)),
+        _ => log_sum::SAVED * s.slices() * s.seq_q,
     };
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "scores are streamed in tiles and never stored",
         tile: (forward::QUERIES.min(s.seq_q), forward::KEYS.min(s.seq_kv)),
         flops_forward: pairs * 2 * (d + dv),
@@ -37,6 +34,16 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
         stats,
         allocated_forward: 0,
         allocated_backward: 0,
+    }
+}
+
+/// f32 of working memory of one hop, forward and backward.
+pub(crate) fn scratch(m: &Mechanism, s: &Shape, causal: bool, precision: Precision) -> [usize; 2] {
+    match m {
+        Mechanism::Infsa(m) => {
+            [infsa::forward_work(s, m, causal, precision), infsa::backward_work(s, m, causal, precision)]
+        }
+        _ => [softmax::forward_work(s, precision), softmax::backward_work(s, m.tied(), precision)],
     }
 }
 

@@ -1,16 +1,16 @@
 //! Softmax attention: dot + exp, rows normalised.
 
 use super::{
-    backward::{self, Sums, Targets, Terms},
-    forward,
+    backward::{self, Targets, Terms},
+    bf16, forward,
     head::positions,
     log_sum::{self, LogSums, row_terms},
     normalise::Row,
     pairing::Dot,
 };
 use crate::{
-    Gradients, Result, Shape,
-    call::{Call, Saved},
+    Precision, Result, Shape,
+    call::{Call, GradientTargets, Saved, Target},
     mechanism,
     score::Exp,
     scratch::{cut, scratch_len},
@@ -29,14 +29,14 @@ fn pairing(m: &mechanism::Softmax, shape: &Shape) -> Dot<'static, Row<Exp>> {
 pub(crate) fn softmax_forward(
     call: &Call<'_>,
     m: &mechanism::Softmax,
-    out: &mut [f32],
+    out: &Target<'_>,
     stats: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
     let ([lse, slices], work) = cut(work, forward_sizes(&call.shape));
     let slices = positions(0..call.shape.slices(), None, slices);
     let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
-    forward::Stream { call, pairing: |_| pairing(m, &call.shape), slices }.run(out, lse, work);
+    forward::Stream { call, pairing: |_| pairing(m, &call.shape), slices }.run_products(out, lse, work);
     log_sum::save(lse, stats);
     Ok(())
 }
@@ -47,8 +47,8 @@ fn forward_sizes(shape: &Shape) -> [usize; 2] {
 }
 
 /// f32 of working memory of [`softmax_forward`].
-pub(super) fn forward_work(shape: &Shape) -> usize {
-    scratch_len(forward_sizes(shape)) + forward::work::<Dot<'_, Row<Exp>>>(shape)
+pub(super) fn forward_work(shape: &Shape, precision: Precision) -> usize {
+    scratch_len(forward_sizes(shape)) + bf16::forward_work::<Row<Exp>>(shape, precision)
 }
 
 /// `dS = P (dP - delta)` with `delta = <dout, out>` per row.
@@ -56,16 +56,16 @@ pub(crate) fn softmax_backward(
     call: &Call<'_>,
     m: &mechanism::Softmax,
     saved: &Saved<'_>,
-    gradients: Gradients<'_, f32>,
+    gradients: GradientTargets<'_>,
     work: &mut [f32],
 ) -> Result<()> {
     let ([value, shift, delta, factor], work) = cut(work, backward_sizes(&call.shape));
     value.fill(1.0);
     row_terms(call, saved, LogSums::of(saved.stats), [&mut *shift, &mut *delta, &mut *factor]);
     let terms = Terms { shift, delta, factor };
-    let Gradients { dq, dk, dv, .. } = gradients;
+    let GradientTargets { dq, dk, dv, .. } = gradients;
     let stream = backward::Stream { call, pairing: |_| pairing(m, &call.shape), value, dout: saved.dout, terms };
-    stream.run(Targets { dq, dk, dv: Some(dv) }, Sums::default(), work);
+    stream.run_products(Targets { dq, dk, dv: Some(dv) }, work);
     Ok(())
 }
 
@@ -76,6 +76,6 @@ fn backward_sizes(shape: &Shape) -> [usize; 4] {
 }
 
 /// f32 of working memory of [`softmax_backward`].
-pub(super) fn backward_work(shape: &Shape, tied: bool) -> usize {
-    scratch_len(backward_sizes(shape)) + backward::work::<Dot<'_, Row<Exp>>>(shape, tied)
+pub(super) fn backward_work(shape: &Shape, tied: bool, precision: Precision) -> usize {
+    scratch_len(backward_sizes(shape)) + bf16::backward_work::<Row<Exp>>(shape, tied, precision)
 }

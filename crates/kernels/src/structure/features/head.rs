@@ -58,8 +58,8 @@ impl<'a> Head<'a> {
         Self {
             map,
             sizes: Sizes { dim: s.head_dim, features: map.count, channels: s.value_dim },
-            q: part(call.q, s.seq_q * s.head_dim),
-            k: part(call.k, s.seq_kv * s.head_dim),
+            q: part(call.q.dense(), s.seq_q * s.head_dim),
+            k: part(call.k.dense(), s.seq_kv * s.head_dim),
             v: part(v, s.seq_kv * s.value_dim),
             keep_query: keep(call.mask.query, s.seq_q),
             keep_key: keep(call.mask.key, s.seq_kv),

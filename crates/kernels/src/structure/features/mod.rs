@@ -29,7 +29,7 @@ use self::{
 use crate::{
     Error, Parameter, Result, Shape,
     call::{
-        Call,
+        Call, View,
         magnitude::{Masked, largest},
     },
     mechanism::Features,
@@ -194,10 +194,13 @@ impl<'a> Operator<'a> {
 
     /// The gradient of every slice's factor `gamma`, of what it has made.
     pub fn decay_gradients(&self, out: &[f32], dout: &[f32]) -> Vec<f64> {
-        let (call, dim) = (self.call, self.call.shape.value_dim);
+        let call = self.call;
         let of_slice = |slice: usize| -> f64 {
-            let rows = Masked::of_queries(call, out, dim).rows(slice);
-            let sum: f64 = rows.zip(Masked::of_queries(call, dout, dim).rows(slice)).map(|(x, y)| dot(x, y)).sum();
+            let rows = |x| {
+                let x = View::in_one_piece(x, call.shape.slices(), [call.shape.seq_q, call.shape.value_dim]);
+                Masked::of_queries(call, x).rows(slice)
+            };
+            let sum: f64 = rows(out).zip(rows(dout)).map(|(x, y)| dot(x, y)).sum();
             sum / self.gamma(slice)
         };
         (0..call.shape.slices()).map(of_slice).collect()
@@ -207,7 +210,7 @@ impl<'a> Operator<'a> {
     pub fn scale_gradients(&self, dq: &[f32], dk: Option<&[f32]>) -> Vec<f64> {
         let Shape { seq_q, seq_kv, head_dim, .. } = self.call.shape;
         let of = |side: Side, seq: usize, dx: &[f32], slice: usize| -> f64 {
-            let head = self.head(slice, self.call.v);
+            let head = self.head(slice, self.call.v.dense());
             let rows =
                 head.rows(side, &(0..seq)).chunks_exact(head_dim).zip(dx[slice * seq * head_dim..].chunks(head_dim));
             let counts = |n: usize| head.keeps(side, n) || dk.is_none() && head.keeps(Side::Keys, n);

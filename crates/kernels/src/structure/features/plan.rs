@@ -28,6 +28,7 @@ pub(crate) fn plan(m: &Features, shape: &Shape, causal: bool) -> Plan {
     let [in_q, in_k, in_v, out] = [q * d, k * d, k * v, q * v];
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "sums over features stand for all keys: O(N)",
         tile: (CHUNK.min(seq_q), CHUNK.min(seq_kv)),
         flops_forward: heads * forward,

@@ -180,7 +180,7 @@ impl Core<'_> {
             factors.fill(0.0);
         }
         let (buffers, memory) = GatherBuffers::cut(sizes, memory);
-        let (x, scale) = (self.part(self.call.v, Side::Key, head.slice), self.value_factor(head.slice));
+        let (x, scale) = (self.part(self.call.v.dense(), Side::Key, head.slice), self.value_factor(head.slice));
         let plain = scale == 1.0 && !sizes.whitens && !sizes.per_query;
         for range in part.tiles() {
             let loaded = self.load(head, Side::Key, range, false, TileBuffers::cut(sizes, memory).0);
@@ -312,7 +312,7 @@ impl Core<'_> {
         let memory = TileBuffers::scratch_len(sizes) + scratch_len([TOKENS * sizes.vp]);
         share(items, work, memory, |(part, out), memory| {
             self.with(heads, part.slice, |head, saved| self.apply_part(head, saved, &part, out, memory));
-            self.filter().add(&part, self.call.v, false, out);
+            self.filter().add(&part, self.call.v.dense(), false, out);
         });
     }
 

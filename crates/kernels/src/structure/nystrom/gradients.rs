@@ -121,7 +121,7 @@ impl Tokens<'_> {
             zip(level, loaded.c, &of.saved.key_mean[..stride], Zip::Add);
         }
         let SideBuffers { dc, dvalues, values, outputs, gamma, .. } = buffers;
-        let v = core.part(core.call.v, Side::Key, slice);
+        let v = core.part(core.call.v.dense(), Side::Key, slice);
         let mut rows = core.rows(v, loaded.kept, (1.0, false), values);
         let scale = core.value_factor(slice);
         if scale != 1.0 || core.whitened().is_some() {
@@ -246,7 +246,7 @@ impl Core<'_> {
         if !sizes.mapped {
             return scatter(dx, sizes.dp, loaded.kept, start, out, d);
         }
-        let x = if side == Side::Query { self.call.q } else { self.call.k };
+        let x = if side == Side::Query { self.call.q.dense() } else { self.call.k.dense() };
         let x = &x[head.slice * self.seq(side) * d..][..self.seq(side) * d];
         out.fill(0.0);
         for (dx, &i) in dx.chunks_exact(sizes.dp).zip(loaded.kept) {

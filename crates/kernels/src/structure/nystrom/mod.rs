@@ -98,16 +98,16 @@ pub(crate) fn backward(
     let core = Core::new(call, m, structure, preset, &images);
     let decays = preset.decays && decays(call, m);
     if !(decays || core.sizes.by_row && structure.value_conv > 0) {
-        return core.backward(saved.out, saved.stats, saved.dout, gradients, work);
+        return core.backward(saved.out.dense(), saved.stats, saved.dout.dense(), gradients, work);
     }
-    let (mut y, mut dout) = (saved.out.to_vec(), saved.dout.to_vec());
+    let (mut y, mut dout) = (saved.out.dense().to_vec(), saved.dout.dense().to_vec());
     if decays {
         scale(call, m, &mut y, f64::recip);
         scale(call, m, &mut dout, |gamma| gamma);
     }
     // What the filter has added does not pass through the operator.
     y.iter_mut().for_each(|y| *y = -*y);
-    core.filter().add_all(call.v, false, &mut y, work);
+    core.filter().add_all(call.v.dense(), false, &mut y, work);
     y.iter_mut().for_each(|y| *y = -*y);
     core.backward(&y, saved.stats, &dout, gradients, work)
 }
@@ -133,7 +133,8 @@ fn scale(call: &Call<'_>, m: &Composed, x: &mut [f32], f: impl Fn(f64) -> f64) {
 /// `<dout, out> / gamma` of every head, over the kept queries.
 fn decay_gradient(call: &Call<'_>, m: &Composed, saved: &Saved<'_>, to: &mut [f32]) {
     let (s, mut sums) = (&call.shape, vec![0.0; to.len()]);
-    let rows = saved.out.chunks_exact(s.value_dim).zip(saved.dout.chunks_exact(s.value_dim)).enumerate();
+    let rows =
+        saved.out.dense().chunks_exact(s.value_dim).zip(saved.dout.dense().chunks_exact(s.value_dim)).enumerate();
     for (n, (out, dout)) in rows {
         let (slice, query) = (n / s.seq_q, n % s.seq_q);
         if call.mask.query.is_none_or(|keep| keep[slice / s.heads * s.seq_q + query]) {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Mechanism, Parameter,
-    call::Call,
+    call::{Call, TokenRows},
     linalg::{Method, Order},
     mechanism::{Composed, Factor, Landmarks, Normalisation, Nystrom, Whitened},
     score::{
@@ -76,7 +76,7 @@ impl<'a> Images<'a> {
             rows.for_each(|(image, row)| map.apply(row, true, 0.0, image));
             Cow::Owned(images)
         };
-        Self { q: image(call.q), k: image(call.k) }
+        Self { q: image(call.q.dense()), k: image(call.k.dense()) }
     }
 }
 
@@ -255,7 +255,7 @@ impl<'a> Core<'a> {
     ) -> Rows<'x> {
         let (dim, stride) = (self.call.shape.value_dim, self.sizes.vp);
         if !self.sizes.by_row {
-            return Rows::gather(x, dim, kept, vectors, buffer);
+            return Rows::gather(TokenRows::in_one_piece(x, dim), kept, vectors, buffer);
         }
         for (row, &i) in buffer.chunks_exact_mut(stride).zip(kept) {
             row[..dim].copy_from_slice(&x[i as usize * dim..][..dim]);
@@ -299,7 +299,7 @@ impl<'a> Core<'a> {
         let (seq, dim) = (self.seq(side), self.sizes.token_stride());
         let images = &images[head.slice * seq * dim..][..seq * dim];
         let kept = positions(range, self.keep(side, head.slice), buffers.positions);
-        let tokens = Rows::gather(images, dim, kept, false, buffers.tokens);
+        let tokens = Rows::gather(TokenRows::in_one_piece(images, dim), kept, false, buffers.tokens);
         let (count, stride) = (kept.len(), width(head.count));
         let terms = if keeps_terms { buffers.terms } else { &mut [] };
         let c = &mut buffers.affinities[..count * stride];

@@ -76,7 +76,7 @@ fn filter_gradient(core: &Core<'_>, kept: &[f32], out: &mut [f32], work: &mut [f
     share(sums.chunks_exact_mut(len).enumerate(), work, sizes.landmarks * sizes.rp, |(slot, sums), rows| {
         sums.fill(0.0);
         for (slice, kept) in kept.chunks_exact(Kept::scratch_len(sizes)).enumerate() {
-            let (du, tokens) = (Kept::of(sizes, kept).du, core.producer.tokens(slice, core.call.k));
+            let (du, tokens) = (Kept::of(sizes, kept).du, core.producer.tokens(slice, core.call.k.dense()));
             core.producer.filter_gradient(core.call.level, tokens, slot, du, sums, rows);
         }
     });

@@ -34,6 +34,7 @@ pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape:
     );
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: super::reason(structure.landmarks),
         tile: (TOKENS.min(shape.seq_q), sizes.landmarks),
         flops_forward: slices

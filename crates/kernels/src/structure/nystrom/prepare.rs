@@ -51,7 +51,7 @@ impl Core<'_> {
         let (saved, _) = Saved::cut(sizes, saved);
         let ([a], work) = cut(memory, [sizes.landmarks * sizes.mp]);
         let raw = &mut saved.raw[..order.n * sizes.rp];
-        self.producer.make(level, self.producer.tokens(slice, self.call.k), raw, sizes.rp, work);
+        self.producer.make(level, self.producer.tokens(slice, self.call.k.dense()), raw, sizes.rp, work);
         self.place(saved.raw, order.n, &mut *landmarks);
         let landmarks = LandmarkRows::of(sizes, landmarks);
         self.with_score(slice, |score| {

@@ -70,7 +70,10 @@ impl<'a> LandmarkSource<'a> {
                     let entry = &all[slice / self.shape.heads * count..][..count];
                     entry.iter().for_each(|&token| pick(token as usize));
                 }
-                None => random::sample(seed, slice / self.shape.heads, self.shape.seq_kv, count).for_each(pick),
+                None => {
+                    let sequence = self.extras.first_sequence + slice / self.shape.heads;
+                    random::sample(seed, sequence, self.shape.seq_kv, count).for_each(pick);
+                }
             },
             _ => {}
         }

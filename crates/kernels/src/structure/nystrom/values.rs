@@ -91,7 +91,7 @@ impl<'a> Filter<'a> {
         for slice in 0..s.slices() {
             let range = Parameter::ValueWeight.part(out.len(), s, slice);
             let out = &mut out[range];
-            let (v, dout) = (self.part(self.call.v, slice), self.part(dout, slice));
+            let (v, dout) = (self.part(self.call.v.dense(), slice), self.part(dout, slice));
             for (n, g) in dout.chunks_exact(s.value_dim).enumerate() {
                 self.taps(slice, n, false, |token, tap| {
                     out[tap] += g.iter().zip(&v[token * s.value_dim..]).map(|(g, v)| g * v).sum::<f32>();

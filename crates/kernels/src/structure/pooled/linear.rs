@@ -56,9 +56,9 @@ impl<'a> Head<'a> {
         Self {
             m,
             shape,
-            q: part(call.q, slice, seq_q * head_dim),
-            k: part(call.k, slice, seq_kv * head_dim),
-            v: part(call.v, slice, seq_kv * value_dim),
+            q: part(call.q.dense(), slice, seq_q * head_dim),
+            k: part(call.k.dense(), slice, seq_kv * head_dim),
+            v: part(call.v.dense(), slice, seq_kv * value_dim),
             key: call.mask.key.map(|keep| part(keep, batch, seq_kv)),
             query: call.mask.query.map(|keep| part(keep, batch, seq_q)),
             gamma: call.extras.get(Parameter::Gamma).map_or(m.gamma as f32, |gamma| gamma[head]),

@@ -108,7 +108,7 @@ pub(crate) fn linear_backward(
         rescaled.restore(dq, dk.as_deref_mut());
     }
     // The gradient of one value that all rows share has no masked rows.
-    if !m.broadcast && !saved.dout.iter().all(|x| x.is_finite()) {
+    if !m.broadcast && !saved.dout.dense().iter().all(|x| x.is_finite()) {
         return Ok(());
     }
     range::check_results(call, Some(saved.dout), [("dgamma", &dgamma[..])])?;
@@ -145,7 +145,7 @@ fn backward_pass(
         let (dgamma, narrow) = narrow.split_at_mut(1);
         let (g, narrow) = narrow.split_at_mut(value_dim);
         let pooled = &stats[1..1 + value_dim];
-        let dout = linear::part(saved.dout, slice.start, out_rows(m, &shape) * value_dim);
+        let dout = linear::part(saved.dout.dense(), slice.start, out_rows(m, &shape) * value_dim);
         let exponent = pooled_gradient(&head, dout, pooled, buffers.wide.1, g);
         dgamma[0] = (linear::inner(g, pooled) * 2f64.powi(exponent)) as f32;
         g.iter_mut().for_each(|g| *g *= head.gamma);

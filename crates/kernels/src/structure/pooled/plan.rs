@@ -55,6 +55,7 @@ fn uniform_plan(shape: &Shape, causal: bool) -> Plan {
     let passes = if causal { 2 } else { 1 };
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "one mean per head, or a running one: O(N d)",
         tile: (tiles::TILE, tiles::TILE),
         flops_forward: heads * (passes * v + out),
@@ -101,6 +102,7 @@ fn linear_plan(m: &LinearInfsa, shape: &Shape) -> Plan {
     let backward_rows = out + 2 * v + q + rewritten + steps * k + keys * (2 * steps - 1) + (steps - 1) * 3 * q;
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason,
         tile: (tiles::TILE, tiles::TILE),
         flops_forward: heads * flops_forward,

@@ -9,8 +9,7 @@ use super::{
 };
 use crate::{
     Gradients, Result, Shape,
-    call::magnitude::Masked,
-    call::{Call, Saved},
+    call::{Call, Saved, View, magnitude::Masked},
     range,
     simd::{Level, rows},
 };
@@ -72,7 +71,7 @@ fn keep_of(keep: Option<&[bool]>, batch: usize, seq: usize) -> Option<&[bool]> {
 fn values<'a>(call: &Call<'a>, slice: usize) -> Rows<'a> {
     let Shape { heads, seq_kv, value_dim: dim, .. } = call.shape;
     let keep = keep_of(call.mask.key, slice / heads, seq_kv);
-    Rows { x: part(call.v, slice, seq_kv * dim), dim, keep, level: call.level }
+    Rows { x: part(call.v.dense(), slice, seq_kv * dim), dim, keep, level: call.level }
 }
 
 /// f64 of scratch per head: the sums of every tile, and those of the keys before the first query.
@@ -102,7 +101,12 @@ pub(crate) fn uniform_forward(call: &Call<'_>, out: &mut [f32], _stats: &mut [f3
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
         broadcast(call.level, row, queries, out);
     });
-    range::check_ends(call, None, "out", Masked::of_queries(call, out, dim))
+    range::check_ends(
+        call,
+        None,
+        "out",
+        Masked::of_queries(call, View::in_one_piece(out, call.shape.slices(), [seq_q, dim])),
+    )
 }
 
 /// The gradients of [`uniform_forward`]: `q` and `k` have no part in it.
@@ -123,7 +127,7 @@ pub(crate) fn uniform_backward(
         dq.fill(0.0);
         dk.fill(0.0);
         let keep = keep_of(call.mask.query, slice.start / heads, seq_q);
-        let dout = Rows { x: part(saved.dout, slice.start, seq_q * dim), dim, keep, level: call.level };
+        let dout = Rows { x: part(saved.dout.dense(), slice.start, seq_q * dim), dim, keep, level: call.level };
         let keys = keep_of(call.mask.key, slice.start / heads, seq_kv);
         if call.mask.causal {
             return running_mean_backward(&dout, keys, dv, row, buffers.wide.1);
@@ -133,7 +137,12 @@ pub(crate) fn uniform_backward(
         row.iter_mut().zip(&total[1..]).for_each(|(row, sum)| *row = (sum * over) as f32);
         broadcast(call.level, row, keys, dv);
     });
-    range::check_ends(call, Some(saved.dout), "dv", Masked::of_keys(call, dv, dim))
+    range::check_ends(
+        call,
+        Some(saved.dout),
+        "dv",
+        Masked::of_keys(call, View::in_one_piece(dv, call.shape.slices(), [seq_kv, dim])),
+    )
 }
 
 fn count(keep: Option<&[bool]>, tokens: Range<usize>) -> usize {

@@ -64,6 +64,8 @@ pub struct Sequence {
     pub shape: Shape,
     /// Whether queries and keys are of the same tokens, which a mask may make look so.
     pub same_tokens: bool,
+    /// Its number among those of the layer, by which clusters and landmarks are drawn.
+    pub number: usize,
     /// Queries.
     pub q: Vec<f32>,
     /// Keys; `None` where they are the queries.
@@ -122,7 +124,7 @@ impl Dump {
         let v = v.as_ref().map(|v| read(v, true)).transpose()?;
         let seq_kv = kept.map_or(shape.seq_kv, |kept| kept.iter().filter(|&&kept| kept).count());
         let seq_q = if own { seq_kv } else { shape.seq_q };
-        Ok(Sequence { shape: Shape { batch: 1, seq_q, seq_kv, ..shape }, same_tokens: own, q, k, v })
+        Ok(Sequence { shape: Shape { batch: 1, seq_q, seq_kv, ..shape }, same_tokens: own, number: batch, q, k, v })
     }
 
     /// Which tokens of a sequence there are.

@@ -207,6 +207,7 @@ fn grouped(
         let own = Sequence {
             shape: Shape { heads: group.heads.len(), ..s },
             same_tokens: sequence.same_tokens,
+            number: sequence.number,
             q: take(&sequence.q, s.seq_q * s.head_dim),
             k: sequence.k.as_deref().map(|k| take(k, s.seq_kv * s.head_dim)),
             v: None,

@@ -53,18 +53,18 @@ impl Rivals {
         self.peer.as_ref().map(|peer| peer.borrow().name().into())
     }
 
-    /// Those that compute `mechanism`.
-    pub fn of(&self, mechanism: &Mechanism) -> Vec<Rival> {
+    /// Those that compute `mechanism`, which is called `name`.
+    pub fn of(&self, name: &str, mechanism: &Mechanism) -> Vec<Rival> {
         let mut rivals = Vec::new();
         let mut rival = |label: String, way| rivals.push(Rival { label, way });
         if self.in_process && matches!(mechanism, Mechanism::Softmax(m) if *m == Default::default()) {
-            rival("burn softmax".into(), Way::Burn);
+            rival(format!("burn {name}"), Way::Burn);
             #[cfg(feature = "candle")]
-            rival("candle softmax".into(), Way::Candle);
+            rival(format!("candle {name}"), Way::Candle);
         }
         let ways = self.peer.iter().flat_map(|peer| peer.borrow().ways(mechanism.id()));
         for way in ways.filter(|way| self.compiled || way != "compiled") {
-            rival(format!("torch {way} {}", mechanism.id()), Way::Peer(way));
+            rival(format!("torch {way} {name}"), Way::Peer(way));
         }
         rivals
     }

@@ -1,23 +1,27 @@
-//! One PNG or JPEG file to planar bytes.
+//! One PNG or JPEG file to pixels, and the part of it that is seen.
 
 use std::{io::Cursor, path::Path};
 
+use fast_image_resize::{
+    FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer,
+    images::{Image, ImageRef},
+};
 use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 
+use super::header::damaged;
 use crate::{
-    augment::{Filter, Picture, Rectangle, resample},
-    budget::{Held, Passing},
+    augment::{Filter, Rectangle},
+    budget::Passing,
     data::{Error, PictureShape},
 };
 
-/// A decoded picture.
-pub(crate) struct Decoded {
+/// A picture as its file has it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Original {
     /// One channel if the file is grey, else three.
     pub shape: PictureShape,
-    /// `[channels, height, width]`.
+    /// `[height, width, channels]`.
     pub bytes: Vec<u8>,
-    /// The shape in the file.
-    pub whole: PictureShape,
 }
 
 /// Why a picture was not decoded.
@@ -37,14 +41,16 @@ impl From<String> for Problem {
 /// Most bytes of a row and of what a file holds beside its pixels, such as a colour profile.
 const BESIDE: u64 = 32 << 20;
 
-/// Decodes a file, told by its content; with an `extent` (height, width), the shorter side is resized and the centre cut out.
-/// An alpha channel is dropped and 16 bits become 8. `held` keeps the bytes of the result.
-pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>, held: &Held) -> Result<Decoded, Problem> {
-    let damaged = |problem: &dyn std::fmt::Display| {
-        let problem = problem.to_string();
-        let one_line: Vec<&str> = problem.split_whitespace().collect();
-        format!("cannot be decoded ({}); replace or remove it", one_line.join(" "))
-    };
+/// The limits of decoders: what pixels take is asked of the budget.
+pub(super) fn limits() -> Limits {
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(BESIDE);
+    limits
+}
+
+/// Decodes a file, told by its content, and turns it as its orientation says. An alpha channel is dropped and 16 bits become 8.
+/// What comes with it are the bytes of the budget for the picture and for one part of it of `extent` (height, width).
+pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>) -> Result<(Original, Passing), Problem> {
     let mut reader = ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|problem| damaged(&problem))?;
     if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
         return Err("is neither PNG nor JPEG inside; convert or remove it".to_owned().into());
@@ -53,44 +59,49 @@ pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>, held:
     if jpeg && !has_end(file) {
         return Err(damaged(&"it ends in the middle of the picture").into());
     }
-    let mut limits = Limits::no_limits();
-    limits.max_alloc = Some(BESIDE);
-    reader.limits(limits);
-    let decoder = reader.into_decoder().map_err(|problem| damaged(&problem))?;
+    reader.limits(limits());
+    let mut decoder = reader.into_decoder().map_err(|problem| damaged(&problem))?;
     if decoder.total_bytes() == 0 {
         return Err(damaged(&"it has no pixels").into());
     }
     // The decoder keeps a copy of a JPEG file.
-    let needed = needed(&decoder, jpeg, extent).saturating_add(if jpeg { file.len() as u64 } else { 0 });
-    let passing = Passing::take(path, needed).map_err(Problem::Budget)?;
-    let picture = planar(DynamicImage::from_decoder(decoder).map_err(|problem| damaged(&problem))?);
-    let picture = match extent {
-        Some(extent) => resize(picture, extent),
-        None => picture,
-    };
-    passing.keep(picture.bytes.len() as u64, held);
-    Ok(picture)
-}
-
-/// Bytes that decoding takes at its worst moment, known from the header.
-fn needed(decoder: &impl ImageDecoder, jpeg: bool, extent: Option<[usize; 2]>) -> u64 {
+    let own = decoder.total_bytes().saturating_add(if jpeg { file.len() as u64 } else { 0 });
     let (width, height) = decoder.dimensions();
-    let plane = u64::from(width).saturating_mul(height.into());
     let colour = decoder.color_type();
     let channels = if colour.has_color() { 3 } else { 1 };
-    let planes = plane.saturating_mul(channels);
-    // A progressive JPEG is held as coefficients of 16 bits, of whole blocks in up to four channels.
-    let blocks = (u64::from(width) + 16).saturating_mul(u64::from(height) + 16);
-    let coefficients = if jpeg { blocks.saturating_mul(8) } else { 0 };
+    let shape = PictureShape { channels, height: height as usize, width: width as usize };
     // As bytes of the channels that are kept, where the file has others.
-    let converted = if matches!(colour, ColorType::L8 | ColorType::Rgb8) { 0 } else { planes };
-    let decoded = [coefficients, converted, planes].into_iter().fold(decoder.total_bytes(), u64::saturating_add);
-    // One plane at a time as f32, cut to the new width, then to the new height.
-    let resized = extent.map_or(0, |[rows, columns]| {
-        let narrowed = u64::from(height).saturating_mul(columns as u64);
-        plane.saturating_add(narrowed).saturating_add(2 * channels * (rows * columns) as u64).saturating_mul(4)
-    });
-    decoded.max(planes.saturating_add(resized))
+    let plain = matches!(colour, ColorType::L8 | ColorType::Rgb8);
+    let converted = if plain { 0 } else { volume(shape) };
+    let beside = needed(shape, jpeg, extent).saturating_sub(volume(shape));
+    let passing = [converted, beside].into_iter().fold(own, u64::saturating_add);
+    let passing = Passing::take(path, passing).map_err(Problem::Budget)?;
+    let orientation = decoder.orientation().map_err(|problem| damaged(&problem))?;
+    let mut picture = DynamicImage::from_decoder(decoder).map_err(|problem| damaged(&problem))?;
+    picture.apply_orientation(orientation);
+    let shape = PictureShape { height: picture.height() as usize, width: picture.width() as usize, ..shape };
+    let bytes = if channels == 1 { picture.into_luma8().into_raw() } else { picture.into_rgb8().into_raw() };
+    Ok((Original { shape, bytes }, passing))
+}
+
+fn volume(shape: PictureShape) -> u64 {
+    [shape.height, shape.width]
+        .iter()
+        .fold(shape.channels as u64, |product, &extent| product.saturating_mul(extent as u64))
+}
+
+/// Bytes that a picture of `shape` takes at least while it is decoded, turned or cut to `extent` (height, width).
+pub(super) fn needed(shape: PictureShape, jpeg: bool, extent: Option<[usize; 2]>) -> u64 {
+    let PictureShape { channels, height, width } = shape;
+    let [height, width, channels] = [height, width, channels].map(|extent| extent as u64);
+    // A progressive JPEG is held as coefficients of 16 bits, of whole blocks in up to four channels.
+    let blocks = (width + 16).saturating_mul(height + 16);
+    let coefficients = if jpeg { blocks.saturating_mul(8) } else { 0 };
+    // Resized along rows first.
+    let part =
+        extent.map_or(0, |[rows, columns]| (height.saturating_add(2 * rows as u64)).saturating_mul(columns as u64));
+    // The picture, and a copy whose channels lie apart or that is turned.
+    [volume(shape), coefficients, part.saturating_mul(channels)].into_iter().fold(volume(shape), u64::saturating_add)
 }
 
 /// Whether a JPEG file has its end marker, without which the decoder fills up with grey. Segments before the first scan are
@@ -108,34 +119,44 @@ fn has_end(file: &[u8]) -> bool {
     false
 }
 
-fn planar(picture: DynamicImage) -> Decoded {
-    let (height, width) = (picture.height() as usize, picture.width() as usize);
-    let channels = if picture.color().has_color() { 3 } else { 1 };
-    let shape = PictureShape { channels, height, width };
-    if channels == 1 {
-        return Decoded { shape, bytes: picture.into_luma8().into_raw(), whole: shape };
+impl Original {
+    /// All of it, `[channels, height, width]`.
+    pub(crate) fn planar(&self) -> Vec<u8> {
+        planar(&self.bytes, self.shape.channels)
     }
-    let interleaved = picture.into_rgb8().into_raw();
+
+    /// The pixels in `area`, resized to `extent` (height, width): `[channels, height, width]`. Where it shrinks, the filter
+    /// widens so that nothing aliases.
+    pub(crate) fn part(&self, area: Rectangle, extent: [usize; 2], filter: Filter) -> Result<Vec<u8>, String> {
+        let PictureShape { channels, height, width } = self.shape;
+        let [rows, columns] = extent;
+        if (area, extent) == (Rectangle { top: 0, left: 0, height, width }, [height, width]) {
+            return Ok(self.planar());
+        }
+        let failed = |problem: &dyn std::fmt::Display| format!("cannot be resized ({problem}); replace or remove it");
+        let pixels = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
+        let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
+        let source = ImageRef::new(side(width), side(height), &self.bytes, pixels).map_err(|e| failed(&e))?;
+        let mut resized = Image::new(side(columns), side(rows), pixels);
+        let filter = match filter {
+            Filter::Bilinear => FilterType::Bilinear,
+            Filter::Bicubic => FilterType::CatmullRom,
+        };
+        let [left, top, across, down] = [area.left, area.top, area.width, area.height].map(|extent| extent as f64);
+        let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).crop(left, top, across, down);
+        Resizer::new().resize(&source, &mut resized, &options).map_err(|e| failed(&e))?;
+        Ok(planar(resized.buffer(), channels))
+    }
+}
+
+/// `[height, width, channels]` as `[channels, height, width]`.
+fn planar(interleaved: &[u8], channels: usize) -> Vec<u8> {
+    if channels == 1 {
+        return interleaved.to_vec();
+    }
     let mut bytes = Vec::with_capacity(interleaved.len());
     for channel in 0..channels {
         bytes.extend(interleaved.iter().skip(channel).step_by(channels));
     }
-    Decoded { shape, bytes, whole: shape }
-}
-
-/// Resizes the shorter side and cuts the centre out, one channel after the other.
-fn resize(picture: Decoded, [height, width]: [usize; 2]) -> Decoded {
-    let whole = picture.shape;
-    if (whole.height, whole.width) == (height, width) {
-        return picture;
-    }
-    let plane = PictureShape { channels: 1, ..whole };
-    let centre = Rectangle::centred(whole, height, width, 1.0);
-    let shape = PictureShape { height, width, ..whole };
-    let mut bytes = Vec::with_capacity(shape.volume());
-    for values in picture.bytes.chunks_exact(whole.plane()) {
-        let values = Picture::from_bytes(plane, values);
-        bytes.extend(resample(&values, centre, height, width, Filter::Bicubic).to_bytes());
-    }
-    Decoded { shape, bytes, whole }
+    bytes
 }

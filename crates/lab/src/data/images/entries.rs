@@ -1,214 +1,320 @@
-//! The files of a folder, a tar archive (plain, gzip, xz, zstd) or a zip archive, one after the other.
+//! Where the pictures of a folder, a tar archive (plain, gzip, xz, zstd) or a zip archive lie. Their bytes are read when they are
+//! needed, but for those of compressed archives, which can only be read from the beginning and stay in memory.
 
 use std::{
-    io::{self, Read},
+    borrow::Cow,
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
     path::Path,
-    sync::{
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc::SyncSender,
-    },
+    sync::Arc,
 };
 
-use super::Encoded;
+use zip::CompressionMethod;
+
+use super::tar;
 use crate::{
     budget::{Held, text_bytes},
-    data::{Error, Result},
+    data::{Error, Result, reading::Counter},
     source,
 };
 
 /// Most bytes of one encoded picture; more is a mistake or an attack.
 const MAX_FILE: u64 = 256 << 20;
 
-/// Most bytes of what a tar archive says of one file beside its header, such as a long name.
-const MAX_EXTENSION: u64 = 1 << 20;
-
 /// Depth of folders that is still looked into; also what ends a circle of links.
 const MAX_DEPTH: usize = 16;
 
-/// A tar archive ends with two blocks of zeros, this many bytes.
-const TAR_END: u64 = 1024;
+/// A file of a folder or an archive.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Its name within the folder or archive, slashes between folders.
+    pub name: Box<str>,
+    /// Its bytes.
+    pub length: u64,
+    pub location: Location,
+}
 
-/// Sends every picture, told by its name's ending, to `sink`; returns the names of all other files. Hidden files and what
-/// desktop systems add are left out. Ends early once `full` says that what is sent is no longer decoded.
-pub(super) fn read(path: &Path, sink: SyncSender<Encoded>, held: &Held, full: &AtomicBool) -> Result<Vec<String>> {
-    let mut reader = EntryReader { path, sink, held, full, others: Vec::new() };
-    if path.is_dir() {
-        reader.folder(path, "", 0)?;
-    } else if source::starts_with(path, b"PK")? {
-        reader.zip()?;
-    } else {
-        reader.tar()?;
+/// Where the bytes of an entry are.
+#[derive(Debug)]
+pub(super) enum Location {
+    /// In a file of its name, below the folder.
+    Folder,
+    /// In an archive.
+    Archive {
+        archive: Arc<Path>,
+        offset: u64,
+        /// Of a zip archive.
+        zipped: Option<Zipped>,
+    },
+    /// Here.
+    Memory(Box<[u8]>),
+}
+
+/// What a zip archive says of an entry.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Zipped {
+    deflated: bool,
+    /// Its bytes in the archive.
+    stored: u64,
+    checksum: u32,
+}
+
+impl Entry {
+    /// What it takes in a list, and its bytes if they are there.
+    fn bytes(&self) -> u64 {
+        let content = if matches!(self.location, Location::Memory(_)) { self.length } else { 0 };
+        content + text_bytes(&self.name) + size_of::<Self>() as u64
     }
-    Ok(reader.others)
+
+    /// The path that errors name, `root` being the folder.
+    pub(super) fn path<'a>(&'a self, root: &'a Path) -> &'a Path {
+        match &self.location {
+            Location::Archive { archive, .. } => archive,
+            _ => root,
+        }
+    }
+
+    /// The error of this entry, `root` being the folder.
+    pub(super) fn error(&self, root: &Path, problem: String) -> Error {
+        Error::Entry { path: self.path(root).into(), entry: self.name.to_string(), problem }
+    }
+
+    /// Takes the bytes that it needs while it waits to be decoded.
+    pub(super) fn waiting(&self, root: &Path) -> Result<Held> {
+        match self.location {
+            Location::Memory(_) => Ok(Held::new()),
+            _ => Held::waiting(&self.path(root).join(&*self.name), self.length),
+        }
+    }
+
+    /// Its first `most` bytes, or all if there are fewer; more where they are not to be had alone.
+    pub(super) fn start(&self, root: &Path, most: u64) -> Result<Cow<'_, [u8]>> {
+        let wanted = most.min(self.length);
+        match &self.location {
+            Location::Memory(bytes) => Ok(Cow::Borrowed(bytes)),
+            Location::Folder => {
+                let path = root.join(&*self.name);
+                let file = source::file(&path)?;
+                let length = file.metadata().map_err(|source| Error::io(&path, source))?.len();
+                if length != self.length {
+                    let problem = format!("had {} bytes and has {length} now; load the data again", self.length);
+                    return Err(self.error(root, problem));
+                }
+                self.exactly(root, file, wanted).map(Cow::Owned)
+            }
+            Location::Archive { archive, offset, zipped } => {
+                let mut file = source::file(archive)?;
+                file.seek(SeekFrom::Start(*offset)).map_err(|source| Error::io(archive, source))?;
+                match zipped {
+                    // Of a part there is no checksum.
+                    Some(zipped) if zipped.deflated || wanted == self.length => self.checked(root, file, zipped),
+                    _ => self.exactly(root, file, wanted),
+                }
+                .map(Cow::Owned)
+            }
+        }
+    }
+
+    fn checked(&self, root: &Path, file: File, zipped: &Zipped) -> Result<Vec<u8>> {
+        let stored = file.take(zipped.stored);
+        let bytes = if zipped.deflated {
+            self.exactly(root, flate2::read::DeflateDecoder::new(stored), self.length)?
+        } else {
+            self.exactly(root, stored, self.length)?
+        };
+        if crc32fast::hash(&bytes) == zipped.checksum {
+            return Ok(bytes);
+        }
+        Err(self.error(root, "cannot be read (wrong checksum); fetch the data again".into()))
+    }
+
+    fn exactly(&self, root: &Path, reader: impl Read, wanted: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(wanted as usize + 1);
+        let read = reader.take(wanted).read_to_end(&mut bytes);
+        read.map_err(|source| self.error(root, format!("cannot be read ({source}); fetch the data again")))?;
+        if bytes.len() as u64 == wanted {
+            return Ok(bytes);
+        }
+        let problem = format!("has not the {} bytes that it should have; fetch the data again", self.length);
+        Err(self.error(root, problem))
+    }
 }
 
-struct EntryReader<'a> {
-    path: &'a Path,
-    sink: SyncSender<Encoded>,
-    held: &'a Held,
-    full: &'a AtomicBool,
-    others: Vec<String>,
+/// What a name says of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A picture.
+    Picture,
+    /// A small file that is needed to load the set, and is read at once.
+    Label,
+    /// Anything else.
+    Other,
+    /// Hidden, or made by a desktop system: no part of the set.
+    Ignored,
 }
 
-impl EntryReader<'_> {
-    fn folder(&mut self, folder: &Path, prefix: &str, depth: usize) -> Result<()> {
+/// Pictures by their endings, and nothing else.
+pub(super) fn by_ending(name: &str) -> Kind {
+    let ending = Path::new(name).extension().map(|ending| ending.to_string_lossy().to_lowercase());
+    match ending {
+        _ if is_ignored(name) => Kind::Ignored,
+        Some(ending) if ["png", "jpg", "jpeg"].contains(&&*ending) => Kind::Picture,
+        _ => Kind::Other,
+    }
+}
+
+/// Whether a file is hidden or made by a desktop system.
+pub(super) fn is_ignored(name: &str) -> bool {
+    let hidden = |part: &str| part.starts_with('.') && part != "." && part != "..";
+    name.split('/').any(|part| hidden(part) || ["__MACOSX", "Thumbs.db", "desktop.ini"].contains(&part))
+}
+
+/// The files of a folder or an archive, sorted by name.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub pictures: Vec<Entry>,
+    pub labels: Vec<Entry>,
+    /// Names of all other files.
+    pub others: Vec<String>,
+}
+
+/// What is looked for, and who is told.
+pub(super) struct Search<'a> {
+    pub path: &'a Path,
+    pub kind: &'a (dyn Fn(&str) -> Kind + Sync),
+    pub held: &'a Held,
+    pub found: &'a Counter<'a>,
+}
+
+impl Search<'_> {
+    /// Lists the folder or archive.
+    ///
+    /// # Errors
+    /// Any [`Error`]; [`Error::Entry`] for a name that occurs twice.
+    pub(super) fn run(&self) -> Result<Found> {
+        let mut found = Found::default();
+        if self.path.is_dir() {
+            self.folder(self.path, "", 0, &mut found)?;
+        } else if source::starts_with(self.path, b"PK")? {
+            self.zip(&mut found)?;
+        } else {
+            tar::read(self, &mut found)?;
+        }
+        for entries in [&mut found.pictures, &mut found.labels] {
+            entries.sort_unstable_by(|left, right| left.name.cmp(&right.name));
+            if let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) {
+                return Err(pair[0].error(self.path, "occurs twice; pack the archive again, each name once".into()));
+            }
+        }
+        Ok(found)
+    }
+
+    fn folder(&self, folder: &Path, prefix: &str, depth: usize, found: &mut Found) -> Result<()> {
         if depth > MAX_DEPTH {
             let problem = format!("is nested deeper than {MAX_DEPTH} folders; is there a circle of links?");
-            return Err(self.entry_error(prefix, &problem));
+            return Err(self.error(prefix, problem));
         }
         for path in source::entries(folder)? {
             let name = format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy());
-            if path.is_dir() {
+            let about = path.metadata().map_err(|source| Error::io(&path, source))?;
+            if about.is_dir() {
                 if !is_ignored(&name) {
-                    self.folder(&path, &format!("{name}/"), depth + 1)?;
+                    self.folder(&path, &format!("{name}/"), depth + 1, found)?;
                 }
-            } else if self.wants(&name)? {
-                let file = source::file(&path)?;
-                let length = file.metadata().map_err(|source| Error::io(&path, source))?.len();
-                self.send(name, file, length)?;
+                continue;
             }
+            // Opening refuses what is no ordinary file; a length alone does not.
+            if (self.kind)(&name) == Kind::Picture && !about.is_file() {
+                source::file(&path)?;
+            }
+            self.add(name, about.len(), found, || Ok(Location::Folder))?;
         }
         Ok(())
     }
 
-    fn zip(&mut self) -> Result<()> {
+    fn zip(&self, found: &mut Found) -> Result<()> {
         let path = self.path;
         let damaged = |problem: &dyn std::fmt::Display| Error::Format {
             path: path.into(),
             problem: format!("cannot be read as a zip archive ({problem}); fetch it again"),
         };
+        let shared: Arc<Path> = path.into();
         let mut archive = source::zip(path, damaged)?;
         for index in 0..archive.len() {
             let entry = archive.by_index(index).map_err(|e| damaged(&e))?;
             let name = entry.name().map_err(|e| damaged(&e))?.into_owned();
-            if entry.is_file() && self.wants(&name)? {
-                let size = entry.size();
-                self.send(name, entry, size)?;
+            if !entry.is_file() {
+                continue;
+            }
+            let at = || {
+                let offset = entry.data_start().ok_or_else(|| damaged(&"an entry without a place"))?;
+                let deflated = match entry.compression() {
+                    CompressionMethod::Stored => false,
+                    CompressionMethod::Deflated => true,
+                    other => return Err(damaged(&format!("`{name}` is compressed as {other}, expected deflate"))),
+                };
+                let zipped = Zipped { deflated, stored: entry.compressed_size(), checksum: entry.crc32() };
+                Ok(Location::Archive { archive: shared.clone(), offset, zipped: Some(zipped) })
+            };
+            self.add(name.clone(), entry.size(), found, at)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the file `name` of `length` bytes, which lies where `location` says.
+    pub(super) fn add(
+        &self,
+        name: String,
+        length: u64,
+        found: &mut Found,
+        location: impl FnOnce() -> Result<Location>,
+    ) -> Result<()> {
+        let kind = (self.kind)(&name);
+        match kind {
+            Kind::Ignored => {}
+            Kind::Other => {
+                self.held.add(self.path, text_bytes(&name))?;
+                found.others.push(name);
+            }
+            Kind::Picture | Kind::Label => {
+                if length > MAX_FILE {
+                    return Err(self.error(&name, "has more than 256 MiB; is it a picture?".into()));
+                }
+                let entry = Entry { name: name.into(), length, location: location()? };
+                self.held.add(&self.path.join(&*entry.name), entry.bytes())?;
+                self.found.one();
+                if kind == Kind::Picture { found.pictures.push(entry) } else { found.labels.push(entry) }
             }
         }
         Ok(())
     }
 
-    fn tar(&mut self) -> Result<()> {
-        let path = self.path;
-        let damaged = |source: io::Error| Error::Format {
-            path: path.into(),
-            problem: format!("is no folder and no intact .tar, .tar.gz, .tar.xz, .tar.zst or .zip archive ({source})"),
-        };
-        let mut archive = tar::Archive::new(ZeroTail { inner: source::open(path)?, zeros: 0 });
-        let mut long_name = None;
-        // Raw: extensions of headers are read here, since the library reads them whatever their length.
-        for entry in archive.entries().map_err(damaged)?.raw(true) {
-            let mut entry = entry.map_err(damaged)?;
-            let kind = entry.header().entry_type();
-            if kind.is_pax_global_extensions() || kind.is_gnu_longlink() {
-                continue;
-            }
-            if kind.is_pax_local_extensions() || kind.is_gnu_longname() {
-                let found = extended_name(&mut entry, kind.is_gnu_longname()).map_err(damaged)?;
-                long_name = found.or(long_name);
-                continue;
-            }
-            let name = long_name.take().unwrap_or_else(|| entry.path_bytes().into_owned());
-            let name = String::from_utf8_lossy(&name).into_owned();
-            if kind.is_dir() || !self.wants(&name)? {
-                continue;
-            }
-            if !kind.is_file() {
-                return Err(self.entry_error(&name, "is a link or a device; pack the picture itself"));
-            }
-            let size = entry.size();
-            self.send(name, entry, size)?;
-        }
-        if long_name.is_some() {
-            return Err(damaged(io::Error::new(io::ErrorKind::UnexpectedEof, "the file after a long name is missing")));
-        }
-        let mut rest = archive.into_inner();
-        io::copy(&mut rest, &mut io::sink()).map_err(damaged)?;
-        if rest.zeros < TAR_END {
-            return Err(damaged(io::Error::new(io::ErrorKind::UnexpectedEof, "its end is missing")));
-        }
-        Ok(())
+    pub(super) fn error(&self, name: &str, problem: String) -> Error {
+        Error::Entry { path: self.path.into(), entry: name.into(), problem }
     }
 
-    /// Whether `name` is a picture; remembers what is none.
-    fn wants(&mut self, name: &str) -> Result<bool> {
-        let extension = Path::new(name).extension().map(|extension| extension.to_string_lossy().to_lowercase());
-        let picture = extension.is_some_and(|extension| ["png", "jpg", "jpeg"].contains(&&*extension));
-        let ignored = is_ignored(name);
-        if !picture && !ignored {
-            self.held.add(self.path, text_bytes(name))?;
-            self.others.push(name.to_string());
-        }
-        Ok(picture && !ignored && !self.full.load(Relaxed))
-    }
-
-    /// Sends the picture `name` of `length` bytes.
-    fn send(&self, name: String, file: impl Read, length: u64) -> Result<()> {
+    /// The bytes of the entry `name`, of which there are `length`, that `reader` gives.
+    pub(super) fn content(&self, name: &str, length: u64, reader: impl Read) -> Result<Location> {
         if length > MAX_FILE {
-            return Err(self.entry_error(&name, "has more than 256 MiB; is it a picture?"));
+            return Err(self.error(name, "has more than 256 MiB; is it a picture?".into()));
         }
-        let held = Held::waiting(&self.path.join(&name), length + text_bytes(&name))?;
-        let mut bytes = Vec::with_capacity(length as usize + 1);
-        let read = file.take(length + 1).read_to_end(&mut bytes);
-        read.map_err(|source| self.entry_error(&name, &format!("cannot be read ({source}); fetch the data again")))?;
+        let mut bytes = Vec::new();
+        let room = Held::new();
+        room.add(&self.path.join(name), length)?;
+        bytes.reserve_exact(length as usize);
+        let read = reader.take(length).read_to_end(&mut bytes);
+        read.map_err(|source| self.error(name, format!("cannot be read ({source}); fetch the data again")))?;
         if bytes.len() as u64 != length {
             let problem = format!("has not the {length} bytes that it should have; fetch the data again");
-            return Err(self.entry_error(&name, &problem));
+            return Err(self.error(name, problem));
         }
-        // The receiver outlives this thread, unless a decoder panicked, which is reported there.
-        let _ = self.sink.send(Encoded { name, bytes, held });
-        Ok(())
-    }
-
-    fn entry_error(&self, name: &str, problem: &str) -> Error {
-        Error::Entry { path: self.path.into(), entry: name.into(), problem: problem.into() }
+        Ok(Location::Memory(bytes.into()))
     }
 }
 
-/// The name that a header's extension gives to the file after it, if it does.
-fn extended_name(entry: &mut tar::Entry<'_, impl Read>, is_name: bool) -> io::Result<Option<Vec<u8>>> {
-    let invalid = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
-    if entry.size() > MAX_EXTENSION {
-        return Err(invalid("a header of more than 1 MiB"));
-    }
-    let mut text = Vec::new();
-    entry.read_to_end(&mut text)?;
-    if is_name {
-        text.truncate(text.iter().position(|&byte| byte == 0).unwrap_or(text.len()));
-        return Ok(Some(text));
-    }
-    let mut name = None;
-    for extension in tar::PaxExtensions::new(&text) {
-        let extension = extension?;
-        match extension.key_bytes() {
-            b"path" => name = Some(extension.value_bytes().to_vec()),
-            b"size" => return Err(invalid("a file of more than 8 GiB")),
-            _ => {}
-        }
-    }
-    Ok(name)
-}
-
-/// Whether a file is hidden or made by a desktop system.
-fn is_ignored(name: &str) -> bool {
-    let hidden = |part: &str| part.starts_with('.') && part != "." && part != "..";
-    name.split('/').any(|part| hidden(part) || ["__MACOSX", "Thumbs.db", "desktop.ini"].contains(&part))
-}
-
-/// Counts the zeros at the end of what has been read.
-struct ZeroTail<R> {
-    inner: R,
-    zeros: u64,
-}
-
-impl<R: Read> Read for ZeroTail<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        match buffer[..count].iter().rposition(|&byte| byte != 0) {
-            Some(last) => self.zeros = (count - 1 - last) as u64,
-            None => self.zeros += count as u64,
-        }
-        Ok(count)
-    }
+/// Opens an archive that is read where its entries lie.
+pub(super) fn plain(path: &Path) -> Result<(File, u64)> {
+    let file = source::file(path)?;
+    let length = file.metadata().map_err(|source: io::Error| Error::io(path, source))?.len();
+    Ok((file, length))
 }

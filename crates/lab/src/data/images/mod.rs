@@ -1,144 +1,211 @@
-//! Folders and archives of pictures: `train/CLASS/PICTURE` and `test/CLASS/PICTURE`, or `CLASS/PICTURE`.
-//!
-//! An archive is read as a stream, its pictures are decoded in parallel while they arrive; nothing is written to disk.
+//! Folders, archives and shards of pictures. Their names and headers are read at loading. Small sets whose pictures have the size
+//! that models see are decoded then; of others each picture is decoded when a batch needs it, so that crops are taken from the
+//! original and memory does not grow with the set.
 
 mod decode;
 mod entries;
+mod files;
+mod header;
 mod layout;
+mod pattern;
+mod tar;
+mod webdataset;
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::{
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc::sync_channel,
-    },
-};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use rayon::prelude::*;
 
-use super::{Dataset, Error, PictureShape, Result, Split, split::hold_out};
-use crate::{budget::Held, source};
+use super::{
+    Dataset, Error, PictureShape, Result, Split,
+    reading::{Counter, Tell},
+    split::hold_out,
+};
+use crate::budget::{self, Held};
 
-pub(crate) use decode::Decoded;
-use decode::Problem;
-use layout::{Layout, Place};
+pub(crate) use files::{Files, decode_file};
+pub use webdataset::{LabelFile, WebDataset};
 
-/// Encoded pictures that wait for decoding: bounds the memory, and is enough to keep every core busy.
-const WAITING: usize = 64;
+use decode::Original;
+use entries::{Entry, Search};
+use header::Header;
+use layout::{Layout, Part, Place};
 
 /// Side of pictures that `size` may ask for.
 pub(super) const SIZES: std::ops::RangeInclusive<usize> = 1..=4096;
 
-/// A picture and its name within the folder or archive.
-type Named = (String, Decoded);
+/// Bytes of decoded pictures up to which a set is small.
+const SMALL: u64 = 256 << 20;
 
-/// A file that waits to be decoded.
-struct Encoded {
-    name: String,
-    bytes: Vec<u8>,
-    held: Held,
+/// Bytes that most headers lie within.
+const HEADER: u64 = 16 << 10;
+
+/// The share of the shorter side that is usually seen of photographs: 224 of 256 pixels.
+const CROP: f32 = 0.875;
+
+/// How pictures of any size become pictures of one.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Sizing {
+    /// Side of the square that models see; without it all pictures must have one size.
+    pub size: Option<usize>,
+    /// Share of the shorter side that the centre keeps where nothing is cut at random. Default 0.875; of no account for a
+    /// picture that has the size.
+    pub crop: Option<f32>,
 }
 
-/// Loads all pictures of `path`. With a `size`, each is resized (shorter side) and cut (centre) to `size x size`; without,
-/// all must have one size. Where there is no test split, `holdout` of every class becomes one.
-pub(super) fn load(path: &Path, size: Option<usize>, holdout: f64, held: &Held) -> Result<Dataset> {
-    let (pictures, others) = decode_all(path, size, held)?;
-    let mut layout = Layout::new(path, pictures.iter().map(|(name, _)| name.as_str()), &others)?;
-    let shape = common_shape(path, &pictures)?;
-    if !layout.places.iter().any(|place| place.test) {
-        let labels: Vec<u32> = layout.places.iter().map(|place| place.label).collect();
-        hold_out(&labels, holdout, 0).1.into_iter().for_each(|index| layout.places[index].test = true);
-    }
-    held.add(path, (pictures.len() as u64).saturating_mul(shape.volume() as u64))?;
-    let [train, test] = assemble(&layout, shape, pictures);
-    if test.is_empty() {
-        let problem = "has too few pictures to hold some out for testing; two in a class are needed".into();
-        return Err(Error::Empty { path: path.into(), problem });
-    }
-    Ok(Dataset { name: "images".into(), classes: layout.classes, shape, train, test })
-}
-
-/// Decodes the picture in a file of its own: resized (shorter side) and cut (centre) to `[height, width]`.
-pub(crate) fn decode_file(path: &Path, extent: [usize; 2]) -> Result<Decoded> {
-    let held = Held::new();
-    let bytes = source::read(path, &held)?;
-    decode::decode(path, &bytes, Some(extent), &held).map_err(|problem| match problem {
-        Problem::Picture(problem) => Error::Format { path: path.into(), problem },
-        Problem::Budget(error) => error,
-    })
-}
-
-/// Decodes every picture; returns them sorted by name, and the names of all other files.
-fn decode_all(path: &Path, size: Option<usize>, held: &Held) -> Result<(Vec<Named>, Vec<String>)> {
-    let (sender, receiver) = sync_channel::<Encoded>(WAITING);
-    let full = AtomicBool::new(false);
-    let decode = |Encoded { name, bytes, held: waiting }: Encoded| {
-        if full.load(Relaxed) {
-            return None;
+impl Sizing {
+    /// Reads `size` or `crop`; `None` for another name.
+    pub(super) fn set(&mut self, name: &str, value: &str) -> Option<Result<()>> {
+        let fail = |expected| Some(Err(Error::Setting { field: "images", got: format!("`{name}={value}`"), expected }));
+        match name {
+            "size" => match value.parse().ok().filter(|size| SIZES.contains(size)) {
+                Some(size) => self.size = Some(size),
+                None => return fail("`size=PIXELS` with 1 to 4096 pixels"),
+            },
+            "crop" => match value.parse().ok().filter(|&crop: &f32| crop > 0.0 && crop <= 1.0) {
+                Some(crop) => self.crop = Some(crop),
+                None => return fail("`crop=SHARE` in (0, 1]"),
+            },
+            _ => return None,
         }
-        let extent = size.map(|size| [size, size]);
-        let decoded = decode::decode(&path.join(&name), &bytes, extent, held);
-        drop((bytes, waiting));
-        full.fetch_or(matches!(decoded, Err(Problem::Budget(_))), Relaxed);
-        Some((name, decoded))
-    };
-    let (others, decoded) = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| entries::read(path, sender, held, &full));
-        let decoded: Vec<_> = receiver.into_iter().par_bridge().filter_map(decode).collect();
-        (reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), decoded)
-    });
-    let mut named = Vec::with_capacity(decoded.len());
-    for (name, picture) in decoded {
-        match picture {
-            // Of what is left undone for lack of memory nothing else can be said.
-            Err(Problem::Budget(error)) => return Err(error),
-            picture => named.push((name, picture)),
-        }
+        Some(Ok(()))
     }
-    let others = others?;
-    named.sort_unstable_by(|(left, _), (right, _)| left.cmp(right));
-    let named = named.into_iter().map(|(name, picture)| match picture {
-        Ok(picture) => Ok((name, picture)),
-        Err(Problem::Budget(error)) => Err(error),
-        Err(Problem::Picture(problem)) => Err(Error::Entry { path: path.into(), entry: name, problem }),
-    });
-    Ok((named.collect::<Result<_>>()?, others))
+
+    /// The settings as they are read.
+    pub(super) fn text(self) -> impl Iterator<Item = String> {
+        let size = self.size.map(|size| format!("size={size}"));
+        size.into_iter().chain(self.crop.map(|crop| format!("crop={crop}")))
+    }
 }
 
-/// The shape of every picture: grey only if all are.
-fn common_shape(path: &Path, pictures: &[Named]) -> Result<PictureShape> {
-    let mut counts = BTreeMap::new();
-    for (_, picture) in pictures {
-        *counts.entry((picture.shape.height, picture.shape.width)).or_insert(0_usize) += 1;
+/// Reads the pictures of `path`. Where there is no test part, the validation part is it, or `holdout` of every class becomes one.
+pub(super) fn load(path: &Path, sizing: Sizing, holdout: f64, held: &Held, tell: Tell<'_>) -> Result<Dataset> {
+    let counter = Counter::new(tell, "pictures found", None);
+    let found = Search { path, kind: &entries::by_ending, held, found: &counter }.run()?;
+    let layout = Layout::new(path, found.pictures.iter().map(|entry| &*entry.name), &found.others)?;
+    Loading { name: "images", root: path, sizing, holdout, held, tell }.dataset(found.pictures, layout)
+}
+
+/// What is needed to make a data set of pictures.
+struct Loading<'a> {
+    name: &'static str,
+    root: &'a Path,
+    sizing: Sizing,
+    holdout: f64,
+    held: &'a Held,
+    tell: Tell<'a>,
+}
+
+impl Loading<'_> {
+    fn dataset(&self, entries: Vec<Entry>, mut layout: Layout) -> Result<Dataset> {
+        self.divide(&mut layout);
+        let headers = self.headers(&entries)?;
+        let (shape, whole) = self.common_shape(&entries, &headers)?;
+        let bytes: u64 = headers.iter().map(|header| header.shape.volume() as u64).sum();
+        let count = entries.len();
+        let counter = Counter::new(self.tell, "pictures decoded", Some(count));
+        let mut files = Files::new(self.root.into(), entries, self.sizing.crop.unwrap_or(CROP));
+        let [train, validation, test] = if whole && bytes <= SMALL {
+            let decoded = files.decode(self.held, &counter)?;
+            self.held.add(self.root, (count as u64).saturating_mul(shape.volume() as u64))?;
+            assemble(&layout, shape, decoded)
+        } else {
+            if bytes <= SMALL.min(budget::limit() / 8) {
+                let decoded = files.decode(self.held, &counter)?;
+                files.keep(decoded);
+            }
+            refer(&layout, shape, Arc::new(files))
+        };
+        if test.is_empty() {
+            let problem = "has too few pictures to hold some out for testing; two in a class are needed".into();
+            return Err(Error::Empty { path: self.root.into(), problem });
+        }
+        let validation = (!validation.is_empty()).then_some(validation);
+        Ok(Dataset { name: self.name.into(), classes: layout.classes, shape, train, validation, test })
     }
-    let usual = counts.iter().max_by_key(|&(_, count)| count).map_or((0, 0), |(&extent, _)| extent);
-    let odd = pictures.iter().find(|(_, picture)| (picture.shape.height, picture.shape.width) != usual);
-    if let Some((name, picture)) = odd {
+
+    /// Makes a test part where there is none.
+    fn divide(&self, layout: &mut Layout) {
+        let places = &mut layout.places;
+        let has = |places: &[Place], part| places.iter().any(|place| place.part == part);
+        if has(places, Part::Test) {
+        } else if has(places, Part::Validation) {
+            let validation = places.iter_mut().filter(|place| place.part == Part::Validation);
+            validation.for_each(|place| place.part = Part::Test);
+        } else {
+            let labels: Vec<u32> = places.iter().map(|place| place.label).collect();
+            let (_, held) = hold_out(&labels, self.holdout, 0);
+            held.into_iter().for_each(|index| places[index].part = Part::Test);
+        }
+    }
+
+    /// The header of every picture, none of which takes more than the budget.
+    fn headers(&self, entries: &[Entry]) -> Result<Vec<Header>> {
+        let done = Counter::new(self.tell, "headers of pictures read", Some(entries.len()));
+        let extent = self.sizing.size.map(|size| [size, size]);
+        let read = |entry: &Entry| {
+            let mut header = header::read(&entry.start(self.root, HEADER)?);
+            if header.is_err() && entry.length > HEADER {
+                let _waiting = entry.waiting(self.root)?;
+                header = header::read(&entry.start(self.root, entry.length)?);
+            }
+            let header = header.map_err(|problem| entry.error(self.root, problem))?;
+            let (needed, limit) = (decode::needed(header.shape, header.jpeg, extent), budget::limit());
+            if needed > limit {
+                let path = self.root.join(&*entry.name);
+                return Err(Error::Budget { path, needed, used: 0, limit });
+            }
+            done.one();
+            Ok(header)
+        };
+        entries.par_iter().map(read).collect()
+    }
+
+    /// The shape that models see, grey only if all pictures are, and whether all have it.
+    fn common_shape(&self, entries: &[Entry], headers: &[Header]) -> Result<(PictureShape, bool)> {
+        let extent = |header: &Header| (header.shape.height, header.shape.width);
+        let channels = headers.iter().map(|header| header.shape.channels).max().unwrap_or(1);
+        if let Some(size) = self.sizing.size {
+            let whole = headers.iter().all(|header| extent(header) == (size, size));
+            return Ok((PictureShape { channels, height: size, width: size }, whole));
+        }
+        let mut counts = BTreeMap::new();
+        headers.iter().for_each(|header| *counts.entry(extent(header)).or_insert(0_usize) += 1);
+        let usual = counts.iter().max_by_key(|&(_, count)| count).map_or((0, 0), |(&extent, _)| extent);
         let (height, width) = usual;
-        let problem = format!(
-            "has {} rows and {} columns where most have {height} and {width}; add `?size={}` to the path to resize all",
-            picture.shape.height,
-            picture.shape.width,
-            height.min(width),
-        );
-        return Err(Error::Entry { path: path.into(), entry: name.clone(), problem });
+        if let Some((entry, header)) = entries.iter().zip(headers).find(|(_, header)| extent(header) != usual) {
+            let (rows, columns) = extent(header);
+            let size = height.min(width).min(224);
+            let problem = format!(
+                "has {rows} rows and {columns} columns where most have {height} and {width}; add `?size={size}` to the path to resize all"
+            );
+            return Err(entry.error(self.root, problem));
+        }
+        Ok((PictureShape { channels, height, width }, true))
     }
-    let channels = pictures.iter().map(|(_, picture)| picture.shape.channels).max().unwrap_or(1);
-    Ok(PictureShape { channels, height: usual.0, width: usual.1 })
 }
 
-/// Puts the pictures of each split together, in the order of their names.
-fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Named>) -> [Split; 2] {
-    let tests = layout.places.iter().filter(|place| place.test).count();
-    let room = |count: usize| (Vec::with_capacity(count * shape.volume()), Vec::with_capacity(count));
-    let mut parts = [room(pictures.len() - tests), room(tests)];
-    for ((_, picture), &Place { test, label }) in pictures.into_iter().zip(&layout.places) {
-        let (pixels, labels) = &mut parts[usize::from(test)];
+/// Puts the pictures of each part together, in the order of their names.
+fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Original>) -> [Split; 3] {
+    let mut parts = [Part::Train, Part::Validation, Part::Test].map(|part| {
+        let count = layout.places.iter().filter(|place| place.part == part).count();
+        (Vec::with_capacity(count * shape.volume()), Vec::with_capacity(count))
+    });
+    for (picture, &Place { part, label }) in pictures.into_iter().zip(&layout.places) {
+        let (pixels, labels) = &mut parts[part as usize];
+        let planes = picture.planar();
         for _ in 0..shape.channels / picture.shape.channels {
-            pixels.extend_from_slice(&picture.bytes);
+            pixels.extend_from_slice(&planes);
         }
         labels.push(label);
     }
     parts.map(|(pixels, labels)| Split::new(shape, pixels, labels))
+}
+
+/// The parts of pictures that are decoded later, in the order of their names.
+fn refer(layout: &Layout, shape: PictureShape, files: Arc<Files>) -> [Split; 3] {
+    [Part::Train, Part::Validation, Part::Test].map(|part| {
+        let places = layout.places.iter().enumerate().filter(|(_, place)| place.part == part);
+        let (indices, labels) = places.map(|(index, place)| (index as u32, place.label)).unzip();
+        Split::of_files(shape, files.clone(), indices, labels)
+    })
 }

@@ -7,7 +7,7 @@ mod canvas;
 mod outline;
 mod scene;
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use rayon::prelude::*;
 
@@ -18,6 +18,7 @@ use super::{
     rng::{Purpose, stream},
     settings::{number, settings},
 };
+use crate::budget::Held;
 
 /// Most bytes of pixels that one data set may take.
 const MAX_BYTES: usize = 16 << 30;
@@ -33,19 +34,19 @@ pub struct Shapes {
     pub train: usize,
     /// Pictures to test on. Default 1000, at least 1.
     pub test: usize,
-    /// How hard: 0 is a large, clean object, 1 a small one in noise under clutter. Default 0.5, in [0, 1]. Each picture
+    /// How hard: 0 is a large, clean object, 1 a small one in noise under clutter. Default 0, as in the recipe `shapes`, in [0, 1]. Each picture
     /// draws its own difficulty within a quarter of this value.
     pub difficulty: f64,
 }
 
 impl Default for Shapes {
     fn default() -> Self {
-        Shapes { seed: 0, size: 32, train: 4000, test: 1000, difficulty: 0.5 }
+        Shapes { seed: 0, size: 32, train: 4000, test: 1000, difficulty: 0.0 }
     }
 }
 
 impl Shapes {
-    /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0.5`; what is left out has its default.
+    /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0`; what is left out has its default.
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
@@ -93,12 +94,14 @@ impl Shapes {
     /// Draws both splits.
     ///
     /// # Errors
-    /// Those of [`Shapes::validate`].
+    /// Those of [`Shapes::validate`]; [`Error::Budget`] where they are more than the memory that data may take.
     pub fn generate(&self) -> Result<Dataset> {
         self.validate()?;
+        let held = Held::new();
+        held.add(Path::new("shapes"), ((self.train + self.test) * self.shape().volume()) as u64)?;
         let classes = Outline::ALL.iter().map(|outline| outline.name().to_string()).collect();
         let (train, test) = (self.split(0, self.train), self.split(1, self.test));
-        Ok(Dataset { name: "shapes".into(), classes, shape: self.shape(), train, test })
+        Ok(Dataset { name: "shapes".into(), classes, shape: self.shape(), train, validation: None, test })
     }
 
     fn shape(&self) -> PictureShape {

@@ -68,7 +68,7 @@ pub(super) fn load(name: &str, path: &Path, columns: &Columns, holdout: f64, hel
     let [train, validation, test] = if path.is_dir() { parts(path)? } else { [Some(path.to_path_buf()), None, None] };
     let train = train.ok_or_else(|| no_training_part(path))?;
     let documents = read(&train, columns, held)?;
-    let classes = classes(&documents);
+    let classes = sorted_classes(documents.iter().map(|document| document.label.as_str()));
     if classes.len() < 2 {
         let problem = format!("has {} class, at least two are needed", classes.len());
         return Err(Error::Empty { path: train, problem });
@@ -87,9 +87,9 @@ pub(super) fn load(name: &str, path: &Path, columns: &Columns, holdout: f64, hel
     Ok(TextDataset { name: name.into(), classes, train, validation, test, words: None })
 }
 
-/// The labels, each once: in the order of their values if all are integers, else as texts.
-fn classes(documents: &[Document]) -> Vec<String> {
-    let labels: BTreeSet<&str> = documents.iter().map(|document| document.label.as_str()).collect();
+/// The `labels`, each once: in the order of their values if all are integers, else as texts.
+pub(in crate::data) fn sorted_classes<'a>(labels: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let labels: BTreeSet<&str> = labels.collect();
     let mut classes: Vec<String> = labels.into_iter().map(str::to_owned).collect();
     if classes.iter().all(|class| class.parse::<i64>().is_ok()) {
         classes.sort_by_key(|class| class.parse::<i64>().ok());

@@ -13,6 +13,7 @@ use super::{Error, Result, settings::settings, spec::HOLDOUT, split::hold_out};
 use crate::budget::Held;
 
 pub use documents::Columns;
+pub(super) use documents::sorted_classes;
 pub use listops::Listops;
 
 /// Texts to learn from and texts to be tested on, with the names of their classes.

@@ -71,7 +71,7 @@ mod tests {
         assert!(message.contains("`padding`"), "{message}");
     }
 
-    /// Ids are cut to 16 bits and index the rows of an embedding.
+    /// Ids index the rows of an embedding.
     #[test]
     fn ids_beyond_the_vocabulary_are_refused() {
         let message = changed(|json| json["model"]["vocab"]["a"] = 65_541.into());

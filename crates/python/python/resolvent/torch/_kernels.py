@@ -34,12 +34,21 @@ class Forward(NamedTuple):
     clusters: _resolvent.Clusters | None
 
 
-def contiguous(x: Tensor, name: str) -> Tensor:
-    """`x` in rows, itself where it is."""
+def in_rows(x: Tensor, name: str) -> Tensor:
+    """`x` with channels side by side, itself where they are: the kernels read rows wherever these lie."""
     try:
-        return x.contiguous()
+        return x if x.shape[-1:] == (1,) or x.stride()[-1:] == (1,) else x.contiguous()
     except RuntimeError as error:
         raise not_dense(name, error) from error
+
+
+def empty_rows(q: Tensor, rows: int, channels: int, within_tokens: bool = False) -> Tensor:
+    """Room for a result ``[.., rows, channels]``, heads `within_tokens` or where those of `q` are: PyTorch's kernels lay it out so, and
+    nothing is copied where heads are merged."""
+    leading = q.shape[:-2]
+    if q.dim() == 4 and (within_tokens or not q.is_contiguous() and q.stride(1) < q.stride(2)):
+        return torch.empty((leading[0], rows, leading[1], channels), dtype=q.dtype).transpose(1, 2)
+    return torch.empty((*leading, rows, channels), dtype=q.dtype)
 
 
 def call_of(
@@ -69,17 +78,18 @@ def forward(
     *,
     keep_state: bool = True,
     keep_clusters: bool = False,
+    out: Tensor | None = None,
 ) -> Forward:
     """The forward pass, with the state where a backward pass may follow. `keep_clusters` finds those of a clustered call apart,
-    so that the backward pass need not."""
-    q, k, v = contiguous(q, "q"), None if k is None else contiguous(k, "k"), contiguous(v, "v")
+    so that the backward pass need not. The result is written to `out`, where it is given, or lies as `q` does."""
+    q, k, v = in_rows(q, "q"), None if k is None else in_rows(k, "k"), in_rows(v, "v")
     call = call_of(options, parameters)
     clusters = None
     if keep_clusters and options.mechanism.clustered:
         clusters = call.plan_clusters(q, k, v)
         call = call_of(options, parameters, clusters)
     sizes, rows, statistics = call.lengths(q, k, v)
-    out = torch.empty((*q.shape[:-2], rows, sizes[5]), dtype=q.dtype)
+    out = empty_rows(q, rows, sizes[5]) if out is None else out
     state = torch.empty(statistics) if keep_state else None
     call.forward(q, k, v, out, state)
     return Forward(out, state, clusters)
@@ -94,12 +104,15 @@ def backward(
     saved: Forward,
     dout: Tensor,
     wanted: Sequence[bool],
+    *,
+    within_tokens: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, list[Tensor | None]]:
-    """Gradients of q, k, v and of those parameters that are wanted."""
-    q, k, v = contiguous(q, "q"), None if k is None else contiguous(k, "k"), contiguous(v, "v")
+    """Gradients of q, k, v and of those parameters that are wanted; the first lie as their tensors do, or heads `within_tokens`."""
+    q, k, v = in_rows(q, "q"), None if k is None else in_rows(k, "k"), in_rows(v, "v")
     call = call_of(options, parameters, saved.clusters)
-    dq, dk, dv = torch.empty_like(q), None if k is None else torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = (None if x is None else empty_rows(x, x.shape[-2], x.shape[-1], within_tokens) for x in (q, k, v))
+    assert dq is not None and dv is not None
     gradients = [torch.empty_like(p) if want else None for p, want in zip(parameters, wanted)]
     buffers = [(name, buffer) for name, buffer in zip(options.names, gradients) if buffer is not None]
-    call.backward(q, k, v, saved.out, saved.state, contiguous(dout, "dout"), dq, dk, dv, buffers)
+    call.backward(q, k, v, saved.out, saved.state, in_rows(dout, "dout"), dq, dk, dv, buffers)
     return dq, dk, dv, gradients

@@ -42,7 +42,8 @@ def attend(
 
     Args:
         q: ``[batch, heads, tokens, channels]``; leading axes may be missing. float32, float16 or bfloat16; under autocast
-            all three are cast. What is not contiguous is copied once.
+            all three are cast. Views are read where they lie if their channels lie side by side, as after a transposition of heads and tokens;
+            the result then lies as q does. Others are copied once.
         k: The keys; ``None`` if and only if the mechanism is tied.
         v: The values.
         mechanism: A `Mechanism`, a preset's id, JSON or a mapping; or `HeadMechanisms`, where every group of heads is a call of its own,
@@ -59,13 +60,17 @@ def attend(
         dropout: Probability by which each pair is left out. For ``softmax`` and ``fna``.
         dropout_kind: ``weights``, as PyTorch does it, or ``pairs``, as a mask would.
         seed: Of the dropout; drawn from PyTorch's generator where it is not given.
-        enable_gqa: Repeat the heads of k and v until they are as many as q's.
+        enable_gqa: k and v may have fewer heads, which divide those of q: each serves several of them in a row.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), None if k is None else k.to(dtype), v.to(dtype)
-    if enable_gqa:
-        k, v = None if k is None else _repeated(k, q, "k"), _repeated(v, q, "v")
+    if not enable_gqa:
+        _refuse_fewer_heads(q, k, v)
+    else:
+        # The kernels read heads that are shared as one; where queries are keys, there are as many of these.
+        whole = k is None or isinstance(mechanism, HeadMechanisms)
+        k, v = None if k is None else _shared(k, q, "k", whole), _shared(v, q, "v", whole)
     if isinstance(mechanism, HeadMechanisms):
         _refuse_constants(parameters=parameters, codebook=codebook, landmark_indices=landmark_indices)
         others: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "dropout": dropout, "dropout_kind": dropout_kind}
@@ -212,14 +217,22 @@ def _parameters(parameters: Mapping[str, Tensor] | None) -> tuple[tuple[str, ...
     return tuple(parameters), tuple(values.to(torch.float32).contiguous() for values in parameters.values())
 
 
-def _repeated(x: Tensor, q: Tensor, name: str) -> Tensor:
+def _refuse_fewer_heads(q: Tensor, k: Tensor | None, v: Tensor) -> None:
+    for name, x in (("k", k), ("v", v)):
+        if x is not None and q.dim() > 2 and x.dim() == q.dim() and x.shape[-3] != q.shape[-3]:
+            remedy = "pass as many, or enable_gqa=True"
+            message = f"tensor `{name}` has {x.shape[-3]} heads beside {q.shape[-3]} of q; {remedy}"
+            raise TensorError(message, code="shape", tensor=name, remedy=remedy)
+
+
+def _shared(x: Tensor, q: Tensor, name: str, repeated: bool) -> Tensor:
     if q.dim() < 3 or x.dim() != q.dim() or x.shape[-3] == q.shape[-3]:
         return x
     heads, own = q.shape[-3], x.shape[-3]
     if own == 0 or heads % own:
         remedy = "the heads of q must be a multiple of them"
         raise TensorError(f"tensor `{name}` has {own} heads beside {heads} of q; {remedy}", code="shape", tensor=name, remedy=remedy)
-    return x.repeat_interleave(heads // own, -3)
+    return x.repeat_interleave(heads // own, -3) if repeated else x
 
 
 def _seeds(seed: int | None) -> Tensor:

@@ -63,9 +63,10 @@ def attend_op(
     """The output, and the state that the backward pass needs."""
     rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
     options = _options(parameters, names, *rest)
+    # In one piece, as compilers are told below.
     done = _kernels.forward(options, q, k, v, [p.contiguous() for p in parameters])
     assert done.state is not None  # kept by default
-    return done.out, done.state
+    return done.out.contiguous(), done.state
 
 
 @torch.library.custom_op("resolvent::attend_backward", mutates_args=())
@@ -92,9 +93,9 @@ def attend_backward_op(
     rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
     options = _options(parameters, names, *rest)
     values = [p.contiguous() for p in parameters]
-    saved = Forward(out.contiguous(), state.contiguous(), None)
+    saved = Forward(_kernels.in_rows(out, "out"), state.contiguous(), None)
     dq, dk, dv, gradients = _kernels.backward(options, q, k, v, values, saved, dout, [True] * len(values))
-    return [x for x in (dq, dk, dv, *gradients) if x is not None]
+    return [x.contiguous() for x in (dq, dk, dv, *gradients) if x is not None]
 
 
 @attend_op.register_fake

@@ -164,8 +164,8 @@ def _call(
         return "causal with queries that are not as many as the keys"
     if 0 in q.shape or 0 in k.shape or 0 in v.shape:
         return "empty tensors"
-    if k.shape[1] != q.shape[1] or v.shape[1] != q.shape[1]:
-        return "fewer heads of keys than of queries"
+    if k.shape[1] != v.shape[1] or q.shape[1] % k.shape[1]:
+        return "heads of keys that do not divide those of queries"
     keep = None
     if mask is not None:
         read = masks.read(mask, q.shape[0], q.shape[2], k.shape[2], kind)
@@ -192,9 +192,8 @@ def _answered(call: _Call | str, compute: Callable[[_Call], _Result]) -> _Result
         return f"{error.code} of {error.tensor}"
 
 
-def _as(x: Tensor, like: Tensor) -> Tensor:
+def _as(x: Tensor, expected: Tensor) -> Tensor:
     """`x` in the layout that PyTorch's kernel gives it, which compiled graphs count on."""
-    expected = torch.empty_like(like)
     return x if expected.stride() == x.stride() else expected.copy_(x)
 
 
@@ -210,7 +209,9 @@ def _forward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     def compute(call: _Call) -> tuple[Tensor, Tensor]:
-        done = _kernels.forward(call.options, q, k, v, ())
+        expected = torch.empty_like(q)
+        out = expected if expected.stride(-1) == 1 else None
+        done = _kernels.forward(call.options, q, k, v, (), out=out)
         if attn_mask is not None and call.kind is not None:
             masks.remember(attn_mask, call.kind)
         assert done.state is not None  # kept by default
@@ -218,7 +219,7 @@ def _forward(
         if call.options.key_mask is not None:
             # PyTorch's sum of a row without keys.
             sums = sums.masked_fill(sums == -math.inf, 0.0)
-        return _as(done.out, q), sums.transpose(1, 2).contiguous().transpose(1, 2)
+        return _as(done.out, expected), sums.transpose(1, 2).contiguous().transpose(1, 2)
 
     answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale), compute)
     if not isinstance(answer, str):
@@ -249,9 +250,10 @@ def _backward(
         # What rounding has left out of the sums is not carried through PyTorch's operator.
         state = torch.zeros(2 * logsumexp.numel())
         state[: logsumexp.numel()].view(logsumexp.shape).copy_(logsumexp)
-        saved = Forward(out.contiguous(), state, None)
-        gradients = _kernels.backward(call.options, q, k, v, (), saved, dout, ())[:3]
-        dq, dk, dv = (_permuted(x) for x in gradients if x is not None)
+        saved = Forward(_kernels.in_rows(out, "out"), state, None)
+        # As gradients of PyTorch's kernel lie.
+        dq, dk, dv, _ = _kernels.backward(call.options, q, k, v, (), saved, dout, (), within_tokens=True)
+        assert dk is not None
         return dq, dk, dv
 
     known = None if attn_mask is None else masks.recall(attn_mask)
@@ -264,11 +266,6 @@ def _backward(
         keys, dout, q, k, v, out, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )
     return result
-
-
-def _permuted(x: Tensor) -> Tensor:
-    """In the layout of gradients of PyTorch's kernel: heads within tokens."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _activate() -> _Acceleration:

@@ -20,7 +20,9 @@ use super::{
     members::exact_mean,
 };
 use crate::{
-    ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
+    ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape,
+    call::TokenRows,
+    check,
     mechanism::{Estimator, Ssa},
 };
 
@@ -125,7 +127,9 @@ impl<'a> Rows<'a> {
         let graph = Graph::new(plan.head(slice).clone(), keep_q, keep_k, window);
         let k = &inputs.k.expect("checked: an untied call has keys")[slice * seq_kv * d..][..seq_kv * d];
         let v = &inputs.v[slice * seq_kv * dv..][..seq_kv * dv];
-        let anchors = (0..graph.keys.len()).flat_map(|c| exact_mean(k, d, graph.keys.of(c).iter().copied())).collect();
+        let anchors = (0..graph.keys.len())
+            .flat_map(|c| exact_mean(TokenRows::in_one_piece(k, d), graph.keys.of(c).iter().copied()))
+            .collect();
         let kept = (0..seq_kv as u32).filter(|&j| keep_k.is_none_or(|keep| keep[j as usize]));
         Self {
             q: &inputs.q[slice * seq_q * d..][..seq_q * d],
@@ -136,7 +140,7 @@ impl<'a> Rows<'a> {
             scale: given.or(m.scale).unwrap_or((d as f64).powf(-0.5)),
             centroid: m.estimator == Estimator::Centroid,
             anchors,
-            value_mean: exact_mean(v, dv, kept),
+            value_mean: exact_mean(TokenRows::in_one_piece(v, dv), kept),
             graph,
         }
     }

@@ -25,7 +25,7 @@ use super::members::Members;
 use crate::{
     ClusterPlan, Extras, Inputs, Mask, Mechanism, Result, Shape,
     call::{
-        Call,
+        Call, View,
         cluster_plan::{Edge, HeadPlan, NONE, STRAY, clusters},
     },
     check,
@@ -83,7 +83,9 @@ impl ClusterPlan {
         let k = if mechanism.tied() { q } else { k };
         let own = (!mechanism.tied()).then_some(k);
         check::planned("plan", mechanism, &shape, &Inputs { q, k: own, v: &[], extras }, &mask)?;
-        let call = Call { shape, q, k, v: &[], extras, mask, level: Level::selected()?, units: None };
+        let of = |x, tokens| View::in_one_piece(x, shape.slices(), [tokens, shape.head_dim]);
+        let (q, k, level) = (of(q, shape.seq_q), of(k, shape.seq_kv), Level::selected()?);
+        let call = Call { shape, q, k, v: View::none(), extras, mask, level, bf16: None, units: None };
         plan(&call, m)
     }
 }
@@ -138,8 +140,8 @@ impl<'a> Head<'a> {
         let codebook = call.extras.codebook.map(|book| &book[h * book.len() / heads..(h + 1) * book.len() / heads]);
         Self {
             m,
-            q: &call.q[slice * seq_q * dim..][..seq_q * dim],
-            k: &call.k[slice * seq_kv * dim..][..seq_kv * dim],
+            q: &call.q.dense()[slice * seq_q * dim..][..seq_q * dim],
+            k: &call.k.dense()[slice * seq_kv * dim..][..seq_kv * dim],
             dim,
             seq_q,
             seq_kv,
@@ -149,7 +151,7 @@ impl<'a> Head<'a> {
             segments: Segments::new(m, call.mask.causal, seq_q, seq_kv),
             codebook,
             level: call.level,
-            index: [b as u64, h as u64],
+            index: [(call.extras.first_sequence + b) as u64, h as u64],
         }
     }
 

@@ -9,7 +9,10 @@ use super::{
     fit::compact,
 };
 use crate::{
-    call::cluster_plan::{NONE, clusters},
+    call::{
+        TokenRows,
+        cluster_plan::{NONE, clusters},
+    },
     simd::rows,
 };
 
@@ -68,7 +71,8 @@ impl Head<'_> {
 
     /// The mean of `x` over every cluster: not rounded, so that the two tokens of a pair are as far from it as each other.
     fn means(&self, x: &[f32], members: &Members) -> Vec<Vec<f64>> {
-        (0..members.len()).map(|c| exact_mean(x, self.dim, members.of(c).iter().copied())).collect()
+        let x = TokenRows::in_one_piece(x, self.dim);
+        (0..members.len()).map(|c| exact_mean(x, members.of(c).iter().copied())).collect()
     }
 
     /// The clusters `of_cluster`, and the `routes` best for query `i` alone; ascending.

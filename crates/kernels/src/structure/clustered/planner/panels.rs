@@ -4,6 +4,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::{
+    call::TokenRows,
     parallel::grain,
     simd::{
         Level,
@@ -40,7 +41,9 @@ impl<'a> Panels<'a> {
     /// The rows `tokens` of `x [.., dim]`, written to `buffer`.
     pub fn new(x: &[f32], dim: usize, tokens: &[u32], level: Level, buffer: &'a mut [f32]) -> Self {
         let groups = buffer.par_chunks_mut(GROUP * dim).zip(tokens.par_chunks(GROUP));
-        groups.with_min_len(grain(GROUPS)).for_each(|(buffer, tokens)| transpose(x, dim, tokens, |_| 1.0, buffer));
+        groups
+            .with_min_len(grain(GROUPS))
+            .for_each(|(buffer, tokens)| transpose(TokenRows::in_one_piece(x, dim), tokens, |_| 1.0, buffer));
         Self { data: buffer, n: tokens.len(), dim, level }
     }
 

@@ -198,9 +198,9 @@ impl Held {
         let mut g_panel = vec![0.0; padded(count) * value_dim];
         let (mut q, mut g) = (vec![0.0; count * padded(d)], vec![0.0; count * padded(value_dim)]);
         let mut out_panel = g_panel.clone();
-        Rows::copy(head.q, d, queries, |_| 1.0, &mut q);
+        Rows::copy(head.q, queries, |_| 1.0, &mut q);
         let factor = |n: usize| factors[queries[n] as usize];
-        Rows::copy(head.outputs(finished.dout), value_dim, queries, factor, &mut g);
+        Rows::copy(head.outputs(finished.dout), queries, factor, &mut g);
         let (mut shift, mut delta) = ([0.0; PANEL], [0.0; PANEL]);
         deltas(simd, head, finished, queries, [&mut g_panel, &mut out_panel], &mut delta);
         shift.iter_mut().zip(queries).for_each(|(shift, &i)| *shift = shifts[i as usize]);

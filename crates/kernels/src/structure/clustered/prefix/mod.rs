@@ -79,8 +79,8 @@ impl Sums {
         for j in self.limit..limit {
             let Some(c) = graph.cluster_of_key(j) else { continue };
             self.counts[c] += 1;
-            add(&mut self.keys[c * head.head_dim..], &head.k[j * head.head_dim..][..head.head_dim]);
-            add(&mut self.values[c * head.value_dim..], &head.v[j * head.value_dim..][..head.value_dim]);
+            add(&mut self.keys[c * head.head_dim..], head.k.row(j));
+            add(&mut self.values[c * head.value_dim..], head.v.row(j));
         }
         self.limit = self.limit.max(limit);
     }

@@ -108,14 +108,14 @@ impl<'a> Panel<'a> {
         let local_tokens: Vec<u32> = local.iter().map(|&(j, _)| j).collect();
         let limits = queries.iter().map(|&i| graph.window.limit(i as usize) as u32).collect();
         let width = padded(queries.len());
-        transpose(head.q, d, &queries, |_| logit, q_panel);
+        transpose(head.q, &queries, |_| logit, q_panel);
         let mut panel = Self {
             width,
             local,
             keys: narrow(&sums.keys, d, keys),
             values: narrow(&sums.values, dv, values),
-            local_keys: Rows::copy(head.k, d, &local_tokens, |_| 1.0, local_k),
-            local_values: Rows::copy(head.v, dv, &local_tokens, |_| 1.0, local_v),
+            local_keys: Rows::copy(head.k, &local_tokens, |_| 1.0, local_k),
+            local_values: Rows::copy(head.v, &local_tokens, |_| 1.0, local_v),
             logits,
             shares,
             products,

@@ -10,8 +10,7 @@ use super::{
     Distances,
 };
 use crate::{
-    call::Call,
-    call::magnitude::largest,
+    call::{Call, TokenRows, magnitude::largest},
     mechanism::Manifold,
     scratch::{cut, scratch_len},
 };
@@ -51,7 +50,7 @@ pub(in super::super) fn frames(
         for (n, centre) in centre.chunks_mut(CHANNELS).enumerate() {
             let mut sums = [0.0; CHANNELS];
             for j in kept() {
-                let row = &head.k[j * dim + n * CHANNELS..][..centre.len()];
+                let row = &head.k.row(j)[n * CHANNELS..][..centre.len()];
                 sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x * *unit));
             }
             centre.iter_mut().zip(sums).for_each(|(centre, sum)| *centre = (sum / count) as f32);
@@ -81,7 +80,7 @@ pub(super) fn query_buffer_len(count: usize, head_dim: usize) -> usize {
 
 pub(super) fn keys<'t>(of: Distances<'_>, head: &Head<'t>, kept: &[u32], memory: &'t mut [f32]) -> Tokens<'t> {
     let ([rows, exact, norms, bias, _], _) = cut(memory, row_sizes(kept.len(), head.head_dim));
-    place(of, head.k, head.head_dim, kept, rows, exact, norms);
+    place(of, head.k, kept, rows, exact, norms);
     if let Some(density) = of.density {
         bias.iter_mut().zip(kept).for_each(|(bias, &j)| *bias = density.bias[j as usize]);
     }
@@ -94,7 +93,7 @@ pub(super) fn queries<'t>(of: Distances<'_>, head: &Head<'t>, kept: &[u32], memo
     let (count, dim, stride) = (padded(kept.len()), head.head_dim, padded(head.head_dim));
     let ([rows, exact, norms, shift, gradient], memory) = cut(memory, row_sizes(count, dim));
     let ([panels, exact_panels], _) = cut(memory, [count * dim; 2]);
-    place(of, head.q, dim, kept, rows, exact, norms);
+    place(of, head.q, kept, rows, exact, norms);
     norms[kept.len()..].fill(0.0);
     for (to, from) in [(&mut *shift, of.density.map(|d| d.shift)), (&mut *gradient, of.density.map(|d| d.gradient))] {
         to.fill(0.0);
@@ -113,18 +112,17 @@ pub(super) fn queries<'t>(of: Distances<'_>, head: &Head<'t>, kept: &[u32], memo
 /// On the sphere: both times at length one, and the lengths.
 fn place(
     of: Distances<'_>,
-    tensor: &[f32],
-    dim: usize,
+    tensor: TokenRows<'_>,
     kept: &[u32],
     rows: &mut [f32],
     exact: &mut [f32],
     norms: &mut [f32],
 ) {
-    let stride = padded(dim);
+    let (dim, stride) = (tensor.channels, padded(tensor.channels));
     let Frame { centre, inverse_unit } = of.frame;
     let places = rows.chunks_exact_mut(stride).zip(exact.chunks_exact_mut(stride)).zip(norms);
     for (((row, exact), norm), &i) in places.zip(kept) {
-        let x = &tensor[i as usize * dim..][..dim];
+        let x = tensor.row(i as usize);
         row[dim..].fill(0.0);
         exact[dim..].fill(0.0);
         let (row, exact) = (&mut row[..dim], &mut exact[..dim]);

@@ -97,9 +97,9 @@ impl<'a> Kernel<'a> {
         let ([q, q_blocks, k, k_blocks, v, v_blocks, limits], work) = cut(work, load_sizes(s));
         let queries = Kept { mask: call.mask.query, heads: s.heads, seq: s.seq_q };
         let keys = Kept { mask: call.mask.key, heads: s.heads, seq: s.seq_kv };
-        let q = Compact::of(call.q, s.head_dim, queries, [q, q_blocks]);
-        let k = Compact::of(call.k, s.head_dim, keys, [k, k_blocks]);
-        let v = Compact::of(call.v, s.value_dim, keys, [v, v_blocks]);
+        let q = Compact::of(call.q, queries, [q, q_blocks]);
+        let k = Compact::of(call.k, keys, [k, k_blocks]);
+        let v = Compact::of(call.v, keys, [v, v_blocks]);
         let mut kernel = Self { call, distance, configured, queries, keys, q, k, limits: &[] };
         if call.mask.causal {
             let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::{
+    call::View,
     simd::product::Right,
     structure::dense::{Rows, padded},
 };
@@ -47,18 +48,18 @@ impl<'a> Kept<'a> {
 }
 
 impl<'a> Compact<'a> {
-    /// Gathers the kept rows of `x [slices, seq, dim]`.
-    pub fn of(x: &[f32], dim: usize, kept: Kept<'_>, [rows, blocks]: [&'a mut [f32]; 2]) -> Self {
+    /// Gathers the kept rows of `x`.
+    pub fn of(x: View<'_>, kept: Kept<'_>, [rows, blocks]: [&'a mut [f32]; 2]) -> Self {
+        let (slices, dim) = (x.layout().slices(), x.layout().channels);
         let (seq, stride) = (kept.seq, padded(dim));
         rows.fill(0.0);
         blocks.fill(0.0);
-        let per_slice = blocks.len() / (x.len() / (seq * dim));
-        for slice in 0..x.len() / (seq * dim) {
+        let per_slice = blocks.len() / slices;
+        for slice in 0..slices {
             let (rows, blocks) = (&mut rows[slice * seq * stride..], &mut blocks[slice * per_slice..]);
             for (n, token) in kept.tokens(slice).enumerate() {
-                let from = &x[(slice * seq + token) * dim..][..dim];
                 let row = &mut rows[n * stride..][..dim];
-                row.copy_from_slice(from);
+                row.copy_from_slice(x.row(slice, token));
                 let block = &mut blocks[n / BLOCK * dim * BLOCK + n % BLOCK..];
                 block.iter_mut().step_by(BLOCK).zip(&*row).for_each(|(to, x)| *to = *x);
             }

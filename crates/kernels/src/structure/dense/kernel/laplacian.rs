@@ -109,7 +109,7 @@ pub(crate) fn laplacian_exact_backward(
     let (Buffers { g, h, row, curve, mut sums }, work) = Buffers::cut(s, m.tied, work);
     let (kernel, v, work) = Kernel::load(call, Distance::Manhattan, m.lambda, work);
     fill_rows(&kernel, m, scale, bias);
-    let g = Compact::of(saved.dout, s.value_dim, kernel.queries, g);
+    let g = Compact::of(saved.dout, kernel.queries, g);
     let [mean, inverse, row_mean] = parts(saved.stats, stats_sizes(s));
     let statistics = Statistics { mean, inverse, row_mean };
     let weights = statistics.weights(m, scale, bias);
@@ -223,6 +223,7 @@ pub(crate) fn laplacian_exact_plan(m: &LaplacianExact, s: &Shape) -> Plan {
     let rows = (s.q_len() + s.k_len() + s.v_len()) as u64;
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "every pair, streamed in tiles and never stored",
         tile: (TOKENS.min(s.seq_q), BLOCK.min(s.seq_kv)),
         flops_forward: pairs * (sweeps * kernel + 2 * dv),

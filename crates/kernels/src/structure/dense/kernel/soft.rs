@@ -46,7 +46,7 @@ pub(crate) fn soft_all_forward(
     }
     kernel.apply(&weights(stats), v, sums, work);
     spread(sums, v.stride(), kernel.queries, s.value_dim, out);
-    Filter::of_soft(call, m).add_all(call.v, false, out, work);
+    Filter::of_soft(call, m).add_all(call.v.dense(), false, out, work);
     Ok(())
 }
 
@@ -68,24 +68,24 @@ pub(crate) fn soft_all_backward(
     let (Buffers { g, h, row, mut sums, .. }, work) = Buffers::cut(s, true, work);
     let call = &as_keys(call);
     let (kernel, v, work) = Kernel::load(call, Distance::Squared, m.scale_for(s.head_dim), work);
-    let g = Compact::of(saved.dout, s.value_dim, kernel.queries, g);
+    let g = Compact::of(saved.dout, kernel.queries, g);
     sums.values(&kernel, &weights(roots), g, work);
     spread(sums.dv, v.stride(), kernel.keys, s.value_dim, gradients.dv);
     row.fill(0.0);
     if m.degree.is_some() {
         // The kernel's part of the output is what the filter did not add.
         filtered.fill(0.0);
-        filter.add_all(call.v, false, filtered, work);
+        filter.add_all(call.v.dense(), false, filtered, work);
         degree_gradients(&kernel, (saved, filtered), gradients.dv, row);
     }
-    filter.add_all(saved.dout, true, gradients.dv, work);
+    filter.add_all(saved.dout.dense(), true, gradients.dv, work);
     for ((h, g), root) in h.chunks_exact_mut(g.stride()).zip(g.rows.chunks_exact(g.stride())).zip(roots) {
         h.iter_mut().zip(g).for_each(|(h, g)| *h = root * g);
     }
     let back = Back { h, row, factor: roots, curve: &[], mean: &[] };
     sums.tokens(&kernel, &back, v, gradients.extras.get(Parameter::Scale), work);
     if let Some(dweight) = gradients.extras.get(Parameter::ValueWeight) {
-        filter.gradient(saved.dout, dweight);
+        filter.gradient(saved.dout.dense(), dweight);
     }
     sums.write(&kernel, gradients);
     Ok(())
@@ -93,14 +93,14 @@ pub(crate) fn soft_all_backward(
 
 /// Writes minus the gradient of every token's degree, from the parts that the kernel has of outputs and of the values' gradients.
 fn degree_gradients(kernel: &Kernel<'_>, (saved, filtered): (&Saved<'_>, &[f32]), dv: &[f32], out: &mut [f32]) {
-    let s = &kernel.call.shape;
+    let (s, dout) = (&kernel.call.shape, saved.dout.dense());
     for (slice, out) in out.chunks_exact_mut(s.seq_q).enumerate() {
         let roots = &saved.stats[slice * s.seq_q..];
         for ((out, &root), token) in out.iter_mut().zip(roots).zip(kernel.queries.tokens(slice)) {
             let at = (slice * s.seq_q + token) * s.value_dim..(slice * s.seq_q + token + 1) * s.value_dim;
             let product = |x: &[f32], y: &[f32]| dot(&x[at.clone()], &y[at.clone()]);
-            let of_filter = if filtered.is_empty() { 0.0 } else { product(saved.dout, filtered) };
-            let total = product(saved.dout, saved.out) - of_filter + product(kernel.call.v, dv);
+            let of_filter = if filtered.is_empty() { 0.0 } else { product(dout, filtered) };
+            let total = product(dout, saved.out.dense()) - of_filter + product(kernel.call.v.dense(), dv);
             *out = (0.5 * f64::from(root).powi(2) * total) as f32;
         }
     }
@@ -114,6 +114,7 @@ pub(crate) fn soft_all_plan(m: &Soft, s: &Shape) -> Plan {
     let rows = (s.q_len() + s.v_len()) as u64;
     Plan {
         strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
         reason: "every pair, streamed in tiles and never stored",
         tile: (TOKENS.min(s.seq_q), BLOCK.min(s.seq_q)),
         flops_forward: pairs * ((1 + degrees) * kernel + 2 * dv),

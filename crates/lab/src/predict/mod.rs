@@ -1,4 +1,6 @@
-//! Trained models on texts of one's own.
+//! Trained models on texts and pictures of one's own.
+
+mod pictures;
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -13,12 +15,15 @@ use crate::{
     train::{self, BATCH_TOKENS},
 };
 
+pub use pictures::{ClassifiedPicture, PictureClassifier};
+
 /// A trained classifier of texts.
 #[derive(Debug)]
 pub struct Classifier {
     model: TextClassifier,
     vocabulary: Vocabulary,
     expects: TextExpectation,
+    device: Device,
 }
 
 /// The answer of a [`Classifier`] to one text.
@@ -37,13 +42,13 @@ pub struct Classified {
 }
 
 impl Classifier {
-    /// The classifier of the run or the checkpoint in `path`.
+    /// The classifier of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on texts.
-    pub fn load(path: &Path) -> Result<Self> {
-        let (model, vocabulary, expects) = text_classifier(&mut Checkpoint::find(path)?, path)?;
-        Ok(Self { model, vocabulary, expects })
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
+        let (model, vocabulary, expects) = text_classifier(&mut Checkpoint::find(path)?, path, device)?;
+        Ok(Self { model, vocabulary, expects, device: device.clone() })
     }
 
     /// Most tokens that are read of a text.
@@ -61,7 +66,7 @@ impl Classifier {
         let mut answers = vec![None; texts.len()];
         for indices in by_budget(&lengths, BATCH_TOKENS) {
             let rows: Vec<_> = indices.iter().map(|&index| encoded.ids(index)).collect();
-            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &Device::flex());
+            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &self.device);
             let probabilities = softmax(self.model.try_forward(tokens, padding)?, 1).into_data();
             let probabilities: Vec<f32> = probabilities.iter().collect();
             for (&index, row) in indices.iter().zip(probabilities.chunks_exact(self.expects.classes.len())) {
@@ -71,32 +76,33 @@ impl Classifier {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    fn answer(&self, ids: &[u16], cut: bool, probabilities: &[f32]) -> Classified {
+    fn answer(&self, ids: &[u32], cut: bool, probabilities: &[f32]) -> Classified {
         let named = || self.expects.classes.iter().zip(probabilities);
         let label = named().max_by(|a, b| a.1.total_cmp(b.1)).map_or_else(String::new, |(class, _)| class.clone());
         Classified {
             label,
             probabilities: named().map(|(class, &p)| (class.clone(), f64::from(p))).collect(),
             tokens: ids.len(),
-            unknown: ids.iter().filter(|&&id| id == Vocabulary::UNKNOWN).count(),
+            unknown: ids.iter().filter(|&&id| id == self.vocabulary.unknown()).count(),
             cut,
         }
     }
 }
 
-/// The trained classifier of texts in the checkpoint that was found in `path`, its vocabulary, and what it expects.
+/// The trained classifier of texts in the checkpoint that was found in `path`, on `device`, its vocabulary, and what it expects.
 pub(crate) fn text_classifier(
     checkpoint: &mut Checkpoint,
     path: &Path,
+    device: &Device,
 ) -> Result<(TextClassifier, Vocabulary, TextExpectation)> {
     let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
         return Err(checkpoint.state.expects.unasked(path, "texts"));
     };
     let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-    let (recipe, device) = (&checkpoint.state.recipe, Device::flex());
+    let recipe = &checkpoint.state.recipe;
     let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
     let classes = expects.classes.len();
-    let model = train::drawn(recipe.seed, &device, || Ok(config.try_init_classifier(classes, &device)?))?;
+    let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init_classifier(classes, device)?))?;
     Ok((checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects))
 }
 
@@ -107,6 +113,7 @@ pub struct TextTranslator {
     vocabulary: Vocabulary,
     expects: PairExpectation,
     lowercase: bool,
+    device: Device,
 }
 
 /// A translation.
@@ -123,22 +130,23 @@ pub struct Translated {
 }
 
 impl TextTranslator {
-    /// The translator of the run or the checkpoint in `path`.
+    /// The translator of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on
     /// parallel texts.
-    pub fn load(path: &Path) -> Result<Self> {
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
         let mut checkpoint = Checkpoint::find(path)?;
         let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
             return Err(checkpoint.state.expects.unasked(path, "translations"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        let (state, device) = (&checkpoint.state, Device::flex());
-        let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowercase);
-        let init = || train::translator(recipe, &state.data.name, vocabulary.len(), &device);
-        let model = train::drawn(recipe.seed, &device, init)?;
-        Ok(Self { model: checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects, lowercase })
+        let state = &checkpoint.state;
+        let (recipe, lowercase) = (&state.recipe, state.recipe.text.lowers());
+        let init = |device: &Device| train::translator(recipe, &state.data.name, vocabulary.len(), device);
+        let model = train::drawn(recipe.seed, device, init)?;
+        let model = checkpoint.load_weights(model)?.into_packed()?;
+        Ok(Self { model, vocabulary, expects, lowercase, device: device.clone() })
     }
 
     /// Most tokens that are read of a sentence, and written.
@@ -158,15 +166,15 @@ impl TextTranslator {
     pub fn translate(&self, sentences: &[String], beams: usize) -> Result<Vec<Translated>> {
         let encoded = self.vocabulary.encode(sentences, self.expects.max_tokens)?;
         let lengths: Vec<usize> = (0..sentences.len()).map(|index| encoded.tokens(index)).collect();
-        let search = train::search(self.expects.max_tokens, beams);
+        let search = train::search(&self.vocabulary, self.expects.max_tokens, beams);
         let mut answers = vec![None; sentences.len()];
         for indices in by_budget(&lengths, BATCH_TOKENS / (4 * beams)) {
             let rows: Vec<_> = indices.iter().map(|&index| encoded.ids(index)).collect();
-            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &Device::flex());
+            let (tokens, padding) = train::token_inputs(Padded::new(&rows), &self.device);
             let found = self.model.search(tokens, padding, &search)?;
             for (&index, ids) in indices.iter().zip(found) {
-                let unknown = encoded.ids(index).iter().filter(|&&id| id == Vocabulary::UNKNOWN).count();
-                let text = train::decoded(&self.vocabulary, &ids)?;
+                let unknown = encoded.ids(index).iter().filter(|&&id| id == self.vocabulary.unknown()).count();
+                let text = self.vocabulary.decode(&ids)?;
                 let (cut, ended) = (encoded.is_cut(index), ids.len() < self.expects.max_tokens);
                 answers[index] = Some(Translated { text, unknown, cut, ended });
             }

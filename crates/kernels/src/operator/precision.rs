@@ -1,0 +1,106 @@
+//! In which precision an operator's products are computed.
+
+use super::Operator;
+use crate::{
+    Arithmetic, Error, Mechanism, Precision, Result, Strategy,
+    simd::{Bf16Unit, bf16::Bf16Products},
+    structure::dense,
+};
+
+impl Operator {
+    /// The same operator with products of another precision; [`Precision::Full`] unless this is called.
+    ///
+    /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax` and
+    /// `infsa`, by whichever values, where the strategy is not the reference. A call that turns out not to be theirs, a
+    /// composition with a tensor that its preset lacks, is refused.
+    ///
+    /// ```
+    /// use resolvent_kernels::*;
+    /// let shape = Shape::square(1, 1, 2, 4);
+    /// let op = |id| Operator::new(&Mechanism::preset(id).unwrap(), shape, false, Strategy::Auto).unwrap();
+    /// assert_eq!(op("softmax").with_precision(Precision::Bf16).plan().arithmetic.runs, Precision::Bf16);
+    /// let fna = op("fna").with_precision(Precision::Bf16);
+    /// assert_eq!(fna.plan().arithmetic.runs, Precision::Full);
+    /// assert!(fna.plan().arithmetic.reason.contains("distances"));
+    /// ```
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self.unit = None;
+        self.settle_arithmetic();
+        self
+    }
+
+    /// The same operator with bf16 products by other instructions than the last of [`Bf16Unit::available`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where this processor, or the level of the operator, lacks them, or the operator does not run in bf16.
+    pub fn with_bf16_unit(mut self, unit: Bf16Unit) -> Result<Self> {
+        let unsupported = |what, why| Error::Unsupported { mechanism: self.mechanism.id(), what, why };
+        if !Bf16Unit::available(self.level).contains(&unit) {
+            let why = "this processor, or the level of the operator, lacks them; see `Bf16Unit::available`";
+            return Err(unsupported("these bf16 instructions", why));
+        }
+        if self.plan.arithmetic.runs == Precision::Full {
+            let why = "its products are not of bf16; see `plan().arithmetic`";
+            return Err(unsupported("bf16 instructions", why));
+        }
+        self.unit = Some(unit);
+        self.settle_arithmetic();
+        Ok(self)
+    }
+
+    /// Plans for the precision that is asked for, on the level of the operator.
+    pub(super) fn settle_arithmetic(&mut self) {
+        if let Some(preset) = &mut self.preset {
+            (preset.precision, preset.unit) = (self.precision, self.unit);
+            preset.settle_arithmetic();
+        }
+        let in_full = |reason| Arithmetic::full(self.precision, self.level, reason);
+        self.bf16 = None;
+        self.plan.arithmetic = match (self.precision, self.refusal()) {
+            (Precision::Full, _) => in_full("nothing is rounded unless a call asks for it"),
+            (Precision::Bf16, Some(reason)) => in_full(reason),
+            (Precision::Bf16, None) => {
+                let available = Bf16Unit::available(self.level);
+                let chosen = self.unit.filter(|unit| available.contains(unit));
+                let unit = chosen.or(available.last().copied()).unwrap_or(Bf16Unit::Widened);
+                self.bf16 = Bf16Products::new(unit, self.level);
+                Arithmetic::bf16(unit)
+            }
+        };
+        let runs = self.plan.arithmetic.runs;
+        self.work = match (&self.mechanism, &self.preset) {
+            _ if self.plan.strategy == Strategy::Reference => return,
+            (Mechanism::Softmax(_) | Mechanism::Infsa(_), _) => {
+                dense::scratch(&self.mechanism, &self.shape, self.causal, runs)
+            }
+            // The engine's own stays: it may serve what the preset cannot.
+            (_, Some(preset)) => [0, 1].map(|pass| self.work[pass].max(preset.work[pass])),
+            _ => return,
+        };
+        self.plan_scratch();
+    }
+
+    /// Why the operator does not run in bf16, if so.
+    fn refusal(&self) -> Option<&'static str> {
+        match &self.mechanism {
+            _ if self.plan.strategy == Strategy::Reference => Some("the naive path computes in f64"),
+            Mechanism::Softmax(_) | Mechanism::Infsa(_) => None,
+            Mechanism::Fna(_) => Some("distances of close tokens lose their digits in bf16"),
+            Mechanism::Composed(_) => match self.preset.as_deref() {
+                Some(preset) => preset.refusal(),
+                None => Some("compositions beside softmax and infsa multiply in f32"),
+            },
+            _ => Some("this mechanism multiplies in f32: of the presets, softmax and infsa have bf16 products"),
+        }
+    }
+
+    /// Refuses a call that was to run in bf16 and that only the engine of compositions can serve, in f32.
+    pub(super) fn check_precision(&self) -> Result<()> {
+        if self.plan.arithmetic.runs == Precision::Full || self.preset.is_none() {
+            return Ok(());
+        }
+        let why = "its preset lacks a tensor or gradient of this call, and other compositions multiply in f32; use precision full";
+        Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "this call in bf16", why })
+    }
+}

@@ -1,0 +1,88 @@
+//! Rounding to bf16 and transposing, on every processor.
+
+use super::{ROWS, pairs};
+
+/// The nearest bf16, as f32.
+#[inline(always)]
+pub(crate) fn nearest(x: f32) -> f32 {
+    f32::from_bits(bits(x) << 16)
+}
+
+/// The nearest bf16, to even where two are as near, in the low half.
+#[inline(always)]
+fn bits(x: f32) -> u32 {
+    let exact = x.to_bits();
+    let rounded = exact.wrapping_add(0x7fff + ((exact >> 16) & 1)) >> 16;
+    // Adding could turn NaN into a number.
+    if x.is_nan() { 0x7fc0 } else { rounded }
+}
+
+#[inline(always)]
+pub(super) fn round(row: &[f32], out: &mut [u32]) {
+    let (whole, rest) = row.as_chunks::<2>();
+    let (to, pad) = out.split_at_mut(whole.len());
+    to.iter_mut().zip(whole).for_each(|(to, &[even, odd])| *to = bits(even) | bits(odd) << 16);
+    pad.fill(0);
+    if let ([last], Some(to)) = (rest, pad.first_mut()) {
+        *to = bits(*last);
+    }
+}
+
+#[inline(always)]
+pub(super) fn weave([even, odd]: [&[f32]; 2], out: &mut [u32]) {
+    let (to, pad) = out.split_at_mut(even.len());
+    to.iter_mut().zip(even).zip(odd).for_each(|((to, &even), &odd)| *to = bits(even) | bits(odd) << 16);
+    pad.fill(0);
+}
+
+/// Calls `round` with the rows of a tile and what takes their pairs; fills what takes rows beyond them with zeros.
+#[inline(always)]
+pub(super) fn each_rounded(
+    (x, stride): (&[f32], usize),
+    [rows, cols]: [usize; 2],
+    out: (&mut [u32], usize),
+    round: impl Fn(&[f32], &mut [u32]),
+) {
+    for (n, out) in out.0.chunks_mut(out.1).enumerate().take(rows.next_multiple_of(ROWS)) {
+        let out = &mut out[..pairs(cols)];
+        if n < rows { round(&x[n * stride..][..cols], out) } else { out.fill(0) }
+    }
+}
+
+/// Calls `weave` with pairs of rows of a tile, the last of them zeros where there is none, and with zeros up to whole tiles.
+#[inline(always)]
+pub(super) fn each_pair(
+    (x, stride): (&mut [f32], usize),
+    [rows, cols]: [usize; 2],
+    weave: impl Fn(&mut [f32], &mut [f32]),
+) {
+    for (pair, two) in x.chunks_mut(2 * stride).enumerate().take(pairs(rows)) {
+        let (even, odd) = two.split_at_mut(stride);
+        let (even, odd) = (&mut even[..cols], &mut odd[..cols]);
+        match rows.saturating_sub(2 * pair) {
+            0 => even.fill(0.0),
+            1 => {
+                odd.fill(0.0);
+                weave(even, odd);
+            }
+            _ => weave(even, odd),
+        }
+    }
+}
+
+/// Rounds the rows of a tile in pairs, as [`weave`], in the place of the even ones.
+#[inline(always)]
+pub(super) fn weave_in_place(x: (&mut [f32], usize), sizes: [usize; 2]) {
+    each_pair(x, sizes, |even, odd| {
+        even.iter_mut().zip(odd).for_each(|(x, odd)| *x = f32::from_bits(bits(*x) | bits(*odd) << 16));
+    });
+}
+
+#[inline(always)]
+pub(super) fn transpose([rows, cols]: [usize; 2], (x, stride): (&[u32], usize), out: (&mut [u32], usize)) {
+    for row in 0..rows {
+        for (col, &x) in x[row * stride..][..cols].iter().enumerate() {
+            out.0[col * out.1 + row] = x;
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Products of bf16: how far from f64, on every unit that the processor has, and what is told of them.
+
+mod support;
+#[path = "support/threads.rs"]
+mod threads;
+
+use half::bf16;
+use resolvent_kernels::{
+    Dropout, Element, Error, Extras, Inputs, Mask, Mechanism, Operator, Precision, Scratch, Shape, Strategy, Tol,
+    relative_distance,
+    simd::{Bf16Unit, Level},
+};
+use support::{
+    problem::{Problem, Solution, assert_solution},
+    random::problem,
+};
+use threads::on_threads;
+
+/// Every way to multiply bf16 that there is here.
+fn units() -> Vec<(Level, Bf16Unit)> {
+    let of = |level| Bf16Unit::available(level).into_iter().map(move |unit| (level, unit));
+    Level::available().into_iter().flat_map(of).collect()
+}
+
+fn operator(p: &Problem, (level, unit): (Level, Bf16Unit)) -> Operator {
+    let op = Operator::new(&p.mechanism, p.shape, false, Strategy::Auto).unwrap().with_level(level).unwrap();
+    op.with_precision(Precision::Bf16).with_bf16_unit(unit).unwrap()
+}
+
+fn solve(p: &Problem, unit: (Level, Bf16Unit)) -> Solution {
+    p.solve_by::<f32>(&operator(p, unit)).unwrap()
+}
+
+fn masked(mut p: Problem) -> Problem {
+    p.key_mask = Some((0..p.shape.batch * p.shape.seq_kv).map(|i| i * i % 7 < 5).collect());
+    p.query_mask = Some((0..p.shape.batch * p.shape.seq_q).map(|i| i * i % 11 < 6).collect());
+    p
+}
+
+/// What a naive implementation makes of a problem in bf16: operands rounded, products summed exactly, weights and their gradients
+/// rounded before the second product.
+struct Naive<'a> {
+    p: &'a Problem,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    g: Vec<f64>,
+}
+
+impl<'a> Naive<'a> {
+    fn of(p: &'a Problem) -> Self {
+        let round = |x: &[f64]| x.iter().map(|&x| rounded(x)).collect::<Vec<_>>();
+        Self { p, q: round(&p.q), k: round(p.k.as_ref().unwrap_or(&p.q)), v: round(&p.v), g: round(&p.dout) }
+    }
+
+    fn visible(&self, slice: usize, i: usize, j: usize) -> bool {
+        let (s, batch) = (&self.p.shape, slice / self.p.shape.heads);
+        let keeps = |mask: &Option<Vec<bool>>, at: usize| mask.as_ref().is_none_or(|mask| mask[at]);
+        keeps(&self.p.query_mask, batch * s.seq_q + i)
+            && keeps(&self.p.key_mask, batch * s.seq_kv + j)
+            && (!self.p.mechanism.causal() || j + s.seq_q <= i + s.seq_kv)
+    }
+
+    /// Weights of a slice before rounding, and the derivative of its logits from the gradients of the weights.
+    fn weights(&self, slice: usize) -> Vec<f64> {
+        let s = &self.p.shape;
+        let scale = (s.head_dim as f64).powf(-0.5);
+        let mut w = vec![0.0; s.seq_q * s.seq_kv];
+        for i in 0..s.seq_q {
+            let q = &self.q[(slice * s.seq_q + i) * s.head_dim..][..s.head_dim];
+            for j in (0..s.seq_kv).filter(|&j| self.visible(slice, i, j)) {
+                let k = &self.k[(slice * s.seq_kv + j) * s.head_dim..][..s.head_dim];
+                let logit = scale * dot(q, k);
+                w[i * s.seq_kv + j] = if self.is_softmax() { logit.exp() } else { logit.max(0.0) };
+            }
+            if self.is_softmax() {
+                let row = &mut w[i * s.seq_kv..][..s.seq_kv];
+                let sum: f64 = row.iter().sum();
+                row.iter_mut().for_each(|w| *w /= if sum == 0.0 { 1.0 } else { sum });
+            }
+        }
+        w
+    }
+
+    fn is_softmax(&self) -> bool {
+        self.p.mechanism.id() == "softmax"
+    }
+
+    /// With `stored`, results are stored in bf16, and the backward pass takes the output as it was stored.
+    fn solution(&self, stored: bool) -> Solution {
+        let (s, tied) = (self.p.shape, self.p.k.is_none());
+        let scale = (s.head_dim as f64).powf(-0.5);
+        let zeros = |len: usize| vec![0.0; len];
+        let (mut out, mut dq, mut dk, mut dv) =
+            (zeros(s.out_len()), zeros(s.q_len()), zeros(s.k_len()), zeros(s.v_len()));
+        for slice in 0..s.slices() {
+            let w = self.weights(slice);
+            let row = |x: usize, seq: usize, dim: usize| (slice * seq + x) * dim..(slice * seq + x + 1) * dim;
+            let squares: f64 = w.iter().map(|w| w * w).sum();
+            let Mechanism::Infsa(m) =
+                (if self.is_softmax() { Mechanism::preset("infsa").unwrap() } else { self.p.mechanism.clone() })
+            else {
+                unreachable!()
+            };
+            let norm = squares.sqrt() + m.eps;
+            let factor = if self.is_softmax() { 1.0 } else { m.gamma / norm };
+            let mut dw = zeros(w.len());
+            for i in 0..s.seq_q {
+                for j in 0..s.seq_kv {
+                    let (at, rounded) = (i * s.seq_kv + j, factor * rounded(w[i * s.seq_kv + j]));
+                    let (oi, vj) = (row(i, s.seq_q, s.value_dim), row(j, s.seq_kv, s.value_dim));
+                    add(&mut out[oi.clone()], &self.v[vj.clone()], rounded);
+                    add(&mut dv[vj.clone()], &self.g[oi.clone()], rounded);
+                    dw[at] = factor * dot(&self.g[oi], &self.v[vj]);
+                }
+            }
+            let outputs = slice * s.seq_q * s.value_dim..(slice + 1) * s.seq_q * s.value_dim;
+            let mut total: f64 = w.iter().zip(&dw).map(|(w, dw)| w * dw).sum();
+            if stored {
+                out[outputs.clone()].iter_mut().for_each(|x| *x = rounded(*x));
+                total = dot(&out[outputs.clone()], &self.g[outputs]);
+            }
+            for i in 0..s.seq_q {
+                let range = i * s.seq_kv..(i + 1) * s.seq_kv;
+                let delta = match stored {
+                    true => dot(&out[row(i, s.seq_q, s.value_dim)], &self.g[row(i, s.seq_q, s.value_dim)]),
+                    false => w[range.clone()].iter().zip(&dw[range]).map(|(w, dw)| w * dw).sum(),
+                };
+                for j in 0..s.seq_kv {
+                    let at = i * s.seq_kv + j;
+                    let slope = match self.is_softmax() {
+                        true => w[at] * (dw[at] - delta),
+                        false if w[at] > 0.0 => dw[at] - total * w[at] / (norm * squares.sqrt()),
+                        false => 0.0,
+                    };
+                    let (qi, kj) = (row(i, s.seq_q, s.head_dim), row(j, s.seq_kv, s.head_dim));
+                    let slope = scale * rounded(slope);
+                    add(&mut dq[qi.clone()], &self.k[kj.clone()], slope);
+                    add(&mut dk[kj], &self.q[qi], slope);
+                }
+            }
+        }
+        let mut solution = Solution::from([("out", out), ("dv", dv)]);
+        if tied {
+            dq.iter_mut().zip(&dk).for_each(|(dq, dk)| *dq += dk);
+        } else {
+            solution.insert("dk", dk);
+        }
+        solution.insert("dq", dq);
+        if stored {
+            solution.values_mut().flatten().for_each(|x| *x = rounded(*x));
+        }
+        solution
+    }
+}
+
+fn rounded(x: f64) -> f64 {
+    bf16::from_f32(x as f32).to_f64()
+}
+
+fn dot(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+fn add(sum: &mut [f64], x: &[f64], factor: f64) {
+    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
+}
+
+/// The relative distance; 0 where nothing but the rounding of f32 is left of terms that cancel, as of a single pair's gradient.
+fn far(got: &[f64], expected: &[f64]) -> f64 {
+    let error = got.iter().zip(expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>();
+    if error < 1e-12 * got.len() as f64 { 0.0 } else { relative_distance(got, expected) }
+}
+
+/// Lengths and channels on both sides of tiles, panels and vectors; masks; keys that are the queries, or others.
+fn problems() -> Vec<(String, Problem)> {
+    let mut all = Vec::new();
+    for (n, m, d, dv) in
+        [(1, 1, 4, 4), (7, 9, 8, 5), (63, 65, 12, 20), (64, 64, 64, 64), (130, 70, 40, 72), (197, 197, 64, 64)]
+    {
+        let shape = Shape { batch: 2, heads: 1, seq_q: n, seq_kv: m, head_dim: d, value_dim: dv };
+        for json in [
+            r#"{"mechanism": "softmax"}"#,
+            r#"{"mechanism": "softmax", "causal": true}"#,
+            r#"{"mechanism": "softmax", "tied": true}"#,
+            r#"{"mechanism": "infsa", "eps": 0.125}"#,
+        ] {
+            let mechanism = Mechanism::from_json(json).unwrap();
+            // What the norm leaves of a single affinity's gradient is smaller than its rounding.
+            if mechanism.tied() && n != m || n == 1 && mechanism.id() == "infsa" {
+                continue;
+            }
+            let p = problem(mechanism, shape, n as u64);
+            let what = format!("{json} on {n} x {m}, {d} and {dv} channels");
+            all.push((format!("{what}, masked"), masked(p.clone())));
+            all.push((what, p));
+        }
+    }
+    all
+}
+
+#[test]
+fn errors_are_at_most_twice_those_of_a_naive_computation() {
+    for (what, p) in problems() {
+        let (exact, naive) = (p.reference(), [false, true].map(|stored| Naive::of(&p).solution(stored)));
+        for unit in units() {
+            let op = operator(&p, unit);
+            let halves = p.solve_by::<bf16>(&op).unwrap();
+            for ((stored, got), naive) in
+                [("f32", p.solve_by::<f32>(&op).unwrap()), ("bf16", halves)].iter().zip(&naive)
+            {
+                for (name, naive) in naive {
+                    let [got, naive] = [&got[name], naive].map(|x| far(x, &exact[name]));
+                    let most = Tol::OF_NAIVE_BF16 * naive + 1e-5;
+                    assert!(got <= most, "{what}, {stored}, {unit:?}, {name}: {got:.2e}, naively {naive:.2e}");
+                }
+            }
+        }
+    }
+}
+
+/// Activations beside those above, rows with norms of their own, pairs left out at random.
+#[test]
+fn everything_else_is_within_the_tolerance_of_halves() {
+    let dropouts = [None, Some(Dropout::weights(0.3, 17).unwrap()), Some(Dropout::pairs(0.3, 17).unwrap())];
+    let infsa =
+        ["relu", "abs", "gelu"].map(|f| format!(r#"{{"mechanism": "infsa", "eps": 0.125, "activation": "{f}"}}"#));
+    let causal = infsa.clone().map(|json| json.replace('}', r#", "causal": true}"#));
+    let cases = infsa.iter().chain(&causal).map(|json| (json.as_str(), None));
+    let softmax = dropouts.into_iter().map(|dropout| (r#"{"mechanism": "softmax", "causal": true}"#, dropout));
+    for (json, dropout) in cases.chain(softmax) {
+        for (n, d) in [(70, 12), (150, 64)] {
+            // On the same bits: else products near 0 may change sides, and slopes with them.
+            let p = problem(Mechanism::from_json(json).unwrap(), Shape::square(2, 2, n, d), 4);
+            let p = p.rounded::<bf16>().unwrap();
+            for p in [masked(p.clone()), p] {
+                let p = Problem { dropout, ..p };
+                let expected = p.reference();
+                for unit in units() {
+                    let what = format!("{json} {dropout:?} {n} x {d}, {unit:?}");
+                    let tol = Tol::HALF.with_noise(0.1);
+                    let (mut got, mut expected) = (solve(&p, unit), expected.clone());
+                    // A sum over all tokens that mostly cancels.
+                    for solution in [&mut got, &mut expected] {
+                        solution.remove("dgamma");
+                    }
+                    assert_solution(&what, &got, &expected, &p.shape, tol);
+                }
+            }
+        }
+    }
+}
+
+/// Units differ in the order of their sums alone.
+#[test]
+fn units_agree() {
+    for (what, p) in problems() {
+        let first = solve(&p, (Level::Portable, Bf16Unit::Widened));
+        for unit in units() {
+            for (name, got) in solve(&p, unit) {
+                let finite = |x: &[f64]| x.iter().map(|x| x.max(-1e30)).collect::<Vec<_>>();
+                let distance = far(&finite(&got), &finite(&first[name]));
+                assert!(distance < 2e-3, "{what}, {unit:?}, {name}: {distance:.1e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn masked_content_and_threads_change_no_bit() {
+    for json in [r#"{"mechanism": "softmax"}"#, r#"{"mechanism": "infsa", "causal": true}"#] {
+        let mut p = masked(problem(Mechanism::from_json(json).unwrap(), Shape::square(2, 2, 300, 24), 9));
+        for unit in units() {
+            let clean = on_threads(1, || solve(&p, unit));
+            assert_eq!(clean, on_threads(3, || solve(&p, unit)), "{json}, {unit:?}");
+            let whole = p.clone();
+            let (keys, queries) = (p.key_mask.clone().unwrap(), p.query_mask.clone().unwrap());
+            for (x, keep) in
+                [(&mut p.q, &queries), (&mut p.dout, &queries), (p.k.as_mut().unwrap(), &keys), (&mut p.v, &keys)]
+            {
+                for (n, row) in x.chunks_mut(24).enumerate() {
+                    if !keep[n / 600 * 300 + n % 300] {
+                        row.fill(f64::NAN);
+                    }
+                }
+            }
+            assert_eq!(clean, solve(&p, unit), "{json}, {unit:?}");
+            p = whole;
+        }
+    }
+}
+
+#[test]
+fn plans_tell_what_runs_and_why() {
+    let op = |json: &str, strategy| {
+        Operator::new(&Mechanism::from_json(json).unwrap(), Shape::square(1, 2, 9, 8), false, strategy).unwrap()
+    };
+    let softmax = op(r#"{"mechanism": "softmax"}"#, Strategy::Auto);
+    let plan = *softmax.plan();
+    assert_eq!((plan.arithmetic.asked, plan.arithmetic.runs), (Precision::Full, Precision::Full));
+    assert_eq!(plan.arithmetic.instructions, Level::selected().unwrap().name());
+    for (level, unit) in units() {
+        let op = softmax.clone().with_level(level).unwrap().with_precision(Precision::Bf16);
+        let best = Bf16Unit::available(level).last().copied().unwrap();
+        assert_eq!(op.plan().arithmetic.instructions, best.name());
+        assert_eq!(op.plan().arithmetic.runs, Precision::Bf16);
+        let op = op.with_bf16_unit(unit).unwrap();
+        assert_eq!(op.plan().arithmetic.instructions, unit.name());
+        // The level has the last word.
+        let portable = op.with_level(Level::Portable).unwrap();
+        assert_eq!(portable.plan().arithmetic.instructions, "widened");
+        assert_eq!(
+            *portable.with_level(Level::selected().unwrap()).unwrap().with_precision(Precision::Full).plan(),
+            plan
+        );
+    }
+    for (json, strategy, why) in [
+        (r#"{"mechanism": "softmax"}"#, Strategy::Reference, "f64"),
+        (r#"{"mechanism": "fna"}"#, Strategy::Auto, "distances"),
+        (r#"{"mechanism": "uniform"}"#, Strategy::Auto, "f32"),
+        (r#"{"mechanism": "local"}"#, Strategy::Auto, "f32"),
+    ] {
+        let op = op(json, strategy).with_precision(Precision::Bf16);
+        let arithmetic = op.plan().arithmetic;
+        assert_eq!((arithmetic.asked, arithmetic.runs), (Precision::Bf16, Precision::Full), "{json}");
+        assert!(arithmetic.reason.contains(why), "{json}: {}", arithmetic.reason);
+        assert!(matches!(op.with_bf16_unit(Bf16Unit::Widened), Err(Error::Unsupported { .. })), "{json}");
+    }
+    assert!(
+        softmax
+            .with_level(Level::Portable)
+            .unwrap()
+            .with_precision(Precision::Bf16)
+            .with_bf16_unit(Bf16Unit::Amx)
+            .is_err()
+    );
+}
+
+/// A composition that is a preset runs as it does, and is refused what its engine would have to serve in f32.
+#[test]
+fn compositions_run_as_their_presets_or_are_refused() {
+    let json = r#"{"mechanism": "composed", "score": {"kind": "dot-exp"}, "normalisation": {"kind": "row"}}"#;
+    let p = problem(Mechanism::from_json(json).unwrap(), Shape::square(1, 2, 40, 8), 3);
+    let preset = Problem { mechanism: Mechanism::preset("softmax").unwrap(), ..p.clone() };
+    let unit = units().last().copied().unwrap();
+    let narrow = |x: &[f64]| x.iter().map(|&x| f32::narrow(x as f32)).collect::<Vec<_>>();
+    let (q, k, v) = (narrow(&p.q), narrow(p.k.as_ref().unwrap()), narrow(&p.v));
+    let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras: Extras::default() };
+    let outputs = [&p, &preset].map(|p| {
+        let op = operator(p, unit);
+        let (mut out, mut stats) = (vec![0.0_f32; op.out_len()], vec![0.0; op.plan().stats]);
+        op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default()).unwrap();
+        out
+    });
+    assert_eq!(outputs[0], outputs[1]);
+    // The gradient of the scale, which the preset has not.
+    assert!(matches!(p.solve_by::<f32>(&operator(&p, unit)), Err(Error::Unsupported { .. })));
+}
+
+/// Scratch is what the plan says: a call with just so much does not grow it.
+#[test]
+fn scratch_is_as_planned() {
+    for (n, m) in [(5, 300), (300, 5), (257, 129)] {
+        let shape = Shape { batch: 1, heads: 2, seq_q: n, seq_kv: m, head_dim: 20, value_dim: 33 };
+        let p = problem(Mechanism::preset("softmax").unwrap(), shape, 1);
+        let op = operator(&p, units().last().copied().unwrap());
+        let narrow = |x: &[f64]| x.iter().map(|&x| f32::narrow(x as f32)).collect::<Vec<_>>();
+        let (q, k, v) = (narrow(&p.q), narrow(p.k.as_ref().unwrap()), narrow(&p.v));
+        let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras: Extras::default() };
+        let mut scratch = Scratch::new(op.plan().scratch_forward);
+        let before = scratch.len();
+        let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
+        op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut scratch).unwrap();
+        assert_eq!(scratch.len(), before);
+    }
+}

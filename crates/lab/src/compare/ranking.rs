@@ -1,0 +1,143 @@
+//! A comparison by rank: which mechanism is best, and whether the seeds and test examples tell it from the next.
+
+use super::{Comparison, Entry, results::RunResult};
+use crate::stats::{Interval, Side};
+
+/// By what mechanisms are ranked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Score {
+    /// Test accuracy; more is better.
+    Accuracy,
+    /// BLEU of translations; more is better.
+    Bleu,
+    /// Bits per byte of language models; less is better.
+    BitsPerByte,
+}
+
+impl Score {
+    /// Of one run, as readers have it: accuracy in percent.
+    pub fn of(self, run: &RunResult) -> Option<f64> {
+        match self {
+            Self::Accuracy => Some(100.0 * run.accuracy),
+            Self::Bleu => run.bleu,
+            Self::BitsPerByte => Some(run.prediction.as_ref()?.bits_per_byte),
+        }
+    }
+
+    /// What a number is of.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Accuracy => "% accuracy",
+            Self::Bleu => "BLEU",
+            Self::BitsPerByte => "bits per byte",
+        }
+    }
+
+    /// What a difference is in.
+    pub const fn points(self) -> &'static str {
+        match self {
+            Self::Accuracy => "points",
+            Self::Bleu => "BLEU",
+            Self::BitsPerByte => "bits per byte",
+        }
+    }
+
+    const fn decimals(self) -> usize {
+        if matches!(self, Self::BitsPerByte) { 4 } else { 2 }
+    }
+
+    /// How much better the first is.
+    const fn gain(self, better: f64, than: f64) -> f64 {
+        if matches!(self, Self::BitsPerByte) { than - better } else { better - than }
+    }
+
+    fn mean(self, entry: &Entry) -> f64 {
+        let values: Vec<f64> = entry.runs.iter().filter_map(|run| self.of(run)).collect();
+        values.iter().sum::<f64>() / values.len() as f64
+    }
+}
+
+/// How much worse a mechanism is than the best.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Difference {
+    /// In the score's points, at least 0.
+    pub points: f64,
+    /// Where the true difference lies, where anything tells it.
+    pub interval: Option<Interval>,
+    /// Whether it is of seeds, taken in pairs; else of the test examples of one seed.
+    pub of_seeds: bool,
+    decimals: usize,
+}
+
+impl Difference {
+    /// Whether it is told from none.
+    pub fn is_told(&self) -> bool {
+        self.interval.is_some_and(|interval| interval.side_of(0.0) == Side::Above)
+    }
+
+    /// `0.26 (-0.33 to 0.85)`.
+    pub fn text(&self) -> String {
+        let interval = self.interval.map_or_else(String::new, |i| format!(" ({})", i.text(1.0, self.decimals)));
+        format!("{:.*}{interval}", self.decimals, self.points)
+    }
+}
+
+impl Comparison {
+    /// By what its mechanisms are ranked.
+    pub fn score(&self) -> Score {
+        let has = |score: Score| self.entries.iter().all(|entry| entry.runs.iter().all(|run| score.of(run).is_some()));
+        [Score::BitsPerByte, Score::Bleu].into_iter().find(|score| has(*score)).unwrap_or(Score::Accuracy)
+    }
+
+    /// The mechanisms of which a run ended, the best first.
+    pub fn ranked(&self) -> Vec<&Entry> {
+        let score = self.score();
+        let mut entries: Vec<&Entry> = self.entries.iter().collect();
+        entries.sort_by(|a, b| score.gain(score.mean(b), score.mean(a)).total_cmp(&0.0));
+        entries
+    }
+
+    /// How much worse than the best `entry` is: over the seeds that both have, in pairs; with one seed, by the test examples.
+    pub fn beside_best(&self, entry: &Entry) -> Difference {
+        let (score, best) = (self.score(), self.ranked()[0]);
+        let of_seed = |run: &RunResult| {
+            let other = best.runs.iter().find(|other| other.seed == run.seed)?;
+            Some(score.gain(score.of(other)?, score.of(run)?))
+        };
+        let pairs: Vec<f64> = entry.runs.iter().filter_map(of_seed).collect();
+        let (examples, decimals) = (entry.runs[0].examples, score.decimals());
+        let points = score.gain(score.mean(best), score.mean(entry));
+        let alone = || {
+            let shares = [best.runs[0].accuracy, entry.runs[0].accuracy];
+            let Interval { low, high } = Interval::of_difference(shares, examples);
+            Interval { low: 100.0 * low, high: 100.0 * high }
+        };
+        let interval = match (pairs.len(), score) {
+            (1, Score::Accuracy) if examples > 0 => Some(alone()),
+            _ => Interval::of_mean(&pairs),
+        };
+        Difference { points, interval, of_seeds: pairs.len() > 1, decimals }
+    }
+
+    /// What the comparison comes to.
+    pub fn headline(&self) -> String {
+        let (score, ranked) = (self.score(), self.ranked());
+        let Some((best, others)) = ranked.split_first() else { return "No run ended.".into() };
+        let digits = score.decimals();
+        let leads = format!("{} leads with {:.digits$} {}", best.name, score.mean(best), score.unit());
+        let Some(next) = others.first() else { return format!("{leads}.") };
+        let even: Vec<&str> =
+            others.iter().filter(|entry| !self.beside_best(entry).is_told()).map(|entry| entry.name.as_str()).collect();
+        let of = if self.beside_best(next).of_seeds { "seeds" } else { "test examples" };
+        let told = match even[..] {
+            [] => format!(", {} {} before {}", self.beside_best(next).text(), score.points(), next.name),
+            _ if even.len() == others.len() => format!("; these {of} tell none of the others from it"),
+            _ => format!("; these {of} do not tell {} from it", even.join(", ")),
+        };
+        let control = others.iter().find(|entry| entry.mechanism.id() == "uniform");
+        let control = control.map_or_else(String::new, |uniform| {
+            format!(". Without attention (uniform) it is {:.digits$}", score.mean(uniform))
+        });
+        format!("{leads}{told}{control}.")
+    }
+}

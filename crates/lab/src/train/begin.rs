@@ -1,0 +1,155 @@
+//! How a run begins, goes on, or is extended.
+
+use std::{fs, path::Path};
+
+use super::{
+    Plan, Task, TaskData, TrainOptions,
+    bench::time_steps,
+    run::{FILES, RECIPE, SUMMARY},
+    session::Session,
+};
+use crate::{
+    Error, Recipe, Result,
+    checkpoint::{Checkpoint, DataIdentity, State, Store},
+    disk::write_atomically,
+    folder::{Claim, Contents},
+    progress::Event,
+    recipe::{Decay, ScheduleRecipe, length_scale_rule, rule_name},
+};
+
+/// The folder, taken and prepared, with the run that is continued or begins in it.
+pub(super) fn open<'a, T: Task>(
+    recipe: &'a Recipe,
+    task: &'a T,
+    identity: DataIdentity,
+    checkpoint: Option<Checkpoint>,
+    trained: Option<Checkpoint>,
+    options: &TrainOptions,
+) -> Result<(Claim, Session<'a, T>)> {
+    let folder = &options.out_dir;
+    let claim = || Claim::take(folder, &FILES, Contents::Run);
+    let (claim, session) = match checkpoint {
+        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint, &options.device)?),
+        None => {
+            let plan = plan(recipe, task, options)?;
+            let mut session = Session::new(recipe, task, identity, plan, &options.device)?;
+            if let Some(mut trained) = trained {
+                session.begin_with(&mut trained)?;
+            }
+            let claim = claim()?;
+            Store::new(folder, recipe.log.keep).forget_best()?;
+            (claim, session)
+        }
+    };
+    if let Some(origin) = &session.state.origin {
+        options.observer.on(Event::Note(&origin.line()));
+    }
+    // Of a run that was here before, or of this one when it was shorter.
+    remove_summary(folder)?;
+    write_atomically(&folder.join(RECIPE), recipe.to_toml()?.as_bytes())?;
+    Ok((claim, session))
+}
+
+/// The recipe with the length scale of `fna` that suits the data, where it names none. A run that began without one goes on as
+/// it began.
+pub(super) fn settled<D: TaskData>(recipe: &Recipe, begun: Option<&Checkpoint>, options: &TrainOptions) -> Recipe {
+    let settled = recipe.with_length_scale(D::LENGTH_SCALE);
+    let goes_on = |begun: &Recipe| begun.difference(recipe).is_none() || is_longer(recipe, begun);
+    if settled == *recipe || begun.is_some_and(|begun| goes_on(&begun.state.recipe)) {
+        return recipe.clone();
+    }
+    let rule = settled.mechanisms().find_map(|mechanism| length_scale_rule(&mechanism));
+    let note = rule.map(|rule| {
+        format!(
+            "`kappa` is not named: it follows the rule `{}`, as in the paper's models of such data",
+            rule_name(rule)
+        )
+    });
+    note.iter().for_each(|note| options.observer.on(Event::Note(note)));
+    settled
+}
+
+/// Whether `recipe` is that of the run that was `begun`, but for a longer schedule.
+pub(super) fn is_longer(recipe: &Recipe, begun: &Recipe) -> bool {
+    let limits = |schedule: &ScheduleRecipe| {
+        let steps = schedule.max_steps.map_or(f64::INFINITY, |steps| steps as f64);
+        [schedule.epochs as f64, steps, schedule.max_minutes.unwrap_or(f64::INFINITY)]
+    };
+    let ScheduleRecipe { epochs, max_steps, max_minutes, .. } = begun.schedule;
+    let shorter = ScheduleRecipe { epochs, max_steps, max_minutes, ..recipe.schedule.clone() };
+    let (now, then) = (limits(&recipe.schedule), limits(&begun.schedule));
+    now.iter().zip(then).all(|(now, then)| *now >= then)
+        && now != then
+        && begun.difference(&Recipe { schedule: shorter, ..recipe.clone() }).is_none()
+}
+
+/// The steps of a run that is to be longer than it was planned.
+pub(super) fn extension<T: Task>(recipe: &Recipe, task: &T, begun: &State, options: &TrainOptions) -> Result<Plan> {
+    let mut plan = Plan::full(&recipe.schedule, task.train_len());
+    if let Some(minutes) = recipe.schedule.max_minutes {
+        let left = minutes - begun.seconds / 60.0;
+        let more = if left > 0.0 { Plan::affordable(left, time_steps(recipe, task, &options.device)?) } else { 0 };
+        plan = plan.shortened(begun.step + more);
+    }
+    if plan.steps <= begun.step {
+        let problem = format!("asks for {} steps, and {} are done; ask for more", plan.steps, begun.step);
+        return Err(Error::Recipe { file: "recipe".into(), field: "schedule".into(), problem });
+    }
+    let note = format!("the run is extended from {} to {} steps", begun.plan.steps, plan.steps);
+    options.observer.on(Event::Note(&note));
+    Ok(plan)
+}
+
+/// A run that begins or goes on is not finished, whatever one whose checkpoints were deleted left in its folder.
+fn remove_summary(folder: &Path) -> Result<()> {
+    let file = folder.join(SUMMARY);
+    match fs::remove_file(&file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(&file, "cannot remove the summary")(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that there is a whole batch to learn from, and that the recipe watches what can be watched.
+pub(crate) fn check_fit<T: Task>(recipe: &Recipe, task: &T, name: &str) -> Result<()> {
+    let (examples, batch) = (task.train_len(), recipe.schedule.step_examples());
+    let regularisation = &recipe.regularisation;
+    let problem = if task.brings_validation() && regularisation.hold_out > 0.0 {
+        "it has a validation part of its own, so nothing is held out; leave out `regularisation.hold_out`".into()
+    } else if regularisation.patience.is_some() && !task.holds_out(recipe) {
+        "it has no validation part, and its test part must not stop the run; `regularisation.patience` needs \
+         `regularisation.hold_out` above 0"
+            .into()
+    } else if matches!(recipe.schedule.decay, Decay::Plateau { .. }) && !task.holds_out(recipe) {
+        "it has no validation part, and its test part must not lower the learning rate; `schedule.kind` of `plateau` needs \
+         `regularisation.hold_out` above 0"
+            .into()
+    } else if examples == 0 {
+        "it has nothing to learn from; a corpus is cut into windows of `model.context` tokens: give more text, or less context"
+            .into()
+    } else if examples < batch {
+        let how = if recipe.schedule.accumulate > 1 { " or `schedule.accumulate`" } else { "" };
+        format!("{examples} examples to learn from do not fill a batch of {batch}; lower `schedule.batch_size`{how}")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Unfit { name: name.into(), problem })
+}
+
+/// The steps of a new run.
+fn plan<T: Task>(recipe: &Recipe, task: &T, options: &TrainOptions) -> Result<Plan> {
+    if let Some(plan) = &options.plan {
+        return Ok(plan.clone());
+    }
+    let full = Plan::full(&recipe.schedule, task.train_len());
+    let Some(max_minutes) = recipe.schedule.max_minutes else { return Ok(full) };
+    let affordable = Plan::affordable(max_minutes, time_steps(recipe, task, &options.device)?);
+    let plan = full.shortened(affordable);
+    if plan.steps < plan.full_steps {
+        let note = format!(
+            "{} of {} steps fit in {max_minutes} minutes: the schedule is shortened to them",
+            plan.steps, plan.full_steps
+        );
+        options.observer.on(Event::Note(&note));
+    }
+    Ok(plan)
+}

@@ -1,0 +1,145 @@
+"""Softmax of the wheel beside PyTorch's, onnxruntime's and OpenVINO's, in turns.
+
+    python benches/peers.py --shapes 1x8x1024x64,4x12x197x64 --rounds 15 --json peers.json
+
+Every way's output is compared with float64 before anything is timed, and one that is off is an error. Peers that are not installed are
+left out, by name. Training is timed of the wheel and of PyTorch; the others have no backward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Callable
+
+import common
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import resolvent.torch
+
+#: How far an output may be from float64's, of its largest number.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+Way = Callable[[], Any]
+
+
+def onnx(q: Tensor, k: Tensor, v: Tensor, threads: int) -> Way:
+    """onnxruntime's MultiHeadAttention, which takes ``[batch, tokens, channels of all heads]``."""
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    batch, heads, tokens, channels = q.shape
+    shape = [batch, tokens, heads * channels]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("q", "k", "v", "out")]
+    node = helper.make_node("MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft", num_heads=heads)
+    graph = helper.make_graph([node], "attention", values[:3], values[3:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    inputs = {name: x.transpose(1, 2).reshape(shape).numpy() for name, x in zip("qkv", (q, k, v))}
+    return lambda: session.run(None, inputs)[0].reshape(batch, tokens, heads, channels).swapaxes(1, 2)
+
+
+def openvino(q: Tensor, k: Tensor, v: Tensor, threads: int) -> Way:
+    """OpenVINO's operation of the same name as PyTorch's."""
+    import openvino as ov
+    from openvino import opset13
+
+    inputs = [opset13.parameter(list(q.shape), np.float32) for _ in range(3)]
+    model = ov.Model([opset13.scaled_dot_product_attention(*inputs)], inputs)
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    request = ov.compile_model(model, "CPU", options).create_infer_request()
+    arrays = [x.numpy() for x in (q, k, v)]
+    return lambda: request.infer(arrays)[0]
+
+
+def forward_ways(tensors: Tensors, dtype: torch.dtype, threads: int) -> tuple[dict[str, Way], list[str]]:
+    """The ways to this output, and those that cannot be."""
+    ways: dict[str, Way] = {
+        "resolvent": lambda: resolvent.torch.attend(*tensors),
+        "pytorch": lambda: scaled_dot_product_attention(*tensors),
+    }
+    missing = []
+    if dtype == torch.float32:
+        for name, make in (("onnxruntime", onnx), ("openvino", openvino)):
+            try:
+                ways[name] = make(*tensors, threads)
+            except ImportError as error:
+                missing.append(f"{name}: {error}")
+    return ways, missing
+
+
+def training_ways(tensors: Tensors) -> dict[str, Way]:
+    """Forward and backward passes."""
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    weights = torch.randn_like(tensors[2])
+
+    def step(attend: Callable[..., Tensor]) -> Way:
+        return lambda: torch.autograd.grad(attend(*leaves), leaves, weights)
+
+    return {"resolvent": step(resolvent.torch.attend), "pytorch": step(scaled_dot_product_attention)}
+
+
+def check(ways: dict[str, Way], expected: list[Tensor], dtype: torch.dtype) -> dict[str, float]:
+    """How far every way is from float64, of the largest number; an end where one is too far."""
+    errors = {}
+    for name, run in ways.items():
+        got = run()
+        parts = got if isinstance(got, tuple) else (got,)
+        far = [(torch.as_tensor(x).double() - y).abs().max() / y.abs().max() for x, y in zip(parts, expected)]
+        errors[name] = max(float(x) for x in far)
+        if not errors[name] <= TOLERANCES[dtype]:
+            raise SystemExit(f"error: {name} is off by {errors[name]:.1e} of its largest number in {dtype}")
+    return errors
+
+
+def measure(shape: tuple[int, ...], dtype: torch.dtype, rounds: int, threads: int) -> list[dict[str, Any]]:
+    """One shape and type: a forward pass, and one with its backward pass."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
+    out = scaled_dot_product_attention(q.double(), k.double(), v.double())
+    ways, missing = forward_ways((q, k, v), dtype, threads)
+    for what in missing:
+        print(f"left out: {what}", file=sys.stderr)
+    results = []
+    for kind, these in (("forward", ways), ("training", training_ways((q, k, v)))):
+        errors = check(ways, [out], dtype) if kind == "forward" else {}
+        times = common.in_turns(these, rounds)
+        row = {"shape": shape, "dtype": str(dtype).removeprefix("torch."), "pass": kind, "errors": errors, "seconds": times}
+        results.append({**row, "over_resolvent": common.ratios(times, "resolvent")})
+    return results
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="1x8x1024x64,4x12x197x64,1x8x4096x64", help="batch x heads x tokens x channels, by commas")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", metavar="FILE", help="where to write the results")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    versions = {"resolvent": resolvent.__version__, "pytorch": torch.__version__}
+    results: dict[str, Any] = {"machine": common.machine(options.threads), "versions": versions, "results": []}
+    for shape in options.shapes.split(","):
+        for dtype in options.dtypes.split(","):
+            sizes = tuple(int(n) for n in shape.split("x"))
+            for row in measure(sizes, getattr(torch, dtype), options.rounds, options.threads):
+                results["results"].append(row)
+                over = ", ".join(f"{name} {x:.2f}" for name, x in row["over_resolvent"].items())
+                print(f"{shape} {dtype} {row['pass']}: {row['seconds']['resolvent']['median'] * 1e3:.2f} ms; over it: {over}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+    return results
+
+
+if __name__ == "__main__":
+    main()

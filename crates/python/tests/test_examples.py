@@ -1,0 +1,79 @@
+"""The examples run, and do what they say: data-parallel training in two processes, and the notebook."""
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.9")
+pytest.importorskip("transformers")
+
+HERE = pathlib.Path(__file__).resolve().parents[1]
+EXAMPLES, BENCHES = HERE / "examples", HERE / "benches"
+SIZES = {"steps": 6, "batch": 4, "tokens": 32, "width": 64, "layers": 2, "lr": 3e-3, "mechanism": "infsa"}
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not beside the package")
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_two_processes_train_as_one(tmp_path):
+    result = tmp_path / "result.json"
+    options = [f"--{name}={value}" for name, value in SIZES.items()]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*launch, EXAMPLES / "data_parallel.py", *options, f"--json={result}"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    together = json.loads(result.read_text(encoding="utf-8"))
+    alone = loaded(EXAMPLES / "data_parallel.py").train(argparse.Namespace(**SIZES))
+    assert together["processes"] == 2 and alone["processes"] == 1
+    assert together["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+    assert alone["losses"][-1] < alone["losses"][0] - 0.05, "it learns"
+
+
+def test_the_notebook_runs():
+    book = json.loads((EXAMPLES / "three_models.ipynb").read_text(encoding="utf-8"))
+    names, threads = {"__name__": "notebook"}, torch.get_num_threads()
+    try:
+        for n, cell in enumerate(book["cells"]):
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), f"cell {n}", "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
+    assert names["trained"] > 0.95
+    for mechanism in ("fna", "infsa"):
+        lost, recovered = names["results"][mechanism]
+        assert lost < 0.9 < recovered, mechanism
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_benches_agree_before_they_time(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    written = tmp_path / "peers.json"
+    results = loaded(BENCHES / "peers.py").main(["--shapes=1x2x40x16", "--rounds=1", "--threads=1", f"--json={written}"])
+    assert json.loads(written.read_text(encoding="utf-8"))["machine"] == results["machine"]
+    found = {(row["dtype"], row["pass"]): row for row in results["results"]}
+    assert len(found) == 4 and all("pytorch" in row["over_resolvent"] for row in found.values())
+    assert found["float32", "forward"]["errors"].keys() == found["float32", "forward"]["seconds"].keys()
+    sizes = {"width": 64, "layers": 1, "tokens": 32, "batch": 2, "rounds": 1, "threads": 1}
+    whole = loaded(BENCHES / "encoder.py").main([f"--{name}={value}" for name, value in sizes.items()])
+    assert {name: row["taken"] for name, row in whole["results"].items()} == {"inference": 1, "training step": 2}
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_shards_tell_what_they_send(tmp_path):
+    written = tmp_path / "shards.json"
+    sizes = ["--tokens=98", "--heads=1", "--channels=8", f"--json={written}"]
+    done = subprocess.run([sys.executable, BENCHES / "shards.py", *sizes], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    sent = json.loads(written.read_text(encoding="utf-8"))
+    assert {row["exchange"] for row in sent} == {"sums", "landmarks", "norm", "ring", "edges", "gather"}
+    assert all(0 < row["forward"]["most_of_a_process"] <= row["forward"]["all"] for row in sent)
