@@ -348,7 +348,7 @@ fn projections_side_by_side_are_those_apart() {
 fn strides_that_do_not_fit_are_refused() {
     let shape = Shape { batch: 2, heads: 2, seq_q: 3, seq_kv: 3, head_dim: 4, value_dim: 4 };
     let op = Operator::new(&Mechanism::preset("softmax").unwrap(), shape, false, Path::Auto).unwrap();
-    let tokens = vec![0.5_f32; 48];
+    let tokens = [0.5_f32; 48];
     let x = Strided::tokens_first(&tokens[..], [2, 3, 4]);
     let run = |q: Strided<&[f32]>, [batch_stride, head_stride, token_stride]: [usize; 3]| {
         let inputs = StridedInputs { q, k: Some(x), v: x, extras: Extras::default() };

@@ -187,10 +187,10 @@ impl<'a> Rows<'a> {
             return Self { data: &[], stride };
         };
         let whole = stride == dim && (last - first) as usize + 1 == kept.len();
-        if let Some(data) = tensor.as_slice(first as usize..last as usize + 1).filter(|_| whole) {
-            if !vectors || data.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>()) {
-                return Self { data, stride };
-            }
+        let aligned = |data: &[f32]| data.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>());
+        let all = tensor.as_slice(first as usize..last as usize + 1).filter(|_| whole);
+        if let Some(data) = all.filter(|data| !vectors || aligned(data)) {
+            return Self { data, stride };
         }
         for (row, &i) in buffer.chunks_exact_mut(stride).zip(kept) {
             row[..dim].copy_from_slice(tensor.row(i as usize));
