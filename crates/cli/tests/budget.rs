@@ -76,6 +76,6 @@ fn pipes_are_refused() {
     refused(&["attend", "--config", "pipe", "--input", "pipe", "--output", "out"]);
     refused(&["attend", "--config", "m.json", "--input", "pipe", "--output", "out"]);
     refused(&["analyze", "--input", "pipe", "--out", "out"]);
-    refused(&["train", "--config", "pipe", "--out", "out"]);
+    refused(&["train", "--config", "./pipe", "--out", "out"]);
     refused(&["train", "--data", "images:pipe", "--out", "out"]);
 }

@@ -336,4 +336,7 @@ fn fna_takes_its_length_scale_by_the_kind_of_data() {
         Outcome::Interrupted { .. } => panic!("interrupted"),
     };
     assert_eq!(again.recipe.mechanism, plain.mechanism, "it goes on as it began");
+    // No step was left whose time could be taken, and the summary reads back.
+    assert_eq!(again.examples_per_second, 0.0);
+    assert!(matches!(train::run(&plain, &data, &options), Ok(Outcome::Finished(_))));
 }

@@ -87,7 +87,7 @@ pub(super) fn check(
     if let Some(why) = beyond_memory("the comparison with the reference takes", needed) {
         return Ok((Check::refused(name, format!("{why}; ask for fewer --heads or a smaller --head-dim")), Vec::new()));
     }
-    let mut comparison = Comparison::new(mechanism, shape)?;
+    let mut comparison = Comparison::new(mechanism, shape, ours.plan().arithmetic.runs)?;
     let tol = match ours.plan().arithmetic.runs {
         Precision::Full => Tol::f32(mechanism),
         _ => Tol::HALF,
@@ -126,8 +126,15 @@ impl Comparison {
         Buffers::bytes(shape).saturating_add(tensors).saturating_add(weights)
     }
 
-    fn new(mechanism: &Mechanism, shape: Shape) -> Result<Self> {
-        let buffers = Buffers::new(shape);
+    fn new(mechanism: &Mechanism, shape: Shape, precision: Precision) -> Result<Self> {
+        let mut buffers = Buffers::new(shape);
+        if precision != Precision::Full {
+            // Of numbers that bf16 does not hold, rounding turns the signs of small scores, and with them whole gradients of a ReLU.
+            let Buffers { q, k, v, dout, .. } = &mut buffers;
+            for x in [q, k, v, dout].into_iter().flatten() {
+                *x = f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000);
+            }
+        }
         let [q, k, v, dout] = [&buffers.q, &buffers.k, &buffers.v, &buffers.dout].map(|x| wide(x));
         let k = (!mechanism.tied()).then_some(&k[..]);
         let inputs = Inputs { q: &q, k, v: &v, extras: Extras::default() };

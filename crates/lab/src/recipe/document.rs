@@ -18,7 +18,7 @@ use crate::{Error, Result, source::Document};
 const EXTENDS: &str = "extends";
 
 /// Fields that may be `none`, as where nothing is said of them.
-const OPTIONAL: [&str; 17] = [
+const OPTIONAL: [&str; 18] = [
     "data",
     "model.tied",
     "model.kv_heads",
@@ -36,6 +36,7 @@ const OPTIONAL: [&str; 17] = [
     "augment.mix",
     "augment.fill",
     "regularisation.patience",
+    "text.tokenizer",
 ];
 
 /// What errors call the settings of [`Recipe::with`].

@@ -337,13 +337,15 @@ impl<T: Task> Run<'_, T> {
             }
         };
         let (seconds, session) = (self.seconds(), self.session);
+        let rate = self.recipe.schedule.step_examples() as f64 / session.time.seconds_per_step();
         let summary = TrainSummary {
             parameters: learned_parameters(&session.model),
             steps: session.state.step,
             ended,
             device: device::title(&self.options.device),
             seconds,
-            examples_per_second: self.recipe.schedule.step_examples() as f64 / session.time.seconds_per_step(),
+            // A run that is resumed after its last step times none.
+            examples_per_second: if rate.is_finite() { rate } else { 0.0 },
             gamma: T::gammas(&session.model),
             ternary: PackedWeights::of(&T::ternary_matrices(&session.model)?),
             recipe: session.state.recipe,
