@@ -137,6 +137,7 @@ pub enum Source {
 }
 
 /// A data set of any kind.
+#[allow(clippy::large_enum_variant)] // a command has one
 #[derive(Debug, Clone, PartialEq)]
 pub enum Data {
     /// Pictures.

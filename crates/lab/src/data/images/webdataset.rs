@@ -141,10 +141,11 @@ impl WebDataset {
             let Some(label) = labels.remove(key) else {
                 return fail(format!("has no `{key}.{ending}` beside it; {remedy}"));
             };
-            let label = self
-                .label
-                .class(label)
-                .or_else(|problem| Err(Error::Entry { path: path.into(), entry: label.name.to_string(), problem }))?;
+            let label = self.label.class(label).map_err(|problem| Error::Entry {
+                path: path.into(),
+                entry: label.name.to_string(),
+                problem,
+            })?;
             last = key.to_owned();
             entry.name = format!("{shard}/{}", entry.name).into();
             samples.push((entry, label));
