@@ -80,9 +80,6 @@ impl Serialize for Clustered {
         if let Some(fields) = value.as_object_mut() {
             fields.remove("scale");
             fields.remove("causal");
-            // Formats without a null have no place for it. What is null by default reads back without being written.
-            let usual = serde_json::to_value(Ssa::default()).map_err(serde::ser::Error::custom)?;
-            fields.retain(|name, value| !value.is_null() || !usual[name].is_null());
         }
         value.serialize(s)
     }
