@@ -1,6 +1,6 @@
 //! Whether the tensors of a call fit its sizes: once, for every way of computing it.
 
-use crate::{Error, Extras, Inputs, Mask, Mechanism, Parameter, Result, Shape, mechanism::Estimator};
+use crate::{Error, ExtraGradients, Extras, Inputs, Mask, Mechanism, Parameter, Result, Shape, mechanism::Estimator};
 
 /// Lengths of all inputs and masks, and which of them the mechanism takes.
 pub(crate) fn inputs<T>(
@@ -80,6 +80,28 @@ pub(crate) fn keys(op: &'static str, given: bool, mechanism: &Mechanism) -> Resu
         _ => return Ok(()),
     };
     Err(Error::Tensor { op, tensor: "k", problem })
+}
+
+/// Whether a gradient of the keys is wanted iff there are keys.
+pub(crate) fn gradient_of_keys(op: &'static str, wanted: bool, mechanism: &Mechanism) -> Result<()> {
+    let problem = match (wanted, mechanism.tied()) {
+        (true, true) => "is given although the mechanism is tied; `dq` holds both paths",
+        (false, false) => "is missing",
+        _ => return Ok(()),
+    };
+    Err(Error::Tensor { op, tensor: "dk", problem })
+}
+
+/// Whether the gradients of the mechanism's own tensors that are wanted have their lengths.
+pub(crate) fn parameter_gradients(
+    op: &'static str,
+    mechanism: &Mechanism,
+    s: &Shape,
+    wanted: &mut ExtraGradients<'_>,
+) -> Result<()> {
+    wanted.iter().try_for_each(|(parameter, gradient)| {
+        parameter_length(op, mechanism, s, parameter, parameter.gradient_name(), gradient.len())
+    })
 }
 
 /// Where queries are keys there is one mask.

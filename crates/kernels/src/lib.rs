@@ -40,7 +40,7 @@ pub use call::{
 pub use element::Element;
 pub use error::{Error, Result};
 pub use mechanism::Mechanism;
-pub use operator::{Heads, Operator, TokenWeights, VarlenGradients, VarlenInputs, VarlenOperator, plan};
+pub use operator::{Heads, Operator, TokenWeights, VarlenInputs, VarlenOperator, plan};
 pub use plan::{Plan, Strategy};
 pub use precision::{Arithmetic, Precision};
 pub use scratch::Scratch;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use half::bf16;
 use resolvent_kernels::{
     ClusterPlan, Dropout, Element, Error, ExtraGradients, Extras, Gradients, Heads, Inputs, Mask, Mechanism, Operator,
-    Parameter, Result, Scratch, Sequences, Shape, Strategy, Strided, Tol, VarlenGradients, VarlenInputs,
+    Parameter, Result, Scratch, Sequences, Shape, Strategy, Strided, StridedGradients, Tol, VarlenInputs,
     VarlenOperator, reference,
 };
 use support::assert_close;
@@ -117,7 +117,7 @@ impl Case {
         let [mut dq, mut dk, mut dv] = [fresh(q.len()), fresh(k.len()), fresh(v.len())];
         let mut wanted = self.wanted();
         let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
-        let mut gradients = VarlenGradients {
+        let mut gradients = StridedGradients {
             dq: self.view_mut(&mut dq, sizes[0]),
             dk: (!self.mechanism.tied()).then(|| self.view_mut(&mut dk, sizes[1])),
             dv: self.view_mut(&mut dv, sizes[2]),

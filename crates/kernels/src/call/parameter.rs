@@ -183,6 +183,18 @@ impl<'a> ExtraGradients<'a> {
         self
     }
 
+    /// Gradients of `wanted`, so many elements each, one after another in `buffer`.
+    ///
+    /// # Panics
+    /// Where `buffer` has fewer elements than all of them together.
+    pub fn of_parts(mut buffer: &'a mut [f32], wanted: impl IntoIterator<Item = (Parameter, usize)>) -> Self {
+        wanted.into_iter().fold(Self::default(), |all, (parameter, len)| {
+            let (own, rest) = std::mem::take(&mut buffer).split_at_mut(len);
+            buffer = rest;
+            all.with(parameter, own)
+        })
+    }
+
     /// Where the gradient of `parameter` goes, if it is asked for.
     pub fn get(&mut self, parameter: Parameter) -> Option<&mut [f32]> {
         self.parameters[parameter as usize].as_deref_mut()

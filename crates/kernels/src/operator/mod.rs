@@ -13,15 +13,15 @@ mod varlen;
 
 pub use planning::plan;
 pub use token_weights::TokenWeights;
-pub use varlen::{Heads, VarlenGradients, VarlenInputs, VarlenOperator};
+pub use varlen::{Heads, VarlenInputs, VarlenOperator};
 
 use std::borrow::Cow;
 
 use tensors::{CallTensors, ForwardPass, Role, Written};
 
 use crate::{
-    ClusterPlan, Element, Error, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Precision, Result,
-    Scratch, Shape, Strategy, Strided, StridedGradients, StridedInputs,
+    ClusterPlan, Element, Error, Extras, Gradients, Inputs, Mask, Mechanism, Plan, Precision, Result, Scratch, Shape,
+    Strategy, Strided, StridedGradients, StridedInputs,
     call::{Target, View},
     check,
     simd::{Bf16Unit, Level, bf16::Bf16Products},
@@ -255,7 +255,8 @@ impl Operator {
         scratch: &mut Scratch,
     ) -> Result<()> {
         let finished = self.finished(out, stats, dout)?;
-        self.differentiate_into(x, mask, &finished, self.written(gradients)?, scratch)
+        let into = Written::of(gradients, |role| self.sizes(role), &self.mechanism)?;
+        self.differentiate_into(x, mask, &finished, into, scratch)
     }
 
     fn differentiate_into<T: Element>(
@@ -266,6 +267,7 @@ impl Operator {
         mut into: Written<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<()> {
+        check::parameter_gradients("backward", &self.mechanism, &self.shape, &mut into.extras)?;
         let memory = scratch.take(self.backward_memory(x, mask, finished, &mut into));
         self.run_backward(x, mask, finished, into, memory)
     }
@@ -342,27 +344,5 @@ impl Operator {
         ];
         let mut lengths = lengths.into_iter();
         lengths.try_for_each(|(tensor, got, role, remedy)| check::length("backward", tensor, got, len(role), remedy))
-    }
-
-    /// Whether there is a gradient of the keys iff there are keys, and those of the mechanism's own tensors fit.
-    fn check_gradients(&self, of_keys: bool, extras: &mut ExtraGradients<'_>) -> Result<()> {
-        const OP: &str = "backward";
-        let problem = match (of_keys, self.mechanism.tied()) {
-            (true, true) => Some("is given although the mechanism is tied; `dq` holds both paths"),
-            (false, false) => Some("is missing"),
-            _ => None,
-        };
-        if let Some(problem) = problem {
-            return Err(Error::Tensor { op: OP, tensor: "dk", problem });
-        }
-        self.check_parameters(extras)
-    }
-
-    fn check_parameters(&self, extras: &mut ExtraGradients<'_>) -> Result<()> {
-        const OP: &str = "backward";
-        extras.iter().try_for_each(|(parameter, buffer)| {
-            let (name, len) = (parameter.gradient_name(), buffer.len());
-            check::parameter_length(OP, &self.mechanism, &self.shape, parameter, name, len)
-        })
     }
 }

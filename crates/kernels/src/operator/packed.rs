@@ -113,7 +113,6 @@ impl Operator {
         let places = self.packed()?;
         let remedy = "expected as many elements as the projections have";
         check::length(OP, "packed", packed.len(), places.len(self.shape.batch), remedy)?;
-        self.check_parameters(extras)?;
         let x = self.of_strided(OP, inputs, mask)?;
         let finished = self.finished(out, stats, dout)?;
         let packed = Parts::new(packed);

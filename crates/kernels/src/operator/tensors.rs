@@ -3,7 +3,7 @@
 
 use super::{Operator, Pass};
 use crate::{
-    Element, ExtraGradients, Extras, Inputs, Mask, Result, Shape, Strided, StridedGradients, StridedInputs,
+    Element, ExtraGradients, Extras, Inputs, Mask, Mechanism, Result, Shape, Strided, StridedGradients, StridedInputs,
     call::{GradientTargets, Layout, Saved, Target, View},
     check,
     scratch::{cut, scratch_len},
@@ -33,6 +33,25 @@ pub(super) struct Written<'a, T> {
     pub dk: Option<Target<'a, T>>,
     pub dv: Target<'a, T>,
     pub extras: ExtraGradients<'a>,
+}
+
+impl<'a, T: Element> Written<'a, T> {
+    /// All gradients, of tensors of such `sizes`.
+    pub fn of(
+        gradients: StridedGradients<'a, T>,
+        sizes: impl Fn(Role) -> [usize; 4],
+        mechanism: &Mechanism,
+    ) -> Result<Self> {
+        const OP: &str = "backward";
+        let StridedGradients { dq, dk, dv, extras } = gradients;
+        dq.check(OP, "dq", sizes(Role::Query))?;
+        dv.check(OP, "dv", sizes(Role::Value))?;
+        check::gradient_of_keys(OP, dk.is_some(), mechanism)?;
+        dk.as_ref().map_or(Ok(()), |dk| dk.check(OP, "dk", sizes(Role::Key)))?;
+        let target = |x, role| Target::new(x, sizes(role));
+        let dk = dk.map(|dk| target(dk, Role::Key));
+        Ok(Self { dq: Some(target(dq, Role::Query)), dk, dv: target(dv, Role::Value), extras })
+    }
 }
 
 /// What a tensor is in a call; its gradient has the same sizes.
@@ -104,18 +123,6 @@ impl Operator {
         check::length(OP, "stats", stats.len(), self.plan.stats, "pass what forward wrote")?;
         dout.check(OP, "dout", self.sizes(Role::Output))?;
         Ok(ForwardPass { out: self.view(out, Role::Output), stats, dout: self.view(dout, Role::Output) })
-    }
-
-    pub(super) fn written<'a, T: Element>(&self, gradients: StridedGradients<'a, T>) -> Result<Written<'a, T>> {
-        const OP: &str = "backward";
-        let StridedGradients { dq, dk, dv, mut extras } = gradients;
-        dq.check(OP, "dq", self.sizes(Role::Query))?;
-        dv.check(OP, "dv", self.sizes(Role::Value))?;
-        self.check_gradients(dk.is_some(), &mut extras)?;
-        dk.as_ref().map_or(Ok(()), |dk| dk.check(OP, "dk", self.sizes(Role::Key)))?;
-        let target = |x, role| Target::new(x, self.sizes(role));
-        let dk = dk.map(|dk| target(dk, Role::Key));
-        Ok(Written { dq: Some(target(dq, Role::Query)), dk, dv: target(dv, Role::Value), extras })
     }
 
     /// The strides of a tensor in one piece.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use resolvent_kernels::{
     ClusterPlan, Element, ExtraGradients, Extras, Heads, Mask, Operator, Result, Scratch, Sequences, Strided,
-    StridedGradients, StridedInputs, VarlenGradients, VarlenInputs, VarlenOperator,
+    StridedGradients, StridedInputs, VarlenInputs, VarlenOperator,
 };
 
 use super::fused::Saved;
@@ -87,17 +87,14 @@ impl Bound {
         inputs: &StridedInputs<'_, T>,
         mask: &Mask<'_>,
         saved: Saved<'_, Strided<&[T]>>,
-        gradients: StridedGradients<'_, T>,
+        gradients: &mut StridedGradients<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<()> {
         let Saved { out, stats, dout } = saved;
-        let mut gradients = gradients;
         match self {
-            Self::Batch(operator) => operator.backward_strided(inputs, mask, out, stats, dout, &mut gradients, scratch),
+            Self::Batch(operator) => operator.backward_strided(inputs, mask, out, stats, dout, gradients, scratch),
             Self::Sequences(operator, plans) => {
-                let StridedGradients { dq, dk, dv, extras } = gradients;
-                let (inputs, mut into) = (varlen(inputs, plans.as_deref()), VarlenGradients { dq, dk, dv, extras });
-                operator.backward(&inputs, mask, out, stats, dout, &mut into, scratch)
+                operator.backward(&varlen(inputs, plans.as_deref()), mask, out, stats, dout, gradients, scratch)
             }
         }
     }
@@ -143,8 +140,8 @@ pub(super) fn of_sequences(operator: VarlenOperator, [q, k]: [&[f32]; 2], extras
         return Ok(Bound::Sequences(operator, None));
     }
     let (sequences, heads): (&Sequences, Heads) = (operator.sequences(), operator.heads());
-    let [q, k] = [(q, sequences.tokens(), heads.heads), (k, sequences.keys(), heads.kv_heads)]
-        .map(|(x, n, heads_)| Strided::heads_first(x, [heads_, n, heads.head_dim]));
+    let view = |x, heads_of, tokens| Strided::heads_first(x, [heads_of, tokens, heads.head_dim]);
+    let (q, k) = (view(q, heads.heads, sequences.tokens()), view(k, heads.kv_heads, sequences.keys()));
     // Planning reads no values.
     let v = vec![0.0; heads.value_dim];
     let v = Strided { data: &v[..], batch_stride: 0, head_stride: 0, token_stride: 0 };

@@ -248,12 +248,12 @@ fn backward<T: Storage>(
         true => tokens_first(x.shape().dims()),
         false => Layout::contiguous(x.shape()),
     };
-    let room = |x: &FlexTensor| (vec![T::default(); x.shape().num_elements()], layout(x));
-    let (mut dq, mut dk, mut dv) = (room(q), inputs.k.is_some().then(|| room(k)), room(v));
+    let zeros = |x: &FlexTensor| (vec![T::default(); x.shape().num_elements()], layout(x));
+    let (mut dq, mut dk, mut dv) = (zeros(q), inputs.k.is_some().then(|| zeros(k)), zeros(v));
     let dparameters = run_backward(call, |extras, scratch| {
         let dk = dk.as_mut().map(rows_of);
-        let gradients = kernels::StridedGradients { dq: rows_of(&mut dq), dk, dv: rows_of(&mut dv), extras };
-        call.operator.backward(&inputs, &call.mask(), saved, gradients, scratch)
+        let mut gradients = kernels::StridedGradients { dq: rows_of(&mut dq), dk, dv: rows_of(&mut dv), extras };
+        call.operator.backward(&inputs, &call.mask(), saved, &mut gradients, scratch)
     })?;
     let made = |(x, layout): (Vec<T>, Layout)| FlexTensor::new(Bytes::from_elems(x), layout, T::dtype());
     Ok(Leaves {
@@ -264,8 +264,8 @@ fn backward<T: Storage>(
     })
 }
 
-fn rows_of<T>((room, layout): &mut (Vec<T>, Layout)) -> kernels::Strided<&mut [T]> {
-    strided(&mut room[..], layout)
+fn rows_of<T>((data, layout): &mut (Vec<T>, Layout)) -> kernels::Strided<&mut [T]> {
+    strided(&mut data[..], layout)
 }
 
 /// Writes `out` and returns what the backward pass needs.
@@ -279,17 +279,13 @@ pub(super) fn run_forward<T: Storage>(
     Ok(stats.into())
 }
 
-/// Runs a backward pass on room for the gradients of the mechanism's own tensors, and returns these end to end, where the call has them.
+/// Runs a backward pass, and returns the gradients of the mechanism's own tensors end to end, where the call has such.
 pub(super) fn run_backward(
     call: &Call,
     pass: impl FnOnce(kernels::ExtraGradients<'_>, &mut kernels::Scratch) -> kernels::Result<()>,
 ) -> kernels::Result<Option<Vec<f32>>> {
     let mut parameters = vec![0.0; call.parameters.iter().map(|(_, len)| len).sum()];
-    let (mut extras, mut rest) = (kernels::ExtraGradients::default(), &mut parameters[..]);
-    for &(parameter, len) in call.parameters.iter() {
-        let (room, tail) = rest.split_at_mut(len);
-        (extras, rest) = (extras.with(parameter, room), tail);
-    }
+    let extras = kernels::ExtraGradients::of_parts(&mut parameters, call.parameters.iter().copied());
     // A training that scales its loss looks for gradients beyond f32, and leaves out the step: they stay as they are. So do those
     // of landmarks that lie too close together to be exact, of which a step of training has others.
     match with_scratch(|scratch| pass(extras, scratch)) {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use resolvent_kernels::{
     self as kernels, ExtraGradients, Heads, Mechanism, Operator, Scratch, Sequences, Shape, Strategy, Strided,
-    VarlenGradients, VarlenInputs, VarlenOperator,
+    StridedGradients, VarlenInputs, VarlenOperator,
 };
 use serde_json::json;
 
@@ -145,7 +145,7 @@ fn together(
     let mut dk = given.k.map(|k| zeros(k.len()));
     let mut parameters = compute::parameter_rooms(whole);
     let extras = parameters.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
-    let mut gradients = VarlenGradients {
+    let mut gradients = StridedGradients {
         dq: Strided::heads_first(&mut dq[..], [s.heads, s.seq_q, s.head_dim]),
         dk: dk.as_deref_mut().map(|dk| Strided::heads_first(dk, [s.heads, s.seq_kv, s.head_dim])),
         dv: Strided::heads_first(&mut dv[..], [s.heads, s.seq_kv, s.value_dim]),

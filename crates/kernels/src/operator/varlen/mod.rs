@@ -3,8 +3,8 @@
 mod passes;
 
 use crate::{
-    ClusterPlan, Error, ExtraGradients, Extras, Mechanism, Operator, Plan, Precision, Result, Sequences, Shape,
-    Strategy, Strided, parallel, scratch::scratch_len, simd::Level,
+    ClusterPlan, Error, Extras, Mechanism, Operator, Plan, Precision, Result, Sequences, Shape, Strategy, Strided,
+    parallel, scratch::scratch_len, simd::Level,
 };
 
 use super::Pass;
@@ -42,19 +42,6 @@ pub struct VarlenInputs<'a, T> {
     pub extras: Extras<'a>,
     /// Plans that replace planning, one per sequence: what [`VarlenOperator::clusters`] returns.
     pub clusters: Option<&'a [ClusterPlan]>,
-}
-
-/// Where [`VarlenOperator::backward`] writes. All rows are overwritten, not added to; what lies between them stays.
-#[derive(Debug)]
-pub struct VarlenGradients<'a, T> {
-    /// Gradient of `q`; holds both paths when tied.
-    pub dq: Strided<&'a mut [T]>,
-    /// Gradient of `k`, summed over the heads that it serves; `None` iff tied.
-    pub dk: Option<Strided<&'a mut [T]>>,
-    /// Gradient of `v`, likewise.
-    pub dv: Strided<&'a mut [T]>,
-    /// Gradients of the mechanism's own tensors, summed over the sequences in their order: those that are wanted.
-    pub extras: ExtraGradients<'a>,
 }
 
 /// A mechanism bound to sequences that lie end to end: checked and planned once, one call for all of them.

@@ -7,10 +7,11 @@ use super::{
         packed::Packed,
         tensors::{CallTensors, ForwardPass, Role, Written},
     },
-    VarlenGradients, VarlenInputs, VarlenOperator,
+    VarlenInputs, VarlenOperator,
 };
 use crate::{
-    ClusterPlan, Element, Error, ExtraGradients, Extras, Mask, Parameter, Result, Scratch, Strided, StridedInputs,
+    ClusterPlan, Element, Error, ExtraGradients, Extras, Mask, Parameter, Result, Scratch, Strided, StridedGradients,
+    StridedInputs,
     call::{Layout, Target, View},
     check,
     mechanism::Bias,
@@ -69,17 +70,12 @@ impl VarlenOperator {
         out: Strided<&[T]>,
         stats: &[f32],
         dout: Strided<&[T]>,
-        gradients: &mut VarlenGradients<'_, T>,
+        gradients: &mut StridedGradients<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        const OP: &str = "backward";
         let finished = self.finished(inputs, mask, (out, stats, dout))?;
-        self.check_gradients(OP, gradients)?;
-        let VarlenGradients { dq, dk, dv, extras } = gradients;
-        let dk = dk.as_mut().map(|dk| Target::new(dk.reborrow(), self.sizes(Role::Key)));
-        let dq = Some(Target::new(dq.reborrow(), self.sizes(Role::Query)));
-        let dv = Target::new(dv.reborrow(), self.sizes(Role::Value));
-        self.differentiate(inputs, mask, &finished, Written { dq, dk, dv, extras: extras.reborrow() }, scratch)
+        let into = Written::of(gradients.reborrow(), |role| self.sizes(role), self.mechanism())?;
+        self.differentiate(inputs, mask, &finished, into, scratch)
     }
 
     /// Views of what one layer has projected, as [`crate::Operator::packed_inputs`] makes them; `packed` is `[tokens, width]`.
@@ -114,7 +110,6 @@ impl VarlenOperator {
     ) -> Result<()> {
         let places = self.packed(packed.len())?;
         let finished = self.finished(inputs, mask, (out, stats, dout))?;
-        self.check_parameters("backward", extras)?;
         let packed = Parts::new(packed);
         let into = places.written(&packed, |role| self.sizes(role), extras.reborrow());
         self.differentiate(inputs, mask, &finished, into, scratch)
@@ -156,20 +151,17 @@ impl VarlenOperator {
         scratch: &mut Scratch,
     ) -> Result<()> {
         let Written { dq, dk, dv, mut extras } = into;
+        check::parameter_gradients("backward", self.mechanism(), self.operators[0].shape(), &mut extras)?;
         let wanted: Vec<_> = extras.iter().map(|(parameter, x)| (parameter, x.len())).collect();
         let own_len = wanted.iter().map(|(_, len)| len).sum::<usize>();
-        let mut rooms = vec![0.0; self.parts.len() * own_len];
-        let (x, parameters) = (self.operands(inputs), Parts::new(&mut rooms));
+        let mut each = vec![0.0; self.parts.len() * own_len];
+        let (x, parameters) = (self.operands(inputs), Parts::new(&mut each));
         // What a sequence reads and writes.
-        // SAFETY: every sequence has tokens and a room of its own.
+        // SAFETY: every sequence has tokens and parameters of its own.
         let of_sequence = |n: usize| unsafe {
             let (queries, keys) = (self.sequences.range(n), self.sequences.key_range(n));
-            let mut room = parameters.part(n * own_len..(n + 1) * own_len);
-            let mut extras = ExtraGradients::default();
-            for &(parameter, len) in &wanted {
-                let (own, rest) = room.split_at_mut(len);
-                (extras, room) = (extras.with(parameter, own), rest);
-            }
+            let own = parameters.part(n * own_len..(n + 1) * own_len);
+            let extras = ExtraGradients::of_parts(own, wanted.iter().copied());
             let dq = dq.as_ref().map(|dq| dq.part(queries.clone()));
             let dk = dk.as_ref().map(|dk| dk.part(keys.clone()));
             let stats = &finished.stats[self.parts[n].stats..][..self.operator(n).plan().stats];
@@ -187,7 +179,7 @@ impl VarlenOperator {
             let (finished, into) = of_sequence(n);
             operator.run_backward(&own, &mask, &finished, into, memory)
         });
-        done.and(sum_parameters(&rooms, own_len, &mut extras))
+        done.and(sum_parameters(&each, own_len, &mut extras))
     }
 
     /// The plans of a clustered call, one per sequence: made once and passed to both passes, they spare planning again.
@@ -329,37 +321,14 @@ impl VarlenOperator {
         }
         check::extras(op, mechanism, self.operators[0].shape(), extras)
     }
-
-    fn check_gradients<T>(&self, op: &'static str, gradients: &mut VarlenGradients<'_, T>) -> Result<()> {
-        let VarlenGradients { dq, dk, dv, extras } = gradients;
-        dq.check(op, "dq", self.sizes(Role::Query))?;
-        dv.check(op, "dv", self.sizes(Role::Value))?;
-        match (dk, self.mechanism().tied()) {
-            (Some(dk), false) => dk.check(op, "dk", self.sizes(Role::Key))?,
-            (Some(_), true) => {
-                let problem = "is given although the mechanism is tied; `dq` holds both paths";
-                return Err(Error::Tensor { op, tensor: "dk", problem });
-            }
-            (None, false) => return Err(Error::Tensor { op, tensor: "dk", problem: "is missing" }),
-            (None, true) => {}
-        }
-        self.check_parameters(op, extras)
-    }
-
-    fn check_parameters(&self, op: &'static str, extras: &mut ExtraGradients<'_>) -> Result<()> {
-        let (mechanism, shape) = (self.mechanism(), self.operators[0].shape());
-        extras.iter().try_for_each(|(parameter, buffer)| {
-            check::parameter_length(op, mechanism, shape, parameter, parameter.gradient_name(), buffer.len())
-        })
-    }
 }
 
-/// Adds up what the sequences have left in `rooms`, in their order.
-fn sum_parameters(rooms: &[f32], own_len: usize, extras: &mut ExtraGradients<'_>) -> Result<()> {
+/// Adds up the gradients of each sequence, in their order.
+fn sum_parameters(each: &[f32], own_len: usize, extras: &mut ExtraGradients<'_>) -> Result<()> {
     let mut first = 0;
     for (parameter, into) in extras.iter() {
         for (at, into) in into.iter_mut().enumerate() {
-            let of_sequences = rooms.iter().skip(first + at).step_by(own_len);
+            let of_sequences = each.iter().skip(first + at).step_by(own_len);
             *into = of_sequences.map(|&x| f64::from(x)).sum::<f64>() as f32;
         }
         first += into.len();

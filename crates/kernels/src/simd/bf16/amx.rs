@@ -6,7 +6,7 @@ use std::{
     sync::OnceLock,
 };
 
-use super::{Into, Left, PAIRS, ROWS, Right, Size};
+use super::{Left, Output, PAIRS, ROWS, Right, Size};
 
 /// Rows and bytes per row of the eight tiles, as `ldtilecfg` reads them.
 #[repr(C, align(64))]
@@ -93,7 +93,7 @@ pub(super) fn release() {
 ///
 /// # Safety
 /// The tiles are configured; whole tiles of rows, columns and pairs lie in the slices.
-pub(super) unsafe fn multiply(size: Size, left: Left<'_>, right: Right<'_>, into: Into<'_>) {
+pub(super) unsafe fn multiply(size: Size, left: Left<'_>, right: Right<'_>, into: Output<'_>) {
     let (rows, steps) = (size.rows.next_multiple_of(ROWS), size.pairs / PAIRS);
     let strides = [left.stride, right.stride, into.stride];
     let mut row = 0;

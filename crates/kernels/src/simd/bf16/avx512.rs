@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Into, Left, Right, Size, pack};
+use super::{Left, Output, Right, Size, pack};
 
 /// Whether the processor has AVX512-BF16.
 pub(super) fn available() -> bool {
@@ -14,7 +14,7 @@ pub(super) fn available() -> bool {
 /// # Safety
 /// [`available`]; the rows of `size`, its columns and pairs lie in the slices.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn multiply(size: Size, left: Left<'_>, right: Right<'_>, mut into: Into<'_>) {
+pub(super) unsafe fn multiply(size: Size, left: Left<'_>, right: Right<'_>, mut into: Output<'_>) {
     let mut row = 0;
     while row < size.rows {
         // SAFETY: by this function's contract, for the rows that are left.
@@ -34,7 +34,13 @@ pub(super) unsafe fn multiply(size: Size, left: Left<'_>, right: Right<'_>, mut 
 /// # Safety
 /// That of [`multiply`], with these rows in the slices.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn band<const M: usize>(size: Size, row: usize, left: Left<'_>, right: Right<'_>, into: &mut Into<'_>) -> usize {
+unsafe fn band<const M: usize>(
+    size: Size,
+    row: usize,
+    left: Left<'_>,
+    right: Right<'_>,
+    into: &mut Output<'_>,
+) -> usize {
     let mut col = 0;
     while col < size.cols {
         // SAFETY: by this function's contract, for the columns that are left.
@@ -61,7 +67,7 @@ unsafe fn block<const M: usize, const N: usize>(
     [row, col]: [usize; 2],
     left: Left<'_>,
     right: Right<'_>,
-    into: &mut Into<'_>,
+    into: &mut Output<'_>,
 ) {
     let a = left.data.as_ptr().wrapping_add(row * left.stride);
     let b = right.data.as_ptr().wrapping_add(col);

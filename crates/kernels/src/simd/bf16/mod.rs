@@ -132,7 +132,7 @@ impl<'a> Right<'a> {
 }
 
 /// Rows that a product is written to, or added to.
-pub(crate) struct Into<'a> {
+pub(crate) struct Output<'a> {
     pub data: &'a mut [f32],
     pub stride: usize,
     pub add: bool,
@@ -155,7 +155,7 @@ impl Multiplier {
     }
 
     /// `into = left * right`, or `into += left * right`.
-    pub fn multiply<S: Simd>(&self, simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Into<'_>) {
+    pub fn multiply<S: Simd>(&self, simd: S, size: Size, left: Left<'_>, right: Right<'_>, into: Output<'_>) {
         let Size { rows, cols, pairs } = size;
         if rows == 0 || cols == 0 {
             return;

@@ -13,7 +13,7 @@ fn units() -> impl Iterator<Item = (Level, Bf16Products)> {
     Level::available().into_iter().flat_map(move |level| of(level).map(move |unit| (level, unit)))
 }
 
-struct Multiply<'a>(&'a Multiplier, Size, Left<'a>, Right<'a>, Into<'a>);
+struct Multiply<'a>(&'a Multiplier, Size, Left<'a>, Right<'a>, Output<'a>);
 
 impl WithSimd for Multiply<'_> {
     type Output = ();
@@ -50,7 +50,7 @@ fn every_unit_multiplies() {
                 let size = Size { rows, cols, pairs };
                 let (left, right) =
                     (Left { data: &left, stride: left_stride }, Right { data: &right, stride: right_stride });
-                let into = Into { data: &mut out, stride, add };
+                let into = Output { data: &mut out, stride, add };
                 level.dispatch(Multiply(&tiles, size, left, right, into));
             }
             for (i, row) in out.chunks_exact(stride).enumerate().take(rows) {

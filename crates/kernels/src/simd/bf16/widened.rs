@@ -2,14 +2,14 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::{Into, Left, Right, Size};
+use super::{Left, Output, Right, Size};
 use crate::simd::product::vectors_mut;
 
 pub(super) struct Product<'a> {
     pub size: Size,
     pub left: Left<'a>,
     pub right: Right<'a>,
-    pub into: Into<'a>,
+    pub into: Output<'a>,
 }
 
 impl WithSimd for Product<'_> {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Dropped, Shape,
     scratch::{cut, scratch_len},
-    simd::bf16::{Bf16Products, Into, Left, Multiplier, Right, Size, pairs},
+    simd::bf16::{Bf16Products, Left, Multiplier, Output, Right, Size, pairs},
     structure::dense::{
         backward::{KEYS, Stream, Sums, Targets, Task, work_of},
         forward::TILE_STRIDE,
@@ -158,31 +158,22 @@ impl<N: Normalisation> WithSimd for Products<'_, '_, N> {
                 let g_panel = (v, panel(g_panels, value_dim, first, width), pairs(value_dim));
                 pull_back(simd, &tiles, [q_panel, g_panel], pairs_of_tile);
 
-                let size = |cols: usize| Size { rows: seen, cols, pairs: pairs(width) };
+                // The scores of a tile, rounded, times what belongs to its queries.
+                let mut add_by_key = |scores: &[f32], of_queries: Right<'_>, sums: &mut [f32]| {
+                    tiles.round_tile((scores, TILE_STRIDE), [seen, width], (&mut *rounded, PANEL / 2));
+                    let (cols, left) = (of_queries.stride, Left { data: &*rounded, stride: PANEL / 2 });
+                    let size = Size { rows: seen, cols, pairs: pairs(width) };
+                    let sums = Output { data: sums, stride: cols, add: true };
+                    tiles.multiply(simd, size, left, of_queries.from(first / 2), sums);
+                };
                 if into.dv.is_some() {
-                    tiles.round_tile((weights, TILE_STRIDE), [seen, width], (rounded, PANEL / 2));
-                    let sums = Into { data: &mut *dv_sums, stride: value_channels, add: true };
-                    tiles.multiply(
-                        simd,
-                        size(value_channels),
-                        Left { data: rounded, stride: PANEL / 2 },
-                        g_pairs.from(first / 2),
-                        sums,
-                    );
+                    add_by_key(&*weights, g_pairs, &mut *dv_sums);
                 }
                 if into.tokens.is_some() {
-                    tiles.round_tile((slopes, TILE_STRIDE), [seen, width], (rounded, PANEL / 2));
-                    let sums = Into { data: &mut *dk_sums, stride: channels, add: true };
-                    tiles.multiply(
-                        simd,
-                        size(channels),
-                        Left { data: rounded, stride: PANEL / 2 },
-                        q_pairs.from(first / 2),
-                        sums,
-                    );
+                    add_by_key(&*slopes, q_pairs, &mut *dk_sums);
                     let woven = tiles.weave_in_place((&mut *slopes, TILE_STRIDE), [seen, width]);
                     let size = Size { rows: channels, cols: width, pairs: pairs(seen) };
-                    let sums = Into { data: &mut dq_sums[first * channels..], stride: width, add: true };
+                    let sums = Output { data: &mut dq_sums[first * channels..], stride: width, add: true };
                     tiles.multiply(simd, size, columns, woven, sums);
                 }
             }
@@ -229,7 +220,7 @@ fn pull_back<S: Simd, N: Normalisation>(
     for from in (0..rows).step_by(tiles.band()) {
         let band = from..(from + tiles.band()).min(rows);
         let multiply = |(left, right, pairs): (Left<'_>, Right<'_>, usize), data: &mut [f32]| {
-            let into = Into { data: &mut data[from * TILE_STRIDE..], stride: TILE_STRIDE, add: false };
+            let into = Output { data: &mut data[from * TILE_STRIDE..], stride: TILE_STRIDE, add: false };
             tiles.multiply(simd, Size { rows: band.len(), cols, pairs }, left.from(from), right, into);
         };
         multiply(logits, tile.weights);

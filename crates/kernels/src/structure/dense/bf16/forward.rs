@@ -13,7 +13,7 @@ use crate::{
     parallel::workers,
     scratch::{cut, scratch_len},
     simd::{
-        bf16::{Bf16Products, Into, Left, Multiplier, Right, Size, pairs},
+        bf16::{Bf16Products, Left, Multiplier, Output, Right, Size, pairs},
         product::{vectors, vectors_mut},
     },
     structure::dense::{
@@ -138,7 +138,7 @@ impl<N: Normalisation> WithSimd for Task<'_, '_, N> {
                 scale_columns(simd, state.rescale, sums);
                 let weights = tiles.weave_in_place((tile.data, tile.stride), [seen, columns.len()]);
                 let size = Size { rows: channels, cols: columns.len(), pairs: pairs(seen) };
-                tiles.multiply(simd, size, v, weights, Into { data: sums, stride: columns.len(), add: true });
+                tiles.multiply(simd, size, v, weights, Output { data: sums, stride: columns.len(), add: true });
             }
         }
         for first in (0..queries.len()).step_by(PANEL) {
@@ -173,7 +173,7 @@ fn score<S: Simd, N: Normalisation>(
     for from in (0..tile.keys).step_by(tiles.band()) {
         let rows = from..(from + tiles.band()).min(tile.keys);
         let (stride, size) = (tile.stride, Size { rows: rows.len(), cols: tile.queries, pairs });
-        let into = Into { data: &mut tile.data[from * stride..], stride, add: false };
+        let into = Output { data: &mut tile.data[from * stride..], stride, add: false };
         tiles.multiply(simd, size, k.from(from), q, into);
         let cols = tile.queries;
         let mut entries = Entries { norm, tile: &mut *tile, part: state.part, visible };
