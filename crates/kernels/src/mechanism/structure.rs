@@ -76,12 +76,11 @@ impl Clustered {
 
 impl Serialize for Clustered {
     fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
-        let mut value = serde_json::to_value(&self.0).map_err(serde::ser::Error::custom)?;
-        if let Some(fields) = value.as_object_mut() {
-            fields.remove("scale");
-            fields.remove("causal");
-        }
-        value.serialize(s)
+        let value = serde_json::to_value(&self.0).map_err(serde::ser::Error::custom)?;
+        let fields = value.as_object().into_iter().flatten();
+        let own = fields.filter(|(name, _)| !["scale", "causal"].contains(&name.as_str()));
+        // A null is an option that is none: formats without one leave it out.
+        s.collect_map(own.map(|(name, value)| (name, Some(value).filter(|value| !value.is_null()))))
     }
 }
 

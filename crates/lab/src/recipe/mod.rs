@@ -242,6 +242,16 @@ mod tests {
     }
 
     #[test]
+    fn every_mechanism_survives_toml() {
+        let composed = r#"{"mechanism": "composed", "score": {"kind": "dot-exp"}, "structure": {"kind": "clustered"}}"#;
+        let presets = Mechanism::IDS.iter().map(|id| Mechanism::preset(id).unwrap());
+        for mechanism in presets.chain([Mechanism::from_json(composed).unwrap()]) {
+            let recipe = Recipe { mechanism, ..Recipe::default() };
+            assert_eq!(Recipe::from_toml(&recipe.to_toml().unwrap(), "again").unwrap(), recipe);
+        }
+    }
+
+    #[test]
     fn a_mechanism_is_an_id_or_a_table() {
         let id = Recipe::from_toml("mechanism = 'linear-infsa'", "r").unwrap();
         assert_eq!(id.mechanism, Mechanism::preset("linear-infsa").unwrap());
