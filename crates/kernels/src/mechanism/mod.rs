@@ -273,6 +273,16 @@ impl Mechanism {
         matches!(self, Self::Soft(_) | Self::SoftPp(_))
     }
 
+    /// How many rows of a token it reads, of queries, keys and values: all three, two where the keys are the queries, and values alone
+    /// where all pairs have one score.
+    pub const fn projections(&self) -> usize {
+        match self {
+            Self::Uniform(_) => 1,
+            _ if self.tied() => 2,
+            _ => 3,
+        }
+    }
+
     /// Whether all queries get one pooled value.
     pub(crate) const fn is_pooled(&self) -> bool {
         matches!(self, Self::Uniform(_) | Self::LinearInfsa(_))

@@ -11,8 +11,8 @@ use crate::{
     parallel::Parts,
 };
 
-/// Where the projections of self-attention lie: of every token those of all heads of queries, then of keys, then of values. Queries are
-/// keys when tied; `uniform` reads neither.
+/// Where the projections of self-attention lie: of every token those of all heads of queries, then of keys, then of values, where the
+/// mechanism has them ([`Mechanism::projections`]).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packed {
     heads: Heads,
@@ -25,11 +25,9 @@ pub(super) struct Packed {
 
 impl Packed {
     pub fn new(mechanism: &Mechanism, heads: Heads, tokens: usize) -> Self {
-        let [queries, keys] = match mechanism {
-            Mechanism::Uniform(_) => [0; 2],
-            _ if mechanism.tied() => [heads.heads * heads.head_dim, 0],
-            _ => [heads.heads, heads.kv_heads].map(|n| n * heads.head_dim),
-        };
+        let parts = mechanism.projections();
+        let of = |heads_of: usize, is_there: bool| if is_there { heads_of * heads.head_dim } else { 0 };
+        let (queries, keys) = (of(heads.heads, parts > 1), of(heads.kv_heads, parts > 2));
         let values = queries + keys;
         Self { heads, tokens, keys: queries, values, width: values + heads.kv_heads * heads.value_dim }
     }

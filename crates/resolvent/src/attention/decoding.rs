@@ -6,7 +6,7 @@ use resolvent_kernels::{self as kernels, Cache, Parameter};
 use super::{MultiHeadAttention, config::with_tied, input::present};
 use crate::{
     Error, Inputs, Mask, Mechanism, Result, Strategy, attend,
-    ops::{is_flex, merge_heads, projections},
+    ops::{is_flex, merge_heads},
     ternary::host,
 };
 
@@ -155,7 +155,7 @@ impl MultiHeadAttention {
         let heads = |x: Tensor<3>| host(self.heads(x).into_data());
         let part = |first: usize, width: usize| heads(packed.clone().narrow(2, first, width));
         let v = part(width - keys, keys);
-        let (q, k) = match projections(&self.mechanism) {
+        let (q, k) = match self.mechanism.projections() {
             // Only the shapes are read.
             1 => (heads(self.shared(packed.clone())), Some(v.clone())),
             2 => (part(0, queries), None),
@@ -187,7 +187,7 @@ impl MultiHeadAttention {
     /// The rows of new projections, each of which depends on its own query and all keys up to it.
     fn attend_rows(&self, packed: Tensor<3>, past: &mut Option<Past>) -> Result<Tensor<3>> {
         let ([_, _, width], keys) = (packed.dims(), self.key_width());
-        let (parts, d_model) = (projections(&self.mechanism), self.n_heads * self.head_dim());
+        let (parts, d_model) = (self.mechanism.projections(), self.n_heads * self.head_dim());
         // Tied, the queries are the keys.
         let first = if parts == 3 { d_model } else { 0 };
         let kept = add(past, packed.clone().narrow(2, first, width - first));
@@ -205,7 +205,7 @@ impl MultiHeadAttention {
 
     /// Keys and values of `tokens [batch, seq_kv, d_model]`.
     pub fn key_values(&self, tokens: Tensor<3>) -> KeyValues {
-        let parts = projections(&self.mechanism);
+        let parts = self.mechanism.projections();
         let values = self.project_part(tokens.clone(), parts - 1);
         let keys = match &self.mechanism {
             Mechanism::Uniform(_) => values.clone(),

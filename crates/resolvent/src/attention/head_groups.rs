@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{MultiHeadAttention, field};
 use crate::{
     Error, Extras, Inputs, Mask, Mechanism, Result, attend,
-    ops::{merge_heads, projections, split_heads},
+    ops::{merge_heads, split_heads},
 };
 
 /// Heads of one layer that have the same mechanism.
@@ -60,7 +60,7 @@ impl MultiHeadAttention {
             let learns = self.learned.values().next().is_some() || self.codebook.is_some();
             let adds = own.bias().is_some() || self.value_filter.is_some();
             let pools = self.pool_first && matches!(own, Mechanism::LinearInfsa(_));
-            let plain = projections(own) == 3 && !learns && !adds && !pools;
+            let plain = own.projections() == 3 && !learns && !adds && !pools;
             field(
                 "mechanism",
                 own.id(),

@@ -17,10 +17,7 @@ use super::{
 };
 use crate::{
     Extras, Inputs, Mask, Mechanism, Result, Sequences, Strategy, attend,
-    ops::{
-        Projected, attend_packed, attend_packed_sequences, draws, linear, map_sequences, merge_heads, projections,
-        split_heads,
-    },
+    ops::{Projected, attend_packed, attend_packed_sequences, draws, linear, map_sequences, merge_heads, split_heads},
     ternary::{self, Packed},
 };
 
@@ -226,7 +223,7 @@ impl MultiHeadAttention {
     ) -> Result<Inputs> {
         self.check_cross(mechanism)?;
         let project = |x, part| self.heads(self.shared(self.project_part(x, part)));
-        let v = project(value, projections(mechanism) - 1);
+        let v = project(value, mechanism.projections() - 1);
         Ok(match mechanism {
             // Only the shapes of queries and keys are read.
             Mechanism::Uniform(_) => Inputs::new(self.heads(query), v.clone(), v),
@@ -305,7 +302,7 @@ impl MultiHeadAttention {
             let attended = attend_packed(projected, extras, mechanism, &mask, self.strategy)?;
             return Ok(attended.narrow(1, 0, seq));
         }
-        let d_model = width / projections(mechanism);
+        let d_model = width / mechanism.projections();
         let v = self.value_filter.as_ref().map(|filter| (filter, packed.clone().narrow(2, width - d_model, d_model)));
         let attended = attend_packed(projected, extras, mechanism, mask, self.strategy)?;
         match v {
@@ -374,7 +371,7 @@ impl MultiHeadAttention {
     /// Columns of each input projection.
     pub(super) fn input_widths(&self) -> Vec<usize> {
         let keys = self.key_width();
-        match projections(&self.mechanism) {
+        match self.mechanism.projections() {
             1 => vec![keys],
             parts => [self.n_heads * self.head_dim()].into_iter().chain(vec![keys; parts - 1]).collect(),
         }

@@ -27,9 +27,7 @@ pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub(crate) use linear::linear_layer;
 pub(crate) use mlp::mlp;
-pub(crate) use packed::{
-    Projected, attend_packed, attend_packed_sequences, merge_heads, projections, repeat_heads, split_heads,
-};
+pub(crate) use packed::{Projected, attend_packed, attend_packed_sequences, merge_heads, repeat_heads, split_heads};
 pub(crate) use plan::is_flex;
 pub use plan::{Plan, Strategy, plan};
 pub use sequences::attend_sequences;

@@ -21,16 +21,6 @@ use super::{
 };
 use crate::{Mechanism, Result, Sequences};
 
-/// How many projections the mechanism has: queries, keys, values; queries are keys when tied, and `uniform` reads
-/// neither.
-pub(crate) fn projections(mechanism: &Mechanism) -> usize {
-    match mechanism {
-        Mechanism::Uniform(_) => 1,
-        _ if mechanism.tied() => 2,
-        _ => 3,
-    }
-}
-
 /// What one layer has projected of tokens, side by side.
 #[derive(Debug, Clone)]
 pub(crate) struct Projected {
@@ -45,7 +35,7 @@ pub(crate) struct Projected {
 impl Projected {
     fn head_dim(&self, mechanism: &Mechanism) -> usize {
         let [_, _, width] = self.packed.dims();
-        match projections(mechanism) {
+        match mechanism.projections() {
             1 => width / self.kv_heads,
             parts => width / (self.heads + (parts - 1) * self.kv_heads),
         }
@@ -59,7 +49,7 @@ impl Projected {
             return packed;
         }
         let [_, _, width] = packed.dims();
-        let queries = if projections(mechanism) > 1 { heads * head_dim } else { 0 };
+        let queries = if mechanism.projections() > 1 { heads * head_dim } else { 0 };
         let keys = kv_heads * head_dim;
         let repeated = (queries..width).step_by(keys);
         let repeated = repeated.map(|first| repeat_heads(packed.clone().narrow(2, first, keys), kv_heads, sharing));
@@ -86,7 +76,7 @@ impl Projected {
     /// Whether the kernels can read heads that are shared as one: clusters are made of the keys of every head of queries, and
     /// `uniform` has no queries.
     fn in_kernels(self, mechanism: &Mechanism) -> Self {
-        let native = mechanism.clustering().is_none() && projections(mechanism) > 1;
+        let native = mechanism.clustering().is_none() && mechanism.projections() > 1;
         match native || self.heads == self.kv_heads {
             true => self,
             false => Self { heads: self.heads, kv_heads: self.heads, packed: self.repeated(mechanism) },
@@ -154,7 +144,7 @@ fn carry_out(packed: Tensor<3>, extras: &Extras, call: Call) -> Result<Tensor<3>
 /// The projections as views of their heads.
 pub(crate) fn split_heads(packed: Tensor<3>, heads: usize, mechanism: &Mechanism) -> Inputs {
     let [batch, seq, width] = packed.dims();
-    let parts = projections(mechanism);
+    let parts = mechanism.projections();
     let packed = packed.reshape([batch, seq, parts, heads, width / parts / heads]).permute([2, 0, 3, 1, 4]);
     let part = |i: usize| packed.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
     let (q, v) = (part(0), part(parts - 1));

@@ -12,7 +12,6 @@ use crate::{
         BiasTable, Codebook, LandmarkParameters, Learned, MultiHeadAttention, OrthogonalMaps, ValueFilter, gamma,
         landmarks::{grid_of, with_grid},
     },
-    ops::projections,
     ternary::Packed,
 };
 
@@ -123,7 +122,7 @@ impl MultiHeadAttentionConfig {
     /// Columns of all input projections together.
     fn input_width(&self, mechanism: &Mechanism) -> usize {
         let keys = self.kv_heads() * (self.d_model / self.n_heads);
-        match projections(mechanism) {
+        match mechanism.projections() {
             1 => keys,
             parts => self.d_model + (parts - 1) * keys,
         }

@@ -7,7 +7,6 @@ use crate::{
     Error, Mechanism, Parameter, Shape,
     attention::{Learned, landmarks::grid_of},
     mechanism::{Bias, GlobalTokens, Landmarks, Ssa, Structure},
-    ops::projections,
 };
 
 impl MultiHeadAttentionConfig {
@@ -68,7 +67,7 @@ impl MultiHeadAttentionConfig {
     fn check_orthogonal(&self, mechanism: &Mechanism) -> Result<(), Error> {
         let orthogonal = self.projection.orthogonal;
         field("orthogonal", orthogonal, !(orthogonal && self.projection.ternary), "false with ternary weights")?;
-        let with_queries = projections(mechanism) > 1;
+        let with_queries = mechanism.projections() > 1;
         field("orthogonal", orthogonal, with_queries || !orthogonal, "false: there are no queries to map")
     }
 

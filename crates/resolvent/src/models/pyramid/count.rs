@@ -3,7 +3,7 @@
 use resolvent_kernels as kernels;
 
 use super::{EmbeddingKind, Positions, PyramidConfig};
-use crate::{Mechanism, Result, Shape, mechanism::Landmarks, ops::projections};
+use crate::{Mechanism, Result, Shape, mechanism::Landmarks};
 
 impl PyramidConfig {
     /// Learned parameters of the model, without those of decays and kernels' widths (one per head and block, where they are
@@ -39,7 +39,7 @@ impl PyramidConfig {
         let (stage, operator) = (&self.stages[index], self.attention(index).operator());
         let grid = self.grids(self.image)[index];
         let (tokens, dim) = (self.tokens(index, grid), stage.dim);
-        let matrices = projections(&operator) + 1 + 2 * stage.mlp_ratio;
+        let matrices = operator.projections() + 1 + 2 * stage.mlp_ratio;
         let taps = stage.value_conv.side().map_or(0, |side| side * side);
         let layers = tokens * (matrices * dim * dim + taps * dim);
         let shape = Shape::square(1, stage.heads, tokens, dim / stage.heads);
