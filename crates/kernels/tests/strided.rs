@@ -10,7 +10,10 @@ use resolvent_kernels::{
     Element, Error, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Parameter, Scratch, Shape,
     Strategy as Path, Strided, StridedGradients, StridedInputs,
 };
-use support::{problem::Problem, random::any_masked_problem};
+use support::{
+    problem::Problem,
+    random::{any_masked_problem, problem},
+};
 use threads::on_threads;
 
 /// How a tensor lies.
@@ -42,7 +45,7 @@ impl Laid {
         Self { sizes, strides }
     }
 
-    fn room(&self) -> usize {
+    fn len(&self) -> usize {
         self.sizes[0] * self.strides[0] + 5
     }
 
@@ -54,7 +57,7 @@ impl Laid {
 
     /// `x` in its place, NaN around it.
     fn place<T: Element>(self, x: &[T]) -> Vec<T> {
-        let mut placed = vec![T::narrow(f32::NAN); self.room()];
+        let mut placed = vec![T::narrow(f32::NAN); self.len()];
         for (at, row) in self.rows().zip(x.chunks_exact(self.sizes[3])) {
             placed[at..at + row.len()].copy_from_slice(row);
         }
@@ -113,10 +116,11 @@ impl Case<'_> {
         ]
     }
 
-    fn rooms(&self) -> Vec<(Parameter, Vec<f32>)> {
+    /// Where gradients of all parameters go.
+    fn wanted(&self) -> Vec<(Parameter, Vec<f32>)> {
         let p = self.problem;
-        let room = |&of| (of, vec![f32::NAN; p.mechanism.parameter_shape(of, &p.shape).iter().product()]);
-        p.mechanism.parameters().iter().map(room).collect()
+        let unwritten = |&of| (of, vec![f32::NAN; p.mechanism.parameter_shape(of, &p.shape).iter().product()]);
+        p.mechanism.parameters().iter().map(unwritten).collect()
     }
 
     fn in_one_piece<T: Element>(&self) -> Result<Bits, Error> {
@@ -128,14 +132,14 @@ impl Case<'_> {
         let mut scratch = Scratch::default();
         op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
         let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| vec![T::default(); x.len()]);
-        let mut rooms = self.rooms();
-        let extras = rooms.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
+        let mut wanted = self.wanted();
+        let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, x)| extras.with(*p, x));
         let mut gradients = Gradients { dq: &mut dq, dk: (!tied).then_some(&mut dk), dv: &mut dv, extras };
         op.backward(&inputs, &mask, &out, &stats, &dout, &mut gradients, &mut scratch)?;
         let wide = |x: &[T]| x.iter().map(|x| x.widen()).collect::<Vec<_>>();
         let mut all = vec![("out", wide(&out)), ("stats", stats), ("dq", wide(&dq)), ("dv", wide(&dv))];
         all.extend((!tied).then(|| ("dk", wide(&dk))));
-        all.extend(rooms.into_iter().map(|(p, x)| (p.gradient_name(), x)));
+        all.extend(wanted.into_iter().map(|(p, x)| (p.gradient_name(), x)));
         Ok(bits(all))
     }
 
@@ -153,11 +157,11 @@ impl Case<'_> {
         let tied = op.mechanism().tied();
         let (q, k, v) = (lq.view(&q[..]), (!tied).then_some(lk.view(&k[..])), lv.view(&v[..]));
         let inputs = StridedInputs { q, k, v, extras: self.problem.extras() };
-        let [mut out, mut dq, mut dk, mut dv] = [lo, lq, lk, lv].map(|laid| vec![T::narrow(7.0); laid.room()]);
+        let [mut out, mut dq, mut dk, mut dv] = [lo, lq, lk, lv].map(|laid| vec![T::narrow(7.0); laid.len()]);
         let (mut stats, mut scratch) = (vec![0.0; op.plan().stats], Scratch::default());
         op.forward_strided(&inputs, &mask, lo.view(&mut out[..]), &mut stats, &mut scratch)?;
-        let mut rooms = self.rooms();
-        let extras = rooms.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
+        let mut wanted = self.wanted();
+        let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, x)| extras.with(*p, x));
         let dk_into = (!tied).then(|| lk.view(&mut dk[..]));
         let mut gradients =
             StridedGradients { dq: lq.view(&mut dq[..]), dk: dk_into, dv: lv.view(&mut dv[..]), extras };
@@ -165,7 +169,7 @@ impl Case<'_> {
         op.backward_strided(&inputs, &mask, out_view, &stats, dout, &mut gradients, &mut scratch)?;
         let mut all = vec![("out", lo.taken(out)), ("stats", stats), ("dq", lq.taken(dq)), ("dv", lv.taken(dv))];
         all.extend((!tied).then(|| ("dk", lk.taken(dk))));
-        all.extend(rooms.into_iter().map(|(p, x)| (p.gradient_name(), x)));
+        all.extend(wanted.into_iter().map(|(p, x)| (p.gradient_name(), x)));
         Ok(bits(all))
     }
 }
@@ -180,25 +184,6 @@ proptest! {
     fn strides_change_no_bit(problem in any_masked_problem(), layout in select(&LAYOUTS[..])) {
         let case = Case { problem: &problem, kv_heads: problem.shape.heads, path: Path::Auto };
         prop_assert_eq!(case.laid_out::<f32>(layout), case.in_one_piece::<f32>());
-    }
-}
-
-fn problem(mechanism: Mechanism, shape: Shape) -> Problem {
-    let x = |len: usize, seed: usize| (0..len).map(|n| ((n * 7 + seed * 13) as f64 * 0.61).sin()).collect::<Vec<_>>();
-    Problem {
-        q: x(shape.q_len(), 1),
-        k: (!mechanism.tied()).then(|| x(shape.k_len(), 2)),
-        v: x(shape.v_len(), 3),
-        dout: x(shape.out_len(), 4),
-        parameters: Default::default(),
-        codebook: None,
-        clusters: None,
-        landmark_indices: None,
-        dropout: None,
-        key_mask: None,
-        query_mask: None,
-        mechanism,
-        shape,
     }
 }
 
@@ -227,7 +212,7 @@ fn shared_heads_and_long_sequences_lie_anywhere() {
     for (n, json) in MECHANISMS.into_iter().enumerate() {
         let mechanism = Mechanism::from_json(json).unwrap();
         for shape in SHAPES {
-            let problem = problem(mechanism.clone(), shape);
+            let problem = problem(mechanism.clone(), shape, 1);
             for kv_heads in [1, 2, 4] {
                 let case = Case { problem: &problem, kv_heads, path: Path::Auto };
                 let (layout, expected) = (LAYOUTS[(n + kv_heads) % 3], case.in_one_piece::<f32>());
@@ -240,7 +225,7 @@ fn shared_heads_and_long_sequences_lie_anywhere() {
 #[test]
 fn halves_the_reference_and_threads_are_no_different() {
     for json in [MECHANISMS[0], MECHANISMS[3], MECHANISMS[8]] {
-        let problem = problem(Mechanism::from_json(json).unwrap(), SHAPES[0]);
+        let problem = problem(Mechanism::from_json(json).unwrap(), SHAPES[0], 1);
         for kv_heads in [2, 4] {
             let case = Case { problem: &problem, kv_heads, path: Path::Auto };
             let layout = LAYOUTS[kv_heads / 2];

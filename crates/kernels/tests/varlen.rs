@@ -101,9 +101,9 @@ impl Case {
         let dout = place(&dout, of_out);
         let (clusters, extras) = (plans, self.extras());
         let inputs = VarlenInputs {
-            q: self.view(&q, sizes[0]),
-            k: (!self.mechanism.tied()).then(|| self.view(&k, sizes[1])),
-            v: self.view(&v, sizes[2]),
+            q: self.view(&q[..], sizes[0]),
+            k: (!self.mechanism.tied()).then(|| self.view(&k[..], sizes[1])),
+            v: self.view(&v[..], sizes[2]),
             extras,
             clusters,
         };
@@ -113,17 +113,17 @@ impl Case {
         scratch.take(op.plan().scratch_forward.max(op.plan().scratch_backward)).fill(f32::NAN);
         let held = scratch.len();
         let mask = self.mask();
-        op.forward(&inputs, &mask, self.view_mut(&mut out, of_out), &mut stats, &mut scratch)?;
+        op.forward(&inputs, &mask, self.view(&mut out[..], of_out), &mut stats, &mut scratch)?;
         let [mut dq, mut dk, mut dv] = [fresh(q.len()), fresh(k.len()), fresh(v.len())];
         let mut wanted = self.wanted();
-        let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
+        let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, x)| extras.with(*p, x));
         let mut gradients = StridedGradients {
-            dq: self.view_mut(&mut dq, sizes[0]),
-            dk: (!self.mechanism.tied()).then(|| self.view_mut(&mut dk, sizes[1])),
-            dv: self.view_mut(&mut dv, sizes[2]),
+            dq: self.view(&mut dq[..], sizes[0]),
+            dk: (!self.mechanism.tied()).then(|| self.view(&mut dk[..], sizes[1])),
+            dv: self.view(&mut dv[..], sizes[2]),
             extras,
         };
-        let [o, g] = [&out, &dout].map(|x| self.view(x, of_out));
+        let [o, g] = [&out, &dout].map(|x| self.view(&x[..], of_out));
         op.backward(&inputs, &mask, o, &stats, g, &mut gradients, &mut scratch)?;
         // Half types are widened in more.
         assert!(scratch.len() == held || T::NAME != f32::NAME, "the plan says how much memory it takes");
@@ -163,9 +163,9 @@ impl Case {
             op.forward(&inputs, &mask, &mut out, &mut stats, &mut scratch)?;
             let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| vec![T::default(); x.len()]);
             let mut wanted = self.wanted();
-            let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, room)| extras.with(*p, room));
-            let dk_room = (!self.mechanism.tied()).then_some(&mut dk[..]);
-            let mut gradients = Gradients { dq: &mut dq, dk: dk_room, dv: &mut dv, extras };
+            let extras = wanted.iter_mut().fold(ExtraGradients::default(), |extras, (p, x)| extras.with(*p, x));
+            let into_dk = (!self.mechanism.tied()).then_some(&mut dk[..]);
+            let mut gradients = Gradients { dq: &mut dq, dk: into_dk, dv: &mut dv, extras };
             op.backward(&inputs, &mask, &out, &stats, &dout, &mut gradients, &mut scratch)?;
             let mut put = |name: &str, x: &[f32], heads: usize, range: &std::ops::Range<usize>, tokens: usize| {
                 let c = x.len() / heads / range.len();
@@ -194,14 +194,7 @@ impl Case {
         Ok(all)
     }
 
-    fn view<'a, T>(&self, data: &'a [T], [heads, tokens, channels]: [usize; 3]) -> Strided<&'a [T]> {
-        match self.tokens_first {
-            true => Strided::tokens_first(data, [heads, tokens, channels]),
-            false => Strided::heads_first(data, [heads, tokens, channels]),
-        }
-    }
-
-    fn view_mut<'a, T>(&self, data: &'a mut [T], [heads, tokens, channels]: [usize; 3]) -> Strided<&'a mut [T]> {
+    fn view<D>(&self, data: D, [heads, tokens, channels]: [usize; 3]) -> Strided<D> {
         match self.tokens_first {
             true => Strided::tokens_first(data, [heads, tokens, channels]),
             false => Strided::heads_first(data, [heads, tokens, channels]),
