@@ -202,12 +202,17 @@ fn the_calibration_is_kept_and_told() {
 fn refuses_what_it_cannot_measure() {
     let sandbox = Sandbox::new();
     let not_ours = sandbox.write("other.json", "{}");
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["--mechanisms", "fna,softmax,fna"], "`fna` twice"),
         (&["--tokens", "0"], "tokens"),
         (&["--heads", "0"], "heads"),
         (&["--rounds", "0"], "rounds"),
         (&["--max-seconds=-1"], "max-seconds"),
+        (&["--max-seconds", "-1"], "`max-seconds` is -1, must be above 0"),
+        (
+            &["--tokens", "256", "--head-dim", "100000000"],
+            "`tokens x batch x heads x head-dim` is 256 x 1 x 8 x 100000000",
+        ),
         (&["--tokens", "99999999999"], "tokens"),
     ];
     for (args, named) in cases {

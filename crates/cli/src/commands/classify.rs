@@ -54,6 +54,12 @@ pub fn run(args: &Classify, global: &Global) -> Result<()> {
         // One of the two is required.
         None => (&args.places[0], &args.places[1..]),
     };
+    if run.is_file() {
+        return Err(Error::file(
+            run,
+            "is a file, not the folder of a run; name the run first, then files and folders of pictures",
+        ));
+    }
     match (Checkpoint::find(run)?.state.expects, pictures) {
         (Expectation::Pictures(_), pictures) if pictures.is_empty() || args.texts.is_given() => Err(Error::file(
             run,

@@ -47,7 +47,7 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_steps: Option<u32>,
     /// Most minutes per run, or `none`; a schedule that does not fit is shortened as a whole
-    #[arg(long, value_name = "MINUTES|none", value_parser = parse_minutes)]
+    #[arg(long, value_name = "MINUTES|none", value_parser = parse_minutes, allow_negative_numbers = true)]
     pub max_minutes: Option<Minutes>,
 }
 
