@@ -16,10 +16,12 @@ use resolvent_lab::{
     analyze::FitFile,
     compare::Candidate,
     data::{Data, DataSpec, PictureShape, Source, TextSpec},
+    progress,
     recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
     source::Document,
 };
 
+use super::train::observer;
 use crate::{Error, args::Global, error::Result};
 
 /// The recipe, and changes to it.
@@ -122,6 +124,11 @@ impl RecipeArgs {
 pub fn data(recipe: &Recipe) -> Result<Source> {
     let spec = recipe.data.as_deref().unwrap_or("shapes");
     Ok(spec.parse().map_err(resolvent_lab::Error::from)?)
+}
+
+/// The data set that `source` names; how far its reading has come is told on standard error.
+pub fn load(source: &Source, global: &Global) -> Result<Data> {
+    Ok(progress::load(source, &*observer(global)).map_err(resolvent_lab::Error::from)?)
 }
 
 /// A mechanism on the command line.
