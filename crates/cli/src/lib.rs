@@ -8,9 +8,9 @@
 mod args;
 mod commands;
 mod destination;
+mod elapsed;
 mod error;
 mod interrupt;
-mod loading;
 mod log;
 mod memory;
 mod output;

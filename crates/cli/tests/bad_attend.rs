@@ -146,6 +146,12 @@ fn undefined_calls() -> Vec<Case> {
     let cross: Edit = |t| t.noise("q", &[2, 3, 4, 4], 9).noise("dout", &[2, 3, 4, 4], 9);
     vec![
         call(TIED, |t| t, &[], &["`k`", "tied"]),
+        call(
+            TIED,
+            |t| t.remove("k").noise("v", &[2, 1, 5, 4], 3),
+            &[],
+            &["the mechanism is tied", "heads and tokens of q"],
+        ),
         call(TIED, |t| t.remove("k").noise("v", &[2, 3, 6, 4], 0), &[], &["v [2, 3, 6, 4]", "q [2, 3, 5, 4]"]),
         call(RESOLVENT, |t| t, &["--causal"], &["`infsa-resolvent`", "causal"]),
         call(LINEAR, |t| t, &["--causal"], &["`linear-infsa`", "causal"]),
@@ -176,14 +182,14 @@ fn sequences() -> Vec<Case> {
     vec![
         plain(|t| bounds(t, "cu_seqlens", &[0, 2, 5]), &["cu_seqlens", "2 batch entries"]),
         plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 4]), &["cu_seqlens", "4 queries"]),
-        plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 2, 5]), &["`bounds`", "ever larger"]),
-        plain(|t| bounds(one(t), "cu_seqlens", &[1, 5]), &["`bounds`", "ever larger"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[0, 2, 2, 5]), &["tensor `cu_seqlens` is", "ever larger"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[1, 5]), &["tensor `cu_seqlens` is", "ever larger"]),
         plain(|t| bounds(one(t), "cu_seqlens", &[0, -2, 5]), &["`cu_seqlens`", "-2"]),
-        plain(|t| bounds(one(t), "cu_seqlens", &[]), &["`bounds`"]),
+        plain(|t| bounds(one(t), "cu_seqlens", &[]), &["tensor `cu_seqlens` is"]),
         plain(|t| bounds(one(t), "cu_seqlens_k", &[0, 5]), &["`cu_seqlens`", "missing"]),
         plain(
             |t| bounds(bounds(one(t), "cu_seqlens", &[0, 2, 5]), "cu_seqlens_k", &[0, 5]),
-            &["`keys`", "1 sequences"],
+            &["tensor `cu_seqlens_k` is", "1 sequences"],
         ),
         plain(|t| one(t).f32("cu_seqlens", &[2], &[0.0, 5.0]), &["`cu_seqlens`", "I64 or I32"]),
         Case {

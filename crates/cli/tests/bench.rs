@@ -11,6 +11,12 @@ use std::{
 use serde_json::Value;
 use support::{Outcome, Sandbox, resolvent};
 
+/// `resolvent bench` on calls of one head of 4 channels, run once, into `out` of the sandbox; with `more` arguments.
+fn bench(sandbox: &Sandbox, tokens: &str, more: &[&str]) -> Outcome {
+    let args = ["bench", "--tokens", tokens, "--heads", "1", "--head-dim", "4", "--rounds", "1", "--out", "out"];
+    sandbox.run(&[&args[..], more].concat())
+}
+
 #[test]
 fn measures_every_mechanism_and_compares_two_runs() {
     let sandbox = Sandbox::new();
@@ -62,10 +68,10 @@ fn measures_every_mechanism_and_compares_two_runs() {
 #[test]
 fn rows_say_what_precision_ran_and_by_which_instructions() {
     let sandbox = Sandbox::new();
-    let mut command = resolvent();
-    command.args(["bench", "--tokens", "16", "--heads", "1", "--head-dim", "8", "--rounds", "1", "--turn", "0"]);
-    command.args(["--mechanisms", "softmax,fna", "--no-rivals", "--precision", "bf16"]);
-    let text = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success().stdout;
+    let args =
+        ["bench", "--tokens", "16", "--heads", "1", "--head-dim", "8", "--rounds", "1", "--turn", "0", "--out", "out"];
+    let more = ["--mechanisms", "softmax,fna", "--no-rivals", "--precision", "bf16"];
+    let text = sandbox.run(&[&args[..], &more].concat()).success().stdout;
     assert!(text.contains("; bf16 precision by "), "{text}");
     assert!(text.contains("; full precision by ") && text.contains("(distances "), "{text}");
     let json: Value = serde_json::from_slice(&std::fs::read(sandbox.path("out/bench.json")).unwrap()).unwrap();
@@ -121,22 +127,9 @@ fn peer(sandbox: &Sandbox, name: &str, script: &str) -> std::path::PathBuf {
 /// A benchmark of softmax beside a peer: its result, and what it said.
 #[cfg(unix)]
 fn beside(sandbox: &Sandbox, python: &std::path::Path) -> (Value, String) {
-    let mut command = resolvent();
-    command.args([
-        "bench",
-        "--tokens",
-        "8",
-        "--heads",
-        "1",
-        "--head-dim",
-        "4",
-        "--rounds",
-        "1",
-        "--no-rivals",
-        "--json",
-    ]);
-    command.args(["--mechanisms", "softmax", "--peer-timeout", "1"]).arg("--peers").arg(python);
-    let outcome = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success();
+    let python = python.to_str().unwrap();
+    let more = ["--mechanisms", "softmax", "--no-rivals", "--json", "--peer-timeout", "1", "--peers", python];
+    let outcome = bench(sandbox, "8", &more).success();
     (outcome.json(), outcome.stderr)
 }
 
@@ -202,12 +195,17 @@ fn the_calibration_is_kept_and_told() {
 fn refuses_what_it_cannot_measure() {
     let sandbox = Sandbox::new();
     let not_ours = sandbox.write("other.json", "{}");
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["--mechanisms", "fna,softmax,fna"], "`fna` twice"),
         (&["--tokens", "0"], "tokens"),
         (&["--heads", "0"], "heads"),
         (&["--rounds", "0"], "rounds"),
         (&["--max-seconds=-1"], "max-seconds"),
+        (&["--max-seconds", "-1"], "`max-seconds` is -1, must be above 0"),
+        (
+            &["--tokens", "256", "--head-dim", "100000000"],
+            "`tokens x batch x heads x head-dim` is 256 x 1 x 8 x 100000000",
+        ),
         (&["--tokens", "99999999999"], "tokens"),
     ];
     for (args, named) in cases {
@@ -234,18 +232,8 @@ fn refuses_what_it_cannot_measure() {
 #[test]
 fn sizes_beyond_the_memory_are_refused() {
     let sandbox = Sandbox::new();
-    let mut command = resolvent();
-    command.args([
-        "bench",
-        "--mechanisms",
-        "softmax,infsa",
-        "--tokens",
-        "16",
-        "--head-dim",
-        "100000000",
-        "--no-rivals",
-    ]);
-    let outcome = Outcome::of(command.arg("--out").arg(sandbox.path("out")));
+    let wide = ["--mechanisms", "softmax,infsa", "--tokens", "16", "--head-dim", "100000000", "--no-rivals"];
+    let outcome = sandbox.run(&[&["bench", "--out", "out"], &wide[..]].concat());
     let line = outcome.failure(1);
     assert!(line.contains("the comparison with the reference takes 627.2 GB") && line.contains("--head-dim"), "{line}");
 }
@@ -256,23 +244,8 @@ fn configurations_have_their_names() {
     let sandbox = Sandbox::new();
     let narrow = sandbox.write("narrow.json", r#"{"mechanism": "fna", "alpha": 1.2}"#);
     let wide = sandbox.write("wide.json", r#"{"mechanism": "fna", "alpha": 1.6}"#);
-    let mut command = resolvent();
-    command.args([
-        "bench",
-        "--tokens",
-        "16",
-        "--heads",
-        "1",
-        "--head-dim",
-        "4",
-        "--rounds",
-        "1",
-        "--turn",
-        "0",
-        "--no-rivals",
-    ]);
-    command.arg("--mechanisms").arg(format!("softmax,{},{}", narrow.display(), wide.display()));
-    let text = Outcome::of(command.arg("--out").arg(sandbox.path("out"))).success().stdout;
+    let named = format!("softmax,{},{}", narrow.display(), wide.display());
+    let text = bench(&sandbox, "16", &["--turn", "0", "--no-rivals", "--mechanisms", &named]).success().stdout;
     assert!(text.contains("narrow") && text.contains("wide") && text.contains("At 16 tokens "), "{text}");
     let json: Value = serde_json::from_str(&std::fs::read_to_string(sandbox.path("out/bench.json")).unwrap()).unwrap();
     let alphas: Vec<_> =

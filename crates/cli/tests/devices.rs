@@ -144,8 +144,6 @@ fn a_model_is_trained_on_a_gpu_as_on_the_cpu_and_moves_between_them() {
 #[test]
 #[ignore = "needs an adapter and a build with its feature"]
 fn a_language_model_writes_the_same_on_a_gpu() {
-    let sandbox = Sandbox::new();
-    sandbox.write("text.txt", "abcdefghijklmnop\n".repeat(90));
     let recipe = "
 name = 'tiny-language'
 [model]
@@ -155,17 +153,8 @@ dim = 16
 depth = 1
 heads = 2
 kv_heads = 1
-mlp_dim = 16
-[text]
-tokens = 'bytes'
-lowercase = false
-[optimiser]
-lr = 0.02
-[schedule]
-epochs = 10
-batch_size = 8
-";
-    sandbox.write("tiny.toml", recipe);
+mlp_dim = 16";
+    let sandbox = Sandbox::of_letters(recipe);
     sandbox.run(&["train", "--config", "tiny.toml", "--data", "corpus:text.txt", "--out", "run"]).success();
     let said = |device: &str| {
         let args =

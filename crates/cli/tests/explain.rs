@@ -390,4 +390,10 @@ fn pictures_are_classified() {
         assert!(sandbox.run(args).failure(1).contains("trained on pictures"), "{args:?}");
     }
     assert!(sandbox.run(&["classify", "run", "none.png"]).failure(1).contains("none.png"));
+    assert!(
+        sandbox
+            .run(&["classify", "photos/a.png"])
+            .failure(1)
+            .contains("photos/a.png: is a file, not the folder of a run")
+    );
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Outcome, Sandbox};
+use support::{LETTERS, Outcome, Sandbox};
 
 const RECIPE: &str = "
 name = 'tiny-language'
@@ -16,25 +16,9 @@ heads = 2
 kv_heads = 1
 mlp_dim = 32
 layers = ['own', 'softmax']
-[text]
-tokens = 'bytes'
-lowercase = false
-[optimiser]
-lr = 0.02
-[schedule]
-epochs = 10
-batch_size = 8
 [regularisation]
 label_smoothing = 0.0
 ";
-
-/// A folder with a recipe and a text that repeats itself, each character saying which comes next.
-fn sandbox() -> Sandbox {
-    let sandbox = Sandbox::new();
-    sandbox.write("tiny.toml", RECIPE);
-    sandbox.write("text.txt", "abcdefghijklmnop\n".repeat(90));
-    sandbox
-}
 
 fn train(sandbox: &Sandbox) -> Outcome {
     sandbox.run(&["train", "--config", "tiny.toml", "--data", "corpus:text.txt", "--out", "run", "--json"]).success()
@@ -42,7 +26,7 @@ fn train(sandbox: &Sandbox) -> Outcome {
 
 #[test]
 fn a_language_model_is_trained_evaluated_and_goes_on() {
-    let sandbox = sandbox();
+    let sandbox = Sandbox::of_letters(RECIPE);
     let trained = train(&sandbox);
     assert!(trained.stderr.contains("tokens to learn from"), "{}", trained.stderr);
     let trained = trained.json();
@@ -72,7 +56,7 @@ fn a_language_model_is_trained_evaluated_and_goes_on() {
 
 #[test]
 fn causal_mechanisms_are_compared() {
-    let sandbox = sandbox();
+    let sandbox = Sandbox::of_letters(RECIPE);
     let args = ["compare", "--config", "tiny.toml", "--data", "corpus:text.txt", "--epochs", "1", "--seeds", "1"];
     let json = sandbox.run(&[&args[..], &["--out", "all", "--json"]].concat()).success().json();
     let ids: Vec<_> =
@@ -86,7 +70,7 @@ fn causal_mechanisms_are_compared() {
 
 #[test]
 fn bad_requests_end_in_one_line() {
-    let sandbox = sandbox();
+    let sandbox = Sandbox::of_letters(RECIPE);
     train(&sandbox);
     let fails = |args: &[&str], parts: &[&str]| {
         let outcome = sandbox.run(args);
@@ -102,7 +86,7 @@ fn bad_requests_end_in_one_line() {
     sandbox.run(&generate(&["--prompt", "a", "--tokens", "0"])).failure(2);
     fails(&["generate", "--checkpoint", "nowhere", "--prompt", "a"], &["nowhere", "no checkpoint"]);
     let block = RECIPE.replace("estimator = 'centroid'", "causal_clusters = {kind = 'block', size = 4}");
-    sandbox.write("block.toml", block);
+    sandbox.write("block.toml", block + LETTERS);
     fails(&["train", "--config", "block.toml", "--data", "corpus:text.txt", "--out", "x"], &["ssa", "block"]);
     fails(&["train", "--config", "tiny.toml", "--data", "corpus:no.txt", "--out", "x"], &["no.txt"]);
     fails(&["classify", "run", "--text", "a"], &["plain text"]);
@@ -111,7 +95,7 @@ fn bad_requests_end_in_one_line() {
 /// A language model's layers are analysed as it uses them: each token sees those before it.
 #[test]
 fn a_language_model_is_analysed() {
-    let sandbox = sandbox();
+    let sandbox = Sandbox::of_letters(RECIPE);
     train(&sandbox);
     let command = ["analyze", "--checkpoint", "run", "--mechanisms", "fna,ssa", "--json", "--quiet", "--out"];
     let of_data = sandbox.run(&[&command[..], &["data", "--sequences", "2"]].concat()).success().json();
@@ -131,11 +115,10 @@ fn a_language_model_is_analysed() {
 /// Heads of a language model are fitted on its own windows; it is judged, and goes on, with what was found.
 #[test]
 fn heads_of_a_language_model_are_fitted() {
-    let sandbox = sandbox();
     let dense = "mechanism = {mechanism = 'ssa', estimator = 'centroid'}";
     assert!(RECIPE.contains(dense));
     let recipe = RECIPE.replace(dense, "mechanism = 'softmax'").replace("layers = ['own', 'softmax']", "");
-    sandbox.write("tiny.toml", recipe);
+    let sandbox = Sandbox::of_letters(&recipe);
     sandbox.write("near.json", r#"{"mechanism": "local", "window": 2}"#);
     train(&sandbox);
     let fit = |mechanism: &str, out: &str| {

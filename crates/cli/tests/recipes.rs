@@ -65,6 +65,8 @@ fn fields_are_set_kept_and_refused_by_name() {
     refused("optimiser.lrr=1", &["--set", "`optimiser.lrr`", "did you mean `lr`?"]);
     refused("schedule.epochs=0.5", &["`schedule.epochs`", "expected usize"]);
     refused("schedule.epochs=0", &["`schedule.epochs`", "1 to 1000000"]);
+    let below = sandbox.run(&train("no", &["--max-minutes", "-1"]));
+    assert!(below.failure(1).contains("`schedule.max_minutes` is -1"), "{}", below.stderr);
     let wrong = sandbox.run(&["train", "--set", "optimiser.lr"]);
     wrong.failure(2);
     assert!(wrong.stderr.contains("optimiser.lr=3e-4"), "{}", wrong.stderr);
@@ -107,5 +109,5 @@ fn runs_are_extended_begun_with_others_and_reported() {
     fs::remove_file(sandbox.path("all/report.html")).unwrap();
     sandbox.run(&["report", "all"]).success();
     assert_eq!(fs::read_to_string(sandbox.path("all/report.html")).unwrap(), page);
-    sandbox.run(&["report", "nothing"]).failure(1);
+    assert!(sandbox.run(&["report", "nothing"]).failure(1).contains("nothing: is no folder"));
 }

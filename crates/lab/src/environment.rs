@@ -80,7 +80,8 @@ pub fn available_memory() -> Option<u64> {
     Some(bytes).filter(|&bytes| bytes > 0)
 }
 
-/// Why what `takes` so many bytes cannot be done: three quarters of the free memory are not enough. `None` where they are, or nobody knows.
+/// Words such as `its tensors take 12.0 GB, 8.0 GB are free`, where `needed` bytes are more than three quarters of the free memory; `takes`
+/// is what they begin with. `None` where the bytes are fewer, or the system does not tell what is free.
 pub fn beyond_memory(takes: &str, needed: u64) -> Option<String> {
     let free = available_memory().filter(|&free| needed > free / 4 * 3)?;
     let [needed, free] = [needed, free].map(|bytes| format!("{:.1} GB", bytes as f64 / 1e9));

@@ -112,7 +112,6 @@ fn an_interrupted_comparison_goes_on_where_it_stopped_and_ends_the_same() {
     }
 }
 
-/// On a grid of 4 x 4 patches the default windows make a single landmark: that is told, and how many others have.
 /// 80.76 against 80.80 % of ten thousand test examples is no difference; the same half per cent in two seeds is one.
 fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
     let mut one = found.clone();
@@ -129,6 +128,17 @@ fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
         headline.contains("these test examples do not tell softmax from it") && headline.contains("50.00"),
         "{headline}"
     );
+    let mut untold = one.clone();
+    untold.entries.iter_mut().for_each(|entry| entry.runs[0].examples = 0);
+    assert_eq!(untold.beside_best(&untold.entries[4]).interval, None, "results of older programs");
+    assert!(untold.headline().contains("one seed tells none of the others from it"), "{}", untold.headline());
+    // Of different seeds, only the one that both have makes a pair.
+    let mut apart = one.clone();
+    let best = apart.entries.iter().position(|entry| entry.name == "infsa").unwrap();
+    let lucky = RunResult { seed: 1, accuracy: 0.9, ..apart.entries[best].runs[0].clone() };
+    apart.entries[best].runs.insert(0, lucky);
+    let beside = apart.beside_best(&apart.entries[0]);
+    assert!(!beside.is_told() && !beside.of_seeds, "the test examples of seed 0: {beside:?}");
     for entry in &mut one.entries {
         let first = entry.runs[0].clone();
         entry.runs.push(RunResult { seed: 1, accuracy: first.accuracy - 0.05, ..first });
@@ -138,6 +148,7 @@ fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
     assert!(one.headline().contains("before softmax"), "{}", one.headline());
 }
 
+/// On a grid of 4 x 4 patches the default windows make a single landmark: that is told, and how many others have.
 #[test]
 fn single_landmarks_are_told() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());

@@ -63,7 +63,7 @@ pub struct Bench {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300)]
     turn: u32,
     /// Leave out points whose forward and backward pass would take longer than this
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, allow_negative_numbers = true)]
     max_seconds: f64,
     /// Leave out Burn's own attention, and candle's
     #[arg(long)]

@@ -13,7 +13,7 @@ use super::{
     devices::DeviceArg,
     texts::{Texts, cut_note},
 };
-use crate::{Error, args::Global, error::Result, loading::Waiting, output};
+use crate::{Error, args::Global, elapsed::Elapsed, error::Result, output};
 
 /// Classify texts or pictures with a trained model
 ///
@@ -54,6 +54,12 @@ pub fn run(args: &Classify, global: &Global) -> Result<()> {
         // One of the two is required.
         None => (&args.places[0], &args.places[1..]),
     };
+    if run.is_file() {
+        return Err(Error::file(
+            run,
+            "is a file, not the folder of a run; name the run first, then files and folders of pictures",
+        ));
+    }
     match (Checkpoint::find(run)?.state.expects, pictures) {
         (Expectation::Pictures(_), pictures) if pictures.is_empty() || args.texts.is_given() => Err(Error::file(
             run,
@@ -70,9 +76,9 @@ pub fn run(args: &Classify, global: &Global) -> Result<()> {
 
 fn classify_pictures(run: &Path, paths: &[PathBuf], args: &Classify, global: &Global) -> Result<()> {
     let files = PictureClassifier::files(paths)?;
-    let waiting = Waiting::begin(format!("reading {}", run.display()), global);
+    let elapsed = Elapsed::tell(format!("reading {}", run.display()), global);
     let classifier = PictureClassifier::load(run, &args.device.choose(global)?)?;
-    drop(waiting);
+    drop(elapsed);
     classifier.classify(&files, args.top.into(), |answer| {
         let json = serde_json::to_string(&answer).map_err(|e| Error::file(&answer.picture, e.to_string()))?;
         output::print(&if global.json { json } else { picture_line(&answer) })

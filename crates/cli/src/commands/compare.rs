@@ -13,10 +13,10 @@ use resolvent_lab::{
 
 use super::{
     devices::DeviceArg,
-    recipe::{Attention, RecipeArgs, candidates, data, grid},
+    recipe::{Attention, RecipeArgs, candidates, data, grid, load},
     train::observer,
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, loading::load, memory, output};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
 
 /// Compare mechanisms: the same model, data, recipe and seeds for each
 ///

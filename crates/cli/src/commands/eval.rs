@@ -15,16 +15,10 @@ use serde_json::json;
 
 use super::{
     devices::DeviceArg,
-    recipe::{Attention, data, grid},
+    recipe::{Attention, data, grid, load},
     texts::cut_note,
 };
-use crate::{
-    Error,
-    args::Global,
-    error::Result,
-    loading::{Waiting, load},
-    output,
-};
+use crate::{Error, args::Global, elapsed::Elapsed, error::Result, output};
 
 /// Evaluate a trained model on test examples
 ///
@@ -77,7 +71,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
     };
     let device = &args.device.choose(global)?;
     let data = load(&spec, global)?;
-    let _waiting = Waiting::begin("evaluating".into(), global);
+    let _elapsed = Elapsed::tell("evaluating".into(), global);
     if !args.ablate.is_empty() {
         return ablate(args, &data, device, global);
     }

@@ -13,7 +13,7 @@ use super::{
     recipe,
     texts::{filled, read_lines},
 };
-use crate::{Error, args::Global, error::Result, loading::load};
+use crate::{Error, args::Global, error::Result};
 
 /// Where examples may come from; of data, input and texts at most one is given.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +48,7 @@ impl Given<'_> {
             return Ok((material, input.display().to_string()));
         }
         let source = self.data.map_or_else(|| recipe::data(&state.recipe), |source| Ok(source.clone()))?;
-        Ok((Material::Data(load(&source, global)?), source.to_string()))
+        Ok((Material::Data(recipe::load(&source, global)?), source.to_string()))
     }
 }
 

@@ -16,10 +16,12 @@ use resolvent_lab::{
     analyze::FitFile,
     compare::Candidate,
     data::{Data, DataSpec, PictureShape, Source, TextSpec},
+    progress,
     recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
     source::Document,
 };
 
+use super::train::observer;
 use crate::{Error, args::Global, error::Result};
 
 /// The recipe, and changes to it.
@@ -47,7 +49,7 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_steps: Option<u32>,
     /// Most minutes per run, or `none`; a schedule that does not fit is shortened as a whole
-    #[arg(long, value_name = "MINUTES|none", value_parser = parse_minutes)]
+    #[arg(long, value_name = "MINUTES|none", value_parser = parse_minutes, allow_negative_numbers = true)]
     pub max_minutes: Option<Minutes>,
 }
 
@@ -122,6 +124,11 @@ impl RecipeArgs {
 pub fn data(recipe: &Recipe) -> Result<Source> {
     let spec = recipe.data.as_deref().unwrap_or("shapes");
     Ok(spec.parse().map_err(resolvent_lab::Error::from)?)
+}
+
+/// The data set that `source` names; how far its reading has come is told on standard error.
+pub fn load(source: &Source, global: &Global) -> Result<Data> {
+    Ok(progress::load(source, &*observer(global)).map_err(resolvent_lab::Error::from)?)
 }
 
 /// A mechanism on the command line.

@@ -6,7 +6,7 @@ use clap::Args;
 use resolvent_lab::report;
 use serde_json::json;
 
-use crate::{args::Global, error::Result, output};
+use crate::{Error, args::Global, error::Result, output};
 
 /// Write the report of a run or a comparison anew, from the results that its folder holds
 ///
@@ -27,6 +27,9 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &Report, global: &Global) -> Result<()> {
+    if !args.run.is_dir() {
+        return Err(Error::file(&args.run, "is no folder; name that of a run or a comparison"));
+    }
     let contents = report::write_anew(&args.run)?;
     let page = args.run.join(report::REPORT);
     let json = json!({ "report": page.display().to_string(), "of": contents.words() });

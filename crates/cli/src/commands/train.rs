@@ -13,9 +13,9 @@ use resolvent_lab::{
 
 use super::{
     devices::DeviceArg,
-    recipe::{Attention, RecipeArgs, data, grid},
+    recipe::{Attention, RecipeArgs, data, grid, load},
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, loading::load, output};
+use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
 
 /// Train one model, resumably
 ///

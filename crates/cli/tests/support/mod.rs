@@ -22,12 +22,33 @@ pub fn resolvent() -> Command {
     command
 }
 
+/// The tables that recipes for [`Sandbox::of_letters`] have in common.
+pub const LETTERS: &str = "
+[text]
+tokens = 'bytes'
+lowercase = false
+[optimiser]
+lr = 0.02
+[schedule]
+epochs = 10
+batch_size = 8
+";
+
 /// A folder that is gone after the test.
 pub struct Sandbox(tempfile::TempDir);
 
 impl Sandbox {
     pub fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
+    }
+
+    /// With `text.txt`, a text that repeats itself, each character saying which comes next, and `tiny.toml`, a recipe for a language model
+    /// of it: `recipe` and [`LETTERS`].
+    pub fn of_letters(recipe: &str) -> Self {
+        let sandbox = Self::new();
+        sandbox.write("text.txt", "abcdefghijklmnop\n".repeat(90));
+        sandbox.write("tiny.toml", format!("{recipe}{LETTERS}"));
+        sandbox
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use half::bf16;
 use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Precision, Shape, Tol, reference, relative_distance};
 use serde::{Deserialize, Serialize};
 
@@ -129,10 +130,10 @@ impl Comparison {
     fn new(mechanism: &Mechanism, shape: Shape, precision: Precision) -> Result<Self> {
         let mut buffers = Buffers::new(shape);
         if precision != Precision::Full {
-            // Of numbers that bf16 does not hold, rounding turns the signs of small scores, and with them whole gradients of a ReLU.
+            // Inputs that bf16 holds: rounding others would turn the signs of small scores, and with them whole gradients of a ReLU.
             let Buffers { q, k, v, dout, .. } = &mut buffers;
             for x in [q, k, v, dout].into_iter().flatten() {
-                *x = f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000);
+                *x = bf16::from_f32(*x).to_f32();
             }
         }
         let [q, k, v, dout] = [&buffers.q, &buffers.k, &buffers.v, &buffers.dout].map(|x| wide(x));

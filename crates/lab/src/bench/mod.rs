@@ -327,7 +327,10 @@ fn validate(options: &BenchOptions) -> Result<()> {
     let widest = options.batch.checked_mul(options.heads).and_then(|n| n.checked_mul(options.head_dim));
     for &n in &options.tokens {
         if widest.and_then(|w| w.checked_mul(n)).is_none_or(|elements| elements > 1 << 36) {
-            return fail("tokens", format!("{n}, which makes tensors of more than 2^36 elements"));
+            let BenchOptions { batch, heads, head_dim, .. } = options;
+            let problem =
+                format!("{n} x {batch} x {heads} x {head_dim}, must be at most 2^36, the elements of a tensor");
+            return fail("tokens x batch x heads x head-dim", problem);
         }
     }
     for (n, Candidate { name, .. }) in options.mechanisms.iter().enumerate() {

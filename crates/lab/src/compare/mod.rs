@@ -141,7 +141,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
     check(recipe, options)?;
     let (_claim, shared) = shared(recipe, data, options)?;
     let of = options.mechanisms.len() * options.seeds.len();
-    let (mut number, began) = (0, Instant::now());
+    let (mut number, mut trained) = (0, Vec::new());
     let mut done: Vec<Vec<(String, TrainSummary)>> = vec![Vec::new(); options.mechanisms.len()];
     let mut diverged = Vec::new();
     // Seed by seed, so that a first answer for all mechanisms comes early.
@@ -149,7 +149,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
         for (Candidate { name, mechanism }, runs) in options.mechanisms.iter().zip(&mut done) {
             let folder = format!("runs/{name}-seed{seed}");
             number += 1;
-            options.observer.on(Event::Note(&place(number, of, began)));
+            options.observer.on(Event::Note(&place(number, of, &trained)));
             let settings = TrainOptions {
                 out_dir: options.out_dir.join(&folder),
                 resume: Resume::IfPresent,
@@ -161,6 +161,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
                 observer: options.observer.clone(),
             };
             let recipe = Recipe { mechanism: mechanism.clone(), seed, ..recipe.clone() };
+            let began = Instant::now();
             match train::run(&recipe, data, &settings) {
                 Ok(Outcome::Finished(summary)) => runs.push((folder, *summary)),
                 Ok(Outcome::Interrupted { .. }) => {
@@ -175,6 +176,8 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
                 }
                 Err(e) => return Err(e),
             }
+            // Less is a run that was there already and is read back: it says nothing of the others' time.
+            trained.extend(Some(began.elapsed().as_secs_f64()).filter(|&seconds| seconds > 1.0));
         }
     }
     match diverged.first() {
@@ -185,12 +188,12 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
     }
 }
 
-/// `run 3 of 15, about 12 min left`; runs that were read back take no time, and leave the time open.
-fn place(number: usize, of: usize, began: Instant) -> String {
-    let (done, seconds) = (number - 1, began.elapsed().as_secs_f64());
-    let left = seconds / done.max(1) as f64 * (of - done) as f64;
+/// `run 3 of 15, about 12 min left`: with this run as many as are to come, at the mean of the seconds that runs have taken; none told
+/// before one has been trained.
+fn place(number: usize, of: usize, seconds: &[f64]) -> String {
+    let left = seconds.iter().sum::<f64>() / seconds.len() as f64 * (of + 1 - number) as f64;
     let left = match left {
-        left if done == 0 || left < 1.0 => String::new(),
+        _ if seconds.is_empty() => String::new(),
         left if left < 100.0 => format!(", about {left:.0} s left"),
         left => format!(", about {:.0} min left", left / 60.0),
     };
@@ -337,4 +340,17 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions
         options.observer.on(Event::Note(&note));
     }
     Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs that were read back are not among the seconds: the second run that is trained is told the time of the first.
+    #[test]
+    fn a_run_is_told_its_place_and_the_time_left() {
+        assert_eq!(place(11, 15, &[]), "run 11 of 15");
+        assert_eq!(place(12, 15, &[600.0]), "run 12 of 15, about 40 min left");
+        assert_eq!(place(15, 15, &[10.0, 30.0]), "run 15 of 15, about 20 s left");
+    }
 }

@@ -97,26 +97,27 @@ impl Comparison {
         entries
     }
 
-    /// How much worse than the best `entry` is: over the seeds that both have, in pairs; with one seed, by the test examples.
+    /// How much worse than the best `entry` is, with the interval of the mean over the seeds that both have, in pairs; with one such seed,
+    /// of accuracies, that of the test examples. Every interval is of its own difference: of many mechanisms that are alike, a few seem
+    /// worse than the best by chance.
     pub fn beside_best(&self, entry: &Entry) -> Difference {
         let (score, best) = (self.score(), self.ranked()[0]);
-        let of_seed = |run: &RunResult| {
-            let other = best.runs.iter().find(|other| other.seed == run.seed)?;
-            Some(score.gain(score.of(other)?, score.of(run)?))
+        let own = entry.runs.iter();
+        let pairs: Vec<[&RunResult; 2]> =
+            own.filter_map(|run| Some([best.runs.iter().find(|other| other.seed == run.seed)?, run])).collect();
+        let interval = match pairs[..] {
+            [pair] if score == Score::Accuracy && pair.iter().all(|run| run.examples > 0) => {
+                let Interval { low, high } =
+                    Interval::of_difference(pair.map(|run| run.accuracy), pair.map(|run| run.examples));
+                Some(Interval { low: 100.0 * low, high: 100.0 * high })
+            }
+            _ => {
+                let gain = |[best, own]: &[&RunResult; 2]| Some(score.gain(score.of(best)?, score.of(own)?));
+                Interval::of_mean(&pairs.iter().filter_map(gain).collect::<Vec<_>>())
+            }
         };
-        let pairs: Vec<f64> = entry.runs.iter().filter_map(of_seed).collect();
-        let (examples, decimals) = (entry.runs[0].examples, score.decimals());
         let points = score.gain(score.mean(best), score.mean(entry));
-        let alone = || {
-            let shares = [best.runs[0].accuracy, entry.runs[0].accuracy];
-            let Interval { low, high } = Interval::of_difference(shares, examples);
-            Interval { low: 100.0 * low, high: 100.0 * high }
-        };
-        let interval = match (pairs.len(), score) {
-            (1, Score::Accuracy) if examples > 0 => Some(alone()),
-            _ => Interval::of_mean(&pairs),
-        };
-        Difference { points, interval, of_seeds: pairs.len() > 1, decimals }
+        Difference { points, interval, of_seeds: pairs.len() > 1, decimals: score.decimals() }
     }
 
     /// What the comparison comes to.
@@ -131,6 +132,7 @@ impl Comparison {
         let of = if self.beside_best(next).of_seeds { "seeds" } else { "test examples" };
         let told = match even[..] {
             [] => format!(", {} {} before {}", self.beside_best(next).text(), score.points(), next.name),
+            _ if self.beside_best(next).interval.is_none() => "; one seed tells none of the others from it".into(),
             _ if even.len() == others.len() => format!("; these {of} tell none of the others from it"),
             _ => format!("; these {of} do not tell {} from it", even.join(", ")),
         };

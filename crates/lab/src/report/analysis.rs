@@ -5,10 +5,11 @@ use maud::{Markup, html};
 use super::{
     chart::{self, Axes, Series},
     diffusion, distances, page,
+    summary::summary,
 };
 use crate::analyze::{
-    Analysis, CLOSE, Curve, DIRECTIONS, Finding, Format, GAP, GraphReport, HOPS, HeadResult, IMPORTANCE, LayerSummary,
-    LayerTally, NEGATIVE, Numbers, QUANTITIES, Quantity, ROWS, Sample, Tally, Verdict,
+    Analysis, CLOSE, Curve, Finding, Format, GraphReport, HOPS, HeadResult, LayerSummary, LayerTally, QUANTITIES,
+    Quantity, Sample, Tally, Verdict,
 };
 
 /// The page of an analysis.
@@ -92,7 +93,7 @@ pub(super) fn style(analysis: &Analysis, name: &str) -> usize {
     at.map_or_else(|| page::style_of(name), |at| page::style_among(&ids, at))
 }
 
-fn chip(analysis: &Analysis, name: &str) -> Markup {
+pub(super) fn chip(analysis: &Analysis, name: &str) -> Markup {
     html! { span class=(format!("chip s{}", style(analysis, name))) {} }
 }
 
@@ -100,7 +101,7 @@ pub(super) fn number(x: Option<f64>, digits: usize) -> String {
     x.filter(|x| x.is_finite()).map_or_else(|| "–".into(), |x| format!("{x:.digits$}"))
 }
 
-fn percent(x: Option<f64>) -> String {
+pub(super) fn percent(x: Option<f64>) -> String {
     x.filter(|x| x.is_finite()).map_or_else(|| "–".into(), |x| format!("{:.1} %", 100.0 * x))
 }
 
@@ -117,68 +118,12 @@ fn tiles(analysis: &Analysis, heads: usize) -> Vec<(&'static str, String)> {
 }
 
 /// Verdicts with their tallies, the nearest to softmax first.
-fn ranked(analysis: &Analysis) -> impl Iterator<Item = (&Verdict, &Tally)> {
+pub(super) fn ranked(analysis: &Analysis) -> impl Iterator<Item = (&Verdict, &Tally)> {
     analysis.ranking().into_iter().map(|at| (&analysis.verdicts[at], &analysis.tallies[at]))
 }
 
-/// What a column of the summary shows of a verdict.
-enum Shows {
-    Own(fn(&Numbers) -> Cell),
-    /// The median of a quantity.
-    Median(Quantity),
-}
-
-fn summary(analysis: &Analysis) -> Markup {
-    use Shows::{Median, Own};
-    const COLUMNS: [(&str, Shows); 14] = [
-        ("Error", Own(|n| Cell(n.error_median, percent(n.error_median), n.error_interval.map(|i| i.text(100.0, 1))))),
-        ("Worst", Own(|n| Cell(n.error_worst, percent(n.error_worst), None))),
-        ("Own scale", Own(|n| Cell(n.error_relative, percent(n.error_relative), None))),
-        ("Cosine", Own(|n| Cell(n.cosine, number(n.cosine, 3), None))),
-        ("Heads close", Own(|n| Cell(Some(n.close as f64), format!("{} of {}", n.close, n.heads + n.refused), None))),
-        ("ms", Own(|n| Cell(n.seconds, shown(n.seconds.map(|s| s * 1e3), Format::Digits), None))),
-        ("× softmax", Own(|n| Cell(n.time_ratio, shown(n.time_ratio, Format::Digits), None))),
-        ("MB", Own(|n| Cell(n.peak_bytes, number(n.peak_bytes.map(|b| b / 1e6), 2), None))),
-        ("Rows", Median(ROWS)),
-        ("Directions", Median(DIRECTIONS)),
-        ("Gap", Median(GAP)),
-        ("Hops", Median(HOPS)),
-        ("Negative", Median(NEGATIVE)),
-        ("Importance", Median(IMPORTANCE)),
-    ];
-    html! {
-        table class="sortable" {
-            thead {
-                tr {
-                    th scope="col" { "Mechanism" }
-                    th scope="col" { "Verdict" }
-                    @for (heading, _) in COLUMNS { th scope="col" { (heading) } }
-                }
-            }
-            tbody {
-                @for (verdict, tally) in ranked(analysis) {
-                    tr {
-                        th scope="row" title=(page::about(verdict.mechanism)) { (chip(analysis, &verdict.name)) (verdict.name) }
-                        td { (verdict.finding.label()) }
-                        @for (_, shows) in COLUMNS {
-                            @match shows { Own(show) => (cell(&show(&verdict.numbers))), Median(quantity) => (median(tally, &quantity)), }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// A number, its text, and what stands small below it.
-struct Cell(Option<f64>, String, Option<String>);
-
-fn cell(Cell(value, text, below): &Cell) -> Markup {
-    html! { td data-value=[value.filter(|x| x.is_finite())] { (text) @if let Some(below) = below { br; small { (below) } } } }
-}
-
 /// A cell with the median of a quantity, and of how many heads it is where not of all.
-fn median(tally: &Tally, quantity: &Quantity) -> Markup {
+pub(super) fn median(tally: &Tally, quantity: &Quantity) -> Markup {
     let sample = tally.quantity(quantity);
     let (count, all) = (sample.map_or(0, Sample::count), tally.heads + tally.incomparable);
     html! {
@@ -272,7 +217,7 @@ fn dominant(analysis: &Analysis) -> Markup {
 }
 
 /// A number of a graph as text.
-fn shown(x: Option<f64>, format: Format) -> String {
+pub(super) fn shown(x: Option<f64>, format: Format) -> String {
     match format {
         Format::Decimals(digits) => number(x, digits),
         Format::Percent => percent(x),

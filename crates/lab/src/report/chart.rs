@@ -9,8 +9,8 @@ use maud::{Markup, PreEscaped, html};
 use serde_json::json;
 
 use super::{
+    downsample::{evenly, extremes},
     frame::{Frame, HEIGHT, WIDTH, px, significant},
-    thin::{evenly, extremes},
     ticks::{compact, labelled, log_ticks, named, thinned, ticks},
 };
 

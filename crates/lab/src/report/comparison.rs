@@ -147,11 +147,23 @@ fn difference_text(comparison: &Comparison, entry: &Entry) -> Markup {
 
 /// What the intervals of the differences are of.
 fn intervals(comparison: &Comparison) -> Markup {
-    let of = match comparison.entries.iter().any(|entry| comparison.beside_best(entry).of_seeds) {
+    let differences: Vec<_> = comparison.entries.iter().map(|entry| comparison.beside_best(entry)).collect();
+    let of = match differences.iter().any(|difference| difference.of_seeds) {
         true => "over the seeds, in pairs of the same seed (Student's)",
-        false => "by the number of test examples alone: another seed may change more",
+        false => "by the number of test examples alone (Newcombe's): another seed may change more",
     };
-    html! { @if comparison.entries.len() > 1 { p class="quiet" { "Ranked. In brackets the interval that holds the true difference in 95 of 100 cases, " (of) "." } } }
+    html! {
+        @if differences.len() > 1 {
+            p class="quiet" {
+                "Ranked. "
+                @if differences.iter().any(|difference| difference.interval.is_some()) {
+                    "In brackets the interval that holds the true difference in 95 of 100 cases, each by itself, " (of) "."
+                } @else {
+                    "What differences are worth takes more than one seed."
+                }
+            }
+        }
+    }
 }
 
 fn side_by_side(comparison: &Comparison) -> Markup {

@@ -7,12 +7,13 @@ pub mod chart;
 mod comparison;
 mod diffusion;
 mod distances;
+mod downsample;
 mod explanation;
 mod fit;
 mod frame;
 mod page;
 mod run;
-mod thin;
+mod summary;
 mod ticks;
 
 use std::path::Path;

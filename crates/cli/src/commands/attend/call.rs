@@ -46,7 +46,10 @@ impl Layout {
             ("v", &v),
             ("q", &q),
             &[batch, kv_heads, keys, value_dim],
-            "v needs the batch and heads of q (or fewer, that divide them), a row per key",
+            match tied {
+                true => "the mechanism is tied (the keys are `q`): v needs the batch, heads and tokens of q",
+                false => "v needs the batch and heads of q (or fewer, that divide them), a row per key",
+            },
         )?;
         match file.get("k") {
             Some(_) if tied => {

@@ -52,7 +52,14 @@ pub fn read(file: &TensorFile, layout: &Layout) -> Result<Option<Sequences>> {
         (Some(queries), None) => Sequences::new(queries),
         (Some(queries), Some(keys)) => Sequences::cross(queries, keys),
     };
-    let sequences = made.map_err(Error::kernels(file.path()))?;
+    let sequences = made.map_err(|error| match error {
+        // The kernels name their arguments; the file has tensors.
+        kernels::Error::OutOfRange { field, got, expected } => {
+            let name = if field == "keys" { "cu_seqlens_k" } else { "cu_seqlens" };
+            Error::file(file.path(), format!("tensor `{name}` is {got}, must be {expected}"))
+        }
+        other => Error::kernels(file.path())(other),
+    })?;
     let s = &layout.shape;
     let ends = [sequences.tokens(), sequences.keys()];
     if s.batch == 1 && ends == [s.seq_q, s.seq_kv] {

@@ -1,4 +1,4 @@
-//! Fewer points of a curve that has too many.
+//! Fewer points of a curve that has too many to draw.
 
 /// At most `most` of the points: the least and the largest of each group, in their order, so that no spike is lost and none is made.
 pub fn extremes(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
