@@ -8,15 +8,11 @@ The weights are random. Both ways' outputs and losses are compared before anythi
 
 from __future__ import annotations
 
-import argparse
-import json
-from typing import Any, Callable
+from typing import Any
 
 import common
 import torch
 from transformers import BertConfig, BertForMaskedLM
-
-import resolvent.torch
 
 #: How far the two outputs may be apart, of their largest number.
 TOLERANCE = 1e-4
@@ -41,12 +37,8 @@ def model_of(width: int, layers: int, tokens: int) -> torch.nn.Module:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("width", 768), ("layers", 12), ("tokens", 512), ("batch", 8), ("rounds", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", metavar="FILE", help="where to write the results")
-    options = parser.parse_args(arguments)
+    numbers = {"width": 768, "layers": 12, "tokens": 512, "batch": 8, "rounds": 5, "threads": torch.get_num_threads()}
+    options = common.parser_of(__doc__, **numbers).parse_args(arguments)
     torch.set_num_threads(options.threads)
     model = model_of(options.width, options.layers, options.tokens)
     words = torch.randint(0, 1000, (options.batch, options.tokens))
@@ -64,29 +56,21 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         loss.backward()
         return loss.detach()
 
-    def accelerated(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        def accelerated_run() -> torch.Tensor:
-            with resolvent.torch.accelerate() as takeover:
-                result = run()
-            taken.append(takeover.report.taken)
-            return result
-
-        return accelerated_run
-
     results: dict[str, Any] = {"machine": common.machine(options.threads), "model": vars(options), "results": {}}
     for name, run in (("inference", inference), ("training step", training)):
-        ours = accelerated(run)
+        ours = common.accelerated(run, taken)
         got, expected = ours(), run()
         error = float((got - expected).abs().max() / expected.abs().max())
         if not error <= TOLERANCE or not taken[-1]:
             raise SystemExit(f"error: {name} is off by {error:.1e}, with {taken[-1]} calls taken")
         times = common.in_turns({"accelerated": ours, "pytorch": run}, options.rounds)
         over = common.ratios(times, "accelerated")["pytorch"]
-        results["results"][name] = {"error": error, "taken": taken[-1], "seconds": times, "pytorch_over_accelerated": over}
-        print(f"{name}: {times['accelerated']['median']:.3f} s accelerated; PyTorch takes {over:.2f} times as long")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
+        used = common.ratios(times, "accelerated", "processor")["pytorch"]
+        row = {"error": error, "taken": taken[-1], "seconds": times, "pytorch_over_accelerated": over, "processor_over_accelerated": used}
+        results["results"][name] = row
+        seconds = times["accelerated"]["median"]
+        print(f"{name}: {seconds:.3f} s accelerated; PyTorch takes {over:.2f} times as long, {used:.2f} times the processor time")
+    common.write(results, options.json)
     return results
 
 

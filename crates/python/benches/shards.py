@@ -16,6 +16,7 @@ import sys
 import tempfile
 from typing import Any
 
+import common
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -85,11 +86,7 @@ def run(rank: int, options: argparse.Namespace, folder: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("processes", 2), ("batch", 1), ("heads", 8), ("tokens", 4096), ("channels", 64)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--json", metavar="FILE", help="where to write the results")
-    options = parser.parse_args(arguments)
+    options = common.parser_of(__doc__, processes=2, batch=1, heads=8, tokens=4096, channels=64).parse_args(arguments)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
@@ -99,8 +96,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         parts = [f"{kind} {row[kind]['most_of_a_process']:,} ({row[kind]['rounds']} rounds)" for kind in ("forward", "backward")]
         wire = "" if row["forward"]["wire"] is None else f"; all {row['forward']['all']:,}, on the wire {row['forward']['wire']:,}"
         print(f"{row['mechanism']} [{row['exchange']}]: {', '.join(parts)}{wire}")
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    common.write(rows, options.json)
     return rows
 
 

@@ -22,12 +22,13 @@ def snippets_of(page):
 
 def test_a_sequence_in_one_shard_runs(monkeypatch, tmp_path):
     """The first snippet; that of groups needs the processes that it is about."""
+    first = snippets_of(DOCS / "distributed.md")[0]
     distributed = torch.distributed
     begin = distributed.init_process_group
     alone = {"init_method": f"file://{tmp_path}/store", "rank": 0, "world_size": 1}
     monkeypatch.setattr(distributed, "init_process_group", lambda backend: begin(backend, **alone))
     try:
-        exec(compile(snippets_of(DOCS / "distributed.md")[0], "distributed.md", "exec"), {"__name__": "snippets"})
+        exec(compile(first, "distributed.md", "exec"), {"__name__": "snippets"})
     finally:
         distributed.destroy_process_group()
 
