@@ -67,6 +67,18 @@ def test_benches_agree_before_they_time(monkeypatch, tmp_path):
     sizes = {"width": 64, "layers": 1, "tokens": 32, "batch": 2, "rounds": 1, "threads": 1}
     whole = loaded(BENCHES / "encoder.py").main([f"--{name}={value}" for name, value in sizes.items()])
     assert {name: row["taken"] for name, row in whole["results"].items()} == {"inference": 1, "training step": 2}
+    beside = loaded(BENCHES / "mechanisms.py").main(["--tokens=64", "--heads=1", "--channels=8", "--rounds=1", "--threads=1"])
+    assert all(len(row["sdpa_over"]) == 5 for row in beside["results"].values()) and len(beside["results"]) == 2
+    calls = loaded(BENCHES / "overhead.py").main(["--calls=2", "--rounds=1"])
+    assert len(calls["microseconds"]) == 9 and all(row["least"] > 0 for row in calls["microseconds"].values())
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_processes_are_compared(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    sizes = {"steps": 3, "batch": 2, "tokens": 16, "width": 32, "layers": 1, "rounds": 1}
+    result = loaded(BENCHES / "processes.py").main([f"--{name}={value}" for name, value in sizes.items()])
+    assert result["ratio"] > 0 and result["losses_apart"] <= 1e-4
 
 
 @pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
@@ -76,5 +88,5 @@ def test_shards_tell_what_they_send(tmp_path):
     done = subprocess.run([sys.executable, BENCHES / "shards.py", *sizes], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     sent = json.loads(written.read_text(encoding="utf-8"))
-    assert {row["exchange"] for row in sent} == {"sums", "landmarks", "norm", "ring", "edges", "gather"}
+    assert {row["exchange"] for row in sent} == {"sums", "landmarks", "norm", "ring", "edges", "gather", "clusters"}
     assert all(0 < row["forward"]["most_of_a_process"] <= row["forward"]["all"] for row in sent)

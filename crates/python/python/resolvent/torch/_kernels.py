@@ -24,6 +24,11 @@ class Options(NamedTuple):
     codebook: Tensor | None = None
     landmark_indices: Tensor | None = None
     dropout: tuple[str, float, int] | None = None
+    precision: str = "full"
+    sequences: tuple[list[int], list[int] | None] | None = None
+    """Cumulative lengths of sequences that lie end to end, of queries and of keys."""
+    clusters: _resolvent.Clusters | None = None
+    """Those of a clustered call, where they have been found."""
 
 
 class Forward(NamedTuple):
@@ -43,11 +48,11 @@ def in_rows(x: Tensor, name: str) -> Tensor:
 
 
 def empty_rows(q: Tensor, rows: int, channels: int, within_tokens: bool = False) -> Tensor:
-    """Room for a result ``[.., rows, channels]``, heads `within_tokens` or where those of `q` are: PyTorch's kernels lay it out so, and
+    """An empty result ``[.., rows, channels]``, heads `within_tokens` or where those of `q` are: PyTorch's kernels lay it out so, and
     nothing is copied where heads are merged."""
     leading = q.shape[:-2]
-    if q.dim() == 4 and (within_tokens or not q.is_contiguous() and q.stride(1) < q.stride(2)):
-        return torch.empty((leading[0], rows, leading[1], channels), dtype=q.dtype).transpose(1, 2)
+    if q.dim() >= 3 and (within_tokens or not q.is_contiguous() and q.stride(-3) < q.stride(-2)):
+        return torch.empty((*leading[:-1], rows, leading[-1], channels), dtype=q.dtype).transpose(-3, -2)
     return torch.empty((*leading, rows, channels), dtype=q.dtype)
 
 
@@ -64,8 +69,10 @@ def call_of(
         parameters=list(zip(options.names, parameters)),
         codebook=options.codebook,
         landmark_indices=options.landmark_indices,
-        clusters=clusters,
+        clusters=options.clusters if clusters is None else clusters,
         dropout=options.dropout,
+        precision=options.precision,
+        sequences=options.sequences,
     )
 
 
@@ -84,8 +91,8 @@ def forward(
     so that the backward pass need not. The result is written to `out`, where it is given, or lies as `q` does."""
     q, k, v = in_rows(q, "q"), None if k is None else in_rows(k, "k"), in_rows(v, "v")
     call = call_of(options, parameters)
-    clusters = None
-    if keep_clusters and options.mechanism.clustered:
+    clusters = options.clusters
+    if keep_clusters and options.mechanism.clustered and clusters is None:
         clusters = call.plan_clusters(q, k, v)
         call = call_of(options, parameters, clusters)
     sizes, rows, statistics = call.lengths(q, k, v)
