@@ -260,6 +260,7 @@ def test_biases_and_windows():
     np.testing.assert_allclose(slopes.v, resolvent.attend_backward(q, k, v, dout, bias=near & np.tri(41, dtype=bool)).v, atol=1e-5)
     for change, named in [
         ({"bias": np.zeros((41, 40))}, "bias"),
+        ({"bias": np.zeros((41, 41), np.complex64)}, "bias"),
         ({"bias": bias, "parameters": {"bias": bias[None]}}, "bias"),
         ({"mechanism": "linear", "window": 5}, "window"),
         ({"mechanism": Mechanism.local(window=4), "window": 5}, "window"),

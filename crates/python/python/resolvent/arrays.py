@@ -9,7 +9,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from . import _resolvent
-from .errors import TensorError
+from .errors import DTypeError, TensorError
 from .mechanism import Mechanism, MechanismLike, with_bias_of
 from .tensors import Tensors, cumulative, dense, is_torch
 
@@ -160,8 +160,8 @@ def _backward(tensors: Tensors, options: _Options, dout: Any, wrt: Sequence[str]
     gradients = [None if x is None else tensors.empty(tuple(tensors.order(x).shape)) for x in tensors.inputs]
     names = list(options.parameters) if wrt is None else list(wrt)
     wanted = {name: np.empty(options.mechanism.parameter_shape(name, sizes), np.float32) for name in names}
-    into = (None if x is None else tensors.seen(x) for x in gradients)
-    call.backward(*tensors.inputs, tensors.seen(state.out), state.statistics, dout, *into, list(wanted.items()))
+    dq, dk, dv = (None if x is None else tensors.seen(x) for x in gradients)
+    call.backward(*tensors.inputs, tensors.seen(state.out), state.statistics, dout, dq, dk, dv, list(wanted.items()))
     dq, dk, dv = (None if x is None else tensors.present(x) for x in gradients)
     return Gradients(dq, dk, dv, {name: tensors.present(values) for name, values in wanted.items()})
 
@@ -334,6 +334,9 @@ def _composed(
     array = dense(bias, "bias")
     if is_torch(array):
         array = array.numpy() if array.dtype == sys.modules["torch"].bool else array.float().numpy()
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        remedy = "pass numbers to add, or booleans"
+        raise DTypeError(f"tensor `bias` holds {array.dtype}; {remedy}", code="dtype", tensor="bias", remedy=remedy)
     array = np.where(array, np.float32(0), -np.float32(np.inf)) if array.dtype == bool else array.astype(np.float32)
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     q, k, v = tensors.inputs

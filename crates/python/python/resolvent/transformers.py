@@ -139,17 +139,17 @@ def _adapted(mechanism: Mechanism, scale: float | None, softcap: float | None, w
     document = mechanism.to_dict()
     score = document.get("score", {})
     if sink and not _has_logits(mechanism, document):
-        raise _refused("`s_aux`, a learned sink", f"`{mechanism}` has no logits of products that one could stand beside")
+        raise _refused("`s_aux`, a learned sink", f"`{mechanism}` has no logits of products that one could stand beside; take `softmax`")
     if scale is not None:
         if mechanism.id in _SCALED and document.get("score") is None:
             document["scale"] = scale if document["scale"] is None else document["scale"]
         elif score.get("kind", "").startswith("dot-"):
             score["scale"] = scale if score["scale"] is None else score["scale"]
         else:
-            raise _refused("a scale of the products", f"`{mechanism}` does not multiply queries and keys")
+            raise _refused("a scale of the products", f"`{mechanism}` does not multiply queries and keys; take a score of products, as `softmax` has")
     if softcap is not None:
         if mechanism.id != "softmax" and score.get("kind") != "dot-exp":
-            raise _refused("a softcap", f"`{mechanism}` has no logits to bound")
+            raise _refused("a softcap", f"`{mechanism}` has no logits to bound; take `softmax` or the score dot-exp")
         own = score.get("scale") if score else document.pop("scale")
         document["score"] = DotExp(scale=own, softcap=softcap).to_dict()
     adapted = Mechanism.from_dict(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, Sequence
 
 import torch
@@ -42,7 +43,7 @@ class Forward(NamedTuple):
 def in_rows(x: Tensor, name: str) -> Tensor:
     """`x` with channels side by side, itself where they are: the kernels read rows wherever these lie."""
     try:
-        return x if x.shape[-1:] == (1,) or x.stride()[-1:] == (1,) else x.contiguous()
+        return x if x.is_contiguous() or x.shape[-1:] == (1,) or x.stride()[-1:] == (1,) else x.contiguous()
     except RuntimeError as error:
         raise not_dense(name, error) from error
 
@@ -50,19 +51,33 @@ def in_rows(x: Tensor, name: str) -> Tensor:
 def empty_rows(q: Tensor, rows: int, channels: int, within_tokens: bool = False) -> Tensor:
     """An empty result ``[.., rows, channels]``, heads `within_tokens` or where those of `q` are: PyTorch's kernels lay it out so, and
     nothing is copied where heads are merged."""
+    if not within_tokens and q.is_contiguous() and q.shape[-2:] == (rows, channels):
+        return torch.empty_like(q)
     leading = q.shape[:-2]
     if q.dim() >= 3 and (within_tokens or not q.is_contiguous() and q.stride(-3) < q.stride(-2)):
         return torch.empty((*leading[:-1], rows, leading[-1], channels), dtype=q.dtype).transpose(-3, -2)
     return torch.empty((*leading, rows, channels), dtype=q.dtype)
 
 
+#: What the options of most calls are beside the mechanism and causality.
+_ALONE = Options(Mechanism("softmax"))[2:]
+
+
+# A model has few; they hold no tensor.
+@functools.lru_cache(maxsize=256)
+def _call_alone(mechanism: Mechanism, causal: bool, threads: int) -> _resolvent.Call:
+    return _resolvent.Call(mechanism._core, threads=threads, causal=causal)
+
+
 def call_of(
     options: Options, parameters: Sequence[Tensor], clusters: _resolvent.Clusters | None = None
 ) -> _resolvent.Call:
-    threads = told()
+    threads = told() or torch.get_num_threads()
+    if clusters is None and options[2:] == _ALONE:
+        return _call_alone(options.mechanism, options.causal, threads)
     return _resolvent.Call(
         options.mechanism._core,
-        threads=torch.get_num_threads() if threads is None else threads,
+        threads=threads,
         causal=options.causal,
         key_mask=options.key_mask,
         query_mask=options.query_mask,

@@ -164,7 +164,8 @@ def _attended(
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), None if k is None else k.to(dtype), v.to(dtype)
     if not enable_gqa:
-        _refuse_fewer_heads(q, k, v)
+        if k is None or q.shape != k.shape or q.shape != v.shape:
+            _refuse_fewer_heads(q, k, v)
     else:
         # The kernels read heads that are shared as one; where queries are keys, there are as many of these.
         whole = k is None or isinstance(mechanism, HeadMechanisms)
