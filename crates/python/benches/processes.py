@@ -31,6 +31,8 @@ def trained(processes: int, options: dict[str, Any]) -> dict[str, Any]:
         arguments = [f"--{name}={value}" for name, value in {**options, "threads": 1, "json": file}.items()]
         subprocess.run([sys.executable, *launch, str(EXAMPLE), *arguments], check=True, stdout=subprocess.DEVNULL)
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if result["processes"] != processes:
+        raise SystemExit(f"error: {result['processes']} processes have trained, not {processes}")
     return result
 
 
@@ -40,7 +42,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--mechanism", default="fna", help="preset or JSON (default: fna)")
     options = parser.parse_args(arguments)
     own = {name: getattr(options, name) for name in (*sizes, "mechanism")}
-    results: dict[str, Any] = {"machine": common.machine(1), "options": vars(options), "tokens_per_second": {}}
+    results: dict[str, Any] = {"machine": common.machine(1), "options": vars(options)}
     runs: dict[int, list[dict[str, Any]]] = {1: [], options.processes: []}
     for n in range(options.rounds):
         for processes in list(runs) if n % 2 == 0 else list(runs)[::-1]:
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     speeds = {processes: [run["tokens_per_second"] for run in done] for processes, done in runs.items()}
     medians = {processes: statistics.median(all_of) for processes, all_of in speeds.items()}
     ratio = medians[options.processes] / medians[1]
-    results |= {"tokens_per_second": speeds, "ratio": ratio, "losses_apart": far}
+    results |= {"tokens_per_second": speeds, "ratio": ratio, "losses": several, "losses_apart": far}
     print(f"{medians[1]:.0f} tokens/s in one process, {medians[options.processes]:.0f} in {options.processes}")
     print(f"{ratio:.2f} times as many; the losses are {far:.1e} of their size apart")
     common.write(results, options.json)
