@@ -12,8 +12,6 @@ import sys
 import time
 from typing import Any, Callable, Mapping
 
-import torch
-
 import resolvent.torch
 
 #: Share of the cores that may be busy with something else before timings are worth little.

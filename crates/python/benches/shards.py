@@ -40,6 +40,7 @@ MECHANISMS: dict[str, MechanismLike] = {
     "softmax, causal": "softmax",
     "fna": "fna",
     "relu": "relu",
+    "ssa": "ssa",
 }
 
 

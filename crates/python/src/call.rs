@@ -3,32 +3,35 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use resolvent_kernels::{ClusterPlan, Dropout, Parameter, Shape, Strategy};
+use resolvent_kernels::{
+    ClusterPlan, Dropout, Error, Heads, Parameter, Precision, Sequences, Shape, Strategy, VarlenOperator,
+};
 
 use crate::{
     dlpack::Tensor,
     error::{Failure, python},
-    mechanism::{Core, Key, Sizes, parameter, strategy},
-    run::{Backward, Operands},
+    mechanism::{Core, Key, Sizes, honoured, parameter, precision, strategy},
+    run::{Applied, Backward, Operands},
+    threads,
 };
 
-/// Which tokens a clustered call puts together. `resolvent.Clusters`.
+/// Which tokens a clustered call puts together: one plan, or one per sequence. `resolvent.Clusters`.
 #[pyclass(frozen, module = "resolvent._resolvent", name = "Clusters")]
 #[derive(Debug)]
-pub struct Clusters(Arc<ClusterPlan>);
+pub struct Clusters(Arc<Vec<ClusterPlan>>);
 
 #[pymethods]
 impl Clusters {
-    /// Clusters of queries and of keys of every batch entry and head.
+    /// Clusters of queries and of keys of every batch entry or sequence and head.
     #[getter]
     fn counts(&self) -> Vec<[usize; 2]> {
-        (0..self.0.slices()).map(|slice| self.0.clusters(slice)).collect()
+        self.0.iter().flat_map(|plan| (0..plan.slices()).map(|slice| plan.clusters(slice))).collect()
     }
 
     /// Sampled edges, all heads together.
     #[getter]
     fn edges(&self) -> usize {
-        self.0.edges()
+        self.0.iter().map(ClusterPlan::edges).sum()
     }
 }
 
@@ -52,15 +55,18 @@ pub struct Call {
     clusters: Option<Py<Clusters>>,
     dropout: Option<Dropout>,
     bf16_as_u16: bool,
+    precision: Precision,
+    sequences: Option<Sequences>,
 }
 
 #[pymethods]
 impl Call {
-    /// `dropout` is kind, probability and seed.
+    /// `dropout` is kind, probability and seed; `sequences` are the cumulative lengths of those that lie end to end, of queries and, of
+    /// cross-attention, of keys.
     #[new]
     #[pyo3(signature = (
         core, *, threads, causal=false, strategy="auto", key_mask=None, query_mask=None, parameters=Vec::new(),
-        codebook=None, landmark_indices=None, clusters=None, dropout=None, bf16_as_u16=false
+        codebook=None, landmark_indices=None, clusters=None, dropout=None, bf16_as_u16=false, precision="full", sequences=None
     ))]
     #[allow(clippy::too_many_arguments)] // a call's options, by name
     fn new(
@@ -77,6 +83,8 @@ impl Call {
         clusters: Option<Py<Clusters>>,
         dropout: Option<(String, f64, u64)>,
         bf16_as_u16: bool,
+        precision: &str,
+        sequences: Option<(Vec<usize>, Option<Vec<usize>>)>,
     ) -> PyResult<Self> {
         let mechanism = core.bind(py).get().mechanism();
         let parameters = parameters.into_iter().map(|(name, values)| Ok((parameter(mechanism, &name)?, values)));
@@ -95,6 +103,8 @@ impl Call {
             clusters,
             dropout,
             bf16_as_u16,
+            precision: self::precision(precision)?,
+            sequences: sequences.map(|(queries, keys)| end_to_end(&queries, keys.as_deref())).transpose()?,
         })
     }
 
@@ -107,10 +117,9 @@ impl Call {
         v: &Bound<'_, PyAny>,
     ) -> PyResult<(Sizes, usize, usize)> {
         let operands = self.operands(q, k, v)?;
-        let operator = &operands.operator;
-        let Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim } = *operator.shape();
+        let Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim } = operands.shape;
         let sizes = (batch, heads, seq_q, seq_kv, head_dim, value_dim);
-        Ok((sizes, operator.out_seq(), operator.plan().stats))
+        Ok((sizes, operands.out_seq(), operands.applied.plan().stats))
     }
 
     /// Writes `out` and, where a backward pass will follow, `state`.
@@ -127,7 +136,7 @@ impl Call {
         let out = self.tensor(out, "out")?;
         let state = state.map(|state| Tensor::read(state, "state", false)).transpose()?;
         let leading = &operands.q.shape()[..operands.q.shape().len() - 2];
-        let expected = [leading, &[operands.operator.out_seq(), operands.operator.shape().value_dim]].concat();
+        let expected = [leading, &[operands.out_seq(), operands.shape.value_dim]].concat();
         same_shape(&out, &expected)?;
         operands.forward(q.py(), out, state)
     }
@@ -149,7 +158,7 @@ impl Call {
         wanted: Wanted<'_>,
     ) -> PyResult<()> {
         let operands = self.operands(q, k, v)?;
-        let mechanism = operands.operator.mechanism();
+        let mechanism = operands.applied.mechanism();
         let parameters = wanted.iter().map(|(name, gradient)| {
             let parameter = parameter(mechanism, name)?;
             Ok((parameter, Tensor::read(gradient, parameter.gradient_name(), false)?))
@@ -180,6 +189,23 @@ impl Call {
 }
 
 impl Call {
+    /// The operator of sequences that are as long together as the tensors.
+    fn end_to_end(&self, py: Python<'_>, sequences: &Sequences, key: &Key) -> PyResult<Box<VarlenOperator>> {
+        let Shape { heads, seq_q, seq_kv, head_dim, value_dim, .. } = key.shape;
+        let ends = [("cu_seqlens_q", sequences.tokens(), seq_q), ("cu_seqlens_k", sequences.keys(), seq_kv)];
+        if let Some((field, end, tokens)) = ends.into_iter().find(|(_, end, tokens)| end != tokens) {
+            let problem = format!("ends with {end} beside {tokens} tokens");
+            return Err(Failure::argument(field, &problem, "it must end with their number").into());
+        }
+        let heads = Heads { heads, kv_heads: key.kv_heads, head_dim, value_dim };
+        let core = self.core.bind(py).get();
+        // How the sequences share the threads is planned for those of the pool.
+        let plan = |_: &mut _| VarlenOperator::new(core.mechanism(), heads, sequences, key.causal, key.strategy);
+        let operator = python(threads::run(py, self.threads, plan)?)?.with_precision(key.precision);
+        honoured(&operator.plan().arithmetic)?;
+        Ok(Box::new(operator))
+    }
+
     fn tensor(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Tensor> {
         Tensor::read_rows(object, name, self.bf16_as_u16)
     }
@@ -195,10 +221,14 @@ impl Call {
         }
         let given = parameters.iter().find(|(parameter, _)| *parameter == Parameter::GivenLandmarks);
         let given = given.and_then(|(_, landmarks)| landmarks.shape().iter().rev().nth(1).copied());
-        let key = Key { shape, kv_heads, causal: self.causal, strategy: self.strategy, given };
-        let operator = self.core.bind(py).get().operator(key)?;
+        let (causal, strategy, precision) = (self.causal, self.strategy, self.precision);
+        let key = Key { shape, kv_heads, causal, strategy, given, precision };
+        let applied = match &self.sequences {
+            None => Applied::Together(self.core.bind(py).get().operator(key)?),
+            Some(sequences) => Applied::EndToEnd(self.end_to_end(py, sequences, &key)?),
+        };
         for (parameter, values) in &parameters {
-            same_shape(values, &operator.mechanism().parameter_shape(*parameter, &shape))?;
+            same_shape(values, &applied.mechanism().parameter_shape(*parameter, &shape))?;
         }
         let read = |object: &Option<Object>, name| {
             object.as_ref().map(|object| Tensor::read(object.bind(py), name, false)).transpose()
@@ -215,13 +245,26 @@ impl Call {
             dropout: self.dropout,
             causal: self.causal,
             threads: self.threads,
-            operator,
+            applied,
+            shape,
             q,
             k,
             v,
             parameters,
         })
     }
+}
+
+/// Sequences by their cumulative lengths.
+fn end_to_end(queries: &[usize], keys: Option<&[usize]>) -> PyResult<Sequences> {
+    let sequences = keys.map_or_else(|| Sequences::new(queries), |keys| Sequences::cross(queries, keys));
+    python(sequences.map_err(|error| match error {
+        Error::OutOfRange { field, got, expected } => {
+            let field = if field == "keys" { "cu_seqlens_k" } else { "cu_seqlens_q" };
+            Error::OutOfRange { field, got, expected }
+        }
+        other => other,
+    }))
 }
 
 fn dropped((kind, probability, seed): (String, f64, u64)) -> PyResult<Dropout> {

@@ -39,6 +39,7 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let message = error.to_string();
+        let error = error.cause().clone();
         let (class, code) = class_of(&error);
         let [field, tensor, remedy] = match error {
             Error::Config { field, problem } => [Some(field), None, Some(problem)],

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use resolvent_kernels::{
-    Mechanism, Operator, Parameter, Shape, Strategy,
+    Arithmetic, Mechanism, Operator, Parameter, Precision, Shape, Strategy,
     mechanism::{FeatureMap, Structure},
 };
 
@@ -20,6 +20,7 @@ pub struct Key {
     pub strategy: Strategy,
     /// How many landmarks the call gives.
     pub given: Option<usize>,
+    pub precision: Precision,
 }
 
 /// Operators that are kept for each mechanism: sizes that alternate in a model are checked and planned once.
@@ -50,10 +51,10 @@ impl Core {
             Some(number) => self.mechanism.clone().with_given_landmarks(number),
             None => self.mechanism.clone(),
         };
-        let operator = Arc::new(python(
-            Operator::new(&mechanism, key.shape, key.causal, key.strategy)
-                .and_then(|operator| operator.with_kv_heads(key.kv_heads)),
-        )?);
+        let operator = Operator::new(&mechanism, key.shape, key.causal, key.strategy)
+            .and_then(|operator| operator.with_kv_heads(key.kv_heads));
+        let operator = Arc::new(python(operator)?.with_precision(key.precision));
+        honoured(&operator.plan().arithmetic)?;
         operators.insert(0, (key, operator.clone()));
         operators.truncate(KEPT);
         Ok(operator)
@@ -68,6 +69,24 @@ pub fn strategy(name: &str) -> PyResult<Strategy> {
         "reference" => Ok(Strategy::Reference),
         _ => Err(Failure::argument("strategy", &format!("is {name:?}"), "expected auto, fused or reference").into()),
     }
+}
+
+/// The precision of that name.
+pub fn precision(name: &str) -> PyResult<Precision> {
+    let names = Precision::ALL.iter().map(|precision| precision.name()).collect::<Vec<_>>().join(" or ");
+    let failure = || Failure::argument("precision", &format!("is {name:?}"), &format!("expected {names}")).into();
+    Precision::named(name).ok_or_else(failure)
+}
+
+/// Refuses a call that would run in another precision than it asks for.
+pub fn honoured(arithmetic: &Arithmetic) -> PyResult<()> {
+    if arithmetic.asked == arithmetic.runs {
+        return Ok(());
+    }
+    let (asked, remedy) = (arithmetic.asked.name(), "leave the precision out");
+    let message = format!("precision {asked} is not supported here: {}; {remedy}", arithmetic.reason);
+    let (field, remedy) = (Some("precision".to_owned()), Some(remedy.to_owned()));
+    Err(Failure { class: "UnsupportedError", code: "unsupported", field, remedy, message, tensor: None }.into())
 }
 
 /// The parameter of that name, which the mechanism has.
@@ -186,21 +205,24 @@ impl Core {
     /// Rows of `out` per head, and elements of the state that the backward pass needs.
     #[pyo3(signature = (sizes, causal, strategy, given=None))]
     fn lengths(&self, sizes: Sizes, causal: bool, strategy: &str, given: Option<usize>) -> PyResult<(usize, usize)> {
-        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy: self::strategy(strategy)?, given };
+        let (strategy, precision) = (self::strategy(strategy)?, Precision::Full);
+        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy, given, precision };
         let operator = self.operator(key)?;
         Ok((operator.out_seq(), operator.plan().stats))
     }
 
     /// What a call will do and need, as JSON, and what is likely a mistake in it.
-    #[pyo3(signature = (sizes, causal, strategy, given=None))]
+    #[pyo3(signature = (sizes, causal, strategy, given=None, precision="full"))]
     fn plan(
         &self,
         sizes: Sizes,
         causal: bool,
         strategy: &str,
         given: Option<usize>,
+        precision: &str,
     ) -> PyResult<(String, Option<&'static str>)> {
-        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy: self::strategy(strategy)?, given };
+        let (strategy, precision) = (self::strategy(strategy)?, self::precision(precision)?);
+        let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy, given, precision };
         let operator = self.operator(key)?;
         let problem = |error: serde_json::Error| Failure::argument("plan", &error.to_string(), "it has no JSON");
         let plan = serde_json::to_string(operator.plan()).map_err(problem)?;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use resolvent_kernels::{
-    ClusterPlan, Dropout, Element, ExtraGradients, Extras, Mask, Operator, Parameter, StridedGradients, StridedInputs,
+    ClusterPlan, Dropout, Element, ExtraGradients, Extras, Mask, Mechanism, Operator, Parameter, Plan, Shape,
+    StridedGradients, StridedInputs, VarlenInputs, VarlenOperator,
 };
 
 use crate::{
@@ -14,9 +15,34 @@ use crate::{
     threads,
 };
 
+/// What computes a call.
+pub enum Applied {
+    /// Tokens of one sequence per batch entry.
+    Together(Arc<Operator>),
+    /// Sequences end to end.
+    EndToEnd(Box<VarlenOperator>),
+}
+
+impl Applied {
+    pub fn mechanism(&self) -> &Mechanism {
+        match self {
+            Self::Together(operator) => operator.mechanism(),
+            Self::EndToEnd(operator) => operator.mechanism(),
+        }
+    }
+
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Self::Together(operator) => operator.plan(),
+            Self::EndToEnd(operator) => operator.plan(),
+        }
+    }
+}
+
 /// What a call reads.
 pub struct Operands {
-    pub operator: Arc<Operator>,
+    pub applied: Applied,
+    pub shape: Shape,
     pub q: Tensor,
     pub k: Option<Tensor>,
     pub v: Tensor,
@@ -25,7 +51,7 @@ pub struct Operands {
     pub parameters: Vec<(Parameter, Tensor)>,
     pub codebook: Option<Tensor>,
     pub landmark_indices: Option<Tensor>,
-    pub clusters: Option<Arc<ClusterPlan>>,
+    pub clusters: Option<Arc<Vec<ClusterPlan>>>,
     pub dropout: Option<Dropout>,
     pub causal: bool,
     pub threads: usize,
@@ -59,6 +85,11 @@ macro_rules! of_dtype {
 }
 
 impl Operands {
+    /// Rows of the result per head.
+    pub fn out_seq(&self) -> usize {
+        self.applied.mechanism().out_seq(&self.shape)
+    }
+
     pub fn forward(&self, py: Python<'_>, out: Tensor, state: Option<Tensor>) -> PyResult<()> {
         let mut written = vec![&out];
         written.extend(&state);
@@ -77,7 +108,7 @@ impl Operands {
     }
 
     /// The plan of a clustered call.
-    pub fn plan_clusters(&self, py: Python<'_>) -> PyResult<Arc<ClusterPlan>> {
+    pub fn plan_clusters(&self, py: Python<'_>) -> PyResult<Arc<Vec<ClusterPlan>>> {
         of_dtype!(self.q, self.clusters_of(py))
     }
 
@@ -95,10 +126,23 @@ impl Operands {
         }
         extras.codebook = self.codebook.as_ref().map(Tensor::values).transpose()?;
         extras.landmark_indices = self.landmark_indices.as_ref().map(Tensor::values).transpose()?;
-        extras.clusters = self.clusters.as_deref();
+        if let (Applied::Together(_), Some(plans)) = (&self.applied, &self.clusters) {
+            let [plan] = &plans[..] else {
+                let problem = format!("are of {} sequences", plans.len());
+                return Err(
+                    Failure::tensor("TensorError", "tensor", "clusters", &problem, "pass those of this call").into()
+                );
+            };
+            extras.clusters = Some(plan);
+        }
         extras.dropout = self.dropout;
         let k = self.k.as_ref().map(Tensor::rows).transpose()?;
         Ok(StridedInputs { q: self.q.rows()?, k, v: self.v.rows()?, extras })
+    }
+
+    /// What computes the call, and the plans of its sequences.
+    fn operator(&self) -> (&Applied, Option<&[ClusterPlan]>) {
+        (&self.applied, self.clusters.as_deref().map(Vec::as_slice))
     }
 
     fn mask(&self) -> Mask<'_> {
@@ -111,16 +155,19 @@ impl Operands {
         mut out: Tensor,
         mut state: Option<Tensor>,
     ) -> PyResult<()> {
-        let (inputs, mask, operator) = (self.inputs::<T>()?, self.mask(), &*self.operator);
-        let mut unsaved = vec![0.0; if state.is_some() { 0 } else { operator.plan().stats }];
+        let (inputs, mask, (applied, plans)) = (self.inputs::<T>()?, self.mask(), self.operator());
+        let mut unsaved = vec![0.0; if state.is_some() { 0 } else { applied.plan().stats }];
         let state = state.as_mut().map(Tensor::values_mut).transpose()?.unwrap_or(&mut unsaved);
         let out = out.rows_mut::<T>()?;
-        let work = |scratch: &mut _| operator.forward_strided(&inputs, &mask, out, state, scratch);
+        let work = |scratch: &mut _| match applied {
+            Applied::Together(operator) => operator.forward_strided(&inputs, &mask, out, state, scratch),
+            Applied::EndToEnd(operator) => operator.forward(&of_sequences(inputs, plans), &mask, out, state, scratch),
+        };
         python(threads::run(py, self.threads, work)?)
     }
 
     fn backward_of<T: Stored + Element>(&self, py: Python<'_>, backward: Backward) -> PyResult<()> {
-        let (inputs, mask, operator) = (self.inputs::<T>()?, self.mask(), &*self.operator);
+        let (inputs, mask, (applied, plans)) = (self.inputs::<T>()?, self.mask(), self.operator());
         let Backward { out, state, dout, mut dq, mut dk, mut dv, mut parameters } = backward;
         let mut extras = ExtraGradients::default();
         for (parameter, tensor) in &mut parameters {
@@ -129,16 +176,34 @@ impl Operands {
         let dk = dk.as_mut().map(Tensor::rows_mut).transpose()?;
         let mut gradients = StridedGradients { dq: dq.rows_mut()?, dk, dv: dv.rows_mut()?, extras };
         let (out, state, dout) = (out.rows::<T>()?, state.values::<f32>()?, dout.rows::<T>()?);
-        let work =
-            |scratch: &mut _| operator.backward_strided(&inputs, &mask, out, state, dout, &mut gradients, scratch);
+        let work = |scratch: &mut _| match applied {
+            Applied::Together(operator) => {
+                operator.backward_strided(&inputs, &mask, out, state, dout, &mut gradients, scratch)
+            }
+            Applied::EndToEnd(operator) => {
+                let inputs = of_sequences(inputs, plans);
+                operator.backward(&inputs, &mask, out, state, dout, &mut gradients, scratch)
+            }
+        };
         python(threads::run(py, self.threads, work)?)
     }
 
-    fn clusters_of<T: Stored + Element>(&self, py: Python<'_>) -> PyResult<Arc<ClusterPlan>> {
-        let (inputs, mask, operator) = (self.inputs::<T>()?, self.mask(), &*self.operator);
-        let work = |_: &mut _| operator.clusters_strided(&inputs, &mask).map(|plan| plan.into_owned());
+    fn clusters_of<T: Stored + Element>(&self, py: Python<'_>) -> PyResult<Arc<Vec<ClusterPlan>>> {
+        let (inputs, mask, (applied, plans)) = (self.inputs::<T>()?, self.mask(), self.operator());
+        let work = |scratch: &mut _| match applied {
+            Applied::Together(operator) => {
+                operator.clusters_strided(&inputs, &mask).map(|plan| vec![plan.into_owned()])
+            }
+            Applied::EndToEnd(operator) => operator.clusters(&of_sequences(inputs, plans), &mask, scratch),
+        };
         Ok(Arc::new(python(threads::run(py, self.threads, work)?)?))
     }
+}
+
+/// The inputs of sequences end to end.
+fn of_sequences<'a, T>(inputs: StridedInputs<'a, T>, clusters: Option<&'a [ClusterPlan]>) -> VarlenInputs<'a, T> {
+    let StridedInputs { q, k, v, extras } = inputs;
+    VarlenInputs { q, k, v, extras, clusters }
 }
 
 /// Refuses outputs that share memory with an input or with each other.

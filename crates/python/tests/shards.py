@@ -36,6 +36,15 @@ MECHANISMS = {
     "linear": ("linear", {}),
     "performer": (Mechanism.performer(structure=Features(map="favor", seed=3)), {}),
     "routed": (Mechanism.routed(clusters=3, routes=1, causal_clusters={"kind": "segment", "size": 4}), {}),
+    "ssa": (Mechanism.ssa(clusters=4, samples=2), {}),
+    "ssa, rows": (Mechanism.ssa(clusters=4, samples=2, sampler="row", cluster_on="keys"), {}),
+    "ssa, means": (Mechanism.ssa(clusters=4, estimator="centroid", global_tokens=[0, 13], balance=1.5), {}),
+    "ssa, blocks": (Mechanism.ssa(clusters=3, estimator="centroid", causal_clusters={"kind": "block", "size": 7}), {}),
+    "ssa, two sides": (Mechanism.ssa(clusters=4, cluster_on="dual", estimator="centroid", routes=2), {}),
+    "levy over clusters": (
+        Mechanism("ssa", score=resolvent.Levy(1.5, kappa=3.0), structure=resolvent.Clustered(4, estimator="centroid")),
+        {"kappa": [3.0, 4.0, 5.0]},
+    ),
     "soft": (Mechanism.soft(landmarks=POOLED), {"scale": [0.1, 0.2, 0.3]}),
     "soft, exact": (Mechanism.soft(landmarks={"kind": "pool", "ratio": 3}, inverse="cholesky"), {}),
     "soft-pp": (Mechanism.soft_pp(landmarks=POOLED), {}),
@@ -53,12 +62,12 @@ MECHANISMS = {
 }
 #: Those that are causal too.
 CAUSAL = ("softmax", "fna", "cosine", "cosine, damped", "sigmoid", "relu", "local", "wide window", "wide window, one sink", "alibi", "infsa")
-CAUSAL += ("uniform", "linear", "linear, damped", "performer", "routed")
+CAUSAL += ("uniform", "linear", "linear, damped", "performer", "routed", "ssa, rows", "ssa, means", "ssa, blocks")
 CASES = [(n, causal, masked) for n in MECHANISMS for causal in (False, True) for masked in (False, True) if n in CAUSAL or not causal]
 #: Mechanisms that also have all keys and values brought to every process.
 GATHERED = ("softmax", "linear")
 #: One of every exchange, to be computed of numbers in bfloat16.
-HALVED = ("softmax", "linear", "infsa", "soft", "local")
+HALVED = ("softmax", "linear", "infsa", "soft", "local", "ssa")
 
 
 def problem(name, masked, seed=0):
@@ -67,15 +76,17 @@ def problem(name, masked, seed=0):
     mechanism = Mechanism.of(mechanism)
     generator = torch.Generator().manual_seed(seed)
     q, k, v, weights = (torch.randn(BATCH, HEADS, sum(LENGTHS), CHANNELS, generator=generator) for _ in range(4))
-    keep = None
+    masks = {}
     if masked:
         keep = torch.rand(BATCH, sum(LENGTHS), generator=generator) > 0.25
         keep[0, :12] = False  # the first shard of the first sequence has no key
-        hidden = ~keep[:, None, :, None].expand_as(k)
+        one = mechanism.tied or mechanism._core.masks_tokens_once
+        rows = keep if one else keep.roll(3, 1)
+        hidden, idle = (~x[:, None, :, None].expand_as(k) for x in (keep, rows))
         k, v = k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan)
-        q = q.masked_fill(hidden, torch.nan)
+        q, masks = q.masked_fill(idle, torch.nan), {"key_mask": keep, "query_mask": rows}
     parameters = {n: torch.tensor(x) for n, x in given.items()}
-    return mechanism, (q, None if mechanism.tied else k, v), weights, keep, parameters
+    return mechanism, (q, None if mechanism.tied else k, v), weights, masks, parameters
 
 
 def halved(tensors):
@@ -119,11 +130,10 @@ def every_case(rank):
     results = {}
     for name, causal, masked in CASES:
         for exchange in ("auto", "gather") if name in GATHERED else ("auto",):
-            mechanism, tensors, weights, keep, parameters = problem(name, masked)
-            mine, keep = [shard(x, -2, rank) for x in tensors], shard(keep, -1, rank)
+            mechanism, tensors, weights, masks, parameters = problem(name, masked)
+            mine, masks = [shard(x, -2, rank) for x in tensors], {n: shard(x, -1, rank) for n, x in masks.items()}
 
-            def call(q, k, v, own, keep=keep, mechanism=mechanism, causal=causal, exchange=exchange):
-                masks = {"key_mask": keep, "query_mask": keep}
+            def call(q, k, v, own, masks=masks, mechanism=mechanism, causal=causal, exchange=exchange):
                 return attend(q, k, v, mechanism, causal=causal, parameters=own, exchange=exchange, lengths=LENGTHS, **masks)
 
             with traffic() as sent:
@@ -142,10 +152,10 @@ def every_case(rank):
 
 def whole(name, causal, masked, rounded=False):
     """The same in one process; of numbers that are `rounded` to bfloat16, if asked."""
-    mechanism, tensors, weights, keep, parameters = problem(name, masked)
+    mechanism, tensors, weights, masks, parameters = problem(name, masked)
     tensors = [None if x is None else x.float() for x in halved(tensors)] if rounded else tensors
 
     def call(q, k, v, own):
-        return resolvent.torch.attend(q, k, v, mechanism, causal=causal, parameters=own, key_mask=keep, query_mask=keep)
+        return resolvent.torch.attend(q, k, v, mechanism, causal=causal, parameters=own, **masks)
 
     return compute(call, tensors, parameters, weights)

@@ -239,6 +239,37 @@ def test_heads_of_keys_that_serve_several():
         resolvent.attend(q[:, :5], k, v)
 
 
+def test_biases_and_windows():
+    q, k, v, dout = problem()
+    bias = np.random.default_rng(4).standard_normal((3, 41, 41), dtype=np.float32)
+    seen = bias > -1
+    seen[:, :, 0] = True
+    hidden = np.where(seen, bias, -np.inf)
+    scores = q.astype(np.float64) @ k.swapaxes(-1, -2).astype(np.float64) / 4 + hidden
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    out, state = resolvent.attend(q, k, v, bias=hidden, return_state=True)
+    close(out, weights @ v)
+    gradients = resolvent.attend_backward(q, k, v, dout, bias=hidden, state=state)
+    pulled = weights * (dout.astype(np.float64) @ v.swapaxes(-1, -2) - (dout * out).sum(-1, keepdims=True, dtype=np.float64))
+    close(gradients.parameters["bias"], pulled.sum(0, keepdims=True), 1e-5)
+    close(resolvent.attend(q, k, v, bias=seen), softmax(q, k, v, seen))
+    near = np.abs(np.arange(41)[:, None] - np.arange(41)) < 5
+    close(resolvent.attend(q, k, v, window=5), softmax(q, k, v, near))
+    slopes = resolvent.attend_backward(q, k, v, dout, window=5, causal=True)
+    np.testing.assert_allclose(slopes.v, resolvent.attend_backward(q, k, v, dout, bias=near & np.tri(41, dtype=bool)).v, atol=1e-5)
+    for change, named in [
+        ({"bias": np.zeros((41, 40))}, "bias"),
+        ({"bias": np.zeros((41, 41), np.complex64)}, "bias"),
+        ({"bias": bias, "parameters": {"bias": bias[None]}}, "bias"),
+        ({"mechanism": "linear", "window": 5}, "window"),
+        ({"mechanism": Mechanism.local(window=4), "window": 5}, "window"),
+    ]:
+        with pytest.raises(resolvent.Error) as caught:
+            resolvent.attend(q, k, v, **change)
+        assert named in (caught.value.tensor, caught.value.field) and caught.value.remedy
+
+
 class Exporter:
     """A tensor of a library of which only DLPack is known."""
 

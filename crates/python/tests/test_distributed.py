@@ -63,6 +63,9 @@ def test_what_is_exchanged_does_not_grow_with_the_tokens(results):
     assert sent("linear") == [2 * reduced(slices * d * (d + 1))] * size
     landmarks, met = batch * 5 * (heads * d + 1), slices * 5 * (d + 1)
     assert sent("soft") == [2 * (reduced(landmarks) + reduced(met))] * size
+    # Queries, keys and values go to the others; gradients of the last two come back.
+    rows = [4 * slices * n * d for n in LENGTHS]
+    assert sent("ssa") == [3 * (size - 1) * own + 2 * (sum(rows) - own) for own in rows]
     # A window of 4 reaches three tokens further, into the neighbours; before and behind the middle shard.
     edge = 4 * slices * 3 * 2 * d
     assert sent("local") == [2 * edge, 4 * edge, 2 * edge]
@@ -79,7 +82,8 @@ def test_what_is_exchanged_does_not_grow_with_the_tokens(results):
 @pytest.mark.parametrize(
     ("mechanism", "causal", "why"),
     [
-        ("ssa", False, "routed"),
+        (Mechanism("ssa", series=resolvent.Hops(2)), False, "one hop"),
+        (Mechanism("ssa", normalisation="frobenius"), False, "all rows"),
         ("infsa-resolvent", False, "one hop"),
         ("laplacian-exact", False, "all rows"),
         (Mechanism.fna(norm_exponent=0.5), False, "all rows"),
@@ -126,7 +130,7 @@ def test_every_mechanism_is_exchanged_or_refused():
         "relu": "gather",
         "local": "edges",
         "routed": "gather",
-        "ssa": "unsupported",
+        "ssa": "clusters",
         "infsa-resolvent": "unsupported",
         "laplacian-exact": "unsupported",
     }
@@ -163,7 +167,7 @@ def alone(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "infsa", "linear", "uniform", "soft", "relu"])
+@pytest.mark.parametrize("mechanism", ["softmax", "infsa", "linear", "uniform", "soft", "relu", "ssa"])
 def test_second_derivatives_are_refused(alone, mechanism):
     q, k, v = (torch.randn(1, 2, 8, 8, requires_grad=True) for _ in range(3))
     out = attend(q, None if Mechanism(mechanism).tied else k, v, mechanism)

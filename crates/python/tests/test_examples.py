@@ -1,6 +1,5 @@
 """The examples run, and do what they say: data-parallel training in two processes, and the notebook."""
 
-import argparse
 import importlib.util
 import json
 import pathlib
@@ -14,7 +13,7 @@ pytest.importorskip("transformers")
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 EXAMPLES, BENCHES = HERE / "examples", HERE / "benches"
-SIZES = {"steps": 6, "batch": 4, "tokens": 32, "width": 64, "layers": 2, "lr": 3e-3, "mechanism": "infsa"}
+SIZES = {"steps": 6, "batch": 4, "tokens": 32, "width": 64, "layers": 2, "mechanism": "infsa", "processes": 2, "rounds": 1}
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not beside the package")
 
@@ -26,17 +25,12 @@ def loaded(path):
     return module
 
 
-def test_two_processes_train_as_one(tmp_path):
-    result = tmp_path / "result.json"
-    options = [f"--{name}={value}" for name, value in SIZES.items()]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*launch, EXAMPLES / "data_parallel.py", *options, f"--json={result}"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    together = json.loads(result.read_text(encoding="utf-8"))
-    alone = loaded(EXAMPLES / "data_parallel.py").train(argparse.Namespace(**SIZES))
-    assert together["processes"] == 2 and alone["processes"] == 1
-    assert together["losses"] == pytest.approx(alone["losses"], rel=1e-4)
-    assert alone["losses"][-1] < alone["losses"][0] - 0.05, "it learns"
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_two_processes_train_as_one(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    result = loaded(BENCHES / "processes.py").main([f"--{name}={value}" for name, value in SIZES.items()])
+    assert result["losses_apart"] <= 1e-4 and result["ratio"] > 0 and result["tokens_per_second"].keys() == {1, 2}
+    assert result["losses"][-1] < result["losses"][0] - 0.05, "it learns"
 
 
 def test_the_notebook_runs():
@@ -67,6 +61,10 @@ def test_benches_agree_before_they_time(monkeypatch, tmp_path):
     sizes = {"width": 64, "layers": 1, "tokens": 32, "batch": 2, "rounds": 1, "threads": 1}
     whole = loaded(BENCHES / "encoder.py").main([f"--{name}={value}" for name, value in sizes.items()])
     assert {name: row["taken"] for name, row in whole["results"].items()} == {"inference": 1, "training step": 2}
+    beside = loaded(BENCHES / "mechanisms.py").main(["--tokens=64", "--heads=1", "--channels=8", "--rounds=1", "--threads=1"])
+    assert all(len(row["sdpa_over"]) == 5 for row in beside["results"].values()) and len(beside["results"]) == 2
+    calls = loaded(BENCHES / "overhead.py").main(["--calls=2", "--rounds=1"])
+    assert len(calls["microseconds"]) == 9 and all(row["least"] > 0 for row in calls["microseconds"].values())
 
 
 @pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
@@ -76,5 +74,5 @@ def test_shards_tell_what_they_send(tmp_path):
     done = subprocess.run([sys.executable, BENCHES / "shards.py", *sizes], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     sent = json.loads(written.read_text(encoding="utf-8"))
-    assert {row["exchange"] for row in sent} == {"sums", "landmarks", "norm", "ring", "edges", "gather"}
+    assert {row["exchange"] for row in sent} == {"sums", "landmarks", "norm", "ring", "edges", "gather", "clusters"}
     assert all(0 < row["forward"]["most_of_a_process"] <= row["forward"]["all"] for row in sent)

@@ -89,7 +89,7 @@ def test_operators_pass_opcheck(mechanism):
     k = None if m.tied else k
     keep = torch.ones(2, 16, dtype=torch.bool)
     keep[0, 10:] = False
-    rest = (",".join(names), keep, keep, None, None, m.to_json(), False, "weights", 0.0, None)
+    rest = (",".join(names), keep, keep, None, None, m.to_json(), False, "weights", 0.0, None, "full", None, None)
     opcheck(attend_op, (q, k, v, parameters, *rest))
     out, state = attend_op(q, k, v, parameters, *rest)
     tensors = [out.detach(), out.detach(), state, q.detach(), None if k is None else k.detach(), v.detach()]
@@ -146,7 +146,7 @@ def test_second_derivatives_are_refused():
             first.square().sum().backward()
         assert call is not attend or caught.value.code == "double-backward"
     q, k, v = problem()
-    out, state = attend_op(q, k, v, [], "", None, None, None, None, "softmax", False, "weights", 0.0, None)
+    out, state = attend_op(q, k, v, [], "", None, None, None, None, "softmax", False, "weights", 0.0, None, "full", None, None)
     (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(resolvent.UnsupportedError, match="second derivatives"):
         first.square().sum().backward()

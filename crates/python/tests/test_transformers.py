@@ -149,8 +149,9 @@ def test_clusters_of_the_past_are_the_same_with_a_cache(decoder):
         past = step.past_key_values
         rows.append(step[0])
     torch.testing.assert_close(torch.cat(rows, 1), whole, rtol=1e-4, atol=1e-5)
-    with pytest.raises(resolvent.UnsupportedError, match="dynamic cache"):
-        model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    static = model.generate(ids, cache_implementation="static", **options)
+    assert torch.equal(static, model.generate(ids, use_cache=False, **options))
 
 
 def test_clusters_of_queries_are_refused_a_cache():
@@ -216,11 +217,21 @@ def test_masks_of_single_pairs_are_honoured():
     assert not torch.allclose(got, states(model, input_ids=ids), atol=1e-3)
 
 
-def test_static_caches_are_refused_or_right():
-    model, (ids, _) = DECODERS["llama, keys shared by heads"]().eval(), texts()
-    model.set_attn_implementation("resolvent:softmax")
-    with pytest.raises(resolvent.UnsupportedError, match="dynamic cache"):
-        model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
+@pytest.mark.parametrize("mechanism", ["softmax", "fna"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_static_cache_is_no_cache(decoder, mechanism):
+    if mechanism == "fna" and decoder.startswith(("gemma2", "gpt-oss")):
+        mechanism = "dot-exp"  # the distances of `fna` have no place for softcaps and sinks
+        register(Mechanism(score="dot-exp"), mechanism)
+    model, (ids, keep) = DECODERS[decoder]().eval(), texts()
+    keep = keep.flip(1)
+    model.set_attn_implementation(f"resolvent:{mechanism}")
+    options = {"attention_mask": keep, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    static = model.generate(ids, cache_implementation="static", **options)
+    without = model.generate(ids, use_cache=False, **options)
+    assert torch.equal(static.sequences, without.sequences)
+    torch.testing.assert_close(torch.stack(static.logits), torch.stack(without.logits), rtol=1e-4, atol=1e-5)
 
 
 def of_t5():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, values
 from ._resolvent import Clusters, __version__
-from .arrays import Gradients, State, attend, attend_backward, clusters
+from .arrays import Gradients, State, attend, attend_backward, attend_varlen, attend_varlen_backward, clusters
 from .errors import (
     ConfigurationError,
     DeviceError,
@@ -102,6 +102,8 @@ __all__ = [
     "analyze",
     "attend",
     "attend_backward",
+    "attend_varlen",
+    "attend_varlen_backward",
     "clusters",
     "convert",
     "distill",

@@ -33,7 +33,7 @@ class Core:
         self, sizes: _Sizes, causal: bool, strategy: str, given: int | None = None
     ) -> tuple[int, int]: ...
     def plan(
-        self, sizes: _Sizes, causal: bool, strategy: str, given: int | None = None
+        self, sizes: _Sizes, causal: bool, strategy: str, given: int | None = None, precision: str = "full"
     ) -> tuple[str, str | None]: ...
 
 class Clusters:
@@ -58,6 +58,8 @@ class Call:
         clusters: Clusters | None = None,
         dropout: tuple[str, float, int] | None = None,
         bf16_as_u16: bool = False,
+        precision: str = "full",
+        sequences: tuple[list[int], list[int] | None] | None = None,
     ) -> Call: ...
     def lengths(self, q: Any, k: Any, v: Any) -> tuple[_Sizes, int, int]: ...
     def forward(self, q: Any, k: Any, v: Any, out: Any, state: Any | None) -> None: ...

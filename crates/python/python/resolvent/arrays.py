@@ -9,11 +9,11 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from . import _resolvent
-from .errors import DTypeError, TensorError, not_dense
-from .mechanism import Mechanism, MechanismLike
-from .threads import get_num_threads, told
+from .errors import DTypeError, TensorError
+from .mechanism import Mechanism, MechanismLike, with_bias_of
+from .tensors import Tensors, cumulative, dense, is_torch
 
-__all__ = ["Gradients", "State", "attend", "attend_backward", "clusters"]
+__all__ = ["Gradients", "State", "attend", "attend_backward", "attend_varlen", "attend_varlen_backward", "clusters"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,8 @@ def attend(
     causal: bool = False,
     key_mask: Any = None,
     query_mask: Any = None,
+    bias: Any = None,
+    window: int | None = None,
     parameters: Mapping[str, Any] | None = None,
     codebook: Any = None,
     landmark_indices: Any = None,
@@ -53,6 +55,7 @@ def attend(
     dropout_kind: str = "weights",
     seed: int = 0,
     strategy: str = "auto",
+    precision: str = "full",
     threads: int | None = None,
     out: Any = None,
     return_state: bool = False,
@@ -69,6 +72,9 @@ def attend(
         causal: Query ``i`` sees key ``j`` if ``j <= i + keys - queries``.
         key_mask: ``[batch, keys]``, true = keep. A masked token is absent: its content, NaN included, changes no bit.
         query_mask: ``[batch, queries]``; the row of a masked query is zero.
+        bias: Added to the logits of pairs, broadcast to ``[batch, heads, queries, keys]``; a pair at ``-inf`` is absent. Of booleans,
+            true = keep. For mechanisms that form pairs.
+        window: Queries see keys less than this many tokens away, for mechanisms that form all pairs.
         parameters: Values of the mechanism's `parameters`, float32, in place of configured ones.
         codebook: Fixed centroids ``[heads, clusters, channels]`` for mechanisms with clusters.
         landmark_indices: Tokens ``[batch, count]`` that are the landmarks, for ``soft`` with landmarks of kind ``random``.
@@ -76,23 +82,28 @@ def attend(
         dropout: Probability by which each pair is left out, drawn from ``seed``: its weight (``dropout_kind="weights"``)
             or the pair itself (``"pairs"``). For ``softmax`` and ``fna``.
         strategy: ``auto``, ``fused`` or ``reference`` (naive and in float64, to check against).
+        precision: ``full``, or ``bf16``: products of operands that are rounded to bfloat16, summed in float32, whatever the tensors are
+            stored in. For ``softmax`` and ``infsa``; refused by others.
         threads: See `set_num_threads`; the number of threads changes no bit.
         out: Where to write the result, with channels side by side.
         return_state: Return ``(out, state)``, of which `attend_backward` takes ``state``.
     """
-    mechanism = Mechanism.of(mechanism)
-    tensors = _Tensors.read(q, k, v)
+    tensors = Tensors.read(q, k, v)
+    mechanism, parameters = _composed(mechanism, tensors, bias, window, parameters)
     options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, landmark_indices)
     options.dropout = (dropout_kind, dropout, seed) if dropout else None
-    options.clusters, options.threads = clusters, threads
-    if mechanism.clustered and clusters is None and return_state:
-        options.clusters = options.call(tensors).plan_clusters(*tensors.inputs)
+    options.clusters, options.threads, options.precision = clusters, threads, precision
+    return _forward(tensors, options, out, return_state)
+
+
+def _forward(tensors: Tensors, options: _Options, out: Any, return_state: bool) -> Any:
+    if return_state:
+        options.find_clusters(tensors)
     call = options.call(tensors)
     sizes, rows, statistics = call.lengths(*tensors.inputs)
-    shape = (*tensors.leading, rows, sizes[5])
-    result = tensors.empty(shape) if out is None else out
+    result = tensors.empty(tensors.shape(rows, sizes[5])) if out is None else out
     state = np.empty(statistics, np.float32) if return_state else None
-    call.forward(*tensors.inputs, tensors.bits(result), state)
+    call.forward(*tensors.inputs, tensors.seen(result), state)
     shown = tensors.present(result) if out is None else out
     return (shown, State(result, state, options.clusters)) if return_state else shown
 
@@ -107,6 +118,8 @@ def attend_backward(
     causal: bool = False,
     key_mask: Any = None,
     query_mask: Any = None,
+    bias: Any = None,
+    window: int | None = None,
     parameters: Mapping[str, Any] | None = None,
     wrt: Sequence[str] | None = None,
     codebook: Any = None,
@@ -116,36 +129,123 @@ def attend_backward(
     dropout_kind: str = "weights",
     seed: int = 0,
     strategy: str = "auto",
+    precision: str = "full",
     threads: int | None = None,
     state: State | None = None,
 ) -> Gradients:
     """Gradients of ``<dout, attend(q, k, v, ...)>``.
 
     Pass what `attend` got. Without ``state``, which `attend` returns on demand, the forward pass is computed again.
-    ``wrt`` names the parameters whose gradients are wanted: by default those that are given; others may be asked for and
-    are then of the configured values.
+    ``wrt`` names the parameters whose gradients are wanted: by default those that are given, a ``bias`` of numbers among them, which has
+    four axes; others may be asked for and are then of the configured values.
     """
-    mechanism = Mechanism.of(mechanism)
-    tensors = _Tensors.read(q, k, v)
-    dout = tensors.like(dout, "dout")
+    tensors = Tensors.read(q, k, v)
+    mechanism, parameters = _composed(mechanism, tensors, bias, window, parameters)
     options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, landmark_indices)
     options.dropout = (dropout_kind, dropout, seed) if dropout else None
-    options.clusters, options.threads = clusters if state is None else state.clusters, threads
-    if mechanism.clustered and options.clusters is None:
-        options.clusters = options.call(tensors).plan_clusters(*tensors.inputs)
+    options.clusters, options.threads, options.precision = clusters, threads, precision
+    return _backward(tensors, options, dout, wrt, state)
+
+
+def _backward(tensors: Tensors, options: _Options, dout: Any, wrt: Sequence[str] | None, state: State | None) -> Gradients:
+    dout = tensors.seen(dense(dout, "dout", rows=True))
+    if state is not None:
+        options.clusters = state.clusters
+    options.find_clusters(tensors)
     call = options.call(tensors)
     sizes, rows, statistics = call.lengths(*tensors.inputs)
     if state is None:
-        state = State(tensors.empty((*tensors.leading, rows, sizes[5])), np.empty(statistics, np.float32), None)
-        call.forward(*tensors.inputs, tensors.bits(state.out), state.statistics)
-    gradients = [None if x is None else tensors.empty(tuple(x.shape)) for x in tensors.inputs]
+        state = State(tensors.empty(tensors.shape(rows, sizes[5])), np.empty(statistics, np.float32), None)
+        call.forward(*tensors.inputs, tensors.seen(state.out), state.statistics)
+    gradients = [None if x is None else tensors.empty(tuple(tensors.order(x).shape)) for x in tensors.inputs]
     names = list(options.parameters) if wrt is None else list(wrt)
-    wanted = {name: np.empty(mechanism.parameter_shape(name, sizes), np.float32) for name in names}
-    dq, dk, dv = (None if x is None else tensors.bits(x) for x in gradients)
-    out = tensors.bits(state.out)
-    call.backward(*tensors.inputs, out, state.statistics, dout, dq, dk, dv, list(wanted.items()))
+    wanted = {name: np.empty(options.mechanism.parameter_shape(name, sizes), np.float32) for name in names}
+    dq, dk, dv = (None if x is None else tensors.seen(x) for x in gradients)
+    call.backward(*tensors.inputs, tensors.seen(state.out), state.statistics, dout, dq, dk, dv, list(wanted.items()))
     dq, dk, dv = (None if x is None else tensors.present(x) for x in gradients)
     return Gradients(dq, dk, dv, {name: tensors.present(values) for name, values in wanted.items()})
+
+
+def attend_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    mechanism: MechanismLike = "softmax",
+    *,
+    causal: bool = False,
+    key_mask: Any = None,
+    query_mask: Any = None,
+    window: int | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    codebook: Any = None,
+    clusters: _resolvent.Clusters | None = None,
+    dropout: float = 0.0,
+    dropout_kind: str = "weights",
+    seed: int = 0,
+    strategy: str = "auto",
+    precision: str = "full",
+    threads: int | None = None,
+    out: Any = None,
+    return_state: bool = False,
+) -> Any:
+    """`attend` of sequences of any lengths that lie end to end, without padding: each attends to itself alone.
+
+    Args:
+        q: ``[tokens, heads, channels]``, the tokens of all sequences; k and v likewise, with as many heads or fewer that divide them.
+        cu_seqlens_q: Cumulative lengths, from 0 to the number of tokens, each larger than the one before. Integers.
+        cu_seqlens_k: The same of the keys, for cross-attention; by default the keys are the queries' tokens.
+        key_mask: ``[tokens]``, true = keep; ``query_mask`` likewise.
+
+    The others are those of `attend`. Sequence ``n`` draws its dropout by a seed of its own. Tensors of single tokens (a bias of pairs,
+    landmark indices, given landmarks) have no place here.
+    """
+    tensors = Tensors.read(q, k, v, end_to_end=True)
+    mechanism, parameters = _composed(mechanism, tensors, None, window, parameters)
+    options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, None)
+    options.dropout = (dropout_kind, dropout, seed) if dropout else None
+    options.clusters, options.threads, options.precision = clusters, threads, precision
+    options.sequences = _sequences(cu_seqlens_q, cu_seqlens_k)
+    return _forward(tensors, options, out, return_state)
+
+
+def attend_varlen_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    dout: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    mechanism: MechanismLike = "softmax",
+    *,
+    causal: bool = False,
+    key_mask: Any = None,
+    query_mask: Any = None,
+    window: int | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    wrt: Sequence[str] | None = None,
+    codebook: Any = None,
+    clusters: _resolvent.Clusters | None = None,
+    dropout: float = 0.0,
+    dropout_kind: str = "weights",
+    seed: int = 0,
+    strategy: str = "auto",
+    precision: str = "full",
+    threads: int | None = None,
+    state: State | None = None,
+) -> Gradients:
+    """Gradients of ``<dout, attend_varlen(q, k, v, ...)>``, as `attend_backward` has them.
+
+    Those of parameters are of all sequences together.
+    """
+    tensors = Tensors.read(q, k, v, end_to_end=True)
+    mechanism, parameters = _composed(mechanism, tensors, None, window, parameters)
+    options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, None)
+    options.dropout = (dropout_kind, dropout, seed) if dropout else None
+    options.clusters, options.threads, options.precision = clusters, threads, precision
+    options.sequences = _sequences(cu_seqlens_q, cu_seqlens_k)
+    return _backward(tensors, options, dout, wrt, state)
 
 
 def clusters(
@@ -163,7 +263,7 @@ def clusters(
 ) -> _resolvent.Clusters:
     """The clusters and sampled edges that a call of a clustered mechanism finds, to be used again."""
     mechanism = Mechanism.of(mechanism)
-    tensors = _Tensors.read(q, k, v)
+    tensors = Tensors.read(q, k, v)
     options = _Options(mechanism, causal, strategy, key_mask, query_mask, None, codebook, None)
     options.threads = threads
     return options.call(tensors).plan_clusters(*tensors.inputs)
@@ -184,16 +284,23 @@ class _Options:
         landmark_indices: Any,
     ) -> None:
         self.mechanism, self.causal, self.strategy = mechanism, bool(causal), strategy
-        self.key_mask = None if key_mask is None else _dense(key_mask, "key_mask")
-        self.query_mask = None if query_mask is None else _dense(query_mask, "query_mask")
-        self.parameters = {name: _dense(values, name) for name, values in (parameters or {}).items()}
-        self.codebook = None if codebook is None else _dense(codebook, "codebook")
-        self.landmark_indices = None if landmark_indices is None else _dense(landmark_indices, "landmark_indices")
+        self.key_mask = None if key_mask is None else dense(key_mask, "key_mask")
+        self.query_mask = None if query_mask is None else dense(query_mask, "query_mask")
+        self.parameters = {name: dense(values, name) for name, values in (parameters or {}).items()}
+        self.codebook = None if codebook is None else dense(codebook, "codebook")
+        self.landmark_indices = None if landmark_indices is None else dense(landmark_indices, "landmark_indices")
         self.clusters: _resolvent.Clusters | None = None
         self.dropout: tuple[str, float, int] | None = None
         self.threads: int | None = None
+        self.precision = "full"
+        self.sequences: tuple[list[int], list[int] | None] | None = None
 
-    def call(self, tensors: _Tensors) -> _resolvent.Call:
+    def find_clusters(self, tensors: Tensors) -> None:
+        """Finds the clusters, where a call has any and they are not known."""
+        if self.mechanism.clustered and self.clusters is None:
+            self.clusters = self.call(tensors).plan_clusters(*tensors.inputs)
+
+    def call(self, tensors: Tensors) -> _resolvent.Call:
         return _resolvent.Call(
             self.mechanism._core,
             threads=tensors.threads() if self.threads is None else self.threads,
@@ -207,91 +314,40 @@ class _Options:
             clusters=self.clusters,
             dropout=self.dropout,
             bf16_as_u16=tensors.is_bits,
+            precision=self.precision,
+            sequences=self.sequences,
         )
 
 
-def _is_torch(x: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+def _composed(
+    mechanism: MechanismLike, tensors: Tensors, bias: Any, window: int | None, parameters: Mapping[str, Any] | None
+) -> tuple[Mechanism, dict[str, Any]]:
+    """The mechanism with a window and a bias of the tensor's axes, and the tensor among its parameters."""
+    found, given = Mechanism.of(mechanism), dict(parameters or {})
+    if window is not None:
+        found = found.with_window(window)
+    if bias is None:
+        return found, given
+    if "bias" in given:
+        remedy = "pass it as `bias` or among the parameters"
+        raise TensorError(f"tensor `bias` is given twice; {remedy}", code="tensor", tensor="bias", remedy=remedy)
+    array = dense(bias, "bias")
+    if is_torch(array):
+        array = array.numpy() if array.dtype == sys.modules["torch"].bool else array.float().numpy()
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        remedy = "pass numbers to add, or booleans"
+        raise DTypeError(f"tensor `bias` holds {array.dtype}; {remedy}", code="dtype", tensor="bias", remedy=remedy)
+    array = np.where(array, np.float32(0), -np.float32(np.inf)) if array.dtype == bool else array.astype(np.float32)
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    q, k, v = tensors.inputs
+    whole = (*(1,) * (4 - q.ndim), *q.shape[:-1], v.shape[-2])
+    if array.ndim != 4 or any(n not in (1, full) for n, full in zip(array.shape, whole)):
+        remedy = "every axis must be 1 or that of [batch, heads, queries, keys]"
+        message = f"tensor `bias` is {list(array.shape)} beside pairs {list(whole)}; {remedy}"
+        raise TensorError(message, code="shape", tensor="bias", remedy=remedy)
+    return Mechanism.from_json(with_bias_of(found.to_json(), array.shape)), {**given, "bias": array}
 
 
-def _is_bfloat16(x: Any) -> bool:
-    # NumPy knows bfloat16 through packages alone, whose types DLPack does not carry.
-    return isinstance(x, np.ndarray) and x.dtype.name == "bfloat16"
-
-
-def _in_rows(x: np.ndarray[Any, Any]) -> bool:
-    """Whether the kernels read the array where it lies."""
-    steps = [stride // x.itemsize for stride, size in zip(x.strides, x.shape) if size > 1]
-    whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
-    return whole and (x.ndim == 0 or x.shape[-1] < 2 or steps[-1] == 1)
-
-
-def _dense(x: Any, name: str, rows: bool = False) -> Any:
-    """A tensor with the elements of `x`, contiguous, or, for `rows`, with channels side by side: itself where it is one."""
-    if isinstance(x, np.ndarray):
-        return x if rows and _in_rows(x) else np.require(x, requirements=["C", "A"])
-    if _is_torch(x):
-        if x.requires_grad:
-            raise TensorError(
-                f"tensor `{name}` requires gradients, which this function does not record; call resolvent.torch.attend, or "
-                "detach it",
-                code="tensor",
-                tensor=name,
-                remedy="call resolvent.torch.attend, or detach it",
-            )
-        try:
-            return x if rows and (x.shape[-1:] == (1,) or x.stride()[-1:] == (1,)) else x.contiguous()
-        except RuntimeError as error:
-            raise not_dense(name, error) from error
-    if not hasattr(x, "__dlpack__"):
-        raise DTypeError(
-            f"tensor `{name}` is {type(x).__name__}, which is no tensor; pass a NumPy array or anything that speaks DLPack",
-            code="type",
-            tensor=name,
-            remedy="pass a NumPy array or anything that speaks DLPack",
-        )
-    if tuple(x.__dlpack_device__())[0] != 1:
-        return x  # refused with its device named
-    return _dense(np.from_dlpack(x), name, rows)
-
-
-class _Tensors:
-    """q, k and v as they are read, and how results of their kind are made."""
-
-    def __init__(self, source: Any, q: Any, k: Any, v: Any) -> None:
-        self.source, self.like_q = source, q
-        self.is_bits = _is_bfloat16(q)
-        self.inputs = (self.bits(q), None if k is None else self.bits(k), self.bits(v))
-        self.leading = tuple(q.shape[:-2])
-
-    @classmethod
-    def read(cls, q: Any, k: Any, v: Any) -> _Tensors:
-        k = None if k is None else _dense(k, "k", rows=True)
-        return cls(q, _dense(q, "q", rows=True), k, _dense(v, "v", rows=True))
-
-    def bits(self, x: Any) -> Any:
-        return x.view(np.uint16) if self.is_bits and _is_bfloat16(x) else x
-
-    def like(self, x: Any, name: str) -> Any:
-        return self.bits(_dense(x, name, rows=True))
-
-    def empty(self, shape: tuple[int, ...]) -> Any:
-        if _is_torch(self.like_q):
-            return sys.modules["torch"].empty(shape, dtype=self.like_q.dtype)
-        return np.empty(shape, self.like_q.dtype)
-
-    def present(self, x: Any) -> Any:
-        """A result as one of the library that `q` came from."""
-        if isinstance(self.source, np.ndarray) or not isinstance(x, np.ndarray):
-            return x
-        if _is_torch(self.source):
-            return sys.modules["torch"].from_numpy(x)
-        namespace = getattr(self.source, "__array_namespace__", None)
-        return x if namespace is None else namespace().from_dlpack(x)
-
-    def threads(self) -> int:
-        if told() is None and _is_torch(self.source):
-            threads: int = sys.modules["torch"].get_num_threads()
-            return threads
-        return get_num_threads()
+def _sequences(cu_seqlens_q: Any, cu_seqlens_k: Any) -> tuple[list[int], list[int] | None]:
+    keys = None if cu_seqlens_k is None else cumulative(cu_seqlens_k, "cu_seqlens_k")
+    return cumulative(cu_seqlens_q, "cu_seqlens_q"), keys

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Callable, Mapping, Union
+from typing import Any, Callable, Mapping, Sequence, Union
 
 from . import _resolvent
-from .errors import ConfigurationError, DTypeError
-from .values import Normalisation, Score, Series, Structure, Value
+from .errors import ConfigurationError, DTypeError, UnsupportedError
+from .values import Dense, DotExp, Normalisation, Score, Series, Structure, Value
 
-__all__ = ["Mechanism", "MechanismLike", "mechanisms"]
+__all__ = ["Mechanism", "MechanismLike", "mechanisms", "with_bias_of"]
 
 MechanismLike = Union["Mechanism", str, Mapping[str, Any]]
 """What calls take for a mechanism: one, a preset's id, JSON, or the same as a mapping."""
@@ -165,6 +165,18 @@ class Mechanism:
         """The same with another seed for what it draws: landmarks, clusters and sampled edges, random features."""
         return self._of(self._core.with_seed(seed))
 
+    def with_window(self, window: int, sinks: int = 0) -> Mechanism:
+        """The same with queries that see keys less than ``window`` tokens away, and the first ``sinks`` keys."""
+        document = self.to_dict()
+        structure = document.get("structure", {"kind": "dense"})
+        if structure["kind"] != "dense" or structure.get("window") is not None:
+            why = f"`{self}` does not hold pairs by their positions, or has a window of its own"
+            raise UnsupportedError(f"a sliding window is not supported: {why}", code="unsupported", field="window", remedy=why)
+        document["structure"] = {**structure, **Dense(window=window, sinks=sinks).to_dict()}
+        if "score" not in document and "scale" in document and self.id == "softmax":
+            document["score"] = DotExp(scale=document.pop("scale")).to_dict()
+        return self.from_dict(document)
+
     def __str__(self) -> str:
         return str(self._core)
 
@@ -287,6 +299,15 @@ class Mechanism:
 def mechanisms() -> dict[str, str]:
     """The ids of the presets, each with a sentence on what it is."""
     return dict(_resolvent.presets())
+
+
+def with_bias_of(text: str, shape: Sequence[int]) -> str:
+    """The JSON of a mechanism, of which `text` is JSON or id, with a bias that is a tensor ``[batch, heads, queries, keys]``. Written as
+    text, as compilers trace this."""
+    axes = ",".join(f'"{name}":{"true" if n > 1 else "false"}' for name, n in zip(("batch", "heads", "queries", "keys"), shape))
+    own = text.strip()
+    document = own[:-1] + "," if own.startswith("{") else f'{{"mechanism":"{own}",'
+    return f'{document}"bias":{{"kind":"tensor",{axes}}}}}'
 
 
 @functools.lru_cache(maxsize=256)

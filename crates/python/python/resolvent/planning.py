@@ -30,6 +30,10 @@ class Plan:
     stats: int
     allocated_forward: int
     allocated_backward: int
+    precision: str
+    """Of the products: ``full`` or ``bf16``."""
+    instructions: str
+    """The instructions that compute them."""
     caution: str | None
     """What is allowed and likely a mistake at these sizes."""
 
@@ -43,6 +47,7 @@ def plan(
     causal: bool = False,
     strategy: str = "auto",
     given_landmarks: int | None = None,
+    precision: str = "full",
 ) -> Plan:
     """The plan of a call with queries of shape ``[batch, heads, tokens, channels]``.
 
@@ -64,8 +69,9 @@ def plan(
         channels,
         channels if value_dim is None else value_dim,
     )
-    text, caution = Mechanism.of(mechanism)._core.plan(sizes, causal, strategy, given_landmarks)
+    text, caution = Mechanism.of(mechanism)._core.plan(sizes, causal, strategy, given_landmarks, precision)
     fields = json.loads(text)
     fields["tile"] = tuple(fields["tile"])
+    fields["precision"], fields["instructions"] = fields["arithmetic"]["runs"], fields["arithmetic"]["instructions"]
     names = {field.name for field in dataclasses.fields(Plan)}
     return Plan(**{name: value for name, value in fields.items() if name in names}, caution=caution)

@@ -22,7 +22,7 @@ from .fits import HeadMechanisms
 from .mechanism import Mechanism, MechanismLike, mechanisms
 from .torch import Attention, HeadAttention, attend
 from .torch.heads import by_group, of_heads
-from .values import Dense, DotExp
+from .values import DotExp
 
 __all__ = ["register"]
 
@@ -70,8 +70,8 @@ class _Pattern(NamedTuple):
     pairs: Tensor | None = None
     """Which pairs may meet, or what is added to their logits, ``[batch, 1, queries, keys]``, where that is neither causality nor a
     window."""
-    ahead: bool = False
-    """Whether the cache has room for tokens that are yet to come."""
+    keys: int | None = None
+    """How many slots of a cache that has room for later tokens are taken."""
 
 
 def _refused(what: str, why: str) -> UnsupportedError:
@@ -90,17 +90,13 @@ def _mask(
     device: Any = "cpu",
     **kwargs: Any,
 ) -> Tensor:
-    """The keys that are kept, ``[batch, kv_length]``, and as its attribute the `_Pattern`."""
+    """The keys that are kept, ``[batch, keys]``, and as its attribute the `_Pattern`."""
+    if isinstance(getattr(attention_mask, "_resolvent", None), _Pattern):
+        # Generation makes the mask of a static cache before the model asks for it.
+        assert attention_mask is not None
+        return attention_mask
     q_offset, kv_offset = int(q_offset), int(kv_offset)
-    keep = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    padded = attention_mask is not None
-    if attention_mask is not None:
-        # Slots of a cache that is longer than what has been seen hold nothing.
-        seen = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
-        keep[:, seen.shape[1] :] = False
-        keep[:, : seen.shape[1]] = seen
-    causal, window, pairs = mask_function is causal_mask_function, None, None
-    ahead = False
+    causal, window, pairs, taken = mask_function is causal_mask_function, None, None, None
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         arguments = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
         allowed = sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **arguments)
@@ -108,16 +104,20 @@ def _mask(
         found = _recognised(allowed, q_offset - kv_offset, local_size)
         pairs = allowed if found is None else None
         causal, window = (False, None) if found is None else found
+    if causal and q_offset + q_length < kv_offset + kv_length:
+        # A static cache: no query sees the slots behind the last one, which are left out.
+        kv_length = taken = q_offset + q_length - kv_offset
+    keep = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    padded = attention_mask is not None
+    if attention_mask is not None:
+        # Slots of a cache that is longer than what has been seen hold nothing.
+        seen = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+        keep[:, seen.shape[1] :] = False
+        keep[:, : seen.shape[1]] = seen
     if (causal or window is not None) and q_offset + q_length != kv_offset + kv_length:
-        if q_length > 1:
-            why = "the last query and the last key must be one token; use a dynamic cache"
-            raise _refused("a cache with room for later tokens", why)
-        positions = torch.arange(kv_length, device=device) + kv_offset
-        keep &= positions <= q_offset if causal else keep
-        keep &= (positions - q_offset).abs() < window if window is not None else keep
-        causal, window, padded, ahead = False, None, True, True
+        raise _refused("a cache whose last key is not the last query", "use a dynamic cache, or pass use_cache=False")
     same = q_length == kv_length and q_offset == kv_offset
-    keep._resolvent = _Pattern(causal, window, padded, same, pairs, ahead)  # type: ignore[attr-defined]
+    keep._resolvent = _Pattern(causal, window, padded, same, pairs, taken)  # type: ignore[attr-defined]
     return keep
 
 
@@ -139,27 +139,21 @@ def _adapted(mechanism: Mechanism, scale: float | None, softcap: float | None, w
     document = mechanism.to_dict()
     score = document.get("score", {})
     if sink and not _has_logits(mechanism, document):
-        raise _refused("`s_aux`, a learned sink", f"`{mechanism}` has no logits of products that one could stand beside")
+        raise _refused("`s_aux`, a learned sink", f"`{mechanism}` has no logits of products that one could stand beside; take `softmax`")
     if scale is not None:
         if mechanism.id in _SCALED and document.get("score") is None:
             document["scale"] = scale if document["scale"] is None else document["scale"]
         elif score.get("kind", "").startswith("dot-"):
             score["scale"] = scale if score["scale"] is None else score["scale"]
         else:
-            raise _refused("a scale of the products", f"`{mechanism}` does not multiply queries and keys")
+            raise _refused("a scale of the products", f"`{mechanism}` does not multiply queries and keys; take a score of products, as `softmax` has")
     if softcap is not None:
         if mechanism.id != "softmax" and score.get("kind") != "dot-exp":
-            raise _refused("a softcap", f"`{mechanism}` has no logits to bound")
+            raise _refused("a softcap", f"`{mechanism}` has no logits to bound; take `softmax` or the score dot-exp")
         own = score.get("scale") if score else document.pop("scale")
         document["score"] = DotExp(scale=own, softcap=softcap).to_dict()
-    if window is not None:
-        structure = document.get("structure", {"kind": "dense"})
-        if structure["kind"] != "dense" or structure.get("window") is not None:
-            raise _refused("a sliding window", f"`{mechanism}` does not hold pairs by their positions")
-        document["structure"] = {**structure, **Dense(window=window, sinks=int(sink)).to_dict()}
-        if "score" not in document and "scale" in document and mechanism.id == "softmax":
-            document["score"] = DotExp(scale=document.pop("scale")).to_dict()
-    return Mechanism.from_dict(document)
+    adapted = Mechanism.from_dict(document)
+    return adapted if window is None else adapted.with_window(window, int(sink))
 
 
 def _has_logits(mechanism: Mechanism, document: dict[str, Any]) -> bool:
@@ -209,6 +203,8 @@ def _attention(
     if kwargs.get("output_attentions"):
         raise _refused("output_attentions", "the weights of attention are never formed; leave it out")
     pattern, keep = _pattern(module, query, key, attention_mask, is_causal, sliding_window)
+    if pattern.keys is not None:
+        key, value = key[..., : pattern.keys, :], value[..., : pattern.keys, :]
     crossed = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
     if mechanism.tied and learned is None:
         why = "models have keys of their own; resolvent.convert leaves them out"
@@ -223,9 +219,6 @@ def _attention(
     adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window, sinks is not None)
     # A single new token sees all there is. Which keys it sees by their clusters, causality says.
     chooses = adapted.clustered and adapted._core.row_local
-    if chooses and pattern.ahead:
-        why = "clusters are made of what has come, and it is not known where that ends; use a dynamic cache"
-        raise _refused(f"a cache with room for later tokens with `{mechanism}`", why)
     if adapted.clustered and not chooses and pattern.causal and query.shape[2] < key.shape[2]:
         why = "its clusters are of queries, all of which it has to be given; pass use_cache=False, or take `routed`"
         raise _refused(f"a cache with `{mechanism}`", why)

@@ -5,8 +5,8 @@ modules with learned parameters, and the takeover of ``scaled_dot_product_attent
 from __future__ import annotations
 
 from .attention import Attention, HeadAttention
-from .functional import attend
+from .functional import attend, attend_varlen
 from .modules import MultiheadAttention
 from .takeover import Report, accelerate
 
-__all__ = ["Attention", "HeadAttention", "MultiheadAttention", "Report", "accelerate", "attend"]
+__all__ = ["Attention", "HeadAttention", "MultiheadAttention", "Report", "accelerate", "attend", "attend_varlen"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, Sequence
 
 import torch
@@ -24,6 +25,11 @@ class Options(NamedTuple):
     codebook: Tensor | None = None
     landmark_indices: Tensor | None = None
     dropout: tuple[str, float, int] | None = None
+    precision: str = "full"
+    sequences: tuple[list[int], list[int] | None] | None = None
+    """Cumulative lengths of sequences that lie end to end, of queries and of keys."""
+    clusters: _resolvent.Clusters | None = None
+    """Those of a clustered call, where they have been found."""
 
 
 class Forward(NamedTuple):
@@ -37,35 +43,51 @@ class Forward(NamedTuple):
 def in_rows(x: Tensor, name: str) -> Tensor:
     """`x` with channels side by side, itself where they are: the kernels read rows wherever these lie."""
     try:
-        return x if x.shape[-1:] == (1,) or x.stride()[-1:] == (1,) else x.contiguous()
+        return x if x.is_contiguous() or x.shape[-1:] == (1,) or x.stride()[-1:] == (1,) else x.contiguous()
     except RuntimeError as error:
         raise not_dense(name, error) from error
 
 
 def empty_rows(q: Tensor, rows: int, channels: int, within_tokens: bool = False) -> Tensor:
-    """Room for a result ``[.., rows, channels]``, heads `within_tokens` or where those of `q` are: PyTorch's kernels lay it out so, and
+    """An empty result ``[.., rows, channels]``, heads `within_tokens` or where those of `q` are: PyTorch's kernels lay it out so, and
     nothing is copied where heads are merged."""
+    if not within_tokens and q.is_contiguous() and q.shape[-2:] == (rows, channels):
+        return torch.empty_like(q)
     leading = q.shape[:-2]
-    if q.dim() == 4 and (within_tokens or not q.is_contiguous() and q.stride(1) < q.stride(2)):
-        return torch.empty((leading[0], rows, leading[1], channels), dtype=q.dtype).transpose(1, 2)
+    if q.dim() >= 3 and (within_tokens or not q.is_contiguous() and q.stride(-3) < q.stride(-2)):
+        return torch.empty((*leading[:-1], rows, leading[-1], channels), dtype=q.dtype).transpose(-3, -2)
     return torch.empty((*leading, rows, channels), dtype=q.dtype)
+
+
+#: What the options of most calls are beside the mechanism and causality.
+_ALONE = Options(Mechanism("softmax"))[2:]
+
+
+# A model has few; they hold no tensor.
+@functools.lru_cache(maxsize=256)
+def _call_alone(mechanism: Mechanism, causal: bool, threads: int) -> _resolvent.Call:
+    return _resolvent.Call(mechanism._core, threads=threads, causal=causal)
 
 
 def call_of(
     options: Options, parameters: Sequence[Tensor], clusters: _resolvent.Clusters | None = None
 ) -> _resolvent.Call:
-    threads = told()
+    threads = told() or torch.get_num_threads()
+    if clusters is None and options[2:] == _ALONE:
+        return _call_alone(options.mechanism, options.causal, threads)
     return _resolvent.Call(
         options.mechanism._core,
-        threads=torch.get_num_threads() if threads is None else threads,
+        threads=threads,
         causal=options.causal,
         key_mask=options.key_mask,
         query_mask=options.query_mask,
         parameters=list(zip(options.names, parameters)),
         codebook=options.codebook,
         landmark_indices=options.landmark_indices,
-        clusters=clusters,
+        clusters=options.clusters if clusters is None else clusters,
         dropout=options.dropout,
+        precision=options.precision,
+        sequences=options.sequences,
     )
 
 
@@ -84,8 +106,8 @@ def forward(
     so that the backward pass need not. The result is written to `out`, where it is given, or lies as `q` does."""
     q, k, v = in_rows(q, "q"), None if k is None else in_rows(k, "k"), in_rows(v, "v")
     call = call_of(options, parameters)
-    clusters = None
-    if keep_clusters and options.mechanism.clustered:
+    clusters = options.clusters
+    if keep_clusters and options.mechanism.clustered and clusters is None:
         clusters = call.plan_clusters(q, k, v)
         call = call_of(options, parameters, clusters)
     sizes, rows, statistics = call.lengths(q, k, v)

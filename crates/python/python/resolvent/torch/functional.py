@@ -11,13 +11,13 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ..errors import DTypeError, TensorError, UnsupportedError
 from ..fits import HeadMechanisms
-from ..mechanism import Mechanism, MechanismLike
+from ..mechanism import Mechanism, MechanismLike, with_bias_of
 from . import _kernels
 from ._kernels import Forward, Options
 from .heads import by_group
-from .operators import attend_op, double_backward_refused
+from .operators import attend_op, double_backward_refused, sequences_of
 
-__all__ = ["attend"]
+__all__ = ["attend", "attend_eagerly", "attend_varlen", "parameter_values"]
 
 
 def attend(
@@ -37,6 +37,7 @@ def attend(
     dropout_kind: str = "weights",
     seed: int | None = None,
     enable_gqa: bool = False,
+    precision: str = "full",
 ) -> Tensor:
     """``A(q, k) v``, differentiable in q, k, v and the mechanism's parameters. CPU tensors.
 
@@ -61,12 +62,110 @@ def attend(
         dropout_kind: ``weights``, as PyTorch does it, or ``pairs``, as a mask would.
         seed: Of the dropout; drawn from PyTorch's generator where it is not given.
         enable_gqa: k and v may have fewer heads, which divide those of q: each serves several of them in a row.
+        precision: ``full``, or ``bf16``: products of operands that are rounded to bfloat16, summed in float32, whatever the tensors are
+            stored in. For ``softmax`` and ``infsa``; refused by others.
     """
+    return _attended(
+        q,
+        k,
+        v,
+        mechanism,
+        causal=causal,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        bias=bias,
+        parameters=parameters,
+        codebook=codebook,
+        landmark_indices=landmark_indices,
+        dropout=dropout,
+        dropout_kind=dropout_kind,
+        seed=seed,
+        enable_gqa=enable_gqa,
+        precision=precision,
+    )
+
+
+def attend_varlen(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    mechanism: MechanismLike | HeadMechanisms = "softmax",
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+    codebook: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_kind: str = "weights",
+    seed: int | None = None,
+    enable_gqa: bool = False,
+    precision: str = "full",
+) -> Tensor:
+    """`attend` of sequences of any lengths that lie end to end, without padding: each attends to itself alone.
+
+    Args:
+        q: ``[tokens, heads, channels]``, the tokens of all sequences; k and v likewise.
+        cu_seqlens_q: Cumulative lengths, from 0 to the number of tokens, each larger than the one before; int32 or int64.
+        cu_seqlens_k: The same of the keys, for cross-attention; by default the keys are the queries' tokens.
+        key_mask: ``[tokens]``, true = keep; ``query_mask`` likewise.
+
+    The others are those of `attend`. Sequence ``n`` draws its dropout by a seed of its own; gradients of parameters are of all sequences
+    together. Tensors of single tokens (a bias of pairs, landmark indices, given landmarks) have no place here.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is not None and x.dim() != 3:
+            remedy = "expected [tokens, heads, channels]"
+            raise TensorError(f"tensor `{name}` has {x.dim()} axes; {remedy}", code="shape", tensor=name, remedy=remedy)
+    q, k, v = q.transpose(0, 1), None if k is None else k.transpose(0, 1), v.transpose(0, 1)
+    out = _attended(
+        q,
+        k,
+        v,
+        mechanism,
+        causal=causal,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        parameters=parameters,
+        codebook=codebook,
+        dropout=dropout,
+        dropout_kind=dropout_kind,
+        seed=seed,
+        enable_gqa=enable_gqa,
+        precision=precision,
+        cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
+    )
+    return out.transpose(0, 1)
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    mechanism: MechanismLike | HeadMechanisms,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    parameters: Mapping[str, Tensor] | None,
+    codebook: Tensor | None,
+    dropout: float,
+    dropout_kind: str,
+    seed: int | None,
+    enable_gqa: bool,
+    precision: str,
+    bias: Tensor | None = None,
+    landmark_indices: Tensor | None = None,
+    cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), None if k is None else k.to(dtype), v.to(dtype)
     if not enable_gqa:
-        _refuse_fewer_heads(q, k, v)
+        if k is None or q.shape != k.shape or q.shape != v.shape:
+            _refuse_fewer_heads(q, k, v)
     else:
         # The kernels read heads that are shared as one; where queries are keys, there are as many of these.
         whole = k is None or isinstance(mechanism, HeadMechanisms)
@@ -74,24 +173,33 @@ def attend(
     if isinstance(mechanism, HeadMechanisms):
         _refuse_constants(parameters=parameters, codebook=codebook, landmark_indices=landmark_indices)
         others: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "dropout": dropout, "dropout_kind": dropout_kind}
+        others |= {"precision": precision, "cu_seqlens": cu_seqlens}
         return _by_group(q, k, v, mechanism, bias, seed, causal=causal, **others)
     if bias is not None:
         mechanism, parameters = _with_bias(mechanism, bias, q, v, parameters)
-    names, values = _parameters(parameters)
+    names, values = parameter_values(parameters)
     # Masks are small; a view of a larger one is common.
     masks = [None if mask is None else mask.contiguous() for mask in (key_mask, query_mask)]
     constants = [None if x is None else x.detach().contiguous() for x in (codebook, landmark_indices)]
     if _is_eager(q, k, v, *values):
         drawn = (dropout_kind, dropout, _seed() if seed is None else seed) if dropout else None
-        options = Options(Mechanism.of(mechanism), causal, masks[0], masks[1], names, constants[0], constants[1], drawn)
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *values)):
-            result: Tensor = _Attend.apply(options, q, k, v, *values)
-            return result
-        return _kernels.forward(options, q, k, v, values, keep_state=False).out
+        sequences = sequences_of(*cu_seqlens)
+        options = Options(
+            Mechanism.of(mechanism), causal, masks[0], masks[1], names, constants[0], constants[1], drawn, precision, sequences
+        )
+        return attend_eagerly(options, q, k, v, values)
     seeds = _seeds(seed) if dropout else None
-    rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds)
+    rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds, precision, *cu_seqlens)
     traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest)[0]
     return traced
+
+
+def attend_eagerly(options: Options, q: Tensor, k: Tensor | None, v: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The call without the dispatcher, recorded where gradients are."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *parameters)):
+        result: Tensor = _Attend.apply(options, q, k, v, *parameters)
+        return result
+    return _kernels.forward(options, q, k, v, parameters, keep_state=False).out
 
 
 def _by_group(
@@ -100,7 +208,8 @@ def _by_group(
     def call(n: int, q: Tensor, k: Tensor | None, v: Tensor, bias: Tensor | None) -> Tensor:
         # One seed for all groups would leave out the same pairs of each group's first head.
         own = None if seed is None else (seed + n) % 2**63
-        return attend(q, k, v, mechanisms.groups[n].mechanism, bias=bias, seed=own, **options)
+        rest: dict[str, Any] = {"parameters": None, "codebook": None, "enable_gqa": False, **options}
+        return _attended(q, k, v, mechanisms.groups[n].mechanism, bias=bias, seed=own, **rest)
 
     return by_group(mechanisms, q, k, v, bias, call)
 
@@ -137,11 +246,7 @@ def _with_bias(
     for axis, stride in enumerate(bias.stride()):
         if stride == 0 and bias.shape[axis] > 1:
             bias = bias.narrow(axis, 0, 1)
-    names = ("batch", "heads", "queries", "keys")
-    axes = ",".join(f'"{name}":{"true" if n > 1 else "false"}' for name, n in zip(names, bias.shape))
-    own = _text(mechanism).strip()
-    document = own[:-1] + "," if own.startswith("{") else f'{{"mechanism":"{own}",'
-    return f'{document}"bias":{{"kind":"tensor",{axes}}}}}', {**(parameters or {}), "bias": bias.float().contiguous()}
+    return with_bias_of(_text(mechanism), bias.shape), {**(parameters or {}), "bias": bias.float().contiguous()}
 
 
 class _Attend(torch.autograd.Function):
@@ -202,7 +307,8 @@ def _text(mechanism: MechanismLike) -> str:
     return mechanism._json if isinstance(mechanism, Mechanism) else Mechanism.of(mechanism).to_json()
 
 
-def _parameters(parameters: Mapping[str, Tensor] | None) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+def parameter_values(parameters: Mapping[str, Tensor] | None) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+    """Names and values of a mechanism's parameters, as the kernels read them."""
     if not parameters:
         return (), ()
     for name, values in parameters.items():

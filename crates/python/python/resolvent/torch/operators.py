@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import Error, UnsupportedError
 from ..mechanism import Mechanism
+from ..tensors import cumulative
 from . import _kernels
 from ._kernels import Forward, Options
 
@@ -21,6 +22,14 @@ def double_backward_refused() -> UnsupportedError:
     return UnsupportedError(
         f"resolvent.torch has no second derivatives; {remedy}", code="double-backward", field="create_graph", remedy=remedy
     )
+
+
+def sequences_of(cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor]) -> Optional[Tuple[List[int], Optional[List[int]]]]:
+    """The lengths as the kernels take them."""
+    if cu_seqlens_q is None:
+        return None
+    queries = cumulative(cu_seqlens_q, "cu_seqlens_q")
+    return queries, None if cu_seqlens_k is None else cumulative(cu_seqlens_k, "cu_seqlens_k")
 
 
 def _options(
@@ -35,11 +44,15 @@ def _options(
     dropout_kind: str,
     dropout: float,
     seed: Optional[Tensor],
+    precision: str,
+    cu_seqlens_q: Optional[Tensor],
+    cu_seqlens_k: Optional[Tensor],
 ) -> Options:
     drawn = (dropout_kind, dropout, 0 if seed is None else int(seed)) if dropout else None
     listed = tuple(names.split(",")) if names else ()
     found = Mechanism.of(mechanism)
-    return Options(found, causal, key_mask, query_mask, listed, codebook, landmark_indices, drawn)
+    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k)
+    return Options(found, causal, key_mask, query_mask, listed, codebook, landmark_indices, drawn, precision, sequences)
 
 
 # The arguments of both operators are written out: PyTorch reads their schemas off the signatures.
@@ -59,10 +72,13 @@ def attend_op(
     dropout_kind: str,
     dropout: float,
     seed: Optional[Tensor],
+    precision: str,
+    cu_seqlens_q: Optional[Tensor],
+    cu_seqlens_k: Optional[Tensor],
 ) -> Tuple[Tensor, Tensor]:
     """The output, and the state that the backward pass needs."""
     rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
-    options = _options(parameters, names, *rest)
+    options = _options(parameters, names, *rest, precision, cu_seqlens_q, cu_seqlens_k)
     # In one piece, as compilers are told below.
     done = _kernels.forward(options, q, k, v, [p.contiguous() for p in parameters])
     assert done.state is not None  # kept by default
@@ -88,10 +104,13 @@ def attend_backward_op(
     dropout_kind: str,
     dropout: float,
     seed: Optional[Tensor],
+    precision: str,
+    cu_seqlens_q: Optional[Tensor],
+    cu_seqlens_k: Optional[Tensor],
 ) -> List[Tensor]:
     """Gradients of q, of k unless the mechanism is tied, of v and of the parameters."""
     rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
-    options = _options(parameters, names, *rest)
+    options = _options(parameters, names, *rest, precision, cu_seqlens_q, cu_seqlens_k)
     values = [p.contiguous() for p in parameters]
     saved = Forward(_kernels.in_rows(out, "out"), state.contiguous(), None)
     dq, dk, dv, gradients = _kernels.backward(options, q, k, v, values, saved, dout, [True] * len(values))
@@ -99,10 +118,13 @@ def attend_backward_op(
 
 
 @attend_op.register_fake
-def _(q, k, v, parameters, names, key_mask, query_mask, codebook, landmark_indices, mechanism, causal, *dropout):  # type: ignore[no-untyped-def]
-    found = Mechanism.of(mechanism)
+def _(q, k, v, parameters, names, key_mask, query_mask, codebook, indices, mechanism, causal, *rest):  # type: ignore[no-untyped-def]
+    found, (cu_seqlens_q, cu_seqlens_k) = Mechanism.of(mechanism), rest[-2:]
     given = [p.shape[-2] for name, p in zip(names.split(","), parameters) if name == "given_landmarks"]
-    length = _state_length(found, _sizes(q, v), causal, int(given[0]) if given else None)
+    if cu_seqlens_q is None:
+        length = _state_length(found, _sizes(q, v), causal, int(given[0]) if given else None)
+    else:
+        length = _state_length_of_sequences(found, _sizes(q, v), causal, cu_seqlens_q.shape[0] - 1, cu_seqlens_k is None)
     rows = 1 if _is_pooled_once(found) else q.shape[-2]
     return q.new_empty((*q.shape[:-2], rows, v.shape[-1])), q.new_empty((length,), dtype=torch.float32)
 
@@ -114,24 +136,22 @@ def _(dout, out, state, q, k, v, parameters, *rest):  # type: ignore[no-untyped-
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, parameters, names, key_mask, query_mask, codebook, landmark_indices, *rest, seed = inputs
-    ctx.count, ctx.names, ctx.rest = len(parameters), names, rest
-    ctx.save_for_backward(
-        q, k, v, key_mask, query_mask, codebook, landmark_indices, seed, *output, *parameters
-    )
+    q, k, v, parameters, ctx.names, *rest = inputs
+    constants, ctx.rest, (seed, ctx.precision, *lengths) = rest[:4], rest[4:8], rest[8:]
+    ctx.save_for_backward(q, k, v, *constants, seed, *lengths, *output, *parameters)
     # What the state is made of enters the output alone.
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Any, ...]:
-    q, k, v, key_mask, query_mask, codebook, indices, seed, out, state, *parameters = ctx.saved_tensors
-    gradients = attend_backward_op(
-        dout, out, state, q, k, v, parameters, ctx.names, key_mask, query_mask, codebook, indices, *ctx.rest, seed
-    )
+    q, k, v, *constants, seed, cu_seqlens_q, cu_seqlens_k, out, state = ctx.saved_tensors[:12]
+    parameters = list(ctx.saved_tensors[12:])
+    rest = (*constants, *ctx.rest, seed, ctx.precision, cu_seqlens_q, cu_seqlens_k)
+    gradients = attend_backward_op(dout, out, state, q, k, v, parameters, ctx.names, *rest)
     dq, *others = gradients
     dk = None if k is None else others.pop(0)
     dv, *of_parameters = others
-    return (dq, dk, dv, of_parameters) + (None,) * 10
+    return (dq, dk, dv, of_parameters) + (None,) * 13
 
 
 def _refuse(ctx: Any, *gradients: Any) -> Any:
@@ -166,6 +186,22 @@ def _state_length(mechanism: Mechanism, sizes: tuple[_Size, ...], causal: bool, 
         return batch * (constant + per_query * seq_q + per_key * seq_kv)
     known = (int(batch), fixed[0], int(seq_q), int(seq_kv), *fixed[1:])
     return mechanism._core.lengths(known, causal, "auto", given)[1]
+
+
+def _state_length_of_sequences(mechanism: Mechanism, sizes: tuple[_Size, ...], causal: bool, count: _Size, square: bool) -> _Size:
+    """The same of `count` sequences end to end, whose lengths nobody knows before the call."""
+    _, heads, seq_q, seq_kv, head_dim, value_dim = sizes
+    formula = _formula(mechanism, (int(heads), int(head_dim), int(value_dim)), causal, None, square)
+    if formula is None:
+        remedy = "call it outside of what is compiled or exported"
+        raise UnsupportedError(
+            f"sequences end to end with `{mechanism}` while compiling are not supported: its state depends on each length; {remedy}",
+            code="unsupported",
+            field="cu_seqlens_q",
+            remedy=remedy,
+        )
+    constant, per_query, per_key = formula
+    return count * constant + per_query * seq_q + per_key * seq_kv
 
 
 @functools.lru_cache(maxsize=256)

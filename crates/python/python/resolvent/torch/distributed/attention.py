@@ -12,20 +12,23 @@ from ...mechanism import Mechanism, MechanismLike
 from ...values import DotRelu, DotSquaredRelu, Unnormalised
 from .._kernels import Options
 from ..functional import attend as attend_here
+from ..functional import parameter_values
 from . import landmarks, sums
 from .call import Call, refused
+from .clusters import clustered
 from .collectives import Shards, gather, prefix_sum, total
 from .ring import Part, ring
 
 __all__ = ["attend", "exchange_of"]
 
-#: Presets with fields of their own, and what their shards meet in. Others are told by their four values.
+#: Presets with fields of their own, and what their shards exchange. For others their four values decide.
 _PRESETS = {
     "softmax": "ring",
     "fna": "ring",
     "infsa": "norm",
     "uniform": "sums",
     "linear-infsa": "sums",
+    "ssa": "clusters",
     "soft": "landmarks",
     "soft-pp": "landmarks",
     "laplacian": "landmarks",
@@ -108,13 +111,14 @@ def _computation(way: str, mechanism: Mechanism) -> Callable[[Call, Shards], Ten
         "soft-pp": landmarks.soft,
         "laplacian": landmarks.laplacian,
     }
-    usual = {"sums": sums.features, "landmarks": landmarks.factors, "ring": _ring, "norm": _infsa, "gather": _gathered, "edges": _gathered}
+    usual = {"sums": sums.features, "landmarks": landmarks.factors, "ring": _ring, "norm": _infsa, "clusters": clustered}
+    usual |= {"gather": _gathered, "edges": _gathered}
     return own.get(mechanism.id, usual[way]) if way in ("sums", "landmarks") else usual[way]
 
 
 def exchange_of(mechanism: MechanismLike, causal: bool = False) -> str:
     """What the shards of a mechanism exchange: ``sums``, ``landmarks``, a ``norm`` and blocks, blocks along a ``ring``, ``edges`` of a window,
-    or all keys and values (``gather``).
+    all keys and values (``gather``), or these and all queries, which are clustered (``clusters``).
 
     Raises:
         UnsupportedError: The mechanism has no form in shards; it says why.
@@ -123,8 +127,8 @@ def exchange_of(mechanism: MechanismLike, causal: bool = False) -> str:
     causal, document = causal or found.causal, found.to_dict()
     way = _of_values(found, document) if "structure" in document else _PRESETS.get(found.id)
     if document.get("bias") is not None:
-        # Distances are within windows, too.
-        way = way if way == "edges" else "gather" if found._core.row_local else None
+        # Distances are within windows, too; clusters have the places of all tokens.
+        way = way if way in ("edges", "clusters") else "gather" if found._core.row_local else None
         if document["bias"]["kind"] == "tensor":
             raise refused("a bias of single pairs", "its numbers would have to be spread as well")
     if way is None or found.id == "fna" and document["norm_exponent"] != 0:
@@ -156,7 +160,7 @@ def _of_values(mechanism: Mechanism, document: dict[str, Any]) -> str | None:
     if every and plain and score in _LOG_SCORES:
         return "ring"
     if not mechanism._core.row_local:
-        return None
+        return "clusters" if structure == "clustered" and (plain or normalisation == "none") else None
     return "edges" if _edge(document) is not None else "gather"
 
 
@@ -170,8 +174,6 @@ def _way(exchange: str, mechanism: Mechanism, causal: bool) -> str:
 
 
 def _why_not(mechanism: Mechanism, document: dict[str, Any]) -> str:
-    if mechanism.clustered:
-        return "clusters are of all queries; take `routed`, whose clusters are of keys"
     if mechanism.id == "infsa-resolvent" or document.get("series", {}).get("kind") in ("hops", "resolvent"):
         return "a series has one round per hop; take a mechanism of one hop"
     if document.get("structure", {}).get("kind") == "nystrom":
@@ -195,7 +197,8 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor, mechanism: Mechanism, causal:
         remedy = "give all the same batch and heads, q and k the same channels, and k and v the same tokens"
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)) if x is not None)
         raise TensorError(f"attend: {shapes}; {remedy}", code="shape", tensor="k" if k is not None else "v", remedy=remedy)
-    if (causal or "factors" in str(mechanism.to_dict().get("normalisation"))) and q.shape[-2] != v.shape[-2]:
+    clusters_queries = mechanism.clustered and not mechanism._core.row_local
+    if (causal or clusters_queries or "factors" in str(mechanism.to_dict().get("normalisation"))) and q.shape[-2] != v.shape[-2]:
         remedy = "give every process the same tokens of both"
         message = f"attend: {q.shape[-2]} queries beside {v.shape[-2]} keys of this process with `{mechanism}`; {remedy}"
         raise TensorError(message, code="shape", tensor="q", remedy=remedy)
@@ -216,12 +219,8 @@ def _check_masks(q: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tens
         raise TensorError(f"masks of `{mechanism}` differ; {remedy}", code="mask", tensor="query_mask", remedy=remedy)
 
 
-def _values(parameters: Mapping[str, Tensor]) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
-    return tuple(parameters), tuple(x.float().contiguous() for x in parameters.values())
-
-
 def _ring(call: Call, shards: Shards) -> Tensor:
-    names, values = _values(call.parameters)
+    names, values = parameter_values(call.parameters)
     options = Options(call.mechanism, call.causal, None, _mask(call.query_mask), names)
     return ring([Part(options, values, means=True)], shards, call.q, call.keys, call.v, call.key_mask)[0]
 

@@ -10,12 +10,23 @@ from torch import Tensor
 from ...errors import UnsupportedError
 from ...mechanism import Mechanism
 
-__all__ = ["Call", "refused"]
+__all__ = ["Call", "divided", "refused", "with_ones"]
 
 
 def refused(what: str, why: str) -> UnsupportedError:
     """What cannot be computed in shards."""
     return UnsupportedError(f"{what} is not supported in shards: {why}", code="unsupported", field="mechanism", remedy=why)
+
+
+def divided(x: Tensor, by: Tensor) -> Tensor:
+    """The quotient, 0 where the divisor is."""
+    empty = by == 0
+    return torch.where(empty, 0.0, x / torch.where(empty, 1.0, by))
+
+
+def with_ones(v: Tensor) -> Tensor:
+    """Values with a channel of ones, whose weighted sum is that of the weights."""
+    return torch.cat((v, torch.ones_like(v[..., :1])), -1)
 
 
 class Call:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import ConfigurationError, TensorError
 from ..operators import double_backward_refused
 
-__all__ = ["Shards", "Shift", "Traffic", "gather", "largest", "once", "prefix_sum", "reduced", "start_shift", "total", "traffic"]
+__all__ = ["Shards", "Shift", "Traffic", "gather", "largest", "prefix_sum", "reduced", "refuse_second_derivatives", "total", "traffic"]
 
 
 @dataclasses.dataclass
@@ -121,7 +121,7 @@ class Shards:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
-def once() -> None:
+def refuse_second_derivatives() -> None:
     """Refuses a backward pass that is to be differentiated itself."""
     if torch.is_grad_enabled():
         raise double_backward_refused()
@@ -164,7 +164,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
-        once()
+        refuse_second_derivatives()
         return reduced(dout, ctx.shards), None
 
 
@@ -206,7 +206,7 @@ class _PrefixSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
-        once()
+        refuse_second_derivatives()
         return _scanned(dout, ctx.shards, -1), None
 
 
@@ -217,7 +217,7 @@ def prefix_sum(x: Tensor, shards: Shards) -> Tensor:
 
 
 class Shift:
-    """Tensors on their way to the next process of a ring, and those that come from the one before."""
+    """Tensors on their way to one process, and those that come from another. Either process may be missing."""
 
     def __init__(self, sent: Sequence[Tensor], to: int | None, found: Sequence[Tensor], of: int | None, shards: Shards) -> None:
         # Sent before anything is waited for, and kept until it has arrived.
@@ -232,30 +232,25 @@ class Shift:
         return self.found
 
 
-def start_shift(sent: Sequence[Tensor], to: int | None, found: Sequence[Tensor], of: int | None, shards: Shards) -> Shift:
-    """Begins to send to one process and to receive from another, either of which may be missing."""
-    return Shift(sent, to, found, of, shards)
-
-
 class _Gather(torch.autograd.Function):
     """The tokens of the whole sequence that a process needs, of those that have them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shards: Shards, needed: Sequence[tuple[int, int]]) -> Tensor:
         ctx.shards, ctx.needed, rank = shards, needed, shards.rank
-        parts = [x[..., slice(*_met(shards, rank, needed[n])), :].contiguous() for n in range(shards.size)]
-        spans = [_met(shards, n, needed[rank]) for n in range(shards.size)]
+        parts = [x[..., slice(*_overlap(shards, rank, needed[n])), :].contiguous() for n in range(shards.size)]
+        spans = [_overlap(shards, n, needed[rank]) for n in range(shards.size)]
         found = [parts[n] if n == rank else x.new_empty((*x.shape[:-2], end - begin, x.shape[-1])) for n, (begin, end) in enumerate(spans)]
         _traded(parts, found, shards)
         return torch.cat(found, -2)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
-        once()
+        refuse_second_derivatives()
         shards, needed, rank = ctx.shards, ctx.needed, ctx.shards.rank
-        spans = [_met(shards, n, needed[rank]) for n in range(shards.size)]
+        spans = [_overlap(shards, n, needed[rank]) for n in range(shards.size)]
         parts = [part.contiguous() for part in torch.split(dout, [end - begin for begin, end in spans], -2)]
-        own = [_met(shards, rank, needed[n]) for n in range(shards.size)]
+        own = [_overlap(shards, rank, needed[n]) for n in range(shards.size)]
         found = [parts[n] if n == rank else dout.new_empty((*dout.shape[:-2], e - b, dout.shape[-1])) for n, (b, e) in enumerate(own)]
         _traded(parts, found, shards)
         result = dout.new_zeros((*dout.shape[:-2], shards.lengths[rank], dout.shape[-1]))
@@ -265,7 +260,7 @@ class _Gather(torch.autograd.Function):
         return result, None, None
 
 
-def _met(shards: Shards, rank: int, needed: tuple[int, int]) -> tuple[int, int]:
+def _overlap(shards: Shards, rank: int, needed: tuple[int, int]) -> tuple[int, int]:
     """Which tokens of a shard lie in a range of the whole sequence, counted from the shard's first."""
     begin, length = sum(shards.lengths[:rank]), shards.lengths[rank]
     low, high = (min(max(at - begin, 0), length) for at in needed)

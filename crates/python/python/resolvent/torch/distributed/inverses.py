@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .collectives import once
+from .collectives import refuse_second_derivatives
 
 __all__ = ["inverse", "pseudo_inverse"]
 
@@ -22,7 +22,7 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        once()
+        refuse_second_derivatives()
         (y,) = ctx.saved_tensors
         return -(y.mT @ dy @ y.mT), None
 

@@ -15,9 +15,9 @@ from ...mechanism import Mechanism
 from ...values import Gaussian, Laplacian, Unnormalised
 from .. import _kernels
 from .._kernels import Forward, Options
-from ..functional import attend
-from .call import Call, refused
-from .collectives import Shards, largest, once, reduced, total
+from ..functional import attend, parameter_values
+from .call import Call, divided, refused, with_ones
+from .collectives import Shards, largest, reduced, refuse_second_derivatives, total
 from .inverses import inverse, pseudo_inverse
 from .ring import Rows
 
@@ -74,9 +74,9 @@ def _means(x: Tensor, keep: Tensor, m: dict[str, Any], shards: Shards) -> tuple[
     # Numbers of tokens have no gradient, but are on the way with what has.
     width = x.shape[1] * x.shape[-1]
     flat = summed.transpose(1, 2).reshape(x.shape[0], count, width).float()
-    met = total(torch.cat((flat, counts[:, 0, :, None]), -1), shards)
-    counts = met[..., width].detach()
-    means = met[..., :width] / counts.clamp_min(1.0)[..., None]
+    sums = total(torch.cat((flat, counts[:, 0, :, None]), -1), shards)
+    counts = sums[..., width].detach()
+    means = sums[..., :width] / counts.clamp_min(1.0)[..., None]
     return means.reshape(x.shape[0], count, *x.shape[1::2]).transpose(1, 2), counts > 0
 
 
@@ -96,24 +96,20 @@ def _alone(a: Tensor, alive: Tensor) -> Tensor:
     return a + torch.diag_embed((~alive).to(a.dtype))[:, None]
 
 
-def _with_ones(v: Tensor) -> Tensor:
-    return torch.cat((v, torch.ones_like(v[..., :1])), -1)
-
-
 def soft(call: Call, shards: Shards) -> Tensor:
     """``P^T c Y c (P v)``. "Softmax-free Linear Transformers", eq. 7 and 17: the landmarks and ``P v`` are exchanged."""
     m = call.document
     affinity = Mechanism(score=Gaussian(scale=m["scale"]), normalisation=Unnormalised())
     learned = {name: x for name, x in call.parameters.items() if name == "scale"}
     u, alive = _means(call.keys.float(), call.keys_kept(call.q.float()), m, shards)
-    values = _with_ones(call.v.float())
-    met = attend(u, call.keys.float(), values, affinity, query_mask=alive, key_mask=call.key_mask, parameters=learned)
-    met = total(met, shards).double()
+    values = with_ones(call.v.float())
+    sums = attend(u, call.keys.float(), values, affinity, query_mask=alive, key_mask=call.key_mask, parameters=learned)
+    sums = total(sums, shards).double()
     a = _alone(_among(u, u, [alive, alive], affinity, learned), alive)
     y = inverse(a, m["inverse"], m["ridge"], m["newton_iterations"], m["newton_init"], m["gradient"] == "implicit")
-    z = met[..., :-1]
+    z = sums[..., :-1]
     if call.mechanism.id == "soft-pp":
-        degree = met[..., -1:].clamp_min(1e-30) if m["degree"] == "token" else a.sum(-1, keepdim=True)
+        degree = sums[..., -1:].clamp_min(1e-30) if m["degree"] == "token" else a.sum(-1, keepdim=True)
         z = degree.rsqrt() * (y @ (degree.rsqrt() * z))
     else:
         z = y @ z
@@ -141,10 +137,10 @@ def _whitened(call: Call, m: dict[str, Any], shards: Shards, cq: Tensor, columns
     """The rows from ``Cq`` and ``Ck X``. The variance of a column is a form of the covariance of the rows of ``Cq``."""
     rows, keys = call.rows(cq), call.keys_kept(cq)
     numbers = torch.cat([x.expand(call.q.shape[0], 1, -1).sum(-1) for x in (rows, keys)], -1)
-    met = total(torch.cat((cq.sum(-2), columns.sum(-2), call.v.double().sum(-2)), -1), shards)
+    sums = total(torch.cat((cq.sum(-2), columns.sum(-2), call.v.double().sum(-2)), -1), shards)
     numbers = total(numbers, shards).clamp_min(1.0)[:, None, None, :]
     queries, seen = numbers[..., :1], numbers[..., 1:]
-    of_cq, of_columns, values = torch.split(met[..., None, :], [cq.shape[-1], cq.shape[-1], call.v.shape[-1]], -1)
+    of_cq, of_columns, values = torch.split(sums[..., None, :], [cq.shape[-1], cq.shape[-1], call.v.shape[-1]], -1)
     centred = (cq - of_cq / queries) * rows[..., None]
     inverse_deviation = 1.0
     if m["whitening"] == "diagonal":
@@ -168,10 +164,11 @@ def factors(call: Call, shards: Shards) -> Tensor:
     a = _among(of_q, of_k, [alive_q, alive_k], affinity, learned)
     both = (alive_q & alive_k).to(a.dtype)
     z = pseudo_inverse(a + m["ridge"] * torch.diag_embed(both)[:, None], m["newton_iterations"])
-    options = Options(affinity, key_mask=call.key_mask, query_mask=alive_q, names=tuple(learned))
+    names, parameters = parameter_values(learned)
+    options = Options(affinity, key_mask=call.key_mask, query_mask=alive_q, names=names)
     values = (of_q, call.keys.float().contiguous(), call.v.float().contiguous())
-    met: Tensor = _Merged.apply(options, shards, *values, *(x.float().contiguous() for x in learned.values()))
-    through = (z @ met.double()).float()
+    sums: Tensor = _Merged.apply(options, shards, *values, *parameters)
+    through = (z @ sums.double()).float()
     return attend(call.q.float(), of_k, through, affinity, key_mask=alive_k, query_mask=call.query_mask, parameters=learned)
 
 
@@ -185,9 +182,9 @@ class _Merged(torch.autograd.Function):
         most = largest(own.logs, shards)
         most = torch.where(most.isfinite(), most, 0.0)
         share = (own.logs - most).exp().float()[..., None]
-        met = reduced(torch.cat((own.out * share, share), -1), shards)
-        divisor = met[..., -1:]
-        own.out = torch.where(divisor == 0, 0.0, met[..., :-1] / torch.where(divisor == 0, 1.0, divisor))
+        sums = reduced(torch.cat((own.out * share, share), -1), shards)
+        divisor = sums[..., -1:]
+        own.out = divided(sums[..., :-1], divisor)
         own.logs = divisor[..., 0].double().log() + most
         done = own.result()
         ctx.options, ctx.shards = options, shards
@@ -196,7 +193,7 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        once()
+        refuse_second_derivatives()
         q, k, v, out, state, *parameters = ctx.saved_tensors
         saved, wanted = Forward(out, state, None), [True] * len(parameters)
         # What is made of the rows, each process makes by itself.

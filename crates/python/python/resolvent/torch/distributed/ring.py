@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import _kernels
 from .._kernels import Forward, Options
-from .collectives import Shards, once, start_shift
+from .collectives import Shards, Shift, refuse_second_derivatives
 
 __all__ = ["Part", "Rows", "ring"]
 
@@ -64,15 +64,16 @@ def _passing(own: _Block, shards: Shards, causal: bool) -> Iterator[_Block | Non
         more = step + 1 < size and (not causal or rank > step)
         source = (rank - step - 1) % size
         sent = [block.k, block.v, block.keep.to(torch.uint8)]
-        found = [_room(x, axis, shards.lengths[source]) for x, axis in zip(sent, (-2, -2, -1))] if more else []
-        moving = start_shift(sent, (rank + 1) % size if further else None, found, (rank - 1) % size if more else None, shards)
+        found = [_buffer(x, axis, shards.lengths[source]) for x, axis in zip(sent, (-2, -2, -1))] if more else []
+        moving = Shift(sent, (rank + 1) % size if further else None, found, (rank - 1) % size if more else None, shards)
         yield block if here else None
         moving.wait()
         if more:
             block = _Block(source, found[0], found[1], found[2].to(torch.bool))
 
 
-def _room(x: Tensor, axis: int, tokens: int) -> Tensor:
+def _buffer(x: Tensor, axis: int, tokens: int) -> Tensor:
+    """Memory for the same tensor of a shard with so many tokens."""
     shape = list(x.shape)
     shape[axis] = tokens
     return x.new_empty(shape)
@@ -132,7 +133,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *douts: Tensor) -> tuple[Any, ...]:
-        once()
+        refuse_second_derivatives()
         parts, shards = ctx.parts, ctx.shards
         keep, q, k, v, *saved = ctx.saved_tensors
         queries, count = q.float().contiguous(), len(parts)
@@ -157,7 +158,7 @@ class _Ring(torch.autograd.Function):
             found = sent if step == 0 else [torch.empty(x.shape) for x in home] if back is not None else []
             if step:
                 to = None if block is None else block.source
-                found = start_shift(sent, to, found, back, shards).wait()
+                found = Shift(sent, to, found, back, shards).wait()
             for into, x in zip(home, found):
                 into += x
         return (None, None, None, dq.to(q.dtype), home[0].to(k.dtype), home[1].to(v.dtype), *of_parameters)

@@ -1,4 +1,4 @@
-"""Mechanisms whose shards meet in sums that are no longer than a row or a matrix of channels: `uniform`, `linear-infsa`, features."""
+"""Mechanisms whose shards exchange sums that are no longer than a row or a matrix of channels: `uniform`, `linear-infsa`, features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..functional import attend
-from .call import Call
+from .call import Call, divided, with_ones
 from .collectives import Shards, largest, prefix_sum, total
 
 __all__ = ["features", "linear_infsa", "uniform"]
@@ -19,12 +19,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "abs": torch.abs,
     "gelu": torch.nn.functional.gelu,
 }
-
-
-def divided(x: Tensor, by: Tensor) -> Tensor:
-    """The quotient, 0 where the divisor is."""
-    empty = by == 0
-    return torch.where(empty, 0.0, x / torch.where(empty, 1.0, by))
 
 
 def uniform(call: Call, shards: Shards) -> Tensor:
@@ -47,8 +41,8 @@ def linear_infsa(call: Call, shards: Shards) -> Tensor:
     u = _share(of_q * call.rows(q), m["eps"], shards)
     for _ in range(m["iterations"]):
         ahead = [(u[..., None] * q).sum(-2), (u * of_q).sum(-1, keepdim=True)]
-        met = total(torch.cat(ahead, -1), shards)
-        logits = (k * met[..., None, :-1]).sum(-1) + bias * of_k * met[..., -1:]
+        summed = total(torch.cat(ahead, -1), shards)
+        logits = (k * summed[..., None, :-1]).sum(-1) + bias * of_k * summed[..., -1:]
         u = _share(_ACTIVATIONS[m["activation"]](scale * logits) * call.keys_kept(k), m["eps"], shards)
         # Where a further step follows, the tokens are queries too.
         u = u if m["iterations"] == 1 else u * call.rows(q)
@@ -77,8 +71,7 @@ def features(call: Call, shards: Shards) -> Tensor:
     v = call.v.float().to(phi_k.dtype)
     # A masked key has features of its own, those of zero.
     phi_k = phi_k * call.keys_kept(phi_k)[..., None]
-    values = torch.cat((v, torch.ones_like(v[..., :1])), -1)
-    sums = phi_k.mT @ values
+    sums = phi_k.mT @ with_ones(v)
     if not call.causal:
         summed = phi_q @ total(sums, shards)
     else:
