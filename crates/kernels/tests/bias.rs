@@ -230,6 +230,19 @@ fn biases_by_distance_are_those_of_the_papers() {
     let number = |h: usize, ahead: i64, _| table[h * 8 + 4 * usize::from(ahead > 0) + bucket(ahead.abs())];
     assert_same(&p, &as_tensor(&p, number));
 
+    // Powers of two begin buckets of their own: 8 to 15, 16 to 31, 32 to 63 in steps of a half each.
+    let shape = Shape::square(1, 1, 70, 3);
+    let p = biased(softmax, r#"{"kind": "buckets", "count": 32, "max_distance": 128}"#, shape, 2, false);
+    let table = p.parameters[&Parameter::Bias].clone();
+    let first = [8, 12, 16, 23, 32, 46, 64];
+    let bucket = |distance: i64| match distance {
+        0..8 => distance as usize,
+        _ => 7 + first.iter().filter(|&&first| first <= distance).count(),
+    };
+    let number = |_, ahead: i64, _| table[16 * usize::from(ahead > 0) + bucket(ahead.abs())];
+    assert_same(&p, &as_tensor(&p, number));
+
+    let shape = Shape::square(1, 4, 30, 3);
     let p = biased(softmax, r#"{"kind": "grid", "height": 5, "width": 6}"#, shape, 3, false);
     let table = p.parameters[&Parameter::Bias].clone();
     let number = |h: usize, _, [i, j]: [usize; 2]| table[h * 99 + (i / 6 + 4 - j / 6) * 11 + i % 6 + 5 - j % 6];
@@ -318,6 +331,10 @@ fn what_cannot_be_added_is_refused() {
         let error = p.solve::<f32>(Strategy::Fused, None).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
     }
+    // Numbers are looked at in parts, of which this is not the first.
+    let mut long = biased(softmax, TENSORS[0], Shape::square(1, 1, 150, 4), 7, false);
+    *long.parameters.get_mut(&Parameter::Bias).unwrap().last_mut().unwrap() = f32::NAN;
+    assert!(long.solve::<f32>(Strategy::Fused, None).unwrap_err().to_string().contains("bias"));
     p.parameters.get_mut(&Parameter::Bias).unwrap().pop();
     assert!(matches!(p.solve::<f32>(Strategy::Fused, None), Err(Error::Length { tensor: "bias", .. })));
     p.parameters.clear();

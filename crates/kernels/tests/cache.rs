@@ -231,6 +231,18 @@ fn tiny_tokens_decode_as_others() {
     }
 }
 
+/// Rows that leave f32 are told, where tokens do not; no number gives none.
+#[test]
+fn rows_beyond_f32_are_told() {
+    let mut cache = Cache::new(&Mechanism::preset("infsa").unwrap(), 1, 1, 2, 2, 8).unwrap();
+    let refused = cache.step(&inputs(&[10.0; 2], &[10.0; 2], &[3e38; 2]), &mut [0.0; 2]).unwrap_err();
+    assert!(matches!(refused, Error::Overflow { tensor: "out", .. }), "{refused}");
+    let mut cache = Cache::new(&Mechanism::preset("softmax").unwrap(), 1, 1, 2, 2, 8).unwrap();
+    let mut out = [0.0; 2];
+    cache.step(&inputs(&[1.0; 2], &[1.0; 2], &[f32::NAN; 2]), &mut out).unwrap();
+    assert!(out.iter().all(|x| x.is_nan()));
+}
+
 #[test]
 fn what_cannot_be_decoded_is_refused() {
     let kernel = r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "none"}"#;

@@ -28,6 +28,18 @@ fn rows_without_an_entry_miss_everything() {
     }
 }
 
+/// Where every pair is exact nothing is missed.
+#[test]
+fn a_single_cluster_misses_nothing() {
+    for fields in [r#""estimator": "centroid""#, r#""samples": 2"#] {
+        let p = problem(ssa(&format!(r#""clusters": 1, {fields}"#)), Shape::square(1, 1, 20, 4), 4);
+        let bounds = certificate(&p);
+        for bound in [bounds.missed_mass, bounds.total_variation, bounds.output_error] {
+            assert!(bound.iter().all(|&x| x == 0.0), "{fields}: {bound:?}");
+        }
+    }
+}
+
 const PLANNERS: &[&str] = &[
     r#""clusters": 5, "estimator": "centroid""#,
     r#""clusters": 6, "estimator": "centroid", "cluster_on": "keys", "outlier_globals": 3, "outlier_queries": 4"#,

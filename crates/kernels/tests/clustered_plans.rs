@@ -170,6 +170,14 @@ fn strays_see_global_tokens_alone() {
         let spoilt = PlanTensors { label_k: [&t.label_k[..5], &[-2], &t.label_k[6..]].concat(), ..t };
         let refused = ClusterPlan::from_tensors(&spoilt, &p.shape).unwrap_err();
         assert!(matches!(refused, Error::Index { tensor: "label_k", index: 5, value: -2, .. }), "{refused}");
+        // Without a mask of the queries, too.
+        (p.key_mask, p.query_mask) = (Some((0..20).map(|n| n != 0).collect()), None);
+        assert_eq!(p.plan().to_tensors().label_q[0], -2, "{fields}");
+        p = problem(ssa(&fields), Shape { heads: 2, ..p.shape }, 5);
+        let mut second = p.plan().to_tensors();
+        second.label_q[25] = -2;
+        let refused = ClusterPlan::from_tensors(&second, &p.shape).unwrap_err();
+        assert!(matches!(refused, Error::Index { tensor: "label_q", index: 25, value: -2, .. }), "{refused}");
     }
 }
 

@@ -1,11 +1,11 @@
 //! Reading a mechanism: every field with its default, read and written back.
 
 use resolvent_kernels::{
-    Mechanism,
+    Mechanism, Shape,
     mechanism::{
-        Activation, Centering, Degree, DistanceKernel, Fna, Infsa, InfsaResolvent, Inverse, InverseGradient, Landmarks,
-        Laplacian, LaplacianExact, LinearInfsa, Manifold, NewtonInit, NormBias, PoolWindows, PowerOperator, Soft,
-        Softmax, Uniform, WeightScale, Whitening,
+        Activation, Centering, CosineExp, Degree, DistanceKernel, Fna, Infsa, InfsaResolvent, Inverse, InverseGradient,
+        Landmarks, Laplacian, LaplacianExact, LinearInfsa, Manifold, NewtonInit, NormBias, PoolWindows, PowerOperator,
+        Soft, Softmax, Uniform, WeightScale, Whitening,
     },
 };
 
@@ -309,6 +309,12 @@ fn automatic_norm_bias_is_the_mean_cosine() {
     assert_eq!(NormBias::Value(0.25).value(64), 0.25);
 }
 
+/// The scale of `cosine` where nothing tells it.
+#[test]
+fn cosines_are_taken_ten_times() {
+    assert_eq!(CosineExp::default().scale, 10.0);
+}
+
 #[test]
 fn worst_case_iterations_of_the_series() {
     for (gamma, expected) in [(0.7, 43), (0.95, 328), (0.99, 1833)] {
@@ -342,6 +348,14 @@ fn a_configured_number_of_landmarks_stays() {
     };
     assert_eq!(given("").with_given_landmarks(5), given(r#", "count": 5"#));
     assert_eq!(given(r#", "count": 3"#).with_given_landmarks(5), given(r#", "count": 3"#));
+}
+
+#[test]
+fn a_single_landmark_of_several_tokens_is_a_caution() {
+    let soft = Mechanism::from_json(&with("soft", r#""landmarks": {"kind": "pool", "ratio": 4}"#)).unwrap();
+    let caution = |tokens| soft.caution_at(&Shape::square(1, 1, tokens, 4));
+    assert!(caution(4).unwrap().contains("single landmark"));
+    assert_eq!([caution(1), caution(8)], [None; 2]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod threads;
 
 use std::fmt::Write;
 
-use resolvent_kernels::{Mechanism, Shape, Strategy, plan};
+use resolvent_kernels::{Heads, Mechanism, Plan, Sequences, Shape, Strategy, VarlenOperator, plan};
 use support::random::{VARIANTS, fitting};
 use threads::on_threads;
 
@@ -28,27 +28,72 @@ fn costs(mechanism: &Mechanism, shape: &Shape, strategy: Strategy) -> [u64; 6] {
     [flops, exps, bytes].concat().try_into().unwrap()
 }
 
+/// Every structure with every series that it has.
+fn compositions() -> Vec<String> {
+    let structures = [
+        r#""structure": {"kind": "dense"}"#,
+        r#""score": {"kind": "levy"}, "normalisation": {"kind": "row", "density_exponent": 0.5}"#,
+        r#""score": {"kind": "dot-relu"}, "normalisation": {"kind": "frobenius"}, "structure": {"kind": "dense", "window": 70, "sinks": 2}"#,
+        r#""structure": {"kind": "clustered", "clusters": 3, "samples": 2}"#,
+        r#""structure": {"kind": "clustered", "clusters": 3, "estimator": "centroid", "routes": 2}"#,
+        r#""score": {"kind": "cosine-exp"}, "structure": {"kind": "nystrom", "landmarks": {"kind": "pool", "count": 4}}"#,
+        r#""score": {"kind": "levy"}, "structure": {"kind": "nystrom", "landmarks": {"kind": "pool", "count": 3}}"#,
+        r#""score": {"kind": "gaussian"}, "normalisation": {"kind": "symmetric"}, "tied": true, "structure": {"kind": "nystrom", "landmarks": {"kind": "pool", "count": 400}, "newton_iterations": 8}"#,
+        r#""structure": {"kind": "features", "map": "favor"}"#,
+        r#""structure": {"kind": "features", "map": "elu"}"#,
+    ];
+    let series = [r#""one-hop""#, r#"{"kind": "hops", "count": 3}"#, r#"{"kind": "resolvent", "gamma": 0.5}"#];
+    let product = structures.iter().flat_map(|values| series.iter().map(move |series| (values, series)));
+    // What landmarks give has no resolvent.
+    let product = product.filter(|(values, series)| !(values.contains("nystrom") && series.contains("resolvent")));
+    product.map(|(values, series)| format!(r#"{{"mechanism": "composed", {values}, "series": {series}}}"#)).collect()
+}
+
 fn table() -> String {
     let mut table = String::new();
     let presets = Mechanism::IDS.map(|id| format!(r#"{{"mechanism": "{id}"}}"#));
-    for json in VARIANTS.iter().copied().chain(presets.iter().map(String::as_str)) {
+    let composed = compositions();
+    for json in VARIANTS.iter().copied().chain(presets.iter().chain(&composed).map(String::as_str)) {
         writeln!(table, "{json}").unwrap();
         for shape in SHAPES {
             let mechanism = Mechanism::from_json(json).unwrap();
             let (mechanism, shape) = fitting(mechanism, shape);
             let [fused, reference] = [Strategy::Auto, Strategy::Reference].map(|by| costs(&mechanism, &shape, by));
             let sizes = format!("{}x{} to {}", shape.seq_q, shape.head_dim, shape.seq_kv);
-            let plan = plan(&mechanism, &shape, false, Strategy::Auto).unwrap();
-            let allocated = [plan.allocated_forward, plan.allocated_backward];
-            writeln!(table, "  {sizes}: {fused:?}, reference {:?}, allocated {allocated:?}", &reference[4..]).unwrap();
+            let [plan, naive] =
+                [Strategy::Auto, Strategy::Reference].map(|by| plan(&mechanism, &shape, false, by).unwrap());
+            writeln!(table, "  {sizes}: {fused:?}, {}, reference {:?}, {}", held(&plan), &reference[4..], held(&naive))
+                .unwrap();
         }
+    }
+    table
+}
+
+/// What a call holds beside its tensors: numbers that are saved, f32 of scratch and allocated bytes.
+fn held(plan: &Plan) -> String {
+    let (scratch, allocated) =
+        ([plan.scratch_forward, plan.scratch_backward], [plan.allocated_forward, plan.allocated_backward]);
+    format!("saved {}, scratch {scratch:?}, allocated {allocated:?}", plan.stats)
+}
+
+/// Sequences in one call: of all strategies those that copy rows, and those that share heads of keys.
+fn packed() -> String {
+    let mut table = String::new();
+    let sequences = Sequences::new(&[0, 5, 300, 301, 900]).unwrap();
+    for (id, kv_heads) in
+        ["softmax", "infsa", "sigmoid", "laplacian", "linear"].iter().flat_map(|id| [(id, 4), (id, 2)])
+    {
+        let heads = Heads { heads: 4, kv_heads, head_dim: 16, value_dim: 8 };
+        let mechanism = Mechanism::preset(id).unwrap();
+        let plan = *VarlenOperator::new(&mechanism, heads, &sequences, false, Strategy::Auto).unwrap().plan();
+        writeln!(table, "packed {id}, 4 heads over {kv_heads}: {}", held(&plan)).unwrap();
     }
     table
 }
 
 #[test]
 fn costs_are_those_stored() {
-    let got = on_threads(2, table); // as many heads are planned at a time
+    let got = on_threads(2, || table() + &packed()); // as many heads are planned at a time
     if std::env::var_os("RESOLVENT_WRITE_PLANS").is_some() {
         std::fs::write(TABLE, &got).unwrap();
     }

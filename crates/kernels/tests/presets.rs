@@ -78,6 +78,22 @@ fn parts_are_changed_field_by_field_or_replaced() {
     assert!(matches!(error, Error::Unsupported { mechanism: "sigmoid", .. }), "{error}");
 }
 
+/// LaplacianFormer goes back through the steps of its inverse; a composition that does not is not taken for it.
+#[test]
+fn a_preset_is_not_taken_for_another_gradient() {
+    let [mut steps, implicit] = ["unrolled", "implicit"].map(|gradient| {
+        let inverse = format!(r#"{{"kind": "nystrom", "newton_iterations": 2, "gradient": "{gradient}"}}"#);
+        let m = read(&format!(r#"{{"mechanism": "laplacian", "ridge": 0.25, "structure": {inverse}}}"#));
+        problem(m, Shape::square(1, 1, 16, 4), 3).fused()
+    });
+    let preset = read(r#"{"mechanism": "laplacian", "ridge": 0.25, "newton_iterations": 2}"#);
+    let preset = problem(preset, Shape::square(1, 1, 16, 4), 3).fused();
+    steps.remove("dgamma"); // which the preset has not
+    assert_eq!(steps, preset);
+    assert_eq!(implicit["out"], preset["out"]);
+    assert_ne!(implicit["dk"], preset["dk"]);
+}
+
 /// Presets with fields of their own are changed value by value, too.
 #[test]
 fn values_of_any_preset_are_replaced() {

@@ -334,3 +334,53 @@ fn masked_tokens_are_not_judged() {
         }
     }
 }
+
+/// The error of a call that is refused.
+fn range_error(p: &Problem) -> (&'static str, f64) {
+    match p.solve::<f32>(Strategy::Fused, None) {
+        Err(Error::Range { tensor, limit, .. }) => (tensor, limit),
+        got => panic!("{got:?}"),
+    }
+}
+
+/// What the tokens of `fna` may be at most falls with the root of their width, as distances grow with it.
+#[test]
+fn limits_know_the_width() {
+    let limits = [4, 64].map(|dim| {
+        let fna = Mechanism::from_json(r#"{"mechanism": "fna", "kappa": 2}"#).unwrap();
+        let p = problem(fna, Shape::square(1, 1, 9, dim), 7);
+        range_error(&resized(&p, "q", 1e37)).1
+    });
+    assert!((limits[0] / limits[1] - 4.0).abs() < 1e-9, "{limits:?}");
+}
+
+/// Pairs that are all near each other are all alike to a Gaussian.
+#[test]
+fn small_tokens_of_a_gaussian_are_right() {
+    let gaussian = r#"{"mechanism": "composed", "score": {"kind": "gaussian"}}"#;
+    let p = resized(&ordinary(Mechanism::from_json(gaussian).unwrap()), "q k", 1e-4);
+    let (got, expected) = (p.solve::<f32>(Strategy::Fused, None).unwrap(), p.reference());
+    support::assert_close("out", &got["out"], &expected["out"], 2, 1e-5, 0.0);
+}
+
+/// The side of the token that drowns all others is named, and a size at which it does not.
+#[test]
+fn what_drowns_a_norm_is_named() {
+    for side in ["q", "k"] {
+        let mut p = ordinary(Mechanism::from_json(r#"{"mechanism": "infsa"}"#).unwrap());
+        let q = p.q.clone();
+        let k = p.k.as_mut().unwrap();
+        // The first tokens meet nothing.
+        let row = 0..p.shape.head_dim;
+        let of_head = p.shape.seq_q * p.shape.head_dim;
+        for head in 0..p.shape.heads {
+            let row = head * of_head + row.start..head * of_head + row.end;
+            k[row.clone()].iter_mut().zip(&q[row.clone()]).for_each(|(k, q)| *k = -q);
+            resize(&mut p.q[row.clone()], if side == "q" { 1e26 } else { 1e20 });
+            resize(&mut k[row], if side == "k" { 1e26 } else { 1e20 });
+        }
+        let largest = largest(if side == "q" { &p.q } else { p.k.as_ref().unwrap() });
+        let (tensor, limit) = range_error(&p);
+        assert!(tensor == side && limit < largest, "{side}: {tensor} up to {limit:e} of {largest:e}");
+    }
+}

@@ -50,3 +50,22 @@ impl Explained {
         Some(format!("{}: {}: {}", stale.file, stale.line, stale.change))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::Explained;
+    use crate::find;
+
+    /// An entry whose line of source has changed would stop the next run.
+    #[test]
+    fn every_entry_explains_a_mutant() {
+        let tool = Path::new(env!("CARGO_MANIFEST_DIR"));
+        for package in ["kernels", "layers"] {
+            let all = find::in_folder(&tool.join("../../crates").join(package).join("src"), None).unwrap();
+            let explained = Explained::read(&tool.join("equivalent").join(package).with_extension("txt")).unwrap();
+            assert_eq!(explained.unmatched(&all), None, "of {package}");
+        }
+    }
+}

@@ -65,7 +65,9 @@ pub fn in_folder(folder: &Path, only: Option<&str>) -> Result<Vec<Mutant>, Error
     let mut mutants = Vec::new();
     for file in files(folder)? {
         let name = file.strip_prefix(folder)?.to_string_lossy().into_owned();
-        if only.is_none_or(|only| name.contains(only)) {
+        // Tests of a module in a file of their own.
+        let tests = file.file_name().is_some_and(|name| name == "tests.rs");
+        if !tests && only.is_none_or(|only| name.contains(only)) {
             mutants.extend(in_text(&name, &fs::read_to_string(&file)?)?);
         }
     }

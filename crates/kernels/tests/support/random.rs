@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use resolvent_kernels::{
     Mechanism, Parameter, Shape,
-    mechanism::{Landmarks, Manifold, PoolWindows},
+    mechanism::{Landmarks, Manifold, Normalisation, PoolWindows, Series},
 };
 
 use super::problem::Problem;
@@ -96,6 +96,11 @@ pub fn takes_cross(mechanism: &Mechanism) -> bool {
             Mechanism::LinearInfsa(m) => m.iterations == 1,
             Mechanism::Fna(m) => m.norm_exponent == 0.0,
             Mechanism::Ssa(m) => !m.shared(),
+            Mechanism::Composed(m) => {
+                let by_degrees = matches!(&m.normalisation, Normalisation::Row(row) if row.density_exponent != 0.0);
+                let shared = mechanism.clustering().is_some_and(|clusters| clusters.shared());
+                matches!(m.series, Series::OneHop(_)) && !by_degrees && !shared
+            }
             _ => true,
         }
 }

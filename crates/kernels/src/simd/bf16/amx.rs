@@ -33,7 +33,7 @@ pub(super) fn available() -> bool {
     *AVAILABLE.get_or_init(|| has_tiles() && permitted())
 }
 
-fn has_tiles() -> bool {
+pub(super) fn has_tiles() -> bool {
     const BF16_AND_TILES: u32 = 1 << 22 | 1 << 24;
     #[allow(unused_unsafe)] // safe from Rust 1.94 on
     // SAFETY: every x86-64 has this instruction; leaf 7 is there wherever AVX-512 is, which was asked for before.

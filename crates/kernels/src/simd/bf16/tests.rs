@@ -24,6 +24,16 @@ impl WithSimd for Multiply<'_> {
     }
 }
 
+/// Tiles are used where the system says that the processor has them.
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+fn tiles_are_found() {
+    let Ok(processor) = std::fs::read_to_string("/proc/cpuinfo") else { return };
+    let told = |name: &str| processor.split_whitespace().any(|flag| flag == name);
+    // An old kernel does not know the names.
+    assert!(amx::has_tiles() || !(told("amx_tile") && told("amx_bf16")));
+}
+
 /// Rows, columns and depths on both sides of a tile, stored and added: exact, since the sums of such numbers are.
 #[test]
 fn every_unit_multiplies() {
