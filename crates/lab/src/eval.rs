@@ -9,7 +9,7 @@ use crate::{
     Result,
     bleu::Bleu,
     checkpoint::Checkpoint,
-    data::{Dataset, TextDataset},
+    data::{PictureDataset, TextDataset},
     train::{self, Ablation, Lost, Part, Pictures, Task, TaskData},
 };
 
@@ -258,7 +258,7 @@ pub fn run<D: TaskData>(path: &Path, data: &D, device: &Device) -> Result<(Check
 ///
 /// # Errors
 /// As [`run`]; [`crate::Error::Model`] for a size that the model cannot be shown.
-pub fn run_at(path: &Path, dataset: &Dataset, side: usize, device: &Device) -> Result<(Checkpoint, Evaluation)> {
+pub fn run_at(path: &Path, dataset: &PictureDataset, side: usize, device: &Device) -> Result<(Checkpoint, Evaluation)> {
     let mut checkpoint = Checkpoint::find(path)?;
     let task = Pictures::restored_at_any_size(&dataset.resized(side), &checkpoint)?;
     let evaluation = evaluate(&mut checkpoint, &task, device)?;

@@ -76,7 +76,7 @@ pub struct Answers {
 pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Result<(Checkpoint, Exchange)> {
     match data {
         Data::Pictures(pictures) => {
-            classifiers(path, pictures, other, device, |task, model| task.judge(model, Part::Test))
+            classifiers(path, &**pictures, other, device, |task, model| task.judge(model, Part::Test))
         }
         Data::Texts(texts) => {
             classifiers(path, texts, other, device, |task, model| task.judge(model, Part::Test, None))

@@ -9,7 +9,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
-    data::{self, Data, Source, reading::Reading},
+    data::{self, Data, DataSpec, reading::Reading},
     eval::Metric,
     metrics::EpochRecord,
     train::Plan,
@@ -68,8 +68,8 @@ pub fn for_stderr(verbose: bool) -> Arc<dyn Observer> {
 /// Reads the data set `source` and tells `observer` how far it has come.
 ///
 /// # Errors
-/// As [`Source::load`].
-pub fn load(source: &Source, observer: &dyn Observer) -> data::Result<Data> {
+/// As [`DataSpec::load`].
+pub fn load(source: &DataSpec, observer: &dyn Observer) -> data::Result<Data> {
     let data = source.load_telling(&|reading| observer.on(Event::Reading(reading)));
     observer.on(Event::Read);
     data

@@ -13,14 +13,14 @@ use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
     compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison, MemoryProbe, RunResult},
-    data::{DataSpec, Dataset},
+    data::{PictureDataset, PictureSpec},
     progress::{Event, Observer},
     recipe::ModelRecipe,
     train::{self, Outcome, Resume, TrainOptions},
 };
 
-fn pictures() -> Dataset {
-    DataSpec::parse("shapes:seed=3,size=16,train=48,test=16,difficulty=0").unwrap().load().unwrap()
+fn pictures() -> PictureDataset {
+    PictureSpec::parse("shapes:seed=3,size=16,train=48,test=16,difficulty=0").unwrap().load().unwrap()
 }
 
 fn recipe() -> Recipe {

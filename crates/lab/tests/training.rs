@@ -16,7 +16,7 @@ use resolvent::{
 use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
-    data::{DataSpec, Dataset},
+    data::{PictureDataset, PictureSpec},
     eval,
     metrics::{self, Record},
     recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
@@ -24,8 +24,8 @@ use resolvent_lab::{
 };
 use support::{finished, stopping};
 
-fn pictures() -> Dataset {
-    DataSpec::parse("shapes:seed=3,size=16,train=72,test=24,difficulty=0").unwrap().load().unwrap()
+fn pictures() -> PictureDataset {
+    PictureSpec::parse("shapes:seed=3,size=16,train=72,test=24,difficulty=0").unwrap().load().unwrap()
 }
 
 /// Two blocks, four epochs of six steps, with everything switched on that has a state.
@@ -60,7 +60,7 @@ fn clustered() -> Recipe {
 }
 
 /// Every weight, and its average, in the newest checkpoint.
-fn weights(run: &Path, recipe: &Recipe, data: &Dataset) -> Vec<Vec<f32>> {
+fn weights(run: &Path, recipe: &Recipe, data: &PictureDataset) -> Vec<Vec<f32>> {
     #[derive(Default)]
     struct Values(Vec<Vec<f32>>);
     impl ModuleVisitor for Values {
@@ -211,10 +211,10 @@ fn folders_that_do_not_fit_are_refused_by_name() {
     other.optimiser.lr = 0.5;
     let message = train::run(&other, &data, &resume).unwrap_err().to_string();
     assert!(message.contains("optimiser.lr = 0.001") && message.contains("0.5"), "{message}");
-    let others = DataSpec::parse("shapes:seed=4,size=16,train=72,test=24").unwrap().load().unwrap();
+    let others = PictureSpec::parse("shapes:seed=4,size=16,train=72,test=24").unwrap().load().unwrap();
     let message = train::run(&recipe, &others, &resume).unwrap_err().to_string();
     assert!(message.contains("data fingerprint"), "{message}");
-    let larger = DataSpec::parse("shapes:size=32,train=72,test=24").unwrap().load().unwrap();
+    let larger = PictureSpec::parse("shapes:size=32,train=72,test=24").unwrap().load().unwrap();
     let message = eval::run(&run, &larger, &Device::flex()).unwrap_err().to_string();
     assert!(message.contains("[3, 32, 32]") && message.contains("[3, 16, 16]"), "{message}");
 }

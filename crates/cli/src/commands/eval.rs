@@ -5,7 +5,7 @@ use std::{fmt::Write, path::PathBuf};
 use clap::Args;
 use resolvent_lab::{
     checkpoint::Checkpoint,
-    data::{Data, Source},
+    data::{Data, DataSpec},
     device::Device,
     eval::{self, Evaluation},
     exchange::{self, Answers, Replacement},
@@ -32,7 +32,7 @@ pub struct Eval {
     checkpoint: PathBuf,
     /// Data set whose test part is used [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH")]
-    data: Option<Source>,
+    data: Option<DataSpec>,
     /// Show the model pictures of N x N pixels, whatever size it was trained on: the shorter side is resized, the centre cut
     /// out [default: the size it was trained on]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -81,7 +81,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
     let (checkpoint, evaluation) = match data {
         Data::Pictures(pictures) => match args.image_size {
             Some(side) => eval::run_at(&args.checkpoint, &pictures, side.into(), device)?,
-            None => eval::run(&args.checkpoint, &pictures, device)?,
+            None => eval::run(&args.checkpoint, &*pictures, device)?,
         },
         _ if args.image_size.is_some() => {
             let problem = "holds texts, which have no --image-size; leave it out".into();

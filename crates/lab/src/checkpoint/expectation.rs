@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
-    data::{ChannelStats, Dataset},
+    data::{ChannelStats, PictureDataset},
 };
 
 /// What a trained model expects of the data it is shown, by the kind of data.
@@ -103,7 +103,7 @@ pub struct PictureExpectation {
 
 impl PictureExpectation {
     /// That of a model that learns from `dataset`, normalised by `stats`.
-    pub fn new(dataset: &Dataset, stats: &ChannelStats) -> Self {
+    pub fn new(dataset: &PictureDataset, stats: &ChannelStats) -> Self {
         let shape = [dataset.shape.channels, dataset.shape.height, dataset.shape.width];
         Self { classes: dataset.classes.clone(), shape, mean: stats.mean.clone(), std: stats.std.clone() }
     }
@@ -117,7 +117,7 @@ impl PictureExpectation {
     ///
     /// # Errors
     /// [`Error::Unfit`] naming the difference.
-    pub fn check(&self, dataset: &Dataset) -> Result<()> {
+    pub fn check(&self, dataset: &PictureDataset) -> Result<()> {
         let found = Self::new(dataset, &self.stats()).shape;
         if found != self.shape && found[0] == self.shape[0] {
             let expected = self.shape;
@@ -133,7 +133,7 @@ impl PictureExpectation {
     ///
     /// # Errors
     /// [`Error::Unfit`] naming the difference.
-    pub fn check_kind(&self, dataset: &Dataset) -> Result<()> {
+    pub fn check_kind(&self, dataset: &PictureDataset) -> Result<()> {
         let (found, expected) = (dataset.shape.channels, self.shape[0]);
         if found != expected {
             let problem = format!(

@@ -14,7 +14,7 @@ use rand::seq::SliceRandom;
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 
 use super::{
-    Error, Result, Split,
+    Error, PictureSplit, Result,
     rng::{Purpose, stream},
 };
 use crate::augment::Transform;
@@ -63,7 +63,7 @@ impl BatchPlan {
 
 /// Pictures as a model takes them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Batch {
+pub struct PictureBatch {
     /// Position of the batch in its epoch.
     pub position: usize,
     /// Normalised values `[batch, channels, height, width]`.
@@ -76,7 +76,7 @@ pub struct Batch {
     pub indices: Vec<usize>,
 }
 
-impl Batch {
+impl PictureBatch {
     /// Number of pictures.
     pub fn len(&self) -> usize {
         self.labels.len()
@@ -90,22 +90,22 @@ impl Batch {
 
 /// Makes the batches of a split.
 #[derive(Debug, Clone)]
-pub struct Loader {
-    split: Arc<Split>,
+pub struct PictureLoader {
+    split: Arc<PictureSplit>,
     transform: Arc<Transform>,
     plan: BatchPlan,
     classes: usize,
 }
 
-impl Loader {
+impl PictureLoader {
     /// Batches of `split`, whose labels are below `classes`.
     ///
     /// # Panics
     /// If the batch size is 0 or a label is no class.
-    pub fn new(split: Arc<Split>, transform: Transform, plan: BatchPlan, classes: usize) -> Self {
+    pub fn new(split: Arc<PictureSplit>, transform: Transform, plan: BatchPlan, classes: usize) -> Self {
         assert!(plan.batch_size > 0, "a batch holds at least one picture");
         assert!(split.labels().iter().all(|&label| (label as usize) < classes), "labels must be below {classes}");
-        Loader { split, transform: Arc::new(transform), plan, classes }
+        PictureLoader { split, transform: Arc::new(transform), plan, classes }
     }
 
     /// Batches in an epoch.
@@ -114,12 +114,12 @@ impl Loader {
     }
 
     /// The pictures that batches are made of.
-    pub fn split(&self) -> &Split {
+    pub fn split(&self) -> &PictureSplit {
         &self.split
     }
 
     /// Batch `position` of `epoch` whose pictures stand at `indices`; pictures are prepared in parallel.
-    fn batch(&self, epoch: u64, position: usize, indices: &[usize]) -> Result<Batch> {
+    fn batch(&self, epoch: u64, position: usize, indices: &[usize]) -> Result<PictureBatch> {
         let volume = self.transform.output_shape().volume();
         let mut pixels = vec![0.0; indices.len() * volume];
         pixels.par_chunks_mut(volume).zip(indices).try_for_each(|(out, &index)| {
@@ -135,7 +135,7 @@ impl Loader {
             let mut rng = stream(Purpose::Mix, self.plan.seed, epoch, position as u64);
             mix.apply(self.transform.output_shape(), &mut pixels, &mut targets, &mut rng);
         }
-        Ok(Batch { position, pixels, targets, labels, indices: indices.to_vec() })
+        Ok(PictureBatch { position, pixels, targets, labels, indices: indices.to_vec() })
     }
 
     /// The batches of `epoch` from `first` on, prepared by a thread of their own. The content depends on plan, epoch and
@@ -144,7 +144,7 @@ impl Loader {
     ///
     /// # Errors
     /// [`Error::Io`] where the threads cannot be started.
-    pub fn epoch(&self, epoch: u64, first: usize) -> Result<Batches<Batch>> {
+    pub fn epoch(&self, epoch: u64, first: usize) -> Result<Batches<PictureBatch>> {
         let loader = self.clone();
         let order = self.plan.order(self.split.len(), epoch);
         let workers = if self.split.decodes() { Some(workers()?) } else { None };
@@ -223,11 +223,11 @@ mod tests {
     use super::*;
     use crate::{augment::Augment, data::Shapes};
 
-    fn loader(plan: BatchPlan, augment: Augment) -> Loader {
+    fn loader(plan: BatchPlan, augment: Augment) -> PictureLoader {
         let data = Shapes { train: 50, test: 1, size: 16, ..Default::default() }.generate().unwrap();
         let stats = data.train.channel_stats().unwrap();
         let transform = Transform::new(data.shape, stats, augment).unwrap();
-        Loader::new(Arc::new(data.train), transform, plan, data.classes.len())
+        PictureLoader::new(Arc::new(data.train), transform, plan, data.classes.len())
     }
 
     #[test]
@@ -256,7 +256,8 @@ mod tests {
     #[test]
     fn a_resumed_epoch_and_any_thread_count_give_the_same_batches() {
         let loader = loader(BatchPlan::training(8, 1), Augment::deit());
-        let epoch = |epoch, first| loader.epoch(epoch, first).unwrap().map(Result::unwrap).collect::<Vec<Batch>>();
+        let epoch =
+            |epoch, first| loader.epoch(epoch, first).unwrap().map(Result::unwrap).collect::<Vec<PictureBatch>>();
         let whole = epoch(2, 0);
         assert_eq!(whole.len(), loader.batches());
         assert_eq!(epoch(2, 4), whole[4..]);

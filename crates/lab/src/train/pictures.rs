@@ -15,7 +15,7 @@ use crate::{
     Error, Recipe, Result,
     augment::{Augment, Transform},
     checkpoint::{Checkpoint, DataIdentity, Expectation, PictureExpectation},
-    data::{Batch, BatchPlan, Batches, ChannelStats, Dataset, Loader, PictureShape, Split},
+    data::{BatchPlan, Batches, ChannelStats, PictureBatch, PictureDataset, PictureLoader, PictureShape, PictureSplit},
     eval::{BATCH, Evaluation, Tally},
     recipe::{ModelRecipe, VitRecipe},
 };
@@ -24,14 +24,14 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Pictures {
     name: String,
-    train: Arc<Split>,
-    watched: Arc<Split>,
-    test: Arc<Split>,
+    train: Arc<PictureSplit>,
+    watched: Arc<PictureSplit>,
+    test: Arc<PictureSplit>,
     brings_validation: bool,
     expects: PictureExpectation,
 }
 
-impl TaskData for Dataset {
+impl TaskData for PictureDataset {
     type Task = Pictures;
     const LENGTH_SCALE: KappaRule = KappaRule::Vision;
 
@@ -61,7 +61,7 @@ impl TaskData for Dataset {
 
 impl Pictures {
     /// The pictures of `dataset` as the recipe divides them, for a model that expects `trained` or will expect what is learnt from.
-    fn new(dataset: &Dataset, recipe: &Recipe, trained: Option<&PictureExpectation>) -> Result<Self> {
+    fn new(dataset: &PictureDataset, recipe: &Recipe, trained: Option<&PictureExpectation>) -> Result<Self> {
         let test = Arc::new(dataset.test.clone());
         let (train, watched) = match (&dataset.validation, recipe.regularisation.hold_out) {
             (Some(validation), _) => (dataset.train.clone(), Arc::new(validation.clone())),
@@ -80,7 +80,7 @@ impl Pictures {
     }
 
     /// As [`TaskData::restored`], for pictures of another size than the model was trained on.
-    pub(crate) fn restored_at_any_size(dataset: &Dataset, checkpoint: &Checkpoint) -> Result<Self> {
+    pub(crate) fn restored_at_any_size(dataset: &PictureDataset, checkpoint: &Checkpoint) -> Result<Self> {
         let Expectation::Pictures(expects) = &checkpoint.state.expects else {
             return Err(checkpoint.state.expects.refuses(&dataset.name, "pictures"));
         };
@@ -92,9 +92,9 @@ impl Pictures {
         self.expects.stats()
     }
 
-    fn loader(&self, split: &Arc<Split>, augment: Augment, plan: BatchPlan) -> Result<Loader> {
+    fn loader(&self, split: &Arc<PictureSplit>, augment: Augment, plan: BatchPlan) -> Result<PictureLoader> {
         let transform = Transform::new(split.shape(), self.stats(), augment)?;
-        Ok(Loader::new(split.clone(), transform, plan, self.expects.classes.len()))
+        Ok(PictureLoader::new(split.clone(), transform, plan, self.expects.classes.len()))
     }
 
     /// The answers of `model` on a part of the data.
@@ -163,7 +163,7 @@ fn vit(expects: &PictureExpectation, m: &VitRecipe, mechanism: &Mechanism, name:
 
 impl Task for Pictures {
     type Model = PictureModel;
-    type Batch = Batch;
+    type Batch = PictureBatch;
     type Inputs = (Tensor<4>, Tensor<2>);
 
     fn train_len(&self) -> usize {
@@ -205,16 +205,16 @@ impl Task for Pictures {
         Ok(counts.filter_map(|(tokens, landmarks)| Some(LandmarkCount { tokens, landmarks: landmarks? })).collect())
     }
 
-    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Batch>> {
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<PictureBatch>> {
         let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
         Ok(self.loader(&self.train, recipe.augment.clone(), plan)?.epoch(epoch, first)?)
     }
 
-    fn len_of(batch: &Batch) -> usize {
+    fn len_of(batch: &PictureBatch) -> usize {
         batch.len()
     }
 
-    fn inputs(&self, recipe: &Recipe, mut batch: Batch, device: &Device) -> Self::Inputs {
+    fn inputs(&self, recipe: &Recipe, mut batch: PictureBatch, device: &Device) -> Self::Inputs {
         let pictures = images(&mut batch, self.train.shape(), device);
         let (classes, smoothing) = (self.expects.classes.len(), recipe.regularisation.label_smoothing);
         (pictures, smoothed(batch.targets, classes, smoothing, device))
@@ -252,7 +252,7 @@ pub(super) fn wrong_kind(name: &str, holds: &str, kind: &str) -> Error {
 }
 
 /// The values of `batch` as `[batch, channels, height, width]`.
-fn images(batch: &mut Batch, shape: PictureShape, device: &Device) -> Tensor<4> {
+fn images(batch: &mut PictureBatch, shape: PictureShape, device: &Device) -> Tensor<4> {
     let dims = [batch.len(), shape.channels, shape.height, shape.width];
     Tensor::from_data(TensorData::new(std::mem::take(&mut batch.pixels), dims), device)
 }
