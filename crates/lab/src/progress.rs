@@ -217,7 +217,7 @@ fn reading_line(Reading { what, done, of }: Reading) -> String {
 
 fn epoch_line(epoch: &EpochRecord) -> String {
     let EpochRecord { epoch: number, train_loss, split, loss, accuracy, bleu, bits_per_byte, .. } = epoch;
-    let scores = [(Metric::Bleu, *bleu), (Metric::BitsPerByte, *bits_per_byte), (Metric::Accuracy, Some(*accuracy))];
+    let scores = [(Metric::Bleu, *bleu), (Metric::BitsPerByte, *bits_per_byte), (Metric::Accuracy, *accuracy)];
     let scores = scores.into_iter().filter_map(|(metric, value)| Some(format!(", {split} {}", metric.words(value?))));
     let scores: String = scores.collect();
     format!("epoch {number}: training loss {train_loss:.3}, {split} loss {loss:.3}{scores}")
@@ -226,6 +226,7 @@ fn epoch_line(epoch: &EpochRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Scalars;
 
     #[test]
     fn lines_tell_the_run_its_epochs_and_its_end() {
@@ -239,10 +240,10 @@ mod tests {
             train_loss: 1.5,
             split: "test".into(),
             loss: 1.25,
-            accuracy: 0.875,
+            accuracy: Some(0.875),
             bleu: None,
             bits_per_byte: None,
-            gamma: vec![],
+            learned: Scalars::default(),
             seconds: 3.0,
         };
         lines.on(Event::Epoch(&epoch));

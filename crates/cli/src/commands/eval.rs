@@ -123,10 +123,9 @@ fn ablate(args: &Eval, data: &Data, device: &Device, global: &Global) -> Result<
     let note = cut(&Checkpoint::find(&args.checkpoint)?, &curve[0].evaluation);
     let checkpoint = args.checkpoint.display().to_string();
     let json = json!({"checkpoint": checkpoint, "seed": seed, "lost": lost, "ablation": curve});
-    let lines = curve.iter().map(|ablated| {
-        let Evaluation { accuracy, loss, .. } = &ablated.evaluation;
-        format!("{:>5.1} % lost   accuracy {:.2} %, loss {loss:.4}\n", ablated.share * 100.0, accuracy * 100.0)
-    });
+    let lines = curve
+        .iter()
+        .map(|ablated| format!("{:>5.1} % lost   {}\n", ablated.share * 100.0, scores(&ablated.evaluation)));
     output::result(global, &json, &(lines.collect::<String>() + &note))
 }
 
@@ -143,7 +142,7 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, gl
     let (checkpoint, e) = exchange::run(&args.checkpoint, data, &other, device)?;
     let line = |name: &str, e: &Evaluation| {
         let predicted = e.prediction.as_ref().map_or(String::new(), |prediction| format!(", {}", prediction.line()));
-        format!("{name:<16} accuracy {:.2} %, loss {:.4}{predicted}\n", e.accuracy * 100.0, e.loss)
+        format!("{name:<16} {}{predicted}\n", scores(e))
     };
     let answers = e.answers.as_ref().map_or(String::new(), |answers| {
         let Answers { answers_changed, largest_logit, largest_difference } = answers;
@@ -165,16 +164,16 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, gl
     output::result(global, &json, &text)
 }
 
+/// `accuracy 87.25 %, loss 0.4321`.
+fn scores(e: &Evaluation) -> String {
+    let accuracy = e.accuracy.map_or(String::new(), |share| format!("accuracy {:.2} %, ", share * 100.0));
+    format!("{accuracy}loss {:.4}", e.loss)
+}
+
 /// Accuracy, loss and speed, then each class with the class it is most often taken for.
 fn table(e: &Evaluation) -> String {
     let percent = |share: f64| format!("{:.2} %", share * 100.0);
-    let mut text = format!(
-        "accuracy {}, loss {:.4}, {} examples, {:.0} examples/s\n",
-        percent(e.accuracy),
-        e.loss,
-        e.examples,
-        e.examples_per_second
-    );
+    let mut text = format!("{}, {} examples, {:.0} examples/s\n", scores(e), e.examples, e.examples_per_second);
     if let Some(prediction) = &e.prediction {
         let _ = writeln!(text, "{}, {} tokens, {} bytes", prediction.line(), prediction.tokens, prediction.bytes);
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{
     Error, Result,
@@ -21,6 +22,15 @@ pub enum Expectation {
     Pairs(PairExpectation),
     /// Of plain text.
     Corpus(CorpusExpectation),
+    /// Of the data of a program of its own: what it says of them.
+    Own(Map<String, Value>),
+}
+
+impl Default for Expectation {
+    /// That of a program of its own which says nothing.
+    fn default() -> Self {
+        Self::Own(Map::new())
+    }
 }
 
 impl Expectation {
@@ -50,17 +60,18 @@ impl Expectation {
         match self {
             Expectation::Pictures(expects) => &expects.classes,
             Expectation::Texts(expects) => &expects.classes,
-            Expectation::Pairs(_) | Expectation::Corpus(_) => &[],
+            Expectation::Pairs(_) | Expectation::Corpus(_) | Expectation::Own(_) => &[],
         }
     }
 
     /// What such a model is shown.
-    fn examples(&self) -> &'static str {
+    pub(crate) fn examples(&self) -> &'static str {
         match self {
             Expectation::Pictures(_) => "pictures",
             Expectation::Texts(_) => "texts",
             Expectation::Pairs(_) => "translations",
             Expectation::Corpus(_) => "plain text",
+            Expectation::Own(_) => "the data of a program of its own",
         }
     }
 }

@@ -12,15 +12,18 @@ pub enum Score {
     Bleu,
     /// Bits per byte of language models; less is better.
     BitsPerByte,
+    /// Test loss of models that have none of the others; less is better.
+    Loss,
 }
 
 impl Score {
     /// Of one run, as readers have it: accuracy in percent.
     pub fn of(self, run: &RunResult) -> Option<f64> {
         match self {
-            Self::Accuracy => Some(100.0 * run.accuracy),
+            Self::Accuracy => Some(100.0 * run.accuracy?),
             Self::Bleu => run.bleu,
             Self::BitsPerByte => Some(run.prediction.as_ref()?.bits_per_byte),
+            Self::Loss => Some(run.loss),
         }
     }
 
@@ -30,6 +33,7 @@ impl Score {
             Self::Accuracy => "% accuracy",
             Self::Bleu => "BLEU",
             Self::BitsPerByte => "bits per byte",
+            Self::Loss => "loss",
         }
     }
 
@@ -39,16 +43,21 @@ impl Score {
             Self::Accuracy => "points",
             Self::Bleu => "BLEU",
             Self::BitsPerByte => "bits per byte",
+            Self::Loss => "loss",
         }
     }
 
     const fn decimals(self) -> usize {
-        if matches!(self, Self::BitsPerByte) { 4 } else { 2 }
+        if self.is_lower_better() { 4 } else { 2 }
     }
 
     /// How much better the first is.
     const fn gain(self, better: f64, than: f64) -> f64 {
-        if matches!(self, Self::BitsPerByte) { than - better } else { better - than }
+        if self.is_lower_better() { than - better } else { better - than }
+    }
+
+    const fn is_lower_better(self) -> bool {
+        matches!(self, Self::BitsPerByte | Self::Loss)
     }
 
     fn mean(self, entry: &Entry) -> f64 {
@@ -86,7 +95,8 @@ impl Comparison {
     /// By what its mechanisms are ranked.
     pub fn score(&self) -> Score {
         let has = |score: Score| self.entries.iter().all(|entry| entry.runs.iter().all(|run| score.of(run).is_some()));
-        [Score::BitsPerByte, Score::Bleu].into_iter().find(|score| has(*score)).unwrap_or(Score::Accuracy)
+        let scores = [Score::BitsPerByte, Score::Bleu, Score::Accuracy];
+        scores.into_iter().find(|score| has(*score)).unwrap_or(Score::Loss)
     }
 
     /// The mechanisms of which a run ended, the best first.
@@ -106,9 +116,13 @@ impl Comparison {
         let pairs: Vec<[&RunResult; 2]> =
             own.filter_map(|run| Some([best.runs.iter().find(|other| other.seed == run.seed)?, run])).collect();
         let interval = match pairs[..] {
-            [pair] if score == Score::Accuracy && pair.iter().all(|run| run.examples > 0) => {
-                let Interval { low, high } =
-                    Interval::of_difference(pair.map(|run| run.accuracy), pair.map(|run| run.examples));
+            [
+                [
+                    RunResult { accuracy: Some(best), examples: many @ 1.., .. },
+                    RunResult { accuracy: Some(own), examples: others @ 1.., .. },
+                ],
+            ] if score == Score::Accuracy => {
+                let Interval { low, high } = Interval::of_difference([*best, *own], [*many, *others]);
                 Some(Interval { low: 100.0 * low, high: 100.0 * high })
             }
             _ => {

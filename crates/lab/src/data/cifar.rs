@@ -32,7 +32,7 @@ fn read(folder: &Path, files: &[&str], held: &Held) -> Result<PictureSplit> {
         }
         read_records(&path, &mut pixels, &mut labels, held)?;
     }
-    Ok(PictureSplit::new(SHAPE, pixels, labels))
+    Ok(PictureSplit::of_pixels(SHAPE, pixels, labels))
 }
 
 fn read_records(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u32>, held: &Held) -> Result<()> {

@@ -71,7 +71,7 @@ fn load_pair(pictures_path: &Path, labels_path: &Path, classes: usize, held: &He
         return Err(Error::Label { path: labels_path.into(), index, label: labels[index], classes });
     }
     let shape = PictureShape { channels: 1, height, width };
-    Ok(PictureSplit::new(shape, pixels, labels.into_iter().map(u32::from).collect()))
+    Ok(PictureSplit::of_pixels(shape, pixels, labels.into_iter().map(u32::from).collect()))
 }
 
 /// The file `{stem}-idx{rank}-ubyte` or `{stem}.idx{rank}-ubyte`, plain or gzipped.

@@ -1,65 +1,14 @@
-//! Batches in a reproducible order, prepared ahead of time.
+//! Batches of pictures, decoded, changed and normalised in parallel.
 
-use std::{
-    ops::Range,
-    panic::resume_unwind,
-    sync::{
-        Arc,
-        mpsc::{Receiver, sync_channel},
-    },
-    thread::JoinHandle,
-};
+use std::sync::Arc;
 
-use rand::seq::SliceRandom;
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 
 use super::{
-    Error, PictureSplit, Result,
+    BatchPlan, Batches, Error, PictureSplit, Result,
     rng::{Purpose, stream},
 };
 use crate::augment::Transform;
-
-/// Batches that wait while the model is busy: enough to level out one slow batch, little memory.
-const AHEAD: usize = 2;
-
-/// Which pictures make which batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchPlan {
-    /// Pictures per batch, at least 1.
-    pub batch_size: usize,
-    /// Whether every epoch has an order of its own; otherwise pictures come as they are stored.
-    pub shuffle: bool,
-    /// Whether a last, smaller batch is left out.
-    pub drop_last: bool,
-    /// Seed of order and augmentation.
-    pub seed: u64,
-}
-
-impl BatchPlan {
-    /// For training: shuffled, whole batches only.
-    pub fn training(batch_size: usize, seed: u64) -> Self {
-        BatchPlan { batch_size, shuffle: true, drop_last: true, seed }
-    }
-
-    /// For evaluation: every picture once, as stored.
-    pub fn evaluation(batch_size: usize) -> Self {
-        BatchPlan { batch_size, shuffle: false, drop_last: false, seed: 0 }
-    }
-
-    /// The order of `len` pictures in `epoch`: a permutation that depends on seed and epoch alone.
-    pub fn order(&self, len: usize, epoch: u64) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..len).collect();
-        if self.shuffle {
-            order.shuffle(&mut stream(Purpose::Order, self.seed, epoch, 0));
-        }
-        order
-    }
-
-    /// Batches in an epoch of `len` pictures.
-    pub fn batches(&self, len: usize) -> usize {
-        if self.drop_last { len / self.batch_size } else { len.div_ceil(self.batch_size) }
-    }
-}
 
 /// Pictures as a model takes them.
 #[derive(Debug, Clone, PartialEq)]
@@ -146,12 +95,9 @@ impl PictureLoader {
     /// [`Error::Io`] where the threads cannot be started.
     pub fn epoch(&self, epoch: u64, first: usize) -> Result<Batches<PictureBatch>> {
         let loader = self.clone();
-        let order = self.plan.order(self.split.len(), epoch);
         let workers = if self.split.decodes() { Some(workers()?) } else { None };
-        Ok(Batches::trying(first..self.batches(), move |position| {
-            let batch = loader.plan.batch_size;
-            let end = order.len().min((position + 1) * batch);
-            let make = || loader.batch(epoch, position, &order[position * batch..end]);
+        Ok(self.plan.epoch(self.split.len(), epoch, first, move |position, indices| {
+            let make = || loader.batch(epoch, position, indices);
             workers.as_ref().map_or_else(make, |workers| workers.install(make))
         }))
     }
@@ -164,60 +110,6 @@ fn workers() -> Result<ThreadPool> {
     pool.map_err(|e| Error::Io { path: "threads that decode pictures".into(), source: std::io::Error::other(e) })
 }
 
-/// The batches of an epoch, in order, up to the first that cannot be made; dropping it ends the work.
-#[derive(Debug)]
-pub struct Batches<B> {
-    receiver: Option<Receiver<Result<B>>>,
-    worker: Option<JoinHandle<()>>,
-}
-
-impl<B: Send + 'static> Batches<B> {
-    /// The batches at `positions`, made by a thread of their own a little ahead of their use.
-    pub(crate) fn ahead(positions: Range<usize>, make: impl Fn(usize) -> B + Send + 'static) -> Self {
-        Self::trying(positions, move |position| Ok(make(position)))
-    }
-
-    /// As [`Batches::ahead`], of batches that may not be made.
-    pub(crate) fn trying(positions: Range<usize>, make: impl Fn(usize) -> Result<B> + Send + 'static) -> Self {
-        let (sender, receiver) = sync_channel(AHEAD);
-        let worker = std::thread::spawn(move || {
-            for position in positions {
-                let batch = make(position);
-                let failed = batch.is_err();
-                if sender.send(batch).is_err() || failed {
-                    return;
-                }
-            }
-        });
-        Batches { receiver: Some(receiver), worker: Some(worker) }
-    }
-}
-
-impl<B> Iterator for Batches<B> {
-    /// A batch, or what is wrong with a picture of it.
-    type Item = Result<B>;
-
-    fn next(&mut self) -> Option<Result<B>> {
-        let batch = self.receiver.as_ref()?.recv().ok();
-        if batch.is_none()
-            && let Some(Err(panic)) = self.worker.take().map(JoinHandle::join)
-        {
-            resume_unwind(panic);
-        }
-        batch
-    }
-}
-
-impl<B> Drop for Batches<B> {
-    fn drop(&mut self) {
-        self.receiver = None;
-        if let Some(worker) = self.worker.take() {
-            // A panic of the worker has been, or no longer needs to be, reported: nobody waits for its batches.
-            let _ = worker.join();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,19 +120,6 @@ mod tests {
         let stats = data.train.channel_stats().unwrap();
         let transform = Transform::new(data.shape, stats, augment).unwrap();
         PictureLoader::new(Arc::new(data.train), transform, plan, data.classes.len())
-    }
-
-    #[test]
-    fn an_order_is_a_permutation_of_its_own_per_epoch_and_seed() {
-        let plan = BatchPlan::training(8, 5);
-        let order = plan.order(1000, 3);
-        let mut sorted = order.clone();
-        sorted.sort_unstable();
-        assert!(sorted.into_iter().eq(0..1000));
-        assert_eq!(order, plan.order(1000, 3));
-        assert_ne!(order, plan.order(1000, 4));
-        assert_ne!(order, BatchPlan { seed: 6, ..plan }.order(1000, 3));
-        assert!(BatchPlan::evaluation(8).order(5, 1).into_iter().eq(0..5));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Pictures are bytes in memory, planar (`[picture, channel, row, column]`), or files that are decoded when they are needed;
 //! [`PictureLoader`] turns them into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
 
+mod batches;
 mod cifar;
 mod corpus;
 mod encoded;
@@ -22,11 +23,12 @@ mod split;
 pub mod text;
 mod vocabulary;
 
+pub use batches::{BatchPlan, Batches};
 pub use corpus::{CorpusDataset, CorpusSpec};
 pub use encoded::{Encoded, Padded, by_budget, by_length};
 pub use error::{Error, Result};
 pub use images::{LabelFile, Sizing, WebDataset};
-pub use loader::{BatchPlan, Batches, PictureBatch, PictureLoader};
+pub use loader::{PictureBatch, PictureLoader};
 pub use pairs::{PairDataset, PairSpec, PairSplit};
 pub use shapes::Shapes;
 pub use spec::{Data, DataSpec, PictureSpec};

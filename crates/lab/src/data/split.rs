@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Result,
+    Error, Result,
     images::Files,
     rng::{Purpose, stream},
 };
@@ -111,9 +111,18 @@ impl Pictures {
 impl PictureSplit {
     /// Pictures `pixels [labels.len(), channels, height, width]` and their labels.
     ///
-    /// # Panics
-    /// If the lengths do not fit together.
-    pub fn new(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
+    /// # Errors
+    /// [`Error::Pixels`] where there are more or fewer pixels than such pictures have.
+    pub fn new(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Result<Self> {
+        let (found, pictures) = (pixels.len(), labels.len());
+        match shape.volume().checked_mul(pictures) {
+            Some(expected) if expected == found => Ok(Self::of_pixels(shape, pixels, labels)),
+            _ => Err(Error::Pixels { found, pictures, shape }),
+        }
+    }
+
+    /// As [`PictureSplit::new`], of pixels that have been counted.
+    pub(super) fn of_pixels(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
         assert_eq!(pixels.len(), labels.len() * shape.volume(), "pixels of {} pictures of {shape:?}", labels.len());
         PictureSplit { shape, pictures: Pictures::Pixels(pixels), labels, boxes: None, difficulty: None }
     }
@@ -127,7 +136,7 @@ impl PictureSplit {
     ///
     /// # Panics
     /// If the lengths do not fit the number of pictures.
-    pub fn with_objects(mut self, boxes: Vec<ObjectBox>, difficulty: Vec<f32>) -> Self {
+    pub(super) fn with_objects(mut self, boxes: Vec<ObjectBox>, difficulty: Vec<f32>) -> Self {
         assert_eq!((boxes.len(), difficulty.len()), (self.len(), self.len()), "one box and difficulty per picture");
         self.boxes = Some(boxes);
         self.difficulty = Some(difficulty);
@@ -335,7 +344,7 @@ mod tests {
     fn numbered(labels: Vec<u32>) -> PictureSplit {
         let shape = PictureShape { channels: 1, height: 1, width: 2 };
         let pixels = (0..labels.len()).flat_map(|index| [index as u8, 255 - index as u8]).collect();
-        PictureSplit::new(shape, pixels, labels)
+        PictureSplit::of_pixels(shape, pixels, labels)
     }
 
     #[test]
@@ -366,7 +375,7 @@ mod tests {
     #[test]
     fn channel_stats_match_their_definition() {
         let shape = PictureShape { channels: 2, height: 1, width: 2 };
-        let split = PictureSplit::new(shape, vec![0, 255, 7, 7, 255, 0, 7, 7], vec![0, 1]);
+        let split = PictureSplit::of_pixels(shape, vec![0, 255, 7, 7, 255, 0, 7, 7], vec![0, 1]);
         let ChannelStats { mean, std } = split.channel_stats().unwrap();
         assert_eq!(mean, [0.5, 7.0 / 255.0]);
         assert_eq!(std, [0.5, 1.0 / 255.0], "a constant channel has a floor");
@@ -379,8 +388,12 @@ mod tests {
             base.fingerprint(),
             numbered(vec![1, 0]).fingerprint(),
             base.select(&[1, 0]).fingerprint(),
-            PictureSplit::new(PictureShape { channels: 1, height: 2, width: 1 }, vec![0, 255, 1, 254], vec![0, 1])
-                .fingerprint(),
+            PictureSplit::of_pixels(
+                PictureShape { channels: 1, height: 2, width: 1 },
+                vec![0, 255, 1, 254],
+                vec![0, 1],
+            )
+            .fingerprint(),
         ];
         for (index, left) in fingerprints.iter().enumerate() {
             assert!(!fingerprints[..index].contains(left));

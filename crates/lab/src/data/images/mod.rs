@@ -198,7 +198,7 @@ fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Original>) -> [P
         }
         labels.push(label);
     }
-    parts.map(|(pixels, labels)| PictureSplit::new(shape, pixels, labels))
+    parts.map(|(pixels, labels)| PictureSplit::of_pixels(shape, pixels, labels))
 }
 
 /// The parts of pictures that are decoded later, in the order of their names.

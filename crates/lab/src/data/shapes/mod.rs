@@ -122,7 +122,7 @@ impl Shapes {
             })
             .collect();
         let (boxes, difficulty) = objects.into_iter().unzip();
-        PictureSplit::new(shape, pixels, (0..count).map(|index| label(index) as u32).collect())
+        PictureSplit::of_pixels(shape, pixels, (0..count).map(|index| label(index) as u32).collect())
             .with_objects(boxes, difficulty)
     }
 }
