@@ -83,6 +83,21 @@ impl Metric {
         }
     }
 
+    /// What a number of it is of, accuracies being in percent.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Accuracy => "% accuracy",
+            Self::Bleu => "BLEU",
+            Self::BitsPerByte => "bits per byte",
+            Self::Loss => "loss",
+        }
+    }
+
+    /// What a difference of two is in.
+    pub const fn points(self) -> &'static str {
+        if matches!(self, Self::Accuracy) { "points" } else { self.unit() }
+    }
+
     /// The value with its name.
     pub fn words(self, value: f64) -> String {
         match self {

@@ -38,7 +38,7 @@ use crate::{
 
 pub use memory::MemoryProbe;
 pub(crate) use memory::peak_above;
-pub use ranking::{Difference, Score};
+pub use ranking::Difference;
 pub use results::{Comparison, Diverged, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
 

@@ -79,7 +79,7 @@ fn table(comparison: &Comparison) -> Markup {
     let bleu = entries.iter().any(|entry| entry.bleu().is_some());
     let predicts = entries.iter().any(|entry| entry.perplexity().is_some());
     let shown = |spread: Option<Spread>, digits| spread.map_or("–".into(), |spread| spread.digits(digits));
-    let behind = format!("Behind the best, {}", comparison.score().points());
+    let behind = format!("Behind the best, {}", comparison.metric().points());
     let outcome = if has_accuracy(comparison) { "Test accuracy, %" } else { "Test loss" };
     let rate = |rate: f64| page::count(rate.round() as usize);
     html! {
