@@ -153,7 +153,7 @@ fn a_model_is_analysed_with_what_it_has_learned() {
     let sandbox = tiny::sandbox();
     sandbox.run(&tiny::train("run", &["--attention", "infsa", "--epochs", "2", "--quiet"])).success();
     let summary: Value = serde_json::from_slice(&std::fs::read(sandbox.path("run/summary.json")).unwrap()).unwrap();
-    let gamma = summary["gamma"][0].as_f64().unwrap();
+    let gamma = summary["learned"]["blocks.0.gamma"].as_f64().unwrap();
     assert!((gamma - 0.7).abs() > 1e-4, "training moves it: {gamma}");
     let analyzed = |source: &[&str]| {
         let command =

@@ -5,7 +5,7 @@
 use std::{env, error::Error, process::ExitCode};
 
 use image::{Rgb, RgbImage};
-use resolvent_lab::data::{DataSpec, ObjectBox, Split};
+use resolvent_lab::data::{ObjectBox, PictureSpec, PictureSplit};
 
 /// Rows of the sheet; how much larger than life the pictures are.
 const ROWS: u32 = 6;
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 }
 
 fn draw(data: &str, output: &str) -> Result<(), Box<dyn Error>> {
-    let data = DataSpec::parse(data)?.load()?;
+    let data = PictureSpec::parse(data)?.load()?;
     let (width, height) = (data.shape.width as u32 * ZOOM + 2, data.shape.height as u32 * ZOOM + 2);
     let mut sheet = RgbImage::from_pixel(data.classes.len() as u32 * width, ROWS * height, Rgb([255; 3]));
     let mut used = vec![0; data.classes.len()];
@@ -46,7 +46,7 @@ fn draw(data: &str, output: &str) -> Result<(), Box<dyn Error>> {
 fn paste(
     sheet: &mut RgbImage,
     (left, top): (u32, u32),
-    split: &Split,
+    split: &PictureSplit,
     index: usize,
 ) -> resolvent_lab::data::Result<()> {
     let (shape, picture) = (split.shape(), split.picture(index)?);

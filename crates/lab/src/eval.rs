@@ -6,10 +6,10 @@ use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Result,
+    Error, Result,
     bleu::Bleu,
     checkpoint::Checkpoint,
-    data::{Dataset, TextDataset},
+    data::{PictureDataset, TextDataset},
     train::{self, Ablation, Lost, Part, Pictures, Task, TaskData},
 };
 
@@ -21,11 +21,12 @@ pub(crate) const BATCH: usize = 250;
 pub struct Evaluation {
     /// Number of examples.
     pub examples: usize,
-    /// Share of examples whose highest logit is the label's.
-    pub accuracy: f64,
+    /// Share of examples whose highest logit is the label's; absent for models of one's own that give no such answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// Share of examples whose label is among the five highest logits; absent for five classes or fewer.
     pub top5: Option<f64>,
-    /// Mean cross-entropy.
+    /// Mean cross-entropy, or what else a model of one's own makes small.
     pub loss: f64,
     /// Names of the classes.
     pub classes: Vec<String>,
@@ -59,21 +60,42 @@ pub enum Metric {
     Bleu,
     /// Of language models: less is better.
     BitsPerByte,
+    /// Of models that have none of the others: less is better.
+    Loss,
 }
 
 impl Metric {
     /// Its value in `evaluation`; none where it does not belong to such a model.
     pub fn of(self, evaluation: &Evaluation) -> Option<f64> {
         match self {
-            Self::Accuracy => Some(evaluation.accuracy),
+            Self::Accuracy => evaluation.accuracy,
             Self::Bleu => evaluation.bleu.as_ref().map(|bleu| bleu.score),
             Self::BitsPerByte => evaluation.prediction.as_ref().map(|prediction| prediction.bits_per_byte),
+            Self::Loss => Some(evaluation.loss),
         }
     }
 
     /// Whether `value` is better than `other`.
     pub fn is_better(self, value: f64, other: f64) -> bool {
-        if self == Self::BitsPerByte { value < other } else { value > other }
+        match self {
+            Self::Accuracy | Self::Bleu => value > other,
+            Self::BitsPerByte | Self::Loss => value < other,
+        }
+    }
+
+    /// What a number of it is of, accuracies being in percent.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Accuracy => "% accuracy",
+            Self::Bleu => "BLEU",
+            Self::BitsPerByte => "bits per byte",
+            Self::Loss => "loss",
+        }
+    }
+
+    /// What a difference of two is in.
+    pub const fn points(self) -> &'static str {
+        if matches!(self, Self::Accuracy) { "points" } else { self.unit() }
     }
 
     /// The value with its name.
@@ -82,19 +104,39 @@ impl Metric {
             Self::Accuracy => format!("accuracy {:.2} %", value * 100.0),
             Self::Bleu => format!("BLEU {value:.2}"),
             Self::BitsPerByte => format!("{value:.4} bits per byte"),
+            Self::Loss => format!("loss {value:.4}"),
         }
     }
 }
 
 impl Evaluation {
+    /// Of a mean `loss` over `examples`, with nothing else known; the speed is since `began`.
+    pub fn new(examples: usize, loss: f64, began: Instant) -> Self {
+        Self {
+            examples,
+            accuracy: None,
+            top5: None,
+            loss,
+            classes: Vec::new(),
+            per_class: Vec::new(),
+            confusion: Vec::new(),
+            bleu: None,
+            prediction: None,
+            cut: 0,
+            examples_per_second: examples as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
+        }
+    }
+
     /// What such models are judged by.
     pub const fn metric(&self) -> Metric {
         if self.prediction.is_some() {
             Metric::BitsPerByte
         } else if self.bleu.is_some() {
             Metric::Bleu
-        } else {
+        } else if self.accuracy.is_some() {
             Metric::Accuracy
+        } else {
+            Metric::Loss
         }
     }
 }
@@ -130,9 +172,19 @@ impl Prediction {
     }
 }
 
-/// Counts while the examples go by.
+/// The answers of a classifier, counted while the examples go by.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use resolvent_lab::eval::Tally;
+/// let classes = ["cat".to_owned(), "dog".to_owned()];
+/// let mut tally = Tally::new(&classes);
+/// tally.add_batch(Tensor::from_floats([[0.0, 2.0], [1.0, 3.0]], &Device::flex()), &[1, 0])?;
+/// assert_eq!(tally.finish().accuracy, Some(0.5));
+/// # Ok::<(), resolvent_lab::Error>(())
+/// ```
 #[derive(Debug)]
-pub(crate) struct Tally<'a> {
+pub struct Tally<'a> {
     classes: &'a [String],
     began: Instant,
     confusion: Vec<Vec<u64>>,
@@ -152,12 +204,22 @@ impl<'a> Tally<'a> {
     }
 
     /// `logits [batch, classes]` of examples with `labels`.
-    pub fn add_batch(&mut self, logits: Tensor<2>, labels: &[u32]) {
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] for logits of another shape, or a label that is no class.
+    pub fn add_batch(&mut self, logits: Tensor<2>, labels: &[u32]) -> Result<()> {
+        let (shape, expected) = (logits.dims(), [labels.len(), self.classes.len()]);
+        if shape != expected {
+            let problem = format!("its model gives logits {shape:?}, expected {expected:?} (examples, classes)");
+            return Err(Error::Unfit { name: "labels".into(), problem });
+        }
+        check_labels("labels", self.classes.len(), labels)?;
         let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
         for (row, &label) in logits.chunks_exact(self.classes.len()).zip(labels) {
             self.add(row, label as usize);
         }
         self.logits.extend(logits);
+        Ok(())
     }
 
     /// One example: its logits and its label.
@@ -173,25 +235,35 @@ impl<'a> Tally<'a> {
 
     /// What was counted, and how fast.
     pub fn finish(self) -> Evaluation {
-        let (classes, seconds) = (self.classes, self.began.elapsed().as_secs_f64());
+        let classes = self.classes;
         let of_class: Vec<u64> = self.confusion.iter().map(|row| row.iter().sum()).collect();
         let right: Vec<u64> = self.confusion.iter().enumerate().map(|(class, row)| row[class]).collect();
         let examples: u64 = of_class.iter().sum();
         let share = |part: u64, whole: u64| part as f64 / whole as f64;
         Evaluation {
-            examples: examples as usize,
-            accuracy: share(right.iter().sum(), examples),
+            accuracy: Some(share(right.iter().sum(), examples)),
             top5: (classes.len() > 5).then(|| share(self.in_top5, examples)),
-            loss: self.loss / examples as f64,
             classes: classes.to_vec(),
             per_class: right.iter().zip(&of_class).map(|(&r, &n)| (n > 0).then(|| share(r, n))).collect(),
             confusion: self.confusion,
-            bleu: None,
-            prediction: None,
             cut: self.cut,
-            examples_per_second: examples as f64 / seconds.max(f64::MIN_POSITIVE),
+            ..Evaluation::new(examples as usize, self.loss / examples as f64, self.began)
         }
     }
+}
+
+/// Checks that each of the `labels` of the data set `name` is a class.
+///
+/// # Errors
+/// [`Error::Unfit`] naming the first that is none.
+pub(crate) fn check_labels(name: &str, classes: usize, labels: &[u32]) -> Result<()> {
+    let Some((at, label)) = labels.iter().enumerate().find(|(_, label)| **label as usize >= classes) else {
+        return Ok(());
+    };
+    let problem = format!(
+        "the label of its example {at} is {label}, which none of its {classes} classes has; number them from 0"
+    );
+    Err(Error::Unfit { name: name.into(), problem })
 }
 
 /// The class with the highest logit, and that logit. Ties go to the lower class; NaN is never the answer.
@@ -226,7 +298,7 @@ pub fn ablation(
 ) -> Result<Vec<Ablated>> {
     if let Some(share) = shares.iter().find(|share| !(0.0..=1.0).contains(*share)) {
         let problem = format!("is {share}, must be in [0, 1]");
-        return Err(crate::Error::Recipe { file: "ablation".into(), field: "share".into(), problem });
+        return Err(Error::Recipe { file: "ablation".into(), field: "share".into(), problem });
     }
     let mut checkpoint = Checkpoint::find(path)?;
     let task = data.restored(&mut checkpoint)?;
@@ -258,7 +330,7 @@ pub fn run<D: TaskData>(path: &Path, data: &D, device: &Device) -> Result<(Check
 ///
 /// # Errors
 /// As [`run`]; [`crate::Error::Model`] for a size that the model cannot be shown.
-pub fn run_at(path: &Path, dataset: &Dataset, side: usize, device: &Device) -> Result<(Checkpoint, Evaluation)> {
+pub fn run_at(path: &Path, dataset: &PictureDataset, side: usize, device: &Device) -> Result<(Checkpoint, Evaluation)> {
     let mut checkpoint = Checkpoint::find(path)?;
     let task = Pictures::restored_at_any_size(&dataset.resized(side), &checkpoint)?;
     let evaluation = evaluate(&mut checkpoint, &task, device)?;

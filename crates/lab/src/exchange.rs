@@ -16,8 +16,8 @@ use crate::{
     checkpoint::Checkpoint,
     data::{Data, PairDataset},
     eval::{Evaluation, Tally, answer},
-    recipe::{ModelRecipe, with_length_scale},
-    train::{self, Part, Task, TaskData},
+    recipe::ModelRecipe,
+    train::{self, Part, Task, TaskData, device_of},
 };
 
 /// What is put in the place of a model's attention.
@@ -75,9 +75,9 @@ pub struct Answers {
 /// layers and heads of a fit not those of the model.
 pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Result<(Checkpoint, Exchange)> {
     match data {
-        Data::Pictures(pictures) => {
-            classifiers(path, pictures, other, device, |task, model| task.judge(model, Part::Test))
-        }
+        Data::Pictures(pictures) => classifiers(path, &**pictures, other, device, |task, model| {
+            task.judge(Part::Test, &device_of(model), |pictures| model.try_forward(pictures))
+        }),
         Data::Texts(texts) => {
             classifiers(path, texts, other, device, |task, model| task.judge(model, Part::Test, None))
         }
@@ -115,7 +115,7 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
         let mechanism = match replacement {
             // The run's own mechanism is as it was trained, also where the run began without a length scale.
             Replacement::Mechanism(other) if *other != recipe.mechanism => {
-                with_length_scale(other.clone(), D::LENGTH_SCALE)
+                data.settled(&Recipe { mechanism: other.clone(), ..recipe.clone() }).mechanism
             }
             _ => recipe.mechanism.clone(),
         };

@@ -4,12 +4,16 @@
 //! checkpoint was made.
 
 use std::{
+    fmt,
     fs::{File, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{MapAccess, SeqAccess, Visitor},
+};
 
 use crate::{Error, Result, budget::Held, source};
 
@@ -53,18 +57,82 @@ pub struct EpochRecord {
     pub split: String,
     /// Mean cross-entropy on that split.
     pub loss: f64,
-    /// Accuracy on that split, in [0, 1].
-    pub accuracy: f64,
+    /// Accuracy on that split, in [0, 1]; of models that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// BLEU on that split, of translators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bleu: Option<f64>,
     /// Bits per byte on that split, of language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits_per_byte: Option<f64>,
-    /// The learned gammas, per layer the mean over its heads; empty for mechanisms without.
-    pub gamma: Vec<f64>,
+    /// What the model has learned in scalars.
+    #[serde(default, alias = "gamma")]
+    pub learned: Scalars,
     /// Seconds since the run began, over all its sessions.
     pub seconds: f64,
+}
+
+/// Learned scalars by name, in the model's order: those of an attention as the mean over its heads, such as `blocks.0.gamma`, and those
+/// of a model of one's own. In files a map.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Scalars(pub Vec<(String, f64)>);
+
+impl Scalars {
+    /// The value of this name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.0.iter().find(|(own, _)| own == name).map(|&(_, value)| value)
+    }
+
+    /// What there is of each kind: the last part of a name, with the parts before it and the values, in the order of the first of a kind.
+    pub fn kinds(&self) -> Vec<(&str, Vec<(&str, f64)>)> {
+        let mut kinds: Vec<(&str, Vec<(&str, f64)>)> = Vec::new();
+        for (name, value) in &self.0 {
+            let (place, kind) = name.rsplit_once('.').unwrap_or(("", name));
+            match kinds.iter_mut().find(|(own, _)| *own == kind) {
+                Some((_, places)) => places.push((place, *value)),
+                None => kinds.push((kind, vec![(place, *value)])),
+            }
+        }
+        kinds
+    }
+}
+
+impl Serialize for Scalars {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+/// A map, or the list that files of older programs have: the gamma of each block.
+impl<'de> Deserialize<'de> for Scalars {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Named;
+        impl<'de> Visitor<'de> for Named {
+            type Value = Scalars;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("numbers by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Scalars, A::Error> {
+                let mut scalars = Scalars::default();
+                while let Some(entry) = map.next_entry()? {
+                    scalars.0.push(entry);
+                }
+                Ok(scalars)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Scalars, A::Error> {
+                let mut scalars = Scalars::default();
+                while let Some(gamma) = list.next_element()? {
+                    scalars.0.push((format!("blocks.{}.gamma", scalars.0.len()), gamma));
+                }
+                Ok(scalars)
+            }
+        }
+        deserializer.deserialize_any(Named)
+    }
 }
 
 /// The metrics file of a run.
@@ -178,5 +246,33 @@ mod tests {
         assert!(message.contains("metrics.jsonl") && message.contains("line 1"), "{message}");
         let message = MetricsFile::open(run.path(), 1_000).unwrap_err().to_string();
         assert!(message.contains("cut off") && message.contains("1000"), "{message}");
+    }
+
+    #[test]
+    fn scalars_are_a_map_in_their_order_and_lists_of_gammas_are_read() {
+        let epoch = |learned: &str| {
+            let line = format!(
+                r#"{{"kind": "epoch", "epoch": 1, "step": 2, "train_loss": 1.0, "split": "test", "loss": 1.5, "accuracy": 0.5, {learned}, "seconds": 3.0}}"#
+            );
+            let Record::Epoch(record) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+            record
+        };
+        let old = epoch(r#""gamma": [0.75, 0.5]"#);
+        let named =
+            |scalars: &[(&str, f64)]| Scalars(scalars.iter().map(|&(name, value)| (name.into(), value)).collect());
+        assert_eq!(
+            (old.accuracy, old.learned),
+            (Some(0.5), named(&[("blocks.0.gamma", 0.75), ("blocks.1.gamma", 0.5)]))
+        );
+        let own =
+            named(&[("blocks.10.gamma", 0.5), ("sharpness", 2.0), ("blocks.2.gamma", 0.25), ("blocks.2.alpha", 1.5)]);
+        let text = serde_json::to_string(&own).unwrap();
+        assert_eq!(epoch(&format!(r#""learned": {text}"#)).learned, own, "{text}");
+        let kinds = [
+            ("gamma", vec![("blocks.10", 0.5), ("blocks.2", 0.25)]),
+            ("sharpness", vec![("", 2.0)]),
+            ("alpha", vec![("blocks.2", 1.5)]),
+        ];
+        assert_eq!(own.kinds(), kinds);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
-    data::{self, Data, Source, reading::Reading},
+    data::{self, Data, DataSpec, reading::Reading},
     eval::Metric,
     metrics::EpochRecord,
     train::Plan,
@@ -68,8 +68,8 @@ pub fn for_stderr(verbose: bool) -> Arc<dyn Observer> {
 /// Reads the data set `source` and tells `observer` how far it has come.
 ///
 /// # Errors
-/// As [`Source::load`].
-pub fn load(source: &Source, observer: &dyn Observer) -> data::Result<Data> {
+/// As [`DataSpec::load`].
+pub fn load(source: &DataSpec, observer: &dyn Observer) -> data::Result<Data> {
     let data = source.load_telling(&|reading| observer.on(Event::Reading(reading)));
     observer.on(Event::Read);
     data
@@ -217,7 +217,7 @@ fn reading_line(Reading { what, done, of }: Reading) -> String {
 
 fn epoch_line(epoch: &EpochRecord) -> String {
     let EpochRecord { epoch: number, train_loss, split, loss, accuracy, bleu, bits_per_byte, .. } = epoch;
-    let scores = [(Metric::Bleu, *bleu), (Metric::BitsPerByte, *bits_per_byte), (Metric::Accuracy, Some(*accuracy))];
+    let scores = [(Metric::Bleu, *bleu), (Metric::BitsPerByte, *bits_per_byte), (Metric::Accuracy, *accuracy)];
     let scores = scores.into_iter().filter_map(|(metric, value)| Some(format!(", {split} {}", metric.words(value?))));
     let scores: String = scores.collect();
     format!("epoch {number}: training loss {train_loss:.3}, {split} loss {loss:.3}{scores}")
@@ -226,6 +226,7 @@ fn epoch_line(epoch: &EpochRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Scalars;
 
     #[test]
     fn lines_tell_the_run_its_epochs_and_its_end() {
@@ -239,10 +240,10 @@ mod tests {
             train_loss: 1.5,
             split: "test".into(),
             loss: 1.25,
-            accuracy: 0.875,
+            accuracy: Some(0.875),
             bleu: None,
             bits_per_byte: None,
-            gamma: vec![],
+            learned: Scalars::default(),
             seconds: 3.0,
         };
         lines.on(Event::Epoch(&epoch));

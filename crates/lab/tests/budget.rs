@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use resolvent_lab::{
     analyze::Dump,
     budget,
-    data::{DataSpec, Error, Source},
+    data::{DataSpec, Error, PictureSpec},
 };
 use safetensors::{Dtype, tensor::TensorView};
 use tempfile::TempDir;
@@ -47,7 +47,7 @@ impl Drop for Limited {
 }
 
 fn load(spec: &str) -> Result<(), Error> {
-    spec.parse::<Source>()?.load().map(drop)
+    spec.parse::<DataSpec>()?.load().map(drop)
 }
 
 /// Loads `spec` and expects it to be refused for its size, naming `file`.
@@ -118,7 +118,7 @@ fn threads_share_the_budget_of_pictures() {
     let spec = format!("images:{}?size=8", folder.path().display());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build().unwrap();
     let before = MEMORY.current_usage();
-    let data = DataSpec::parse(&spec).unwrap().load().unwrap();
+    let data = PictureSpec::parse(&spec).unwrap().load().unwrap();
     pool.install(|| (0..data.train.len()).into_par_iter().for_each(|index| drop(data.train.picture(index).unwrap())));
     let peak = MEMORY.peak_usage() - before;
     assert!(peak < 34 * MIB, "{} MiB", peak / MIB);
@@ -271,7 +271,7 @@ fn zstd_files_are_read_to_their_end_and_checked() {
     let spec = format!("corpus:{}", path.display());
     let (one, other) = (zstd(&b"one line\n".repeat(99)), zstd(&b"another\n".repeat(99)));
     fs::write(&path, [one, other].concat()).unwrap();
-    let resolvent_lab::data::Data::Corpus(corpus) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!() };
+    let resolvent_lab::data::Data::Corpus(corpus) = spec.parse::<DataSpec>().unwrap().load().unwrap() else { panic!() };
     assert_eq!(corpus.train.len() + corpus.validation.len() + corpus.test.len(), 99 * 17);
     let text: Vec<u8> = (0..999).map(|i| b"abcdefgh\n"[i * i % 9]).collect();
     let mut bytes = zstd(&text);

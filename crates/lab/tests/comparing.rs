@@ -13,14 +13,14 @@ use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
     compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison, MemoryProbe, RunResult},
-    data::{DataSpec, Dataset},
+    data::{PictureDataset, PictureSpec},
     progress::{Event, Observer},
     recipe::ModelRecipe,
     train::{self, Outcome, Resume, TrainOptions},
 };
 
-fn pictures() -> Dataset {
-    DataSpec::parse("shapes:seed=3,size=16,train=48,test=16,difficulty=0").unwrap().load().unwrap()
+fn pictures() -> PictureDataset {
+    PictureSpec::parse("shapes:seed=3,size=16,train=48,test=16,difficulty=0").unwrap().load().unwrap()
 }
 
 fn recipe() -> Recipe {
@@ -116,7 +116,7 @@ fn an_interrupted_comparison_goes_on_where_it_stopped_and_ends_the_same() {
 fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
     let mut one = found.clone();
     for (entry, accuracy) in one.entries.iter_mut().zip([0.8076, 0.808, 0.7, 0.7, 0.5]) {
-        (entry.runs[0].accuracy, entry.runs[0].examples) = (accuracy, 10_000);
+        (entry.runs[0].accuracy, entry.runs[0].examples) = (Some(accuracy), 10_000);
     }
     let names: Vec<_> = one.ranked().iter().map(|entry| entry.name.clone()).collect();
     assert_eq!((&names[0], &names[4]), (&"infsa".to_owned(), &"uniform".to_owned()));
@@ -135,13 +135,13 @@ fn a_difference_is_told_with_what_tells_it(found: &Comparison) {
     // Of different seeds, only the one that both have makes a pair.
     let mut apart = one.clone();
     let best = apart.entries.iter().position(|entry| entry.name == "infsa").unwrap();
-    let lucky = RunResult { seed: 1, accuracy: 0.9, ..apart.entries[best].runs[0].clone() };
+    let lucky = RunResult { seed: 1, accuracy: Some(0.9), ..apart.entries[best].runs[0].clone() };
     apart.entries[best].runs.insert(0, lucky);
     let beside = apart.beside_best(&apart.entries[0]);
     assert!(!beside.is_told() && !beside.of_seeds, "the test examples of seed 0: {beside:?}");
     for entry in &mut one.entries {
         let first = entry.runs[0].clone();
-        entry.runs.push(RunResult { seed: 1, accuracy: first.accuracy - 0.05, ..first });
+        entry.runs.push(RunResult { seed: 1, accuracy: first.accuracy.map(|accuracy| accuracy - 0.05), ..first });
     }
     let beside = one.beside_best(&one.entries[0]);
     assert!(beside.is_told() && beside.of_seeds, "{beside:?}");
@@ -190,11 +190,12 @@ fn results_and_report_hold_the_numbers() {
     for entry in &comparison.entries {
         assert_eq!(entry.runs.len(), 2);
         assert_eq!(entry.speed.peak_bytes, Some(5_000_000));
-        let accuracies = [entry.runs[0].accuracy, entry.runs[1].accuracy];
-        assert!((entry.accuracy.mean - (accuracies[0] + accuracies[1]) / 2.0).abs() < 1e-12);
-        assert!((entry.accuracy.std.unwrap() - (accuracies[0] - accuracies[1]).abs() / 2f64.sqrt()).abs() < 1e-12);
+        let (accuracies, accuracy) =
+            ([0, 1].map(|run| entry.runs[run].accuracy.unwrap()), entry.accuracy.as_ref().unwrap());
+        assert!((accuracy.mean - (accuracies[0] + accuracies[1]) / 2.0).abs() < 1e-12);
+        assert!((accuracy.std.unwrap() - (accuracies[0] - accuracies[1]).abs() / 2f64.sqrt()).abs() < 1e-12);
         for page in [&table, &report] {
-            assert!(page.contains(entry.mechanism.id()) && page.contains(&entry.accuracy.percent()), "{page}");
+            assert!(page.contains(entry.mechanism.id()) && page.contains(&accuracy.percent()), "{page}");
         }
     }
     assert!(report.contains("5.0 MB") && report.contains("resolvent compare --seeds 1,2"));

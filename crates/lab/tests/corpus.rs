@@ -8,7 +8,7 @@ use resolvent::models::Sampling;
 use resolvent_lab::{
     Error, Recipe,
     checkpoint::Checkpoint,
-    data::{CorpusDataset, Data, Source, TextRecipe, Tokens, Vocabulary},
+    data::{CorpusDataset, Data, DataSpec, TextRecipe, Tokens, Vocabulary},
     device::Device,
     eval::{self, Metric},
     generate::Generator,
@@ -26,7 +26,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 fn load(spec: &str) -> resolvent_lab::data::Result<CorpusDataset> {
-    match spec.parse::<Source>()?.load()? {
+    match spec.parse::<DataSpec>()?.load()? {
         Data::Corpus(corpus) => Ok(corpus),
         other => panic!("{other:?}"),
     }
@@ -48,7 +48,7 @@ fn parts_are_files_or_pieces_of_one() {
     let one = load(&format!("corpus:{}", at("train.txt"))).unwrap();
     assert_eq!([&one.train[..], &one.validation, &one.test].concat(), lines);
     for spec in ["corpus:a", "corpus:a,b", "corpus:a,b,c"] {
-        assert_eq!(spec.parse::<Source>().unwrap().to_string(), spec);
+        assert_eq!(spec.parse::<DataSpec>().unwrap().to_string(), spec);
     }
 
     let books = folder(&[("a.txt", &lines), ("b.txt", &lines), ("notes.md", "no text")]);
@@ -69,7 +69,7 @@ fn what_is_no_text_is_named() {
     let none = tempfile::tempdir().unwrap();
     assert!(error(format!("corpus:{}", none.path().display())).contains("train.txt"));
     for spec in ["corpus:", "corpus:a,", "corpus:a,b,c,d"] {
-        assert!(spec.parse::<Source>().is_err(), "{spec}");
+        assert!(spec.parse::<DataSpec>().is_err(), "{spec}");
     }
 }
 
@@ -272,7 +272,7 @@ fn what_does_not_fit_is_refused() {
     assert!(error(&recipe("'softmax'", ""), &short).contains("test part"));
     assert!(!out.exists(), "nothing was written");
 
-    let texts = "listops:train=8,test=4,min=3,max=30".parse::<Source>().unwrap().load().unwrap();
+    let texts = "listops:train=8,test=4,min=3,max=30".parse::<DataSpec>().unwrap().load().unwrap();
     let Data::Texts(texts) = texts else { panic!() };
     let options = TrainOptions::new(&out);
     let language = recipe("'softmax'", "");

@@ -3,11 +3,11 @@
 use std::{fs, io::Write, path::Path};
 
 use flate2::{Compression, write::GzEncoder};
-use resolvent_lab::data::{DataSpec, Dataset, Error, PictureShape, Result};
+use resolvent_lab::data::{Error, PictureDataset, PictureShape, PictureSpec, Result};
 use tempfile::TempDir;
 
-fn load(spec: &str) -> Result<Dataset> {
-    DataSpec::parse(spec)?.load()
+fn load(spec: &str) -> Result<PictureDataset> {
+    PictureSpec::parse(spec)?.load()
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -186,7 +186,7 @@ fn malformed_specs_are_refused_before_reading() {
         ("shapes:hardness=1", "`hardness`"),
     ];
     for (spec, part) in cases {
-        let message = DataSpec::parse(spec).expect_err(spec).to_string();
+        let message = PictureSpec::parse(spec).expect_err(spec).to_string();
         assert!(message.contains(part), "{spec}: {message}");
     }
 }
@@ -203,7 +203,7 @@ fn specs_print_as_they_parse() {
         "images:x.zip?size=64",
     ];
     for spec in specs {
-        assert_eq!(DataSpec::parse(spec).unwrap().to_string(), spec);
+        assert_eq!(PictureSpec::parse(spec).unwrap().to_string(), spec);
     }
-    assert_eq!(DataSpec::parse("shapes").unwrap(), DataSpec::parse("shapes:seed=0").unwrap());
+    assert_eq!(PictureSpec::parse("shapes").unwrap(), PictureSpec::parse("shapes:seed=0").unwrap());
 }

@@ -7,14 +7,14 @@ use std::{
 };
 
 use image::{DynamicImage, GrayImage, ImageFormat, Luma, Rgb, RgbImage};
-use resolvent_lab::data::{DataSpec, Dataset, Error, PictureShape, Result};
+use resolvent_lab::data::{Error, PictureDataset, PictureShape, PictureSpec, Result};
 use tempfile::TempDir;
 
 /// Names and contents of the files of a data set.
 type Files = Vec<(String, Vec<u8>)>;
 
-fn load(path: &Path, settings: &str) -> Result<Dataset> {
-    DataSpec::parse(&format!("images:{}{settings}", path.display()))?.load()
+fn load(path: &Path, settings: &str) -> Result<PictureDataset> {
+    PictureSpec::parse(&format!("images:{}{settings}", path.display()))?.load()
 }
 
 fn encode(picture: &DynamicImage, format: ImageFormat) -> Vec<u8> {
@@ -91,7 +91,7 @@ fn zip(files: &Files) -> Vec<u8> {
 }
 
 /// Writes one file and loads it.
-fn load_bytes(name: &str, bytes: &[u8]) -> (String, Result<Dataset>) {
+fn load_bytes(name: &str, bytes: &[u8]) -> (String, Result<PictureDataset>) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join(name);
     fs::write(&path, bytes).unwrap();
@@ -231,7 +231,7 @@ fn a_validation_part_is_watched_beside_the_test_part() {
     let validation = data.validation.as_ref().unwrap();
     assert_eq!((validation.labels(), data.test.labels()), (&[0][..], &[0, 0, 1, 1][..]));
     assert_eq!(validation.picture(0).unwrap()[0], 7);
-    assert_ne!(Dataset { validation: None, ..data.clone() }.fingerprint(), data.fingerprint());
+    assert_ne!(PictureDataset { validation: None, ..data.clone() }.fingerprint(), data.fingerprint());
     // Alone it is what is tested on.
     files.retain(|(name, _)| !name.starts_with("test/"));
     let data = load_bytes("a.tar", &tar(&files)).1.unwrap();

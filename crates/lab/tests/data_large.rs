@@ -12,7 +12,7 @@ use resolvent_lab::{
     Recipe,
     augment::{Augment, ResizedCrop, Transform},
     budget,
-    data::{Batch, BatchPlan, DataSpec, Dataset, Error, Loader, PictureShape},
+    data::{BatchPlan, Error, PictureBatch, PictureDataset, PictureLoader, PictureShape, PictureSpec},
     device::Device,
     train::{self, Resume, TrainOptions},
 };
@@ -61,15 +61,15 @@ fn folder(format: ImageFormat) -> TempDir {
     root
 }
 
-fn load(path: &Path, settings: &str) -> Result<Dataset, Error> {
-    DataSpec::parse(&format!("images:{}{settings}", path.display()))?.load()
+fn load(path: &Path, settings: &str) -> Result<PictureDataset, Error> {
+    PictureSpec::parse(&format!("images:{}{settings}", path.display()))?.load()
 }
 
 /// The batches of an epoch, everything augmented, decoded by so many threads.
-fn batches(data: &Dataset, threads: usize, first: usize) -> Vec<Batch> {
+fn batches(data: &PictureDataset, threads: usize, first: usize) -> Vec<PictureBatch> {
     let augment = Augment { padding: 2, ..Augment::deit() };
     let transform = Transform::new(data.shape, data.train.channel_stats().unwrap(), augment).unwrap();
-    let loader = Loader::new(Arc::new(data.train.clone()), transform, BatchPlan::training(5, 3), 2);
+    let loader = PictureLoader::new(Arc::new(data.train.clone()), transform, BatchPlan::training(5, 3), 2);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     pool.install(|| loader.epoch(1, first)).unwrap().map(Result::unwrap).collect()
 }
@@ -141,7 +141,7 @@ fn crops_are_taken_from_the_original() {
     let stats = data.train.channel_stats().unwrap();
     let transform =
         Transform::new(data.shape, stats, Augment { resized_crop: Some(crop), ..Default::default() }).unwrap();
-    let loader = Loader::new(Arc::new(data.train), transform, BatchPlan::training(4, 0), 2);
+    let loader = PictureLoader::new(Arc::new(data.train), transform, BatchPlan::training(4, 0), 2);
     let batch = loader.epoch(0, 0).unwrap().next().unwrap().unwrap();
     let (least, most) = batch.pixels.iter().fold((f32::MAX, f32::MIN), |(l, m), &x| (l.min(x), m.max(x)));
     assert!(most - least > 5.0, "black and white from near, in standard deviations: {least} to {most}");
@@ -277,7 +277,7 @@ fn memory_does_not_grow_with_the_files() {
     assert_eq!(data.train.len() + data.test.len(), FILES);
     let stats = data.train.channel_stats().unwrap();
     let transform = Transform::new(data.shape, stats, Augment::deit()).unwrap();
-    let loader = Loader::new(Arc::new(data.train), transform, BatchPlan::training(128, 0), 100);
+    let loader = PictureLoader::new(Arc::new(data.train), transform, BatchPlan::training(128, 0), 100);
     let began = std::time::Instant::now();
     let seen: usize = loader.epoch(0, 0).unwrap().take(60).map(|batch| batch.unwrap().len()).sum();
     let speed = seen as f64 / began.elapsed().as_secs_f64();
@@ -312,7 +312,7 @@ fn two_threads_feed_a_small_transformer() {
     let data = load(root.path(), "?size=224").unwrap();
     let stats = data.train.channel_stats().unwrap();
     let transform = Transform::new(data.shape, stats, Augment::deit()).unwrap();
-    let loader = Loader::new(Arc::new(data.train.clone()), transform, BatchPlan::training(16, 0), 2);
+    let loader = PictureLoader::new(Arc::new(data.train.clone()), transform, BatchPlan::training(16, 0), 2);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let began = std::time::Instant::now();
     let seen: usize = pool.install(|| (0..4).map(|epoch| loader.epoch(epoch, 0).unwrap().count() * 16).sum());

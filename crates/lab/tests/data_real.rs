@@ -3,7 +3,7 @@
 
 use std::{env, path::PathBuf};
 
-use resolvent_lab::data::{Data, DataSpec, Dataset, PictureShape, Source};
+use resolvent_lab::data::{Data, DataSpec, PictureDataset, PictureShape, PictureSpec};
 
 /// `KIND:PATH` of what lies at `path` below the folder.
 fn spec(kind: &str, path: &str) -> String {
@@ -13,11 +13,11 @@ fn spec(kind: &str, path: &str) -> String {
 }
 
 /// The pictures at `path` below the folder.
-fn load(kind: &str, path: &str) -> Dataset {
-    DataSpec::parse(&spec(kind, path)).unwrap().load().unwrap()
+fn load(kind: &str, path: &str) -> PictureDataset {
+    PictureSpec::parse(&spec(kind, path)).unwrap().load().unwrap()
 }
 
-fn counts(data: &Dataset) -> Vec<usize> {
+fn counts(data: &PictureDataset) -> Vec<usize> {
     let mut counts = vec![0; data.classes.len()];
     data.train.labels().iter().for_each(|&label| counts[label as usize] += 1);
     counts
@@ -61,7 +61,7 @@ fn cifar10_as_a_compressed_archive_of_pictures() {
 #[ignore = "needs RESOLVENT_DATA, a folder that holds imdb"]
 fn imdb() {
     let spec = spec("imdb", "imdb");
-    let Data::Texts(data) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!("texts") };
+    let Data::Texts(data) = spec.parse::<DataSpec>().unwrap().load().unwrap() else { panic!("texts") };
     assert_eq!(data.classes, ["negative", "positive"]);
     for split in [&data.train, &data.test] {
         assert_eq!((split.len(), split.labels.iter().sum::<u32>()), (25_000, 12_500));
@@ -74,7 +74,7 @@ fn imdb() {
 #[ignore = "needs RESOLVENT_DATA, a folder that holds multi30k"]
 fn multi30k() {
     let spec = spec("multi30k", "multi30k");
-    let Data::Pairs(data) = spec.parse::<Source>().unwrap().load().unwrap() else { panic!("pairs") };
+    let Data::Pairs(data) = spec.parse::<DataSpec>().unwrap().load().unwrap() else { panic!("pairs") };
     assert_eq!((data.train.len(), data.validation.unwrap().len(), data.test.len()), (29_000, 1_014, 1_000));
     assert_eq!(data.test.source[0], "A man in an orange hat starring at something.");
     assert_eq!(data.test.target[0], "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.");

@@ -7,7 +7,7 @@ use std::{
 };
 
 use image::{ImageFormat, Rgb, RgbImage};
-use resolvent_lab::data::{DataSpec, Dataset, Error, Result, Source};
+use resolvent_lab::data::{DataSpec, Error, PictureDataset, PictureSpec, Result};
 use tempfile::TempDir;
 
 fn png(shade: u8) -> Vec<u8> {
@@ -43,8 +43,8 @@ fn write(path: &Path, files: &Files) -> PathBuf {
     path.into()
 }
 
-fn load(spec: &str) -> Result<Dataset> {
-    DataSpec::parse(&format!("webdataset:{spec}"))?.load()
+fn load(spec: &str) -> Result<PictureDataset> {
+    PictureSpec::parse(&format!("webdataset:{spec}"))?.load()
 }
 
 /// Two training shards and one to test on.
@@ -75,13 +75,13 @@ fn shards_are_read_in_order_with_their_classes() {
 #[test]
 fn specifications_read_as_they_are_written() {
     for spec in ["a-{0..3}.tar", "a,b", "a,b,c?size=32&crop=1&label=json:class", "a?label=txt"] {
-        let source: Source = format!("webdataset:{spec}").parse().unwrap();
+        let source: DataSpec = format!("webdataset:{spec}").parse().unwrap();
         assert_eq!(source.to_string(), format!("webdataset:{spec}"));
     }
     for (spec, part) in
         [("a,,b", "TRAIN,TEST"), ("a?label=png", "label=cls"), ("a?sizes=3", "size=PIXELS"), ("a?size=0", "4096")]
     {
-        let message = format!("webdataset:{spec}").parse::<Source>().unwrap_err().to_string();
+        let message = format!("webdataset:{spec}").parse::<DataSpec>().unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
     }
     assert!(load("a-{3..1}.tar").unwrap_err().to_string().contains("`{FIRST..LAST}`"));
@@ -138,6 +138,6 @@ fn classes_that_were_not_learnt_are_refused() {
     let message = load(&at("none-{0..1}.tar")).unwrap_err().to_string();
     assert!(message.contains("none-") && message.contains("not found"), "{message}");
     // Without its folders of classes it is no archive of pictures.
-    let message = DataSpec::parse(&format!("images:{}", at("few.tar"))).unwrap().load().unwrap_err().to_string();
+    let message = PictureSpec::parse(&format!("images:{}", at("few.tar"))).unwrap().load().unwrap_err().to_string();
     assert!(message.contains("webdataset:"), "{message}");
 }

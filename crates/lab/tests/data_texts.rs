@@ -2,10 +2,10 @@
 
 use std::{fs, io::Write, path::Path};
 
-use resolvent_lab::data::{Data, Error, Result, Source, TextDataset};
+use resolvent_lab::data::{Data, DataSpec, Error, Result, TextDataset};
 
 fn load(spec: &str) -> Result<TextDataset> {
-    match spec.parse::<Source>()?.load()? {
+    match spec.parse::<DataSpec>()?.load()? {
         Data::Texts(texts) => Ok(texts),
         other => panic!("{other:?}"),
     }
@@ -53,7 +53,7 @@ fn formats_compression_and_classes() {
     let error = load(&at("text", &files.path().join("t.tsv"), columns)).unwrap_err();
     assert!(matches!(error, Error::Line { line: 2, .. }), "{error}");
     let spec = at("text", files.path(), columns);
-    assert_eq!(spec.parse::<Source>().unwrap().to_string(), spec);
+    assert_eq!(spec.parse::<DataSpec>().unwrap().to_string(), spec);
 }
 
 #[test]

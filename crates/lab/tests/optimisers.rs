@@ -12,7 +12,7 @@ use resolvent::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
     checkpoint::{Checkpoint, parts},
-    data::{DataSpec, Dataset},
+    data::{PictureDataset, PictureSpec},
     folder::Contents,
     metrics::{self, Record},
     recipe::Setting,
@@ -21,8 +21,11 @@ use resolvent_lab::{
 };
 use support::{finished, stopping};
 
-fn pictures(settings: &str) -> Dataset {
-    DataSpec::parse(&format!("shapes:seed=3,size=16,train=64,test=16,difficulty=0{settings}")).unwrap().load().unwrap()
+fn pictures(settings: &str) -> PictureDataset {
+    PictureSpec::parse(&format!("shapes:seed=3,size=16,train=64,test=16,difficulty=0{settings}"))
+        .unwrap()
+        .load()
+        .unwrap()
 }
 
 /// One block of width 16, two epochs of four steps of 16 pictures.
@@ -33,12 +36,12 @@ fn recipe(settings: &[&str]) -> Recipe {
     Recipe::from_toml(text, "test").unwrap().with(&settings).unwrap()
 }
 
-fn trained(recipe: &Recipe, data: &Dataset, out: &Path) -> train::TrainSummary {
+fn trained(recipe: &Recipe, data: &PictureDataset, out: &Path) -> train::TrainSummary {
     finished(train::run(recipe, data, &TrainOptions::new(out)).unwrap())
 }
 
 /// Every weight of the newest checkpoint, by its path.
-fn weights(run: &Path, data: &Dataset) -> BTreeMap<String, Vec<f32>> {
+fn weights(run: &Path, data: &PictureDataset) -> BTreeMap<String, Vec<f32>> {
     #[derive(Default)]
     struct Values {
         path: Vec<String>,
@@ -177,7 +180,7 @@ fn a_run_begins_with_the_weights_of_another() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures(""));
     let source = folder.path().join("source");
     trained(&recipe(&["mechanism=infsa"]), &data, &source);
-    let begin = |name: &str, recipe: &Recipe, data: &Dataset| {
+    let begin = |name: &str, recipe: &Recipe, data: &PictureDataset| {
         let options = TrainOptions { from: Some(source.clone()), ..TrainOptions::new(folder.path().join(name)) };
         train::run(recipe, data, &options)
     };

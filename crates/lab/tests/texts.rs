@@ -58,7 +58,7 @@ fn a_classifier_learns_resumes_to_the_same_bits_and_answers() {
     let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
     let recipe = recipe("[log]\ncheckpoint_every = 5");
     let summary = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
-    assert!(summary.test.accuracy > 0.95, "{}", summary.line());
+    assert!(summary.test.accuracy.unwrap() > 0.95, "{}", summary.line());
 
     let options = stopping(&cut, 8, Resume::Never);
     assert!(matches!(train::run(&recipe, &data, &options).unwrap(), Outcome::Interrupted { step: 8, .. }));
@@ -116,7 +116,7 @@ fn a_validation_part_is_watched_and_picks_the_best_epoch() {
         })
         .collect();
     assert!(
-        epochs.iter().all(|epoch| epoch.split == "held-out" && (epoch.accuracy * 7.0).fract() < 1e-9),
+        epochs.iter().all(|epoch| epoch.split == "held-out" && (epoch.accuracy.unwrap() * 7.0).fract() < 1e-9),
         "{epochs:?}"
     );
     assert_eq!(eval::run(folder.path(), &data, &Device::flex()).unwrap().0.state.step, summary.best.unwrap().step);

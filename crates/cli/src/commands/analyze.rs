@@ -11,7 +11,7 @@ use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
     analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure, ssa_with_centroids},
     compare::Candidate,
-    data::Source,
+    data::DataSpec,
     device::Device,
     disk::write_atomically,
     folder::{Claim, Contents},
@@ -49,7 +49,7 @@ pub struct Analyze {
     checkpoint: Option<PathBuf>,
     /// Data set whose test part the model is shown [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH", requires = "checkpoint", conflicts_with = "text")]
-    data: Option<Source>,
+    data: Option<DataSpec>,
     /// A text that the model is shown; may be given several times
     #[arg(long, value_name = "TEXT", requires = "checkpoint")]
     text: Vec<String>,

@@ -67,7 +67,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     options.memory = Some(Arc::new(memory::Probe));
     options.commands = vec![command_line()];
     let outcome = match &data {
-        Data::Pictures(pictures) => compare::run(&recipe, pictures, &options),
+        Data::Pictures(pictures) => compare::run(&recipe, &**pictures, &options),
         Data::Texts(texts) => compare::run(&recipe, texts, &options),
         Data::Pairs(pairs) => compare::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => compare::run(&recipe, corpus, &options),

@@ -5,7 +5,7 @@ use std::{fmt::Write, path::PathBuf};
 use clap::Args;
 use resolvent_lab::{
     checkpoint::Checkpoint,
-    data::{Data, Source},
+    data::{Data, DataSpec},
     device::Device,
     eval::{self, Evaluation},
     exchange::{self, Answers, Replacement},
@@ -32,7 +32,7 @@ pub struct Eval {
     checkpoint: PathBuf,
     /// Data set whose test part is used [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH")]
-    data: Option<Source>,
+    data: Option<DataSpec>,
     /// Show the model pictures of N x N pixels, whatever size it was trained on: the shorter side is resized, the centre cut
     /// out [default: the size it was trained on]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -81,7 +81,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
     let (checkpoint, evaluation) = match data {
         Data::Pictures(pictures) => match args.image_size {
             Some(side) => eval::run_at(&args.checkpoint, &pictures, side.into(), device)?,
-            None => eval::run(&args.checkpoint, &pictures, device)?,
+            None => eval::run(&args.checkpoint, &*pictures, device)?,
         },
         _ if args.image_size.is_some() => {
             let problem = "holds texts, which have no --image-size; leave it out".into();
@@ -123,10 +123,9 @@ fn ablate(args: &Eval, data: &Data, device: &Device, global: &Global) -> Result<
     let note = cut(&Checkpoint::find(&args.checkpoint)?, &curve[0].evaluation);
     let checkpoint = args.checkpoint.display().to_string();
     let json = json!({"checkpoint": checkpoint, "seed": seed, "lost": lost, "ablation": curve});
-    let lines = curve.iter().map(|ablated| {
-        let Evaluation { accuracy, loss, .. } = &ablated.evaluation;
-        format!("{:>5.1} % lost   accuracy {:.2} %, loss {loss:.4}\n", ablated.share * 100.0, accuracy * 100.0)
-    });
+    let lines = curve
+        .iter()
+        .map(|ablated| format!("{:>5.1} % lost   {}\n", ablated.share * 100.0, scores(&ablated.evaluation)));
     output::result(global, &json, &(lines.collect::<String>() + &note))
 }
 
@@ -143,7 +142,7 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, gl
     let (checkpoint, e) = exchange::run(&args.checkpoint, data, &other, device)?;
     let line = |name: &str, e: &Evaluation| {
         let predicted = e.prediction.as_ref().map_or(String::new(), |prediction| format!(", {}", prediction.line()));
-        format!("{name:<16} accuracy {:.2} %, loss {:.4}{predicted}\n", e.accuracy * 100.0, e.loss)
+        format!("{name:<16} {}{predicted}\n", scores(e))
     };
     let answers = e.answers.as_ref().map_or(String::new(), |answers| {
         let Answers { answers_changed, largest_logit, largest_difference } = answers;
@@ -165,16 +164,16 @@ fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, gl
     output::result(global, &json, &text)
 }
 
+/// `accuracy 87.25 %, loss 0.4321`.
+fn scores(e: &Evaluation) -> String {
+    let accuracy = e.accuracy.map_or(String::new(), |share| format!("accuracy {:.2} %, ", share * 100.0));
+    format!("{accuracy}loss {:.4}", e.loss)
+}
+
 /// Accuracy, loss and speed, then each class with the class it is most often taken for.
 fn table(e: &Evaluation) -> String {
     let percent = |share: f64| format!("{:.2} %", share * 100.0);
-    let mut text = format!(
-        "accuracy {}, loss {:.4}, {} examples, {:.0} examples/s\n",
-        percent(e.accuracy),
-        e.loss,
-        e.examples,
-        e.examples_per_second
-    );
+    let mut text = format!("{}, {} examples, {:.0} examples/s\n", scores(e), e.examples, e.examples_per_second);
     if let Some(prediction) = &e.prediction {
         let _ = writeln!(text, "{}, {} tokens, {} bytes", prediction.line(), prediction.tokens, prediction.bytes);
     }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use clap::{Args, ValueEnum};
 use resolvent_lab::{
-    data::Source,
+    data::DataSpec,
     explain::{self, ExplainOptions, MapRule, Query},
     folder::{Claim, Contents},
     report,
@@ -27,7 +27,7 @@ pub struct Explain {
     checkpoint: PathBuf,
     /// Data set whose test part is shown [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH", conflicts_with_all = ["input", "text"])]
-    data: Option<Source>,
+    data: Option<DataSpec>,
     /// PNG or JPEG picture, folder of pictures, or, for a model of texts, file of texts, one a line
     #[arg(long, value_name = "PATH", conflicts_with = "text")]
     input: Option<PathBuf>,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use resolvent_lab::{
     checkpoint::{Checkpoint, Expectation},
-    data::Source,
+    data::DataSpec,
     subject::Material,
 };
 
@@ -19,7 +19,7 @@ use crate::{Error, args::Global, error::Result};
 #[derive(Debug, Clone, Copy)]
 pub struct Given<'a> {
     /// A data set.
-    pub data: Option<&'a Source>,
+    pub data: Option<&'a DataSpec>,
     /// Pictures, or a file of texts: the model decides.
     pub input: Option<&'a Path>,
     /// Texts.

@@ -15,7 +15,7 @@ use resolvent_lab::{
     Recipe,
     analyze::FitFile,
     compare::Candidate,
-    data::{Data, DataSpec, PictureShape, Source, TextSpec},
+    data::{Data, DataSpec, PictureShape, PictureSpec, TextSpec},
     progress,
     recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
     source::Document,
@@ -41,7 +41,7 @@ pub struct RecipeArgs {
     /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST
     /// [default: the recipe's, else shapes]
     #[arg(long, value_name = "KIND:PATH")]
-    pub data: Option<Source>,
+    pub data: Option<DataSpec>,
     /// Passes over the training examples; a recipe's own limit of minutes, meant for its own number of them, is then none
     #[arg(long, value_name = "N")]
     pub epochs: Option<usize>,
@@ -72,15 +72,15 @@ impl RecipeArgs {
             return Ok(Recipe::named(name)?);
         }
         let name = match &self.data {
-            None | Some(Source::Pictures(DataSpec::Shapes(_))) => "shapes",
-            Some(Source::Pictures(DataSpec::FashionMnist(_))) => "fashion-mnist",
-            Some(Source::Pictures(DataSpec::Cifar10(_))) => "cifar10",
-            Some(Source::Pictures(_)) => "pictures",
-            Some(Source::Texts(TextSpec::Listops(_))) => "listops",
-            Some(Source::Texts(TextSpec::Imdb(_))) => "imdb",
-            Some(Source::Texts(_)) => "text",
-            Some(Source::Pairs(_)) => "multi30k-small",
-            Some(Source::Corpus(_)) => "language",
+            None | Some(DataSpec::Pictures(PictureSpec::Shapes(_))) => "shapes",
+            Some(DataSpec::Pictures(PictureSpec::FashionMnist(_))) => "fashion-mnist",
+            Some(DataSpec::Pictures(PictureSpec::Cifar10(_))) => "cifar10",
+            Some(DataSpec::Pictures(_)) => "pictures",
+            Some(DataSpec::Texts(TextSpec::Listops(_))) => "listops",
+            Some(DataSpec::Texts(TextSpec::Imdb(_))) => "imdb",
+            Some(DataSpec::Texts(_)) => "text",
+            Some(DataSpec::Pairs(_)) => "multi30k-small",
+            Some(DataSpec::Corpus(_)) => "language",
         };
         Ok(Recipe::built_in(name)?)
     }
@@ -97,7 +97,7 @@ impl RecipeArgs {
         if let Some(Minutes(limit)) = self.max_minutes {
             recipe.schedule.max_minutes = limit;
         }
-        recipe.data = self.data.as_ref().map(Source::to_string).or(recipe.data);
+        recipe.data = self.data.as_ref().map(DataSpec::to_string).or(recipe.data);
         recipe.validate()?;
         caution(&recipe.mechanism);
         Ok(recipe)
@@ -121,13 +121,13 @@ impl RecipeArgs {
 }
 
 /// The data set that `recipe` names.
-pub fn data(recipe: &Recipe) -> Result<Source> {
+pub fn data(recipe: &Recipe) -> Result<DataSpec> {
     let spec = recipe.data.as_deref().unwrap_or("shapes");
     Ok(spec.parse().map_err(resolvent_lab::Error::from)?)
 }
 
 /// The data set that `source` names; how far its reading has come is told on standard error.
-pub fn load(source: &Source, global: &Global) -> Result<Data> {
+pub fn load(source: &DataSpec, global: &Global) -> Result<Data> {
     Ok(progress::load(source, &*observer(global)).map_err(resolvent_lab::Error::from)?)
 }
 

@@ -75,7 +75,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
         ..TrainOptions::new(&args.out)
     };
     let outcome = match &data {
-        Data::Pictures(pictures) => train::run(&recipe, pictures, &options),
+        Data::Pictures(pictures) => train::run(&recipe, &**pictures, &options),
         Data::Texts(texts) => train::run(&recipe, texts, &options),
         Data::Pairs(pairs) => train::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => train::run(&recipe, corpus, &options),

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{
     Error, Result,
-    data::{ChannelStats, Dataset},
+    data::{ChannelStats, PictureDataset},
 };
 
 /// What a trained model expects of the data it is shown, by the kind of data.
@@ -21,6 +22,15 @@ pub enum Expectation {
     Pairs(PairExpectation),
     /// Of plain text.
     Corpus(CorpusExpectation),
+    /// Of the data of a program of its own: what it says of them.
+    Own(Map<String, Value>),
+}
+
+impl Default for Expectation {
+    /// That of a program of its own which says nothing.
+    fn default() -> Self {
+        Self::Own(Map::new())
+    }
 }
 
 impl Expectation {
@@ -50,17 +60,18 @@ impl Expectation {
         match self {
             Expectation::Pictures(expects) => &expects.classes,
             Expectation::Texts(expects) => &expects.classes,
-            Expectation::Pairs(_) | Expectation::Corpus(_) => &[],
+            Expectation::Pairs(_) | Expectation::Corpus(_) | Expectation::Own(_) => &[],
         }
     }
 
     /// What such a model is shown.
-    fn examples(&self) -> &'static str {
+    pub(crate) fn examples(&self) -> &'static str {
         match self {
             Expectation::Pictures(_) => "pictures",
             Expectation::Texts(_) => "texts",
             Expectation::Pairs(_) => "translations",
             Expectation::Corpus(_) => "plain text",
+            Expectation::Own(_) => "the data of a program of its own",
         }
     }
 }
@@ -103,7 +114,7 @@ pub struct PictureExpectation {
 
 impl PictureExpectation {
     /// That of a model that learns from `dataset`, normalised by `stats`.
-    pub fn new(dataset: &Dataset, stats: &ChannelStats) -> Self {
+    pub fn new(dataset: &PictureDataset, stats: &ChannelStats) -> Self {
         let shape = [dataset.shape.channels, dataset.shape.height, dataset.shape.width];
         Self { classes: dataset.classes.clone(), shape, mean: stats.mean.clone(), std: stats.std.clone() }
     }
@@ -117,7 +128,7 @@ impl PictureExpectation {
     ///
     /// # Errors
     /// [`Error::Unfit`] naming the difference.
-    pub fn check(&self, dataset: &Dataset) -> Result<()> {
+    pub fn check(&self, dataset: &PictureDataset) -> Result<()> {
         let found = Self::new(dataset, &self.stats()).shape;
         if found != self.shape && found[0] == self.shape[0] {
             let expected = self.shape;
@@ -133,7 +144,7 @@ impl PictureExpectation {
     ///
     /// # Errors
     /// [`Error::Unfit`] naming the difference.
-    pub fn check_kind(&self, dataset: &Dataset) -> Result<()> {
+    pub fn check_kind(&self, dataset: &PictureDataset) -> Result<()> {
         let (found, expected) = (dataset.shape.channels, self.shape[0]);
         if found != expected {
             let problem = format!(

@@ -33,12 +33,12 @@ use crate::{
     progress::{Event, Observer, Silent},
     report,
     source::Document,
-    train::{self, Outcome, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary},
+    train::{self, Outcome, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, landmark_counts},
 };
 
 pub use memory::MemoryProbe;
 pub(crate) use memory::peak_above;
-pub use ranking::{Difference, Score};
+pub use ranking::Difference;
 pub use results::{Comparison, Diverged, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
 
@@ -222,7 +222,8 @@ fn finish<D: TaskData>(
         return Ok(CompareOutcome::Interrupted { runs: of, of });
     };
     let task = data.task(&shared.recipe)?;
-    let landmarks = recipes.iter().map(|recipe| task.landmarks(recipe)).collect::<Result<Vec<_>>>()?;
+    let (expects, name) = (task.expects(), &shared.data.name);
+    let landmarks = recipes.iter().map(|recipe| landmark_counts(&expects, recipe, name)).collect::<Result<Vec<_>>>()?;
     let named = candidates.iter().zip(&done).zip(landmarks.into_iter().zip(speeds));
     let comparison = Comparison {
         recipe: shared.recipe,

@@ -1,60 +1,34 @@
 //! A comparison by rank: which mechanism is best, and whether the seeds and test examples tell it from the next.
 
 use super::{Comparison, Entry, results::RunResult};
-use crate::stats::{Interval, Side};
+use crate::{
+    eval::Metric,
+    stats::{Interval, Side},
+};
 
-/// By what mechanisms are ranked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Score {
-    /// Test accuracy; more is better.
-    Accuracy,
-    /// BLEU of translations; more is better.
-    Bleu,
-    /// Bits per byte of language models; less is better.
-    BitsPerByte,
+/// The value of `metric` in one run, as readers have it: accuracy in percent.
+fn of_run(metric: Metric, run: &RunResult) -> Option<f64> {
+    match metric {
+        Metric::Accuracy => Some(100.0 * run.accuracy?),
+        Metric::Bleu => run.bleu,
+        Metric::BitsPerByte => Some(run.prediction.as_ref()?.bits_per_byte),
+        Metric::Loss => Some(run.loss),
+    }
 }
 
-impl Score {
-    /// Of one run, as readers have it: accuracy in percent.
-    pub fn of(self, run: &RunResult) -> Option<f64> {
-        match self {
-            Self::Accuracy => Some(100.0 * run.accuracy),
-            Self::Bleu => run.bleu,
-            Self::BitsPerByte => Some(run.prediction.as_ref()?.bits_per_byte),
-        }
-    }
+/// The mean over the seeds.
+fn mean(metric: Metric, entry: &Entry) -> f64 {
+    let values: Vec<f64> = entry.runs.iter().filter_map(|run| of_run(metric, run)).collect();
+    values.iter().sum::<f64>() / values.len() as f64
+}
 
-    /// What a number is of.
-    pub const fn unit(self) -> &'static str {
-        match self {
-            Self::Accuracy => "% accuracy",
-            Self::Bleu => "BLEU",
-            Self::BitsPerByte => "bits per byte",
-        }
-    }
+/// How much better the first is.
+fn gain(metric: Metric, better: f64, than: f64) -> f64 {
+    if metric.is_better(0.0, 1.0) { than - better } else { better - than }
+}
 
-    /// What a difference is in.
-    pub const fn points(self) -> &'static str {
-        match self {
-            Self::Accuracy => "points",
-            Self::Bleu => "BLEU",
-            Self::BitsPerByte => "bits per byte",
-        }
-    }
-
-    const fn decimals(self) -> usize {
-        if matches!(self, Self::BitsPerByte) { 4 } else { 2 }
-    }
-
-    /// How much better the first is.
-    const fn gain(self, better: f64, than: f64) -> f64 {
-        if matches!(self, Self::BitsPerByte) { than - better } else { better - than }
-    }
-
-    fn mean(self, entry: &Entry) -> f64 {
-        let values: Vec<f64> = entry.runs.iter().filter_map(|run| self.of(run)).collect();
-        values.iter().sum::<f64>() / values.len() as f64
-    }
+const fn decimals(metric: Metric) -> usize {
+    if matches!(metric, Metric::BitsPerByte | Metric::Loss) { 4 } else { 2 }
 }
 
 /// How much worse a mechanism is than the best.
@@ -84,16 +58,18 @@ impl Difference {
 
 impl Comparison {
     /// By what its mechanisms are ranked.
-    pub fn score(&self) -> Score {
-        let has = |score: Score| self.entries.iter().all(|entry| entry.runs.iter().all(|run| score.of(run).is_some()));
-        [Score::BitsPerByte, Score::Bleu].into_iter().find(|score| has(*score)).unwrap_or(Score::Accuracy)
+    pub fn metric(&self) -> Metric {
+        let runs = || self.entries.iter().flat_map(|entry| &entry.runs);
+        let has = |metric: Metric| runs().all(|run| of_run(metric, run).is_some());
+        let metrics = [Metric::BitsPerByte, Metric::Bleu, Metric::Accuracy];
+        metrics.into_iter().find(|metric| has(*metric)).unwrap_or(Metric::Loss)
     }
 
     /// The mechanisms of which a run ended, the best first.
     pub fn ranked(&self) -> Vec<&Entry> {
-        let score = self.score();
+        let metric = self.metric();
         let mut entries: Vec<&Entry> = self.entries.iter().collect();
-        entries.sort_by(|a, b| score.gain(score.mean(b), score.mean(a)).total_cmp(&0.0));
+        entries.sort_by(|a, b| gain(metric, mean(metric, b), mean(metric, a)).total_cmp(&0.0));
         entries
     }
 
@@ -101,44 +77,49 @@ impl Comparison {
     /// of accuracies, that of the test examples. Every interval is of its own difference: of many mechanisms that are alike, a few seem
     /// worse than the best by chance.
     pub fn beside_best(&self, entry: &Entry) -> Difference {
-        let (score, best) = (self.score(), self.ranked()[0]);
+        let (metric, best) = (self.metric(), self.ranked()[0]);
         let own = entry.runs.iter();
         let pairs: Vec<[&RunResult; 2]> =
             own.filter_map(|run| Some([best.runs.iter().find(|other| other.seed == run.seed)?, run])).collect();
         let interval = match pairs[..] {
-            [pair] if score == Score::Accuracy && pair.iter().all(|run| run.examples > 0) => {
-                let Interval { low, high } =
-                    Interval::of_difference(pair.map(|run| run.accuracy), pair.map(|run| run.examples));
+            [
+                [
+                    RunResult { accuracy: Some(best), examples: many @ 1.., .. },
+                    RunResult { accuracy: Some(own), examples: others @ 1.., .. },
+                ],
+            ] if metric == Metric::Accuracy => {
+                let Interval { low, high } = Interval::of_difference([*best, *own], [*many, *others]);
                 Some(Interval { low: 100.0 * low, high: 100.0 * high })
             }
             _ => {
-                let gain = |[best, own]: &[&RunResult; 2]| Some(score.gain(score.of(best)?, score.of(own)?));
+                let gain =
+                    |[best, own]: &[&RunResult; 2]| Some(gain(metric, of_run(metric, best)?, of_run(metric, own)?));
                 Interval::of_mean(&pairs.iter().filter_map(gain).collect::<Vec<_>>())
             }
         };
-        let points = score.gain(score.mean(best), score.mean(entry));
-        Difference { points, interval, of_seeds: pairs.len() > 1, decimals: score.decimals() }
+        let points = gain(metric, mean(metric, best), mean(metric, entry));
+        Difference { points, interval, of_seeds: pairs.len() > 1, decimals: decimals(metric) }
     }
 
     /// What the comparison comes to.
     pub fn headline(&self) -> String {
-        let (score, ranked) = (self.score(), self.ranked());
+        let (metric, ranked) = (self.metric(), self.ranked());
         let Some((best, others)) = ranked.split_first() else { return "No run ended.".into() };
-        let digits = score.decimals();
-        let leads = format!("{} leads with {:.digits$} {}", best.name, score.mean(best), score.unit());
+        let digits = decimals(metric);
+        let leads = format!("{} leads with {:.digits$} {}", best.name, mean(metric, best), metric.unit());
         let Some(next) = others.first() else { return format!("{leads}.") };
         let even: Vec<&str> =
             others.iter().filter(|entry| !self.beside_best(entry).is_told()).map(|entry| entry.name.as_str()).collect();
         let of = if self.beside_best(next).of_seeds { "seeds" } else { "test examples" };
         let told = match even[..] {
-            [] => format!(", {} {} before {}", self.beside_best(next).text(), score.points(), next.name),
+            [] => format!(", {} {} before {}", self.beside_best(next).text(), metric.points(), next.name),
             _ if self.beside_best(next).interval.is_none() => "; one seed tells none of the others from it".into(),
             _ if even.len() == others.len() => format!("; these {of} tell none of the others from it"),
             _ => format!("; these {of} do not tell {} from it", even.join(", ")),
         };
         let control = others.iter().find(|entry| entry.mechanism.id() == "uniform");
         let control = control.map_or_else(String::new, |uniform| {
-            format!(". Without attention (uniform) it is {:.digits$}", score.mean(uniform))
+            format!(". Without attention (uniform) it is {:.digits$}", mean(metric, uniform))
         });
         format!("{leads}{told}{control}.")
     }

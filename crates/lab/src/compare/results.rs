@@ -11,6 +11,7 @@ use crate::{
     checkpoint::DataIdentity,
     environment::Environment,
     eval::Prediction,
+    metrics::Scalars,
     recipe::ModelRecipe,
     train::{Ended, LandmarkCount, Plan, TrainSummary},
 };
@@ -51,8 +52,9 @@ pub struct Entry {
     pub landmarks: Vec<LandmarkCount>,
     /// One run per seed, but for those that diverged.
     pub runs: Vec<RunResult>,
-    /// Test accuracy over the seeds.
-    pub accuracy: Spread,
+    /// Test accuracy over the seeds, of models that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<Spread>,
     /// What it costs.
     pub speed: Speed,
 }
@@ -64,8 +66,9 @@ pub struct RunResult {
     pub seed: u64,
     /// Its folder, within that of the comparison.
     pub folder: String,
-    /// Test accuracy.
-    pub accuracy: f64,
+    /// Test accuracy, of models that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// Test examples that it is a share of; 0 in results of older programs.
     #[serde(default)]
     pub examples: usize,
@@ -83,8 +86,9 @@ pub struct RunResult {
     pub ended: Ended,
     /// Its seconds.
     pub seconds: f64,
-    /// Learned gammas per layer.
-    pub gamma: Vec<f64>,
+    /// What the model has learned in scalars.
+    #[serde(default, alias = "gamma")]
+    pub learned: Scalars,
 }
 
 /// A run whose loss ceased to be a number.
@@ -171,17 +175,17 @@ impl Entry {
                 steps: summary.steps,
                 ended: summary.ended,
                 seconds: summary.seconds,
-                gamma: summary.gamma.clone(),
+                learned: summary.learned.clone(),
             })
             .collect();
-        let accuracies: Vec<_> = results.iter().map(|run| run.accuracy).collect();
+        let accuracies: Option<Vec<_>> = results.iter().map(|run| run.accuracy).collect();
         let first = &runs[0].1;
         Self {
             name: name.into(),
             mechanism: first.recipe.mechanism.clone(),
             parameters: first.parameters,
             landmarks,
-            accuracy: Spread::of(&accuracies),
+            accuracy: accuracies.map(|values| Spread::of(&values)),
             runs: results,
             speed,
         }
@@ -189,6 +193,15 @@ impl Entry {
 }
 
 impl Entry {
+    /// The mean test accuracy over the seeds, and as text in percent; of models that have none, the test loss.
+    pub fn outcome(&self) -> (f64, String) {
+        if let Some(accuracy) = &self.accuracy {
+            return (accuracy.mean, accuracy.percent());
+        }
+        let loss = Spread::of(&self.runs.iter().map(|run| run.loss).collect::<Vec<_>>());
+        (loss.mean, loss.digits(4))
+    }
+
     /// BLEU over the seeds, of translators.
     pub fn bleu(&self) -> Option<Spread> {
         self.spread(|run| run.bleu)
@@ -222,13 +235,22 @@ impl Entry {
 }
 
 impl Comparison {
+    /// What [`Entry::outcome`] is of.
+    pub fn outcome_title(&self) -> &'static str {
+        if self.entries.iter().any(|entry| entry.accuracy.is_some()) { "test accuracy %" } else { "test loss" }
+    }
+
     /// The comparison as a table of plain text.
     pub fn table(&self) -> String {
         let memory = self.entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
         let bleu = self.entries.iter().any(|entry| entry.bleu().is_some());
         let mut text = format!(
             "{:<16} {:>15} {:>14} {:>15} {:>12}",
-            "mechanism", "test accuracy %", "train examples/s", "infer examples/s", "parameters"
+            "mechanism",
+            self.outcome_title(),
+            "train examples/s",
+            "infer examples/s",
+            "parameters"
         );
         text += if memory { "  peak MB" } else { "" };
         text += if bleu { "          BLEU" } else { "" };
@@ -239,8 +261,8 @@ impl Comparison {
         for entry in self.ranked() {
             let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
                 entry.speed;
-            let (name, accuracy) = (&entry.name, entry.accuracy.percent());
-            let _ = write!(text, "{name:<16} {accuracy:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
+            let (name, (_, outcome)) = (&entry.name, entry.outcome());
+            let _ = write!(text, "{name:<16} {outcome:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
             text += &peak_bytes.map_or_else(String::new, |bytes| format!(" {:>8.1}", bytes as f64 / 1e6));
             text += &entry.bleu().map_or_else(String::new, |bleu| format!(" {:>13}", bleu.points()));
             if let (Some(perplexity), Some(bits)) = (entry.perplexity(), entry.bits_per_byte()) {

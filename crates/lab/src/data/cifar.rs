@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Dataset, Error, PictureShape, Result, Split};
+use super::{Error, PictureDataset, PictureShape, PictureSplit, Result};
 use crate::{
     budget::Held,
     source::{self, check_folder},
@@ -15,14 +15,14 @@ const TRAIN: [&str; 5] =
     ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];
 
 /// Loads `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` from `folder`.
-pub(super) fn load(folder: &Path, held: &Held) -> Result<Dataset> {
+pub(super) fn load(folder: &Path, held: &Held) -> Result<PictureDataset> {
     check_folder(folder)?;
     let (train, test) = (read(folder, &TRAIN, held)?, read(folder, &["test_batch.bin"], held)?);
     let classes = CLASSES.iter().map(ToString::to_string).collect();
-    Ok(Dataset { name: "cifar10".into(), classes, shape: SHAPE, train, validation: None, test })
+    Ok(PictureDataset { name: "cifar10".into(), classes, shape: SHAPE, train, validation: None, test })
 }
 
-fn read(folder: &Path, files: &[&str], held: &Held) -> Result<Split> {
+fn read(folder: &Path, files: &[&str], held: &Held) -> Result<PictureSplit> {
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     for file in files {
         let path = folder.join(file);
@@ -32,7 +32,7 @@ fn read(folder: &Path, files: &[&str], held: &Held) -> Result<Split> {
         }
         read_records(&path, &mut pixels, &mut labels, held)?;
     }
-    Ok(Split::new(SHAPE, pixels, labels))
+    Ok(PictureSplit::of_pixels(SHAPE, pixels, labels))
 }
 
 fn read_records(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u32>, held: &Held) -> Result<()> {

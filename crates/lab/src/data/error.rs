@@ -2,6 +2,7 @@
 
 use std::{io, path::PathBuf};
 
+use super::PictureShape;
 use crate::budget::size_text;
 
 /// The result of loading or describing a data set.
@@ -106,6 +107,19 @@ pub enum Error {
         labels_path: PathBuf,
         /// Number of labels.
         labels: usize,
+    },
+    /// Pictures in memory are not of the shape that is given.
+    #[error(
+        "{found} bytes are not {pictures} pictures of {} x {} x {} (channels, height, width), one for each label",
+        shape.channels, shape.height, shape.width
+    )]
+    Pixels {
+        /// Bytes that are given.
+        found: usize,
+        /// Number of labels.
+        pictures: usize,
+        /// The shape of a picture.
+        shape: PictureShape,
     },
     /// A picture of a folder or an archive cannot be used.
     #[error("{}: `{entry}` {problem}", path.display())]

@@ -2,7 +2,7 @@
 
 use std::{io::Read, path::Path};
 
-use super::{Dataset, Error, PictureShape, Result, Split};
+use super::{Error, PictureDataset, PictureShape, PictureSplit, Result};
 use crate::{
     budget::Held,
     source::{check_folder, open, read_exactly},
@@ -16,9 +16,9 @@ pub(super) const GARMENTS: [&str; 10] =
     ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"];
 
 /// Loads the four standard files in `folder`, plain or gzipped.
-pub(super) fn load(name: &str, folder: &Path, classes: &[&str], held: &Held) -> Result<Dataset> {
+pub(super) fn load(name: &str, folder: &Path, classes: &[&str], held: &Held) -> Result<PictureDataset> {
     check_folder(folder)?;
-    let split = |prefix: &str| -> Result<Split> {
+    let split = |prefix: &str| -> Result<PictureSplit> {
         let pictures = find(folder, &format!("{prefix}-images"), 3)?;
         let labels = find(folder, &format!("{prefix}-labels"), 1)?;
         load_pair(&pictures, &labels, classes.len(), held)
@@ -33,12 +33,12 @@ pub(super) fn load(name: &str, folder: &Path, classes: &[&str], held: &Held) -> 
         return Err(Error::Format { path: folder.into(), problem });
     }
     let classes = classes.iter().map(ToString::to_string).collect();
-    Ok(Dataset { name: name.into(), classes, shape: train.shape(), train, validation: None, test })
+    Ok(PictureDataset { name: name.into(), classes, shape: train.shape(), train, validation: None, test })
 }
 
 /// Loads one pair of files and holds `fraction` of every class out for testing; the classes are the numbers up to the
 /// highest label.
-pub(super) fn load_with_holdout(pictures: &Path, labels: &Path, fraction: f64, held: &Held) -> Result<Dataset> {
+pub(super) fn load_with_holdout(pictures: &Path, labels: &Path, fraction: f64, held: &Held) -> Result<PictureDataset> {
     let all = load_pair(pictures, labels, 256, held)?;
     // Both parts are copies.
     held.add(pictures, (all.len() * all.shape().volume()) as u64)?;
@@ -49,11 +49,11 @@ pub(super) fn load_with_holdout(pictures: &Path, labels: &Path, fraction: f64, h
         return Err(Error::Empty { path: pictures.into(), problem });
     }
     let classes = (0..classes).map(|class| class.to_string()).collect();
-    Ok(Dataset { name: "idx".into(), classes, shape: all.shape(), train, validation: None, test })
+    Ok(PictureDataset { name: "idx".into(), classes, shape: all.shape(), train, validation: None, test })
 }
 
 /// Loads one pair of files; labels must be below `classes`.
-fn load_pair(pictures_path: &Path, labels_path: &Path, classes: usize, held: &Held) -> Result<Split> {
+fn load_pair(pictures_path: &Path, labels_path: &Path, classes: usize, held: &Held) -> Result<PictureSplit> {
     let ([count, height, width], pixels) = read(pictures_path, held)?;
     let ([label_count], labels) = read(labels_path, held)?;
     if count != label_count {
@@ -71,7 +71,7 @@ fn load_pair(pictures_path: &Path, labels_path: &Path, classes: usize, held: &He
         return Err(Error::Label { path: labels_path.into(), index, label: labels[index], classes });
     }
     let shape = PictureShape { channels: 1, height, width };
-    Ok(Split::new(shape, pixels, labels.into_iter().map(u32::from).collect()))
+    Ok(PictureSplit::of_pixels(shape, pixels, labels.into_iter().map(u32::from).collect()))
 }
 
 /// The file `{stem}-idx{rank}-ubyte` or `{stem}.idx{rank}-ubyte`, plain or gzipped.

@@ -1,8 +1,9 @@
 //! Data sets of labelled pictures, labelled texts, pairs of texts and plain text: generated, or read strictly from files.
 //!
 //! Pictures are bytes in memory, planar (`[picture, channel, row, column]`), or files that are decoded when they are needed;
-//! [`Loader`] turns them into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
+//! [`PictureLoader`] turns them into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
 
+mod batches;
 mod cifar;
 mod corpus;
 mod encoded;
@@ -22,21 +23,22 @@ mod split;
 pub mod text;
 mod vocabulary;
 
+pub use batches::{BatchPlan, Batches};
 pub use corpus::{CorpusDataset, CorpusSpec};
 pub use encoded::{Encoded, Padded, by_budget, by_length};
 pub use error::{Error, Result};
 pub use images::{LabelFile, Sizing, WebDataset};
-pub use loader::{Batch, BatchPlan, Batches, Loader};
+pub use loader::{PictureBatch, PictureLoader};
 pub use pairs::{PairDataset, PairSpec, PairSplit};
 pub use shapes::Shapes;
-pub use spec::{Data, DataSpec, Source};
-pub use split::{ChannelStats, ObjectBox, PictureShape, Split};
+pub use spec::{Data, DataSpec, PictureSpec};
+pub use split::{ChannelStats, ObjectBox, PictureShape, PictureSplit};
 pub use text::{Listops, TextDataset, TextSpec, TextSplit};
 pub use vocabulary::{Span, TextRecipe, Tokens, Vocabulary};
 
 /// Pictures to learn from and pictures to be tested on, with the names of their classes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Dataset {
+pub struct PictureDataset {
     /// The data set's kind, e.g. `fashion-mnist`.
     pub name: String,
     /// Names of the classes; a label is an index into them.
@@ -44,14 +46,14 @@ pub struct Dataset {
     /// Shape of every picture in all splits.
     pub shape: PictureShape,
     /// What is learnt from.
-    pub train: Split,
+    pub train: PictureSplit,
     /// What is looked at after each epoch, where the data set brings it beside what it is tested on.
-    pub validation: Option<Split>,
+    pub validation: Option<PictureSplit>,
     /// What accuracy is reported on.
-    pub test: Split,
+    pub test: PictureSplit,
 }
 
-impl Dataset {
+impl PictureDataset {
     /// The same pictures at `side x side` pixels: the shorter side resized, bicubically, and the centre cut out. What is known
     /// of where objects lie is lost.
     #[must_use]

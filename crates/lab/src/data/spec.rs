@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use super::{
-    CorpusDataset, CorpusSpec, Dataset, Error, PairDataset, PairSpec, Result, Shapes, Sizing, TextDataset, TextSpec,
-    WebDataset, cifar, idx, images,
+    CorpusDataset, CorpusSpec, Error, PairDataset, PairSpec, PictureDataset, Result, Shapes, Sizing, TextDataset,
+    TextSpec, WebDataset, cifar, idx, images,
     reading::{Tell, nobody},
     settings::settings,
 };
@@ -23,13 +23,13 @@ pub(super) const HOLDOUT: f64 = 0.2;
 /// Which pictures to use.
 ///
 /// ```
-/// use resolvent_lab::data::DataSpec;
-/// let spec: DataSpec = "shapes:seed=1,train=64,test=16".parse()?;
+/// use resolvent_lab::data::PictureSpec;
+/// let spec: PictureSpec = "shapes:seed=1,train=64,test=16".parse()?;
 /// assert_eq!(spec.load()?.train.len(), 64);
 /// # Ok::<(), resolvent_lab::data::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub enum DataSpec {
+pub enum PictureSpec {
     /// `shapes` or `shapes:seed=1,size=32,train=4000,test=1000,difficulty=0`: generated pictures.
     Shapes(Shapes),
     /// `mnist:DIR`: the four idx files, plain or gzipped.
@@ -58,16 +58,16 @@ pub enum DataSpec {
     WebDataset(WebDataset),
 }
 
-impl DataSpec {
+impl PictureSpec {
     /// Reads `KIND:PATH`, or `shapes` with optional settings.
     ///
     /// # Errors
-    /// [`Error::Spec`] or [`Error::Setting`]; whether the path exists is seen by [`DataSpec::load`].
+    /// [`Error::Spec`] or [`Error::Setting`]; whether the path exists is seen by [`PictureSpec::load`].
     pub fn parse(spec: &str) -> Result<Self> {
         let fail = |problem: String| Error::Spec { spec: spec.into(), problem };
         let (kind, rest) = spec.split_once(':').unwrap_or((spec, ""));
         if kind == "shapes" {
-            return Ok(DataSpec::Shapes(Shapes::parse(rest)?));
+            return Ok(PictureSpec::Shapes(Shapes::parse(rest)?));
         }
         if !PICTURES.contains(&kind) {
             return Err(fail(format!("unknown kind `{kind}`; give one of {KINDS}")));
@@ -77,15 +77,15 @@ impl DataSpec {
         }
         let path = PathBuf::from(rest);
         Ok(match kind {
-            "mnist" => DataSpec::Mnist(path),
-            "fashion-mnist" => DataSpec::FashionMnist(path),
+            "mnist" => PictureSpec::Mnist(path),
+            "fashion-mnist" => PictureSpec::FashionMnist(path),
             "idx" => {
                 let pair = rest.split_once(',').filter(|(left, right)| !left.is_empty() && !right.is_empty());
                 let (pictures, labels) = pair.ok_or_else(|| fail("give two files, `idx:IMAGES,LABELS`".into()))?;
-                DataSpec::Idx { pictures: pictures.into(), labels: labels.into() }
+                PictureSpec::Idx { pictures: pictures.into(), labels: labels.into() }
             }
-            "cifar10" => DataSpec::Cifar10(path),
-            "webdataset" => DataSpec::WebDataset(WebDataset::parse(rest)?),
+            "cifar10" => PictureSpec::Cifar10(path),
+            "webdataset" => PictureSpec::WebDataset(WebDataset::parse(rest)?),
             _ => images_spec(rest)?,
         })
     }
@@ -94,24 +94,24 @@ impl DataSpec {
     ///
     /// # Errors
     /// Any [`Error`]: files are read strictly, and the message names the file.
-    pub fn load(&self) -> Result<Dataset> {
+    pub fn load(&self) -> Result<PictureDataset> {
         self.load_telling(&nobody)
     }
 
-    /// As [`DataSpec::load`], telling how far it has come.
+    /// As [`PictureSpec::load`], telling how far it has come.
     ///
     /// # Errors
-    /// As [`DataSpec::load`].
-    pub fn load_telling(&self, tell: Tell<'_>) -> Result<Dataset> {
+    /// As [`PictureSpec::load`].
+    pub fn load_telling(&self, tell: Tell<'_>) -> Result<PictureDataset> {
         let held = &Held::new();
         match self {
-            DataSpec::Shapes(shapes) => shapes.generate(),
-            DataSpec::Mnist(folder) => idx::load("mnist", folder, &idx::DIGITS, held),
-            DataSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS, held),
-            DataSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT, held),
-            DataSpec::Cifar10(folder) => cifar::load(folder, held),
-            DataSpec::Images { path, sizing } => images::load(path, *sizing, HOLDOUT, held, tell),
-            DataSpec::WebDataset(shards) => shards.load(HOLDOUT, held, tell),
+            PictureSpec::Shapes(shapes) => shapes.generate(),
+            PictureSpec::Mnist(folder) => idx::load("mnist", folder, &idx::DIGITS, held),
+            PictureSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS, held),
+            PictureSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT, held),
+            PictureSpec::Cifar10(folder) => cifar::load(folder, held),
+            PictureSpec::Images { path, sizing } => images::load(path, *sizing, HOLDOUT, held, tell),
+            PictureSpec::WebDataset(shards) => shards.load(HOLDOUT, held, tell),
         }
     }
 }
@@ -119,15 +119,15 @@ impl DataSpec {
 /// Which data set to use, of any kind.
 ///
 /// ```
-/// use resolvent_lab::data::{Data, Source};
-/// let source: Source = "listops:train=10,test=5,min=3,max=20".parse()?;
+/// use resolvent_lab::data::{Data, DataSpec};
+/// let source: DataSpec = "listops:train=10,test=5,min=3,max=20".parse()?;
 /// assert!(matches!(source.load()?, Data::Texts(texts) if texts.train.len() == 10));
 /// # Ok::<(), resolvent_lab::data::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub enum Source {
+pub enum DataSpec {
     /// Pictures.
-    Pictures(DataSpec),
+    Pictures(PictureSpec),
     /// Labelled texts.
     Texts(TextSpec),
     /// Texts and their translations.
@@ -137,11 +137,10 @@ pub enum Source {
 }
 
 /// A data set of any kind.
-#[allow(clippy::large_enum_variant)] // a command has one
 #[derive(Debug, Clone, PartialEq)]
 pub enum Data {
     /// Pictures.
-    Pictures(Dataset),
+    Pictures(Box<PictureDataset>),
     /// Labelled texts.
     Texts(TextDataset),
     /// Texts and their translations.
@@ -150,7 +149,7 @@ pub enum Data {
     Corpus(CorpusDataset),
 }
 
-impl Source {
+impl DataSpec {
     /// Generates or reads the data set.
     ///
     /// # Errors
@@ -159,21 +158,21 @@ impl Source {
         self.load_telling(&nobody)
     }
 
-    /// As [`Source::load`], telling how far it has come where there are many files.
+    /// As [`DataSpec::load`], telling how far it has come where there are many files.
     ///
     /// # Errors
-    /// As [`Source::load`].
+    /// As [`DataSpec::load`].
     pub fn load_telling(&self, tell: Tell<'_>) -> Result<Data> {
         Ok(match self {
-            Source::Pictures(spec) => Data::Pictures(spec.load_telling(tell)?),
-            Source::Texts(spec) => Data::Texts(spec.load()?),
-            Source::Pairs(spec) => Data::Pairs(spec.load()?),
-            Source::Corpus(spec) => Data::Corpus(spec.load()?),
+            DataSpec::Pictures(spec) => Data::Pictures(Box::new(spec.load_telling(tell)?)),
+            DataSpec::Texts(spec) => Data::Texts(spec.load()?),
+            DataSpec::Pairs(spec) => Data::Pairs(spec.load()?),
+            DataSpec::Corpus(spec) => Data::Corpus(spec.load()?),
         })
     }
 }
 
-impl FromStr for Source {
+impl FromStr for DataSpec {
     type Err = Error;
 
     /// # Errors
@@ -184,18 +183,18 @@ impl FromStr for Source {
         if let Some(texts) = TextSpec::parse(kind, rest) {
             return match texts? {
                 TextSpec::Imdb(_) | TextSpec::Files { .. } if rest.is_empty() => fail(no_path(kind)),
-                texts => Ok(Source::Texts(texts)),
+                texts => Ok(DataSpec::Texts(texts)),
             };
         }
         match CorpusSpec::parse(kind, rest) {
             Some(_) if rest.is_empty() => return fail(no_path(kind)),
-            Some(corpus) => return Ok(Source::Corpus(corpus?)),
+            Some(corpus) => return Ok(DataSpec::Corpus(corpus?)),
             None => {}
         }
         match PairSpec::parse(kind, rest) {
             Some(_) if rest.is_empty() => fail(no_path(kind)),
-            Some(pairs) => Ok(Source::Pairs(pairs?)),
-            None if PICTURES.contains(&kind) => Ok(Source::Pictures(DataSpec::parse(spec)?)),
+            Some(pairs) => Ok(DataSpec::Pairs(pairs?)),
+            None if PICTURES.contains(&kind) => Ok(DataSpec::Pictures(PictureSpec::parse(spec)?)),
             None => {
                 let (texts, pairs, corpora) = (TextSpec::KINDS, PairSpec::KINDS, CorpusSpec::KINDS);
                 fail(format!("unknown kind `{kind}`; give one of {KINDS}, {texts}, {pairs}, {corpora}"))
@@ -204,14 +203,14 @@ impl FromStr for Source {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for DataSpec {
     /// The text that parses to this value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Pictures(spec) => spec.fmt(f),
-            Source::Texts(spec) => spec.fmt(f),
-            Source::Pairs(spec) => spec.fmt(f),
-            Source::Corpus(spec) => spec.fmt(f),
+            DataSpec::Pictures(spec) => spec.fmt(f),
+            DataSpec::Texts(spec) => spec.fmt(f),
+            DataSpec::Pairs(spec) => spec.fmt(f),
+            DataSpec::Corpus(spec) => spec.fmt(f),
         }
     }
 }
@@ -221,7 +220,7 @@ fn no_path(kind: &str) -> String {
 }
 
 /// Reads `PATH` or `PATH?size=PIXELS&crop=SHARE`.
-fn images_spec(rest: &str) -> Result<DataSpec> {
+fn images_spec(rest: &str) -> Result<PictureSpec> {
     let (path, named) = rest.rsplit_once('?').unwrap_or((rest, ""));
     let mut sizing = Sizing::default();
     for (name, value) in settings("images", named, '&')? {
@@ -229,32 +228,32 @@ fn images_spec(rest: &str) -> Result<DataSpec> {
         let unknown = || Err(Error::Setting { field: "images", got: format!("`{named}`"), expected });
         sizing.set(name, value).unwrap_or_else(unknown)?;
     }
-    Ok(DataSpec::Images { path: path.into(), sizing })
+    Ok(PictureSpec::Images { path: path.into(), sizing })
 }
 
-impl FromStr for DataSpec {
+impl FromStr for PictureSpec {
     type Err = Error;
 
     fn from_str(spec: &str) -> Result<Self> {
-        DataSpec::parse(spec)
+        PictureSpec::parse(spec)
     }
 }
 
-impl fmt::Display for DataSpec {
+impl fmt::Display for PictureSpec {
     /// The text that parses to this value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DataSpec::Shapes(shapes) => write!(f, "shapes:{shapes}"),
-            DataSpec::Mnist(path) => write!(f, "mnist:{}", path.display()),
-            DataSpec::FashionMnist(path) => write!(f, "fashion-mnist:{}", path.display()),
-            DataSpec::Idx { pictures, labels } => write!(f, "idx:{},{}", pictures.display(), labels.display()),
-            DataSpec::Cifar10(path) => write!(f, "cifar10:{}", path.display()),
-            DataSpec::Images { path, sizing } => {
+            PictureSpec::Shapes(shapes) => write!(f, "shapes:{shapes}"),
+            PictureSpec::Mnist(path) => write!(f, "mnist:{}", path.display()),
+            PictureSpec::FashionMnist(path) => write!(f, "fashion-mnist:{}", path.display()),
+            PictureSpec::Idx { pictures, labels } => write!(f, "idx:{},{}", pictures.display(), labels.display()),
+            PictureSpec::Cifar10(path) => write!(f, "cifar10:{}", path.display()),
+            PictureSpec::Images { path, sizing } => {
                 let settings: Vec<String> = sizing.text().collect();
                 let mark = if settings.is_empty() { "" } else { "?" };
                 write!(f, "images:{}{mark}{}", path.display(), settings.join("&"))
             }
-            DataSpec::WebDataset(shards) => write!(f, "webdataset:{shards}"),
+            PictureSpec::WebDataset(shards) => write!(f, "webdataset:{shards}"),
         }
     }
 }

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Result,
+    Error, Result,
     images::Files,
     rng::{Purpose, stream},
 };
@@ -64,7 +64,7 @@ const SAMPLE: usize = 2048;
 
 /// Labelled pictures that a model sees at one shape.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Split {
+pub struct PictureSplit {
     shape: PictureShape,
     pictures: Pictures,
     labels: Vec<u32>,
@@ -108,26 +108,35 @@ impl Pictures {
     }
 }
 
-impl Split {
+impl PictureSplit {
     /// Pictures `pixels [labels.len(), channels, height, width]` and their labels.
     ///
-    /// # Panics
-    /// If the lengths do not fit together.
-    pub fn new(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
+    /// # Errors
+    /// [`Error::Pixels`] where there are more or fewer pixels than such pictures have.
+    pub fn new(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Result<Self> {
+        let (found, pictures) = (pixels.len(), labels.len());
+        match shape.volume().checked_mul(pictures) {
+            Some(expected) if expected == found => Ok(Self::of_pixels(shape, pixels, labels)),
+            _ => Err(Error::Pixels { found, pictures, shape }),
+        }
+    }
+
+    /// As [`PictureSplit::new`], of pixels that have been counted.
+    pub(super) fn of_pixels(shape: PictureShape, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
         assert_eq!(pixels.len(), labels.len() * shape.volume(), "pixels of {} pictures of {shape:?}", labels.len());
-        Split { shape, pictures: Pictures::Pixels(pixels), labels, boxes: None, difficulty: None }
+        PictureSplit { shape, pictures: Pictures::Pixels(pixels), labels, boxes: None, difficulty: None }
     }
 
     /// The pictures of `files` at `indices`, of which models see a part of `shape`.
     pub(super) fn of_files(shape: PictureShape, files: Arc<Files>, indices: Vec<u32>, labels: Vec<u32>) -> Self {
-        Split { shape, pictures: Pictures::Files { files, indices }, labels, boxes: None, difficulty: None }
+        PictureSplit { shape, pictures: Pictures::Files { files, indices }, labels, boxes: None, difficulty: None }
     }
 
     /// Adds what a generator knows about each picture: its object's box, and its difficulty in [0, 1].
     ///
     /// # Panics
     /// If the lengths do not fit the number of pictures.
-    pub fn with_objects(mut self, boxes: Vec<ObjectBox>, difficulty: Vec<f32>) -> Self {
+    pub(super) fn with_objects(mut self, boxes: Vec<ObjectBox>, difficulty: Vec<f32>) -> Self {
         assert_eq!((boxes.len(), difficulty.len()), (self.len(), self.len()), "one box and difficulty per picture");
         self.boxes = Some(boxes);
         self.difficulty = Some(difficulty);
@@ -164,7 +173,7 @@ impl Split {
         files.part(at, &original, area, self.shape, Filter::Bicubic).map(Cow::Owned)
     }
 
-    /// Writes picture `index` as `transform`, which is for pictures of [`Split::shape`], makes it to `out`.
+    /// Writes picture `index` as `transform`, which is for pictures of [`PictureSplit::shape`], makes it to `out`.
     pub(super) fn prepare(
         &self,
         index: usize,
@@ -209,7 +218,7 @@ impl Split {
     }
 
     /// The pictures at `indices`, in that order.
-    pub fn select(&self, indices: &[usize]) -> Split {
+    pub fn select(&self, indices: &[usize]) -> PictureSplit {
         fn pick<T: Copy>(from: &[T], indices: &[usize]) -> Vec<T> {
             indices.iter().map(|&index| from[index]).collect()
         }
@@ -222,7 +231,7 @@ impl Split {
                 Pictures::Files { files: files.clone(), indices: pick(all, indices) }
             }
         };
-        Split {
+        PictureSplit {
             shape: self.shape,
             pictures,
             labels: pick(&self.labels, indices),
@@ -232,7 +241,7 @@ impl Split {
     }
 
     /// The same pictures at `side x side` pixels: the shorter side resized, bicubically, and the centre cut out.
-    pub(super) fn resized(&self, side: usize) -> Split {
+    pub(super) fn resized(&self, side: usize) -> PictureSplit {
         let shape = PictureShape { height: side, width: side, ..self.shape };
         if shape == self.shape {
             return self.clone();
@@ -248,13 +257,13 @@ impl Split {
             }
             files => files.clone(),
         };
-        Split { boxes: None, pictures, shape, ..self.clone() }
+        PictureSplit { boxes: None, pictures, shape, ..self.clone() }
     }
 
     /// Holds `fraction` of every class out: (kept, held out), both in the original order, decided by `seed` alone.
     ///
     /// A class of two or more pictures keeps and gives at least one, unless `fraction` is 0.
-    pub fn hold_out(&self, fraction: f64, seed: u64) -> (Split, Split) {
+    pub fn hold_out(&self, fraction: f64, seed: u64) -> (PictureSplit, PictureSplit) {
         let (kept, held) = hold_out(&self.labels, fraction, seed);
         (self.select(&kept), self.select(&held))
     }
@@ -263,7 +272,7 @@ impl Split {
     /// spread.
     ///
     /// # Errors
-    /// As [`Split::picture`].
+    /// As [`PictureSplit::picture`].
     pub fn channel_stats(&self) -> Result<ChannelStats> {
         let decoded;
         let (pixels, count) = match &self.pictures {
@@ -311,7 +320,7 @@ fn pixels_of(pixels: &[u8], shape: PictureShape, index: usize) -> &[u8] {
     &pixels[index * shape.volume()..][..shape.volume()]
 }
 
-/// Indices (kept, held out) of [`Split::hold_out`].
+/// Indices (kept, held out) of [`PictureSplit::hold_out`].
 pub(super) fn hold_out(labels: &[u32], fraction: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
     let classes = labels.iter().max().map_or(0, |&last| last as usize + 1);
     let mut members = vec![Vec::new(); classes];
@@ -332,10 +341,10 @@ pub(super) fn hold_out(labels: &[u32], fraction: f64, seed: u64) -> (Vec<usize>,
 mod tests {
     use super::*;
 
-    fn numbered(labels: Vec<u32>) -> Split {
+    fn numbered(labels: Vec<u32>) -> PictureSplit {
         let shape = PictureShape { channels: 1, height: 1, width: 2 };
         let pixels = (0..labels.len()).flat_map(|index| [index as u8, 255 - index as u8]).collect();
-        Split::new(shape, pixels, labels)
+        PictureSplit::of_pixels(shape, pixels, labels)
     }
 
     #[test]
@@ -366,7 +375,7 @@ mod tests {
     #[test]
     fn channel_stats_match_their_definition() {
         let shape = PictureShape { channels: 2, height: 1, width: 2 };
-        let split = Split::new(shape, vec![0, 255, 7, 7, 255, 0, 7, 7], vec![0, 1]);
+        let split = PictureSplit::of_pixels(shape, vec![0, 255, 7, 7, 255, 0, 7, 7], vec![0, 1]);
         let ChannelStats { mean, std } = split.channel_stats().unwrap();
         assert_eq!(mean, [0.5, 7.0 / 255.0]);
         assert_eq!(std, [0.5, 1.0 / 255.0], "a constant channel has a floor");
@@ -379,8 +388,12 @@ mod tests {
             base.fingerprint(),
             numbered(vec![1, 0]).fingerprint(),
             base.select(&[1, 0]).fingerprint(),
-            Split::new(PictureShape { channels: 1, height: 2, width: 1 }, vec![0, 255, 1, 254], vec![0, 1])
-                .fingerprint(),
+            PictureSplit::of_pixels(
+                PictureShape { channels: 1, height: 2, width: 1 },
+                vec![0, 255, 1, 254],
+                vec![0, 1],
+            )
+            .fingerprint(),
         ];
         for (index, left) in fingerprints.iter().enumerate() {
             assert!(!fingerprints[..index].contains(left));

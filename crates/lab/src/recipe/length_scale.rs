@@ -51,7 +51,7 @@ impl Recipe {
         let others: Vec<&mut Mechanism> = match &mut recipe.model {
             ModelRecipe::Text(m) => m.decoder.iter_mut().chain(&mut m.cross).map(AsMut::as_mut).collect(),
             ModelRecipe::Language(m) => m.layers.iter_mut().filter_map(other).collect(),
-            ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) => Vec::new(),
+            ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) | ModelRecipe::Own(_) => Vec::new(),
         };
         for mechanism in others.into_iter().chain([&mut recipe.mechanism]) {
             *mechanism = with_length_scale(mechanism.clone(), rule);

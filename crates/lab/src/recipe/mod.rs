@@ -11,6 +11,7 @@ mod length_scale;
 mod model;
 mod names;
 mod optimiser;
+mod pyramid;
 mod relatives;
 mod schedule;
 mod sections;
@@ -28,8 +29,9 @@ pub use document::Setting;
 pub use landmarks::with_landmarks_for;
 pub use language::{LanguageRecipe, Layer};
 pub use length_scale::{length_scale_rule, rule_name, with_length_scale};
-pub use model::{ModelRecipe, PyramidRecipe, TextModelRecipe, VitRecipe};
+pub use model::{ModelRecipe, TextModelRecipe, VitRecipe};
 pub use optimiser::{Lion, Moments, Momentum, Muon, OptimiserRecipe, Rule};
+pub use pyramid::PyramidRecipe;
 pub use relatives::with_settings_of;
 pub use schedule::{Decay, ScheduleRecipe};
 pub use sections::{LogRecipe, RegularisationRecipe};
@@ -148,9 +150,9 @@ impl Recipe {
         if let Some((field, got, _, expected)) = self.range_checks().iter().find(|(_, _, ok, _)| !ok) {
             return fail(field, format!("is {got}, must be {expected}"));
         }
-        let pictures = matches!(self.model, ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_));
+        let reads_text = matches!(self.model, ModelRecipe::Text(_) | ModelRecipe::Language(_));
         match self.augment.validate() {
-            Ok(()) if pictures || self.augment == Augment::default() => {}
+            Ok(()) if !reads_text || self.augment == Augment::default() => {}
             Ok(()) => return fail("augment", "changes pictures, and the model reads text; leave it out".into()),
             Err(data::Error::Setting { field, got, expected }) => {
                 return fail(&format!("augment.{field}"), format!("is {got}, must be {expected}"));
@@ -191,7 +193,7 @@ impl Recipe {
         let others = match &self.model {
             ModelRecipe::Language(m) => m.mechanisms(&self.mechanism),
             ModelRecipe::Text(m) => m.decoder.iter().chain(&m.cross).map(|mechanism| (**mechanism).clone()).collect(),
-            ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) => Vec::new(),
+            ModelRecipe::Vit(_) | ModelRecipe::Pyramid(_) | ModelRecipe::Own(_) => Vec::new(),
         };
         others.into_iter().chain([self.mechanism.clone()])
     }
@@ -207,7 +209,7 @@ impl Recipe {
     }
 }
 
-fn first_difference(
+pub(crate) fn first_difference(
     path: &str,
     left: &serde_json::Value,
     right: &serde_json::Value,

@@ -2,13 +2,17 @@
 
 use resolvent::{
     attention::{CodebookConfig, GammaSchedule},
-    models::{Activation, NormOrder, Pool, PyramidConfig, pyramid::StageConfig},
+    models::{Activation, NormOrder, Pool},
 };
 use resolvent_kernels::Mechanism;
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, Error as _},
+};
+use serde_json::{Map, Value};
 
-use super::{Check, DEEPEST, LanguageRecipe, MOST_WEIGHTS, WIDEST, check, mechanism, relatives::related, share};
+use super::{Check, DEEPEST, LanguageRecipe, MOST_WEIGHTS, PyramidRecipe, WIDEST, check, mechanism, share};
+use crate::Error;
 
 /// The model, by `kind`. What is trained on decides which kinds are possible: pictures, or texts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -22,26 +26,43 @@ pub enum ModelRecipe {
     Text(TextModelRecipe),
     /// `language`: a decoder over tokens, which continues text.
     Language(LanguageRecipe),
+    /// `own`: a model of the program that trains it, with whatever fields it reads by [`ModelRecipe::own`].
+    Own(Map<String, Value>),
 }
 
 impl ModelRecipe {
-    /// Shares of activations and of attention weights that are dropped while training.
-    pub fn dropout(&self) -> [f64; 2] {
-        match self {
-            Self::Vit(m) => [m.dropout, m.weight_dropout],
-            Self::Pyramid(m) => [m.dropout, m.weight_dropout],
-            Self::Text(m) => [m.dropout, m.weight_dropout],
-            Self::Language(m) => [m.dropout, m.weight_dropout],
-        }
-    }
-
-    /// Share of residual branches of the last block that are left out while training.
-    pub fn drop_path(&self) -> f64 {
-        match self {
-            Self::Vit(m) => m.drop_path,
-            Self::Pyramid(m) => m.drop_path,
-            Self::Text(_) | Self::Language(_) => 0.0,
-        }
+    /// The fields of a model of the kind `own`, as its program knows them.
+    ///
+    /// ```
+    /// use resolvent_lab::Recipe;
+    /// #[derive(serde::Deserialize)]
+    /// #[serde(default, deny_unknown_fields)]
+    /// struct Sizes {
+    ///     width: usize,
+    ///     depth: usize,
+    /// }
+    /// impl Default for Sizes {
+    ///     fn default() -> Self {
+    ///         Self { width: 64, depth: 2 }
+    ///     }
+    /// }
+    /// let recipe = Recipe::from_toml("[model]\nkind = 'own'\nwidth = 32", "example")?;
+    /// let sizes: Sizes = recipe.model.own()?;
+    /// assert_eq!((sizes.width, sizes.depth), (32, 2));
+    /// # Ok::<(), resolvent_lab::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Recipe`] for another kind of model, and for fields that do not fit, naming them.
+    pub fn own<T: DeserializeOwned>(&self) -> crate::Result<T> {
+        let fail = |field: String, problem| Error::Recipe { file: "recipe".into(), field, problem };
+        let Self::Own(fields) = self else {
+            return Err(fail("model.kind".into(), "is one of this library's models, must be `own`".into()));
+        };
+        serde_path_to_error::deserialize(Value::Object(fields.clone())).map_err(|e| match e.path().to_string() {
+            path if path == "." => fail("model".into(), format!("is not valid: {}", e.inner())),
+            path => fail(format!("model.{path}"), format!("is not valid: {}", e.inner())),
+        })
     }
 
     /// Height and width of the grid of tokens that every block sees of pictures of `image`, if it is one and the same. A class
@@ -59,7 +80,7 @@ impl ModelRecipe {
             Self::Vit(m) => (m.codebook.is_some(), m.plan_layers),
             Self::Text(m) => (m.codebook.is_some(), m.plan_layers),
             Self::Language(m) => (m.codebook.is_some(), 1),
-            Self::Pyramid(_) => (false, 1),
+            Self::Pyramid(_) | Self::Own(_) => (false, 1),
         };
         let plans = (layers > 1).then_some("model.plan_layers");
         codebook.then_some("model.codebook").or(plans)
@@ -71,6 +92,7 @@ impl ModelRecipe {
             Self::Pyramid(m) => m.checks(),
             Self::Text(m) => m.checks(),
             Self::Language(m) => m.checks(),
+            Self::Own(_) => Vec::new(),
         }
     }
 }
@@ -84,7 +106,7 @@ impl Default for ModelRecipe {
 /// By `kind`, and with the field named in errors; a tagged enum would be read without knowing where it stands.
 impl<'de> Deserialize<'de> for ModelRecipe {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        fn read<T: serde::de::DeserializeOwned, E: serde::de::Error>(fields: Value) -> Result<T, E> {
+        fn read<T: DeserializeOwned, E: serde::de::Error>(fields: Value) -> Result<T, E> {
             serde_path_to_error::deserialize(fields).map_err(|e| match e.path().to_string() {
                 path if path == "." => E::custom(e.inner()),
                 path => E::custom(format!("`model.{path}`: {}", e.inner())),
@@ -97,8 +119,9 @@ impl<'de> Deserialize<'de> for ModelRecipe {
             Some("pyramid") => Ok(Self::Pyramid(read(fields)?)),
             Some("text") => Ok(Self::Text(read(fields)?)),
             Some("language") => Ok(Self::Language(read(fields)?)),
+            Some("own") => Ok(Self::Own(read(fields)?)),
             _ => Err(D::Error::custom(format!(
-                "unknown kind {}; give one of vit, pyramid, text, language",
+                "unknown kind {}; give one of vit, pyramid, text, language, own",
                 kind.unwrap_or_default()
             ))),
         }
@@ -185,104 +208,6 @@ impl Default for VitRecipe {
             codebook: None,
             plan_layers: 1,
             ternary: false,
-        }
-    }
-}
-
-/// A pyramid by name, and changes to it. Picture size, channels and classes come from the data set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PyramidRecipe {
-    /// One of [`PyramidConfig::PRESETS`]. Default `soft-mini`.
-    pub preset: String,
-    /// The four stages, in place of the preset's. Default none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stages: Option<Box<[StageConfig; 4]>>,
-    /// As many pooled landmarks in every stage, whatever its `ratio` and the pictures' size, 1 to 65536, so that the cost is
-    /// linear in the pixels: [`PyramidConfig::landmark_count`]. Default none: the ratios decide.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub landmark_count: Option<usize>,
-    /// One projection for queries and keys. Default: as the mechanism is published.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tied: Option<bool>,
-    /// Learn gamma, per head and block, where the mechanism has one. Default true.
-    pub gamma_trainable: bool,
-    /// Learn the bandwidth of the Laplacian kernel per head and block. Default false.
-    pub lambda_trainable: bool,
-    /// Learn the scale of the Gaussian kernel per head and block. Default false.
-    pub scale_trainable: bool,
-    /// Dropout on embedded tokens, after the attention and after the MLP. Default 0, in [0, 1).
-    pub dropout: f64,
-    /// Dropout on the attention weights, for mechanisms that have them. Default 0, in [0, 1).
-    pub weight_dropout: f64,
-    /// Stochastic depth of the last block, rising linearly from 0 at the first. Default 0, in [0, 1).
-    pub drop_path: f64,
-}
-
-impl PyramidRecipe {
-    /// The model with `mechanism` for pictures of `image` height and width.
-    ///
-    /// # Errors
-    /// [`resolvent::Error`] for an unknown preset.
-    pub fn config(
-        &self,
-        mechanism: &Mechanism,
-        image: [usize; 2],
-        channels: usize,
-        classes: usize,
-    ) -> resolvent::Result<PyramidConfig> {
-        let mut preset = PyramidConfig::preset(&self.preset)?.for_pictures(image, channels, classes);
-        // A preset's own mechanism in some stage belongs to its family; another mechanism goes into all of them.
-        if !related(&preset.mechanism, mechanism) {
-            preset.stages.iter_mut().for_each(|stage| stage.mechanism = None);
-        }
-        Ok(PyramidConfig {
-            mechanism: mechanism.clone(),
-            landmark_count: self.landmark_count,
-            stages: self.stages.as_deref().unwrap_or(&preset.stages).clone(),
-            tied: self.tied,
-            gamma_trainable: self.gamma_trainable,
-            lambda_trainable: self.lambda_trainable,
-            scale_trainable: self.scale_trainable,
-            dropout: self.dropout,
-            weight_dropout: self.weight_dropout,
-            drop_path: self.drop_path,
-            ..preset
-        })
-    }
-
-    fn checks(&self) -> Vec<Check> {
-        let known = PyramidConfig::PRESETS.contains(&self.preset.as_str());
-        let names = "a preset: soft- or laplacian-, then mini, tiny, small, medium, large or huge; or soft-tiny-t1, \
-                     soft-code-small, soft-code-medium, soft-code-large, soft-code-huge";
-        let count = self.landmark_count.unwrap_or(1);
-        let mut checks = vec![
-            check("model.preset", &self.preset, known, names),
-            check("model.landmark_count", count, (1..=WIDEST).contains(&count), "1 to 65536"),
-            check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
-            check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
-            check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
-        ];
-        for stage in self.stages.iter().flat_map(|stages| stages.iter()) {
-            checks.extend(sizes(stage.dim, stage.depth, stage.heads, stage.mlp_ratio.saturating_mul(stage.dim)));
-        }
-        checks
-    }
-}
-
-impl Default for PyramidRecipe {
-    fn default() -> Self {
-        Self {
-            preset: "soft-mini".into(),
-            stages: None,
-            landmark_count: None,
-            tied: None,
-            gamma_trainable: true,
-            lambda_trainable: false,
-            scale_trainable: false,
-            dropout: 0.0,
-            weight_dropout: 0.0,
-            drop_path: 0.0,
         }
     }
 }

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::{
     chart::{self, Axes, Bar, Series},
     page,
-    run::{epochs, steps},
+    run::{epochs, scores, steps},
 };
 use crate::{
     Result,
@@ -44,7 +44,7 @@ pub fn comparison_page(comparison: &Comparison, metrics: &[Vec<Vec<Record>>]) ->
             @for entry in entries {
                 dt { (chip(entries, entry)) (entry.name) }
                 dd {
-                    (page::about_mechanism(&entry.mechanism)) (landmarks(entry)) (learned_gamma(entry))
+                    (page::about_mechanism(&entry.mechanism)) (landmarks(entry)) (learned(entry))
                     @if entry.name != entry.mechanism.id() { br; code { (serde_json::to_string(&entry.mechanism).unwrap_or_default()) } }
                 }
             }
@@ -79,13 +79,14 @@ fn table(comparison: &Comparison) -> Markup {
     let bleu = entries.iter().any(|entry| entry.bleu().is_some());
     let predicts = entries.iter().any(|entry| entry.perplexity().is_some());
     let shown = |spread: Option<Spread>, digits| spread.map_or("–".into(), |spread| spread.digits(digits));
-    let behind = format!("Behind the best, {}", comparison.score().points());
+    let behind = format!("Behind the best, {}", comparison.metric().points());
+    let outcome = if has_accuracy(comparison) { "Test accuracy, %" } else { "Test loss" };
     let rate = |rate: f64| page::count(rate.round() as usize);
     html! {
         table class="wide sortable" {
             thead { tr {
                 th scope="col" { "Mechanism" }
-                th scope="col" { "Test accuracy, %" }
+                th scope="col" { (outcome) }
                 th scope="col" { (behind) }
                 @if bleu { th scope="col" { "Test BLEU" } }
                 @if predicts { th scope="col" { "Test perplexity" } th scope="col" { "Bits per byte" } }
@@ -100,8 +101,9 @@ fn table(comparison: &Comparison) -> Markup {
                     @let seconds = entry.runs.iter().map(|run| run.seconds).sum::<f64>() / entry.runs.len() as f64;
                     tr {
                         th scope="row" { (chip(entries, entry)) (entry.name) }
-                        td data-label="Test accuracy, %" data-value=(entry.accuracy.mean) {
-                            strong { (entry.accuracy.percent()) }
+                        @let (mean, text) = entry.outcome();
+                        td data-label=(outcome) data-value=(mean) {
+                            strong { (text) }
                             @if let Some(told) = comparison.divergence(&entry.name) { br; small { (told) } }
                         }
                         @let difference = comparison.beside_best(entry);
@@ -125,7 +127,7 @@ fn table(comparison: &Comparison) -> Markup {
                 @for lost in comparison.lost() {
                     tr {
                         th scope="row" { (lost.name) }
-                        td data-label="Test accuracy, %" { (comparison.divergence(&lost.name).unwrap_or_default()) }
+                        td data-label=(outcome) { (comparison.divergence(&lost.name).unwrap_or_default()) }
                         @for _ in 0..5 + usize::from(bleu) + 2 * usize::from(predicts) + usize::from(memory) { td { "–" } }
                     }
                 }
@@ -178,10 +180,10 @@ fn side_by_side(comparison: &Comparison) -> Markup {
         comparison.ranked().into_iter().map(bar).collect::<Vec<_>>()
     };
     let several = comparison.seeds.len() > 1;
-    let accuracy = bars(
-        |e| e.accuracy.mean,
-        |e| e.accuracy.percent() + " %",
-        |e| if e.runs.len() > 1 { e.runs.iter().map(|run| run.accuracy).collect() } else { vec![] },
+    let outcome = bars(
+        |e| e.outcome().0,
+        |e| e.outcome().1 + if e.accuracy.is_some() { " %" } else { "" },
+        |e| if e.runs.len() > 1 { e.runs.iter().map(|run| run.accuracy.unwrap_or(run.loss)).collect() } else { vec![] },
     );
     let training = bars(
         |e| e.speed.train_examples_per_second,
@@ -198,9 +200,10 @@ fn side_by_side(comparison: &Comparison) -> Markup {
         |e| e.speed.peak_bytes.map_or("–".into(), page::megabytes),
         |_| vec![],
     );
-    let title = if several { "Test accuracy, mean over the seeds; each seed a dot" } else { "Test accuracy" };
+    let title = if has_accuracy(comparison) { "Test accuracy" } else { "Test loss" };
+    let title = format!("{title}{}", if several { ", mean over the seeds; each seed a dot" } else { "" });
     html! {
-        (chart::bars(title, 0.0, &accuracy))
+        (chart::bars(&title, 0.0, &outcome))
         (chart::bars("Training examples per second", 0.0, &training))
         (chart::bars("Inference examples per second", 0.0, &inference))
         @if comparison.entries.iter().any(|e| e.speed.peak_bytes.is_some()) {
@@ -218,13 +221,15 @@ fn curves(entries: &[Entry], metrics: &[Vec<Vec<Record>>]) -> Markup {
         };
         entries.iter().zip(metrics).map(line).collect::<Vec<_>>()
     };
-    let accuracy = series(&|metrics| epochs(metrics).map(|e| (e.step as f64, e.accuracy)).collect());
+    let accuracy = series(&|metrics| scores(metrics, |epoch| epoch.accuracy));
     let loss = series(&|metrics| steps(metrics).map(|s| (s.step as f64, s.loss)).collect());
     let watched = metrics.iter().flatten().flat_map(|m| epochs(m)).next().map_or("test", |epoch| &epoch.split);
     let accuracy_of = format!("Accuracy on the {watched} part");
     let axes = Axes::over_steps;
     html! {
-        (chart::lines(axes(&accuracy_of, "accuracy", true), &accuracy))
+        @if accuracy.iter().any(|series| !series.points.is_empty()) {
+            (chart::lines(axes(&accuracy_of, "accuracy", true), &accuracy))
+        }
         (chart::lines(axes("Training loss (soft targets)", "loss", false), &loss))
     }
 }
@@ -249,15 +254,22 @@ fn landmarks(entry: &Entry) -> Markup {
     html! { @if !entry.landmarks.is_empty() { " " small { "Landmarks: " (entry.landmarks_text()) " tokens." } } }
 }
 
-/// The gammas that the first run learned, if any.
-fn learned_gamma(entry: &Entry) -> Markup {
-    let gamma = &entry.runs[0].gamma;
-    if gamma.is_empty() {
-        return html! {};
+/// What the first run learned in scalars, if anything.
+fn learned(entry: &Entry) -> Markup {
+    let settings = serde_json::to_value(&entry.mechanism).unwrap_or_default();
+    html! {
+        @for (kind, places) in entry.runs[0].learned.kinds() {
+            @let from = settings.get(kind).and_then(serde_json::Value::as_f64);
+            @let from = from.map_or_else(String::new, |from| format!(" (from {from})"));
+            @let values = places.iter().map(|(_, value)| format!("{value:.3}")).collect::<Vec<_>>().join(", ");
+            " " small { "Learned " (kind) (from) ": " (values) "." }
+        }
     }
-    let from = entry.mechanism.gamma().map_or_else(String::new, |gamma| format!(" (from {gamma})"));
-    let values = gamma.iter().map(|gamma| format!("{gamma:.3}")).collect::<Vec<_>>().join(", ");
-    html! { " " small { "Gamma learned per block" (from) ": " (values) "." } }
+}
+
+/// Whether its models have an accuracy.
+fn has_accuracy(comparison: &Comparison) -> bool {
+    comparison.entries.iter().any(|entry| entry.accuracy.is_some())
 }
 
 #[cfg(test)]

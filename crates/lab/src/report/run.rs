@@ -21,7 +21,7 @@ use crate::{
 /// [`crate::Error::Recipe`] for a recipe that cannot be written.
 pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
     let (recipe, test) = (&summary.recipe, &summary.test);
-    let title = format!("{} on {}: {}", recipe.mechanism.id(), summary.data.name, page::percent(test.accuracy));
+    let title = format!("{} on {}: {}", recipe.mechanism.id(), summary.data.name, score(test.metric(), test));
     let environment = Environment { device: summary.device.clone(), ..Environment::current() };
     let body = html! {
         h1 { (recipe.mechanism.id()) " on " (summary.data.name) }
@@ -38,14 +38,14 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
                 ("bits per byte", format!("{:.4}", prediction.bits_per_byte)),
             ]))
         }
-        (page::tiles(&[
-            ("test accuracy", page::percent(test.accuracy)),
+        @let accuracy = test.accuracy.map(|accuracy| ("test accuracy", page::percent(accuracy)));
+        (page::tiles(&accuracy.into_iter().chain([
             ("test loss", format!("{:.3}", test.loss)),
             ("parameters", page::count(summary.parameters)),
             ("training examples/s", format!("{:.0}", summary.examples_per_second)),
             ("test examples/s", format!("{:.0}", test.examples_per_second)),
             ("time", page::duration(summary.seconds)),
-        ]))
+        ]).collect::<Vec<_>>()))
         h2 { "Curves" }
         div class="charts" { (curves(metrics)) }
         h2 { "Where a step's time goes" }
@@ -70,7 +70,7 @@ pub fn progress_page(state: &State, metrics: &[Record]) -> Result<String> {
     let last = epochs(metrics).last();
     let scores = last.iter().flat_map(|epoch| {
         let scores = [(Metric::Bleu, epoch.bleu), (Metric::BitsPerByte, epoch.bits_per_byte)];
-        let scores = scores.into_iter().chain([(Metric::Accuracy, Some(epoch.accuracy))]);
+        let scores = scores.into_iter().chain([(Metric::Accuracy, epoch.accuracy)]);
         scores.filter_map(|(metric, value)| Some(format!(", {} {}", epoch.split, metric.words(value?))))
     });
     let body = html! {
@@ -113,19 +113,14 @@ fn curves(metrics: &[Record]) -> Markup {
     let watched = epochs(metrics).next().map_or("test", |epoch| &epoch.split);
     let accuracy_of = format!("Accuracy on the {watched} part");
     let axes = Axes::over_steps;
-    let layers = epochs(metrics).map(|epoch| epoch.gamma.len()).max().unwrap_or(0);
-    let gamma: Vec<_> = (0..layers)
-        .map(|layer| {
-            let points = epochs(metrics).filter_map(|e| Some((e.step as f64, *e.gamma.get(layer)?))).collect();
-            line(&format!("block {}", layer + 1), layer % 6, points)
-        })
-        .collect();
     html! {
         (chart::lines(axes("Cross-entropy", "loss", false), &[
             line("training (soft targets)", 1, of_steps(|s| s.loss)),
             line(watched, 0, of_epochs(|e| e.loss)),
         ]))
-        (chart::lines(axes(&accuracy_of, "accuracy", true), &[line(watched, 0, of_epochs(|e| e.accuracy))]))
+        @if epochs(metrics).any(|epoch| epoch.accuracy.is_some()) {
+            (chart::lines(axes(&accuracy_of, "accuracy", true), &[line(watched, 0, scores(metrics, |e| e.accuracy))]))
+        }
         @if epochs(metrics).any(|epoch| epoch.bleu.is_some()) {
             (chart::lines(axes("BLEU", "BLEU", false), &[line(watched, 0, scores(metrics, |e| e.bleu))]))
         }
@@ -134,12 +129,31 @@ fn curves(metrics: &[Record]) -> Markup {
         }
         (chart::lines(axes("Learning rate", "rate", false), &[line("rate", 0, of_steps(|s| s.lr))]))
         (chart::lines(axes("Norm of the gradient before clipping", "norm", false), &[line("norm", 0, of_steps(|s| s.grad_norm))]))
-        @if layers > 0 { (chart::lines(axes("Learned gamma, mean over the heads", "gamma", false), &gamma)) }
+        (learned(metrics))
     }
 }
 
+/// A chart of each kind of learned scalar, a line for each place that has one.
+fn learned(metrics: &[Record]) -> Markup {
+    let Some(last) = epochs(metrics).last() else { return html! {} };
+    let chart = |(kind, places): (&str, Vec<(&str, f64)>)| {
+        let lines = places.iter().enumerate().map(|(at, (place, _))| {
+            let name = if place.is_empty() { kind.to_owned() } else { format!("{place}.{kind}") };
+            let points = scores(metrics, |epoch| epoch.learned.get(&name));
+            Series::line(if place.is_empty() { kind } else { place }, at % 6, points)
+        });
+        chart::lines(Axes::over_steps(&format!("Learned {kind}"), kind, false), &lines.collect::<Vec<_>>())
+    };
+    html! { @for kind in last.learned.kinds() { (chart(kind)) } }
+}
+
+/// The value of `metric` with its name.
+fn score(metric: Metric, evaluation: &Evaluation) -> String {
+    metric.of(evaluation).map_or_else(String::new, |value| metric.words(value))
+}
+
 /// A score that not every model has, over the steps.
-fn scores(metrics: &[Record], pick: fn(&EpochRecord) -> Option<f64>) -> Vec<(f64, f64)> {
+pub(super) fn scores(metrics: &[Record], pick: impl Fn(&EpochRecord) -> Option<f64>) -> Vec<(f64, f64)> {
     epochs(metrics).filter_map(|epoch| Some((epoch.step as f64, pick(epoch)?))).collect()
 }
 

@@ -7,12 +7,11 @@ use crate::{
     Error, Result,
     augment::Rectangle,
     checkpoint::{PictureExpectation, TextExpectation},
-    data::{self, Data, Dataset, PictureShape, Span, TextDataset, Vocabulary, images::decode_file},
+    data::{self, Data, PictureDataset, PictureShape, Span, TextDataset, Vocabulary, images::decode_file},
     source::entries,
 };
 
 /// Where examples come from.
-#[expect(clippy::large_enum_variant, reason = "a command has one")]
 #[derive(Debug, Clone)]
 pub enum Material {
     /// The test part of a data set.
@@ -131,7 +130,7 @@ pub(super) fn pictures(expects: &PictureExpectation, material: &Material, count:
     }
 }
 
-fn of_dataset(expects: &PictureExpectation, dataset: &Dataset, count: usize) -> Result<Vec<Example>> {
+fn of_dataset(expects: &PictureExpectation, dataset: &PictureDataset, count: usize) -> Result<Vec<Example>> {
     expects.check(dataset)?;
     let split = &dataset.test;
     let region = |index: usize| {

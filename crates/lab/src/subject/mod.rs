@@ -79,7 +79,9 @@ impl Subject {
                 });
                 Kind::Language(Box::new(watched), Box::new(vocabulary))
             }
-            other @ Expectation::Pairs(_) => return Err(other.unasked(path, "pictures, texts or plain text")),
+            other @ (Expectation::Pairs(_) | Expectation::Own(_)) => {
+                return Err(other.unasked(path, "pictures, texts or plain text"));
+            }
         };
         let (path, step) = (checkpoint.path.display().to_string(), checkpoint.state.step);
         Ok(Self { path, step, recipe: checkpoint.state.recipe.clone(), kind, device: device.clone() })

@@ -50,10 +50,15 @@ pub(super) fn open<'a, T: Task>(
     Ok((claim, session))
 }
 
-/// The recipe with the length scale of `fna` that suits the data, where it names none. A run that began without one goes on as
+/// The recipe with what suits the data, as the length scale of `fna`, where it names none. A run that began without one goes on as
 /// it began.
-pub(super) fn settled<D: TaskData>(recipe: &Recipe, begun: Option<&Checkpoint>, options: &TrainOptions) -> Recipe {
-    let settled = recipe.with_length_scale(D::LENGTH_SCALE);
+pub(super) fn settled<D: TaskData>(
+    recipe: &Recipe,
+    data: &D,
+    begun: Option<&Checkpoint>,
+    options: &TrainOptions,
+) -> Recipe {
+    let settled = data.settled(recipe);
     let goes_on = |begun: &Recipe| begun.difference(recipe).is_none() || is_longer(recipe, begun);
     if settled == *recipe || begun.is_some_and(|begun| goes_on(&begun.state.recipe)) {
         return recipe.clone();

@@ -10,11 +10,10 @@ use resolvent::{
     models::{LanguageConfig, LanguageModel, TextConfig},
 };
 use resolvent_kernels::mechanism::KappaRule;
-use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Part, Task, TaskData, block_name, device_of, judged::Judged, model::mean_gammas, packed::of_blocks,
-    pictures::wrong_kind, texts::BATCH_TOKENS,
+    PackedWeights, Part, Task, TaskData, block_name, device_of, judged::Judged, packed_weights, pictures::wrong_kind,
+    texts::BATCH_TOKENS,
 };
 use crate::{
     Error, Recipe, Result,
@@ -79,7 +78,10 @@ fn windows(tokens: usize, width: usize) -> usize {
 
 impl TaskData for CorpusDataset {
     type Task = Corpus;
-    const LENGTH_SCALE: KappaRule = KappaRule::Text;
+
+    fn settled(&self, recipe: &Recipe) -> Recipe {
+        recipe.with_length_scale(KappaRule::Text)
+    }
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())
@@ -198,12 +200,10 @@ impl Task for Corpus {
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<WindowBatch>> {
         let (plan, width) = (BatchPlan::training(recipe.schedule.batch_size, recipe.seed), self.expects.context);
         let shift = stream(Purpose::Windows, recipe.seed, epoch, 0).random_range(0..width);
-        let order = plan.order(self.train_len(), epoch);
-        let (text, batches) = (self.train.clone(), plan.batches(order.len()));
-        Ok(Batches::ahead(first..batches, move |position| {
-            let windows = &order[position * plan.batch_size..][..plan.batch_size];
+        let text = self.train.clone();
+        Ok(plan.epoch(self.train_len(), epoch, first, move |_, windows| {
             let starts: Vec<usize> = windows.iter().map(|window| shift + window * width).collect();
-            WindowBatch::new(&text, &starts, width)
+            Ok(WindowBatch::new(&text, &starts, width))
         }))
     }
 
@@ -239,26 +239,14 @@ impl Task for Corpus {
         let tokens = text.len() - 1;
         let bytes = text[1..].iter().map(|&id| self.bytes[id as usize]).sum();
         Ok(Evaluation {
-            examples: windows,
-            accuracy: right / tokens as f64,
-            top5: None,
-            loss: loss / tokens as f64,
-            classes: vec![],
-            per_class: vec![],
-            confusion: vec![],
-            bleu: None,
+            accuracy: Some(right / tokens as f64),
             prediction: Some(Prediction::new(loss, tokens, bytes)),
-            cut: 0,
-            examples_per_second: windows as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
+            ..Evaluation::new(windows, loss / tokens as f64, began)
         })
     }
 
-    fn gammas(model: &LanguageModel) -> Vec<f64> {
-        mean_gammas(model.blocks.iter().map(|block| &block.attention))
-    }
-
-    fn ternary_matrices(model: &LanguageModel) -> Result<Vec<TernaryMatrix>> {
-        of_blocks(&model.blocks)
+    fn packed(model: &LanguageModel) -> Result<Option<PackedWeights>> {
+        packed_weights(&model.blocks)
     }
 }
 

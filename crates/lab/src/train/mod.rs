@@ -37,6 +37,7 @@ use crate::{
     Recipe,
     checkpoint::{Best, DataIdentity, Origin},
     eval::Evaluation,
+    metrics::Scalars,
     progress::{Observer, Silent},
 };
 
@@ -49,8 +50,8 @@ pub(crate) use corpus::language_config;
 pub use corpus::{Corpus, WindowBatch, WindowInputs};
 pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
-pub use model::build;
-pub(crate) use model::{build_for, check_model, device_of, drawn};
+pub use model::{build, device_of};
+pub(crate) use model::{build_for, check_model, drawn};
 pub use optimiser::{LayerRates, decayed_parameters, optimiser};
 pub use packed::PackedWeights;
 pub(crate) use packed::packed_weights;
@@ -58,12 +59,12 @@ pub use pairs::{PairBatch, PairInputs, Pairs};
 pub(crate) use pairs::{search, translator};
 pub use picture_model::PictureModel;
 pub(crate) use picture_model::block_name;
-pub use pictures::Pictures;
-pub(crate) use pictures::picture_model;
+pub use pictures::{LandmarkCount, Pictures};
+pub(crate) use pictures::{landmark_counts, picture_model};
 pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};
 pub use schedule::{LearningRate, Plan};
-pub use task::{LandmarkCount, Part, Task, TaskData};
+pub use task::{Part, Task, TaskData};
 pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
 pub use texts::{Lost, TextBatch, Texts, TokenInputs};
 
@@ -176,8 +177,9 @@ pub struct TrainSummary {
     /// The weights that it began with, where they were learned by another run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
-    /// The learned gammas, per layer the mean over its heads; empty for mechanisms without.
-    pub gamma: Vec<f64>,
+    /// What the model has learned in scalars.
+    #[serde(default, alias = "gamma")]
+    pub learned: Scalars,
     /// The ternary weights, where there are some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ternary: Option<PackedWeights>,
@@ -200,13 +202,11 @@ impl TrainSummary {
         let bleu = self.test.bleu.as_ref().map_or_else(String::new, |bleu| format!("BLEU {:.2}, ", bleu.score));
         let prediction = self.test.prediction.as_ref().map_or_else(String::new, |p| format!("{}, ", p.line()));
         let ternary = self.ternary.map_or_else(String::new, |packed| format!("; {}", packed.line()));
+        let accuracy =
+            self.test.accuracy.map_or_else(String::new, |share| format!("accuracy {:.2} %, ", share * 100.0));
         format!(
-            "{prediction}{bleu}test accuracy {:.2} %, loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s{ternary}",
-            self.test.accuracy * 100.0,
-            self.test.loss,
-            self.steps,
-            self.seconds,
-            self.examples_per_second
+            "{prediction}{bleu}test {accuracy}loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s{ternary}",
+            self.test.loss, self.steps, self.seconds, self.examples_per_second
         )
     }
 }

@@ -6,7 +6,6 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor},
 };
-use resolvent::{Parameter, attention::MultiHeadAttention};
 
 use super::{Task, TaskData};
 use crate::{Error, Recipe, Result, device::is_cpu, environment::beyond_memory};
@@ -55,7 +54,7 @@ pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce(&De
 }
 
 /// The device of `model`, for what it is shown.
-pub(crate) fn device_of<M: Module>(model: &M) -> Device {
+pub fn device_of<M: Module>(model: &M) -> Device {
     model.devices().into_iter().next().unwrap_or_else(Device::flex).without_autodiff()
 }
 
@@ -101,10 +100,4 @@ pub(super) fn learned_parameters<M: Module>(model: &M) -> usize {
     let mut learned = Learned(0);
     model.visit(&mut learned);
     learned.0
-}
-
-/// The decay of each of `blocks`, as the mean over its heads; empty where it is not learned.
-pub(crate) fn mean_gammas<'a>(blocks: impl Iterator<Item = &'a MultiHeadAttention>) -> Vec<f64> {
-    let learned = blocks.filter_map(|block| block.learned.value(Parameter::Gamma));
-    learned.map(|gamma| f64::from(gamma.mean().into_scalar::<f32>())).collect()
 }

@@ -18,7 +18,7 @@ pub struct PackedWeights {
 
 impl PackedWeights {
     /// Of some matrices; `None` of none.
-    pub(super) fn of(matrices: &[TernaryMatrix]) -> Option<Self> {
+    pub fn of(matrices: &[TernaryMatrix]) -> Option<Self> {
         let weights = matrices.iter().map(|matrix| matrix.shape().iter().product::<usize>()).sum();
         let bytes = matrices.iter().map(|matrix| TernaryMatrix::bytes(matrix.shape())).sum();
         (weights > 0).then_some(Self { weights, bytes })
@@ -40,7 +40,7 @@ impl PackedWeights {
 ///
 /// # Errors
 /// [`crate::Error::Model`] for weights that are not finite.
-pub(crate) fn packed_weights(blocks: &[Block]) -> Result<Option<PackedWeights>> {
+pub(crate) fn packed_weights<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> Result<Option<PackedWeights>> {
     Ok(PackedWeights::of(&of_blocks(blocks)?))
 }
 

@@ -3,14 +3,15 @@
 use std::{sync::Arc, time::Instant};
 
 use burn::tensor::{Bytes, Device, Int, Tensor};
-use resolvent::models::{Search, Translator};
+use resolvent::{
+    attention::MultiHeadAttention,
+    models::{Search, Translator},
+};
 use resolvent_kernels::mechanism::KappaRule;
-use resolvent_layers::TernaryMatrix;
 
 use super::{
-    Part, Task, TaskData, TokenInputs, device_of,
+    PackedWeights, Part, Task, TaskData, TokenInputs, block_name, device_of,
     judged::Judged,
-    model::mean_gammas,
     packed::of_blocks,
     texts::{BATCH_TOKENS, check_known, text_config, token_inputs},
 };
@@ -94,7 +95,10 @@ impl Translated {
 
 impl TaskData for PairDataset {
     type Task = Pairs;
-    const LENGTH_SCALE: KappaRule = KappaRule::Vision;
+
+    fn settled(&self, recipe: &Recipe) -> Recipe {
+        recipe.with_length_scale(KappaRule::Vision)
+    }
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())
@@ -225,6 +229,16 @@ impl Task for Pairs {
         Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
     }
 
+    fn attentions(model: &mut Translator) -> Vec<(String, &mut MultiHeadAttention)> {
+        let encoder = model.encoder.blocks.iter_mut().enumerate();
+        let encoder = encoder.map(|(index, block)| (format!("encoder.{}", block_name(index)), &mut block.attention));
+        let decoder = model.blocks.iter_mut().enumerate().flat_map(|(index, block)| {
+            let name = block_name(index);
+            [(format!("{name}.cross"), &mut block.cross), (name, &mut block.block.attention)]
+        });
+        encoder.chain(decoder).collect()
+    }
+
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<Translator> {
         translator(recipe, &self.name, self.vocabulary.len(), device)
     }
@@ -232,7 +246,7 @@ impl Task for Pairs {
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<PairBatch>> {
         let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
         let (pairs, batches) = (self.train.clone(), by_length(&self.train.lengths, &plan, epoch));
-        Ok(Batches::ahead(first..batches.len(), move |position| pairs.batch(&batches[position])))
+        Ok(Batches::new(first..batches.len(), move |position| Ok(pairs.batch(&batches[position]))))
     }
 
     fn len_of(batch: &PairBatch) -> usize {
@@ -278,33 +292,21 @@ impl Task for Pairs {
             tokens += count;
         }
         let bleu = bleu(&self.translations(model, split)?, &split.references, self.lowercase);
-        let examples = split.source.len();
         Ok(Evaluation {
-            examples,
-            accuracy: right / tokens,
-            top5: None,
-            loss: loss / tokens,
-            classes: vec![],
-            per_class: vec![],
-            confusion: vec![],
+            accuracy: Some(right / tokens),
             bleu: Some(bleu),
-            prediction: None,
             cut: split.source.cut() + split.target.cut(),
-            examples_per_second: examples as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
+            ..Evaluation::new(split.source.len(), loss / tokens, began)
         })
     }
 
-    fn gammas(model: &Translator) -> Vec<f64> {
-        mean_gammas(model.encoder.blocks.iter().map(|block| &block.attention))
-    }
-
-    fn ternary_matrices(model: &Translator) -> Result<Vec<TernaryMatrix>> {
+    fn packed(model: &Translator) -> Result<Option<PackedWeights>> {
         let own = model.encoder.blocks.iter().chain(model.blocks.iter().map(|block| &block.block));
         let mut all = of_blocks(own)?;
         for block in &model.blocks {
             all.extend(block.cross.ternary_matrices()?);
         }
-        Ok(all)
+        Ok(PackedWeights::of(&all))
     }
 }
 

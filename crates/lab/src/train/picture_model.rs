@@ -30,17 +30,7 @@ impl PictureModel {
         })
     }
 
-    /// The attention of every block, in their order.
-    pub fn attentions(&self) -> Vec<&MultiHeadAttention> {
-        match self {
-            Self::Vit(model) => model.blocks.iter().map(|block| &block.attention).collect(),
-            Self::Pyramid(model) => {
-                model.stages.iter().flat_map(|stage| &stage.blocks).map(|block| &block.attention).collect()
-            }
-        }
-    }
-
-    /// What analyses call them.
+    /// What analyses call the attention of every block, in their order.
     pub fn attention_names(&self) -> Vec<String> {
         match self {
             Self::Vit(model) => (0..model.blocks.len()).map(block_name).collect(),
@@ -54,7 +44,7 @@ impl PictureModel {
         }
     }
 
-    /// As [`PictureModel::attentions`], to be changed.
+    /// The attention of every block, in their order.
     pub fn attentions_mut(&mut self) -> Vec<&mut MultiHeadAttention> {
         match self {
             Self::Vit(model) => model.blocks.iter_mut().map(|block| &mut block.attention).collect(),

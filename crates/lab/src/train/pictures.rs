@@ -5,18 +5,15 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use resolvent::{Mechanism, attention::MultiHeadAttention, models::VitConfig};
 use resolvent_kernels::mechanism::KappaRule;
-use resolvent_layers::TernaryMatrix;
+use serde::{Deserialize, Serialize};
 
-use super::{
-    LandmarkCount, Part, PictureModel, Task, TaskData, device_of, model::mean_gammas, packed::of_blocks,
-    soft_cross_entropy,
-};
+use super::{PackedWeights, Part, PictureModel, Task, TaskData, device_of, packed_weights, soft_cross_entropy};
 use crate::{
     Error, Recipe, Result,
     augment::{Augment, Transform},
     checkpoint::{Checkpoint, DataIdentity, Expectation, PictureExpectation},
-    data::{Batch, BatchPlan, Batches, ChannelStats, Dataset, Loader, PictureShape, Split},
-    eval::{BATCH, Evaluation, Tally},
+    data::{BatchPlan, Batches, ChannelStats, PictureBatch, PictureDataset, PictureLoader, PictureShape, PictureSplit},
+    eval::{BATCH, Evaluation, Tally, check_labels},
     recipe::{ModelRecipe, VitRecipe},
 };
 
@@ -24,16 +21,19 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Pictures {
     name: String,
-    train: Arc<Split>,
-    watched: Arc<Split>,
-    test: Arc<Split>,
+    train: Arc<PictureSplit>,
+    watched: Arc<PictureSplit>,
+    test: Arc<PictureSplit>,
     brings_validation: bool,
     expects: PictureExpectation,
 }
 
-impl TaskData for Dataset {
+impl TaskData for PictureDataset {
     type Task = Pictures;
-    const LENGTH_SCALE: KappaRule = KappaRule::Vision;
+
+    fn settled(&self, recipe: &Recipe) -> Recipe {
+        recipe.with_length_scale(KappaRule::Vision)
+    }
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())
@@ -61,7 +61,10 @@ impl TaskData for Dataset {
 
 impl Pictures {
     /// The pictures of `dataset` as the recipe divides them, for a model that expects `trained` or will expect what is learnt from.
-    fn new(dataset: &Dataset, recipe: &Recipe, trained: Option<&PictureExpectation>) -> Result<Self> {
+    fn new(dataset: &PictureDataset, recipe: &Recipe, trained: Option<&PictureExpectation>) -> Result<Self> {
+        for split in [Some(&dataset.train), dataset.validation.as_ref(), Some(&dataset.test)].into_iter().flatten() {
+            check_split(dataset, split)?;
+        }
         let test = Arc::new(dataset.test.clone());
         let (train, watched) = match (&dataset.validation, recipe.regularisation.hold_out) {
             (Some(validation), _) => (dataset.train.clone(), Arc::new(validation.clone())),
@@ -80,7 +83,7 @@ impl Pictures {
     }
 
     /// As [`TaskData::restored`], for pictures of another size than the model was trained on.
-    pub(crate) fn restored_at_any_size(dataset: &Dataset, checkpoint: &Checkpoint) -> Result<Self> {
+    pub(crate) fn restored_at_any_size(dataset: &PictureDataset, checkpoint: &Checkpoint) -> Result<Self> {
         let Expectation::Pictures(expects) = &checkpoint.state.expects else {
             return Err(checkpoint.state.expects.refuses(&dataset.name, "pictures"));
         };
@@ -92,21 +95,30 @@ impl Pictures {
         self.expects.stats()
     }
 
-    fn loader(&self, split: &Arc<Split>, augment: Augment, plan: BatchPlan) -> Result<Loader> {
+    fn loader(&self, split: &Arc<PictureSplit>, augment: Augment, plan: BatchPlan) -> Result<PictureLoader> {
         let transform = Transform::new(split.shape(), self.stats(), augment)?;
-        Ok(Loader::new(split.clone(), transform, plan, self.expects.classes.len()))
+        Ok(PictureLoader::new(split.clone(), transform, plan, self.expects.classes.len()))
     }
 
-    /// The answers of `model` on a part of the data.
-    pub(crate) fn judge(&self, model: &PictureModel, part: Part) -> Result<Tally<'_>> {
+    /// The answers on a part of the data of a model on `device` whose logits `[batch, classes]` of pictures `[batch, channels, height,
+    /// width]` are those of `forward`: for a model of one's own.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for pictures that cannot be read, [`Error::Unfit`] for logits of other classes, those of `forward`.
+    pub fn judge(
+        &self,
+        part: Part,
+        device: &Device,
+        forward: impl Fn(Tensor<4>) -> Result<Tensor<2>>,
+    ) -> Result<Tally<'_>> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
         let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
-        let (mut tally, device) = (Tally::new(&self.expects.classes), device_of(model));
+        let mut tally = Tally::new(&self.expects.classes);
         for batch in loader.epoch(0, 0)? {
             crate::stop::check()?;
             let mut batch = batch?;
-            let logits = model.try_forward(images(&mut batch, split.shape(), &device))?;
-            tally.add_batch(logits, &batch.labels);
+            let logits = forward(images(&mut batch, split.shape(), device))?;
+            tally.add_batch(logits, &batch.labels)?;
         }
         Ok(tally)
     }
@@ -163,7 +175,7 @@ fn vit(expects: &PictureExpectation, m: &VitRecipe, mechanism: &Mechanism, name:
 
 impl Task for Pictures {
     type Model = PictureModel;
-    type Batch = Batch;
+    type Batch = PictureBatch;
     type Inputs = (Tensor<4>, Tensor<2>);
 
     fn train_len(&self) -> usize {
@@ -187,34 +199,16 @@ impl Task for Pictures {
         picture_model(&self.expects, recipe, &self.name, device)
     }
 
-    fn landmarks(&self, recipe: &Recipe) -> Result<Vec<LandmarkCount>> {
-        let [channels, height, width] = self.expects.shape;
-        let (tokens, landmarks) = match &recipe.model {
-            ModelRecipe::Vit(m) => {
-                let config = vit(&self.expects, m, &recipe.mechanism, &self.name)?;
-                (vec![config.tokens()], vec![config.landmarks()])
-            }
-            ModelRecipe::Pyramid(m) => {
-                let image = [height, width];
-                let config = m.config(&recipe.mechanism, image, channels, self.expects.classes.len())?;
-                (config.grids(image).map(|[rows, columns]| rows * columns).to_vec(), config.landmarks(image).to_vec())
-            }
-            _ => return Err(wrong_kind(&self.name, "pictures", "vit` or `pyramid")),
-        };
-        let counts = tokens.into_iter().zip(landmarks);
-        Ok(counts.filter_map(|(tokens, landmarks)| Some(LandmarkCount { tokens, landmarks: landmarks? })).collect())
-    }
-
-    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<Batch>> {
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<PictureBatch>> {
         let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
         Ok(self.loader(&self.train, recipe.augment.clone(), plan)?.epoch(epoch, first)?)
     }
 
-    fn len_of(batch: &Batch) -> usize {
+    fn len_of(batch: &PictureBatch) -> usize {
         batch.len()
     }
 
-    fn inputs(&self, recipe: &Recipe, mut batch: Batch, device: &Device) -> Self::Inputs {
+    fn inputs(&self, recipe: &Recipe, mut batch: PictureBatch, device: &Device) -> Self::Inputs {
         let pictures = images(&mut batch, self.train.shape(), device);
         let (classes, smoothing) = (self.expects.classes.len(), recipe.regularisation.label_smoothing);
         (pictures, smoothed(batch.targets, classes, smoothing, device))
@@ -230,19 +224,58 @@ impl Task for Pictures {
     }
 
     fn evaluate(&self, model: &PictureModel, part: Part) -> Result<Evaluation> {
-        Ok(self.judge(model, part)?.finish())
+        Ok(self.judge(part, &device_of(model), |pictures| model.try_forward(pictures))?.finish())
     }
 
-    fn gammas(model: &PictureModel) -> Vec<f64> {
-        mean_gammas(model.attentions().into_iter())
-    }
-
-    fn ternary_matrices(model: &PictureModel) -> Result<Vec<TernaryMatrix>> {
+    fn packed(model: &PictureModel) -> Result<Option<PackedWeights>> {
         match model {
-            PictureModel::Vit(model) => of_blocks(&model.blocks),
-            PictureModel::Pyramid(model) => of_blocks(model.stages.iter().flat_map(|stage| &stage.blocks)),
+            PictureModel::Vit(model) => packed_weights(&model.blocks),
+            PictureModel::Pyramid(model) => packed_weights(model.stages.iter().flat_map(|stage| &stage.blocks)),
         }
     }
+}
+
+/// How many landmarks the attention of a model, or of a stage, has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LandmarkCount {
+    /// Tokens that meet through them.
+    pub tokens: usize,
+    /// Their number.
+    pub landmarks: usize,
+}
+
+/// How many landmarks the recipe's model has for the data that it is to `expect`, stage by stage where it has stages; of texts, whose
+/// lengths differ, of stages without landmarks and of models of one's own nothing is said. `name` is the data set.
+///
+/// # Errors
+/// As [`Task::model`].
+pub(crate) fn landmark_counts(expects: &Expectation, recipe: &Recipe, name: &str) -> Result<Vec<LandmarkCount>> {
+    let Expectation::Pictures(expects) = expects else { return Ok(Vec::new()) };
+    let [channels, height, width] = expects.shape;
+    let (tokens, landmarks) = match &recipe.model {
+        ModelRecipe::Vit(m) => {
+            let config = vit(expects, m, &recipe.mechanism, name)?;
+            (vec![config.tokens()], vec![config.landmarks()])
+        }
+        ModelRecipe::Pyramid(m) => {
+            let image = [height, width];
+            let config = m.config(&recipe.mechanism, image, channels, expects.classes.len())?;
+            (config.grids(image).map(|[rows, columns]| rows * columns).to_vec(), config.landmarks(image).to_vec())
+        }
+        _ => return Ok(Vec::new()),
+    };
+    let counts = tokens.into_iter().zip(landmarks);
+    Ok(counts.filter_map(|(tokens, landmarks)| Some(LandmarkCount { tokens, landmarks: landmarks? })).collect())
+}
+
+/// Checks that the pictures of `split` are of the shape and the classes of `dataset`.
+fn check_split(dataset: &PictureDataset, split: &PictureSplit) -> Result<()> {
+    if split.shape() != dataset.shape {
+        let (found, expected) = (split.shape(), dataset.shape);
+        let problem = format!("it has pictures of {found:?} beside those of {expected:?}; give all one shape");
+        return Err(Error::Unfit { name: dataset.name.clone(), problem });
+    }
+    check_labels(&dataset.name, dataset.classes.len(), split.labels())
 }
 
 /// The error of a recipe whose model is not for what the data set `name` holds.
@@ -252,7 +285,7 @@ pub(super) fn wrong_kind(name: &str, holds: &str, kind: &str) -> Error {
 }
 
 /// The values of `batch` as `[batch, channels, height, width]`.
-fn images(batch: &mut Batch, shape: PictureShape, device: &Device) -> Tensor<4> {
+fn images(batch: &mut PictureBatch, shape: PictureShape, device: &Device) -> Tensor<4> {
     let dims = [batch.len(), shape.channels, shape.height, shape.width];
     Tensor::from_data(TensorData::new(std::mem::take(&mut batch.pixels), dims), device)
 }

@@ -9,11 +9,12 @@ use std::{
 use burn::module::Module;
 
 use super::{
-    Ended, Outcome, PackedWeights, Part, Resume, Task, TaskData, TrainOptions, TrainSummary,
+    Ended, Outcome, Part, Resume, Task, TaskData, TrainOptions, TrainSummary,
     begin::{check_fit, extension, is_longer, open, settled},
     clock::Clock,
     model::learned_parameters,
     session::{Session, Step},
+    task::learned_scalars,
 };
 use crate::{
     Error, Recipe, Result,
@@ -64,7 +65,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
         }
         None => None,
     };
-    let recipe = &settled::<D>(recipe, checkpoint.as_ref(), options);
+    let recipe = &settled(recipe, data, checkpoint.as_ref(), options);
     let extended = checkpoint.as_ref().is_some_and(|begun| is_longer(recipe, &begun.state.recipe));
     match &checkpoint {
         Some(checkpoint) if extended => checkpoint.state.data.check(&identity, &checkpoint.path)?,
@@ -266,7 +267,7 @@ impl<T: Task> Run<'_, T> {
             accuracy: evaluation.accuracy,
             bleu: Metric::Bleu.of(&evaluation),
             bits_per_byte: Metric::BitsPerByte.of(&evaluation),
-            gamma: T::gammas(&self.session.model),
+            learned: learned_scalars::<T>(&self.session.model),
             seconds: self.seconds(),
         };
         self.metrics.append(&Record::Epoch(record.clone()))?;
@@ -294,7 +295,7 @@ impl<T: Task> Run<'_, T> {
         let best = self.session.state.best.as_ref();
         // A run goes on with what it began to judge by.
         let metric = best.map_or(evaluation.metric(), |best| best.metric);
-        let value = metric.of(evaluation).unwrap_or(evaluation.accuracy);
+        let Some(value) = metric.of(evaluation) else { return Ok(false) };
         if best.is_none_or(|best| metric.is_better(value, best.value)) {
             self.session.state.best = Some(Best { epoch, step, metric, value });
             let mut saved = vec![(parts::MODEL, module_bytes(self.session.evaluated())?)];
@@ -346,8 +347,8 @@ impl<T: Task> Run<'_, T> {
             seconds,
             // A run that is resumed after its last step times none.
             examples_per_second: if rate.is_finite() { rate } else { 0.0 },
-            gamma: T::gammas(&session.model),
-            ternary: PackedWeights::of(&T::ternary_matrices(&session.model)?),
+            learned: learned_scalars::<T>(&session.model),
+            ternary: T::packed(&session.model)?,
             recipe: session.state.recipe,
             data: session.state.data,
             plan: session.state.plan,

@@ -264,16 +264,11 @@ impl<'a, T: Task> Session<'a, T> {
         Ok((Tensor::cat(losses, 0).sum(), accumulated.grads()))
     }
 
-    /// Dropout, and landmarks that are drawn, come from Burn's generator: seeded by the step and the batch of the step, it needs no
-    /// state in the checkpoint.
-    fn seed_draws(&self, part: usize) -> Option<MutexGuard<'static, ()>> {
-        let model = &self.recipe.model;
+    /// What a model draws, as for dropout, comes from Burn's generator: seeded by the step and the batch of the step, it needs no state in
+    /// the checkpoint.
+    fn seed_draws(&self, part: usize) -> MutexGuard<'static, ()> {
         let batch = self.state.step as u64 * self.recipe.schedule.accumulate as u64 + part as u64;
-        let seed = self.recipe.seed ^ (batch + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let draws = model.dropout().iter().any(|share| *share > 0.0)
-            || model.drop_path() > 0.0
-            || self.recipe.mechanism.drawn_landmarks().is_some();
-        draws.then(|| seed_generator(&self.device, seed))
+        seed_generator(&self.device, self.recipe.seed ^ (batch + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
 
     fn count(&mut self, loss: f64) {

@@ -1,29 +1,30 @@
-//! What is learnt: the seam between the training loop, which is one, and pictures, texts and pairs of texts.
+//! What is learnt: the seam between the training loop, which is one, and what there is to learn: pictures, texts, pairs of texts, plain
+//! text, or what a program has of its own.
 
 use burn::{
     module::{Module, ModuleDisplay},
     tensor::{Bytes, Device, Tensor},
 };
 use resolvent::attention::MultiHeadAttention;
-use resolvent_kernels::mechanism::KappaRule;
-use resolvent_layers::TernaryMatrix;
-use serde::{Deserialize, Serialize};
 
+use super::PackedWeights;
 use crate::{
-    Recipe, Result,
+    Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Expectation},
     data::Batches,
     eval::Evaluation,
+    metrics::Scalars,
+    recipe::first_difference,
 };
 
-/// A data set that models are trained on.
+/// A data set that models are trained on: this library's, or a program's own. What has to be learnt of it beforehand, and what all else
+/// follows from, is its [`Task`].
+///
+/// The examples `own_model` and `own_data` are whole programs.
 pub trait TaskData {
     /// What is learnt from it.
     type Task: Task;
-    /// The rule by which a new run takes the length scale of `fna` where its recipe names none.
-    const LENGTH_SCALE: KappaRule;
-
-    /// What the data set is.
+    /// What the data set is: a run goes on with the same alone.
     fn identity(&self) -> DataIdentity;
 
     /// The task of a new run: the data divided, and whatever has to be learnt from the training part beforehand (statistics,
@@ -33,17 +34,42 @@ pub trait TaskData {
     /// [`crate::Error::Unfit`] when the data does not suit the recipe.
     fn task(&self, recipe: &Recipe) -> Result<Self::Task>;
 
+    /// The recipe of a new run, with what the data set decides where `recipe` says nothing. Default: as it is.
+    fn settled(&self, recipe: &Recipe) -> Recipe {
+        recipe.clone()
+    }
+
     /// The task of a new run that begins with the weights of `checkpoint`: as [`TaskData::task`], with the vocabulary that they know.
+    /// Default: [`TaskData::task`].
     ///
     /// # Errors
     /// As [`TaskData::restored`]; that the classes are others is none.
-    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Self::Task>;
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Self::Task> {
+        let _ = checkpoint;
+        self.task(recipe)
+    }
 
-    /// The task that `checkpoint` was trained on, on this data.
+    /// The task that `checkpoint` was trained on, on this data. Default: [`TaskData::task`] of its recipe, where it [expects](Task::expects)
+    /// what the trained model expects.
     ///
     /// # Errors
     /// [`crate::Error::Unfit`] when the trained model cannot be shown this data, [`crate::Error::Damaged`].
-    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Self::Task>;
+    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Self::Task> {
+        let task = self.task(&checkpoint.state.recipe)?;
+        let (name, trained, found) = (self.identity().name, &checkpoint.state.expects, task.expects());
+        match (trained, &found) {
+            _ if *trained == found => Ok(task),
+            (Expectation::Own(trained), Expectation::Own(found)) => {
+                let [trained, found] = [trained, found].map(|fields| serde_json::Value::Object(fields.clone()));
+                let (field, trained, found) = first_difference("", &trained, &found).unwrap_or_default();
+                let problem = format!(
+                    "its `{field}` is {found}, the model was trained with {trained}; evaluate it on the data it was trained on"
+                );
+                Err(Error::Unfit { name, problem })
+            }
+            _ => Err(trained.refuses(&name, found.examples())),
+        }
+    }
 }
 
 /// Which examples a model is judged on.
@@ -56,16 +82,11 @@ pub enum Part {
     Test,
 }
 
-/// How many landmarks the attention of a model, or of a stage, has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LandmarkCount {
-    /// Tokens that meet through them.
-    pub tokens: usize,
-    /// Their number.
-    pub landmarks: usize,
-}
-
 /// Batches, a model, a loss, and how the model is judged. All that the training loop knows of what it trains.
+///
+/// A run resumes to the same bits where [`Task::epoch`] depends on its arguments alone and a model draws its random numbers from Burn's
+/// generator, which the loop seeds before every batch. Nothing is asked of the model but that it is a Burn module; the recipe's
+/// `mechanism` is for [`Task::model`] to use, its own fields stand in `[model]` with `kind = "own"` ([`crate::recipe::ModelRecipe::own`]).
 pub trait Task: Send + Sync {
     /// The model.
     type Model: Module + ModuleDisplay + Send + Sync;
@@ -82,7 +103,7 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
-    /// Whether the data set has a part of its own for watching.
+    /// Whether the data set has a part of its own for watching. Default: no, and the recipe's `hold_out` is to be followed.
     fn brings_validation(&self) -> bool {
         false
     }
@@ -92,8 +113,11 @@ pub trait Task: Send + Sync {
         self.brings_validation() || recipe.regularisation.hold_out > 0.0
     }
 
-    /// What a trained model will expect of the data it is shown.
-    fn expects(&self) -> Expectation;
+    /// What a trained model will expect of the data it is shown; of a program's own data [`Expectation::Own`]. Default: that with nothing
+    /// in it.
+    fn expects(&self) -> Expectation {
+        Expectation::default()
+    }
 
     /// Files that a checkpoint needs beside weights and state.
     ///
@@ -109,22 +133,15 @@ pub trait Task: Send + Sync {
     /// [`crate::Error::Unfit`] where the model does not fit the data, [`crate::Error::Model`] where it is impossible.
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<Self::Model>;
 
-    /// The attention of every layer of `model` over its own tokens, by the names that analyses call them. Default: none is named.
+    /// The attention of every layer of `model`, by the names that reports and analyses call them; what they learn in scalars is reported.
+    /// Default: none is named.
     fn attentions(model: &mut Self::Model) -> Vec<(String, &mut MultiHeadAttention)> {
         let _ = model;
         Vec::new()
     }
 
-    /// How many landmarks the recipe's model has, stage by stage where it has stages; of texts, whose lengths differ, and of stages
-    /// without landmarks nothing is said.
-    ///
-    /// # Errors
-    /// As [`Task::model`].
-    fn landmarks(&self, _recipe: &Recipe) -> Result<Vec<LandmarkCount>> {
-        Ok(Vec::new())
-    }
-
-    /// The training batches of `epoch` from `first` on. Their content depends on the recipe's seed, epoch and position alone.
+    /// The training batches of `epoch` from `first` on. Their content depends on the recipe's seed, epoch and position alone:
+    /// [`crate::data::BatchPlan::epoch`] gives an order that does, and prepares batches ahead.
     ///
     /// # Errors
     /// [`crate::Error::Data`] for an impossible augmentation.
@@ -147,24 +164,48 @@ pub trait Task: Send + Sync {
     /// [`crate::Error::Model`] where the model refuses the batch.
     fn loss(&self, model: &Self::Model, inputs: Self::Inputs) -> Result<Tensor<1>>;
 
-    /// The forward pass alone, as for a prediction; for measuring its speed.
+    /// The forward pass alone, as for a prediction; for measuring its speed. Default: the loss.
     ///
     /// # Errors
     /// As [`Task::loss`].
-    fn predict(&self, model: &Self::Model, inputs: Self::Inputs) -> Result<()>;
+    fn predict(&self, model: &Self::Model, inputs: Self::Inputs) -> Result<()> {
+        self.loss(model, inputs)?.into_data();
+        Ok(())
+    }
 
-    /// The judgement of `model` on a part of the data.
+    /// The judgement of `model` on a part of the data: of classifiers by a [`Tally`](crate::eval::Tally), of others [`Evaluation::new`] with
+    /// what else there is. The best epoch is the one of the best accuracy where there is one, else of the least loss.
     ///
     /// # Errors
     /// As [`Task::loss`].
     fn evaluate(&self, model: &Self::Model, part: Part) -> Result<Evaluation>;
 
-    /// The learned decay of each block, as the mean over its heads; empty where none is learned.
-    fn gammas(model: &Self::Model) -> Vec<f64>;
+    /// Further scalars that `model` learns, by name, for reports: those of [`Task::attentions`] are there anyway. Default: none.
+    fn scalars(model: &Self::Model) -> Vec<(String, f64)> {
+        let _ = model;
+        Vec::new()
+    }
 
-    /// The ternary matrices of the model; none where its weights are real.
+    /// What the ternary weights of the model take. Default: none are.
     ///
     /// # Errors
     /// [`crate::Error::Model`] for weights that are not finite.
-    fn ternary_matrices(model: &Self::Model) -> Result<Vec<TernaryMatrix>>;
+    fn packed(model: &Self::Model) -> Result<Option<PackedWeights>> {
+        let _ = model;
+        Ok(None)
+    }
+}
+
+/// What `model` has learned in scalars: the parameters of its attention, each the mean over the heads, and [`Task::scalars`].
+pub(super) fn learned_scalars<T: Task>(model: &T::Model) -> Scalars {
+    let mut own = model.clone();
+    let mut scalars = Vec::new();
+    for (name, attention) in T::attentions(&mut own) {
+        let of_heads = attention.learned.values();
+        scalars.extend(of_heads.map(|(parameter, values)| {
+            (format!("{name}.{}", parameter.name()), f64::from(values.mean().into_scalar::<f32>()))
+        }));
+    }
+    scalars.extend(T::scalars(model));
+    Scalars(scalars)
 }

@@ -10,13 +10,10 @@ use resolvent::{
     models::{TextClassifier, TextConfig, Visible},
 };
 use resolvent_kernels::mechanism::KappaRule;
-use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Part, Task, TaskData, block_name, device_of,
-    model::mean_gammas,
-    packed::of_blocks,
+    PackedWeights, Part, Task, TaskData, block_name, device_of, packed_weights,
     pictures::{smoothed, wrong_kind},
     soft_cross_entropy,
 };
@@ -27,7 +24,7 @@ use crate::{
         BatchPlan, Batches, Encoded, Padded, TextDataset, TextSplit, Vocabulary, by_budget, by_length,
         rng::{Purpose, stream},
     },
-    eval::{Evaluation, Tally},
+    eval::{Evaluation, Tally, check_labels},
     recipe::{ModelRecipe, TextModelRecipe},
 };
 
@@ -84,7 +81,10 @@ impl Labelled {
 
 impl TaskData for TextDataset {
     type Task = Texts;
-    const LENGTH_SCALE: KappaRule = KappaRule::Text;
+
+    fn settled(&self, recipe: &Recipe) -> Recipe {
+        recipe.with_length_scale(KappaRule::Text)
+    }
 
     fn identity(&self) -> DataIdentity {
         DataIdentity::new(&self.name, self.fingerprint())
@@ -137,7 +137,10 @@ impl TextDataset {
 
 impl Texts {
     fn new(data: &TextDataset, recipe: &Recipe, vocabulary: Vocabulary, expects: TextExpectation) -> Result<Self> {
-        let encode = |split| Labelled::new(split, &vocabulary, expects.max_tokens);
+        let encode = |split: &TextSplit| {
+            check_labels(&data.name, data.classes.len(), &split.labels)?;
+            Labelled::new(split, &vocabulary, expects.max_tokens)
+        };
         let (train, watched) = data.divided(recipe);
         let test = encode(&data.test)?;
         Ok(Self {
@@ -170,7 +173,7 @@ impl Texts {
             }
             let (tokens, padding) = token_inputs(tokens, &device);
             let logits = model.forward_visible(tokens, &Visible { padding, ..visible })?;
-            tally.add_batch(logits, &labels);
+            tally.add_batch(logits, &labels)?;
         }
         Ok(tally)
     }
@@ -266,7 +269,7 @@ impl Task for Texts {
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<TextBatch>> {
         let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
         let (texts, batches) = (self.train.clone(), by_length(&self.train.lengths, &plan, epoch));
-        Ok(Batches::ahead(first..batches.len(), move |position| texts.batch(&batches[position])))
+        Ok(Batches::new(first..batches.len(), move |position| Ok(texts.batch(&batches[position]))))
     }
 
     fn len_of(batch: &TextBatch) -> usize {
@@ -296,12 +299,8 @@ impl Task for Texts {
         Ok(self.judge(model, part, None)?.finish())
     }
 
-    fn gammas(model: &TextClassifier) -> Vec<f64> {
-        mean_gammas(model.encoder.blocks.iter().map(|block| &block.attention))
-    }
-
-    fn ternary_matrices(model: &TextClassifier) -> Result<Vec<TernaryMatrix>> {
-        of_blocks(&model.encoder.blocks)
+    fn packed(model: &TextClassifier) -> Result<Option<PackedWeights>> {
+        packed_weights(&model.encoder.blocks)
     }
 }
 

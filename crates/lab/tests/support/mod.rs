@@ -2,16 +2,23 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use std::{
-    path::Path,
+    fs,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Device, Tensor},
+};
 use resolvent_lab::{
+    Recipe,
+    checkpoint::{Checkpoint, parts},
     progress::{Event, Observer},
-    train::{Outcome, Resume, TrainOptions, TrainSummary},
+    train::{self, Outcome, Resume, TaskData, TrainOptions, TrainSummary},
 };
 
 /// Raises the flag after a given number of steps.
@@ -41,4 +48,28 @@ pub fn finished(outcome: Outcome) -> TrainSummary {
         Outcome::Finished(summary) => *summary,
         Outcome::Interrupted { step, .. } => panic!("interrupted at {step}"),
     }
+}
+
+/// Every weight, and its average, in the newest checkpoint.
+pub fn weights<T: TaskData>(run: &Path, recipe: &Recipe, data: &T) -> Vec<Vec<f32>> {
+    #[derive(Default)]
+    struct Values(Vec<Vec<f32>>);
+    impl ModuleVisitor for Values {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.push(param.val().into_data().iter::<f32>().collect());
+        }
+    }
+    let mut checkpoint = Checkpoint::load(&newest(run)).unwrap();
+    let mut values = Values::default();
+    for part in [parts::MODEL, parts::AVERAGE] {
+        let model = train::build(recipe, data, &Device::flex()).unwrap();
+        checkpoint.load_module(model, part).unwrap().visit(&mut values);
+    }
+    values.0
+}
+
+/// The newest checkpoint of a run.
+pub fn newest(run: &Path) -> PathBuf {
+    let names = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    names.filter(|path| path.to_string_lossy().contains("step-")).max().unwrap()
 }

@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use rayon::prelude::*;
 
 use super::{
-    Dataset, Error, PictureShape, Result, Split,
+    Error, PictureDataset, PictureShape, PictureSplit, Result,
     reading::{Counter, Tell},
     split::hold_out,
 };
@@ -78,7 +78,7 @@ impl Sizing {
 }
 
 /// Reads the pictures of `path`. Where there is no test part, the validation part is it, or `holdout` of every class becomes one.
-pub(super) fn load(path: &Path, sizing: Sizing, holdout: f64, held: &Held, tell: Tell<'_>) -> Result<Dataset> {
+pub(super) fn load(path: &Path, sizing: Sizing, holdout: f64, held: &Held, tell: Tell<'_>) -> Result<PictureDataset> {
     let counter = Counter::new(tell, "pictures found", None);
     let found = Search { path, kind: &entries::by_ending, held, found: &counter }.run()?;
     let layout = Layout::new(path, found.pictures.iter().map(|entry| &*entry.name), &found.others)?;
@@ -96,7 +96,7 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    fn dataset(&self, entries: Vec<Entry>, mut layout: Layout) -> Result<Dataset> {
+    fn dataset(&self, entries: Vec<Entry>, mut layout: Layout) -> Result<PictureDataset> {
         self.divide(&mut layout);
         let headers = self.headers(&entries)?;
         let (shape, whole) = self.common_shape(&entries, &headers)?;
@@ -120,7 +120,7 @@ impl Loading<'_> {
             return Err(Error::Empty { path: self.root.into(), problem });
         }
         let validation = (!validation.is_empty()).then_some(validation);
-        Ok(Dataset { name: self.name.into(), classes: layout.classes, shape, train, validation, test })
+        Ok(PictureDataset { name: self.name.into(), classes: layout.classes, shape, train, validation, test })
     }
 
     /// Makes a test part where there is none.
@@ -185,7 +185,7 @@ impl Loading<'_> {
 }
 
 /// Puts the pictures of each part together, in the order of their names.
-fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Original>) -> [Split; 3] {
+fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Original>) -> [PictureSplit; 3] {
     let mut parts = [Part::Train, Part::Validation, Part::Test].map(|part| {
         let count = layout.places.iter().filter(|place| place.part == part).count();
         (Vec::with_capacity(count * shape.volume()), Vec::with_capacity(count))
@@ -198,14 +198,14 @@ fn assemble(layout: &Layout, shape: PictureShape, pictures: Vec<Original>) -> [S
         }
         labels.push(label);
     }
-    parts.map(|(pixels, labels)| Split::new(shape, pixels, labels))
+    parts.map(|(pixels, labels)| PictureSplit::of_pixels(shape, pixels, labels))
 }
 
 /// The parts of pictures that are decoded later, in the order of their names.
-fn refer(layout: &Layout, shape: PictureShape, files: Arc<Files>) -> [Split; 3] {
+fn refer(layout: &Layout, shape: PictureShape, files: Arc<Files>) -> [PictureSplit; 3] {
     [Part::Train, Part::Validation, Part::Test].map(|part| {
         let places = layout.places.iter().enumerate().filter(|(_, place)| place.part == part);
         let (indices, labels) = places.map(|(index, place)| (index as u32, place.label)).unzip();
-        Split::of_files(shape, files.clone(), indices, labels)
+        PictureSplit::of_files(shape, files.clone(), indices, labels)
     })
 }

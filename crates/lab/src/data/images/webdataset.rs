@@ -17,7 +17,7 @@ use super::{
 use crate::{
     budget::Held,
     data::{
-        Dataset, Error, Result,
+        Error, PictureDataset, Result,
         reading::{Counter, Tell},
         settings::settings,
         text::sorted_classes,
@@ -83,7 +83,7 @@ impl WebDataset {
     }
 
     /// Reads where the pictures lie and what their classes are.
-    pub(in crate::data) fn load(&self, holdout: f64, held: &Held, tell: Tell<'_>) -> Result<Dataset> {
+    pub(in crate::data) fn load(&self, holdout: f64, held: &Held, tell: Tell<'_>) -> Result<PictureDataset> {
         let counter = Counter::new(tell, "files found in shards", None);
         let (mut entries, mut labels, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         let patterns = [

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 pub use outline::Outline;
 
 use super::{
-    Dataset, Error, PictureShape, Result, Split,
+    Error, PictureDataset, PictureShape, PictureSplit, Result,
     rng::{Purpose, stream},
     settings::{number, settings},
 };
@@ -95,13 +95,13 @@ impl Shapes {
     ///
     /// # Errors
     /// Those of [`Shapes::validate`]; [`Error::Budget`] where they are more than the memory that data may take.
-    pub fn generate(&self) -> Result<Dataset> {
+    pub fn generate(&self) -> Result<PictureDataset> {
         self.validate()?;
         let held = Held::new();
         held.add(Path::new("shapes"), ((self.train + self.test) * self.shape().volume()) as u64)?;
         let classes = Outline::ALL.iter().map(|outline| outline.name().to_string()).collect();
         let (train, test) = (self.split(0, self.train), self.split(1, self.test));
-        Ok(Dataset { name: "shapes".into(), classes, shape: self.shape(), train, validation: None, test })
+        Ok(PictureDataset { name: "shapes".into(), classes, shape: self.shape(), train, validation: None, test })
     }
 
     fn shape(&self) -> PictureShape {
@@ -109,7 +109,7 @@ impl Shapes {
     }
 
     /// `count` pictures with the classes in turn; `part` keeps the random numbers of the splits apart.
-    fn split(&self, part: u64, count: usize) -> Split {
+    fn split(&self, part: u64, count: usize) -> PictureSplit {
         let shape = self.shape();
         let label = |index: usize| index % Outline::ALL.len();
         let mut pixels = vec![0; count * shape.volume()];
@@ -122,7 +122,8 @@ impl Shapes {
             })
             .collect();
         let (boxes, difficulty) = objects.into_iter().unzip();
-        Split::new(shape, pixels, (0..count).map(|index| label(index) as u32).collect()).with_objects(boxes, difficulty)
+        PictureSplit::of_pixels(shape, pixels, (0..count).map(|index| label(index) as u32).collect())
+            .with_objects(boxes, difficulty)
     }
 }
 
