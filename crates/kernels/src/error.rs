@@ -162,6 +162,28 @@ pub enum Error {
         /// The mechanism's id.
         mechanism: &'static str,
     },
+    /// A paged cache has too few free blocks for new tokens.
+    #[error(
+        "the tokens need {needed} more blocks of {block_size} tokens, and {free} of {blocks} are free; free sequences, or make the cache with more blocks"
+    )]
+    OutOfBlocks {
+        /// Blocks that the tokens need.
+        needed: usize,
+        /// Blocks that no sequence uses.
+        free: usize,
+        /// Blocks of the cache.
+        blocks: usize,
+        /// Tokens of a block.
+        block_size: usize,
+    },
+    /// A paged cache has no such sequence.
+    #[error("{op}: the cache has no sequence {id}; it was freed, or is another cache's")]
+    UnknownSequence {
+        /// The operation.
+        op: &'static str,
+        /// What was given for one.
+        id: u64,
+    },
     /// One of several sequences cannot be attended.
     #[error("sequence {sequence}: {error}")]
     Sequence {

@@ -32,7 +32,7 @@ pub mod simd;
 mod structure;
 mod tol;
 
-pub use cache::Cache;
+pub use cache::{Cache, PagedCache, SequenceId};
 pub use call::{
     ClusterPlan, Dropout, Dropped, ExtraGradients, Extras, Gradients, Inputs, Mask, Parameter, PlanTensors, Sequences,
     Shape, Strided, StridedGradients, StridedInputs, check_finite,

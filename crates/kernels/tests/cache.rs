@@ -1,22 +1,12 @@
 //! The key/value cache against the causal reference, token by token and in steps of several lengths.
 
+#[path = "support/cached.rs"]
+mod cached;
 mod support;
 
+use cached::{DENSE, problem, tokens};
 use resolvent_kernels::{Cache, Error, Inputs, Mechanism, Parameter, Shape, Tol, reference};
-use support::{
-    assert_close,
-    problem::Problem,
-    random::{mechanisms, problem},
-};
-
-fn narrow(x: &[f64]) -> Vec<f32> {
-    x.iter().map(|&x| x as f32).collect()
-}
-
-/// Rows `from..to` of every slice of `x [slices, seq, dim]`.
-fn tokens(x: &[f64], seq: usize, dim: usize, from: usize, to: usize) -> Vec<f32> {
-    x.chunks(seq * dim).flat_map(|slice| narrow(&slice[from * dim..to * dim])).collect()
-}
+use support::{assert_close, problem::Problem, random::mechanisms};
 
 /// `out` of a problem, fed in steps of the given lengths (the last one repeated).
 fn stepwise(p: &Problem, cache: &mut Cache, steps: &[usize]) -> Vec<f64> {
@@ -95,7 +85,8 @@ fn causal() -> impl Iterator<Item = Mechanism> {
     });
     let features = FEATURES.iter().map(|json| Mechanism::from_json(json).unwrap());
     let routed = ROUTED.iter().map(|json| Mechanism::from_json(json).unwrap());
-    rows.chain(clustered).chain(features).chain(routed)
+    let dense = DENSE.iter().map(|json| Mechanism::from_json(json).unwrap());
+    rows.chain(clustered).chain(features).chain(routed).chain(dense)
 }
 
 /// Maps of features, with a decay, a scale, and keys that are the queries.
@@ -151,7 +142,8 @@ fn a_codebook_serves_every_step() {
 #[test]
 fn shared_heads_prompts_and_choices() {
     let (batch, heads, kv_heads, dim, seq) = (2, 4, 2, 6, 40);
-    for mechanism in causal().filter(|m| !m.tied()) {
+    let one = Shape::square(batch, heads, 1, dim);
+    for mechanism in causal().filter(|m| !m.tied() && !m.requires(Parameter::Bias, &one)) {
         let noise = |slices: usize, seed: usize| -> Vec<f64> {
             (0..slices * seq * dim).map(|n| ((n * 37 + seed * 101) as f64 * 0.61).sin()).collect()
         };
@@ -202,10 +194,19 @@ fn steps_of_any_length_equal_the_whole() {
             p.set_gamma(vec![0.2, 0.9, 0.5]);
             check(&p);
         }
-        for &parameter in p.mechanism.parameters().iter().filter(|&&parameter| parameter != Parameter::Gamma) {
+        let others = |parameter: &&Parameter| ![Parameter::Gamma, Parameter::Bias].contains(parameter);
+        for &parameter in p.mechanism.parameters().iter().filter(others) {
             p.parameters.insert(parameter, vec![1.1, 1.9, 1.5]);
             check(&p);
         }
+    }
+}
+
+/// Channels that fill registers of every instruction set and leave some over.
+#[test]
+fn wide_heads() {
+    for json in DENSE {
+        check(&problem(Mechanism::from_json(json).unwrap(), Shape { value_dim: 20, ..Shape::square(1, 2, 40, 36) }, 4));
     }
 }
 
@@ -255,13 +256,22 @@ fn what_cannot_be_decoded_is_refused() {
     let density = Mechanism::from_json(r#"{"mechanism": "fna", "norm_exponent": 1}"#).unwrap();
     let refused = Cache::new(&density, 1, 1, 4, 4, 8).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { what: "decoding with norm_exponent != 0", .. }), "{refused}");
-    for json in [r#"{"mechanism": "cosine"}"#, r#"{"mechanism": "linear", "series": "hops"}"#] {
+    for json in [
+        r#"{"mechanism": "cosine", "series": "hops"}"#,
+        r#"{"mechanism": "cosine", "normalisation": "frobenius"}"#,
+        r#"{"mechanism": "cosine", "normalisation": {"kind": "row", "density_exponent": 1}}"#,
+        r#"{"mechanism": "cosine", "bias": "tensor"}"#,
+        r#"{"mechanism": "linear", "series": "hops"}"#,
+    ] {
         let refused = Cache::new(&Mechanism::from_json(json).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { what: "decoding token by token", .. }), "{refused}");
     }
     let mut performer = Cache::new(&Mechanism::preset("performer").unwrap(), 1, 1, 2, 2, 1).unwrap();
     let refused = performer.step(&inputs(&[1e4; 2], &[1.0; 2], &[1.0; 2]), &mut [0.0; 2]).unwrap_err();
     assert!(matches!(refused, Error::Range { tensor: "q", .. }) && performer.is_empty(), "{refused}");
+    let mut cosine = Cache::new(&Mechanism::preset("relu").unwrap(), 1, 1, 2, 2, 1).unwrap();
+    let refused = cosine.step(&inputs(&[1e20; 2], &[1e5; 2], &[1.0; 2]), &mut [0.0; 2]).unwrap_err();
+    assert!(matches!(refused, Error::Range { tensor: "q", .. }) && cosine.is_empty(), "{refused}");
     let block = r#"{"mechanism": "ssa", "causal": true, "causal_clusters": {"kind": "block", "size": 4}, "estimator": "centroid"}"#;
     let refused = Cache::new(&Mechanism::from_json(block).unwrap(), 1, 1, 4, 4, 8).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { mechanism: "ssa", .. }), "{refused}");

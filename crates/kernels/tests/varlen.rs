@@ -390,7 +390,7 @@ fn a_packed_projection_is_read_in_place() {
 #[test]
 fn mistakes_are_named() {
     for bounds in [&[][..], &[0], &[1, 3], &[0, 3, 3], &[0, 5, 4]] {
-        assert!(matches!(Sequences::new(bounds), Err(Error::OutOfRange { field: "bounds", .. })), "{bounds:?}");
+        assert!(matches!(Sequences::new(bounds), Err(Error::OutOfRange { field: "cu_seqlens", .. })), "{bounds:?}");
     }
     assert!(matches!(Sequences::cross(&[0, 3], &[0, 1, 2]), Err(Error::OutOfRange { field: "keys", .. })));
     let refused = |case: &Case| case.together::<f32>(Strategy::Auto, None).unwrap_err();

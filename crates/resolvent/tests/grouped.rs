@@ -118,10 +118,13 @@ fn groups_are_refused_where_queries_are_keys() {
 }
 
 /// Every mechanism with a causal form, and options that change how it is decoded.
-const CAUSAL: [&str; 9] = [
+const CAUSAL: [&str; 12] = [
     r#"{"mechanism": "softmax"}"#,
     r#"{"mechanism": "uniform"}"#,
     r#"{"mechanism": "infsa"}"#,
+    r#"{"mechanism": "cosine"}"#,
+    r#"{"mechanism": "relu"}"#,
+    r#"{"mechanism": "local", "window": 5, "sinks": 2, "bias": "alibi"}"#,
     r#"{"mechanism": "fna"}"#,
     r#"{"mechanism": "fna", "norm_exponent": 0.5}"#,
     r#"{"mechanism": "laplacian-exact", "whitening": "none", "centering": "none"}"#,
@@ -158,6 +161,23 @@ fn tokens_one_by_one_are_as_the_whole() {
             }
         }
     }
+}
+
+/// What is kept of a window does not grow, and rows are those of the whole after the ring has gone round.
+#[test]
+fn a_window_is_kept_in_bounded_memory() {
+    let device = Device::flex();
+    let local = Mechanism::from_json(r#"{"mechanism": "local", "window": 5, "sinks": 1}"#).unwrap();
+    let module = config(local).with_kv_heads(Some(2)).with_rotary(true).init(&device);
+    let tokens = random([1, 150, D_MODEL], &device);
+    let whole = module.forward(MhaInput::self_attn(tokens.clone()).causal()).context;
+    let (mut past, mut rows, mut bytes) = (None, vec![], vec![]);
+    for (first, step) in [(0, 60)].into_iter().chain((60..150).map(|first| (first, 1))) {
+        rows.push(module.attend_next(tokens.clone().narrow(1, first, step), &mut past).unwrap());
+        bytes.push(past.as_ref().unwrap().bytes());
+    }
+    assert!(bytes.iter().all(|&now| now == bytes[0]), "{bytes:?}");
+    assert_close(Tensor::cat(rows, 1), whole, "window");
 }
 
 #[test]

@@ -162,7 +162,7 @@ fn groups_draw_other_pairs() {
 #[test]
 fn mistakes_are_named() {
     for bounds in [&[][..], &[0], &[1, 3], &[0, 3, 3], &[0, 5, 4]] {
-        assert!(matches!(Sequences::new(bounds), Err(Error::OutOfRange { field: "bounds", .. })), "{bounds:?}");
+        assert!(matches!(Sequences::new(bounds), Err(Error::OutOfRange { field: "cu_seqlens", .. })), "{bounds:?}");
     }
     assert!(matches!(Sequences::cross(&[0, 3], &[0, 1, 2]), Err(Error::OutOfRange { field: "keys", .. })));
     let device = Device::flex();

@@ -1,20 +1,20 @@
 //! Decoding of `ssa`: a token looks at its own cluster, and at a mean or a few tokens of the others.
 
-use super::{Cache, part};
+use super::{Cache, Tokens, part};
 use crate::{
-    Inputs, Mechanism, Shape,
+    Mechanism, Shape,
     structure::clustered::{Past, Setting, Token},
 };
 
 impl Cache {
     /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
-    pub(super) fn attend_clusters(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: Option<&mut [f32]>) {
+    pub(super) fn attend_clusters(&mut self, tokens: &Tokens<'_>, out: Option<&mut [f32]>) {
         let Shape { heads, head_dim, value_dim, .. } = self.token;
-        let (Mechanism::Ssa(m), Some(k)) = (&self.mechanism, inputs.k) else { unreachable!("`ssa` is never tied") };
+        let Mechanism::Ssa(m) = &self.mechanism else { return };
         let (level, span) = (self.level, self.capacity);
         let at = Setting { m, level, span };
         let codebook =
-            |h: usize| inputs.extras.codebook.map(|book| part(book, h * book.len() / heads, book.len() / heads));
+            |h: usize| tokens.extras.codebook.map(|book| part(book, h * book.len() / heads, book.len() / heads));
         if self.clusters.is_empty() {
             let past = |slice: usize| {
                 let (b, h) = (slice / heads, slice % heads);
@@ -22,11 +22,11 @@ impl Cache {
             };
             self.clusters = (0..self.token.slices()).map(past).collect();
         }
-        let sharing = self.sharing;
-        Self::go_on((&mut self.clusters, &mut self.sums), new, out, |past, [slice, n], sum| {
+        let (sharing, new) = (self.sharing, tokens.new);
+        Self::go_on((&mut self.clusters, &mut self.sums), (tokens, heads), out, |past, [slice, n], sum| {
             let (row, key) = (slice * new + n, slice / sharing * new + n);
-            let q = part(inputs.q, row * head_dim, head_dim);
-            let (k, v) = (part(k, key * head_dim, head_dim), part(inputs.v, key * value_dim, value_dim));
+            let q = part(&tokens.q, row * head_dim, head_dim);
+            let (k, v) = (part(&tokens.k, key * head_dim, head_dim), part(&tokens.v, key * value_dim, value_dim));
             let own = past.push(&at, Token { q, k, v });
             sum.map_or(0.0, |sum| past.row(&at, own, q, sum))
         });

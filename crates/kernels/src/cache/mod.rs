@@ -2,14 +2,27 @@
 
 mod clusters;
 mod features;
+mod paged;
+mod reach;
 mod routed;
 mod rows;
+mod store;
+mod support;
+mod tokens;
+mod uniform;
 
 use rayon::prelude::*;
 
-use self::rows::{decoder, infsa, scale_down, softmax};
+pub use self::paged::{PagedCache, SequenceId};
+use self::{
+    reach::keeps_rows,
+    rows::{BucketTable, Queries, Rows},
+    store::Store,
+    support::{check_support, largest, map_of, new_tokens, sharing, store_of},
+    tokens::Tokens,
+};
 use crate::{
-    Error, Inputs, Mechanism, Parameter, Result, Shape, check, range,
+    Error, Inputs, Mask, Mechanism, Result, Shape, check, range,
     simd::Level,
     structure::{
         clustered::{Past, Routed},
@@ -17,14 +30,18 @@ use crate::{
     },
 };
 
-/// The past of a causal `softmax`, `fna`, `infsa`, `ssa`, `routed`, `uniform`, or of one hop over `features`, whatever the configuration
-/// says of `causal`. Feeding a sequence in steps of any length gives what one causal call on the whole of it gives.
+/// The past of a causal `softmax`, `fna`, `infsa`, `ssa`, `routed`, `uniform`, of one hop over `features`, or over pairs where each row
+/// depends on its own query alone (any dense score with normalisation `row` or `none`, and a bias by distance), whatever the
+/// configuration says of `causal`. Feeding a sequence in steps of any length gives what one causal call on the whole of it gives.
 ///
-/// Kept per head: for `softmax` and `fna` all keys and values; for `infsa` those and the squared prefix norm, one f64, whose range
-/// holds the square of any product of two f32; for `uniform` only the sum of the values; for `features` the sums of features and of
-/// their products with values. `ssa` keeps keys and values by cluster, and the mean of every cluster: a further token looks at its
-/// own cluster and at the means, about `sqrt(N)` of each, in place of `N` keys. `routed` keeps its own segment as it comes, and those
-/// before by cluster.
+/// Kept per head: for `softmax`, `fna` and compositions all keys and values, or, with a window, those of the sinks and of the window, in
+/// a ring: its memory is bounded, however long the decoding goes on ([`Cache::most_tokens`]). For `infsa` keys, values and the squared
+/// prefix norm, one f64, whose range holds the square of any product of two f32; for `uniform` only the sum of the values; for
+/// `features` the sums of features and of their products with values. `ssa` keeps keys and values by cluster, and the mean of every
+/// cluster: a further token looks at its own cluster and at the means, about `sqrt(N)` of each, in place of `N` keys. `routed` keeps its
+/// own segment as it comes, and those before by cluster.
+///
+/// Many sequences of different lengths, or with a common past, share memory in a [`PagedCache`].
 ///
 /// ```
 /// use resolvent_kernels::{Cache, Extras, Inputs, Mechanism};
@@ -44,12 +61,16 @@ pub struct Cache {
     level: Level,
     len: usize,
     capacity: usize,
-    /// `[slices, capacity, head_dim]` and `[slices, capacity, value_dim]`.
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    /// One scaled query and its scores, `[slices, head_dim + capacity]`.
-    buffer: Vec<f32>,
-    /// `[slices, 1 + value_dim]`: the squared norm so far (`infsa`) and a sum of values.
+    /// Keys and values, where rows are made from these.
+    store: Store,
+    /// `[slices]`: the squared norms so far (`infsa`).
+    norms: Vec<f64>,
+    /// `[batch, kv_heads]`: largest entries of keys so far, where the range of scores depends on them.
+    largest: Vec<f32>,
+    buckets: BucketTable,
+    /// `[batch]`: unmasked keys so far.
+    seen: Vec<usize>,
+    /// `[slices, 1 + value_dim]`: a sum of values.
     sums: Vec<f64>,
     /// Heads of queries to one of keys and values.
     sharing: usize,
@@ -78,55 +99,33 @@ impl Cache {
         capacity: usize,
     ) -> Result<Self> {
         let token = Shape { batch, heads, seq_q: 1, seq_kv: 1, head_dim, value_dim };
-        if let Mechanism::Composed(m) = mechanism
-            && routed::clusters(m).is_none()
-        {
-            features::structure(m)?;
-        }
-        if let Mechanism::Ssa(m) = mechanism {
-            mechanism.check(&Shape { seq_q: capacity, seq_kv: capacity, ..token }, true)?;
-            if m.causal_clusters.block() > 1 {
-                let (what, why) = ("decoding with causal_clusters = block", "tokens see later ones; use prefix");
-                return Err(Error::Unsupported { mechanism: "ssa", what, why });
-            }
-        } else {
-            mechanism.check(&token, true)?;
-        }
-        Shape { seq_kv: capacity, ..token }.check()?;
-        if let Mechanism::LaplacianExact(_) = mechanism {
-            let (what, why) = ("decoding token by token", "call it on the sequence so far, and take the last row");
-            return Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
-        }
-        if matches!(mechanism, Mechanism::Fna(m) if m.norm_exponent != 0.0) {
-            let why =
-                "the degrees of all past rows would be needed; set norm_exponent to 0, or attend to the whole sequence";
-            return Err(Error::Unsupported {
-                mechanism: mechanism.id(),
-                what: "decoding with norm_exponent != 0",
-                why,
-            });
-        }
+        check_support(mechanism, &token, capacity)?;
         let mut cache = Self {
             mechanism: mechanism.clone(),
             token,
             level: Level::selected()?,
             len: 0,
-            capacity: 0,
-            keys: Vec::new(),
-            values: Vec::new(),
-            buffer: Vec::new(),
+            capacity,
+            store: store_of(mechanism, &token, heads),
+            norms: vec![0.0; token.slices()],
+            largest: vec![0.0; token.slices()],
+            buckets: BucketTable::default(),
+            seen: vec![0; batch],
             sums: vec![0.0; token.slices() * (1 + value_dim)],
             sharing: 1,
             clusters: Vec::new(),
             features: Vec::new(),
             routed: Vec::new(),
         };
-        match mechanism {
-            Mechanism::Ssa(_) => cache.capacity = capacity,
-            Mechanism::Uniform(_) | Mechanism::Composed(_) => cache.grow(0),
-            _ => cache.grow(capacity.max(1)),
-        }
+        cache.make_room();
         Ok(cache)
+    }
+
+    /// Room for as many tokens as were asked for.
+    fn make_room(&mut self) {
+        if keeps_rows(&self.mechanism) {
+            self.store.grow(self.token.batch, 0, self.capacity.max(1));
+        }
     }
 
     /// The same cache, still empty, with fewer heads of keys and values, each shared by as many neighbouring heads of queries:
@@ -135,17 +134,11 @@ impl Cache {
     /// # Errors
     /// [`Error::OutOfRange`] unless `kv_heads` divides the heads.
     pub fn with_kv_heads(mut self, kv_heads: usize) -> Result<Self> {
-        let heads = self.token.heads;
-        let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-        if !divides || (self.mechanism.tied() && kv_heads != heads) {
-            let expected = "a divisor of the number of heads, and that number where the mechanism is tied";
-            return Err(Error::OutOfRange { field: "kv_heads", got: kv_heads.to_string(), expected });
-        }
+        self.sharing = sharing(&self.mechanism, self.token.heads, kv_heads)?;
+        self.store = store_of(&self.mechanism, &self.token, kv_heads);
+        self.largest = vec![0.0; self.kv_slices()];
         self.clear();
-        self.sharing = heads / kv_heads;
-        if self.keeps_rows() {
-            self.grow(self.capacity);
-        }
+        self.make_room();
         Ok(self)
     }
 
@@ -159,9 +152,28 @@ impl Cache {
         self.len == 0
     }
 
+    /// Most tokens whose keys and values are held, however many are taken: with a window, it and the sinks in whole chunks of 16.
+    /// `None` where there is no such number, or no keys are kept.
+    pub fn most_tokens(&self) -> Option<usize> {
+        self.store.most()
+    }
+
+    /// Bytes of what is kept, with the room for tokens to come.
+    pub fn bytes(&self) -> usize {
+        let sums = size_of::<f64>() * (self.norms.len() + self.sums.len());
+        let clusters: usize = self.clusters.iter().map(Past::bytes).sum();
+        let features: usize = self.features.iter().map(Sums::bytes).sum();
+        let routed: usize = self.routed.iter().map(Routed::bytes).sum();
+        self.store.bytes() + sums + clusters + features + routed
+    }
+
     /// Forgets all tokens and keeps the memory.
     pub fn clear(&mut self) {
         self.len = 0;
+        self.store.clear();
+        self.norms.fill(0.0);
+        self.largest.fill(0.0);
+        self.seen.fill(0);
         self.sums.fill(0.0);
         self.clusters.clear();
         self.features.clear();
@@ -173,18 +185,19 @@ impl Cache {
     /// # Panics
     /// If there is no such sequence.
     pub fn select(&self, rows: &[usize]) -> Self {
-        let chosen = |x: &[f32]| chosen(x, self.token.batch, rows);
-        let heads = self.token.heads;
+        let (batch, heads) = (self.token.batch, self.token.heads);
         let clusters = rows.iter().flat_map(|row| self.clusters.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         let routed = rows.iter().flat_map(|row| self.routed.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         let features = rows.iter().flat_map(|row| self.features.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         Self {
             mechanism: self.mechanism.clone(),
             token: Shape { batch: rows.len(), ..self.token },
-            keys: chosen(&self.keys),
-            values: chosen(&self.values),
-            buffer: chosen(&self.buffer),
-            sums: self::chosen(&self.sums, self.token.batch, rows),
+            store: self.store.select(batch, rows),
+            norms: chosen(&self.norms, batch, rows),
+            largest: chosen(&self.largest, batch, rows),
+            buckets: self.buckets.clone(),
+            seen: chosen(&self.seen, batch, rows),
+            sums: chosen(&self.sums, batch, rows),
             clusters: clusters.collect(),
             features: features.collect(),
             routed: routed.collect(),
@@ -196,17 +209,23 @@ impl Cache {
     /// and writes their rows `out [batch, heads, n, value_dim]`. `n` follows from the length of `q`.
     ///
     /// # Errors
-    /// [`crate::Error::Length`], [`crate::Error::Tensor`] for tensors that do not fit; the cache is then as before.
-    /// [`crate::Error::Overflow`] where rows leave f32 although no token does.
+    /// [`crate::Error::Length`], [`crate::Error::Tensor`] for tensors that do not fit, [`crate::Error::Range`] for scores that leave f32; the
+    /// cache is then as before. [`crate::Error::Overflow`] where rows leave f32 although no token does.
     pub fn step(&mut self, inputs: &Inputs<'_, f32>, out: &mut [f32]) -> Result<()> {
-        let new = self.take("step", inputs)?;
-        let expected = new * self.token.out_len();
-        check::length("step", "out", out.len(), expected, "expected batch * heads * n * value_dim")?;
-        self.keep(inputs, new);
-        self.attend(inputs, new, out);
-        self.len += new;
-        let tokens = [inputs.q, inputs.k.unwrap_or_default(), inputs.v, &self.keys, &self.values];
-        range::check_finite(self.level, "out", out, || tokens.iter().all(|x| x.iter().all(|x| x.is_finite())))
+        self.step_masked(inputs, &Mask::default(), out)
+    }
+
+    /// As [`Cache::step`], of tokens some of which are masked, such as the padding of sequences of different lengths: masks are of the
+    /// new tokens, `[batch, n]`, and it is causal whatever they say of that. No later row sees a masked key, and the row of a masked query
+    /// is zero. Masked tokens have their place all the same: what follows is as far from what comes before as in the whole sequence.
+    ///
+    /// # Errors
+    /// As [`Cache::step`]; [`Error::Unsupported`] for `ssa` and `routed`, which cluster what they keep.
+    pub fn step_masked(&mut self, inputs: &Inputs<'_, f32>, mask: &Mask<'_>, out: &mut [f32]) -> Result<()> {
+        let tokens = self.take("step", inputs, mask, Some(out.len()))?;
+        self.attend(&tokens, Some(out));
+        let finite = || tokens.is_finite() && self.store.is_finite();
+        range::check_finite(self.level, "out", out, finite)
     }
 
     /// As [`Cache::step`], of tokens whose rows are known: those of a prompt, which one causal call gives faster than steps. For
@@ -215,46 +234,64 @@ impl Cache {
     /// # Errors
     /// As [`Cache::step`].
     pub fn append(&mut self, inputs: &Inputs<'_, f32>) -> Result<()> {
-        let new = self.take("append", inputs)?;
-        self.keep(inputs, new);
-        match self.mechanism {
-            Mechanism::Softmax(_) | Mechanism::Fna(_) => {}
-            Mechanism::Ssa(_) => self.attend_clusters(inputs, new, None),
-            Mechanism::Composed(_) => self.attend_composed(inputs, new, None),
-            _ => self.attend(inputs, new, &mut vec![0.0; new * self.token.out_len()]),
+        self.append_masked(inputs, &Mask::default())
+    }
+
+    /// As [`Cache::append`], of tokens some of which are masked.
+    ///
+    /// # Errors
+    /// As [`Cache::step_masked`].
+    pub fn append_masked(&mut self, inputs: &Inputs<'_, f32>, mask: &Mask<'_>) -> Result<()> {
+        let tokens = self.take("append", inputs, mask, None)?;
+        if let Mechanism::Infsa(_) = self.mechanism {
+            let mut rows = vec![0.0; tokens.new * self.token.out_len()];
+            self.attend(&tokens, Some(&mut rows));
+        } else {
+            self.attend(&tokens, None);
         }
-        self.len += new;
         Ok(())
     }
 
-    /// The number of new tokens, which are checked.
-    fn take(&self, op: &'static str, inputs: &Inputs<'_, f32>) -> Result<usize> {
-        let Shape { head_dim, value_dim, .. } = self.token;
-        let one = self.token.q_len();
-        let new = inputs.q.len() / one;
-        let remedy = "expected batch * heads * n * head_dim for n >= 1 new tokens";
-        check::length(op, "q", inputs.q.len(), new.max(1) * one, remedy)?;
-        let kv_slices = self.kv_slices();
-        check::tensors(
-            op,
-            &self.mechanism,
-            inputs,
-            [one, kv_slices * head_dim, kv_slices * value_dim].map(|x| new * x),
-        )?;
-        check::extras(op, &self.mechanism, &Shape { seq_q: new, seq_kv: new, ..self.token }, &inputs.extras)?;
-        if inputs.extras.dropout.is_some() {
-            let (what, why) = ("dropout in a cache", "tokens are decoded with the whole operator");
-            return Err(Error::Unsupported { mechanism: self.mechanism.id(), what, why });
-        }
+    /// The new tokens, which are checked.
+    fn take<'a>(
+        &mut self,
+        op: &'static str,
+        inputs: &Inputs<'a, f32>,
+        mask: &Mask<'a>,
+        out: Option<usize>,
+    ) -> Result<Tokens<'a>> {
+        let new = new_tokens(op, &self.mechanism, &self.token, self.sharing, inputs)?;
+        let shape = Shape { seq_q: new, seq_kv: new, ..self.token };
+        check::beside_tokens(op, &self.mechanism, &shape, &inputs.extras, mask)?;
+        let expected = new * self.token.out_len();
+        check::length(op, "out", out.unwrap_or(expected), expected, "expected batch * heads * n * value_dim")?;
+        self.check_masks(mask)?;
         if matches!(self.mechanism, Mechanism::Ssa(_)) && self.len + new > self.capacity {
             let (got, expected) =
                 ((self.len + new).to_string(), "at most the capacity, for which the clusters are made");
             return Err(Error::OutOfRange { field: "tokens", got, expected });
         }
-        if let Some((decoder, _)) = self.decoder(inputs) {
-            decoder.check(inputs.q, inputs.k.unwrap_or(inputs.q))?;
+        let tokens = Tokens::new(inputs, *mask, &self.token, new, &self.seen);
+        if let Some((decoder, _)) = self.decoder(&tokens.extras) {
+            decoder.check(&tokens.q, &tokens.k)?;
         }
-        Ok(new)
+        if keeps_rows(&self.mechanism) {
+            let largest = largest(self.level, &tokens.k, &self.largest);
+            self.rows(&tokens).check(&tokens.q, new, &largest)?;
+            self.largest = largest;
+        }
+        Ok(tokens)
+    }
+
+    /// Whether the mechanism can leave masked tokens out.
+    fn check_masks(&self, mask: &Mask<'_>) -> Result<()> {
+        let masked = [mask.key, mask.query].iter().flatten().any(|keep| keep.contains(&false));
+        let features = matches!(&self.mechanism, Mechanism::Composed(m) if m.feature_map().is_some());
+        if !masked || features || keeps_rows(&self.mechanism) || matches!(self.mechanism, Mechanism::Uniform(_)) {
+            return Ok(());
+        }
+        let why = "tokens are clustered as they come; leave masked tokens out of the steps";
+        Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "masks in a cache", why })
     }
 
     /// Heads of keys and values of the whole batch.
@@ -262,36 +299,58 @@ impl Cache {
         self.token.slices() / self.sharing
     }
 
-    /// Keeps keys and values where rows are made from all of them.
-    fn keep(&mut self, inputs: &Inputs<'_, f32>, new: usize) {
-        if !self.keeps_rows() {
-            return;
-        }
-        if self.len + new > self.capacity {
-            self.grow((self.len + new).max(2 * self.capacity));
-        }
-        append(&mut self.keys, inputs.k.unwrap_or(inputs.q), self.token.head_dim, self.len, self.capacity, new);
-        append(&mut self.values, inputs.v, self.token.value_dim, self.len, self.capacity, new);
+    /// What makes rows of keys and values.
+    fn rows<'a>(&'a self, tokens: &Tokens<'a>) -> Rows<'a> {
+        Rows::new(&self.mechanism, tokens.extras, self.token, self.level, &self.buckets)
     }
 
-    fn attend_composed(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: Option<&mut [f32]>) {
-        let clusters = if let Mechanism::Composed(m) = &self.mechanism { routed::clusters(m) } else { None };
-        match clusters {
-            Some(m) => self.attend_routed(&m, inputs, new, out),
-            None => self.attend_features(inputs, new, out),
+    /// Takes the tokens in, and writes their rows where they are asked for.
+    fn attend(&mut self, tokens: &Tokens<'_>, out: Option<&mut [f32]>) {
+        match &self.mechanism {
+            Mechanism::Ssa(_) => self.attend_clusters(tokens, out),
+            Mechanism::Uniform(_) => self.attend_uniform(tokens, out),
+            m if keeps_rows(m) => self.attend_rows(tokens, out),
+            Mechanism::Composed(m) => match routed::clusters(m) {
+                Some(m) => self.attend_routed(&m, tokens, out),
+                None => self.attend_features(tokens, out),
+            },
+            _ => unreachable!("refused by `Cache::new`"),
+        }
+        self.len += tokens.new;
+        self.seen.iter_mut().enumerate().for_each(|(sequence, seen)| *seen = tokens.seen(sequence, tokens.new - 1));
+    }
+
+    /// Keeps keys and values, and makes the rows of them: as many at a time as a ring has room for.
+    fn attend_rows(&mut self, tokens: &Tokens<'_>, mut out: Option<&mut [f32]>) {
+        let (batch, len, new, sharing) = (self.token.batch, self.len, tokens.new, self.sharing);
+        let map = map_of(&self.mechanism);
+        self.buckets.extend(&self.mechanism, len + new);
+        let mut done = 0;
+        while done < new {
+            let room = if out.is_some() { self.store.at_once(len + done) } else { new };
+            let next = done..new.min(done.saturating_add(room));
+            self.store.push(map, tokens, next.clone(), batch, len);
+            done = next.end;
+            if let Some(out) = &mut out {
+                let mut norms = std::mem::take(&mut self.norms);
+                let queries = Queries { q: &tokens.q, tokens: next, all: new, keep: tokens.mask.query };
+                let past = |slice: usize| (self.store.head(slice / sharing), len);
+                self.rows(tokens).attend(&queries, out, &mut norms, past);
+                self.norms = norms;
+            }
         }
     }
 
-    /// Takes `new` tokens of every slice into what is kept of it, one after the other, and writes their rows where they are asked for:
+    /// Takes the tokens of every slice into what is kept of it, one after the other, and writes their rows where they are asked for:
     /// `take` is given a slice's past, its number and the token's, and, for a row, room for a sum of values, of which it returns the
     /// factor.
     fn go_on<P: Send>(
         (pasts, sums): (&mut [P], &mut [f64]),
-        new: usize,
+        (tokens, heads): (&Tokens<'_>, usize),
         out: Option<&mut [f32]>,
         take: impl Fn(&mut P, [usize; 2], Option<&mut [f64]>) -> f64 + Sync,
     ) {
-        let dim = sums.len() / pasts.len() - 1;
+        let (dim, new) = (sums.len() / pasts.len() - 1, tokens.new);
         let mut rows: Vec<Option<&mut [f32]>> = match out {
             Some(out) => out.chunks_exact_mut(new * dim).map(Some).collect(),
             None => pasts.iter().map(|_| None).collect(),
@@ -299,92 +358,15 @@ impl Cache {
         let slices = pasts.par_iter_mut().zip(&mut rows).zip(sums.par_chunks_exact_mut(1 + dim)).enumerate();
         slices.for_each(|(slice, ((past, out), sums))| {
             for n in 0..new {
-                let factor = take(past, [slice, n], out.is_some().then_some(&mut sums[1..]));
+                let wanted = out.is_some() && tokens.keeps_query(slice / heads, n);
+                sums.fill(0.0);
+                let factor = take(past, [slice, n], wanted.then_some(&mut sums[1..]));
                 if let Some(out) = out {
                     let row = out[n * dim..].iter_mut().zip(&sums[1..]);
                     row.for_each(|(out, sum)| *out = (factor * sum) as f32);
                 }
             }
         });
-    }
-
-    /// Whether all keys and values are kept as they come, rather than sums alone, or by cluster.
-    fn keeps_rows(&self) -> bool {
-        !matches!(self.mechanism, Mechanism::Uniform(_) | Mechanism::Ssa(_) | Mechanism::Composed(_))
-    }
-
-    fn attend(&mut self, inputs: &Inputs<'_, f32>, new: usize, out: &mut [f32]) {
-        match self.mechanism {
-            Mechanism::Ssa(_) => return self.attend_clusters(inputs, new, Some(out)),
-            Mechanism::Composed(_) => return self.attend_composed(inputs, new, Some(out)),
-            _ => {}
-        }
-        let Shape { heads, head_dim, value_dim, .. } = self.token;
-        let Self { mechanism, level, len, capacity, keys, values, buffer, sums, sharing, .. } = self;
-        let sharing = *sharing;
-        let (mechanism, keys, values) = (&*mechanism, &*keys, &*values);
-        let (level, len, capacity) = (*level, *len, *capacity);
-        let rows = out.par_chunks_exact_mut(new * value_dim);
-        let state = sums.par_chunks_exact_mut(1 + value_dim).zip(buffer.par_chunks_exact_mut(head_dim + capacity));
-        rows.zip(state).enumerate().for_each(|(slice, (out, (sums, buffer)))| {
-            let (scaled, scores) = buffer.split_at_mut(head_dim);
-            let past = |n: usize, x, dim| part(x, slice / sharing * capacity * dim, (len + n + 1) * dim);
-            for (n, out) in out.chunks_exact_mut(value_dim).enumerate() {
-                let (at, kv) = (slice * new + n, slice / sharing * new + n);
-                let (q, v) = (part(inputs.q, at * head_dim, head_dim), part(inputs.v, kv * value_dim, value_dim));
-                let (norm, sum) = sums.split_at_mut(1);
-                let factor = match mechanism {
-                    Mechanism::Uniform(_) => {
-                        sum.iter_mut().zip(v).for_each(|(sum, v)| *sum += f64::from(*v));
-                        1.0 / (len + n + 1) as f64
-                    }
-                    Mechanism::Softmax(m) => {
-                        let (k, v) = (past(n, keys, head_dim), past(n, values, value_dim));
-                        softmax(level, m, q, k, v, &mut scores[..len + n + 1], sum)
-                    }
-                    Mechanism::Fna(m) => {
-                        let (k, v) = (past(n, keys, head_dim), past(n, values, value_dim));
-                        let decoder = decoder(m, &inputs.extras, head_dim, heads, slice % heads);
-                        decoder.step(level, q, k, v, &mut scores[..len + n + 1], sum)
-                    }
-                    Mechanism::Infsa(m) => {
-                        let (k, v) = (past(n, keys, head_dim), past(n, values, value_dim));
-                        let gamma =
-                            inputs.extras.get(Parameter::Gamma).map_or(m.gamma, |gamma| gamma[slice % heads].into());
-                        gamma
-                            * infsa(
-                                level,
-                                m,
-                                scale_down(q, scaled),
-                                k,
-                                v,
-                                &mut scores[..len + n + 1],
-                                &mut norm[0],
-                                sum,
-                            )
-                    }
-                    _ => unreachable!("refused by `Cache::new`"),
-                };
-                out.iter_mut().zip(&*sum).for_each(|(out, sum)| *out = (factor * sum) as f32);
-            }
-        });
-    }
-
-    fn grow(&mut self, capacity: usize) {
-        let Shape { head_dim, value_dim, .. } = self.token;
-        if self.keeps_rows() {
-            let kv_slices = self.kv_slices();
-            for (kept, dim) in [(&mut self.keys, head_dim), (&mut self.values, value_dim)] {
-                let mut buffer = vec![0.0; kv_slices * capacity * dim];
-                for slice in 0..kv_slices {
-                    let past = part(kept, slice * self.capacity * dim, self.len * dim);
-                    buffer[slice * capacity * dim..][..past.len()].copy_from_slice(past);
-                }
-                *kept = buffer;
-            }
-        }
-        self.buffer = vec![0.0; self.token.slices() * (head_dim + capacity)];
-        self.capacity = capacity;
     }
 }
 
@@ -396,11 +378,4 @@ fn part(x: &[f32], start: usize, len: usize) -> &[f32] {
 fn chosen<T: Copy>(x: &[T], batch: usize, rows: &[usize]) -> Vec<T> {
     let len = x.len() / batch;
     rows.iter().flat_map(|row| &x[row * len..][..len]).copied().collect()
-}
-
-/// Puts `new` rows of every slice behind the `len` that are kept.
-fn append(kept: &mut [f32], x: &[f32], dim: usize, len: usize, capacity: usize, new: usize) {
-    for (kept, x) in kept.chunks_exact_mut(capacity * dim).zip(x.chunks_exact(new * dim)) {
-        kept[len * dim..(len + new) * dim].copy_from_slice(x);
-    }
 }

@@ -1,8 +1,8 @@
 //! Decoding with causal segments: a token looks at its own segment, at the means of what came before, and at the keys of its routes.
 
-use super::{Cache, part};
+use super::{Cache, Tokens, part};
 use crate::{
-    Inputs, Mechanism, Parameter, Shape,
+    Mechanism, Parameter, Shape,
     mechanism::{Composed, Normalisation, Score, Series, Ssa, Structure},
     structure::clustered::Routed,
 };
@@ -22,24 +22,24 @@ pub(super) fn clusters(m: &Composed) -> Option<Ssa> {
 
 impl Cache {
     /// Takes the tokens in and writes their rows, where they are asked for, one after the other.
-    pub(super) fn attend_routed(&mut self, m: &Ssa, inputs: &Inputs<'_, f32>, new: usize, out: Option<&mut [f32]>) {
+    pub(super) fn attend_routed(&mut self, m: &Ssa, tokens: &Tokens<'_>, out: Option<&mut [f32]>) {
         let Mechanism::Composed(values) = &self.mechanism else { return };
         let Shape { heads, head_dim, value_dim, .. } = self.token;
         let of = |parameter: Parameter, head: usize, configured: f64| -> f64 {
-            inputs.extras.get(parameter).map_or(configured, |given| given[head].into())
+            tokens.extras.get(parameter).map_or(configured, |given| given[head].into())
         };
         let (scale, gamma) = (values.score.value(Parameter::Scale, head_dim, heads), values.series.gamma());
         if self.routed.is_empty() {
             let past = |slice: usize| Routed::new([(slice / heads) as u64, (slice % heads) as u64]);
             self.routed = (0..self.token.slices()).map(past).collect();
         }
-        let (k, sharing, at) = (inputs.k.unwrap_or(inputs.q), self.sharing, (m, self.level));
-        Self::go_on((&mut self.routed, &mut self.sums), new, out, |past, [slice, n], sum| {
+        let (sharing, new, at) = (self.sharing, tokens.new, (m, self.level));
+        Self::go_on((&mut self.routed, &mut self.sums), (tokens, heads), out, |past, [slice, n], sum| {
             let (row, key, head) = (slice * new + n, slice / sharing * new + n, slice % heads);
-            let codebook = inputs.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
-            let v = part(inputs.v, key * value_dim, value_dim);
-            past.push(at, codebook, [part(k, key * head_dim, head_dim), v]);
-            let q = part(inputs.q, row * head_dim, head_dim);
+            let codebook = tokens.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
+            let v = part(&tokens.v, key * value_dim, value_dim);
+            past.push(at, codebook, [part(&tokens.k, key * head_dim, head_dim), v]);
+            let q = part(&tokens.q, row * head_dim, head_dim);
             let gamma = of(Parameter::Gamma, head, gamma);
             sum.map_or(0.0, |sum| gamma * past.row(at, of(Parameter::Scale, head, scale), q, sum))
         });

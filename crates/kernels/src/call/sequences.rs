@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{Error, Result};
 
-/// Where sequences that lie end to end begin and end: their cumulative lengths, known elsewhere as `cu_seqlens`.
+/// Where sequences that lie end to end begin and end: their cumulative lengths, `cu_seqlens`.
 ///
 /// ```
 /// use resolvent_kernels::Sequences;
@@ -20,12 +20,12 @@ pub struct Sequences {
 }
 
 impl Sequences {
-    /// The sequences between `bounds`, cumulative lengths from 0: self-attention.
+    /// The sequences between `cu_seqlens`, cumulative lengths from 0: self-attention.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] unless they start with 0 and ascend: no sequence may be empty.
-    pub fn new(bounds: &[usize]) -> Result<Self> {
-        Ok(Self { queries: ascending("bounds", bounds)?, keys: None })
+    pub fn new(cu_seqlens: &[usize]) -> Result<Self> {
+        Ok(Self { queries: ascending("cu_seqlens", cu_seqlens)?, keys: None })
     }
 
     /// The sequences of queries between `queries`, each with the sequence of keys at the same place between `keys`.

@@ -21,6 +21,8 @@ mod whiten;
 
 use std::borrow::Cow;
 
+pub(crate) use range::check_row;
+
 use factors::FactorsHop;
 use features::FeatureHop;
 use graph::{Graph, parameter};

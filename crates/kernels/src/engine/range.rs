@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::graph::parameter;
 use crate::{
-    Error, Parameter, Result,
+    Error, Parameter, Result, Shape,
     call::{Call, magnitude::largest},
     mechanism::{Composed, Manifold, Score},
 };
@@ -27,6 +27,8 @@ struct Bound {
     most: f64,
     /// By which power of one tensor's entries `got` grows.
     power: f64,
+    /// Those entries.
+    largest: [f64; 2],
 }
 
 /// Whether f32 has room for what the score makes of the queries and keys that count.
@@ -37,41 +39,50 @@ pub(super) fn check(call: &Call<'_>, m: &Composed) -> Result<()> {
 }
 
 fn check_slice(call: &Call<'_>, m: &Composed, slice: usize) -> Result<()> {
-    let [q, k] = largest(call, slice).map(f64::from);
-    let Some(bound) = bound(call, m, slice, [q, k]) else { return Ok(()) };
-    let Bound { got, least, most, power } = bound;
-    // Infinities and NaN among the inputs come out as they went in.
-    if got == 0.0 || !got.is_finite() || (least..=most).contains(&got) {
-        return Ok(());
-    }
-    let (bound, limit) = if got > most { ("up to", most) } else { ("from", least) };
-    let (tensor, largest) = if q >= k { ("q", q) } else { ("k", k) };
-    let limit = largest * (limit / got).powf(1.0 / power);
-    let remedy = "scale or normalise queries and keys, or change the score's scale";
-    Err(Error::Range { tensor, largest, bound, limit, remedy })
+    let Shape { heads, head_dim, .. } = call.shape;
+    let of = |p| parameter(call, m, p, slice % heads);
+    let bound = bound(&m.score, head_dim, of, largest(call, slice).map(f64::from));
+    bound.map_or(Ok(()), |bound| bound.check())
 }
 
-fn bound(call: &Call<'_>, m: &Composed, slice: usize, [q, k]: [f64; 2]) -> Option<Bound> {
-    let (heads, d) = (call.shape.heads, call.shape.head_dim as f64);
-    let of = |p| parameter(call, m, p, slice % heads);
-    let products =
-        |[least, most]: [f64; 2]| Some(Bound { got: of(Parameter::Scale) * d * q * k, least, most, power: 1.0 });
+/// The same of one query beside all keys so far, with entries up to `[q, k]`. What is too small is only so for gradients, and for sums
+/// over queries.
+pub(crate) fn check_row(score: &Score, dim: usize, of: impl Fn(Parameter) -> f64, largest: [f32; 2]) -> Result<()> {
+    let bound = bound(score, dim, of, largest.map(f64::from));
+    bound.map_or(Ok(()), |bound| Bound { least: 0.0, ..bound }.check())
+}
+
+impl Bound {
+    fn check(self) -> Result<()> {
+        let Self { got, least, most, power, largest: [q, k] } = self;
+        // Infinities and NaN among the inputs come out as they went in.
+        if got == 0.0 || !got.is_finite() || (least..=most).contains(&got) {
+            return Ok(());
+        }
+        let (bound, limit) = if got > most { ("up to", most) } else { ("from", least) };
+        let (tensor, largest) = if q >= k { ("q", q) } else { ("k", k) };
+        let limit = largest * (limit / got).powf(1.0 / power);
+        let remedy = "scale or normalise queries and keys, or change the score's scale";
+        Err(Error::Range { tensor, largest, bound, limit, remedy })
+    }
+}
+
+/// `of` says what a parameter is.
+fn bound(score: &Score, dim: usize, of: impl Fn(Parameter) -> f64, largest: [f64; 2]) -> Option<Bound> {
+    let ([q, k], d) = (largest, dim as f64);
+    let within = |got: f64, [least, most]: [f64; 2], power: f64| Some(Bound { got, least, most, power, largest });
+    let products = |limits: [f64; 2]| within(of(Parameter::Scale) * d * q * k, limits, 1.0);
     let apart = q.max(k) * 2.0;
-    match &m.score {
+    match score {
         Score::DotExp(_) => products([0.0, MOST_LOG]),
         Score::DotSigmoid(_) => products([0.0, LOGITS[1]]),
         Score::DotRelu(_) | Score::DotAbs(_) | Score::DotGelu(_) => products(LOGITS),
         Score::DotSquaredRelu(_) => products(SQUARED_LOGITS),
-        Score::Gaussian(_) => {
-            Some(Bound { got: of(Parameter::Scale) * d * apart * apart, least: 0.0, most: MOST_SQUARE, power: 2.0 })
-        }
+        Score::Gaussian(_) => within(of(Parameter::Scale) * d * apart * apart, [0.0, MOST_SQUARE], 2.0),
         Score::Levy(m) | Score::Student(m) if m.manifold == Manifold::Euclidean => {
-            let [least, most] = DISTANCES;
-            Some(Bound { got: apart * d.sqrt() / of(Parameter::Kappa), least, most, power: 1.0 })
+            within(apart * d.sqrt() / of(Parameter::Kappa), DISTANCES, 1.0)
         }
-        Score::Laplacian(_) => {
-            Some(Bound { got: apart * d / of(Parameter::Lambda), least: 0.0, most: 1e30, power: 1.0 })
-        }
+        Score::Laplacian(_) => within(apart * d / of(Parameter::Lambda), [0.0, 1e30], 1.0),
         // Rows at length one, constants, and what a score from outside makes of its terms is its own to know.
         _ => None,
     }

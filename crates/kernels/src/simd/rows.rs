@@ -3,12 +3,22 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::{Level, stream::stream_outer};
+use super::{Level, product::Term, stream::stream_outer};
 
 /// `out_j = x_j . y` for every row `x_j` of `x [out.len(), y.len()]`.
 pub(crate) fn dots(level: Level, x: &[f32], y: &[f32], out: &mut [f32]) {
     debug_assert_eq!(x.len(), y.len() * out.len());
     level.dispatch(Dots { x, y, out });
+}
+
+/// `out_j`: the sum of a term over the channels of `x_j` and `y`, for every row `x_j` of `x [out.len(), y.len()]`.
+pub(crate) fn terms(level: Level, term: Term, x: &[f32], y: &[f32], out: &mut [f32]) {
+    debug_assert_eq!(x.len(), y.len() * out.len());
+    match term {
+        Term::Product => dots(level, x, y, out),
+        Term::SquaredDifference => level.dispatch(Apart::<true> { x, y, out }),
+        Term::Difference => level.dispatch(Apart::<false> { x, y, out }),
+    }
 }
 
 /// `out_j = |x_j|_2` for every row of `x [out.len(), dim]`, correct for any finite row whose norm is finite.
@@ -169,6 +179,38 @@ impl WithSimd for Dots<'_> {
             for (x, y) in head.iter().zip(y_head) {
                 prefetch(x);
                 sum = simd.mul_add_e_f32s(*x, *y, sum);
+            }
+            *o = simd.reduce_sum_f32s(sum);
+        }
+    }
+}
+
+/// Sums of differences, or of their squares.
+struct Apart<'a, const SQUARED: bool> {
+    x: &'a [f32],
+    y: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl<const SQUARED: bool> WithSimd for Apart<'_, SQUARED> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { x, y, out } = self;
+        let (y_head, y_tail) = S::as_simd_f32s(y);
+        let last = simd.partial_load_f32s(y_tail);
+        for (o, x) in out.iter_mut().zip(x.chunks_exact(y.len())) {
+            let (head, tail) = S::as_simd_f32s(x);
+            let apart = simd.sub_f32s(simd.partial_load_f32s(tail), last);
+            let mut sum = if SQUARED { simd.mul_f32s(apart, apart) } else { simd.abs_f32s(apart) };
+            for (x, y) in head.iter().zip(y_head) {
+                prefetch(x);
+                let apart = simd.sub_f32s(*x, *y);
+                sum = if SQUARED {
+                    simd.mul_add_e_f32s(apart, apart, sum)
+                } else {
+                    simd.add_f32s(sum, simd.abs_f32s(apart))
+                };
             }
             *o = simd.reduce_sum_f32s(sum);
         }
@@ -357,6 +399,14 @@ mod tests {
         dots(level, &x, &y, &mut out);
         for (j, o) in out.iter().enumerate() {
             close((*o).into(), (0..dim).map(|c| at(j, c) * f64::from(y[c])).sum(), "dots");
+        }
+        type Channel = fn(f64) -> f64;
+        let apart: [(Term, Channel); 2] = [(Term::SquaredDifference, |x| x * x), (Term::Difference, f64::abs)];
+        for (term, of) in apart {
+            terms(level, term, &x, &y, &mut out);
+            for (j, o) in out.iter().enumerate() {
+                close((*o).into(), (0..dim).map(|c| of(at(j, c) - f64::from(y[c]))).sum(), "terms");
+            }
         }
         norms(level, &x, dim, &mut out);
         for (j, o) in out.iter().enumerate() {

@@ -56,6 +56,15 @@ impl Past {
         self.len() == 0
     }
 
+    /// Bytes of what is kept, with the room for tokens to come. In the kernels' cache of a mechanism with a window they are bounded, however
+    /// many tokens there are.
+    pub fn bytes(&self) -> usize {
+        match &self.kept {
+            Kept::Cache(cache) => cache.bytes(),
+            Kept::Projections(kept) => kept.shape().num_elements() * kept.dtype().size(),
+        }
+    }
+
     /// The sequences at `rows` of the batch, which may repeat.
     pub fn select(self, rows: Tensor<1, Int>) -> Self {
         let kept = match self.kept {
@@ -90,8 +99,8 @@ impl MultiHeadAttention {
     /// rows that [`MultiHeadAttention::forward`] gives them in the whole sequence.
     ///
     /// On Flex in f32 the kernels keep what the next row needs ([`Cache`]): a token costs O(N) for N tokens so far with `softmax`,
-    /// `fna` and `infsa`, about `sqrt(N)` with `ssa` and a [`causal_span`](MultiHeadAttention::causal_span), the same however
-    /// many there are with `uniform`. Elsewhere it costs O(N), and a copy of what is kept, where each row depends on its
+    /// `fna`, `infsa` and dense compositions, about `sqrt(N)` with `ssa` and a [`causal_span`](MultiHeadAttention::causal_span), the
+    /// same however many there are with `uniform` and in a window, of which no more than it and its sinks are kept. Elsewhere it costs O(N), and a copy of what is kept, where each row depends on its
     /// own query alone ([`check_row_local`]); else the operator is applied to all projections so far, and the new rows are taken: as
     /// much as a forward pass of the operator, but no past token is projected again.
     ///

@@ -2,6 +2,7 @@
 
 mod backward;
 mod forward;
+mod row;
 
 use std::f32::consts::LOG2_E;
 
@@ -9,6 +10,7 @@ use pulp::Simd;
 
 use backward::{Differentiated, Gradients};
 use forward::{Affinities, Scored};
+use row::RowValues;
 
 use super::contract::{MOST_PARAMETERS, PairScore, Term};
 use crate::simd::{
@@ -167,6 +169,8 @@ pub(crate) trait TileScore: Send + Sync {
     fn values(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Values<'_>);
     /// Makes weights of the terms, and the gradients of the terms; `operands` are values and output gradients.
     fn backward(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Backward<'_>);
+    /// Makes values of the terms of one query, in place, with what is added to their logits.
+    fn row(&self, level: Level, terms: &mut [f32], bias: Option<&[f32]>);
     /// Makes affinities of the terms in `tile`.
     fn affinities(&self, level: Level, tile: Tile<'_>);
     /// Makes gradients of the terms of the gradients of the values in `gradients`; adds those of the parameters to the sums.
@@ -196,6 +200,10 @@ impl<T: PairScore> TileScore for T {
 
     fn backward(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Backward<'_>) {
         level.dispatch(Differentiated { score: self, operands, known, into });
+    }
+
+    fn row(&self, level: Level, terms: &mut [f32], bias: Option<&[f32]>) {
+        level.dispatch(RowValues { score: self, terms, bias });
     }
 
     fn affinities(&self, level: Level, tile: Tile<'_>) {

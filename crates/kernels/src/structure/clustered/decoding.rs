@@ -49,6 +49,11 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    pub fn bytes(&self) -> usize {
+        let sums = self.sum_keys.capacity() + self.sum_values.capacity();
+        size_of::<f32>() * (self.keys.capacity() + self.values.capacity()) + size_of::<f64>() * sums
+    }
+
     pub fn push(&mut self, k: &[f32], v: &[f32]) {
         self.count += 1;
         self.keys.extend_from_slice(k);
@@ -69,6 +74,12 @@ pub(crate) struct Token<'a> {
 }
 
 impl Past {
+    /// Bytes of keys, values and means.
+    pub fn bytes(&self) -> usize {
+        let kept: usize = self.clusters.iter().chain([&self.free]).map(Kept::bytes).sum();
+        kept + size_of::<f32>() * (self.mean_keys.capacity() + self.mean_values.capacity())
+    }
+
     /// Before the first token. `codebook [clusters, dim]`, if the call has one.
     pub fn new(at: &Setting<'_>, index: [u64; 2], codebook: Option<&[f32]>, [dim, value_dim]: [usize; 2]) -> Self {
         let m = at.m;

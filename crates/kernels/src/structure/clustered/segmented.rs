@@ -26,6 +26,12 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
+    /// Bytes of keys, values and means.
+    pub fn bytes(&self) -> usize {
+        let kept: usize = self.clusters.iter().chain([&self.near, &self.free]).map(Kept::bytes).sum();
+        kept + size_of::<f32>() * (self.mean_keys.capacity() + self.mean_values.capacity())
+    }
+
     /// Before the first token.
     pub fn new(index: [u64; 2]) -> Self {
         Self {

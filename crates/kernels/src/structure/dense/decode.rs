@@ -1,9 +1,6 @@
 //! One query of fractional neural attention before all keys so far: decoding.
 
-use crate::{
-    mechanism::{DistanceKernel, Fna, Manifold},
-    simd::{Level, rows},
-};
+use crate::mechanism::{DistanceKernel, Fna, Manifold};
 
 /// One head's kernel.
 #[derive(Clone, Copy)]
@@ -15,19 +12,19 @@ pub(crate) struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    /// `sum = sum_j exp(s_j - max s) v_j` over all keys; returns what it has to be multiplied by. `buffer` holds a number per
-    /// key.
-    pub fn step(&self, level: Level, q: &[f32], k: &[f32], v: &[f32], buffer: &mut [f32], sum: &mut [f64]) -> f64 {
-        for (r, k) in buffer.iter_mut().zip(k.chunks_exact(q.len())) {
+    /// The distances of `q` from keys.
+    pub fn distances(&self, q: &[f32], k: &[f32], out: &mut [f32]) {
+        for (r, k) in out.iter_mut().zip(k.chunks_exact(q.len())) {
             *r = self.distance(q, k) as f32;
         }
+    }
+
+    /// Makes weights `exp(s_j - max s)` of distances, 0 of an infinite one.
+    pub fn weigh(&self, distances: &mut [f32]) {
         // The kernels fall with the distance: the nearest key has the largest score.
-        let nearest = buffer.iter().fold(f32::INFINITY, |least, r| least.min(*r));
+        let nearest = distances.iter().fold(f32::INFINITY, |least, r| least.min(*r));
         let most = self.score(nearest.into());
-        buffer.iter_mut().for_each(|r| *r = (self.score((*r).into()) - most).exp() as f32);
-        sum.fill(0.0);
-        rows::accumulate(level, buffer, v, 1.0, sum);
-        1.0 / buffer.iter().map(|w| f64::from(*w)).sum::<f64>()
+        distances.iter_mut().for_each(|r| *r = (self.score((*r).into()) - most).exp() as f32);
     }
 
     fn distance(&self, q: &[f32], k: &[f32]) -> f64 {

@@ -34,6 +34,12 @@ pub(crate) struct Past {
     row: Vec<f32>,
 }
 
+impl Past {
+    pub fn bytes(&self) -> usize {
+        size_of::<f64>() * self.sums.len() + size_of::<f32>() * self.row.len()
+    }
+}
+
 impl Decoder {
     pub fn new(m: &Features, level: Level, token: &Shape, scales: Vec<f64>) -> Self {
         let (dim, channels) = (token.head_dim, token.value_dim);

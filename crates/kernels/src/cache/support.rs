@@ -1,0 +1,93 @@
+//! What every cache asks of a mechanism and of new tokens.
+
+use super::{
+    features,
+    reach::{Reach, keeps_rows},
+    routed,
+    store::Store,
+};
+use crate::{
+    Error, Inputs, Mechanism, Result, Shape, check,
+    score::map::Map,
+    simd::{Level, rows::max_abs},
+};
+
+/// Whether there is a cache for a mechanism.
+pub(super) fn check_support(mechanism: &Mechanism, token: &Shape, capacity: usize) -> Result<()> {
+    let refused = |what, why| Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
+    match mechanism {
+        Mechanism::Ssa(m) => {
+            mechanism.check(&Shape { seq_q: capacity, seq_kv: capacity, ..*token }, true)?;
+            if m.causal_clusters.block() > 1 {
+                return refused("decoding with causal_clusters = block", "tokens see later ones; use prefix");
+            }
+        }
+        _ => mechanism.check(token, true)?,
+    }
+    Shape { seq_kv: capacity, ..*token }.check()?;
+    match mechanism {
+        Mechanism::Composed(m) if !keeps_rows(mechanism) && routed::clusters(m).is_none() => {
+            features::structure(m).map(|_| ())
+        }
+        Mechanism::LaplacianExact(_) => {
+            refused("decoding token by token", "call it on the sequence so far, and take the last row")
+        }
+        Mechanism::Fna(m) if m.norm_exponent != 0.0 => refused(
+            "decoding with norm_exponent != 0",
+            "the degrees of all past rows would be needed; set norm_exponent to 0, or attend to the whole sequence",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Heads of queries to one of keys and values.
+pub(super) fn sharing(mechanism: &Mechanism, heads: usize, kv_heads: usize) -> Result<usize> {
+    let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+    if !divides || (mechanism.tied() && kv_heads != heads) {
+        let expected = "a divisor of the number of heads, and that number where the mechanism is tied";
+        return Err(Error::OutOfRange { field: "kv_heads", got: kv_heads.to_string(), expected });
+    }
+    Ok(heads / kv_heads)
+}
+
+/// The number of new tokens, from the tensors of a step, which are checked.
+pub(super) fn new_tokens(
+    op: &'static str,
+    mechanism: &Mechanism,
+    token: &Shape,
+    sharing: usize,
+    inputs: &Inputs<'_, f32>,
+) -> Result<usize> {
+    let one = token.q_len();
+    let new = inputs.q.len() / one;
+    let remedy = "expected batch * heads * n * head_dim for n >= 1 new tokens";
+    check::length(op, "q", inputs.q.len(), new.max(1) * one, remedy)?;
+    let lens = [one, token.k_len() / sharing, token.v_len() / sharing];
+    check::tensors(op, mechanism, inputs, lens.map(|x| new * x))?;
+    if inputs.extras.dropout.is_some() {
+        let (what, why) = ("dropout in a cache", "tokens are decoded with the whole operator");
+        return Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
+    }
+    Ok(new)
+}
+
+/// What becomes of keys before they are kept.
+pub(super) fn map_of(mechanism: &Mechanism) -> Map {
+    if let Mechanism::Composed(m) = mechanism { Map::of(&m.score) } else { Map::Identity }
+}
+
+/// Channels of a key and of a value as they are kept.
+pub(super) fn kept_dims(mechanism: &Mechanism, token: &Shape) -> [usize; 2] {
+    [token.head_dim + map_of(mechanism).channels(), token.value_dim]
+}
+
+/// A store without room.
+pub(super) fn store_of(mechanism: &Mechanism, token: &Shape, kv_heads: usize) -> Store {
+    Store::new(kv_heads, kept_dims(mechanism, token), Reach::of(mechanism))
+}
+
+/// The largest entries of the keys so far, one number a head, with new ones.
+pub(super) fn largest(level: Level, k: &[f32], before: &[f32]) -> Vec<f32> {
+    let new = k.chunks_exact(k.len() / before.len()).map(|k| max_abs(level, k));
+    new.zip(before).map(|(new, before)| new.max(*before)).collect()
+}
