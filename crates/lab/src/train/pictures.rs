@@ -8,7 +8,10 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 
 use super::{
-    LandmarkCount, Part, PictureModel, Task, TaskData, device_of, model::mean_gammas, packed::of_blocks,
+    Errors, LandmarkCount, Part, PictureModel, Samples, Task, TaskData, device_of,
+    model::mean_gammas,
+    packed::of_blocks,
+    samples::{LOOKED_AT, thumbnail},
     soft_cross_entropy,
 };
 use crate::{
@@ -18,6 +21,7 @@ use crate::{
     data::{Batch, BatchPlan, Batches, ChannelStats, Dataset, Loader, PictureShape, Split},
     eval::{BATCH, Evaluation, Tally},
     recipe::{ModelRecipe, VitRecipe},
+    stats::spread,
 };
 
 /// The pictures of a run.
@@ -99,7 +103,10 @@ impl Pictures {
 
     /// The answers of `model` on a part of the data.
     pub(crate) fn judge(&self, model: &PictureModel, part: Part) -> Result<Tally<'_>> {
-        let split = if part == Part::Test { &self.test } else { &self.watched };
+        self.judge_split(model, if part == Part::Test { &self.test } else { &self.watched })
+    }
+
+    fn judge_split(&self, model: &PictureModel, split: &Arc<Split>) -> Result<Tally<'_>> {
         let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
         let (mut tally, device) = (Tally::new(&self.expects.classes), device_of(model));
         for batch in loader.epoch(0, 0)? {
@@ -231,6 +238,15 @@ impl Task for Pictures {
 
     fn evaluate(&self, model: &PictureModel, part: Part) -> Result<Evaluation> {
         Ok(self.judge(model, part)?.finish())
+    }
+
+    fn samples(&self, _recipe: &Recipe, model: &PictureModel) -> Result<Option<Samples>> {
+        let examples: Vec<usize> = spread(self.test.len(), LOOKED_AT).collect();
+        let split = Arc::new(self.test.select(&examples));
+        let logits = self.judge_split(model, &split)?.logits;
+        let show = |example| Ok::<_, Error>(thumbnail(self.test.shape(), &self.test.picture(example)?));
+        let errors = Errors::new(&self.expects.classes, &logits, &examples, split.labels(), show)?;
+        Ok(Some(Samples::Errors(errors)))
     }
 
     fn gammas(model: &PictureModel) -> Vec<f64> {

@@ -9,6 +9,7 @@ use resolvent_kernels::mechanism::KappaRule;
 use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
+use super::Samples;
 use crate::{
     Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Expectation},
@@ -158,6 +159,16 @@ pub trait Task: Send + Sync {
     /// # Errors
     /// As [`Task::loss`].
     fn evaluate(&self, model: &Self::Model, part: Part) -> Result<Evaluation>;
+
+    /// What `model` says of some test examples, for the report. It costs little beside [`Task::evaluate`] on a large test part. Default:
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`Task::loss`]; [`crate::Error::Stopped`].
+    fn samples(&self, recipe: &Recipe, model: &Self::Model) -> Result<Option<Samples>> {
+        let _ = (recipe, model);
+        Ok(None)
+    }
 
     /// The learned decay of each block, as the mean over its heads; empty where none is learned.
     fn gammas(model: &Self::Model) -> Vec<f64>;

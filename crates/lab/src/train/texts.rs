@@ -14,10 +14,11 @@ use resolvent_layers::TernaryMatrix;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Part, Task, TaskData, block_name, device_of,
+    Errors, Part, Samples, Seen, Task, TaskData, block_name, device_of,
     model::mean_gammas,
     packed::of_blocks,
     pictures::{smoothed, wrong_kind},
+    samples::{LOOKED_AT, beginning},
     soft_cross_entropy,
 };
 use crate::{
@@ -29,6 +30,7 @@ use crate::{
     },
     eval::{Evaluation, Tally},
     recipe::{ModelRecipe, TextModelRecipe},
+    stats::spread,
 };
 
 /// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it.
@@ -294,6 +296,24 @@ impl Task for Texts {
 
     fn evaluate(&self, model: &TextClassifier, part: Part) -> Result<Evaluation> {
         Ok(self.judge(model, part, None)?.finish())
+    }
+
+    fn samples(&self, _recipe: &Recipe, model: &TextClassifier) -> Result<Option<Samples>> {
+        let chosen: Vec<usize> = spread(self.test.labels.len(), LOOKED_AT).collect();
+        let lengths: Vec<usize> = chosen.iter().map(|&text| self.test.lengths[text]).collect();
+        let (device, mut logits, mut examples, mut labels) = (device_of(model), Vec::new(), Vec::new(), Vec::new());
+        for places in by_budget(&lengths, BATCH_TOKENS) {
+            crate::stop::check()?;
+            let texts: Vec<usize> = places.into_iter().map(|place| chosen[place]).collect();
+            let batch = self.test.batch(&texts);
+            let (tokens, padding) = token_inputs(batch.tokens, &device);
+            logits.extend(model.try_forward(tokens, padding)?.into_data().iter::<f32>());
+            examples.extend(texts);
+            labels.extend(batch.labels);
+        }
+        let show = |text| Ok::<_, Error>(Seen::Text(beginning(&self.vocabulary.decode(self.test.texts.ids(text))?)));
+        let errors = Errors::new(&self.expects.classes, &logits, &examples, &labels, show)?;
+        Ok(Some(Samples::Errors(errors)))
     }
 
     fn gammas(model: &TextClassifier) -> Vec<f64> {
