@@ -87,6 +87,43 @@ fn verdicts_follow_the_tensors() {
     assert!(verdict(&json, "fna")["numbers"]["heads"] == 2);
 }
 
+/// What is softmax by another name, or no nearer to it than the mean of all values, replaces nothing.
+#[test]
+fn replacements_are_others_and_beat_the_mean() {
+    let sandbox = Sandbox::new();
+    let near = sandbox.write("near.json", r#"{"mechanism": "softmax", "scale": 0.36}"#);
+    let asked = ["--mechanisms", &format!("local,uniform,{}", near.display())];
+    let json = analyze(&sandbox, &dump(&sandbox), &asked).success().json();
+    let local = verdict(&json, "local");
+    assert_eq!(local["finding"], "is-softmax", "a window of 256 on 24 tokens");
+    assert!(local["sentence"].as_str().unwrap().contains("window of 256 leaves none of the 24 tokens out"), "{local}");
+    let by_name = |json: &Value, name: &str| {
+        json["verdicts"].as_array().unwrap().iter().find(|verdict| verdict["name"] == name).unwrap().clone()
+    };
+    let near_verdict = by_name(&json, "near");
+    assert_eq!(near_verdict["finding"], "replaces");
+    assert!(near_verdict["sentence"].as_str().unwrap().contains("nearer than the mean of all values ("));
+
+    // Queries that see no difference between keys: softmax is the mean of all values, and so is everything.
+    let mut flat = Tensors::default();
+    for (seed, name) in ["k", "v"].into_iter().enumerate() {
+        flat.noise(name, &[2, 2, 24, 8], seed as u32);
+    }
+    flat.f32("q", &[2, 2, 24, 8], &[0.0; 2 * 2 * 24 * 8]);
+    let outcome = analyze(&sandbox, &sandbox.write("flat.safetensors", flat.file()), &asked).success();
+    for name in ["uniform", "near"] {
+        let verdict = by_name(&outcome.json(), name);
+        assert_eq!(
+            (&verdict["finding"], &verdict["numbers"]["close"]),
+            (&"like-the-mean".into(), &4.into()),
+            "{verdict}"
+        );
+        assert_eq!(verdict["numbers"]["close_nearer"], 0);
+    }
+    let page = std::fs::read_to_string(sandbox.path("out").join("report.html")).unwrap();
+    assert!(page.contains("Nothing replaces softmax here better than the mean of all values"));
+}
+
 /// One mechanism in several configurations, each by the name of its file; the first softmax is what all are compared with.
 #[test]
 fn configurations_of_one_mechanism_stand_side_by_side() {

@@ -213,7 +213,9 @@ fn refuses_what_it_cannot_measure() {
         command.arg("bench").args(args).arg("--out").arg(sandbox.path("out"));
         let outcome = Outcome::of(&mut command);
         assert!(outcome.failure(1).contains(named), "{args:?}");
+        assert!(!sandbox.path("out").exists(), "{args:?} leaves a folder");
     }
+    std::fs::create_dir(sandbox.path("out")).unwrap();
     let compare = |more: &[&str]| {
         let mut command = resolvent();
         command.args(["bench", "--compare"]).arg(&not_ours).arg(&not_ours).args(more);

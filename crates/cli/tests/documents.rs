@@ -147,6 +147,29 @@ fn the_readmes_agree() {
     }
 }
 
+/// The page of the architecture tells what every crate stands on, as their manifests do, and its picture has all of them.
+#[test]
+fn the_architecture_is_that_of_the_manifests() {
+    let (page, picture) = (read("docs/architecture.md"), read("docs/architecture.svg"));
+    for folder in ["kernels", "layers", "graph", "resolvent", "lab", "cli", "python"] {
+        let manifest = read(&format!("crates/{folder}/Cargo.toml"));
+        let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
+        let names =
+            dependencies.lines().take_while(|line| !line.starts_with('[')).filter(|l| l.starts_with("resolvent"));
+        let mut stands_on: Vec<&str> = names.map(|line| line.split(['.', ' ', '=']).next().unwrap()).collect();
+        stands_on.iter_mut().for_each(|name| *name = name.trim_start_matches("resolvent-"));
+        stands_on.sort_unstable();
+        let name = manifest.split_once("name = \"").and_then(|(_, rest)| rest.split('"').next()).unwrap();
+        let row =
+            page.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(row.split('|').nth(2).unwrap().trim(), stands_on.join(", "), "{name}");
+        assert!(picture.contains(&format!(">{name}<")), "the picture lacks {name}");
+    }
+    for (file, link) in [("README.md", "docs/architecture.md"), ("CONTRIBUTING.md", "docs/architecture.md")] {
+        assert!(read(file).contains(link), "{file}");
+    }
+}
+
 /// The recipes of the page are valid, and it names every field of every kind.
 #[test]
 fn the_page_of_recipes_knows_every_field() {

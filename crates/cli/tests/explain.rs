@@ -397,3 +397,58 @@ fn pictures_are_classified() {
             .contains("photos/a.png: is a file, not the folder of a run")
     );
 }
+
+/// A language model's last token asks, nobody looks ahead, and the token that follows is its answer.
+#[test]
+fn language_models_are_explained() {
+    let sandbox = Sandbox::of_letters(
+        "name = 'letters'\nmechanism = 'softmax'\n[model]\nkind = 'language'\ncontext = 16\ndim = 16\ndepth = 2\nheads = 2\n\
+         kv_heads = 1\nmlp_dim = 32\n",
+    );
+    let data = "corpus:text.txt";
+    sandbox.run(&["train", "--config", "tiny.toml", "--data", data, "--out", "run", "--quiet"]).success();
+    let outcome = sandbox.run(&explain(&["--text", "cdefgh", "--query", "2", "--rollout"])).success();
+    let json = outcome.json();
+    assert_eq!((&json["maps"], &json["rule"]), (&serde_json::json!([]), &"the last token's row".into()));
+    let shown = &json["shown"][0];
+    assert_eq!(
+        (&shown["answer"], &json["answers"][0]["answer"]),
+        (&"i".into(), &"i".into()),
+        "it has learnt the alphabet"
+    );
+    let numbers = |value: &Value| value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let pairs: Vec<Vec<f64>> = shown["pairs"].as_array().unwrap().iter().map(numbers).collect();
+    assert_eq!(pairs.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6], "itself and those before");
+    assert!(pairs.iter().all(|row| (row.iter().sum::<f64>() - 1.0).abs() < 1e-5), "{pairs:?}");
+    let last = numbers(&shown["layers"][1]["mean"]);
+    assert!(last.iter().zip(&pairs[5]).all(|(a, b)| (a - b).abs() < 1e-5), "{last:?} {pairs:?}");
+    let row = numbers(&shown["query"][1]["maps"]["mean"]);
+    assert!(row[..2].iter().zip(&pairs[1]).all(|(a, b)| (a - b).abs() < 1e-5) && row[2..] == [0.0; 4], "{row:?}");
+    let page = std::fs::read_to_string(sandbox.path("out/report.html")).unwrap();
+    assert!(page.contains("Token to token") && page.contains("goes on with &quot;i&quot;"));
+    assert!(!page.contains("MoRF") && !page.contains("NaN"));
+    // Without texts, windows of the test part.
+    let json = sandbox.run(&explain(&["--examples", "2"])).success().json();
+    assert_eq!((&json["examples"], json["shown"][0]["pairs"].as_array().unwrap().len()), (&2.into(), 16));
+    assert!(sandbox.run(&explain(&["--text", "ab", "--query", "3"])).failure(1).contains("the text has 2 tokens"));
+}
+
+/// A signal ends the reading of what a model is to be shown, before anything is written.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_the_reading_of_pictures() {
+    use std::process::{Command, Stdio};
+    let sandbox = trained("softmax");
+    std::fs::create_dir(sandbox.path("large")).unwrap();
+    let first = sandbox.path("large/0.png");
+    image::GrayImage::new(6000, 6000).save_with_format(&first, ImageFormat::Png).unwrap();
+    (1..300).for_each(|i| std::fs::hard_link(&first, sandbox.path(&format!("large/{i}.png"))).unwrap());
+    let mut command = support::resolvent();
+    command.current_dir(sandbox.path(".")).args(explain(&["--input", "large", "--examples", "300"]));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let outcome = support::Outcome::from(child.wait_with_output().unwrap());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(130), ""), "it ends where it is");
+    assert!(!sandbox.path("out").exists());
+}

@@ -62,7 +62,7 @@ pub enum Error {
     },
     /// A parameter of the checkpoint that a run is to begin with has another shape than the model's.
     #[error(
-        "{}: the parameter `{parameter}` has the shape {found:?}, the model's is {expected:?}; set `model` to the sizes of the checkpoint, with `model.tied` as its mechanism has it, and give pictures of its size",
+        "{}: the parameter `{parameter}` has the shape {found:?}, the model's is {expected:?}; set `model` to the sizes of the checkpoint, with `model.tied` as its mechanism has it{more}",
         path.display()
     )]
     Shape {
@@ -74,6 +74,8 @@ pub enum Error {
         found: Vec<usize>,
         /// Its shape in the model.
         expected: Vec<usize>,
+        /// What else of the data must be as the checkpoint has it, as the end of a sentence; empty where nothing is.
+        more: &'static str,
     },
     /// A device that is not there, or that the program was not built for.
     #[error("device `{asked}`: {problem}")]

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, TryLockError},
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use crate::{Error, Result, checkpoint::CHECKPOINTS, compare::SHARED};
@@ -57,9 +57,17 @@ impl Contents {
     }
 }
 
-/// Holds a folder until it is dropped.
+/// Holds a folder until it is dropped. One that is then as empty as it was taken is left as it was found, also not there at all: who refuses
+/// its arguments leaves nothing behind.
 #[derive(Debug)]
-pub struct Claim(#[allow(dead_code, reason = "held for its lock")] File);
+pub struct Claim {
+    #[allow(dead_code, reason = "held for its lock")]
+    file: File,
+    /// The folder, where this put the mark into it.
+    marked: Option<PathBuf>,
+    /// The folders that this made, the innermost first.
+    made: Vec<PathBuf>,
+}
 
 impl Claim {
     /// Makes `folder` where there is none and takes it for `contents`. `files` are what would be written to it.
@@ -68,9 +76,11 @@ impl Claim {
     /// [`Error::Foreign`] where one of `files` is there but the folder is not one of this program's, [`Error::Taken`] where it is
     /// of other contents, [`Error::Busy`] while another process writes to it, [`Error::Io`].
     pub fn take(folder: &Path, files: &[&'static str], contents: Contents) -> Result<Self> {
+        let made = folder.ancestors().take_while(|path| !path.exists()).map(Path::to_path_buf).collect();
         fs::create_dir_all(folder).map_err(Error::io(folder, "cannot make the folder"))?;
         let (mark, holds) = (folder.join(MARK), Contents::of(folder));
         let ours = mark.exists() || holds.is_some();
+        let marked = (!mark.exists()).then(|| folder.to_path_buf());
         if let Some(file) = files.iter().find(|file| folder.join(file).exists()) {
             match holds {
                 Some(other) if other != contents => {
@@ -91,11 +101,23 @@ impl Claim {
             written.map_err(Error::io(&mark, "cannot mark the folder"))?;
         }
         match locked {
-            Ok(()) => Ok(Self(file)),
+            Ok(()) => Ok(Self { file, marked, made }),
             Err(TryLockError::WouldBlock) => Err(Error::Busy { path: folder.to_path_buf() }),
             // Some network file systems have no locks: no reason not to write there.
-            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => Ok(Self(file)),
+            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => Ok(Self { file, marked, made }),
             Err(TryLockError::Error(e)) => Err(Error::io(&mark, "cannot lock the folder")(e)),
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let Some(folder) = &self.marked else { return };
+        let alone = |entries: fs::ReadDir| entries.flatten().all(|entry| entry.file_name() == MARK);
+        if fs::read_dir(folder).is_ok_and(alone) {
+            // What cannot be removed stays, and says nothing wrong.
+            let _ = fs::remove_file(folder.join(MARK));
+            self.made.iter().for_each(|made| drop(fs::remove_dir(made)));
         }
     }
 }
@@ -116,6 +138,27 @@ mod tests {
         drop(claim);
         fs::remove_dir(folder.path().join("checkpoints")).unwrap();
         assert!(take().is_ok(), "the mark stays");
+    }
+
+    /// Nothing is left of a claim under which nothing was written.
+    #[test]
+    fn an_unused_folder_is_left_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inner, outer) = (folder.path().join("runs/bench"), folder.path().join("runs"));
+        let take = |folder: &Path| Claim::take(folder, &["report.html"], Contents::Bench).unwrap();
+        drop(take(&inner));
+        assert!(!outer.exists());
+        fs::create_dir(&outer).unwrap();
+        drop(take(&outer));
+        assert_eq!(fs::read_dir(&outer).unwrap().count(), 0, "the folder was there before");
+        let claim = take(&inner);
+        fs::write(inner.join("report.html"), "a bench").unwrap();
+        drop(claim);
+        drop(take(&inner));
+        assert!(inner.join(MARK).exists());
+        fs::remove_file(inner.join("report.html")).unwrap();
+        drop(take(&inner));
+        assert!(inner.exists(), "it was marked before");
     }
 
     /// The report of a run is not overwritten by that of an analysis, with a mark that says what it is of or an empty one.

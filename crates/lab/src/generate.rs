@@ -78,6 +78,11 @@ pub(crate) fn language_model(
 const BROKEN: usize = 4;
 
 impl Generator {
+    /// `model` on `device`.
+    pub(crate) const fn new(model: LanguageModel, vocabulary: Vocabulary, device: Device) -> Self {
+        Self { model, vocabulary, device }
+    }
+
     /// The language model of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
@@ -138,12 +143,24 @@ impl Generator {
         seed: u64,
         said: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generated> {
-        sampling.validate()?;
-        let mut ids = self.vocabulary.encode_whole(prompt)?;
+        let ids = self.vocabulary.encode_whole(prompt)?;
         if ids.is_empty() {
             let problem = "is empty; give at least one character to go on from".into();
             return Err(Error::Unfit { name: "prompt".into(), problem });
         }
+        self.go_on(ids, tokens, sampling, seed, said)
+    }
+
+    /// [`Generator::generate`] from the tokens `ids`, of which there is at least one.
+    pub(crate) fn go_on(
+        &self,
+        mut ids: Vec<u32>,
+        tokens: usize,
+        sampling: &Sampling,
+        seed: u64,
+        said: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        sampling.validate()?;
         let (prompt_tokens, context) = (ids.len(), self.context());
         let mut rng = stream(Purpose::Generation, seed, 0, 0);
         let (began, mut writer) = (Instant::now(), Writer { generator: self, text: String::new(), waiting: vec![] });

@@ -113,6 +113,22 @@ impl Interval {
     }
 }
 
+/// `count` of `len` places, evenly spread, as files are often sorted by class; one somewhere in each of as many equal parts,
+/// as classes often take turns. By the golden ratio, whose multiples take turns with nothing.
+pub(crate) fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
+    let count = count.min(len);
+    let within = |i: usize| (i as f64 * 0.618_033_988_749_895).fract();
+    (0..count).map(move |i| (((i as f64 + within(i)) * len as f64 / count as f64) as usize).min(len - 1))
+}
+
+/// The softmax of one example's logits.
+pub(crate) fn probabilities(logits: &[f32]) -> Vec<f64> {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - highest).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|power| power / sum).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +189,26 @@ mod tests {
         let interval = Interval { low: 0.3, high: 0.52 };
         assert_eq!([0.2, 0.5, 0.6].map(|x| interval.side_of(x)), [Side::Above, Side::Open, Side::Below]);
         assert_eq!(interval.text(100.0, 1), "30.0 to 52.0");
+    }
+
+    #[test]
+    fn examples_are_evenly_spread() {
+        let all: Vec<_> = spread(1000, 100).collect();
+        assert!(all.iter().enumerate().all(|(i, place)| place / 10 == i), "one of every ten: {all:?}");
+        assert_eq!(spread(3, 9).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(spread(0, 9).count(), 0);
+    }
+
+    /// Classes that take turns are all met, about equally often, whatever the share of the examples.
+    #[test]
+    fn examples_do_not_take_turns_with_classes() {
+        for (len, count, classes) in
+            [(25_000, 20, 2), (25_000, 4, 2), (1000, 100, 8), (1000, 200, 8), (10_000, 100, 10)]
+        {
+            let met = |class: usize| spread(len, count).filter(|place| place % classes == class).count();
+            let counts: Vec<usize> = (0..classes).map(met).collect();
+            let fair = count / classes;
+            assert!(counts.iter().all(|&met| 2 * met >= fair && met <= 2 * fair), "{len} {count}: {counts:?}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use resolvent_lab::{
     eval::{self, Metric},
     generate::Generator,
     metrics::{self, Record},
-    train::{self, Outcome, Resume, Task, TaskData, TrainOptions},
+    train::{self, Outcome, Resume, Samples, Task, TaskData, TrainOptions},
 };
 use support::{finished, stopping};
 
@@ -146,10 +146,26 @@ fn a_language_model_learns_and_resumes_to_the_same_bits() {
     let best = summary.best.unwrap();
     assert_eq!((best.metric, best.value, bits.len()), (Metric::BitsPerByte, fewest, 8));
     assert_eq!(bits[best.epoch - 1], fewest, "the best epoch has the fewest bits");
-    assert!(fs::read_to_string(whole.join("report.html")).unwrap().contains("perplexity"));
+    let report = fs::read_to_string(whole.join("report.html")).unwrap();
+    assert!(report.contains("perplexity") && report.contains("Continuations"));
+    let Some(Samples::Continuations(samples)) = &summary.samples else { panic!("{:?}", summary.samples) };
+    assert_eq!(samples.len(), 6);
+    for sample in samples {
+        let whole = format!("{}{}", sample.prompt, sample.original);
+        assert!(data.test.contains(&whole) && !sample.prompt.is_empty(), "{sample:?}");
+        let same = sample.continuation.bytes().zip(sample.original.bytes()).filter(|(a, b)| a == b).count();
+        assert!(
+            sample.continuation.len() == 64 && 2 * same > sample.original.len(),
+            "it has learnt the cycle: {sample:?}"
+        );
+    }
 
     let options = stopping(&cut, 17, Resume::Never);
     assert!(matches!(train::run(&recipe, &data, &options).unwrap(), Outcome::Interrupted { step: 17, .. }));
+    let wide = recipe.with(&["model.mlp_dim=24".parse().unwrap()]).unwrap();
+    let from = TrainOptions { from: Some(cut.clone()), ..TrainOptions::new(folder.path().join("wide")) };
+    let message = train::run(&wide, &data, &from).unwrap_err().to_string();
+    assert!(message.contains("mlp_in") && message.contains("set `model`") && !message.contains("picture"), "{message}");
     let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&cut) };
     let resumed = finished(train::run(&recipe, &data, &options).unwrap());
     assert!(weights(&cut, &data) == weights(&whole, &data), "the weights differ");

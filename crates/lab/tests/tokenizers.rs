@@ -10,7 +10,7 @@ use resolvent_lab::{
     eval,
     generate::Generator,
     predict::TextTranslator,
-    train::{self, Resume, TrainOptions},
+    train::{self, Resume, Samples, Seen, TrainOptions},
 };
 use serde_json::{Value, json};
 use support::{finished, stopping};
@@ -129,6 +129,20 @@ fn a_language_model_keeps_its_tokenizer() {
     assert_eq!((generated.prompt_tokens, generated.tokens), (5, 20));
 }
 
+/// A tokenizer that does not give a text back is blamed itself, not the kind of tokens that it stands for.
+#[test]
+fn a_language_model_needs_a_tokenizer_of_bytes() {
+    let folder = TempDir::new().unwrap();
+    let recipe = recipe("language", write(folder.path(), &of_words(&["dog", "cat", "run", "##s", "."])));
+    let text = |count: usize| "a dog runs. ".repeat(count);
+    let data = CorpusDataset { name: "corpus".into(), train: text(60), validation: text(4), test: text(4) };
+    let message = train::run(&recipe, &data, &TrainOptions::new(folder.path().join("run"))).unwrap_err().to_string();
+    assert!(message.contains("`text.tokenizer`") && message.contains("tokenizer.json"), "{message}");
+    let learnt = Recipe { text: TextRecipe::default(), ..recipe };
+    let message = train::run(&learnt, &data, &TrainOptions::new(folder.path().join("run"))).unwrap_err().to_string();
+    assert!(message.contains("`text.tokens`") && !message.contains("tokenizer"), "{message}");
+}
+
 #[test]
 fn texts_and_pairs_are_cut_by_it() {
     let folder = TempDir::new().unwrap();
@@ -142,6 +156,12 @@ fn texts_and_pairs_are_cut_by_it() {
     let run = folder.path().join("texts");
     let summary = finished(train::run(&recipe("text", tokenizer.clone()), &data, &TrainOptions::new(&run)).unwrap());
     assert_eq!(eval::run(&run, &data, &Device::flex()).unwrap().1.loss, summary.test.loss);
+    let Some(Samples::Errors(errors)) = &summary.samples else { panic!("{:?}", summary.samples) };
+    assert_eq!(errors.wrong as f64, ((1.0 - summary.test.accuracy.unwrap()) * 32.0).round());
+    for error in &errors.worst {
+        assert_eq!(error.label, data.classes[error.example % 2]);
+        assert_eq!(error.shown, Seen::Text(format!("{} runs.", error.label)), "in the tokenizer's small letters");
+    }
 
     let target = (0..32).map(|i| format!("{} rennt.", ["Hund", "Katze"][i % 2])).collect();
     let split = PairSplit { source: texts, target };
@@ -149,7 +169,14 @@ fn texts_and_pairs_are_cut_by_it() {
     let data = PairDataset { name: "pairs".into(), languages, train: split.clone(), validation: None, test: split };
     let run = folder.path().join("pairs");
     let recipe = Recipe { schedule: train_long(), ..recipe("text", tokenizer) };
-    finished(train::run(&recipe, &data, &TrainOptions::new(&run)).unwrap());
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(&run)).unwrap());
+    let Some(Samples::Translations(samples)) = &summary.samples else { panic!("{:?}", summary.samples) };
+    assert_eq!(samples.len(), 6);
+    for sample in samples {
+        assert_eq!(sample.translation, sample.reference.to_lowercase(), "it has learnt them");
+        assert!(["dog runs.", "cat runs."].contains(&&*sample.source), "{sample:?}");
+    }
+    assert!(fs::read_to_string(run.join("report.html")).unwrap().contains("katze rennt."));
     let translated = TextTranslator::load(&run, &Device::flex())
         .unwrap()
         .translate(&["cat runs.".into(), "bird".into()], 1)

@@ -12,12 +12,12 @@ use resolvent::{
 };
 use resolvent_lab::{
     Error, Recipe,
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, parts},
     data::{PictureDataset, PictureSpec},
     eval,
     metrics::{self, Record},
     recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
-    train::{self, Ended, Outcome, Resume, TrainOptions},
+    train::{self, Ended, Outcome, Resume, Samples, Seen, TrainOptions},
 };
 use support::{finished, newest, stopping, weights};
 
@@ -91,6 +91,10 @@ fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
         let resumed = finished(train::run(&recipe, &data, &options).unwrap());
 
         assert_eq!(weights(&cut, &recipe, &data), weights(&whole, &recipe, &data), "{name}: every weight, bit for bit");
+        for part in [parts::MODEL, parts::AVERAGE, parts::OPTIMISER] {
+            let bytes = |run: &Path| fs::read(newest(run).join(part)).unwrap();
+            assert!(bytes(&cut) == bytes(&whole), "{name}: {part}, byte for byte");
+        }
         assert_eq!(timeless(&cut), timeless(&whole), "{name}: every line of metrics");
         assert_eq!((resumed.test.confusion, resumed.learned), (expected.test.confusion, expected.learned));
     }
@@ -150,9 +154,25 @@ fn a_finished_run_is_read_back_and_evaluates_to_its_summary() {
     let report = fs::read_to_string(folder.path().join("report.html")).unwrap();
     assert!(report.contains(&format!("{:.2} %", summary.test.accuracy.unwrap() * 100.0)));
     assert!(report.contains("<svg") && report.contains("viewport"));
+    let alone = report.replace("src=\"data:image/png;base64,", "");
     for remote in ["http:", "https:", "src=", "@import", "url("] {
-        assert!(!report.contains(remote), "the report must stand alone: {remote}");
+        assert!(!alone.contains(remote), "the report must stand alone: {remote}");
     }
+
+    // The worst errors are those of the test, with what the model was shown.
+    let Some(Samples::Errors(errors)) = &summary.samples else { panic!("{:?}", summary.samples) };
+    let right: u64 = (0..summary.test.classes.len()).map(|class| summary.test.confusion[class][class]).sum();
+    assert_eq!((errors.examples, errors.wrong as u64), (24, 24 - right));
+    assert_eq!(errors.worst.len(), errors.wrong.min(12));
+    assert!(errors.worst.is_sorted_by(|a, b| a.label_probability <= b.label_probability), "{errors:?}");
+    for error in &errors.worst {
+        assert!(error.label != error.answer && error.answer_probability >= error.label_probability);
+        let label = data.test.labels()[error.example] as usize;
+        assert_eq!(error.label, data.classes[label]);
+        let Seen::Picture(address) = &error.shown else { panic!("{error:?}") };
+        assert!(report.contains(address.as_str()));
+    }
+    assert!(report.contains("Worst errors"));
 }
 
 #[test]

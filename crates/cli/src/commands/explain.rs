@@ -1,4 +1,4 @@
-//! `resolvent explain`: what a trained classifier looks at.
+//! `resolvent explain`: what a trained classifier or language model looks at.
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
@@ -13,12 +13,13 @@ use resolvent_lab::{
 use super::{compare::command_line, devices::DeviceArg, material::Given};
 use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
 
-/// Show what a trained classifier looks at, and whether its answers rest on it
+/// Show what a trained model looks at, and whether a classifier's answers rest on it
 ///
 /// Draws the attention of every layer and head over pictures or texts, for every mechanism. Takes away what the maps find
 /// important, most or least first, and watches the answer (MoRF, LeRF); where boxes of objects are known, tells how well the
-/// maps find them (ROC, average precision). Random maps and equal weights stand beside. Ends in a table, results.json,
-/// report.html and overlays/.
+/// maps find them (ROC, average precision). Random maps and equal weights stand beside. Of a language model it draws what the
+/// last token looks at, whose successor is said, and what every token looks at. Ends in a table, results.json, report.html and
+/// overlays/.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Explain {
@@ -84,7 +85,8 @@ Examples:
   resolvent explain                                           the run in runs/train on its test part
   resolvent explain --checkpoint runs/shapes --examples 200 --rollout
   resolvent explain --checkpoint runs/cars --input photos/images --boxes photos/annotations
-  resolvent explain --checkpoint runs/imdb --text 'A film that I would see again.'";
+  resolvent explain --checkpoint runs/imdb --text 'A film that I would see again.'
+  resolvent explain --checkpoint runs/books --text 'It was' --query 2       a language model, and what its second token looks at";
 
 /// Runs the command.
 pub fn run(args: &Explain, global: &Global) -> Result<()> {
@@ -96,8 +98,6 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         boxes: args.boxes.as_deref(),
     };
     let (material, data) = given.material(&args.checkpoint, global)?;
-    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], Contents::Explanation)?;
-    let deferred = Deferred::begin();
     let mut options = ExplainOptions {
         examples: args.examples.map(|n| n as usize).or((!args.text.is_empty()).then_some(args.text.len())),
         shown: args.show,
@@ -107,14 +107,18 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
         rollout: args.rollout,
         seed: global.seed.unwrap_or(0),
         device,
-        stop: deferred.stop(),
         commands: vec![command_line()],
         ..ExplainOptions::new(&args.checkpoint, material, data)
     };
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
     }
-    let Some(explanation) = explain::run(&options)? else {
+    // A signal ends the reading at once; from here on files are written.
+    let (subject, examples) = explain::load(&options)?;
+    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], Contents::Explanation)?;
+    let deferred = Deferred::begin();
+    options.stop = deferred.stop();
+    let Some(explanation) = explain::run(&options, &subject, &examples)? else {
         return Err(Error::Interrupted("nothing was written; run the command again".into()));
     };
     let page = explain::write(&args.out, &explanation)?;

@@ -17,11 +17,12 @@ impl Analysis {
     /// What the analysis comes to.
     pub fn headline(&self) -> String {
         let order = self.ranking();
-        let others: Vec<&Verdict> = order[1..].iter().map(|&at| &self.verdicts[at]).collect();
+        let others = order[1..].iter().map(|&at| &self.verdicts[at]);
+        let others: Vec<&Verdict> = others.filter(|verdict| verdict.finding != Finding::IsSoftmax).collect();
         let of = |finding| others.iter().copied().filter(|verdict| verdict.finding == finding).collect::<Vec<_>>();
         let (replace, some) = (of(Finding::Replaces), of(Finding::SomeHeads));
         let nearest = others.iter().find(|verdict| verdict.numbers.error_median.is_some());
-        match (nearest, some.iter().max_by_key(|verdict| verdict.numbers.close)) {
+        match (nearest, some.iter().max_by_key(|verdict| verdict.numbers.close_nearer)) {
             _ if !replace.is_empty() => replacing(&replace),
             (Some(nearest), Some(most)) => {
                 let Verdict { name, numbers: n, .. } = most;
@@ -29,14 +30,14 @@ impl Analysis {
                 let nearest = format!("nearest is {}, {}", nearest.name, off(&nearest.numbers));
                 format!(
                     "Nothing replaces softmax in nine of ten heads here; {name} does in {} of {all}; {nearest}.",
-                    n.close
+                    n.close_nearer
                 )
             }
             (Some(nearest), None) => {
-                let mean = nearest.numbers.mean_of_values.map_or_else(String::new, |mean| {
-                    format!(" The mean of all values, which needs no attention, is {:.1} % off.", 100.0 * mean)
-                });
-                format!("Nothing replaces softmax here; nearest is {}, {}.{mean}", nearest.name, off(&nearest.numbers))
+                let than =
+                    if nearest.finding == Finding::LikeTheMean { " better than the mean of all values" } else { "" };
+                let Verdict { name, numbers, .. } = nearest;
+                format!("Nothing replaces softmax here{than}; nearest is {name}, {}.{}", off(numbers), control(numbers))
             }
             (None, _) if others.is_empty() => self.verdicts[0].sentence.clone(),
             (None, _) => "Nothing can be compared with softmax here: the verdicts say why.".into(),
@@ -62,7 +63,13 @@ fn replacing(replace: &[&Verdict]) -> String {
         ),
     };
     let slow = if time(fastest) > 1.0 { ". None is faster than softmax on these tokens" } else { "" };
-    format!("{who}{slow}.")
+    format!("{who}{slow}.{}", control(&nearest.numbers))
+}
+
+/// What every replacement is held against.
+fn control(n: &Numbers) -> String {
+    let told = |mean: f64| format!(" The mean of all values, which needs no attention, is {:.1} % off.", 100.0 * mean);
+    n.mean_of_values.map_or_else(String::new, told)
 }
 
 /// `46.0 % off, 0.42 times softmax's time`.
@@ -78,8 +85,14 @@ mod tests {
     use crate::environment::Environment;
 
     fn verdict(name: &str, finding: Finding, error: Option<f64>, time: f64) -> Verdict {
-        let numbers =
-            Numbers { error_median: error, time_ratio: Some(time), heads: 10, close: 4, ..Numbers::default() };
+        let numbers = Numbers {
+            error_median: error,
+            time_ratio: Some(time),
+            heads: 10,
+            close: 4,
+            close_nearer: 4,
+            ..Numbers::default()
+        };
         Verdict { name: name.into(), mechanism: "softmax", finding, sentence: String::new(), numbers }
     }
 
@@ -124,6 +137,17 @@ mod tests {
         assert!(two.headline().contains("nearest is ssa, 1.0 %") && two.headline().contains("fastest is local"));
         let slow = analysis(vec![softmax(), near("ssa", 0.01, 2.0)]);
         assert!(slow.headline().ends_with("None is faster than softmax on these tokens."), "{}", slow.headline());
+        let itself = || verdict("local", Finding::IsSoftmax, Some(0.0), 1.0);
+        assert_eq!(
+            analysis(vec![softmax(), itself(), lost()]).headline(),
+            analysis(vec![softmax(), lost()]).headline()
+        );
+        let flat =
+            analysis(vec![softmax(), itself(), verdict("ssa", Finding::LikeTheMean, Some(0.02), 2.0)]).headline();
+        assert!(
+            flat.starts_with("Nothing replaces softmax here better than the mean of all values; nearest is ssa"),
+            "{flat}"
+        );
         assert!(analysis(vec![softmax(), lost()]).headline().contains("the verdicts say why"));
     }
 }

@@ -18,6 +18,7 @@ mod options;
 mod outputs;
 mod quantities;
 mod results;
+mod sentence;
 mod spool;
 mod stored;
 mod tally;
@@ -106,7 +107,8 @@ pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> 
             (options.progress)(&format!("{done}: {:.1} s", begun.elapsed().as_secs_f64()));
         }
     }
-    analysis.verdicts = verdict::verdicts(&mechanisms, &analysis.tallies, options.causal);
+    let tokens = analysis.layers.iter().map(|layer| layer.tokens.max(layer.keys)).max().unwrap_or(0);
+    analysis.verdicts = verdict::verdicts(&mechanisms, &analysis.tallies, tokens, options.causal);
     spools.write(folder, &analysis)?;
     Ok(Some(analysis))
 }

@@ -157,6 +157,8 @@ pub struct Tally {
     pub incomparable: usize,
     /// Of the heads compared, those that are close.
     pub close: usize,
+    /// Of these, those that are nearer than the mean of all values, or where there is none.
+    pub close_nearer: usize,
     /// Of the heads compared, those whose output is not finite.
     pub broken: usize,
     /// Error after one factor per head.
@@ -210,7 +212,10 @@ impl Tally {
             true => self.heads += 1,
             false => self.incomparable += 1,
         }
-        self.close += usize::from(error.is_some_and(|error| error <= CLOSE));
+        let close = error.filter(|error| *error <= CLOSE);
+        let nearer = |error: f64| head.mean_of_values.is_none_or(|mean| error < mean * (1.0 - SAME));
+        self.close += usize::from(close.is_some());
+        self.close_nearer += usize::from(close.is_some_and(nearer));
         self.broken += usize::from(head.comparable && head.output.is_none());
         self.error.add(error);
         self.relative.add(head.output.map(|output| output.relative));

@@ -3,7 +3,10 @@
 use resolvent_kernels::{Mechanism, mechanism::Structure};
 use serde::Serialize;
 
-use super::{DIRECTIONS, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, Quantity, ROWS, SUBSPACE, Sample, Tally};
+use super::{
+    DIRECTIONS, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, Quantity, ROWS, SUBSPACE, Sample, Tally,
+    sentence::sentence,
+};
 use crate::{
     compare::Candidate,
     stats::{Interval, Side},
@@ -19,9 +22,13 @@ pub const CLOSE: f64 = 0.1;
 pub enum Finding {
     /// It is softmax.
     Baseline,
-    /// Close in nine of ten heads.
+    /// It is softmax, too: a window that leaves none of the tokens out, or the same four values.
+    IsSoftmax,
+    /// Close in nine of ten heads, and nearer than the mean of all values.
     Replaces,
-    /// Close in some heads.
+    /// Close in nine of ten heads, and no nearer than the mean of all values.
+    LikeTheMean,
+    /// Close in some heads, and nearer there than the mean of all values.
     SomeHeads,
     /// Close in none, but nearer than the mean of all values is.
     NeedsTraining,
@@ -42,7 +49,9 @@ impl Finding {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Baseline => "the baseline",
+            Self::IsSoftmax => "is softmax here",
             Self::Replaces => "replaces softmax here",
+            Self::LikeTheMean => "close, as the mean is",
             Self::SomeHeads => "in some heads",
             Self::NeedsTraining => "only with training",
             Self::Undecided => "as near as the mean",
@@ -82,6 +91,8 @@ pub struct Numbers {
     pub broken: usize,
     /// Of those, heads with an error of at most a tenth.
     pub close: usize,
+    /// Of those close, heads that are nearer than the mean of all values, or where there is none.
+    pub close_nearer: usize,
     /// Where the true share of such heads lies, with those that it cannot be applied to.
     pub close_interval: Option<Interval>,
     /// Error after one factor per head.
@@ -142,6 +153,7 @@ impl Numbers {
             refused: tally.refused_heads,
             broken: tally.broken,
             close: tally.close,
+            close_nearer: tally.close_nearer,
             close_interval: (counted > 0).then(|| Interval::of_share(tally.close, counted)),
             error_median: tally.error.median(),
             error_interval: tally.error.median_interval(),
@@ -169,13 +181,24 @@ impl Numbers {
     }
 }
 
-/// The verdicts on `mechanisms`, of which the first is softmax.
-pub(super) fn verdicts(mechanisms: &[Candidate], tallies: &[Tally], causal: bool) -> Vec<Verdict> {
+/// The verdicts on `mechanisms`, of which the first is softmax, on layers of at most so many `tokens`.
+pub(super) fn verdicts(mechanisms: &[Candidate], tallies: &[Tally], tokens: usize, causal: bool) -> Vec<Verdict> {
     let numbers: Vec<Numbers> = tallies.iter().map(Numbers::new).collect();
     let of = |(at, ((candidate, n), tally)): (usize, ((&Candidate, &Numbers), &Tally))| {
         let Candidate { name, mechanism } = candidate;
-        let finding = finding(at == 0, n);
+        let finding = match finding(at == 0, n) {
+            found @ (Finding::Baseline | Finding::Refused) => found,
+            _ if is_softmax(mechanism, &mechanisms[0].mechanism, tokens) => Finding::IsSoftmax,
+            found => found,
+        };
         let sentence = match (finding, &tally.refused) {
+            (Finding::IsSoftmax, _) => {
+                let why = match window(mechanism) {
+                    Some(window) => format!("its window of {window} leaves none of the {tokens} tokens out"),
+                    None => "its score, structure, normalisation and series are softmax's".into(),
+                };
+                format!("{name} is softmax here: {why}. It is no replacement.")
+            }
             (Finding::Refused, why) => {
                 let why = why.as_deref().unwrap_or("softmax refused the call");
                 format!("{name} cannot be applied to these tensors: {why}.")
@@ -197,11 +220,36 @@ fn finding(baseline: bool, n: &Numbers) -> Finding {
         _ if baseline => Finding::Baseline,
         _ if n.heads == 0 => Finding::Incomparable,
         None => Finding::NotFinite,
-        _ if 10 * n.close >= 9 * (n.heads + n.refused) => Finding::Replaces,
-        _ if n.close > 0 => Finding::SomeHeads,
+        _ if 10 * n.close >= 9 * (n.heads + n.refused) => match beside_mean(n.beside_mean) {
+            Finding::NeedsTraining => Finding::Replaces,
+            _ if n.mean_of_values.is_none() => Finding::Replaces,
+            _ => Finding::LikeTheMean,
+        },
+        _ if n.close_nearer > 0 => Finding::SomeHeads,
         Some(_) if n.mean_of_values.is_none() => Finding::NeedsTraining,
         Some(_) => beside_mean(n.beside_mean),
     }
+}
+
+/// The window of a mechanism of all pairs.
+fn window(mechanism: &Mechanism) -> Option<usize> {
+    match mechanism.values().structure {
+        Structure::Dense(dense) => dense.window,
+        _ => None,
+    }
+}
+
+/// Whether `mechanism` is `softmax` on at most so many `tokens`.
+fn is_softmax(mechanism: &Mechanism, softmax: &Mechanism, tokens: usize) -> bool {
+    let (mut own, softmax) = (mechanism.values(), softmax.values());
+    if window(mechanism).is_some_and(|window| window >= tokens) {
+        own.structure = Structure::default();
+    }
+    own.score == softmax.score
+        && own.structure == softmax.structure
+        && own.normalisation == softmax.normalisation
+        && own.series == softmax.series
+        && (own.bias, own.tied, own.causal) == (softmax.bias, softmax.tied, softmax.causal)
 }
 
 /// What heads say that are nearer than the mean of all values, and such that are farther: a sign test, where both are there.
@@ -217,166 +265,6 @@ fn beside_mean(counts: [usize; 2]) -> Finding {
     }
 }
 
-fn sentence(candidate: &Candidate, finding: Finding, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
-    let Candidate { name: id, mechanism } = candidate;
-    if finding == Finding::Baseline {
-        let graph = shape_of(n).map_or_else(String::new, |shape| format!(" {shape}."));
-        let left = match n.incomparable {
-            0 => String::new(),
-            left => format!(" On {} it has no output to compare with.", heads(left)),
-        };
-        return format!("{id} is what the others are compared with: {}.{graph}{left}", cost(n));
-    }
-    if finding == Finding::NotFinite {
-        return format!("{id} breaks down here: its output is not finite on any of {}.", heads(n.heads));
-    }
-    let mean = if causal { "the mean of the values so far" } else { "the mean of all values" };
-    let told = match finding {
-        Finding::Replaces => format!("{id} can replace softmax here: {}", error(n)),
-        Finding::SomeHeads => {
-            let all = n.heads + n.refused;
-            format!("{id} can replace softmax in {} of {}{}: {}", n.close, heads(all), share(n), error(n))
-        }
-        Finding::NotHere => {
-            format!("{id} cannot replace softmax here: {}, no nearer than {mean} ({})", error(n), beside(n))
-        }
-        Finding::Undecided => {
-            format!(
-                "{id} is about as near to softmax here as {mean} ({}): {}; these heads do not tell which is nearer",
-                beside(n),
-                error(n)
-            )
-        }
-        _ => format!(
-            "{id} is another operator, to be trained with rather than swapped in: {}, nearer than {mean} ({})",
-            error(n),
-            beside(n)
-        ),
-    };
-    let refused = match n.refused {
-        0 => String::new(),
-        refused => format!(" To {} it cannot be applied: the remarks say why.", heads(refused)),
-    };
-    format!("{told}, at {}.{refused} {}", cost(n), reason(mechanism, n, softmax, causal))
-}
-
-/// Where the share of close heads lies, if these leave it open whether nine of ten are.
-fn share(n: &Numbers) -> String {
-    match n.close_interval.filter(|interval| interval.side_of(0.9) == Side::Open) {
-        Some(interval) => {
-            format!(" (of more such heads {} %, 95 % interval: nine of ten is not ruled out)", interval.text(100.0, 0))
-        }
-        None => String::new(),
-    }
-}
-
-/// The error of the mean of all values, and in how many heads the mechanism is nearer.
-fn beside(n: &Numbers) -> String {
-    let [nearer, farther] = n.beside_mean;
-    let mean = percent(n.mean_of_values);
-    match nearer + farther {
-        0 => mean,
-        all if nearer == 0 || farther == 0 => format!("{mean}; nearer in {nearer} of {}", heads(all)),
-        all => {
-            let interval = Interval::of_share(nearer, all).text(100.0, 0);
-            format!("{mean}; nearer in {nearer} of {}, 95 % interval {interval} %", heads(all))
-        }
-    }
-}
-
-/// How far the output is off.
-fn error(n: &Numbers) -> String {
-    let of = heads(n.heads - n.broken);
-    let broken = match n.broken {
-        0 => String::new(),
-        broken => format!("; on {} more it is not finite", heads(broken)),
-    };
-    format!(
-        "its output is {} off (median over {of}{}; worst {}; {} with its own scale{broken})",
-        percent(n.error_median),
-        n.error_interval.map_or_else(String::new, |interval| format!(", 95 % interval {} %", interval.text(100.0, 1))),
-        percent(n.error_worst),
-        percent(n.error_relative)
-    )
-}
-
-fn percent(x: Option<f64>) -> String {
-    x.map_or_else(|| "?".into(), |x| format!("{:.1} %", 100.0 * x))
-}
-
-/// `1 head`, `12 heads`.
-fn heads(count: usize) -> String {
-    format!("{count} head{}", if count == 1 { "" } else { "s" })
-}
-
-/// Time and memory.
-fn cost(n: &Numbers) -> String {
-    let time = n.seconds.map_or_else(|| "no time measured".into(), |s| format!("{} a layer", duration(s)));
-    let ratio = n.time_ratio.filter(|ratio| (ratio - 1.0).abs() > 1e-9);
-    let ratio = ratio.map_or_else(String::new, |ratio| format!(" ({} times softmax's)", two_digits(ratio)));
-    let memory =
-        n.peak_bytes.map_or_else(String::new, |bytes| format!(" and {:.2} MB beside the tensors", bytes / 1e6));
-    format!("{time}{ratio}{memory}")
-}
-
-/// With two decimals, or two digits that matter.
-fn two_digits(x: f64) -> String {
-    let decimals = if x > 0.0 { (1.0 - x.log10().floor()).clamp(2.0, 9.0) } else { 2.0 };
-    format!("{x:.*}", decimals as usize)
-}
-
-fn duration(seconds: f64) -> String {
-    if seconds < 1e-4 { format!("{:.1} µs", seconds * 1e6) } else { format!("{:.2} ms", seconds * 1e3) }
-}
-
-/// What the graph is like.
-fn shape_of(n: &Numbers) -> Option<String> {
-    let (rows, rank, gap) = (n.perplexity?, n.effective_rank?, n.gap?);
-    Some(format!(
-        "A row attends to {rows:.1} tokens; the graph has {rank:.1} directions and a spectral gap of {gap:.3}"
-    ))
-}
-
-/// Why the outputs are as near or as far as they are.
-fn reason(mechanism: &Mechanism, n: &Numbers, softmax: &Numbers, causal: bool) -> String {
-    if n.largest_row == Some(0.0) {
-        return "It gives these tokens no weight at all: its output is zero.".into();
-    }
-    let mut reasons = Vec::new();
-    if matches!(mechanism.values().structure, Structure::Pooled(_)) {
-        let directions = softmax
-            .effective_rank
-            .map_or_else(String::new, |rank| format!(", where softmax's graph has {rank:.1} directions"));
-        let pooled = if causal { "one pooled value of the tokens so far" } else { "the same value" };
-        reasons.push(format!("it gives every token {pooled}{directions}"));
-    }
-    if let Some(negative) = n.negative.filter(|&share| share > 0.01) {
-        reasons.push(format!("{:.0} % of its weight is negative, which no softmax has", 100.0 * negative));
-    }
-    let all = n.heads + n.incomparable;
-    let among = |count: usize| if count < all { format!(", on {count} of {}", heads(all)) } else { String::new() };
-    if let Some((count, own, theirs)) = n.rows_beside {
-        let how = match own / theirs {
-            ratio if ratio > 1.25 => "are wider than softmax's",
-            ratio if ratio < 0.8 => "are narrower than softmax's",
-            _ => "are as wide as softmax's",
-        };
-        reasons.push(format!("its rows {how} ({own:.1} tokens against {theirs:.1}{})", among(count)));
-    }
-    if let Some(centrality) = n.centrality {
-        let heads = among(n.centrality_heads);
-        reasons.push(format!("the rank correlation of what it and softmax find important is {centrality:.2}{heads}"));
-    }
-    if let Some(subspace) = n.subspace {
-        let heads = among(n.subspace_heads);
-        reasons.push(format!("the sines of the angles between their leading eigenvectors are {subspace:.2}{heads}"));
-    }
-    match reasons.is_empty() {
-        true => "Its graph could not be compared: the remarks say why.".into(),
-        false => format!("Why: {}.", reasons.join("; ")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,14 +275,5 @@ mod tests {
         let found = [[29, 43], [20, 52], [52, 20], [0, 1], [1, 0], [0, 0], [1, 1]].map(beside_mean);
         use Finding::{NeedsTraining, NotHere, Undecided};
         assert_eq!(found, [Undecided, NotHere, NeedsTraining, NotHere, NeedsTraining, NotHere, Undecided]);
-    }
-
-    /// An uncertain share of close heads is told with its interval, a clear one without.
-    #[test]
-    fn a_share_at_the_edge_says_so() {
-        let numbers =
-            |close, heads| Numbers { close_interval: Some(Interval::of_share(close, heads)), ..Numbers::default() };
-        assert!(share(&numbers(62, 72)).contains("76 to 92 %"), "{}", share(&numbers(62, 72)));
-        assert_eq!(share(&numbers(10, 72)), "");
     }
 }

@@ -62,7 +62,7 @@ impl Checkpoint {
         }
         let found = module.load_from(&mut store).map_err(|e| Error::damaged(&file, format!("is no model ({e})")))?;
         if let Some(error) = found.errors.into_iter().next() {
-            return Err(misfit(&file, error));
+            return Err(misfit(&file, &self.state.expects, error));
         }
         if found.applied.is_empty() {
             let problem = "has no parameter of this model; begin with a model of the same kind".to_owned();
@@ -86,10 +86,15 @@ fn is_head(path: &str) -> bool {
     path.split('.').any(|name| name == "head")
 }
 
-fn misfit(file: &Path, error: ApplyError) -> Error {
+fn misfit(file: &Path, trained: &Expectation, error: ApplyError) -> Error {
     match error {
         ApplyError::ShapeMismatch { path, expected, found } => {
-            Error::Shape { path: file.into(), parameter: path, found: found.to_vec(), expected: expected.to_vec() }
+            let more = match trained {
+                Expectation::Pictures(_) => ", and give pictures of its size",
+                Expectation::Texts(_) | Expectation::Pairs(_) | Expectation::Corpus(_) | Expectation::Own(_) => "",
+            };
+            let (found, expected) = (found.to_vec(), expected.to_vec());
+            Error::Shape { path: file.into(), parameter: path, found, expected, more }
         }
         other => Error::damaged(file, format!("cannot be taken over ({other})")),
     }

@@ -2,7 +2,8 @@
 //!
 //! Every mechanism multiplies its values with a matrix `M` that the tokens make. What the answer is read from asks: the class
 //! token, `x = e_cls`, or, where the head reads the mean of the tokens, all of them alike, `x = 1 / N`. What each token is looked
-//! at with is `M^T x`, the gradient of the values when `x` comes back: the class token's row, or the mean of all rows.
+//! at with is `M^T x`, the gradient of the values when `x` comes back: the class token's row, or the mean of all rows. What a language
+//! model says next is read from the last token, whose row it is then.
 //! Where weights may be negative they would cancel in that mean; it is then that of their positive parts, read from some columns
 //! of the matrix at a time.
 
@@ -37,7 +38,7 @@ impl<'a> LayerAttention<'a> {
             Mechanism::LinearInfsa(m) => Mechanism::LinearInfsa(m.with_broadcast(true)),
             other => other,
         };
-        let operator = Operator::new(&mechanism, Shape { value_dim: 1, ..call.shape }, false, Strategy::Auto)?;
+        let operator = Operator::new(&mechanism, Shape { value_dim: 1, ..call.shape }, call.causal, Strategy::Auto)?;
         let mut layer = Self { call, operator, clusters: None, row_sums: Vec::new(), stats: Vec::new() };
         let ones = vec![1.0; layer.operator.shape().v_len()];
         if mechanism.clustering().is_some() {
@@ -87,7 +88,8 @@ impl<'a> LayerAttention<'a> {
     /// [`crate::Error::Kernels`].
     pub fn weights(&self) -> Result<Vec<Vec<f32>>> {
         let tokens = self.call.shape.seq_q;
-        let weights = match self.call.place.class_token || !signed(&self.call.mechanism) {
+        let alone = self.call.place.class_token || self.call.causal;
+        let weights = match alone || !signed(&self.call.mechanism) {
             true => self.looked_at(&first_asked(self.call).repeat(self.call.shape.heads))?,
             false => self.mean_of_positive()?,
         };
@@ -118,6 +120,8 @@ impl<'a> LayerAttention<'a> {
     /// What the map of the heads is, in words.
     pub fn rule(&self) -> &'static str {
         match (self.call.place.class_token, signed(&self.call.mechanism)) {
+            (_, false) if self.call.causal => "the last token's row",
+            (_, true) if self.call.causal => "the positive part of the last token's row",
             (true, false) => "the class token's row",
             (true, true) => "the positive part of the class token's row",
             (false, false) => "the mean of all rows",
@@ -125,26 +129,50 @@ impl<'a> LayerAttention<'a> {
         }
     }
 
-    /// The mean over the rows of what is positive in them, `[heads, tokens]`: the matrix, some columns at a time.
+    /// The mean over the rows of what is positive in them, `[heads, tokens]`.
     fn mean_of_positive(&self) -> Result<Vec<f32>> {
-        /// What a pass over the weights makes of so many columns costs little beside the weights.
-        const COLUMNS: usize = 256;
         let Shape { heads, seq_q: tokens, .. } = self.call.shape;
         let mut mean = vec![0.0; heads * tokens];
+        self.matrices(|head, _, first, weights| {
+            let head = &mut mean[head * tokens + first..];
+            head.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight.max(0.0) / tokens as f32);
+        })?;
+        Ok(mean)
+    }
+
+    /// What every token looks at, the mean over the heads: a row per token, of the tokens that it sees. Weights may be negative. Takes
+    /// O(N^2) memory.
+    ///
+    /// # Errors
+    /// [`crate::Error::Kernels`].
+    pub fn pairs(&self) -> Result<Vec<Vec<f32>>> {
+        let Shape { heads, seq_q: tokens, .. } = self.call.shape;
+        let seen = |token: usize| if self.call.causal { token + 1 } else { tokens };
+        let mut rows: Vec<Vec<f32>> = (0..tokens).map(|token| vec![0.0; seen(token)]).collect();
+        self.matrices(|_, token, first, weights| {
+            let row = rows[token].iter_mut().skip(first);
+            row.zip(weights).for_each(|(mean, weight)| *mean += weight / heads as f32);
+        })?;
+        Ok(rows)
+    }
+
+    /// Shows the matrices of the heads, some columns at a time: head, row, the first of the columns, and the weights in them.
+    fn matrices(&self, mut show: impl FnMut(usize, usize, usize, &[f32])) -> Result<()> {
+        /// What a pass over the weights makes of so many columns costs little beside the weights.
+        const COLUMNS: usize = 256;
+        let tokens = self.call.shape.seq_q;
         for first in (0..tokens).step_by(COLUMNS) {
             let width = COLUMNS.min(tokens - first);
             let shape = Shape { value_dim: width, ..self.call.shape };
-            let operator = Operator::new(self.operator.mechanism(), shape, false, Strategy::Auto)?;
+            let operator = Operator::new(self.operator.mechanism(), shape, self.call.causal, Strategy::Auto)?;
             let unit = |at: usize| f32::from(u8::from(at / width % tokens == first + at % width));
             let v: Vec<f32> = (0..shape.v_len()).map(unit).collect();
             let (mut out, mut stats) = (vec![0.0; operator.out_len()], vec![0.0; operator.plan().stats]);
             operator.forward(&self.inputs(&v), &Mask::NONE, &mut out, &mut stats, &mut Scratch::default())?;
-            for (row, weights) in out.chunks_exact(width).enumerate() {
-                let head = &mut mean[row / tokens * tokens..][..tokens];
-                head[first..].iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight.max(0.0) / tokens as f32);
-            }
+            let rows = out.chunks_exact(width).enumerate();
+            rows.for_each(|(row, weights)| show(row / tokens, row % tokens, first, weights));
         }
-        Ok(mean)
+        Ok(())
     }
 
     /// What asks one layer earlier when `asked [tokens]` asks here ("Quantifying Attention Flow in Transformers"): half through the residual
@@ -173,12 +201,14 @@ fn signed(mechanism: &Mechanism) -> bool {
     }
 }
 
-/// Who asks in the last layer: the class token, or all tokens alike.
+/// Who asks in the last layer: the class token, the last token where the others are earlier ones, or all tokens alike.
 fn first_asked(call: &LayerCall) -> Vec<f32> {
     let tokens = call.shape.seq_q;
-    match call.place.class_token {
-        true => (0..tokens).map(|token| f32::from(u8::from(token == 0))).collect(),
-        false => vec![1.0 / tokens as f32; tokens],
+    let alone = |asks: usize| (0..tokens).map(|token| f32::from(u8::from(token == asks))).collect();
+    match (call.place.class_token, call.causal) {
+        (true, _) => alone(0),
+        (false, true) => alone(tokens - 1),
+        (false, false) => vec![1.0 / tokens as f32; tokens],
     }
 }
 
@@ -254,6 +284,7 @@ mod tests {
             v: wave(5),
             parameters: Vec::new(),
             shape: Shape::square(1, HEADS, TOKENS, DIM),
+            causal: false,
             mechanism,
         }
     }
@@ -328,6 +359,30 @@ mod tests {
             let rows = layer.row(4).unwrap();
             assert_eq!(rows[1], all[TOKENS + first..], "{id}");
             assert_eq!(id == "laplacian-exact", rows.concat().iter().any(|&weight| weight < 0.0), "{id}");
+        }
+    }
+
+    /// Row by row the matrix is what each token looks at; of a language model nobody looks ahead, and the last token asks.
+    #[test]
+    fn pairs_are_the_rows() {
+        for (id, causal) in [("softmax", true), ("softmax", false), ("fna", true), ("ssa", true), ("infsa", true)] {
+            let mut call = call(id, false);
+            call.causal = causal;
+            let layer = LayerAttention::new(&call).unwrap();
+            let pairs = layer.pairs().unwrap();
+            for (token, row) in pairs.iter().enumerate() {
+                assert_eq!(row.len(), if causal { token + 1 } else { TOKENS }, "{id}");
+                let heads = layer.row(token).unwrap();
+                for at in 0..TOKENS {
+                    let mean = heads.iter().map(|head| head[at]).sum::<f32>() / HEADS as f32;
+                    let found = row.get(at).copied().unwrap_or(0.0);
+                    assert!((found - mean).abs() < 1e-5 * (1.0 + mean.abs()), "{id} {token} {at}: {found} {mean}");
+                }
+            }
+            if causal {
+                assert_eq!(layer.weights().unwrap(), layer.row(TOKENS - 1).unwrap());
+                assert_eq!(layer.rule(), "the last token's row");
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a trained classifier looks at: maps of its attention, how much its answers rest on what the maps find, and how well they
+//! What a trained classifier or language model looks at: maps of its attention, how much its answers rest on what the maps find, and how well they
 //! find objects whose boxes are known.
 
 mod deletion;
@@ -30,7 +30,7 @@ pub use rule::MapRule;
 
 use crate::{
     Error, Result,
-    subject::{Material, Subject},
+    subject::{Example, Material, Subject},
 };
 use run::Run;
 
@@ -92,23 +92,27 @@ impl ExplainOptions {
     }
 }
 
-/// Explains. `None` when it was stopped.
+/// The model, and the examples that it is to be shown. Not stopped by [`ExplainOptions::stop`]: nothing is written, and a process may end.
 ///
 /// # Errors
-/// Those of [`Subject::load`] and [`Subject::examples`]; [`Error::Recipe`] for a layer that is none.
-pub fn run(options: &ExplainOptions) -> Result<Option<Explanation>> {
+/// Those of [`Subject::load`] and [`Subject::examples`].
+pub fn load(options: &ExplainOptions) -> Result<(Subject, Vec<Example>)> {
     let subject = Subject::load(&options.checkpoint, &options.device)?;
-    if subject.classes().is_empty() {
-        let path = options.checkpoint.clone();
-        return Err(Error::OtherModel { path, trained: "plain text", wanted: "pictures or texts" });
-    }
     let count = options.examples.unwrap_or(if subject.sees_pictures() { 100 } else { 20 });
     let examples = subject.examples(&options.material, count)?;
     if examples.is_empty() {
         let problem = "there is nothing to explain; give at least one example".into();
         return Err(Error::Unfit { name: options.data.clone(), problem });
     }
-    let mut run = Run::new(options, &subject);
+    Ok((subject, examples))
+}
+
+/// Explains what `subject` looks at in `examples`. `None` when it was stopped.
+///
+/// # Errors
+/// [`Error::Recipe`] for a layer that is none; [`Error::Model`].
+pub fn run(options: &ExplainOptions, subject: &Subject, examples: &[Example]) -> Result<Option<Explanation>> {
+    let mut run = Run::new(options, subject);
     for (index, example) in examples.iter().enumerate() {
         if options.stop.load(Ordering::Relaxed) {
             return Ok(None);

@@ -56,6 +56,26 @@ pub fn heat(weights: &[f32], [rows, columns]: [usize; 2]) -> Vec<u8> {
     png(RgbaImage::from_fn(columns as u32, rows as u32, pixel).into())
 }
 
+/// Rows of weights as a PNG of one pixel per pair, each row by its own largest weight; what a row lacks is transparent.
+pub fn pairs(rows: &[Vec<f32>]) -> Vec<u8> {
+    let rows: Vec<Vec<f32>> = rows
+        .iter()
+        .map(|row| {
+            let largest = row.iter().fold(0.0, |largest: f32, weight| largest.max(weight.abs()));
+            row.iter().map(|weight| if largest > 0.0 { weight / largest } else { 0.0 }).collect()
+        })
+        .collect();
+    let side = rows.len() as u32;
+    let pixel = |x: u32, y: u32| match rows[y as usize].get(x as usize) {
+        Some(&weight) => {
+            let [red, green, blue] = colour(weight).map(|value| value.round() as u8);
+            [red, green, blue, 255].into()
+        }
+        None => [0; 4].into(),
+    };
+    png(RgbaImage::from_fn(side, side, pixel).into())
+}
+
 /// The map laid over the picture, as a PNG: the picture in grey, each place in its colour, boxes outlined in white.
 pub fn overlay(picture: &PictureExample, weights: &[f32], [rows, columns]: [usize; 2]) -> Vec<u8> {
     let (weights, shape, plane) = (scaled(weights), picture.shape, picture.shape.plane());

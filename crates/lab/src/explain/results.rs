@@ -39,7 +39,7 @@ pub struct Explanation {
     /// The place whose own rows are drawn.
     #[serde(skip)]
     pub query: Option<Query>,
-    /// The model's maps and those without meaning, attention first.
+    /// The model's maps and those without meaning, attention first; none of a language model, whose texts cannot lack a token.
     pub maps: Vec<MapScores>,
     /// Every layer's map by itself.
     pub layers: Vec<LayerScores>,
@@ -197,7 +197,7 @@ pub struct Shown {
     pub name: String,
     /// Its class, where known.
     pub label: Option<String>,
-    /// The model's answer.
+    /// The model's answer: a class, or the token that it takes for the likeliest to follow.
     pub answer: String,
     /// The probability of it.
     pub probability: f64,
@@ -212,6 +212,9 @@ pub struct Shown {
     /// What one place looks at, where asked for: every layer's heads, and their mean as they are.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub query: Vec<QueryRow>,
+    /// Of a language model: what every token looks at in the scored layer, the mean over the heads, of itself and the tokens before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<Vec<Vec<f32>>>,
     /// What the model was shown.
     #[serde(skip)]
     pub example: Example,
@@ -224,27 +227,42 @@ pub struct ExampleScores {
     pub name: String,
     /// Its class, where known.
     pub label: Option<String>,
-    /// The model's answer.
+    /// The model's answer: a class, or the token that it takes for the likeliest to follow.
     pub answer: String,
     /// The probability of it.
     pub probability: f64,
-    /// See [`MapScores::morf_aoc`]; of the attention.
-    pub morf_aoc: f64,
-    /// See [`MapScores::lerf_auc`]; of the attention.
-    pub lerf_auc: f64,
+    /// See [`MapScores::morf_aoc`]; of the attention. Absent of language models.
+    pub morf_aoc: Option<f64>,
+    /// See [`MapScores::lerf_auc`]; of the attention. Absent of language models.
+    pub lerf_auc: Option<f64>,
     /// How the attention finds the boxes; absent without boxes, and where all places are in one, or none.
     pub localisation: Option<Localisation>,
+}
+
+impl ExampleScores {
+    /// Of an answer alone.
+    pub(super) fn unscored(name: &str, answer: String, probability: f64) -> Self {
+        let (morf_aoc, lerf_auc, localisation) = (None, None, None);
+        Self { name: name.to_owned(), label: None, answer, probability, morf_aoc, lerf_auc, localisation }
+    }
 }
 
 impl Explanation {
     /// Examples whose places are partly in boxes.
     pub fn located(&self) -> usize {
-        self.maps[0].roc_auc.map_or(0, |spread| spread.examples)
+        self.maps.first().and_then(|own| own.roc_auc).map_or(0, |spread| spread.examples)
     }
 
     /// What the explanation comes to.
     pub fn headline(&self) -> String {
-        let own = &self.maps[0];
+        let scored = self.layers.iter().find(|layer| layer.layer == self.layer);
+        let Some(own) = self.maps.first() else {
+            let looked_at = scored.map_or(0.0, |layer| 100.0 * layer.breadth.mean);
+            return format!(
+                "In {} the last token looks at {looked_at:.0} % of a text, the mean over {} texts (the exponential of the map's entropy; 100 % is flat).",
+                self.layer, self.examples
+            );
+        };
         let rest = match own.above_random {
             None => format!("One example says little: MoRF-AOC {:.1} %.", 100.0 * own.morf_aoc.mean),
             Some(above) => {
@@ -265,7 +283,6 @@ impl Explanation {
                 }
             }
         };
-        let scored = self.layers.iter().find(|layer| layer.layer == self.layer);
         let flat = scored.filter(|layer| layer.breadth.mean > 0.9).map_or_else(String::new, |layer| {
             format!(" They are nearly flat: {:.0} % of the places are looked at.", 100.0 * layer.breadth.mean)
         });
@@ -274,6 +291,9 @@ impl Explanation {
 
     /// The scores as text.
     pub fn table(&self) -> String {
+        if self.maps.is_empty() {
+            return self.table_of_layers();
+        }
         let mut text = format!(
             "{:<10} {:>14} {:>14} {:>14} {:>14} {:>14}\n",
             "map", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "in boxes"
@@ -302,6 +322,17 @@ impl Explanation {
             self.layer,
             self.mechanism.id()
         );
+        text + &self.headline() + "\n"
+    }
+
+    /// How many places each layer looks at, of a model whose maps are not scored.
+    fn table_of_layers(&self) -> String {
+        let mut text = format!("{:<20} {:>20}\n", "layer", "tokens looked at, %");
+        for layer in &self.layers {
+            let Spread { mean, std, .. } = layer.breadth;
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{:<20} {:>20}", layer.layer, format!("{:.1} ({:.1})", 100.0 * mean, 100.0 * std));
+        }
         text + &self.headline() + "\n"
     }
 }

@@ -72,34 +72,54 @@ impl<'a> Run<'a> {
             .map(|(call, layer)| layer_maps(call, layer, rule))
             .collect::<Result<Vec<_>>>()?;
         let at = self.chosen(&layers)?;
-        let chosen = &layers[at];
-        self.layer.clone_from(&chosen.layer);
+        self.layer.clone_from(&layers[at].layer);
         self.rule = attention[at].rule();
         let rolled = if self.options.rollout { Some(self.rolled(&attention)?) } else { None };
-        let answers = self.subject.answers(example, chosen.grid, &[vec![false; chosen.mean.len()]])?;
-        let most = answers[0].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-        let (answer, probability) = most.map_or((0, 0.0), |(class, &probability)| (class, probability));
-        let maps = self.maps(index, &chosen.mean, rolled.as_deref());
-        let scores = maps.iter().map(|(_, weights)| self.score(index, example, chosen.grid, answer, weights));
-        let scores = scores.collect::<Result<Vec<_>>>()?;
-        let class = |class: usize| self.subject.classes()[class].clone();
-        let found = ExampleScores {
-            name: example.name().to_owned(),
-            label: example.label().map(class),
-            answer: class(answer),
-            probability,
-            morf_aoc: scores[0].0.morf_aoc(),
-            lerf_auc: scores[0].0.lerf_auc(),
-            localisation: scores[0].1,
+        let found = if self.subject.is_causal() {
+            let (answer, probability) = self.subject.next(example)?;
+            self.count(&layers, example);
+            ExampleScores::unscored(example.name(), answer, probability)
+        } else {
+            self.scored(index, example, &layers, at, rolled.as_deref())?
         };
-        self.count(&maps, scores, &layers, example);
         if self.shown.len() < self.options.shown {
             let query = self.options.query.map(|query| query.rows(&calls, &attention, at)).transpose()?;
-            self.shown.push(Shown { query: query.unwrap_or_default(), ..shown(&found, example, layers, rolled) });
+            let pairs = calls[at].causal.then(|| attention[at].pairs()).transpose()?;
+            let shown = shown(&found, example, layers, rolled);
+            self.shown.push(Shown { query: query.unwrap_or_default(), pairs, ..shown });
         }
         self.found.push(found);
         self.cut += usize::from(example.is_cut());
         Ok(())
+    }
+
+    /// A classifier's answer to an example, and how well maps explain it; layer `at` is the one that is scored.
+    fn scored(
+        &mut self,
+        index: usize,
+        example: &Example,
+        layers: &[LayerMaps],
+        at: usize,
+        rolled: Option<&[f32]>,
+    ) -> Result<ExampleScores> {
+        let chosen = &layers[at];
+        let answers = self.subject.answers(example, chosen.grid, &[vec![false; chosen.mean.len()]])?;
+        let most = answers[0].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let (answer, probability) = most.map_or((0, 0.0), |(class, &probability)| (class, probability));
+        let maps = self.maps(index, &chosen.mean, rolled);
+        let scores = maps.iter().map(|(_, weights)| self.score(index, example, chosen.grid, answer, weights));
+        let scores = scores.collect::<Result<Vec<_>>>()?;
+        let class = |class: usize| self.subject.classes()[class].clone();
+        let found = ExampleScores {
+            label: example.label().map(class),
+            morf_aoc: Some(scores[0].0.morf_aoc()),
+            lerf_auc: Some(scores[0].0.lerf_auc()),
+            localisation: scores[0].1,
+            ..ExampleScores::unscored(example.name(), class(answer), probability)
+        };
+        self.count(layers, example);
+        self.tally(&maps, scores);
+        Ok(found)
     }
 
     /// Which of the layers is scored.
@@ -150,22 +170,22 @@ impl<'a> Run<'a> {
         Ok((deletion, located(example, grid).and_then(|inside| Localisation::new(weights, &inside))))
     }
 
-    /// Adds one example to all scores.
-    fn count(
-        &mut self,
-        maps: &Maps,
-        scores: Vec<(Deletion, Option<Localisation>)>,
-        layers: &[LayerMaps],
-        example: &Example,
-    ) {
+    /// Adds one example to the scores of the maps.
+    fn tally(&mut self, maps: &Maps, scores: Vec<(Deletion, Option<Localisation>)>) {
         if self.tallies.is_empty() {
             let tally = |&(map, _): &(_, _)| Tally { map, deletions: Vec::new(), found: Vec::new() };
             self.tallies = maps.iter().map(tally).collect();
-            self.layers = layers.iter().map(LayerTally::new).collect();
         }
         for (tally, (deletion, found)) in self.tallies.iter_mut().zip(scores) {
             tally.deletions.push(deletion);
             tally.found.extend(found);
+        }
+    }
+
+    /// Adds one example to the scores of the layers.
+    fn count(&mut self, layers: &[LayerMaps], example: &Example) {
+        if self.layers.is_empty() {
+            self.layers = layers.iter().map(LayerTally::new).collect();
         }
         for (tally, maps) in self.layers.iter_mut().zip(layers) {
             tally.add(maps, located(example, maps.grid));
@@ -255,5 +275,6 @@ fn shown(found: &ExampleScores, example: &Example, layers: Vec<LayerMaps>, rollo
     };
     let ExampleScores { name, label, answer, probability, .. } = found.clone();
     let (boxes, example) = (boxes(example).map(<[_]>::to_vec), example.clone());
-    Shown { name, label, answer, probability, boxes, tokens, layers, rollout, query: Vec::new(), example }
+    let (query, pairs) = Default::default();
+    Shown { name, label, answer, probability, boxes, tokens, layers, rollout, query, pairs, example }
 }

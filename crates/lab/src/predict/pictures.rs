@@ -9,8 +9,9 @@ use serde::Serialize;
 use crate::{
     Result,
     checkpoint::{Checkpoint, Expectation, PictureExpectation},
+    stats::probabilities,
     stop,
-    subject::{PictureExample, images, picture_file, picture_files, probabilities},
+    subject::{PictureExample, images, picture_file, picture_files},
     train::{self, PictureModel},
 };
 

@@ -1,8 +1,8 @@
 //! Recipes as documents: where they are read from, what one takes over from another, and single fields that are set.
 
 use std::{
+    borrow::Cow,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
 use serde::Deserialize;
@@ -11,75 +11,12 @@ use toml::{Table, Value};
 use super::{
     Recipe, builtin,
     names::{suggestion, unknown},
+    setting::{SETTINGS, Setting, check_distinct},
 };
-use crate::{Error, Result, source::Document};
+use crate::{Error, Result, data, source::Document};
 
 /// The field that names the recipe which another builds on.
 const EXTENDS: &str = "extends";
-
-/// Fields that may be `none`, as where nothing is said of them.
-const OPTIONAL: [&str; 18] = [
-    "data",
-    "model.tied",
-    "model.kv_heads",
-    "model.codebook",
-    "model.stages",
-    "model.landmark_count",
-    "model.decoder",
-    "model.cross",
-    "schedule.max_steps",
-    "schedule.max_minutes",
-    "augment.resized_crop",
-    "augment.colour_jitter",
-    "augment.rand_augment",
-    "augment.erasing",
-    "augment.mix",
-    "augment.fill",
-    "regularisation.patience",
-    "text.tokenizer",
-];
-
-/// What errors call the settings of [`Recipe::with`].
-const SETTINGS: &str = "--set";
-
-/// One field, by its dotted name, and the value that it is to have: `optimiser.lr=3e-4`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setting {
-    key: String,
-    value: String,
-}
-
-impl FromStr for Setting {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (key, value) = text.split_once('=').unwrap_or((text, ""));
-        let (key, value) = (key.trim(), value.trim());
-        if value.is_empty() || key.split('.').any(str::is_empty) {
-            return Err(invalid(SETTINGS, key, "needs a field and a value, as in optimiser.lr=3e-4".into()));
-        }
-        Ok(Self { key: key.into(), value: value.into() })
-    }
-}
-
-impl Setting {
-    /// The dotted name of the field.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    fn is_none(&self) -> bool {
-        self.value == "none" && OPTIONAL.contains(&self.key.as_str())
-    }
-
-    /// The value as TOML, where it is some, else as the text that it is.
-    fn parsed(&self) -> Value {
-        let text = || Value::String(self.value.clone());
-        let Ok(mut table) = format!("value = {}", self.value).parse::<Table>() else { return text() };
-        let value = table.remove("value");
-        value.filter(|_| table.is_empty()).unwrap_or_else(text)
-    }
-}
 
 /// Where a recipe is read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,16 +40,22 @@ impl Place {
         }
     }
 
-    /// `below` are the recipes that build on this one.
-    fn read(&self, below: &[Self]) -> Result<Recipe> {
-        let below = [below, std::slice::from_ref(self)].concat();
+    /// The document.
+    fn text(&self) -> data::Result<Cow<'static, str>> {
         match self {
-            Self::BuiltIn(name) => read(builtin::text(name).unwrap_or_default(), &self.name(), Path::new(""), &below),
-            Self::File(path) => {
-                let folder = path.parent().unwrap_or(Path::new(""));
-                read(&Document::read(path)?, &self.name(), folder, &below)
-            }
+            Self::BuiltIn(name) => Ok(builtin::text(name).unwrap_or_default().into()),
+            Self::File(path) => Ok(Document::read(path)?.to_string().into()),
         }
+    }
+
+    /// The recipe that `text` is; `below` are those that build on it.
+    fn parse(&self, text: &str, below: &[Self]) -> Result<Recipe> {
+        let below = [below, std::slice::from_ref(self)].concat();
+        let folder = match self {
+            Self::BuiltIn(_) => None,
+            Self::File(path) => path.parent(),
+        };
+        read(text, &self.name(), folder, &below)
     }
 
     /// Whether both are the same, however the paths are written.
@@ -133,7 +76,7 @@ impl Recipe {
     /// As [`Recipe::load`]; [`Error::Recipe`] for a name of neither.
     pub fn named(name: &str) -> Result<Self> {
         match Place::of(name, Path::new("")) {
-            Some(place) => place.read(&[]),
+            Some(place) => place.parse(&place.text()?, &[]),
             None => Err(invalid("recipe", name, unknown(name))),
         }
     }
@@ -144,23 +87,26 @@ impl Recipe {
     /// [`Error::Recipe`] for a name that there is not.
     pub fn built_in(name: &str) -> Result<Self> {
         let place = builtin::names().find(|own| *own == name).map(Place::BuiltIn);
-        place.ok_or_else(|| invalid("recipe", name, unknown(name)))?.read(&[])
+        let place = place.ok_or_else(|| invalid("recipe", name, unknown(name)))?;
+        place.parse(&place.text()?, &[])
     }
 
-    /// Reads and checks the recipe in `file`, with what it extends: a built-in recipe, or a file named from its folder.
+    /// Reads and checks the recipe in `file`, with what it extends: a built-in recipe, or a file named from its folder, as its tokenizer
+    /// is.
     ///
     /// # Errors
     /// [`Error::Io`] and [`Error::Recipe`].
     pub fn load(file: &Path) -> Result<Self> {
-        Place::File(file.into()).read(&[])
+        let place = Place::File(file.into());
+        place.parse(&place.text()?, &[])
     }
 
-    /// Reads and checks a recipe's text; `file` is named in errors.
+    /// Reads and checks a recipe's text; `file` is named in errors. Files that it names are found from the working directory.
     ///
     /// # Errors
     /// [`Error::Recipe`].
     pub fn from_toml(text: &str, file: &str) -> Result<Self> {
-        read(text, file, Path::new(""), &[])
+        read(text, file, None, &[])
     }
 
     /// The recipe with some fields set. A value is read as TOML, or as text where the field is one or TOML is something else; `none`
@@ -168,11 +114,13 @@ impl Recipe {
     /// go with it, as in a recipe that extends another.
     ///
     /// # Errors
-    /// [`Error::Recipe`] naming the field, what is expected, and names like it.
+    /// [`Error::Recipe`] naming the field, what is expected, and names like it; for a field that is set twice, whose values would be no more
+    /// meant one than the other.
     pub fn with(&self, settings: &[Setting]) -> Result<Self> {
         if settings.is_empty() {
             return Ok(self.clone());
         }
+        check_distinct(settings)?;
         let base = self.table()?;
         let is_text = |setting: &Setting| find(&base, &setting.key).is_some_and(Value::is_str);
         let attempt = |texts: bool| {
@@ -181,15 +129,24 @@ impl Recipe {
             for setting in settings.iter().filter(|setting| !setting.is_none()) {
                 let literal = texts && is_text(setting);
                 let value = if literal { Value::String(setting.value.clone()) } else { setting.parsed() };
-                insert(&mut over, &setting.key, value)?;
+                insert(&mut over, &setting.key, value);
             }
             merge(&mut recipe, over);
             settings.iter().filter(|setting| setting.is_none()).for_each(|setting| remove(&mut recipe, &setting.key));
             deserialise(recipe, SETTINGS).map_err(|e| named_by(e, settings))
         };
-        let recipe = attempt(false).or_else(|error| attempt(true).map_err(|_| error))?;
+        let mut recipe = attempt(false).or_else(|error| attempt(true).map_err(|_| error))?;
+        recipe.find_files_from(Path::new(""));
         recipe.validate()?;
         Ok(recipe)
+    }
+
+    /// Files that are named by relative paths are those in `folder`, wherever the recipe is written to and read again.
+    fn find_files_from(&mut self, folder: &Path) {
+        if let Some(file) = &mut self.text.tokenizer {
+            // A working directory that is gone leaves the path as it is, and the file is not found.
+            *file = std::path::absolute(folder.join(&*file)).unwrap_or_else(|_| file.clone());
+        }
     }
 
     /// The recipe as a document, with every field written out.
@@ -198,24 +155,25 @@ impl Recipe {
     }
 }
 
-/// Reads `text` of the recipe `file`, whose paths begin in `folder`; `below` are those that build on it, and it itself.
-fn read(text: &str, file: &str, folder: &Path, below: &[Place]) -> Result<Recipe> {
+/// Reads `text` of the recipe `file`, whose paths begin in `folder`, where it is a file; `below` are those that build on it, and it itself.
+fn read(text: &str, file: &str, folder: Option<&Path>, below: &[Place]) -> Result<Recipe> {
     let syntax = |e: toml::de::Error| {
         let line = e.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
         not_valid(file, &format!("line {line}"), e.message())
     };
     let document = toml::Deserializer::parse(text).map_err(syntax)?;
     let mut document = Table::deserialize(document).map_err(syntax)?;
-    let recipe = match document.remove(EXTENDS) {
+    let mut recipe = match document.remove(EXTENDS) {
         None => deserialise(document, file)?,
         Some(Value::String(name)) => {
-            let place = Place::of(&name, folder)
-                .ok_or_else(|| invalid(file, EXTENDS, format!("names `{name}`, which {}", unknown(&name))))?;
+            let refuse = |problem: String| invalid(file, EXTENDS, format!("names `{name}`, {problem}"));
+            let place = Place::of(&name, folder.unwrap_or(Path::new("")));
+            let place = place.ok_or_else(|| refuse(format!("which {}", unknown(&name))))?;
             if below.iter().any(|recipe| recipe.is(&place)) {
-                let problem = format!("names `{name}`, which builds on this recipe itself; name another");
-                return Err(invalid(file, EXTENDS, problem));
+                return Err(refuse("which builds on this recipe itself; name another".into()));
             }
-            let mut base = place.read(below)?.table()?;
+            let text = place.text().map_err(|e| refuse(format!("which cannot be read: {e}")))?;
+            let mut base = place.parse(&text, below)?.table()?;
             merge(&mut base, document);
             deserialise(base, file)?
         }
@@ -224,6 +182,9 @@ fn read(text: &str, file: &str, folder: &Path, below: &[Place]) -> Result<Recipe
             return Err(invalid(file, EXTENDS, problem));
         }
     };
+    if let Some(folder) = folder {
+        recipe.find_files_from(folder);
+    }
     recipe.validate_as(file)?;
     Ok(recipe)
 }
@@ -271,14 +232,15 @@ fn find<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
     }
 }
 
-fn insert(table: &mut Table, key: &str, value: Value) -> Result<()> {
-    let Some((first, rest)) = key.split_once('.') else {
-        table.insert(key.into(), value);
-        return Ok(());
-    };
-    match table.entry(first).or_insert_with(|| Value::Table(Table::new())) {
-        Value::Table(table) => insert(table, rest, value),
-        _ => Err(invalid(SETTINGS, first, format!("is given a value and a field `{rest}`; give one of them"))),
+/// Puts a value where no other is on the way: see [`check_distinct`].
+fn insert(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => drop(table.insert(key.into(), value)),
+        Some((first, rest)) => {
+            if let Value::Table(table) = table.entry(first).or_insert_with(|| Value::Table(Table::new())) {
+                insert(table, rest, value);
+            }
+        }
     }
 }
 
@@ -298,7 +260,7 @@ fn deserialise(document: Table, file: &str) -> Result<Recipe> {
         .map_err(|e| not_valid(file, &e.path().to_string(), e.inner().message()))
 }
 
-fn invalid(file: &str, field: &str, problem: String) -> Error {
+pub(super) fn invalid(file: &str, field: &str, problem: String) -> Error {
     Error::Recipe { file: file.into(), field: field.into(), problem }
 }
 
@@ -379,6 +341,9 @@ mod tests {
             (&["mechanism.gama=1"], &["mechanism", "gama"]),
             (&["mechanism=softmacs"], &["`mechanism`", "softmacs"]),
             (&["optimiser=3", "optimiser.lr=1"], &["`optimiser`", "`lr`"]),
+            (&["optimiser.lr=1", "optimiser=3"], &["`optimiser`", "`lr`"]),
+            (&["optimiser.lr=1", "seed=3", "optimiser.lr=1"], &["--set", "`optimiser.lr`", "twice"]),
+            (&["schedule.max_minutes=none", "schedule.max_minutes=3"], &["`schedule.max_minutes`", "twice"]),
             (&["optimiser"], &["`optimiser`", "optimiser.lr=3e-4"]),
             (&["optimiser..lr=1"], &["optimiser.lr=3e-4"]),
         ] {
@@ -408,18 +373,33 @@ mod tests {
         write("none.toml", "extends = 'shaeps'");
         write("number.toml", "extends = 3");
         write("missing.toml", "extends = 'no.toml'");
+        write("upper.toml", "extends = 'missing.toml'");
         write("field.toml", "extends = 'shapes'\n[model]\nkind = 'text'\npatch = 4");
         for (name, parts) in [
             ("self", &["self.toml", "`extends`", "itself"][..]),
             ("one", &["two.toml", "`extends`", "itself"]),
             ("none", &["none.toml", "`extends`", "did you mean `shapes`?"]),
             ("number", &["number.toml", "`extends`", "is 3"]),
-            ("missing", &["no.toml", "not found"]),
+            ("missing", &["missing.toml: `extends`", "no.toml", "not found"]),
+            ("upper", &["missing.toml: `extends`", "no.toml", "not found"]),
             ("field", &["field.toml", "`patch`"]),
         ] {
             let message = Recipe::load(&folder.path().join(format!("{name}.toml"))).unwrap_err().to_string();
             parts.iter().for_each(|part| assert!(message.contains(part), "{name}: `{message}` lacks `{part}`"));
         }
+        // A tokenizer is found beside the recipe that names it.
+        write("more/words.toml", "[text]\ntokenizer = 'words.json'");
+        write("more/own.toml", "extends = '../a.toml'\n[text]\ntokenizer = '../own.json'");
+        write("above.toml", "extends = 'more/words.toml'");
+        let tokenizer = |name: &str| Recipe::load(&folder.path().join(name)).unwrap().text.tokenizer.unwrap();
+        for name in ["more/words.toml", "above.toml"] {
+            assert_eq!(tokenizer(name), folder.path().join("more/words.json"));
+        }
+        assert_eq!(tokenizer("more/own.toml"), folder.path().join("more/../own.json"));
+        let written = Recipe::load(&folder.path().join("above.toml")).unwrap().to_toml().unwrap();
+        write("written.toml", &written);
+        assert_eq!(tokenizer("written.toml"), folder.path().join("more/words.json"), "wherever it is written to");
+
         let message = Recipe::named("imbd").unwrap_err().to_string();
         assert!(message.contains("did you mean `imdb`?") && message.contains(".toml"), "{message}");
     }

@@ -8,7 +8,7 @@ use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 
-use super::{Check, LONGEST, check, model::sizes, read_mechanism, share};
+use super::{Check, LONGEST, check, mechanism, model::sizes, share};
 
 /// A decoder alone, which continues text: learned or rotary positions, a mechanism per block, the embedding as output layer. The
 /// vocabulary comes from the text.
@@ -77,7 +77,7 @@ impl Serialize for Layer {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Own => s.serialize_str(OWN),
-            Self::Other(mechanism) => mechanism.serialize(s),
+            Self::Other(own) => mechanism::serialize(own, s),
         }
     }
 }
@@ -86,7 +86,7 @@ impl<'de> Deserialize<'de> for Layer {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         match Value::deserialize(d)? {
             Value::String(name) if name == OWN => Ok(Self::Own),
-            other => Ok(Self::Other(Box::new(read_mechanism(other).map_err(D::Error::custom)?))),
+            other => Ok(Self::Other(Box::new(mechanism::read(other).map_err(D::Error::custom)?))),
         }
     }
 }

@@ -8,6 +8,7 @@ mod document;
 mod landmarks;
 mod language;
 mod length_scale;
+mod mechanism;
 mod model;
 mod names;
 mod optimiser;
@@ -15,9 +16,10 @@ mod pyramid;
 mod relatives;
 mod schedule;
 mod sections;
+mod setting;
 
 use resolvent_kernels::Mechanism;
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
@@ -25,7 +27,6 @@ use crate::{
     data::{self, TextRecipe, Tokens},
 };
 
-pub use document::Setting;
 pub use landmarks::with_landmarks_for;
 pub use language::{LanguageRecipe, Layer};
 pub use length_scale::{length_scale_rule, rule_name, with_length_scale};
@@ -35,6 +36,7 @@ pub use pyramid::PyramidRecipe;
 pub use relatives::with_settings_of;
 pub use schedule::{Decay, ScheduleRecipe};
 pub use sections::{LogRecipe, RegularisationRecipe};
+pub use setting::Setting;
 
 /// A training recipe.
 ///
@@ -55,7 +57,7 @@ pub struct Recipe {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
     /// Attention: an id, or a table with `mechanism = "id"` and the mechanism's fields. Default `softmax`.
-    #[serde(deserialize_with = "mechanism")]
+    #[serde(with = "mechanism")]
     pub mechanism: Mechanism,
     /// Seed of everything random: initial weights, order, augmentation. Default 0.
     pub seed: u64,
@@ -91,19 +93,6 @@ impl Default for Recipe {
             regularisation: Default::default(),
             log: Default::default(),
         }
-    }
-}
-
-/// An id or a table.
-fn mechanism<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Mechanism, D::Error> {
-    read_mechanism(serde_json::Value::deserialize(d)?).map_err(D::Error::custom)
-}
-
-/// An id or a table.
-fn read_mechanism(value: serde_json::Value) -> resolvent_kernels::Result<Mechanism> {
-    match value {
-        serde_json::Value::String(id) => Mechanism::preset(&id),
-        table => Mechanism::from_value(table),
     }
 }
 

@@ -240,10 +240,10 @@ pub struct TextModelRecipe {
     /// Learn the length scale per head, where the mechanism is `fna`. Default false.
     pub kappa_trainable: bool,
     /// Attention within a translation, as `mechanism` is given. Default: the recipe's mechanism.
-    #[serde(deserialize_with = "optional_mechanism", skip_serializing_if = "Option::is_none")]
+    #[serde(with = "mechanism::optional", skip_serializing_if = "Option::is_none")]
     pub decoder: Option<Box<Mechanism>>,
     /// Attention from a translation to its source, as `mechanism` is given. Default: the recipe's mechanism.
-    #[serde(deserialize_with = "optional_mechanism", skip_serializing_if = "Option::is_none")]
+    #[serde(with = "mechanism::optional", skip_serializing_if = "Option::is_none")]
     pub cross: Option<Box<Mechanism>>,
     /// Where blocks normalise: `post` or `pre`. Default `post`.
     pub norm: NormOrder,
@@ -299,10 +299,6 @@ impl Default for TextModelRecipe {
             ternary: false,
         }
     }
-}
-
-fn optional_mechanism<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Box<Mechanism>>, D::Error> {
-    mechanism(d).map(|mechanism| Some(Box::new(mechanism)))
 }
 
 /// Plans are shared by blocks that there are.

@@ -36,6 +36,19 @@ pub fn explanation_page(e: &Explanation) -> String {
             }
             div class="examples" { @for (index, shown) in e.shown.iter().enumerate() { (example(e, index, shown)) } }
         }
+        @if !e.maps.is_empty() { (judged(e)) }
+        h2 { "Layer by layer" }
+        div class="scroll" { (layers(e)) }
+        h2 { "Example by example" }
+        div class="scroll" { (examples(e)) }
+        (page::environment(&e.environment, &e.data, &e.commands))
+    };
+    page::shell(&format!("What {} looks at", e.checkpoint), &body)
+}
+
+/// How well the maps explain the answers.
+fn judged(e: &Explanation) -> Markup {
+    html! {
         h2 { "Do the answers rest on what the maps find?" }
         div class="scroll" { (scores(&e.maps, e.located() > 0)) }
         p class="quiet" {
@@ -52,23 +65,18 @@ pub fn explanation_page(e: &Explanation) -> String {
             (curves(e, "Least important places first", |m| &m.lerf))
             @if e.located() > 0 { (rocs(e)) (precisions(e)) }
         }
-        h2 { "Layer by layer" }
-        div class="scroll" { (layers(e)) }
-        h2 { "Example by example" }
-        div class="scroll" { (examples(e)) }
-        (page::environment(&e.environment, &e.data, &e.commands))
-    };
-    page::shell(&format!("What {} looks at", e.checkpoint), &body)
+    }
 }
 
 fn tiles(e: &Explanation) -> Vec<(&'static str, String)> {
     let right = e.answers.iter().filter(|found| found.label.as_ref() == Some(&found.answer)).count();
     let known = e.answers.iter().filter(|found| found.label.is_some()).count();
-    let (own, chance) = (&e.maps[0], e.maps.iter().find(|m| m.map == "random"));
+    let chance = e.maps.iter().find(|m| m.map == "random");
     let mut tiles = vec![("mechanism", e.mechanism.id().to_owned())];
     if known > 0 {
         tiles.push(("answers right", page::percent(right as f64 / known as f64)));
     }
+    let Some(own) = e.maps.first() else { return tiles };
     tiles.push(("MoRF-AOC", cell(Some(own.morf_aoc))));
     if let Some(chance) = chance {
         tiles.push(("MoRF-AOC of random maps", cell(Some(chance.morf_aoc))));
@@ -113,7 +121,7 @@ fn example(e: &Explanation, index: usize, shown: &Shown) -> Markup {
     html! {
         section {
             h3 {
-                (shown.name) ": " (shown.answer) " " small { (page::percent(shown.probability)) }
+                (shown.name) ": " @if shown.pairs.is_some() { "goes on with " (format!("{:?}", shown.answer)) } @else { (shown.answer) } " " small { (page::percent(shown.probability)) }
                 @if let Some(label) = shown.label.as_ref().filter(|label| **label != shown.answer) { small { " (is " (label) ")" } }
             }
             @match &shown.example {
@@ -151,8 +159,10 @@ fn example(e: &Explanation, index: usize, shown: &Shown) -> Markup {
                     }
                 }
                 Example::Text(text) => {
-                    @for maps in shown.layers.iter().filter(|maps| maps.layer == *scored) { (tokens(text, &maps.mean, None)) }
+                    @let last = shown.pairs.as_ref().map(|pairs| pairs.len() - 1);
+                    @for maps in shown.layers.iter().filter(|maps| maps.layer == *scored) { (tokens(text, &maps.mean, last)) }
                     @for QueryRow { maps, place } in asked() { p class="quiet" { (query) " (underlined)" } (tokens(text, &maps.mean, Some(*place))) }
+                    @if let Some(pairs) = &shown.pairs { (token_to_token(pairs, &format!("{}: {scored}, mean of the heads", shown.name))) }
                     details {
                         summary { "Every layer and head" }
                         @for maps in &shown.layers {
@@ -246,6 +256,17 @@ fn tokens(text: &TextExample, weights: &[f32], asked: Option<usize>) -> Markup {
             @if let Some(rest) = text.spans.last().and_then(|&(_, to)| text.text.get(to..)).filter(|rest| !rest.is_empty()) {
                 span class="quiet" { (rest) }
             }
+        }
+    }
+}
+
+/// What every token looks at: a row per token.
+fn token_to_token(pairs: &[Vec<f32>], what: &str) -> Markup {
+    let what = format!("{what}; what each of {} tokens looks at, itself and those before it", pairs.len());
+    html! {
+        figure class="pairs" {
+            span class="frame" role="img" aria-label=(what) title=(what) style="aspect-ratio: 1" { img class="heat" alt="" src=(overlay::address(&overlay::pairs(pairs))); }
+            figcaption { "Token to token: a row is a token that looks, from the first at the top, a column one that is looked at. The strongest colour is the largest weight of its row; what is later is empty." }
         }
     }
 }
@@ -346,7 +367,7 @@ fn examples(e: &Explanation) -> Markup {
                         th scope="row" { (found.name) }
                         td { (found.label.as_deref().unwrap_or("–")) }
                         td { (found.answer) }
-                        @for share in [found.probability, found.morf_aoc, found.lerf_auc] { td { (percent(share)) } }
+                        @for share in [Some(found.probability), found.morf_aoc, found.lerf_auc] { td { (share.map_or_else(|| "–".into(), percent)) } }
                         @match &found.localisation {
                             Some(l) => { @for share in [l.roc_auc, l.average_precision, l.mass] { td { (percent(share)) } } }
                             None => { @for _ in 0..3 { td { "–" } } }

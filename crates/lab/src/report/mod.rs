@@ -13,6 +13,7 @@ mod fit;
 mod frame;
 mod page;
 mod run;
+mod samples;
 mod summary;
 mod ticks;
 

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::{
     chart::{self, Axes, Bar, Series},
-    page,
+    page, samples,
 };
 use crate::{
     Result,
@@ -54,6 +54,7 @@ pub fn run_page(summary: &TrainSummary, metrics: &[Record]) -> Result<String> {
             h2 { "Classes" }
             div class="charts" { (per_class(test)) (confusion(test)) }
         }
+        @if let Some(samples) = &summary.samples { (samples::section(samples)) }
         (page::recipe(recipe)?)
         (page::environment(&environment, &format!("{} ({})", summary.data.name, summary.data.fingerprint), &[]))
     };

@@ -9,6 +9,7 @@ use crate::{
     checkpoint::{PictureExpectation, TextExpectation},
     data::{self, Data, PictureDataset, PictureShape, Span, TextDataset, Vocabulary, images::decode_file},
     source::entries,
+    stats::spread,
 };
 
 /// Where examples come from.
@@ -100,14 +101,6 @@ pub struct TextExample {
     pub spans: Vec<Span>,
     /// Its class, where known.
     pub label: Option<usize>,
-}
-
-/// `count` of `len` places, evenly spread, as files are often sorted by class; one somewhere in each of as many equal parts,
-/// as classes often take turns. By the golden ratio, whose multiples take turns with nothing.
-fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
-    let count = count.min(len);
-    let within = |i: usize| (i as f64 * 0.618_033_988_749_895).fract();
-    (0..count).map(move |i| (((i as f64 + within(i)) * len as f64 / count as f64) as usize).min(len - 1))
 }
 
 /// Examples for a model of pictures.
@@ -295,26 +288,5 @@ mod tests {
         let expected = Region { left: 0.0, top: 5.0, right: 5.0, bottom: 7.5 };
         assert_eq!(cut(&region, area, 10, 10), Some(expected));
         assert_eq!(cut(&Region { right: 10.0, ..region }, area, 10, 10), None, "outside of what is seen");
-    }
-
-    #[test]
-    fn examples_are_evenly_spread() {
-        let all: Vec<_> = spread(1000, 100).collect();
-        assert!(all.iter().enumerate().all(|(i, place)| place / 10 == i), "one of every ten: {all:?}");
-        assert_eq!(spread(3, 9).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(spread(0, 9).count(), 0);
-    }
-
-    /// Classes that take turns are all met, about equally often, whatever the share of the examples.
-    #[test]
-    fn examples_do_not_take_turns_with_classes() {
-        for (len, count, classes) in
-            [(25_000, 20, 2), (25_000, 4, 2), (1000, 100, 8), (1000, 200, 8), (10_000, 100, 10)]
-        {
-            let met = |class: usize| spread(len, count).filter(|place| place % classes == class).count();
-            let counts: Vec<usize> = (0..classes).map(met).collect();
-            let fair = count / classes;
-            assert!(counts.iter().all(|&met| 2 * met >= fair && met <= 2 * fair), "{len} {count}: {counts:?}");
-        }
     }
 }

@@ -21,8 +21,10 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, Expectation, PictureExpectation, TextExpectation},
     data::Vocabulary,
+    eval::answer,
     generate::language_model,
     predict::text_classifier,
+    stats::probabilities,
     train::{self, PictureModel, block_name},
 };
 use trace::Watched;
@@ -162,6 +164,23 @@ impl Subject {
         Ok(logits.chunks_exact(self.classes().len()).map(probabilities).collect())
     }
 
+    /// What a language model takes for the likeliest token after a text, and its probability among those that stand for text.
+    ///
+    /// # Errors
+    /// As [`Subject::trace`].
+    pub fn next(&self, example: &Example) -> Result<(String, f64)> {
+        let (Kind::Language(model, vocabulary), Example::Text(text)) = (&self.kind, example) else {
+            return Err(self.wrong(example));
+        };
+        let (tokens, _) = tokens(text, &[vec![false; text.ids.len()]], &self.device);
+        let logits = model.plain.try_forward(tokens)?;
+        let logits: Vec<f32> = logits.narrow(1, text.ids.len() - 1, 1).into_data().iter().collect();
+        let written = vocabulary.written();
+        let choices: Vec<f32> = written.iter().map(|&id| logits[id as usize]).collect();
+        let (most, _) = answer(&choices);
+        Ok((vocabulary.decode(&[written[most]])?, probabilities(&choices)[most]))
+    }
+
     fn wrong(&self, example: &Example) -> Error {
         let problem = "is not of the kind that the model was trained on".into();
         Error::Unfit { name: example.name().into(), problem }
@@ -231,14 +250,6 @@ fn tokens(text: &TextExample, removed: &[Vec<bool>], device: &Device) -> (Tensor
     let ids: Vec<i32> = text.ids.iter().map(|&id| id as i32).collect();
     let ids = Tensor::from_data(TensorData::new(ids.repeat(removed.len()), dims), device);
     (ids, Tensor::from_data(TensorData::new(removed.concat(), dims), device))
-}
-
-/// The softmax of one example's logits.
-pub(crate) fn probabilities(logits: &[f32]) -> Vec<f64> {
-    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - highest).exp()).collect();
-    let sum: f64 = powers.iter().sum();
-    powers.iter().map(|power| power / sum).collect()
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub struct LayerCall {
     pub mechanism: Mechanism,
     /// Its sizes; `batch` is 1.
     pub shape: Shape,
+    /// Whether tokens see themselves and earlier ones only.
+    pub causal: bool,
     /// Queries `[heads, tokens, head_dim]`, as the operator sees them.
     pub q: Vec<f32>,
     /// Keys; `None` where they are the queries.
@@ -87,6 +89,7 @@ fn layer_call(place: &Place, call: Observed) -> Result<LayerCall> {
         place: place.clone(),
         mechanism: call.mechanism,
         shape: Shape::square(batch, heads, seq, head_dim),
+        causal: call.mask.causal,
         q,
         k,
         v,

@@ -97,12 +97,27 @@ pub(super) fn extension<T: Task>(recipe: &Recipe, task: &T, begun: &State, optio
         plan = plan.shortened(begun.step + more);
     }
     if plan.steps <= begun.step {
-        let problem = format!("asks for {} steps, and {} are done; ask for more", plan.steps, begun.step);
-        return Err(Error::Recipe { file: "recipe".into(), field: "schedule".into(), problem });
+        return Err(nothing_left(&recipe.schedule, &plan, begun.step));
     }
     let note = format!("the run is extended from {} to {} steps", begun.plan.steps, plan.steps);
     options.observer.on(Event::Note(&note));
     Ok(plan)
+}
+
+/// The error of a run that is to be longer and was `done` steps long: which field of the recipe allows no more than `plan`.
+fn nothing_left(schedule: &ScheduleRecipe, plan: &Plan, done: usize) -> Error {
+    let ScheduleRecipe { epochs, max_steps, max_minutes, .. } = *schedule;
+    let all = epochs * plan.steps_per_epoch;
+    let (field, asked, more) = match (max_minutes, max_steps) {
+        (Some(minutes), _) if plan.steps < plan.full_steps => {
+            ("max_minutes", format!("{minutes} minutes, which are over"), "--max-minutes")
+        }
+        (_, Some(steps)) if steps < all => ("max_steps", format!("{steps} steps"), "--max-steps"),
+        _ => ("epochs", format!("{epochs} epochs, which are {all} steps"), "--epochs"),
+    };
+    let none = if field == "epochs" { String::new() } else { format!(", or none with --set schedule.{field}=none") };
+    let problem = format!("ends the run after {asked}, and {done} steps are done; give more with {more}{none}");
+    Error::Recipe { file: "recipe".into(), field: format!("schedule.{field}"), problem }
 }
 
 /// A run that begins or goes on is not finished, whatever one whose checkpoints were deleted left in its folder.

@@ -1,19 +1,19 @@
 //! Plain text as a task: windows of tokens, the language model, its loss and judgement.
 
-use std::{sync::Arc, time::Instant};
+use std::{ops::ControlFlow, path::Path, sync::Arc, time::Instant};
 
 use burn::tensor::{Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
     Strategy,
     attention::MultiHeadAttention,
-    models::{LanguageConfig, LanguageModel, TextConfig},
+    models::{LanguageConfig, LanguageModel, Sampling, TextConfig},
 };
 use resolvent_kernels::mechanism::KappaRule;
 
 use super::{
-    PackedWeights, Part, Task, TaskData, block_name, device_of, judged::Judged, packed_weights, pictures::wrong_kind,
-    texts::BATCH_TOKENS,
+    Continuation, PackedWeights, Part, Samples, Task, TaskData, block_name, device_of, judged::Judged, packed_weights,
+    pictures::wrong_kind, samples::SHOWN, texts::BATCH_TOKENS,
 };
 use crate::{
     Error, Recipe, Result,
@@ -23,8 +23,15 @@ use crate::{
         rng::{Purpose, stream},
     },
     eval::{Evaluation, Prediction},
+    generate::Generator,
     recipe::ModelRecipe,
+    stats::spread,
 };
+
+/// Tokens of the test text that a sample goes on from, at most.
+const PROMPT: usize = 32;
+/// Tokens of a sample.
+const WRITTEN: usize = 64;
 
 /// The text of a run, as tokens.
 #[derive(Debug, Clone)]
@@ -94,7 +101,7 @@ impl TaskData for CorpusDataset {
         let vocabulary = Vocabulary::learn(self.train.split_inclusive('\n'), &recipe.text)?;
         let fingerprint = format!("{:016x}", vocabulary.fingerprint());
         let expects = CorpusExpectation { context: model.context, vocabulary: vocabulary.len(), fingerprint };
-        Corpus::new(self, vocabulary, expects)
+        Corpus::new(self, vocabulary, recipe.text.tokenizer.as_deref(), expects)
     }
 
     fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Corpus> {
@@ -105,7 +112,8 @@ impl TaskData for CorpusDataset {
             return Err(checkpoint.state.expects.cannot_begin(&self.name, "plain text"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        Corpus::new(self, vocabulary, CorpusExpectation { context: model.context, ..expects })
+        let tokenizer = checkpoint.state.recipe.text.tokenizer.as_deref();
+        Corpus::new(self, vocabulary, tokenizer, CorpusExpectation { context: model.context, ..expects })
     }
 
     fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Corpus> {
@@ -113,15 +121,30 @@ impl TaskData for CorpusDataset {
             return Err(checkpoint.state.expects.refuses(&self.name, "plain text"));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-        Corpus::new(self, vocabulary, expects)
+        Corpus::new(self, vocabulary, checkpoint.state.recipe.text.tokenizer.as_deref(), expects)
     }
 }
 
 impl Corpus {
-    fn new(data: &CorpusDataset, vocabulary: Vocabulary, expects: CorpusExpectation) -> Result<Self> {
+    /// `tokenizer` is the file of the recipe's own, where the vocabulary is that.
+    fn new(
+        data: &CorpusDataset,
+        vocabulary: Vocabulary,
+        tokenizer: Option<&Path>,
+        expects: CorpusExpectation,
+    ) -> Result<Self> {
         let unfit = |problem: String| Error::Unfit { name: data.name.clone(), problem };
         let bytes = vocabulary.bytes_of_tokens().ok_or_else(|| {
-            unfit("its text could not be given back from words and pieces that leave some out; set `text.tokens` to bytes or byte-bpe".into())
+            unfit(match tokenizer {
+                Some(file) => format!(
+                    "its text could not be given back from the tokens of `text.tokenizer` ({}), which are not made of bytes; name a \
+                     byte-level one, such as GPT-2's, or leave it out and set `text.tokens` to bytes or byte-bpe",
+                    file.display()
+                ),
+                None => "its text could not be given back from words and pieces that leave some out; set `text.tokens` to bytes or \
+                         byte-bpe"
+                    .into(),
+            })
         })?;
         let encode = |text: &str, part: &str| {
             let ids = vocabulary.encode_whole(text)?;
@@ -243,6 +266,30 @@ impl Task for Corpus {
             prediction: Some(Prediction::new(loss, tokens, bytes)),
             ..Evaluation::new(windows, loss / tokens as f64, began)
         })
+    }
+
+    fn samples(&self, recipe: &Recipe, model: &LanguageModel) -> Result<Option<Samples>> {
+        let prompt = (self.expects.context / 2).clamp(1, PROMPT).min(self.test.len() - 1);
+        let places = self.test.len() - prompt;
+        let writer = Generator::new(model.clone(), (*self.vocabulary).clone(), device_of(model));
+        let told = |(seed, from): (usize, usize)| {
+            let ids = &self.test[from..from + prompt];
+            let follows = &self.test[from + prompt..(from + prompt + WRITTEN).min(self.test.len())];
+            let mut said = |_: &str| match crate::stop::check() {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            };
+            let seed = recipe.seed.wrapping_add(seed as u64);
+            let written = writer.go_on(ids.to_vec(), WRITTEN, &Sampling::default(), seed, &mut said)?;
+            crate::stop::check()?;
+            Ok(Continuation {
+                prompt: self.vocabulary.decode(ids)?,
+                continuation: written.text,
+                original: self.vocabulary.decode(follows)?,
+            })
+        };
+        let samples = spread(places, SHOWN).enumerate().map(told).collect::<Result<_>>()?;
+        Ok(Some(Samples::Continuations(samples)))
     }
 
     fn packed(model: &LanguageModel) -> Result<Option<PackedWeights>> {

@@ -20,6 +20,7 @@ mod pairs;
 mod picture_model;
 mod pictures;
 mod run;
+mod samples;
 mod schedule;
 mod session;
 mod task;
@@ -63,6 +64,7 @@ pub use pictures::{LandmarkCount, Pictures};
 pub(crate) use pictures::{landmark_counts, picture_model};
 pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};
+pub use samples::{Continuation, Errors, Samples, Seen, Translation, WrongAnswer};
 pub use schedule::{LearningRate, Plan};
 pub use task::{Part, Task, TaskData};
 pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
@@ -183,6 +185,9 @@ pub struct TrainSummary {
     /// The ternary weights, where there are some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ternary: Option<PackedWeights>,
+    /// What the model that is tested says of some test examples: a classifier's worst errors, translations, continuations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<Samples>,
     /// On the test pictures: the average of the weights where the recipe asks for one, the best epoch's where it stops
     /// early, else the last.
     pub test: Evaluation,

@@ -1,10 +1,13 @@
 //! The model of a recipe.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use burn::{
-    module::{Module, ModuleVisitor, Param},
-    tensor::{Device, Tensor},
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParameterValue},
+    tensor::{Bool, Device, Int, Tensor},
 };
 
 use super::{Task, TaskData};
@@ -50,6 +53,7 @@ pub(crate) fn drawn<M: Module>(seed: u64, device: &Device, init: impl FnOnce(&De
     check_memory(&model)?;
     // Parameters are drawn at their first use: use them now, in the order of the modules.
     model.visit(&mut Touch);
+    let model = model.map(&mut Numbered::default());
     Ok(if is_cpu(device) { model } else { model.fork(device) })
 }
 
@@ -85,6 +89,33 @@ struct Touch;
 impl ModuleVisitor for Touch {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         param.val();
+    }
+}
+
+/// Numbers the parameters in the order of the modules: Burn draws their ids, and a run of the same recipe is to write the same bytes. One that
+/// is in several places stays one.
+#[derive(Default)]
+struct Numbered(HashMap<ParamId, ParamId>);
+
+impl Numbered {
+    fn number<T: ParameterValue>(&mut self, param: Param<T>) -> Param<T> {
+        let (id, value, mapper) = param.consume();
+        let next = ParamId::from(self.0.len() as u64 + 1);
+        Param::from_mapped_value(*self.0.entry(id).or_insert(next), value, mapper)
+    }
+}
+
+impl ModuleMapper for Numbered {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.number(param)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        self.number(param)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        self.number(param)
     }
 }
 

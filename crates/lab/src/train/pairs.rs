@@ -10,9 +10,10 @@ use resolvent::{
 use resolvent_kernels::mechanism::KappaRule;
 
 use super::{
-    PackedWeights, Part, Task, TaskData, TokenInputs, block_name, device_of,
+    PackedWeights, Part, Samples, Task, TaskData, TokenInputs, Translation, block_name, device_of,
     judged::Judged,
     packed::of_blocks,
+    samples::SHOWN,
     texts::{BATCH_TOKENS, check_known, text_config, token_inputs},
 };
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
     data::{BatchPlan, Batches, Encoded, Padded, PairDataset, PairSplit, Vocabulary, by_budget, by_length},
     eval::Evaluation,
     recipe::ModelRecipe,
+    stats::spread,
 };
 
 /// The pairs of a run, as tokens of one vocabulary.
@@ -167,15 +169,18 @@ impl Pairs {
         })
     }
 
-    /// Greedy translations of `split`, in its order.
-    fn translations(&self, model: &Translator, split: &Translated) -> Result<Vec<String>> {
+    /// Greedy translations of `chosen` pairs of `split`, in their order.
+    fn translations(&self, model: &Translator, split: &Translated, chosen: &[usize]) -> Result<Vec<String>> {
         let (search, device) = (search(&self.vocabulary, self.expects.max_tokens, 1), device_of(model));
-        let mut texts = vec![String::new(); split.source.len()];
-        for indices in by_budget(&split.lengths, BATCH_TOKENS / 4) {
-            let (source, padding) = token_inputs(split.batch(&indices).source, &device);
+        let mut texts = vec![String::new(); chosen.len()];
+        let lengths: Vec<usize> = chosen.iter().map(|&pair| split.lengths[pair]).collect();
+        for places in by_budget(&lengths, BATCH_TOKENS / 4) {
+            crate::stop::check()?;
+            let pairs: Vec<usize> = places.iter().map(|&place| chosen[place]).collect();
+            let (source, padding) = token_inputs(split.batch(&pairs).source, &device);
             let found = model.search(source, padding, &search)?;
-            for (index, ids) in indices.into_iter().zip(found) {
-                texts[index] = self.vocabulary.decode(&ids)?;
+            for (place, ids) in places.into_iter().zip(found) {
+                texts[place] = self.vocabulary.decode(&ids)?;
             }
         }
         Ok(texts)
@@ -291,13 +296,25 @@ impl Task for Pairs {
             loss += f64::from(judged.loss().into_scalar::<f32>()) * count;
             tokens += count;
         }
-        let bleu = bleu(&self.translations(model, split)?, &split.references, self.lowercase);
+        let translations = self.translations(model, split, &(0..split.source.len()).collect::<Vec<_>>())?;
+        let bleu = bleu(&translations, &split.references, self.lowercase);
         Ok(Evaluation {
             accuracy: Some(right / tokens),
             bleu: Some(bleu),
             cut: split.source.cut() + split.target.cut(),
             ..Evaluation::new(split.source.len(), loss / tokens, began)
         })
+    }
+
+    fn samples(&self, _recipe: &Recipe, model: &Translator) -> Result<Option<Samples>> {
+        let pairs: Vec<usize> = spread(self.test.source.len(), SHOWN).collect();
+        let told = |(&pair, translation): (&usize, String)| {
+            let source = self.vocabulary.decode(self.test.source.ids(pair))?;
+            Ok(Translation { source, reference: self.test.references[pair].clone(), translation })
+        };
+        let translations = self.translations(model, &self.test, &pairs)?;
+        let samples = pairs.iter().zip(translations).map(told).collect::<Result<_>>()?;
+        Ok(Some(Samples::Translations(samples)))
     }
 
     fn packed(model: &Translator) -> Result<Option<PackedWeights>> {

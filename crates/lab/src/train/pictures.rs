@@ -7,7 +7,11 @@ use resolvent::{Mechanism, attention::MultiHeadAttention, models::VitConfig};
 use resolvent_kernels::mechanism::KappaRule;
 use serde::{Deserialize, Serialize};
 
-use super::{PackedWeights, Part, PictureModel, Task, TaskData, device_of, packed_weights, soft_cross_entropy};
+use super::{
+    Errors, PackedWeights, Part, PictureModel, Samples, Task, TaskData, device_of, packed_weights,
+    samples::{LOOKED_AT, thumbnail},
+    soft_cross_entropy,
+};
 use crate::{
     Error, Recipe, Result,
     augment::{Augment, Transform},
@@ -15,6 +19,7 @@ use crate::{
     data::{BatchPlan, Batches, ChannelStats, PictureBatch, PictureDataset, PictureLoader, PictureShape, PictureSplit},
     eval::{BATCH, Evaluation, Tally, check_labels},
     recipe::{ModelRecipe, VitRecipe},
+    stats::spread,
 };
 
 /// The pictures of a run.
@@ -111,7 +116,15 @@ impl Pictures {
         device: &Device,
         forward: impl Fn(Tensor<4>) -> Result<Tensor<2>>,
     ) -> Result<Tally<'_>> {
-        let split = if part == Part::Test { &self.test } else { &self.watched };
+        self.judge_split(if part == Part::Test { &self.test } else { &self.watched }, device, forward)
+    }
+
+    fn judge_split(
+        &self,
+        split: &Arc<PictureSplit>,
+        device: &Device,
+        forward: impl Fn(Tensor<4>) -> Result<Tensor<2>>,
+    ) -> Result<Tally<'_>> {
         let loader = self.loader(split, Augment::default(), BatchPlan::evaluation(BATCH))?;
         let mut tally = Tally::new(&self.expects.classes);
         for batch in loader.epoch(0, 0)? {
@@ -225,6 +238,15 @@ impl Task for Pictures {
 
     fn evaluate(&self, model: &PictureModel, part: Part) -> Result<Evaluation> {
         Ok(self.judge(part, &device_of(model), |pictures| model.try_forward(pictures))?.finish())
+    }
+
+    fn samples(&self, _recipe: &Recipe, model: &PictureModel) -> Result<Option<Samples>> {
+        let examples: Vec<usize> = spread(self.test.len(), LOOKED_AT).collect();
+        let split = Arc::new(self.test.select(&examples));
+        let logits = self.judge_split(&split, &device_of(model), |pictures| model.try_forward(pictures))?.logits;
+        let show = |example| Ok::<_, Error>(thumbnail(self.test.shape(), &self.test.picture(example)?));
+        let errors = Errors::new(&self.expects.classes, &logits, &examples, split.labels(), show)?;
+        Ok(Some(Samples::Errors(errors)))
     }
 
     fn packed(model: &PictureModel) -> Result<Option<PackedWeights>> {

@@ -327,15 +327,17 @@ impl<T: Task> Run<'_, T> {
     }
 
     fn finish(self, ended: Ended) -> Result<Outcome> {
-        let test = match &self.latest {
-            Some(latest) if !self.holds_out() => latest.clone(),
-            _ => {
-                let chosen = self.chosen()?;
-                match stop::until(&self.options.stop, || self.task.evaluate(&chosen, Part::Test)) {
-                    Err(Error::Stopped) => return Ok(self.interrupted()),
-                    test => test?,
-                }
-            }
+        let chosen = self.chosen()?;
+        let judged = || {
+            let test = match &self.latest {
+                Some(latest) if !self.holds_out() => latest.clone(),
+                _ => self.task.evaluate(&chosen, Part::Test)?,
+            };
+            Ok((test, self.task.samples(self.recipe, &chosen)?))
+        };
+        let (test, samples) = match stop::until(&self.options.stop, judged) {
+            Err(Error::Stopped) => return Ok(self.interrupted()),
+            judged => judged?,
         };
         let (seconds, session) = (self.seconds(), self.session);
         let rate = self.recipe.schedule.step_examples() as f64 / session.time.seconds_per_step();
@@ -355,6 +357,7 @@ impl<T: Task> Run<'_, T> {
             best: session.state.best,
             origin: session.state.origin,
             time: session.time,
+            samples,
             test,
         };
         let folder = &self.options.out_dir;

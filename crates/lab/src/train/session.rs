@@ -307,7 +307,10 @@ impl<'a, T: Task> Session<'a, T> {
         if let Some(average) = &self.average {
             saved.push((parts::AVERAGE, module_bytes(average.clone())?));
         }
-        saved.push((parts::OPTIMISER, self.optimiser.into_bytes().map_err(|e| cannot_serialise(e.into()))?));
+        // Burn writes the moments in the order of a hash map, which is another in every process, and reads them by their names.
+        let moments = self.optimiser.into_bytes().and_then(OptimizerRecord::from_bytes);
+        let moments = moments.and_then(OptimizerRecord::into_bytes).map_err(|e| cannot_serialise(e.into()))?;
+        saved.push((parts::OPTIMISER, moments));
         saved.extend(self.task.extras()?);
         Ok(saved)
     }

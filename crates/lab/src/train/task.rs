@@ -7,7 +7,7 @@ use burn::{
 };
 use resolvent::attention::MultiHeadAttention;
 
-use super::PackedWeights;
+use super::{PackedWeights, Samples};
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Expectation},
@@ -179,6 +179,16 @@ pub trait Task: Send + Sync {
     /// # Errors
     /// As [`Task::loss`].
     fn evaluate(&self, model: &Self::Model, part: Part) -> Result<Evaluation>;
+
+    /// What `model` says of some test examples, for the report. It costs little beside [`Task::evaluate`] on a large test part. Default:
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`Task::loss`]; [`crate::Error::Stopped`].
+    fn samples(&self, recipe: &Recipe, model: &Self::Model) -> Result<Option<Samples>> {
+        let _ = (recipe, model);
+        Ok(None)
+    }
 
     /// Further scalars that `model` learns, by name, for reports: those of [`Task::attentions`] are there anyway. Default: none.
     fn scalars(model: &Self::Model) -> Vec<(String, f64)> {

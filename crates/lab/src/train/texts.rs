@@ -13,8 +13,9 @@ use resolvent_kernels::mechanism::KappaRule;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    PackedWeights, Part, Task, TaskData, block_name, device_of, packed_weights,
+    Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, block_name, device_of, packed_weights,
     pictures::{smoothed, wrong_kind},
+    samples::{LOOKED_AT, beginning},
     soft_cross_entropy,
 };
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
     },
     eval::{Evaluation, Tally, check_labels},
     recipe::{ModelRecipe, TextModelRecipe},
+    stats::spread,
 };
 
 /// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it.
@@ -297,6 +299,24 @@ impl Task for Texts {
 
     fn evaluate(&self, model: &TextClassifier, part: Part) -> Result<Evaluation> {
         Ok(self.judge(model, part, None)?.finish())
+    }
+
+    fn samples(&self, _recipe: &Recipe, model: &TextClassifier) -> Result<Option<Samples>> {
+        let chosen: Vec<usize> = spread(self.test.labels.len(), LOOKED_AT).collect();
+        let lengths: Vec<usize> = chosen.iter().map(|&text| self.test.lengths[text]).collect();
+        let (device, mut logits, mut examples, mut labels) = (device_of(model), Vec::new(), Vec::new(), Vec::new());
+        for places in by_budget(&lengths, BATCH_TOKENS) {
+            crate::stop::check()?;
+            let texts: Vec<usize> = places.into_iter().map(|place| chosen[place]).collect();
+            let batch = self.test.batch(&texts);
+            let (tokens, padding) = token_inputs(batch.tokens, &device);
+            logits.extend(model.try_forward(tokens, padding)?.into_data().iter::<f32>());
+            examples.extend(texts);
+            labels.extend(batch.labels);
+        }
+        let show = |text| Ok::<_, Error>(Seen::Text(beginning(&self.vocabulary.decode(self.test.texts.ids(text))?)));
+        let errors = Errors::new(&self.expects.classes, &logits, &examples, &labels, show)?;
+        Ok(Some(Samples::Errors(errors)))
     }
 
     fn packed(model: &TextClassifier) -> Result<Option<PackedWeights>> {
