@@ -358,6 +358,14 @@ fn layers(e: &Explanation) -> Markup {
 
 fn examples(e: &Explanation) -> Markup {
     let percent = |share: f64| format!("{:.1}", 100.0 * share);
+    if e.maps.is_empty() {
+        return html! {
+            table class="sortable" {
+                thead { tr { @for heading in ["Example", "Goes on with", "Probability"] { th scope="col" { (heading) } } } }
+                tbody { @for found in &e.answers { tr { th scope="row" { (found.name) } td { (format!("{:?}", found.answer)) } td { (percent(found.probability)) } } } }
+            }
+        };
+    }
     html! {
         table class="sortable" {
             thead { tr { @for heading in ["Example", "Is", "Answer", "Probability", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "Weight in boxes"] { th scope="col" { (heading) } } } }
