@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the portable path of the kernels, and of the layers around attention, in Miri, the interpreter that finds undefined behaviour: data races between threads,
 # overlapping parts of a buffer, reads of memory that nothing wrote, pointers out of bounds. Hours on one core.
-# Needs a nightly toolchain with the components miri and rust-src. Arguments go to the test binaries: `scripts/miri.sh heads`.
+# Needs a nightly toolchain with the components miri and rust-src. Arguments go to the test binaries: `scripts/miri.sh heads_of_pairs`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo +nightly miri --version >/dev/null 2>&1 || rustup component add miri rust-src --toolchain nightly

@@ -28,11 +28,50 @@ fn check(json: &str, shape: Shape) {
     assert_solution(json, &got, &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
 }
 
-/// Two heads for two threads.
-#[test]
-fn heads() {
+/// Two heads for two threads, of the presets with these names and all their options.
+fn heads_of(ids: &[&str]) {
     let shape = Shape { batch: 1, heads: 2, seq_q: 9, seq_kv: 11, head_dim: 3, value_dim: 2 };
-    VARIANTS.iter().for_each(|json| check(json, shape));
+    let is_one = |json: &&&str| ids.contains(&Mechanism::from_json(json).unwrap().id());
+    let mut variants = VARIANTS.iter().filter(is_one).peekable();
+    assert!(variants.peek().is_some(), "{ids:?}");
+    variants.for_each(|json| check(json, shape));
+}
+
+const DENSE: &[&str] = &["softmax", "infsa", "fna", "laplacian-exact"];
+const SERIES: &[&str] = &["infsa-resolvent"];
+const POOLS: &[&str] = &["uniform", "linear-infsa"];
+const CLUSTERS: &[&str] = &["ssa"];
+const LANDMARKS: &[&str] = &["soft", "soft-pp", "laplacian"];
+
+#[test]
+fn heads_of_pairs() {
+    heads_of(DENSE);
+}
+
+#[test]
+fn heads_of_series() {
+    heads_of(SERIES);
+}
+
+#[test]
+fn heads_of_pools() {
+    heads_of(POOLS);
+}
+
+#[test]
+fn heads_of_clusters() {
+    heads_of(CLUSTERS);
+}
+
+#[test]
+fn heads_of_landmarks() {
+    heads_of(LANDMARKS);
+}
+
+#[test]
+fn no_head_is_left_out() {
+    let tested = [DENSE, SERIES, POOLS, CLUSTERS, LANDMARKS].concat();
+    assert!(VARIANTS.iter().all(|json| tested.contains(&Mechanism::from_json(json).unwrap().id())));
 }
 
 /// Compositions of every structure and series, for two threads as well.
