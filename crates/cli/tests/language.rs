@@ -108,8 +108,9 @@ fn a_language_model_is_analysed() {
     assert!(page.contains("token 3 (") && page.contains("class=\"word\""), "points of the diffusion map have words");
     let of_text = sandbox.run(&[&command[..], &["text", "--text", "abcdefgh"]].concat()).success().json();
     assert_eq!(of_text["layers"][0]["tokens"], 8);
-    let outcome = sandbox.run(&["explain", "--checkpoint", "run"]);
-    assert!(outcome.failure(1).contains("plain text"));
+    let explained = sandbox.run(&["explain", "--checkpoint", "run", "--out", "maps"]).success().stdout;
+    assert!(explained.contains("blocks.1") && explained.contains("the last token looks at"), "{explained}");
+    assert!(sandbox.path("maps/report.html").exists());
 }
 
 /// Heads of a language model are fitted on its own windows; it is judged, and goes on, with what was found.

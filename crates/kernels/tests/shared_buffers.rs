@@ -135,18 +135,18 @@ fn tiles_of_pairs() {
         r#"{"mechanism": "infsa", "eps": 0.125}"#,
         r#"{"mechanism": "fna", "kappa": "vision"}"#,
     ] {
-        check(json, Shape { seq_q: 260, ..alone(20) });
-        check(json, Shape { seq_kv: 260, ..alone(20) });
+        check(json, Shape { seq_q: 260, ..alone(4) });
+        check(json, Shape { seq_kv: 260, ..alone(4) });
     }
-    check(r#"{"mechanism": "softmax", "causal": true}"#, Shape { seq_kv: 260, ..alone(20) });
+    check(r#"{"mechanism": "softmax", "causal": true}"#, Shape { seq_kv: 260, ..alone(4) });
 }
 
 /// Two tasks of tokens, and a rest.
 #[test]
 fn tasks_of_clusters() {
     for json in [
-        r#"{"mechanism": "ssa", "clusters": 6, "samples": 3}"#,
-        r#"{"mechanism": "ssa", "clusters": 6, "estimator": "centroid", "causal": true, "balance": null}"#,
+        r#"{"mechanism": "ssa", "clusters": 6, "samples": 3, "kmeans_iterations": 1}"#,
+        r#"{"mechanism": "ssa", "clusters": 6, "estimator": "centroid", "causal": true, "balance": null, "kmeans_iterations": 1}"#,
     ] {
         check(json, alone(130));
     }
@@ -158,10 +158,13 @@ fn tasks_of_landmarks() {
     for json in [
         r#"{"mechanism": "soft-pp", "ridge": 0.25, "landmarks": {"kind": "pool", "ratio": 16}}"#,
         r#"{"mechanism": "laplacian", "ridge": 0.125, "whiten_eps": 0.125, "landmarks": {"kind": "pool", "ratio": 16}}"#,
-        r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125}"#,
-        r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#,
     ] {
         check(json, alone(130));
+    }
+    check(r#"{"mechanism": "laplacian-exact", "whiten_eps": 0.125}"#, Shape { seq_q: 4, ..alone(130) });
+    // All pairs of so many tokens are too many for Miri.
+    if !cfg!(miri) {
+        check(r#"{"mechanism": "soft", "landmarks": {"kind": "all"}}"#, alone(130));
     }
 }
 

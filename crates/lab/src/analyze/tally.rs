@@ -7,8 +7,15 @@ use crate::stats::Interval;
 const ROOM: usize = 4096;
 /// Heads listed one by one in a report.
 pub const LISTED: usize = 2000;
-/// Errors that differ by less than this share of one are the same: what is left is rounding.
+/// Errors that differ by less than this share of one, or by less than f32 rounds of an output, are the same.
 const SAME: f64 = 1e-4;
+const ROUNDING: f64 = 1e-6;
+
+/// Whether an error is less than `other` by more than rounding.
+fn is_less(error: f64, other: f64) -> bool {
+    error < other * (1.0 - SAME) - ROUNDING
+}
+
 /// Kinds of remarks kept of a mechanism.
 const REMARKS: usize = 12;
 
@@ -213,7 +220,7 @@ impl Tally {
             false => self.incomparable += 1,
         }
         let close = error.filter(|error| *error <= CLOSE);
-        let nearer = |error: f64| head.mean_of_values.is_none_or(|mean| error < mean * (1.0 - SAME));
+        let nearer = |error: f64| head.mean_of_values.is_none_or(|mean| is_less(error, mean));
         self.close += usize::from(close.is_some());
         self.close_nearer += usize::from(close.is_some_and(nearer));
         self.broken += usize::from(head.comparable && head.output.is_none());
@@ -222,8 +229,8 @@ impl Tally {
         self.cosine.add(head.output.map(|output| output.cosine));
         self.mean_of_values.add(head.mean_of_values);
         if let Some((error, mean)) = error.zip(head.mean_of_values) {
-            self.beside_mean[0] += usize::from(error < mean * (1.0 - SAME));
-            self.beside_mean[1] += usize::from(error > mean * (1.0 + SAME));
+            self.beside_mean[0] += usize::from(is_less(error, mean));
+            self.beside_mean[1] += usize::from(is_less(mean, error));
         }
         self.layers[layer].error.add(error);
         head.notes.iter().for_each(|note| self.remarks.add(note));
