@@ -91,8 +91,9 @@ fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
         let resumed = finished(train::run(&recipe, &data, &options).unwrap());
 
         assert_eq!(weights(&cut, &recipe, &data), weights(&whole, &recipe, &data), "{name}: every weight, bit for bit");
-        // Burn draws the ids of what batch norms remember, which only pyramids have.
-        let of_weights = if name == "pyramid" { &[][..] } else { &[parts::MODEL, parts::AVERAGE] };
+        // Burn draws the ids of what batch norms and codebooks remember.
+        let remembers = ["pyramid", "clustered"].contains(&name);
+        let of_weights = if remembers { &[][..] } else { &[parts::MODEL, parts::AVERAGE] };
         for part in of_weights.iter().chain(&[parts::OPTIMISER]) {
             let bytes = |run: &Path| fs::read(newest(run).join(part)).unwrap();
             assert!(bytes(&cut) == bytes(&whole), "{name}: {part}, byte for byte");
