@@ -19,8 +19,10 @@ from typing import Any
 import common
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[1] / "examples" / "data_parallel.py"
-#: How far the losses of the two may be apart, of their size.
-TOLERANCE = 1e-4
+#: How far the losses of the first steps may be apart, of their size. Later ones are told only: Adam divides gradients by their own size,
+#: so that what rounding leaves of small ones grows from step to step.
+TOLERANCE = 1e-5
+STEPS = 3
 
 
 def trained(processes: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -48,15 +50,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         for processes in list(runs) if n % 2 == 0 else list(runs)[::-1]:
             runs[processes].append(trained(processes, own))
     one, several = (runs[processes][0]["losses"] for processes in runs)
-    far = max(abs(a - b) / abs(a) for a, b in zip(one, several))
-    if not far <= TOLERANCE:
-        raise SystemExit(f"error: the losses are {far:.1e} of their size apart")
+    apart = [abs(a - b) / abs(a) for a, b in zip(one, several)]
+    far, first = max(apart), max(apart[:STEPS])
+    if not first <= TOLERANCE:
+        raise SystemExit(f"error: the losses of the first {STEPS} steps are {first:.1e} of their size apart")
     speeds = {processes: [run["tokens_per_second"] for run in done] for processes, done in runs.items()}
     medians = {processes: statistics.median(all_of) for processes, all_of in speeds.items()}
     ratio = medians[options.processes] / medians[1]
-    results |= {"tokens_per_second": speeds, "ratio": ratio, "losses": several, "losses_apart": far}
+    results |= {"tokens_per_second": speeds, "ratio": ratio, "losses": several, "first_losses_apart": first, "losses_apart": far}
     print(f"{medians[1]:.0f} tokens/s in one process, {medians[options.processes]:.0f} in {options.processes}")
-    print(f"{ratio:.2f} times as many; the losses are {far:.1e} of their size apart")
+    print(f"{ratio:.2f} times as many; the first losses are {first:.1e} of their size apart, all {far:.1e}")
     common.write(results, options.json)
     return results
 
