@@ -83,7 +83,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache with room for `capacity` tokens. It grows when more come, to at least twice its size; the tokens
+    /// An empty cache with memory for `capacity` tokens. It grows when more come, to at least twice its size; the tokens
     /// kept are then copied once. For `ssa` the capacity is the length that the clusters are made for, as that of a call is, and
     /// there can be no more tokens.
     ///
@@ -117,12 +117,12 @@ impl Cache {
             features: Vec::new(),
             routed: Vec::new(),
         };
-        cache.make_room();
+        cache.reserve();
         Ok(cache)
     }
 
-    /// Room for as many tokens as were asked for.
-    fn make_room(&mut self) {
+    /// Takes memory for as many tokens as were asked for.
+    fn reserve(&mut self) {
         if keeps_rows(&self.mechanism) {
             self.store.grow(self.token.batch, 0, self.capacity.max(1));
         }
@@ -138,7 +138,7 @@ impl Cache {
         self.store = store_of(&self.mechanism, &self.token, kv_heads);
         self.largest = vec![0.0; self.kv_slices()];
         self.clear();
-        self.make_room();
+        self.reserve();
         Ok(self)
     }
 
@@ -158,7 +158,7 @@ impl Cache {
         self.store.most()
     }
 
-    /// Bytes of what is kept, with the room for tokens to come.
+    /// Bytes of what is kept, with memory for tokens to come.
     pub fn bytes(&self) -> usize {
         let sums = size_of::<f64>() * (self.norms.len() + self.sums.len());
         let clusters: usize = self.clusters.iter().map(Past::bytes).sum();
@@ -320,15 +320,15 @@ impl Cache {
         self.seen.iter_mut().enumerate().for_each(|(sequence, seen)| *seen = tokens.seen(sequence, tokens.new - 1));
     }
 
-    /// Keeps keys and values, and makes the rows of them: as many at a time as a ring has room for.
+    /// Keeps keys and values, and makes the rows of them: as many at a time as a ring holds.
     fn attend_rows(&mut self, tokens: &Tokens<'_>, mut out: Option<&mut [f32]>) {
         let (batch, len, new, sharing) = (self.token.batch, self.len, tokens.new, self.sharing);
         let map = map_of(&self.mechanism);
         self.buckets.extend(&self.mechanism, len + new);
         let mut done = 0;
         while done < new {
-            let room = if out.is_some() { self.store.at_once(len + done) } else { new };
-            let next = done..new.min(done.saturating_add(room));
+            let at_once = if out.is_some() { self.store.at_once(len + done) } else { new };
+            let next = done..new.min(done.saturating_add(at_once));
             self.store.push(map, tokens, next.clone(), batch, len);
             done = next.end;
             if let Some(out) = &mut out {
@@ -342,7 +342,7 @@ impl Cache {
     }
 
     /// Takes the tokens of every slice into what is kept of it, one after the other, and writes their rows where they are asked for:
-    /// `take` is given a slice's past, its number and the token's, and, for a row, room for a sum of values, of which it returns the
+    /// `take` is given a slice's past, its number and the token's, and, for a row, where to add a sum of values, of which it returns the
     /// factor.
     fn go_on<P: Send>(
         (pasts, sums): (&mut [P], &mut [f64]),

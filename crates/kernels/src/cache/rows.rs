@@ -143,7 +143,7 @@ impl<'a> Rows<'a> {
         Self { level, token, reach: Reach::of(mechanism), extras, heads }
     }
 
-    /// Whether f32 has room for the scores of new queries `q [slices, all, head_dim]` over keys with entries up to `largest`, a number
+    /// Whether f32 holds the scores of new queries `q [slices, all, head_dim]` over keys with entries up to `largest`, a number
     /// for every head of keys.
     pub fn check(&self, q: &[f32], all: usize, largest: &[f32]) -> Result<()> {
         let Shape { heads, head_dim, .. } = self.token;

@@ -66,7 +66,7 @@ impl Store {
     /// Room for `tokens` of each of `batch` sequences, of which there are `len`; no more than is ever needed.
     pub fn grow(&mut self, batch: usize, len: usize, tokens: usize) {
         let capacity = self.most().map_or(tokens, |most| tokens.min(most));
-        // Before there is as much room as is ever needed, positions are slots.
+        // Until it has as many slots as are ever needed, positions are slots.
         let (len, old) = (len.min(self.capacity), self.capacity);
         for (kept, dim) in [(&mut self.keys, self.dims[0]), (&mut self.values, self.dims[1])] {
             *kept = moved(kept, [batch * self.heads, old * dim, capacity * dim], len * dim, 0.0);
@@ -80,9 +80,9 @@ impl Store {
     /// Writes some `new` tokens of a step behind the `len` before it; of those that later ones take the place of, none.
     pub fn push(&mut self, map: Map, tokens: &Tokens<'_>, new: Range<usize>, batch: usize, len: usize) {
         let end = len + new.end;
-        let room = self.most().map_or(end, |most| end.min(most));
-        if room > self.capacity {
-            self.grow(batch, len + new.start, room.max(2 * self.capacity));
+        let needed = self.most().map_or(end, |most| end.min(most));
+        if needed > self.capacity {
+            self.grow(batch, len + new.start, needed.max(2 * self.capacity));
         }
         if self.keep.is_empty() && tokens.masks_keys() {
             self.keep = vec![true; batch * self.capacity];

@@ -81,7 +81,7 @@ pub(super) fn kept_dims(mechanism: &Mechanism, token: &Shape) -> [usize; 2] {
     [token.head_dim + map_of(mechanism).channels(), token.value_dim]
 }
 
-/// A store without room.
+/// A store without memory yet.
 pub(super) fn store_of(mechanism: &Mechanism, token: &Shape, kv_heads: usize) -> Store {
     Store::new(kv_heads, kept_dims(mechanism, token), Reach::of(mechanism))
 }

@@ -2,23 +2,29 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::Level;
+use super::{Level, rows::prefetch};
 
 /// `out_j = |x_j - y|^2` for every row `x_j` of `x [out.len(), y.len()]`, without the cancellation of expanding the square.
 pub(crate) fn squares(level: Level, x: &[f32], y: &[f32], out: &mut [f32]) {
     debug_assert_eq!(x.len(), y.len() * out.len());
-    level.dispatch(Squares { x, y, out });
+    level.dispatch(Apart::<true> { x, y, out });
 }
 
-struct Squares<'a> {
+/// `out_j = |x_j - y|_1` for every row `x_j` of `x [out.len(), y.len()]`.
+pub(crate) fn absolutes(level: Level, x: &[f32], y: &[f32], out: &mut [f32]) {
+    debug_assert_eq!(x.len(), y.len() * out.len());
+    level.dispatch(Apart::<false> { x, y, out });
+}
+
+/// Sums of differences, or of their squares.
+struct Apart<'a, const SQUARED: bool> {
     x: &'a [f32],
     y: &'a [f32],
     out: &'a mut [f32],
 }
 
-impl WithSimd for Squares<'_> {
+impl<const SQUARED: bool> WithSimd for Apart<'_, SQUARED> {
     type Output = ();
-
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, y, out } = self;
@@ -26,11 +32,16 @@ impl WithSimd for Squares<'_> {
         let last = simd.partial_load_f32s(y_tail);
         for (o, x) in out.iter_mut().zip(x.chunks_exact(y.len())) {
             let (head, tail) = S::as_simd_f32s(x);
-            let rest = simd.sub_f32s(simd.partial_load_f32s(tail), last);
-            let mut sum = simd.mul_f32s(rest, rest);
+            let apart = simd.sub_f32s(simd.partial_load_f32s(tail), last);
+            let mut sum = if SQUARED { simd.mul_f32s(apart, apart) } else { simd.abs_f32s(apart) };
             for (x, y) in head.iter().zip(y_head) {
-                let difference = simd.sub_f32s(*x, *y);
-                sum = simd.mul_add_e_f32s(difference, difference, sum);
+                prefetch(x);
+                let apart = simd.sub_f32s(*x, *y);
+                sum = if SQUARED {
+                    simd.mul_add_e_f32s(apart, apart, sum)
+                } else {
+                    simd.add_f32s(sum, simd.abs_f32s(apart))
+                };
             }
             *o = simd.reduce_sum_f32s(sum);
         }

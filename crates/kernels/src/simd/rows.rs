@@ -3,7 +3,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::{Level, product::Term, stream::stream_outer};
+use super::{Level, distance, product::Term, stream::stream_outer};
 
 /// `out_j = x_j . y` for every row `x_j` of `x [out.len(), y.len()]`.
 pub(crate) fn dots(level: Level, x: &[f32], y: &[f32], out: &mut [f32]) {
@@ -16,8 +16,8 @@ pub(crate) fn terms(level: Level, term: Term, x: &[f32], y: &[f32], out: &mut [f
     debug_assert_eq!(x.len(), y.len() * out.len());
     match term {
         Term::Product => dots(level, x, y, out),
-        Term::SquaredDifference => level.dispatch(Apart::<true> { x, y, out }),
-        Term::Difference => level.dispatch(Apart::<false> { x, y, out }),
+        Term::SquaredDifference => distance::squares(level, x, y, out),
+        Term::Difference => distance::absolutes(level, x, y, out),
     }
 }
 
@@ -179,38 +179,6 @@ impl WithSimd for Dots<'_> {
             for (x, y) in head.iter().zip(y_head) {
                 prefetch(x);
                 sum = simd.mul_add_e_f32s(*x, *y, sum);
-            }
-            *o = simd.reduce_sum_f32s(sum);
-        }
-    }
-}
-
-/// Sums of differences, or of their squares.
-struct Apart<'a, const SQUARED: bool> {
-    x: &'a [f32],
-    y: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl<const SQUARED: bool> WithSimd for Apart<'_, SQUARED> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self { x, y, out } = self;
-        let (y_head, y_tail) = S::as_simd_f32s(y);
-        let last = simd.partial_load_f32s(y_tail);
-        for (o, x) in out.iter_mut().zip(x.chunks_exact(y.len())) {
-            let (head, tail) = S::as_simd_f32s(x);
-            let apart = simd.sub_f32s(simd.partial_load_f32s(tail), last);
-            let mut sum = if SQUARED { simd.mul_f32s(apart, apart) } else { simd.abs_f32s(apart) };
-            for (x, y) in head.iter().zip(y_head) {
-                prefetch(x);
-                let apart = simd.sub_f32s(*x, *y);
-                sum = if SQUARED {
-                    simd.mul_add_e_f32s(apart, apart, sum)
-                } else {
-                    simd.add_f32s(sum, simd.abs_f32s(apart))
-                };
             }
             *o = simd.reduce_sum_f32s(sum);
         }
