@@ -90,9 +90,9 @@ def attend(
     """
     tensors = Tensors.read(q, k, v)
     mechanism, parameters = _composed(mechanism, tensors, bias, window, parameters)
-    options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, landmark_indices)
-    options.dropout = (dropout_kind, dropout, seed) if dropout else None
-    options.clusters, options.threads, options.precision = clusters, threads, precision
+    drawn = (dropout_kind, dropout, seed)
+    given = (mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, landmark_indices)
+    options = _Options(*given, dropout=drawn, clusters=clusters, precision=precision, threads=threads)
     return _forward(tensors, options, out, return_state)
 
 
@@ -141,9 +141,9 @@ def attend_backward(
     """
     tensors = Tensors.read(q, k, v)
     mechanism, parameters = _composed(mechanism, tensors, bias, window, parameters)
-    options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, landmark_indices)
-    options.dropout = (dropout_kind, dropout, seed) if dropout else None
-    options.clusters, options.threads, options.precision = clusters, threads, precision
+    drawn = (dropout_kind, dropout, seed)
+    given = (mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, landmark_indices)
+    options = _Options(*given, dropout=drawn, clusters=clusters, precision=precision, threads=threads)
     return _backward(tensors, options, dout, wrt, state)
 
 
@@ -203,10 +203,9 @@ def attend_varlen(
     """
     tensors = Tensors.read(q, k, v, end_to_end=True)
     mechanism, parameters = _composed(mechanism, tensors, None, window, parameters)
-    options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, None)
-    options.dropout = (dropout_kind, dropout, seed) if dropout else None
-    options.clusters, options.threads, options.precision = clusters, threads, precision
-    options.sequences = _sequences(cu_seqlens_q, cu_seqlens_k)
+    drawn, sequences = (dropout_kind, dropout, seed), _sequences(cu_seqlens_q, cu_seqlens_k)
+    given = (mechanism, causal, strategy, key_mask, query_mask, parameters, codebook)
+    options = _Options(*given, dropout=drawn, clusters=clusters, precision=precision, threads=threads, sequences=sequences)
     return _forward(tensors, options, out, return_state)
 
 
@@ -241,10 +240,9 @@ def attend_varlen_backward(
     """
     tensors = Tensors.read(q, k, v, end_to_end=True)
     mechanism, parameters = _composed(mechanism, tensors, None, window, parameters)
-    options = _Options(mechanism, causal, strategy, key_mask, query_mask, parameters, codebook, None)
-    options.dropout = (dropout_kind, dropout, seed) if dropout else None
-    options.clusters, options.threads, options.precision = clusters, threads, precision
-    options.sequences = _sequences(cu_seqlens_q, cu_seqlens_k)
+    drawn, sequences = (dropout_kind, dropout, seed), _sequences(cu_seqlens_q, cu_seqlens_k)
+    given = (mechanism, causal, strategy, key_mask, query_mask, parameters, codebook)
+    options = _Options(*given, dropout=drawn, clusters=clusters, precision=precision, threads=threads, sequences=sequences)
     return _backward(tensors, options, dout, wrt, state)
 
 
@@ -264,8 +262,7 @@ def clusters(
     """The clusters and sampled edges that a call of a clustered mechanism finds, to be used again."""
     mechanism = Mechanism.of(mechanism)
     tensors = Tensors.read(q, k, v)
-    options = _Options(mechanism, causal, strategy, key_mask, query_mask, None, codebook, None)
-    options.threads = threads
+    options = _Options(mechanism, causal, strategy, key_mask, query_mask, None, codebook, threads=threads)
     return options.call(tensors).plan_clusters(*tensors.inputs)
 
 
@@ -281,19 +278,23 @@ class _Options:
         query_mask: Any,
         parameters: Mapping[str, Any] | None,
         codebook: Any,
-        landmark_indices: Any,
+        landmark_indices: Any = None,
+        *,
+        dropout: tuple[str, float, int] = ("weights", 0.0, 0),
+        clusters: _resolvent.Clusters | None = None,
+        precision: str = "full",
+        threads: int | None = None,
+        sequences: tuple[list[int], list[int] | None] | None = None,
     ) -> None:
+        """``dropout`` is its kind, share and seed."""
         self.mechanism, self.causal, self.strategy = mechanism, bool(causal), strategy
         self.key_mask = None if key_mask is None else dense(key_mask, "key_mask")
         self.query_mask = None if query_mask is None else dense(query_mask, "query_mask")
         self.parameters = {name: dense(values, name) for name, values in (parameters or {}).items()}
         self.codebook = None if codebook is None else dense(codebook, "codebook")
         self.landmark_indices = None if landmark_indices is None else dense(landmark_indices, "landmark_indices")
-        self.clusters: _resolvent.Clusters | None = None
-        self.dropout: tuple[str, float, int] | None = None
-        self.threads: int | None = None
-        self.precision = "full"
-        self.sequences: tuple[list[int], list[int] | None] | None = None
+        self.dropout = dropout if dropout[1] else None
+        self.clusters, self.precision, self.threads, self.sequences = clusters, precision, threads, sequences
 
     def find_clusters(self, tensors: Tensors) -> None:
         """Finds the clusters, where a call has any and they are not known."""
