@@ -2,10 +2,10 @@
 
 mod support;
 
-#[allow(dead_code)] // their `main`
+#[allow(dead_code)] // its `main`
 #[path = "../examples/own_data.rs"]
 mod own_data;
-#[allow(dead_code)]
+#[allow(dead_code)] // its `main`
 #[path = "../examples/own_model.rs"]
 mod own_model;
 
