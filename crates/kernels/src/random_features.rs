@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 /// every row alone is standard normal. "Rethinking Attention with Performers", section 3.2 (orthogonal random features). A larger count
 /// only adds rows. The numbers are f32, so that all arithmetic has the same ones.
 pub(crate) fn directions(seed: u64, count: usize, dim: usize) -> Vec<f64> {
-    let mut normal = Normal { rng: ChaCha8Rng::seed_from_u64(seed), spare: None };
+    let mut normal = Normal::new(seed, 0);
     let mut rows: Vec<f64> = Vec::with_capacity(count * dim);
     // The block at its full precision: rows that are rounded are not orthogonal to it.
     let mut block: Vec<f64> = Vec::with_capacity(dim * dim);
@@ -26,19 +26,26 @@ pub(crate) fn directions(seed: u64, count: usize, dim: usize) -> Vec<f64> {
 }
 
 /// Standard normal numbers: Marsaglia's polar method, which makes two at a time.
-struct Normal {
+pub(crate) struct Normal {
     rng: ChaCha8Rng,
     spare: Option<f64>,
 }
 
 impl Normal {
+    /// Draws that depend on `seed` and `stream` alone.
+    pub fn new(seed: u64, stream: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(stream);
+        Self { rng, spare: None }
+    }
+
     /// Uniform in (-1, 1).
     fn uniform(&mut self) -> f64 {
         let unit = (self.rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
         2.0 * unit - 1.0
     }
 
-    fn next(&mut self) -> f64 {
+    pub fn next(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;
         }

@@ -41,7 +41,8 @@ impl Tol {
             Mechanism::Laplacian(_) | Mechanism::LaplacianExact(_) => (2e-5, 5e-5),
             Mechanism::Composed(m) => match (&m.series, &m.structure) {
                 (Series::Resolvent(m), _) => (1e-5 + 10.0 * m.tol.max(LEAST_TOL), 1e-5 + 10.0 * m.tol.max(LEAST_TOL)),
-                (_, Structure::Nystrom(_)) => (2e-5, 5e-5),
+                // Keys and values are rounded once more where they are projected.
+                (_, Structure::Nystrom(_) | Structure::Projected(_)) => (2e-5, 5e-5),
                 _ => (1e-5, 1e-5),
             },
             _ => (1e-5, 1e-5),

@@ -43,6 +43,12 @@ const STRUCTURES: &[&str] = &[
 /// Every query for itself. Its combinations come last: numbers of combinations are seeds.
 const ROUTED: &str = r#"{"kind": "clustered", "clusters": 4, "routes": 2, "route_by": "query", "cluster_on": "keys", "estimator": "centroid"}"#;
 
+/// Maps that are as wide as the tokens and those that are wider, shared and of each head. They come last too.
+const PROJECTED: &[&str] = &[
+    r#"{"kind": "projected", "count": 3}"#,
+    r#"{"kind": "projected", "count": 5, "per_head": true, "max_tokens": 12, "seed": 3}"#,
+];
+
 /// What `factors` takes: an inverse of a matrix that is not symmetric, which as it is no other normalisation of the walk has digits of.
 const FACTORED: &[&str] = &[
     r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "count": 3}, "ridge": 0.0, "newton_iterations": 5, "gradient": "unrolled"}"#,
@@ -84,7 +90,8 @@ fn product() -> impl Iterator<Item = String> {
             .chain(STRUCTURES)
             .flat_map(move |f| SERIES.iter().map(move |s| parts(*score, *f, r#"{"kind": "factors"}"#, *s)))
     });
-    all.chain(factored).chain(SCORES.iter().flat_map(move |score| two(*score, ROUTED)))
+    let late = move |structure: &'static str| SCORES.iter().flat_map(move |score| two(*score, structure));
+    all.chain(factored).chain(late(ROUTED)).chain(PROJECTED.iter().flat_map(move |structure| late(structure)))
 }
 
 /// A call of a combination: sizes, causality, tied keys, masks.
@@ -210,6 +217,9 @@ fn check_gradients(what: &str, p: &Problem) {
 fn check_parameter(what: &str, p: &Problem, parameter: Parameter, gradient: &[f64]) {
     const STEP: f32 = 1.0 / 1024.0;
     let values = p.mechanism.parameter_default(parameter, &p.shape);
+    if parameter.is_map() {
+        return check_map(what, p, parameter, &values);
+    }
     let at = |step: f32| {
         let mut p = p.clone();
         p.parameters.insert(parameter, values.iter().map(|x| x + step).collect());
@@ -221,6 +231,25 @@ fn check_parameter(what: &str, p: &Problem, parameter: Parameter, gradient: &[f6
     let measured = (8.0 * near - far) / (6.0 * unit);
     let got: f64 = gradient.iter().sum();
     assert!((measured - got).abs() < 2e-6 * (1.0 + got.abs() + near.abs() / unit), "{what}: {measured}, got {got}");
+}
+
+/// A map's gradient along a direction that meets its entries, near those of `values`: there and by steps that f32 holds.
+fn check_map(what: &str, p: &Problem, parameter: Parameter, values: &[f32]) {
+    const STEP: f32 = 1.0 / (1 << 20) as f32;
+    let direction = |i: usize| ((i * i + 3 * i + 1) % 7) as f32 - 3.0;
+    let at = |step: f32| {
+        let entry = |(i, x): (usize, &f32)| (x * 1024.0).round() / 1024.0 + step * direction(i);
+        let mut p = p.clone();
+        p.parameters.insert(parameter, values.iter().enumerate().map(entry).collect());
+        p
+    };
+    let here = at(0.0);
+    let b = reference::backward(&p.mechanism, &p.shape, &here.inputs(), &p.mask(), &p.dout).unwrap();
+    let gradient = &b.parameters[&parameter];
+    let measured = (loss(&at(STEP)) - loss(&at(-STEP))) / f64::from(2.0 * STEP);
+    let got: f64 = gradient.iter().enumerate().map(|(i, g)| g * f64::from(direction(i))).sum();
+    let size = gradient.iter().map(|g| g * g).sum::<f64>().sqrt() + 1e-3;
+    assert!((measured - got).abs() < 2e-6 * size * (gradient.len() as f64).sqrt(), "{what}: {measured}, got {got}");
 }
 
 #[test]

@@ -49,6 +49,12 @@ const STRUCTURES: &[&str] = &[
     r#"{"kind": "clustered", "clusters": 3, "routes": 1, "route_by": "query", "cluster_on": "keys", "estimator": "centroid"}"#,
 ];
 
+/// Maps of projected keys, shared and of each head. Their combinations come last, so that the others draw what they drew.
+const PROJECTED: &[&str] = &[
+    r#"{"kind": "projected", "count": 3}"#,
+    r#"{"kind": "projected", "count": 5, "per_head": true, "max_tokens": 12, "seed": 3}"#,
+];
+
 /// What `factors` takes: an inverse of a matrix that is not symmetric.
 const FACTORED: &[&str] = &[
     r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "count": 3}, "ridge": 0.0, "newton_iterations": 5, "gradient": "unrolled"}"#,
@@ -217,6 +223,11 @@ fn product() -> impl Iterator<Item = (usize, [&'static str; 4])> {
                     .iter()
                     .enumerate()
                     .map(move |(n, series)| (i + 2 * j + n, [*score, *structure, factors, *series]))
+            })
+        }))
+        .chain(SCORES.iter().enumerate().flat_map(move |(i, score)| {
+            PROJECTED.iter().enumerate().flat_map(move |(j, structure)| {
+                two(i + 2 * j).map(move |(n, normalisation, series)| (n, [*score, *structure, normalisation, series]))
             })
         }))
 }

@@ -34,11 +34,16 @@ pub enum Parameter {
     /// Added to the logits of pairs for where their tokens are: the numbers of a [`crate::mechanism::Bias`]. Whether a call has to give
     /// them [`crate::Mechanism::requires`] says.
     Bias,
+    /// What projected keys are made with, `[count, tokens]` or `[heads, count, tokens]`; replaces the map drawn by the `seed` of the structure
+    /// `projected`.
+    KeyMap,
+    /// The same of values.
+    ValueMap,
 }
 
 impl Parameter {
     /// Every parameter.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Gamma,
         Self::Alpha,
         Self::Kappa,
@@ -51,6 +56,8 @@ impl Parameter {
         Self::GivenLandmarks,
         Self::Offset,
         Self::Bias,
+        Self::KeyMap,
+        Self::ValueMap,
     ];
 
     /// The tensor's name in files.
@@ -73,6 +80,8 @@ impl Parameter {
             Self::GivenLandmarks => "dgiven_landmarks",
             Self::Offset => "doffset",
             Self::Bias => "dbias",
+            Self::KeyMap => "dkey_map",
+            Self::ValueMap => "dvalue_map",
         }
     }
 
@@ -88,7 +97,17 @@ impl Parameter {
         )
     }
 
-    /// Which of the `len` elements of a parameter, but a bias, belong to batch element and head `slice`.
+    /// Whether it is a map from tokens to projected tokens.
+    pub const fn is_map(self) -> bool {
+        matches!(self, Self::KeyMap | Self::ValueMap)
+    }
+
+    /// Whether it is made of weights, which a module learns in any case, and not a number per head, which it may.
+    pub const fn is_weights(self) -> bool {
+        self.required() || self.is_map()
+    }
+
+    /// Which of the `len` elements of a parameter, but a bias or a map that heads share, belong to batch element and head `slice`.
     pub(crate) const fn part(self, len: usize, shape: &Shape, slice: usize) -> Range<usize> {
         let (parts, part) = match self {
             Self::LandmarkWeight | Self::LandmarkNormGamma | Self::LandmarkNormBeta => (1, 0),
@@ -154,6 +173,13 @@ impl<'a> Extras<'a> {
     #[must_use]
     pub const fn with_dropout(self, dropout: Dropout) -> Self {
         Self { dropout: Some(dropout), ..self }
+    }
+
+    /// The same extras without `parameter`.
+    #[must_use]
+    pub(crate) const fn without(mut self, parameter: Parameter) -> Self {
+        self.parameters[parameter as usize] = None;
+        self
     }
 
     /// The values of `parameter`, if the call has them.

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Bias, Landmarks, Normalisation, OneHop, Score, Series, Structure, named::NAMED, parse::config, presets::is_false,
-    structure::FeatureMap,
+    Bias, Landmarks, Normalisation, OneHop, Projected, Score, Series, Structure, named::NAMED, parse::config,
+    presets::is_false, structure::FeatureMap,
 };
 use crate::{Parameter, Result, Shape};
 
@@ -205,6 +205,9 @@ impl Composed {
             let of_landmarks = m.soft().parameters().iter().copied().filter(|&p| p != Parameter::Scale);
             all.extend(of_landmarks);
         }
+        if let Structure::Projected(_) = &self.structure {
+            all.extend([Parameter::KeyMap, Parameter::ValueMap]);
+        }
         all.extend(self.bias.map(|_| Parameter::Bias));
         all.push(Parameter::Gamma);
         all
@@ -217,6 +220,7 @@ impl Composed {
             Structure::Nystrom(m) if !self.score.parameters().contains(&parameter) => {
                 m.soft().parameter_axes(parameter, shape)
             }
+            Structure::Projected(m) if parameter.is_map() => m.axes(shape),
             _ => ([shape.heads, 1, 1, 1], 1),
         }
     }
@@ -231,6 +235,9 @@ impl Composed {
             }
             (_, Structure::Nystrom(m)) if !self.score.parameters().contains(&parameter) => {
                 return m.soft().parameter_default(parameter, shape);
+            }
+            (_, Structure::Projected(m)) if parameter.is_map() => {
+                return m.map(parameter, shape.heads, m.columns(shape.seq_kv));
             }
             _ => self.score.value(parameter, shape.head_dim, shape.heads),
         };
@@ -260,6 +267,12 @@ impl Composed {
         let steps =
             matches!(&self.structure, Structure::Nystrom(m) if m.landmarks != Landmarks::All && m.inverse.iterates());
         steps || matches!(self.series, Series::Resolvent(_))
+    }
+
+    /// The projected structure, and the same values over the projected keys and values, where there are such.
+    pub(crate) fn over_projections(&self) -> Option<(&Projected, Self)> {
+        let Structure::Projected(projected) = &self.structure else { return None };
+        Some((projected, Self { structure: Structure::default(), tied: false, name: None, ..self.clone() }))
     }
 
     /// The map of features, where the structure is one.
@@ -312,7 +325,7 @@ values! {
     Score: DotExp(super::DotExp), CosineExp(super::CosineExp), DotSigmoid(super::DotSigmoid), Gaussian(super::Gaussian),
         Laplacian(super::Bandwidth), Constant(super::Constant);
     Structure: Dense(super::Dense), Clustered(super::Clustered), Nystrom(super::Nystrom), Features(super::Features),
-        Pooled(super::Pooled);
+        Projected(super::Projected), Pooled(super::Pooled);
     Normalisation: Row(super::Row), Frobenius(super::Frobenius), Symmetric(super::Symmetric), Whitened(super::Whitened),
         Factors(super::Factors), None(super::Unnormalised);
     Bias: Tensor(super::BiasTensor), Alibi(super::Alibi), Buckets(super::Buckets), Grid(super::BiasGrid);

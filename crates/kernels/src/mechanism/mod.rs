@@ -40,7 +40,7 @@ pub(crate) use window::Windows;
 
 pub(crate) use ssa::Segments;
 pub use ssa::{CausalClusters, ClusterMetric, ClusterOn, Estimator, GlobalTokens, Pairs, RouteBy, Sampler, Ssa};
-pub use structure::{Clustered, Dense, FeatureMap, Features, Nystrom, Pooled, Structure};
+pub use structure::{Clustered, Dense, FeatureMap, Features, Nystrom, Pooled, Projected, Structure};
 
 use std::borrow::Cow;
 
@@ -205,7 +205,19 @@ impl Mechanism {
         self
     }
 
-    /// The same mechanism with another seed for what it draws: landmarks, clusters and sampled edges, random features.
+    /// The same mechanism, told how many tokens a sequence has at most, where learned maps have a column for each; one whose configuration
+    /// says how many is unchanged.
+    #[must_use]
+    pub fn with_max_tokens(mut self, number: usize) -> Self {
+        if let Self::Composed(m) = &mut self
+            && let Structure::Projected(m) = &mut m.structure
+        {
+            m.max_tokens.get_or_insert(number);
+        }
+        self
+    }
+
+    /// The same mechanism with another seed for what it draws: landmarks, clusters and sampled edges, random features, maps.
     #[must_use]
     pub fn with_seed(mut self, number: u64) -> Self {
         match &mut self {
@@ -213,7 +225,9 @@ impl Mechanism {
             | Self::SoftPp(Soft { landmarks: Landmarks::Random { seed, .. }, .. })
             | Self::Ssa(Ssa { seed, .. }) => *seed = number,
             Self::Composed(m) => match &mut m.structure {
-                Structure::Features(Features { seed, .. }) => *seed = number,
+                Structure::Features(Features { seed, .. }) | Structure::Projected(Projected { seed, .. }) => {
+                    *seed = number
+                }
                 Structure::Clustered(m) => m.set_seed(number),
                 Structure::Nystrom(Nystrom { landmarks: Landmarks::Random { seed, .. }, .. }) => *seed = number,
                 _ => {}
@@ -297,9 +311,28 @@ impl Mechanism {
         }
     }
 
-    /// What is likely a mistake in calls of sizes `shape`, beside [`Mechanism::caution`]: a single landmark for several tokens, and
-    /// more than 256 landmarks of a kind whose number grows with the tokens.
+    /// How many combinations of all keys stand for these, where the structure is [`Structure::Projected`].
+    pub fn projected(&self) -> Option<&Projected> {
+        match self {
+            Self::Composed(m) => {
+                if let Structure::Projected(m) = &m.structure {
+                    Some(m)
+                } else {
+                    None
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// What is likely a mistake in calls of sizes `shape`, beside [`Mechanism::caution`]: a single landmark for several tokens,
+    /// more than 256 landmarks of a kind whose number grows with the tokens, and more projected keys than keys.
     pub fn caution_at(&self, shape: &Shape) -> Option<&'static str> {
+        if self.projected().is_some_and(|m| m.count > shape.seq_kv) {
+            return Some(
+                "there are more projected keys than keys, so that every pair of tokens would cost less; set `count` to fewer",
+            );
+        }
         let (landmarks, grid, partial) = self.landmark_windows()?;
         match landmarks.count(shape.seq_kv, grid, partial) {
             1 if shape.seq_kv > 1 => Some(

@@ -32,6 +32,9 @@ impl Mechanism {
     pub(crate) fn parameter_part(&self, parameter: Parameter, shape: &Shape, slice: usize) -> std::ops::Range<usize> {
         match (self.bias(), parameter) {
             (Some(bias), Parameter::Bias) => bias.part(shape, slice),
+            _ if parameter.is_map() && self.projected().is_some_and(|m| !m.per_head) => {
+                0..self.parameter_len(parameter, shape)
+            }
             _ => parameter.part(self.parameter_len(parameter, shape), shape, slice),
         }
     }

@@ -9,7 +9,7 @@ use super::{
     parse::{config, fields_of, kind_of, unknown_kind},
     valid::check,
 };
-use crate::{Result, random_features};
+use crate::{Parameter, Result, Shape, random_features};
 
 /// How the `seq_q x seq_kv` operator is held.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -26,6 +26,8 @@ pub enum Structure {
     Nystrom(Nystrom),
     /// `phi(Q) phi(K)^T` of feature maps, never multiplied out.
     Features(Features),
+    /// Pairs of queries and of a fixed number of learned combinations of all keys. "Linformer: Self-Attention with Linear Complexity".
+    Projected(Projected),
     /// One weight per token and one pooled value: rank one.
     Pooled(Pooled),
 }
@@ -190,6 +192,74 @@ impl Features {
     }
 }
 
+/// Fields of [`Structure::Projected`]: `W = A F` with `A [seq_q, count]` the weights of the projected keys `E k` and `F v` the projected
+/// values; the maps `E` and `F`, [`Parameter::KeyMap`](crate::Parameter::KeyMap) and
+/// [`Parameter::ValueMap`](crate::Parameter::ValueMap), are a call's. "Linformer: Self-Attention with Linear Complexity", eq. 7.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Setters)]
+#[serde(default, deny_unknown_fields)]
+#[setters(prefix = "with_")]
+#[non_exhaustive]
+pub struct Projected {
+    /// Projected keys and values. Default 256; 1 to 65536. Section 5.1.
+    pub count: usize,
+    /// Whether every head has maps of its own, `[heads, count, tokens]`; else all share `[count, tokens]`. Default false. Section 4,
+    /// headwise sharing.
+    pub per_head: bool,
+    /// Tokens that the maps have columns for: of fewer, the first columns are read, and more are refused. Default null: a call's maps are
+    /// as wide as it has keys. A module needs it.
+    pub max_tokens: Option<usize>,
+    /// Seed of the maps where a call gives none: see [`Projected::map`]. Default 0.
+    pub seed: u64,
+}
+
+impl Default for Projected {
+    fn default() -> Self {
+        Self { count: 256, per_head: false, max_tokens: None, seed: 0 }
+    }
+}
+
+impl Projected {
+    /// Columns of the maps of a call of `keys` tokens.
+    pub(crate) fn columns(&self, keys: usize) -> usize {
+        self.max_tokens.unwrap_or(keys)
+    }
+
+    /// Maps of a call of `heads` heads.
+    pub(crate) const fn maps(&self, heads: usize) -> usize {
+        if self.per_head { heads } else { 1 }
+    }
+
+    /// The map `[heads or 1, count, columns]` of keys, or of values, that stands for one that a call does not give, and that a module
+    /// starts from: normal, of variance `1 / count`, as in theorem 2. More columns only add to it.
+    pub fn map(&self, parameter: Parameter, heads: usize, columns: usize) -> Vec<f32> {
+        let (maps, count) = (self.maps(heads), self.count);
+        let mut map = vec![0.0; maps * count * columns];
+        self.draw(parameter, heads, columns, &mut map);
+        map
+    }
+
+    /// Writes [`Projected::map`].
+    pub(crate) fn draw(&self, parameter: Parameter, heads: usize, columns: usize, map: &mut [f32]) {
+        let rows = self.maps(heads) * self.count;
+        let mut normal = random_features::Normal::new(self.seed, u64::from(parameter == Parameter::ValueMap));
+        let deviation = (self.count as f64).powf(-0.5);
+        for column in 0..columns {
+            (0..rows).for_each(|row| map[row * columns + column] = (normal.next() * deviation) as f32);
+        }
+    }
+
+    /// The shape of a map, and 1s beyond the last axis; how many axes there are.
+    pub(super) fn axes(&self, shape: &Shape) -> ([usize; 4], usize) {
+        let (count, columns) = (self.count, self.columns(shape.seq_kv));
+        if self.per_head { ([shape.heads, count, columns, 1], 3) } else { ([count, columns, 1, 1], 2) }
+    }
+
+    pub(super) fn check_support(&self, shape: &Shape) -> Result<()> {
+        let most = self.columns(shape.seq_kv);
+        check("structure.max_tokens", most, shape.seq_kv <= most, "at least the number of key tokens, or null")
+    }
+}
+
 /// Fields of [`Structure::Pooled`], as [`LinearInfsa`] has them; with the constant score, the mean of the values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
@@ -223,7 +293,7 @@ impl Default for Structure {
 
 impl Structure {
     /// Every kind, in the order of the tables.
-    pub const KINDS: [&'static str; 5] = ["dense", "clustered", "nystrom", "features", "pooled"];
+    pub const KINDS: [&'static str; 6] = ["dense", "clustered", "nystrom", "features", "projected", "pooled"];
 
     /// The kind, as in the JSON configuration.
     pub const fn kind(&self) -> &'static str {
@@ -232,6 +302,7 @@ impl Structure {
             Self::Clustered(_) => "clustered",
             Self::Nystrom(_) => "nystrom",
             Self::Features(_) => "features",
+            Self::Projected(_) => "projected",
             Self::Pooled(_) => "pooled",
         }
     }
@@ -250,6 +321,7 @@ impl Structure {
             }
             "nystrom" => Self::Nystrom(fields_of(PART, fields)?),
             "features" => Self::Features(fields_of(PART, fields)?),
+            "projected" => Self::Projected(fields_of(PART, fields)?),
             "pooled" => Self::Pooled(fields_of(PART, fields)?),
             other => return Err(unknown_kind(PART, other, &Self::KINDS)),
         })
@@ -278,6 +350,11 @@ impl Structure {
                 check("structure.count", count, (1..=1 << 16).contains(&count), "null or 1 to 65536")?;
                 let given = m.map == FeatureMap::Elu && m.count.is_some();
                 check("structure.count", count, !given, "null with map elu, which has one feature per channel")
+            }
+            Self::Projected(m) => {
+                let (sizes, most) = (1..=1 << 16, m.max_tokens.unwrap_or(1));
+                check("structure.count", m.count, sizes.contains(&m.count), "1 to 65536")?;
+                check("structure.max_tokens", most, (1..=1 << 24).contains(&most), "null or 1 to 16777216")
             }
             Self::Pooled(_) => Ok(()),
         }

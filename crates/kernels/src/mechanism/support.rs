@@ -77,13 +77,22 @@ impl Composed {
         match (&self.normalisation, &self.structure) {
             (Normalisation::Factors(_), Structure::Nystrom(m)) => m.factors_refused(),
             (Normalisation::Factors(_), _) => Some(("factors without landmarks", "only nystrom has factors; use row")),
-            (Normalisation::Row(m), Structure::Nystrom(_) | Structure::Features(_)) if m.density_exponent != 0.0 => {
+            (Normalisation::Row(m), Structure::Nystrom(_) | Structure::Features(_) | Structure::Projected(_))
+                if m.density_exponent != 0.0 =>
+            {
                 Some((
                     "density_exponent without pairs",
                     "a density is divided out of single pairs; use dense or clustered",
                 ))
             }
             (Normalisation::Row(_), _) => None,
+            (
+                Normalisation::Frobenius(_) | Normalisation::Symmetric(_) | Normalisation::Whitened(_),
+                Structure::Projected(_),
+            ) => Some((
+                "this normalisation of projected keys",
+                "norms and sums of columns would be of projected keys, none of which is a token; use row or none",
+            )),
             (_, Structure::Features(_)) => Some((
                 "features without normalisation row",
                 "the maps estimate affinities up to a factor per row alone",
@@ -116,6 +125,10 @@ impl Composed {
             (Series::Limit(_), ..) => {
                 Some(("the limit of a composed mechanism", "it is of pooled weights: use the preset `linear-infsa`"))
             }
+            (Series::Hops(_) | Series::Resolvent(_), _, Structure::Projected(_)) => Some((
+                "a series over projected keys",
+                "weights lead from tokens to a fixed number of projected keys: they are not square, and there is no second hop",
+            )),
             (Series::Resolvent(_), _, Structure::Nystrom(_)) => Some((
                 "the resolvent through landmarks",
                 "the operator has entries of both signs and no bound below one: the series need not converge; use hops",
@@ -158,6 +171,10 @@ impl Composed {
             (_, Structure::Nystrom(_)) => {
                 Some(("causal", "every landmark, and the inverse between them, mixes past and future"))
             }
+            (_, Structure::Projected(_)) => Some((
+                "causal",
+                "every projected key and value mixes past and future: no row of the maps ends at a query",
+            )),
             (Normalisation::Symmetric(_), _) => Some(("causal with symmetric", "column sums see later rows; use row")),
             (Normalisation::Whitened(m), _) if m.whitening != Whitening::None || m.centering == Centering::PerKey => {
                 Some((
@@ -221,6 +238,7 @@ impl Composed {
         match &self.structure {
             Structure::Clustered(m) => m.ssa(None, causal).check_support(shape, causal),
             Structure::Nystrom(m) => m.soft().check_landmarks_fit(shape),
+            Structure::Projected(m) => m.check_support(shape),
             _ => Ok(()),
         }
     }

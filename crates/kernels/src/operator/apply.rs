@@ -135,7 +135,10 @@ impl Operator {
             Mechanism::LaplacianExact(m) => {
                 structure::dense::laplacian_exact_forward(call, m, out.dense(), stats, work)
             }
-            Mechanism::Composed(m) => engine::forward(call, m, out.dense(), stats, work),
+            Mechanism::Composed(m) => match self.forward_projected(call, out, stats, work) {
+                Some(done) => done,
+                None => engine::forward(call, m, out.dense(), stats, work),
+            },
         }
     }
 
@@ -201,7 +204,10 @@ impl Operator {
             Mechanism::LaplacianExact(m) => {
                 structure::dense::laplacian_exact_backward(call, m, saved, gradients.dense(), work)
             }
-            Mechanism::Composed(m) => engine::backward(call, m, saved, gradients.dense(), work),
+            Mechanism::Composed(m) => match self.backward_projected(call, saved, &mut gradients, work) {
+                Some(done) => done,
+                None => engine::backward(call, m, saved, gradients.dense(), work),
+            },
         }
     }
 }

@@ -6,6 +6,7 @@ mod naive;
 mod packed;
 mod planning;
 mod precision;
+mod projected;
 mod saved;
 mod tensors;
 mod token_weights;
@@ -52,6 +53,8 @@ pub struct Operator {
     by_reference: bool,
     /// The preset that a composition is, which serves the calls that it can.
     preset: Option<Box<Operator>>,
+    /// Over projected keys and values, where the structure makes these.
+    over: Option<Box<Operator>>,
     /// Heads of keys and values.
     kv_heads: usize,
     /// The precision and the bf16 instructions that were asked for, and what multiplies in bf16 where the operator does.
@@ -83,9 +86,24 @@ impl Operator {
         };
         let by_reference = planning::by_reference(mechanism, &plan, causal, &shape, strategy);
         let (level, preset) = (Level::selected()?, preset.map(Box::new));
+        let over = projected::over(mechanism, &shape, &plan)?;
         let (kv_heads, work) = (shape.heads, [plan.scratch_forward, plan.scratch_backward]);
         let (mechanism, precision, unit, bf16) = (mechanism.clone(), Precision::Full, None, None);
-        Ok(Self { mechanism, shape, causal, plan, level, by_reference, preset, kv_heads, precision, unit, bf16, work })
+        Ok(Self {
+            mechanism,
+            shape,
+            causal,
+            plan,
+            level,
+            by_reference,
+            preset,
+            over,
+            kv_heads,
+            precision,
+            unit,
+            bf16,
+            work,
+        })
     }
 
     /// The same operator on another instruction set.
@@ -98,8 +116,10 @@ impl Operator {
             return Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "this instruction set", why });
         }
         self.level = level;
-        if let Some(preset) = self.preset.take() {
-            self.preset = Some(Box::new(preset.with_level(level)?));
+        for part in [&mut self.preset, &mut self.over] {
+            if let Some(operator) = part.take() {
+                *part = Some(Box::new(operator.with_level(level)?));
+            }
         }
         self.settle_arithmetic();
         Ok(self)

@@ -1,6 +1,6 @@
 //! Which path carries out a call, and what it costs.
 
-use super::naive;
+use super::{naive, projected};
 use crate::{
     Arithmetic, Error, Mechanism, Plan, Precision, Result, Shape, Strategy, engine,
     mechanism::{Composed, Landmarks, LaplacianExact, Softmax, Whitening},
@@ -20,7 +20,7 @@ pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strate
 }
 
 /// [`plan`] but for the arithmetic.
-fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
+pub(super) fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
     mechanism.check(shape, causal)?;
     let causal = causal || mechanism.causal();
     let fused = match mechanism {
@@ -54,7 +54,7 @@ fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy)
 /// The plan of a composition: that of the preset that it is, of the engine that serves all others, or of the reference.
 fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
     let preset = m.preset().and_then(|preset| costs(&preset, shape, causal, strategy).ok());
-    let fused = engine::plan(m, shape, causal);
+    let fused = fused(m, shape, causal)?;
     let nearest = Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
     let cost = fused.unwrap_or_else(|| structure::dense::plan(&nearest, shape, causal));
     let own = match (strategy, fused) {
@@ -85,6 +85,14 @@ fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, st
     }))
 }
 
+/// The plan of a composition where there is a fused path.
+fn fused(m: &Composed, shape: &Shape, causal: bool) -> Result<Option<Plan>> {
+    match projected::plan(m, shape) {
+        Some(plan) => plan.map(Some),
+        None => Ok(engine::plan(m, shape, causal)),
+    }
+}
+
 /// Whether calls that no preset serves go through the reference.
 pub(super) fn by_reference(
     mechanism: &Mechanism,
@@ -94,7 +102,7 @@ pub(super) fn by_reference(
     strategy: Strategy,
 ) -> bool {
     match mechanism {
-        Mechanism::Composed(m) => strategy == Strategy::Reference || engine::plan(m, shape, causal).is_none(),
+        Mechanism::Composed(m) => strategy == Strategy::Reference || !matches!(fused(m, shape, causal), Ok(Some(_))),
         _ => plan.strategy == Strategy::Reference,
     }
 }

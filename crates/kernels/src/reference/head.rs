@@ -11,6 +11,7 @@ use crate::{
 
 /// The tensors of one head. Rows of masked tokens are zero whatever the caller stored there, so that even a NaN in
 /// padding cannot enter a sum.
+#[derive(Clone)]
 pub(super) struct Head {
     /// `[seq_q, head_dim]`
     pub q: Matrix,
@@ -98,6 +99,16 @@ impl Head {
     /// What the call gives this head of a parameter.
     pub fn parameter(&self, parameter: Parameter) -> Option<Vec<f64>> {
         self.parameters.get(&parameter).cloned()
+    }
+
+    /// The same queries with other keys, all of which they see.
+    pub fn with_keys(&self, k: Matrix) -> Self {
+        Self { keep_key: vec![true; k.rows], k, ..self.clone() }
+    }
+
+    /// The number of the head in its sequence.
+    pub fn index(&self) -> usize {
+        self.slice % self.heads
     }
 
     /// The tokens that the call wants for landmarks.

@@ -5,3 +5,4 @@ pub(crate) mod dense;
 pub(crate) mod features;
 pub(crate) mod nystrom;
 pub(crate) mod pooled;
+pub(crate) mod projected;

@@ -254,6 +254,17 @@ class Features(Structure):
 
 
 @dataclass(frozen=True, repr=False)
+class Projected(Structure):
+    """Pairs of queries and of `count` learned combinations of all keys."""
+
+    KIND = "projected"
+    count: Union[int, Unset] = UNSET
+    per_head: Union[bool, Unset] = UNSET
+    max_tokens: OptionalInt = UNSET
+    seed: Union[int, Unset] = UNSET
+
+
+@dataclass(frozen=True, repr=False)
 class Row(Normalisation):
     """Each row by its sum."""
 

@@ -23,6 +23,11 @@ pub struct LandmarkParameters {
     pub norm_beta: Option<Param<Tensor<1>>>,
     /// The filter over the values, `[heads, taps]`. Starts uniform within `taps^-0.5`, as convolutions do in Burn.
     pub value_weight: Option<Param<Tensor<2>>>,
+    /// What projected keys are made with, `[count or heads * count, max_tokens]`. Starts normal of variance `1 / count`, as drawn by the
+    /// structure's seed.
+    pub key_map: Option<Param<Tensor<2>>>,
+    /// The same of values.
+    pub value_map: Option<Param<Tensor<2>>>,
 }
 
 impl LandmarkParameters {
@@ -44,13 +49,19 @@ impl LandmarkParameters {
             norm_gamma: default(Parameter::LandmarkNormGamma, 1).map(vector),
             norm_beta: default(Parameter::LandmarkNormBeta, 1).map(vector),
             value_weight,
+            key_map: default(Parameter::KeyMap, rows_of_maps(mechanism, heads)).map(matrix),
+            value_map: default(Parameter::ValueMap, rows_of_maps(mechanism, heads)).map(matrix),
         }
     }
 
     /// `extras` with these tensors as the mechanism takes them.
     pub(super) fn add_to(&self, extras: Extras, mechanism: &Mechanism, heads: usize, head_dim: usize) -> Extras {
-        let filters =
-            [(Parameter::LandmarkWeight, &self.landmark_weight), (Parameter::ValueWeight, &self.value_weight)];
+        let filters = [
+            (Parameter::LandmarkWeight, &self.landmark_weight),
+            (Parameter::ValueWeight, &self.value_weight),
+            (Parameter::KeyMap, &self.key_map),
+            (Parameter::ValueMap, &self.value_map),
+        ];
         let norms = [(Parameter::LandmarkNormGamma, &self.norm_gamma), (Parameter::LandmarkNormBeta, &self.norm_beta)];
         let shape = sizes(heads, head_dim);
         let extras = filters.into_iter().fold(extras, |extras, (parameter, weight)| match weight {
@@ -65,15 +76,15 @@ impl LandmarkParameters {
 
     /// Elements of all tensors.
     pub(super) fn count(mechanism: &Mechanism, heads: usize, head_dim: usize) -> usize {
-        let own = [
-            Parameter::LandmarkWeight,
-            Parameter::LandmarkNormGamma,
-            Parameter::LandmarkNormBeta,
-            Parameter::ValueWeight,
-        ];
-        let has = own.into_iter().filter(|parameter| mechanism.parameters().contains(parameter));
+        let own = mechanism.parameters().into_iter();
+        let has = own.filter(|parameter| parameter.is_weights() && *parameter != Parameter::GivenLandmarks);
         has.map(|parameter| mechanism.parameter_len(parameter, &sizes(heads, head_dim))).sum()
     }
+}
+
+/// Rows of all maps of projected tokens; 1 where there are none.
+fn rows_of_maps(mechanism: &Mechanism, heads: usize) -> usize {
+    mechanism.projected().map_or(1, |m| if m.per_head { heads * m.count } else { m.count })
 }
 
 /// The shapes of parameters do not depend on batch and length.

@@ -79,7 +79,7 @@ impl Map {
 }
 
 /// Which parameters are learned per head, where the mechanism has them. Default: the decay alone ("Infinite Self-Attention",
-/// section 3.2). What [`Parameter::required`] names is learned in any case.
+/// section 3.2). What [`Parameter::is_weights`] names is learned in any case.
 ///
 /// In files every parameter is a field of its own, `gamma_trainable` and so on.
 ///
@@ -108,7 +108,7 @@ impl Trained {
     #[must_use]
     pub fn with(mut self, parameter: Parameter, learned: bool) -> Self {
         self.0.retain(|&other| other != parameter);
-        self.0.extend((learned && !parameter.required()).then_some(parameter));
+        self.0.extend((learned && !parameter.is_weights()).then_some(parameter));
         self.0.sort();
         self
     }
@@ -120,7 +120,7 @@ impl Trained {
 
     /// The parameters that may be learned or not, and what says so in a file.
     fn fields() -> impl Iterator<Item = (Parameter, String)> {
-        let free = Parameter::ALL.into_iter().filter(|parameter| !parameter.required());
+        let free = Parameter::ALL.into_iter().filter(|parameter| !parameter.is_weights());
         free.map(|parameter| (parameter, format!("{}_trainable", parameter.name())))
     }
 }

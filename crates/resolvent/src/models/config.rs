@@ -283,7 +283,7 @@ impl VitConfig {
     }
 
     fn attention(&self, layer: usize) -> MultiHeadAttentionConfig {
-        MultiHeadAttentionConfig::new(self.dim, self.heads, self.mechanism.clone())
+        MultiHeadAttentionConfig::new(self.dim, self.heads, self.mechanism.clone().with_max_tokens(self.tokens()))
             .with_tied(self.tied)
             .with_qkv_bias(self.qkv_bias)
             .with_extra_proj(self.extra_proj)

@@ -151,6 +151,10 @@ impl VarlenOperator {
         scratch: &mut Scratch,
     ) -> Result<()> {
         let Written { dq, dk, dv, mut extras } = into;
+        if self.has_maps_of_a_length() && extras.iter().any(|(parameter, _)| parameter.is_map()) {
+            let (what, why) = OF_A_LENGTH;
+            return Err(Error::Unsupported { mechanism: self.mechanism().id(), what, why });
+        }
         check::parameter_gradients("backward", self.mechanism(), self.operators[0].shape(), &mut extras)?;
         let wanted: Vec<_> = extras.iter().map(|(parameter, x)| (parameter, x.len())).collect();
         let own_len = wanted.iter().map(|(_, len)| len).sum::<usize>();
@@ -303,10 +307,17 @@ impl VarlenOperator {
         self.check_extras(op, &inputs.extras)
     }
 
+    /// Whether maps of tokens are as wide as a call has keys.
+    fn has_maps_of_a_length(&self) -> bool {
+        self.mechanism().projected().is_some_and(|m| m.max_tokens.is_none())
+    }
+
     fn check_extras(&self, op: &'static str, extras: &Extras<'_>) -> Result<()> {
         let mechanism = self.mechanism();
         let of_tokens = matches!(mechanism.bias(), Some(Bias::Tensor(m)) if m.batch || m.queries || m.keys);
+        let has_map = extras.iter().any(|(parameter, _)| parameter.is_map());
         let refused = [
+            (has_map && self.has_maps_of_a_length(), OF_A_LENGTH.0, OF_A_LENGTH.1),
             (extras.clusters.is_some(), "one plan for all sequences", "give a plan per sequence, in `clusters`"),
             (extras.landmark_indices.is_some(), "landmark_indices of sequences", "they are of a batch; leave them out"),
             (extras.get(Parameter::GivenLandmarks).is_some(), "given landmarks of sequences", "they are of a batch"),
@@ -322,6 +333,10 @@ impl VarlenOperator {
         check::extras(op, mechanism, self.operators[0].shape(), extras)
     }
 }
+
+/// Why maps that have a column for each token of a sequence are refused for several, or their gradients.
+const OF_A_LENGTH: (&str, &str) =
+    ("maps of sequences of several lengths", "set structure.max_tokens to the longest; others take the first columns");
 
 /// Adds up the gradients of each sequence, in their order.
 fn sum_parameters(each: &[f32], own_len: usize, extras: &mut ExtraGradients<'_>) -> Result<()> {

@@ -5,6 +5,7 @@ mod features;
 mod graph;
 mod normalisation;
 mod nystrom;
+mod projected;
 mod score;
 mod series;
 mod value_filter;
@@ -27,6 +28,7 @@ enum Hop<'a> {
     Landmarked(Box<Landmarked<'a>>),
     Factored(Box<factors::Factored<'a>>),
     Features(features::Mapped),
+    Projected(Box<projected::Projected<'a>>),
 }
 
 /// Gradients of the tokens and of the values' parameters.
@@ -38,6 +40,9 @@ struct HopGradients {
 
 impl<'a> Hop<'a> {
     fn of(head: &'a Head, mechanism: &Mechanism, m: &'a Composed) -> Result<Self> {
+        if let Some((structure, over)) = m.over_projections() {
+            return Ok(Self::Projected(Box::new(projected::Projected::of(head, structure, over))));
+        }
         let affinity = Affinity::of(head, &m.score);
         Ok(match &m.structure {
             Structure::Nystrom(structure) if matches!(m.normalisation, Normalisation::Factors(_)) => {
@@ -58,6 +63,7 @@ impl<'a> Hop<'a> {
             Self::Landmarked(landmarked) => landmarked.weights(),
             Self::Factored(factored) => factored.weights(),
             Self::Features(mapped) => mapped.weights(),
+            Self::Projected(projected) => projected.weights(),
         }
     }
 
@@ -84,6 +90,7 @@ impl<'a> Hop<'a> {
             Self::Landmarked(landmarked) => landmarked.backward(dweights),
             Self::Factored(factored) => factored.backward(dweights),
             Self::Features(mapped) => mapped.backward(head, dweights),
+            Self::Projected(projected) => projected.backward(dweights),
         }
     }
 }

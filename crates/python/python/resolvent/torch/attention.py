@@ -90,6 +90,8 @@ class Attention(nn.Module):
         own, required = self.mechanism.parameters, self.mechanism.required_parameters
         if "given_landmarks" in own:
             raise _refused("landmarks of kind given", "they are other in every call; use `attend`")
+        if "key_map" in own and self.mechanism.to_dict()["structure"]["max_tokens"] is None:
+            raise _refused("maps without max_tokens in a module", "it learns a column for every token; set structure.max_tokens")
         if (self.mechanism.to_dict().get("bias") or {}).get("kind") == "tensor":
             raise _refused("a bias of kind tensor in a module", "it comes with a call; pass `bias`")
         if learned is None:

@@ -30,6 +30,10 @@ impl MultiHeadAttentionConfig {
             let (what, why) = ("given landmarks in a module", "they come with a call; use `attend`");
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());
         }
+        if let Some(m) = mechanism.projected() {
+            let expected = "the longest sequence: a module learns a column of its maps for every token";
+            field("structure.max_tokens", "null", m.max_tokens.is_some(), expected)?;
+        }
         if let Some(Bias::Tensor(_)) = mechanism.bias() {
             let (what, why) = ("a bias of kind tensor in a module", "it comes with a call; use `attend`");
             return Err(kernels::Error::Unsupported { mechanism: mechanism.id(), what, why }.into());

@@ -16,6 +16,7 @@ mod landmarks;
 mod normalisation;
 mod nystrom;
 mod pooled;
+mod projected;
 mod score;
 mod series;
 mod value_filter;
@@ -34,7 +35,7 @@ use score::Affinity;
 use super::{Inputs, Mask, Output, clusters};
 use crate::{
     Mechanism, Result, Shape,
-    mechanism::{Inverse, LinearInfsa, Normalisation, Structure, Whitening},
+    mechanism::{Dense, Inverse, LinearInfsa, Normalisation, Structure, Whitening},
 };
 
 /// A call with its masks applied, in f32 or f64.
@@ -83,8 +84,16 @@ fn four_values(
     decay: Tensor<4>,
 ) -> Result<(Tensor<4>, Option<Tensor<3>>)> {
     let (m, id, extras) = (mechanism.values(), mechanism.id(), &inputs.extras);
+    let over = match &m.structure {
+        Structure::Projected(structure) => Some(projected::call(call, structure, extras)),
+        _ => None,
+    };
+    let call = over.as_ref().unwrap_or(call);
     let affinity = Affinity::of(call, &m.score, extras, id)?;
     let (hop, lse) = match &m.structure {
+        Structure::Projected(_) => {
+            normalise(call, Pairs::dense(call, &affinity, &Dense::default()), &m.normalisation, id)?
+        }
         Structure::Dense(structure) => normalise(call, Pairs::dense(call, &affinity, structure), &m.normalisation, id)?,
         Structure::Clustered(structure) => {
             let plan = clusters::clusters(inputs, mechanism, mask, &call.shape)?;
