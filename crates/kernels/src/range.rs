@@ -233,7 +233,9 @@ pub(crate) fn check_norm(call: &Call<'_>, slice: usize, norm: f64) -> Result<()>
     if norm == 0.0 && spreads[0] * spreads[1] * LEAST_NORM < 1.0 {
         return Ok(());
     }
-    let largest = f64::from(largest(call, slice)[usize::from(tensor == "k")]);
+    let side = usize::from(tensor == "k");
+    let unit = call.units.map_or(0, |units| units[slice][side]);
+    let largest = f64::from(largest(call, slice)[side]) * 2f64.powi(unit);
     let remedy = "nothing is left of tokens that are so much smaller: scale or normalise the tokens";
     Err(Error::Range { tensor, largest, bound: UP_TO, limit: largest / spread * 1e8, remedy })
 }

@@ -221,6 +221,20 @@ fn small_tokens_keep_the_gradient_of_the_length_scale() {
     }
 }
 
+/// Tokens so small that in their units the square of the length scale would leave the range of f32.
+#[test]
+fn length_scales_far_beyond_the_tokens_keep_gradients() {
+    for (fields, size) in [(r#", "kernel": "student", "kappa": 1"#, 1e-26), (r#", "alpha": 2, "kappa": 1"#, 1e-26)] {
+        let mut p = problem(fna(fields), Shape::square(1, 2, 40, 8), 13);
+        change(&mut p, |_, _, x| x * size);
+        let (got, expected) = (p.fused(), p.reference());
+        for name in ["dq", "dk"] {
+            assert!(expected[name].iter().any(|&x| x != 0.0), "{fields}");
+            assert_close(&format!("{fields}, {name}"), &got[name], &expected[name], 2, 1e-4, 0.0);
+        }
+    }
+}
+
 /// Distances whose squares, in units of the length scale, leave the range of f32, or that in which they have digits.
 #[test]
 fn distances_beyond_any_length_scale_stay_numbers() {

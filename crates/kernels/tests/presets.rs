@@ -81,17 +81,22 @@ fn parts_are_changed_field_by_field_or_replaced() {
 /// LaplacianFormer goes back through the steps of its inverse; a composition that does not is not taken for it.
 #[test]
 fn a_preset_is_not_taken_for_another_gradient() {
-    let [mut steps, implicit] = ["unrolled", "implicit"].map(|gradient| {
-        let inverse = format!(r#"{{"kind": "nystrom", "newton_iterations": 2, "gradient": "{gradient}"}}"#);
-        let m = read(&format!(r#"{{"mechanism": "laplacian", "ridge": 0.25, "structure": {inverse}}}"#));
-        problem(m, Shape::square(1, 1, 16, 4), 3).fused()
-    });
+    // The last begins its steps as the preset does.
+    let nystrom = r#""kind": "nystrom", "#;
+    let [mut steps, implicit, changed] =
+        [(nystrom, "unrolled"), (nystrom, "implicit"), ("", "implicit")].map(|(kind, gradient)| {
+            let inverse = format!(r#"{{{kind}"newton_iterations": 2, "gradient": "{gradient}"}}"#);
+            let m = read(&format!(r#"{{"mechanism": "laplacian", "ridge": 0.25, "structure": {inverse}}}"#));
+            problem(m, Shape::square(1, 1, 16, 4), 3).fused()
+        });
     let preset = read(r#"{"mechanism": "laplacian", "ridge": 0.25, "newton_iterations": 2}"#);
     let preset = problem(preset, Shape::square(1, 1, 16, 4), 3).fused();
     steps.remove("dgamma"); // which the preset has not
     assert_eq!(steps, preset);
-    assert_eq!(implicit["out"], preset["out"]);
-    assert_ne!(implicit["dk"], preset["dk"]);
+    for implicit in [implicit, changed] {
+        assert_eq!(implicit["out"], preset["out"]);
+        assert_ne!(implicit["dk"], preset["dk"]);
+    }
 }
 
 /// Presets with fields of their own are changed value by value, too.

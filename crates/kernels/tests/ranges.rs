@@ -382,5 +382,7 @@ fn what_drowns_a_norm_is_named() {
         let largest = largest(if side == "q" { &p.q } else { p.k.as_ref().unwrap() });
         let (tensor, limit) = range_error(&p);
         assert!(tensor == side && limit < largest, "{side}: {tensor} up to {limit:e} of {largest:e}");
+        // All other tokens are near one.
+        assert!((1e7..1e9).contains(&limit), "{side}: {limit:e}");
     }
 }
