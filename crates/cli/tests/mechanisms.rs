@@ -20,6 +20,7 @@ fn presets_are_listed_with_their_values() {
         ("infsa-resolvent", "dot-relu dense frobenius resolvent"),
         ("performer", "dot-exp features row one-hop"),
         ("nystromformer", "dot-exp nystrom factors one-hop"),
+        ("linformer", "dot-exp projected row one-hop"),
         ("relu", "dot-relu dense none one-hop"),
     ] {
         assert_eq!(row(id).split_whitespace().skip(1).collect::<Vec<_>>().join(" "), values);

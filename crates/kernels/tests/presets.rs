@@ -24,7 +24,7 @@ fn ids_are_distinct_and_every_preset_is_written_as_it_is_read() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), Mechanism::IDS.len());
-    assert_eq!(named().count(), 8);
+    assert_eq!(named().count(), 9);
     for id in Mechanism::IDS {
         let preset = Mechanism::preset(id).unwrap();
         assert_eq!((preset.id(), &read(&format!(r#"{{"mechanism": "{id}"}}"#))), (id, &preset));
@@ -43,6 +43,7 @@ fn values_are_those_of_the_papers() {
         ("linear", "dot-exp x features x row x one-hop"),
         ("performer", "dot-exp x features x row x one-hop"),
         ("nystromformer", "dot-exp x nystrom x factors x one-hop"),
+        ("linformer", "dot-exp x projected x row x one-hop"),
         ("routed", "dot-exp x clustered x row x one-hop"),
         ("local", "dot-exp x dense x row x one-hop"),
     ] {

@@ -3,7 +3,7 @@
 use super::{
     CausalClusters, ClusterOn, Composed, CosineExp, Dense, Dot, DotExp, DotSigmoid, Estimator, Factor, Factors,
     FeatureMap, Features, Fna, Infsa, InfsaResolvent, InverseGradient, Landmarks, Laplacian, LaplacianExact,
-    LinearInfsa, Mechanism, Nystrom, PoolWindows, RouteBy, Score, Soft, Softmax, Ssa, Uniform, Unnormalised,
+    LinearInfsa, Mechanism, Nystrom, PoolWindows, Projected, RouteBy, Score, Soft, Softmax, Ssa, Uniform, Unnormalised,
 };
 use crate::{Error, Result};
 
@@ -18,7 +18,7 @@ pub(super) struct Named {
 }
 
 /// Every such preset, in the order of the tables. A further one is a line here.
-pub(super) const NAMED: [Named; 8] = [
+pub(super) const NAMED: [Named; 9] = [
     Named {
         id: "cosine",
         paper: "Swin Transformer V2: Scaling Up Capacity and Resolution",
@@ -66,6 +66,12 @@ pub(super) const NAMED: [Named; 8] = [
             };
             Composed::new(DotExp::default()).structure(nystrom).normalisation(Factors {})
         },
+    },
+    Named {
+        id: "linformer",
+        paper: "Linformer: Self-Attention with Linear Complexity",
+        summary: "Softmax over a fixed number of learned combinations of all keys and values, linear in the tokens.",
+        values: || Composed::new(DotExp::default()).structure(Projected::default()),
     },
     Named {
         id: "local",

@@ -1,8 +1,8 @@
-//! Landmarks for a mechanism that is named without settings.
+//! Landmarks, or projected keys, for a mechanism that is named without settings.
 
 use resolvent_kernels::{
     Mechanism,
-    mechanism::{Landmarks, PoolWindows},
+    mechanism::{Landmarks, PoolWindows, Structure},
 };
 
 /// The most windows a side: the papers have 49 landmarks.
@@ -10,7 +10,8 @@ const MOST: usize = 7;
 
 /// A preset with nothing but its defaults, with pooled landmarks whose number suits tokens on `grid`: one for 2 x 2 of them, two a
 /// side at least where there are as many tokens, seven at most. The default windows of 4 x 4 or 8 x 8 tokens make a single landmark
-/// of a small grid, which leaves little of the mechanism. Any other mechanism is as it was.
+/// of a small grid, which leaves little of the mechanism. As many projected keys stand for a grid's tokens. Any other mechanism is as it
+/// was.
 pub fn with_landmarks_for(mut mechanism: Mechanism, grid: [usize; 2]) -> Mechanism {
     let [rows, columns] = grid.map(|side| side.div_ceil(2).max(2).min(side).clamp(1, MOST));
     let suited = Landmarks::Pool(PoolWindows::Count(rows * columns));
@@ -18,6 +19,11 @@ pub fn with_landmarks_for(mut mechanism: Mechanism, grid: [usize; 2]) -> Mechani
     match &mut mechanism {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) if default => m.landmarks = suited,
         Mechanism::Laplacian(m) if default => m.landmarks = suited,
+        Mechanism::Composed(m) if default => {
+            if let Structure::Projected(m) = &mut m.structure {
+                m.count = rows * columns;
+            }
+        }
         _ => {}
     }
     mechanism
@@ -51,6 +57,8 @@ mod tests {
                 assert_eq!(on_grid.landmarks(&shape), Some(landmarks), "{id} on {height} x {width}");
             }
         }
+        let linformer = with_landmarks_for(Mechanism::preset("linformer").unwrap(), [7, 7]);
+        assert_eq!(linformer.projected().map(|m| m.count), Some(16));
         let own = Mechanism::from_json(r#"{"mechanism": "soft", "ridge": 0.5}"#).unwrap();
         for kept in [own, Mechanism::preset("softmax").unwrap(), Mechanism::preset("laplacian-exact").unwrap()] {
             assert_eq!(with_landmarks_for(kept.clone(), [4, 4]), kept);

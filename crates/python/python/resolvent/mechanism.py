@@ -286,6 +286,11 @@ class Mechanism:
         return cls("nystromformer", **fields)
 
     @classmethod
+    def linformer(cls, **fields: Any) -> Mechanism:
+        """Softmax over learned combinations of keys and values, O(N)."""
+        return cls("linformer", **fields)
+
+    @classmethod
     def routed(cls, **fields: Any) -> Mechanism:
         """Softmax over clusters of keys: each query sees those exactly that weigh most for it, and the means of the others."""
         return cls("routed", **fields)
