@@ -2,11 +2,11 @@
 
 mod support;
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
 use burn::tensor::Device;
 use resolvent::{
-    Mechanism,
+    Mechanism, Precision,
     attention::CodebookConfig,
     mechanism::{Landmarks, Soft},
 };
@@ -19,7 +19,7 @@ use resolvent_lab::{
     recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
     train::{self, Ended, Outcome, Resume, Samples, Seen, TrainOptions},
 };
-use support::{finished, newest, stopping, weights};
+use support::{Notes, finished, newest, stopping, weights};
 
 fn pictures() -> PictureDataset {
     PictureSpec::parse("shapes:seed=3,size=16,train=72,test=24,difficulty=0").unwrap().load().unwrap()
@@ -56,6 +56,11 @@ fn clustered() -> Recipe {
     recipe
 }
 
+/// The same with products of bf16.
+fn rounded(mechanism: &str) -> Recipe {
+    Recipe { precision: Precision::Bf16, ..recipe(mechanism) }
+}
+
 /// The metrics without what a clock says.
 fn timeless(run: &Path) -> Vec<Record> {
     let mut records = metrics::read(run).unwrap();
@@ -76,6 +81,7 @@ fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
         ("linear-infsa", recipe("linear-infsa")),
         ("pyramid", pyramid()),
         ("clustered", clustered()),
+        ("bf16", rounded("infsa")),
     ] {
         let whole = folder.path().join(format!("{name}-whole"));
         let cut = folder.path().join(format!("{name}-cut"));
@@ -122,6 +128,34 @@ fn ternary_weights_learn_and_are_reported() {
         .filter_map(|record| if let Record::Epoch(epoch) = record { Some(epoch.train_loss) } else { None })
         .collect();
     assert!(losses[11] < losses[0] - 0.1, "{losses:?}");
+}
+
+/// Weights and moments stay f32 and learn as those of f32 do; run and checkpoint tell the precision, and what it does not reach.
+#[test]
+fn bf16_learns_beside_f32_and_is_told() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let longer = |mut recipe: Recipe| {
+        (recipe.schedule.epochs, recipe.optimiser.lr) = (12, 3e-3);
+        recipe
+    };
+    let run = |name: &str, recipe: &Recipe| {
+        let notes = Arc::new(Notes::default());
+        let options = TrainOptions { observer: notes.clone(), ..TrainOptions::new(folder.path().join(name)) };
+        let summary = finished(train::run(recipe, &data, &options).unwrap());
+        (summary, notes.0.lock().unwrap().join("\n"))
+    };
+    let (f32s, bf16) = (longer(recipe("softmax")), longer(rounded("softmax")));
+    let ((exact, silent), (got, told)) = (run("f32", &f32s), run("bf16", &bf16));
+    assert!(exact.test.loss != got.test.loss && (exact.test.loss / got.test.loss - 1.0).abs() < 0.05, "{got:?}");
+    assert!(got.line().ends_with("products of bf16") && !exact.line().contains("bf16"), "{}", got.line());
+    assert!(told.contains("products of bf16 by") && !told.contains("stays in f32"), "{told}");
+    assert!(!silent.contains("bf16"), "{silent}");
+    let written = fs::read_to_string(folder.path().join("bf16/recipe.toml")).unwrap();
+    assert!(written.contains("precision = \"bf16\""), "{written}");
+    let (found, test) = eval::run(&folder.path().join("bf16"), &data, &Device::flex()).unwrap();
+    assert_eq!((found.state.recipe.precision, test.loss), (Precision::Bf16, got.test.loss));
+    let (_, told) = run("fna", &rounded("fna"));
+    assert!(told.contains("the attention of fna stays in f32"), "{told}");
 }
 
 #[test]

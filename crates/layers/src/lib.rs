@@ -4,6 +4,7 @@
 //!
 //! Instruction sets, threads and errors are those of [`resolvent_kernels`].
 
+pub mod bf16;
 mod gelu;
 mod layer_norm;
 mod linear;

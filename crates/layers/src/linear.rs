@@ -87,7 +87,7 @@ pub fn linear_backward(
 }
 
 /// The sums of `x [rows, width]` over its rows.
-fn column_sums(x: &[f32], width: usize) -> Vec<f32> {
+pub(crate) fn column_sums(x: &[f32], width: usize) -> Vec<f32> {
     let sum_of = |block: &[f32]| {
         let mut sum = vec![0.0; width];
         let rows = block.chunks_exact(width);
@@ -97,7 +97,7 @@ fn column_sums(x: &[f32], width: usize) -> Vec<f32> {
     sums(&x.par_chunks((ROWS * width).max(1)).map(sum_of).collect::<Vec<_>>(), width)
 }
 
-fn inputs(rows: usize, x: &[f32], weight: &[f32], outputs: usize) -> usize {
+pub(crate) fn inputs(rows: usize, x: &[f32], weight: &[f32], outputs: usize) -> usize {
     let inputs = x.len().checked_div(rows).or(weight.len().checked_div(outputs)).unwrap_or(0);
     assert!(x.len() == area(rows, inputs), "linear: x must be [rows, inputs]");
     assert!(weight.len() == area(inputs, outputs), "linear: weight must be [inputs, outputs]");

@@ -1,7 +1,8 @@
-//! A training step of a vision transformer, beside the same model in eager PyTorch.
+//! A training step of a vision transformer in f32 and with products of bf16, beside the same model in eager PyTorch.
 //!
 //! `cargo bench -p resolvent --bench vit_step -- [PYTHON]`: width 192, 12 blocks, 3 heads, 197 tokens, batch 32, cross-entropy,
-//! AdamW, two threads. With the path of a Python that has PyTorch, its steps alternate with ours. Medians of the steps.
+//! AdamW, two threads. All steps are taken in turns, those of PyTorch too where the path of a Python is given that has it. Medians;
+//! of ours on Linux also the mean processor time of a step, which other programs disturb less.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -18,7 +19,7 @@ use burn::{
 };
 use mimalloc::MiMalloc;
 use resolvent::{
-    Mechanism,
+    Mechanism, Precision,
     models::{Pool, Vit, VitConfig},
 };
 
@@ -48,10 +49,11 @@ struct Ours {
 }
 
 impl Ours {
-    fn new(device: &Device) -> Self {
+    fn new(device: &Device, precision: Precision) -> Self {
         device.seed(1);
         let base = VitConfig::new([PIXELS; 2], 3, PATCH, CLASSES, Mechanism::preset("softmax").expect("an id"));
-        let config = VitConfig { dim: DIM, depth: DEPTH, heads: HEADS, mlp_dim: MLP_DIM, pool: Pool::Cls, ..base };
+        let sizes = VitConfig { dim: DIM, depth: DEPTH, heads: HEADS, mlp_dim: MLP_DIM, pool: Pool::Cls, ..base };
+        let config = VitConfig { precision, ..sizes };
         Self {
             model: Some(config.init(device)),
             optimiser: AdamWConfig::new().with_weight_decay(0.05).init(),
@@ -116,6 +118,14 @@ impl Peer {
     }
 }
 
+/// Seconds that the processors have worked for this process, in hundredths, where the system tells.
+fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // After the name, which may hold anything: user and system time are the fields 14 and 15.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -146,22 +156,34 @@ fn main() {
     }
     rayon::ThreadPoolBuilder::new().num_threads(THREADS).build_global().expect("no pool yet");
     let python = std::env::args().skip(1).find(|arg| arg != "--bench");
-    let mut ours = Ours::new(&Device::flex().autodiff());
+    let device = Device::flex().autodiff();
+    let [mut ours, mut rounded] = [Precision::Full, Precision::Bf16].map(|precision| Ours::new(&device, precision));
     let mut peer = python.as_deref().map(Peer::start);
     ours.step();
+    rounded.step();
     println!("ours, parameters: {}", ours.model.as_ref().map_or(0, Module::num_params));
     if let Some(peer) = &mut peer {
         peer.step();
     }
-    let (mut own, mut others) = (Vec::new(), Vec::new());
+    let (mut own, mut own_rounded, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    let mut worked = [0.0; 2];
     for _ in 0..STEPS {
-        own.push(ours.step());
+        for (n, (ours, steps)) in [(&mut ours, &mut own), (&mut rounded, &mut own_rounded)].into_iter().enumerate() {
+            let before = processor_seconds();
+            steps.push(ours.step());
+            worked[n] += processor_seconds() - before;
+        }
         others.extend(peer.as_mut().map(Peer::step));
     }
-    let own = show("ours", &own);
+    let (own, own_rounded) = (show("ours", &own), show("ours, bf16", &own_rounded));
+    println!("ours / ours, bf16: {:.2}", own / own_rounded);
+    let [full, rounded] = worked.map(|seconds| 1e3 * seconds / STEPS as f64);
+    if rounded > 0.0 {
+        println!("processor time: {full:.0} ms a step, bf16 {rounded:.0}: {:.2}", full / rounded);
+    }
     if let Some(peer) = peer {
         let other = show("PyTorch", &others);
-        println!("PyTorch / ours: {:.2}", other / own);
+        println!("PyTorch / ours: {:.2}, / ours, bf16: {:.2}", other / own, other / own_rounded);
         peer.stop();
     }
 }

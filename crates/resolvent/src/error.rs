@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use resolvent_kernels::Precision;
+
 use crate::Strategy;
 
 /// The result of this crate's fallible functions.
@@ -22,6 +24,18 @@ pub enum Error {
         /// What was asked for.
         strategy: Strategy,
         /// The device or storage type it was asked for.
+        what: String,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// No products of that precision exist for these tensors, or by the forced strategy.
+    #[error("{op}: precision `{precision}` does not serve {what}; {remedy}", precision = precision.name())]
+    Precision {
+        /// The operation.
+        op: &'static str,
+        /// What was asked for.
+        precision: Precision,
+        /// The device, storage type or strategy it was asked for.
         what: String,
         /// What to do instead.
         remedy: &'static str,

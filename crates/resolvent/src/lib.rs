@@ -34,7 +34,9 @@ pub use error::{Error, Result};
 pub use ops::{
     Calibration, Extras, Inputs, Mask, Output, Plan, SharedClusters, Strategy, attend, attend_sequences, plan,
 };
-pub use resolvent_kernels::{ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Sequences, Shape, mechanism};
+pub use resolvent_kernels::{
+    ClusterPlan, Dropout, Dropped, Mechanism, Parameter, Precision, Sequences, Shape, mechanism,
+};
 
 /// The examples of the README compile and run.
 #[cfg(doctest)]

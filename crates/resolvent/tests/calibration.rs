@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use resolvent::{
-    Calibration, Dropout, Inputs, Mask, Mechanism, Strategy, attend,
+    Calibration, Dropout, Inputs, Mask, Mechanism, Precision, Strategy, attend,
     ops::{Crossing, Timed},
     plan,
 };
@@ -41,7 +41,7 @@ fn auto_follows_the_calibration_and_computes_the_same() {
     let distance = (composed - fused.clone()).abs().max().into_scalar::<f32>();
     assert!(distance < 1e-5 * fused.abs().max().into_scalar::<f32>(), "{distance}");
 
-    // What was not timed stays fused: an iteration limit, dropped weights, half precision.
+    // What was not timed stays fused: an iteration limit, dropped weights, half precision, products of bf16.
     let limited = Mechanism::from_json(r#"{"mechanism": "infsa-resolvent", "max_iter": 40}"#).unwrap();
     assert_eq!(strategy(&limited, &inputs(12)), Strategy::Fused);
     let softmax = Mechanism::preset("softmax").unwrap();
@@ -49,6 +49,9 @@ fn auto_follows_the_calibration_and_computes_the_same() {
     let mut dropped = inputs(12);
     dropped.extras = dropped.extras.with_dropout(Dropout::weights(0.5, 1).unwrap());
     assert_eq!(strategy(&softmax, &dropped), Strategy::Fused);
+    let mut rounded = inputs(12);
+    rounded.extras = rounded.extras.with_precision(Precision::Bf16);
+    assert_eq!(strategy(&softmax, &rounded), Strategy::Fused);
     let Inputs { q, k, v, .. } = inputs(12);
     let half = |x: Tensor<4>| x.cast(FloatDType::F16);
     assert_eq!(strategy(&softmax, &Inputs::new(half(q), half(k.unwrap()), half(v))), Strategy::Fused);

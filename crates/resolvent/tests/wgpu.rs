@@ -8,7 +8,7 @@ use burn::{
     tensor::{Bool, Device, DeviceType, Tensor},
 };
 use resolvent::{
-    Inputs, Mask, Mechanism, Strategy, attend,
+    Error, Inputs, Mask, Mechanism, Precision, Strategy, attend,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     models::{Vit, VitConfig},
     plan,
@@ -155,4 +155,12 @@ fn only_the_composed_form_runs_there() {
     for strategy in [Strategy::Fused, Strategy::Reference] {
         assert!(attend(&inputs, &softmax, &Mask::none(), strategy).unwrap_err().to_string().contains("Device::flex"));
     }
+    // Nor are there products of bf16, of a call or of a module.
+    let mut rounded = inputs;
+    rounded.extras = rounded.extras.with_precision(Precision::Bf16);
+    let error = attend(&rounded, &softmax, &Mask::none(), Strategy::Auto).unwrap_err();
+    assert!(matches!(error, Error::Precision { op: "attend", .. }), "{error}");
+    let module = MultiHeadAttentionConfig::new(4, 2, softmax).with_precision(Precision::Bf16).init(&device);
+    let error = module.try_forward(MhaInput::self_attn(Tensor::zeros([1, 3, 4], &device))).unwrap_err();
+    assert!(matches!(error, Error::Precision { op: "attention", .. }), "{error}");
 }

@@ -1,6 +1,6 @@
 //! Run-time choice of the instruction set: kernels are generic over [`Simd`], and [`Level::dispatch`] runs them.
 
-pub(crate) mod bf16;
+pub mod bf16;
 mod dispatch;
 pub(crate) mod distance;
 pub(crate) mod math;

@@ -286,6 +286,8 @@ fn named_by(error: Error, settings: &[Setting]) -> Error {
 mod tests {
     use std::fs;
 
+    use resolvent::Precision;
+
     use super::*;
     use crate::recipe::{Decay, ModelRecipe, Rule};
 
@@ -302,6 +304,7 @@ mod tests {
         let ModelRecipe::Vit(model) = &set.model else { panic!() };
         assert_eq!(model.tied, Some(true));
         assert_eq!((set.optimiser.clip_norm, set.mechanism.gamma()), (3.0, Some(0.9)), "what is not set stays");
+        assert_eq!(with(&["precision=bf16"]).unwrap().precision, Precision::Bf16);
         let set = with(&["mechanism.gamma=0.5", "schedule.max_minutes=none"]).unwrap();
         assert_eq!((set.mechanism.gamma(), set.schedule.max_minutes), (Some(0.5), None));
         assert_eq!(with(&["mechanism=linear-infsa"]).unwrap().mechanism.id(), "linear-infsa");

@@ -12,12 +12,14 @@ mod mechanism;
 mod model;
 mod names;
 mod optimiser;
+mod precision;
 mod pyramid;
 mod relatives;
 mod schedule;
 mod sections;
 mod setting;
 
+use resolvent::Precision;
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +63,10 @@ pub struct Recipe {
     pub mechanism: Mechanism,
     /// Seed of everything random: initial weights, order, augmentation. Default 0.
     pub seed: u64,
+    /// Of the products in the model's blocks: `f32`, or `bf16`: projections, MLPs and the attention of `softmax` and `infsa` round their
+    /// operands, while weights and everything else stay f32. On the CPU; not with ternary weights, nor for models of one's own. Default `f32`.
+    #[serde(with = "precision")]
+    pub precision: Precision,
     /// The model, by default a vision transformer.
     pub model: ModelRecipe,
     /// How weights follow their gradients: AdamW and others.
@@ -85,6 +91,7 @@ impl Default for Recipe {
             data: None,
             mechanism: Mechanism::Softmax(Default::default()),
             seed: 0,
+            precision: Precision::Full,
             model: Default::default(),
             optimiser: Default::default(),
             schedule: Default::default(),
@@ -155,9 +162,17 @@ impl Recipe {
     fn range_checks(&self) -> Vec<Check> {
         let Self { model, optimiser, schedule, text: t, regularisation: r, log, .. } = self;
         let positive = |x: usize| x >= 1;
+        let (rounded, own) = (self.precision != Precision::Full, matches!(model, ModelRecipe::Own(_)));
         let mut checks = [model.checks(), optimiser.checks(), schedule.checks()].concat();
         checks.extend([
             check("seed", self.seed, i64::try_from(self.seed).is_ok(), "at most 2^63 - 1, as TOML holds it"),
+            check(
+                "precision",
+                format_args!("bf16"),
+                !rounded || !own,
+                "`f32` with a model of one's own, which multiplies as its program says",
+            ),
+            check("precision", format_args!("bf16"), !rounded || !model.is_ternary(), "`f32` with `model.ternary`"),
             check("text.vocabulary", t.vocabulary, (1..=1_000_000).contains(&t.vocabulary), "1 to 1000000"),
             check(
                 "text.vocabulary",
@@ -282,6 +297,9 @@ mod tests {
             ("[regularisation]\nlabel_smoothing = nan", &["regularisation.label_smoothing", "NaN"]),
             ("mechanism = 'softmacs'", &["mechanism", "softmacs", "linear-infsa"]),
             ("[mechanism]\nmechanism = 'infsa'\ngamma = 2.0", &["mechanism", "gamma", "[1e-12, 1]"]),
+            ("precision = 'f16'", &["precision", "f16", "`bf16`"]),
+            ("precision = 'bf16'\n[model]\nternary = true", &["precision", "is bf16,", "model.ternary"]),
+            ("precision = 'bf16'\n[model]\nkind = 'own'", &["precision", "is bf16,", "its program"]),
             ("seed = 1\nseed = 2", &["line 2", "duplicate"]),
             ("[model", &["line 1"]),
         ] {

@@ -86,6 +86,16 @@ impl ModelRecipe {
         codebook.then_some("model.codebook").or(plans)
     }
 
+    /// Whether the weights of the blocks are rounded to three values.
+    pub(super) fn is_ternary(&self) -> bool {
+        match self {
+            Self::Vit(m) => m.ternary,
+            Self::Text(m) => m.ternary,
+            Self::Language(m) => m.ternary,
+            Self::Pyramid(_) | Self::Own(_) => false,
+        }
+    }
+
     pub(super) fn checks(&self) -> Vec<Check> {
         match self {
             Self::Vit(m) => m.checks(),

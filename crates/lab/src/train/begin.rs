@@ -1,6 +1,10 @@
 //! How a run begins, goes on, or is extended.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
+
+use burn::tensor::Device;
+use resolvent_kernels::{Mechanism, Operator, Precision, Shape, Strategy};
+use resolvent_layers::bf16::Bf16Layers;
 
 use super::{
     Plan, Task, TaskData, TrainOptions,
@@ -11,6 +15,7 @@ use super::{
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, State, Store},
+    device::is_cpu,
     disk::write_atomically,
     folder::{Claim, Contents},
     progress::Event,
@@ -41,6 +46,9 @@ pub(super) fn open<'a, T: Task>(
             (claim, session)
         }
     };
+    if let Some(note) = precision_note(recipe)? {
+        options.observer.on(Event::Note(&note));
+    }
     if let Some(origin) = &session.state.origin {
         options.observer.on(Event::Note(&origin.line()));
     }
@@ -48,6 +56,34 @@ pub(super) fn open<'a, T: Task>(
     remove_summary(folder)?;
     write_atomically(&folder.join(RECIPE), recipe.to_toml()?.as_bytes())?;
     Ok((claim, session))
+}
+
+/// Refuses a device that has no products of the recipe's precision.
+pub(super) fn check_precision(recipe: &Recipe, device: &Device) -> Result<()> {
+    if recipe.precision == Precision::Full || is_cpu(device) {
+        return Ok(());
+    }
+    let problem = "is bf16, which the CPU alone computes; train on the CPU, or set it to `f32`".into();
+    Err(Error::Recipe { file: "recipe".into(), field: "precision".into(), problem })
+}
+
+/// What multiplies, and which attention stays in f32, where the recipe asks for less.
+fn precision_note(recipe: &Recipe) -> Result<Option<String>> {
+    if recipe.precision == Precision::Full {
+        return Ok(None);
+    }
+    let unit = Bf16Layers::selected()?.unit().name();
+    let stay: BTreeSet<_> = recipe.mechanisms().filter(|m| !rounds(m)).map(|m| m.id()).collect();
+    let stay = stay.into_iter().collect::<Vec<_>>().join(", ");
+    let stay = if stay.is_empty() { stay } else { format!("; the attention of {stay} stays in f32") };
+    Ok(Some(format!("products of bf16 by {unit}, weights and sums in f32{stay}")))
+}
+
+/// Whether the mechanism has products of bf16, which no sizes decide.
+fn rounds(mechanism: &Mechanism) -> bool {
+    let operator = Operator::new(mechanism, Shape::square(1, 1, 64, 64), false, Strategy::Auto);
+    let arithmetic = |operator: Operator| operator.with_precision(Precision::Bf16).plan().arithmetic;
+    operator.is_ok_and(|operator| arithmetic(operator).runs == Precision::Bf16)
 }
 
 /// The recipe with what suits the data, as the length scale of `fna`, where it names none. A run that began without one goes on as

@@ -327,6 +327,7 @@ pub(crate) fn language_config(recipe: &Recipe, name: &str, vocabulary: usize) ->
         codebook: m.codebook,
         plan_layers: 1,
         ternary: m.ternary,
+        precision: recipe.precision,
         strategy: Strategy::Auto,
     };
     let layers = m.mechanisms(&recipe.mechanism);

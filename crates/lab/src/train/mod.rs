@@ -32,6 +32,7 @@ use std::{
 };
 
 use burn::tensor::Device;
+use resolvent::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -207,10 +208,11 @@ impl TrainSummary {
         let bleu = self.test.bleu.as_ref().map_or_else(String::new, |bleu| format!("BLEU {:.2}, ", bleu.score));
         let prediction = self.test.prediction.as_ref().map_or_else(String::new, |p| format!("{}, ", p.line()));
         let ternary = self.ternary.map_or_else(String::new, |packed| format!("; {}", packed.line()));
+        let precision = if self.recipe.precision == Precision::Full { "" } else { "; products of bf16" };
         let accuracy =
             self.test.accuracy.map_or_else(String::new, |share| format!("accuracy {:.2} %, ", share * 100.0));
         format!(
-            "{prediction}{bleu}test {accuracy}loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s{ternary}",
+            "{prediction}{bleu}test {accuracy}loss {:.3}; {} steps{ended} in {:.0} s, {:.0} examples/s{ternary}{precision}",
             self.test.loss, self.steps, self.seconds, self.examples_per_second
         )
     }

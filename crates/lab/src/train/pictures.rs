@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use resolvent::{Mechanism, attention::MultiHeadAttention, models::VitConfig};
+use resolvent::{
+    attention::MultiHeadAttention,
+    models::{PyramidConfig, VitConfig},
+};
 use resolvent_kernels::mechanism::KappaRule;
 use serde::{Deserialize, Serialize};
 
@@ -146,16 +149,17 @@ pub(crate) fn picture_model(
 ) -> Result<PictureModel> {
     let (mechanism, [channels, height, width]) = (&recipe.mechanism, expects.shape);
     match &recipe.model {
-        ModelRecipe::Vit(m) => Ok(PictureModel::Vit(vit(expects, m, mechanism, name)?.try_init(device)?)),
+        ModelRecipe::Vit(m) => Ok(PictureModel::Vit(vit(expects, m, recipe, name)?.try_init(device)?)),
         ModelRecipe::Pyramid(m) => {
             let config = m.config(mechanism, [height, width], channels, expects.classes.len())?;
+            let config = PyramidConfig { precision: recipe.precision, ..config };
             Ok(PictureModel::Pyramid(config.try_init(device)?))
         }
         _ => Err(wrong_kind(name, "pictures", "vit` or `pyramid")),
     }
 }
 
-fn vit(expects: &PictureExpectation, m: &VitRecipe, mechanism: &Mechanism, name: &str) -> Result<VitConfig> {
+fn vit(expects: &PictureExpectation, m: &VitRecipe, recipe: &Recipe, name: &str) -> Result<VitConfig> {
     let [channels, height, width] = expects.shape;
     if !height.is_multiple_of(m.patch) || !width.is_multiple_of(m.patch) {
         let patch = m.patch;
@@ -179,10 +183,11 @@ fn vit(expects: &PictureExpectation, m: &VitRecipe, mechanism: &Mechanism, name:
         codebook: m.codebook,
         plan_layers: m.plan_layers,
         ternary: m.ternary,
+        precision: recipe.precision,
         dropout: m.dropout,
         weight_dropout: m.weight_dropout,
         drop_path: m.drop_path,
-        ..VitConfig::new([height, width], channels, m.patch, expects.classes.len(), mechanism.clone())
+        ..VitConfig::new([height, width], channels, m.patch, expects.classes.len(), recipe.mechanism.clone())
     })
 }
 
@@ -276,7 +281,7 @@ pub(crate) fn landmark_counts(expects: &Expectation, recipe: &Recipe, name: &str
     let [channels, height, width] = expects.shape;
     let (tokens, landmarks) = match &recipe.model {
         ModelRecipe::Vit(m) => {
-            let config = vit(expects, m, &recipe.mechanism, name)?;
+            let config = vit(expects, m, recipe, name)?;
             (vec![config.tokens()], vec![config.landmarks()])
         }
         ModelRecipe::Pyramid(m) => {

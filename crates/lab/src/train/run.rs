@@ -10,7 +10,7 @@ use burn::module::Module;
 
 use super::{
     Ended, Outcome, Part, Resume, Task, TaskData, TrainOptions, TrainSummary,
-    begin::{check_fit, extension, is_longer, open, settled},
+    begin::{check_fit, check_precision, extension, is_longer, open, settled},
     clock::Clock,
     model::learned_parameters,
     session::{Session, Step},
@@ -87,6 +87,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &TrainOptions) -> Re
         (None, Some(trained)) => data.fine_tuned(recipe, trained)?,
         (None, None) => data.task(recipe)?,
     };
+    check_precision(recipe, &options.device)?;
     check_fit(recipe, task, &identity.name)?;
     task.notes().iter().for_each(|note| options.observer.on(Event::Note(note)));
     if let Some(begun) = checkpoint.as_mut().filter(|_| extended) {

@@ -377,6 +377,7 @@ pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize) -> Res
         codebook: m.codebook,
         plan_layers: m.plan_layers,
         ternary: m.ternary,
+        precision: recipe.precision,
         strategy: Strategy::Auto,
     })
 }

@@ -5,7 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -31,6 +31,18 @@ impl Observer for StopAfter {
     fn on(&self, event: Event<'_>) {
         if matches!(event, Event::Step { done, .. } if done == self.steps) {
             self.flag.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What the user is told.
+#[derive(Default)]
+pub struct Notes(pub Mutex<Vec<String>>);
+
+impl Observer for Notes {
+    fn on(&self, event: Event<'_>) {
+        if let Event::Note(text) = event {
+            self.0.lock().unwrap().push(text.into());
         }
     }
 }

@@ -102,11 +102,13 @@ impl MultiHeadAttention {
     /// `fna`, `infsa` and dense compositions, about `sqrt(N)` with `ssa` and a [`causal_span`](MultiHeadAttention::causal_span), the
     /// same however many there are with `uniform` and in a window, of which no more than it and its sinks are kept. Elsewhere it costs O(N), and a copy of what is kept, where each row depends on its
     /// own query alone ([`check_row_local`]); else the operator is applied to all projections so far, and the new rows are taken: as
-    /// much as a forward pass of the operator, but no past token is projected again.
+    /// much as a forward pass of the operator, but no past token is projected again. With a precision of bf16 the kernels' cache still
+    /// multiplies in f32.
     ///
     /// # Errors
     /// A mechanism without a causal form, and whatever else [`crate::attend`] refuses.
     pub fn attend_next(&self, tokens: Tensor<3>, past: &mut Option<Past>) -> Result<Tensor<3>> {
+        self.check_precision(&tokens)?;
         let [_, seq, _] = tokens.dims();
         if self.grid.is_some() {
             let why = "tokens on a grid do not come one after the other";
@@ -234,6 +236,7 @@ impl MultiHeadAttention {
         source: &KeyValues,
         padding: Option<Tensor<2, Bool>>,
     ) -> Result<Tensor<3>> {
+        self.check_precision(&query)?;
         self.check_one_mechanism()?;
         check_row_local(&self.mechanism)?;
         self.check_cross(&self.mechanism)?;

@@ -53,6 +53,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// As [`MultiHeadAttention::try_forward`]; several sequences end to end, and clusters of a [`super::ClusterConfig::causal_span`].
     pub fn weights(&self, mut input: MhaInput) -> Result<Tensor<4>> {
+        self.check_precision(&input.query)?;
         self.check(&input)?;
         input.recognise_causal(&self.mechanism)?;
         field("sequences", "several", input.sequences.is_none(), "one sequence for weights")?;

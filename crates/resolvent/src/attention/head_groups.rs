@@ -90,7 +90,7 @@ impl MultiHeadAttention {
         for HeadGroup { heads, mechanism } in &self.head_groups {
             let own = |x: &Tensor<4>| if in_place { x.clone() } else { x.clone().select(1, places(heads)) };
             let mut inputs = Inputs::new(own(&q), own(k.as_ref().unwrap_or(&q)), own(&v));
-            inputs.extras = extras.dropout_alone();
+            inputs.extras = extras.without_tensors();
             let out = attend(&inputs, mechanism, mask, self.strategy)?.out;
             let [batch, count, rows, dim] = out.dims();
             parts.push(if rows < seq { out.expand([batch, count, seq, dim]) } else { out });

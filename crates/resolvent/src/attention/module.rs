@@ -3,7 +3,7 @@
 use burn::{
     module::Module,
     nn::{self, Linear},
-    tensor::Tensor,
+    tensor::{DType, Tensor},
 };
 use resolvent_kernels::{self as kernels, Dropout};
 
@@ -16,8 +16,11 @@ use super::{
     sharing::{lengthened, lengthened_mask},
 };
 use crate::{
-    Extras, Inputs, Mask, Mechanism, Result, Sequences, Strategy, attend,
-    ops::{Projected, attend_packed, attend_packed_sequences, draws, linear, map_sequences, merge_heads, split_heads},
+    Error, Extras, Inputs, Mask, Mechanism, Precision, Result, Sequences, Strategy, attend,
+    ops::{
+        Projected, attend_packed, attend_packed_sequences, check_precision, draws, linear_in, map_sequences,
+        merge_heads, split_heads,
+    },
     ternary::{self, Packed},
 };
 
@@ -82,6 +85,9 @@ pub struct MultiHeadAttention {
     pub rotary: bool,
     /// Round the weights of the projections to three values, and what they are applied to to eight bits.
     pub ternary: bool,
+    /// Of the products of projections and operator, and of the MLP beside the module: see [`super::MultiHeadAttentionConfig::precision`].
+    #[module(skip)]
+    pub precision: Precision,
     /// Where the rounded weights are kept between calls that do not learn: those of this module, and of the MLP beside it.
     #[module(skip)]
     pub packed: Packed,
@@ -122,6 +128,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// Tensors that do not fit, and whatever [`crate::attend`] refuses.
     pub fn try_forward(&self, mut input: MhaInput) -> Result<MhaOutput> {
+        self.check_precision(&input.query)?;
         self.check(&input)?;
         input.recognise_causal(&self.mechanism)?;
         if let Some(sequences) = input.sequences.take() {
@@ -188,9 +195,9 @@ impl MultiHeadAttention {
 
     /// The projections after the operator.
     pub(super) fn output(&self, attended: Tensor<3>) -> Tensor<3> {
-        let context = ternary::layer(&self.output, attended, self.packed());
+        let context = ternary::layer(&self.output, attended, self.products());
         match &self.extra {
-            Some(extra) => ternary::layer(extra, context, self.packed()),
+            Some(extra) => ternary::layer(extra, context, self.products()),
             None => context,
         }
     }
@@ -254,7 +261,7 @@ impl MultiHeadAttention {
             Some(packed) => self.ternary_inputs(packed, &self.input_widths()).forward(tokens),
             None => {
                 let (weight, bias) = self.input_maps();
-                linear(tokens, weight, bias)
+                linear_in(self.precision, tokens, weight, bias)
             }
         };
         let [_, _, width] = packed.dims();
@@ -317,6 +324,21 @@ impl MultiHeadAttention {
         alone && self.head_groups.is_empty() && self.causal_span.is_none()
     }
 
+    /// Refuses products of less than f32 of tensors that are not for the kernels, and of ternary weights.
+    pub(crate) fn check_precision(&self, x: &Tensor<3>) -> Result<()> {
+        if self.precision == Precision::Full {
+            return Ok(());
+        }
+        let (op, precision, dtype) = ("attention", self.precision, x.dtype());
+        field("ternary", self.ternary, !self.ternary, "false with precision bf16")?;
+        check_precision(op, precision, self.strategy, (&x.device(), dtype))?;
+        if dtype == DType::F32 {
+            return Ok(());
+        }
+        let remedy = "its layers take f32, of which they round the operands; cast the model and the tokens to f32";
+        Err(Error::Precision { op, precision, what: format!("{dtype:?}"), remedy })
+    }
+
     /// What is defined on a sequence's own tokens alone.
     pub(super) fn check_cross(&self, mechanism: &Mechanism) -> Result<()> {
         let why = match mechanism {
@@ -352,6 +374,7 @@ impl MultiHeadAttention {
     pub(super) fn extras(&self) -> Extras {
         let extras =
             self.learned.values().fold(Extras::default(), |extras, (parameter, values)| extras.with(parameter, values));
+        let extras = extras.with_precision(self.precision);
         let [d_model, _] = self.output.weight.dims();
         let extras = self.bias.add_to(extras);
         self.landmarks.add_to(extras, &self.mechanism, self.n_heads, d_model / self.n_heads)
@@ -365,7 +388,8 @@ impl MultiHeadAttention {
         }
         let (first, width) = (widths[..part].iter().sum(), widths[part]);
         let (weight, bias) = self.input_maps();
-        linear(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width)))
+        let bias = bias.map(|bias| bias.narrow(0, first, width));
+        linear_in(self.precision, x, weight.narrow(1, first, width), bias)
     }
 
     /// Columns of each input projection.

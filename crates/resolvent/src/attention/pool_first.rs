@@ -12,7 +12,7 @@ use super::{HELD_TOKENS, MhaInput, MultiHeadAttention};
 use crate::{
     Mask, Mechanism, Parameter, Result,
     mechanism::LinearInfsa,
-    ops::{linear, token_weights},
+    ops::{linear_in, token_weights},
 };
 
 impl MultiHeadAttention {
@@ -53,6 +53,7 @@ impl MultiHeadAttention {
         let columns = if m.tied { d_model } else { 2 * d_model };
         let weight = self.projection.weight.val().narrow(1, columns, d_model);
         let weight = weight.reshape([d_model, heads, head_dim]).swap_dims(0, 1);
+        // One row per sequence: in f32 whatever the precision.
         let mut pooled = rows.matmul(weight);
         if let Some(bias) = &self.projection.bias {
             let bias = bias.val().narrow(0, columns, d_model).reshape([heads, 1, head_dim]);
@@ -72,6 +73,7 @@ impl MultiHeadAttention {
         let head_dim = d_model / self.n_heads;
         let (first, width) = (part * d_model + heads.start * head_dim, heads.len() * head_dim);
         let (weight, bias) = self.input_maps();
-        self.heads(linear(x, weight.narrow(1, first, width), bias.map(|bias| bias.narrow(0, first, width))))
+        let bias = bias.map(|bias| bias.narrow(0, first, width));
+        self.heads(linear_in(self.precision, x, weight.narrow(1, first, width), bias))
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     Dropout, Result, Sequences,
     attention::{HELD_TOKENS, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, Past},
     ops::{SharedClusters, gelu, mlp},
-    ternary,
+    ternary::{self, Products},
 };
 
 /// Where a block normalises.
@@ -249,11 +249,12 @@ impl Block {
 
     fn mlp_of(&self, tokens: Tensor<3>) -> Result<Tensor<3>> {
         residual(self.order, &self.mlp_norm, tokens, |tokens| {
-            let mapped = match (self.activation, self.attention.packed()) {
-                (Activation::Gelu, None) => mlp(tokens, [&self.mlp_in, &self.mlp_out]),
-                (activation, packed) => {
-                    let hidden = activation.of(ternary::layer(&self.mlp_in, tokens, packed));
-                    ternary::layer(&self.mlp_out, hidden, packed)
+            self.attention.check_precision(&tokens)?;
+            let mapped = match (self.activation, self.attention.products()) {
+                (Activation::Gelu, Products::Real(precision)) => mlp(precision, tokens, [&self.mlp_in, &self.mlp_out]),
+                (activation, products) => {
+                    let hidden = activation.of(ternary::layer(&self.mlp_in, tokens, products));
+                    ternary::layer(&self.mlp_out, hidden, products)
                 }
             };
             Ok(self.drop_path.forward(self.dropout.forward(mapped)))

@@ -12,7 +12,7 @@ use super::{
     block::{BlockConfig, drop_path_at},
 };
 use crate::{
-    Error, Mechanism, Parameter, Result, Strategy,
+    Error, Mechanism, Parameter, Precision, Result, Strategy,
     attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, Trained, field, grid_of},
 };
 
@@ -91,6 +91,9 @@ pub struct VitConfig {
     /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
     #[serde(default)]
     pub ternary: bool,
+    /// Of the products in the blocks, see [`MultiHeadAttentionConfig::precision`]. Default full.
+    #[serde(default)]
+    pub precision: Precision,
     /// How the operator is applied. Default auto.
     #[serde(default)]
     pub strategy: Strategy,
@@ -145,6 +148,7 @@ impl VitConfig {
             codebook: None,
             plan_layers: 1,
             ternary: false,
+            precision: Precision::Full,
             strategy: Strategy::Auto,
         }
     }
@@ -295,6 +299,7 @@ impl VitConfig {
             .with_dropout(self.dropout)
             .with_weight_dropout(self.weight_dropout)
             .with_grid(self.grid())
+            .with_precision(self.precision)
             .with_strategy(self.strategy)
     }
 

@@ -8,7 +8,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{Block, LayerNorm, Visible, positions::positions_at};
-use crate::{Result, ops::linear_layer};
+use crate::{Precision, Result, ops::linear_layer};
 
 /// Vision transformer with any attention mechanism: patches, learned positions, pre-norm blocks, a linear head. Built by
 /// [`super::VitConfig`].
@@ -113,7 +113,7 @@ impl Vit {
             .reshape([batch, channels, rows, side, columns, side])
             .permute([0, 2, 4, 1, 3, 5])
             .reshape([batch, rows * columns, channels * side * side]);
-        let tokens = linear_layer(&self.patch, patches);
+        let tokens = linear_layer(Precision::Full, &self.patch, patches);
         let tokens = match &self.cls {
             Some(cls) => {
                 let [_, _, dim] = tokens.dims();

@@ -300,7 +300,8 @@ pub(super) fn run_backward(
 impl Call {
     /// The call that `plan` decided on.
     pub(super) fn new(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Self> {
-        let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, of_kernels(plan.strategy))?;
+        let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, of_kernels(plan.strategy))?
+            .with_precision(inputs.extras.precision);
         let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
         let clusters = clusters(inputs, mechanism, mask, &plan.shape)?;
         Ok(Self { key_mask, query_mask, clusters, ..Self::bound(inputs, Bound::Batch(operator)) })

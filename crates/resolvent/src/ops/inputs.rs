@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use burn::tensor::{Bool, FloatDType, Tensor};
-use resolvent_kernels::{ClusterPlan, Dropout, Parameter};
+use resolvent_kernels::{ClusterPlan, Dropout, Parameter, Precision};
 
 use super::SharedClusters;
 
@@ -44,7 +44,7 @@ impl Inputs {
     }
 }
 
-/// Tensors that belong to single mechanisms.
+/// Tensors that belong to single mechanisms, and how a call is computed.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Extras {
@@ -54,6 +54,7 @@ pub struct Extras {
     pub(super) shared_clusters: Option<SharedClusters>,
     pub(super) landmark_indices: Option<Arc<[i64]>>,
     pub(super) dropout: Option<Dropout>,
+    pub(super) precision: Precision,
 }
 
 /// One of them, in f32.
@@ -112,9 +113,16 @@ impl Extras {
         Self { dropout: Some(dropout), ..self }
     }
 
-    /// The pairs left out alone, for a call of another mechanism.
-    pub(crate) fn dropout_alone(&self) -> Self {
-        Self { dropout: self.dropout, ..Self::default() }
+    /// The same extras with products of this precision, on Flex alone, in either pass. [`Precision::Bf16`] is for the mechanisms of
+    /// [`resolvent_kernels::Operator::with_precision`], `softmax` and `infsa`; others stay in f32, as [`crate::plan`] says
+    /// (`kernel.arithmetic`). Default full.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// The pairs left out and the precision alone, for a call of another mechanism.
+    pub(crate) fn without_tensors(&self) -> Self {
+        Self { dropout: self.dropout, precision: self.precision, ..Self::default() }
     }
 
     /// The elements of `parameter` in row-major order, in f32, if the call has it.

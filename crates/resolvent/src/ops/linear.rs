@@ -16,7 +16,8 @@ use burn::{
     nn::Linear,
     tensor::{Tensor, module},
 };
-use resolvent_layers as layers;
+use resolvent_kernels::Precision;
+use resolvent_layers::{self as layers, bf16::Bf16Layers};
 
 use super::{
     autodiff::{attach, register},
@@ -30,29 +31,56 @@ use super::{
 /// # Panics
 /// If the sizes do not fit, as Burn's own layer does.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    linear_in(Precision::Full, x, weight, bias)
+}
+
+/// As [`linear`], with products of this precision. Where Burn's own operation is used, it is that of the tensors: who asks for less checks
+/// that they are for the kernels.
+///
+/// # Panics
+/// As [`linear`]; in bf16 if the environment asks for an instruction set that the processor lacks.
+pub(crate) fn linear_in<const D: usize>(
+    precision: Precision,
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
     let wide = bias.as_ref().is_none_or(|bias| bias.dtype() == DType::F32);
     if is_flex(&x.device()) && [x.dtype(), weight.dtype()] == [DType::F32; 2] && wide {
         let [_, outputs] = weight.dims();
         let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], &weight.device()));
         let [x, weight, bias] = [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()];
-        return Tensor::from_dispatch(Dispatch::fused_linear(x, weight, bias));
+        return Tensor::from_dispatch(Dispatch::fused_linear(x, weight, bias, precision));
     }
     module::linear(x, weight, bias)
 }
 
-/// A layer of a model, by [`linear`].
+/// A layer of a model, by [`linear_in`].
 ///
 /// # Panics
-/// As [`linear`].
-pub(crate) fn linear_layer<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
-    linear(x, layer.weight.val(), layer.bias.as_ref().map(|bias| bias.val()))
+/// As [`linear_in`].
+pub(crate) fn linear_layer<const D: usize>(precision: Precision, layer: &Linear, x: Tensor<D>) -> Tensor<D> {
+    linear_in(precision, x, layer.weight.val(), layer.bias.as_ref().map(|bias| bias.val()))
+}
+
+/// What multiplies in bf16, where that is asked for.
+///
+/// # Panics
+/// If the environment asks for an instruction set that the processor lacks.
+pub(super) fn bf16_layers(precision: Precision) -> Option<Bf16Layers> {
+    (precision == Precision::Bf16).then(|| Bf16Layers::selected().unwrap_or_else(|e| panic!("products of bf16: {e}")))
 }
 
 /// The operation as Burn dispatches it.
 #[backend_extension(Autodiff, Flex)]
 pub trait FusedLinear: Backend {
     /// See [`linear`].
-    fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        precision: Precision,
+    ) -> FloatTensor<Self>;
 }
 
 /// A backend that has the kernels of the gradients too.
@@ -63,6 +91,7 @@ pub trait LinearKernel: FusedLinear {
         weight: FloatTensor<Self>,
         dout: FloatTensor<Self>,
         wanted: [bool; 3],
+        precision: Precision,
     ) -> [Option<FloatTensor<Self>>; 3];
 }
 
@@ -75,10 +104,14 @@ pub(super) fn rows(x: &FlexTensor, [inputs, _]: [usize; 2]) -> usize {
 }
 
 impl FusedLinear for Flex {
-    fn fused_linear(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
+    fn fused_linear(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, precision: Precision) -> FlexTensor {
         let [x, weight, bias] = [x, weight, bias].map(contiguous);
         let sizes: [usize; 2] = weight.shape().dims();
-        let out = layers::linear(rows(&x, sizes), slice(&x), slice(&weight), slice(&bias));
+        let (rows, values, weight, bias) = (rows(&x, sizes), slice(&x), slice(&weight), slice(&bias));
+        let out = match bf16_layers(precision) {
+            Some(bf16) => bf16.linear(rows, values, weight, bias),
+            None => layers::linear(rows, values, weight, bias),
+        };
         let mut shape = x.shape();
         let last = shape.num_dims() - 1;
         shape[last] = sizes[1];
@@ -92,11 +125,15 @@ impl LinearKernel for Flex {
         weight: FlexTensor,
         dout: FlexTensor,
         wanted: [bool; 3],
+        precision: Precision,
     ) -> [Option<FlexTensor>; 3] {
         let [x, weight, dout] = [x, weight, dout].map(contiguous);
         let sizes: [usize; 2] = weight.shape().dims();
-        let layers::LinearGradients { dx, dweight, dbias } =
-            layers::linear_backward(rows(&x, sizes), slice(&x), slice(&weight), slice(&dout), sizes[1], wanted);
+        let (rows, values, weight, dout) = (rows(&x, sizes), slice(&x), slice(&weight), slice(&dout));
+        let layers::LinearGradients { dx, dweight, dbias } = match bf16_layers(precision) {
+            Some(bf16) => bf16.linear_backward(rows, values, weight, dout, sizes[1], wanted),
+            None => layers::linear_backward(rows, values, weight, dout, sizes[1], wanted),
+        };
         [
             dx.map(|dx| tensor(dx, x.shape())),
             dweight.map(|dweight| tensor(dweight, sizes)),
@@ -110,20 +147,27 @@ impl LinearKernel for Flex {
 struct LinearBackward;
 
 impl<B: LinearKernel> Backward<B, 3> for LinearBackward {
-    type State = [NodeId; 2];
+    type State = ([NodeId; 2], Precision);
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dout = grads.consume::<B>(&ops.node);
-        let [x, weight] = ops.state.map(|id| checkpointer.retrieve_node_output(id));
+        let (saved, precision) = ops.state;
+        let [x, weight] = saved.map(|id| checkpointer.retrieve_node_output(id));
         let parents = ops.parents.map(|node| node.map(|node| node.id));
-        let gradients = B::fused_linear_backward(x, weight, dout, parents.map(|node| node.is_some()));
+        let gradients = B::fused_linear_backward(x, weight, dout, parents.map(|node| node.is_some()), precision);
         register::<B, 3>(grads, parents, gradients);
     }
 }
 
 impl<B: LinearKernel, C: CheckpointStrategy> FusedLinear for Autodiff<B, C> {
-    fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let out = B::fused_linear(x.primitive().clone(), weight.primitive().clone(), bias.primitive().clone());
-        attach::<B, C, _, 3, 2>(LinearBackward, [&x, &weight, &bias], [&x, &weight], out, |saved| saved)
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        precision: Precision,
+    ) -> FloatTensor<Self> {
+        let [of_x, of_weight, of_bias] = [&x, &weight, &bias].map(|tensor| tensor.primitive().clone());
+        let out = B::fused_linear(of_x, of_weight, of_bias, precision);
+        attach::<B, C, _, 3, 2>(LinearBackward, [&x, &weight, &bias], [&x, &weight], out, |saved| (saved, precision))
     }
 }

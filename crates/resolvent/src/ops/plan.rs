@@ -4,7 +4,7 @@ use burn::{
     backend::DispatchDevice,
     tensor::{DType, Device, Tensor},
 };
-use resolvent_kernels::{self as kernels, Parameter};
+use resolvent_kernels::{self as kernels, Parameter, Precision};
 
 use super::{Calibration, Inputs, Mask, composed};
 use crate::{Error, Mechanism, Result, Shape};
@@ -63,8 +63,11 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
     let shape = check(inputs, mechanism, mask)?;
     mechanism.check(&shape, mask.causal)?;
     let (device, dtype) = (inputs.q.device(), inputs.q.dtype());
-    // Drawing pairs for the full matrix is what the calibration has not timed.
-    let calibration = Calibration::installed().filter(|_| dtype == DType::F32 && inputs.extras.dropout.is_none());
+    let (precision, dropout) = (inputs.extras.precision, inputs.extras.dropout);
+    check_precision(OP, precision, strategy, (&device, dtype))?;
+    // What the calibration has not timed: drawing pairs for the full matrix, and products of bf16.
+    let timed = dtype == DType::F32 && dropout.is_none() && precision == Precision::Full;
+    let calibration = Calibration::installed().filter(|_| timed);
     let few = calibration.is_some_and(|c| shape.seq_q.max(shape.seq_kv) <= c.composed_up_to(mechanism));
     let naive = strategy == Strategy::Auto
         && is_flex(&device)
@@ -81,7 +84,14 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
         Strategy::Reference => Some(kernels::Strategy::Reference),
         Strategy::Auto | Strategy::Composed => None,
     };
-    let kernel = kernel.map(|s| kernels::plan(mechanism, &shape, mask.causal, s)).transpose()?;
+    let planned = |strategy| match precision {
+        Precision::Full => kernels::plan(mechanism, &shape, mask.causal, strategy),
+        precision => {
+            let operator = kernels::Operator::new(mechanism, shape, mask.causal, strategy)?;
+            Ok(*operator.with_precision(precision).plan())
+        }
+    };
+    let kernel = kernel.map(planned).transpose()?;
     Ok(Plan { strategy, reason, shape, kernel })
 }
 
@@ -105,6 +115,27 @@ fn choose(strategy: Strategy, device: &Device, dtype: DType, few: bool) -> Resul
         }
         Strategy::Fused | Strategy::Reference => Ok((strategy, "asked for")),
     }
+}
+
+/// Refuses products of less than f32 where there are none: beside the kernels.
+pub(crate) fn check_precision(
+    op: &'static str,
+    precision: Precision,
+    strategy: Strategy,
+    (device, dtype): (&Device, DType),
+) -> Result<()> {
+    let (what, remedy) = match strategy {
+        _ if precision == Precision::Full => return Ok(()),
+        _ if !is_flex(device) => {
+            (format!("{device:?}"), "move the tensors to Device::flex(), or use Precision::Full there")
+        }
+        _ if !is_fused(dtype) => (format!("{dtype:?}"), "cast the tensors to f32, or use Precision::Full"),
+        Strategy::Composed | Strategy::Reference => {
+            (format!("strategy `{strategy}`"), "use Strategy::Auto or Strategy::Fused, or Precision::Full")
+        }
+        Strategy::Auto | Strategy::Fused => return Ok(()),
+    };
+    Err(Error::Precision { op, precision, what, remedy })
 }
 
 /// Whether the kernels store such tensors.

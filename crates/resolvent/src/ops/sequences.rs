@@ -128,7 +128,7 @@ pub(super) fn bound(
         Err(error) if strategy == Strategy::Auto && matches!(error.cause(), kernels::Error::Unsupported { .. }) => {
             return Ok(None);
         }
-        operator => operator?,
+        operator => operator?.with_precision(inputs.extras.precision),
     };
     let extras = inputs.extras.codebook.iter().fold(kernels::Extras::default(), |extras, x| extras.with_codebook(x));
     if mechanism.clustering().is_none() {

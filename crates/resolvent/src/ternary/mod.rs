@@ -17,7 +17,7 @@ use resolvent_layers::TernaryMatrix;
 
 pub use self::packed::Packed;
 use crate::{
-    Result,
+    Precision, Result,
     ops::{is_flex, linear, linear_layer},
 };
 
@@ -68,9 +68,21 @@ impl Layers<'_> {
     }
 }
 
-/// A layer, its weights rounded to three values where there is a place for them when packed.
-pub(crate) fn layer(layer: &Linear, x: Tensor<3>, packed: Option<&Packed>) -> Tensor<3> {
-    let Some(packed) = packed else { return linear_layer(layer, x) };
+/// How the layers of a block multiply.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Products<'a> {
+    /// Real weights, in this precision.
+    Real(Precision),
+    /// Weights that are rounded to three values, and where they are kept when packed.
+    Ternary(&'a Packed),
+}
+
+/// A layer of a block.
+pub(crate) fn layer(layer: &Linear, x: Tensor<3>, products: Products<'_>) -> Tensor<3> {
+    let packed = match products {
+        Products::Real(precision) => return linear_layer(precision, layer, x),
+        Products::Ternary(packed) => packed,
+    };
     let [_, width] = layer.weight.dims();
     let bias = layer.bias.as_ref().map(|bias| bias.val());
     Layers { weight: layer.weight.val(), bias, widths: &[width], packed }.forward(x)

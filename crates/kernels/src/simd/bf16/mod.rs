@@ -59,7 +59,7 @@ impl Bf16Unit {
 
 /// A unit that this processor has.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bf16Products(Bf16Unit);
+pub struct Bf16Products(Bf16Unit);
 
 impl Bf16Products {
     /// `None` where the processor or the `level` lacks the unit.
@@ -67,7 +67,8 @@ impl Bf16Products {
         Bf16Unit::available(level).contains(&unit).then_some(Self(unit))
     }
 
-    /// Readies the unit on this thread until the result is dropped.
+    /// Readies the unit on this thread until the result is dropped, the last of them if there are several: meanwhile the thread must
+    /// not wait for tasks of its pool, which could be others that enter and leave.
     pub fn enter(self) -> Multiplier {
         #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
         if self.0 == Bf16Unit::Amx {
@@ -78,7 +79,8 @@ impl Bf16Products {
 }
 
 /// A unit that is ready on this thread.
-pub(crate) struct Multiplier {
+#[derive(Debug)]
+pub struct Multiplier {
     unit: Bf16Unit,
     /// The state of the tiles belongs to a thread.
     thread: PhantomData<*const ()>,
@@ -94,26 +96,30 @@ impl Drop for Multiplier {
 }
 
 /// Rows, columns and depths of buffers are padded to these: the sides of a tile of AMX.
-pub(crate) const ROWS: usize = 16;
+pub const ROWS: usize = 16;
 /// Pairs along the depth in a tile of AMX.
-pub(crate) const PAIRS: usize = 16;
+pub const PAIRS: usize = 16;
 
 /// Pairs that hold `depth` numbers, whole tiles of them.
-pub(crate) const fn pairs(depth: usize) -> usize {
+pub const fn pairs(depth: usize) -> usize {
     depth.div_ceil(2 * PAIRS) * PAIRS
 }
 
 /// Pair `p` of row `r` is `data[r * stride + p]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Left<'a> {
+#[derive(Debug, Clone, Copy)]
+pub struct Left<'a> {
+    /// The pairs.
     pub data: &'a [u32],
+    /// From a row to the next.
     pub stride: usize,
 }
 
 /// Pair `p` of column `c` is `data[p * stride + c]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Right<'a> {
+#[derive(Debug, Clone, Copy)]
+pub struct Right<'a> {
+    /// The pairs.
     pub data: &'a [u32],
+    /// From a pair to the next.
     pub stride: usize,
 }
 
@@ -132,18 +138,25 @@ impl<'a> Right<'a> {
 }
 
 /// Rows that a product is written to, or added to.
-pub(crate) struct Output<'a> {
+#[derive(Debug)]
+pub struct Output<'a> {
+    /// The rows.
     pub data: &'a mut [f32],
+    /// From a row to the next.
     pub stride: usize,
+    /// Whether the product is added to what is there.
     pub add: bool,
 }
 
 /// Sizes of a product. The buffers have rows up to a multiple of [`ROWS`], of which those beyond `rows` take unspecified
 /// numbers; columns and pairs are multiples of [`ROWS`] and [`PAIRS`].
-#[derive(Clone, Copy)]
-pub(crate) struct Size {
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    /// Rows of the left operand and of the product.
     pub rows: usize,
+    /// Columns of the right operand and of the product.
     pub cols: usize,
+    /// Pairs along the depth.
     pub pairs: usize,
 }
 

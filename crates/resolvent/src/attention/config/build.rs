@@ -52,6 +52,7 @@ impl MultiHeadAttentionConfig {
             pool_first: self.pool_first,
             rotary: positions.rotary,
             ternary: weights.ternary,
+            precision: self.precision,
             packed: Packed::default(),
             causal_span: self.clusters.causal_span,
             grid,

@@ -4,7 +4,7 @@ use resolvent_kernels::{self as kernels, Dropout};
 
 use super::{MultiHeadAttentionConfig, field};
 use crate::{
-    Error, Mechanism, Parameter, Shape,
+    Error, Mechanism, Parameter, Precision, Shape, Strategy,
     attention::{Learned, landmarks::grid_of},
     mechanism::{Bias, GlobalTokens, Landmarks, Ssa, Structure},
 };
@@ -22,6 +22,7 @@ impl MultiHeadAttentionConfig {
             return Err(Error::Heads { d_model, n_heads });
         }
         self.check_dropout()?;
+        self.check_precision()?;
         let layer = self.decay.layer;
         field("layer", layer, layer >= 1, "at least 1: layers are counted from 1")?;
         let mechanism = self.operator();
@@ -56,6 +57,16 @@ impl MultiHeadAttentionConfig {
             Dropout::weights(weights, 0)?.check(&self.mechanism)?;
         }
         Ok(())
+    }
+
+    /// Products of less than f32 are those of the kernels.
+    fn check_precision(&self) -> Result<(), Error> {
+        if self.precision == Precision::Full {
+            return Ok(());
+        }
+        field("ternary", self.projection.ternary, !self.projection.ternary, "false with precision bf16")?;
+        let kernels = matches!(self.strategy, Strategy::Auto | Strategy::Fused);
+        field("strategy", self.strategy, kernels, "auto or fused with precision bf16")
     }
 
     fn check_positions(&self, mechanism: &Mechanism) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use burn::{
 use serde::{Deserialize, Serialize};
 
 use super::{CodebookConfig, Trained, ValueConv};
-use crate::{Error, Mechanism, Strategy};
+use crate::{Error, Mechanism, Precision, Strategy};
 
 mod build;
 mod check;
@@ -57,6 +57,12 @@ pub struct MultiHeadAttentionConfig {
     /// needs neither value nor output projections per token. Default true; without effect for other mechanisms.
     #[serde(default = "yes")]
     pub pool_first: bool,
+    /// Of the products of projections and operator, and of the MLP in a block around the module. In bf16 their operands are rounded and
+    /// their sums f32, forward and backward, while weights, gradients and everything else stay f32: training in mixed precision. `softmax`
+    /// and `infsa` are computed so, other operators in f32 between projections in bf16. On Flex, without ternary weights and with a
+    /// strategy of auto or fused. Default full: f32.
+    #[serde(default)]
+    pub precision: Precision,
     /// How the operator is applied. Default auto.
     #[serde(default)]
     pub strategy: Strategy,
@@ -189,6 +195,7 @@ impl MultiHeadAttentionConfig {
             clusters: ClusterConfig::default(),
             dropout: DropoutRates::default(),
             pool_first: true,
+            precision: Precision::Full,
             strategy: Strategy::Auto,
         }
     }
@@ -235,6 +242,7 @@ builders! {
     with_dropout: dropout.output = f64, "[`DropoutRates`]";
     with_weight_dropout: dropout.weights = f64, "[`DropoutRates`]";
     with_pool_first: pool_first = bool, "[`MultiHeadAttentionConfig`]";
+    with_precision: precision = Precision, "[`MultiHeadAttentionConfig`]";
     with_strategy: strategy = Strategy, "[`MultiHeadAttentionConfig`]";
 }
 

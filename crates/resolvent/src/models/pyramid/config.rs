@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Mechanism, Parameter, Result, Strategy,
+    Error, Mechanism, Parameter, Precision, Result, Strategy,
     attention::{MultiHeadAttentionConfig, Trained, ValueConv, field, grid_of},
     mechanism::{Landmarks, PoolWindows, Soft},
     models::{
@@ -120,6 +120,9 @@ pub struct PyramidConfig {
     /// Stochastic depth of the last block; it rises linearly from 0 at the first. Default 0.
     #[serde(default)]
     pub drop_path: f64,
+    /// Of the products in the blocks, see [`MultiHeadAttentionConfig::precision`]. Default full.
+    #[serde(default)]
+    pub precision: Precision,
     /// How the operators are applied. Default auto.
     #[serde(default)]
     pub strategy: Strategy,
@@ -254,6 +257,7 @@ impl PyramidConfig {
             .with_value_conv(stage.value_conv)
             .with_dropout(self.dropout)
             .with_weight_dropout(self.weight_dropout)
+            .with_precision(self.precision)
             .with_strategy(self.strategy)
             .with_initializer(super::build::WEIGHTS)
     }

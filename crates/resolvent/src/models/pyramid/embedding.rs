@@ -7,7 +7,7 @@ use burn::{
 };
 
 use super::map::Map;
-use crate::{models::LayerNorm, ops::linear_layer};
+use crate::{Precision, models::LayerNorm, ops::linear_layer};
 
 /// Tokens from pixels, or from the tokens of the stage before.
 #[expect(clippy::large_enum_variant, reason = "a model has four")]
@@ -72,6 +72,6 @@ impl PatchEmbedding {
             .reshape([batch, grid[0], side, grid[1], side, channels])
             .permute([0, 1, 3, 2, 4, 5])
             .reshape([batch, grid[0] * grid[1], side * side * channels]);
-        Map { tokens: self.norm.forward(linear_layer(&self.projection, patches)), grid }
+        Map { tokens: self.norm.forward(linear_layer(Precision::Full, &self.projection, patches)), grid }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{EmbeddingKind, Positions, PyramidConfig, StageConfig};
 use crate::{
-    Error, Mechanism, Result, Strategy,
+    Error, Mechanism, Precision, Result, Strategy,
     attention::ValueConv,
     mechanism::{Laplacian, Soft, Softmax, WeightScale},
     models::{NormOrder, Pool},
@@ -94,6 +94,7 @@ fn pyramid(mechanism: Mechanism, embedding: EmbeddingKind, stages: [StageConfig;
         dropout: 0.0,
         weight_dropout: 0.0,
         drop_path: 0.0,
+        precision: Precision::Full,
         strategy: Strategy::Auto,
     }
 }

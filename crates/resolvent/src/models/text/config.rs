@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{TextClassifier, TextEncoder};
 use crate::{
-    Mechanism, Parameter, Result, Strategy,
+    Mechanism, Parameter, Precision, Result, Strategy,
     attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, Trained, field},
     models::{Activation, Block, LayerNorm, NormOrder, block::BlockConfig},
 };
@@ -62,6 +62,9 @@ pub struct TextConfig {
     pub plan_layers: usize,
     /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
     pub ternary: bool,
+    /// Of the products in the blocks, see [`MultiHeadAttentionConfig::precision`]. Default full.
+    #[serde(default)]
+    pub precision: Precision,
     /// How the operator is applied. Default auto.
     pub strategy: Strategy,
 }
@@ -90,6 +93,7 @@ impl TextConfig {
             codebook: None,
             plan_layers: 1,
             ternary: false,
+            precision: Precision::Full,
             strategy: Strategy::Auto,
         }
     }
@@ -167,6 +171,7 @@ impl TextConfig {
             .with_ternary(self.ternary)
             .with_dropout(self.dropout)
             .with_weight_dropout(self.weight_dropout)
+            .with_precision(self.precision)
             .with_strategy(self.strategy)
     }
 }
