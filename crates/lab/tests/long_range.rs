@@ -112,3 +112,40 @@ fn pictures_are_read_pixel_by_pixel() {
     let recipe = recipe.with(&[set("data=none"), set("schedule.batch_size=4")]).unwrap();
     train::run(&recipe, &*colour, &TrainOptions::new(folder.path().join("colour"))).unwrap();
 }
+
+#[test]
+fn the_built_in_recipes_take_a_step_on_their_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let reviews = file("reviews.csv", &format!("text,label\n{}", "Good film.,1\nBad film.,0\n".repeat(6)));
+    let play = file("play.txt", &"To be, or not to be, that is the question.\n".repeat(200));
+    let lists = "listops:train=4,test=2,min=3,max=30";
+    for (name, data) in [
+        ("lra-listops", lists),
+        ("lra-listops-small", lists),
+        ("lra-text", &format!("text:{reviews}")),
+        ("lra-image", "shapes:train=20,test=2"),
+        ("lra-pathfinder", "pathfinder:train=2,test=2"),
+        ("lra-pathfinder-x", "pathfinder:size=128,train=1,val=0,test=1"),
+        ("mqar-paper", "mqar:train=4,test=2"),
+        ("shakespeare-char", &format!("corpus:{play}")),
+    ] {
+        let mut settings = vec!["schedule.max_steps=1", "schedule.batch_size=1", "schedule.accumulate=1"];
+        settings.extend((name == "lra-pathfinder-x").then_some("mechanism=uniform"));
+        let settings: Vec<_> = settings.into_iter().map(|setting| setting.parse().unwrap()).collect();
+        let recipe = Recipe::built_in(name).unwrap().with(&settings).unwrap();
+        let options = TrainOptions::new(folder.path().join(name));
+        let summary = finished(match data.parse::<DataSpec>().unwrap().load().unwrap() {
+            Data::Pictures(data) => train::run(&recipe, &*data, &options).unwrap(),
+            Data::Texts(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Corpus(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Recall(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Pairs(_) => panic!("{name} translates nothing"),
+        });
+        assert!(summary.test.loss.is_finite(), "{name}");
+    }
+}

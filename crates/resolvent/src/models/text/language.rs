@@ -99,7 +99,7 @@ impl LanguageModel {
     }
 
     /// The logits of [`LanguageModel::try_forward`] at some places alone, `[places, vocabulary]`: `places` count through `tokens [batch, seq]`
-    /// row by row, as `Tensor::select` does. Where the vocabulary is large, the output layer is most of the work.
+    /// row by row, and one beyond them panics, as of `Tensor::select`. Where the vocabulary is large, the output layer is most of the work.
     ///
     /// # Errors
     /// As [`LanguageModel::try_forward`].
