@@ -19,7 +19,7 @@ pub enum PictureModel {
     Vit(Vit),
     /// A pyramid.
     Pyramid(Pyramid),
-    /// A model of texts that reads the pixels row by row: see [`grey_levels`].
+    /// A model of texts that reads the pixels row by row, as 256 grey levels.
     Pixels(TextClassifier),
 }
 
