@@ -92,6 +92,30 @@ fn bad_requests_end_in_one_line() {
     fails(&["classify", "run", "--text", "a"], &["plain text"]);
 }
 
+/// Sequences to recall from choose their recipe; settings are part of what a run remembers, and what cannot be is refused by name.
+#[test]
+fn a_language_model_recalls() {
+    let sandbox = Sandbox::new();
+    let data = "mqar:train=64,val=8,test=8,tokens=16,pairs=2,vocabulary=40";
+    let args = ["train", "--data", data, "--max-steps", "2", "--out", "run", "--json", "--quiet"];
+    let trained = sandbox.run(&args).success().json();
+    assert_eq!((&trained["recipe"]["name"], &trained["data"]["name"]), (&"mqar".into(), &"mqar".into()));
+    let evaluated = sandbox.run(&["eval", "--checkpoint", "run", "--json"]).success().json();
+    assert_eq!(evaluated["evaluation"]["accuracy"], trained["test"]["accuracy"]);
+    let refused = |code: i32, args: &[&str], parts: &[&str]| {
+        let outcome = sandbox.run(args);
+        outcome.failure(code);
+        parts.iter().for_each(|part| assert!(outcome.stderr.contains(part), "{} lacks `{part}`", outcome.stderr));
+    };
+    let train = |more: &[&'static str]| [&["train", "--out", "x"], more].concat();
+    refused(2, &train(&["--data", "mqar:pairs=99"]), &["`pairs`", "a quarter of `tokens`"]);
+    refused(2, &train(&["--data", "pathfinder:size=48"]), &["`size`", "32, 64 or 128"]);
+    refused(1, &train(&["--data", data, "--attention", "soft"]), &["soft"]);
+    refused(1, &train(&["--data", data, "--config", "shapes"]), &["`language`"]);
+    refused(1, &["analyze", "--checkpoint", "run", "--out", "x"], &["sequences of keys and values"]);
+    assert!(!sandbox.path("x").exists());
+}
+
 /// A language model's layers are analysed as it uses them: each token sees those before it.
 #[test]
 fn a_language_model_is_analysed() {

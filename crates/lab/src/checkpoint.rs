@@ -28,7 +28,9 @@ mod expectation;
 mod origin;
 mod store;
 
-pub use expectation::{CorpusExpectation, Expectation, PairExpectation, PictureExpectation, TextExpectation};
+pub use expectation::{
+    CorpusExpectation, Expectation, PairExpectation, PictureExpectation, RecallExpectation, TextExpectation,
+};
 pub use origin::Origin;
 pub use store::Store;
 

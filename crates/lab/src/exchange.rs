@@ -86,6 +86,11 @@ pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Re
             let [own, other] = [&pair.own, &pair.other].map(|model| task.evaluate(model, Part::Test));
             Ok(pair.exchange(own?, other?, None))
         }
+        Data::Recall(recall) => {
+            let (task, pair) = Pair::load(path, recall, other, device)?;
+            let [own, other] = [&pair.own, &pair.other].map(|model| task.evaluate(model, Part::Test));
+            Ok(pair.exchange(own?, other?, None))
+        }
         Data::Pairs(PairDataset { name, .. }) => {
             let problem = "is for translators; attention is exchanged in classifiers and language models".into();
             Err(Error::Unfit { name: name.clone(), problem })

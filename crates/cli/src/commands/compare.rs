@@ -71,6 +71,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
         Data::Texts(texts) => compare::run(&recipe, texts, &options),
         Data::Pairs(pairs) => compare::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => compare::run(&recipe, corpus, &options),
+        Data::Recall(recall) => compare::run(&recipe, recall, &options),
     };
     match outcome? {
         CompareOutcome::Finished(comparison) => report(args, &comparison, global),

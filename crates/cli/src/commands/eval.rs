@@ -90,6 +90,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
         Data::Texts(texts) => eval::run(&args.checkpoint, &texts, device)?,
         Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs, device)?,
         Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus, device)?,
+        Data::Recall(recall) => eval::run(&args.checkpoint, &recall, device)?,
     };
     let mechanism = &checkpoint.state.recipe.mechanism;
     let json = json!({

@@ -35,10 +35,10 @@ pub struct RecipeArgs {
     /// Set a field of the recipe, by its dotted name, such as optimiser.lr=3e-4; may be repeated. `none` removes a limit
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<Setting>,
-    /// Data set. Pictures: shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
+    /// Data set. Pictures: shapes[:SETTINGS], pathfinder[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
     /// images:PATH[?size=PIXELS], webdataset:TRAIN[,TEST]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
     /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET;
-    /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST
+    /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST; associative recall: mqar[:SETTINGS]
     /// [default: the recipe's, else shapes]
     #[arg(long, value_name = "KIND:PATH")]
     pub data: Option<DataSpec>,
@@ -75,12 +75,14 @@ impl RecipeArgs {
             None | Some(DataSpec::Pictures(PictureSpec::Shapes(_))) => "shapes",
             Some(DataSpec::Pictures(PictureSpec::FashionMnist(_))) => "fashion-mnist",
             Some(DataSpec::Pictures(PictureSpec::Cifar10(_))) => "cifar10",
+            Some(DataSpec::Pictures(PictureSpec::Pathfinder(_))) => "lra-pathfinder-small",
             Some(DataSpec::Pictures(_)) => "pictures",
             Some(DataSpec::Texts(TextSpec::Listops(_))) => "listops",
             Some(DataSpec::Texts(TextSpec::Imdb(_))) => "imdb",
             Some(DataSpec::Texts(_)) => "text",
             Some(DataSpec::Pairs(_)) => "multi30k-small",
             Some(DataSpec::Corpus(_)) => "language",
+            Some(DataSpec::Recall(_)) => "mqar",
         };
         Ok(Recipe::built_in(name)?)
     }

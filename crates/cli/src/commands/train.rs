@@ -79,6 +79,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
         Data::Texts(texts) => train::run(&recipe, texts, &options),
         Data::Pairs(pairs) => train::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => train::run(&recipe, corpus, &options),
+        Data::Recall(recall) => train::run(&recipe, recall, &options),
     };
     match outcome.map_err(|e| unfinished(e, args))? {
         Outcome::Finished(summary) => {

@@ -22,6 +22,8 @@ pub enum Expectation {
     Pairs(PairExpectation),
     /// Of plain text.
     Corpus(CorpusExpectation),
+    /// Of keys and values that are asked for.
+    Recall(RecallExpectation),
     /// Of the data of a program of its own: what it says of them.
     Own(Map<String, Value>),
 }
@@ -34,6 +36,9 @@ impl Default for Expectation {
 }
 
 impl Expectation {
+    /// What a model of associative recall is shown.
+    pub(crate) const RECALL: &str = "sequences of keys and values";
+
     /// The error of a model that is shown `found` of the data set `name` and expects something else.
     pub(crate) fn refuses(&self, name: &str, found: &str) -> Error {
         let expected = self.examples();
@@ -60,7 +65,7 @@ impl Expectation {
         match self {
             Expectation::Pictures(expects) => &expects.classes,
             Expectation::Texts(expects) => &expects.classes,
-            Expectation::Pairs(_) | Expectation::Corpus(_) | Expectation::Own(_) => &[],
+            Expectation::Pairs(_) | Expectation::Corpus(_) | Expectation::Recall(_) | Expectation::Own(_) => &[],
         }
     }
 
@@ -71,6 +76,7 @@ impl Expectation {
             Expectation::Texts(_) => "texts",
             Expectation::Pairs(_) => "translations",
             Expectation::Corpus(_) => "plain text",
+            Expectation::Recall(_) => Self::RECALL,
             Expectation::Own(_) => "the data of a program of its own",
         }
     }
@@ -195,6 +201,30 @@ pub struct CorpusExpectation {
     pub vocabulary: usize,
     /// Hash of the vocabulary, in hexadecimal.
     pub fingerprint: String,
+}
+
+/// What a trained model of associative recall expects of sequences.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecallExpectation {
+    /// Tokens are below it.
+    pub vocabulary: usize,
+}
+
+impl RecallExpectation {
+    /// Checks that the model can be shown sequences of so many different tokens.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] naming the difference.
+    pub fn check(&self, name: &str, vocabulary: usize) -> Result<()> {
+        if vocabulary == self.vocabulary {
+            return Ok(());
+        }
+        let expected = self.vocabulary;
+        let problem = format!(
+            "its vocabulary has {vocabulary} tokens, the model was trained with {expected}; give it `vocabulary={expected}`"
+        );
+        Err(Error::Unfit { name: name.into(), problem })
+    }
 }
 
 /// Checks that the classes of the data set `name` are those that the model knows.

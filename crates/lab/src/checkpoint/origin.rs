@@ -91,7 +91,7 @@ fn misfit(file: &Path, trained: &Expectation, error: ApplyError) -> Error {
         ApplyError::ShapeMismatch { path, expected, found } => {
             let more = match trained {
                 Expectation::Pictures(_) => ", and give pictures of its size",
-                Expectation::Texts(_) | Expectation::Pairs(_) | Expectation::Corpus(_) | Expectation::Own(_) => "",
+                _ => "",
             };
             let (found, expected) = (found.to_vec(), expected.to_vec());
             Error::Shape { path: file.into(), parameter: path, found, expected, more }

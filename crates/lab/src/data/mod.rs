@@ -1,4 +1,5 @@
-//! Data sets of labelled pictures, labelled texts, pairs of texts and plain text: generated, or read strictly from files.
+//! Data sets of labelled pictures, labelled texts, pairs of texts, plain text and sequences to recall from: generated, or read strictly from
+//! files.
 //!
 //! Pictures are bytes in memory, planar (`[picture, channel, row, column]`), or files that are decoded when they are needed;
 //! [`PictureLoader`] turns them into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
@@ -14,7 +15,9 @@ pub(crate) mod images;
 pub(crate) mod lines;
 mod loader;
 mod pairs;
+mod pathfinder;
 pub mod reading;
+mod recall;
 pub mod rng;
 mod settings;
 pub mod shapes;
@@ -30,6 +33,8 @@ pub use error::{Error, Result};
 pub use images::{LabelFile, Sizing, WebDataset};
 pub use loader::{PictureBatch, PictureLoader};
 pub use pairs::{PairDataset, PairSpec, PairSplit};
+pub use pathfinder::Pathfinder;
+pub use recall::{Filler, Mqar, RecallDataset, RecallSplit};
 pub use shapes::Shapes;
 pub use spec::{Data, DataSpec, PictureSpec};
 pub use split::{ChannelStats, ObjectBox, PictureShape, PictureSplit};

@@ -31,6 +31,10 @@ pub enum Purpose {
     Generation,
     /// Maps without meaning, and the order of what maps do not order.
     Deletion,
+    /// Drawing a sequence of keys, values and queries.
+    Recall,
+    /// Drawing a picture of dashed paths.
+    Pathfinder,
 }
 
 /// The stream of `purpose` at the coordinates (`seed`, `major`, `minor`), e.g. (seed, epoch, picture).

@@ -3,19 +3,20 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use super::{
-    CorpusDataset, CorpusSpec, Error, PairDataset, PairSpec, PictureDataset, Result, Shapes, Sizing, TextDataset,
-    TextSpec, WebDataset, cifar, idx, images,
+    CorpusDataset, CorpusSpec, Error, Mqar, PairDataset, PairSpec, Pathfinder, PictureDataset, RecallDataset, Result,
+    Shapes, Sizing, TextDataset, TextSpec, WebDataset, cifar, idx, images,
     reading::{Tell, nobody},
     settings::settings,
 };
 use crate::budget::Held;
 
 /// The kinds of pictures, for messages.
-const KINDS: &str = "shapes[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS], \
+const KINDS: &str = "shapes[:SETTINGS], pathfinder[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR, images:PATH[?size=PIXELS], \
      webdataset:TRAIN[,[VALIDATION,]TEST][?size=PIXELS]";
 
 /// Names of the kinds of pictures.
-const PICTURES: [&str; 7] = ["shapes", "mnist", "fashion-mnist", "idx", "cifar10", "images", "webdataset"];
+const PICTURES: [&str; 8] =
+    ["shapes", "pathfinder", "mnist", "fashion-mnist", "idx", "cifar10", "images", "webdataset"];
 
 /// Share of every class that is held out for testing where a data set brings no test split.
 pub(super) const HOLDOUT: f64 = 0.2;
@@ -32,6 +33,8 @@ pub(super) const HOLDOUT: f64 = 0.2;
 pub enum PictureSpec {
     /// `shapes` or `shapes:seed=1,size=32,train=4000,test=1000,difficulty=0`: generated pictures.
     Shapes(Shapes),
+    /// `pathfinder` or `pathfinder:seed=0,size=32,train=160000,val=20000,test=20000,length=14`: generated pictures of dashed paths.
+    Pathfinder(Pathfinder),
     /// `mnist:DIR`: the four idx files, plain or gzipped.
     Mnist(PathBuf),
     /// `fashion-mnist:DIR`: the four idx files, plain or gzipped.
@@ -59,7 +62,7 @@ pub enum PictureSpec {
 }
 
 impl PictureSpec {
-    /// Reads `KIND:PATH`, or `shapes` with optional settings.
+    /// Reads `KIND:PATH`, or a generated kind with optional settings.
     ///
     /// # Errors
     /// [`Error::Spec`] or [`Error::Setting`]; whether the path exists is seen by [`PictureSpec::load`].
@@ -68,6 +71,9 @@ impl PictureSpec {
         let (kind, rest) = spec.split_once(':').unwrap_or((spec, ""));
         if kind == "shapes" {
             return Ok(PictureSpec::Shapes(Shapes::parse(rest)?));
+        }
+        if kind == "pathfinder" {
+            return Ok(PictureSpec::Pathfinder(Pathfinder::parse(rest)?));
         }
         if !PICTURES.contains(&kind) {
             return Err(fail(format!("unknown kind `{kind}`; give one of {KINDS}")));
@@ -106,6 +112,7 @@ impl PictureSpec {
         let held = &Held::new();
         match self {
             PictureSpec::Shapes(shapes) => shapes.generate(),
+            PictureSpec::Pathfinder(pathfinder) => pathfinder.generate(),
             PictureSpec::Mnist(folder) => idx::load("mnist", folder, &idx::DIGITS, held),
             PictureSpec::FashionMnist(folder) => idx::load("fashion-mnist", folder, &idx::GARMENTS, held),
             PictureSpec::Idx { pictures, labels } => idx::load_with_holdout(pictures, labels, HOLDOUT, held),
@@ -134,6 +141,9 @@ pub enum DataSpec {
     Pairs(PairSpec),
     /// Plain text.
     Corpus(CorpusSpec),
+    /// `mqar` or `mqar:seed=0,train=100000,val=3000,test=3000,tokens=64,pairs=4,vocabulary=8192,power=0.01,fill=blank`: generated
+    /// sequences of keys and values that are asked for.
+    Recall(Mqar),
 }
 
 /// A data set of any kind.
@@ -147,6 +157,8 @@ pub enum Data {
     Pairs(PairDataset),
     /// Plain text.
     Corpus(CorpusDataset),
+    /// Keys and values that are asked for.
+    Recall(RecallDataset),
 }
 
 impl DataSpec {
@@ -168,6 +180,7 @@ impl DataSpec {
             DataSpec::Texts(spec) => Data::Texts(spec.load()?),
             DataSpec::Pairs(spec) => Data::Pairs(spec.load()?),
             DataSpec::Corpus(spec) => Data::Corpus(spec.load()?),
+            DataSpec::Recall(mqar) => Data::Recall(mqar.generate()?),
         })
     }
 }
@@ -186,6 +199,9 @@ impl FromStr for DataSpec {
                 texts => Ok(DataSpec::Texts(texts)),
             };
         }
+        if kind == "mqar" {
+            return Ok(DataSpec::Recall(Mqar::parse(rest)?));
+        }
         match CorpusSpec::parse(kind, rest) {
             Some(_) if rest.is_empty() => return fail(no_path(kind)),
             Some(corpus) => return Ok(DataSpec::Corpus(corpus?)),
@@ -197,7 +213,9 @@ impl FromStr for DataSpec {
             None if PICTURES.contains(&kind) => Ok(DataSpec::Pictures(PictureSpec::parse(spec)?)),
             None => {
                 let (texts, pairs, corpora) = (TextSpec::KINDS, PairSpec::KINDS, CorpusSpec::KINDS);
-                fail(format!("unknown kind `{kind}`; give one of {KINDS}, {texts}, {pairs}, {corpora}"))
+                fail(format!(
+                    "unknown kind `{kind}`; give one of {KINDS}, {texts}, {pairs}, {corpora}, mqar[:SETTINGS]"
+                ))
             }
         }
     }
@@ -211,6 +229,7 @@ impl fmt::Display for DataSpec {
             DataSpec::Texts(spec) => spec.fmt(f),
             DataSpec::Pairs(spec) => spec.fmt(f),
             DataSpec::Corpus(spec) => spec.fmt(f),
+            DataSpec::Recall(mqar) => write!(f, "mqar:{mqar}"),
         }
     }
 }
@@ -244,6 +263,7 @@ impl fmt::Display for PictureSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PictureSpec::Shapes(shapes) => write!(f, "shapes:{shapes}"),
+            PictureSpec::Pathfinder(pathfinder) => write!(f, "pathfinder:{pathfinder}"),
             PictureSpec::Mnist(path) => write!(f, "mnist:{}", path.display()),
             PictureSpec::FashionMnist(path) => write!(f, "fashion-mnist:{}", path.display()),
             PictureSpec::Idx { pictures, labels } => write!(f, "idx:{},{}", pictures.display(), labels.display()),

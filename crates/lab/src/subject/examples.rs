@@ -6,7 +6,7 @@ use super::voc::{self, Region};
 use crate::{
     Error, Result,
     augment::Rectangle,
-    checkpoint::{PictureExpectation, TextExpectation},
+    checkpoint::{Expectation, PictureExpectation, TextExpectation},
     data::{self, Data, PictureDataset, PictureShape, Span, TextDataset, Vocabulary, images::decode_file},
     source::entries,
     stats::spread,
@@ -270,6 +270,7 @@ fn unfit(material: &Material, expected: &str) -> Error {
         Material::Data(Data::Texts(data)) => (data.name.clone(), "texts"),
         Material::Data(Data::Pairs(data)) => (data.name.clone(), "translations"),
         Material::Data(Data::Corpus(data)) => (data.name.clone(), "plain text"),
+        Material::Data(Data::Recall(data)) => (data.name.clone(), Expectation::RECALL),
         Material::Pictures { input, .. } => (input.display().to_string(), "pictures"),
         Material::Texts(_) => ("the texts".into(), "texts"),
     };

@@ -62,7 +62,7 @@ impl Subject {
                 let init = |device: &Device| train::picture_model(&expects, recipe, name, device);
                 let model = train::drawn(recipe.seed, device, init)?;
                 let model = checkpoint.load_weights(model)?;
-                let places = places(&model);
+                let places = places(&model, expects.shape);
                 Kind::Pictures(Box::new(Watched::new(model, places, PictureModel::attentions_mut)), expects)
             }
             Expectation::Texts(_) => {
@@ -81,7 +81,7 @@ impl Subject {
                 });
                 Kind::Language(Box::new(watched), Box::new(vocabulary))
             }
-            other @ (Expectation::Pairs(_) | Expectation::Own(_)) => {
+            other @ (Expectation::Pairs(_) | Expectation::Recall(_) | Expectation::Own(_)) => {
                 return Err(other.unasked(path, "pictures, texts or plain text"));
             }
         };
@@ -194,12 +194,13 @@ fn blocks(count: usize) -> Vec<Place> {
 }
 
 /// Where the attention of a model of pictures is.
-fn places(model: &PictureModel) -> Vec<Place> {
+fn places(model: &PictureModel, [_, height, width]: [usize; 3]) -> Vec<Place> {
     let seen: Vec<(bool, Option<[usize; 2]>)> = match model {
         PictureModel::Vit(model) => {
             let grid = model.image.map(|side| side / model.patch_side);
             vec![(model.cls.is_some(), Some(grid)); model.blocks.len()]
         }
+        PictureModel::Pixels(model) => vec![(false, Some([height, width])); model.encoder.blocks.len()],
         PictureModel::Pyramid(model) => {
             let of = |stage: &resolvent::models::pyramid::Stage| {
                 vec![(stage.cls.is_some(), Some(stage.grid)); stage.blocks.len()]

@@ -1,9 +1,12 @@
 //! The models that classify pictures.
 
-use burn::{module::Module, tensor::Tensor};
+use burn::{
+    module::Module,
+    tensor::{Int, Tensor},
+};
 use resolvent::{
     attention::MultiHeadAttention,
-    models::{Pyramid, Vit},
+    models::{Pyramid, TextClassifier, Vit},
 };
 
 use crate::Result;
@@ -16,6 +19,8 @@ pub enum PictureModel {
     Vit(Vit),
     /// A pyramid.
     Pyramid(Pyramid),
+    /// A model of texts that reads the pixels row by row, as 256 grey levels.
+    Pixels(TextClassifier),
 }
 
 impl PictureModel {
@@ -27,6 +32,7 @@ impl PictureModel {
         Ok(match self {
             Self::Vit(model) => model.try_forward(images)?,
             Self::Pyramid(model) => model.try_forward(images)?,
+            Self::Pixels(model) => model.try_forward(grey_levels(images), None)?,
         })
     }
 
@@ -34,6 +40,7 @@ impl PictureModel {
     pub fn attention_names(&self) -> Vec<String> {
         match self {
             Self::Vit(model) => (0..model.blocks.len()).map(block_name).collect(),
+            Self::Pixels(model) => (0..model.encoder.blocks.len()).map(block_name).collect(),
             Self::Pyramid(model) => {
                 let stages = model.stages.iter().enumerate();
                 let of = |(stage, blocks): (usize, usize)| {
@@ -48,6 +55,7 @@ impl PictureModel {
     pub fn attentions_mut(&mut self) -> Vec<&mut MultiHeadAttention> {
         match self {
             Self::Vit(model) => model.blocks.iter_mut().map(|block| &mut block.attention).collect(),
+            Self::Pixels(model) => model.encoder.blocks.iter_mut().map(|block| &mut block.attention).collect(),
             Self::Pyramid(model) => {
                 model.stages.iter_mut().flat_map(|stage| &mut stage.blocks).map(|block| &mut block.attention).collect()
             }
@@ -55,7 +63,40 @@ impl PictureModel {
     }
 }
 
+/// Tokens of a model that reads pixels.
+pub(super) const LEVELS: usize = 256;
+
+/// Pixels `[batch, 1 or 3, height, width]` of values 0 to 255 as tokens `[batch, height * width]`, colours by the luminance of ITU-R BT.601. "Long Range
+/// Arena", section 2.2.4.
+fn grey_levels(images: Tensor<4>) -> Tensor<2, Int> {
+    let [batch, channels, height, width] = images.dims();
+    let pixels = images.reshape([batch, channels, height * width]);
+    let grey = if channels == 3 {
+        let weights = Tensor::<1>::from_floats([0.299, 0.587, 0.114], &pixels.device());
+        pixels.mul(weights.reshape([1, 3, 1])).sum_dim(1)
+    } else {
+        pixels
+    };
+    grey.squeeze_dim::<2>(1).round().clamp(0, LEVELS as i32 - 1).int()
+}
+
 /// What analyses call the attention of block `index`.
 pub(crate) fn block_name(index: usize) -> String {
     format!("blocks.{index}")
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+
+    #[test]
+    fn pixels_are_their_grey_levels_row_by_row() {
+        let device = Device::flex();
+        let grey = Tensor::<4>::from_floats([[[[0.0, 7.0000005], [254.9999, 255.0]]]], &device);
+        grey_levels(grey).into_data().convert::<i64>().assert_eq(&TensorData::from([[0_i64, 7, 255, 255]]), true);
+        let colour = Tensor::<4>::from_floats([[[[255.0, 0.0]], [[0.0, 0.0]], [[0.0, 255.0]]]], &device);
+        grey_levels(colour).into_data().convert::<i64>().assert_eq(&TensorData::from([[76_i64, 29]]), true);
+    }
 }

@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Errors, PackedWeights, Part, PictureModel, Samples, Task, TaskData, device_of, packed_weights,
+    picture_model::LEVELS,
     samples::{LOOKED_AT, thumbnail},
     soft_cross_entropy,
+    texts::{check_classifies, text_config},
 };
 use crate::{
     Error, Recipe, Result,
@@ -40,7 +42,9 @@ impl TaskData for PictureDataset {
     type Task = Pictures;
 
     fn settled(&self, recipe: &Recipe) -> Recipe {
-        recipe.with_length_scale(KappaRule::Vision)
+        // A model of texts reads pixels as it reads words.
+        let reads_pixels = matches!(recipe.model, ModelRecipe::Text(_));
+        recipe.with_length_scale(if reads_pixels { KappaRule::Text } else { KappaRule::Vision })
     }
 
     fn identity(&self) -> DataIdentity {
@@ -84,6 +88,12 @@ impl Pictures {
         };
         let expects = match trained {
             Some(expects) => expects.clone(),
+            // Pixels that are tokens keep their levels, 0 to 255.
+            None if matches!(recipe.model, ModelRecipe::Text(_)) => {
+                let channels = dataset.shape.channels;
+                let stats = ChannelStats { mean: vec![0.0; channels], std: vec![1.0 / 255.0; channels] };
+                PictureExpectation::new(dataset, &stats)
+            }
             None => PictureExpectation::new(dataset, &train.channel_stats()?),
         };
         let brings_validation = dataset.validation.is_some();
@@ -155,7 +165,12 @@ pub(crate) fn picture_model(
             let config = PyramidConfig { precision: recipe.precision, ..config };
             Ok(PictureModel::Pyramid(config.try_init(device)?))
         }
-        _ => Err(wrong_kind(name, "pictures", "vit` or `pyramid")),
+        ModelRecipe::Text(_) => {
+            let config = text_config(recipe, name, LEVELS)?;
+            check_classifies(recipe, name, "pictures")?;
+            Ok(PictureModel::Pixels(config.try_init_classifier(expects.classes.len(), device)?))
+        }
+        _ => Err(wrong_kind(name, "pictures", "vit`, `pyramid` or `text")),
     }
 }
 
@@ -257,6 +272,7 @@ impl Task for Pictures {
     fn packed(model: &PictureModel) -> Result<Option<PackedWeights>> {
         match model {
             PictureModel::Vit(model) => packed_weights(&model.blocks),
+            PictureModel::Pixels(model) => packed_weights(&model.encoder.blocks),
             PictureModel::Pyramid(model) => packed_weights(model.stages.iter().flat_map(|stage| &stage.blocks)),
         }
     }

@@ -257,13 +257,7 @@ impl Task for Texts {
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextClassifier> {
-        if let ModelRecipe::Text(TextModelRecipe { decoder: Some(_), .. } | TextModelRecipe { cross: Some(_), .. }) =
-            recipe.model
-        {
-            let problem =
-                "its texts have labels, not translations: `model.decoder` and `model.cross` are for translators".into();
-            return Err(Error::Unfit { name: self.name.clone(), problem });
-        }
+        check_classifies(recipe, &self.name, "texts")?;
         let classes = self.expects.classes.len();
         Ok(text_config(recipe, &self.name, self.vocabulary.len())?.try_init_classifier(classes, device)?)
     }
@@ -322,6 +316,18 @@ impl Task for Texts {
     fn packed(model: &TextClassifier) -> Result<Option<PackedWeights>> {
         packed_weights(&model.encoder.blocks)
     }
+}
+
+/// Checks that a model of texts which is to classify what the data set `name` holds has no part for translating.
+pub(super) fn check_classifies(recipe: &Recipe, name: &str, holds: &str) -> Result<()> {
+    if let ModelRecipe::Text(TextModelRecipe { decoder: Some(_), .. } | TextModelRecipe { cross: Some(_), .. }) =
+        recipe.model
+    {
+        let problem =
+            format!("its {holds} have labels, not translations: `model.decoder` and `model.cross` are for translators");
+        return Err(Error::Unfit { name: name.into(), problem });
+    }
+    Ok(())
 }
 
 /// Checks that the vocabulary of `checkpoint` knows most of the `texts` of `data`, unless it was learnt from that very data.

@@ -98,10 +98,25 @@ impl LanguageModel {
         self.forward_visible(self.dropout.forward(x), &visible)
     }
 
+    /// The logits of [`LanguageModel::try_forward`] at some places alone, `[places, vocabulary]`: `places` count through `tokens [batch, seq]`
+    /// row by row, and one beyond them panics, as of `Tensor::select`. Where the vocabulary is large, the output layer is most of the work.
+    ///
+    /// # Errors
+    /// As [`LanguageModel::try_forward`].
+    pub fn forward_at(&self, tokens: Tensor<2, Int>, places: Tensor<1, Int>) -> Result<Tensor<2>> {
+        let x = self.hidden(self.embed(tokens, 0)?, &Visible { causal: true, ..Visible::default() })?;
+        let [batch, seq, dim] = x.dims();
+        Ok(self.logits(x.reshape([1, batch * seq, dim]).select(1, places)).squeeze_dim(0))
+    }
+
     /// The logits of embedded tokens.
     fn forward_visible(&self, x: Tensor<3>, visible: &Visible) -> Result<Tensor<3>> {
-        let x = self.blocks.iter().try_fold(x, |x, block| block.forward_visible(x, visible))?;
-        Ok(self.logits(x))
+        Ok(self.logits(self.hidden(x, visible)?))
+    }
+
+    /// What the last block makes of embedded tokens.
+    fn hidden(&self, x: Tensor<3>, visible: &Visible) -> Result<Tensor<3>> {
+        self.blocks.iter().try_fold(x, |x, block| block.forward_visible(x, visible))
     }
 
     /// The state before the first token.

@@ -1,0 +1,151 @@
+//! Tasks of long sequences and of recall: what tells mechanisms apart is learnt, and runs resume.
+
+mod support;
+
+use std::path::Path;
+
+use burn::tensor::{Device, Int, Tensor};
+use resolvent_lab::{
+    Recipe, compare,
+    data::{Data, DataSpec, Mqar, Pathfinder, RecallDataset},
+    eval,
+    subject::{Material, Subject},
+    train::{self, Outcome, Resume, TrainOptions, TrainSummary},
+};
+use support::{finished, stopping, weights};
+
+fn sequences(settings: &str) -> RecallDataset {
+    Mqar::parse(settings).unwrap().generate().unwrap()
+}
+
+/// The built-in recipe `mqar`, shorter.
+fn recall(mechanism: &str, epochs: usize) -> Recipe {
+    let set = |setting: String| setting.parse().unwrap();
+    Recipe::built_in("mqar")
+        .unwrap()
+        .with(&[set(format!("mechanism={mechanism}")), set(format!("schedule.epochs={epochs}"))])
+        .unwrap()
+}
+
+fn train_recall(mechanism: &str, data: &RecallDataset, out: &Path) -> TrainSummary {
+    finished(train::run(&recall(mechanism, 2), data, &TrainOptions::new(out)).unwrap())
+}
+
+#[test]
+fn infsa_recalls_what_a_mean_of_the_past_cannot() {
+    let data = sequences("train=20000,val=0,test=300,tokens=16,pairs=2,vocabulary=40");
+    let folder = tempfile::tempdir().unwrap();
+    let accuracy =
+        |mechanism: &str| train_recall(mechanism, &data, &folder.path().join(mechanism)).test.accuracy.unwrap();
+    // Whoever knows which two values there were, but not whose, is right in half of the cases.
+    let (infsa, uniform) = (accuracy("infsa"), accuracy("uniform"));
+    assert!(infsa > 0.9, "infsa {infsa}");
+    assert!(uniform < 0.6, "uniform {uniform}");
+    let (_, again) = eval::run(&folder.path().join("infsa"), &data, &Device::flex()).unwrap();
+    assert_eq!(again.accuracy, Some(infsa));
+    let other = sequences("train=2,val=0,test=2,tokens=16,pairs=3,vocabulary=50");
+    let refused = eval::run(&folder.path().join("infsa"), &other, &Device::flex()).unwrap_err().to_string();
+    assert!(refused.contains("vocabulary=40"), "{refused}");
+    let longer = sequences("train=2,val=0,test=2,tokens=20,pairs=3,vocabulary=40");
+    let refused = eval::run(&folder.path().join("infsa"), &longer, &Device::flex()).unwrap_err().to_string();
+    assert!(refused.contains("model.context"), "{refused}");
+}
+
+#[test]
+fn a_run_of_recall_resumes_to_the_same_bits_and_is_compared() {
+    let data = sequences("train=192,val=8,test=8,tokens=16,pairs=3,vocabulary=40");
+    let averaged = ["regularisation.ema_decay=0.9".parse().unwrap()];
+    let (folder, recipe) = (tempfile::tempdir().unwrap(), recall("infsa", 2).with(&averaged).unwrap());
+    let whole = folder.path().join("whole");
+    let full = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
+    let part = folder.path().join("part");
+    let stopped = train::run(&recipe, &data, &stopping(&part, 2, Resume::Never)).unwrap();
+    assert!(matches!(stopped, Outcome::Interrupted { step: 2, .. }));
+    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&part) };
+    let resumed = finished(train::run(&recipe, &data, &options).unwrap());
+    assert_eq!(resumed.test.loss, full.test.loss);
+    assert_eq!(weights(&part, &recipe, &data), weights(&whole, &recipe, &data));
+    let candidates = ["softmax", "uniform"].map(|id| resolvent_kernels::Mechanism::preset(id).unwrap().into());
+    let mut options = compare::CompareOptions::new(folder.path().join("compare"));
+    (options.mechanisms, options.seeds) = (candidates.to_vec(), vec![0]);
+    let outcome = compare::run(&recall("softmax", 1), &data, &options).unwrap();
+    assert!(matches!(outcome, compare::CompareOutcome::Finished(comparison) if comparison.entries.len() == 2));
+}
+
+#[test]
+fn logits_at_places_are_those_of_the_whole() {
+    let data = sequences("train=64,val=0,test=4,tokens=16,pairs=3,vocabulary=40");
+    let device = Device::flex();
+    let model = train::build(&recall("softmax", 1), &data, &device).unwrap();
+    let ids = || {
+        let ids: Vec<i32> = data.test.ids[..32].iter().map(|&id| id as i32).collect();
+        Tensor::<1, Int>::from_ints(ids.as_slice(), &device).reshape([2, 16])
+    };
+    let places = Tensor::<1, Int>::from_ints([3, 16, 31], &device);
+    let some = model.forward_at(ids(), places.clone()).unwrap();
+    let all = model.try_forward(ids()).unwrap().reshape([32, 40]).select(0, places);
+    some.into_data().assert_approx_eq::<f32>(&all.into_data(), burn::tensor::Tolerance::absolute(1e-6));
+}
+
+#[test]
+fn pictures_are_read_pixel_by_pixel() {
+    let data = Pathfinder::parse("train=32,val=4,test=4,length=6,distractors=0").unwrap().generate().unwrap();
+    let set = |setting: &str| setting.parse().unwrap();
+    let recipe = Recipe::built_in("lra-pathfinder-small")
+        .unwrap()
+        .with(&[set("model.dim=8"), set("model.depth=1"), set("mechanism=linear"), set("schedule.max_steps=2")])
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(&out)).unwrap());
+    let embedded = 256 * 8;
+    assert!(summary.parameters > embedded, "an embedding of 256 levels");
+    let (_, again) = eval::run(&out, &data, &Device::flex()).unwrap();
+    assert_eq!(again.accuracy, summary.test.accuracy);
+    // Attention maps lie on the grid of the pixels.
+    let subject = Subject::load(&out, &Device::flex()).unwrap();
+    let examples = subject.examples(&Material::Data(Data::Pictures(Box::new(data))), 1).unwrap();
+    let calls = subject.trace(&examples[0]).unwrap();
+    assert_eq!(calls.len(), 1);
+    let colour: DataSpec = "shapes:train=20,test=4,size=16".parse().unwrap();
+    let Data::Pictures(colour) = colour.load().unwrap() else { panic!("pictures") };
+    let recipe = recipe.with(&[set("data=none"), set("schedule.batch_size=4")]).unwrap();
+    train::run(&recipe, &*colour, &TrainOptions::new(folder.path().join("colour"))).unwrap();
+}
+
+#[test]
+fn the_built_in_recipes_take_a_step_on_their_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let reviews = file("reviews.csv", &format!("text,label\n{}", "Good film.,1\nBad film.,0\n".repeat(6)));
+    let play = file("play.txt", &"To be, or not to be, that is the question.\n".repeat(200));
+    let lists = "listops:train=4,test=2,min=3,max=30";
+    for (name, data) in [
+        ("lra-listops", lists),
+        ("lra-listops-small", lists),
+        ("lra-text", &format!("text:{reviews}")),
+        ("lra-image", "shapes:train=20,test=2"),
+        ("lra-pathfinder", "pathfinder:train=2,test=2"),
+        ("lra-pathfinder-x", "pathfinder:size=128,train=1,val=0,test=1"),
+        ("mqar-paper", "mqar:train=4,test=2"),
+        ("shakespeare-char", &format!("corpus:{play}")),
+    ] {
+        let mut settings = vec!["schedule.max_steps=1", "schedule.batch_size=1", "schedule.accumulate=1"];
+        settings.extend((name == "lra-pathfinder-x").then_some("mechanism=uniform"));
+        let settings: Vec<_> = settings.into_iter().map(|setting| setting.parse().unwrap()).collect();
+        let recipe = Recipe::built_in(name).unwrap().with(&settings).unwrap();
+        let options = TrainOptions::new(folder.path().join(name));
+        let summary = finished(match data.parse::<DataSpec>().unwrap().load().unwrap() {
+            Data::Pictures(data) => train::run(&recipe, &*data, &options).unwrap(),
+            Data::Texts(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Corpus(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Recall(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Pairs(_) => panic!("{name} translates nothing"),
+        });
+        assert!(summary.test.loss.is_finite(), "{name}");
+    }
+}
