@@ -4,6 +4,7 @@
 mod seeds;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::PathBuf,
     sync::{LazyLock, Once},
@@ -15,10 +16,11 @@ use resolvent_lab::{
     Recipe,
     analyze::Dump,
     budget,
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, parts},
     data::{Error, Source, Vocabulary},
     subject::read_boxes,
 };
+use safetensors::SafeTensors;
 
 /// Decoded data of one input.
 const LIMIT: u64 = 64 << 20;
@@ -193,30 +195,44 @@ pub fn annotations(data: &[u8]) {
     settled(boxes.err().map(|e| e.to_string()));
 }
 
-/// A checkpoint: its state as it is, or, by the first byte, the weights of a small layer under a state that fits them.
+/// A checkpoint: its state as it is, or, by the first byte, the weights of a small layer, in either format, under a state that fits them.
 pub fn checkpoints(data: &[u8]) {
     static WRITTEN: Once = Once::new();
     let Some((&first, data)) = data.split_first() else { return };
     let folder = FOLDER.join("checkpoint");
     WRITTEN.call_once(|| fs::create_dir_all(&folder).expect("a folder for a checkpoint"));
-    let state = if first & 1 == 0 {
+    let state = if first & 3 == 0 {
         data.to_vec()
     } else {
         let mut manifest: serde_json::Value = serde_json::from_str(STATE).expect("a state that was written");
-        let file = serde_json::json!({"bytes": data.len(), "crc32": crc32fast::hash(data)});
-        manifest["files"] = serde_json::json!({ "model.bpk": file });
-        fs::write(folder.join("model.bpk"), data).expect("an input is written");
+        let (name, file) = if first & 1 == 0 {
+            (parts::MODEL, tensors_file(data))
+        } else {
+            ("model.bpk", serde_json::json!({"bytes": data.len(), "crc32": crc32fast::hash(data)}))
+        };
+        manifest["files"] = serde_json::json!({ name: file });
+        fs::write(folder.join(name), data).expect("an input is written");
         manifest.to_string().into_bytes()
     };
     fs::write(folder.join("state.json"), state).expect("an input is written");
     let error = match Checkpoint::load(&folder) {
-        Ok(mut checkpoint) => {
+        Ok(checkpoint) => {
             let layer = LinearConfig::new(3, 2).init(&Device::flex());
             checkpoint.load_weights(layer).err().map(|e| e.to_string())
         }
         Err(e) => Some(e.to_string()),
     };
     settled(error);
+}
+
+/// The checksums of weights, as if they had been written so.
+fn tensors_file(data: &[u8]) -> serde_json::Value {
+    let header = data.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
+    let header = header.saturating_add(8).min(data.len() as u64) as usize;
+    let tensors = SafeTensors::deserialize(data).map(|found| found.tensors()).unwrap_or_default();
+    let tensors: BTreeMap<String, u32> =
+        tensors.into_iter().map(|(name, tensor)| (name, crc32fast::hash(tensor.data()))).collect();
+    serde_json::json!({"bytes": data.len(), "crc32": crc32fast::hash(&data[..header]), "tensors": tensors})
 }
 
 /// The state of a run of one step.

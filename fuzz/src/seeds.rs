@@ -6,13 +6,15 @@ use std::{
     path::Path,
 };
 
-use burn::{module::Module, nn::LinearConfig, tensor::Device};
+use burn::{
+    module::Module,
+    nn::LinearConfig,
+    store::{ModuleSnapshot, SafetensorsStore},
+    tensor::Device,
+};
 use flate2::{Compression, write::GzEncoder};
 use resolvent_kernels::Mechanism;
-use resolvent_lab::{
-    checkpoint::module_bytes,
-    data::{TextRecipe, Tokens, Vocabulary},
-};
+use resolvent_lab::data::{TextRecipe, Tokens, Vocabulary};
 use safetensors::{Dtype, tensor::TensorView};
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
@@ -70,8 +72,11 @@ fn annotation() -> Vec<u8> {
 
 fn checkpoints() -> Files {
     let layer = LinearConfig::new(3, 2).init(&Device::flex());
-    let weights = module_bytes(layer.no_grad()).expect("a layer is written");
-    numbered([with_first(0, crate::STATE.as_bytes()), with_first(1, &weights)])
+    let mut file = SafetensorsStore::from_bytes(None);
+    layer.save_into(&mut file).expect("a layer is written");
+    let file = file.get_bytes().expect("bytes in memory");
+    let packed = layer.no_grad().into_record().into_bytes().expect("a layer is written");
+    numbered([with_first(0, crate::STATE.as_bytes()), with_first(1, &packed), with_first(2, &file)])
 }
 
 /// The first file's length, then both.

@@ -139,7 +139,7 @@ fn a_comparison_says_that_runs_diverged() {
 fn weights(sandbox: &Sandbox, run: &str) -> [Vec<u8>; 2] {
     let checkpoints = fs::read_dir(sandbox.path(run).join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
     let newest = checkpoints.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("step-")).max();
-    ["model.bpk", "optimiser.bpk"].map(|file| fs::read(newest.as_ref().unwrap().join(file)).unwrap())
+    ["model.safetensors", "optimiser.bpk"].map(|file| fs::read(newest.as_ref().unwrap().join(file)).unwrap())
 }
 
 #[cfg(unix)]

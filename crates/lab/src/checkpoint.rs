@@ -10,32 +10,33 @@ use std::{
 
 use burn::{
     module::Module,
-    store::{ModuleRecord, RecordError},
+    store::{ApplyError, ApplyResult, ModuleSnapshot, PathFilter},
     tensor::Bytes,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error, Recipe, Result,
-    budget::Held,
-    data::Vocabulary,
-    eval::Metric,
-    source::{self, Document},
-    train::Plan,
-};
+use crate::{Error, Recipe, Result, budget::Held, data::Vocabulary, eval::Metric, source::Document, train::Plan};
 
 mod expectation;
+mod moments;
 mod origin;
+mod part;
 mod store;
+
+pub(crate) use moments::moments;
+use part::{Fingerprint, Saved, again, listed};
 
 pub use expectation::{
     CorpusExpectation, Expectation, PairExpectation, PictureExpectation, RecallExpectation, TextExpectation,
 };
 pub use origin::Origin;
+pub use part::{Part, Weights};
 pub use store::Store;
 
 /// Version of the format; a change that older programs cannot read raises it.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+/// The format before, whose weights are in Burn's own format.
+const PACKED: u32 = 2;
 /// The folder in a run's folder that holds its checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
@@ -43,13 +44,15 @@ const STATE: &str = "state.json";
 /// Names of the files that hold tensors.
 pub mod parts {
     /// The weights.
-    pub const MODEL: &str = "model.bpk";
+    pub const MODEL: &str = "model.safetensors";
     /// The average of the weights, where the recipe asks for one.
-    pub const AVERAGE: &str = "average.bpk";
+    pub const AVERAGE: &str = "average.safetensors";
     /// The optimiser's moments.
     pub const OPTIMISER: &str = "optimiser.bpk";
     /// The vocabulary of a model of text, as Hugging Face's tokenizers write it.
     pub const VOCABULARY: &str = "tokenizer.json";
+    /// How the names of files in Burn's own format end.
+    pub(super) const PACK: &str = "bpk";
 }
 
 /// Which pictures a run learns from.
@@ -149,61 +152,44 @@ struct Manifest {
     state: State,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Fingerprint {
-    bytes: u64,
-    crc32: u32,
-}
-
-/// A checkpoint read back.
+/// A checkpoint: its state, and files that are read when they are asked for.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// Its folder.
     pub path: PathBuf,
     /// What is not a tensor.
     pub state: State,
-    parts: BTreeMap<String, Vec<u8>>,
-    _held: Held,
+    files: BTreeMap<String, Saved>,
+    held: Held,
 }
 
 impl Checkpoint {
-    /// Reads and verifies the checkpoint in `path`.
+    /// Reads the state of the checkpoint in `path`; the other files are read and verified when they are asked for.
     ///
     /// # Errors
     /// [`Error::Damaged`] naming the file, [`Error::Io`].
     pub fn load(path: &Path) -> Result<Self> {
-        let again = format!("delete the folder {} to fall back on an earlier checkpoint", path.display());
         let file = path.join(STATE);
+        let again = again(&file);
         let text = Document::read(&file)?;
         let manifest: Manifest = serde_json::from_str(&text)
             .map_err(|e| Error::damaged(&file, format!("is no checkpoint of this program ({e}); {again}")))?;
-        if manifest.format != FORMAT {
-            let problem =
-                format!("has format {}, this program reads {FORMAT}; use the program that wrote it", manifest.format);
+        if ![PACKED, FORMAT].contains(&manifest.format) {
+            let problem = format!(
+                "has format {}, this program reads {PACKED} and {FORMAT}; use the program that wrote it",
+                manifest.format
+            );
             return Err(Error::damaged(&file, problem));
         }
-        let (mut parts, held) = (BTreeMap::new(), Held::new());
-        for (name, expected) in manifest.files {
-            let file = path.join(&name);
+        let mut files = BTreeMap::new();
+        for (name, fingerprint) in manifest.files {
             if Path::new(&name).file_name() != Some(name.as_ref()) {
                 let problem = format!("names the part `{name}`, which is no file of its folder; {again}");
-                return Err(Error::damaged(&path.join(STATE), problem));
-            }
-            let bytes = source::read(&file, &held)?;
-            if bytes.len() as u64 != expected.bytes {
-                let problem = format!(
-                    "has {} bytes, {} were written: it is cut off or another; {again}",
-                    bytes.len(),
-                    expected.bytes
-                );
                 return Err(Error::damaged(&file, problem));
             }
-            if crc32fast::hash(&bytes) != expected.crc32 {
-                return Err(Error::damaged(&file, format!("has a wrong checksum; {again}")));
-            }
-            parts.insert(name, bytes);
+            files.insert(name.clone(), Saved::new(path.join(name), fingerprint));
         }
-        Ok(Self { path: path.to_path_buf(), state: manifest.state, parts, _held: held })
+        Ok(Self { path: path.to_path_buf(), state: manifest.state, files, held: Held::new() })
     }
 
     /// The checkpoint `path` itself, or the one of the run in `path` that counts: the best where the recipe asks for
@@ -233,35 +219,60 @@ impl Checkpoint {
         Self::load(&newest.ok_or_else(|| Error::NoCheckpoint { path: path.to_path_buf() })?)
     }
 
-    /// Takes the part `name`.
+    /// The bytes of the part `name`, verified.
     ///
     /// # Errors
-    /// [`Error::Damaged`] when the checkpoint does not have it.
-    pub fn take(&mut self, name: &str) -> Result<Bytes> {
-        let part = self.parts.remove(name).map(Bytes::from_bytes_vec);
-        part.ok_or_else(|| Error::damaged(&self.path, format!("the checkpoint has no `{name}`; use another")))
+    /// [`Error::Damaged`] when the checkpoint does not have it, or where it is not as it was written; [`Error::Io`].
+    pub fn read(&self, name: &str) -> Result<Bytes> {
+        Ok(Bytes::from_bytes_vec(self.file(name)?.bytes(&self.held)?))
     }
 
-    /// `module` with the weights and parameter ids of the part `name`.
+    /// The file of the part `name`; that of weights may be in Burn's own format.
+    fn file(&self, name: &str) -> Result<&Saved> {
+        let packed = Path::new(name).with_extension(parts::PACK);
+        let file = self.files.get(name).or_else(|| self.files.get(packed.to_str()?));
+        file.ok_or_else(|| Error::damaged(&self.path, format!("the checkpoint has no `{name}`; use another")))
+    }
+
+    /// `module` with the weights of the part `name`: one tensor is read at a time, and takes the place of the module's.
     ///
     /// # Errors
-    /// [`Error::Damaged`] when the part is missing or does not fit the module.
-    pub fn load_module<M: Module>(&mut self, module: M, name: &str) -> Result<M> {
-        let file = self.path.join(name);
-        let damaged = |e: RecordError| {
-            Error::damaged(&file, format!("does not hold this model ({e}); use the recipe it was made with"))
+    /// [`Error::Damaged`] when the part is missing, damaged or does not fit the module, naming the tensor.
+    pub fn load_module<M: Module>(&self, mut module: M, name: &str) -> Result<M> {
+        let (file, found) = self.apply(&mut module, name, None)?;
+        let missing: Vec<_> = found.missing.into_iter().map(|(path, _)| path).collect();
+        let problem = match found.errors.first() {
+            Some(ApplyError::ShapeMismatch { path, expected, found }) => {
+                format!("has `{path}` of shape {:?}, the model's is {:?}", found.to_vec(), expected.to_vec())
+            }
+            Some(other) => format!("cannot be used ({other})"),
+            None if !missing.is_empty() => format!("lacks {} of the model", listed(&missing)),
+            None if !found.unused.is_empty() => format!("has {}, which the model does not have", listed(&found.unused)),
+            None => return Ok(module),
         };
-        let record = ModuleRecord::from_bytes(self.take(name)?).map_err(&damaged)?;
-        module.try_load_record(record).map_err(damaged)
+        Err(Error::damaged(&file, format!("does not hold this model: it {problem}; use the recipe it was made with")))
+    }
+
+    /// Puts the tensors of the part `name` that pass `filter` into `module`, by their names. The file, and what found its place.
+    fn apply<M: Module>(
+        &self,
+        module: &mut M,
+        name: &str,
+        filter: Option<PathFilter>,
+    ) -> Result<(PathBuf, ApplyResult)> {
+        let saved = self.file(name)?;
+        let (tensors, failure) = saved.tensors(&self.held)?;
+        let found = module.apply(tensors, filter, None, false);
+        failure.take().map_or_else(|| Ok((saved.path.clone(), found)), Err)
     }
 
     /// The vocabulary that the model was trained with, whose hash is `fingerprint`.
     ///
     /// # Errors
     /// [`Error::Damaged`] when it is missing or another, [`Error::Data`] when it is none.
-    pub fn vocabulary(&mut self, fingerprint: &str) -> Result<Vocabulary> {
+    pub fn vocabulary(&self, fingerprint: &str) -> Result<Vocabulary> {
         let file = self.path.join(parts::VOCABULARY);
-        let bytes = self.take(parts::VOCABULARY)?;
+        let bytes = self.read(parts::VOCABULARY)?;
         let vocabulary = match self.state.recipe.text.tokenizer {
             Some(_) => Vocabulary::of_user(&bytes, &file)?,
             None => Vocabulary::from_bytes(&bytes, &file)?,
@@ -280,7 +291,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::load_module`].
-    pub fn load_weights<M: Module>(&mut self, module: M) -> Result<M> {
+    pub fn load_weights<M: Module>(&self, module: M) -> Result<M> {
         self.load_module(module, self.weights())
     }
 
@@ -294,14 +305,6 @@ impl Checkpoint {
             None => self.state.data.check(data, &self.path),
         }
     }
-}
-
-/// The weights of `module` as a part of a checkpoint.
-///
-/// # Errors
-/// [`Error::Io`] when they cannot be serialised.
-pub fn module_bytes<M: Module>(module: M) -> Result<Bytes> {
-    module.into_record().into_bytes().map_err(|e| cannot_serialise(e.into()))
 }
 
 /// Something that cannot be made into bytes.

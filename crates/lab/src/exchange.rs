@@ -131,9 +131,8 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
             problem,
         };
         let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, device)?;
-        // Weights are taken out of a checkpoint: the other model has them from its own reading.
-        let other = Checkpoint::find(path)?.load_weights(other);
-        let mut other = other.map_err(|error| refuse(format!("their weights differ: {error}")))?;
+        let mut other =
+            checkpoint.load_weights(other).map_err(|error| refuse(format!("their weights differ: {error}")))?;
         let exchanged = match replacement {
             Replacement::Mechanism(_) => Replacement::Mechanism(mechanism),
             Replacement::Fit(fit) => {

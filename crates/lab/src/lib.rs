@@ -28,6 +28,7 @@ pub mod source;
 pub mod stats;
 pub mod stop;
 pub mod subject;
+mod tensors;
 pub mod train;
 
 pub use error::{Error, Result};

@@ -1,5 +1,7 @@
 //! One budget for everything that is decoded: files that would take more are refused by name, and threads share what there is.
 
+mod support;
+
 use std::{
     fs,
     io::{Cursor, Write},
@@ -8,12 +10,17 @@ use std::{
     time::Duration,
 };
 
+use burn::{
+    nn::{Linear, LinearConfig},
+    tensor::Device,
+};
 use flate2::{Compression, write::GzEncoder};
 use peak_alloc::PeakAlloc;
 use rayon::prelude::*;
 use resolvent_lab::{
     analyze::Dump,
     budget,
+    checkpoint::parts,
     data::{DataSpec, Error, PictureSpec},
 };
 use safetensors::{Dtype, tensor::TensorView};
@@ -316,4 +323,35 @@ fn pipes_are_no_files() {
     assert!(message.contains("alone: is a pipe"), "{message}");
     let message = resolvent_lab::Recipe::load(&alone).unwrap_err().to_string();
     assert!(message.contains("alone: is a pipe"), "{message}");
+}
+
+/// A checkpoint is read tensor by tensor, and each takes the place of the model's own.
+#[test]
+fn loading_weights_holds_one_tensor_beside_the_model() {
+    let _limited = Limited::to(4);
+    let folder = TempDir::new().unwrap();
+    let layers = || -> Vec<Linear> {
+        let layers: Vec<Linear> = (0..8).map(|_| LinearConfig::new(1024, 256).init(&Device::flex())).collect();
+        // Weights are drawn when they are first used.
+        layers.iter().for_each(|layer| drop(layer.weight.val()));
+        layers
+    };
+    let before = MEMORY.current_usage();
+    let written = layers();
+    MEMORY.reset_peak_usage();
+    let full = MEMORY.current_usage();
+    let checkpoint = support::saved(folder.path(), &written);
+    let saving = MEMORY.peak_usage() - full;
+    let model = layers();
+    MEMORY.reset_peak_usage();
+    let full = MEMORY.current_usage();
+    let model = checkpoint.load_module(model, parts::MODEL).unwrap();
+    let loading = MEMORY.peak_usage() - full;
+    assert!(full - before > 8 * MIB);
+    assert!(loading < 3 * MIB && saving < 4 * MIB, "{loading} to load, {saving} to save tensors of {MIB} bytes each");
+    let values = |layers: &[Linear]| layers.iter().map(|layer| layer.weight.val().into_data()).collect::<Vec<_>>();
+    assert!(values(&model) == values(&written), "other weights");
+    budget::set_limit(MIB as u64 / 2);
+    let refused = checkpoint.load_module(layers(), parts::MODEL).unwrap_err().to_string();
+    assert!(refused.contains(parts::MODEL) && refused.contains("--decode-limit"), "{refused}");
 }

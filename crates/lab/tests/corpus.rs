@@ -120,7 +120,7 @@ fn recipe(mechanism: &str, more: &str) -> Recipe {
 const SSA: &str = "{mechanism = 'ssa', estimator = 'centroid'}";
 
 fn weights(run: &Path, data: &CorpusDataset) -> Vec<f32> {
-    let mut checkpoint = Checkpoint::find(run).unwrap();
+    let checkpoint = Checkpoint::find(run).unwrap();
     let model = train::build(&checkpoint.state.recipe, data, &burn::tensor::Device::flex()).unwrap();
     let model = checkpoint.load_weights(model).unwrap();
     let blocks = model.blocks.iter().flat_map(|block| [&block.attention.projection, &block.mlp_out]);

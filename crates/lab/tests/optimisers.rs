@@ -58,7 +58,7 @@ fn weights(run: &Path, data: &PictureDataset) -> BTreeMap<String, Vec<f32>> {
             self.found.insert(self.path.join("."), param.val().into_data().iter::<f32>().collect());
         }
     }
-    let mut checkpoint = Checkpoint::newest(run).unwrap();
+    let checkpoint = Checkpoint::newest(run).unwrap();
     let model = train::build(&checkpoint.state.recipe, data, &Device::flex()).unwrap();
     let mut values = Values::default();
     checkpoint.load_module(model, parts::MODEL).unwrap().visit(&mut values);

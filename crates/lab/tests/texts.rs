@@ -43,7 +43,7 @@ fn recipe(more: &str) -> Recipe {
 }
 
 fn weights(run: &Path, data: &TextDataset) -> Vec<f32> {
-    let mut checkpoint = Checkpoint::find(run).unwrap();
+    let checkpoint = Checkpoint::find(run).unwrap();
     let model = train::build(&checkpoint.state.recipe, data, &burn::tensor::Device::flex()).unwrap();
     let model = checkpoint.load_weights(model).unwrap();
     let block = &model.encoder.blocks[0];

@@ -97,10 +97,7 @@ fn an_interrupted_and_resumed_run_ends_with_the_same_bits() {
         let resumed = finished(train::run(&recipe, &data, &options).unwrap());
 
         assert_eq!(weights(&cut, &recipe, &data), weights(&whole, &recipe, &data), "{name}: every weight, bit for bit");
-        // Burn draws the ids of what batch norms and codebooks remember.
-        let remembers = ["pyramid", "clustered"].contains(&name);
-        let of_weights = if remembers { &[][..] } else { &[parts::MODEL, parts::AVERAGE] };
-        for part in of_weights.iter().chain(&[parts::OPTIMISER]) {
+        for part in [parts::MODEL, parts::AVERAGE, parts::OPTIMISER] {
             let bytes = |run: &Path| fs::read(newest(run).join(part)).unwrap();
             assert!(bytes(&cut) == bytes(&whole), "{name}: {part}, byte for byte");
         }
@@ -270,12 +267,12 @@ fn damaged_checkpoints_are_named_and_earlier_ones_still_serve() {
         assert!(message.contains(file) && message.contains(expected), "{message}");
         fs::write(&path, whole).unwrap();
     };
-    damage("model.bpk", &|bytes| bytes.truncate(100), "cut off");
+    damage(parts::MODEL, &|bytes| bytes.truncate(100), "cut off");
     damage("optimiser.bpk", &|bytes| bytes[200] ^= 1, "checksum");
     damage("state.json", &|bytes| bytes.truncate(40), "no checkpoint");
     damage("state.json", &|bytes| *bytes = b"{\"format\":99}".to_vec(), "no checkpoint");
     let outside = |bytes: &mut Vec<u8>| {
-        *bytes = String::from_utf8_lossy(bytes).replace("\"model.bpk\"", "\"../model.bpk\"").into_bytes();
+        *bytes = String::from_utf8_lossy(bytes).replace("\"model.s", "\"../model.s").into_bytes();
     };
     damage("state.json", &outside, "no file of its folder");
 

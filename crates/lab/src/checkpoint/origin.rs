@@ -4,11 +4,11 @@ use std::path::Path;
 
 use burn::{
     module::Module,
-    store::{ApplyError, BurnpackStore, ModuleSnapshot, PathFilter},
+    store::{ApplyError, PathFilter},
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Expectation, parts};
+use super::{Checkpoint, Expectation, listed, parts};
 use crate::{Error, Result};
 
 /// What a run began with, where it did not begin with random weights.
@@ -32,19 +32,11 @@ impl Origin {
         let Self { path, step, taken, fresh, left } = self;
         let list = |what: &str, paths: &[String]| match paths.len() {
             0 => String::new(),
-            count => format!("; {count} {what}: {}", shortened(paths)),
+            count => format!("; {count} {what}: {}", listed(paths)),
         };
         let (fresh, left) = (list("new", fresh), list("left", left));
         format!("begins with {taken} parameters of {path}, step {step}{fresh}{left}")
     }
-}
-
-/// The first of `paths`, and how many more there are.
-fn shortened(paths: &[String]) -> String {
-    const SHOWN: usize = 4;
-    let more = paths.len().saturating_sub(SHOWN);
-    let shown = paths.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
 impl Checkpoint {
@@ -53,14 +45,10 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Shape`] for a parameter of another shape; [`Error::Damaged`] where nothing fits, or for weights that cannot be read.
-    pub fn begin<M: Module>(&mut self, mut module: M, expect: &Expectation) -> Result<(M, Origin)> {
-        let part = self.weights();
-        let file = self.path.join(part);
-        let mut store = BurnpackStore::from_bytes(Some(self.take(part)?)).allow_partial(true).validate(false);
-        if self.state.expects.classes() != expect.classes() {
-            store = store.with_filter(PathFilter::new().with_predicate(|path, _| !is_head(path)));
-        }
-        let found = module.load_from(&mut store).map_err(|e| Error::damaged(&file, format!("is no model ({e})")))?;
+    pub fn begin<M: Module>(&self, mut module: M, expect: &Expectation) -> Result<(M, Origin)> {
+        let own_head = self.state.expects.classes() == expect.classes();
+        let filter = (!own_head).then(|| PathFilter::new().with_predicate(|path, _| !is_head(path)));
+        let (file, found) = self.apply(&mut module, self.weights(), filter)?;
         if let Some(error) = found.errors.into_iter().next() {
             return Err(misfit(&file, &self.state.expects, error));
         }
@@ -78,7 +66,7 @@ impl Checkpoint {
 
     /// The part with the weights that are evaluated: the average where there is one.
     pub(super) fn weights(&self) -> &'static str {
-        if self.parts.contains_key(parts::AVERAGE) { parts::AVERAGE } else { parts::MODEL }
+        if self.file(parts::AVERAGE).is_ok() { parts::AVERAGE } else { parts::MODEL }
     }
 }
 

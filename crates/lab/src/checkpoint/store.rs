@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use burn::tensor::Bytes;
+use serde_json::json;
 
-use super::{CHECKPOINTS, FORMAT, Fingerprint, Manifest, STATE, State, to_json};
+use super::{CHECKPOINTS, FORMAT, Manifest, Part, STATE, State, to_json};
 use crate::{
     Error, Result,
     disk::{sync_folder, write_synced},
@@ -48,7 +48,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Io`]; earlier checkpoints are then as they were.
-    pub fn save(&self, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
+    pub fn save(&self, state: &State, parts: Vec<(&str, Part)>) -> Result<()> {
         self.write(&format!("step-{:09}", state.step), state, parts)?;
         let mut old = self.list("step-")?;
         old.truncate(old.len().saturating_sub(self.keep));
@@ -65,7 +65,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::save`].
-    pub fn save_best(&self, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
+    pub fn save_best(&self, state: &State, parts: Vec<(&str, Part)>) -> Result<()> {
         self.write(&format!("best-{:09}", state.step), state, parts)
     }
 
@@ -91,7 +91,7 @@ impl Store {
         Ok(())
     }
 
-    fn write(&self, name: &str, state: &State, parts: &[(&str, Bytes)]) -> Result<()> {
+    fn write(&self, name: &str, state: &State, parts: Vec<(&str, Part)>) -> Result<()> {
         let target = self.folder.join(name);
         if target.is_dir() {
             return Ok(());
@@ -100,10 +100,10 @@ impl Store {
         fs::create_dir_all(&self.folder).map_err(failed())?;
         let unfinished = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(&self.folder).map_err(failed())?;
         let mut files = BTreeMap::new();
-        for (part, bytes) in parts {
-            write_synced(&unfinished.path().join(part), bytes).map_err(failed())?;
-            let fingerprint = Fingerprint { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) };
-            files.insert((*part).to_string(), fingerprint);
+        let State { step, recipe, data, expects, .. } = state;
+        let about = json!({ "recipe": recipe, "step": step, "data": data, "expects": expects }).to_string();
+        for (name, part) in parts {
+            files.insert(name.to_string(), part.write(&unfinished.path().join(name), &about)?);
         }
         let manifest = Manifest { format: FORMAT, files, state: state.clone() };
         write_synced(&unfinished.path().join(STATE), &to_json(&manifest)?).map_err(failed())?;

@@ -136,7 +136,7 @@ impl TextTranslator {
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on
     /// parallel texts.
     pub fn load(path: &Path, device: &Device) -> Result<Self> {
-        let mut checkpoint = Checkpoint::find(path)?;
+        let checkpoint = Checkpoint::find(path)?;
         let Expectation::Pairs(expects) = checkpoint.state.expects.clone() else {
             return Err(checkpoint.state.expects.unasked(path, "translations"));
         };

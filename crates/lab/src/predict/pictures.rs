@@ -44,7 +44,7 @@ impl PictureClassifier {
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained
     /// on pictures.
     pub fn load(path: &Path, device: &Device) -> Result<Self> {
-        let mut checkpoint = Checkpoint::find(path)?;
+        let checkpoint = Checkpoint::find(path)?;
         let Expectation::Pictures(expects) = checkpoint.state.expects.clone() else {
             return Err(checkpoint.state.expects.unasked(path, "pictures"));
         };

@@ -34,12 +34,12 @@ pub(super) fn open<'a, T: Task>(
     let folder = &options.out_dir;
     let claim = || Claim::take(folder, &FILES, Contents::Run);
     let (claim, session) = match checkpoint {
-        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, checkpoint, &options.device)?),
+        Some(checkpoint) => (claim()?, Session::resumed(recipe, task, &checkpoint, &options.device)?),
         None => {
             let plan = plan(recipe, task, options)?;
             let mut session = Session::new(recipe, task, identity, plan, &options.device)?;
-            if let Some(mut trained) = trained {
-                session.begin_with(&mut trained)?;
+            if let Some(trained) = trained {
+                session.begin_with(&trained)?;
             }
             let claim = claim()?;
             Store::new(folder, recipe.log.keep).forget_best()?;

@@ -30,8 +30,8 @@ impl<'a, T: Task> Bench<'a, T> {
         let plan = Plan::full(&recipe.schedule, task.train_len());
         let data = DataIdentity { name: String::new(), fingerprint: String::new() };
         let mut session = Session::new(recipe, task, data, plan, device)?;
-        if let Some(mut trained) = trained {
-            session.load_weights(&mut trained)?;
+        if let Some(trained) = trained {
+            session.load_weights(&trained)?;
         }
         let empty = || Error::Unfit { name: recipe.name.clone(), problem: "it has no whole batch".into() };
         let batch = task.epoch(recipe, 0, 0)?.next().ok_or_else(empty)??;

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Best, Checkpoint, Store, module_bytes, parts, to_json},
+    checkpoint::{Best, Checkpoint, Store, to_json},
     data, device,
     disk::write_atomically,
     eval::{Evaluation, Metric},
@@ -299,9 +299,8 @@ impl<T: Task> Run<'_, T> {
         let Some(value) = metric.of(evaluation) else { return Ok(false) };
         if best.is_none_or(|best| metric.is_better(value, best.value)) {
             self.session.state.best = Some(Best { epoch, step, metric, value });
-            let mut saved = vec![(parts::MODEL, module_bytes(self.session.evaluated())?)];
-            saved.extend(self.task.extras()?);
-            self.store.save_best(&self.session.state, &saved)?;
+            let saved = self.session.best_parts()?;
+            self.store.save_best(&self.session.state, saved)?;
         }
         Ok(self.is_exhausted(epoch))
     }
@@ -316,7 +315,7 @@ impl<T: Task> Run<'_, T> {
         self.session.read()?;
         self.session.state.metrics_bytes = self.metrics.sync()?;
         self.session.state.seconds = self.seconds();
-        self.store.save(&self.session.state, &self.session.parts()?)
+        self.store.save(&self.session.state, self.session.parts()?)
     }
 
     /// Writes the report of the run as far as it is.

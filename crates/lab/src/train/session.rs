@@ -8,7 +8,7 @@ use std::{
 use burn::{
     module::Module,
     optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord},
-    tensor::{Bytes, Device, Tensor},
+    tensor::{Device, Tensor},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, Plateau, State, cannot_serialise, module_bytes, parts},
+    checkpoint::{Checkpoint, DataIdentity, Part, Plateau, State, cannot_serialise, moments, parts},
     device::is_cpu,
     eval::Evaluation,
     metrics::StepRecord,
@@ -110,23 +110,21 @@ impl<'a, T: Task> Session<'a, T> {
     }
 
     /// A run as `checkpoint` left it.
-    pub fn resumed(recipe: &'a Recipe, task: &'a T, mut checkpoint: Checkpoint, device: &Device) -> Result<Self> {
+    pub fn resumed(recipe: &'a Recipe, task: &'a T, checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
         let saved = checkpoint.state.clone();
         let mut session = Self::new(recipe, task, saved.data.clone(), saved.plan.clone(), device)?;
         session.model = checkpoint.load_module(session.model, parts::MODEL)?;
         if let Some(average) = session.average.take() {
             session.average = Some(checkpoint.load_module(average, parts::AVERAGE)?);
         }
-        let bytes = checkpoint.take(parts::OPTIMISER)?;
-        let record = OptimizerRecord::from_bytes(bytes)
-            .map_err(|e| Error::damaged(&checkpoint.path.join(parts::OPTIMISER), e.to_string()))?;
+        let record = moments(checkpoint, &session.model)?;
         session.optimiser = optimiser(&recipe.optimiser, &session.model).load_record(record);
         session.state = saved;
         Ok(session)
     }
 
     /// Begins with those of the weights of `trained` that the model has too.
-    pub fn begin_with(&mut self, trained: &mut Checkpoint) -> Result<()> {
+    pub fn begin_with(&mut self, trained: &Checkpoint) -> Result<()> {
         let (model, origin) = trained.begin(self.model.clone(), &self.state.expects)?;
         self.model = model;
         self.average = self.average.take().map(|_| self.model.valid());
@@ -136,7 +134,7 @@ impl<'a, T: Task> Session<'a, T> {
     }
 
     /// Takes the weights that `trained` is evaluated with.
-    pub fn load_weights(&mut self, trained: &mut Checkpoint) -> Result<()> {
+    pub fn load_weights(&mut self, trained: &Checkpoint) -> Result<()> {
         self.model = trained.load_weights(self.model.clone())?;
         self.average = self.average.take().map(|_| self.model.valid());
         Ok(())
@@ -301,17 +299,28 @@ impl<'a, T: Task> Session<'a, T> {
         self.average.clone().unwrap_or_else(|| self.model.valid())
     }
 
+    /// The weights that are evaluated, as a checkpoint.
+    pub fn best_parts(&self) -> Result<Vec<(&'static str, Part)>> {
+        let mut saved = vec![(parts::MODEL, Part::weights(&self.evaluated()))];
+        saved.extend(self.extras()?);
+        Ok(saved)
+    }
+
+    fn extras(&self) -> Result<impl Iterator<Item = (&'static str, Part)>> {
+        Ok(self.task.extras()?.into_iter().map(|(name, bytes)| (name, Part::Bytes(bytes))))
+    }
+
     /// The tensors of a checkpoint from which the run can go on.
-    pub fn parts(&self) -> Result<Vec<(&'static str, Bytes)>> {
-        let mut saved = vec![(parts::MODEL, module_bytes(self.model.valid())?)];
+    pub fn parts(&self) -> Result<Vec<(&'static str, Part)>> {
+        let mut saved = vec![(parts::MODEL, Part::weights(&self.model.valid()))];
         if let Some(average) = &self.average {
-            saved.push((parts::AVERAGE, module_bytes(average.clone())?));
+            saved.push((parts::AVERAGE, Part::weights(average)));
         }
         // Burn writes the moments in the order of a hash map, which is another in every process, and reads them by their names.
         let moments = self.optimiser.into_bytes().and_then(OptimizerRecord::from_bytes);
         let moments = moments.and_then(OptimizerRecord::into_bytes).map_err(|e| cannot_serialise(e.into()))?;
-        saved.push((parts::OPTIMISER, moments));
-        saved.extend(self.task.extras()?);
+        saved.push((parts::OPTIMISER, Part::Bytes(moments)));
+        saved.extend(self.extras()?);
         Ok(saved)
     }
 }

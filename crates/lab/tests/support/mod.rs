@@ -16,7 +16,7 @@ use burn::{
 };
 use resolvent_lab::{
     Recipe,
-    checkpoint::{Checkpoint, parts},
+    checkpoint::{Checkpoint, Part, State, Store, parts},
     progress::{Event, Observer},
     train::{self, Outcome, Resume, TaskData, TrainOptions, TrainSummary},
 };
@@ -71,7 +71,7 @@ pub fn weights<T: TaskData>(run: &Path, recipe: &Recipe, data: &T) -> Vec<Vec<f3
             self.0.push(param.val().into_data().iter::<f32>().collect());
         }
     }
-    let mut checkpoint = Checkpoint::load(&newest(run)).unwrap();
+    let checkpoint = Checkpoint::load(&newest(run)).unwrap();
     let mut values = Values::default();
     for part in [parts::MODEL, parts::AVERAGE] {
         let model = train::build(recipe, data, &Device::flex()).unwrap();
@@ -84,4 +84,12 @@ pub fn weights<T: TaskData>(run: &Path, recipe: &Recipe, data: &T) -> Vec<Vec<f3
 pub fn newest(run: &Path) -> PathBuf {
     let names = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
     names.filter(|path| path.to_string_lossy().contains("step-")).max().unwrap()
+}
+
+/// The weights of `module` in a checkpoint of a run that did nothing else.
+pub fn saved<M: Module>(run: &Path, module: &M) -> Checkpoint {
+    let manifest: serde_json::Value = serde_json::from_str(include_str!("../../../../fuzz/seeds/state.json")).unwrap();
+    let state: State = serde_json::from_value(manifest["state"].clone()).unwrap();
+    Store::new(run, 1).save(&state, vec![(parts::MODEL, Part::weights(module))]).unwrap();
+    Checkpoint::newest(run).unwrap()
 }
