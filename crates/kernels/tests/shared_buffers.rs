@@ -85,6 +85,7 @@ fn compositions() {
         r#"{"mechanism": "linear", "causal": true}"#,
         r#"{"mechanism": "performer"}"#,
         r#"{"mechanism": "nystromformer", "structure": {"kind": "nystrom", "landmarks": {"kind": "pool", "count": 3}}}"#,
+        r#"{"mechanism": "linformer", "structure": {"count": 3}}"#,
         r#"{"mechanism": "routed", "clusters": 3, "routes": 1}"#,
         r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 4}, "clusters": 2, "routes": 1}"#,
         r#"{"mechanism": "composed", "score": {"kind": "cosine-exp"}, "series": {"kind": "hops", "count": 2, "gamma": 0.5}}"#,
