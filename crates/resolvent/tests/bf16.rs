@@ -9,7 +9,7 @@ use burn::{
     tensor::{Bool, DType, Device, Tensor, activation, module},
 };
 use resolvent::{
-    Error, Inputs, Mask, Mechanism, Precision, Sequences, Strategy, attend,
+    Dropout, Error, Inputs, Mask, Mechanism, Precision, Sequences, Strategy, attend,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
     models::{Block, Pool, TextConfig, Visible, VitConfig},
     plan,
@@ -189,6 +189,29 @@ fn texts_end_to_end_are_texts_alone() {
 
 fn attention(mechanism: &str) -> MultiHeadAttentionConfig {
     MultiHeadAttentionConfig::new(16, 2, Mechanism::preset(mechanism).unwrap()).with_precision(Precision::Bf16)
+}
+
+/// Hidden pairs, which make another operator of `softmax`, hidden keys, dropped weights and shared heads.
+#[test]
+fn what_a_call_adds_is_kept() {
+    let device = Device::flex();
+    let _alone = seeded(&device);
+    let rounded = attention("softmax").with_kv_heads(Some(1)).init(&device);
+    let exact = MultiHeadAttention { precision: Precision::Full, ..rounded.clone() };
+    let pairs =
+        Tensor::<3>::from_data([[[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0; 4], [0.0, 0.0, 1.0, 0.0]]], &device);
+    let keys = Tensor::<2, Bool>::from_data([[false, true, false, false]], &device);
+    let input = || MhaInput::self_attn(random([1, 4, 16], &device));
+    for input in [
+        input(),
+        input().mask_attn(pairs.greater_elem(0.5)),
+        input().hide_keys(keys),
+        input().dropout(Dropout::weights(0.4, 3).unwrap()),
+        input().causal(),
+    ] {
+        let error = distance(rounded.forward(input.clone()).context, exact.forward(input.clone()).context);
+        assert!(error > 1e-5 && error < 0.02, "{input:?}: {error}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod module;
 mod observer;
 mod orthogonal;
 mod pool_first;
+mod precision;
 mod rotary;
 mod sharing;
 mod ternary;

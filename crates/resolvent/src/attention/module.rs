@@ -3,7 +3,7 @@
 use burn::{
     module::Module,
     nn::{self, Linear},
-    tensor::{DType, Tensor},
+    tensor::Tensor,
 };
 use resolvent_kernels::{self as kernels, Dropout};
 
@@ -16,10 +16,9 @@ use super::{
     sharing::{lengthened, lengthened_mask},
 };
 use crate::{
-    Error, Extras, Inputs, Mask, Mechanism, Precision, Result, Sequences, Strategy, attend,
+    Extras, Inputs, Mask, Mechanism, Precision, Result, Sequences, Strategy, attend,
     ops::{
-        Projected, attend_packed, attend_packed_sequences, check_precision, draws, linear_in, map_sequences,
-        merge_heads, split_heads,
+        Projected, attend_packed, attend_packed_sequences, draws, linear_in, map_sequences, merge_heads, split_heads,
     },
     ternary::{self, Packed},
 };
@@ -322,21 +321,6 @@ impl MultiHeadAttention {
     fn reads_shared_heads(&self) -> bool {
         let alone = self.codebook.is_none() && self.observer.is_none() && self.value_filter.is_none();
         alone && self.head_groups.is_empty() && self.causal_span.is_none()
-    }
-
-    /// Refuses products of less than f32 of tensors that are not for the kernels, and of ternary weights.
-    pub(crate) fn check_precision(&self, x: &Tensor<3>) -> Result<()> {
-        if self.precision == Precision::Full {
-            return Ok(());
-        }
-        let (op, precision, dtype) = ("attention", self.precision, x.dtype());
-        field("ternary", self.ternary, !self.ternary, "false with precision bf16")?;
-        check_precision(op, precision, self.strategy, (&x.device(), dtype))?;
-        if dtype == DType::F32 {
-            return Ok(());
-        }
-        let remedy = "its layers take f32, of which they round the operands; cast the model and the tokens to f32";
-        Err(Error::Precision { op, precision, what: format!("{dtype:?}"), remedy })
     }
 
     /// What is defined on a sequence's own tokens alone.

@@ -6,7 +6,7 @@ use resolvent_layers::TernaryMatrix;
 use super::MultiHeadAttention;
 use crate::{
     Result,
-    ternary::{self, Layers, Packed, Products},
+    ternary::{self, Layers, Packed},
 };
 
 impl MultiHeadAttention {
@@ -14,11 +14,6 @@ impl MultiHeadAttention {
     pub(super) fn ternary_inputs<'a>(&self, packed: &'a Packed, widths: &'a [usize]) -> Layers<'a> {
         let (weight, bias) = self.input_maps();
         Layers { weight, bias, widths, packed }
-    }
-
-    /// How the layers of the module, and of the MLP beside it, multiply.
-    pub(crate) fn products(&self) -> Products<'_> {
-        self.packed().map_or(Products::Real(self.precision), Products::Ternary)
     }
 
     /// Where rounded weights are kept, if weights are rounded.
