@@ -66,6 +66,11 @@ fn parts_are_changed_field_by_field_or_replaced() {
     let written = serde_json::to_string(&local).unwrap();
     assert!(written.contains(r#""window":256,"sinks":4"#) && written.contains(r#""kind":"resolvent""#), "{written}");
 
+    let unbounded = read(r#"{"mechanism": "local", "structure": {"window": null}}"#);
+    let written = serde_json::to_string(&unbounded).unwrap();
+    assert!(unbounded != Mechanism::preset("local").unwrap() && written.contains(r#""window":null"#), "{written}");
+    assert_eq!(read(&written), unbounded);
+
     let clustered = read(r#"{"mechanism": "cosine", "structure": {"kind": "clustered", "clusters": 4}}"#);
     assert_eq!(clustered.values().to_string(), "cosine-exp x clustered x row x one-hop");
 

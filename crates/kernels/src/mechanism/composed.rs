@@ -4,8 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Bias, Landmarks, Normalisation, OneHop, Projected, Score, Series, Structure, named::NAMED, parse::config,
-    presets::is_false, structure::FeatureMap,
+    Bias, Landmarks, Normalisation, OneHop, Projected, Score, Series, Structure,
+    named::{NAMED, named},
+    parse::config,
+    presets::is_false,
+    structure::FeatureMap,
 };
 use crate::{Parameter, Result, Shape};
 
@@ -100,6 +103,16 @@ impl Composed {
     /// The title of the paper that the values are of, where they are a preset's.
     pub fn paper(&self) -> Option<&'static str> {
         NAMED.into_iter().find(|preset| Some(preset.id) == self.name).map(|preset| preset.paper)
+    }
+
+    /// Whether the preset that it was made of has a window and this has none, which must then be written.
+    pub(super) fn has_lost_its_window(&self) -> bool {
+        let window = |m: &Self| match &m.structure {
+            Structure::Dense(m) => m.window,
+            _ => None,
+        };
+        let windowless = matches!(&self.structure, Structure::Dense(m) if m.window.is_none());
+        windowless && self.name.and_then(named).is_some_and(|preset| window(&preset).is_some())
     }
 
     /// Whether each row depends on its own query alone, and on the keys that this sees.

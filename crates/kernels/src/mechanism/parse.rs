@@ -60,6 +60,13 @@ impl Serialize for Mechanism {
                 }
             };
         }
+        if let Self::Composed(m) = self
+            && m.has_lost_its_window()
+        {
+            let mut fields = serde_json::to_value(m).map_err(serde::ser::Error::custom)?;
+            fields["structure"]["window"] = serde_json::Value::Null;
+            return Tagged { mechanism: self.id(), fields: &fields }.serialize(s);
+        }
         tagged!(
             Softmax,
             Uniform,
