@@ -91,10 +91,8 @@ fn logits_at_places_are_those_of_the_whole() {
 fn pictures_are_read_pixel_by_pixel() {
     let data = Pathfinder::parse("train=32,val=4,test=4,length=6,distractors=0").unwrap().generate().unwrap();
     let set = |setting: &str| setting.parse().unwrap();
-    let recipe = Recipe::built_in("lra-pathfinder-small")
-        .unwrap()
-        .with(&[set("model.dim=8"), set("model.depth=1"), set("mechanism=linear"), set("schedule.max_steps=2")])
-        .unwrap();
+    let small = ["model.dim=8", "model.depth=1", "mechanism=linear", "schedule.max_steps=2", "schedule.accumulate=1"];
+    let recipe = Recipe::built_in("lra-pathfinder").unwrap().with(&small.map(set)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
     let summary = finished(train::run(&recipe, &data, &TrainOptions::new(&out)).unwrap());

@@ -75,7 +75,6 @@ impl RecipeArgs {
             None | Some(DataSpec::Pictures(PictureSpec::Shapes(_))) => "shapes",
             Some(DataSpec::Pictures(PictureSpec::FashionMnist(_))) => "fashion-mnist",
             Some(DataSpec::Pictures(PictureSpec::Cifar10(_))) => "cifar10",
-            Some(DataSpec::Pictures(PictureSpec::Pathfinder(_))) => "lra-pathfinder-small",
             Some(DataSpec::Pictures(_)) => "pictures",
             Some(DataSpec::Texts(TextSpec::Listops(_))) => "listops",
             Some(DataSpec::Texts(TextSpec::Imdb(_))) => "imdb",

@@ -23,7 +23,6 @@ const RECIPES: &[(&str, &str)] = built_in![
     "lra-listops",
     "lra-listops-small",
     "lra-pathfinder",
-    "lra-pathfinder-small",
     "lra-pathfinder-x",
     "lra-text",
     "mqar",
