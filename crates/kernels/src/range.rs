@@ -220,24 +220,33 @@ fn distances(m: &Fna, call: &Call<'_>, slice: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether the squares of a slice's affinities, whose norm is `norm` in units of the largest product that its queries and keys
-/// could have, kept their digits: they lose them where few tokens are far larger than all others, and meet no key.
-pub(crate) fn check_norm(call: &Call<'_>, slice: usize, norm: f64) -> Result<()> {
+/// Whether the squares of a slice's affinities kept their digits, of which every norm is given with the number of tokens that it is
+/// over, in units of the largest product that their queries and keys could have: they lose them where few tokens are far larger
+/// than all others, and meet no key.
+pub(crate) fn check_norms(call: &Call<'_>, slice: usize, norms: impl Iterator<Item = (usize, f64)>) -> Result<()> {
     /// Smallest norm whose square f32 holds with all its digits.
     const LEAST_NORM: f64 = 1e-17;
-    if norm.is_nan() || norm >= LEAST_NORM {
-        return Ok(());
+    let sides = [Masked::queries(call), Masked::keys(call)];
+    let spreads = |tokens| sides.map(|side| side.spread(call.level, slice, tokens));
+    // Rows that meet nothing have no norm. They are many where tokens are padded, and right if no token is so large.
+    let nothing = |norm: f64, [q, k]: [f64; 2]| norm == 0.0 && q * k * LEAST_NORM < 1.0;
+    let mut of_all = None;
+    for (tokens, norm) in norms.filter(|&(_, norm)| norm < LEAST_NORM) {
+        if nothing(norm, *of_all.get_or_insert_with(|| spreads(usize::MAX))) {
+            continue;
+        }
+        let of_these = spreads(tokens);
+        if nothing(norm, of_these) {
+            continue;
+        }
+        let side = usize::from(of_these[1] > of_these[0]);
+        let unit = call.units.map_or(0, |units| units[slice][side]);
+        let largest = f64::from(largest(call, slice)[side]) * 2f64.powi(unit);
+        let remedy = "nothing is left of tokens that are so much smaller: scale or normalise the tokens";
+        let limit = largest / of_these[side] * 1e8;
+        return Err(Error::Range { tensor: ["q", "k"][side], largest, bound: UP_TO, limit, remedy });
     }
-    let spreads = [Masked::queries(call), Masked::keys(call)].map(|side| side.spread(call.level, slice));
-    let (tensor, spread) = if spreads[0] >= spreads[1] { ("q", spreads[0]) } else { ("k", spreads[1]) };
-    if norm == 0.0 && spreads[0] * spreads[1] * LEAST_NORM < 1.0 {
-        return Ok(());
-    }
-    let side = usize::from(tensor == "k");
-    let unit = call.units.map_or(0, |units| units[slice][side]);
-    let largest = f64::from(largest(call, slice)[side]) * 2f64.powi(unit);
-    let remedy = "nothing is left of tokens that are so much smaller: scale or normalise the tokens";
-    Err(Error::Range { tensor, largest, bound: UP_TO, limit: largest / spread * 1e8, remedy })
+    Ok(())
 }
 
 /// [`Error::Overflow`] where results are no numbers although the call's tensors are.

@@ -200,3 +200,30 @@ fn a_single_key_takes_gradients_of_all_queries() {
     let p = problem(Mechanism::preset("sigmoid").unwrap(), shape, 2);
     assert_solution("sigmoid", &p.fused(), &p.reference(), &shape, Tol::f32(&p.mechanism));
 }
+
+/// How long a solver goes on for later rows, and how large these are, is nothing to earlier ones.
+#[test]
+fn a_solver_of_causal_rows_knows_no_future() {
+    let (shape, known) = (Shape::square(1, 2, 40, 8), 12);
+    for (score, structure) in [
+        (r#"{"kind": "constant"}"#, r#"{"kind": "dense"}"#),
+        (r#"{"kind": "dot-exp"}"#, r#"{"kind": "dense", "window": 7}"#),
+        (r#"{"kind": "levy", "kappa": 1}"#, r#"{"kind": "dense"}"#),
+        (r#"{"kind": "dot-exp"}"#, r#"{"kind": "features", "map": "elu"}"#),
+    ] {
+        let json = format!(
+            r#"{{"mechanism": "composed", "score": {score}, "structure": {structure}, "series": {{"kind": "resolvent", "gamma": 0.9}}, "causal": true}}"#
+        );
+        let mut p = problem(Mechanism::from_json(&json).unwrap(), shape, 5);
+        let past = |p: &Problem| -> Vec<f64> {
+            let of_head = shape.seq_q * shape.value_dim;
+            p.fused()["out"].chunks(of_head).flat_map(|head| head[..known * shape.value_dim].to_vec()).collect()
+        };
+        let before = past(&p);
+        for (x, size) in [(&mut p.q, -1.0), (p.k.as_mut().unwrap(), 0.5), (&mut p.v, 1e5)] {
+            let later = x.iter_mut().enumerate().filter(|(n, _)| n / shape.head_dim % shape.seq_q >= known);
+            later.for_each(|(_, x)| *x *= size);
+        }
+        assert_eq!(past(&p), before, "{json}");
+    }
+}

@@ -150,6 +150,49 @@ fn tensors_of_any_size_are_right_or_refused() {
     assert!(right > 3 * refused, "{right} right, {refused} refused");
 }
 
+/// Later rows are in units of all tokens before them, of which one is far larger than they are, and meets them or not.
+#[test]
+fn rows_behind_a_huge_token_are_right_or_refused() {
+    let (mut right, mut refused) = (0, 0);
+    for seed in 0..40 {
+        for size in [3e11, 1e14, 1e17] {
+            let infsa = Mechanism::from_json(r#"{"mechanism": "infsa", "causal": true}"#).unwrap();
+            let mut p = problem(infsa, Shape::square(1, 1, 6, 4), seed);
+            let token = 4..8;
+            resize(&mut p.q[token.clone()], size);
+            resize(&mut p.k.as_mut().unwrap()[token], size);
+            match p.solve::<f32>(Strategy::Fused, None) {
+                Ok(got) => {
+                    right += 1;
+                    for (got, expected) in got["out"].chunks(4).zip(p.reference()["out"].chunks(4)) {
+                        let near = |(got, x): (&f64, &f64)| (got - x).abs() <= 1e-4 * largest(expected);
+                        let all = got.iter().zip(expected).all(near);
+                        assert!(all, "seed {seed}, {size:e}: {got:?} is not {expected:?}");
+                    }
+                }
+                Err(Error::Range { limit, largest, .. }) if limit < largest => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(right > refused && refused > 0, "{right} right, {refused} refused");
+}
+
+#[test]
+fn small_tokens_beside_an_eps_are_right_or_refused() {
+    let mut tally = Tally::default();
+    for (mechanism, json) in mechanisms().into_iter().zip(VARIANTS) {
+        let p = ordinary(mechanism);
+        if matches!(p.mechanism, Mechanism::LinearInfsa(_)) {
+            for size in [1e-12, 1e-15, 1e-17, 1e-18, 3e-19, 1e-19, 3e-20] {
+                tally.take(&format!("{json}, {size:e}"), &resized(&p, "q k", size));
+            }
+        }
+    }
+    let (right, refused) = tally.report();
+    assert!(right > 0 && refused > 0, "{right} right, {refused} refused");
+}
+
 /// The mechanism with a field set to `value`, as JSON.
 fn with_field(json: &str, field: &str, value: &str) -> String {
     let mut fields: serde_json::Value = serde_json::from_str(json).unwrap();

@@ -71,9 +71,11 @@ impl<'a> Masked<'a> {
         self.rows(slice).map(move |row| rows::max_abs(level, row))
     }
 
-    /// How many times the largest token of one slice is as large as the smallest that is not zero.
-    pub fn spread(self, level: Level, slice: usize) -> f64 {
-        let sizes = self.sizes(level, slice).filter(|&size| size > 0.0);
+    /// How many times the largest of the first `tokens` of one slice is as large as the smallest that is not zero.
+    pub fn spread(self, level: Level, slice: usize, tokens: usize) -> f64 {
+        let first = self.slice(slice).rows().take(tokens).enumerate();
+        let kept = first.filter(|&(token, _)| self.keeps(slice, token));
+        let sizes = kept.map(|(_, row)| rows::max_abs(level, row)).filter(|&size| size > 0.0);
         let [least, most] = sizes.fold([f32::INFINITY, 0.0], |[least, most], x| [least.min(x), most.max(x)]);
         if most > 0.0 { f64::from(most) / f64::from(least) } else { 1.0 }
     }

@@ -179,7 +179,7 @@ fn measure(m: &Composed) -> Measure {
 /// The series of a composition over `hop`.
 fn sum_over<'a, H>(call: &Call<'_>, m: &'a Composed, hop: &'a H) -> Sum<'a, H> {
     let gamma = (0..call.shape.heads).map(|head| parameter(call, m, Parameter::Gamma, head)).collect();
-    Sum { hop, series: &m.series, gamma, measure: measure(m) }
+    Sum { hop, series: &m.series, gamma, measure: measure(m), causal: call.mask.causal }
 }
 
 /// Writes `out` and, as `stats`, how a solver ended: iterations and bound of every batch element and head.

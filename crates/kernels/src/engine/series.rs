@@ -60,6 +60,20 @@ pub(super) struct Sum<'a, H> {
     /// One per head.
     pub gamma: Vec<f64>,
     pub measure: Measure,
+    /// Whether no row depends on a later one.
+    pub causal: bool,
+}
+
+/// Where the solver stands with a slice.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    /// First rows that change no more: all, or, where none depends on a later one, those before the first that is not exact enough.
+    settled: usize,
+    /// Bound on the error of these, relative to what they come from.
+    bound: f64,
+    /// The same of all rows.
+    residual: f64,
+    iterations: usize,
 }
 
 /// Rounding errors of one iteration, relative to the iterate: steps below this are noise.
@@ -171,16 +185,18 @@ impl<H: Hop> Sum<'_, H> {
         Ok(self.by_head(&w, &y))
     }
 
-    /// `Y <- gamma W (x + Y)`, or with the transpose: every step is as long as a hop, and its error `gamma` times as large.
+    /// `Y <- gamma W (x + Y)`, or with the transpose: every step is as long as a hop, and its error `gamma` times as large. Causal rows
+    /// end by themselves, one after the other: how long others go on, and how large they are, is nothing to them.
     fn solve(&self, x: &[f32], y: &mut [f32], transposed: bool) -> Result<Vec<Convergence>> {
         let Series::Resolvent(m) = self.series else { return Ok(Vec::new()) };
-        let slices = self.hop.shape().slices();
+        let s = self.hop.shape();
         let (mut next, mut input) = (vec![0.0; y.len()], x.to_vec());
         y.fill(0.0);
-        let size = self.measured(x, transposed);
         let most = self.gamma.iter().copied().fold(0.0, f64::max);
         let limit = crate::mechanism::InfsaResolvent::worst_case_iterations(most, m.tol) + 2;
-        let mut ended: Vec<Option<Convergence>> = vec![None; slices];
+        let len = (y.len() / s.slices()).max(1);
+        let rows = y.len() / s.slices() / s.value_dim.max(1);
+        let mut all = vec![Progress::default(); s.slices()];
         for iterations in 1.. {
             if transposed {
                 self.hop.transpose(&input, &mut next)
@@ -188,41 +204,76 @@ impl<H: Hop> Sum<'_, H> {
                 self.hop.apply(&input, &mut next)
             }
             self.scale(&mut next);
-            y.par_iter_mut().zip(&next).with_min_len(4096).for_each(|(y, next)| *y = next - *y);
-            let steps = self.measured(y, transposed);
-            y.copy_from_slice(&next);
-            input.par_iter_mut().zip(x).zip(&*y).with_min_len(4096).for_each(|((input, x), y)| *input = x + y);
-            let iterates = self.measured(&input, transposed);
-            for (slice, ended) in ended.iter_mut().enumerate().filter(|(_, ended)| ended.is_none()) {
-                let gamma = self.gamma[slice % self.gamma.len()];
-                let weight = gamma / (1.0 - gamma) / if size[slice] > 0.0 { size[slice] } else { 1.0 };
-                let bound = weight * steps[slice];
-                if bound <= m.tol.max(weight * ROUNDING * iterates[slice]) || iterations >= limit {
-                    *ended = Some(Convergence { iterations, bound });
-                } else if m.max_iter.is_some_and(|max| iterations >= max) {
-                    return Err(Error::NotConverged { mechanism: "composed", iterations, residual: bound, tol: m.tol });
-                }
-            }
-            if ended.iter().all(Option::is_some) {
+            let slices = all.par_iter_mut().zip(y.par_chunks_mut(len)).zip(next.par_chunks_mut(len));
+            let slices = slices.zip(x.par_chunks(len).zip(input.par_chunks_mut(len))).enumerate();
+            slices.filter(|(_, (((p, _), _), _))| p.settled < rows).for_each(
+                |(slice, (((p, y), next), (x, input)))| {
+                    let kept = p.settled * s.value_dim;
+                    next[..kept].copy_from_slice(&y[..kept]);
+                    y.iter_mut().zip(&*next).for_each(|(y, next)| *y = next - *y);
+                    input.iter_mut().zip(x).zip(&*next).for_each(|((input, x), next)| *input = x + next);
+                    let now = self.progress(slice, transposed, m.tol, [x, y, input]);
+                    y.copy_from_slice(next);
+                    let ended = if iterations >= limit { (rows, now.residual) } else { (now.settled, now.bound) };
+                    *p = Progress { settled: ended.0, bound: p.bound.max(ended.1), iterations, ..now };
+                },
+            );
+            let mut left = all.iter().filter(|p| p.settled < rows).peekable();
+            if left.peek().is_none() {
                 break;
             }
+            if m.max_iter.is_some_and(|max| iterations >= max) {
+                let residual = left.fold(0.0, |most: f64, p| most.max(p.residual));
+                return Err(Error::NotConverged { mechanism: "composed", iterations, residual, tol: m.tol });
+            }
         }
-        Ok(ended.into_iter().flatten().collect())
+        Ok(all.into_iter().map(|Progress { iterations, bound, .. }| Convergence { iterations, bound }).collect())
     }
 
-    /// The size of every slice, in the measure in which the operator contracts. The transpose of what contracts the largest
+    /// Where a slice stands after a `step` from `x` to `iterate = x + y`.
+    fn progress(&self, slice: usize, transposed: bool, tol: f64, parts: [&[f32]; 3]) -> Progress {
+        let gamma = self.head(slice);
+        let mut sizes = [0.0; 3];
+        let mut now = Progress::default();
+        let dim = self.hop.shape().value_dim;
+        // Of rows that depend on all others there is one piece.
+        let piece = if self.causal && !transposed { dim } else { parts[0].len() };
+        let mut exact = true;
+        for first in (0..parts[0].len()).step_by(piece) {
+            for (size, x) in sizes.iter_mut().zip(parts) {
+                *size = self.joined(*size, self.measured(&x[first..first + piece], transposed));
+            }
+            let [size, step, iterate] = sizes;
+            let weight = gamma / (1.0 - gamma) / if size > 0.0 { size } else { 1.0 };
+            now.residual = now.residual.max(weight * step);
+            exact &= weight * step <= tol.max(weight * ROUNDING * iterate);
+            if exact {
+                (now.settled, now.bound) = ((first + piece) / dim, now.residual);
+            }
+        }
+        now
+    }
+
+    /// The measure of two pieces from that of each.
+    fn joined(&self, a: f64, b: f64) -> f64 {
+        match self.measure {
+            Measure::Square => a.hypot(b),
+            Measure::Largest => a.max(b),
+        }
+    }
+
+    /// The size of values, in the measure in which the operator contracts. The transpose of what contracts the largest
     /// entry contracts the sum of a channel's magnitudes.
-    fn measured(&self, x: &[f32], transposed: bool) -> Vec<f64> {
-        let s = self.hop.shape();
-        let of_slice = |x: &[f32]| match (self.measure, transposed) {
+    fn measured(&self, x: &[f32], transposed: bool) -> f64 {
+        let dim = self.hop.shape().value_dim;
+        match (self.measure, transposed) {
             (Measure::Square, _) => x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt(),
             (Measure::Largest, false) => x.iter().fold(0.0, |most: f64, &x| most.max(f64::from(x).abs())),
             (Measure::Largest, true) => {
-                let column = |c: usize| x.iter().skip(c).step_by(s.value_dim).map(|&x| f64::from(x).abs()).sum::<f64>();
-                (0..s.value_dim).map(column).fold(0.0, f64::max)
+                let column = |c: usize| x.iter().skip(c).step_by(dim).map(|&x| f64::from(x).abs()).sum::<f64>();
+                (0..dim).map(column).fold(0.0, f64::max)
             }
-        };
-        x.par_chunks((x.len() / s.slices()).max(1)).map(of_slice).collect()
+        }
     }
 
     fn head(&self, slice: usize) -> f64 {

@@ -27,7 +27,7 @@ pub(crate) fn forward(
 ) -> Result<()> {
     let (hop, report) = stats.split_at_mut(SAVED * call.shape.slices());
     Solver { call, m, method: method(call, m) }.solve(hop, false, out, report, work)?;
-    dense::check_norms(call, &m.hop(), hop)
+    dense::check_norms(call, &m.hop(), &[], hop)
 }
 
 /// `W = (I - M^T)^-1 G`; then `dV = W - G`, and the gradients of a hop with `W` for `G` and `V + out` for `V`.

@@ -202,16 +202,21 @@ pub(crate) fn infsa_forward(
             unsafe { out.row(slice, i) }.iter_mut().for_each(|x| *x *= factor);
         }
     });
-    check_norms(call, m, stats)
+    check_norms(call, m, rows, stats)
 }
 
-/// Whether norms, as `stats` holds them, are of squares that f32 has.
-pub(crate) fn check_norms(call: &Call<'_>, m: &Infsa, stats: &[f32]) -> Result<()> {
+/// Whether norms, as `stats` holds them, are of squares that f32 has in the units of their `rows`.
+pub(crate) fn check_norms(call: &Call<'_>, m: &Infsa, rows: &[f32], stats: &[f32]) -> Result<()> {
     if !homogeneous(m) {
         return Ok(());
     }
     let mut slices = stats.chunks_exact(stats.len() / call.shape.slices()).enumerate();
-    slices.try_for_each(|(slice, stats)| range::check_norm(call, slice, stats[stats.len() - 1].into()))
+    slices.try_for_each(|(slice, stats)| {
+        let (shares, norms) = (Shares::of(rows_of(rows, call.shape.seq_q, slice)), &stats[1..]);
+        let tokens = |i: usize| if norms.len() == 1 { usize::MAX } else { i + 1 };
+        let norms = norms.iter().enumerate().map(|(i, &norm)| (tokens(i), f64::from(norm) / shares.at(i)));
+        range::check_norms(call, slice, norms)
+    })
 }
 
 /// The units of a head's rows in that of the whole head.

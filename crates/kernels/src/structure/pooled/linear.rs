@@ -199,6 +199,9 @@ pub(super) const UNITS: usize = 2;
 /// Below this, one over the sum of the queries' lengths, in units of the largest, leaves nothing of their gradients.
 const LEAST_INVERSE: f32 = 1e-20;
 
+/// Below this, one over the weights of a step leaves less than the digits of f32 to what it is multiplied by.
+const LEAST_STEP: f32 = 1e-29;
+
 /// Whether pooled values are numbers.
 pub(super) fn check_pooled(call: &Call<'_>, stats: &[f32]) -> Result<()> {
     let slices = stats.chunks_exact(stats.len() / call.shape.slices());
@@ -213,9 +216,9 @@ pub(super) fn check_drowned(call: &Call<'_>, m: &LinearInfsa, stats: &[f32]) -> 
         let lost = |t: usize| match m.operator {
             PowerOperator::Factored => {
                 let step = Step::load(part(steps, t, Step::len(shape.head_dim)));
-                step.inverse == 0.0 && step.y.iter().any(|&y| y != 0.0)
+                step.inverse < LEAST_STEP && step.y.iter().any(|&y| y != 0.0)
             }
-            PowerOperator::Exact => steps[t] == 0.0,
+            PowerOperator::Exact => steps[t] < LEAST_STEP,
         };
         if head[0] >= LEAST_INVERSE && !(0..m.iterations).any(lost) {
             continue;
