@@ -159,10 +159,7 @@ fn bad_texts_end_in_one_line() {
         &["train", "--config", "tiny.toml", "--data", "text:.", "--out", "other"],
         &["train.csv", "`text`", "`review`"],
     );
-    fails(
-        &["train", "--config", "tiny.toml", "--data", "shapes:train=8,test=4,size=16", "--out", "other"],
-        &["pictures", "model.kind"],
-    );
+    fails(&["train", "--config", "tiny.toml", "--data", "mqar:train=8,test=4", "--out", "other"], &["model.kind"]);
     fails(&["eval", "--checkpoint", "run", "--data", "listops:train=8,test=4,min=3,max=30"], &["classes"]);
     fails(&["train", "--data", "imdb:nowhere", "--out", "other"], &["nowhere"]);
 }

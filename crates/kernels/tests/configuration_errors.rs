@@ -190,7 +190,7 @@ fn documents_that_are_no_mechanism() {
     assert_eq!(blamed("{}"), "mechanism");
     assert_eq!(blamed(r#"{"mechanism": 3}"#), "mechanism");
     assert_eq!(blamed(r#"{"mechanism": "Softmax"}"#), "mechanism");
-    let message = Mechanism::preset("linformer").unwrap_err().to_string();
+    let message = Mechanism::preset("synthesizer").unwrap_err().to_string();
     assert!(Mechanism::IDS.iter().all(|id| message.contains(id)), "{message}");
 }
 

@@ -224,7 +224,13 @@ fn small_tokens_keep_the_gradient_of_the_length_scale() {
 /// Tokens so small that in their units the square of the length scale would leave the range of f32.
 #[test]
 fn length_scales_far_beyond_the_tokens_keep_gradients() {
-    for (fields, size) in [(r#", "kernel": "student", "kappa": 1"#, 1e-26), (r#", "alpha": 2, "kappa": 1"#, 1e-26)] {
+    for (fields, size) in [
+        (r#", "kernel": "student", "kappa": 1"#, 1e-26),
+        (r#", "kernel": "student""#, 1e-25),
+        (r#", "alpha": 2, "kappa": 1"#, 1e-26),
+        (r#", "alpha": 2"#, 1e-25),
+        (r#", "kappa": 1"#, 1e-36),
+    ] {
         let mut p = problem(fna(fields), Shape::square(1, 2, 40, 8), 13);
         change(&mut p, |_, _, x| x * size);
         let (got, expected) = (p.fused(), p.reference());

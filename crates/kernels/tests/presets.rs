@@ -128,6 +128,25 @@ fn values_of_any_preset_are_replaced() {
     assert!(wrong.to_string().contains("alfa"), "{wrong}");
 }
 
+/// Whatever is left in the result's memory: rows that see nothing are zeros.
+#[test]
+fn rows_without_a_key_are_written() {
+    let series = r#"{"mechanism": "composed", "score": {"kind": "levy"}, "series": {"kind": "hops", "count": 2}}"#;
+    let all = Mechanism::IDS.into_iter().map(|id| Mechanism::preset(id).unwrap()).chain([read(series)]);
+    for mechanism in all {
+        let mut p = problem(mechanism, Shape::square(2, 2, 17, 8), 1);
+        let keep: Vec<bool> = (0..2 * 17).map(|n| n >= 17).collect();
+        for (keys, queries) in [(Some(&keep), None), (None, Some(&keep)), (Some(&keep), Some(&keep))] {
+            (p.key_mask, p.query_mask) = (keys.cloned(), queries.cloned());
+            // What needs one mask for both refuses two.
+            let Ok(got) = p.solve::<f32>(Strategy::Auto, None) else { continue };
+            for (name, x) in got {
+                assert!(x.iter().all(|x| !x.is_nan()), "{} of {}", name, p.mechanism.id());
+            }
+        }
+    }
+}
+
 #[test]
 fn the_fused_path_is_the_reference() {
     for (n, (id, mechanism)) in named().enumerate() {

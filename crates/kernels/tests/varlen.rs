@@ -47,7 +47,9 @@ type Solution = BTreeMap<String, Vec<f32>>;
 impl Case {
     fn new(json: &str) -> Self {
         Self {
-            mechanism: Mechanism::from_json(json).unwrap_or_else(|_| Mechanism::preset(json).unwrap()),
+            mechanism: Mechanism::from_json(json)
+                .unwrap_or_else(|_| Mechanism::preset(json).unwrap())
+                .with_max_tokens(80),
             heads: HEADS,
             sequences: Sequences::new(&bounds(&LENGTHS)).unwrap(),
             causal: false,

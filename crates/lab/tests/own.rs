@@ -208,5 +208,5 @@ fn fields_of_a_model_of_ones_own_are_named_where_they_do_not_fit() {
     assert!(error.contains("model.width") && error.contains("usize"), "{error}");
     // The library's data ask for the library's models.
     let error = train::build(&recipe, &own_data::stripes(40, 8).unwrap(), &Device::flex()).unwrap_err().to_string();
-    assert!(error.contains("`vit` or `pyramid`"), "{error}");
+    assert!(error.contains("`vit`, `pyramid` or `text`"), "{error}");
 }

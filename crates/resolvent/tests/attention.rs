@@ -23,7 +23,7 @@ const HEADS: usize = 3;
 fn preset(id: &str) -> Mechanism {
     match id {
         "ssa" => Mechanism::from_json(r#"{"mechanism": "ssa", "clusters": 3, "samples": 2}"#).unwrap(),
-        _ => Mechanism::preset(id).unwrap(),
+        _ => Mechanism::preset(id).unwrap().with_max_tokens(64),
     }
 }
 

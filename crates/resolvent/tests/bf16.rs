@@ -34,7 +34,7 @@ fn distance<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> f64 {
 }
 
 fn config(mechanism: &str, precision: Precision) -> VitConfig {
-    let base = VitConfig::new([8; 2], 1, 4, 3, Mechanism::preset(mechanism).unwrap());
+    let base = VitConfig::new([8; 2], 1, 4, 3, Mechanism::preset(mechanism).unwrap().with_max_tokens(24));
     VitConfig { dim: 32, heads: 2, mlp_dim: 48, depth: 1, pool: Pool::Cls, precision, ..base }
 }
 

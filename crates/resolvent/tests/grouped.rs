@@ -65,7 +65,8 @@ fn heads_that_share_keys_are_heads_with_equal_keys() {
     let device = Device::flex();
     for id in Mechanism::IDS.into_iter().filter(|id| !id.starts_with("soft-") && *id != "soft") {
         let rotary = id != "laplacian";
-        let config = config(Mechanism::preset(id).unwrap()).with_kv_heads(Some(2)).with_rotary(rotary);
+        let mechanism = Mechanism::preset(id).unwrap().with_max_tokens(64);
+        let config = config(mechanism).with_kv_heads(Some(2)).with_rotary(rotary);
         let grouped = config.init(&device);
         let learned = grouped.learned.free(Parameter::Gamma).map_or(0, |_| HEADS);
         assert_eq!(grouped.num_params(), config.parameter_count() + learned, "{id}");

@@ -117,7 +117,7 @@ fn configurations_load_and_are_written_under_the_same_names() {
             assert_eq!(new[field], *value, "{name}: {field}");
         }
         let added: Vec<&String> = new.as_object().unwrap().keys().filter(|key| old.get(key).is_none()).collect();
-        assert_eq!(added, ["bias_trainable", "offset_trainable"], "{name}");
+        assert_eq!(added, ["bias_trainable", "offset_trainable", "precision"], "{name}");
     }
 }
 

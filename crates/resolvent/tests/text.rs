@@ -11,7 +11,7 @@ use resolvent::{
 };
 
 fn config(mechanism: &str) -> TextConfig {
-    let base = TextConfig::new(30, Mechanism::preset(mechanism).unwrap());
+    let base = TextConfig::new(30, Mechanism::preset(mechanism).unwrap().with_max_tokens(12));
     TextConfig { dim: 16, depth: 2, heads: 2, mlp_dim: 24, ..base }
 }
 

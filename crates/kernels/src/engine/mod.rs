@@ -194,6 +194,10 @@ pub(crate) fn forward(
         range::check(call, m)?;
     }
     stats.fill(0.0);
+    if call.mask.key.is_some() {
+        // Heads without a key are not computed.
+        out.fill(0.0);
+    }
     // How long a solver goes on depends on all values.
     let kept = matches!(m.series, Series::Resolvent(_)).then(|| kept_rows(call, call.v.dense(), call.mask.key));
     let v = kept.as_deref().unwrap_or(call.v.dense());

@@ -249,7 +249,9 @@ impl PyramidConfig {
             .with(Parameter::Lambda, self.lambda_trainable)
             .with(Parameter::Scale, self.scale_trainable);
         let count = grid.and(self.landmark_count.or(pooled_count(&mechanism)));
-        MultiHeadAttentionConfig::new(stage.dim, stage.heads, with_windows(mechanism, stage.ratio, count))
+        let mechanism = with_windows(mechanism, stage.ratio, count);
+        let tokens = self.tokens(index, self.grids(self.image)[index]);
+        MultiHeadAttentionConfig::new(stage.dim, stage.heads, mechanism.with_max_tokens(tokens))
             .with_tied(self.tied)
             .with_trained(trained)
             .with_grid(grid)
