@@ -37,7 +37,7 @@ impl<'a> Heads<'a> {
     fn new(call: &'a Call<'a>, m: &'a Fna, centres: &'a mut [f32], units: &'a mut [f32]) -> Self {
         // The length scale is measured in the same unit. Gradients are divided by it, twice where the kernel has no kink: the
         // larger it is, the less f32 leaves of them; the smaller, the less of squares of distances.
-        let most = if m.kernel == DistanceKernel::Levy && !m.is_gaussian() { 1e22 } else { 1e8 };
+        let most = if m.kernel == DistanceKernel::Levy && !m.is_gaussian() { 1e26 } else { 1e8 };
         let Shape { head_dim, heads, .. } = call.shape;
         let kappa = |slice: usize| m.of_head(&call.extras, head_dim, heads, slice % heads)[0];
         frames(call, |slice| most / kappa(slice), centres, units);
