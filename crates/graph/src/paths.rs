@@ -48,7 +48,7 @@ impl Paths {
         Some(tokens)
     }
 
-    /// The length of that path.
+    /// The length of [`Self::route`], infinite where no number holds it; `None` where there is none.
     pub fn length(&self, from: usize, to: usize) -> Option<f64> {
         let lengths = &self.lengths[self.row(from)?..][..self.tokens];
         lengths.get(to).copied().filter(|_| self.route(from, to).is_some())
