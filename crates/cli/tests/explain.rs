@@ -324,8 +324,9 @@ fn texts_are_explained_and_analysed() {
     assert_eq!((&few["examples"], &few["cut"]), (&2.into(), &0.into()));
     let analyzed =
         ["analyze", "--checkpoint", "run", "--input", "eight.txt", "--sequences", "8", "--mechanisms", "uniform"];
-    let outcome = sandbox.run(&[&analyzed[..], &["--out", "cut"]].concat()).success();
+    let outcome = sandbox.run(&[&analyzed[..], &["--out", "cut", "--path", "2,0"]].concat()).success();
     assert!(outcome.stdout.contains("1 of the texts were cut"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("head 0: 2 (film) -> 0 (A): 1 hop, length 3.0000"), "{}", outcome.stdout);
     assert!(!Path::new(&sandbox.path("out/overlays")).exists());
     assert_eq!(sandbox.run(&explain(&["--examples", "3"])).success().json()["examples"], 3);
     assert!(sandbox.run(&explain(&["--data", tiny::DATA])).failure(1).contains("trained on texts"));

@@ -17,6 +17,8 @@ pub struct Paths {
     pub lengths: Vec<f64>,
     /// Numbers of edges `[from, to]`, the fewest among paths of equal length; [`UNREACHABLE`] without a path.
     pub hops: Vec<u32>,
+    /// The token before the last `[from, to]`; [`UNREACHABLE`] without a path, and from a token to itself.
+    pub predecessors: Vec<u32>,
 }
 
 /// How many hops it takes from token to token.
@@ -33,6 +35,30 @@ pub struct HopSummary {
 }
 
 impl Paths {
+    /// The tokens of the shortest path, `from` and `to` themselves included: `[from]` where they are one token. `None` without a
+    /// path, and where `from` is none of the sources.
+    pub fn route(&self, from: usize, to: usize) -> Option<Vec<usize>> {
+        let predecessors = &self.predecessors[self.row(from)?..][..self.tokens];
+        if *predecessors.get(to)? == UNREACHABLE && to != from {
+            return None;
+        }
+        let before = |&token: &usize| (token != from).then(|| predecessors[token] as usize);
+        let mut tokens: Vec<usize> = std::iter::successors(Some(to), before).collect();
+        tokens.reverse();
+        Some(tokens)
+    }
+
+    /// The length of [`Self::route`], infinite where no number holds it; `None` where there is none.
+    pub fn length(&self, from: usize, to: usize) -> Option<f64> {
+        let lengths = &self.lengths[self.row(from)?..][..self.tokens];
+        lengths.get(to).copied().filter(|_| self.route(from, to).is_some())
+    }
+
+    /// Where what starts from a source stands.
+    fn row(&self, from: usize) -> Option<usize> {
+        self.sources.iter().position(|&source| source == from).map(|at| at * self.tokens)
+    }
+
     /// Mean, maximum and distribution of the hops between different tokens.
     pub fn summary(&self) -> HopSummary {
         let rows = self.sources.iter().zip(self.hops.chunks(self.tokens.max(1)));
@@ -110,14 +136,16 @@ fn search(n: usize, lengths: Vec<f64>, sources: Vec<usize>, unit: f64) -> Paths 
     let mut edges = Edges::new(n, lengths);
     let room = n * sources.len();
     let (mut lengths, mut all_hops) = (Vec::with_capacity(room), Vec::with_capacity(room));
+    let mut predecessors = Vec::with_capacity(room);
     let mut search = Search::default();
     for &source in &sources {
         search.from(source, &mut edges);
         lengths.extend(search.length.iter().map(|&length| if length > 0.0 { length * unit } else { 0.0 }));
-        let hops = |(&hops, length): (&u32, &f64)| if length.is_finite() { hops } else { UNREACHABLE };
-        all_hops.extend(search.hops.iter().zip(&search.length).map(hops));
+        let reached = |(&of, length): (&u32, &f64)| if length.is_finite() { of } else { UNREACHABLE };
+        all_hops.extend(search.hops.iter().zip(&search.length).map(reached));
+        predecessors.extend(search.before.iter().zip(&search.length).map(reached));
     }
-    Paths { tokens: n, sources, lengths, hops: all_hops }
+    Paths { tokens: n, sources, lengths, hops: all_hops, predecessors }
 }
 
 /// Lengths of the direct edges.
@@ -166,6 +194,8 @@ impl Edges {
 struct Search {
     length: Vec<f64>,
     hops: Vec<u32>,
+    /// The token before the last one.
+    before: Vec<u32>,
     /// Tentative lengths with their tokens, the shortest first; one that was beaten since stays until it comes up. The
     /// bits of positive numbers are in the order of the numbers.
     open: BinaryHeap<Reverse<(u64, u32)>>,
@@ -181,6 +211,9 @@ impl Search {
         self.hops.clear();
         self.hops.resize(edges.n, 1);
         self.hops[source] = 0;
+        self.before.clear();
+        self.before.resize(edges.n, source as u32);
+        self.before[source] = UNREACHABLE;
         let mut far = largest(&self.length);
         // Through a token beyond this no path gets shorter; a path as long as the farthest may still have fewer hops.
         let beyond = |length: f64, far: f64| length + edges.least > far || length == f64::INFINITY;
@@ -211,25 +244,26 @@ impl Search {
     fn relax(&mut self, token: usize, far: f64, edges: &mut Edges) {
         let (start, hops) = (self.length[token], self.hops[token] + 1);
         if let Some(short) = edges.up_to(token, far - start) {
-            short.iter().for_each(|&(edge, to)| self.reach(to, start + edge, hops));
+            short.iter().for_each(|&(edge, to)| self.reach(to, start + edge, hops, token));
             return;
         }
         let row = edges.row(token);
         // One pass in vectors tells that nothing is gained, as is usual where all weights are alike.
         let gains = row.iter().zip(&self.length).fold(false, |gains, (edge, length)| gains | (start + edge <= *length));
         if gains {
-            row.iter().zip(0..).for_each(|(edge, to)| self.reach(to, start + edge, hops));
+            row.iter().zip(0..).for_each(|(edge, to)| self.reach(to, start + edge, hops, token));
         }
     }
 
-    /// A path to `to`, if it is better than the known one.
-    fn reach(&mut self, to: u32, length: f64, hops: u32) {
-        let (known, known_hops) = (&mut self.length[to as usize], &mut self.hops[to as usize]);
-        if length < *known {
-            (*known, *known_hops) = (length, hops);
+    /// A path to `to` through `before`, if it is better than the known one.
+    fn reach(&mut self, to: u32, length: f64, hops: u32, before: usize) {
+        let at = to as usize;
+        let shorter = length < self.length[at];
+        if shorter || (length == self.length[at] && hops < self.hops[at]) {
+            (self.length[at], self.hops[at], self.before[at]) = (length, hops, before as u32);
+        }
+        if shorter {
             self.open.push(Reverse((length.to_bits(), to)));
-        } else if length == *known && hops < *known_hops {
-            *known_hops = hops;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use resolvent_graph::{
-    Dense, Error, LinearOperator, UNREACHABLE, shortest_paths, shortest_paths_from, shortest_paths_from_logs,
+    Dense, Error, LinearOperator, Paths, UNREACHABLE, shortest_paths, shortest_paths_from, shortest_paths_from_logs,
 };
 
 /// Lengths and hops between all pairs, by trying every token in between.
@@ -38,7 +38,25 @@ fn check(weights: &Dense) {
             assert!((found.lengths[at] - length[at]).abs() <= 1e-12 * length[at], "{at}");
             assert_eq!(f64::from(found.hops[at]), hops[at], "{at}");
         }
+        check_route(weights, &found, at);
     }
+}
+
+/// The tokens in between: as many edges as hops, whose lengths sum up to the path's.
+fn check_route(weights: &Dense, found: &Paths, at: usize) {
+    let n = weights.len();
+    let (from, to) = (at / n, at % n);
+    let Some(tokens) = found.route(from, to) else {
+        assert_eq!((found.hops[at], found.predecessors[at]), (UNREACHABLE, UNREACHABLE));
+        return;
+    };
+    assert_eq!((tokens[0], tokens[tokens.len() - 1], tokens.len()), (from, to, found.hops[at] as usize + 1));
+    let length: f64 = tokens.windows(2).map(|edge| 1.0 / weights.row(edge[0])[edge[1]]).sum();
+    assert!((length - found.lengths[at]).abs() <= 1e-12 * length, "{length} {}", found.lengths[at]);
+    assert_eq!(
+        found.predecessors[at] as usize,
+        if from == to { UNREACHABLE as usize } else { tokens[tokens.len() - 2] }
+    );
 }
 
 proptest! {
@@ -82,6 +100,37 @@ fn a_chain_is_walked() {
     let middle = shortest_paths_from(&chain, vec![3]).unwrap();
     assert_eq!(middle.hops, [UNREACHABLE, UNREACHABLE, UNREACHABLE, 0, 1, 2]);
     assert_eq!(middle.summary().counts, [0, 1, 1]);
+}
+
+/// Edges of lengths 0 -> 1: 1, 1 -> 2: 1, 2 -> 3: 1, 0 -> 2: 2, 0 -> 3: 9; nothing leads back. Two ways to 2 are as long, and the
+/// one with fewer edges is taken, also by what goes on from there.
+#[test]
+fn a_route_that_is_known() {
+    let lengths = [[0.0, 1.0, 2.0, 9.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [0.0; 4]];
+    let weight = |i: usize, j: usize| if lengths[i][j] > 0.0 { 1.0 / lengths[i][j] } else { 0.0 };
+    let found = shortest_paths_from(&Dense::from_fn(4, weight), vec![3, 0]).unwrap();
+    assert_eq!(found.predecessors[4..], [UNREACHABLE, 0, 0, 2]);
+    assert_eq!(found.route(0, 3), Some(vec![0, 2, 3]));
+    assert_eq!((found.lengths[7], found.hops[7]), (3.0, 2));
+    assert_eq!((found.route(0, 0), found.route(3, 0)), (Some(vec![0]), None));
+    assert_eq!((found.route(1, 2), found.route(0, 4)), (None, None));
+}
+
+/// Edges so short beside others that sums do not show them: tokens then lie at one distance, and routes end all the same.
+#[test]
+fn routes_end_where_lengths_round() {
+    for seed in 0..64_usize {
+        let draw = |at: usize| (seed * 131 + at * 7919).wrapping_mul(2_654_435_761) >> 7;
+        let weight = |i: usize, j: usize| [1e-20, 1.0, 1e20, 1e25, 0.0][draw(i * 12 + j) % 5];
+        let found = shortest_paths(&Dense::from_fn(12, weight)).unwrap();
+        for at in 0..144 {
+            let edges = found.route(at / 12, at % 12).map(|tokens| tokens.len() - 1);
+            assert!(
+                edges.map_or(found.hops[at] == UNREACHABLE, |edges| edges <= found.hops[at] as usize),
+                "{seed} {at}"
+            );
+        }
+    }
 }
 
 /// One token that hardly anyone attends to, which keeps every search going to its end.

@@ -71,10 +71,17 @@ pub struct Analyze {
     /// Add dense spectra without symmetry, paths from every token and exact mixing times
     #[arg(long)]
     full: bool,
+    /// Tell the shortest path from one token to another, counted from 0, by edges as long as one over their weights: its tokens, weights and
+    /// length, in every graph; may be given several times. With --causal paths lead to earlier tokens
+    #[arg(long, value_name = "FROM,TO", value_parser = pair)]
+    path: Vec<[usize; 2]>,
+    /// Add the number of hops of the shortest paths between all tokens, of graphs of at most 256, to results.json
+    #[arg(long)]
+    hop_matrix: bool,
     /// In place of diagnostics, find for every head the cheapest mechanism that keeps to this cosine with softmax's output, and write
     /// fit.json, which attend and the Python wheel apply. --mechanisms are what is tried [default: routed clusters, windows, centroids,
     /// nystromformer, performer, linear-infsa, uniform]; a third of the sequences is held out to check the choice
-    #[arg(long, value_name = "TARGET", conflicts_with = "full")]
+    #[arg(long, value_name = "TARGET", conflicts_with_all = ["full", "path", "hop_matrix"])]
     fit: Option<f64>,
     /// What the target is of: cosine (at least), or error (at most), the length of the difference over that of softmax's output
     #[arg(long, value_name = "MEASURE", requires = "fit", default_value = "cosine", value_parser = Measure::from_str)]
@@ -99,6 +106,7 @@ Examples:
   resolvent analyze --checkpoint runs/imdb --sequences 8 --save-dump imdb.safetensors
   resolvent analyze --checkpoint runs/shapes --input photographs
   resolvent analyze --input dump.npz --mechanisms ssa,fna,M.json --full --out runs/mine
+  resolvent analyze --input dump.safetensors --mechanisms fna --path 3,17 --path 17,3 --hop-matrix
   resolvent analyze --input dump.safetensors --fit 0.99 --out runs/fit
   resolvent analyze --input dump.safetensors --fit 0.99 --cost operations --budget 0.2
 
@@ -106,6 +114,12 @@ docs/analyze.md shows how to write such a file from PyTorch.";
 
 /// Examples that a model is shown where no number is asked for.
 const EXAMPLES_SHOWN: usize = 4;
+
+/// Two tokens, as in `3,17`.
+fn pair(text: &str) -> std::result::Result<[usize; 2], String> {
+    let tokens = text.split_once(',').and_then(|(from, to)| Some([from.parse().ok()?, to.parse().ok()?]));
+    tokens.ok_or_else(|| "two tokens are numbers from 0 with a comma between, as in 3,17".into())
+}
 
 /// Runs the command.
 pub fn run(args: &Analyze, global: &Global) -> Result<()> {
@@ -128,6 +142,8 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
         sequences: args.sequences,
         causal: args.causal || dump.causal,
         full: args.full,
+        paths: args.path.clone(),
+        hop_matrix: args.hop_matrix,
         seed: global.seed,
         stop: deferred.stop(),
         memory: Some(Arc::new(memory::Probe)),

@@ -8,9 +8,11 @@ use resolvent_graph::{
 use resolvent_kernels::{ClusterPlan, Mechanism, Strategy, mechanism::Ssa};
 
 use super::{
+    AnalyzeOptions,
     graph_report::{FullReport, GraphReport, Subspace},
     landmarks::landmarks,
     matched::{matched_kappa, sampled},
+    paths,
     stored::{Stored, mean_perplexity, negative},
     walks::{Step, diffusion, walks},
 };
@@ -45,6 +47,8 @@ pub struct Head<'a> {
     pub plan: Option<(&'a ClusterPlan, usize)>,
     /// Whether its diffusion map is wanted.
     pub mapped: bool,
+    /// The words of its tokens, where they are known.
+    pub words: &'a [String],
 }
 
 /// What is kept of the softmax graph to compare the others with.
@@ -66,7 +70,7 @@ pub fn diagnose(
     mechanism: &Mechanism,
     head: Head<'_>,
     baseline: Option<&Baseline>,
-    full: bool,
+    options: &AnalyzeOptions,
 ) -> resolvent_graph::Result<(GraphReport, Option<Baseline>)> {
     let keys = if mechanism.tied() { None } else { Some(head.k.unwrap_or(head.q)) };
     let mut operator = AttentionOperator::new(mechanism, head.tokens, head.q, keys, None, Strategy::Auto)?;
@@ -88,11 +92,11 @@ pub fn diagnose(
         return Ok((report, None));
     }
     let stored = Stored::new(&operator)?;
-    let made = diagnose_stored(mechanism, &stored, &mut report, baseline, head.mapped, full);
+    let made = diagnose_stored(mechanism, &stored, &mut report, baseline, head, options);
     if let (Mechanism::Ssa(ssa), Some(plan), Some(baseline)) = (mechanism, operator.clusters(), baseline) {
         clusters(ssa, head, plan, baseline, &mut report);
     }
-    let found = landmarks(mechanism, head, full);
+    let found = landmarks(mechanism, head, options.full);
     report.landmarks = note(&mut report.notes, found).flatten();
     if let (Mechanism::Fna(fna), Some(baseline)) = (mechanism, baseline) {
         match note(&mut report.notes, matched_kappa(fna, head, baseline.sharpness)) {
@@ -141,7 +145,7 @@ fn sums(operator: &AttentionOperator, report: &mut GraphReport) -> resolvent_gra
 }
 
 /// The value, or a note that says why there is none.
-fn note<T>(notes: &mut Vec<String>, found: resolvent_graph::Result<T>) -> Option<T> {
+pub(super) fn note<T>(notes: &mut Vec<String>, found: resolvent_graph::Result<T>) -> Option<T> {
     let told = |error: Error| match error {
         Error::NotFinite { .. } | Error::Product { .. } => NOT_FINITE.into(),
         Error::Degree { degree, .. } if !degree.is_finite() => NOT_FINITE.into(),
@@ -151,7 +155,7 @@ fn note<T>(notes: &mut Vec<String>, found: resolvent_graph::Result<T>) -> Option
 }
 
 /// Adds a note that is not there yet.
-fn remark(notes: &mut Vec<String>, note: String) {
+pub(super) fn remark(notes: &mut Vec<String>, note: String) {
     if !notes.contains(&note) {
         notes.push(note);
     }
@@ -190,8 +194,8 @@ fn diagnose_stored(
     stored: &Stored,
     report: &mut GraphReport,
     baseline: Option<&Baseline>,
-    mapped: bool,
-    full: bool,
+    head: Head<'_>,
+    options: &AnalyzeOptions,
 ) -> Option<Baseline> {
     let n = stored.weights.len();
     report.negative = Some(stored.negative()).filter(|share| share.is_finite());
@@ -200,8 +204,9 @@ fn diagnose_stored(
     report.perplexity = perplexity.map(|rows| rows.iter().sum::<f64>() / rows.len().max(1) as f64);
     report.asymmetry = note(&mut notes, stored.asymmetry());
     report.walk_gap = note(&mut notes, walk_gap(&stored.weights));
-    let step = if full { 1 } else { n.div_ceil(SOURCES).max(1) };
-    report.hops = note(&mut notes, stored.paths(step)).map(|paths| paths.summary());
+    let step = if options.full { 1 } else { n.div_ceil(SOURCES).max(1) };
+    report.hops = note(&mut notes, stored.paths((0..n).step_by(step).collect())).map(|paths| paths.summary());
+    paths::add(options, head.words, stored, report, &mut notes);
     let shares = note(&mut notes, Walk::default().distribution(&stored.weights)).map(|found| found.shares);
     if let (Some(shares), true) = (&shares, report.negative == Some(0.0)) {
         report.central = largest(shares);
@@ -220,7 +225,7 @@ fn diagnose_stored(
     let spectrum = graph.as_ref().and_then(|graph| note(&mut notes, graph.spectrum()));
     if let (Some(graph), Some(spectrum)) = (&graph, &spectrum) {
         spectral(graph, spectrum, report, &mut notes);
-        if mapped {
+        if head.mapped {
             let places = diffusion_map(graph, spectrum, 2, 1.0).into_iter();
             let places: Vec<[f64; 2]> = places.filter_map(|at| <[f64; 2]>::try_from(at).ok()).collect();
             report.diffusion_map = if places.iter().flatten().all(|x| x.is_finite()) { places } else { Vec::new() };
@@ -229,7 +234,7 @@ fn diagnose_stored(
             report.subspace = subspace(&baseline.spectrum, spectrum, &mut notes);
         }
     }
-    if full {
+    if options.full {
         report.full = note(&mut notes, full_report(stored, graph.as_ref()));
         if graph.is_some() && report.full.as_ref().is_some_and(|full| full.mixing_time.is_none()) {
             remark(&mut notes, "walkers have not forgotten where they started after 2^20 steps: no mixing time".into());

@@ -3,7 +3,7 @@
 use resolvent_graph::{Alignment, ClusterFit, HopSummary, PerronReport};
 use serde::Serialize;
 
-use super::{landmarks::LandmarkReport, walks::WalkReport};
+use super::{landmarks::LandmarkReport, paths::PathReport, walks::WalkReport};
 
 /// The token graph `M` of one head; what a graph does not have is absent, and `notes` say why.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
@@ -37,6 +37,13 @@ pub struct GraphReport {
     pub asymmetry: Option<f64>,
     /// Hops of shortest paths along strong edges.
     pub hops: Option<HopSummary>,
+    /// The paths that were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<PathReport>,
+    /// Hops `[from][to]` of the shortest paths between all tokens, where they were asked for; absent without a path, 0 from a token to
+    /// itself.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hop_matrix: Vec<Vec<Option<u32>>>,
     /// The tokens with the largest share of a walker's time (PageRank), with the share.
     pub central: Vec<(usize, f64)>,
     /// How well the shares of time agree with those on the softmax graph.

@@ -16,6 +16,7 @@ mod learned;
 mod matched;
 mod options;
 mod outputs;
+mod paths;
 mod quantities;
 mod results;
 mod sentence;
@@ -49,6 +50,7 @@ pub use graph_report::{FullReport, GraphReport, Subspace};
 pub use landmarks::LandmarkReport;
 pub use learned::Learned;
 pub use options::{AnalyzeOptions, ssa_with_centroids};
+pub use paths::{HOP_MATRIX_MAX, PathReport};
 pub use quantities::{
     DIRECTIONS, Format, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, QUANTITIES, Quantity, ROWS, SUBSPACE,
 };
@@ -69,6 +71,7 @@ pub const RESULTS: &str = "results.json";
 pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> {
     let mut dump = Dump::open(&options.input)?;
     let chosen = chosen(options, dump.layers())?;
+    paths::check(options, chosen.iter().map(|&index| &dump.layers()[index]))?;
     let mechanisms = mechanisms(options)?;
     let mut spools = Spools::new(folder)?;
     let mut analysis = Analysis {
@@ -272,8 +275,10 @@ fn heads(
         let k = sequence.k.as_deref().map(|k| &k[head * s.seq_kv * s.head_dim..][..s.seq_kv * s.head_dim]);
         let plan = applied.plan.as_ref().map(|plan| (plan, head));
         let baseline = baselines.get(head).and_then(Option::as_ref);
-        let own = Head { tokens: s.seq_q, q, k, plan, mapped: place.mapped && head == 0 };
-        let (graph, made) = match sequence.same_tokens.then(|| diagnose(&alone(head), own, baseline, options.full)) {
+        let named = place.sequence == 0 && options.words.len() == s.seq_q;
+        let words = if named { &options.words[..] } else { &[] };
+        let own = Head { tokens: s.seq_q, q, k, plan, mapped: place.mapped && head == 0, words };
+        let (graph, made) = match sequence.same_tokens.then(|| diagnose(&alone(head), own, baseline, options)) {
             Some(Ok((report, made))) => (Some(report), made),
             Some(Err(why)) => (Some(GraphReport { notes: vec![why.to_string()], ..GraphReport::default() }), None),
             None => {
@@ -317,6 +322,7 @@ fn record(
             analysis.heads += 1;
             analysis.maps.extend(DiffusionMap::taken(&mut head, words));
             if analysis.listed.len() < LISTED {
+                paths::keep_drawn(&mut head);
                 if let Some(full) = head.graph.as_mut().and_then(|graph| graph.full.as_mut()) {
                     (full.moduli, full.singular_values) = Default::default();
                 }

@@ -36,6 +36,10 @@ pub struct AnalyzeOptions {
     pub causal: bool,
     /// Dense spectra of the graphs as they are, paths from every token, exact mixing times. Default false.
     pub full: bool,
+    /// Pairs of tokens, from and to, whose shortest path is told. Default: none.
+    pub paths: Vec<[usize; 2]>,
+    /// The hops between all tokens are told, of graphs of up to [`super::HOP_MATRIX_MAX`]. Default false.
+    pub hop_matrix: bool,
     /// Runs of every call; their median counts. Default 3, >= 1.
     pub rounds: usize,
     /// Seed of the values where the dump has none, and of what mechanisms draw. Default: 0 for the values, the mechanisms'
@@ -67,6 +71,8 @@ impl AnalyzeOptions {
             sequences: None,
             causal: false,
             full: false,
+            paths: Vec::new(),
+            hop_matrix: false,
             rounds: 3,
             seed: None,
             cut: 0,

@@ -229,7 +229,7 @@ impl Analysis {
             let _ = writeln!(text, "\n{}", verdict.sentence);
         }
         let _ = writeln!(text, "\n{}", self.headline());
-        text
+        text + &self.paths_table()
     }
 }
 

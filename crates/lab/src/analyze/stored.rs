@@ -63,10 +63,9 @@ impl Stored {
         }
     }
 
-    /// Shortest paths from evenly spread tokens, `step` apart.
-    pub(super) fn paths(&self, step: usize) -> Result<Paths> {
+    /// Shortest paths from the tokens `sources`.
+    pub(super) fn paths(&self, sources: Vec<usize>) -> Result<Paths> {
         let n = self.weights.len();
-        let sources = (0..n).step_by(step).collect();
         match (&self.logs, &self.log_sums) {
             (Some(logs), Some(sums)) => {
                 let shares: Vec<f64> = logs.iter().enumerate().map(|(at, &log)| log_share(log, sums[at / n])).collect();

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::{
     chart::{self, Axes, Series},
-    diffusion, distances, page,
+    diffusion, distances, page, paths,
     summary::summary,
 };
 use crate::analyze::{
@@ -68,6 +68,7 @@ pub fn analysis_page(analysis: &Analysis) -> String {
             }
         }
         (diffusion::section(analysis))
+        (paths::section(analysis))
         (dominant(analysis))
         h2 { "Head by head" }
         div class="scroll" { (heads_table(analysis)) }
@@ -226,7 +227,7 @@ pub(super) fn shown(x: Option<f64>, format: Format) -> String {
 }
 
 /// Three digits that matter.
-fn digits(x: f64) -> String {
+pub(super) fn digits(x: f64) -> String {
     // Rounded first: what rounds to one is one.
     let x: f64 = format!("{x:.2e}").parse().unwrap_or(x);
     match x.abs() {

@@ -12,6 +12,7 @@ mod explanation;
 mod fit;
 mod frame;
 mod page;
+mod paths;
 mod run;
 mod samples;
 mod summary;

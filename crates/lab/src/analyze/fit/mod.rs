@@ -129,6 +129,10 @@ impl FitOptions {
             Measure::Error => (self.target >= 0.0 && self.target.is_finite(), "0 and more, an error"),
         };
         match self.budget {
+            _ if !self.analyze.paths.is_empty() || self.analyze.hop_matrix => {
+                let field = if self.analyze.hop_matrix { "hop-matrix" } else { "path" };
+                refuse(field, "is of an analysis, and a fit looks at no graph; leave one of them out".into())
+            }
             _ if !good => refuse("fit", format!("is {}, must be {range}", self.target)),
             Some(budget) if !(budget > 0.0 && budget.is_finite()) => {
                 refuse("budget", format!("is {budget}, must be above 0, a share of what dense softmax costs"))
