@@ -22,7 +22,7 @@ EXAMPLES = [
 
 def test_presets_have_constructors_and_sentences():
     presets = resolvent.mechanisms()
-    assert len(presets) == 19 and all(presets.values())
+    assert len(presets) == 20 and all(presets.values())
     for preset in presets:
         assert getattr(Mechanism, preset.replace("-", "_"))() == Mechanism(preset), preset
 

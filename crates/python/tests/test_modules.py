@@ -24,7 +24,12 @@ def tokens(batch=2, heads=3, length=24, channels=8):
     return [torch.randn(batch, heads, length, channels) for _ in range(3)]
 
 
-@pytest.mark.parametrize("mechanism", [*resolvent.mechanisms(), CONVOLUTION, Mechanism(score=resolvent.Student(1.5))], ids=str)
+def preset(name, tokens=24):
+    """The preset, with a column for each of so many tokens where it learns maps of them."""
+    return Mechanism.linformer(structure=resolvent.Projected(max_tokens=tokens)) if name == "linformer" else Mechanism(name)
+
+
+@pytest.mark.parametrize("mechanism", [*map(preset, resolvent.mechanisms()), CONVOLUTION, Mechanism(score=resolvent.Student(1.5))], ids=str)
 def test_everything_learned_receives_gradients_and_starts_at_the_default(mechanism):
     module = Attention(3, 8, mechanism)
     q, k, v = (x.requires_grad_() for x in tokens())
@@ -145,7 +150,7 @@ def test_encoder_layers_compute_the_mechanism_in_evaluation(grad):
 
 @pytest.mark.parametrize("mechanism", list(resolvent.mechanisms()))
 def test_padding_changes_nothing(mechanism):
-    module = MultiheadAttention(24, 3, batch_first=True, mechanism=mechanism)
+    module = MultiheadAttention(24, 3, batch_first=True, mechanism=preset(mechanism))
     x = torch.randn(2, 24, 24)
     padding = torch.zeros(2, 24, dtype=torch.bool)
     padding[0, 16:] = True

@@ -83,7 +83,8 @@ def test_operators_pass_opcheck(mechanism):
     m = Mechanism(mechanism)
     names = [name for name in m.parameters if name not in m.required_parameters]
     sizes = (2, 3, 16, 16, 8, 8)
-    parameters = [torch.tensor(m._core.parameter_default(name, sizes)).requires_grad_() for name in names]
+    defaults = {name: torch.tensor(m._core.parameter_default(name, sizes)) for name in names}
+    parameters = [x.reshape(m.parameter_shape(name, sizes)).requires_grad_() for name, x in defaults.items()]
     if "gamma" in names:
         parameters[names.index("gamma")].data.mul_(0.9)
     k = None if m.tied else k

@@ -70,12 +70,11 @@ class Attention(nn.Module):
         self.mechanism = Mechanism.of(mechanism)
         self.heads, self.head_dim, self.value_dim = heads, head_dim, head_dim if value_dim is None else value_dim
         self.causal, self.dropout = causal, dropout
-        sizes = (1, heads, _TOKENS, _TOKENS, head_dim, self.value_dim)
         document = self.mechanism.to_dict()
         bias = document.get("bias") or {}
         grid = document.get("grid") or ([bias["height"], bias["width"]] if bias.get("kind") == "grid" else None)
-        if grid:
-            sizes = (1, heads, grid[0] * grid[1], grid[0] * grid[1], head_dim, self.value_dim)
+        tokens = grid[0] * grid[1] if grid else (document.get("structure") or {}).get("max_tokens") or _TOKENS
+        sizes = (1, heads, tokens, tokens, head_dim, self.value_dim)
         self.learned = self._names(learned, sizes)
         for name in self.learned:
             start = torch.tensor(self.mechanism._core.parameter_default(name, sizes), dtype=torch.float32)
