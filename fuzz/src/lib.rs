@@ -17,7 +17,7 @@ use resolvent_lab::{
     analyze::Dump,
     budget,
     checkpoint::{Checkpoint, parts},
-    data::{Error, Source, Vocabulary},
+    data::{DataSpec, Error, Vocabulary},
     subject::read_boxes,
 };
 use safetensors::SafeTensors;
@@ -79,7 +79,7 @@ fn dump(name: &str, data: &[u8]) {
 }
 
 fn load(spec: String) {
-    let loaded = spec.parse::<Source>().and_then(|source| source.load());
+    let loaded = spec.parse::<DataSpec>().and_then(|source| source.load());
     if let Err(Error::Missing { path, .. }) = &loaded {
         panic!("{} was just written", path.display());
     }
@@ -158,7 +158,7 @@ pub fn vocabularies(data: &[u8]) {
             let encoded = vocabulary.encode_whole(TEXT).and_then(|ids| {
                 let (few, spans) = vocabulary.spans(TEXT, 8)?;
                 assert!(few.len() == spans.len() && few.len() <= 8);
-                assert!(ids.iter().all(|&id| usize::from(id) < vocabulary.len().max(2)), "an id beyond the vocabulary");
+                assert!(ids.iter().all(|&id| (id as usize) < vocabulary.len().max(2)), "an id beyond the vocabulary");
                 vocabulary.decode(&ids)
             });
             encoded.err().map(|e| e.to_string())
