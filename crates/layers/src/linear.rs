@@ -56,9 +56,14 @@ pub fn linear(rows: usize, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> 
     out
 }
 
-/// Rows of a block: up to [`ROWS`], and a multiple of four blocks, for two or four threads to have as many each.
+/// Rows of a block: up to [`ROWS`], in even shares.
 pub(crate) fn block(rows: usize) -> usize {
-    rows.div_ceil(rows.div_ceil(ROWS).next_multiple_of(4).max(1))
+    even(rows, ROWS)
+}
+
+/// Rows of a block of up to `most`: of a multiple of four blocks, for two or four threads to have as many each.
+pub(crate) fn even(rows: usize, most: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(most).next_multiple_of(4).max(1))
 }
 
 /// The gradients of [`linear`], of x, weight and bias as `wanted` says: `dx = dout W^T`, `dW = x^T dout`, `db` the sum of

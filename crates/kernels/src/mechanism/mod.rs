@@ -313,16 +313,8 @@ impl Mechanism {
 
     /// How many combinations of all keys stand for these, where the structure is [`Structure::Projected`].
     pub fn projected(&self) -> Option<&Projected> {
-        match self {
-            Self::Composed(m) => {
-                if let Structure::Projected(m) = &m.structure {
-                    Some(m)
-                } else {
-                    None
-                }
-            }
-            _ => None,
-        }
+        let Self::Composed(m) = self else { return None };
+        if let Structure::Projected(m) = &m.structure { Some(m) } else { None }
     }
 
     /// What is likely a mistake in calls of sizes `shape`, beside [`Mechanism::caution`]: a single landmark for several tokens,

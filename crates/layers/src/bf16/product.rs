@@ -23,7 +23,7 @@ const BLOCK: usize = 512;
 
 /// Rows of a block of so many: even shares for up to four threads, a multiple of two tiles.
 pub(super) fn block(rows: usize) -> usize {
-    rows.div_ceil(rows.div_ceil(BLOCK).next_multiple_of(4).max(1)).next_multiple_of(2 * ROWS)
+    crate::linear::even(rows, BLOCK).next_multiple_of(2 * ROWS)
 }
 
 /// `left` times panels, `[rows][stride]`, written or added.
