@@ -15,8 +15,9 @@ use super::{
 use crate::{
     Parameter, Shape,
     call::TokenRows,
+    mechanism::Normalisation,
     score::{contract::MOST_PARAMETERS, map::Map},
-    structure::dense::padded,
+    structure::dense::{contractions, padded},
 };
 
 /// f32 of columns and their gradients that are worked on at a time: a quarter of a second-level cache of 2 MiB.
@@ -126,6 +127,17 @@ impl Graph<'_> {
         columns.iter_mut().zip(sums.chunks_exact(stride)).for_each(|(x, sum)| *x -= f64::from(sum[0]));
     }
 
+    /// `<out_i, dout_i>` by row of the head. Rows that sum to one take it out of single products: it is summed as these are.
+    fn projections(&self, results: &[f32], gradients: &[f32], dim: usize) -> Vec<f64> {
+        if !matches!(self.m.normalisation, Normalisation::Row(_)) {
+            return products(results, gradients, dim);
+        }
+        let mut sums = vec![0.0; results.len() / dim.max(1)];
+        let [results, gradients] = [results, gradients].map(|x| TokenRows::in_one_piece(x, dim));
+        contractions(self.call.level, results, (gradients, None), &mut sums);
+        sums.into_iter().map(f64::from).collect()
+    }
+
     /// Adds the gradients of one slice: of its queries, keys and values; returns the others.
     pub fn backward_slice(
         &self,
@@ -140,13 +152,13 @@ impl Graph<'_> {
         let [x, y, dout] = [x, y, dout].map(|x| TokenRows::in_one_piece(x, dim));
         let (values, gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
         let channels = Channels { values: &values, gradients: &gradients, dim };
-        let delta = contractions(&gradients, &results, padded(dim));
+        let delta = self.projections(&results, &gradients, padded(dim));
         let (weighed, log) = (self.weighed(slice), self.sweep(slice).score.is_log());
         let mut dv = self.pool.zeros(if self.is_streamed() { 0 } else { head.keys.len() * padded(dim) });
         if !self.is_streamed() {
             self.transpose_slice(slice, &gradients, dim, &mut dv);
         }
-        let mut epsilon = contractions(&values, &dv, padded(dim));
+        let mut epsilon = products(&values, &dv, padded(dim));
         if density(self.m).is_some() {
             self.take_projections(slice, &delta, &mut epsilon);
         }
@@ -236,7 +248,7 @@ fn split_tasks<'x>(blocks: &[Block], mut x: &'x mut [f32], stride: usize, count:
 }
 
 /// Sums over the channels of rows of two tensors, by row of the head.
-fn contractions(x: &[f32], y: &[f32], dim: usize) -> Vec<f64> {
+fn products(x: &[f32], y: &[f32], dim: usize) -> Vec<f64> {
     let rows = x.chunks_exact(dim.max(1)).zip(y.chunks_exact(dim.max(1)));
     rows.map(|(x, y)| crate::structure::dense::dot(x, y)).collect()
 }

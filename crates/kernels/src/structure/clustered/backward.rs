@@ -13,7 +13,7 @@ use super::{
     graph::{Graph, Lists, Run, runs},
     held::{self, Finished, Held, Keys, Sums},
     prefix,
-    sparse::{axpy, dot},
+    sparse::{axpy, dot, dot_in_order},
 };
 use crate::{
     Gradients, Result, Shape,
@@ -249,7 +249,9 @@ fn sampled<S: Simd>(
         for (edge, term) in graph.edges_of(i).iter().zip(terms) {
             let (k, v) = (head.k.row(edge.key as usize), head.v.row(edge.key as usize));
             let weight = (logit * dot(simd, q, k) + log2_weight(edge.log_weight) - held.shift[n]).exp2();
-            let slope = weight * (dot(simd, g, v) - held.delta[n]);
+            // An edge with all the weight of its row has the row's own product, to the last bit.
+            let product = if weight > 0.99 { dot_in_order(simd, v, g) } else { dot(simd, g, v) };
+            let slope = weight * (product - held.delta[n]);
             *term = [factor * weight, slope];
             axpy(simd, slope, k, &mut dq_sums[n * padded(d)..][..d]);
         }

@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::head::Head;
+use super::{contraction::contractions, head::Head};
 use crate::call::{Call, Saved};
 
 /// What is saved of the rows of one pass: [`SAVED`] numbers per row.
@@ -58,10 +58,13 @@ pub(super) fn row_terms(call: &Call<'_>, saved: &Saved<'_>, logs: LogSums<'_>, t
         for i in 0..seq {
             // A row without keys has no pair that its terms could enter.
             (shift[i], factor[i]) = logs.split(slice * seq + i).unwrap_or((0.0, 1.0));
-            delta[i] = match call.bf16 {
-                None => (head.contraction(i, saved.dout, saved.out) * f64::from(factor[i])) as f32,
-                Some(_) => head.rounded_contraction(i, (saved.dout, factor[i]), saved.out) as f32,
-            };
+        }
+        let [out, dout] = [saved.out, saved.dout].map(|x| head.outputs(x));
+        match call.bf16 {
+            None => contractions(call.level, out, (dout, Some(factor)), delta),
+            Some(_) => (0..seq).for_each(|i| {
+                delta[i] = head.rounded_contraction(i, (saved.dout, factor[i]), saved.out) as f32;
+            }),
         }
     });
 }

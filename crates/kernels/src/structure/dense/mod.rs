@@ -6,6 +6,7 @@
 
 mod backward;
 mod bf16;
+mod contraction;
 mod decode;
 mod distance;
 mod dropout;
@@ -21,6 +22,7 @@ mod plan;
 mod softmax;
 
 pub(crate) use backward::Targets;
+pub(crate) use contraction::contractions;
 pub(crate) use decode::Decoder;
 pub(crate) use fna::{fna_backward, fna_forward, fna_plan};
 pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
