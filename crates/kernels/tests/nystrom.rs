@@ -64,6 +64,25 @@ fn on_a_circle(n: usize, init: &str, steps: usize) {
     }
 }
 
+/// A gradient through the steps is not that of the inverse before the last of them no longer matters, which is later than the
+/// inverse itself is near.
+#[test]
+fn gradients_of_steps_are_those_of_as_many_as_were_taken() {
+    for (mechanism_id, init) in [("soft", "scaled"), ("soft-pp", "paper"), ("soft", "identity")] {
+        for steps in 1..12 {
+            let m = mechanism(&format!(
+                r#"{{"mechanism": "{mechanism_id}", "ridge": 0.25, "landmarks": {{"kind": "pool", "ratio": 3}}, "newton_init": "{init}",
+                    "gradient": "unrolled", "newton_iterations": {steps}}}"#
+            ));
+            for seed in 0..6 {
+                let p = problem(m.clone(), Shape { value_dim: 2, ..Shape::square(1, 1, 9, 14) }, seed);
+                let what = format!("{mechanism_id} from {init}, {steps} steps, {seed}");
+                assert_close(&what, &p.fused()["dq"], &p.reference()["dq"], 1, 1e-5, 0.0);
+            }
+        }
+    }
+}
+
 /// Masked landmarks leave smaller matrices than were planned for: on eigenvalues still, or by products again.
 #[test]
 fn some_of_many_landmarks_may_be_masked() {

@@ -11,7 +11,7 @@ use resolvent_kernels::{Mechanism, Shape, Tol};
 use support::{
     clusters::{any_clustered_problem, mask_apart},
     problem::{Problem, Solution, assert_solution},
-    random::{any_problem, mechanisms, problem},
+    random::{any_problem, every_mechanism, problem},
 };
 
 /// What masked tokens hold instead.
@@ -43,7 +43,7 @@ fn any_masked_apart() -> impl Strategy<Value = Problem> {
 
 /// Any causal mechanism, masked apart.
 fn any_causal() -> impl Strategy<Value = Problem> {
-    let causal = mechanisms().into_iter().filter(Mechanism::causal).collect::<Vec<_>>();
+    let causal = every_mechanism().into_iter().filter(Mechanism::causal).collect::<Vec<_>>();
     let of_any = (select(causal), 8..70_usize, any::<u64>())
         .prop_map(|(mechanism, seq, seed)| problem(mechanism, Shape::square(2, 2, seq, 4), seed));
     let clustered = any_clustered_problem().prop_filter("causal", |p| p.mechanism.causal());

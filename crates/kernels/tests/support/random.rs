@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use resolvent_kernels::{
     Mechanism, Parameter, Shape,
-    mechanism::{Landmarks, Manifold, Normalisation, PoolWindows, Series},
+    mechanism::{Landmarks, Manifold, Normalisation, PoolWindows, Series, Structure},
 };
 
 use super::problem::Problem;
@@ -82,6 +82,38 @@ pub const VARIANTS: &[&str] = &[
     r#"{"mechanism": "laplacian-exact", "centering": "none", "whitening": "none", "causal": true, "weight_scale": "inv-n", "bias_one_over_n": false}"#,
 ];
 
+/// Compositions: every score, structure, normalisation and series at least once, by itself and with others.
+pub const COMPOSITIONS: &[&str] = &[
+    r#"{"mechanism": "cosine", "causal": true}"#,
+    r#"{"mechanism": "sigmoid"}"#,
+    r#"{"mechanism": "relu", "tied": true}"#,
+    r#"{"mechanism": "local", "window": 3, "sinks": 2, "causal": true}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 2.5}, "structure": {"kind": "dense", "window": 4}}"#,
+    r#"{"mechanism": "linear", "causal": true}"#,
+    r#"{"mechanism": "performer", "count": 16, "seed": 3}"#,
+    r#"{"mechanism": "composed", "structure": {"kind": "features", "map": "elu"}, "series": {"kind": "hops", "count": 2}}"#,
+    r#"{"mechanism": "routed", "clusters": 4, "routes": 2}"#,
+    r#"{"mechanism": "routed", "clusters": 3, "routes": 1, "causal": true}"#,
+    r#"{"mechanism": "nystromformer", "landmarks": {"kind": "pool", "count": 3}, "ridge": 0.25}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "student", "kappa": 2}, "structure": {"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 2}, "ridge": 0.25}, "normalisation": {"kind": "symmetric"}, "tied": true}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "gaussian"}, "normalisation": {"kind": "symmetric"}, "tied": true}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "laplacian"}, "normalisation": {"kind": "whitened", "whiten_eps": 0.25}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "dot-squared-relu"}, "normalisation": {"kind": "frobenius", "eps": 0.125}, "series": {"kind": "hops", "count": 3, "gamma": 0.5}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid"}, "normalisation": {"kind": "none", "factor": "inv-n"}, "causal": true}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "dot-gelu"}, "normalisation": {"kind": "none"}, "structure": {"kind": "dense", "window": 5, "sinks": 1}}"#,
+    r#"{"mechanism": "composed", "series": {"kind": "resolvent", "gamma": 0.5, "tol": 1e-7}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 2}, "series": {"kind": "resolvent", "gamma": 0.5, "tol": 1e-7}, "causal": true}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 2}, "normalisation": {"kind": "row", "density_exponent": 0.5}, "tied": true}"#,
+    r#"{"mechanism": "composed", "structure": {"kind": "clustered", "clusters": 3, "estimator": "centroid"}, "series": {"kind": "hops", "count": 2, "gamma": 0.75}}"#,
+];
+
+/// Variants and compositions, parsed.
+pub fn every_mechanism() -> Vec<Mechanism> {
+    let compositions =
+        COMPOSITIONS.iter().map(|json| Mechanism::from_json(json).unwrap_or_else(|e| panic!("{json}: {e}")));
+    mechanisms().into_iter().chain(compositions).collect()
+}
+
 /// The variants, parsed.
 pub fn mechanisms() -> Vec<Mechanism> {
     VARIANTS.iter().map(|json| Mechanism::from_json(json).unwrap()).collect()
@@ -107,7 +139,7 @@ pub fn takes_cross(mechanism: &Mechanism) -> bool {
 
 /// Whether every query must see a key, so that causal there are no fewer keys than queries.
 fn needs_a_key_per_query(mechanism: &Mechanism) -> bool {
-    mechanism.causal() && matches!(mechanism, Mechanism::Fna(_) | Mechanism::LaplacianExact(_))
+    mechanism.causal() && matches!(mechanism, Mechanism::Fna(_) | Mechanism::LaplacianExact(_) | Mechanism::Composed(_))
 }
 
 /// Whether the order of the tokens matters.
@@ -117,8 +149,15 @@ pub fn orders_tokens(mechanism: &Mechanism) -> bool {
             m.value_conv > 0 || !matches!(m.landmarks, Landmarks::All | Landmarks::Given { .. })
         }
         Mechanism::Laplacian(_) => true,
+        Mechanism::Composed(m) => aligns_tokens(mechanism) || matches!(m.structure, Structure::Nystrom(_)),
         _ => mechanism.causal(),
     }
+}
+
+/// Whether queries and keys of other numbers have other positions to each other: the last ones lie at each other.
+pub fn aligns_tokens(mechanism: &Mechanism) -> bool {
+    let windowed = matches!(mechanism.values().structure, Structure::Dense(m) if m.window.is_some());
+    mechanism.causal() || windowed
 }
 
 /// Whether the number of tokens matters beside the kept ones: to a draw, to a filter that only takes whole windows, and to a
@@ -130,6 +169,7 @@ pub fn counts_masked_tokens(mechanism: &Mechanism) -> bool {
             matches!(m.landmarks, Landmarks::Random { .. } | Landmarks::Conv { .. }) || counts(&m.landmarks)
         }
         Mechanism::Laplacian(m) => counts(&m.landmarks),
+        Mechanism::Composed(m) => matches!(&m.structure, Structure::Nystrom(m) if counts(&m.landmarks)),
         _ => false,
     }
 }
@@ -192,22 +232,24 @@ pub fn problem(mechanism: Mechanism, shape: Shape, seed: u64) -> Problem {
 /// Any mechanism on any small shape, unmasked; half of them with a decay per head.
 pub fn any_problem() -> impl Strategy<Value = Problem> {
     let shape = (1..3_usize, 1..4_usize, 1..24_usize, 1..24_usize, 1..20_usize, 1..20_usize);
-    (0..VARIANTS.len(), shape, any::<u64>(), any::<bool>()).prop_map(|(variant, sizes, seed, per_head)| {
-        let (batch, heads, seq_q, seq_kv, head_dim, value_dim) = sizes;
-        let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
-        let mut problem = problem(mechanisms().swap_remove(variant), shape, seed);
-        if per_head && problem.mechanism.gamma().is_some() {
-            let gamma = (0..heads).map(|h| 0.3 + 0.2 * h as f32).collect();
-            problem.set_gamma(gamma);
-        }
-        for (parameter, first) in [(Parameter::Alpha, 1.1), (Parameter::Kappa, 2.0)] {
-            if per_head && problem.mechanism.parameters().contains(&parameter) {
-                problem.parameters.insert(parameter, (0..heads).map(|h| first + 0.3 * h as f32).collect());
+    (0..VARIANTS.len() + COMPOSITIONS.len(), shape, any::<u64>(), any::<bool>()).prop_map(
+        |(variant, sizes, seed, per_head)| {
+            let (batch, heads, seq_q, seq_kv, head_dim, value_dim) = sizes;
+            let shape = Shape { batch, heads, seq_q, seq_kv, head_dim, value_dim };
+            let mut problem = problem(every_mechanism().swap_remove(variant), shape, seed);
+            if per_head && problem.mechanism.gamma().is_some() {
+                let gamma = (0..heads).map(|h| 0.3 + 0.2 * h as f32).collect();
+                problem.set_gamma(gamma);
             }
-        }
-        problem.fix_plan();
-        problem
-    })
+            for (parameter, first) in [(Parameter::Alpha, 1.1), (Parameter::Kappa, 2.0)] {
+                if per_head && problem.mechanism.parameters().contains(&parameter) {
+                    problem.parameters.insert(parameter, (0..heads).map(|h| first + 0.3 * h as f32).collect());
+                }
+            }
+            problem.fix_plan();
+            problem
+        },
+    )
 }
 
 /// As [`any_problem`], with random masks; tokens of self-attention are masked as queries and keys alike.

@@ -12,7 +12,7 @@ use super::{
     tile::transpose,
 };
 use crate::{
-    linalg::{Method, Order, wide},
+    linalg::{Entries, Method, Order, wide},
     mechanism::{Inverse, InverseGradient, Landmarks},
     score::{contract::MOST_PARAMETERS, tiles},
     scratch::cut,
@@ -20,8 +20,11 @@ use crate::{
     structure::dense::dot,
 };
 
-/// A residual of the inverse below which its gradient is that of the exact inverse.
-const CONVERGED: f32 = 1e-4;
+/// The residual of an iterate that is near the inverse, and the steps from there after which not only the iterate but also its
+/// gradient is that of the exact inverse: every step squares the residual, and the gradient of the last one has what was left
+/// before it, twice: `2^-23`.
+const NEAR: f32 = 1.0 / 64.0;
+const SETTLED: usize = 3;
 
 buffers! {
     /// What [`close_queries`] takes.
@@ -142,19 +145,25 @@ impl Core<'_> {
         order: Order,
         start: Option<f64>,
         a: &[f32],
-        x: &[f32],
-        [matrix, product]: [&mut [f32]; 2],
+        [x, product]: [&mut [f32]; 2],
+        work: &mut [f32],
     ) -> Method {
-        let method = Method { start, ..self.method() };
+        let (level, method) = (self.call.level, Method { start, ..self.method() });
         if method.inverse != Inverse::NewtonSchulz || method.gradient == InverseGradient::Implicit {
             return method;
         }
+        let Some(steps) = method.steps.checked_sub(SETTLED) else { return method };
+        let early = Entries { high: &mut *x, low: &mut [] };
+        if (Method { steps, ..method }).invert(level, order, a, early, work).is_err() {
+            return method;
+        }
+        let matrix = &mut work[..order.len()];
         order.add_ridge(a, method.ridge, matrix);
-        order.times(self.call.level, matrix, x, product);
+        order.times(level, matrix, x, product);
         let entry = |i: usize, j: usize| f32::from(u8::from(i == j)) - product[i * order.stride + j];
         let residual = |i: usize| (0..order.n).map(|j| entry(i, j).abs()).sum::<f32>();
-        let converged = (0..order.n).all(|i| residual(i) < CONVERGED);
-        if converged { Method { gradient: InverseGradient::Implicit, ..method } } else { method }
+        let settled = (0..order.n).all(|i| residual(i) < NEAR);
+        if settled { Method { gradient: InverseGradient::Implicit, ..method } } else { method }
     }
 }
 
@@ -198,7 +207,7 @@ impl Core<'_> {
         let KeysBuffers { gamma, first, second, terms, a, e, du, unused } = buffers;
         self.among(head, &mut *terms, a);
         let start = self.merge(order, saved.column_factors, a, work);
-        let method = self.gradient_method(order, start, a, saved.high, [&mut *first, &mut *second]);
+        let method = self.gradient_method(order, start, a, [&mut *first, &mut *second], work);
         let by_formula = self.method().is_implicit();
         if sizes.whitens {
             // X Gamma X, and of `2 S X Gamma`, the gradient of X, what it makes of the affinities.
