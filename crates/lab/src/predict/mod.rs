@@ -100,7 +100,7 @@ pub(crate) fn text_classifier(
     };
     let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
     let recipe = &checkpoint.state.recipe;
-    let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
+    let config = train::text_config(recipe, &checkpoint.state.data.name, vocabulary.len(), expects.max_tokens)?;
     let classes = expects.classes.len();
     let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init_classifier(classes, device)?))?;
     Ok((checkpoint.load_weights(model)?.into_packed()?, vocabulary, expects))

@@ -195,11 +195,12 @@ pub(crate) fn search(vocabulary: &Vocabulary, max_tokens: usize, beams: usize) -
 
 /// The recipe's translator.
 pub(crate) fn translator(recipe: &Recipe, name: &str, vocabulary: usize, device: &Device) -> Result<Translator> {
-    let config = text_config(recipe, name, vocabulary)?;
+    let longest = recipe.text.max_tokens;
+    let config = text_config(recipe, name, vocabulary, longest)?;
     let ModelRecipe::Text(m) = &recipe.model else {
         return Err(Error::Unfit { name: name.into(), problem: "the recipe has no model of text".into() });
     };
-    let of = |own: &Option<Box<_>>| own.as_deref().unwrap_or(&recipe.mechanism).clone();
+    let of = |own: &Option<Box<_>>| own.as_deref().unwrap_or(&recipe.mechanism).clone().with_max_tokens(longest);
     Ok(config.try_init_translator(&of(&m.decoder), &of(&m.cross), device)?)
 }
 

@@ -166,7 +166,7 @@ pub(crate) fn picture_model(
             Ok(PictureModel::Pyramid(config.try_init(device)?))
         }
         ModelRecipe::Text(_) => {
-            let config = text_config(recipe, name, LEVELS)?;
+            let config = text_config(recipe, name, LEVELS, height * width)?;
             check_classifies(recipe, name, "pictures")?;
             Ok(PictureModel::Pixels(config.try_init_classifier(expects.classes.len(), device)?))
         }

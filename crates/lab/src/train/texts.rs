@@ -259,7 +259,8 @@ impl Task for Texts {
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextClassifier> {
         check_classifies(recipe, &self.name, "texts")?;
         let classes = self.expects.classes.len();
-        Ok(text_config(recipe, &self.name, self.vocabulary.len())?.try_init_classifier(classes, device)?)
+        let config = text_config(recipe, &self.name, self.vocabulary.len(), recipe.text.max_tokens)?;
+        Ok(config.try_init_classifier(classes, device)?)
     }
 
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<TextBatch>> {
@@ -357,8 +358,8 @@ pub(crate) fn token_inputs(tokens: Padded, device: &Device) -> TokenInputs {
     (Tensor::from_data(TensorData::new(tokens.ids, shape), device), padding)
 }
 
-/// The recipe's model of text for so many tokens; `name` is the data set.
-pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize) -> Result<TextConfig> {
+/// The recipe's model of text for a vocabulary of so many tokens and sequences of up to `longest`; `name` is the data set.
+pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize, longest: usize) -> Result<TextConfig> {
     let ModelRecipe::Text(m) = &recipe.model else {
         return Err(wrong_kind(name, "texts", "text"));
     };
@@ -368,7 +369,7 @@ pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize) -> Res
         depth: m.depth,
         heads: m.heads,
         mlp_dim: m.mlp_dim,
-        mechanism: recipe.mechanism.clone(),
+        mechanism: recipe.mechanism.clone().with_max_tokens(longest),
         tied: m.tied,
         qkv_bias: m.qkv_bias,
         orthogonal: m.orthogonal,
