@@ -14,7 +14,7 @@ use burn::{
 use resolvent_kernels as kernels;
 
 use super::{
-    Extras, Inputs, Mask, Output, Plan, Strategy,
+    Extras, Inputs, Mask, Output,
     bound::Bound,
     clusters::clusters,
     packed,
@@ -22,9 +22,9 @@ use super::{
 };
 use crate::{Mechanism, Result};
 
-/// Applies the mechanism through the kernels, fused or naive as `plan` says.
-pub(super) fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Output> {
-    apply(inputs, Call::new(inputs, mechanism, mask, plan)?)
+/// Applies the mechanism through the kernels, fused or naive as the operator was planned.
+pub(super) fn attend(inputs: &Inputs, mask: &Mask, operator: kernels::Operator) -> Result<Output> {
+    apply(inputs, Call::new(inputs, mask, operator)?)
 }
 
 /// Carries out a call.
@@ -298,12 +298,10 @@ pub(super) fn run_backward(
 }
 
 impl Call {
-    /// The call that `plan` decided on.
-    pub(super) fn new(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, plan: &Plan) -> Result<Self> {
-        let operator = kernels::Operator::new(mechanism, plan.shape, mask.causal, of_kernels(plan.strategy))?
-            .with_precision(inputs.extras.precision);
+    /// The call of a batch by `operator`.
+    pub(super) fn new(inputs: &Inputs, mask: &Mask, operator: kernels::Operator) -> Result<Self> {
         let (key_mask, query_mask) = (mask.key.as_ref().map(host_mask), mask.query.as_ref().map(host_mask));
-        let clusters = clusters(inputs, mechanism, mask, &plan.shape)?;
+        let clusters = clusters(inputs, operator.mechanism(), mask, operator.shape())?;
         Ok(Self { key_mask, query_mask, clusters, ..Self::bound(inputs, Bound::Batch(operator)) })
     }
 
@@ -341,14 +339,6 @@ impl Call {
     pub(super) fn mask(&self) -> kernels::Mask<'_> {
         // Causality is part of the operator.
         kernels::Mask { causal: false, key: self.key_mask.as_deref(), query: self.query_mask.as_deref() }
-    }
-}
-
-/// The strategy as the kernels name it.
-pub(super) fn of_kernels(strategy: Strategy) -> kernels::Strategy {
-    match strategy {
-        Strategy::Reference => kernels::Strategy::Reference,
-        _ => kernels::Strategy::Fused,
     }
 }
 

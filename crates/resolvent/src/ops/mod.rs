@@ -46,9 +46,9 @@ use crate::{Mechanism, Result};
 /// [`crate::Error`]: tensors that do not fit, a combination the mechanism is not defined for, a strategy that the device
 /// does not have, a solver that reached the user's iteration limit.
 pub fn attend(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strategy) -> Result<Output> {
-    let plan = plan(inputs, mechanism, mask, strategy)?;
-    match plan.strategy {
-        Strategy::Composed | Strategy::Auto => composed::attend(inputs, mechanism, mask, &plan.shape),
-        Strategy::Fused | Strategy::Reference => fused::attend(inputs, mechanism, mask, &plan),
+    let decision = plan::decide(inputs, mechanism, mask, strategy)?;
+    match decision.operator {
+        Some(operator) => fused::attend(inputs, mask, operator),
+        None => composed::attend(inputs, mechanism, mask, &decision.shape),
     }
 }

@@ -15,7 +15,7 @@ use resolvent_kernels as kernels;
 use super::{
     Extras, Inputs, Mask, Strategy,
     fused::{self, Call, FusedAttention, Outcome, Saved, Storage},
-    plan,
+    plan::decide,
     rows::{contiguous, slice, tensor},
     sequences::{attend_sequences, bound},
 };
@@ -101,15 +101,15 @@ pub(crate) fn attend_packed(
 ) -> Result<Tensor<3>> {
     let projected = projected.in_kernels(mechanism);
     let views = projected.views(&extras, mechanism);
-    let plan = plan(&views, mechanism, mask, strategy)?;
-    if plan.kernel.is_some() {
-        let call = Call::new(&views, mechanism, mask, &plan)?.with_kv_heads(projected.kv_heads)?;
+    let decision = decide(&views, mechanism, mask, strategy)?;
+    if let Some(operator) = decision.operator {
+        let call = Call::new(&views, mask, operator)?.with_kv_heads(projected.kv_heads)?;
         return carry_out(projected.packed, &extras, call);
     }
     let heads = projected.heads;
     let mut inputs = split_heads(projected.repeated(mechanism), heads, mechanism);
     inputs.extras = extras;
-    Ok(merge_heads(super::attend(&inputs, mechanism, mask, plan.strategy)?.out))
+    Ok(merge_heads(super::attend(&inputs, mechanism, mask, decision.strategy)?.out))
 }
 
 /// As [`attend_packed`], for sequences that lie end to end in a batch of one.

@@ -60,6 +60,21 @@ const OP: &str = "attend";
 /// # Errors
 /// As [`crate::attend`], but for those that depend on the tensors' content.
 pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strategy) -> Result<Plan> {
+    let Decision { strategy, reason, shape, operator } = decide(inputs, mechanism, mask, strategy)?;
+    Ok(Plan { strategy, reason, shape, kernel: operator.map(|operator| *operator.plan()) })
+}
+
+/// A [`Plan`] that can be carried out.
+pub(super) struct Decision {
+    pub strategy: Strategy,
+    pub reason: &'static str,
+    pub shape: Shape,
+    /// The kernels', where they run.
+    pub operator: Option<kernels::Operator>,
+}
+
+/// Checks and plans a call, once.
+pub(super) fn decide(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strategy) -> Result<Decision> {
     let shape = check(inputs, mechanism, mask)?;
     mechanism.check(&shape, mask.causal)?;
     let (device, dtype) = (inputs.q.device(), inputs.q.dtype());
@@ -69,30 +84,32 @@ pub fn plan(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strategy: Strat
     let timed = dtype == DType::F32 && dropout.is_none() && precision == Precision::Full;
     let calibration = Calibration::installed().filter(|_| timed);
     let few = calibration.is_some_and(|c| shape.seq_q.max(shape.seq_kv) <= c.composed_up_to(mechanism));
-    let naive = strategy == Strategy::Auto
-        && is_flex(&device)
-        && is_fused(dtype)
-        && kernels::plan(mechanism, &shape, mask.causal, kernels::Strategy::Auto)?.strategy
-            == kernels::Strategy::Reference;
+    let operator = |strategy| {
+        let operator = kernels::Operator::new(mechanism, shape, mask.causal, strategy)?;
+        Ok::<_, Error>(operator.with_precision(precision))
+    };
+    let has_kernels = strategy == Strategy::Auto && is_flex(&device) && is_fused(dtype);
+    let best = has_kernels.then(|| operator(kernels::Strategy::Auto)).transpose()?;
+    let naive = best.as_ref().is_some_and(|best| best.plan().strategy == kernels::Strategy::Reference);
     let (strategy, reason) = match (naive, naive && composed::needs_eigenvalues(mechanism)) {
         (true, true) => (Strategy::Reference, "eigenvalues are taken by the naive path alone"),
         (true, false) => (Strategy::Composed, "no fused path holds these values"),
         _ => choose(strategy, &device, dtype, few)?,
     };
-    let kernel = match strategy {
-        Strategy::Fused => Some(kernels::Strategy::Fused),
-        Strategy::Reference => Some(kernels::Strategy::Reference),
+    let operator = match strategy {
         Strategy::Auto | Strategy::Composed => None,
+        // What is best is fused, or there is no other form.
+        Strategy::Fused | Strategy::Reference => best.map_or_else(|| operator(of_kernels(strategy)), Ok).map(Some)?,
     };
-    let planned = |strategy| match precision {
-        Precision::Full => kernels::plan(mechanism, &shape, mask.causal, strategy),
-        precision => {
-            let operator = kernels::Operator::new(mechanism, shape, mask.causal, strategy)?;
-            Ok(*operator.with_precision(precision).plan())
-        }
-    };
-    let kernel = kernel.map(planned).transpose()?;
-    Ok(Plan { strategy, reason, shape, kernel })
+    Ok(Decision { strategy, reason, shape, operator })
+}
+
+/// The strategy as the kernels name it.
+pub(super) fn of_kernels(strategy: Strategy) -> kernels::Strategy {
+    match strategy {
+        Strategy::Reference => kernels::Strategy::Reference,
+        _ => kernels::Strategy::Fused,
+    }
 }
 
 fn choose(strategy: Strategy, device: &Device, dtype: DType, few: bool) -> Result<(Strategy, &'static str)> {

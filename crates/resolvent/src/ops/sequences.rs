@@ -8,8 +8,8 @@ use resolvent_kernels::{self as kernels, Heads, Sequences, VarlenOperator};
 use super::{
     Extras, Inputs, Mask, Output, Strategy, attend,
     bound::{self, Bound},
-    fused::{self, Call, of_kernels},
-    plan::{self, is_flex, is_fused},
+    fused::{self, Call},
+    plan::{self, is_flex, is_fused, of_kernels},
 };
 use crate::{Mechanism, Parameter, Result, mechanism::LinearInfsa};
 

@@ -18,8 +18,8 @@ use super::{
     Inputs, Mask, Strategy,
     autodiff::{WeightsBackward, track_weights},
     composed,
-    fused::{host_mask, of_kernels, with_scratch},
-    plan,
+    fused::{host_mask, with_scratch},
+    plan::{of_kernels, plan},
     rows::{contiguous, slice, tensor},
 };
 use crate::{Mechanism, Result, mechanism::LinearInfsa};
