@@ -37,7 +37,10 @@ pub(crate) fn one_per_thread(tasks: usize, task: impl Fn(usize) + Sync) {
 
 /// [`for_each`], compiled once for all tasks.
 fn share(tasks: usize, work: &mut [f32], per_worker: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-    let per_worker = per_worker.max(1);
+    if per_worker == 0 {
+        // Nothing bounds the number of workers.
+        return one_per_thread(tasks, |index| task(index, &mut []));
+    }
     let workers = workers(tasks).min(work.len() / per_worker).max(1);
     let next = AtomicUsize::new(0);
     work[..workers * per_worker].par_chunks_mut(per_worker).with_max_len(1).for_each(|memory| {

@@ -320,5 +320,7 @@ fn inputs_finite(call: &Call<'_>, dout: Option<View<'_>>) -> bool {
     let sides = [Masked::queries(call), Masked::keys(call), Masked::values(call), dout];
     let finite = |x: &[f32]| x.iter().all(|x| x.is_finite());
     let tokens = sides.into_iter().all(|side| (0..side.slices()).all(|slice| side.rows(slice).all(finite)));
-    tokens && call.extras.iter().all(|(_, values)| finite(values))
+    // An absent pair's bias is -inf.
+    let absent = |parameter, x: f32| parameter == Parameter::Bias && x == f32::NEG_INFINITY;
+    tokens && call.extras.iter().all(|(parameter, x)| x.iter().all(|&x| x.is_finite() || absent(parameter, x)))
 }

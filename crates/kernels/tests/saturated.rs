@@ -17,6 +17,8 @@ const SATURATED: &[&str] = &[
     r#"{"mechanism": "ssa", "clusters": 4, "estimator": "centroid", "scale": 1e6}"#,
     r#"{"mechanism": "routed", "clusters": 4, "routes": 2, "scale": 1e6}"#,
     r#"{"mechanism": "composed", "score": {"kind": "gaussian", "scale": 1e10}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "gaussian", "scale": 1e10}, "series": {"kind": "one-hop", "gamma": 0.7}}"#,
+    r#"{"mechanism": "composed", "score": {"kind": "dot-exp", "scale": 1e8}, "series": {"kind": "one-hop", "gamma": 0.7}}"#,
     r#"{"mechanism": "composed", "score": {"kind": "laplacian", "lambda": 1e-12}}"#,
     r#"{"mechanism": "composed", "score": {"kind": "laplacian", "lambda": 1e-12}, "causal": true}"#,
     r#"{"mechanism": "composed", "score": {"kind": "dot-exp", "scale": 1e8}, "structure": {"kind": "dense", "window": 9}}"#,

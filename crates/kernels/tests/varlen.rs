@@ -241,7 +241,10 @@ fn every_sequence_is_a_call_of_its_own_bit_for_bit() {
     for (n, id) in presets.iter().enumerate() {
         let mut case = Case::new(id);
         case.tokens_first = n % 2 == 0;
-        for strategy in [Strategy::Auto, Strategy::Reference] {
+        // Those of a single head lie in one piece: nothing is gathered.
+        let alone = Heads { heads: 1, kv_heads: 1, ..HEADS };
+        for (strategy, heads) in [(Strategy::Auto, HEADS), (Strategy::Auto, alone), (Strategy::Reference, HEADS)] {
+            case.heads = heads;
             let expected = case.one_by_one::<f32>(strategy);
             let got = case.together::<f32>(strategy, None);
             match (got, expected) {

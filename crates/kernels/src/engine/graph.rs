@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Error, Parameter, Result, Shape,
     call::{Call, TokenRows},
-    mechanism::{Composed, Estimator, Normalisation, Structure, Whitening},
+    mechanism::{Composed, Estimator, Normalisation, Score, Structure, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
     simd::rows::max_abs,
     structure::{clustered, dense::padded},
@@ -169,7 +169,7 @@ impl<'a> Graph<'a> {
             Normalisation::Row(m) if m.density_exponent != 0.0 => {
                 let sums = self.rows(sweep, &[], &mut []);
                 let plain: Vec<f64> = sums.iter().map(RowSum::log).collect();
-                let densities = Weighed::densities(head, m.density_exponent, &plain);
+                let densities = Weighed::densities(head, log, m.density_exponent, &plain);
                 let constants: Vec<f32> = densities.iter().map(|&ln| -ln as f32).collect();
                 let logs = self.row_logs(Sweep { constants: Some(&constants), ..sweep });
                 let term = sums.first().map_or(0.0, |sum| sum.term);
@@ -196,10 +196,27 @@ impl<'a> Graph<'a> {
         let log = self.scores[0].is_log();
         let unbounded = |x: &&f32| !x.is_finite() || **x == 0.0 && !log;
         let rows = self.weighed.iter().filter_map(|w| w.get()).flat_map(|w| &w.weights.rows);
-        match rows.into_iter().position(|x| unbounded(&x)) {
+        match rows.into_iter().position(|x| unbounded(&x)).or_else(|| self.vanished()) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
             None => Ok(()),
         }
+    }
+
+    /// A row of affinities that are positive, whatever the tokens, and of which f32 has nothing left, or one that densities leave
+    /// no digits of.
+    fn vanished(&self) -> Option<usize> {
+        let positive = matches!(self.m.score, Score::DotSigmoid(_));
+        if self.scores[0].is_log() || matches!(self.m.normalisation, Normalisation::None(_)) {
+            return None;
+        }
+        let each = self.weighed.iter().zip(&self.heads).filter_map(|(w, head)| Some((w.get()?, head)));
+        each.into_iter().find_map(|(weighed, head)| {
+            let lost = |log: &f64| positive && *log == f64::NEG_INFINITY;
+            let seen = weighed.logs.iter().any(lost).then(|| head.seen());
+            let empty =
+                seen.and_then(|seen| weighed.logs.iter().zip(seen).position(|(log, seen)| lost(log) && seen > 0.0));
+            empty.or_else(|| weighed.lost_to_densities())
+        })
     }
 
     /// Writes what spares [`Graph::restore`] the sums of the rows, [`SAVED`] numbers per query of the call.

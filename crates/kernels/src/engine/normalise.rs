@@ -17,6 +17,9 @@ pub(super) struct RowSum {
     pub term: f32,
 }
 
+/// The least sum of affinities, divided by densities, that f32 has digits of.
+const LEAST_SUM: f64 = 1e-34;
+
 /// Between what bounds sums of affinities times values keep the digits of f32.
 const PRODUCTS: [f64; 2] = [1e-28, 1e36];
 
@@ -154,10 +157,19 @@ impl Weighed {
     }
 
     /// What densities `n_j^a` divide the columns by, as logarithms: `n_j` is the sum of the row at the column's position, 1 where there
-    /// is none.
-    pub fn densities(head: &Head<'_>, exponent: f64, plain: &[f64]) -> Vec<f64> {
+    /// is none. Affinities are divided up to a factor, which rows that sum to one do not feel, lest they vanish or leave f32: the least is 1,
+    /// or, where rows do not know what comes later, the first.
+    pub fn densities(head: &Head<'_>, log: bool, exponent: f64, plain: &[f64]) -> Vec<f64> {
         let of_columns = at_positions(&head.queries, plain, &head.keys);
-        of_columns.map(|log| log.filter(|log| log.is_finite()).map_or(0.0, |log| exponent * log)).collect()
+        let logs = of_columns.map(|log| log.filter(|log| log.is_finite()).map_or(0.0, |log| exponent * log));
+        let mut logs: Vec<f64> = logs.collect();
+        if !log {
+            let first = (0..logs.len()).min_by_key(|&n| head.keys[n]).map(|n| logs[n]);
+            let least = logs.iter().copied().fold(f64::INFINITY, f64::min);
+            let shared = if head.sight.causal { first.unwrap_or(0.0) } else { least };
+            logs.iter_mut().for_each(|log| *log -= shared);
+        }
+        logs
     }
 
     /// From the logarithms of densities and of the sums of rows before and after these are divided out, and any pair's term.
@@ -174,6 +186,12 @@ impl Weighed {
         let paired = log && head.queries == head.keys && plain.iter().all(|log| log.is_finite());
         let typical = if paired { vec![term; logs.len()] } else { Vec::new() };
         Self { weights: Weights { columns, typical, ..rows_of(log, head, &logs) }, logs, plain, ..Self::default() }
+    }
+
+    /// A row of which there was a sum before densities were divided out, and after it none that f32 has digits of.
+    pub fn lost_to_densities(&self) -> Option<usize> {
+        let rows = self.plain.iter().zip(&self.logs);
+        rows.into_iter().position(|(plain, log)| plain.is_finite() && *log < LEAST_SUM.ln())
     }
 
     /// From the statistics by which `columns` are whitened.

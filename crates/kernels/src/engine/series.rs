@@ -119,12 +119,13 @@ impl<H: Hop> Sum<'_, H> {
                     self.hop.backward(v, out, dout, dv, tokens);
                     return Ok(if tokens.wanted { self.by_head(dout, out) } else { Vec::new() });
                 }
-                // y = out / gamma, and the gradient that comes back to it is gamma dout.
-                let (mut y, mut g) = (out.to_vec(), dout.to_vec());
-                self.each_mut(&mut y, |y, gamma| *y = (f64::from(*y) / gamma) as f32);
-                self.scale(&mut g);
-                self.hop.backward(v, &y, &g, dv, tokens);
-                Ok(self.by_head(dout, &y))
+                // The values with the decay: where a row has all its weight at one key, its result is that key's scaled value,
+                // to the last bit.
+                let mut x = v.to_vec();
+                self.scale(&mut x);
+                self.hop.backward(&x, out, dout, dv, tokens);
+                self.scale(dv);
+                Ok(self.by_head(dout, out).iter().zip(&self.gamma).map(|(sum, gamma)| sum / gamma).collect())
             }
         }
     }

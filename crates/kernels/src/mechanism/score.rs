@@ -362,7 +362,8 @@ impl Score {
                 check("score.softcap", cap, (1e-3..=1e6).contains(&cap), "null or in [0.001, 1e6]")?;
                 check_scale(m.scale)
             }
-            Self::CosineExp(m) => check("score.scale", m.scale, (1e-18..=1e4).contains(&m.scale), "in [1e-18, 1e4]"),
+            // Its range is of the structure too.
+            Self::CosineExp(_) => Ok(()),
             Self::DotRelu(m) | Self::DotAbs(m) | Self::DotGelu(m) | Self::DotSquaredRelu(m) => check_scale(m.scale),
             Self::DotSigmoid(m) => {
                 let offset = m.offset.unwrap_or(0.0);

@@ -2,7 +2,9 @@
 
 use super::{
     Centering, Composed, Degree, Estimator, Inverse, Landmarks, Manifold, NewtonInit, Normalisation, Nystrom, Score,
-    Series, Structure, Whitening, structure::FeatureMap, valid::check_kappa,
+    Series, Structure, Whitening,
+    structure::FeatureMap,
+    valid::{check, check_kappa, check_scale},
 };
 use crate::{Error, Result, Shape};
 
@@ -16,6 +18,9 @@ impl Composed {
     /// [`Error::OutOfRange`] naming the field; [`Error::Unsupported`] for a combination that is not defined.
     pub fn validate(&self) -> Result<()> {
         self.score.validate()?;
+        if let Score::CosineExp(m) = &self.score {
+            self.check_scale(m.scale)?;
+        }
         self.structure.validate()?;
         self.normalisation.validate()?;
         self.series.validate()?;
@@ -24,6 +29,23 @@ impl Composed {
             structure.ssa(None, true).validate()?;
         }
         self.refused()
+    }
+
+    /// Whether `scale` is one that the score may have. The affinities of cosines are not taken relative to a largest one among
+    /// landmarks, and the steps of Newton-Schulz begin at the square of their sums: beyond 40 these leave f32.
+    pub(super) fn check_scale(&self, scale: f64) -> Result<()> {
+        if !matches!(self.score, Score::CosineExp(_)) {
+            return check_scale(Some(scale));
+        }
+        let iterated = matches!(&self.structure, Structure::Nystrom(m) if m.inverse == Inverse::NewtonSchulz);
+        let held =
+            matches!(self.structure, Structure::Nystrom(_)) && !matches!(self.normalisation, Normalisation::Factors(_));
+        let (most, expected) = match (held, iterated) {
+            (false, _) => (1e4, "in [1e-18, 1e4]"),
+            (true, true) => (40.0, "in [1e-18, 40] through landmarks that newton-schulz inverts"),
+            (true, false) => (80.0, "in [1e-18, 80] through landmarks"),
+        };
+        check("score.scale", scale, (1e-18..=most).contains(&scale), expected)
     }
 
     /// Whether the four values go together, whatever they are applied to.

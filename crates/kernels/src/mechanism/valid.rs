@@ -29,7 +29,10 @@ impl Mechanism {
             Parameter::Gamma => check_gamma(x.into(), one_allowed),
             Parameter::Alpha => check_alpha(x.into(), self.orders_reach_two()),
             Parameter::Kappa => check_kappa(x.into()),
-            Parameter::Scale => check_scale(Some(x.into())),
+            Parameter::Scale => match self {
+                Self::Composed(m) => m.check_scale(x.into()),
+                _ => check_scale(Some(x.into())),
+            },
             Parameter::Lambda => check_lambda(x.into()),
             // What landmarks and values are filtered by; the landmarks themselves are judged as tokens.
             Parameter::GivenLandmarks => Ok(()),

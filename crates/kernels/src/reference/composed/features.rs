@@ -69,7 +69,7 @@ impl Mapped {
     fn map(&self, x: &Matrix, side: usize) -> Matrix {
         Matrix::from_fn(x.rows, self.count(x), |i, f| match self.directions {
             Some(_) => (self.exponent(x.row(i), f) - self.shifts[side][i]).exp() / (self.count(x) as f64).sqrt(),
-            None => elu(self.root * x.at(i, f)) + 1.0,
+            None => elu_plus_one(self.root * x.at(i, f)),
         })
     }
 
@@ -110,6 +110,7 @@ impl Mapped {
     }
 }
 
-fn elu(x: f64) -> f64 {
-    if x > 0.0 { x } else { x.exp_m1() }
+/// Without the cancellation of `exp(x) - 1 + 1`.
+fn elu_plus_one(x: f64) -> f64 {
+    if x > 0.0 { x + 1.0 } else { x.exp() }
 }

@@ -327,7 +327,8 @@ impl Core<'_> {
             if sizes.by_row {
                 let affinities = loaded.c.chunks_exact(loaded.stride);
                 for (row, c) in rows.chunks_exact_mut(sizes.vp).zip(affinities) {
-                    let factor = row_factor(row[dv], &c[..loaded.landmarks], bound);
+                    // Without a key there are no rows.
+                    let factor = if any { row_factor(row[dv], &c[..loaded.landmarks], bound) } else { 0.0 };
                     row.iter_mut().for_each(|x| *x *= factor);
                 }
             }
@@ -356,11 +357,15 @@ impl Core<'_> {
     }
 }
 
-/// One over a row sum that is `sum`, or, where that is rounding, over the least that it may be, with its sign; 0 for no sum.
+/// The least length of a row of affinities with landmarks of which f32 has digits.
+const LEAST_AFFINITIES: f64 = 1e-36;
+
+/// One over a row sum that is `sum`, or, where that is rounding, over the least that it may be, with its sign. NaN, which no result may
+/// have, where the token, or every key, is so far from all landmarks that f32 has no digits for the affinities.
 pub(super) fn row_factor(sum: f32, c: &[f32], bound: f64) -> f32 {
-    let least = bound * dot(c, c).sqrt();
-    let divisor = f64::from(sum.abs()).max(least).copysign(sum.into());
-    if divisor == 0.0 { 0.0 } else { (1.0 / divisor) as f32 }
+    let length = dot(c, c).sqrt();
+    let divisor = f64::from(sum.abs()).max(bound * length).copysign(sum.into());
+    if length < LEAST_AFFINITIES || divisor == 0.0 { f32::NAN } else { (1.0 / divisor) as f32 }
 }
 
 /// All parts' moments, merged in their order into the first.
