@@ -6,7 +6,7 @@ use super::{
     columns::{Block, Columns},
     pool::Buffers,
     sweep::{Channels, Gradients, Place, Sweep, Taken, Weights, lanes, row_factors, transpose},
-    tile::{KEYS, Running, STRIDE},
+    tile::{KEYS, STRIDE},
 };
 use crate::{
     score::{
@@ -45,6 +45,9 @@ impl Sweep<'_> {
                     self.tokens(buffers, place, into);
                 } else {
                     self.weights(buffers, place, weights);
+                }
+                if into.dv.is_empty() {
+                    return;
                 }
                 let size = Size { rows: columns.len(), cols: stride, depth: rows.len() };
                 let left = Left { data: &buffers.values, row_stride: STRIDE, depth_stride: 1 };
@@ -124,13 +127,17 @@ impl Sweep<'_> {
     ) {
         let (Some(statistics), Some(back)) = (&weights.whitened, &taken.whitened) else { return };
         self.terms(buffers, rows, columns);
-        buffers.terms.clone_from(&buffers.values);
-        self.values(buffers, rows, columns, constants, false, &mut Running::new(true));
-        let Buffers { values, slopes, terms, width, .. } = buffers;
+        let len = columns.len() * STRIDE;
+        buffers.terms.resize(KEYS * STRIDE);
+        buffers.terms[..len].copy_from_slice(&buffers.values[..len]);
+        self.score.row(self.level, &mut buffers.values[..len], None);
         let Operands { size, keys, queries } = operands;
-        multiply(self.level, size, keys, queries, Store { data: slopes, stride: STRIDE });
-        let of = (&mut **values, &mut **slopes);
-        statistics.differentiate(self.level, of, [columns.len(), *width], rows, columns.at(0), back);
+        multiply(self.level, size, keys, queries, Store { data: &mut buffers.slopes, stride: STRIDE });
+        self.with_pairs(buffers, columns, constants, |_, known, Buffers { values, slopes, width, .. }| {
+            let (of, size) = ((&mut **values, &mut **slopes), [columns.len(), *width]);
+            statistics.differentiate(self.level, of, size, (rows, columns.at(0)), known.visible, back);
+        });
+        let Buffers { slopes, terms, width, .. } = buffers;
         let mut unused = Default::default();
         let sums = ParameterSums { sums: into.parameters.as_deref_mut().unwrap_or(&mut unused), typical: None };
         let tile = Tile { data: slopes, stride: STRIDE, rows: columns.len(), width: *width };
@@ -138,9 +145,10 @@ impl Sweep<'_> {
     }
 
     /// Adds the gradients of the images.
-    fn tokens(&self, buffers: &Buffers, (rows, columns, _): Place<'_>, into: &mut Gradients<'_, '_>) {
+    fn tokens(&self, buffers: &mut Buffers, (rows, columns, _): Place<'_>, into: &mut Gradients<'_, '_>) {
         let level = self.level;
-        let (stride, keys, slopes) = (self.head.stride, columns.len(), &buffers.slopes);
+        let Buffers { slopes, differences: [of_keys, of_queries], .. } = buffers;
+        let (stride, keys, slopes) = (self.head.stride, columns.len(), &*slopes);
         let k = columns.of(self.k, stride);
         let q = &self.q[rows.start * stride..rows.end * stride];
         let dq = &mut into.dq[(rows.start - into.first) * stride..(rows.end - into.first) * stride];
@@ -154,23 +162,26 @@ impl Sweep<'_> {
             return;
         }
         let pairs = score::Pairs { tokens: &k, landmarks: q, dim: stride, e: slopes, stride: STRIDE };
-        let mut dlandmarks = vec![0.0; dq.len()];
-        let mut differences = vec![0.0; keys * stride];
+        of_keys.resize(keys * stride);
+        of_queries.resize(dq.len());
+        of_queries.fill(0.0);
         let factor = match self.score.term() {
             Term::SquaredDifference => {
-                score::gradients(level, score::Squared, pairs, &mut differences, &mut dlandmarks);
+                score::gradients(level, score::Squared, pairs, of_keys, of_queries);
                 2.0
             }
             _ => {
-                score::gradients(level, score::Manhattan, pairs, &mut differences, &mut dlandmarks);
+                score::gradients(level, score::Manhattan, pairs, of_keys, of_queries);
                 1.0
             }
         };
-        dq.iter_mut().zip(&dlandmarks).for_each(|(dq, x)| *dq -= factor * x);
-        for (n, row) in differences.chunks_exact(stride).enumerate() {
-            let dk = &mut into.dk[(columns.at(n) - into.first_column) * stride..][..stride];
-            dk.iter_mut().zip(row).for_each(|(dk, x)| *dk += factor * x);
-        }
+        level.dispatch(|| {
+            dq.iter_mut().zip(&**of_queries).for_each(|(dq, x)| *dq -= factor * x);
+            for (n, row) in of_keys.chunks_exact(stride).enumerate() {
+                let dk = &mut into.dk[(columns.at(n) - into.first_column) * stride..][..stride];
+                dk.iter_mut().zip(row).for_each(|(dk, x)| *dk += factor * x);
+            }
+        });
     }
 }
 

@@ -48,8 +48,8 @@ impl OfScore {
 
 impl Graph<'_> {
     /// Runs the backward pass over one slice's blocks; `taken` as in [`Sweep::backward`]. Adds the gradients of the images of
-    /// rows and columns (where `taken`) and of the values, in the order of the head; returns the others, that of the bias where it is
-    /// `wanted` and there is no room for its `pairs`, `[seq_q, seq_kv]`.
+    /// rows and columns (where `taken`) and of the values (unless there is no room for them), in the order of the head; returns the
+    /// others, that of the bias where it is `wanted` and there is no room for its `pairs`, `[seq_q, seq_kv]`.
     fn slice_backward(
         &self,
         slice: usize,
@@ -154,8 +154,10 @@ impl Graph<'_> {
         let channels = Channels { values: &values, gradients: &gradients, dim };
         let delta = self.projections(&results, &gradients, padded(dim));
         let (weighed, log) = (self.weighed(slice), self.sweep(slice).score.is_log());
-        let mut dv = self.pool.zeros(if self.is_streamed() { 0 } else { head.keys.len() * padded(dim) });
-        if !self.is_streamed() {
+        // Where sums over columns depend on the gradients of the values, these are known before all others.
+        let (dv_len, before) = (head.keys.len() * padded(dim), !self.is_streamed());
+        let mut dv = self.pool.zeros(if before { dv_len } else { 0 });
+        if before {
             self.transpose_slice(slice, &gradients, dim, &mut dv);
         }
         let mut epsilon = products(&values, &dv, padded(dim));
@@ -165,17 +167,23 @@ impl Graph<'_> {
         let mut taken = weighed.taken(&self.m.normalisation, head, log, &delta, &epsilon);
         let statistics = weighed.weights.whitened.as_ref();
         taken.whitened = statistics.map(|s| s.back(head, &values, &gradients, &dv, padded(dim)));
+        if before {
+            head.add_columns(&dv, padded(dim), dx, dim, None);
+        }
         drop(dv);
         let taken = (Some(&taken), wanted);
         let in_place = self.map == Map::Identity && head.lies_like(seq_q, d) && head.columns_lie_like(seq_kv, d);
         if in_place && padded(dim) == dim {
+            let dx = if before { &mut [] } else { dx };
             return self.slice_backward(slice, taken, channels, [dq, dk, dx], pairs);
         }
         let [mut of_rows, mut of_columns, mut of_values] =
-            [head.q.len(), head.k.len(), head.keys.len() * padded(dim)].map(|len| self.pool.zeros(len));
+            [head.q.len(), head.k.len(), if before { 0 } else { dv_len }].map(|len| self.pool.zeros(len));
         let into: [&mut [f32]; 3] = [&mut of_rows, &mut of_columns, &mut of_values];
         let mut of_score = self.slice_backward(slice, taken, channels, into, pairs);
-        head.add_columns(&of_values, padded(dim), dx, dim, None);
+        if !before {
+            head.add_columns(&of_values, padded(dim), dx, dim, None);
+        }
         head.add_columns(&of_columns, head.stride, dk, d, Some((self.map, raw.k)));
         head.add_rows(&of_rows, head.stride, dq, d, Some((self.map, raw.q)));
         if self.map == Map::Offset && wanted.parameters {

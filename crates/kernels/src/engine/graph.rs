@@ -9,18 +9,18 @@ use super::{
     columns::Block,
     gradient::Wanted,
     head::{Head, Logits, Slice},
-    normalise::{RowSum, Weighed, is_streamed, summed},
+    normalise::{RowSum, Weighed, is_streamed, saved_numbers, summed},
     pool::Pool,
     routes::merged,
     series::{Hop, Tokens},
     sight::Sight,
     sweep::{Summed, Sweep},
-    whiten::Statistics,
+    whiten::{Moments, Statistics},
 };
 use crate::{
     Error, Parameter, Result, Shape,
     call::{Call, TokenRows},
-    mechanism::{Composed, Estimator, Normalisation, Score, Structure, Whitening},
+    mechanism::{Composed, Estimator, Normalisation, Score, Structure, Whitened, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
     simd::rows::max_abs,
     structure::{clustered, dense::padded},
@@ -29,8 +29,11 @@ use crate::{
 /// Tasks that a call's backward pass is split into where batch and heads are fewer. A constant, lest results depend on the machine.
 pub(super) const TASKS: usize = 16;
 
-/// Numbers per query that [`Graph::save`] writes.
-pub(super) const SAVED: usize = 3;
+/// Numbers that [`Graph::save`] writes.
+pub(super) fn saved_len(m: &Normalisation, s: &Shape) -> usize {
+    let [rows, columns] = saved_numbers(m);
+    s.slices() * (rows * s.seq_q + columns * s.seq_kv)
+}
 
 /// Pairs of a dense or clustered structure, and what weighs them.
 pub(super) struct Graph<'a> {
@@ -48,20 +51,21 @@ pub(super) struct Graph<'a> {
 /// Whether the engine has the composition.
 pub(super) fn is_fused(m: &Composed, causal: bool) -> bool {
     let density = density(m).is_some();
-    let whitened = matches!(m.normalisation, Normalisation::Whitened(_));
     match &m.structure {
         Structure::Dense(dense) => {
-            let full = matches!(&m.normalisation, Normalisation::Whitened(m) if m.whitening == Whitening::Full);
+            // Rows of a window differ in the columns that they see.
+            let whole = |m: &Whitened| m.whitening == Whitening::Full || dense.window.is_some();
+            let whitened = matches!(&m.normalisation, Normalisation::Whitened(m) if whole(m));
             // A density's gradient is summed over columns of weights, which have to be those of magnitudes.
             let signed = density && !m.score.is_non_negative();
-            !signed && !full && !(whitened && (causal || dense.window.is_some()))
+            !signed && !whitened
         }
         Structure::Clustered(s) => {
             let ssa = s.ssa(None, causal);
             // Means of what a query sees of a cluster that goes on differ from query to query.
             let prefixes = causal && ssa.estimator == Estimator::Centroid && !ssa.routes_queries();
-            let columns = matches!(m.normalisation, Normalisation::Symmetric(_));
-            !(density || whitened || columns || prefixes)
+            let columns = matches!(m.normalisation, Normalisation::Symmetric(_) | Normalisation::Whitened(_));
+            !(density || columns || prefixes)
         }
         _ => false,
     }
@@ -128,6 +132,12 @@ impl<'a> Graph<'a> {
         Sweep { head, q: &head.q, k: &head.k, constants: None, score, level: self.call.level, pool: &self.pool }
     }
 
+    /// Whether the affinity of a query and a key is that of the key and the query.
+    fn is_symmetric(&self, head: &Head<'_>) -> bool {
+        let Head { queries, keys, sight, bias, .. } = head;
+        self.m.tied && self.map != Map::Offset && sight.is_complete() && bias.is_none() && queries == keys
+    }
+
     /// Whether rows are summed while values are.
     pub fn is_streamed(&self) -> bool {
         is_streamed(&self.m.normalisation)
@@ -141,6 +151,15 @@ impl<'a> Graph<'a> {
     /// The logarithms of the sums of the rows of `sweep`'s head.
     fn row_logs(&self, sweep: Sweep<'_>) -> Vec<f64> {
         self.rows(sweep, &[], &mut []).iter().map(RowSum::log).collect()
+    }
+
+    /// The means and variances of the rows of `sweep`'s head.
+    fn row_moments(&self, sweep: Sweep<'_>) -> Vec<Moments> {
+        let rows: Vec<_> = {
+            let blocks = sweep.head.blocks.par_iter().with_min_len(self.grain());
+            blocks.map(|block| sweep.row_moments(block)).collect()
+        };
+        rows.into_iter().flatten().collect()
     }
 
     /// The sums of the rows of `sweep`'s head, and `sums` in units of these: [`Sweep::rows`] of all blocks.
@@ -176,12 +195,16 @@ impl<'a> Graph<'a> {
                 Weighed::of_densities(head, log, &densities, [plain, logs], term)
             }
             Normalisation::Symmetric(_) => {
+                let rows = self.row_logs(sweep);
+                if self.is_symmetric(head) {
+                    return Weighed::symmetric(log, rows.clone(), rows);
+                }
                 let transposed = head.transposed();
                 let columns = self.row_logs(Sweep { head: &transposed, q: &transposed.q, k: &transposed.k, ..sweep });
-                Weighed::symmetric(log, self.row_logs(sweep), columns)
+                Weighed::symmetric(log, rows, columns)
             }
             Normalisation::Whitened(m) => {
-                let statistics = Statistics::of(sweep, |sweep| self.row_logs(sweep), m);
+                let statistics = Statistics::of(sweep, |sweep| self.row_moments(sweep), m);
                 Weighed::whitened(statistics, head.keys.len())
             }
             streamed => {
@@ -219,40 +242,50 @@ impl<'a> Graph<'a> {
         })
     }
 
-    /// Writes what spares [`Graph::restore`] the sums of the rows, [`SAVED`] numbers per query of the call.
+    /// Writes what spares [`Graph::restore`] the sums, [`saved_len`] numbers: by number, slice and token.
     pub fn save(&self, stats: &mut [f32]) {
-        let seq = self.call.shape.seq_q;
-        let [sums, rests, terms] = thirds(stats);
-        // A masked query sums nothing.
-        sums.fill(f32::NEG_INFINITY);
+        let (s, m) = (self.call.shape, &self.m.normalisation);
+        if saved_numbers(m)[1] == 0 {
+            // A masked query sums nothing.
+            stats[..s.slices() * s.seq_q].fill(f32::NEG_INFINITY);
+        }
         for (slice, weighed) in self.weighed.iter().enumerate() {
-            let Some(weighed) = weighed.get().filter(|weighed| !weighed.logs.is_empty()) else { continue };
-            for (n, (&i, &ln)) in self.heads[slice].queries.iter().zip(&weighed.logs).enumerate() {
-                let at = slice * seq + i as usize;
-                sums[at] = ln as f32;
-                rests[at] = if ln.is_finite() { (ln - f64::from(sums[at])) as f32 } else { 0.0 };
-                terms[at] = weighed.weights.typical.get(n).copied().unwrap_or(0.0);
+            let Some(weighed) = weighed.get() else { continue };
+            let mut rest = &mut *stats;
+            for (numbers, (tokens, seq)) in weighed.saved(m).into_iter().zip(self.tokens(slice)) {
+                for numbers in numbers {
+                    let (part, behind) = std::mem::take(&mut rest).split_at_mut(s.slices() * seq);
+                    tokens.iter().zip(numbers).for_each(|(&i, x)| part[slice * seq + i as usize] = x);
+                    rest = behind;
+                }
             }
         }
     }
 
-    /// Takes the sums of the rows from what the same call saved.
+    /// Takes the sums from what the same call saved.
     pub fn restore(self, stats: &[f32]) -> Self {
-        if !self.is_streamed() {
-            return self;
-        }
-        let (seq, third) = (self.call.shape.seq_q, stats.len() / SAVED);
+        let (s, m) = (self.call.shape, &self.m.normalisation);
         for (slice, head) in self.heads.iter().enumerate() {
-            let at = |n: usize, part: usize| stats[part * third + slice * seq + head.queries[n] as usize];
-            let rows = 0..head.queries.len();
-            let logs = rows.clone().map(|n| f64::from(at(n, 0)) + f64::from(at(n, 1))).collect();
-            let terms = rows.map(|n| at(n, 2)).collect();
-            let log = self.sweep(slice).score.is_log();
-            let weighed = Weighed::streamed(&self.m.normalisation, head, log, logs, terms);
-            // Nobody has asked for them yet.
-            let _ = self.weighed[slice].set(weighed);
+            let (mut rest, mut saved) = (stats, [Vec::new(), Vec::new()]);
+            for ((saved, count), (tokens, seq)) in saved.iter_mut().zip(saved_numbers(m)).zip(self.tokens(slice)) {
+                for _ in 0..count {
+                    let (part, behind) = rest.split_at(s.slices() * seq);
+                    saved.push(tokens.iter().map(|&i| part[slice * seq + i as usize]).collect());
+                    rest = behind;
+                }
+            }
+            if let Some(weighed) = Weighed::restored(m, head, self.sweep(slice).score.is_log(), saved) {
+                // Nobody has asked for them yet.
+                let _ = self.weighed[slice].set(weighed);
+            }
         }
         self
+    }
+
+    /// The positions of a slice's rows and columns, and of how many tokens they are.
+    fn tokens(&self, slice: usize) -> [(&[u32], usize); 2] {
+        let (s, head) = (self.call.shape, &self.heads[slice]);
+        [(&head.queries, s.seq_q), (&head.keys, s.seq_kv)]
     }
 
     /// One hop of a slice: from `values` by column to `rows`, both of whole vectors and in the order of the head.
@@ -308,13 +341,6 @@ pub(super) fn split<'x>(blocks: &[Block], mut x: &'x mut [f32], stride: usize) -
         part
     };
     blocks.iter().map(part).collect()
-}
-
-/// The thirds of a slice.
-fn thirds(x: &mut [f32]) -> [&mut [f32]; SAVED] {
-    let (first, rest) = x.split_at_mut(x.len() / SAVED);
-    let (second, third) = rest.split_at_mut(rest.len() / 2);
-    [first, second, third]
 }
 
 impl Hop for Graph<'_> {

@@ -260,14 +260,21 @@ impl<'a> Head<'a> {
         let bias = self.bias.as_ref().filter(|bias| bias.has_absent());
         let absent =
             |row: usize, column: usize| bias.is_some_and(|b| b.is_absent(self.queries[row], self.keys[column]));
+        // Runs of columns in order are counted by where an interval begins and ends in them.
+        let in_order = self.counts.is_empty() && bias.is_none() && ascends(&self.keys);
         for block in &self.blocks {
             let columns = || block.columns.iter().flat_map(|columns| columns.clone());
-            let total: f64 = columns().map(count).sum();
+            let total: f64 = match self.counts.is_empty() {
+                true => block.columns.iter().map(|run| run.len() as f64).sum(),
+                false => columns().map(count).sum(),
+            };
             for row in block.rows.clone() {
+                let interval = self.sight.of(self.queries[row]);
                 seen[row] = if self.sight.is_complete() && bias.is_none() {
                     total
+                } else if in_order {
+                    block.columns.iter().map(|run| interval.count(&self.keys[run.clone()]) as f64).sum()
                 } else {
-                    let interval = self.sight.of(self.queries[row]);
                     columns().filter(|&c| interval.holds(self.keys[c]) && !absent(row, c)).map(count).sum()
                 };
             }

@@ -5,11 +5,13 @@ mod bias;
 mod columns;
 mod factors;
 mod features;
+mod filtered;
 mod gradient;
 mod graph;
 mod head;
 mod landmarks;
 mod normalise;
+mod plan;
 mod pool;
 mod range;
 mod routes;
@@ -21,127 +23,22 @@ mod whiten;
 
 use std::borrow::Cow;
 
+pub(crate) use filtered::{soft_backward, soft_forward};
+pub(crate) use plan::{nearest, plan};
 pub(crate) use range::check_row;
 
 use factors::FactorsHop;
 use features::FeatureHop;
-use graph::{Graph, parameter};
+use graph::{Graph, parameter, saved_len};
 use landmarks::LandmarkHop;
 use series::{Hop, Measure, Sum, Tokens};
 
 use crate::{
-    Convergence, Gradients, Parameter, Plan, Result, Shape, Strategy,
+    Convergence, Gradients, Parameter, Result, Shape,
     call::{Call, Saved},
-    mechanism::{Clustered, Composed, Dense, Normalisation, Nystrom, Score, Series, Softmax, Structure},
-    structure::{
-        clustered, dense,
-        nystrom::{self, Preset},
-    },
+    mechanism::{Composed, Normalisation, Nystrom, Series, Structure},
+    structure::nystrom::{self, Preset},
 };
-
-/// What a call does and needs; none where there is no fused path.
-pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
-    if let Structure::Features(structure) = &m.structure {
-        return Some(features::plan(m, structure, shape, causal, hops(m)));
-    }
-    if let Some(structure) = factored(m) {
-        return Some(factors::plan(structure, shape, of_pairs(m, shape, causal, 1), hops(m)));
-    }
-    if let Structure::Nystrom(structure) = &m.structure {
-        return Some(landmarks::plan(m, structure, shape, hops(m)));
-    }
-    if !graph::is_fused(m, causal) {
-        return None;
-    }
-    Some(match &m.structure {
-        Structure::Clustered(structure) => of_clusters(m, structure, shape, causal),
-        _ => of_pairs(m, shape, causal, hops(m)),
-    })
-}
-
-/// Bytes of images of `queries` rows, of keys and of values, and of gradients of these for every task.
-fn rows(shape: &Shape, queries: usize, tasks: usize) -> usize {
-    let [d, dv] = [shape.head_dim + 16, shape.value_dim + 16];
-    4 * shape.slices() * (queries * (d + dv) + tasks * shape.seq_kv * (d + dv))
-}
-
-/// The plan of all pairs that are within the window.
-fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
-    let softmax = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
-    let one = dense::plan(&softmax, shape, causal);
-    let (pairs, sums) = (seen(m, shape, causal), sweeps_of_sums(&m.normalisation));
-    let [d, dv] = [shape.head_dim as u64, shape.value_dim as u64];
-    let (scores, hop) = (pairs * 2 * d, pairs * 2 * (d + dv));
-    let exponential = m.score.is_log() || matches!(m.score, Score::DotSigmoid(_));
-    let exps = if exponential { pairs * (hops + sums) } else { 0 };
-    Plan {
-        strategy: Strategy::Fused,
-        arithmetic: crate::Arithmetic::default(),
-        reason: "pairs are scored in tiles and never stored",
-        tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
-        flops_forward: hop * hops + scores * sums,
-        // Every hop but the last is repeated; then each is swept back.
-        flops_backward: hop * hops.saturating_sub(1) + (scores + 2 * hop) * hops + scores * sums,
-        exps_forward: exps,
-        exps_backward: exps,
-        scratch_forward: 0,
-        scratch_backward: 0,
-        stats: saved_rows(shape) + 2 * shape.slices(),
-        allocated_forward: rows(shape, shape.seq_q, 2),
-        allocated_backward: rows(shape, shape.seq_q, 4),
-        ..one
-    }
-}
-
-/// Pairs of a query and a key that it may see, without masks.
-fn seen(m: &Composed, shape: &Shape, causal: bool) -> u64 {
-    let dense = if let Structure::Dense(dense) = &m.structure { dense.clone() } else { Dense::default() };
-    let sight = sight::Sight::dense(&dense, shape, causal);
-    let row = |i: usize| {
-        let sees = sight.of(i as u32);
-        let high = sees.high.min(shape.seq_kv as u32);
-        let low = sees.low.min(high);
-        u64::from(high - low + sees.sinks.min(low))
-    };
-    shape.slices() as u64 * (0..shape.seq_q).map(row).sum::<u64>()
-}
-
-/// Sweeps over the pairs for sums without which no value can be weighed.
-fn sweeps_of_sums(m: &Normalisation) -> u64 {
-    if normalise::is_streamed(m) { 0 } else { 2 }
-}
-
-/// The plan of a clustered graph, whose clusters are of equal size.
-fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool) -> Plan {
-    let ssa = structure.ssa(m.planned_scale(), causal);
-    let one = clustered::plan(&ssa, shape, causal);
-    // A query that chooses for itself has a row for each cluster beside its own.
-    let routes = if ssa.routes_queries() { ssa.routes.min(ssa.clusters(shape.seq_kv)) } else { 0 };
-    let queries = shape.seq_q.saturating_mul(1 + routes);
-    // What a causal query sees of its own segment lies by itself.
-    let times = if causal && ssa.routes_queries() { 2 } else { 1 };
-    let columns = &Shape { seq_kv: shape.seq_kv.saturating_mul(times), ..*shape };
-    let hops = hops(m);
-    Plan {
-        strategy: Strategy::Fused,
-        arithmetic: crate::Arithmetic::default(),
-        reason: "exact entries and means in gathered tiles, by clusters; no score is stored",
-        tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
-        flops_forward: one.flops_forward.saturating_mul(hops),
-        flops_backward: one.flops_backward.saturating_mul(hops),
-        scratch_forward: 0,
-        scratch_backward: 0,
-        stats: saved_rows(shape) + 2 * shape.slices(),
-        allocated_forward: one.allocated_forward + rows(columns, queries, 2),
-        allocated_backward: one.allocated_backward + rows(columns, 2 * queries, 4),
-        ..one
-    }
-}
-
-/// Numbers that are saved of rows, the logarithms of their sums first; how a solver ended comes after them.
-fn saved_rows(shape: &Shape) -> usize {
-    graph::SAVED * shape.slices() * shape.seq_q
-}
 
 /// The part of `stats` that is the log-sum-exp of every row, where a composition has one.
 pub(crate) fn lse<'s>(m: &Composed, shape: &Shape, stats: &'s [f32]) -> Option<&'s [f32]> {
@@ -222,8 +119,8 @@ pub(crate) fn forward(
         _ => {
             let graph = Graph::new(call, m)?;
             let ended = sum_over(call, m, &graph).forward(v, out)?;
-            let (of_rows, of_solver) = stats.split_at_mut(saved_rows(&call.shape));
-            graph.save(of_rows);
+            let (of_tokens, of_solver) = stats.split_at_mut(saved_len(&m.normalisation, &call.shape));
+            graph.save(of_tokens);
             save(&ended, of_solver);
             return Ok(());
         }
@@ -265,7 +162,7 @@ pub(crate) fn backward(
             series_backward(call, &sum_over(call, m, &LandmarkHop::new(call, m, structure)?), saved, gradients)
         }
         _ => {
-            let graph = Graph::new(call, m)?.restore(&saved.stats[..saved_rows(&call.shape)]);
+            let graph = Graph::new(call, m)?.restore(&saved.stats[..saved_len(&m.normalisation, &call.shape)]);
             series_backward(call, &sum_over(call, m, &graph), saved, gradients)
         }
     }

@@ -67,6 +67,15 @@ pub(super) struct Weighed {
     plain: Vec<f64>,
 }
 
+/// How many numbers per query and per key a call saves, so that its backward pass sums nothing again: [`Weighed::saved`].
+pub(super) fn saved_numbers(m: &Normalisation) -> [usize; 2] {
+    match m {
+        Normalisation::Symmetric(_) => [1, 1],
+        Normalisation::Whitened(_) => [1, 2],
+        _ => [3, 0],
+    }
+}
+
 /// Whether weights follow from sums over single rows, so that these can be summed while the values are.
 pub(super) fn is_streamed(m: &Normalisation) -> bool {
     match m {
@@ -205,6 +214,38 @@ impl Weighed {
         let half = |logs: Vec<f64>| logs.into_iter().map(|ln| factor(log, ln / 2.0)).collect();
         let weights = Weights { rows: half(rows), columns: half(columns), ..Weights::default() };
         Self { weights, ..Self::default() }
+    }
+
+    /// What is saved of rows and of columns: see [`saved_numbers`].
+    pub fn saved(&self, m: &Normalisation) -> [Vec<Vec<f32>>; 2] {
+        let Weights { rows, columns, typical, whitened, .. } = &self.weights;
+        match (m, whitened) {
+            (_, Some(statistics)) => return statistics.saved(),
+            (Normalisation::Symmetric(_), _) => return [vec![rows.clone()], vec![columns.clone()]],
+            _ => {}
+        }
+        let rest = |&ln: &f64| if ln.is_finite() { (ln - f64::from(ln as f32)) as f32 } else { 0.0 };
+        let sums = self.logs.iter().map(|&ln| ln as f32).collect();
+        [vec![sums, self.logs.iter().map(rest).collect(), typical.clone()], Vec::new()]
+    }
+
+    /// From what was [`Weighed::saved`]; none where that does not say it all.
+    pub fn restored(m: &Normalisation, head: &Head<'_>, log: bool, saved: [Vec<Vec<f32>>; 2]) -> Option<Self> {
+        match (m, saved.each_ref().map(Vec::as_slice)) {
+            (Normalisation::Symmetric(_), [[rows], [columns]]) => {
+                let weights = Weights { rows: rows.clone(), columns: columns.clone(), ..Weights::default() };
+                Some(Self { weights, ..Self::default() })
+            }
+            (Normalisation::Whitened(m), [[row_means], [means, factors]]) => {
+                let saved = [row_means, means, factors].map(Clone::clone);
+                Some(Self::whitened(Statistics::new(head, m, saved), head.keys.len()))
+            }
+            (m, [[sums, rests, terms], []]) if is_streamed(m) => {
+                let logs = sums.iter().zip(rests).map(|(&sum, &rest)| f64::from(sum) + f64::from(rest)).collect();
+                Some(Self::streamed(m, head, log, logs, terms.clone()))
+            }
+            _ => None,
+        }
     }
 
     /// What flows back through densities, from what comes back to the logarithms of the columns' affinities.

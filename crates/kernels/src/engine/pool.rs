@@ -23,6 +23,8 @@ pub(super) struct Buffers {
     pub slopes: Aligned,
     /// Terms where values are kept beside them.
     pub terms: Aligned,
+    /// Sums of differences to the keys and to the queries of a tile, times the gradients.
+    pub differences: [Aligned; 2],
     /// What is added to the logits, and the gradients of it.
     pub bias: Aligned,
     pub of_bias: Aligned,
@@ -40,6 +42,7 @@ impl Buffers {
             values: Aligned::new(KEYS * STRIDE),
             slopes: Aligned::default(),
             terms: Aligned::default(),
+            differences: Default::default(),
             bias: Aligned::default(),
             of_bias: Aligned::default(),
             lanes: sight::PanelSight::ALL,

@@ -34,6 +34,13 @@ impl Interval {
     pub fn holds(&self, position: u32) -> bool {
         position < self.sinks || (self.low..self.high).contains(&position)
     }
+
+    /// How many of ascending positions it holds.
+    pub fn count(&self, positions: &[u32]) -> usize {
+        let below = |end: u32| positions.partition_point(|&position| position < end);
+        let low = self.low.max(self.sinks);
+        below(self.sinks) + below(self.high).saturating_sub(below(low))
+    }
 }
 
 impl Sight {

@@ -10,7 +10,7 @@ use super::{
     pool::{Buffers, Pool},
     sight,
     tile::{KEYS, Lanes, QUERIES, Running, STRIDE, rescale, terms, weigh},
-    whiten::{Back, Statistics},
+    whiten::{self, Back, Moments, Statistics},
 };
 use crate::{
     score::{
@@ -94,6 +94,7 @@ pub(super) struct Gradients<'a, 'g> {
     pub first: usize,
     /// Of the columns from `first_column` on.
     pub dk: &'a mut [f32],
+    /// Empty where they are known already.
     pub dv: &'a mut [f32],
     pub first_column: usize,
     /// Where they are wanted.
@@ -167,7 +168,9 @@ impl<'a> Sweep<'a> {
         self.values(buffers, rows, columns, constants, false, &mut unused);
         let size = [columns.len(), buffers.width];
         match &weights.whitened {
-            Some(statistics) => statistics.weigh(self.level, &mut buffers.values, size, rows, columns.at(0)),
+            Some(statistics) => self.with_pairs(buffers, columns, constants, |_, known, buffers| {
+                statistics.weigh(self.level, &mut buffers.values, size, (rows, columns.at(0)), known.visible);
+            }),
             None => {
                 let [of_rows, fine] = row_factors(weights, rows, log);
                 let of_columns = columns.of(&weights.columns, 1);
@@ -200,18 +203,19 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// `sum_j (g_ij - centre_i)^2` of every row of a block, of a log score without edges.
-    pub fn row_deviations(&self, block: &Block, centres: &[f32]) -> Vec<f64> {
-        let mut sums = [0.0; QUERIES];
+    /// The moments of every row of a block, of a log score without edges.
+    pub fn row_moments(&self, block: &Block) -> Vec<Moments> {
+        let mut moments = [Moments::default(); QUERIES];
         self.pool.with(|buffers| {
             block.tiles(&ALL, |rows, columns, constants| {
-                let mut unused = Running::new(true);
-                self.values(buffers, &rows, &columns, constants, false, &mut unused);
-                let size = [columns.len(), buffers.width];
-                super::whiten::add_deviations(self.level, &buffers.values, size, &lanes(centres, &rows), &mut sums);
+                self.values(buffers, &rows, &columns, constants, false, &mut Running::new(true));
+                self.with_pairs(buffers, &columns, constants, |operands, known, buffers| {
+                    let size = [operands.size.rows, operands.size.cols];
+                    whiten::add_moments(self.level, &mut buffers.values, size, known.visible, &mut moments);
+                });
             });
         });
-        sums[..block.rows.len()].to_vec()
+        moments[..block.rows.len()].to_vec()
     }
 
     /// Equal entries that columns stand for, where there are any.

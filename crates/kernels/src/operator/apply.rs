@@ -125,16 +125,14 @@ impl Operator {
             Mechanism::Ssa(m) => structure::clustered::forward(call, m, out.dense(), stats, work),
             Mechanism::Fna(m) => structure::dense::fna_forward(call, m, out, stats, work),
             Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
-                structure::dense::soft_all_forward(call, m, out.dense(), stats, work)
+                engine::soft_forward(call, (m, &self.mechanism.values()), out.dense(), stats)
             }
             Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
                 nystrom::with_preset(&self.mechanism, |values, preset| {
                     nystrom::forward(call, values, preset, out.dense(), stats, work)
                 })?
             }
-            Mechanism::LaplacianExact(m) => {
-                structure::dense::laplacian_exact_forward(call, m, out.dense(), stats, work)
-            }
+            Mechanism::LaplacianExact(_) => engine::forward(call, &self.mechanism.values(), out.dense(), stats, work),
             Mechanism::Composed(m) => match self.forward_projected(call, out, stats, work) {
                 Some(done) => done,
                 None => engine::forward(call, m, out.dense(), stats, work),
@@ -194,15 +192,15 @@ impl Operator {
             Mechanism::Ssa(m) => structure::clustered::backward(call, m, saved, gradients.dense(), work),
             Mechanism::Fna(m) => structure::dense::fna_backward(call, m, saved, gradients, work),
             Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
-                structure::dense::soft_all_backward(call, m, saved, gradients.dense(), work)
+                engine::soft_backward(call, (m, &self.mechanism.values()), saved, gradients.dense())
             }
             Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
                 nystrom::with_preset(&self.mechanism, |values, preset| {
                     nystrom::backward(call, values, preset, saved, gradients.dense(), work)
                 })?
             }
-            Mechanism::LaplacianExact(m) => {
-                structure::dense::laplacian_exact_backward(call, m, saved, gradients.dense(), work)
+            Mechanism::LaplacianExact(_) => {
+                engine::backward(call, &self.mechanism.values(), saved, gradients.dense(), work)
             }
             Mechanism::Composed(m) => match self.backward_projected(call, saved, &mut gradients, work) {
                 Some(done) => done,

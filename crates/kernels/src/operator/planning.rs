@@ -3,7 +3,7 @@
 use super::{naive, projected};
 use crate::{
     Arithmetic, Error, Mechanism, Plan, Precision, Result, Shape, Strategy, engine,
-    mechanism::{Composed, Landmarks, LaplacianExact, Softmax, Whitening},
+    mechanism::{Composed, Landmarks, LaplacianExact, Whitening},
     series,
     simd::Level,
     structure::{self, nystrom},
@@ -29,13 +29,13 @@ pub(super) fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy
         Mechanism::Fna(m) => structure::dense::fna_plan(m, shape, causal),
         Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
         Mechanism::Ssa(m) => structure::clustered::plan(m, shape, causal),
+        Mechanism::LaplacianExact(_) => by_engine(&mechanism.values(), shape, causal),
         Mechanism::Soft(m) | Mechanism::SoftPp(m) if m.landmarks == Landmarks::All => {
-            structure::dense::soft_all_plan(m, shape)
+            by_engine(&mechanism.values(), shape, causal)
         }
         Mechanism::Soft(_) | Mechanism::SoftPp(_) | Mechanism::Laplacian(_) => {
             nystrom::with_preset(mechanism, |values, preset| nystrom::plan(values, preset, shape))?
         }
-        Mechanism::LaplacianExact(m) => structure::dense::laplacian_exact_plan(m, shape),
         Mechanism::Uniform(_) | Mechanism::LinearInfsa(_) => structure::pooled::plan(mechanism, shape, causal),
     };
     if let Mechanism::LaplacianExact(LaplacianExact { whitening: Whitening::Full, .. }) = mechanism {
@@ -55,8 +55,7 @@ pub(super) fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy
 fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
     let preset = m.preset().and_then(|preset| costs(&preset, shape, causal, strategy).ok());
     let fused = fused(m, shape, causal)?;
-    let nearest = Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
-    let cost = fused.unwrap_or_else(|| structure::dense::plan(&nearest, shape, causal));
+    let cost = fused.unwrap_or_else(|| engine::nearest(m, shape, causal));
     let own = match (strategy, fused) {
         (Strategy::Reference, _) => naive::plan(cost, shape),
         (_, Some(fused)) => fused,
@@ -83,6 +82,11 @@ fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, st
         stats: preset.stats.max(own.stats),
         ..preset
     }))
+}
+
+/// The plan of a preset that is carried out as the four values that it is, or what is nearest to it.
+fn by_engine(m: &Composed, shape: &Shape, causal: bool) -> Plan {
+    engine::plan(m, shape, causal).unwrap_or_else(|| engine::nearest(m, shape, causal))
 }
 
 /// The plan of a composition where there is a fused path.

@@ -126,24 +126,6 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + tail
 }
 
-/// `<x_i - centre, dx_i>`, summed over the rows, which are whole vectors: where the `dx` sum to nothing the centre is free,
-/// and near the `x` little cancels. It is the first of three of them, or, where that lies far away in a channel, nearer to the others.
-pub(crate) fn centred_dot(centres: [&[f32]; 3], x: &[f32], dx: &[f32]) -> f64 {
-    let (mut sums, dim) = ([0.0; 8], centres[0].len());
-    let [a, b, c] = centres.map(|centre| centre.as_chunks::<8>().0);
-    for (x, dx) in x.chunks_exact(dim).zip(dx.chunks_exact(dim)) {
-        for (at, (x, dx)) in x.as_chunks::<8>().0.iter().zip(dx.as_chunks::<8>().0).enumerate() {
-            for n in 0..8 {
-                let (low, high) = (b[at][n].min(c[at][n]), b[at][n].max(c[at][n]));
-                let near = 16.0 * (high - low);
-                let centre = a[at][n].max(low - near).min(high + near);
-                sums[n] += f64::from(x[n] - centre) * f64::from(dx[n]);
-            }
-        }
-    }
-    sums.iter().sum()
-}
-
 /// Writes the positions in `range` that are kept; returns them.
 pub(crate) fn positions<'a>(range: Range<usize>, keep: Option<&[bool]>, buffer: &'a mut [f32]) -> &'a [u32] {
     let buffer: &mut [u32] = bytemuck::cast_slice_mut(buffer);

@@ -14,7 +14,6 @@ mod fna;
 mod forward;
 mod head;
 mod infsa;
-mod kernel;
 pub(in crate::structure) mod log_sum;
 mod normalise;
 mod pairing;
@@ -27,14 +26,10 @@ pub(crate) use decode::Decoder;
 pub(crate) use fna::{fna_backward, fna_forward, fna_plan};
 pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
 pub(in crate::structure) use head::{Head, PANEL, Visible, transpose};
-pub(crate) use head::{Rows, centred_dot, dot, padded, positions};
+pub(crate) use head::{Rows, dot, padded, positions};
 pub(crate) use infsa::{
     Unit, check_norms, exponent, frobenius, gamma, hop_backward, infsa_backward, infsa_forward, saved_exponent,
     unnormalised, unnormalised_work,
-};
-pub(crate) use kernel::{
-    laplacian_exact_backward, laplacian_exact_forward, laplacian_exact_plan, soft_all_backward, soft_all_forward,
-    soft_all_plan,
 };
 pub(in crate::structure) use normalise::{Normalisation, Row, RowState, Tile};
 pub(in crate::structure) use pairing::Pairs;

@@ -100,15 +100,13 @@ pub(crate) fn backward(
     if !(decays || core.sizes.by_row && structure.value_conv > 0) {
         return core.backward(saved.out.dense(), saved.stats, saved.dout.dense(), gradients, work);
     }
-    let (mut y, mut dout) = (saved.out.dense().to_vec(), saved.dout.dense().to_vec());
+    let (mut out, mut dout) = (saved.out.dense().to_vec(), saved.dout.dense().to_vec());
     if decays {
-        scale(call, m, &mut y, f64::recip);
+        scale(call, m, &mut out, f64::recip);
         scale(call, m, &mut dout, |gamma| gamma);
     }
     // What the filter has added does not pass through the operator.
-    y.iter_mut().for_each(|y| *y = -*y);
-    core.filter().add_all(call.v.dense(), false, &mut y, work);
-    y.iter_mut().for_each(|y| *y = -*y);
+    let y = core.filter().removed(&out);
     core.backward(&y, saved.stats, &dout, gradients, work)
 }
 

@@ -1,6 +1,8 @@
 //! The filter over the values: every head lays its values out on the grid and convolves them with its one kernel.
 
-use super::pass::{Part, of_tokens, rows_of, share};
+use rayon::prelude::*;
+
+use super::pass::{Part, of_tokens, rows_of};
 use crate::{
     Parameter,
     call::Call,
@@ -76,12 +78,21 @@ impl<'a> Filter<'a> {
     }
 
     /// [`Filter::add`] for whole tensors, where no pass is at work on them anyway.
-    pub fn add_all(&self, x: &[f32], turned: bool, out: &mut [f32], work: &mut [f32]) {
+    pub fn add_all(&self, x: &[f32], turned: bool, out: &mut [f32]) {
         let s = &self.call.shape;
         if self.width > 0 {
-            let items = of_tokens(s.slices(), s.seq_kv).zip(rows_of(out, s.slices(), s.seq_kv, s.value_dim));
-            share(items, work, 0, |(part, out), _| self.add(&part, x, turned, out));
+            let parts = of_tokens(s.slices(), s.seq_kv).zip(rows_of(out, s.slices(), s.seq_kv, s.value_dim));
+            let parts: Vec<_> = parts.collect();
+            parts.into_par_iter().for_each(|(part, out)| self.add(&part, x, turned, out));
         }
+    }
+
+    /// Outputs without what the filter added to them.
+    pub fn removed(&self, out: &[f32]) -> Vec<f32> {
+        let mut rest: Vec<f32> = out.iter().map(|&x| -x).collect();
+        self.add_all(self.call.v.dense(), false, &mut rest);
+        rest.iter_mut().for_each(|x| *x = -*x);
+        rest
     }
 
     /// Writes the gradient of the filters, `out` of the shape of the parameter.

@@ -1,0 +1,162 @@
+//! What calls of compositions do and need, before they are made.
+
+use super::{
+    factored, factors, features, graph,
+    graph::{TASKS, saved_len},
+    hops, landmarks, normalise, sight, tile,
+};
+use crate::{
+    Plan, Shape, Strategy,
+    mechanism::{Centering, Clustered, Composed, Dense, Normalisation, Score, Softmax, Structure, Whitening},
+    parallel::workers,
+    score::{builtin, contract::Term},
+    structure::{
+        clustered,
+        dense::{self, padded},
+    },
+};
+
+/// f32 that a row or column takes in positions, statistics and weights.
+const NUMBERS: usize = 8;
+
+/// What a call does and needs; none where there is no fused path.
+pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
+    if let Structure::Features(structure) = &m.structure {
+        return Some(features::plan(m, structure, shape, causal, hops(m)));
+    }
+    if let Some(structure) = factored(m) {
+        return Some(factors::plan(structure, shape, of_pairs(m, shape, causal, 1), hops(m)));
+    }
+    if let Structure::Nystrom(structure) = &m.structure {
+        return Some(landmarks::plan(m, structure, shape, hops(m)));
+    }
+    if !graph::is_fused(m, causal) {
+        return None;
+    }
+    Some(match &m.structure {
+        Structure::Clustered(structure) => of_clusters(m, structure, shape, causal),
+        _ => of_pairs(m, shape, causal, hops(m)),
+    })
+}
+
+/// The plan of all pairs that are within the window.
+fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
+    let (pairs, [sums, before]) = (seen(m, shape, causal), sweeps_beside(m));
+    let [d, dv] = [shape.head_dim as u64, shape.value_dim as u64];
+    let scores = pairs * per_channel(m, shape) * d;
+    let hop = scores + pairs * 2 * dv;
+    let exponential = m.score.is_log() || matches!(m.score, Score::DotSigmoid(_));
+    let exps = |sweeps| if exponential { pairs * sweeps } else { 0 };
+    let [allocated_forward, allocated_backward] = held(m, shape);
+    Plan {
+        strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
+        reason: "pairs are scored in tiles and never stored",
+        tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
+        flops_forward: hop * hops + scores * sums,
+        // Every hop but the last is repeated; then each is swept back.
+        flops_backward: hop * hops.saturating_sub(1) + (scores + 2 * hop) * hops + scores * before,
+        exps_forward: exps(hops + sums),
+        exps_backward: exps(hops + before),
+        scratch_forward: 0,
+        scratch_backward: 0,
+        stats: saved_len(&m.normalisation, shape) + 2 * shape.slices(),
+        allocated_forward,
+        allocated_backward,
+        ..nearest(m, shape, causal)
+    }
+}
+
+/// Bytes that the two passes hold at once, where masked tokens or channels that are no whole vectors have all rows copied.
+fn held(m: &Composed, s: &Shape) -> [usize; 2] {
+    let Shape { seq_q, seq_kv, .. } = *s;
+    let ([d, dv], slices) = ([s.head_dim, s.value_dim].map(padded), s.slices());
+    let (at_once, threads) = (workers(slices), workers(usize::MAX));
+    let streamed = normalise::is_streamed(&m.normalisation);
+    // Images, positions and weights of all slices; a tile's values, their gradients and rows of each thread.
+    let images = slices * (seq_q + seq_kv) * (d + NUMBERS);
+    let [terms, rows] = [tile::KEYS * tile::STRIDE, tile::QUERIES * (d + dv)];
+    let forward = images + at_once * (seq_q + seq_kv) * dv + threads * (terms + rows);
+    // Of each task the gradients of keys and values, and those of its slice.
+    let tasks = if slices < TASKS { at_once * TASKS.div_ceil(slices) } else { 0 };
+    let of_task = seq_kv * (d + if streamed { dv } else { 0 });
+    let of_slice = (seq_q + seq_kv) * d + 2 * (seq_q + seq_kv) * dv;
+    let own = [(s.k_len(), m.tied), (s.v_len() + s.out_len(), true)];
+    let own: usize = own.into_iter().filter(|(_, held)| *held).map(|(len, _)| len).sum();
+    let of_thread = 3 * terms + rows + tile::KEYS * d + tile::QUERIES * d;
+    let backward = images + own + at_once * of_slice + tasks * of_task + threads * of_thread;
+    [4 * forward, 4 * backward]
+}
+
+/// The plan of softmax, whose bytes are those of all pairs, and whose costs are nearest to those of values that nothing fused holds.
+pub(crate) fn nearest(m: &Composed, shape: &Shape, causal: bool) -> Plan {
+    let softmax = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
+    dense::plan(&softmax, shape, causal)
+}
+
+/// Operations per channel of a pair's term: a distance has one more than a product.
+fn per_channel(m: &Composed, shape: &Shape) -> u64 {
+    let value = |parameter| m.score.value(parameter, shape.head_dim, shape.heads);
+    let term = builtin::with_head(&m.score, shape.head_dim, shape.heads, value, |score| score.term());
+    if term == Term::Product { 2 } else { 3 }
+}
+
+/// Pairs of a query and a key that it may see, without masks.
+fn seen(m: &Composed, shape: &Shape, causal: bool) -> u64 {
+    let dense = if let Structure::Dense(dense) = &m.structure { dense.clone() } else { Dense::default() };
+    let sight = sight::Sight::dense(&dense, shape, causal);
+    let row = |i: usize| {
+        let sees = sight.of(i as u32);
+        let high = sees.high.min(shape.seq_kv as u32);
+        let low = sees.low.min(high);
+        u64::from(high - low + sees.sinks.min(low))
+    };
+    shape.slices() as u64 * (0..shape.seq_q).map(row).sum::<u64>()
+}
+
+/// Sweeps over the pairs beside those of the hops: forward for sums without which no value can be weighed; backward for these, where
+/// they are not saved, and for gradients of the values, which those of such sums come from.
+fn sweeps_beside(m: &Composed) -> [u64; 2] {
+    match &m.normalisation {
+        m if normalise::is_streamed(m) => [0, 0],
+        Normalisation::Symmetric(_) => [if m.tied { 1 } else { 2 }, 1],
+        Normalisation::Whitened(m) => {
+            let columns = m.centering == Centering::PerKey || m.whitening == Whitening::Diagonal;
+            [u64::from(columns) + u64::from(m.centering == Centering::PerQuery), 1]
+        }
+        _ => [2, 4],
+    }
+}
+
+/// Bytes of clustered images of `queries` rows, of keys and of values, and of gradients of these for every task.
+fn rows(shape: &Shape, queries: usize, tasks: usize) -> usize {
+    let [d, dv] = [shape.head_dim + 16, shape.value_dim + 16];
+    4 * shape.slices() * (queries * (d + dv) + tasks * shape.seq_kv * (d + dv))
+}
+
+/// The plan of a clustered graph, whose clusters are of equal size.
+fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool) -> Plan {
+    let ssa = structure.ssa(m.planned_scale(), causal);
+    let one = clustered::plan(&ssa, shape, causal);
+    // A query that chooses for itself has a row for each cluster beside its own.
+    let routes = if ssa.routes_queries() { ssa.routes.min(ssa.clusters(shape.seq_kv)) } else { 0 };
+    let queries = shape.seq_q.saturating_mul(1 + routes);
+    // What a causal query sees of its own segment lies by itself.
+    let times = if causal && ssa.routes_queries() { 2 } else { 1 };
+    let columns = &Shape { seq_kv: shape.seq_kv.saturating_mul(times), ..*shape };
+    let hops = hops(m);
+    Plan {
+        strategy: Strategy::Fused,
+        arithmetic: crate::Arithmetic::default(),
+        reason: "exact entries and means in gathered tiles, by clusters; no score is stored",
+        tile: (tile::QUERIES.min(shape.seq_q), tile::KEYS.min(shape.seq_kv)),
+        flops_forward: one.flops_forward.saturating_mul(hops),
+        flops_backward: one.flops_backward.saturating_mul(hops),
+        scratch_forward: 0,
+        scratch_backward: 0,
+        stats: saved_len(&m.normalisation, shape) + 2 * shape.slices(),
+        allocated_forward: one.allocated_forward + rows(columns, queries, 2),
+        allocated_backward: one.allocated_backward + rows(columns, 2 * queries, 4),
+        ..one
+    }
+}
