@@ -188,14 +188,14 @@ pub enum Error {
 const STEADIER: &str = "lower `optimiser.lr`, lengthen `schedule.warmup_epochs` or set `optimiser.clip_norm`";
 
 impl Error {
-    /// Wraps a failure of the operating system.
-    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+    /// Wraps a failure of the operating system: what was being done to `path`.
+    pub fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Error::Io { path, action, source }
     }
 
-    /// A damaged file.
-    pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> Self {
+    /// A damaged file: what is wrong with it, and the remedy.
+    pub fn damaged(path: &Path, problem: impl Into<String>) -> Self {
         Error::Damaged { path: path.to_path_buf(), problem: problem.into() }
     }
 }

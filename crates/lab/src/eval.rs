@@ -267,7 +267,7 @@ pub(crate) fn check_labels(name: &str, classes: usize, labels: &[u32]) -> Result
 }
 
 /// The class with the highest logit, and that logit. Ties go to the lower class; NaN is never the answer.
-pub(crate) fn answer(logits: &[f32]) -> (usize, f32) {
+pub fn answer(logits: &[f32]) -> (usize, f32) {
     let first = (0, f32::NEG_INFINITY);
     logits.iter().enumerate().fold(first, |best, (class, &logit)| if logit > best.1 { (class, logit) } else { best })
 }

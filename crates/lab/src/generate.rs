@@ -12,13 +12,12 @@ use serde::Serialize;
 
 use crate::{
     Error, Result,
-    analyze::FitFile,
     checkpoint::{Checkpoint, Expectation},
     data::{
         Vocabulary,
         rng::{Purpose, stream},
     },
-    exchange,
+    fit::FitFile,
     train::{self, Corpus, PackedWeights, Task},
 };
 
@@ -59,11 +58,10 @@ pub struct Generated {
 }
 
 /// The language model of `checkpoint`, which was found in `path`, on `device`, and its vocabulary.
-pub(crate) fn language_model(
-    checkpoint: &mut Checkpoint,
-    path: &Path,
-    device: &Device,
-) -> Result<(LanguageModel, Vocabulary)> {
+///
+/// # Errors
+/// [`Error::OtherModel`] when it was not trained on plain text; [`Error::Damaged`], [`Error::Io`].
+pub fn language_model(checkpoint: &Checkpoint, path: &Path, device: &Device) -> Result<(LanguageModel, Vocabulary)> {
     let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
         return Err(checkpoint.state.expects.unasked(path, "plain text"));
     };
@@ -96,11 +94,11 @@ impl Generator {
     /// # Errors
     /// As [`Generator::load`]; [`Error::Exchange`] where the layers and heads of `fit` are not those of the model.
     pub fn load_with(path: &Path, fit: Option<&FitFile>, device: &Device) -> Result<Self> {
-        let mut checkpoint = Checkpoint::find(path)?;
-        let (mut model, vocabulary) = language_model(&mut checkpoint, path, device)?;
+        let checkpoint = Checkpoint::find(path)?;
+        let (mut model, vocabulary) = language_model(&checkpoint, path, device)?;
         if let Some(fit) = fit {
             let recipe = &checkpoint.state.recipe;
-            let told = exchange::apply(fit, recipe, Corpus::attentions(&mut model));
+            let told = fit.apply(recipe, Corpus::attentions(&mut model));
             told.map_err(|problem| Error::Exchange {
                 path: checkpoint.path.clone(),
                 trained: recipe.mechanism.id(),

@@ -1,11 +1,11 @@
 //! Data sets, training, evaluation, prediction and reports for Resolvent.
 
-pub mod analyze;
 pub mod augment;
 pub mod bench;
 pub mod bleu;
 pub mod budget;
 pub mod calibration;
+pub mod candidate;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;
@@ -16,10 +16,12 @@ pub mod environment;
 mod error;
 pub mod eval;
 pub mod exchange;
-pub mod explain;
+pub mod fit;
 pub mod folder;
 pub mod generate;
+pub mod memory;
 pub mod metrics;
+pub mod page;
 pub mod predict;
 pub mod progress;
 pub mod recipe;
@@ -27,8 +29,7 @@ pub mod report;
 pub mod source;
 pub mod stats;
 pub mod stop;
-pub mod subject;
-mod tensors;
+pub mod tensors;
 pub mod train;
 
 pub use error::{Error, Result};

@@ -115,14 +115,14 @@ impl Interval {
 
 /// `count` of `len` places, evenly spread, as files are often sorted by class; one somewhere in each of as many equal parts,
 /// as classes often take turns. By the golden ratio, whose multiples take turns with nothing.
-pub(crate) fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
+pub fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
     let count = count.min(len);
     let within = |i: usize| (i as f64 * 0.618_033_988_749_895).fract();
     (0..count).map(move |i| (((i as f64 + within(i)) * len as f64 / count as f64) as usize).min(len - 1))
 }
 
 /// The softmax of one example's logits.
-pub(crate) fn probabilities(logits: &[f32]) -> Vec<f64> {
+pub fn probabilities(logits: &[f32]) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - highest).exp()).collect();
     let sum: f64 = powers.iter().sum();

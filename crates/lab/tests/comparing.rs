@@ -12,8 +12,10 @@ use std::{
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
-    compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison, MemoryProbe, RunResult},
+    candidate::Candidate,
+    compare::{self, CompareOptions, CompareOutcome, Comparison, RunResult},
     data::{PictureDataset, PictureSpec},
+    memory::MemoryProbe,
     progress::{Event, Observer},
     recipe::ModelRecipe,
     train::{self, Outcome, Resume, TrainOptions},

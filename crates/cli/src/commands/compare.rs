@@ -6,7 +6,8 @@ use clap::Args;
 use resolvent::attention::check_row_local;
 use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
-    compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison},
+    candidate::Candidate,
+    compare::{self, CompareOptions, CompareOutcome, Comparison},
     data::Data,
     recipe::{ModelRecipe, with_settings_of},
 };

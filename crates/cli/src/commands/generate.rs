@@ -9,8 +9,8 @@ use std::{
 use clap::Args;
 use resolvent::models::Sampling;
 use resolvent_lab::{
-    analyze::FitFile,
     budget::Held,
+    fit::FitFile,
     generate::{Generated, Generator, Weights},
     source,
 };

@@ -4,7 +4,6 @@
 //! the recipe has a time budget, a few steps of every mechanism are timed first, and what the slowest can afford is what
 //! all get. Speed and memory are measured at the end, in turns, on the trained models.
 
-mod memory;
 mod ranking;
 mod results;
 mod speed;
@@ -24,20 +23,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Recipe, Result,
+    candidate::Candidate,
     checkpoint::{Checkpoint, DataIdentity, to_json},
     data,
     device::is_cpu,
     disk::write_atomically,
     environment::Environment,
     folder::{Claim, Contents},
+    memory::MemoryProbe,
     progress::{Event, Observer, Silent},
     report,
     source::Document,
     train::{self, Outcome, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, landmark_counts},
 };
 
-pub use memory::MemoryProbe;
-pub(crate) use memory::peak_above;
 pub use ranking::Difference;
 pub use results::{Comparison, Diverged, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
@@ -49,22 +48,6 @@ pub(crate) const SHARED: &str = "comparison.json";
 
 /// What is compared where nothing else is asked for: the baseline, the control, and InfSA.
 pub const DEFAULT: [&str; 5] = ["softmax", "infsa", "infsa-resolvent", "linear-infsa", "uniform"];
-
-/// A mechanism with the name that it has in folders, tables and pictures.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
-    /// Part of a folder's name.
-    pub name: String,
-    /// The mechanism.
-    pub mechanism: Mechanism,
-}
-
-impl From<Mechanism> for Candidate {
-    /// Named by its id.
-    fn from(mechanism: Mechanism) -> Self {
-        Self { name: mechanism.id().into(), mechanism }
-    }
-}
 
 /// What to compare, and how to run it.
 #[derive(Clone)]

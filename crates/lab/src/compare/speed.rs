@@ -5,10 +5,10 @@ use std::time::Instant;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{MemoryProbe, peak_above};
 use crate::{
     Recipe, Result,
     checkpoint::Checkpoint,
+    memory::{MemoryProbe, peak_above},
     train::{Bench, TaskData, median},
 };
 

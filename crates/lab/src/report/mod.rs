@@ -1,22 +1,9 @@
 //! Reports: one HTML file with everything in it, no network, for screens of any width and for paper.
 
-mod analysis;
-mod bars;
 mod bench;
-pub mod chart;
 mod comparison;
-mod diffusion;
-mod distances;
-mod downsample;
-mod explanation;
-mod fit;
-mod frame;
-mod page;
-mod paths;
 mod run;
 mod samples;
-mod summary;
-mod ticks;
 
 use std::path::Path;
 
@@ -30,11 +17,8 @@ use crate::{
     train::{self, TrainSummary},
 };
 
-pub use analysis::analysis_page;
 pub use bench::bench_page;
 pub use comparison::comparison_page;
-pub use explanation::explanation_page;
-pub use fit::fit_page;
 pub use run::{progress_page, run_page};
 
 /// The name of a report in its folder.
