@@ -13,7 +13,7 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::Checkpoint,
     data::{Data, PairDataset},
-    eval::{Evaluation, Tally, answer},
+    evaluation::{Evaluation, Tally, answer},
     fit::FitFile,
     train::{self, Part, Task, TaskData, device_of},
 };

@@ -18,6 +18,7 @@ use resolvent_lab::{
     memory::MemoryProbe,
     progress::{Event, Observer},
     recipe::ModelRecipe,
+    report::write_comparison,
     train::{self, Outcome, Resume, TrainOptions},
 };
 
@@ -33,7 +34,7 @@ fn recipe() -> Recipe {
 
 /// All mechanisms into `out`, with one timed step each.
 fn quick(out: &Path) -> CompareOptions {
-    CompareOptions { slot_seconds: 0.0, ..CompareOptions::new(out) }
+    CompareOptions { report: Some(Arc::new(write_comparison)), slot_seconds: 0.0, ..CompareOptions::new(out) }
 }
 
 fn finished(outcome: CompareOutcome) -> Comparison {

@@ -13,9 +13,8 @@ use resolvent_lab::{
     data::DataSpec,
     device::Device,
     fit::{Cost, FIT, Measure},
-    folder::{Claim, Contents},
+    folder::{Claim, Contents, REPORT},
     recipe::with_length_scale,
-    report::REPORT,
     stop,
 };
 use resolvent_probe::{

@@ -5,8 +5,7 @@ use std::{path::PathBuf, str::FromStr, sync::Arc};
 use clap::{Args, ValueEnum};
 use resolvent_lab::{
     data::DataSpec,
-    folder::{Claim, Contents},
-    report::REPORT,
+    folder::{Claim, Contents, REPORT},
 };
 use resolvent_probe::{
     explain::{self, ExplainOptions, MapRule, Query},

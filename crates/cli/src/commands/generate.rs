@@ -11,7 +11,8 @@ use resolvent::models::Sampling;
 use resolvent_lab::{
     budget::Held,
     fit::FitFile,
-    generate::{Generated, Generator, Weights},
+    generate::{Generated, Generator},
+    predict::Weights,
     source,
 };
 use serde_json::json;

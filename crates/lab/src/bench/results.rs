@@ -11,13 +11,7 @@ use resolvent_kernels::{Mechanism, Plan, Shape};
 use serde::{Deserialize, Serialize};
 
 use super::{Ceilings, Check, RESULTS};
-use crate::{
-    Error, Result,
-    disk::write_atomically,
-    environment::Environment,
-    report::{REPORT, bench_page},
-    train::median,
-};
+use crate::{Error, Result, disk::write_atomically, environment::Environment, train::median};
 
 /// The result of a benchmark, as in its `bench.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -251,15 +245,14 @@ pub(crate) const PASSES: [(&str, Pass); 2] =
     [("forward", |p| p.forward.as_ref()), ("forward + backward", |p| p.training.as_ref())];
 
 impl BenchReport {
-    /// Writes `bench.json` and `report.html` to a folder, each whole or not at all.
+    /// Writes `bench.json` to a folder, whole or not at all.
     ///
     /// # Errors
-    /// [`Error::Io`] where a file cannot be written, [`Error::Damaged`] where the results cannot be put as JSON.
+    /// [`Error::Io`] where it cannot be written, [`Error::Damaged`] where the results cannot be put as JSON.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let file = folder.join(RESULTS);
         let json = serde_json::to_value(self).map_err(|e| Error::damaged(&file, e.to_string()))?;
-        write_atomically(&file, format!("{json:#}\n").as_bytes())?;
-        write_atomically(&folder.join(REPORT), bench_page(self).as_bytes())
+        write_atomically(&file, format!("{json:#}\n").as_bytes())
     }
 
     /// Whether every mechanism of ours agreed with the reference.

@@ -10,10 +10,11 @@ use crate::{
     Recipe,
     checkpoint::DataIdentity,
     environment::Environment,
-    eval::Prediction,
+    evaluation::Prediction,
     metrics::Scalars,
     recipe::ModelRecipe,
-    train::{Ended, LandmarkCount, Plan, TrainSummary},
+    schedule::Plan,
+    train::{Ended, LandmarkCount, TrainSummary},
 };
 
 /// The result of a comparison, as in its `results.json`.

@@ -1,5 +1,6 @@
-//! Trained models on texts and pictures of one's own.
+//! Trained models, and what they answer to texts and pictures of one's own.
 
+mod language;
 mod pictures;
 
 use std::{collections::BTreeMap, path::Path};
@@ -15,6 +16,7 @@ use crate::{
     train::{self, BATCH_TOKENS},
 };
 
+pub use language::{Weights, language_model};
 pub use pictures::{
     ClassifiedPicture, PictureClassifier, Seen, images, picture_classifier, picture_files, read_picture,
 };

@@ -7,7 +7,7 @@ use crate::{
     Result,
     checkpoint::State,
     environment::Environment,
-    eval::{Evaluation, Metric},
+    evaluation::{Evaluation, Metric},
     metrics::{EpochRecord, Record, StepRecord},
     page::{
         self,

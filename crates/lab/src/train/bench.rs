@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 
-use super::{Plan, Task, TaskData, clock::Clock, session::Session};
+use super::{Task, TaskData, clock::Clock, session::Session};
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity},
+    schedule::Plan,
 };
 
 /// Steps that warm caches and memory up before any is timed.

@@ -22,13 +22,12 @@ mod pictures;
 mod recall;
 mod run;
 mod samples;
-mod schedule;
 mod session;
 mod task;
 mod texts;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -37,11 +36,12 @@ use resolvent::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Recipe,
-    checkpoint::{Best, DataIdentity, Origin},
-    eval::Evaluation,
-    metrics::Scalars,
+    Recipe, Result,
+    checkpoint::{Best, DataIdentity, Origin, State},
+    evaluation::Evaluation,
+    metrics::{Record, Scalars},
     progress::{Observer, Silent},
+    schedule::Plan,
 };
 
 pub(crate) use begin::check_fit;
@@ -67,7 +67,6 @@ pub use recall::{Recall, RecallBatch, RecallInputs};
 pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};
 pub use samples::{Continuation, Errors, Samples, Seen, Translation, WrongAnswer};
-pub use schedule::{LearningRate, Plan};
 pub use task::{Part, Task, TaskData};
 pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
 pub use texts::{Lost, TextBatch, Texts, TokenInputs};
@@ -83,6 +82,18 @@ pub enum Resume {
     /// Continue it if there is one.
     IfPresent,
 }
+
+/// Where a run stands, for its report.
+#[derive(Debug, Clone, Copy)]
+pub enum Standing<'a> {
+    /// Under way: the state of its last checkpoint.
+    UnderWay(&'a State),
+    /// Finished.
+    Finished(&'a TrainSummary),
+}
+
+/// Writes the report of a run into its folder, from where it stands and its metrics.
+pub type Reporter = Arc<dyn Fn(&Path, Standing<'_>, &[Record]) -> Result<()> + Send + Sync>;
 
 /// How to run, as opposed to what to compute (the [`Recipe`], seed included). Threads are those of rayon's global pool;
 /// on the CPU results do not depend on their number.
@@ -105,6 +116,8 @@ pub struct TrainOptions {
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
     pub observer: Arc<dyn Observer>,
+    /// Who writes the report, after every epoch and at the end, such as [`crate::report::write_run`]. Default: nobody.
+    pub report: Option<Reporter>,
 }
 
 impl TrainOptions {
@@ -119,6 +132,7 @@ impl TrainOptions {
             name: None,
             stop: Arc::default(),
             observer: Arc::new(Silent),
+            report: None,
         }
     }
 }

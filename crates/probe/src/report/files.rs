@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use resolvent_lab::{Error, Result, disk::write_atomically, report::REPORT};
+use resolvent_lab::{Error, Result, disk::write_atomically, folder::REPORT};
 
 use super::{analysis_page, explanation_page, fit_page};
 use crate::{

@@ -15,9 +15,8 @@ use resolvent_lab::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, Expectation, PictureExpectation, TextExpectation},
     data::Vocabulary,
-    eval::answer,
-    generate::language_model,
-    predict::{images, picture_classifier, text_classifier},
+    evaluation::answer,
+    predict::{images, language_model, picture_classifier, text_classifier},
     stats::probabilities,
     train::{PictureModel, block_name},
 };
