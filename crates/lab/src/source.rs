@@ -12,7 +12,7 @@ use zip::ZipArchive;
 
 use crate::{
     budget::{self, Held, TREE},
-    data::{Error, Result},
+    error::data::{Error, Result},
 };
 
 /// Bytes read from disk at a time: large enough that system calls do not show.

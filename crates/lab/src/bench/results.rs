@@ -11,7 +11,16 @@ use resolvent_kernels::{Mechanism, Plan, Shape};
 use serde::{Deserialize, Serialize};
 
 use super::{Ceilings, Check, RESULTS};
-use crate::{Error, Result, disk::write_atomically, environment::Environment, train::median};
+use crate::{
+    Error, Result,
+    columns::{
+        Align::{Left, Right},
+        Columns,
+    },
+    disk::write_atomically,
+    environment::Environment,
+    stats::median,
+};
 
 /// The result of a benchmark, as in its `bench.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -323,18 +332,14 @@ impl BenchReport {
 
     /// A table as text: a row per name and label, a column per number of tokens.
     fn rows(&self, title: &str, rows: &[(String, &str)], cell: impl Fn(&str, usize) -> Option<String>) -> String {
-        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        let mut text = format!("\n{title}\n{:width$}", "tokens");
-        for n in self.sizes() {
-            let _ = write!(text, " {n:>9}");
-        }
+        let sizes = self.sizes();
+        let numbers = sizes.iter().map(|n| (Right, n.to_string()));
+        let mut table = Columns::new(std::iter::once((Left, "tokens".to_owned())).chain(numbers));
         for (name, label) in rows {
-            let _ = write!(text, "\n{name:width$}");
-            for n in self.sizes() {
-                let _ = write!(text, " {:>9}", cell(label, n).unwrap_or("–".into()));
-            }
+            let cells = sizes.iter().map(|&n| cell(label, n).unwrap_or("–".into()));
+            table.row(std::iter::once(name.clone()).chain(cells));
         }
-        text + "\n"
+        format!("\n{title}\n{table}")
     }
 }
 

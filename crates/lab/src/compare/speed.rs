@@ -9,7 +9,8 @@ use crate::{
     Recipe, Result,
     checkpoint::Checkpoint,
     memory::{MemoryProbe, peak_above},
-    train::{Bench, TaskData, median},
+    stats::median,
+    train::{Bench, TaskData},
 };
 
 /// Rounds over all mechanisms; the median round counts.

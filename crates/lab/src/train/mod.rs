@@ -46,7 +46,7 @@ use crate::{
 
 pub(crate) use begin::check_fit;
 pub use bench::seconds_per_step;
-pub(crate) use bench::{Bench, median, time_steps};
+pub(crate) use bench::{Bench, time_steps};
 pub use clip::{clip_by_global_norm, clip_on_device};
 pub use clock::Breakdown;
 pub(crate) use corpus::language_config;

@@ -6,9 +6,9 @@ use resolvent_kernels::{
     ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Scratch, Shape, Strategy,
     mechanism::Uniform,
 };
-use resolvent_lab::memory::peak_above;
+use resolvent_lab::{memory::peak_above, stats::finite_median};
 
-use super::{AnalyzeOptions, CallResult, OutputError, Sequence, learned::extras, tally::median};
+use super::{AnalyzeOptions, CallResult, OutputError, Sequence, learned::extras};
 
 /// Softmax's rows are shares to within this.
 const WHOLE: f32 = 1e-3;
@@ -92,7 +92,7 @@ pub(super) fn apply(
         None => drop(own.pass(&mut buffers)?),
     }
     let times = (0..options.rounds).map(|_| own.pass(&mut buffers)).collect::<resolvent_kernels::Result<Vec<_>>>()?;
-    call.seconds = median(times);
+    call.seconds = finite_median(times);
     let plan = mechanism.clustering().is_some().then(|| own.operator.clusters(&own.inputs, &Mask::NONE)).transpose()?;
     Ok(Applied { plan: plan.map(|plan| plan.into_owned()), out: whole(&own.operator, buffers.out) })
 }

@@ -3,7 +3,13 @@
 use std::fmt::Write;
 
 use resolvent_kernels::{Mechanism, Shape};
-use resolvent_lab::environment::Environment;
+use resolvent_lab::{
+    columns::{
+        Align::{Left, Right},
+        Columns,
+    },
+    environment::Environment,
+};
 use serde::Serialize;
 
 use super::{
@@ -194,11 +200,8 @@ impl OutputError {
 impl Analysis {
     /// The verdicts as text.
     pub fn table(&self) -> String {
-        let mut text = format!(
-            "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>12}  {}\n",
-            "mechanism", "error", "worst", "cosine", "ms", "x softmax", "MB", "rows", "verdict"
-        );
-        let dash = || "-".to_owned();
+        let numbers = ["error", "worst", "cosine", "ms", "x softmax", "MB", "rows"].map(|name| (Right, name));
+        let mut table = Columns::new([(Left, "mechanism")].into_iter().chain(numbers).chain([(Left, "verdict")]));
         let ranked = || self.ranking().into_iter().map(|at| &self.verdicts[at]);
         for verdict in ranked() {
             let n = &verdict.numbers;
@@ -206,12 +209,9 @@ impl Analysis {
                 true => format!(" of {some}"),
                 false => String::new(),
             };
-            let of = |x: Option<f64>, digits: usize| x.map_or_else(dash, |x| format!("{x:.digits$}"));
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                text,
-                "{:<16} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>12}  {}",
-                verdict.name,
+            let of = |x: Option<f64>, digits: usize| x.map_or_else(|| "-".into(), |x| format!("{x:.digits$}"));
+            table.row([
+                verdict.name.clone(),
                 of(n.error_median.map(|x| 100.0 * x), 1),
                 of(n.error_worst.map(|x| 100.0 * x), 1),
                 of(n.cosine, 3),
@@ -219,13 +219,15 @@ impl Analysis {
                 of(n.time_ratio, 2),
                 of(n.peak_bytes.map(|x| x / 1e6), 2),
                 of(n.perplexity, 1) + &among(n.perplexity_heads, n.heads + n.incomparable),
-                verdict.finding.label(),
-            );
+                verdict.finding.label().to_string(),
+            ]);
         }
+        let mut text = table.to_string();
         text.push_str(
             "error: percent of softmax's output, after one factor per head; rows: tokens that a row attends to, of so many heads where not of all\n",
         );
         for verdict in ranked() {
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "\n{}", verdict.sentence);
         }
         let _ = writeln!(text, "\n{}", self.headline());

@@ -1,6 +1,6 @@
 //! What verdicts and reports say of all heads, in memory that does not grow with their number.
 
-use resolvent_lab::stats::Interval;
+use resolvent_lab::stats::{Interval, finite_median};
 
 use super::{CLOSE, CallResult, DistanceStats, GraphReport, HeadDistances, HeadResult, QUANTITIES, Quantity};
 
@@ -62,7 +62,7 @@ impl Sample {
 
     /// The middle of those kept; `None` of none.
     pub fn median(&self) -> Option<f64> {
-        median(self.values.iter().copied())
+        finite_median(self.values.iter().copied())
     }
 
     /// Where the true middle lies, from those kept; `None` of fewer than six.
@@ -76,18 +76,6 @@ impl Sample {
         let mean = self.values.iter().sum::<f64>() / count;
         let variance = self.values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
         (count > 0.0).then(|| [mean, variance.sqrt()])
-    }
-}
-
-/// The middle of some numbers, those that are not finite left out.
-pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.into_iter().filter(|x| x.is_finite()).collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some(0.5 * (values[middle - 1] + values[middle])),
     }
 }
 
@@ -312,13 +300,6 @@ impl DistanceTally {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_middle() {
-        assert_eq!(median([3.0, 1.0, f64::NAN, 2.0]), Some(2.0));
-        assert_eq!(median([4.0, 1.0]), Some(2.5));
-        assert_eq!(median([]), None);
-    }
 
     /// A hundred thousand values are thinned evenly: the memory is bounded, the middle stays, the largest is the largest.
     #[test]

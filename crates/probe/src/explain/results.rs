@@ -4,8 +4,12 @@ use std::fmt::Write;
 
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
+    columns::{
+        Align::{Left, Right},
+        Columns,
+    },
     environment::Environment,
-    stats::{Interval, Side},
+    stats::{Interval, Side, moments},
 };
 use serde::Serialize;
 
@@ -68,10 +72,13 @@ impl Spread {
     /// Of some values; `None` of none.
     pub fn new(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().collect();
-        let (examples, count) = (values.len(), values.len() as f64);
-        let mean = values.iter().sum::<f64>() / count;
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-        (examples > 0).then_some(Self { mean, std: (squares / (count - 1.0).max(1.0)).sqrt(), examples })
+        let (mean, variance) = moments(&values);
+        (!values.is_empty()).then_some(Self { mean, std: variance.sqrt(), examples: values.len() })
+    }
+
+    /// `87.2 (0.3)` in percent.
+    fn percent(self) -> String {
+        format!("{:.1} ({:.1})", 100.0 * self.mean, 100.0 * self.std)
     }
 }
 
@@ -294,25 +301,21 @@ impl Explanation {
         if self.maps.is_empty() {
             return self.table_of_layers();
         }
-        let mut text = format!(
-            "{:<10} {:>14} {:>14} {:>14} {:>14} {:>14}\n",
-            "map", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "in boxes"
-        );
-        let cell = |spread: Option<Spread>| {
-            spread.map_or_else(|| "-".into(), |s| format!("{:.1} ({:.1})", 100.0 * s.mean, 100.0 * s.std))
-        };
+        let scores = ["MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "in boxes"].map(|name| (Right, name));
+        let mut table = Columns::new([(Left, "map")].into_iter().chain(scores));
         for m in &self.maps {
-            let columns = [Some(m.morf_aoc), Some(m.lerf_auc), m.roc_auc, m.average_precision, m.mass].map(cell);
-            let [morf, lerf, roc, precision, mass] = columns;
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{:<10} {morf:>14} {lerf:>14} {roc:>14} {precision:>14} {mass:>14}", m.map);
+            let scores = [Some(m.morf_aoc), Some(m.lerf_auc), m.roc_auc, m.average_precision, m.mass];
+            let cells = scores.map(|spread| spread.map_or_else(|| "-".into(), Spread::percent));
+            table.row([m.map.to_owned()].into_iter().chain(cells));
         }
+        let mut text = table.to_string();
         let located = match self.located() {
             0 => String::new(),
             located => format!(", {located} of them with places in boxes and out"),
         };
         let cut =
             if self.cut > 0 { format!("; {} texts were cut to what the model reads", self.cut) } else { String::new() };
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "percent, mean (deviation) over {} examples{located}; {}, {}, of {}, {}{cut}",
@@ -327,13 +330,11 @@ impl Explanation {
 
     /// How many places each layer looks at, of a model whose maps are not scored.
     fn table_of_layers(&self) -> String {
-        let mut text = format!("{:<20} {:>20}\n", "layer", "tokens looked at, %");
+        let mut table = Columns::new([(Left, "layer"), (Right, "tokens looked at, %")]);
         for layer in &self.layers {
-            let Spread { mean, std, .. } = layer.breadth;
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{:<20} {:>20}", layer.layer, format!("{:.1} ({:.1})", 100.0 * mean, 100.0 * std));
+            table.row([layer.layer.clone(), layer.breadth.percent()]);
         }
-        text + &self.headline() + "\n"
+        table.to_string() + &self.headline() + "\n"
     }
 }
 

@@ -6,13 +6,13 @@ use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
     candidate::Candidate,
     fit::{Cost, FittedLayer, Measure},
+    stats::finite_median,
 };
 
 use super::{FitOptions, choice::Offer};
 use crate::analyze::{
     OutputError, Sequence,
     outputs::{Buffers, Call, Reference},
-    tally::median,
     values_of,
 };
 
@@ -59,7 +59,7 @@ impl Trial {
 
     /// The median of its costs.
     pub fn cost(&self) -> Option<f64> {
-        median(self.costs.iter().copied()).filter(|_| self.refused.is_none())
+        finite_median(self.costs.iter().copied()).filter(|_| self.refused.is_none())
     }
 
     /// How far `head` is on what choices are made by, or on what is held out.
@@ -124,7 +124,7 @@ pub(super) fn attempt(
         }
     }
     let cost = |at: usize| match options.cost {
-        Cost::Time => median(costs[at].iter().copied()),
+        Cost::Time => finite_median(costs[at].iter().copied()),
         Cost::Operations => calls[at].as_ref().map(|call| {
             let plan = call.operator.plan();
             (plan.flops_forward + plan.exps_forward) as f64
@@ -183,7 +183,7 @@ pub(super) fn check(
     let distances = (0..sequence.shape.heads)
         .map(|head| reference.errors(head, &out).0.map(|error| distance(options.measure, &error)))
         .collect();
-    Some(Checked { seconds: times.map(|times| median(times).unwrap_or(f64::NAN)), distances })
+    Some(Checked { seconds: times.map(|times| finite_median(times).unwrap_or(f64::NAN)), distances })
 }
 
 /// The output of a layer whose heads have mechanisms of their own, `[heads, tokens, value_dim]`.

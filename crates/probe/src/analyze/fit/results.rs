@@ -4,6 +4,10 @@ use std::fmt::Write;
 
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
+    columns::{
+        Align::{Left, Right},
+        Columns,
+    },
     environment::Environment,
     fit::{FitFile, FittedLayer, Measure},
 };
@@ -234,9 +238,9 @@ impl Fit {
     /// Layers and sentences as text.
     pub fn table(&self) -> String {
         let name = self.file.measure.name();
-        let width = self.file.layers.iter().map(|layer| layer.name.chars().count()).max().unwrap_or(0).max(5);
-        let mut text =
-            format!("{:<width$} {:>8} {:>8} {:>10}  mechanisms (heads)\n", "layer", "cost", name, "x softmax");
+        let numbers = ["cost", name, "x softmax"].map(|name| (Right, name));
+        let last = (Left, "mechanisms (heads)");
+        let mut table = Columns::new([(Left, "layer")].into_iter().chain(numbers).chain([last]));
         for (layer, found) in self.file.layers.iter().zip(&self.layers) {
             let mean = |of: &dyn Fn(&HeadFit) -> Option<f64>| {
                 let all: Vec<f64> = found.heads.iter().filter_map(of).collect();
@@ -245,18 +249,17 @@ impl Fit {
             let shown = |x: Option<f64>, digits: usize| x.map_or_else(|| "-".into(), |x| format!("{x:.digits$}"));
             let ratio = found.seconds[0].zip(found.seconds[1]).map(|(dense, own)| own / dense);
             let mixture: Vec<String> = Self::mixture(found).iter().map(|(name, n)| format!("{name} ({n})")).collect();
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                text,
-                "{:<width$} {:>8} {:>8} {:>10}  {}",
-                layer.name,
+            table.row([
+                layer.name.clone(),
                 shown(mean(&|head| Some(head.cost)), 2),
                 shown(mean(&|head| head.checked), 4),
                 shown(ratio, 2),
-                mixture.join(", ")
-            );
+                mixture.join(", "),
+            ]);
         }
+        let mut text = table.to_string();
         let on = if self.unchecked() { "all sequences" } else { "held-out sequences" };
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "cost: {} over dense softmax's; {name} and x softmax (time): on {on}, as fitted\n",

@@ -1,8 +1,8 @@
 //! What can be wrong with a recipe, a run or a checkpoint, as typed data.
 
-use std::{io, path::Path, path::PathBuf};
+pub(crate) mod data;
 
-use crate::data;
+use std::{io, path::Path, path::PathBuf};
 
 /// The result of training, evaluating and comparing.
 pub type Result<T> = std::result::Result<T, Error>;

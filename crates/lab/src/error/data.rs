@@ -2,8 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use super::PictureShape;
-use crate::budget::size_text;
+use crate::{picture::PictureShape, sizes::size_text};
 
 /// The result of loading or describing a data set.
 pub type Result<T> = std::result::Result<T, Error>;
