@@ -24,7 +24,7 @@ pub mod generate;
 pub mod memory;
 pub mod metrics;
 pub mod page;
-pub mod picture;
+mod picture;
 pub mod predict;
 pub mod progress;
 pub mod recipe;

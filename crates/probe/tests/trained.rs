@@ -6,7 +6,7 @@ use image::{DynamicImage, RgbImage};
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
-    data::{Data, PictureDataset, PictureSpec},
+    data::{Data, Pathfinder, PictureDataset, PictureSpec},
     device::Device,
     exchange::{self, Replacement},
     fit::{FIT, FitFile},
@@ -136,4 +136,21 @@ fn maps_are_distributions() {
     assert!(fs::read_to_string(page).unwrap().contains("What this model looks at"));
     let drawn = |number: usize| out.join(report::OVERLAYS).join(format!("{number}.png"));
     assert!(image::open(drawn(1)).is_ok() && image::open(drawn(2)).is_ok() && !drawn(3).exists());
+}
+
+/// Attention of a model that reads pixels one by one lies on their grid.
+#[test]
+fn maps_of_pixels_lie_on_the_picture() {
+    let data = Pathfinder::parse("train=32,val=4,test=4,length=6,distractors=0").unwrap().generate().unwrap();
+    let set = |setting: &str| setting.parse().unwrap();
+    let small = ["model.dim=8", "model.depth=1", "mechanism=linear", "schedule.max_steps=2", "schedule.accumulate=1"];
+    let recipe = Recipe::built_in("lra-pathfinder").unwrap().with(&small.map(set)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap();
+    let subject = Subject::load(folder.path(), &Device::flex()).unwrap();
+    let examples = subject.examples(&test_part(&data), 1).unwrap();
+    let calls = subject.trace(&examples[0]).unwrap();
+    assert_eq!(calls.len(), 1);
+    let [height, width] = calls[0].place.grid.unwrap();
+    assert_eq!((height * width, calls[0].place.class_token), (calls[0].shape.seq_q, false));
 }
