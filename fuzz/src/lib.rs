@@ -13,13 +13,11 @@ use std::{
 use burn::{nn::LinearConfig, tensor::Device};
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
-    Recipe,
-    analyze::Dump,
-    budget,
+    Recipe, budget,
     checkpoint::{Checkpoint, parts},
     data::{DataSpec, Error, Vocabulary},
-    subject::read_boxes,
 };
+use resolvent_probe::{analyze::Dump, subject::read_boxes};
 use safetensors::SafeTensors;
 
 /// Decoded data of one input.

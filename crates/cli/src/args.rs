@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use resolvent_kernels::Precision;
-use resolvent_lab::budget::parse_size;
+use resolvent_lab::sizes::parse_size;
 
 use crate::commands::{
     analyze::Analyze, attend::Attend, bench::Bench, classify::Classify, compare::Compare, completions::Completions,

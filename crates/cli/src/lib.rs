@@ -1,5 +1,5 @@
-//! The command line of Resolvent: it parses, wires and prints; the work is done by `resolvent-kernels` and
-//! `resolvent-lab`.
+//! The command line of Resolvent: it parses, wires and prints; the work is done by `resolvent-kernels`,
+//! `resolvent-lab` and `resolvent-probe`.
 //!
 //! Results go to standard output (`--json` makes them machine-readable), notes and progress to standard error. The exit
 //! code is 0 when done, 1 when something failed (one line `error: ...` says what and how to mend it), 2 for a usage

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicIsize, Ordering::Relaxed},
 };
 
-use resolvent_lab::compare::MemoryProbe;
+use resolvent_lab::memory::MemoryProbe;
 
 #[cfg(feature = "mimalloc")]
 use mimalloc::MiMalloc as Inner;

@@ -151,7 +151,7 @@ fn the_readmes_agree() {
 #[test]
 fn the_architecture_is_that_of_the_manifests() {
     let (page, picture) = (read("docs/architecture.md"), read("docs/architecture.svg"));
-    for folder in ["kernels", "layers", "graph", "resolvent", "lab", "cli", "python"] {
+    for folder in ["kernels", "layers", "graph", "resolvent", "lab", "probe", "cli", "python"] {
         let manifest = read(&format!("crates/{folder}/Cargo.toml"));
         let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
         let names =

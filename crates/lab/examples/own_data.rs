@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release --example own_data -- [FOLDER]`; the same again goes on with a run that was stopped.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use burn::tensor::Device;
 use rand::{RngExt, SeedableRng};
@@ -13,6 +13,7 @@ use resolvent_lab::{
     Recipe, Result,
     data::{self, PictureDataset, PictureShape, PictureSplit},
     eval, progress,
+    report::write_run,
     train::{self, Outcome, Resume, TrainOptions},
 };
 
@@ -65,7 +66,12 @@ fn main() -> Result<()> {
     let folder = PathBuf::from(std::env::args().nth(1).unwrap_or("runs/own_data".into()));
     let recipe = Recipe::from_toml(RECIPE, "own_data")?;
     let observer = progress::for_stderr(false);
-    let options = TrainOptions { resume: Resume::IfPresent, observer, ..TrainOptions::new(&folder) };
+    let options = TrainOptions {
+        resume: Resume::IfPresent,
+        observer,
+        report: Some(Arc::new(write_run)),
+        ..TrainOptions::new(&folder)
+    };
     if let Outcome::Finished(summary) = train::run(&recipe, &stripes(2000, 400)?, &options)? {
         println!("{}", summary.line());
         // Pictures 3000 to 3999, which it was neither trained nor tested on; their names, classes and shape are the same.

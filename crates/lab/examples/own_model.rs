@@ -5,7 +5,7 @@
 //!
 //! `cargo run --release --example own_model -- [FOLDER]`; the same again goes on with a run that was stopped.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use burn::{
     module::{Module, Param},
@@ -20,8 +20,9 @@ use resolvent_lab::{
     checkpoint::DataIdentity,
     compare::{self, CompareOptions, CompareOutcome},
     data::{BatchPlan, Batches},
-    eval::{Evaluation, Tally},
+    evaluation::{Evaluation, Tally},
     progress,
+    report::{write_comparison, write_run},
     train::{self, Outcome, Part, Resume, Task, TaskData, TrainOptions, device_of},
 };
 use serde::Deserialize;
@@ -179,12 +180,21 @@ fn main() -> Result<()> {
     let folder = PathBuf::from(std::env::args().nth(1).unwrap_or("runs/own_model".into()));
     let (recipe, data) = (Recipe::from_toml(RECIPE, "own_model")?, Questions([4096, 512, 1024]));
     let observer = progress::for_stderr(false);
-    let options = TrainOptions { resume: Resume::IfPresent, observer, ..TrainOptions::new(folder.join("run")) };
+    let options = TrainOptions {
+        resume: Resume::IfPresent,
+        observer,
+        report: Some(Arc::new(write_run)),
+        ..TrainOptions::new(folder.join("run"))
+    };
     if let Outcome::Finished(summary) = train::run(&recipe, &data, &options)? {
         println!("{}", summary.line());
         summary.learned.0.iter().for_each(|(name, value)| println!("{name}: {value:.3}"));
     }
-    let options = CompareOptions { observer: options.observer, ..CompareOptions::new(folder.join("comparison")) };
+    let options = CompareOptions {
+        observer: options.observer,
+        report: Some(Arc::new(write_comparison)),
+        ..CompareOptions::new(folder.join("comparison"))
+    };
     if let CompareOutcome::Finished(comparison) = compare::run(&recipe, &data, &options)? {
         println!("{}{}", comparison.table(), comparison.headline());
     }

@@ -15,7 +15,9 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Recipe, Result, budget::Held, data::Vocabulary, eval::Metric, source::Document, train::Plan};
+use crate::{
+    Error, Recipe, Result, budget::Held, data::Vocabulary, evaluation::Metric, schedule::Plan, source::Document,
+};
 
 mod expectation;
 mod moments;
@@ -37,8 +39,6 @@ pub use store::Store;
 const FORMAT: u32 = 3;
 /// The format before, whose weights are in Burn's own format.
 const PACKED: u32 = 2;
-/// The folder in a run's folder that holds its checkpoints.
-pub const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
 
 /// Names of the files that hold tensors.

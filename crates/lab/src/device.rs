@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     Error, Result,
-    environment::{cpu, total_memory},
+    environment::{Environment, cpu, total_memory},
 };
 
 /// The Cargo features that bring a GPU, the most capable first.
@@ -223,6 +223,13 @@ fn quietly<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         text.and_then(|text| text.lines().next()).unwrap_or("its driver panicked").into()
     })
+}
+
+impl Environment {
+    /// This machine and this program with models on `device`.
+    pub fn on(device: &Device) -> Self {
+        Self { device: title(device), ..Self::current() }
+    }
 }
 
 /// What a report calls `device`; nothing for the CPU.

@@ -5,7 +5,6 @@ use std::sync::OnceLock;
 use resolvent_kernels::simd::Level;
 use serde::{Deserialize, Serialize};
 
-use crate::device::{self, Device};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 static COMMIT: OnceLock<&str> = OnceLock::new();
@@ -48,11 +47,6 @@ impl Environment {
             version: env!("CARGO_PKG_VERSION").into(),
             commit: COMMIT.get().map(|&commit| commit.into()),
         }
-    }
-
-    /// The same with models on `device`.
-    pub fn on(device: &Device) -> Self {
-        Self { device: device::title(device), ..Self::current() }
     }
 
     /// Names and values for a reader.

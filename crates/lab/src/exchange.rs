@@ -6,17 +6,15 @@ use burn::{
     module::{Module, ModuleDisplay},
     tensor::Device,
 };
-use resolvent::attention::MultiHeadAttention;
 use resolvent_kernels::Mechanism;
 use serde::Serialize;
 
 use crate::{
     Error, Recipe, Result,
-    analyze::FitFile,
     checkpoint::Checkpoint,
     data::{Data, PairDataset},
-    eval::{Evaluation, Tally, answer},
-    recipe::ModelRecipe,
+    evaluation::{Evaluation, Tally, answer},
+    fit::FitFile,
     train::{self, Part, Task, TaskData, device_of},
 };
 
@@ -136,7 +134,7 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
         let exchanged = match replacement {
             Replacement::Mechanism(_) => Replacement::Mechanism(mechanism),
             Replacement::Fit(fit) => {
-                apply(fit, &recipe, D::Task::attentions(&mut other)).map_err(refuse)?;
+                fit.apply(&recipe, D::Task::attentions(&mut other)).map_err(refuse)?;
                 replacement.clone()
             }
         };
@@ -170,37 +168,4 @@ fn classifiers<D: TaskData>(
         answers_changed: rows(&before).iter().zip(rows(&after)).filter(|(before, after)| **before != *after).count(),
     };
     Ok(pair.exchange(own, other, Some(answers)))
-}
-
-/// Gives the heads of `layers` the mechanisms of `fit`.
-///
-/// # Errors
-/// What of the fit is not of the model, in words.
-pub(crate) fn apply(
-    fit: &FitFile,
-    recipe: &Recipe,
-    mut layers: Vec<(String, &mut MultiHeadAttention)>,
-) -> std::result::Result<(), String> {
-    if recipe.mechanism.id() != "softmax" {
-        return Err("a fit stands for softmax, which the model was not trained with".into());
-    }
-    let causal = matches!(recipe.model, ModelRecipe::Language(_));
-    if fit.causal != causal {
-        let see = |causal: bool| if causal { "see earlier ones only" } else { "see all" };
-        return Err(format!("tokens of the fit {}, those of the model {}", see(fit.causal), see(causal)));
-    }
-    for fitted in &fit.layers {
-        let there = layers.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-        let Some((_, layer)) = layers.iter_mut().find(|(name, _)| *name == fitted.name) else {
-            return Err(format!("the fit has a layer `{}`, the model has {there}", fitted.name));
-        };
-        if layer.n_heads != fitted.heads {
-            return Err(format!(
-                "layer `{}` has {} heads in the fit, {} in the model",
-                fitted.name, fitted.heads, layer.n_heads
-            ));
-        }
-        **layer = layer.clone().with_head_groups(fitted.groups.clone()).map_err(|error| error.to_string())?;
-    }
-    Ok(())
 }

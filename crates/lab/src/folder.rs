@@ -6,10 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, checkpoint::CHECKPOINTS, compare::SHARED};
+use crate::{Error, Result};
 
 /// The file that marks a folder as one of this program's; whoever writes to the folder holds its lock.
 pub const MARK: &str = ".resolvent";
+
+/// The folder in a run's that holds its checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// The file in a comparison's folder that holds what all its runs share.
+pub const COMPARISON: &str = "comparison.json";
+/// The name of a report in its folder.
+pub const REPORT: &str = "report.html";
 
 /// What a folder holds the results of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +51,7 @@ impl Contents {
     const fn known(self) -> Option<&'static str> {
         match self {
             Self::Run => Some(CHECKPOINTS),
-            Self::Comparison => Some(SHARED),
+            Self::Comparison => Some(COMPARISON),
             _ => None,
         }
     }

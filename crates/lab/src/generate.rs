@@ -1,42 +1,26 @@
-//! Text continued by a trained language model.
+//! Text continued by a language model.
 
-use std::{ops::ControlFlow, path::Path, time::Instant};
+use std::{ops::ControlFlow, time::Instant};
 
-use burn::{
-    module::Module,
-    tensor::{Device, Int, Tensor, TensorData},
-};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::models::{LanguageModel, Sampling};
 use serde::Serialize;
 
 use crate::{
     Error, Result,
-    analyze::FitFile,
-    checkpoint::{Checkpoint, Expectation},
     data::{
         Vocabulary,
         rng::{Purpose, stream},
     },
-    exchange,
-    train::{self, Corpus, PackedWeights, Task},
 };
 
-/// A trained language model with its vocabulary.
+/// A language model with its vocabulary.
 #[derive(Debug)]
 pub struct Generator {
     model: LanguageModel,
     vocabulary: Vocabulary,
     device: Device,
-}
-
-/// Memory of a model's weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Weights {
-    /// Of those in f32.
-    pub real_bytes: usize,
-    /// The ternary ones, if there are any.
-    pub packed: Option<PackedWeights>,
 }
 
 /// A text that was continued.
@@ -58,22 +42,6 @@ pub struct Generated {
     pub tokens_per_second: Option<f64>,
 }
 
-/// The language model of `checkpoint`, which was found in `path`, on `device`, and its vocabulary.
-pub(crate) fn language_model(
-    checkpoint: &mut Checkpoint,
-    path: &Path,
-    device: &Device,
-) -> Result<(LanguageModel, Vocabulary)> {
-    let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
-        return Err(checkpoint.state.expects.unasked(path, "plain text"));
-    };
-    let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-    let recipe = &checkpoint.state.recipe;
-    let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
-    let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init(device)?))?;
-    Ok((checkpoint.load_weights(model)?, vocabulary))
-}
-
 /// The last bytes of a character that is not whole yet; more broken bytes than this will not become one.
 const BROKEN: usize = 4;
 
@@ -83,43 +51,9 @@ impl Generator {
         Self { model, vocabulary, device }
     }
 
-    /// The language model of the run or the checkpoint in `path`, on `device`.
-    ///
-    /// # Errors
-    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] when it was not trained on plain text.
-    pub fn load(path: &Path, device: &Device) -> Result<Self> {
-        Self::load_with(path, None, device)
-    }
-
-    /// The same with what was fitted to its heads in place of softmax.
-    ///
-    /// # Errors
-    /// As [`Generator::load`]; [`Error::Exchange`] where the layers and heads of `fit` are not those of the model.
-    pub fn load_with(path: &Path, fit: Option<&FitFile>, device: &Device) -> Result<Self> {
-        let mut checkpoint = Checkpoint::find(path)?;
-        let (mut model, vocabulary) = language_model(&mut checkpoint, path, device)?;
-        if let Some(fit) = fit {
-            let recipe = &checkpoint.state.recipe;
-            let told = exchange::apply(fit, recipe, Corpus::attentions(&mut model));
-            told.map_err(|problem| Error::Exchange {
-                path: checkpoint.path.clone(),
-                trained: recipe.mechanism.id(),
-                exchanged: "fit",
-                problem,
-            })?;
-        }
-        Ok(Self { model: model.into_packed()?, vocabulary, device: device.clone() })
-    }
-
-    /// What the weights take while the model writes: ternary ones are packed, and their real values, which a checkpoint holds, are
-    /// not kept.
-    ///
-    /// # Errors
-    /// [`Error::Model`] for weights that are not finite.
-    pub fn weights(&self) -> Result<Weights> {
-        let packed = train::packed_weights(&self.model.blocks)?;
-        let real = self.model.num_params() - packed.map_or(0, |packed| packed.weights);
-        Ok(Weights { real_bytes: size_of::<f32>() * real, packed })
+    /// The model.
+    pub(crate) const fn model(&self) -> &LanguageModel {
+        &self.model
     }
 
     /// Most tokens that the model reads at once.

@@ -1,12 +1,13 @@
 //! Data sets, training, evaluation, prediction and reports for Resolvent.
 
-pub mod analyze;
 pub mod augment;
 pub mod bench;
 pub mod bleu;
 pub mod budget;
 pub mod calibration;
+pub mod candidate;
 pub mod checkpoint;
+pub mod columns;
 pub mod compare;
 pub mod data;
 pub mod device;
@@ -15,20 +16,25 @@ pub mod energy;
 pub mod environment;
 mod error;
 pub mod eval;
+pub mod evaluation;
 pub mod exchange;
-pub mod explain;
+pub mod fit;
 pub mod folder;
 pub mod generate;
+pub mod memory;
 pub mod metrics;
+pub mod page;
+mod picture;
 pub mod predict;
 pub mod progress;
 pub mod recipe;
 pub mod report;
+pub mod schedule;
+pub mod sizes;
 pub mod source;
 pub mod stats;
 pub mod stop;
-pub mod subject;
-mod tensors;
+pub mod tensors;
 pub mod train;
 
 pub use error::{Error, Result};

@@ -10,9 +10,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
     data::{self, Data, DataSpec, reading::Reading},
-    eval::Metric,
+    evaluation::Metric,
     metrics::EpochRecord,
-    train::Plan,
+    schedule::Plan,
 };
 
 /// Something that happened.

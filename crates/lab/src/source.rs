@@ -12,7 +12,7 @@ use zip::ZipArchive;
 
 use crate::{
     budget::{self, Held, TREE},
-    data::{Error, Result},
+    error::data::{Error, Result},
 };
 
 /// Bytes read from disk at a time: large enough that system calls do not show.
@@ -60,7 +60,7 @@ pub(crate) fn check_folder(path: &Path) -> Result<()> {
 }
 
 /// What lies in `folder`, in the order of the names.
-pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let list = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
     let mut found = list().map_err(|source| Error::io(folder, source))?;
     found.sort();
@@ -183,7 +183,7 @@ pub(crate) fn is_compressed(path: &Path) -> Result<bool> {
 
 /// Opens a zip archive whose members do not share their bytes: a small file could hold any number of them. `damaged` makes
 /// the error of one that is none.
-pub(crate) fn zip<E: From<Error>>(
+pub fn zip<E: From<Error>>(
     path: &Path,
     damaged: impl Fn(&dyn std::fmt::Display) -> E,
 ) -> std::result::Result<ZipArchive<BufReader<File>>, E> {

@@ -1,4 +1,4 @@
-//! Confidence intervals: ranges that hold the true value in at least about 95 of 100 cases, each case by itself.
+//! Means, medians and confidence intervals: ranges that hold the true value in at least about 95 of 100 cases, each case by itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -58,10 +58,8 @@ impl Interval {
     /// normal distribution.
     pub fn of_mean(values: &[f64]) -> Option<Self> {
         let degrees = values.len().checked_sub(1).filter(|&degrees| degrees > 0)?;
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / degrees as f64;
-        let half = student(degrees) * (variance / n).sqrt();
+        let (mean, variance) = moments(values);
+        let half = student(degrees) * (variance / values.len() as f64).sqrt();
         Some(Self { low: mean - half, high: mean + half })
     }
 
@@ -113,16 +111,37 @@ impl Interval {
     }
 }
 
+/// Mean and variance (of a sample) of `values`, which must not be empty; the variance of one is 0.
+pub fn moments(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|x| (x - mean).powi(2)).sum();
+    (mean, squares / (count - 1.0).max(1.0))
+}
+
+/// The middle of `values`, which must not be empty; they are sorted.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { 0.5 * (values[middle - 1] + values[middle]) }
+}
+
+/// The middle of those of `values` that are finite; `None` of none.
+pub fn finite_median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().filter(|x| x.is_finite()).collect();
+    (!values.is_empty()).then(|| median(&mut values))
+}
+
 /// `count` of `len` places, evenly spread, as files are often sorted by class; one somewhere in each of as many equal parts,
 /// as classes often take turns. By the golden ratio, whose multiples take turns with nothing.
-pub(crate) fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
+pub fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
     let count = count.min(len);
     let within = |i: usize| (i as f64 * 0.618_033_988_749_895).fract();
     (0..count).map(move |i| (((i as f64 + within(i)) * len as f64 / count as f64) as usize).min(len - 1))
 }
 
 /// The softmax of one example's logits.
-pub(crate) fn probabilities(logits: &[f32]) -> Vec<f64> {
+pub fn probabilities(logits: &[f32]) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - highest).exp()).collect();
     let sum: f64 = powers.iter().sum();
@@ -182,6 +201,14 @@ mod tests {
         let many: Vec<f64> = (0..4096).map(f64::from).collect();
         let Interval { low, high } = Interval::of_median(&many).unwrap();
         assert!((low - (2047.5 - 62.7)).abs() < 1.5 && low + high == 4095.0, "{low} {high}");
+    }
+
+    #[test]
+    fn the_middle_and_the_spread() {
+        assert_eq!(finite_median([3.0, 1.0, f64::NAN, 2.0]), Some(2.0));
+        assert_eq!(finite_median([4.0, 1.0]), Some(2.5));
+        assert_eq!(finite_median([]), None);
+        assert_eq!((moments(&[1.0, 2.0, 6.0]), moments(&[4.0])), ((3.0, 7.0), (4.0, 0.0)));
     }
 
     #[test]

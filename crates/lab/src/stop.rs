@@ -31,7 +31,7 @@ pub fn until<T>(flag: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
 ///
 /// # Errors
 /// [`Error::Stopped`] where the flag of [`until`] is raised.
-pub(crate) fn check() -> Result<()> {
+pub fn check() -> Result<()> {
     let raised = FLAG.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)));
     if raised { Err(Error::Stopped) } else { Ok(()) }
 }

@@ -18,14 +18,11 @@ use flate2::{Compression, write::GzEncoder};
 use peak_alloc::PeakAlloc;
 use rayon::prelude::*;
 use resolvent_lab::{
-    analyze::Dump,
     budget,
     checkpoint::parts,
     data::{DataSpec, Error, PictureSpec},
 };
-use safetensors::{Dtype, tensor::TensorView};
 use tempfile::TempDir;
-use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
@@ -88,23 +85,6 @@ fn xz(bytes: &[u8]) -> Vec<u8> {
 
 fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
-}
-
-fn npy(shape: &[usize], data: &[u8]) -> Vec<u8> {
-    let shape: Vec<String> = shape.iter().map(ToString::to_string).collect();
-    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({},), }}", shape.join(", "));
-    header += &" ".repeat(63 - (10 + header.len()) % 64);
-    header.push('\n');
-    [b"\x93NUMPY\x01\0", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), data].concat()
-}
-
-fn npz(method: CompressionMethod, members: &[(&str, Vec<u8>)]) -> Vec<u8> {
-    let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
-    for (name, bytes) in members {
-        archive.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
-        archive.write_all(bytes).unwrap();
-    }
-    archive.finish().unwrap().into_inner()
 }
 
 /// A folder of pictures of `side` pixels, `count` in each of two classes.
@@ -220,55 +200,6 @@ fn long_headers_of_archives_have_a_limit() {
     }
 }
 
-#[test]
-fn unpacked_arrays_have_a_limit_and_stored_ones_need_none() {
-    let _limited = Limited::to(8);
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("d.npz");
-    let members = [("q.npy", npy(&[1 << 16, 64], &vec![0; 16 * MIB]))];
-    fs::write(&path, npz(CompressionMethod::Deflated, &members)).unwrap();
-    let message = Dump::open(&path).unwrap_err().to_string();
-    assert!(["d.npz/q.npy", "16.0 MiB", "--decode-limit"].iter().all(|part| message.contains(part)), "{message}");
-    fs::write(&path, npz(CompressionMethod::Stored, &members)).unwrap();
-    assert_eq!(Dump::open(&path).unwrap().layers().len(), 1);
-    // What is of no layer is not unpacked.
-    let small = npy(&[2, 2], &[0; 16]);
-    let members = [("hidden.npy", members[0].1.clone()), ("q.npy", small)];
-    fs::write(&path, npz(CompressionMethod::Deflated, &members)).unwrap();
-    assert_eq!(Dump::open(&path).unwrap().unread(), ["hidden"]);
-}
-
-#[test]
-fn a_flipped_byte_of_a_stored_array_is_seen() {
-    let _limited = Limited::to(8);
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("d.npz");
-    for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
-        let whole = npz(method, &[("q.npy", npy(&[8, 8], &(0..=255).collect::<Vec<u8>>()))]);
-        fs::write(&path, &whole).unwrap();
-        Dump::open(&path).unwrap();
-        let mut flipped = whole.clone();
-        flipped[200] ^= 1;
-        fs::write(&path, &flipped).unwrap();
-        let message = Dump::open(&path).unwrap_err().to_string();
-        assert!(message.contains("d.npz") && message.contains("write it again"), "{message}");
-    }
-}
-
-/// Keys that all heads share are read once for each.
-#[test]
-fn shared_keys_count_once_for_each_head() {
-    let _limited = Limited::to(8);
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("d.safetensors");
-    let (q, k) = (vec![0; 256 * 4 * 4], vec![0; 4096 * 4 * 4]);
-    let view = |shape: [usize; 4], data| TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap();
-    let tensors = [("q", view([1, 256, 1, 4], &q)), ("k", view([1, 1, 4096, 4], &k))];
-    fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
-    let message = Dump::open(&path).unwrap().sequence(0, 0).unwrap_err().to_string();
-    assert!(message.contains("d.safetensors") && message.contains("--decode-limit"), "{message}");
-}
-
 /// Of two frames, as `pzstd` and `cat` write them, the first alone was read.
 #[test]
 fn zstd_files_are_read_to_their_end_and_checked() {
@@ -319,8 +250,6 @@ fn pipes_are_no_files() {
         let error = receiver.recv_timeout(Duration::from_secs(20)).expect("it waits for a writer").expect_err(&spec);
         assert!(matches!(&error, Error::NotAFile { path, kind: "a pipe" } if *path == file), "{spec}: {error}");
     }
-    let message = Dump::open(&alone).unwrap_err().to_string();
-    assert!(message.contains("alone: is a pipe"), "{message}");
     let message = resolvent_lab::Recipe::load(&alone).unwrap_err().to_string();
     assert!(message.contains("alone: is a pipe"), "{message}");
 }

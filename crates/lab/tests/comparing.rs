@@ -12,10 +12,13 @@ use std::{
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
-    compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison, MemoryProbe, RunResult},
+    candidate::Candidate,
+    compare::{self, CompareOptions, CompareOutcome, Comparison, RunResult},
     data::{PictureDataset, PictureSpec},
+    memory::MemoryProbe,
     progress::{Event, Observer},
     recipe::ModelRecipe,
+    report::write_comparison,
     train::{self, Outcome, Resume, TrainOptions},
 };
 
@@ -31,7 +34,7 @@ fn recipe() -> Recipe {
 
 /// All mechanisms into `out`, with one timed step each.
 fn quick(out: &Path) -> CompareOptions {
-    CompareOptions { slot_seconds: 0.0, ..CompareOptions::new(out) }
+    CompareOptions { report: Some(Arc::new(write_comparison)), slot_seconds: 0.0, ..CompareOptions::new(out) }
 }
 
 fn finished(outcome: CompareOutcome) -> Comparison {

@@ -10,12 +10,13 @@ use resolvent_lab::{
     checkpoint::Checkpoint,
     data::{CorpusDataset, Data, DataSpec, TextRecipe, Tokens, Vocabulary},
     device::Device,
-    eval::{self, Metric},
+    eval,
+    evaluation::Metric,
     generate::Generator,
     metrics::{self, Record},
     train::{self, Outcome, Resume, Samples, Task, TaskData, TrainOptions},
 };
-use support::{finished, stopping};
+use support::{finished, reported, stopping};
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +134,7 @@ fn a_language_model_learns_and_resumes_to_the_same_bits() {
     let (folder, data) = (tempfile::tempdir().unwrap(), cycle());
     let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
     let recipe = recipe(SSA, "layers = ['own', 'softmax']\nkv_heads = 1\npositions = 'rotary'");
-    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
+    let summary = finished(train::run(&recipe, &data, &reported(&whole)).unwrap());
     let prediction = summary.test.prediction.clone().unwrap();
     assert_eq!((prediction.tokens, prediction.bytes), (299, 299));
     assert!(prediction.perplexity < 1.6, "{}", summary.line());

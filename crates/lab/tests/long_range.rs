@@ -9,7 +9,6 @@ use resolvent_lab::{
     Recipe, compare,
     data::{Data, DataSpec, Mqar, Pathfinder, RecallDataset},
     eval,
-    subject::{Material, Subject},
     train::{self, Outcome, Resume, TrainOptions, TrainSummary},
 };
 use support::{finished, stopping, weights};
@@ -100,11 +99,6 @@ fn pictures_are_read_pixel_by_pixel() {
     assert!(summary.parameters > embedded, "an embedding of 256 levels");
     let (_, again) = eval::run(&out, &data, &Device::flex()).unwrap();
     assert_eq!(again.accuracy, summary.test.accuracy);
-    // Attention maps lie on the grid of the pixels.
-    let subject = Subject::load(&out, &Device::flex()).unwrap();
-    let examples = subject.examples(&Material::Data(Data::Pictures(Box::new(data))), 1).unwrap();
-    let calls = subject.trace(&examples[0]).unwrap();
-    assert_eq!(calls.len(), 1);
     let colour: DataSpec = "shapes:train=20,test=4,size=16".parse().unwrap();
     let Data::Pictures(colour) = colour.load().unwrap() else { panic!("pictures") };
     let recipe = recipe.with(&[set("data=none"), set("schedule.batch_size=4")]).unwrap();

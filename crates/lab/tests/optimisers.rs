@@ -19,7 +19,7 @@ use resolvent_lab::{
     report,
     train::{self, Outcome, Resume, TrainOptions},
 };
-use support::{finished, stopping};
+use support::{finished, reported, stopping};
 
 fn pictures(settings: &str) -> PictureDataset {
     PictureSpec::parse(&format!("shapes:seed=3,size=16,train=64,test=16,difficulty=0{settings}"))
@@ -199,7 +199,7 @@ fn a_run_begins_with_the_weights_of_another() {
     let source = folder.path().join("source");
     trained(&recipe(&["mechanism=infsa"]), &data, &source);
     let begin = |name: &str, recipe: &Recipe, data: &PictureDataset| {
-        let options = TrainOptions { from: Some(source.clone()), ..TrainOptions::new(folder.path().join(name)) };
+        let options = TrainOptions { from: Some(source.clone()), ..reported(&folder.path().join(name)) };
         train::run(recipe, data, &options)
     };
 
@@ -254,7 +254,7 @@ fn reports_are_written_while_a_run_trains_and_anew() {
     fs::remove_file(&page).unwrap();
     assert_eq!(report::write_anew(folder.path()).unwrap(), Contents::Run);
     assert!(fs::read_to_string(&page).unwrap().contains("step 5 of 8"));
-    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path()) };
+    let options = TrainOptions { resume: Resume::Always, ..reported(folder.path()) };
     let summary = finished(train::run(&recipe(&[]), &data, &options).unwrap());
     fs::remove_file(&page).unwrap();
     report::write_anew(folder.path()).unwrap();

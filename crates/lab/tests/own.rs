@@ -9,7 +9,7 @@ mod own_data;
 #[path = "../examples/own_model.rs"]
 mod own_model;
 
-use std::{fs, path::Path, time::Instant};
+use std::{fs, path::Path, sync::Arc, time::Instant};
 
 use burn::tensor::{Device, Tensor};
 use own_model::{Lookup, Question, Questions};
@@ -19,10 +19,12 @@ use resolvent_lab::{
     checkpoint::{Checkpoint, DataIdentity, Expectation},
     compare::{self, CompareOptions, CompareOutcome},
     data::{self, Batches, PictureShape, PictureSplit},
-    eval::{self, Evaluation, Metric},
+    eval,
+    evaluation::{Evaluation, Metric},
+    report::write_comparison,
     train::{self, Outcome, Part, Resume, Task, TaskData, TrainOptions, TrainSummary},
 };
-use support::{finished, stopping, weights};
+use support::{finished, reported, stopping, weights};
 
 /// The recipe of an example, for two epochs.
 fn short(recipe: &str) -> Recipe {
@@ -40,7 +42,7 @@ fn resumed<D: TaskData>(folder: &Path, recipe: &Recipe, data: &D) -> TrainSummar
         let outcome = train::run(recipe, data, &stopping(&cut, steps, resume)).unwrap();
         assert!(matches!(outcome, Outcome::Interrupted { step, .. } if step == steps), "{outcome:?}");
     }
-    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&cut) };
+    let options = TrainOptions { resume: Resume::Always, ..reported(&cut) };
     let summary = finished(train::run(recipe, data, &options).unwrap());
     let bits = |run: &Path| -> Vec<Vec<u8>> {
         let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect();
@@ -71,7 +73,12 @@ fn a_model_of_ones_own_resumes_to_the_same_bits_and_reports_its_scalars() {
 fn mechanisms_are_compared_in_a_model_of_ones_own() {
     let folder = tempfile::tempdir().unwrap();
     let mechanisms = ["softmax", "infsa"].map(|id| Mechanism::preset(id).unwrap().into()).to_vec();
-    let options = CompareOptions { mechanisms, slot_seconds: 0.0, ..CompareOptions::new(folder.path()) };
+    let options = CompareOptions {
+        mechanisms,
+        report: Some(Arc::new(write_comparison)),
+        slot_seconds: 0.0,
+        ..CompareOptions::new(folder.path())
+    };
     let outcome = compare::run(&short(own_model::RECIPE), &Questions([80, 32, 32]), &options).unwrap();
     let CompareOutcome::Finished(comparison) = outcome else { panic!("{outcome:?}") };
     let learned: Vec<_> = comparison.entries.iter().map(|entry| entry.runs[0].learned.0.len()).collect();
@@ -191,8 +198,13 @@ fn a_model_without_an_accuracy_is_judged_by_its_loss() {
     );
 
     let mechanisms = ["uniform", "softmax"].map(|id| Mechanism::preset(id).unwrap().into()).to_vec();
-    let options =
-        CompareOptions { mechanisms, slot_seconds: 0.0, ..CompareOptions::new(folder.path().join("compared")) };
+    let compared = folder.path().join("compared");
+    let options = CompareOptions {
+        mechanisms,
+        report: Some(Arc::new(write_comparison)),
+        slot_seconds: 0.0,
+        ..CompareOptions::new(compared)
+    };
     let CompareOutcome::Finished(comparison) = compare::run(&recipe, &data, &options).unwrap() else { panic!() };
     let losses: Vec<f64> = comparison.ranked().iter().map(|entry| entry.runs[0].loss).collect();
     assert!(losses.is_sorted() && comparison.table().contains("test loss"), "{}", comparison.table());

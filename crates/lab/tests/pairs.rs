@@ -10,6 +10,7 @@ use resolvent_lab::{
     data::{self, Data, DataSpec, PairDataset, PairSplit},
     device::Device,
     eval,
+    evaluation::Metric,
     predict::TextTranslator,
     recipe::ScheduleRecipe,
     train::{self, Task, TaskData, TrainOptions},
@@ -147,7 +148,7 @@ fn what_does_not_fit_is_refused() {
     let tuning = TrainOptions { from, ..TrainOptions::new(folder.path().join("tuned")) };
     let tuned = finished(train::run(&held, &fewer, &tuning).unwrap());
     let (origin, best) = (tuned.origin.unwrap(), tuned.best.unwrap());
-    assert!(origin.fresh.is_empty() && origin.left.is_empty() && best.metric == eval::Metric::Bleu, "{origin:?}");
+    assert!(origin.fresh.is_empty() && origin.left.is_empty() && best.metric == Metric::Bleu, "{origin:?}");
 
     let other = PairDataset { languages: ["en".into(), "fr".into()], ..swaps() };
     assert!(matches!(eval::run(&folder.path().join("run"), &other, &Device::flex()), Err(Error::Unfit { .. })));

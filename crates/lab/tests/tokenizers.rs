@@ -13,7 +13,7 @@ use resolvent_lab::{
     train::{self, Resume, Samples, Seen, TrainOptions},
 };
 use serde_json::{Value, json};
-use support::{finished, stopping};
+use support::{finished, reported, stopping};
 use tempfile::TempDir;
 
 mod support;
@@ -169,7 +169,7 @@ fn texts_and_pairs_are_cut_by_it() {
     let data = PairDataset { name: "pairs".into(), languages, train: split.clone(), validation: None, test: split };
     let run = folder.path().join("pairs");
     let recipe = Recipe { schedule: train_long(), ..recipe("text", tokenizer) };
-    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(&run)).unwrap());
+    let summary = finished(train::run(&recipe, &data, &reported(&run)).unwrap());
     let Some(Samples::Translations(samples)) = &summary.samples else { panic!("{:?}", summary.samples) };
     assert_eq!(samples.len(), 6);
     for sample in samples {

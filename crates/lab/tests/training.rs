@@ -17,9 +17,10 @@ use resolvent_lab::{
     eval,
     metrics::{self, Record},
     recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
+    schedule::Plan,
     train::{self, Ended, Outcome, Resume, Samples, Seen, TrainOptions},
 };
-use support::{Notes, finished, newest, stopping, weights};
+use support::{Notes, finished, newest, reported, stopping, weights};
 
 fn pictures() -> PictureDataset {
     PictureSpec::parse("shapes:seed=3,size=16,train=72,test=24,difficulty=0").unwrap().load().unwrap()
@@ -178,7 +179,7 @@ fn gamma_and_weights_move_and_the_loss_falls() {
 fn a_finished_run_is_read_back_and_evaluates_to_its_summary() {
     let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
     let recipe = recipe("softmax");
-    let summary = finished(train::run(&recipe, &data, &TrainOptions::new(folder.path())).unwrap());
+    let summary = finished(train::run(&recipe, &data, &reported(folder.path())).unwrap());
     let again = TrainOptions { resume: Resume::Always, ..TrainOptions::new(folder.path()) };
     assert_eq!(finished(train::run(&recipe, &data, &again).unwrap()), summary);
 
@@ -313,7 +314,7 @@ fn a_time_budget_shortens_the_plan_or_ends_the_run_and_says_so() {
     assert!(summary.steps <= summary.plan.steps);
 
     // The same time for a plan made elsewhere, which does not fit.
-    let plan = train::Plan::full(&recipe.schedule, 64);
+    let plan = Plan::full(&recipe.schedule, 64);
     let options = TrainOptions { plan: Some(plan), ..TrainOptions::new(folder.path().join("b")) };
     let summary = finished(train::run(&recipe, &data, &options).unwrap());
     assert_eq!(summary.ended, Ended::OutOfTime);

@@ -9,15 +9,17 @@ use std::{
 use clap::Args;
 use resolvent_kernels::{Mechanism, mechanism::KappaRule};
 use resolvent_lab::{
-    analyze::{self, AnalyzeOptions, Cost, FIT, FitOptions, Learned, Measure, ssa_with_centroids},
-    compare::Candidate,
+    candidate::Candidate,
     data::DataSpec,
     device::Device,
-    disk::write_atomically,
-    folder::{Claim, Contents},
+    fit::{Cost, FIT, Measure},
+    folder::{Claim, Contents, REPORT},
     recipe::with_length_scale,
-    report::{self, analysis_page, fit_page},
     stop,
+};
+use resolvent_probe::{
+    analyze::{self, AnalyzeOptions, FitOptions, Learned, ssa_with_centroids},
+    report,
     subject::{Example, Subject},
 };
 use tempfile::TempPath;
@@ -128,7 +130,7 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
         return Err(Error::file(args.input.as_deref().unwrap_or(Path::new("")), problem));
     }
     let device = args.device.choose(global)?;
-    let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, report::REPORT], Contents::Analysis)?;
+    let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, REPORT], Contents::Analysis)?;
     let shown = shown(args, &device, global)?;
     // Reading ends at once when asked to stop; from here on files are written.
     let deferred = Deferred::begin();
@@ -161,12 +163,11 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
     if !global.quiet {
         options.progress = Arc::new(|line| eprintln!("{line}"));
     }
-    let page = args.out.join(report::REPORT);
     if let Some(target) = args.fit {
-        return fit(args, &dump, FitOptions::new(options, target), &page, global);
+        return fit(args, &dump, FitOptions::new(options, target), global);
     }
     let Some(analysis) = analyze::run(&options, &args.out)? else { return Err(stopped()) };
-    write_atomically(&page, analysis_page(&analysis).as_bytes())?;
+    let page = report::write_analysis(&args.out, &analysis)?;
     match global.json {
         true => output::file(&args.out.join(analyze::RESULTS)),
         false => output::print(&format!("{}{}\nreport: {}", analysis.table(), cut_line(dump.cut), page.display())),
@@ -178,7 +179,7 @@ fn stopped() -> Error {
 }
 
 /// Fits a mechanism to every head.
-fn fit(args: &Analyze, dump: &Input, options: FitOptions, page: &Path, global: &Global) -> Result<()> {
+fn fit(args: &Analyze, dump: &Input, options: FitOptions, global: &Global) -> Result<()> {
     if let Some(own) = dump.own.as_ref().filter(|own| own.id() != "softmax") {
         let problem = format!("its attention is {}; --fit finds what can stand for softmax", own.id());
         return Err(Error::file(args.checkpoint.as_deref().unwrap_or(&dump.path), problem));
@@ -186,7 +187,7 @@ fn fit(args: &Analyze, dump: &Input, options: FitOptions, page: &Path, global: &
     let candidates = if args.mechanisms.is_empty() { Vec::new() } else { options.analyze.mechanisms.clone() };
     let options = FitOptions { candidates, measure: args.measure, cost: args.cost, budget: args.budget, ..options };
     let Some(fit) = analyze::fit(&options, &args.out)? else { return Err(stopped()) };
-    write_atomically(page, fit_page(&fit).as_bytes())?;
+    let page = report::write_fit(&args.out, &fit)?;
     let file = args.out.join(FIT);
     match global.json {
         true => output::file(&args.out.join(analyze::RESULTS)),

@@ -10,8 +10,8 @@ use clap::Args;
 use resolvent_kernels::Precision;
 use resolvent_lab::{
     bench::{self, BenchOptions, BenchReport},
-    folder::{Claim, Contents},
-    report,
+    folder::{Claim, Contents, REPORT},
+    report::write_bench,
     source::Document,
 };
 use serde_json::json;
@@ -117,11 +117,11 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
         return compare(&files[0], &files[1], global);
     }
     calibrate()?;
-    let (file, page) = (args.out.join(bench::RESULTS), args.out.join(report::REPORT));
+    let (file, page) = (args.out.join(bench::RESULTS), args.out.join(REPORT));
     if page.exists() && !file.exists() {
         return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
     }
-    let _claim = Claim::take(&args.out, &[bench::RESULTS, report::REPORT], Contents::Bench)?;
+    let _claim = Claim::take(&args.out, &[bench::RESULTS, REPORT], Contents::Bench)?;
     let deferred = Deferred::begin();
     let options = options(args, global, &deferred)?;
     let report = bench::run(&options)?;
@@ -160,7 +160,10 @@ fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOp
         compiled: args.compiled,
         patience: Duration::from_secs(args.peer_timeout.into()),
         stop: deferred.stop(),
-        keep: Arc::new(move |report| report.save(&folder)),
+        keep: Arc::new(move |report| {
+            report.save(&folder)?;
+            write_bench(&folder, report)
+        }),
         memory: Some(Arc::new(memory::Probe)),
         commands: vec![command_line()],
         ..BenchOptions::default()

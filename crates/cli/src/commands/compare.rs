@@ -6,9 +6,11 @@ use clap::Args;
 use resolvent::attention::check_row_local;
 use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
-    compare::{self, Candidate, CompareOptions, CompareOutcome, Comparison},
+    candidate::Candidate,
+    compare::{self, CompareOptions, CompareOutcome, Comparison},
     data::Data,
     recipe::{ModelRecipe, with_settings_of},
+    report::{write_comparison, write_run},
 };
 
 use super::{
@@ -66,6 +68,8 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     options.observer = observer(global);
     options.memory = Some(Arc::new(memory::Probe));
     options.commands = vec![command_line()];
+    options.run_report = Some(Arc::new(write_run));
+    options.report = Some(Arc::new(write_comparison));
     let outcome = match &data {
         Data::Pictures(pictures) => compare::run(&recipe, &**pictures, &options),
         Data::Texts(texts) => compare::run(&recipe, texts, &options),

@@ -7,7 +7,8 @@ use resolvent_lab::{
     checkpoint::Checkpoint,
     data::{Data, DataSpec},
     device::Device,
-    eval::{self, Evaluation},
+    eval,
+    evaluation::Evaluation,
     exchange::{self, Answers, Replacement},
     train::Lost,
 };

@@ -5,9 +5,11 @@ use std::{path::PathBuf, str::FromStr, sync::Arc};
 use clap::{Args, ValueEnum};
 use resolvent_lab::{
     data::DataSpec,
+    folder::{Claim, Contents, REPORT},
+};
+use resolvent_probe::{
     explain::{self, ExplainOptions, MapRule, Query},
-    folder::{Claim, Contents},
-    report,
+    report::{OVERLAYS, write_explanation},
 };
 
 use super::{compare::command_line, devices::DeviceArg, material::Given};
@@ -115,13 +117,13 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
     }
     // A signal ends the reading at once; from here on files are written.
     let (subject, examples) = explain::load(&options)?;
-    let _claim = Claim::take(&args.out, &[explain::RESULTS, report::REPORT, explain::OVERLAYS], Contents::Explanation)?;
+    let _claim = Claim::take(&args.out, &[explain::RESULTS, REPORT, OVERLAYS], Contents::Explanation)?;
     let deferred = Deferred::begin();
     options.stop = deferred.stop();
     let Some(explanation) = explain::run(&options, &subject, &examples)? else {
         return Err(Error::Interrupted("nothing was written; run the command again".into()));
     };
-    let page = explain::write(&args.out, &explanation)?;
+    let page = write_explanation(&args.out, &explanation)?;
     match global.json {
         true => output::file(&args.out.join(explain::RESULTS)),
         false => output::print(&format!("{}report: {}", explanation.table(), page.display())),

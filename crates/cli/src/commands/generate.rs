@@ -9,9 +9,10 @@ use std::{
 use clap::Args;
 use resolvent::models::Sampling;
 use resolvent_lab::{
-    analyze::FitFile,
     budget::Held,
-    generate::{Generated, Generator, Weights},
+    fit::FitFile,
+    generate::{Generated, Generator},
+    predict::Weights,
     source,
 };
 use serde_json::json;

@@ -6,8 +6,8 @@ use clap::Args;
 use resolvent_lab::{
     checkpoint::{Checkpoint, Expectation},
     data::DataSpec,
-    subject::Material,
 };
+use resolvent_probe::subject::Material;
 
 use super::{
     recipe,

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use resolvent_kernels::{Error as KernelError, Mechanism, mechanism::Composed};
+use resolvent_lab::columns::{Align, Columns};
 use serde_json::{Value, json};
 
 use crate::{args::Global, error::Result, output};
@@ -40,18 +41,20 @@ fn presets() -> (Value, String) {
         document["paper"] = json!(values.paper());
         document
     });
-    let mut rows = vec![["PRESET", "SCORE", "STRUCTURE", "NORMALISATION", "SERIES"]];
-    rows.extend(presets.iter().map(|(id, values)| {
+    let headings = ["PRESET", "SCORE", "STRUCTURE", "NORMALISATION", "SERIES"];
+    let mut table = Columns::new(headings.map(|heading| (Align::Left, heading)));
+    for (id, values) in &presets {
         let Composed { score, structure, normalisation, series, .. } = values;
-        [*id, score.kind(), structure.kind(), normalisation.kind(), series.kind()]
-    }));
-    (Value::Array(documents.collect()), table(&rows))
+        table.row([*id, score.kind(), structure.kind(), normalisation.kind(), series.kind()].map(str::to_owned));
+    }
+    (Value::Array(documents.collect()), table.to_string())
 }
 
 /// Every combination of kinds, as a document and as a table.
 fn matrix() -> (Value, String) {
-    let (mut documents, mut rows) =
-        (Vec::new(), vec![["SCORE", "STRUCTURE", "NORMALISATION", "SERIES", ""].map(String::from)]);
+    let headings = ["SCORE", "STRUCTURE", "NORMALISATION", "SERIES", ""];
+    let mut table = Columns::new(headings.map(|heading| (Align::Left, heading)));
+    let mut documents = Vec::new();
     let mut runs = 0;
     for kinds in Composed::kinds() {
         let refusal = match Composed::of_kinds(kinds).and_then(|values| values.refused()) {
@@ -62,7 +65,7 @@ fn matrix() -> (Value, String) {
         runs += usize::from(refusal.is_none());
         let [score, structure, normalisation, series] = kinds;
         let said = refusal.as_ref().map_or("runs".to_owned(), |(what, why)| format!("refused: {what}: {why}"));
-        rows.push([score, structure, normalisation, series, &said].map(str::to_owned));
+        table.row([score, structure, normalisation, series, &said].map(str::to_owned));
         let mut document = json!({
             "score": score,
             "structure": structure,
@@ -75,18 +78,6 @@ fn matrix() -> (Value, String) {
         }
         documents.push(document);
     }
-    let rows: Vec<_> = rows.iter().map(|row| row.each_ref().map(String::as_str)).collect();
-    let text = format!("{}{runs} of {} combinations run\n", table(&rows), documents.len());
+    let text = format!("{table}{runs} of {} combinations run\n", documents.len());
     (Value::Array(documents), text)
-}
-
-/// Rows in columns; the last is as wide as it is.
-fn table(rows: &[[&str; 5]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths: [usize; 5] = std::array::from_fn(|column| if column < 4 { width(column) + 2 } else { 0 });
-    let line = |row: &[&str; 5]| {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        format!("{}\n", cells.collect::<String>().trim_end())
-    };
-    rows.iter().map(line).collect()
 }

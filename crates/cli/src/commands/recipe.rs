@@ -13,9 +13,9 @@ use clap::{
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
-    analyze::FitFile,
-    compare::Candidate,
+    candidate::Candidate,
     data::{Data, DataSpec, PictureShape, PictureSpec, TextSpec},
+    fit::FitFile,
     progress,
     recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
     source::Document,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use resolvent_lab::report;
+use resolvent_lab::{folder::REPORT, report};
 use serde_json::json;
 
 use crate::{Error, args::Global, error::Result, output};
@@ -31,7 +31,7 @@ pub fn run(args: &Report, global: &Global) -> Result<()> {
         return Err(Error::file(&args.run, "is no folder; name that of a run or a comparison"));
     }
     let contents = report::write_anew(&args.run)?;
-    let page = args.run.join(report::REPORT);
+    let page = args.run.join(REPORT);
     let json = json!({ "report": page.display().to_string(), "of": contents.words() });
     output::result(global, &json, &format!("report of {}: {}", contents.words(), page.display()))
 }

@@ -8,6 +8,7 @@ use resolvent_lab::{
     checkpoint::Checkpoint,
     data::Data,
     progress,
+    report::write_run,
     train::{self, Outcome, Resume, TrainOptions},
 };
 
@@ -72,6 +73,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
         device,
         stop: deferred.stop(),
         observer: observer(global),
+        report: Some(Arc::new(write_run)),
         ..TrainOptions::new(&args.out)
     };
     let outcome = match &data {

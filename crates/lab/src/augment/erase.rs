@@ -6,7 +6,7 @@ use rand_distr::StandardNormal;
 use serde::{Deserialize, Serialize};
 
 use super::resample::Rectangle;
-use crate::data::PictureShape;
+use crate::picture::PictureShape;
 
 /// "Random Erasing Data Augmentation", with normal noise for every value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

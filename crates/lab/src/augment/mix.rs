@@ -6,7 +6,7 @@ use rand_distr::{Beta, Distribution};
 use serde::{Deserialize, Serialize};
 
 use super::resample::Rectangle;
-use crate::data::PictureShape;
+use crate::picture::PictureShape;
 
 /// Mixes every picture with its mirror image in the batch (first with last, and so on), all with one `lambda`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

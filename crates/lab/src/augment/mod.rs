@@ -22,7 +22,7 @@ pub use rand_augment::{Operation, RandAugment};
 pub use resample::{Filter, Rectangle, resample};
 pub use transform::{Transform, View};
 
-use crate::data::{Error, Result};
+use crate::error::data::{Error, Result};
 
 /// What is done to the pictures of a training batch, in the order of the fields. The default does nothing.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

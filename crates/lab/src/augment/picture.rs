@@ -1,6 +1,6 @@
 //! A picture while it is being augmented.
 
-use crate::data::PictureShape;
+use crate::picture::PictureShape;
 
 /// A planar picture `[channels, height, width]` with values in [0, 1].
 #[derive(Debug, Clone, PartialEq)]

@@ -4,7 +4,10 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use super::{Augment, Filter, Picture, Rectangle, ResizedCrop, affine, resample};
-use crate::data::{ChannelStats, PictureShape, Result};
+use crate::{
+    error::data::Result,
+    picture::{ChannelStats, PictureShape},
+};
 
 /// The deterministic size change of evaluation: the shorter side is resized, the centre cut out.
 #[derive(Debug, Clone, Copy, PartialEq)]

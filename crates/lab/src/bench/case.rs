@@ -9,11 +9,7 @@ use super::{
     contender::{Buffers, Contender, Ours},
     rivals::{Rival, Rivals},
 };
-use crate::{
-    Result,
-    compare::{Candidate, MemoryProbe},
-    train::median,
-};
+use crate::{Result, candidate::Candidate, memory::MemoryProbe, stats::median};
 
 /// A case, or the point that says why there is none.
 type Planned = std::result::Result<Case, Box<Point>>;

@@ -7,7 +7,7 @@ use resolvent_kernels::{inner::exponentials, simd::Level};
 use burn::tensor::{Device, Distribution, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::train::median;
+use crate::stats::median;
 
 /// What plain products, exponentials and copies reach here. They are no bounds: a kernel whose operands lie in the caches may pass
 /// the rate of large matrices by some per cent.

@@ -11,7 +11,7 @@ use super::{
     contender::{Buffers, Contender, Local, Ours},
     rivals::{Rival, Rivals},
 };
-use crate::{Result, compare::Candidate, environment::beyond_memory};
+use crate::{Result, candidate::Candidate, environment::beyond_memory};
 
 /// Fewest and most tokens of the comparison: of fewer, gradients are differences of nearly equal numbers.
 const TOKENS: [usize; 2] = [16, 192];

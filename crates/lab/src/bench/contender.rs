@@ -7,7 +7,7 @@ use resolvent_kernels::{
 use super::{PlanSummary, ceilings::seconds};
 use crate::{
     Result,
-    compare::{MemoryProbe, peak_above},
+    memory::{MemoryProbe, peak_above},
 };
 
 /// The tensors of one size, shared by all contenders, and a place for results.

@@ -27,8 +27,9 @@ use resolvent_kernels::{Mechanism, Precision, Shape};
 
 use crate::{
     Error, Result,
-    compare::{Candidate, MemoryProbe},
+    candidate::Candidate,
     environment::{Environment, beyond_memory},
+    memory::MemoryProbe,
 };
 use case::Case;
 use check::check;

@@ -13,10 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::{Ceilings, Check, RESULTS};
 use crate::{
     Error, Result,
+    columns::{
+        Align::{Left, Right},
+        Columns,
+    },
     disk::write_atomically,
     environment::Environment,
-    report::{REPORT, bench_page},
-    train::median,
+    stats::median,
 };
 
 /// The result of a benchmark, as in its `bench.json`.
@@ -251,20 +254,14 @@ pub(crate) const PASSES: [(&str, Pass); 2] =
     [("forward", |p| p.forward.as_ref()), ("forward + backward", |p| p.training.as_ref())];
 
 impl BenchReport {
-    /// Writes `bench.json` and `report.html` to a folder, each whole or not at all.
+    /// Writes `bench.json` to a folder, whole or not at all.
     ///
     /// # Errors
-    /// [`Error::Io`] where a file cannot be written, [`Error::Damaged`] where the results cannot be put as JSON.
+    /// [`Error::Io`] where it cannot be written, [`Error::Damaged`] where the results cannot be put as JSON.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let file = folder.join(RESULTS);
         let json = serde_json::to_value(self).map_err(|e| Error::damaged(&file, e.to_string()))?;
-        write_atomically(&file, format!("{json:#}\n").as_bytes())?;
-        write_atomically(&folder.join(REPORT), bench_page(self).as_bytes())
-    }
-
-    /// Whether every mechanism of ours agreed with the reference.
-    pub fn sound(&self) -> bool {
-        self.checks.iter().all(|check| check.passed || check.refused.is_some())
+        write_atomically(&file, format!("{json:#}\n").as_bytes())
     }
 
     /// The labels of what was measured, in order.
@@ -330,18 +327,14 @@ impl BenchReport {
 
     /// A table as text: a row per name and label, a column per number of tokens.
     fn rows(&self, title: &str, rows: &[(String, &str)], cell: impl Fn(&str, usize) -> Option<String>) -> String {
-        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        let mut text = format!("\n{title}\n{:width$}", "tokens");
-        for n in self.sizes() {
-            let _ = write!(text, " {n:>9}");
-        }
+        let sizes = self.sizes();
+        let numbers = sizes.iter().map(|n| (Right, n.to_string()));
+        let mut table = Columns::new(std::iter::once((Left, "tokens".to_owned())).chain(numbers));
         for (name, label) in rows {
-            let _ = write!(text, "\n{name:width$}");
-            for n in self.sizes() {
-                let _ = write!(text, " {:>9}", cell(label, n).unwrap_or("–".into()));
-            }
+            let cells = sizes.iter().map(|&n| cell(label, n).unwrap_or("–".into()));
+            table.row(std::iter::once(name.clone()).chain(cells));
         }
-        text + "\n"
+        format!("\n{title}\n{table}")
     }
 }
 

@@ -37,7 +37,7 @@ impl Default for Expectation {
 
 impl Expectation {
     /// What a model of associative recall is shown.
-    pub(crate) const RECALL: &str = "sequences of keys and values";
+    pub const RECALL: &str = "sequences of keys and values";
 
     /// The error of a model that is shown `found` of the data set `name` and expects something else.
     pub(crate) fn refuses(&self, name: &str, found: &str) -> Error {
@@ -56,7 +56,7 @@ impl Expectation {
     }
 
     /// The error of a command for models of `wanted` that is given the run in `path`.
-    pub(crate) fn unasked(&self, path: &Path, wanted: &'static str) -> Error {
+    pub fn unasked(&self, path: &Path, wanted: &'static str) -> Error {
         Error::OtherModel { path: path.into(), trained: self.examples(), wanted }
     }
 

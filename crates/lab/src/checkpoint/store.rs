@@ -8,10 +8,11 @@ use std::{
 
 use serde_json::json;
 
-use super::{CHECKPOINTS, FORMAT, Manifest, Part, STATE, State, to_json};
+use super::{FORMAT, Manifest, Part, STATE, State, to_json};
 use crate::{
     Error, Result,
     disk::{sync_folder, write_synced},
+    folder::CHECKPOINTS,
 };
 
 /// How the folder of a checkpoint begins that is not yet whole.

@@ -4,7 +4,6 @@
 //! the recipe has a time budget, a few steps of every mechanism are timed first, and what the slowest can afford is what
 //! all get. Speed and memory are measured at the end, in turns, on the trained models.
 
-mod memory;
 mod ranking;
 mod results;
 mod speed;
@@ -24,47 +23,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Recipe, Result,
+    candidate::Candidate,
     checkpoint::{Checkpoint, DataIdentity, to_json},
     data,
     device::is_cpu,
     disk::write_atomically,
     environment::Environment,
-    folder::{Claim, Contents},
+    folder::{COMPARISON, Claim, Contents, REPORT},
+    memory::MemoryProbe,
     progress::{Event, Observer, Silent},
-    report,
+    schedule::Plan,
     source::Document,
-    train::{self, Outcome, Plan, Resume, Task, TaskData, TrainOptions, TrainSummary, landmark_counts},
+    train::{self, Outcome, Reporter, Resume, Task, TaskData, TrainOptions, TrainSummary, landmark_counts},
 };
 
-pub use memory::MemoryProbe;
-pub(crate) use memory::peak_above;
 pub use ranking::Difference;
 pub use results::{Comparison, Diverged, Entry, RunResult, Spread};
 pub use speed::{Speed, measure};
 
 /// The file in a comparison's folder that holds its [`Comparison`].
 pub const RESULTS: &str = "results.json";
-/// The file that holds what all runs share.
-pub(crate) const SHARED: &str = "comparison.json";
 
 /// What is compared where nothing else is asked for: the baseline, the control, and InfSA.
 pub const DEFAULT: [&str; 5] = ["softmax", "infsa", "infsa-resolvent", "linear-infsa", "uniform"];
 
-/// A mechanism with the name that it has in folders, tables and pictures.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
-    /// Part of a folder's name.
-    pub name: String,
-    /// The mechanism.
-    pub mechanism: Mechanism,
-}
-
-impl From<Mechanism> for Candidate {
-    /// Named by its id.
-    fn from(mechanism: Mechanism) -> Self {
-        Self { name: mechanism.id().into(), mechanism }
-    }
-}
+/// Writes the report of a comparison into its folder.
+pub type ComparisonReporter = Arc<dyn Fn(&Path, &Comparison) -> Result<()> + Send + Sync>;
 
 /// What to compare, and how to run it.
 #[derive(Clone)]
@@ -86,6 +70,10 @@ pub struct CompareOptions {
     pub memory: Option<Arc<dyn MemoryProbe>>,
     /// Commands that repeat the comparison, for the report.
     pub commands: Vec<String>,
+    /// Who writes the reports of the runs. Default: nobody.
+    pub run_report: Option<Reporter>,
+    /// Who writes the report of the comparison into its folder, such as [`crate::report::write_comparison`]. Default: nobody.
+    pub report: Option<ComparisonReporter>,
     /// Seconds of each slot of the speed measurement. Default 0.25.
     pub slot_seconds: f64,
 }
@@ -102,6 +90,8 @@ impl CompareOptions {
             observer: Arc::new(Silent),
             memory: None,
             commands: Vec::new(),
+            run_report: None,
+            report: None,
             slot_seconds: 0.25,
         }
     }
@@ -132,7 +122,7 @@ struct Shared {
 /// Trains `recipe` on `data` with every mechanism and seed of `options`, and measures speed and memory. Mechanism and
 /// seed of the recipe do not count.
 ///
-/// The folder gets one folder per run under `runs/`, `results.json` and `report.html`.
+/// The folder gets one folder per run under `runs/`, `results.json` and, with [`CompareOptions::report`], `report.html`.
 ///
 /// # Errors
 /// [`Error::Recipe`] for a repeated name or seed, none at all, or a name that no folder can have, [`Error::Mismatch`] when the folder holds another
@@ -159,6 +149,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
                 name: Some(format!("{name}, seed {seed} ({number} of {of})")),
                 stop: options.stop.clone(),
                 observer: options.observer.clone(),
+                report: options.run_report.clone(),
             };
             let recipe = Recipe { mechanism: mechanism.clone(), seed, ..recipe.clone() };
             let began = Instant::now();
@@ -239,7 +230,9 @@ fn finish<D: TaskData>(
     };
     let folder = &options.out_dir;
     write_atomically(&folder.join(RESULTS), &to_json(&comparison)?)?;
-    report::write_comparison(folder, &comparison)?;
+    if let Some(report) = &options.report {
+        report(folder, &comparison)?;
+    }
     Ok(CompareOutcome::Finished(Box::new(comparison)))
 }
 
@@ -285,8 +278,8 @@ fn check(recipe: &Recipe, options: &CompareOptions) -> Result<()> {
 fn shared<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> Result<(Claim, Shared)> {
     let common =
         |recipe: &Recipe| Recipe { mechanism: Mechanism::Softmax(Default::default()), seed: 0, ..recipe.clone() };
-    let claim = || Claim::take(&options.out_dir, &[RESULTS, report::REPORT], Contents::Comparison);
-    let file = options.out_dir.join(SHARED);
+    let claim = || Claim::take(&options.out_dir, &[RESULTS, REPORT], Contents::Comparison);
+    let file = options.out_dir.join(COMPARISON);
     let (identity, task) = (data.identity(), data.task(recipe)?);
     // An impossible model at the end of the list is told before the first is trained.
     for Candidate { mechanism, .. } in &options.mechanisms {

@@ -2,7 +2,7 @@
 
 use super::{Comparison, Entry, results::RunResult};
 use crate::{
-    eval::Metric,
+    evaluation::Metric,
     stats::{Interval, Side},
 };
 

@@ -1,6 +1,6 @@
 //! What a comparison found.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Serialize};
@@ -9,11 +9,17 @@ use super::Speed;
 use crate::{
     Recipe,
     checkpoint::DataIdentity,
+    columns::{
+        Align::{Left, Right},
+        Columns,
+    },
     environment::Environment,
-    eval::Prediction,
+    evaluation::Prediction,
     metrics::Scalars,
     recipe::ModelRecipe,
-    train::{Ended, LandmarkCount, Plan, TrainSummary},
+    schedule::Plan,
+    stats::moments,
+    train::{Ended, LandmarkCount, TrainSummary},
 };
 
 /// The result of a comparison, as in its `results.json`.
@@ -129,12 +135,10 @@ pub struct Spread {
 impl Spread {
     /// Of `values`, which must not be empty.
     pub fn of(values: &[f64]) -> Self {
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|x| (x - mean).powi(2)).sum();
+        let (mean, variance) = moments(values);
         Self {
             mean,
-            std: (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt()),
+            std: (values.len() > 1).then(|| variance.sqrt()),
             min: values.iter().copied().fold(f64::INFINITY, f64::min),
             max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         }
@@ -242,42 +246,45 @@ impl Comparison {
 
     /// The comparison as a table of plain text.
     pub fn table(&self) -> String {
-        let memory = self.entries.iter().any(|entry| entry.speed.peak_bytes.is_some());
-        let bleu = self.entries.iter().any(|entry| entry.bleu().is_some());
-        let mut text = format!(
-            "{:<16} {:>15} {:>14} {:>15} {:>12}",
-            "mechanism",
-            self.outcome_title(),
-            "train examples/s",
-            "infer examples/s",
-            "parameters"
-        );
-        text += if memory { "  peak MB" } else { "" };
-        text += if bleu { "          BLEU" } else { "" };
-        let predicts = self.entries.iter().any(|entry| entry.perplexity().is_some());
-        text += if predicts { "    perplexity      bits/byte" } else { "" };
-        let through_landmarks = self.entries.iter().any(|entry| !entry.landmarks.is_empty());
-        text += if through_landmarks { "  landmarks\n" } else { "\n" };
+        let any = |of: fn(&Entry) -> bool| self.entries.iter().any(of);
+        let memory = any(|entry| entry.speed.peak_bytes.is_some());
+        let bleu = any(|entry| entry.bleu().is_some());
+        let predicts = any(|entry| entry.perplexity().is_some());
+        let landmarks = any(|entry| !entry.landmarks.is_empty());
+        let outcome = self.outcome_title();
+        let numbers = [outcome, "train examples/s", "infer examples/s", "parameters"].map(|name| (Right, name));
+        let mut columns = vec![(Left, "mechanism")];
+        columns.extend(numbers);
+        columns.extend(memory.then_some((Right, "peak MB")));
+        columns.extend(bleu.then_some((Right, "BLEU")));
+        columns.extend(predicts.then_some([(Right, "perplexity"), (Right, "bits/byte")]).into_iter().flatten());
+        columns.extend(landmarks.then_some((Left, "landmarks")));
+        columns.push((Left, ""));
+        let before_end = columns.len() - 1;
+        let mut table = Columns::new(columns);
+        let shown = |spread: Option<Spread>, digits: usize| spread.map_or_else(String::new, |s| s.digits(digits));
         for entry in self.ranked() {
-            let Speed { train_examples_per_second: train, infer_examples_per_second: infer, peak_bytes, .. } =
-                entry.speed;
-            let (name, (_, outcome)) = (&entry.name, entry.outcome());
-            let _ = write!(text, "{name:<16} {outcome:>15} {train:>14.0} {infer:>15.0} {:>12}", entry.parameters);
-            text += &peak_bytes.map_or_else(String::new, |bytes| format!(" {:>8.1}", bytes as f64 / 1e6));
-            text += &entry.bleu().map_or_else(String::new, |bleu| format!(" {:>13}", bleu.points()));
-            if let (Some(perplexity), Some(bits)) = (entry.perplexity(), entry.bits_per_byte()) {
-                let _ = write!(text, " {:>13} {:>14}", perplexity.points(), bits.digits(4));
-            }
-            if !entry.landmarks.is_empty() {
-                let _ = write!(text, "  {}", entry.landmarks_text());
-            }
-            text += &self.divergence(&entry.name).map_or_else(String::new, |told| format!("  {told}"));
-            text.push('\n');
+            let speed = &entry.speed;
+            let rates = [speed.train_examples_per_second, speed.infer_examples_per_second];
+            let mut row = vec![entry.name.clone(), entry.outcome().1];
+            row.extend(rates.map(|rate| format!("{rate:.0}")));
+            row.push(entry.parameters.to_string());
+            row.extend(memory.then(|| speed.peak_bytes.map_or_else(String::new, |b| format!("{:.1}", b as f64 / 1e6))));
+            row.extend(bleu.then(|| shown(entry.bleu(), 2)));
+            row.extend(
+                predicts.then(|| [shown(entry.perplexity(), 2), shown(entry.bits_per_byte(), 4)]).into_iter().flatten(),
+            );
+            row.extend(landmarks.then(|| entry.landmarks_text()));
+            row.extend(self.divergence(&entry.name));
+            table.row(row);
         }
         for lost in self.lost() {
-            let _ = writeln!(text, "{:<16} {}", lost.name, self.divergence(&lost.name).unwrap_or_default());
+            let mut row = vec![String::new(); before_end];
+            row[0].clone_from(&lost.name);
+            row.extend(self.divergence(&lost.name));
+            table.row(row);
         }
-        text
+        table.to_string()
     }
 
     /// Of every mechanism of which no run ended, the first that diverged.

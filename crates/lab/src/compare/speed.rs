@@ -5,11 +5,12 @@ use std::time::Instant;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{MemoryProbe, peak_above};
 use crate::{
     Recipe, Result,
     checkpoint::Checkpoint,
-    train::{Bench, TaskData, median},
+    memory::{MemoryProbe, peak_above},
+    stats::median,
+    train::{Bench, TaskData},
 };
 
 /// Rounds over all mechanisms; the median round counts.

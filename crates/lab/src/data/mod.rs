@@ -8,7 +8,6 @@ mod batches;
 mod cifar;
 mod corpus;
 mod encoded;
-mod error;
 pub mod heads;
 mod idx;
 pub(crate) mod images;
@@ -29,7 +28,6 @@ mod vocabulary;
 pub use batches::{BatchPlan, Batches};
 pub use corpus::{CorpusDataset, CorpusSpec};
 pub use encoded::{Encoded, Padded, by_budget, by_length};
-pub use error::{Error, Result};
 pub use images::{LabelFile, Sizing, WebDataset};
 pub use loader::{PictureBatch, PictureLoader};
 pub use pairs::{PairDataset, PairSpec, PairSplit};
@@ -37,9 +35,14 @@ pub use pathfinder::Pathfinder;
 pub use recall::{Filler, Mqar, RecallDataset, RecallSplit};
 pub use shapes::Shapes;
 pub use spec::{Data, DataSpec, PictureSpec};
-pub use split::{ChannelStats, ObjectBox, PictureShape, PictureSplit};
+pub use split::{ObjectBox, PictureSplit};
 pub use text::{Listops, TextDataset, TextSpec, TextSplit};
 pub use vocabulary::{Span, TextRecipe, Tokens, Vocabulary};
+
+pub use crate::{
+    error::data::{Error, Result},
+    picture::{ChannelStats, PictureShape},
+};
 
 /// Pictures to learn from and pictures to be tested on, with the names of their classes.
 #[derive(Debug, Clone, PartialEq)]

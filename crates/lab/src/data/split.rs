@@ -12,30 +12,10 @@ use super::{
     images::Files,
     rng::{Purpose, stream},
 };
-use crate::augment::{Filter, Picture, Rectangle, Transform, resample};
-
-/// The shape of one picture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PictureShape {
-    /// 1 (grey) or 3 (red, green, blue).
-    pub channels: usize,
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-}
-
-impl PictureShape {
-    /// Values in one plane.
-    pub fn plane(&self) -> usize {
-        self.height * self.width
-    }
-
-    /// Values in one picture.
-    pub fn volume(&self) -> usize {
-        self.channels * self.plane()
-    }
-}
+use crate::{
+    augment::{Filter, Picture, Rectangle, Transform, resample},
+    picture::{ChannelStats, PictureShape},
+};
 
 /// Where an object lies: the pixels `left..right` x `top..bottom`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,15 +28,6 @@ pub struct ObjectBox {
     pub right: u32,
     /// Row after the last.
     pub bottom: u32,
-}
-
-/// Mean and standard deviation of each channel, of values scaled to [0, 1].
-#[derive(Debug, Clone, PartialEq)]
-pub struct ChannelStats {
-    /// Mean per channel.
-    pub mean: Vec<f32>,
-    /// Standard deviation per channel, at least 1/255 so that a constant channel can be divided by it.
-    pub std: Vec<f32>,
 }
 
 /// Pictures that statistics are taken of where there are more.

@@ -1,5 +1,6 @@
-//! Trained models on texts and pictures of one's own.
+//! Trained models, and what they answer to texts and pictures of one's own.
 
+mod language;
 mod pictures;
 
 use std::{collections::BTreeMap, path::Path};
@@ -15,7 +16,10 @@ use crate::{
     train::{self, BATCH_TOKENS},
 };
 
-pub use pictures::{ClassifiedPicture, PictureClassifier};
+pub use language::{Weights, language_model};
+pub use pictures::{
+    ClassifiedPicture, PictureClassifier, Seen, images, picture_classifier, picture_files, read_picture,
+};
 
 /// A trained classifier of texts.
 #[derive(Debug)]
@@ -47,7 +51,7 @@ impl Classifier {
     /// # Errors
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on texts.
     pub fn load(path: &Path, device: &Device) -> Result<Self> {
-        let (model, vocabulary, expects) = text_classifier(&mut Checkpoint::find(path)?, path, device)?;
+        let (model, vocabulary, expects) = text_classifier(&Checkpoint::find(path)?, path, device)?;
         Ok(Self { model, vocabulary, expects, device: device.clone() })
     }
 
@@ -90,8 +94,11 @@ impl Classifier {
 }
 
 /// The trained classifier of texts in the checkpoint that was found in `path`, on `device`, its vocabulary, and what it expects.
-pub(crate) fn text_classifier(
-    checkpoint: &mut Checkpoint,
+///
+/// # Errors
+/// [`crate::Error::OtherModel`] when it was not trained on texts; [`crate::Error::Damaged`], [`crate::Error::Io`].
+pub fn text_classifier(
+    checkpoint: &Checkpoint,
     path: &Path,
     device: &Device,
 ) -> Result<(TextClassifier, Vocabulary, TextExpectation)> {

@@ -2,16 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::{
     Result,
     checkpoint::{Checkpoint, Expectation, PictureExpectation},
+    data::{self, PictureShape, images::decode_file},
+    source::entries,
     stats::probabilities,
     stop,
-    subject::{PictureExample, images, picture_file, picture_files},
     train::{self, PictureModel},
 };
 
@@ -44,14 +45,8 @@ impl PictureClassifier {
     /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained
     /// on pictures.
     pub fn load(path: &Path, device: &Device) -> Result<Self> {
-        let checkpoint = Checkpoint::find(path)?;
-        let Expectation::Pictures(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.unasked(path, "pictures"));
-        };
-        let recipe = &checkpoint.state.recipe;
-        let init = |device: &Device| train::picture_model(&expects, recipe, &checkpoint.state.data.name, device);
-        let model = train::drawn(recipe.seed, device, init)?;
-        Ok(Self { model: checkpoint.load_weights(model)?, expects, device: device.clone() })
+        let (model, expects) = picture_classifier(&Checkpoint::find(path)?, path, device)?;
+        Ok(Self { model, expects, device: device.clone() })
     }
 
     /// The files of `paths`: of a folder its PNG and JPEG pictures, by name.
@@ -76,7 +71,7 @@ impl PictureClassifier {
     ) -> std::result::Result<(), E> {
         for files in files.chunks(BATCH) {
             stop::check()?;
-            let read = files.par_iter().map(|file| picture_file(&self.expects, file)).collect::<Result<Vec<_>>>()?;
+            let read = files.par_iter().map(|file| read_picture(&self.expects, file)).collect::<Result<Vec<_>>>()?;
             for (file, all) in files.iter().zip(self.probabilities(&read)?) {
                 answered(self.answer(file, &all, top))?;
             }
@@ -84,9 +79,10 @@ impl PictureClassifier {
         Ok(())
     }
 
-    fn probabilities(&self, pictures: &[PictureExample]) -> Result<Vec<Vec<f64>>> {
-        let bytes: Vec<Vec<u8>> = pictures.iter().map(|picture| picture.bytes.clone()).collect();
-        let logits = self.model.try_forward(images(&self.expects, &pictures[0], &bytes, &self.device))?.into_data();
+    fn probabilities(&self, pictures: &[Seen]) -> Result<Vec<Vec<f64>>> {
+        let bytes: Vec<&[u8]> = pictures.iter().map(|picture| &*picture.bytes).collect();
+        let logits = self.model.try_forward(images(&self.expects, pictures[0].shape, &bytes, &self.device))?;
+        let logits = logits.into_data();
         let logits: Vec<f32> = logits.iter().collect();
         Ok(logits.chunks_exact(self.expects.classes.len()).map(probabilities).collect())
     }
@@ -98,4 +94,90 @@ impl PictureClassifier {
         let label = order.first().map(|first| self.expects.classes[*first].clone()).unwrap_or_default();
         ClassifiedPicture { picture: file.into(), label, top: order.iter().take(top).map(named).collect() }
     }
+}
+
+/// The trained classifier of pictures in the checkpoint that was found in `path`, on `device`, and what it expects.
+///
+/// # Errors
+/// [`crate::Error::OtherModel`] when it was not trained on pictures; [`crate::Error::Damaged`], [`crate::Error::Io`].
+pub fn picture_classifier(
+    checkpoint: &Checkpoint,
+    path: &Path,
+    device: &Device,
+) -> Result<(PictureModel, PictureExpectation)> {
+    let Expectation::Pictures(expects) = &checkpoint.state.expects else {
+        return Err(checkpoint.state.expects.unasked(path, "pictures"));
+    };
+    let recipe = &checkpoint.state.recipe;
+    let init = |device: &Device| train::picture_model(expects, recipe, &checkpoint.state.data.name, device);
+    let model = train::drawn(recipe.seed, device, init)?;
+    Ok((checkpoint.load_weights(model)?, expects.clone()))
+}
+
+/// Pictures that cannot be read, by their endings: among others nobody would miss them.
+const UNREAD: [&str; 9] = ["webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
+
+/// The pictures of a folder, by name.
+///
+/// # Errors
+/// [`crate::Error::Data`] for a folder that cannot be read, has none, or has pictures of other kinds too.
+pub fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = entries(folder)?;
+    let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
+    if let Some(file) = files.iter().find(|file| ending(file).is_some_and(|ending| UNREAD.contains(&&*ending))) {
+        let problem = "is neither PNG nor JPEG; convert it, or take it out of the folder".into();
+        return Err(data::Error::Format { path: file.clone(), problem }.into());
+    }
+    files
+        .retain(|file| !file.is_dir() && ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
+    if files.is_empty() {
+        let problem = "holds no picture that ends in .png, .jpg or .jpeg; name a file, or a folder of them".into();
+        return Err(data::Error::Empty { path: folder.into(), problem }.into());
+    }
+    Ok(files)
+}
+
+/// A picture file as a model sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// The shape that the model expects.
+    pub shape: PictureShape,
+    /// `[channels, height, width]`.
+    pub bytes: Vec<u8>,
+    /// The shape of the whole picture, of one channel where the file is grey.
+    pub whole: PictureShape,
+}
+
+/// Reads a picture file, resized (shorter side) and cut (centre) to what the model sees.
+///
+/// # Errors
+/// [`crate::Error::Data`] for a file that cannot be read, or is in colour where the model expects grey pictures.
+pub fn read_picture(expects: &PictureExpectation, path: &Path) -> Result<Seen> {
+    let [channels, height, width] = expects.shape;
+    let decoded = decode_file(path, [height, width])?;
+    let whole = decoded.whole;
+    if whole.channels > channels {
+        let problem = "is in colour, the model was trained on grey pictures; convert it".into();
+        return Err(data::Error::Format { path: path.into(), problem }.into());
+    }
+    let shape = PictureShape { channels, height, width };
+    Ok(Seen { shape, bytes: decoded.bytes.repeat(channels / whole.channels), whole })
+}
+
+/// Pictures of `shape`, `[channels, height, width]` each, as the model is shown them: `[pictures, channels, height, width]`.
+pub fn images<B: AsRef<[u8]>>(
+    expects: &PictureExpectation,
+    shape: PictureShape,
+    pictures: &[B],
+    device: &Device,
+) -> Tensor<4> {
+    let plane = shape.plane();
+    let normalised = |(at, byte): (usize, &u8)| {
+        let channel = at / plane % shape.channels;
+        (f32::from(*byte) / 255.0 - expects.mean[channel]) / expects.std[channel]
+    };
+    let values: Vec<f32> =
+        pictures.iter().flat_map(|picture| picture.as_ref().iter().enumerate().map(normalised)).collect();
+    let dims = [pictures.len(), shape.channels, shape.height, shape.width];
+    Tensor::from_data(TensorData::new(values, dims), device)
 }

@@ -3,11 +3,13 @@
 use maud::{Markup, html};
 use resolvent_kernels::Mechanism;
 
-use super::{
-    chart::{self, Axes, Series},
-    page,
+use crate::{
+    bench::{BenchReport, PASSES, Point, Timing, milliseconds, three_digits},
+    page::{
+        self,
+        chart::{self, Axes, Series},
+    },
 };
-use crate::bench::{BenchReport, PASSES, Point, Timing, milliseconds, three_digits};
 
 /// The page of a benchmark.
 pub fn bench_page(report: &BenchReport) -> String {

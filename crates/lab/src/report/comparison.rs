@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::{
-    chart::{self, Axes, Bar, Series},
-    page,
-    run::{epochs, scores, steps},
-};
+use super::run::{epochs, scores, steps};
 use crate::{
     Result,
     compare::{Comparison, Entry, Spread},
     metrics::Record,
+    page::{
+        self,
+        chart::{self, Axes, Bar, Series},
+    },
 };
 
 /// The page of a comparison; `metrics` are those of each entry's runs.

@@ -1,59 +1,45 @@
 //! Reports: one HTML file with everything in it, no network, for screens of any width and for paper.
 
-mod analysis;
-mod bars;
 mod bench;
-pub mod chart;
 mod comparison;
-mod diffusion;
-mod distances;
-mod downsample;
-mod explanation;
-mod fit;
-mod frame;
-mod page;
-mod paths;
 mod run;
 mod samples;
-mod summary;
-mod ticks;
 
 use std::path::Path;
 
 use crate::{
     Error, Result,
-    checkpoint::{Checkpoint, State},
+    bench::BenchReport,
+    checkpoint::Checkpoint,
     compare::{self, Comparison, Entry},
     disk::write_atomically,
-    folder::{Claim, Contents},
+    folder::{Claim, Contents, REPORT},
     metrics::{self, Record},
-    train::{self, TrainSummary},
+    train::{self, Standing},
 };
 
-pub use analysis::analysis_page;
 pub use bench::bench_page;
 pub use comparison::comparison_page;
-pub use explanation::explanation_page;
-pub use fit::fit_page;
 pub use run::{progress_page, run_page};
 
-/// The name of a report in its folder.
-pub const REPORT: &str = "report.html";
-
-/// Writes the report of a training run into its folder.
+/// Writes the report of a training run into its folder, wherever the run stands.
 ///
 /// # Errors
 /// [`crate::Error::Io`].
-pub fn write_run(folder: &Path, summary: &TrainSummary, metrics: &[Record]) -> Result<()> {
-    write_atomically(&folder.join(REPORT), run_page(summary, metrics)?.as_bytes())
+pub fn write_run(folder: &Path, standing: Standing<'_>, metrics: &[Record]) -> Result<()> {
+    let page = match standing {
+        Standing::UnderWay(state) => progress_page(state, metrics)?,
+        Standing::Finished(summary) => run_page(summary, metrics)?,
+    };
+    write_atomically(&folder.join(REPORT), page.as_bytes())
 }
 
-/// Writes the report of a training run that is under way into its folder.
+/// Writes the report of a benchmark into its folder.
 ///
 /// # Errors
 /// [`crate::Error::Io`].
-pub fn write_progress(folder: &Path, state: &State, metrics: &[Record]) -> Result<()> {
-    write_atomically(&folder.join(REPORT), progress_page(state, metrics)?.as_bytes())
+pub fn write_bench(folder: &Path, report: &BenchReport) -> Result<()> {
+    write_atomically(&folder.join(REPORT), bench_page(report).as_bytes())
 }
 
 /// Writes the report of the run or the comparison in `folder` anew, from the results that it holds. What it is of.
@@ -74,9 +60,10 @@ pub fn write_anew(folder: &Path) -> Result<Contents> {
     if contents == Contents::Comparison {
         write_comparison(folder, &compare::read_results(folder)?)?;
     } else if let Some(summary) = train::read_summary(folder)? {
-        write_run(folder, &summary, &metrics::read(folder)?)?;
+        write_run(folder, Standing::Finished(&summary), &metrics::read(folder)?)?;
     } else {
-        write_progress(folder, &Checkpoint::newest(folder)?.state, &metrics::read(folder)?)?;
+        let state = Checkpoint::newest(folder)?.state;
+        write_run(folder, Standing::UnderWay(&state), &metrics::read(folder)?)?;
     }
     Ok(contents)
 }

@@ -2,16 +2,17 @@
 
 use maud::{Markup, html};
 
-use super::{
-    chart::{self, Axes, Bar, Series},
-    page, samples,
-};
+use super::samples;
 use crate::{
     Result,
     checkpoint::State,
     environment::Environment,
-    eval::{Evaluation, Metric},
+    evaluation::{Evaluation, Metric},
     metrics::{EpochRecord, Record, StepRecord},
+    page::{
+        self,
+        chart::{self, Axes, Bar, Series},
+    },
     train::TrainSummary,
 };
 

@@ -2,8 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::page;
-use crate::train::{Continuation, Errors, Samples, Seen, Translation};
+use crate::{
+    page,
+    train::{Continuation, Errors, Samples, Seen, Translation},
+};
 
 /// The section of a page.
 pub(super) fn section(samples: &Samples) -> Markup {

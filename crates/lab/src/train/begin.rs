@@ -7,7 +7,7 @@ use resolvent_kernels::{Mechanism, Operator, Precision, Shape, Strategy};
 use resolvent_layers::bf16::Bf16Layers;
 
 use super::{
-    Plan, Task, TaskData, TrainOptions,
+    Task, TaskData, TrainOptions,
     bench::time_steps,
     run::{FILES, RECIPE, SUMMARY},
     session::Session,
@@ -20,6 +20,7 @@ use crate::{
     folder::{Claim, Contents},
     progress::Event,
     recipe::{Decay, ScheduleRecipe, length_scale_rule, rule_name},
+    schedule::Plan,
 };
 
 /// The folder, taken and prepared, with the run that is continued or begins in it.

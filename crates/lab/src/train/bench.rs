@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 
-use super::{Plan, Task, TaskData, clock::Clock, session::Session};
+use super::{Task, TaskData, clock::Clock, session::Session};
 use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity},
+    schedule::Plan,
+    stats::median,
 };
 
 /// Steps that warm caches and memory up before any is timed.
@@ -86,11 +88,4 @@ pub(crate) fn time_steps<T: Task>(recipe: &Recipe, task: &T, device: &Device) ->
     }
     let mut times = (0..TIMED).map(|_| bench.step()).collect::<Result<Vec<_>>>()?;
     Ok(median(&mut times))
-}
-
-/// The middle of `values`, which must not be empty; they are sorted.
-pub(crate) fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { 0.5 * (values[middle - 1] + values[middle]) }
 }

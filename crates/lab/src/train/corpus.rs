@@ -22,7 +22,7 @@ use crate::{
         BatchPlan, Batches, CorpusDataset, Vocabulary,
         rng::{Purpose, stream},
     },
-    eval::{Evaluation, Prediction},
+    evaluation::{Evaluation, Prediction},
     generate::Generator,
     recipe::ModelRecipe,
     stats::spread,

@@ -22,13 +22,12 @@ mod pictures;
 mod recall;
 mod run;
 mod samples;
-mod schedule;
 mod session;
 mod task;
 mod texts;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -37,16 +36,17 @@ use resolvent::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Recipe,
-    checkpoint::{Best, DataIdentity, Origin},
-    eval::Evaluation,
-    metrics::Scalars,
+    Recipe, Result,
+    checkpoint::{Best, DataIdentity, Origin, State},
+    evaluation::Evaluation,
+    metrics::{Record, Scalars},
     progress::{Observer, Silent},
+    schedule::Plan,
 };
 
 pub(crate) use begin::check_fit;
 pub use bench::seconds_per_step;
-pub(crate) use bench::{Bench, median, time_steps};
+pub(crate) use bench::{Bench, time_steps};
 pub use clip::{clip_by_global_norm, clip_on_device};
 pub use clock::Breakdown;
 pub(crate) use corpus::language_config;
@@ -60,15 +60,13 @@ pub use packed::PackedWeights;
 pub(crate) use packed::packed_weights;
 pub use pairs::{PairBatch, PairInputs, Pairs};
 pub(crate) use pairs::{search, translator};
-pub use picture_model::PictureModel;
-pub(crate) use picture_model::block_name;
+pub use picture_model::{PictureModel, block_name};
 pub use pictures::{LandmarkCount, Pictures};
 pub(crate) use pictures::{landmark_counts, picture_model};
 pub use recall::{Recall, RecallBatch, RecallInputs};
 pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};
 pub use samples::{Continuation, Errors, Samples, Seen, Translation, WrongAnswer};
-pub use schedule::{LearningRate, Plan};
 pub use task::{Part, Task, TaskData};
 pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
 pub use texts::{Lost, TextBatch, Texts, TokenInputs};
@@ -84,6 +82,18 @@ pub enum Resume {
     /// Continue it if there is one.
     IfPresent,
 }
+
+/// Where a run stands, for its report.
+#[derive(Debug, Clone, Copy)]
+pub enum Standing<'a> {
+    /// Under way: the state of its last checkpoint.
+    UnderWay(&'a State),
+    /// Finished.
+    Finished(&'a TrainSummary),
+}
+
+/// Writes the report of a run into its folder, from where it stands and its metrics.
+pub type Reporter = Arc<dyn Fn(&Path, Standing<'_>, &[Record]) -> Result<()> + Send + Sync>;
 
 /// How to run, as opposed to what to compute (the [`Recipe`], seed included). Threads are those of rayon's global pool;
 /// on the CPU results do not depend on their number.
@@ -106,6 +116,8 @@ pub struct TrainOptions {
     pub stop: Arc<AtomicBool>,
     /// Who is told of the progress.
     pub observer: Arc<dyn Observer>,
+    /// Who writes the report, after every epoch and at the end, such as [`crate::report::write_run`]. Default: nobody.
+    pub report: Option<Reporter>,
 }
 
 impl TrainOptions {
@@ -120,6 +132,7 @@ impl TrainOptions {
             name: None,
             stop: Arc::default(),
             observer: Arc::new(Silent),
+            report: None,
         }
     }
 }

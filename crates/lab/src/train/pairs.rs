@@ -21,7 +21,7 @@ use crate::{
     bleu::bleu,
     checkpoint::{Checkpoint, DataIdentity, Expectation, PairExpectation, parts},
     data::{BatchPlan, Batches, Encoded, Padded, PairDataset, PairSplit, Vocabulary, by_budget, by_length},
-    eval::Evaluation,
+    evaluation::Evaluation,
     recipe::ModelRecipe,
     stats::spread,
 };

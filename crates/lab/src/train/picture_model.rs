@@ -81,7 +81,7 @@ fn grey_levels(images: Tensor<4>) -> Tensor<2, Int> {
 }
 
 /// What analyses call the attention of block `index`.
-pub(crate) fn block_name(index: usize) -> String {
+pub fn block_name(index: usize) -> String {
     format!("blocks.{index}")
 }
 

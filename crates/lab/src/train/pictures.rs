@@ -22,7 +22,7 @@ use crate::{
     augment::{Augment, Transform},
     checkpoint::{Checkpoint, DataIdentity, Expectation, PictureExpectation},
     data::{BatchPlan, Batches, ChannelStats, PictureBatch, PictureDataset, PictureLoader, PictureShape, PictureSplit},
-    eval::{BATCH, Evaluation, Tally, check_labels},
+    evaluation::{BATCH, Evaluation, Tally, check_labels},
     recipe::{ModelRecipe, VitRecipe},
     stats::spread,
 };

@@ -14,7 +14,7 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Expectation, RecallExpectation},
     data::{BatchPlan, Batches, RecallDataset, RecallSplit},
-    eval::Evaluation,
+    evaluation::Evaluation,
     recipe::ModelRecipe,
 };
 

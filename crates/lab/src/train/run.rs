@@ -9,7 +9,7 @@ use std::{
 use burn::module::Module;
 
 use super::{
-    Ended, Outcome, Part, Resume, Task, TaskData, TrainOptions, TrainSummary,
+    Ended, Outcome, Part, Resume, Standing, Task, TaskData, TrainOptions, TrainSummary,
     begin::{check_fit, check_precision, extension, is_longer, open, settled},
     clock::Clock,
     model::learned_parameters,
@@ -21,10 +21,10 @@ use crate::{
     checkpoint::{Best, Checkpoint, Store, to_json},
     data, device,
     disk::write_atomically,
-    eval::{Evaluation, Metric},
+    evaluation::{Evaluation, Metric},
+    folder::REPORT,
     metrics::{self, EpochRecord, MetricsFile, Record},
     progress::Event,
-    report,
     source::Document,
     stop,
 };
@@ -33,16 +33,16 @@ use crate::{
 pub const SUMMARY: &str = "summary.json";
 pub(super) const RECIPE: &str = "recipe.toml";
 /// What a run writes beside its checkpoints.
-pub(super) const FILES: [&str; 4] = [RECIPE, SUMMARY, MetricsFile::NAME, report::REPORT];
+pub(super) const FILES: [&str; 4] = [RECIPE, SUMMARY, MetricsFile::NAME, REPORT];
 
 /// Least time between two reports of a run under way.
 const REPORT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Trains the model of `recipe` on `data`, or continues the run that `options.out_dir` holds, and tests it.
 ///
-/// The folder gets `recipe.toml`, `metrics.jsonl`, `checkpoints/`, and at the end `summary.json` and `report.html`. A
-/// finished run is read back, not repeated; where the recipe has more epochs, steps or minutes than a run that is continued, the run is
-/// extended to them, with the learning rates of the longer schedule from there on. The report is written after every epoch, too.
+/// The folder gets `recipe.toml`, `metrics.jsonl`, `checkpoints/`, and at the end `summary.json`; with [`TrainOptions::report`], from the
+/// first epoch on, `report.html`. A finished run is read back, not repeated; where the recipe has more epochs, steps or minutes than a run
+/// that is continued, the run is extended to them, with the learning rates of the longer schedule from there on.
 ///
 /// # Errors
 /// [`Error::Recipe`], [`Error::Unfit`] and [`Error::Model`] before anything is written; [`Error::Occupied`],
@@ -113,6 +113,12 @@ pub(crate) fn read_summary(folder: &Path) -> Result<Option<TrainSummary>> {
         Err(data::Error::Missing { .. }) => Ok(None),
         Err(e) => Err(e.into()),
     }
+}
+
+/// Has the report written, if anybody does.
+fn show(options: &TrainOptions, standing: Standing<'_>) -> Result<()> {
+    let folder = &options.out_dir;
+    options.report.as_ref().map_or(Ok(()), |report| report(folder, standing, &metrics::read(folder)?))
 }
 
 /// The batches of one step; none at the end of the epoch, where fewer are left over.
@@ -320,8 +326,7 @@ impl<T: Task> Run<'_, T> {
 
     /// Writes the report of the run as far as it is.
     fn report(&mut self) -> Result<()> {
-        let folder = &self.options.out_dir;
-        report::write_progress(folder, &self.session.state, &metrics::read(folder)?)?;
+        show(self.options, Standing::UnderWay(&self.session.state))?;
         self.reported = Some(Instant::now());
         Ok(())
     }
@@ -360,10 +365,9 @@ impl<T: Task> Run<'_, T> {
             samples,
             test,
         };
-        let folder = &self.options.out_dir;
-        report::write_run(folder, &summary, &metrics::read(folder)?)?;
+        show(self.options, Standing::Finished(&summary))?;
         // Last: the summary is what says that the run is finished.
-        write_atomically(&folder.join(SUMMARY), &to_json(&summary)?)?;
+        write_atomically(&self.options.out_dir.join(SUMMARY), &to_json(&summary)?)?;
         self.options.observer.on(Event::Note(&summary.time.line()));
         self.options.observer.on(Event::End(&summary.line()));
         Ok(Outcome::Finished(Box::new(summary)))

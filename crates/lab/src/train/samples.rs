@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use image::{DynamicImage, GrayImage, ImageFormat, RgbImage};
 use serde::{Deserialize, Serialize};
 
-use crate::{data::PictureShape, eval::answer, stats::probabilities};
+use crate::{data::PictureShape, evaluation::answer, stats::probabilities};
 
 /// Test examples that a classifier's errors are looked for in, evenly spread over the part: what they cost does not grow with it.
 pub(super) const LOOKED_AT: usize = 2000;

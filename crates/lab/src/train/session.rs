@@ -12,7 +12,7 @@ use burn::{
 };
 
 use super::{
-    Breakdown, LayerRates, LearningRate, Plan, Task, clip_by_global_norm, clip_on_device,
+    Breakdown, LayerRates, Task, clip_by_global_norm, clip_on_device,
     clock::Clock,
     decay_at,
     model::{build_for, seed_generator},
@@ -22,9 +22,10 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Part, Plateau, State, cannot_serialise, moments, parts},
     device::is_cpu,
-    eval::Evaluation,
+    evaluation::Evaluation,
     metrics::StepRecord,
     recipe::Decay,
+    schedule::{LearningRate, Plan},
 };
 
 /// Model, average, optimiser and counters of a run.

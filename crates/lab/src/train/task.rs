@@ -12,7 +12,7 @@ use crate::{
     Error, Recipe, Result,
     checkpoint::{Checkpoint, DataIdentity, Expectation},
     data::Batches,
-    eval::Evaluation,
+    evaluation::Evaluation,
     metrics::Scalars,
     recipe::first_difference,
 };
@@ -173,7 +173,7 @@ pub trait Task: Send + Sync {
         Ok(())
     }
 
-    /// The judgement of `model` on a part of the data: of classifiers by a [`Tally`](crate::eval::Tally), of others [`Evaluation::new`] with
+    /// The judgement of `model` on a part of the data: of classifiers by a [`Tally`](crate::evaluation::Tally), of others [`Evaluation::new`] with
     /// what else there is. The best epoch is the one of the best accuracy where there is one, else of the least loss.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ use crate::{
         BatchPlan, Batches, Encoded, Padded, TextDataset, TextSplit, Vocabulary, by_budget, by_length,
         rng::{Purpose, stream},
     },
-    eval::{Evaluation, Tally, check_labels},
+    evaluation::{Evaluation, Tally, check_labels},
     recipe::{ModelRecipe, TextModelRecipe},
     stats::spread,
 };

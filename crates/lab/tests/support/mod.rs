@@ -18,6 +18,7 @@ use resolvent_lab::{
     Recipe,
     checkpoint::{Checkpoint, Part, State, Store, parts},
     progress::{Event, Observer},
+    report::write_run,
     train::{self, Outcome, Resume, TaskData, TrainOptions, TrainSummary},
 };
 
@@ -47,11 +48,16 @@ impl Observer for Notes {
     }
 }
 
+/// Options of a run into `out` that writes its report.
+pub fn reported(out: &Path) -> TrainOptions {
+    TrainOptions { report: Some(Arc::new(write_run)), ..TrainOptions::new(out) }
+}
+
 /// Options of a run into `out` that is interrupted after `steps` steps.
 pub fn stopping(out: &Path, steps: usize, resume: Resume) -> TrainOptions {
     let flag = Arc::new(AtomicBool::new(false));
     let observer = Arc::new(StopAfter { steps, flag: flag.clone() });
-    TrainOptions { resume, stop: flag, observer, ..TrainOptions::new(out) }
+    TrainOptions { resume, stop: flag, observer, ..reported(out) }
 }
 
 /// The summary of a run that must have ended.

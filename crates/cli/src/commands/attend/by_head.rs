@@ -4,7 +4,7 @@ use std::path::Path;
 
 use resolvent::attention::HeadGroup;
 use resolvent_kernels::{Operator, Shape, Strategy};
-use resolvent_lab::analyze::{FitFile, FittedLayer};
+use resolvent_lab::fit::{FitFile, FittedLayer};
 use serde_json::json;
 
 use super::{

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use resolvent_kernels::{Arithmetic, Mechanism, Operator, Plan, Precision, Shape, Strategy};
-use resolvent_lab::{analyze::FitFile, environment::available_memory, source::Document};
+use resolvent_lab::{environment::available_memory, fit::FitFile, source::Document};
 use serde_json::{Value, json};
 
 use self::call::{Layout, Tensors};

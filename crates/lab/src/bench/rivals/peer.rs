@@ -26,7 +26,7 @@ use super::super::{
     BenchOptions,
     contender::{Buffers, Contender},
 };
-use crate::{Error, Result, compare::MemoryProbe};
+use crate::{Error, Result, memory::MemoryProbe};
 
 /// What the peer runs; its head describes the requests.
 const SCRIPT: &str = include_str!("pytorch.py");

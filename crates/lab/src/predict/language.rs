@@ -1,0 +1,81 @@
+//! A trained language model.
+
+use std::path::Path;
+
+use burn::{module::Module, tensor::Device};
+use resolvent::models::LanguageModel;
+use serde::Serialize;
+
+use crate::{
+    Error, Result,
+    checkpoint::{Checkpoint, Expectation},
+    data::Vocabulary,
+    fit::FitFile,
+    generate::Generator,
+    train::{self, Corpus, PackedWeights, Task},
+};
+
+/// Memory of a model's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Weights {
+    /// Of those in f32.
+    pub real_bytes: usize,
+    /// The ternary ones, if there are any.
+    pub packed: Option<PackedWeights>,
+}
+
+impl Generator {
+    /// The language model of the run or the checkpoint in `path`, on `device`.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] when it was not trained on plain text.
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
+        Self::load_with(path, None, device)
+    }
+
+    /// The same with what was fitted to its heads in place of softmax.
+    ///
+    /// # Errors
+    /// As [`Generator::load`]; [`Error::Exchange`] where the layers and heads of `fit` are not those of the model.
+    pub fn load_with(path: &Path, fit: Option<&FitFile>, device: &Device) -> Result<Self> {
+        let checkpoint = Checkpoint::find(path)?;
+        let (mut model, vocabulary) = language_model(&checkpoint, path, device)?;
+        if let Some(fit) = fit {
+            let recipe = &checkpoint.state.recipe;
+            let told = fit.apply(recipe, Corpus::attentions(&mut model));
+            told.map_err(|problem| Error::Exchange {
+                path: checkpoint.path.clone(),
+                trained: recipe.mechanism.id(),
+                exchanged: "fit",
+                problem,
+            })?;
+        }
+        Ok(Self::new(model.into_packed()?, vocabulary, device.clone()))
+    }
+
+    /// What the weights take while the model writes: ternary ones are packed, and their real values, which a checkpoint holds, are
+    /// not kept.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for weights that are not finite.
+    pub fn weights(&self) -> Result<Weights> {
+        let packed = train::packed_weights(&self.model().blocks)?;
+        let real = self.model().num_params() - packed.map_or(0, |packed| packed.weights);
+        Ok(Weights { real_bytes: size_of::<f32>() * real, packed })
+    }
+}
+
+/// The language model of `checkpoint`, which was found in `path`, on `device`, and its vocabulary.
+///
+/// # Errors
+/// [`Error::OtherModel`] when it was not trained on plain text; [`Error::Damaged`], [`Error::Io`].
+pub fn language_model(checkpoint: &Checkpoint, path: &Path, device: &Device) -> Result<(LanguageModel, Vocabulary)> {
+    let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
+        return Err(checkpoint.state.expects.unasked(path, "plain text"));
+    };
+    let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
+    let recipe = &checkpoint.state.recipe;
+    let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
+    let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init(device)?))?;
+    Ok((checkpoint.load_weights(model)?, vocabulary))
+}

@@ -1,0 +1,6 @@
+#![doc = include_str!("../README.md")]
+
+pub mod analyze;
+pub mod explain;
+pub mod report;
+pub mod subject;

@@ -1,0 +1,54 @@
+//! How far queries are from keys.
+
+use maud::{Markup, html};
+use resolvent_lab::page::chart::{self, Axes, Series};
+
+use super::analysis::number;
+use crate::analyze::{Analysis, Curve, DistanceStats};
+
+/// The mean histogram over all heads.
+pub fn histogram(analysis: &Analysis) -> Markup {
+    let series = |(kind, label, style): (usize, &str, usize)| {
+        let mut mean = Curve::default();
+        for layer in &analysis.distances {
+            mean.add(&layer.density[kind].means().collect::<Vec<_>>());
+        }
+        let points = mean.means().enumerate().map(|(bin, share)| (DistanceStats::place(bin), share)).collect();
+        Series::line(label, style, points)
+    };
+    let title = "Distances between queries and keys, share of pairs";
+    let both = [(0, "absolute", 9), (1, "squared", 2)].map(series);
+    chart::lines(Axes { title, x: "distance, in medians", y: "pairs", percent: true }, &both)
+}
+
+/// A row per layer.
+pub fn table(analysis: &Analysis) -> Markup {
+    /// What the variation of independent normal tokens is, times the root of the channels.
+    const KINDS: [(&str, f64); 2] = [("Absolute", 0.756), ("Squared", 1.414)];
+    html! {
+        table class="sortable" {
+            thead {
+                tr {
+                    th scope="col" { "Layer" }
+                    @for (kind, _) in KINDS {
+                        th scope="col" { (kind) ": variation" }
+                        @for heading in ["of normal ones", "kurtosis", "tail"] { th scope="col" { (heading) } }
+                    }
+                }
+            }
+            tbody {
+                @for (layer, found) in analysis.layers.iter().zip(&analysis.distances) {
+                    tr {
+                        th scope="row" { (layer.name) }
+                        @for ((_, normal), [variation, kurtosis, tail]) in KINDS.iter().zip(&found.stats) {
+                            td { (number(variation.median(), 3)) }
+                            td { (number(Some(normal / (found.channels as f64).sqrt()), 3)) }
+                            td { (number(kurtosis.median(), 3)) }
+                            td { (number(tail.median(), 3)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
