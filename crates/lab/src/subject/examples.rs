@@ -268,6 +268,7 @@ fn unfit(material: &Material, expected: &str) -> Error {
     let (name, found) = match material {
         Material::Data(Data::Pictures(data)) => (data.name.clone(), "pictures"),
         Material::Data(Data::Texts(data)) => (data.name.clone(), "texts"),
+        Material::Data(Data::Matches(data)) => (data.name.clone(), Expectation::MATCHES),
         Material::Data(Data::Pairs(data)) => (data.name.clone(), "translations"),
         Material::Data(Data::Corpus(data)) => (data.name.clone(), "plain text"),
         Material::Data(Data::Recall(data)) => (data.name.clone(), Expectation::RECALL),
