@@ -13,7 +13,7 @@ pub(crate) const VALIDATION: [&str; 4] = ["val", "valid", "validation", "dev"];
 
 /// The content of `path`, decompressed, which must be UTF-8; a byte order mark is left out.
 pub(crate) fn read(path: &Path, held: &Held) -> Result<String> {
-    let bytes = source::read_all(path, source::open(path)?, 0, held)?;
+    let bytes = source::unpack(path, held)?;
     let mut text = String::from_utf8(bytes).map_err(|e| {
         let valid = &e.as_bytes()[..e.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|&&byte| byte == b'\n').count() + 1;

@@ -48,7 +48,7 @@ pub enum PictureSpec {
     },
     /// `cifar10:DIR`: the binary form.
     Cifar10(PathBuf),
-    /// `images:PATH` or `images:PATH?size=64&crop=0.875`: PNG and JPEG pictures in a folder or a .tar, .tar.gz, .tar.xz, .tar.zst
+    /// `images:PATH` or `images:PATH?size=64&crop=0.875`: PNG, JPEG and WebP pictures in a folder or a .tar, .tar.gz, .tar.xz, .tar.zst
     /// or .zip archive, as `train/CLASS/PICTURE`, perhaps `val/CLASS/PICTURE`, and `test/CLASS/PICTURE`, or as `CLASS/PICTURE`,
     /// of which a fifth of every class is held out for testing.
     Images {

@@ -54,7 +54,7 @@ impl PictureClassifier {
         Ok(Self { model: checkpoint.load_weights(model)?, expects, device: device.clone() })
     }
 
-    /// The files of `paths`: of a folder its PNG and JPEG pictures, by name.
+    /// The files of `paths`: of a folder its PNG, JPEG and WebP pictures, by name.
     ///
     /// # Errors
     /// [`crate::Error::Data`] for a folder that cannot be read, or has none.

@@ -7,7 +7,10 @@ use crate::{
     Error, Result,
     augment::Rectangle,
     checkpoint::{Expectation, PictureExpectation, TextExpectation},
-    data::{self, Data, PictureDataset, PictureShape, Span, TextDataset, Vocabulary, images::decode_file},
+    data::{
+        self, Data, PictureDataset, PictureShape, Span, TextDataset, Vocabulary,
+        images::{decode_file, is_picture},
+    },
     source::entries,
     stats::spread,
 };
@@ -17,7 +20,7 @@ use crate::{
 pub enum Material {
     /// The test part of a data set.
     Data(Data),
-    /// A PNG or JPEG picture, or a folder of them, each resized (shorter side) and cut (centre) to what the model sees.
+    /// A PNG, JPEG or WebP picture, or a folder of them, each resized (shorter side) and cut (centre) to what the model sees.
     Pictures {
         /// The file or folder.
         input: PathBuf,
@@ -144,20 +147,20 @@ fn of_dataset(expects: &PictureExpectation, dataset: &PictureDataset, count: usi
 }
 
 /// Pictures that cannot be read, by their endings: among others nobody would miss them.
-const UNREAD: [&str; 9] = ["webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
+const UNREAD: [&str; 8] = ["gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
 
 /// The pictures of a folder, by name.
 pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = entries(folder)?;
     let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
     if let Some(file) = files.iter().find(|file| ending(file).is_some_and(|ending| UNREAD.contains(&&*ending))) {
-        let problem = "is neither PNG nor JPEG; convert it, or take it out of the folder".into();
+        let problem = "is neither PNG, JPEG nor WebP; convert it, or take it out of the folder".into();
         return Err(data::Error::Format { path: file.clone(), problem }.into());
     }
-    files
-        .retain(|file| !file.is_dir() && ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
+    files.retain(|file| !file.is_dir() && is_picture(&file.to_string_lossy()));
     if files.is_empty() {
-        let problem = "holds no picture that ends in .png, .jpg or .jpeg; name a file, or a folder of them".into();
+        let problem =
+            "holds no picture that ends in .png, .jpg, .jpeg or .webp; name a file, or a folder of them".into();
         return Err(data::Error::Empty { path: folder.into(), problem }.into());
     }
     Ok(files)
