@@ -13,7 +13,7 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}" RUSTC_WRAPPER="$PWD/r
 cargo build --release --locked --quiet
 programs="$CARGO_TARGET_DIR/release"
 targets=("$@")
-[ $# -gt 0 ] || targets=(annotations checkpoints idx mechanisms npy npz pictures recipes safetensors tar texts vocabularies zip)
+[ $# -gt 0 ] || targets=(annotations checkpoints fits idx mechanisms npy npz pictures recipes safetensors shards tar texts vocabularies zip)
 # One thread: two would try the same input at different speeds.
 export RAYON_NUM_THREADS=1 RESOLVENT_SEEDS="$PWD/corpus"
 limits=(-max_total_time="$seconds")

@@ -16,6 +16,7 @@ use resolvent_lab::{
     Recipe, budget,
     checkpoint::{Checkpoint, parts},
     data::{DataSpec, Error, Vocabulary},
+    fit::FitFile,
 };
 use resolvent_probe::{analyze::Dump, subject::read_boxes};
 use safetensors::SafeTensors;
@@ -122,6 +123,13 @@ pub fn zip(data: &[u8]) {
     load(format!("images:{}?size=4", file("pictures.zip", data).display()));
 }
 
+/// A shard of WebDataset; the first byte says where the classes stand.
+pub fn shards(data: &[u8]) {
+    let Some((&first, data)) = data.split_first() else { return };
+    let label = ["cls", "txt", "json:class"][usize::from(first % 3)];
+    load(format!("webdataset:{}?size=4&label={label}", file("shard.tar", data).display()));
+}
+
 /// One picture; the first byte says whether it is resized.
 pub fn pictures(data: &[u8]) {
     let Some((&first, data)) = data.split_first() else { return };
@@ -182,6 +190,21 @@ pub fn mechanisms(data: &[u8]) {
     let written = serde_json::to_string(&mechanism).expect("a mechanism is written");
     let again = Mechanism::from_json(&written).unwrap_or_else(|e| panic!("{written}: {e}"));
     assert_eq!(again, mechanism);
+}
+
+/// A mechanism for every head of a model; one that is read gives every head one, and is written and read again as itself.
+pub fn fits(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(fit) = FitFile::parse(text) else { return };
+    assert!(FitFile::is_one(text));
+    for layer in &fit.layers {
+        let mut heads: Vec<usize> = layer.groups.iter().flat_map(|group| &group.heads).copied().collect();
+        heads.sort_unstable();
+        assert!(heads.into_iter().eq(0..layer.heads), "a head without one mechanism");
+    }
+    let written = serde_json::to_string(&fit).expect("a fit is written");
+    let again = FitFile::parse(&written).unwrap_or_else(|e| panic!("{written}: {e}"));
+    assert_eq!(again, fit);
 }
 
 /// Annotations of a picture of 20 x 10 pixels.

@@ -25,6 +25,7 @@ pub(crate) fn write(target: &str, folder: &Path) {
     let files = match target {
         "annotations" => numbered([annotation()]),
         "checkpoints" => checkpoints(),
+        "fits" => fits(),
         "idx" => idx(),
         "mechanisms" => mechanisms(),
         "npy" => numbered([npy("<f4", &[2, 3], 24), npy("<f2", &[1, 2, 3, 2], 24), npy("|b1", &[4], 4)]),
@@ -32,6 +33,7 @@ pub(crate) fn write(target: &str, folder: &Path) {
         "pictures" => pictures().into_iter().map(|(name, bytes)| (name, with_first(1, &bytes))).collect(),
         "recipes" => recipes(),
         "safetensors" => dumps(),
+        "shards" => shards(),
         "tar" => tars(),
         "texts" => texts(),
         "vocabularies" => vocabularies(),
@@ -90,6 +92,25 @@ fn idx() -> Files {
     numbered([pair(&pictures, &labels), pair(&gzip(&pictures), &gzip(&labels)), pair(&zstd(&pictures), &labels)])
 }
 
+/// Fits of no layer, and of one whose heads have every mechanism, in groups of one and of two.
+fn fits() -> Files {
+    let fit = |layers: &str| {
+        format!(
+            r#"{{"fit":1,"measure":"cosine","target":0.99,"cost":"time","budget":null,"causal":false,"layers":[{layers}]}}"#
+        )
+        .into_bytes()
+    };
+    let (mut heads, mut groups) = (0, Vec::new());
+    for (_, mechanism) in mechanisms() {
+        let mechanism = String::from_utf8(mechanism).expect("JSON");
+        let own: Vec<String> = (heads..heads + 1 + groups.len() % 2).map(|head| head.to_string()).collect();
+        heads += own.len();
+        groups.push(format!(r#"{{"heads":[{}],"mechanism":{mechanism}}}"#, own.join(",")));
+    }
+    let layer = format!(r#"{{"name":"blocks.0","heads":{heads},"groups":[{}]}}"#, groups.join(","));
+    numbered([fit(""), fit(&layer), fit(r#"{"name":"a","heads":0,"groups":[]}"#)])
+}
+
 fn mechanisms() -> Files {
     let preset = |id: &&str| Mechanism::preset(id).expect("a preset");
     let written = |id| serde_json::to_vec(&preset(id)).expect("a mechanism is written");
@@ -125,13 +146,17 @@ fn picture(format: image::ImageFormat, picture: image::DynamicImage) -> Vec<u8> 
 }
 
 fn pictures() -> Files {
-    use image::ImageFormat::{Jpeg, Png};
+    use image::ImageFormat::{Jpeg, Png, WebP};
     numbered([
         picture(Png, image::RgbImage::from_fn(3, 2, |x, y| image::Rgb([x as u8 * 80, y as u8 * 90, 7])).into()),
         picture(Png, image::DynamicImage::new_luma_a8(2, 3)),
         picture(Png, image::DynamicImage::new_rgba16(2, 2)),
         picture(Jpeg, image::RgbImage::from_fn(9, 8, |x, y| image::Rgb([x as u8 * 20, y as u8 * 30, 7])).into()),
         picture(Jpeg, image::DynamicImage::new_luma8(8, 8)),
+        picture(WebP, image::RgbImage::from_fn(9, 8, |x, y| image::Rgb([x as u8 * 20, y as u8 * 30, 7])).into()),
+        picture(WebP, image::DynamicImage::new_rgba8(3, 4)),
+        include_bytes!("../../crates/lab/tests/data/lossy.webp").to_vec(),
+        include_bytes!("../../crates/lab/tests/data/lossy-alpha.webp").to_vec(),
     ])
 }
 
@@ -141,16 +166,36 @@ fn set() -> Vec<(&'static str, Vec<u8>)> {
     ["a/0.png", "a/1.png", "b/0.png", "b/1.png"].map(|name| (name, one.clone())).into()
 }
 
-fn tars() -> Files {
+fn tar<'a>(files: impl IntoIterator<Item = (&'a str, Vec<u8>)>) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
-    let long = format!("b/{}.png", "long".repeat(30));
-    for (name, bytes) in set().into_iter().chain([(&*long, set().swap_remove(0).1)]) {
+    for (name, bytes) in files {
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         archive.append_data(&mut header, name, &bytes[..]).expect("memory");
     }
-    let plain = archive.into_inner().expect("memory");
+    archive.into_inner().expect("memory")
+}
+
+fn tars() -> Files {
+    let long = format!("b/{}.png", "long".repeat(30));
+    let plain = tar(set().into_iter().chain([(&*long, set().swap_remove(0).1)]));
     numbered([gzip(&plain), zstd(&plain), plain])
+}
+
+/// Shards whose classes stand in a file each, by name, by number and in JSON.
+fn shards() -> Files {
+    let shard = |ending: &str, classes: [&[u8]; 2]| {
+        let keys = ["0", "1", "2", "3"];
+        let names = keys.map(|key| (format!("{key}.png"), format!("{key}.{ending}")));
+        let pairs =
+            names.iter().zip(set()).enumerate().flat_map(|(i, ((picture, label), (_, bytes)))| {
+                [(&**picture, bytes), (&**label, classes[i % 2].to_vec())]
+            });
+        tar(pairs)
+    };
+    let (cls, txt) = (shard("cls", [b"0", b"1"]), shard("txt", [b"a cat", b"a dog\n"]));
+    let json = shard("json", [br#"{"class": 7}"#, br#"{"more": [1], "class": "b"}"#]);
+    numbered([with_first(0, &cls), with_first(1, &txt), with_first(2, &json), with_first(0, &gzip(&cls))])
 }
 
 fn zips() -> Files {

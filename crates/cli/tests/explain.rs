@@ -204,7 +204,7 @@ fn pictures_of_ones_own_with_boxes() {
         assert!(named.iter().all(|named| error.contains(named)), "{error}");
         assert_eq!(sandbox.snapshot(), before, "nothing is half-written");
     };
-    refused(&["--input", "photos/b.xml"], &["b.xml", "neither PNG nor JPEG"]);
+    refused(&["--input", "photos/b.xml"], &["b.xml", "neither PNG, JPEG nor WebP"]);
     refused(&["--input", "run"], &["run", "holds no picture"]);
     refused(&["--input", "nowhere.png"], &["nowhere.png"]);
     refused(&["--layer", "blocks.7"], &["`blocks.7`", "blocks.0"]);
@@ -225,8 +225,14 @@ fn pictures_of_ones_own_with_boxes() {
     let whole = std::fs::read(sandbox.path("photos/c.jpg")).unwrap();
     sandbox.write("photos/c.jpg", &whole[..whole.len() / 2]);
     refused(&["--input", "photos"], &["c.jpg", "ends in the middle"]);
-    sandbox.write("photos/d.webp", "RIFF");
-    refused(&["--input", "photos"], &["d.webp", "neither PNG nor JPEG"]);
+    for name in ["photos/d.gif", "photos/d.webp"] {
+        sandbox.write(name, "RIFF");
+        refused(&["--input", "photos"], &[name, "neither PNG, JPEG nor WebP"]);
+        std::fs::remove_file(sandbox.path(name)).unwrap();
+    }
+    colours.save_with_format(sandbox.path("photos/d.webp"), ImageFormat::WebP).unwrap();
+    sandbox.write("photos/c.jpg", &whole);
+    assert_eq!(sandbox.run(&explain(&["--input", "photos"])).success().json()["examples"], 2);
     std::fs::remove_file(sandbox.path("photos/d.webp")).unwrap();
     // The boxes of one picture are not those of all.
     photographs(&sandbox);

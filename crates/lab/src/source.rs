@@ -97,32 +97,85 @@ pub fn read_all(path: &Path, reader: impl Read, expected: u64, held: &Held) -> R
     }
 }
 
-/// Reads exactly `expected` bytes and the end of the stream after them.
-pub(crate) fn read_exactly(path: &Path, reader: impl Read, expected: u64, held: &Held) -> Result<Vec<u8>> {
-    let (bytes, failure) = grow(path, reader.take(expected.saturating_add(1)), FIRST, held)?;
-    let got = bytes.len() as u64;
+/// Everything that the file at `path` holds, unpacked. What is compressed is unpacked twice, at first to count its bytes, so that they are
+/// allocated once and never moved.
+///
+/// # Errors
+/// As [`file()`]; [`Error::Budget`]; [`Error::Format`] for a damaged file.
+pub fn unpack(path: &Path, held: &Held) -> Result<Vec<u8>> {
+    if !is_compressed(path)? {
+        return read(path, held);
+    }
+    let (length, failure) = counted(open(path)?, budget::limit());
     match failure {
-        None if got == expected => Ok(bytes),
+        Some(source) => Err(Error::io(path, source)),
+        None => read_all(path, open(path)?, length, held),
+    }
+}
+
+/// How many bytes `reader` gives, at most one more than `most`, and why it ended where it failed.
+fn counted(reader: impl Read, most: u64) -> (u64, Option<io::Error>) {
+    let mut count = 0;
+    let mut reader = BufReader::with_capacity(BUFFER, reader.take(most.saturating_add(1)));
+    loop {
+        match reader.fill_buf().map(<[u8]>::len) {
+            Ok(0) => return (count, None),
+            Ok(got) => {
+                count += got as u64;
+                reader.consume(got);
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return (count, Some(e)),
+        }
+    }
+}
+
+/// Reads exactly `expected` bytes and the end of the stream after them.
+///
+/// # Errors
+/// [`Error::Length`] where there are more or fewer; [`Error::Budget`] where there are as many, and too many; that of the reader.
+pub(crate) fn read_exactly(path: &Path, mut reader: impl Read, expected: u64, held: &Held) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let room = held.add(path, expected).and_then(|()| {
+        let reserved = bytes.try_reserve_exact(expected as usize);
+        reserved.map_err(|_| Error::Budget { path: path.into(), needed: expected, used: 0, limit: budget::limit() })
+    });
+    let kept = if room.is_ok() { reader.by_ref().take(expected).read_to_end(&mut bytes).err() } else { None };
+    let (behind, failure) = match kept {
+        Some(failure) => (0, Some(failure)),
+        None => counted(reader, expected - bytes.len() as u64),
+    };
+    match failure {
         Some(source) if source.kind() != io::ErrorKind::UnexpectedEof => Err(Error::io(path, source)),
-        _ => Err(Error::Length { path: path.into(), expected, got }),
+        None if bytes.len() as u64 + behind == expected => room.map(|()| bytes),
+        _ => Err(Error::Length { path: path.into(), expected, got: bytes.len() as u64 + behind }),
     }
 }
 
 /// What `reader` gives until it ends or fails. Bytes are taken before they are allocated: `room` at first, then as many as
-/// there are.
+/// there are. While they move to a larger place, both count.
 fn grow(path: &Path, mut reader: impl Read, mut room: u64, held: &Held) -> Result<(Vec<u8>, Option<io::Error>)> {
     let mut bytes = Vec::new();
     loop {
-        held.add(path, room)?;
+        let moved = bytes.len() as u64;
+        held.add(path, moved.saturating_add(room))?;
         bytes.reserve_exact(room as usize);
+        held.give_back(moved);
         let outcome = reader.by_ref().take(room).read_to_end(&mut bytes);
         if !matches!(outcome, Ok(got) if got as u64 == room) {
-            let spare = bytes.capacity() - bytes.len();
-            bytes.shrink_to_fit();
-            held.give_back(spare as u64);
+            shrink(path, &mut bytes, held);
             return Ok((bytes, outcome.err()));
         }
         room = bytes.len() as u64;
+    }
+}
+
+/// Gives back what `bytes` have to spare, where it is much and there is room to move them.
+fn shrink(path: &Path, bytes: &mut Vec<u8>, held: &Held) {
+    let (length, spare) = (bytes.len() as u64, (bytes.capacity() - bytes.len()) as u64);
+    if spare > FIRST / 4 && held.add(path, length).is_ok() {
+        bytes.shrink_to_fit();
+        held.give_back(length + spare);
     }
 }
 

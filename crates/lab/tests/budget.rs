@@ -21,6 +21,7 @@ use resolvent_lab::{
     budget,
     checkpoint::parts,
     data::{DataSpec, Error, PictureSpec},
+    source,
 };
 use tempfile::TempDir;
 
@@ -154,8 +155,78 @@ fn compressed_texts_have_a_limit() {
         let before = MEMORY.current_usage();
         MEMORY.reset_peak_usage();
         refuse(&format!("corpus:{}", path.display()), &path);
-        assert!(MEMORY.peak_usage() - before < 16 * MIB, "{ending}: {} MiB", MEMORY.peak_usage() / MIB);
+        let peak = MEMORY.peak_usage() - before;
+        assert!(peak < UNPACKER, "{ending}: {} KiB before it is refused", peak >> 10);
     }
+}
+
+/// What a decoder takes for itself: of zstd the window of its format, of the files written here at most 512 KiB, and buffers.
+const UNPACKER: usize = 2 * MIB;
+
+/// Files that take most of the budget are allocated once, and are not moved while they grow.
+#[test]
+fn what_is_unpacked_stays_within_the_limit() {
+    let limited = Limited::to(8);
+    let folder = TempDir::new().unwrap();
+    let text: Vec<u8> = (0..7 * MIB / 16).flat_map(|n| format!("line {n:>9} \n").into_bytes()).collect();
+    let most = 8 * MIB + UNPACKER;
+    for (ending, bytes) in [("gz", gzip(&text)), ("xz", xz(&text)), ("zst", zstd(&text)), ("plain", text.clone())] {
+        let path = folder.path().join(format!("text.{ending}"));
+        fs::write(&path, bytes).unwrap();
+        let before = MEMORY.current_usage();
+        MEMORY.reset_peak_usage();
+        let held = budget::Held::new();
+        assert!(source::unpack(&path, &held).unwrap() == text, "{ending}");
+        let peak = MEMORY.peak_usage() - before;
+        assert!((7 * MIB..most).contains(&peak), "{ending}: {} KiB", peak >> 10);
+    }
+    drop(limited);
+    // Pictures, whose number the header tells: 7 MiB of them, and as many labels.
+    let _limited = Limited::to(8);
+    let count = 7 * MIB / 784;
+    let idx = |count: usize, extents: &[u32], bytes: usize| {
+        let extents = [count as u32].into_iter().chain(extents.iter().copied()).flat_map(u32::to_be_bytes);
+        [vec![0, 0, 8, 1 + extents.clone().count() as u8 / 4 - 1], extents.collect(), vec![3; count * bytes]].concat()
+    };
+    for (part, count) in [("train", count), ("t10k", 10)] {
+        let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(format!("{part}-{name}.gz")), gzip(bytes));
+        write("images-idx3-ubyte", &idx(count, &[28, 28], 784)).unwrap();
+        write("labels-idx1-ubyte", &idx(count, &[], 1)).unwrap();
+    }
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    load(&format!("mnist:{}", folder.path().display())).unwrap();
+    let peak = MEMORY.peak_usage() - before;
+    assert!((7 * MIB..most).contains(&peak), "{} KiB", peak >> 10);
+}
+
+/// Tables of codes count by the bytes that describe them, which are few where a picture is plain.
+#[test]
+fn webp_pictures_take_no_more_than_they_ask_for() {
+    let folder = TempDir::new().unwrap();
+    let mut bytes = Cursor::new(Vec::new());
+    let picture =
+        image::RgbImage::from_fn(1400, 1400, |x, y| image::Rgb([(x / 9) as u8, (y / 7) as u8, (x + y) as u8]));
+    picture.write_to(&mut bytes, image::ImageFormat::WebP).unwrap();
+    for class in ["a", "b"] {
+        fs::create_dir(folder.path().join(class)).unwrap();
+        (0..2).for_each(|i| fs::write(folder.path().join(class).join(format!("{i}.webp")), bytes.get_ref()).unwrap());
+    }
+    let spec = format!("images:{}?size=8", folder.path().display());
+    let mut loaded = 0;
+    for mebibytes in [8, 32, 128, 512] {
+        let _limited = Limited::to(mebibytes);
+        let before = MEMORY.current_usage();
+        let outcome = PictureSpec::parse(&spec).unwrap().load();
+        let pictures = outcome.and_then(|data| (0..data.train.len()).try_for_each(|i| data.train.picture(i).map(drop)));
+        let peak = MEMORY.peak_usage() - before;
+        assert!(peak < (mebibytes + 4) * MIB, "{} MiB of {mebibytes}", peak / MIB);
+        match pictures {
+            Ok(()) => loaded += 1,
+            Err(error) => assert!(matches!(error, Error::Budget { .. }), "{error}"),
+        }
+    }
+    assert!((1..4).contains(&loaded), "{loaded} limits are enough for {} bytes", bytes.get_ref().len());
 }
 
 /// A list of short lines takes many times their bytes.

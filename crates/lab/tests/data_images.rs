@@ -188,9 +188,9 @@ fn expect_refusal(name: &str, bytes: Vec<u8>, part: &str) {
 
 #[test]
 fn files_that_do_not_belong_are_refused_by_name() {
-    expect_refusal("train/cat/notes.txt", b"none".to_vec(), "is no PNG or JPEG picture");
-    expect_refusal("train/cat/7.png", b"none".to_vec(), "neither PNG nor JPEG");
-    expect_refusal("train/cat/7.jpg", Vec::new(), "neither PNG nor JPEG");
+    expect_refusal("train/cat/notes.txt", b"none".to_vec(), "is no PNG, JPEG or WebP picture");
+    expect_refusal("train/cat/7.png", b"none".to_vec(), "neither PNG, JPEG nor WebP");
+    expect_refusal("train/cat/7.jpg", Vec::new(), "neither PNG, JPEG nor WebP");
     let whole = png(4, 5, 9);
     expect_refusal("train/cat/7.png", whole[..whole.len() / 2].to_vec(), "cannot be decoded");
     let jpeg = encode(&colour(4, 5, 9), ImageFormat::Jpeg);
@@ -204,8 +204,8 @@ fn files_that_do_not_belong_are_refused_by_name() {
 fn data_sets_too_small_to_learn_from_are_refused() {
     let folder = TempDir::new().unwrap();
     let cases: [(Files, &str); 5] = [
-        (vec![], "no PNG or JPEG pictures"),
-        (vec![("readme".into(), vec![1])], "no PNG or JPEG pictures"),
+        (vec![], "no PNG, JPEG or WebP pictures"),
+        (vec![("readme".into(), vec![1])], "no PNG, JPEG or WebP pictures"),
         (vec![("cat/0.png".into(), png(2, 2, 0)), ("cat/1.png".into(), png(2, 2, 1))], "one class only, `cat`"),
         (vec![("test/cat/0.png".into(), png(2, 2, 0))], "no training pictures"),
         (vec![("cat/0.png".into(), png(2, 2, 0)), ("dog/1.png".into(), png(2, 2, 1))], "too few pictures"),

@@ -110,18 +110,18 @@ fn damaged_shards_are_refused_by_name() {
     };
     let without =
         |name: &str| -> Files { samples(0, 8, 2).into_iter().filter(|(other, _)| !other.ends_with(name)).collect() };
-    refuse(&vec![], "", &["without PNG or JPEG pictures", "leave it out"]);
-    refuse(&without(".png"), "", &["without PNG or JPEG pictures"]);
+    refuse(&vec![], "", &["without PNG, JPEG or WebP pictures", "leave it out"]);
+    refuse(&without(".png"), "", &["without PNG, JPEG or WebP pictures"]);
     refuse(&without(".cls"), "", &["shard without classes", "?label="]);
     refuse(&without("003.cls"), "", &["`003.png` has no `003.cls`", "?label="]);
-    refuse(&without("003.png"), "", &["`003.cls` has no PNG or JPEG picture"]);
+    refuse(&without("003.png"), "", &["`003.cls` has no PNG, JPEG or WebP picture"]);
     refuse(&with("003.jpg", &png(1)), "", &["`003.png` has the key `003` of another picture"]);
     refuse(&[samples(0, 8, 2), samples(0, 1, 2)].concat(), "", &["`000.png` occurs twice"]);
     refuse(&with("003.cls", b" "), "", &["`003.cls` says no class"]);
     refuse(&with("003.cls", &[0xff]), "", &["`003.cls` is not UTF-8"]);
     refuse(&with("003.json", b"{}"), "?label=json:label", &["`003.json` has no name or number `label`"]);
     refuse(&with("003.json", b"{"), "?label=json:label", &["`003.json` is not JSON"]);
-    refuse(&with("003.png", b"none"), "", &["003.png` is neither PNG nor JPEG"]);
+    refuse(&with("003.png", b"none"), "", &["003.png` is neither PNG, JPEG nor WebP"]);
     let folder = TempDir::new().unwrap();
     let path = write(&folder.path().join("s.tar"), &samples(0, 8, 1));
     let message = load(&path.display().to_string()).unwrap_err().to_string();

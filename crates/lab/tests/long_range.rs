@@ -7,8 +7,8 @@ use std::path::Path;
 use burn::tensor::{Device, Int, Tensor};
 use resolvent_lab::{
     Recipe, compare,
-    data::{Data, DataSpec, Mqar, Pathfinder, RecallDataset},
-    eval,
+    data::{Data, DataSpec, Documents, MatchDataset, Mqar, Pathfinder, RecallDataset},
+    eval, report,
     train::{self, Outcome, Resume, TrainOptions, TrainSummary},
 };
 use support::{finished, stopping, weights};
@@ -71,6 +71,95 @@ fn a_run_of_recall_resumes_to_the_same_bits_and_is_compared() {
     assert!(matches!(outcome, compare::CompareOutcome::Finished(comparison) if comparison.entries.len() == 2));
 }
 
+fn pairs(settings: &str) -> MatchDataset {
+    Documents::parse(settings).unwrap().generate().unwrap()
+}
+
+/// The built-in recipe `lra-retrieval-small` with changes.
+fn retrieval(changes: &[&str]) -> Recipe {
+    let changes: Vec<_> = changes.iter().map(|change| change.parse().unwrap()).collect();
+    Recipe::built_in("lra-retrieval-small").unwrap().with(&changes).unwrap()
+}
+
+#[test]
+fn a_run_on_pairs_of_documents_resumes_to_the_same_bits_and_is_compared() {
+    let data = pairs("train=96,val=8,test=12,topics=3,bytes=48");
+    let mut small = vec!["model.dim=16", "model.mlp_dim=16", "mechanism=infsa", "schedule.epochs=2"];
+    small.extend(["model.dropout=0.1", "regularisation.ema_decay=0.9"]);
+    let (folder, recipe) = (tempfile::tempdir().unwrap(), retrieval(&small));
+    let whole = folder.path().join("whole");
+    let full = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
+    let part = folder.path().join("part");
+    let stopped = train::run(&recipe, &data, &stopping(&part, 2, Resume::Never)).unwrap();
+    assert!(matches!(stopped, Outcome::Interrupted { step: 2, .. }));
+    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&part) };
+    let resumed = finished(train::run(&recipe, &data, &options).unwrap());
+    assert_eq!(resumed.test.loss, full.test.loss);
+    assert_eq!(weights(&part, &recipe, &data), weights(&whole, &recipe, &data));
+    let (_, again) = eval::run(&whole, &data, &Device::flex()).unwrap();
+    assert_eq!((again.loss, &again.confusion), (full.test.loss, &full.test.confusion));
+    assert_eq!(again.classes, ["unrelated", "related"]);
+    report::write_anew(&whole).unwrap();
+    assert!(whole.join("report.html").is_file());
+    // The words of another seed are other words, of the same bytes.
+    let fresh = TrainOptions { from: Some(whole.clone()), ..TrainOptions::new(folder.path().join("tuned")) };
+    train::run(&recipe, &pairs("seed=1,train=32,val=8,test=8,topics=3,bytes=48"), &fresh).unwrap();
+    let candidates = ["softmax", "uniform"].map(|id| resolvent_kernels::Mechanism::preset(id).unwrap().into());
+    let mut options = compare::CompareOptions::new(folder.path().join("compare"));
+    (options.mechanisms, options.seeds) = (candidates.to_vec(), vec![0]);
+    let outcome = compare::run(&recipe, &data, &options).unwrap();
+    assert!(matches!(outcome, compare::CompareOutcome::Finished(comparison) if comparison.entries.len() == 2));
+}
+
+#[test]
+fn pairs_of_documents_and_other_data_are_told_apart() {
+    let data = pairs("train=8,val=0,test=4,topics=2,bytes=40");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let recipe = retrieval(&["model.dim=8", "model.depth=1", "schedule.max_steps=1", "schedule.batch_size=4"]);
+    train::run(&recipe, &data, &TrainOptions::new(&out)).unwrap();
+    let refused = eval::run(&out, &sequences("train=2,val=0,test=2"), &Device::flex()).unwrap_err().to_string();
+    assert!(refused.contains("trained on pairs of documents"), "{refused}");
+    let other = MatchDataset { classes: vec!["no".into(), "yes".into()], ..data.clone() };
+    let refused = eval::run(&out, &other, &Device::flex()).unwrap_err().to_string();
+    assert!(refused.contains("unrelated, related"), "{refused}");
+    let error = |recipe: &Recipe, data: &MatchDataset| {
+        let options = TrainOptions::new(folder.path().join("refused"));
+        train::run(recipe, data, &options).unwrap_err().to_string()
+    };
+    let pictures = Recipe::built_in("shapes").unwrap().with(&["schedule.batch_size=4".parse().unwrap()]).unwrap();
+    let refused = error(&pictures, &data);
+    assert!(refused.contains("`model.kind`"), "{refused}");
+    let refused = error(&retrieval(&["model.decoder.mechanism=softmax", "schedule.batch_size=4"]), &data);
+    assert!(refused.contains("`model.decoder`"), "{refused}");
+    let mut uneven = data.clone();
+    uneven.train.second.pop();
+    assert!(error(&recipe, &uneven).contains("8 first documents, 7 second ones and 8 labels"));
+    let mut unknown = data.clone();
+    unknown.test.labels[1] = 2;
+    assert!(error(&recipe, &unknown).contains("example 1 is 2"));
+}
+
+#[test]
+fn documents_may_be_answered_one_by_one_or_together() {
+    let data = pairs("train=8,val=0,test=40,topics=2,bytes=60");
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = retrieval(&["model.dim=8", "model.depth=1", "schedule.max_steps=2", "schedule.batch_size=4"]);
+    let out = folder.path().join("run");
+    let whole = finished(train::run(&recipe, &data, &TrainOptions::new(&out)).unwrap()).test;
+    let mut alone = 0.0;
+    for index in 0..data.test.len() {
+        let one = |texts: &[String]| vec![texts[index].clone()];
+        let test = resolvent_lab::data::MatchSplit {
+            first: one(&data.test.first),
+            second: one(&data.test.second),
+            labels: vec![data.test.labels[index]],
+        };
+        alone += eval::run(&out, &MatchDataset { test, ..data.clone() }, &Device::flex()).unwrap().1.loss;
+    }
+    assert!((alone / 40.0 - whole.loss).abs() < 1e-6, "{} and {}", alone / 40.0, whole.loss);
+}
+
 #[test]
 fn logits_at_places_are_those_of_the_whole() {
     let data = sequences("train=64,val=0,test=4,tokens=16,pairs=3,vocabulary=40");
@@ -123,6 +212,8 @@ fn the_built_in_recipes_take_a_step_on_their_data() {
         ("lra-image", "shapes:train=20,test=2"),
         ("lra-pathfinder", "pathfinder:train=2,test=2"),
         ("lra-pathfinder-x", "pathfinder:size=128,train=1,val=0,test=1"),
+        ("lra-retrieval", "documents:train=4,test=2,bytes=64"),
+        ("lra-retrieval-small", "documents:train=4,test=2,bytes=64"),
         ("mqar-paper", "mqar:train=4,test=2"),
         ("shakespeare-char", &format!("corpus:{play}")),
     ] {
@@ -136,6 +227,7 @@ fn the_built_in_recipes_take_a_step_on_their_data() {
             Data::Texts(data) => train::run(&recipe, &data, &options).unwrap(),
             Data::Corpus(data) => train::run(&recipe, &data, &options).unwrap(),
             Data::Recall(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Matches(data) => train::run(&recipe, &*data, &options).unwrap(),
             Data::Pairs(_) => panic!("{name} translates nothing"),
         });
         assert!(summary.test.loss.is_finite(), "{name}");

@@ -6,7 +6,7 @@ use image::{DynamicImage, RgbImage};
 use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Error, Recipe,
-    data::{Data, Pathfinder, PictureDataset, PictureSpec},
+    data::{Data, DataSpec, Pathfinder, PictureDataset, PictureSpec},
     device::Device,
     exchange::{self, Replacement},
     fit::{FIT, FitFile},
@@ -153,4 +153,18 @@ fn maps_of_pixels_lie_on_the_picture() {
     assert_eq!(calls.len(), 1);
     let [height, width] = calls[0].place.grid.unwrap();
     assert_eq!((height * width, calls[0].place.class_token), (calls[0].shape.seq_q, false));
+}
+
+#[test]
+fn models_of_pairs_of_documents_have_no_single_example() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let settings = ["model.dim=8", "model.depth=1", "schedule.max_steps=1", "schedule.batch_size=4"];
+    let settings: Vec<_> = settings.into_iter().map(|setting| setting.parse().unwrap()).collect();
+    let recipe = Recipe::built_in("lra-retrieval-small").unwrap().with(&settings).unwrap();
+    let data: DataSpec = "matches:train=8,val=0,test=4,topics=2,bytes=40".parse().unwrap();
+    let Data::Matches(data) = data.load().unwrap() else { panic!("pairs of documents") };
+    train::run(&recipe, &*data, &TrainOptions::new(&out)).unwrap();
+    let refused = Subject::load(&out, &Device::flex()).unwrap_err().to_string();
+    assert!(refused.contains("pairs of documents"), "{refused}");
 }

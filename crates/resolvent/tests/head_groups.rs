@@ -123,6 +123,10 @@ fn what_has_no_groups_is_refused() {
     };
     refused(module(&device), vec![group(&[0, 1, 2], SOFTMAX)], "head 3 has no mechanism");
     refused(module(&device), vec![group(&[0, 1, 2, 3, 1], SOFTMAX)], "is there twice");
+    // A file may say that there are more heads than any memory has room for the numbers of.
+    let told = |heads: &[usize]| HeadGroup::check(&[group(heads, SOFTMAX)], usize::MAX).unwrap_err();
+    assert!(told(&[1, 0, 3]).contains("head 2 has no mechanism") && told(&[1]).contains("head 0 has no mechanism"));
+    assert!(told(&[0, usize::MAX]).contains("there are fewer"));
     refused(module(&device), vec![group(&[0, 1, 2, 3, 4], SOFTMAX)], "there are fewer");
     refused(module(&device), vec![group(&[0, 1, 2, 3], r#"{"mechanism": "soft"}"#)], "one with queries and keys");
     let of = |json: &str| MultiHeadAttentionConfig::new(D_MODEL, HEADS, mechanism(json)).init(&device);

@@ -49,6 +49,43 @@ fn padding_changes_no_answer_and_gets_no_gradient() {
 }
 
 #[test]
+fn a_pair_is_judged_by_both_means_their_product_and_their_difference() {
+    let device = Device::flex();
+    let rows = |row: &[i32]| Tensor::<1, Int>::from_ints(row, &device).reshape([1, row.len() as i32]);
+    for id in ["softmax", "infsa", "fna"] {
+        let model = config(id).try_init_matcher(3, &device).unwrap();
+        let (first, second) = (rows(&[3, 9, 4, 4, 8, 20]), rows(&[7, 5, 9]));
+        let mean = |tokens: Tensor<2, Int>| -> Vec<f32> {
+            let encoded = model.encoder.forward(tokens, None).unwrap();
+            encoded.mean_dim(1).into_data().iter().collect()
+        };
+        let (a, b) = (mean(first.clone()), mean(second.clone()));
+        let pairs = || a.iter().zip(&b);
+        let product = pairs().map(|(a, b)| a * b);
+        let features: Vec<f32> =
+            a.iter().chain(&b).copied().chain(product).chain(pairs().map(|(a, b)| a - b)).collect();
+        let linear = |layer: &burn::nn::Linear, x: &[f32]| -> Vec<f32> {
+            let [rows, columns] = layer.weight.dims();
+            let weight: Vec<f32> = layer.weight.val().into_data().iter().collect();
+            let bias: Vec<f32> = layer.bias.as_ref().unwrap().val().into_data().iter().collect();
+            assert_eq!(rows, x.len());
+            (0..columns).map(|j| bias[j] + (0..rows).map(|i| x[i] * weight[i * columns + j]).sum::<f32>()).collect()
+        };
+        let hidden: Vec<f32> = linear(&model.hidden, &features).into_iter().map(|x| x.max(0.0)).collect();
+        let expected = linear(&model.head, &hidden);
+        let close = |logits: Tensor<2>| {
+            let found: Vec<f32> = logits.into_data().iter().collect();
+            let gap = found.iter().zip(&expected).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+            assert!(found.len() == 3 && gap < 1e-4, "{id}: {found:?}, expected {expected:?}");
+        };
+        close(model.forward((first.clone(), None), (second, None)));
+        let padded = (rows(&[7, 5, 9, 28, 28]), Some(rows(&[0, 0, 0, 1, 1]).equal_scalar(1)));
+        close(model.forward((first, None), padded));
+    }
+    assert!(config("softmax").try_init_matcher(0, &device).is_err());
+}
+
+#[test]
 fn texts_end_to_end_are_classified_as_if_alone() {
     let device = Device::flex();
     let texts = Sequences::new(&[0, 5, 6, 12]).unwrap();

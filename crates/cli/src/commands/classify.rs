@@ -17,7 +17,7 @@ use crate::{Error, args::Global, elapsed::Elapsed, error::Result, output};
 
 /// Classify texts or pictures with a trained model
 ///
-/// Of a model of texts: one text a line, from --input or standard input, or given as --text. Of a model of pictures: PNG and JPEG files, or
+/// Of a model of texts: one text a line, from --input or standard input, or given as --text. Of a model of pictures: PNG, JPEG and WebP files, or
 /// folders of them, each resized (shorter side) and cut (centre) to what the model sees. The answer is one line per text or picture:
 /// the label, its probability, and what else is likely. With --json texts are one document, pictures an object a line, as they come.
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use std::{fmt::Write, path::PathBuf};
 
 use clap::Args;
 use resolvent_lab::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, Expectation},
     data::{Data, DataSpec},
     device::Device,
     eval,
@@ -89,6 +89,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
             return Err(resolvent_lab::Error::Unfit { name: spec.to_string(), problem }.into());
         }
         Data::Texts(texts) => eval::run(&args.checkpoint, &texts, device)?,
+        Data::Matches(matches) => eval::run(&args.checkpoint, &*matches, device)?,
         Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs, device)?,
         Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus, device)?,
         Data::Recall(recall) => eval::run(&args.checkpoint, &recall, device)?,
@@ -108,8 +109,9 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
 
 /// What the model did not read, as a line.
 fn cut(checkpoint: &Checkpoint, evaluation: &Evaluation) -> String {
-    // A translator reads two texts of each example.
-    let texts = evaluation.examples * if evaluation.bleu.is_some() { 2 } else { 1 };
+    // A translator, and a model of pairs of documents, reads two texts of each example.
+    let pairs = evaluation.bleu.is_some() || matches!(checkpoint.state.expects, Expectation::Matches(_));
+    let texts = evaluation.examples * if pairs { 2 } else { 1 };
     let note = cut_note(evaluation.cut, texts, "test texts", checkpoint.state.recipe.text.max_tokens);
     note.map_or_else(String::new, |note| note + "\n")
 }

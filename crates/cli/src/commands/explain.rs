@@ -31,7 +31,7 @@ pub struct Explain {
     /// Data set whose test part is shown [default: the one trained on]
     #[arg(long, value_name = "KIND:PATH", conflicts_with_all = ["input", "text"])]
     data: Option<DataSpec>,
-    /// PNG or JPEG picture, folder of pictures, or, for a model of texts, file of texts, one a line
+    /// PNG, JPEG or WebP picture, folder of pictures, or, for a model of texts, file of texts, one a line
     #[arg(long, value_name = "PATH", conflicts_with = "text")]
     input: Option<PathBuf>,
     /// A text; may be given several times

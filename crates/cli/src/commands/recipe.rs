@@ -14,7 +14,7 @@ use resolvent_kernels::Mechanism;
 use resolvent_lab::{
     Recipe,
     candidate::Candidate,
-    data::{Data, DataSpec, PictureShape, PictureSpec, TextSpec},
+    data::{Data, DataSpec, MatchSpec, PictureShape, PictureSpec, TextSpec},
     fit::FitFile,
     progress,
     recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
@@ -37,6 +37,7 @@ pub struct RecipeArgs {
     pub set: Vec<Setting>,
     /// Data set. Pictures: shapes[:SETTINGS], pathfinder[:SETTINGS], mnist:DIR, fashion-mnist:DIR, idx:IMAGES,LABELS, cifar10:DIR,
     /// images:PATH[?size=PIXELS], webdataset:TRAIN[,TEST]; texts: listops[:SETTINGS], imdb:PATH, text:PATH[?text=COLUMN&label=COLUMN];
+    /// pairs of documents: documents[:SETTINGS], retrieval:DIR[?bytes=BYTES];
     /// translations: multi30k:DIR, pairs:DIR?from=LANGUAGE&to=LANGUAGE, pairs:SOURCE,TARGET;
     /// plain text: corpus:PATH, corpus:TRAIN[,VALIDATION],TEST; associative recall: mqar[:SETTINGS]
     /// [default: the recipe's, else shapes]
@@ -79,6 +80,8 @@ impl RecipeArgs {
             Some(DataSpec::Texts(TextSpec::Listops(_))) => "listops",
             Some(DataSpec::Texts(TextSpec::Imdb(_))) => "imdb",
             Some(DataSpec::Texts(_)) => "text",
+            Some(DataSpec::Matches(MatchSpec::Documents(_))) => "lra-retrieval-small",
+            Some(DataSpec::Matches(MatchSpec::Retrieval { .. })) => "lra-retrieval",
             Some(DataSpec::Pairs(_)) => "multi30k-small",
             Some(DataSpec::Corpus(_)) => "language",
             Some(DataSpec::Recall(_)) => "mqar",

@@ -18,6 +18,8 @@ pub enum Expectation {
     Pictures(PictureExpectation),
     /// Of texts.
     Texts(TextExpectation),
+    /// Of pairs of documents.
+    Matches(TextExpectation),
     /// Of texts to be translated.
     Pairs(PairExpectation),
     /// Of plain text.
@@ -36,6 +38,8 @@ impl Default for Expectation {
 }
 
 impl Expectation {
+    /// What a model of pairs of documents is shown.
+    pub const MATCHES: &str = "pairs of documents";
     /// What a model of associative recall is shown.
     pub const RECALL: &str = "sequences of keys and values";
 
@@ -64,7 +68,7 @@ impl Expectation {
     pub(super) fn classes(&self) -> &[String] {
         match self {
             Expectation::Pictures(expects) => &expects.classes,
-            Expectation::Texts(expects) => &expects.classes,
+            Expectation::Texts(expects) | Expectation::Matches(expects) => &expects.classes,
             Expectation::Pairs(_) | Expectation::Corpus(_) | Expectation::Recall(_) | Expectation::Own(_) => &[],
         }
     }
@@ -74,6 +78,7 @@ impl Expectation {
         match self {
             Expectation::Pictures(_) => "pictures",
             Expectation::Texts(_) => "texts",
+            Expectation::Matches(_) => Self::MATCHES,
             Expectation::Pairs(_) => "translations",
             Expectation::Corpus(_) => "plain text",
             Expectation::Recall(_) => Self::RECALL,
@@ -82,7 +87,7 @@ impl Expectation {
     }
 }
 
-/// What a trained model expects of texts.
+/// What a trained model expects of texts, or of pairs of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TextExpectation {
     /// Names of the classes, in the order of the logits.

@@ -13,7 +13,7 @@ pub(crate) const VALIDATION: [&str; 4] = ["val", "valid", "validation", "dev"];
 
 /// The content of `path`, decompressed, which must be UTF-8; a byte order mark is left out.
 pub(crate) fn read(path: &Path, held: &Held) -> Result<String> {
-    let bytes = source::read_all(path, source::open(path)?, 0, held)?;
+    let bytes = source::unpack(path, held)?;
     let mut text = String::from_utf8(bytes).map_err(|e| {
         let valid = &e.as_bytes()[..e.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|&&byte| byte == b'\n').count() + 1;
@@ -51,10 +51,16 @@ pub(crate) fn empty(path: &Path, line: usize) -> Error {
 
 /// The part of a file's name that says its format: `csv` of `train.csv.gz`.
 pub(crate) fn format_of(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let mut parts = name.rsplit('.');
-    let last = parts.next().unwrap_or_default();
-    if COMPRESSED.contains(&last) { parts.next().unwrap_or_default().into() } else { last.into() }
+    let name = name_of(path).to_lowercase();
+    uncompressed(&name).rsplit('.').next().unwrap_or_default().into()
+}
+
+/// A file's name without the ending of a compression: `train.csv` of `train.csv.gz`.
+pub(crate) fn uncompressed(name: &str) -> &str {
+    match name.rsplit_once('.') {
+        Some((rest, ending)) if COMPRESSED.contains(&ending) => rest,
+        _ => name,
+    }
 }
 
 /// The one file in `folder` whose name without compression is `stem.FORMAT`, for one of `stems` and `formats`.
@@ -70,15 +76,21 @@ pub(crate) fn find(folder: &Path, stems: &[&str], formats: &[&str]) -> Result<Op
             found.push(path);
         }
     }
-    match found.as_slice() {
-        [] => Ok(None),
-        [one] => Ok(Some(one.clone())),
-        [first, second, ..] => {
-            let (entry, second) = (name_of(first), name_of(second));
-            let problem = format!("and `{second}` are both there; keep one of them");
-            Err(Error::Entry { path: folder.into(), entry, problem })
-        }
+    the_only(folder, found)
+}
+
+/// The one of the files that were `found` in `folder`, if there is any.
+///
+/// # Errors
+/// [`Error::Entry`] when there are several.
+pub(crate) fn the_only(folder: &Path, found: impl IntoIterator<Item = PathBuf>) -> Result<Option<PathBuf>> {
+    let mut found = found.into_iter();
+    let first = found.next();
+    if let (Some(first), Some(second)) = (&first, found.next()) {
+        let problem = format!("and `{}` are both there; keep one of them", name_of(&second));
+        return Err(Error::Entry { path: folder.into(), entry: name_of(first), problem });
     }
+    Ok(first)
 }
 
 /// A file's or folder's own name.

@@ -1,5 +1,5 @@
-//! Data sets of labelled pictures, labelled texts, pairs of texts, plain text and sequences to recall from: generated, or read strictly from
-//! files.
+//! Data sets of labelled pictures, labelled texts, labelled pairs of texts, translations, plain text and sequences to recall from: generated, or
+//! read strictly from files.
 //!
 //! Pictures are bytes in memory, planar (`[picture, channel, row, column]`), or files that are decoded when they are needed;
 //! [`PictureLoader`] turns them into augmented `f32` batches. Texts are strings; a [`Vocabulary`] turns them into token ids.
@@ -13,6 +13,7 @@ mod idx;
 pub(crate) mod images;
 pub(crate) mod lines;
 mod loader;
+mod matching;
 mod pairs;
 mod pathfinder;
 pub mod reading;
@@ -30,6 +31,7 @@ pub use corpus::{CorpusDataset, CorpusSpec};
 pub use encoded::{Encoded, Padded, by_budget, by_length};
 pub use images::{LabelFile, Sizing, WebDataset};
 pub use loader::{PictureBatch, PictureLoader};
+pub use matching::{Documents, MatchDataset, MatchSpec, MatchSplit};
 pub use pairs::{PairDataset, PairSpec, PairSplit};
 pub use pathfinder::Pathfinder;
 pub use recall::{Filler, Mqar, RecallDataset, RecallSplit};

@@ -12,9 +12,9 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Error, Result,
+    Result,
     rng::{Purpose, stream},
-    settings::{number, settings},
+    settings::{Choice, Field, check, check_parts, read_into},
 };
 use crate::budget::Held;
 
@@ -73,12 +73,17 @@ pub enum Filler {
     Random,
 }
 
-impl Filler {
-    const fn name(self) -> &'static str {
-        match self {
+impl Choice for Filler {
+    const ALL: &'static [Self] = &[Self::Blank, Self::Random];
+    const NAMES: &'static str = "blank or random";
+}
+
+impl fmt::Display for Filler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::Blank => "blank",
             Self::Random => "random",
-        }
+        })
     }
 }
 
@@ -128,27 +133,23 @@ impl Mqar {
     /// default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut mqar, mut val) = (Mqar::default(), None);
-        for (name, value) in settings("mqar", text, ',')? {
-            match name {
-                "seed" => mqar.seed = number("seed", value)?,
-                "train" => mqar.train = number("train", value)?,
-                "val" => val = Some(number("val", value)?),
-                "test" => mqar.test = number("test", value)?,
-                "tokens" => mqar.tokens = number("tokens", value)?,
-                "pairs" => mqar.pairs = number("pairs", value)?,
-                "vocabulary" => mqar.vocabulary = number("vocabulary", value)?,
-                "power" => mqar.power = number("power", value)?,
-                "fill" => mqar.fill = filler(value)?,
-                _ => {
-                    let expected = "one of seed, train, val, test, tokens, pairs, vocabulary, power, each followed by `=` and a \
-                                    number, or fill=blank or fill=random";
-                    return Err(Error::Setting { field: "mqar", got: format!("`{name}`"), expected });
-                }
-            }
-        }
+        let (mut mqar, mut val) = (Mqar::default(), None::<usize>);
+        let expected = "one of seed, train, val, test, tokens, pairs, vocabulary, power, each followed by `=` and a number, or \
+                        fill=blank or fill=random";
+        let fields: &mut [(&str, &mut dyn Field)] = &mut [
+            ("seed", &mut mqar.seed),
+            ("train", &mut mqar.train),
+            ("val", &mut val),
+            ("test", &mut mqar.test),
+            ("tokens", &mut mqar.tokens),
+            ("pairs", &mut mqar.pairs),
+            ("vocabulary", &mut mqar.vocabulary),
+            ("power", &mut mqar.power),
+            ("fill", &mut mqar.fill),
+        ];
+        read_into("mqar", text, expected, fields)?;
         mqar.val = val.unwrap_or(mqar.test);
         mqar.validate()?;
         Ok(mqar)
@@ -157,34 +158,22 @@ impl Mqar {
     /// Checks every range.
     ///
     /// # Errors
-    /// [`Error::Setting`] naming the first setting outside its range.
+    /// [`Error::Setting`](super::Error::Setting) naming the first setting outside its range.
     pub fn validate(&self) -> Result<()> {
-        let fail =
-            |field, got: &dyn fmt::Display, expected| Err(Error::Setting { field, got: got.to_string(), expected });
-        for (field, count, least) in [("train", self.train, 1), ("val", self.val, 0), ("test", self.test, 1)] {
-            if !(least..=MOST_SEQUENCES).contains(&count) {
-                return fail(field, &count, if least == 1 { "1 to 10000000" } else { "at most 10000000" });
-            }
-        }
-        if !self.tokens.is_multiple_of(2) || self.tokens > 1 << 16 {
-            return fail("tokens", &self.tokens, "even and at most 65536");
-        }
-        if self.pairs == 0 || self.pairs > self.tokens / 4 {
-            return fail("pairs", &self.pairs, "at least 1 and at most a quarter of `tokens`");
-        }
-        if self.vocabulary <= self.tokens || self.vocabulary > 1_000_000 {
-            return fail("vocabulary", &self.vocabulary, "more than `tokens` and at most 1000000");
-        }
-        if !(self.power > 0.0 && self.power <= 1.0) {
-            return fail("power", &self.power, "above 0 and at most 1");
-        }
-        Ok(())
+        let Self { tokens, pairs, vocabulary, power, .. } = *self;
+        check_parts(self.train, self.val, self.test, MOST_SEQUENCES, "1 to 10000000, `val` perhaps 0")?;
+        check("tokens", tokens, tokens.is_multiple_of(2) && tokens <= 1 << 16, "even and at most 65536")?;
+        let expected = "at least 1 and at most a quarter of `tokens`";
+        check("pairs", pairs, (1..=tokens / 4).contains(&pairs), expected)?;
+        let expected = "more than `tokens` and at most 1000000";
+        check("vocabulary", vocabulary, vocabulary > tokens && vocabulary <= 1_000_000, expected)?;
+        check("power", power, power > 0.0 && power <= 1.0, "above 0 and at most 1")
     }
 
     /// Draws all parts.
     ///
     /// # Errors
-    /// Those of [`Mqar::validate`]; [`Error::Budget`] where they are more than the memory that data may take.
+    /// Those of [`Mqar::validate`]; [`Error::Budget`](super::Error::Budget) where they are more than the memory that data may take.
     pub fn generate(&self) -> Result<RecallDataset> {
         self.validate()?;
         let sequences = (self.train + self.val + self.test) as u64;
@@ -239,19 +228,13 @@ impl Mqar {
     }
 }
 
-fn filler(value: &str) -> Result<Filler> {
-    let known = [Filler::Blank, Filler::Random].into_iter().find(|fill| fill.name() == value);
-    known.ok_or_else(|| Error::Setting { field: "fill", got: format!("`{value}`"), expected: "blank or random" })
-}
-
 impl fmt::Display for Mqar {
     /// The settings as [`Mqar::parse`] reads them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Mqar { seed, train, val, test, tokens, pairs, vocabulary, power, fill } = self;
         write!(
             f,
-            "seed={seed},train={train},val={val},test={test},tokens={tokens},pairs={pairs},vocabulary={vocabulary},power={power},fill={}",
-            fill.name()
+            "seed={seed},train={train},val={val},test={test},tokens={tokens},pairs={pairs},vocabulary={vocabulary},power={power},fill={fill}"
         )
     }
 }

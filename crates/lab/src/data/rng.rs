@@ -35,6 +35,8 @@ pub enum Purpose {
     Recall,
     /// Drawing a picture of dashed paths.
     Pathfinder,
+    /// Dealing the words of a topic, and drawing a pair of documents.
+    Documents,
 }
 
 /// The stream of `purpose` at the coordinates (`seed`, `major`, `minor`), e.g. (seed, epoch, picture).

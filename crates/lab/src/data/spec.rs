@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use super::{
-    CorpusDataset, CorpusSpec, Error, Mqar, PairDataset, PairSpec, Pathfinder, PictureDataset, RecallDataset, Result,
-    Shapes, Sizing, TextDataset, TextSpec, WebDataset, cifar, idx, images,
+    CorpusDataset, CorpusSpec, Error, MatchDataset, MatchSpec, Mqar, PairDataset, PairSpec, Pathfinder, PictureDataset,
+    RecallDataset, Result, Shapes, Sizing, TextDataset, TextSpec, WebDataset, cifar, idx, images,
     reading::{Tell, nobody},
     settings::settings,
 };
@@ -48,7 +48,7 @@ pub enum PictureSpec {
     },
     /// `cifar10:DIR`: the binary form.
     Cifar10(PathBuf),
-    /// `images:PATH` or `images:PATH?size=64&crop=0.875`: PNG and JPEG pictures in a folder or a .tar, .tar.gz, .tar.xz, .tar.zst
+    /// `images:PATH` or `images:PATH?size=64&crop=0.875`: PNG, JPEG and WebP pictures in a folder or a .tar, .tar.gz, .tar.xz, .tar.zst
     /// or .zip archive, as `train/CLASS/PICTURE`, perhaps `val/CLASS/PICTURE`, and `test/CLASS/PICTURE`, or as `CLASS/PICTURE`,
     /// of which a fifth of every class is held out for testing.
     Images {
@@ -137,6 +137,8 @@ pub enum DataSpec {
     Pictures(PictureSpec),
     /// Labelled texts.
     Texts(TextSpec),
+    /// Labelled pairs of documents.
+    Matches(MatchSpec),
     /// Texts and their translations.
     Pairs(PairSpec),
     /// Plain text.
@@ -153,6 +155,8 @@ pub enum Data {
     Pictures(Box<PictureDataset>),
     /// Labelled texts.
     Texts(TextDataset),
+    /// Labelled pairs of documents.
+    Matches(Box<MatchDataset>),
     /// Texts and their translations.
     Pairs(PairDataset),
     /// Plain text.
@@ -178,6 +182,7 @@ impl DataSpec {
         Ok(match self {
             DataSpec::Pictures(spec) => Data::Pictures(Box::new(spec.load_telling(tell)?)),
             DataSpec::Texts(spec) => Data::Texts(spec.load()?),
+            DataSpec::Matches(spec) => Data::Matches(Box::new(spec.load()?)),
             DataSpec::Pairs(spec) => Data::Pairs(spec.load()?),
             DataSpec::Corpus(spec) => Data::Corpus(spec.load()?),
             DataSpec::Recall(mqar) => Data::Recall(mqar.generate()?),
@@ -202,6 +207,12 @@ impl FromStr for DataSpec {
         if kind == "mqar" {
             return Ok(DataSpec::Recall(Mqar::parse(rest)?));
         }
+        if let Some(matches) = MatchSpec::parse(kind, rest) {
+            return match matches? {
+                MatchSpec::Retrieval { .. } if rest.is_empty() => fail(no_path(kind)),
+                matches => Ok(DataSpec::Matches(matches)),
+            };
+        }
         match CorpusSpec::parse(kind, rest) {
             Some(_) if rest.is_empty() => return fail(no_path(kind)),
             Some(corpus) => return Ok(DataSpec::Corpus(corpus?)),
@@ -212,10 +223,8 @@ impl FromStr for DataSpec {
             Some(pairs) => Ok(DataSpec::Pairs(pairs?)),
             None if PICTURES.contains(&kind) => Ok(DataSpec::Pictures(PictureSpec::parse(spec)?)),
             None => {
-                let (texts, pairs, corpora) = (TextSpec::KINDS, PairSpec::KINDS, CorpusSpec::KINDS);
-                fail(format!(
-                    "unknown kind `{kind}`; give one of {KINDS}, {texts}, {pairs}, {corpora}, mqar[:SETTINGS]"
-                ))
+                let others = [TextSpec::KINDS, MatchSpec::KINDS, PairSpec::KINDS, CorpusSpec::KINDS].join(", ");
+                fail(format!("unknown kind `{kind}`; give one of {KINDS}, {others}, mqar[:SETTINGS]"))
             }
         }
     }
@@ -227,6 +236,7 @@ impl fmt::Display for DataSpec {
         match self {
             DataSpec::Pictures(spec) => spec.fmt(f),
             DataSpec::Texts(spec) => spec.fmt(f),
+            DataSpec::Matches(spec) => spec.fmt(f),
             DataSpec::Pairs(spec) => spec.fmt(f),
             DataSpec::Corpus(spec) => spec.fmt(f),
             DataSpec::Recall(mqar) => write!(f, "mqar:{mqar}"),

@@ -1,96 +1,20 @@
 //! From texts to token ids and back, by Hugging Face's tokenizers: whole words, pieces of words by byte-pair encoding, or bytes.
 
+mod learn;
 mod parts;
+mod recipe;
 mod special;
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, path::Path};
 
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
-use tokenizers::{
-    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
-    models::{
-        TrainerWrapper,
-        bpe::{BPE, BpeTrainer, Vocab},
-        wordlevel::{WordLevel, WordLevelTrainer},
-    },
-    normalizers::utils::Lowercase,
-    pre_tokenizers::{
-        bert::BertPreTokenizer,
-        byte_level::ByteLevel,
-        metaspace::{Metaspace, PrependScheme},
-        whitespace::WhitespaceSplit,
-    },
-};
+use tokenizers::{DecoderWrapper, PostProcessorWrapper, Tokenizer};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::recipe::{TextRecipe, Tokens};
 use self::special::{NAMES as SPECIAL, Special};
 use super::{Encoded, Error, Result};
-use crate::{
-    budget::{Held, Passing, TREE},
-    source,
-};
-
-/// What a text is cut into.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Tokens {
-    /// Words, and punctuation marks one by one. A word that was not learnt is unknown.
-    #[default]
-    Words,
-    /// The pieces that occur most, by byte-pair encoding ("Neural Machine Translation of Rare Words with Subword
-    /// Units"). Decoding gives the text back.
-    Bpe,
-    /// As `bpe`, of bytes: nothing is unknown, and every text comes back to the byte ("Language Models are Unsupervised
-    /// Multitask Learners", section 2.2).
-    ByteBpe,
-    /// The 256 bytes; nothing is learnt.
-    Bytes,
-}
-
-/// How texts become tokens, and how many of them are kept.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TextRecipe {
-    /// What a text is cut into: `words`, `bpe`, `byte-bpe` or `bytes`. Default `words`.
-    pub tokens: Tokens,
-    /// Most tokens in the vocabulary, which is learnt from the training texts; the four special ones come on top. Default
-    /// 20000, in 1..=1000000, for `byte-bpe` at least 256; of no account for `bytes`.
-    pub vocabulary: usize,
-    /// Times that a word, or a pair of pieces, must occur. Default 1, >= 1.
-    pub min_count: usize,
-    /// Lower-case everything. Default true.
-    pub lowercase: bool,
-    /// Tokens kept of a text; what is longer is cut, and how many were is reported. Default 512, >= 1.
-    pub max_tokens: usize,
-    /// A `tokenizer.json` of Hugging Face's tokenizers to use as it is: nothing is learnt, and the fields above but `max_tokens` are of
-    /// no account. A run keeps it. Default none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<PathBuf>,
-}
-
-impl Default for TextRecipe {
-    fn default() -> Self {
-        Self {
-            tokens: Tokens::Words,
-            vocabulary: 20_000,
-            min_count: 1,
-            lowercase: true,
-            max_tokens: 512,
-            tokenizer: None,
-        }
-    }
-}
-
-impl TextRecipe {
-    /// Whether texts are lower-cased, which a tokenizer of the user's decides by itself.
-    pub fn lowers(&self) -> bool {
-        self.lowercase && self.tokenizer.is_none()
-    }
-}
+use crate::budget::{Passing, TREE};
 
 /// Most tokens that a tokenizer may have.
 const MOST_TOKENS: usize = 1 << 20;
@@ -134,86 +58,6 @@ impl Vocabulary {
     /// The ids that stand for text, in their order.
     pub fn written(&self) -> Vec<u32> {
         (0..self.len as u32).filter(|id| !self.special.all.contains(id)).collect()
-    }
-
-    /// Learns the vocabulary of `texts`, the same of the same texts; or reads that of the recipe's own tokenizer.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] where nothing can be learnt: `min_count` is more than any token occurs; as [`Vocabulary::of_user`].
-    pub fn learn<'a>(texts: impl Iterator<Item = &'a str> + Send, recipe: &TextRecipe) -> Result<Self> {
-        if let Some(file) = &recipe.tokenizer {
-            return Self::of_user(&source::read(file, &Held::new())?, file);
-        }
-        let (size, min_count) = (recipe.vocabulary + SPECIAL.len(), recipe.min_count as u64);
-        let special = SPECIAL.map(|token| AddedToken::from(token, true)).to_vec();
-        let (model, pre_tokenizer, mut trainer): (ModelWrapper, PreTokenizerWrapper, TrainerWrapper) =
-            match recipe.tokens {
-                Tokens::Words => {
-                    let trainer = WordLevelTrainer::builder()
-                        .vocab_size(size)
-                        .min_frequency(min_count)
-                        .show_progress(false)
-                        .special_tokens(special)
-                        .build();
-                    (word_level(std::iter::empty())?.into(), BertPreTokenizer.into(), trainer.map_err(failed)?.into())
-                }
-                Tokens::Bpe => {
-                    let model = BPE::builder().unk_token(SPECIAL[1].into()).fuse_unk(true).build().map_err(failed)?;
-                    let trainer = BpeTrainer::builder()
-                        .vocab_size(size)
-                        .limit_alphabet(recipe.vocabulary)
-                        .min_frequency(min_count)
-                        .show_progress(false)
-                        .special_tokens(special)
-                        .build();
-                    (model.into(), metaspace().into(), trainer.into())
-                }
-                Tokens::ByteBpe => {
-                    let trainer = BpeTrainer::builder()
-                        .vocab_size(size)
-                        .min_frequency(min_count)
-                        .show_progress(false)
-                        .special_tokens(special)
-                        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-                        .build();
-                    (BPE::default().into(), byte_level(true).into(), trainer.into())
-                }
-                Tokens::Bytes => return Self::of_bytes(recipe.lowercase),
-            };
-        let mut tokenizer = assembled(model, pre_tokenizer, recipe.lowercase)?;
-        match recipe.tokens {
-            Tokens::Bpe => tokenizer.with_decoder(Some(DecoderWrapper::from(metaspace()))),
-            Tokens::ByteBpe => tokenizer.with_decoder(Some(DecoderWrapper::from(byte_level(true)))),
-            Tokens::Words | Tokens::Bytes => &mut tokenizer,
-        };
-        tokenizer.train(&mut trainer, texts).map_err(failed)?;
-        let vocabulary = Self::new(tokenizer)?;
-        if vocabulary.len() <= SPECIAL.len() {
-            let got = recipe.min_count.to_string();
-            return Err(Error::Setting { field: "text.min_count", got, expected: "at most the count of some token" });
-        }
-        Ok(vocabulary)
-    }
-
-    /// The 256 bytes.
-    fn of_bytes(lowercase: bool) -> Result<Self> {
-        let mut alphabet: Vec<String> = ByteLevel::alphabet().into_iter().map(String::from).collect();
-        alphabet.sort();
-        let tokens = SPECIAL.iter().map(|&token| token.to_owned()).chain(alphabet);
-        let model = BPE::builder().vocab_and_merges(tokens.zip(0..).collect::<Vocab>(), vec![]);
-        let mut tokenizer = assembled(model.build().map_err(failed)?.into(), byte_level(false).into(), lowercase)?;
-        tokenizer.with_decoder(Some(DecoderWrapper::from(byte_level(false))));
-        Self::new(tokenizer)
-    }
-
-    /// The vocabulary of `words`, which are separated by spaces.
-    ///
-    /// # Errors
-    /// [`Error::Format`] for an impossible list of words.
-    pub fn of_words(words: &[String]) -> Result<Self> {
-        let all = SPECIAL.iter().map(|&token| token.to_owned()).chain(words.iter().cloned());
-        let model = word_level(all)?;
-        Self::new(assembled(model.into(), WhitespaceSplit.into(), false)?)
     }
 
     /// Reads what [`Vocabulary::to_bytes`] wrote to `file`.
@@ -348,15 +192,6 @@ impl Vocabulary {
     }
 }
 
-fn metaspace() -> Metaspace {
-    Metaspace::new('▁', PrependScheme::Always, true)
-}
-
-/// Texts as bytes, cut into words before pieces are looked for or not.
-fn byte_level(words: bool) -> ByteLevel {
-    ByteLevel::new(false, false, words)
-}
-
 /// Bytes that are cut into tokens at once, at most: a text may be a single line.
 const PIECE: usize = 1 << 16;
 
@@ -371,20 +206,6 @@ fn pieces(line: &str) -> Vec<&str> {
     }
     pieces.push(rest);
     pieces
-}
-
-/// `words` with their places as ids.
-fn word_level(words: impl Iterator<Item = String>) -> Result<WordLevel> {
-    let vocabulary = words.enumerate().map(|(id, word)| (word, id as u32)).collect();
-    WordLevel::builder().vocab(vocabulary).unk_token(SPECIAL[1].into()).build().map_err(failed)
-}
-
-fn assembled(model: ModelWrapper, pre_tokenizer: PreTokenizerWrapper, lowercase: bool) -> Result<Tokenizer> {
-    let mut tokenizer = Tokenizer::new(model);
-    tokenizer.with_normalizer(lowercase.then(|| NormalizerWrapper::from(Lowercase))).map_err(failed)?;
-    tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
-    tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(failed)?;
-    Ok(tokenizer)
 }
 
 /// Closes the gaps that cutting at punctuation left: `a dog , black .` becomes `a dog, black.`

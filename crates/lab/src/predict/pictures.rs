@@ -9,7 +9,10 @@ use serde::Serialize;
 use crate::{
     Result,
     checkpoint::{Checkpoint, Expectation, PictureExpectation},
-    data::{self, PictureShape, images::decode_file},
+    data::{
+        self, PictureShape,
+        images::{decode_file, is_picture},
+    },
     source::entries,
     stats::probabilities,
     stop,
@@ -49,7 +52,7 @@ impl PictureClassifier {
         Ok(Self { model, expects, device: device.clone() })
     }
 
-    /// The files of `paths`: of a folder its PNG and JPEG pictures, by name.
+    /// The files of `paths`: of a folder its PNG, JPEG and WebP pictures, by name.
     ///
     /// # Errors
     /// [`crate::Error::Data`] for a folder that cannot be read, or has none.
@@ -115,7 +118,7 @@ pub fn picture_classifier(
 }
 
 /// Pictures that cannot be read, by their endings: among others nobody would miss them.
-const UNREAD: [&str; 9] = ["webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
+const UNREAD: [&str; 8] = ["gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
 
 /// The pictures of a folder, by name.
 ///
@@ -125,13 +128,13 @@ pub fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = entries(folder)?;
     let ending = |file: &Path| file.extension().map(|e| e.to_string_lossy().to_lowercase());
     if let Some(file) = files.iter().find(|file| ending(file).is_some_and(|ending| UNREAD.contains(&&*ending))) {
-        let problem = "is neither PNG nor JPEG; convert it, or take it out of the folder".into();
+        let problem = "is neither PNG, JPEG nor WebP; convert it, or take it out of the folder".into();
         return Err(data::Error::Format { path: file.clone(), problem }.into());
     }
-    files
-        .retain(|file| !file.is_dir() && ending(file).is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&&*ending)));
+    files.retain(|file| !file.is_dir() && is_picture(&file.to_string_lossy()));
     if files.is_empty() {
-        let problem = "holds no picture that ends in .png, .jpg or .jpeg; name a file, or a folder of them".into();
+        let problem =
+            "holds no picture that ends in .png, .jpg, .jpeg or .webp; name a file, or a folder of them".into();
         return Err(data::Error::Empty { path: folder.into(), problem }.into());
     }
     Ok(files)

@@ -24,6 +24,8 @@ const RECIPES: &[(&str, &str)] = built_in![
     "lra-listops-small",
     "lra-pathfinder",
     "lra-pathfinder-x",
+    "lra-retrieval",
+    "lra-retrieval-small",
     "lra-text",
     "mqar",
     "mqar-paper",

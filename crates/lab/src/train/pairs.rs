@@ -14,6 +14,7 @@ use super::{
     judged::Judged,
     packed::of_blocks,
     samples::SHOWN,
+    task::divided,
     texts::{BATCH_TOKENS, check_known, text_config, token_inputs},
 };
 use crate::{
@@ -143,13 +144,8 @@ impl TaskData for PairDataset {
 }
 
 impl PairDataset {
-    /// What is learnt from, and what is watched: the validation part, else what the recipe holds out, else the test part.
     fn divided(&self, recipe: &Recipe) -> (PairSplit, PairSplit) {
-        match (&self.validation, recipe.regularisation.hold_out) {
-            (Some(validation), _) => (self.train.clone(), validation.clone()),
-            (None, share) if share > 0.0 => self.train.hold_out(share, recipe.seed),
-            _ => (self.train.clone(), self.test.clone()),
-        }
+        divided([&self.train, &self.test], self.validation.as_ref(), recipe, PairSplit::hold_out)
     }
 }
 

@@ -3,10 +3,15 @@
 use std::io::Cursor;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use burn::tensor::Tensor;
 use image::{DynamicImage, GrayImage, ImageFormat, RgbImage};
 use serde::{Deserialize, Serialize};
 
-use crate::{data::PictureShape, evaluation::answer, stats::probabilities};
+use crate::{
+    data::{PictureShape, by_budget},
+    evaluation::answer,
+    stats::{probabilities, spread},
+};
 
 /// Test examples that a classifier's errors are looked for in, evenly spread over the part: what they cost does not grow with it.
 pub(super) const LOOKED_AT: usize = 2000;
@@ -124,6 +129,32 @@ impl Errors {
         };
         let worst = wrong.iter().take(WORST).map(told).collect::<Result<_, E>>()?;
         Ok(Self { examples: examples.len(), wrong: wrong.len(), worst })
+    }
+
+    /// Of texts, or pairs of them, of the test part, evenly spread over it: `answer` gives the logits `[batch, classes]` of those with some
+    /// numbers, whose `lengths` are together at most `tokens`, padding included.
+    ///
+    /// # Errors
+    /// Those of `answer` and `show`; [`crate::Error::Stopped`].
+    pub(super) fn of_test(
+        classes: &[String],
+        lengths: &[usize],
+        labels: &[u32],
+        tokens: usize,
+        answer: impl Fn(&[usize]) -> crate::Result<Tensor<2>>,
+        show: impl Fn(usize) -> crate::Result<Seen>,
+    ) -> crate::Result<Self> {
+        let chosen: Vec<usize> = spread(labels.len(), LOOKED_AT).collect();
+        let their_lengths: Vec<usize> = chosen.iter().map(|&example| lengths[example]).collect();
+        let (mut logits, mut examples) = (Vec::new(), Vec::new());
+        for places in by_budget(&their_lengths, tokens) {
+            crate::stop::check()?;
+            let batch: Vec<usize> = places.into_iter().map(|place| chosen[place]).collect();
+            logits.extend(answer(&batch)?.into_data().iter::<f32>());
+            examples.extend(batch);
+        }
+        let labels: Vec<u32> = examples.iter().map(|&example| labels[example]).collect();
+        Self::new(classes, &logits, &examples, &labels, show)
     }
 }
 

@@ -206,6 +206,20 @@ pub trait Task: Send + Sync {
     }
 }
 
+/// What is learnt from, and what is watched: the part that the data set brings for it, else what the recipe holds out, else the test part.
+pub(super) fn divided<S: Clone>(
+    [train, test]: [&S; 2],
+    validation: Option<&S>,
+    recipe: &Recipe,
+    hold_out: fn(&S, f64, u64) -> (S, S),
+) -> (S, S) {
+    match (validation, recipe.regularisation.hold_out) {
+        (Some(validation), _) => (train.clone(), validation.clone()),
+        (None, share) if share > 0.0 => hold_out(train, share, recipe.seed),
+        _ => (train.clone(), test.clone()),
+    }
+}
+
 /// What `model` has learned in scalars: the parameters of its attention, each the mean over the heads, and [`Task::scalars`].
 pub(super) fn learned_scalars<T: Task>(model: &T::Model) -> Scalars {
     let mut own = model.clone();

@@ -15,8 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::{
     Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, block_name, device_of, packed_weights,
     pictures::{smoothed, wrong_kind},
-    samples::{LOOKED_AT, beginning},
+    samples::beginning,
     soft_cross_entropy,
+    task::divided,
 };
 use crate::{
     Error, Recipe, Result,
@@ -27,7 +28,6 @@ use crate::{
     },
     evaluation::{Evaluation, Tally, check_labels},
     recipe::{ModelRecipe, TextModelRecipe},
-    stats::spread,
 };
 
 /// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it.
@@ -127,13 +127,8 @@ impl TaskData for TextDataset {
 }
 
 impl TextDataset {
-    /// What is learnt from, and what is watched: the validation part, else what the recipe holds out, else the test part.
     fn divided(&self, recipe: &Recipe) -> (TextSplit, TextSplit) {
-        match (&self.validation, recipe.regularisation.hold_out) {
-            (Some(validation), _) => (self.train.clone(), validation.clone()),
-            (None, share) if share > 0.0 => self.train.hold_out(share, recipe.seed),
-            _ => (self.train.clone(), self.test.clone()),
-        }
+        divided([&self.train, &self.test], self.validation.as_ref(), recipe, TextSplit::hold_out)
     }
 }
 
@@ -274,13 +269,8 @@ impl Task for Texts {
     }
 
     fn inputs(&self, recipe: &Recipe, batch: TextBatch, device: &Device) -> Self::Inputs {
-        let classes = self.expects.classes.len();
-        let mut targets = vec![0.0; batch.labels.len() * classes];
-        for (row, &label) in targets.chunks_exact_mut(classes).zip(&batch.labels) {
-            row[label as usize] = 1.0;
-        }
-        let targets = smoothed(targets, classes, recipe.regularisation.label_smoothing, device);
-        (token_inputs(batch.tokens, device), targets)
+        let (classes, smoothing) = (self.expects.classes.len(), recipe.regularisation.label_smoothing);
+        (token_inputs(batch.tokens, device), label_targets(&batch.labels, classes, smoothing, device))
     }
 
     fn loss(&self, model: &TextClassifier, ((tokens, padding), targets): Self::Inputs) -> Result<Tensor<1>> {
@@ -297,26 +287,29 @@ impl Task for Texts {
     }
 
     fn samples(&self, _recipe: &Recipe, model: &TextClassifier) -> Result<Option<Samples>> {
-        let chosen: Vec<usize> = spread(self.test.labels.len(), LOOKED_AT).collect();
-        let lengths: Vec<usize> = chosen.iter().map(|&text| self.test.lengths[text]).collect();
-        let (device, mut logits, mut examples, mut labels) = (device_of(model), Vec::new(), Vec::new(), Vec::new());
-        for places in by_budget(&lengths, BATCH_TOKENS) {
-            crate::stop::check()?;
-            let texts: Vec<usize> = places.into_iter().map(|place| chosen[place]).collect();
-            let batch = self.test.batch(&texts);
-            let (tokens, padding) = token_inputs(batch.tokens, &device);
-            logits.extend(model.try_forward(tokens, padding)?.into_data().iter::<f32>());
-            examples.extend(texts);
-            labels.extend(batch.labels);
-        }
-        let show = |text| Ok::<_, Error>(Seen::Text(beginning(&self.vocabulary.decode(self.test.texts.ids(text))?)));
-        let errors = Errors::new(&self.expects.classes, &logits, &examples, &labels, show)?;
+        let (test, device) = (&self.test, device_of(model));
+        let answer = |texts: &[usize]| {
+            let (tokens, padding) = token_inputs(test.batch(texts).tokens, &device);
+            Ok(model.try_forward(tokens, padding)?)
+        };
+        let show = |text| Ok(Seen::Text(beginning(&self.vocabulary.decode(test.texts.ids(text))?)));
+        let classes = &self.expects.classes;
+        let errors = Errors::of_test(classes, &test.lengths, &test.labels, BATCH_TOKENS, answer, show)?;
         Ok(Some(Samples::Errors(errors)))
     }
 
     fn packed(model: &TextClassifier) -> Result<Option<PackedWeights>> {
         packed_weights(&model.encoder.blocks)
     }
+}
+
+/// `[examples, classes]`: 1 for the label and 0 elsewhere, with the share `smoothing` spread over all classes.
+pub(super) fn label_targets(labels: &[u32], classes: usize, smoothing: f64, device: &Device) -> Tensor<2> {
+    let mut targets = vec![0.0; labels.len() * classes];
+    for (row, &label) in targets.chunks_exact_mut(classes).zip(labels) {
+        row[label as usize] = 1.0;
+    }
+    smoothed(targets, classes, smoothing, device)
 }
 
 /// Checks that a model of texts which is to classify what the data set `name` holds has no part for translating.

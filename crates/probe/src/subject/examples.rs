@@ -18,7 +18,7 @@ use super::voc::{self, Region};
 pub enum Material {
     /// The test part of a data set.
     Data(Data),
-    /// A PNG or JPEG picture, or a folder of them, each resized (shorter side) and cut (centre) to what the model sees.
+    /// A PNG, JPEG or WebP picture, or a folder of them, each resized (shorter side) and cut (centre) to what the model sees.
     Pictures {
         /// The file or folder.
         input: PathBuf,
@@ -239,6 +239,7 @@ fn unfit(material: &Material, expected: &str) -> Error {
     let (name, found) = match material {
         Material::Data(Data::Pictures(data)) => (data.name.clone(), "pictures"),
         Material::Data(Data::Texts(data)) => (data.name.clone(), "texts"),
+        Material::Data(Data::Matches(data)) => (data.name.clone(), Expectation::MATCHES),
         Material::Data(Data::Pairs(data)) => (data.name.clone(), "translations"),
         Material::Data(Data::Corpus(data)) => (data.name.clone(), "plain text"),
         Material::Data(Data::Recall(data)) => (data.name.clone(), Expectation::RECALL),

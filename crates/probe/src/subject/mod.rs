@@ -76,7 +76,8 @@ impl Subject {
                 });
                 Kind::Language(Box::new(watched), Box::new(vocabulary))
             }
-            other @ (Expectation::Pairs(_) | Expectation::Recall(_) | Expectation::Own(_)) => {
+            other
+            @ (Expectation::Matches(_) | Expectation::Pairs(_) | Expectation::Recall(_) | Expectation::Own(_)) => {
                 return Err(other.unasked(path, "pictures, texts or plain text"));
             }
         };

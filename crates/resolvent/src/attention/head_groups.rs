@@ -27,14 +27,18 @@ impl HeadGroup {
     /// # Errors
     /// The head that is not, or is twice, in words.
     pub fn check(groups: &[Self], heads: usize) -> std::result::Result<(), String> {
-        let mut left: BTreeSet<usize> = (0..heads).collect();
+        // Only heads that are named take memory: a file may say of itself that it has any number of them.
+        let mut named = BTreeSet::new();
         for (at, &head) in groups.iter().flat_map(|group| &group.heads).enumerate() {
-            if !left.remove(&head) {
-                let why = if head < heads { "it is there twice" } else { "there are fewer" };
-                return Err(format!("entry {at} of `groups[].heads` is {head}: {why}"));
-            }
+            let why = match head {
+                _ if head >= heads => "there are fewer",
+                _ if !named.insert(head) => "it is there twice",
+                _ => continue,
+            };
+            return Err(format!("entry {at} of `groups[].heads` is {head}: {why}"));
         }
-        left.first().map_or(Ok(()), |head| Err(format!("`groups`: head {head} has no mechanism")))
+        let first_missing = named.iter().zip(0..).find(|(head, at)| *head != at).map_or(named.len(), |(_, at)| at);
+        if first_missing == heads { Ok(()) } else { Err(format!("`groups`: head {first_missing} has no mechanism")) }
     }
 }
 

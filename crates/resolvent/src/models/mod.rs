@@ -16,6 +16,6 @@ pub use layer_norm::LayerNorm;
 pub use pyramid::{Pyramid, PyramidConfig};
 pub use text::{
     DecoderBlock, DecoderState, LanguageConfig, LanguageModel, LanguageState, Positions, Sampling, Search,
-    TextClassifier, TextConfig, TextEncoder, Translator,
+    TextClassifier, TextConfig, TextEncoder, TextMatcher, Translator,
 };
 pub use vit::Vit;

@@ -5,9 +5,9 @@ use std::fmt;
 
 use super::{Head, normal};
 use crate::data::{
-    Error, Result,
+    Result,
     rng::{Purpose, stream},
-    settings::{number, settings},
+    settings::{Choice, Field, check, read_into},
 };
 
 /// Settings of the generated head. The same settings give the same head.
@@ -37,9 +37,6 @@ pub enum ClusterKind {
     Projected,
 }
 
-/// Every kind.
-const KINDS: [ClusterKind; 4] =
-    [ClusterKind::Near, ClusterKind::Planted, ClusterKind::Independent, ClusterKind::Projected];
 /// Clusters of planted tokens.
 const CENTRES: usize = 32;
 
@@ -53,21 +50,16 @@ impl Clusters {
     /// Reads `seed=0,tokens=1024,dim=32,kind=near`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
         let mut clusters = Self::default();
-        for (name, value) in settings("clusters", text, ',')? {
-            match name {
-                "seed" => clusters.seed = number("seed", value)?,
-                "tokens" => clusters.tokens = number("tokens", value)?,
-                "dim" => clusters.dim = number("dim", value)?,
-                "kind" => clusters.kind = kind(value)?,
-                _ => {
-                    let expected = "one of seed, tokens, dim, kind, each followed by `=` and a value";
-                    return Err(Error::Setting { field: "clusters", got: format!("`{name}`"), expected });
-                }
-            }
-        }
+        let fields: &mut [(&str, &mut dyn Field)] = &mut [
+            ("seed", &mut clusters.seed),
+            ("tokens", &mut clusters.tokens),
+            ("dim", &mut clusters.dim),
+            ("kind", &mut clusters.kind),
+        ];
+        read_into("clusters", text, "one of seed, tokens, dim, kind, each followed by `=` and a value", fields)?;
         clusters.validate()?;
         Ok(clusters)
     }
@@ -75,13 +67,10 @@ impl Clusters {
     /// Checks every range.
     ///
     /// # Errors
-    /// [`Error::Setting`] naming the first setting outside its range.
+    /// [`Error::Setting`](crate::data::Error::Setting) naming the first setting outside its range.
     pub fn validate(&self) -> Result<()> {
         super::check_tokens(self.tokens, 2)?;
-        if (1..=1024).contains(&self.dim) {
-            return Ok(());
-        }
-        Err(Error::Setting { field: "dim", got: self.dim.to_string(), expected: "1 to 1024" })
+        check("dim", self.dim, (1..=1024).contains(&self.dim), "1 to 1024")
     }
 
     /// Draws the head.
@@ -120,10 +109,9 @@ fn project(w: &[f32], x: &[f32], dim: usize) -> Vec<f32> {
     x.chunks_exact(dim).flat_map(|x| w.chunks_exact(dim).map(move |w| product(w, x))).collect()
 }
 
-fn kind(value: &str) -> Result<ClusterKind> {
-    let expected = "near, planted, independent or projected";
-    let unknown = || Error::Setting { field: "kind", got: format!("`{value}`"), expected };
-    KINDS.into_iter().find(|kind| kind.to_string() == value).ok_or_else(unknown)
+impl Choice for ClusterKind {
+    const ALL: &'static [Self] = &[Self::Near, Self::Planted, Self::Independent, Self::Projected];
+    const NAMES: &'static str = "near, planted, independent or projected";
 }
 
 impl fmt::Display for ClusterKind {
@@ -155,7 +143,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_variances() {
-        for (kind, expected) in KINDS.into_iter().zip([[0.49, 0.6125], [0.26, 0.26], [1.0, 1.0], [1.0, 1.0]]) {
+        for (&kind, expected) in ClusterKind::ALL.iter().zip([[0.49, 0.6125], [0.26, 0.26], [1.0, 1.0], [1.0, 1.0]]) {
             let head = Clusters { tokens: 4000, kind, ..Clusters::default() }.generate().unwrap();
             for (x, expected) in [&head.q, &head.k, &head.v].into_iter().zip([expected[0], expected[1], 1.0]) {
                 // Planted tokens share 32 centres, projected ones three matrices.
@@ -177,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_settings_alone_decide() {
-        for kind in KINDS {
+        for &kind in ClusterKind::ALL {
             let settings = Clusters { kind, tokens: 20, ..Clusters::default() };
             assert_eq!(Clusters::parse(&settings.to_string()).unwrap(), settings);
             assert_eq!(settings.generate().unwrap(), settings.generate().unwrap());

@@ -7,7 +7,7 @@ use rand::{Rng, RngExt};
 use rand_distr::StandardNormal;
 use resolvent_kernels::Shape;
 
-use super::{Error, Result};
+use super::{Result, settings::check};
 
 pub use clusters::{ClusterKind, Clusters};
 pub use needle::{Needle, NeedleHead, NeedleKind};
@@ -56,10 +56,7 @@ fn normal(rng: &mut impl Rng, len: usize) -> Vec<f32> {
     (0..len).map(|_| rng.sample(StandardNormal)).collect()
 }
 
-/// [`Error::Setting`] unless a head can have so many tokens.
+/// [`Error::Setting`](super::Error::Setting) unless a head can have so many tokens.
 fn check_tokens(tokens: usize, least: usize) -> Result<()> {
-    if (least..=1 << 20).contains(&tokens) {
-        return Ok(());
-    }
-    Err(Error::Setting { field: "tokens", got: tokens.to_string(), expected: "16 (clusters: 2) to 1048576" })
+    check("tokens", tokens, (least..=1 << 20).contains(&tokens), "16 (clusters: 2) to 1048576")
 }

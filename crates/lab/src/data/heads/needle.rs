@@ -7,9 +7,9 @@ use rand::RngExt;
 
 use super::{Head, normal};
 use crate::data::{
-    Error, Result,
+    Result,
     rng::{Purpose, stream},
-    settings::{number, settings},
+    settings::{Choice, Field, read_into},
 };
 
 /// Channels of every token.
@@ -77,20 +77,12 @@ impl Needle {
     /// Reads `seed=0,tokens=1024,kind=tied`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
         let mut needle = Self::default();
-        for (name, value) in settings("needle", text, ',')? {
-            match name {
-                "seed" => needle.seed = number("seed", value)?,
-                "tokens" => needle.tokens = number("tokens", value)?,
-                "kind" => needle.kind = kind(value)?,
-                _ => {
-                    let expected = "one of seed, tokens, kind, each followed by `=` and a value";
-                    return Err(Error::Setting { field: "needle", got: format!("`{name}`"), expected });
-                }
-            }
-        }
+        let fields: &mut [(&str, &mut dyn Field)] =
+            &mut [("seed", &mut needle.seed), ("tokens", &mut needle.tokens), ("kind", &mut needle.kind)];
+        read_into("needle", text, "one of seed, tokens, kind, each followed by `=` and a value", fields)?;
         needle.validate()?;
         Ok(needle)
     }
@@ -98,7 +90,7 @@ impl Needle {
     /// Checks the range of `tokens`.
     ///
     /// # Errors
-    /// [`Error::Setting`].
+    /// [`Error::Setting`](crate::data::Error::Setting).
     pub fn validate(&self) -> Result<()> {
         super::check_tokens(self.tokens, 16)
     }
@@ -137,11 +129,9 @@ impl Needle {
     }
 }
 
-fn kind(value: &str) -> Result<NeedleKind> {
-    [NeedleKind::Tied, NeedleKind::Key, NeedleKind::Query]
-        .into_iter()
-        .find(|kind| kind.to_string() == value)
-        .ok_or_else(|| Error::Setting { field: "kind", got: format!("`{value}`"), expected: "tied, key or query" })
+impl Choice for NeedleKind {
+    const ALL: &'static [Self] = &[Self::Tied, Self::Key, Self::Query];
+    const NAMES: &'static str = "tied, key or query";
 }
 
 impl fmt::Display for NeedleKind {
@@ -176,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_needle_has_nearly_all_weight_and_only_it() {
-        for kind in [NeedleKind::Tied, NeedleKind::Key, NeedleKind::Query] {
+        for &kind in NeedleKind::ALL {
             for (seed, tokens) in [(0, 16), (1, 300), (2, 2000)] {
                 let NeedleHead { head, needle } = Needle { seed, tokens, kind }.generate().unwrap();
                 assert!((tokens / 10..=tokens / 3).contains(&needle));

@@ -1,4 +1,4 @@
-//! One PNG or JPEG file to pixels, and the part of it that is seen.
+//! One PNG, JPEG or WebP file to pixels, and the part of it that is seen.
 
 use std::{io::Cursor, path::Path};
 
@@ -6,9 +6,12 @@ use fast_image_resize::{
     FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer,
     images::{Image, ImageRef},
 };
-use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use image::{ColorType, DynamicImage, ImageDecoder, ImageReader, Limits};
 
-use super::header::damaged;
+use super::{
+    header::{Format, damaged},
+    webp,
+};
 use crate::{
     augment::{Filter, Rectangle},
     budget::Passing,
@@ -18,7 +21,7 @@ use crate::{
 /// A picture as its file has it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Original {
-    /// One channel if the file is grey, else three.
+    /// One channel if the file is grey, else three, as of any WebP file.
     pub shape: PictureShape,
     /// `[height, width, channels]`.
     pub bytes: Vec<u8>,
@@ -52,20 +55,13 @@ pub(super) fn limits() -> Limits {
 /// What comes with it are the bytes of the budget for the picture and for one part of it of `extent` (height, width).
 pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>) -> Result<(Original, Passing), Problem> {
     let mut reader = ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|problem| damaged(&problem))?;
-    if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
-        return Err("is neither PNG nor JPEG inside; convert or remove it".to_owned().into());
-    }
-    let jpeg = reader.format() == Some(ImageFormat::Jpeg);
-    if jpeg && !has_end(file) {
-        return Err(damaged(&"it ends in the middle of the picture").into());
-    }
+    let format = Format::of(file)?;
+    let beside_file = beside(file, format)?;
     reader.limits(limits());
     let mut decoder = reader.into_decoder().map_err(|problem| damaged(&problem))?;
     if decoder.total_bytes() == 0 {
         return Err(damaged(&"it has no pixels").into());
     }
-    // The decoder keeps a copy of a JPEG file.
-    let own = decoder.total_bytes().saturating_add(if jpeg { file.len() as u64 } else { 0 });
     let (width, height) = decoder.dimensions();
     let colour = decoder.color_type();
     let channels = if colour.has_color() { 3 } else { 1 };
@@ -73,8 +69,8 @@ pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>) -> Re
     // As bytes of the channels that are kept, where the file has others.
     let plain = matches!(colour, ColorType::L8 | ColorType::Rgb8);
     let converted = if plain { 0 } else { volume(shape) };
-    let beside = needed(shape, jpeg, extent).saturating_sub(volume(shape));
-    let passing = [converted, beside].into_iter().fold(own, u64::saturating_add);
+    let beside = needed(shape, format, extent).saturating_sub(volume(shape));
+    let passing = [beside_file, converted, beside].into_iter().fold(decoder.total_bytes(), u64::saturating_add);
     let passing = Passing::take(path, passing).map_err(Problem::Budget)?;
     let orientation = decoder.orientation().map_err(|problem| damaged(&problem))?;
     let mut picture = DynamicImage::from_decoder(decoder).map_err(|problem| damaged(&problem))?;
@@ -84,6 +80,31 @@ pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>) -> Re
     Ok((Original { shape, bytes }, passing))
 }
 
+/// Bytes of tables that the codes of a WebP file without loss may take for each byte of it: eleven bytes make a table of 4096, and of the longest
+/// codes three bits make six nodes of 32.
+const TABLES: u64 = 640;
+
+/// What a decoder keeps of `file`, of which no part may be missing.
+fn beside(file: &[u8], format: Format) -> Result<u64, String> {
+    let length = file.len() as u64;
+    match format {
+        Format::Png => Ok(0),
+        Format::Jpeg if !has_end(file) => Err(damaged(&"it ends in the middle of the picture")),
+        // A copy.
+        Format::Jpeg => Ok(length),
+        Format::WebP => {
+            let chunks = webp::chunks(file)?;
+            webp::header(file)?;
+            if let Some((_, exif)) = chunks.iter().find(|(kind, range)| kind == b"EXIF" && range.len() as u64 > BESIDE)
+            {
+                return Err(damaged(&format!("it holds {} bytes beside its pixels", exif.len())));
+            }
+            // Two copies, one of which grows by doubling.
+            Ok(length.saturating_mul(if webp::has_tables(&chunks) { TABLES } else { 4 }))
+        }
+    }
+}
+
 fn volume(shape: PictureShape) -> u64 {
     [shape.height, shape.width]
         .iter()
@@ -91,12 +112,13 @@ fn volume(shape: PictureShape) -> u64 {
 }
 
 /// Bytes that a picture of `shape` takes at least while it is decoded, turned or cut to `extent` (height, width).
-pub(super) fn needed(shape: PictureShape, jpeg: bool, extent: Option<[usize; 2]>) -> u64 {
+pub(super) fn needed(shape: PictureShape, format: Format, extent: Option<[usize; 2]>) -> u64 {
     let PictureShape { channels, height, width } = shape;
     let [height, width, channels] = [height, width, channels].map(|extent| extent as u64);
-    // A progressive JPEG is held as coefficients of 16 bits, of whole blocks in up to four channels.
+    // A progressive JPEG is held as coefficients of 16 bits, of whole blocks in up to four channels. WebP takes less: planes of whole blocks and
+    // an alpha channel, or pixels of four bytes, and in either case transforms and codes of blocks of four by four.
     let blocks = (width + 16).saturating_mul(height + 16);
-    let coefficients = if jpeg { blocks.saturating_mul(8) } else { 0 };
+    let coefficients = if format == Format::Png { 0 } else { blocks.saturating_mul(8) };
     // Resized along rows first.
     let part =
         extent.map_or(0, |[rows, columns]| (height.saturating_add(2 * rows as u64)).saturating_mul(columns as u64));

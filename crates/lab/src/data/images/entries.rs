@@ -153,14 +153,21 @@ pub(super) enum Kind {
     Ignored,
 }
 
+/// What names of pictures end in.
+pub(crate) const PICTURES: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
+
 /// Pictures by their endings, and nothing else.
 pub(super) fn by_ending(name: &str) -> Kind {
-    let ending = Path::new(name).extension().map(|ending| ending.to_string_lossy().to_lowercase());
-    match ending {
+    match name {
         _ if is_ignored(name) => Kind::Ignored,
-        Some(ending) if ["png", "jpg", "jpeg"].contains(&&*ending) => Kind::Picture,
+        _ if is_picture(name) => Kind::Picture,
         _ => Kind::Other,
     }
+}
+
+/// Whether a name ends as that of a picture.
+pub(crate) fn is_picture(name: &str) -> bool {
+    name.rsplit_once('.').is_some_and(|(_, ending)| PICTURES.contains(&&*ending.to_lowercase()))
 }
 
 /// Whether a file is hidden or made by a desktop system.

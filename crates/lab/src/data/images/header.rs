@@ -4,6 +4,7 @@ use std::io::Cursor;
 
 use image::{ColorType, ImageDecoder, ImageFormat, codecs::png::PngDecoder, metadata::Orientation};
 
+use super::webp;
 use crate::data::PictureShape;
 
 /// What is known of a picture before it is decoded.
@@ -11,16 +12,39 @@ use crate::data::PictureShape;
 pub(super) struct Header {
     /// Its shape once its orientation is applied: one channel if it is grey, else three.
     pub shape: PictureShape,
-    /// Whether it is a JPEG picture, else PNG.
-    pub jpeg: bool,
+    /// How it is encoded.
+    pub format: Format,
+}
+
+/// How a picture is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Png,
+    Jpeg,
+    WebP,
+}
+
+impl Format {
+    /// Tells it by the first bytes.
+    ///
+    /// # Errors
+    /// As a predicate of the file's name.
+    pub(super) fn of(start: &[u8]) -> Result<Self, String> {
+        match image::guess_format(start) {
+            Ok(ImageFormat::Png) => Ok(Self::Png),
+            Ok(ImageFormat::Jpeg) => Ok(Self::Jpeg),
+            Ok(ImageFormat::WebP) => Ok(Self::WebP),
+            _ => Err("is neither PNG, JPEG nor WebP inside; convert or remove it".into()),
+        }
+    }
 }
 
 /// Reads the header of a file from its beginning, which may be too short.
 pub(super) fn read(start: &[u8]) -> Result<Header, String> {
-    match image::guess_format(start) {
-        Ok(ImageFormat::Png) => png(start).map_err(|problem| damaged(&problem)),
-        Ok(ImageFormat::Jpeg) => jpeg(start).ok_or_else(|| damaged(&"it ends before its pixels")),
-        _ => Err("is neither PNG nor JPEG inside; convert or remove it".into()),
+    match Format::of(start)? {
+        Format::Png => png(start).map_err(|problem| damaged(&problem)),
+        Format::Jpeg => jpeg(start).ok_or_else(|| damaged(&"it ends before its pixels")),
+        Format::WebP => webp::header(start),
     }
 }
 
@@ -36,11 +60,11 @@ fn png(start: &[u8]) -> image::ImageResult<Header> {
     let (width, height) = decoder.dimensions();
     let orientation = decoder.orientation()?;
     let shape = turned([height, width].map(|extent| extent as usize), decoder.color_type(), orientation);
-    Ok(Header { shape, jpeg: false })
+    Ok(Header { shape, format: Format::Png })
 }
 
 /// The shape of a picture of `extent` (height, width) in the file.
-fn turned([height, width]: [usize; 2], colour: ColorType, orientation: Orientation) -> PictureShape {
+pub(super) fn turned([height, width]: [usize; 2], colour: ColorType, orientation: Orientation) -> PictureShape {
     use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
     let channels = if colour.has_color() { 3 } else { 1 };
     match orientation {
@@ -69,7 +93,7 @@ fn jpeg(start: &[u8]) -> Option<Header> {
                 let &[height, rows, width, columns, components] = start.get(at + 5..at + 10)? else { return None };
                 let extent = [[height, rows], [width, columns]].map(|bytes| usize::from(u16::from_be_bytes(bytes)));
                 let colour = if components == 1 { ColorType::L8 } else { ColorType::Rgb8 };
-                return Some(Header { shape: turned(extent, colour, orientation), jpeg: true });
+                return Some(Header { shape: turned(extent, colour, orientation), format: Format::Jpeg });
             }
             0xda => return None,
             0xe1 => {

@@ -98,14 +98,17 @@ impl Layout {
         let folders: BTreeSet<&Parts> = parts.iter().map(|(_, part)| part).collect();
         for name in others {
             if Parts::new(name).is_some_and(|part| folders.contains(&part)) {
-                return Err(fail(name, "is no PNG or JPEG picture but lies in a class folder; move it away".into()));
+                return Err(fail(
+                    name,
+                    "is no PNG, JPEG or WebP picture but lies in a class folder; move it away".into(),
+                ));
             }
         }
         check_splits(path, &parts)?;
         let train = parts.iter().filter(|(_, part)| part.part() == Part::Train).map(|(_, part)| part.class);
         let classes: Vec<&str> = train.collect::<BTreeSet<_>>().into_iter().collect();
         if parts.is_empty() {
-            return Err(Error::Empty { path: path.into(), problem: "holds no PNG or JPEG pictures".into() });
+            return Err(Error::Empty { path: path.into(), problem: "holds no PNG, JPEG or WebP pictures".into() });
         }
         check_classes(path, &classes)?;
         let place = |(name, part): &(&str, Parts)| {

@@ -10,6 +10,7 @@ mod layout;
 mod pattern;
 mod tar;
 mod webdataset;
+mod webp;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -22,6 +23,7 @@ use super::{
 };
 use crate::budget::{self, Held};
 
+pub(crate) use entries::is_picture;
 pub(crate) use files::{Files, decode_file};
 pub use webdataset::{LabelFile, WebDataset};
 
@@ -149,7 +151,7 @@ impl Loading<'_> {
                 header = header::read(&entry.start(self.root, entry.length)?);
             }
             let header = header.map_err(|problem| entry.error(self.root, problem))?;
-            let (needed, limit) = (decode::needed(header.shape, header.jpeg, extent), budget::limit());
+            let (needed, limit) = (decode::needed(header.shape, header.format, extent), budget::limit());
             if needed > limit {
                 let path = self.root.join(&*entry.name);
                 return Err(Error::Budget { path, needed, used: 0, limit });

@@ -10,12 +10,12 @@ use rayon::prelude::*;
 
 use super::{
     Loading, Sizing,
-    entries::{Entry, Kind, Location, Search, is_ignored},
+    entries::{Entry, Kind, Location, PICTURES, Search, is_ignored},
     layout::{self, Layout, Part, Place},
     pattern,
 };
 use crate::{
-    budget::Held,
+    budget::{Held, Passing, TREE},
     data::{
         Error, PictureDataset, Result,
         reading::{Counter, Tell},
@@ -113,7 +113,7 @@ impl WebDataset {
     fn shard(&self, path: &Path, held: &Held, counter: &Counter<'_>) -> Result<Vec<(Entry, String)>> {
         let kind = |name: &str| match split_name(name).1.to_lowercase().as_str() {
             _ if is_ignored(name) => Kind::Ignored,
-            "png" | "jpg" | "jpeg" => Kind::Picture,
+            ending if PICTURES.contains(&ending) => Kind::Picture,
             ending if ending == self.label.ending() => Kind::Label,
             _ => Kind::Ignored,
         };
@@ -122,7 +122,7 @@ impl WebDataset {
         let (ending, remedy) =
             (self.label.ending(), "`?label=cls`, `txt` or `json:FIELD` names the file that says the class");
         if found.pictures.is_empty() {
-            return empty("is a shard without PNG or JPEG pictures; leave it out".into());
+            return empty("is a shard without PNG, JPEG or WebP pictures; leave it out".into());
         }
         if found.labels.is_empty() {
             return empty(format!("is a shard without classes: no picture has a .{ending} file beside it; {remedy}"));
@@ -141,6 +141,10 @@ impl WebDataset {
             let Some(label) = labels.remove(key) else {
                 return fail(format!("has no `{key}.{ending}` beside it; {remedy}"));
             };
+            let _tree = match self.label {
+                LabelFile::Json(_) => Some(Passing::take(path, TREE.saturating_mul(label.length))?),
+                LabelFile::Cls | LabelFile::Txt => None,
+            };
             let label = self.label.class(label).map_err(|problem| Error::Entry {
                 path: path.into(),
                 entry: label.name.to_string(),
@@ -152,7 +156,8 @@ impl WebDataset {
         }
         match labels.into_values().min_by_key(|entry| &entry.name) {
             Some(alone) => {
-                let problem = "has no PNG or JPEG picture beside it; convert the picture, or leave both out".into();
+                let problem =
+                    "has no PNG, JPEG or WebP picture beside it; convert the picture, or leave both out".into();
                 Err(Error::Entry { path: path.into(), entry: alone.name.to_string(), problem })
             }
             None => Ok(samples),

@@ -11,9 +11,9 @@ use std::{fmt, path::Path};
 use rayon::prelude::*;
 
 use super::{
-    Error, PictureDataset, PictureShape, PictureSplit, Result,
+    PictureDataset, PictureShape, PictureSplit, Result,
     rng::{Purpose, stream},
-    settings::{number, settings},
+    settings::{Field, check, check_parts, read_into},
 };
 use crate::budget::Held;
 use scene::Geometry;
@@ -52,25 +52,20 @@ impl Pathfinder {
     /// Reads `seed=0,size=32,train=160000,val=20000,test=20000,length=14,distractors=5`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut pathfinder, mut val) = (Pathfinder::default(), None);
-        for (name, value) in settings("pathfinder", text, ',')? {
-            match name {
-                "seed" => pathfinder.seed = number("seed", value)?,
-                "size" => pathfinder.size = number("size", value)?,
-                "train" => pathfinder.train = number("train", value)?,
-                "val" => val = Some(number("val", value)?),
-                "test" => pathfinder.test = number("test", value)?,
-                "length" => pathfinder.length = number("length", value)?,
-                "distractors" => pathfinder.distractors = Some(number("distractors", value)?),
-                _ => {
-                    let expected =
-                        "one of seed, size, train, val, test, length, distractors, each followed by `=` and a number";
-                    return Err(Error::Setting { field: "pathfinder", got: format!("`{name}`"), expected });
-                }
-            }
-        }
+        let (mut pathfinder, mut val) = (Pathfinder::default(), None::<usize>);
+        let expected = "one of seed, size, train, val, test, length, distractors, each followed by `=` and a number";
+        let fields: &mut [(&str, &mut dyn Field)] = &mut [
+            ("seed", &mut pathfinder.seed),
+            ("size", &mut pathfinder.size),
+            ("train", &mut pathfinder.train),
+            ("val", &mut val),
+            ("test", &mut pathfinder.test),
+            ("length", &mut pathfinder.length),
+            ("distractors", &mut pathfinder.distractors),
+        ];
+        read_into("pathfinder", text, expected, fields)?;
         pathfinder.val = val.unwrap_or(pathfinder.test);
         pathfinder.validate()?;
         Ok(pathfinder)
@@ -79,34 +74,21 @@ impl Pathfinder {
     /// Checks every range.
     ///
     /// # Errors
-    /// [`Error::Setting`] naming the first setting outside its range.
+    /// [`Error::Setting`](super::Error::Setting) naming the first setting outside its range.
     pub fn validate(&self) -> Result<()> {
-        let fail = |field, got: usize, expected| Err(Error::Setting { field, got: got.to_string(), expected });
-        if Geometry::of(self.size).is_none() {
-            return fail("size", self.size, "32, 64 or 128");
-        }
+        check("size", self.size, Geometry::of(self.size).is_some(), "32, 64 or 128")?;
         let most = MAX_BYTES / self.shape().volume();
-        for (field, count) in [("train", self.train), ("test", self.test)] {
-            if count == 0 || count > most {
-                return fail(field, count, "at least 1 and at most 16 GiB of pixels");
-            }
-        }
-        if self.val > most {
-            return fail("val", self.val, "at most 16 GiB of pixels");
-        }
-        if !(3..=14).contains(&self.length) {
-            return fail("length", self.length, "in 3..=14");
-        }
-        match self.distractors {
-            Some(count) if count > 100 => fail("distractors", count, "at most 100"),
-            _ => Ok(()),
-        }
+        let expected = "at least 1 (`val` perhaps 0) and at most 16 GiB of pixels";
+        check_parts(self.train, self.val, self.test, most, expected)?;
+        check("length", self.length, (3..=14).contains(&self.length), "in 3..=14")?;
+        let distractors = self.distractors.unwrap_or_default();
+        check("distractors", distractors, distractors <= 100, "at most 100")
     }
 
     /// Draws all parts.
     ///
     /// # Errors
-    /// Those of [`Pathfinder::validate`]; [`Error::Budget`] where they are more than the memory that data may take.
+    /// Those of [`Pathfinder::validate`]; [`Error::Budget`](super::Error::Budget) where they are more than the memory that data may take.
     pub fn generate(&self) -> Result<PictureDataset> {
         self.validate()?;
         let pictures = self.train + self.val + self.test;

@@ -14,9 +14,9 @@ use rayon::prelude::*;
 pub use outline::Outline;
 
 use super::{
-    Error, PictureDataset, PictureShape, PictureSplit, Result,
+    PictureDataset, PictureShape, PictureSplit, Result,
     rng::{Purpose, stream},
-    settings::{number, settings},
+    settings::{Field, check, check_parts, read_into},
 };
 use crate::budget::Held;
 
@@ -49,22 +49,18 @@ impl Shapes {
     /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
         let mut shapes = Shapes::default();
-        for (name, value) in settings("shapes", text, ',')? {
-            match name {
-                "seed" => shapes.seed = number("seed", value)?,
-                "size" => shapes.size = number("size", value)?,
-                "train" => shapes.train = number("train", value)?,
-                "test" => shapes.test = number("test", value)?,
-                "difficulty" => shapes.difficulty = number("difficulty", value)?,
-                _ => {
-                    let expected = "one of seed, size, train, test, difficulty, each followed by `=` and a number";
-                    return Err(Error::Setting { field: "shapes", got: format!("`{name}`"), expected });
-                }
-            }
-        }
+        let expected = "one of seed, size, train, test, difficulty, each followed by `=` and a number";
+        let fields: &mut [(&str, &mut dyn Field)] = &mut [
+            ("seed", &mut shapes.seed),
+            ("size", &mut shapes.size),
+            ("train", &mut shapes.train),
+            ("test", &mut shapes.test),
+            ("difficulty", &mut shapes.difficulty),
+        ];
+        read_into("shapes", text, expected, fields)?;
         shapes.validate()?;
         Ok(shapes)
     }
@@ -72,29 +68,18 @@ impl Shapes {
     /// Checks every range.
     ///
     /// # Errors
-    /// [`Error::Setting`] naming the first setting outside its range.
+    /// [`Error::Setting`](super::Error::Setting) naming the first setting outside its range.
     pub fn validate(&self) -> Result<()> {
-        let fail =
-            |field, got: &dyn fmt::Display, expected| Err(Error::Setting { field, got: got.to_string(), expected });
-        if !(16..=512).contains(&self.size) {
-            return fail("size", &self.size, "in 16..=512");
-        }
+        check("size", self.size, (16..=512).contains(&self.size), "in 16..=512")?;
         let most = MAX_BYTES / self.shape().volume();
-        for (field, count) in [("train", self.train), ("test", self.test)] {
-            if count == 0 || count > most {
-                return fail(field, &count, "at least 1 and at most 16 GiB of pixels");
-            }
-        }
-        if !(0.0..=1.0).contains(&self.difficulty) {
-            return fail("difficulty", &self.difficulty, "in [0, 1]");
-        }
-        Ok(())
+        check_parts(self.train, 0, self.test, most, "at least 1 and at most 16 GiB of pixels")?;
+        check("difficulty", self.difficulty, (0.0..=1.0).contains(&self.difficulty), "in [0, 1]")
     }
 
     /// Draws both splits.
     ///
     /// # Errors
-    /// Those of [`Shapes::validate`]; [`Error::Budget`] where they are more than the memory that data may take.
+    /// Those of [`Shapes::validate`]; [`Error::Budget`](super::Error::Budget) where they are more than the memory that data may take.
     pub fn generate(&self) -> Result<PictureDataset> {
         self.validate()?;
         let held = Held::new();

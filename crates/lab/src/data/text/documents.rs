@@ -102,13 +102,7 @@ fn parts(folder: &Path) -> Result<[Option<PathBuf>; 3]> {
     let part = |names: &[&str]| {
         let file = lines::find(folder, names, &FORMATS)?;
         let classes = names.iter().map(|name| folder.join(name)).filter(|path| path.is_dir());
-        let mut found = file.into_iter().chain(classes);
-        let (first, second) = (found.next(), found.next());
-        if let (Some(first), Some(second)) = (&first, &second) {
-            let problem = format!("and `{}` are both there; keep one of them", lines::name_of(second));
-            return Err(Error::Entry { path: folder.into(), entry: lines::name_of(first), problem });
-        }
-        Ok(first)
+        lines::the_only(folder, file.into_iter().chain(classes))
     };
     Ok([part(&["train"])?, part(&lines::VALIDATION)?, part(&["test"])?])
 }

@@ -13,9 +13,9 @@ use rayon::prelude::*;
 
 use super::{TextDataset, TextSplit};
 use crate::data::{
-    Error, Result,
+    Result,
     rng::{Purpose, stream},
-    settings::{number, settings},
+    settings::{Field, check, check_parts, read_into},
 };
 
 /// Every token, digits first.
@@ -57,23 +57,19 @@ impl Listops {
     /// Reads `seed=0,train=96000,val=2000,test=2000,min=500,max=2000`; what is left out has its default.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown setting, one given twice or a value outside its range.
+    /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut listops, mut val) = (Listops::default(), None);
-        for (name, value) in settings("listops", text, ',')? {
-            match name {
-                "seed" => listops.seed = number("seed", value)?,
-                "train" => listops.train = number("train", value)?,
-                "val" => val = Some(number("val", value)?),
-                "test" => listops.test = number("test", value)?,
-                "min" => listops.min = number("min", value)?,
-                "max" => listops.max = number("max", value)?,
-                _ => {
-                    let expected = "one of seed, train, val, test, min, max, each followed by `=` and a number";
-                    return Err(Error::Setting { field: "listops", got: format!("`{name}`"), expected });
-                }
-            }
-        }
+        let (mut listops, mut val) = (Listops::default(), None::<usize>);
+        let expected = "one of seed, train, val, test, min, max, each followed by `=` and a number";
+        let fields: &mut [(&str, &mut dyn Field)] = &mut [
+            ("seed", &mut listops.seed),
+            ("train", &mut listops.train),
+            ("val", &mut val),
+            ("test", &mut listops.test),
+            ("min", &mut listops.min),
+            ("max", &mut listops.max),
+        ];
+        read_into("listops", text, expected, fields)?;
         listops.val = val.unwrap_or(listops.test);
         listops.validate()?;
         Ok(listops)
@@ -82,25 +78,13 @@ impl Listops {
     /// Checks every range.
     ///
     /// # Errors
-    /// [`Error::Setting`] naming the first setting outside its range.
+    /// [`Error::Setting`](crate::data::Error::Setting) naming the first setting outside its range.
     pub fn validate(&self) -> Result<()> {
-        let fail = |field, got: usize, expected| Err(Error::Setting { field, got: got.to_string(), expected });
-        for (field, count) in [("train", self.train), ("test", self.test)] {
-            if count == 0 || count > MOST_EXPRESSIONS {
-                return fail(field, count, "1 to 10000000");
-            }
-        }
-        if self.val > MOST_EXPRESSIONS {
-            return fail("val", self.val, "at most 10000000");
-        }
+        check_parts(self.train, self.val, self.test, MOST_EXPRESSIONS, "1 to 10000000, `val` perhaps 0")?;
         // Longer expressions are so rare that finding one would take for ever.
-        if self.min > 5_000 {
-            return fail("min", self.min, "at most 5000");
-        }
-        if self.max < self.min + 5 || self.max > 100_000 {
-            return fail("max", self.max, "at least `min` + 5 and at most 100000");
-        }
-        Ok(())
+        check("min", self.min, self.min <= 5_000, "at most 5000")?;
+        let fits = (self.min + 5..=100_000).contains(&self.max);
+        check("max", self.max, fits, "at least `min` + 5 and at most 100000")
     }
 
     /// Draws all parts.

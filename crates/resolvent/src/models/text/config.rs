@@ -7,7 +7,7 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{TextClassifier, TextEncoder};
+use super::{TextClassifier, TextEncoder, TextMatcher};
 use crate::{
     Mechanism, Parameter, Precision, Result, Strategy,
     attention::{CodebookConfig, GammaSchedule, MultiHeadAttentionConfig, Trained, field},
@@ -135,6 +135,20 @@ impl TextConfig {
         field("classes", classes, classes >= 1, "at least 1")?;
         let encoder = self.try_init(device)?;
         Ok(TextClassifier { encoder, head: LinearConfig::new(self.dim, classes).init(device) })
+    }
+
+    /// Builds a classifier of pairs of texts, of `classes` classes, on `device`; the hidden layer of its head has `mlp_dim` channels.
+    ///
+    /// # Errors
+    /// As [`TextConfig::try_init`].
+    pub fn try_init_matcher(&self, classes: usize, device: &Device) -> Result<TextMatcher> {
+        field("classes", classes, classes >= 1, "at least 1")?;
+        let encoder = self.try_init(device)?;
+        Ok(TextMatcher {
+            encoder,
+            hidden: LinearConfig::new(4 * self.dim, self.mlp_dim).init(device),
+            head: LinearConfig::new(self.mlp_dim, classes).init(device),
+        })
     }
 
     pub(super) fn block(&self, mechanism: &Mechanism, layer: usize, device: &Device) -> Result<Block> {

@@ -147,7 +147,7 @@ impl TextClassifier {
 }
 
 /// The mean of `x [batch, seq, dim]` over the tokens that are no padding, `[batch, dim]`.
-fn mean_of_tokens(x: Tensor<3>, padding: Option<Tensor<2, Bool>>) -> Tensor<2> {
+pub(super) fn mean_of_tokens(x: Tensor<3>, padding: Option<Tensor<2, Bool>>) -> Tensor<2> {
     let Some(padding) = padding else { return x.mean_dim(1).squeeze_dim(1) };
     let count = padding.clone().bool_not().float().sum_dim(1).clamp_min(1.0);
     let shape = x.shape();
