@@ -115,8 +115,8 @@ fn the_resolvent_of_a_wide_window_is_that_of_all() {
     }
 }
 
-/// The sums of rows that a fused call saved.
-fn lse(json: &str, p: &Problem) -> Option<Vec<f32>> {
+/// What a fused call saved.
+fn saved(json: &str, p: &Problem) -> (Operator, Vec<f32>) {
     let mechanism = Mechanism::from_json(&format!("{{{json}}}")).unwrap();
     let op = Operator::new(&mechanism, p.shape, false, Strategy::Fused).unwrap();
     let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<f32>>();
@@ -125,7 +125,35 @@ fn lse(json: &str, p: &Problem) -> Option<Vec<f32>> {
     let mask = Mask { key: p.key_mask.as_deref(), query: p.query_mask.as_deref(), ..Mask::NONE };
     let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
     op.forward(&inputs, &mask, &mut out, &mut stats, &mut Scratch::default()).unwrap();
+    (op, stats)
+}
+
+/// The sums of rows that a fused call saved.
+fn lse(json: &str, p: &Problem) -> Option<Vec<f32>> {
+    let (op, stats) = saved(json, p);
     op.lse(&stats).map(<[f32]>::to_vec)
+}
+
+/// Of every structure that a resolvent goes over.
+#[test]
+fn solvers_of_compositions_tell_how_they_ended() {
+    let p = problem(Mechanism::from_json(r#"{"mechanism": "softmax"}"#).unwrap(), Shape::square(2, 2, 40, 5), 3);
+    for structure in [r#""dense""#, r#"{"kind": "clustered", "clusters": 3, "estimator": "centroid"}"#, r#""features""#]
+    {
+        let ended = |series: &str| {
+            let json = format!(r#""mechanism": "composed", "structure": {structure}, "series": {series}"#);
+            let (op, stats) = saved(&json, &p);
+            op.convergence(&stats)
+        };
+        assert_eq!(ended(r#""one-hop""#), None, "{structure}");
+        let [short, long] =
+            [0.3, 0.95].map(|gamma| ended(&format!(r#"{{"kind": "resolvent", "gamma": {gamma}}}"#)).unwrap());
+        assert_eq!((short.len(), long.len()), (4, 4), "{structure}");
+        for (short, long) in short.iter().zip(&long) {
+            assert!((1..long.iterations).contains(&short.iterations), "{structure}: {short:?}, {long:?}");
+            assert!(short.bound <= 1e-5 && long.bound <= 1e-4, "{structure}: {short:?}, {long:?}");
+        }
+    }
 }
 
 #[test]

@@ -32,6 +32,12 @@ const CLUSTERED: &[&str] = &[
     r#"{"mechanism": "ssa", "estimator": "centroid", "cluster_on": "keys", "balance": null, "jl_dim": 16}"#,
 ];
 
+/// Sums of hops, which keep every one of them.
+const HOPS: &[&str] = &[
+    r#"{"mechanism": "composed", "series": {"kind": "hops", "count": 24}}"#,
+    r#"{"mechanism": "composed", "structure": {"kind": "clustered", "estimator": "centroid"}, "series": {"kind": "hops", "count": 24}}"#,
+];
+
 /// Maps of features, over all tokens and over those so far.
 const FEATURES: &[&str] =
     &[r#"{"mechanism": "linear"}"#, r#"{"mechanism": "performer"}"#, r#"{"mechanism": "performer", "causal": true}"#];
@@ -146,6 +152,11 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
                 assert!(held.iter().all(|share| (least..1.1).contains(share)), "{mechanism:?}: {held:?} of the plan");
             }
         }
+    }
+    for json in HOPS {
+        let mechanism = Mechanism::from_json(json).unwrap();
+        let held = alone.install(|| held_over_planned(&mechanism, false, Shape::square(2, 2, 2048, 64), None));
+        assert!(held.iter().all(|share| (0.5..1.1).contains(share)), "{json}: {held:?} of the plan");
     }
     for mechanism in mechanisms().into_iter().chain(features) {
         let plan = |n: usize| {

@@ -183,8 +183,9 @@ impl Cache {
     /// The cache of the sequences at `rows` of the batch, which may repeat. Each goes on with the draws of the place where it began.
     ///
     /// # Panics
-    /// If there is no such sequence.
+    /// If there is no such sequence, or none is chosen.
     pub fn select(&self, rows: &[usize]) -> Self {
+        assert!(!rows.is_empty(), "a cache is of one sequence at least");
         let (batch, heads) = (self.token.batch, self.token.heads);
         let clusters = rows.iter().flat_map(|row| self.clusters.chunks(heads).nth(*row).unwrap_or_default().to_vec());
         let routed = rows.iter().flat_map(|row| self.routed.chunks(heads).nth(*row).unwrap_or_default().to_vec());

@@ -129,6 +129,18 @@ pub(crate) fn forward(
     Ok(())
 }
 
+/// How a solver ended on every slice, where there was one.
+pub(crate) fn convergence(m: &Composed, shape: &Shape, stats: &[f32]) -> Option<Vec<Convergence>> {
+    if !matches!(m.series, Series::Resolvent(_)) {
+        return None;
+    }
+    // Sums of rows come first, where there are such.
+    let of_pairs = matches!(m.structure, Structure::Dense(_) | Structure::Clustered(_));
+    let first = if of_pairs { saved_len(&m.normalisation, shape) } else { 0 };
+    let ended = stats[first..][..2 * shape.slices()].chunks_exact(2);
+    Some(ended.map(|x| Convergence { iterations: x[0] as usize, bound: x[1].into() }).collect())
+}
+
 /// Saves how a solver ended on every slice, where there was one.
 fn save(ended: &[Convergence], stats: &mut [f32]) {
     for (stats, ended) in stats.chunks_exact_mut(2).zip(ended) {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Plan, Shape, Strategy,
-    mechanism::{Centering, Clustered, Composed, Dense, Normalisation, Score, Softmax, Structure, Whitening},
+    mechanism::{Centering, Clustered, Composed, Dense, Normalisation, Score, Series, Softmax, Structure, Whitening},
     parallel::workers,
     score::{builtin, contract::Term},
     structure::{
@@ -85,7 +85,13 @@ fn held(m: &Composed, s: &Shape) -> [usize; 2] {
     let own: usize = own.into_iter().filter(|(_, held)| *held).map(|(len, _)| len).sum();
     let of_thread = 3 * terms + rows + tile::KEYS * d + tile::QUERIES * d;
     let backward = images + own + at_once * of_slice + tasks * of_task + threads * of_thread;
-    [4 * forward, 4 * backward]
+    [forward + kept_hops(m, s)[0], backward + kept_hops(m, s)[1]].map(|len| 4 * len)
+}
+
+/// Numbers that a sum of hops keeps in each pass: every hop, and what comes back to one.
+fn kept_hops(m: &Composed, s: &Shape) -> [usize; 2] {
+    let count = if let Series::Hops(m) = &m.series { m.count } else { 0 };
+    [count, count + usize::from(count > 0)].map(|hops| hops.saturating_mul(s.out_len()))
 }
 
 /// The plan of softmax, whose bytes are those of all pairs, and whose costs are nearest to those of values that nothing fused holds.
@@ -155,8 +161,8 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
         scratch_forward: 0,
         scratch_backward: 0,
         stats: saved_len(&m.normalisation, shape) + 2 * shape.slices(),
-        allocated_forward: one.allocated_forward + rows(columns, queries, 2),
-        allocated_backward: one.allocated_backward + rows(columns, 2 * queries, 4),
+        allocated_forward: one.allocated_forward + rows(columns, queries, 2) + 4 * kept_hops(m, shape)[0],
+        allocated_backward: one.allocated_backward + rows(columns, 2 * queries, 4) + 4 * kept_hops(m, shape)[1],
         ..one
     }
 }

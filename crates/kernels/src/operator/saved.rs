@@ -35,6 +35,9 @@ impl Operator {
             Mechanism::InfsaResolvent(_) if self.plan.strategy != Strategy::Reference => {
                 Some(series::resolvent::convergence(&self.shape, stats))
             }
+            Mechanism::Composed(m) if self.plan.strategy != Strategy::Reference => {
+                engine::convergence(m, &self.shape, stats)
+            }
             _ => None,
         }
     }
