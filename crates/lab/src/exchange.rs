@@ -81,7 +81,7 @@ pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Re
         Data::Texts(texts) => {
             classifiers(path, texts, other, device, |task, model| task.judge(model, Part::Test, None))
         }
-        Data::Matches(pairs) => classifiers(path, pairs, other, device, |task, model| task.judge(model, Part::Test)),
+        Data::Matches(pairs) => classifiers(path, &**pairs, other, device, |task, model| task.judge(model, Part::Test)),
         Data::Corpus(corpus) => {
             let (task, pair) = Pair::load(path, corpus, other, device)?;
             let [own, other] = [&pair.own, &pair.other].map(|model| task.evaluate(model, Part::Test));

@@ -6,7 +6,7 @@ use resolvent_lab::data::{Data, DataSpec, Error, MatchDataset, Result};
 
 fn load(spec: &str) -> Result<MatchDataset> {
     match spec.parse::<DataSpec>()?.load()? {
-        Data::Matches(matches) => Ok(matches),
+        Data::Matches(matches) => Ok(*matches),
         other => panic!("{other:?}"),
     }
 }

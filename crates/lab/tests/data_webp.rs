@@ -164,7 +164,7 @@ fn damaged_and_animated_files_are_refused_by_name() {
     cut[4..8].copy_from_slice(&length.to_le_bytes());
     refuse(&cut, "ends in the middle of the picture");
     // Another size in the header of the file than in that of its pixels.
-    refuse(&extended(0, [12, 21], &LOSSY.to_vec(), &[]), "");
+    refuse(&extended(0, [12, 21], LOSSY, &[]), "");
     let mut none = LOSSY.to_vec();
     none[26..28].fill(0);
     refuse(&none, "has no pixels");

@@ -234,7 +234,7 @@ fn the_built_in_recipes_take_a_step_on_their_data() {
             Data::Texts(data) => train::run(&recipe, &data, &options).unwrap(),
             Data::Corpus(data) => train::run(&recipe, &data, &options).unwrap(),
             Data::Recall(data) => train::run(&recipe, &data, &options).unwrap(),
-            Data::Matches(data) => train::run(&recipe, &data, &options).unwrap(),
+            Data::Matches(data) => train::run(&recipe, &*data, &options).unwrap(),
             Data::Pairs(_) => panic!("{name} translates nothing"),
         });
         assert!(summary.test.loss.is_finite(), "{name}");

@@ -69,7 +69,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let outcome = match &data {
         Data::Pictures(pictures) => compare::run(&recipe, &**pictures, &options),
         Data::Texts(texts) => compare::run(&recipe, texts, &options),
-        Data::Matches(matches) => compare::run(&recipe, matches, &options),
+        Data::Matches(matches) => compare::run(&recipe, &**matches, &options),
         Data::Pairs(pairs) => compare::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => compare::run(&recipe, corpus, &options),
         Data::Recall(recall) => compare::run(&recipe, recall, &options),

@@ -88,7 +88,7 @@ pub fn run(args: &Eval, global: &Global) -> Result<()> {
             return Err(resolvent_lab::Error::Unfit { name: spec.to_string(), problem }.into());
         }
         Data::Texts(texts) => eval::run(&args.checkpoint, &texts, device)?,
-        Data::Matches(matches) => eval::run(&args.checkpoint, &matches, device)?,
+        Data::Matches(matches) => eval::run(&args.checkpoint, &*matches, device)?,
         Data::Pairs(pairs) => eval::run(&args.checkpoint, &pairs, device)?,
         Data::Corpus(corpus) => eval::run(&args.checkpoint, &corpus, device)?,
         Data::Recall(recall) => eval::run(&args.checkpoint, &recall, device)?,

@@ -77,7 +77,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
     let outcome = match &data {
         Data::Pictures(pictures) => train::run(&recipe, &**pictures, &options),
         Data::Texts(texts) => train::run(&recipe, texts, &options),
-        Data::Matches(matches) => train::run(&recipe, matches, &options),
+        Data::Matches(matches) => train::run(&recipe, &**matches, &options),
         Data::Pairs(pairs) => train::run(&recipe, pairs, &options),
         Data::Corpus(corpus) => train::run(&recipe, corpus, &options),
         Data::Recall(recall) => train::run(&recipe, recall, &options),

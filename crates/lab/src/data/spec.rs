@@ -156,7 +156,7 @@ pub enum Data {
     /// Labelled texts.
     Texts(TextDataset),
     /// Labelled pairs of documents.
-    Matches(MatchDataset),
+    Matches(Box<MatchDataset>),
     /// Texts and their translations.
     Pairs(PairDataset),
     /// Plain text.
@@ -182,7 +182,7 @@ impl DataSpec {
         Ok(match self {
             DataSpec::Pictures(spec) => Data::Pictures(Box::new(spec.load_telling(tell)?)),
             DataSpec::Texts(spec) => Data::Texts(spec.load()?),
-            DataSpec::Matches(spec) => Data::Matches(spec.load()?),
+            DataSpec::Matches(spec) => Data::Matches(Box::new(spec.load()?)),
             DataSpec::Pairs(spec) => Data::Pairs(spec.load()?),
             DataSpec::Corpus(spec) => Data::Corpus(spec.load()?),
             DataSpec::Recall(mqar) => Data::Recall(mqar.generate()?),
