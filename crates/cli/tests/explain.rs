@@ -225,13 +225,13 @@ fn pictures_of_ones_own_with_boxes() {
     let whole = std::fs::read(sandbox.path("photos/c.jpg")).unwrap();
     sandbox.write("photos/c.jpg", &whole[..whole.len() / 2]);
     refused(&["--input", "photos"], &["c.jpg", "ends in the middle"]);
+    sandbox.write("photos/c.jpg", &whole);
     for name in ["photos/d.gif", "photos/d.webp"] {
         sandbox.write(name, "RIFF");
         refused(&["--input", "photos"], &[name, "neither PNG, JPEG nor WebP"]);
         std::fs::remove_file(sandbox.path(name)).unwrap();
     }
     colours.save_with_format(sandbox.path("photos/d.webp"), ImageFormat::WebP).unwrap();
-    sandbox.write("photos/c.jpg", &whole);
     assert_eq!(sandbox.run(&explain(&["--input", "photos"])).success().json()["examples"], 2);
     std::fs::remove_file(sandbox.path("photos/d.webp")).unwrap();
     // The boxes of one picture are not those of all.
