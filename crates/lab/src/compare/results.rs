@@ -260,7 +260,6 @@ impl Comparison {
         columns.extend(predicts.then_some([(Right, "perplexity"), (Right, "bits/byte")]).into_iter().flatten());
         columns.extend(landmarks.then_some((Left, "landmarks")));
         columns.push((Left, ""));
-        let before_end = columns.len() - 1;
         let mut table = Columns::new(columns);
         let shown = |spread: Option<Spread>, digits: usize| spread.map_or_else(String::new, |s| s.digits(digits));
         for entry in self.ranked() {
@@ -278,13 +277,9 @@ impl Comparison {
             row.extend(self.divergence(&entry.name));
             table.row(row);
         }
-        for lost in self.lost() {
-            let mut row = vec![String::new(); before_end];
-            row[0].clone_from(&lost.name);
-            row.extend(self.divergence(&lost.name));
-            table.row(row);
-        }
-        table.to_string()
+        let told = |lost: &Diverged| self.divergence(&lost.name).unwrap_or_default();
+        let lost = self.lost().into_iter().map(|lost| format!("{:<16} {}\n", lost.name, told(lost)));
+        table.to_string() + &lost.collect::<String>()
     }
 
     /// Of every mechanism of which no run ended, the first that diverged.
