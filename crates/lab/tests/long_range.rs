@@ -243,8 +243,9 @@ fn learned_projections_are_as_wide_as_the_data() {
         ("lra-pathfinder", "pathfinder:train=2,test=2", 32 * 32),
     ] {
         let parameters = ["softmax", "linformer"].map(|mechanism| {
-            let settings = ["schedule.max_steps=1", "schedule.batch_size=1", &format!("mechanism={mechanism}")];
-            let settings: Vec<_> = settings.into_iter().map(|setting| setting.parse().unwrap()).collect();
+            let steps = ["schedule.max_steps=1", "schedule.batch_size=1", "schedule.accumulate=1"];
+            let settings = steps.map(str::to_string).into_iter().chain([format!("mechanism={mechanism}")]);
+            let settings: Vec<_> = settings.map(|setting| setting.parse().unwrap()).collect();
             let recipe = Recipe::built_in(name).unwrap().with(&settings).unwrap();
             let options = TrainOptions::new(folder.path().join(name).join(mechanism));
             let summary = finished(match data.parse::<DataSpec>().unwrap().load().unwrap() {

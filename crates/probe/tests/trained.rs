@@ -166,7 +166,7 @@ fn models_of_pairs_of_documents_have_no_single_example() {
     let settings = ["model.dim=8", "model.depth=1", "schedule.max_steps=1", "schedule.batch_size=4"];
     let settings: Vec<_> = settings.into_iter().map(|setting| setting.parse().unwrap()).collect();
     let recipe = Recipe::built_in("lra-retrieval-small").unwrap().with(&settings).unwrap();
-    let data: DataSpec = "matches:train=8,val=0,test=4,topics=2,bytes=40".parse().unwrap();
+    let data: DataSpec = "documents:train=8,val=0,test=4,topics=2,bytes=40".parse().unwrap();
     let Data::Matches(data) = data.load().unwrap() else { panic!("pairs of documents") };
     train::run(&recipe, &*data, &TrainOptions::new(&out)).unwrap();
     let refused = Subject::load(&out, &Device::flex()).unwrap_err().to_string();
