@@ -1,5 +1,6 @@
 """The same vision transformer in eager PyTorch, for `cargo bench -p resolvent --bench vit_step -- PYTHON`, which starts this and
-asks for one training step per line of standard input; each is answered with its seconds: forward, backward, AdamW.
+asks for one training step per line of standard input, `f32` or `bf16` (autocast); each is answered with its seconds: forward,
+backward, AdamW.
 """
 
 import sys
@@ -48,9 +49,10 @@ def main(threads, batch, pixels, patch, dim, depth, heads, mlp_dim, classes):
     pictures, labels = torch.randn(batch, 3, pixels, pixels), torch.arange(batch) % classes
     parameters = sum(p.numel() for p in model.parameters())
     print(torch.__version__, parameters, flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         start = time.perf_counter()
-        loss = F.cross_entropy(model(pictures), labels)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=line.strip() == "bf16"):
+            loss = F.cross_entropy(model(pictures), labels)
         loss.item()
         forward = time.perf_counter()
         loss.backward()

@@ -1,4 +1,5 @@
-//! A training step of a vision transformer in f32 and with products of bf16, beside the same model in eager PyTorch.
+//! A training step of a vision transformer in f32 and with products of bf16, beside the same model in eager PyTorch, by itself and
+//! under its autocast to bf16.
 //!
 //! `cargo bench -p resolvent --bench vit_step -- [PYTHON]`: width 192, 12 blocks, 3 heads, 197 tokens, batch 32, cross-entropy,
 //! AdamW, two threads. All steps are taken in turns, those of PyTorch too where the path of a Python is given that has it. Medians;
@@ -106,8 +107,8 @@ impl Peer {
         line.trim().to_owned()
     }
 
-    fn step(&mut self) -> Phases {
-        writeln!(self.requests).and_then(|()| self.requests.flush()).expect("a request");
+    fn step(&mut self, precision: &str) -> Phases {
+        writeln!(self.requests, "{precision}").and_then(|()| self.requests.flush()).expect("a request");
         let seconds: Vec<f64> = self.answer().split(' ').map(|n| n.parse().expect("seconds")).collect();
         seconds.try_into().expect("three phases")
     }
@@ -162,10 +163,14 @@ fn main() {
     ours.step();
     rounded.step();
     println!("ours, parameters: {}", ours.model.as_ref().map_or(0, Module::num_params));
+    let precisions = ["f32", "bf16"];
     if let Some(peer) = &mut peer {
-        peer.step();
+        // Not timed: a first step allocates.
+        for precision in precisions {
+            peer.step(precision);
+        }
     }
-    let (mut own, mut own_rounded, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut own, mut own_rounded, mut others) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
     let mut worked = [0.0; 2];
     for _ in 0..STEPS {
         for (n, (ours, steps)) in [(&mut ours, &mut own), (&mut rounded, &mut own_rounded)].into_iter().enumerate() {
@@ -173,7 +178,9 @@ fn main() {
             steps.push(ours.step());
             worked[n] += processor_seconds() - before;
         }
-        others.extend(peer.as_mut().map(Peer::step));
+        if let Some(peer) = &mut peer {
+            others.iter_mut().zip(precisions).for_each(|(steps, precision)| steps.push(peer.step(precision)));
+        }
     }
     let (own, own_rounded) = (show("ours", &own), show("ours, bf16", &own_rounded));
     println!("ours / ours, bf16: {:.2}", own / own_rounded);
@@ -182,8 +189,8 @@ fn main() {
         println!("processor time: {full:.0} ms a step, bf16 {rounded:.0}: {:.2}", full / rounded);
     }
     if let Some(peer) = peer {
-        let other = show("PyTorch", &others);
-        println!("PyTorch / ours: {:.2}, / ours, bf16: {:.2}", other / own, other / own_rounded);
+        let [full, autocast] = [("PyTorch", &others[0]), ("autocast", &others[1])].map(|(name, x)| show(name, x));
+        println!("PyTorch / ours: {:.2}; autocast / ours, bf16: {:.2}", full / own, autocast / own_rounded);
         peer.stop();
     }
 }
