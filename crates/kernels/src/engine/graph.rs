@@ -29,12 +29,6 @@ use crate::{
 /// Tasks that a call's backward pass is split into where batch and heads are fewer. A constant, lest results depend on the machine.
 pub(super) const TASKS: usize = 16;
 
-/// Numbers that [`Graph::save`] writes.
-pub(super) fn saved_len(m: &Normalisation, s: &Shape) -> usize {
-    let [rows, columns] = saved_numbers(m);
-    s.slices() * (rows * s.seq_q + columns * s.seq_kv)
-}
-
 /// Pairs of a dense or clustered structure, and what weighs them.
 pub(super) struct Graph<'a> {
     pub call: &'a Call<'a>,
@@ -218,28 +212,15 @@ impl<'a> Graph<'a> {
     pub fn check(&self) -> Result<()> {
         let log = self.scores[0].is_log();
         let unbounded = |x: &&f32| !x.is_finite() || **x == 0.0 && !log;
-        let rows = self.weighed.iter().filter_map(|w| w.get()).flat_map(|w| &w.weights.rows);
-        match rows.into_iter().position(|x| unbounded(&x)).or_else(|| self.vanished()) {
+        let known = || self.weighed.iter().zip(&self.heads).filter_map(|(w, head)| Some((w.get()?, head)));
+        let rows = known().flat_map(|(w, _)| &w.weights.rows);
+        let divided = !log && !matches!(self.m.normalisation, Normalisation::None(_));
+        let positive = matches!(self.m.score, Score::DotSigmoid(_));
+        let vanished = || known().filter(|_| divided).find_map(|(w, head)| w.vanished(head, positive));
+        match rows.into_iter().position(|x| unbounded(&x)).or_else(vanished) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
             None => Ok(()),
         }
-    }
-
-    /// A row of affinities that are positive, whatever the tokens, and of which f32 has nothing left, or one that densities leave
-    /// no digits of.
-    fn vanished(&self) -> Option<usize> {
-        let positive = matches!(self.m.score, Score::DotSigmoid(_));
-        if self.scores[0].is_log() || matches!(self.m.normalisation, Normalisation::None(_)) {
-            return None;
-        }
-        let each = self.weighed.iter().zip(&self.heads).filter_map(|(w, head)| Some((w.get()?, head)));
-        each.into_iter().find_map(|(weighed, head)| {
-            let lost = |log: &f64| positive && *log == f64::NEG_INFINITY;
-            let seen = weighed.logs.iter().any(lost).then(|| head.seen());
-            let empty =
-                seen.and_then(|seen| weighed.logs.iter().zip(seen).position(|(log, seen)| lost(log) && seen > 0.0));
-            empty.or_else(|| weighed.lost_to_densities())
-        })
     }
 
     /// Writes what spares [`Graph::restore`] the sums, [`saved_len`] numbers: by number, slice and token.

@@ -29,8 +29,9 @@ pub(crate) use range::check_row;
 
 use factors::FactorsHop;
 use features::FeatureHop;
-use graph::{Graph, parameter, saved_len};
+use graph::{Graph, parameter};
 use landmarks::LandmarkHop;
+use normalise::saved_len;
 use series::{Hop, Measure, Sum, Tokens};
 
 use crate::{

@@ -5,7 +5,10 @@ use super::{
     sweep::{Summed, Taken, Weights},
     whiten::Statistics,
 };
-use crate::mechanism::{Factor, Normalisation};
+use crate::{
+    Shape,
+    mechanism::{Factor, Normalisation},
+};
 
 /// What is known of a row after a sweep: `sum |g|^p`, in units of `exp(p peak)`.
 #[derive(Clone, Copy)]
@@ -74,6 +77,12 @@ pub(super) fn saved_numbers(m: &Normalisation) -> [usize; 2] {
         Normalisation::Whitened(_) => [1, 2],
         _ => [3, 0],
     }
+}
+
+/// Numbers that a call saves of all rows and columns: [`saved_numbers`].
+pub(super) fn saved_len(m: &Normalisation, s: &Shape) -> usize {
+    let [rows, columns] = saved_numbers(m);
+    s.slices() * (rows * s.seq_q + columns * s.seq_kv)
 }
 
 /// Whether weights follow from sums over single rows, so that these can be summed while the values are.
@@ -197,10 +206,15 @@ impl Weighed {
         Self { weights: Weights { columns, typical, ..rows_of(log, head, &logs) }, logs, plain, ..Self::default() }
     }
 
-    /// A row of which there was a sum before densities were divided out, and after it none that f32 has digits of.
-    pub fn lost_to_densities(&self) -> Option<usize> {
-        let rows = self.plain.iter().zip(&self.logs);
-        rows.into_iter().position(|(plain, log)| plain.is_finite() && *log < LEAST_SUM.ln())
+    /// A row whose affinities, which are divided by their sum, f32 has no digits of: that had a sum before densities were divided out, or,
+    /// where affinities are `positive` whatever the tokens, that sees a key.
+    pub fn vanished(&self, head: &Head<'_>, positive: bool) -> Option<usize> {
+        let mut densities = self.plain.iter().zip(&self.logs);
+        let empty = |log: &f64| positive && *log == f64::NEG_INFINITY;
+        densities.position(|(plain, log)| plain.is_finite() && *log < LEAST_SUM.ln()).or_else(|| {
+            let seen = self.logs.iter().any(empty).then(|| head.seen())?;
+            self.logs.iter().zip(seen).position(|(log, seen)| empty(log) && seen > 0.0)
+        })
     }
 
     /// From the statistics by which `columns` are whitened.

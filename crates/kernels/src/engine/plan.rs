@@ -1,9 +1,7 @@
 //! What calls of compositions do and need, before they are made.
 
 use super::{
-    factored, factors, features, graph,
-    graph::{TASKS, saved_len},
-    hops, landmarks, normalise, sight, tile,
+    factored, factors, features, graph, graph::TASKS, hops, landmarks, normalise, normalise::saved_len, sight, tile,
 };
 use crate::{
     Plan, Shape, Strategy,

@@ -13,7 +13,7 @@ use super::{
     graph::{Graph, Lists, Run, runs},
     held::{self, Finished, Held, Keys, Sums},
     prefix,
-    sparse::{axpy, dot, dot_in_order},
+    sparse::{axpy, dot},
 };
 use crate::{
     Gradients, Result, Shape,
@@ -21,12 +21,16 @@ use crate::{
     mechanism::Ssa,
     parallel::{Parts, for_each, workers},
     scratch::{cut, scratch_len},
-    structure::dense::{Head, KEYS, QUERIES, Rows, padded},
+    structure::dense::{Head, KEYS, QUERIES, Rows, dots_in_order, padded},
 };
 
 /// Parts that the queries of a head are split into, each with sums of its own for the mean tokens. A constant, lest
 /// results depend on the machine.
 pub(super) const SHARES: usize = 16;
+
+/// The weight from which on an edge's product is summed in the order of its row's `delta`: one with all the weight of its row then has no
+/// gradient, to the last bit. Below it the faster order does.
+const SHARP: f32 = 0.99;
 
 /// `dS = P (dP - delta)` over all entries, with `delta = <dout, out>` per row.
 pub(crate) fn backward(
@@ -249,8 +253,7 @@ fn sampled<S: Simd>(
         for (edge, term) in graph.edges_of(i).iter().zip(terms) {
             let (k, v) = (head.k.row(edge.key as usize), head.v.row(edge.key as usize));
             let weight = (logit * dot(simd, q, k) + log2_weight(edge.log_weight) - held.shift[n]).exp2();
-            // An edge with all the weight of its row has the row's own product, to the last bit.
-            let product = if weight > 0.99 { dot_in_order(simd, v, g) } else { dot(simd, g, v) };
+            let product = if weight > SHARP { dots_in_order(simd, [v], [g], [1.0])[0] } else { dot(simd, g, v) };
             let slope = weight * (product - held.delta[n]);
             *term = [factor * weight, slope];
             axpy(simd, slope, k, &mut dq_sums[n * padded(d)..][..d]);

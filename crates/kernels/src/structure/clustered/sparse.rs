@@ -13,17 +13,6 @@ pub(super) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
     simd.reduce_sum_f32s(sum)
 }
 
-/// `x . y`, summed channel by channel as the product of a tile sums: slower.
-#[inline(always)]
-pub(super) fn dot_in_order<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
-    let mut sum = simd.splat_f32s(0.0);
-    for (&x, &y) in x.iter().zip(y) {
-        sum = simd.mul_add_e_f32s(simd.splat_f32s(x), simd.splat_f32s(y), sum);
-    }
-    // Every lane holds the same.
-    bytemuck::cast_slice::<S::f32s, f32>(std::slice::from_ref(&sum))[0]
-}
-
 /// `out += w x`
 #[inline(always)]
 pub(super) fn axpy<S: Simd>(simd: S, w: f32, x: &[f32], out: &mut [f32]) {

@@ -43,7 +43,30 @@ impl WithSimd for Contractions<'_> {
     }
 }
 
-/// The results of `R` rows from `first` on. Every lane of a vector holds the same.
+/// `<x, y>` of `R` pairs of rows of equal length, those of `y` times their scales, summed channel by channel.
+#[inline(always)]
+pub(in crate::structure) fn dots_in_order<S: Simd, const R: usize>(
+    simd: S,
+    x: [&[f32]; R],
+    y: [&[f32]; R],
+    scales: [f32; R],
+) -> [f32; R] {
+    let mut sums = [simd.splat_f32s(0.0); R];
+    for channel in 0..x[0].len() {
+        for n in 0..R {
+            let scaled = simd.mul_f32s(simd.splat_f32s(y[n][channel]), simd.splat_f32s(scales[n]));
+            sums[n] = simd.mul_add_e_f32s(simd.splat_f32s(x[n][channel]), scaled, sums[n]);
+        }
+    }
+    let mut out = [0.0; R];
+    for (out, sum) in out.iter_mut().zip(&sums) {
+        // Every lane of a vector holds the same.
+        *out = bytemuck::cast_slice::<S::f32s, f32>(std::slice::from_ref(sum))[0];
+    }
+    out
+}
+
+/// The results of `R` rows from `first` on.
 #[inline(always)]
 fn rows<S: Simd, const R: usize>(
     simd: S,
@@ -51,23 +74,12 @@ fn rows<S: Simd, const R: usize>(
     x: TokenRows<'_>,
     (y, factors): (TokenRows<'_>, Option<&[f32]>),
 ) -> [f32; R] {
-    let (mut left, mut right, mut scales) = ([&[][..]; R], [&[][..]; R], [simd.splat_f32s(1.0); R]);
+    let (mut left, mut right, mut scales) = ([&[][..]; R], [&[][..]; R], [1.0; R]);
     for n in 0..R {
         (left[n], right[n]) = (&x.row(first + n)[..x.channels], &y.row(first + n)[..x.channels]);
         if let Some(factors) = factors {
-            scales[n] = simd.splat_f32s(factors[first + n]);
+            scales[n] = factors[first + n];
         }
     }
-    let mut sums = [simd.splat_f32s(0.0); R];
-    for channel in 0..x.channels {
-        for n in 0..R {
-            let scaled = simd.mul_f32s(simd.splat_f32s(right[n][channel]), scales[n]);
-            sums[n] = simd.mul_add_e_f32s(simd.splat_f32s(left[n][channel]), scaled, sums[n]);
-        }
-    }
-    let mut out = [0.0; R];
-    for (out, sum) in out.iter_mut().zip(&sums) {
-        *out = bytemuck::cast_slice::<S::f32s, f32>(std::slice::from_ref(sum))[0];
-    }
-    out
+    dots_in_order(simd, left, right, scales)
 }

@@ -22,6 +22,7 @@ mod softmax;
 
 pub(crate) use backward::Targets;
 pub(crate) use contraction::contractions;
+pub(in crate::structure) use contraction::dots_in_order;
 pub(crate) use decode::Decoder;
 pub(crate) use fna::{fna_backward, fna_forward, fna_plan};
 pub(in crate::structure) use forward::{KEYS, QUERIES, TILE_STRIDE, advance};
