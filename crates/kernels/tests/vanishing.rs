@@ -23,6 +23,7 @@ fn error(p: &Problem) -> Error {
 /// They are of rows that sum to one: what all have in common is taken out before it can leave f32.
 #[test]
 fn densities_of_any_exponent_leave_weights() {
+    let mut held = 0;
     for causal in [false, true] {
         for (exponent, size) in
             [(-100.0, 1.0), (-100.0, 1e-3), (-10.0, 1e-3), (-10.0, 3e-7), (10.0, 1e-3), (100.0, 1.0)]
@@ -40,9 +41,12 @@ fn densities_of_any_exponent_leave_weights() {
             };
             let [got, expected] = [got, p.reference()]
                 .map(|solution| solution.into_iter().filter(|(name, _)| matches!(*name, "out" | "dv")).collect());
+            // The logarithms of the densities, a hundred times those of sums, are rounded as scores are.
             assert_solution(&what, &got, &expected, &p.shape, Tol::f32(&p.mechanism).with_scores(1000.0));
+            held += 1;
         }
     }
+    assert!(held >= 9, "{held} of 12");
 }
 
 #[test]
@@ -68,6 +72,7 @@ fn cosines_through_landmarks_have_a_range() {
     };
     for (scale, inverse) in [(40.0, "newton-schulz"), (80.0, "cholesky")] {
         let mut p = of_size(&of(scale, inverse), Shape::square(1, 1, 32, 64), 1.0);
+        // The inverse multiplies what rounding leaves of scores of 40 and 80.
         assert_solution(inverse, &p.fused(), &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_scores(400.0));
         p.parameters.insert(Parameter::Scale, vec![2.0 * scale as f32]);
         assert!(matches!(error(&p), Error::OutOfRange { field: "score.scale", .. }));

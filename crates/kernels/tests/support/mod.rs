@@ -7,6 +7,7 @@ pub mod golden;
 pub mod problem;
 pub mod random;
 pub mod transform;
+pub mod varlen;
 
 use resolvent_kernels::relative_distance;
 
