@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result,
-    data::{ChannelStats, PictureDataset},
+    Error, Recipe, Result,
+    data::{ChannelStats, PictureDataset, Vocabulary},
 };
 
 /// What a trained model expects of the data it is shown, by the kind of data.
@@ -101,6 +101,13 @@ pub struct TextExpectation {
 }
 
 impl TextExpectation {
+    /// Of a model for `classes` that a run by `recipe` trains on tokens of `vocabulary`.
+    pub(crate) fn new(classes: &[String], recipe: &Recipe, vocabulary: &Vocabulary) -> Self {
+        let fingerprint = format!("{:016x}", vocabulary.fingerprint());
+        let (classes, max_tokens) = (classes.to_vec(), recipe.text.max_tokens);
+        Self { classes, max_tokens, vocabulary: vocabulary.len(), fingerprint }
+    }
+
     /// Checks that the model can be shown a data set of `classes`.
     ///
     /// # Errors

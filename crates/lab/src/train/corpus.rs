@@ -12,12 +12,17 @@ use resolvent::{
 use resolvent_kernels::mechanism::KappaRule;
 
 use super::{
-    Continuation, PackedWeights, Part, Samples, Task, TaskData, block_name, device_of, judged::Judged, packed_weights,
-    pictures::wrong_kind, samples::SHOWN, texts::BATCH_TOKENS,
+    Continuation, PackedWeights, Part, Samples, Task, TaskData, device_of,
+    judged::Judged,
+    packed_weights,
+    picture_model::block_attentions,
+    pictures::wrong_kind,
+    samples::SHOWN,
+    texts::{BATCH_TOKENS, vocabulary_part},
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, CorpusExpectation, DataIdentity, Expectation, parts},
+    checkpoint::{Checkpoint, CorpusExpectation, DataIdentity, Expectation},
     data::{
         BatchPlan, Batches, CorpusDataset, Vocabulary,
         rng::{Purpose, stream},
@@ -207,12 +212,11 @@ impl Task for Corpus {
     }
 
     fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
-        Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+        vocabulary_part(&self.vocabulary)
     }
 
     fn attentions(model: &mut LanguageModel) -> Vec<(String, &mut MultiHeadAttention)> {
-        let blocks = model.blocks.iter_mut().enumerate();
-        blocks.map(|(index, block)| (block_name(index), &mut block.attention)).collect()
+        block_attentions(&mut model.blocks)
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<LanguageModel> {

@@ -7,15 +7,16 @@ use resolvent::{attention::MultiHeadAttention, models::TextMatcher};
 use resolvent_kernels::mechanism::KappaRule;
 
 use super::{
-    Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, TokenInputs, block_name, device_of, packed_weights,
+    Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, TokenInputs, device_of, packed_weights,
+    picture_model::block_attentions,
     samples::beginning,
     soft_cross_entropy,
     task::divided,
-    texts::{BATCH_TOKENS, check_classifies, check_known, label_targets, text_config, token_inputs},
+    texts::{BATCH_TOKENS, check_classifies, check_known, label_targets, text_config, token_inputs, vocabulary_part},
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, Expectation, TextExpectation, parts},
+    checkpoint::{Checkpoint, DataIdentity, Expectation, TextExpectation},
     data::{BatchPlan, Batches, Encoded, MatchDataset, MatchSplit, Padded, Vocabulary, by_budget, by_length},
     evaluation::{Evaluation, Tally, check_labels},
 };
@@ -104,9 +105,7 @@ impl TaskData for MatchDataset {
         let (train, _) = self.divided(recipe);
         let texts = train.first.iter().chain(&train.second).map(String::as_str);
         let vocabulary = Vocabulary::learn(texts, &recipe.text)?;
-        let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
-        let fingerprint = format!("{:016x}", vocabulary.fingerprint());
-        let expects = TextExpectation { classes, max_tokens, vocabulary: vocabulary.len(), fingerprint };
+        let expects = TextExpectation::new(&self.classes, recipe, &vocabulary);
         Matches::new(self, recipe, vocabulary, expects)
     }
 
@@ -214,12 +213,11 @@ impl Task for Matches {
     }
 
     fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
-        Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+        vocabulary_part(&self.vocabulary)
     }
 
     fn attentions(model: &mut TextMatcher) -> Vec<(String, &mut MultiHeadAttention)> {
-        let blocks = model.encoder.blocks.iter_mut().enumerate();
-        blocks.map(|(index, block)| (block_name(index), &mut block.attention)).collect()
+        block_attentions(&mut model.encoder.blocks)
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextMatcher> {

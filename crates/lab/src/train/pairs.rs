@@ -13,14 +13,15 @@ use super::{
     PackedWeights, Part, Samples, Task, TaskData, TokenInputs, Translation, block_name, device_of,
     judged::Judged,
     packed::of_blocks,
+    picture_model::block_attentions,
     samples::SHOWN,
     task::divided,
-    texts::{BATCH_TOKENS, check_known, text_config, token_inputs},
+    texts::{BATCH_TOKENS, check_known, text_config, token_inputs, vocabulary_part},
 };
 use crate::{
     Error, Recipe, Result,
     bleu::bleu,
-    checkpoint::{Checkpoint, DataIdentity, Expectation, PairExpectation, parts},
+    checkpoint::{Checkpoint, DataIdentity, Expectation, PairExpectation},
     data::{BatchPlan, Batches, Encoded, Padded, PairDataset, PairSplit, Vocabulary, by_budget, by_length},
     evaluation::Evaluation,
     recipe::ModelRecipe,
@@ -228,12 +229,12 @@ impl Task for Pairs {
     }
 
     fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
-        Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+        vocabulary_part(&self.vocabulary)
     }
 
     fn attentions(model: &mut Translator) -> Vec<(String, &mut MultiHeadAttention)> {
-        let encoder = model.encoder.blocks.iter_mut().enumerate();
-        let encoder = encoder.map(|(index, block)| (format!("encoder.{}", block_name(index)), &mut block.attention));
+        let encoder = block_attentions(&mut model.encoder.blocks);
+        let encoder = encoder.into_iter().map(|(name, attention)| (format!("encoder.{name}"), attention));
         let decoder = model.blocks.iter_mut().enumerate().flat_map(|(index, block)| {
             let name = block_name(index);
             [(format!("{name}.cross"), &mut block.cross), (name, &mut block.block.attention)]

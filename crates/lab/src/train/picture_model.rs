@@ -6,7 +6,7 @@ use burn::{
 };
 use resolvent::{
     attention::MultiHeadAttention,
-    models::{Pyramid, TextClassifier, Vit},
+    models::{Block, Pyramid, TextClassifier, Vit},
 };
 
 use crate::Result;
@@ -83,6 +83,11 @@ fn grey_levels(images: Tensor<4>) -> Tensor<2, Int> {
 /// What analyses call the attention of block `index`.
 pub fn block_name(index: usize) -> String {
     format!("blocks.{index}")
+}
+
+/// The attention of every block, by its name.
+pub(super) fn block_attentions(blocks: &mut [Block]) -> Vec<(String, &mut MultiHeadAttention)> {
+    blocks.iter_mut().enumerate().map(|(index, block)| (block_name(index), &mut block.attention)).collect()
 }
 
 #[cfg(test)]

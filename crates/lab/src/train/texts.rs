@@ -13,7 +13,8 @@ use resolvent_kernels::mechanism::KappaRule;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, block_name, device_of, packed_weights,
+    Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, device_of, packed_weights,
+    picture_model::block_attentions,
     pictures::{smoothed, wrong_kind},
     samples::beginning,
     soft_cross_entropy,
@@ -97,9 +98,7 @@ impl TaskData for TextDataset {
             Some(words) if recipe.text.tokenizer.is_none() => Vocabulary::of_words(words)?,
             _ => Vocabulary::learn(self.divided(recipe).0.texts.iter().map(String::as_str), &recipe.text)?,
         };
-        let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
-        let fingerprint = format!("{:016x}", vocabulary.fingerprint());
-        let expects = TextExpectation { classes, max_tokens, vocabulary: vocabulary.len(), fingerprint };
+        let expects = TextExpectation::new(&self.classes, recipe, &vocabulary);
         Texts::new(self, recipe, vocabulary, expects)
     }
 
@@ -243,12 +242,11 @@ impl Task for Texts {
     }
 
     fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
-        Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(self.vocabulary.to_bytes()?))])
+        vocabulary_part(&self.vocabulary)
     }
 
     fn attentions(model: &mut TextClassifier) -> Vec<(String, &mut MultiHeadAttention)> {
-        let blocks = model.encoder.blocks.iter_mut().enumerate();
-        blocks.map(|(index, block)| (block_name(index), &mut block.attention)).collect()
+        block_attentions(&mut model.encoder.blocks)
     }
 
     fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextClassifier> {
@@ -342,6 +340,11 @@ pub(super) fn check_known<'a>(
         unknown * 100.0
     );
     Err(Error::Unfit { name: data.name.clone(), problem })
+}
+
+/// The part of a checkpoint that is the vocabulary.
+pub(super) fn vocabulary_part(vocabulary: &Vocabulary) -> Result<Vec<(&'static str, Bytes)>> {
+    Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(vocabulary.to_bytes()?))])
 }
 
 /// A batch of texts as tensors.
