@@ -9,7 +9,7 @@ use resolvent_lab::{
     Recipe, compare,
     data::{Data, DataSpec, Documents, MatchDataset, Mqar, Pathfinder, RecallDataset},
     eval, report,
-    train::{self, Outcome, Resume, TrainOptions, TrainSummary},
+    train::{self, Outcome, Resume, TaskData, TrainOptions, TrainSummary},
 };
 use support::{finished, stopping, weights};
 
@@ -55,19 +55,28 @@ fn a_run_of_recall_resumes_to_the_same_bits_and_is_compared() {
     let data = sequences("train=192,val=8,test=8,tokens=16,pairs=3,vocabulary=40");
     let averaged = ["regularisation.ema_decay=0.9".parse().unwrap()];
     let (folder, recipe) = (tempfile::tempdir().unwrap(), recall("infsa", 2).with(&averaged).unwrap());
-    let whole = folder.path().join("whole");
-    let full = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
-    let part = folder.path().join("part");
-    let stopped = train::run(&recipe, &data, &stopping(&part, 2, Resume::Never)).unwrap();
+    resumes_to_the_same_bits(folder.path(), &recipe, &data);
+    is_compared(folder.path(), &recall("softmax", 1), &data);
+}
+
+/// Trains in `folder`, once in `whole` and once with a stop after two steps; what the whole run came to.
+fn resumes_to_the_same_bits<T: TaskData>(folder: &Path, recipe: &Recipe, data: &T) -> TrainSummary {
+    let [whole, part] = ["whole", "part"].map(|name| folder.join(name));
+    let full = finished(train::run(recipe, data, &TrainOptions::new(&whole)).unwrap());
+    let stopped = train::run(recipe, data, &stopping(&part, 2, Resume::Never)).unwrap();
     assert!(matches!(stopped, Outcome::Interrupted { step: 2, .. }));
     let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&part) };
-    let resumed = finished(train::run(&recipe, &data, &options).unwrap());
+    let resumed = finished(train::run(recipe, data, &options).unwrap());
     assert_eq!(resumed.test.loss, full.test.loss);
-    assert_eq!(weights(&part, &recipe, &data), weights(&whole, &recipe, &data));
+    assert_eq!(weights(&part, recipe, data), weights(&whole, recipe, data));
+    full
+}
+
+fn is_compared<T: TaskData>(folder: &Path, recipe: &Recipe, data: &T) {
     let candidates = ["softmax", "uniform"].map(|id| resolvent_kernels::Mechanism::preset(id).unwrap().into());
-    let mut options = compare::CompareOptions::new(folder.path().join("compare"));
+    let mut options = compare::CompareOptions::new(folder.join("compare"));
     (options.mechanisms, options.seeds) = (candidates.to_vec(), vec![0]);
-    let outcome = compare::run(&recall("softmax", 1), &data, &options).unwrap();
+    let outcome = compare::run(recipe, data, &options).unwrap();
     assert!(matches!(outcome, compare::CompareOutcome::Finished(comparison) if comparison.entries.len() == 2));
 }
 
@@ -87,15 +96,8 @@ fn a_run_on_pairs_of_documents_resumes_to_the_same_bits_and_is_compared() {
     let mut small = vec!["model.dim=16", "model.mlp_dim=16", "mechanism=infsa", "schedule.epochs=2"];
     small.extend(["model.dropout=0.1", "regularisation.ema_decay=0.9"]);
     let (folder, recipe) = (tempfile::tempdir().unwrap(), retrieval(&small));
+    let full = resumes_to_the_same_bits(folder.path(), &recipe, &data);
     let whole = folder.path().join("whole");
-    let full = finished(train::run(&recipe, &data, &TrainOptions::new(&whole)).unwrap());
-    let part = folder.path().join("part");
-    let stopped = train::run(&recipe, &data, &stopping(&part, 2, Resume::Never)).unwrap();
-    assert!(matches!(stopped, Outcome::Interrupted { step: 2, .. }));
-    let options = TrainOptions { resume: Resume::Always, ..TrainOptions::new(&part) };
-    let resumed = finished(train::run(&recipe, &data, &options).unwrap());
-    assert_eq!(resumed.test.loss, full.test.loss);
-    assert_eq!(weights(&part, &recipe, &data), weights(&whole, &recipe, &data));
     let (_, again) = eval::run(&whole, &data, &Device::flex()).unwrap();
     assert_eq!((again.loss, &again.confusion), (full.test.loss, &full.test.confusion));
     assert_eq!(again.classes, ["unrelated", "related"]);
@@ -104,11 +106,7 @@ fn a_run_on_pairs_of_documents_resumes_to_the_same_bits_and_is_compared() {
     // The words of another seed are other words, of the same bytes.
     let fresh = TrainOptions { from: Some(whole.clone()), ..TrainOptions::new(folder.path().join("tuned")) };
     train::run(&recipe, &pairs("seed=1,train=32,val=8,test=8,topics=3,bytes=48"), &fresh).unwrap();
-    let candidates = ["softmax", "uniform"].map(|id| resolvent_kernels::Mechanism::preset(id).unwrap().into());
-    let mut options = compare::CompareOptions::new(folder.path().join("compare"));
-    (options.mechanisms, options.seeds) = (candidates.to_vec(), vec![0]);
-    let outcome = compare::run(&recipe, &data, &options).unwrap();
-    assert!(matches!(outcome, compare::CompareOutcome::Finished(comparison) if comparison.entries.len() == 2));
+    is_compared(folder.path(), &recipe, &data);
 }
 
 #[test]
