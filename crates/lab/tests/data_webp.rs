@@ -1,6 +1,11 @@
 //! WebP pictures: without loss as the encoder here writes them, with loss as libwebp does (`tests/data`, of 20 x 12 pixels in four colours).
 
-use std::{fs, io::Cursor, path::Path};
+use std::{
+    fs,
+    io::Cursor,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use image::{DynamicImage, ImageFormat, Rgb, RgbImage, RgbaImage};
 use resolvent_lab::{
@@ -12,6 +17,12 @@ use tempfile::TempDir;
 const LOSSY: &[u8] = include_bytes!("data/lossy.webp");
 const LOSSY_ALPHA: &[u8] = include_bytes!("data/lossy-alpha.webp");
 const ANIMATED: &[u8] = include_bytes!("data/animated.webp");
+
+/// One test at a time: the budget is the process's, and one of them asks what is left of it.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn encode(picture: &DynamicImage, format: ImageFormat) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
@@ -63,6 +74,7 @@ fn exif(orientation: u8) -> Vec<u8> {
 
 #[test]
 fn pictures_without_loss_are_those_of_png() {
+    let _turn = alone();
     let alike = |format, ending| {
         let last = encode(&picture(12, 20, 190), format);
         load(folder(ending, &pictures(format), &last).path(), "").unwrap()
@@ -90,6 +102,7 @@ fn pictures_without_loss_are_those_of_png() {
 
 #[test]
 fn pictures_with_loss_are_read_with_and_without_alpha() {
+    let _turn = alone();
     for last in [LOSSY, LOSSY_ALPHA] {
         let files = folder("webp", &[LOSSY, LOSSY, LOSSY].map(<[u8]>::to_vec), last);
         let data = load(files.path(), "").unwrap();
@@ -117,6 +130,7 @@ fn pictures_with_loss_are_read_with_and_without_alpha() {
 
 #[test]
 fn pictures_are_turned_as_their_exif_says() {
+    let _turn = alone();
     let upright = picture(20, 12, 190);
     let lying = encode(&upright.rotate270(), ImageFormat::WebP);
     let turned = extended(0x08, [12, 20], &lying, &[(b"EXIF", &exif(6))]);
@@ -140,6 +154,7 @@ fn pictures_are_turned_as_their_exif_says() {
 
 #[test]
 fn damaged_and_animated_files_are_refused_by_name() {
+    let _turn = alone();
     let good = pictures(ImageFormat::WebP);
     let refuse = |last: &[u8], part: &str| {
         let files = folder("webp", &good, last);
@@ -173,6 +188,7 @@ fn damaged_and_animated_files_are_refused_by_name() {
 /// What files say of their pictures is asked of the budget before anything is decoded.
 #[test]
 fn pictures_that_say_they_are_too_large_are_refused() {
+    let _turn = alone();
     let good = pictures(ImageFormat::WebP);
     let huge = extended(0, [1 << 24, 1 << 24], &good[0], &[]);
     let files = folder("webp", &good, &huge);
