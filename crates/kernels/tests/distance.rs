@@ -271,3 +271,28 @@ fn plan_counts_passes() {
     assert_eq!((two.stats, two.flops_forward), (2400, one.flops_forward + 60_000 * 2 * 32));
     assert_eq!(plan(r#", "alpha": 2"#).exps_forward, 60_000);
 }
+
+/// With a window the decay is a composition: it, too, takes pairs that are nearly opposite from the antipode.
+#[test]
+fn compositions_keep_the_slopes_of_opposite_tokens() {
+    for kernel in ["levy", "student"] {
+        let json = format!(
+            r#"{{"mechanism": "composed", "score": {{"kind": "{kernel}", "manifold": "sphere", "kappa": 0.5, "intrinsic_dim": 3}},
+                "structure": {{"kind": "dense", "window": 6}}, "normalisation": "row"}}"#
+        );
+        for (apart, tol) in [(1e-1, 2e-6), (1e-2, 2e-5), (1e-3, 2e-4)] {
+            let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, 20, 8), 3);
+            // Every key stands opposite of every query, but for some of the distance.
+            change(&mut p, |_, channel, x| if channel == 0 { 1.0 } else { 0.3 * apart * x });
+            p.k.as_mut().unwrap().iter_mut().for_each(|x| *x = -*x);
+            let expected = p.reference();
+            for level in Level::available() {
+                let got = p.solve::<f32>(Strategy::Fused, Some(level)).unwrap();
+                for name in ["out", "dq", "dk"] {
+                    let what = format!("{kernel} {apart} {name} on {}", level.name());
+                    assert_close(&what, &got[name], &expected[name], 2, tol, tol);
+                }
+            }
+        }
+    }
+}

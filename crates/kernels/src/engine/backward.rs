@@ -166,7 +166,7 @@ impl Sweep<'_> {
         of_queries.resize(dq.len());
         of_queries.fill(0.0);
         let factor = match self.score.term() {
-            Term::SquaredDifference => {
+            Term::SquaredDifference | Term::Chord => {
                 score::gradients(level, score::Squared, pairs, of_keys, of_queries);
                 2.0
             }

@@ -3,7 +3,11 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::{Level, distance, product::Term, stream::stream_outer};
+use super::{
+    Level, distance,
+    product::{FAR, Term},
+    stream::stream_outer,
+};
 
 /// `out_j = x_j . y` for every row `x_j` of `x [out.len(), y.len()]`.
 pub(crate) fn dots(level: Level, x: &[f32], y: &[f32], out: &mut [f32]) {
@@ -18,6 +22,11 @@ pub(crate) fn terms(level: Level, term: Term, x: &[f32], y: &[f32], out: &mut [f
         Term::Product => dots(level, x, y, out),
         Term::SquaredDifference => distance::squares(level, x, y, out),
         Term::Difference => distance::absolutes(level, x, y, out),
+        Term::Chord => {
+            distance::squares(level, x, y, out);
+            let far = out.iter_mut().zip(x.chunks_exact(y.len())).filter(|(chord, _)| **chord > FAR);
+            far.for_each(|(chord, x)| *chord = -x.iter().zip(y).map(|(x, y)| (x + y).powi(2)).sum::<f32>());
+        }
     }
 }
 

@@ -105,7 +105,7 @@ impl PairScore for Plane {
     }
 }
 
-/// A decay with the angle between rows at length one, from the square of the chord.
+/// A decay with the angle between rows at length one, from [`Term::Chord`].
 pub(super) struct Sphere {
     pub law: Law,
     pub decay: Decay,
@@ -115,16 +115,21 @@ impl Sphere {
     /// One minus the magnitude of the cosine, and the angle.
     #[inline(always)]
     fn angle<S: Simd>(simd: S, chord: S::f32s) -> (S::f32s, S::f32s) {
-        let (half, two) = (simd.mul_f32s(simd.splat_f32s(0.5), chord), simd.splat_f32s(2.0));
-        let a = simd.max_f32s(simd.min_f32s(half, simd.sub_f32s(two, half)), simd.splat_f32s(0.0));
+        // One minus the magnitude is half the square of the distance to the row or to its antipode, whichever is nearer.
+        let half = simd.mul_f32s(simd.splat_f32s(0.5), chord);
+        let beyond = simd.less_than_f32s(simd.splat_f32s(1.0), half);
+        let a = simd.select_f32s(beyond, simd.sub_f32s(simd.splat_f32s(2.0), half), simd.abs_f32s(half));
         let arc = arc(simd, a);
-        let far = simd.less_than_f32s(simd.splat_f32s(1.0), half);
+        // -0.0 is the antipode: the sign bit tells, not the number.
+        let sign = simd.transmute_u32s_f32s(chord);
+        let opposite = simd.less_than_u32s(simd.splat_u32s(0x7fff_ffff), sign);
+        let far = simd.or_m32s(beyond, opposite);
         (a, simd.select_f32s(far, simd.sub_f32s(simd.splat_f32s(PI), arc), arc))
     }
 }
 
 impl PairScore for Sphere {
-    const TERM: Term = Term::SquaredDifference;
+    const TERM: Term = Term::Chord;
     const LOG: bool = true;
     const PARAMETERS: usize = 2;
 

@@ -52,7 +52,13 @@ pub enum Term {
     SquaredDifference,
     /// `|B[depth][col] - A[row, depth]|`.
     Difference,
+    /// Of rows of length one: the squared difference, or, where they are nearly opposite, `-(B[depth][col] + A[row, depth])^2`, the
+    /// square of the distance to the antipode. Each has the digits that the other rounds off.
+    Chord,
 }
+
+/// Squared chords from here on are nearly those of opposite rows, 4.
+pub(crate) const FAR: f32 = 3.5;
 
 /// Gives every block of `left * right` to `sink`.
 #[inline(always)]
@@ -196,7 +202,37 @@ unsafe fn block<S: Simd, const M: usize, const N: usize>(
             Term::Product => sum::<S, Products, M, N>(simd, depth, row, col, left, right),
             Term::SquaredDifference => sum::<S, SquaredDifferences, M, N>(simd, depth, row, col, left, right),
             Term::Difference => sum::<S, Differences, M, N>(simd, depth, row, col, left, right),
+            Term::Chord => {
+                let mut chords = sum::<S, SquaredDifferences, M, N>(simd, depth, row, col, left, right);
+                if any_far(simd, &chords) {
+                    let opposite = sum::<S, SquaredSums, M, N>(simd, depth, row, col, left, right);
+                    to_antipodes(simd, &mut chords, &opposite);
+                }
+                chords
+            }
         }
+    }
+}
+
+#[inline(always)]
+fn any_far<S: Simd, const M: usize, const N: usize>(simd: S, chords: &[[S::f32s; N]; M]) -> bool {
+    let mut most = simd.splat_f32s(0.0);
+    for &chord in chords.as_flattened() {
+        most = simd.max_f32s(most, chord);
+    }
+    simd.reduce_max_f32s(most) > FAR
+}
+
+/// Puts the negated squares of the distances to the antipodes in the place of far chords.
+#[inline(always)]
+fn to_antipodes<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    chords: &mut [[S::f32s; N]; M],
+    opposite: &[[S::f32s; N]; M],
+) {
+    for (chord, &opposite) in chords.as_flattened_mut().iter_mut().zip(opposite.as_flattened()) {
+        let far = simd.less_than_f32s(simd.splat_f32s(FAR), *chord);
+        *chord = simd.select_f32s(far, simd.neg_f32s(opposite), *chord);
     }
 }
 

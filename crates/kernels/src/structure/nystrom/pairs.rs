@@ -41,7 +41,7 @@ impl WithSimd for Terms<'_> {
 pub(super) const fn factors(term: Term) -> [f32; 2] {
     match term {
         Term::Product => [1.0, 1.0],
-        Term::SquaredDifference => [2.0, -2.0],
+        Term::SquaredDifference | Term::Chord => [2.0, -2.0],
         Term::Difference => [1.0, -1.0],
     }
 }
@@ -62,7 +62,7 @@ pub(super) fn pull_back(
     score.gradients(level, terms, Tile { data: &mut *data, stride, rows, width }, sums);
     let pairs = Pairs { tokens, landmarks, dim, e: &*data, stride };
     match score.term() {
-        Term::SquaredDifference => gradients(level, Squared, pairs, dtokens, dlandmarks),
+        Term::SquaredDifference | Term::Chord => gradients(level, Squared, pairs, dtokens, dlandmarks),
         Term::Difference => gradients(level, Manhattan, pairs, dtokens, dlandmarks),
         Term::Product => {
             let count = landmarks.len() / dim;
