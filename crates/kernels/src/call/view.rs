@@ -1,12 +1,15 @@
 //! The tensors of a call as structures read and write them: rows of channels, by slice (batch element and head of the queries) and
 //! token, wherever they lie.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use rayon::prelude::*;
 
 use super::Strided;
-use crate::{Element, parallel::Parts};
+use crate::{Element, Error, Result, parallel::Parts};
 
 /// Where the rows of a tensor lie.
 #[derive(Debug, Clone, Copy)]
@@ -312,20 +315,33 @@ impl<'a, T: Element> Target<'a, T> {
     }
 
     /// Writes what the heads of queries have, `[batch, heads, tokens, channels]` in f32, `serves` of them summed, from the first on.
-    pub fn scatter(&mut self, each: &[f32], serves: usize) {
+    ///
+    /// # Errors
+    /// [`Error::Overflow`] of `tensor` where numbers lead to what the storage type has no room for; all the same, everything is written.
+    pub fn scatter(&mut self, tensor: &'static str, each: &[f32], serves: usize) -> Result<()> {
         /// Channels that are summed together.
         const WIDTH: usize = 16;
         let Layout { tokens, channels, .. } = self.layout;
         let row = |slice: usize, token: usize| &each[(slice * tokens + token) * channels..][..channels];
+        let beyond = AtomicUsize::new(usize::MAX);
         self.for_each_row(|head, token, into| {
             for (c, into) in into.chunks_mut(WIDTH).enumerate() {
-                let part = |n: usize| &row(head * serves + n, token)[c * WIDTH..][..into.len()];
+                let columns = c * WIDTH..c * WIDTH + into.len();
+                let part = |n: usize| &row(head * serves + n, token)[columns.clone()];
                 let mut sums = [0.0; WIDTH];
                 sums[..into.len()].copy_from_slice(part(0));
                 (1..serves).for_each(|n| sums.iter_mut().zip(part(n)).for_each(|(sum, x)| *sum += x));
                 into.iter_mut().zip(sums).for_each(|(into, x)| *into = T::narrow(x));
+                let lost = |n: usize| !into[n].widen().is_finite() && (0..serves).all(|of| part(of)[n].is_finite());
+                if let Some(n) = (0..into.len()).find(|&n| lost(n)) {
+                    beyond.fetch_min((head * tokens + token) * channels + c * WIDTH + n, Ordering::Relaxed);
+                }
             }
         });
+        match beyond.into_inner() {
+            usize::MAX => Ok(()),
+            index => Err(Error::Overflow { tensor, index }),
+        }
     }
 
     /// All of it as it lies, where rows follow each other without gaps.

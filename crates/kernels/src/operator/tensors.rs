@@ -152,8 +152,7 @@ impl Operator {
             return self.forward_f32(&wide, mask, out, stats, work);
         }
         self.forward_f32(&wide, mask, Target::like(o, out.layout()), stats, work)?;
-        out.scatter(o, 1);
-        Ok(())
+        out.scatter("out", o, 1)
     }
 
     /// f32 of working memory of [`Operator::run_backward`].
@@ -193,11 +192,12 @@ impl Operator {
             };
             self.backward_f32(&wide, mask, &saved, gradients, work)
         };
-        for (into, each, serves) in
-            [(dq_into.as_mut(), dq, 1), (dk_into.as_mut(), dk, serves), (Some(dv_into), dv, serves)]
+        let mut done = done;
+        for (tensor, into, each, serves) in
+            [("dq", dq_into.as_mut(), dq, 1), ("dk", dk_into.as_mut(), dk, serves), ("dv", Some(dv_into), dv, serves)]
         {
             if let Some(into) = into.filter(|_| !each.is_empty()) {
-                into.scatter(each, serves);
+                done = done.and(into.scatter(tensor, each, serves));
             }
         }
         done
