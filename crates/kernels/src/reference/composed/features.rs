@@ -18,9 +18,10 @@ pub(super) struct Mapped {
     root: f64,
     /// Directions of random features; none of `elu`.
     directions: Option<Matrix>,
-    /// What each row's exponents are shifted by; it cancels in the rows' sums.
-    shifts: [Vec<f64>; 2],
-    phi: [Matrix; 2],
+    /// Logarithms of the features of queries and keys, which are positive.
+    logs: [Matrix; 2],
+    /// What each row's products are divided by, as logarithms: its largest. It cancels in the rows' sums.
+    shifts: Vec<f64>,
     /// Products of visible pairs, and their rows' sums.
     g: Matrix,
     sums: Vec<f64>,
@@ -36,40 +37,38 @@ impl Mapped {
         let mut mapped = Self {
             root,
             directions,
-            shifts: Default::default(),
-            phi: Default::default(),
+            logs: Default::default(),
+            shifts: Vec::new(),
             g: Matrix::default(),
             sums: Vec::new(),
         };
-        // A query's own largest exponent, and that of all kept keys.
-        let largest = |x: &Matrix, i: usize| {
-            (0..mapped.count(x)).map(|f| mapped.exponent(x.row(i), f)).fold(f64::NEG_INFINITY, f64::max)
+        mapped.logs = [mapped.logs_of(&head.q), mapped.logs_of(&head.k)];
+        let largest = |i: usize| {
+            let seen = (0..head.k.rows).filter(|&j| head.allowed(i, j));
+            let largest = seen.flat_map(|j| mapped.pair(i, j)).fold(f64::NEG_INFINITY, f64::max);
+            if largest.is_finite() { largest } else { 0.0 }
         };
-        let of_queries: Vec<f64> = (0..head.q.rows).map(|i| largest(&head.q, i)).collect();
-        let kept = (0..head.k.rows).filter(|&j| head.keep_key[j]);
-        let most = kept.map(|j| largest(&head.k, j)).fold(f64::NEG_INFINITY, f64::max);
-        mapped.shifts = [of_queries, vec![if most.is_finite() { most } else { 0.0 }; head.k.rows]];
-        mapped.phi = [mapped.map(&head.q, 0), mapped.map(&head.k, 1)];
-        let g = mapped.phi[0].times_transposed(&mapped.phi[1]);
-        mapped.g = g.map(|i, j, x| if head.allowed(i, j) { x } else { 0.0 });
+        mapped.shifts = (0..head.q.rows).map(largest).collect();
+        mapped.g = Matrix::from_fn(head.q.rows, head.k.rows, |i, j| match head.allowed(i, j) {
+            true => mapped.pair(i, j).map(|log| (log - mapped.shifts[i]).exp()).sum(),
+            false => 0.0,
+        });
         mapped.sums = (0..mapped.g.rows).map(|i| mapped.g.row(i).iter().sum()).collect();
         mapped
     }
 
-    fn count(&self, x: &Matrix) -> usize {
-        self.directions.as_ref().map_or(x.cols, |directions| directions.rows)
+    /// The logarithms of a pair's products, feature by feature.
+    fn pair(&self, i: usize, j: usize) -> impl Iterator<Item = f64> {
+        let [of_q, of_k] = &self.logs;
+        of_q.row(i).iter().zip(of_k.row(j)).map(|(q, k)| q + k)
     }
 
-    /// `w.x - |x|^2 / 2` of the scaled row; 0 of `elu`, which has no exponents.
-    fn exponent(&self, x: &[f64], f: usize) -> f64 {
-        let Some(directions) = &self.directions else { return 0.0 };
-        self.root * inner(directions.row(f), x) - 0.5 * self.root.powi(2) * inner(x, x)
-    }
-
-    fn map(&self, x: &Matrix, side: usize) -> Matrix {
-        Matrix::from_fn(x.rows, self.count(x), |i, f| match self.directions {
-            Some(_) => (self.exponent(x.row(i), f) - self.shifts[side][i]).exp() / (self.count(x) as f64).sqrt(),
-            None => elu_plus_one(self.root * x.at(i, f)),
+    /// `w.x - |x|^2 / 2` of the scaled row for random features, but for a factor of all; the logarithms of `elu + 1`.
+    fn logs_of(&self, x: &Matrix) -> Matrix {
+        let Some(directions) = &self.directions else { return x.map(|_, _, x| log_elu_plus_one(self.root * x)) };
+        Matrix::from_fn(x.rows, directions.rows, |i, f| {
+            let x = x.row(i);
+            self.root * inner(directions.row(f), x) - 0.5 * self.root.powi(2) * inner(x, x)
         })
     }
 
@@ -81,26 +80,42 @@ impl Mapped {
         let delta: Vec<f64> =
             (0..self.g.rows).map(|i| ratio(inner(self.g.row(i), dweights.row(i)), self.sums[i])).collect();
         let dg = dweights.map(|i, j, x| if head.allowed(i, j) { ratio(x - delta[i], self.sums[i]) } else { 0.0 });
-        let (dq, of_q) = self.pull_back(&head.q, 0, &dg.times(&self.phi[1]));
-        let (dk, of_k) = self.pull_back(&head.k, 1, &dg.transpose().times(&self.phi[0]));
+        let [of_queries, of_keys] = self.of_logs(head, &dg);
+        let (dq, of_q) = self.pull_back(&head.q, &of_queries);
+        let (dk, of_k) = self.pull_back(&head.k, &of_keys);
         // root = scale^1/2
         let dscale = 0.5 * (of_q + of_k) / self.root;
         HopGradients { dq, dk, parameters: vec![(Parameter::Scale, vec![dscale])] }
     }
 
-    /// Gradients of the rows and of the root of the scale.
-    fn pull_back(&self, x: &Matrix, side: usize, dphi: &Matrix) -> (Matrix, f64) {
+    /// The gradients of the logarithms of the features, from those of the pairs' products.
+    fn of_logs(&self, head: &Head, dg: &Matrix) -> [Matrix; 2] {
+        let mut dlogs = self.logs.each_ref().map(|logs| Matrix::zeros(logs.rows, logs.cols));
+        for i in 0..dg.rows {
+            for j in (0..dg.cols).filter(|&j| head.allowed(i, j)) {
+                for (f, log) in self.pair(i, j).enumerate() {
+                    let d = dg.at(i, j) * (log - self.shifts[i]).exp();
+                    dlogs[0].row_mut(i)[f] += d;
+                    dlogs[1].row_mut(j)[f] += d;
+                }
+            }
+        }
+        dlogs
+    }
+
+    /// Gradients of the rows and of the root of the scale, from those of the logarithms of the features.
+    fn pull_back(&self, x: &Matrix, dlogs: &Matrix) -> (Matrix, f64) {
         let (mut dx, mut droot) = (Matrix::zeros(x.rows, x.cols), 0.0);
         for i in 0..x.rows {
-            for f in 0..dphi.cols {
-                let (row, d) = (x.row(i), dphi.at(i, f));
+            for f in 0..dlogs.cols {
+                let (row, d) = (x.row(i), dlogs.at(i, f));
                 if let Some(directions) = &self.directions {
-                    let e = d * self.phi[side].at(i, f);
-                    droot += e * (inner(directions.row(f), row) - self.root * inner(row, row));
+                    droot += d * (inner(directions.row(f), row) - self.root * inner(row, row));
                     let slope = |c: usize| self.root * directions.at(f, c) - self.root.powi(2) * row[c];
-                    (0..x.cols).for_each(|c| dx.row_mut(i)[c] += e * slope(c));
+                    (0..x.cols).for_each(|c| dx.row_mut(i)[c] += d * slope(c));
                 } else {
-                    let slope = d * (self.root * row[f]).min(0.0).exp();
+                    // Of the logarithm: 1 below zero, 1 / (1 + x) from there on.
+                    let slope = d / (1.0 + (self.root * row[f]).max(0.0));
                     dx.row_mut(i)[f] += self.root * slope;
                     droot += row[f] * slope;
                 }
@@ -110,7 +125,6 @@ impl Mapped {
     }
 }
 
-/// Without the cancellation of `exp(x) - 1 + 1`.
-fn elu_plus_one(x: f64) -> f64 {
-    if x > 0.0 { x + 1.0 } else { x.exp() }
+fn log_elu_plus_one(x: f64) -> f64 {
+    if x > 0.0 { x.ln_1p() } else { x }
 }
