@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Error, Mechanism, Parameter, Shape, Strategy, Tol};
+use resolvent_kernels::{Cache, Error, Inputs, Mechanism, Parameter, Shape, Strategy, Tol};
 use support::{
     problem::{Problem, assert_solution},
     random::problem,
@@ -85,17 +85,147 @@ fn cosines_through_landmarks_have_a_range() {
     assert!(matches!(error(&p), Error::OutOfRange { field: "score.scale", .. }));
 }
 
+/// A score whose logits are all far below zero: `-size` times what lies between 1 and 9.
+fn far_below(score: &str, normalisation: &str, size: f64) -> Problem {
+    let json = format!(r#"{{"mechanism": "composed", "score": "{score}", "normalisation": {normalisation}}}"#);
+    let mut p = of_size(&json, Shape::square(1, 1, 8, 4), 1.0);
+    p.parameters.insert(Parameter::Scale, vec![size as f32]);
+    p.q.iter_mut().for_each(|x| *x = -x.abs() - 0.5);
+    p.k.as_mut().unwrap().iter_mut().for_each(|x| *x = x.abs() + 0.5);
+    p
+}
+
 #[test]
-fn sigmoids_that_vanish_are_no_rows_of_zeros() {
-    for normalisation in [r#""row""#, r#"{"kind": "frobenius", "eps": 1e-12}"#] {
-        let json = format!(
-            r#"{{"mechanism": "composed", "score": {{"kind": "dot-sigmoid", "scale": 1e4}}, "normalisation": {normalisation}}}"#
-        );
-        let mut p = of_size(&json, Shape::square(1, 1, 8, 4), 1.0);
-        p.q.iter_mut().for_each(|x| *x = -x.abs() - 0.5);
-        p.k.as_mut().unwrap().iter_mut().for_each(|x| *x = x.abs() + 0.5);
-        let error = error(&p);
-        assert!(matches!(error, Error::Overflow { tensor: "row sums", .. }), "{normalisation}: {error}");
+fn affinities_that_vanish_are_no_rows_of_zeros() {
+    for normalisation in [r#""row""#, r#""symmetric""#, r#"{"kind": "frobenius", "eps": 1e-12}"#] {
+        for (score, size) in [("dot-sigmoid", 1e4), ("dot-gelu", 30.0)] {
+            let what = format!("{score}, {normalisation}");
+            let mut p = far_below(score, normalisation, size);
+            let told = error(&p);
+            assert!(matches!(told, Error::Overflow { tensor: "row sums", .. }), "{what}: {told}");
+            // Between what is lost and what has all its digits nothing is wrong in silence.
+            for size in [5.0, 10.0, 20.0, 40.0, 80.0, 160.0] {
+                p.parameters.insert(Parameter::Scale, vec![size / 8.0]);
+                if let Ok(got) = p.solve::<f32>(Strategy::Fused, None) {
+                    let [got, expected] = [got, p.reference()].map(|mut x| x.remove("out").unwrap());
+                    support::assert_close(&what, &got, &expected, 1, 1e-3, 1e-6);
+                }
+            }
+        }
+    }
+}
+
+/// Token by token as in the whole sequence.
+#[test]
+fn affinities_that_vanish_in_a_cache_are_told_of() {
+    for (score, size) in [("dot-sigmoid", 1e4), ("dot-gelu", 30.0)] {
+        let p = far_below(score, r#""row""#, size);
+        let json = serde_json::to_string(&p.mechanism).unwrap().replace(r#""causal":false"#, r#""causal":true"#);
+        let mut cache = Cache::new(&Mechanism::from_json(&json).unwrap(), 1, 1, 4, 4, 8).unwrap();
+        let first = |x: &[f64]| x[..4].iter().map(|&x| x as f32).collect::<Vec<_>>();
+        let (q, k, v) = (first(&p.q), first(p.k.as_ref().unwrap()), first(&p.v));
+        let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras: p.extras() };
+        let told = cache.step(&inputs, &mut [0.0; 4]).unwrap_err();
+        assert!(matches!(told, Error::Overflow { tensor: "out", .. }), "{score}: {told}");
+        let near: Vec<_> = q.iter().map(|x| -x).collect();
+        cache.step(&Inputs { q: &near, ..inputs }, &mut [0.0; 4]).unwrap();
+    }
+}
+
+/// What is nothing in f64 too is no error: tokens of zeros, and logits that a rectifier leaves nothing of.
+#[test]
+fn rows_without_affinities_are_zeros() {
+    for score in ["dot-gelu", "dot-relu", "dot-squared-relu"] {
+        let mut p = far_below(score, r#""row""#, 1.0);
+        if score == "dot-gelu" {
+            p.q.fill(0.0);
+        }
+        assert!(p.fused()["out"].iter().all(|&x| x == 0.0), "{score}");
+    }
+}
+
+/// A column of a symmetric normalisation is divided by its own sum too.
+#[test]
+fn columns_that_vanish_are_told_of() {
+    let mut p = of_size(
+        r#"{"mechanism": "composed", "score": {"kind": "dot-sigmoid", "scale": 1}, "normalisation": "symmetric"}"#,
+        Shape::square(1, 1, 8, 4),
+        1.0,
+    );
+    p.q.iter_mut().for_each(|x| *x = x.abs() + 0.5);
+    p.k.as_mut().unwrap()[8..12].fill(-60.0);
+    assert!(matches!(error(&p), Error::Overflow { tensor: "row sums", .. }));
+}
+
+/// Of the halves f16 ends before f32 does.
+#[test]
+fn results_beyond_f16_are_told_of() {
+    let mut p = of_size(r#"{"mechanism": "softmax"}"#, Shape::square(1, 2, 8, 4), 1.0);
+    p.v[5] = 60000.0;
+    p.dout.iter_mut().for_each(|x| *x = 1.0);
+    p.solve::<half::f16>(Strategy::Fused, None).unwrap();
+    p.dout.iter_mut().for_each(|x| *x = 60000.0);
+    p.v.fill(1.0);
+    // Every value gets what all rows of its head give it.
+    let told = p.solve::<half::f16>(Strategy::Fused, None).unwrap_err();
+    assert!(matches!(told, Error::Overflow { tensor: "dv", .. }), "{told}");
+    let mut p = of_size(r#"{"mechanism": "composed", "normalisation": "none"}"#, Shape::square(1, 2, 8, 4), 1.0);
+    p.v.fill(30000.0);
+    let told = p.solve::<half::f16>(Strategy::Fused, None).unwrap_err();
+    assert!(matches!(told, Error::Overflow { tensor: "out", index: 0 }), "{told}");
+    p.solve::<half::bf16>(Strategy::Fused, None).unwrap();
+}
+
+/// Each row is taken in units of its own largest: what comes later, or is masked, may be far larger.
+#[test]
+fn features_of_large_tokens_leave_the_first_rows() {
+    for size in [1.0, 10.0, 30.0] {
+        let p = of_size(r#"{"mechanism": "performer", "causal": true}"#, Shape::square(1, 2, 12, 8), size);
+        let expected = p.reference();
+        let first = |x: &[f64]| x[..p.shape.value_dim].to_vec();
+        assert_eq!(first(&expected["out"]), first(&p.v), "{size}: the first row sees one value");
+        if let Ok(got) = p.solve::<f32>(Strategy::Fused, None) {
+            let tol = Tol::f32(&p.mechanism).with_scores(size * size);
+            assert_solution(&format!("{size}"), &got, &expected, &p.shape, tol);
+        }
+    }
+}
+
+/// The offset of a query stands beside the products, in units of the scale.
+#[test]
+fn gradients_of_small_scales_keep_their_digits() {
+    for scale in [1e-2, 1e-4, 1e-6] {
+        let json = format!(r#"{{"mechanism": "sigmoid", "scale": {scale}}}"#);
+        let p = of_size(&json, Shape::square(1, 2, 40, 8), 1.0);
+        assert_solution(&json, &p.fused(), &p.reference(), &p.shape, Tol::f32(&p.mechanism));
+    }
+}
+
+/// `1 - tanh^2` has no digits there.
+#[test]
+fn softcaps_far_below_the_logits_keep_their_slopes() {
+    for cap in [1e-1, 1e-3] {
+        let json = format!(r#"{{"mechanism": "composed", "score": {{"kind": "dot-exp", "softcap": {cap}}}}}"#);
+        let mut p = of_size(&json, Shape::square(1, 1, 24, 1), 1.0);
+        p.q.iter_mut().for_each(|x| *x = 6.0 * cap);
+        p.k.as_mut().unwrap().iter_mut().enumerate().for_each(|(n, x)| *x = 1.0 + 0.01 * n as f64);
+        let (got, expected) = (p.fused(), p.reference());
+        support::assert_close(&json, &got["dq"], &expected["dq"], 1, 1e-3, 0.0);
+    }
+}
+
+/// What columns are divided by has to stand in f32 beside the logits.
+#[test]
+fn logits_that_columns_are_divided_beside_have_a_range() {
+    for normalisation in [r#"{"kind": "row", "density_exponent": 0.5}"#, r#""symmetric""#] {
+        for (score, size) in [("dot-exp", 5.0), ("gaussian", 4.0)] {
+            let json = format!(r#"{{"mechanism": "composed", "score": "{score}", "normalisation": {normalisation}}}"#);
+            let p = of_size(&json, Shape::square(1, 2, 16, 8), size);
+            let [got, expected] = [p.fused(), p.reference()].map(|mut x| x.remove("out").unwrap());
+            support::assert_close(&json, &got, &expected, 2, 1e-4, 0.0);
+            let told = error(&of_size(&json, Shape::square(1, 2, 16, 8), 1000.0 * size));
+            assert!(matches!(told, Error::Range { .. }), "{json}: {told}");
+        }
     }
 }
 

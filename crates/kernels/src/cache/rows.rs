@@ -6,8 +6,9 @@ use rayon::prelude::*;
 
 use super::reach::{CHUNK, Reach};
 use crate::{
-    Extras, Mechanism, Parameter, Result, Shape, engine,
-    mechanism::{Bias, Composed, Factor, Infsa, Normalisation},
+    Extras, Mechanism, Parameter, Result, Shape,
+    engine::{self, LEAST_SUM},
+    mechanism::{Bias, Composed, Factor, Infsa, Normalisation, Score},
     score::{builtin, gate, map::Map, tiles::TileScore},
     simd::{Level, rows},
     structure::dense::Decoder,
@@ -213,6 +214,7 @@ impl<'a> Rows<'a> {
         each_run(past, &positions, |_, before, run| {
             head.terms(level, image, run.keys, &mut scores[before..before + run.len]);
         });
+        let positive = head.has_affinity(scores);
         head.values(level, (at, &positions), scores, bias);
         if masked {
             each_run(past, &positions, |_, before, run| {
@@ -220,7 +222,7 @@ impl<'a> Rows<'a> {
                 scores.filter(|(_, keep)| !**keep).for_each(|(score, _)| *score = head.absent());
             });
         }
-        let factor = head.weigh(level, down, kept, scores, norm);
+        let factor = head.weigh(level, down, (kept, positive), scores, norm);
         each_run(past, &positions, |first, before, run| {
             accumulate(level, &scores[before..before + run.len], run.values, first, sum);
         });
@@ -302,6 +304,18 @@ impl<'a> Head<'a> {
         }
     }
 
+    /// Whether some pair of these terms has an affinity, which f32 may have no room for.
+    fn has_affinity(&self, terms: &[f32]) -> bool {
+        match self {
+            Self::Composed { m, .. } => match m.score {
+                Score::DotSigmoid(_) => true,
+                Score::DotGelu(_) => terms.iter().any(|&x| x != 0.0),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
     /// Makes logarithms of affinities, or affinities, of the sums of a composed score.
     fn values(
         &self,
@@ -334,8 +348,16 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Makes weights of scores; returns the factor on them. Of a norm, adds the row's squares.
-    fn weigh(&self, level: Level, down: f64, kept: usize, scores: &mut [f32], norm: &mut f64) -> f64 {
+    /// Makes weights of scores; returns the factor on them, which is no number where affinities vanish that are `positive` and divided by their
+    /// sum. Of a norm, adds the row's squares.
+    fn weigh(
+        &self,
+        level: Level,
+        down: f64,
+        (kept, positive): (usize, bool),
+        scores: &mut [f32],
+        norm: &mut f64,
+    ) -> f64 {
         match self {
             Self::Softmax { scale } => {
                 exponentials(*scale, scores);
@@ -363,7 +385,11 @@ impl<'a> Head<'a> {
                     Normalisation::None(_) => gamma * unit,
                     _ => {
                         let total: f64 = scores.iter().map(|w| f64::from(w.abs())).sum();
-                        if total == 0.0 { 0.0 } else { gamma / total }
+                        match total {
+                            total if positive && total * unit < LEAST_SUM => f64::NAN,
+                            0.0 => 0.0,
+                            total => gamma / total,
+                        }
                     }
                 }
             }

@@ -187,11 +187,13 @@ impl Graph<'_> {
         head.add_columns(&of_columns, head.stride, dk, d, Some((self.map, raw.k)));
         head.add_rows(&of_rows, head.stride, dq, d, Some((self.map, raw.q)));
         if self.map == Map::Offset && wanted.parameters {
-            // The term holds the query's own offset, which does not depend on the scale.
-            let scale = parameter(self.call, self.m, Parameter::Scale, slice % heads) as f32;
-            let offsets = of_rows.chunks_exact(head.stride).zip(head.q.chunks_exact(head.stride));
-            of_score.parameters[0] -=
-                offsets.map(|(dq, q)| f64::from(dq[d]) * f64::from(q[d])).sum::<f64>() / f64::from(scale);
+            // The term holds the query's own offset, which does not depend on the scale, and outweighs the products of a small one: the gradients
+            // of the rows know the sums of these alone.
+            let scale = parameter(self.call, self.m, Parameter::Scale, slice % heads);
+            let rows = of_rows.chunks_exact(head.stride).zip(head.q.chunks_exact(head.stride));
+            let products = rows
+                .map(|(dq, q)| dq[..d].iter().zip(&q[..d]).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>());
+            of_score.parameters[0] = products.sum::<f64>() / scale;
         }
         of_score
     }

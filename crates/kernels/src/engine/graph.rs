@@ -215,8 +215,13 @@ impl<'a> Graph<'a> {
         let known = || self.weighed.iter().zip(&self.heads).filter_map(|(w, head)| Some((w.get()?, head)));
         let rows = known().flat_map(|(w, _)| &w.weights.rows);
         let divided = !log && !matches!(self.m.normalisation, Normalisation::None(_));
-        let positive = matches!(self.m.score, Score::DotSigmoid(_));
-        let vanished = || known().filter(|_| divided).find_map(|(w, head)| w.vanished(head, positive));
+        let counts = |head: &Head<'_>, row: usize| match self.m.score {
+            Score::DotSigmoid(_) => true,
+            Score::DotGelu(_) => head.has_product(row),
+            _ => false,
+        };
+        let vanished =
+            || known().filter(|_| divided).find_map(|(w, head)| w.vanished(&self.m.normalisation, head, counts));
         match rows.into_iter().position(|x| unbounded(&x)).or_else(vanished) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
             None => Ok(()),

@@ -290,6 +290,14 @@ impl<'a> Head<'a> {
         seen
     }
 
+    /// Whether a row sees a column that it is not at a right angle to.
+    pub fn has_product(&self, row: usize) -> bool {
+        let q = &self.q[row * self.stride..][..self.stride];
+        let product = |k: &[f32]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>();
+        let mut columns = self.k.chunks_exact(self.stride).zip(&self.keys);
+        columns.any(|(k, &key)| self.sight.sees(self.queries[row], key) && product(k) != 0.0)
+    }
+
     /// The same pairs with keys for queries, each of which sees all of them that see it. Of dense heads.
     pub fn transposed(&self) -> Head<'_> {
         let sight = Sight { transposed: true, ..self.sight };

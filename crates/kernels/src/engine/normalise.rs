@@ -20,8 +20,8 @@ pub(super) struct RowSum {
     pub term: f32,
 }
 
-/// The least sum of affinities, divided by densities, that f32 has digits of.
-const LEAST_SUM: f64 = 1e-34;
+/// The least sum of affinities that f32 has digits of.
+pub(crate) const LEAST_SUM: f64 = 1e-34;
 
 /// Between what bounds sums of affinities times values keep the digits of f32.
 const PRODUCTS: [f64; 2] = [1e-28, 1e36];
@@ -68,6 +68,8 @@ pub(super) struct Weighed {
     norm_ratios: Vec<f64>,
     /// The logarithms of the rows' sums before densities are divided out, where they are.
     plain: Vec<f64>,
+    /// The logarithms of the sums of the columns, where they are divided by.
+    of_columns: Vec<f64>,
 }
 
 /// How many numbers per query and per key a call saves, so that its backward pass sums nothing again: [`Weighed::saved`].
@@ -153,7 +155,7 @@ impl Weighed {
     pub fn streamed(m: &Normalisation, head: &Head<'_>, log: bool, logs: Vec<f64>, terms: Vec<f32>) -> Self {
         match m {
             Normalisation::Frobenius(m) => {
-                let norms = if head.sight.causal { prefix_logs(head, &logs) } else { total_log(head, &logs) };
+                let norms = norms(head, &logs);
                 let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
                 let ratio =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
@@ -206,15 +208,24 @@ impl Weighed {
         Self { weights: Weights { columns, typical, ..rows_of(log, head, &logs) }, logs, plain, ..Self::default() }
     }
 
-    /// A row whose affinities, which are divided by their sum, f32 has no digits of: that had a sum before densities were divided out, or,
-    /// where affinities are `positive` whatever the tokens, that sees a key.
-    pub fn vanished(&self, head: &Head<'_>, positive: bool) -> Option<usize> {
+    /// A row whose affinities, which are divided by their sum, f32 has no digits of: that had a sum before densities were divided out, or
+    /// that sees a pair which `counts`, of a head and a row: an affinity that is not nothing. The same of columns that are divided by theirs.
+    pub fn vanished(
+        &self,
+        m: &Normalisation,
+        head: &Head<'_>,
+        counts: impl Fn(&Head<'_>, usize) -> bool,
+    ) -> Option<usize> {
+        let small = |log: &f64| *log < LEAST_SUM.ln();
+        let lost = |logs: &[f64], head: &Head<'_>| {
+            let seen = logs.iter().any(small).then(|| head.seen())?;
+            (0..logs.len()).find(|&n| small(&logs[n]) && seen[n] > 0.0 && counts(head, n))
+        };
+        let norms = matches!(m, Normalisation::Frobenius(_)).then(|| norms(head, &self.logs));
         let mut densities = self.plain.iter().zip(&self.logs);
-        let empty = |log: &f64| positive && *log == f64::NEG_INFINITY;
-        densities.position(|(plain, log)| plain.is_finite() && *log < LEAST_SUM.ln()).or_else(|| {
-            let seen = self.logs.iter().any(empty).then(|| head.seen())?;
-            self.logs.iter().zip(seen).position(|(log, seen)| empty(log) && seen > 0.0)
-        })
+        let divided = densities.position(|(plain, log)| plain.is_finite() && small(log));
+        let rows = || lost(norms.as_ref().unwrap_or(&self.logs), head);
+        divided.or_else(rows).or_else(|| lost(&self.of_columns, &head.transposed()))
     }
 
     /// From the statistics by which `columns` are whitened.
@@ -225,9 +236,9 @@ impl Weighed {
 
     /// From the logarithms of the sums of rows and columns, by the roots of both.
     pub fn symmetric(log: bool, rows: Vec<f64>, columns: Vec<f64>) -> Self {
-        let half = |logs: Vec<f64>| logs.into_iter().map(|ln| factor(log, ln / 2.0)).collect();
-        let weights = Weights { rows: half(rows), columns: half(columns), ..Weights::default() };
-        Self { weights, ..Self::default() }
+        let half = |logs: &[f64]| logs.iter().map(|&ln| factor(log, ln / 2.0)).collect();
+        let weights = Weights { rows: half(&rows), columns: half(&columns), ..Weights::default() };
+        Self { weights, logs: rows, of_columns: columns, ..Self::default() }
     }
 
     /// What is saved of rows and of columns: see [`saved_numbers`].
@@ -324,6 +335,11 @@ fn at_positions<'x>(of: &'x [u32], x: &'x [f64], others: &'x [u32]) -> impl Iter
 fn add_logs(a: f64, b: f64) -> f64 {
     let (low, high) = (a.min(b), a.max(b));
     if low == f64::NEG_INFINITY { high } else { high + (low - high).exp().ln_1p() }
+}
+
+/// For every row the logarithm of the sum of the squares that it is divided by the root of.
+fn norms(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
+    if head.sight.causal { prefix_logs(head, squares) } else { total_log(head, squares) }
 }
 
 /// The logarithm of the sum of all queries' squares, for every row.

@@ -38,13 +38,15 @@ pub(super) struct Capped {
 }
 
 impl Capped {
+    /// The hyperbolic tangent of the logit over the cap, and its slope.
     #[inline(always)]
-    fn tanh<S: Simd>(&self, simd: S, term: S::f32s) -> S::f32s {
+    fn tanh<S: Simd>(&self, simd: S, term: S::f32s) -> (S::f32s, S::f32s) {
         let (one, near) = (simd.splat_f32s(1.0), simd.splat_f32s(0.25));
         let x = simd.mul_f32s(simd.splat_f32s(self.scale / self.cap), term);
         let a = simd.abs_f32s(x);
         let e = exp2(simd, simd.mul_f32s(simd.splat_f32s(-2.0 * LOG2_E), a));
-        let far = simd.div_f32s(simd.sub_f32s(one, e), simd.add_f32s(one, e));
+        let rate = simd.div_f32s(one, simd.add_f32s(one, e));
+        let far = simd.mul_f32s(simd.sub_f32s(one, e), rate);
         // Near zero the quotient loses digits that the series has.
         let square = simd.mul_f32s(x, x);
         let mut series = simd.splat_f32s(62.0 / 2835.0);
@@ -52,7 +54,9 @@ impl Capped {
             series = simd.mul_add_e_f32s(series, square, simd.splat_f32s(term));
         }
         let signed = simd.select_f32s(simd.less_than_f32s(x, simd.splat_f32s(0.0)), simd.neg_f32s(far), far);
-        simd.select_f32s(simd.less_than_f32s(a, near), simd.mul_f32s(x, series), signed)
+        let tanh = simd.select_f32s(simd.less_than_f32s(a, near), simd.mul_f32s(x, series), signed);
+        // Not 1 - tanh^2, which has no digits where logits are far beyond the cap.
+        (tanh, simd.mul_f32s(simd.mul_f32s(simd.splat_f32s(4.0), e), simd.mul_f32s(rate, rate)))
     }
 }
 
@@ -63,13 +67,12 @@ impl PairScore for Capped {
 
     #[inline(always)]
     fn value<S: Simd>(&self, simd: S, term: S::f32s) -> S::f32s {
-        simd.mul_f32s(simd.splat_f32s(self.cap), self.tanh(simd, term))
+        simd.mul_f32s(simd.splat_f32s(self.cap), self.tanh(simd, term).0)
     }
 
     #[inline(always)]
     fn slopes<S: Simd>(&self, simd: S, term: S::f32s) -> Slopes<S::f32s> {
-        let tanh = self.tanh(simd, term);
-        let slope = simd.sub_f32s(simd.splat_f32s(1.0), simd.mul_f32s(tanh, tanh));
+        let (_, slope) = self.tanh(simd, term);
         slopes(simd.mul_f32s(simd.splat_f32s(self.scale), slope), simd.mul_f32s(slope, term))
     }
 }
