@@ -222,7 +222,8 @@ impl<'a> Graph<'a> {
         };
         let vanished =
             || known().filter(|_| divided).find_map(|(w, head)| w.vanished(&self.m.normalisation, head, counts));
-        match rows.into_iter().position(|x| unbounded(&x)).or_else(vanished) {
+        let imprecise = || known().filter(|_| log).find_map(|(w, _)| w.beyond_digits(&self.m.normalisation));
+        match rows.into_iter().position(|x| unbounded(&x)).or_else(vanished).or_else(imprecise) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
             None => Ok(()),
         }

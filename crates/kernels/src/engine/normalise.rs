@@ -23,6 +23,9 @@ pub(super) struct RowSum {
 /// The least sum of affinities that f32 has digits of.
 pub(crate) const LEAST_SUM: f64 = 1e-34;
 
+/// The largest logarithm of what columns are divided by: f32 rounds it, and the logits that it stands beside, by a thousandth.
+const MOST_COLUMN_LOG: f64 = (1_u64 << 14) as f64;
+
 /// Between what bounds sums of affinities times values keep the digits of f32.
 const PRODUCTS: [f64; 2] = [1e-28, 1e36];
 
@@ -226,6 +229,14 @@ impl Weighed {
         let divided = densities.position(|(plain, log)| plain.is_finite() && small(log));
         let rows = || lost(norms.as_ref().unwrap_or(&self.logs), head);
         divided.or_else(rows).or_else(|| lost(&self.of_columns, &head.transposed()))
+    }
+
+    /// A row or a column by the logarithm of whose sum columns are divided, of log scores, and which leaves weights no digits.
+    pub fn beyond_digits(&self, m: &Normalisation) -> Option<usize> {
+        let exponent = if let Normalisation::Row(m) = m { m.density_exponent.abs().max(1.0) } else { 1.0 };
+        let rows = if self.of_columns.is_empty() { &self.plain } else { &self.logs };
+        let far = |logs: &[f64]| logs.iter().position(|log| log.is_finite() && log.abs() * exponent > MOST_COLUMN_LOG);
+        far(rows).or_else(|| far(&self.of_columns))
     }
 
     /// From the statistics by which `columns` are whitened.

@@ -2,17 +2,15 @@
 
 use rayon::prelude::*;
 
-use super::graph::{density, parameter};
+use super::graph::parameter;
 use crate::{
     Error, Parameter, Result, Shape,
     call::{Call, magnitude::largest},
-    mechanism::{Composed, Manifold, Normalisation, Score},
+    mechanism::{Composed, Manifold, Score},
 };
 
 /// Largest logarithm of an affinity: f32 rounds it by up to 6e-8 of it, so that keys whose scores are nearer to each other are wrong.
 const MOST_LOG: f64 = (1_u64 << 34) as f64;
-/// The same where columns are divided by something, whose logarithm stands in f32 beside the affinities': weights are off by 1e-3 there.
-const MOST_COLUMN_LOG: f64 = (1_u64 << 14) as f64;
 /// Logits of linear scores, whose affinities are squared and summed.
 const LOGITS: [f64; 2] = [1e-15, 1e15];
 /// The same where the affinity is a square already.
@@ -44,18 +42,7 @@ fn check_slice(call: &Call<'_>, m: &Composed, slice: usize) -> Result<()> {
     let Shape { heads, head_dim, .. } = call.shape;
     let of = |p| parameter(call, m, p, slice % heads);
     let bound = bound(&m.score, head_dim, of, largest(call, slice).map(f64::from));
-    let most = |most: f64| if divides_columns(m) { most.min(MOST_COLUMN_LOG) } else { most };
-    bound.map_or(Ok(()), |bound| Bound { most: most(bound.most), ..bound }.check())
-}
-
-/// Whether columns of affinities, whose logarithm may be as large as what is bounded, are divided by something.
-fn divides_columns(m: &Composed) -> bool {
-    let unbounded = match &m.score {
-        Score::DotExp(m) => m.softcap.is_none_or(|cap| cap > MOST_COLUMN_LOG),
-        Score::Gaussian(_) | Score::Laplacian(_) => true,
-        _ => false,
-    };
-    unbounded && (density(m).is_some() || matches!(m.normalisation, Normalisation::Symmetric(_)))
+    bound.map_or(Ok(()), |bound| bound.check())
 }
 
 /// The same of one query beside all keys so far, with entries up to `[q, k]`. What is too small is only so for gradients, and for sums
