@@ -7,9 +7,9 @@ use resolvent::attention::check_row_local;
 use resolvent_kernels::{Mechanism, Shape};
 use resolvent_lab::{
     candidate::Candidate,
-    compare::{self, CompareOptions, CompareOutcome, Comparison},
+    compare::{self, CompareOptions, CompareOutcome, Comparison, ON_GRIDS},
     data::Data,
-    recipe::{ModelRecipe, with_settings_of},
+    recipe::{ModelRecipe, with_landmarks_for, with_settings_of},
     report::{write_comparison, write_run},
 };
 
@@ -32,8 +32,8 @@ pub struct Compare {
     recipe: RecipeArgs,
     /// Mechanisms: ids, files M.json (called M), or `all`; an id that the recipe uses has the recipe's settings, and another with
     /// landmarks as many as suit the patches of a picture [default: the recipe's,
-    /// softmax, infsa, infsa-resolvent, linear-infsa, uniform; of these, for language models, the causal ones, and for
-    /// translators those that can write token by token]
+    /// softmax, infsa, infsa-resolvent, linear-infsa, uniform, and for pictures soft-pp, fna, ssa, laplacian; for language models
+    /// the causal ones, and for translators those that can write token by token]
     #[arg(long, value_name = "ID,ID", value_delimiter = ',', help_heading = "Recipe", hide_possible_values = true)]
     mechanisms: Vec<Attention>,
     /// How many seeds, counted up from --seed, or a list such as 1,5,9 [default: 3; 1 without --data and --config]
@@ -60,8 +60,9 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let data = load(&data(&recipe)?, global)?;
     let deferred = Deferred::begin();
     let mut options = CompareOptions::new(&args.out);
-    let usual = usual(options.mechanisms, &recipe.model, &data);
-    options.mechanisms = chosen(args, usual, &recipe.mechanism, grid(&recipe.model, &data))?;
+    let grid = grid(&recipe.model, &data);
+    let usual = usual(options.mechanisms, &recipe.model, &data, grid)?;
+    options.mechanisms = chosen(args, usual, &recipe.mechanism, grid)?;
     options.seeds = seeds(args, recipe.seed)?;
     options.device = device;
     options.stop = deferred.stop();
@@ -87,8 +88,18 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     }
 }
 
-/// Those of `mechanisms` that the model takes.
-fn usual(mut mechanisms: Vec<Candidate>, model: &ModelRecipe, data: &Data) -> Vec<Candidate> {
+/// Those of `mechanisms` that the model takes; on a `grid`, those of [`ON_GRIDS`].
+fn usual(
+    mut mechanisms: Vec<Candidate>,
+    model: &ModelRecipe,
+    data: &Data,
+    grid: Option<[usize; 2]>,
+) -> Result<Vec<Candidate>> {
+    if let Some(grid) = grid {
+        let preset =
+            |id| Ok(with_landmarks_for(Mechanism::preset(id).map_err(resolvent_lab::Error::from)?, grid).into());
+        return ON_GRIDS.into_iter().map(preset).collect();
+    }
     match (model, data) {
         (ModelRecipe::Language(_), _) => {
             mechanisms.retain(|Candidate { mechanism, .. }| mechanism.check(&Shape::square(1, 1, 1, 1), true).is_ok());
@@ -99,7 +110,7 @@ fn usual(mut mechanisms: Vec<Candidate>, model: &ModelRecipe, data: &Data) -> Ve
         }
         _ => {}
     }
-    mechanisms
+    Ok(mechanisms)
 }
 
 /// The mechanisms that are asked for, else those of `usual` and, if it is none of them, first the recipe's own.

@@ -47,6 +47,10 @@ pub const RESULTS: &str = "results.json";
 /// What is compared where nothing else is asked for: the baseline, the control, and InfSA.
 pub const DEFAULT: [&str; 5] = ["softmax", "infsa", "infsa-resolvent", "linear-infsa", "uniform"];
 
+/// The same of tokens on a grid, where every paper's has a setting that means something.
+pub const ON_GRIDS: [&str; 9] =
+    ["softmax", "infsa", "infsa-resolvent", "linear-infsa", "soft-pp", "fna", "ssa", "laplacian", "uniform"];
+
 /// Writes the report of a comparison into its folder.
 pub type ComparisonReporter = Arc<dyn Fn(&Path, &Comparison) -> Result<()> + Send + Sync>;
 
