@@ -6,16 +6,14 @@ use std::{
 };
 
 use half::{bf16, f16};
-use resolvent_kernels::{self as kernels, mechanism::check_distinct};
+use resolvent_kernels as kernels;
 use resolvent_lab::{
-    budget::{Held, TREE},
+    budget::Held,
     data::heads::{self, Head},
     source,
+    tensors::Header,
 };
-use safetensors::{
-    Dtype, SafeTensorError, SafeTensors,
-    tensor::{Metadata, TensorView},
-};
+use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 
 use crate::{Error, error::Result};
 
@@ -62,9 +60,7 @@ impl Real for f64 {
 pub struct TensorFile {
     path: PathBuf,
     bytes: Vec<u8>,
-    /// Where the data begins.
-    data: usize,
-    metadata: Metadata,
+    header: Header,
     /// What the names of its tensors begin with.
     prefix: String,
     _held: Held,
@@ -81,26 +77,16 @@ impl TensorFile {
             Some(head) => generated(&head.map_err(|e| Error::file(path, e.to_string()))?),
             None => source::read(path, &held).map_err(Error::from),
         }?;
-        let tree = Held::new();
-        tree.add(path, TREE.saturating_mul(header_bytes(&bytes)))?;
-        let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, problem(&e)))?;
-        let text = String::from_utf8_lossy(&bytes[size_of::<u64>()..][..header]);
-        check_distinct(&text).map_err(|problem| Error::file(path, format!("has a damaged header: {problem}")))?;
-        Ok(Self {
-            path: path.to_owned(),
-            data: header + size_of::<u64>(),
-            bytes,
-            metadata,
-            prefix: String::new(),
-            _held: held,
-        })
+        let remedy = "write it again, for instance with safetensors.torch";
+        let header = Header::of(path, &bytes[..], bytes.len() as u64, remedy)?;
+        Ok(Self { path: path.to_owned(), bytes, header, prefix: String::new(), _held: held })
     }
 
     /// The tensors of one layer by their last names, where the file names them so; else the file as it is.
     #[must_use]
     pub fn of_layer(mut self, layer: Option<&str>) -> Self {
         let prefixes = layer.into_iter().flat_map(|layer| [format!("{layer}."), format!("{layer}/")]);
-        let mut tensors = prefixes.filter(|prefix| self.metadata.info(&format!("{prefix}q")).is_some());
+        let mut tensors = prefixes.filter(|prefix| self.header.metadata.info(&format!("{prefix}q")).is_some());
         self.prefix = tensors.next().unwrap_or_default();
         self
     }
@@ -112,7 +98,7 @@ impl TensorFile {
 
     /// The names of all tensors, in order of their names.
     pub fn names(&self) -> Vec<String> {
-        let all = self.metadata.tensors().into_keys();
+        let all = self.header.metadata.tensors().into_keys();
         let mut names: Vec<_> = all.filter_map(|name| Some(name.strip_prefix(&self.prefix)?.to_owned())).collect();
         names.sort();
         names
@@ -120,9 +106,9 @@ impl TensorFile {
 
     /// The tensor `name`, if there is one.
     pub fn get(&self, name: &'static str) -> Option<Stored<'_>> {
-        let info = self.metadata.info(&format!("{}{name}", self.prefix))?;
+        let info = self.header.metadata.info(&format!("{}{name}", self.prefix))?;
         let (start, end) = info.data_offsets;
-        let bytes = &self.bytes[self.data + start..self.data + end];
+        let bytes = &self.bytes[self.header.data as usize..][start..end];
         Some(Stored { file: self, name, dtype: info.dtype, shape: &info.shape, bytes })
     }
 
@@ -138,26 +124,11 @@ impl TensorFile {
     }
 }
 
-/// Bytes of the header that a file announces, or of the file where it is shorter.
-fn header_bytes(bytes: &[u8]) -> u64 {
-    let announced = bytes.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
-    announced.min(bytes.len() as u64)
-}
-
 /// A head as the bytes of a file.
 fn generated(head: &Head) -> Result<Vec<u8>> {
     let named = |name, values: &[f32]| Named::new(name, vec![1, 1, head.tokens, head.dim], values);
     let tensors = [named("q", &head.q), named("k", &head.k), named("v", &head.v)];
     serialise(&tensors, String::new()).map_err(|e| Error::file(Path::new("."), e.to_string()))
-}
-
-fn problem(error: &SafeTensorError) -> String {
-    match error {
-        SafeTensorError::MetadataIncompleteBuffer | SafeTensorError::InvalidHeaderLength => {
-            format!("is cut off or has something appended ({error}); write the file again")
-        }
-        _ => format!("is no valid safetensors file ({error}); write it again, for instance with safetensors.torch"),
-    }
 }
 
 /// One tensor of a [`TensorFile`].

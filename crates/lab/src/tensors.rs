@@ -31,32 +31,41 @@ impl Header {
     /// Reads the header of `file`, which is at its beginning and lies in `path`; `remedy` says what to do about one that is damaged.
     ///
     /// # Errors
-    /// [`Error::Damaged`] for a file that is none, is cut off, names a tensor twice, or has more or fewer bytes than its header says;
-    /// [`Error::Io`]; [`Error::Data`] for a header beyond the budget.
-    pub fn read(path: &Path, mut file: &File, remedy: &str) -> Result<Self> {
+    /// As [`Header::of`]; [`Error::Io`].
+    pub fn read(path: &Path, file: &File, remedy: &str) -> Result<Self> {
+        let length = file.metadata().map_err(Error::io(path, "cannot read the tensors"))?.len();
+        Self::of(path, file, length, remedy)
+    }
+
+    /// The same of `length` bytes from anywhere.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] for what is no such file, is cut off, names a tensor twice, or has more or fewer bytes than its header says;
+    /// [`Error::Data`] for a header beyond the budget.
+    pub fn of(path: &Path, mut from: impl Read, length: u64, remedy: &str) -> Result<Self> {
         let failed = || Error::io(path, "cannot read the tensors");
         let damaged = |problem: String| Error::damaged(path, format!("{problem}; {remedy}"));
-        let length = file.metadata().map_err(failed())?.len();
         if length < SIZE {
-            return Err(damaged("is no safetensors file (too short)".into()));
+            return Err(damaged("is no valid safetensors file (too short)".into()));
         }
         let mut size = [0; SIZE as usize];
-        file.read_exact(&mut size).map_err(failed())?;
+        from.read_exact(&mut size).map_err(failed())?;
         let text_bytes = u64::from_le_bytes(size);
         if text_bytes > LONGEST || text_bytes + SIZE > length {
-            return Err(damaged("is no safetensors file, or cut off".into()));
+            return Err(damaged("is no valid safetensors file, or cut off".into()));
         }
         let tree = Held::new();
         tree.add(path, TREE.saturating_mul(text_bytes))?;
         let mut text = vec![0; text_bytes as usize];
-        file.read_exact(&mut text).map_err(failed())?;
+        from.read_exact(&mut text).map_err(failed())?;
+        let metadata: Metadata = serde_json::from_slice(&text)
+            .map_err(|e| damaged(format!("has a header that is no valid JSON of tensors ({e})")))?;
         check_distinct(&String::from_utf8_lossy(&text)).map_err(|e| damaged(format!("has a damaged header: {e}")))?;
-        let metadata: Metadata =
-            serde_json::from_slice(&text).map_err(|e| damaged(format!("has no safetensors header ({e})")))?;
         let data = SIZE + text_bytes;
         let expected = data + metadata.data_len() as u64;
         if length != expected {
-            return Err(damaged(format!("has {length} bytes, its header says {expected}")));
+            let problem = "is cut off or has something appended";
+            return Err(damaged(format!("{problem}: it has {length} bytes, its header says {expected}")));
         }
         let mut crc32 = crc32fast::Hasher::new();
         crc32.update(&size);

@@ -122,7 +122,7 @@ fn damage_names_file_and_tensor() {
     damaged(&other, &["checksum", "delete the folder"]);
     damaged(&|bytes| bytes[8] = b'[', &["header", "delete the folder"]);
     damaged(&|bytes| bytes.truncate(bytes.len() - 4), &["cut off or another", "delete the folder"]);
-    damaged(&|bytes| bytes[6] = 1, &["no safetensors file", "delete the folder"]);
+    damaged(&|bytes| bytes[6] = 1, &["no valid safetensors file", "delete the folder"]);
     says(layer(1024), &["`weight`", "[2048, 256]", "[1024, 256]", "recipe"]);
     says(config(2048).with_bias(false).init(&Device::flex()), &["bias", "recipe"]);
     // A tensor that nobody wrote the checksum of.
