@@ -29,7 +29,7 @@ impl Analysis {
                 let all = n.heads + n.refused;
                 let nearest = format!("nearest is {}, {}", nearest.name, off(&nearest.numbers));
                 format!(
-                    "Nothing replaces softmax in nine of ten heads here; {name} does in {} of {all}; {nearest}.",
+                    "Nothing replaces softmax in nine of ten heads here; {name} does in {} of {all}; {nearest}. {FIT}",
                     n.close_nearer
                 )
             }
@@ -37,13 +37,18 @@ impl Analysis {
                 let than =
                     if nearest.finding == Finding::LikeTheMean { " better than the mean of all values" } else { "" };
                 let Verdict { name, numbers, .. } = nearest;
-                format!("Nothing replaces softmax here{than}; nearest is {name}, {}.{}", off(numbers), control(numbers))
+                let (off, control) = (off(numbers), control(numbers));
+                format!("Nothing replaces softmax here{than}; nearest is {name}, {off}.{control} {FIT}")
             }
             (None, _) if others.is_empty() => self.verdicts[0].sentence.clone(),
             (None, _) => "Nothing can be compared with softmax here: the verdicts say why.".into(),
         }
     }
 }
+
+/// Where to go on from a verdict on defaults.
+const FIT: &str =
+    "Mechanisms are taken at their defaults: analyze --fit 0.99 looks for settings that do, head by head.";
 
 /// Those that replace softmax, the nearest of them first.
 fn replacing(replace: &[&Verdict]) -> String {
@@ -126,10 +131,8 @@ mod tests {
         let lost = || verdict("soft", Finding::Refused, None, 0.0);
         let found = analysis(vec![softmax(), lost(), far(), verdict("ssa", Finding::NeedsTraining, Some(0.46), 2.0)]);
         assert_eq!(found.ranking(), [0, 3, 2, 1]);
-        assert_eq!(
-            found.headline(),
-            "Nothing replaces softmax here; nearest is ssa, 46.0 % off in 2.00 times softmax's time."
-        );
+        let told = "Nothing replaces softmax here; nearest is ssa, 46.0 % off in 2.00 times softmax's time.";
+        assert_eq!(found.headline(), format!("{told} {FIT}"));
         let some = analysis(vec![softmax(), far(), verdict("ssa", Finding::SomeHeads, Some(0.2), 2.0)]);
         assert!(some.headline().contains("ssa does in 4 of 10"), "{}", some.headline());
         let near = |name, error, time| verdict(name, Finding::Replaces, Some(error), time);
