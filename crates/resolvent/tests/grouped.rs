@@ -7,7 +7,7 @@ use burn::{
     tensor::{Device, Tensor},
 };
 use resolvent::{
-    Error, Mechanism, Parameter,
+    Error, Inputs, Mask, Mechanism, Parameter, Sequences, Strategy, attend, attend_sequences,
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
 };
 use support::random;
@@ -96,6 +96,69 @@ fn a_shared_key_learns_from_all_that_share_it() {
     let keys = of_whole.clone().narrow(1, D_MODEL, D_MODEL).reshape([D_MODEL, 2, 3, HEAD_DIM]).sum_dim(2);
     assert_close(of_grouped.clone().narrow(1, D_MODEL, 2 * HEAD_DIM), keys.reshape([D_MODEL, 2 * HEAD_DIM]), "keys");
     assert_close(of_grouped.narrow(1, 0, D_MODEL), of_whole.narrow(1, 0, D_MODEL), "queries");
+}
+
+/// Heads of keys and values that each serve three heads of queries, and what their copies give.
+fn shared_and_repeated(
+    id: &str,
+    strategy: Strategy,
+    sequences: Option<&Sequences>,
+) -> Result<[Vec<Tensor<4>>; 2], Error> {
+    let device = Device::flex().autodiff();
+    let mechanism = Mechanism::preset(id)?.with_max_tokens(64);
+    let (batch, seq) = (if sequences.is_some() { 1 } else { 2 }, 12);
+    let [q, dout] = [6, 6].map(|heads| random([batch, heads, seq, 4], &device));
+    let [k, v] = [2, 2].map(|heads| random([batch, heads, seq, 4], &device).detach().require_grad());
+    let q = q.detach().require_grad();
+    let thrice = |x: &Tensor<4>| {
+        let heads = (0..6).map(|head| x.clone().narrow(1, head / 3, 1)).collect();
+        Tensor::cat(heads, 1)
+    };
+    let solve = |k: Tensor<4>, v: Tensor<4>| {
+        let inputs = Inputs::new(q.clone(), k, v);
+        match sequences {
+            Some(sequences) => attend_sequences(&inputs, &mechanism, sequences, false, strategy),
+            None => attend(&inputs, &mechanism, &Mask::none(), strategy),
+        }
+    };
+    let of = |out: Tensor<4>| {
+        let gradients = (out.clone() * dout.clone()).sum().backward();
+        let gradient = |x: &Tensor<4>| x.grad(&gradients).unwrap_or_else(|| x.clone().inner().zeros_like());
+        vec![out.inner(), gradient(&q), gradient(&k), gradient(&v)]
+    };
+    Ok([of(solve(k.clone(), v.clone())?.out), of(solve(thrice(&k), thrice(&v))?.out)])
+}
+
+#[test]
+fn keys_of_a_call_may_serve_several_heads() {
+    let sequences = Sequences::new(&[0, 5, 12]).unwrap();
+    for id in Mechanism::IDS.into_iter().filter(|id| !["soft", "soft-pp", "linear-infsa"].contains(id)) {
+        for (strategy, packed) in
+            [(Strategy::Auto, None), (Strategy::Composed, None), (Strategy::Auto, Some(&sequences))]
+        {
+            // What is projected is as long as the longest sequence, whichever it is.
+            if packed.is_some() && id == "linformer" {
+                continue;
+            }
+            let [got, expected] = shared_and_repeated(id, strategy, packed).unwrap_or_else(|e| panic!("{id}: {e}"));
+            for (n, (got, expected)) in got.into_iter().zip(expected).enumerate() {
+                assert_close(got, expected, &format!("{id} {strategy} {}, {n}", packed.is_some()));
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_of_keys_that_divide_no_heads_are_refused() {
+    let device = Device::flex();
+    let x = |heads| random([1, heads, 5, 4], &device);
+    for (k, v) in [(4, 4), (0, 0), (12, 12), (2, 3)] {
+        let inputs = Inputs::new(x(6), x(k), x(v));
+        for strategy in [Strategy::Auto, Strategy::Composed] {
+            let error = attend(&inputs, &Mechanism::preset("softmax").unwrap(), &Mask::none(), strategy).unwrap_err();
+            assert!(error.to_string().contains("heads"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -228,7 +228,7 @@ impl MultiHeadAttention {
         mechanism: &Mechanism,
     ) -> Result<Inputs> {
         self.check_cross(mechanism)?;
-        let project = |x, part| self.heads(self.shared(self.project_part(x, part)));
+        let project = |x, part| self.heads(self.project_part(x, part));
         let v = project(value, mechanism.projections() - 1);
         Ok(match mechanism {
             // Only the shapes of queries and keys are read.

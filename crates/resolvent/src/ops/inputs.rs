@@ -6,6 +6,7 @@ use burn::tensor::{Bool, FloatDType, Tensor};
 use resolvent_kernels::{ClusterPlan, Dropout, Parameter, Precision};
 
 use super::SharedClusters;
+use crate::Mechanism;
 
 /// The tensors that a mechanism is applied to. All share one device and one floating-point storage type (the extras may
 /// have another).
@@ -13,9 +14,10 @@ use super::SharedClusters;
 pub struct Inputs {
     /// Queries, `[batch, heads, seq_q, head_dim]`.
     pub q: Tensor<4>,
-    /// Keys, `[batch, heads, seq_kv, head_dim]`; `None` iff the mechanism is tied (the keys are `q`).
+    /// Keys, `[batch, kv_heads, seq_kv, head_dim]`; `None` iff the mechanism is tied (the keys are `q`). Each of their heads serves
+    /// `heads / kv_heads` heads of queries in a row.
     pub k: Option<Tensor<4>>,
-    /// Values, `[batch, heads, seq_kv, value_dim]`.
+    /// Values, `[batch, kv_heads, seq_kv, value_dim]`.
     pub v: Tensor<4>,
     /// The mechanism's own tensors.
     pub extras: Extras,
@@ -38,10 +40,41 @@ impl Inputs {
         self
     }
 
+    /// Heads of keys and values.
+    pub(super) fn kv_heads(&self) -> usize {
+        let [_, heads, _, _] = self.k.as_ref().unwrap_or(&self.q).dims();
+        heads
+    }
+
+    /// With every head of keys and values as often as heads of queries share it.
+    pub(super) fn repeated(&self) -> Self {
+        let [_, heads, _, _] = self.q.dims();
+        let repeated = |x: &Tensor<4>| {
+            let [batch, own, seq, channels] = x.dims();
+            if own == heads || own == 0 || !heads.is_multiple_of(own) {
+                return x.clone(); // what does not fit is refused where it is checked
+            }
+            let (one, all) = ([batch, own, 1, seq, channels], [batch, own, heads / own, seq, channels]);
+            x.clone().reshape(one).expand(all).reshape([batch, heads, seq, channels])
+        };
+        Self { k: self.k.as_ref().map(repeated), v: repeated(&self.v), ..self.clone() }
+    }
+
+    /// The same as the kernels read them.
+    pub(super) fn in_kernels(&self, mechanism: &Mechanism) -> Self {
+        if reads_shared_heads(mechanism) { self.clone() } else { self.repeated() }
+    }
+
     /// The same inputs with a decay per head, `[heads]`, in place of the configured one.
     pub fn with_gamma(self, gamma: Tensor<1>) -> Self {
         self.with(Parameter::Gamma, gamma)
     }
+}
+
+/// Whether the kernels can read heads that are shared as one: clusters are made of the keys of every head of queries, and
+/// `uniform` has no queries.
+pub(super) fn reads_shared_heads(mechanism: &Mechanism) -> bool {
+    mechanism.clustering().is_none() && mechanism.projections() > 1
 }
 
 /// Tensors that belong to single mechanisms, and how a call is computed.

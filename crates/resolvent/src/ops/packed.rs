@@ -15,6 +15,7 @@ use resolvent_kernels as kernels;
 use super::{
     Extras, Inputs, Mask, Strategy,
     fused::{self, Call, FusedAttention, Outcome, Saved, Storage},
+    inputs::reads_shared_heads,
     plan::decide,
     rows::{contiguous, slice, tensor},
     sequences::{attend_sequences, bound},
@@ -73,11 +74,9 @@ impl Projected {
         views
     }
 
-    /// Whether the kernels can read heads that are shared as one: clusters are made of the keys of every head of queries, and
-    /// `uniform` has no queries.
+    /// As the kernels read it.
     fn in_kernels(self, mechanism: &Mechanism) -> Self {
-        let native = mechanism.clustering().is_none() && mechanism.projections() > 1;
-        match native || self.heads == self.kv_heads {
+        match reads_shared_heads(mechanism) || self.heads == self.kv_heads {
             true => self,
             false => Self { heads: self.heads, kv_heads: self.heads, packed: self.repeated(mechanism) },
         }

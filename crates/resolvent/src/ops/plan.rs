@@ -6,7 +6,7 @@ use burn::{
 };
 use resolvent_kernels::{self as kernels, Parameter, Precision};
 
-use super::{Calibration, Inputs, Mask, composed};
+use super::{Calibration, Inputs, Mask, composed, inputs::reads_shared_heads};
 use crate::{Error, Mechanism, Result, Shape};
 
 /// How the operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
@@ -84,9 +84,10 @@ pub(super) fn decide(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask, strate
     let timed = dtype == DType::F32 && dropout.is_none() && precision == Precision::Full;
     let calibration = Calibration::installed().filter(|_| timed);
     let few = calibration.is_some_and(|c| shape.seq_q.max(shape.seq_kv) <= c.composed_up_to(mechanism));
+    let kv_heads = if reads_shared_heads(mechanism) { inputs.kv_heads() } else { shape.heads };
     let operator = |strategy| {
         let operator = kernels::Operator::new(mechanism, shape, mask.causal, strategy)?;
-        Ok::<_, Error>(operator.with_precision(precision))
+        Ok::<_, Error>(operator.with_precision(precision).with_kv_heads(kv_heads)?)
     };
     let has_kernels = strategy == Strategy::Auto && is_flex(&device) && is_fused(dtype);
     let best = has_kernels.then(|| operator(kernels::Strategy::Auto)).transpose()?;
@@ -185,10 +186,11 @@ pub(super) fn check(inputs: &Inputs, mechanism: &Mechanism, mask: &Mask) -> Resu
         let (left_shape, right_shape) = (left_dims.to_vec(), right_dims.to_vec());
         if ok { Ok(()) } else { Err(kernels::Error::Shape { op: OP, left, left_shape, right, right_shape, remedy }) }
     };
-    let same = "they must agree in batch, heads and channels";
-    fits([k_batch, k_heads, k_dim] == [batch, heads, head_dim], "q", &q.dims(), "k", &keys.dims(), same)?;
+    let same = "they must agree in batch and channels, and the heads of k divide those of q";
+    let shared = k_heads > 0 && heads.is_multiple_of(k_heads);
+    fits(shared && [k_batch, k_dim] == [batch, head_dim], "q", &q.dims(), "k", &keys.dims(), same)?;
     let same = "they must agree in batch, heads and sequence length";
-    fits([v_batch, v_heads, v_seq] == [batch, heads, seq_kv], "k", &keys.dims(), "v", &v.dims(), same)?;
+    fits([v_batch, v_heads, v_seq] == [batch, k_heads, seq_kv], "k", &keys.dims(), "v", &v.dims(), same)?;
     for (name, tensor, seq) in [("key_mask", &mask.key, seq_kv), ("query_mask", &mask.query, seq_q)] {
         let Some(tensor) = tensor else { continue };
         let against = if name == "key_mask" { ("k", keys.dims()) } else { ("q", q.dims()) };

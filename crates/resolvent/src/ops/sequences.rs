@@ -85,7 +85,7 @@ fn indices(rows: &[usize], device: &Device) -> Tensor<1, Int> {
 }
 
 /// As [`attend`], for sequences that lie end to end on the third axis: each attends to itself alone, as if it were a call of
-/// its own, and nothing is spent on padding. `inputs` are `[1, heads, tokens, channels]`, `out` is
+/// its own, and nothing is spent on padding. `inputs` are `[1, heads, tokens, channels]` (`kv_heads` of keys and values), `out` is
 /// `[1, heads, tokens, value_dim]`, `lse` `[1, heads, tokens]`.
 ///
 /// On Flex it is one call of [`kernels::VarlenOperator`]. Elsewhere sequences of equal length are computed as one batch. Dropout is
@@ -101,9 +101,10 @@ pub fn attend_sequences(
     causal: bool,
     strategy: Strategy,
 ) -> Result<Output> {
-    match bound(inputs, inputs.q.dims()[1], mechanism, sequences, causal, strategy)? {
-        Some(operator) => fused::apply(inputs, Call::bound(inputs, operator)),
-        None => by_groups(inputs, mechanism, sequences, causal, strategy),
+    let inputs = inputs.in_kernels(mechanism);
+    match bound(&inputs, inputs.kv_heads(), mechanism, sequences, causal, strategy)? {
+        Some(operator) => fused::apply(&inputs, Call::bound(&inputs, operator)),
+        None => by_groups(&inputs, mechanism, sequences, causal, strategy),
     }
 }
 
