@@ -75,7 +75,7 @@ fn every_command_is_one_of_the_program() {
     let own: Vec<_> = commands.iter().filter(|words| words[0] == "resolvent").collect();
     assert!(own.len() > 60, "{} commands", own.len());
     for words in own {
-        for word in words.iter().filter(|word| word.ends_with(".json")) {
+        for word in words.iter().filter(|word| word.ends_with(".json") && !word.contains('/')) {
             sandbox.write(word, r#"{"mechanism": "fna"}"#);
         }
         if words.iter().any(|word| word == "imdb.toml") {
