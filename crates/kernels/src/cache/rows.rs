@@ -384,9 +384,12 @@ impl<'a> Head<'a> {
                 1.0 / total(scores)
             }
             Self::Composed { m, score, gamma, .. } => {
-                let unit = match score.is_log() {
-                    true => f64::from(exponentials(1.0, scores)).exp(),
-                    false => rows::normalise(level, scores).factor,
+                let (unit, far) = match score.is_log() {
+                    true => {
+                        let most = f64::from(exponentials(1.0, scores));
+                        (most.exp(), most < -engine::farthest(&m.score))
+                    }
+                    false => (rows::normalise(level, scores).factor, false),
                 };
                 match &m.normalisation {
                     Normalisation::None(m) if m.factor == Factor::InvN => gamma * unit / kept as f64,
@@ -394,7 +397,7 @@ impl<'a> Head<'a> {
                     _ => {
                         let total: f64 = scores.iter().map(|w| f64::from(w.abs())).sum();
                         match total {
-                            total if positive && total * unit < LEAST_SUM => f64::NAN,
+                            total if far || positive && total * unit < LEAST_SUM => f64::NAN,
                             0.0 => 0.0,
                             total => gamma / total,
                         }
