@@ -84,6 +84,17 @@ pub(crate) fn check_clustered(call: &Call<'_>, m: &Ssa, slice: usize) -> Result<
     if planned { Ok(()) } else { entries(largest, call.mask.causal) }
 }
 
+/// The same of new tokens of a cache: a query beside all keys so far, with entries up to `largest`.
+pub(crate) fn check_decoded(m: &Ssa, dim: usize, largest: [f32; 2]) -> Result<()> {
+    decoded_scores(dim, m.scale, largest)?;
+    entries(largest, true)
+}
+
+/// Whether the scores of a query beside all keys so far, with entries up to `largest`, are at most [`MOST_SCORE`].
+pub(crate) fn decoded_scores(dim: usize, scale: Option<f64>, largest: [f32; 2]) -> Result<()> {
+    products(largest, dim, scale, MOST_SCORE)
+}
+
 /// Refuses a call of `softmax` with scores beyond [`MOST_SCORE`]: the log-sum-exps that it saved tell which heads may have one, and
 /// the tokens of these alone are scanned.
 pub(crate) fn check_rows(mechanism: &Mechanism, call: &Call<'_>, stats: &[f32]) -> Result<()> {

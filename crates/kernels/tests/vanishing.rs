@@ -144,6 +144,45 @@ fn rows_without_affinities_are_zeros() {
     }
 }
 
+/// Where an affinity of zero has a slope, a row of them has none all the same: it is zero whatever changes.
+#[test]
+fn rows_without_affinities_have_no_gradient() {
+    for causal in [false, true] {
+        let json = format!(r#"{{"mechanism": "composed", "score": "dot-gelu", "causal": {causal}}}"#);
+        let mut p = of_size(&json, Shape::square(1, 2, 6, 4), 1.0);
+        p.q[..4].fill(0.0);
+        p.k.as_mut().unwrap()[16..20].fill(0.0);
+        let tol = Tol::f32(&p.mechanism).with_noise(1.0);
+        assert_solution(&json, &p.fused(), &p.reference(), &p.shape, tol);
+    }
+}
+
+/// Distances from a query that is far from all keys are rounded until they are all the same: no key would be nearer.
+#[test]
+fn queries_far_from_all_keys_are_refused() {
+    let of = |score| format!(r#"{{"mechanism": "composed", "score": "{score}", "causal": true}}"#);
+    let sizes =
+        [("laplacian", 1e2, true), ("laplacian", 1e4, true), ("laplacian", 1e6, false), ("laplacian", 1e11, false)];
+    for (score, size, is_right) in sizes.into_iter().chain([("gaussian", 3e3, true), ("gaussian", 1e6, false)]) {
+        let mut p = of_size(&of(score), Shape::square(1, 1, 8, 4), 1.0);
+        p.q[24..28].fill(size);
+        let mut cache = Cache::new(&p.mechanism, 1, 1, 4, 4, 8).unwrap();
+        let [q, k, v] = [&p.q, p.k.as_ref().unwrap(), &p.v].map(|x| x.iter().map(|&x| x as f32).collect::<Vec<_>>());
+        let mut rows = [0.0; 32];
+        let told = cache.step(&Inputs { q: &q, k: Some(&k), v: &v, extras: p.extras() }, &mut rows);
+        if is_right {
+            let [got, expected] = [p.fused(), p.reference()].map(|mut x| x.remove("out").unwrap());
+            support::assert_close(&format!("{score}, {size:e}"), &got, &expected, 8, 2e-3, 0.0);
+            let rows: Vec<f64> = told.map(|()| rows.iter().map(|&x| x.into()).collect()).unwrap();
+            support::assert_close(&format!("{score}, {size:e}, in a cache"), &rows, &expected, 8, 2e-3, 0.0);
+        } else {
+            let called = error(&p);
+            assert!(matches!(called, Error::Overflow { tensor: "row sums", .. }), "{called}");
+            assert!(matches!(told, Err(Error::Overflow { tensor: "out", .. })), "{told:?}");
+        }
+    }
+}
+
 /// A column of a symmetric normalisation is divided by its own sum too.
 #[test]
 fn columns_that_vanish_are_told_of() {

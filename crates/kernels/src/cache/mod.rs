@@ -22,8 +22,10 @@ use self::{
     tokens::Tokens,
 };
 use crate::{
-    Error, Inputs, Mask, Mechanism, Result, Shape, check, range,
-    simd::Level,
+    Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
+    engine::check_row,
+    range,
+    simd::{Level, rows::max_abs},
     structure::{
         clustered::{Past, Routed},
         features::Past as Sums,
@@ -276,12 +278,34 @@ impl Cache {
         if let Some((decoder, _)) = self.decoder(&tokens.extras) {
             decoder.check(&tokens.q, &tokens.k)?;
         }
-        if keeps_rows(&self.mechanism) {
-            let largest = largest(self.level, &tokens.k, &self.largest);
-            self.rows(&tokens).check(&tokens.q, new, &largest)?;
-            self.largest = largest;
-        }
+        let largest = largest(self.level, &tokens.k, &self.largest);
+        self.check_range(&tokens, &largest)?;
+        self.largest = largest;
         Ok(tokens)
+    }
+
+    /// Whether f32 has room for what rows are made of, beside keys so far with entries up to `largest`.
+    fn check_range(&self, tokens: &Tokens<'_>, largest: &[f32]) -> Result<()> {
+        let Shape { heads, head_dim, .. } = self.token;
+        let slices = tokens
+            .q
+            .chunks_exact(tokens.new * head_dim)
+            .zip(largest.iter().flat_map(|&k| std::iter::repeat_n(k, self.sharing)));
+        let mut slices = slices.map(|(q, k)| [max_abs(self.level, q), k]).enumerate();
+        match &self.mechanism {
+            m if keeps_rows(m) => self.rows(tokens).check(&tokens.q, tokens.new, largest),
+            Mechanism::Ssa(m) => slices.try_for_each(|(_, largest)| range::check_decoded(m, head_dim, largest)),
+            Mechanism::Composed(m) => {
+                let Some(clusters) = routed::clusters(m) else { return Ok(()) };
+                slices.try_for_each(|(slice, largest)| {
+                    let given = |of| tokens.extras.get(of).map(|given| f64::from(given[slice % heads]));
+                    let of = |p: Parameter| given(p).unwrap_or_else(|| m.score.value(p, head_dim, heads));
+                    check_row(&m.score, head_dim, of, largest)?;
+                    range::check_decoded(&clusters, head_dim, largest)
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the mechanism can leave masked tokens out.

@@ -9,6 +9,7 @@ use crate::{
     Extras, Mechanism, Parameter, Result, Shape,
     engine::{self, LEAST_SUM},
     mechanism::{Bias, Composed, Factor, Infsa, Normalisation, Score},
+    range,
     score::{builtin, gate, map::Map, tiles::TileScore},
     simd::{Level, rows},
     structure::dense::Decoder,
@@ -151,12 +152,19 @@ impl<'a> Rows<'a> {
         let slices = q.chunks_exact(all * head_dim);
         let sharing = slices.len() / largest.len();
         slices.enumerate().try_for_each(|(slice, q)| {
-            let Head::Composed { m, .. } = &self.heads[slice % heads] else { return Ok(()) };
+            let largest = [rows::max_abs(self.level, q), largest[slice / sharing]];
+            let m = match &self.heads[slice % heads] {
+                Head::Softmax { scale } => {
+                    return range::decoded_scores(head_dim, Some(f64::from(*scale)), largest);
+                }
+                Head::Composed { m, .. } => m,
+                Head::Infsa { .. } | Head::Fna(_) => return Ok(()),
+            };
             let of = |parameter| {
                 let configured = m.score.value(parameter, head_dim, heads);
                 given(&self.extras, parameter, slice % heads, configured)
             };
-            engine::check_row(&m.score, head_dim, of, [rows::max_abs(self.level, q), largest[slice / sharing]])
+            engine::check_row(&m.score, head_dim, of, largest)
         })
     }
 
@@ -376,9 +384,12 @@ impl<'a> Head<'a> {
                 1.0 / total(scores)
             }
             Self::Composed { m, score, gamma, .. } => {
-                let unit = match score.is_log() {
-                    true => f64::from(exponentials(1.0, scores)).exp(),
-                    false => rows::normalise(level, scores).factor,
+                let (unit, far) = match score.is_log() {
+                    true => {
+                        let most = f64::from(exponentials(1.0, scores));
+                        (most.exp(), most < -engine::farthest(&m.score))
+                    }
+                    false => (rows::normalise(level, scores).factor, false),
                 };
                 match &m.normalisation {
                     Normalisation::None(m) if m.factor == Factor::InvN => gamma * unit / kept as f64,
@@ -386,7 +397,7 @@ impl<'a> Head<'a> {
                     _ => {
                         let total: f64 = scores.iter().map(|w| f64::from(w.abs())).sum();
                         match total {
-                            total if positive && total * unit < LEAST_SUM => f64::NAN,
+                            total if far || positive && total * unit < LEAST_SUM => f64::NAN,
                             0.0 => 0.0,
                             total => gamma / total,
                         }

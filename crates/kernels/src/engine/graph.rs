@@ -211,9 +211,10 @@ impl<'a> Graph<'a> {
     /// Whether sums left f32, by which would be divided in silence.
     pub fn check(&self) -> Result<()> {
         let log = self.scores[0].is_log();
-        let unbounded = |x: &&f32| !x.is_finite() || **x == 0.0 && !log;
+        // The factor on a row of nothing is zero too.
+        let unbounded = |(x, sum): (f32, f64)| !x.is_finite() || x == 0.0 && !log && sum.is_finite();
         let known = || self.weighed.iter().zip(&self.heads).filter_map(|(w, head)| Some((w.get()?, head)));
-        let rows = known().flat_map(|(w, _)| &w.weights.rows);
+        let mut rows = known().flat_map(|(w, _)| w.factors());
         let divided = !log && !matches!(self.m.normalisation, Normalisation::None(_));
         let counts = |head: &Head<'_>, row: usize| match self.m.score {
             Score::DotSigmoid(_) => true,
@@ -223,7 +224,9 @@ impl<'a> Graph<'a> {
         let vanished =
             || known().filter(|_| divided).find_map(|(w, head)| w.vanished(&self.m.normalisation, head, counts));
         let imprecise = || known().filter(|_| log).find_map(|(w, _)| w.beyond_digits(&self.m.normalisation));
-        match rows.into_iter().position(|x| unbounded(&x)).or_else(vanished).or_else(imprecise) {
+        let relative = matches!(self.m.normalisation, Normalisation::Row(_));
+        let far = || known().filter(|_| relative).find_map(|(w, _)| w.far(&self.m.score));
+        match rows.position(unbounded).or_else(vanished).or_else(imprecise).or_else(far) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
             None => Ok(()),
         }

@@ -24,7 +24,7 @@ mod whiten;
 use std::borrow::Cow;
 
 pub(crate) use filtered::{soft_backward, soft_forward};
-pub(crate) use normalise::LEAST_SUM;
+pub(crate) use normalise::{LEAST_SUM, farthest};
 pub(crate) use plan::{nearest, plan};
 pub(crate) use range::check_row;
 

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Shape,
-    mechanism::{Factor, Normalisation},
+    mechanism::{Factor, Normalisation, Score},
 };
 
 /// What is known of a row after a sweep: `sum |g|^p`, in units of `exp(p peak)`.
@@ -25,6 +25,17 @@ pub(crate) const LEAST_SUM: f64 = 1e-34;
 
 /// The largest logarithm of what columns are divided by: f32 rounds it, and the logits that it stands beside, by a thousandth.
 const MOST_COLUMN_LOG: f64 = (1_u64 << 14) as f64;
+
+/// What the distance of a query from its nearest key may take off the logarithms of a row that sums to one. Keys differ by no more
+/// than they are apart, however far the query is: f32 rounds what they differ by, with `laplacian` a two hundredth of it at that
+/// distance.
+pub(crate) fn farthest(score: &Score) -> f64 {
+    match score {
+        Score::Laplacian(_) => (1_u64 << 16) as f64,
+        Score::Gaussian(_) => (1_u64 << 34) as f64,
+        _ => f64::INFINITY,
+    }
+}
 
 /// Between what bounds sums of affinities times values keep the digits of f32.
 const PRODUCTS: [f64; 2] = [1e-28, 1e36];
@@ -117,6 +128,11 @@ fn factor(log: bool, ln: f64) -> f32 {
     }
 }
 
+/// The factor on the affinities of a row that is divided: none on one of nothing, whose affinities may have slopes all the same.
+fn factor_of_sum(log: bool, ln: f64) -> f32 {
+    if !log && ln == f64::NEG_INFINITY { 0.0 } else { factor(log, ln) }
+}
+
 /// What leaves an affinity, or its logarithm, as it is.
 fn neutral(log: bool) -> f32 {
     if log { 0.0 } else { 1.0 }
@@ -124,7 +140,7 @@ fn neutral(log: bool) -> f32 {
 
 /// Weights of rows that are divided by something, from its logarithms.
 fn rows_of(log: bool, head: &Head<'_>, logs: &[f64]) -> Weights {
-    let rows: Vec<f32> = logs.iter().map(|&ln| factor(log, ln)).collect();
+    let rows: Vec<f32> = logs.iter().map(|&ln| factor_of_sum(log, ln)).collect();
     let lost = |(&ln, &row): (&f64, &f32)| if ln.is_finite() { near_exp(f64::from(row) - ln) } else { 1.0 };
     let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
     Weights { rows, fine, columns: vec![neutral(log); head.keys.len()], ..Weights::default() }
@@ -152,6 +168,11 @@ impl Weighed {
                 (f64::from(self.weights.fine[n]) * (peak - f64::from(self.weights.rows[n])).exp()) as f32
             }
         }
+    }
+
+    /// The factors on rows, with the logarithms of their sums, 0 where these are not known.
+    pub fn factors(&self) -> impl Iterator<Item = (f32, f64)> {
+        self.weights.rows.iter().copied().zip(self.logs.iter().copied().chain(std::iter::repeat(0.0)))
     }
 
     /// From the logarithms of the sums of rows (of squares, for a Frobenius norm) and the terms of the rows' largest values.
@@ -237,6 +258,12 @@ impl Weighed {
         let rows = if self.of_columns.is_empty() { &self.plain } else { &self.logs };
         let far = |logs: &[f64]| logs.iter().position(|log| log.is_finite() && log.abs() * exponent > MOST_COLUMN_LOG);
         far(rows).or_else(|| far(&self.of_columns))
+    }
+
+    /// A row that is farther than [`farthest`] from all that it sees.
+    pub fn far(&self, score: &Score) -> Option<usize> {
+        let most = farthest(score);
+        self.logs.iter().position(|log| log.is_finite() && *log < -most)
     }
 
     /// From the statistics by which `columns` are whitened.
@@ -386,7 +413,11 @@ fn frobenius(head: &Head<'_>, norm_ratios: &[f64], weights: &Weights, delta: &[f
     }
     let ratio = |from: usize, to: usize| {
         let [from, to] = [weights.rows[from], weights.rows[to]].map(f64::from);
-        if log { (from - to).exp() } else { to / from }
+        match log {
+            true => (from - to).exp(),
+            false if from == 0.0 => 0.0,
+            false => to / from,
+        }
     };
     let (mut tau, mut next) = (vec![0.0; delta.len()], None);
     let mut sum = 0.0;
