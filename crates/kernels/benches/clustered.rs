@@ -1,7 +1,7 @@
 //! Time of clustered attention against fused dense softmax, f32, warm buffers, runs interleaved; medians are printed.
 //!
 //! `cargo bench -p resolvent-kernels --bench clustered -- [--seq 1024,4096,16384] [--heads 1] [--dim 64] [--runs 5]
-//! [--threads 2] [--config '{"mechanism": "ssa", "estimator": "centroid"}'] [--alone]`
+//! [--threads 2] [--config '{"mechanism": "ssa", "estimator": "centroid"}'] [--causal] [--alone]`
 
 use std::time::Instant;
 
@@ -29,8 +29,10 @@ fn main() {
     let number = |name: &str, default| value(name, default).parse::<usize>().expect("a number");
     rayon::ThreadPoolBuilder::new().num_threads(number("--threads", "0")).build_global().expect("threads");
     let config = value("--config", r#"{"mechanism": "ssa", "estimator": "centroid"}"#);
-    let clustered = Mechanism::from_json(config).expect("a mechanism");
-    let dense = Mechanism::preset("softmax").expect("a preset");
+    let causal = args.iter().any(|arg| arg == "--causal");
+    let sees = |m: Mechanism| if causal { m.with_causal(true) } else { m };
+    let clustered = sees(Mechanism::from_json(config).expect("a mechanism"));
+    let dense = sees(Mechanism::preset("softmax").expect("a preset"));
     let alone = args.iter().any(|arg| arg == "--alone");
     println!("{config}, {} threads; milliseconds", rayon::current_num_threads());
     println!("{:>8} {}   with plan  without   both", "tokens", COLUMNS.map(|name| format!("{name:>11}")).join(" "));

@@ -166,6 +166,25 @@ fn plans_are_those_of_the_reference() {
     }
 }
 
+/// More clusters than a block of the product has rows, and more queries than a panel has columns, some of them masked and some not in
+/// the same segment.
+#[test]
+fn routes_among_many_clusters_are_those_of_the_reference() {
+    for values in [
+        r#""mechanism": "routed", "clusters": 70, "routes": 9"#,
+        r#""mechanism": "routed", "clusters": 40, "routes": 1, "outlier_globals": 60, "balance": null"#,
+        r#""mechanism": "routed", "causal": true, "clusters": 9, "routes": 6, "causal_clusters": {"kind": "segment", "size": 25}"#,
+    ] {
+        for seed in 0..3 {
+            let mut p = problem(mechanism(values), Shape::square(1, 2, 290, 5), seed);
+            p.key_mask = Some((0..290).map(|n| n % 6 != 2).collect());
+            p.query_mask = Some((0..290).map(|n| n % 7 != 3).collect());
+            let own = reference::clusters(&p.mechanism, &p.shape, &p.inputs(), &p.mask()).unwrap();
+            assert_eq!(p.plan(), own, "{values}, seed {seed}");
+        }
+    }
+}
+
 /// Every query sees exactly the clusters whose means weigh most.
 #[test]
 fn routes_are_the_heaviest_means() {

@@ -33,13 +33,12 @@ impl Sweep<'_> {
         self.pool.with(|buffers| {
             let mut panel = 0..0;
             block.tiles(span, |rows, columns, constants| {
-                let dout = &x.gradients[rows.start * stride..rows.end * stride];
                 let place = (&rows, &columns, constants);
+                if panel != rows {
+                    self.load_gradients(buffers, &rows, (x.gradients, stride), taken.is_some());
+                    panel = rows.clone();
+                }
                 if let Some(taken) = taken {
-                    if panel != rows {
-                        transpose(dout, stride, padded(rows.len()), &mut buffers.dout);
-                        panel = rows.clone();
-                    }
                     buffers.slopes.resize(KEYS * STRIDE);
                     self.differentiate(buffers, place, (weights, taken), (x.values, stride), into);
                     self.tokens(buffers, place, into);
@@ -51,6 +50,7 @@ impl Sweep<'_> {
                 }
                 let size = Size { rows: columns.len(), cols: stride, depth: rows.len() };
                 let left = Left { data: &buffers.values, row_stride: STRIDE, depth_stride: 1 };
+                let dout = self.head.rows_of(x.gradients, stride, &rows, &buffers.copies[1]);
                 add(
                     self.level,
                     size,
@@ -61,6 +61,21 @@ impl Sweep<'_> {
                 );
             });
         });
+    }
+
+    /// Readies the output gradients of a block's rows; as a panel, too, where they are to be `transposed`.
+    fn load_gradients(
+        &self,
+        buffers: &mut Buffers,
+        rows: &Range<usize>,
+        (gradients, stride): (&[f32], usize),
+        transposed: bool,
+    ) {
+        let Buffers { dout, copies: [_, copy], .. } = buffers;
+        self.head.copy_rows(gradients, stride, rows, copy);
+        if transposed {
+            transpose(self.head.rows_of(gradients, stride, rows, copy), stride, padded(rows.len()), dout);
+        }
     }
 
     /// Leaves weights in the values, and the gradients of the terms in the slopes.
@@ -147,10 +162,10 @@ impl Sweep<'_> {
     /// Adds the gradients of the images.
     fn tokens(&self, buffers: &mut Buffers, (rows, columns, _): Place<'_>, into: &mut Gradients<'_, '_>) {
         let level = self.level;
-        let Buffers { slopes, differences: [of_keys, of_queries], .. } = buffers;
+        let Buffers { slopes, differences: [of_keys, of_queries], copies: [copy, _], .. } = buffers;
         let (stride, keys, slopes) = (self.head.stride, columns.len(), &*slopes);
         let k = columns.of(self.k, stride);
-        let q = &self.q[rows.start * stride..rows.end * stride];
+        let q = self.head.rows_of(self.q, stride, rows, copy);
         let dq = &mut into.dq[(rows.start - into.first) * stride..(rows.end - into.first) * stride];
         if self.score.term() == Term::Product {
             let size = Size { rows: rows.len(), cols: stride, depth: keys };

@@ -127,7 +127,7 @@ impl Graph<'_> {
         columns.iter_mut().zip(sums.chunks_exact(stride)).for_each(|(x, sum)| *x -= f64::from(sum[0]));
     }
 
-    /// `<out_i, dout_i>` by row of the head. Rows that sum to one take it out of single products: it is summed as these are.
+    /// `<out_i, dout_i>` by the queries' own rows. Rows that sum to one take it out of single products: it is summed as these are.
     fn projections(&self, results: &[f32], gradients: &[f32], dim: usize) -> Vec<f64> {
         if !matches!(self.m.normalisation, Normalisation::Row(_)) {
             return products(results, gradients, dim);
@@ -152,7 +152,9 @@ impl Graph<'_> {
         let [x, y, dout] = [x, y, dout].map(|x| TokenRows::in_one_piece(x, dim));
         let (values, gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
         let channels = Channels { values: &values, gradients: &gradients, dim };
-        let delta = self.projections(&results, &gradients, padded(dim));
+        let mut delta = self.projections(&results, &gradients, padded(dim));
+        delta.resize(head.queries.len(), 0.0);
+        head.spread(&mut delta);
         let (weighed, log) = (self.weighed(slice), self.sweep(slice).score.is_log());
         // Where sums over columns depend on the gradients of the values, these are known before all others.
         let (dv_len, before) = (head.keys.len() * padded(dim), !self.is_streamed());
@@ -178,7 +180,8 @@ impl Graph<'_> {
             return self.slice_backward(slice, taken, channels, [dq, dk, dx], pairs);
         }
         let [mut of_rows, mut of_columns, mut of_values] =
-            [head.q.len(), head.k.len(), if before { 0 } else { dv_len }].map(|len| self.pool.zeros(len));
+            [head.queries.len() * head.stride, head.k.len(), if before { 0 } else { dv_len }]
+                .map(|len| self.pool.zeros(len));
         let into: [&mut [f32]; 3] = [&mut of_rows, &mut of_columns, &mut of_values];
         let mut of_score = self.slice_backward(slice, taken, channels, into, pairs);
         if !before {
@@ -190,10 +193,11 @@ impl Graph<'_> {
             // The term holds the query's own offset, which does not depend on the scale, and outweighs the products of a small one: the gradients
             // of the rows know the sums of these alone.
             let scale = parameter(self.call, self.m, Parameter::Scale, slice % heads);
-            let rows = of_rows.chunks_exact(head.stride).zip(head.q.chunks_exact(head.stride));
-            let products = rows
-                .map(|(dq, q)| dq[..d].iter().zip(&q[..d]).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>());
-            of_score.parameters[0] = products.sum::<f64>() / scale;
+            let query = |row: usize| &head.q[head.own_row(row) * head.stride..][..d];
+            let product = |(row, dq): (usize, &[f32])| {
+                dq[..d].iter().zip(query(row)).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>()
+            };
+            of_score.parameters[0] = of_rows.chunks_exact(head.stride).enumerate().map(product).sum::<f64>() / scale;
         }
         of_score
     }

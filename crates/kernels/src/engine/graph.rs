@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Error, Parameter, Result, Shape,
-    call::{Call, TokenRows},
+    call::{Call, TokenRows, cluster_plan::HeadPlan},
     mechanism::{Composed, Estimator, Normalisation, Score, Structure, Whitened, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
     simd::rows::max_abs,
@@ -100,12 +100,13 @@ impl<'a> Graph<'a> {
                 let ssa = structure.ssa(m.planned_scale(), causal);
                 let made = if call.extras.clusters.is_none() { Some(clustered::make(call, &ssa)?) } else { None };
                 let plan = call.extras.clusters.or(made.as_ref());
+                let none = HeadPlan::default();
                 let head = |slice: usize| {
-                    let plan = plan.map(|plan| plan.head(slice).clone()).unwrap_or_default();
+                    let plan = plan.map_or(&none, |plan| plan.head(slice));
                     let tokens = Slice::of(call, slice);
                     match ssa.routes_queries() {
-                        true => Head::routed(tokens, &plan, &ssa, causal, logits(slice)),
-                        false => Head::clustered(tokens, &plan, &ssa, causal, logits(slice)),
+                        true => Head::routed(tokens, plan, &ssa, causal, logits(slice)),
+                        false => Head::clustered(tokens, plan, &ssa, causal, logits(slice)),
                     }
                 };
                 (0..shape.slices()).into_par_iter().map(head).collect()
@@ -349,7 +350,7 @@ impl Hop for Graph<'_> {
             if head.lies_like(s.seq_q, dim) {
                 return self.hop(slice, &values, out);
             }
-            let mut rows = self.pool.zeros(head.queries.len() * padded(dim));
+            let mut rows = self.pool.memory(head.queries.len() * padded(dim));
             self.hop(slice, &values, &mut rows);
             if head.own_rows() < s.seq_q {
                 out.fill(0.0);

@@ -25,7 +25,7 @@ pub(super) struct Head<'a> {
     /// Positions of the rows and of the columns; [`EVERYWHERE`] for a mean.
     pub queries: Vec<u32>,
     pub keys: Vec<u32>,
-    /// Images of rows and columns, `stride` apart.
+    /// Images of the queries' own rows and of columns, `stride` apart.
     pub q: WholeRows<'a>,
     pub k: WholeRows<'a>,
     pub stride: usize,
@@ -236,7 +236,7 @@ impl<'a> Head<'a> {
     fn images(&self, slice: Slice<'a>, map: Map, scale: f32) -> (WholeRows<'a>, WholeRows<'a>) {
         let dim = slice.dim;
         if map == Map::Identity {
-            return (WholeRows::of(slice.q, &self.queries), self.of_columns(slice.k));
+            return (self.of_rows(slice.q), self.of_columns(slice.k));
         }
         let image = |x: &[f32], query: bool, offset: &dyn Fn(usize) -> f32| {
             let mut images = Aligned::new(x.len() / padded(dim) * self.stride);
@@ -249,7 +249,7 @@ impl<'a> Head<'a> {
             Some(&seen) if seen > 0.0 => (-seen.ln() / f64::from(scale)) as f32,
             _ => 0.0,
         };
-        let (q, k) = (WholeRows::of(slice.q, &self.queries), self.of_columns(slice.k));
+        let (q, k) = (self.of_rows(slice.q), self.of_columns(slice.k));
         (image(&q, true, &offset), image(&k, false, &|_| 0.0))
     }
 
@@ -339,9 +339,9 @@ impl<'a> Head<'a> {
         padded(dim) == dim && self.keys.len() == seq && self.means.is_empty() && ascends(&self.keys)
     }
 
-    /// Rows of `x`, one per query, in the order of the rows; of whole vectors.
+    /// Rows of `x`, one per query, in the order of the queries' own rows; of whole vectors.
     pub fn of_rows<'x>(&self, x: TokenRows<'x>) -> WholeRows<'x> {
-        WholeRows::of(x, &self.queries)
+        WholeRows::of(x, &self.queries[..self.own_rows()])
     }
 
     /// Adds the gradients of the columns, `width` apart, to the tokens' in `out [seq_kv, dim]`; with `source`, they are those of

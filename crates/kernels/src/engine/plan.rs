@@ -132,10 +132,13 @@ fn sweeps_beside(m: &Composed) -> [u64; 2] {
     }
 }
 
-/// Bytes of clustered images of `queries` rows, of keys and of values, and of gradients of these for every task.
-fn rows(shape: &Shape, queries: usize, tasks: usize) -> usize {
-    let [d, dv] = [shape.head_dim + 16, shape.value_dim + 16];
-    4 * shape.slices() * (queries * (d + dv) + tasks * shape.seq_kv * (d + dv))
+/// Bytes that the forward and the backward pass of a clustered graph hold where queries have `rows` in all: images and outputs, or
+/// images, outputs, gradients of both; of keys and values as many as `shape` has, and gradients of these for every task.
+fn rows(shape: &Shape, rows: usize) -> [usize; 2] {
+    let ([d, dv], queries) = ([shape.head_dim + 16, shape.value_dim + 16], shape.seq_q);
+    let (forward, backward) = (queries * d + rows * dv, queries * (d + 2 * dv) + rows * d);
+    let columns = shape.seq_kv * (d + dv);
+    [forward + 2 * columns, backward + 4 * columns].map(|len| 4 * shape.slices() * len)
 }
 
 /// The plan of a clustered graph, whose clusters are of equal size.
@@ -148,7 +151,7 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
     // What a causal query sees of its own segment lies by itself.
     let times = if causal && ssa.routes_queries() { 2 } else { 1 };
     let columns = &Shape { seq_kv: shape.seq_kv.saturating_mul(times), ..*shape };
-    let hops = hops(m);
+    let ([forward, backward], hops) = (rows(columns, queries), hops(m));
     Plan {
         strategy: Strategy::Fused,
         arithmetic: crate::Arithmetic::default(),
@@ -159,8 +162,8 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
         scratch_forward: 0,
         scratch_backward: 0,
         stats: saved_len(&m.normalisation, shape) + 2 * shape.slices(),
-        allocated_forward: one.allocated_forward + rows(columns, queries, 2) + 4 * kept_hops(m, shape)[0],
-        allocated_backward: one.allocated_backward + rows(columns, 2 * queries, 4) + 4 * kept_hops(m, shape)[1],
+        allocated_forward: one.allocated_forward + forward + 4 * kept_hops(m, shape)[0],
+        allocated_backward: one.allocated_backward + backward + 4 * kept_hops(m, shape)[1],
         ..one
     }
 }

@@ -15,6 +15,8 @@ use crate::scratch::Aligned;
 pub(super) struct Buffers {
     /// Images of the queries, `[stride][width]`.
     pub panel: Aligned,
+    /// What the queries of a block's rows have as images and as output gradients, where it does not lie in their order.
+    pub copies: [Aligned; 2],
     /// Output gradients, `[dim][width]`.
     pub dout: Aligned,
     /// Values or terms, then weights.
@@ -38,6 +40,7 @@ impl Buffers {
     fn new() -> Self {
         Self {
             panel: Aligned::default(),
+            copies: Default::default(),
             dout: Aligned::default(),
             values: Aligned::new(KEYS * STRIDE),
             slopes: Aligned::default(),
@@ -99,7 +102,8 @@ impl Pool {
         Lines::Copied(copy)
     }
 
-    fn memory(&self, len: usize) -> Zeros<'_> {
+    /// `len` f32 of unspecified content.
+    pub fn memory(&self, len: usize) -> Zeros<'_> {
         let mut data = if len > 0 { take(&self.zeros).unwrap_or_default() } else { Aligned::default() };
         data.resize(len);
         Zeros { pool: self, data }

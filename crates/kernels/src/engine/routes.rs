@@ -15,6 +15,7 @@ use super::{
 use crate::{
     call::cluster_plan::{HeadPlan, NONE},
     mechanism::{Estimator, Segments, Ssa},
+    scratch::Aligned,
 };
 
 /// Which rows are of one query.
@@ -40,13 +41,21 @@ impl Routes {
     ) -> (Self, Vec<Vec<u32>>) {
         let mut by_cluster = vec![Vec::new(); plan.clusters()[1]];
         let (mut seen_means, mut start) = (Vec::new(), vec![0]);
+        let mut from = 0;
         for (row, &label) in labels.iter().enumerate() {
-            let from = plan.exact.partition_point(|&[a, _]| i64::from(a) < i64::from(label));
+            let before = |&[a, _]: &[u32; 2]| i64::from(a) < i64::from(label);
+            // Mostly it is the next.
+            if from > 0 && !before(&plan.exact[from - 1]) {
+                from = plan.exact.partition_point(before);
+            }
+            from += plan.exact[from..].iter().take_while(|pair| before(pair)).count();
             let of_label = plan.exact[from..].iter().take_while(|&&[a, _]| i64::from(a) == i64::from(label));
+            let until = from + of_label.clone().count();
             for &[_, c] in of_label.filter(|&&[_, c]| sees(row, c as usize)) {
                 by_cluster[c as usize].push(row as u32);
                 seen_means.extend(means.get(c as usize).copied().flatten());
             }
+            from = until;
             start.push(seen_means.len() as u32);
         }
         let of = by_cluster.iter().flatten().copied().collect();
@@ -214,6 +223,30 @@ impl<'a> Head<'a> {
     /// Rows that are a query's first; the others come after them.
     pub fn own_rows(&self) -> usize {
         self.routes.as_ref().map_or(self.queries.len(), Routes::own)
+    }
+
+    /// The own row of a row's query.
+    pub fn own_row(&self, row: usize) -> usize {
+        self.routes
+            .as_ref()
+            .filter(|routes| row >= routes.own)
+            .map_or(row, |routes| routes.of[row - routes.own] as usize)
+    }
+
+    /// Copies what the queries of a block's rows have in `x`, `stride` numbers each, where it does not lie in their order.
+    pub fn copy_rows(&self, x: &[f32], stride: usize, rows: &Range<usize>, copy: &mut Aligned) {
+        if rows.end <= self.own_rows() {
+            return;
+        }
+        copy.resize(rows.len() * stride);
+        for (to, row) in copy.chunks_exact_mut(stride.max(1)).zip(rows.clone()) {
+            to.copy_from_slice(&x[self.own_row(row) * stride..][..stride]);
+        }
+    }
+
+    /// The same as it lies in `x`, or in the `copy`.
+    pub fn rows_of<'x>(&self, x: &'x [f32], stride: usize, rows: &Range<usize>, copy: &'x [f32]) -> &'x [f32] {
+        if rows.end <= self.own_rows() { &x[rows.start * stride..rows.end * stride] } else { copy }
     }
 
     /// Whether something is added to the logits of a tile's pairs.

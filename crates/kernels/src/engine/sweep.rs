@@ -29,7 +29,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(super) struct Sweep<'a> {
     pub head: &'a Head<'a>,
-    /// The images of its rows and columns.
+    /// The images of its queries' own rows and of its columns.
     pub q: &'a [f32],
     pub k: &'a [f32],
     /// Per column, where sums of rows are of affinities divided by something: what is added to their logarithms.
@@ -79,7 +79,7 @@ pub(super) struct Taken {
     pub whitened: Option<Back>,
 }
 
-/// Tensors of a head whose rows are whole vectors: values by column; output gradients by row.
+/// Tensors of a head whose rows are whole vectors: values by column; output gradients by the queries' own rows.
 #[derive(Clone, Copy)]
 pub(super) struct Channels<'a> {
     pub values: &'a [f32],
@@ -310,7 +310,9 @@ impl<'a> Sweep<'a> {
         }
         let stride = self.head.stride;
         (buffers.rows, buffers.width) = (rows.clone(), padded(rows.len()));
-        transpose(&self.q[rows.start * stride..rows.end * stride], stride, buffers.width, &mut buffers.panel);
+        let (head, Buffers { panel, copies: [copy, _], .. }) = (self.head, &mut *buffers);
+        head.copy_rows(self.q, stride, rows, copy);
+        transpose(head.rows_of(self.q, stride, rows, copy), stride, padded(rows.len()), panel);
         buffers.lanes.set(&self.head.sight, &self.head.queries[rows.clone()]);
     }
 }

@@ -3,6 +3,7 @@
 
 mod by_row;
 mod fit;
+mod heaviest;
 mod kmeans;
 pub(super) mod online;
 mod outliers;
@@ -160,9 +161,12 @@ impl<'a> Head<'a> {
         self.free_outliers(&mut label_k);
         let of_labels = |labels: &[i32]| Members::new(labels, None, clusters(labels));
         let keys = of_labels(&label_k);
+        if self.m.routes_queries() {
+            // No edges are sampled, and nothing is a stray.
+            return HeadPlan { exact: self.best_of_queries(&keys), label_q, label_k, edges: Vec::new() };
+        }
         let mut queries = of_labels(&label_q);
-        let mut routes =
-            if self.m.routes_queries() { self.best_of_queries(&keys) } else { self.routes(&queries, &keys) };
+        let mut routes = self.routes(&queries, &keys);
         if self.m.outlier_queries > 0 {
             (label_q, routes) = self.route_outliers(&label_q, &queries, &keys, routes);
             queries = of_labels(&label_q);

@@ -56,7 +56,7 @@ impl<'a> Panels<'a> {
             .with_min_len(grain(GROUPS))
             .map(|((panels, nearest), labels)| {
                 self.level.dispatch(Nearer { panels, centre, label, nearest, labels });
-                nearest.iter().map(|&x| f64::from(x)).sum()
+                sum(nearest)
             })
             .collect()
     }
@@ -135,6 +135,16 @@ fn squares<S: Simd, const N: usize>(
         }
     }
     vectors_mut::<S, N>(distances, col).copy_from_slice(&sums);
+}
+
+/// The sum of some numbers, by running sums that do not wait for each other.
+fn sum(x: &[f32]) -> f64 {
+    const SUMS: usize = 16;
+    let mut sums = [0.0; SUMS];
+    let (whole, rest) = x.as_chunks::<SUMS>();
+    whole.iter().for_each(|x| sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x)));
+    sums.iter_mut().zip(rest).for_each(|(sum, &x)| *sum += f64::from(x));
+    sums.iter().sum()
 }
 
 struct Assign<'a> {

@@ -2,56 +2,63 @@
 
 use rayon::prelude::*;
 
-use super::{super::members::Members, Head};
+use super::{super::members::Members, Head, heaviest::Ranking};
 use crate::{
-    simd::product::{Left, Right, Size, Store, multiply},
-    structure::dense::padded,
+    Scratch,
+    call::TokenRows,
+    mechanism::Segments,
+    structure::dense::{PANEL, padded, transpose},
 };
 
-/// Queries that are ranked together: their products with a few hundred means stay in the first cache.
-const QUERIES: usize = 32;
+/// Queries of a task.
+const QUERIES: usize = 4 * PANEL;
 
 impl Head<'_> {
-    /// The clusters that every query sees exactly: the `routes` ones whose mean keys, as many times as they have members, weigh most.
-    /// Of a masked query, none. Those of later segments than the last before the query's have larger numbers than all that it sees.
-    pub(super) fn best_of_queries(&self, keys: &Members) -> Vec<Vec<u32>> {
-        let (dim, count) = (self.dim, self.m.routes);
-        let present: Vec<u32> = (0..keys.len() as u32).filter(|&c| !keys.of(c as usize).is_empty()).collect();
-        let (means, width) = (keys.means(self.k, dim), padded(keys.len()));
-        let mut columns = vec![0.0; dim * width];
-        for (c, mean) in means.chunks_exact(dim).enumerate() {
-            columns[c..].iter_mut().step_by(width).zip(mean).for_each(|(to, &x)| *to = x);
-        }
-        let (scale, segments) = (self.scale(), self.segments);
-        let seen_by = |i: usize| {
-            let before = |c: &u32| segments.of_key(keys.of(*c as usize)[0] as usize) < segments.of_query(i);
-            &present[..present.partition_point(before)]
+    /// The clusters that every query sees exactly, pairs of both in order: the `routes` ones whose mean keys, as many times as they have
+    /// members, weigh most. Of a masked query, none.
+    pub(super) fn best_of_queries(&self, keys: &Members) -> Vec<[u32; 2]> {
+        let (dim, ranking) = (self.dim, Ranking::new(keys, (self.k, self.dim), self.scale(), self.m.routes));
+        let ends = Ends::new(self, keys);
+        let queries: Vec<u32> = (0..self.seq_q).filter(|&i| self.keeps_query(i)).map(|i| i as u32).collect();
+        let of_task = |(scratch, choices): &mut (Scratch, _), queries: &[u32]| {
+            let panels = scratch.take(padded(queries.len()) * dim);
+            transpose(TokenRows::in_one_piece(self.q, dim), queries, |_| 1.0, panels);
+            let mut chosen = Vec::with_capacity(queries.len() * self.m.routes.min(keys.len()));
+            for (panel, queries) in panels.chunks(PANEL * dim).zip(queries.chunks(PANEL)) {
+                let ends: Vec<u32> = queries.iter().map(|&i| ends.of(i as usize)).collect();
+                ranking.choose(self.level, panel, &ends, choices);
+                for (n, &i) in queries.iter().enumerate() {
+                    chosen.extend(choices.of(n).iter().map(|&c| [i, c]));
+                }
+            }
+            chosen
         };
-        let log_sizes: Vec<f64> = (0..keys.len()).map(|c| (keys.of(c).len() as f64).ln()).collect();
-        let of_group = |(group, q): (usize, &[f32])| {
-            let (rows, first) = (q.len() / dim, group * QUERIES);
-            let last = seen_by(first + rows - 1).last();
-            let cols = last.map_or(0, |&c| padded(c as usize + 1));
-            let mut products = vec![0.0; rows * width];
-            let left = Left { data: q, row_stride: dim, depth_stride: 1 };
-            let size = Size { rows, cols, depth: dim };
-            multiply(
-                self.level,
-                size,
-                left,
-                Right { data: &columns, stride: width },
-                Store { data: &mut products, stride: width },
-            );
-            let best = |(n, products): (usize, &[f32])| match self.keeps_query(first + n) {
-                true => largest(seen_by(first + n), count, |c| scale * f64::from(products[c]) + log_sizes[c]),
-                false => Vec::new(),
-            };
-            products.chunks_exact(width.max(1)).enumerate().map(best).collect::<Vec<_>>()
+        let tasks = queries.par_chunks(QUERIES);
+        let chosen: Vec<Vec<[u32; 2]>> = tasks.map_init(|| (Scratch::default(), ranking.choices()), of_task).collect();
+        chosen.concat()
+    }
+}
+
+/// Which clusters lie before the segment of a query: the first so many.
+struct Ends {
+    segments: Segments,
+    /// Of the keys of every cluster.
+    of_clusters: Vec<usize>,
+}
+
+impl Ends {
+    fn new(head: &Head<'_>, keys: &Members) -> Self {
+        let mut last = 0;
+        let segment = |c: usize| {
+            last = keys.of(c).first().map_or(last, |&j| head.segments.of_key(j as usize));
+            last
         };
-        if present.is_empty() {
-            return vec![Vec::new(); self.seq_q];
-        }
-        self.q.par_chunks(QUERIES * dim).enumerate().flat_map_iter(of_group).collect()
+        Self { segments: head.segments, of_clusters: (0..keys.len()).map(segment).collect() }
+    }
+
+    fn of(&self, query: usize) -> u32 {
+        let own = self.segments.of_query(query);
+        self.of_clusters.partition_point(|&segment| segment < own) as u32
     }
 }
 
