@@ -185,11 +185,22 @@ impl Ours {
 
     /// Queries, keys, values and the gradient that comes in as the operator reads them, `[batch, heads, tokens, channels]`.
     pub fn read(&self, b: &Buffers) -> Result<[Vec<f32>; 4]> {
-        let views = self.bound.views(&self.call, [&b.q, &b.k, &b.v], Extras::default())?;
-        let of = |x, heads| gather(x, self.sizes(heads, self.call.shape.seq_q));
+        let [q, k, v] = self.gathered([&b.q, &b.k, &b.v])?;
         let (heads, kv_heads) = (self.call.shape.heads, self.call.kv_heads);
-        let k = views.k.as_ref().map_or(Vec::new(), |k| of(k, kv_heads));
-        Ok([of(&views.q, heads), k, of(&views.v, kv_heads), self.rows(&b.dout)])
+        // What is not there is not read: any numbers do.
+        let [q, k] = [(q, heads), (k, kv_heads)].map(|(x, heads)| x.unwrap_or_else(|| vec![0.0; self.call.len(heads)]));
+        Ok([q, k, v.unwrap_or_default(), self.rows(&b.dout)])
+    }
+
+    /// Queries, keys and values, or their gradients, `[batch, heads, tokens, channels]`; those that the layout has.
+    fn gathered(&self, buffers: [&[f32]; 3]) -> Result<[Option<Vec<f32>>; 3]> {
+        let StridedInputs { q, k, v, .. } = self.bound.views(&self.call, buffers, Extras::default())?;
+        // Side by side, a mechanism that reads values alone has no queries and keys.
+        let all = self.call.layout != TensorLayout::Packed || self.bound.mechanism().projections() > 1;
+        let of = |x, heads| gather(&x, self.sizes(heads, self.call.shape.seq_q));
+        let (heads, kv_heads) = (self.call.shape.heads, self.call.kv_heads);
+        let k = k.filter(|_| all).map(|k| of(k, kv_heads));
+        Ok([all.then(|| of(q, heads)), k, Some(of(v, kv_heads))])
     }
 
     fn sizes(&self, heads: usize, rows: usize) -> [usize; 4] {
@@ -260,18 +271,8 @@ impl Local for Ours {
     fn solve(&mut self, b: &mut Buffers) -> Result<Results> {
         b.poison();
         self.training(b)?;
-        let (tokens, packed) = (self.call.shape.seq_q, self.call.layout == TensorLayout::Packed);
-        let views = self.bound.views(&self.call, [&b.dq, &b.dk, &b.dv], Extras::default())?;
-        let of = |x, heads| gather(x, self.sizes(heads, tokens));
-        // Values alone lie side by side: queries and keys, which are not read, have no place for a gradient.
-        let there = !packed || self.bound.mechanism().projections() > 1;
-        let (heads, kv_heads) = (self.call.shape.heads, self.call.kv_heads);
-        Ok(Results {
-            out: self.rows(&b.out),
-            dq: there.then(|| of(&views.q, heads)),
-            dk: views.k.as_ref().filter(|_| there).map(|dk| of(dk, kv_heads)),
-            dv: Some(of(&views.v, kv_heads)),
-        })
+        let [dq, dk, dv] = self.gathered([&b.dq, &b.dk, &b.dv])?;
+        Ok(Results { out: self.rows(&b.out), dq, dk, dv })
     }
 
     fn needs(&self, _: Shape) -> u64 {
