@@ -65,7 +65,7 @@ impl Comparison {
         let mut heads_first = Buffers::new(&ours.call().heads_first());
         let Buffers { q, k, v, dout, .. } = &mut heads_first;
         for (into, x) in [q, k, v, dout].into_iter().zip(inputs) {
-            // Where keys are queries there are none, and a pooled output has one row.
+            // A pooled output has one row.
             into[..x.len()].copy_from_slice(&x);
         }
         Ok(Self { laid, heads_first, exact })
