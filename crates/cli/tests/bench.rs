@@ -137,7 +137,8 @@ fn beside(sandbox: &Sandbox, python: &std::path::Path) -> (Value, String) {
 #[test]
 fn a_peer_that_fails_is_told_of_and_ours_is_measured() {
     let sandbox = Sandbox::new();
-    let hello = r#"read x; echo '{"version": "9", "ways": {"softmax": ["eager"]}}'"#;
+    let way = r#"{"way": "eager", "label": "torch eager", "dtype": "float32", "trains": true}"#;
+    let hello = format!(r#"read x; echo '{{"versions": {{"torch": "9"}}, "ways": {{"softmax": [{way}]}}}}'"#);
     let cases = [
         (sandbox.path("nowhere"), "cannot be started"),
         (peer(&sandbox, "lacks", "echo 'ModuleNotFoundError: torch' >&2; exit 1"), "ModuleNotFoundError: torch"),

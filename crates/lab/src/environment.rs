@@ -1,6 +1,6 @@
 //! The machine and the program that numbers were measured with.
 
-use std::sync::OnceLock;
+use std::{fmt, sync::OnceLock};
 
 use resolvent_kernels::simd::Level;
 use serde::{Deserialize, Serialize};
@@ -64,6 +64,45 @@ impl Environment {
     }
 }
 
+/// Share of the cores that other programs may keep busy before times are worth little.
+const BUSY: f64 = 0.25;
+
+/// How busy a machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Threads that ran or waited for a core, on average over the last minute.
+    pub average: f64,
+    /// Cores.
+    pub cores: usize,
+}
+
+impl Load {
+    /// This machine's; none where the system does not tell (on Linux, `/proc/loadavg` does).
+    pub fn current() -> Option<Self> {
+        let told = std::fs::read_to_string("/proc/loadavg").ok()?;
+        Some(Self { average: average_of(&told)?, cores: std::thread::available_parallelism().ok()?.get() })
+    }
+
+    /// Whether more than a quarter of the cores was busy.
+    pub fn is_busy(&self) -> bool {
+        self.average > BUSY * self.cores as f64
+    }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { average, cores } = self;
+        write!(f, "the load average of the last minute is {average:.1} on {cores} cores")?;
+        let busy = ": the machine was busy when this began, and its times may be far off (what has just ended counts for a minute)";
+        if self.is_busy() { f.write_str(busy) } else { Ok(()) }
+    }
+}
+
+/// The first number of `/proc/loadavg`.
+fn average_of(told: &str) -> Option<f64> {
+    told.split_whitespace().next()?.parse().ok().filter(|average: &f64| average.is_finite())
+}
+
 /// Bytes that the system could still give, where it tells; on Linux not more than the process's control group may still take, or its
 /// limit of the address space leaves.
 pub fn available_memory() -> Option<u64> {
@@ -112,4 +151,19 @@ fn address_space_used() -> Option<u64> {
 pub(crate) fn cpu() -> Option<String> {
     let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
     Some(system.cpus().first()?.brand().trim().to_string()).filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_of_the_cores_is_busy() {
+        assert_eq!(average_of("0.57 1.23 2.00 3/158 22849\n"), Some(0.57));
+        assert!(["", "nan 1 2", "x"].iter().all(|told| average_of(told).is_none()));
+        let load = |average| Load { average, cores: 2 };
+        assert!(!load(0.5).is_busy() && load(0.57).is_busy());
+        assert!(load(0.57).to_string().contains("0.6 on 2 cores: the machine was busy"));
+        assert!(!load(0.5).to_string().contains("busy"));
+    }
 }

@@ -11,54 +11,26 @@ pass, is timed of the wheel and of PyTorch; the others have no backward pass.
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 from typing import Any, Callable
 
 import common
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import resolvent.torch
 
+# What `resolvent bench --peers` asks of libraries that only infer is asked here too.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "lab/src/bench/rivals"))
+import inference  # noqa: E402
+
 #: How far an output may be from float64's, of its largest number.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 Way = Callable[[], Any]
-
-
-def onnx(q: Tensor, k: Tensor, v: Tensor, threads: int) -> Way:
-    """onnxruntime's MultiHeadAttention, which takes ``[batch, tokens, channels of all heads]``."""
-    import onnxruntime
-    from onnx import TensorProto, helper
-
-    batch, heads, tokens, channels = q.shape
-    shape = [batch, tokens, heads * channels]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("q", "k", "v", "out")]
-    node = helper.make_node("MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft", num_heads=heads)
-    graph = helper.make_graph([node], "attention", values[:3], values[3:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    inputs = {name: x.transpose(1, 2).reshape(shape).numpy() for name, x in zip("qkv", (q, k, v))}
-    return lambda: session.run(None, inputs)[0].reshape(batch, tokens, heads, channels).swapaxes(1, 2)
-
-
-def openvino(q: Tensor, k: Tensor, v: Tensor, threads: int) -> Way:
-    """OpenVINO's operation of the same name as PyTorch's."""
-    import openvino as ov
-    from openvino import opset13
-
-    inputs = [opset13.parameter(list(q.shape), np.float32) for _ in range(3)]
-    model = ov.Model([opset13.scaled_dot_product_attention(*inputs)], inputs)
-    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-    request = ov.compile_model(model, "CPU", options).create_infer_request()
-    arrays = [x.numpy() for x in (q, k, v)]
-    return lambda: request.infer(arrays)[0]
 
 
 def with_accelerated(ways: dict[str, Way], dtype: torch.dtype) -> dict[str, Way]:
@@ -74,7 +46,7 @@ def forward_ways(tensors: Tensors, dtype: torch.dtype, threads: int) -> tuple[di
     }
     ways, missing = with_accelerated(ways, dtype), []
     if dtype == torch.float32:
-        for name, make in (("onnxruntime", onnx), ("openvino", openvino)):
+        for name, make in (("onnxruntime", inference.onnxruntime), ("openvino", inference.openvino)):
             try:
                 ways[name] = make(*tensors, threads)
             except ImportError as error:

@@ -9,7 +9,8 @@ use std::{
 use clap::Args;
 use resolvent_kernels::Precision;
 use resolvent_lab::{
-    bench::{self, BenchOptions, BenchReport},
+    bench::{self, Arrangement, BenchOptions, BenchReport, TensorLayout},
+    environment::Load,
     folder::{Claim, Contents, REPORT},
     report::write_bench,
     source::Document,
@@ -33,7 +34,7 @@ use crate::{
 ///
 /// Every mechanism is compared with the f64 reference first; one that differs is not timed, and the command fails. In turns
 /// with them run others' ways to the same results, likewise compared: Burn's own attention, candle's (if built with the feature
-/// `candle`), and PyTorch (--peers). Beside them stands what this machine reaches in a plain matrix product, in exponentials
+/// `candle`), and PyTorch, onnxruntime and OpenVINO (--peers). Beside them stands what this machine reaches in a plain matrix product, in exponentials
 /// and in copying memory. bench.json and report.html are written after every size; a table ends it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -53,6 +54,16 @@ pub struct Bench {
     /// Channels of a head
     #[arg(long, value_name = "N", default_value_t = 64)]
     head_dim: usize,
+    /// Heads of keys and values, each of which serves as many heads of queries in a row [default: as many as of queries]
+    #[arg(long, value_name = "N")]
+    kv_heads: Option<usize>,
+    /// Where tensors lie: heads ([batch, heads, tokens, channels]), tokens ([batch, tokens, heads, channels]) or packed (queries, keys
+    /// and values of a token side by side, as one layer projects them)
+    #[arg(long, value_name = "LAYOUT", default_value = "heads", value_parser = layout)]
+    layout: TensorLayout,
+    /// One call of sequences that lie end to end, of so many tokens each
+    #[arg(long, value_name = "LEN,LEN", value_delimiter = ',', conflicts_with_all = ["tokens", "batch"])]
+    sequences: Vec<usize>,
     /// Precision of our products: full (f32) or bf16; the table says what ran, and by which instructions
     #[arg(long, value_name = "PRECISION", default_value = "full", value_parser = precision)]
     precision: Precision,
@@ -68,7 +79,8 @@ pub struct Bench {
     /// Leave out Burn's own attention, and candle's
     #[arg(long)]
     no_rivals: bool,
-    /// A Python interpreter with PyTorch, to be measured in turns with ours: eager formulas, and its own softmax attention
+    /// A Python interpreter with PyTorch, to be measured in turns with ours: eager formulas, and its own softmax attention, with
+    /// --precision bf16 in bf16 too; forward, onnxruntime's and OpenVINO's where they are installed
     #[arg(long, value_name = "PYTHON")]
     peers: Option<PathBuf>,
     /// With --peers: the formulas through torch.compile too, which takes up to minutes each at every size
@@ -86,12 +98,15 @@ pub struct Bench {
 }
 
 /// The options that a comparison of results makes no use of.
-const MEASURING: [&str; 13] = [
+const MEASURING: [&str; 16] = [
     "mechanisms",
     "tokens",
     "batch",
     "heads",
     "head_dim",
+    "kv_heads",
+    "layout",
+    "sequences",
     "precision",
     "rounds",
     "turn",
@@ -108,6 +123,8 @@ Examples:
   resolvent bench --mechanisms softmax,linear-infsa --tokens 4096,65536,331776 --heads 64 --head-dim 16
   resolvent bench --mechanisms M.json --tokens 197 --batch 64 --out runs/mine
   resolvent bench --mechanisms softmax,infsa --precision bf16
+  resolvent bench --mechanisms softmax --layout packed --kv-heads 2
+  resolvent bench --mechanisms softmax,ssa --sequences 512,77,1300
   resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
   resolvent bench --compare before/bench.json after/bench.json";
 
@@ -116,6 +133,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(files) = &args.compare {
         return compare(&files[0], &files[1], global);
     }
+    let load = Load::current();
     calibrate()?;
     let (file, page) = (args.out.join(bench::RESULTS), args.out.join(REPORT));
     if page.exists() && !file.exists() {
@@ -123,7 +141,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     }
     let _claim = Claim::take(&args.out, &[bench::RESULTS, REPORT], Contents::Bench)?;
     let deferred = Deferred::begin();
-    let options = options(args, global, &deferred)?;
+    let options = BenchOptions { load, ..options(args, global, &deferred)? };
     let report = bench::run(&options)?;
     if report.interrupted && report.points.is_empty() {
         return Err(Error::Interrupted("nothing was measured; run the command again".into()));
@@ -145,12 +163,19 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     }
 }
 
+/// The layout of that name.
+fn layout(name: &str) -> std::result::Result<TensorLayout, String> {
+    TensorLayout::named(name)
+        .ok_or_else(|| format!("expected {}", TensorLayout::ALL.map(TensorLayout::name).join(", ")))
+}
+
 fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOptions> {
     let folder = args.out.clone();
     let mut options = BenchOptions {
         batch: args.batch,
         heads: args.heads,
         head_dim: args.head_dim,
+        arrangement: Arrangement { kv_heads: args.kv_heads, layout: args.layout, sequences: args.sequences.clone() },
         precision: args.precision,
         rounds: args.rounds,
         turn: Duration::from_millis(args.turn.into()),

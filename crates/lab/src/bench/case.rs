@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use resolvent_kernels::{self as kernels, Mechanism, Plan, Precision, Shape, Strategy};
+use resolvent_kernels::{Mechanism, Plan, Precision};
 
 use super::{
     BenchReport, Ceilings, PlanSummary, Point, Timing, Work,
-    contender::{Buffers, Contender, Ours},
-    rivals::{Rival, Rivals},
+    buffers::Buffers,
+    call::Call,
+    contender::Contender,
+    ours::{self, Ours},
+    rivals::{self, Rival, Rivals},
 };
 use crate::{Result, candidate::Candidate, memory::MemoryProbe, stats::median};
 
@@ -18,6 +21,7 @@ type Planned = std::result::Result<Case, Box<Point>>;
 pub(super) struct Case {
     contender: Box<dyn Contender>,
     point: Point,
+    call: Call,
     tied: bool,
     work: [Work; 2],
     forward: Vec<f64>,
@@ -27,27 +31,30 @@ pub(super) struct Case {
 
 impl Case {
     /// One of our operators; refused sizes are points that say why.
-    pub fn ours(Candidate { name, mechanism }: &Candidate, shape: Shape, precision: Precision) -> Planned {
-        let mut point = Point::new(name, Some(mechanism.clone()), shape);
-        match Ours::new(mechanism, shape, precision) {
+    pub fn ours(Candidate { name, mechanism }: &Candidate, call: &Call, precision: Precision) -> Planned {
+        let mut point = Point::new(name, Some(mechanism.clone()), call.shape);
+        match Ours::new(mechanism, call, precision) {
             Ok(ours) => {
                 let plan = *ours.plan();
                 point.plan = Some(PlanSummary::of(&plan));
-                Ok(Self::new(Box::new(ours), point, mechanism, &plan, Work::of(&plan)))
+                Ok(Self::new(Box::new(ours), point, call, mechanism, &plan, Work::of(&plan)))
             }
             Err(why) => Err(Box::new(Point { skipped: Some(why.to_string()), ..point })),
         }
     }
 
     /// A rival's way to the result of a mechanism.
-    pub fn rival(rivals: &Rivals, rival: &Rival, of: &Candidate, shape: Shape) -> Planned {
+    pub fn rival(rivals: &Rivals, rival: &Rival, of: &Candidate, call: &Call) -> Planned {
         let mechanism = &of.mechanism;
-        let point = Point { rival_of: Some(of.name.clone()), ..Point::new(&rival.label, None, shape) };
-        match kernels::plan(mechanism, &shape, false, Strategy::Auto) {
+        let point = Point::new(&rival.label, None, call.shape);
+        let point = Point { rival_of: Some(of.name.clone()), dtype: rival.dtype.clone(), ..point };
+        let planned =
+            ours::plan(mechanism, call).and_then(|plan| Ok((plan, rivals.contender(rival, mechanism, call)?)));
+        match planned {
             // The least operations; its bytes are its own affair.
-            Ok(plan) => {
+            Ok((plan, contender)) => {
                 let work = Work::of(&plan).map(|work| Work { bytes: 0, ..work });
-                Ok(Self::new(rivals.contender(rival, mechanism, shape), point, mechanism, &plan, work))
+                Ok(Self::new(contender, point, call, mechanism, &plan, work))
             }
             Err(why) => Err(Box::new(Point { skipped: Some(why.to_string()), ..point })),
         }
@@ -56,6 +63,7 @@ impl Case {
     fn new(
         contender: Box<dyn Contender>,
         mut point: Point,
+        call: &Call,
         mechanism: &Mechanism,
         plan: &Plan,
         work: [Work; 2],
@@ -64,7 +72,7 @@ impl Case {
         // Of a time that may have been less work, no rate is known.
         let work = if mechanism.iterates() { work.map(|work| Work { flops: 0, ..work }) } else { work };
         let (forward, training, peaks) = (Vec::new(), Vec::new(), [None; 2]);
-        Self { contender, point, tied: mechanism.tied(), work, forward, training, peaks }
+        Self { contender, point, call: call.clone(), tied: mechanism.tied(), work, forward, training, peaks }
     }
 
     pub fn is_rival(&self) -> bool {
@@ -73,7 +81,7 @@ impl Case {
 
     /// Bytes that it is known to hold at its peak beside the tensors, in this process.
     pub fn needs(&self) -> u64 {
-        self.contender.needs(Shape::square(self.point.batch, self.point.heads, self.point.tokens, self.point.head_dim))
+        self.contender.needs(self.call.shape)
     }
 
     pub fn skipped(self, why: String) -> Point {
@@ -82,13 +90,15 @@ impl Case {
 
     /// Seconds of a forward and a forward and backward pass: scaled from a smaller size, or from the machine's rate.
     pub fn predicted_seconds(&self, report: &BenchReport) -> f64 {
-        let work = |flops: [u64; 2]| (2 * flops[0] + flops[1]) as f64;
+        let work = |flops: [u64; 2], trains: bool| (flops[0] + if trains { flops[0] + flops[1] } else { 0 }) as f64;
         let smaller = report.points.iter().rev().find(|p| p.label == self.point.label && p.forward.is_some());
         match smaller {
-            Some(Point { forward: Some(forward), training: Some(training), flops, .. }) => {
-                (forward.median + training.median) * work(self.point.flops) / work(*flops).max(1.0)
+            Some(Point { forward: Some(forward), training, flops, .. }) => {
+                let seconds = forward.median + training.as_ref().map_or(0.0, |training| training.median);
+                let trains = training.is_some();
+                seconds * work(self.point.flops, trains) / work(*flops, trains).max(1.0)
             }
-            _ => work(self.point.flops) / (0.2e9 * report.ceilings.gemm_gflops),
+            _ => work(self.point.flops, true) / (0.2e9 * report.ceilings.gemm_gflops),
         }
     }
 
@@ -97,14 +107,19 @@ impl Case {
         self.peaks = self.contender.warm(buffers, probe)?;
         if self.is_rival() {
             // Ours write their results to memory that is there; those of the others are among what they hold.
-            let Point { batch, heads, tokens, head_dim, .. } = self.point;
-            let tensor = (size_of::<f32>() * batch * heads * tokens * head_dim) as u64;
-            let results = [1, if self.tied { 3 } else { 4 }].map(|tensors| tensors * tensor);
+            let results = self.bytes_of_results();
             for (peak, results) in self.peaks.iter_mut().zip(results) {
                 *peak = peak.map(|peak| peak.saturating_sub(results));
             }
         }
         Ok(())
+    }
+
+    /// Bytes of the output, and of the output and the gradients.
+    fn bytes_of_results(&self) -> [u64; 2] {
+        let [q, kv] = [self.call.shape.heads, self.call.kv_heads].map(|heads| self.call.len(heads) as u64);
+        let gradients = q + if self.tied { kv } else { 2 * kv };
+        [q, q + gradients].map(|elements| rivals::bytes_of(&self.point.dtype) * elements)
     }
 
     /// A turn: forward passes, and forward and backward passes, until it has lasted `turn`, at least one of each. The medians of
@@ -115,9 +130,9 @@ impl Case {
             runs.push(self.contender.round(buffers)?);
         }
         let late = &runs[runs.len() / 2..];
-        let typical = |pass: usize| median(&mut late.iter().map(|run| run[pass]).collect::<Vec<_>>());
-        self.forward.push(typical(0));
-        self.training.push(typical(1));
+        let typical = |mut times: Vec<f64>| (!times.is_empty()).then(|| median(&mut times));
+        self.forward.extend(typical(late.iter().map(|run| run.0).collect()));
+        self.training.extend(typical(late.iter().filter_map(|run| run.1).collect()));
         Ok(())
     }
 
@@ -125,9 +140,12 @@ impl Case {
     pub fn finish(mut self, ceilings: &Ceilings) -> Point {
         let tokens = self.point.batch * self.point.tokens;
         let [forward, backward] = self.work;
-        let timing = |times: &mut Vec<f64>, work, peak| Timing::of(times, tokens, work, peak, ceilings);
-        self.point.forward = Some(timing(&mut self.forward, forward, self.peaks[0]));
-        self.point.training = Some(timing(&mut self.training, forward + backward, self.peaks[1]));
+        // Of what has no backward pass there are no times with one.
+        let timing = |times: &mut Vec<f64>, work, peak| {
+            (!times.is_empty()).then(|| Timing::of(times, tokens, work, peak, ceilings))
+        };
+        self.point.forward = timing(&mut self.forward, forward, self.peaks[0]);
+        self.point.training = timing(&mut self.training, forward + backward, self.peaks[1]);
         self.point
     }
 }

@@ -61,9 +61,13 @@ pub fn differences(before: &BenchReport, after: &BenchReport) -> Vec<String> {
     if before.rounds.min(after.rounds) < TELLING {
         notes.push(format!("fewer than {TELLING} turns: their noise is not known, and no change stands out"));
     }
+    if before.arrangement != after.arrangement {
+        notes.push("the calls differ in --kv-heads, --layout or --sequences: none is compared".into());
+    }
     for (has, lacks, name) in [(before, after, "before"), (after, before, "after")] {
         let timed = has.points.iter().filter(|p| p.forward.is_some());
-        let alone = timed.filter(|p| !lacks.points.iter().any(|other| same(p, other) && other.forward.is_some()));
+        let alike = |p: &Point| find(lacks, has, p).is_some_and(|other| other.forward.is_some());
+        let alone = timed.filter(|p| !alike(p));
         notes.extend(
             alone.map(|p| format!("{} at {} tokens is only in the one {name}, as configured there", p.label, p.tokens)),
         );
@@ -81,12 +85,17 @@ fn same(a: &Point, b: &Point) -> bool {
         && (a.mechanism.is_some() || a.flops == b.flops)
 }
 
+/// The point of one benchmark that measures the same call as one of another.
+fn find<'a>(among: &'a BenchReport, of: &BenchReport, point: &Point) -> Option<&'a Point> {
+    among.points.iter().filter(|_| among.arrangement == of.arrangement).find(|other| same(point, other))
+}
+
 /// The points of two benchmarks that are of the same mechanism and size, and how they differ.
 pub fn changes(before: &BenchReport, after: &BenchReport) -> Vec<Change> {
     let telling = before.rounds.min(after.rounds) >= TELLING;
     let mut changes = Vec::new();
     for new in &after.points {
-        let Some(old) = before.points.iter().find(|old| same(old, new)) else { continue };
+        let Some(old) = find(before, after, new) else { continue };
         for (name, pass) in PASSES {
             let (Some(a), Some(b)) = (pass(old), pass(new)) else { continue };
             let noise = a.noise().max(b.noise());

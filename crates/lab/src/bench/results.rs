@@ -10,7 +10,7 @@ use resolvent::Calibration;
 use resolvent_kernels::{Mechanism, Plan, Shape};
 use serde::{Deserialize, Serialize};
 
-use super::{Ceilings, Check, RESULTS};
+use super::{Arrangement, Ceilings, Check, RESULTS};
 use crate::{
     Error, Result,
     columns::{
@@ -18,7 +18,7 @@ use crate::{
         Columns,
     },
     disk::write_atomically,
-    environment::Environment,
+    environment::{Environment, Load},
     stats::median,
 };
 
@@ -31,6 +31,12 @@ pub struct BenchReport {
     pub heads: usize,
     /// Channels of a head.
     pub head_dim: usize,
+    /// Heads of keys and values, where tensors lay, and sequences end to end.
+    #[serde(default)]
+    pub arrangement: Arrangement,
+    /// How busy the machine was before anything ran, where the system told.
+    #[serde(default)]
+    pub load: Option<Load>,
     /// Runs of every point.
     pub rounds: usize,
     /// What the machine can do at best.
@@ -40,7 +46,7 @@ pub struct BenchReport {
     /// Each rival against the reference, likewise; and why one could not be asked.
     #[serde(default)]
     pub rivals: Vec<Check>,
-    /// Name and version of the framework that ran in a process of its own.
+    /// Names and versions of the frameworks that ran in a process of their own.
     #[serde(default)]
     pub peer: Option<String>,
     /// What `Strategy::Auto` of the modules follows on this machine, if anything.
@@ -111,6 +117,9 @@ impl PlanSummary {
     }
 }
 
+/// The type of tensors where nothing else is said.
+pub(super) const FLOAT32: &str = "float32";
+
 /// One mechanism at one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Point {
@@ -129,13 +138,16 @@ pub struct Point {
     pub tokens: usize,
     /// Channels of a head.
     pub head_dim: usize,
-    /// What the kernels planned.
+    /// What the kernels planned, with the precision and the instructions of ours.
     pub plan: Option<PlanSummary>,
+    /// Type of the tensors, such as `float32`; empty in older results.
+    #[serde(default)]
+    pub dtype: String,
     /// Floating-point operations of the forward and of the backward pass.
     pub flops: [u64; 2],
     /// The forward pass.
     pub forward: Option<Timing>,
-    /// The forward and backward pass together.
+    /// The forward and backward pass together; absent too for a rival that has no backward pass.
     pub training: Option<Timing>,
     /// Why it was not measured.
     pub skipped: Option<String>,
@@ -144,9 +156,39 @@ pub struct Point {
 impl Point {
     pub(super) fn new(label: &str, mechanism: Option<Mechanism>, shape: Shape) -> Self {
         let Shape { batch, heads, seq_q: tokens, head_dim, .. } = shape;
-        let label = label.into();
+        let (label, dtype) = (label.into(), FLOAT32.into());
         let (rival_of, plan, flops, forward, training, skipped) = (None, None, [0; 2], None, None, None);
-        Self { label, mechanism, rival_of, batch, heads, tokens, head_dim, plan, flops, forward, training, skipped }
+        Self {
+            label,
+            mechanism,
+            rival_of,
+            batch,
+            heads,
+            tokens,
+            head_dim,
+            plan,
+            dtype,
+            flops,
+            forward,
+            training,
+            skipped,
+        }
+    }
+}
+
+impl Point {
+    /// Whether it was measured and has no backward pass.
+    pub fn is_forward_only(&self) -> bool {
+        self.forward.is_some() && self.training.is_none()
+    }
+
+    /// How it was carried out, in words: the plan of ours, the type of a rival's tensors; nothing of a rival in older results.
+    pub(crate) fn carried_out(&self) -> Option<String> {
+        match &self.plan {
+            Some(plan) => Some(format!("{}, {}; {}", plan.strategy, plan.reason, plan.arithmetic())),
+            None if self.dtype.is_empty() => None,
+            None => Some(self.dtype.clone() + if self.is_forward_only() { ", no backward pass" } else { "" }),
+        }
     }
 }
 
@@ -156,6 +198,7 @@ impl fmt::Display for Point {
         write!(f, "{} at {} tokens: ", self.label, self.tokens)?;
         match &self.skipped {
             Some(why) => f.write_str(why),
+            None if self.is_forward_only() => write!(f, "forward {} ms, no backward pass", time(&self.forward)),
             None => write!(f, "forward {} ms, with backward {} ms", time(&self.forward), time(&self.training)),
         }
     }
@@ -307,8 +350,11 @@ impl BenchReport {
             let speed = |rival: &str, n| Some(three_digits(self.ratio(rival, n, |p| Some(pass(p)?.median))?) + "x");
             text += &self.rows(&format!("{name}, times as fast"), &rivals, speed);
         }
-        for (label, plan) in self.plans() {
-            let _ = write!(text, "\n{label}: {}, {}; {}", plan.strategy, plan.reason, plan.arithmetic());
+        for (label, point) in self.measured() {
+            let _ = point.carried_out().map(|how| write!(text, "\n{label}: {how}"));
+        }
+        if let Some(load) = self.load.filter(Load::is_busy) {
+            let _ = write!(text, "\nwarning: {load}");
         }
         text + "\n"
     }
@@ -319,9 +365,9 @@ impl BenchReport {
         self.calibration.as_ref().map_or_else(|| fused.into(), ToString::to_string)
     }
 
-    /// Every mechanism that was measured, with how its calls were carried out and why.
-    pub(crate) fn plans(&self) -> Vec<(&str, &PlanSummary)> {
-        let of = |label| self.points.iter().rev().find(|p| p.label == label && p.forward.is_some())?.plan.as_ref();
+    /// Everything that was measured, at its largest size.
+    pub(crate) fn measured(&self) -> Vec<(&str, &Point)> {
+        let of = |label| self.points.iter().rev().find(|p| p.label == label && p.forward.is_some());
         self.labels().into_iter().filter_map(|label| Some((label, of(label)?))).collect()
     }
 

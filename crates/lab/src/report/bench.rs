@@ -5,6 +5,7 @@ use resolvent_kernels::Mechanism;
 
 use crate::{
     bench::{BenchReport, PASSES, Point, Timing, milliseconds, three_digits},
+    environment::Load,
     page::{
         self,
         chart::{self, Axes, Series},
@@ -14,14 +15,16 @@ use crate::{
 /// The page of a benchmark.
 pub fn bench_page(report: &BenchReport) -> String {
     let BenchReport { batch, heads, head_dim, rounds, ceilings, .. } = report;
+    let arrangement = report.arrangement.to_string();
     let title = "Attention mechanisms against the number of tokens";
     let body = html! {
         h1 { (title) }
         p class="quiet" {
             "Calls of " (batch) " sequence" @if *batch != 1 { "s" } ", " (heads) " heads of " (head_dim)
-            " channels, f32. Medians of " (rounds) " turns; the mechanisms of one size take turns."
+            " channels, tensors of f32 where nothing else is said" @if !arrangement.is_empty() { "; " (arrangement) } ". Medians of " (rounds) " turns; the mechanisms of one size take turns."
         }
         p class="verdict" { (report.headline()) }
+        @if let Some(load) = report.load.filter(Load::is_busy) { p { strong { "Warning. " } (capitalised(&load.to_string())) "." } }
         @if report.interrupted { p { strong { "Note. " } "Stopped before all sizes were measured." } }
         (page::tiles(&[
             ("matrix product, GFLOP/s", format!("{:.0}", ceilings.gemm_gflops)),
@@ -41,7 +44,7 @@ pub fn bench_page(report: &BenchReport) -> String {
             div class="scroll" { (table(report, name)) }
         }
         h2 { "How calls are carried out" }
-        dl { @for (label, plan) in report.plans() { dt { (label) } dd { (plan.strategy) ", tiles of " (plan.tile.0) " x " (plan.tile.1) ": " (plan.reason) "; " (plan.arithmetic()) } } }
+        dl { @for (label, point) in report.measured() { @if let Some(how) = point.carried_out() { dt { (label) } dd { (how) (tiles(point)) } } } }
         h2 { "Against the f64 reference" }
         ul { @for check in report.checks.iter().chain(&report.rivals) { li { (check) } } }
         (left_out(report))
@@ -55,6 +58,10 @@ pub fn bench_page(report: &BenchReport) -> String {
         }
     };
     page::shell(title, &body)
+}
+
+fn tiles(point: &Point) -> String {
+    point.plan.as_ref().map_or(String::new(), |plan| format!("; tiles of {} x {}", plan.tile.0, plan.tile.1))
 }
 
 fn pass(name: &str) -> fn(&Point) -> Option<&Timing> {
@@ -120,7 +127,7 @@ fn against_rivals(report: &BenchReport) -> Markup {
     html! {
         @if report.rivals().next().is_some() {
             h2 { "Rivals over ours" }
-            p class="quiet" { "How many times our time, and our memory, a rival takes: above 1, ours is better." @if let Some(peer) = &report.peer { " PyTorch is " (peer) "." } }
+            p class="quiet" { "How many times our time, and our memory, a rival takes: above 1, ours is better." @if let Some(peer) = &report.peer { " Frameworks in a process of their own: " (peer) "." } }
             @for (title, quantity) in tables {
                 h3 { (title) }
                 div class="scroll" {

@@ -4,7 +4,10 @@ use burn::tensor::{Device, Tensor, TensorData, module::attention, ops::Attention
 
 use resolvent_kernels::Shape;
 
-use super::super::contender::{Buffers, Local, scores};
+use super::super::{
+    buffers::{Buffers, Results},
+    contender::{Local, scores},
+};
 use crate::Result;
 
 /// Burn's attention, tensors at hand.
@@ -16,7 +19,7 @@ pub(super) struct Burn {
 impl Burn {
     /// The buffers as Burn's tensors, made once.
     fn at_hand(&mut self, b: &Buffers) -> [Tensor<4>; 4] {
-        let (device, shape) = (Device::flex(), b.shape);
+        let (device, shape) = (Device::flex(), b.call.shape);
         let dims = [shape.batch, shape.heads, shape.seq_q, shape.head_dim];
         let tensor = |x: &Vec<f32>| Tensor::from_data(TensorData::new(x.clone(), dims), &device);
         *self.tensors.get_or_insert_with(|| Box::new([&b.q, &b.k, &b.v, &b.dout].map(tensor))).clone()
@@ -54,11 +57,8 @@ impl Local for Burn {
         Ok(())
     }
 
-    fn solve(&mut self, b: &mut Buffers) -> Result<()> {
-        let results = self.differentiated(b);
-        for (into, from) in [&mut b.out, &mut b.dq, &mut b.dk, &mut b.dv].into_iter().zip(results) {
-            into.copy_from_slice(&from.into_data().iter::<f32>().collect::<Vec<_>>());
-        }
-        Ok(())
+    fn solve(&mut self, b: &mut Buffers) -> Result<Results> {
+        let [out, dq, dk, dv] = self.differentiated(b).map(|x| x.into_data().iter::<f32>().collect::<Vec<_>>());
+        Ok(Results { out, dq: Some(dq), dk: Some(dk), dv: Some(dv) })
     }
 }

@@ -5,7 +5,10 @@ use candle_nn::ops;
 
 use resolvent_kernels::Shape;
 
-use super::super::contender::{self, Buffers, Local};
+use super::super::{
+    buffers::{Buffers, Results},
+    contender::{self, Local},
+};
 use crate::{Error, Result};
 
 /// candle's attention, tensors at hand.
@@ -27,7 +30,7 @@ impl Candle {
     /// The buffers as candle's tensors, made once.
     fn at_hand(&mut self, b: &Buffers) -> Candled<&Leaves> {
         if self.leaves.is_none() {
-            let shape = (b.shape.batch, b.shape.heads, b.shape.seq_q, b.shape.head_dim);
+            let shape = (b.call.shape.batch, b.call.shape.heads, b.call.shape.seq_q, b.call.shape.head_dim);
             let tensor = |x: &[f32]| Tensor::from_slice(x, shape, &Device::Cpu);
             let plain = [tensor(&b.q)?, tensor(&b.k)?, tensor(&b.v)?];
             let [q, k, v] = &plain;
@@ -78,11 +81,9 @@ impl Local for Candle {
         self.differentiated(b).map(|results| drop(std::hint::black_box(results))).map_err(failed)
     }
 
-    fn solve(&mut self, b: &mut Buffers) -> Result<()> {
-        let results = self.differentiated(b).map_err(failed)?;
-        for (into, from) in [&mut b.out, &mut b.dq, &mut b.dk, &mut b.dv].into_iter().zip(results) {
-            into.copy_from_slice(&from.flatten_all().and_then(|x| x.to_vec1::<f32>()).map_err(failed)?);
-        }
-        Ok(())
+    fn solve(&mut self, b: &mut Buffers) -> Result<Results> {
+        let [out, dq, dk, dv] = self.differentiated(b).map_err(failed)?.map(|x| x.flatten_all()?.to_vec1::<f32>());
+        let [dq, dk, dv] = [dq, dk, dv].map(|x| x.map(Some).map_err(failed));
+        Ok(Results { out: out.map_err(failed)?, dq: dq?, dk: dk?, dv: dv? })
     }
 }

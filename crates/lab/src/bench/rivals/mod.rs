@@ -5,19 +5,23 @@ mod burn;
 #[cfg(feature = "candle")]
 mod candle;
 mod peer;
+mod peer_case;
 
 use std::{cell::RefCell, path::Path, rc::Rc};
 
-use resolvent_kernels::{Mechanism, Shape};
+use resolvent_kernels::{Mechanism, Precision};
 
-use super::{BenchOptions, contender::Contender};
-use crate::Result;
-use peer::{Peer, PeerCase};
+use super::{BenchOptions, Check, call::Call, contender::Contender, results::FLOAT32};
+use crate::{Error, Result};
+use peer::{Peer, Way as PeerWay};
+use peer_case::PeerCase;
 
 /// Who is there to compete with.
 pub(super) struct Rivals {
     in_process: bool,
     compiled: bool,
+    /// Whether bf16 runs beside ours.
+    rounded: bool,
     peer: Option<Rc<RefCell<Peer>>>,
 }
 
@@ -26,7 +30,25 @@ pub(super) struct Rivals {
 pub(super) struct Rival {
     /// What it is called in tables.
     pub label: String,
+    /// Type of its tensors, and of its products where that is another.
+    pub dtype: String,
     way: Way,
+}
+
+impl Rival {
+    /// Whether it rounds to bf16.
+    pub fn is_rounded(&self) -> bool {
+        is_rounded(&self.dtype)
+    }
+}
+
+fn is_rounded(dtype: &str) -> bool {
+    dtype.contains("bfloat16")
+}
+
+/// Bytes of an element of a tensor.
+pub(super) fn bytes_of(dtype: &str) -> u64 {
+    if dtype.starts_with("bfloat16") { 2 } else { 4 }
 }
 
 #[derive(Debug, Clone)]
@@ -34,21 +56,27 @@ enum Way {
     Burn,
     #[cfg(feature = "candle")]
     Candle,
-    Peer(String),
+    Peer(PeerWay),
 }
 
 impl Rivals {
-    /// The rivals that the options ask for, and why the peer is not among them if it could not be started.
-    pub fn find(options: &BenchOptions) -> (Self, Option<String>) {
+    /// The rivals that the options ask for, and why others are not among them: a peer that could not be started, and what its Python
+    /// lacks.
+    pub fn find(options: &BenchOptions) -> (Self, Vec<Check>) {
         let start = |python: &Path| Peer::start(python, options);
         let (peer, missing) = match options.peers.as_deref().map(start).transpose() {
-            Ok(peer) => (peer.map(|peer| Rc::new(RefCell::new(peer))), None),
-            Err(why) => (None, Some(why.to_string())),
+            Ok(Some((peer, missing))) => {
+                let missing = missing.into_iter().map(|(framework, why)| Check::refused(&framework, why));
+                (Some(Rc::new(RefCell::new(peer))), missing.collect())
+            }
+            Ok(None) => (None, Vec::new()),
+            Err(why) => (None, vec![Check::refused("torch", why.to_string())]),
         };
-        (Self { in_process: options.rivals, compiled: options.compiled, peer }, missing)
+        let rounded = options.precision != Precision::Full;
+        (Self { in_process: options.rivals, compiled: options.compiled, rounded, peer }, missing)
     }
 
-    /// The peer's name and version.
+    /// The names and versions of the peer's frameworks.
     pub fn peer(&self) -> Option<String> {
         self.peer.as_ref().map(|peer| peer.borrow().name().into())
     }
@@ -56,30 +84,39 @@ impl Rivals {
     /// Those that compute `mechanism`, which is called `name`.
     pub fn of(&self, name: &str, mechanism: &Mechanism) -> Vec<Rival> {
         let mut rivals = Vec::new();
-        let mut rival = |label: String, way| rivals.push(Rival { label, way });
+        let mut rival = |label: String, dtype: &str, way| rivals.push(Rival { label, dtype: dtype.into(), way });
         if self.in_process && matches!(mechanism, Mechanism::Softmax(m) if *m == Default::default()) {
-            rival(format!("burn {name}"), Way::Burn);
+            rival(format!("burn {name}"), FLOAT32, Way::Burn);
             #[cfg(feature = "candle")]
-            rival(format!("candle {name}"), Way::Candle);
+            rival(format!("candle {name}"), FLOAT32, Way::Candle);
         }
         let ways = self.peer.iter().flat_map(|peer| peer.borrow().ways(mechanism.id()));
-        for way in ways.filter(|way| self.compiled || way != "compiled") {
-            rival(format!("torch {way} {name}"), Way::Peer(way));
+        for way in
+            ways.filter(|way| (self.compiled || way.way != "compiled") && (self.rounded || !is_rounded(&way.dtype)))
+        {
+            rival(format!("{} {name}", way.label), &way.dtype.clone(), Way::Peer(way));
         }
         rivals
     }
 
     /// A rival at one size.
-    pub fn contender(&self, rival: &Rival, mechanism: &Mechanism, shape: Shape) -> Box<dyn Contender> {
-        match &rival.way {
-            Way::Burn => Box::new(burn::Burn::default()),
+    ///
+    /// # Errors
+    /// [`Error::Rival`] for a call that it does not take.
+    pub fn contender(&self, rival: &Rival, mechanism: &Mechanism, call: &Call) -> Result<Box<dyn Contender>> {
+        if let Way::Peer(way) = &rival.way {
+            let peer = self.peer.clone().expect("only a peer that runs has ways");
+            return Ok(Box::new(PeerCase::new(peer, mechanism, way, call)));
+        }
+        if !call.is_plain() {
+            let problem = "takes tensors [batch, heads, tokens, channels] of one size; leave out --kv-heads, --layout and --sequences";
+            return Err(Error::Rival { name: rival.label.clone(), problem: problem.into() });
+        }
+        Ok(match &rival.way {
             #[cfg(feature = "candle")]
             Way::Candle => Box::new(candle::Candle::default()),
-            Way::Peer(way) => {
-                let peer = self.peer.clone().expect("only a peer that runs has ways");
-                Box::new(PeerCase::new(peer, mechanism, way, shape))
-            }
-        }
+            _ => Box::new(burn::Burn::default()),
+        })
     }
 
     /// Ends a size: peers give back its tensors.

@@ -1,12 +1,10 @@
 //! A peer: another framework in a process of its own, which computes on request, so that its runs take turns with ours.
 
 use std::{
-    cell::RefCell,
     collections::BTreeMap,
-    io::{BufRead, BufReader, Read, Seek, Write},
+    io::{self, BufRead, BufReader, Read, Seek, Write},
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,78 +14,81 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base64::{Engine, prelude::BASE64_STANDARD};
-use resolvent_kernels::{Mechanism, Shape};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
-use super::super::{
-    BenchOptions,
-    contender::{Buffers, Contender},
-};
-use crate::{Error, Result, memory::MemoryProbe};
+use super::super::BenchOptions;
+use crate::{Error, Result};
 
-/// What the peer runs; its head describes the requests.
-const SCRIPT: &str = include_str!("pytorch.py");
+/// What the peer runs, and the modules of it; the head of the first describes the requests.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("pytorch.py", include_str!("pytorch.py")),
+    ("formulas.py", include_str!("formulas.py")),
+    ("inference.py", include_str!("inference.py")),
+];
 /// How often a wait looks whether it should end.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// A process that answers one line of JSON with another.
 pub(super) struct Peer {
     name: String,
-    ways: BTreeMap<String, Vec<String>>,
+    ways: BTreeMap<String, Vec<Way>>,
     child: Child,
     requests: Sender<String>,
     answers: Receiver<String>,
     errors: NamedTempFile,
-    /// The program, which must be there as long as the process is.
-    _script: NamedTempFile,
+    /// Where the program is, as long as the process is.
+    _scripts: TempDir,
     patience: Duration,
     stop: Arc<AtomicBool>,
     /// Why it can no longer be asked.
     lost: Option<String>,
 }
 
+/// A way of the peer to the result of a mechanism.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Way {
+    /// What it is called in requests.
+    pub way: String,
+    /// What it is called in tables, before the mechanism's name.
+    pub label: String,
+    /// Type of its tensors, and of its products where that is another.
+    pub dtype: String,
+    /// Whether it has a backward pass.
+    pub trains: bool,
+}
+
 #[derive(Deserialize)]
 struct Hello {
-    version: String,
-    ways: BTreeMap<String, Vec<String>>,
+    /// By framework.
+    versions: BTreeMap<String, String>,
+    /// Why a framework is not there, by its name.
+    #[serde(default)]
+    missing: BTreeMap<String, String>,
+    ways: BTreeMap<String, Vec<Way>>,
 }
 
-#[derive(Deserialize)]
-struct Opened {
-    id: usize,
-    peak_bytes: [u64; 2],
-}
-
-#[derive(Deserialize)]
-struct Ran {
-    seconds: [f64; 2],
-}
-
-#[derive(Deserialize)]
-struct Solved {
-    out: String,
-    dq: String,
-    dk: Option<String>,
-    dv: String,
-}
+/// Why frameworks are not there, by their names.
+pub(super) type Missing = BTreeMap<String, String>;
 
 impl Peer {
-    /// Starts the peer with the Python interpreter `python`.
+    /// Starts the peer with the Python interpreter `python`; says which frameworks that lacks.
     ///
     /// # Errors
     /// [`Error::Rival`] if there is no such program, it lacks PyTorch, or does not answer.
-    pub fn start(python: &Path, options: &BenchOptions) -> Result<Self> {
+    pub fn start(python: &Path, options: &BenchOptions) -> Result<(Self, Missing)> {
         let name = python.display().to_string();
         let failed = |problem: String| Error::Rival { name: name.clone(), problem };
-        let file = || NamedTempFile::new().map_err(|e| failed(format!("no temporary file can be made for it: {e}")));
-        let (mut script, errors) = (file()?, file()?);
-        script.write_all(SCRIPT.as_bytes()).map_err(|e| failed(format!("its script cannot be written: {e}")))?;
+        let unmade = |e: io::Error| failed(format!("no temporary file can be made for it: {e}"));
+        let (scripts, errors) = (tempfile::tempdir().map_err(unmade)?, NamedTempFile::new().map_err(unmade)?);
+        for (file, text) in SCRIPTS {
+            let written = std::fs::write(scripts.path().join(file), text);
+            written.map_err(|e| failed(format!("its script cannot be written: {e}")))?;
+        }
         let log = errors.reopen().map_err(|e| failed(format!("its messages cannot be kept: {e}")))?;
         let mut command = Command::new(python);
-        command.arg(script.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        command.arg(scripts.path().join(SCRIPTS[0].0)).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut child =
             command.spawn().map_err(|e| failed(format!("cannot be started: {e}; name a Python interpreter")))?;
         let (requests, answers) = (child.stdin.take(), child.stdout.take());
@@ -95,10 +96,11 @@ impl Peer {
         let (patience, stop) = (options.patience, options.stop.clone());
         let ways = BTreeMap::new();
         let mut peer =
-            Self { name, ways, child, requests, answers, errors, _script: script, patience, stop, lost: None };
+            Self { name, ways, child, requests, answers, errors, _scripts: scripts, patience, stop, lost: None };
         let hello: Hello = peer.ask(json!({"op": "hello", "threads": rayon::current_num_threads()}))?;
-        (peer.name, peer.ways) = (format!("torch {}", hello.version), hello.ways);
-        Ok(peer)
+        let versions: Vec<_> = hello.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        (peer.name, peer.ways) = (versions.join(", "), hello.ways);
+        Ok((peer, hello.missing))
     }
 
     pub fn name(&self) -> &str {
@@ -106,7 +108,7 @@ impl Peer {
     }
 
     /// The ways to the result of a mechanism.
-    pub fn ways(&self, mechanism: &str) -> Vec<String> {
+    pub fn ways(&self, mechanism: &str) -> Vec<Way> {
         self.ways.get(mechanism).cloned().unwrap_or_default()
     }
 
@@ -116,7 +118,7 @@ impl Peer {
     }
 
     /// The answer to a request.
-    fn ask<T: DeserializeOwned>(&mut self, request: Value) -> Result<T> {
+    pub fn ask<T: DeserializeOwned>(&mut self, request: Value) -> Result<T> {
         let answer = match &self.lost {
             Some(why) => Err(why.clone()),
             None => self.exchange(&request).inspect_err(|why| {
@@ -205,65 +207,4 @@ fn read<T: DeserializeOwned>(answer: &str) -> std::result::Result<T, String> {
         return Err(why.into());
     }
     serde_json::from_value(value).map_err(|e| format!("its answer is not as expected: {e}"))
-}
-
-/// A mechanism at one size, computed by a peer.
-pub(super) struct PeerCase {
-    peer: Rc<RefCell<Peer>>,
-    request: Value,
-    tied: bool,
-    id: Option<usize>,
-}
-
-impl PeerCase {
-    pub fn new(peer: Rc<RefCell<Peer>>, mechanism: &Mechanism, way: &str, shape: Shape) -> Self {
-        let Shape { batch, heads, seq_q, head_dim, .. } = shape;
-        let (tied, shape) = (mechanism.tied(), [batch, heads, seq_q, head_dim]);
-        let request = json!({"mechanism": mechanism, "way": way, "shape": shape, "tied": tied});
-        Self { peer, request, tied, id: None }
-    }
-
-    fn ask<T: DeserializeOwned>(&self, op: &str) -> Result<T> {
-        let mut request = self.request.clone();
-        request["op"] = op.into();
-        self.peer.borrow_mut().ask(request)
-    }
-}
-
-impl Contender for PeerCase {
-    fn solve(&mut self, b: &mut Buffers) -> Result<()> {
-        let mut request = self.request.clone();
-        request["op"] = "check".into();
-        for (name, values) in [("q", &b.q), ("k", &b.k), ("v", &b.v), ("dout", &b.dout)] {
-            if name != "k" || !self.tied {
-                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-                request[name] = BASE64_STANDARD.encode(bytes).into();
-            }
-        }
-        let solved: Solved = self.peer.borrow_mut().ask(request)?;
-        let results = [(&mut b.out, Some(solved.out)), (&mut b.dq, Some(solved.dq)), (&mut b.dk, solved.dk)];
-        for (into, from) in results.into_iter().chain([(&mut b.dv, Some(solved.dv))]) {
-            let Some(from) = from else { continue };
-            let problem = || Error::Rival { name: "torch".into(), problem: "its tensors are not of this size".into() };
-            let bytes = BASE64_STANDARD.decode(from).map_err(|_| problem())?;
-            let values = bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x));
-            into.get_mut(..values.len()).ok_or_else(problem)?.iter_mut().zip(values).for_each(|(into, x)| *into = x);
-        }
-        Ok(())
-    }
-
-    fn warm(&mut self, _: &mut Buffers, _: Option<&dyn MemoryProbe>) -> Result<[Option<u64>; 2]> {
-        let opened: Opened = self.ask("open")?;
-        self.id = Some(opened.id);
-        Ok(opened.peak_bytes.map(Some))
-    }
-
-    fn round(&mut self, _: &mut Buffers) -> Result<[f64; 2]> {
-        let ran: Ran = self.peer.borrow_mut().ask(json!({"op": "run", "id": self.id}))?;
-        if ran.seconds.iter().all(|seconds| seconds.is_finite() && *seconds > 0.0) {
-            return Ok(ran.seconds);
-        }
-        let problem = format!("its runs took {:?} seconds, which cannot be", ran.seconds);
-        Err(Error::Rival { name: self.peer.borrow().name().into(), problem })
-    }
 }

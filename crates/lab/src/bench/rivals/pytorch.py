@@ -1,24 +1,28 @@
-"""PyTorch beside our own operators: `resolvent bench --peers PYTHON` starts this and talks to it, one JSON document per line.
+"""PyTorch beside our own operators, and onnxruntime and OpenVINO where they are installed: `resolvent bench --peers PYTHON` starts this
+and talks to it, one JSON document per line.
 
 Each mechanism is written as a PyTorch user would write it, from the equations of its paper, and runs in up to three ways: `eager`,
-`compiled` (torch.compile), and for softmax `sdpa` (scaled_dot_product_attention). Requests come on standard input:
+`compiled` (torch.compile), and for softmax `sdpa` (scaled_dot_product_attention), which is there in bf16 too. Of softmax there also are
+the ways of `inference.py`, forward alone. Requests come on standard input:
 
-    {"op": "hello", "threads": 2}                            -> {"version": ..., "ways": {mechanism: [way, ...]}}
-    {"op": "check", "mechanism": {...}, "way": ..., "shape": [batch, heads, tokens, channels],
-     "tied": false, "q": ..., "k": ..., "v": ..., "dout": ...}
-                                                             -> {"out": ..., "dq": ..., "dk": ..., "dv": ...}
-    {"op": "open", "mechanism": {...}, "way": ..., "shape": [...], "tied": false}
-                                                             -> {"id": 0, "peak_bytes": [forward, training]}
-    {"op": "run", "id": 0}                                   -> {"seconds": [forward, training]}
-    {"op": "clear"}                                          -> {}
+    {"op": "hello", "threads": 2}          -> {"versions": {framework: version}, "missing": {framework: why},
+                                               "ways": {mechanism: [{"way", "label", "dtype", "trains"}, ...]}}
+    {"op": "check", CALL, "q": ..., "k": ..., "v": ..., "dout": ...}
+                                           -> {"out": ..., "dq": ..., "dk": ..., "dv": ...}, gradients where the way trains
+    {"op": "open", CALL}                   -> {"id": 0, "peak_bytes": [forward, training]}, null where they are not counted
+    {"op": "run", "id": 0}                 -> {"seconds": [forward, training]}, null for what does not train
+    {"op": "clear"}                        -> {}
 
-Tensors are base64 of little-endian f32; `mechanism` is the configuration with all its fields. What cannot be done is answered with
-{"error": why}. The tensors of timed runs are drawn here. Memory is what PyTorch's allocator counts, results and gradients included.
+CALL is "mechanism": {...}, "way": ..., "shape": [batch, heads, tokens, channels], "kv_heads": ..., "tied": false, "layout": "heads",
+"tokens" or "packed", "sequences": [tokens of each], none for a batch. Tensors are base64 of little-endian f32, heads first; `mechanism` is
+the configuration with all its fields. In the layouts `tokens` and `packed` attention runs on views of tensors that lie so, and so do the
+gradients of timed runs; sequences are attended to one by one. What cannot be done is answered with {"error": why}. The tensors of timed
+runs are drawn here. Memory is what PyTorch's allocator counts, results and gradients included.
 """
 
 import base64
+import importlib.metadata
 import json
-import math
 import os
 import sys
 import time
@@ -28,203 +32,100 @@ import traceback
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
+import inference  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
+from formulas import FORMULAS, Refused, check_memory, formula  # noqa: E402
 
 
-class Refused(Exception):
-    """There is no such way to this result."""
+def way(name, label, dtype="float32", trains=True):
+    return {"way": name, "label": label, "dtype": dtype, "trains": trains}
 
 
-def future(n):
-    """The pairs that causality forbids."""
-    return torch.ones(n, n, dtype=torch.bool).triu(1)
-
-
-def scale_of(config, q):
-    return config["scale"] or q.shape[-1] ** -0.5
-
-
-def sdpa(q, k, v, config):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=config["causal"], scale=config["scale"])
-
-
-def softmax(q, k, v, config):
-    scores = q @ k.mT * scale_of(config, q)
-    if config["causal"]:
-        scores = scores.masked_fill(future(q.shape[-2]), -math.inf)
-    return scores.softmax(-1) @ v
-
-
-def uniform(q, k, v, config):
-    if config["causal"]:
-        return v.cumsum(-2) / torch.arange(1, v.shape[-2] + 1)[:, None]
-    return v.mean(-2, keepdim=True).expand(v.shape)
-
-
-def affinities(q, k, config):
-    """ "Infinite Self-Attention", equations 11 and 12, times the decay."""
-    a = torch.relu(q @ k.mT * scale_of(config, q))
-    if config["causal"]:
-        a = a.tril()
-        norm = a.square().sum(-1, keepdim=True).cumsum(-2).sqrt()
-    else:
-        norm = a.square().sum((-1, -2), keepdim=True).sqrt()
-    return config["gamma"] * (a / (norm + config["eps"]))
-
-
-def infsa(q, k, v, config):
-    return affinities(q, k, config) @ v
-
-
-def infsa_resolvent(q, k, v, config):
-    """All hops, each factor of the Neumann series' product form twice as many as the one before: `torch.linalg.solve` on two
-    threads never came back (PyTorch 2.15 with MKL)."""
-    hops = affinities(q, k, config)
-    solution = v + hops @ v
-    reached = config["gamma"] ** 2
-    while reached > config["tol"] * (1 - config["gamma"]):
-        hops = hops @ hops
-        solution = solution + hops @ solution
-        reached = reached**2
-    return solution - v
-
-
-def linear_infsa(q, k, v, config):
-    """ "Infinite Self-Attention", equations 16 to 21."""
-    energy = q.norm(dim=-1)
-    alpha = energy / (energy.sum(-1, keepdim=True) + config["eps"])
-    pooled = alpha.unsqueeze(-2) @ q
-    score = torch.relu(k @ pooled.mT * scale_of(config, q)).squeeze(-1)
-    weight = score / (score.sum(-1, keepdim=True) + config["eps"])
-    return (config["gamma"] * (weight.unsqueeze(-2) @ v)).expand(*q.shape[:-1], v.shape[-1])
-
-
-def fna(q, k, v, config):
-    """ "Fractional neural attention for efficient multiscale sequence processing", equation 13."""
-    dim, alpha, kappa = q.shape[-1], config["alpha"], config["kappa"]
-    if not isinstance(kappa, (int, float)):
-        kappa = dim**0.5 / math.expm1(math.log(2) / dim)
-    scores = -(dim + alpha) * torch.log1p(torch.cdist(q, k) / kappa)
-    if config["causal"]:
-        scores = scores.masked_fill(future(q.shape[-2]), -math.inf)
-    return scores.softmax(-1) @ v
-
-
-def pooled(x, config):
-    """Means of windows along the sequence; the last may be short."""
-    windows = F.avg_pool1d(x.flatten(0, 1).mT, config["landmarks"]["ratio"], ceil_mode=True)
-    return windows.mT.unflatten(0, x.shape[:2])
-
-
-def newton_schulz(a, x, steps):
-    for _ in range(steps):
-        x = 2 * x - x @ a @ x
-    return x
-
-
-def soft(q, k, v, config):
-    """ "Softmax-free Linear Transformers", equations 7 and 17."""
-    scale = config["scale"] or 0.5 / math.sqrt(q.shape[-1])
-    u = pooled(q, config)
-    a = torch.exp(-scale * torch.cdist(u, u).square())
-    p = torch.exp(-scale * torch.cdist(u, q).square())
-    m = a + config["ridge"] * torch.eye(u.shape[-2])
-    alpha = 1.8 / m.detach().abs().sum(-2).amax(-1)[..., None, None].square()
-    inverse = newton_schulz(m, alpha * m, config["newton_iterations"])
-    z = p @ v
-    if config["mechanism"] == "soft-pp":
-        c = a.sum(-1, keepdim=True).rsqrt()
-        return p.mT @ (c * (inverse @ (c * z)))
-    return p.mT @ (inverse @ z)
-
-
-def laplace(x, y, config):
-    return torch.exp(-torch.cdist(x, y, p=1) / config["lambda"])
-
-
-def weight_scale(n, config):
-    return {"unit": 1.0, "inv-sqrt-n": n**-0.5, "inv-n": 1.0 / n}[config["weight_scale"]]
-
-
-def laplacian(q, k, v, config):
-    """ "LaplacianFormer: Rethinking Linear Attention with Laplacian Kernel", equations 5 to 9."""
-    n, marks = k.shape[-2], pooled(k, config)
-    cq, ck = laplace(q, marks, config), laplace(k, marks, config)
-    w = laplace(marks, marks, config) + config["ridge"] * torch.eye(marks.shape[-2])
-    start = torch.eye(w.shape[-1]) / w.detach().sum(-1).amax(-1)[..., None, None]
-    x = newton_schulz(w, start.expand_as(w), config["newton_iterations"])
-    centred = cq - cq.mean(-2, keepdim=True)
-    s = centred.mT @ centred / q.shape[-2]
-    a = ck @ x
-    variance = (a * (a @ s)).sum(-1, keepdim=True)
-    mixed = centred @ (x @ (ck.mT @ (v * (variance + config["whiten_eps"]).rsqrt())))
-    return mixed * weight_scale(n, config) + v.mean(-2, keepdim=True)
-
-
-def laplacian_exact(q, k, v, config):
-    g = laplace(q, k, config)
-    g = g - g.mean(-2, keepdim=True)
-    variance = g.square().mean(-2, keepdim=True)
-    g = g * (variance + config["whiten_eps"]).rsqrt()
-    return (g * weight_scale(k.shape[-2], config)) @ v + v.mean(-2, keepdim=True)
-
-
-FORMULAS = {
-    "softmax": softmax,
-    "uniform": uniform,
-    "infsa": infsa,
-    "infsa-resolvent": infsa_resolvent,
-    "linear-infsa": linear_infsa,
-    "fna": fna,
-    "soft": soft,
-    "soft-pp": soft,
-    "laplacian": laplacian,
-    "laplacian-exact": laplacian_exact,
+EVERYWHERE = [way("eager", "torch eager"), way("compiled", "torch compiled")]
+SOFTMAX = [way("sdpa", "torch sdpa"), way("sdpa-bf16", "torch sdpa bf16", "bfloat16")]
+# By framework.
+INFERENCE = {
+    "onnxruntime": [way("onnxruntime", "onnxruntime", trains=False)],
+    "openvino": [
+        way("openvino", "openvino", trains=False),
+        way("openvino-products", "openvino bf16 products", "float32, products of bfloat16", trains=False),
+        way("openvino-bf16", "openvino bf16", "bfloat16", trains=False),
+    ],
 }
-LINEAR = ["uniform", "linear-infsa"]
-# The fields in which a formula above takes one value only.
-FIXED = {
-    "activation": "relu", "iterations": 1, "norm_bias": 0.0, "broadcast": True, "manifold": "euclidean", "kernel": "levy",
-    "norm_exponent": 0.0, "max_iter": None, "grid": None, "landmark_act": False, "inverse": "newton-schulz", "newton_init": "scaled",
-    "value_conv": 0, "degree": "landmark", "centering": "per-key", "whitening": "diagonal", "bias_one_over_n": True,
-}  # fmt: skip
 
 
-def formula(config, way):
-    """The function of q, k and v."""
-    name = config["mechanism"]
-    config = {"scale": None, "causal": False, "kappa": None, **config}
-    for field, value in FIXED.items():
-        if config.get(field, value) != value:
-            raise Refused(f"there is no formula of {name} with {field} {config[field]}")
-    if config.get("landmarks", {"kind": "pool"})["kind"] != "pool":
-        raise Refused(f"there is no formula of {name} with landmarks other than pooled ones")
-    if name == "fna" and (config["alpha"] >= 2 or config["kappa"] == "vision" or config.get("intrinsic_dim") is not None):
-        raise Refused("there is no formula of fna with these fields")
-    if config["causal"] and name not in ("softmax", "uniform", "infsa", "fna"):
-        raise Refused(f"there is no causal formula of {name}")
-    plain = sdpa if way == "sdpa" else FORMULAS[name]
-
-    def apply(q, k, v):
-        return plain(q, k, v, config)
-
-    return torch.compile(apply, dynamic=False) if way == "compiled" else apply
+def inferred(config, request, tensors, threads):
+    """What attends without a backward pass."""
+    name = request["way"]
+    _, heads, _, _ = request["shape"]
+    if request["kv_heads"] != heads:
+        raise Refused("it is asked with as many heads of keys as of queries alone; leave --kv-heads out")
+    if request["sequences"]:
+        raise Refused("it is asked with sequences of one length alone; leave --sequences out")
+    if request["layout"] == "packed" or (request["layout"] == "tokens" and name != "onnxruntime"):
+        raise Refused(f"it does not take the layout {request['layout']}")
+    if name == "onnxruntime":
+        return inference.onnxruntime(*tensors, threads, config["causal"], config["scale"])
+    if config["scale"] is not None:
+        raise Refused("it is asked with the usual scale alone")
+    return inference.openvino(*tensors, threads, config["causal"], "f32" if name == "openvino" else "bf16")
 
 
-def training(function, inputs, dout, tied):
-    """A forward and a backward pass: the output and the gradients."""
-    q, k, v = [x.detach().requires_grad_() for x in inputs]
-    out = function(q, q if tied else k, v)
-    out.backward(dout[..., : out.shape[-2], :])
-    return [out.detach(), q.grad, k.grad, v.grad]  # None where nothing depends on it
+def laid_out(tensors, layout):
+    """Tensors that are heads first as they lie in memory, which the call trains."""
+    if layout == "heads":
+        return [x.contiguous() for x in tensors]
+    tensors = [x.transpose(1, 2).contiguous() for x in tensors]
+    return tensors if layout == "tokens" else [torch.cat([x.flatten(2) for x in tensors], -1)]
 
 
-def forward(function, inputs, tied):
-    q, k, v = inputs
-    with torch.no_grad():
-        return function(q, q if tied else k, v)
+def views_of(laid, request):
+    """The tensors, heads first, without a copy."""
+    _, heads, _, channels = request["shape"]
+    if request["layout"] == "packed":
+        of_each = [heads] + [request["kv_heads"]] * (1 if request["tied"] else 2)
+        parts = laid[0].split([n * channels for n in of_each], -1)
+        laid = [x.unflatten(-1, (n, channels)) for x, n in zip(parts, of_each)]
+    return list(laid) if request["layout"] == "heads" else [x.transpose(1, 2) for x in laid]
+
+
+class Attention:
+    """A formula on tensors as a call has them."""
+
+    def __init__(self, config, request, tensors, dout):
+        self.request, self.dout = request, laid_out([dout], "heads" if request["layout"] == "heads" else "tokens")[0]
+        if request["layout"] != "heads":
+            self.dout = self.dout.transpose(1, 2)
+        self.laid, self.function = laid_out(tensors, request["layout"]), formula(config, request["way"])
+
+    def attend(self, laid):
+        *qk, v = views_of(laid, self.request)
+        q, k = qk[0], qk[-1]
+        lengths = self.request["sequences"]
+        if not lengths:
+            return self.function(q, k, v)
+        return torch.cat([self.function(*part) for part in zip(*(x.split(lengths, -2) for x in (q, k, v)))], -2)
+
+    def forward(self):
+        with torch.no_grad():
+            return self.attend(self.laid)
+
+    def training(self):
+        """A forward and a backward pass: the output, and the gradients of the tensors as they lie."""
+        leaves = [x.detach().requires_grad_() for x in self.laid]
+        out = self.attend(leaves)
+        out.backward(self.dout[..., : out.shape[-2], :])
+        return out.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+
+
+class Inferred:
+    """What attends without a backward pass."""
+
+    training = None
+
+    def __init__(self, forward):
+        self.forward = forward
 
 
 def seconds(work):
@@ -248,68 +149,83 @@ def peak_bytes(work):
     return peak
 
 
-def check_memory(config, shape):
-    """Refuses what would fill the memory: a formula holds some matrices of all pairs, or of all pairs of tokens and landmarks."""
-    batch, heads, n, channels = shape
-    ratio = config.get("landmarks", {}).get("ratio", 1)
-    columns = channels if config["mechanism"] in LINEAR else max(n // ratio, channels)
-    bytes_held = 6 * 4 * batch * heads * n * columns
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if bytes_held > 0.8 * free:
-        raise Refused(f"it would hold about {bytes_held / 2**30:.0f} GiB of {free / 2**30:.0f} GiB of free memory")
-
-
 def to_tensor(text, shape):
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32).reshape(shape)
 
 
 def to_text(tensor):
-    return base64.b64encode(tensor.contiguous().numpy().tobytes()).decode()
+    return base64.b64encode(tensor.float().contiguous().numpy().tobytes()).decode()
 
 
 class Peer:
     """What is open."""
 
+    threads = 1
+
     def __init__(self):
-        self.cases, self.shape, self.tensors = [], None, None
+        self.cases, self.drawn = [], {}
 
     def hello(self, request):
-        torch.set_num_threads(request["threads"])
+        Peer.threads = request["threads"]
+        torch.set_num_threads(self.threads)
         # Every formula shares its code with the others; past a limit the compiler would run them eagerly without a word.
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1 << 20
-        ways = {name: ["eager", "compiled"] for name in FORMULAS}
-        ways["softmax"].insert(0, "sdpa")
-        return {"version": torch.__version__, "ways": ways}
+        versions, missing = {"torch": torch.__version__}, {}
+        ways = {name: EVERYWHERE for name in FORMULAS}
+        ways["softmax"] = SOFTMAX + EVERYWHERE
+        for framework, modules in (("onnxruntime", ["onnxruntime", "onnx"]), ("openvino", ["openvino"])):
+            try:
+                for module in modules:
+                    importlib.import_module(module)
+            except ImportError as error:
+                missing[framework] = str(error)
+            else:
+                versions[framework] = importlib.metadata.version(framework)
+                ways["softmax"] = ways["softmax"] + INFERENCE[framework]
+        return {"versions": versions, "missing": missing, "ways": ways}
+
+    def case(self, request, tensors, dout):
+        config, name = {"scale": None, "causal": False, "kappa": None, **request["mechanism"]}, request["way"]
+        dtype = torch.bfloat16 if name.endswith("-bf16") else torch.float32
+        *qk, v = [x.to(dtype) for x in tensors]
+        if name.startswith(("onnxruntime", "openvino")):
+            return Inferred(inferred(config, request, (qk[0], qk[-1], v), self.threads))
+        if not name.startswith("sdpa"):
+            check_memory(config, request["shape"])
+        return Attention(config, request, [*qk, v], dout.to(dtype))
 
     def check(self, request):
-        config, shape = request["mechanism"], request["shape"]
-        q, v, dout = [to_tensor(request[name], shape) for name in ("q", "v", "dout")]
-        tied = request["tied"]
-        k = q if tied else to_tensor(request["k"], shape)
-        results = training(formula(config, request["way"]), [q, k, v], dout, tied)
-        named = {name: torch.zeros(shape) if x is None else x for name, x in zip(["out", "dq", "dk", "dv"], results)}
-        return {name: to_text(x) for name, x in named.items()}
+        names = ["q", "v"] if request["tied"] else ["q", "k", "v"]
+        batch, heads, tokens, channels = shape = request["shape"]
+        shared = (batch, request["kv_heads"], tokens, channels)
+        tensors = [to_tensor(request[name], shape if name == "q" else shared) for name in names]
+        case = self.case(request, tensors, to_tensor(request["dout"], shape))
+        if case.training is None:
+            return {"out": to_text(case.forward())}
+        out, gradients = case.training()
+        gradients = dict(zip(names, views_of(gradients, request)))
+        return {"out": to_text(out), **{"d" + name: to_text(x) for name, x in gradients.items()}}
 
     def open(self, request):
-        config, shape, way = request["mechanism"], request["shape"], request["way"]
-        function = formula(config, way)
-        if way != "sdpa":
-            check_memory(config, shape)
-        if self.shape != shape:
+        batch, heads, tokens, channels = request["shape"]
+        key = json.dumps([request["shape"], request["kv_heads"]])
+        if key not in self.drawn:
             torch.manual_seed(0)
-            self.shape, self.tensors = shape, [torch.randn(shape) for _ in range(4)]
-        *inputs, dout = self.tensors
-        case = function, inputs, dout, request["tied"]
-        # The first of each compiles and touches memory.
-        forward(function, inputs, request["tied"])
-        training(*case)
-        peaks = [peak_bytes(lambda: forward(function, inputs, request["tied"])), peak_bytes(lambda: training(*case))]
+            heads_of = (heads, request["kv_heads"], request["kv_heads"], heads)
+            self.drawn = {key: [torch.randn(batch, n, tokens, channels) for n in heads_of]}
+        q, k, v, dout = self.drawn[key]
+        case = self.case(request, [q, v] if request["tied"] else [q, k, v], dout)
+        # The first of each compiles and touches memory. Only PyTorch's memory is counted.
+        passes = [case.forward] + ([case.training] if case.training else [])
+        for work in passes:
+            work()
+        peaks = [peak_bytes(work) for work in passes] if case.training else [None, None]
         self.cases.append(case)
         return {"id": len(self.cases) - 1, "peak_bytes": peaks}
 
     def run(self, request):
-        function, inputs, dout, tied = case = self.cases[request["id"]]
-        return {"seconds": [seconds(lambda: forward(function, inputs, tied)), seconds(lambda: training(*case))]}
+        case = self.cases[request["id"]]
+        return {"seconds": [seconds(case.forward), seconds(case.training) if case.training else None]}
 
     def clear(self, _):
         self.__init__()

@@ -1,0 +1,153 @@
+//! What to measure, and how.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use resolvent_kernels::{Mechanism, Precision};
+
+use super::{Arrangement, BenchReport};
+use crate::{Error, Result, candidate::Candidate, environment::Load, memory::MemoryProbe};
+
+/// What [`BenchOptions::keep`] does with a report, such as [`BenchReport::save`].
+pub type Keep = dyn Fn(&BenchReport) -> Result<()> + Send + Sync;
+
+/// What to measure, and how.
+#[derive(Clone)]
+pub struct BenchOptions {
+    /// The mechanisms, each name once; one mechanism may be there in several configurations. Default: all presets.
+    pub mechanisms: Vec<Candidate>,
+    /// Numbers of tokens. Default 512 to 65,536 in powers of two, and 331,776.
+    pub tokens: Vec<usize>,
+    /// Sequences of one call. Default 1.
+    pub batch: usize,
+    /// Heads. Default 8.
+    pub heads: usize,
+    /// Channels of a head. Default 64.
+    pub head_dim: usize,
+    /// Heads of keys and values, where tensors lie, and sequences end to end: with these, `tokens` are not read and `batch` is 1.
+    pub arrangement: Arrangement,
+    /// How busy the machine was before anything ran, for the report; [`Load::current`] tells. Default unknown.
+    pub load: Option<Load>,
+    /// The precision of our products, and beside [`Precision::Bf16`] peers that have it. Default full. What of ours does not run in it
+    /// says so and runs in full.
+    pub precision: Precision,
+    /// Turns of every point; the median of their times counts. Default 5, >= 1.
+    pub rounds: usize,
+    /// How long a turn lasts at least: what takes less is run several times. Default 0.3 s, longer than the threads of others
+    /// look for work before they sleep.
+    pub turn: Duration,
+    /// A point whose forward and backward pass would take longer, in seconds, is left out and says so. Default 5.
+    pub max_seconds: f64,
+    /// Whether Burn's own attention, and with the feature `candle` candle's, run beside our softmax. Default true.
+    pub rivals: bool,
+    /// A Python interpreter with PyTorch, which then runs beside ours; onnxruntime and OpenVINO too where it has them. Default none.
+    pub peers: Option<PathBuf>,
+    /// Whether PyTorch also compiles its formulas (`torch.compile`), which takes a while for each. Default false.
+    pub compiled: bool,
+    /// How long an answer of a peer may take. Default five minutes.
+    pub patience: Duration,
+    /// Raised by whoever wants to stop.
+    pub stop: Arc<AtomicBool>,
+    /// Who is told of the progress.
+    pub progress: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Who keeps what there is after every size, marked as interrupted: a machine may go down before the last. Progress tells where
+    /// it fails, and measuring goes on.
+    pub keep: Arc<Keep>,
+    /// Counter of memory, if the program has one.
+    pub memory: Option<Arc<dyn MemoryProbe>>,
+    /// Commands that repeat the benchmark, for the report.
+    pub commands: Vec<String>,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        let preset = |id: &&str| Mechanism::preset(id).expect("the ids name presets").into();
+        Self {
+            mechanisms: Mechanism::IDS.iter().map(preset).collect(),
+            tokens: vec![512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 331_776],
+            batch: 1,
+            heads: 8,
+            head_dim: 64,
+            arrangement: Arrangement::default(),
+            load: None,
+            precision: Precision::Full,
+            rounds: 5,
+            turn: Duration::from_millis(300),
+            max_seconds: 5.0,
+            rivals: true,
+            peers: None,
+            compiled: false,
+            patience: Duration::from_secs(300),
+            stop: Arc::default(),
+            progress: Arc::new(|_| {}),
+            keep: Arc::new(|_| Ok(())),
+            memory: None,
+            commands: Vec::new(),
+        }
+    }
+}
+
+impl BenchOptions {
+    /// The numbers of tokens that are measured, ascending, each once: of sequences, all of them.
+    pub(super) fn sizes(&self) -> Vec<usize> {
+        let sequences = &self.arrangement.sequences;
+        if !sequences.is_empty() {
+            return vec![sequences.iter().fold(0, |all, &n| all.saturating_add(n))];
+        }
+        let mut tokens = self.tokens.clone();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens
+    }
+}
+
+/// Refuses what cannot be measured.
+pub(super) fn validate(options: &BenchOptions) -> Result<()> {
+    let fail = |field: &str, problem: String| {
+        Err(Error::Recipe { file: "benchmark".into(), field: field.into(), problem: format!("is {problem}") })
+    };
+    let sizes = [("batch", options.batch), ("heads", options.heads), ("head-dim", options.head_dim)];
+    for (field, got) in sizes.into_iter().chain([("rounds", options.rounds)]) {
+        if got == 0 {
+            return fail(field, "0, must be at least 1".into());
+        }
+    }
+    let BenchOptions { batch, heads, head_dim, arrangement: Arrangement { kv_heads, sequences, .. }, .. } = options;
+    if sequences.contains(&0) {
+        return fail("sequences", "with a 0; every sequence must have at least one token".into());
+    }
+    if !sequences.is_empty() && *batch != 1 {
+        return fail("batch", format!("{batch} beside sequences, must be 1: they lie end to end"));
+    }
+    if let Some(n) = kv_heads.filter(|&n| n == 0 || !heads.is_multiple_of(n)) {
+        return fail("kv-heads", format!("{n}, must divide the {heads} heads"));
+    }
+    if sequences.is_empty() && (options.tokens.is_empty() || options.tokens.contains(&0)) {
+        return fail("tokens", "empty or has a 0; every number of tokens must be at least 1".into());
+    }
+    // As many elements as a tensor can have in memory at all.
+    let widest = batch.checked_mul(*heads).and_then(|n| n.checked_mul(*head_dim));
+    for n in options.sizes() {
+        if widest.and_then(|w| w.checked_mul(n)).is_none_or(|elements| elements > 1 << 36) {
+            let problem =
+                format!("{n} x {batch} x {heads} x {head_dim}, must be at most 2^36, the elements of a tensor");
+            return fail("tokens x batch x heads x head-dim", problem);
+        }
+    }
+    for (n, Candidate { name, .. }) in options.mechanisms.iter().enumerate() {
+        if options.mechanisms[..n].iter().any(|known| known.name == *name) {
+            let problem = format!("`{name}` twice; give configurations of one mechanism as files of different names");
+            return fail("mechanisms", problem);
+        }
+    }
+    if options.patience.is_zero() {
+        return fail("peer-timeout", "0, must be above 0".into());
+    }
+    if options.max_seconds.is_nan() || options.max_seconds <= 0.0 {
+        return fail("max-seconds", format!("{}, must be above 0", options.max_seconds));
+    }
+    Ok(())
+}
