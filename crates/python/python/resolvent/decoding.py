@@ -192,7 +192,10 @@ def _take(
     parameters: list[tuple[str, Tensor]],
     out: Tensor | None,
 ) -> None:
-    q, k, v = (None if x is None else x.detach().float().contiguous() for x in (q, k, v))
-    given = [(name, values.detach().float().contiguous()) for name, values in parameters]
+    def dense(x: Tensor) -> Tensor:
+        return x.detach().float().contiguous()
+
+    given = [(name, dense(values)) for name, values in parameters]
+    options: dict[str, Any] = {"threads": told() or torch.get_num_threads(), "parameters": given}
     mask = None if keep is None else keep.contiguous()
-    past.take(q, k, v, out, threads=told() or torch.get_num_threads(), key_mask=mask, parameters=given)
+    past.take(None if q is None else dense(q), dense(k), dense(v), out, key_mask=mask, **options)
