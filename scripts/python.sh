@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the Python wheel in a fresh environment and runs its tests: `scripts/python.sh [PYTEST ARGUMENTS]`.
+# Builds the Python wheel in a fresh environment, checks types and runs its tests: `scripts/python.sh [PYTEST ARGUMENTS]`; with arguments
+# for pytest types are not checked.
 #
 # PyTorch and transformers come from the package index that pip is configured for. The tests that need them are left out, and this
 # script says so, where they cannot be installed. PYTHON names the interpreter; ENVIRONMENT a virtual environment to use, and to keep.
@@ -40,5 +41,16 @@ elif ! pip install 'transformers>=5'; then
     echo "SKIPPED: transformers cannot be installed: the Python wheel is tested without it"
 elif ! pip install 'timm>=1' 'diffusers>=0.35'; then
     echo "SKIPPED: timm and diffusers cannot be installed: the Python wheel is tested without them"
+fi
+
+# The package, its examples and benches, by the types of the libraries that it stands on.
+if [ "$#" = 0 ]; then
+    if ! "$environment/bin/python" -c 'import torch, transformers' 2>/dev/null; then
+        echo "SKIPPED: types are not checked without PyTorch and transformers"
+    elif ! pip install 'mypy==1.20.2'; then
+        echo "SKIPPED: types are not checked: mypy cannot be installed"
+    else
+        (cd crates/python && "$environment/bin/python" -m mypy --cache-dir "$environment/mypy")
+    fi
 fi
 "$environment/bin/python" -m pytest -q -p no:cacheprovider -rs crates/python/tests "$@"

@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (options, folder), nprocs=options.processes)
+        mp.spawn(run, (options, folder), nprocs=options.processes)  # type: ignore[attr-defined]
         rows: list[dict[str, Any]] = json.loads(pathlib.Path(folder, "rows.json").read_text(encoding="utf-8"))
     for row in rows:
         parts = [f"{kind} {row[kind]['most_of_a_process']:,} ({row[kind]['rounds']} rounds)" for kind in ("forward", "backward")]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use resolvent_kernels::{
-    ClusterPlan, Dropout, Error, Heads, Parameter, Precision, Sequences, Shape, Strategy, VarlenOperator,
+    ClusterPlan, Dropout, Error, Heads, Parameter, PlanTensors, Precision, Sequences, Shape, Strategy, VarlenOperator,
 };
 
 use crate::{
@@ -20,8 +20,22 @@ use crate::{
 #[derive(Debug)]
 pub struct Clusters(Arc<Vec<ClusterPlan>>);
 
+/// Labels of queries and of keys, exact blocks, edges and their weights: the fields of [`resolvent_kernels::PlanTensors`].
+type PlanLists = (Vec<i64>, Vec<i64>, Vec<[i64; 3]>, Vec<[i64; 3]>, Vec<f64>);
+
 #[pymethods]
 impl Clusters {
+    /// The plan of every sequence (of calls of one length, a single one) as flat lists: cluster of every query and of every key, -1 for
+    /// none; `[slice, query cluster, key cluster]` of what is seen exactly; `[slice, query, key]` of sampled edges, and what is added to
+    /// their logits. A slice is `batch entry * heads + head`.
+    fn tensors(&self) -> Vec<PlanLists> {
+        let lists = |plan: &ClusterPlan| {
+            let PlanTensors { label_q, label_k, exact_blocks, edges, edge_log_weight } = plan.to_tensors();
+            (label_q, label_k, exact_blocks, edges, edge_log_weight)
+        };
+        self.0.iter().map(lists).collect()
+    }
+
     /// Clusters of queries and of keys of every batch entry or sequence and head.
     #[getter]
     fn counts(&self) -> Vec<[usize; 2]> {
@@ -276,7 +290,7 @@ fn dropped((kind, probability, seed): (String, f64, u64)) -> PyResult<Dropout> {
 }
 
 /// The elements of a mask, `[batch, seq]`, or `[seq]` beside tensors without a batch.
-fn keep(mask: &Tensor, batch: usize, seq: usize, rank: usize) -> PyResult<Vec<bool>> {
+pub fn keep(mask: &Tensor, batch: usize, seq: usize, rank: usize) -> PyResult<Vec<bool>> {
     let alone = rank < 4 && mask.shape() == [seq];
     if !alone {
         same_shape(mask, &[batch, seq])?;
@@ -284,7 +298,7 @@ fn keep(mask: &Tensor, batch: usize, seq: usize, rank: usize) -> PyResult<Vec<bo
     Ok(mask.values::<u8>()?.iter().map(|&keep| keep != 0).collect())
 }
 
-fn same_shape(tensor: &Tensor, expected: &[usize]) -> PyResult<()> {
+pub fn same_shape(tensor: &Tensor, expected: &[usize]) -> PyResult<()> {
     if tensor.shape() == expected {
         return Ok(());
     }

@@ -5,6 +5,7 @@ mod call;
 mod dlpack;
 mod error;
 mod mechanism;
+mod past;
 mod run;
 mod threads;
 
@@ -24,6 +25,7 @@ fn _resolvent(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mechanism::Core>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<call::Clusters>()?;
+    module.add_class::<past::Past>()?;
     module.add_function(wrap_pyfunction!(presets, module)?)?;
     module.add_function(wrap_pyfunction!(threads::available, module)?)?;
     module.add_function(wrap_pyfunction!(threads::release, module)?)?;

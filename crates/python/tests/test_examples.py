@@ -68,6 +68,43 @@ def test_benches_agree_before_they_time(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+def test_a_language_model_with_other_attention(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    text, written = tmp_path / "text.txt", tmp_path / "language.json"
+    text.write_text(" ".join(str(n * n) for n in range(300)), encoding="utf-8")
+    bench = loaded(BENCHES / "language.py")
+    sizes = ["--tokens", "600", "--facts=1", "--rounds=1", "--threads=1", f"--json={written}"]
+    results = bench.main(["--random", "--text", f"numbers={text}", *sizes])
+    assert json.loads(written.read_text(encoding="utf-8"))["curves"] == results["curves"]
+    curves = {row["way"]: row for row in results["curves"]}
+    assert list(curves) == list(bench.WAYS) and abs(curves["softmax"]["over"] - 1) < 1e-4
+    assert curves["softmax"]["exact"] == 1 and 0 < curves["routed"]["exact"] < curves["routed, 8 routes"]["exact"] < 1
+    assert curves["routed, 8 routes, no means"]["means"] == 0 < curves["routed"]["means"]
+    near = sum(min(n, 256) + min(max(n - 256, 0), 4) for n in range(1, 601)) / (600 * 601 / 2)
+    assert abs(curves["window 256 + 4 sinks"]["exact"] - near) < 1e-9
+    assert len(results["retrieval"]) == len(curves) and len(results["generation"]) == len(curves) - 1
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
+@pytest.mark.parametrize("means", [True, False])
+def test_shares_are_of_what_is_seen(monkeypatch, means):
+    monkeypatch.syspath_prepend(str(BENCHES))
+    import resolvent
+    from formulas import visible
+    from formulas_of_structures import Plan, sight
+
+    q, k, v = (torch.randn(1, 2, 70, 8) for _ in range(3))
+    fields = {} if means else {"estimator": "importance", "samples": 0}
+    fields |= {"causal_clusters": {"kind": "segment", "size": 16}, "clusters": 4, "routes": 2, "global_tokens": 3}
+    mechanism = resolvent.Mechanism.from_dict({"mechanism": "routed", "structure": fields})
+    plan = Plan(resolvent.clusters(q, k, v, mechanism, causal=True), (1, 2, 70, 70))
+    seen, _, far = sight(plan, visible(q, k, causal=True), True, 16)
+    every = 2 * 70 * 71 / 2
+    got = loaded(BENCHES / "language.py").share(mechanism, (q, k, v))
+    assert got == pytest.approx((float(seen.sum()) / every, float(far.sum()) / every if means else 0.0), abs=1e-12)
+
+
+@pytest.mark.skipif(not BENCHES.is_dir(), reason="the benches are not beside the package")
 def test_shards_tell_what_they_send(tmp_path):
     written = tmp_path / "shards.json"
     sizes = ["--tokens=98", "--heads=1", "--channels=8", f"--json={written}"]

@@ -24,6 +24,7 @@ use self::{
 use crate::{
     Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
     engine::check_row,
+    mechanism::Composed,
     range,
     simd::{Level, rows::max_abs},
     structure::{
@@ -223,7 +224,7 @@ impl Cache {
     /// is zero. Masked tokens have their place all the same: what follows is as far from what comes before as in the whole sequence.
     ///
     /// # Errors
-    /// As [`Cache::step`]; [`Error::Unsupported`] for `ssa` and `routed`, which cluster what they keep.
+    /// As [`Cache::step`]; [`Error::Unsupported`] for `ssa`, whose clusters are made as tokens come.
     pub fn step_masked(&mut self, inputs: &Inputs<'_, f32>, mask: &Mask<'_>, out: &mut [f32]) -> Result<()> {
         let tokens = self.take("step", inputs, mask, Some(out.len()))?;
         self.attend(&tokens, Some(out));
@@ -311,8 +312,9 @@ impl Cache {
     /// Whether the mechanism can leave masked tokens out.
     fn check_masks(&self, mask: &Mask<'_>) -> Result<()> {
         let masked = [mask.key, mask.query].iter().flatten().any(|keep| keep.contains(&false));
-        let features = matches!(&self.mechanism, Mechanism::Composed(m) if m.feature_map().is_some());
-        if !masked || features || keeps_rows(&self.mechanism) || matches!(self.mechanism, Mechanism::Uniform(_)) {
+        let leaves_out = |m: &Composed| m.feature_map().is_some() || routed::clusters(m).is_some();
+        let sums = matches!(&self.mechanism, Mechanism::Composed(m) if leaves_out(m));
+        if !masked || sums || keeps_rows(&self.mechanism) || matches!(self.mechanism, Mechanism::Uniform(_)) {
             return Ok(());
         }
         let why = "tokens are clustered as they come; leave masked tokens out of the steps";

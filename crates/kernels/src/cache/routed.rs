@@ -38,7 +38,8 @@ impl Cache {
             let (row, key, head) = (slice * new + n, slice / sharing * new + n, slice % heads);
             let codebook = tokens.extras.codebook.map(|book| part(book, head * book.len() / heads, book.len() / heads));
             let v = part(&tokens.v, key * value_dim, value_dim);
-            past.push(at, codebook, [part(&tokens.k, key * head_dim, head_dim), v]);
+            let keep = tokens.keeps_key(slice / heads, n);
+            past.push(at, codebook, [part(&tokens.k, key * head_dim, head_dim), v], keep);
             let q = part(&tokens.q, row * head_dim, head_dim);
             let gamma = of(Parameter::Gamma, head, gamma);
             sum.map_or(0.0, |sum| gamma * past.row(at, of(Parameter::Scale, head, scale), q, sum))

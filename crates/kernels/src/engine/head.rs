@@ -292,7 +292,7 @@ impl<'a> Head<'a> {
 
     /// Whether a row sees a column that it is not at a right angle to.
     pub fn has_product(&self, row: usize) -> bool {
-        let q = &self.q[row * self.stride..][..self.stride];
+        let q = &self.q[self.own_row(row) * self.stride..][..self.stride];
         let product = |k: &[f32]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>();
         let mut columns = self.k.chunks_exact(self.stride).zip(&self.keys);
         columns.any(|(k, &key)| self.sight.sees(self.queries[row], key) && product(k) != 0.0)

@@ -32,7 +32,7 @@ impl Composed {
     }
 
     /// Whether `scale` is one that the score may have. The affinities of cosines are not taken relative to a largest one among
-    /// landmarks, and the steps of Newton-Schulz begin at the square of their sums: beyond 40 these leave f32.
+    /// landmarks, nor where they are whitened, by variances, and the steps of Newton-Schulz begin at the square of their sums: beyond 40 these leave f32.
     pub(super) fn check_scale(&self, scale: f64) -> Result<()> {
         if !matches!(self.score, Score::CosineExp(_)) {
             return check_scale(Some(scale));
@@ -40,7 +40,9 @@ impl Composed {
         let iterated = matches!(&self.structure, Structure::Nystrom(m) if m.inverse == Inverse::NewtonSchulz);
         let held =
             matches!(self.structure, Structure::Nystrom(_)) && !matches!(self.normalisation, Normalisation::Factors(_));
+        let whitened = matches!(self.normalisation, Normalisation::Whitened(_));
         let (most, expected) = match (held, iterated) {
+            (false, _) if whitened => (40.0, "in [1e-18, 40] where the affinities of columns are squared"),
             (false, _) => (1e4, "in [1e-18, 1e4]"),
             (true, true) => (40.0, "in [1e-18, 40] through landmarks that newton-schulz inverts"),
             (true, false) => (80.0, "in [1e-18, 80] through landmarks"),

@@ -41,6 +41,7 @@ class Clusters:
     def counts(self) -> list[list[int]]: ...
     @property
     def edges(self) -> int: ...
+    def tensors(self) -> list[tuple[list[int], list[int], list[list[int]], list[list[int]], list[float]]]: ...
 
 class Call:
     def __new__(
@@ -77,6 +78,33 @@ class Call:
         wanted: list[tuple[str, Any]],
     ) -> None: ...
     def plan_clusters(self, q: Any, k: Any, v: Any) -> Clusters: ...
+
+class Past:
+    def __new__(
+        cls,
+        core: Core,
+        *,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        capacity: int = 0,
+    ) -> Past: ...
+    def __len__(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    def take(
+        self,
+        q: Any | None,
+        k: Any,
+        v: Any,
+        out: Any | None,
+        *,
+        threads: int,
+        key_mask: Any = None,
+        parameters: list[tuple[str, Any]] = ...,
+    ) -> None: ...
 
 def presets() -> list[tuple[str, str]]: ...
 def available() -> int: ...

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from .decoding import beside, decodes
 from .errors import ConfigurationError, UnsupportedError
 from .fits import HeadMechanisms
 from .mechanism import Mechanism, MechanismLike, mechanisms
@@ -72,6 +73,17 @@ class _Pattern(NamedTuple):
     window."""
     keys: int | None = None
     """How many slots of a cache that has room for later tokens are taken."""
+
+
+class _Group(NamedTuple):
+    """Heads with a mechanism of their own: its number, and which of all heads they are. All of them, by default."""
+
+    number: int = 0
+    heads: tuple[int, ...] = ()
+    all: int = 0
+
+    def of(self, x: Tensor) -> Tensor:
+        return of_heads(x, self.heads, self.all) if self.all else x
 
 
 def _refused(what: str, why: str) -> UnsupportedError:
@@ -193,16 +205,18 @@ def _attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     learned: Attention | None = None,
+    group: _Group = _Group(),
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out. `learned` holds the
-    mechanism's parameters where the layer has its own."""
+    mechanism's parameters where the layer has its own; `group` says which heads are meant, of all of whose keys and values these are."""
     for name in ("head_mask", "cache", "block_mask", "block_indices"):
         if kwargs.get(name) is not None:
             raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
     if kwargs.get("output_attentions"):
         raise _refused("output_attentions", "the weights of attention are never formed; leave it out")
     pattern, keep = _pattern(module, query, key, attention_mask, is_causal, sliding_window)
+    cached = key
     if pattern.keys is not None:
         key, value = key[..., : pattern.keys, :], value[..., : pattern.keys, :]
     crossed = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
@@ -223,6 +237,14 @@ def _attention(
         why = "its clusters are of queries, all of which it has to be given; pass use_cache=False, or take `routed`"
         raise _refused(f"a cache with `{mechanism}`", why)
     bias = _bias(pattern.pairs, kwargs.get("position_bias"))
+    parameters = None if learned is None else learned.values()
+    plain = bias is None and dropout == 0.0 and (learned is None or learned.codebook is None)
+    if pattern.causal and chooses and plain and decodes(adapted):
+        tensors = (query, key, value, *(parameters or {}).values())
+        kept = beside(module, cached, key.shape[2], query.shape[2], tensors)
+        if kept is not None:
+            return kept.rows(group.number, adapted, query, key, value, keep, parameters, group.of).transpose(1, 2).contiguous(), None
+    key, value = key if mechanism.tied else group.of(key), group.of(value)
     if sinks is not None:
         key, value, keep, bias = _with_sink(sinks, key, value, keep, bias)
     out = attend(
@@ -235,7 +257,7 @@ def _attention(
         # Sums over all rows must not see padding either.
         query_mask=keep if pattern.one_token_set and not crossed and not adapted._core.row_local else None,
         bias=bias,
-        parameters=None if learned is None else learned.values(),
+        parameters=parameters,
         codebook=None if learned is None else learned.codebook,
         dropout=dropout,
         enable_gqa=True,
@@ -265,10 +287,10 @@ def _attention_by_group(
         if mask is not None and mask.dim() == 4:
             mask = of_heads(mask, heads, mechanisms.heads)
         aux = None if s_aux is None else of_heads(s_aux, heads, mechanisms.heads, axis=-1)
-        options: dict[str, Any] = {**kwargs, "learned": own, "position_bias": positions, "s_aux": aux}
+        options: dict[str, Any] = {**kwargs, "learned": own, "position_bias": positions, "s_aux": aux, "group": _Group(n, heads, mechanisms.heads)}
         return _attention(mechanisms.groups[n].mechanism, module, q, keys, v, mask, **options)[0]
 
-    return by_group(mechanisms, query, key, value, position_bias, call, shared=True, axis=-2), None
+    return by_group(mechanisms, query, key, value, position_bias, call, shared=True, whole=True, axis=-2), None
 
 
 def _bias(pairs: Tensor | None, positions: Tensor | None) -> Tensor | None:

@@ -14,9 +14,11 @@ use crate::{
 pub(crate) struct Routed {
     /// Batch entry and head, which draws depend on.
     index: [u64; 2],
-    /// The segment that goes on, and the tokens that it has.
+    /// The segment that goes on, how many tokens it has, and those of them that are not masked, with their places in it.
     segment: usize,
+    taken: usize,
     near: Kept,
+    places: Vec<usize>,
     /// Tokens of segments before it that are in no cluster.
     free: Kept,
     clusters: Vec<Kept>,
@@ -29,7 +31,8 @@ impl Routed {
     /// Bytes of keys, values and means.
     pub fn bytes(&self) -> usize {
         let kept: usize = self.clusters.iter().chain([&self.near, &self.free]).map(Kept::bytes).sum();
-        kept + size_of::<f32>() * (self.mean_keys.capacity() + self.mean_values.capacity())
+        let places = size_of::<usize>() * self.places.capacity();
+        kept + places + size_of::<f32>() * (self.mean_keys.capacity() + self.mean_values.capacity())
     }
 
     /// Before the first token.
@@ -37,7 +40,9 @@ impl Routed {
         Self {
             index,
             segment: 0,
+            taken: 0,
             near: Kept::default(),
+            places: Vec::new(),
             free: Kept::default(),
             clusters: Vec::new(),
             mean_keys: Vec::new(),
@@ -45,26 +50,36 @@ impl Routed {
         }
     }
 
-    /// Takes the key and the value of a token in. `codebook [clusters, dim]`, if the call has one.
-    pub fn push(&mut self, (m, level): (&Ssa, Level), codebook: Option<&[f32]>, [k, v]: [&[f32]; 2]) {
+    /// Takes the key and the value of a token in, or its place alone, if it is masked. `codebook [clusters, dim]`, if the call has one.
+    pub fn push(&mut self, (m, level): (&Ssa, Level), codebook: Option<&[f32]>, [k, v]: [&[f32]; 2], keep: bool) {
         if let CausalClusters::Segment { size } = m.causal_clusters
-            && self.near.count == size
+            && self.taken == size
         {
-            self.close(m, level, codebook, [k.len(), v.len()]);
+            self.close((m, level), size, codebook, [k.len(), v.len()]);
         }
-        self.near.push(k, v);
+        if keep {
+            self.near.push(k, v);
+            self.places.push(self.taken);
+        }
+        self.taken += 1;
     }
 
     /// Makes the clusters of the segment that is complete.
-    fn close(&mut self, m: &Ssa, level: Level, codebook: Option<&[f32]>, [dim, value_dim]: [usize; 2]) {
-        let near = std::mem::take(&mut self.near);
+    fn close(
+        &mut self,
+        (m, level): (&Ssa, Level),
+        size: usize,
+        codebook: Option<&[f32]>,
+        [dim, value_dim]: [usize; 2],
+    ) {
+        let (near, places) = (std::mem::take(&mut self.near), std::mem::take(&mut self.places));
         let row = |n: usize| (&near.keys[n * dim..][..dim], &near.values[n * value_dim..][..value_dim]);
-        let first = self.segment * near.count;
-        for n in (0..near.count).filter(|n| m.is_global(first + n)) {
+        let first = self.segment * size;
+        for n in (0..near.count).filter(|n| m.is_global(first + places[*n])) {
             let (k, v) = row(n);
             self.free.push(k, v);
         }
-        let made = of_segment((m, level, self.index), codebook, (&near.keys, dim), self.segment);
+        let made = of_segment((m, level, self.index), codebook, (&near.keys, dim), (self.segment, &places));
         for members in made {
             let mut cluster = Kept::default();
             for n in members {
@@ -77,9 +92,11 @@ impl Routed {
             self.clusters.push(cluster);
         }
         self.segment += 1;
+        self.taken = 0;
     }
 
-    /// `sum = sum_e exp(z_e - max z) v_e` over what the query of the newest token sees; returns what it has to be multiplied by.
+    /// `sum = sum_e exp(z_e - max z) v_e` over what the query of the newest token sees; returns what it has to be multiplied by: zero
+    /// where all keys so far are masked.
     pub fn row(&self, (m, level): (&Ssa, Level), scale: f64, q: &[f32], sum: &mut [f64]) -> f64 {
         let mut logits = vec![0.0; self.clusters.len()];
         rows::dots(level, &self.mean_keys, q, &mut logits);
@@ -95,6 +112,7 @@ impl Routed {
         let routed = routes.iter().map(|&c| &self.clusters[c as usize]);
         let exact: Vec<&Kept> = [&self.near, &self.free].into_iter().chain(routed).collect();
         let means = (&mut logits, &self.mean_values[..]);
-        1.0 / weigh(level, (q, scale), means, &exact, f32::NEG_INFINITY, sum).0
+        let total = weigh(level, (q, scale), means, &exact, f32::NEG_INFINITY, sum).0;
+        if total > 0.0 { 1.0 / total } else { 0.0 }
     }
 }

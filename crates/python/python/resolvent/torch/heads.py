@@ -34,10 +34,12 @@ def by_group(
     call: Callable[[int, Tensor, Tensor | None, Tensor, Tensor | None], Tensor],
     *,
     shared: bool = False,
+    whole: bool = False,
     axis: int = -3,
 ) -> Tensor:
     """The outputs of all heads, in their order. `call` computes a group by its number, of its heads of q, k, v and bias; tied groups get no
-    k. The heads of the output are at `axis`, the third of its axes or the second but last; those of k and v may be `shared`."""
+    k. The heads of the output are at `axis`, the third of its axes or the second but last; those of k and v may be `shared`. All groups get
+    all heads of k and v if `whole`."""
     total = q.shape[-3] if q.dim() >= 3 else 1
     if total != mechanisms.heads:
         raise _other_heads("q", f"{total} heads beside {mechanisms.heads} with mechanisms", "pass as many heads as have mechanisms")
@@ -46,9 +48,9 @@ def by_group(
             raise _other_heads(name, f"{x.shape[-3]} heads beside {total} of q", "pass as many, or enable_gqa where a call has it")
     made = []
     for n, (heads, mechanism) in enumerate((group.heads, group.mechanism) for group in mechanisms.groups):
-        own_k = None if k is None or mechanism.tied and not mechanisms.tied else of_heads(k, heads, total)
+        own_k = None if k is None or mechanism.tied and not mechanisms.tied else k if whole else of_heads(k, heads, total)
         own_bias = bias if bias is None or bias.dim() < 3 else of_heads(bias, heads, total)
-        made.append(call(n, of_heads(q, heads, total), own_k, of_heads(v, heads, total), own_bias))
+        made.append(call(n, of_heads(q, heads, total), own_k, v if whole else of_heads(v, heads, total), own_bias))
     if len(made) == 1:
         return made[0]
     # Some mechanisms have one row for all tokens.

@@ -80,14 +80,15 @@ impl Head<'_> {
     }
 }
 
-/// The clusters of a segment by itself, whose rows are `k [size, dim]`: the rows of each. Global tokens are in none.
+/// The clusters of a segment by itself, whose unmasked rows are `k [rows, dim]`, at `places` in it: the rows of each. Global tokens are in
+/// none.
 pub(in super::super) fn of_segment(
     (m, level, index): (&Ssa, Level, [u64; 2]),
     codebook: Option<&[f32]>,
     (k, dim): (&[f32], usize),
-    segment: usize,
+    (segment, places): (usize, &[usize]),
 ) -> Vec<Vec<usize>> {
-    let size = k.len() / dim;
+    let size = places.len();
     let segments = Segments::new(m, true, size, size);
     let (keep_q, keep_k) = (None, None);
     let head = Head {
@@ -105,8 +106,8 @@ pub(in super::super) fn of_segment(
         level,
         index,
     };
-    let first = segment * size;
-    let tokens: Vec<u32> = (0..size).filter(|n| !m.is_global(first + n)).map(|n| n as u32).collect();
+    let first = segments.keys(segment, usize::MAX).start;
+    let tokens: Vec<u32> = (0..size).filter(|n| !m.is_global(first + places[*n])).map(|n| n as u32).collect();
     let space = Space::of(m, dim);
     let x = space.points(level, k, &tokens);
     let labels = head.segment_labels(segment, Points { x: &x, dim: space.dim(), tokens: &tokens }, Stage::Keys);

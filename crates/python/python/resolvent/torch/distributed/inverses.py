@@ -45,7 +45,7 @@ def _norm(a: Tensor) -> Tensor:
 
 def _newton_schulz(a: Tensor, m: Tensor, steps: int, start: str | None) -> Tensor:
     norm = _norm(m.detach())
-    if start in (None, "identity"):
+    if start is None or start == "identity":
         x = (1.0 if start is None else 1.8) / norm * torch.eye(m.shape[-1], dtype=m.dtype)
     else:
         x = {"scaled": 1.8 / norm**2, "paper": 2.0 / norm**2, "official": 1.8 / _norm(a) ** 2}[start] * m
