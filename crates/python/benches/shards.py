@@ -70,7 +70,7 @@ def run(rank: int, options: argparse.Namespace, folder: str) -> None:
                 if kind == "forward":
                     out = attend(q, None if found.tied else k, v, found, causal=causal, lengths=[shape[2]] * options.processes)
                 else:
-                    out.sum().backward()
+                    out.sum().backward()  # type: ignore[no-untyped-call]
             dist.barrier()
             after = on_the_wire()
             most = torch.tensor([sent.bytes, sent.messages])
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (options, folder), nprocs=options.processes)  # type: ignore[attr-defined]
+        mp.spawn(run, (options, folder), nprocs=options.processes)  # type: ignore[attr-defined,no-untyped-call]
         rows: list[dict[str, Any]] = json.loads(pathlib.Path(folder, "rows.json").read_text(encoding="utf-8"))
     for row in rows:
         parts = [f"{kind} {row[kind]['most_of_a_process']:,} ({row[kind]['rounds']} rounds)" for kind in ("forward", "backward")]

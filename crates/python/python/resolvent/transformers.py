@@ -192,6 +192,15 @@ def _with_sink(
     return key, value, keep, torch.cat((column.expand(*axes, 1), rest.expand(*axes, -1)), -1)
 
 
+def _refuse_options(options: dict[str, Any]) -> None:
+    """Refuses what a model asks of its attention and no mechanism has."""
+    for name in ("head_mask", "cache", "block_mask", "block_indices"):
+        if options.get(name) is not None:
+            raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
+    if options.get("output_attentions"):
+        raise _refused("output_attentions", "the weights of attention are never formed; leave it out")
+
+
 def _attention(
     mechanism: Mechanism,
     module: torch.nn.Module,
@@ -210,11 +219,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out. `learned` holds the
     mechanism's parameters where the layer has its own; `group` says which heads are meant, of all of whose keys and values these are."""
-    for name in ("head_mask", "cache", "block_mask", "block_indices"):
-        if kwargs.get(name) is not None:
-            raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
-    if kwargs.get("output_attentions"):
-        raise _refused("output_attentions", "the weights of attention are never formed; leave it out")
+    _refuse_options(kwargs)
     pattern, keep = _pattern(module, query, key, attention_mask, is_causal, sliding_window)
     cached = key
     if pattern.keys is not None:

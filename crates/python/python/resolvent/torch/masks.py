@@ -38,7 +38,7 @@ def remember(mask: Tensor, kind: Kind) -> None:
 
 def recall(mask: Tensor) -> Optional[Kind]:
     """What has been found of this mask, if nobody has written to it since."""
-    found: tuple[Optional[int], Kind] | None = _FOUND.get(mask)
+    found: tuple[Optional[int], Kind] | None = _FOUND.get(mask)  # type: ignore[no-untyped-call]
     return found[1] if found is not None and found[0] is not None and found[0] == _version(mask) else None
 
 
