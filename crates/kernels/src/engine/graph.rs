@@ -350,7 +350,8 @@ impl Hop for Graph<'_> {
             if head.lies_like(s.seq_q, dim) {
                 return self.hop(slice, &values, out);
             }
-            let mut rows = self.pool.memory(head.queries.len() * padded(dim));
+            // Where no key is kept nothing is written.
+            let mut rows = self.pool.zeros(head.queries.len() * padded(dim));
             self.hop(slice, &values, &mut rows);
             if head.own_rows() < s.seq_q {
                 out.fill(0.0);

@@ -103,7 +103,7 @@ impl Pool {
     }
 
     /// `len` f32 of unspecified content.
-    pub fn memory(&self, len: usize) -> Zeros<'_> {
+    fn memory(&self, len: usize) -> Zeros<'_> {
         let mut data = if len > 0 { take(&self.zeros).unwrap_or_default() } else { Aligned::default() };
         data.resize(len);
         Zeros { pool: self, data }
