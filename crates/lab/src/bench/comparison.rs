@@ -38,6 +38,13 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
 
+/// The relative distance of results; none where they are so small that f32 has no digits of them.
+fn far(got: &[f32], expected: &[f64]) -> f64 {
+    let (got, least) = (wide(got), f64::from(f32::MIN_POSITIVE));
+    let vanishes = got.len() == expected.len() && got.iter().chain(expected).all(|x| x.abs() < least);
+    if vanishes { 0.0 } else { relative_distance(&got, expected) }
+}
+
 impl Comparison {
     /// What a comparison at this size holds: tensors in f32, and in f64 inputs, results, weights with what a reference keeps of them,
     /// and gradients.
@@ -75,9 +82,7 @@ impl Comparison {
     pub fn ours(&mut self, label: &str, ours: &mut Ours, tol: (f64, f64)) -> Result<Check> {
         let results = Local::solve(ours, &mut self.laid)?;
         let own = ours.own_gradients();
-        let far = |(parameter, x): (Parameter, &[f32])| {
-            self.exact.own.get(&parameter).map(|exact| relative_distance(&wide(x), exact))
-        };
+        let far = |(parameter, x): (Parameter, &[f32])| self.exact.own.get(&parameter).map(|exact| far(x, exact));
         let own = own.into_iter().filter_map(far).fold(0.0, f64::max);
         Ok(self.check(label, &results, Some(own), tol))
     }
@@ -93,7 +98,7 @@ impl Comparison {
         let Exact { out, dq, dk, dv, .. } = &self.exact;
         let far = |got: &[f32], expected: &[f64]| {
             let got = got.get(..expected.len()).unwrap_or(got);
-            relative_distance(&wide(got), expected)
+            far(got, expected)
         };
         let pairs = [(&results.dq, Some(dq)), (&results.dk, dk.as_ref()), (&results.dv, Some(dv))];
         let distances = pairs.into_iter().filter_map(|(got, expected)| Some(far(got.as_ref()?, expected?)));
@@ -158,4 +163,16 @@ fn put(all: &mut [f64], part: &[f64], shape: &Shape, rows: usize, range: std::op
     let (channels, each) = (shape.head_dim, range.len() * shape.head_dim);
     let heads = all.chunks_exact_mut(rows * channels).zip(part.chunks_exact(each));
     heads.for_each(|(head, part)| head[range.start * channels..][..each].copy_from_slice(part));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::far;
+
+    #[test]
+    fn what_f32_has_no_digits_of_is_not_compared() {
+        assert_eq!(far(&[0.0, 1e-40], &[1e-60, 0.0]), 0.0);
+        assert_eq!(far(&[0.0, 0.0], &[1e-30, 0.0]), 1.0);
+        assert!(far(&[f32::NAN], &[0.0]).is_infinite() && far(&[], &[0.0]).is_infinite());
+    }
 }
