@@ -4,11 +4,11 @@ mod support;
 
 use resolvent_kernels::{
     Error, Mechanism, Shape, Strategy,
-    mechanism::{DistanceKernel, Manifold},
+    mechanism::{DistanceKernel, Manifold, Score},
 };
 use support::{
     problem::{Problem, Solution},
-    random::{VARIANTS, mechanisms, problem},
+    random::{COMPOSITIONS, VARIANTS, every_mechanism, mechanisms, problem},
 };
 
 /// Denormal, tiny, large, and up to the largest numbers.
@@ -67,6 +67,18 @@ fn terms(p: &Problem, name: &str) -> f64 {
         Mechanism::Soft(m) | Mechanism::SoftPp(m) => (m.scale_for(s.head_dim) * token, token.powi(2).min(1e9)),
         Mechanism::Laplacian(m) => (1.0 / m.lambda, 1.0 / m.lambda),
         Mechanism::LaplacianExact(m) => (1.0 / m.lambda, 1.0 / m.lambda),
+        Mechanism::Composed(m) => {
+            let own = if name == "dq" { q } else { k.max(q * f64::from(u8::from(m.tied))) };
+            let slope = match &m.score {
+                // All of them have length scales from 2 on.
+                Score::Levy(_) | Score::Student(_) => 64.0 / token.max(2.0),
+                Score::CosineExp(_) => 10.0 / own.max(1e-12),
+                Score::Laplacian(_) => 1.0,
+                // Features have slopes of order one where tokens are small.
+                _ => 1.0 + token,
+            };
+            (slope, slope * token)
+        }
         _ => (0.0, weight),
     };
     match name {
@@ -134,12 +146,17 @@ fn ordinary(mechanism: Mechanism) -> Problem {
 #[test]
 fn tensors_of_any_size_are_right_or_refused() {
     let mut tally = Tally::default();
-    for (mechanism, json) in mechanisms().into_iter().zip(VARIANTS) {
-        let p = ordinary(mechanism);
+    for (mechanism, json) in every_mechanism().into_iter().zip(VARIANTS.iter().chain(COMPOSITIONS)) {
+        let mut p = ordinary(mechanism);
+        // Which clusters equal or far tokens fall into is no question of a composition.
+        if matches!(p.mechanism, Mechanism::Composed(_)) {
+            p.fix_plan();
+        }
         for what in ["q k", "q", "k", "v", "dout", "v dout", "all", "token", "value"] {
             for size in SIZES {
                 // A query and a key as near each other count as one place for the distance: its direction is nobody's.
-                if what == "token" && size < 1e-16 && matches!(p.mechanism, Mechanism::Fna(_)) {
+                let of_distances = matches!(p.mechanism.values().score, Score::Levy(_) | Score::Student(_));
+                if what == "token" && size < 1e-16 && of_distances {
                     continue;
                 }
                 tally.take(&format!("{json}, {what} {size:e}"), &resized(&p, what, size));

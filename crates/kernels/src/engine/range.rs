@@ -17,8 +17,10 @@ const LOGITS: [f64; 2] = [1e-15, 1e15];
 const SQUARED_LOGITS: [f64; 2] = [1e-7, 1e7];
 /// Squared distances in units of the score's, of which the kernels have a gradient.
 const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
-/// Distances in units of the score's.
-const DISTANCES: [f64; 2] = [1e-29, 1e17];
+/// Least distance: f32 holds its square.
+const LEAST_DISTANCE: f64 = 1e-17;
+/// Largest distance in units of the score's.
+const MOST_DISTANCE: f64 = 1e17;
 
 /// What a score makes of the largest entries of queries and keys, and between what bounds it has to be.
 struct Bound {
@@ -80,7 +82,8 @@ fn bound(score: &Score, dim: usize, of: impl Fn(Parameter) -> f64, largest: [f64
         Score::DotSquaredRelu(_) => products(SQUARED_LOGITS),
         Score::Gaussian(_) => within(of(Parameter::Scale) * d * apart * apart, [0.0, MOST_SQUARE], 2.0),
         Score::Levy(m) | Score::Student(m) if m.manifold == Manifold::Euclidean => {
-            within(apart * d.sqrt() / of(Parameter::Kappa), DISTANCES, 1.0)
+            let kappa = of(Parameter::Kappa);
+            within(apart * d.sqrt() / kappa, [LEAST_DISTANCE / kappa, MOST_DISTANCE], 1.0)
         }
         Score::Laplacian(_) => within(apart * d / of(Parameter::Lambda), [0.0, 1e30], 1.0),
         // Rows at length one, constants, and what a score from outside makes of its terms is its own to know.
