@@ -173,6 +173,6 @@ mod tests {
     fn what_f32_has_no_digits_of_is_not_compared() {
         assert_eq!(far(&[0.0, 1e-40], &[1e-60, 0.0]), 0.0);
         assert_eq!(far(&[0.0, 0.0], &[1e-30, 0.0]), 1.0);
-        assert!(far(&[f32::NAN], &[0.0]).is_infinite() && far(&[], &[0.0]).is_infinite());
+        assert!(far(&[f32::NAN], &[0.0]).is_infinite() && far(&[], &[1.0]).is_infinite());
     }
 }
