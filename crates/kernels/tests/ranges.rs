@@ -70,12 +70,13 @@ fn terms(p: &Problem, name: &str) -> f64 {
         Mechanism::Composed(m) => {
             let own = if name == "dq" { q } else { k.max(q * f64::from(u8::from(m.tied))) };
             let slope = match &m.score {
-                // All of them have length scales from 2 on.
-                Score::Levy(_) | Score::Student(_) => 64.0 / token.max(2.0),
+                // `d_M + alpha` over the distance, or the length scale, which is 2 or more for all of them.
+                Score::Levy(_) | Score::Student(_) => (d + 2.0) / token.max(2.0),
                 Score::CosineExp(_) => 10.0 / own.max(1e-12),
-                Score::Laplacian(_) => 1.0,
-                // Features have slopes of order one where tokens are small.
-                _ => 1.0 + token,
+                Score::Laplacian(_) => 0.25,
+                // The slopes of features do not vanish with the tokens.
+                _ if m.feature_map().is_some() => scale(None) * token + scale(None).sqrt(),
+                _ => scale(None) * token,
             };
             (slope, slope * token)
         }
