@@ -299,8 +299,8 @@ impl Cache {
             Mechanism::Composed(m) => {
                 let Some(clusters) = routed::clusters(m) else { return Ok(()) };
                 slices.try_for_each(|(slice, largest)| {
-                    let given = |of| tokens.extras.get(of).map(|given| f64::from(given[slice % heads]));
-                    let of = |p: Parameter| given(p).unwrap_or_else(|| m.score.value(p, head_dim, heads));
+                    let configured = |p| m.score.value(p, head_dim, heads);
+                    let of = |p: Parameter| rows::given(&tokens.extras, p, slice % heads, configured(p));
                     check_row(&m.score, head_dim, of, largest)?;
                     range::check_decoded(&clusters, head_dim, largest)
                 })

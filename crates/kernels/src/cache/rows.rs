@@ -8,7 +8,7 @@ use super::reach::{CHUNK, Reach};
 use crate::{
     Extras, Mechanism, Parameter, Result, Shape,
     engine::{self, LEAST_SUM},
-    mechanism::{Bias, Composed, Factor, Infsa, Normalisation, Score},
+    mechanism::{Bias, Composed, Factor, Infsa, Normalisation},
     range,
     score::{builtin, gate, map::Map, tiles::TileScore},
     simd::{Level, rows},
@@ -312,16 +312,10 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Whether some pair of these terms has an affinity, which f32 may have no room for.
+    /// Whether some pair of these terms has an affinity that is not nothing, of which f32 may have none left.
     fn has_affinity(&self, terms: &[f32]) -> bool {
-        match self {
-            Self::Composed { m, .. } => match m.score {
-                Score::DotSigmoid(_) => true,
-                Score::DotGelu(_) => terms.iter().any(|&x| x != 0.0),
-                _ => false,
-            },
-            _ => false,
-        }
+        let Self::Composed { m, .. } = self else { return false };
+        engine::has_affinity(&m.score, || terms.iter().any(|&x| x != 0.0))
     }
 
     /// Makes logarithms of affinities, or affinities, of the sums of a composed score.
@@ -420,6 +414,6 @@ fn total(w: &[f32]) -> f64 {
 }
 
 /// What a call gives for a head, or the configuration has.
-fn given(extras: &Extras<'_>, parameter: Parameter, head: usize, configured: f64) -> f64 {
+pub(super) fn given(extras: &Extras<'_>, parameter: Parameter, head: usize, configured: f64) -> f64 {
     extras.get(parameter).map_or(configured, |given| given[head].into())
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Error, Parameter, Result, Shape,
     call::{Call, TokenRows, cluster_plan::HeadPlan},
-    mechanism::{Composed, Estimator, Normalisation, Score, Structure, Whitened, Whitening},
+    mechanism::{Composed, Estimator, Normalisation, Structure, Whitened, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
     simd::rows::max_abs,
     structure::{clustered, dense::padded},
@@ -216,16 +216,11 @@ impl<'a> Graph<'a> {
         let unbounded = |(x, sum): (f32, f64)| !x.is_finite() || x == 0.0 && !log && sum.is_finite();
         let known = || self.weighed.iter().zip(&self.heads).filter_map(|(w, head)| Some((w.get()?, head)));
         let mut rows = known().flat_map(|(w, _)| w.factors());
-        let divided = !log && !matches!(self.m.normalisation, Normalisation::None(_));
-        let counts = |head: &Head<'_>, row: usize| match self.m.score {
-            Score::DotSigmoid(_) => true,
-            Score::DotGelu(_) => head.has_product(row),
-            _ => false,
-        };
-        let vanished =
-            || known().filter(|_| divided).find_map(|(w, head)| w.vanished(&self.m.normalisation, head, counts));
-        let imprecise = || known().filter(|_| log).find_map(|(w, _)| w.beyond_digits(&self.m.normalisation));
-        let relative = matches!(self.m.normalisation, Normalisation::Row(_));
+        let m = &self.m.normalisation;
+        let divided = !log && !matches!(m, Normalisation::None(_));
+        let vanished = || known().filter(|_| divided).find_map(|(w, head)| w.vanished(m, &self.m.score, head));
+        let imprecise = || known().filter(|_| log).find_map(|(w, _)| w.beyond_digits(m));
+        let relative = matches!(m, Normalisation::Row(_));
         let far = || known().filter(|_| relative).find_map(|(w, _)| w.far(&self.m.score));
         match rows.position(unbounded).or_else(vanished).or_else(imprecise).or_else(far) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),

@@ -11,6 +11,7 @@ mod graph;
 mod head;
 mod landmarks;
 mod normalise;
+mod norms;
 mod plan;
 mod pool;
 mod range;
@@ -24,7 +25,7 @@ mod whiten;
 use std::borrow::Cow;
 
 pub(crate) use filtered::{soft_backward, soft_forward};
-pub(crate) use normalise::{LEAST_SUM, farthest};
+pub(crate) use normalise::{LEAST_SUM, farthest, has_affinity};
 pub(crate) use plan::{nearest, plan};
 pub(crate) use range::check_row;
 

@@ -2,6 +2,7 @@
 
 use super::{
     head::Head,
+    norms::{self, add_logs, norms},
     sweep::{Summed, Taken, Weights},
     whiten::Statistics,
 };
@@ -34,6 +35,16 @@ pub(crate) fn farthest(score: &Score) -> f64 {
         Score::Laplacian(_) => (1_u64 << 16) as f64,
         Score::Gaussian(_) => (1_u64 << 34) as f64,
         _ => f64::INFINITY,
+    }
+}
+
+/// Whether a row that sees a pair has an affinity that is not nothing, whatever f32 has left of it: a sigmoid is positive, a GELU not zero
+/// where some product is not. Others may be nothing by themselves.
+pub(crate) fn has_affinity(score: &Score, has_product: impl FnOnce() -> bool) -> bool {
+    match score {
+        Score::DotSigmoid(_) => true,
+        Score::DotGelu(_) => has_product(),
+        _ => false,
     }
 }
 
@@ -232,24 +243,24 @@ impl Weighed {
         Self { weights: Weights { columns, typical, ..rows_of(log, head, &logs) }, logs, plain, ..Self::default() }
     }
 
-    /// A row whose affinities, which are divided by their sum, f32 has no digits of: that had a sum before densities were divided out, or
-    /// that sees a pair which `counts`, of a head and a row: an affinity that is not nothing. The same of columns that are divided by theirs.
-    pub fn vanished(
-        &self,
-        m: &Normalisation,
-        head: &Head<'_>,
-        counts: impl Fn(&Head<'_>, usize) -> bool,
-    ) -> Option<usize> {
+    /// A row whose affinities f32 has no digits of although they are divided by their sum: one that had a sum before densities were divided
+    /// out, or one that [`has_affinity`]. The same of columns that are divided by theirs.
+    pub fn vanished(&self, m: &Normalisation, score: &Score, head: &Head<'_>) -> Option<usize> {
         let small = |log: &f64| *log < LEAST_SUM.ln();
         let lost = |logs: &[f64], head: &Head<'_>| {
-            let seen = logs.iter().any(small).then(|| head.seen())?;
-            (0..logs.len()).find(|&n| small(&logs[n]) && seen[n] > 0.0 && counts(head, n))
+            let seen = head.seen();
+            let has = |n: usize| seen[n] > 0.0 && has_affinity(score, || head.has_product(n));
+            (0..logs.len()).find(|&n| small(&logs[n]) && has(n))
         };
-        let norms = matches!(m, Normalisation::Frobenius(_)).then(|| norms(head, &self.logs));
         let mut densities = self.plain.iter().zip(&self.logs);
         let divided = densities.position(|(plain, log)| plain.is_finite() && small(log));
-        let rows = || lost(norms.as_ref().unwrap_or(&self.logs), head);
-        divided.or_else(rows).or_else(|| lost(&self.of_columns, &head.transposed()))
+        let rows = || {
+            let norms = matches!(m, Normalisation::Frobenius(_)).then(|| norms(head, &self.logs));
+            let logs = norms.as_ref().unwrap_or(&self.logs);
+            logs.iter().any(small).then(|| lost(logs, head))?
+        };
+        let columns = || self.of_columns.iter().any(small).then(|| lost(&self.of_columns, &head.transposed()))?;
+        divided.or_else(rows).or_else(columns)
     }
 
     /// A row or a column by the logarithm of whose sum columns are divided, of log scores, and which leaves weights no digits.
@@ -346,7 +357,7 @@ impl Weighed {
                     self.take_densities(m.density_exponent, head, log, epsilon, &mut taken);
                 }
             }
-            Normalisation::Frobenius(_) => taken.tau = frobenius(head, &self.norm_ratios, weights, delta, log),
+            Normalisation::Frobenius(_) => taken.tau = norms::gradients(head, &self.norm_ratios, weights, delta, log),
             Normalisation::Symmetric(_) => {
                 // The root of a sum: its logarithm is half of the sum's. They are taken relative to the largest of the rows.
                 let most = weights.rows.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -368,64 +379,4 @@ impl Weighed {
 /// The numbers `x` of tokens at ascending positions, for tokens at others.
 fn at_positions<'x>(of: &'x [u32], x: &'x [f64], others: &'x [u32]) -> impl Iterator<Item = Option<f64>> + 'x {
     others.iter().map(|other| of.binary_search(other).ok().map(|n| x[n]))
-}
-
-fn add_logs(a: f64, b: f64) -> f64 {
-    let (low, high) = (a.min(b), a.max(b));
-    if low == f64::NEG_INFINITY { high } else { high + (low - high).exp().ln_1p() }
-}
-
-/// For every row the logarithm of the sum of the squares that it is divided by the root of.
-fn norms(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
-    if head.sight.causal { prefix_logs(head, squares) } else { total_log(head, squares) }
-}
-
-/// The logarithm of the sum of all queries' squares, for every row.
-fn total_log(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
-    let total = squares[..head.own_rows()].iter().copied().fold(f64::NEG_INFINITY, add_logs);
-    vec![total; squares.len()]
-}
-
-/// The rows of queries in the order of their positions.
-fn by_position(head: &Head<'_>) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..head.own_rows()).collect();
-    order.sort_by_key(|&n| head.queries[n]);
-    order
-}
-
-/// The logarithm of the sum of the squares of the rows so far.
-fn prefix_logs(head: &Head<'_>, squares: &[f64]) -> Vec<f64> {
-    let (mut sum, mut norms) = (f64::NEG_INFINITY, vec![0.0; squares.len()]);
-    for n in by_position(head) {
-        sum = add_logs(sum, squares[n]);
-        norms[n] = sum;
-    }
-    head.spread(&mut norms);
-    norms
-}
-
-/// `tau`: the gradient of a norm is `c / f` with `c = sum delta` over the rows that it divides, and of a squared affinity's part
-/// in it `g f / F`. Causal: `tau_i = sum_{r >= i} c_r f_i^2 / (f_r F_r)`, by recursion from the last row.
-fn frobenius(head: &Head<'_>, norm_ratios: &[f64], weights: &Weights, delta: &[f64], log: bool) -> Vec<f32> {
-    if !head.sight.causal {
-        let ratio = norm_ratios.first().copied().unwrap_or(0.0);
-        return vec![(delta[..head.own_rows()].iter().sum::<f64>() * ratio) as f32; delta.len()];
-    }
-    let ratio = |from: usize, to: usize| {
-        let [from, to] = [weights.rows[from], weights.rows[to]].map(f64::from);
-        match log {
-            true => (from - to).exp(),
-            false if from == 0.0 => 0.0,
-            false => to / from,
-        }
-    };
-    let (mut tau, mut next) = (vec![0.0; delta.len()], None);
-    let mut sum = 0.0;
-    for n in by_position(head).into_iter().rev() {
-        sum = delta[n] * norm_ratios[n] + next.map_or(0.0, |next| sum * f64::powi(ratio(n, next), 2));
-        tau[n] = sum as f32;
-        next = Some(n);
-    }
-    head.spread(&mut tau);
-    tau
 }

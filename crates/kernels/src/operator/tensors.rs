@@ -183,7 +183,7 @@ impl Operator {
         let saved = Saved { out, stats: finished.stats, dout: finished.dout.widened(in_place, g) };
         let serves = x.v.layout().serves;
         let Written { dq: dq_into, dk: dk_into, dv: dv_into, extras } = &mut into;
-        let done = {
+        let mut done = {
             let gradients = GradientTargets {
                 dq: Target::each(dq_into.as_mut(), x.q.layout(), in_place, dq),
                 dk: x.k.map(|k| Target::each(dk_into.as_mut(), k.layout(), in_place, dk)),
@@ -192,7 +192,6 @@ impl Operator {
             };
             self.backward_f32(&wide, mask, &saved, gradients, work)
         };
-        let mut done = done;
         for (tensor, into, each, serves) in
             [("dq", dq_into.as_mut(), dq, 1), ("dk", dk_into.as_mut(), dk, serves), ("dv", Some(dv_into), dv, serves)]
         {
