@@ -97,7 +97,7 @@ impl Inverter {
     /// [`crate::Error::Singular`] where a factorisation needs a positive definite matrix and has none.
     pub fn run(&mut self, level: Level) -> Result<()> {
         let y = Entries { high: &mut self.y, low: &mut [] };
-        self.method.invert(level, self.order, &self.a, y, &mut self.work)
+        self.method.invert(level, self.order, &self.a, y, &mut self.work).map(|_| ())
     }
 }
 

@@ -152,21 +152,23 @@ impl Method {
     }
 
     /// Writes the inverse of `a + ridge I` to `y`, which is all zeros. What iterations give is f32: they leave nothing off.
+    /// Returns whether its gradient is that of the exact inverse: Newton-Schulz may stop short of it.
     ///
     /// # Errors
     /// [`Error::Singular`] where the method needs a positive definite matrix and has none; [`Error::Diverged`].
-    pub fn invert(&self, level: Level, order: Order, a: &[f32], mut y: Entries<'_>, work: &mut [f32]) -> Result<()> {
+    pub fn invert(&self, level: Level, order: Order, a: &[f32], mut y: Entries<'_>, work: &mut [f32]) -> Result<bool> {
         if order.n == 0 {
-            return Ok(());
+            return Ok(true);
         }
+        let mut settled = self.inverse != Inverse::Eigen;
         match self.inverse {
-            Inverse::NewtonSchulz => newton::invert(self, level, order, a, y.high, work),
+            Inverse::NewtonSchulz => settled = newton::invert(self, level, order, a, y.high, work),
             Inverse::Cholesky => factor::cholesky(self, level, order, a, &mut y, work)?,
             Inverse::Eigen => factor::eigen(self, order, a, &mut y, work),
             Inverse::Cg => cg::invert(self, order, a, y.high, work)?,
         }
         let finite = y.high[..order.len()].iter().all(|y| y.is_finite());
-        if finite { Ok(()) } else { Err(Error::Diverged { mechanism: self.mechanism }) }
+        if finite { Ok(settled) } else { Err(Error::Diverged { mechanism: self.mechanism }) }
     }
 
     /// Whether the gradient is that of the exact inverse, `dA = -Y dY Y`, as far as it can be told beforehand.

@@ -1,6 +1,8 @@
 //! `X <- 2X - X M X`: every step squares the residual `I - M X`. "Softmax-free Linear Transformers", algorithm 2;
 //! "LaplacianFormer", algorithm 2, which starts elsewhere. For large matrices the steps are taken on eigenvalues.
 
+use std::cell::Cell;
+
 use super::{Entries, Method, Order, factor};
 use crate::{mechanism::NewtonInit, simd::Level};
 
@@ -11,6 +13,10 @@ const RESIDUAL: f64 = 1.01;
 /// The residual `|I - M X|_F` from which on two steps are the last: they leave `2^-24`, half a unit of rounding, and further
 /// ones would do nothing but round.
 const NEAR: f32 = 1.0 / 64.0;
+
+/// The steps from such a residual on after which the gradient of all steps is that of the exact inverse too: every step squares the
+/// residual, and the gradient of the last one has what was left before it, twice: `2^-23`.
+const SETTLED: usize = 3;
 
 /// The fewest steps for which eigenvalues may be less work than products.
 const SPECTRAL_STEPS: usize = 8;
@@ -35,7 +41,8 @@ pub(super) fn unrolled_work(method: &Method, order: Order) -> usize {
 }
 
 /// Writes the last iterate from `a + ridge I` to `y`, on eigenvalues or by products; these end early where they have converged.
-pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) {
+/// Returns whether the gradient of all steps is that of the exact inverse, to rounding.
+pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: &mut [f32], work: &mut [f32]) -> bool {
     let len = order.len();
     let (m, rest) = work.split_at_mut(len);
     let (product, next) = rest.split_at_mut(len);
@@ -43,29 +50,40 @@ pub(super) fn invert(method: &Method, level: Level, order: Order, a: &[f32], y: 
     order.add_ridge(a, method.ridge, m);
     if is_spectral(method, order.n) {
         let alpha = alpha(method, level, order, a, m, product);
-        let f = |x| on_eigenvalue(method, alpha, x);
-        return factor::of_eigenvalues(order, a, method.ridge, f, &mut Entries { high: y, low: &mut [] }, work);
+        let farthest = Cell::new(0.0_f64);
+        let f = |x| {
+            let [early, last] = on_eigenvalue(method, alpha, x);
+            farthest.set(farthest.get().max((1.0 - x * early).abs()));
+            last
+        };
+        factor::of_eigenvalues(order, a, method.ridge, f, &mut Entries { high: y, low: &mut [] }, work);
+        return farthest.get() <= NEAR.into();
     }
     start(method, level, order, a, m, x, product);
-    let (mut taken, mut last) = (0, method.steps);
+    let (mut taken, mut last, mut settled) = (0, method.steps, false);
     while taken < last {
         step(level, order, m, x, product, next);
         std::mem::swap(&mut x, &mut next);
-        taken += 1;
         if is_near_identity(order, product) {
-            last = last.min(taken + 1);
+            settled |= taken + SETTLED <= method.steps;
+            last = last.min(taken + 2);
         }
+        taken += 1;
     }
     if taken % 2 == 1 {
         // Then `next` is what belongs to the caller.
         next.copy_from_slice(x);
     }
+    settled
 }
 
-/// What all steps make of an eigenvalue.
-fn on_eigenvalue(method: &Method, alpha: f64, x: f64) -> f64 {
+/// What all steps but the last [`SETTLED`] make of an eigenvalue, and what all make.
+fn on_eigenvalue(method: &Method, alpha: f64, x: f64) -> [f64; 2] {
     let first = if from_identity(method) { alpha } else { alpha * x };
-    (0..method.steps).fold(first, |y, _| y * (2.0 - x * y))
+    let steps = |y: f64, taken: usize| (0..taken).fold(y, |y, _| y * (2.0 - x * y));
+    let rest = SETTLED.min(method.steps);
+    let early = steps(first, method.steps - rest);
+    [early, steps(early, rest)]
 }
 
 /// Writes the first iterate.
@@ -219,7 +237,7 @@ mod tests {
                 cutoff: 0.0,
             };
             let (mut y, mut memory) = (vec![0.0; order.len()], vec![f32::NAN; work(&method, order)]);
-            invert(&method, level, order, &a, &mut y, &mut memory);
+            let settled = invert(&method, level, order, &a, &mut y, &mut memory);
             let (mut m, mut product, mut next) = (a.clone(), a.clone(), a.clone());
             order.add_ridge(&a, method.ridge, &mut m);
             let mut x = vec![0.0; order.len()];
@@ -231,6 +249,13 @@ mod tests {
                 near += usize::from(is_near_identity(order, &product));
             }
             assert_eq!(near > 4, early, "{near} of 20 iterates were near the inverse");
+            assert_eq!(settled, near >= SETTLED, "{near}");
+            if settled {
+                let few = Method { steps: method.steps + SETTLED - near, ..method };
+                assert!(invert(&few, level, order, &a, &mut y.clone(), &mut memory), "{near}");
+                let fewer = Method { steps: few.steps - 1, ..few };
+                assert!(!invert(&fewer, level, order, &a, &mut y.clone(), &mut memory), "{near}");
+            }
             let largest = x.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
             let far = y.iter().zip(&x).map(|(y, x)| (y - x).abs()).fold(0.0, f32::max);
             assert!(far <= 4.0 * f32::EPSILON * largest, "{far} of {largest}");

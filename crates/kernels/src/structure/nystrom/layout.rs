@@ -148,6 +148,8 @@ buffers! {
         first: s.mp,
         /// By how much the largest similarity of two landmarks is below that of one to itself.
         nearest: 1,
+        /// 1 where the gradient of the inverse is that of the exact one.
+        settled: 1,
         /// The inverse `[landmarks, mp]`, and what f32 leaves off.
         high: s.landmarks * s.mp,
         low: Sizes::only(s.exact, s.landmarks * s.mp),

@@ -12,19 +12,13 @@ use super::{
     tile::transpose,
 };
 use crate::{
-    linalg::{Entries, Method, Order, wide},
-    mechanism::{Inverse, InverseGradient, Landmarks},
+    linalg::{Method, Order, wide},
+    mechanism::{InverseGradient, Landmarks},
     score::{contract::MOST_PARAMETERS, tiles},
     scratch::cut,
     simd::product::{Left, Right, Size, Store, multiply},
     structure::dense::dot,
 };
-
-/// The residual of an iterate that is near the inverse, and the steps from there after which not only the iterate but also its
-/// gradient is that of the exact inverse: every step squares the residual, and the gradient of the last one has what was left
-/// before it, twice: `2^-23`.
-const NEAR: f32 = 1.0 / 64.0;
-const SETTLED: usize = 3;
 
 buffers! {
     /// What [`close_queries`] takes.
@@ -54,7 +48,7 @@ buffers! {
 pub(super) fn memory(method: &Method, landmarks: Landmarks, full: bool, s: &Sizes) -> usize {
     let order = Order { n: s.landmarks, stride: s.mp };
     let queries = QueriesBuffers::scratch_len(s) + wide::product_work(s.landmarks, s.vp);
-    let keys = KeysBuffers::scratch_len(s) + method.gradient_work(order).max(method.work(order));
+    let keys = KeysBuffers::scratch_len(s) + method.gradient_work(order);
     queries.max(keys).max(s.dp + LandmarkSource::work(landmarks, full, &s.shape, s.landmarks))
 }
 
@@ -138,33 +132,6 @@ impl Core<'_> {
             *out = if factor > 0.0 { gradient as f32 } else { 0.0 };
         }
     }
-
-    /// The gradient of the inverse: of the exact one, unless Newton-Schulz stopped short of it.
-    fn gradient_method(
-        &self,
-        order: Order,
-        start: Option<f64>,
-        a: &[f32],
-        [x, product]: [&mut [f32]; 2],
-        work: &mut [f32],
-    ) -> Method {
-        let (level, method) = (self.call.level, Method { start, ..self.method() });
-        if method.inverse != Inverse::NewtonSchulz || method.gradient == InverseGradient::Implicit {
-            return method;
-        }
-        let Some(steps) = method.steps.checked_sub(SETTLED) else { return method };
-        let early = Entries { high: &mut *x, low: &mut [] };
-        if (Method { steps, ..method }).invert(level, order, a, early, work).is_err() {
-            return method;
-        }
-        let matrix = &mut work[..order.len()];
-        order.add_ridge(a, method.ridge, matrix);
-        order.times(level, matrix, x, product);
-        let entry = |i: usize, j: usize| f32::from(u8::from(i == j)) - product[i * order.stride + j];
-        let residual = |i: usize| (0..order.n).map(|j| entry(i, j).abs()).sum::<f32>();
-        let settled = (0..order.n).all(|i| residual(i) < NEAR);
-        if settled { Method { gradient: InverseGradient::Implicit, ..method } } else { method }
-    }
 }
 
 /// `out_i = c_i x_i` for rows of `width`.
@@ -207,8 +174,8 @@ impl Core<'_> {
         let KeysBuffers { gamma, first, second, terms, a, e, du, unused } = buffers;
         self.among(head, &mut *terms, a);
         let start = self.merge(order, saved.column_factors, a, work);
-        let method = self.gradient_method(order, start, a, [&mut *first, &mut *second], work);
-        let by_formula = self.method().is_implicit();
+        let method = self.method();
+        let by_formula = method.is_implicit();
         if sizes.whitens {
             // X Gamma X, and of `2 S X Gamma`, the gradient of X, what it makes of the affinities.
             order.times(level, saved.high, gamma, first);
@@ -225,6 +192,8 @@ impl Core<'_> {
             kept.spread.iter_mut().for_each(|x| *x *= share);
         }
         if !by_formula {
+            let gradient = if saved.settled[0] > 0.0 { InverseGradient::Implicit } else { method.gradient };
+            let method = Method { start, gradient, ..method };
             method.gradient(level, order, a, saved.high, kept.da, work);
         }
         self.value_gradients(head, saved, [a, kept.da, kept.degrees], e);

@@ -69,7 +69,9 @@ impl Core<'_> {
         let start = self.merge(order, saved.column_factors, a, work);
         self.check_apart(saved.nearest[0], false)?;
         let inverse = Entries { high: saved.high, low: saved.low };
-        Method { start, ..self.method() }.invert(level, order, a, inverse, work)
+        let settled = Method { start, ..self.method() }.invert(level, order, a, inverse, work)?;
+        saved.settled[0] = u8::from(settled).into();
+        Ok(())
     }
 
     /// Whether degrees are those of landmarks.
