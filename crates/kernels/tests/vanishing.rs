@@ -115,6 +115,15 @@ fn affinities_that_vanish_are_no_rows_of_zeros() {
     }
 }
 
+/// A key at a right angle to a query has no affinity to it by itself; what vanishes beside it is told of all the same.
+#[test]
+fn a_right_angle_excuses_no_other_key() {
+    let mut p = far_below("dot-gelu", r#""row""#, 30.0);
+    p.k.as_mut().unwrap()[..4].fill(0.0);
+    let told = error(&p);
+    assert!(matches!(told, Error::Overflow { tensor: "row sums", .. }), "{told}");
+}
+
 /// Token by token as in the whole sequence.
 #[test]
 fn affinities_that_vanish_in_a_cache_are_told_of() {
@@ -180,6 +189,18 @@ fn queries_far_from_all_keys_are_refused() {
             assert!(matches!(called, Error::Overflow { tensor: "row sums", .. }), "{called}");
             assert!(matches!(told, Err(Error::Overflow { tensor: "out", .. })), "{told:?}");
         }
+    }
+}
+
+/// Up to 65,536 times lambda, where f32 still has a hundredth of what two keys differ by.
+#[test]
+fn how_far_a_query_may_be_is_told() {
+    let score = r#"{"kind": "laplacian", "lambda": 0.5}"#;
+    for (distance, is_right) in [(3.2e4, true), (3.4e4, false)] {
+        let json = format!(r#"{{"mechanism": "composed", "score": {score}}}"#);
+        let mut p = of_size(&json, Shape::square(1, 1, 8, 4), 1.0);
+        p.q[12..16].copy_from_slice(&[distance, 0.0, 0.0, 0.0]);
+        assert_eq!(p.solve::<f32>(Strategy::Fused, None).is_ok(), is_right, "{distance}");
     }
 }
 
