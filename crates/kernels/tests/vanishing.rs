@@ -153,6 +153,23 @@ fn rows_without_affinities_are_zeros() {
     }
 }
 
+/// In a cache too, until a token comes that has an affinity.
+#[test]
+fn rows_without_affinities_are_zeros_in_a_cache() {
+    for score in ["dot-relu", "dot-squared-relu"] {
+        let json =
+            format!(r#"{{"mechanism": "composed", "score": "{score}", "normalisation": "row", "causal": true}}"#);
+        let mut cache = Cache::new(&Mechanism::from_json(&json).unwrap(), 1, 1, 4, 4, 8).unwrap();
+        let mut step = |q: f32| {
+            let (k, v, mut row) = ([1.0; 4], [2.0; 4], [f32::NAN; 4]);
+            let inputs = Inputs { q: &[q; 4][..], k: Some(&k[..]), v: &v[..], extras: Default::default() };
+            cache.step(&inputs, &mut row).unwrap();
+            row
+        };
+        assert_eq!([step(-1.0), step(1.0)], [[0.0; 4], [2.0; 4]], "{score}");
+    }
+}
+
 /// Where an affinity of zero has a slope, a row of them has none all the same: it is zero whatever changes.
 #[test]
 fn rows_without_affinities_have_no_gradient() {
