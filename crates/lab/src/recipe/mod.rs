@@ -16,6 +16,7 @@ mod precision;
 mod pyramid;
 mod relatives;
 mod schedule;
+mod section;
 mod sections;
 mod setting;
 
@@ -32,7 +33,7 @@ use crate::{
 pub use landmarks::with_landmarks_for;
 pub use language::{LanguageRecipe, Layer};
 pub use length_scale::{length_scale_rule, rule_name, with_length_scale};
-pub use model::{ModelRecipe, TextModelRecipe, VitRecipe};
+pub use model::{ModelRecipe, TextModelRecipe};
 pub use optimiser::{Lion, Moments, Momentum, Muon, OptimiserRecipe, Rule};
 pub use pyramid::PyramidRecipe;
 pub use relatives::with_settings_of;

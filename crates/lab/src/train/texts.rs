@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
-    Dropout, Strategy,
+    Dropout,
     attention::MultiHeadAttention,
     models::{TextClassifier, TextConfig, Visible},
 };
@@ -359,28 +359,6 @@ pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize, longes
     let ModelRecipe::Text(m) = &recipe.model else {
         return Err(wrong_kind(name, "texts", "text"));
     };
-    Ok(TextConfig {
-        vocabulary,
-        dim: m.dim,
-        depth: m.depth,
-        heads: m.heads,
-        mlp_dim: m.mlp_dim,
-        mechanism: recipe.mechanism.clone().with_max_tokens(longest),
-        tied: m.tied,
-        qkv_bias: m.qkv_bias,
-        orthogonal: m.orthogonal,
-        gamma_trainable: m.gamma_trainable,
-        gamma_schedule: m.gamma_schedule,
-        alpha_trainable: m.alpha_trainable,
-        kappa_trainable: m.kappa_trainable,
-        norm: m.norm,
-        activation: m.activation,
-        dropout: m.dropout,
-        weight_dropout: m.weight_dropout,
-        codebook: m.codebook,
-        plan_layers: m.plan_layers,
-        ternary: m.ternary,
-        precision: recipe.precision,
-        strategy: Strategy::Auto,
-    })
+    let mechanism = recipe.mechanism.clone().with_max_tokens(longest);
+    Ok(TextConfig { vocabulary, mechanism, precision: recipe.precision, ..m.config.clone() })
 }
