@@ -23,6 +23,7 @@ pub mod folder;
 pub mod generate;
 pub mod memory;
 pub mod metrics;
+pub mod names;
 pub mod page;
 mod picture;
 pub mod predict;

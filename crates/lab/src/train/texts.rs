@@ -10,7 +10,6 @@ use resolvent::{
     models::{TextClassifier, TextConfig, Visible},
 };
 use resolvent_kernels::mechanism::KappaRule;
-use serde::{Deserialize, Serialize};
 
 use super::{
     Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, device_of, packed_weights,
@@ -28,6 +27,7 @@ use crate::{
         rng::{Purpose, stream},
     },
     evaluation::{Evaluation, Tally, check_labels},
+    named,
     recipe::{ModelRecipe, TextModelRecipe},
 };
 
@@ -175,15 +175,15 @@ impl Texts {
     }
 }
 
-/// What an attention loses at random. "Fractional neural attention for efficient multiscale sequence processing", figure 4,
-/// whose caption says tokens where its text says pairs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Lost {
-    /// Keys, each once per text and for all of its queries.
-    Tokens,
-    /// Pairs of a query and a key, each by itself in every head.
-    Pairs,
+named! {
+    /// What an attention loses at random. "Fractional neural attention for efficient multiscale sequence processing", figure 4,
+    /// whose caption says tokens where its text says pairs.
+    pub enum Lost {
+        /// Keys, each once per text and for all of its queries.
+        Tokens = "tokens",
+        /// Pairs of a query and a key, each by itself in every head.
+        Pairs = "pairs",
+    }
 }
 
 /// An attention that loses each token or pair with the probability `share`.
