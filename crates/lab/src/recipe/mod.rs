@@ -71,8 +71,10 @@ pub struct Recipe {
     /// The model, by default a vision transformer.
     pub model: ModelRecipe,
     /// How weights follow their gradients: AdamW and others.
+    #[serde(deserialize_with = "optimiser::deserialize")]
     pub optimiser: OptimiserRecipe,
     /// How long, how fast.
+    #[serde(deserialize_with = "schedule::deserialize")]
     pub schedule: ScheduleRecipe,
     /// What is done to the training pictures; an error in a recipe of text. Default: nothing.
     pub augment: Augment,
