@@ -7,12 +7,7 @@ use std::{
 
 use half::{bf16, f16};
 use resolvent_kernels as kernels;
-use resolvent_lab::{
-    budget::Held,
-    data::heads::{self, Head},
-    source,
-    tensors::Header,
-};
+use resolvent_lab::{budget::Held, source, tensors::Header};
 use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 
 use crate::{Error, error::Result};
@@ -67,16 +62,13 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads `path`; `needle:SETTINGS` and `clusters:SETTINGS` are heads that are generated.
+    /// Reads `path`.
     ///
     /// # Errors
-    /// [`Error::File`] when it cannot be read, is cut off or is no safetensors file, or for settings outside their range.
+    /// [`Error::File`] when it cannot be read, is cut off or is no safetensors file.
     pub fn read(path: &Path) -> Result<Self> {
         let held = Held::new();
-        let bytes = match path.to_str().and_then(heads::named) {
-            Some(head) => generated(&head.map_err(|e| Error::file(path, e.to_string()))?),
-            None => source::read(path, &held).map_err(Error::from),
-        }?;
+        let bytes = source::read(path, &held)?;
         let remedy = "write it again, for instance with safetensors.torch";
         let header = Header::of(path, &bytes[..], bytes.len() as u64, remedy)?;
         Ok(Self { path: path.to_owned(), bytes, header, prefix: String::new(), _held: held })
@@ -122,13 +114,6 @@ impl TensorFile {
             Error::file(&self.path, format!("tensor `{name}` is missing; {why} (the file holds: {there})"))
         })
     }
-}
-
-/// A head as the bytes of a file.
-fn generated(head: &Head) -> Result<Vec<u8>> {
-    let named = |name, values: &[f32]| Named::new(name, vec![1, 1, head.tokens, head.dim], values);
-    let tensors = [named("q", &head.q), named("k", &head.k), named("v", &head.v)];
-    serialise(&tensors, String::new()).map_err(|e| Error::file(Path::new("."), e.to_string()))
 }
 
 /// One tensor of a [`TensorFile`].
@@ -220,17 +205,6 @@ impl Stored<'_> {
                 Err(self.error(format!("holds {found} at flat index {i}; a mask holds 0 (absent) and 1 (keep) only")))
             }
             None => Ok(self.bytes.iter().map(|&x| x == 1).collect()),
-        }
-    }
-
-    /// The elements of a list of tokens.
-    ///
-    /// # Errors
-    /// [`Error::File`] unless they are of type I64.
-    pub fn indices(&self) -> Result<Vec<i64>> {
-        match self.dtype {
-            Dtype::I64 => Ok(self.elements(i64::from_le_bytes)),
-            other => Err(self.error(format!("has type {other}; indices are I64"))),
         }
     }
 

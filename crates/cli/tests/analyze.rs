@@ -65,6 +65,50 @@ fn every_mechanism_is_tried_on_every_head() {
     assert!(!page.contains("NaN") && !page.contains("http"));
 }
 
+/// The headings of the table of the graphs' numbers, the mechanism's left out.
+fn columns(sandbox: &Sandbox) -> usize {
+    let page = std::fs::read_to_string(sandbox.path("out").join("report.html")).unwrap();
+    let table = page.split("The graphs in numbers").nth(1).unwrap().split("</thead>").next().unwrap();
+    table.matches("<th ").count() - 1
+}
+
+/// A dozen numbers of a graph, and all of them with `--full`.
+#[test]
+fn a_dozen_numbers_are_told_and_the_rest_in_full() {
+    let sandbox = Sandbox::new();
+    let (input, asked) = (dump(&sandbox), "ssa,soft,fna,linear-infsa");
+    let json = analyze(&sandbox, &input, &["--mechanisms", asked]).success().json();
+    assert_eq!((&json["distances"], columns(&sandbox)), (&serde_json::json!([]), 12));
+    let more = ["walk_gap", "asymmetry", "degree_ratio", "mixing", "walks", "diffusion", "full"];
+    let graph = |json: &Value, id: &str| {
+        json["heads"].as_array().unwrap().iter().find(|head| head["mechanism"] == id).unwrap()["graph"].clone()
+    };
+    let own = [("ssa", "distortion"), ("linear-infsa", "dominant")];
+    assert!(more.iter().all(|name| graph(&json, "softmax")[name].is_null()), "{json}");
+    assert!(own.iter().all(|(id, name)| graph(&json, id)[name].is_null()));
+    let full = analyze(&sandbox, &input, &["--mechanisms", asked, "--full"]).success().json();
+    assert!(columns(&sandbox) > 40 && full["distances"].as_array().unwrap().len() == 8);
+    assert!(more.iter().all(|name| !graph(&full, "softmax")[name].is_null()), "{full}");
+    assert!(own.iter().all(|(id, name)| !graph(&full, id)[name].is_null()));
+    // What is told is the same.
+    for id in ["softmax", "ssa", "fna"] {
+        let [few, all] = [&json, &full].map(|json| graph(json, id));
+        for name in [
+            "perplexity",
+            "effective_rank",
+            "gap",
+            "cheeger",
+            "row_sums",
+            "negative",
+            "centrality",
+            "subspace",
+            "matched_kappa",
+        ] {
+            assert_eq!(few[name], all[name], "{id} {name}");
+        }
+    }
+}
+
 /// Clusters that are all one are dense softmax: it replaces itself. Causality refuses who has none.
 #[test]
 fn verdicts_follow_the_tensors() {

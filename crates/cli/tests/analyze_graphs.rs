@@ -105,7 +105,7 @@ fn the_matched_scale_matches() {
 fn diffusion_maps_are_of_the_walk() {
     let sandbox = Sandbox::new();
     let tensors = Tensors::call(&[2, N, D]);
-    let json = analyze(&sandbox, &tensors, &["--mechanisms", "infsa,laplacian"]);
+    let json = analyze(&sandbox, &tensors, &["--mechanisms", "infsa,laplacian", "--full"]);
     let (q, k) = (tensors.values("q"), tensors.values("k"));
     let score = |i: usize, j: usize| (dot(row(&q, i), row(&k, j)) / (D as f64).sqrt()).exp();
     let w = |i: usize, j: usize| 0.5 * (score(i, j) + score(j, i));
@@ -142,7 +142,7 @@ fn two_stage_distortion_of_two_groups() {
     };
     let (q, k) = (moved("q"), moved("k"));
     tensors.f32("q", &[N, D], &q).f32("k", &[N, D], &k);
-    let json = configured(&sandbox, &tensors, &json!({"mechanism": "ssa", "clusters": 2}), &[]);
+    let json = configured(&sandbox, &tensors, &json!({"mechanism": "ssa", "clusters": 2}), &["--full"]);
     let (q, k) = (tensors.values("q"), tensors.values("k"));
     let mean = |x: &[f64], group: usize| -> Vec<f64> {
         (0..D).map(|c| (group..N).step_by(2).map(|i| x[i * D + c]).sum::<f64>() / (N / 2) as f64).collect()

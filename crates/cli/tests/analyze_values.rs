@@ -79,7 +79,7 @@ fn errors(out: &[f64], reference: &[f64]) -> (f64, f64) {
 fn softmax_and_the_mean_are_those_of_the_definitions() {
     let sandbox = Sandbox::new();
     let tensors = Tensors::call(&[2, N, D]);
-    let json = analyze(&sandbox, &tensors, &["--mechanisms", "uniform"]);
+    let json = analyze(&sandbox, &tensors, &["--mechanisms", "uniform", "--full"]);
     let [q, k, v] = ["q", "k", "v"].map(|name| tensors.values(name));
     for h in 0..2 {
         let own = |x: &[f64]| x[h * N * D..][..N * D].to_vec();
@@ -207,7 +207,7 @@ fn disconnected_graphs_have_free_cuts() {
         .collect();
     let mut tensors = Tensors::default();
     tensors.f32("q", &[9, 2], &q).noise("v", &[9, 2], 3);
-    let json = analyze(&sandbox, &tensors, &["--mechanisms", "infsa,infsa-resolvent"]);
+    let json = analyze(&sandbox, &tensors, &["--mechanisms", "infsa,infsa-resolvent", "--full"]);
     for id in ["infsa", "infsa-resolvent"] {
         let graph = &head(&json, id, 0)["graph"];
         assert_eq!((graph["gap"].as_f64().unwrap() < 1e-9, graph["cheeger"].as_f64()), (true, Some(0.0)), "{graph}");
@@ -220,7 +220,7 @@ fn disconnected_graphs_have_free_cuts() {
 fn a_long_dump_has_a_short_report() {
     let sandbox = Sandbox::new();
     let tensors = Tensors::call(&[1001, 1, 3, 2]);
-    let json = analyze(&sandbox, &tensors, &["--mechanisms", "uniform"]);
+    let json = analyze(&sandbox, &tensors, &["--mechanisms", "uniform", "--full"]);
     assert_eq!((json["heads"].as_array().unwrap().len(), json["distances"].as_array().unwrap().len()), (2002, 1001));
     assert_eq!(json["calls"].as_array().unwrap().len(), 2002);
     assert_eq!(verdict(&json, "uniform")["numbers"]["heads"], 1001);

@@ -190,22 +190,6 @@ fn centroids_beside_a_plan_are_not_used() {
     assert!(stderr.contains("not used") && stderr.contains("codebook"), "{stderr}");
 }
 
-/// Generated heads stand in for files; settings out of range are named.
-#[test]
-fn heads_are_generated() {
-    let sandbox = Sandbox::new();
-    let config = serde_json::json!({"mechanism": "ssa", "estimator": "centroid", "outlier_globals": 8});
-    for (spec, tokens, dim) in [("needle:tokens=300,kind=key", 300, 64), ("clusters:seed=2,tokens=50,dim=12", 50, 12)] {
-        let got = attend(&sandbox, &PathBuf::from(spec), &config, &["--certificate"], None);
-        assert_eq!(got.shape("out"), [1, 1, tokens, dim]);
-        assert_eq!(got.shape("missed_mass"), [1, 1, tokens]);
-    }
-    let (config, output) = (sandbox.write("m.json", config.to_string()), sandbox.path("none.safetensors"));
-    let mut command = resolvent();
-    command.arg("attend").arg("--config").arg(config).args(["--input", "needle:tokens=3"]).arg("--output").arg(output);
-    assert!(Outcome::of(&mut command).failure(1).contains("`tokens` is 3"));
-}
-
 /// Bounds on what a row misses come beside the output, one per row, and know dense attention when they see it.
 #[test]
 fn certificates_bound_every_row() {

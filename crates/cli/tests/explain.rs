@@ -157,7 +157,8 @@ fn a_model_is_analysed_with_what_it_has_learned() {
     assert!((gamma - 0.7).abs() > 1e-4, "training moves it: {gamma}");
     let analyzed = |source: &[&str]| {
         let command =
-            [&["analyze"], source, &["--mechanisms", "infsa", "--out", "analysis", "--json", "--quiet"]].concat();
+            [&["analyze"], source, &["--mechanisms", "infsa", "--full", "--out", "analysis", "--json", "--quiet"]]
+                .concat();
         let json = sandbox.run(&command).success().json();
         let own = |head: &&Value| head["mechanism"] == "infsa";
         json["heads"].as_array().unwrap().iter().filter(own).map(|head| head["graph"].clone()).collect::<Vec<_>>()

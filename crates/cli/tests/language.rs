@@ -121,7 +121,7 @@ fn a_language_model_recalls() {
 fn a_language_model_is_analysed() {
     let sandbox = Sandbox::of_letters(RECIPE);
     train(&sandbox);
-    let command = ["analyze", "--checkpoint", "run", "--mechanisms", "fna,ssa", "--json", "--quiet", "--out"];
+    let command = ["analyze", "--checkpoint", "run", "--mechanisms", "fna,ssa", "--full", "--json", "--quiet", "--out"];
     let of_data = sandbox.run(&[&command[..], &["data", "--sequences", "2"]].concat()).success().json();
     assert_eq!((&of_data["causal"], of_data["layers"].as_array().unwrap().len()), (&true.into(), 2));
     assert_eq!((&of_data["layers"][0]["tokens"], &of_data["layers"][0]["sequences"]), (&12.into(), &2.into()));

@@ -51,6 +51,7 @@ fn named(code: &str) -> BTreeSet<String> {
     let root = |name: String| match name.as_str() {
         "Error" | "Result" => "error".to_owned(),
         "Recipe" => "recipe".to_owned(),
+        "named" => "names".to_owned(),
         _ => name,
     };
     code.split("crate::").skip(1).flat_map(of).map(root).filter(|name| !name.is_empty()).collect()

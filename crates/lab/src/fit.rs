@@ -1,73 +1,37 @@
 //! A mechanism for every head of a model: the file that a fit leaves, and how a model takes it in place of softmax.
 
-use std::{path::Path, str::FromStr};
+use std::path::Path;
 
 use resolvent::attention::{HeadGroup, MultiHeadAttention};
 use resolvent_kernels::Mechanism;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Recipe, Result, recipe::ModelRecipe};
+use crate::{Error, Recipe, Result, named, recipe::ModelRecipe};
 
 /// The file of a fit in its folder.
 pub const FIT: &str = "fit.json";
 
-/// What the target of a fit is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Measure {
-    /// The mean over tokens of the cosine between a head's output and softmax's; at least the target.
-    Cosine,
-    /// The length of the difference of both over that of softmax's output; at most the target.
-    Error,
+named! {
+    /// What the target of a fit is of.
+    pub enum Measure {
+        /// The mean over tokens of the cosine between a head's output and softmax's; at least the target.
+        Cosine = "cosine",
+        /// The length of the difference of both over that of softmax's output; at most the target.
+        Error = "error",
+    }
 }
 
-/// What a fit saves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Cost {
-    /// Seconds of the forward pass, on this machine and by its threads, plans made anew.
-    Time,
-    /// Products, sums and exponentials, as [`resolvent_kernels::Plan`] counts them: the same on every machine.
-    Operations,
-}
-
-/// Reads what is written in lower case.
-macro_rules! named {
-    ($type:ty, $what:literal, $($name:literal => $value:expr),+) => {
-        impl FromStr for $type {
-            type Err = String;
-
-            fn from_str(text: &str) -> std::result::Result<Self, String> {
-                match text {
-                    $($name => Ok($value),)+
-                    _ => Err(format!(concat!("is no ", $what, "; there are {}"), [$($name),+].join(", "))),
-                }
-            }
-        }
-    };
-}
-named!(Measure, "measure", "cosine" => Measure::Cosine, "error" => Measure::Error);
-named!(Cost, "cost", "time" => Cost::Time, "operations" => Cost::Operations);
-
-impl Cost {
-    /// `time` or `operations`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Time => "time",
-            Self::Operations => "operations",
-        }
+named! {
+    /// What a fit saves.
+    pub enum Cost {
+        /// Seconds of the forward pass, on this machine and by its threads, plans made anew.
+        Time = "time",
+        /// Products, sums and exponentials, as [`resolvent_kernels::Plan`] counts them: the same on every machine.
+        Operations = "operations",
     }
 }
 
 impl Measure {
-    /// `cosine` or `error`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cosine => "cosine",
-            Self::Error => "error",
-        }
-    }
-
     /// How far an output may be where `target` is to be reached; 0 is softmax's own output.
     pub const fn limit(self, target: f64) -> f64 {
         match self {

@@ -15,7 +15,7 @@ use serde::{
     de::{MapAccess, SeqAccess, Visitor},
 };
 
-use crate::{Error, Result, budget::Held, source};
+use crate::{Error, Result, budget::Held, named, source};
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,16 @@ pub struct StepRecord {
     pub examples_per_second: f64,
 }
 
+named! {
+    /// The examples that are looked at after each epoch.
+    pub enum Watched {
+        /// Those of the test part.
+        Test = "test",
+        /// Those that the recipe holds out, or that the data set brings for it.
+        HeldOut = "held-out",
+    }
+}
+
 /// Evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EpochRecord {
@@ -53,8 +63,8 @@ pub struct EpochRecord {
     pub step: usize,
     /// Mean training loss of the epoch.
     pub train_loss: f64,
-    /// `test`, or `held-out` where the recipe holds pictures out.
-    pub split: String,
+    /// Which examples the rest is of.
+    pub split: Watched,
     /// Mean cross-entropy on that split.
     pub loss: f64,
     /// Accuracy on that split, in [0, 1]; of models that have one.

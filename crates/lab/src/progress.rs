@@ -226,7 +226,7 @@ fn epoch_line(epoch: &EpochRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Scalars;
+    use crate::metrics::{Scalars, Watched};
 
     #[test]
     fn lines_tell_the_run_its_epochs_and_its_end() {
@@ -238,7 +238,7 @@ mod tests {
             epoch: 2,
             step: 10,
             train_loss: 1.5,
-            split: "test".into(),
+            split: Watched::Test,
             loss: 1.25,
             accuracy: Some(0.875),
             bleu: None,

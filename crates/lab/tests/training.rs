@@ -16,7 +16,7 @@ use resolvent_lab::{
     data::{PictureDataset, PictureSpec},
     eval,
     metrics::{self, Record},
-    recipe::{ModelRecipe, PyramidRecipe, VitRecipe},
+    recipe::{ModelRecipe, PyramidRecipe},
     schedule::Plan,
     train::{self, Ended, Outcome, Resume, Samples, Seen, TrainOptions},
 };
@@ -43,7 +43,9 @@ fn pyramid() -> Recipe {
     let mut recipe = recipe("softmax");
     let landmarks = Landmarks::Random { count: 3, seed: 1 };
     recipe.mechanism = Mechanism::SoftPp(Soft::plus().robust().with_landmarks(landmarks));
-    recipe.model = ModelRecipe::Pyramid(PyramidRecipe { drop_path: 0.1, ..Default::default() });
+    let mut model = PyramidRecipe::default();
+    model.config.drop_path = 0.1;
+    recipe.model = ModelRecipe::Pyramid(model);
     recipe
 }
 
@@ -382,10 +384,8 @@ fn data_that_does_not_fit_the_recipe_is_refused_before_anything_is_written() {
         assert!(!out.exists(), "{message}");
         message
     };
-    assert!(
-        refused(|recipe| recipe.model = ModelRecipe::Vit(VitRecipe { patch: 5, ..Default::default() }))
-            .contains("model.patch")
-    );
+    let patches_of_five = |recipe: &mut Recipe| *recipe = recipe.with(&["model.patch=5".parse().unwrap()]).unwrap();
+    assert!(refused(patches_of_five).contains("model.patch"));
     assert!(refused(|recipe| recipe.schedule.batch_size = 100).contains("schedule.batch_size"));
     assert!(refused(|recipe| recipe.optimiser.lr = -1.0).contains("optimiser.lr"));
 }

@@ -37,8 +37,8 @@ use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, out
 /// The input is a dump with tensors q, k and v, [B, H, N, D], [H, N, D] or [N, D], from any framework: a safetensors file, a
 /// NumPy archive (.npz), a folder of .npy files or one of them; layers are told by a prefix, as in `layers.3.q`. Without k, keys
 /// are the queries; without v, errors are those of the weights. Or, with --checkpoint, a model trained here is shown examples.
-/// Every mechanism is applied as it is: the error of its output against dense softmax, its time and memory here, and the
-/// diagnostics of its graph. A dump is read one sequence at a time. Ends in a table, results.json and report.html.
+/// Every mechanism is applied as it is: the error of its output against dense softmax, its time and memory here, and a dozen
+/// numbers of its graph, with --full all. A dump is read one sequence at a time. Ends in a table, results.json and report.html.
 /// Mechanisms are measured on the CPU; --device is where the model of --checkpoint runs.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -70,7 +70,8 @@ pub struct Analyze {
     /// Tokens see themselves and earlier ones only, as in a language model; its checkpoint says so itself
     #[arg(long)]
     causal: bool,
-    /// Add dense spectra without symmetry, paths from every token and exact mixing times
+    /// Tell all there is of a graph in place of a dozen numbers: walks, mixing, diffusion and its maps, singular values and all eigenvalues, what
+    /// clusters, landmarks and token weights lose, paths from every token; and how far queries are from keys. Takes several times as long
     #[arg(long)]
     full: bool,
     /// Tell the shortest path from one token to another, counted from 0, by edges as long as one over their weights: its tokens, weights and

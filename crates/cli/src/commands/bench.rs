@@ -2,6 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    str::FromStr,
     sync::Arc,
     time::Duration,
 };
@@ -59,7 +60,7 @@ pub struct Bench {
     kv_heads: Option<usize>,
     /// Where tensors lie: heads ([batch, heads, tokens, channels]), tokens ([batch, tokens, heads, channels]) or packed (queries, keys
     /// and values of a token side by side, as one layer projects them)
-    #[arg(long, value_name = "LAYOUT", default_value = "heads", value_parser = layout)]
+    #[arg(long, value_name = "LAYOUT", default_value = "heads", value_parser = TensorLayout::from_str)]
     layout: TensorLayout,
     /// One call of sequences that lie end to end, of so many tokens each
     #[arg(long, value_name = "LEN,LEN", value_delimiter = ',', conflicts_with_all = ["tokens", "batch"])]
@@ -161,12 +162,6 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
         Some(check) => Err(Error::file(&file, format!("nothing was measured: {check}"))),
         None => Ok(()),
     }
-}
-
-/// The layout of that name.
-fn layout(name: &str) -> std::result::Result<TensorLayout, String> {
-    TensorLayout::named(name)
-        .ok_or_else(|| format!("expected {}", TensorLayout::ALL.map(TensorLayout::name).join(", ")))
 }
 
 fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOptions> {

@@ -6,39 +6,21 @@ use resolvent_kernels::{Mechanism, Sequences, Shape, Strided};
 use serde::{Deserialize, Serialize};
 
 use super::BenchOptions;
-use crate::Result;
+use crate::{Result, named};
 
-/// Where heads and tokens of a call's tensors lie in memory. Ours read and write them there where the operator does
-/// ([`resolvent_kernels::Operator::reads_in_place`]).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TensorLayout {
-    /// `[batch, heads, tokens, channels]`.
-    #[default]
-    Heads,
-    /// `[batch, tokens, heads, channels]`.
-    Tokens,
-    /// Queries, keys and values of a token side by side, as one layer projects them, and their gradients likewise; the output as
-    /// in [`TensorLayout::Tokens`].
-    Packed,
-}
-
-impl TensorLayout {
-    /// Every layout.
-    pub const ALL: [Self; 3] = [Self::Heads, Self::Tokens, Self::Packed];
-
-    /// What it is called.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Heads => "heads",
-            Self::Tokens => "tokens",
-            Self::Packed => "packed",
-        }
-    }
-
-    /// The layout of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|layout| layout.name() == name)
+named! {
+    /// Where heads and tokens of a call's tensors lie in memory. Ours read and write them there where the operator does
+    /// ([`resolvent_kernels::Operator::reads_in_place`]).
+    #[derive(Default)]
+    pub enum TensorLayout {
+        /// `[batch, heads, tokens, channels]`.
+        #[default]
+        Heads = "heads",
+        /// `[batch, tokens, heads, channels]`.
+        Tokens = "tokens",
+        /// Queries, keys and values of a token side by side, as one layer projects them, and their gradients likewise; the output as
+        /// in [`TensorLayout::Tokens`].
+        Packed = "packed",
     }
 }
 
@@ -61,7 +43,7 @@ impl fmt::Display for Arrangement {
     /// What differs from the default, as parts of a sentence; nothing where nothing does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kv_heads = self.kv_heads.map(|n| format!("{n} heads of keys and values"));
-        let layout = (self.layout != TensorLayout::Heads).then(|| format!("layout `{}`", self.layout.name()));
+        let layout = (self.layout != TensorLayout::Heads).then(|| format!("layout `{}`", self.layout));
         let lengths: Vec<_> = self.sequences.iter().map(ToString::to_string).collect();
         let sequences = (!lengths.is_empty()).then(|| format!("sequences of {} tokens end to end", lengths.join(", ")));
         f.write_str(&[kv_heads, layout, sequences].into_iter().flatten().collect::<Vec<_>>().join(", "))

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use resolvent_kernels::{Mechanism, Plan, Precision};
 
 use super::{
-    BenchReport, Ceilings, PlanSummary, Point, Timing, Work,
+    BenchReport, Ceilings, PlanSummary, Point, TensorType, Timing, Work,
     buffers::Buffers,
     call::Call,
     contender::Contender,
     ours::{self, Ours},
-    rivals::{self, Rival, Rivals},
+    rivals::{Rival, Rivals},
 };
 use crate::{Result, candidate::Candidate, memory::MemoryProbe, stats::median};
 
@@ -47,7 +47,7 @@ impl Case {
     pub fn rival(rivals: &Rivals, rival: &Rival, of: &Candidate, call: &Call) -> Planned {
         let mechanism = &of.mechanism;
         let point = Point::new(&rival.label, None, call.shape);
-        let point = Point { rival_of: Some(of.name.clone()), dtype: rival.dtype.clone(), ..point };
+        let point = Point { rival_of: Some(of.name.clone()), dtype: Some(rival.dtype), ..point };
         let planned =
             ours::plan(mechanism, call).and_then(|plan| Ok((plan, rivals.contender(rival, mechanism, call)?)));
         match planned {
@@ -119,7 +119,7 @@ impl Case {
     fn bytes_of_results(&self) -> [u64; 2] {
         let [q, kv] = [self.call.shape.heads, self.call.kv_heads].map(|heads| self.call.len(heads) as u64);
         let gradients = q + if self.tied { kv } else { 2 * kv };
-        [q, q + gradients].map(|elements| rivals::bytes_of(&self.point.dtype) * elements)
+        [q, q + gradients].map(|elements| self.point.dtype.map_or(4, TensorType::bytes) * elements)
     }
 
     /// A turn: forward passes, and forward and backward passes, until it has lasted `turn`, at least one of each. The medians of

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BenchReport, PASSES, Point, milliseconds};
+use super::{BenchReport, Pass, Point, milliseconds};
 
 /// A point that two benchmarks have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -14,7 +14,7 @@ pub struct Change {
     /// Tokens.
     pub tokens: usize,
     /// Which pass.
-    pub pass: String,
+    pub pass: Pass,
     /// Seconds before.
     pub before: f64,
     /// Seconds after.
@@ -96,11 +96,11 @@ pub fn changes(before: &BenchReport, after: &BenchReport) -> Vec<Change> {
     let mut changes = Vec::new();
     for new in &after.points {
         let Some(old) = find(before, after, new) else { continue };
-        for (name, pass) in PASSES {
-            let (Some(a), Some(b)) = (pass(old), pass(new)) else { continue };
+        for &pass in Pass::ALL {
+            let (Some(a), Some(b)) = (pass.of(old), pass.of(new)) else { continue };
             let noise = a.noise().max(b.noise());
             let significant = telling && (b.median / a.median - 1.0).abs() > noise.max(0.02);
-            let (label, tokens, pass) = (new.label.clone(), new.tokens, name.into());
+            let (label, tokens) = (new.label.clone(), new.tokens);
             changes.push(Change { label, tokens, pass, before: a.median, after: b.median, noise, significant });
         }
     }

@@ -90,7 +90,7 @@ pub(super) fn check(candidate: &Candidate, rivals: &Rivals, options: &BenchOptio
     let own = comparison.ours(name, &mut ours, (tol.forward, tol.backward));
     let own = own.unwrap_or_else(|why| Check::refused(name, why.to_string()));
     let of_rivals = rivals.of(name, mechanism).into_iter().map(|rival| {
-        let tol = if rival.is_rounded() { (Tol::HALF.forward, Tol::HALF.backward) } else { RIVAL };
+        let tol = if rival.dtype.is_rounded() { (Tol::HALF.forward, Tol::HALF.backward) } else { RIVAL };
         let contender = rivals.contender(&rival, mechanism, ours.call());
         let check = contender.and_then(|mut contender| comparison.rival(&rival.label, &mut *contender, tol));
         let check = check.unwrap_or_else(|why| Check::refused(&rival.label, why.to_string()));

@@ -12,6 +12,7 @@ mod changes;
 mod check;
 mod comparison;
 mod contender;
+mod named;
 mod options;
 mod ours;
 mod ratios;
@@ -37,11 +38,12 @@ pub use call::{Arrangement, TensorLayout};
 pub use ceilings::Ceilings;
 pub use changes::{Change, changes, differences};
 pub use check::Check;
+pub use named::{Carried, Instructions, Pass, TensorType};
 pub use options::{BenchOptions, Keep};
 pub use ratios::Crossover;
 use results::Work;
 pub use results::{BenchReport, PlanSummary, Point, Timing};
-pub(crate) use results::{PASSES, Pass, milliseconds, three_digits};
+pub(crate) use results::{milliseconds, three_digits};
 
 /// The file in a benchmark's folder that holds its [`BenchReport`].
 pub const RESULTS: &str = "bench.json";

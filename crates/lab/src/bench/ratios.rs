@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BenchReport, PASSES, Pass, Point, milliseconds, three_digits};
+use super::{BenchReport, Pass, Point, milliseconds, three_digits};
 
 /// From how many tokens on a mechanism is faster than softmax.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,8 +36,8 @@ impl BenchReport {
         others
             .map(|label| Crossover {
                 label: label.into(),
-                forward: of(label, PASSES[0].1),
-                training: of(label, PASSES[1].1),
+                forward: of(label, Pass::Forward),
+                training: of(label, Pass::Training),
             })
             .collect()
     }
@@ -51,7 +51,7 @@ impl BenchReport {
     /// What the benchmark comes to: who is fastest at the most tokens at which several were measured, and who always is slower than softmax.
     pub fn headline(&self) -> String {
         let at = |n: usize| -> Vec<(&str, f64)> {
-            let timed = |label| Some((label, PASSES[1].1(self.point(label, n)?)?.median));
+            let timed = |label| Some((label, Pass::Training.of(self.point(label, n)?)?.median));
             let mut all: Vec<_> = self.ours().filter_map(timed).collect();
             all.sort_by(|a, b| a.1.total_cmp(&b.1));
             all

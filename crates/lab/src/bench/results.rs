@@ -7,10 +7,13 @@ use std::{
 };
 
 use resolvent::Calibration;
-use resolvent_kernels::{Mechanism, Plan, Shape};
+use resolvent_kernels::{Mechanism, Plan, Precision, Shape};
 use serde::{Deserialize, Serialize};
 
-use super::{Arrangement, Ceilings, Check, RESULTS};
+use super::{
+    Arrangement, Ceilings, Check, RESULTS,
+    named::{Carried, Instructions, Pass, TensorType},
+};
 use crate::{
     Error, Result,
     columns::{
@@ -67,15 +70,15 @@ pub struct BenchReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanSummary {
     /// What `auto` became.
-    pub strategy: String,
+    pub strategy: Carried,
     /// Why.
     pub reason: String,
-    /// Precision of the products.
+    /// Precision of the products; absent in older results.
     #[serde(default)]
-    pub precision: String,
-    /// The instructions that make them.
+    pub precision: Option<Precision>,
+    /// The instructions that make them; absent in older results.
     #[serde(default)]
-    pub instructions: String,
+    pub instructions: Option<Instructions>,
     /// Why the precision is not the one that was asked for.
     #[serde(default)]
     pub precision_reason: Option<String>,
@@ -92,12 +95,11 @@ impl PlanSummary {
     pub(super) fn of(plan: &Plan) -> Self {
         let bytes = |scratch: usize, allocated: usize| (4 * (scratch + plan.stats) + allocated) as u64;
         let forward = bytes(plan.scratch_forward, plan.allocated_forward);
-        let strategy = serde_json::to_value(plan.strategy).ok().and_then(|s| s.as_str().map(Into::into));
         Self {
-            strategy: strategy.unwrap_or_default(),
+            strategy: Carried::of(plan),
             reason: plan.reason.into(),
-            precision: plan.arithmetic.runs.name().into(),
-            instructions: plan.arithmetic.instructions.into(),
+            precision: Some(plan.arithmetic.runs),
+            instructions: Instructions::of(&plan.arithmetic),
             precision_reason: (plan.arithmetic.runs != plan.arithmetic.asked).then(|| plan.arithmetic.reason.into()),
             tile: plan.tile,
             forward_bytes: forward,
@@ -110,15 +112,11 @@ impl PlanSummary {
     /// Precision and instructions in words, where the result has them: those of earlier versions have not.
     pub(crate) fn arithmetic(&self) -> String {
         let why = self.precision_reason.as_ref().map_or(String::new(), |why| format!(" ({why})"));
-        if self.precision.is_empty() {
-            return "precision not told".into();
-        }
-        format!("{} precision by {}{why}", self.precision, self.instructions)
+        let by = self.instructions.map_or(String::new(), |instructions| format!(" by {instructions}"));
+        let told = self.precision.map(|precision| format!("{} precision{by}{why}", precision.name()));
+        told.unwrap_or("precision not told".into())
     }
 }
-
-/// The type of tensors where nothing else is said.
-pub(super) const FLOAT32: &str = "float32";
 
 /// One mechanism at one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -140,9 +138,9 @@ pub struct Point {
     pub head_dim: usize,
     /// What the kernels planned, with the precision and the instructions of ours.
     pub plan: Option<PlanSummary>,
-    /// Type of the tensors, such as `float32`; empty in older results.
+    /// Type of the tensors; absent in older results.
     #[serde(default)]
-    pub dtype: String,
+    pub dtype: Option<TensorType>,
     /// Floating-point operations of the forward and of the backward pass.
     pub flops: [u64; 2],
     /// The forward pass.
@@ -156,7 +154,7 @@ pub struct Point {
 impl Point {
     pub(super) fn new(label: &str, mechanism: Option<Mechanism>, shape: Shape) -> Self {
         let Shape { batch, heads, seq_q: tokens, head_dim, .. } = shape;
-        let (label, dtype) = (label.into(), FLOAT32.into());
+        let (label, dtype) = (label.into(), Some(TensorType::Float32));
         let (rival_of, plan, flops, forward, training, skipped) = (None, None, [0; 2], None, None, None);
         Self {
             label,
@@ -186,8 +184,10 @@ impl Point {
     pub(crate) fn carried_out(&self) -> Option<String> {
         match &self.plan {
             Some(plan) => Some(format!("{}, {}; {}", plan.strategy, plan.reason, plan.arithmetic())),
-            None if self.dtype.is_empty() => None,
-            None => Some(self.dtype.clone() + if self.is_forward_only() { ", no backward pass" } else { "" }),
+            None => {
+                let without = if self.is_forward_only() { ", no backward pass" } else { "" };
+                self.dtype.map(|dtype| format!("{dtype}{without}"))
+            }
         }
     }
 }
@@ -290,12 +290,6 @@ impl Timing {
     }
 }
 
-pub(crate) type Pass = fn(&Point) -> Option<&Timing>;
-
-/// Both passes, by name.
-pub(crate) const PASSES: [(&str, Pass); 2] =
-    [("forward", |p| p.forward.as_ref()), ("forward + backward", |p| p.training.as_ref())];
-
 impl BenchReport {
     /// Writes `bench.json` to a folder, whole or not at all.
     ///
@@ -333,7 +327,7 @@ impl BenchReport {
 
     /// Tokens and seconds of a label, ascending.
     pub(crate) fn curve(&self, label: &str, pass: Pass) -> Vec<(f64, f64)> {
-        let timed = |tokens: usize| Some((tokens as f64, pass(self.point(label, tokens)?)?.median));
+        let timed = |tokens: usize| Some((tokens as f64, pass.of(self.point(label, tokens)?)?.median));
         self.sizes().into_iter().filter_map(timed).collect()
     }
 
@@ -341,14 +335,14 @@ impl BenchReport {
     pub fn table(&self) -> String {
         let mut text = format!("{}\n{}\n", self.ceilings, self.auto());
         let labels: Vec<_> = self.labels().into_iter().map(|label| (label.to_owned(), label)).collect();
-        for (name, pass) in PASSES {
-            let milliseconds = |label: &str, n| Some(milliseconds(pass(self.point(label, n)?)?.median));
-            text += &self.rows(&format!("{name}, ms"), &labels, milliseconds);
+        for &pass in Pass::ALL {
+            let milliseconds = |label: &str, n| Some(milliseconds(pass.of(self.point(label, n)?)?.median));
+            text += &self.rows(&format!("{pass}, ms"), &labels, milliseconds);
         }
         let rivals: Vec<_> = self.rivals().map(|(rival, ours)| (format!("{ours} over {rival}"), rival)).collect();
-        for (name, pass) in PASSES.iter().filter(|_| !rivals.is_empty()) {
-            let speed = |rival: &str, n| Some(three_digits(self.ratio(rival, n, |p| Some(pass(p)?.median))?) + "x");
-            text += &self.rows(&format!("{name}, times as fast"), &rivals, speed);
+        for pass in Pass::ALL.iter().filter(|_| !rivals.is_empty()) {
+            let speed = |rival: &str, n| Some(three_digits(self.ratio(rival, n, |p| Some(pass.of(p)?.median))?) + "x");
+            text += &self.rows(&format!("{pass}, times as fast"), &rivals, speed);
         }
         for (label, point) in self.measured() {
             let _ = point.carried_out().map(|how| write!(text, "\n{label}: {how}"));
@@ -398,6 +392,19 @@ pub(crate) fn three_digits(x: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plans_of_older_results_are_read_and_names_stay() {
+        let old = r#"{"strategy": "fused", "reason": "why", "forward_bytes": 1, "training_bytes": 2}"#;
+        let plan: PlanSummary = serde_json::from_str(old).unwrap();
+        assert_eq!((plan.strategy, plan.arithmetic().as_str()), (Carried::Fused, "precision not told"));
+        let told = r#"{"strategy": "reference", "reason": "why", "precision": "bf16", "instructions": "amx-bf16", "precision_reason": null,
+            "tile": [1, 2], "forward_bytes": 1, "training_bytes": 2}"#;
+        let plan: PlanSummary = serde_json::from_str(told).unwrap();
+        assert_eq!(plan.arithmetic(), "bf16 precision by amx-bf16");
+        let told: serde_json::Value = serde_json::from_str(told).unwrap();
+        assert_eq!(serde_json::to_value(plan).unwrap(), told);
+    }
 
     #[test]
     fn milliseconds_have_three_digits() {

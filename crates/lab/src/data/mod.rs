@@ -8,7 +8,6 @@ mod batches;
 mod cifar;
 mod corpus;
 mod encoded;
-pub mod heads;
 mod idx;
 pub(crate) mod images;
 pub(crate) mod lines;

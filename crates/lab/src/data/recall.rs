@@ -4,7 +4,7 @@
 //! key and a value, then every key once more, each at a place that a power law draws; the answer to such a query is the value of its
 //! key. Keys come from the lower half of the vocabulary without 0, values from the upper half, and neither comes twice in a sequence.
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
 use rand::{RngExt, seq::index::sample};
 use rand_chacha::ChaCha8Rng;
@@ -14,9 +14,9 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{
     Result,
     rng::{Purpose, stream},
-    settings::{Choice, Field, check, check_parts, read_into},
+    settings::{check, check_parts, generated},
 };
-use crate::budget::Held;
+use crate::{budget::Held, named};
 
 /// What stands where there is neither a pair nor a query, and as the answer where nothing is asked.
 const BLANK: u32 = 0;
@@ -63,68 +63,42 @@ impl RecallDataset {
     }
 }
 
-/// What stands between the queries.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Filler {
-    /// The token 0, as in the paper's figure 2.
-    #[default]
-    Blank,
-    /// Tokens drawn from the whole vocabulary, which may be keys.
-    Random,
-}
-
-impl Choice for Filler {
-    const ALL: &'static [Self] = &[Self::Blank, Self::Random];
-    const NAMES: &'static str = "blank or random";
-}
-
-impl fmt::Display for Filler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Blank => "blank",
-            Self::Random => "random",
-        })
+named! {
+    /// What stands between the queries.
+    #[derive(Default)]
+    pub enum Filler {
+        /// The token 0, as in the paper's figure 2.
+        #[default]
+        Blank = "blank",
+        /// Tokens drawn from the whole vocabulary, which may be keys.
+        Random = "random",
     }
 }
 
-/// Settings of the generated data set. The same settings give the same sequences, whatever the thread count, and a longer set begins with
-/// the shorter one.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Mqar {
-    /// Seed of every sequence. Default 0.
-    pub seed: u64,
-    /// Sequences to learn from. Default 100000, at least 1.
-    pub train: usize,
-    /// Sequences to watch while learning. Default 3000, in [`Mqar::parse`] as many as `test`; 0 for none.
-    pub val: usize,
-    /// Sequences to test on. Default 3000, at least 1.
-    pub test: usize,
-    /// Tokens of a sequence. Default 64, even, at most 65536; the paper has 64 to 512.
-    pub tokens: usize,
-    /// Pairs of a key and a value, and queries. Default 4, at least 1, at most a quarter of `tokens`; the paper has 4 to 64.
-    pub pairs: usize,
-    /// Tokens that there are. Default 8192, more than `tokens`, at most 1000000.
-    pub vocabulary: usize,
-    /// The `n`-th place for a query after the pairs is drawn with a probability in proportion to `n^(power - 1)`: the least power
-    /// asks soon, 1 anywhere alike. Default 0.01, in (0, 1].
-    pub power: f64,
-    /// What stands between the queries. Default blank.
-    pub fill: Filler,
-}
-
-impl Default for Mqar {
-    fn default() -> Self {
-        Mqar {
-            seed: 0,
-            train: 100_000,
-            val: 3_000,
-            test: 3_000,
-            tokens: 64,
-            pairs: 4,
-            vocabulary: 8192,
-            power: 0.01,
-            fill: Filler::Blank,
-        }
+generated! {
+    "mqar",
+    /// Settings of the generated data set. The same settings give the same sequences, whatever the thread count, and a longer set begins with
+    /// the shorter one.
+    pub struct Mqar {
+        /// Seed of every sequence. Default 0.
+        seed: u64 = 0,
+        /// Sequences to learn from. Default 100000, at least 1.
+        train: usize = 100_000,
+        /// Sequences to watch while learning. Default 3000, in [`Mqar::parse`] as many as `test`; 0 for none.
+        val: usize = 3_000,
+        /// Sequences to test on. Default 3000, at least 1.
+        test: usize = 3_000,
+        /// Tokens of a sequence. Default 64, even, at most 65536; the paper has 64 to 512.
+        tokens: usize = 64,
+        /// Pairs of a key and a value, and queries. Default 4, at least 1, at most a quarter of `tokens`; the paper has 4 to 64.
+        pairs: usize = 4,
+        /// Tokens that there are. Default 8192, more than `tokens`, at most 1000000.
+        vocabulary: usize = 8192,
+        /// The `n`-th place for a query after the pairs is drawn with a probability in proportion to `n^(power - 1)`: the least power
+        /// asks soon, 1 anywhere alike. Default 0.01, in (0, 1].
+        power: f64 = 0.01,
+        /// What stands between the queries. Default blank.
+        fill: Filler = Filler::Blank,
     }
 }
 
@@ -135,24 +109,12 @@ impl Mqar {
     /// # Errors
     /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut mqar, mut val) = (Mqar::default(), None::<usize>);
-        let expected = "one of seed, train, val, test, tokens, pairs, vocabulary, power, each followed by `=` and a number, or \
-                        fill=blank or fill=random";
-        let fields: &mut [(&str, &mut dyn Field)] = &mut [
-            ("seed", &mut mqar.seed),
-            ("train", &mut mqar.train),
-            ("val", &mut val),
-            ("test", &mut mqar.test),
-            ("tokens", &mut mqar.tokens),
-            ("pairs", &mut mqar.pairs),
-            ("vocabulary", &mut mqar.vocabulary),
-            ("power", &mut mqar.power),
-            ("fill", &mut mqar.fill),
-        ];
-        read_into("mqar", text, expected, fields)?;
-        mqar.val = val.unwrap_or(mqar.test);
-        mqar.validate()?;
-        Ok(mqar)
+        let (mut own, given) = Self::read(text)?;
+        if !given.contains(&"val") {
+            own.val = own.test;
+        }
+        own.validate()?;
+        Ok(own)
     }
 
     /// Checks every range.
@@ -225,17 +187,6 @@ impl Mqar {
             let query = 2 * (pairs + place);
             (ids[query], answers[query]) = (key, value);
         }
-    }
-}
-
-impl fmt::Display for Mqar {
-    /// The settings as [`Mqar::parse`] reads them.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mqar { seed, train, val, test, tokens, pairs, vocabulary, power, fill } = self;
-        write!(
-            f,
-            "seed={seed},train={train},val={val},test={test},tokens={tokens},pairs={pairs},vocabulary={vocabulary},power={power},fill={fill}"
-        )
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{fmt::Display, str::FromStr};
 
 use super::{Error, Result};
+use crate::names::Named;
 
 /// Names and values in `text`, of the data set `field`. One without `=` has an empty value.
 ///
@@ -27,6 +28,9 @@ pub(super) trait Field {
     /// # Errors
     /// [`Error::Setting`].
     fn set(&mut self, name: &'static str, value: &str) -> Result<()>;
+
+    /// Its value as [`Field::set`] takes it, where it has one.
+    fn text(&self) -> Option<String>;
 }
 
 macro_rules! numbers {
@@ -36,54 +40,95 @@ macro_rules! numbers {
                 *self = number(name, value)?;
                 Ok(())
             }
+
+            fn text(&self) -> Option<String> {
+                Some(self.to_string())
+            }
         })*
     };
 }
 
 numbers!(u64, usize, f64);
 
-impl<T: FromStr> Field for Option<T> {
+impl<T: FromStr + Display> Field for Option<T> {
     fn set(&mut self, name: &'static str, value: &str) -> Result<()> {
         *self = Some(number(name, value)?);
         Ok(())
     }
-}
 
-/// A value that is one of a few, each with a name.
-pub(super) trait Choice: Copy + Display + 'static {
-    /// All of them.
-    const ALL: &'static [Self];
-    /// Their names, for messages.
-    const NAMES: &'static str;
-}
-
-impl<T: Choice> Field for T {
-    fn set(&mut self, name: &'static str, value: &str) -> Result<()> {
-        let found = T::ALL.iter().find(|choice| choice.to_string() == value);
-        let unknown = || Error::Setting { field: name, got: format!("`{value}`"), expected: T::NAMES };
-        *self = *found.ok_or_else(unknown)?;
-        Ok(())
+    fn text(&self) -> Option<String> {
+        self.as_ref().map(T::to_string)
     }
 }
 
+impl<T: Named + Display> Field for T {
+    fn set(&mut self, name: &'static str, value: &str) -> Result<()> {
+        let unknown = |_| Error::Setting { field: name, got: format!("`{value}`"), expected: T::EXPECTED };
+        *self = value.parse().map_err(unknown)?;
+        Ok(())
+    }
+
+    fn text(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+/// The settings of a generated data set: a struct of fields with their defaults, which `kind:name=value,...` sets, and which is shown so.
+macro_rules! generated {
+    ($kind:literal, $(#[$meta:meta])* pub struct $type:ident { $($(#[$doc:meta])* $field:ident: $of:ty = $default:expr),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $type { $($(#[$doc])* pub $field: $of),+ }
+
+        impl Default for $type {
+            fn default() -> Self {
+                Self { $($field: $default),+ }
+            }
+        }
+
+        impl $type {
+            /// The defaults with what `text` sets, and the names of what it sets.
+            fn read(text: &str) -> $crate::data::Result<(Self, Vec<&str>)> {
+                let mut own = Self::default();
+                let expected = concat!("one of", $(" `", stringify!($field), "`",)+ ", each followed by `=` and a value");
+                let fields: &mut [(&'static str, &mut dyn $crate::data::settings::Field)] =
+                    &mut [$((stringify!($field), &mut own.$field)),+];
+                let given = $crate::data::settings::read_into($kind, text, expected, fields)?;
+                Ok((own, given))
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            /// The settings as [`Self::parse`] reads them.
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let fields: &[(&str, &dyn $crate::data::settings::Field)] = &[$((stringify!($field), &self.$field)),+];
+                let texts = fields.iter().filter_map(|(name, field)| Some(format!("{name}={}", field.text()?)));
+                f.write_str(&texts.collect::<Vec<_>>().join(","))
+            }
+        }
+    };
+}
+pub(super) use generated;
+
 /// Reads `name=value`, joined by commas, into the `fields` of the generated data set `kind`; those that are left out stay as they are.
-/// `expected` says what they are called.
+/// `expected` says what they are called. The names that are there.
 ///
 /// # Errors
 /// [`Error::Setting`] for a name that is none of theirs, one given twice, or a value that is no number.
-pub(super) fn read_into(
+pub(super) fn read_into<'a>(
     kind: &'static str,
-    text: &str,
+    text: &'a str,
     expected: &'static str,
     fields: &mut [(&'static str, &mut dyn Field)],
-) -> Result<()> {
-    for (name, value) in settings(kind, text, ',')? {
-        match fields.iter_mut().find(|(own, _)| *own == name) {
+) -> Result<Vec<&'a str>> {
+    let given = settings(kind, text, ',')?;
+    for (name, value) in &given {
+        match fields.iter_mut().find(|(own, _)| own == name) {
             Some((own, field)) => field.set(own, value)?,
             None => return Err(Error::Setting { field: kind, got: format!("`{name}`"), expected }),
         }
     }
-    Ok(())
+    Ok(given.into_iter().map(|(name, _)| name).collect())
 }
 
 /// The number `value` of the setting `field`.

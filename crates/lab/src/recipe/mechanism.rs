@@ -32,8 +32,12 @@ pub(super) fn read(mut value: Value) -> resolvent_kernels::Result<Mechanism> {
 
 /// Writes [`NULL`] where a field is null and would be something if it were left out; leaves out the other nulls. Whether there was such a
 /// field.
-fn spell(value: &mut Value) -> bool {
-    let Value::Object(fields) = value else { return false };
+pub(super) fn spell(value: &mut Value) -> bool {
+    let fields = match value {
+        Value::Object(fields) => fields,
+        Value::Array(items) => return items.iter_mut().fold(false, |spelt, item| spell(item) | spelt),
+        _ => return false,
+    };
     let mut spelt = false;
     for (name, field) in fields.iter_mut() {
         if field.is_null() && NULLABLE.contains(&name.as_str()) {
@@ -46,13 +50,18 @@ fn spell(value: &mut Value) -> bool {
 }
 
 /// Puts null where [`spell`] wrote it.
-fn understand(value: &mut Value) {
-    let Value::Object(fields) = value else { return };
-    for (name, field) in fields {
-        match field {
-            Value::String(text) if text == NULL && NULLABLE.contains(&name.as_str()) => *field = Value::Null,
-            field => understand(field),
+pub(super) fn understand(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match field {
+                    Value::String(text) if text == NULL && NULLABLE.contains(&name.as_str()) => *field = Value::Null,
+                    field => understand(field),
+                }
+            }
         }
+        Value::Array(items) => items.iter_mut().for_each(understand),
+        _ => {}
     }
 }
 
@@ -61,7 +70,8 @@ pub(super) mod optional {
     use super::*;
 
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Box<Mechanism>>, D::Error> {
-        super::deserialize(d).map(|mechanism| Some(Box::new(mechanism)))
+        let given = Option::<Value>::deserialize(d)?;
+        given.map(|value| read(value).map(Box::new).map_err(D::Error::custom)).transpose()
     }
 
     pub fn serialize<S: Serializer>(mechanism: &Option<Box<Mechanism>>, s: S) -> Result<S::Ok, S::Error> {

@@ -16,6 +16,7 @@ mod precision;
 mod pyramid;
 mod relatives;
 mod schedule;
+mod section;
 mod sections;
 mod setting;
 
@@ -32,7 +33,7 @@ use crate::{
 pub use landmarks::with_landmarks_for;
 pub use language::{LanguageRecipe, Layer};
 pub use length_scale::{length_scale_rule, rule_name, with_length_scale};
-pub use model::{ModelRecipe, TextModelRecipe, VitRecipe};
+pub use model::{ModelRecipe, TextModelRecipe};
 pub use optimiser::{Lion, Moments, Momentum, Muon, OptimiserRecipe, Rule};
 pub use pyramid::PyramidRecipe;
 pub use relatives::with_settings_of;
@@ -70,8 +71,10 @@ pub struct Recipe {
     /// The model, by default a vision transformer.
     pub model: ModelRecipe,
     /// How weights follow their gradients: AdamW and others.
+    #[serde(deserialize_with = "optimiser::deserialize")]
     pub optimiser: OptimiserRecipe,
     /// How long, how fast.
+    #[serde(deserialize_with = "schedule::deserialize")]
     pub schedule: ScheduleRecipe,
     /// What is done to the training pictures; an error in a recipe of text. Default: nothing.
     pub augment: Augment,

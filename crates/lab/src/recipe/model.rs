@@ -1,25 +1,27 @@
 //! The model of a recipe: which one, and its sizes.
 
-use resolvent::{
-    attention::{CodebookConfig, GammaSchedule},
-    models::{Activation, NormOrder, Pool},
-};
+use resolvent::models::{Pool, TextConfig, VitConfig};
 use resolvent_kernels::Mechanism;
 use serde::{
-    Deserialize, Deserializer, Serialize,
+    Deserialize, Deserializer, Serialize, Serializer,
     de::{DeserializeOwned, Error as _},
+    ser::{Error as _, SerializeMap},
 };
 use serde_json::{Map, Value};
 
-use super::{Check, DEEPEST, LanguageRecipe, MOST_WEIGHTS, PyramidRecipe, WIDEST, check, mechanism, share};
+use super::{
+    Check, DEEPEST, LanguageRecipe, MOST_WEIGHTS, PyramidRecipe, WIDEST, check, mechanism,
+    section::{Given, written},
+    share,
+};
 use crate::Error;
 
 /// The model, by `kind`. What is trained on decides which kinds are possible: pictures, or texts.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq)]
 pub enum ModelRecipe {
-    /// `vit`, the default: a vision transformer.
-    Vit(VitRecipe),
+    /// `vit`, the default: a vision transformer, of patches of 4 pixels by default. Of the library's configuration, image, channels, classes,
+    /// mechanism, precision and strategy are of no account: they come from the data set and from the recipe as a whole.
+    Vit(VitConfig),
     /// `pyramid`: four stages on ever coarser grids, as SOFT and LaplacianFormer are built.
     Pyramid(PyramidRecipe),
     /// `text`: a transformer over tokens, which classifies texts or translates them.
@@ -65,6 +67,50 @@ impl ModelRecipe {
         })
     }
 
+    /// The model of `kind` with the fields that are `given`.
+    fn read(kind: Option<Value>, given: &mut Given) -> Result<Self, String> {
+        Ok(match kind.as_ref().map_or(Some("vit"), Value::as_str) {
+            Some("vit") => Self::Vit(given.over(&vit(), &OF_PICTURES)?),
+            Some("pyramid") => {
+                let own = given.over(&PyramidRecipe::default(), &[])?;
+                Self::Pyramid(PyramidRecipe { config: given.over(&own.config, &OF_PYRAMIDS)?, ..own })
+            }
+            Some("text") => {
+                let own = given.over(&TextModelRecipe::default(), &[])?;
+                Self::Text(TextModelRecipe { config: given.over(&own.config, &OF_TEXTS)?, ..own })
+            }
+            Some("language") => {
+                let own = given.over(&LanguageRecipe::default(), &[])?;
+                Self::Language(LanguageRecipe { config: given.over(&own.config, &OF_LANGUAGE)?, ..own })
+            }
+            _ => {
+                let kind = kind.unwrap_or_default();
+                return Err(format!("unknown kind {kind}; give one of vit, pyramid, text, language, own"));
+            }
+        })
+    }
+
+    /// The kind, and the other fields: the recipe's own, and those of the library's configuration.
+    fn written(&self) -> serde_json::Result<(&'static str, Map<String, Value>)> {
+        let (kind, own, config) = match self {
+            Self::Vit(m) => ("vit", Map::new(), written(m, &OF_PICTURES)?),
+            Self::Pyramid(m) => ("pyramid", written(m, &[])?, written(&m.config, &OF_PYRAMIDS)?),
+            Self::Text(m) => ("text", written(m, &[])?, written(&m.config, &OF_TEXTS)?),
+            Self::Language(m) => ("language", written(m, &[])?, written(&m.config, &OF_LANGUAGE)?),
+            Self::Own(fields) => ("own", Map::new(), fields.clone()),
+        };
+        Ok((kind, own.into_iter().chain(config).collect()))
+    }
+
+    /// The configuration of a model of text.
+    fn text(&self) -> Option<&TextConfig> {
+        match self {
+            Self::Text(m) => Some(&m.config),
+            Self::Language(m) => Some(&m.config),
+            Self::Vit(_) | Self::Pyramid(_) | Self::Own(_) => None,
+        }
+    }
+
     /// Height and width of the grid of tokens that every block sees of pictures of `image`, if it is one and the same. A class
     /// token has no place on it, and a pyramid's stages have a grid each.
     pub fn grid(&self, image: [usize; 2]) -> Option<[usize; 2]> {
@@ -78,9 +124,7 @@ impl ModelRecipe {
     pub fn clustering(&self) -> Option<&'static str> {
         let (codebook, layers) = match self {
             Self::Vit(m) => (m.codebook.is_some(), m.plan_layers),
-            Self::Text(m) => (m.codebook.is_some(), m.plan_layers),
-            Self::Language(m) => (m.codebook.is_some(), 1),
-            Self::Pyramid(_) | Self::Own(_) => (false, 1),
+            other => other.text().map_or((false, 1), |m| (m.codebook.is_some(), m.plan_layers)),
         };
         let plans = (layers > 1).then_some("model.plan_layers");
         codebook.then_some("model.codebook").or(plans)
@@ -90,15 +134,13 @@ impl ModelRecipe {
     pub(super) fn is_ternary(&self) -> bool {
         match self {
             Self::Vit(m) => m.ternary,
-            Self::Text(m) => m.ternary,
-            Self::Language(m) => m.ternary,
-            Self::Pyramid(_) | Self::Own(_) => false,
+            other => other.text().is_some_and(|m| m.ternary),
         }
     }
 
     pub(super) fn checks(&self) -> Vec<Check> {
         match self {
-            Self::Vit(m) => m.checks(),
+            Self::Vit(m) => vit_checks(m),
             Self::Pyramid(m) => m.checks(),
             Self::Text(m) => m.checks(),
             Self::Language(m) => m.checks(),
@@ -109,206 +151,113 @@ impl ModelRecipe {
 
 impl Default for ModelRecipe {
     fn default() -> Self {
-        Self::Vit(VitRecipe::default())
+        Self::Vit(vit())
     }
 }
 
 /// By `kind`, and with the field named in errors; a tagged enum would be read without knowing where it stands.
 impl<'de> Deserialize<'de> for ModelRecipe {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        fn read<T: DeserializeOwned, E: serde::de::Error>(fields: Value) -> Result<T, E> {
-            serde_path_to_error::deserialize(fields).map_err(|e| match e.path().to_string() {
-                path if path == "." => E::custom(e.inner()),
-                path => E::custom(format!("`model.{path}`: {}", e.inner())),
-            })
+        let mut fields = Map::deserialize(d)?;
+        let kind = fields.remove("kind");
+        if kind.as_ref().and_then(Value::as_str) == Some("own") {
+            return Ok(Self::Own(fields));
         }
-        let mut fields = Value::deserialize(d)?;
-        let kind = fields.as_object_mut().and_then(|fields| fields.remove("kind"));
-        match kind.as_ref().map_or(Some("vit"), Value::as_str) {
-            Some("vit") => Ok(Self::Vit(read(fields)?)),
-            Some("pyramid") => Ok(Self::Pyramid(read(fields)?)),
-            Some("text") => Ok(Self::Text(read(fields)?)),
-            Some("language") => Ok(Self::Language(read(fields)?)),
-            Some("own") => Ok(Self::Own(read(fields)?)),
-            _ => Err(D::Error::custom(format!(
-                "unknown kind {}; give one of vit, pyramid, text, language, own",
-                kind.unwrap_or_default()
-            ))),
-        }
+        let mut given = Given::new(fields);
+        let model = Self::read(kind, &mut given).map_err(D::Error::custom)?;
+        given.finish().map_err(D::Error::custom)?;
+        Ok(model)
     }
 }
 
-/// A vision transformer: patches, learned positions, pre-norm blocks. Picture size, channels and classes come from the
-/// data set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct VitRecipe {
-    /// Side of a patch in pixels; divides the picture's sides. Default 4.
-    pub patch: usize,
-    /// Width. Default 64.
-    pub dim: usize,
-    /// Number of blocks. Default 4.
-    pub depth: usize,
-    /// Heads; divides the width. Default 4.
-    pub heads: usize,
-    /// Hidden width of the MLP. Default 128.
-    pub mlp_dim: usize,
-    /// What the head reads: `mean` of the patches or `cls`, a learned token. Default `mean`.
-    pub pool: Pool,
-    /// One projection for queries and keys. Default: as the mechanism is published (`linear-infsa` true, others false).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tied: Option<bool>,
-    /// Biases of the query, key and value projections. Default true.
-    pub qkv_bias: bool,
-    /// Learn gamma, per head and block. Default true.
-    pub gamma_trainable: bool,
-    /// `constant`: every block begins with the mechanism's gamma; `power`: block l with its l-th power. Default `constant`.
-    pub gamma_schedule: GammaSchedule,
-    /// Dropout after the attention and after the MLP. Default 0, in [0, 1).
-    pub dropout: f64,
-    /// Dropout on the attention weights, for mechanisms that have them. Default 0, in [0, 1).
-    pub weight_dropout: f64,
-    /// Stochastic depth of the last block, rising linearly from 0 at the first. Default 0, in [0, 1).
-    pub drop_path: f64,
-    /// A further square layer after the attention's output projection. Default false.
-    pub extra_proj: bool,
-    /// A square layer with tanh before the head. Default false.
-    pub pre_logits: bool,
-    /// Centroids for `ssa` that follow the tokens while training: `{ every = 100, decay = 0.9 }`. Default none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub codebook: Option<CodebookConfig>,
-    /// Blocks in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, in 1..=depth.
-    pub plan_layers: usize,
-    /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
-    pub ternary: bool,
-}
-
-impl VitRecipe {
-    fn checks(&self) -> Vec<Check> {
-        let mut checks = sizes(self.dim, self.depth, self.heads, self.mlp_dim);
-        checks.extend([
-            check("model.patch", self.patch, (1..=WIDEST).contains(&self.patch), "1 to 65536"),
-            check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
-            check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
-            check("model.drop_path", self.drop_path, share(self.drop_path), "in [0, 1)"),
-            plan_layers(self.plan_layers, self.depth),
-        ]);
-        checks
+/// `kind` first, then the fields in alphabetical order.
+impl Serialize for ModelRecipe {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let (kind, fields) = self.written().map_err(S::Error::custom)?;
+        let mut map = s.serialize_map(Some(1 + fields.len()))?;
+        map.serialize_entry("kind", kind)?;
+        fields.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))?;
+        map.end()
     }
 }
 
-impl Default for VitRecipe {
-    fn default() -> Self {
-        Self {
-            patch: 4,
-            dim: 64,
-            depth: 4,
-            heads: 4,
-            mlp_dim: 128,
-            pool: Pool::Mean,
-            tied: None,
-            qkv_bias: true,
-            gamma_trainable: true,
-            gamma_schedule: GammaSchedule::Constant,
-            dropout: 0.0,
-            weight_dropout: 0.0,
-            drop_path: 0.0,
-            extra_proj: false,
-            pre_logits: false,
-            codebook: None,
-            plan_layers: 1,
-            ternary: false,
-        }
-    }
+/// Fields of the library's configurations that are given elsewhere: by the data, by the recipe as a whole, by a pyramid's preset. A
+/// language model has no use for the last two of its.
+const OF_PICTURES: [&str; 6] = ["image", "channels", "classes", "mechanism", "precision", "strategy"];
+const OF_PYRAMIDS: [&str; 11] = [
+    "image",
+    "channels",
+    "classes",
+    "mechanism",
+    "precision",
+    "strategy",
+    "embedding",
+    "stride",
+    "stages",
+    "positions",
+    "pool",
+];
+const OF_TEXTS: [&str; 4] = ["vocabulary", "mechanism", "precision", "strategy"];
+const OF_LANGUAGE: [&str; 6] = ["vocabulary", "mechanism", "precision", "strategy", "orthogonal", "plan_layers"];
+
+/// The mechanism that stands in a configuration until the recipe's takes its place.
+pub(super) fn any_mechanism() -> Mechanism {
+    Mechanism::Softmax(Default::default())
+}
+
+fn vit() -> VitConfig {
+    VitConfig::new([0, 0], 0, 4, 0, any_mechanism())
+}
+
+fn vit_checks(m: &VitConfig) -> Vec<Check> {
+    let mut checks = sizes(m.dim, m.depth, m.heads, m.mlp_dim);
+    checks.extend(dropouts(m.dropout, m.weight_dropout));
+    checks.extend([
+        check("model.patch", m.patch, (1..=WIDEST).contains(&m.patch), "1 to 65536"),
+        check("model.drop_path", m.drop_path, share(m.drop_path), "in [0, 1)"),
+        plan_layers(m.plan_layers, m.depth),
+    ]);
+    checks
 }
 
 /// A transformer over tokens: embeddings, sinusoidal positions, blocks. Vocabulary and classes come from the data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
 pub struct TextModelRecipe {
-    /// Width. Default 8.
-    pub dim: usize,
-    /// Number of blocks; of a translator, in the encoder and in the decoder. Default 1.
-    pub depth: usize,
-    /// Heads; divides the width. Default 1.
-    pub heads: usize,
-    /// Hidden width of the MLP. Default 256.
-    pub mlp_dim: usize,
-    /// One projection for queries and keys. Default: as the mechanism is published (`linear-infsa` true, others false).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tied: Option<bool>,
-    /// Biases of the query, key and value projections. Default false.
-    pub qkv_bias: bool,
-    /// Query and key maps that stay orthogonal all through training. Default false.
-    pub orthogonal: bool,
-    /// Learn gamma, per head and block, where the mechanism has one. Default true.
-    pub gamma_trainable: bool,
-    /// `constant`: every block begins with the mechanism's gamma; `power`: block l with its l-th power. Default `constant`.
-    pub gamma_schedule: GammaSchedule,
-    /// Learn the order of the Levy kernel per head, where the mechanism is `fna` with `alpha` below 2. Default false.
-    pub alpha_trainable: bool,
-    /// Learn the length scale per head, where the mechanism is `fna`. Default false.
-    pub kappa_trainable: bool,
+    /// The library's configuration, whose fields stand beside these; vocabulary, mechanism, precision and strategy are of no account.
+    #[serde(skip, default = "text_config")]
+    pub config: TextConfig,
     /// Attention within a translation, as `mechanism` is given. Default: the recipe's mechanism.
-    #[serde(with = "mechanism::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(with = "mechanism::optional")]
     pub decoder: Option<Box<Mechanism>>,
     /// Attention from a translation to its source, as `mechanism` is given. Default: the recipe's mechanism.
-    #[serde(with = "mechanism::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(with = "mechanism::optional")]
     pub cross: Option<Box<Mechanism>>,
-    /// Where blocks normalise: `post` or `pre`. Default `post`.
-    pub norm: NormOrder,
-    /// Inside the MLP: `relu` or `gelu`. Default `relu`.
-    pub activation: Activation,
-    /// Dropout on the embedded tokens, after the attention and after the MLP. Default 0, in [0, 1).
-    pub dropout: f64,
-    /// Dropout on the attention weights, for mechanisms that have them. Default 0, in [0, 1).
-    pub weight_dropout: f64,
-    /// Centroids for `ssa` that follow the tokens while training: `{ every = 100, decay = 0.9 }`. Default none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub codebook: Option<CodebookConfig>,
-    /// Blocks of an encoder in turn that use one plan of clusters, where the mechanism is `ssa`. Default 1, in 1..=depth.
-    pub plan_layers: usize,
-    /// Weights of the blocks' projections in {-1, 0, 1} times a scale. Default false.
-    pub ternary: bool,
+}
+
+fn text_config() -> TextConfig {
+    TextConfig::new(0, any_mechanism())
 }
 
 impl TextModelRecipe {
     fn checks(&self) -> Vec<Check> {
-        let mut checks = sizes(self.dim, self.depth, self.heads, self.mlp_dim);
-        checks.extend([
-            check("model.dropout", self.dropout, share(self.dropout), "in [0, 1)"),
-            check("model.weight_dropout", self.weight_dropout, share(self.weight_dropout), "in [0, 1)"),
-            plan_layers(self.plan_layers, self.depth),
-        ]);
+        let m = &self.config;
+        let mut checks = sizes(m.dim, m.depth, m.heads, m.mlp_dim);
+        checks.extend(dropouts(m.dropout, m.weight_dropout));
+        checks.push(plan_layers(m.plan_layers, m.depth));
         checks
     }
 }
 
 impl Default for TextModelRecipe {
     fn default() -> Self {
-        Self {
-            dim: 8,
-            depth: 1,
-            heads: 1,
-            mlp_dim: 256,
-            tied: None,
-            qkv_bias: false,
-            orthogonal: false,
-            gamma_trainable: true,
-            gamma_schedule: GammaSchedule::Constant,
-            alpha_trainable: false,
-            kappa_trainable: false,
-            decoder: None,
-            cross: None,
-            norm: NormOrder::Post,
-            activation: Activation::Relu,
-            dropout: 0.0,
-            weight_dropout: 0.0,
-            codebook: None,
-            plan_layers: 1,
-            ternary: false,
-        }
+        Self { config: text_config(), decoder: None, cross: None }
     }
+}
+
+/// The probabilities of dropout that every model has.
+pub(super) fn dropouts(dropout: f64, weight_dropout: f64) -> [Check; 2] {
+    [("model.dropout", dropout), ("model.weight_dropout", weight_dropout)]
+        .map(|(field, probability)| check(field, probability, share(probability), "in [0, 1)"))
 }
 
 /// Plans are shared by blocks that there are.
@@ -328,4 +277,64 @@ pub(super) fn sizes(dim: usize, depth: usize, heads: usize, mlp_dim: usize) -> V
         check("model.mlp_dim", mlp_dim, (1..=WIDEST).contains(&mlp_dim), "1 to 65536"),
         check("model", weights, weights <= MOST_WEIGHTS, "at most 2^33 weights in the blocks (32 GiB)"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use resolvent::models::{LanguageConfig, PyramidConfig};
+
+    use super::super::Recipe;
+    use super::*;
+
+    fn model(text: &str) -> ModelRecipe {
+        let recipe = Recipe::from_toml(&format!("[model]\n{text}"), "r").unwrap();
+        assert_eq!(Recipe::from_toml(&recipe.to_toml().unwrap(), "again").unwrap(), recipe);
+        let json = serde_json::to_string(&recipe).unwrap();
+        assert_eq!(serde_json::from_str::<Recipe>(&json).unwrap(), recipe);
+        recipe.model
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_library() {
+        let softmax = any_mechanism;
+        assert_eq!(model(""), ModelRecipe::Vit(VitConfig::new([0, 0], 0, 4, 0, softmax())));
+        let ModelRecipe::Text(text) = model("kind = 'text'") else { panic!() };
+        assert_eq!((text.config, text.decoder, text.cross), (TextConfig::new(0, softmax()), None, None));
+        let ModelRecipe::Language(language) = model("kind = 'language'") else { panic!() };
+        let library = LanguageConfig::new(0, language.context, vec![softmax()]);
+        assert_eq!((language.config.dim, language.context, language.positions), (128, 256, library.positions));
+        assert_eq!((&language.config, language.kv_heads), (&library.text, library.kv_heads));
+        let ModelRecipe::Pyramid(pyramid) = model("kind = 'pyramid'") else { panic!() };
+        let preset = PyramidConfig::preset("soft-mini").unwrap();
+        assert_eq!(pyramid.config(&preset.mechanism, preset.image, 3, 10).unwrap(), preset);
+    }
+
+    #[test]
+    fn fields_that_the_data_decide_are_unknown() {
+        for (text, unknown) in [
+            ("image = [8, 8]", "image"),
+            ("strategy = 'auto'", "strategy"),
+            ("kind = 'text'\nvocabulary = 3", "vocabulary"),
+            ("kind = 'language'\nplan_layers = 2", "plan_layers"),
+            ("kind = 'pyramid'\npool = 'cls'", "pool"),
+        ] {
+            let message = Recipe::from_toml(&format!("[model]\n{text}"), "r").unwrap_err().to_string();
+            let (said, known) = message.split_once("expected one of").unwrap();
+            assert!(said.contains(&format!("unknown field `{unknown}`")) && known.contains("`dropout`"), "{message}");
+            assert!(!known.contains(&format!("`{unknown}`")), "{message}");
+        }
+    }
+
+    #[test]
+    fn stages_are_written_as_they_are_read() {
+        let stage = "dim = 8\nheads = 2\ndepth = 1\nmechanism = { mechanism = 'ssa', balance = 'none' }";
+        let stages = format!("[[model.stages]]\n{stage}\n").repeat(4);
+        let ModelRecipe::Pyramid(pyramid) = model(&format!("kind = 'pyramid'\ntied = true\n{stages}")) else {
+            panic!()
+        };
+        let config = pyramid.config(&any_mechanism(), [32, 32], 3, 10).unwrap();
+        let unbalanced = Mechanism::from_json(r#"{"mechanism": "ssa", "balance": null}"#).unwrap();
+        assert_eq!(config.stages.map(|stage| stage.mechanism), [(); 4].map(|()| Some(unbalanced.clone())));
+        assert_eq!(config.tied, Some(true));
+    }
 }

@@ -1,12 +1,11 @@
 //! The optimiser of a recipe: a rule by `kind`, with the fields of that kind.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Check, check, share};
+use super::{Check, check, section::by_kind, share};
 
 /// How parameters follow their gradients. Biases, norms, the class token, positions and gamma do not decay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Fields")]
 pub struct OptimiserRecipe {
     /// The rule. Default `adamw`.
     #[serde(flatten)]
@@ -25,7 +24,7 @@ pub struct OptimiserRecipe {
 }
 
 /// A rule, by `kind`, with its own fields.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Rule {
     /// "Decoupled Weight Decay Regularization".
@@ -42,7 +41,7 @@ pub enum Rule {
 }
 
 /// What Adam and AdamW remember.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// Decay of the two moments. Default [0.9, 0.999], in [0, 1).
     pub betas: [f64; 2],
@@ -51,7 +50,7 @@ pub struct Moments {
 }
 
 /// What gradient descent remembers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Momentum {
     /// Decay of the sum of gradients; 0: none is kept. Default 0.9, in [0, 1).
     pub momentum: f64,
@@ -60,14 +59,14 @@ pub struct Momentum {
 }
 
 /// What Lion remembers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lion {
     /// Share of the momentum in the direction, and decay of the momentum. Default [0.9, 0.99], in [0, 1).
     pub betas: [f64; 2],
 }
 
 /// What Muon remembers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Muon {
     /// Decay of the sum of gradients of the blocks' matrices. Default 0.95, in [0, 1).
     pub momentum: f64,
@@ -81,123 +80,30 @@ pub struct Muon {
     pub eps: f64,
 }
 
-/// The kinds by name, and every field of any of them, as a recipe may give it.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Fields {
-    kind: Kind,
-    lr: Option<f64>,
-    weight_decay: Option<f64>,
-    clip_norm: Option<f64>,
-    layer_decay: Option<f64>,
-    betas: Option<[f64; 2]>,
-    eps: Option<f64>,
-    momentum: Option<f64>,
-    nesterov: Option<bool>,
-    ns_steps: Option<usize>,
+/// Every kind with its defaults, the default first.
+fn kinds() -> [OptimiserRecipe; 5] {
+    let (betas, eps) = ([0.9, 0.999], 1e-8);
+    let moments = Moments { betas, eps };
+    let muon = Muon { momentum: 0.95, nesterov: true, ns_steps: 5, betas, eps };
+    [
+        (Rule::Adamw(moments.clone()), 1e-3, 0.05),
+        (Rule::Adam(moments), 1e-3, 0.0),
+        (Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), 0.1, 5e-4),
+        (Rule::Lion(Lion { betas: [0.9, 0.99] }), 1e-4, 0.5),
+        (Rule::Muon(muon), 1e-3, 0.05),
+    ]
+    .map(|(rule, lr, weight_decay)| OptimiserRecipe { rule, lr, weight_decay, clip_norm: 1.0, layer_decay: 1.0 })
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Kind {
-    #[default]
-    Adamw,
-    Adam,
-    Sgd,
-    Lion,
-    Muon,
-}
-
-impl Kind {
-    const ALL: [Self; 5] = [Self::Adamw, Self::Adam, Self::Sgd, Self::Lion, Self::Muon];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Adamw => "adamw",
-            Self::Adam => "adam",
-            Self::Sgd => "sgd",
-            Self::Lion => "lion",
-            Self::Muon => "muon",
-        }
-    }
-
-    /// The fields that not every kind has.
-    const fn fields(self) -> &'static [&'static str] {
-        match self {
-            Self::Adamw | Self::Adam => &["betas", "eps"],
-            Self::Sgd => &["momentum", "nesterov"],
-            Self::Lion => &["betas"],
-            Self::Muon => &["momentum", "nesterov", "ns_steps", "betas", "eps"],
-        }
-    }
-
-    /// Learning rate and weight decay where none is named.
-    const fn defaults(self) -> (f64, f64) {
-        match self {
-            Self::Adamw | Self::Muon => (1e-3, 0.05),
-            Self::Adam => (1e-3, 0.0),
-            Self::Sgd => (0.1, 5e-4),
-            Self::Lion => (1e-4, 0.5),
-        }
-    }
-}
-
-/// What is said of a `field` that the kind `named` has not, while others have.
-pub(super) fn foreign(field: &str, named: &str, own: &[&str], others: &[&str]) -> String {
-    let others = others.iter().map(|kind| format!("`{kind}`")).collect::<Vec<_>>().join(", ");
-    let own = if own.is_empty() { "none" } else { &own.join(", ") };
-    format!("`{field}` is no field of the kind `{named}`, whose own fields are: {own}; it is one of {others}")
-}
-
-impl TryFrom<Fields> for OptimiserRecipe {
-    type Error = String;
-
-    fn try_from(given: Fields) -> Result<Self, String> {
-        let kind = given.kind;
-        let named = [
-            ("betas", given.betas.is_some()),
-            ("eps", given.eps.is_some()),
-            ("momentum", given.momentum.is_some()),
-            ("nesterov", given.nesterov.is_some()),
-            ("ns_steps", given.ns_steps.is_some()),
-        ];
-        if let Some((field, _)) = named.iter().find(|(field, given)| *given && !kind.fields().contains(field)) {
-            let others = Kind::ALL.iter().filter(|kind| kind.fields().contains(field)).map(|kind| kind.name());
-            return Err(foreign(field, kind.name(), kind.fields(), &others.collect::<Vec<_>>()));
-        }
-        let betas = given.betas.unwrap_or([0.9, if kind == Kind::Lion { 0.99 } else { 0.999 }]);
-        let eps = given.eps.unwrap_or(1e-8);
-        let rule = match kind {
-            Kind::Adamw => Rule::Adamw(Moments { betas, eps }),
-            Kind::Adam => Rule::Adam(Moments { betas, eps }),
-            Kind::Sgd => Rule::Sgd(Momentum {
-                momentum: given.momentum.unwrap_or(0.9),
-                nesterov: given.nesterov.unwrap_or(false),
-            }),
-            Kind::Lion => Rule::Lion(Lion { betas }),
-            Kind::Muon => Rule::Muon(Muon {
-                momentum: given.momentum.unwrap_or(0.95),
-                nesterov: given.nesterov.unwrap_or(true),
-                ns_steps: given.ns_steps.unwrap_or(5),
-                betas,
-                eps,
-            }),
-        };
-        let (lr, weight_decay) = kind.defaults();
-        Ok(Self {
-            rule,
-            lr: given.lr.unwrap_or(lr),
-            weight_decay: given.weight_decay.unwrap_or(weight_decay),
-            clip_norm: given.clip_norm.unwrap_or(1.0),
-            layer_decay: given.layer_decay.unwrap_or(1.0),
-        })
-    }
+/// Of a recipe, with the defaults of its kind.
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<OptimiserRecipe, D::Error> {
+    by_kind(d, "optimiser", &kinds(), &[])
 }
 
 impl Default for OptimiserRecipe {
     fn default() -> Self {
-        let rule = Rule::Adamw(Moments { betas: [0.9, 0.999], eps: 1e-8 });
-        Self { rule, lr: 1e-3, weight_decay: 0.05, clip_norm: 1.0, layer_decay: 1.0 }
+        let [adamw, ..] = kinds();
+        adamw
     }
 }
 
@@ -205,11 +111,11 @@ impl OptimiserRecipe {
     /// The name of the rule.
     pub const fn kind(&self) -> &'static str {
         match self.rule {
-            Rule::Adamw(_) => Kind::Adamw.name(),
-            Rule::Adam(_) => Kind::Adam.name(),
-            Rule::Sgd(_) => Kind::Sgd.name(),
-            Rule::Lion(_) => Kind::Lion.name(),
-            Rule::Muon(_) => Kind::Muon.name(),
+            Rule::Adamw(_) => "adamw",
+            Rule::Adam(_) => "adam",
+            Rule::Sgd(_) => "sgd",
+            Rule::Lion(_) => "lion",
+            Rule::Muon(_) => "muon",
         }
     }
 
@@ -275,12 +181,9 @@ mod tests {
     fn every_kind_has_fields_and_defaults_of_its_own() {
         assert_eq!(read("").unwrap(), OptimiserRecipe::default());
         assert_eq!(read("kind = 'adamw'").unwrap(), OptimiserRecipe::default());
-        for kind in Kind::ALL {
-            let read = read(&format!("kind = '{}'\nclip_norm = 2", kind.name())).unwrap();
-            assert_eq!(
-                (read.kind(), read.clip_norm, (read.lr, read.weight_decay)),
-                (kind.name(), 2.0, kind.defaults())
-            );
+        for kind in kinds() {
+            let read = read(&format!("kind = '{}'\nclip_norm = 2", kind.kind())).unwrap();
+            assert_eq!(read, OptimiserRecipe { clip_norm: 2.0, ..kind });
         }
         assert_eq!(read("kind = 'lion'").unwrap().rule, Rule::Lion(Lion { betas: [0.9, 0.99] }));
         let sgd = Rule::Sgd(Momentum { momentum: 0.8, nesterov: true });

@@ -1,12 +1,11 @@
 //! The schedule of a recipe: how long, and how the learning rate falls after its warm-up.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Check, LONGEST, check, optimiser::foreign};
+use super::{Check, LONGEST, check, section::by_kind};
 
 /// How long a run is, and its learning rates: a linear warm-up, then what `kind` says, step by step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Fields")]
 pub struct ScheduleRecipe {
     /// How the rate falls. Default `cosine`.
     #[serde(flatten)]
@@ -29,7 +28,7 @@ pub struct ScheduleRecipe {
 }
 
 /// What the learning rate does after the warm-up, by `kind`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Decay {
     /// Half a cosine down to the last rate.
@@ -61,104 +60,36 @@ pub enum Decay {
     },
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Fields {
-    kind: Kind,
-    epochs: Option<usize>,
-    batch_size: Option<usize>,
-    accumulate: Option<usize>,
-    warmup_epochs: Option<f64>,
-    final_lr_share: Option<f64>,
-    milestones: Option<Vec<f64>>,
-    factor: Option<f64>,
-    patience: Option<usize>,
-    max_steps: Option<usize>,
-    max_minutes: Option<f64>,
+/// Every kind with its defaults, the default first.
+fn kinds() -> [ScheduleRecipe; 5] {
+    let (final_lr_share, factor) = (0.01, 0.1);
+    [
+        Decay::Cosine { final_lr_share },
+        Decay::Linear { final_lr_share },
+        Decay::Constant,
+        Decay::Step { milestones: Vec::new(), factor },
+        Decay::Plateau { factor, patience: 5 },
+    ]
+    .map(|decay| ScheduleRecipe {
+        decay,
+        epochs: 10,
+        batch_size: 128,
+        accumulate: 1,
+        warmup_epochs: 1.0,
+        max_steps: None,
+        max_minutes: None,
+    })
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Kind {
-    #[default]
-    Cosine,
-    Linear,
-    Constant,
-    Step,
-    Plateau,
-}
-
-impl Kind {
-    const ALL: [Self; 5] = [Self::Cosine, Self::Linear, Self::Constant, Self::Step, Self::Plateau];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Cosine => "cosine",
-            Self::Linear => "linear",
-            Self::Constant => "constant",
-            Self::Step => "step",
-            Self::Plateau => "plateau",
-        }
-    }
-
-    /// The fields that not every kind has.
-    const fn fields(self) -> &'static [&'static str] {
-        match self {
-            Self::Cosine | Self::Linear => &["final_lr_share"],
-            Self::Constant => &[],
-            Self::Step => &["milestones", "factor"],
-            Self::Plateau => &["factor", "patience"],
-        }
-    }
-}
-
-impl TryFrom<Fields> for ScheduleRecipe {
-    type Error = String;
-
-    fn try_from(given: Fields) -> Result<Self, String> {
-        let kind = given.kind;
-        let named = [
-            ("final_lr_share", given.final_lr_share.is_some()),
-            ("milestones", given.milestones.is_some()),
-            ("factor", given.factor.is_some()),
-            ("patience", given.patience.is_some()),
-        ];
-        if let Some((field, _)) = named.iter().find(|(field, given)| *given && !kind.fields().contains(field)) {
-            let others = Kind::ALL.iter().filter(|kind| kind.fields().contains(field)).map(|kind| kind.name());
-            return Err(foreign(field, kind.name(), kind.fields(), &others.collect::<Vec<_>>()));
-        }
-        let (final_lr_share, factor) = (given.final_lr_share.unwrap_or(0.01), given.factor.unwrap_or(0.1));
-        let decay = match kind {
-            Kind::Cosine => Decay::Cosine { final_lr_share },
-            Kind::Linear => Decay::Linear { final_lr_share },
-            Kind::Constant => Decay::Constant,
-            Kind::Step => Decay::Step { milestones: given.milestones.unwrap_or_default(), factor },
-            Kind::Plateau => Decay::Plateau { factor, patience: given.patience.unwrap_or(5) },
-        };
-        let default = Self::default();
-        Ok(Self {
-            decay,
-            epochs: given.epochs.unwrap_or(default.epochs),
-            batch_size: given.batch_size.unwrap_or(default.batch_size),
-            accumulate: given.accumulate.unwrap_or(default.accumulate),
-            warmup_epochs: given.warmup_epochs.unwrap_or(default.warmup_epochs),
-            max_steps: given.max_steps,
-            max_minutes: given.max_minutes,
-        })
-    }
+/// Of a recipe, with the defaults of its kind.
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<ScheduleRecipe, D::Error> {
+    by_kind(d, "schedule", &kinds(), &["max_steps", "max_minutes"])
 }
 
 impl Default for ScheduleRecipe {
     fn default() -> Self {
-        Self {
-            decay: Decay::Cosine { final_lr_share: 0.01 },
-            epochs: 10,
-            batch_size: 128,
-            accumulate: 1,
-            warmup_epochs: 1.0,
-            max_steps: None,
-            max_minutes: None,
-        }
+        let [cosine, ..] = kinds();
+        cosine
     }
 }
 

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use resolvent_kernels::Mechanism;
 
 use crate::{
-    bench::{BenchReport, PASSES, Point, Timing, milliseconds, three_digits},
+    bench::{BenchReport, Pass, Point, milliseconds, three_digits},
     environment::Load,
     page::{
         self,
@@ -35,13 +35,13 @@ pub fn bench_page(report: &BenchReport) -> String {
             p { strong { "Note. " } (check) }
         }
         h2 { "Time" }
-        div class="charts" { @for (name, _) in PASSES { (curves(report, name)) } }
+        div class="charts" { @for &pass in Pass::ALL { (curves(report, pass)) } }
         h2 { "Faster than softmax" }
         (crossovers(report))
         (against_rivals(report))
-        @for (name, _) in PASSES {
-            h2 { (capitalised(name)) }
-            div class="scroll" { (table(report, name)) }
+        @for &pass in Pass::ALL {
+            h2 { (capitalised(pass.name())) }
+            div class="scroll" { (table(report, pass)) }
         }
         h2 { "How calls are carried out" }
         dl { @for (label, point) in report.measured() { @if let Some(how) = point.carried_out() { dt { (label) } dd { (how) (tiles(point)) } } } }
@@ -64,21 +64,17 @@ fn tiles(point: &Point) -> String {
     point.plan.as_ref().map_or(String::new(), |plan| format!("; tiles of {} x {}", plan.tile.0, plan.tile.1))
 }
 
-fn pass(name: &str) -> fn(&Point) -> Option<&Timing> {
-    PASSES.iter().find(|(known, _)| *known == name).map_or(PASSES[0].1, |(_, pass)| *pass)
-}
-
-fn curves(report: &BenchReport, name: &str) -> Markup {
+fn curves(report: &BenchReport, pass: Pass) -> Markup {
     // Rivals of the others are in the tables: twenty lines are no picture.
     let drawn = |label: &&str| report.rivals().all(|(rival, of)| rival != *label || Some(of) == report.baseline());
     let series: Vec<_> = report
         .labels()
         .into_iter()
         .filter(drawn)
-        .map(|label| Series::line(label, style_of(report, label), report.curve(label, pass(name))))
+        .map(|label| Series::line(label, style_of(report, label), report.curve(label, pass)))
         .filter(|series| !series.points.is_empty())
         .collect();
-    let title = format!("Seconds, {name}");
+    let title = format!("Seconds, {pass}");
     chart::log_lines(Axes { title: &title, x: "tokens", y: "s", percent: false }, &series)
 }
 
@@ -92,7 +88,7 @@ fn crossovers(report: &BenchReport) -> Markup {
     html! {
         @if all.is_empty() { p class="quiet" { "Nothing to compare: softmax, or all others, were not measured." } } @else {
         div class="scroll" { table class="sortable" {
-            thead { tr { th scope="col" { "Mechanism" } @for (name, _) in PASSES { th scope="col" { (name) } } } }
+            thead { tr { th scope="col" { "Mechanism" } @for pass in Pass::ALL { th scope="col" { (pass) } } } }
             tbody {
                 @for crossover in all {
                     tr {
@@ -149,7 +145,7 @@ fn against_rivals(report: &BenchReport) -> Markup {
     }
 }
 
-fn table(report: &BenchReport, name: &str) -> Markup {
+fn table(report: &BenchReport, pass: Pass) -> Markup {
     let columns = [
         "Mechanism",
         "Tokens",
@@ -163,7 +159,7 @@ fn table(report: &BenchReport, name: &str) -> Markup {
         "peak memory",
         "planned",
     ];
-    let mut ranked: Vec<_> = report.points.iter().filter_map(|point| Some((point, pass(name)(point)?))).collect();
+    let mut ranked: Vec<_> = report.points.iter().filter_map(|point| Some((point, pass.of(point)?))).collect();
     ranked.sort_by(|a, b| a.0.tokens.cmp(&b.0.tokens).then(a.1.median.total_cmp(&b.1.median)));
     html! {
         table class="sortable" {
@@ -181,7 +177,7 @@ fn table(report: &BenchReport, name: &str) -> Markup {
                         td { (share(timing.exp_share)) }
                         td { (share(timing.copy_share)) }
                         td { (timing.peak_bytes.map_or("–".into(), page::megabytes)) }
-                        td { (planned(point, name)) }
+                        td { (planned(point, pass)) }
                     }
                 }
             }
@@ -194,9 +190,11 @@ fn share(share: f64) -> String {
     if share > 0.0 { format!("{:.0} %", share * 100.0) } else { "–".into() }
 }
 
-fn planned(point: &Point, name: &str) -> String {
-    let bytes =
-        point.plan.as_ref().map(|plan| if name == PASSES[0].0 { plan.forward_bytes } else { plan.training_bytes });
+fn planned(point: &Point, pass: Pass) -> String {
+    let bytes = point.plan.as_ref().map(|plan| match pass {
+        Pass::Forward => plan.forward_bytes,
+        Pass::Training => plan.training_bytes,
+    });
     bytes.map_or("–".into(), page::megabytes)
 }
 

@@ -8,7 +8,7 @@ use super::run::{epochs, scores, steps};
 use crate::{
     Result,
     compare::{Comparison, Entry, Spread},
-    metrics::Record,
+    metrics::{Record, Watched},
     page::{
         self,
         chart::{self, Axes, Bar, Series},
@@ -223,7 +223,7 @@ fn curves(entries: &[Entry], metrics: &[Vec<Vec<Record>>]) -> Markup {
     };
     let accuracy = series(&|metrics| scores(metrics, |epoch| epoch.accuracy));
     let loss = series(&|metrics| steps(metrics).map(|s| (s.step as f64, s.loss)).collect());
-    let watched = metrics.iter().flatten().flat_map(|m| epochs(m)).next().map_or("test", |epoch| &epoch.split);
+    let watched = metrics.iter().flatten().flat_map(|m| epochs(m)).next().map_or(Watched::Test, |epoch| epoch.split);
     let accuracy_of = format!("Accuracy on the {watched} part");
     let axes = Axes::over_steps;
     html! {

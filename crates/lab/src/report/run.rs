@@ -8,7 +8,7 @@ use crate::{
     checkpoint::State,
     environment::Environment,
     evaluation::{Evaluation, Metric},
-    metrics::{EpochRecord, Record, StepRecord},
+    metrics::{EpochRecord, Record, StepRecord, Watched},
     page::{
         self,
         chart::{self, Axes, Bar, Series},
@@ -112,7 +112,7 @@ fn curves(metrics: &[Record]) -> Markup {
     let line = |label: &str, style, points: Vec<(f64, f64)>| Series::line(label, style, points);
     let of_epochs = |pick: fn(&EpochRecord) -> f64| epochs(metrics).map(|e| (e.step as f64, pick(e))).collect();
     let of_steps = |pick: fn(&StepRecord) -> f64| steps(metrics).map(|s| (s.step as f64, pick(s))).collect();
-    let watched = epochs(metrics).next().map_or("test", |epoch| &epoch.split);
+    let watched = epochs(metrics).next().map_or(Watched::Test, |epoch| epoch.split).name();
     let accuracy_of = format!("Accuracy on the {watched} part");
     let axes = Axes::over_steps;
     html! {

@@ -5,7 +5,6 @@ use std::{ops::ControlFlow, path::Path, sync::Arc, time::Instant};
 use burn::tensor::{Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
-    Strategy,
     attention::MultiHeadAttention,
     models::{LanguageConfig, LanguageModel, Sampling, TextConfig},
 };
@@ -310,30 +309,8 @@ pub(crate) fn language_config(recipe: &Recipe, name: &str, vocabulary: usize) ->
     let ModelRecipe::Language(m) = &recipe.model else {
         return Err(wrong_kind(name, "plain text", "language"));
     };
-    let text = TextConfig {
-        vocabulary,
-        dim: m.dim,
-        depth: m.depth,
-        heads: m.heads,
-        mlp_dim: m.mlp_dim,
-        mechanism: recipe.mechanism.clone(),
-        tied: m.tied,
-        qkv_bias: m.qkv_bias,
-        orthogonal: false,
-        gamma_trainable: m.gamma_trainable,
-        gamma_schedule: m.gamma_schedule,
-        alpha_trainable: m.alpha_trainable,
-        kappa_trainable: m.kappa_trainable,
-        norm: m.norm,
-        activation: m.activation,
-        dropout: m.dropout,
-        weight_dropout: m.weight_dropout,
-        codebook: m.codebook,
-        plan_layers: 1,
-        ternary: m.ternary,
-        precision: recipe.precision,
-        strategy: Strategy::Auto,
-    };
+    let (mechanism, precision) = (recipe.mechanism.clone(), recipe.precision);
+    let text = TextConfig { vocabulary, mechanism, precision, ..m.config.clone() };
     let layers = m.mechanisms(&recipe.mechanism);
     Ok(LanguageConfig { text, context: m.context, kv_heads: m.kv_heads, positions: m.positions, layers })
 }

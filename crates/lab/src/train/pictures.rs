@@ -23,7 +23,7 @@ use crate::{
     checkpoint::{Checkpoint, DataIdentity, Expectation, PictureExpectation},
     data::{BatchPlan, Batches, ChannelStats, PictureBatch, PictureDataset, PictureLoader, PictureShape, PictureSplit},
     evaluation::{BATCH, Evaluation, Tally, check_labels},
-    recipe::{ModelRecipe, VitRecipe},
+    recipe::ModelRecipe,
     stats::spread,
 };
 
@@ -174,7 +174,7 @@ pub(crate) fn picture_model(
     }
 }
 
-fn vit(expects: &PictureExpectation, m: &VitRecipe, recipe: &Recipe, name: &str) -> Result<VitConfig> {
+fn vit(expects: &PictureExpectation, m: &VitConfig, recipe: &Recipe, name: &str) -> Result<VitConfig> {
     let [channels, height, width] = expects.shape;
     if !height.is_multiple_of(m.patch) || !width.is_multiple_of(m.patch) {
         let patch = m.patch;
@@ -183,27 +183,8 @@ fn vit(expects: &PictureExpectation, m: &VitRecipe, recipe: &Recipe, name: &str)
         );
         return Err(Error::Unfit { name: name.into(), problem });
     }
-    Ok(VitConfig {
-        dim: m.dim,
-        depth: m.depth,
-        heads: m.heads,
-        mlp_dim: m.mlp_dim,
-        pool: m.pool,
-        tied: m.tied,
-        qkv_bias: m.qkv_bias,
-        gamma_trainable: m.gamma_trainable,
-        gamma_schedule: m.gamma_schedule,
-        extra_proj: m.extra_proj,
-        pre_logits: m.pre_logits,
-        codebook: m.codebook,
-        plan_layers: m.plan_layers,
-        ternary: m.ternary,
-        precision: recipe.precision,
-        dropout: m.dropout,
-        weight_dropout: m.weight_dropout,
-        drop_path: m.drop_path,
-        ..VitConfig::new([height, width], channels, m.patch, expects.classes.len(), recipe.mechanism.clone())
-    })
+    let (image, classes, mechanism) = ([height, width], expects.classes.len(), recipe.mechanism.clone());
+    Ok(VitConfig { image, channels, classes, mechanism, precision: recipe.precision, ..m.clone() })
 }
 
 impl Task for Pictures {

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 use resolvent::{
-    Dropout, Strategy,
+    Dropout,
     attention::MultiHeadAttention,
     models::{TextClassifier, TextConfig, Visible},
 };
 use resolvent_kernels::mechanism::KappaRule;
-use serde::{Deserialize, Serialize};
 
 use super::{
     Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, device_of, packed_weights,
@@ -28,6 +27,7 @@ use crate::{
         rng::{Purpose, stream},
     },
     evaluation::{Evaluation, Tally, check_labels},
+    named,
     recipe::{ModelRecipe, TextModelRecipe},
 };
 
@@ -175,15 +175,15 @@ impl Texts {
     }
 }
 
-/// What an attention loses at random. "Fractional neural attention for efficient multiscale sequence processing", figure 4,
-/// whose caption says tokens where its text says pairs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Lost {
-    /// Keys, each once per text and for all of its queries.
-    Tokens,
-    /// Pairs of a query and a key, each by itself in every head.
-    Pairs,
+named! {
+    /// What an attention loses at random. "Fractional neural attention for efficient multiscale sequence processing", figure 4,
+    /// whose caption says tokens where its text says pairs.
+    pub enum Lost {
+        /// Keys, each once per text and for all of its queries.
+        Tokens = "tokens",
+        /// Pairs of a query and a key, each by itself in every head.
+        Pairs = "pairs",
+    }
 }
 
 /// An attention that loses each token or pair with the probability `share`.
@@ -359,28 +359,6 @@ pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize, longes
     let ModelRecipe::Text(m) = &recipe.model else {
         return Err(wrong_kind(name, "texts", "text"));
     };
-    Ok(TextConfig {
-        vocabulary,
-        dim: m.dim,
-        depth: m.depth,
-        heads: m.heads,
-        mlp_dim: m.mlp_dim,
-        mechanism: recipe.mechanism.clone().with_max_tokens(longest),
-        tied: m.tied,
-        qkv_bias: m.qkv_bias,
-        orthogonal: m.orthogonal,
-        gamma_trainable: m.gamma_trainable,
-        gamma_schedule: m.gamma_schedule,
-        alpha_trainable: m.alpha_trainable,
-        kappa_trainable: m.kappa_trainable,
-        norm: m.norm,
-        activation: m.activation,
-        dropout: m.dropout,
-        weight_dropout: m.weight_dropout,
-        codebook: m.codebook,
-        plan_layers: m.plan_layers,
-        ternary: m.ternary,
-        precision: recipe.precision,
-        strategy: Strategy::Auto,
-    })
+    let mechanism = recipe.mechanism.clone().with_max_tokens(longest);
+    Ok(TextConfig { vocabulary, mechanism, precision: recipe.precision, ..m.config.clone() })
 }

@@ -1,9 +1,9 @@
 //! The certificates of plans beside what they bound.
 
+use super::heads::{ClusterKind, Clusters, Head};
 use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Result, reference};
-use resolvent_lab::data::heads::{ClusterKind, Clusters, Head};
 
-use super::{drawn, inputs, mean, plan, ssa};
+use super::{inputs, mean, plan, ssa};
 
 const TOKENS: usize = 512;
 
@@ -14,7 +14,7 @@ pub fn table() -> Result<()> {
     for (kind, dim) in
         [(ClusterKind::Planted, 32), (ClusterKind::Near, 32), (ClusterKind::Near, 8), (ClusterKind::Independent, 64)]
     {
-        let head = drawn(Clusters { seed: 0, tokens: TOKENS, dim, kind }.generate())?;
+        let head = Clusters { seed: 0, tokens: TOKENS, dim, kind }.generate()?;
         for (name, fields) in [
             ("`centroid`", r#""estimator": "centroid""#),
             ("`centroid`, 4 routes", r#""estimator": "centroid", "routes": 4"#),

@@ -1,9 +1,9 @@
 //! "Spectral Sparse Attention", table 6: how close outputs come to dense attention's, by estimator.
 
+use super::heads::{ClusterKind, Clusters, Head};
 use resolvent_kernels::{Mechanism, Result};
-use resolvent_lab::data::heads::{ClusterKind, Clusters, Head};
 
-use super::{attend, drawn, entries, mean, mean_cosine, plan, ssa};
+use super::{attend, entries, mean, mean_cosine, plan, ssa};
 
 const TOKENS: usize = 1024;
 const SEEDS: u64 = 20;
@@ -14,7 +14,7 @@ pub fn table() -> Result<()> {
     println!("| data | clusters | density | no edges beyond | `raw` | `importance` | `row` | `centroid` |");
     println!("|---|---|---|---|---|---|---|---|");
     let heads = |kind, dim| {
-        let head = |seed| drawn(Clusters { seed, tokens: TOKENS, dim, kind }.generate());
+        let head = |seed| Clusters { seed, tokens: TOKENS, dim, kind }.generate();
         (0..SEEDS).map(head).collect::<Result<Vec<Head>>>()
     };
     let near = heads(ClusterKind::Near, 32)?;

@@ -1,9 +1,9 @@
 //! "Spectral Sparse Attention", table 4: how many edges there are, and how their number grows.
 
+use super::heads::{ClusterKind, Clusters};
 use resolvent_kernels::Result;
-use resolvent_lab::data::heads::{ClusterKind, Clusters};
 
-use super::{drawn, entries, plan, ssa};
+use super::{entries, plan, ssa};
 
 /// Exact pairs and sampled edges of the default configuration, beside proposition 4's `N^2 / k + k^2 s`.
 pub fn table() -> Result<()> {
@@ -14,7 +14,7 @@ pub fn table() -> Result<()> {
     let mut points = Vec::new();
     for tokens in [512, 1024, 2048, 4096, 8192] {
         let kind = ClusterKind::Independent;
-        let head = drawn(Clusters { seed: 0, tokens, dim: 64, kind }.generate())?;
+        let head = Clusters { seed: 0, tokens, dim: 64, kind }.generate()?;
         let made = plan(&importance, &head)?;
         let [exact, sampled, _] = entries(&made, &head.shape());
         let [near, _, far] = entries(&plan(&centroid, &head)?, &head.shape());

@@ -1,12 +1,13 @@
 //! "Spectral Sparse Attention", table 5, by our own proxy: operations alone, no machine.
 
-use resolvent_kernels::Result;
-use resolvent_lab::{
-    data::heads::{ClusterKind, Clusters},
-    energy::{AttentionWork, EnergyProxy, TERNARY_BITS},
+use super::{
+    entries,
+    heads::{ClusterKind, Clusters},
+    plan,
+    proxy::{AttentionWork, EnergyProxy, TERNARY_BITS},
+    ssa,
 };
-
-use super::{drawn, entries, plan, ssa};
+use resolvent_kernels::Result;
 
 const WIDTH: usize = 1024;
 const HEADS: usize = 16;
@@ -20,7 +21,7 @@ pub fn table() -> Result<()> {
     let (proxy, mechanism, head_dim) = (EnergyProxy::default(), ssa(r#""estimator": "centroid""#)?, WIDTH / HEADS);
     for tokens in [256, 512, 1024, 2048, 4096] {
         let kind = ClusterKind::Independent;
-        let head = drawn(Clusters { seed: 0, tokens, dim: head_dim, kind }.generate())?;
+        let head = Clusters { seed: 0, tokens, dim: head_dim, kind }.generate()?;
         let [exact, _, far] = entries(&plan(&mechanism, &head)?, &head.shape());
         let energy = |entries: usize, bits: f64| {
             proxy.attention(AttentionWork { tokens, width: WIDTH, entries: HEADS * entries, head_dim }, bits)

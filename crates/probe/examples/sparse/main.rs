@@ -1,25 +1,30 @@
 //! The tables on spectral sparse attention in `docs/evidence.md`, as Markdown:
 //!
 //! `cargo run --release -p resolvent-probe --example sparse -- [needle] [clusters] [edges] [spectra] [certificates] [energy]`
+//!
+//! Or a generated head as a file: `... -- head KIND TOKENS SEED FILE`.
 
 mod certificates;
 mod clusters;
 mod edges;
 mod energy;
+mod heads;
 mod needle;
+mod proxy;
 mod rivals;
 mod spectra;
 
-use resolvent_kernels::{
-    ClusterPlan, Error, Extras, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy,
-};
-use resolvent_lab::data::heads::Head;
+use heads::Head;
+use resolvent_kernels::{ClusterPlan, Extras, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy};
 
 /// A table's name, and what prints it.
 type Table = (&'static str, fn() -> Result<()>);
 
 fn main() -> Result<()> {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
+    if chosen.first().is_some_and(|first| first == "head") {
+        return heads::write(&chosen[1..]);
+    }
     let tables: [Table; 6] = [
         ("needle", needle::table),
         ("clusters", clusters::table),
@@ -74,11 +79,6 @@ fn entries(plan: &ClusterPlan, shape: &Shape) -> [usize; 3] {
     let global = unlabelled[0] * shape.seq_kv + labelled * unlabelled[1];
     let far = labelled * clusters - tensors.exact_blocks.iter().map(seen).sum::<usize>();
     [exact + global, tensors.edges.len(), far]
-}
-
-/// What went wrong with the data, as this crate's errors.
-fn drawn<T>(data: resolvent_lab::data::Result<T>) -> Result<T> {
-    data.map_err(|e| Error::Config { field: "data".into(), problem: e.to_string() })
 }
 
 /// The mean over the rows of the cosine between two outputs.

@@ -1,9 +1,9 @@
 //! "Spectral Sparse Attention", table 3: which mechanisms find a needle.
 
+use super::heads::{Needle, NeedleHead, NeedleKind};
 use resolvent_kernels::{Mechanism, Result};
-use resolvent_lab::data::heads::{Needle, NeedleHead, NeedleKind};
 
-use super::{attend, drawn, mean, rivals, ssa};
+use super::{attend, mean, rivals, ssa};
 
 const TOKENS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
 const SEEDS: u64 = 5;
@@ -39,7 +39,7 @@ pub fn table() -> Result<()> {
 fn row(kind: NeedleKind, name: &str, cosine: impl Fn(&NeedleHead, u64) -> Result<f64>) -> Result<()> {
     let cell = |tokens: usize| {
         let cosines = (0..SEEDS)
-            .map(|seed| cosine(&drawn(Needle { seed, tokens, kind }.generate())?, seed))
+            .map(|seed| cosine(&Needle { seed, tokens, kind }.generate()?, seed))
             .collect::<Result<Vec<_>>>()?;
         let least = cosines.iter().copied().fold(f64::INFINITY, f64::min);
         Ok(format!("{:.3} ({least:.3})", mean(&cosines)))

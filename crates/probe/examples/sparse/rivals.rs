@@ -1,10 +1,10 @@
 //! Which keys the rivals of "Spectral Sparse Attention", table 3, let the last token see: each as its own paper has it, but for
 //! what that would learn.
 
+use super::heads::Head;
 use rand::{RngExt, SeedableRng, seq::index::sample};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
-use resolvent_lab::data::heads::Head;
 
 /// Rounds of k-means for the centroids that the Routing Transformer learns.
 const ROUNDS: usize = 4;

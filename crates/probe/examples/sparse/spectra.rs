@@ -1,10 +1,10 @@
 //! "Spectral Sparse Attention", theorem 34: what the sparse graph does to the leading eigenvectors, and its bounds.
 
+use super::heads::{ClusterKind, Clusters, Head};
 use resolvent_graph::{ClusterFit, Dense, Power, Reversible, sin_theta, spectral_norm};
 use resolvent_kernels::{Error, Mask, Mechanism, Result};
-use resolvent_lab::data::heads::{ClusterKind, Clusters, Head};
 
-use super::{drawn, plan, ssa};
+use super::{plan, ssa};
 
 const TOKENS: usize = 512;
 const CLUSTERS: usize = 32;
@@ -22,7 +22,7 @@ pub fn table() -> Result<()> {
         ("planted", ClusterKind::Planted, 1.0),
         ("near", ClusterKind::Near, 1.0),
     ] {
-        let mut head = drawn(Clusters { seed: 0, tokens: TOKENS, dim: 32, kind }.generate())?;
+        let mut head = Clusters { seed: 0, tokens: TOKENS, dim: 32, kind }.generate()?;
         head.q.iter_mut().chain(&mut head.k).for_each(|x| *x *= factor);
         for (name, fields) in [
             ("none", r#""samples": 0"#),

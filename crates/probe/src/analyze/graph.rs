@@ -78,7 +78,7 @@ pub fn diagnose(
         operator = operator.with_clusters(plan, index)?;
     }
     let mut report = GraphReport::default();
-    if let (Mechanism::LinearInfsa(linear), true) = (mechanism, head.tokens <= DENSE_MAX) {
+    if let (Mechanism::LinearInfsa(linear), true) = (mechanism, options.full && head.tokens <= DENSE_MAX) {
         let found = PerronReport::new(linear, head.tokens, head.q, None);
         report.dominant = note(&mut report.notes, found);
         if let Some(change) = report.dominant.as_ref().map(|found| found.change).filter(|&change| change > 1e-4) {
@@ -94,7 +94,7 @@ pub fn diagnose(
     let stored = Stored::new(&operator)?;
     let made = diagnose_stored(mechanism, &stored, &mut report, baseline, head, options);
     if let (Mechanism::Ssa(ssa), Some(plan), Some(baseline)) = (mechanism, operator.clusters(), baseline) {
-        clusters(ssa, head, plan, baseline, &mut report);
+        clusters(ssa, head, plan, baseline, &mut report, options.full);
     }
     let found = landmarks(mechanism, head, options.full);
     report.landmarks = note(&mut report.notes, found).flatten();
@@ -109,7 +109,7 @@ pub fn diagnose(
 }
 
 /// How well a plan's clusters fit softmax's kernel.
-fn clusters(ssa: &Ssa, head: Head<'_>, plan: &ClusterPlan, baseline: &Baseline, report: &mut GraphReport) {
+fn clusters(ssa: &Ssa, head: Head<'_>, plan: &ClusterPlan, baseline: &Baseline, report: &mut GraphReport, full: bool) {
     // A token in no cluster is one of its own.
     let labels = plan.to_tensors().label_q;
     let alone = |(i, &label): (usize, &i64)| if label < 0 { labels.len() + i } else { label as usize };
@@ -119,6 +119,9 @@ fn clusters(ssa: &Ssa, head: Head<'_>, plan: &ClusterPlan, baseline: &Baseline, 
     let softmax = AttentionOperator::new(&baseline.mechanism, head.tokens, head.q, keys, None, Strategy::Auto);
     let fit = softmax.and_then(|softmax| ClusterFit::new(&Stored::new(&softmax)?.kernel(), &labels));
     report.clusters = note(&mut report.notes, fit);
+    if !full {
+        return;
+    }
     let [q, k] = [head.q, head.k.unwrap_or(head.q)].map(|x| x.iter().map(|&x| x.into()).collect::<Vec<f64>>());
     let dim = q.len() / head.tokens.max(1);
     let scale = ssa.scale.unwrap_or((dim as f64).powf(-0.5));
@@ -202,8 +205,10 @@ fn diagnose_stored(
     let mut notes = std::mem::take(&mut report.notes);
     let perplexity = note(&mut notes, row_perplexity(&stored.weights));
     report.perplexity = perplexity.map(|rows| rows.iter().sum::<f64>() / rows.len().max(1) as f64);
-    report.asymmetry = note(&mut notes, stored.asymmetry());
-    report.walk_gap = note(&mut notes, walk_gap(&stored.weights));
+    if options.full {
+        report.asymmetry = note(&mut notes, stored.asymmetry());
+        report.walk_gap = note(&mut notes, walk_gap(&stored.weights));
+    }
     let step = if options.full { 1 } else { n.div_ceil(SOURCES).max(1) };
     report.hops = note(&mut notes, stored.paths((0..n).step_by(step).collect())).map(|paths| paths.summary());
     paths::add(options, head.words, stored, report, &mut notes);
@@ -212,10 +217,9 @@ fn diagnose_stored(
         report.central = largest(shares);
         report.centrality = baseline.map(|baseline| Alignment::of(shares, &baseline.shares));
         let softmax = baseline.map(|baseline| &baseline.shares[..]);
-        report.walks = note(
-            &mut notes,
-            walks(&stored.weights, Step::of(mechanism, report.row_sums[2]), report.row_sums[2], softmax),
-        );
+        let most = report.row_sums[2];
+        let found = options.full.then(|| walks(&stored.weights, Step::of(mechanism, most), most, softmax));
+        report.walks = found.and_then(|found| note(&mut notes, found));
         if report.centrality.is_some_and(|found| found.spearman.is_none()) {
             let why = "all tokens are equally important, here or in softmax's graph: no rank correlation";
             remark(&mut notes, why.into());
@@ -224,8 +228,12 @@ fn diagnose_stored(
     let graph = note(&mut notes, stored.reversible());
     let spectrum = graph.as_ref().and_then(|graph| note(&mut notes, graph.spectrum()));
     if let (Some(graph), Some(spectrum)) = (&graph, &spectrum) {
-        spectral(graph, spectrum, report, &mut notes);
-        if head.mapped {
+        spectral(spectrum, report);
+        cut(graph, spectrum, report, &mut notes);
+        if options.full {
+            mixing(graph, spectrum, report, &mut notes);
+        }
+        if options.full && head.mapped {
             let places = diffusion_map(graph, spectrum, 2, 1.0).into_iter();
             let places: Vec<[f64; 2]> = places.filter_map(|at| <[f64; 2]>::try_from(at).ok()).collect();
             report.diffusion_map = if places.iter().flatten().all(|x| x.is_finite()) { places } else { Vec::new() };
@@ -272,12 +280,14 @@ fn full_report(stored: &Stored, graph: Option<&Reversible>) -> resolvent_graph::
     })
 }
 
-fn spectral(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, notes: &mut Vec<String>) {
+fn spectral(spectrum: &Spectrum, report: &mut GraphReport) {
     let walk = spectrum.walk();
     report.gap = Some(spectrum.gap());
     report.effective_rank = Some(Rank::of(&walk.iter().map(|eta| eta.abs()).collect::<Vec<_>>()).effective);
     report.eigenvalues = walk.into_iter().take(SHOWN).collect();
-    report.diffusion = diffusion(graph, spectrum);
+}
+
+fn cut(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, notes: &mut Vec<String>) {
     report.cheeger = sweep_cut(graph, spectrum).map(|cut| cut.conductance);
     if spectrum.gap_at(2).is_some_and(|clear| clear < ROUNDING) && report.cheeger.is_some_and(|cut| cut > 0.0) {
         remark(
@@ -288,12 +298,16 @@ fn spectral(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, n
     if report.cheeger.is_none() {
         remark(notes, "fewer than two tokens have edges: nothing to cut".into());
     }
+}
+
+/// How a walker spreads and forgets where it started, and what slows it.
+fn mixing(graph: &Reversible, spectrum: &Spectrum, report: &mut GraphReport, notes: &mut Vec<String>) {
+    let above_rounding = |x: f64| if x.abs() < ROUNDING { 0.0 } else { x };
+    report.diffusion = diffusion(graph, spectrum).map(|distances| distances.map(above_rounding));
     report.degree_ratio = Some(degree_ratio(graph.log_degree())).filter(|ratio| ratio.is_finite());
     if report.degree_ratio.is_none() {
         remark(notes, "the degrees are further apart than f64 holds: no ratio of them".into());
     }
-    let above_rounding = |x: f64| if x.abs() < ROUNDING { 0.0 } else { x };
-    report.diffusion = report.diffusion.map(|distances| distances.map(above_rounding));
     report.mixing = mixing_bounds(graph, spectrum, MIXED).ok().map(|(low, high)| [above_rounding(low), high]);
     report.mixing = report.mixing.filter(|bounds| bounds.iter().all(|bound| bound.is_finite()));
     if report.mixing.is_none() {

@@ -97,7 +97,8 @@ pub fn run(options: &AnalyzeOptions, folder: &Path) -> Result<Option<Analysis>> 
             let nth = analysis.layers.len() - 1;
             let mapped = number == 0 && (nth == 0 || nth + 1 == chosen.len());
             let place = Place { layer: &layer.name, index: nth, sequence: number, mapped };
-            for head in distances::distances(&layer.name, number, &sequence) {
+            let apart = options.full.then(|| distances::distances(&layer.name, number, &sequence));
+            for head in apart.into_iter().flatten() {
                 analysis.distances[place.index].add(&head);
                 spools.distances.add(&head).map_err(spooled(folder))?;
             }

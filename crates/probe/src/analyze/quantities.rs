@@ -1,4 +1,4 @@
-//! The numbers of a graph, each with its name.
+//! The numbers of a graph, each with its name. A dozen are always there.
 
 use super::GraphReport;
 
@@ -20,12 +20,19 @@ pub struct Quantity {
     pub name: &'static str,
     /// How it is shown.
     pub format: Format,
+    /// Whether only [`AnalyzeOptions::full`](super::AnalyzeOptions::full) computes or shows it.
+    pub full: bool,
     /// Where it stands.
     pub of: fn(&GraphReport) -> Option<f64>,
 }
 
 const fn quantity(name: &'static str, format: Format, of: fn(&GraphReport) -> Option<f64>) -> Quantity {
-    Quantity { name, format, of }
+    Quantity { name, format, full: false, of }
+}
+
+/// One that is only there with `--full`.
+const fn more(name: &'static str, format: Format, of: fn(&GraphReport) -> Option<f64>) -> Quantity {
+    Quantity { full: true, ..quantity(name, format, of) }
 }
 
 /// Tokens that a row attends to.
@@ -45,54 +52,64 @@ pub const IMPORTANCE: Quantity = quantity("Importance", Format::Decimals(2), |g|
 /// Sines between the leading eigenvectors' span and softmax's.
 pub const SUBSPACE: Quantity = quantity("Subspace, sine", Format::Decimals(3), |g| Some(g.subspace?.sine));
 
-/// All numbers of a graph, in the order of the report's columns.
+/// All numbers of a graph, in the order of the report's columns: the dozen that tell most, and those that are only there in full.
 pub const QUANTITIES: [Quantity; 45] = {
     use Format::{Decimals, Digits, Percent};
     [
         ROWS,
         DIRECTIONS,
         GAP,
-        quantity("Gap of the weights", Decimals(4), |g| g.walk_gap),
+        more("Gap of the weights", Decimals(4), |g| g.walk_gap),
         quantity("Cut", Decimals(4), |g| g.cheeger),
         HOPS,
-        quantity("Most hops", Decimals(0), |g| Some(f64::from(g.hops.as_ref()?.max))),
-        quantity("Unreachable pairs", Decimals(0), |g| Some(g.hops.as_ref()?.unreachable as f64)),
-        quantity("Least row sum", Digits, |g| Some(g.row_sums[0])),
-        quantity("Mean row sum", Digits, |g| Some(g.row_sums[1])),
+        more("Most hops", Decimals(0), |g| Some(f64::from(g.hops.as_ref()?.max))),
+        more("Unreachable pairs", Decimals(0), |g| Some(g.hops.as_ref()?.unreachable as f64)),
+        more("Least row sum", Digits, |g| Some(g.row_sums[0])),
+        more("Mean row sum", Digits, |g| Some(g.row_sums[1])),
         LARGEST_ROW,
         NEGATIVE,
-        quantity("Asymmetry", Decimals(3), |g| g.asymmetry),
-        quantity("Degree ratio", Digits, |g| g.degree_ratio),
-        quantity("Mixing, at least", Digits, |g| Some(g.mixing?[0])),
-        quantity("Mixing, at most", Digits, |g| Some(g.mixing?[1])),
-        quantity("Mixing time", Decimals(0), |g| Some(g.full.as_ref()?.mixing_time? as f64)),
+        more("Asymmetry", Decimals(3), |g| g.asymmetry),
+        more("Degree ratio", Digits, |g| g.degree_ratio),
+        more("Mixing, at least", Digits, |g| Some(g.mixing?[0])),
+        more("Mixing, at most", Digits, |g| Some(g.mixing?[1])),
+        more("Mixing time", Decimals(0), |g| Some(g.full.as_ref()?.mixing_time? as f64)),
         IMPORTANCE,
-        quantity("Importance, cosine", Decimals(3), |g| Some(g.centrality?.cosine)),
+        more("Importance, cosine", Decimals(3), |g| Some(g.centrality?.cosine)),
         SUBSPACE,
-        quantity("of directions", Decimals(0), |g| Some(g.subspace?.directions as f64)),
-        quantity("Singular directions", Decimals(1), |g| Some(g.full.as_ref()?.effective_rank)),
-        quantity("Clusters", Decimals(0), |g| Some(g.clusters.as_ref()?.clusters as f64)),
+        more("of directions", Decimals(0), |g| Some(g.subspace?.directions as f64)),
+        more("Singular directions", Decimals(1), |g| Some(g.full.as_ref()?.effective_rank)),
+        more("Clusters", Decimals(0), |g| Some(g.clusters.as_ref()?.clusters as f64)),
         quantity("Leaves clusters", Percent, |g| Some(g.clusters.as_ref()?.eps_cluster)),
-        quantity("Worst row leaves", Percent, |g| Some(g.clusters.as_ref()?.row_leak)),
-        quantity("Two-stage distortion", Digits, |g| g.distortion),
-        quantity("Coupling", Decimals(3), |g| Some(g.clusters.as_ref()?.coupling)),
-        quantity("Dominant, cosine", Decimals(3), |g| Some(g.dominant.as_ref()?.weights.cosine)),
-        quantity("Katz, in and out", Decimals(2), |g| g.walks.as_ref()?.katz_in_out.spearman),
-        quantity("Katz, softmax's importance", Decimals(2), |g| g.walks.as_ref()?.katz_softmax?.spearman),
-        quantity("Walks' decay", Digits, |g| Some(g.walks.as_ref()?.decay)),
-        quantity("Least absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[0])),
-        quantity("Mean absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[1])),
-        quantity("Largest absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[2])),
-        quantity("Diffusion, 1 step", Digits, |g| Some(g.diffusion?[0])),
-        quantity("Diffusion, 2 steps", Digits, |g| Some(g.diffusion?[1])),
-        quantity("Diffusion, 4 steps", Digits, |g| Some(g.diffusion?[2])),
-        quantity("Landmarks", Decimals(0), |g| Some(g.landmarks.as_ref()?.landmarks as f64)),
-        quantity("Condition", Digits, |g| Some(g.landmarks.as_ref()?.condition)),
+        more("Worst row leaves", Percent, |g| Some(g.clusters.as_ref()?.row_leak)),
+        more("Two-stage distortion", Digits, |g| g.distortion),
+        more("Coupling", Decimals(3), |g| Some(g.clusters.as_ref()?.coupling)),
+        more("Dominant, cosine", Decimals(3), |g| Some(g.dominant.as_ref()?.weights.cosine)),
+        more("Katz, in and out", Decimals(2), |g| g.walks.as_ref()?.katz_in_out.spearman),
+        more("Katz, softmax's importance", Decimals(2), |g| g.walks.as_ref()?.katz_softmax?.spearman),
+        more("Walks' decay", Digits, |g| Some(g.walks.as_ref()?.decay)),
+        more("Least absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[0])),
+        more("Mean absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[1])),
+        more("Largest absorption", Decimals(3), |g| Some(g.walks.as_ref()?.absorption[2])),
+        more("Diffusion, 1 step", Digits, |g| Some(g.diffusion?[0])),
+        more("Diffusion, 2 steps", Digits, |g| Some(g.diffusion?[1])),
+        more("Diffusion, 4 steps", Digits, |g| Some(g.diffusion?[2])),
+        more("Landmarks", Decimals(0), |g| Some(g.landmarks.as_ref()?.landmarks as f64)),
+        more("Condition", Digits, |g| Some(g.landmarks.as_ref()?.condition)),
         quantity("Nyström error", Percent, |g| Some(g.landmarks.as_ref()?.error)),
-        quantity("Landmarks that count", Decimals(1), |g| Some(g.landmarks.as_ref()?.effective_rank)),
-        quantity("Newton residual", Digits, |g| g.landmarks.as_ref()?.newton_residual),
+        more("Landmarks that count", Decimals(1), |g| Some(g.landmarks.as_ref()?.effective_rank)),
+        more("Newton residual", Digits, |g| g.landmarks.as_ref()?.newton_residual),
         quantity("Matched kappa", Digits, |g| g.matched_kappa),
-        quantity("Dominant, next over first", Decimals(3), |g| Some(g.dominant.as_ref()?.subdominant_ratio)),
-        quantity("Dominant, last change", Digits, |g| Some(g.dominant.as_ref()?.change)),
+        more("Dominant, next over first", Decimals(3), |g| Some(g.dominant.as_ref()?.subdominant_ratio)),
+        more("Dominant, last change", Digits, |g| Some(g.dominant.as_ref()?.change)),
     ]
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dozen_are_always_there() {
+        assert_eq!(QUANTITIES.iter().filter(|quantity| !quantity.full).count(), 12);
+    }
+}

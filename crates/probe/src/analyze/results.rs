@@ -31,7 +31,7 @@ pub struct Analysis {
     pub cut: usize,
     /// Whether tokens saw earlier ones only.
     pub causal: bool,
-    /// Whether the dense diagnostics that take long are there.
+    /// Whether everything was asked for, in place of a dozen numbers.
     pub full: bool,
     /// One per mechanism, softmax first.
     pub verdicts: Vec<Verdict>,

@@ -28,7 +28,7 @@ pub use deletion::Deletion;
 pub use localisation::Localisation;
 pub use maps::{LayerAttention, breadth, ceiling, rollout, scaled};
 pub use query::Query;
-pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapScores, QueryRow, Shown, Spread};
+pub use results::{ExampleScores, Explanation, LayerMaps, LayerScores, MapKind, MapScores, QueryRow, Shown, Spread};
 pub use rule::MapRule;
 
 /// The file in an explanation's folder that holds its [`Explanation`].

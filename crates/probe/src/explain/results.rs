@@ -9,6 +9,7 @@ use resolvent_lab::{
         Columns,
     },
     environment::Environment,
+    named,
     stats::{Interval, Side, moments},
 };
 use serde::Serialize;
@@ -82,11 +83,25 @@ impl Spread {
     }
 }
 
+named! {
+    /// A kind of map.
+    pub enum MapKind {
+        /// The model's own: the attention of a layer.
+        Attention = "attention",
+        /// The attention of all layers, rolled out.
+        Rollout = "rollout",
+        /// Random weights.
+        Random = "random",
+        /// Equal weights.
+        Uniform = "uniform",
+    }
+}
+
 /// How well one kind of map explains the answers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MapScores {
-    /// `attention`, `rollout`, or a baseline: `random`, `uniform`.
-    pub map: &'static str,
+    /// The kind.
+    pub map: MapKind,
     /// One minus the area under the curve that takes the most important places first: larger is better.
     pub morf_aoc: Spread,
     /// The area under the curve that takes the least important places first: larger is better.
@@ -112,7 +127,7 @@ pub struct MapScores {
 impl MapScores {
     /// Of one kind of map over all examples.
     pub(super) fn new(
-        map: &'static str,
+        map: MapKind,
         deletions: &[Deletion],
         found: &[Localisation],
         random: &[Deletion],
@@ -130,7 +145,7 @@ impl MapScores {
         let above: Vec<f64> = pairs.map(|(own, random)| own.morf_aoc() - random.morf_aoc()).collect();
         Some(Self {
             map,
-            above_random: Interval::of_mean(&above).filter(|_| map != "random"),
+            above_random: Interval::of_mean(&above).filter(|_| map != MapKind::Random),
             morf_aoc: Spread::new(deletions.iter().map(Deletion::morf_aoc))?,
             lerf_auc: Spread::new(deletions.iter().map(Deletion::lerf_auc))?,
             removed: (0..=SHARES).map(|step| step as f64 / SHARES as f64).collect(),
@@ -306,7 +321,7 @@ impl Explanation {
         for m in &self.maps {
             let scores = [Some(m.morf_aoc), Some(m.lerf_auc), m.roc_auc, m.average_precision, m.mass];
             let cells = scores.map(|spread| spread.map_or_else(|| "-".into(), Spread::percent));
-            table.row([m.map.to_owned()].into_iter().chain(cells));
+            table.row([m.map.to_string()].into_iter().chain(cells));
         }
         let mut text = table.to_string();
         let located = match self.located() {
@@ -359,11 +374,11 @@ mod tests {
             morf: (0..=7).map(|i| 1.0 - f64::from(i) / 7.0).collect(),
             lerf: vec![1.0; 8],
         };
-        let scores = MapScores::new("random", &[curve([1.0, 0.5, 0.0]), long], &[], &[]).unwrap();
+        let scores = MapScores::new(MapKind::Random, &[curve([1.0, 0.5, 0.0]), long], &[], &[]).unwrap();
         for (removed, [mean, std]) in scores.removed.iter().zip(&scores.morf) {
             assert!((mean - (1.0 - removed)).abs() < 1e-9 && *std < 1e-9, "{removed} {mean} {std}");
         }
         assert!((scores.morf_aoc.mean - 0.5).abs() < 1e-12 && scores.roc_auc.is_none());
-        assert_eq!(MapScores::new("random", &[], &[], &[]), None);
+        assert_eq!(MapScores::new(MapKind::Random, &[], &[], &[]), None);
     }
 }

@@ -9,7 +9,7 @@ use resolvent_lab::{
 
 use super::{
     Deletion, ExampleScores, ExplainOptions, Explanation, LayerAttention, LayerMaps, LayerScores, Localisation,
-    MapRule, MapScores, Shown, Spread, deletion,
+    MapKind, MapRule, MapScores, Shown, Spread, deletion,
     localisation::inside,
     maps::{flattened, positive},
     rollout,
@@ -38,7 +38,7 @@ pub(super) struct Run<'a> {
 
 /// The scores of one kind of map.
 struct Tally {
-    map: &'static str,
+    map: MapKind,
     deletions: Vec<Deletion>,
     found: Vec<Localisation>,
 }
@@ -53,7 +53,7 @@ struct LayerTally {
 }
 
 /// Maps by their names.
-type Maps = Vec<(&'static str, Vec<f32>)>;
+type Maps = Vec<(MapKind, Vec<f32>)>;
 
 impl<'a> Run<'a> {
     pub(super) fn new(options: &'a ExplainOptions, subject: &'a Subject) -> Self {
@@ -150,9 +150,9 @@ impl<'a> Run<'a> {
     fn maps(&self, index: usize, attention: &[f32], rolled: Option<&[f32]>) -> Maps {
         let mut rng = stream(Purpose::Deletion, self.options.seed, index as u64, 1);
         let random: Vec<f32> = attention.iter().map(|_| rng.random()).collect();
-        let mut maps = vec![("attention", attention.to_vec())];
-        maps.extend(rolled.map(|rolled| ("rollout", rolled.to_vec())));
-        maps.extend([("random", random), ("uniform", vec![1.0; attention.len()])]);
+        let mut maps = vec![(MapKind::Attention, attention.to_vec())];
+        maps.extend(rolled.map(|rolled| (MapKind::Rollout, rolled.to_vec())));
+        maps.extend([(MapKind::Random, random), (MapKind::Uniform, vec![1.0; attention.len()])]);
         maps
     }
 
@@ -194,7 +194,8 @@ impl<'a> Run<'a> {
 
     pub(super) fn finish(self) -> Explanation {
         let Run { options, subject, .. } = self;
-        let random = self.tallies.iter().find(|tally| tally.map == "random").map_or(&[][..], |tally| &tally.deletions);
+        let random =
+            self.tallies.iter().find(|tally| tally.map == MapKind::Random).map_or(&[][..], |tally| &tally.deletions);
         let of = |tally: &Tally| MapScores::new(tally.map, &tally.deletions, &tally.found, random);
         let maps = self.tallies.iter().filter_map(of);
         Explanation {

@@ -40,7 +40,7 @@ pub fn analysis_page(analysis: &Analysis) -> String {
         }
         h2 { "In words" }
         @for verdict in ranked(analysis).map(|(verdict, _)| verdict) { p { (chip(analysis, &verdict.name)) (verdict.sentence) } }
-        h2 { @if several { "Layer by layer" } @else { "Spectra, hops and distances" } }
+        h2 { @if several { "Layer by layer" } @else { "Spectra and hops" } }
         div class="charts" {
             @if several {
                 (by_layer(analysis, "Output error, median over heads", "error", true, |layer| &layer.error))
@@ -52,13 +52,16 @@ pub fn analysis_page(analysis: &Analysis) -> String {
             @if analysis.full {
                 (curves(analysis, "Singular values, mean over heads", "singular value", |tally| &tally.singular_values))
                 (curves(analysis, "Moduli of the eigenvalues, mean over heads", "modulus", |tally| &tally.moduli))
+                (distances::histogram(analysis))
             }
             (hop_counts(analysis))
-            (distances::histogram(analysis))
         }
         h2 { "The graphs in numbers" }
         div class="scroll" { (quantities(analysis)) }
-        p class="quiet" { "Medians over the heads that have the number, \"of\" so many where not all have; the remarks say why." }
+        p class="quiet" {
+            "Medians over the heads that have the number, \"of\" so many where not all have; the remarks say why."
+            @if !analysis.full { " " code { "--full" } " adds the others: walks, mixing, diffusion, singular values, and how far queries are from keys." }
+        }
         @if analysis.distances.iter().any(|layer| layer.channels > 0) {
             h2 { "How far queries are from keys" }
             div class="scroll" { (distances::table(analysis)) }
@@ -237,9 +240,15 @@ pub(super) fn digits(x: f64) -> String {
     }
 }
 
+/// Which of [`QUANTITIES`] are shown.
+fn told(analysis: &Analysis) -> impl Iterator<Item = usize> {
+    let full = analysis.full;
+    (0..QUANTITIES.len()).filter(move |&at| full || !QUANTITIES[at].full)
+}
+
 /// The medians of all that the graphs have.
 fn quantities(analysis: &Analysis) -> Markup {
-    let there: Vec<usize> = (0..QUANTITIES.len())
+    let there: Vec<usize> = told(analysis)
         .filter(|&at| analysis.tallies.iter().any(|tally| tally.graph.get(at).is_some_and(|own| own.count() > 0)))
         .collect();
     html! {
@@ -262,7 +271,7 @@ fn quantities(analysis: &Analysis) -> Markup {
 fn heads_table(analysis: &Analysis) -> Markup {
     let value = |head: &HeadResult, at: usize| graph(head).and_then(QUANTITIES[at].of).filter(|x| x.is_finite());
     let there: Vec<usize> =
-        (0..QUANTITIES.len()).filter(|&at| analysis.listed.iter().any(|head| value(head, at).is_some())).collect();
+        told(analysis).filter(|&at| analysis.listed.iter().any(|head| value(head, at).is_some())).collect();
     html! {
         table class="sortable" {
             thead {

@@ -9,7 +9,7 @@ use resolvent_lab::page::{
 };
 
 use crate::{
-    explain::{Explanation, LayerMaps, MapScores, QueryRow, Shown, Spread, ceiling, overlay, scaled},
+    explain::{Explanation, LayerMaps, MapKind, MapScores, QueryRow, Shown, Spread, ceiling, overlay, scaled},
     subject::{Example, PictureExample, TextExample},
 };
 
@@ -71,7 +71,7 @@ fn judged(e: &Explanation) -> Markup {
 fn tiles(e: &Explanation) -> Vec<(&'static str, String)> {
     let right = e.answers.iter().filter(|found| found.label.as_ref() == Some(&found.answer)).count();
     let known = e.answers.iter().filter(|found| found.label.is_some()).count();
-    let chance = e.maps.iter().find(|m| m.map == "random");
+    let chance = e.maps.iter().find(|m| m.map == MapKind::Random);
     let mut tiles = vec![("mechanism", e.mechanism.id().to_owned())];
     if known > 0 {
         tiles.push(("answers right", page::percent(right as f64 / known as f64)));
@@ -301,27 +301,27 @@ fn scores(maps: &[MapScores], boxes: bool) -> Markup {
 
 fn curves(e: &Explanation, title: &str, pick: fn(&MapScores) -> &Vec<[f64; 2]>) -> Markup {
     let points = |m: &MapScores| m.removed.iter().zip(pick(m)).map(|(&x, [mean, _])| (x, *mean)).collect();
-    let series = e.maps.iter().map(|m| Series::line(m.map, style(e, m.map), points(m)));
+    let series = e.maps.iter().map(|m| Series::line(m.map.name(), style(e, m.map), points(m)));
     let axes = Axes { title, x: "share of places taken away", y: "probability left", percent: true };
     chart::lines(axes, &series.collect::<Vec<_>>())
 }
 
 /// The colour of a kind of map: the model's own has its mechanism's.
-fn style(e: &Explanation, map: &str) -> usize {
+fn style(e: &Explanation, map: MapKind) -> usize {
     let own = page::style_of(e.mechanism.id());
     let free: Vec<usize> = [3, 5, 1, 11].into_iter().filter(|&style| style != own).collect();
     match map {
-        "rollout" => free[0],
-        "random" => free[1],
-        "uniform" => free[2],
-        _ => own,
+        MapKind::Attention => own,
+        MapKind::Rollout => free[0],
+        MapKind::Random => free[1],
+        MapKind::Uniform => free[2],
     }
 }
 
 fn bars(e: &Explanation, title: &str, pick: fn(&MapScores) -> Option<Spread>) -> Markup {
     let bar = |m: &MapScores| {
         let value = pick(m)?.mean;
-        let (label, text) = (m.map.into(), page::percent(value));
+        let (label, text) = (m.map.name().into(), page::percent(value));
         Some(Bar { label, style: style(e, m.map), value, text, dots: Vec::new() })
     };
     chart::bars(title, 0.0, &e.maps.iter().filter_map(bar).collect::<Vec<_>>())

@@ -24,9 +24,9 @@ pub(super) const NORM_EPSILON: f64 = 1e-6;
 #[serde(rename_all = "kebab-case")]
 pub enum Pool {
     /// A learned token beside the patches.
-    #[default]
     Cls,
     /// The mean of the patches.
+    #[default]
     Mean,
 }
 
@@ -40,19 +40,19 @@ pub struct VitConfig {
     pub channels: usize,
     /// Side of a square patch.
     pub patch: usize,
-    /// Channels of a token.
+    /// Channels of a token. Default 64.
     pub dim: usize,
-    /// Number of blocks.
+    /// Number of blocks. Default 4.
     pub depth: usize,
-    /// Heads; they divide `dim`.
+    /// Heads; they divide `dim`. Default 4.
     pub heads: usize,
-    /// Hidden channels of the MLP.
+    /// Hidden channels of the MLP. Default 128.
     pub mlp_dim: usize,
     /// Number of classes.
     pub classes: usize,
     /// The attention mechanism.
     pub mechanism: Mechanism,
-    /// What the head reads. Default cls.
+    /// What the head reads. Default mean.
     #[serde(default)]
     pub pool: Pool,
     /// One projection for queries and keys; null as in [`ProjectionConfig::tied`](crate::attention::ProjectionConfig::tied). Default null.
@@ -122,20 +122,19 @@ impl VitConfig {
         "vit-tiny-32",
     ];
 
-    /// A model for pictures of `image` height and width and `channels` colours, with the widths of `vit-tiny-28`: dim 96,
-    /// depth 4, 4 heads, MLP 192, mean pooling.
+    /// The defaults, for pictures of `image` height and width and `channels` colours.
     pub fn new(image: [usize; 2], channels: usize, patch: usize, classes: usize, mechanism: Mechanism) -> Self {
         Self {
             image,
             channels,
             patch,
-            dim: 96,
+            dim: 64,
             depth: 4,
             heads: 4,
-            mlp_dim: 192,
+            mlp_dim: 128,
             classes,
             mechanism,
-            pool: Pool::Mean,
+            pool: Pool::default(),
             tied: None,
             qkv_bias: true,
             gamma_trainable: true,
@@ -164,6 +163,10 @@ impl VitConfig {
             let base = Self::new([224, 224], 3, 16, 1000, Mechanism::preset(mechanism)?);
             Ok(Self { dim: 1024, depth, heads, mlp_dim: 4096, pool: Pool::Cls, ..base })
         };
+        let tiny = |image, channels| -> Result<Self> {
+            let base = Self::new(image, channels, 4, 10, Mechanism::preset("softmax")?);
+            Ok(Self { dim: 96, mlp_dim: 192, ..base })
+        };
         match name {
             "infvit-linear-4" => published("linear-infsa", 4, 64),
             "infvit-pure-4" => published("infsa", 4, 64),
@@ -171,8 +174,8 @@ impl VitConfig {
             "infvit-linear-24" => published("linear-infsa", 24, 16),
             "infvit-pure-24" => published("infsa", 24, 16),
             "vit-24" => published("softmax", 24, 16),
-            "vit-tiny-28" => Ok(Self::new([28, 28], 1, 4, 10, Mechanism::preset("softmax")?)),
-            "vit-tiny-32" => Ok(Self::new([32, 32], 3, 4, 10, Mechanism::preset("softmax")?)),
+            "vit-tiny-28" => tiny([28, 28], 1),
+            "vit-tiny-32" => tiny([32, 32], 3),
             _ => {
                 let expected = "one of: infvit-linear-4, infvit-pure-4, vit-4, infvit-linear-24, infvit-pure-24, vit-24, \
                                 vit-tiny-28, vit-tiny-32";

@@ -356,7 +356,7 @@ fn landmark_indices(file: &TensorFile, operator: &Operator) -> Result<Option<Vec
         return Ok(None);
     };
     expect(&tensor, &[operator.shape().batch, count], "one row of landmarks.count tokens per batch entry")?;
-    tensor.indices().map(Some)
+    tensor.integers().map(Some)
 }
 
 fn mask(file: &TensorFile, name: &'static str, layout: &Layout, seq: usize) -> Result<Option<Vec<bool>>> {

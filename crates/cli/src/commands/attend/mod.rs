@@ -49,8 +49,7 @@ pub struct Attend {
     /// The layer of a fit that is meant; where INPUT has tensors NAME.q, NAME.k, NAME.v, as a dump of a model does, it is read from these
     #[arg(long, value_name = "NAME")]
     pub layer: Option<String>,
-    /// The tensors it is applied to; or a generated head, needle:seed=0,tokens=1024,kind=tied (or kind=key, kind=query) or
-    /// clusters:seed=0,tokens=1024,dim=32,kind=near (or planted, independent, projected)
+    /// The tensors it is applied to
     #[arg(long, value_name = "IN.safetensors")]
     pub input: PathBuf,
     /// Where the result goes
@@ -91,7 +90,7 @@ Examples:
 
   Gradients too, causal:   ... --output grads.safetensors --grad --causal
   In f64, with the matrix: ... --output exact.safetensors --reference --weights
-  A generated head:        ... --input needle:tokens=4096,kind=key --output out.safetensors --certificate
+  How far off it may be:   ... --output out.safetensors --certificate
   Products of bf16:        ... --output out.safetensors --precision bf16
   What it would take:      resolvent attend --config M.json --input qkv.safetensors --plan
   A layer as it was fitted: resolvent attend --config runs/fit/fit.json --layer layers.0 --input dump.safetensors --output out.safetensors";

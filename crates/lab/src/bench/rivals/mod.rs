@@ -11,7 +11,7 @@ use std::{cell::RefCell, path::Path, rc::Rc};
 
 use resolvent_kernels::{Mechanism, Precision};
 
-use super::{BenchOptions, Check, call::Call, contender::Contender, results::FLOAT32};
+use super::{BenchOptions, Check, TensorType, call::Call, contender::Contender};
 use crate::{Error, Result};
 use peer::{Peer, Way as PeerWay};
 use peer_case::PeerCase;
@@ -31,24 +31,8 @@ pub(super) struct Rival {
     /// What it is called in tables.
     pub label: String,
     /// Type of its tensors, and of its products where that is another.
-    pub dtype: String,
+    pub dtype: TensorType,
     way: Way,
-}
-
-impl Rival {
-    /// Whether it rounds to bf16.
-    pub fn is_rounded(&self) -> bool {
-        is_rounded(&self.dtype)
-    }
-}
-
-fn is_rounded(dtype: &str) -> bool {
-    dtype.contains("bfloat16")
-}
-
-/// Bytes of an element of a tensor.
-pub(super) fn bytes_of(dtype: &str) -> u64 {
-    if dtype.starts_with("bfloat16") { 2 } else { 4 }
 }
 
 #[derive(Debug, Clone)]
@@ -84,17 +68,17 @@ impl Rivals {
     /// Those that compute `mechanism`, which is called `name`.
     pub fn of(&self, name: &str, mechanism: &Mechanism) -> Vec<Rival> {
         let mut rivals = Vec::new();
-        let mut rival = |label: String, dtype: &str, way| rivals.push(Rival { label, dtype: dtype.into(), way });
+        let mut rival = |label: String, dtype, way| rivals.push(Rival { label, dtype, way });
         if self.in_process && matches!(mechanism, Mechanism::Softmax(m) if *m == Default::default()) {
-            rival(format!("burn {name}"), FLOAT32, Way::Burn);
+            rival(format!("burn {name}"), TensorType::Float32, Way::Burn);
             #[cfg(feature = "candle")]
-            rival(format!("candle {name}"), FLOAT32, Way::Candle);
+            rival(format!("candle {name}"), TensorType::Float32, Way::Candle);
         }
         let ways = self.peer.iter().flat_map(|peer| peer.borrow().ways(mechanism.id()));
         for way in
-            ways.filter(|way| (self.compiled || way.way != "compiled") && (self.rounded || !is_rounded(&way.dtype)))
+            ways.filter(|way| (self.compiled || way.way != "compiled") && (self.rounded || !way.dtype.is_rounded()))
         {
-            rival(format!("{} {name}", way.label), &way.dtype.clone(), Way::Peer(way));
+            rival(format!("{} {name}", way.label), way.dtype, Way::Peer(way));
         }
         rivals
     }

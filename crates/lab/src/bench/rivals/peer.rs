@@ -18,7 +18,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tempfile::{NamedTempFile, TempDir};
 
-use super::super::BenchOptions;
+use super::super::{BenchOptions, TensorType};
 use crate::{Error, Result};
 
 /// What the peer runs, and the modules of it; the head of the first describes the requests.
@@ -54,7 +54,7 @@ pub(super) struct Way {
     /// What it is called in tables, before the mechanism's name.
     pub label: String,
     /// Type of its tensors, and of its products where that is another.
-    pub dtype: String,
+    pub dtype: TensorType,
     /// Whether it has a backward pass.
     pub trains: bool,
 }

@@ -3,7 +3,7 @@
 //! A topic has six words, drawn letter by letter. A document is made of words of its topic and of others that are drawn anew, letter by letter
 //! as well, so that a letter says little and a word that comes again says all. One document alone says nothing of the label.
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -15,7 +15,7 @@ use crate::{
     data::{
         Result,
         rng::{Purpose, stream},
-        settings::{Field, check, check_parts, read_into},
+        settings::{check, check_parts, generated},
     },
 };
 
@@ -26,29 +26,25 @@ const LETTERS: u8 = 24;
 const MOST_PAIRS: usize = 10_000_000;
 const MOST_TOPICS: usize = 1000;
 
-/// Settings of the generated data set. The same settings give the same documents, whatever the thread count, and a longer set begins with
-/// the shorter one. Half the pairs of every part are related.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Documents {
-    /// Seed of every topic and document. Default 0.
-    pub seed: u64,
-    /// Pairs to learn from. Default 8000, at least 1.
-    pub train: usize,
-    /// Pairs to watch while learning. Default 500, in [`Documents::parse`] as many as `test`; 0 for none.
-    pub val: usize,
-    /// Pairs to test on, of the same topics. Default 500, at least 1.
-    pub test: usize,
-    /// Topics that there are. Default 8, in 2..=1000.
-    pub topics: usize,
-    /// Bytes of a document at most; it has at least half as many. Default 128, in 32..=1048576.
-    pub bytes: usize,
-    /// Share of the words that are those of the topic. Default 0.5, in (0, 1].
-    pub share: f64,
-}
-
-impl Default for Documents {
-    fn default() -> Self {
-        Documents { seed: 0, train: 8000, val: 500, test: 500, topics: 8, bytes: 128, share: 0.5 }
+generated! {
+    "documents",
+    /// Settings of the generated data set. The same settings give the same documents, whatever the thread count, and a longer set begins with
+    /// the shorter one. Half the pairs of every part are related.
+    pub struct Documents {
+        /// Seed of every topic and document. Default 0.
+        seed: u64 = 0,
+        /// Pairs to learn from. Default 8000, at least 1.
+        train: usize = 8000,
+        /// Pairs to watch while learning. Default 500, in [`Documents::parse`] as many as `test`; 0 for none.
+        val: usize = 500,
+        /// Pairs to test on, of the same topics. Default 500, at least 1.
+        test: usize = 500,
+        /// Topics that there are. Default 8, in 2..=1000.
+        topics: usize = 8,
+        /// Bytes of a document at most; it has at least half as many. Default 128, in 32..=1048576.
+        bytes: usize = 128,
+        /// Share of the words that are those of the topic. Default 0.5, in (0, 1].
+        share: f64 = 0.5,
     }
 }
 
@@ -61,19 +57,10 @@ impl Documents {
     /// # Errors
     /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut own, mut val) = (Documents::default(), None::<usize>);
-        let expected = "one of seed, train, val, test, topics, bytes, share, each followed by `=` and a number";
-        let fields: &mut [(&str, &mut dyn Field)] = &mut [
-            ("seed", &mut own.seed),
-            ("train", &mut own.train),
-            ("val", &mut val),
-            ("test", &mut own.test),
-            ("topics", &mut own.topics),
-            ("bytes", &mut own.bytes),
-            ("share", &mut own.share),
-        ];
-        read_into("documents", text, expected, fields)?;
-        own.val = val.unwrap_or(own.test);
+        let (mut own, given) = Self::read(text)?;
+        if !given.contains(&"val") {
+            own.val = own.test;
+        }
         own.validate()?;
         Ok(own)
     }
@@ -150,14 +137,6 @@ fn topical(rng: &mut ChaCha8Rng) -> Topic {
 
 fn word(rng: &mut ChaCha8Rng, length: usize) -> String {
     (0..length).map(|_| char::from(b'a' + rng.random_range(0..LETTERS))).collect()
-}
-
-impl fmt::Display for Documents {
-    /// The settings as [`Documents::parse`] reads them.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Documents { seed, train, val, test, topics, bytes, share } = self;
-        write!(f, "seed={seed},train={train},val={val},test={test},topics={topics},bytes={bytes},share={share}")
-    }
 }
 
 #[cfg(test)]

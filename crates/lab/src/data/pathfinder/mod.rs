@@ -6,14 +6,14 @@
 
 mod scene;
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
 use rayon::prelude::*;
 
 use super::{
     PictureDataset, PictureShape, PictureSplit, Result,
     rng::{Purpose, stream},
-    settings::{Field, check, check_parts, read_into},
+    settings::{check, check_parts, generated},
 };
 use crate::budget::Held;
 use scene::Geometry;
@@ -21,30 +21,26 @@ use scene::Geometry;
 /// Most bytes of pixels that one data set may take.
 const MAX_BYTES: usize = 16 << 30;
 
-/// Settings of the generated data set. The same settings give the same pictures, whatever the thread count, and a longer set begins with
-/// the shorter one. Half the pictures of every part are connected.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pathfinder {
-    /// Seed of every picture. Default 0.
-    pub seed: u64,
-    /// Side of the square pictures in pixels. Default 32; 32, 64 or 128.
-    pub size: usize,
-    /// Pictures to learn from. Default 160000, at least 1.
-    pub train: usize,
-    /// Pictures to watch while learning. Default 20000, in [`Pathfinder::parse`] as many as `test`; 0 for none.
-    pub val: usize,
-    /// Pictures to test on. Default 20000, at least 1.
-    pub test: usize,
-    /// Dashes of the two paths; those of distractors are a third as long. Default 14, the hard form of the published sets, which also have 6 and 9; in
-    /// 3..=14.
-    pub length: usize,
-    /// Most distractors; fewer where there is no room. Default: as many as make 20, 22 or 35 dashes, by size, as published.
-    pub distractors: Option<usize>,
-}
-
-impl Default for Pathfinder {
-    fn default() -> Self {
-        Pathfinder { seed: 0, size: 32, train: 160_000, val: 20_000, test: 20_000, length: 14, distractors: None }
+generated! {
+    "pathfinder",
+    /// Settings of the generated data set. The same settings give the same pictures, whatever the thread count, and a longer set begins with
+    /// the shorter one. Half the pictures of every part are connected.
+    pub struct Pathfinder {
+        /// Seed of every picture. Default 0.
+        seed: u64 = 0,
+        /// Side of the square pictures in pixels. Default 32; 32, 64 or 128.
+        size: usize = 32,
+        /// Pictures to learn from. Default 160000, at least 1.
+        train: usize = 160_000,
+        /// Pictures to watch while learning. Default 20000, in [`Pathfinder::parse`] as many as `test`; 0 for none.
+        val: usize = 20_000,
+        /// Pictures to test on. Default 20000, at least 1.
+        test: usize = 20_000,
+        /// Dashes of the two paths; those of distractors are a third as long. Default 14, the hard form of the published sets, which also have 6 and 9; in
+        /// 3..=14.
+        length: usize = 14,
+        /// Most distractors; fewer where there is no room. Default: as many as make 20, 22 or 35 dashes, by size, as published.
+        distractors: Option<usize> = None,
     }
 }
 
@@ -54,21 +50,12 @@ impl Pathfinder {
     /// # Errors
     /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut pathfinder, mut val) = (Pathfinder::default(), None::<usize>);
-        let expected = "one of seed, size, train, val, test, length, distractors, each followed by `=` and a number";
-        let fields: &mut [(&str, &mut dyn Field)] = &mut [
-            ("seed", &mut pathfinder.seed),
-            ("size", &mut pathfinder.size),
-            ("train", &mut pathfinder.train),
-            ("val", &mut val),
-            ("test", &mut pathfinder.test),
-            ("length", &mut pathfinder.length),
-            ("distractors", &mut pathfinder.distractors),
-        ];
-        read_into("pathfinder", text, expected, fields)?;
-        pathfinder.val = val.unwrap_or(pathfinder.test);
-        pathfinder.validate()?;
-        Ok(pathfinder)
+        let (mut own, given) = Self::read(text)?;
+        if !given.contains(&"val") {
+            own.val = own.test;
+        }
+        own.validate()?;
+        Ok(own)
     }
 
     /// Checks every range.
@@ -117,15 +104,6 @@ impl Pathfinder {
             scene::draw(&geometry, self.length, self.distractors, label(index) == 1, &mut rng, picture);
         });
         PictureSplit::of_pixels(shape, pixels, (0..count).map(label).collect())
-    }
-}
-
-impl fmt::Display for Pathfinder {
-    /// The settings as [`Pathfinder::parse`] reads them.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pathfinder { seed, size, train, val, test, length, distractors } = self;
-        write!(f, "seed={seed},size={size},train={train},val={val},test={test},length={length}")?;
-        distractors.map_or(Ok(()), |count| write!(f, ",distractors={count}"))
     }
 }
 

@@ -7,7 +7,7 @@ mod canvas;
 mod outline;
 mod scene;
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
 use rayon::prelude::*;
 
@@ -16,32 +16,28 @@ pub use outline::Outline;
 use super::{
     PictureDataset, PictureShape, PictureSplit, Result,
     rng::{Purpose, stream},
-    settings::{Field, check, check_parts, read_into},
+    settings::{check, check_parts, generated},
 };
 use crate::budget::Held;
 
 /// Most bytes of pixels that one data set may take.
 const MAX_BYTES: usize = 16 << 30;
 
-/// Settings of the generated data set. The same settings give the same pictures, whatever the thread count.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Shapes {
-    /// Seed of every picture. Default 0.
-    pub seed: u64,
-    /// Side of the square pictures in pixels. Default 32, in 16..=512.
-    pub size: usize,
-    /// Pictures to learn from. Default 4000, at least 1.
-    pub train: usize,
-    /// Pictures to test on. Default 1000, at least 1.
-    pub test: usize,
-    /// How hard: 0 is a large, clean object, 1 a small one in noise under clutter. Default 0, as in the recipe `shapes`, in [0, 1]. Each picture
-    /// draws its own difficulty within a quarter of this value.
-    pub difficulty: f64,
-}
-
-impl Default for Shapes {
-    fn default() -> Self {
-        Shapes { seed: 0, size: 32, train: 4000, test: 1000, difficulty: 0.0 }
+generated! {
+    "shapes",
+    /// Settings of the generated data set. The same settings give the same pictures, whatever the thread count.
+    pub struct Shapes {
+        /// Seed of every picture. Default 0.
+        seed: u64 = 0,
+        /// Side of the square pictures in pixels. Default 32, in 16..=512.
+        size: usize = 32,
+        /// Pictures to learn from. Default 4000, at least 1.
+        train: usize = 4000,
+        /// Pictures to test on. Default 1000, at least 1.
+        test: usize = 1000,
+        /// How hard: 0 is a large, clean object, 1 a small one in noise under clutter. Default 0, as in the recipe `shapes`, in [0, 1]. Each picture
+        /// draws its own difficulty within a quarter of this value.
+        difficulty: f64 = 0.0,
     }
 }
 
@@ -51,18 +47,9 @@ impl Shapes {
     /// # Errors
     /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let mut shapes = Shapes::default();
-        let expected = "one of seed, size, train, test, difficulty, each followed by `=` and a number";
-        let fields: &mut [(&str, &mut dyn Field)] = &mut [
-            ("seed", &mut shapes.seed),
-            ("size", &mut shapes.size),
-            ("train", &mut shapes.train),
-            ("test", &mut shapes.test),
-            ("difficulty", &mut shapes.difficulty),
-        ];
-        read_into("shapes", text, expected, fields)?;
-        shapes.validate()?;
-        Ok(shapes)
+        let (own, _) = Self::read(text)?;
+        own.validate()?;
+        Ok(own)
     }
 
     /// Checks every range.
@@ -109,13 +96,5 @@ impl Shapes {
         let (boxes, difficulty) = objects.into_iter().unzip();
         PictureSplit::of_pixels(shape, pixels, (0..count).map(|index| label(index) as u32).collect())
             .with_objects(boxes, difficulty)
-    }
-}
-
-impl fmt::Display for Shapes {
-    /// The settings as [`Shapes::parse`] reads them.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shapes { seed, size, train, test, difficulty } = self;
-        write!(f, "seed={seed},size={size},train={train},test={test},difficulty={difficulty}")
     }
 }

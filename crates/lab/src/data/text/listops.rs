@@ -5,8 +5,6 @@
 //! expressions count if their number of tokens lies strictly between the two bounds. The redundant brackets around every
 //! pair, which its readers strip, are not written.
 
-use std::fmt;
-
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -15,7 +13,7 @@ use super::{TextDataset, TextSplit};
 use crate::data::{
     Result,
     rng::{Purpose, stream},
-    settings::{Field, check, check_parts, read_into},
+    settings::{check, check_parts, generated},
 };
 
 /// Every token, digits first.
@@ -29,27 +27,23 @@ const MOST_DEPTH: usize = 10;
 const MOST_ITEMS: usize = 10;
 const MOST_EXPRESSIONS: usize = 10_000_000;
 
-/// Settings of the generated data set. The same settings give the same expressions, whatever the thread count, and a longer
-/// set begins with the shorter one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listops {
-    /// Seed of every expression. Default 0.
-    pub seed: u64,
-    /// Expressions to learn from. Default 96000, at least 1.
-    pub train: usize,
-    /// Expressions to watch while learning. Default 2000, in [`Listops::parse`] as many as `test`; 0 for none.
-    pub val: usize,
-    /// Expressions to test on. Default 2000, at least 1.
-    pub test: usize,
-    /// Expressions have more tokens than this. Default 500.
-    pub min: usize,
-    /// Expressions have fewer tokens than this. Default 2000, at least `min` + 5, at most 100000.
-    pub max: usize,
-}
-
-impl Default for Listops {
-    fn default() -> Self {
-        Listops { seed: 0, train: 96_000, val: 2_000, test: 2_000, min: 500, max: 2_000 }
+generated! {
+    "listops",
+    /// Settings of the generated data set. The same settings give the same expressions, whatever the thread count, and a longer
+    /// set begins with the shorter one.
+    pub struct Listops {
+        /// Seed of every expression. Default 0.
+        seed: u64 = 0,
+        /// Expressions to learn from. Default 96000, at least 1.
+        train: usize = 96_000,
+        /// Expressions to watch while learning. Default 2000, in [`Listops::parse`] as many as `test`; 0 for none.
+        val: usize = 2_000,
+        /// Expressions to test on. Default 2000, at least 1.
+        test: usize = 2_000,
+        /// Expressions have more tokens than this. Default 500.
+        min: usize = 500,
+        /// Expressions have fewer tokens than this. Default 2000, at least `min` + 5, at most 100000.
+        max: usize = 2_000,
     }
 }
 
@@ -59,20 +53,12 @@ impl Listops {
     /// # Errors
     /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
     pub fn parse(text: &str) -> Result<Self> {
-        let (mut listops, mut val) = (Listops::default(), None::<usize>);
-        let expected = "one of seed, train, val, test, min, max, each followed by `=` and a number";
-        let fields: &mut [(&str, &mut dyn Field)] = &mut [
-            ("seed", &mut listops.seed),
-            ("train", &mut listops.train),
-            ("val", &mut val),
-            ("test", &mut listops.test),
-            ("min", &mut listops.min),
-            ("max", &mut listops.max),
-        ];
-        read_into("listops", text, expected, fields)?;
-        listops.val = val.unwrap_or(listops.test);
-        listops.validate()?;
-        Ok(listops)
+        let (mut own, given) = Self::read(text)?;
+        if !given.contains(&"val") {
+            own.val = own.test;
+        }
+        own.validate()?;
+        Ok(own)
     }
 
     /// Checks every range.
@@ -161,14 +147,6 @@ fn apply(operator: usize, mut values: Vec<u32>) -> u32 {
         1 => values[n - 1],
         2 => (values[(n - 1) / 2] + values[n / 2]) / 2,
         _ => values.iter().sum::<u32>() % 10,
-    }
-}
-
-impl fmt::Display for Listops {
-    /// The settings as [`Listops::parse`] reads them.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Listops { seed, train, val, test, min, max } = self;
-        write!(f, "seed={seed},train={train},val={val},test={test},min={min},max={max}")
     }
 }
 

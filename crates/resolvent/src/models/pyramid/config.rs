@@ -87,7 +87,7 @@ pub struct PyramidConfig {
     /// with the class token, which has no place on a grid, the kernel itself. Without effect on mechanisms without such windows.
     /// At least 1; on a grid of more tokens a product of rows and columns of windows that it has room for, such as the papers' 49 at
     /// 224 x 224. Default null: the ratios decide.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub landmark_count: Option<usize>,
     /// How tokens are made.
     pub embedding: EmbeddingKind,

@@ -1,16 +1,14 @@
 //! A needle among random tokens: the last token asks for one value that lies far back. "Spectral Sparse Attention",
 //! section 4.2 and table 3.
 
-use std::fmt;
-
 use rand::RngExt;
-
-use super::{Head, normal};
-use crate::data::{
-    Result,
-    rng::{Purpose, stream},
-    settings::{Choice, Field, read_into},
+use resolvent_kernels::Result;
+use resolvent_lab::{
+    data::rng::{Purpose, stream},
+    named,
 };
+
+use super::{Head, normal, refused};
 
 /// Channels of every token.
 const DIM: usize = 64;
@@ -23,25 +21,25 @@ const DIM: usize = 64;
 /// third of the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needle {
-    /// Seed of everything random. Default 0.
+    /// Seed of everything random.
     pub seed: u64,
-    /// Tokens, 16 to 1048576. Default 1024.
+    /// Tokens, at least 16.
     pub tokens: usize,
-    /// How asker and needle are alike. Default tied.
+    /// How asker and needle are alike.
     pub kind: NeedleKind,
 }
 
-/// How the query that asks is like the needle.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum NeedleKind {
-    /// Key of the needle and query of the asker are the same vector, and so is the needle's own query: it clusters with the
-    /// asker.
-    #[default]
-    Tied,
-    /// As `Tied`, but the needle's query is as random as any: nothing but its long key tells of it.
-    Key,
-    /// The needle's query is random, and its key so short that it does not stand out either; the asker's query is long.
-    Query,
+named! {
+    /// How the query that asks is like the needle.
+    pub enum NeedleKind {
+        /// Key of the needle and query of the asker are the same vector, and so is the needle's own query: it clusters with the
+        /// asker.
+        Tied = "tied",
+        /// As `Tied`, but the needle's query is as random as any: nothing but its long key tells of it.
+        Key = "key",
+        /// The needle's query is random, and its key so short that it does not stand out either; the asker's query is long.
+        Query = "query",
+    }
 }
 
 /// A head with a needle.
@@ -67,41 +65,16 @@ fn cosine(x: &[f32], y: &[f32]) -> f64 {
     if norms > 0.0 { dot(x, y) / norms } else { 0.0 }
 }
 
-impl Default for Needle {
-    fn default() -> Self {
-        Self { seed: 0, tokens: 1024, kind: NeedleKind::Tied }
-    }
-}
-
 impl Needle {
-    /// Reads `seed=0,tokens=1024,kind=tied`; what is left out has its default.
-    ///
-    /// # Errors
-    /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
-    pub fn parse(text: &str) -> Result<Self> {
-        let mut needle = Self::default();
-        let fields: &mut [(&str, &mut dyn Field)] =
-            &mut [("seed", &mut needle.seed), ("tokens", &mut needle.tokens), ("kind", &mut needle.kind)];
-        read_into("needle", text, "one of seed, tokens, kind, each followed by `=` and a value", fields)?;
-        needle.validate()?;
-        Ok(needle)
-    }
-
-    /// Checks the range of `tokens`.
-    ///
-    /// # Errors
-    /// [`Error::Setting`](crate::data::Error::Setting).
-    pub fn validate(&self) -> Result<()> {
-        super::check_tokens(self.tokens, 16)
-    }
-
     /// Draws the head.
     ///
     /// # Errors
-    /// Those of [`Needle::validate`].
+    /// Too few tokens.
     pub fn generate(&self) -> Result<NeedleHead> {
-        self.validate()?;
         let n = self.tokens;
+        if n < 16 {
+            return Err(refused(format!("has {n} tokens; a needle is among 16 at least")));
+        }
         let mut rng = stream(Purpose::Needle, self.seed, n as u64, 0);
         let [mut q, mut k, v] = [(); 3].map(|()| normal(&mut rng, n * DIM));
         let mut u = normal(&mut rng, DIM);
@@ -126,29 +99,6 @@ impl Needle {
             write(&mut q[needle * DIM..][..DIM], long);
         }
         Ok(NeedleHead { head: Head { tokens: n, dim: DIM, q, k, v }, needle })
-    }
-}
-
-impl Choice for NeedleKind {
-    const ALL: &'static [Self] = &[Self::Tied, Self::Key, Self::Query];
-    const NAMES: &'static str = "tied, key or query";
-}
-
-impl fmt::Display for NeedleKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tied => "tied",
-            Self::Key => "key",
-            Self::Query => "query",
-        })
-    }
-}
-
-impl fmt::Display for Needle {
-    /// The settings as [`Needle::parse`] reads them.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, tokens, kind } = self;
-        write!(f, "seed={seed},tokens={tokens},kind={kind}")
     }
 }
 
@@ -182,23 +132,12 @@ mod tests {
 
     #[test]
     fn the_settings_alone_decide() {
-        let settings = Needle::parse("seed=3,tokens=64,kind=query").unwrap();
-        assert_eq!(settings, Needle { seed: 3, tokens: 64, kind: NeedleKind::Query });
-        assert_eq!(Needle::parse(&settings.to_string()).unwrap(), settings);
+        let settings = Needle { seed: 3, tokens: 64, kind: NeedleKind::Query };
         assert_eq!(settings.generate().unwrap(), settings.generate().unwrap());
         assert_ne!(settings.generate().unwrap(), Needle { seed: 4, ..settings }.generate().unwrap());
         let value = settings.generate().unwrap();
         assert!((value.cosine(row(&value.head.v, value.needle)) - 1.0).abs() < 1e-9);
         assert_eq!(value.cosine(&[0.0; DIM]), 0.0);
-    }
-
-    #[test]
-    fn settings_outside_their_range_are_named() {
-        for (settings, field) in
-            [("tokens=3", "tokens"), ("kind=odd", "kind"), ("size=3", "needle"), ("seed=x", "seed")]
-        {
-            let message = Needle::parse(settings).unwrap_err().to_string();
-            assert!(message.contains(&format!("`{field}`")), "{message}");
-        }
+        assert!(Needle { tokens: 3, ..settings }.generate().unwrap_err().to_string().contains("3 tokens"));
     }
 }
