@@ -52,7 +52,7 @@ fn memory_that_nobody_has_is_refused() {
         assert!(matches!(told, Error::Memory { .. }), "{strategy:?}: {told}");
     }
     for id in ["softmax", "fna"] {
-        let told = Cache::new(&Mechanism::preset(id).unwrap(), 1, 64, 64, 64, 1 << 44).unwrap_err();
+        let told = Cache::new(&Mechanism::preset(id).unwrap(), 1, 64, 64, 64, 1 << 27).unwrap_err();
         assert!(matches!(told, Error::Memory { .. }), "{id}: {told}");
     }
 }
