@@ -116,7 +116,9 @@ fn a_validation_part_is_watched_and_picks_the_best_epoch() {
         })
         .collect();
     assert!(
-        epochs.iter().all(|epoch| epoch.split == metrics::Watched::HeldOut && (epoch.accuracy.unwrap() * 7.0).fract() < 1e-9),
+        epochs
+            .iter()
+            .all(|epoch| epoch.split == metrics::Watched::HeldOut && (epoch.accuracy.unwrap() * 7.0).fract() < 1e-9),
         "{epochs:?}"
     );
     assert_eq!(eval::run(folder.path(), &data, &Device::flex()).unwrap().0.state.step, summary.best.unwrap().step);
