@@ -64,6 +64,10 @@ pub(super) fn by_kind<'de, T: Serialize + DeserializeOwned, D: Deserializer<'de>
         if !own.contains_key(&name) && !optional.contains(&&*name) {
             return Err(D::Error::custom(stranger(section, &name, own, &kinds)));
         }
+        // What a number becomes on its way that is infinite or none: a document has no null.
+        if value.is_null() {
+            return Err(D::Error::custom(format!("`{section}.{name}` must be a finite number")));
+        }
         // Alone, so that an error is known to be its.
         let mut alone = own.clone();
         alone.insert(name.clone(), value.clone());
