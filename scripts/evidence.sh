@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Measures what docs/evidence.md tells, and writes its tables: `scripts/evidence.sh [ROW...]` (`--help` says more). Rows are in
+# docs/evidence/rows.toml, results beside it, one file per row and seed; what is there already is not run again. Hours in all.
+# Needs Python 3.11 or newer, and for most rows the data sets, each a folder by its name in RESOLVENT_DATA (docs/data.md).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+exec python3 scripts/evidence "$@"
