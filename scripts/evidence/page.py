@@ -8,6 +8,7 @@ from read import BETWEEN
 from rows import ROOT, Column, Row
 
 PAGE = ROOT / "docs" / "evidence.md"
+NUMBERS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 MARK = re.compile(r"<!-- evidence: ([\w-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
@@ -45,9 +46,9 @@ def about(row: Row, seeds: list[int]) -> str:
     if not any("$seed" in line for line in row.commands):
         return "Nothing is drawn."
     missing = f" of {len(row.seeds)}" if len(seeds) < len(row.seeds) else ""
-    text = f"{len(seeds)}{missing} seeds" if len(seeds) > 1 else f"One seed{missing}"
+    text = f"{NUMBERS.get(len(seeds), len(seeds))}{missing} seed" + ("s" if len(row.seeds) > 1 else "")
     tested = row.control and len(seeds) > 1 and any(column.test for column in row.columns)
-    return text + (f"; differences to `{row.control}`, and p.\n" if tested else ".\n").rstrip("\n")
+    return text + (f"; differences are to {row.arms.get(row.control, row.control)}." if tested else ".")
 
 
 def table(row: Row, results: list[dict]) -> str:
@@ -55,14 +56,15 @@ def table(row: Row, results: list[dict]) -> str:
     figures = [result["figures"] for result in results]
     tested = [column for column in row.columns if column.test and row.control and len(figures) > 1]
     heads = [*row.keys, *(column.head for column in row.columns), *(f"{column.head}: difference, p" for column in tested)]
-    lines, before = [heads, ["---"] * len(heads)], []
+    lines, before = [], []
     for arm in figures[0]:
         keys = arm.split(BETWEEN)
         cells = [summary(column, of(figures, arm, column)) for column in row.columns]
         cells += [difference(row, column, figures, arm) for column in tested]
         lines.append(blanked(labels(row, keys), before) + cells)
         before = labels(row, keys)
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    written = ["| " + " | ".join(line) + " |" for line in [heads, *lines]]
+    return "\n".join([written[0], "|" + "---|" * len(heads), *written[1:]])
 
 
 def labels(row: Row, keys: list[str]) -> list[str]:
@@ -97,10 +99,18 @@ def summary(column: Column, values: list[float]) -> str:
 def magnitude(values: list[float]) -> str:
     """Geometric mean, and the factor of one deviation."""
     if min(values) <= 0:
-        return f"{min(values):.0e} to {max(values):.0e}"
+        return f"0 to {brief(max(values))}" if max(values) > 0 else "0"
     mean, deviation = spread([math.log(value) for value in values])
-    shown = f"{math.exp(mean):.1e}" if not 0.1 <= math.exp(mean) < 1000 else f"{math.exp(mean):.2g}"
-    return shown if not deviation else f"{shown} ×/÷ {math.exp(deviation):.2g}"
+    factor = f"{math.exp(deviation or 0):.2f}"
+    return brief(math.exp(mean)) + ("" if factor == "1.00" else f" ×/÷ {factor}")
+
+
+def brief(value: float) -> str:
+    """Three digits, or two and a power of ten."""
+    if 1e-2 <= value < 1e4:
+        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    mantissa, _, power = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(power)}"
 
 
 def difference(row: Row, column: Column, figures: list[dict], arm: str) -> str:
@@ -112,7 +122,7 @@ def difference(row: Row, column: Column, figures: list[dict], arm: str) -> str:
     scale = math.log if column.log else float
     differences = [scale(a) - scale(b) for a, b in zip(own, other)]
     mean, p = spread(differences)[0], t_test(differences)
-    shown = f"×{math.exp(mean):.2g}" if column.log else f"{mean:+.{column.digits}f}"
+    shown = f"×{brief(math.exp(mean))}" if column.log else f"{mean:+.{column.digits}f}"
     return f"{shown}, {chance(p)}"
 
 
