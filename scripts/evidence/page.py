@@ -57,7 +57,7 @@ def table(row: Row, results: list[dict]) -> str:
     tested = [column for column in row.columns if column.test and row.control and len(figures) > 1]
     heads = [*row.keys, *(column.head for column in row.columns), *(f"{column.head}: difference, p" for column in tested)]
     lines, before = [], []
-    for arm in figures[0]:
+    for arm in grouped(list(figures[0])):
         keys = arm.split(BETWEEN)
         cells = [summary(column, of(figures, arm, column)) for column in row.columns]
         cells += [difference(row, column, figures, arm) for column in tested]
@@ -65,6 +65,12 @@ def table(row: Row, results: list[dict]) -> str:
         before = labels(row, keys)
     written = ["| " + " | ".join(line) + " |" for line in [heads, *lines]]
     return "\n".join([written[0], "|" + "---|" * len(heads), *written[1:]])
+
+
+def grouped(arms: list[str]) -> list[str]:
+    """Arms of the same first keys side by side, else as they came."""
+    groups = list(dict.fromkeys(arm.rpartition(BETWEEN)[0] for arm in arms))
+    return sorted(arms, key=lambda arm: groups.index(arm.rpartition(BETWEEN)[0]))
 
 
 def labels(row: Row, keys: list[str]) -> list[str]:

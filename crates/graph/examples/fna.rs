@@ -130,7 +130,7 @@ fn sharpness(seed: u64) -> Result<()> {
                 let (hops, gap) = (shortest_paths(&weights)?.summary(), spectral_gap(&weights)?);
                 let rows = mean_perplexity(&weights)?;
                 let how = target.map_or("own".into(), |target| format!("matched at {target}"));
-                println!("| {name} | {how} | {kernel} | {rows:.1} | {gap:.6} | {:.3} | {} |", hops.mean, hops.max);
+                println!("| {name} | {how} | {kernel} | {rows:.1} | {gap:.3e} | {:.3} | {} |", hops.mean, hops.max);
             }
             Ok(())
         };
