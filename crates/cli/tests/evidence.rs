@@ -6,9 +6,6 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use support::Sandbox;
 
-/// The values that the page leaves to its reader: a mechanism, and where loops set names, the loops' own.
-const LEFT_OPEN: [(&str, &str); 2] = [("M", "softmax"), ("M.json", "own.json")];
-
 fn page() -> String {
     fs::read_to_string(root().join("docs/evidence.md")).unwrap()
 }
@@ -59,10 +56,8 @@ fn words(line: &str, values: &BTreeMap<&str, &str>) -> Vec<String> {
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));
     let line = names.into_iter().fold(line.to_owned(), |line, name| line.replace(&format!("${name}"), values[name]));
     assert!(!line.contains('$'), "{line}: a name that no loop sets");
-    let word = |word: &str| match LEFT_OPEN.iter().find(|(open, _)| *open == word) {
-        Some((_, given)) => (*given).to_owned(),
-        None => word.strip_prefix("configs/").map_or(word, |name| name.trim_end_matches(".toml")).to_owned(),
-    };
+    let word =
+        |word: &str| word.strip_prefix("configs/").map_or(word, |name| name.trim_end_matches(".toml")).to_owned();
     // What is kept in a file is the shell's.
     line.split_whitespace().take_while(|word| *word != ">").map(word).collect()
 }
@@ -78,9 +73,6 @@ fn every_command_is_one_of_the_program() {
     for words in own {
         let files = words.iter().flat_map(|word| word.split(',')).filter(|file| file.ends_with(".json"));
         files.for_each(|file| drop(sandbox.write(file, r#"{"mechanism": "fna"}"#)));
-        if words.iter().any(|word| word == "imdb.toml") {
-            sandbox.write("imdb.toml", "extends = 'imdb'");
-        }
         let args: Vec<_> = words[1..].iter().map(String::as_str).collect();
         let outcome = sandbox.run(&args);
         assert_eq!(outcome.code, Some(1), "{}\n{}", words.join(" "), outcome.stderr);
