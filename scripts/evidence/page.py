@@ -48,7 +48,7 @@ def about(row: Row, seeds: list[int]) -> str:
     missing = f" of {len(row.seeds)}" if len(seeds) < len(row.seeds) else ""
     text = f"{NUMBERS.get(len(seeds), len(seeds))}{missing} seed" + ("s" if len(row.seeds) > 1 else "")
     tested = row.control and len(seeds) > 1 and any(column.test for column in row.columns)
-    return text + (f"; differences are to {row.arms.get(row.control, row.control)}." if tested else ".")
+    return text + (f", against {row.arms.get(row.control, row.control)}." if tested else ".")
 
 
 def table(row: Row, results: list[dict]) -> str:
@@ -59,6 +59,8 @@ def table(row: Row, results: list[dict]) -> str:
     lines, before = [], []
     for arm in grouped(list(figures[0])):
         keys = arm.split(BETWEEN)
+        if any(part in row.hidden.get(key, []) for key, part in zip(row.keys, keys)):
+            continue
         cells = [summary(column, of(figures, arm, column)) for column in row.columns]
         cells += [difference(row, column, figures, arm) for column in tested]
         lines.append(blanked(labels(row, keys), before) + cells)

@@ -38,6 +38,7 @@ class Row:
     columns: tuple[Column, ...]
     keys: tuple[str, ...] = ("mechanism",)  # heads of what names an arm
     arms: dict[str, str] = field(default_factory=dict)  # labels on the page
+    hidden: dict[str, list[str]] = field(default_factory=dict)  # by key, what the page leaves out
     control: str = ""  # the last key of the arm that others are tested against, within the same first keys
     files: dict[str, str] = field(default_factory=dict)  # written before the commands run
     earlier: str = ""  # what the page's figures rest on until this row is run

@@ -81,6 +81,12 @@ class Page(unittest.TestCase):
         # Differences of 10, 11 and 15: a mean of 12, a standard error of 1.53, t = 7.86.
         self.assertIn("|  | infsa | 62.0 ± 2.6 |  | +12.0, 0.02 |", text)
 
+    def test_what_is_hidden_is_measured_and_not_shown(self):
+        self.measure({0: 0.6, 1: 0.61})
+        text = page.block(Row(**{**ROW.__dict__, "hidden": {"mechanism": ["softmax"]}}))
+        self.assertNotIn("| softmax |", text)
+        self.assertIn("| near | infsa | 60.5 ± 0.7 |  | +10.5, 0.03 |", text)
+
     def test_one_seed_is_called_so_and_not_tested(self):
         self.measure({0: 0.6})
         text = page.block(ROW)
