@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 import page
@@ -16,6 +17,8 @@ def main() -> int:
     rows = load()
     if asked.list:
         return listed(rows)
+    if asked.repeat:
+        return repeated(chosen(rows, asked), asked)
     if not (asked.check or asked.render) and not measured(chosen(rows, asked), asked):
         return 1
     before = page.PAGE.read_text(encoding="utf-8")
@@ -34,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="say what there is, how many seeds were run, and what the rest takes")
     parser.add_argument("--check", action="store_true", help="fail where the page is not what the results give")
     parser.add_argument("--render", action="store_true", help="write the page from the results, run nothing")
+    parser.add_argument("--repeat", action="store_true", help="run the first seed of every row with results anew, and say how far it is from what is kept")
     parser.add_argument("--quick", action="store_true", help=f"only rows of at most {QUICK:.0f} minutes a seed")
     parser.add_argument("--threads", type=int, help="threads of the program [default: one per core]")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", help="folder of runs, which are continued [default: runs/evidence]")
@@ -55,15 +59,34 @@ def measured(rows: list[Row], asked: argparse.Namespace) -> bool:
     left = [(row, seed) for row in rows for seed in row.seeds if not row.recorded(seed)]
     if not left:
         return True
-    runner = Runner((asked.programs or build()).resolve(), asked.work.resolve(), asked.threads, asked.commit)
+    runner = runner_of(asked, asked.work)
     failed = 0
     for row, seed in left:
         try:
-            print(f"{row.id}, seed {seed}: {runner.run(row, seed).relative_to(ROOT)}", flush=True)
+            print(f"{row.id}, seed {seed}: {runner.measure(row, seed).relative_to(ROOT)}", flush=True)
         except (OSError, RuntimeError, LookupError, StopIteration, ValueError) as error:
             failed += 1
             print(f"{row.id}, seed {seed}: {error!r}", file=sys.stderr, flush=True)
     return not failed
+
+
+def runner_of(asked: argparse.Namespace, work: Path) -> Runner:
+    return Runner((asked.programs or build()).resolve(), work.resolve(), asked.threads, asked.commit)
+
+
+def repeated(rows: list[Row], asked: argparse.Namespace) -> int:
+    """Says of every row how many figures of its first seed come out again, and how far off the farthest is."""
+    kept = [(row, seed, result["figures"]) for row in rows for seed, result in list(row.results().items())[:1]]
+    with tempfile.TemporaryDirectory() as work:
+        runner = runner_of(asked, Path(work))
+        for row, seed, before in kept:
+            after = runner.run(row, seed)
+            pairs = [(arm, name, old, after[arm][name]) for arm, of in before.items() for name, old in of.items() if old is not None]
+            same = sum(old == new for _, _, old, new in pairs)
+            off = [(abs(new - old) / max(abs(old), 1e-300), arm, name, old, new) for arm, name, old, new in pairs if new != old]
+            worst = "" if not off else "; farthest: {1}, {2}: {3:g}, now {4:g}".format(*max(off))
+            print(f"{row.id}, seed {seed}: {same} of {len(pairs)} figures are the same{worst}", flush=True)
+    return 0
 
 
 def listed(rows: list[Row]) -> int:

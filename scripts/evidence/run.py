@@ -21,12 +21,17 @@ class Runner:
         self.programs, self.work, self.threads = programs, work, threads
         self.commit = commit or commit_of_sources()
 
-    def run(self, row: Row, seed: int) -> Path:
-        """Runs the commands of one seed in the folder of work, and writes the figures."""
+    def measure(self, row: Row, seed: int) -> Path:
+        """Runs the commands of one seed, and keeps what they gave."""
+        began = time.monotonic()
+        found = self.run(row, seed)
+        return self.keep(row, seed, time.monotonic() - began, found)
+
+    def run(self, row: Row, seed: int) -> dict:
+        """Runs the commands of one seed in the folder of work; the figures."""
         self.work.mkdir(parents=True, exist_ok=True)
         for name, content in row.files.items():
             (self.work / name).write_text(content + "\n", encoding="utf-8")
-        began = time.monotonic()
         with (self.work / f"{row.id}-{seed}.log").open("w", encoding="utf-8") as log:
             done = subprocess.run(
                 ["bash", "-euc", self.script(row, seed)],
@@ -34,8 +39,7 @@ class Runner:
             )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"exit code {done.returncode}, see {log.name}")
-        found = read.figures(row, seed, self.work, done.stdout)
-        return self.keep(row, seed, time.monotonic() - began, found)
+        return read.figures(row, seed, self.work, done.stdout)
 
     def script(self, row: Row, seed: int) -> str:
         """The commands with programs, data and seed put in."""
