@@ -89,7 +89,8 @@ def at(value, path: str):
         if not step.startswith("*"):
             return at(having[0], rest)
         found = [at(element, rest) for element in having]
-        return fmean(number for number in found if number is not None)
+        numbers = [number for number in found if number is not None]
+        return fmean(numbers) if numbers else None
     if value is None:
         return None
     return at(value[int(step)] if isinstance(value, list) else value[step], rest)

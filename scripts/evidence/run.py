@@ -14,6 +14,17 @@ import read
 from rows import ROOT, Row
 
 
+# `compare` goes on by itself; `train` into a folder with checkpoints is asked to.
+RESOLVENT = """resolvent() {
+    local word before= resume=
+    for word; do
+        if [ "$1 $before" = "train --out" ] && [ -d "$word/checkpoints" ]; then resume=--resume; fi
+        before=$word
+    done
+    PROGRAM "$@" $resume THREADS
+}"""
+
+
 class Runner:
     """Where the programs are, where they work, and where the data lie."""
 
@@ -44,8 +55,8 @@ class Runner:
     def script(self, row: Row, seed: int) -> str:
         """The commands with programs, data and seed put in."""
         program = shlex.quote(str(self.programs / "resolvent"))
-        threads = f" --threads {self.threads}" if self.threads else ""
-        lines = [f"seed={seed}", f'resolvent() {{ {program} "$@"{threads}; }}']
+        threads = f"--threads {self.threads}" if self.threads else ""
+        lines = [f"seed={seed}", RESOLVENT.replace("PROGRAM", program).replace("THREADS", threads)]
         for command in row.commands:
             example = re.sub(r"^cargo run --release -p \S+ --example (\S+)(?: --)?", r"examples/\1", command)
             lines.append(f"{shlex.quote(str(self.programs))}/{example}" if example != command else placed(command))

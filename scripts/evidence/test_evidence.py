@@ -55,6 +55,7 @@ class Reading(unittest.TestCase):
         self.assertEqual(read.at(of, "heads.1.gap"), 5)
         self.assertEqual(read.at(of, "heads.name=a.gap"), 1)
         self.assertEqual(read.at(of, "heads.*name=a.gap"), 1.5)
+        self.assertIsNone(read.at({"heads": [{"name": "a", "gap": None}]}, "heads.*name=a.gap"))
         with self.assertRaises(LookupError):
             read.at(of, "heads.name=c.gap")
 
@@ -117,6 +118,20 @@ class Running(unittest.TestCase):
             self.assertEqual(placed("train --data imdb:DIR < DIR/imdb/a"), "train --data imdb:/data/imdb < /data/imdb/a")
         with mock.patch.dict("os.environ", clear=True), self.assertRaises(RuntimeError):
             placed("train --data imdb:DIR")
+
+    def test_training_goes_on_where_there_are_checkpoints(self):
+        with tempfile.TemporaryDirectory() as work:
+            program = Path(work, "resolvent")
+            program.write_text('#!/bin/sh\necho "$@"\n')
+            program.chmod(0o755)
+            Path(work, "runs", "old", "checkpoints").mkdir(parents=True)
+            found = []
+            for command in ["train --out runs/old", "train --out runs/new", "compare --out runs/old"]:
+                row = Row(**{**ROW.__dict__, "commands": (f"resolvent {command}",)})
+                with mock.patch.object(read, "figures", lambda _, __, ___, printed: found.append(printed.strip())):
+                    Runner(Path(work), Path(work), 2, "commit").run(row, 0)
+        resumed = ["train --out runs/old --resume --threads 2", "train --out runs/new --threads 2"]
+        self.assertEqual(found, [*resumed, "compare --out runs/old --threads 2"])
 
     def test_every_row_of_the_project_is_complete(self):
         for row in rows.load():

@@ -30,7 +30,9 @@ fn expand(lines: &[&str], values: &BTreeMap<&str, &str>, into: &mut Vec<Vec<Stri
         at += 1;
         if let Some((name, of)) = line.strip_prefix("for ").and_then(|line| line.split_once(" in ")) {
             let end = end_of_loop(&lines[at..]).unwrap_or_else(|| panic!("`{line}` has no end"));
-            for value in of.trim_end_matches("; do").split(' ') {
+            // Seeds are numbers: the first stands for them.
+            let values_of = if name == "seed" { 1 } else { usize::MAX };
+            for value in of.trim_end_matches("; do").split(' ').take(values_of) {
                 let values = values.iter().map(|(&name, &value)| (name, value)).chain([(name, value)]).collect();
                 expand(&lines[at..at + end], &values, into);
             }
