@@ -4,4 +4,5 @@
 # Needs Python 3.11 or newer, and for most rows the data sets, each a folder by its name in RESOLVENT_DATA (docs/data.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "scripts/evidence.sh needs Python 3.11 or newer" >&2; exit 1; }
 exec python3 scripts/evidence "$@"
