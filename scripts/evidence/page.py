@@ -4,7 +4,7 @@ import math
 import re
 
 from paired import spread, t_test
-from read import BETWEEN
+from read import BETWEEN, WITHIN
 from rows import ROOT, Column, Row
 
 PAGE = ROOT / "docs" / "evidence.md"
@@ -61,7 +61,7 @@ def table(row: Row, results: list[dict]) -> str:
         keys = arm.split(BETWEEN)
         if any(part in row.hidden.get(key, []) for key, part in zip(row.keys, keys)):
             continue
-        cells = [summary(column, of(figures, arm, column)) for column in row.columns]
+        cells = [summary(column, of(figures, arm, column), of(figures, arm, column, WITHIN)) for column in row.columns]
         cells += [difference(row, column, figures, arm) for column in tested]
         lines.append(blanked(labels(row, keys), before) + cells)
         before = labels(row, keys)
@@ -88,18 +88,19 @@ def blanked(keys: list[str], before: list[str]) -> list[str]:
     return [""] * same + keys[same:]
 
 
-def of(figures: list[dict], arm: str, column: Column) -> list[float]:
+def of(figures: list[dict], arm: str, column: Column, what: str = "") -> list[float]:
     """A figure of every seed, as the page shows it; none where a seed has not got it."""
-    found = [one.get(arm, {}).get(column.name) for one in figures]
+    found = [one.get(arm, {}).get(column.name + what) for one in figures]
     return [] if None in found else [column.scale * value for value in found]
 
 
-def summary(column: Column, values: list[float]) -> str:
+def summary(column: Column, values: list[float], within: list[float]) -> str:
+    """Mean and deviation over seeds; of a single one, the deviation over the draws of its command."""
     if not values:
         return ""
     if column.log:
         return magnitude(values)
-    mean, deviation = spread(values)
+    mean, deviation = spread(values) if len(values) > 1 or not within else (values[0], within[0])
     shown = f"{mean:.{column.digits}f}"
     return shown if deviation is None else f"{shown} ± {deviation:.{column.digits}f}"
 

@@ -8,6 +8,7 @@ from string import Template
 from rows import Column, Row
 
 BETWEEN = " | "  # the parts of an arm's name
+WITHIN = " ±"  # behind a figure's name: its deviation over the draws of one command
 
 
 def figures(row: Row, seed: int, work: Path, printed: str) -> dict[str, dict[str, float]]:
@@ -40,9 +41,9 @@ def table(row: Row, _: int, __: Path, printed: str) -> dict:
         if all(name in head for name in wanted):
             cells = [dict(zip(head, line)) for line in lines]
             return {
-                BETWEEN.join(line[key] for key in row.keys): {
-                    column.name: number(line[column.name]) for column in row.columns
-                }
+                BETWEEN.join(line[key] for key in row.keys): dict(
+                    pair for column in row.columns for pair in numbers(column.name, line[column.name])
+                )
                 for line in cells
             }
     raise ValueError(f"no table has the columns {', '.join(wanted)}")
@@ -59,6 +60,12 @@ def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
             found.append((block[0], block[2:]))
             block = []
     return found
+
+
+def numbers(name: str, cell: str) -> list[tuple[str, float | None]]:
+    """A cell's number, and the deviation behind it where a command means over draws of its own; `0.9 (0.8)` is 0.9."""
+    value, _, deviation = cell.partition(" (")[0].partition(" ± ")
+    return [(name, number(value))] + ([(name + WITHIN, number(deviation))] if deviation else [])
 
 
 def number(cell: str) -> float | None:

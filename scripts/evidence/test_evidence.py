@@ -50,6 +50,12 @@ class Reading(unittest.TestCase):
         with self.assertRaises(ValueError):
             read.figures(ROW, 0, Path(), "| data | other |\n|---|---|\n| near | 3 |\n")
 
+    def test_a_deviation_in_a_cell_is_of_the_draws_of_one_command(self):
+        found = read.figures(ROW, 0, Path(), PRINTED.format("0.6 ± 0.02"))["near | infsa"]
+        self.assertEqual((found["accuracy"], found["accuracy ±"]), (0.6, 0.02))
+        self.assertEqual(page.summary(ROW.columns[0], [60.0], [2.0]), "60.0 ± 2.0")
+        self.assertEqual(read.numbers("cosine", "0.9 (0.8)"), [("cosine", 0.9)])
+
     def test_paths_lead_through_lists(self):
         of = {"heads": [{"name": "a", "gap": 1}, {"name": "b", "gap": 5}, {"name": "a", "gap": 2}, {"name": "a", "gap": None}]}
         self.assertEqual(read.at(of, "heads.1.gap"), 5)
