@@ -144,7 +144,12 @@ fn bad_values() -> Vec<Case> {
 
 fn undefined_calls() -> Vec<Case> {
     let cross: Edit = |t| t.noise("q", &[2, 3, 4, 4], 9).noise("dout", &[2, 3, 4, 4], 9);
+    // Terabytes, that no machine gives: of what is drawn, and of gradients.
+    const LARGE: &str = r#"{"mechanism": "linformer", "count": 65536, "per_head": true, "max_tokens": 16777216}"#;
     vec![
+        call(LARGE, |t| t, &[], &["GB of memory", "fewer tokens"]),
+        call(LARGE, |t| t, &["--grad"], &["GB of memory"]),
+        call(LARGE, |t| t, &["--reference"], &["GB of memory"]),
         call(TIED, |t| t, &[], &["`k`", "tied"]),
         call(
             TIED,

@@ -119,6 +119,14 @@ pub enum Error {
         /// Row-major position of the first such element.
         index: usize,
     },
+    /// The system does not give the memory that a call needs beside its tensors.
+    #[error("{op} needs {:.1} GB of memory beside its tensors, more than the system gives; pass fewer tokens, or settings that need less", *bytes as f64 / 1e9)]
+    Memory {
+        /// The operation.
+        op: &'static str,
+        /// What it needs.
+        bytes: u64,
+    },
     /// A tensor of indices points beyond what it indexes.
     #[error("tensor `{tensor}` holds {value} at flat index {index}; expected an index below {limit}")]
     Index {

@@ -16,6 +16,7 @@ mod error;
 pub mod inner;
 mod linalg;
 pub mod mechanism;
+mod memory;
 mod operator;
 pub mod parallel;
 mod plan;
@@ -40,6 +41,7 @@ pub use call::{
 pub use element::Element;
 pub use error::{Error, Result};
 pub use mechanism::Mechanism;
+pub use memory::check_memory;
 pub use operator::{Heads, Operator, TokenWeights, VarlenInputs, VarlenOperator, plan};
 pub use plan::{Plan, Strategy};
 pub use precision::{Arithmetic, Precision};

@@ -1,6 +1,9 @@
 //! How a call will be carried out, and what it costs, before it is made.
 
-use crate::Arithmetic;
+use crate::{
+    Arithmetic, Result,
+    memory::{self, check_memory},
+};
 
 /// How the `N x N` operator is applied. `Auto` lets the library choose; any other value is honoured or refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -54,4 +57,18 @@ pub struct Plan {
     pub allocated_forward: usize,
     /// Bytes that the backward pass allocates, likewise.
     pub allocated_backward: usize,
+}
+
+impl Plan {
+    /// Whether the system gives what a forward pass needs beside its tensors, `stats` among it, and a backward pass where `backward`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn check_memory(&self, backward: bool) -> Result<()> {
+        let of = |scratch, allocated: usize| memory::bytes(scratch, size_of::<f32>()).saturating_add(allocated as u64);
+        let forward = of(self.scratch_forward, self.allocated_forward);
+        let backward = if backward { of(self.scratch_backward, self.allocated_backward) } else { 0 };
+        let saved = memory::bytes(self.stats, size_of::<f32>());
+        check_memory("attention", saved.saturating_add(forward.max(backward)))
+    }
 }

@@ -223,7 +223,7 @@ fn distances(m: &Fna, call: &Call<'_>, slice: usize) -> Result<()> {
         let remedy = "distances are too many times `kappa`: scale the tokens, or set a larger `kappa`";
         return Err(Error::Range { tensor, largest: most, bound: UP_TO, limit, remedy });
     }
-    let limit = kappa * if m.kernel == DistanceKernel::Levy && !m.is_gaussian() { 1e-40 } else { 1e-25 };
+    let limit = kappa * if m.kernel == DistanceKernel::Levy && !m.is_gaussian() { 1e-40 } else { 1e-24 };
     if plane && most < limit {
         let remedy = "distances are too small a part of `kappa`: scale the tokens, or set a smaller `kappa`";
         return Err(Error::Range { tensor, largest: most, bound: "from", limit, remedy });

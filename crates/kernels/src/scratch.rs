@@ -1,5 +1,10 @@
 //! Working memory that is sized by the plan, passed in and reused.
 
+use crate::{
+    Result,
+    memory::{self, check_memory},
+};
+
 /// One cache line of f32: buffers cut at multiples of it never share a line between threads.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -29,6 +34,13 @@ impl Scratch {
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
+    }
+
+    /// The same as [`Scratch::take`], where the system gives what of it is not held yet, and `beside` bytes that the call allocates.
+    pub(crate) fn take_for(&mut self, op: &'static str, len: usize, beside: usize) -> Result<&mut [f32]> {
+        let more = if len > self.len() { memory::bytes(len, size_of::<f32>()) } else { 0 };
+        check_memory(op, more.saturating_add(beside as u64))?;
+        Ok(self.take(len))
     }
 
     /// `len` f32 of unspecified content, aligned to a cache line.

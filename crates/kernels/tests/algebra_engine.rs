@@ -156,6 +156,22 @@ fn solvers_of_compositions_tell_how_they_ended() {
     }
 }
 
+/// A head without a decay stands beside one with it.
+#[test]
+fn every_head_has_its_own_decay() {
+    for score in ["dot-exp", "dot-relu", "levy"] {
+        let json = format!(
+            r#"{{"mechanism": "composed", "score": "{score}", "normalisation": "row", "series": {{"kind": "one-hop", "gamma": 0.5}},
+                "structure": {{"kind": "dense", "window": 9}}}}"#
+        );
+        let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, 20, 6), 5);
+        for gamma in [[1.0, 0.25], [0.25, 1.0], [1.0, 1.0]] {
+            p.set_gamma(gamma.to_vec());
+            assert_solution(&json, &p.fused(), &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+        }
+    }
+}
+
 #[test]
 fn rows_tell_their_sums() {
     let softmax = Mechanism::from_json(r#"{"mechanism": "softmax"}"#).unwrap();

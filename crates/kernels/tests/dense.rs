@@ -99,6 +99,12 @@ fn masks_causality_cross_attention_and_tying() {
     }
 }
 
+/// The second of two causal tokens has a norm of its own already.
+#[test]
+fn two_causal_tokens_have_two_norms() {
+    check(&problem(preset("infsa", r#","causal":true"#), Shape::square(1, 2, 2, 5), 4), &Level::available());
+}
+
 #[test]
 fn causal_softmax_of_unequal_lengths_is_aligned_at_the_end() {
     for (seq_q, seq_kv) in [(3, 200), (200, 3), (70, 140), (140, 70), (300, 299)] {

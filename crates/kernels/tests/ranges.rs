@@ -413,6 +413,12 @@ fn limits_know_the_width() {
         range_error(&resized(&p, "q", 1e37)).1
     });
     assert!((limits[0] / limits[1] - 4.0).abs() < 1e-9, "{limits:?}");
+    // Two tokens may be as far apart as both are long, in all of 4 channels.
+    let score = r#"{"kind": "laplacian", "lambda": 3}"#;
+    let json = format!(r#"{{"mechanism": "composed", "score": {score}}}"#);
+    let p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 1, 9, 4), 7);
+    let limit = range_error(&resized(&p, "q", 1e37)).1;
+    assert!((limit / (1e30 * 3.0 / 8.0) - 1.0).abs() < 1e-6, "{limit:e}");
 }
 
 /// Pairs that are all near each other are all alike to a Gaussian.

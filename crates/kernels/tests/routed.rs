@@ -142,11 +142,31 @@ fn plans_of_other_segments_are_refused() {
     assert!(matches!(error, Error::Tensor { tensor: "label_k", .. }), "{error}");
 }
 
+/// The names of clusters say nothing: a plan that counts them backwards is the same operator, though its means are of other segments in turn.
+#[test]
+fn clusters_may_have_any_label() {
+    for values in CAUSAL.iter().chain(&VALUES[..3]) {
+        let mut p = planned(values, Shape::square(1, 2, 70, 5), 3);
+        let expected = p.fused()["out"].clone();
+        let plan = p.clusters.take().unwrap();
+        let mut tensors = plan.to_tensors();
+        let backwards = |slice: usize, label: i64| plan.clusters(slice)[1] as i64 - 1 - label;
+        for (n, label) in tensors.label_k.iter_mut().enumerate().filter(|(_, label)| **label >= 0) {
+            *label = backwards(n / 70, *label);
+        }
+        tensors.exact_blocks.iter_mut().for_each(|[slice, _, key]| *key = backwards(*slice as usize, *key));
+        tensors.exact_blocks.sort_unstable();
+        p.clusters = Some(ClusterPlan::from_tensors(&tensors, &p.shape).unwrap());
+        support::assert_close(values, &p.fused()["out"], &expected, 2, 1e-6, 0.0);
+        assert_fused(&p);
+    }
+}
+
 #[test]
 fn queries_may_be_of_another_number() {
     for values in [VALUES[0], VALUES[1], VALUES[4]] {
-        for (seq_q, seq_kv) in [(1, 40), (9, 120), (150, 30)] {
-            let shape = Shape { seq_q, seq_kv, ..Shape::square(1, 2, 1, 6) };
+        for (seq_q, seq_kv, value_dim) in [(1, 40, 6), (9, 120, 1), (150, 30, 3)] {
+            let shape = Shape { seq_q, seq_kv, value_dim, ..Shape::square(1, 2, 1, 6) };
             assert_fused(&planned(values, shape, seq_q as u64));
         }
     }

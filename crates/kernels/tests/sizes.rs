@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Mechanism, Shape, Tol};
+use resolvent_kernels::{Cache, Error, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, Tol};
 use support::{
     problem::{Problem, assert_solution},
     random::{problem, takes_cross},
@@ -37,6 +37,25 @@ const KERNELS: &[&str] = &[
     r#"{"mechanism": "softmax", "causal": true}"#,
     r#"{"mechanism": "fna", "kappa": 3, "causal": true}"#,
 ];
+
+/// More than any system gives is an error before any of it is taken, by whichever path.
+#[test]
+fn memory_that_nobody_has_is_refused() {
+    let json = r#"{"mechanism": "composed", "structure": {"kind": "projected", "count": 65536, "per_head": true, "max_tokens": 16777216}}"#;
+    let (mechanism, shape) = (Mechanism::from_json(json).unwrap(), Shape::square(1, 64, 3, 2));
+    let x = vec![0.5_f32; shape.q_len()];
+    let inputs = Inputs { q: &x[..], k: Some(&x[..]), v: &x[..], extras: Default::default() };
+    for strategy in [Strategy::Fused, Strategy::Reference] {
+        let op = Operator::new(&mechanism, shape, false, strategy).unwrap();
+        let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
+        let told = op.forward(&inputs, &Mask::NONE, &mut out, &mut stats, &mut Scratch::default()).unwrap_err();
+        assert!(matches!(told, Error::Memory { .. }), "{strategy:?}: {told}");
+    }
+    for id in ["softmax", "fna"] {
+        let told = Cache::new(&Mechanism::preset(id).unwrap(), 1, 64, 64, 64, 1 << 44).unwrap_err();
+        assert!(matches!(told, Error::Memory { .. }), "{id}: {told}");
+    }
+}
 
 fn each_kernel(check: impl Fn(Mechanism)) {
     KERNELS.iter().for_each(|json| check(Mechanism::from_json(json).unwrap()));

@@ -115,6 +115,15 @@ fn affinities_that_vanish_are_no_rows_of_zeros() {
     }
 }
 
+/// A key at a right angle to a query has no affinity to it by itself; what vanishes beside it is told of all the same.
+#[test]
+fn a_right_angle_excuses_no_other_key() {
+    let mut p = far_below("dot-gelu", r#""row""#, 30.0);
+    p.k.as_mut().unwrap()[..4].fill(0.0);
+    let told = error(&p);
+    assert!(matches!(told, Error::Overflow { tensor: "row sums", .. }), "{told}");
+}
+
 /// Token by token as in the whole sequence.
 #[test]
 fn affinities_that_vanish_in_a_cache_are_told_of() {
@@ -141,6 +150,23 @@ fn rows_without_affinities_are_zeros() {
             p.q.fill(0.0);
         }
         assert!(p.fused()["out"].iter().all(|&x| x == 0.0), "{score}");
+    }
+}
+
+/// In a cache too, until a token comes that has an affinity.
+#[test]
+fn rows_without_affinities_are_zeros_in_a_cache() {
+    for score in ["dot-relu", "dot-squared-relu"] {
+        let json =
+            format!(r#"{{"mechanism": "composed", "score": "{score}", "normalisation": "row", "causal": true}}"#);
+        let mut cache = Cache::new(&Mechanism::from_json(&json).unwrap(), 1, 1, 4, 4, 8).unwrap();
+        let mut step = |q: f32| {
+            let (k, v, mut row) = ([1.0; 4], [2.0; 4], [f32::NAN; 4]);
+            let inputs = Inputs { q: &[q; 4][..], k: Some(&k[..]), v: &v[..], extras: Default::default() };
+            cache.step(&inputs, &mut row).unwrap();
+            row
+        };
+        assert_eq!([step(-1.0), step(1.0)], [[0.0; 4], [2.0; 4]], "{score}");
     }
 }
 
@@ -180,6 +206,18 @@ fn queries_far_from_all_keys_are_refused() {
             assert!(matches!(called, Error::Overflow { tensor: "row sums", .. }), "{called}");
             assert!(matches!(told, Err(Error::Overflow { tensor: "out", .. })), "{told:?}");
         }
+    }
+}
+
+/// Up to 65,536 times lambda, where f32 still has a hundredth of what two keys differ by.
+#[test]
+fn how_far_a_query_may_be_is_told() {
+    let score = r#"{"kind": "laplacian", "lambda": 0.5}"#;
+    for (distance, is_right) in [(3.2e4, true), (3.4e4, false)] {
+        let json = format!(r#"{{"mechanism": "composed", "score": {score}}}"#);
+        let mut p = of_size(&json, Shape::square(1, 1, 8, 4), 1.0);
+        p.q[12..16].copy_from_slice(&[distance, 0.0, 0.0, 0.0]);
+        assert_eq!(p.solve::<f32>(Strategy::Fused, None).is_ok(), is_right, "{distance}");
     }
 }
 

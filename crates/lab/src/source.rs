@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead, BufReader, Read},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     ops::Deref,
     path::{Path, PathBuf},
 };
@@ -234,18 +234,41 @@ pub(crate) fn is_compressed(path: &Path) -> Result<bool> {
     magic.into_iter().try_fold(false, |found, magic| Ok(found || starts_with(path, magic)?))
 }
 
-/// Opens a zip archive whose members do not share their bytes: a small file could hold any number of them. `damaged` makes
+/// Opens a zip archive whose members do not share their bytes (a small file could hold any number of them), and are called alike in both places
+/// that name them. `damaged` makes
 /// the error of one that is none.
 pub fn zip<E: From<Error>>(
     path: &Path,
     damaged: impl Fn(&dyn std::fmt::Display) -> E,
 ) -> std::result::Result<ZipArchive<BufReader<File>>, E> {
     let mut archive = ZipArchive::new(BufReader::new(file(path)?)).map_err(|e| damaged(&e))?;
-    match archive.has_overlapping_files() {
-        Ok(false) => Ok(archive),
-        Ok(true) => Err(damaged(&"its members overlap")),
+    if archive.has_overlapping_files().map_err(|e| damaged(&e))? {
+        return Err(damaged(&"its members overlap"));
+    }
+    match misnamed(&mut archive, file(path)?) {
+        Ok(None) => Ok(archive),
+        Ok(Some(name)) => Err(damaged(&format!("`{name}` has another name where it begins"))),
         Err(e) => Err(damaged(&e)),
     }
+}
+
+/// The name of a member that is called otherwise where its bytes begin: no checksum is of the directory at an archive's end.
+fn misnamed(archive: &mut ZipArchive<BufReader<File>>, mut file: File) -> io::Result<Option<String>> {
+    /// Bytes of a member's header before its name, whose length is at `LENGTH`.
+    const HEADER: usize = 30;
+    const LENGTH: usize = 26;
+    for index in 0..archive.len() {
+        let member = archive.by_index_raw(index)?;
+        let mut header = [0; HEADER];
+        file.seek(SeekFrom::Start(member.header_start()))?;
+        file.read_exact(&mut header)?;
+        let mut name = vec![0; usize::from(u16::from_le_bytes([header[LENGTH], header[LENGTH + 1]]))];
+        file.read_exact(&mut name)?;
+        if name != member.name_raw() {
+            return Ok(Some(String::from_utf8_lossy(member.name_raw()).into_owned()));
+        }
+    }
+    Ok(None)
 }
 
 /// A zstd file: frames one after the other, of which the decoder knows the first only, and whose checksums it leaves to others.

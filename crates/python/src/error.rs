@@ -63,6 +63,7 @@ impl From<Error> for Failure {
             Error::Diverged { .. } => {
                 [Some("inverse".into()), None, Some("use inverse = cholesky with a ridge".into())]
             }
+            Error::Memory { .. } => [None, None, Some("pass fewer tokens, or settings that need less".into())],
             _ => [None, None, None],
         };
         Self { class, code, field, tensor, remedy, message }
@@ -85,6 +86,7 @@ fn class_of(error: &Error) -> (&'static str, &'static str) {
         Error::NotConverged { .. } => ("NumericalError", "not-converged"),
         Error::Singular { .. } => ("NumericalError", "singular"),
         Error::Diverged { .. } => ("NumericalError", "diverged"),
+        Error::Memory { .. } => ("OutOfMemoryError", "memory"),
         _ => ("Error", "other"),
     }
 }

@@ -156,6 +156,7 @@ impl Operands {
         mut state: Option<Tensor>,
     ) -> PyResult<()> {
         let (inputs, mask, (applied, plans)) = (self.inputs::<T>()?, self.mask(), self.operator());
+        python(applied.plan().check_memory(false))?;
         let mut unsaved = vec![0.0; if state.is_some() { 0 } else { applied.plan().stats }];
         let state = state.as_mut().map(Tensor::values_mut).transpose()?.unwrap_or(&mut unsaved);
         let out = out.rows_mut::<T>()?;

@@ -25,6 +25,7 @@ use crate::{
     Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
     engine::check_row,
     mechanism::Composed,
+    memory::{self, check_memory},
     range,
     simd::{Level, rows::max_abs},
     structure::{
@@ -92,7 +93,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] for a mechanism that has no causal form, or an empty axis; [`crate::Error::OutOfRange`]
-    /// for an invalid field of the configuration.
+    /// for an invalid field of the configuration; [`crate::Error::Memory`].
     pub fn new(
         mechanism: &Mechanism,
         batch: usize,
@@ -120,15 +121,19 @@ impl Cache {
             features: Vec::new(),
             routed: Vec::new(),
         };
-        cache.reserve();
+        cache.reserve()?;
         Ok(cache)
     }
 
     /// Takes memory for as many tokens as were asked for.
-    fn reserve(&mut self) {
+    fn reserve(&mut self) -> Result<()> {
         if keeps_rows(&self.mechanism) {
+            let tokens = self.capacity.min(self.store.most().unwrap_or(usize::MAX)).max(1);
+            let channels = self.kv_slices().saturating_mul(self.token.head_dim + self.token.value_dim);
+            check_memory("a cache", memory::bytes(tokens.saturating_mul(channels), size_of::<f32>()))?;
             self.store.grow(self.token.batch, 0, self.capacity.max(1));
         }
+        Ok(())
     }
 
     /// The same cache, still empty, with fewer heads of keys and values, each shared by as many neighbouring heads of queries:
@@ -141,7 +146,7 @@ impl Cache {
         self.store = store_of(&self.mechanism, &self.token, kv_heads);
         self.largest = vec![0.0; self.kv_slices()];
         self.clear();
-        self.reserve();
+        self.reserve()?;
         Ok(self)
     }
 

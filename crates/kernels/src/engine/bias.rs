@@ -108,7 +108,7 @@ impl<'a> PairBias<'a> {
                         (queries[i as usize] - keys[j as usize]) as usize
                     };
                     let first = at(rows[0]);
-                    if run && !self.transposed && at(rows[rows.len() - 1]) == first + rows.len() - 1 {
+                    if run && at(rows[rows.len() - 1]) == first + rows.len() - 1 {
                         out[..rows.len()].copy_from_slice(&table[first..first + rows.len()]);
                     } else {
                         out.iter_mut().zip(rows).for_each(|(x, &r)| *x = table[at(r)]);

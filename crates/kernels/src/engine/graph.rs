@@ -130,7 +130,7 @@ impl<'a> Graph<'a> {
     /// Whether the affinity of a query and a key is that of the key and the query.
     fn is_symmetric(&self, head: &Head<'_>) -> bool {
         let Head { queries, keys, sight, bias, .. } = head;
-        self.m.tied && self.map != Map::Offset && sight.is_complete() && bias.is_none() && queries == keys
+        self.m.tied && sight.is_complete() && bias.is_none() && queries == keys
     }
 
     /// Whether rows are summed while values are.

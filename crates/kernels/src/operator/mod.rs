@@ -211,7 +211,7 @@ impl Operator {
     ) -> Result<()> {
         check::length("forward", "stats", stats.len(), self.plan.stats, "size it with `plan().stats`")?;
         let out = Target::new(out, self.sizes(Role::Output));
-        let memory = scratch.take(self.memory(x, mask, out.layout()));
+        let memory = scratch.take_for("forward", self.memory(x, mask, out.layout()), self.plan.allocated_forward)?;
         self.run(x, mask, out, stats, memory)
     }
 
@@ -288,7 +288,8 @@ impl Operator {
         scratch: &mut Scratch,
     ) -> Result<()> {
         check::parameter_gradients("backward", &self.mechanism, &self.shape, &mut into.extras)?;
-        let memory = scratch.take(self.backward_memory(x, mask, finished, &mut into));
+        let needed = self.backward_memory(x, mask, finished, &mut into);
+        let memory = scratch.take_for("backward", needed, self.plan.allocated_backward)?;
         self.run_backward(x, mask, finished, into, memory)
     }
 

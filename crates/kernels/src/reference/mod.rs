@@ -18,7 +18,11 @@ use matrix::Matrix;
 
 use std::collections::BTreeMap;
 
-use crate::{ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check, mechanism::Composed};
+use crate::{
+    ClusterPlan, Error, Inputs, Mask, Mechanism, Parameter, Result, Shape, check,
+    mechanism::Composed,
+    memory::{self, check_memory},
+};
 
 /// What [`forward`] computes.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -85,9 +89,10 @@ struct HeadGradients {
 /// `out = W(q, k) v`, with everything that the mechanism's equations name on the way.
 ///
 /// # Errors
-/// Those of [`crate::Operator::new`] and of [`crate::Operator::forward`], but for solvers: nothing iterates here.
+/// Those of [`crate::Operator::new`] and of [`crate::Operator::forward`], but for solvers: nothing iterates here. [`Error::Memory`].
 pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, mask: &Mask<'_>) -> Result<Forward> {
     check_call("forward", mechanism, shape, inputs, mask)?;
+    check_memory("the reference", needed(mechanism, shape))?;
     let (mut result, values) = (Forward::default(), mechanism.values());
     let made = made_plan(mechanism, shape, inputs, mask);
     let inputs = &made.as_ref().map_or(*inputs, |plan| inputs.with_clusters(plan));
@@ -107,6 +112,13 @@ pub fn forward(mechanism: &Mechanism, shape: &Shape, inputs: &Inputs<'_, f64>, m
         append(&mut result.a, part.a);
     }
     Ok(result)
+}
+
+/// Bytes of the weights of all heads, and of the mechanism's own tensors, twice: as they are given or drawn, and by head.
+fn needed(mechanism: &Mechanism, shape: &Shape) -> u64 {
+    let pairs = shape.slices().saturating_mul(shape.seq_q).saturating_mul(shape.seq_kv);
+    let own: usize = mechanism.parameters().iter().map(|&parameter| mechanism.parameter_len(parameter, shape)).sum();
+    memory::bytes(own.saturating_mul(2).saturating_add(pairs), size_of::<f64>())
 }
 
 /// The gradients of `<dout, out>`, `dout` of the shape of [`Forward::out`], in closed form.

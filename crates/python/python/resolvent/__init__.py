@@ -19,6 +19,7 @@ from .errors import (
     DTypeError,
     Error,
     NumericalError,
+    OutOfMemoryError,
     TensorError,
     UnsupportedError,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "Mechanism",
     "MechanismLike",
     "NumericalError",
+    "OutOfMemoryError",
     "Nystrom",
     "OneHop",
     "Plan",

@@ -100,9 +100,11 @@ def _forward(tensors: Tensors, options: _Options, out: Any, return_state: bool) 
     if return_state:
         options.find_clusters(tensors)
     call = options.call(tensors)
-    sizes, rows, statistics = call.lengths(*tensors.inputs)
-    result = tensors.empty(tensors.shape(rows, sizes[5])) if out is None else out
-    state = np.empty(statistics, np.float32) if return_state else None
+    result, state = out, None
+    if out is None or return_state:
+        sizes, rows, statistics = call.lengths(*tensors.inputs)
+        result = tensors.empty(tensors.shape(rows, sizes[5])) if out is None else out
+        state = np.empty(statistics, np.float32) if return_state else None
     call.forward(*tensors.inputs, tensors.seen(result), state)
     shown = tensors.present(result) if out is None else out
     return (shown, State(result, state, options.clusters)) if return_state else shown

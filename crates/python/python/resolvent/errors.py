@@ -10,6 +10,7 @@ __all__ = [
     "DeviceError",
     "Error",
     "NumericalError",
+    "OutOfMemoryError",
     "TensorError",
     "UnsupportedError",
 ]
@@ -67,6 +68,10 @@ class DeviceError(TensorError):
 
 class NumericalError(Error, ArithmeticError):
     """The inputs have no right result in float32, or a solver did not reach its tolerance."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The system does not give the memory that a call needs beside its tensors."""
 
 
 def not_dense(name: str, error: Exception) -> TensorError:

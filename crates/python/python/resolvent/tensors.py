@@ -21,12 +21,14 @@ def is_torch(x: Any) -> bool:
 
 
 def _is_bfloat16(x: Any) -> bool:
-    # NumPy knows bfloat16 through packages alone, whose types DLPack does not carry.
-    return isinstance(x, np.ndarray) and x.dtype.name == "bfloat16"
+    # NumPy knows bfloat16 through packages alone, whose types DLPack does not carry. A type's name takes long to make.
+    return isinstance(x, np.ndarray) and x.dtype.kind == "V" and x.dtype.name == "bfloat16"
 
 
 def _in_rows(x: np.ndarray[Any, Any]) -> bool:
     """Whether the kernels read the array where it lies."""
+    if x.flags.c_contiguous and x.flags.aligned:
+        return True
     steps = [stride // x.itemsize for stride, size in zip(x.strides, x.shape) if size > 1]
     whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
     return whole and (x.ndim == 0 or x.shape[-1] < 2 or steps[-1] == 1)

@@ -59,6 +59,14 @@ impl Bound {
         }
     }
 
+    /// Whether the system gives what a forward pass needs beside its tensors.
+    pub fn check_memory(&self) -> resolvent_kernels::Result<()> {
+        match self {
+            Self::Batch(operator) => operator.plan().check_memory(false),
+            Self::Sequences(operator, _) => operator.plan().check_memory(false),
+        }
+    }
+
     pub fn lse(&self, stats: &[f32]) -> Option<Vec<f32>> {
         match self {
             Self::Batch(operator) => operator.lse(stats).map(<[f32]>::to_vec),

@@ -274,6 +274,7 @@ pub(super) fn run_forward<T: Storage>(
     call: &Call,
     out: kernels::Strided<&mut [T]>,
 ) -> kernels::Result<Arc<[f32]>> {
+    call.operator.check_memory()?;
     let mut stats = vec![0.0; call.operator.stats()];
     with_scratch(|scratch| call.operator.forward(inputs, &call.mask(), out, &mut stats, scratch))?;
     Ok(stats.into())

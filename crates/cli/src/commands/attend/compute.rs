@@ -1,7 +1,7 @@
 //! The two ways of computing a call: fused in f32, naively in f64.
 
 use resolvent_kernels::{
-    ClusterPlan, ExtraGradients, Gradients, Inputs, Mask, Operator, Parameter, Result, Scratch, reference,
+    ClusterPlan, ExtraGradients, Gradients, Inputs, Mask, Operator, Parameter, Result, Scratch, check_memory, reference,
 };
 
 use super::{
@@ -24,6 +24,7 @@ pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Atte
         described = describe(&plan, op, layout, &inputs, &mask, args)?;
         inputs.extras = inputs.extras.with_clusters(&plan);
     }
+    check_room(op, tensors.dout.is_some())?;
     let mut scratch = Scratch::default();
     let mut out = vec![0.0_f32; op.out_len()];
     let mut stats = vec![0.0; op.plan().stats];
@@ -46,6 +47,14 @@ pub fn fused(op: &Operator, layout: &Layout, tensors: &Tensors<f32>, args: &Atte
     results.extend(names.gradients(&dq, dk.as_deref(), &dv));
     results.extend(parameters.iter().map(|(p, gradient)| names.parameter(*p, gradient)));
     Ok(results)
+}
+
+/// Refuses what the machine has no memory for: an allocation that fails ends the process.
+fn check_room(op: &Operator, differentiated: bool) -> Result<()> {
+    let (mechanism, shape) = (op.mechanism(), op.shape());
+    let own: usize = mechanism.parameters().iter().map(|&parameter| mechanism.parameter_len(parameter, shape)).sum();
+    check_memory("attend", if differentiated { 4 * own as u64 } else { 0 })?;
+    op.plan().check_memory(differentiated)
 }
 
 /// Room for the gradients of the mechanism's own tensors.

@@ -136,6 +136,7 @@ fn together(
         plans = op.clusters(&inputs, &mask, &mut scratch)?;
         inputs.clusters = Some(&plans);
     }
+    op.plan().check_memory(tensors.dout.is_some())?;
     let (mut out, mut stats) = (vec![0.0; s.out_len()], vec![0.0; op.plan().stats]);
     op.forward(
         &inputs,

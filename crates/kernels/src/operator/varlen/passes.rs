@@ -226,7 +226,7 @@ impl VarlenOperator {
         task: impl Fn(usize, &mut [f32]) -> Result<()> + Sync,
     ) -> Result<()> {
         let [alone, per_worker] = self.needed(needed);
-        let work = scratch.take(self.scratch([alone, per_worker]));
+        let work = scratch.take_for("sequences", self.scratch([alone, per_worker]), 0)?;
         let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
         let attempt = |n: usize, memory: &mut [f32]| {
             let Err(error) = task(n, memory) else { return };

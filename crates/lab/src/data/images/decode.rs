@@ -1,6 +1,6 @@
 //! One PNG, JPEG or WebP file to pixels, and the part of it that is seen.
 
-use std::{io::Cursor, path::Path};
+use std::{borrow::Cow, io::Cursor, path::Path};
 
 use fast_image_resize::{
     FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer,
@@ -10,7 +10,7 @@ use image::{ColorType, DynamicImage, ImageDecoder, ImageReader, Limits};
 
 use super::{
     header::{Format, damaged},
-    webp,
+    png, webp,
 };
 use crate::{
     augment::{Filter, Rectangle},
@@ -41,7 +41,7 @@ impl From<String> for Problem {
     }
 }
 
-/// Most bytes of a row and of what a file holds beside its pixels, such as a colour profile.
+/// Most bytes of a row and of what a file holds beside its pixels, such as an orientation.
 const BESIDE: u64 = 32 << 20;
 
 /// The limits of decoders: what pixels take is asked of the budget.
@@ -54,9 +54,12 @@ pub(super) fn limits() -> Limits {
 /// Decodes a file, told by its content, and turns it as its orientation says. An alpha channel is dropped and 16 bits become 8.
 /// What comes with it are the bytes of the budget for the picture and for one part of it of `extent` (height, width).
 pub(super) fn decode(path: &Path, file: &[u8], extent: Option<[usize; 2]>) -> Result<(Original, Passing), Problem> {
-    let mut reader = ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|problem| damaged(&problem))?;
     let format = Format::of(file)?;
-    let beside_file = beside(file, format)?;
+    let shown = if format == Format::Png { png::without_profile(file) } else { Cow::Borrowed(file) };
+    let copied = if let Cow::Owned(copy) = &shown { copy.len() as u64 } else { 0 };
+    let mut reader =
+        ImageReader::new(Cursor::new(&*shown)).with_guessed_format().map_err(|problem| damaged(&problem))?;
+    let beside_file = beside(file, format)?.saturating_add(copied);
     reader.limits(limits());
     let mut decoder = reader.into_decoder().map_err(|problem| damaged(&problem))?;
     if decoder.total_bytes() == 0 {

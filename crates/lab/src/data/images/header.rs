@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use image::{ColorType, ImageDecoder, ImageFormat, codecs::png::PngDecoder, metadata::Orientation};
 
-use super::webp;
+use super::{png::without_profile, webp};
 use crate::data::PictureShape;
 
 /// What is known of a picture before it is decoded.
@@ -56,7 +56,8 @@ pub(super) fn damaged(problem: &dyn std::fmt::Display) -> String {
 }
 
 fn png(start: &[u8]) -> image::ImageResult<Header> {
-    let mut decoder = PngDecoder::with_limits(Cursor::new(start), super::decode::limits())?;
+    let start = without_profile(start);
+    let mut decoder = PngDecoder::with_limits(Cursor::new(&*start), super::decode::limits())?;
     let (width, height) = decoder.dimensions();
     let orientation = decoder.orientation()?;
     let shape = turned([height, width].map(|extent| extent as usize), decoder.color_type(), orientation);

@@ -8,6 +8,7 @@ mod files;
 mod header;
 mod layout;
 mod pattern;
+mod png;
 mod tar;
 mod webdataset;
 mod webp;

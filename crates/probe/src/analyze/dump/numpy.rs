@@ -197,6 +197,19 @@ mod tests {
         zip.finish().unwrap().into_inner()
     }
 
+    /// The directory at the end says which array is which, and has no checksum.
+    #[test]
+    fn arrays_have_one_name() {
+        let array = npy("<f4", "False", "(2, 3)", &floats(6));
+        let whole = zipped(CompressionMethod::Stored, &[("q.npy", array.clone()), ("k.npy", array)]);
+        assert!(!opened("x.npz", &whole).unwrap().layers()[0].tied());
+        let at = whole.windows(5).rposition(|name| name == b"k.npy").unwrap();
+        let mut flipped = whole;
+        flipped[at] ^= 1;
+        let error = opened("x.npz", &flipped).unwrap_err().to_string();
+        assert!(error.contains("`j.npy` has another name"), "{error}");
+    }
+
     #[test]
     fn one_array_is_tied_queries() {
         let mut dump = opened("q.npy", &npy("<f4", "False", "(2, 3)", &floats(6))).unwrap();
