@@ -6,9 +6,6 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use support::Sandbox;
 
-/// The values that the page leaves to its reader: a mechanism, and where loops set names, the loops' own.
-const LEFT_OPEN: [(&str, &str); 2] = [("M", "softmax"), ("M.json", "own.json")];
-
 fn page() -> String {
     fs::read_to_string(root().join("docs/evidence.md")).unwrap()
 }
@@ -33,7 +30,9 @@ fn expand(lines: &[&str], values: &BTreeMap<&str, &str>, into: &mut Vec<Vec<Stri
         at += 1;
         if let Some((name, of)) = line.strip_prefix("for ").and_then(|line| line.split_once(" in ")) {
             let end = end_of_loop(&lines[at..]).unwrap_or_else(|| panic!("`{line}` has no end"));
-            for value in of.trim_end_matches("; do").split(' ') {
+            // Seeds are numbers: the first stands for them.
+            let values_of = if name == "seed" { 1 } else { usize::MAX };
+            for value in of.trim_end_matches("; do").split(' ').take(values_of) {
                 let values = values.iter().map(|(&name, &value)| (name, value)).chain([(name, value)]).collect();
                 expand(&lines[at..at + end], &values, into);
             }
@@ -59,11 +58,10 @@ fn words(line: &str, values: &BTreeMap<&str, &str>) -> Vec<String> {
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));
     let line = names.into_iter().fold(line.to_owned(), |line, name| line.replace(&format!("${name}"), values[name]));
     assert!(!line.contains('$'), "{line}: a name that no loop sets");
-    let word = |word: &str| match LEFT_OPEN.iter().find(|(open, _)| *open == word) {
-        Some((_, given)) => (*given).to_owned(),
-        None => word.strip_prefix("configs/").map_or(word, |name| name.trim_end_matches(".toml")).to_owned(),
-    };
-    line.split_whitespace().map(word).collect()
+    let word =
+        |word: &str| word.strip_prefix("configs/").map_or(word, |name| name.trim_end_matches(".toml")).to_owned();
+    // What is kept in a file is the shell's.
+    line.split_whitespace().take_while(|word| *word != ">").map(word).collect()
 }
 
 /// Where nothing can be written and no data lie: what is wrong with a command's words is told before either is.
@@ -75,12 +73,8 @@ fn every_command_is_one_of_the_program() {
     let own: Vec<_> = commands.iter().filter(|words| words[0] == "resolvent").collect();
     assert!(own.len() > 60, "{} commands", own.len());
     for words in own {
-        for word in words.iter().filter(|word| word.ends_with(".json") && !word.contains('/')) {
-            sandbox.write(word, r#"{"mechanism": "fna"}"#);
-        }
-        if words.iter().any(|word| word == "imdb.toml") {
-            sandbox.write("imdb.toml", "extends = 'imdb'");
-        }
+        let files = words.iter().flat_map(|word| word.split(',')).filter(|file| file.ends_with(".json"));
+        files.for_each(|file| drop(sandbox.write(file, r#"{"mechanism": "fna"}"#)));
         let args: Vec<_> = words[1..].iter().map(String::as_str).collect();
         let outcome = sandbox.run(&args);
         assert_eq!(outcome.code, Some(1), "{}\n{}", words.join(" "), outcome.stderr);
@@ -101,17 +95,18 @@ fn every_example_is_there() {
         let found = folder.join(format!("{name}.rs")).is_file() || folder.join(&name).join("main.rs").is_file();
         assert!(found, "{}", words.join(" "));
         // What it is asked for, it knows.
-        for part in words.iter().skip_while(|word| *word != "--").skip(1) {
+        for part in words.iter().skip_while(|word| *word != "--").skip(1).filter(|word| word.parse::<u64>().is_err()) {
             let source = sources(&folder, &name);
             assert!(source.contains(&format!("\"{part}\"")), "{}: {part}", words.join(" "));
         }
     }
 }
 
-/// The text of an example, of one file or of a folder.
+/// The text of an example, of one file or of a folder, with what examples share.
 fn sources(folder: &Path, name: &str) -> String {
     let read = |file: &Path| fs::read_to_string(file).unwrap_or_default();
     let single = read(&folder.join(format!("{name}.rs")));
-    let several = fs::read_dir(folder.join(name)).into_iter().flatten().map(|file| read(&file.unwrap().path()));
+    let folders = [name, "draws"].into_iter().filter_map(|name| fs::read_dir(folder.join(name)).ok()).flatten();
+    let several = folders.map(|file| read(&file.unwrap().path()));
     several.fold(single, |all, file| all + &file)
 }

@@ -1,32 +1,22 @@
 //! The tables on spectra and paths in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [sharpness] [lengths]`
+//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [sharpness] [lengths] [--seed N]`
 //!
 //! "Fractional neural attention for efficient multiscale sequence processing", figures 2a, 5a, 5d and 5e, on drawn tokens: the
 //! same comparisons at equal sharpness beside those at the kernels' own widths.
 
+mod draws;
+
 use std::f64::consts::PI;
 
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+use draws::normal;
 use resolvent_graph::{
     Dense, LinearOperator, Result, Reversible, generator, matched_bandwidth, row_perplexity, shortest_paths,
     spectral_gap,
 };
 
-/// A table's name, and what prints it.
-type Table = (&'static str, fn() -> Result<()>);
-
 fn main() -> Result<()> {
-    let chosen: Vec<String> = std::env::args().skip(1).collect();
-    let tables: [Table; 3] = [("spectrum", spectrum), ("sharpness", sharpness), ("lengths", lengths)];
-    for (name, table) in tables {
-        if chosen.is_empty() || chosen.iter().any(|c| c == name) {
-            println!("\n## {name}\n");
-            table()?;
-        }
-    }
-    Ok(())
+    draws::print(&[("spectrum", spectrum), ("sharpness", sharpness), ("lengths", lengths)])
 }
 
 /// How two tokens relate.
@@ -76,7 +66,7 @@ fn normalised(mut scores: Vec<f64>) -> Vec<f64> {
 
 /// Fig. 2a: eigenvalues of the generator on a circle of 500 points, length scale 0.01, geodesic distances; the slope of their
 /// logarithm against that of the frequency.
-fn spectrum() -> Result<()> {
+fn spectrum(_: u64) -> Result<()> {
     const POINTS: usize = 500;
     const WIDTH: f64 = 0.01;
     let windows = [(1, 10), (1, 25), (5, 50), (10, 100), (100, 249)];
@@ -123,12 +113,12 @@ fn mean_perplexity(weights: &Dense) -> Result<f64> {
 
 /// Figs. 5a and 5d: spectral gap and hops on 200 tokens of 8 channels, at the kernels' own widths and at one perplexity (for
 /// which the tokens' scale does not matter).
-fn sharpness() -> Result<()> {
+fn sharpness(seed: u64) -> Result<()> {
     const N: usize = 200;
     const D: usize = 8;
-    println!("| tokens | perplexity | kernel | width | gap | mean hops | most |\n|---|---|---|---|---|---|---|");
+    println!("| tokens | width | kernel | perplexity | gap | mean hops | most |\n|---|---|---|---|---|---|---|");
     for (name, size, targets) in [("unit normal", 1.0, &[150.0, 20.0, 2.6][..]), ("3 times that", 3.0, &[])] {
-        let x: Vec<f64> = normal(N * D, 5).into_iter().map(|x| size * x).collect();
+        let x: Vec<f64> = normal(N * D, 5, seed).into_iter().map(|x| size * x).collect();
         let row = |target: Option<f64>| -> Result<()> {
             for (kernel, score, own, range) in kernels(D) {
                 let perplexity = |width: f64| mean_perplexity(&score.weights(&x, D, width));
@@ -139,11 +129,8 @@ fn sharpness() -> Result<()> {
                 let weights = score.weights(&x, D, width);
                 let (hops, gap) = (shortest_paths(&weights)?.summary(), spectral_gap(&weights)?);
                 let rows = mean_perplexity(&weights)?;
-                let how = if target.is_some() { "matched" } else { "own width" };
-                println!(
-                    "| {name} | {rows:.1}, {how} | {kernel} | {width:.2} | {gap:.4} | {:.2} | {} |",
-                    hops.mean, hops.max
-                );
+                let how = target.map_or("own".into(), |target| format!("matched at {target}"));
+                println!("| {name} | {how} | {kernel} | {rows:.1} | {gap:.3e} | {:.3} | {} |", hops.mean, hops.max);
             }
             Ok(())
         };
@@ -156,34 +143,20 @@ fn sharpness() -> Result<()> {
 }
 
 /// Fig. 5e: hops against the number of tokens, of 8 channels and twice unit variance.
-fn lengths() -> Result<()> {
+fn lengths(seed: u64) -> Result<()> {
     const D: usize = 8;
-    println!("| tokens | kernel | own width: perplexity | mean hops | most | matched (n / 20): mean hops | most |");
-    println!("|---|---|---|---|---|---|---|");
+    println!("| tokens | width | kernel | perplexity | mean hops | most |\n|---|---|---|---|---|---|");
     for n in [100, 200, 300, 400, 500] {
-        let x: Vec<f64> = normal(n * D, n as u64).into_iter().map(|x| 2.0 * x).collect();
+        let x: Vec<f64> = normal(n * D, n as u64, seed).into_iter().map(|x| 2.0 * x).collect();
         for (kernel, score, own, range) in kernels(D) {
             let perplexity = |width: f64| mean_perplexity(&score.weights(&x, D, width));
-            let weights = score.weights(&x, D, own);
-            let hops = shortest_paths(&weights)?.summary();
             let matched = matched_bandwidth(n as f64 / 20.0, range, perplexity)?;
-            let sharp = shortest_paths(&score.weights(&x, D, matched))?.summary();
-            println!(
-                "| {n} | {kernel} | {:.0} | {:.2} | {} | {:.2} | {} |",
-                mean_perplexity(&weights)?,
-                hops.mean,
-                hops.max,
-                sharp.mean,
-                sharp.max
-            );
+            for (how, width) in [("own", own), ("matched at n / 20", matched)] {
+                let weights = score.weights(&x, D, width);
+                let (hops, rows) = (shortest_paths(&weights)?.summary(), mean_perplexity(&weights)?);
+                println!("| {n} | {how} | {kernel} | {rows:.1} | {:.3} | {} |", hops.mean, hops.max);
+            }
         }
     }
     Ok(())
-}
-
-/// Standard normal numbers, by Box and Muller.
-fn normal(count: usize, seed: u64) -> Vec<f64> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut draw = || (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (2.0 * PI * rng.random::<f64>()).cos();
-    (0..count).map(|_| draw()).collect()
 }

@@ -1,12 +1,13 @@
 //! The tables on landmark matrices in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example nystrom -- [iterations] [norms] [lengths] [solvers] [conditions]`
+//! `cargo run --release -p resolvent-graph --example nystrom -- [iterations] [norms] [lengths] [solvers] [conditions] [--seed N]`
 //!
 //! Tokens are drawn, not trained: independent normal ones, and fields that vary smoothly over a grid, white noise blurred by
 //! a Gaussian of so many cells and brought to unit variance, as patches of a picture would.
 
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+mod draws;
+
+use draws::normal;
 use resolvent_graph::{
     AttentionOperator, Dense, Lanczos, LinearOperator, Result,
     nystrom::{
@@ -18,34 +19,23 @@ use resolvent_kernels::{Mechanism, Strategy};
 
 const DIM: usize = 32;
 
-/// A table's name, and what prints it.
-type Table = (&'static str, fn() -> Result<()>);
-
 fn main() -> Result<()> {
-    let chosen: Vec<String> = std::env::args().skip(1).collect();
-    let tables: [Table; 5] = [
+    draws::print(&[
         ("iterations", iterations),
         ("norms", norms),
         ("lengths", lengths),
         ("solvers", solvers),
         ("conditions", conditions),
-    ];
-    for (name, table) in tables {
-        if chosen.is_empty() || chosen.iter().any(|c| c == name) {
-            println!("\n## {name}\n");
-            table()?;
-        }
-    }
-    Ok(())
+    ])
 }
 
 /// "Softmax-free Linear Transformers", Fig. 5: residual and error of the inverse against the step.
-fn iterations() -> Result<()> {
-    let pooled = |correlation| pool(&field(56, DIM, correlation, 1), 56, DIM, 8);
+fn iterations(seed: u64) -> Result<()> {
+    let pooled = |correlation| pool(&field(56, DIM, correlation, 1, seed), 56, DIM, 8);
     let kinds = [
         ("pooled independent", pooled(0.0), DIM),
         ("pooled field, 8 cells", pooled(8.0), DIM),
-        ("independent, D = 2", normal(49 * 2, 2), 2),
+        ("independent, D = 2", normal(49 * 2, 2, seed), 2),
     ];
     println!("| 49 landmarks | condition | below \\|A\\|/1400 | step | residual | bound | error of the inverse |");
     println!("|---|---|---|---|---|---|---|");
@@ -68,12 +58,12 @@ fn iterations() -> Result<()> {
 }
 
 /// The same paper's Fig. 6b: the inverse's norm, with and without the degrees, against the number of landmarks.
-fn norms() -> Result<()> {
+fn norms(seed: u64) -> Result<()> {
     println!("| tokens | landmarks | \\|A^-1\\| | \\|D^-1/2 A^-1 D^-1/2\\| | ratio | mean degree |");
     println!("|---|---|---|---|---|---|");
     for correlation in [0.0, 4.0] {
         for side in [7, 14, 20, 32] {
-            let a = gaussian(DIM).gram(&field(side, DIM, correlation, 3), DIM)?;
+            let a = gaussian(DIM).gram(&field(side, DIM, correlation, 3, seed), DIM)?;
             let norms = InverseNorms::of(&a)?;
             let degree = a.entries().iter().sum::<f64>() / a.len() as f64;
             let name = if correlation == 0.0 { "independent" } else { "field, 4 cells" };
@@ -90,7 +80,7 @@ fn norms() -> Result<()> {
 }
 
 /// Spectral norms of the operators at three picture sizes: why SOFT does not transfer to other lengths.
-fn lengths() -> Result<()> {
+fn lengths(seed: u64) -> Result<()> {
     println!("| field | operator | 56 x 56 | 96 x 96 | 128 x 128 | exponent in n |");
     println!("|---|---|---|---|---|---|");
     for share in [0.05, 0.1, 0.2] {
@@ -105,7 +95,8 @@ fn lengths() -> Result<()> {
                     r#"{{{fields}, "grid": [{side}, {side}], "landmarks": {{"kind": "pool", "ratio": 8}}, "inverse": "cholesky"}}"#
                 );
                 // The same kind of picture at another resolution: it varies over the same share of its side.
-                let tokens: Vec<f32> = field(side, DIM, share * side as f64, 4).iter().map(|&x| x as f32).collect();
+                let tokens: Vec<f32> =
+                    field(side, DIM, share * side as f64, 4, seed).iter().map(|&x| x as f32).collect();
                 let mechanism = Mechanism::from_json(&json)?;
                 let graph = AttentionOperator::new(&mechanism, side * side, &tokens, None, None, Strategy::Fused)?;
                 // Symmetric and positive: its norm is its largest eigenvalue.
@@ -122,7 +113,7 @@ fn lengths() -> Result<()> {
 }
 
 /// "LaplacianFormer", Fig. 6: steps to an error of 1e-6 on a log-spaced spectrum, and what they cost; algorithm 2's start.
-fn solvers() -> Result<()> {
+fn solvers(seed: u64) -> Result<()> {
     const N: usize = 49;
     println!(
         "| condition | from W / s^2 | from I / s | conjugate gradients | operations in n^3: from I, conjugate gradients |"
@@ -130,7 +121,7 @@ fn solvers() -> Result<()> {
     println!("|---|---|---|---|---|");
     let below = |errors: Vec<f64>| errors.iter().position(|&e| e < 1e-6);
     let shown = |steps: Option<usize>| steps.map_or("none in 80".into(), |n| n.to_string());
-    let reflection = normal(N, 5);
+    let reflection = normal(N, 5, seed);
     let square: f64 = reflection.iter().map(|x| x * x).sum();
     let at = |i: usize, j: usize| f64::from(u8::from(i == j)) - 2.0 * reflection[i] * reflection[j] / square;
     for condition in [2.0_f64, 50.0, 1000.0] {
@@ -154,7 +145,7 @@ fn solvers() -> Result<()> {
     println!("\n| landmarks | largest eigenvalue | steps of algorithm 2, start 2 W / s, until it overflows |");
     println!("|---|---|---|");
     for correlation in [0.0, 8.0] {
-        let landmarks = pool(&field(56, DIM, correlation, 6), 56, DIM, 8);
+        let landmarks = pool(&field(56, DIM, correlation, 6, seed), 56, DIM, 8);
         let w = LAPLACIAN.gram(&landmarks, DIM)?;
         let most = symmetric_eigen(&w)?.values.last().copied().unwrap_or(1.0);
         let curve = newton_curve(&w, Start::Matrix(2.0 / most), 20)?;
@@ -166,12 +157,12 @@ fn solvers() -> Result<()> {
 }
 
 /// Condition numbers of both kernels among 49 pooled landmarks, and the error of going through them.
-fn conditions() -> Result<()> {
+fn conditions(seed: u64) -> Result<()> {
     println!("| tokens | deviation | Laplacian | Gaussian | error of Laplacian | of Gaussian |");
     println!("|---|---|---|---|---|---|");
     for correlation in [0.0, 8.0] {
         for deviation in [0.01, 0.1, 0.3, 1.0] {
-            let tokens: Vec<f64> = field(56, DIM, correlation, 7).iter().map(|x| x * deviation).collect();
+            let tokens: Vec<f64> = field(56, DIM, correlation, 7, seed).iter().map(|x| x * deviation).collect();
             let landmarks = pool(&tokens, 56, DIM, 8);
             let sample: Vec<f64> = tokens.chunks(DIM).step_by(7).flatten().copied().collect();
             let name = if correlation == 0.0 { "independent" } else { "field, 8 cells" };
@@ -197,17 +188,10 @@ fn gaussian(dim: usize) -> Kernel {
     Kernel::Gaussian { scale: 0.5 / (dim as f64).sqrt() }
 }
 
-/// Independent normal numbers.
-fn normal(count: usize, seed: u64) -> Vec<f64> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut uniform = || rng.random_range(f64::MIN_POSITIVE..1.0);
-    (0..count).map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()).collect()
-}
-
 /// Tokens `[side * side, dim]` of unit variance that vary over about `correlation` cells, 0 for independent ones; the grid's
 /// ends meet.
-fn field(side: usize, dim: usize, correlation: f64, seed: u64) -> Vec<f64> {
-    let mut x = normal(side * side * dim, seed);
+fn field(side: usize, dim: usize, correlation: f64, what: u64, seed: u64) -> Vec<f64> {
+    let mut x = normal(side * side * dim, what, seed);
     if correlation > 0.0 {
         let reach = (3.0 * correlation).ceil() as isize;
         let weight = |d: isize| (-0.5 * (d as f64 / correlation).powi(2)).exp();

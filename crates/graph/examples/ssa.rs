@@ -1,12 +1,13 @@
 //! The table on more and fewer clusters in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example ssa`
+//! `cargo run --release -p resolvent-graph --example ssa -- [--seed N]`
 //!
 //! "Spectral Sparse Attention", section 4.4, on drawn tokens, queries being the keys: the leading eigenvectors, as many as there
 //! are clusters, and the gap of the sparse graph beside the dense one's.
 
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+mod draws;
+
+use draws::normal;
 use resolvent_graph::{AttentionOperator, Dense, Result, Reversible, Spectrum, sin_theta};
 use resolvent_kernels::{
     Mechanism, Strategy,
@@ -35,16 +36,20 @@ fn ssa(clusters: usize, estimator: Estimator) -> Mechanism {
 }
 
 fn main() -> Result<()> {
+    draws::print(&[("clusters", clusters)])
+}
+
+fn clusters(seed: u64) -> Result<()> {
     println!("| tokens | remote edges | clusters | sines / sqrt(k) | dense gap | sparse gap | ratio |");
     println!("|---|---|---|---|---|---|---|");
-    for (name, x) in [("independent", independent(1)), ("16 planted clusters", planted(2))] {
+    for (name, x) in [("independent", independent(seed)), ("16 planted clusters", planted(seed))] {
         let dense = spectrum(&softmax(), &x)?;
         for (how, estimator) in [("as sampled", Estimator::Raw), ("weighted", Estimator::Importance)] {
             for k in [4, 8, 16, 32] {
                 let sparse = spectrum(&ssa(k, estimator), &x)?;
                 let sines = sin_theta(dense.subspace(k), sparse.subspace(k))? / (k as f64).sqrt();
                 let (own, other) = (dense.gap(), sparse.gap());
-                println!("| {name} | {how} | {k} | {sines:.2} | {own:.1e} | {other:.1e} | {:.1} |", own / other);
+                println!("| {name} | {how} | {k} | {sines:.3} | {own:.2e} | {other:.2e} | {:.2} |", own / other);
             }
         }
     }
@@ -52,20 +57,12 @@ fn main() -> Result<()> {
 }
 
 fn independent(seed: u64) -> Vec<f32> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    (0..TOKENS * DIM).map(|_| normal(&mut rng)).collect()
+    normal(TOKENS * DIM, 1, seed).into_iter().map(|x| x as f32).collect()
 }
 
 /// Tokens around sixteen centres, three times as far apart as the tokens of one are spread.
 fn planted(seed: u64) -> Vec<f32> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let centres: Vec<f32> = (0..PLANTED * DIM).map(|_| 1.5 * normal(&mut rng)).collect();
-    let at = |token: usize, channel: usize| centres[token % PLANTED * DIM + channel];
-    (0..TOKENS * DIM).map(|i| at(i / DIM, i % DIM) + 0.5 * normal(&mut rng)).collect()
-}
-
-/// A standard normal number, by Box and Muller.
-fn normal(rng: &mut ChaCha8Rng) -> f32 {
-    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
-    (radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
+    let (centres, tokens) = (normal(PLANTED * DIM, 2, seed), normal(TOKENS * DIM, 3, seed));
+    let at = |token: usize, channel: usize| 1.5 * centres[token % PLANTED * DIM + channel];
+    tokens.iter().enumerate().map(|(i, x)| (at(i / DIM, i % DIM) + 0.5 * x) as f32).collect()
 }

@@ -8,13 +8,13 @@ use super::{inputs, mean, plan, ssa};
 const TOKENS: usize = 512;
 
 /// Means over the rows: bound, and what it bounds.
-pub fn table() -> Result<()> {
-    println!("| data | plan | total variation | bound | error of the output | bound |");
+pub fn table(seed: u64) -> Result<()> {
+    println!("| data | plan | total variation | bound | error of the output | bound of the error |");
     println!("|---|---|---|---|---|---|");
     for (kind, dim) in
         [(ClusterKind::Planted, 32), (ClusterKind::Near, 32), (ClusterKind::Near, 8), (ClusterKind::Independent, 64)]
     {
-        let head = Clusters { seed: 0, tokens: TOKENS, dim, kind }.generate()?;
+        let head = Clusters { seed, tokens: TOKENS, dim, kind }.generate()?;
         for (name, fields) in [
             ("`centroid`", r#""estimator": "centroid""#),
             ("`centroid`, 4 routes", r#""estimator": "centroid", "routes": 4"#),

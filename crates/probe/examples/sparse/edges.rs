@@ -6,7 +6,7 @@ use resolvent_kernels::Result;
 use super::{entries, plan, ssa};
 
 /// Exact pairs and sampled edges of the default configuration, beside proposition 4's `N^2 / k + k^2 s`.
-pub fn table() -> Result<()> {
+pub fn table(seed: u64) -> Result<()> {
     let importance = ssa("")?;
     let centroid = ssa(r#""estimator": "centroid""#)?;
     println!("| tokens | clusters | exact | sampled | together | of all pairs | formula | `centroid` |");
@@ -14,7 +14,7 @@ pub fn table() -> Result<()> {
     let mut points = Vec::new();
     for tokens in [512, 1024, 2048, 4096, 8192] {
         let kind = ClusterKind::Independent;
-        let head = Clusters { seed: 0, tokens, dim: 64, kind }.generate()?;
+        let head = Clusters { seed, tokens, dim: 64, kind }.generate()?;
         let made = plan(&importance, &head)?;
         let [exact, sampled, _] = entries(&made, &head.shape());
         let [near, _, far] = entries(&plan(&centroid, &head)?, &head.shape());

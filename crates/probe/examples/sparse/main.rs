@@ -1,6 +1,8 @@
 //! The tables on spectral sparse attention in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-probe --example sparse -- [needle] [clusters] [edges] [spectra] [certificates] [energy]`
+//! `cargo run --release -p resolvent-probe --example sparse -- [needle] [clusters] [edges] [spectra] [certificates] [energy] [--seed N]`
+//!
+//! `--seed` is of what is drawn once, for `edges`, `spectra` and `certificates`; `needle` and `clusters` are means of several draws.
 //!
 //! Or a generated head as a file: `... -- head KIND TOKENS SEED FILE`.
 
@@ -18,25 +20,30 @@ use heads::Head;
 use resolvent_kernels::{ClusterPlan, Extras, Inputs, Mask, Mechanism, Operator, Result, Scratch, Shape, Strategy};
 
 /// A table's name, and what prints it.
-type Table = (&'static str, fn() -> Result<()>);
+type Table = (&'static str, fn(u64) -> Result<()>);
 
 fn main() -> Result<()> {
-    let chosen: Vec<String> = std::env::args().skip(1).collect();
+    let mut chosen: Vec<String> = std::env::args().skip(1).collect();
     if chosen.first().is_some_and(|first| first == "head") {
         return heads::write(&chosen[1..]);
     }
+    let mut seed = 0;
+    if let Some(at) = chosen.iter().position(|word| word == "--seed") {
+        seed = chosen.get(at + 1).and_then(|seed| seed.parse().ok()).expect("a number behind --seed");
+        chosen.drain(at..at + 2);
+    }
     let tables: [Table; 6] = [
-        ("needle", needle::table),
-        ("clusters", clusters::table),
+        ("needle", |_| needle::table()),
+        ("clusters", |_| clusters::table()),
         ("edges", edges::table),
         ("spectra", spectra::table),
         ("certificates", certificates::table),
-        ("energy", energy::table),
+        ("energy", |_| energy::table()),
     ];
     for (name, table) in tables {
         if chosen.is_empty() || chosen.iter().any(|c| c == name) {
             println!("\n## {name}\n");
-            table()?;
+            table(seed)?;
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ const CLUSTERS: usize = 32;
 
 /// The distance between leading eigenspaces beside Davis and Kahan's bound, and what dropping all edges between clusters
 /// does to the graph beside the paper's bound, `2 eps`, and one that holds, `rho + 2 (1 - sqrt(1 - rho))`.
-pub fn table() -> Result<()> {
+pub fn table(seed: u64) -> Result<()> {
     println!(
         "| data | edges beyond | \\|E\\| | gap | sin | 2 sqrt(r) \\|E\\| / gap | eps | 2 eps | row leak | bound by the leak |"
     );
@@ -22,7 +22,7 @@ pub fn table() -> Result<()> {
         ("planted", ClusterKind::Planted, 1.0),
         ("near", ClusterKind::Near, 1.0),
     ] {
-        let mut head = Clusters { seed: 0, tokens: TOKENS, dim: 32, kind }.generate()?;
+        let mut head = Clusters { seed, tokens: TOKENS, dim: 32, kind }.generate()?;
         head.q.iter_mut().chain(&mut head.k).for_each(|x| *x *= factor);
         for (name, fields) in [
             ("none", r#""samples": 0"#),

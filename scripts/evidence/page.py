@@ -1,0 +1,141 @@
+"""The tables of docs/evidence.md, between marks."""
+
+import math
+import re
+
+from paired import spread, t_test
+from read import BETWEEN, WITHIN
+from rows import ROOT, Column, Row
+
+PAGE = ROOT / "docs" / "evidence.md"
+NUMBERS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
+MARK = re.compile(r"<!-- evidence: ([\w-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+
+
+def rendered(text: str, rows: list[Row]) -> str:
+    """The page with every block as rows and results give it."""
+    known = {row.id: row for row in rows}
+    places = MARK.findall(text)
+    named = [name for name, _ in places]
+    if sorted(named) != sorted(known):
+        wrong = sorted(set(named) ^ set(known)) or sorted({name for name in named if named.count(name) > 1})
+        raise SystemExit(f"{PAGE}: rows without a place, or places without a row: {', '.join(wrong)}")
+    return MARK.sub(lambda found: f"<!-- evidence: {found[1]} -->\n{block(known[found[1]])}<!-- end -->", text)
+
+
+def block(row: Row) -> str:
+    """Commands, and where there are results their table."""
+    results = row.results()
+    parts = [commands(row)]
+    if results:
+        parts += [about(row, list(results)), table(row, list(results.values()))]
+    return "\n\n".join(parts) + "\n"
+
+
+def commands(row: Row) -> str:
+    """As a shell takes them, over the row's seeds."""
+    lines = list(row.commands)
+    if any("$seed" in line for line in lines):
+        seeds = " ".join(str(seed) for seed in row.seeds)
+        lines = [f"for seed in {seeds}; do", *(f"    {line}" for line in lines), "done"]
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def about(row: Row, seeds: list[int]) -> str:
+    """How many runs stand behind a table, and what its last columns are."""
+    if not any("$seed" in line for line in row.commands):
+        return "Nothing is drawn."
+    missing = f" of {len(row.seeds)}" if len(seeds) < len(row.seeds) else ""
+    text = f"{NUMBERS.get(len(seeds), len(seeds))}{missing} seed" + ("s" if len(row.seeds) > 1 else "")
+    tested = row.control and len(seeds) > 1 and any(column.test for column in row.columns)
+    return text + (f", against {row.arms.get(row.control, row.control)}." if tested else ".")
+
+
+def table(row: Row, results: list[dict]) -> str:
+    """A line per arm: mean and deviation of every figure, then the differences to the control."""
+    figures = [result["figures"] for result in results]
+    tested = [column for column in row.columns if column.test and row.control and len(figures) > 1]
+    heads = [*row.keys, *(column.head for column in row.columns), *(f"{column.head}: difference, p" for column in tested)]
+    lines, before = [], []
+    for arm in grouped(list(figures[0])):
+        keys = arm.split(BETWEEN)
+        if any(part in row.hidden.get(key, []) for key, part in zip(row.keys, keys)):
+            continue
+        cells = [summary(column, of(figures, arm, column), of(figures, arm, column, WITHIN)) for column in row.columns]
+        cells += [difference(row, column, figures, arm) for column in tested]
+        lines.append(blanked(labels(row, keys), before) + cells)
+        before = labels(row, keys)
+    written = ["| " + " | ".join(line) + " |" for line in [heads, *lines]]
+    return "\n".join([written[0], "|" + "---|" * len(heads), *written[1:]])
+
+
+def grouped(arms: list[str]) -> list[str]:
+    """Arms of the same first keys side by side, else as they came."""
+    groups = list(dict.fromkeys(arm.rpartition(BETWEEN)[0] for arm in arms))
+    return sorted(arms, key=lambda arm: groups.index(arm.rpartition(BETWEEN)[0]))
+
+
+def labels(row: Row, keys: list[str]) -> list[str]:
+    """What the page calls the parts of an arm's name."""
+    return [row.arms.get(key, key).replace("|", "\\|") for key in keys]
+
+
+def blanked(keys: list[str], before: list[str]) -> list[str]:
+    """Without the first keys that the line before has too."""
+    same = 0
+    while same < len(keys) - 1 and keys[:same + 1] == before[:same + 1]:
+        same += 1
+    return [""] * same + keys[same:]
+
+
+def of(figures: list[dict], arm: str, column: Column, what: str = "") -> list[float]:
+    """A figure of every seed, as the page shows it; none where a seed has not got it."""
+    found = [one.get(arm, {}).get(column.name + what) for one in figures]
+    return [] if None in found else [column.scale * value for value in found]
+
+
+def summary(column: Column, values: list[float], within: list[float]) -> str:
+    """Mean and deviation over seeds; of a single one, the deviation over the draws of its command."""
+    if not values:
+        return ""
+    if column.log:
+        return magnitude(values)
+    mean, deviation = spread(values) if len(values) > 1 or not within else (values[0], within[0])
+    shown = f"{mean:.{column.digits}f}"
+    return shown if deviation is None else f"{shown} ± {deviation:.{column.digits}f}"
+
+
+def magnitude(values: list[float]) -> str:
+    """Geometric mean, and the factor of one deviation."""
+    if min(values) <= 0:
+        return f"0 to {brief(max(values))}" if max(values) > 0 else "0"
+    mean, deviation = spread([math.log(value) for value in values])
+    factor = f"{math.exp(deviation or 0):.2f}"
+    return brief(math.exp(mean)) + ("" if factor == "1.00" else f" ×/÷ {factor}")
+
+
+def brief(value: float) -> str:
+    """Three digits, or two and a power of ten."""
+    if 1e-2 <= value < 1e4:
+        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    mantissa, _, power = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(power)}"
+
+
+def difference(row: Row, column: Column, figures: list[dict], arm: str) -> str:
+    """Of an arm to the control of its group, seed by seed."""
+    control = BETWEEN.join([*arm.split(BETWEEN)[:-1], row.control])
+    own, other = of(figures, arm, column), of(figures, control, column)
+    if arm == control or not own or not other or (column.log and min(own + other) <= 0):
+        return ""
+    scale = math.log if column.log else float
+    differences = [scale(a) - scale(b) for a, b in zip(own, other)]
+    mean, p = spread(differences)[0], t_test(differences)
+    shown = f"×{brief(math.exp(mean))}" if column.log else f"{mean:+.{column.digits}f}"
+    return f"{shown}, {chance(p)}"
+
+
+def chance(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
