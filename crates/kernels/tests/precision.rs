@@ -1,10 +1,13 @@
 //! Products of bf16: how far from f64, on every unit that the processor has, and what is told of them.
 
+#[path = "support/naive.rs"]
+mod naive;
 mod support;
 #[path = "support/threads.rs"]
 mod threads;
 
 use half::bf16;
+use naive::Naive;
 use resolvent_kernels::{
     Dropout, Element, Error, Extras, Inputs, Mask, Mechanism, Operator, Precision, Scratch, Shape, Strategy, Tol,
     relative_distance,
@@ -37,135 +40,6 @@ fn masked(mut p: Problem) -> Problem {
     p
 }
 
-/// What a naive implementation makes of a problem in bf16: operands rounded, products summed exactly, weights and their gradients
-/// rounded before the second product.
-struct Naive<'a> {
-    p: &'a Problem,
-    q: Vec<f64>,
-    k: Vec<f64>,
-    v: Vec<f64>,
-    g: Vec<f64>,
-}
-
-impl<'a> Naive<'a> {
-    fn of(p: &'a Problem) -> Self {
-        let round = |x: &[f64]| x.iter().map(|&x| rounded(x)).collect::<Vec<_>>();
-        Self { p, q: round(&p.q), k: round(p.k.as_ref().unwrap_or(&p.q)), v: round(&p.v), g: round(&p.dout) }
-    }
-
-    fn visible(&self, slice: usize, i: usize, j: usize) -> bool {
-        let (s, batch) = (&self.p.shape, slice / self.p.shape.heads);
-        let keeps = |mask: &Option<Vec<bool>>, at: usize| mask.as_ref().is_none_or(|mask| mask[at]);
-        keeps(&self.p.query_mask, batch * s.seq_q + i)
-            && keeps(&self.p.key_mask, batch * s.seq_kv + j)
-            && (!self.p.mechanism.causal() || j + s.seq_q <= i + s.seq_kv)
-    }
-
-    /// Weights of a slice before rounding, and the derivative of its logits from the gradients of the weights.
-    fn weights(&self, slice: usize) -> Vec<f64> {
-        let s = &self.p.shape;
-        let scale = (s.head_dim as f64).powf(-0.5);
-        let mut w = vec![0.0; s.seq_q * s.seq_kv];
-        for i in 0..s.seq_q {
-            let q = &self.q[(slice * s.seq_q + i) * s.head_dim..][..s.head_dim];
-            for j in (0..s.seq_kv).filter(|&j| self.visible(slice, i, j)) {
-                let k = &self.k[(slice * s.seq_kv + j) * s.head_dim..][..s.head_dim];
-                let logit = scale * dot(q, k);
-                w[i * s.seq_kv + j] = if self.is_softmax() { logit.exp() } else { logit.max(0.0) };
-            }
-            if self.is_softmax() {
-                let row = &mut w[i * s.seq_kv..][..s.seq_kv];
-                let sum: f64 = row.iter().sum();
-                row.iter_mut().for_each(|w| *w /= if sum == 0.0 { 1.0 } else { sum });
-            }
-        }
-        w
-    }
-
-    fn is_softmax(&self) -> bool {
-        self.p.mechanism.id() == "softmax"
-    }
-
-    /// With `stored`, results are stored in bf16, and the backward pass takes the output as it was stored.
-    fn solution(&self, stored: bool) -> Solution {
-        let (s, tied) = (self.p.shape, self.p.k.is_none());
-        let scale = (s.head_dim as f64).powf(-0.5);
-        let zeros = |len: usize| vec![0.0; len];
-        let (mut out, mut dq, mut dk, mut dv) =
-            (zeros(s.out_len()), zeros(s.q_len()), zeros(s.k_len()), zeros(s.v_len()));
-        for slice in 0..s.slices() {
-            let w = self.weights(slice);
-            let row = |x: usize, seq: usize, dim: usize| (slice * seq + x) * dim..(slice * seq + x + 1) * dim;
-            let squares: f64 = w.iter().map(|w| w * w).sum();
-            let Mechanism::Infsa(m) =
-                (if self.is_softmax() { Mechanism::preset("infsa").unwrap() } else { self.p.mechanism.clone() })
-            else {
-                unreachable!()
-            };
-            let norm = squares.sqrt() + m.eps;
-            let factor = if self.is_softmax() { 1.0 } else { m.gamma / norm };
-            let mut dw = zeros(w.len());
-            for i in 0..s.seq_q {
-                for j in 0..s.seq_kv {
-                    let (at, rounded) = (i * s.seq_kv + j, factor * rounded(w[i * s.seq_kv + j]));
-                    let (oi, vj) = (row(i, s.seq_q, s.value_dim), row(j, s.seq_kv, s.value_dim));
-                    add(&mut out[oi.clone()], &self.v[vj.clone()], rounded);
-                    add(&mut dv[vj.clone()], &self.g[oi.clone()], rounded);
-                    dw[at] = factor * dot(&self.g[oi], &self.v[vj]);
-                }
-            }
-            let outputs = slice * s.seq_q * s.value_dim..(slice + 1) * s.seq_q * s.value_dim;
-            let mut total: f64 = w.iter().zip(&dw).map(|(w, dw)| w * dw).sum();
-            if stored {
-                out[outputs.clone()].iter_mut().for_each(|x| *x = rounded(*x));
-                total = dot(&out[outputs.clone()], &self.g[outputs]);
-            }
-            for i in 0..s.seq_q {
-                let range = i * s.seq_kv..(i + 1) * s.seq_kv;
-                let delta = match stored {
-                    true => dot(&out[row(i, s.seq_q, s.value_dim)], &self.g[row(i, s.seq_q, s.value_dim)]),
-                    false => w[range.clone()].iter().zip(&dw[range]).map(|(w, dw)| w * dw).sum(),
-                };
-                for j in 0..s.seq_kv {
-                    let at = i * s.seq_kv + j;
-                    let slope = match self.is_softmax() {
-                        true => w[at] * (dw[at] - delta),
-                        false if w[at] > 0.0 => dw[at] - total * w[at] / (norm * squares.sqrt()),
-                        false => 0.0,
-                    };
-                    let (qi, kj) = (row(i, s.seq_q, s.head_dim), row(j, s.seq_kv, s.head_dim));
-                    let slope = scale * rounded(slope);
-                    add(&mut dq[qi.clone()], &self.k[kj.clone()], slope);
-                    add(&mut dk[kj], &self.q[qi], slope);
-                }
-            }
-        }
-        let mut solution = Solution::from([("out", out), ("dv", dv)]);
-        if tied {
-            dq.iter_mut().zip(&dk).for_each(|(dq, dk)| *dq += dk);
-        } else {
-            solution.insert("dk", dk);
-        }
-        solution.insert("dq", dq);
-        if stored {
-            solution.values_mut().flatten().for_each(|x| *x = rounded(*x));
-        }
-        solution
-    }
-}
-
-fn rounded(x: f64) -> f64 {
-    bf16::from_f32(x as f32).to_f64()
-}
-
-fn dot(x: &[f64], y: &[f64]) -> f64 {
-    x.iter().zip(y).map(|(x, y)| x * y).sum()
-}
-
-fn add(sum: &mut [f64], x: &[f64], factor: f64) {
-    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
-}
-
 /// The relative distance; 0 where nothing but the rounding of f32 is left of terms that cancel, as of a single pair's gradient.
 fn far(got: &[f64], expected: &[f64]) -> f64 {
     let error = got.iter().zip(expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>();
@@ -184,6 +58,11 @@ fn problems() -> Vec<(String, Problem)> {
             r#"{"mechanism": "softmax", "causal": true}"#,
             r#"{"mechanism": "softmax", "tied": true}"#,
             r#"{"mechanism": "infsa", "eps": 0.125}"#,
+            r#"{"mechanism": "fna"}"#,
+            r#"{"mechanism": "fna", "causal": true}"#,
+            r#"{"mechanism": "fna", "tied": true, "kappa": 8, "intrinsic_dim": 6}"#,
+            r#"{"mechanism": "fna", "kernel": "student", "kappa": 3, "intrinsic_dim": 4}"#,
+            r#"{"mechanism": "fna", "manifold": "sphere", "kappa": 2, "intrinsic_dim": 4}"#,
         ] {
             let mechanism = Mechanism::from_json(json).unwrap();
             // What the norm leaves of a single affinity's gradient is smaller than its rounding.
@@ -202,7 +81,7 @@ fn problems() -> Vec<(String, Problem)> {
 #[test]
 fn errors_are_at_most_twice_those_of_a_naive_computation() {
     for (what, p) in problems() {
-        let (exact, naive) = (p.reference(), [false, true].map(|stored| Naive::of(&p).solution(stored)));
+        let (exact, naive) = (p.reference(), [false, true].map(|stored| Naive::of(&p, stored).solution()));
         for unit in units() {
             let op = operator(&p, unit);
             let halves = p.solve_by::<bf16>(&op).unwrap();
@@ -260,7 +139,9 @@ fn units_agree() {
             for (name, got) in solve(&p, unit) {
                 let finite = |x: &[f64]| x.iter().map(|x| x.max(-1e30)).collect::<Vec<_>>();
                 let distance = far(&finite(&got), &finite(&first[name]));
-                assert!(distance < 2e-3, "{what}, {unit:?}, {name}: {distance:.1e}");
+                // Sums over all pairs that mostly cancel.
+                let most = if matches!(name, "dalpha" | "dkappa") { Tol::HALF.backward } else { 2e-3 };
+                assert!(distance < most, "{what}, {unit:?}, {name}: {distance:.1e}");
             }
         }
     }
@@ -316,7 +197,7 @@ fn plans_tell_what_runs_and_why() {
     }
     for (json, strategy, why) in [
         (r#"{"mechanism": "softmax"}"#, Strategy::Reference, "f64"),
-        (r#"{"mechanism": "fna"}"#, Strategy::Auto, "distances"),
+        (r#"{"mechanism": "laplacian-exact"}"#, Strategy::Auto, "f32"),
         (r#"{"mechanism": "uniform"}"#, Strategy::Auto, "f32"),
         (r#"{"mechanism": "local"}"#, Strategy::Auto, "f32"),
     ] {

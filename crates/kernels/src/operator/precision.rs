@@ -10,8 +10,8 @@ use crate::{
 impl Operator {
     /// The same operator with products of another precision; [`Precision::Full`] unless this is called.
     ///
-    /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax` and
-    /// `infsa`, by whichever values, where the strategy is not the reference. A call that turns out not to be theirs, a
+    /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax`,
+    /// `infsa` and `fna`, by whichever values, where the strategy is not the reference. A call that turns out not to be theirs, a
     /// composition with a tensor that its preset lacks, is refused.
     ///
     /// ```
@@ -19,9 +19,9 @@ impl Operator {
     /// let shape = Shape::square(1, 1, 2, 4);
     /// let op = |id| Operator::new(&Mechanism::preset(id).unwrap(), shape, false, Strategy::Auto).unwrap();
     /// assert_eq!(op("softmax").with_precision(Precision::Bf16).plan().arithmetic.runs, Precision::Bf16);
-    /// let fna = op("fna").with_precision(Precision::Bf16);
-    /// assert_eq!(fna.plan().arithmetic.runs, Precision::Full);
-    /// assert!(fna.plan().arithmetic.reason.contains("distances"));
+    /// let uniform = op("uniform").with_precision(Precision::Bf16);
+    /// assert_eq!(uniform.plan().arithmetic.runs, Precision::Full);
+    /// assert!(uniform.plan().arithmetic.reason.contains("f32"));
     /// ```
     pub fn with_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
@@ -71,7 +71,7 @@ impl Operator {
         let runs = self.plan.arithmetic.runs;
         self.work = match (&self.mechanism, &self.preset) {
             _ if self.plan.strategy == Strategy::Reference => return,
-            (Mechanism::Softmax(_) | Mechanism::Infsa(_), _) => {
+            (Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_), _) => {
                 dense::scratch(&self.mechanism, &self.shape, self.causal, runs)
             }
             // The engine's own stays: it may serve what the preset cannot.
@@ -85,13 +85,12 @@ impl Operator {
     fn refusal(&self) -> Option<&'static str> {
         match &self.mechanism {
             _ if self.plan.strategy == Strategy::Reference => Some("the naive path computes in f64"),
-            Mechanism::Softmax(_) | Mechanism::Infsa(_) => None,
-            Mechanism::Fna(_) => Some("distances of close tokens lose their digits in bf16"),
+            Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_) => None,
             Mechanism::Composed(_) => match self.preset.as_deref() {
                 Some(preset) => preset.refusal(),
-                None => Some("compositions beside softmax and infsa multiply in f32"),
+                None => Some("compositions beside softmax, infsa and fna multiply in f32"),
             },
-            _ => Some("this mechanism multiplies in f32: of the presets, softmax and infsa have bf16 products"),
+            _ => Some("this mechanism multiplies in f32: of the presets, softmax, infsa and fna have bf16 products"),
         }
     }
 
