@@ -17,6 +17,7 @@ use crate::{
     call::TokenRows,
     mechanism::Normalisation,
     score::{contract::MOST_PARAMETERS, map::Map},
+    simd::bf16::nearest,
     structure::dense::{contractions, padded},
 };
 
@@ -150,7 +151,11 @@ impl Graph<'_> {
         let Shape { head_dim: d, value_dim: dim, seq_q, seq_kv, heads, .. } = self.call.shape;
         let (head, raw) = (&self.heads[slice], Slice::of(self.call, slice));
         let [x, y, dout] = [x, y, dout].map(|x| TokenRows::in_one_piece(x, dim));
-        let (values, gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
+        let (values, mut gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
+        if self.call.bf16.is_some() {
+            // As the products read them, so that what is taken out of a row cancels what they make.
+            gradients = gradients.map(nearest);
+        }
         let channels = Channels { values: &values, gradients: &gradients, dim };
         let mut delta = self.projections(&results, &gradients, padded(dim));
         delta.resize(head.queries.len(), 0.0);

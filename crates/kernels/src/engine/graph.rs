@@ -11,6 +11,7 @@ use super::{
     head::{Head, Logits, Slice},
     normalise::{RowSum, Weighed, is_streamed, saved_numbers, summed},
     pool::Pool,
+    rounded::Rounding,
     routes::merged,
     series::{Hop, Tokens},
     sight::Sight,
@@ -124,7 +125,18 @@ impl<'a> Graph<'a> {
 
     pub fn sweep(&self, slice: usize) -> Sweep<'_> {
         let (head, score) = (&self.heads[slice], &*self.scores[slice % self.call.shape.heads]);
-        Sweep { head, q: &head.q, k: &head.k, constants: None, score, level: self.call.level, pool: &self.pool }
+        let rounding =
+            self.call.bf16.map(|products| Rounding { products, dim: self.call.shape.head_dim, map: self.map });
+        Sweep {
+            head,
+            q: &head.q,
+            k: &head.k,
+            constants: None,
+            score,
+            level: self.call.level,
+            pool: &self.pool,
+            rounding,
+        }
     }
 
     /// Whether the affinity of a query and a key is that of the key and the query.

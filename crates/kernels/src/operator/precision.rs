@@ -2,7 +2,7 @@
 
 use super::Operator;
 use crate::{
-    Arithmetic, Error, Mechanism, Precision, Result, Strategy,
+    Arithmetic, Error, Mechanism, Precision, Result, Strategy, engine,
     simd::{Bf16Unit, bf16::Bf16Products},
     structure::dense,
 };
@@ -86,9 +86,9 @@ impl Operator {
         match &self.mechanism {
             _ if self.plan.strategy == Strategy::Reference => Some("the naive path computes in f64"),
             Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_) => None,
-            Mechanism::Composed(_) => match self.preset.as_deref() {
+            Mechanism::Composed(m) => match self.preset.as_deref() {
                 Some(preset) => preset.refusal(),
-                None => Some("compositions beside softmax, infsa and fna multiply in f32"),
+                None => engine::bf16_refusal(m),
             },
             _ => Some("this mechanism multiplies in f32: of the presets, softmax, infsa and fna have bf16 products"),
         }
@@ -96,10 +96,11 @@ impl Operator {
 
     /// Refuses a call that was to run in bf16 and that only the engine of compositions can serve, in f32.
     pub(super) fn check_precision(&self) -> Result<()> {
-        if self.plan.arithmetic.runs == Precision::Full || self.preset.is_none() {
+        let Mechanism::Composed(m) = &self.mechanism else { return Ok(()) };
+        if self.plan.arithmetic.runs == Precision::Full || engine::bf16_refusal(m).is_none() {
             return Ok(());
         }
-        let why = "its preset lacks a tensor or gradient of this call, and other compositions multiply in f32; use precision full";
+        let why = "its preset lacks a tensor or gradient of this call, and the engine of compositions multiplies it in f32; use precision full";
         Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "this call in bf16", why })
     }
 }
