@@ -112,7 +112,8 @@ impl Sweep<'_> {
             self.load_bias(buffers, rows, columns);
             if let Some(rounding) = self.rounding {
                 let Buffers { slopes, operands, .. } = &mut *buffers;
-                rounding.products(self.level, (&v, stride), operands, width, slopes);
+                let shared = self.shared.and_then(|shared| shared.rows(&shared.values, columns, stride));
+                rounding.products(self.level, (&v, stride, shared), operands, width, slopes);
             }
             if into.bias.is_some() {
                 buffers.of_bias.resize(KEYS * STRIDE);
@@ -180,7 +181,7 @@ impl Sweep<'_> {
             let stride = self.head.stride;
             let dq = &mut into.dq[(rows.start - into.first) * stride..(rows.end - into.first) * stride];
             let dk = rows_from(columns, into.first_column, &mut *into.dk, stride);
-            return self.rounded_tokens(rounding, buffers, (rows, &columns.of(self.k, stride)), dq, dk);
+            return self.rounded_tokens(rounding, buffers, (rows, columns), dq, dk);
         }
         let Buffers { slopes, differences: [of_keys, of_queries], copies: [copy, _], .. } = buffers;
         let (stride, keys, slopes) = (self.head.stride, columns.len(), &*slopes);

@@ -63,6 +63,8 @@ impl Graph<'_> {
         let seq_kv = self.call.shape.seq_kv;
         let [q, k, gradients] = [&head.q[..], &head.k[..], x.gradients].map(|x| self.pool.aligned(x));
         let (sweep, x) = (Sweep { q: &q, k: &k, ..self.sweep(slice) }, Channels { gradients: &gradients, ..x });
+        let shared = sweep.share((x.values, padded(x.dim)), true);
+        let sweep = Sweep { shared: shared.as_ref(), ..sweep };
         // The columns that blocks pass by at a time stay in the second cache with their gradients.
         let length = (CACHED / (2 * (head.stride + padded(x.dim)))).next_multiple_of(KEYS);
         let spans: Vec<_> = (0..head.keys.len().max(1)).step_by(length).map(|first| first..first + length).collect();

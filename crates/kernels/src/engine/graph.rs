@@ -136,6 +136,7 @@ impl<'a> Graph<'a> {
             level: self.call.level,
             pool: &self.pool,
             rounding,
+            shared: None,
         }
     }
 
@@ -290,7 +291,9 @@ impl<'a> Graph<'a> {
     fn hop(&self, slice: usize, values: &[f32], rows: &mut [f32]) {
         let (sweep, head) = (self.sweep(slice), &self.heads[slice]);
         let stride = values.len() / head.keys.len().max(1);
-        if self.weighed[slice].get().is_none() && self.is_streamed() && self.stream(slice, values, rows) {
+        let shared = sweep.share((values, stride), false);
+        let sweep = Sweep { shared: shared.as_ref(), ..sweep };
+        if self.weighed[slice].get().is_none() && self.is_streamed() && self.stream((slice, sweep), values, rows) {
             return;
         }
         let weights = &self.weighed(slice).weights;
@@ -305,8 +308,8 @@ impl<'a> Graph<'a> {
 
     /// The same in the sweep that sums the rows, which are then known. Returns false where f32 cannot hold affinities times values
     /// before they are divided.
-    fn stream(&self, slice: usize, values: &[f32], rows: &mut [f32]) -> bool {
-        let (sweep, head, how) = (self.sweep(slice), &self.heads[slice], summed(&self.m.normalisation));
+    fn stream(&self, (slice, sweep): (usize, Sweep<'_>), values: &[f32], rows: &mut [f32]) -> bool {
+        let (head, how) = (&self.heads[slice], summed(&self.m.normalisation));
         let (log, columns) = (sweep.score.is_log(), head.keys.len());
         let sums = self.rows(sweep, values, rows);
         let largest = if log { 0.0 } else { max_abs(self.call.level, values).into() };

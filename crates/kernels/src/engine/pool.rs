@@ -106,7 +106,7 @@ impl Pool {
     }
 
     /// `len` f32 of unspecified content.
-    fn memory(&self, len: usize) -> Zeros<'_> {
+    pub fn memory(&self, len: usize) -> Zeros<'_> {
         let mut data = if len > 0 { take(&self.zeros).unwrap_or_default() } else { Aligned::default() };
         data.resize(len);
         Zeros { pool: self, data }

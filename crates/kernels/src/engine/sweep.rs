@@ -8,7 +8,7 @@ use super::{
     head::Head,
     normalise::RowSum,
     pool::{Buffers, Pool},
-    rounded::{Rounding, Rows},
+    rounded::{Rounding, Rows, Shared},
     sight,
     tile::{KEYS, Lanes, QUERIES, Running, STRIDE, rescale, terms, weigh},
     whiten::{self, Back, Moments, Statistics},
@@ -38,8 +38,9 @@ pub(super) struct Sweep<'a> {
     pub score: &'a dyn TileScore,
     pub level: Level,
     pub pool: &'a Pool,
-    /// Where products are of bf16.
+    /// Where products are of bf16, and what all blocks then share.
     pub rounding: Option<Rounding>,
+    pub shared: Option<&'a Shared<'a>>,
 }
 
 /// What is summed of a row, and what becomes of its values.
@@ -197,7 +198,8 @@ impl<'a> Sweep<'a> {
         }
         if let Some(rounding) = self.rounding {
             let Buffers { values, operands, width, .. } = buffers;
-            let v = Rows { data: &columns.of(v, stride), stride, channels: stride };
+            let shared = self.shared.and_then(|shared| shared.pairs(&shared.value_pairs, columns, stride));
+            let v = (Rows { data: &columns.of(v, stride), stride, channels: stride }, shared);
             let scores = (&mut values[..], [columns.len(), *width]);
             return rounding.by_query(self.level, scores, v, operands, (sums, stride, begun));
         }
@@ -266,7 +268,8 @@ impl<'a> Sweep<'a> {
         if let Some(rounding) = self.rounding {
             let Buffers { values, operands, width, .. } = buffers;
             let keys = columns.of(self.k, self.head.stride);
-            return rounding.terms(self.level, (&keys, self.head.stride), operands, *width, values);
+            let shared = self.shared.and_then(|shared| shared.rows(&shared.keys, columns, rounding.dim));
+            return rounding.terms(self.level, (&keys, self.head.stride, shared), operands, *width, values);
         }
         self.with_pairs(buffers, columns, None, |operands, _, buffers| {
             terms(self.level, self.score.term(), operands, &mut buffers.values);

@@ -3,12 +3,18 @@
 //! Of images only the channels of the tokens are multiplied. What a map adds to them is not rounded: a query's offset is added to the
 //! terms, and squared chords are made of cosines.
 
+mod rows;
+
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
+pub(super) use rows::{Rows, Shared, shared_len};
+use rows::{pairs_len, pairs_of, rows_len};
+
 use super::{
-    pool::Buffers,
+    columns::Columns,
+    pool::{Buffers, Pool},
     sweep::Sweep,
     tile::{KEYS, QUERIES, STRIDE},
 };
@@ -79,70 +85,39 @@ pub(super) fn operands_len([dim, value_dim]: [usize; 2]) -> usize {
     of_block + KEYS * (2 * pairs(most) + pairs(QUERIES).max(QUERIES / 2) + most) + QUERIES
 }
 
-/// Scratch as pairs.
-fn pairs_of(x: &mut Aligned, len: usize) -> &mut [u32] {
-    x.resize(len);
-    bytemuck::cast_slice_mut(x)
-}
-
-/// Rows of f32: the first `channels` of each, `stride` apart.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    pub data: &'a [f32],
-    pub stride: usize,
-    pub channels: usize,
-}
-
-impl<'a> Rows<'a> {
-    fn count(&self) -> usize {
-        self.data.len() / self.stride.max(1)
-    }
-
-    fn row(&self, n: usize) -> &'a [f32] {
-        &self.data[n * self.stride..][..self.channels]
-    }
-
-    /// Pairs of channels, row by row, zeros up to whole tiles of rows.
-    fn rounded<'t>(&self, level: Level, tiles: &Multiplier, out: &'t mut Aligned) -> Left<'t> {
-        let (stride, count) = (pairs(self.channels), self.count());
-        let out = pairs_of(out, count.next_multiple_of(ROWS) * stride);
-        level.dispatch(|| {
-            for (n, out) in out.chunks_exact_mut(stride.max(1)).enumerate() {
-                if n < count { tiles.round(self.row(n), out) } else { out.fill(0) }
-            }
-        });
-        Left { data: out, stride }
-    }
-
-    /// Pairs of rows, channels side by side, zeros up to whole tiles of pairs.
-    fn woven<'t>(&self, level: Level, tiles: &Multiplier, out: &'t mut Aligned) -> Right<'t> {
-        let (stride, count) = (padded(self.channels), self.count());
-        let out = pairs_of(out, pairs(count) * stride);
-        level.dispatch(|| {
-            for (pair, out) in out.chunks_exact_mut(stride.max(1)).enumerate() {
-                match count.saturating_sub(2 * pair) {
-                    0 => out.fill(0),
-                    // Above the last row is nothing.
-                    1 => {
-                        tiles.weave([self.row(2 * pair); 2], out);
-                        out.iter_mut().for_each(|x| *x &= 0xffff);
-                    }
-                    _ => tiles.weave([self.row(2 * pair), self.row(2 * pair + 1)], out),
-                }
-            }
-        });
-        Right { data: out, stride }
-    }
-
-    /// A panel of `width` columns, one for each row. `rows` is scratch.
-    fn panel(&self, level: Level, tiles: &Multiplier, width: usize, rows: &mut Aligned, out: &mut Aligned) {
-        let left = self.rounded(level, tiles, rows);
-        let out = pairs_of(out, left.stride * width);
-        level.dispatch(|| tiles.transpose([width, left.stride], (left.data, left.stride), (out, width)));
-    }
-}
-
 impl Rounding {
+    /// Rounds what all blocks of a slice share: its images and values, of which there may be none.
+    pub fn share<'p>(
+        &self,
+        level: Level,
+        pool: &'p Pool,
+        (k, stride): (&[f32], usize),
+        (v, value_stride): (&[f32], usize),
+        backward: bool,
+    ) -> Shared<'p> {
+        let (tiles, images) = (self.products.enter(), self.images(k, stride));
+        let values = Rows { data: v, stride: value_stride, channels: value_stride };
+        let columns = images.count();
+        let rounded = |x: Rows<'_>, wanted: bool| {
+            let mut out = pool.memory(if wanted { rows_len(columns) * pairs(x.channels) } else { 0 });
+            x.round_into(level, &tiles, bytemuck::cast_slice_mut(&mut out));
+            out
+        };
+        let woven = |x: Rows<'_>, wanted: bool| {
+            let mut out = pool.memory(if wanted { pairs_len(columns) * padded(x.channels) } else { 0 });
+            x.weave_into(level, &tiles, bytemuck::cast_slice_mut(&mut out));
+            out
+        };
+        let with_values = !v.is_empty();
+        Shared {
+            columns,
+            keys: rounded(images, true),
+            key_pairs: woven(images, backward && with_values),
+            values: rounded(values, backward && with_values),
+            value_pairs: woven(values, !backward && with_values),
+        }
+    }
+
     /// The channels of the tokens in rows of images.
     fn images<'a>(&self, data: &'a [f32], stride: usize) -> Rows<'a> {
         Rows { data, stride, channels: self.dim }
@@ -171,13 +146,13 @@ impl Rounding {
     pub fn terms(
         &self,
         level: Level,
-        (keys, stride): (&[f32], usize),
+        (keys, stride, shared): (&[f32], usize, Option<Left<'_>>),
         of: &mut Operands,
         width: usize,
         out: &mut [f32],
     ) {
         let images = self.images(keys, stride);
-        self.scores(level, images, (&of.queries, &mut of.rows), width, out);
+        self.scores(level, (images, shared), (&of.queries, &mut of.rows), width, out);
         match self.map {
             Map::Identity => {}
             Map::Offset => level.dispatch(|| {
@@ -199,25 +174,25 @@ impl Rounding {
     pub fn products(
         &self,
         level: Level,
-        (data, stride): (&[f32], usize),
+        (data, stride, shared): (&[f32], usize, Option<Left<'_>>),
         of: &mut Operands,
         width: usize,
         out: &mut [f32],
     ) {
         let values = Rows { data, stride, channels: stride };
-        self.scores(level, values, (&of.gradients, &mut of.rows), width, out);
+        self.scores(level, (values, shared), (&of.gradients, &mut of.rows), width, out);
     }
 
     fn scores(
         &self,
         level: Level,
-        keys: Rows<'_>,
+        (keys, shared): (Rows<'_>, Option<Left<'_>>),
         (panel, rows): (&Aligned, &mut Aligned),
         width: usize,
         out: &mut [f32],
     ) {
         let tiles = self.products.enter();
-        let left = keys.rounded(level, &tiles, rows);
+        let left = shared.unwrap_or_else(|| keys.rounded(level, &tiles, rows));
         let right = Right { data: bytemuck::cast_slice(&panel[..]), stride: width };
         let size = Size { rows: keys.count(), cols: width, pairs: left.stride };
         multiply(level, &tiles, size, left, right, Output { data: out, stride: STRIDE, add: false });
@@ -228,7 +203,7 @@ impl Rounding {
         &self,
         level: Level,
         (scores, [columns, width]): (&mut [f32], [usize; 2]),
-        x: Rows<'_>,
+        (x, shared): (Rows<'_>, Option<Right<'_>>),
         of: &mut Operands,
         into: (&mut [f32], usize, bool),
     ) {
@@ -239,7 +214,7 @@ impl Rounding {
             let scores = tiles.weave_in_place((scores, STRIDE), [columns, width]);
             tiles.transpose([depth, width], (scores.data, scores.stride), (&mut *turned, depth));
         });
-        let woven = x.woven(level, &tiles, &mut of.woven);
+        let woven = shared.unwrap_or_else(|| x.woven(level, &tiles, &mut of.woven));
         let rows = into.0.len() / into.1.max(1);
         let size = Size { rows, cols: woven.stride, pairs: depth };
         write(level, &tiles, size, (Left { data: turned, stride: depth }, woven), into, &mut of.product);
@@ -275,27 +250,34 @@ impl Rounding {
     }
 }
 
-impl Sweep<'_> {
+impl<'a> Sweep<'a> {
+    /// What all blocks share in either pass, with values that lie `stride` apart.
+    pub(super) fn share(&self, (values, stride): (&[f32], usize), backward: bool) -> Option<Shared<'a>> {
+        let k = (self.k, self.head.stride);
+        Some(self.rounding?.share(self.level, self.pool, k, (values, stride), backward))
+    }
+
     /// Adds the gradients of the images of a tile, from those of its terms.
     pub(super) fn rounded_tokens(
         &self,
         rounding: Rounding,
         buffers: &mut Buffers,
-        (rows, keys): (&Range<usize>, &[f32]),
+        (rows, columns): (&Range<usize>, &Columns<'_>),
         dq: &mut [f32],
         dk: &mut [f32],
     ) {
         let (level, stride, width) = (self.level, self.head.stride, padded(rows.len()));
         let Buffers { slopes, operands, .. } = buffers;
-        let columns = keys.len() / stride;
+        let (keys, count) = (columns.of(self.k, stride), columns.len());
         if rounding.map == Map::Unit {
             // Of the squared chord the cosine alone is multiplied; what is along a row is taken out with its length.
-            let tile = &mut slopes[..columns * STRIDE];
+            let tile = &mut slopes[..count * STRIDE];
             level.dispatch(|| tile.iter_mut().for_each(|x| *x *= -2.0));
         }
-        rounding.keys(level, (slopes, [columns, width]), operands, (dk, stride));
-        let images = rounding.images(keys, stride);
-        rounding.by_query(level, (slopes, [columns, width]), images, operands, (dq, stride, true));
+        rounding.keys(level, (slopes, [count, width]), operands, (dk, stride));
+        let shared = self.shared.and_then(|shared| shared.pairs(&shared.key_pairs, columns, rounding.dim));
+        let images = (rounding.images(&keys, stride), shared);
+        rounding.by_query(level, (slopes, [count, width]), images, operands, (dq, stride, true));
     }
 }
 
