@@ -11,8 +11,10 @@ impl Operator {
     /// The same operator with products of another precision; [`Precision::Full`] unless this is called.
     ///
     /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax`,
-    /// `infsa` and `fna`, by whichever values, where the strategy is not the reference. A call that turns out not to be theirs, a
-    /// composition with a tensor that its preset lacks, is refused.
+    /// `infsa` and `fna`, by whichever values, and dense compositions of one hop whose score is a product and whose weights are normalised
+    /// by rows without a density, by their norm or not at all, as `cosine`, `sigmoid`, `relu`, `local` and any of these with a bias; where
+    /// the strategy is not the reference. A call that turns out not to be theirs, a composition with a tensor that its preset lacks and
+    /// its engine multiplies in f32, is refused.
     ///
     /// ```
     /// use resolvent_kernels::*;
@@ -90,7 +92,9 @@ impl Operator {
                 Some(preset) => preset.refusal(),
                 None => engine::bf16_refusal(m),
             },
-            _ => Some("this mechanism multiplies in f32: of the presets, softmax, infsa and fna have bf16 products"),
+            _ => Some(
+                "this mechanism multiplies in f32: softmax, infsa, fna and dense compositions of products have bf16 products",
+            ),
         }
     }
 
