@@ -122,7 +122,7 @@ Examples:
   resolvent bench                                      all mechanisms, a few minutes
   resolvent bench --mechanisms softmax,linear-infsa --tokens 4096,65536,331776 --heads 64 --head-dim 16
   resolvent bench --mechanisms M.json --tokens 197 --batch 64 --out runs/mine
-  resolvent bench --mechanisms softmax,infsa,fna --precision bf16
+  resolvent bench --mechanisms softmax,infsa --precision bf16
   resolvent bench --mechanisms softmax --layout packed --kv-heads 2
   resolvent bench --mechanisms softmax,ssa --sequences 512,77,1300
   resolvent bench --peers ~/torch/bin/python           PyTorch beside ours
