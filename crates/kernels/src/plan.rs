@@ -52,7 +52,8 @@ pub struct Plan {
     pub stats: usize,
     /// Bytes that the forward pass allocates itself beside scratch and `stats`, and gives back: of `ssa`, whose clusters and
     /// edges are found in the call, as they are for as many clusters of equal size as are asked for; of compositions, and of the presets
-    /// that run as such (`laplacian-exact`, `soft` and `soft-pp` with all tokens as landmarks), for the case that all rows are copied; of
+    /// that run as such (`laplacian-exact`, `soft` and `soft-pp` with all tokens as landmarks), for the case that all rows are copied and,
+    /// where products may be of bf16, that they are; of
     /// heads that share keys. 0 for other presets, and for the reference, whose matrices are not counted.
     pub allocated_forward: usize,
     /// Bytes that the backward pass allocates, likewise.

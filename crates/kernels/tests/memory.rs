@@ -7,7 +7,8 @@ use peak_alloc::PeakAlloc;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use resolvent_kernels::{
-    Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Scratch, Shape, Strategy,
+    Element, ExtraGradients, Extras, Gradients, Inputs, Mask, Mechanism, Operator, Plan, Precision, Scratch, Shape,
+    Strategy,
     mechanism::{Landmarks, PoolWindows},
 };
 use support::random::mechanisms;
@@ -37,6 +38,9 @@ const HOPS: &[&str] = &[
     r#"{"mechanism": "composed", "series": {"kind": "hops", "count": 24}}"#,
     r#"{"mechanism": "composed", "structure": {"kind": "clustered", "estimator": "centroid"}, "series": {"kind": "hops", "count": 24}}"#,
 ];
+
+/// Compositions with products of bf16.
+const ROUNDED: &[&str] = &[r#"{"mechanism": "sigmoid"}"#, r#"{"mechanism": "softmax", "bias": {"kind": "alibi"}}"#];
 
 /// Maps of features, over all tokens and over those so far.
 const FEATURES: &[&str] =
@@ -71,7 +75,12 @@ fn steady_state<T: Element>(mechanism: &Mechanism, shape: Shape) -> usize {
 /// The most that a warm forward and a warm backward pass hold beside scratch, over what is planned for; with a mask `keep`, of
 /// queries and keys alike.
 fn held_over_planned(mechanism: &Mechanism, causal: bool, shape: Shape, keep: Option<&[bool]>) -> [f64; 2] {
-    let op = Operator::new(mechanism, shape, causal, Strategy::Fused).unwrap();
+    held_by(&Operator::new(mechanism, shape, causal, Strategy::Fused).unwrap(), keep)
+}
+
+/// The same of an operator.
+fn held_by(op: &Operator, keep: Option<&[bool]>) -> [f64; 2] {
+    let (mechanism, shape) = (op.mechanism(), *op.shape());
     let mut random = ChaCha8Rng::seed_from_u64(3);
     let mut entries = |len: usize| Vec::from_iter((0..len).map(|_| random.random_range(-1.0..1.0_f32)));
     let (q, k, v) = (entries(shape.q_len()), entries(shape.k_len()), entries(shape.v_len()));
@@ -157,6 +166,15 @@ fn warm_calls_allocate_nothing_and_plans_are_linear() {
         let mechanism = Mechanism::from_json(json).unwrap();
         let held = alone.install(|| held_over_planned(&mechanism, false, Shape::square(2, 2, 2048, 64), None));
         assert!(held.iter().all(|share| (0.5..1.1).contains(share)), "{json}: {held:?} of the plan");
+    }
+    for json in ROUNDED {
+        let mechanism = Mechanism::from_json(json).unwrap();
+        for (shape, keep) in [(Shape::square(2, 2, 2048, 64), Some(&keep[..])), (Shape::square(1, 1, 2048, 24), None)] {
+            let op = Operator::new(&mechanism, shape, false, Strategy::Fused).unwrap().with_precision(Precision::Bf16);
+            assert_eq!(op.plan().arithmetic.runs, Precision::Bf16, "{json}");
+            let held = alone.install(|| held_by(&op, keep));
+            assert!(held.iter().all(|share| (0.5..1.1).contains(share)), "{json}: {held:?} of the plan");
+        }
     }
     for mechanism in mechanisms().into_iter().chain(features) {
         let plan = |n: usize| {

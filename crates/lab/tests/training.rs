@@ -154,8 +154,8 @@ fn bf16_learns_beside_f32_and_is_told() {
     assert!(written.contains("precision = \"bf16\""), "{written}");
     let (found, test) = eval::run(&folder.path().join("bf16"), &data, &Device::flex()).unwrap();
     assert_eq!((found.state.recipe.precision, test.loss), (Precision::Bf16, got.test.loss));
-    let (_, told) = run("fna", &rounded("fna"));
-    assert!(told.contains("the attention of fna stays in f32"), "{told}");
+    let (_, told) = run("linear", &rounded("linear"));
+    assert!(told.contains("the attention of linear stays in f32"), "{told}");
 }
 
 #[test]

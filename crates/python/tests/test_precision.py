@@ -76,7 +76,7 @@ def test_what_has_no_such_products_is_refused():
         lambda **o: resolvent.plan(q.shape, **o),
         lambda **o: resolvent.attend_varlen(q[0], k[0], v[0], [0, 2], **o),
     ):
-        for options in ({"mechanism": "fna"}, {"mechanism": "linear"}, {"strategy": "reference"}):
+        for options in ({"mechanism": "uniform"}, {"mechanism": "linear"}, {"strategy": "reference"}):
             with pytest.raises(resolvent.UnsupportedError) as caught:
                 call(precision="bf16", **options)
             assert caught.value.field == "precision" and caught.value.remedy
@@ -103,7 +103,7 @@ def test_in_torch_it_is_that_of_arrays(mechanism, compiled):
     for one, other in zip(got, resolvent.attend_backward(*arrays, mechanism, precision="bf16")[:3]):
         np.testing.assert_array_equal(one.numpy(), other)
     with pytest.raises(resolvent.UnsupportedError, match="precision bf16"):
-        resolvent.torch.attend(q, k, v, "fna", precision="bf16")
+        resolvent.torch.attend(q, k, v, "linear", precision="bf16")
 
 
 def test_sequences_end_to_end_have_it_too():

@@ -231,7 +231,8 @@ fn decoding_is_near_the_whole() {
 fn plans_tell_what_runs() {
     let device = Device::flex();
     let x = || random([1, 2, 6, 8], &device);
-    for (id, runs) in [("softmax", Precision::Bf16), ("infsa", Precision::Bf16), ("fna", Precision::Full)] {
+    let rounded = ["softmax", "infsa", "fna", "cosine", "sigmoid"].map(|id| (id, Precision::Bf16));
+    for (id, runs) in rounded.into_iter().chain([("linear", Precision::Full)]) {
         let mut inputs = Inputs::new(x(), x(), x());
         inputs.extras = inputs.extras.with_precision(Precision::Bf16);
         let plan = plan(&inputs, &Mechanism::preset(id).unwrap(), &Mask::none(), Strategy::Auto).unwrap();

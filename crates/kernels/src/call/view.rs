@@ -202,6 +202,11 @@ impl<'a, T> TokenRows<'a, T> {
         Self { data, tokens: data.len() / channels.max(1), channels, stride: channels }
     }
 
+    /// Rows of `channels`, `stride` apart.
+    pub fn strided(data: &'a [T], channels: usize, stride: usize) -> Self {
+        Self { data, tokens: data.len() / stride.max(1), channels, stride }
+    }
+
     #[inline(always)]
     pub fn row(&self, token: usize) -> &'a [T] {
         &self.data[token * self.stride..][..self.channels]

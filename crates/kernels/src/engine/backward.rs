@@ -48,6 +48,12 @@ impl Sweep<'_> {
                 if into.dv.is_empty() {
                     return;
                 }
+                if let Some(rounding) = self.rounding {
+                    let Buffers { values, operands, .. } = buffers;
+                    let size = [columns.len(), padded(rows.len())];
+                    let dv = rows_from(&columns, into.first_column, &mut *into.dv, stride);
+                    return rounding.values(self.level, (values, size), operands, (dv, stride));
+                }
                 let size = Size { rows: columns.len(), cols: stride, depth: rows.len() };
                 let left = Left { data: &buffers.values, row_stride: STRIDE, depth_stride: 1 };
                 let dout = self.head.rows_of(x.gradients, stride, &rows, &buffers.copies[1]);
@@ -71,10 +77,13 @@ impl Sweep<'_> {
         (gradients, stride): (&[f32], usize),
         transposed: bool,
     ) {
-        let Buffers { dout, copies: [_, copy], .. } = buffers;
+        let Buffers { dout, copies: [_, copy], operands, .. } = buffers;
         self.head.copy_rows(gradients, stride, rows, copy);
-        if transposed {
-            transpose(self.head.rows_of(gradients, stride, rows, copy), stride, padded(rows.len()), dout);
+        let gradients = self.head.rows_of(gradients, stride, rows, copy);
+        match self.rounding {
+            Some(rounding) => rounding.gradients(self.level, (gradients, stride), operands),
+            None if transposed => transpose(gradients, stride, padded(rows.len()), dout),
+            None => {}
         }
     }
 
@@ -94,12 +103,18 @@ impl Sweep<'_> {
             size: Size { rows: columns.len(), cols: width, depth: stride },
             keys: Left { data: &v, row_stride: stride, depth_stride: 1 },
             queries: Right { data: &dout, stride: width },
+            made: self.rounding.is_some(),
         };
         if taken.whitened.is_some() {
             self.whitened(buffers, (rows, columns, constants), operands, (weights, taken), into);
         } else {
             self.terms(buffers, rows, columns);
             self.load_bias(buffers, rows, columns);
+            if let Some(rounding) = self.rounding {
+                let Buffers { slopes, operands, .. } = &mut *buffers;
+                let shared = self.shared.and_then(|shared| shared.rows(&shared.values, columns, stride));
+                rounding.products(self.level, (&v, stride, shared), operands, width, slopes);
+            }
             if into.bias.is_some() {
                 buffers.of_bias.resize(KEYS * STRIDE);
             }
@@ -146,7 +161,7 @@ impl Sweep<'_> {
         buffers.terms.resize(KEYS * STRIDE);
         buffers.terms[..len].copy_from_slice(&buffers.values[..len]);
         self.score.row(self.level, &mut buffers.values[..len], None);
-        let Operands { size, keys, queries } = operands;
+        let Operands { size, keys, queries, .. } = operands;
         multiply(self.level, size, keys, queries, Store { data: &mut buffers.slopes, stride: STRIDE });
         self.with_pairs(buffers, columns, constants, |_, known, Buffers { values, slopes, width, .. }| {
             let (of, size) = ((&mut **values, &mut **slopes), [columns.len(), *width]);
@@ -162,6 +177,12 @@ impl Sweep<'_> {
     /// Adds the gradients of the images.
     fn tokens(&self, buffers: &mut Buffers, (rows, columns, _): Place<'_>, into: &mut Gradients<'_, '_>) {
         let level = self.level;
+        if let Some(rounding) = self.rounding {
+            let stride = self.head.stride;
+            let dq = &mut into.dq[(rows.start - into.first) * stride..(rows.end - into.first) * stride];
+            let dk = rows_from(columns, into.first_column, &mut *into.dk, stride);
+            return self.rounded_tokens(rounding, buffers, (rows, columns), dq, dk);
+        }
         let Buffers { slopes, differences: [of_keys, of_queries], copies: [copy, _], .. } = buffers;
         let (stride, keys, slopes) = (self.head.stride, columns.len(), &*slopes);
         let k = columns.of(self.k, stride);
@@ -198,6 +219,11 @@ impl Sweep<'_> {
             }
         });
     }
+}
+
+/// The rows of a tile's columns, and those behind them, of `into`, which begins with those of `first`: of dense heads.
+fn rows_from<'x>(columns: &Columns<'_>, first: usize, into: &'x mut [f32], stride: usize) -> &'x mut [f32] {
+    &mut into[(columns.at(0) - first) * stride..]
 }
 
 /// Adds a product whose rows are columns of the head, wherever these lie, to those from `first` on.

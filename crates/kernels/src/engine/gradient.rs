@@ -17,6 +17,7 @@ use crate::{
     call::TokenRows,
     mechanism::Normalisation,
     score::{contract::MOST_PARAMETERS, map::Map},
+    simd::bf16::nearest,
     structure::dense::{contractions, padded},
 };
 
@@ -62,6 +63,8 @@ impl Graph<'_> {
         let seq_kv = self.call.shape.seq_kv;
         let [q, k, gradients] = [&head.q[..], &head.k[..], x.gradients].map(|x| self.pool.aligned(x));
         let (sweep, x) = (Sweep { q: &q, k: &k, ..self.sweep(slice) }, Channels { gradients: &gradients, ..x });
+        let shared = sweep.share((x.values, padded(x.dim)), true);
+        let sweep = Sweep { shared: shared.as_ref(), ..sweep };
         // The columns that blocks pass by at a time stay in the second cache with their gradients.
         let length = (CACHED / (2 * (head.stride + padded(x.dim)))).next_multiple_of(KEYS);
         let spans: Vec<_> = (0..head.keys.len().max(1)).step_by(length).map(|first| first..first + length).collect();
@@ -150,7 +153,11 @@ impl Graph<'_> {
         let Shape { head_dim: d, value_dim: dim, seq_q, seq_kv, heads, .. } = self.call.shape;
         let (head, raw) = (&self.heads[slice], Slice::of(self.call, slice));
         let [x, y, dout] = [x, y, dout].map(|x| TokenRows::in_one_piece(x, dim));
-        let (values, gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
+        let (values, mut gradients, results) = (head.of_columns(x), head.of_rows(dout), head.of_rows(y));
+        if self.call.bf16.is_some() {
+            // As the products read them, so that what is taken out of a row cancels what they make.
+            gradients = gradients.map(nearest);
+        }
         let channels = Channels { values: &values, gradients: &gradients, dim };
         let mut delta = self.projections(&results, &gradients, padded(dim));
         delta.resize(head.queries.len(), 0.0);

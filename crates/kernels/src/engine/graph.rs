@@ -11,6 +11,7 @@ use super::{
     head::{Head, Logits, Slice},
     normalise::{RowSum, Weighed, is_streamed, saved_numbers, summed},
     pool::Pool,
+    rounded::Rounding,
     routes::merged,
     series::{Hop, Tokens},
     sight::Sight,
@@ -124,7 +125,19 @@ impl<'a> Graph<'a> {
 
     pub fn sweep(&self, slice: usize) -> Sweep<'_> {
         let (head, score) = (&self.heads[slice], &*self.scores[slice % self.call.shape.heads]);
-        Sweep { head, q: &head.q, k: &head.k, constants: None, score, level: self.call.level, pool: &self.pool }
+        let rounding =
+            self.call.bf16.map(|products| Rounding { products, dim: self.call.shape.head_dim, map: self.map });
+        Sweep {
+            head,
+            q: &head.q,
+            k: &head.k,
+            constants: None,
+            score,
+            level: self.call.level,
+            pool: &self.pool,
+            rounding,
+            shared: None,
+        }
     }
 
     /// Whether the affinity of a query and a key is that of the key and the query.
@@ -278,7 +291,9 @@ impl<'a> Graph<'a> {
     fn hop(&self, slice: usize, values: &[f32], rows: &mut [f32]) {
         let (sweep, head) = (self.sweep(slice), &self.heads[slice]);
         let stride = values.len() / head.keys.len().max(1);
-        if self.weighed[slice].get().is_none() && self.is_streamed() && self.stream(slice, values, rows) {
+        let shared = sweep.share((values, stride), false);
+        let sweep = Sweep { shared: shared.as_ref(), ..sweep };
+        if self.weighed[slice].get().is_none() && self.is_streamed() && self.stream((slice, sweep), values, rows) {
             return;
         }
         let weights = &self.weighed(slice).weights;
@@ -293,8 +308,8 @@ impl<'a> Graph<'a> {
 
     /// The same in the sweep that sums the rows, which are then known. Returns false where f32 cannot hold affinities times values
     /// before they are divided.
-    fn stream(&self, slice: usize, values: &[f32], rows: &mut [f32]) -> bool {
-        let (sweep, head, how) = (self.sweep(slice), &self.heads[slice], summed(&self.m.normalisation));
+    fn stream(&self, (slice, sweep): (usize, Sweep<'_>), values: &[f32], rows: &mut [f32]) -> bool {
+        let (head, how) = (&self.heads[slice], summed(&self.m.normalisation));
         let (log, columns) = (sweep.score.is_log(), head.keys.len());
         let sums = self.rows(sweep, values, rows);
         let largest = if log { 0.0 } else { max_abs(self.call.level, values).into() };

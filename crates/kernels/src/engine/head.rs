@@ -121,6 +121,14 @@ impl<'a> WholeRows<'a> {
         Self::Own(rows)
     }
 
+    /// `f` of every number.
+    pub fn map(self, f: impl Fn(f32) -> f32) -> Self {
+        let mut rows = Aligned::default();
+        rows.extend(&self);
+        rows.iter_mut().for_each(|x| *x = f(*x));
+        Self::Own(rows)
+    }
+
     /// With one row more.
     fn push(self, row: &[f32]) -> Self {
         let mut rows = match self {

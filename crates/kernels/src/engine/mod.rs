@@ -15,6 +15,7 @@ mod norms;
 mod plan;
 mod pool;
 mod range;
+mod rounded;
 mod routes;
 mod series;
 mod sight;
@@ -28,6 +29,7 @@ pub(crate) use filtered::{soft_backward, soft_forward};
 pub(crate) use normalise::{LEAST_SUM, farthest, has_affinity};
 pub(crate) use plan::{nearest, plan};
 pub(crate) use range::check_row;
+pub(crate) use rounded::refusal as bf16_refusal;
 
 use factors::FactorsHop;
 use features::FeatureHop;

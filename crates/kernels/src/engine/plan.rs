@@ -1,7 +1,8 @@
 //! What calls of compositions do and need, before they are made.
 
 use super::{
-    factored, factors, features, graph, graph::TASKS, hops, landmarks, normalise, normalise::saved_len, sight, tile,
+    factored, factors, features, graph, graph::TASKS, hops, landmarks, normalise, normalise::saved_len, rounded, sight,
+    tile,
 };
 use crate::{
     Plan, Shape, Strategy,
@@ -74,15 +75,19 @@ fn held(m: &Composed, s: &Shape) -> [usize; 2] {
     // Images, positions and weights of all slices; a tile's values, their gradients and rows of each thread.
     let images = slices * (seq_q + seq_kv) * (d + NUMBERS);
     let [terms, rows] = [tile::KEYS * tile::STRIDE, tile::QUERIES * (d + dv)];
-    let forward = images + at_once * (seq_q + seq_kv) * dv + threads * (terms + rows);
+    // Operands of a tile, and of what its slice shares, where products may be of bf16.
+    let (dims, rounds) = ([s.head_dim, s.value_dim], rounded::refusal(m).is_none());
+    let operands = if rounds { rounded::operands_len(dims) } else { 0 };
+    let shared = if rounds { rounded::shared_len(seq_kv, dims) } else { [0; 2] };
+    let forward = images + at_once * ((seq_q + seq_kv) * dv + shared[0]) + threads * (terms + rows + operands);
     // Of each task the gradients of keys and values, and those of its slice.
     let tasks = if slices < TASKS { at_once * TASKS.div_ceil(slices) } else { 0 };
     let of_task = seq_kv * (d + if streamed { dv } else { 0 });
     let of_slice = (seq_q + seq_kv) * d + 2 * (seq_q + seq_kv) * dv;
     let own = [(s.k_len(), m.tied), (s.v_len() + s.out_len(), true)];
     let own: usize = own.into_iter().filter(|(_, held)| *held).map(|(len, _)| len).sum();
-    let of_thread = 3 * terms + rows + tile::KEYS * d + tile::QUERIES * d;
-    let backward = images + own + at_once * of_slice + tasks * of_task + threads * of_thread;
+    let of_thread = 3 * terms + rows + tile::KEYS * d + tile::QUERIES * d + operands;
+    let backward = images + own + at_once * (of_slice + shared[1]) + tasks * of_task + threads * of_thread;
     [forward + kept_hops(m, s)[0], backward + kept_hops(m, s)[1]].map(|len| 4 * len)
 }
 

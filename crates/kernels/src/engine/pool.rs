@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    sight,
+    rounded, sight,
     tile::{KEYS, STRIDE},
 };
 use crate::scratch::Aligned;
@@ -30,6 +30,8 @@ pub(super) struct Buffers {
     /// What is added to the logits, and the gradients of it.
     pub bias: Aligned,
     pub of_bias: Aligned,
+    /// Operands of bf16.
+    pub operands: rounded::Operands,
     pub lanes: sight::PanelSight,
     /// The rows in the panel, and its width.
     pub rows: Range<usize>,
@@ -48,6 +50,7 @@ impl Buffers {
             differences: Default::default(),
             bias: Aligned::default(),
             of_bias: Aligned::default(),
+            operands: rounded::Operands::default(),
             lanes: sight::PanelSight::ALL,
             rows: 0..0,
             width: 0,
@@ -103,7 +106,7 @@ impl Pool {
     }
 
     /// `len` f32 of unspecified content.
-    fn memory(&self, len: usize) -> Zeros<'_> {
+    pub fn memory(&self, len: usize) -> Zeros<'_> {
         let mut data = if len > 0 { take(&self.zeros).unwrap_or_default() } else { Aligned::default() };
         data.resize(len);
         Zeros { pool: self, data }

@@ -8,6 +8,7 @@ use super::{
     head::Head,
     normalise::RowSum,
     pool::{Buffers, Pool},
+    rounded::{Rounding, Rows, Shared},
     sight,
     tile::{KEYS, Lanes, QUERIES, Running, STRIDE, rescale, terms, weigh},
     whiten::{self, Back, Moments, Statistics},
@@ -37,6 +38,9 @@ pub(super) struct Sweep<'a> {
     pub score: &'a dyn TileScore,
     pub level: Level,
     pub pool: &'a Pool,
+    /// Where products are of bf16, and what all blocks then share.
+    pub rounding: Option<Rounding>,
+    pub shared: Option<&'a Shared<'a>>,
 }
 
 /// What is summed of a row, and what becomes of its values.
@@ -183,7 +187,7 @@ impl<'a> Sweep<'a> {
     /// Writes a tile's values, by their weights, to the sums of its rows, or adds them where these have `begun`.
     fn spread(
         &self,
-        buffers: &Buffers,
+        buffers: &mut Buffers,
         rows: usize,
         columns: &Columns<'_>,
         (v, stride): (&[f32], usize),
@@ -191,6 +195,13 @@ impl<'a> Sweep<'a> {
     ) {
         if stride == 0 {
             return; // only the rows' sums are wanted
+        }
+        if let Some(rounding) = self.rounding {
+            let Buffers { values, operands, width, .. } = buffers;
+            let shared = self.shared.and_then(|shared| shared.pairs(&shared.value_pairs, columns, stride));
+            let v = (Rows { data: &columns.of(v, stride), stride, channels: stride }, shared);
+            let scores = (&mut values[..], [columns.len(), *width]);
+            return rounding.by_query(self.level, scores, v, operands, (sums, stride, begun));
         }
         let size = Size { rows, cols: stride, depth: columns.len() };
         let left = Left { data: &buffers.values, row_stride: 1, depth_stride: STRIDE };
@@ -236,6 +247,9 @@ impl<'a> Sweep<'a> {
     ) {
         self.panel(buffers, rows);
         self.load_bias(buffers, rows, columns);
+        if self.rounding.is_some() {
+            self.terms(buffers, rows, columns);
+        }
         self.with_pairs(buffers, columns, constants, |operands, known, buffers| {
             let into = Values {
                 data: &mut buffers.values,
@@ -251,6 +265,12 @@ impl<'a> Sweep<'a> {
     /// Writes the terms of a tile into `values`.
     pub fn terms(&self, buffers: &mut Buffers, rows: &Range<usize>, columns: &Columns<'_>) {
         self.panel(buffers, rows);
+        if let Some(rounding) = self.rounding {
+            let Buffers { values, operands, width, .. } = buffers;
+            let keys = columns.of(self.k, self.head.stride);
+            let shared = self.shared.and_then(|shared| shared.rows(&shared.keys, columns, rounding.dim));
+            return rounding.terms(self.level, (&keys, self.head.stride, shared), operands, *width, values);
+        }
         self.with_pairs(buffers, columns, None, |operands, _, buffers| {
             terms(self.level, self.score.term(), operands, &mut buffers.values);
         });
@@ -272,6 +292,7 @@ impl<'a> Sweep<'a> {
             size: Size { rows: columns.len(), cols: buffers.width, depth: stride },
             keys: Left { data: &keys, row_stride: stride, depth_stride: 1 },
             queries: Right { data: &panel, stride: buffers.width },
+            made: self.rounding.is_some(),
         };
         let counts = self.counts(columns);
         let of_columns = self.constants.map(|x| columns.of(x, 1));
@@ -310,9 +331,13 @@ impl<'a> Sweep<'a> {
         }
         let stride = self.head.stride;
         (buffers.rows, buffers.width) = (rows.clone(), padded(rows.len()));
-        let (head, Buffers { panel, copies: [copy, _], .. }) = (self.head, &mut *buffers);
+        let (head, Buffers { panel, copies: [copy, _], operands, .. }) = (self.head, &mut *buffers);
         head.copy_rows(self.q, stride, rows, copy);
-        transpose(head.rows_of(self.q, stride, rows, copy), stride, padded(rows.len()), panel);
+        let queries = head.rows_of(self.q, stride, rows, copy);
+        match self.rounding {
+            Some(rounding) => rounding.queries(self.level, (queries, stride), operands),
+            None => transpose(queries, stride, padded(rows.len()), panel),
+        }
         buffers.lanes.set(&self.head.sight, &self.head.queries[rows.clone()]);
     }
 }

@@ -41,7 +41,7 @@ impl WithSimd for Terms<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let mut into = Store { data: self.out, stride: STRIDE };
-        let Operands { size, keys, queries } = self.operands;
+        let Operands { size, keys, queries, .. } = self.operands;
         combine(simd, self.term, size, keys, queries, &mut into);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Operator;
 use crate::{
-    Arithmetic, Error, Mechanism, Precision, Result, Strategy,
+    Arithmetic, Error, Mechanism, Precision, Result, Strategy, engine,
     simd::{Bf16Unit, bf16::Bf16Products},
     structure::dense,
 };
@@ -10,18 +10,20 @@ use crate::{
 impl Operator {
     /// The same operator with products of another precision; [`Precision::Full`] unless this is called.
     ///
-    /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax` and
-    /// `infsa`, by whichever values, where the strategy is not the reference. A call that turns out not to be theirs, a
-    /// composition with a tensor that its preset lacks, is refused.
+    /// What is known not to run in bf16 runs in full, and the plan says so and why ([`crate::Plan::arithmetic`]): bf16 are `softmax`,
+    /// `infsa` and `fna`, by whichever values, and dense compositions of one hop whose score is a product and whose weights are normalised
+    /// by rows without a density, by their norm or not at all, as `cosine`, `sigmoid`, `relu`, `local` and any of these with a bias; where
+    /// the strategy is not the reference. A call that turns out not to be theirs, a composition with a tensor that its preset lacks and
+    /// its engine multiplies in f32, is refused.
     ///
     /// ```
     /// use resolvent_kernels::*;
     /// let shape = Shape::square(1, 1, 2, 4);
     /// let op = |id| Operator::new(&Mechanism::preset(id).unwrap(), shape, false, Strategy::Auto).unwrap();
     /// assert_eq!(op("softmax").with_precision(Precision::Bf16).plan().arithmetic.runs, Precision::Bf16);
-    /// let fna = op("fna").with_precision(Precision::Bf16);
-    /// assert_eq!(fna.plan().arithmetic.runs, Precision::Full);
-    /// assert!(fna.plan().arithmetic.reason.contains("distances"));
+    /// let uniform = op("uniform").with_precision(Precision::Bf16);
+    /// assert_eq!(uniform.plan().arithmetic.runs, Precision::Full);
+    /// assert!(uniform.plan().arithmetic.reason.contains("f32"));
     /// ```
     pub fn with_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
@@ -71,7 +73,7 @@ impl Operator {
         let runs = self.plan.arithmetic.runs;
         self.work = match (&self.mechanism, &self.preset) {
             _ if self.plan.strategy == Strategy::Reference => return,
-            (Mechanism::Softmax(_) | Mechanism::Infsa(_), _) => {
+            (Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_), _) => {
                 dense::scratch(&self.mechanism, &self.shape, self.causal, runs)
             }
             // The engine's own stays: it may serve what the preset cannot.
@@ -85,22 +87,24 @@ impl Operator {
     fn refusal(&self) -> Option<&'static str> {
         match &self.mechanism {
             _ if self.plan.strategy == Strategy::Reference => Some("the naive path computes in f64"),
-            Mechanism::Softmax(_) | Mechanism::Infsa(_) => None,
-            Mechanism::Fna(_) => Some("distances of close tokens lose their digits in bf16"),
-            Mechanism::Composed(_) => match self.preset.as_deref() {
+            Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_) => None,
+            Mechanism::Composed(m) => match self.preset.as_deref() {
                 Some(preset) => preset.refusal(),
-                None => Some("compositions beside softmax and infsa multiply in f32"),
+                None => engine::bf16_refusal(m),
             },
-            _ => Some("this mechanism multiplies in f32: of the presets, softmax and infsa have bf16 products"),
+            _ => Some(
+                "this mechanism multiplies in f32: softmax, infsa, fna and dense compositions of products have bf16 products",
+            ),
         }
     }
 
     /// Refuses a call that was to run in bf16 and that only the engine of compositions can serve, in f32.
     pub(super) fn check_precision(&self) -> Result<()> {
-        if self.plan.arithmetic.runs == Precision::Full || self.preset.is_none() {
+        let Mechanism::Composed(m) = &self.mechanism else { return Ok(()) };
+        if self.plan.arithmetic.runs == Precision::Full || engine::bf16_refusal(m).is_none() {
             return Ok(());
         }
-        let why = "its preset lacks a tensor or gradient of this call, and other compositions multiply in f32; use precision full";
+        let why = "its preset lacks a tensor or gradient of this call, and the engine of compositions multiplies it in f32; use precision full";
         Err(Error::Unsupported { mechanism: self.mechanism.id(), what: "this call in bf16", why })
     }
 }

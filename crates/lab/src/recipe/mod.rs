@@ -64,7 +64,7 @@ pub struct Recipe {
     pub mechanism: Mechanism,
     /// Seed of everything random: initial weights, order, augmentation. Default 0.
     pub seed: u64,
-    /// Of the products in the model's blocks: `f32`, or `bf16`: projections, MLPs and the attention of `softmax` and `infsa` round their
+    /// Of the products in the model's blocks: `f32`, or `bf16`: projections, MLPs and the attention that has such products round their
     /// operands, while weights and everything else stay f32. On the CPU; not with ternary weights, nor for models of one's own. Default `f32`.
     #[serde(with = "precision")]
     pub precision: Precision,

@@ -147,7 +147,7 @@ impl Extras {
     }
 
     /// The same extras with products of this precision, on Flex alone, in either pass. [`Precision::Bf16`] is for the mechanisms of
-    /// [`resolvent_kernels::Operator::with_precision`], `softmax` and `infsa`; others stay in f32, as [`crate::plan`] says
+    /// [`resolvent_kernels::Operator::with_precision`]; others stay in f32, as [`crate::plan`] says
     /// (`kernel.arithmetic`). Default full.
     pub fn with_precision(self, precision: Precision) -> Self {
         Self { precision, ..self }

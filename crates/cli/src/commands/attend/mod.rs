@@ -75,7 +75,7 @@ pub struct Attend {
     /// Compute naively in f64, and write f64; takes O(N^2) memory
     #[arg(long)]
     pub reference: bool,
-    /// Precision of the products: full (f32), or bf16 with sums in f32, for softmax and infsa; others run in full, as --plan says
+    /// Precision of the products: full (f32), or bf16 with sums in f32, for softmax, infsa, fna and dense scores of products; others run in full, as --plan says
     #[arg(long, value_name = "PRECISION", default_value = "full", value_parser = precision)]
     pub precision: Precision,
     /// Only print what would be done: strategy, precision, operations, bytes, scratch

@@ -9,7 +9,7 @@ use crate::{
     score::contract::{MOST_PARAMETERS, PairScore, Slopes},
     simd::{
         math::exp2,
-        product::{Sink, product, vectors, vectors_mut},
+        product::{InPlace, Sink, product, take_rows, vectors, vectors_mut},
     },
 };
 
@@ -25,10 +25,13 @@ impl<T: PairScore> WithSimd for Differentiated<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Operands { size, keys, queries } = self.operands;
+        let Operands { size, keys, queries, made } = self.operands;
         let mut centres = [[0.0; WIDEST]; MOST_PARAMETERS];
         typical(simd, self.score, self.into.parameters.as_ref().and_then(|p| p.typical), &mut centres);
         let mut sink = BackwardSink { score: self.score, known: self.known, into: self.into, centres: &centres };
+        if made {
+            return take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut sink);
+        }
         product(simd, size, keys, queries, &mut sink);
     }
 }
@@ -40,6 +43,12 @@ struct BackwardSink<'a, T> {
     into: Backward<'a>,
     /// Typical derivatives in the parameters, per query.
     centres: &'a [[f32; WIDEST]; MOST_PARAMETERS],
+}
+
+impl<T> InPlace for BackwardSink<'_, T> {
+    fn products(&self) -> (&[f32], usize) {
+        (self.into.slopes, self.into.stride)
+    }
 }
 
 impl<S: Simd, T: PairScore> Sink<S> for BackwardSink<'_, T> {

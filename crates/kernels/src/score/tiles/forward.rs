@@ -9,7 +9,7 @@ use crate::{
     score::contract::PairScore,
     simd::{
         math::exp2,
-        product::{Sink, combine, vectors, vectors_mut},
+        product::{InPlace, Sink, combine, take_rows, vectors, vectors_mut},
     },
 };
 
@@ -25,8 +25,11 @@ impl<T: PairScore> WithSimd for Scored<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Operands { size, keys, queries } = self.operands;
+        let Operands { size, keys, queries, made } = self.operands;
         let mut sink = ValueSink { score: self.score, known: self.known, into: self.into };
+        if made {
+            return take_rows::<S, 1>(simd, 0..size.rows, size.cols, &mut sink);
+        }
         combine(simd, T::TERM, size, keys, queries, &mut sink);
     }
 }
@@ -36,6 +39,12 @@ struct ValueSink<'a, T> {
     score: &'a T,
     known: Known<'a>,
     into: Values<'a>,
+}
+
+impl<T> InPlace for ValueSink<'_, T> {
+    fn products(&self) -> (&[f32], usize) {
+        (self.into.data, self.into.stride)
+    }
 }
 
 impl<S: Simd, T: PairScore> Sink<S> for ValueSink<'_, T> {

@@ -33,6 +33,8 @@ pub(crate) struct Operands<'a> {
     pub size: Size,
     pub keys: Left<'a>,
     pub queries: Right<'a>,
+    /// Whether what they make lies already where its values, or gradients, go.
+    pub made: bool,
 }
 
 /// Who sees whom in a tile: a query sees the positions from `low` below `high`, and those below `sinks`.
@@ -165,7 +167,7 @@ pub(crate) trait TileScore: Send + Sync {
     fn is_log(&self) -> bool;
     fn is_positive_definite(&self) -> bool;
     fn is_non_negative(&self) -> bool;
-    /// Writes the values of the pairs of `operands`.
+    /// Writes the values of the pairs of `operands`, whose terms are sums unless they are made.
     fn values(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Values<'_>);
     /// Makes weights of the terms, and the gradients of the terms; `operands` are values and output gradients.
     fn backward(&self, level: Level, operands: Operands<'_>, known: Known<'_>, into: Backward<'_>);

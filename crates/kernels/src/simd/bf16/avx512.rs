@@ -99,7 +99,7 @@ unsafe fn block<const M: usize, const N: usize>(
     }
 }
 
-/// As [`super::pack::round`].
+/// As [`super::pack::round_row`].
 ///
 /// # Safety
 /// [`available`]; the row's pairs lie in `out`.

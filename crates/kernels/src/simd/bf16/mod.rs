@@ -11,7 +11,7 @@ mod avx512;
 mod pack;
 mod widened;
 
-pub(crate) use pack::nearest;
+pub(crate) use pack::{nearest, round};
 
 use std::marker::PhantomData;
 
@@ -207,7 +207,7 @@ impl Multiplier {
             // SAFETY: AVX512-BF16 is available wherever this unit is; the row's pairs lie in `out`.
             return unsafe { avx512::round(row, out) };
         }
-        pack::round(row, out);
+        pack::round_row(row, out);
     }
 
     /// Rounds two rows to pairs of what stands above each other; pairs beyond them are zeros.
@@ -233,7 +233,7 @@ impl Multiplier {
             // SAFETY: AVX512-BF16 is available wherever this unit is.
             return unsafe { avx512::round_tile(x, [rows, cols], out) };
         }
-        pack::each_rounded(x, [rows, cols], out, pack::round);
+        pack::each_rounded(x, [rows, cols], out, pack::round_row);
     }
 
     /// [`Multiplier::weave`] of the first `rows` rows of a tile, and of zeros from there to whole tiles, in the place of the even rows:

@@ -1,11 +1,22 @@
 //! Rounding to bf16 and transposing, on every processor.
 
+use pulp::Simd;
+
 use super::{ROWS, pairs};
 
 /// The nearest bf16, as f32.
 #[inline(always)]
 pub(crate) fn nearest(x: f32) -> f32 {
     f32::from_bits(bits(x) << 16)
+}
+
+/// A vector of [`nearest`]; NaN as arithmetic makes it stays such.
+#[inline(always)]
+pub(crate) fn round<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let exact = simd.transmute_u32s_f32s(x);
+    let odd = simd.and_u32s(simd.wrapping_dyn_shr_u32s(exact, simd.splat_u32s(16)), simd.splat_u32s(1));
+    let above = simd.add_u32s(exact, simd.add_u32s(odd, simd.splat_u32s(0x7fff)));
+    simd.transmute_f32s_u32s(simd.and_u32s(above, simd.splat_u32s(0xffff_0000)))
 }
 
 /// The nearest bf16, to even where two are as near, in the low half.
@@ -18,7 +29,7 @@ fn bits(x: f32) -> u32 {
 }
 
 #[inline(always)]
-pub(super) fn round(row: &[f32], out: &mut [u32]) {
+pub(super) fn round_row(row: &[f32], out: &mut [u32]) {
     let (whole, rest) = row.as_chunks::<2>();
     let (to, pad) = out.split_at_mut(whole.len());
     to.iter_mut().zip(whole).for_each(|(to, &[even, odd])| *to = bits(even) | bits(odd) << 16);

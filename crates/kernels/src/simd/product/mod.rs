@@ -7,12 +7,14 @@
 //! both operands at every call, which for a depth of 64 costs as much time as a fifth of the product.
 
 mod panels;
+mod stored;
 
 use std::mem::size_of;
 
 use pulp::Simd;
 
 pub(crate) use panels::{add_product, multiply, multiply_add, multiply_add_outer, store_product};
+pub(crate) use stored::{InPlace, take_rows};
 
 /// Element `(row, depth)` is `data[row * row_stride + depth * depth_stride]`.
 #[derive(Clone, Copy)]

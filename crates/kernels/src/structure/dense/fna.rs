@@ -10,6 +10,7 @@ use std::f64::consts::LN_2;
 
 use super::{
     backward::{self, Sums, Targets, Terms},
+    bf16,
     distance::{Density, Distances, Frame, Kernel, frames, is_direct},
     forward,
     head::positions,
@@ -18,7 +19,7 @@ use super::{
     plan::pairs,
 };
 use crate::{
-    Parameter, Plan, Result, Shape, Strategy,
+    Parameter, Plan, Precision, Result, Shape, Strategy,
     call::{Call, GradientTargets, Saved, Target, View},
     mechanism::{DistanceKernel, Fna, Manifold},
     score::distance::Scale,
@@ -65,7 +66,8 @@ impl<'a> Heads<'a> {
         let [kappa, power] = self.scale(slice);
         let unit = if self.m.manifold == Manifold::Sphere { 1.0 } else { f64::from(frame.inverse_unit) };
         let scale = Scale { kappa: (kappa * unit).clamp(1e-30, 1e30) as f32, power: power as f32 };
-        Distances { manifold: self.m.manifold, kernel: self.kernel(), scale, frame, density, columns_only: false }
+        let (manifold, rounded) = (self.m.manifold, self.call.bf16.is_some());
+        Distances { manifold, kernel: self.kernel(), scale, frame, density, columns_only: false, rounded }
     }
 }
 
@@ -84,18 +86,18 @@ pub(crate) fn fna_forward(
     let lse: &mut [f64] = bytemuck::cast_slice_mut(lse);
     let (final_sums, plain_sums) = stats.split_at_mut(log_sum::SAVED * shape.slices() * shape.seq_q);
     if m.norm_exponent == 0.0 {
-        forward::Stream { call, pairing: |n| heads.pairing(n, None), slices }.run(out, lse, work);
+        forward::Stream { call, pairing: |n| heads.pairing(n, None), slices }.run_products(out, lse, work);
     } else {
         let v = View::in_one_piece(&[], shape.slices(), [shape.seq_kv, 0]);
         let degrees = Call { shape: Shape { value_dim: 0, ..shape }, v, ..*call };
         let pairing = |n| heads.pairing(n, None);
         let nothing = Target::in_one_piece(&mut [], shape.slices(), [shape.seq_q, 0]);
-        forward::Stream { call: &degrees, pairing, slices }.run(&nothing, lse, work);
+        forward::Stream { call: &degrees, pairing, slices }.run_products(&nothing, lse, work);
         log_sum::save(lse, plain_sums);
         key_bias(m, LogSums::of(plain_sums), bias);
         let density = |n: usize| Density { bias: &bias[n * shape.seq_kv..][..shape.seq_kv], shift: &[], gradient: &[] };
         let pairing = |n| heads.pairing(n, Some(density(n)));
-        forward::Stream { call, pairing, slices }.run(out, lse, work);
+        forward::Stream { call, pairing, slices }.run_products(out, lse, work);
     }
     log_sum::save(lse, final_sums);
     Ok(())
@@ -140,7 +142,7 @@ pub(crate) fn fna_backward(
     let targets = Targets { dq, dk, dv: Some(dv) };
     if m.norm_exponent == 0.0 {
         let sums = Sums { columns: None, parameters: &mut *parameters };
-        rows.stream(call, |n| heads.pairing(n, None)).run(targets, sums, work);
+        rows.stream(call, |n| heads.pairing(n, None)).run_products(targets, sums, work);
     } else {
         through_density(&heads, &rows, LogSums::of(plain_sums), targets, parameters, &mut density, work);
     }
@@ -234,13 +236,13 @@ fn through_density(
     let first = Targets { dq: dq.reborrow(), dk: dk.as_mut().map(Target::reborrow), dv };
     let sums = Sums { columns: Some(&mut *columns), parameters: &mut *parameters };
     let pairing = |n| Distances { columns_only: true, ..heads.pairing(n, Some(density(n))) };
-    rows.stream(call, pairing).run(first, sums, work);
+    rows.stream(call, pairing).run_products(first, sums, work);
     for (row, (gradient, &column)) in gradient.iter_mut().zip(&**columns).enumerate() {
         *gradient = logs.split(row).map_or(0.0, |(_, factor)| -m.norm_exponent as f32 * column * factor);
     }
     let gradient = &*gradient;
     let pairing = |n| heads.pairing(n, Some(Density { gradient: &gradient[n * seq..][..seq], ..density(n) }));
-    rows.stream(call, pairing).run(Targets { dq, dk, dv: None }, Sums { columns: None, parameters }, work);
+    rows.stream(call, pairing).run_products(Targets { dq, dk, dv: None }, Sums { columns: None, parameters }, work);
 }
 
 /// Centres; units; factors on the gradients of the values; shift, delta and factor per row; sums for the parameters (f64);
@@ -249,6 +251,14 @@ fn backward_sizes(shape: &Shape, m: &Fna) -> [usize; 11] {
     let (slices, rows, dense) = (shape.slices(), shape.slices() * shape.seq_q, density_rows(shape, m));
     let parameters = 2 * Distances::PARAMETERS * slices * backward::splits(shape);
     [slices * shape.head_dim, slices, slices, rows, rows, rows, parameters, dense, dense, dense, dense]
+}
+
+/// f32 of working memory of both passes.
+pub(super) fn scratch(m: &Fna, s: &Shape, precision: Precision) -> [usize; 2] {
+    [
+        scratch_len(forward_sizes(s, m)) + bf16::forward_work::<Distances<'_>>(s, precision),
+        scratch_len(backward_sizes(s, m)) + bf16::backward_work::<Distances<'_>>(s, m.tied, precision),
+    ]
 }
 
 /// What a call costs and needs.
@@ -263,6 +273,7 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
     let tensors = (s.q_len() + if m.tied { 0 } else { s.k_len() } + s.v_len()) as u64;
     let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
     let out = s.out_len() as u64;
+    let [scratch_forward, scratch_backward] = scratch(m, s, Precision::Full);
     Plan {
         strategy: Strategy::Fused,
         arithmetic: crate::Arithmetic::default(),
@@ -274,8 +285,8 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
         exps_backward: pairs * passes * exps,
         bytes_forward: 4 * passes * (s.q_len() as u64 + streamed + out),
         bytes_backward: 4 * passes * (2 * tensors + 2 * out),
-        scratch_forward: scratch_len(forward_sizes(s, m)) + forward::work::<Distances<'_>>(s),
-        scratch_backward: scratch_len(backward_sizes(s, m)) + backward::work::<Distances<'_>>(s, m.tied),
+        scratch_forward,
+        scratch_backward,
         stats: log_sum::SAVED * (rows + density_rows(s, m)),
         allocated_forward: 0,
         allocated_backward: 0,

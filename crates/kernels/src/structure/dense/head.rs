@@ -150,6 +150,11 @@ impl<'a> Rows<'a> {
     /// No rows.
     pub const NONE: Self = Self { data: &[], stride: 0 };
 
+    /// The first `channels` of its rows, as tokens.
+    pub fn as_tokens(self, channels: usize) -> TokenRows<'a> {
+        TokenRows::strided(self.data, channels, self.stride)
+    }
+
     /// Its rows are the rows of a product.
     pub fn as_left(self) -> Left<'a> {
         Left { data: self.data, row_stride: self.stride, depth_stride: 1 }

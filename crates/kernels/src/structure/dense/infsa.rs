@@ -8,7 +8,7 @@
 use rayon::prelude::*;
 
 use super::{
-    backward::{self, Targets, Terms},
+    backward::{self, Sums, Targets, Terms},
     bf16, forward,
     head::{Head, positions},
     normalise::Frobenius,
@@ -160,7 +160,7 @@ fn rows_of(rows: &[f32], seq: usize, slice: usize) -> &[f32] {
 
 /// f32 of working memory of [`unnormalised`].
 pub(crate) fn unnormalised_work(shape: &Shape, precision: Precision) -> usize {
-    bf16::forward_work::<Frobenius<Gelu>>(shape, precision)
+    bf16::forward_work::<Dot<'_, Frobenius<Gelu>>>(shape, precision)
 }
 
 /// Writes `out` and, as `stats`, per batch element and head, the exponent and the norms, in units of the logits.
@@ -307,7 +307,7 @@ pub(crate) fn hop_backward(
         ($score:expr) => {{
             let pairing =
                 |n: usize| Dot { norm: Frobenius($score), logit: logit[n], rows: rows(n), chain: factor_of(n) };
-            backward::Stream { call, pairing, value, dout, terms }.run_products(targets, work)
+            backward::Stream { call, pairing, value, dout, terms }.run_products(targets, Sums::default(), work)
         }};
     }
     match m.activation {
@@ -363,7 +363,7 @@ fn backward_sizes(shape: &Shape, m: &Infsa, causal: bool) -> [usize; 7] {
 
 /// f32 of working memory of [`infsa_backward`].
 pub(super) fn backward_work(shape: &Shape, m: &Infsa, causal: bool, precision: Precision) -> usize {
-    let streams = bf16::backward_work::<Frobenius<Gelu>>(shape, m.tied, precision);
+    let streams = bf16::backward_work::<Dot<'_, Frobenius<Gelu>>>(shape, m.tied, precision);
     scratch_len(backward_sizes(shape, m, causal)) + streams
 }
 

@@ -1,6 +1,6 @@
 //! What the dense structure costs.
 
-use super::{forward, infsa, log_sum, softmax};
+use super::{fna, forward, infsa, log_sum, softmax};
 use crate::{Mechanism, Plan, Precision, Shape, Strategy};
 
 /// The plan of one hop in f32.
@@ -40,6 +40,7 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
 /// f32 of working memory of one hop, forward and backward.
 pub(crate) fn scratch(m: &Mechanism, s: &Shape, causal: bool, precision: Precision) -> [usize; 2] {
     match m {
+        Mechanism::Fna(m) => fna::scratch(m, s, precision),
         Mechanism::Infsa(m) => {
             [infsa::forward_work(s, m, causal, precision), infsa::backward_work(s, m, causal, precision)]
         }

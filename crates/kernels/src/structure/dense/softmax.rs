@@ -1,7 +1,7 @@
 //! Softmax attention: dot + exp, rows normalised.
 
 use super::{
-    backward::{self, Targets, Terms},
+    backward::{self, Sums, Targets, Terms},
     bf16, forward,
     head::positions,
     log_sum::{self, LogSums, row_terms},
@@ -48,7 +48,7 @@ fn forward_sizes(shape: &Shape) -> [usize; 2] {
 
 /// f32 of working memory of [`softmax_forward`].
 pub(super) fn forward_work(shape: &Shape, precision: Precision) -> usize {
-    scratch_len(forward_sizes(shape)) + bf16::forward_work::<Row<Exp>>(shape, precision)
+    scratch_len(forward_sizes(shape)) + bf16::forward_work::<Dot<'_, Row<Exp>>>(shape, precision)
 }
 
 /// `dS = P (dP - delta)` with `delta = <dout, out>` per row.
@@ -65,7 +65,7 @@ pub(crate) fn softmax_backward(
     let terms = Terms { shift, delta, factor };
     let GradientTargets { dq, dk, dv, .. } = gradients;
     let stream = backward::Stream { call, pairing: |_| pairing(m, &call.shape), value, dout: saved.dout, terms };
-    stream.run_products(Targets { dq, dk, dv: Some(dv) }, work);
+    stream.run_products(Targets { dq, dk, dv: Some(dv) }, Sums::default(), work);
     Ok(())
 }
 
@@ -77,5 +77,5 @@ fn backward_sizes(shape: &Shape) -> [usize; 4] {
 
 /// f32 of working memory of [`softmax_backward`].
 pub(super) fn backward_work(shape: &Shape, tied: bool, precision: Precision) -> usize {
-    scratch_len(backward_sizes(shape)) + bf16::backward_work::<Row<Exp>>(shape, tied, precision)
+    scratch_len(backward_sizes(shape)) + bf16::backward_work::<Dot<'_, Row<Exp>>>(shape, tied, precision)
 }

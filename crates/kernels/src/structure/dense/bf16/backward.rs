@@ -5,47 +5,50 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use super::{
-    Scaled,
     forward::pairs_of,
-    layout::{Source, deep, panel},
-    take_rows,
+    layout::{Source, deep, numbers, panel},
+    pairing::Rounded,
 };
 use crate::{
     Dropped, Shape,
     scratch::{cut, scratch_len},
-    simd::bf16::{Bf16Products, Left, Multiplier, Output, Right, Size, pairs},
+    simd::{
+        bf16::{Bf16Products, Left, Output, Right, Size, pairs},
+        product,
+    },
     structure::dense::{
         backward::{KEYS, Stream, Sums, Targets, Task, work_of},
         forward::TILE_STRIDE,
-        head::{Head, PANEL, Visible, padded, positions},
-        normalise::Normalisation,
-        pairing::{Dot, Pairs},
+        head::{Head, PANEL, Rows, Visible, padded, positions},
+        pairing::{Margins, PairTile, Pass, Tokens as Placed},
     },
 };
 
 /// [`Stream::run`] with bf16 products.
-pub(super) fn run<'s, N: Normalisation>(
-    stream: &Stream<'_, impl Fn(usize) -> Dot<'s, N> + Sync>,
+pub(super) fn run<P: Rounded>(
+    stream: &Stream<'_, impl Fn(usize) -> P + Sync>,
     products: Bf16Products,
     targets: Targets<'_>,
+    sums: Sums<'_>,
     work: &mut [f32],
 ) {
     let (shape, level) = (&stream.call.shape, stream.call.level);
-    let run = |task: Task<'_, Dot<'s, N>>| level.dispatch(Products { task, products });
-    stream.each(scratch_len(sizes(shape)), targets, Sums::default(), work, run);
+    let run = |task: Task<'_, P>| level.dispatch(Products { task, products });
+    stream.each(scratch_len(sizes::<P>(shape)), targets, sums, work, run);
 }
 
 /// f32 of working memory for `shape` in the current thread pool.
-pub(super) fn work(shape: &Shape, tied: bool) -> usize {
-    work_of(shape, tied, scratch_len(sizes(shape)))
+pub(super) fn work<P: Rounded>(shape: &Shape, tied: bool) -> usize {
+    work_of(shape, tied, scratch_len(sizes::<P>(shape)))
 }
 
 type Tokens<'a> = Source<'a, fn(usize) -> f32>;
 
-fn sizes(shape: &Shape) -> [usize; 24] {
+fn sizes<P: Rounded>(shape: &Shape) -> [usize; 31] {
     let Shape { head_dim, value_dim, .. } = *shape;
     let (queries, keys, row) = (padded(shape.seq_q), shape.seq_kv.min(KEYS), head_dim.max(value_dim));
     let (panel, tile) = (PANEL.min(queries), deep(keys) * TILE_STRIDE);
+    let [query_margin, key_margin] = if P::MARGINS { [queries, padded(keys)] } else { [0; 2] };
     [
         // positions, limits, draws, shift, delta
         queries,
@@ -76,39 +79,54 @@ fn sizes(shape: &Shape) -> [usize; 24] {
         padded(row),
         padded(row),
         panel * padded(head_dim),
+        // queries and keys laid out, and their numbers; margins, and gradients that no product makes
+        P::placed_queries_len(queries, head_dim, Pass::Backward),
+        P::placed_keys_len(keys, head_dim),
+        if P::PLACED { queries.max(padded(keys)) } else { 0 },
+        query_margin,
+        key_margin,
+        query_margin * padded(head_dim),
+        key_margin * padded(head_dim),
     ]
 }
 
 /// One task.
-struct Products<'a, 's, N> {
-    task: Task<'a, Dot<'s, N>>,
+struct Products<'a, P> {
+    task: Task<'a, P>,
     products: Bf16Products,
 }
 
-impl<N: Normalisation> WithSimd for Products<'_, '_, N> {
+impl<P: Rounded> WithSimd for Products<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { task: Task { call, pairing, value, dout, terms, slice, keys, into, memory }, products } = self;
+        let Self { task: Task { call, pairing, value, dout, terms, slice, keys, mut into, memory }, products } = self;
         let head = &Head::of(call, slice);
         let (dim, value_dim) = (head.head_dim, head.value_dim);
         let (channels, value_channels) = (deep(dim), deep(value_dim));
-        let parts = cut(memory, sizes(&call.shape)).0;
+        let parts = cut(memory, sizes::<P>(&call.shape)).0;
         let [at, limits, draws, shift, delta, q_panels, q_woven, g_panels, g_woven, rows, dq_sums, parts @ ..] = parts;
         let [key_at, k_rows, v_rows, k_woven, k_columns, dk_sums, dv_sums, parts @ ..] = parts;
-        let [weights, slopes, rounded, row, other, turned] = parts;
+        let [weights, slopes, rounded, row, other, turned, q_buffer, k_buffer, all, parts @ ..] = parts;
+        let [dq_margin, dk_margin, dq_close, dk_close] = parts;
         let [q_panels, q_woven, g_panels, g_woven, rows] = [q_panels, q_woven, g_panels, g_woven, rows].map(pairs_of);
         let [k_rows, v_rows, k_woven, k_columns] = [k_rows, v_rows, k_woven, k_columns].map(pairs_of);
         let rounded = pairs_of(rounded);
-        let (tiles, norm) = (products.enter(), Scaled::of(&pairing));
+        let (tiles, all) = (products.enter(), numbers(all));
         let one: fn(usize) -> f32 = |_| 1.0;
 
         let queries = positions(0..head.seq_q, head.keep_query, at);
         let line = |n: usize| slice * head.seq_q + queries[n] as usize;
-        let q = Source { tensor: head.q, kept: queries, factor: |n: usize| pairing.row(queries[n]) };
-        q.panels(&tiles, row, rows, q_panels);
-        let q_pairs = q.woven(&tiles, [&mut *row, &mut *other], q_woven);
+        let (mut placed_q, mut q) = (Placed::NONE, (head.q, queries));
+        if P::PLACED {
+            placed_q = pairing.queries(head, queries, Pass::Backward, q_buffer);
+            q = (placed_q.rows.as_tokens(dim), &all[..queries.len()]);
+        }
+        let factor = |n: usize| pairing.query_factor(queries[n]);
+        let of_scores = |n: usize| pairing.score_factor() * factor(n);
+        Source { tensor: q.0, kept: q.1, factor: of_scores }.panels(&tiles, row, rows, q_panels);
+        let q_pairs = Source { tensor: q.0, kept: q.1, factor }.woven(&tiles, [&mut *row, &mut *other], q_woven);
         let g = Source { tensor: dout.slice(slice), kept: queries, factor: |n: usize| terms.factor[line(n)] };
         g.panels(&tiles, row, rows, g_panels);
         let g_pairs = g.woven(&tiles, [&mut *row, &mut *other], g_woven);
@@ -123,16 +141,26 @@ impl<N: Normalisation> WithSimd for Products<'_, '_, N> {
         shift[queries.len()..].fill(0.0);
         delta[queries.len()..].fill(0.0);
         dq_sums[..padded(queries.len()) * channels].fill(0.0);
+        dq_margin.fill(0.0);
+        dq_close.fill(0.0);
+        into.parameters.fill(0.0);
 
         for from in keys.clone().step_by(KEYS) {
             let tile_keys = from..(from + KEYS).min(keys.end);
             let kept = positions(tile_keys.clone(), head.keep_key, key_at);
-            let k = Source { tensor: head.k, kept, factor: one };
+            let (mut placed_k, mut k) = (Placed::NONE, (head.k, kept));
+            if P::PLACED {
+                placed_k = pairing.keys(head, kept, Pass::Backward, &mut *k_buffer);
+                k = (placed_k.rows.as_tokens(dim), &all[..kept.len()]);
+            }
+            let k = Source { tensor: k.0, kept: k.1, factor: one };
             let columns = k.columns(&tiles, [&mut *row, &mut *other], k_woven, k_columns);
             let k = k.rows(&tiles, row, k_rows);
             let v = Source { tensor: head.v, kept, factor: one }.rows(&tiles, row, v_rows);
             dk_sums[..padded(kept.len()) * channels].fill(0.0);
             dv_sums[..padded(kept.len()) * value_channels].fill(0.0);
+            dk_margin.fill(0.0);
+            dk_close.fill(0.0);
             for first in (0..queries.len()).step_by(PANEL) {
                 let count = PANEL.min(queries.len() - first);
                 let (width, range) = (padded(count), first..first + padded(count));
@@ -144,19 +172,33 @@ impl<N: Normalisation> WithSimd for Products<'_, '_, N> {
                 let dropout = dropout.map(|dropout| dropout.panel(range.clone()));
                 let dropped_pairs = dropout.filter(|dropout| dropout.dropped == Dropped::Pairs);
                 let visible = Visible { keys: &kept[..seen], limits, dropped_pairs };
-                let pairs_of_tile = Pairs {
-                    norm,
-                    weights: &mut *weights,
-                    slopes: &mut *slopes,
+                let margin = if P::MARGINS { range.clone() } else { 0..0 };
+                let pairs_of_tile = PairTile {
+                    head_dim: dim,
+                    value_dim,
+                    queries: &placed_q,
+                    keys: &placed_k,
+                    columns: range.clone(),
+                    values: Rows::NONE,
+                    gradients: product::Right { data: &[], stride: 0 },
                     shift: &shift[range.clone()],
                     delta: &delta[range],
                     visible,
                     complete: visible.complete(),
                     dropout: dropout.filter(|dropout| dropout.dropped == Dropped::Weights),
+                    weights: &mut *weights,
+                    slopes: &mut *slopes,
+                    margins: Margins {
+                        query: &mut dq_margin[margin.clone()],
+                        key: &mut *dk_margin,
+                        dq: &mut dq_close[margin.start * padded(dim)..margin.end * padded(dim)],
+                        dk: &mut *dk_close,
+                        parameters: &mut *into.parameters,
+                    },
                 };
                 let q_panel = (k, panel(q_panels, dim, first, width), pairs(dim));
                 let g_panel = (v, panel(g_panels, value_dim, first, width), pairs(value_dim));
-                pull_back(simd, &tiles, [q_panel, g_panel], pairs_of_tile);
+                pairing.pull_back_rounded(simd, &tiles, [q_panel, g_panel], pairs_of_tile);
 
                 // The scores of a tile, rounded, times what belongs to its queries.
                 let mut add_by_key = |scores: &[f32], of_queries: Right<'_>, sums: &mut [f32]| {
@@ -181,81 +223,90 @@ impl<N: Normalisation> WithSimd for Products<'_, '_, N> {
             if let Some((_, dk)) = into.tokens {
                 // SAFETY: no other task has these keys of this slice.
                 let dk = |key: usize| unsafe { dk.row(slice, key) };
-                let write = Write { count: kept.len(), sums: dk_sums, stride: channels };
-                write.zeros(tile_keys.clone(), dk).rows(position, |_| pairing.chain, dk);
+                let mut write = Write { count: kept.len(), sums: &mut *dk_sums, stride: channels };
+                write.zeros(tile_keys.clone(), dk);
+                write.add(dk_close, padded(dim));
+                write.rows(position, dk, |n, sums, out| {
+                    pairing.rounded_gradient(&placed_k, (n, None), margin_of::<P>(dk_margin, n), sums, out);
+                });
             }
             if let Some(dv) = into.dv {
                 // SAFETY: as above.
                 let dv = |key: usize| unsafe { dv.row(slice, key) };
-                let write = Write { count: kept.len(), sums: dv_sums, stride: value_channels };
-                write.zeros(tile_keys, dv).rows(position, |_| value, dv);
+                let write = Write { count: kept.len(), sums: &mut *dv_sums, stride: value_channels };
+                write.zeros(tile_keys.clone(), dv);
+                write.rows(position, dv, |_, sums, out| {
+                    out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * value);
+                });
+            }
+            if let Some(columns) = &mut into.columns {
+                let columns = &mut columns[tile_keys.start - keys.start..tile_keys.end - keys.start];
+                columns.fill(0.0);
+                (0..kept.len()).for_each(|n| columns[position(n) - tile_keys.start] = dk_margin[n]);
             }
         }
         if let Some(((dq, slice), _)) = into.tokens {
             // SAFETY: no other task has this `dq` of this slice.
             let dq = |query: usize| unsafe { dq.row(slice, query) };
-            Write { count: queries.len(), sums: &[], stride: 0 }.zeros(0..head.seq_q, dq);
+            Write { count: queries.len(), sums: &mut [], stride: 0 }.zeros(0..head.seq_q, dq);
             for first in (0..queries.len()).step_by(PANEL) {
                 let (count, stride) = (PANEL.min(queries.len() - first), padded(dim));
                 let width = padded(count);
                 let sums = bytemuck::cast_slice(&dq_sums[first * channels..][..width * channels]);
                 tiles.transpose([stride, width], (sums, width), (pairs_of(turned), stride));
-                let factor = |n: usize| pairing.chain * pairing.row(queries[first + n]);
-                Write { count, sums: turned, stride }.rows(|n| queries[first + n] as usize, factor, dq);
+                let mut write = Write { count, sums: &mut *turned, stride };
+                write.add(dq_close.get(first * stride..).unwrap_or_default(), stride);
+                write.rows(
+                    |n| queries[first + n] as usize,
+                    dq,
+                    |n, sums, out| {
+                        let (n, position) = (first + n, queries[first + n]);
+                        let margin = margin_of::<P>(dq_margin, n);
+                        pairing.rounded_gradient(&placed_q, (n, Some(position)), margin, sums, out);
+                    },
+                );
             }
         }
     }
 }
 
-/// Fills the weights and the gradients of the logits of a tile: the operands are those of the logits, and of the products of values and
-/// output gradients.
-#[inline(always)]
-fn pull_back<S: Simd, N: Normalisation>(
-    simd: S,
-    tiles: &Multiplier,
-    [logits, products]: [(Left<'_>, Right<'_>, usize); 2],
-    mut tile: Pairs<'_, N>,
-) {
-    let (rows, cols) = (tile.visible.keys.len(), logits.1.stride);
-    for from in (0..rows).step_by(tiles.band()) {
-        let band = from..(from + tiles.band()).min(rows);
-        let multiply = |(left, right, pairs): (Left<'_>, Right<'_>, usize), data: &mut [f32]| {
-            let into = Output { data: &mut data[from * TILE_STRIDE..], stride: TILE_STRIDE, add: false };
-            tiles.multiply(simd, Size { rows: band.len(), cols, pairs }, left.from(from), right, into);
-        };
-        multiply(logits, tile.weights);
-        multiply(products, tile.slopes);
-        take_rows::<S, 2>(simd, band, cols, &mut tile);
-    }
+/// What is summed of a token beside the products, where something is.
+fn margin_of<P: Rounded>(margins: &[f32], n: usize) -> f32 {
+    if P::MARGINS { margins[n] } else { 0.0 }
 }
 
 /// Sums of some tokens' gradients, about to be written.
 struct Write<'a> {
     count: usize,
-    sums: &'a [f32],
+    sums: &'a mut [f32],
     stride: usize,
 }
 
 impl Write<'_> {
     /// Fills the rows of `tokens` with zeros where some of them will not be written.
-    fn zeros<'o>(self, tokens: Range<usize>, out: impl Fn(usize) -> &'o mut [f32]) -> Self {
+    fn zeros<'o>(&self, tokens: Range<usize>, out: impl Fn(usize) -> &'o mut [f32]) {
         if self.count < tokens.len() {
             tokens.for_each(|token| out(token).fill(0.0));
         }
-        self
     }
 
-    /// Writes the sums times their factors.
+    /// Adds rows, `stride` apart, which may be none.
+    fn add(&mut self, rows: &[f32], stride: usize) {
+        let sums = self.sums.chunks_exact_mut(self.stride).zip(rows.chunks_exact(stride));
+        for (sums, row) in sums.take(self.count) {
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+    }
+
+    /// Writes each row of sums by `write`, which is given its number.
     fn rows<'o>(
         &self,
         position: impl Fn(usize) -> usize,
-        factor: impl Fn(usize) -> f32,
         out: impl Fn(usize) -> &'o mut [f32],
+        write: impl Fn(usize, &[f32], &mut [f32]),
     ) {
         for n in 0..self.count {
-            let factor = factor(n);
-            let sums = &self.sums[n * self.stride..];
-            out(position(n)).iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * factor);
+            write(n, &self.sums[n * self.stride..], out(position(n)));
         }
     }
 }

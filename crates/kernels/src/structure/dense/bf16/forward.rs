@@ -3,9 +3,8 @@
 use pulp::{Simd, WithSimd};
 
 use super::{
-    Scaled,
-    layout::{Source, deep, panel},
-    take_rows,
+    layout::{Source, deep, numbers, panel},
+    pairing::{PlacedPanel, Rounded},
 };
 use crate::{
     Dropped, Shape,
@@ -13,42 +12,42 @@ use crate::{
     parallel::workers,
     scratch::{cut, scratch_len},
     simd::{
-        bf16::{Bf16Products, Left, Multiplier, Output, Right, Size, pairs},
+        bf16::{Bf16Products, Output, Size, pairs},
         product::{vectors, vectors_mut},
     },
     structure::dense::{
         forward::{Block, KEYS, QUERIES, Stream, TILE_STRIDE, finish},
         head::{PANEL, Visible, padded, positions},
-        normalise::{Normalisation, RowState, Tile},
-        pairing::{Dot, Entries},
+        normalise::{RowState, Tile},
+        pairing::{Pass, Tokens as Placed},
     },
 };
 
 /// [`Stream::run`] with bf16 products.
-pub(super) fn run<'s, N: Normalisation>(
-    stream: &Stream<'_, impl Fn(usize) -> Dot<'s, N> + Sync>,
+pub(super) fn run<P: Rounded>(
+    stream: &Stream<'_, impl Fn(usize) -> P + Sync>,
     products: Bf16Products,
     out: &Target<'_>,
     stats: &mut [f64],
     work: &mut [f32],
 ) {
     let level = stream.call.level;
-    stream.each(memory(&stream.call.shape), out, stats, work, |block| level.dispatch(Task { block, products }));
+    stream.each(memory::<P>(&stream.call.shape), out, stats, work, |block| level.dispatch(Task { block, products }));
 }
 
 /// f32 of working memory for `shape` in the current thread pool.
-pub(super) fn work(shape: &Shape) -> usize {
-    workers(shape.slices() * shape.seq_q.div_ceil(QUERIES)) * memory(shape)
+pub(super) fn work<P: Rounded>(shape: &Shape) -> usize {
+    workers(shape.slices() * shape.seq_q.div_ceil(QUERIES)) * memory::<P>(shape)
 }
 
 /// f32 of working memory per task.
-fn memory(shape: &Shape) -> usize {
-    scratch_len(sizes(shape.seq_q, shape.seq_kv, shape.head_dim, shape.value_dim))
+fn memory<P: Rounded>(shape: &Shape) -> usize {
+    scratch_len(sizes::<P>(shape.seq_q, shape.seq_kv, shape.head_dim, shape.value_dim))
 }
 
 type Tokens<'a> = Source<'a, fn(usize) -> f32>;
 
-fn sizes(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: usize) -> [usize; 18] {
+fn sizes<P: Rounded>(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: usize) -> [usize; 21] {
     let (queries, keys, row) = (padded(seq_q.min(QUERIES)), seq_kv.min(KEYS), head_dim.max(value_dim));
     let panel = PANEL.min(queries);
     [
@@ -73,32 +72,41 @@ fn sizes(seq_q: usize, seq_kv: usize, head_dim: usize, value_dim: usize) -> [usi
         deep(keys) * TILE_STRIDE,
         padded(row),
         padded(row),
+        // queries and keys laid out, and their numbers
+        P::placed_queries_len(queries, head_dim, Pass::Forward),
+        P::placed_keys_len(keys, head_dim),
+        if P::PLACED { queries.max(padded(keys)) } else { 0 },
     ]
 }
 
-struct Task<'a, 's, N> {
-    block: Block<'a, Dot<'s, N>>,
+struct Task<'a, P> {
+    block: Block<'a, P>,
     products: Bf16Products,
 }
 
-impl<N: Normalisation> WithSimd for Task<'_, '_, N> {
+impl<P: Rounded> WithSimd for Task<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { block: Block { head, pairing, start, end, out, slice, stats, memory }, products } = self;
-        let parts = cut(memory, sizes(head.seq_q, head.seq_kv, head.head_dim, head.value_dim)).0;
+        let parts = cut(memory, sizes::<P>(head.seq_q, head.seq_kv, head.head_dim, head.value_dim)).0;
         let [at, q_panels, q_rows, sums, outputs, peak, part, rescale, total, limits, draws, parts @ ..] = parts;
-        let [key_at, k_rows, v_woven, v_columns, tile, row, other] = parts;
+        let [key_at, k_rows, v_woven, v_columns, tile, row, other, q_buffer, k_buffer, all] = parts;
         let [q_panels, q_rows, k_rows] = [q_panels, q_rows, k_rows].map(pairs_of);
         let [v_woven, v_columns] = [v_woven, v_columns].map(pairs_of);
         let (dim, value_dim, channels) = (head.head_dim, head.value_dim, deep(head.value_dim));
-        let (tiles, norm) = (products.enter(), Scaled::of(&pairing));
+        let (tiles, all) = (products.enter(), numbers(all));
         let one: fn(usize) -> f32 = |_| 1.0;
 
         let queries = positions(start..end, head.keep_query, at);
-        let q = Source { tensor: head.q, kept: queries, factor: |n: usize| pairing.row(queries[n]) };
-        q.panels(&tiles, row, q_rows, q_panels);
+        let (mut placed_q, mut q) = (Placed::NONE, (head.q, queries));
+        if P::PLACED {
+            placed_q = pairing.queries(&head, queries, Pass::Forward, q_buffer);
+            q = (placed_q.rows.as_tokens(dim), &all[..queries.len()]);
+        }
+        let factor = |n: usize| pairing.score_factor() * pairing.query_factor(queries[n]);
+        Source { tensor: q.0, kept: q.1, factor }.panels(&tiles, row, q_rows, q_panels);
         let limits: &mut [u32] = bytemuck::cast_slice_mut(limits);
         limits.fill(0);
         limits.iter_mut().zip(queries).for_each(|(limit, &i)| *limit = head.limit(i as usize) as u32);
@@ -109,7 +117,12 @@ impl<N: Normalisation> WithSimd for Task<'_, '_, N> {
         let last = queries.len().checked_sub(1).map_or(0, |n| limits[n] as usize);
         for from in (0..last).step_by(KEYS) {
             let keys = positions(from..(from + KEYS).min(last), head.keep_key, key_at);
-            let k = Source { tensor: head.k, kept: keys, factor: one }.rows(&tiles, row, k_rows);
+            let (mut k, mut source) = (Placed::NONE, (head.k, keys));
+            if P::PLACED {
+                k = pairing.keys(&head, keys, Pass::Forward, &mut *k_buffer);
+                source = (k.rows.as_tokens(dim), &all[..keys.len()]);
+            }
+            let k_rows = Source { tensor: source.0, kept: source.1, factor: one }.rows(&tiles, row, k_rows);
             let v = Source { tensor: head.v, kept: keys, factor: one };
             let v = v.columns(&tiles, [&mut *row, &mut *other], v_woven, v_columns);
             for first in (0..queries.len()).step_by(PANEL) {
@@ -130,10 +143,14 @@ impl<N: Normalisation> WithSimd for Task<'_, '_, N> {
                 };
                 let mut tile = Tile { data: &mut *tile, stride: TILE_STRIDE, keys: seen, queries: columns.len() };
                 let visible = (!visible.complete()).then_some(visible);
-                let q = panel(q_panels, dim, first, columns.len());
-                score(simd, &tiles, norm, (k, q, pairs(dim)), visible, &mut tile, &mut state);
+                let operands = (k_rows, panel(q_panels, dim, first, columns.len()), pairs(dim));
+                let of = PlacedPanel { head_dim: dim, columns: columns.clone(), tokens: [&placed_q, &k] };
+                pairing.weigh_rounded(simd, &tiles, operands, of, visible, &mut tile, &mut state);
                 if let Some(dropout) = dropout.filter(|dropout| dropout.dropped == Dropped::Weights) {
                     dropout.scale(simd, &keys[..seen], &mut tile);
+                }
+                if channels == 0 {
+                    continue; // only the rows' statistics are wanted
                 }
                 scale_columns(simd, state.rescale, sums);
                 let weights = tiles.weave_in_place((tile.data, tile.stride), [seen, columns.len()]);
@@ -156,30 +173,6 @@ impl<N: Normalisation> WithSimd for Task<'_, '_, N> {
 /// Scratch as pairs.
 pub(super) fn pairs_of(x: &mut [f32]) -> &mut [u32] {
     bytemuck::cast_slice_mut(x)
-}
-
-/// Fills `tile` with the weights of a panel of queries and keys, whose pairs are so many.
-#[inline(always)]
-fn score<S: Simd, N: Normalisation>(
-    simd: S,
-    tiles: &Multiplier,
-    norm: N,
-    (k, q, pairs): (Left<'_>, Right<'_>, usize),
-    visible: Option<Visible<'_>>,
-    tile: &mut Tile<'_>,
-    state: &mut RowState<'_>,
-) {
-    norm.open(state);
-    for from in (0..tile.keys).step_by(tiles.band()) {
-        let rows = from..(from + tiles.band()).min(tile.keys);
-        let (stride, size) = (tile.stride, Size { rows: rows.len(), cols: tile.queries, pairs });
-        let into = Output { data: &mut tile.data[from * stride..], stride, add: false };
-        tiles.multiply(simd, size, k.from(from), q, into);
-        let cols = tile.queries;
-        let mut entries = Entries { norm, tile: &mut *tile, part: state.part, visible };
-        take_rows::<S, 4>(simd, rows, cols, &mut entries);
-    }
-    norm.settle(simd, tile, state);
 }
 
 /// Multiplies the columns of a panel of sums.

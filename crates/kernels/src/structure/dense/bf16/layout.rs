@@ -6,6 +6,13 @@ use crate::{
     structure::dense::head::PANEL,
 };
 
+/// Fills `buffer` with the numbers from 0 on.
+pub(super) fn numbers(buffer: &mut [f32]) -> &[u32] {
+    let buffer: &mut [u32] = bytemuck::cast_slice_mut(buffer);
+    (0..).zip(&mut *buffer).for_each(|(n, x)| *x = n);
+    buffer
+}
+
 /// `n` channels or tokens, padded to whole tiles along a depth.
 pub(super) const fn deep(n: usize) -> usize {
     2 * pairs(n)
@@ -57,6 +64,9 @@ impl<'a, F: Fn(usize) -> f32> Source<'a, F> {
     pub fn woven<'t>(&self, tiles: &Multiplier, buffers: [&mut [f32]; 2], out: &'t mut [u32]) -> Right<'t> {
         let (stride, count) = (deep(self.tensor.channels), self.kept.len());
         let [even, odd] = buffers;
+        if stride == 0 {
+            return Right { data: out, stride };
+        }
         for (pair, out) in out.chunks_exact_mut(stride).enumerate().take(pairs(count)) {
             match (2 * pair, 2 * pair + 1) {
                 (first, second) if second < count => {

@@ -1,4 +1,5 @@
-//! The streams with bf16 products: what [`super::forward`] and [`super::backward`] compute for pairs by their inner product.
+//! The streams with bf16 products: what [`super::forward`] and [`super::backward`] compute for pairs by their inner product
+//! or by their distance.
 //!
 //! Scores are held `[key][query]`, as there. Everything is laid out for [`crate::simd::bf16`] as it is loaded, so that each product of a
 //! tile reads rounded pairs; scores, weights before rounding, and all sums are f32. Outputs and gradients of queries are summed
@@ -7,24 +8,20 @@
 mod backward;
 mod forward;
 mod layout;
-
-use std::ops::Range;
+mod pairing;
 
 use pulp::Simd;
 
+use self::pairing::Rounded;
 use super::{
     backward::{self as full_backward, Sums, Targets},
     forward::{self as full_forward, TILE_STRIDE},
     normalise::{Normalisation, RowState, Tile},
     pairing::{Dot, Entries, Pairs},
 };
-use crate::{
-    Precision, Shape,
-    call::Target,
-    simd::product::{Sink, vectors},
-};
+use crate::{Precision, Shape, call::Target, simd::product::InPlace};
 
-impl<'s, N: Normalisation, F: Fn(usize) -> Dot<'s, N> + Sync> full_forward::Stream<'_, F> {
+impl<P: Rounded, F: Fn(usize) -> P + Sync> full_forward::Stream<'_, F> {
     /// [`full_forward::Stream::run`] in the precision of the call.
     pub fn run_products(&self, out: &Target<'_>, stats: &mut [f64], work: &mut [f32]) {
         match self.call.bf16 {
@@ -34,29 +31,29 @@ impl<'s, N: Normalisation, F: Fn(usize) -> Dot<'s, N> + Sync> full_forward::Stre
     }
 }
 
-impl<'s, N: Normalisation, F: Fn(usize) -> Dot<'s, N> + Sync> full_backward::Stream<'_, F> {
+impl<P: Rounded, F: Fn(usize) -> P + Sync> full_backward::Stream<'_, F> {
     /// [`full_backward::Stream::run`] in the precision of the call.
-    pub fn run_products(&self, targets: Targets<'_>, work: &mut [f32]) {
+    pub fn run_products(&self, targets: Targets<'_>, sums: Sums<'_>, work: &mut [f32]) {
         match self.call.bf16 {
-            Some(products) => backward::run(self, products, targets, work),
-            None => self.run(targets, Sums::default(), work),
+            Some(products) => backward::run(self, products, targets, sums, work),
+            None => self.run(targets, sums, work),
         }
     }
 }
 
 /// f32 of working memory of the forward stream for `shape` in the current thread pool.
-pub(super) fn forward_work<N: Normalisation>(shape: &Shape, precision: Precision) -> usize {
+pub(super) fn forward_work<P: Rounded>(shape: &Shape, precision: Precision) -> usize {
     match precision {
-        Precision::Full => full_forward::work::<Dot<'_, N>>(shape),
-        Precision::Bf16 => forward::work(shape),
+        Precision::Full => full_forward::work::<P>(shape),
+        Precision::Bf16 => forward::work::<P>(shape),
     }
 }
 
 /// f32 of working memory of the backward stream.
-pub(super) fn backward_work<N: Normalisation>(shape: &Shape, tied: bool, precision: Precision) -> usize {
+pub(super) fn backward_work<P: Rounded>(shape: &Shape, tied: bool, precision: Precision) -> usize {
     match precision {
-        Precision::Full => full_backward::work::<Dot<'_, N>>(shape, tied),
-        Precision::Bf16 => backward::work(shape, tied),
+        Precision::Full => full_backward::work::<P>(shape, tied),
+        Precision::Bf16 => backward::work::<P>(shape, tied),
     }
 }
 
@@ -105,12 +102,6 @@ impl<N: Normalisation> Normalisation for Scaled<N> {
     }
 }
 
-/// A sink that turns products into what takes their place.
-trait InPlace {
-    /// The products, and how far their rows lie apart.
-    fn products(&self) -> (&[f32], usize);
-}
-
 impl<N> InPlace for Entries<'_, '_, N> {
     fn products(&self) -> (&[f32], usize) {
         (self.tile.data, self.tile.stride)
@@ -121,45 +112,4 @@ impl<N> InPlace for Pairs<'_, N> {
     fn products(&self) -> (&[f32], usize) {
         (self.slopes, TILE_STRIDE)
     }
-}
-
-/// Hands the products of some rows over, blocks of `M` of them where there are as many.
-#[inline(always)]
-fn take_rows<S: Simd, const M: usize>(simd: S, rows: Range<usize>, cols: usize, sink: &mut (impl Sink<S> + InPlace)) {
-    let mut row = rows.start;
-    while row + M <= rows.end {
-        take_row::<S, M>(simd, row, cols, sink);
-        row += M;
-    }
-    while row < rows.end {
-        take_row::<S, 1>(simd, row, cols, sink);
-        row += 1;
-    }
-}
-
-#[inline(always)]
-fn take_row<S: Simd, const M: usize>(simd: S, row: usize, cols: usize, sink: &mut (impl Sink<S> + InPlace)) {
-    let mut col = 0;
-    while col + 4 * S::F32_LANES <= cols {
-        take_block::<S, M, 4>(simd, [row, col], sink);
-        col += 4 * S::F32_LANES;
-    }
-    while col < cols {
-        take_block::<S, M, 1>(simd, [row, col], sink);
-        col += S::F32_LANES;
-    }
-}
-
-#[inline(always)]
-fn take_block<S: Simd, const M: usize, const N: usize>(
-    simd: S,
-    [row, col]: [usize; 2],
-    sink: &mut (impl Sink<S> + InPlace),
-) {
-    let mut block = [[simd.splat_f32s(0.0); N]; M];
-    let (products, stride) = sink.products();
-    for (m, block) in block.iter_mut().enumerate() {
-        block.copy_from_slice(vectors::<S, N>(products, (row + m) * stride + col));
-    }
-    sink.take(simd, row, col, block);
 }

@@ -15,8 +15,10 @@ use crate::{
 const DIRECT: usize = 16;
 
 /// A panel of queries before a tile of keys.
-pub(super) struct Panel<'a, 't> {
+pub(in super::super) struct Panel<'a, 't> {
     pub head_dim: usize,
+    /// Whether the products are squared distances: see [`is_direct`].
+    pub direct: bool,
     /// The queries, among all that are laid out.
     pub columns: Range<usize>,
     pub queries: &'a Tokens<'t>,
@@ -32,9 +34,9 @@ impl Panel<'_, '_> {
 
     /// Fills the first `keys` rows of `tile` with the products that [`Geometry::logits`] takes.
     #[inline(always)]
-    pub fn products<S: Simd>(&self, simd: S, manifold: Manifold, keys: usize, tile: &mut [f32]) {
+    pub fn products<S: Simd>(&self, simd: S, keys: usize, tile: &mut [f32]) {
         let size = Size { rows: keys, cols: self.columns.len(), depth: self.head_dim };
-        let (term, rows, panels) = if is_direct(manifold, self.head_dim) {
+        let (term, rows, panels) = if self.direct {
             (Term::SquaredDifference, self.keys.exact, self.queries.exact_panels)
         } else {
             (Term::Product, self.keys.rows, self.queries.panels)
@@ -88,7 +90,7 @@ impl Geometry for Plane {
         col: usize,
         mut products: [S::f32s; N],
     ) -> [S::f32s; N] {
-        if is_direct(Manifold::Euclidean, panel.head_dim) {
+        if panel.direct {
             return products;
         }
         let zero = simd.splat_f32s(0.0);

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     score::distance::Decay,
     simd::{
+        bf16::round,
         math::exp2,
         product::{vectors, vectors_mut},
     },
@@ -112,6 +113,10 @@ impl<M: Geometry, D: Decay> Slopes<'_, '_, '_, M, D> {
                 let apart = simd.less_than_f32s(zero, M::clearance(simd, logits[n], norms));
                 rows[n] = simd.select_f32s(apart, slope, zero);
                 close_slopes[n] = simd.sub_f32s(slope, rows[n]);
+                if self.of.rounded {
+                    // As the products read them: sums of differences stay such.
+                    rows[n] = round(simd, rows[n]);
+                }
                 close = simd.max_f32s(close, simd.abs_f32s(close_slopes[n]));
                 in_row = simd.add_f32s(in_row, rows[n]);
                 margins[n] = simd.add_f32s(margins[n], rows[n]);

@@ -13,7 +13,15 @@ use crate::{
     call::{Call, TokenRows, magnitude::largest},
     mechanism::Manifold,
     scratch::{cut, scratch_len},
+    simd::bf16::nearest,
 };
+
+impl Distances<'_> {
+    /// The factor on the products of queries and keys.
+    pub fn product_factor(&self) -> f32 {
+        if self.manifold == Manifold::Sphere { 1.0 } else { -2.0 }
+    }
+}
 
 /// The origin and the unit in which one head's tokens are measured.
 #[derive(Clone, Copy)]
@@ -43,6 +51,10 @@ pub(in super::super) fn frames(
         let head = Head::of(call, slice);
         let most = largest(call, slice).into_iter().fold(0.0, f32::max);
         *unit = inverse_unit(most).min(limit(slice).clamp(1e-37, 1e37).log2().floor().exp2() as f32);
+        if call.bf16.is_some() {
+            // Rounded tokens keep what bf16 holds of them: see the module.
+            return centre.fill(0.0);
+        }
         // Of a causal sequence the first key, since a mean of later ones would show in the rounding of earlier rows.
         let most = if call.mask.causal { 1 } else { head.seq_kv };
         let kept = || (0..head.seq_kv).filter(|&j| head.keep_key.is_none_or(|keep| keep[j])).take(most);
@@ -101,8 +113,9 @@ pub(super) fn queries<'t>(of: Distances<'_>, head: &Head<'t>, kept: &[u32], memo
             to.iter_mut().zip(kept).for_each(|(to, &i)| *to = from[i as usize]);
         }
     }
-    let factor = if of.manifold == Manifold::Sphere { 1.0 } else { -2.0 };
-    write_panels(kept.len(), dim, |n| (&rows[n * stride..][..dim], factor), panels);
+    if !of.rounded {
+        write_panels(kept.len(), dim, |n| (&rows[n * stride..][..dim], of.product_factor()), panels);
+    }
     write_panels(kept.len(), dim, |n| (&exact[n * stride..][..dim], 1.0), exact_panels);
     let (rows, exact) = (Rows { data: rows, stride }, Rows { data: exact, stride });
     Tokens { panels, exact_panels, rows, exact, norms, terms: [shift, gradient] }
@@ -129,7 +142,11 @@ fn place(
         match of.manifold {
             Manifold::Euclidean => {
                 exact.iter_mut().zip(x).for_each(|(exact, x)| *exact = x * inverse_unit);
-                row.iter_mut().zip(&*exact).zip(centre).for_each(|((row, x), c)| *row = x - c);
+                if of.rounded {
+                    row.iter_mut().zip(&*exact).for_each(|(row, &x)| *row = nearest(x));
+                } else {
+                    row.iter_mut().zip(&*exact).zip(centre).for_each(|((row, x), c)| *row = x - c);
+                }
                 *norm = dot(row, row) as f32;
             }
             Manifold::Sphere => {

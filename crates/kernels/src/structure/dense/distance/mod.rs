@@ -4,6 +4,10 @@
 //! a pair of coinciding tokens would be 1e-2 apart. So tokens are centred first (a distance does not feel a translation),
 //! and a pair closer than an eighth of its tokens' norms is computed again from the differences. The gradient `g (q - k)`
 //! of such a pair cancels too, in `sum g q - sum g k`: it is added by itself.
+//!
+//! With products of bf16, tokens are rounded as they are, without a centre, so that what bf16 holds already stays exact; norms are those of
+//! the rounded tokens, so that nothing but the rounding of f32 cancels in the expansion, and close pairs are computed from the differences
+//! of the tokens that were not rounded. The distance of a token to itself is exactly zero in either.
 
 mod geometry;
 mod gradients;
@@ -58,6 +62,8 @@ pub(super) struct Distances<'a> {
     pub density: Option<Density<'a>>,
     /// Backward: sum up the gradients of the log-affinities, and nothing else.
     pub columns_only: bool,
+    /// Whether products are of bf16.
+    pub rounded: bool,
 }
 
 /// `$run` with the head's metric and decay.
@@ -76,6 +82,49 @@ macro_rules! dispatch {
         let ($metric, $decay) = ($m, $d);
         $run
     }};
+}
+
+impl<'a> Distances<'a> {
+    pub fn panel<'t>(
+        &self,
+        head_dim: usize,
+        columns: Range<usize>,
+        [queries, keys]: [&'a Tokens<'t>; 2],
+    ) -> geometry::Panel<'a, 't> {
+        let direct = !self.rounded && is_direct(self.manifold, head_dim);
+        geometry::Panel { head_dim, direct, columns, queries, keys }
+    }
+}
+
+impl Distances<'_> {
+    /// Makes weights of the products in `tile`.
+    #[inline(always)]
+    pub fn weights<S: Simd>(
+        self,
+        simd: S,
+        panel: geometry::Panel<'_, '_>,
+        visible: Option<Visible<'_>>,
+        tile: &mut Tile<'_>,
+        state: &mut RowState<'_>,
+    ) {
+        state.part.copy_from_slice(state.peak);
+        let peaks = &mut *state.part;
+        dispatch!(self, metric, decay, {
+            simd.vectorize(weigh::Values { of: self, metric, decay, panel, visible, tile: &mut *tile, peaks })
+        });
+        settle_rows(simd, tile, state);
+    }
+
+    /// Makes weights and gradients of the products in the tiles of `pairs`.
+    #[inline(always)]
+    pub fn slopes<S: Simd>(self, simd: S, panel: geometry::Panel<'_, '_>, pairs: &mut PairTile<'_, '_>) {
+        pairs.apply_dropout(simd, |pairs| &mut *pairs.slopes);
+        {
+            let pairs = &mut *pairs;
+            dispatch!(self, metric, decay, simd.vectorize(gradients::Slopes { of: self, metric, decay, panel, pairs }));
+        }
+        pairs.apply_dropout(simd, |pairs| &mut *pairs.weights);
+    }
 }
 
 impl Pairing for Distances<'_> {
@@ -105,19 +154,14 @@ impl Pairing for Distances<'_> {
         simd: S,
         head_dim: usize,
         columns: Range<usize>,
-        [queries, keys]: [&Tokens<'_>; 2],
+        tokens: [&Tokens<'_>; 2],
         visible: Option<Visible<'_>>,
         tile: &mut Tile<'_>,
         state: &mut RowState<'_>,
     ) {
-        let panel = geometry::Panel { head_dim, columns, queries, keys };
-        panel.products(simd, self.manifold, tile.keys, tile.data);
-        state.part.copy_from_slice(state.peak);
-        let peaks = &mut *state.part;
-        dispatch!(self, metric, decay, {
-            simd.vectorize(weigh::Values { of: self, metric, decay, panel, visible, tile: &mut *tile, peaks })
-        });
-        settle_rows(simd, tile, state);
+        let panel = self.panel(head_dim, columns, tokens);
+        panel.products(simd, tile.keys, tile.data);
+        self.weights(simd, panel, visible, tile, state);
     }
 
     fn close(self, peak: f32, total: f64) -> (f32, f64) {
@@ -126,19 +170,13 @@ impl Pairing for Distances<'_> {
 
     #[inline(always)]
     fn pull_back<S: Simd>(self, simd: S, mut pairs: PairTile<'_, '_>) {
-        let PairTile { head_dim, ref columns, queries, keys, .. } = pairs;
-        let panel = geometry::Panel { head_dim, columns: columns.clone(), queries, keys };
+        let panel = self.panel(pairs.head_dim, pairs.columns.clone(), [pairs.queries, pairs.keys]);
         let rows = pairs.visible.keys.len();
-        panel.products(simd, self.manifold, rows, pairs.weights);
-        let size = Size { rows, cols: columns.len(), depth: pairs.value_dim };
+        panel.products(simd, rows, pairs.weights);
+        let size = Size { rows, cols: pairs.columns.len(), depth: pairs.value_dim };
         let mut store = Store { data: &mut *pairs.slopes, stride: TILE_STRIDE };
         product(simd, size, pairs.values.as_left(), pairs.gradients, &mut store);
-        pairs.apply_dropout(simd, |pairs| &mut *pairs.slopes);
-        {
-            let pairs = &mut pairs;
-            dispatch!(self, metric, decay, simd.vectorize(gradients::Slopes { of: self, metric, decay, panel, pairs }));
-        }
-        pairs.apply_dropout(simd, |pairs| &mut *pairs.weights);
+        self.slopes(simd, panel, &mut pairs);
     }
 
     fn gradient(self, tokens: &Tokens<'_>, n: usize, margin: f32, sums: &[f32], out: &mut [f32]) {
