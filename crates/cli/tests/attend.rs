@@ -48,7 +48,9 @@ fn lower_ranks_are_the_same_call_without_their_axes() {
 #[test]
 fn products_of_bf16_are_near_those_of_f32_and_plans_say_what_runs() {
     let tensors = Tensors::call(&SHAPE);
-    for (mechanism, runs) in [("softmax", "bf16"), ("infsa", "bf16"), ("fna", "bf16"), ("cosine", "bf16"), ("linear", "full")] {
+    for (mechanism, runs) in
+        [("softmax", "bf16"), ("infsa", "bf16"), ("fna", "bf16"), ("cosine", "bf16"), ("linear", "full")]
+    {
         let sandbox = sandbox(json!({"mechanism": mechanism}), &tensors);
         let (_, full) = attend(&sandbox, &["--grad"]);
         let (outcome, half) = attend(&sandbox, &["--grad", "--precision", "bf16", "--json"]);
