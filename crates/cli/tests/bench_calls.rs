@@ -117,7 +117,7 @@ fn calls_that_cannot_be_are_refused() {
         (&["--sequences", "99999999999,99999999999"], 1, "tokens"),
         (&["--sequences", "5", "--tokens", "5"], 2, "cannot be used with '--tokens"),
         (&["--sequences", "5", "--batch", "2"], 2, "cannot be used with '--batch"),
-        (&["--layout", "rows"], 2, "expected heads, tokens, packed"),
+        (&["--layout", "rows"], 2, "expected one of `heads` `tokens` `packed`"),
         (&["--compare", "a.json", "b.json", "--layout", "packed"], 2, "cannot be used with"),
     ];
     for (args, code, named) in cases {

@@ -224,7 +224,9 @@ fn what_does_not_fit_is_refused() {
     without.failure(2);
     assert!(without.stderr.contains("--fit <TARGET>"), "{}", without.stderr);
     assert!(
-        fit(&sandbox, &input, &["--fit", "0.9", "--measure", "angle"]).failure(2).contains("there are cosine, error")
+        fit(&sandbox, &input, &["--fit", "0.9", "--measure", "angle"])
+            .failure(2)
+            .contains("expected one of `cosine` `error`")
     );
 
     fit(&sandbox, &input, &["--fit", "0.9", "--mechanisms", "uniform", "--sequences", "1"]).success();
