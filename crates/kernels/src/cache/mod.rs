@@ -140,7 +140,7 @@ impl Cache {
     /// steps then take `k` and `v` of `kv_heads`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless `kv_heads` divides the heads.
+    /// [`Error::OutOfRange`] unless `kv_heads` divides the heads; [`Error::Memory`].
     pub fn with_kv_heads(mut self, kv_heads: usize) -> Result<Self> {
         self.sharing = sharing(&self.mechanism, self.token.heads, kv_heads)?;
         self.store = store_of(&self.mechanism, &self.token, kv_heads);
