@@ -91,8 +91,8 @@ def test_operators_pass_opcheck(mechanism):
     keep = torch.ones(2, 16, dtype=torch.bool)
     keep[0, 10:] = False
     rest = (",".join(names), keep, keep, None, None, m.to_json(), False, "weights", 0.0, None, "full", None, None)
-    opcheck(attend_op, (q, k, v, parameters, *rest))
-    out, state = attend_op(q, k, v, parameters, *rest)
+    opcheck(attend_op, (q, k, v, parameters, *rest, resolvent.__version__))
+    out, state = attend_op(q, k, v, parameters, *rest, resolvent.__version__)
     tensors = [out.detach(), out.detach(), state, q.detach(), None if k is None else k.detach(), v.detach()]
     opcheck(attend_backward_op, (*tensors, [p.detach() for p in parameters], *rest))
 
@@ -135,6 +135,8 @@ def test_exported_with_dynamic_tokens():
     inputs = tuple(x.detach() for x in problem(24))
     program = torch.export.export(Model(), inputs, dynamic_shapes=({2: tokens},) * 3)
     assert "resolvent.attend" in program.graph_module.code
+    # What compilers keep on disk of a graph is of this version alone: the state's length is not that of every other.
+    assert repr(resolvent.__version__) in program.graph_module.code
     others = [x.detach() for x in problem(77)]
     assert torch.equal(program.module()(*others), attend(*others, causal=True))
 
@@ -147,7 +149,7 @@ def test_second_derivatives_are_refused():
             first.square().sum().backward()
         assert call is not attend or caught.value.code == "double-backward"
     q, k, v = problem()
-    out, state = attend_op(q, k, v, [], "", None, None, None, None, "softmax", False, "weights", 0.0, None, "full", None, None)
+    out, state = attend_op(q, k, v, [], "", None, None, None, None, "softmax", False, "weights", 0.0, None, "full", None, None, resolvent.__version__)
     (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(resolvent.UnsupportedError, match="second derivatives"):
         first.square().sum().backward()

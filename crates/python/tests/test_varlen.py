@@ -195,7 +195,8 @@ def test_sequences_pass_opcheck():
 
     q, k, v = (x.transpose(0, 1) for x in leaves(lengths=(LENGTHS, KEYS)))
     bounds = [torch.from_numpy(x) for x in (BOUNDS, KEY_BOUNDS)]
-    torch.library.opcheck(attend_op, (q, k, v, [], "", None, None, None, None, "softmax", False, "weights", 0.0, None, "full", *bounds))
+    rest = ("", None, None, None, None, "softmax", False, "weights", 0.0, None, "full", *bounds, resolvent.__version__)
+    torch.library.opcheck(attend_op, (q, k, v, [], *rest))
 
 
 def test_states_of_unknown_length_are_not_compiled():

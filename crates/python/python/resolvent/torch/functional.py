@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from .._resolvent import __version__
 from ..errors import DTypeError, TensorError, UnsupportedError
 from ..fits import HeadMechanisms
 from ..mechanism import Mechanism, MechanismLike, with_bias_of
@@ -191,7 +192,7 @@ def _attended(
         return attend_eagerly(options, q, k, v, values)
     seeds = _seeds(seed) if dropout else None
     rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds, precision, *cu_seqlens)
-    traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest)[0]
+    traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest, __version__)[0]
     return traced
 
 

@@ -75,8 +75,13 @@ def attend_op(
     precision: str,
     cu_seqlens_q: Optional[Tensor],
     cu_seqlens_k: Optional[Tensor],
+    version: str,
 ) -> Tuple[Tensor, Tensor]:
-    """The output, and the state that the backward pass needs."""
+    """The output, and the state that the backward pass needs.
+
+    `version` is this package's. How long the state is depends on it, and compilers keep what they have made of a graph on disk: a graph
+    of another version must be another graph.
+    """
     rest = (key_mask, query_mask, codebook, landmark_indices, mechanism, causal, dropout_kind, dropout, seed)
     options = _options(parameters, names, *rest, precision, cu_seqlens_q, cu_seqlens_k)
     # In one piece, as compilers are told below.
@@ -119,7 +124,7 @@ def attend_backward_op(
 
 @attend_op.register_fake
 def _(q, k, v, parameters, names, key_mask, query_mask, codebook, indices, mechanism, causal, *rest):  # type: ignore[no-untyped-def]
-    found, (cu_seqlens_q, cu_seqlens_k) = Mechanism.of(mechanism), rest[-2:]
+    found, (cu_seqlens_q, cu_seqlens_k) = Mechanism.of(mechanism), rest[-3:-1]
     given = [p.shape[-2] for name, p in zip(names.split(","), parameters) if name == "given_landmarks"]
     if cu_seqlens_q is None:
         length = _state_length(found, _sizes(q, v), causal, int(given[0]) if given else None)
@@ -137,7 +142,7 @@ def _(dout, out, state, q, k, v, parameters, *rest):  # type: ignore[no-untyped-
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, parameters, ctx.names, *rest = inputs
-    constants, ctx.rest, (seed, ctx.precision, *lengths) = rest[:4], rest[4:8], rest[8:]
+    constants, ctx.rest, (seed, ctx.precision, *lengths) = rest[:4], rest[4:8], rest[8:-1]
     ctx.save_for_backward(q, k, v, *constants, seed, *lengths, *output, *parameters)
     # What the state is made of enters the output alone.
     ctx.mark_non_differentiable(output[1])
@@ -151,7 +156,7 @@ def _backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Any, ...]:
     dq, *others = gradients
     dk = None if k is None else others.pop(0)
     dv, *of_parameters = others
-    return (dq, dk, dv, of_parameters) + (None,) * 13
+    return (dq, dk, dv, of_parameters) + (None,) * 14
 
 
 def _refuse(ctx: Any, *gradients: Any) -> Any:
