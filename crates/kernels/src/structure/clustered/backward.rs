@@ -91,7 +91,9 @@ struct Passed {
     far_sums: Vec<f32>,
     /// Where each head starts in it, and its length.
     far_at: Vec<Range<usize>>,
-    /// Weight and gradient of the logit of every edge.
+    /// The queries of every key's edges, and the place of every edge among them, for every head.
+    by_key: Vec<(Lists, Vec<u32>)>,
+    /// Weight and gradient of the logit of every edge, by key: whoever sums them reads them in order, and waits for no memory.
     terms: Vec<[f32; 2]>,
     /// Where the edges of each head start.
     edges_at: Vec<usize>,
@@ -100,9 +102,10 @@ struct Passed {
 impl Passed {
     fn new(call: &Call<'_>, case: &Case) -> Self {
         let (mut far, mut far_at, mut edges_at) = (Vec::new(), Vec::new(), vec![0]);
+        let by_key: Vec<_> = case.graphs.par_iter().map(Graph::edges_by_key).collect();
         let mut start = 0;
         for (slice, graph) in case.graphs.iter().enumerate() {
-            edges_at.push(edges_at[slice] + graph.edges().len());
+            edges_at.push(edges_at[slice] + by_key[slice].1.len());
             let tokens = case.has_far().then(|| Far::new(graph, &Head::of(call, slice)));
             let len = tokens.as_ref().map_or(0, |far| SHARES * far.gradient_len(call.shape.head_dim));
             far_at.push(start..start + len);
@@ -110,7 +113,7 @@ impl Passed {
             far.push(tokens);
         }
         let edges = edges_at[case.graphs.len()];
-        Self { far, far_sums: vec![0.0; start], far_at, terms: vec![[0.0; 2]; edges], edges_at }
+        Self { far, far_sums: vec![0.0; start], far_at, by_key, terms: vec![[0.0; 2]; edges], edges_at }
     }
 
     /// Adds the shares up into the first, in order.
@@ -148,7 +151,6 @@ fn by_queries(
         let runs = &all[slice];
         let at = &passed.far_at[slice];
         let len = at.len() / SHARES;
-        let edges = passed.edges_at[slice]..passed.edges_at[slice + 1];
         let first = slice * call.shape.q_len() / call.shape.slices();
         // SAFETY: each task has its own head and share.
         let far_sums = unsafe { far_sums.part(at.start + share * len..at.start + (share + 1) * len) };
@@ -161,7 +163,7 @@ fn by_queries(
             finished,
             dq: (&dq, first),
             far_sums,
-            terms: (&terms, edges.start),
+            terms: Terms { all: &terms, start: passed.edges_at[slice], places: &passed.by_key[slice].1 },
             memory,
         });
     });
@@ -178,9 +180,16 @@ struct Queries<'a> {
     /// The gradients, and where those of the head start.
     dq: (&'a Parts<'a, f32>, usize),
     far_sums: &'a mut [f32],
-    /// As [`Passed::terms`], and where those of the head start.
-    terms: (&'a Parts<'a, [f32; 2]>, usize),
+    terms: Terms<'a>,
     memory: &'a mut [f32],
+}
+
+/// As [`Passed::terms`]: those of all heads, where those of a head start, and the places of its edges.
+#[derive(Clone, Copy)]
+struct Terms<'a> {
+    all: &'a Parts<'a, [f32; 2]>,
+    start: usize,
+    places: &'a [u32],
 }
 
 impl WithSimd for Queries<'_> {
@@ -239,23 +248,24 @@ fn sampled<S: Simd>(
     graph: &Graph,
     logit: f32,
     finished: &Finished<'_>,
-    (terms, first): (&Parts<'_, [f32; 2]>, usize),
+    terms: Terms<'_>,
     dq_sums: &mut [f32],
 ) {
     let (d, dv) = (head.head_dim, head.value_dim);
     for (n, &i) in held.queries.iter().enumerate() {
         let i = i as usize;
-        let range = graph.edge_range(i);
-        // SAFETY: every edge is one query's.
-        let terms = unsafe { terms.part(first + range.start..first + range.end) };
+        let places = &terms.places[graph.edge_range(i)];
         let (q, g) = (head.q.row(i), &held.g.data[n * held.g.stride..][..dv]);
         let factor = head.rows(finished.factor)[i];
-        for (edge, term) in graph.edges_of(i).iter().zip(terms) {
+        for (edge, &place) in graph.edges_of(i).iter().zip(places) {
             let (k, v) = (head.k.row(edge.key as usize), head.v.row(edge.key as usize));
             let weight = (logit * dot(simd, q, k) + log2_weight(edge.log_weight) - held.shift[n]).exp2();
             let product = if weight > SHARP { dots_in_order(simd, [v], [g], [1.0])[0] } else { dot(simd, g, v) };
             let slope = weight * (product - held.delta[n]);
-            *term = [factor * weight, slope];
+            let place = terms.start + place as usize;
+            // SAFETY: every edge is one query's and has a place of its own.
+            let term = unsafe { terms.all.part(place..place + 1) };
+            term[0] = [factor * weight, slope];
             axpy(simd, slope, k, &mut dq_sums[n * padded(d)..][..d]);
         }
     }
@@ -270,7 +280,6 @@ fn by_keys(
     work: &mut [f32],
 ) {
     let shape = call.shape;
-    let by_key: Vec<Lists> = case.graphs.par_iter().map(|graph| graph.edges_by_key(shape.seq_kv)).collect();
     let tasks: Vec<(usize, Run)> = (0..case.graphs.len())
         .flat_map(|slice| runs(&case.graphs[slice].keys, KEYS).into_iter().map(move |run| (slice, run)))
         .collect();
@@ -282,7 +291,6 @@ fn by_keys(
             head: Head::of(call, *slice),
             graph: &case.graphs[*slice],
             run,
-            edges: &by_key[*slice],
             case,
             finished,
             passed,
@@ -298,8 +306,6 @@ struct KeyRun<'a> {
     head: Head<'a>,
     graph: &'a Graph,
     run: &'a Run,
-    /// The edges of every key.
-    edges: &'a Lists,
     case: &'a Case,
     finished: &'a Finished<'a>,
     passed: &'a Passed,
@@ -313,7 +319,7 @@ impl WithSimd for KeyRun<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { slice, head, graph, run, edges, case, finished, passed, targets, memory } = self;
+        let Self { slice, head, graph, run, case, finished, passed, targets, memory } = self;
         let ([k_buffer, v_buffer, _, dk_sums, dv_sums], memory) = cut(memory, sizes(&head.shape()));
         let (d, dv) = (head.head_dim, head.value_dim);
         let positions = graph.keys.run(run);
@@ -332,14 +338,14 @@ impl WithSimd for KeyRun<'_> {
             let n = far.clusters.binary_search(&(c as u32)).ok()?;
             Some((passed.of_mean(slice, n, padded(d)), 1.0 / graph.keys.of(c).len() as f32))
         });
+        let (edges, terms) = (&passed.by_key[slice].0, &passed.terms[passed.edges_at[slice]..]);
+        let dout = head.outputs(finished.dout);
         for (n, &j) in positions.iter().enumerate() {
             let j = j as usize;
             let (dk_sum, dv_sum) = (&mut dk_sums[n * padded(d)..][..d], &mut dv_sums[n * padded(dv)..][..dv]);
-            for &edge in edges.of(j) {
-                let [weight, slope] = passed.terms[passed.edges_at[slice] + edge as usize];
-                let i = graph.edges()[edge as usize].query as usize;
-                axpy(simd, slope, head.q.row(i), dk_sum);
-                axpy(simd, weight, head.outputs(finished.dout).row(i), dv_sum);
+            for (&query, &[weight, slope]) in edges.of(j).iter().zip(&terms[edges.range(j)]) {
+                axpy(simd, slope, head.q.row(query as usize), dk_sum);
+                axpy(simd, weight, dout.row(query as usize), dv_sum);
             }
             if let Some(([dk_mean, dv_mean], share)) = mean {
                 axpy(simd, share, &dk_mean[..d], dk_sum);

@@ -64,21 +64,34 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// `pairs` of a list below `lists` and an item, ascending within each list.
+    /// `pairs` of a list below `lists` and an item, in the order of the pairs within each list.
     fn new(pairs: impl Iterator<Item = (u32, u32)> + Clone, lists: usize) -> Self {
+        Self::with_places(pairs, lists).0
+    }
+
+    /// The same, and for every pair the place of its item.
+    fn with_places(pairs: impl Iterator<Item = (u32, u32)> + Clone, lists: usize) -> (Self, Vec<u32>) {
         let mut start = vec![0; lists + 1];
         pairs.clone().for_each(|(list, _)| start[list as usize + 1] += 1);
         (1..=lists).for_each(|n| start[n] += start[n - 1]);
         let (mut items, mut next) = (vec![0; start[lists] as usize], start.clone());
-        for (list, item) in pairs {
-            items[next[list as usize] as usize] = item;
+        let place = |(list, item): (u32, u32)| {
+            let place = next[list as usize];
+            items[place as usize] = item;
             next[list as usize] += 1;
-        }
-        Self { items, start }
+            place
+        };
+        let places = pairs.map(place).collect();
+        (Self { items, start }, places)
+    }
+
+    /// Where the items of a list are among all.
+    pub fn range(&self, list: usize) -> Range<usize> {
+        self.start[list] as usize..self.start[list + 1] as usize
     }
 
     pub fn of(&self, list: usize) -> &[u32] {
-        &self.items[self.start[list] as usize..self.start[list + 1] as usize]
+        &self.items[self.range(list)]
     }
 }
 
@@ -133,14 +146,9 @@ impl Graph {
         self.edge_start[i] as usize..self.edge_start[i + 1] as usize
     }
 
-    /// All sampled edges, by query.
-    pub fn edges(&self) -> &[Edge] {
-        &self.edges
-    }
-
-    /// The numbers of the sampled edges of every key.
-    pub fn edges_by_key(&self, seq_kv: usize) -> Lists {
-        Lists::new(self.edges.iter().zip(0..).map(|(edge, n)| (edge.key, n)), seq_kv)
+    /// The queries of the sampled edges of every key, and the place of every edge among them.
+    pub fn edges_by_key(&self) -> (Lists, Vec<u32>) {
+        Lists::with_places(self.edges.iter().map(|edge| (edge.key, edge.query)), self.window.seq_kv)
     }
 
     /// Cluster of query `i`; none if it is masked, global or a stray.

@@ -33,7 +33,7 @@ pub(super) fn allocated(m: &Ssa, s: &Shape, causal: bool, counts: &Counts) -> [u
         _ => {}
     }
     let attending = slices * (graph + far);
-    let by_key = (2 * WORD + WORD) * counts.edges + WORD * s.seq_kv;
+    let by_key = (2 * WORD + 2 * WORD) * counts.edges + WORD * s.seq_kv;
     let forward = attending + (slices * runs(s.seq_q)).max(prefix[0]);
     let passed = slices * (far_gradients + by_key + runs(s.seq_kv));
     [planning.max(forward), planning.max(attending + passed.max(prefix[1]))]
