@@ -76,9 +76,7 @@ pub fn run(path: &Path, data: &Data, other: &Replacement, device: &Device) -> Re
         Data::Pictures(pictures) => classifiers(path, &**pictures, other, device, |task, model| {
             task.judge(Part::Test, &device_of(model), |pictures| model.try_forward(pictures))
         }),
-        Data::Texts(texts) => {
-            classifiers(path, texts, other, device, |task, model| task.judge(model, Part::Test, None))
-        }
+        Data::Texts(texts) => classifiers(path, texts, other, device, |task, model| task.judge(model, Part::Test)),
         Data::Matches(pairs) => classifiers(path, &**pairs, other, device, |task, model| task.judge(model, Part::Test)),
         Data::Corpus(corpus) => {
             let (task, pair) = Pair::load(path, corpus, other, device)?;

@@ -38,10 +38,10 @@ fn the_three_parts_are_read_as_published() {
     let data = load(&at(files.path(), "")).unwrap();
     assert_eq!(data.classes, ["unrelated", "related"]);
     assert_eq!(data.train.labels, [1, 0, 0]);
-    assert_eq!(data.train.first, ["b'A \"paper\"'", "one, two", "last"], "quotes are no mark-up");
-    assert_eq!(data.train.second, ["another", "three", "line"]);
+    assert_eq!(data.train.texts[0], ["b'A \"paper\"'", "one, two", "last"], "quotes are no mark-up");
+    assert_eq!(data.train.texts[1], ["another", "three", "line"]);
     assert_eq!(data.validation.as_ref(), Some(&data.test));
-    assert_eq!((&data.test.first[0][..], &data.test.second[0][..], data.test.labels[0]), ("first", "second", 1));
+    assert_eq!((&data.test.texts[0][0][..], &data.test.texts[1][0][..], data.test.labels[0]), ("first", "second", 1));
     let without = load(&at(folder(&[("train.tsv", TRAIN), ("test.tsv", TEST)]).path(), "")).unwrap();
     assert_eq!((&without.validation, &without.train), (&None, &data.train));
     assert_ne!(without.fingerprint(), data.fingerprint());
@@ -57,14 +57,14 @@ fn documents_are_cut_between_characters_and_lines_may_be_of_any_length() {
     let files = folder(&[("train.tsv", (long.clone() + &long).as_bytes()), ("test.tsv", TEST)]);
     let cut = |bytes: usize| load(&at(files.path(), &format!("?bytes={bytes}"))).unwrap().train;
     let split = cut(9);
-    assert_eq!((&split.first[0][..], &split.second[1][..]), ("word word", "éééé"));
-    assert_eq!(cut(10).second[0], "ééééé");
-    assert_eq!(cut(400_000).first[1].len(), 400_000);
+    assert_eq!((&split.texts[0][0][..], &split.texts[1][1][..]), ("word word", "éééé"));
+    assert_eq!(cut(10).texts[1][0], "ééééé");
+    assert_eq!(cut(400_000).texts[0][1].len(), 400_000);
     let whole = load(&at(files.path(), "")).unwrap().train;
-    assert_eq!((whole.first[0].len(), &whole.second[0][..]), (4000, "ééééé and more"));
+    assert_eq!((whole.texts[0][0].len(), &whole.texts[1][0][..]), (4000, "ééééé and more"));
     // What lies behind the cut is not looked at.
     let files = folder(&[("train.tsv", b"1\ta\tb\tgood\xff\tgood\n"), ("test.tsv", TEST)]);
-    assert_eq!(load(&at(files.path(), "?bytes=4")).unwrap().train.first, ["good"]);
+    assert_eq!(load(&at(files.path(), "?bytes=4")).unwrap().train.texts[0], ["good"]);
     assert!(load(&at(files.path(), "?bytes=5")).is_err());
 }
 

@@ -39,13 +39,16 @@ fn formats_compression_and_classes() {
     let files = folder(&[("train.csv", CSV.as_bytes()), ("test.csv.gz", &gzip(b"text,label\nhello,ham\n"))]);
     let data = load(&at("text", files.path(), "")).unwrap();
     assert_eq!(data.classes, ["ham", "spam"]);
-    assert_eq!(data.train.texts, ["Buy, now", "See you", "two\nlines"]);
-    assert_eq!((data.train.labels, data.test.texts, data.test.labels), (vec![1, 0, 1], vec!["hello".into()], vec![0]));
+    assert_eq!(data.train.texts[0], ["Buy, now", "See you", "two\nlines"]);
+    assert_eq!(
+        (data.train.labels, data.test.texts, data.test.labels),
+        (vec![1, 0, 1], [vec!["hello".into()]], vec![0])
+    );
 
     let files = folder(&[("all.jsonl", JSONL.as_bytes()), ("t.tsv", b"y\tx\n1\tp\tq\n")]);
     let data = load(&at("text", &files.path().join("all.jsonl"), "")).unwrap();
     assert_eq!(data.classes, ["9", "10"], "numbers in their order");
-    let texts: Vec<_> = data.train.texts.iter().chain(&data.test.texts).collect();
+    let texts: Vec<_> = data.train.texts[0].iter().chain(&data.test.texts[0]).collect();
     assert!(texts.len() == 3 && texts.iter().any(|text| *text == "a\u{2028}b"), "{texts:?}");
     assert_eq!(data.test.len(), 1, "a fifth of every class of two or more");
 
@@ -62,7 +65,7 @@ fn reviews_have_named_classes_and_no_mark_up() {
     let files = folder(&[("train.jsonl", train.as_bytes()), ("test.jsonl", train.as_bytes())]);
     let data = load(&at("imdb", files.path(), "")).unwrap();
     assert_eq!(data.classes, ["negative", "positive"]);
-    assert_eq!((&data.train.texts[0][..], data.train.labels[0]), ("good  film", 1));
+    assert_eq!((&data.train.texts[0][0][..], data.train.labels[0]), ("good  film", 1));
     assert_eq!(data.train, data.test);
     let other = folder(&[("train.jsonl", JSONL.as_bytes())]);
     let message = load(&at("imdb", other.path(), "")).unwrap_err().to_string();
@@ -132,7 +135,7 @@ fn a_validation_part_is_found_by_its_name() {
         let data =
             load(&at("text", folder(&[("train.csv", csv), ("test.csv", csv), (name, part)]).path(), "")).unwrap();
         let validation = data.validation.clone().unwrap();
-        assert_eq!((validation.texts, validation.labels), (vec!["maybe".to_owned()], vec![1]), "{name}");
+        assert_eq!((validation.texts, validation.labels), ([vec!["maybe".to_owned()]], vec![1]), "{name}");
         assert_eq!((data.train.len(), data.test.len()), (3, 3));
         assert_ne!(TextDataset { validation: None, ..data.clone() }.fingerprint(), data.fingerprint());
     }
@@ -180,12 +183,12 @@ fn folders_of_classes_hold_one_text_a_file() {
     assert_eq!(data.classes, ["neg", "pos"]);
     assert_eq!(
         (data.train.texts, data.train.labels),
-        (vec!["bad".into(), "best".into(), "good<br />film".into()], vec![0, 1, 1])
+        ([vec!["bad".into(), "best".into(), "good<br />film".into()]], vec![0, 1, 1])
     );
-    assert_eq!((data.test.texts, data.test.labels), (vec!["worse\n".into()], vec![0]));
+    assert_eq!((data.test.texts, data.test.labels), ([vec!["worse\n".into()]], vec![0]));
 
     let reviews = load(&at("imdb", files.path(), "")).unwrap();
-    assert_eq!((reviews.classes[0].as_str(), reviews.train.texts[2].as_str()), ("negative", "good film"));
+    assert_eq!((reviews.classes[0].as_str(), reviews.train.texts[0][2].as_str()), ("negative", "good film"));
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn pairs_of_documents_and_other_data_are_told_apart() {
     let refused = error(&retrieval(&["model.decoder.mechanism=softmax", "schedule.batch_size=4"]), &data);
     assert!(refused.contains("`model.decoder`"), "{refused}");
     let mut uneven = data.clone();
-    uneven.train.second.pop();
+    uneven.train.texts[1].pop();
     assert!(error(&recipe, &uneven).contains("8 first documents, 7 second ones and 8 labels"));
     let mut unknown = data.clone();
     unknown.test.labels[1] = 2;
@@ -148,11 +148,8 @@ fn documents_may_be_answered_one_by_one_or_together() {
     let mut alone = 0.0;
     for index in 0..data.test.len() {
         let one = |texts: &[String]| vec![texts[index].clone()];
-        let test = resolvent_lab::data::MatchSplit {
-            first: one(&data.test.first),
-            second: one(&data.test.second),
-            labels: vec![data.test.labels[index]],
-        };
+        let texts = data.test.texts.each_ref().map(|texts| one(texts));
+        let test = resolvent_lab::data::MatchSplit { texts, labels: vec![data.test.labels[index]] };
         alone += eval::run(&out, &MatchDataset { test, ..data.clone() }, &Device::flex()).unwrap().1.loss;
     }
     assert!((alone / 40.0 - whole.loss).abs() < 1e-6, "{} and {}", alone / 40.0, whole.loss);

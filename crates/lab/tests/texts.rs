@@ -20,7 +20,7 @@ fn animals() -> TextDataset {
     let split = |count: usize, from: usize| {
         let text = |i: usize| format!("The {} number {i} sleeps{}", ["cat", "dog"][i % 2], " again".repeat(i % 7));
         let texts = (from..from + count).map(text).collect();
-        TextSplit { texts, labels: (from..from + count).map(|i| i as u32 % 2).collect() }
+        TextSplit { texts: [texts], labels: (from..from + count).map(|i| i as u32 % 2).collect() }
     };
     let classes = vec!["cat".into(), "dog".into()];
     TextDataset {
@@ -86,12 +86,12 @@ fn long_texts_are_cut_and_counted() {
     let data = animals();
     let task = data.task(&recipe("[text]\nmax_tokens = 6")).unwrap();
     // `The cat number 1 sleeps` has five tokens, and so many more as `again` is repeated.
-    let cut = data.train.texts.iter().filter(|text| text.split(' ').count() > 6).count();
+    let cut = data.train.texts[0].iter().filter(|text| text.split(' ').count() > 6).count();
     assert_eq!(task.notes()[0], format!("{cut} of 96 training texts were cut to their first 6 tokens"));
     assert!(data.task(&recipe("")).unwrap().notes().is_empty());
     let (folder, short) = (tempfile::tempdir().unwrap(), recipe("[text]\nmax_tokens = 6"));
     let summary = finished(train::run(&short, &data, &TrainOptions::new(folder.path())).unwrap());
-    let cut = data.test.texts.iter().filter(|text| text.split(' ').count() > 6).count();
+    let cut = data.test.texts[0].iter().filter(|text| text.split(' ').count() > 6).count();
     assert!(
         cut > 0 && summary.test.cut == cut && eval::run(folder.path(), &data, &Device::flex()).unwrap().1.cut == cut
     );
@@ -101,7 +101,7 @@ fn long_texts_are_cut_and_counted() {
 fn a_validation_part_is_watched_and_picks_the_best_epoch() {
     let folder = tempfile::tempdir().unwrap();
     let data = animals();
-    let odd = TextSplit { texts: data.test.texts[..7].to_vec(), labels: data.test.labels[..7].to_vec() };
+    let odd = TextSplit { texts: [data.test.texts[0][..7].to_vec()], labels: data.test.labels[..7].to_vec() };
     let data = TextDataset { validation: Some(odd), ..data };
     let mut recipe = recipe("patience = 2");
     recipe.schedule.epochs = 30;
@@ -147,6 +147,11 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let pictures = Recipe::from_toml("[schedule]\nbatch_size = 16", "test").unwrap();
     let message = train::run(&pictures, &data, &TrainOptions::new(&out)).unwrap_err().to_string();
     assert!(message.contains("`model.kind`") && message.contains("`text`") && !out.exists(), "{message}");
+    let mut uneven = animals();
+    uneven.train.texts[0].pop();
+    let held_out = recipe("hold_out = 0.2");
+    let message = train::run(&held_out, &uneven, &TrainOptions::new(&out)).unwrap_err().to_string();
+    assert!(message.contains("95 texts and 96 labels") && !out.exists(), "{message}");
 
     let short = Recipe {
         schedule: resolvent_lab::recipe::ScheduleRecipe { epochs: 2, batch_size: 16, ..Default::default() },
@@ -154,7 +159,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     };
     finished(train::run(&short, &data, &TrainOptions::new(&out)).unwrap());
     let mut foreign = animals();
-    foreign.test.texts = foreign.test.texts.iter().map(|_| "völlig andere Wörter hier".into()).collect();
+    foreign.test.texts[0] = foreign.test.texts[0].iter().map(|_| "völlig andere Wörter hier".into()).collect();
     let message = eval::run(&out, &foreign, &Device::flex()).unwrap_err().to_string();
     assert!(message.contains("100 %") && message.contains("vocabulary"), "{message}");
     let classes = TextDataset { classes: vec!["cat".into(), "bird".into()], ..animals() };

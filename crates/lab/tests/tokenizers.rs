@@ -149,7 +149,7 @@ fn texts_and_pairs_are_cut_by_it() {
     let words = ["dog", "cat", "run", "##s", "hund", "katze", "rennt", "."];
     let tokenizer = write(folder.path(), &of_words(&words));
     let texts: Vec<String> = (0..32).map(|i| format!("{} runs.", ["DOG", "cat"][i % 2])).collect();
-    let split = TextSplit { texts: texts.clone(), labels: (0..32).map(|i| i % 2).collect() };
+    let split = TextSplit { texts: [texts.clone()], labels: (0..32).map(|i| i % 2).collect() };
     let classes = vec!["dog".into(), "cat".into()];
     let data =
         TextDataset { name: "text".into(), classes, train: split.clone(), validation: None, test: split, words: None };

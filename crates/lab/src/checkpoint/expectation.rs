@@ -73,6 +73,16 @@ impl Expectation {
         }
     }
 
+    /// What is expected of texts, or of pairs of them, where such `examples` are what the model is shown.
+    pub(crate) fn of_texts(&self, examples: &str) -> Option<TextExpectation> {
+        match self {
+            Expectation::Texts(expects) | Expectation::Matches(expects) if self.examples() == examples => {
+                Some(expects.clone())
+            }
+            _ => None,
+        }
+    }
+
     /// What such a model is shown.
     pub(crate) fn examples(&self) -> &'static str {
         match self {

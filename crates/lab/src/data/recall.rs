@@ -103,20 +103,6 @@ generated! {
 }
 
 impl Mqar {
-    /// Reads `seed=0,train=100000,val=3000,test=3000,tokens=64,pairs=4,vocabulary=8192,power=0.01,fill=blank`; what is left out has its
-    /// default.
-    ///
-    /// # Errors
-    /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
-    pub fn parse(text: &str) -> Result<Self> {
-        let (mut own, given) = Self::read(text)?;
-        if !given.contains(&"val") {
-            own.val = own.test;
-        }
-        own.validate()?;
-        Ok(own)
-    }
-
     /// Checks every range.
     ///
     /// # Errors

@@ -87,14 +87,19 @@ macro_rules! generated {
         }
 
         impl $type {
-            /// The defaults with what `text` sets, and the names of what it sets.
-            fn read(text: &str) -> $crate::data::Result<(Self, Vec<&str>)> {
+            /// Reads `name=value` of these fields, joined by commas. What is left out has its default; but there are as many examples to watch as
+            /// to test on where no `val` is given.
+            ///
+            /// # Errors
+            /// [`Error::Setting`]($crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
+            pub fn parse(text: &str) -> $crate::data::Result<Self> {
                 let mut own = Self::default();
                 let expected = concat!("one of", $(" `", stringify!($field), "`",)+ ", each followed by `=` and a value");
                 let fields: &mut [(&'static str, &mut dyn $crate::data::settings::Field)] =
                     &mut [$((stringify!($field), &mut own.$field)),+];
-                let given = $crate::data::settings::read_into($kind, text, expected, fields)?;
-                Ok((own, given))
+                $crate::data::settings::read_into($kind, text, expected, fields)?;
+                own.validate()?;
+                Ok(own)
             }
         }
 
@@ -110,17 +115,17 @@ macro_rules! generated {
 }
 pub(super) use generated;
 
-/// Reads `name=value`, joined by commas, into the `fields` of the generated data set `kind`; those that are left out stay as they are.
-/// `expected` says what they are called. The names that are there.
+/// Reads `name=value`, joined by commas, into the `fields` of the generated data set `kind`; those that are left out stay as they are, but
+/// for `val`, which is then that of `test`. `expected` says what they are called.
 ///
 /// # Errors
 /// [`Error::Setting`] for a name that is none of theirs, one given twice, or a value that is no number.
-pub(super) fn read_into<'a>(
+pub(super) fn read_into(
     kind: &'static str,
-    text: &'a str,
+    text: &str,
     expected: &'static str,
     fields: &mut [(&'static str, &mut dyn Field)],
-) -> Result<Vec<&'a str>> {
+) -> Result<()> {
     let given = settings(kind, text, ',')?;
     for (name, value) in &given {
         match fields.iter_mut().find(|(own, _)| own == name) {
@@ -128,7 +133,12 @@ pub(super) fn read_into<'a>(
             None => return Err(Error::Setting { field: kind, got: format!("`{name}`"), expected }),
         }
     }
-    Ok(given.into_iter().map(|(name, _)| name).collect())
+    let test = fields.iter().find(|(name, _)| *name == "test").and_then(|(_, test)| test.text());
+    let val = fields.iter_mut().find(|(name, _)| *name == "val" && given.iter().all(|(given, _)| given != name));
+    if let (Some(test), Some((name, val))) = (test, val) {
+        val.set(name, &test)?;
+    }
+    Ok(())
 }
 
 /// The number `value` of the setting `field`.

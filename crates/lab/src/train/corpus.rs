@@ -17,7 +17,7 @@ use super::{
     picture_model::block_attentions,
     pictures::wrong_kind,
     samples::SHOWN,
-    texts::{BATCH_TOKENS, vocabulary_part},
+    tokens::{BATCH_TOKENS, vocabulary_part},
 };
 use crate::{
     Error, Recipe, Result,

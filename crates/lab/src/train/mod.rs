@@ -5,6 +5,7 @@
 //! averaged weights. Here every random number is a function of (seed, epoch, picture) or (seed, step), so that a
 //! checkpoint needs no generator state, and an interrupted and resumed run ends with the bits of an uninterrupted one.
 
+mod ablation;
 mod begin;
 mod bench;
 mod clip;
@@ -13,7 +14,6 @@ mod corpus;
 mod ema;
 mod judged;
 mod loss;
-mod matches;
 mod model;
 mod optimiser;
 mod packed;
@@ -25,7 +25,9 @@ mod run;
 mod samples;
 mod session;
 mod task;
+mod text_model;
 mod texts;
+mod tokens;
 
 use std::{
     path::{Path, PathBuf},
@@ -45,6 +47,8 @@ use crate::{
     schedule::Plan,
 };
 
+pub(crate) use ablation::Ablation;
+pub use ablation::Lost;
 pub(crate) use begin::check_fit;
 pub use bench::seconds_per_step;
 pub(crate) use bench::{Bench, time_steps};
@@ -54,7 +58,6 @@ pub(crate) use corpus::language_config;
 pub use corpus::{Corpus, WindowBatch, WindowInputs};
 pub use ema::{decay_at, update};
 pub use loss::soft_cross_entropy;
-pub use matches::{MatchBatch, MatchInputs, Matches};
 pub use model::{build, device_of};
 pub(crate) use model::{build_for, check_model, drawn};
 pub use optimiser::{LayerRates, decayed_parameters, optimiser};
@@ -70,8 +73,11 @@ pub(crate) use run::read_summary;
 pub use run::{SUMMARY, run};
 pub use samples::{Continuation, Errors, Samples, Seen, Translation, WrongAnswer};
 pub use task::{Part, Task, TaskData};
-pub(crate) use texts::{Ablation, BATCH_TOKENS, text_config, token_inputs};
-pub use texts::{Lost, TextBatch, Texts, TokenInputs};
+pub use text_model::ExampleTexts;
+pub(crate) use text_model::text_config;
+pub use texts::{Matches, TextBatch, Texts};
+pub use tokens::TokenInputs;
+pub(crate) use tokens::{BATCH_TOKENS, token_inputs};
 
 /// What to do with a run that the folder already holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -16,13 +16,14 @@ use super::{
     picture_model::block_attentions,
     samples::SHOWN,
     task::divided,
-    texts::{BATCH_TOKENS, check_known, text_config, token_inputs, vocabulary_part},
+    text_model::text_config,
+    tokens::{BATCH_TOKENS, Sides, check_known, token_inputs, vocabulary_part},
 };
 use crate::{
     Error, Recipe, Result,
     bleu::bleu,
     checkpoint::{Checkpoint, DataIdentity, Expectation, PairExpectation},
-    data::{BatchPlan, Batches, Encoded, Padded, PairDataset, PairSplit, Vocabulary, by_budget, by_length},
+    data::{Batches, Padded, PairDataset, PairSplit, Vocabulary, by_budget},
     evaluation::Evaluation,
     recipe::ModelRecipe,
     stats::spread,
@@ -44,10 +45,7 @@ pub struct Pairs {
 /// Sentences and their translations as tokens.
 #[derive(Debug)]
 struct Translated {
-    source: Encoded,
-    target: Encoded,
-    /// Of the longer side of each pair.
-    lengths: Vec<usize>,
+    sides: Sides<2>,
     references: Vec<String>,
     /// The ids of a beginning and an end.
     begin: u32,
@@ -76,24 +74,23 @@ pub struct PairInputs {
 
 impl Translated {
     fn new(split: &PairSplit, vocabulary: &Vocabulary, max_tokens: usize) -> Result<Arc<Self>> {
-        let [source, target] = [&split.source, &split.target].map(|texts| vocabulary.encode(texts, max_tokens));
-        let (source, target) = (source?, target?);
-        let lengths = (0..source.len()).map(|index| source.tokens(index).max(target.tokens(index))).collect();
+        let sides = Sides::new([&split.source, &split.target], vocabulary, max_tokens)?;
         let (begin, end) = (vocabulary.begin(), vocabulary.end());
-        Ok(Arc::new(Self { source, target, lengths, references: split.target.clone(), begin, end }))
+        Ok(Arc::new(Self { sides, references: split.target.clone(), begin, end }))
     }
 
     /// What should be written for pair `index`. A translation that was cut goes on: where it was cut is no end to learn.
     fn answer(&self, index: usize) -> Vec<u32> {
-        let end = if self.target.is_cut(index) { &[][..] } else { &[self.end] };
-        [self.target.ids(index), end].concat()
+        let [_, target] = &self.sides.texts;
+        let end = if target.is_cut(index) { &[][..] } else { &[self.end] };
+        [target.ids(index), end].concat()
     }
 
     fn batch(&self, indices: &[usize]) -> PairBatch {
-        let source: Vec<_> = indices.iter().map(|&index| self.source.ids(index)).collect();
+        let [source, _] = self.sides.padded(indices);
         let ended: Vec<_> = indices.iter().map(|&index| self.answer(index)).collect();
         let begun: Vec<_> = ended.iter().map(|ids| [&[self.begin], &ids[..ids.len() - 1]].concat()).collect();
-        PairBatch { source: Padded::new(&source), target: Padded::new(&begun), answers: Padded::new(&ended) }
+        PairBatch { source, target: Padded::new(&begun), answers: Padded::new(&ended) }
     }
 }
 
@@ -128,7 +125,7 @@ impl TaskData for PairDataset {
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let (languages, max_tokens) = (self.languages.clone(), recipe.text.max_tokens);
         let pairs = Pairs::new(self, recipe, vocabulary, PairExpectation { languages, max_tokens, ..expects })?;
-        check_known(checkpoint, &self.identity(), [&pairs.train.source, &pairs.train.target])?;
+        check_known(checkpoint, &self.identity(), &pairs.train.sides)?;
         Ok(pairs)
     }
 
@@ -139,7 +136,7 @@ impl TaskData for PairDataset {
         expects.check(&self.name, &self.languages)?;
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let pairs = Pairs::new(self, &checkpoint.state.recipe, vocabulary, expects)?;
-        check_known(checkpoint, &self.identity(), [&pairs.test.source, &pairs.test.target])?;
+        check_known(checkpoint, &self.identity(), &pairs.test.sides)?;
         Ok(pairs)
     }
 }
@@ -170,7 +167,7 @@ impl Pairs {
     fn translations(&self, model: &Translator, split: &Translated, chosen: &[usize]) -> Result<Vec<String>> {
         let (search, device) = (search(&self.vocabulary, self.expects.max_tokens, 1), device_of(model));
         let mut texts = vec![String::new(); chosen.len()];
-        let lengths: Vec<usize> = chosen.iter().map(|&pair| split.lengths[pair]).collect();
+        let lengths: Vec<usize> = chosen.iter().map(|&pair| split.sides.lengths[pair]).collect();
         for places in by_budget(&lengths, BATCH_TOKENS / 4) {
             crate::stop::check()?;
             let pairs: Vec<usize> = places.iter().map(|&place| chosen[place]).collect();
@@ -207,7 +204,7 @@ impl Task for Pairs {
     type Inputs = PairInputs;
 
     fn train_len(&self) -> usize {
-        self.train.source.len()
+        self.train.references.len()
     }
 
     fn brings_validation(&self) -> bool {
@@ -215,13 +212,9 @@ impl Task for Pairs {
     }
 
     fn notes(&self) -> Vec<String> {
-        let sides = [
-            (&self.train.source, "training sentences"),
-            (&self.train.target, "training translations"),
-            (&self.test.source, "test sentences"),
-            (&self.test.target, "test translations"),
-        ];
-        sides.iter().filter_map(|(texts, what)| texts.note(what, self.expects.max_tokens)).collect()
+        let train = self.train.sides.notes(["training sentences", "training translations"], self.expects.max_tokens);
+        let test = self.test.sides.notes(["test sentences", "test translations"], self.expects.max_tokens);
+        [train, test].concat()
     }
 
     fn expects(&self) -> Expectation {
@@ -247,9 +240,8 @@ impl Task for Pairs {
     }
 
     fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<PairBatch>> {
-        let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
-        let (pairs, batches) = (self.train.clone(), by_length(&self.train.lengths, &plan, epoch));
-        Ok(Batches::new(first..batches.len(), move |position| Ok(pairs.batch(&batches[position]))))
+        let pairs = self.train.clone();
+        Ok(self.train.sides.epoch(recipe, epoch, first, move |indices| pairs.batch(indices)))
     }
 
     fn len_of(batch: &PairBatch) -> usize {
@@ -283,7 +275,7 @@ impl Task for Pairs {
         let split = if part == Part::Test { &self.test } else { &self.watched };
         let (began, device) = (Instant::now(), device_of(model));
         let (mut loss, mut right, mut tokens) = (0.0, 0.0, 0.0);
-        for indices in by_budget(&split.lengths, BATCH_TOKENS / 8) {
+        for indices in by_budget(&split.sides.lengths, BATCH_TOKENS / 8) {
             crate::stop::check()?;
             let batch = split.batch(&indices);
             let count = batch.answers.lengths.iter().sum::<usize>() as f64;
@@ -294,20 +286,20 @@ impl Task for Pairs {
             loss += f64::from(judged.loss().into_scalar::<f32>()) * count;
             tokens += count;
         }
-        let translations = self.translations(model, split, &(0..split.source.len()).collect::<Vec<_>>())?;
+        let translations = self.translations(model, split, &(0..split.references.len()).collect::<Vec<_>>())?;
         let bleu = bleu(&translations, &split.references, self.lowercase);
         Ok(Evaluation {
             accuracy: Some(right / tokens),
             bleu: Some(bleu),
-            cut: split.source.cut() + split.target.cut(),
-            ..Evaluation::new(split.source.len(), loss / tokens, began)
+            cut: split.sides.cut(),
+            ..Evaluation::new(split.references.len(), loss / tokens, began)
         })
     }
 
     fn samples(&self, _recipe: &Recipe, model: &Translator) -> Result<Option<Samples>> {
-        let pairs: Vec<usize> = spread(self.test.source.len(), SHOWN).collect();
+        let pairs: Vec<usize> = spread(self.test.references.len(), SHOWN).collect();
         let told = |(&pair, translation): (&usize, String)| {
-            let source = self.vocabulary.decode(self.test.source.ids(pair))?;
+            let source = self.vocabulary.decode(self.test.sides.texts[0].ids(pair))?;
             Ok(Translation { source, reference: self.test.references[pair].clone(), translation })
         };
         let translations = self.translations(model, &self.test, &pairs)?;

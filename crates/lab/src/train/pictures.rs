@@ -15,7 +15,7 @@ use super::{
     picture_model::LEVELS,
     samples::{LOOKED_AT, thumbnail},
     soft_cross_entropy,
-    texts::{check_classifies, text_config},
+    text_model::{check_classifies, text_config},
 };
 use crate::{
     Error, Recipe, Result,

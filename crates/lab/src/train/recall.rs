@@ -8,7 +8,7 @@ use resolvent_kernels::mechanism::KappaRule;
 
 use super::{
     Corpus, PackedWeights, Part, Task, TaskData, device_of, judged::Judged, language_config, packed_weights,
-    pictures::wrong_kind, texts::BATCH_TOKENS,
+    pictures::wrong_kind, tokens::BATCH_TOKENS,
 };
 use crate::{
     Error, Recipe, Result,

@@ -1,89 +1,70 @@
-//! Labelled texts as a task: tokens, the classifier, its loss and judgement.
+//! Labelled texts, or pairs of them, as a task: tokens, the classifier, its loss and judgement.
 
 use std::sync::Arc;
 
-use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
-use rand::RngExt;
-use resolvent::{
-    Dropout,
-    attention::MultiHeadAttention,
-    models::{TextClassifier, TextConfig, Visible},
-};
+use burn::tensor::{Bytes, Device, Tensor};
+use resolvent::attention::MultiHeadAttention;
 use resolvent_kernels::mechanism::KappaRule;
 
 use super::{
-    Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, device_of, packed_weights,
+    Errors, PackedWeights, Part, Samples, Seen, Task, TaskData, TokenInputs, device_of, packed_weights,
     picture_model::block_attentions,
-    pictures::{smoothed, wrong_kind},
     samples::beginning,
     soft_cross_entropy,
     task::divided,
+    text_model::{ExampleTexts, check_classifies, label_targets, text_config},
+    tokens::{BATCH_TOKENS, Sides, check_known, token_inputs, vocabulary_part},
 };
 use crate::{
     Error, Recipe, Result,
-    checkpoint::{Checkpoint, DataIdentity, Expectation, TextExpectation, parts},
-    data::{
-        BatchPlan, Batches, Encoded, Padded, TextDataset, TextSplit, Vocabulary, by_budget, by_length,
-        rng::{Purpose, stream},
-    },
+    checkpoint::{Checkpoint, DataIdentity, Expectation, TextExpectation},
+    data::{Batches, Padded, TextDataset, TextSplit, Vocabulary, by_budget},
     evaluation::{Evaluation, Tally, check_labels},
-    named,
-    recipe::{ModelRecipe, TextModelRecipe},
 };
 
-/// Tokens per batch of an evaluation, padding included. Accuracy does not depend on it.
-pub(crate) const BATCH_TOKENS: usize = 16_384;
-
-/// Share of unknown tokens above which a data set is not one that the vocabulary was made for.
-const MOST_UNKNOWN: f64 = 0.5;
-
-/// The texts of a run, as tokens.
+/// The examples of a run, each of `N` texts, as tokens.
 #[derive(Debug, Clone)]
-pub struct Texts {
+pub struct Texts<const N: usize = 1> {
     name: String,
     vocabulary: Arc<Vocabulary>,
-    train: Arc<Labelled>,
-    watched: Arc<Labelled>,
-    test: Arc<Labelled>,
+    train: Arc<Labelled<N>>,
+    watched: Arc<Labelled<N>>,
+    test: Arc<Labelled<N>>,
     brings_validation: bool,
     expects: TextExpectation,
 }
 
-/// Texts as tokens, with their labels.
+/// The pairs of documents of a run, as tokens.
+pub type Matches = Texts<2>;
+
+/// Examples as tokens, with their labels.
 #[derive(Debug)]
-struct Labelled {
-    texts: Encoded,
-    lengths: Vec<usize>,
+struct Labelled<const N: usize> {
+    texts: Sides<N>,
     labels: Vec<u32>,
 }
 
-/// Texts of nearly the same length.
+/// Examples of nearly the same length.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TextBatch {
-    /// The tokens.
-    pub tokens: Padded,
-    /// The class of each text.
+pub struct TextBatch<const N: usize = 1> {
+    /// The tokens of the first texts, of the second ones, and so on.
+    pub tokens: [Padded; N],
+    /// The class of each example.
     pub labels: Vec<u32>,
 }
 
-/// Token ids `[batch, seq]`, and where there is padding, if anywhere.
-pub type TokenInputs = (Tensor<2, Int>, Option<Tensor<2, Bool>>);
-
-impl Labelled {
-    fn new(split: &TextSplit, vocabulary: &Vocabulary, max_tokens: usize) -> Result<Arc<Self>> {
-        let texts = vocabulary.encode(&split.texts, max_tokens)?;
-        let lengths = (0..texts.len()).map(|index| texts.tokens(index)).collect();
-        Ok(Arc::new(Self { texts, lengths, labels: split.labels.clone() }))
-    }
-
-    fn batch(&self, indices: &[usize]) -> TextBatch {
-        let texts: Vec<_> = indices.iter().map(|&index| self.texts.ids(index)).collect();
-        TextBatch { tokens: Padded::new(&texts), labels: indices.iter().map(|&index| self.labels[index]).collect() }
+impl<const N: usize> Labelled<N> {
+    fn batch(&self, indices: &[usize]) -> TextBatch<N> {
+        let labels = indices.iter().map(|&index| self.labels[index]).collect();
+        TextBatch { tokens: self.texts.padded(indices), labels }
     }
 }
 
-impl TaskData for TextDataset {
-    type Task = Texts;
+impl<const N: usize> TaskData for TextDataset<N>
+where
+    Self: ExampleTexts<N>,
+{
+    type Task = Texts<N>;
 
     fn settled(&self, recipe: &Recipe) -> Recipe {
         recipe.with_length_scale(KappaRule::Text)
@@ -93,51 +74,78 @@ impl TaskData for TextDataset {
         DataIdentity::new(&self.name, self.fingerprint())
     }
 
-    fn task(&self, recipe: &Recipe) -> Result<Texts> {
+    fn task(&self, recipe: &Recipe) -> Result<Texts<N>> {
         let vocabulary = match &self.words {
             Some(words) if recipe.text.tokenizer.is_none() => Vocabulary::of_words(words)?,
-            _ => Vocabulary::learn(self.divided(recipe).0.texts.iter().map(String::as_str), &recipe.text)?,
+            _ => {
+                let (train, _) = self.divided(recipe)?;
+                Vocabulary::learn(train.texts.iter().flatten().map(String::as_str), &recipe.text)?
+            }
         };
         let expects = TextExpectation::new(&self.classes, recipe, &vocabulary);
         Texts::new(self, recipe, vocabulary, expects)
     }
 
-    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Texts> {
-        let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.cannot_begin(&self.name, "texts"));
+    fn fine_tuned(&self, recipe: &Recipe, checkpoint: &mut Checkpoint) -> Result<Texts<N>> {
+        let Some(expects) = checkpoint.state.expects.of_texts(Self::EXAMPLES) else {
+            return Err(checkpoint.state.expects.cannot_begin(&self.name, Self::EXAMPLES));
         };
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let (classes, max_tokens) = (self.classes.clone(), recipe.text.max_tokens);
         let task = Texts::new(self, recipe, vocabulary, TextExpectation { classes, max_tokens, ..expects })?;
-        check_known(checkpoint, &self.identity(), [&task.train.texts])?;
+        check_known(checkpoint, &self.identity(), &task.train.texts)?;
         Ok(task)
     }
 
-    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Texts> {
-        let Expectation::Texts(expects) = checkpoint.state.expects.clone() else {
-            return Err(checkpoint.state.expects.refuses(&self.name, "texts"));
+    fn restored(&self, checkpoint: &mut Checkpoint) -> Result<Texts<N>> {
+        let Some(expects) = checkpoint.state.expects.of_texts(Self::EXAMPLES) else {
+            return Err(checkpoint.state.expects.refuses(&self.name, Self::EXAMPLES));
         };
         expects.check(&self.name, &self.classes)?;
         let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
         let task = Texts::new(self, &checkpoint.state.recipe, vocabulary, expects)?;
-        check_known(checkpoint, &self.identity(), [&task.test.texts])?;
+        check_known(checkpoint, &self.identity(), &task.test.texts)?;
         Ok(task)
     }
 }
 
-impl TextDataset {
-    fn divided(&self, recipe: &Recipe) -> (TextSplit, TextSplit) {
-        divided([&self.train, &self.test], self.validation.as_ref(), recipe, TextSplit::hold_out)
+impl<const N: usize> TextDataset<N>
+where
+    Self: ExampleTexts<N>,
+{
+    fn divided(&self, recipe: &Recipe) -> Result<(TextSplit<N>, TextSplit<N>)> {
+        for split in [Some(&self.train), self.validation.as_ref(), Some(&self.test)].into_iter().flatten() {
+            self.check_counts(split)?;
+        }
+        Ok(divided([&self.train, &self.test], self.validation.as_ref(), recipe, TextSplit::hold_out))
+    }
+
+    /// Checks that every example of `split` has all of its texts and a label.
+    fn check_counts(&self, split: &TextSplit<N>) -> Result<()> {
+        if split.texts.iter().all(|texts| texts.len() == split.len()) {
+            return Ok(());
+        }
+        let called = |index| if index == 0 { Self::TEXTS } else { "ones" };
+        let counts = split.texts.iter().zip(Self::WHICH).enumerate();
+        let counts: Vec<_> =
+            counts.map(|(index, (texts, which))| format!("{} {which}{}", texts.len(), called(index))).collect();
+        let problem =
+            format!("a part of it has {} and {} labels; give as many of each", counts.join(", "), split.labels.len());
+        Err(Error::Unfit { name: self.name.clone(), problem })
     }
 }
 
-impl Texts {
-    fn new(data: &TextDataset, recipe: &Recipe, vocabulary: Vocabulary, expects: TextExpectation) -> Result<Self> {
-        let encode = |split: &TextSplit| {
+impl<const N: usize> Texts<N>
+where
+    TextDataset<N>: ExampleTexts<N>,
+{
+    fn new(data: &TextDataset<N>, recipe: &Recipe, vocabulary: Vocabulary, expects: TextExpectation) -> Result<Self> {
+        let encode = |split: &TextSplit<N>| {
             check_labels(&data.name, data.classes.len(), &split.labels)?;
-            Labelled::new(split, &vocabulary, expects.max_tokens)
+            let texts = Sides::new(split.texts.each_ref(), &vocabulary, expects.max_tokens)?;
+            Ok::<_, Error>(Arc::new(Labelled { texts, labels: split.labels.clone() }))
         };
-        let (train, watched) = data.divided(recipe);
+        let (train, watched) = data.divided(recipe)?;
         let test = encode(&data.test)?;
         Ok(Self {
             name: data.name.clone(),
@@ -150,82 +158,47 @@ impl Texts {
         })
     }
 
-    /// The judgement of `model` on the test part, with tokens left out of its attention.
-    pub(crate) fn ablated(&self, model: &TextClassifier, ablation: Ablation) -> Result<Evaluation> {
-        Ok(self.judge(model, Part::Test, Some(ablation))?.finish())
+    /// The answers of `model` on a part of the data.
+    pub(crate) fn judge(&self, model: &<Self as Task>::Model, part: Part) -> Result<Tally<'_>> {
+        let device = device_of(model);
+        self.judge_by(part, |_, tokens| TextDataset::<N>::answer(model, inputs(tokens, &device)))
     }
 
-    /// The answers of `model` on a part of the data, perhaps with its attention losing tokens.
-    pub(crate) fn judge(&self, model: &TextClassifier, part: Part, ablation: Option<Ablation>) -> Result<Tally<'_>> {
+    /// The answers `[examples, classes]` that `answer` gives to the examples of a part with these numbers and tokens.
+    pub(super) fn judge_by(
+        &self,
+        part: Part,
+        answer: impl Fn(&[usize], [Padded; N]) -> Result<Tensor<2>>,
+    ) -> Result<Tally<'_>> {
         let split = if part == Part::Test { &self.test } else { &self.watched };
-        let (mut tally, device) = (Tally::new(&self.expects.classes), device_of(model));
+        let mut tally = Tally::new(&self.expects.classes);
         tally.cut = split.texts.cut();
-        for indices in by_budget(&split.lengths, BATCH_TOKENS) {
+        for indices in by_budget(&split.texts.lengths, Self::BATCH_TOKENS) {
             crate::stop::check()?;
             let TextBatch { tokens, labels } = split.batch(&indices);
-            let mut visible = Visible::default();
-            if let Some(ablation) = ablation {
-                ablation.hide(&indices, &tokens, &mut visible, &device)?;
-            }
-            let (tokens, padding) = token_inputs(tokens, &device);
-            let logits = model.forward_visible(tokens, &Visible { padding, ..visible })?;
-            tally.add_batch(logits, &labels)?;
+            tally.add_batch(answer(&indices, tokens)?, &labels)?;
         }
         Ok(tally)
     }
+
+    /// Tokens of the longest texts of the examples of a batch of an evaluation, padding included.
+    const BATCH_TOKENS: usize = BATCH_TOKENS / N;
 }
 
-named! {
-    /// What an attention loses at random. "Fractional neural attention for efficient multiscale sequence processing", figure 4,
-    /// whose caption says tokens where its text says pairs.
-    pub enum Lost {
-        /// Keys, each once per text and for all of its queries.
-        Tokens = "tokens",
-        /// Pairs of a query and a key, each by itself in every head.
-        Pairs = "pairs",
-    }
+fn inputs<const N: usize>(tokens: [Padded; N], device: &Device) -> [TokenInputs; N] {
+    tokens.map(|tokens| token_inputs(tokens, device))
 }
 
-/// An attention that loses each token or pair with the probability `share`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Ablation {
-    pub lost: Lost,
-    pub share: f64,
-    pub seed: u64,
-}
-
-impl Ablation {
-    /// Hides what the `texts` with these numbers lose.
-    fn hide(self, texts: &[usize], tokens: &Padded, visible: &mut Visible, device: &Device) -> Result<()> {
-        match self.lost {
-            Lost::Tokens => visible.hidden = Some(self.hidden(texts, tokens, device)),
-            // A batch draws by the places of its texts: the first of them makes it another draw than the next batch's.
-            Lost::Pairs => {
-                let seed = stream(Purpose::Ablation, self.seed, texts[0] as u64, 1).random();
-                visible.dropout = Some(Dropout::pairs(self.share, seed)?);
-            }
-        }
-        Ok(())
-    }
-
-    /// `[batch, seq]`, true = lost.
-    fn hidden(self, texts: &[usize], tokens: &Padded, device: &Device) -> Tensor<2, Bool> {
-        let mut hidden = Vec::with_capacity(tokens.ids.len());
-        for &text in texts {
-            let mut rng = stream(Purpose::Ablation, self.seed, text as u64, 0);
-            hidden.extend((0..tokens.width).map(|_| rng.random_bool(self.share)));
-        }
-        Tensor::from_data(TensorData::new(hidden, [texts.len(), tokens.width]), device)
-    }
-}
-
-impl Task for Texts {
-    type Model = TextClassifier;
-    type Batch = TextBatch;
-    type Inputs = (TokenInputs, Tensor<2>);
+impl<const N: usize> Task for Texts<N>
+where
+    TextDataset<N>: ExampleTexts<N>,
+{
+    type Model = <TextDataset<N> as ExampleTexts<N>>::Model;
+    type Batch = TextBatch<N>;
+    type Inputs = ([TokenInputs; N], Tensor<2>);
 
     fn train_len(&self) -> usize {
-        self.train.texts.len()
+        self.train.labels.len()
     }
 
     fn brings_validation(&self) -> bool {
@@ -233,132 +206,75 @@ impl Task for Texts {
     }
 
     fn notes(&self) -> Vec<String> {
-        let splits = [(&self.train, "training texts"), (&self.test, "test texts")];
-        splits.iter().filter_map(|(split, what)| split.texts.note(what, self.expects.max_tokens)).collect()
+        let parts = [(&self.train, "training"), (&self.test, "test")];
+        let of = |(split, part): (&Arc<Labelled<N>>, _)| {
+            let called = TextDataset::<N>::WHICH.map(|which| format!("{which}{part} {}", TextDataset::<N>::TEXTS));
+            split.texts.notes(called, self.expects.max_tokens)
+        };
+        parts.into_iter().flat_map(of).collect()
     }
 
     fn expects(&self) -> Expectation {
-        Expectation::Texts(self.expects.clone())
+        TextDataset::<N>::EXPECTS(self.expects.clone())
     }
 
     fn extras(&self) -> Result<Vec<(&'static str, Bytes)>> {
         vocabulary_part(&self.vocabulary)
     }
 
-    fn attentions(model: &mut TextClassifier) -> Vec<(String, &mut MultiHeadAttention)> {
-        block_attentions(&mut model.encoder.blocks)
+    fn attentions(model: &mut Self::Model) -> Vec<(String, &mut MultiHeadAttention)> {
+        block_attentions(&mut TextDataset::<N>::encoder(model).blocks)
     }
 
-    fn model(&self, recipe: &Recipe, device: &Device) -> Result<TextClassifier> {
-        check_classifies(recipe, &self.name, "texts")?;
-        let classes = self.expects.classes.len();
+    fn model(&self, recipe: &Recipe, device: &Device) -> Result<Self::Model> {
+        check_classifies(recipe, &self.name, TextDataset::<N>::EXAMPLES)?;
         let config = text_config(recipe, &self.name, self.vocabulary.len(), recipe.text.max_tokens)?;
-        Ok(config.try_init_classifier(classes, device)?)
+        TextDataset::<N>::model(&config, self.expects.classes.len(), device)
     }
 
-    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<TextBatch>> {
-        let plan = BatchPlan::training(recipe.schedule.batch_size, recipe.seed);
-        let (texts, batches) = (self.train.clone(), by_length(&self.train.lengths, &plan, epoch));
-        Ok(Batches::new(first..batches.len(), move |position| Ok(texts.batch(&batches[position]))))
+    fn epoch(&self, recipe: &Recipe, epoch: u64, first: usize) -> Result<Batches<TextBatch<N>>> {
+        let examples = self.train.clone();
+        Ok(self.train.texts.epoch(recipe, epoch, first, move |indices| examples.batch(indices)))
     }
 
-    fn len_of(batch: &TextBatch) -> usize {
+    fn len_of(batch: &TextBatch<N>) -> usize {
         batch.labels.len()
     }
 
-    fn inputs(&self, recipe: &Recipe, batch: TextBatch, device: &Device) -> Self::Inputs {
+    fn inputs(&self, recipe: &Recipe, batch: TextBatch<N>, device: &Device) -> Self::Inputs {
         let (classes, smoothing) = (self.expects.classes.len(), recipe.regularisation.label_smoothing);
-        (token_inputs(batch.tokens, device), label_targets(&batch.labels, classes, smoothing, device))
+        (inputs(batch.tokens, device), label_targets(&batch.labels, classes, smoothing, device))
     }
 
-    fn loss(&self, model: &TextClassifier, ((tokens, padding), targets): Self::Inputs) -> Result<Tensor<1>> {
-        Ok(soft_cross_entropy(model.try_forward(tokens, padding)?, targets))
+    fn loss(&self, model: &Self::Model, (texts, targets): Self::Inputs) -> Result<Tensor<1>> {
+        Ok(soft_cross_entropy(TextDataset::<N>::answer(model, texts)?, targets))
     }
 
-    fn predict(&self, model: &TextClassifier, ((tokens, padding), _): Self::Inputs) -> Result<()> {
-        model.try_forward(tokens, padding)?.into_data();
+    fn predict(&self, model: &Self::Model, (texts, _): Self::Inputs) -> Result<()> {
+        TextDataset::<N>::answer(model, texts)?.into_data();
         Ok(())
     }
 
-    fn evaluate(&self, model: &TextClassifier, part: Part) -> Result<Evaluation> {
-        Ok(self.judge(model, part, None)?.finish())
+    fn evaluate(&self, model: &Self::Model, part: Part) -> Result<Evaluation> {
+        Ok(self.judge(model, part)?.finish())
     }
 
-    fn samples(&self, _recipe: &Recipe, model: &TextClassifier) -> Result<Option<Samples>> {
+    fn samples(&self, _recipe: &Recipe, model: &Self::Model) -> Result<Option<Samples>> {
         let (test, device) = (&self.test, device_of(model));
-        let answer = |texts: &[usize]| {
-            let (tokens, padding) = token_inputs(test.batch(texts).tokens, &device);
-            Ok(model.try_forward(tokens, padding)?)
+        let answer = |examples: &[usize]| TextDataset::<N>::answer(model, inputs(test.texts.padded(examples), &device));
+        let show = |example| {
+            let texts = test.texts.texts.iter().zip(TextDataset::<N>::WHICH).map(|(texts, which)| {
+                let text = beginning(&self.vocabulary.decode(texts.ids(example))?);
+                Ok(if which.is_empty() { text } else { format!("{}: {text}", which.trim_end()) })
+            });
+            Ok(Seen::Text(texts.collect::<Result<Vec<_>>>()?.join(" ")))
         };
-        let show = |text| Ok(Seen::Text(beginning(&self.vocabulary.decode(test.texts.ids(text))?)));
         let classes = &self.expects.classes;
-        let errors = Errors::of_test(classes, &test.lengths, &test.labels, BATCH_TOKENS, answer, show)?;
+        let errors = Errors::of_test(classes, &test.texts.lengths, &test.labels, Self::BATCH_TOKENS, answer, show)?;
         Ok(Some(Samples::Errors(errors)))
     }
 
-    fn packed(model: &TextClassifier) -> Result<Option<PackedWeights>> {
-        packed_weights(&model.encoder.blocks)
+    fn packed(model: &Self::Model) -> Result<Option<PackedWeights>> {
+        packed_weights(&TextDataset::<N>::encoder(&mut model.clone()).blocks)
     }
-}
-
-/// `[examples, classes]`: 1 for the label and 0 elsewhere, with the share `smoothing` spread over all classes.
-pub(super) fn label_targets(labels: &[u32], classes: usize, smoothing: f64, device: &Device) -> Tensor<2> {
-    let mut targets = vec![0.0; labels.len() * classes];
-    for (row, &label) in targets.chunks_exact_mut(classes).zip(labels) {
-        row[label as usize] = 1.0;
-    }
-    smoothed(targets, classes, smoothing, device)
-}
-
-/// Checks that a model of texts which is to classify what the data set `name` holds has no part for translating.
-pub(super) fn check_classifies(recipe: &Recipe, name: &str, holds: &str) -> Result<()> {
-    if let ModelRecipe::Text(TextModelRecipe { decoder: Some(_), .. } | TextModelRecipe { cross: Some(_), .. }) =
-        recipe.model
-    {
-        let problem =
-            format!("its {holds} have labels, not translations: `model.decoder` and `model.cross` are for translators");
-        return Err(Error::Unfit { name: name.into(), problem });
-    }
-    Ok(())
-}
-
-/// Checks that the vocabulary of `checkpoint` knows most of the `texts` of `data`, unless it was learnt from that very data.
-///
-/// # Errors
-/// [`Error::Unfit`].
-pub(super) fn check_known<'a>(
-    checkpoint: &Checkpoint,
-    data: &DataIdentity,
-    texts: impl IntoIterator<Item = &'a Encoded>,
-) -> Result<()> {
-    let unknown = texts.into_iter().map(Encoded::unknown).fold(0.0, f64::max);
-    if unknown <= MOST_UNKNOWN || checkpoint.state.data == *data {
-        return Ok(());
-    }
-    let problem = format!(
-        "{:.0} % of its tokens are not in the model's vocabulary; evaluate it on texts like those it was trained on",
-        unknown * 100.0
-    );
-    Err(Error::Unfit { name: data.name.clone(), problem })
-}
-
-/// The part of a checkpoint that is the vocabulary.
-pub(super) fn vocabulary_part(vocabulary: &Vocabulary) -> Result<Vec<(&'static str, Bytes)>> {
-    Ok(vec![(parts::VOCABULARY, Bytes::from_bytes_vec(vocabulary.to_bytes()?))])
-}
-
-/// A batch of texts as tensors.
-pub(crate) fn token_inputs(tokens: Padded, device: &Device) -> TokenInputs {
-    let shape = [tokens.lengths.len(), tokens.width];
-    let padding = tokens.padding().map(|padding| Tensor::from_data(TensorData::new(padding, shape), device));
-    (Tensor::from_data(TensorData::new(tokens.ids, shape), device), padding)
-}
-
-/// The recipe's model of text for a vocabulary of so many tokens and sequences of up to `longest`; `name` is the data set.
-pub(crate) fn text_config(recipe: &Recipe, name: &str, vocabulary: usize, longest: usize) -> Result<TextConfig> {
-    let ModelRecipe::Text(m) = &recipe.model else {
-        return Err(wrong_kind(name, "texts", "text"));
-    };
-    let mechanism = recipe.mechanism.clone().with_max_tokens(longest);
-    Ok(TextConfig { vocabulary, mechanism, precision: recipe.precision, ..m.config.clone() })
 }

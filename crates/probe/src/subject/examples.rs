@@ -189,8 +189,8 @@ pub(super) fn texts(
     match material {
         Material::Data(Data::Texts(TextDataset { name, classes, test, .. })) => {
             expects.check(name, classes)?;
-            let chosen = spread(test.texts.len(), count);
-            chosen.map(|i| one(format!("{name} {i}"), &test.texts[i], Some(test.labels[i] as usize))).collect()
+            let chosen = spread(test.len(), count);
+            chosen.map(|i| one(format!("{name} {i}"), &test.texts[0][i], Some(test.labels[i] as usize))).collect()
         }
         Material::Texts(texts) => {
             spread(texts.len(), count).map(|i| one(format!("text {}", i + 1), &texts[i], None)).collect()

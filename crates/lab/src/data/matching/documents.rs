@@ -9,7 +9,7 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::{MatchDataset, MatchSplit};
+use super::{MatchDataset, MatchSplit, dataset};
 use crate::{
     budget::{Held, text_bytes},
     data::{
@@ -52,19 +52,6 @@ generated! {
 type Topic = [String; LENGTHS.len()];
 
 impl Documents {
-    /// Reads `seed=0,train=8000,val=500,test=500,topics=8,bytes=128,share=0.5`; what is left out has its default.
-    ///
-    /// # Errors
-    /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
-    pub fn parse(text: &str) -> Result<Self> {
-        let (mut own, given) = Self::read(text)?;
-        if !given.contains(&"val") {
-            own.val = own.test;
-        }
-        own.validate()?;
-        Ok(own)
-    }
-
     /// Checks every range.
     ///
     /// # Errors
@@ -89,7 +76,7 @@ impl Documents {
             .collect();
         let validation = (self.val > 0).then(|| self.split(2, self.val, &topics));
         let (train, test) = (self.split(0, self.train, &topics), self.split(1, self.test, &topics));
-        Ok(MatchDataset::new("documents", train, validation, test))
+        Ok(dataset("documents", train, validation, test))
     }
 
     /// `part` keeps the random numbers of the splits apart.
@@ -103,7 +90,7 @@ impl Documents {
             ((first, second), label as u32)
         });
         let ((first, second), labels) = pairs.unzip();
-        MatchSplit { first, second, labels }
+        MatchSplit { texts: [first, second], labels }
     }
 
     /// Words, separated by spaces.
@@ -159,7 +146,8 @@ mod tests {
     #[test]
     fn related_documents_share_their_words_and_others_do_not() {
         let data = parse("train=60,test=2,topics=5,bytes=6000,share=0.5");
-        for ((first, second), label) in data.train.first.iter().zip(&data.train.second).zip(&data.train.labels) {
+        let [first, second] = &data.train.texts;
+        for ((first, second), label) in first.iter().zip(second).zip(&data.train.labels) {
             for text in [first, second] {
                 assert!((2990..=6000).contains(&text.len()), "{}", text.len());
                 assert!(text.split(' ').all(|word| (3..=5).contains(&word.len())));
@@ -182,11 +170,11 @@ mod tests {
         let settings = Documents::parse("seed=3,train=20,test=4,bytes=64,topics=3").unwrap();
         let data = settings.generate().unwrap();
         let longer = Documents { train: 30, ..settings.clone() }.generate().unwrap();
-        assert_eq!(data.train.first, longer.train.first[..20]);
+        assert_eq!(data.train.texts[0], longer.train.texts[0][..20]);
         assert_eq!(data.test, longer.test);
         assert_eq!(data.validation.as_ref().unwrap().len(), 4, "as many as there are to test on");
         assert_ne!(data.validation.as_ref(), Some(&data.test));
-        assert_ne!(data.train.first[..4], data.test.first[..]);
+        assert_ne!(data.train.texts[0][..4], data.test.texts[0][..]);
         assert_ne!(Documents { seed: 4, ..settings.clone() }.generate().unwrap().train, data.train);
         assert_eq!(Documents::parse(&settings.to_string()).unwrap(), settings);
     }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{MatchDataset, MatchSplit};
+use super::{MatchDataset, MatchSplit, dataset};
 use crate::{
     budget::{Held, text_bytes},
     data::{Error, Result, lines},
@@ -24,7 +24,7 @@ pub(super) fn load(folder: &Path, bytes: usize, held: &Held) -> Result<MatchData
     source::check_folder(folder)?;
     let part = |name: &str| find(folder, name)?.map(|path| read(&path, bytes, held)).transpose();
     let needed = |name: &str| part(name)?.ok_or_else(|| missing(folder, name));
-    Ok(MatchDataset::new("retrieval", needed("train")?, part("eval")?, needed("test")?))
+    Ok(dataset("retrieval", needed("train")?, part("eval")?, needed("test")?))
 }
 
 fn missing(folder: &Path, part: &str) -> Error {
@@ -51,7 +51,7 @@ fn find(folder: &Path, part: &str) -> Result<Option<PathBuf>> {
 fn read(path: &Path, bytes: usize, held: &Held) -> Result<MatchSplit> {
     let failed = |source| Error::io(path, source);
     let mut reader = BufReader::new(source::open(path)?);
-    let (mut split, mut fields) = (MatchSplit::default(), Fields::new(bytes));
+    let (mut split, mut fields) = (MatchSplit { texts: Default::default(), labels: Vec::new() }, Fields::new(bytes));
     for line in 1.. {
         if !fields.read_line(&mut reader).map_err(failed)? {
             break;
@@ -59,8 +59,8 @@ fn read(path: &Path, bytes: usize, held: &Held) -> Result<MatchSplit> {
         let fail = |problem: String| Error::Line { path: path.into(), line, problem };
         let (label, first, second) = fields.pair().map_err(fail)?;
         held.add(path, text_bytes(&first) + text_bytes(&second) + 2 * size_of::<u32>() as u64)?;
-        split.first.push(first);
-        split.second.push(second);
+        split.texts[0].push(first);
+        split.texts[1].push(second);
         split.labels.push(label);
     }
     if split.is_empty() {

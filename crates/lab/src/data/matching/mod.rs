@@ -5,85 +5,24 @@ mod files;
 
 use std::{fmt, path::PathBuf};
 
-use xxhash_rust::xxh3::Xxh3;
-
 pub use documents::Documents;
 
 use super::{
-    Error, Result,
+    Error, Result, TextDataset, TextSplit,
     settings::{check, number, settings},
-    split::hold_out,
-    text::hash_texts,
 };
 use crate::budget::Held;
 
 /// Pairs of documents to learn from and to be tested on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MatchDataset {
-    /// The data set's kind, e.g. `retrieval`.
-    pub name: String,
-    /// Names of the classes; a label is an index into them.
-    pub classes: Vec<String>,
-    /// What is learnt from.
-    pub train: MatchSplit,
-    /// What is looked at after each epoch, where the data set brings it.
-    pub validation: Option<MatchSplit>,
-    /// What accuracy is reported on.
-    pub test: MatchSplit,
-}
+pub type MatchDataset = TextDataset<2>;
 
 /// Labelled pairs of documents.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct MatchSplit {
-    /// The first document of every pair.
-    pub first: Vec<String>,
-    /// The second one.
-    pub second: Vec<String>,
-    /// One label per pair.
-    pub labels: Vec<u32>,
-}
+pub type MatchSplit = TextSplit<2>;
 
-impl MatchSplit {
-    /// Number of pairs.
-    pub fn len(&self) -> usize {
-        self.labels.len()
-    }
-
-    /// Whether there is no pair.
-    pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
-    }
-
-    /// Holds `fraction` of every class out: (kept, held out), both in the original order, decided by `seed` alone.
-    pub fn hold_out(&self, fraction: f64, seed: u64) -> (Self, Self) {
-        let (kept, held) = hold_out(&self.labels, fraction, seed);
-        let pick = |from: &[String], indices: &[usize]| indices.iter().map(|&index| from[index].clone()).collect();
-        let select = |indices: &[usize]| Self {
-            first: pick(&self.first, indices),
-            second: pick(&self.second, indices),
-            labels: indices.iter().map(|&index| self.labels[index]).collect(),
-        };
-        (select(&kept), select(&held))
-    }
-}
-
-impl MatchDataset {
-    fn new(name: &str, train: MatchSplit, validation: Option<MatchSplit>, test: MatchSplit) -> Self {
-        let classes = ["unrelated", "related"].map(String::from).to_vec();
-        Self { name: name.into(), classes, train, validation, test }
-    }
-
-    /// Hash of everything that training and testing see: names, documents and labels.
-    pub fn fingerprint(&self) -> u64 {
-        let mut hash = Xxh3::new();
-        hash_texts(&mut hash, &self.classes);
-        for split in [Some(&self.train), self.validation.as_ref(), Some(&self.test)].into_iter().flatten() {
-            hash_texts(&mut hash, &split.first);
-            hash_texts(&mut hash, &split.second);
-            split.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
-        }
-        hash.digest()
-    }
+/// The data set of these parts.
+fn dataset(name: &str, train: MatchSplit, validation: Option<MatchSplit>, test: MatchSplit) -> MatchDataset {
+    let classes = ["unrelated", "related"].map(String::from).to_vec();
+    MatchDataset { name: name.into(), classes, train, validation, test, words: None }
 }
 
 /// Bytes kept of a document of "Long Range Arena", as published.

@@ -45,19 +45,6 @@ generated! {
 }
 
 impl Pathfinder {
-    /// Reads `seed=0,size=32,train=160000,val=20000,test=20000,length=14,distractors=5`; what is left out has its default.
-    ///
-    /// # Errors
-    /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
-    pub fn parse(text: &str) -> Result<Self> {
-        let (mut own, given) = Self::read(text)?;
-        if !given.contains(&"val") {
-            own.val = own.test;
-        }
-        own.validate()?;
-        Ok(own)
-    }
-
     /// Checks every range.
     ///
     /// # Errors

@@ -42,16 +42,6 @@ generated! {
 }
 
 impl Shapes {
-    /// Reads `seed=1,size=32,train=4000,test=1000,difficulty=0`; what is left out has its default.
-    ///
-    /// # Errors
-    /// [`Error::Setting`](super::Error::Setting) for an unknown setting, one given twice or a value outside its range.
-    pub fn parse(text: &str) -> Result<Self> {
-        let (own, _) = Self::read(text)?;
-        own.validate()?;
-        Ok(own)
-    }
-
     /// Checks every range.
     ///
     /// # Errors

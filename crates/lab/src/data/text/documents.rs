@@ -80,7 +80,7 @@ pub(super) fn load(name: &str, path: &Path, columns: &Columns, holdout: f64, hel
         Some(test) => (learnt, test),
         None => {
             // Both parts are copies.
-            held.add(path, learnt.texts.iter().map(|text| text_bytes(text)).sum())?;
+            held.add(path, learnt.texts[0].iter().map(|text| text_bytes(text)).sum())?;
             learnt.hold_out(holdout, 0)
         }
     };
@@ -124,7 +124,7 @@ fn split(documents: Vec<Document>, classes: &[String]) -> Result<TextSplit> {
         }
     });
     let (texts, labels) = labelled.collect::<Result<(Vec<_>, Vec<_>)>>()?;
-    Ok(TextSplit { texts, labels })
+    Ok(TextSplit { texts: [texts], labels })
 }
 
 /// Every document of a file, or of a folder with one folder per class.

@@ -48,19 +48,6 @@ generated! {
 }
 
 impl Listops {
-    /// Reads `seed=0,train=96000,val=2000,test=2000,min=500,max=2000`; what is left out has its default.
-    ///
-    /// # Errors
-    /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
-    pub fn parse(text: &str) -> Result<Self> {
-        let (mut own, given) = Self::read(text)?;
-        if !given.contains(&"val") {
-            own.val = own.test;
-        }
-        own.validate()?;
-        Ok(own)
-    }
-
     /// Checks every range.
     ///
     /// # Errors
@@ -95,7 +82,7 @@ impl Listops {
             .into_par_iter()
             .map(|index| self.expression(&mut stream(Purpose::Listops, self.seed, part, index as u64)));
         let (texts, labels) = expressions.unzip();
-        TextSplit { texts, labels }
+        TextSplit { texts: [texts], labels }
     }
 
     /// The first expression of an admissible length, and its value.
@@ -184,7 +171,7 @@ mod tests {
     fn expressions_have_their_length_and_their_value() {
         let data = Listops { train: 40, val: 10, test: 10, ..Default::default() }.generate().unwrap();
         for split in [&data.train, data.validation.as_ref().unwrap(), &data.test] {
-            for (text, &label) in split.texts.iter().zip(&split.labels) {
+            for (text, &label) in split.texts[0].iter().zip(&split.labels) {
                 let count = text.split(' ').count();
                 assert!((501..2000).contains(&count), "{count}");
                 let mut words = text.split(' ');
@@ -204,13 +191,13 @@ mod tests {
         let settings = Listops::parse("seed=3,train=20,test=4,min=3,max=40").unwrap();
         let data = settings.generate().unwrap();
         let longer = Listops { train: 30, ..settings.clone() }.generate().unwrap();
-        assert_eq!(data.train.texts, longer.train.texts[..20]);
+        assert_eq!(data.train.texts[0], longer.train.texts[0][..20]);
         assert_eq!(data.test, longer.test);
         let validation = data.validation.as_ref().unwrap();
         assert_eq!(validation.len(), 4, "as many as there are to test on");
-        assert_ne!(data.train.texts[..4], data.test.texts[..]);
+        assert_ne!(data.train.texts[0][..4], data.test.texts[0][..]);
         assert_ne!(validation.texts, data.test.texts);
-        assert_ne!(data.train.texts[..4], validation.texts[..]);
+        assert_ne!(data.train.texts[0][..4], validation.texts[0][..]);
         let alone = Listops { val: 0, ..settings.clone() }.generate().unwrap();
         assert_eq!((&alone.train, &alone.validation, &alone.test), (&data.train, &None, &data.test));
         assert_ne!(Listops { seed: 4, ..settings.clone() }.generate().unwrap().train, data.train);

@@ -16,61 +16,62 @@ pub use documents::Columns;
 pub(super) use documents::sorted_classes;
 pub use listops::Listops;
 
-/// Texts to learn from and texts to be tested on, with the names of their classes.
+/// Examples to learn from and examples to be tested on, with the names of their classes. An example is `N` texts: one, or the two of a
+/// pair ([`MatchDataset`](super::MatchDataset)).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TextDataset {
+pub struct TextDataset<const N: usize = 1> {
     /// The data set's kind, e.g. `imdb`.
     pub name: String,
     /// Names of the classes; a label is an index into them.
     pub classes: Vec<String>,
     /// What is learnt from.
-    pub train: TextSplit,
+    pub train: TextSplit<N>,
     /// What is looked at after each epoch, where the data set brings it.
-    pub validation: Option<TextSplit>,
+    pub validation: Option<TextSplit<N>>,
     /// What accuracy is reported on.
-    pub test: TextSplit,
-    /// Every word there is, where the data set is generated; otherwise the vocabulary is learnt from the training texts.
+    pub test: TextSplit<N>,
+    /// Every word there is, where the data set is generated and has few; otherwise the vocabulary is learnt from the training texts.
     pub words: Option<Vec<String>>,
 }
 
-/// Labelled texts.
+/// Labelled examples of `N` texts each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TextSplit {
-    /// The texts.
-    pub texts: Vec<String>,
-    /// One label per text.
+pub struct TextSplit<const N: usize = 1> {
+    /// The first text of every example, then the second of every example, and so on.
+    pub texts: [Vec<String>; N],
+    /// One label per example.
     pub labels: Vec<u32>,
 }
 
-impl TextSplit {
-    /// Number of texts.
+impl<const N: usize> TextSplit<N> {
+    /// Number of examples.
     pub fn len(&self) -> usize {
-        self.texts.len()
+        self.labels.len()
     }
 
-    /// Whether there is no text.
+    /// Whether there is no example.
     pub fn is_empty(&self) -> bool {
-        self.texts.is_empty()
+        self.labels.is_empty()
     }
 
     /// Holds `fraction` of every class out: (kept, held out), both in the original order, decided by `seed` alone.
     pub fn hold_out(&self, fraction: f64, seed: u64) -> (Self, Self) {
         let (kept, held) = hold_out(&self.labels, fraction, seed);
-        let select = |indices: &[usize]| TextSplit {
-            texts: indices.iter().map(|&index| self.texts[index].clone()).collect(),
+        let select = |indices: &[usize]| Self {
+            texts: self.texts.each_ref().map(|texts| indices.iter().map(|&index| texts[index].clone()).collect()),
             labels: indices.iter().map(|&index| self.labels[index]).collect(),
         };
         (select(&kept), select(&held))
     }
 }
 
-impl TextDataset {
+impl<const N: usize> TextDataset<N> {
     /// Hash of everything that training and testing see: names, texts and labels.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash_texts(&mut hash, &self.classes);
         for split in [Some(&self.train), self.validation.as_ref(), Some(&self.test)].into_iter().flatten() {
-            hash_texts(&mut hash, &split.texts);
+            split.texts.iter().for_each(|texts| hash_texts(&mut hash, texts));
             split.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
         }
         hash.digest()
@@ -146,7 +147,7 @@ fn imdb(path: &std::path::Path, held: &Held) -> Result<TextDataset> {
     }
     data.classes = vec!["negative".into(), "positive".into()];
     for split in [Some(&mut data.train), data.validation.as_mut(), Some(&mut data.test)].into_iter().flatten() {
-        split.texts.par_iter_mut().for_each(|text| *text = without_breaks(text));
+        split.texts[0].par_iter_mut().for_each(|text| *text = without_breaks(text));
     }
     Ok(data)
 }
