@@ -11,7 +11,7 @@ use crate::{Error, Result, bleu::Bleu};
 pub(crate) const BATCH: usize = 250;
 
 /// What a model does on labelled examples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Number of examples.
     pub examples: usize,
@@ -108,16 +108,9 @@ impl Evaluation {
     pub fn new(examples: usize, loss: f64, began: Instant) -> Self {
         Self {
             examples,
-            accuracy: None,
-            top5: None,
             loss,
-            classes: Vec::new(),
-            per_class: Vec::new(),
-            confusion: Vec::new(),
-            bleu: None,
-            prediction: None,
-            cut: 0,
             examples_per_second: examples as f64 / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE),
+            ..Self::default()
         }
     }
 

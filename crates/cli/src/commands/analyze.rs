@@ -207,6 +207,7 @@ fn cut_line(cut: usize) -> String {
 }
 
 /// What is analysed.
+#[derive(Default)]
 struct Input {
     path: PathBuf,
     /// What it is of, where it is a model's.
@@ -255,18 +256,7 @@ fn shown(args: &Analyze, device: &Device, global: &Global) -> Result<Option<Show
 /// The dump given, or that of the model given.
 fn dump(args: &Analyze, shown: Option<Shown>) -> Result<Input> {
     let Some((subject, examples, name)) = shown else {
-        let path = args.input.clone().unwrap_or_default();
-        return Ok(Input {
-            path,
-            name: None,
-            own: None,
-            causal: false,
-            words: Vec::new(),
-            learned: None,
-            rule: None,
-            cut: 0,
-            _temporary: None,
-        });
+        return Ok(Input { path: args.input.clone().unwrap_or_default(), ..Input::default() });
     };
     let (path, temporary) = match &args.save_dump {
         Some(file) => (file.clone(), None),

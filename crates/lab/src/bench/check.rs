@@ -22,7 +22,7 @@ const TOKENS: [usize; 2] = [16, 192];
 const RIVAL: (f64, f64) = (1e-3, 1e-2);
 
 /// One mechanism, or a rival, against the f64 reference.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Check {
     /// Its id, or the rival's name.
     pub label: String,
@@ -55,9 +55,7 @@ impl Check {
     }
 
     pub(super) fn refused(label: &str, why: String) -> Self {
-        let (label, refused, tolerances) = (label.into(), Some(why), None);
-        let (forward, backward, forward_only, passed) = (None, None, false, false);
-        Self { label, tokens: 0, forward, backward, forward_only, tolerances, passed, refused }
+        Self { label: label.into(), refused: Some(why), ..Self::default() }
     }
 }
 

@@ -64,11 +64,10 @@ impl BenchReport {
         let time = milliseconds(seconds);
         let softmax = timed.iter().find(|(label, _)| Some(*label) == self.baseline());
         let beside = match softmax {
-            Some((label, _)) if *label == first => {
-                format!(", {} times as fast as {}, the next", three_digits(timed[1].1 / seconds), timed[1].0)
+            Some((label, own)) if *label != first => {
+                format!(", {} times as fast as {label}", three_digits(own / seconds))
             }
-            Some((label, own)) => format!(", {} times as fast as {label}", three_digits(own / seconds)),
-            None => format!(", {} times as fast as {}, the next", three_digits(timed[1].1 / seconds), timed[1].0),
+            _ => format!(", {} times as fast as {}, the next", three_digits(timed[1].1 / seconds), timed[1].0),
         };
         let slower = self.crossovers().iter().filter(|crossover| crossover.training.is_none()).count();
         let slower = match (self.baseline(), slower) {

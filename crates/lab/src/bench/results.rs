@@ -106,9 +106,7 @@ impl PlanSummary {
             training_bytes: forward.max(bytes(plan.scratch_backward, plan.allocated_backward)),
         }
     }
-}
 
-impl PlanSummary {
     /// Precision and instructions in words, where the result has them: those of earlier versions have not.
     pub(crate) fn arithmetic(&self) -> String {
         let why = self.precision_reason.as_ref().map_or(String::new(), |why| format!(" ({why})"));
@@ -119,7 +117,7 @@ impl PlanSummary {
 }
 
 /// One mechanism at one size.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Its id, or the rival's name.
     pub label: String,
@@ -155,26 +153,9 @@ impl Point {
     pub(super) fn new(label: &str, mechanism: Option<Mechanism>, shape: Shape) -> Self {
         let Shape { batch, heads, seq_q: tokens, head_dim, .. } = shape;
         let (label, dtype) = (label.into(), Some(TensorType::Float32));
-        let (rival_of, plan, flops, forward, training, skipped) = (None, None, [0; 2], None, None, None);
-        Self {
-            label,
-            mechanism,
-            rival_of,
-            batch,
-            heads,
-            tokens,
-            head_dim,
-            plan,
-            dtype,
-            flops,
-            forward,
-            training,
-            skipped,
-        }
+        Self { label, mechanism, batch, heads, tokens, head_dim, dtype, ..Self::default() }
     }
-}
 
-impl Point {
     /// Whether it was measured and has no backward pass.
     pub fn is_forward_only(&self) -> bool {
         self.forward.is_some() && self.training.is_none()
