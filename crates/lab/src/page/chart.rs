@@ -5,6 +5,8 @@
 //! pattern or label, so that nothing depends on colour. The points lie beside the drawing as JSON: with them the page's script
 //! tells values, hides series, smooths, and changes the scale. A table has the numbers too.
 
+use std::iter;
+
 use maud::{Markup, PreEscaped, html};
 use serde_json::json;
 
@@ -236,24 +238,17 @@ fn table(chart: &Chart<'_>, series: &[Series]) -> Markup {
     let rows = evenly(&all, MAX_ROWS);
     let value = |y: f64| if axes.percent { format!("{:.2} %", y * 100.0) } else { significant(y) };
     let cell = |s: &Series, x: f64| s.points.iter().find(|p| p.0 == x).map(|p| p.1).filter(|y| y.is_finite());
+    let row = |&x: &f64| {
+        html! {
+            th scope="row" data-value=(x) { @match names.get(x as usize) { Some(name) => (name), None => (significant(x)) } }
+            @for s in series { @match cell(s, x) { Some(y) => td data-value=(y) { (value(y)) }, None => td { "–" } } }
+        }
+    };
+    let headings = iter::once(axes.x).chain(series.iter().map(|s| &*s.label));
     html! {
         details class="numbers" {
             summary { "Table" }
-            div class="scroll" {
-                table class="sortable" {
-                    thead { tr { th scope="col" { (axes.x) } @for s in series { th scope="col" { (s.label) } } } }
-                    tbody {
-                        @for &x in &rows {
-                            tr {
-                                th scope="row" data-value=(x) { @match names.get(x as usize) { Some(name) => (name), None => (significant(x)) } }
-                                @for s in series {
-                                    @match cell(s, x) { Some(y) => td data-value=(y) { (value(y)) }, None => td { "–" } }
-                                }
-                            }
-                        }
-                    }
-                }
-            }
+            div class="scroll" { (super::table(headings, rows.iter().map(row))) }
             @if rows.len() < all.len() { p class="quiet" { (rows.len()) " of " (all.len()) " points, evenly spread." } }
         }
     }

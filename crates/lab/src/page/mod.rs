@@ -6,7 +6,7 @@ mod downsample;
 pub mod frame;
 pub mod ticks;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 use resolvent_kernels::Mechanism;
 
 use crate::{
@@ -39,6 +39,16 @@ pub fn shell(title: &str, body: &Markup) -> String {
 pub fn tiles(tiles: &[(&str, String)]) -> Markup {
     html! {
         ul class="tiles" { @for (name, value) in tiles { li { b { (value) } span { (name) } } } }
+    }
+}
+
+/// A table that is sorted by its headings: a column under each, a row of cells of each of `rows`.
+pub fn table<H: Render>(headings: impl IntoIterator<Item = H>, rows: impl IntoIterator<Item = Markup>) -> Markup {
+    html! {
+        table class="sortable" {
+            thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
+            tbody { @for row in rows { tr { (row) } } }
+        }
     }
 }
 

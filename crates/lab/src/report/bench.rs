@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use resolvent_kernels::Mechanism;
 
 use crate::{
-    bench::{BenchReport, Pass, Point, milliseconds, three_digits},
+    bench::{BenchReport, Crossover, Pass, Point, Timing, milliseconds, three_digits},
     environment::Load,
     page::{
         self,
@@ -85,21 +85,15 @@ fn crossovers(report: &BenchReport) -> Markup {
         Some(n) => format!("from about {} tokens", page::count(n.round() as usize)),
     };
     let all = report.crossovers();
+    let row = |crossover: &Crossover| {
+        html! {
+            th scope="row" { (chip(report, &crossover.label)) (crossover.label) }
+            @for tokens in [crossover.forward, crossover.training] { td data-value=[tokens] { (from(&tokens)) } }
+        }
+    };
     html! {
         @if all.is_empty() { p class="quiet" { "Nothing to compare: softmax, or all others, were not measured." } } @else {
-        div class="scroll" { table class="sortable" {
-            thead { tr { th scope="col" { "Mechanism" } @for pass in Pass::ALL { th scope="col" { (pass) } } } }
-            tbody {
-                @for crossover in all {
-                    tr {
-                        th scope="row" { (chip(report, &crossover.label)) (crossover.label) }
-                        @for tokens in [crossover.forward, crossover.training] {
-                            td data-value=[tokens] { (from(&tokens)) }
-                        }
-                    }
-                }
-            }
-        } }
+        div class="scroll" { (page::table(["Mechanism"].into_iter().chain(Pass::ALL.iter().map(|pass| pass.name())), all.iter().map(row))) }
         }
     }
 }
@@ -120,26 +114,22 @@ fn against_rivals(report: &BenchReport) -> Markup {
         ("Peak memory, forward", |p| Some(p.forward.as_ref()?.peak_bytes? as f64)),
         ("Peak memory, forward + backward", |p| Some(p.training.as_ref()?.peak_bytes? as f64)),
     ];
+    let row = |(rival, of): (&str, &str), quantity| {
+        html! {
+            th scope="row" { (chip(report, rival)) (rival) }
+            td { (of) }
+            @for cell in cells(rival, quantity) { td { (cell) } }
+        }
+    };
+    let headings: Vec<String> =
+        ["Rival", "of"].map(String::from).into_iter().chain(sizes.iter().map(|&n| page::count(n))).collect();
     html! {
         @if report.rivals().next().is_some() {
             h2 { "Rivals over ours" }
             p class="quiet" { "How many times our time, and our memory, a rival takes: above 1, ours is better." @if let Some(peer) = &report.peer { " Frameworks in a process of their own: " (peer) "." } }
             @for (title, quantity) in tables {
                 h3 { (title) }
-                div class="scroll" {
-                    table class="sortable" {
-                        thead { tr { th scope="col" { "Rival" } th scope="col" { "of" } @for n in &sizes { th scope="col" { (page::count(*n)) } } } }
-                        tbody {
-                            @for (rival, of) in report.rivals() {
-                                tr {
-                                    th scope="row" { (chip(report, rival)) (rival) }
-                                    td { (of) }
-                                    @for cell in cells(rival, quantity) { td { (cell) } }
-                                }
-                            }
-                        }
-                    }
-                }
+                div class="scroll" { (page::table(&headings, report.rivals().map(|names| row(names, quantity)))) }
             }
         }
     }
@@ -161,28 +151,20 @@ fn table(report: &BenchReport, pass: Pass) -> Markup {
     ];
     let mut ranked: Vec<_> = report.points.iter().filter_map(|point| Some((point, pass.of(point)?))).collect();
     ranked.sort_by(|a, b| a.0.tokens.cmp(&b.0.tokens).then(a.1.median.total_cmp(&b.1.median)));
-    html! {
-        table class="sortable" {
-            thead { tr { @for column in columns { th scope="col" { (column) } } } }
-            tbody {
-                @for (point, timing) in ranked {
-                    tr {
-                        th scope="row" { (chip(report, &point.label)) (point.label) }
-                        td { (page::count(point.tokens)) }
-                        td { strong { (milliseconds(timing.median)) } }
-                        td { (milliseconds(timing.low)) " – " (milliseconds(timing.high)) }
-                        td { (page::count(timing.tokens_per_second.round() as usize)) }
-                        td { @if timing.gflops > 0.0 { (format!("{:.1}", timing.gflops)) } @else { "–" } }
-                        td { (share(timing.gemm_share)) }
-                        td { (share(timing.exp_share)) }
-                        td { (share(timing.copy_share)) }
-                        td { (timing.peak_bytes.map_or("–".into(), page::megabytes)) }
-                        td { (planned(point, pass)) }
-                    }
-                }
-            }
+    let row = |(point, timing): (&Point, &Timing)| {
+        html! {
+            th scope="row" { (chip(report, &point.label)) (point.label) }
+            td { (page::count(point.tokens)) }
+            td { strong { (milliseconds(timing.median)) } }
+            td { (milliseconds(timing.low)) " – " (milliseconds(timing.high)) }
+            td { (page::count(timing.tokens_per_second.round() as usize)) }
+            td { @if timing.gflops > 0.0 { (format!("{:.1}", timing.gflops)) } @else { "–" } }
+            @for share_of in [timing.gemm_share, timing.exp_share, timing.copy_share] { td { (share(share_of)) } }
+            td { (timing.peak_bytes.map_or("–".into(), page::megabytes)) }
+            td { (planned(point, pass)) }
         }
-    }
+    };
+    page::table(columns, ranked.into_iter().map(row))
 }
 
 /// A share in per cent; a dash where there is none.

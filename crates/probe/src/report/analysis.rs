@@ -202,19 +202,13 @@ fn dominant(analysis: &Analysis) -> Markup {
         let [mean, deviation] = sample.spread().unwrap_or([f64::NAN; 2]);
         html! { td { (number(Some(mean), 3)) " " small { "± " (number(Some(deviation), 3)) } } }
     };
+    const HEADINGS: [&str; 3] = ["Agreement with the Perron vector of relu(Q Qᵀ)", "Cosine", "Rank correlation"];
+    let row =
+        |(name, [cosine, rank]): (&&str, &[Sample; 2])| html! { th scope="row" { (name) } (cell(cosine)) (cell(rank)) };
     html! {
         @if let Some(found) = found.filter(|found| found[0][0].count() > 0) {
             h2 { "Do token weights stand for the dominant direction?" }
-            div class="scroll" {
-                table class="sortable" {
-                    thead { tr { @for heading in ["Agreement with the Perron vector of relu(Q Qᵀ)", "Cosine", "Rank correlation"] { th scope="col" { (heading) } } } }
-                    tbody {
-                        @for (name, [cosine, rank]) in ROWS.iter().zip(found) {
-                            tr { th scope="row" { (name) } (cell(cosine)) (cell(rank)) }
-                        }
-                    }
-                }
-            }
+            div class="scroll" { (page::table(HEADINGS, ROWS.iter().zip(found).map(row))) }
             p class="quiet" { "Mean and deviation over " (found[0][0].count()) " heads. Between vectors without negative entries a high cosine is the rule: the weights say something where they beat the other two." }
         }
     }
@@ -251,53 +245,34 @@ fn quantities(analysis: &Analysis) -> Markup {
     let there: Vec<usize> = told(analysis)
         .filter(|&at| analysis.tallies.iter().any(|tally| tally.graph.get(at).is_some_and(|own| own.count() > 0)))
         .collect();
-    html! {
-        table class="sortable" {
-            thead {
-                tr { th scope="col" { "Mechanism" } @for &at in &there { th scope="col" { (QUANTITIES[at].name) } } }
-            }
-            tbody {
-                @for (name, tally) in tallies(analysis) {
-                    tr {
-                        th scope="row" { (chip(analysis, name)) (name) }
-                        @for &at in &there { (median(tally, &QUANTITIES[at])) }
-                    }
-                }
-            }
+    let row = |(name, tally)| {
+        html! {
+            th scope="row" { (chip(analysis, name)) (name) }
+            @for &at in &there { (median(tally, &QUANTITIES[at])) }
         }
-    }
+    };
+    let headings = ["Mechanism"].into_iter().chain(there.iter().map(|&at| QUANTITIES[at].name));
+    page::table(headings, tallies(analysis).map(row))
 }
 
 fn heads_table(analysis: &Analysis) -> Markup {
     let value = |head: &HeadResult, at: usize| graph(head).and_then(QUANTITIES[at].of).filter(|x| x.is_finite());
     let there: Vec<usize> =
         told(analysis).filter(|&at| analysis.listed.iter().any(|head| value(head, at).is_some())).collect();
-    html! {
-        table class="sortable" {
-            thead {
-                tr {
-                    @for heading in ["Mechanism", "Layer", "Sequence", "Head", "Error", "Own scale", "Cosine"] {
-                        th scope="col" { (heading) }
-                    }
-                    @for &at in &there { th scope="col" { (QUANTITIES[at].name) } }
-                    th scope="col" { "Most important tokens" }
-                }
-            }
-            tbody {
-                @for head in &analysis.listed {
-                    tr {
-                        th scope="row" { (chip(analysis, &head.name)) (head.name) }
-                        td { (head.layer) } td { (head.sequence) } td { (head.head) }
-                        td { (percent(head.output.map(|output| output.scaled))) }
-                        td { (percent(head.output.map(|output| output.relative))) }
-                        td { (number(head.output.map(|output| output.cosine), 3)) }
-                        @for &at in &there { td { (shown(value(head, at), QUANTITIES[at].format)) } }
-                        td { (graph(head).map_or_else(String::new, central)) }
-                    }
-                }
-            }
+    let row = |head: &HeadResult| {
+        html! {
+            th scope="row" { (chip(analysis, &head.name)) (head.name) }
+            td { (head.layer) } td { (head.sequence) } td { (head.head) }
+            td { (percent(head.output.map(|output| output.scaled))) }
+            td { (percent(head.output.map(|output| output.relative))) }
+            td { (number(head.output.map(|output| output.cosine), 3)) }
+            @for &at in &there { td { (shown(value(head, at), QUANTITIES[at].format)) } }
+            td { (graph(head).map_or_else(String::new, central)) }
         }
-    }
+    };
+    let headings = ["Mechanism", "Layer", "Sequence", "Head", "Error", "Own scale", "Cosine"].into_iter();
+    let headings = headings.chain(there.iter().map(|&at| QUANTITIES[at].name)).chain(["Most important tokens"]);
+    page::table(headings, analysis.listed.iter().map(row))
 }
 
 fn graph(head: &HeadResult) -> Option<&GraphReport> {
@@ -309,29 +284,18 @@ fn central(graph: &GraphReport) -> String {
 }
 
 fn layers(layers: &[LayerSummary]) -> Markup {
-    html! {
-        table class="sortable" {
-            thead {
-                tr {
-                    @for heading in ["Layer", "Sequences", "Heads", "Tokens", "Keys", "Channels", "Keys are", "Values are"] {
-                        th scope="col" { (heading) }
-                    }
-                }
-            }
-            tbody {
-                @for layer in layers {
-                    tr {
-                        th scope="row" { (layer.name) }
-                        @for n in [layer.sequences, layer.heads] { td { (n) } }
-                        @for n in [layer.tokens, layer.keys] { td { (n) @if layer.masked { " " small { "at most" } } } }
-                        td { (layer.head_dim) }
-                        td { @if layer.tied { "the queries" } @else { "given" } }
-                        td { @if layer.values { "given" } @else { "white noise" } }
-                    }
-                }
-            }
+    let row = |layer: &LayerSummary| {
+        html! {
+            th scope="row" { (layer.name) }
+            @for n in [layer.sequences, layer.heads] { td { (n) } }
+            @for n in [layer.tokens, layer.keys] { td { (n) @if layer.masked { " " small { "at most" } } } }
+            td { (layer.head_dim) }
+            td { @if layer.tied { "the queries" } @else { "given" } }
+            td { @if layer.values { "given" } @else { "white noise" } }
         }
-    }
+    };
+    let headings = ["Layer", "Sequences", "Heads", "Tokens", "Keys", "Channels", "Keys are", "Values are"];
+    page::table(headings, layers.iter().map(row))
 }
 
 /// What was left out, and why.

@@ -1,10 +1,13 @@
 //! How far queries are from keys.
 
 use maud::{Markup, html};
-use resolvent_lab::page::chart::{self, Axes, Series};
+use resolvent_lab::page::{
+    self,
+    chart::{self, Axes, Series},
+};
 
 use super::analysis::number;
-use crate::analyze::{Analysis, Curve, DistanceStats};
+use crate::analyze::{Analysis, Curve, DistanceStats, DistanceTally, LayerSummary};
 
 /// The mean histogram over all heads.
 pub fn histogram(analysis: &Analysis) -> Markup {
@@ -25,30 +28,19 @@ pub fn histogram(analysis: &Analysis) -> Markup {
 pub fn table(analysis: &Analysis) -> Markup {
     /// What the variation of independent normal tokens is, times the root of the channels.
     const KINDS: [(&str, f64); 2] = [("Absolute", 0.756), ("Squared", 1.414)];
-    html! {
-        table class="sortable" {
-            thead {
-                tr {
-                    th scope="col" { "Layer" }
-                    @for (kind, _) in KINDS {
-                        th scope="col" { (kind) ": variation" }
-                        @for heading in ["of normal ones", "kurtosis", "tail"] { th scope="col" { (heading) } }
-                    }
-                }
-            }
-            tbody {
-                @for (layer, found) in analysis.layers.iter().zip(&analysis.distances) {
-                    tr {
-                        th scope="row" { (layer.name) }
-                        @for ((_, normal), [variation, kurtosis, tail]) in KINDS.iter().zip(&found.stats) {
-                            td { (number(variation.median(), 3)) }
-                            td { (number(Some(normal / (found.channels as f64).sqrt()), 3)) }
-                            td { (number(kurtosis.median(), 3)) }
-                            td { (number(tail.median(), 3)) }
-                        }
-                    }
-                }
+    let of =
+        |(kind, _)| [format!("{kind}: variation").as_str(), "of normal ones", "kurtosis", "tail"].map(str::to_owned);
+    let row = |(layer, found): (&LayerSummary, &DistanceTally)| {
+        html! {
+            th scope="row" { (layer.name) }
+            @for ((_, normal), [variation, kurtosis, tail]) in KINDS.iter().zip(&found.stats) {
+                td { (number(variation.median(), 3)) }
+                td { (number(Some(normal / (found.channels as f64).sqrt()), 3)) }
+                td { (number(kurtosis.median(), 3)) }
+                td { (number(tail.median(), 3)) }
             }
         }
-    }
+    };
+    let headings = ["Layer".to_owned()].into_iter().chain(KINDS.into_iter().flat_map(of));
+    page::table(headings, analysis.layers.iter().zip(&analysis.distances).map(row))
 }

@@ -9,7 +9,10 @@ use resolvent_lab::page::{
 };
 
 use crate::{
-    explain::{Explanation, LayerMaps, MapKind, MapScores, QueryRow, Shown, Spread, ceiling, overlay, scaled},
+    explain::{
+        ExampleScores, Explanation, LayerMaps, LayerScores, MapKind, MapScores, QueryRow, Shown, Spread, ceiling,
+        overlay, scaled,
+    },
     subject::{Example, PictureExample, TextExample},
 };
 
@@ -289,14 +292,8 @@ fn scores(maps: &[MapScores], boxes: bool) -> Markup {
         ("Places in boxes", |m| m.prevalence),
     ];
     let columns = if boxes { &COLUMNS[..] } else { &COLUMNS[..2] };
-    html! {
-        table class="sortable" {
-            thead { tr { th scope="col" { "Map" } @for (heading, _) in columns { th scope="col" { (heading) } } } }
-            tbody {
-                @for m in maps { tr { th scope="row" { (m.map) } @for (_, pick) in columns { (spread(pick(m))) } } }
-            }
-        }
-    }
+    let row = |m: &MapScores| html! { th scope="row" { (m.map) } @for (_, pick) in columns { (spread(pick(m))) } };
+    page::table(["Map"].into_iter().chain(columns.iter().map(|(heading, _)| *heading)), maps.iter().map(row))
 }
 
 fn curves(e: &Explanation, title: &str, pick: fn(&MapScores) -> &Vec<[f64; 2]>) -> Markup {
@@ -336,22 +333,17 @@ fn precisions(e: &Explanation) -> Markup {
 }
 
 fn layers(e: &Explanation) -> Markup {
-    html! {
-        table class="sortable" {
-            thead { tr { @for heading in ["Layer", "Grid", "Places looked at", "ROC-AUC", "AP", "ROC-AUC of the heads"] { th scope="col" { (heading) } } } }
-            tbody {
-                @for layer in &e.layers {
-                    tr {
-                        th scope="row" { (layer.layer) @if layer.layer == e.layer { small { " scored above" } } }
-                        td { @match layer.grid { Some([rows, columns]) => { (rows) " × " (columns) } None => "–" } }
-                        (spread(Some(layer.breadth)))
-                        (spread(layer.roc_auc))
-                        (spread(layer.average_precision))
-                        td { (layer.heads.iter().map(|head| head.map_or_else(|| "–".into(), |s| format!("{:.1}", 100.0 * s.mean))).collect::<Vec<_>>().join(", ")) }
-                    }
-                }
-            }
+    let row = |layer: &LayerScores| {
+        html! {
+            th scope="row" { (layer.layer) @if layer.layer == e.layer { small { " scored above" } } }
+            td { @match layer.grid { Some([rows, columns]) => { (rows) " × " (columns) } None => "–" } }
+            @for share in [Some(layer.breadth), layer.roc_auc, layer.average_precision] { (spread(share)) }
+            td { (layer.heads.iter().map(|head| head.map_or_else(|| "–".into(), |s| format!("{:.1}", 100.0 * s.mean))).collect::<Vec<_>>().join(", ")) }
         }
+    };
+    let headings = ["Layer", "Grid", "Places looked at", "ROC-AUC", "AP", "ROC-AUC of the heads"];
+    html! {
+        (page::table(headings, e.layers.iter().map(row)))
         p class="quiet" { "Places looked at: the exponential of the map's entropy, as a share of all places; 100 % is flat." }
     }
 }
@@ -359,30 +351,24 @@ fn layers(e: &Explanation) -> Markup {
 fn examples(e: &Explanation) -> Markup {
     let percent = |share: f64| format!("{:.1}", 100.0 * share);
     if e.maps.is_empty() {
-        return html! {
-            table class="sortable" {
-                thead { tr { @for heading in ["Example", "Goes on with", "Probability"] { th scope="col" { (heading) } } } }
-                tbody { @for found in &e.answers { tr { th scope="row" { (found.name) } td { (format!("{:?}", found.answer)) } td { (percent(found.probability)) } } } }
-            }
+        let row = |found: &ExampleScores| {
+            html! { th scope="row" { (found.name) } td { (format!("{:?}", found.answer)) } td { (percent(found.probability)) } }
         };
+        return page::table(["Example", "Goes on with", "Probability"], e.answers.iter().map(row));
     }
-    html! {
-        table class="sortable" {
-            thead { tr { @for heading in ["Example", "Is", "Answer", "Probability", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "Weight in boxes"] { th scope="col" { (heading) } } } }
-            tbody {
-                @for found in &e.answers {
-                    tr {
-                        th scope="row" { (found.name) }
-                        td { (found.label.as_deref().unwrap_or("–")) }
-                        td { (found.answer) }
-                        @for share in [Some(found.probability), found.morf_aoc, found.lerf_auc] { td { (share.map_or_else(|| "–".into(), percent)) } }
-                        @match &found.localisation {
-                            Some(l) => { @for share in [l.roc_auc, l.average_precision, l.mass] { td { (percent(share)) } } }
-                            None => { @for _ in 0..3 { td { "–" } } }
-                        }
-                    }
-                }
-            }
+    let row = |found: &ExampleScores| {
+        let found_boxes = found.localisation.as_ref().map(|l| [l.roc_auc, l.average_precision, l.mass].map(Some));
+        let shares = [Some(found.probability), found.morf_aoc, found.lerf_auc]
+            .into_iter()
+            .chain(found_boxes.unwrap_or_default());
+        html! {
+            th scope="row" { (found.name) }
+            td { (found.label.as_deref().unwrap_or("–")) }
+            td { (found.answer) }
+            @for share in shares { td { (share.map_or_else(|| "–".into(), percent)) } }
         }
-    }
+    };
+    let headings =
+        ["Example", "Is", "Answer", "Probability", "MoRF-AOC", "LeRF-AUC", "ROC-AUC", "AP", "Weight in boxes"];
+    page::table(headings, e.answers.iter().map(row))
 }

@@ -2,14 +2,14 @@
 
 use maud::{Markup, html};
 use resolvent_lab::{
-    fit::{Cost, Measure},
+    fit::{Cost, FittedLayer, Measure},
     page::{
         self,
         chart::{self, Axes, Series},
     },
 };
 
-use crate::analyze::{CurvePoint, Fit, LayerFit, Single, TriedCandidate};
+use crate::analyze::{CurvePoint, Fit, HeadFit, LayerFit, Single, TriedCandidate};
 
 /// The page of a fit.
 pub fn fit_page(fit: &Fit) -> String {
@@ -109,35 +109,30 @@ fn chip(fit: &Fit, candidate: &str) -> Markup {
     html! { span class=(format!("chip s{}", page::style_of(mechanism_of(fit, candidate)))) {} (candidate) }
 }
 
+/// The heading of costs.
+fn cost(fit: &Fit) -> String {
+    format!("Cost ({})", fit.file.cost.name())
+}
+
 fn layers(fit: &Fit) -> Markup {
     let mean = |all: Vec<f64>| (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64);
     let milliseconds = |seconds: Option<f64>| number(seconds.map(|s| 1e3 * s), 2);
-    let rows = || fit.file.layers.iter().zip(&fit.layers);
-    html! {
-        table class="sortable" {
-            thead { tr {
-                @for column in ["Layer", "Tokens", "Sequences", "Held out"] { th scope="col" { (column) } }
-                th scope="col" { "Cost (" (fit.file.cost.name()) ")" }
-                th scope="col" { "Mean " (fit.file.measure.name()) ", checked" }
-                @for column in ["Softmax ms", "Fitted ms", "Mechanisms (heads)"] { th scope="col" { (column) } }
-            } }
-            tbody {
-                @for (layer, found) in rows() {
-                    tr {
-                        th scope="row" { (layer.name) }
-                        td { (page::count(found.tokens)) }
-                        td { (found.sequences) }
-                        td { (found.held_out) }
-                        td { (number(mean(found.heads.iter().map(|head| head.cost).collect()), 2)) }
-                        td { (number(mean(found.heads.iter().filter_map(|head| head.checked).collect()), 4)) }
-                        td { (milliseconds(found.seconds[0])) }
-                        td { (milliseconds(found.seconds[1])) }
-                        td class="words" { (mixture(fit, found)) }
-                    }
-                }
-            }
+    let row = |(layer, found): (&FittedLayer, &LayerFit)| {
+        html! {
+            th scope="row" { (layer.name) }
+            td { (page::count(found.tokens)) }
+            td { (found.sequences) }
+            td { (found.held_out) }
+            td { (number(mean(found.heads.iter().map(|head| head.cost).collect()), 2)) }
+            td { (number(mean(found.heads.iter().filter_map(|head| head.checked).collect()), 4)) }
+            @for seconds in found.seconds { td { (milliseconds(seconds)) } }
+            td class="words" { (mixture(fit, found)) }
         }
-    }
+    };
+    let (cost, checked) = (cost(fit), format!("Mean {}, checked", fit.file.measure.name()));
+    let found = ["Layer", "Tokens", "Sequences", "Held out", &cost, &checked];
+    let headings = found.into_iter().chain(["Softmax ms", "Fitted ms", "Mechanisms (heads)"]);
+    page::table(headings, fit.file.layers.iter().zip(&fit.layers).map(row))
 }
 
 fn mixture(fit: &Fit, layer: &LayerFit) -> Markup {
@@ -154,46 +149,30 @@ fn singles(fit: &Fit) -> Markup {
             td { (number(Some(single.worst), 4)) }
         }
     };
+    let mean = format!("Mean {}", fit.file.measure.name());
     html! {
-        table class="sortable" {
-            thead { tr {
-                th scope="col" { "Mechanism" }
-                th scope="col" { "Cost (" (fit.file.cost.name()) ")" }
-                th scope="col" { "Mean " (fit.file.measure.name()) }
-                th scope="col" { "Held out" }
-                th scope="col" { "Worst head" }
-            } }
-            tbody { @for single in &fit.singles { tr { (row(single)) } } }
-        }
+        (page::table(["Mechanism", &cost(fit), &mean, "Held out", "Worst head"], fit.singles.iter().map(row)))
         p class="quiet" { "Names tell settings: routed-clusters-routes-outlier keys (causal: routed-clusters/tokens of a segment-routes), local-window. What was refused, or has no output that could be compared on some head, is left out." }
     }
 }
 
 fn heads(fit: &Fit) -> Markup {
-    html! {
-        table class="sortable" {
-            thead { tr {
-                @for column in ["Layer", "Head", "Mechanism"] { th scope="col" { (column) } }
-                th scope="col" { "Cost (" (fit.file.cost.name()) ")" }
-                th scope="col" { (fit.file.measure.name()) ", chosen by" }
-                th scope="col" { (fit.file.measure.name()) ", checked" }
-            } }
-            tbody {
-                @for (layer, found) in fit.file.layers.iter().zip(&fit.layers) {
-                    @for (number_of, head) in found.heads.iter().enumerate() {
-                        tr {
-                            th scope="row" { (layer.name) }
-                            td { (number_of) }
-                            td { (chip(fit, &head.candidate)) }
-                            td { (number(Some(head.cost), 2)) }
-                            td { (number(Some(head.fitted), 4)) }
-                            td { (number(head.checked, 4)) }
-                        }
-                    }
-                }
+    let rows = |(layer, found): (&'_ FittedLayer, &'_ LayerFit)| {
+        let row = |(number_of, head): (usize, &HeadFit)| {
+            html! {
+                th scope="row" { (layer.name) }
+                td { (number_of) }
+                td { (chip(fit, &head.candidate)) }
+                td { (number(Some(head.cost), 2)) }
+                td { (number(Some(head.fitted), 4)) }
+                td { (number(head.checked, 4)) }
             }
-        }
-    }
+        };
+        found.heads.iter().enumerate().map(row).collect::<Vec<_>>()
+    };
+    let [chosen, checked] = ["chosen by", "checked"].map(|how| format!("{}, {how}", fit.file.measure.name()));
+    let headings = ["Layer", "Head", "Mechanism", &cost(fit), &chosen, &checked];
+    page::table(headings, fit.file.layers.iter().zip(&fit.layers).flat_map(rows))
 }
 
 /// What could not be tried, once for each reason.

@@ -1,6 +1,7 @@
 //! Paths between pairs of tokens, and the hops between all.
 
 use maud::{Markup, html};
+use resolvent_lab::page;
 
 use super::analysis::{chip, digits};
 use crate::analyze::{Analysis, HeadResult, PathReport};
@@ -28,31 +29,18 @@ pub fn section(analysis: &Analysis) -> Markup {
 }
 
 fn table(analysis: &Analysis, paths: &[(&HeadResult, &PathReport)]) -> Markup {
-    html! {
-        div class="scroll" {
-            table class="sortable" {
-                thead {
-                    tr {
-                        @for heading in ["Mechanism", "Layer", "Sequence", "Head", "From", "To", "Hops", "Length", "Through, with weights"] {
-                            th scope="col" { (heading) }
-                        }
-                    }
-                }
-                tbody {
-                    @for (head, path) in paths {
-                        tr {
-                            th scope="row" { (chip(analysis, &head.name)) (head.name) }
-                            td { (head.layer) }
-                            @for n in [head.sequence, head.head, path.from, path.to] { td { (n) } }
-                            td data-value=[path.hops] { (path.hops.map_or_else(|| "no path".into(), |hops| hops.to_string())) }
-                            td data-value=[path.length] { (path.length.map_or_else(|| "–".into(), digits)) }
-                            td { (through(path)) }
-                        }
-                    }
-                }
-            }
+    let row = |(head, path): &(&HeadResult, &PathReport)| {
+        html! {
+            th scope="row" { (chip(analysis, &head.name)) (head.name) }
+            td { (head.layer) }
+            @for n in [head.sequence, head.head, path.from, path.to] { td { (n) } }
+            td data-value=[path.hops] { (path.hops.map_or_else(|| "no path".into(), |hops| hops.to_string())) }
+            td data-value=[path.length] { (path.length.map_or_else(|| "–".into(), digits)) }
+            td { (through(path)) }
         }
-    }
+    };
+    let headings = ["Mechanism", "Layer", "Sequence", "Head", "From", "To", "Hops", "Length", "Through, with weights"];
+    html! { div class="scroll" { (page::table(headings, paths.iter().map(row))) } }
 }
 
 /// The tokens, and the weights of the edges between them.

@@ -4,7 +4,9 @@ use maud::{Markup, html};
 use resolvent_lab::page;
 
 use super::analysis::{chip, median, number, percent, ranked, shown};
-use crate::analyze::{Analysis, DIRECTIONS, Format, GAP, HOPS, IMPORTANCE, NEGATIVE, Numbers, Quantity, ROWS};
+use crate::analyze::{
+    Analysis, DIRECTIONS, Format, GAP, HOPS, IMPORTANCE, NEGATIVE, Numbers, Quantity, ROWS, Tally, Verdict,
+};
 
 /// What a column shows.
 enum Shows {
@@ -33,28 +35,17 @@ pub(super) fn summary(analysis: &Analysis) -> Markup {
         ("Negative", Median(NEGATIVE)),
         ("Importance", Median(IMPORTANCE)),
     ];
-    html! {
-        table class="sortable" {
-            thead {
-                tr {
-                    th scope="col" { "Mechanism" }
-                    th scope="col" { "Verdict" }
-                    @for (heading, _) in COLUMNS { th scope="col" { (heading) } }
-                }
-            }
-            tbody {
-                @for (verdict, tally) in ranked(analysis) {
-                    tr {
-                        th scope="row" title=(page::about(verdict.mechanism)) { (chip(analysis, &verdict.name)) (verdict.name) }
-                        td { (verdict.finding.label()) }
-                        @for (_, shows) in COLUMNS {
-                            @match shows { Own(show) => (cell(&show(&verdict.numbers))), Median(quantity) => (median(tally, &quantity)), }
-                        }
-                    }
-                }
+    let row = |(verdict, tally): (&Verdict, &Tally)| {
+        html! {
+            th scope="row" title=(page::about(verdict.mechanism)) { (chip(analysis, &verdict.name)) (verdict.name) }
+            td { (verdict.finding.label()) }
+            @for (_, shows) in COLUMNS {
+                @match shows { Own(show) => (cell(&show(&verdict.numbers))), Median(quantity) => (median(tally, &quantity)), }
             }
         }
-    }
+    };
+    let headings = ["Mechanism", "Verdict"].into_iter().chain(COLUMNS.map(|(heading, _)| heading));
+    page::table(headings, ranked(analysis).map(row))
 }
 
 /// A number, its text, and what stands small below it.
