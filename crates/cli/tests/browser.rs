@@ -1,4 +1,5 @@
-//! Every report in a real browser: nothing goes wrong, tables sort, and charts tell their values to pointer and keys.
+//! Every report in a real browser: nothing goes wrong, tables sort, charts tell their values to pointer and keys, and pages fit narrow and
+//! wide screens and paper, in light and dark, with words that stand out from what is behind them.
 //! Browsers are not everywhere: run it with `cargo test --release --workspace --test browser -- --ignored`.
 
 mod support;
@@ -90,6 +91,68 @@ document.body.append(left);
 }
 </script></body>"##;
 
+/// How a page is looked at: a name, and pixels across. The last is A4 paper within its margins.
+const LOOKS: [(&str, u32); 5] = [("light", 400), ("dark", 400), ("light", 1280), ("dark", 1280), ("print", 688)];
+
+/// What a page in a frame tells the page around it, everything in it unfolded: how it looks, by how many pixels it or, in print, a table is wider than
+/// its place, and words whose contrast with what is behind them is below 4.5, as in the "Web Content Accessibility Guidelines", 1.4.3.
+const LAYOUT: &str = r##"<script>
+"use strict"; {
+const look = location.hash.slice(1), root = document.documentElement;
+root.style.colorScheme = look === "dark" ? "dark" : "light";
+const media = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) => rule instanceof CSSMediaRule);
+for (const { media: list } of media) {
+  const set = (holds) => { list.mediaText = holds ? "all" : "not all"; };
+  if (list.mediaText === "print") set(look === "print");
+  else if (list.mediaText.includes("dark")) set(look === "dark");
+  else if (look === "print") set(false);
+}
+for (const details of document.querySelectorAll("details")) details.open = true;
+const channels = (colour) => {
+  const [red, green, blue, alpha = 1] = colour.match(/-?[\d.]+(e-\d+)?/g).map(Number);
+  const scale = colour.startsWith("color(") ? 1 : 1 / 255;
+  return [red * scale, green * scale, blue * scale, alpha];
+};
+const over = (top, below) => [0, 1, 2].map((at) => top[at] * top[3] + below[at] * (1 - top[3])).concat(1);
+const behind = (element) => {
+  if (!element) return [1, 1, 1, 1];
+  const own = channels(getComputedStyle(element).backgroundColor);
+  return own[3] === 1 ? own : over(own, behind(element.parentElement));
+};
+const linear = (x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+const luminance = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+const faint = new Set();
+for (const element of document.body.querySelectorAll("*")) {
+  const words = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE && node.data.trim() !== "");
+  if (words.length === 0 || element.matches("script, style, title") || !element.checkVisibility()) continue;
+  const style = getComputedStyle(element), ground = behind(element);
+  const ink = over(channels(element instanceof SVGElement ? style.fill : style.color), ground);
+  const [light, dark] = [luminance(ink), luminance(ground)].sort((a, b) => b - a);
+  const contrast = (light + 0.05) / (dark + 0.05);
+  if (contrast < 4.5) faint.add(`${element.localName}.${element.getAttribute("class")} ${words[0].data.trim().slice(0, 30)}: ${contrast.toFixed(2)}`);
+}
+// Paper does not scroll: there no table may be wider than its place either.
+const places = look === "print" ? [root, ...document.querySelectorAll(".scroll, pre")] : [root];
+const wider = Math.max(...places.map((place) => place.scrollWidth - place.clientWidth));
+const beyond = (element) => !element.closest("svg") && element.getBoundingClientRect().right > root.clientWidth + 1;
+const where = wider > 0 ? [...document.querySelectorAll("main *")].filter(beyond).map((element) => `${element.localName}.${element.className}`) : [];
+parent.postMessage({ look: `${look} ${innerWidth}`, ground: getComputedStyle(document.body).backgroundColor, wider, where: where.slice(0, 5), faint: [...faint].slice(0, 10) }, "*");
+}
+</script></body>"##;
+
+/// The page around the frames.
+const FRAMES: &str = r##"<!DOCTYPE html><html><body><script>
+const outcome = [];
+addEventListener("message", ({ data }) => {
+  outcome.push(data);
+  if (outcome.length < FRAMES) return;
+  const left = document.createElement("pre");
+  left.id = "outcome";
+  left.textContent = JSON.stringify(outcome);
+  document.body.append(left);
+});
+</script>"##;
+
 fn browser() -> PathBuf {
     let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH").unwrap()).collect();
     let mut paths = BROWSERS.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
@@ -125,17 +188,42 @@ fn open(browser: &Path, page: &Path, sandbox: &Sandbox) -> (String, String) {
     (dom, log)
 }
 
-/// A copy of the report that tests itself, opened: its outcome.
-fn outcome(browser: &Path, report: &Path, sandbox: &Sandbox) -> Value {
-    let page = std::fs::read_to_string(report).unwrap();
-    let copy = sandbox.write("copy.html", page.replace("</body>", SELF_TEST));
-    let (dom, log) = open(browser, &copy, sandbox);
+/// What `page`, a file of the sandbox, left in itself when it was opened to show `report`.
+fn outcome(browser: &Path, page: &Path, report: &Path, sandbox: &Sandbox) -> Value {
+    let (dom, log) = open(browser, page, sandbox);
     let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
     assert!(errors.is_empty(), "{}: {errors:?}", report.display());
     let (_, rest) =
         dom.split_once("<pre id=\"outcome\">").unwrap_or_else(|| panic!("{} did not run", report.display()));
     let text = rest.split("</pre>").next().unwrap();
-    serde_json::from_str(&text.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")).unwrap()
+    serde_json::from_str(&text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")).unwrap()
+}
+
+/// A copy of the report that does `what` when it is opened.
+fn copy(report: &Path, what: &str, sandbox: &Sandbox) -> PathBuf {
+    let page = std::fs::read_to_string(report).unwrap();
+    sandbox.write("copy.html", page.replace("</body>", what))
+}
+
+/// Checks that the report fits every look, and that its words can be read in it.
+fn fits(browser: &Path, report: &Path, sandbox: &Sandbox) {
+    copy(report, LAYOUT, sandbox);
+    let frame = |(look, width): (&str, u32)| {
+        format!("<iframe src=\"copy.html#{look}\" style=\"width:{width}px;height:900px;border:0\"></iframe>")
+    };
+    let frames = FRAMES.replace("FRAMES", &LOOKS.len().to_string()) + &LOOKS.map(frame).concat() + "</body></html>";
+    let page = sandbox.write("frames.html", frames);
+    let found = outcome(browser, &page, report, sandbox);
+    let found = found.as_array().unwrap();
+    for (look, width) in LOOKS {
+        let name = format!("{look} {width}");
+        let page = found.iter().find(|page| page["look"] == name[..]);
+        let page = page.unwrap_or_else(|| panic!("{}: no look {name}: {found:?}", report.display()));
+        let ground = if look == "dark" { "rgb(20, 23, 27)" } else { "rgb(255, 255, 255)" };
+        assert_eq!(page["ground"], ground, "{}: {name}", report.display());
+        let problems = (page["wider"].as_i64().unwrap(), page["faint"].as_array().unwrap().len());
+        assert_eq!(problems, (0, 0), "{}: {page}", report.display());
+    }
 }
 
 #[test]
@@ -156,9 +244,11 @@ fn reports_work_in_a_browser() {
         [("analysis", 60, 4), ("run", 0, 2), ("maps", 9, 1), ("all", 5, 1), ("bench", 5, 1)]
     {
         let report = sandbox.path(folder).join("report.html");
-        let found = outcome(&browser, &report, &sandbox);
+        let page = copy(&report, SELF_TEST, &sandbox);
+        let found = outcome(&browser, &page, &report, &sandbox);
         assert_eq!((&found["unsorted"], &found["silent"]), (&Value::Array(vec![]), &Value::Array(vec![])), "{folder}");
         let count = |name: &str| found[name].as_u64().unwrap();
         assert!(count("headings") >= headings && count("charts") >= charts, "{folder}: {found}");
+        fits(&browser, &report, &sandbox);
     }
 }

@@ -42,10 +42,16 @@ pub fn tiles(tiles: &[(&str, String)]) -> Markup {
     }
 }
 
-/// A table that is sorted by its headings: a column under each, a row of cells of each of `rows`.
+/// Columns of a table that paper has room for.
+const MOST_COLUMNS: usize = 12;
+
+/// A table that is sorted by its headings: a column under each, a row of cells of each of `rows`. On paper, one of more than 12 columns has a
+/// block of named values for each row.
 pub fn table<H: Render>(headings: impl IntoIterator<Item = H>, rows: impl IntoIterator<Item = Markup>) -> Markup {
+    let headings: Vec<H> = headings.into_iter().collect();
+    let class = if headings.len() > MOST_COLUMNS { "sortable many" } else { "sortable" };
     html! {
-        table class="sortable" {
+        table class=(class) {
             thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
             tbody { @for row in rows { tr { (row) } } }
         }
@@ -142,6 +148,18 @@ pub fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_of_many_columns_are_told_from_others() {
+        let page = |columns: usize| table(vec!["Gap"; columns], [html! { th { "infsa" } td { "0.5" } }]).into_string();
+        assert_eq!(
+            page(1),
+            "<table class=\"sortable\"><thead><tr><th scope=\"col\">Gap</th></tr></thead>\
+             <tbody><tr><th>infsa</th><td>0.5</td></tr></tbody></table>"
+        );
+        let many = |columns| page(columns).starts_with("<table class=\"sortable many\">");
+        assert_eq!([MOST_COLUMNS, MOST_COLUMNS + 1].map(many), [false, true]);
+    }
 
     #[test]
     fn every_mechanism_has_its_line_and_its_colour() {

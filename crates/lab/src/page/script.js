@@ -5,6 +5,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
   [...table.tHead.rows[0].cells].forEach((heading, column) => {
     const button = document.createElement("button");
     button.type = "button";
+    const label = heading.textContent;
+    if (table.matches(".many") && column > 0) for (const row of body.rows) row.cells[column].dataset.label = label;
     button.append(...heading.childNodes);
     heading.append(button);
     const value = (row) => {
