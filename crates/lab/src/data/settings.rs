@@ -91,7 +91,7 @@ macro_rules! generated {
             /// to test on where no `val` is given.
             ///
             /// # Errors
-            /// [`Error::Setting`]($crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
+            /// [`Error::Setting`](crate::data::Error::Setting) for an unknown setting, one given twice or a value outside its range.
             pub fn parse(text: &str) -> $crate::data::Result<Self> {
                 let mut own = Self::default();
                 let expected = concat!("one of", $(" `", stringify!($field), "`",)+ ", each followed by `=` and a value");
