@@ -258,6 +258,12 @@ fn plans_tell_what_runs_and_why() {
             4 * (plan.scratch_forward + plan.scratch_backward) + plan.allocated_forward + plan.allocated_backward
         };
         assert!(held(rounded.plan()) > held(full.plan()), "{json}");
+        // Backward rounds what forward does, and gradients.
+        let [forward, backward] = [
+            rounded.plan().allocated_forward - full.plan().allocated_forward,
+            rounded.plan().allocated_backward - full.plan().allocated_backward,
+        ];
+        assert!(backward >= forward, "{json}: {forward}, {backward}");
         assert_eq!(rounded.with_precision(Precision::Full).plan(), full.plan(), "{json}");
     }
     for (json, strategy, why) in [
