@@ -2,7 +2,7 @@
 
 mod support;
 
-use resolvent_kernels::{Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, Tol};
+use resolvent_kernels::{Error, Extras, Inputs, Mask, Mechanism, Operator, Scratch, Shape, Strategy, Tol};
 use support::{
     problem::{Problem, assert_solution},
     random::problem,
@@ -154,6 +154,29 @@ fn solvers_of_compositions_tell_how_they_ended() {
             assert!(short.bound <= 1e-5 && long.bound <= 1e-4, "{structure}: {short:?}, {long:?}");
         }
     }
+}
+
+/// Heads end by themselves, and a limit that is reached ends the call.
+#[test]
+fn every_head_is_solved_until_it_is() {
+    let series =
+        |more: &str| format!(r#""mechanism": "composed", "series": {{"kind": "resolvent", "gamma": 0.9{more}}}"#);
+    let mut p = problem(Mechanism::from_json(r#"{"mechanism": "softmax"}"#).unwrap(), Shape::square(1, 2, 40, 5), 3);
+    p.v[40 * 5..].fill(0.0);
+    let (op, stats) = saved(&series(""), &p);
+    let [first, second] = op.convergence(&stats).unwrap()[..] else { panic!("two heads") };
+    assert_eq!(second.iterations, 1);
+    assert!(first.iterations > 3, "{first:?}");
+
+    let mut limited = |iterations: usize| {
+        p.mechanism =
+            Mechanism::from_json(&format!("{{{}}}", series(&format!(r#", "max_iter": {iterations}"#)))).unwrap();
+        p.solve::<f32>(Strategy::Fused, None)
+    };
+    let Err(Error::NotConverged { iterations, residual, tol, .. }) = limited(3) else { panic!("a limit of three") };
+    assert!(iterations == 3 && residual > tol, "{iterations}, {residual}");
+    // Backward goes from other gradients and may need another step or two.
+    limited(first.iterations + 10).unwrap();
 }
 
 /// A head without a decay stands beside one with it.

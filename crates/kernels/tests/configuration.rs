@@ -253,6 +253,20 @@ fn null_is_allowed_where_the_default_is_null() {
     assert_eq!(read, Mechanism::preset("infsa-resolvent").unwrap());
 }
 
+/// A window is a field of what has one, and written as `null` where a preset has one and this has none.
+#[test]
+fn windows_are_written_where_something_may_have_one() {
+    let window = |json: &str| {
+        let written = serde_json::to_string(&Mechanism::from_json(json).unwrap()).unwrap();
+        assert_eq!(Mechanism::from_json(&written).unwrap(), Mechanism::from_json(json).unwrap());
+        written.split_once(r#""window":"#).map(|(_, rest)| rest.split([',', '}']).next().unwrap().to_owned())
+    };
+    assert_eq!(window(r#"{"mechanism": "composed", "score": "dot-relu"}"#), None);
+    assert_eq!(window(r#"{"mechanism": "cosine"}"#), None);
+    assert_eq!(window(r#"{"mechanism": "local", "window": 5}"#).as_deref(), Some("5"));
+    assert_eq!(window(r#"{"mechanism": "local", "window": null}"#).as_deref(), Some("null"));
+}
+
 #[test]
 fn tied_is_written_only_when_true() {
     let untied = serde_json::to_value(Mechanism::preset("infsa").unwrap()).unwrap();

@@ -103,6 +103,8 @@ fn blocks_are_shared_copied_and_used_again() {
     together(&mut cache, &[(prompt, &p, 0)], 40);
     let beams = [0, 1].map(|_| cache.fork(prompt).unwrap());
     assert_eq!(cache.free_blocks(), 3);
+    // Six blocks of 16 tokens: keys of 6 channels and values of 3.
+    assert_eq!(cache.bytes(), 4 * 6 * 16 * HEADS * (6 + 3));
     assert_eq!(cache.block_table(beams[0]).unwrap(), cache.block_table(prompt).unwrap());
     // Two of three write: both copy, the third has the block.
     let of: Vec<_> = beams.map(|beam| (beam, &p, 40)).into();

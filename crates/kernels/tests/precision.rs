@@ -9,8 +9,8 @@ mod threads;
 use half::bf16;
 use naive::Naive;
 use resolvent_kernels::{
-    Dropout, Element, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Precision, Scratch, Shape, Strategy,
-    Tol,
+    Dropout, Element, Error, Extras, Inputs, Mask, Mechanism, Operator, Parameter, Plan, Precision, Scratch, Shape,
+    Strategy, Tol,
     mechanism::{Bias, Normalisation},
     relative_distance,
     simd::{Bf16Unit, Level},
@@ -249,6 +249,22 @@ fn plans_tell_what_runs_and_why() {
             *portable.with_level(Level::selected().unwrap()).unwrap().with_precision(Precision::Full).plan(),
             plan
         );
+    }
+    // What is rounded is held where it is rounded, and not otherwise.
+    for json in NAIVE {
+        let full = op(json, Strategy::Fused);
+        let rounded = full.clone().with_precision(Precision::Bf16);
+        let held = |plan: &Plan| {
+            4 * (plan.scratch_forward + plan.scratch_backward) + plan.allocated_forward + plan.allocated_backward
+        };
+        assert!(held(rounded.plan()) > held(full.plan()), "{json}");
+        // Backward rounds what forward does, and gradients.
+        let [forward, backward] = [
+            rounded.plan().allocated_forward - full.plan().allocated_forward,
+            rounded.plan().allocated_backward - full.plan().allocated_backward,
+        ];
+        assert!(backward >= forward, "{json}: {forward}, {backward}");
+        assert_eq!(rounded.with_precision(Precision::Full).plan(), full.plan(), "{json}");
     }
     for (json, strategy, why) in [
         (r#"{"mechanism": "softmax"}"#, Strategy::Reference, "f64"),

@@ -65,6 +65,18 @@ fn assert_fused(p: &Problem) {
     assert_solution(&what, &got, &without_lse(p.reference()), &p.shape, Tol::f32(&p.mechanism).with_noise(4.0));
 }
 
+/// Queries that a plan has in no cluster see all keys that they may see.
+#[test]
+fn queries_of_no_cluster_see_every_key() {
+    for values in [VALUES[0], CAUSAL[0]] {
+        let mut p = planned(values, Shape::square(1, 2, 50, 8), 5);
+        let mut plan = p.clusters.as_ref().unwrap().to_tensors();
+        [3, 20, 71].into_iter().for_each(|i| plan.label_q[i] = -1);
+        p.clusters = Some(ClusterPlan::from_tensors(&plan, &p.shape).unwrap());
+        assert_fused(&p);
+    }
+}
+
 #[test]
 fn the_fused_path_is_the_reference() {
     for (n, values) in all().enumerate() {

@@ -6,8 +6,9 @@ mod support;
 mod threads;
 
 use resolvent_kernels::{
-    ExtraGradients, Extras, Heads, Mask, Mechanism, Scratch, Sequences, Shape, Strategy, Strided, Tol, VarlenOperator,
-    simd::Level,
+    ExtraGradients, Extras, Heads, Mask, Mechanism, Operator, Precision, Scratch, Sequences, Shape, Strategy, Strided,
+    Tol, VarlenOperator,
+    simd::{Bf16Unit, Level},
 };
 use support::{
     problem::assert_solution,
@@ -92,6 +93,39 @@ fn compositions() {
         r#"{"mechanism": "composed", "score": {"kind": "levy"}, "structure": {"kind": "clustered", "clusters": 3, "samples": 2}, "series": {"kind": "resolvent", "gamma": 0.5}}"#,
     ] {
         check(json, shape);
+    }
+}
+
+/// What multiplies in bf16, without a unit for it: two heads for two threads, and then more tokens than a tile has for one.
+#[test]
+fn products_of_bf16() {
+    let two_heads = Shape { batch: 1, heads: 2, seq_q: 9, seq_kv: 11, head_dim: 3, value_dim: 2 };
+    for (shape, causal) in [(two_heads, false), (alone(70), true)] {
+        for json in [
+            r#"{"mechanism": "softmax"}"#,
+            r#"{"mechanism": "infsa", "eps": 0.125}"#,
+            r#"{"mechanism": "fna"}"#,
+            r#"{"mechanism": "cosine"}"#,
+            r#"{"mechanism": "local", "window": 5, "sinks": 2}"#,
+        ] {
+            let mechanism = Mechanism::from_json(json).unwrap().with_causal(causal);
+            let p = problem(mechanism, shape, 3);
+            let op = Operator::new(&p.mechanism, shape, false, Strategy::Fused).unwrap();
+            let op = op.with_level(Level::Portable).unwrap().with_precision(Precision::Bf16);
+            let op = op.with_bf16_unit(Bf16Unit::Widened).unwrap();
+            assert_eq!(op.plan().arithmetic.runs, Precision::Bf16, "{json}");
+            let mut got = on_threads(2, || p.solve_by::<f32>(&op).unwrap());
+            if cfg!(miri) {
+                println!("passed: {json} in bf16");
+                continue;
+            }
+            // Sums over few pairs that mostly cancel; `precision.rs` puts them beside a naive computation in bf16.
+            let mut expected = p.reference();
+            for solution in [&mut got, &mut expected] {
+                solution.retain(|name, _| !matches!(*name, "dalpha" | "dkappa"));
+            }
+            assert_solution(json, &got, &expected, &p.shape, Tol::HALF);
+        }
     }
 }
 

@@ -95,9 +95,14 @@ fn cross_attention() {
 
 #[test]
 fn a_sphere_needs_two_channels() {
-    let line = Shape { head_dim: 1, ..SELF };
+    let [line, circle] = [1, 2].map(|head_dim| Shape { head_dim, ..SELF });
     assert!(accepted(r#"{"mechanism": "fna"}"#, line, false));
-    assert!(!accepted(r#"{"mechanism": "fna", "manifold": "sphere"}"#, line, false));
+    for sphere in [
+        r#"{"mechanism": "fna", "manifold": "sphere"}"#,
+        r#"{"mechanism": "composed", "score": {"kind": "levy", "manifold": "sphere"}}"#,
+    ] {
+        assert!(!accepted(sphere, line, false) && accepted(sphere, circle, false), "{sphere}");
+    }
 }
 
 #[test]

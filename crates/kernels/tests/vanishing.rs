@@ -124,6 +124,24 @@ fn a_right_angle_excuses_no_other_key() {
     assert!(matches!(told, Error::Overflow { tensor: "row sums", .. }), "{told}");
 }
 
+/// A query at a right angle to all keys that it sees has no affinity, in f64 too: whatever other queries have, and whatever keys
+/// lie behind it.
+#[test]
+fn queries_at_a_right_angle_are_rows_of_zeros() {
+    let (along, across) = ([2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]);
+    for (causal, q, k, nothing) in
+        [(false, [along, along, across, along], [along; 4], 2), (true, [along; 4], [across, along, along, along], 0)]
+    {
+        let json =
+            format!(r#"{{"mechanism": "composed", "score": "dot-gelu", "normalisation": "row", "causal": {causal}}}"#);
+        let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 1, 4, 4), 1);
+        (p.q, p.k) = (q.concat(), Some(k.concat()));
+        let got = p.fused();
+        assert!(got["out"][4 * nothing..][..4].iter().all(|&x| x == 0.0), "{json}");
+        assert_solution(&json, &got, &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+    }
+}
+
 /// Token by token as in the whole sequence.
 #[test]
 fn affinities_that_vanish_in_a_cache_are_told_of() {

@@ -286,6 +286,9 @@ impl Cache {
         }
         let largest = largest(self.level, &tokens.k, &self.largest);
         self.check_range(&tokens, &largest)?;
+        if keeps_rows(&self.mechanism) {
+            check_memory("a cache", self.store.growth(self.token.batch, self.len + new))?;
+        }
         self.largest = largest;
         Ok(tokens)
     }

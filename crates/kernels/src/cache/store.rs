@@ -8,7 +8,7 @@ use super::{
     rows::{Past, Run},
     tokens::Tokens,
 };
-use crate::score::map::Map;
+use crate::{memory, score::map::Map};
 
 /// Keys (what the score makes of them before they meet queries), values, and which tokens are masked.
 #[derive(Debug, Clone)]
@@ -77,12 +77,24 @@ impl Store {
         self.capacity = capacity;
     }
 
+    /// Bytes that are taken for `end` tokens of each of `batch` sequences, where there is no room for them yet.
+    pub fn growth(&self, batch: usize, end: usize) -> u64 {
+        let capacity = self.grown(end).map_or(0, |capacity| self.most().map_or(capacity, |most| capacity.min(most)));
+        let channels = (batch * self.heads).saturating_mul(self.dims[0] + self.dims[1]);
+        memory::bytes(capacity.saturating_mul(channels), size_of::<f32>())
+    }
+
+    /// The slots of a head that are made for `end` tokens; none where there are enough.
+    fn grown(&self, end: usize) -> Option<usize> {
+        let needed = self.most().map_or(end, |most| end.min(most));
+        (needed > self.capacity).then(|| needed.max(2 * self.capacity))
+    }
+
     /// Writes some `new` tokens of a step behind the `len` before it; of those that later ones take the place of, none.
     pub fn push(&mut self, map: Map, tokens: &Tokens<'_>, new: Range<usize>, batch: usize, len: usize) {
         let end = len + new.end;
-        let needed = self.most().map_or(end, |most| end.min(most));
-        if needed > self.capacity {
-            self.grow(batch, len + new.start, needed.max(2 * self.capacity));
+        if let Some(capacity) = self.grown(end) {
+            self.grow(batch, len + new.start, capacity);
         }
         if self.keep.is_empty() && tokens.masks_keys() {
             self.keep = vec![true; batch * self.capacity];

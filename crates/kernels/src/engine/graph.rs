@@ -15,7 +15,7 @@ use super::{
     routes::merged,
     series::{Hop, Tokens},
     sight::Sight,
-    sweep::{Summed, Sweep},
+    sweep::Sweep,
     whiten::{Moments, Statistics},
 };
 use crate::{
@@ -23,7 +23,6 @@ use crate::{
     call::{Call, TokenRows, cluster_plan::HeadPlan},
     mechanism::{Composed, Estimator, Normalisation, Structure, Whitened, Whitening},
     score::{builtin, map::Map, tiles::TileScore},
-    simd::rows::max_abs,
     structure::{clustered, dense::padded},
 };
 
@@ -39,7 +38,7 @@ pub(super) struct Graph<'a> {
     /// Of every head of the call, not of every slice.
     scores: Vec<Arc<dyn TileScore>>,
     /// Of every slice, from the first hop or from what that saved.
-    weighed: Vec<OnceLock<Weighed>>,
+    pub(super) weighed: Vec<OnceLock<Weighed>>,
     pub pool: Pool,
 }
 
@@ -171,7 +170,7 @@ impl<'a> Graph<'a> {
     }
 
     /// The sums of the rows of `sweep`'s head, and `sums` in units of these: [`Sweep::rows`] of all blocks.
-    fn rows(&self, sweep: Sweep<'_>, v: &[f32], sums: &mut [f32]) -> Vec<RowSum> {
+    pub(super) fn rows(&self, sweep: Sweep<'_>, v: &[f32], sums: &mut [f32]) -> Vec<RowSum> {
         let how = summed(&self.m.normalisation);
         let stride = v.len() / sweep.head.keys.len().max(1);
         let parts = split(&sweep.head.blocks, sums, stride);
@@ -293,9 +292,15 @@ impl<'a> Graph<'a> {
         let stride = values.len() / head.keys.len().max(1);
         let shared = sweep.share((values, stride), false);
         let sweep = Sweep { shared: shared.as_ref(), ..sweep };
-        if self.weighed[slice].get().is_none() && self.is_streamed() && self.stream((slice, sweep), values, rows) {
-            return;
+        let mut streamed = Vec::new();
+        if self.weighed[slice].get().is_none() && self.is_streamed() {
+            streamed = self.stream((slice, sweep), values, rows);
+            if !streamed.contains(&false) {
+                return;
+            }
         }
+        // Rows that could be streamed stay as they are: which others could not is what a row that sees nothing of them may not feel.
+        let kept = streamed.contains(&true).then(|| rows.to_vec());
         let weights = &self.weighed(slice).weights;
         rows.fill(0.0);
         let parts = split(&head.blocks, rows, stride);
@@ -304,33 +309,10 @@ impl<'a> Graph<'a> {
         if let Some(routes) = &head.routes {
             routes.gather(rows, stride);
         }
-    }
-
-    /// The same in the sweep that sums the rows, which are then known. Returns false where f32 cannot hold affinities times values
-    /// before they are divided.
-    fn stream(&self, (slice, sweep): (usize, Sweep<'_>), values: &[f32], rows: &mut [f32]) -> bool {
-        let (head, how) = (&self.heads[slice], summed(&self.m.normalisation));
-        let (log, columns) = (sweep.score.is_log(), head.keys.len());
-        let sums = self.rows(sweep, values, rows);
-        let largest = if log { 0.0 } else { max_abs(self.call.level, values).into() };
-        let fits = log || sums.iter().all(|sum| sum.fits(how, largest, columns));
-        let stride = values.len() / columns.max(1);
-        let of_queries = merged(head.routes.as_ref(), &sums);
-        let weighed = Weighed::of_rows(&self.m.normalisation, head, log, &of_queries);
-        if fits && (how != Summed::Divided || head.routes.is_some()) {
-            for (n, (row, sum)) in rows.chunks_exact_mut(stride.max(1)).zip(&sums).enumerate() {
-                let factor = match how {
-                    Summed::Divided => sum.share_of(&of_queries[n]),
-                    _ => weighed.factor(how, log, n, sum),
-                };
-                row.iter_mut().for_each(|x| *x *= factor);
-            }
+        if let Some(kept) = kept {
+            let parts = rows.chunks_exact_mut(stride).zip(kept.chunks_exact(stride)).zip(&streamed);
+            parts.filter(|(_, streamed)| **streamed).for_each(|((row, kept), _)| row.copy_from_slice(kept));
         }
-        if let Some(routes) = head.routes.as_ref().filter(|_| fits) {
-            routes.gather(rows, stride);
-        }
-        let _ = self.weighed[slice].set(weighed);
-        fits
     }
 }
 

@@ -19,6 +19,7 @@ mod rounded;
 mod routes;
 mod series;
 mod sight;
+mod stream;
 mod sweep;
 mod tile;
 mod whiten;

@@ -33,7 +33,7 @@ const MOST_COLUMN_LOG: f64 = (1_u64 << 14) as f64;
 pub(crate) fn farthest(score: &Score) -> f64 {
     match score {
         Score::Laplacian(_) => (1_u64 << 16) as f64,
-        Score::Gaussian(_) => (1_u64 << 34) as f64,
+        score if score.is_gaussian() => (1_u64 << 34) as f64,
         _ => f64::INFINITY,
     }
 }

@@ -5,7 +5,7 @@ use super::{
     tile,
 };
 use crate::{
-    Plan, Shape, Strategy,
+    Plan, Precision, Shape, Strategy,
     mechanism::{Centering, Clustered, Composed, Dense, Normalisation, Score, Series, Softmax, Structure, Whitening},
     parallel::workers,
     score::{builtin, contract::Term},
@@ -19,12 +19,12 @@ use crate::{
 const NUMBERS: usize = 8;
 
 /// What a call does and needs; none where there is no fused path.
-pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
+pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool, precision: Precision) -> Option<Plan> {
     if let Structure::Features(structure) = &m.structure {
         return Some(features::plan(m, structure, shape, causal, hops(m)));
     }
     if let Some(structure) = factored(m) {
-        return Some(factors::plan(structure, shape, of_pairs(m, shape, causal, 1), hops(m)));
+        return Some(factors::plan(structure, shape, of_pairs(m, shape, causal, 1, precision), hops(m)));
     }
     if let Structure::Nystrom(structure) = &m.structure {
         return Some(landmarks::plan(m, structure, shape, hops(m)));
@@ -34,19 +34,19 @@ pub(crate) fn plan(m: &Composed, shape: &Shape, causal: bool) -> Option<Plan> {
     }
     Some(match &m.structure {
         Structure::Clustered(structure) => of_clusters(m, structure, shape, causal),
-        _ => of_pairs(m, shape, causal, hops(m)),
+        _ => of_pairs(m, shape, causal, hops(m), precision),
     })
 }
 
 /// The plan of all pairs that are within the window.
-fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
+fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64, precision: Precision) -> Plan {
     let (pairs, [sums, before]) = (seen(m, shape, causal), sweeps_beside(m));
     let [d, dv] = [shape.head_dim as u64, shape.value_dim as u64];
     let scores = pairs * per_channel(m, shape) * d;
     let hop = scores + pairs * 2 * dv;
     let exponential = m.score.is_log() || matches!(m.score, Score::DotSigmoid(_));
     let exps = |sweeps| if exponential { pairs * sweeps } else { 0 };
-    let [allocated_forward, allocated_backward] = held(m, shape);
+    let [allocated_forward, allocated_backward] = held(m, shape, precision);
     Plan {
         strategy: Strategy::Fused,
         arithmetic: crate::Arithmetic::default(),
@@ -67,7 +67,7 @@ fn of_pairs(m: &Composed, shape: &Shape, causal: bool, hops: u64) -> Plan {
 }
 
 /// Bytes that the two passes hold at once, where masked tokens or channels that are no whole vectors have all rows copied.
-fn held(m: &Composed, s: &Shape) -> [usize; 2] {
+fn held(m: &Composed, s: &Shape, precision: Precision) -> [usize; 2] {
     let Shape { seq_q, seq_kv, .. } = *s;
     let ([d, dv], slices) = ([s.head_dim, s.value_dim].map(padded), s.slices());
     let (at_once, threads) = (workers(slices), workers(usize::MAX));
@@ -75,8 +75,8 @@ fn held(m: &Composed, s: &Shape) -> [usize; 2] {
     // Images, positions and weights of all slices; a tile's values, their gradients and rows of each thread.
     let images = slices * (seq_q + seq_kv) * (d + NUMBERS);
     let [terms, rows] = [tile::KEYS * tile::STRIDE, tile::QUERIES * (d + dv)];
-    // Operands of a tile, and of what its slice shares, where products may be of bf16.
-    let (dims, rounds) = ([s.head_dim, s.value_dim], rounded::refusal(m).is_none());
+    // Operands of a tile, and of what its slice shares, where products are of bf16.
+    let (dims, rounds) = ([s.head_dim, s.value_dim], precision == Precision::Bf16);
     let operands = if rounds { rounded::operands_len(dims) } else { 0 };
     let shared = if rounds { rounded::shared_len(seq_kv, dims) } else { [0; 2] };
     let forward = images + at_once * ((seq_q + seq_kv) * dv + shared[0]) + threads * (terms + rows + operands);
@@ -100,7 +100,7 @@ fn kept_hops(m: &Composed, s: &Shape) -> [usize; 2] {
 /// The plan of softmax, whose bytes are those of all pairs, and whose costs are nearest to those of values that nothing fused holds.
 pub(crate) fn nearest(m: &Composed, shape: &Shape, causal: bool) -> Plan {
     let softmax = crate::Mechanism::Softmax(Softmax { tied: m.tied, ..Softmax::default() });
-    dense::plan(&softmax, shape, causal)
+    dense::plan(&softmax, shape, causal, Precision::Full)
 }
 
 /// Operations per channel of a pair's term: a distance has one more than a product.

@@ -21,6 +21,8 @@ const MOST_SQUARE: f64 = (1_u64 << 46) as f64;
 const LEAST_DISTANCE: f64 = 1e-17;
 /// Largest distance in units of the score's.
 const MOST_DISTANCE: f64 = 1e17;
+/// Largest distance, whatever its units: f32 holds its square.
+const FARTHEST: f64 = 1e18;
 
 /// What a score makes of the largest entries of queries and keys, and between what bounds it has to be.
 struct Bound {
@@ -82,8 +84,9 @@ fn bound(score: &Score, dim: usize, of: impl Fn(Parameter) -> f64, largest: [f64
         Score::DotSquaredRelu(_) => products(SQUARED_LOGITS),
         Score::Gaussian(_) => within(of(Parameter::Scale) * d * apart * apart, [0.0, MOST_SQUARE], 2.0),
         Score::Levy(m) | Score::Student(m) if m.manifold == Manifold::Euclidean => {
-            let kappa = of(Parameter::Kappa);
-            within(apart * d.sqrt() / kappa, [LEAST_DISTANCE / kappa, MOST_DISTANCE], 1.0)
+            let (kappa, distance) = (of(Parameter::Kappa), apart * d.sqrt());
+            let most = if score.is_gaussian() { MOST_SQUARE.sqrt() } else { MOST_DISTANCE };
+            within(distance / kappa, [LEAST_DISTANCE / kappa, most.min(FARTHEST / kappa)], 1.0)
         }
         Score::Laplacian(_) => within(apart * d / of(Parameter::Lambda), [0.0, 1e30], 1.0),
         // Rows at length one, constants, and what a score from outside makes of its terms is its own to know.

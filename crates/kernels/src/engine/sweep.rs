@@ -127,8 +127,8 @@ impl<'a> Sweep<'a> {
                 running.settle(self.level, &mut buffers.values, size, counts.as_deref(), squares);
                 if !whole && !begun {
                     out.fill(0.0);
-                    begun = true;
                 }
+                begun |= !whole;
                 let sums = &mut out[at * stride..(at + rows.len()) * stride];
                 if begun {
                     rescale(sums, stride, &running.rescale);

@@ -282,6 +282,15 @@ impl Score {
         if let Self::Custom(custom) = self { custom.score.is_non_negative() } else { !matches!(self, Self::DotGelu(_)) }
     }
 
+    /// Whether the affinities are those of a Gaussian of the distance, by whichever name.
+    pub(crate) fn is_gaussian(&self) -> bool {
+        match self {
+            Self::Gaussian(_) => true,
+            Self::Levy(m) => m.alpha == 2.0,
+            _ => false,
+        }
+    }
+
     /// Whether the affinities among any tokens are a positive definite matrix, so that landmarks may stand for tokens.
     pub fn is_positive_definite(&self) -> bool {
         match self {

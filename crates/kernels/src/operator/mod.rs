@@ -25,6 +25,7 @@ use crate::{
     Strategy, Strided, StridedGradients, StridedInputs,
     call::{Target, View},
     check,
+    memory::check_memory,
     simd::{Bf16Unit, Level, bf16::Bf16Products},
     structure,
 };
@@ -324,6 +325,7 @@ impl Operator {
         if let Some(preset) = self.preset_for(&x.extras, mask) {
             return preset.plan_clusters(x, mask);
         }
+        check_memory("clusters", self.plan.allocated_forward as u64)?;
         let [mut q, mut k] = [Some(&x.q), x.k.as_ref()].map(|x| vec![0.0; x.map_or(0, |x| x.widened_len(false))]);
         // A plan does not depend on the values.
         let values = CallTensors { v: View::none(), ..*x };

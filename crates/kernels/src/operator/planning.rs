@@ -14,19 +14,25 @@ use crate::{
 /// # Errors
 /// As [`crate::Operator::new`].
 pub fn plan(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
-    let plan = costs(mechanism, shape, causal, strategy)?;
+    let plan = costs(mechanism, shape, causal, strategy, Precision::Full)?;
     let reason = "nothing is rounded unless a call asks for it";
     Ok(Plan { arithmetic: Arithmetic::full(Precision::Full, Level::selected()?, reason), ..plan })
 }
 
-/// [`plan`] but for the arithmetic.
-pub(super) fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
+/// [`plan`] but for the arithmetic, with products of a precision in which the mechanism runs.
+pub(super) fn costs(
+    mechanism: &Mechanism,
+    shape: &Shape,
+    causal: bool,
+    strategy: Strategy,
+    precision: Precision,
+) -> Result<Plan> {
     mechanism.check(shape, causal)?;
     let causal = causal || mechanism.causal();
     let fused = match mechanism {
-        Mechanism::Composed(m) => return composed(mechanism, m, shape, causal, strategy),
-        Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal),
-        Mechanism::Fna(m) => structure::dense::fna_plan(m, shape, causal),
+        Mechanism::Composed(m) => return composed(mechanism, m, shape, causal, strategy, precision),
+        Mechanism::Softmax(_) | Mechanism::Infsa(_) => structure::dense::plan(mechanism, shape, causal, precision),
+        Mechanism::Fna(m) => structure::dense::fna_plan(m, shape, causal, precision),
         Mechanism::InfsaResolvent(m) => series::resolvent::plan(m, shape),
         Mechanism::Ssa(m) => structure::clustered::plan(m, shape, causal),
         Mechanism::LaplacianExact(_) => by_engine(&mechanism.values(), shape, causal),
@@ -52,9 +58,16 @@ pub(super) fn costs(mechanism: &Mechanism, shape: &Shape, causal: bool, strategy
 }
 
 /// The plan of a composition: that of the preset that it is, of the engine that serves all others, or of the reference.
-fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, strategy: Strategy) -> Result<Plan> {
-    let preset = m.preset().and_then(|preset| costs(&preset, shape, causal, strategy).ok());
-    let fused = fused(m, shape, causal)?;
+fn composed(
+    mechanism: &Mechanism,
+    m: &Composed,
+    shape: &Shape,
+    causal: bool,
+    strategy: Strategy,
+    precision: Precision,
+) -> Result<Plan> {
+    let preset = m.preset().and_then(|preset| costs(&preset, shape, causal, strategy, precision).ok());
+    let fused = fused(m, shape, causal, precision)?;
     let cost = fused.unwrap_or_else(|| engine::nearest(m, shape, causal));
     let own = match (strategy, fused) {
         (Strategy::Reference, _) => naive::plan(cost, shape),
@@ -86,14 +99,14 @@ fn composed(mechanism: &Mechanism, m: &Composed, shape: &Shape, causal: bool, st
 
 /// The plan of a preset that is carried out as the four values that it is, or what is nearest to it.
 fn by_engine(m: &Composed, shape: &Shape, causal: bool) -> Plan {
-    engine::plan(m, shape, causal).unwrap_or_else(|| engine::nearest(m, shape, causal))
+    engine::plan(m, shape, causal, Precision::Full).unwrap_or_else(|| engine::nearest(m, shape, causal))
 }
 
 /// The plan of a composition where there is a fused path.
-fn fused(m: &Composed, shape: &Shape, causal: bool) -> Result<Option<Plan>> {
+fn fused(m: &Composed, shape: &Shape, causal: bool, precision: Precision) -> Result<Option<Plan>> {
     match projected::plan(m, shape) {
         Some(plan) => plan.map(Some),
-        None => Ok(engine::plan(m, shape, causal)),
+        None => Ok(engine::plan(m, shape, causal, precision)),
     }
 }
 
@@ -106,7 +119,9 @@ pub(super) fn by_reference(
     strategy: Strategy,
 ) -> bool {
     match mechanism {
-        Mechanism::Composed(m) => strategy == Strategy::Reference || !matches!(fused(m, shape, causal), Ok(Some(_))),
+        Mechanism::Composed(m) => {
+            strategy == Strategy::Reference || !matches!(fused(m, shape, causal, Precision::Full), Ok(Some(_)))
+        }
         _ => plan.strategy == Strategy::Reference,
     }
 }

@@ -1,10 +1,9 @@
 //! In which precision an operator's products are computed.
 
-use super::Operator;
+use super::{Operator, planning::costs};
 use crate::{
-    Arithmetic, Error, Mechanism, Precision, Result, Strategy, engine,
+    Arithmetic, Error, Mechanism, Plan, Precision, Result, Strategy, engine,
     simd::{Bf16Unit, bf16::Bf16Products},
-    structure::dense,
 };
 
 impl Operator {
@@ -58,6 +57,7 @@ impl Operator {
             preset.settle_arithmetic();
         }
         let in_full = |reason| Arithmetic::full(self.precision, self.level, reason);
+        let planned = self.plan.arithmetic.runs;
         self.bf16 = None;
         self.plan.arithmetic = match (self.precision, self.refusal()) {
             (Precision::Full, _) => in_full("nothing is rounded unless a call asks for it"),
@@ -70,17 +70,15 @@ impl Operator {
                 Arithmetic::bf16(unit)
             }
         };
-        let runs = self.plan.arithmetic.runs;
-        self.work = match (&self.mechanism, &self.preset) {
-            _ if self.plan.strategy == Strategy::Reference => return,
-            (Mechanism::Softmax(_) | Mechanism::Infsa(_) | Mechanism::Fna(_), _) => {
-                dense::scratch(&self.mechanism, &self.shape, self.causal, runs)
-            }
-            // The engine's own stays: it may serve what the preset cannot.
-            (_, Some(preset)) => [0, 1].map(|pass| self.work[pass].max(preset.work[pass])),
-            _ => return,
-        };
-        self.plan_scratch();
+        let Plan { strategy, arithmetic: Arithmetic { runs, .. }, .. } = self.plan;
+        if runs != planned {
+            let plan = costs(&self.mechanism, &self.shape, self.causal, strategy, runs);
+            let plan = plan.expect("planned before, in another precision");
+            self.work = [plan.scratch_forward, plan.scratch_backward];
+            let Plan { allocated_forward, allocated_backward, .. } = plan;
+            self.plan = Plan { allocated_forward, allocated_backward, ..self.plan };
+            self.plan_scratch();
+        }
     }
 
     /// Why the operator does not run in bf16, if so.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::{Operator, planning, tensors::CallTensors};
 use crate::{
-    Extras, Mask, Mechanism, Parameter, Plan, Result, Shape, Strategy,
+    Extras, Mask, Mechanism, Parameter, Plan, Precision, Result, Shape, Strategy,
     call::{Call, GradientTargets, Saved, Target, View},
     mechanism::{Composed, Projected},
     scratch::{cut, scratch_len},
@@ -28,7 +28,7 @@ fn sizes(m: &Projected, s: &Shape) -> [Sizes; 2] {
 /// What a call does and needs, where the structure is one of projections.
 pub(super) fn plan(m: &Composed, shape: &Shape) -> Option<Result<Plan>> {
     let (projected, over) = m.over_projections()?;
-    let dense = planning::costs(&over.into(), &over_shape(projected, shape), false, Strategy::Auto);
+    let dense = planning::costs(&over.into(), &over_shape(projected, shape), false, Strategy::Auto, Precision::Full);
     Some(dense.map(|dense| with_projections(dense, projected, shape)))
 }
 

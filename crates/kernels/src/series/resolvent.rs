@@ -6,7 +6,7 @@
 //! The backward pass is an adjoint solve and one backward hop.
 
 use crate::{
-    Convergence, Error, Gradients, Mask, Parameter, Plan, Result, Shape,
+    Convergence, Error, Gradients, Mask, Parameter, Plan, Precision, Result, Shape,
     call::{Call, Saved, Target, View},
     mechanism,
     scratch::{cut, scratch_len},
@@ -89,7 +89,7 @@ fn backward_sizes(shape: &Shape) -> [usize; 4] {
 
 /// The plan, with FLOPs and bytes of the worst case of the bound.
 pub(crate) fn plan(m: &mechanism::InfsaResolvent, shape: &Shape) -> Plan {
-    let hop = dense::plan(&mechanism::Mechanism::Infsa(m.hop()), shape, false);
+    let hop = dense::plan(&mechanism::Mechanism::Infsa(m.hop()), shape, false, Precision::Full);
     let iterations = limit(m, m.gamma) as u64;
     let solve = super::solver::work(shape);
     Plan {

@@ -9,7 +9,7 @@ mod sequences;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use resolvent_kernels::{Arithmetic, Mechanism, Operator, Plan, Precision, Shape, Strategy};
+use resolvent_kernels::{Arithmetic, Mechanism, Operator, Plan, Precision, Shape, Strategy, reference};
 use resolvent_lab::{environment::available_memory, fit::FitFile, source::Document};
 use serde_json::{Value, json};
 
@@ -134,7 +134,7 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
         tracing::info!("note: {} holds tensors that are not used: {}", args.input.display(), unused.join(", "));
     }
     if args.reference || args.weights {
-        check_memory(&operator, &args.input)?;
+        check_memory(&operator, args.grad, &args.input)?;
     }
     let tensors = if args.reference {
         let tensors = Tensors::<f64>::load(&file, &operator, &layout, args.grad)?;
@@ -156,12 +156,11 @@ fn write(tensors: &[Named], about: &Value, output: &Path, destination: Destinati
 }
 
 /// Whole matrices are refused where the machine cannot hold them: an allocation that fails ends the process.
-fn check_memory(operator: &Operator, input: &Path) -> Result<()> {
-    let s = operator.shape();
-    // The weights, the gradient of the affinities, and both on the way.
-    let bytes = 4 * size_of::<f64>() as u128 * s.slices() as u128 * s.seq_q as u128 * s.seq_kv as u128;
+fn check_memory(operator: &Operator, differentiated: bool, input: &Path) -> Result<()> {
+    let needed = |backward| reference::memory_needed(operator.mechanism(), operator.shape(), backward);
+    let bytes = needed(false).max(if differentiated { needed(true) } else { 0 });
     match available_memory() {
-        Some(available) if bytes > available.into() => {
+        Some(available) if bytes > available => {
             let (needed, free) = (bytes as f64 / 1e9, available as f64 / 1e9);
             let problem = format!(
                 "its whole matrices would take about {needed:.1} GB of the {free:.1} GB there are; leave out --reference and \

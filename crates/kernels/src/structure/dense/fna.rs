@@ -262,7 +262,7 @@ pub(super) fn scratch(m: &Fna, s: &Shape, precision: Precision) -> [usize; 2] {
 }
 
 /// What a call costs and needs.
-pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
+pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool, precision: Precision) -> Plan {
     let (passes, pairs) = (if m.norm_exponent == 0.0 { 1 } else { 2 }, pairs(s, causal));
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
     let rows = s.slices() * s.seq_q;
@@ -273,7 +273,7 @@ pub(crate) fn fna_plan(m: &Fna, s: &Shape, causal: bool) -> Plan {
     let tensors = (s.q_len() + if m.tied { 0 } else { s.k_len() } + s.v_len()) as u64;
     let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
     let out = s.out_len() as u64;
-    let [scratch_forward, scratch_backward] = scratch(m, s, Precision::Full);
+    let [scratch_forward, scratch_backward] = scratch(m, s, precision);
     Plan {
         strategy: Strategy::Fused,
         arithmetic: crate::Arithmetic::default(),

@@ -34,5 +34,5 @@ pub(crate) use infsa::{
 };
 pub(in crate::structure) use normalise::{Normalisation, Row, RowState, Tile};
 pub(in crate::structure) use pairing::Pairs;
-pub(crate) use plan::{plan, scratch};
+pub(crate) use plan::plan;
 pub(crate) use softmax::{softmax_backward, softmax_forward};

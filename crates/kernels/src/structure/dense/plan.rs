@@ -3,8 +3,8 @@
 use super::{fna, forward, infsa, log_sum, softmax};
 use crate::{Mechanism, Plan, Precision, Shape, Strategy};
 
-/// The plan of one hop in f32.
-pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
+/// The plan of one hop.
+pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool, precision: Precision) -> Plan {
     let pairs = pairs(s, causal);
     let [d, dv] = [s.head_dim as u64, s.value_dim as u64];
     let tied = m.tied();
@@ -12,7 +12,7 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
     let streamed = s.seq_q.div_ceil(forward::QUERIES) as u64 * (s.k_len() + s.v_len()) as u64;
     let out = s.out_len() as u64;
     let exps = if let Mechanism::Softmax(_) = m { pairs } else { 0 };
-    let [scratch_forward, scratch_backward] = scratch(m, s, causal, Precision::Full);
+    let [scratch_forward, scratch_backward] = scratch(m, s, causal, precision);
     let stats = match m {
         Mechanism::Infsa(_) => s.slices() * (1 + infsa::norms(s, causal)),
         _ => log_sum::SAVED * s.slices() * s.seq_q,
@@ -38,7 +38,7 @@ pub(crate) fn plan(m: &Mechanism, s: &Shape, causal: bool) -> Plan {
 }
 
 /// f32 of working memory of one hop, forward and backward.
-pub(crate) fn scratch(m: &Mechanism, s: &Shape, causal: bool, precision: Precision) -> [usize; 2] {
+fn scratch(m: &Mechanism, s: &Shape, causal: bool, precision: Precision) -> [usize; 2] {
     match m {
         Mechanism::Fna(m) => fna::scratch(m, s, precision),
         Mechanism::Infsa(m) => {

@@ -1,0 +1,62 @@
+//! A hop in the sweep that sums its rows.
+
+use super::{
+    graph::Graph,
+    head::Head,
+    normalise::{RowSum, Weighed, summed},
+    routes::merged,
+    sweep::{Summed, Sweep},
+};
+use crate::simd::rows::max_abs;
+
+impl Graph<'_> {
+    /// Of each row, whether f32 can hold its affinities times values before they are divided. A row knows of the values alone that it may
+    /// see; with routes, whose rows are several for a query, all of them can or none.
+    fn fits(&self, head: &Head<'_>, sums: &[RowSum], values: &[f32]) -> Vec<bool> {
+        let (how, level, columns) = (summed(&self.m.normalisation), self.call.level, head.keys.len());
+        if !head.sight.causal || head.routes.is_some() {
+            let largest = max_abs(level, values).into();
+            let each = sums.iter().map(|sum| sum.fits(how, largest, columns)).collect::<Vec<_>>();
+            let all = !each.contains(&false);
+            return if head.routes.is_some() { vec![all; each.len()] } else { each };
+        }
+        // The largest value before every position, and how many there are.
+        let mut before = vec![(0.0_f32, 0_usize); self.call.shape.seq_kv + 1];
+        for (value, &key) in values.chunks_exact((values.len() / columns.max(1)).max(1)).zip(&head.keys) {
+            before[key as usize + 1] = (max_abs(level, value), 1);
+        }
+        for n in 1..before.len() {
+            before[n] = (before[n].0.max(before[n - 1].0), before[n].1 + before[n - 1].1);
+        }
+        let seen =
+            head.queries.iter().map(|&row| before[head.sight.of(row).high.min(self.call.shape.seq_kv as u32) as usize]);
+        sums.iter().zip(seen).map(|(sum, (largest, columns))| sum.fits(how, largest.into(), columns.max(1))).collect()
+    }
+
+    /// The same in the sweep that sums the rows, which are then known. Returns of each row whether it [`Graph::fits`]: what others are is
+    /// of no use.
+    pub(super) fn stream(&self, (slice, sweep): (usize, Sweep<'_>), values: &[f32], rows: &mut [f32]) -> Vec<bool> {
+        let (head, how) = (&self.heads[slice], summed(&self.m.normalisation));
+        let (log, columns) = (sweep.score.is_log(), head.keys.len());
+        let sums = self.rows(sweep, values, rows);
+        let each = if log { vec![true; sums.len()] } else { self.fits(head, &sums, values) };
+        let fits = each.contains(&true);
+        let stride = values.len() / columns.max(1);
+        let of_queries = merged(head.routes.as_ref(), &sums);
+        let weighed = Weighed::of_rows(&self.m.normalisation, head, log, &of_queries);
+        if fits && (how != Summed::Divided || head.routes.is_some()) {
+            for (n, (row, sum)) in rows.chunks_exact_mut(stride.max(1)).zip(&sums).enumerate() {
+                let factor = match how {
+                    Summed::Divided => sum.share_of(&of_queries[n]),
+                    _ => weighed.factor(how, log, n, sum),
+                };
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+        if let Some(routes) = head.routes.as_ref().filter(|_| fits) {
+            routes.gather(rows, stride);
+        }
+        let _ = self.weighed[slice].set(weighed);
+        each
+    }
+}

@@ -1,0 +1,101 @@
+//! Compositions where f32 ends: right, or an error, and nothing that a causal row may not know.
+
+mod support;
+
+use resolvent_kernels::{Error, Extras, Inputs, Mask, Mechanism, Operator, Shape, Strategy};
+use support::{
+    problem::{Problem, Solution},
+    random::problem,
+};
+
+/// Tokens and values times `sizes`.
+fn sized(json: &str, sizes: [f64; 3]) -> Problem {
+    let mut p = problem(Mechanism::from_json(json).unwrap(), Shape::square(1, 1, 18, 5), 3);
+    p.fix_plan();
+    for (x, size) in [Some(&mut p.q), p.k.as_mut(), Some(&mut p.v)].into_iter().zip(sizes) {
+        x.into_iter().flatten().for_each(|x| *x = f64::from((*x * size) as f32));
+    }
+    p
+}
+
+/// Whether the result is refused; else it has to be that of the reference.
+fn is_refused(json: &str, sizes: [f64; 3], name: &str) -> bool {
+    let p = sized(json, sizes);
+    let got = match p.solve::<f32>(Strategy::Fused, None) {
+        Ok(got) => got,
+        Err(Error::Range { .. } | Error::Overflow { .. }) => return true,
+        Err(error) => panic!("{json}, {sizes:?}: {error}"),
+    };
+    let expected = p.reference();
+    let most = |x: &[f64]| x.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    let off: Vec<f64> = got[name].iter().zip(&expected[name]).map(|(x, y)| x - y).collect();
+    let (off, of) = (most(&off), most(&expected[name]));
+    assert!(off <= 1e-2 * of, "{json}, {sizes:?}: {name} is off by {off:e} of {of:e}");
+    false
+}
+
+/// However long the length scale is, the square of a distance is one of f32.
+#[test]
+fn distances_have_squares() {
+    for json in [
+        r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 1e20}, "structure": {"kind": "dense", "window": 4}}"#,
+        r#"{"mechanism": "composed", "score": {"kind": "student", "kappa": 1e20}, "normalisation": "symmetric"}"#,
+        r#"{"mechanism": "composed", "score": {"kind": "levy", "kappa": 1e20}, "series": {"kind": "hops", "count": 2, "gamma": 0.5}}"#,
+        r#"{"mechanism": "fna", "kappa": 1e20, "bias": "alibi"}"#,
+    ] {
+        for (size, refused) in [(1.0, false), (1e16, false), (1e20, true)] {
+            assert_eq!(is_refused(json, [size, size, 1.0], "out"), refused, "{json}, {size:e}");
+        }
+    }
+}
+
+/// A Gaussian by another name has its limits.
+#[test]
+fn levy_of_order_two_is_a_gaussian() {
+    for rest in [
+        r#""structure": {"kind": "dense", "window": 4}"#,
+        r#""bias": "alibi""#,
+        r#""series": {"kind": "resolvent", "gamma": 0.5}"#,
+        r#""structure": {"kind": "clustered", "clusters": 3, "samples": 2}"#,
+        r#""normalisation": "factors", "structure": {"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 2}, "ridge": 1.0}"#,
+    ] {
+        let json = format!(r#"{{"mechanism": "composed", "score": {{"kind": "levy", "alpha": 2}}, {rest}}}"#);
+        assert!(!is_refused(&json, [1.0; 3], "out"), "{json}");
+        for size in [1e6, 1e7, 1e10] {
+            assert!(is_refused(&json, [size, 1.0, 1.0], "out"), "{json}, {size:e}");
+        }
+    }
+}
+
+/// Which rows f32 can stream is each row's own: later values, however large, change no bit of it.
+#[test]
+fn later_values_change_no_earlier_row() {
+    for json in [
+        r#"{"mechanism": "relu", "causal": true}"#,
+        r#"{"mechanism": "sigmoid", "causal": true}"#,
+        r#"{"mechanism": "composed", "score": "dot-relu", "causal": true}"#,
+        r#"{"mechanism": "composed", "score": "dot-squared-relu", "normalisation": {"kind": "frobenius", "eps": 0.1}, "causal": true}"#,
+        r#"{"mechanism": "composed", "score": "dot-relu", "causal": true, "structure": {"kind": "clustered", "clusters": 3, "causal_clusters": {"kind": "block", "size": 4}}}"#,
+    ] {
+        let before = sized(json, [1.0; 3]);
+        for size in [1e-36, 1e36] {
+            let (mut after, dim) = (before.clone(), before.shape.value_dim);
+            after.v[16 * dim..].iter_mut().for_each(|x| *x = f64::from((*x * size) as f32));
+            let rows = |solution: Solution| solution["out"][..16 * dim].to_vec();
+            assert_eq!(rows(before.fused()), rows(after.fused()), "{json}, {size:e}");
+        }
+    }
+}
+
+/// Clusters are lists of pairs, which are asked for before they are made.
+#[test]
+fn clusters_that_no_memory_holds_are_refused() {
+    let json = r#"{"mechanism": "ssa", "clusters": 3000, "samples": 1000, "kmeans_iterations": 1}"#;
+    let shape = Shape::square(1, 8, 1_000_000, 1);
+    let op = Operator::new(&Mechanism::from_json(json).unwrap(), shape, false, Strategy::Fused).unwrap();
+    assert!(op.plan().allocated_forward > 1 << 40, "{}", op.plan().allocated_forward);
+    let x = vec![0.5_f32; shape.q_len()];
+    let inputs = Inputs { q: &x[..], k: Some(&x[..]), v: &x[..], extras: Extras::default() };
+    let told = op.clusters(&inputs, &Mask::NONE).unwrap_err();
+    assert!(matches!(told, Error::Memory { op: "clusters", .. }), "{told}");
+}
