@@ -187,10 +187,13 @@ fn every_head_has_its_own_decay() {
             r#"{{"mechanism": "composed", "score": "{score}", "normalisation": "row", "series": {{"kind": "one-hop", "gamma": 0.5}},
                 "structure": {{"kind": "dense", "window": 9}}}}"#
         );
-        let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, 20, 6), 5);
-        for gamma in [[1.0, 0.25], [0.25, 1.0], [1.0, 1.0]] {
-            p.set_gamma(gamma.to_vec());
-            assert_solution(&json, &p.fused(), &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+        // Of one token and channel a head is a single number.
+        for shape in [Shape::square(1, 2, 20, 6), Shape { value_dim: 1, ..Shape::square(1, 2, 1, 6) }] {
+            let mut p = problem(Mechanism::from_json(&json).unwrap(), shape, 5);
+            for gamma in [[1.0, 0.25], [0.25, 1.0], [1.0, 1.0]] {
+                p.set_gamma(gamma.to_vec());
+                assert_solution(&json, &p.fused(), &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_noise(1.0));
+            }
         }
     }
 }
