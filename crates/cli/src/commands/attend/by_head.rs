@@ -76,7 +76,7 @@ pub fn run(
     operators.iter().for_each(warn_of_precision);
     let Some((output, destination)) = destination else { return print_plans(layer, &operators, global) };
     if args.reference || args.weights {
-        operators.iter().try_for_each(|operator| check_memory(operator, args.grad, &args.input))?;
+        operators.iter().try_for_each(|operator| check_memory(operator, args.reference && args.grad, &args.input))?;
     }
     let tensors = match args.reference {
         true => attend::<f64>(args, layer, file, &layout, &operators, compute::reference)?,

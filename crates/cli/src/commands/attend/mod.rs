@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use resolvent_kernels::{Arithmetic, Mechanism, Operator, Plan, Precision, Shape, Strategy, reference};
-use resolvent_lab::{environment::available_memory, fit::FitFile, source::Document};
+use resolvent_lab::{fit::FitFile, source::Document};
 use serde_json::{Value, json};
 
 use self::call::{Layout, Tensors};
@@ -134,7 +134,7 @@ pub fn run(args: &Attend, global: &Global) -> Result<()> {
         tracing::info!("note: {} holds tensors that are not used: {}", args.input.display(), unused.join(", "));
     }
     if args.reference || args.weights {
-        check_memory(&operator, args.grad, &args.input)?;
+        check_memory(&operator, args.reference && args.grad, &args.input)?;
     }
     let tensors = if args.reference {
         let tensors = Tensors::<f64>::load(&file, &operator, &layout, args.grad)?;
@@ -155,21 +155,11 @@ fn write(tensors: &[Named], about: &Value, output: &Path, destination: Destinati
     destination.write(&bytes)
 }
 
-/// Whole matrices are refused where the machine cannot hold them: an allocation that fails ends the process.
+/// Refuses what the reference has no memory for before anything is loaded; `differentiated` with its gradients.
 fn check_memory(operator: &Operator, differentiated: bool, input: &Path) -> Result<()> {
     let needed = |backward| reference::memory_needed(operator.mechanism(), operator.shape(), backward);
     let bytes = needed(false).max(if differentiated { needed(true) } else { 0 });
-    match available_memory() {
-        Some(available) if bytes > available => {
-            let (needed, free) = (bytes as f64 / 1e9, available as f64 / 1e9);
-            let problem = format!(
-                "its whole matrices would take about {needed:.1} GB of the {free:.1} GB there are; leave out --reference and \
-                 --weights, or pass fewer tokens"
-            );
-            Err(Error::file(input, problem))
-        }
-        _ => Ok(()),
-    }
+    resolvent_kernels::check_memory("the reference", bytes).map_err(Error::kernels(input))
 }
 
 fn print_plan(mechanism: &Mechanism, shape: &Value, plan: &Plan, global: &Global) -> Result<()> {

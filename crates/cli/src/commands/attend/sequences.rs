@@ -182,7 +182,7 @@ fn one_by_one(
         let of_sequence =
             |error| Error::kernels(&args.input)(kernels::Error::Sequence { sequence: n, error: Box::new(error) });
         let operator = Operator::new(mechanism, own.shape, args.causal, Strategy::Reference).map_err(of_sequence)?;
-        check_memory(&operator, args.grad, &args.input)?;
+        check_memory(&operator, args.reference && args.grad, &args.input)?;
         let tensors = tensors.of_sequence(layout, [&queries, &keys]);
         for part in compute::reference(&operator, &own, &tensors, args).map_err(of_sequence)? {
             let [heads, rows, all] = match part.name {
