@@ -149,7 +149,8 @@ def test_second_derivatives_are_refused():
             first.square().sum().backward()
         assert call is not attend or caught.value.code == "double-backward"
     q, k, v = problem()
-    out, state = attend_op(q, k, v, [], "", None, None, None, None, "softmax", False, "weights", 0.0, None, "full", None, None, resolvent.__version__)
+    rest = ("", None, None, None, None, "softmax", False, "weights", 0.0, None, "full", None, None, resolvent.__version__)
+    out, state = attend_op(q, k, v, [], *rest)
     (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(resolvent.UnsupportedError, match="second derivatives"):
         first.square().sum().backward()

@@ -299,7 +299,7 @@ impl<'a> Graph<'a> {
                 return;
             }
         }
-        // Rows that could be streamed stay as they are: which others could not is what a row that sees nothing of them may not feel.
+        // What was streamed stays: the two ways round differently, and which one a causal row takes may not depend on later rows.
         let kept = streamed.contains(&true).then(|| rows.to_vec());
         let weights = &self.weighed(slice).weights;
         rows.fill(0.0);

@@ -10,8 +10,8 @@ use super::{
 use crate::simd::rows::max_abs;
 
 impl Graph<'_> {
-    /// Of each row, whether f32 can hold its affinities times values before they are divided. A row knows of the values alone that it may
-    /// see; with routes, whose rows are several for a query, all of them can or none.
+    /// Whether f32 can hold the affinities of each row times values before they are divided. For a causal row only the values that it may
+    /// see count. With routes a query has several rows, which are added up: then all rows of the head fit, or none.
     fn fits(&self, head: &Head<'_>, sums: &[RowSum], values: &[f32]) -> Vec<bool> {
         let (how, level, columns) = (summed(&self.m.normalisation), self.call.level, head.keys.len());
         if !head.sight.causal || head.routes.is_some() {
@@ -33,8 +33,8 @@ impl Graph<'_> {
         sums.iter().zip(seen).map(|(sum, (largest, columns))| sum.fits(how, largest.into(), columns.max(1))).collect()
     }
 
-    /// The same in the sweep that sums the rows, which are then known. Returns of each row whether it [`Graph::fits`]: what others are is
-    /// of no use.
+    /// One hop in the sweep that sums the rows, whose weights are then known. Returns whether each row [`Graph::fits`]; the results of those
+    /// that do not are not valid.
     pub(super) fn stream(&self, (slice, sweep): (usize, Sweep<'_>), values: &[f32], rows: &mut [f32]) -> Vec<bool> {
         let (head, how) = (&self.heads[slice], summed(&self.m.normalisation));
         let (log, columns) = (sweep.score.is_log(), head.keys.len());

@@ -83,8 +83,7 @@ def attend(
             or the pair itself (``"pairs"``). For ``softmax`` and ``fna``.
         strategy: ``auto``, ``fused`` or ``reference`` (naive and in float64, to check against).
         precision: ``full``, or ``bf16``: products of operands that are rounded to bfloat16, summed in float32, whatever the tensors are
-            stored in. For ``softmax``, ``infsa``, ``fna`` and dense
-            compositions of products; refused by others.
+            stored in. For ``softmax``, ``infsa``, ``fna`` and dense compositions of products; refused by others.
         threads: See `set_num_threads`; the number of threads changes no bit.
         out: Where to write the result, with channels side by side.
         return_state: Return ``(out, state)``, of which `attend_backward` takes ``state``.

@@ -64,8 +64,7 @@ def attend(
         seed: Of the dropout; drawn from PyTorch's generator where it is not given.
         enable_gqa: k and v may have fewer heads, which divide those of q: each serves several of them in a row.
         precision: ``full``, or ``bf16``: products of operands that are rounded to bfloat16, summed in float32, whatever the tensors are
-            stored in. For ``softmax``, ``infsa``, ``fna`` and dense
-            compositions of products; refused by others.
+            stored in. For ``softmax``, ``infsa``, ``fna`` and dense compositions of products; refused by others.
     """
     return _attended(
         q,
