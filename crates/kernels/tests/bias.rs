@@ -90,6 +90,26 @@ fn assert_within(p: &Problem, tol: Tol) {
     assert_solution(&what, &got, &expected, &p.shape, tol);
 }
 
+/// A row that is masked by the least number instead of minus infinity weighs all its keys alike, as everywhere.
+#[test]
+fn rows_of_the_least_bias_are_means() {
+    for values in
+        [r#""mechanism": "softmax""#, r#""mechanism": "fna", "kappa": 3"#, r#""mechanism": "softmax", "causal": true"#]
+    {
+        for least in [-1e25, f32::MIN] {
+            let mut p = biased(values, r#"{"kind": "tensor"}"#, Shape::square(2, 2, 20, 5), 3, false);
+            let bias = p.parameters.get_mut(&Parameter::Bias).unwrap();
+            bias.chunks_mut(20).skip(2).step_by(5).for_each(|row| row.fill(least));
+            let expected = p.reference();
+            let seen = if values.contains("causal") { 3 } else { 20 };
+            let mean = |c: usize| (0..seen).map(|j| p.v[j * 5 + c]).sum::<f64>() / seen as f64;
+            let off = (0..5).map(|c| (expected["out"][2 * 5 + c] - mean(c)).abs()).fold(0.0, f64::max);
+            assert!(off < 1e-14, "{values}, {least}: the reference is off by {off}");
+            assert_fused(&p);
+        }
+    }
+}
+
 #[test]
 fn the_fused_path_is_the_reference() {
     for (n, values) in PAIRS.iter().enumerate() {

@@ -66,6 +66,8 @@ fn later_values_change_no_earlier_row() {
         r#"{"mechanism": "composed", "score": "dot-relu", "causal": true}"#,
         r#"{"mechanism": "composed", "score": "dot-squared-relu", "normalisation": {"kind": "frobenius", "eps": 0.1}, "causal": true}"#,
         r#"{"mechanism": "composed", "score": "dot-relu", "causal": true, "structure": {"kind": "clustered", "clusters": 3, "causal_clusters": {"kind": "block", "size": 4}}}"#,
+        r#"{"mechanism": "routed", "clusters": 3, "routes": 1, "score": {"kind": "dot-relu"}, "causal": true, "causal_clusters": {"kind": "segment", "size": 4}}"#,
+        r#"{"mechanism": "routed", "clusters": 3, "routes": 2, "score": {"kind": "dot-sigmoid"}, "normalisation": {"kind": "none"}, "causal": true, "causal_clusters": {"kind": "segment", "size": 4}}"#,
     ] {
         let before = planned(json);
         for size in [1e-36, 1e36] {

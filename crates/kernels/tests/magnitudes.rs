@@ -5,6 +5,7 @@ mod support;
 
 use resolvent_kernels::{Error, Mechanism, Shape, Strategy, Tol};
 use support::{
+    assert_close,
     problem::{Problem, Solution, assert_solution},
     random::{mechanisms, problem},
 };
@@ -60,6 +61,35 @@ fn results_keep_their_digits() {
             // Far above `eps` what is projected out is nearly everything that a decay's gradient sees of the lengths.
             let tol = Tol::f32(&mechanism).with_noise(1e-5);
             assert_solution(&format!("{mechanism:?}, {sizes:?}"), &got, &expected, &p.shape, tol);
+        }
+    }
+}
+
+/// Far from each other, all pairs' derivatives in the length scale are nearly the same, and the gradient is what they differ by.
+#[test]
+fn gradients_of_length_scales_keep_their_digits() {
+    let weighed = [
+        r#""structure": {"kind": "dense", "window": 20}"#,
+        r#""structure": {"kind": "clustered", "clusters": 3, "estimator": "centroid"}"#,
+        r#""series": {"kind": "hops", "count": 2}"#,
+        r#""normalisation": {"kind": "row", "density_exponent": 0.5}"#,
+        r#""normalisation": "symmetric""#,
+    ];
+    // Beyond the last of `student` the reference, which takes the difference as it comes, has no digits in f64 either.
+    let scores =
+        [(r#""kind": "levy""#, 1e5), (r#""kind": "levy", "manifold": "sphere""#, 1e5), (r#""kind": "student""#, 1e3)];
+    for (score, most) in scores {
+        for fields in weighed {
+            for ratio in [1.0, 1e1, 1e2, 1e3, 1e5].into_iter().filter(|&ratio| ratio <= most) {
+                let score = format!(r#"{{{score}, "kappa": {}}}"#, 1.0 / ratio);
+                let json = format!(r#"{{"mechanism": "composed", "score": {score}, {fields}}}"#);
+                let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, 40, 16), 5);
+                p.fix_plan();
+                let (got, expected) = (p.fused(), p.reference());
+                for name in ["dalpha", "dkappa"] {
+                    assert_close(&format!("{json}, {name}"), &got[name], &expected[name], 1, 1e-4, 0.0);
+                }
+            }
         }
     }
 }

@@ -1,6 +1,9 @@
 //! The structure `features` as a hop, and one hop of it without a series around.
 
-use super::series::{Hop, Tokens};
+use super::{
+    plan::kept_by_series,
+    series::{Hop, Tokens},
+};
 use crate::{
     Gradients, Parameter, Plan, Result, Shape,
     call::{Call, Saved},
@@ -16,6 +19,7 @@ pub(super) fn plan(m: &Composed, structure: &Features, shape: &Shape, causal: bo
     }
     let vectors = 4 * shape.slices() * shape.seq_q * shape.value_dim;
     let gradients = 4 * (shape.q_len() + shape.k_len());
+    let kept = kept_by_series(m, shape).map(|len| 4 * len);
     Plan {
         flops_forward: one.flops_forward * (1 + hops),
         flops_backward: (one.flops_forward + one.flops_backward) * (1 + hops),
@@ -24,8 +28,8 @@ pub(super) fn plan(m: &Composed, structure: &Features, shape: &Shape, causal: bo
         scratch_forward: 0,
         scratch_backward: 0,
         stats: 2 * shape.slices(),
-        allocated_forward: 4 * one.scratch_forward + (2 + hops as usize) * vectors,
-        allocated_backward: 4 * one.scratch_backward + (4 + hops as usize) * vectors + 2 * gradients,
+        allocated_forward: 4 * one.scratch_forward + 2 * vectors + kept[0],
+        allocated_backward: 4 * one.scratch_backward + 3 * vectors + kept[1] + 2 * gradients,
         ..one
     }
 }

@@ -9,12 +9,13 @@ use super::{
     columns::Block,
     gradient::Wanted,
     head::{Head, Logits, Slice},
-    normalise::{RowSum, Weighed, is_streamed, saved_numbers, summed},
+    normalise::{Weighed, is_streamed, saved_numbers, summed},
     pool::Pool,
     rounded::Rounding,
     routes::merged,
     series::{Hop, Tokens},
     sight::Sight,
+    sums::{RowSum, any_term},
     sweep::Sweep,
     whiten::{Moments, Statistics},
 };
@@ -190,7 +191,8 @@ impl<'a> Graph<'a> {
         let log = sweep.score.is_log();
         match &self.m.normalisation {
             Normalisation::None(_) => {
-                Weighed::streamed(&self.m.normalisation, head, log, vec![0.0; head.queries.len()], Vec::new())
+                let logs = vec![0.0.into(); head.queries.len()];
+                Weighed::streamed(&self.m.normalisation, head, log, logs, Vec::new())
             }
             Normalisation::Row(m) if m.density_exponent != 0.0 => {
                 let sums = self.rows(sweep, &[], &mut []);
@@ -198,17 +200,19 @@ impl<'a> Graph<'a> {
                 let densities = Weighed::densities(head, log, m.density_exponent, &plain);
                 let constants: Vec<f32> = densities.iter().map(|&ln| -ln as f32).collect();
                 let logs = self.row_logs(Sweep { constants: Some(&constants), ..sweep });
-                let term = sums.first().map_or(0.0, |sum| sum.term);
+                let term = any_term(&sums);
                 Weighed::of_densities(head, log, &densities, [plain, logs], term)
             }
             Normalisation::Symmetric(_) => {
-                let rows = self.row_logs(sweep);
+                let sums = self.rows(sweep, &[], &mut []);
+                let rows: Vec<f64> = sums.iter().map(RowSum::log).collect();
+                let term = any_term(&sums);
                 if self.is_symmetric(head) {
-                    return Weighed::symmetric(log, rows.clone(), rows);
+                    return Weighed::symmetric(log, rows.clone(), rows, term);
                 }
                 let transposed = head.transposed();
                 let columns = self.row_logs(Sweep { head: &transposed, q: &transposed.q, k: &transposed.k, ..sweep });
-                Weighed::symmetric(log, rows, columns)
+                Weighed::symmetric(log, rows, columns, term)
             }
             Normalisation::Whitened(m) => {
                 let statistics = Statistics::of(sweep, |sweep| self.row_moments(sweep), m);

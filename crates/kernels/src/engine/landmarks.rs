@@ -1,6 +1,9 @@
 //! The structure `nystrom` as a hop: landmarks, their inverse and all statistics are made once, and applied to any values.
 
-use super::series::{Hop, Tokens};
+use super::{
+    plan::kept_by_series,
+    series::{Hop, Tokens},
+};
 use crate::{
     ExtraGradients, Gradients, Parameter, Plan, Result, Shape,
     call::{Call, Saved, View},
@@ -19,7 +22,10 @@ pub(super) fn plan(m: &Composed, structure: &Nystrom, shape: &Shape, hops: u64) 
     }
     let vectors = 4 * shape.slices() * shape.seq_q * shape.value_dim;
     let gradients = 4 * (shape.q_len() + shape.k_len());
-    let forward = 4 * (one.scratch_forward + 2 * one.stats) + one.allocated_forward + (2 + hops as usize) * vectors;
+    let forward = 4 * (one.scratch_forward + 2 * one.stats)
+        + one.allocated_forward
+        + 2 * vectors
+        + 4 * kept_by_series(m, shape)[0];
     Plan {
         flops_forward: one.flops_forward * hops,
         flops_backward: one.flops_forward * hops + (one.flops_forward + one.flops_backward) * hops,

@@ -20,6 +20,7 @@ mod routes;
 mod series;
 mod sight;
 mod stream;
+mod sums;
 mod sweep;
 mod tile;
 mod whiten;

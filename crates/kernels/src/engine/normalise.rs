@@ -3,6 +3,7 @@
 use super::{
     head::Head,
     norms::{self, add_logs, norms},
+    sums::{LogSum, RowSum},
     sweep::{Summed, Taken, Weights},
     whiten::Statistics,
 };
@@ -10,16 +11,6 @@ use crate::{
     Shape,
     mechanism::{Factor, Normalisation, Score},
 };
-
-/// What is known of a row after a sweep: `sum |g|^p`, in units of `exp(p peak)`.
-#[derive(Clone, Copy)]
-pub(super) struct RowSum {
-    /// The largest logarithm of an affinity, times `p`; 0 for affinities.
-    pub peak: f64,
-    pub total: f64,
-    /// The term of the largest.
-    pub term: f32,
-}
 
 /// The least sum of affinities that f32 has digits of.
 pub(crate) const LEAST_SUM: f64 = 1e-34;
@@ -48,47 +39,12 @@ pub(crate) fn has_affinity(score: &Score, has_product: impl FnOnce() -> bool) ->
     }
 }
 
-/// Between what bounds sums of affinities times values keep the digits of f32.
-const PRODUCTS: [f64; 2] = [1e-28, 1e36];
-
-impl RowSum {
-    /// Whether f32 has room for the affinities of the row, which are not divided by anything, times values up to `largest`, and
-    /// digits for their sum over `columns`.
-    pub fn fits(&self, how: Summed, largest: f64, columns: usize) -> bool {
-        let sum = if how == Summed::Squares { self.total.sqrt() } else { self.total };
-        let product = sum * largest;
-        product == 0.0 || product / columns as f64 >= PRODUCTS[0] && product * columns as f64 <= PRODUCTS[1]
-    }
-
-    /// The part that it is of the sum of its query.
-    pub fn share_of(&self, all: &Self) -> f32 {
-        if self.total > 0.0 { (self.total / all.total * (self.peak - all.peak).exp()) as f32 } else { 0.0 }
-    }
-
-    /// With another sum of the same query.
-    pub fn plus(&self, other: &Self) -> Self {
-        match (self.total > 0.0, other.total > 0.0) {
-            (_, false) => *self,
-            (false, true) => *other,
-            _ => {
-                let (high, low) = if self.peak < other.peak { (other, self) } else { (self, other) };
-                Self { total: high.total + low.total * (low.peak - high.peak).exp(), ..*high }
-            }
-        }
-    }
-
-    /// The logarithm of the sum; `-inf` for a row that sees nothing.
-    pub fn log(&self) -> f64 {
-        if self.total > 0.0 { self.peak + self.total.ln() } else { f64::NEG_INFINITY }
-    }
-}
-
 /// Weights that sums of rows lead to.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Weighed {
     pub weights: Weights,
     /// The logarithms of the sums, where they are all that has to be known.
-    pub logs: Vec<f64>,
+    logs: Vec<LogSum>,
     /// Of a Frobenius norm, per row: the divisor over the norm that it comes from.
     norm_ratios: Vec<f64>,
     /// The logarithms of the rows' sums before densities are divided out, where they are.
@@ -100,7 +56,7 @@ pub(super) struct Weighed {
 /// How many numbers per query and per key a call saves, so that its backward pass sums nothing again: [`Weighed::saved`].
 pub(super) fn saved_numbers(m: &Normalisation) -> [usize; 2] {
     match m {
-        Normalisation::Symmetric(_) => [1, 1],
+        Normalisation::Symmetric(_) => [2, 1],
         Normalisation::Whitened(_) => [1, 2],
         _ => [3, 0],
     }
@@ -150,10 +106,10 @@ fn neutral(log: bool) -> f32 {
 }
 
 /// Weights of rows that are divided by something, from its logarithms.
-fn rows_of(log: bool, head: &Head<'_>, logs: &[f64]) -> Weights {
-    let rows: Vec<f32> = logs.iter().map(|&ln| factor_of_sum(log, ln)).collect();
-    let lost = |(&ln, &row): (&f64, &f32)| if ln.is_finite() { near_exp(f64::from(row) - ln) } else { 1.0 };
-    let fine = if log { logs.iter().zip(&rows).map(lost).collect() } else { Vec::new() };
+fn rows_of(log: bool, head: &Head<'_>, logs: &[LogSum]) -> Weights {
+    let row = |ln: &LogSum| if log && ln.sum.is_finite() { ln.sum } else { factor_of_sum(log, ln.whole()) };
+    let rows = logs.iter().map(row).collect();
+    let fine = if log { logs.iter().map(|ln| near_exp(-ln.rest)).collect() } else { Vec::new() };
     Weights { rows, fine, columns: vec![neutral(log); head.keys.len()], ..Weights::default() }
 }
 
@@ -165,7 +121,7 @@ fn near_exp(x: f64) -> f32 {
 impl Weighed {
     /// From the sums of rows.
     pub fn of_rows(m: &Normalisation, head: &Head<'_>, log: bool, sums: &[RowSum]) -> Self {
-        let logs = sums.iter().map(RowSum::log).collect();
+        let logs = sums.iter().map(RowSum::log_parts).collect();
         Self::streamed(m, head, log, logs, sums.iter().map(|sum| sum.term).collect())
     }
 
@@ -183,24 +139,25 @@ impl Weighed {
 
     /// The factors on rows, with the logarithms of their sums, 0 where these are not known.
     pub fn factors(&self) -> impl Iterator<Item = (f32, f64)> {
-        self.weights.rows.iter().copied().zip(self.logs.iter().copied().chain(std::iter::repeat(0.0)))
+        self.weights.rows.iter().copied().zip(self.logs.iter().map(LogSum::whole).chain(std::iter::repeat(0.0)))
     }
 
     /// From the logarithms of the sums of rows (of squares, for a Frobenius norm) and the terms of the rows' largest values.
-    pub fn streamed(m: &Normalisation, head: &Head<'_>, log: bool, logs: Vec<f64>, terms: Vec<f32>) -> Self {
+    pub fn streamed(m: &Normalisation, head: &Head<'_>, log: bool, logs: Vec<LogSum>, terms: Vec<f32>) -> Self {
+        let whole = || logs.iter().map(LogSum::whole).collect::<Vec<_>>();
         match m {
             Normalisation::Frobenius(m) => {
-                let norms = norms(head, &logs);
+                let norms = norms(head, &whole());
                 let divisor = |norm: &f64| add_logs(norm / 2.0, m.eps.ln());
                 let ratio =
                     |norm: &f64| if *norm == f64::NEG_INFINITY { 0.0 } else { (divisor(norm) - norm / 2.0).exp() };
-                let divisors: Vec<f64> = norms.iter().map(divisor).collect();
+                let divisors: Vec<_> = norms.iter().map(|norm| divisor(norm).into()).collect();
                 let norm_ratios = norms.iter().map(ratio).collect();
                 Self { weights: rows_of(log, head, &divisors), norm_ratios, logs, ..Self::default() }
             }
             Normalisation::None(m) => {
                 let seen = if m.factor == Factor::InvN { head.seen() } else { vec![1.0; head.queries.len()] };
-                let divisors: Vec<f64> = seen.iter().map(|seen| seen.max(1.0).ln()).collect();
+                let divisors: Vec<_> = seen.iter().map(|seen| seen.max(1.0).ln().into()).collect();
                 Self { weights: rows_of(log, head, &divisors), logs, ..Self::default() }
             }
             // Rows that sum to one; those of factors, each by its own.
@@ -236,6 +193,7 @@ impl Weighed {
         term: f32,
     ) -> Self {
         let columns = densities.iter().map(|&ln| factor(log, ln)).collect();
+        let logs: Vec<LogSum> = logs.into_iter().map(LogSum::from).collect();
         // Where every column has its row, and that a sum, the gradients of all rows together add up to nothing: all have the same
         // typical term.
         let paired = log && head.queries == head.keys && plain.iter().all(|log| log.is_finite());
@@ -252,21 +210,26 @@ impl Weighed {
             let has = |n: usize| seen[n] > 0.0 && has_affinity(score, || head.has_product(n));
             (0..logs.len()).find(|&n| small(&logs[n]) && has(n))
         };
-        let mut densities = self.plain.iter().zip(&self.logs);
+        let whole = self.whole_logs();
+        let mut densities = self.plain.iter().zip(&whole);
         let divided = densities.position(|(plain, log)| plain.is_finite() && small(log));
         let rows = || {
-            let norms = matches!(m, Normalisation::Frobenius(_)).then(|| norms(head, &self.logs));
-            let logs = norms.as_ref().unwrap_or(&self.logs);
+            let norms = matches!(m, Normalisation::Frobenius(_)).then(|| norms(head, &whole));
+            let logs = norms.as_ref().unwrap_or(&whole);
             logs.iter().any(small).then(|| lost(logs, head))?
         };
         let columns = || self.of_columns.iter().any(small).then(|| lost(&self.of_columns, &head.transposed()))?;
         divided.or_else(rows).or_else(columns)
     }
 
+    fn whole_logs(&self) -> Vec<f64> {
+        self.logs.iter().map(LogSum::whole).collect()
+    }
+
     /// A row or a column by the logarithm of whose sum columns are divided, of log scores, and which leaves weights no digits.
     pub fn beyond_digits(&self, m: &Normalisation) -> Option<usize> {
         let exponent = if let Normalisation::Row(m) = m { m.density_exponent.abs().max(1.0) } else { 1.0 };
-        let rows = if self.of_columns.is_empty() { &self.plain } else { &self.logs };
+        let rows = if self.of_columns.is_empty() { &self.plain } else { &self.whole_logs() };
         let far = |logs: &[f64]| logs.iter().position(|log| log.is_finite() && log.abs() * exponent > MOST_COLUMN_LOG);
         far(rows).or_else(|| far(&self.of_columns))
     }
@@ -274,7 +237,7 @@ impl Weighed {
     /// A row that is farther than [`farthest`] from all that it sees.
     pub fn far(&self, score: &Score) -> Option<usize> {
         let most = farthest(score);
-        self.logs.iter().position(|log| log.is_finite() && *log < -most)
+        self.logs.iter().position(|log| log.sum.is_finite() && log.whole() < -most)
     }
 
     /// From the statistics by which `columns` are whitened.
@@ -283,11 +246,13 @@ impl Weighed {
         Self { weights, ..Self::default() }
     }
 
-    /// From the logarithms of the sums of rows and columns, by the roots of both.
-    pub fn symmetric(log: bool, rows: Vec<f64>, columns: Vec<f64>) -> Self {
+    /// From the logarithms of the sums of rows and columns, by the roots of both, and any pair's term: a factor on all affinities changes
+    /// nothing, so that the gradients of all rows together add up to nothing.
+    pub fn symmetric(log: bool, rows: Vec<f64>, columns: Vec<f64>, term: f32) -> Self {
         let half = |logs: &[f64]| logs.iter().map(|&ln| factor(log, ln / 2.0)).collect();
-        let weights = Weights { rows: half(&rows), columns: half(&columns), ..Weights::default() };
-        Self { weights, logs: rows, of_columns: columns, ..Self::default() }
+        let typical = if log { vec![term; rows.len()] } else { Vec::new() };
+        let weights = Weights { rows: half(&rows), columns: half(&columns), typical, ..Weights::default() };
+        Self { weights, logs: rows.into_iter().map(LogSum::from).collect(), of_columns: columns, ..Self::default() }
     }
 
     /// What is saved of rows and of columns: see [`saved_numbers`].
@@ -295,19 +260,19 @@ impl Weighed {
         let Weights { rows, columns, typical, whitened, .. } = &self.weights;
         match (m, whitened) {
             (_, Some(statistics)) => return statistics.saved(),
-            (Normalisation::Symmetric(_), _) => return [vec![rows.clone()], vec![columns.clone()]],
+            (Normalisation::Symmetric(_), _) => return [vec![rows.clone(), typical.clone()], vec![columns.clone()]],
             _ => {}
         }
-        let rest = |&ln: &f64| if ln.is_finite() { (ln - f64::from(ln as f32)) as f32 } else { 0.0 };
-        let sums = self.logs.iter().map(|&ln| ln as f32).collect();
-        [vec![sums, self.logs.iter().map(rest).collect(), typical.clone()], Vec::new()]
+        let sums = self.logs.iter().map(|ln| ln.sum).collect();
+        [vec![sums, self.logs.iter().map(|ln| ln.rest as f32).collect(), typical.clone()], Vec::new()]
     }
 
     /// From what was [`Weighed::saved`]; none where that does not say it all.
     pub fn restored(m: &Normalisation, head: &Head<'_>, log: bool, saved: [Vec<Vec<f32>>; 2]) -> Option<Self> {
         match (m, saved.each_ref().map(Vec::as_slice)) {
-            (Normalisation::Symmetric(_), [[rows], [columns]]) => {
-                let weights = Weights { rows: rows.clone(), columns: columns.clone(), ..Weights::default() };
+            (Normalisation::Symmetric(_), [[rows, terms], [columns]]) => {
+                let typical = if log { terms.clone() } else { Vec::new() };
+                let weights = Weights { rows: rows.clone(), columns: columns.clone(), typical, ..Weights::default() };
                 Some(Self { weights, ..Self::default() })
             }
             (Normalisation::Whitened(m), [[row_means], [means, factors]]) => {
@@ -315,7 +280,7 @@ impl Weighed {
                 Some(Self::whitened(Statistics::new(head, m, saved), head.keys.len()))
             }
             (m, [[sums, rests, terms], []]) if is_streamed(m) => {
-                let logs = sums.iter().zip(rests).map(|(&sum, &rest)| f64::from(sum) + f64::from(rest)).collect();
+                let logs = sums.iter().zip(rests).map(|(&sum, &rest)| LogSum { sum, rest: rest.into() }).collect();
                 Some(Self::streamed(m, head, log, logs, terms.clone()))
             }
             _ => None,

@@ -80,21 +80,30 @@ fn held(m: &Composed, s: &Shape, precision: Precision) -> [usize; 2] {
     let operands = if rounds { rounded::operands_len(dims) } else { 0 };
     let shared = if rounds { rounded::shared_len(seq_kv, dims) } else { [0; 2] };
     let forward = images + at_once * ((seq_q + seq_kv) * dv + shared[0]) + threads * (terms + rows + operands);
-    // Of each task the gradients of keys and values, and those of its slice.
-    let tasks = if slices < TASKS { at_once * TASKS.div_ceil(slices) } else { 0 };
-    let of_task = seq_kv * (d + if streamed { dv } else { 0 });
+    let tasks = of_tasks(s, d + if streamed { dv } else { 0 });
     let of_slice = (seq_q + seq_kv) * d + 2 * (seq_q + seq_kv) * dv;
     let own = [(s.k_len(), m.tied), (s.v_len() + s.out_len(), true)];
     let own: usize = own.into_iter().filter(|(_, held)| *held).map(|(len, _)| len).sum();
     let of_thread = 3 * terms + rows + tile::KEYS * d + tile::QUERIES * d + operands;
-    let backward = images + own + at_once * (of_slice + shared[1]) + tasks * of_task + threads * of_thread;
-    [forward + kept_hops(m, s)[0], backward + kept_hops(m, s)[1]].map(|len| 4 * len)
+    let backward = images + own + at_once * (of_slice + shared[1]) + tasks + threads * of_thread;
+    [forward + kept_by_series(m, s)[0], backward + kept_by_series(m, s)[1]].map(|len| 4 * len)
 }
 
-/// Numbers that a sum of hops keeps in each pass: every hop, and what comes back to one.
-fn kept_hops(m: &Composed, s: &Shape) -> [usize; 2] {
-    let count = if let Series::Hops(m) = &m.series { m.count } else { 0 };
-    [count, count + usize::from(count > 0)].map(|hops| hops.saturating_mul(s.out_len()))
+/// Numbers of the gradients of keys that the tasks of the slices at work hold, each for itself, where slices are split: `stride` for a key.
+fn of_tasks(s: &Shape, stride: usize) -> usize {
+    let slices = s.slices();
+    if slices < TASKS { workers(slices) * TASKS.div_ceil(slices) * s.seq_kv * stride } else { 0 }
+}
+
+/// Numbers that a series keeps in each pass: a sum of hops every hop, and what comes back to one; a solver the values of kept tokens, what
+/// it applies the operator to and the result, and then, of its adjoint, five tensors of the hop that is swept back.
+pub(super) fn kept_by_series(m: &Composed, s: &Shape) -> [usize; 2] {
+    let kept = match &m.series {
+        Series::Hops(m) => [m.count, m.count + 1],
+        Series::Resolvent(_) => [3, 5],
+        _ => [0; 2],
+    };
+    kept.map(|tensors| tensors.saturating_mul(s.out_len()))
 }
 
 /// The plan of softmax, whose bytes are those of all pairs, and whose costs are nearest to those of values that nothing fused holds.
@@ -143,7 +152,8 @@ fn rows(shape: &Shape, rows: usize) -> [usize; 2] {
     let ([d, dv], queries) = ([shape.head_dim + 16, shape.value_dim + 16], shape.seq_q);
     let (forward, backward) = (queries * d + rows * dv, queries * (d + 2 * dv) + rows * d);
     let columns = shape.seq_kv * (d + dv);
-    [forward + 2 * columns, backward + 4 * columns].map(|len| 4 * shape.slices() * len)
+    let of_slices = [forward + 2 * columns, backward + 2 * columns].map(|len| shape.slices() * len);
+    [of_slices[0], of_slices[1] + of_tasks(shape, d + dv)].map(|len| 4 * len)
 }
 
 /// The plan of a clustered graph, whose clusters are of equal size.
@@ -167,8 +177,8 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
         scratch_forward: 0,
         scratch_backward: 0,
         stats: saved_len(&m.normalisation, shape) + 2 * shape.slices(),
-        allocated_forward: one.allocated_forward + forward + 4 * kept_hops(m, shape)[0],
-        allocated_backward: one.allocated_backward + backward + 4 * kept_hops(m, shape)[1],
+        allocated_forward: one.allocated_forward + forward + 4 * kept_by_series(m, shape)[0],
+        allocated_backward: one.allocated_backward + backward + 4 * kept_by_series(m, shape)[1],
         ..one
     }
 }

@@ -8,8 +8,8 @@ use std::{borrow::Cow, ops::Range};
 use super::{
     columns::{Block, Columns},
     head::{Head, Logits, Slice, kept},
-    normalise::RowSum,
     sight::Sight,
+    sums::RowSum,
     tile::{QUERIES, STRIDE},
 };
 use crate::{
@@ -88,6 +88,12 @@ impl Routes {
     /// The same of plain numbers.
     pub fn add_up(&self, x: &mut [f64]) {
         self.others().for_each(|(n, own)| x[own] += x[n]);
+        self.others().for_each(|(n, own)| x[n] = x[own]);
+    }
+
+    /// What holds of all rows of a query, for each of these rows.
+    pub fn agree(&self, x: &mut [bool]) {
+        self.others().for_each(|(n, own)| x[own] &= x[n]);
         self.others().for_each(|(n, own)| x[n] = x[own]);
     }
 

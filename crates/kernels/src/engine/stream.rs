@@ -3,26 +3,26 @@
 use super::{
     graph::Graph,
     head::Head,
-    normalise::{RowSum, Weighed, summed},
+    normalise::{Weighed, summed},
     routes::merged,
+    sums::RowSum,
     sweep::{Summed, Sweep},
 };
 use crate::simd::rows::max_abs;
 
 impl Graph<'_> {
     /// Whether f32 can hold the affinities of each row times values before they are divided. For a causal row only the values that it may
-    /// see count. With routes a query has several rows, which are added up: then all rows of the head fit, or none.
+    /// see count. With routes a query has several rows, which are added up: they fit together.
     fn fits(&self, head: &Head<'_>, sums: &[RowSum], values: &[f32]) -> Vec<bool> {
         let (how, level, columns) = (summed(&self.m.normalisation), self.call.level, head.keys.len());
-        if !head.sight.causal || head.routes.is_some() {
+        if !head.sight.causal {
             let largest = max_abs(level, values).into();
-            let each = sums.iter().map(|sum| sum.fits(how, largest, columns)).collect::<Vec<_>>();
-            let all = !each.contains(&false);
-            return if head.routes.is_some() { vec![all; each.len()] } else { each };
+            return sums.iter().map(|sum| sum.fits(how, largest, columns)).collect();
         }
-        // The largest value before every position, and how many there are.
+        // The largest value before every position, and how many there are. No mean is larger than what it is of.
         let mut before = vec![(0.0_f32, 0_usize); self.call.shape.seq_kv + 1];
-        for (value, &key) in values.chunks_exact((values.len() / columns.max(1)).max(1)).zip(&head.keys) {
+        let tokens = &head.keys[..columns - head.means.len()];
+        for (value, &key) in values.chunks_exact((values.len() / columns.max(1)).max(1)).zip(tokens) {
             before[key as usize + 1] = (max_abs(level, value), 1);
         }
         for n in 1..before.len() {
@@ -39,7 +39,8 @@ impl Graph<'_> {
         let (head, how) = (&self.heads[slice], summed(&self.m.normalisation));
         let (log, columns) = (sweep.score.is_log(), head.keys.len());
         let sums = self.rows(sweep, values, rows);
-        let each = if log { vec![true; sums.len()] } else { self.fits(head, &sums, values) };
+        let mut each = if log { vec![true; sums.len()] } else { self.fits(head, &sums, values) };
+        head.routes.iter().for_each(|routes| routes.agree(&mut each));
         let fits = each.contains(&true);
         let stride = values.len() / columns.max(1);
         let of_queries = merged(head.routes.as_ref(), &sums);

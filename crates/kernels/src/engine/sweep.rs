@@ -6,10 +6,10 @@ use super::{
     bias::BiasSums,
     columns::{ALL, Block, Columns},
     head::Head,
-    normalise::RowSum,
     pool::{Buffers, Pool},
     rounded::{Rounding, Rows, Shared},
     sight,
+    sums::RowSum,
     tile::{KEYS, Lanes, QUERIES, Running, STRIDE, rescale, terms, weigh},
     whiten::{self, Back, Moments, Statistics},
 };

@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use pulp::{Simd, WithSimd};
 
-use super::normalise::RowSum;
+use super::sums::RowSum;
 use crate::{
     score::tiles::{Factors, Operands},
     simd::{

@@ -29,6 +29,29 @@ pub trait PairScore: Send + Sync {
     /// The derivatives of [`PairScore::value`].
     fn slopes<S: Simd>(&self, simd: S, term: S::f32s) -> Slopes<S::f32s>;
 
+    /// What the derivatives in the parameters of other pairs are taken from, of a pair whose term is `term`.
+    #[inline(always)]
+    fn centre<S: Simd>(&self, simd: S, term: S::f32s) -> [S::f32s; MOST_PARAMETERS] {
+        self.slopes(simd, term).parameters
+    }
+
+    /// The derivatives in the parameters, of pairs whose terms are `term`, less those of the pair of `centre` ([`PairScore::centre`]; zeros
+    /// take nothing off). Where both are nearly the same, a score that knows their difference has its digits.
+    #[inline(always)]
+    fn from_centre<S: Simd>(
+        &self,
+        simd: S,
+        _term: S::f32s,
+        slopes: &Slopes<S::f32s>,
+        centre: [S::f32s; MOST_PARAMETERS],
+    ) -> [S::f32s; MOST_PARAMETERS] {
+        let mut parameters = slopes.parameters;
+        for (slope, centre) in parameters.iter_mut().zip(centre) {
+            *slope = simd.sub_f32s(*slope, centre);
+        }
+        parameters
+    }
+
     /// [`PairScore::value`] with `bias` added to the logit: to the logarithm of the affinity, or, of what is no logarithm, to the number
     /// that is activated, which is the term unless a score says otherwise.
     #[inline(always)]

@@ -77,8 +77,8 @@ impl<'a> Hop<'a> {
         let density = matches!(&m.normalisation, Normalisation::Row(m) if m.density_exponent != 0.0);
         let rows = if head.causal { head.q.rows } else { 1 };
         HeadForward {
-            lse: sums.map(|(sums, _)| sums.to_vec()),
-            lse0: sums.filter(|_| density).map(|(_, plain)| plain.to_vec()),
+            lse: sums.as_ref().map(|[sums, _]| sums.clone()),
+            lse0: sums.filter(|_| density).map(|[_, plain]| plain),
             frob: normalised.norms().map(|norms| norms[..rows].to_vec()),
             ..HeadForward::default()
         }

@@ -16,6 +16,8 @@ pub(super) struct Pairs {
 /// Weights of pairs, and what made them.
 pub(super) struct Normalised {
     pairs: Pairs,
+    /// Of rows that are divided by their sums alone: what was taken off their logarithms.
+    peaks: Vec<f64>,
     kind: Kind,
     pub weights: Vec<Vec<f64>>,
 }
@@ -50,6 +52,17 @@ impl Pairs {
         if self.log { (x, 1.0) } else { (x.abs().ln(), if x == 0.0 { 0.0 } else { x.signum() }) }
     }
 
+    /// Takes the largest logarithm of every row off the others.
+    fn take_peaks(&mut self) -> Vec<f64> {
+        let take = |row: &mut Vec<f64>| {
+            let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let peak = if most.is_finite() { most } else { 0.0 };
+            row.iter_mut().for_each(|x| *x -= peak);
+            peak
+        };
+        self.values.iter_mut().map(take).collect()
+    }
+
     /// `ln sum_p exp(term(i, p))` of every row.
     fn row_logs(&self, term: impl Fn(usize, usize) -> f64) -> Vec<f64> {
         (0..self.values.len()).map(|i| log_sum((0..self.values[i].len()).map(|p| term(i, p)))).collect()
@@ -73,7 +86,10 @@ fn or_one(log: f64) -> f64 {
 }
 
 impl Normalised {
-    pub fn of(pairs: Pairs, normalisation: &Normalisation) -> Self {
+    pub fn of(mut pairs: Pairs, normalisation: &Normalisation) -> Self {
+        // A large bias would leave the sum beside it no digits.
+        let alone = matches!(normalisation, Normalisation::Row(m) if m.density_exponent == 0.0);
+        let peaks = if pairs.log && alone { pairs.take_peaks() } else { Vec::new() };
         let kind = Kind::of(&pairs, normalisation);
         let weight = |i: usize, p: usize, j: usize| {
             let (log, sign) = pairs.magnitude(i, p);
@@ -81,12 +97,14 @@ impl Normalised {
         };
         let mut weights: Vec<Vec<f64>> = pairs.keys.iter().map(|keys| vec![0.0; keys.len()]).collect();
         pairs.each(|i, p, j| weights[i][p] = weight(i, p, j));
-        Self { pairs, kind, weights }
+        Self { pairs, peaks, kind, weights }
     }
 
     /// The logarithm of every row's sum, where rows are normalised, and before densities were divided out.
-    pub fn row_sums(&self) -> Option<(&[f64], &[f64])> {
-        if let Kind::Row { plain, sums, .. } = &self.kind { Some((sums, plain)) } else { None }
+    pub fn row_sums(&self) -> Option<[Vec<f64>; 2]> {
+        let Kind::Row { plain, sums, .. } = &self.kind else { return None };
+        let peak = |i: usize| self.peaks.get(i).copied().unwrap_or(0.0);
+        Some([sums, plain].map(|logs| logs.iter().enumerate().map(|(i, log)| log + peak(i)).collect()))
     }
 
     /// The Frobenius norm that divides each row.
@@ -123,7 +141,7 @@ impl Normalised {
 
     /// Subtracts what flows back through the divisors.
     fn take_out(&self, dlogs: &mut [Vec<f64>], dweights: &[Vec<f64>]) {
-        let Self { pairs, kind, weights } = self;
+        let Self { pairs, kind, weights, .. } = self;
         let delta: Vec<f64> = weights.iter().zip(dweights).map(|(w, dw)| inner(w, dw)).collect();
         // The share of a pair in a sum of magnitudes, by its logarithm.
         let share = |i: usize, p: usize, sum: f64| match pairs.magnitude(i, p).0 {

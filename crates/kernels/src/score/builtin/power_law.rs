@@ -6,7 +6,7 @@ use pulp::Simd;
 
 use super::slopes;
 use crate::{
-    score::contract::{PairScore, Slopes, Term},
+    score::contract::{MOST_PARAMETERS, PairScore, Slopes, Term},
     simd::math::{arc, log2_1p},
 };
 
@@ -50,6 +50,42 @@ impl Decay {
             Self::Student => simd.mul_f32s(simd.splat_f32s(-0.5 * law.power), Self::log(simd, square)),
             Self::Gaussian => simd.neg_f32s(square),
         }
+    }
+
+    /// What the derivative in the length scale falls with: the distance in length scales, or its square.
+    #[inline(always)]
+    fn argument<S: Simd>(self, simd: S, law: Law, r: S::f32s) -> S::f32s {
+        let z = Self::ratio(simd, law, r);
+        if matches!(self, Self::Levy) { z } else { simd.mul_f32s(z, z) }
+    }
+
+    /// The logarithm and the argument of a pair from which others are taken.
+    #[inline(always)]
+    fn centre<S: Simd>(self, simd: S, law: Law, r: S::f32s) -> [S::f32s; MOST_PARAMETERS] {
+        [self.slopes(simd, law, r).parameters[0], self.argument(simd, law, r)]
+    }
+
+    /// The derivatives in the order and the length scale less those at `centre`. That in the length scale grows as `z / (1 + z)`, nearly the
+    /// same of all pairs that are far: `z / (1 + z) - t / (1 + t) = (z - t) / ((1 + z) (1 + t))`.
+    #[inline(always)]
+    fn from_centre<S: Simd>(
+        self,
+        simd: S,
+        law: Law,
+        (r, slopes): (S::f32s, &Slopes<S::f32s>),
+        [log, t]: [S::f32s; MOST_PARAMETERS],
+    ) -> [S::f32s; MOST_PARAMETERS] {
+        let (one, z) = (simd.splat_f32s(1.0), self.argument(simd, law, r));
+        let ahead = simd.sub_f32s(z, t);
+        let by_kappa = match self {
+            Self::Gaussian => simd.mul_f32s(simd.splat_f32s(2.0 / law.kappa), ahead),
+            _ => {
+                let share = simd.div_f32s(ahead, simd.add_f32s(one, z));
+                let share = simd.div_f32s(share, simd.add_f32s(one, t));
+                simd.mul_f32s(simd.splat_f32s(law.power / law.kappa), share)
+            }
+        };
+        [simd.sub_f32s(slopes.parameters[0], log), by_kappa]
     }
 
     /// The derivative in `r` over `r`, and those in the order and the length scale.
@@ -103,6 +139,22 @@ impl PairScore for Plane {
         let slopes = self.decay.slopes(simd, self.law, simd.sqrt_f32s(square));
         Slopes { term: simd.mul_f32s(simd.splat_f32s(0.5), slopes.term), ..slopes }
     }
+
+    #[inline(always)]
+    fn centre<S: Simd>(&self, simd: S, term: S::f32s) -> [S::f32s; MOST_PARAMETERS] {
+        self.decay.centre(simd, self.law, simd.sqrt_f32s(term))
+    }
+
+    #[inline(always)]
+    fn from_centre<S: Simd>(
+        &self,
+        simd: S,
+        term: S::f32s,
+        slopes: &Slopes<S::f32s>,
+        centre: [S::f32s; MOST_PARAMETERS],
+    ) -> [S::f32s; MOST_PARAMETERS] {
+        self.decay.from_centre(simd, self.law, (simd.sqrt_f32s(term), slopes), centre)
+    }
 }
 
 /// A decay with the angle between rows at length one, from [`Term::Chord`].
@@ -149,5 +201,21 @@ impl PairScore for Sphere {
         let by_chord = simd.div_f32s(by_angle, simd.sqrt_f32s(square));
         let inside = simd.less_than_f32s(simd.splat_f32s(1e-30), square);
         Slopes { term: simd.select_f32s(inside, by_chord, zero), ..slopes }
+    }
+
+    #[inline(always)]
+    fn centre<S: Simd>(&self, simd: S, term: S::f32s) -> [S::f32s; MOST_PARAMETERS] {
+        self.decay.centre(simd, self.law, Self::angle(simd, term).1)
+    }
+
+    #[inline(always)]
+    fn from_centre<S: Simd>(
+        &self,
+        simd: S,
+        term: S::f32s,
+        slopes: &Slopes<S::f32s>,
+        centre: [S::f32s; MOST_PARAMETERS],
+    ) -> [S::f32s; MOST_PARAMETERS] {
+        self.decay.from_centre(simd, self.law, (Self::angle(simd, term).1, slopes), centre)
     }
 }

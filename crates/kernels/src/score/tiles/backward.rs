@@ -41,7 +41,7 @@ struct BackwardSink<'a, T> {
     score: &'a T,
     known: Known<'a>,
     into: Backward<'a>,
-    /// Typical derivatives in the parameters, per query.
+    /// What derivatives in the parameters are taken from, per query.
     centres: &'a [[f32; WIDEST]; MOST_PARAMETERS],
 }
 
@@ -105,9 +105,11 @@ impl<T: PairScore> BackwardSink<'_, T> {
                     let x = simd.select_f32s(none, zero, simd.mul_f32s(of_values[n], slopes.1));
                     vectors_mut::<S, N>(of_bias, at)[n] = x;
                 }
-                of_values[n] = chain_rule::<S, T>(simd, slopes.0, of_values[n], centres, sums);
+                let term = if T::LOG { terms[n] } else { simd.add_f32s(terms[n], bias[n]) };
+                of_values[n] = chain_rule(simd, self.score, (term, slopes.0), of_values[n], centres, sums);
             } else {
-                of_values[n] = chain_rule::<S, T>(simd, self.score.slopes(simd, terms[n]), of_values[n], centres, sums);
+                let slopes = self.score.slopes(simd, terms[n]);
+                of_values[n] = chain_rule(simd, self.score, (terms[n], slopes), of_values[n], centres, sums);
             }
         }
         vectors_mut::<S, N>(self.into.weights, at).copy_from_slice(&of_pairs);
@@ -183,7 +185,8 @@ fn sign<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 #[inline(always)]
 fn chain_rule<S: Simd, T: PairScore>(
     simd: S,
-    slopes: Slopes<S::f32s>,
+    score: &T,
+    (term, slopes): (S::f32s, Slopes<S::f32s>),
     of_value: S::f32s,
     centres: [S::f32s; MOST_PARAMETERS],
     sums: &mut Option<[S::f32s; MOST_PARAMETERS]>,
@@ -192,8 +195,9 @@ fn chain_rule<S: Simd, T: PairScore>(
     // Where nothing comes back, as from pairs that are not seen, an infinite slope is none.
     let none = simd.equal_f32s(of_value, zero);
     if let Some(sums) = sums {
+        let parameters = score.from_centre(simd, term, &slopes, centres);
         for n in 0..T::PARAMETERS {
-            let part = simd.mul_f32s(of_value, simd.sub_f32s(slopes.parameters[n], centres[n]));
+            let part = simd.mul_f32s(of_value, parameters[n]);
             sums[n] = simd.add_f32s(sums[n], simd.select_f32s(none, zero, part));
         }
     }
@@ -203,7 +207,7 @@ fn chain_rule<S: Simd, T: PairScore>(
 /// Widest row of a tile that has typical terms.
 const WIDEST: usize = 64;
 
-/// The derivatives in the parameters at typical terms.
+/// What derivatives in the parameters are taken from, of typical terms.
 #[inline(always)]
 fn typical<S: Simd, T: PairScore>(
     simd: S,
@@ -213,9 +217,8 @@ fn typical<S: Simd, T: PairScore>(
 ) {
     let Some(terms) = terms else { return };
     for (at, &term) in S::as_simd_f32s(terms).0.iter().enumerate() {
-        let Slopes { parameters, .. } = score.slopes(simd, term);
-        for (centres, slope) in centres.iter_mut().zip(parameters).take(T::PARAMETERS) {
-            S::as_mut_simd_f32s(centres).0[at] = slope;
+        for (centres, centre) in centres.iter_mut().zip(score.centre(simd, term)).take(T::PARAMETERS) {
+            S::as_mut_simd_f32s(centres).0[at] = centre;
         }
     }
 }
@@ -243,7 +246,8 @@ impl<T: PairScore> WithSimd for Gradients<'_, T> {
             for (at, (x, &term)) in S::as_mut_simd_f32s(&mut row[..width]).0.iter_mut().zip(terms).enumerate() {
                 // Wider tiles have no typical terms.
                 let centres = if at < centres[0].len() { [centres[0][at], centres[1][at]] } else { [zero; 2] };
-                *x = chain_rule::<S, T>(simd, self.score.slopes(simd, term), *x, centres, &mut sums);
+                let slopes = self.score.slopes(simd, term);
+                *x = chain_rule(simd, self.score, (term, slopes), *x, centres, &mut sums);
             }
             self.sums.add::<S, T>(simd, sums.unwrap_or([zero; MOST_PARAMETERS]));
         }
