@@ -319,6 +319,17 @@ fn logits_that_columns_are_divided_beside_have_a_range() {
         support::assert_close(&json, &got, &expected, 2, 1e-4, 0.0);
         let told = error(&of_size(&json, Shape::square(1, 2, 16, 8), 5000.0));
         assert!(matches!(told, Error::Overflow { tensor: "row sums", .. }), "{json}: {told}");
+        // Tokens that are all alike, with logits of 15500 and of 20000.
+        let alike = |entry: f64| {
+            let mut p = of_size(&json, Shape::square(1, 2, 16, 8), 1.0);
+            p.q.fill(entry);
+            p.k.iter_mut().for_each(|k| k.fill(entry));
+            p
+        };
+        let [got, expected] = [alike(74.0).fused(), alike(74.0).reference()].map(|mut x| x.remove("out").unwrap());
+        support::assert_close(&json, &got, &expected, 2, 1e-2, 0.0);
+        let told = error(&alike(84.0));
+        assert!(matches!(told, Error::Overflow { tensor: "row sums", .. }), "{json}: {told}");
     }
 }
 
