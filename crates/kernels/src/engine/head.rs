@@ -1,6 +1,6 @@
 //! One batch element and head: its kept tokens in the order of the blocks that the structure makes of them.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 use super::{
     bias::PairBias,
@@ -8,6 +8,7 @@ use super::{
     routes::Routes,
     sight::{EVERYWHERE, Sight},
     tile::QUERIES,
+    whole_rows::{WholeRows, add_rows, ascends, mean_of},
 };
 use crate::{
     call::{
@@ -84,70 +85,6 @@ impl<'a> Slice<'a> {
 pub(super) fn kept(keep: Option<&[bool]>, len: usize) -> Vec<u32> {
     (0..len as u32).filter(|&i| keep.is_none_or(|keep| keep[i as usize])).collect()
 }
-
-/// Whether positions ascend, none twice.
-fn ascends(at: &[u32]) -> bool {
-    at.is_sorted_by(|a, b| a < b)
-}
-
-/// Rows of whole vectors.
-pub(super) enum WholeRows<'a> {
-    Lent(&'a [f32]),
-    Own(Aligned),
-}
-
-impl Deref for WholeRows<'_> {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
-        match self {
-            Self::Lent(rows) => rows,
-            Self::Own(rows) => rows,
-        }
-    }
-}
-
-impl<'a> WholeRows<'a> {
-    /// The rows of `x` at some positions: as they lie where they are all of them, in order, and can be.
-    fn of(x: TokenRows<'a>, at: &[u32]) -> Self {
-        let (dim, stride) = (x.channels, padded(x.channels));
-        if let Some(all) = x.as_slice(0..x.tokens).filter(|_| stride == dim && at.len() == x.tokens && ascends(at)) {
-            return Self::Lent(all);
-        }
-        let mut rows = Aligned::new(at.len() * stride);
-        for (row, &n) in rows.chunks_exact_mut(stride.max(1)).zip(at) {
-            row[..dim].copy_from_slice(x.row(n as usize));
-        }
-        Self::Own(rows)
-    }
-
-    /// `f` of every number.
-    pub fn map(self, f: impl Fn(f32) -> f32) -> Self {
-        let mut rows = Aligned::default();
-        rows.extend(&self);
-        rows.iter_mut().for_each(|x| *x = f(*x));
-        Self::Own(rows)
-    }
-
-    /// With one row more.
-    fn push(self, row: &[f32]) -> Self {
-        let mut rows = match self {
-            Self::Own(rows) => rows,
-            Self::Lent(lent) => {
-                let mut rows = Aligned::default();
-                rows.extend(lent);
-                rows
-            }
-        };
-        rows.extend(row);
-        let padding = padded(row.len()) - row.len();
-        rows.extend(&[0.0; LANES][..padding]);
-        Self::Own(rows)
-    }
-}
-
-/// Whole vectors are of at most as many.
-const LANES: usize = padded(1);
 
 impl<'a> Head<'a> {
     /// Every kept query and key, in windows where there are any.
@@ -381,32 +318,6 @@ impl<'a> Head<'a> {
     pub fn add_rows(&self, x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, TokenRows<'_>)>) {
         add_rows(&self.queries, x, width, out, dim, source);
     }
-}
-
-/// Adds rows of `x`, `width` apart, to those of `out [.., dim]` at some positions.
-fn add_rows(at: &[u32], x: &[f32], width: usize, out: &mut [f32], dim: usize, source: Option<(Map, TokenRows<'_>)>) {
-    let source = source.filter(|(map, _)| *map == Map::Unit);
-    let mut part = vec![0.0; dim];
-    for (x, &n) in x.chunks_exact(width.max(1)).zip(at) {
-        let at = n as usize * dim..(n as usize + 1) * dim;
-        let x = match source {
-            Some((map, source)) => {
-                map.pull_back(source.row(n as usize), x, &mut part);
-                &part
-            }
-            None => &x[..dim],
-        };
-        out[at].iter_mut().zip(x).for_each(|(out, x)| *out += x);
-    }
-}
-
-/// The mean of some rows, divided at the end: that of equal rows is then that row.
-fn mean_of(x: TokenRows<'_>, rows: &[u32]) -> Vec<f32> {
-    let mut sum = vec![0.0_f64; x.channels];
-    for &n in rows {
-        sum.iter_mut().zip(x.row(n as usize)).for_each(|(sum, &x)| *sum += f64::from(x));
-    }
-    sum.iter().map(|x| (x / rows.len().max(1) as f64) as f32).collect()
 }
 
 /// The sampled edges of one row that it may see.

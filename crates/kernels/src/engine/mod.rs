@@ -17,6 +17,7 @@ mod pool;
 mod range;
 mod rounded;
 mod routes;
+mod saved;
 mod series;
 mod sight;
 mod stream;
@@ -24,6 +25,7 @@ mod sums;
 mod sweep;
 mod tile;
 mod whiten;
+mod whole_rows;
 
 use std::borrow::Cow;
 
