@@ -91,3 +91,22 @@ fn clusters_that_no_memory_holds_are_refused() {
     let told = op.clusters(&inputs, &Mask::NONE).unwrap_err();
     assert!(matches!(told, Error::Memory { op: "clusters", .. }), "{told}");
 }
+
+/// Output gradients are divided where their products with values leave f32; the gradient of values has no such product.
+#[test]
+fn small_weights_beside_large_values_leave_gradients_of_values() {
+    for (json, sizes) in [
+        (r#"{"mechanism": "infsa"}"#, [1e-15, 1e-15, 1e30]),
+        (r#"{"mechanism": "infsa", "activation": "gelu"}"#, [1.0, 1e-20, 1e25]),
+        (r#"{"mechanism": "infsa-resolvent"}"#, [1e-15, 1e-15, 1e30]),
+        (r#"{"mechanism": "composed", "score": "dot-relu", "normalisation": "none"}"#, [1e-15, 1e-15, 1e30]),
+    ] {
+        let mut p = problem(Mechanism::from_json(json).unwrap(), Shape::square(1, 1, 18, 5), 3);
+        let scaled = |x: &mut [f64], by: f64| x.iter_mut().for_each(|x| *x = f64::from((*x * by) as f32));
+        scaled(&mut p.q, sizes[0]);
+        p.k.iter_mut().for_each(|k| scaled(k, sizes[1]));
+        scaled(&mut p.v, sizes[2]);
+        let [got, expected] = [p.fused(), p.reference()].map(|mut x| x.remove("dv").unwrap());
+        support::assert_close(json, &got, &expected, 1, 1e-5, 0.0);
+    }
+}

@@ -319,6 +319,16 @@ impl<'a, T: Element> Target<'a, T> {
         });
     }
 
+    /// Takes the numbers of `x`, in one piece, that are finite.
+    pub fn take_finite(&mut self, x: &[T]) {
+        let Layout { tokens, channels, .. } = self.layout;
+        self.for_each_row(|slice, token, row| {
+            let from = &x[(slice * tokens + token) * channels..][..channels];
+            let finite = row.iter_mut().zip(from).filter(|(_, x)| x.widen().is_finite());
+            finite.for_each(|(row, &x)| *row = x);
+        });
+    }
+
     /// Writes what the heads of queries have, `[batch, heads, tokens, channels]` in f32, `serves` of them summed, from the first on.
     ///
     /// # Errors

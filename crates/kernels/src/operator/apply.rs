@@ -157,12 +157,17 @@ impl Operator {
             let divided = (exponent != 0).then(|| rescale::divided(dout, exponent));
             let sizes = [dout.layout().tokens, dout.layout().channels];
             let divided = divided.as_deref().map(|x| View::in_one_piece(x, dout.layout().slices(), sizes));
-            let saved = Saved { dout: divided.unwrap_or(dout), ..*saved };
             let rescaled = Rescaled::of(&self.mechanism, call);
             let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
+            let of_values =
+                (exponent > 0).then(|| self.gradient_of_values(&scaled, saved, gradients.reborrow(), work)).flatten();
+            let saved = Saved { dout: divided.unwrap_or(dout), ..*saved };
             done = self.differentiate(&scaled, &saved, gradients.reborrow(), work);
             if exponent != 0 {
                 rescale::multiply_gradients(&mut gradients, exponent);
+            }
+            if let Some(dv) = of_values {
+                gradients.dv.take_finite(&dv);
             }
         }
         if self.mechanism.is_pooled() || done.is_err() {
@@ -174,6 +179,21 @@ impl Operator {
         written.try_for_each(|(tensor, x)| range::check_written(call, Some(dout), tensor, x))?;
         let parameters = extras.iter().map(|(parameter, x)| (parameter.gradient_name(), &*x));
         range::check_results(call, Some(dout), parameters)
+    }
+
+    /// That of the values from output gradients that are not divided, where they leave it any: it has no product with a value, and small
+    /// weights would leave nothing of it when divided. What the other gradients become is nothing.
+    fn gradient_of_values(
+        &self,
+        call: &Call<'_>,
+        saved: &Saved<'_>,
+        gradients: GradientTargets<'_>,
+        work: &mut [f32],
+    ) -> Option<Vec<f32>> {
+        let mut dv = vec![0.0; gradients.dv.layout().len()];
+        let own = Target::like(&mut dv, gradients.dv.layout());
+        self.differentiate(call, saved, GradientTargets { dv: own, ..gradients }, work).ok()?;
+        Some(dv)
     }
 
     fn differentiate(
