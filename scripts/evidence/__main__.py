@@ -10,6 +10,7 @@ from rows import ROOT, Row, load
 from run import Runner, build
 
 QUICK = 2.0  # minutes of one seed
+FAILURES = (OSError, RuntimeError, LookupError, StopIteration, ValueError)  # of a row; others go on
 
 
 def main() -> int:
@@ -64,7 +65,7 @@ def measured(rows: list[Row], asked: argparse.Namespace) -> bool:
     for row, seed in left:
         try:
             print(f"{row.id}, seed {seed}: {runner.measure(row, seed).relative_to(ROOT)}", flush=True)
-        except (OSError, RuntimeError, LookupError, StopIteration, ValueError) as error:
+        except FAILURES as error:
             failed += 1
             print(f"{row.id}, seed {seed}: {error!r}", file=sys.stderr, flush=True)
     return not failed
@@ -77,16 +78,24 @@ def runner_of(asked: argparse.Namespace, work: Path) -> Runner:
 def repeated(rows: list[Row], asked: argparse.Namespace) -> int:
     """Says of every row how many figures of its first seed come out again, and how far off the farthest is."""
     kept = [(row, seed, result["figures"]) for row in rows for seed, result in list(row.results().items())[:1]]
+    every, failed = {row.id: row for row in load()}, 0
     with tempfile.TemporaryDirectory() as work:
         runner = runner_of(asked, Path(work))
         for row, seed, before in kept:
-            after = runner.run(row, seed)
-            pairs = [(arm, name, old, after[arm][name]) for arm, of in before.items() for name, old in of.items() if old is not None]
+            try:
+                for earlier in row.after:
+                    runner.run(every[earlier], seed)
+                after = runner.run(row, seed)
+            except FAILURES as error:
+                failed += 1
+                print(f"{row.id}, seed {seed}: {error!r}", file=sys.stderr, flush=True)
+                continue
+            pairs = [(arm, name, old, after.get(arm, {}).get(name, float("nan"))) for arm, of in before.items() for name, old in of.items() if old is not None]
             same = sum(old == new for _, _, old, new in pairs)
             off = [(abs(new - old) / max(abs(old), 1e-300), arm, name, old, new) for arm, name, old, new in pairs if new != old]
             worst = "" if not off else "; farthest: {1}, {2}: {3:g}, now {4:g}".format(*max(off))
             print(f"{row.id}, seed {seed}: {same} of {len(pairs)} figures are the same{worst}", flush=True)
-    return 0
+    return int(failed > 0)
 
 
 def listed(rows: list[Row]) -> int:

@@ -40,6 +40,7 @@ class Row:
     arms: dict[str, str] = field(default_factory=dict)  # labels on the page
     hidden: dict[str, list[str]] = field(default_factory=dict)  # by key, what the page leaves out
     control: str = ""  # the last key of the arm that others are tested against, within the same first keys
+    after: tuple[str, ...] = ()  # rows whose runs it reads, of the same seed
     files: dict[str, str] = field(default_factory=dict)  # written before the commands run
     earlier: str = ""  # what the page's figures rest on until this row is run
 
@@ -65,7 +66,7 @@ def load(path: Path = RESULTS / "rows.toml") -> list[Row]:
     rows = []
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["row"]:
         columns = tuple(Column(**{"head": column["name"], **column}) for column in entry.pop("columns"))
-        lists = {key: tuple(entry.pop(key)) for key in ("commands", "seeds", "keys") if key in entry}
+        lists = {key: tuple(entry.pop(key)) for key in ("commands", "seeds", "keys", "after") if key in entry}
         rows.append(Row(columns=columns, **lists, **entry))
     names = [row.id for row in rows]
     twice = {name for name in names if names.count(name) > 1}

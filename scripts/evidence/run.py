@@ -49,7 +49,8 @@ class Runner:
                 cwd=self.work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         if done.returncode:
-            raise RuntimeError(f"exit code {done.returncode}, see {log.name}")
+            end = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            raise RuntimeError(f"exit code {done.returncode}, see {log.name}: {' / '.join(end)}")
         return read.figures(row, seed, self.work, done.stdout)
 
     def script(self, row: Row, seed: int) -> str:
