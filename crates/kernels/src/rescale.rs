@@ -169,6 +169,12 @@ pub(crate) fn gradient_exponent(mechanism: &Mechanism, call: &Call<'_>, dout: Vi
     Err(Error::Range { tensor, largest, bound: "up to", limit, remedy })
 }
 
+/// Whether the output gradients by themselves need no dividing.
+pub(crate) fn are_comfortable(call: &Call<'_>, dout: View<'_>) -> bool {
+    let side = Masked::of_queries(call, dout);
+    (0..side.slices()).all(|slice| is_comfortable(exponent_of(side.largest(call.level, slice))))
+}
+
 /// The exponent of a power of two by which to divide `g`, for its products with `v` to have room; 0 if they have.
 pub(crate) fn product_exponent(g: f64, v: f64) -> i32 {
     let product = g.log2() + v.log2();

@@ -159,8 +159,9 @@ impl Operator {
             let divided = divided.as_deref().map(|x| View::in_one_piece(x, dout.layout().slices(), sizes));
             let rescaled = Rescaled::of(&self.mechanism, call);
             let scaled = rescaled.as_ref().map_or(*call, |rescaled| rescaled.call(call));
+            let alone = exponent > 0 && rescale::are_comfortable(call, dout);
             let of_values =
-                (exponent > 0).then(|| self.gradient_of_values(&scaled, saved, gradients.reborrow(), work)).flatten();
+                alone.then(|| self.gradient_of_values(&scaled, saved, gradients.reborrow(), work)).flatten();
             let saved = Saved { dout: divided.unwrap_or(dout), ..*saved };
             done = self.differentiate(&scaled, &saved, gradients.reborrow(), work);
             if exponent != 0 {
@@ -181,8 +182,8 @@ impl Operator {
         range::check_results(call, Some(dout), parameters)
     }
 
-    /// That of the values from output gradients that are not divided, where they leave it any: it has no product with a value, and small
-    /// weights would leave nothing of it when divided. What the other gradients become is nothing.
+    /// That of the values from output gradients that are not divided: it has no product with a value, and small weights would leave nothing
+    /// of it when they are. What the other gradients become is nothing.
     fn gradient_of_values(
         &self,
         call: &Call<'_>,
