@@ -17,7 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import UnsupportedError
 from ..torch import Attention, HeadAttention
-from ..transformers import _attention, _attention_by_group, _mask, _pattern
+from ..patterns import pattern_of, token_mask
+from ..transformers import _attention, _attention_by_group
 from .given import Given
 from .layers import CONVERTED
 
@@ -86,7 +87,7 @@ class _Masking:
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        keep = _mask(*args, **kwargs)
+        keep = token_mask(*args, **kwargs)
         keep._resolvent_original = _Once(self.original, args, kwargs)  # type: ignore[attr-defined]
         return keep
 
@@ -155,7 +156,7 @@ class _Attending:
 def _given(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], kwargs: dict[str, Any]
 ) -> Given:
-    pattern, keep = _pattern(module, query, key, mask, kwargs.get("is_causal"), kwargs.get("sliding_window"))
+    pattern, keep = pattern_of(module, query, key, mask, kwargs.get("is_causal"), kwargs.get("sliding_window"))
     names = ("softcap", "position_bias", "s_aux", "sinks", "head_mask", "cache", "block_mask")
     options = tuple(name for name in names if kwargs.get(name) is not None)
     causal = pattern.causal and query.shape[2] > 1

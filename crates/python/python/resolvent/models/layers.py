@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, Literal, NamedTuple, Union
 
 from torch import nn
 
+from ..crossing import crosses
 from ..errors import ConfigurationError, UnsupportedError
 from ..torch import Attention, HeadAttention, MultiheadAttention
 
@@ -67,7 +68,7 @@ def _of(model: nn.Module, name: str, module: nn.Module) -> Layer | None:
     if not _asks_for_an_implementation(module):
         return None
     config: Any = module.config
-    crossed = bool(getattr(module, "is_cross_attention", False)) or "Cross" in type(module).__name__
+    crossed = crosses(module)
     heads = _number(module, config, "num_heads", "num_attention_heads", "n_heads", "n_head")
     head_dim = _number(module, config, "head_dim", "attention_head_size", "head_size")
     if heads is None:
