@@ -100,6 +100,9 @@ def _forward(tensors: Tensors, options: _Options, out: Any, return_state: bool) 
     if return_state:
         options.find_clusters(tensors)
     call = options.call(tensors)
+    if is_torch(out) and out.is_neg():
+        remedy = "pass one that is no view of other signs than its memory has"
+        raise TensorError(f"tensor `out` cannot be written to; {remedy}", code="tensor", tensor="out", remedy=remedy)
     result, state = out, None
     if out is None or return_state:
         sizes, rows, statistics = call.lengths(*tensors.inputs)
