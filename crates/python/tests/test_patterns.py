@@ -111,3 +111,11 @@ def test_cross_attention_of_a_decoder_is_refused(model, tokens):
         model(**inputs)
     model.set_attn_implementation("resolvent:softmax")
     torch.testing.assert_close(states(model, **inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_conversion_refuses_it_by_the_layers_name():
+    for model, layer in ((of_t5(), "EncDecAttention"), (of_bart(), "encoder_attn"), (torch.nn.Transformer(48, 4, 1, 1, 64, dropout=0.0), "multihead_attn")):
+        for mechanism in ("infsa", HeadMechanisms([([0, 3], "softmax"), ([1, 2], "infsa")])):
+            with refused(f"{layer}.*cross-attention"):
+                resolvent.convert(model, mechanism)
+        resolvent.convert(model, "infsa", layers=lambda name, _: layer not in name).undo()

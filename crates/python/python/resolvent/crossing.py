@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["crosses"]
+__all__ = ["crosses", "writes"]
 
 
 def crosses(module: nn.Module) -> bool:
@@ -12,3 +12,8 @@ def crosses(module: nn.Module) -> bool:
     if getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__:
         return True
     return bool(getattr(module, "is_decoder", False)) and not getattr(module, "is_causal", True)
+
+
+def writes(module: nn.Module) -> bool:
+    """Whether the layer is of a model of texts, whose decoders write tokens one after the other."""
+    return hasattr(getattr(module, "config", None), "vocab_size")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Callable, NamedTuple
 
@@ -10,15 +9,12 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from .crossing import crosses
+from .crossing import crosses, writes
 from .errors import UnsupportedError
 from .mechanism import Mechanism
+from .torch.pairs import hides_later
 
-__all__ = ["Pattern", "added", "pattern_of", "refuse_other_rows", "refused", "token_mask"]
-
-
-#: Masks of numbers hide by minus infinity or by the most negative number of a type.
-HIDDEN = -1e4
+__all__ = ["Pattern", "added", "is_ordered", "pattern_of", "refuse_other_rows", "refused", "token_mask"]
 
 
 class Pattern(NamedTuple):
@@ -124,13 +120,6 @@ def pattern_of(
     return Pattern(bool(causal), sliding_window, mask is not None, square), keep
 
 
-@functools.lru_cache(maxsize=256)
-def is_row_local(mechanism: Mechanism) -> bool:
-    """Whether each row depends on its own query and the keys that this sees alone."""
-    # The rows of `uniform` are means, whatever the queries are.
-    return mechanism._core.row_local or mechanism.id == "uniform"
-
-
 def is_ordered(module: torch.nn.Module, pattern: Pattern) -> bool:
     """Whether queries see no later key, for all that the layer and its mask say."""
     return pattern.causal or (bool(getattr(module, "is_causal", False)) and not crosses(module))
@@ -140,19 +129,11 @@ def refuse_other_rows(mechanism: Mechanism, module: torch.nn.Module, pattern: Pa
     """Refuses a mechanism whose rows depend on other rows where these are not at hand, or must not be seen."""
     why = "its rows depend on the queries of other tokens"
     others = "take a mechanism without such sums, as `softmax`, `fna` and `routed` are"
-    ordered, writes = is_ordered(module, pattern), hasattr(getattr(module, "config", None), "vocab_size")
+    ordered = is_ordered(module, pattern)
     if ordered and queries < keys:
         raise refused(f"a cache with `{mechanism}`", f"{why}, which a cache does not keep; pass use_cache=False, or {others}")
-    if pattern.pairs is not None and (ordered or _hides_later(pattern.pairs)):
+    if pattern.pairs is not None and (ordered or hides_later(pattern.pairs)):
         apart = "which a mask of pairs (packed texts, four axes) does not keep apart"
         raise refused(f"a causal mask of pairs with `{mechanism}`", f"{why}, {apart}; pass one text per row and a mask of tokens, or {others}")
-    if writes and (crosses(module) or queries != keys):
+    if writes(module) and (crosses(module) or queries != keys):
         raise refused(f"cross-attention with `{mechanism}`", f"{why}, which a decoder has not written yet; {others}")
-
-
-def _hides_later(pairs: Tensor) -> bool:
-    """Whether no query sees a later key."""
-    queries, keys = pairs.shape[-2:]
-    later = torch.ones(queries, keys, dtype=torch.bool, device=pairs.device).triu(1 + keys - queries)
-    hidden = ~pairs if pairs.dtype == torch.bool else pairs <= HIDDEN
-    return bool(later.any()) and bool(hidden[..., later].all())

@@ -21,9 +21,10 @@ from .decoding import beside, decodes
 from .errors import ConfigurationError
 from .fits import HeadMechanisms
 from .mechanism import Mechanism, MechanismLike, mechanisms
-from .patterns import added, is_ordered, is_row_local, pattern_of, refuse_other_rows, refused, token_mask
+from .patterns import added, is_ordered, pattern_of, refuse_other_rows, refused, token_mask
 from .torch import Attention, HeadAttention, attend
 from .torch.heads import by_group, of_heads
+from .torch.pairs import is_row_local
 from .values import DotExp
 
 __all__ = ["register"]

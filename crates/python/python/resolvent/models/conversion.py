@@ -15,6 +15,7 @@ from ..fits import Fit, FitLike, HeadMechanisms, load_fit
 from ..mechanism import Mechanism, MechanismLike
 from ..torch import Attention, HeadAttention, MultiheadAttention, attend
 from ..torch.attention import parts_of
+from ..torch.pairs import is_row_local
 from .centroids import centroids
 from .fitting import fitted, found_fit, learned_of, mechanism_of
 from .given import Given
@@ -197,9 +198,13 @@ def _made(layer: Layer, mechanism: Mechanism | HeadMechanisms, learned: tuple[st
     """The module that will hold the layer's mechanism."""
     if layer.kind == "converted":
         raise _refused(layer, "a layer that has been converted", "undo its conversion first, or choose others by `layers`")
-    groups = mechanism.groups if isinstance(mechanism, HeadMechanisms) else ()
-    if layer.crossed and (mechanism.tied or any(group.mechanism.tied for group in groups)):
+    parts = [group.mechanism for group in mechanism.groups] if isinstance(mechanism, HeadMechanisms) else [mechanism]
+    if layer.crossed and any(part.tied for part in parts):
         raise _refused(layer, f"the tied mechanism `{mechanism}`", "its keys are its queries, which cross-attention has not")
+    mixing = [part for part in parts if not is_row_local(part)]
+    if layer.crossed and layer.writes and mixing:
+        why = "its rows depend on the queries of other tokens, which a decoder has not written yet; leave this layer out by `layers`"
+        raise _refused(layer, f"`{mixing[0]}` in cross-attention of a decoder", why)
     if isinstance(layer.module, nn.MultiheadAttention):
         if not layer.name:
             remedy = "use resolvent.torch.MultiheadAttention.from_torch"

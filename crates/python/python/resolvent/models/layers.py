@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Literal, NamedTuple, Union
 
 from torch import nn
 
-from ..crossing import crosses
+from ..crossing import crosses, writes
 from ..errors import ConfigurationError, UnsupportedError
 from ..torch import Attention, HeadAttention, MultiheadAttention
 
@@ -37,6 +37,11 @@ class Layer(NamedTuple):
     crossed: bool
     """Whether the keys are of other tokens."""
     dropout: float
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model is one of texts, or of ``torch.nn``: its cross-attention may be of tokens that come one after the other."""
+        return writes(self.module) or self.kind == "torch"
 
     def keys(self) -> list[str]:
         """Names of the parameters that make keys, where they make nothing else."""
