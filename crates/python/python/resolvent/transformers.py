@@ -35,7 +35,8 @@ _SCALED = ("softmax", "infsa", "infsa-resolvent", "linear-infsa", "ssa")
 
 def register(mechanism: MechanismLike | HeadMechanisms | None = None, name: str | None = None) -> list[str]:
     """Registers a mechanism as ``resolvent:<name>``, or every preset by its id; returns the names for ``set_attn_implementation``.
-    `HeadMechanisms` need a name.
+    `HeadMechanisms` and mechanisms other than a preset as it is need a name. Presets are registered when this module is imported; those
+    with names are registered by every process that uses them.
 
     The mask comes with it: the padding mask, causality and sliding windows of a model reach the mechanism; any other mask, and biases of
     positions, reach those that form pairs. What a mechanism has no place for is refused.
@@ -51,15 +52,20 @@ def register(mechanism: MechanismLike | HeadMechanisms | None = None, name: str 
         return [full for preset in mechanisms() for full in register(preset, preset)]
     if isinstance(mechanism, HeadMechanisms):
         if name is None:
-            remedy = "say what to call heads with mechanisms of their own"
-            raise ConfigurationError(f"argument `name` is missing; {remedy}", code="argument", field="name", remedy=remedy)
+            raise _nameless("say what to call heads with mechanisms of their own")
         full, attention = f"resolvent:{name}", functools.partial(_attention_by_group, mechanism)
     else:
         found = Mechanism.of(mechanism)
+        if name is None and (found.id not in mechanisms() or found != Mechanism(found.id)):
+            raise _nameless("say what to call it; names of presets are those of the presets as they are")
         full, attention = f"resolvent:{name or found.id}", functools.partial(_attention, found)
     AttentionInterface.register(full, attention)
     AttentionMaskInterface.register(full, token_mask)
     return [full]
+
+
+def _nameless(remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"argument `name` is missing; {remedy}", code="argument", field="name", remedy=remedy)
 
 
 class _Group(NamedTuple):
@@ -225,3 +231,6 @@ def _attention_by_group(
         return _attention(mechanisms.groups[n].mechanism, module, q, keys, v, mask, **options)[0]
 
     return by_group(mechanisms, query, key, value, position_bias, call, shared=True, whole=True, axis=-2), None
+
+
+register()

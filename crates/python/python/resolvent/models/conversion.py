@@ -251,7 +251,7 @@ def _check(layer: Layer, attention: Attention, dropout: float) -> None:
 
 
 def _place_in_transformers(model: nn.Module, layer: Layer, attention: nn.Module) -> tuple[Converted, Callable[[], None]]:
-    from .implementations import LayerAttention, LayerHeadAttention, configurations, install, restore
+    from .implementations import LayerAttention, LayerHeadAttention, configurations, hold, install, restore
 
     assert isinstance(attention, (LayerAttention, LayerHeadAttention))
     module, changed = layer.module, configurations(model, [layer.module])
@@ -260,6 +260,7 @@ def _place_in_transformers(model: nn.Module, layer: Layer, attention: nn.Module)
     module.add_module(CONVERTED, attention)
     for config in changed:
         install(config)
+    hold(module, changed)
 
     def undo() -> None:
         module._modules.pop(CONVERTED, None)

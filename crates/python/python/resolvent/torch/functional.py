@@ -266,15 +266,16 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, options: Options, q: Tensor, k: Tensor | None, v: Tensor, *parameters: Tensor) -> Tensor:
         done = _kernels.forward(options, q, k, v, parameters, keep_clusters=True)
         ctx.options, ctx.clusters = options, done.clusters
-        masks = (options.key_mask, options.query_mask)
-        ctx.save_for_backward(q, k, v, done.out, done.state, *masks, *parameters)
+        constants = (options.key_mask, options.query_mask, options.codebook, options.landmark_indices)
+        ctx.save_for_backward(q, k, v, done.out, done.state, *constants, *parameters)
         return done.out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        # With the masks comes the check that nobody has written to them since.
-        q, k, v, out, state, key_mask, query_mask, *parameters = ctx.saved_tensors
-        options: Options = ctx.options._replace(key_mask=key_mask, query_mask=query_mask)
+        # With the constants comes the check that nobody has written to them since.
+        q, k, v, out, state, key_mask, query_mask, codebook, indices, *parameters = ctx.saved_tensors
+        constants = {"key_mask": key_mask, "query_mask": query_mask, "codebook": codebook, "landmark_indices": indices}
+        options: Options = ctx.options._replace(**constants)
         if torch.is_grad_enabled():
             return _recorded(options, q, k, v, parameters, Forward(out, state, ctx.clusters), dout)
         saved, wanted = Forward(out, state, ctx.clusters), ctx.needs_input_grad[4:]
