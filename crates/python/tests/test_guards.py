@@ -141,3 +141,40 @@ def test_parameters_and_codebooks_with_other_signs(x):
         resolvent.attend(x, x, x, out=negated(torch.empty_like(x)))
     assert caught.value.tensor == "out"
     assert np.array_equal(resolvent.attend(x, x, x).numpy(), attend(x, x, x).numpy())
+
+
+@pytest.mark.parametrize("value", [-1, 2**70, "a", 1.5, True])
+def test_numbers_of_threads_and_seeds_are_checked(x, value):
+    calls = {
+        "threads": [lambda: resolvent.attend(x, x, x, threads=value), lambda: resolvent.attend_backward(x, x, x, x, threads=value)],
+        "seed": [lambda: resolvent.attend(x, x, x, dropout=0.1, seed=value), lambda: attend(x, x, x, dropout=0.1, seed=value)],
+    }
+    for field, given in calls.items():
+        for call in given:
+            with pytest.raises(resolvent.ConfigurationError) as caught:
+                call()
+            assert caught.value.field == field and caught.value.remedy
+    with pytest.raises(resolvent.ConfigurationError):
+        resolvent.set_num_threads(value)
+    assert resolvent.attend(x, x, x, threads=np.int64(1), dropout=0.1, seed=np.uint8(3)).shape == x.shape
+
+
+def test_masked_arrays_are_refused(x):
+    numbers = x.numpy()
+    masked = np.ma.masked_array(numbers, mask=numbers > 0)
+    for place, name in enumerate("qkv"):
+        with pytest.raises(resolvent.DTypeError, match="masked array") as caught:
+            resolvent.attend(*(masked if n == place else numbers for n in range(3)))
+        assert caught.value.tensor == name
+    assert np.array_equal(resolvent.attend(masked.data, numbers, numbers), resolvent.attend(numbers, numbers, numbers))
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "infsa", "fna", "local"])
+def test_a_score_that_is_nan_is_left_out_as_the_documentation_says(x, mechanism):
+    key = x.clone()
+    key[:, :, 2, 1] = torch.nan
+    keep = torch.ones(2, 8, dtype=torch.bool)
+    keep[:, 2] = False
+    torch.testing.assert_close(attend(x, key, x, mechanism), attend(x, x, x, mechanism, key_mask=keep), rtol=1e-5, atol=1e-6)
+    assert torch.equal(attend(x, key, x, mechanism, key_mask=keep), attend(x, x, x, mechanism, key_mask=keep))
+    assert attend(x, key, x, "linear").isnan().any(-1).all()

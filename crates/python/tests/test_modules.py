@@ -287,3 +287,22 @@ def test_bad_modules_are_refused():
     tied, x = MultiheadAttention(24, 3, mechanism="soft"), torch.randn(2, 7, 24)
     with pytest.raises(resolvent.UnsupportedError, match="cross-attention"):
         tied(x, x.clone(), x)
+    for embed_dim in (0, -24):
+        with pytest.raises(resolvent.ConfigurationError, match="embed_dim"):
+            MultiheadAttention(embed_dim, 3)
+    for bad in (x.numpy(), None):
+        with pytest.raises(resolvent.DTypeError):
+            MultiheadAttention(24, 3)(x, x, bad)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "fna", "infsa", CONVOLUTION], ids=str)
+def test_modules_are_made_where_there_is_no_memory(mechanism):
+    with torch.device("meta"):
+        empty = MultiheadAttention(24, 3, mechanism=mechanism, batch_first=True)
+    assert all(p.is_meta for p in empty.parameters())
+    real = MultiheadAttention(24, 3, mechanism=mechanism, batch_first=True)
+    assert not any(p.is_meta for p in real.parameters())
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(real.state_dict())
+    x = torch.randn(2, 24, 24)
+    assert torch.equal(filled(x, x, x)[0], real(x, x, x)[0])

@@ -43,6 +43,9 @@ def _in_rows(x: np.ndarray[Any, Any]) -> bool:
 def dense(x: Any, name: str, rows: bool = False) -> Any:
     """A tensor with the elements of `x`, contiguous, or, for `rows`, with channels side by side: itself where it is one."""
     if isinstance(x, np.ndarray):
+        if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+            remedy = "pass its numbers (.data, .filled()), and masks of tokens as key_mask and query_mask"
+            raise DTypeError(f"tensor `{name}` is a masked array, whose mask is not read; {remedy}", code="type", tensor=name, remedy=remedy)
         return x if rows and _in_rows(x) else np.require(x, requirements=["C", "A"])
     if is_torch(x):
         if x.requires_grad or _has_tangent(x):

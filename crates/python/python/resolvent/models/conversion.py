@@ -85,6 +85,7 @@ def convert(
     learned: Iterable[str] | None = None,
     dropout: float | None = None,
     codebook: bool = False,
+    report: bool = False,
 ) -> Conversion:
     """Puts a mechanism in place of a model's attention, in place, with its weights.
 
@@ -109,6 +110,7 @@ def convert(
         codebook: Whether mechanisms with clusters get fixed centroids, found among the tokens of the samples, in place of clusters found
             anew in every call. They are in the state, and get no gradient. Of heads with mechanisms of their own, those with clusters
             get them.
+        report: Print the result: every layer with the parameters that it has kept, got, and left unused.
 
     Raises:
         ConfigurationError: for a fit whose layers or numbers of heads are not the model's, and one that cannot be read.
@@ -141,6 +143,8 @@ def convert(
     except BaseException:
         done.undo()
         raise
+    if report:
+        print(done)
     return done
 
 

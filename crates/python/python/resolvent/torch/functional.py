@@ -14,6 +14,7 @@ from .._resolvent import __version__
 from ..errors import TensorError, UnsupportedError
 from ..fits import HeadMechanisms
 from ..mechanism import Mechanism, MechanismLike, with_bias_of
+from ..threads import number
 from . import _kernels
 from ._kernels import Forward, Options
 from .guards import refuse_others, refuse_unreadable
@@ -192,7 +193,7 @@ def _attended(
     masks = [None if mask is None else _whole(mask) for mask in (key_mask, query_mask)]
     fixed = [None if x is None else _whole(x.detach()) for x in (codebook, landmark_indices)]
     if eager and all(_is_plain(x) for x in values):
-        drawn = (dropout_kind, dropout, _seed() if seed is None else seed) if dropout else None
+        drawn = (dropout_kind, dropout, _seed() if seed is None else number("seed", seed, 0)) if dropout else None
         sequences = sequences_of(*cu_seqlens)
         options = Options(
             Mechanism.of(mechanism), causal, masks[0], masks[1], names, fixed[0], fixed[1], drawn, precision, sequences

@@ -12,6 +12,7 @@ from ..errors import ConfigurationError
 from ..fits import HeadMechanisms
 from ..mechanism import MechanismLike
 from .attention import Attention, HeadAttention, _refused, parts_of
+from .guards import refuse_others
 from .pairs import Pairs, hides_later, is_row_local, kept, pairs_of
 
 __all__ = ["Attention", "MultiheadAttention"]
@@ -49,6 +50,9 @@ class MultiheadAttention(nn.Module):
         super().__init__()
         if add_bias_kv or add_zero_attn:
             raise _refused("add_bias_kv or add_zero_attn", "tokens that are not in the input would join every sum")
+        if embed_dim < 1:
+            remedy = "must be at least 1"
+            raise ConfigurationError(f"argument `embed_dim` is {embed_dim}; {remedy}", code="argument", field="embed_dim", remedy=remedy)
         if num_heads < 1 or embed_dim % num_heads:
             remedy = "embed_dim must be a multiple of num_heads"
             message = f"argument `num_heads` is {num_heads} beside embed_dim {embed_dim}; {remedy}"
@@ -136,6 +140,7 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
         """As ``torch.nn.MultiheadAttention.forward``; see the class for what differs."""
+        refuse_others({"query": query, "key": key, "value": value})
         if need_weights:
             raise _refused("need_weights", "the weights of attention are never formed; leave it out")
         if self._has_tied and key is not query:
