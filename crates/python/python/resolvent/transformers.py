@@ -169,7 +169,9 @@ def _attention(
     # Under a decoder's single new token a window is what the cache has kept.
     wide = pattern.window is None or pattern.window >= key.shape[2]
     sinks = kwargs["s_aux"] if kwargs.get("s_aux") is not None else kwargs.get("sinks")
-    adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window, sinks is not None)
+    asked = (None if default else scaling, softcap, None if wide else pattern.window)
+    # Compilers trace this, and cannot follow what reads a configuration.
+    adapted = mechanism if asked == (None, None, None) and sinks is None else _adapted(mechanism, *asked, sinks is not None)
     # A single new token sees all there is. Which keys it sees by their clusters, causality says, and whether a text can be gone on with.
     local = is_row_local(adapted)
     if not local:
