@@ -23,6 +23,9 @@ pub struct Clusters(Arc<Vec<ClusterPlan>>);
 /// Labels of queries and of keys, exact blocks, edges and their weights: the fields of [`resolvent_kernels::PlanTensors`].
 type PlanLists = (Vec<i64>, Vec<i64>, Vec<[i64; 3]>, Vec<[i64; 3]>, Vec<f64>);
 
+/// A plan as it is pickled: its slices, and its lists.
+type Pickled = (usize, PlanLists);
+
 #[pymethods]
 impl Clusters {
     /// The plan of every sequence (of calls of one length, a single one) as flat lists: cluster of every query and of every key, -1 for
@@ -34,6 +37,24 @@ impl Clusters {
             (label_q, label_k, exact_blocks, edges, edge_log_weight)
         };
         self.0.iter().map(lists).collect()
+    }
+
+    /// From what `__reduce__` gives.
+    #[staticmethod]
+    fn restored(plans: Vec<Pickled>) -> PyResult<Self> {
+        let plan = |(slices, (label_q, label_k, exact_blocks, edges, edge_log_weight)): Pickled| {
+            let [seq_q, seq_kv] = [&label_q, &label_k].map(|labels| labels.len() / slices.max(1));
+            let shape = Shape { batch: slices, heads: 1, seq_q, seq_kv, head_dim: 1, value_dim: 1 };
+            ClusterPlan::from_tensors(&PlanTensors { label_q, label_k, exact_blocks, edges, edge_log_weight }, &shape)
+        };
+        Ok(Self(Arc::new(python(plans.into_iter().map(plan).collect())?)))
+    }
+
+    /// For pickles and copies.
+    fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Object, (Vec<Pickled>,))> {
+        let this = slf.get();
+        let plans = this.0.iter().map(ClusterPlan::slices).zip(this.tensors()).collect();
+        Ok((slf.get_type().getattr("restored")?.unbind(), (plans,)))
     }
 
     /// Clusters of queries and of keys of every batch entry or sequence and head.

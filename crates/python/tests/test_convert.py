@@ -229,11 +229,12 @@ def test_encoder_and_decoder_of_torch():
     x, mask = torch.randn(2, 10, 32), nn.Transformer.generate_square_subsequent_mask(10)
     call = {"src": x, "tgt": x, "tgt_mask": mask}
     before = model(**call)
-    conversion = resolvent.convert(model, "infsa", samples=call)
+    conversion = resolvent.convert(model, "fna", samples=call)
     assert len(conversion.layers) == 3 and not torch.allclose(model(**call), before, atol=1e-4)
     conversion.undo()
     assert torch.equal(model(**call), before)
-    refuse(model, "linear-infsa", "causal", samples=call)
+    refuse(model, "infsa", "multihead_attn.*has not written", samples=call)
+    refuse(model, "linear-infsa", "causal", samples=call, layers="*.self_attn")
     refuse(model, "soft", "multihead_attn.*tied")
     assert torch.equal(model(**call), before), "what is refused changes nothing"
 
@@ -266,6 +267,13 @@ def test_what_cannot_be_honoured_is_refused():
     refuse(bert, "fna", "no parameter `gamma`", resolvent.ConfigurationError, learned=["gamma"])
     refuse(bert, "fna", "dropout", resolvent.ConfigurationError, dropout=1.0)
     assert bert.config._attn_implementation == gpt2.config._attn_implementation == "sdpa"
+
+
+def test_the_report_is_printed_where_it_is_asked_for(capsys):
+    first = resolvent.convert(encoder(), "fna")
+    assert not capsys.readouterr().out
+    second = resolvent.convert(encoder(), "fna", report=True)
+    assert capsys.readouterr().out == f"{second}\n" == f"{first}\n"
 
 
 def test_tied_mechanisms_refuse_other_keys():

@@ -287,8 +287,8 @@ def test_nothing_outlives_its_cache():
 def test_a_long_text_is_generated_as_without_a_cache():
     config = LlamaConfig(**{**SMALL, "max_position_embeddings": 1024})
     model = LlamaForCausalLM(config).eval()
-    register(Mechanism("routed", routes=2))
-    model.set_attn_implementation("resolvent:routed")
+    register(Mechanism("routed", routes=2), "two-routes")
+    model.set_attn_implementation("resolvent:two-routes")
     ids = ids_of(1, 505)
     options = {"max_new_tokens": 16, "output_logits": True, "return_dict_in_generate": True, **GREEDY}
     kept, plain = model.generate(ids, **options), model.generate(ids, use_cache=False, **options)

@@ -33,7 +33,7 @@ def test_a_sequence_in_one_shard_runs(monkeypatch, tmp_path):
         distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("page", [HERE / "README.md", DOCS / "python.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [HERE / "README.md", DOCS.parent / "README.md", DOCS / "python.md"], ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_snippets_run(page):
     code = "\n".join(snippets_of(page))
     names = {"__name__": "snippets"}

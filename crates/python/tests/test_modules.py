@@ -208,6 +208,65 @@ def test_masks_of_pairs_are_those_of_torch(mask):
         MultiheadAttention(24, 3, mechanism="linear-infsa", batch_first=True)(x, x, x, attn_mask=mask)
 
 
+@pytest.mark.parametrize("hint", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(4, 7), (7, 4), (7, 7)])
+def test_causality_counts_from_the_first_key(queries, keys, padded, hint):
+    theirs, x, y = nn.MultiheadAttention(24, 3, batch_first=True), torch.randn(2, queries, 24), torch.randn(2, keys, 24)
+    ours = MultiheadAttention.from_torch(theirs)
+    padding = torch.zeros(2, keys, dtype=torch.bool)
+    padding[0, 3:] = padded
+    mask = torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    call = {"key_padding_mask": padding if padded else None, "is_causal": hint}
+    expected = theirs(x, y, y, attn_mask=mask, need_weights=False, **call)[0]
+    torch.testing.assert_close(ours(x, y, y, attn_mask=mask, **call)[0], expected)
+    torch.testing.assert_close(ours(x, y, y, attn_mask=torch.zeros(mask.shape).masked_fill(mask, float("-inf")), **call)[0], expected)
+    if hint:
+        torch.testing.assert_close(ours(x, y, y, **call)[0], expected)
+    if queries <= keys:
+        # Mechanisms that form no pairs see the first keys alone.
+        linear = MultiheadAttention.from_torch(theirs, "linear")
+        short = {**call, "key_padding_mask": padding[:, :queries] if padded else None}
+        square = torch.ones(queries, queries, dtype=torch.bool).triu(1)
+        alone = linear(x, y[:, :queries], y[:, :queries], attn_mask=square, **short)[0]
+        assert torch.equal(linear(x, y, y, attn_mask=mask, **call)[0], alone)
+
+
+def test_causal_masks_of_pairs_are_refused_where_rows_depend_on_others():
+    module, x = MultiheadAttention(24, 3, mechanism="infsa", batch_first=True), torch.randn(2, 7, 24)
+    causal = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    more = causal.clone()
+    more[5, 0] = True
+    assert module(x, x, x, attn_mask=causal)[0].isfinite().all()
+    for mask in (more, causal.float().mul(-3.0).masked_fill(causal, float("-inf")).add(0.1)):
+        with pytest.raises(resolvent.UnsupportedError, match="causal mask of pairs"):
+            module(x, x, x, attn_mask=mask)
+    assert module(x, x, x, attn_mask=torch.eye(7, dtype=torch.bool))[0].isfinite().all()
+
+
+def test_masks_of_numbers_are_exported():
+    x, causal = torch.randn(2, 7, 24), nn.Transformer.generate_square_subsequent_mask(7)
+    padding = torch.zeros(2, 7)
+    padding[0, 5:] = float("-inf")
+
+    class Layer(nn.Module):
+        def __init__(self, mechanism):
+            super().__init__()
+            self.attention = MultiheadAttention(24, 3, mechanism=mechanism, batch_first=True)
+
+        def forward(self, x, padding, mask):
+            return self.attention(x, x, x, key_padding_mask=padding, attn_mask=mask)[0]
+
+    layer = Layer("fna").eval()
+    exported = torch.export.export(layer, (x, padding, causal)).module()
+    for mask in (causal, torch.zeros(7, 7)):
+        torch.testing.assert_close(exported(x, padding, mask), layer(x, padding, mask))
+    with pytest.raises(RuntimeError, match="key_padding_mask"):
+        exported(x, padding.clone().fill_(0.5), causal)
+    with pytest.raises(Exception, match="pass is_causal=True"):
+        torch.export.export(Layer("infsa").eval(), (x, padding, causal))
+
+
 @pytest.mark.parametrize("bias", ["alibi", {"kind": "buckets", "count": 8, "max_distance": 6}, {"kind": "grid", "height": 2, "width": 4}])
 def test_biases_by_distance_are_learned(bias):
     module = Attention(3, 8, Mechanism("softmax", bias=bias))
@@ -228,3 +287,22 @@ def test_bad_modules_are_refused():
     tied, x = MultiheadAttention(24, 3, mechanism="soft"), torch.randn(2, 7, 24)
     with pytest.raises(resolvent.UnsupportedError, match="cross-attention"):
         tied(x, x.clone(), x)
+    for embed_dim in (0, -24):
+        with pytest.raises(resolvent.ConfigurationError, match="embed_dim"):
+            MultiheadAttention(embed_dim, 3)
+    for bad in (x.numpy(), None):
+        with pytest.raises(resolvent.DTypeError):
+            MultiheadAttention(24, 3)(x, x, bad)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "fna", "infsa", CONVOLUTION], ids=str)
+def test_modules_are_made_where_there_is_no_memory(mechanism):
+    with torch.device("meta"):
+        empty = MultiheadAttention(24, 3, mechanism=mechanism, batch_first=True)
+    assert all(p.is_meta for p in empty.parameters())
+    real = MultiheadAttention(24, 3, mechanism=mechanism, batch_first=True)
+    assert not any(p.is_meta for p in real.parameters())
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(real.state_dict())
+    x = torch.randn(2, 24, 24)
+    assert torch.equal(filled(x, x, x)[0], real(x, x, x)[0])

@@ -265,6 +265,18 @@ def test_inputs_that_were_written_to_are_noticed():
         out.sum().backward()
 
 
+def test_constants_that_were_written_to_are_noticed():
+    q, _, v = problem()
+    landmarks, indices = Mechanism("soft", landmarks={"kind": "random", "count": 3, "seed": 0}), torch.tensor([[0, 3, 5]] * 2)
+    clusters, codebook = Mechanism.ssa(clusters=2), torch.randn(3, 2, 8)
+    for call, constant in (((None, v, landmarks), {"landmark_indices": indices}), ((q, v, clusters), {"codebook": codebook})):
+        out = attend(q, *call, **constant)
+        torch.autograd.grad(out.sum(), q, retain_graph=True)
+        next(iter(constant.values())).add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
 @pytest.mark.parametrize(
     ("change", "error", "tensor"),
     [

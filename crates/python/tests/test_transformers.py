@@ -280,3 +280,14 @@ def test_sinks_of_heads_with_mechanisms_of_their_own():
     register(halves, "halves")
     model.set_attn_implementation("resolvent:halves")
     torch.testing.assert_close(states(model, input_ids=ids), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_models_compile_as_a_whole(name):
+    torch._dynamo.reset()
+    (ids, keep), options = texts(), {} if name == "bert" else {"use_cache": False}
+    model = (BertModel(BertConfig(**ENCODER)) if name == "bert" else DECODERS["llama, keys shared by heads"]()).eval()
+    model.set_attn_implementation("resolvent:fna")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected = states(model, input_ids=ids, attention_mask=keep, **options)
+    torch.testing.assert_close(states(compiled, input_ids=ids, attention_mask=keep, **options), expected)

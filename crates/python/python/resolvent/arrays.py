@@ -12,6 +12,7 @@ from . import _resolvent
 from .errors import DTypeError, TensorError
 from .mechanism import Mechanism, MechanismLike, with_bias_of
 from .tensors import Tensors, cumulative, dense, is_torch
+from .threads import number
 
 __all__ = ["Gradients", "State", "attend", "attend_backward", "attend_varlen", "attend_varlen_backward", "clusters"]
 
@@ -100,6 +101,9 @@ def _forward(tensors: Tensors, options: _Options, out: Any, return_state: bool) 
     if return_state:
         options.find_clusters(tensors)
     call = options.call(tensors)
+    if is_torch(out) and out.is_neg():
+        remedy = "pass one that is no view of other signs than its memory has"
+        raise TensorError(f"tensor `out` cannot be written to; {remedy}", code="tensor", tensor="out", remedy=remedy)
     result, state = out, None
     if out is None or return_state:
         sizes, rows, statistics = call.lengths(*tensors.inputs)
@@ -295,8 +299,9 @@ class _Options:
         self.parameters = {name: dense(values, name) for name, values in (parameters or {}).items()}
         self.codebook = None if codebook is None else dense(codebook, "codebook")
         self.landmark_indices = None if landmark_indices is None else dense(landmark_indices, "landmark_indices")
-        self.dropout = dropout if dropout[1] else None
-        self.clusters, self.precision, self.threads, self.sequences = clusters, precision, threads, sequences
+        self.dropout = (*dropout[:2], number("seed", dropout[2], 0)) if dropout[1] else None
+        self.threads = None if threads is None else number("threads", threads, 1, " or None")
+        self.clusters, self.precision, self.sequences = clusters, precision, sequences
 
     def find_clusters(self, tensors: Tensors) -> None:
         """Finds the clusters, where a call has any and they are not known."""

@@ -193,7 +193,7 @@ def _take(
     out: Tensor | None,
 ) -> None:
     def dense(x: Tensor) -> Tensor:
-        return x.detach().float().contiguous()
+        return x.detach().float().resolve_neg().contiguous()
 
     given = [(name, dense(values)) for name, values in parameters]
     options: dict[str, Any] = {"threads": told() or torch.get_num_threads(), "parameters": given}

@@ -20,6 +20,12 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def _has_tangent(x: Any) -> bool:
+    """Whether the tensor carries a derivative in forward mode."""
+    forward_ad = sys.modules["torch"].autograd.forward_ad
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
 def _is_bfloat16(x: Any) -> bool:
     # NumPy knows bfloat16 through packages alone, whose types DLPack does not carry. A type's name takes long to make.
     return isinstance(x, np.ndarray) and x.dtype.kind == "V" and x.dtype.name == "bfloat16"
@@ -37,9 +43,12 @@ def _in_rows(x: np.ndarray[Any, Any]) -> bool:
 def dense(x: Any, name: str, rows: bool = False) -> Any:
     """A tensor with the elements of `x`, contiguous, or, for `rows`, with channels side by side: itself where it is one."""
     if isinstance(x, np.ndarray):
+        if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+            remedy = "pass its numbers (.data, .filled()), and masks of tokens as key_mask and query_mask"
+            raise DTypeError(f"tensor `{name}` is a masked array, whose mask is not read; {remedy}", code="type", tensor=name, remedy=remedy)
         return x if rows and _in_rows(x) else np.require(x, requirements=["C", "A"])
     if is_torch(x):
-        if x.requires_grad:
+        if x.requires_grad or _has_tangent(x):
             raise TensorError(
                 f"tensor `{name}` requires gradients, which this function does not record; call resolvent.torch.attend, or "
                 "detach it",
@@ -47,6 +56,7 @@ def dense(x: Any, name: str, rows: bool = False) -> Any:
                 tensor=name,
                 remedy="call resolvent.torch.attend, or detach it",
             )
+        x = x.resolve_neg()  # a view whose numbers have other signs than its memory
         try:
             return x if rows and (x.shape[-1:] == (1,) or x.stride()[-1:] == (1,)) else x.contiguous()
         except RuntimeError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
+from typing import Any
 
 from . import _resolvent
 from .errors import ConfigurationError
 
-__all__ = ["get_num_threads", "release_memory", "set_num_threads"]
+__all__ = ["get_num_threads", "number", "release_memory", "set_num_threads"]
 
 _told: int | None = None
 
@@ -19,14 +21,23 @@ def set_num_threads(threads: int | None) -> None:
     may use. The number of threads changes no bit of a result.
     """
     global _told
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise ConfigurationError(
-            f"argument `threads` is {threads!r}; expected a number from 1, or None",
-            code="argument",
-            field="threads",
-            remedy="expected a number from 1, or None",
-        )
-    _told = threads
+    _told = None if threads is None else number("threads", threads, 1, " or None")
+
+
+def number(name: str, value: Any, least: int, or_else: str = "") -> int:
+    """The value of an argument that is a number.
+
+    Raises:
+        ConfigurationError: for what is no whole number, and one that is too small or too large.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if isinstance(value, bool) or not least <= found < 2**63:
+        remedy = f"expected a whole number from {least} to 2^63 - 1{or_else}"
+        raise ConfigurationError(f"argument `{name}` is {value!r}; {remedy}", code="argument", field=name, remedy=remedy)
+    return found
 
 
 def get_num_threads() -> int:

@@ -8,6 +8,7 @@ Without another mechanism nothing of this is needed: timm's layers call ``scaled
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from timm.layers.attention import Attention as TimmAttention
@@ -31,6 +32,10 @@ class _Attention(TimmAttention):
         kind = {name: options.get(name) for name in ("device", "dtype")}
         self.mechanism = make(self.num_heads, self.head_dim, self.made_of, dropout=self.attn_drop.p, **kind)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class is made for the mechanism, and has no name of its own.
+        return _empty, (self.made_of,), self.__dict__
+
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """``[batch, tokens, channels]``; a mask is of pairs, as timm's."""
         batch, tokens, _ = x.shape
@@ -45,11 +50,21 @@ class _Attention(TimmAttention):
         return result
 
 
+@functools.lru_cache(maxsize=256)
+def _layer(made_of: Mechanism | HeadMechanisms) -> type[_Attention]:
+    return type("Attention", (_Attention,), {"made_of": made_of, "__module__": __name__})
+
+
+def _empty(made_of: Mechanism | HeadMechanisms) -> _Attention:
+    """A layer without its state, which comes after."""
+    layer = _layer(made_of)
+    return layer.__new__(layer)
+
+
 def attention_layer(mechanism: MechanismLike | HeadMechanisms) -> Any:
     """What timm's models take as ``attn_layer``: its own layer with a mechanism, `HeadMechanisms` among them.
 
     The weights have timm's names, so that checkpoints of its models load with ``strict=False``; the missing keys are what the mechanism
     has brought. Tied mechanisms leave the keys out.
     """
-    made_of = mechanism if isinstance(mechanism, HeadMechanisms) else Mechanism.of(mechanism)
-    return type("Attention", (_Attention,), {"made_of": made_of, "__module__": __name__})
+    return _layer(mechanism if isinstance(mechanism, HeadMechanisms) else Mechanism.of(mechanism))

@@ -15,14 +15,16 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from .crossing import crosses
 from .decoding import beside, decodes
-from .errors import ConfigurationError, UnsupportedError
+from .errors import ConfigurationError
 from .fits import HeadMechanisms
 from .mechanism import Mechanism, MechanismLike, mechanisms
+from .patterns import added, is_ordered, pattern_of, refuse_other_rows, refused, token_mask
 from .torch import Attention, HeadAttention, attend
 from .torch.heads import by_group, of_heads
+from .torch.pairs import is_row_local
 from .values import DotExp
 
 __all__ = ["register"]
@@ -33,7 +35,8 @@ _SCALED = ("softmax", "infsa", "infsa-resolvent", "linear-infsa", "ssa")
 
 def register(mechanism: MechanismLike | HeadMechanisms | None = None, name: str | None = None) -> list[str]:
     """Registers a mechanism as ``resolvent:<name>``, or every preset by its id; returns the names for ``set_attn_implementation``.
-    `HeadMechanisms` need a name.
+    `HeadMechanisms` and mechanisms other than a preset as it is need a name. Presets are registered when this module is imported; those
+    with names are registered by every process that uses them.
 
     The mask comes with it: the padding mask, causality and sliding windows of a model reach the mechanism; any other mask, and biases of
     positions, reach those that form pairs. What a mechanism has no place for is refused.
@@ -49,30 +52,20 @@ def register(mechanism: MechanismLike | HeadMechanisms | None = None, name: str 
         return [full for preset in mechanisms() for full in register(preset, preset)]
     if isinstance(mechanism, HeadMechanisms):
         if name is None:
-            remedy = "say what to call heads with mechanisms of their own"
-            raise ConfigurationError(f"argument `name` is missing; {remedy}", code="argument", field="name", remedy=remedy)
+            raise _nameless("say what to call heads with mechanisms of their own")
         full, attention = f"resolvent:{name}", functools.partial(_attention_by_group, mechanism)
     else:
         found = Mechanism.of(mechanism)
+        if name is None and (found.id not in mechanisms() or found != Mechanism(found.id)):
+            raise _nameless("say what to call it; names of presets are those of the presets as they are")
         full, attention = f"resolvent:{name or found.id}", functools.partial(_attention, found)
     AttentionInterface.register(full, attention)
-    AttentionMaskInterface.register(full, _mask)
+    AttentionMaskInterface.register(full, token_mask)
     return [full]
 
 
-class _Pattern(NamedTuple):
-    """Which pairs a model lets meet, beside its padding."""
-
-    causal: bool
-    window: int | None
-    padded: bool
-    one_token_set: bool
-    """Whether the queries are the keys' tokens."""
-    pairs: Tensor | None = None
-    """Which pairs may meet, or what is added to their logits, ``[batch, 1, queries, keys]``, where that is neither causality nor a
-    window."""
-    keys: int | None = None
-    """How many slots of a cache that has room for later tokens are taken."""
+def _nameless(remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"argument `name` is missing; {remedy}", code="argument", field="name", remedy=remedy)
 
 
 class _Group(NamedTuple):
@@ -86,82 +79,23 @@ class _Group(NamedTuple):
         return of_heads(x, self.heads, self.all) if self.all else x
 
 
-def _refused(what: str, why: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} is not supported: {why}", code="unsupported", field=what, remedy=why)
-
-
-def _mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    device: Any = "cpu",
-    **kwargs: Any,
-) -> Tensor:
-    """The keys that are kept, ``[batch, keys]``, and as its attribute the `_Pattern`."""
-    if isinstance(getattr(attention_mask, "_resolvent", None), _Pattern):
-        # Generation makes the mask of a static cache before the model asks for it.
-        assert attention_mask is not None
-        return attention_mask
-    q_offset, kv_offset = int(q_offset), int(kv_offset)
-    causal, window, pairs, taken = mask_function is causal_mask_function, None, None, None
-    if mask_function not in (causal_mask_function, bidirectional_mask_function):
-        arguments = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
-        allowed = sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **arguments)
-        assert allowed is not None  # as nothing may be skipped
-        found = _recognised(allowed, q_offset - kv_offset, local_size)
-        pairs = allowed if found is None else None
-        causal, window = (False, None) if found is None else found
-    if causal and q_offset + q_length < kv_offset + kv_length:
-        # A static cache: no query sees the slots behind the last one, which are left out.
-        kv_length = taken = q_offset + q_length - kv_offset
-    keep = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    padded = attention_mask is not None
-    if attention_mask is not None:
-        # Slots of a cache that is longer than what has been seen hold nothing.
-        seen = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
-        keep[:, seen.shape[1] :] = False
-        keep[:, : seen.shape[1]] = seen
-    if (causal or window is not None) and q_offset + q_length != kv_offset + kv_length:
-        raise _refused("a cache whose last key is not the last query", "use a dynamic cache, or pass use_cache=False")
-    same = q_length == kv_length and q_offset == kv_offset
-    keep._resolvent = _Pattern(causal, window, padded, same, pairs, taken)  # type: ignore[attr-defined]
-    return keep
-
-
-def _recognised(allowed: Tensor, offset: int, local_size: int | None) -> tuple[bool, int | None] | None:
-    """Causality and window of a mask ``[batch, 1, queries, keys]``, if these are all that it hides."""
-    queries, keys = allowed.shape[-2:]
-    apart = torch.arange(keys)[None, :] - (torch.arange(queries) + offset)[:, None]
-    for window in (None, local_size, None if local_size is None else local_size + 1):
-        near = torch.ones_like(apart, dtype=torch.bool) if window is None else apart.abs() < window
-        for causal in (False, True):
-            if bool((allowed == (near & (apart <= 0) if causal else near)).all()):
-                return causal, window
-    return None
-
-
 @functools.lru_cache(maxsize=256)
 def _adapted(mechanism: Mechanism, scale: float | None, softcap: float | None, window: int | None, sink: bool = False) -> Mechanism:
     """The mechanism with what a model asks of it. `sink`: whether the first key stands for none, and is seen from everywhere."""
     document = mechanism.to_dict()
     score = document.get("score", {})
     if sink and not _has_logits(mechanism, document):
-        raise _refused("`s_aux`, a learned sink", f"`{mechanism}` has no logits of products that one could stand beside; take `softmax`")
+        raise refused("`s_aux`, a learned sink", f"`{mechanism}` has no logits of products that one could stand beside; take `softmax`")
     if scale is not None:
         if mechanism.id in _SCALED and document.get("score") is None:
             document["scale"] = scale if document["scale"] is None else document["scale"]
         elif score.get("kind", "").startswith("dot-"):
             score["scale"] = scale if score["scale"] is None else score["scale"]
         else:
-            raise _refused("a scale of the products", f"`{mechanism}` does not multiply queries and keys; take a score of products, as `softmax` has")
+            raise refused("a scale of the products", f"`{mechanism}` does not multiply queries and keys; take a score of products, as `softmax` has")
     if softcap is not None:
         if mechanism.id != "softmax" and score.get("kind") != "dot-exp":
-            raise _refused("a softcap", f"`{mechanism}` has no logits to bound; take `softmax` or the score dot-exp")
+            raise refused("a softcap", f"`{mechanism}` has no logits to bound; take `softmax` or the score dot-exp")
         own = score.get("scale") if score else document.pop("scale")
         document["score"] = DotExp(scale=own, softcap=softcap).to_dict()
     adapted = Mechanism.from_dict(document)
@@ -196,9 +130,9 @@ def _refuse_options(options: dict[str, Any]) -> None:
     """Refuses what a model asks of its attention and no mechanism has."""
     for name in ("head_mask", "cache", "block_mask", "block_indices"):
         if options.get(name) is not None:
-            raise _refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
+            raise refused(f"`{name}` of this model", "the mechanisms have no place for it; use another implementation")
     if options.get("output_attentions"):
-        raise _refused("output_attentions", "the weights of attention are never formed; leave it out")
+        raise refused("output_attentions", "the weights of attention are never formed; leave it out")
 
 
 def _attention(
@@ -220,28 +154,31 @@ def _attention(
     """What models call: ``[batch, heads, tokens, channels]`` in, ``[batch, tokens, heads, channels]`` out. `learned` holds the
     mechanism's parameters where the layer has its own; `group` says which heads are meant, of all of whose keys and values these are."""
     _refuse_options(kwargs)
-    pattern, keep = _pattern(module, query, key, attention_mask, is_causal, sliding_window)
+    pattern, keep = pattern_of(module, query, key, attention_mask, is_causal, sliding_window)
     cached = key
     if pattern.keys is not None:
         key, value = key[..., : pattern.keys, :], value[..., : pattern.keys, :]
-    crossed = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
+    crossed = crosses(module)
     if mechanism.tied and learned is None:
         why = "models have keys of their own; resolvent.convert leaves them out"
-        raise _refused(f"the tied mechanism `{mechanism}`", why)
+        raise refused(f"the tied mechanism `{mechanism}`", why)
     if mechanism.tied and (crossed or query.shape[2] != key.shape[2]):
         why = "its keys are its queries, which must be the same tokens; leave cross-attention and caches out"
-        raise _refused(f"the tied mechanism `{mechanism}` on other keys", why)
+        raise refused(f"the tied mechanism `{mechanism}` on other keys", why)
     default = scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5, rel_tol=1e-6)
     # Under a decoder's single new token a window is what the cache has kept.
     wide = pattern.window is None or pattern.window >= key.shape[2]
     sinks = kwargs["s_aux"] if kwargs.get("s_aux") is not None else kwargs.get("sinks")
-    adapted = _adapted(mechanism, None if default else scaling, softcap, None if wide else pattern.window, sinks is not None)
-    # A single new token sees all there is. Which keys it sees by their clusters, causality says.
-    chooses = adapted.clustered and adapted._core.row_local
-    if adapted.clustered and not chooses and pattern.causal and query.shape[2] < key.shape[2]:
-        why = "its clusters are of queries, all of which it has to be given; pass use_cache=False, or take `routed`"
-        raise _refused(f"a cache with `{mechanism}`", why)
-    bias = _bias(pattern.pairs, kwargs.get("position_bias"))
+    asked = (None if default else scaling, softcap, None if wide else pattern.window)
+    # Compilers trace this, and cannot follow what reads a configuration.
+    adapted = mechanism if asked == (None, None, None) and sinks is None else _adapted(mechanism, *asked, sinks is not None)
+    # A single new token sees all there is. Which keys it sees by their clusters, causality says, and whether a text can be gone on with.
+    local = is_row_local(adapted)
+    if not local:
+        refuse_other_rows(adapted, module, pattern, query.shape[2], key.shape[2])
+    chooses = adapted.clustered and local
+    causal = pattern.causal if query.shape[2] > 1 or chooses else not local and is_ordered(module, pattern)
+    bias = added(pattern.pairs, kwargs.get("position_bias"))
     parameters = None if learned is None else learned.values()
     plain = bias is None and dropout == 0.0 and (learned is None or learned.codebook is None)
     if pattern.causal and chooses and plain and decodes(adapted):
@@ -257,7 +194,7 @@ def _attention(
         None if mechanism.tied else key,
         value,
         adapted,
-        causal=pattern.causal and (query.shape[2] > 1 or chooses),
+        causal=causal,
         key_mask=keep,
         # Sums over all rows must not see padding either.
         query_mask=keep if pattern.one_token_set and not crossed and not adapted._core.row_local else None,
@@ -298,30 +235,4 @@ def _attention_by_group(
     return by_group(mechanisms, query, key, value, position_bias, call, shared=True, whole=True, axis=-2), None
 
 
-def _bias(pairs: Tensor | None, positions: Tensor | None) -> Tensor | None:
-    """What is added to logits: of booleans, true keeps a pair."""
-    if pairs is None or positions is None:
-        return pairs if positions is None else positions
-    return positions.masked_fill(~pairs, -math.inf) if pairs.dtype == torch.bool else positions + pairs
-
-
-def _pattern(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    is_causal: bool | None,
-    sliding_window: int | None,
-) -> tuple[_Pattern, Tensor | None]:
-    """What the model's mask says, and the keys that it keeps."""
-    pattern = getattr(mask, "_resolvent", None)
-    if isinstance(pattern, _Pattern):
-        return pattern, mask if pattern.padded else None
-    square = query.shape[2] == key.shape[2]
-    if mask is not None and mask.dim() == 4:
-        return _Pattern(False, None, False, square, mask[..., : key.shape[2]]), None
-    if mask is not None and mask.dim() != 2:
-        raise _refused(f"a mask of {mask.dim()} axes", "masks are of tokens or of pairs, with two axes or four")
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    keep = None if mask is None else mask[:, -key.shape[2] :].to(torch.bool)
-    return _Pattern(bool(causal), sliding_window, mask is not None, square), keep
+register()

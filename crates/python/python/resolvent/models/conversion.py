@@ -15,6 +15,7 @@ from ..fits import Fit, FitLike, HeadMechanisms, load_fit
 from ..mechanism import Mechanism, MechanismLike
 from ..torch import Attention, HeadAttention, MultiheadAttention, attend
 from ..torch.attention import parts_of
+from ..torch.pairs import is_row_local
 from .centroids import centroids
 from .fitting import fitted, found_fit, learned_of, mechanism_of
 from .given import Given
@@ -84,6 +85,7 @@ def convert(
     learned: Iterable[str] | None = None,
     dropout: float | None = None,
     codebook: bool = False,
+    report: bool = False,
 ) -> Conversion:
     """Puts a mechanism in place of a model's attention, in place, with its weights.
 
@@ -108,6 +110,7 @@ def convert(
         codebook: Whether mechanisms with clusters get fixed centroids, found among the tokens of the samples, in place of clusters found
             anew in every call. They are in the state, and get no gradient. Of heads with mechanisms of their own, those with clusters
             get them.
+        report: Print the result: every layer with the parameters that it has kept, got, and left unused.
 
     Raises:
         ConfigurationError: for a fit whose layers or numbers of heads are not the model's, and one that cannot be read.
@@ -140,6 +143,8 @@ def convert(
     except BaseException:
         done.undo()
         raise
+    if report:
+        print(done)
     return done
 
 
@@ -197,9 +202,13 @@ def _made(layer: Layer, mechanism: Mechanism | HeadMechanisms, learned: tuple[st
     """The module that will hold the layer's mechanism."""
     if layer.kind == "converted":
         raise _refused(layer, "a layer that has been converted", "undo its conversion first, or choose others by `layers`")
-    groups = mechanism.groups if isinstance(mechanism, HeadMechanisms) else ()
-    if layer.crossed and (mechanism.tied or any(group.mechanism.tied for group in groups)):
+    parts = [group.mechanism for group in mechanism.groups] if isinstance(mechanism, HeadMechanisms) else [mechanism]
+    if layer.crossed and any(part.tied for part in parts):
         raise _refused(layer, f"the tied mechanism `{mechanism}`", "its keys are its queries, which cross-attention has not")
+    mixing = [part for part in parts if not is_row_local(part)]
+    if layer.crossed and layer.writes and mixing:
+        why = "its rows depend on the queries of other tokens, which a decoder has not written yet; leave this layer out by `layers`"
+        raise _refused(layer, f"`{mixing[0]}` in cross-attention of a decoder", why)
     if isinstance(layer.module, nn.MultiheadAttention):
         if not layer.name:
             remedy = "use resolvent.torch.MultiheadAttention.from_torch"
@@ -246,7 +255,7 @@ def _check(layer: Layer, attention: Attention, dropout: float) -> None:
 
 
 def _place_in_transformers(model: nn.Module, layer: Layer, attention: nn.Module) -> tuple[Converted, Callable[[], None]]:
-    from .implementations import LayerAttention, LayerHeadAttention, configurations, install, restore
+    from .implementations import LayerAttention, LayerHeadAttention, configurations, hold, install, restore
 
     assert isinstance(attention, (LayerAttention, LayerHeadAttention))
     module, changed = layer.module, configurations(model, [layer.module])
@@ -255,6 +264,7 @@ def _place_in_transformers(model: nn.Module, layer: Layer, attention: nn.Module)
     module.add_module(CONVERTED, attention)
     for config in changed:
         install(config)
+    hold(module, changed)
 
     def undo() -> None:
         module._modules.pop(CONVERTED, None)

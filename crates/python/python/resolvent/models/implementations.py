@@ -7,6 +7,7 @@ computes it, any other gets the implementation that was there before, with the m
 from __future__ import annotations
 
 import sys
+import weakref
 from contextvars import ContextVar
 from typing import Any, Callable, Iterable, Optional, Union
 
@@ -17,11 +18,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import UnsupportedError
 from ..torch import Attention, HeadAttention
-from ..transformers import _attention, _attention_by_group, _mask, _pattern
+from ..patterns import pattern_of, token_mask
+from ..transformers import _attention, _attention_by_group
 from .given import Given
 from .layers import CONVERTED
 
-__all__ = ["RECORDER", "LayerAttention", "LayerHeadAttention", "configurations", "install", "restore"]
+__all__ = ["RECORDER", "LayerAttention", "LayerHeadAttention", "configurations", "hold", "install", "restore"]
 
 _PREFIX = "resolvent:layers/"
 
@@ -40,6 +42,8 @@ class LayerHeadAttention(HeadAttention):
     """The dropout of weights in place of the layer's own."""
 
 
+#: Converted layers, and the configurations that say so.
+_HELD: weakref.WeakKeyDictionary[nn.Module, list[PreTrainedConfig]] = weakref.WeakKeyDictionary()
 #: Called with every attention call while it is set.
 RECORDER: ContextVar[Optional[Callable[[Given], None]]] = ContextVar("resolvent_recorder", default=None)
 
@@ -66,14 +70,26 @@ def install(config: PreTrainedConfig) -> None:
         original = "eager"
     if original.startswith(_PREFIX):
         return
+    config._attn_implementation_internal = _registered(original)
+
+
+def _registered(original: str) -> str:
+    """The implementation that asks every layer, and is `original` for those without a mechanism."""
     name = _PREFIX + original
     AttentionInterface.register(name, _Attending(original))
     AttentionMaskInterface.register(name, _Masking(original))
-    config._attn_implementation_internal = name
+    return name
+
+
+def hold(module: nn.Module, configs: list[PreTrainedConfig]) -> None:
+    """Remembers that a converted layer needs these configurations as `install` leaves them, as long as it lives."""
+    _HELD[module] = configs
 
 
 def restore(config: PreTrainedConfig) -> None:
-    """Gives the implementation back that was there before."""
+    """Gives the implementation back that was there before, unless a converted layer, of another model too, needs this one."""
+    if any(CONVERTED in module._modules and any(config is held for held in configs) for module, configs in _HELD.items()):
+        return
     name = config._attn_implementation
     if name is not None and name.startswith(_PREFIX):
         config._attn_implementation_internal = name.removeprefix(_PREFIX)
@@ -86,7 +102,7 @@ class _Masking:
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        keep = _mask(*args, **kwargs)
+        keep = token_mask(*args, **kwargs)
         keep._resolvent_original = _Once(self.original, args, kwargs)  # type: ignore[attr-defined]
         return keep
 
@@ -155,8 +171,14 @@ class _Attending:
 def _given(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], kwargs: dict[str, Any]
 ) -> Given:
-    pattern, keep = _pattern(module, query, key, mask, kwargs.get("is_causal"), kwargs.get("sliding_window"))
+    pattern, keep = pattern_of(module, query, key, mask, kwargs.get("is_causal"), kwargs.get("sliding_window"))
     names = ("softcap", "position_bias", "s_aux", "sinks", "head_mask", "cache", "block_mask")
     options = tuple(name for name in names if kwargs.get(name) is not None)
     causal = pattern.causal and query.shape[2] > 1
     return Given(module, query, key, value, keep, causal, pattern.pairs, pattern.window, kwargs.get("scaling"), options)
+
+
+# A converted model that is loaded in another process brings its layers, and so this module, but no registration.
+for _name in ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()):
+    if not _name.startswith(_PREFIX):
+        _registered(_name)

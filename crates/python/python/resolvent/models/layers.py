@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, Literal, NamedTuple, Union
 
 from torch import nn
 
+from ..crossing import crosses, writes
 from ..errors import ConfigurationError, UnsupportedError
 from ..torch import Attention, HeadAttention, MultiheadAttention
 
@@ -36,6 +37,11 @@ class Layer(NamedTuple):
     crossed: bool
     """Whether the keys are of other tokens."""
     dropout: float
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model is one of texts, or of ``torch.nn``: its cross-attention may be of tokens that come one after the other."""
+        return writes(self.module) or self.kind == "torch"
 
     def keys(self) -> list[str]:
         """Names of the parameters that make keys, where they make nothing else."""
@@ -67,7 +73,7 @@ def _of(model: nn.Module, name: str, module: nn.Module) -> Layer | None:
     if not _asks_for_an_implementation(module):
         return None
     config: Any = module.config
-    crossed = bool(getattr(module, "is_cross_attention", False)) or "Cross" in type(module).__name__
+    crossed = crosses(module)
     heads = _number(module, config, "num_heads", "num_attention_heads", "n_heads", "n_head")
     head_dim = _number(module, config, "head_dim", "attention_head_size", "head_size")
     if heads is None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..errors import ConfigurationError
 from ..torch import Attention, HeadAttention
-from ..torch.modules import _kept, _pairs
+from ..torch.pairs import kept, pairs_of
 from .given import Given
 from .layers import Layer
 
@@ -102,11 +102,11 @@ def _of_torch(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: 
         return projected.view(*projected.shape[:-1], module.num_heads, -1).transpose(1, 2)
 
     q, k, v = (heads(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
-    pairs = None
-    if mask is not None and not causal:
-        causal, pairs = _pairs(mask, query.shape[0], query.shape[1], key.shape[1])
+    pairs = pairs_of(mask, causal, query.shape[0], query.shape[1], key.shape[1])
+    keep = None if padding is None else kept(padding)[:, : pairs.keys]
+    k, v = k[..., : pairs.keys, :], v[..., : pairs.keys, :]
     options = ("add_bias_kv or add_zero_attn",) if module.bias_k is not None or module.add_zero_attn else ()
-    return Given(module, q, k, v, None if padding is None else _kept(padding), causal, pairs, options=options)
+    return Given(module, q, k, v, keep, pairs.causal, pairs.bias, options=options)
 
 
 def call(model: nn.Module, one: Any, **options: Any) -> Any:

@@ -42,6 +42,8 @@ class Forward(NamedTuple):
 
 def in_rows(x: Tensor, name: str) -> Tensor:
     """`x` with channels side by side, itself where they are: the kernels read rows wherever these lie."""
+    if x.is_neg():
+        x = x.resolve_neg()  # a view whose numbers have other signs than its memory
     try:
         return x if x.is_contiguous() or x.shape[-1:] == (1,) or x.stride()[-1:] == (1,) else x.contiguous()
     except RuntimeError as error:

@@ -76,8 +76,10 @@ class Attention(nn.Module):
         tokens = grid[0] * grid[1] if grid else (document.get("structure") or {}).get("max_tokens") or _TOKENS
         sizes = (1, heads, tokens, tokens, head_dim, self.value_dim)
         self.learned = self._names(learned, sizes)
+        # Values are looked at before they go where modules are made, which may be where there are none.
+        device = torch.get_default_device() if device is None else device
         for name in self.learned:
-            start = torch.tensor(self.mechanism._core.parameter_default(name, sizes), dtype=torch.float32)
+            start = torch.tensor(self.mechanism._core.parameter_default(name, sizes), dtype=torch.float32, device="cpu")
             start = start.reshape(self.mechanism.parameter_shape(name, sizes))
             if name == "bias" and name in self.mechanism.required_parameters:
                 nn.init.normal_(start, std=_TABLE_DEVIATION)

@@ -7,14 +7,17 @@ from typing import Any, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .._resolvent import __version__
-from ..errors import DTypeError, TensorError, UnsupportedError
+from ..errors import TensorError, UnsupportedError
 from ..fits import HeadMechanisms
 from ..mechanism import Mechanism, MechanismLike, with_bias_of
+from ..threads import number
 from . import _kernels
 from ._kernels import Forward, Options
+from .guards import refuse_others, refuse_unreadable
 from .heads import by_group
 from .operators import attend_op, double_backward_refused, sequences_of
 
@@ -116,8 +119,10 @@ def attend_varlen(
     The others are those of `attend`. Sequence ``n`` draws its dropout by a seed of its own; gradients of parameters are of all sequences
     together. Tensors of single tokens (a bias of pairs, landmark indices, given landmarks) have no place here.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x is not None and x.dim() != 3:
+    given = {"q": q, "v": v} if k is None else {"q": q, "k": k, "v": v}
+    refuse_others(given)
+    for name, x in given.items():
+        if x.dim() != 3:
             remedy = "expected [tokens, heads, channels]"
             raise TensorError(f"tensor `{name}` has {x.dim()} axes; {remedy}", code="shape", tensor=name, remedy=remedy)
     q, k, v = q.transpose(0, 1), None if k is None else k.transpose(0, 1), v.transpose(0, 1)
@@ -161,6 +166,11 @@ def _attended(
     landmark_indices: Tensor | None = None,
     cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
+    eager = _is_eager(q, k, v)
+    constants = (key_mask, query_mask, codebook, landmark_indices, *cu_seqlens)
+    if not eager or parameters or bias is not None or any(x is not None for x in constants):
+        called = ("key_mask", "query_mask", "codebook", "landmark_indices", "cu_seqlens_q", "cu_seqlens_k")
+        refuse_unreadable(q, k, v, {**dict(zip(called, constants)), "bias": bias, **(parameters or {})})
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = q.to(dtype), None if k is None else k.to(dtype), v.to(dtype)
@@ -180,17 +190,17 @@ def _attended(
         mechanism, parameters = _with_bias(mechanism, bias, q, v, parameters)
     names, values = parameter_values(parameters)
     # Masks are small; a view of a larger one is common.
-    masks = [None if mask is None else mask.contiguous() for mask in (key_mask, query_mask)]
-    constants = [None if x is None else x.detach().contiguous() for x in (codebook, landmark_indices)]
-    if _is_eager(q, k, v, *values):
-        drawn = (dropout_kind, dropout, _seed() if seed is None else seed) if dropout else None
+    masks = [None if mask is None else _whole(mask) for mask in (key_mask, query_mask)]
+    fixed = [None if x is None else _whole(x.detach()) for x in (codebook, landmark_indices)]
+    if eager and all(_is_plain(x) for x in values):
+        drawn = (dropout_kind, dropout, _seed() if seed is None else number("seed", seed, 0)) if dropout else None
         sequences = sequences_of(*cu_seqlens)
         options = Options(
-            Mechanism.of(mechanism), causal, masks[0], masks[1], names, constants[0], constants[1], drawn, precision, sequences
+            Mechanism.of(mechanism), causal, masks[0], masks[1], names, fixed[0], fixed[1], drawn, precision, sequences
         )
         return attend_eagerly(options, q, k, v, values)
     seeds = _seeds(seed) if dropout else None
-    rest = (masks[0], masks[1], constants[0], constants[1], _text(mechanism), causal, dropout_kind, dropout, seeds, precision, *cu_seqlens)
+    rest = (masks[0], masks[1], fixed[0], fixed[1], _text(mechanism), causal, dropout_kind, dropout, seeds, precision, *cu_seqlens)
     traced: Tensor = attend_op(q, k, v, list(values), ",".join(names), *rest, __version__)[0]
     return traced
 
@@ -257,15 +267,16 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, options: Options, q: Tensor, k: Tensor | None, v: Tensor, *parameters: Tensor) -> Tensor:
         done = _kernels.forward(options, q, k, v, parameters, keep_clusters=True)
         ctx.options, ctx.clusters = options, done.clusters
-        masks = (options.key_mask, options.query_mask)
-        ctx.save_for_backward(q, k, v, done.out, done.state, *masks, *parameters)
+        constants = (options.key_mask, options.query_mask, options.codebook, options.landmark_indices)
+        ctx.save_for_backward(q, k, v, done.out, done.state, *constants, *parameters)
         return done.out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        # With the masks comes the check that nobody has written to them since.
-        q, k, v, out, state, key_mask, query_mask, *parameters = ctx.saved_tensors
-        options: Options = ctx.options._replace(key_mask=key_mask, query_mask=query_mask)
+        # With the constants comes the check that nobody has written to them since.
+        q, k, v, out, state, key_mask, query_mask, codebook, indices, *parameters = ctx.saved_tensors
+        constants = {"key_mask": key_mask, "query_mask": query_mask, "codebook": codebook, "landmark_indices": indices}
+        options: Options = ctx.options._replace(**constants)
         if torch.is_grad_enabled():
             return _recorded(options, q, k, v, parameters, Forward(out, state, ctx.clusters), dout)
         saved, wanted = Forward(out, state, ctx.clusters), ctx.needs_input_grad[4:]
@@ -292,13 +303,18 @@ class _Gradients(torch.autograd.Function):
         raise double_backward_refused()
 
 
-def _is_eager(*tensors: Tensor | None) -> bool:
+def _is_eager(q: Tensor, k: Tensor | None, v: Tensor) -> bool:
     """Whether nothing traces, compiles or transforms the call, so that the dispatcher need not see it."""
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
         return False
-    plain = (Tensor, torch.nn.Parameter)
-    # Tensors that are elsewhere are the operator's to refuse, but for meta tensors, which have shapes alone.
-    return all(x is None or (type(x) in plain and not x.is_meta) for x in tensors)
+    if forward_ad._current_level >= 0 or torch._C._is_tracing():
+        return False
+    return _is_plain(q) and _is_plain(v) and (k is None or _is_plain(k))
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it is a tensor in the CPU's memory, of no other class, that looks like what it is."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu
 
 
 def _text(mechanism: MechanismLike) -> str:
@@ -312,16 +328,14 @@ def parameter_values(parameters: Mapping[str, Tensor] | None) -> tuple[tuple[str
     """Names and values of a mechanism's parameters, as the kernels read them."""
     if not parameters:
         return (), ()
-    for name, values in parameters.items():
-        if not isinstance(values, Tensor):
-            raise DTypeError(
-                f"tensor `{name}` is {type(values).__name__}; pass a torch.Tensor",
-                code="type",
-                tensor=name,
-                remedy="pass a torch.Tensor",
-            )
+    refuse_others(parameters)
     # The kernels read them in float32, whatever the tokens are stored in.
-    return tuple(parameters), tuple(values.to(torch.float32).contiguous() for values in parameters.values())
+    return tuple(parameters), tuple(_whole(values.to(torch.float32)) for values in parameters.values())
+
+
+def _whole(x: Tensor) -> Tensor:
+    """The numbers as they are read: in one piece, and with their own signs."""
+    return x.resolve_neg().contiguous()
 
 
 def _refuse_fewer_heads(q: Tensor, k: Tensor | None, v: Tensor) -> None:

@@ -63,7 +63,7 @@ def read(mask: Tensor, batch: int, queries: int, keys: int, kind: Optional[Kind]
     keep = _kept(array[:, 0, -1, :])
     if not keep.any(-1).all():
         return "attn_mask that hides all keys"
-    keep = np.array(np.broadcast_to(keep, (batch, keys)))
+    keep = np.array(np.broadcast_to(keep, (batch, keys)), order="C")
     return found, Mask(causal=found == "causal keys", keep=torch.from_numpy(keep))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Iterable
 
 import torch
@@ -13,6 +12,8 @@ from ..errors import ConfigurationError
 from ..fits import HeadMechanisms
 from ..mechanism import MechanismLike
 from .attention import Attention, HeadAttention, _refused, parts_of
+from .guards import refuse_others
+from .pairs import Pairs, hides_later, is_row_local, kept, pairs_of
 
 __all__ = ["Attention", "MultiheadAttention"]
 
@@ -49,6 +50,9 @@ class MultiheadAttention(nn.Module):
         super().__init__()
         if add_bias_kv or add_zero_attn:
             raise _refused("add_bias_kv or add_zero_attn", "tokens that are not in the input would join every sum")
+        if embed_dim < 1:
+            remedy = "must be at least 1"
+            raise ConfigurationError(f"argument `embed_dim` is {embed_dim}; {remedy}", code="argument", field="embed_dim", remedy=remedy)
         if num_heads < 1 or embed_dim % num_heads:
             remedy = "embed_dim must be a multiple of num_heads"
             message = f"argument `num_heads` is {num_heads} beside embed_dim {embed_dim}; {remedy}"
@@ -136,6 +140,7 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
         """As ``torch.nn.MultiheadAttention.forward``; see the class for what differs."""
+        refuse_others({"query": query, "key": key, "value": value})
         if need_weights:
             raise _refused("need_weights", "the weights of attention are never formed; leave it out")
         if self._has_tied and key is not query:
@@ -160,10 +165,13 @@ class MultiheadAttention(nn.Module):
         is_causal: bool,
         own: bool,
     ) -> Tensor:
-        bias = None
-        if attn_mask is not None and not is_causal:
-            is_causal, bias = _pairs(attn_mask, query.shape[0], query.shape[1], key.shape[1])
-        keep = None if padding is None else _kept(padding)
+        pairs = pairs_of(attn_mask, is_causal, query.shape[0], query.shape[1], key.shape[1])
+        self._refuse_leaks(pairs)
+        keep = None if padding is None else kept(padding)
+        queries_keep = keep if own else None
+        if pairs.keys < key.shape[1]:
+            key, value = key[:, : pairs.keys], value[:, : pairs.keys]
+            keep = None if keep is None else keep[:, : pairs.keys]
         inputs = [query, value] if self.tied else [query, key, value]
         if self._one_width:
             weights = self.in_proj_weight.chunk(len(inputs))
@@ -174,34 +182,22 @@ class MultiheadAttention(nn.Module):
             biases = self.in_proj_bias.chunk(len(inputs))
         heads = [self._split(functional.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases)]
         q, v, k = heads[0], heads[-1], None if self.tied else heads[1]
-        out = self.attention(q, k, v, keep, keep if own else None, causal=is_causal, bias=bias)
+        out = self.attention(q, k, v, keep, queries_keep, causal=pairs.causal, bias=pairs.bias)
         merged: Tensor = self.out_proj(out.transpose(1, 2).flatten(2))
         return merged
 
+    def _refuse_leaks(self, pairs: Pairs) -> None:
+        """Refuses a causal mask that comes as pairs where rows depend on other rows, which these pairs do not hide."""
+        if pairs.bias is None:
+            return
+        others = [str(part.mechanism) for _, part in parts_of(self.attention) if not is_row_local(part.mechanism)]
+        if not others:
+            return
+        what, why = f"a mask of pairs with `{others[0]}`", "its rows depend on other rows, which such a mask does not hide"
+        if torch.compiler.is_compiling():
+            raise _refused(f"{what} while compiling", f"{why}, if it is causal; pass is_causal=True where it is")
+        if hides_later(pairs.bias):
+            raise _refused(f"a causal mask of pairs with `{others[0]}`", f"{why}; pass the causal mask, and padding by key_padding_mask")
+
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
-
-
-def _kept(padding: Tensor) -> Tensor:
-    """Which tokens a padding mask of ``torch.nn`` keeps: true, or minus infinity, leaves one out."""
-    if padding.dtype == torch.bool:
-        return ~padding
-    keep = padding == 0
-    if not bool((keep | (padding == -math.inf)).all()):
-        raise _refused("a key_padding_mask of other numbers than 0 and -inf", "weights of tokens are no mask")
-    return keep
-
-
-def _pairs(mask: Tensor, batch: int, queries: int, keys: int) -> tuple[bool, Tensor | None]:
-    """What a mask of ``torch.nn`` says: whether it is the causal one, or what is added to logits."""
-    if not mask.requires_grad:
-        hidden = mask if mask.dtype == torch.bool else mask == -math.inf
-        if mask.dtype == torch.bool or bool((hidden | (mask == 0)).all()):
-            if not bool(hidden.any()):
-                return False, None
-            later = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
-            if hidden.shape[-2:] == later.shape and bool((hidden == later).all()):
-                return True, None
-    added = ~mask if mask.dtype == torch.bool else mask
-    # Batch and heads are one axis there.
-    return False, added.reshape(batch, -1, *mask.shape[1:]) if mask.dim() == 3 and mask.shape[0] % batch == 0 else added
