@@ -106,7 +106,11 @@ impl FitFile {
         }
         let found: Self = serde_json::from_str(text).map_err(|e| e.to_string())?;
         found.layers.iter().try_for_each(FittedLayer::check)?;
-        Ok(found)
+        let twice = |(n, layer): (usize, &FittedLayer)| found.layers[..n].iter().any(|other| other.name == layer.name);
+        match found.layers.iter().enumerate().find(|&layer| twice(layer)) {
+            Some((_, layer)) => Err(format!("layer `{}` stands there twice", layer.name)),
+            None => Ok(found),
+        }
     }
 
     /// The layer called `name`; where none is named, the only one.
@@ -219,5 +223,7 @@ mod tests {
         }
         let other = good.replace(r#""fit": 1"#, r#""fit": 2"#);
         assert!(FitFile::parse(&other).unwrap_err().contains("reads version 1"));
+        let twice = good.replace(r#""name": "b""#, r#""name": "a""#);
+        assert!(FitFile::parse(&twice).unwrap_err().contains("layer `a` stands there twice"));
     }
 }

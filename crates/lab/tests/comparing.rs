@@ -269,6 +269,21 @@ fn a_run_that_diverges_does_not_end_the_others() {
     assert!(comparison.caveats()[0].contains("the other seeds alone"), "{:?}", comparison.caveats());
 }
 
+/// So does one whose first step already leaves f32, in the timing before the runs too.
+#[test]
+fn a_run_that_cannot_begin_does_not_end_the_others() {
+    let (folder, data) = (tempfile::tempdir().unwrap(), pictures());
+    let mechanism = Mechanism::from_json(r#"{"mechanism": "relu", "scale": 1e18}"#).unwrap();
+    let beyond = Candidate { name: "beyond".into(), mechanism };
+    let mechanisms = vec![beyond, Mechanism::preset("uniform").unwrap().into()];
+    let mut recipe = recipe();
+    recipe.schedule.max_minutes = Some(5.0);
+    let comparison =
+        finished(compare::run(&recipe, &data, &CompareOptions { mechanisms, ..quick(folder.path()) }).unwrap());
+    assert_eq!(comparison.entries.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["uniform"]);
+    assert_eq!(comparison.diverged.iter().map(|run| (&*run.name, run.step)).collect::<Vec<_>>(), [("beyond", 1)]);
+}
+
 #[test]
 fn a_comparison_in_which_all_diverge_has_no_result() {
     let folder = tempfile::tempdir().unwrap();

@@ -164,9 +164,9 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
                     return Ok(CompareOutcome::Interrupted { runs, of });
                 }
                 // That is a result too, and none of the other runs'.
-                Err(Error::Diverged { step, loss }) => {
-                    let end = format!("diverged: the loss of step {step} is {loss}; the other runs go on");
-                    options.observer.on(Event::End(&end));
+                Err(error) if error.left_f32() || matches!(error, Error::Diverged { .. }) => {
+                    let step = if let Error::Diverged { step, .. } = error { step } else { 1 };
+                    options.observer.on(Event::End(&format!("diverged: {error}; the other runs go on")));
                     diverged.push(Diverged { name: name.clone(), mechanism: recipe.mechanism, seed, folder, step });
                 }
                 Err(e) => return Err(e),
@@ -325,7 +325,7 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions
         match train::time_steps(&recipe, task, &options.device) {
             Ok(seconds) => slowest = slowest.max(seconds),
             // Its run will say so, and needs no time of the others.
-            Err(Error::Diverged { .. }) => {}
+            Err(error) if error.left_f32() || matches!(error, Error::Diverged { .. }) => {}
             Err(e) => return Err(e),
         }
     }

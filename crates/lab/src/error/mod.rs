@@ -188,6 +188,12 @@ pub enum Error {
 const STEADIER: &str = "lower `optimiser.lr`, lengthen `schedule.warmup_epochs` or set `optimiser.clip_norm`";
 
 impl Error {
+    /// Whether tokens or results of a model left what f32 can hold.
+    pub(crate) fn left_f32(&self) -> bool {
+        use resolvent_kernels::Error::{Overflow, Range};
+        matches!(self, Self::Model(resolvent::Error::Mechanism(Overflow { .. } | Range { .. })))
+    }
+
     /// Wraps a failure of the operating system: what was being done to `path`.
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();

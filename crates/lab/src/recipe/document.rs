@@ -207,10 +207,21 @@ fn merge_section(section: &str, base: &mut Table, over: Table, depth: usize) {
         base.retain(|field, _| shared(section).contains(&field));
     }
     for (field, value) in over {
+        let base = if section == "mechanism" && depth == 1 { part_with(base, &field) } else { &mut *base };
         match (base.get_mut(&field), value) {
             (Some(Value::Table(base)), Value::Table(over)) => merge_section(&field, base, over, depth + 1),
             (_, value) => drop(base.insert(field, value)),
         }
+    }
+}
+
+/// Where a mechanism has `field`, which may stand beside its name as well as in its score or structure.
+fn part_with<'a>(mechanism: &'a mut Table, field: &str) -> &'a mut Table {
+    let has = |part: &&str| mechanism.get(*part).and_then(Value::as_table).is_some_and(|part| part.contains_key(field));
+    let part = ["score", "structure"].into_iter().find(has).filter(|_| !mechanism.contains_key(field));
+    match part {
+        Some(part) => mechanism.get_mut(part).and_then(Value::as_table_mut).expect("found above"),
+        None => mechanism,
     }
 }
 
@@ -249,7 +260,7 @@ fn remove(table: &mut Table, key: &str) {
         None => drop(table.remove(key)),
         Some((first, rest)) => {
             if let Some(Value::Table(table)) = table.get_mut(first) {
-                remove(table, rest);
+                remove(if first == "mechanism" { part_with(table, rest) } else { table }, rest);
             }
         }
     }
@@ -311,6 +322,25 @@ mod tests {
         assert_eq!(with(&["mechanism.mechanism=linear-infsa"]).unwrap().mechanism.id(), "linear-infsa");
         let codebook = with(&["model.codebook={every = 5, decay = 0.5}"]).unwrap();
         assert_eq!(codebook.model.clustering(), Some("model.codebook"));
+    }
+
+    /// A preset that is written out value by value has its fields where they stand there.
+    #[test]
+    fn fields_of_compositions_are_set_by_themselves() {
+        let base = |mechanism: &str| Recipe::from_toml(&format!("mechanism = {mechanism}"), "base").unwrap();
+        let json = |recipe: &Recipe| serde_json::to_value(&recipe.mechanism).unwrap();
+        for (mechanism, setting, at, expected) in [
+            ("'routed'", "mechanism.routes=2", "/structure/routes", "2"),
+            ("{ mechanism = 'routed', clusters = 8 }", "mechanism.clusters=12", "/structure/clusters", "12"),
+            ("'local'", "mechanism.window=4", "/structure/window", "4"),
+            ("{ mechanism = 'cosine', scale = 3 }", "mechanism.scale=7.0", "/score/scale", "7.0"),
+        ] {
+            let set = base(mechanism).with(&[setting.parse().unwrap()]).unwrap();
+            assert_eq!(json(&set).pointer(at).map(ToString::to_string).as_deref(), Some(expected), "{setting}");
+        }
+        let set =
+            base("{ mechanism = 'routed', clusters = 8 }").with(&["mechanism.clusters=none".parse().unwrap()]).unwrap();
+        assert_eq!(set.mechanism, resolvent::Mechanism::preset("routed").unwrap());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::{
     begin::{check_fit, check_precision, extension, is_longer, open, settled},
     clock::Clock,
     model::learned_parameters,
-    session::{Session, Step},
+    session::{Session, Step, diverged},
     task::learned_scalars,
 };
 use crate::{
@@ -258,7 +258,8 @@ impl<T: Task> Run<'_, T> {
     fn end_epoch(&mut self, clock: &mut Clock) -> Result<bool> {
         self.session.read()?;
         let evaluated = self.session.evaluated();
-        let evaluation = stop::until(&self.options.stop, || self.task.evaluate(&evaluated, Part::Watched))?;
+        let evaluation = stop::until(&self.options.stop, || self.task.evaluate(&evaluated, Part::Watched))
+            .map_err(|e| diverged(e, self.session.state.step))?;
         let train_loss = self.session.end_epoch();
         clock.lap(&mut self.session.time.evaluation);
         // The last step of an epoch is judged by what it leads to.

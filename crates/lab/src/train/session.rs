@@ -332,12 +332,13 @@ fn failed(error: &dyn std::fmt::Display) -> Error {
     Error::Device { asked: "gpu".into(), problem }
 }
 
-/// A layer whose result leaves f32 refuses it before the loss could be no number: the same end of a run.
-fn diverged(error: Error, step: usize) -> Error {
+/// A layer whose tokens or result leave f32 refuses them before the loss could be no number: the same end of a run. Tokens that do so from the
+/// first step on are the mechanism's, whose error says more.
+pub(super) fn diverged(error: Error, step: usize) -> Error {
+    use resolvent_kernels::Error::{Overflow, Range};
     match error {
-        Error::Model(resolvent::Error::Mechanism(resolvent_kernels::Error::Overflow { .. })) => {
-            Error::Diverged { step, loss: f32::NAN }
-        }
+        Error::Model(resolvent::Error::Mechanism(Overflow { .. })) => Error::Diverged { step, loss: f32::NAN },
+        Error::Model(resolvent::Error::Mechanism(Range { .. })) if step > 1 => Error::Diverged { step, loss: f32::NAN },
         other => other,
     }
 }

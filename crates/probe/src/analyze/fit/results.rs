@@ -180,7 +180,12 @@ impl Fit {
         let all = self.heads().count();
         let (unit, measure) = (self.file.cost.name(), self.measure());
         let dense = self.dense_heads();
+        let below = self.heads().filter(|head| !self.reaches(head.fitted)).count();
         let mut told = vec![match dense {
+            // A budget takes what it costs, whatever the heads do then.
+            _ if below == all => {
+                format!("None of the {all} heads reaches {measure} with what it has got for the budget.")
+            }
             dense if dense == all => format!(
                 "Nothing that was tried is cheaper than dense softmax and reaches {measure} on any of the {all} heads: softmax stays."
             ),
@@ -195,12 +200,11 @@ impl Fit {
             ),
         }];
         if let Some(budget) = self.file.budget {
-            let below = self.heads().filter(|head| !self.reaches(head.fitted)).count();
             told.push(match self.share <= budget {
                 true if below == 0 => format!("The budget of {budget} holds, and every head reaches the target."),
                 true => format!("The budget of {budget} holds; {below} of {all} heads leave the target for it."),
                 false => format!(
-                    "The budget of {budget} cannot be kept: the cheapest that was tried costs {:.2}.",
+                    "The budget of {budget} cannot be kept: the cheapest that was tried costs {:.2e}.",
                     self.share
                 ),
             });
