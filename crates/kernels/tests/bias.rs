@@ -110,6 +110,59 @@ fn rows_of_the_least_bias_are_means() {
     }
 }
 
+/// Norms of rows one of which has the least bias everywhere: it adds nothing to them, or affinities beyond f32, which are refused.
+#[test]
+fn norms_beside_rows_of_the_least_bias() {
+    let scores = [
+        "\"dot-exp\"",
+        "\"cosine-exp\"",
+        r#"{"kind": "levy", "kappa": 2}"#,
+        "\"constant\"",
+        "\"dot-abs\"",
+        "\"dot-relu\"",
+    ];
+    let normalisations = [
+        r#""frobenius""#,
+        r#"{"kind": "frobenius", "eps": 0.5}"#,
+        r#""symmetric""#,
+        r#"{"kind": "row", "density_exponent": 0.5}"#,
+        r#""none""#,
+    ];
+    let (mut right, mut refused) = (0, 0);
+    for (score, normalisation) in scores.iter().flat_map(|score| normalisations.map(|n| (score, n))) {
+        for causal in [false, true] {
+            let json = format!(
+                r#""mechanism": "composed", "score": {score}, "normalisation": {normalisation}, "causal": {causal}"#
+            );
+            let allowed = Mechanism::from_json(&format!("{{{json}}}"))
+                .is_ok_and(|m| Operator::new(&m, Shape::square(1, 1, 4, 3), false, Strategy::Fused).is_ok());
+            for least in [-1e30, f32::MIN] {
+                if !allowed {
+                    continue;
+                }
+                let mut p = biased(&json, r#"{"kind": "tensor"}"#, Shape::square(1, 2, 12, 5), 3, false);
+                p.parameters
+                    .get_mut(&Parameter::Bias)
+                    .unwrap()
+                    .chunks_mut(12)
+                    .skip(3)
+                    .step_by(5)
+                    .for_each(|row| row.fill(least));
+                match p.solve::<f32>(Strategy::Fused, None) {
+                    Err(Error::Overflow { .. } | Error::Range { .. }) => refused += 1,
+                    Err(error) => panic!("{json}, {least}: {error}"),
+                    Ok(got) => {
+                        let out = [&got["out"], &p.reference()["out"]].map(Clone::clone);
+                        support::assert_close(&format!("{json}, {least}"), &out[0], &out[1], 2, 1e-4, 1e-6);
+                        right += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(right > 20 && refused > 0, "{right} right, {refused} refused");
+}
+
 #[test]
 fn the_fused_path_is_the_reference() {
     for (n, values) in PAIRS.iter().enumerate() {

@@ -35,6 +35,7 @@ const ROUTED: &[&str] = &[
     r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 6}, "global_tokens": 3, "scale": 0.7, "cluster_metric": "cosine"}"#,
     r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "routes": 1, "structure": {"estimator": "importance", "samples": 0}}"#,
     r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 5}, "series": {"kind": "one-hop", "gamma": 0.5}}"#,
+    r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "clusters": 3, "routes": 1, "global_tokens": [1, 0, 13]}"#,
 ];
 
 /// A token sees in a cache what it sees in the whole sequence: segments that are complete, by their clusters.

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     Error, Inputs, Mechanism, Result, Shape, check,
+    mechanism::GlobalTokens,
     score::map::Map,
     simd::{Level, rows::max_abs},
 };
@@ -15,14 +16,20 @@ use crate::{
 /// Whether there is a cache for a mechanism.
 pub(super) fn check_support(mechanism: &Mechanism, token: &Shape, capacity: usize) -> Result<()> {
     let refused = |what, why| Err(Error::Unsupported { mechanism: mechanism.id(), what, why });
-    match mechanism {
-        Mechanism::Ssa(m) => {
-            mechanism.check(&Shape { seq_q: capacity, seq_kv: capacity, ..*token }, true)?;
-            if m.causal_clusters.block() > 1 {
-                return refused("decoding with causal_clusters = block", "tokens see later ones; use prefix");
-            }
-        }
-        _ => mechanism.check(token, true)?,
+    let clusters = match mechanism {
+        Mechanism::Ssa(m) => Some(m.clone()),
+        Mechanism::Composed(m) => routed::clusters(m),
+        _ => None,
+    };
+    // A cache grows: the positions of global tokens may lie behind what it begins with.
+    let furthest = match clusters.as_ref().and_then(|m| m.global_tokens.as_ref()) {
+        Some(GlobalTokens::At(positions)) => positions.iter().map(|&n| n.saturating_add(1)).max().unwrap_or(0),
+        _ => 0,
+    };
+    let seq = if clusters.is_some() { capacity.max(furthest).max(1) } else { 1 };
+    mechanism.check(&Shape { seq_q: seq, seq_kv: seq, ..*token }, true)?;
+    if matches!(mechanism, Mechanism::Ssa(m) if m.causal_clusters.block() > 1) {
+        return refused("decoding with causal_clusters = block", "tokens see later ones; use prefix");
     }
     Shape { seq_kv: capacity, ..*token }.check()?;
     match mechanism {

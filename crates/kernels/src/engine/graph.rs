@@ -229,7 +229,8 @@ impl<'a> Graph<'a> {
     pub fn check(&self) -> Result<()> {
         let log = self.scores[0].is_log();
         // The factor on a row of nothing is zero too.
-        let unbounded = |(x, sum): (f32, f64)| !x.is_finite() || x == 0.0 && !log && sum.is_finite();
+        let unbounded =
+            |(x, sum): (f32, f64)| !x.is_finite() || sum == f64::INFINITY || x == 0.0 && !log && sum.is_finite();
         let known = || self.weighed.iter().zip(&self.heads).filter_map(|(w, head)| Some((w.get()?, head)));
         let mut rows = known().flat_map(|(w, _)| w.factors());
         let m = &self.m.normalisation;
@@ -238,7 +239,8 @@ impl<'a> Graph<'a> {
         let imprecise = || known().filter(|_| log).find_map(|(w, _)| w.beyond_digits(m));
         let relative = matches!(m, Normalisation::Row(_));
         let far = || known().filter(|_| relative).find_map(|(w, _)| w.far(&self.m.score));
-        match rows.position(unbounded).or_else(vanished).or_else(imprecise).or_else(far) {
+        let infinite = || known().find_map(|(w, _)| w.infinite());
+        match rows.position(unbounded).or_else(infinite).or_else(vanished).or_else(imprecise).or_else(far) {
             Some(index) => Err(Error::Overflow { tensor: "row sums", index }),
             None => Ok(()),
         }

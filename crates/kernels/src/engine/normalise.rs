@@ -226,6 +226,12 @@ impl Weighed {
         self.logs.iter().map(LogSum::whole).collect()
     }
 
+    /// A row or a column whose sum, by which columns are divided, left f32.
+    pub fn infinite(&self) -> Option<usize> {
+        let beyond = |logs: &[f64]| logs.iter().position(|&log| log == f64::INFINITY);
+        beyond(&self.plain).or_else(|| beyond(&self.of_columns))
+    }
+
     /// A row or a column by the logarithm of whose sum columns are divided, of log scores, and which leaves weights no digits.
     pub fn beyond_digits(&self, m: &Normalisation) -> Option<usize> {
         let exponent = if let Normalisation::Row(m) = m { m.density_exponent.abs().max(1.0) } else { 1.0 };

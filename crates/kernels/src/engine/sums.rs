@@ -67,7 +67,8 @@ pub(super) struct LogSum {
 
 impl From<f64> for LogSum {
     fn from(ln: f64) -> Self {
-        let sum = ln as f32;
+        // Sums of squares beside the least bias are beyond f32: the rest has room for them.
+        let sum = if ln.is_finite() { ln.clamp(f32::MIN.into(), f32::MAX.into()) as f32 } else { ln as f32 };
         Self { sum, rest: if ln.is_finite() { ln - f64::from(sum) } else { 0.0 } }
     }
 }
