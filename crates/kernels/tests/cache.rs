@@ -35,7 +35,6 @@ const ROUTED: &[&str] = &[
     r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 6}, "global_tokens": 3, "scale": 0.7, "cluster_metric": "cosine"}"#,
     r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "routes": 1, "structure": {"estimator": "importance", "samples": 0}}"#,
     r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 5}, "series": {"kind": "one-hop", "gamma": 0.5}}"#,
-    r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "clusters": 3, "routes": 1, "global_tokens": [1, 0, 13]}"#,
 ];
 
 /// A token sees in a cache what it sees in the whole sequence: segments that are complete, by their clusters.
@@ -51,6 +50,13 @@ fn segments_are_clustered_as_they_come() {
             check(&p);
         }
     }
+}
+
+/// Positions behind what a cache begins with are some that it will have.
+#[test]
+fn global_tokens_are_taken_as_they_come() {
+    let json = r#"{"mechanism": "routed", "causal": true, "causal_clusters": {"kind": "segment", "size": 8}, "clusters": 3, "routes": 1, "global_tokens": [1, 0, 13]}"#;
+    check(&problem(Mechanism::from_json(json).unwrap(), Shape::square(2, 2, 30, 4), 3));
 }
 
 fn cache_of(p: &Problem, capacity: usize) -> Cache {
