@@ -66,7 +66,8 @@ fn injective(seed: u64) -> Result<()> {
                 let rows = [query(0.0), query(0.5)]
                     .map(|query| keys.chunks_exact(dim).map(|key| value(kernel, &query, key)).collect::<Vec<_>>());
                 let largest = rows.iter().flatten().copied().fold(0.0, f64::max);
-                let off = rows[0].iter().zip(&rows[1]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                // Less is the rounding of f64.
+                let off = rows[0].iter().zip(&rows[1]).map(|(a, b)| (a - b).abs()).fold(1e-16, f64::max);
                 println!("| {dim} | {place} | {name} | {largest:.2e} | {off:.2e} |");
             }
         }
@@ -128,8 +129,14 @@ fn growth(seed: u64) -> Result<()> {
                 };
                 let json = format!(r#"{{"mechanism": "{mechanism}", "weight_scale": "{scale}"{landmarks}}}"#);
                 let tokens: Vec<f32> = normal(n * DIM, 3, seed).iter().map(|&x| 0.16 * x as f32).collect();
-                let graph =
-                    AttentionOperator::new(&Mechanism::from_json(&json)?, n, &tokens, None, None, Strategy::Auto)?;
+                let graph = AttentionOperator::new(
+                    &Mechanism::from_json(&json)?,
+                    n,
+                    &tokens,
+                    Some(&tokens),
+                    None,
+                    Strategy::Auto,
+                )?;
                 let values: Vec<f64> = normal(n, 4, seed).iter().map(|x| 0.165 * x).collect();
                 let out = graph.apply(&values)?;
                 sizes.push((out.iter().map(|x| x * x).sum::<f64>() / n as f64).sqrt());
