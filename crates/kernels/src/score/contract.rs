@@ -38,7 +38,7 @@ pub trait PairScore: Send + Sync {
     /// The derivatives in the parameters, of pairs whose terms are `term`, less those of the pair of `centre` ([`PairScore::centre`]; zeros
     /// take nothing off). Where both are nearly the same, a score that knows their difference has its digits.
     #[inline(always)]
-    fn from_centre<S: Simd>(
+    fn less_centre<S: Simd>(
         &self,
         simd: S,
         _term: S::f32s,

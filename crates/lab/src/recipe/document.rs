@@ -260,7 +260,7 @@ fn remove(table: &mut Table, key: &str) {
         None => drop(table.remove(key)),
         Some((first, rest)) => {
             if let Some(Value::Table(table)) = table.get_mut(first) {
-                remove(if first == "mechanism" { part_with(table, rest) } else { table }, rest);
+                remove(table, rest);
             }
         }
     }
@@ -338,9 +338,6 @@ mod tests {
             let set = base(mechanism).with(&[setting.parse().unwrap()]).unwrap();
             assert_eq!(json(&set).pointer(at).map(ToString::to_string).as_deref(), Some(expected), "{setting}");
         }
-        let set =
-            base("{ mechanism = 'routed', clusters = 8 }").with(&["mechanism.clusters=none".parse().unwrap()]).unwrap();
-        assert_eq!(set.mechanism, resolvent::Mechanism::preset("routed").unwrap());
     }
 
     #[test]

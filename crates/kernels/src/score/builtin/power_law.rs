@@ -68,7 +68,7 @@ impl Decay {
     /// The derivatives in the order and the length scale less those at `centre`. That in the length scale grows as `z / (1 + z)`, nearly the
     /// same of all pairs that are far: `z / (1 + z) - t / (1 + t) = (z - t) / ((1 + z) (1 + t))`.
     #[inline(always)]
-    fn from_centre<S: Simd>(
+    fn less_centre<S: Simd>(
         self,
         simd: S,
         law: Law,
@@ -146,14 +146,14 @@ impl PairScore for Plane {
     }
 
     #[inline(always)]
-    fn from_centre<S: Simd>(
+    fn less_centre<S: Simd>(
         &self,
         simd: S,
         term: S::f32s,
         slopes: &Slopes<S::f32s>,
         centre: [S::f32s; MOST_PARAMETERS],
     ) -> [S::f32s; MOST_PARAMETERS] {
-        self.decay.from_centre(simd, self.law, (simd.sqrt_f32s(term), slopes), centre)
+        self.decay.less_centre(simd, self.law, (simd.sqrt_f32s(term), slopes), centre)
     }
 }
 
@@ -209,13 +209,13 @@ impl PairScore for Sphere {
     }
 
     #[inline(always)]
-    fn from_centre<S: Simd>(
+    fn less_centre<S: Simd>(
         &self,
         simd: S,
         term: S::f32s,
         slopes: &Slopes<S::f32s>,
         centre: [S::f32s; MOST_PARAMETERS],
     ) -> [S::f32s; MOST_PARAMETERS] {
-        self.decay.from_centre(simd, self.law, (Self::angle(simd, term).1, slopes), centre)
+        self.decay.less_centre(simd, self.law, (Self::angle(simd, term).1, slopes), centre)
     }
 }

@@ -195,7 +195,7 @@ fn chain_rule<S: Simd, T: PairScore>(
     // Where nothing comes back, as from pairs that are not seen, an infinite slope is none.
     let none = simd.equal_f32s(of_value, zero);
     if let Some(sums) = sums {
-        let parameters = score.from_centre(simd, term, &slopes, centres);
+        let parameters = score.less_centre(simd, term, &slopes, centres);
         for n in 0..T::PARAMETERS {
             let part = simd.mul_f32s(of_value, parameters[n]);
             sums[n] = simd.add_f32s(sums[n], simd.select_f32s(none, zero, part));
