@@ -164,7 +164,7 @@ pub fn run<D: TaskData>(recipe: &Recipe, data: &D, options: &CompareOptions) -> 
                     return Ok(CompareOutcome::Interrupted { runs, of });
                 }
                 // That is a result too, and none of the other runs'.
-                Err(error) if error.left_f32() || matches!(error, Error::Diverged { .. }) => {
+                Err(error) if error.is_divergence() => {
                     let step = if let Error::Diverged { step, .. } = error { step } else { 1 };
                     options.observer.on(Event::End(&format!("diverged: {error}; the other runs go on")));
                     diverged.push(Diverged { name: name.clone(), mechanism: recipe.mechanism, seed, folder, step });
@@ -325,7 +325,7 @@ fn plan<T: Task>(recipe: &Recipe, task: &T, name: &str, options: &CompareOptions
         match train::time_steps(&recipe, task, &options.device) {
             Ok(seconds) => slowest = slowest.max(seconds),
             // Its run will say so, and needs no time of the others.
-            Err(error) if error.left_f32() || matches!(error, Error::Diverged { .. }) => {}
+            Err(error) if error.is_divergence() => {}
             Err(e) => return Err(e),
         }
     }

@@ -188,10 +188,11 @@ pub enum Error {
 const STEADIER: &str = "lower `optimiser.lr`, lengthen `schedule.warmup_epochs` or set `optimiser.clip_norm`";
 
 impl Error {
-    /// Whether tokens or results of a model left what f32 can hold.
-    pub(crate) fn left_f32(&self) -> bool {
+    /// Whether it is the end of one training run and says nothing of others: the loss is no number, or tokens or results of the model left
+    /// what f32 can hold.
+    pub(crate) fn is_divergence(&self) -> bool {
         use resolvent_kernels::Error::{Overflow, Range};
-        matches!(self, Self::Model(resolvent::Error::Mechanism(Overflow { .. } | Range { .. })))
+        matches!(self, Self::Diverged { .. } | Self::Model(resolvent::Error::Mechanism(Overflow { .. } | Range { .. })))
     }
 
     /// Wraps a failure of the operating system: what was being done to `path`.

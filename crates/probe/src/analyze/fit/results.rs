@@ -183,7 +183,7 @@ impl Fit {
         let below = self.heads().filter(|head| !self.reaches(head.fitted)).count();
         let mut told = vec![match dense {
             // A budget takes what it costs, whatever the heads do then.
-            _ if below == all => {
+            _ if self.file.budget.is_some() && below == all => {
                 format!("None of the {all} heads reaches {measure} with what it has got for the budget.")
             }
             dense if dense == all => format!(
