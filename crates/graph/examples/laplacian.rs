@@ -64,7 +64,7 @@ fn injective(seed: u64) -> Result<()> {
             };
             for (name, kernel) in [("Laplacian", LAPLACIAN), ("Gaussian", gaussian(dim))] {
                 let rows = [query(0.0), query(0.5)]
-                    .map(|query| keys.chunks_exact(dim).map(|key| value(kernel, &query, key)).collect::<Vec<_>>());
+                    .map(|query| keys.chunks_exact(dim).map(|key| kernel.of(&query, key)).collect::<Vec<_>>());
                 let largest = rows.iter().flatten().copied().fold(0.0, f64::max);
                 // Less is the rounding of f64.
                 let off = rows[0].iter().zip(&rows[1]).map(|(a, b)| (a - b).abs()).fold(1e-16, f64::max);
@@ -75,14 +75,6 @@ fn injective(seed: u64) -> Result<()> {
     Ok(())
 }
 
-fn value(kernel: Kernel, x: &[f64], y: &[f64]) -> f64 {
-    let differences = || x.iter().zip(y).map(|(x, y)| x - y);
-    match kernel {
-        Kernel::Laplacian { lambda } => (-differences().map(f64::abs).sum::<f64>() / lambda).exp(),
-        Kernel::Gaussian { scale } => (-scale * differences().map(|t| t * t).sum::<f64>()).exp(),
-    }
-}
-
 /// Rotary positions: the distance of a query and a key that stay three positions apart, at 56 places.
 fn rotary(seed: u64) -> Result<()> {
     const DIM: usize = 32;
@@ -91,7 +83,7 @@ fn rotary(seed: u64) -> Result<()> {
     let (q, k) = (normal(DIM, 1, seed), normal(DIM, 2, seed));
     let places = || (0..56).map(|at| (rotated(&q, at), rotated(&k, at + 3)));
     for (name, kernel) in [("sum of magnitudes (L1)", LAPLACIAN), ("sum of squares", gaussian(DIM))] {
-        let distances: Vec<f64> = places().map(|(q, k)| -value(kernel, &q, &k).ln()).collect();
+        let distances: Vec<f64> = places().map(|(q, k)| -kernel.of(&q, &k).ln()).collect();
         let of_kernel = distances.iter().copied();
         let spread = of_kernel.clone().fold(f64::MIN, f64::max) - of_kernel.fold(f64::MAX, f64::min);
         let unit = if name.contains("L1") { LAMBDA } else { 2.0 * (DIM as f64).sqrt() };

@@ -204,8 +204,8 @@ impl Fit {
                 true if below == 0 => format!("The budget of {budget} holds, and every head reaches the target."),
                 true => format!("The budget of {budget} holds; {below} of {all} heads leave the target for it."),
                 false => format!(
-                    "The budget of {budget} cannot be kept: the cheapest that was tried costs {:.2e}.",
-                    self.share
+                    "The budget of {budget} cannot be kept: the cheapest that was tried costs {}.",
+                    if self.share < 0.01 { format!("{:.1e}", self.share) } else { format!("{:.2}", self.share) }
                 ),
             });
         }
