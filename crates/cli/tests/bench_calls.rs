@@ -105,6 +105,8 @@ fn mechanisms_with_tensors_of_their_own() {
     // A bias of all pairs is of no length that sequences share.
     let outcome = bench(&sandbox, &["--heads", "2", "--sequences", "20,32", "--mechanisms", &files[0]]);
     assert!(outcome.failure(1).contains("nothing was measured: tensor: not compared"), "{}", outcome.stderr);
+    let outcome = bench(&sandbox, &["--tokens", "64", "--mechanisms", "softmax", "--max-seconds", "1e-12"]);
+    assert!(outcome.failure(1).contains("nothing was measured: `softmax` "), "{}", outcome.stderr);
 }
 
 #[test]

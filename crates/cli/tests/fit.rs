@@ -116,6 +116,9 @@ fn candidates_measure_and_budget() {
     let (kept, told) = ask(&["--fit", "0.01", "--budget", "0.2"]);
     assert!(kept[0] == "uniform" && kept[1] == "local" && kept[2] != "softmax", "{kept:?}");
     assert!(told.contains("The budget of 0.2 holds; 1 of 3 heads leave the target for it."), "{told}");
+    // A measure that nothing but softmax itself has, on no budget for it.
+    let (_, told) = ask(&["--fit", "0", "--budget", "1e-6"]);
+    assert!(told.contains("None of the 3 heads reaches"), "{told}");
     let (_, told) = ask(&["--fit", "0.01", "--budget", "1e-6"]);
     assert!(told.contains("The budget of 0.000001 cannot be kept"), "{told}");
     assert!(ask(&["--fit", "0.01", "--sequences", "1"]).1.contains("none was held out"));

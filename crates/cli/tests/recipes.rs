@@ -65,6 +65,12 @@ fn fields_are_set_kept_and_refused_by_name() {
     refused("optimiser.lrr=1", &["--set", "`optimiser.lrr`", "did you mean `lr`?"]);
     refused("schedule.epochs=0.5", &["`schedule.epochs`", "expected usize"]);
     refused("schedule.epochs=0", &["`schedule.epochs`", "1 to 1000000"]);
+    let unlimited = ["--epochs", "1", "--json", "--set", "schedule.max_steps=1", "--max-steps", "none"];
+    let json = sandbox.run(&train("unlimited", &unlimited)).success().json();
+    assert!(json["recipe"]["schedule"]["max_steps"].is_null() && json["steps"] != 1, "{json}");
+    let none = sandbox.run(&train("no", &["--max-steps", "0"]));
+    none.failure(2);
+    assert!(none.stderr.contains("--max-steps"), "{}", none.stderr);
     let below = sandbox.run(&train("no", &["--max-minutes", "-1"]));
     assert!(below.failure(1).contains("`schedule.max_minutes` is -1"), "{}", below.stderr);
     let wrong = sandbox.run(&["train", "--set", "optimiser.lr"]);

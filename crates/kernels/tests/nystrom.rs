@@ -83,6 +83,23 @@ fn gradients_of_steps_are_those_of_as_many_as_were_taken() {
     }
 }
 
+/// Landmarks that nearly coincide: a condition of 1e4 to 1e7, which steps in f32 would answer with noise.
+#[test]
+fn steps_on_close_landmarks_keep_their_digits() {
+    for (spread, ridge, init) in [(0.1, 0.0, "scaled"), (0.03, 0.0, "scaled"), (0.03, 1e-5, "identity")] {
+        for steps in [12, 24, 40, 60] {
+            let json = format!(
+                r#"{{"mechanism": "soft", "scale": 0.5, "ridge": {ridge}, "newton_init": "{init}", "newton_iterations": {steps},
+                    "landmarks": {{"kind": "first", "count": 12}}}}"#
+            );
+            let mut p = problem(mechanism(&json), Shape::square(1, 2, 60, 8), 3);
+            p.q.iter_mut().for_each(|x| *x *= spread);
+            let what = format!("{spread} apart, {init}, {steps} steps");
+            assert_close(&what, &p.fused()["out"], &p.reference()["out"], 2, 1e-4, 0.0);
+        }
+    }
+}
+
 /// Masked landmarks leave smaller matrices than were planned for: on eigenvalues still, or by products again.
 #[test]
 fn some_of_many_landmarks_may_be_masked() {

@@ -158,10 +158,14 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if let Some(check) = red {
         return Err(Error::file(&file, format!("{check}; it was not timed")));
     }
-    match report.checks.iter().all(|check| check.refused.is_some()).then(|| report.checks.first()).flatten() {
-        Some(check) => Err(Error::file(&file, format!("nothing was measured: {check}"))),
-        None => Ok(()),
+    if report.points.iter().any(|point| point.forward.is_some()) {
+        return Ok(());
     }
+    let refused = report.checks.first().filter(|check| check.refused.is_some()).map(ToString::to_string);
+    let skipped =
+        || report.points.iter().find_map(|point| Some(format!("`{}` {}", point.label, point.skipped.as_ref()?)));
+    let why = refused.or_else(skipped).map_or_else(String::new, |why| format!(": {why}"));
+    Err(Error::file(&file, format!("nothing was measured{why}")))
 }
 
 fn options(args: &Bench, global: &Global, deferred: &Deferred) -> Result<BenchOptions> {

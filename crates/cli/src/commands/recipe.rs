@@ -2,6 +2,8 @@
 
 use std::{
     ffi::OsStr,
+    fmt::Display,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -46,23 +48,27 @@ pub struct RecipeArgs {
     /// Passes over the training examples; a recipe's own limit of minutes, meant for its own number of them, is then none
     #[arg(long, value_name = "N")]
     pub epochs: Option<usize>,
-    /// Most steps per run, whatever the number of epochs; the warm-up shrinks with them
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_steps: Option<u32>,
+    /// Most steps per run, whatever the number of epochs, or `none`; the warm-up shrinks with them
+    #[arg(long, value_name = "N|none", value_parser = Limit::<NonZeroUsize>::from_str, allow_negative_numbers = true)]
+    pub max_steps: Option<Limit<NonZeroUsize>>,
     /// Most minutes per run, or `none`; a schedule that does not fit is shortened as a whole
-    #[arg(long, value_name = "MINUTES|none", value_parser = parse_minutes, allow_negative_numbers = true)]
-    pub max_minutes: Option<Minutes>,
+    #[arg(long, value_name = "MINUTES|none", value_parser = Limit::<f64>::from_str, allow_negative_numbers = true)]
+    pub max_minutes: Option<Limit<f64>>,
 }
 
-/// A limit of minutes, or none.
+/// A limit on a run, or none.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Minutes(Option<f64>);
+pub struct Limit<T>(Option<T>);
 
-fn parse_minutes(text: &str) -> std::result::Result<Minutes, String> {
-    match text.parse::<f64>() {
-        _ if text == "none" => Ok(Minutes(None)),
-        Ok(minutes) => Ok(Minutes(Some(minutes))),
-        Err(e) => Err(format!("{e}; give a number of minutes, or none")),
+impl<T: FromStr<Err: Display>> FromStr for Limit<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.parse() {
+            _ if text == "none" => Ok(Self(None)),
+            Ok(limit) => Ok(Self(Some(limit))),
+            Err(e) => Err(format!("{e}; give a number, or none")),
+        }
     }
 }
 
@@ -97,8 +103,10 @@ impl RecipeArgs {
         if let Some(epochs) = self.epochs {
             recipe.schedule = self.of_epochs(epochs, recipe.schedule, begun.map(|begun| &begun.schedule));
         }
-        recipe.schedule.max_steps = self.max_steps.map(|steps| steps as usize).or(recipe.schedule.max_steps);
-        if let Some(Minutes(limit)) = self.max_minutes {
+        if let Some(Limit(limit)) = self.max_steps {
+            recipe.schedule.max_steps = limit.map(NonZeroUsize::get);
+        }
+        if let Some(Limit(limit)) = self.max_minutes {
             recipe.schedule.max_minutes = limit;
         }
         recipe.data = self.data.as_ref().map(DataSpec::to_string).or(recipe.data);

@@ -182,3 +182,17 @@ fn of_clusters(m: &Composed, structure: &Clustered, shape: &Shape, causal: bool)
         ..one
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slices that are tasks enough are not split, and hold no parts.
+    #[test]
+    fn fewer_slices_than_tasks_are_split() {
+        let held = |slices| of_tasks(&Shape::square(1, slices, 32, 4), 8);
+        assert_eq!(held(1), workers(1) * TASKS * 32 * 8);
+        assert!(held(TASKS - 1) > 0);
+        assert_eq!([held(TASKS), held(TASKS + 1)], [0; 2]);
+    }
+}

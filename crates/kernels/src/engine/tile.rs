@@ -228,3 +228,23 @@ pub(super) fn rescale(rows: &mut [f32], stride: usize, factors: &[f32]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One query's sums go on apart from its tile's, and come back to their place.
+    #[test]
+    fn a_query_is_summed_alone_from_where_it_was() {
+        let mut all = Running::new(true);
+        for n in 0..QUERIES {
+            (all.peaks[n], all.terms[n], all.totals[n]) = (n as f32, 100.0 + n as f32, 200.0 + n as f64);
+        }
+        let mut one = all.alone(5);
+        assert_eq!((one.peaks[0], one.terms[0], one.totals[0]), (5.0, 105.0, 205.0));
+        (one.peaks[0], one.terms[0], one.totals[0]) = (-1.0, -2.0, -3.0);
+        all.replace(5, &one);
+        assert_eq!((all.peaks[5], all.terms[5], all.totals[5]), (-1.0, -2.0, -3.0));
+        assert_eq!((all.peaks[0], all.terms[1], all.totals[6]), (0.0, 101.0, 206.0));
+    }
+}

@@ -327,3 +327,19 @@ impl TileMoments<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row may see nothing of its first tiles.
+    #[test]
+    fn tiles_of_which_a_row_sees_nothing_leave_its_moments() {
+        let mut moments = Moments::default();
+        for tile in [[0.0, f64::NAN, 0.0], [2.0, 3.0, 2.0], [0.0, f64::NAN, 0.0], [2.0, 5.0, 8.0]] {
+            moments.add(tile);
+        }
+        // 2, 4, 3 and 7 about 4.
+        assert_eq!([moments.count, moments.mean, moments.square], [4.0, 4.0, 14.0]);
+    }
+}

@@ -74,7 +74,7 @@ pub(super) fn cholesky(
     y: &mut Entries<'_>,
     work: &mut [f32],
 ) -> Result<()> {
-    let Order { n, stride } = order;
+    let n = order.n;
     let ([factor, inverse], rest) = cut(work, [WIDE * n * n, WIDE * n * n]);
     let (factor, inverse): (&mut [f64], &mut [f64]) =
         (bytemuck::cast_slice_mut(factor), bytemuck::cast_slice_mut(inverse));
@@ -97,12 +97,7 @@ pub(super) fn cholesky(
         let out = MatMut::from_column_major_slice_mut(inverse, n, n);
         llt::inverse::inverse(out, l.as_ref(), Par::Seq, stack(rest));
     }
-    for i in 0..n {
-        for j in i..n {
-            y.set(i * stride + j, inverse[i * n + j]);
-            y.set(j * stride + i, inverse[i * n + j]);
-        }
-    }
+    y.write(order, |i, j| inverse[j * n + i]);
     Ok(())
 }
 
@@ -139,17 +134,11 @@ fn spectrum<'a>(order: Order, a: &[f32], ridge: f64, work: &'a mut [f32]) -> Spe
 }
 
 impl Spectrum<'_> {
-    /// `1/x_i`, or 0 where it is dropped.
-    fn inverse(&self, method: &Method, i: usize) -> f64 {
-        let most = self.values[self.n - 1];
-        if self.values[i] <= method.cutoff * most { 0.0 } else { 1.0 / self.values[i] }
-    }
-
-    /// Writes `U^T diag(f) U`.
-    fn assemble(self, order: Order, f: impl Fn(&Self, usize) -> f64, y: &mut Entries<'_>) {
+    /// Writes `U^T diag(f) U`, `f` of every eigenvalue and the largest.
+    fn assemble(self, order: Order, f: impl Fn(f64, f64) -> f64, y: &mut Entries<'_>) {
         let n = self.n;
         for i in 0..n {
-            let factor = f(&self, i);
+            let factor = f(self.values[i], self.values[n - 1]);
             let rows = i * n..(i + 1) * n;
             let vector = &self.vectors[rows.clone()];
             self.buffer[0][rows].iter_mut().zip(vector).for_each(|(scaled, x)| *scaled = factor * x);
@@ -167,37 +156,57 @@ impl Spectrum<'_> {
             1.0,
             Par::Seq,
         );
-        for i in 0..n {
-            for j in 0..=i {
-                y.set(i * order.stride + j, product[i * n + j]);
-                y.set(j * order.stride + i, product[i * n + j]);
-            }
-        }
+        y.write(order, |i, j| product[i * n + j]);
     }
+}
+
+/// `1/x`, or 0 where it is dropped beside the largest eigenvalue.
+fn inverse(method: &Method, x: f64, most: f64) -> f64 {
+    if x <= method.cutoff * most { 0.0 } else { 1.0 / x }
 }
 
 /// The pseudo-inverse by eigenvalues.
 pub(super) fn eigen(method: &Method, order: Order, a: &[f32], y: &mut Entries<'_>, work: &mut [f32]) {
-    spectrum(order, a, method.ridge, work).assemble(order, |spectrum, i| spectrum.inverse(method, i), y);
+    spectrum(order, a, method.ridge, work).assemble(order, |x, most| inverse(method, x, most), y);
 }
 
-/// What `f` of the eigenvalues makes of `a + ridge I`.
+/// What `f` of every eigenvalue and the largest makes of `a + ridge I`.
 pub(super) fn of_eigenvalues(
     order: Order,
     a: &[f32],
     ridge: f64,
-    f: impl Fn(f64) -> f64,
+    f: impl Fn(f64, f64) -> f64,
     y: &mut Entries<'_>,
     work: &mut [f32],
 ) {
-    spectrum(order, a, ridge, work).assemble(order, |spectrum, i| f(spectrum.values[i]), y);
+    spectrum(order, a, ridge, work).assemble(order, f, y);
 }
 
 /// Turns `dy` into `da` by the divided differences of the cut-off `1/x`: the formula of an inverse lacks what passes
 /// between kept and dropped directions.
 pub(super) fn eigen_gradient(method: &Method, order: Order, a: &[f32], dy: &mut [f32], work: &mut [f32]) {
+    let divided = |x: f64, y: f64, most: f64| {
+        let [f, g] = [x, y].map(|x| inverse(method, x, most));
+        match (f != 0.0, g != 0.0) {
+            (true, true) => -f * g,
+            (false, false) => 0.0,
+            _ => (f - g) / (x - y),
+        }
+    };
+    gradient_of_eigenvalues(order, a, method.ridge, divided, dy, work);
+}
+
+/// Turns `dy` into `da` by the divided differences of what was made of two eigenvalues, which may depend on the largest.
+pub(super) fn gradient_of_eigenvalues(
+    order: Order,
+    a: &[f32],
+    ridge: f64,
+    divided: impl Fn(f64, f64, f64) -> f64,
+    dy: &mut [f32],
+    work: &mut [f32],
+) {
     let Order { n, stride } = order;
-    let mut spectrum = spectrum(order, a, method.ridge, work);
+    let mut spectrum = spectrum(order, a, ridge, work);
     for i in 0..n {
         let symmetric = |j: usize| 0.5 * f64::from(dy[i * stride + j] + dy[j * stride + i]);
         (0..n).for_each(|j| spectrum.buffer[0][i * n + j] = symmetric(j));
@@ -208,12 +217,8 @@ pub(super) fn eigen_gradient(method: &Method, order: Order, a: &[f32], dy: &mut 
     multiply(MatRef::from_row_major_slice(second, n, n), u.transpose(), first);
     for i in 0..n {
         for j in 0..n {
-            let (f, g) = (spectrum.inverse(method, i), spectrum.inverse(method, j));
-            spectrum.buffer[0][i * n + j] *= match (f != 0.0, g != 0.0) {
-                (true, true) => -f * g,
-                (false, false) => 0.0,
-                _ => (f - g) / (spectrum.values[i] - spectrum.values[j]),
-            };
+            let [x, y, most] = [i, j, n - 1].map(|i| spectrum.values[i]);
+            spectrum.buffer[0][i * n + j] *= divided(x, y, most);
         }
     }
     let Spectrum { vectors, buffer: [first, second], .. } = spectrum;

@@ -1,7 +1,7 @@
 //! Small symmetric matrices: their inverses, and the gradients of those.
 //!
 //! A matrix is a kernel among landmarks with a ridge: `n` rows of f32, `stride` (whole vectors) apart, zeros between.
-//! Iterations are products, in f32; factorisations and eigenvalues are those of `faer`, in f64, and rounded once.
+//! Factorisations and eigenvalues are those of `faer`, in f64; Newton-Schulz takes steps in f32 where these keep their digits.
 
 mod cg;
 mod factor;
@@ -49,11 +49,17 @@ pub(crate) struct Entries<'a> {
 }
 
 impl Entries<'_> {
-    fn set(&mut self, at: usize, x: f64) {
-        self.high[at] = x as f32;
-        if let Some(low) = self.low.get_mut(at) {
-            *low = (x - f64::from(self.high[at])) as f32;
-        }
+    /// Writes a symmetric matrix, `f` of its row and column.
+    fn write(&mut self, order: Order, f: impl Fn(usize, usize) -> f64) {
+        order.pairs(|i, j| {
+            let x = f(i, j);
+            for at in [i * order.stride + j, j * order.stride + i] {
+                self.high[at] = x as f32;
+                if let Some(low) = self.low.get_mut(at) {
+                    *low = (x - f64::from(self.high[at])) as f32;
+                }
+            }
+        });
     }
 }
 
@@ -85,21 +91,25 @@ impl Order {
         multiply(level, size, left, Right { data: right, stride }, Store { data: out, stride });
     }
 
-    /// Every entry of `x` becomes `f` of its place and of the mean of `x` and its transpose, which makes `x` symmetric if `f` is.
-    fn symmetrise(self, x: &mut [f32], f: impl Fn(usize, f32) -> f32) {
-        let Self { n, stride } = self;
+    /// Calls `f` with every row and every column up to it.
+    fn pairs(self, mut f: impl FnMut(usize, usize)) {
         // In squares: columns across lie in another line of the cache each.
-        for rows in (0..n).step_by(BLOCK) {
+        for rows in (0..self.n).step_by(BLOCK) {
             for columns in (0..=rows).step_by(BLOCK) {
-                for i in rows..n.min(rows + BLOCK) {
-                    for j in columns..(i + 1).min(columns + BLOCK) {
-                        let (at, across) = (i * stride + j, j * stride + i);
-                        let value = f(at, 0.5 * (x[at] + x[across]));
-                        (x[at], x[across]) = (value, value);
-                    }
+                for i in rows..self.n.min(rows + BLOCK) {
+                    (columns..(i + 1).min(columns + BLOCK)).for_each(|j| f(i, j));
                 }
             }
         }
+    }
+
+    /// Every entry of `x` becomes `f` of its place and of the mean of `x` and its transpose, which makes `x` symmetric if `f` is.
+    fn symmetrise(self, x: &mut [f32], f: impl Fn(usize, f32) -> f32) {
+        self.pairs(|i, j| {
+            let (at, across) = (i * self.stride + j, j * self.stride + i);
+            let value = f(at, 0.5 * (x[at] + x[across]));
+            (x[at], x[across]) = (value, value);
+        });
     }
 
     /// Writes `a` with `ridge` on its diagonal.
@@ -130,7 +140,7 @@ impl Method {
     pub fn gradient_work(&self, order: Order) -> usize {
         match (self.inverse, self.gradient) {
             (Inverse::Eigen, _) => factor::eigen_work(order.n),
-            (Inverse::NewtonSchulz, InverseGradient::Unrolled) => newton::unrolled_work(self, order),
+            (Inverse::NewtonSchulz, InverseGradient::Unrolled) => factor::eigen_work(order.n).max(2 * order.len()),
             _ => 2 * order.len(),
         }
     }
@@ -151,7 +161,7 @@ impl Method {
         (self.inverse == Inverse::NewtonSchulz && order.n > 0).then(|| newton::factor(self, level, order, a, work))
     }
 
-    /// Writes the inverse of `a + ridge I` to `y`, which is all zeros. What iterations give is f32: they leave nothing off.
+    /// Writes the inverse of `a + ridge I` to `y`, which is all zeros.
     /// Returns whether its gradient is that of the exact inverse: Newton-Schulz may stop short of it.
     ///
     /// # Errors
@@ -162,7 +172,7 @@ impl Method {
         }
         let mut settled = self.inverse != Inverse::Eigen;
         match self.inverse {
-            Inverse::NewtonSchulz => settled = newton::invert(self, level, order, a, y.high, work),
+            Inverse::NewtonSchulz => settled = newton::invert(self, level, order, a, &mut y, work),
             Inverse::Cholesky => factor::cholesky(self, level, order, a, &mut y, work)?,
             Inverse::Eigen => factor::eigen(self, order, a, &mut y, work),
             Inverse::Cg => cg::invert(self, order, a, y.high, work)?,

@@ -42,11 +42,11 @@ pub(crate) fn scaled_product(
     }
     let ([y, scaled, product], _) = cut(work, product_sizes(n, width));
     let [y, scaled, product]: [&mut [f64]; 3] = [y, scaled, product].map(bytemuck::cast_slice_mut);
-    for (y, high) in y.chunks_exact_mut(n).zip(high.chunks_exact(stride)) {
-        y.iter_mut().zip(high).for_each(|(y, &high)| *y = high.into());
-    }
-    for (y, low) in y.chunks_exact_mut(n).zip(low.chunks_exact(stride)) {
-        y.iter_mut().zip(low).for_each(|(y, &low)| *y += f64::from(low));
+    for (i, (y, high)) in y.chunks_exact_mut(n).zip(high.chunks_exact(stride)).enumerate() {
+        match low.get(i * stride..(i + 1) * stride) {
+            Some(low) => y.iter_mut().zip(high).zip(low).for_each(|((y, &h), &l)| *y = f64::from(h) + f64::from(l)),
+            None => y.iter_mut().zip(high).for_each(|(y, &high)| *y = high.into()),
+        }
     }
     for ((scaled, x), &c) in scaled.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(c) {
         scaled.iter_mut().zip(x).for_each(|(scaled, &x)| *scaled = f64::from(c) * f64::from(x));

@@ -117,12 +117,13 @@ impl Soft {
         self.scale.unwrap_or(0.5 / (head_dim as f64).sqrt())
     }
 
-    /// Every step doubles what rounding has put into directions without an eigenvalue; in f32 some 24 of them are harmless.
+    /// Every step doubles what rounding has put into directions without an eigenvalue; of products in f32, as other backends take
+    /// them, some 24 are harmless.
     pub(super) fn caution(&self) -> Option<&'static str> {
         let newton = self.inverse == Inverse::NewtonSchulz && self.landmarks != Landmarks::All;
         (newton && self.ridge == 0.0 && self.newton_iterations > 24).then_some(
-            "more than 24 Newton-Schulz steps without a ridge diverge in f32 where landmarks nearly coincide; set `ridge` to \
-             0.01, or `inverse` to `cholesky`",
+            "more than 24 Newton-Schulz steps without a ridge diverge where landmarks nearly coincide and steps are products in f32, as \
+             on other backends than the CPU's kernels; set `ridge` to 0.01, or `inverse` to `cholesky`",
         )
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Shape,
-    mechanism::{Centering, Composed, Degree, Inverse, Landmarks, Normalisation, Nystrom, Whitening},
+    mechanism::{Centering, Composed, Degree, Landmarks, Normalisation, Nystrom, Whitening},
     score::map::Map,
     structure::dense::padded,
 };
@@ -60,8 +60,6 @@ pub(super) struct Sizes {
     /// Whether images of tokens and of landmarks differ.
     pub mapped: bool,
     pub activated: bool,
-    /// Whether the inverse is kept to more than f32.
-    pub exact: bool,
     /// Whether columns are divided by their deviations, and whether means of columns or rows are taken off.
     pub whitens: bool,
     pub per_key: bool,
@@ -97,7 +95,6 @@ impl Sizes {
             vp: padded(shape.value_dim + usize::from(by_row)),
             mapped: map != Map::Identity,
             activated: structure.landmark_act,
-            exact: matches!(structure.inverse, Inverse::Cholesky | Inverse::Eigen),
             whitens: whitening != Whitening::None,
             per_key: centering == Centering::PerKey,
             per_query: centering == Centering::PerQuery,
@@ -150,9 +147,9 @@ buffers! {
         nearest: 1,
         /// 1 where the gradient of the inverse is that of the exact one.
         settled: 1,
-        /// The inverse `[landmarks, mp]`, and what f32 leaves off.
+        /// The inverse `[landmarks, mp]`, and what f32 leaves off, where it is multiplied in f64.
         high: s.landmarks * s.mp,
-        low: Sizes::only(s.exact, s.landmarks * s.mp),
+        low: Sizes::only(!s.whitens, s.landmarks * s.mp),
         /// Inverse square roots of the degrees; ones without degrees.
         c: s.mp,
         /// The covariance of the rows of `Cq`, and their mean; the mean of the rows of `Ck`.
