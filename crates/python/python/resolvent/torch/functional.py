@@ -69,6 +69,11 @@ def attend(
         precision: ``full``, or ``bf16``: products of operands that are rounded to bfloat16, summed in float32, whatever the tensors are
             stored in. For ``softmax``, ``infsa``, ``fna`` and dense compositions of products; refused by others.
     """
+    # Most calls have nothing beside q, k and v. Where these are small, looking through all that is not there takes longer than the kernels.
+    unmasked = key_mask is None and query_mask is None and bias is None and not dropout
+    constant = parameters is None and codebook is None and landmark_indices is None and precision == "full"
+    if unmasked and constant and not enable_gqa and not isinstance(mechanism, HeadMechanisms) and _is_alone(q, k, v):
+        return attend_eagerly(Options(Mechanism.of(mechanism), causal), q, k, v, ())
     return _attended(
         q,
         k,
@@ -87,6 +92,13 @@ def attend(
         enable_gqa=enable_gqa,
         precision=precision,
     )
+
+
+def _is_alone(q: Tensor, k: Tensor | None, v: Tensor) -> bool:
+    """Whether q, k and v are of one shape, and taken as they are."""
+    if not _is_eager(q, k, v) or torch.is_autocast_enabled("cpu"):
+        return False
+    return k is not None and q.shape == k.shape and q.shape == v.shape
 
 
 def attend_varlen(
@@ -207,7 +219,8 @@ def _attended(
 
 def attend_eagerly(options: Options, q: Tensor, k: Tensor | None, v: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """The call without the dispatcher, recorded where gradients are."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *parameters)):
+    recorded = q.requires_grad or v.requires_grad or k is not None and k.requires_grad
+    if torch.is_grad_enabled() and (recorded or any(x.requires_grad for x in parameters)):
         result: Tensor = _Attend.apply(options, q, k, v, *parameters)
         return result
     return _kernels.forward(options, q, k, v, parameters, keep_state=False).out
