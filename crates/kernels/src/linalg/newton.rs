@@ -15,8 +15,8 @@ const RESIDUAL: f64 = 1.01;
 /// The residual before the last step of what is an inverse, and has its gradient: of this the last step's has twice as much.
 const CONVERGED: f64 = 1.0 / (1 << 24) as f64;
 
-/// Products lose what the iterate is larger than the inverse of the largest eigenvalue: this factor leaves five digits, and steps
-/// from a multiple of the identity double it at most, from one of the matrix by half of that.
+/// Products in f32 lose as many digits as the iterate has grown beyond the inverse of the largest eigenvalue. A step from a multiple of
+/// the identity at most doubles it, as two steps from a multiple of the matrix do; so many doublings leave five digits.
 const DOUBLINGS: usize = 10;
 
 /// Eigenvalues that differ by less than this part of themselves are told apart by no difference.
