@@ -44,7 +44,7 @@ def commands(row: Row) -> str:
 def about(row: Row, seeds: list[int]) -> str:
     """How many runs stand behind a table, and what its last columns are."""
     if not any("$seed" in line for line in row.commands):
-        return "Nothing is drawn."
+        return row.drawn or "Nothing is drawn."
     missing = f" of {len(row.seeds)}" if len(seeds) < len(row.seeds) else ""
     text = f"{NUMBERS.get(len(seeds), len(seeds))}{missing} seed" + ("s" if len(row.seeds) > 1 else "")
     tested = row.control and len(seeds) > 1 and any(column.test for column in row.columns)

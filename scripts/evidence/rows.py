@@ -42,6 +42,7 @@ class Row:
     control: str = ""  # the last key of the arm that others are tested against, within the same first keys
     after: tuple[str, ...] = ()  # rows whose runs it reads, of the same seed
     files: dict[str, str] = field(default_factory=dict)  # written before the commands run
+    drawn: str = ""  # what a command without `$seed` draws and summarises by itself
     earlier: str = ""  # what the page's figures rest on until this row is run
 
     def result(self, seed: int) -> Path:

@@ -14,14 +14,22 @@ import read
 from rows import ROOT, Row
 
 
-# `compare` goes on by itself; `train` into a folder with checkpoints is asked to.
+# `compare` goes on by itself; `train` into a folder with checkpoints is asked to, and has what it began from in these.
 RESOLVENT = """resolvent() {
-    local word before= resume=
+    local word before= resume= words=()
     for word; do
         if [ "$1 $before" = "train --out" ] && [ -d "$word/checkpoints" ]; then resume=--resume; fi
         before=$word
     done
-    PROGRAM "$@" $resume THREADS
+    before=
+    for word; do
+        case "$resume $word $before" in
+            "--resume --from "* | "--resume "*" --from") ;;
+            *) words+=("$word") ;;
+        esac
+        before=$word
+    done
+    PROGRAM "${words[@]}" $resume THREADS
 }"""
 
 

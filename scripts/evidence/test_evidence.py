@@ -132,11 +132,11 @@ class Running(unittest.TestCase):
             program.chmod(0o755)
             Path(work, "runs", "old", "checkpoints").mkdir(parents=True)
             found = []
-            for command in ["train --out runs/old", "train --out runs/new", "compare --out runs/old"]:
+            for command in ["train --from a --out runs/old", "train --from a --out runs/new", "compare --out runs/old"]:
                 row = Row(**{**ROW.__dict__, "commands": (f"resolvent {command}",)})
                 with mock.patch.object(read, "figures", lambda _, __, ___, printed: found.append(printed.strip())):
                     Runner(Path(work), Path(work), 2, "commit").run(row, 0)
-        resumed = ["train --out runs/old --resume --threads 2", "train --out runs/new --threads 2"]
+        resumed = ["train --out runs/old --resume --threads 2", "train --from a --out runs/new --threads 2"]
         self.assertEqual(found, [*resumed, "compare --out runs/old --threads 2"])
 
     def test_every_row_of_the_project_is_complete(self):
