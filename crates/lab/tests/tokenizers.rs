@@ -86,6 +86,22 @@ fn ids_beyond_16_bits_come_back() {
     assert_eq!((again.fingerprint(), again.encode_whole(text).unwrap()), (vocabulary.fingerprint(), ids));
 }
 
+/// Its bits per byte would be those of another text.
+#[test]
+fn a_language_model_takes_no_tokenizer_that_changes_texts() {
+    let text = |count: usize| "A dog runs. ".repeat(count);
+    let data = CorpusDataset { name: "corpus".into(), train: text(60), validation: text(4), test: text(4) };
+    for (normalizer, keeps) in [("Lowercase", false), ("StripAccents", false), ("NFC", true)] {
+        let folder = TempDir::new().unwrap();
+        let mut json = of_bytes(300);
+        json["normalizer"] = json!({"type": normalizer});
+        let recipe = recipe("language", write(folder.path(), &json));
+        let trained = train::run(&recipe, &data, &stopping(&folder.path().join("run"), 1, Resume::Never));
+        let problem = trained.err().map(|e| e.to_string()).unwrap_or_default();
+        assert_eq!(problem.contains("letters or spaces changed"), !keeps, "{normalizer}: {problem}");
+    }
+}
+
 #[test]
 fn what_is_no_tokenizer_is_refused_by_name() {
     let folder = TempDir::new().unwrap();

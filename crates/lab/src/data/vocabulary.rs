@@ -8,7 +8,7 @@ mod special;
 use std::{collections::BTreeSet, path::Path};
 
 use rayon::prelude::*;
-use tokenizers::{DecoderWrapper, PostProcessorWrapper, Tokenizer};
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, Tokenizer};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::recipe::{TextRecipe, Tokens};
@@ -151,6 +151,12 @@ impl Vocabulary {
             Ok(encoding.get_ids().to_vec())
         });
         Ok(ids.collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    /// Whether texts are taken as they are, and not in small letters or without accents. Composed characters (NFC) are the same text.
+    pub fn keeps_text(&self) -> bool {
+        let normalizer = self.tokenizer.get_normalizer();
+        matches!(normalizer, None | Some(NormalizerWrapper::NFC(_) | NormalizerWrapper::ByteLevel(_)))
     }
 
     /// Bytes of every token, in the order of the ids, where tokens are made of bytes, so that every text comes back; `None` elsewhere.

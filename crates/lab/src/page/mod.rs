@@ -17,7 +17,7 @@ use crate::{
 
 /// A whole page.
 pub fn shell(title: &str, body: &Markup) -> String {
-    html! {
+    let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
@@ -32,7 +32,13 @@ pub fn shell(title: &str, body: &Markup) -> String {
             }
         }
     }
-    .into_string()
+    .into_string();
+    page.replace(is_unseen, "\u{fffd}")
+}
+
+/// Whether a character, which texts and file names may have, does not belong into HTML: it would be invisible, or end the page.
+fn is_unseen(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\r' | '\t')
 }
 
 /// The numbers that matter, large.
@@ -148,6 +154,13 @@ pub fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_seen_is_marked() {
+        let page = shell("a\u{1b}[0m", &html! { p { "two\tcolumns\r\nand \0 <b>" } });
+        assert!(page.contains("<title>a\u{fffd}[0m</title>"), "{page}");
+        assert!(page.contains("<p>two\tcolumns\r\nand \u{fffd} &lt;b&gt;</p>"), "{page}");
+    }
 
     #[test]
     fn tables_of_many_columns_are_told_from_others() {

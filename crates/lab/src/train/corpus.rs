@@ -138,11 +138,14 @@ impl Corpus {
         expects: CorpusExpectation,
     ) -> Result<Self> {
         let unfit = |problem: String| Error::Unfit { name: data.name.clone(), problem };
-        let bytes = vocabulary.bytes_of_tokens().ok_or_else(|| {
+        // In small letters where the recipe says so; a tokenizer that changes texts would say nothing.
+        let kept = tokenizer.is_none() || vocabulary.keeps_text();
+        let bytes = vocabulary.bytes_of_tokens().filter(|_| kept).ok_or_else(|| {
             unfit(match tokenizer {
                 Some(file) => format!(
-                    "its text could not be given back from the tokens of `text.tokenizer` ({}), which are not made of bytes; name a \
-                     byte-level one, such as GPT-2's, or leave it out and set `text.tokens` to bytes or byte-bpe",
+                    "its text could not be given back from the tokens of `text.tokenizer` ({}), which are not made of bytes, or of a \
+                     text with letters or spaces changed; name a byte-level one, such as GPT-2's, or leave it out and set `text.tokens` to \
+                     bytes or byte-bpe",
                     file.display()
                 ),
                 None => "its text could not be given back from words and pieces that leave some out; set `text.tokens` to bytes or \
