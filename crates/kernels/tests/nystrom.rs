@@ -100,6 +100,29 @@ fn steps_on_close_landmarks_keep_their_digits() {
     }
 }
 
+/// Gradients through steps on such landmarks, whether these have converged or not: affinities are f32, which is a ten thousandth of the
+/// least eigenvalues here.
+#[test]
+fn gradients_of_steps_on_close_landmarks_keep_their_digits() {
+    for (spread, ridge, init) in
+        [(0.1, 0.01, "scaled"), (0.1, 0.01, "identity"), (0.05, 1e-3, "scaled"), (0.05, 1e-4, "scaled")]
+    {
+        for steps in [10, 20, 40] {
+            let json = format!(
+                r#"{{"mechanism": "soft", "scale": 0.5, "ridge": {ridge}, "newton_init": "{init}", "newton_iterations": {steps},
+                    "gradient": "unrolled", "landmarks": {{"kind": "first", "count": 16}}}}"#
+            );
+            let mut p = problem(mechanism(&json), Shape::square(1, 2, 64, 8), 3);
+            p.q.iter_mut().for_each(|x| *x *= spread);
+            let (got, expected) = (p.fused(), p.reference());
+            for name in ["dq", "dv"] {
+                let what = format!("{name}, {spread} apart, ridge {ridge}, {init}, {steps} steps");
+                assert_close(&what, &got[name], &expected[name], 2, 3e-3, 0.0);
+            }
+        }
+    }
+}
+
 /// Masked landmarks leave smaller matrices than were planned for: on eigenvalues still, or by products again.
 #[test]
 fn some_of_many_landmarks_may_be_masked() {

@@ -184,7 +184,7 @@ pub(super) fn of_eigenvalues(
 
 /// Turns `dy` into `da` by the divided differences of the cut-off `1/x`: the formula of an inverse lacks what passes
 /// between kept and dropped directions.
-pub(super) fn eigen_gradient(method: &Method, order: Order, a: &[f32], dy: &mut [f32], work: &mut [f32]) {
+pub(super) fn eigen_gradient(method: &Method, order: Order, a: &[f32], dy: [&mut [f32]; 2], work: &mut [f32]) {
     let divided = |x: f64, y: f64, most: f64| {
         let [f, g] = [x, y].map(|x| inverse(method, x, most));
         match (f != 0.0, g != 0.0) {
@@ -196,19 +196,20 @@ pub(super) fn eigen_gradient(method: &Method, order: Order, a: &[f32], dy: &mut 
     gradient_of_eigenvalues(order, a, method.ridge, divided, dy, work);
 }
 
-/// Turns `dy` into `da` by the divided differences of what was made of two eigenvalues, which may depend on the largest.
+/// Turns `dy + low` into `da`, in `dy`, by the divided differences of what was made of two eigenvalues, which may depend on the largest.
 pub(super) fn gradient_of_eigenvalues(
     order: Order,
     a: &[f32],
     ridge: f64,
     divided: impl Fn(f64, f64, f64) -> f64,
-    dy: &mut [f32],
+    [dy, low]: [&mut [f32]; 2],
     work: &mut [f32],
 ) {
     let Order { n, stride } = order;
     let mut spectrum = spectrum(order, a, ridge, work);
     for i in 0..n {
-        let symmetric = |j: usize| 0.5 * f64::from(dy[i * stride + j] + dy[j * stride + i]);
+        let entry = |at: usize| f64::from(dy[at]) + f64::from(low[at]);
+        let symmetric = |j: usize| 0.5 * (entry(i * stride + j) + entry(j * stride + i));
         (0..n).for_each(|j| spectrum.buffer[0][i * n + j] = symmetric(j));
     }
     let Spectrum { vectors, buffer: [first, second], .. } = &mut spectrum;

@@ -83,14 +83,6 @@ impl Order {
         multiply(level, size, left, Right { data: right, stride }, Store { data: out, stride });
     }
 
-    /// As [`Order::times`], with the transpose of `left`.
-    pub fn transposed_times(self, level: Level, left: &[f32], right: &[f32], out: &mut [f32]) {
-        let Self { n, stride } = self;
-        let left = Left { data: left, row_stride: 1, depth_stride: stride };
-        let size = Size { rows: n, cols: stride, depth: n };
-        multiply(level, size, left, Right { data: right, stride }, Store { data: out, stride });
-    }
-
     /// Calls `f` with every row and every column up to it.
     fn pairs(self, mut f: impl FnMut(usize, usize)) {
         // In squares: columns across lie in another line of the cache each.
@@ -136,13 +128,10 @@ impl Method {
         }
     }
 
-    /// f32 of working memory of [`Method::gradient`], for matrices up to `order`.
+    /// f32 of working memory of [`Method::start`] and [`Method::gradient`], for matrices up to `order`.
     pub fn gradient_work(&self, order: Order) -> usize {
-        match (self.inverse, self.gradient) {
-            (Inverse::Eigen, _) => factor::eigen_work(order.n),
-            (Inverse::NewtonSchulz, InverseGradient::Unrolled) => factor::eigen_work(order.n).max(2 * order.len()),
-            _ => 2 * order.len(),
-        }
+        let start = 2 * order.len();
+        if self.is_implicit() { start } else { factor::eigen_work(order.n).max(start) }
     }
 
     /// Operations of an inverse of order `n` as it is defined: of Newton-Schulz all steps by products, of conjugate gradients one.
@@ -177,8 +166,15 @@ impl Method {
             Inverse::Eigen => factor::eigen(self, order, a, &mut y, work),
             Inverse::Cg => cg::invert(self, order, a, y.high, work)?,
         }
-        let finite = y.high[..order.len()].iter().all(|y| y.is_finite());
-        if finite { Ok(settled) } else { Err(Error::Diverged { mechanism: self.mechanism }) }
+        if !y.high[..order.len()].iter().all(|y| y.is_finite()) {
+            return Err(Error::Diverged { mechanism: self.mechanism });
+        }
+        // The entries of `a` are f32: of what an inverse has made more of than that tells, nothing is right.
+        let lost = |i: usize| f64::from(y.high[i * (order.stride + 1)]) * SMALLEST_PIVOT > 1.0;
+        match (0..order.n).find(|&i| self.inverse != Inverse::Eigen && lost(i)) {
+            Some(landmark) => Err(Error::Singular { mechanism: self.mechanism, landmark }),
+            None => Ok(settled),
+        }
     }
 
     /// Whether the gradient is that of the exact inverse, `dA = -Y dY Y`, as far as it can be told beforehand.
@@ -186,20 +182,13 @@ impl Method {
         self.inverse != Inverse::Eigen && self.gradient == InverseGradient::Implicit
     }
 
-    /// Turns `dy`, the gradient of the inverse `y` of `a + ridge I`, into that of `a`.
-    pub fn gradient(&self, level: Level, order: Order, a: &[f32], y: &[f32], dy: &mut [f32], work: &mut [f32]) {
+    /// Turns `dy = high + low`, the gradient of the inverse of `a + ridge I`, into that of `a`, which `high` then has, where it is not that of
+    /// the exact inverse.
+    pub fn gradient(&self, level: Level, order: Order, a: &[f32], dy: [&mut [f32]; 2], work: &mut [f32]) {
         match self.inverse {
             _ if order.n == 0 => {}
             Inverse::Eigen => factor::eigen_gradient(self, order, a, dy, work),
-            Inverse::NewtonSchulz if self.gradient == InverseGradient::Unrolled => {
-                newton::unrolled(self, level, order, a, dy, work);
-            }
-            _ => {
-                let (product, rest) = work.split_at_mut(order.len());
-                order.transposed_times(level, y, dy, product);
-                order.times(level, product, y, &mut rest[..order.len()]);
-                dy[..order.len()].iter_mut().zip(&*rest).for_each(|(d, x)| *d = -x);
-            }
+            _ => newton::unrolled(self, level, order, a, dy, work),
         }
     }
 }
@@ -207,6 +196,26 @@ impl Method {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of a direction that rounding of the matrix may have made, whichever way it is inverted.
+    #[test]
+    fn what_f32_does_not_tell_is_singular() {
+        let order = Order { n: 3, stride: 16 };
+        let (mut a, level) = (vec![0.0; order.len()], Level::selected().unwrap());
+        [1.0, 1e-8, 1.0].into_iter().enumerate().for_each(|(i, x)| a[i * (order.stride + 1)] = x);
+        let (init, gradient) = (Some(NewtonInit::Identity), InverseGradient::Implicit);
+        for inverse in [Inverse::NewtonSchulz, Inverse::Cholesky] {
+            for (ridge, singular) in [(1e-10, true), (1e-4, false)] {
+                let method =
+                    Method { mechanism: "soft", inverse, steps: 60, init, start: None, ridge, gradient, cutoff: 0.0 };
+                let (mut high, mut low) = (vec![0.0; order.len()], vec![0.0; order.len()]);
+                let y = Entries { high: &mut high, low: &mut low };
+                let inverted = method.invert(level, order, &a, y, &mut vec![0.0; method.work(order)]);
+                assert_eq!(matches!(inverted, Err(Error::Singular { landmark: 1, .. })), singular, "{inverted:?}");
+                assert_eq!(inverted.is_ok(), !singular);
+            }
+        }
+    }
 
     /// In every square that a matrix is worked through in, at its edges too.
     #[test]

@@ -123,7 +123,7 @@ fn on_eigenvalue(method: &Method, alpha: f64, x: f64) -> (f64, f64) {
 }
 
 /// Back through the steps that were taken, on eigenvalues; the factor on the start is held constant.
-pub(super) fn unrolled(method: &Method, level: Level, order: Order, a: &[f32], dy: &mut [f32], work: &mut [f32]) {
+pub(super) fn unrolled(method: &Method, level: Level, order: Order, a: &[f32], dy: [&mut [f32]; 2], work: &mut [f32]) {
     let alpha = factor(method, level, order, a, work);
     let divided = |x: f64, y: f64, most: f64| {
         let [x, y] = [x, y].map(|x| told(order, x, most));
@@ -253,7 +253,7 @@ mod tests {
                 let mut dy = vec![0.0; ORDER.len()];
                 (0..N * N).for_each(|at| dy[entry(at / N, at % N)] = ((at / N + at % N) as f32 * 0.37).sin());
                 let mut g = Mat::from_fn(N, N, |i, j| f64::from(dy[entry(i, j)]));
-                unrolled(&method, level, ORDER, &a, &mut dy, &mut memory);
+                unrolled(&method, level, ORDER, &a, [&mut dy, &mut vec![0.0; ORDER.len()]], &mut memory);
                 let mut dm = Mat::zeros(N, N);
                 for x in iterates[..steps].iter().rev() {
                     dm -= x * &g * x;

@@ -64,6 +64,43 @@ pub(crate) fn scaled_product(
     }
 }
 
+/// Writes `(c x) (c y)^T` for rows `x` and `y`, `[n, width]`, of which `channels` count, as `high + low`. What is made of it on eigenvalues
+/// divides by two of these: rounded to f32 its small parts would drown. `work` is that of [`product_work`].
+pub(crate) fn scaled_outer(
+    Order { n, stride }: Order,
+    c: &[f32],
+    [x, y]: [&[f32]; 2],
+    [width, channels]: [usize; 2],
+    [high, low]: [&mut [f32]; 2],
+    work: &mut [f32],
+) {
+    if n == 0 {
+        return;
+    }
+    let ([product, left, right], _) = cut(work, product_sizes(n, channels));
+    let [product, left, right]: [&mut [f64]; 3] = [product, left, right].map(bytemuck::cast_slice_mut);
+    for (scaled, x) in [(&mut *left, x), (&mut *right, y)] {
+        for ((scaled, x), &c) in scaled.chunks_exact_mut(channels).zip(x.chunks_exact(width)).zip(c) {
+            scaled.iter_mut().zip(x).for_each(|(scaled, &x)| *scaled = f64::from(c) * f64::from(x));
+        }
+    }
+    matmul(
+        MatMut::from_row_major_slice_mut(product, n, n),
+        Accum::Replace,
+        MatRef::from_row_major_slice(left, n, channels),
+        MatRef::from_row_major_slice(right, n, channels).transpose(),
+        1.0,
+        Par::Seq,
+    );
+    for (i, product) in product.chunks_exact(n).enumerate() {
+        for (j, &x) in product.iter().enumerate() {
+            let at = i * stride + j;
+            high[at] = x as f32;
+            low[at] = (x - f64::from(high[at])) as f32;
+        }
+    }
+}
+
 fn inverse_sizes(n: usize) -> [usize; 2] {
     [WIDE * n * n.next_multiple_of(LANES); 2]
 }

@@ -31,6 +31,7 @@ buffers! {
         t_across: s.channels() * s.mp,
         /// The gradient of the affinities among landmarks through the inverse, or what that is made of; that of the degrees.
         da: s.landmarks * s.mp,
+        da_low: Sizes::only(s.explicit, s.landmarks * s.mp),
         degrees: s.mp,
         /// `(2 / n) X Gamma X`, through the covariance.
         spread: Sizes::only(s.whitens, s.landmarks * s.mp),

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     linalg::{Method, Order, wide},
-    mechanism::{InverseGradient, Landmarks},
+    mechanism::Landmarks,
     score::{contract::MOST_PARAMETERS, tiles},
     scratch::cut,
     simd::product::{Left, Right, Size, Store, multiply},
@@ -24,9 +24,6 @@ buffers! {
     /// What [`close_queries`] takes.
     QueriesBuffers(s) {
         dt: s.landmarks * s.vp,
-        /// Rows times the degrees, and by channel.
-        scaled: s.landmarks * s.vp,
-        across: s.channels() * s.mp,
     }
 
     /// What [`close_keys`] takes.
@@ -78,13 +75,7 @@ pub(super) fn close_queries(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], 
         core.times_inverse(slice, [saved.high, saved.low, saved.c], buffers.dt, kept.db, work);
         let values = order.n * sizes.vp;
         transpose(&saved.t[..values], sizes.vp, sizes.channels(), kept.t_across, sizes.mp);
-        core.inverse_gradient(
-            order,
-            &saved,
-            [buffers.dt, kept.db, kept.t_across],
-            kept.da,
-            [buffers.scaled, buffers.across],
-        );
+        core.inverse_gradient(order, &saved, [buffers.dt, kept.db, kept.t_across], [kept.da, kept.da_low], work);
         core.degree_gradient(order, &saved, [buffers.dt, kept.db], kept.degrees);
         transpose(&kept.db[..values], sizes.vp, sizes.channels(), kept.db_across, sizes.mp);
     });
@@ -98,24 +89,30 @@ impl Core<'_> {
         order: Order,
         saved: &Saved<&[f32]>,
         [dt, db, t_across]: [&[f32]; 3],
-        da: &mut [f32],
-        [scaled, across]: [&mut [f32]; 2],
+        [da, da_low]: [&mut [f32]; 2],
+        work: &mut [f32],
     ) {
         let (sizes, level, channels) = (&self.sizes, self.call.level, self.sizes.channels());
-        let size = Size { rows: order.n, cols: order.n.next_multiple_of(16), depth: channels };
-        let left = |data| Left { data, row_stride: sizes.vp, depth_stride: 1 };
-        let right = |data| Right { data, stride: sizes.mp };
-        if self.method().is_implicit() {
-            multiply(level, size, left(db), right(t_across), Store { data: &mut *da, stride: sizes.mp });
-            for (i, row) in da.chunks_exact_mut(sizes.mp).take(order.n).enumerate() {
-                row.iter_mut().zip(saved.c).take(order.n).for_each(|(da, c)| *da /= -(saved.c[i] * c));
-            }
-            return;
+        if !self.is_implicit(saved) {
+            return wide::scaled_outer(order, saved.c, [dt, saved.b], [sizes.vp, channels], [da, da_low], work);
         }
-        scale_rows(saved.c, saved.b, sizes.vp, scaled);
-        transpose(&scaled[..order.n * sizes.vp], sizes.vp, channels, across, sizes.mp);
-        scale_rows(saved.c, dt, sizes.vp, scaled);
-        multiply(level, size, left(&*scaled), right(&*across), Store { data: da, stride: sizes.mp });
+        let size = Size { rows: order.n, cols: order.n.next_multiple_of(16), depth: channels };
+        let left = Left { data: db, row_stride: sizes.vp, depth_stride: 1 };
+        multiply(
+            level,
+            size,
+            left,
+            Right { data: t_across, stride: sizes.mp },
+            Store { data: &mut *da, stride: sizes.mp },
+        );
+        for (i, row) in da.chunks_exact_mut(sizes.mp).take(order.n).enumerate() {
+            row.iter_mut().zip(saved.c).take(order.n).for_each(|(da, c)| *da /= -(saved.c[i] * c));
+        }
+    }
+
+    /// Whether the gradient is that of the exact inverse: of steps that have converged it is too.
+    fn is_implicit(&self, saved: &Saved<&[f32]>) -> bool {
+        self.method().is_implicit() || saved.settled[0] > 0.0
     }
 
     /// `dd_i = -1/2 c_i^2 (<dT_i, T_i> + <B_i, dB_i>)`; those of tokens per unit of a column as it counts.
@@ -131,13 +128,6 @@ impl Core<'_> {
             let gradient = -0.5 * c * c * share * (inner(dt, saved.t) + inner(saved.b, db));
             *out = if factor > 0.0 { gradient as f32 } else { 0.0 };
         }
-    }
-}
-
-/// `out_i = c_i x_i` for rows of `width`.
-fn scale_rows(c: &[f32], x: &[f32], width: usize, out: &mut [f32]) {
-    for ((x, out), c) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)).zip(c) {
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = c * x);
     }
 }
 
@@ -174,8 +164,7 @@ impl Core<'_> {
         let KeysBuffers { gamma, first, second, terms, a, e, du, unused } = buffers;
         self.among(head, &mut *terms, a);
         let start = self.merge(order, saved.column_factors, a, work);
-        let method = self.method();
-        let by_formula = method.is_implicit();
+        let by_formula = self.is_implicit(saved);
         if sizes.whitens {
             // X Gamma X, and of `2 S X Gamma`, the gradient of X, what it makes of the affinities.
             order.times(level, saved.high, gamma, first);
@@ -192,9 +181,8 @@ impl Core<'_> {
             kept.spread.iter_mut().for_each(|x| *x *= share);
         }
         if !by_formula {
-            let gradient = if saved.settled[0] > 0.0 { InverseGradient::Implicit } else { method.gradient };
-            let method = Method { start, gradient, ..method };
-            method.gradient(level, order, a, saved.high, kept.da, work);
+            let method = Method { start, ..self.method() };
+            method.gradient(level, order, a, [&mut *kept.da, &mut *kept.da_low], work);
         }
         self.value_gradients(head, saved, [a, kept.da, kept.degrees], e);
         unused.fill(0.0);
