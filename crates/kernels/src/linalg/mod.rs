@@ -42,23 +42,26 @@ pub(crate) struct Method {
 /// Side of the squares that a matrix and its transpose are worked through in.
 const BLOCK: usize = 64;
 
-/// Where an inverse is written to: each entry as an f32, and what that leaves off as another, unless there is no room for it.
+/// A matrix to write to: each entry as an f32, and what that leaves off as another, unless there is no room for it.
 pub(crate) struct Entries<'a> {
     pub high: &'a mut [f32],
     pub low: &'a mut [f32],
 }
 
 impl Entries<'_> {
+    fn set(&mut self, at: usize, x: f64) {
+        self.high[at] = x as f32;
+        if let Some(low) = self.low.get_mut(at) {
+            *low = (x - f64::from(self.high[at])) as f32;
+        }
+    }
+
     /// Writes a symmetric matrix, `f` of its row and column.
     fn write(&mut self, order: Order, f: impl Fn(usize, usize) -> f64) {
         order.pairs(|i, j| {
             let x = f(i, j);
-            for at in [i * order.stride + j, j * order.stride + i] {
-                self.high[at] = x as f32;
-                if let Some(low) = self.low.get_mut(at) {
-                    *low = (x - f64::from(self.high[at])) as f32;
-                }
-            }
+            self.set(i * order.stride + j, x);
+            self.set(j * order.stride + i, x);
         });
     }
 }
@@ -115,6 +118,11 @@ impl Order {
         let sum = |row: &[f32]| row[..self.n].iter().map(|&x| f64::from(x.abs())).sum();
         a[..self.len()].chunks_exact(self.stride).map(sum).fold(0.0, f64::max)
     }
+}
+
+/// Whether the gradient of an inverse is `dA = -Y dY Y`, and not that of how it is computed.
+pub(crate) fn is_implicit(inverse: Inverse, gradient: InverseGradient) -> bool {
+    inverse != Inverse::Eigen && gradient == InverseGradient::Implicit
 }
 
 impl Method {
@@ -179,7 +187,7 @@ impl Method {
 
     /// Whether the gradient is that of the exact inverse, `dA = -Y dY Y`, as far as it can be told beforehand.
     pub fn is_implicit(&self) -> bool {
-        self.inverse != Inverse::Eigen && self.gradient == InverseGradient::Implicit
+        is_implicit(self.inverse, self.gradient)
     }
 
     /// Turns `dy = high + low`, the gradient of the inverse of `a + ridge I`, into that of `a`, which `high` then has, where it is not that of

@@ -1,7 +1,7 @@
 //! `X <- 2X - X M X`: every step squares the residual `I - M X`. "Softmax-free Linear Transformers", algorithm 2;
 //! "LaplacianFormer", algorithm 2, which starts elsewhere.
 //!
-//! Every iterate is a polynomial of the matrix, and what tells how far the steps come is its extreme eigenvalues. Where all are inverted
+//! Every iterate is a polynomial of the matrix, and the extreme eigenvalues tell how far the steps come. Where these invert all of them
 //! the result is the inverse, by a factorisation; else the steps are taken by products in f32, or, where these lose digits or take
 //! longer, on eigenvalues in f64.
 
@@ -12,14 +12,15 @@ use crate::{mechanism::NewtonInit, simd::Level};
 const HALVINGS: usize = 10;
 const RESIDUAL: f64 = 1.01;
 
-/// The residual before the last step of what is an inverse, and has its gradient: of this the last step's has twice as much.
+/// The largest residual `|1 - x y|` before the last step of what counts as the inverse: the result has its square left, the gradient
+/// through the last step twice itself.
 const CONVERGED: f64 = 1.0 / (1 << 24) as f64;
 
 /// Products in f32 lose as many digits as the iterate has grown beyond the inverse of the largest eigenvalue. A step from a multiple of
 /// the identity at most doubles it, as two steps from a multiple of the matrix do; so many doublings leave five digits.
 const DOUBLINGS: usize = 10;
 
-/// Eigenvalues that differ by less than this part of themselves are told apart by no difference.
+/// Eigenvalues that differ by less than this part of themselves have a derivative in place of a divided difference, which would be rounding.
 const CLOSE: f64 = 1e-5;
 
 /// The fewest steps for which eigenvalues may be less work than products.
@@ -61,7 +62,7 @@ pub(super) fn invert(
         }
     }
     if !by_products(method, order.n) {
-        let last = |x, most| on_eigenvalue(method, alpha, told(order, x, most)).0;
+        let last = |x, most| on_eigenvalue(method, alpha, above_rounding(order, x, most)).0;
         factor::of_eigenvalues(order, a, method.ridge, last, y, work);
         return false;
     }
@@ -111,8 +112,8 @@ fn has_converged(method: &Method, alpha: f64, [inverse, largest]: [f64; 2]) -> b
     residual < 1.0 && residual.ln() * 2.0_f64.powi(method.steps as i32 - 1) <= CONVERGED.ln()
 }
 
-/// An eigenvalue as far as f64 tells it beside the largest: 64 steps would make the rounding of none a large one.
-fn told(order: Order, x: f64, most: f64) -> f64 {
+/// Zero for an eigenvalue that may be the rounding of the largest, of which 64 steps would make a large number.
+fn above_rounding(order: Order, x: f64, most: f64) -> f64 {
     if x.abs() <= 4.0 * f64::EPSILON * order.n as f64 * most { 0.0 } else { x }
 }
 
@@ -126,8 +127,7 @@ fn on_eigenvalue(method: &Method, alpha: f64, x: f64) -> (f64, f64) {
 pub(super) fn unrolled(method: &Method, level: Level, order: Order, a: &[f32], dy: [&mut [f32]; 2], work: &mut [f32]) {
     let alpha = factor(method, level, order, a, work);
     let divided = |x: f64, y: f64, most: f64| {
-        let [x, y] = [x, y].map(|x| told(order, x, most));
-        // Where a difference has few digits the slope between is as good.
+        let [x, y] = [x, y].map(|x| above_rounding(order, x, most));
         if (x - y).abs() <= CLOSE * x.abs().max(y.abs()) {
             return on_eigenvalue(method, alpha, 0.5 * (x + y)).1;
         }

@@ -3,7 +3,7 @@
 use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
 use pulp::{Simd, WithSimd};
 
-use super::Order;
+use super::{Entries, Order};
 use crate::{
     scratch::{cut, scratch_len},
     simd::Level,
@@ -48,9 +48,7 @@ pub(crate) fn scaled_product(
             None => y.iter_mut().zip(high).for_each(|(y, &high)| *y = high.into()),
         }
     }
-    for ((scaled, x), &c) in scaled.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(c) {
-        scaled.iter_mut().zip(x).for_each(|(scaled, &x)| *scaled = f64::from(c) * f64::from(x));
-    }
+    scale_rows(c, x, [width, width], scaled);
     matmul(
         MatMut::from_row_major_slice_mut(product, n, width),
         Accum::Replace,
@@ -64,14 +62,14 @@ pub(crate) fn scaled_product(
     }
 }
 
-/// Writes `(c x) (c y)^T` for rows `x` and `y`, `[n, width]`, of which `channels` count, as `high + low`. What is made of it on eigenvalues
-/// divides by two of these: rounded to f32 its small parts would drown. `work` is that of [`product_work`].
+/// Writes `(c x) (c y)^T` for rows `x` and `y`, `[n, width]`, of which `channels` count. As the gradient of an inverse it is divided by two
+/// eigenvalues: rounded to f32 its small parts would drown. `work` is that of [`product_work`].
 pub(crate) fn scaled_outer(
     Order { n, stride }: Order,
     c: &[f32],
     [x, y]: [&[f32]; 2],
     [width, channels]: [usize; 2],
-    [high, low]: [&mut [f32]; 2],
+    out: &mut Entries<'_>,
     work: &mut [f32],
 ) {
     if n == 0 {
@@ -79,11 +77,8 @@ pub(crate) fn scaled_outer(
     }
     let ([product, left, right], _) = cut(work, product_sizes(n, channels));
     let [product, left, right]: [&mut [f64]; 3] = [product, left, right].map(bytemuck::cast_slice_mut);
-    for (scaled, x) in [(&mut *left, x), (&mut *right, y)] {
-        for ((scaled, x), &c) in scaled.chunks_exact_mut(channels).zip(x.chunks_exact(width)).zip(c) {
-            scaled.iter_mut().zip(x).for_each(|(scaled, &x)| *scaled = f64::from(c) * f64::from(x));
-        }
-    }
+    scale_rows(c, x, [width, channels], left);
+    scale_rows(c, y, [width, channels], right);
     matmul(
         MatMut::from_row_major_slice_mut(product, n, n),
         Accum::Replace,
@@ -93,11 +88,14 @@ pub(crate) fn scaled_outer(
         Par::Seq,
     );
     for (i, product) in product.chunks_exact(n).enumerate() {
-        for (j, &x) in product.iter().enumerate() {
-            let at = i * stride + j;
-            high[at] = x as f32;
-            low[at] = (x - f64::from(high[at])) as f32;
-        }
+        product.iter().enumerate().for_each(|(j, &x)| out.set(i * stride + j, x));
+    }
+}
+
+/// Writes `c_i x_i` for the first `channels` of rows of `width`, without gaps.
+fn scale_rows(c: &[f32], x: &[f32], [width, channels]: [usize; 2], out: &mut [f64]) {
+    for ((out, x), &c) in out.chunks_exact_mut(channels).zip(x.chunks_exact(width)).zip(c) {
+        out.iter_mut().zip(x).for_each(|(out, &x)| *out = f64::from(c) * f64::from(x));
     }
 }
 

@@ -29,7 +29,8 @@ buffers! {
         db: s.landmarks * s.vp,
         db_across: s.channels() * s.mp,
         t_across: s.channels() * s.mp,
-        /// The gradient of the affinities among landmarks through the inverse, or what that is made of; that of the degrees.
+        /// The gradient of the affinities among landmarks through the inverse, or what that is made of, with what f32 leaves off it; that of
+        /// the degrees.
         da: s.landmarks * s.mp,
         da_low: Sizes::only(s.explicit, s.landmarks * s.mp),
         degrees: s.mp,

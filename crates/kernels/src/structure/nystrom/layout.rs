@@ -2,7 +2,8 @@
 
 use crate::{
     Shape,
-    mechanism::{Centering, Composed, Degree, Inverse, InverseGradient, Landmarks, Normalisation, Nystrom, Whitening},
+    linalg::is_implicit,
+    mechanism::{Centering, Composed, Degree, Landmarks, Normalisation, Nystrom, Whitening},
     score::map::Map,
     structure::dense::padded,
 };
@@ -60,7 +61,7 @@ pub(super) struct Sizes {
     /// Whether images of tokens and of landmarks differ.
     pub mapped: bool,
     pub activated: bool,
-    /// Whether the gradient of the inverse is that of its computation.
+    /// Whether the gradient of the inverse may be that of how it is computed.
     pub explicit: bool,
     /// Whether columns are divided by their deviations, and whether means of columns or rows are taken off.
     pub whitens: bool,
@@ -97,7 +98,7 @@ impl Sizes {
             vp: padded(shape.value_dim + usize::from(by_row)),
             mapped: map != Map::Identity,
             activated: structure.landmark_act,
-            explicit: structure.inverse == Inverse::Eigen || structure.gradient == InverseGradient::Unrolled,
+            explicit: !is_implicit(structure.inverse, structure.gradient),
             whitens: whitening != Whitening::None,
             per_key: centering == Centering::PerKey,
             per_query: centering == Centering::PerQuery,

@@ -12,7 +12,7 @@ use super::{
     tile::transpose,
 };
 use crate::{
-    linalg::{Method, Order, wide},
+    linalg::{Entries, Method, Order, wide},
     mechanism::Landmarks,
     score::{contract::MOST_PARAMETERS, tiles},
     scratch::cut,
@@ -94,7 +94,8 @@ impl Core<'_> {
     ) {
         let (sizes, level, channels) = (&self.sizes, self.call.level, self.sizes.channels());
         if !self.is_implicit(saved) {
-            return wide::scaled_outer(order, saved.c, [dt, saved.b], [sizes.vp, channels], [da, da_low], work);
+            let mut da = Entries { high: da, low: da_low };
+            return wide::scaled_outer(order, saved.c, [dt, saved.b], [sizes.vp, channels], &mut da, work);
         }
         let size = Size { rows: order.n, cols: order.n.next_multiple_of(16), depth: channels };
         let left = Left { data: db, row_stride: sizes.vp, depth_stride: 1 };
