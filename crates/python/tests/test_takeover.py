@@ -226,3 +226,34 @@ def test_a_process_may_end_with_it_on():
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "[1, 2, 9, 4]" in done.stdout
+
+
+def outweighed(size):
+    """Queries whose logits, all equal, are about `size`, and the gradient of the values in float64."""
+    q, k, v, dout = (torch.randn(1, 2, rows, 16) for rows in (5, 3, 3, 5))
+    k = k[:, :, :1].expand_as(k).contiguous()
+    q *= 4 * size / (q @ k.mT).abs().max()
+    exact = v.double().requires_grad_()
+    (expected,) = torch.autograd.grad(sdpa(q.double(), k.double(), exact), exact, dout.double())
+    return [x.requires_grad_() for x in (q, k, v)], dout, expected
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_large_logits_keep_the_gradient_of_the_values(size, compiled):
+    tensors, dout, expected = outweighed(size)
+    function = torch.compile(sdpa) if compiled else sdpa
+    with accelerate() as takeover:
+        (dv,) = torch.autograd.grad(function(*tensors), tensors[2], dout)
+    assert takeover.report.taken == 2
+    # A compiled graph copies the sums, and leaves behind what f32 leaves off them.
+    rounded = 1e-7 * size if compiled else 0
+    assert (dv - expected).abs().max() < (1e-6 + rounded) * expected.abs().max()
+
+
+def test_sums_that_were_copied_on_the_way_are_taken_as_they_are():
+    tensors, dout, expected = outweighed(1e3)
+    with accelerate() as takeover, torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+        (dv,) = torch.autograd.grad(sdpa(*tensors), tensors[2], dout)
+    assert takeover.report.taken == 2
+    assert (dv - expected).abs().max() < 1e-3 * expected.abs().max()

@@ -197,6 +197,34 @@ def _as(x: Tensor, expected: Tensor) -> Tensor:
     return x if expected.stride() == x.stride() else expected.copy_(x)
 
 
+_MARK = torch.frombuffer(bytearray(b"resolvent: rests"), dtype=torch.int32)
+"""Stands behind the rests of sums that PyTorch carries; see `_sums`."""
+
+
+def _sums(state: Tensor, shape: torch.Size) -> Tensor:
+    """The rows' log-sum-exps in PyTorch's layout, ``[batch, heads, rows]`` by row. Behind them, where nobody looks, lies what f32 leaves
+    off each: where one key outweighs all others, gradients are as far off as the sums are."""
+    batch, heads, rows = shape
+    count = shape.numel()
+    whole = torch.empty(2 * count + len(_MARK))
+    whole[: 2 * count].view(2, batch, rows, heads).copy_(state[: 2 * count].view(2, batch, heads, rows).transpose(2, 3))
+    whole[2 * count :].view(torch.int32).copy_(_MARK)
+    return whole[:count].view(batch, rows, heads).transpose(1, 2)
+
+
+def _state(logsumexp: Tensor) -> Tensor:
+    """What `_sums` was made of; rests are zero where the sums are another's, or were copied on the way."""
+    count = logsumexp.numel()
+    state = torch.zeros(2 * count)
+    state[:count].view(logsumexp.shape).copy_(logsumexp)
+    length = 2 * count + len(_MARK)
+    if logsumexp.untyped_storage().nbytes() == 4 * length and logsumexp.storage_offset() == 0:
+        if torch.equal(logsumexp.as_strided((len(_MARK),), (1,), 2 * count).view(torch.int32), _MARK):
+            rests = logsumexp.as_strided(logsumexp.shape, logsumexp.stride(), count)
+            state[count:].view(logsumexp.shape).copy_(rests)
+    return state
+
+
 def _forward(
     keys: Any,
     q: Tensor,
@@ -215,11 +243,11 @@ def _forward(
         if attn_mask is not None and call.kind is not None:
             masks.remember(attn_mask, call.kind)
         assert done.state is not None  # kept by default
-        sums = done.state[: q.shape[:3].numel()].view(q.shape[:3])
+        sums = _sums(done.state, q.shape[:3])
         if call.options.key_mask is not None:
             # PyTorch's sum of a row without keys.
-            sums = sums.masked_fill(sums == -math.inf, 0.0)
-        return _as(done.out, expected), sums.transpose(1, 2).contiguous().transpose(1, 2)
+            sums.masked_fill_(sums == -math.inf, 0.0)
+        return _as(done.out, expected), sums
 
     answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale), compute)
     if not isinstance(answer, str):
@@ -247,10 +275,7 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     def compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-        # What rounding has left out of the sums is not carried through PyTorch's operator.
-        state = torch.zeros(2 * logsumexp.numel())
-        state[: logsumexp.numel()].view(logsumexp.shape).copy_(logsumexp)
-        saved = Forward(_kernels.in_rows(out, "out"), state, None)
+        saved = Forward(_kernels.in_rows(out, "out"), _state(logsumexp), None)
         # As gradients of PyTorch's kernel lie.
         dq, dk, dv, _ = _kernels.backward(call.options, q, k, v, (), saved, dout, (), within_tokens=True)
         assert dk is not None
