@@ -9,7 +9,7 @@ use super::{
     columns::Block,
     graph::{Graph, TASKS, density, parameter, split},
     head::{Head, Slice},
-    sweep::{Channels, Gradients, Sweep, Taken},
+    sweep::{Channels, Gradients, Sweep, Taken, Weights},
     tile::KEYS,
 };
 use crate::{
@@ -48,19 +48,18 @@ impl OfScore {
 }
 
 impl Graph<'_> {
-    /// Runs the backward pass over one slice's blocks; `taken` as in [`Sweep::backward`]. Adds the gradients of the images of
+    /// Runs the backward pass over one slice's blocks; `weights` and `taken` as in [`Sweep::backward`]. Adds the gradients of the images of
     /// rows and columns (where `taken`) and of the values (unless there is no room for them), in the order of the head; returns the
     /// others, that of the bias where it is `wanted` and there is no room for its `pairs`, `[seq_q, seq_kv]`.
     fn slice_backward(
         &self,
         slice: usize,
-        (taken, wanted): (Option<&Taken>, Wanted),
+        (weights, taken, wanted): (&Weights, Option<&Taken>, Wanted),
         x: Channels<'_>,
         [dq, dk, dv]: [&mut [f32]; 3],
         pairs: Option<&mut [f32]>,
     ) -> OfScore {
-        let (head, weights) = (&self.heads[slice], &self.weighed(slice).weights);
-        let seq_kv = self.call.shape.seq_kv;
+        let (head, seq_kv) = (&self.heads[slice], self.call.shape.seq_kv);
         let [q, k, gradients] = [&head.q[..], &head.k[..], x.gradients].map(|x| self.pool.aligned(x));
         let (sweep, x) = (Sweep { q: &q, k: &k, ..self.sweep(slice) }, Channels { gradients: &gradients, ..x });
         let shared = sweep.share((x.values, padded(x.dim)), true);
@@ -118,7 +117,38 @@ impl Graph<'_> {
     pub fn transpose_slice(&self, slice: usize, gradients: &[f32], dim: usize, dv: &mut [f32]) {
         let x = Channels { values: &[], gradients, dim };
         let none = Wanted { parameters: false, bias: false, at_once: self.call.shape.slices() };
-        self.slice_backward(slice, (None, none), x, [&mut [], &mut [], dv], None);
+        self.slice_backward(slice, (&self.weighed(slice).weights, None, none), x, [&mut [], &mut [], dv], None);
+    }
+
+    /// [`Graph::slice_backward`] by the slice's own weights, with a sweep for each of the [`Taken::halves`].
+    fn weighed_backward(
+        &self,
+        slice: usize,
+        (taken, wanted): (&Taken, Wanted),
+        x: Channels<'_>,
+        [dq, dk, dv]: [&mut [f32]; 3],
+        mut pairs: Option<&mut [f32]>,
+    ) -> OfScore {
+        let weights = &self.weighed(slice).weights;
+        let into = [&mut *dq, &mut *dk, dv];
+        let mut all = self.slice_backward(slice, (weights, Some(taken), wanted), x, into, pairs.as_deref_mut());
+        let Some(halves) = &taken.halves else { return all };
+        let twice = |x: &[f32]| x.iter().map(|x| 2.0 * x).collect::<Vec<_>>();
+        let [rows, columns] = halves.each_ref().map(|half| vec![0.0; half.len()]);
+        let [ones_of_rows, ones] = halves.each_ref().map(|half| vec![1.0; half.len()]);
+        let of_rows = Taken { a: halves[0].clone(), p: ones, c: rows.clone(), d: columns.clone(), ..taken.clone() };
+        let of_columns =
+            Taken { a: rows.clone(), p: columns.clone(), c: ones_of_rows, d: halves[1].clone(), ..taken.clone() };
+        let by = [(twice(&weights.rows), columns, of_rows), (rows, twice(&weights.columns), of_columns)];
+        let none = vec![0.0; x.gradients.len()];
+        for (rows, columns, taken) in by {
+            let weights = Weights { rows, columns, ..weights.clone() };
+            let (x, into) = (Channels { gradients: &none, ..x }, [&mut *dq, &mut *dk, &mut []]);
+            let part = self.slice_backward(slice, (&weights, Some(&taken), wanted), x, into, pairs.as_deref_mut());
+            all.parameters.iter_mut().zip(part.parameters).for_each(|(to, x)| *to += x);
+            all.bias.extend(part.bias);
+        }
+        all
     }
 
     /// Subtracts `sum_i w_ij delta_i` from the columns' numbers.
@@ -180,17 +210,17 @@ impl Graph<'_> {
             head.add_columns(&dv, padded(dim), dx, dim, None);
         }
         drop(dv);
-        let taken = (Some(&taken), wanted);
+        let taken = (&taken, wanted);
         let in_place = self.map == Map::Identity && head.lies_like(seq_q, d) && head.columns_lie_like(seq_kv, d);
         if in_place && padded(dim) == dim {
             let dx = if before { &mut [] } else { dx };
-            return self.slice_backward(slice, taken, channels, [dq, dk, dx], pairs);
+            return self.weighed_backward(slice, taken, channels, [dq, dk, dx], pairs);
         }
         let [mut of_rows, mut of_columns, mut of_values] =
             [head.queries.len() * head.stride, head.k.len(), if before { 0 } else { dv_len }]
                 .map(|len| self.pool.zeros(len));
         let into: [&mut [f32]; 3] = [&mut of_rows, &mut of_columns, &mut of_values];
-        let mut of_score = self.slice_backward(slice, taken, channels, into, pairs);
+        let mut of_score = self.weighed_backward(slice, taken, channels, into, pairs);
         if !before {
             head.add_columns(&of_values, padded(dim), dx, dim, None);
         }

@@ -18,6 +18,9 @@ pub(crate) const LEAST_SUM: f64 = 1e-34;
 /// The largest logarithm of what columns are divided by: f32 rounds it, and the logits that it stands beside, by a thousandth.
 const MOST_COLUMN_LOG: f64 = (1_u64 << 14) as f64;
 
+/// How far the logarithms of what rows and columns are divided by may be apart, for products of both to keep to f32.
+const MOST_APART: f32 = 40.0;
+
 /// What the distance of a query from its nearest key may take off the logarithms of a row that sums to one. Keys differ by no more
 /// than they are apart, however far the query is: f32 rounds what they differ by, with `laplacian` a two hundredth of it at that
 /// distance.
@@ -318,6 +321,7 @@ impl Weighed {
             d: zeros(columns),
             shares: Vec::new(),
             share_logs: Vec::new(),
+            halves: None,
             whitened: None,
         };
         match m {
@@ -333,6 +337,11 @@ impl Weighed {
                 // The root of a sum: its logarithm is half of the sum's. They are taken relative to the largest of the rows.
                 let most = weights.rows.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let root = |x: f32| if log { f64::from(x - most).exp() } else { 1.0 / f64::from(x) };
+                let far = |x: &f32| (x - most).abs() > MOST_APART;
+                if log && weights.rows.iter().chain(&weights.columns).any(far) {
+                    taken.halves = Some([delta, epsilon].map(|x| x.iter().map(|x| (0.5 * x) as f32).collect()));
+                    return taken;
+                }
                 let ratio = |x: f64, root: f64| if root > 0.0 { (0.5 * x / root) as f32 } else { 0.0 };
                 for (n, &x) in weights.rows.iter().enumerate() {
                     (taken.a[n], taken.c[n]) = (ratio(delta[n], root(x)), root(x) as f32);

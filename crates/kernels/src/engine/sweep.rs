@@ -79,6 +79,9 @@ pub(super) struct Taken {
     /// Per row, and the logarithms of the sums: see [`Shares`](crate::score::tiles::Shares). Empty for none.
     pub shares: Vec<f32>,
     pub share_logs: Vec<f32>,
+    /// Per row and per column, of weights `w_ij = exp(l_ij - r_i - c_j)`: `x_i exp(l_ij - 2 r_i) + y_j exp(l_ij - 2 c_j)`, where sums are so
+    /// far apart that `a`, `c`, `p` and `d`, factors on `w`, would leave f32.
+    pub halves: Option<[Vec<f32>; 2]>,
     /// In place of all, where weights are whitened.
     pub whitened: Option<Back>,
 }
