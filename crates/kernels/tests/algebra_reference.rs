@@ -314,3 +314,35 @@ fn degrees_of_all_tokens_are_values_that_compose() {
     values.mechanism.check(&p.shape, false).unwrap();
     assert!(apart(forward(&p).weights(), forward(&values).weights()) <= 1e-12);
 }
+
+/// What differs between landmarks that coincide nobody sees, and every step would double what rounding leaves in it.
+#[test]
+fn landmarks_that_coincide_are_as_one_after_any_steps() {
+    for (init, gradient) in [("null", "implicit"), ("null", "unrolled"), (r#""scaled""#, "unrolled")] {
+        let of = |count: usize, inverse: &str| {
+            parsed(&format!(
+                r#""score": "gaussian", "structure": {{"kind": "nystrom", "landmarks": {{"kind": "first", "count": {count}}},
+                    "ridge": 0.0, {inverse}}}"#
+            ))
+        };
+        let steps = format!(r#""newton_iterations": 60, "newton_init": {init}, "gradient": "{gradient}""#);
+        let mut p = problem(of(3, &steps), Shape::square(1, 1, 9, 4), 2);
+        let k = p.k.as_mut().unwrap();
+        k.copy_within(0..4, 4);
+        let expected = {
+            // The one that coincides goes behind the other, where it is no landmark.
+            let mut p = problem(of(2, r#""inverse": "cholesky""#), p.shape, 2);
+            let swap = |x: &mut [f64]| (4..8).for_each(|at| x.swap(at, at + 4));
+            p.k.as_mut().unwrap().copy_within(0..4, 4);
+            swap(p.k.as_mut().unwrap());
+            swap(&mut p.v);
+            let mut solution = p.reference();
+            swap(solution.get_mut("dv").unwrap());
+            solution
+        };
+        let got = p.reference();
+        for name in ["out", "dq", "dv"] {
+            assert!(apart(&got[name], &expected[name]) < 1e-9, "{init}, {gradient}, {name}");
+        }
+    }
+}

@@ -30,6 +30,30 @@ pub(super) struct Inverted {
     iterates: Vec<Matrix>,
     /// Of newton-schulz, the factor on the start.
     alpha: f64,
+    copies: Copies,
+}
+
+/// Of every landmark, the first that it coincides with. What differs between these nobody sees, and steps may double it.
+struct Copies(Vec<usize>);
+
+impl Copies {
+    fn of(a: &Matrix) -> Self {
+        let first = |i: usize| (0..i).find(|&other| a.row(other) == a.row(i)).unwrap_or(i);
+        Self((0..a.rows).map(first).collect())
+    }
+
+    /// The mean over landmarks that coincide, of rows and of columns.
+    fn averaged(&self, x: Matrix) -> Matrix {
+        let Self(first) = self;
+        if first.iter().enumerate().all(|(i, &first)| i == first) {
+            return x;
+        }
+        let rows = |x: Matrix| {
+            let of = |i: usize| (0..first.len()).filter(move |&other| first[other] == first[i]);
+            x.map(|i, j, _| of(i).map(|other| x.at(other, j)).sum::<f64>() / of(i).count() as f64)
+        };
+        rows(rows(x).transpose()).transpose()
+    }
 }
 
 /// `self` with `x` added to the diagonal.
@@ -51,7 +75,7 @@ fn most(a: &Matrix) -> (usize, f64) {
 impl Inverted {
     pub fn new(a: &Matrix, method: Method) -> Result<Self> {
         let m = shifted(a, method.ridge);
-        let mut alpha = 0.0;
+        let (mut alpha, copies) = (0.0, Copies::of(a));
         let iterates = match method.inverse {
             Inverse::NewtonSchulz => {
                 alpha = start(a, &m, method.init);
@@ -60,11 +84,11 @@ impl Inverted {
                 } else {
                     scaled(&m, alpha)
                 };
-                let mut iterates = vec![first];
+                let mut iterates = vec![copies.averaged(first)];
                 for _ in 0..method.steps {
                     let x = &iterates[iterates.len() - 1];
                     let xmx = x.times(&m).times(x);
-                    iterates.push(x.map(|i, j, x| 2.0 * x - xmx.at(i, j)));
+                    iterates.push(copies.averaged(x.map(|i, j, x| 2.0 * x - xmx.at(i, j))));
                 }
                 iterates
             }
@@ -79,7 +103,7 @@ impl Inverted {
                 vec![scaled.times_transposed(&vectors)]
             }
         };
-        let inverted = Self { method, m, iterates, alpha };
+        let inverted = Self { method, m, iterates, alpha, copies };
         let finite = inverted.result().data.iter().all(|x| x.is_finite());
         if finite { Ok(inverted) } else { Err(Error::Diverged { mechanism: method.mechanism }) }
     }
@@ -106,7 +130,7 @@ impl Inverted {
             dm = dm.plus(&scaled(&xt.times(&g).times(&xt), -1.0));
             let left = g.times_transposed(&self.m.times(x));
             let right = x.times(&self.m).transpose().times(&g);
-            g = g.map(|i, j, g| 2.0 * g - left.at(i, j) - right.at(i, j));
+            g = self.copies.averaged(g.map(|i, j, g| 2.0 * g - left.at(i, j) - right.at(i, j)));
         }
         if from_identity(self.method.init) { dm } else { dm.plus(&scaled(&g, self.alpha)) }
     }

@@ -82,7 +82,11 @@ impl<'a> Landmarked<'a> {
                 |i: usize, l: usize| if seen(i, l) { affinity.affinity(x.row(i), landmarks.row(l)) } else { 0.0 };
             Matrix::from_fn(x.rows, landmarks.rows, entry)
         };
-        let cq = block(&head.q, &|i, l| head.keep_query[i] && alive[l]);
+        let mut cq = block(&head.q, &|i, l| head.keep_query[i] && alive[l]);
+        if matches!(normalisation, Normalisation::Row(_)) && affinity.is_log() {
+            let log = |i, l| affinity.value(head.q.row(i), landmarks.row(l), PairContext::NONE);
+            lift(&mut cq, &|i, l| if head.keep_query[i] && alive[l] { log(i, l) } else { f64::NEG_INFINITY });
+        }
         let ck = block(&head.k, &|j, l| head.keep_key[j] && alive[l]);
         let a = block(&landmarks, &|i, l| alive[i] && alive[l]);
         let a = a.map(|i, l, x| if alive[i] && alive[l] { x } else { f64::from(u8::from(i == l)) });
@@ -273,6 +277,17 @@ fn producer(head: &Head, m: &Nystrom, depthwise: bool) -> LandmarkSource {
     let kind = if depthwise { Filter::Depthwise } else { Filter::Full };
     let filter = head.parameter(Parameter::LandmarkWeight).map(kind);
     LandmarkSource::new(m.landmarks, m.grid, &head.keep_key, depthwise, filter, &indices)
+}
+
+/// Makes the largest affinity of rows that are divided by their sums one where none is near it: f64 may have no room for them.
+fn lift(cq: &mut Matrix, log: &dyn Fn(usize, usize) -> f64) {
+    for i in 0..cq.rows {
+        let logs: Vec<f64> = (0..cq.cols).map(|l| log(i, l)).collect();
+        let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if most < -100.0 && most.is_finite() {
+            cq.row_mut(i).iter_mut().zip(logs).for_each(|(c, log)| *c = (log - most).exp());
+        }
+    }
 }
 
 fn method(m: &Nystrom, mechanism: &'static str) -> Method {
