@@ -141,6 +141,38 @@ fn landmarks_and_inverses_are_those_of_the_reference() {
     }
 }
 
+/// Where tokens are alike, what f32 rounds of a covariance would be multiplied by the inverse among landmarks, twice.
+#[test]
+fn variances_of_tokens_that_are_alike_are_right() {
+    for (n, normalisation) in [
+        r#"{"kind": "whitened"}"#,
+        r#"{"kind": "whitened", "centering": "per-query", "weight_scale": "inv-n"}"#,
+        r#"{"kind": "whitened", "centering": "none", "bias_one_over_n": false}"#,
+        r#"{"kind": "none"}"#,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (spread, within) in [(0.3, 1.0), (0.1, 10.0), (0.05, 30.0)] {
+            for inverse in ["cholesky", "cg", "newton-schulz\", \"newton_iterations\": 40, \"gradient\": \"unrolled"] {
+                let json = format!(
+                    r#"{{"mechanism": "composed", "score": "cosine-exp", "normalisation": {normalisation},
+                        "structure": {{"kind": "nystrom", "landmarks": {{"kind": "first", "count": 16}}, "inverse": "{inverse}"}}}}"#
+                );
+                let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 1, 64, 8), n as u64);
+                for x in [Some(&mut p.q), p.k.as_mut()].into_iter().flatten() {
+                    x.iter_mut().for_each(|x| *x = f64::from((1.0 + spread * *x) as f32));
+                }
+                let (got, expected) = (p.fused(), p.reference());
+                for (name, least) in [("out", 3e-5), ("dv", 3e-5), ("dq", 1e-4), ("dk", 3e-4)] {
+                    let what = format!("{json}, {spread}: {name}");
+                    support::assert_close(&what, &got[name], &expected[name], 1, within * least, 0.0);
+                }
+            }
+        }
+    }
+}
+
 /// On a grid, with a filter over the values, whatever else adds to the output.
 #[test]
 fn filters_over_the_values_are_added() {
@@ -334,8 +366,8 @@ fn compositions_through_landmarks_are_fused() {
 fn landmarks_that_nearly_coincide_are_right_or_refused() {
     let landmarks = r#""landmarks": {"kind": "stride", "ratio": 1}, "inverse": "cholesky""#;
     for score in SCORES {
-        for (n, normalisation) in NORMALISATIONS.iter().enumerate() {
-            for (ridge, forward, backward) in [("1e-6", !(5..8).contains(&n), false), ("0.01", true, true)] {
+        for normalisation in NORMALISATIONS {
+            for (ridge, backward) in [("1e-6", false), ("0.01", true)] {
                 let json = json(score, landmarks, normalisation, false)
                     .replace("0.25, \"landmarks", &format!("{ridge}, \"landmarks"));
                 let mut p = problem(Mechanism::from_json(&json).unwrap(), Shape::square(1, 2, 20, 8), 5);
@@ -352,8 +384,8 @@ fn landmarks_that_nearly_coincide_are_right_or_refused() {
                         }
                     }
                     Err(Error::Close { tensor: "k", .. }) if !backward => {
-                        let done = outputs(&p);
-                        assert_eq!(done.is_ok(), forward, "{json}: {done:?}");
+                        let far = resolvent_kernels::relative_distance(&outputs(&p).unwrap(), &p.reference()["out"]);
+                        assert!(far < 1e-3, "{json}: {far:.0e}");
                     }
                     got => panic!("{json}: {got:?}"),
                 }
@@ -363,12 +395,12 @@ fn landmarks_that_nearly_coincide_are_right_or_refused() {
 }
 
 /// The forward pass alone.
-fn outputs(p: &Problem) -> resolvent_kernels::Result<Vec<f32>> {
+fn outputs(p: &Problem) -> resolvent_kernels::Result<Vec<f64>> {
     let op = Operator::new(&p.mechanism, p.shape, false, Strategy::Fused)?;
     let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
     let (q, k, v) = (narrow(&p.q), p.k.as_deref().map(narrow), narrow(&p.v));
     let inputs = Inputs { q: &q, k: k.as_deref(), v: &v, extras: p.extras() };
     let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
     op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut Scratch::default())?;
-    Ok(out)
+    Ok(out.into_iter().map(f64::from).collect())
 }

@@ -84,17 +84,11 @@ fn equal_tokens_are_right() {
     }
 }
 
-/// Landmarks that nearly coincide leave no digits to the gradient of the keys, however many others there are, and without a ridge
-/// none to the output: they are told. A larger ridge is enough.
+/// Landmarks that nearly coincide leave no digits to the gradient of the keys, however many others there are: that is told, and a larger
+/// ridge is enough. Outputs are right.
 #[test]
 fn landmarks_that_nearly_coincide_are_refused() {
-    for (ridge, forward, backward) in [
-        ("0", false, false),
-        ("1e-6", false, false),
-        ("1e-3", true, false),
-        ("2.9e-3", true, false),
-        ("3e-3", true, true),
-    ] {
+    for (ridge, backward) in [("0", false), ("1e-6", false), ("1e-3", false), ("2.9e-3", false), ("3e-3", true)] {
         for pairs in [1, TOKENS / 2] {
             let fields = r#""inverse": "cholesky", "landmarks": {"kind": "stride", "ratio": 1}"#;
             let mut p = call(&format!(r#"{{"mechanism": "laplacian", "ridge": {ridge}, {fields}}}"#));
@@ -108,10 +102,10 @@ fn landmarks_that_nearly_coincide_are_refused() {
             let (q, k, v) = (narrow(&p.q), narrow(p.k.as_ref().unwrap()), narrow(&p.v));
             let inputs = Inputs { q: &q, k: Some(&k), v: &v, extras: p.extras() };
             let (mut out, mut stats) = (vec![0.0; op.out_len()], vec![0.0; op.plan().stats]);
-            let done = op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut Scratch::default());
+            op.forward(&inputs, &p.mask(), &mut out, &mut stats, &mut Scratch::default()).unwrap();
+            let out: Vec<f64> = out.into_iter().map(f64::from).collect();
+            assert_close(ridge, &out, &p.reference()["out"], 2, 1e-4, 0.0);
             let is_close = |e: &Error| matches!(e, Error::Close { tensor: "k", .. });
-            assert_eq!(done.is_ok(), forward, "{ridge}: {done:?}");
-            assert!(done.err().is_none_or(|e| is_close(&e)), "{ridge}");
             let solved = p.solve::<f32>(Strategy::Fused, None);
             assert_eq!(solved.is_ok(), backward, "{ridge}, {pairs} pairs");
             assert!(solved.err().is_none_or(|e| is_close(&e)), "{ridge}");

@@ -49,16 +49,46 @@ fn densities_of_any_exponent_leave_weights() {
     assert!(held >= 9, "{held} of 12");
 }
 
+fn rows_by_landmarks(score: &str, landmarks: &str) -> String {
+    let structure = format!(r#"{{"kind": "nystrom", "landmarks": {landmarks}}}"#);
+    format!(r#"{{"mechanism": "composed", "score": {score}, "structure": {structure}, "normalisation": "row"}}"#)
+}
+
+/// Keys that are have nothing in common by which all could be multiplied.
 #[test]
-fn tokens_far_from_all_landmarks_are_no_rows_of_zeros() {
-    let structure = r#"{"kind": "nystrom", "landmarks": {"kind": "pool", "ratio": 4}}"#;
-    let json = format!(
-        r#"{{"mechanism": "composed", "score": {{"kind": "levy", "kappa": 3}}, "structure": {structure}, "normalisation": "row"}}"#
-    );
+fn keys_far_from_all_landmarks_are_no_rows_of_zeros() {
+    let json = rows_by_landmarks(r#"{"kind": "levy", "kappa": 3}"#, r#"{"kind": "pool", "ratio": 4}"#);
     for size in [2.0, 3.0, 4.0] {
         let error = error(&of_size(&json, Shape::square(1, 1, 32, 64), size));
         assert!(matches!(error, Error::Overflow { tensor: "out", .. }), "{error}");
     }
+}
+
+/// A factor on all affinities of a query changes nothing of a row that is divided by its sum.
+#[test]
+fn queries_far_from_all_landmarks_are_right() {
+    for score in [r#"{"kind": "gaussian", "scale": 0.5}"#, r#"{"kind": "levy", "kappa": 0.1}"#, r#""laplacian""#] {
+        for tied in [false, true] {
+            let json = rows_by_landmarks(score, r#"{"kind": "pool", "ratio": 4}"#);
+            let mut p =
+                of_size(&json.replacen('{', &format!(r#"{{"tied": {tied}, "#), 1), Shape::square(1, 1, 32, 8), 1.0);
+            // The mean of four keys is as far away.
+            for (n, far) in [(3, 4.0), (17, 9.0), (18, -14.0)] {
+                p.q[n * 8] = far;
+            }
+            assert_solution(&json, &p.fused(), &p.reference(), &p.shape, Tol::f32(&p.mechanism).with_scores(100.0));
+        }
+    }
+}
+
+#[test]
+fn rows_without_landmarks_are_zeros() {
+    let json = rows_by_landmarks(r#""gaussian""#, r#"{"kind": "first", "count": 3}"#);
+    let mut p = of_size(&json, Shape::square(1, 1, 12, 4), 1.0);
+    p.key_mask = Some((0..12).map(|n| n >= 3).collect());
+    let got = p.fused();
+    assert!(got.iter().all(|(name, x)| x.iter().all(|&x| x == 0.0) || panic!("{name}: {x:?}")));
+    assert_solution(&json, &got, &p.reference(), &p.shape, Tol::f32(&p.mechanism));
 }
 
 #[test]

@@ -56,15 +56,6 @@ fn stack(memory: &mut [f32]) -> &mut MemStack {
     MemStack::new(unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast::<MaybeUninit<u8>>(), bytes) })
 }
 
-/// Writes `a + ridge I` as rows without gaps.
-fn widen(order: Order, a: &[f32], ridge: f64, out: &mut [f64]) {
-    let Order { n, stride } = order;
-    for (row, a) in out.chunks_exact_mut(n).zip(a.chunks_exact(stride)) {
-        row.iter_mut().zip(a).for_each(|(x, &a)| *x = a.into());
-    }
-    (0..n).for_each(|i| out[i * (n + 1)] += ridge);
-}
-
 /// The inverse by the Cholesky factor.
 pub(super) fn cholesky(
     method: &Method,
@@ -78,7 +69,7 @@ pub(super) fn cholesky(
     let ([factor, inverse], rest) = cut(work, [WIDE * n * n, WIDE * n * n]);
     let (factor, inverse): (&mut [f64], &mut [f64]) =
         (bytemuck::cast_slice_mut(factor), bytemuck::cast_slice_mut(inverse));
-    widen(order, a, method.ridge, factor);
+    wide::widen(order, a, method.ridge, factor);
     let singular = |landmark| Error::Singular { mechanism: method.mechanism, landmark };
     // The matrix is symmetric: its rows may pass for columns.
     let mut l = MatMut::from_column_major_slice_mut(factor, n, n);
@@ -113,7 +104,7 @@ fn spectrum<'a>(order: Order, a: &[f32], ridge: f64, work: &'a mut [f32]) -> Spe
     let n = order.n;
     let ([vectors, values, matrix], rest) = cut(work, [WIDE * n * n, WIDE * n, WIDE * n * n]);
     let [vectors, values, matrix]: [&mut [f64]; 3] = [vectors, values, matrix].map(bytemuck::cast_slice_mut);
-    widen(order, a, ridge, matrix);
+    wide::widen(order, a, ridge, matrix);
     // With entries that are not numbers it would search for minutes before it gave up.
     let finite = matrix.iter().all(|x| x.is_finite());
     let done = finite

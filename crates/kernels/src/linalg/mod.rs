@@ -79,7 +79,7 @@ impl Order {
     }
 
     /// The matrix product `left * right`, over all vectors of the rows.
-    pub fn times(self, level: Level, left: &[f32], right: &[f32], out: &mut [f32]) {
+    fn times(self, level: Level, left: &[f32], right: &[f32], out: &mut [f32]) {
         let Self { n, stride } = self;
         let left = Left { data: left, row_stride: stride, depth_stride: 1 };
         let size = Size { rows: n, cols: stride, depth: n };
@@ -172,7 +172,7 @@ impl Method {
             Inverse::NewtonSchulz => settled = newton::invert(self, level, order, a, &mut y, work),
             Inverse::Cholesky => factor::cholesky(self, level, order, a, &mut y, work)?,
             Inverse::Eigen => factor::eigen(self, order, a, &mut y, work),
-            Inverse::Cg => cg::invert(self, order, a, y.high, work)?,
+            Inverse::Cg => cg::invert(self, order, a, &mut y, work)?,
         }
         if !y.high[..order.len()].iter().all(|y| y.is_finite()) {
             return Err(Error::Diverged { mechanism: self.mechanism });

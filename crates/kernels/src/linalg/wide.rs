@@ -1,6 +1,12 @@
-//! Small products that are summed in f64.
+//! Products with small matrices that are summed in f64.
 
-use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
+use faer::{
+    Accum, MatMut, MatRef, Par,
+    linalg::matmul::{
+        matmul,
+        triangular::{self, BlockStructure},
+    },
+};
 use pulp::{Simd, WithSimd};
 
 use super::{Entries, Order};
@@ -10,10 +16,57 @@ use crate::{
 };
 
 /// f32 that hold one f64.
-pub(super) const WIDE: usize = size_of::<f64>() / size_of::<f32>();
+pub(crate) const WIDE: usize = size_of::<f64>() / size_of::<f32>();
 
 /// f64 of the longest vector: rows are whole vectors.
 const LANES: usize = 8;
+
+/// Rows of `width` f64, without gaps.
+pub(crate) fn rows(x: &[f64], width: usize) -> MatRef<'_, f64> {
+    MatRef::from_row_major_slice(x, x.len() / width.max(1), width)
+}
+
+/// `out = x y`, or `out += x y`, with as many columns as `y`.
+pub(crate) fn product(out: &mut [f64], how: Accum, x: MatRef<'_, f64>, y: MatRef<'_, f64>) {
+    matmul(MatMut::from_row_major_slice_mut(out, x.nrows(), y.ncols()), how, x, y, 1.0, Par::Seq);
+}
+
+/// Adds `x^T y`, which is symmetric, to the lower triangle of `out`: half the work of [`product`].
+pub(crate) fn add_symmetric(out: &mut [f64], x: MatRef<'_, f64>, y: MatRef<'_, f64>) {
+    let (n, whole) = (x.ncols(), BlockStructure::Rectangular);
+    let out = MatMut::from_row_major_slice_mut(out, n, n);
+    let (lower, x) = (BlockStructure::TriangularLower, x.transpose());
+    triangular::matmul(out, lower, Accum::Add, x, whole, y, whole, 1.0, Par::Seq);
+}
+
+/// Writes the lower triangle of `x [n, n]` to the upper one.
+pub(crate) fn mirror(x: &mut [f64], n: usize) {
+    for i in 0..n {
+        (0..i).for_each(|j| x[j * n + i] = x[i * n + j]);
+    }
+}
+
+/// Reads `high + low` to `out [n, n]`; `low` may be empty.
+pub(crate) fn read(Order { n, stride }: Order, [high, low]: [&[f32]; 2], out: &mut [f64]) {
+    for (i, (out, high)) in out.chunks_exact_mut(n.max(1)).zip(high.chunks_exact(stride)).enumerate() {
+        out.iter_mut().zip(high).for_each(|(out, &high)| *out = high.into());
+        let low = low.get(i * stride..(i + 1) * stride).unwrap_or_default();
+        out.iter_mut().zip(low).for_each(|(out, &low)| *out += f64::from(low));
+    }
+}
+
+/// Reads `a + ridge I`.
+pub(super) fn widen(order: Order, a: &[f32], ridge: f64, out: &mut [f64]) {
+    read(order, [a, &[]], out);
+    (0..order.n).for_each(|i| out[i * (order.n + 1)] += ridge);
+}
+
+/// Writes `x [n, n]`.
+pub(crate) fn write(Order { n, stride }: Order, x: &[f64], out: &mut Entries<'_>) {
+    for (i, row) in x.chunks_exact(n.max(1)).enumerate() {
+        row.iter().enumerate().for_each(|(j, &x)| out.set(i * stride + j, x));
+    }
+}
 
 fn product_sizes(n: usize, width: usize) -> [usize; 3] {
     [WIDE * n * n, WIDE * n * width, WIDE * n * width]
@@ -29,35 +82,23 @@ pub(crate) fn product_work(n: usize, width: usize) -> usize {
 /// `Y` has entries of the size of one over the ridge, while its rows may sum to one over the number of landmarks: in f32 the sums
 /// of landmarks that nearly coincide would keep three digits.
 pub(crate) fn scaled_product(
-    Order { n, stride }: Order,
-    [high, low]: [&[f32]; 2],
+    order: Order,
+    y: [&[f32]; 2],
     c: &[f32],
     x: &[f32],
     width: usize,
     out: &mut [f32],
     work: &mut [f32],
 ) {
-    if n == 0 {
+    if order.n == 0 {
         return;
     }
-    let ([y, scaled, product], _) = cut(work, product_sizes(n, width));
-    let [y, scaled, product]: [&mut [f64]; 3] = [y, scaled, product].map(bytemuck::cast_slice_mut);
-    for (i, (y, high)) in y.chunks_exact_mut(n).zip(high.chunks_exact(stride)).enumerate() {
-        match low.get(i * stride..(i + 1) * stride) {
-            Some(low) => y.iter_mut().zip(high).zip(low).for_each(|((y, &h), &l)| *y = f64::from(h) + f64::from(l)),
-            None => y.iter_mut().zip(high).for_each(|(y, &high)| *y = high.into()),
-        }
-    }
+    let ([wide, scaled, sums], _) = cut(work, product_sizes(order.n, width));
+    let [wide, scaled, sums]: [&mut [f64]; 3] = [wide, scaled, sums].map(bytemuck::cast_slice_mut);
+    read(order, y, wide);
     scale_rows(c, x, [width, width], scaled);
-    matmul(
-        MatMut::from_row_major_slice_mut(product, n, width),
-        Accum::Replace,
-        MatRef::from_row_major_slice(y, n, n),
-        MatRef::from_row_major_slice(scaled, n, width),
-        1.0,
-        Par::Seq,
-    );
-    for ((out, product), &c) in out.chunks_exact_mut(width).zip(product.chunks_exact(width)).zip(c) {
+    product(sums, Accum::Replace, rows(wide, order.n), rows(scaled, width));
+    for ((out, product), &c) in out.chunks_exact_mut(width).zip(sums.chunks_exact(width)).zip(c) {
         out.iter_mut().zip(product).for_each(|(out, product)| *out = (f64::from(c) * product) as f32);
     }
 }
@@ -65,31 +106,22 @@ pub(crate) fn scaled_product(
 /// Writes `(c x) (c y)^T` for rows `x` and `y`, `[n, width]`, of which `channels` count. As the gradient of an inverse it is divided by two
 /// eigenvalues: rounded to f32 its small parts would drown. `work` is that of [`product_work`].
 pub(crate) fn scaled_outer(
-    Order { n, stride }: Order,
+    order: Order,
     c: &[f32],
     [x, y]: [&[f32]; 2],
     [width, channels]: [usize; 2],
     out: &mut Entries<'_>,
     work: &mut [f32],
 ) {
-    if n == 0 {
+    if order.n == 0 {
         return;
     }
-    let ([product, left, right], _) = cut(work, product_sizes(n, channels));
-    let [product, left, right]: [&mut [f64]; 3] = [product, left, right].map(bytemuck::cast_slice_mut);
+    let ([sums, left, right], _) = cut(work, product_sizes(order.n, channels));
+    let [sums, left, right]: [&mut [f64]; 3] = [sums, left, right].map(bytemuck::cast_slice_mut);
     scale_rows(c, x, [width, channels], left);
     scale_rows(c, y, [width, channels], right);
-    matmul(
-        MatMut::from_row_major_slice_mut(product, n, n),
-        Accum::Replace,
-        MatRef::from_row_major_slice(left, n, channels),
-        MatRef::from_row_major_slice(right, n, channels).transpose(),
-        1.0,
-        Par::Seq,
-    );
-    for (i, product) in product.chunks_exact(n).enumerate() {
-        product.iter().enumerate().for_each(|(j, &x)| out.set(i * stride + j, x));
-    }
+    product(sums, Accum::Replace, rows(left, channels), rows(right, channels).transpose());
+    write(order, sums, out);
 }
 
 /// Writes `c_i x_i` for the first `channels` of rows of `width`, without gaps.

@@ -13,6 +13,7 @@ use super::{
     parameters,
     pass::{self, Part, TOKENS, of_tokens, rows_of, share, splits},
     prepare::place_all,
+    variance::Variances,
 };
 use crate::{
     Gradients, Result,
@@ -68,7 +69,7 @@ fn shared(s: &Sizes, tied: bool) -> [usize; 5] {
 /// f32 of scratch of [`Core::backward`]; `per_slice` is what middle steps take.
 pub(super) fn work(s: &Sizes, tied: bool, per_slice: usize) -> usize {
     let (slices, shape) = (s.shape.slices(), &s.shape);
-    let tile = TileBuffers::scratch_len(s) + SideBuffers::scratch_len(s);
+    let tile = TileBuffers::scratch_len(s) + SideBuffers::scratch_len(s) + Variances::scratch_len(s);
     let parts = [
         pass::work(slices, 1, per_slice),
         pass::work(slices, shape.seq_q, tile + scratch_len([TOKENS * s.vp])),
@@ -115,7 +116,7 @@ impl Core<'_> {
         }
         parameters::write(self, kept, dout, &mut extras, work);
         // Told at the end: whoever trains goes on with what there is.
-        (0..shape.slices()).try_for_each(|slice| self.check_apart(self.saved(saved, slice).nearest[0], true))
+        (0..shape.slices()).try_for_each(|slice| self.check_apart(self.saved(saved, slice).nearest[0]))
     }
 
     /// `dT = (Cq - mean)^T G`.
@@ -135,7 +136,7 @@ impl Core<'_> {
             let (sums, _) = OfQueries::cut(sizes, sums);
             sums.dt.fill(0.0);
             sums.g_sum.fill(0.0);
-            if self.kept(Side::Key, part.slice) == 0 {
+            if !self.has_rows(part.slice) {
                 return factors.fill(0.0);
             }
             let ([buffer], memory) = cut(memory, [TOKENS * sizes.vp]);

@@ -3,16 +3,16 @@
 use super::{
     layout::{LandmarkRows, Saved, Sizes, buffers},
     moments::Moments,
-    operator::{Core, Head, Loaded, Side, TileBuffers},
+    operator::{Core, Head, Side, TileBuffers},
     pass::{self, Part, TOKENS, of_tokens, rows_of, share, splits},
     prepare::place_all,
     tile::{Zip, scatter, zip},
+    variance::{self, Centred, Matrices, Variances},
 };
 use crate::{
     Result,
     linalg::wide,
     scratch::{cut, scratch_len},
-    simd::product::{Left, Right, Size, Store, multiply},
     structure::dense::{Rows, dot},
 };
 
@@ -31,9 +31,6 @@ buffers! {
     GatherBuffers(s) {
         c_mean: s.mp,
         v_mean: s.vp,
-        /// Affinities times the inverse, and that times the covariance.
-        a: Sizes::only(s.whitens, TOKENS * s.mp),
-        b: Sizes::only(s.whitens, TOKENS * s.mp),
         values: TOKENS * s.vp,
         weighted: TOKENS * s.vp,
     }
@@ -49,9 +46,8 @@ pub(super) struct Heads<'h> {
 /// All slices' landmarks; all parts' sums.
 fn shared(s: &Sizes) -> [usize; 2] {
     let (slices, shape) = (s.shape.slices(), &s.shape);
-    let of_queries = if s.whitens || s.per_key { splits(slices, shape.seq_q) * Moments::len(s.mp, s.mp) } else { 0 };
-    let of_keys = splits(slices, shape.seq_kv) * Gathered::scratch_len(s);
-    [slices * LandmarkRows::scratch_len(s), slices * of_queries.max(of_keys)]
+    let of_keys = slices * splits(slices, shape.seq_kv) * Gathered::scratch_len(s);
+    [slices * LandmarkRows::scratch_len(s), variance::sums_len(s).max(of_keys)]
 }
 
 /// f32 of scratch of [`Core::forward`].
@@ -61,8 +57,9 @@ pub(super) fn work(s: &Sizes, prepare: usize) -> usize {
     let parts = [
         pass::work(slices, 1, prepare),
         pass::work(slices, 1, wide::product_work(s.landmarks, s.vp)),
-        pass::work(slices, shape.seq_q, tile + scratch_len([s.mp, s.mp])),
-        pass::work(slices, shape.seq_kv, tile + GatherBuffers::scratch_len(s)),
+        pass::work(slices, shape.seq_q, tile + Centred::scratch_len(s)),
+        pass::work(slices, 1, Matrices::scratch_len(s)),
+        pass::work(slices, shape.seq_kv, tile + GatherBuffers::scratch_len(s) + Variances::scratch_len(s)),
         pass::work(slices, shape.seq_q, tile + scratch_len([TOKENS * s.vp])),
     ];
     scratch_len(shared(s)) + parts.into_iter().max().unwrap_or(0)
@@ -91,39 +88,6 @@ impl Core<'_> {
         }
     }
 
-    /// The covariance of the rows of `Cq`, and their mean, where they are needed.
-    fn moments(&self, landmarks: &[f32], saved: &mut [f32], partial: &mut [f32], work: &mut [f32]) {
-        let (sizes, slices, seq) = (&self.sizes, self.call.shape.slices(), self.call.shape.seq_q);
-        if !(sizes.whitens || sizes.per_key) {
-            return;
-        }
-        let (mp, len) = (sizes.mp, Moments::len(sizes.mp, sizes.mp));
-        let heads = Heads { landmarks, saved };
-        let memory = TileBuffers::scratch_len(sizes) + scratch_len([mp, mp]);
-        share(of_tokens(slices, seq).zip(partial.chunks_mut(len)), work, memory, |(part, sums), memory| {
-            let ([first, second], memory) = cut(memory, [mp, mp]);
-            let mut sum = Moments::new(sums, mp, mp);
-            sum.clear();
-            self.with(heads, part.slice, |head, _| {
-                for range in part.tiles() {
-                    let (buffers, _) = TileBuffers::cut(sizes, memory);
-                    let loaded = self.load(head, Side::Query, range, false, buffers);
-                    sum.add_columns(self.call.level, loaded.c, loaded.stride, [&mut *first, &mut *second]);
-                }
-            });
-        });
-        let splits = splits(slices, seq);
-        let items =
-            saved.chunks_mut(Saved::scratch_len(sizes)).zip(partial.chunks_mut(splits * len)).enumerate().take(slices);
-        share(items, work, 0, |(slice, (saved, sums)), _| {
-            let (saved, _) = Saved::cut(sizes, saved);
-            let sum = merged(sums, len, |part| Moments::new(part, mp, mp));
-            let queries = self.kept(Side::Query, slice).max(1) as f32;
-            saved.query_mean.copy_from_slice(sum.x);
-            saved.covariance.iter_mut().zip(&*sum.cross).for_each(|(s, x)| *s = x / queries);
-        });
-    }
-
     /// Calls `f` with a slice and what it has saved.
     pub fn with<R>(&self, heads: Heads<'_>, slice: usize, f: impl FnOnce(&Head<'_>, &Saved<&[f32]>) -> R) -> R {
         let saved = self.saved(heads.saved, slice);
@@ -146,7 +110,8 @@ impl Core<'_> {
         let heads = Heads { landmarks, saved: &*saved };
         let items = of_tokens(slices, seq).zip(partial.chunks_mut(len));
         let items = items.zip(rows_of(factors, slices, seq, usize::from(sizes.whitens)));
-        let memory = TileBuffers::scratch_len(sizes) + GatherBuffers::scratch_len(sizes);
+        let memory =
+            TileBuffers::scratch_len(sizes) + GatherBuffers::scratch_len(sizes) + Variances::scratch_len(sizes);
         share(items, work, memory, |((part, sums), factors), memory| {
             self.with(heads, part.slice, |head, saved| {
                 self.gather_part(head, saved, (&part, known), sums, factors, memory)
@@ -180,19 +145,15 @@ impl Core<'_> {
             factors.fill(0.0);
         }
         let (buffers, memory) = GatherBuffers::cut(sizes, memory);
+        let (mut variances, memory) = Variances::cut(sizes, memory);
+        self.read_form(head.slice, saved, &mut variances);
         let (x, scale) = (self.part(self.call.v.dense(), Side::Key, head.slice), self.value_factor(head.slice));
         let plain = scale == 1.0 && !sizes.whitens && !sizes.per_query;
         for range in part.tiles() {
             let loaded = self.load(head, Side::Key, range, false, TileBuffers::cut(sizes, memory).0);
             let rows = self.rows(x, loaded.kept, (1.0, plain), buffers.values);
             if sizes.whitens && !known {
-                self.deviations(
-                    &loaded,
-                    saved,
-                    [&mut *buffers.a, &mut *buffers.b],
-                    (part.tokens.start, &mut *factors),
-                    scale,
-                );
+                self.deviations(&loaded, &mut variances, (part.tokens.start, &mut *factors), scale);
             }
             if sizes.biased {
                 for row in rows.data.chunks_exact(vp) {
@@ -218,35 +179,6 @@ impl Core<'_> {
                 loaded.tile().gather(level, Rows { data: weighted, stride: vp }, sum.cross);
             }
         }
-    }
-
-    /// Writes the values' factors over the standard deviations of their columns, the roots of `<a, b> + eps` with `a = C X` and
-    /// `b = a S`; the first factor is that of token `start`.
-    fn deviations(
-        &self,
-        loaded: &Loaded<'_>,
-        saved: &Saved<&[f32]>,
-        [a, b]: [&mut [f32]; 2],
-        (start, factors): (usize, &mut [f32]),
-        scale: f64,
-    ) {
-        self.whiten(loaded, saved, a, b);
-        let eps = self.whitened().map_or(0.0, |w| w.whiten_eps);
-        let rows = a.chunks_exact(loaded.stride).zip(b.chunks_exact(loaded.stride));
-        for ((a, b), &j) in rows.zip(loaded.kept) {
-            let variance = dot(&a[..loaded.landmarks], &b[..loaded.landmarks]).max(0.0);
-            factors[j as usize - start] = scale as f32 * (variance + eps).powf(-0.5) as f32;
-        }
-    }
-
-    /// Writes `a = C X` and `b = a S`.
-    pub fn whiten(&self, loaded: &Loaded<'_>, saved: &Saved<&[f32]>, a: &mut [f32], b: &mut [f32]) {
-        let (level, mp, stride) = (self.call.level, self.sizes.mp, loaded.stride);
-        let size = Size { rows: loaded.count(), cols: stride, depth: loaded.landmarks };
-        let left = |data| Left { data, row_stride: stride, depth_stride: 1 };
-        let right = |data| Right { data, stride: mp };
-        multiply(level, size, left(&*loaded.c), right(saved.high), Store { data: &mut *a, stride });
-        multiply(level, size, left(&*a), right(saved.covariance), Store { data: b, stride });
     }
 
     /// `B`, the means, the bias, the tokens' degrees, and `T = c X c B`.
@@ -286,7 +218,7 @@ impl Core<'_> {
         self.times_inverse(slice, [saved.high, saved.low, saved.c], saved.b, saved.t, memory);
     }
 
-    /// Writes `c X c x`, in f32 where single tokens meet the inverse in it too.
+    /// Writes `c X c x`.
     pub fn times_inverse(
         &self,
         slice: usize,
@@ -295,13 +227,7 @@ impl Core<'_> {
         out: &mut [f32],
         memory: &mut [f32],
     ) {
-        let (width, order) = (self.sizes.vp, self.order(slice));
-        if !self.sizes.whitens {
-            return wide::scaled_product(order, [high, low], c, x, width, out, memory);
-        }
-        let left = Left { data: high, row_stride: order.stride, depth_stride: 1 };
-        let size = Size { rows: order.n, cols: width, depth: order.n };
-        multiply(self.call.level, size, left, Right { data: x, stride: width }, Store { data: out, stride: width });
+        wide::scaled_product(self.order(slice), [high, low], c, x, self.sizes.vp, out, memory);
     }
 
     /// Writes `out = (Cq - mean) T`, over the row sums, with the bias; and the filtered values.
@@ -320,6 +246,7 @@ impl Core<'_> {
         let (sizes, level, dv) = (&self.sizes, self.call.level, self.call.shape.value_dim);
         let ([rows], memory) = cut(memory, [TOKENS * sizes.vp]);
         let (any, bound) = (self.kept(Side::Key, head.slice) > 0, self.row_sum_bound(saved));
+        let has_rows = self.has_rows(head.slice);
         for range in part.tiles() {
             let loaded = self.load(head, Side::Query, range.clone(), false, TileBuffers::cut(sizes, memory).0);
             self.centre_queries(saved, loaded.c, loaded.stride);
@@ -327,8 +254,7 @@ impl Core<'_> {
             if sizes.by_row {
                 let affinities = loaded.c.chunks_exact(loaded.stride);
                 for (row, c) in rows.chunks_exact_mut(sizes.vp).zip(affinities) {
-                    // Without a key there are no rows.
-                    let factor = if any { row_factor(row[dv], &c[..loaded.landmarks], bound) } else { 0.0 };
+                    let factor = if has_rows { row_factor(row[dv], &c[..loaded.landmarks], bound) } else { 0.0 };
                     row.iter_mut().for_each(|x| *x *= factor);
                 }
             }

@@ -8,8 +8,10 @@ use super::{
     pairs::{factors, pull_back},
     pass::{Part, TOKENS, of_tokens, rows_of, share},
     tile::{Zip, scatter, zip},
+    variance::Variances,
 };
 use crate::{
+    linalg::wide::WIDE,
     score::{contract::MOST_PARAMETERS, tiles},
     simd::product::{Add, Left, Right, Size, Store, multiply, multiply_add},
     structure::dense::{Rows, dot},
@@ -20,7 +22,7 @@ buffers! {
     OfTokens(s) {
         du: s.landmarks * s.dp,
         parameters: MOST_PARAMETERS,
-        gamma: Sizes::only(s.whitens, s.landmarks * s.mp),
+        gamma: Sizes::only(s.whitens, WIDE * s.landmarks * s.landmarks),
     }
 
     /// What a tile of gradients takes.
@@ -28,9 +30,8 @@ buffers! {
         /// Gradients of the affinities, and of the tokens.
         dc: TOKENS * s.mp,
         dx: TOKENS * s.dp,
-        /// Affinities times the inverse, and that times the covariance.
+        /// Affinities without their mean.
         a: Sizes::only(s.whitens, TOKENS * s.mp),
-        b: Sizes::only(s.whitens, TOKENS * s.mp),
         /// Rows of values, of their gradients, and of output gradients.
         values: TOKENS * s.vp,
         dvalues: TOKENS * s.vp,
@@ -71,7 +72,7 @@ impl Tokens<'_> {
         let dv = (dv.unwrap_or_default(), if self.key { sizes.shape.value_dim } else { 0 });
         let items = of_tokens(slices, seq).zip(partial.chunks_mut(OfTokens::scratch_len(sizes)));
         let items = items.zip(rows_of(dx, slices, seq, sizes.shape.head_dim)).zip(rows_of(dv.0, slices, seq, dv.1));
-        let memory = TileBuffers::scratch_len(sizes) + SideBuffers::scratch_len(sizes);
+        let memory = TileBuffers::scratch_len(sizes) + SideBuffers::scratch_len(sizes) + Variances::scratch_len(sizes);
         let len = Kept::scratch_len(sizes);
         share(items, work, memory, |(((part, sums), dx), dv), memory| {
             let kept = Kept::of(sizes, &kept[part.slice * len..][..len]);
@@ -88,10 +89,18 @@ impl Tokens<'_> {
         sums.gamma.fill(0.0);
         let mut parameters = [0.0; MOST_PARAMETERS];
         let (mut buffers, memory) = SideBuffers::cut(sizes, memory);
+        let (mut variances, memory) = Variances::cut(sizes, memory);
+        if self.key {
+            core.read_form(of.head.slice, of.saved, &mut variances);
+        }
         for range in of.part.tiles() {
             let mut loaded = core.load(of.head, side, range.clone(), true, TileBuffers::cut(sizes, memory).0);
             if self.key {
-                self.keys(of, &mut loaded, &mut buffers, sums.gamma);
+                self.keys(of, &mut loaded, &mut buffers);
+                if sizes.whitens {
+                    let into = (&mut *buffers.dc, &mut *sums.gamma);
+                    core.of_variances(&loaded, &mut variances, buffers.gamma, into);
+                }
                 let (rows, dim) = (of.part.within(&range, sizes.shape.value_dim), sizes.shape.value_dim);
                 scatter(buffers.dvalues, sizes.vp, loaded.kept, range.start, &mut dv[rows], dim);
             }
@@ -109,8 +118,8 @@ impl Tokens<'_> {
     }
 
     /// Writes `dV = f (Ck - mean) dB`, with the share of the bias, to the rows of the values' gradients, and
-    /// `dC = (f V - mean) dB^T + 2 gamma C X S X`.
-    fn keys(&self, of: &Of<'_>, loaded: &mut Loaded<'_>, buffers: &mut SideBuffers<&mut [f32]>, gamma_sum: &mut [f32]) {
+    /// `dC = (f V - mean) dB^T`, but for the share of the variances.
+    fn keys(&self, of: &Of<'_>, loaded: &mut Loaded<'_>, buffers: &mut SideBuffers<&mut [f32]>) {
         let (core, sizes, level) = (self.core, &self.core.sizes, self.core.call.level);
         let (slice, vp, stride, count) = (of.head.slice, sizes.vp, loaded.stride, loaded.count());
         if sizes.per_query {
@@ -144,27 +153,6 @@ impl Tokens<'_> {
         if sizes.token_degrees {
             zip(level, &mut dc[..count * stride], &of.kept.degrees[..stride], Zip::Add);
         }
-        if sizes.whitens {
-            self.variances(of, loaded, buffers, gamma_sum);
-        }
-    }
-
-    /// The share of the columns' variances: adds `2 gamma C X S X` to `dc`, and `C^T diag(gamma) C` to `sums`.
-    fn variances(&self, of: &Of<'_>, loaded: &mut Loaded<'_>, buffers: &mut SideBuffers<&mut [f32]>, sums: &mut [f32]) {
-        let (core, level, mp) = (self.core, self.core.call.level, self.core.sizes.mp);
-        let (count, stride, landmarks) = (loaded.count(), loaded.stride, loaded.landmarks);
-        let SideBuffers { dc, a, b, gamma, .. } = buffers;
-        core.whiten(loaded, of.saved, a, b);
-        let both = gamma.iter().zip(b.chunks_exact_mut(stride)).take(count);
-        both.for_each(|(gamma, b)| b.iter_mut().for_each(|x| *x *= 2.0 * gamma));
-        let left = Left { data: b, row_stride: stride, depth_stride: 1 };
-        let size = Size { rows: count, cols: stride, depth: landmarks };
-        multiply_add(level, size, left, Right { data: of.saved.high, stride: mp }, Add { data: dc, stride });
-        let both = gamma.iter().zip(a.chunks_exact_mut(stride).zip(loaded.c.chunks_exact(stride)));
-        both.for_each(|(gamma, (a, c))| a.iter_mut().zip(c).for_each(|(a, c)| *a = gamma * c));
-        let left = Left { data: &*loaded.c, row_stride: 1, depth_stride: stride };
-        let size = Size { rows: landmarks, cols: stride, depth: count };
-        multiply_add(level, size, left, Right { data: a, stride }, Add { data: sums, stride: mp });
     }
 
     /// Writes (or, of tokens that are keys too, adds) `dC = (G - mean) T^T + (2 / n) (C - mean) X Gamma X`.

@@ -114,6 +114,11 @@ impl Sizes {
         }
     }
 
+    /// Whether one pass may serve tokens that are queries and keys: variances take one more, and rows that are divided are loaded otherwise.
+    pub fn may_share(&self) -> bool {
+        !(self.whitens || self.by_row)
+    }
+
     /// Channels of the values with what is appended to them.
     pub fn channels(&self) -> usize {
         self.shape.value_dim + usize::from(self.by_row)
@@ -151,13 +156,17 @@ buffers! {
         nearest: 1,
         /// 1 where the gradient of the inverse is that of the exact one.
         settled: 1,
-        /// The inverse `[landmarks, mp]`, and what f32 leaves off, where it is multiplied in f64.
+        /// The inverse `[landmarks, mp]`, and what f32 leaves off it.
         high: s.landmarks * s.mp,
-        low: Sizes::only(!s.whitens, s.landmarks * s.mp),
+        low: s.landmarks * s.mp,
         /// Inverse square roots of the degrees; ones without degrees.
         c: s.mp,
-        /// The covariance of the rows of `Cq`, and their mean; the mean of the rows of `Ck`.
+        /// The covariance `S` of the rows of `Cq`, and `X S X`, with what f32 leaves off them.
         covariance: Sizes::only(s.whitens, s.landmarks * s.mp),
+        covariance_low: Sizes::only(s.whitens, s.landmarks * s.mp),
+        form: Sizes::only(s.whitens, s.landmarks * s.mp),
+        form_low: Sizes::only(s.whitens, s.landmarks * s.mp),
+        /// The means of the rows of `Cq` and of `Ck`.
         query_mean: s.mp,
         key_mean: s.mp,
         /// The sums of the columns of `Ck`, where they are degrees.

@@ -5,10 +5,8 @@
 use super::{layout::Saved, operator::Core};
 use crate::{Error, Result, linalg::Order, mechanism::Inverse};
 
-/// The least by which similarities of landmarks are below one, together with the ridge: `out` has lost at most three digits to it.
-const LEAST_FORWARD: f64 = 5e-4;
-/// The same for gradients, which are divided by its square.
-const LEAST_BACKWARD: f64 = 3e-3;
+/// The least by which similarities of landmarks are below one, together with the ridge: gradients are divided by its square.
+const LEAST_APART: f64 = 3e-3;
 
 /// Which landmarks of a slice count, from the affinities among all of them.
 pub(super) struct Counted<'s> {
@@ -49,19 +47,16 @@ impl Counted<'_> {
 }
 
 impl Core<'_> {
-    /// Whether the landmarks that count are far enough apart for f32. Outputs are where single tokens meet the inverse in f32;
-    /// of gradients eigenvalues that are dropped, and the papers' own settings of `soft`, are the caller's to choose.
-    pub(super) fn check_apart(&self, nearest: f32, is_backward: bool) -> Result<()> {
+    /// Whether the landmarks that count are far enough apart for gradients in f32. Eigenvalues that are dropped, and the papers' own
+    /// settings of `soft`, are the caller's to choose.
+    pub(super) fn check_apart(&self, nearest: f32) -> Result<()> {
         let (apart, ridge) = (f64::from(nearest), self.structure.ridge);
-        let (least, matters) = match is_backward {
-            true => (LEAST_BACKWARD, self.preset.refuses_close && self.structure.inverse != Inverse::Eigen),
-            false => (LEAST_FORWARD, self.sizes.whitens),
-        };
-        if !matters || apart + ridge >= least || apart.is_nan() {
+        let matters = self.preset.refuses_close && self.structure.inverse != Inverse::Eigen;
+        if !matters || apart + ridge >= LEAST_APART || apart.is_nan() {
             return Ok(());
         }
         let remedy = "similarities of landmarks are too near one: set a larger `ridge`, or let the score fall faster";
-        Err(Error::Close { tensor: "k", apart, limit: least - ridge, remedy })
+        Err(Error::Close { tensor: "k", apart, limit: LEAST_APART - ridge, remedy })
     }
 
     /// Turns the affinities among all landmarks into those of the ones that count. Returns the factor on the inverse's start that they

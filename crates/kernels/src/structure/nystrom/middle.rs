@@ -10,9 +10,13 @@ use super::{
     pass::{share, splits},
     source::LandmarkSource,
     tile::transpose,
+    variance::Matrices,
 };
 use crate::{
-    linalg::{Entries, Method, Order, wide},
+    linalg::{
+        Entries, Method, Order,
+        wide::{self, WIDE},
+    },
     mechanism::Landmarks,
     score::{contract::MOST_PARAMETERS, tiles},
     scratch::cut,
@@ -28,10 +32,8 @@ buffers! {
 
     /// What [`close_keys`] takes.
     KeysBuffers(s) {
-        /// `Gamma`, and products with it.
-        gamma: Sizes::only(s.whitens, s.landmarks * s.mp),
-        first: s.landmarks * s.mp,
-        second: s.landmarks * s.mp,
+        /// `Gamma`.
+        gamma: Sizes::only(s.whitens, WIDE * s.landmarks * s.landmarks),
         /// Terms and affinities among landmarks; the gradients of the latter.
         terms: s.landmarks * s.mp,
         a: s.landmarks * s.mp,
@@ -45,7 +47,7 @@ buffers! {
 pub(super) fn memory(method: &Method, landmarks: Landmarks, full: bool, s: &Sizes) -> usize {
     let order = Order { n: s.landmarks, stride: s.mp };
     let queries = QueriesBuffers::scratch_len(s) + wide::product_work(s.landmarks, s.vp);
-    let keys = KeysBuffers::scratch_len(s) + method.gradient_work(order);
+    let keys = KeysBuffers::scratch_len(s) + method.gradient_work(order).max(Matrices::scratch_len(s));
     queries.max(keys).max(s.dp + LandmarkSource::work(landmarks, full, &s.shape, s.landmarks))
 }
 
@@ -144,7 +146,9 @@ pub(super) fn close_keys(core: &Core<'_>, heads: Heads<'_>, partial: &[f32], kep
         buffers.gamma.fill(0.0);
         for part in partial.chunks_exact(len) {
             let sums = OfTokens::of(sizes, part);
-            buffers.gamma.iter_mut().zip(sums.gamma).for_each(|(sum, x)| *sum += x);
+            let (gamma, part): (&mut [f64], &[f64]) =
+                (bytemuck::cast_slice_mut(buffers.gamma), bytemuck::cast_slice(sums.gamma));
+            gamma.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
             kept.du.iter_mut().zip(sums.du).for_each(|(du, x)| *du += x);
             kept.parameters.iter_mut().zip(sums.parameters).for_each(|(sum, x)| *sum += x);
         }
@@ -157,29 +161,19 @@ impl Core<'_> {
         &self,
         head: &Head<'_>,
         saved: &Saved<&[f32]>,
-        kept: Kept<&mut [f32]>,
+        mut kept: Kept<&mut [f32]>,
         buffers: KeysBuffers<&mut [f32]>,
         work: &mut [f32],
     ) {
         let (sizes, level, order) = (&self.sizes, self.call.level, self.order(head.slice));
-        let KeysBuffers { gamma, first, second, terms, a, e, du, unused } = buffers;
+        let KeysBuffers { gamma, terms, a, e, du, unused } = buffers;
         self.among(head, &mut *terms, a);
         let start = self.merge(order, saved.column_factors, a, work);
         let by_formula = self.is_implicit(saved);
         if sizes.whitens {
-            // X Gamma X, and of `2 S X Gamma`, the gradient of X, what it makes of the affinities.
-            order.times(level, saved.high, gamma, first);
-            order.times(level, first, saved.high, kept.spread);
-            order.times(level, saved.covariance, if by_formula { &*kept.spread } else { &*first }, second);
-            let mut factor = 2.0;
-            if by_formula {
-                order.times(level, saved.high, second, first);
-                second.copy_from_slice(first);
-                factor = -2.0;
-            }
-            kept.da.iter_mut().zip(&*second).take(order.len()).for_each(|(da, x)| *da += factor * x);
-            let share = 2.0 / self.kept(Side::Query, head.slice).max(1) as f32;
-            kept.spread.iter_mut().for_each(|x| *x *= share);
+            let queries = self.kept(Side::Query, head.slice).max(1);
+            let matrices = Matrices::cut(sizes, &mut *work).0;
+            self.through_forms(order, saved, (gamma, by_formula), &mut kept, matrices, queries);
         }
         if !by_formula {
             let method = Method { start, ..self.method() };

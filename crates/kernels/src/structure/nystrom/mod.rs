@@ -26,6 +26,7 @@ mod prepare;
 mod source;
 pub(crate) mod tile;
 pub(crate) mod values;
+mod variance;
 
 pub(crate) use operator::Preset;
 pub(crate) use plan::plan;

@@ -51,24 +51,6 @@ impl<'a> Moments<'a> {
     ) {
         centre(x, strides[0], x_mean);
         centre(y, strides[1], y_mean);
-        self.add_centred(level, [x, y], strides, [x_mean, y_mean]);
-    }
-
-    /// Takes in the rows of `x`, with themselves; otherwise as [`Moments::add_rows`].
-    pub fn add_columns(&mut self, level: Level, x: &mut [f32], stride: usize, [x_mean, y_mean]: [&mut [f32]; 2]) {
-        centre(x, stride, x_mean);
-        y_mean.copy_from_slice(x_mean);
-        self.add_centred(level, [x, x], [stride; 2], [x_mean, y_mean]);
-    }
-
-    /// Takes in rows without their means.
-    fn add_centred(
-        &mut self,
-        level: Level,
-        [x, y]: [&[f32]; 2],
-        strides: [usize; 2],
-        [x_mean, y_mean]: [&mut [f32]; 2],
-    ) {
         let rows = x.len() / strides[0];
         if rows == 0 {
             return;
@@ -142,28 +124,24 @@ mod tests {
         let rows = |r: std::ops::Range<usize>, from: usize| {
             Vec::from_iter(r.flat_map(|i| (from..from + 16).map(move |c| at(i, c))))
         };
-        let mut memory = vec![f32::NAN; 3 * Moments::len(16, 16)];
+        let mut memory = vec![f32::NAN; 2 * Moments::len(16, 16)];
         let mut sums = memory.chunks_exact_mut(Moments::len(16, 16)).map(|memory| Moments::new(memory, 16, 16));
-        let [mut sum, mut part, mut own] = [sums.next(), sums.next(), sums.next()].map(Option::unwrap);
+        let [mut sum, mut part] = [sums.next(), sums.next()].map(Option::unwrap);
         let [mut first, mut second] = [[f32::NAN; 16]; 2];
-        [&mut sum, &mut part, &mut own].into_iter().for_each(Moments::clear);
+        [&mut sum, &mut part].into_iter().for_each(Moments::clear);
         for r in [0..5, 5..5, 5..21, 21..40] {
             let (of, [mut x, mut y]) =
                 (if r.start == 0 { &mut sum } else { &mut part }, [0, 16].map(|c| rows(r.clone(), c)));
             of.add_rows(Level::Portable, [&mut x, &mut y], [16, 16], [&mut first, &mut second]);
-            own.add_columns(Level::Portable, &mut rows(r, 0), 16, [&mut first, &mut second]);
         }
         sum.merge(&part);
-        assert_eq!([*sum.count, *part.count, *own.count], [40.0, 35.0, 40.0]);
-        assert_eq!(*own.x, *own.y);
+        assert_eq!([*sum.count, *part.count], [40.0, 35.0]);
         let mean = |c: usize| (0..40).map(|i| f64::from(at(i, c))).sum::<f64>() / 40.0;
         for (a, b) in [(0, 0), (3, 9), (15, 1)] {
             let cross: f64 =
                 (0..40).map(|i| (f64::from(at(i, a)) - mean(a)) * (f64::from(at(i, 16 + b)) - mean(16 + b))).sum();
             assert!((f64::from(sum.cross[a * 16 + b]) - cross).abs() < 1e-3, "{a}, {b}");
             assert!((f64::from(sum.x[a]) - mean(a)).abs() < 1e-5 && (f64::from(sum.y[b]) - mean(16 + b)).abs() < 1e-5);
-            let of_own: f64 = (0..40).map(|i| (f64::from(at(i, a)) - mean(a)) * (f64::from(at(i, b)) - mean(b))).sum();
-            assert!((f64::from(own.cross[a * 16 + b]) - of_own).abs() < 1e-3, "{a}, {b}");
         }
     }
 }

@@ -225,7 +225,7 @@ impl<'a> Core<'a> {
     /// Whether queries and keys are the same tokens, so that one pass may serve both.
     pub fn is_shared(&self) -> bool {
         let one_mask = self.preset.one_mask || self.call.mask.key == self.call.mask.query;
-        self.m.tied && one_mask && !self.sizes.whitens
+        self.m.tied && one_mask && self.sizes.may_share()
     }
 
     /// The factor on all values of a slice.
@@ -265,12 +265,17 @@ impl<'a> Core<'a> {
         Rows { data: &buffer[..kept.len() * stride], stride }
     }
 
+    /// Writes terms between `rows` rows of `x` and the landmarks.
+    fn terms(&self, head: &Head<'_>, x: Left<'_>, rows: usize, out: Store<'_>) {
+        let size = Size { rows, cols: width(head.count), depth: self.sizes.dim };
+        let landmarks = Right { data: head.landmarks.transposed, stride: self.sizes.mp };
+        terms(self.call.level, head.score.term(), size, x, landmarks, out);
+    }
+
     /// Writes terms and affinities between `count` rows of `x` and the landmarks, to rows of `stride`.
     pub fn attend(&self, head: &Head<'_>, x: Left<'_>, rows: usize, stride: usize, [terms_out, c]: [&mut [f32]; 2]) {
         let (level, width) = (self.call.level, width(head.count));
-        let size = Size { rows, cols: width, depth: self.sizes.dim };
-        let landmarks = Right { data: head.landmarks.transposed, stride: self.sizes.mp };
-        terms(level, head.score.term(), size, x, landmarks, Store { data: &mut *c, stride });
+        self.terms(head, x, rows, Store { data: &mut *c, stride });
         if !terms_out.is_empty() {
             terms_out[..rows * stride].copy_from_slice(&c[..rows * stride]);
         }
@@ -304,12 +309,45 @@ impl<'a> Core<'a> {
         let terms = if keeps_terms { buffers.terms } else { &mut [] };
         let c = &mut buffers.affinities[..count * stride];
         self.attend(head, tokens.as_left(), count, stride, [&mut *terms, &mut *c]);
+        if self.sizes.by_row && side == Side::Query && head.score.is_log() {
+            self.lift(head, tokens, stride, c);
+        }
         if let Some(factors) = head.factors {
             zip(self.call.level, c, &factors[..stride], Zip::Multiply);
         }
         Loaded { kept, tokens, terms, c, stride, landmarks: head.count }
     }
 }
+
+impl Core<'_> {
+    /// Makes the largest affinity of rows one, where f32 would not have digits of all: these rows are divided by their sums, which are as
+    /// many times larger.
+    fn lift(&self, head: &Head<'_>, tokens: Rows<'_>, stride: usize, c: &mut [f32]) {
+        let largest = |row: &[f32]| row[..head.count].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for (n, row) in c.chunks_exact_mut(stride).enumerate() {
+            if head.count == 0 || largest(row) >= LEAST_AFFINITY {
+                continue;
+            }
+            let token = Left { data: &tokens.data[n * tokens.stride..], row_stride: tokens.stride, depth_stride: 1 };
+            self.terms(head, token, 1, Store { data: &mut *row, stride });
+            head.score.row(self.call.level, row, None);
+            let most = largest(row);
+            let within = most >= -MOST_LOG;
+            row.iter_mut().for_each(|x| *x = if within { (*x - most).exp() } else { 0.0 });
+        }
+    }
+
+    /// Whether rows have a sum, by which they may be divided: there are keys, and landmarks.
+    pub fn has_rows(&self, slice: usize) -> bool {
+        self.kept(Side::Key, slice) > 0 && self.producer.live(slice) > 0
+    }
+}
+
+/// The least largest affinity of a row that leaves f32 digits for those that count beside it.
+const LEAST_AFFINITY: f32 = 1e-12;
+
+/// The largest logarithm of an affinity that f32 rounds by no more than a thousandth.
+const MOST_LOG: f32 = 8192.0;
 
 /// How the matrix among landmarks is inverted.
 pub(super) fn method(structure: &Nystrom, preset: Preset) -> Method {

@@ -22,7 +22,7 @@ pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape:
     let moments = u64::from(sizes.whitens || sizes.per_key);
     let whitens = u64::from(sizes.whitens);
     // Every pass takes the terms anew, at three operations per channel; where queries are keys one may serve both.
-    let shared = m.tied && !sizes.whitens;
+    let shared = m.tied && sizes.may_share();
     let pairs = (1 + moments) * queries + keys;
     let [back, pulled] = if shared { [queries + keys, keys] } else { [2 * queries + keys, queries + keys] };
     let pull_back = if matches!(m.score, Score::Laplacian(_)) { 6 } else { 4 };
@@ -42,13 +42,13 @@ pub(crate) fn plan((m, structure): (&Composed, &Nystrom), preset: Preset, shape:
                 + values
                 + square * (3 * d + 2 * dv)
                 + method.flops(sizes.landmarks)
-                + (moments * 2 * queries + whitens * 4 * keys) * square),
+                + (moments * 2 * queries + whitens * (2 * keys + 4 * landmarks)) * square),
         flops_backward: slices
             * (back * landmarks * 3 * d
                 + 2 * values
                 + pulled * landmarks * pull_back * d
                 + square * (7 * d + 4 * dv)
-                + whitens * (2 * queries + 8 * keys + 6 * landmarks) * square),
+                + whitens * (2 * queries + 4 * keys + 6 * landmarks) * square),
         exps_forward: slices * (pairs + landmarks) * landmarks,
         exps_backward: slices * (back + landmarks) * landmarks,
         bytes_forward: 4 * slices * (queries * (d + dv) + keys * (d + dv) + moments * queries * d),

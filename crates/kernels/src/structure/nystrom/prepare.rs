@@ -67,7 +67,6 @@ impl Core<'_> {
             Counted { factors: &mut *saved.column_factors, first: saved.first, nearest: &mut saved.nearest[0] };
         counted.write(order, a, landmarks.rows, sizes.dp);
         let start = self.merge(order, saved.column_factors, a, work);
-        self.check_apart(saved.nearest[0], false)?;
         let inverse = Entries { high: saved.high, low: saved.low };
         let settled = Method { start, ..self.method() }.invert(level, order, a, inverse, work)?;
         saved.settled[0] = u8::from(settled).into();
