@@ -9,6 +9,16 @@ use resolvent_lab::disk::write_atomically;
 
 use crate::{Error, error::Result, interrupt::Deferred};
 
+/// A folder of results, to be made where there is none.
+pub fn folder(text: &str) -> std::result::Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let file = path.ancestors().find(|part| part.exists() && !part.is_dir());
+    match file {
+        Some(file) => Err(format!("`{}` is a file; name a folder", file.display())),
+        None => Ok(path),
+    }
+}
+
 /// A place that a file can be written to, checked before the work that fills it.
 #[derive(Debug)]
 pub struct Destination {

@@ -22,6 +22,18 @@ fn files_of_others_are_not_overwritten() {
 }
 
 #[test]
+fn a_file_is_no_folder_of_results() {
+    let sandbox = Sandbox::new();
+    sandbox.write("file", "mine");
+    for command in ["train", "compare", "bench", "analyze", "explain"] {
+        for out in ["file", "file/run"] {
+            let done = sandbox.run(&[command, "--out", out]);
+            assert!(done.failure(2).contains("`file` is a file; name a folder"), "{command}: {}", done.stderr);
+        }
+    }
+}
+
+#[test]
 fn the_best_of_a_deleted_run_is_not_the_new_ones() {
     let sandbox = Sandbox::new();
     let recipe = format!("{}\n[regularisation]\nhold_out = 0.25\npatience = 3\n", tiny::RECIPE);

@@ -168,7 +168,9 @@ fn heads_of_a_language_model_are_fitted() {
     let ask = ["generate", "--checkpoint", "run", "--greedy", "--tokens", "18", "--prompt", "abcdefg"];
     let said = sandbox.run(&[&ask[..], &["--attention", &same]].concat()).success().stdout;
     assert_eq!(said, sandbox.run(&ask).success().stdout);
-    sandbox.run(&[&ask[..], &["--attention", &near]].concat()).success();
-    let refused = sandbox.run(&[&ask[..], &["--attention", "near.json"]].concat());
-    assert!(refused.failure(1).contains("near.json"), "{}", refused.stderr);
+    let with = |attention: &str| sandbox.run(&[&ask[..], &["--attention", attention]].concat());
+    assert_eq!(with(&near).success().stdout, with("near.json").success().stdout);
+    assert_eq!(with("softmax").success().stdout, said);
+    with("fna").success();
+    assert!(with("soft").failure(1).contains("soft"));
 }

@@ -6,6 +6,7 @@ use burn::{
     module::{Module, ModuleDisplay},
     tensor::Device,
 };
+use resolvent::attention::MultiHeadAttention;
 use resolvent_kernels::Mechanism;
 use serde::Serialize;
 
@@ -35,6 +36,40 @@ impl Replacement {
             Self::Mechanism(mechanism) => mechanism.id(),
             Self::Fit(_) => "fit",
         }
+    }
+
+    /// `recipe` with it, where it is a mechanism; `settled` says what is left open for the data. A run's own mechanism is as it was trained,
+    /// also where the run began without a length scale.
+    pub(crate) fn recipe(&self, recipe: &Recipe, settled: impl Fn(&Recipe) -> Recipe) -> Recipe {
+        match self {
+            Self::Mechanism(other) if *other != recipe.mechanism => {
+                let mechanism = settled(&Recipe { mechanism: other.clone(), ..recipe.clone() }).mechanism;
+                Recipe { mechanism, ..recipe.clone() }
+            }
+            _ => recipe.clone(),
+        }
+    }
+
+    /// Why a model with the weights of `checkpoint` takes it not.
+    pub(crate) fn refused(&self, checkpoint: &Checkpoint, problem: String) -> Error {
+        let (path, trained) = (checkpoint.path.clone(), checkpoint.state.recipe.mechanism.id());
+        Error::Exchange { path, trained, exchanged: self.name(), problem }
+    }
+
+    /// The weights of `checkpoint` in `model`, of [`Replacement::recipe`], whose layers are its `attentions`.
+    pub(crate) fn onto<M: Module + ModuleDisplay>(
+        &self,
+        checkpoint: &Checkpoint,
+        model: M,
+        attentions: impl FnOnce(&mut M) -> Vec<(String, &mut MultiHeadAttention)>,
+    ) -> Result<M> {
+        let refuse = |problem| self.refused(checkpoint, problem);
+        let mut model =
+            checkpoint.load_weights(model).map_err(|error| refuse(format!("their weights differ: {error}")))?;
+        if let Self::Fit(fit) = self {
+            fit.apply(&checkpoint.state.recipe, attentions(&mut model)).map_err(refuse)?;
+        }
+        Ok(model)
     }
 }
 
@@ -114,28 +149,12 @@ impl<M: Module + ModuleDisplay + Send + Sync> Pair<M> {
         let task = data.restored(&mut checkpoint)?;
         let recipe = checkpoint.state.recipe.clone();
         let own = checkpoint.load_weights(train::build_for(&task, &recipe, device)?)?;
-        let mechanism = match replacement {
-            // The run's own mechanism is as it was trained, also where the run began without a length scale.
-            Replacement::Mechanism(other) if *other != recipe.mechanism => {
-                data.settled(&Recipe { mechanism: other.clone(), ..recipe.clone() }).mechanism
-            }
-            _ => recipe.mechanism.clone(),
-        };
-        let refuse = |problem: String| Error::Exchange {
-            path: checkpoint.path.clone(),
-            trained: recipe.mechanism.id(),
-            exchanged: replacement.name(),
-            problem,
-        };
-        let other = train::build_for(&task, &Recipe { mechanism: mechanism.clone(), ..recipe.clone() }, device)?;
-        let mut other =
-            checkpoint.load_weights(other).map_err(|error| refuse(format!("their weights differ: {error}")))?;
+        let replaced = replacement.recipe(&recipe, |recipe| data.settled(recipe));
+        let other = train::build_for(&task, &replaced, device)?;
+        let other = replacement.onto(&checkpoint, other, D::Task::attentions)?;
         let exchanged = match replacement {
-            Replacement::Mechanism(_) => Replacement::Mechanism(mechanism),
-            Replacement::Fit(fit) => {
-                fit.apply(&recipe, D::Task::attentions(&mut other)).map_err(refuse)?;
-                replacement.clone()
-            }
+            Replacement::Mechanism(_) => Replacement::Mechanism(replaced.mechanism),
+            Replacement::Fit(_) => replacement.clone(),
         };
         Ok((task, Self { checkpoint, trained: recipe.mechanism, exchanged, own, other }))
     }

@@ -30,7 +30,7 @@ use super::{
     material::Given,
     recipe::{Attention, candidates},
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+use crate::{Error, args::Global, destination::folder, error::Result, interrupt::Deferred, memory, output};
 
 /// Analyse a model's queries and keys: their token graphs, and which mechanism could replace softmax on them
 ///
@@ -96,7 +96,7 @@ pub struct Analyze {
     #[arg(long, value_name = "SHARE", requires = "fit")]
     budget: Option<f64>,
     /// Folder of the results
-    #[arg(long, value_name = "DIR", default_value = "runs/analyze")]
+    #[arg(long, value_name = "DIR", default_value = "runs/analyze", value_parser = folder)]
     out: PathBuf,
     #[command(flatten)]
     device: DeviceArg,

@@ -26,6 +26,7 @@ use crate::{
     Error,
     args::{Global, precision},
     calibrate,
+    destination::folder,
     error::Result,
     interrupt::Deferred,
     memory, output,
@@ -91,7 +92,7 @@ pub struct Bench {
     #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "peers")]
     peer_timeout: u32,
     /// Folder of the results
-    #[arg(long, value_name = "DIR", default_value = "runs/bench")]
+    #[arg(long, value_name = "DIR", default_value = "runs/bench", value_parser = folder)]
     out: PathBuf,
     /// Measure nothing; show what changed from one bench.json to another beyond the noise
     #[arg(long, value_names = ["BEFORE.json", "AFTER.json"], num_args = 2, conflicts_with_all = MEASURING)]

@@ -18,7 +18,7 @@ use super::{
     recipe::{Attention, RecipeArgs, candidates, data, grid, load},
     train::observer,
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, memory, output};
+use crate::{Error, args::Global, destination::folder, error::Result, interrupt::Deferred, memory, output};
 
 /// Compare mechanisms: the same model, data, recipe and seeds for each
 ///
@@ -40,7 +40,7 @@ pub struct Compare {
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Recipe")]
     seeds: Vec<u64>,
     /// Folder of the comparison
-    #[arg(long, value_name = "DIR", default_value = "runs/compare")]
+    #[arg(long, value_name = "DIR", default_value = "runs/compare", value_parser = folder)]
     out: PathBuf,
     #[command(flatten)]
     device: DeviceArg,

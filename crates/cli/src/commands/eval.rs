@@ -9,7 +9,7 @@ use resolvent_lab::{
     device::Device,
     eval,
     evaluation::Evaluation,
-    exchange::{self, Answers, Replacement},
+    exchange::{self, Answers},
     train::Lost,
 };
 use serde_json::json;
@@ -136,13 +136,7 @@ fn ablate(args: &Eval, data: &Data, device: &Device, global: &Global) -> Result<
 /// The same weights with another attention.
 fn exchange(args: &Eval, attention: &Attention, data: &Data, device: &Device, global: &Global) -> Result<()> {
     let recipe = Checkpoint::find(&args.checkpoint)?.state.recipe;
-    let other = match attention.fit()? {
-        Some(fit) => Replacement::Fit(fit),
-        None => {
-            let mechanism = attention.mechanism(Some(&recipe.mechanism))?;
-            Replacement::Mechanism(attention.suited(mechanism, grid(&recipe.model, data)))
-        }
-    };
+    let other = attention.replacement(&recipe, grid(&recipe.model, data))?;
     let (checkpoint, e) = exchange::run(&args.checkpoint, data, &other, device)?;
     let line = |name: &str, e: &Evaluation| {
         let predicted = e.prediction.as_ref().map_or(String::new(), |prediction| format!(", {}", prediction.line()));

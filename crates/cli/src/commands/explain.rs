@@ -13,7 +13,7 @@ use resolvent_probe::{
 };
 
 use super::{compare::command_line, devices::DeviceArg, material::Given};
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
+use crate::{Error, args::Global, destination::folder, error::Result, interrupt::Deferred, output};
 
 /// Show what a trained model looks at, and whether a classifier's answers rest on it
 ///
@@ -60,7 +60,7 @@ pub struct Explain {
     #[arg(long)]
     rollout: bool,
     /// Folder of the results
-    #[arg(long, value_name = "DIR", default_value = "runs/explain")]
+    #[arg(long, value_name = "DIR", default_value = "runs/explain", value_parser = folder)]
     out: PathBuf,
     #[command(flatten)]
     device: DeviceArg,

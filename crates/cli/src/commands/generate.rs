@@ -10,14 +10,14 @@ use clap::Args;
 use resolvent::models::Sampling;
 use resolvent_lab::{
     budget::Held,
-    fit::FitFile,
+    checkpoint::Checkpoint,
     generate::{Generated, Generator},
     predict::Weights,
     source,
 };
 use serde_json::json;
 
-use super::devices::DeviceArg;
+use super::{devices::DeviceArg, recipe::Attention};
 use crate::{Error, args::Global, error::Result, output};
 
 /// Continue text with a trained language model
@@ -36,9 +36,10 @@ pub struct Generate {
     /// Folder of a run on plain text (its best checkpoint where it stopped early, else its newest) or of one checkpoint
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
     checkpoint: PathBuf,
-    /// Give heads of a model that was trained with softmax what `resolvent analyze --fit` found for them
-    #[arg(long, value_name = "FIT.json")]
-    attention: Option<PathBuf>,
+    /// Put another attention onto the trained weights: an id, a file M.json, or a fit.json of `resolvent analyze --fit`. An id that the
+    /// checkpoint's recipe uses, or a relative of it, has the recipe's settings
+    #[arg(long, value_name = "ID", hide_possible_values = true)]
+    attention: Option<Attention>,
     /// Text to continue [default: standard input]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
@@ -65,6 +66,7 @@ const EXAMPLES: &str = "\
 Examples:
   resolvent generate --checkpoint runs/reviews --prompt 'This film' --tokens 100
   resolvent generate --checkpoint runs/reviews --prompt 'I' --temperature 0.8 --top-k 50 --seed 3
+  resolvent generate --checkpoint runs/reviews --prompt 'I' --attention routed
   resolvent generate --checkpoint runs/reviews --prompt 'I' --attention runs/fit/fit.json
   cat beginning.txt | resolvent generate --checkpoint runs/reviews --greedy --json";
 
@@ -76,8 +78,9 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
     };
     sampling.validate().map_err(resolvent_lab::Error::from)?;
     let folder = args.run.as_ref().unwrap_or(&args.checkpoint);
-    let fit = args.attention.as_deref().map(FitFile::read).transpose()?;
-    let generator = Generator::load_with(folder, fit.as_ref(), &args.device.choose(global)?)?;
+    let replacement = |attention: &Attention| attention.replacement(&Checkpoint::find(folder)?.state.recipe, None);
+    let other = args.attention.as_ref().map(replacement).transpose()?;
+    let generator = Generator::load_with(folder, other.as_ref(), &args.device.choose(global)?)?;
     let prompt = prompt(args)?;
     let (seed, mut failed) = (global.seed.unwrap_or(0), None);
     let mut said = |text: &str| match show(text, global) {
@@ -100,7 +103,7 @@ pub fn run(args: &Generate, global: &Global) -> Result<()> {
         "checkpoint": folder.display().to_string(),
         "seed": seed,
         "prompt": prompt,
-        "attention": fit.map_or(json!(null), |fit| json!(fit.layers)),
+        "attention": other,
         "generated": generated,
         "weights": weights,
     });

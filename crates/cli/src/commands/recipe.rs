@@ -17,6 +17,7 @@ use resolvent_lab::{
     Recipe,
     candidate::Candidate,
     data::{Data, DataSpec, MatchSpec, PictureShape, PictureSpec, TextSpec},
+    exchange::Replacement,
     fit::FitFile,
     progress,
     recipe::{ModelRecipe, ScheduleRecipe, Setting, with_landmarks_for, with_settings_of},
@@ -214,11 +215,19 @@ impl Attention {
 
 impl Attention {
     /// The fit, where the file is one.
-    pub fn fit(&self) -> Result<Option<FitFile>> {
+    fn fit(&self) -> Result<Option<FitFile>> {
         let Self::File(path) = self else { return Ok(None) };
         let text = Document::read(path)?;
         let fit = FitFile::is_one(&text).then(|| FitFile::parse(&text));
         fit.transpose().map_err(|problem| Error::file(path, problem))
+    }
+
+    /// What takes the place of the attention of a model that was trained by `recipe`, whose tokens lie on `grid`, where they have one.
+    pub fn replacement(&self, recipe: &Recipe, grid: Option<[usize; 2]>) -> Result<Replacement> {
+        Ok(match self.fit()? {
+            Some(fit) => Replacement::Fit(fit),
+            None => Replacement::Mechanism(self.suited(self.mechanism(Some(&recipe.mechanism))?, grid)),
+        })
     }
 
     /// `mechanism`, if it was named by its id, with landmarks that suit `grid`: [`with_landmarks_for`].

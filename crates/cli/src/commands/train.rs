@@ -16,7 +16,7 @@ use super::{
     devices::DeviceArg,
     recipe::{Attention, RecipeArgs, data, grid, load},
 };
-use crate::{Error, args::Global, error::Result, interrupt::Deferred, output};
+use crate::{Error, args::Global, destination::folder, error::Result, interrupt::Deferred, output};
 
 /// Train one model, resumably
 ///
@@ -33,7 +33,7 @@ pub struct Train {
     #[arg(long, value_name = "ID", help_heading = "Recipe", hide_possible_values = true)]
     attention: Option<Attention>,
     /// Folder of the run
-    #[arg(long, value_name = "DIR", default_value = "runs/train")]
+    #[arg(long, value_name = "DIR", default_value = "runs/train", value_parser = folder)]
     out: PathBuf,
     /// Begin with the weights of another run or checkpoint, where the model has the same parameters; its recipe is used unless --config
     /// names one, with a new optimiser and schedule, other --data and another --attention as asked

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use burn::{module::Module, tensor::Device};
 use resolvent::models::LanguageModel;
+use resolvent_kernels::mechanism::KappaRule;
 use serde::Serialize;
 
 use crate::{
-    Error, Result,
+    Recipe, Result,
     checkpoint::{Checkpoint, Expectation},
     data::Vocabulary,
-    fit::FitFile,
+    exchange::Replacement,
     generate::Generator,
     train::{self, Corpus, PackedWeights, Task},
 };
@@ -33,23 +34,21 @@ impl Generator {
         Self::load_with(path, None, device)
     }
 
-    /// The same with what was fitted to its heads in place of softmax.
+    /// The same with another attention on the trained weights.
     ///
     /// # Errors
-    /// As [`Generator::load`]; [`Error::Exchange`] where the layers and heads of `fit` are not those of the model.
-    pub fn load_with(path: &Path, fit: Option<&FitFile>, device: &Device) -> Result<Self> {
+    /// As [`Generator::load`]; [`Error::Exchange`] where the weights are not those of a model with `other`, or the layers and heads of a fit not
+    /// those of the model.
+    pub fn load_with(path: &Path, other: Option<&Replacement>, device: &Device) -> Result<Self> {
         let checkpoint = Checkpoint::find(path)?;
-        let (mut model, vocabulary) = language_model(&checkpoint, path, device)?;
-        if let Some(fit) = fit {
-            let recipe = &checkpoint.state.recipe;
-            let told = fit.apply(recipe, Corpus::attentions(&mut model));
-            told.map_err(|problem| Error::Exchange {
-                path: checkpoint.path.clone(),
-                trained: recipe.mechanism.id(),
-                exchanged: "fit",
-                problem,
-            })?;
-        }
+        let (model, vocabulary) = match other {
+            None => language_model(&checkpoint, path, device)?,
+            Some(other) => {
+                let recipe = other.recipe(&checkpoint.state.recipe, |recipe| recipe.with_length_scale(KappaRule::Text));
+                let (model, vocabulary) = untrained(&checkpoint, path, &recipe, device)?;
+                (other.onto(&checkpoint, model, Corpus::attentions)?, vocabulary)
+            }
+        };
         Ok(Self::new(model.into_packed()?, vocabulary, device.clone()))
     }
 
@@ -70,12 +69,21 @@ impl Generator {
 /// # Errors
 /// [`Error::OtherModel`] when it was not trained on plain text; [`Error::Damaged`], [`Error::Io`].
 pub fn language_model(checkpoint: &Checkpoint, path: &Path, device: &Device) -> Result<(LanguageModel, Vocabulary)> {
+    let (model, vocabulary) = untrained(checkpoint, path, &checkpoint.state.recipe, device)?;
+    Ok((checkpoint.load_weights(model)?, vocabulary))
+}
+
+/// The model of `recipe`, which is that of the checkpoint but for its attention, without the weights.
+fn untrained(
+    checkpoint: &Checkpoint,
+    path: &Path,
+    recipe: &Recipe,
+    device: &Device,
+) -> Result<(LanguageModel, Vocabulary)> {
     let Expectation::Corpus(expects) = checkpoint.state.expects.clone() else {
         return Err(checkpoint.state.expects.unasked(path, "plain text"));
     };
     let vocabulary = checkpoint.vocabulary(&expects.fingerprint)?;
-    let recipe = &checkpoint.state.recipe;
     let config = train::language_config(recipe, &checkpoint.state.data.name, vocabulary.len())?;
-    let model = train::drawn(recipe.seed, device, |device| Ok(config.try_init(device)?))?;
-    Ok((checkpoint.load_weights(model)?, vocabulary))
+    Ok((train::drawn(recipe.seed, device, |device| Ok(config.try_init(device)?))?, vocabulary))
 }

@@ -11,7 +11,7 @@ use toml::{Table, Value};
 use super::{
     Recipe, builtin,
     names::{suggestion, unknown},
-    setting::{SETTINGS, Setting, check_distinct},
+    setting::{SETTINGS, Setting, check_distinct, spelt_out},
 };
 use crate::{Error, Result, data, source::Document};
 
@@ -120,6 +120,7 @@ impl Recipe {
         if settings.is_empty() {
             return Ok(self.clone());
         }
+        let settings = &spelt_out(settings)[..];
         check_distinct(settings)?;
         let base = self.table()?;
         let is_text = |setting: &Setting| find(&base, &setting.key).is_some_and(Value::is_str);
@@ -320,6 +321,8 @@ mod tests {
         assert_eq!((set.mechanism.gamma(), set.schedule.max_minutes), (Some(0.5), None));
         assert_eq!(with(&["mechanism=linear-infsa"]).unwrap().mechanism.id(), "linear-infsa");
         assert_eq!(with(&["mechanism.mechanism=linear-infsa"]).unwrap().mechanism.id(), "linear-infsa");
+        let routed = with(&["mechanism.routes=2", "mechanism=routed"]).unwrap().mechanism;
+        assert_eq!(serde_json::to_value(&routed).unwrap().pointer("/structure/routes"), Some(&2.into()), "{routed:?}");
         let codebook = with(&["model.codebook={every = 5, decay = 0.5}"]).unwrap();
         assert_eq!(codebook.model.clustering(), Some("model.codebook"));
     }

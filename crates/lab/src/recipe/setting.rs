@@ -71,6 +71,18 @@ impl Setting {
     }
 }
 
+/// Settings as they are laid over a recipe: a mechanism's id beside fields of the mechanism is one of these.
+pub(super) fn spelt_out(settings: &[Setting]) -> Vec<Setting> {
+    let has_fields = settings.iter().any(|setting| setting.key.starts_with("mechanism."));
+    let spelt = |setting: &Setting| match setting.key.as_str() {
+        "mechanism" if has_fields && !setting.value.starts_with('{') => {
+            Setting { key: "mechanism.mechanism".into(), ..setting.clone() }
+        }
+        _ => setting.clone(),
+    };
+    settings.iter().map(spelt).collect()
+}
+
 /// Checks that no field is set twice, by itself or as one of a table: neither value would be more meant than the other.
 pub(super) fn check_distinct(settings: &[Setting]) -> Result<()> {
     let within = |inner: &str, outer: &str| Some(inner.strip_prefix(outer)?.strip_prefix('.')?.to_owned());
