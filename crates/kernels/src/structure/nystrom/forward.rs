@@ -245,8 +245,7 @@ impl Core<'_> {
     fn apply_part(&self, head: &Head<'_>, saved: &Saved<&[f32]>, part: &Part, out: &mut [f32], memory: &mut [f32]) {
         let (sizes, level, dv) = (&self.sizes, self.call.level, self.call.shape.value_dim);
         let ([rows], memory) = cut(memory, [TOKENS * sizes.vp]);
-        let (any, bound) = (self.kept(Side::Key, head.slice) > 0, self.row_sum_bound(saved));
-        let has_rows = self.has_rows(head.slice);
+        let (any, bound) = (self.has_rows(head.slice), self.row_sum_bound(saved));
         for range in part.tiles() {
             let loaded = self.load(head, Side::Query, range.clone(), false, TileBuffers::cut(sizes, memory).0);
             self.centre_queries(saved, loaded.c, loaded.stride);
@@ -254,7 +253,7 @@ impl Core<'_> {
             if sizes.by_row {
                 let affinities = loaded.c.chunks_exact(loaded.stride);
                 for (row, c) in rows.chunks_exact_mut(sizes.vp).zip(affinities) {
-                    let factor = if has_rows { row_factor(row[dv], &c[..loaded.landmarks], bound) } else { 0.0 };
+                    let factor = if any { row_factor(row[dv], &c[..loaded.landmarks], bound) } else { 0.0 };
                     row.iter_mut().for_each(|x| *x *= factor);
                 }
             }

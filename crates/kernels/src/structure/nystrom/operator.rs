@@ -337,9 +337,9 @@ impl Core<'_> {
         }
     }
 
-    /// Whether rows have a sum, by which they may be divided: there are keys, and landmarks.
+    /// Whether a slice has rows: there are keys, and, where rows are divided by their sums, landmarks that make these.
     pub fn has_rows(&self, slice: usize) -> bool {
-        self.kept(Side::Key, slice) > 0 && self.producer.live(slice) > 0
+        self.kept(Side::Key, slice) > 0 && (self.producer.live(slice) > 0 || !self.sizes.by_row)
     }
 }
 
