@@ -8,7 +8,10 @@ use resolvent_kernels::{
     mechanism::{FeatureMap, Structure},
 };
 
-use crate::error::{Failure, python};
+use crate::{
+    error::{Failure, python},
+    threads,
+};
 
 /// What an operator is made for, beside the mechanism.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,17 +50,20 @@ impl Core {
             operators[..=at].rotate_right(1);
             return Ok(operators[0].1.clone());
         }
-        let mechanism = match key.given {
-            Some(number) => self.mechanism.clone().with_given_landmarks(number),
-            None => self.mechanism.clone(),
-        };
-        let operator = Operator::new(&mechanism, key.shape, key.causal, key.strategy)
-            .and_then(|operator| operator.with_kv_heads(key.kv_heads));
-        let operator = Arc::new(python(operator)?.with_precision(key.precision));
+        let operator = Arc::new(python(self.planned(&key))?);
         honoured(&operator.plan().arithmetic)?;
         operators.insert(0, (key, operator.clone()));
         operators.truncate(KEPT);
         Ok(operator)
+    }
+
+    fn planned(&self, key: &Key) -> resolvent_kernels::Result<Operator> {
+        let mechanism = match key.given {
+            Some(number) => self.mechanism.clone().with_given_landmarks(number),
+            None => self.mechanism.clone(),
+        };
+        let operator = Operator::new(&mechanism, key.shape, key.causal, key.strategy)?.with_kv_heads(key.kv_heads)?;
+        Ok(operator.with_precision(key.precision))
     }
 }
 
@@ -212,18 +218,21 @@ impl Core {
     }
 
     /// What a call will do and need, as JSON, and what is likely a mistake in it.
-    #[pyo3(signature = (sizes, causal, strategy, given=None, precision="full"))]
+    /// `how`: whether it is causal, by which strategy, and in which precision.
+    #[pyo3(signature = (sizes, how, given, threads))]
     fn plan(
         &self,
+        py: Python<'_>,
         sizes: Sizes,
-        causal: bool,
-        strategy: &str,
+        how: (bool, String, String),
         given: Option<usize>,
-        precision: &str,
+        threads: usize,
     ) -> PyResult<(String, Option<&'static str>)> {
-        let (strategy, precision) = (self::strategy(strategy)?, self::precision(precision)?);
+        let (causal, strategy, precision) = (how.0, self::strategy(&how.1)?, self::precision(&how.2)?);
         let key = Key { shape: shape_of(sizes), kv_heads: sizes.1, causal, strategy, given, precision };
-        let operator = self.operator(key)?;
+        // What the threads hold between them is planned for those of the pool.
+        let operator = python(threads::run(py, threads, |_| self.planned(&key))?)?;
+        honoured(&operator.plan().arithmetic)?;
         let problem = |error: serde_json::Error| Failure::argument("plan", &error.to_string(), "it has no JSON");
         let plan = serde_json::to_string(operator.plan()).map_err(problem)?;
         Ok((plan, operator.mechanism().caution().or(operator.mechanism().caution_at(operator.shape()))))

@@ -164,6 +164,8 @@ def test_plans():
     causal = resolvent.plan((1, 8, 4096, 64), causal=True)
     assert causal.flops_forward < 0.6 * plan.flops_forward
     assert resolvent.plan((4096, 64), "soft").caution is not None
+    held = [resolvent.plan((1, 8, 4096, 64), "laplacian", threads=threads).scratch_backward for threads in (1, 2, 8)]
+    assert held[0] < held[1] < held[2]
     assert resolvent.plan((64, 64), value_dim=32, kv_tokens=128).stats == resolvent.plan((64, 64)).stats
     with pytest.raises(errors.UnsupportedError):
         resolvent.plan((64, 64), "linear-infsa", causal=True)

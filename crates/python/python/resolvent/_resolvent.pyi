@@ -33,7 +33,7 @@ class Core:
         self, sizes: _Sizes, causal: bool, strategy: str, given: int | None = None
     ) -> tuple[int, int]: ...
     def plan(
-        self, sizes: _Sizes, causal: bool, strategy: str, given: int | None = None, precision: str = "full"
+        self, sizes: _Sizes, how: tuple[bool, str, str], given: int | None, threads: int
     ) -> tuple[str, str | None]: ...
 
 class Clusters:

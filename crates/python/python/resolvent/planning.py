@@ -8,6 +8,7 @@ from typing import Sequence
 
 from .errors import TensorError
 from .mechanism import Mechanism, MechanismLike
+from .threads import get_num_threads, number
 
 __all__ = ["Plan", "plan"]
 
@@ -48,10 +49,12 @@ def plan(
     strategy: str = "auto",
     given_landmarks: int | None = None,
     precision: str = "full",
+    threads: int | None = None,
 ) -> Plan:
     """The plan of a call with queries of shape ``[batch, heads, tokens, channels]``.
 
-    Leading axes may be missing. Without ``kv_tokens`` and ``value_dim`` keys and values are as many and as wide as the queries.
+    Leading axes may be missing. Without ``kv_tokens`` and ``value_dim`` keys and values are as many and as wide as the queries. More
+    ``threads`` hold more working memory; see `set_num_threads`.
     """
     if not 2 <= len(q_shape) <= 4:
         raise TensorError(
@@ -69,7 +72,8 @@ def plan(
         channels,
         channels if value_dim is None else value_dim,
     )
-    text, caution = Mechanism.of(mechanism)._core.plan(sizes, causal, strategy, given_landmarks, precision)
+    count = get_num_threads() if threads is None else number("threads", threads, 1, " or None")
+    text, caution = Mechanism.of(mechanism)._core.plan(sizes, (causal, strategy, precision), given_landmarks, count)
     fields = json.loads(text)
     fields["tile"] = tuple(fields["tile"])
     fields["precision"], fields["instructions"] = fields["arithmetic"]["runs"], fields["arithmetic"]["instructions"]
