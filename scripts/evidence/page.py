@@ -10,6 +10,7 @@ from rows import ROOT, Column, Row
 PAGE = ROOT / "docs" / "evidence.md"
 NUMBERS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 MARK = re.compile(r"<!-- evidence: ([\w-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+SUMMARY = re.compile(r"<!-- claims -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def rendered(text: str, rows: list[Row]) -> str:
@@ -20,7 +21,27 @@ def rendered(text: str, rows: list[Row]) -> str:
     if sorted(named) != sorted(known):
         wrong = sorted(set(named) ^ set(known)) or sorted({name for name in named if named.count(name) > 1})
         raise SystemExit(f"{PAGE}: rows without a place, or places without a row: {', '.join(wrong)}")
-    return MARK.sub(lambda found: f"<!-- evidence: {found[1]} -->\n{block(known[found[1]])}<!-- end -->", text)
+    text = MARK.sub(lambda found: f"<!-- evidence: {found[1]} -->\n{block(known[found[1]])}<!-- end -->", text)
+    return SUMMARY.sub(lambda _: f"<!-- claims -->\n{summary_of(text, rows)}\n<!-- end -->", text)
+
+
+def summary_of(text: str, rows: list[Row]) -> str:
+    """A line per claim: the paper's figure, what is beside it, on how many seeds, and whether it holds."""
+    lines = ["| claim | paper | its figure | control | seeds | does it hold here? |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        done = len(row.results())
+        drawn = not any("$seed" in line for line in row.commands)
+        seeds = (row.drawn.rstrip(".") or "nothing is drawn") if drawn else f"{done}" if done else f"typed: {row.earlier}"
+        control = row.arms.get(row.control, row.control) or "none"
+        cells = [f"[{row.claim}](#{anchor(text, row)})", row.paper, row.published, control, seeds, row.verdict or "-"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def anchor(text: str, row: Row) -> str:
+    """That of the heading that the row stands under."""
+    headings = re.findall(r"^#+ (.+)$", text[: text.index(f"<!-- evidence: {row.id} -->")], re.MULTILINE)
+    return re.sub(r"[^\w\- ]", "", (headings or [""])[-1].lower()).replace(" ", "-")
 
 
 def block(row: Row) -> str:

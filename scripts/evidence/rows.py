@@ -43,6 +43,7 @@ class Row:
     after: tuple[str, ...] = ()  # rows whose runs it reads, of the same seed
     files: dict[str, str] = field(default_factory=dict)  # written before the commands run
     drawn: str = ""  # what a command without `$seed` draws and summarises by itself
+    verdict: str = ""  # whether the claim holds here, in a few words
     earlier: str = ""  # what the page's figures rest on until this row is run
 
     def result(self, seed: int) -> Path:

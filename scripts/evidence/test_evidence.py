@@ -115,6 +115,14 @@ class Page(unittest.TestCase):
                 page.rendered(wrong, known)
 
 
+    def test_claims_are_summed_up_with_what_stands_behind_them(self):
+        self.measure({0: 0.6, 1: 0.61})
+        row = Row(**{**ROW.__dict__, "claim": "it is", "paper": "P", "published": "Fig. 1", "verdict": "yes"})
+        text = "<!-- claims -->\n<!-- end -->\n# One, `two` (3.4)\n<!-- evidence: small -->\n<!-- end -->\n"
+        line = "| [it is](#one-two-34) | P | Fig. 1 | softmax | 2 | yes |\n<!-- end -->"
+        self.assertIn(line, page.rendered(text, [row]))
+
+
 class Running(unittest.TestCase):
     def test_programs_data_and_seed_are_put_in(self):
         script = Runner(Path("/programs"), Path(), 2, "commit").script(ROW, 7)
@@ -141,7 +149,7 @@ class Running(unittest.TestCase):
 
     def test_every_row_of_the_project_is_complete(self):
         for row in rows.load():
-            self.assertTrue(row.commands and row.seeds and row.columns and row.claim and row.paper, row.id)
+            self.assertTrue(row.commands and row.seeds and row.columns and row.claim and row.paper and row.verdict, row.id)
             ranks = row.control and any("$seed" in command for command in row.commands)
             self.assertTrue(not ranks or len(row.seeds) >= 3, f"{row.id} ranks by fewer than three seeds")
             self.assertEqual(len(row.seeds) > 1, any("$seed" in command for command in row.commands), row.id)
