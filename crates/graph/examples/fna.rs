@@ -1,8 +1,8 @@
 //! The tables on spectra and paths in `docs/evidence.md`, as Markdown:
 //!
-//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [sharpness] [lengths] [--seed N]`
+//! `cargo run --release -p resolvent-graph --example fna -- [spectrum] [edges] [sharpness] [lengths] [--seed N]`
 //!
-//! "Fractional neural attention for efficient multiscale sequence processing", figures 2a, 5a, 5d and 5e, on drawn tokens: the
+//! "Fractional neural attention for efficient multiscale sequence processing", figures 2, 5a, 5d and 5e, on drawn tokens: the
 //! same comparisons at equal sharpness beside those at the kernels' own widths.
 
 mod draws;
@@ -16,7 +16,7 @@ use resolvent_graph::{
 };
 
 fn main() -> Result<()> {
-    draws::print(&[("spectrum", spectrum), ("sharpness", sharpness), ("lengths", lengths)])
+    draws::print(&[("spectrum", spectrum), ("edges", edges), ("sharpness", sharpness), ("lengths", lengths)])
 }
 
 /// How two tokens relate.
@@ -84,6 +84,30 @@ fn spectrum(_: u64) -> Result<()> {
         let of = |k: usize| ((k as f64).ln(), lambda[2 * k - 1].ln());
         let slopes = windows.map(|(from, to)| format!("{:.3}", slope(&(from..=to).map(of).collect::<Vec<_>>())));
         println!("| {alpha} | {:.4} | {} |", lambda[1], slopes.join(" | "));
+    }
+    Ok(())
+}
+
+/// Figs. 2b and 2c: the share of the pairs, in percent, of a weight that is drawn as an edge, within three clusters of six tokens on the
+/// plane and between them.
+fn edges(seed: u64) -> Result<()> {
+    const CENTRES: [[f64; 2]; 3] = [[-3.0, 0.0], [3.0, 0.0], [0.0, 1.732]];
+    const EACH: usize = 6;
+    const DRAWN: f64 = 3.12e-5;
+    let n = CENTRES.len() * EACH;
+    let noise = normal(2 * n, 4, seed);
+    let x: Vec<f64> = (0..2 * n).map(|at| CENTRES[at / 2 / EACH][at % 2] + 0.5 * noise[at]).collect();
+    println!("| kernel | within | between | largest between |\n|---|---|---|---|");
+    for (kernel, score, width, _) in kernels(2) {
+        let weights = score.weights(&x, 2, width);
+        let of = |same: bool| {
+            let pairs = (0..n * n).filter(|at| at / n != at % n && (at / n / EACH == at % n / EACH) == same);
+            pairs.map(|at| weights.entries()[at]).collect::<Vec<_>>()
+        };
+        let [within, between] = [of(true), of(false)];
+        let share = |w: &[f64]| 100.0 * w.iter().filter(|&&w| w > DRAWN).count() as f64 / w.len() as f64;
+        let largest = between.iter().copied().fold(0.0, f64::max);
+        println!("| {kernel} | {:.1} | {:.1} | {largest:.2e} |", share(&within), share(&between));
     }
     Ok(())
 }
