@@ -81,6 +81,23 @@ fn queries_far_from_all_landmarks_are_right() {
     }
 }
 
+/// A row sum that is rounding is replaced by the least that it may be, and its gradient by that of what this is made of.
+#[test]
+fn row_sums_at_their_floor_have_its_gradients() {
+    for (score, size) in
+        [(r#"{"kind": "gaussian", "scale": 2.0}"#, 2.0), (r#"{"kind": "gaussian", "scale": 1.0}"#, 3.0)]
+    {
+        for (tied, inverse) in [(false, "cholesky"), (true, "newton-schulz")] {
+            let json = rows_by_landmarks(score, r#"{"kind": "pool", "ratio": 4}"#)
+                .replace(r#""nystrom""#, &format!(r#""nystrom", "inverse": "{inverse}""#))
+                .replacen('{', &format!(r#"{{"tied": {tied}, "#), 1);
+            let p = of_size(&json, Shape::square(1, 1, 64, 16), size);
+            let (got, expected) = (p.fused(), p.reference());
+            assert_solution(&json, &got, &expected, &p.shape, Tol::f32(&p.mechanism).with_scores(30.0));
+        }
+    }
+}
+
 /// There is nothing to divide by then; a mean of the values, where one is added, stays.
 #[test]
 fn rows_without_landmarks_are_zeros() {

@@ -257,3 +257,37 @@ def test_sums_that_were_copied_on_the_way_are_taken_as_they_are():
         (dv,) = torch.autograd.grad(sdpa(*tensors), tensors[2], dout)
     assert takeover.report.taken == 2
     assert (dv - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+THREADS = """
+import threading
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from resolvent.torch import accelerate
+
+torch.set_num_threads(1)
+q = torch.randn(2, 4, 40, 16)
+expected, wrong, done = sdpa(q, q, q), [], threading.Event()
+
+def attend():
+    while not done.is_set():
+        try:
+            torch.testing.assert_close(sdpa(q, q, q), expected)
+        except BaseException as error:
+            wrong.append(error)
+
+threads = [threading.Thread(target=attend) for _ in range(4)]
+[thread.start() for thread in threads]
+for _ in range(2000):
+    with accelerate():
+        sdpa(q, q, q)
+done.set()
+[thread.join() for thread in threads]
+assert not wrong, wrong[0]
+print("right")
+"""
+
+
+def test_other_threads_attend_while_it_is_turned_on_and_off():
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "right\n", done.stderr

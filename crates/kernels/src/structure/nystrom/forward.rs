@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A row sum smaller than this, of what it is summed of, is rounding.
-const LEAST_ROW_SUM: f64 = 1e-6;
+pub(super) const LEAST_ROW_SUM: f64 = 1e-6;
 
 buffers! {
     /// A part's sums over keys: moments of affinities and weighted values, the sums of the values and of the affinities.

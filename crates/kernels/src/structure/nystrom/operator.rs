@@ -346,8 +346,8 @@ impl Core<'_> {
 /// The least largest affinity of a row that leaves f32 digits for those that count beside it.
 const LEAST_AFFINITY: f32 = 1e-12;
 
-/// The largest logarithm of an affinity that f32 rounds by no more than a thousandth.
-const MOST_LOG: f32 = 8192.0;
+/// The largest logarithm of an affinity that is told from others: f32 rounds it by four thousandths.
+const MOST_LOG: f32 = 65536.0;
 
 /// How the matrix among landmarks is inverted.
 pub(super) fn method(structure: &Nystrom, preset: Preset) -> Method {

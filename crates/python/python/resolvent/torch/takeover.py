@@ -78,13 +78,19 @@ def accelerate(*, report: bool = False) -> _Acceleration:
 
     Taken are float32 calls without dropout and without a mask, causal ones of as many queries as keys, by ``is_causal`` or by a mask that
     says the same, and ones whose mask hides whole keys (padding), causal or not. Everything else goes to PyTorch's kernel unchanged,
-    masks that differ between queries in another way among it: there it is faster.
+    masks that differ between queries in another way among it: there it is faster. What PyTorch computes without its operator never
+    comes here and is not counted: dropout, masks that require gradients, tensors of two axes, values of another width than the keys.
+
+    Scores that are NaN are left out here, as if their keys were masked, where PyTorch makes NaN of the row: look for NaN in queries and
+    keys themselves. Other threads may attend while this is turned on and off.
     """
     return _Acceleration(report)
 
 
 class _Takeover:
-    """The operators' replacements, installed while a report wants them."""
+    """The operators' replacements. Once installed they stay, and hand everything on while no report wants them: another thread may be in
+    them when the last one leaves, and PyTorch frees what it is taken away.
+    """
 
     lock = threading.Lock()
     reports: list[Report] = []
@@ -102,9 +108,6 @@ class _Takeover:
     def drop(cls, report: Report) -> None:
         with cls.lock:
             cls.reports = [other for other in cls.reports if other is not report]
-            if not cls.reports and cls.library is not None:
-                cls.library._destroy()  # type: ignore[no-untyped-call]
-                cls.library = None
 
     @classmethod
     def install(cls) -> None:
@@ -121,6 +124,10 @@ class _Takeover:
         library.impl(_FORWARD, _forward, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
         library.impl(_BACKWARD, _backward, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
         cls.library = library
+
+    @classmethod
+    def is_on(cls) -> bool:
+        return bool(cls.reports)
 
     @classmethod
     def count(cls, reason: str | None) -> None:
@@ -249,11 +256,12 @@ def _forward(
             sums.masked_fill_(sums == -math.inf, 0.0)
         return _as(done.out, expected), sums
 
-    answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale), compute)
-    if not isinstance(answer, str):
-        _Takeover.count(None)
-        return answer
-    _Takeover.count(answer)
+    if _Takeover.is_on():
+        answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale), compute)
+        if not isinstance(answer, str):
+            _Takeover.count(None)
+            return answer
+        _Takeover.count(answer)
     result: tuple[Tensor, Tensor] = _Takeover.originals[_FORWARD].call_boxed(
         keys, q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )
@@ -281,12 +289,13 @@ def _backward(
         assert dk is not None
         return dq, dk, dv
 
-    known = None if attn_mask is None else masks.recall(attn_mask)
-    answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale, known), compute)
-    if not isinstance(answer, str):
-        _Takeover.count(None)
-        return answer
-    _Takeover.count(answer)
+    if _Takeover.is_on():
+        known = None if attn_mask is None else masks.recall(attn_mask)
+        answer = _answered(_call(q, k, v, dropout_p, is_causal, attn_mask, scale, known), compute)
+        if not isinstance(answer, str):
+            _Takeover.count(None)
+            return answer
+        _Takeover.count(answer)
     result: tuple[Tensor, Tensor, Tensor] = _Takeover.originals[_BACKWARD].call_boxed(
         keys, dout, q, k, v, out, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )

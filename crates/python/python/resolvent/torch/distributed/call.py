@@ -47,7 +47,9 @@ class Call:
         # Whatever a masked token holds, NaN included, enters no sum.
         self.q, self.keys, self.v = _cleared(q, query_mask), _cleared(q if k is None else k, key_mask), _cleared(v, key_mask)
         self.mechanism, self.causal = mechanism, causal
-        self.key_mask, self.query_mask, self.parameters = key_mask, query_mask, dict(parameters)
+        # A process's columns of a mask lie apart.
+        self.key_mask, self.query_mask = (None if mask is None else mask.contiguous() for mask in (key_mask, query_mask))
+        self.parameters = dict(parameters)
         self.document: dict[str, Any] = mechanism.to_dict()
         self.score: dict[str, Any] = self.document.get("score") or {}
 
