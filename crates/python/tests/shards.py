@@ -106,7 +106,9 @@ def compute(call, tensors, parameters, weights):
 
 
 def shard(x, axis, rank):
-    return None if x is None else x.split(LENGTHS, axis)[rank].contiguous()
+    """Of a mask, whose last axis are the tokens, as its columns lie."""
+    part = None if x is None else x.split(LENGTHS, axis)[rank]
+    return part if part is None or axis == -1 else part.contiguous()
 
 
 def _worker(rank, job, store, folder):
