@@ -9,14 +9,13 @@ use resolvent_lab::disk::write_atomically;
 
 use crate::{Error, error::Result, interrupt::Deferred};
 
-/// A folder of results, to be made where there is none.
-pub fn folder(text: &str) -> std::result::Result<PathBuf, String> {
-    let path = PathBuf::from(text);
+/// Checks that `path` may be a folder of results, to be made where there is none.
+///
+/// # Errors
+/// [`Error::File`] where it, or what it would lie in, is a file.
+pub fn folder(path: &Path) -> Result<()> {
     let file = path.ancestors().find(|part| part.exists() && !part.is_dir());
-    match file {
-        Some(file) => Err(format!("`{}` is a file; name a folder", file.display())),
-        None => Ok(path),
-    }
+    file.map_or(Ok(()), |file| Err(Error::file(file, "is a file; name a folder")))
 }
 
 /// A place that a file can be written to, checked before the work that fills it.

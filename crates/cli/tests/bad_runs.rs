@@ -167,8 +167,8 @@ fn damaged_pictures_are_named() {
 fn folders_that_cannot_take_a_run_are_refused() {
     let sandbox = tiny::sandbox();
     sandbox.write("file", "precious");
-    refused(&sandbox, 2, &train("file", &[]), &["`file` is a file"]);
-    refused(&sandbox, 2, &train("file/run", &[]), &["`file` is a file"]);
+    refused(&sandbox, 1, &train("file", &[]), &["file: is a file"]);
+    refused(&sandbox, 1, &train("file/run", &[]), &["file: is a file"]);
     refused(&sandbox, 1, &train("run", &["--resume"]), &["run", "no checkpoint"]);
     refused(&sandbox, 1, &["eval", "--checkpoint", "run"], &["run", "no checkpoint"]);
     refused(&sandbox, 1, &["eval", "--checkpoint", "run", "--data", DATA], &["run", "no checkpoint"]);

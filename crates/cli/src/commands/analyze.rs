@@ -96,7 +96,7 @@ pub struct Analyze {
     #[arg(long, value_name = "SHARE", requires = "fit")]
     budget: Option<f64>,
     /// Folder of the results
-    #[arg(long, value_name = "DIR", default_value = "runs/analyze", value_parser = folder)]
+    #[arg(long, value_name = "DIR", default_value = "runs/analyze")]
     out: PathBuf,
     #[command(flatten)]
     device: DeviceArg,
@@ -131,6 +131,7 @@ pub fn run(args: &Analyze, global: &Global) -> Result<()> {
         return Err(Error::file(args.input.as_deref().unwrap_or(Path::new("")), problem));
     }
     let device = args.device.choose(global)?;
+    folder(&args.out)?;
     let _claim = Claim::take(&args.out, &[analyze::RESULTS, FIT, REPORT], Contents::Analysis)?;
     let shown = shown(args, &device, global)?;
     // Reading ends at once when asked to stop; from here on files are written.

@@ -92,7 +92,7 @@ pub struct Bench {
     #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "peers")]
     peer_timeout: u32,
     /// Folder of the results
-    #[arg(long, value_name = "DIR", default_value = "runs/bench", value_parser = folder)]
+    #[arg(long, value_name = "DIR", default_value = "runs/bench")]
     out: PathBuf,
     /// Measure nothing; show what changed from one bench.json to another beyond the noise
     #[arg(long, value_names = ["BEFORE.json", "AFTER.json"], num_args = 2, conflicts_with_all = MEASURING)]
@@ -141,6 +141,7 @@ pub fn run(args: &Bench, global: &Global) -> Result<()> {
     if page.exists() && !file.exists() {
         return Err(Error::file(&page, "is the report of another command; name another folder with --out"));
     }
+    folder(&args.out)?;
     let _claim = Claim::take(&args.out, &[bench::RESULTS, REPORT], Contents::Bench)?;
     let deferred = Deferred::begin();
     let options = BenchOptions { load, ..options(args, global, &deferred)? };

@@ -40,7 +40,7 @@ pub struct Compare {
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Recipe")]
     seeds: Vec<u64>,
     /// Folder of the comparison
-    #[arg(long, value_name = "DIR", default_value = "runs/compare", value_parser = folder)]
+    #[arg(long, value_name = "DIR", default_value = "runs/compare")]
     out: PathBuf,
     #[command(flatten)]
     device: DeviceArg,
@@ -64,6 +64,7 @@ pub fn run(args: &Compare, global: &Global) -> Result<()> {
     let usual = usual(options.mechanisms, &recipe.model, &data, grid)?;
     options.mechanisms = chosen(args, usual, &recipe.mechanism, grid)?;
     options.seeds = seeds(args, recipe.seed)?;
+    folder(&args.out)?;
     options.device = device;
     options.stop = deferred.stop();
     options.observer = observer(global);

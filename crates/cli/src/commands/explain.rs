@@ -60,7 +60,7 @@ pub struct Explain {
     #[arg(long)]
     rollout: bool,
     /// Folder of the results
-    #[arg(long, value_name = "DIR", default_value = "runs/explain", value_parser = folder)]
+    #[arg(long, value_name = "DIR", default_value = "runs/explain")]
     out: PathBuf,
     #[command(flatten)]
     device: DeviceArg,
@@ -117,6 +117,7 @@ pub fn run(args: &Explain, global: &Global) -> Result<()> {
     }
     // A signal ends the reading at once; from here on files are written.
     let (subject, examples) = explain::load(&options)?;
+    folder(&args.out)?;
     let _claim = Claim::take(&args.out, &[explain::RESULTS, REPORT, OVERLAYS], Contents::Explanation)?;
     let deferred = Deferred::begin();
     options.stop = deferred.stop();

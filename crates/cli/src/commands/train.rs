@@ -33,7 +33,7 @@ pub struct Train {
     #[arg(long, value_name = "ID", help_heading = "Recipe", hide_possible_values = true)]
     attention: Option<Attention>,
     /// Folder of the run
-    #[arg(long, value_name = "DIR", default_value = "runs/train", value_parser = folder)]
+    #[arg(long, value_name = "DIR", default_value = "runs/train")]
     out: PathBuf,
     /// Begin with the weights of another run or checkpoint, where the model has the same parameters; its recipe is used unless --config
     /// names one, with a new optimiser and schedule, other --data and another --attention as asked
@@ -66,6 +66,7 @@ pub fn run(args: &Train, global: &Global) -> Result<()> {
     if let Some(attention) = &args.attention {
         recipe.mechanism = attention.suited(recipe.mechanism, grid(&recipe.model, &data));
     }
+    folder(&args.out)?;
     let deferred = Deferred::begin();
     let options = TrainOptions {
         resume: if args.resume { Resume::Always } else { Resume::Never },
