@@ -29,7 +29,7 @@ impl Generator {
     /// The language model of the run or the checkpoint in `path`, on `device`.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`], [`Error::Damaged`], [`Error::Io`]; [`Error::OtherModel`] when it was not trained on plain text.
+    /// [`crate::Error::NoCheckpoint`], [`crate::Error::Damaged`], [`crate::Error::Io`]; [`crate::Error::OtherModel`] when it was not trained on plain text.
     pub fn load(path: &Path, device: &Device) -> Result<Self> {
         Self::load_with(path, None, device)
     }
@@ -37,7 +37,7 @@ impl Generator {
     /// The same with another attention on the trained weights.
     ///
     /// # Errors
-    /// As [`Generator::load`]; [`Error::Exchange`] where the weights are not those of a model with `other`, or the layers and heads of a fit not
+    /// As [`Generator::load`]; [`crate::Error::Exchange`] where the weights are not those of a model with `other`, or the layers and heads of a fit not
     /// those of the model.
     pub fn load_with(path: &Path, other: Option<&Replacement>, device: &Device) -> Result<Self> {
         let checkpoint = Checkpoint::find(path)?;
@@ -56,7 +56,7 @@ impl Generator {
     /// not kept.
     ///
     /// # Errors
-    /// [`Error::Model`] for weights that are not finite.
+    /// [`crate::Error::Model`] for weights that are not finite.
     pub fn weights(&self) -> Result<Weights> {
         let packed = train::packed_weights(&self.model().blocks)?;
         let real = self.model().num_params() - packed.map_or(0, |packed| packed.weights);
@@ -67,7 +67,7 @@ impl Generator {
 /// The language model of `checkpoint`, which was found in `path`, on `device`, and its vocabulary.
 ///
 /// # Errors
-/// [`Error::OtherModel`] when it was not trained on plain text; [`Error::Damaged`], [`Error::Io`].
+/// [`crate::Error::OtherModel`] when it was not trained on plain text; [`crate::Error::Damaged`], [`crate::Error::Io`].
 pub fn language_model(checkpoint: &Checkpoint, path: &Path, device: &Device) -> Result<(LanguageModel, Vocabulary)> {
     let (model, vocabulary) = untrained(checkpoint, path, &checkpoint.state.recipe, device)?;
     Ok((checkpoint.load_weights(model)?, vocabulary))
