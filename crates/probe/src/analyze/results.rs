@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use resolvent_kernels::{Mechanism, Shape};
+use serde::Serialize;
 use resolvent_lab::{
     columns::{
         Align::{Left, Right},
@@ -10,7 +11,6 @@ use resolvent_lab::{
     },
     environment::Environment,
 };
-use serde::Serialize;
 
 use super::{
     GraphReport,

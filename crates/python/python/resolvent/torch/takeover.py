@@ -82,7 +82,7 @@ def accelerate(*, report: bool = False) -> _Acceleration:
     comes here and is not counted: dropout, masks that require gradients, tensors of two axes, values of another width than the keys.
 
     Scores that are NaN are left out here, as if their keys were masked, where PyTorch makes NaN of the row: look for NaN in queries and
-    keys themselves. Other threads may attend while this is turned on and off.
+    keys themselves. Other threads may attend while this is turned on and off: what hands calls on stays, at 4 microseconds a call.
     """
     return _Acceleration(report)
 
