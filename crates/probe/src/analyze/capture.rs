@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use resolvent_kernels::Mechanism;
-use safetensors::{Dtype, tensor::TensorView};
 use resolvent_lab::{Error, Result, disk::write_atomically, stop};
+use safetensors::{Dtype, tensor::TensorView};
 
 use super::Learned;
 use crate::subject::{Example, LayerCall, Subject};

@@ -2,8 +2,8 @@
 
 use resolvent_graph::{DENSE_MAX, LinearOperator, UNREACHABLE};
 use resolvent_kernels::Shape;
-use serde::Serialize;
 use resolvent_lab::{Error, Result};
+use serde::Serialize;
 
 use super::{
     Analysis, AnalyzeOptions, GraphReport, HeadResult, Layer,

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use resolvent_kernels::{Mechanism, Shape};
-use serde::Serialize;
 use resolvent_lab::{
     columns::{
         Align::{Left, Right},
@@ -11,6 +10,7 @@ use resolvent_lab::{
     },
     environment::Environment,
 };
+use serde::Serialize;
 
 use super::{
     GraphReport,

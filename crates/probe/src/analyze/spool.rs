@@ -6,8 +6,8 @@ use std::{
     path::Path,
 };
 
-use serde::Serialize;
 use resolvent_lab::{Error, Result, disk::write_atomically_with};
+use serde::Serialize;
 
 use super::{Analysis, RESULTS};
 

@@ -1,11 +1,11 @@
 //! Which mechanism can stand in for softmax on the tokens analysed, at what cost, and why.
 
 use resolvent_kernels::{Mechanism, mechanism::Structure};
-use serde::Serialize;
 use resolvent_lab::{
     candidate::Candidate,
     stats::{Interval, Side},
 };
+use serde::Serialize;
 
 use super::{
     DIRECTIONS, GAP, HOPS, IMPORTANCE, LARGEST_ROW, NEGATIVE, Quantity, ROWS, SUBSPACE, Sample, Tally,

@@ -1,11 +1,11 @@
 //! What is left of an answer while the places that a map finds important are taken away, most or least important first.
 
 use rand::seq::SliceRandom;
-use serde::Serialize;
 use resolvent_lab::{
     Result,
     data::rng::{Purpose, stream},
 };
+use serde::Serialize;
 
 use crate::subject::{Example, Subject};
 

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use resolvent_kernels::Mechanism;
-use serde::Serialize;
 use resolvent_lab::{
     columns::{
         Align::{Left, Right},
@@ -13,6 +12,7 @@ use resolvent_lab::{
     named,
     stats::{Interval, Side, moments},
 };
+use serde::Serialize;
 
 use super::{Query, deletion::Deletion, localisation::Localisation, maps::breadth, rule::MapRule};
 use crate::subject::{Example, Region};

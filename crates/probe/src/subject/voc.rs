@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use roxmltree::Node;
 use resolvent_lab::{
     data::{Error, Result},
     source::Document,
 };
+use roxmltree::Node;
 
 /// The part of a picture that an object takes up, in pixels from its upper left corner.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]

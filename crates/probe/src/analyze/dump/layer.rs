@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use resolvent_kernels::Shape;
-use safetensors::Dtype;
 use resolvent_lab::{Error, Result};
+use safetensors::Dtype;
 
 use super::Entry;
 

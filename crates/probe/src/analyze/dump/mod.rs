@@ -14,8 +14,8 @@ pub use self::layer::Layer;
 use self::layer::{Stored, layers};
 use half::{bf16, f16};
 use resolvent_kernels::Shape;
-use safetensors::Dtype;
 use resolvent_lab::{Error, Result, budget::Held};
+use safetensors::Dtype;
 
 /// Tensors `q`, `k` and `v`, or several layers of them as `NAME.q`, `NAME.k`, `NAME.v`, in a safetensors file, a NumPy
 /// archive (.npz), a NumPy file (.npy: `q` alone) or a folder of NumPy files, one per tensor. Where sequences have different

@@ -9,10 +9,10 @@ use std::{
     path::Path,
 };
 
+use resolvent_lab::{Error, Result, budget::Held, source};
 use safetensors::Dtype;
 use serde::Deserialize;
 use zip::CompressionMethod;
-use resolvent_lab::{Error, Result, budget::Held, source};
 
 use super::{Contents, Entry, Part, layer::NAMES};
 

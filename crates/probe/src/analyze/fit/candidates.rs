@@ -1,8 +1,8 @@
 //! What is tried on every head where nobody says what.
 
 use resolvent_kernels::{Mechanism, Shape};
-use serde_json::{Value, json};
 use resolvent_lab::candidate::Candidate;
+use serde_json::{Value, json};
 
 /// Softmax, and what could take its place on heads of this shape, from mechanisms that see every pair to one that looks at none:
 /// routed clusters of several numbers, windows, one row of means for all, and what is linear in the tokens.

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use resolvent_kernels::Mechanism;
-use serde::Serialize;
 use resolvent_lab::{
     columns::{
         Align::{Left, Right},
@@ -12,6 +11,7 @@ use resolvent_lab::{
     environment::Environment,
     fit::{FitFile, FittedLayer, Measure},
 };
+use serde::Serialize;
 
 use super::is_softmax;
 
