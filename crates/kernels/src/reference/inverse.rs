@@ -33,7 +33,8 @@ pub(super) struct Inverted {
     copies: Copies,
 }
 
-/// Of every landmark, the first that it coincides with. What differs between these nobody sees, and steps may double it.
+/// Of every landmark, the first that it coincides with. Affinities to both are equal, so that no result has a part of the inverse whose signs
+/// differ between them; every Newton-Schulz step would double what rounding leaves there.
 struct Copies(Vec<usize>);
 
 impl Copies {

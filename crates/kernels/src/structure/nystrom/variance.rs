@@ -2,7 +2,7 @@
 //! of `Cq`.
 //!
 //! All of it is in f64. Where landmarks are alike `X` has entries of the size of one over the ridge, and what f32 rounds of `S`, or of `c X`,
-//! would be as many times larger than the variances. Of `P` and of `c` single entries may be off: both make smooth combinations of the other.
+//! would be as many times larger than the variances. What f32 rounds of `c` itself is multiplied by `P c`, whose entries are of order one.
 
 use faer::Accum;
 
