@@ -5,20 +5,21 @@
 //! three landmark matrices.
 
 use super::{
-    forward::{Heads, LEAST_ROW_SUM},
+    forward::Heads,
     gradients::{OfTokens, SideBuffers, Tokens},
-    layout::{LandmarkRows, Saved, Sizes, buffers},
+    layout::{LandmarkRows, Sizes, buffers},
     middle,
     operator::{Core, Loaded, Side, TileBuffers},
     parameters,
     pass::{self, Part, TOKENS, of_tokens, rows_of, share, splits},
     prepare::place_all,
+    row_sums::ROW,
     variance::Variances,
 };
 use crate::{
     Gradients, Result,
     scratch::{cut, scratch_len},
-    structure::dense::{Rows, dot},
+    structure::dense::Rows,
 };
 
 buffers! {
@@ -49,10 +50,6 @@ buffers! {
         g_sum: s.vp,
     }
 }
-
-/// Of every query where rows are divided by their sums: the factor on its output gradients, the gradient of the sum, and, where that is at its
-/// floor, the gradient of the floor in its place, per unit of the lengths of the row and of `t`.
-pub(super) const ROW: usize = 3;
 
 fn shared(s: &Sizes, tied: bool) -> [usize; 5] {
     let (slices, shape) = (s.shape.slices(), &s.shape);
@@ -148,7 +145,7 @@ impl Core<'_> {
                     self.centre_queries(saved, loaded.c, loaded.stride);
                     if sizes.by_row {
                         self.row_gradients(&loaded, &part, saved, [dout, y], factors);
-                        self.floor_gradients(&loaded, &part, saved, factors, sums.dt);
+                        self.floor_of_sums(&loaded, &part, saved, factors, sums.dt);
                     }
                     let g = self.gradient_rows(&loaded, &part, (dout, factors), None, buffer);
                     loaded.tile().gather(self.call.level, g, sums.dt);
@@ -158,54 +155,6 @@ impl Core<'_> {
                 }
             });
         });
-    }
-
-    /// Of every row that is divided by its sum `s`, `1 / s` and the gradient of `s`, `-<dout, y> / s`; see [`ROW`].
-    fn row_gradients(
-        &self,
-        loaded: &Loaded<'_>,
-        part: &Part,
-        saved: &Saved<&[f32]>,
-        [dout, y]: [&[f32]; 2],
-        factors: &mut [f32],
-    ) {
-        let (dim, bound) = (self.call.shape.value_dim, self.row_sum_bound(saved));
-        for (c, &i) in loaded.c.chunks_exact(loaded.stride).zip(loaded.kept) {
-            let sums = c.iter().zip(saved.t.chunks_exact(self.sizes.vp));
-            let sum: f64 = sums.map(|(&c, t)| f64::from(c) * f64::from(t[dim])).sum();
-            let factor = super::forward::row_factor(sum as f32, &c[..loaded.landmarks], bound);
-            let row = i as usize * dim..(i as usize + 1) * dim;
-            let gradient = -f64::from(factor) * dot(&dout[row.clone()], &y[row]);
-            let at = (i as usize - part.tokens.start) * ROW;
-            let (gradient, sign) = (gradient as f32, f64::from(factor).signum());
-            let floored = sum.abs() < bound * dot(&c[..loaded.landmarks], &c[..loaded.landmarks]).sqrt();
-            let floor = (f64::from(gradient) * sign * LEAST_ROW_SUM) as f32;
-            let of = if floored { [factor, 0.0, floor] } else { [factor, gradient, 0.0] };
-            factors[at..at + ROW].copy_from_slice(&of);
-        }
-    }
-
-    /// Adds what flows back to `t`, the last channel of `T`, through the floors `|c| |t|` of row sums.
-    fn floor_gradients(
-        &self,
-        loaded: &Loaded<'_>,
-        part: &Part,
-        saved: &Saved<&[f32]>,
-        factors: &[f32],
-        dt: &mut [f32],
-    ) {
-        let (width, dim) = (self.sizes.vp, self.call.shape.value_dim);
-        let length = self.row_sum_bound(saved) / LEAST_ROW_SUM;
-        for (c, &i) in loaded.c.chunks_exact(loaded.stride).zip(loaded.kept) {
-            let floor = f64::from(factors[(i as usize - part.tokens.start) * ROW + 2]);
-            if floor == 0.0 || length == 0.0 {
-                continue;
-            }
-            let rate = floor * dot(&c[..loaded.landmarks], &c[..loaded.landmarks]).sqrt() / length;
-            for (dt, t) in dt.chunks_exact_mut(width).zip(saved.t.chunks_exact(width)) {
-                dt[dim] += (rate * f64::from(t[dim])) as f32;
-            }
-        }
     }
 
     /// The kept rows of output gradients, less `mean`, or over the row sums and with their gradients.

@@ -6,6 +6,7 @@ use super::{
     operator::{Core, Head, Side, TileBuffers},
     pass::{self, Part, TOKENS, of_tokens, rows_of, share, splits},
     prepare::place_all,
+    row_sums::row_factor,
     tile::{Zip, scatter, zip},
     variance::{self, Centred, Matrices, Variances},
 };
@@ -13,11 +14,8 @@ use crate::{
     Result,
     linalg::wide,
     scratch::{cut, scratch_len},
-    structure::dense::{Rows, dot},
+    structure::dense::Rows,
 };
-
-/// A row sum smaller than this, of what it is summed of, is rounding.
-pub(super) const LEAST_ROW_SUM: f64 = 1e-6;
 
 buffers! {
     /// A part's sums over keys: moments of affinities and weighted values, the sums of the values and of the affinities.
@@ -265,32 +263,12 @@ impl Core<'_> {
         }
     }
 
-    /// What a row sum has to exceed, per length of the row of `Cq`: its share of the length of `t`.
-    pub fn row_sum_bound(&self, saved: &Saved<&[f32]>) -> f64 {
-        if !self.sizes.by_row {
-            return 0.0;
-        }
-        let sums = saved.t.chunks_exact(self.sizes.vp).map(|row| f64::from(row[self.sizes.shape.value_dim]).powi(2));
-        LEAST_ROW_SUM * sums.sum::<f64>().sqrt()
-    }
-
     /// Takes the mean off the rows of `Cq`, where keys are centred.
     pub fn centre_queries(&self, saved: &Saved<&[f32]>, c: &mut [f32], stride: usize) {
         if self.sizes.per_key {
             zip(self.call.level, c, &saved.query_mean[..stride], Zip::Subtract);
         }
     }
-}
-
-/// The least length of a row of affinities with landmarks of which f32 has digits.
-const LEAST_AFFINITIES: f64 = 1e-36;
-
-/// One over a row sum that is `sum`, or, where that is rounding, over the least that it may be, with its sign. NaN, which no result may
-/// have, where the token, or every key, is so far from all landmarks that f32 has no digits for the affinities.
-pub(super) fn row_factor(sum: f32, c: &[f32], bound: f64) -> f32 {
-    let length = dot(c, c).sqrt();
-    let divisor = f64::from(sum.abs()).max(bound * length).copysign(sum.into());
-    if length < LEAST_AFFINITIES || divisor == 0.0 { f32::NAN } else { (1.0 / divisor) as f32 }
 }
 
 /// All parts' moments, merged in their order into the first.

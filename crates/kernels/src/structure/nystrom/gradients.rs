@@ -1,12 +1,13 @@
 //! The backward passes over tokens: gradients of keys and values, of queries, or of both where they are the same.
 
 use super::{
-    backward::{Kept, ROW},
-    forward::{Heads, LEAST_ROW_SUM},
+    backward::Kept,
+    forward::Heads,
     layout::{Saved, Sizes, buffers},
     operator::{Core, Head, Loaded, Side, TileBuffers},
     pairs::{factors, pull_back},
     pass::{Part, TOKENS, of_tokens, rows_of, share},
+    row_sums::ROW,
     tile::{Zip, scatter, zip},
     variance::Variances,
 };
@@ -173,7 +174,7 @@ impl Tokens<'_> {
             multiply(level, size, g.as_left(), right, Store { data: dc, stride });
         }
         if sizes.by_row {
-            self.floors(of, loaded, rows, dc);
+            core.floor_of_affinities(loaded, of.part, of.saved, rows, dc);
         }
         if sizes.whitens {
             let centred = &mut a[..count * stride];
@@ -183,20 +184,6 @@ impl Tokens<'_> {
             let left = Left { data: &*centred, row_stride: stride, depth_stride: 1 };
             let right = Right { data: of.kept.spread, stride: sizes.mp };
             multiply_add(level, size, left, right, Add { data: dc, stride });
-        }
-    }
-
-    /// Adds what flows back to affinities through the floors `|c| |t|` of row sums.
-    fn floors(&self, of: &Of<'_>, loaded: &Loaded<'_>, rows: &[f32], dc: &mut [f32]) {
-        let length = self.core.row_sum_bound(of.saved) / LEAST_ROW_SUM;
-        let tile = dc.chunks_exact_mut(loaded.stride).zip(loaded.c.chunks_exact(loaded.stride)).zip(loaded.kept);
-        for ((dc, c), &i) in tile {
-            let floor = f64::from(rows[(i as usize - of.part.tokens.start) * ROW + 2]);
-            let own = dot(&c[..loaded.landmarks], &c[..loaded.landmarks]).sqrt();
-            if floor != 0.0 && own > 0.0 {
-                let rate = floor * length / own;
-                dc.iter_mut().zip(c).for_each(|(dc, &c)| *dc += (rate * f64::from(c)) as f32);
-            }
         }
     }
 

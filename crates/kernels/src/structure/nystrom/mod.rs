@@ -23,6 +23,7 @@ mod parameters;
 pub(crate) mod pass;
 mod plan;
 mod prepare;
+mod row_sums;
 mod source;
 pub(crate) mod tile;
 pub(crate) mod values;

@@ -266,7 +266,7 @@ impl<'a> Core<'a> {
     }
 
     /// Writes terms between `rows` rows of `x` and the landmarks.
-    fn terms(&self, head: &Head<'_>, x: Left<'_>, rows: usize, out: Store<'_>) {
+    pub fn terms(&self, head: &Head<'_>, x: Left<'_>, rows: usize, out: Store<'_>) {
         let size = Size { rows, cols: width(head.count), depth: self.sizes.dim };
         let landmarks = Right { data: head.landmarks.transposed, stride: self.sizes.mp };
         terms(self.call.level, head.score.term(), size, x, landmarks, out);
@@ -318,36 +318,6 @@ impl<'a> Core<'a> {
         Loaded { kept, tokens, terms, c, stride, landmarks: head.count }
     }
 }
-
-impl Core<'_> {
-    /// Makes the largest affinity of rows one, where f32 would not have digits of all: these rows are divided by their sums, which are as
-    /// many times larger.
-    fn lift(&self, head: &Head<'_>, tokens: Rows<'_>, stride: usize, c: &mut [f32]) {
-        let largest = |row: &[f32]| row[..head.count].iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for (n, row) in c.chunks_exact_mut(stride).enumerate() {
-            if head.count == 0 || largest(row) >= LEAST_AFFINITY {
-                continue;
-            }
-            let token = Left { data: &tokens.data[n * tokens.stride..], row_stride: tokens.stride, depth_stride: 1 };
-            self.terms(head, token, 1, Store { data: &mut *row, stride });
-            head.score.row(self.call.level, row, None);
-            let most = largest(row);
-            let within = most >= -MOST_LOG;
-            row.iter_mut().for_each(|x| *x = if within { (*x - most).exp() } else { 0.0 });
-        }
-    }
-
-    /// Whether a slice has rows: there are keys, and, where rows are divided by their sums, landmarks that make these.
-    pub fn has_rows(&self, slice: usize) -> bool {
-        self.kept(Side::Key, slice) > 0 && (self.producer.live(slice) > 0 || !self.sizes.by_row)
-    }
-}
-
-/// The least largest affinity of a row that leaves f32 digits for those that count beside it.
-const LEAST_AFFINITY: f32 = 1e-12;
-
-/// The largest logarithm of an affinity that is told from others: f32 rounds it by four thousandths.
-const MOST_LOG: f32 = 65536.0;
 
 /// How the matrix among landmarks is inverted.
 pub(super) fn method(structure: &Nystrom, preset: Preset) -> Method {

@@ -188,11 +188,7 @@ impl Core<'_> {
     }
 
     /// The rows `c` of a tile of keys, and `c P`.
-    pub(super) fn forms<'v>(
-        &self,
-        loaded: &Loaded<'_>,
-        variances: &'v mut Variances<&mut [f32]>,
-    ) -> [&'v mut [f64]; 2] {
+    fn forms<'v>(&self, loaded: &Loaded<'_>, variances: &'v mut Variances<&mut [f32]>) -> [&'v mut [f64]; 2] {
         let (n, count) = (loaded.landmarks, loaded.count());
         let form = &*wide(variances.form, n * n);
         let [x, products] = [&mut *variances.rows, &mut *variances.products].map(|x| wide(x, count * n));
